@@ -1,0 +1,83 @@
+//! The unit of streaming: a block of keys, and the part of it that a tile of rows needs.
+
+use crate::simd::LANES;
+
+/// Keys in a block. Blocks start at key multiples of this, always: it is part of what a result's bits mean, so it is
+/// one constant for every machine. 256 keys make the fold (`value_dim` multiplications and FMAs a row) less than 1 %
+/// of the block's work, and 48 rows of scores fit the second-level cache many times over; 128 measured 2–3 % slower.
+pub const KEY_BLOCK: usize = 256;
+
+/// Floats from one row of scores to the next. A vector more than the block, so that the rows of a tile, read side by
+/// side, do not all fall into the same few sets of the first-level cache.
+pub(crate) const SCORE_STRIDE: usize = KEY_BLOCK + LANES;
+
+/// The keys of a block that a tile of rows needs: the hull of what its rows see. `lo..hi`, `lo` at the start of a
+/// panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Span {
+    lo: u16,
+    hi: u16,
+    /// Some row of the tile does not see all of `lo..hi`.
+    pub(crate) partial: bool,
+}
+
+impl Span {
+    /// The hull of `lo..hi`, counted from the start of the block.
+    #[inline]
+    pub(crate) fn new(lo: usize, hi: usize, partial: bool) -> Self {
+        assert!(hi <= KEY_BLOCK);
+        if lo >= hi {
+            return Self::default();
+        }
+        let down = lo / LANES * LANES;
+        Self { lo: down as u16, hi: hi as u16, partial: partial || down != lo }
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(self) -> bool {
+        self.lo >= self.hi
+    }
+
+    /// The keys, in order.
+    #[inline]
+    pub(crate) fn keys(self) -> core::ops::Range<usize> {
+        self.lo as usize..self.hi as usize
+    }
+
+    #[inline]
+    pub(crate) fn first_panel(self) -> usize {
+        self.lo as usize / LANES
+    }
+
+    /// One past the last panel.
+    #[inline]
+    pub(crate) fn end_panel(self) -> usize {
+        (self.hi as usize).div_ceil(LANES)
+    }
+}
+
+/// Calls a tile function with its shape as constants: up to 6 rows, up to 4 vectors, bounded by what the backend's
+/// registers hold so that no larger tile is compiled for it. The one place where shapes become const generics.
+macro_rules! by_tile_shape {
+    ($S:ty, $rows:expr, $vecs:expr, |$MR:ident, $NV:ident| $call:expr) => {
+        by_tile_shape!(@rows $S, $rows, $vecs, $MR, $NV, $call, 1 2 3 4 5 6)
+    };
+    (@rows $S:ty, $rows:expr, $vecs:expr, $MR:ident, $NV:ident, $call:expr, $($mr:literal)*) => {
+        match $rows {
+            $($mr if $mr <= <$S as Simd>::TILE_ROWS => {
+                const $MR: usize = $mr;
+                by_tile_shape!(@vecs $S, $vecs, $NV, $call, 1 2 3 4)
+            })*
+            rows => unreachable!("a tile of {rows} rows"),
+        }
+    };
+    (@vecs $S:ty, $vecs:expr, $NV:ident, $call:expr, $($nv:literal)*) => {
+        match $vecs {
+            $($nv if $nv <= <$S as Simd>::TILE_VECS => {
+                const $NV: usize = $nv;
+                $call
+            })*
+            vecs => unreachable!("a tile of {vecs} vectors"),
+        }
+    };
+}

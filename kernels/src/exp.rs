@@ -1,0 +1,89 @@
+//! `eˣ` for x ≤ 0, the only exponential a softmax needs.
+//!
+//! x = n·ln 2 + r with n = round(x / ln 2), so |r| ≤ ½ ln 2 and eˣ = 2ⁿ·eʳ.
+//! - The reduction subtracts n·ln 2 in two parts (Cody and Waite): the first constant has nine significant bits, so
+//!   its product with |n| ≤ 151 is exact even without FMA.
+//! - eʳ is a degree-6 polynomial with 1 + r fixed (minimax for the relative error, 6.3e-9 before rounding: a Remez exchange in
+//!   50-digit arithmetic, the coefficients rounded one by one from r² up and the rest refitted each time).
+//! - 2ⁿ multiplies last and rounds once, so results below 2⁻¹²⁶ underflow gradually.
+//!
+//! Largest error over every non-positive f32: below 1 ULP on every backend (`tests/exp_exhaustive.rs` tries them all).
+//! exp(−∞) is exactly 0, exp(0) exactly 1, NaN stays NaN.
+
+use crate::simd::{LANES, Simd};
+
+/// Below this every result rounds to 0: e^−104 < 2⁻¹⁵⁰. Also keeps n inside what [`Simd::scale_pow2`] takes.
+const LOWEST: f32 = -104.0;
+/// 1.5·2²³: adding it to a number below 2²² in size rounds that to an integer, ties to even.
+const ROUND: f32 = 12_582_912.0;
+/// ln 2 = `LN2_HIGH` + `LN2_LOW`; the first is 355/512.
+const LN2_HIGH: f32 = 0.693_359_375;
+const LN2_LOW: f32 = -2.121_944_4e-4;
+
+/// Coefficients of r² … r⁶; those of 1 and r are 1.
+const C: [f32; 5] = [0.499_999_94, 0.166_665_167, 0.041_668_084, 0.008_368_38, 0.001_382_939_6];
+
+/// `eˣ`, x ≤ 0 or NaN in every lane.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
+    // The constant comes first: `max` returns its second operand where that is NaN.
+    let x = s.max(s.splat(LOWEST), x);
+    let round = s.splat(ROUND);
+    let n = s.sub(s.fma(x, s.splat(core::f32::consts::LOG2_E), round), round);
+    let r = s.fma(n, s.splat(-LN2_HIGH), x);
+    let r = s.fma(n, s.splat(-LN2_LOW), r);
+    let mut tail = s.splat(C[4]);
+    for c in [C[3], C[2], C[1], C[0]] {
+        tail = s.fma(tail, r, s.splat(c));
+    }
+    // 1 is added last, to a small number: what rounding happens before it hardly shows.
+    let p = s.add(s.fma(tail, s.mul(r, r), r), s.splat(1.0));
+    s.scale_pow2(p, n)
+}
+
+/// [`exp`] of every element of a slice.
+#[inline(always)]
+pub(crate) fn exp_slice<S: Simd>(s: S, xs: &mut [f32]) {
+    for chunk in xs.chunks_mut(LANES) {
+        let mut lanes = [0.0; LANES];
+        lanes[..chunk.len()].copy_from_slice(chunk);
+        // SAFETY: `lanes` is 16 floats, read and written.
+        unsafe { s.store(lanes.as_mut_ptr(), exp(s, s.load(lanes.as_ptr()))) };
+        chunk.copy_from_slice(&lanes[..chunk.len()]);
+    }
+}
+
+/// `rounds` times nothing but independent FMAs: the machine's peak for this instruction set, if it has them.
+#[inline(always)]
+pub(crate) fn fma_burst<S: Simd>(s: S, rounds: usize) -> (u64, f32) {
+    // Enough chains to cover the latency of two units, few enough to stay in registers.
+    const CHAINS: usize = 12;
+    let chains = CHAINS.min(S::TILE_ROWS * S::TILE_VECS);
+    let mut sums = [s.splat(0.0); CHAINS];
+    let (a, b) = (s.splat(core::hint::black_box(0.999)), s.splat(core::hint::black_box(0.001)));
+    for _ in 0..rounds {
+        for sum in sums.iter_mut().take(chains) {
+            *sum = s.fma(*sum, a, b);
+        }
+    }
+    let total = sums.into_iter().fold(0.0, |t, v| t + s.reduce_sum(v));
+    ((rounds * chains * LANES * 2) as u64, total)
+}
+
+/// `rounds` times a product and a sum, no product waiting for another: the peak of machines without FMA.
+#[inline(always)]
+pub(crate) fn mul_add_burst<S: Simd>(s: S, rounds: usize) -> (u64, f32) {
+    // Three vectors are twelve SSE registers of running sums; factors come from the first-level cache.
+    const VECS: usize = 3;
+    let factors = core::hint::black_box([0.001f32; LANES * VECS]);
+    let mut sums = [s.splat(0.0); VECS];
+    for _ in 0..rounds {
+        let factor = s.splat(core::hint::black_box(0.5));
+        for (sum, chunk) in sums.iter_mut().zip(factors.as_chunks::<LANES>().0) {
+            // SAFETY: a chunk is 16 floats.
+            *sum = s.fma(unsafe { s.load(chunk.as_ptr()) }, factor, *sum);
+        }
+    }
+    let total = sums.into_iter().fold(0.0, |t, v| t + s.reduce_sum(v));
+    ((rounds * VECS * LANES * 2) as u64, total)
+}

@@ -1,0 +1,83 @@
+//! The end of a row: sink, normalisation, log-sum-exp.
+
+use crate::simd::{LANES, Simd};
+
+/// What the last step needs to know of one row.
+#[derive(Clone, Copy)]
+pub(crate) struct RowEnd {
+    /// Factor of the gathered output: 1 / Σ exp, in two parts so that the product is rounded about once.
+    factor: (f32, f32),
+    /// ln Σ exp(score), −∞ if nothing was visible.
+    pub(crate) lse: f32,
+}
+
+impl RowEnd {
+    /// Closes a row with this maximum and sum. A sink is one more key, with value zero.
+    pub(crate) fn new(max: f32, sum: f32, sink: Option<f32>) -> Self {
+        let (mut top, mut sum, mut own) = (max as f64, sum as f64, 1.0);
+        if let Some(sink) = sink.map(f64::from) {
+            let old = top;
+            top = if sink > old || sink.is_nan() { sink } else { old };
+            if top != f64::NEG_INFINITY {
+                own = (old - top).exp();
+                sum = sum * own + (sink - top).exp();
+            }
+        }
+        // Written so that a NaN sum is not taken for an empty row. An empty row has gathered nothing but zeros.
+        if sum == 0.0 {
+            return Self { factor: (0.0, 0.0), lse: f32::NEG_INFINITY };
+        }
+        let factor = own / sum;
+        let high = factor as f32;
+        // An infinity in `max` was passed over only if the sum is NaN already.
+        Self { factor: (high, (factor - high as f64) as f32), lse: (top + sum.ln()) as f32 }
+    }
+}
+
+/// A group of rows to be written out.
+pub(crate) struct Finish<'a> {
+    /// Running outputs, rows `stride` apart.
+    pub(crate) gathered: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) ends: &'a [RowEnd],
+    /// Where each row goes: `cols` elements, `element` apart.
+    pub(crate) out: &'a [*mut f32],
+    pub(crate) cols: usize,
+    pub(crate) element: isize,
+}
+
+/// Writes the rows: what was gathered times its factor. Zeros are written positive and NaNs as the one quiet NaN, so
+/// that neither the sign of nothing nor a payload depends on what was hidden beside it.
+///
+/// # Safety
+/// Every pointer in `out` is writable for `cols` elements, `element` apart.
+#[inline(always)]
+pub(crate) unsafe fn finish<S: Simd>(s: S, a: Finish<'_>) {
+    let width = a.cols.next_multiple_of(LANES);
+    assert!(a.ends.len() == a.out.len() && a.stride >= width && a.gathered.len() >= a.out.len() * a.stride);
+    let (zero, nan) = (s.splat(0.0), s.splat(f32::from_bits(0x7fc0_0000)));
+    for (r, (end, &out)) in a.ends.iter().zip(a.out).enumerate() {
+        let (high, low) = (s.splat(end.factor.0), s.splat(end.factor.1));
+        for i in (0..a.cols).step_by(LANES) {
+            // SAFETY: `i + 16 ≤ width ≤ stride`, and `gathered` has a stride for every row.
+            let x = unsafe { s.load(a.gathered.as_ptr().add(r * a.stride + i)) };
+            // ∞ times the low part may be NaN where ∞ times the whole is ∞: then the high part alone is the answer.
+            let coarse = s.mul(x, high);
+            let fine = s.fma(x, high, s.mul(x, low));
+            let y = s.select_eq(fine, fine, fine, s.select_eq(coarse, coarse, coarse, nan));
+            let y = s.add(y, zero);
+            if a.element == 1 && i + LANES <= a.cols {
+                // SAFETY: 16 contiguous elements inside the row.
+                unsafe { s.store(out.add(i), y) };
+            } else {
+                let mut lanes = [0.0f32; LANES];
+                // SAFETY: `lanes` is 16 floats.
+                unsafe { s.store(lanes.as_mut_ptr(), y) };
+                for (n, &lane) in lanes[..LANES.min(a.cols - i)].iter().enumerate() {
+                    // SAFETY: `i + n < cols`.
+                    unsafe { *out.offset((i + n) as isize * a.element) = lane };
+                }
+            }
+        }
+    }
+}

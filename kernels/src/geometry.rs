@@ -1,0 +1,167 @@
+//! Sizes: how a call is cut up, and the scratch that one worker needs for it. Plain data; no bit of a result depends
+//! on any of it.
+
+use crate::block::{KEY_BLOCK, SCORE_STRIDE};
+use crate::simd::LANES;
+
+/// Most rows whose scores are held at once. 96 rows of 256 scores are 104 KB, in the second-level cache beside the
+/// block's keys and values; 48 measured the same, 192 slower at head_dim 128.
+pub const MAX_GROUP: usize = 96;
+const _: () = assert!(MAX_GROUP.is_multiple_of(LANES));
+
+/// Most rows of a task. A task packs each key block once, so more rows mean less packing (1.3 % of the work at 384 rows,
+/// head_dim 64), but also fewer tasks to share out and more state to keep in cache.
+pub const MAX_TASK: usize = 384;
+
+/// Floats of packed keys held at once: 256 keys of head_dim 256, a quarter of a megabyte.
+const KEY_FLOATS: usize = 64 * 1024;
+/// Floats of packed values held at once.
+const VALUE_FLOATS: usize = 64 * 1024;
+/// Floats of running output, and of packed queries, held by a task.
+const ROW_FLOATS: usize = 48 * 1024;
+
+/// How a call is cut into tasks, groups and packed runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Geometry {
+    /// Length of a query or key.
+    pub(crate) head_dim: usize,
+    /// Length of a value.
+    pub(crate) value_dim: usize,
+    /// Query rows of a task, over the heads that share a key/value head.
+    pub(crate) task_rows: usize,
+    /// Rows whose scores are computed together.
+    pub(crate) group_rows: usize,
+    /// Keys of a block packed at once.
+    pub(crate) pack_keys: usize,
+    /// Value columns of a block packed at once, if values are packed at all.
+    pub(crate) pack_cols: usize,
+}
+
+impl Geometry {
+    /// The geometry for these dimensions, with tasks of at most `rows` rows, in whole tiles of `tile_rows`.
+    pub fn new(head_dim: usize, value_dim: usize, rows: usize, tile_rows: usize) -> Self {
+        let pack_keys = (KEY_FLOATS / head_dim.max(1) / LANES * LANES).clamp(LANES, KEY_BLOCK);
+        let width = value_dim.next_multiple_of(LANES);
+        let pack_cols = (VALUE_FLOATS / KEY_BLOCK).min(width.max(LANES));
+        let whole = |rows: usize| if rows > tile_rows { rows / tile_rows * tile_rows } else { rows.max(1) };
+        let fits = ROW_FLOATS / head_dim.max(width).max(1);
+        // If a block's keys or values do not fit at once they are packed again for every group: make the group the task.
+        let most = if pack_keys < KEY_BLOCK || pack_cols < width { MAX_GROUP } else { MAX_TASK };
+        let task_rows = whole(rows.min(fits).min(most));
+        // More than one group: MAX_GROUP is whole vectors, so groups do not share a vector of row states.
+        let group_rows = task_rows.min(MAX_GROUP);
+        Self { head_dim, value_dim, task_rows, group_rows, pack_keys, pack_cols }
+    }
+
+    /// Query rows of a task, over the heads that share a key/value head.
+    pub fn task_rows(&self) -> usize {
+        self.task_rows
+    }
+
+    /// Rows whose scores are computed together.
+    pub fn group_rows(&self) -> usize {
+        self.group_rows
+    }
+
+    /// Keys of a block packed at once.
+    pub fn pack_keys(&self) -> usize {
+        self.pack_keys
+    }
+
+    /// Floats from one row of running output to the next.
+    pub(crate) fn width(&self) -> usize {
+        self.value_dim.next_multiple_of(LANES)
+    }
+
+    /// Lengths in floats of the regions of a worker's scratch, in the order of [`Regions`].
+    fn lengths(&self) -> [usize; 7] {
+        let rows = self.task_rows.next_multiple_of(LANES);
+        [
+            self.pack_keys * self.head_dim,
+            KEY_BLOCK * self.pack_cols,
+            self.group_rows * SCORE_STRIDE,
+            self.task_rows * self.width(),
+            self.task_rows * self.head_dim,
+            2 * rows,
+            2 * self.group_rows.next_multiple_of(LANES),
+        ]
+        .map(|floats| floats.next_multiple_of(LANES))
+    }
+
+    /// Bytes of scratch that each worker needs. Independent of the number of rows and keys; at most 1 MiB for
+    /// dimensions up to 8192.
+    pub fn scratch_bytes(&self) -> usize {
+        self.lengths().iter().sum::<usize>() * size_of::<f32>()
+    }
+}
+
+/// One cache line, so that scratch starts on one.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; LANES]);
+
+/// The memory of one worker. Grows to what a geometry needs and stays.
+#[derive(Default)]
+pub struct Scratch {
+    lines: Vec<Line>,
+}
+
+impl Scratch {
+    /// Empty; the first use allocates.
+    pub const fn new() -> Self {
+        Self { lines: Vec::new() }
+    }
+
+    /// Makes room for `geometry`. Allocates only if there is less.
+    pub fn reserve(&mut self, geometry: &Geometry) {
+        let lines = geometry.scratch_bytes() / size_of::<Line>();
+        if self.lines.len() < lines {
+            // Not `resize`: the old contents are worth nothing, so do not copy them.
+            self.lines = vec![Line([0.0; LANES]); lines];
+        }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.lines.len() * size_of::<Line>()
+    }
+
+    pub(crate) fn regions(&mut self, geometry: &Geometry) -> Regions<'_> {
+        self.reserve(geometry);
+        // SAFETY: `Line` is sixteen floats and nothing else.
+        let floats =
+            unsafe { core::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast::<f32>(), self.lines.len() * LANES) };
+        let mut rest = floats;
+        let mut cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this geometry");
+        let [keys, values, scores, out, queries, state, factors] = geometry.lengths().map(&mut cut);
+        let (max, sum) = state.split_at_mut(geometry.task_rows.next_multiple_of(LANES));
+        let (keep, join) = factors.split_at_mut(geometry.group_rows.next_multiple_of(LANES));
+        Regions { keys, values, scores, out, queries, max, sum, keep, join }
+    }
+}
+
+impl core::fmt::Debug for Scratch {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Scratch").field("bytes", &self.bytes()).finish()
+    }
+}
+
+/// A worker's scratch, cut up.
+pub(crate) struct Regions<'a> {
+    /// Packed keys, `[panel][head_dim][16]`.
+    pub(crate) keys: &'a mut [f32],
+    /// Packed values, `[key][columns]`.
+    pub(crate) values: &'a mut [f32],
+    /// `[row of the group][SCORE_STRIDE]`.
+    pub(crate) scores: &'a mut [f32],
+    /// Running output, `[row of the task][width]`.
+    pub(crate) out: &'a mut [f32],
+    /// Copied queries, `[row of the task][head_dim]`; used if theirs are not contiguous.
+    pub(crate) queries: &'a mut [f32],
+    /// Running maximum and sum of each row of the task.
+    pub(crate) max: &'a mut [f32],
+    pub(crate) sum: &'a mut [f32],
+    /// What a block does to each row of the group: see `softmax::Rows`.
+    pub(crate) keep: &'a mut [f32],
+    pub(crate) join: &'a mut [f32],
+}

@@ -1,0 +1,138 @@
+//! Instruction sets: what this machine has, and which one a run uses.
+
+use crate::simd::portable::Portable;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{avx2::Avx2, avx512::Avx512};
+use crate::steps::Steps;
+use core::fmt;
+
+/// An instruction set that this machine has. Values exist only for what was detected, so holding one is the proof.
+///
+/// ```
+/// use sdpa_kernels::Isa;
+/// for isa in Isa::available() {
+///     assert_eq!(Isa::from_name(isa.name()), Some(isa));
+/// }
+/// assert_eq!(Isa::detect(), Isa::available().last().unwrap());
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Isa(Kind);
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Kind {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+/// Every kind this build knows, narrowest first.
+const KINDS: &[Kind] = &[
+    Kind::Portable,
+    #[cfg(target_arch = "x86_64")]
+    Kind::Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Kind::Avx512,
+];
+
+impl Isa {
+    /// The widest instruction set of this machine.
+    pub fn detect() -> Self {
+        Self::available().last().unwrap_or(Self(Kind::Portable))
+    }
+
+    /// All that this machine has, narrowest first. The portable one is always there.
+    pub fn available() -> impl Iterator<Item = Self> + Clone {
+        KINDS.iter().filter(|kind| kind.is_present()).map(|&kind| Self(kind))
+    }
+
+    /// All that this build knows by name, whether this machine has them or not.
+    pub fn known() -> impl Iterator<Item = &'static str> + Clone {
+        KINDS.iter().map(|&kind| Self(kind).name())
+    }
+
+    /// The instruction set of this name, if this machine has it.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::available().find(|isa| isa.name() == name)
+    }
+
+    /// `portable`, `avx2` or `avx512`.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Kind::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => "avx512",
+        }
+    }
+
+    /// True if products and sums are fused. All such instruction sets give the same bits.
+    pub fn has_fma(self) -> bool {
+        match self.0 {
+            Kind::Portable => cfg!(any(target_feature = "fma", all(target_arch = "aarch64", target_feature = "neon"))),
+            #[cfg(target_arch = "x86_64")]
+            _ => true,
+        }
+    }
+
+    /// Rows and keys of the register tile.
+    pub fn tile(self) -> (usize, usize) {
+        use crate::simd::{LANES, Simd};
+        fn shape<S: Simd>() -> (usize, usize) {
+            (S::TILE_ROWS, S::TILE_VECS * LANES)
+        }
+        match self.0 {
+            Kind::Portable => shape::<Portable>(),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => shape::<Avx2>(),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => shape::<Avx512>(),
+        }
+    }
+
+    /// Hands a visitor the instruction set's steps: the one dispatch.
+    #[inline]
+    pub(crate) fn dispatch<V: Visitor>(self, visitor: V) -> V::Output {
+        const PROOF: &str = "an Isa is made only for what was detected";
+        match self.0 {
+            Kind::Portable => visitor.visit(Portable),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => visitor.visit(Avx2::detect().expect(PROOF)),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => visitor.visit(Avx512::detect().expect(PROOF)),
+        }
+    }
+}
+
+/// Something to do with whichever instruction set it turns out to be.
+pub(crate) trait Visitor {
+    type Output;
+    fn visit<S: Steps>(self, s: S) -> Self::Output;
+}
+
+impl Kind {
+    fn is_present(self) -> bool {
+        match self {
+            Self::Portable => true,
+            // Miri and friends interpret: give them the code they can follow.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => !cfg!(miri) && Avx2::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => !cfg!(miri) && Avx512::detect().is_some(),
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Debug for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

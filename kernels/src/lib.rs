@@ -1,0 +1,34 @@
+//! The kernels of `sdpa`: one fused attention loop, its steps, and three instruction sets to run them on.
+//!
+//! An implementation detail of the `sdpa` crate, which re-exports what users need. All the unsafe code of the project
+//! is here; there are no threads and, once scratch has grown, no allocations.
+//!
+//! The way through: a [`Call`] (views and options, consistent by assertion) and its outputs make a [`Launch`]; the
+//! launch hands out tasks, each once; a task runs the fused loop of `tile.rs`, whose steps (`scores`, `softmax`,
+//! `values`) are written on the sixteen-lane vector of `simd.rs`.
+
+#[macro_use]
+mod block;
+mod exp;
+mod finish;
+pub mod gemm;
+mod geometry;
+mod isa;
+mod launch;
+mod pack;
+pub mod probe;
+mod scores;
+mod simd;
+mod softmax;
+mod steps;
+mod tile;
+mod values;
+mod view;
+mod visible;
+
+pub use block::KEY_BLOCK;
+pub use geometry::{Geometry, MAX_GROUP, MAX_TASK, Scratch};
+pub use isa::Isa;
+pub use launch::{Call, Launch};
+pub use view::{LayoutError, View, ViewMut};
+pub use visible::{Alignment, Causality, Keys, Visible, Window};

@@ -1,0 +1,117 @@
+//! Packing: keys to `[panel of 16 keys][head_dim][16]`, values (and strided queries) to contiguous, padded rows.
+//!
+//! Keys are transposed so that lanes can run over keys; the cost, one pass over the block, is shared by all the rows
+//! of a task (1–3 % of the work). Queries are used where they lie when their rows are
+//! contiguous, values when they are also whole vectors wide; otherwise they are copied.
+
+use crate::simd::{LANES, Simd};
+
+/// Rows of floats somewhere in memory: row `i` starts at `first + i·row`, its elements are `element` apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows {
+    pub(crate) first: *const f32,
+    pub(crate) row: isize,
+    pub(crate) element: isize,
+}
+
+impl Rows {
+    /// # Safety
+    /// Row `i` exists.
+    #[inline(always)]
+    pub(crate) unsafe fn at(self, i: usize) -> *const f32 {
+        // SAFETY: the caller vouches for row `i`.
+        unsafe { self.first.offset(i as isize * self.row) }
+    }
+}
+
+/// Packs `n` keys of `d` elements; the last panel is filled up with zeros.
+///
+/// # Safety
+/// `keys` has `n` readable rows of `d` elements.
+#[inline(always)]
+pub(crate) unsafe fn pack_keys<S: Simd>(s: S, keys: Rows, n: usize, d: usize, out: &mut [f32]) {
+    assert!(out.len() >= n.next_multiple_of(LANES) * d);
+    for first in (0..n).step_by(LANES) {
+        let here = LANES.min(n - first);
+        let panel = &mut out[first * d..][..LANES * d];
+        // Whole 16 × 16 squares go through registers; a partial panel repeats its last row and blanks it afterwards.
+        let squares = if keys.element == 1 { d / LANES * LANES } else { 0 };
+        for i in (0..squares).step_by(LANES) {
+            // SAFETY: row `first + r.min(here - 1) < n` has elements `i..i + 16`; the panel has rows `i..i + 16`.
+            unsafe {
+                let rows = core::array::from_fn(|r| s.load(keys.at(first + r.min(here - 1)).add(i)));
+                for (r, lane) in s.transpose(rows).into_iter().enumerate() {
+                    s.store(panel.as_mut_ptr().add((i + r) * LANES), lane);
+                }
+            }
+        }
+        for r in 0..here {
+            // SAFETY: row `first + r < n`, elements below `d`.
+            let row = unsafe { keys.at(first + r) };
+            for i in squares..d {
+                // SAFETY: as above.
+                panel[i * LANES + r] = unsafe { *row.offset(i as isize * keys.element) };
+            }
+        }
+        if here < LANES {
+            for lanes in panel.chunks_exact_mut(LANES) {
+                lanes[here..].fill(0.0);
+            }
+        }
+    }
+}
+
+/// Copies `n` rows of `cols` columns, each filled up with zeros to whole vectors. If `clean`, anything that is not
+/// finite becomes zero.
+///
+/// # Safety
+/// `values` has `n` readable rows of `cols` elements.
+pub(crate) unsafe fn pack_rows(values: Rows, n: usize, cols: usize, clean: bool, out: &mut [f32]) {
+    let width = cols.next_multiple_of(LANES);
+    for (j, out) in out[..n * width].chunks_exact_mut(width).enumerate() {
+        // SAFETY: the caller vouches for row `j < n`.
+        let row = unsafe { values.at(j) };
+        let (copy, padding) = out.split_at_mut(cols);
+        if values.element == 1 {
+            // SAFETY: `cols` contiguous elements of a row the caller vouches for; `copy` is ours.
+            unsafe { row.copy_to_nonoverlapping(copy.as_mut_ptr(), cols) };
+        } else {
+            for (i, x) in copy.iter_mut().enumerate() {
+                // SAFETY: element `i < cols` of the row.
+                *x = unsafe { *row.offset(i as isize * values.element) };
+            }
+        }
+        if clean {
+            for x in copy.iter_mut().filter(|x| !x.is_finite()) {
+                *x = 0.0;
+            }
+        }
+        padding.fill(0.0);
+    }
+}
+
+/// True if all of `n` rows of `cols` values are finite.
+///
+/// # Safety
+/// `values` has `n` readable rows of `cols` elements.
+#[inline(always)]
+pub(crate) unsafe fn all_finite<S: Simd>(s: S, values: Rows, n: usize, cols: usize) -> bool {
+    let zero = s.splat(0.0);
+    // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays.
+    let (mut seen, mut rest) = ([zero; 4], 0.0f32);
+    for j in 0..n {
+        // SAFETY: the caller vouches for row `j < n`.
+        let row = unsafe { values.at(j) };
+        let whole = if values.element == 1 { cols / LANES * LANES } else { 0 };
+        for i in (0..whole).step_by(LANES) {
+            // SAFETY: `i + 16 ≤ cols`, contiguous.
+            seen[i / LANES % 4] = s.fma(unsafe { s.load(row.add(i)) }, zero, seen[i / LANES % 4]);
+        }
+        for i in whole..cols {
+            // SAFETY: `i < cols`.
+            rest += unsafe { *row.offset(i as isize * values.element) } * 0.0;
+        }
+    }
+    let seen = s.add(s.add(seen[0], seen[1]), s.add(seen[2], seen[3]));
+    s.reduce_sum(seen) + rest == 0.0
+}

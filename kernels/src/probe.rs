@@ -1,0 +1,181 @@
+//! The kernel steps one by one, for tests and benchmarks: what the fused loop calls, on data that is checked here.
+
+use crate::block::{SCORE_STRIDE, Span};
+use crate::geometry::MAX_GROUP;
+use crate::isa::{Isa, Visitor};
+use crate::pack::Rows;
+use crate::scores::Scores;
+use crate::simd::LANES;
+use crate::softmax;
+use crate::steps::Steps;
+use crate::values::{ValueRows, Values};
+
+/// `eˣ` of every element, as the softmax computes it: for x ≤ 0.
+pub fn exp(isa: Isa, xs: &mut [f32]) {
+    struct Exp<'a>(&'a mut [f32]);
+    impl Visitor for Exp<'_> {
+        type Output = ();
+        fn visit<S: Steps>(self, s: S) {
+            s.exp(self.0);
+        }
+    }
+    isa.dispatch(Exp(xs));
+}
+
+/// Floating-point operations per second that one core can do in this instruction set, when it does nothing else: the
+/// best of several short bursts of independent FMAs, or products and sums where that is faster. Takes about 50 ms.
+pub fn peak_flops(isa: Isa) -> f64 {
+    struct Bursts(usize);
+    impl Visitor for Bursts {
+        type Output = f64;
+        fn visit<S: Steps>(self, s: S) -> f64 {
+            let timed = |burst: fn(S, usize) -> (u64, f32)| {
+                let start = std::time::Instant::now();
+                let (operations, sum) = burst(s, self.0);
+                core::hint::black_box(sum);
+                operations as f64 / start.elapsed().as_secs_f64()
+            };
+            timed(S::fma_burst).max(timed(S::mul_add_burst))
+        }
+    }
+    (0..16).map(|_| isa.dispatch(Bursts(100_000))).fold(0.0, f64::max)
+}
+
+/// One group of rows and one block of keys, on which the steps can be run one at a time.
+#[derive(Debug)]
+pub struct Bench {
+    rows: usize,
+    keys: usize,
+    head_dim: usize,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    packed: Vec<f32>,
+    scores: Vec<f32>,
+    weights: Vec<f32>,
+    state: [Vec<f32>; 4],
+    out: Vec<f32>,
+}
+
+/// A step of the fused loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Transpose the keys.
+    Pack,
+    /// Q·Kᵀ.
+    Scores,
+    /// Maximum, exponentials, sum. Works on a copy of the scores, which is part of what is timed.
+    Softmax,
+    /// P·V.
+    Values,
+}
+
+impl Bench {
+    /// Rows (at most 96), keys (at most 256, whole panels of 16), and a head_dim of whole vectors; filled by `fill`.
+    ///
+    /// # Panics
+    /// If the sizes are outside that.
+    pub fn new(rows: usize, keys: usize, head_dim: usize, mut fill: impl FnMut() -> f32) -> Self {
+        assert!(
+            rows <= MAX_GROUP
+                && keys <= crate::KEY_BLOCK
+                && keys.is_multiple_of(LANES)
+                && head_dim.is_multiple_of(LANES)
+        );
+        let mut random = |n: usize| (0..n).map(|_| fill()).collect::<Vec<_>>();
+        Self {
+            rows,
+            keys,
+            head_dim,
+            q: random(rows * head_dim),
+            k: random(keys * head_dim),
+            v: random(keys * head_dim),
+            packed: vec![0.0; keys * head_dim],
+            scores: vec![0.0; rows * SCORE_STRIDE],
+            weights: vec![0.0; rows * SCORE_STRIDE],
+            state: core::array::from_fn(|_| vec![0.0; MAX_GROUP]),
+            out: vec![0.0; rows * head_dim],
+        }
+    }
+
+    /// Runs one step on what the steps before it left.
+    pub fn run(&mut self, isa: Isa, step: Step) {
+        struct Run<'a>(&'a mut Bench, Step);
+        impl Visitor for Run<'_> {
+            type Output = ();
+            fn visit<S: Steps>(self, s: S) {
+                self.0.step(s, self.1);
+            }
+        }
+        isa.dispatch(Run(self, step));
+    }
+
+    /// The scores of row `r`, after [`Step::Scores`].
+    pub fn scores(&self, r: usize) -> &[f32] {
+        &self.scores[r * SCORE_STRIDE..][..self.keys]
+    }
+
+    /// The weights of row `r`, after [`Step::Softmax`].
+    pub fn weights(&self, r: usize) -> &[f32] {
+        &self.weights[r * SCORE_STRIDE..][..self.keys]
+    }
+
+    /// The output of row `r`, not normalised, after [`Step::Values`].
+    pub fn out(&self, r: usize) -> &[f32] {
+        &self.out[r * self.head_dim..][..self.head_dim]
+    }
+
+    /// Query row `r`, key `j`, value `j`.
+    pub fn inputs(&self, r: usize, j: usize) -> [&[f32]; 3] {
+        let d = self.head_dim;
+        [&self.q[r * d..][..d], &self.k[j * d..][..d], &self.v[j * d..][..d]]
+    }
+
+    fn step<S: Steps>(&mut self, s: S, step: Step) {
+        let (d, rows) = (self.head_dim, self.rows);
+        let spans = vec![Span::new(0, self.keys, false); rows.div_ceil(S::TILE_ROWS)];
+        let [max, sum, keep, join] = &mut self.state;
+        match step {
+            Step::Pack => {
+                let keys = Rows { first: self.k.as_ptr(), row: d as isize, element: 1 };
+                // SAFETY: `k` holds `keys` rows of `head_dim`.
+                unsafe { s.pack_keys(keys, self.keys, d, &mut self.packed) }
+            }
+            Step::Scores => {
+                let queries: Vec<_> = self.q.chunks_exact(d).map(<[f32]>::as_ptr).collect();
+                // SAFETY: the query pointers are rows of `head_dim`.
+                unsafe {
+                    s.scores(Scores {
+                        queries: &queries,
+                        keys: &self.packed,
+                        panels: 0..self.keys / LANES,
+                        spans: &spans,
+                        head_dim: d,
+                        scale: 1.0,
+                        out: &mut self.scores,
+                    });
+                }
+            }
+            Step::Softmax => {
+                self.weights.copy_from_slice(&self.scores);
+                max.fill(f32::NEG_INFINITY);
+                sum.fill(0.0);
+                s.softmax(&mut self.weights, &spans, rows, softmax::Rows { max, sum, keep, join });
+            }
+            // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.
+            Step::Values => unsafe {
+                s.values(Values {
+                    weights: &self.weights,
+                    values: ValueRows { first: self.v.as_ptr(), stride: d as isize },
+                    vecs: d / LANES,
+                    spans: &spans,
+                    rows,
+                    keep,
+                    join,
+                    out: &mut self.out,
+                    out_stride: d,
+                });
+            },
+        }
+    }
+}

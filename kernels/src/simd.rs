@@ -1,0 +1,76 @@
+//! The sixteen-lane vector that every kernel is written in, and the few operations it has.
+//!
+//! A vector has 16 lanes whatever the machine: one AVX-512 register, two AVX2 registers, four SSE2 or NEON
+//! registers. Lanes run over keys in the scores and over value columns in the output, never across `head_dim`, so a
+//! result does not depend on the register width. That, and one shared order of operations, is why AVX2 and AVX-512
+//! give the same bits (the portable backend too, where the build has FMA).
+//!
+//! Rules, each paid for by somebody (DESIGN.md, "Traps"):
+//! 1. A token (`Avx2`, `Avx512`, …) is a zero-sized proof that the machine has the instructions; only
+//!    [`Isa`](crate::Isa) makes one, after detection.
+//! 2. Functions generic over `S: Simd` are `#[inline(always)]`. One that is not inlined into its
+//!    `#[target_feature]` caller runs a hundred times slower.
+//! 3. [`Simd::vectorize`] is the only `#[target_feature]` boundary. It is entered once per kernel step, which
+//!    covers a group of rows times a key block; never per row, never per tile.
+//! 4. Below the boundary: no rayon, no `dyn`, no function pointers, no allocation.
+//! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
+//! 6. An operation is added when backends do it differently, not because one caller would like it.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod portable;
+
+/// Lanes of a vector: keys in a panel, and the fixed number of partial sums of a softmax row.
+pub(crate) const LANES: usize = 16;
+
+/// Sixteen `f32` lanes and what the kernels do with them. All operations are lane by lane and IEEE.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// Sixteen lanes.
+    type V: Copy;
+
+    /// Rows of a register tile. With [`Self::TILE_VECS`], as large as the register file allows: see each backend.
+    const TILE_ROWS: usize;
+    /// Vectors (sixteen columns each) of a register tile.
+    const TILE_VECS: usize;
+
+    /// Runs `f` compiled for this instruction set. `f` must be inlinable into it: pass a closure marked
+    /// `#[inline(always)]` that calls `#[inline(always)]` functions.
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::V;
+    /// # Safety
+    /// `p..p + 16` is readable. No alignment is needed.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+    /// # Safety
+    /// `p..p + 16` is writable. No alignment is needed.
+    unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// Sixteen bytes, as numbers.
+    ///
+    /// # Safety
+    /// `p..p + 16` is readable.
+    unsafe fn load_u8(self, p: *const u8) -> Self::V;
+
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a·b + c`, rounded once where the machine can.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `a > b ? a : b`: the second operand wherever either is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a == b ? then : otherwise`; NaN equals nothing.
+    fn select_eq(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
+    /// `p·2ⁿ`, rounded once, subnormal results included, for integral `n` in −151 ..= 1 and `p` in ½ ..= 2. NaN in
+    /// `p` stays NaN.
+    fn scale_pow2(self, p: Self::V, n: Self::V) -> Self::V;
+
+    /// Largest lane; NaN lanes are passed over (unless all are NaN).
+    fn reduce_max(self, v: Self::V) -> f32;
+    /// Sum of the lanes by the tree every backend shares: lane *i* + lane *i + 8*, then 4, 2, 1 apart.
+    fn reduce_sum(self, v: Self::V) -> f32;
+    /// The 16 × 16 transpose.
+    fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES];
+}

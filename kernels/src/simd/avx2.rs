@@ -1,0 +1,217 @@
+//! AVX2 with FMA: two registers are one vector.
+
+use super::{LANES, Simd};
+use core::arch::x86_64::*;
+
+/// Proof that this machine has AVX2 and FMA. Made by [`Avx2::detect`] alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    pub(crate) fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Self(()))
+    }
+}
+
+/// The low eight lanes, then the high eight.
+pub(crate) type Pair = [__m256; 2];
+
+/// Largest of eight lanes; [`Simd::max`]'s rule for NaN.
+///
+/// # Safety
+/// The machine has AVX.
+#[inline(always)]
+pub(crate) unsafe fn max8(v: __m256) -> f32 {
+    // SAFETY: the caller vouches for AVX, which includes SSE.
+    unsafe {
+        let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_max_ss(v, _mm_shuffle_ps::<1>(v, v)))
+    }
+}
+
+/// Sum of eight lanes, 4 apart, then 2, then 1.
+///
+/// # Safety
+/// The machine has AVX.
+#[inline(always)]
+pub(crate) unsafe fn sum8(v: __m256) -> f32 {
+    // SAFETY: the caller vouches for AVX, which includes SSE.
+    unsafe {
+        let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))
+    }
+}
+
+/// The 8 × 8 transpose.
+///
+/// # Safety
+/// The machine has AVX.
+#[inline(always)]
+unsafe fn transpose8(r: [__m256; 8]) -> [__m256; 8] {
+    // SAFETY: the caller vouches for AVX.
+    unsafe {
+        let zero = _mm256_setzero_ps();
+        let mut a = [zero; 8];
+        for i in 0..4 {
+            a[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+            a[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+        }
+        let mut t = [zero; 8];
+        for c in 0..4 {
+            // Column c (low half) and c + 4 (high half) of rows 0..4, then of rows 4..8.
+            let (x, y) = (_mm256_castps_pd(a[c / 2]), _mm256_castps_pd(a[2 + c / 2]));
+            let (z, w) = (_mm256_castps_pd(a[4 + c / 2]), _mm256_castps_pd(a[6 + c / 2]));
+            let (top, bottom) = if c % 2 == 0 {
+                (_mm256_unpacklo_pd(x, y), _mm256_unpacklo_pd(z, w))
+            } else {
+                (_mm256_unpackhi_pd(x, y), _mm256_unpackhi_pd(z, w))
+            };
+            let (top, bottom) = (_mm256_castpd_ps(top), _mm256_castpd_ps(bottom));
+            t[c] = _mm256_permute2f128_ps::<0x20>(top, bottom);
+            t[4 + c] = _mm256_permute2f128_ps::<0x31>(top, bottom);
+        }
+        t
+    }
+}
+
+impl Simd for Avx2 {
+    type V = Pair;
+
+    // 6 × 2 accumulators, 2 loads, 1 broadcast: 15 of 16 registers, 12 chains against the 8 to 10 that two FMA units
+    // of latency 4 or 5 need.
+    const TILE_ROWS: usize = 6;
+    const TILE_VECS: usize = 1;
+
+    #[inline(always)]
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        #[target_feature(enable = "avx2,fma")]
+        fn inner<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        // SAFETY: `self` proves the features.
+        unsafe { inner(f) }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Pair {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Pair {
+        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Pair) {
+        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        unsafe {
+            _mm256_storeu_ps(p, v[0]);
+            _mm256_storeu_ps(p.add(8), v[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> Pair {
+        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        unsafe {
+            let bytes = _mm_loadu_si128(p.cast());
+            [
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Pair, b: Pair) -> Pair {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Pair, b: Pair) -> Pair {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Pair, b: Pair) -> Pair {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn div(self, a: Pair, b: Pair) -> Pair {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Pair, b: Pair, c: Pair) -> Pair {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+
+    #[inline(always)]
+    fn max(self, a: Pair, b: Pair) -> Pair {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn select_eq(self, a: Pair, b: Pair, then: Pair, otherwise: Pair) -> Pair {
+        let half = |i: usize| {
+            // SAFETY: `self` proves the features.
+            unsafe { _mm256_blendv_ps(otherwise[i], then[i], _mm256_cmp_ps::<_CMP_EQ_OQ>(a[i], b[i])) }
+        };
+        [half(0), half(1)]
+    }
+
+    #[inline(always)]
+    fn scale_pow2(self, p: Pair, n: Pair) -> Pair {
+        // The exponent field of 2^(n + 64), made by shifting n + 64 + 127 into place, is always normal; the second
+        // multiplication, by 2^-64, is the only one that rounds. Multiplying keeps a NaN a NaN.
+        let half = |i: usize| {
+            // SAFETY: `self` proves the features.
+            unsafe {
+                let field = _mm256_cvtps_epi32(_mm256_add_ps(n[i], _mm256_set1_ps(191.0)));
+                let power = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(field));
+                _mm256_mul_ps(_mm256_mul_ps(p[i], power), _mm256_set1_ps(super::portable::TWO_TO_MINUS_64))
+            }
+        };
+        [half(0), half(1)]
+    }
+
+    #[inline(always)]
+    fn reduce_max(self, v: Pair) -> f32 {
+        // SAFETY: `self` proves the features.
+        unsafe { max8(_mm256_max_ps(v[0], v[1])) }
+    }
+
+    #[inline(always)]
+    fn reduce_sum(self, v: Pair) -> f32 {
+        // SAFETY: `self` proves the features.
+        unsafe { sum8(_mm256_add_ps(v[0], v[1])) }
+    }
+
+    #[inline(always)]
+    fn transpose(self, r: [Pair; LANES]) -> [Pair; LANES] {
+        let mut t = r;
+        for top in 0..2 {
+            for left in 0..2 {
+                let block = core::array::from_fn(|i| r[8 * top + i][left]);
+                // SAFETY: `self` proves the features.
+                let block = unsafe { transpose8(block) };
+                for (i, row) in block.into_iter().enumerate() {
+                    t[8 * left + i][top] = row;
+                }
+            }
+        }
+        t
+    }
+}

@@ -1,0 +1,162 @@
+//! AVX-512F: one register is one vector.
+
+use super::{LANES, Simd};
+use core::arch::x86_64::*;
+
+/// Proof that this machine has AVX-512F. Made by [`Avx512::detect`] alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    pub(crate) fn detect() -> Option<Self> {
+        is_x86_feature_detected!("avx512f").then_some(Self(()))
+    }
+}
+
+impl Simd for Avx512 {
+    type V = __m512;
+
+    // 6 × 4 accumulators, 4 loads, 1 broadcast: 29 of 32 registers, and 24 independent chains, which covers the
+    // 4-cycle FMA latency six times over.
+    const TILE_ROWS: usize = 6;
+    const TILE_VECS: usize = 4;
+
+    #[inline(always)]
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        #[target_feature(enable = "avx512f")]
+        fn inner<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        // SAFETY: `self` proves the feature.
+        unsafe { inner(f) }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> __m512 {
+        // SAFETY: `self` proves the feature; the caller vouches for `p`.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: __m512) {
+        // SAFETY: `self` proves the feature; the caller vouches for `p`.
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> __m512 {
+        // SAFETY: `self` proves the feature; the caller vouches for `p`.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn select_eq(self, a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b), otherwise, then) }
+    }
+
+    #[inline(always)]
+    fn scale_pow2(self, p: __m512, n: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_scalef_ps(p, n) }
+    }
+
+    #[inline(always)]
+    fn reduce_max(self, v: __m512) -> f32 {
+        // SAFETY: `self` proves the feature, and AVX with it.
+        unsafe {
+            let low = _mm512_castps512_ps256(v);
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
+            super::avx2::max8(_mm256_max_ps(low, high))
+        }
+    }
+
+    #[inline(always)]
+    fn reduce_sum(self, v: __m512) -> f32 {
+        // SAFETY: `self` proves the feature, and AVX with it.
+        unsafe {
+            let low = _mm512_castps512_ps256(v);
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
+            super::avx2::sum8(_mm256_add_ps(low, high))
+        }
+    }
+
+    #[inline(always)]
+    fn transpose(self, r: [__m512; LANES]) -> [__m512; LANES] {
+        // Four rounds of the butterfly: pairs of rows within 64 bits, fours within 128 bits, then whole 128-bit
+        // quarters among eight and sixteen rows. 64 shuffles for 256 elements.
+        // SAFETY: `self` proves the feature.
+        unsafe {
+            let zero = _mm512_setzero_ps();
+            let mut a = [zero; LANES];
+            for i in 0..8 {
+                a[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+                a[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+            }
+            let mut b = [zero; LANES];
+            for i in 0..4 {
+                for half in 0..2 {
+                    let x = _mm512_castps_pd(a[4 * i + half]);
+                    let y = _mm512_castps_pd(a[4 * i + 2 + half]);
+                    b[4 * i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
+                    b[4 * i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+                }
+            }
+            // b[4i + c] holds, in quarter q, column 4q + c of rows 4i .. 4i + 4.
+            let mut t = [zero; LANES];
+            for c in 0..4 {
+                let even = _mm512_shuffle_f32x4::<0x88>(b[c], b[4 + c]);
+                let odd = _mm512_shuffle_f32x4::<0xDD>(b[c], b[4 + c]);
+                let even_high = _mm512_shuffle_f32x4::<0x88>(b[8 + c], b[12 + c]);
+                let odd_high = _mm512_shuffle_f32x4::<0xDD>(b[8 + c], b[12 + c]);
+                t[c] = _mm512_shuffle_f32x4::<0x88>(even, even_high);
+                t[8 + c] = _mm512_shuffle_f32x4::<0xDD>(even, even_high);
+                t[4 + c] = _mm512_shuffle_f32x4::<0x88>(odd, odd_high);
+                t[12 + c] = _mm512_shuffle_f32x4::<0xDD>(odd, odd_high);
+            }
+            t
+        }
+    }
+}

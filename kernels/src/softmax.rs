@@ -1,0 +1,94 @@
+//! The online softmax, block by block.
+//!
+//! Each 256-key block takes its own maximum, exponentiates against it and sums; the row's running `(max, sum)` and
+//! output then take the block in by two factors. Blocks start at key multiples of 256 and join in order, so it does
+//! not matter which thread computed them, or whether the rows came one at a time.
+//! (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691; the block-local form is Flash-Decoding's.)
+//!
+//! Rules for the corners, all here:
+//! - A score of −∞ hides its key. A block with nothing visible has max −∞ and sum 0; −∞ − (−∞) is never computed,
+//!   because a max of −∞ is replaced by 0 before it is subtracted.
+//! - A NaN score makes the row's sum NaN, and so the whole row: maxima pass NaN over, exponentials do not.
+//! - A score of +∞ makes ∞ − ∞ = NaN of itself, as IEEE softmax does.
+//! - The sum of a block is taken in 16 lanes, lane `key mod 16`, each in key order, then a fixed tree.
+
+use crate::block::{SCORE_STRIDE, Span};
+use crate::exp::exp;
+use crate::simd::{LANES, Simd};
+
+/// Running state of a group of rows, padded to whole vectors, and what the last block did to it.
+pub(crate) struct Rows<'a> {
+    /// Largest score so far.
+    pub(crate) max: &'a mut [f32],
+    /// Σ exp(score − max) so far.
+    pub(crate) sum: &'a mut [f32],
+    /// Factor of everything gathered before this block. On entry of `join`: the block's own maxima.
+    pub(crate) keep: &'a mut [f32],
+    /// Factor of this block. On entry of `join`: the block's own sums.
+    pub(crate) join: &'a mut [f32],
+}
+
+/// Turns the scores of a block into weights relative to the block's own maximum, and takes the block into the rows'
+/// running state.
+#[inline(always)]
+pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: usize, state: Rows<'_>) {
+    let padded = rows.next_multiple_of(LANES);
+    assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
+    assert!(state.max.len() >= padded && state.sum.len() >= padded);
+    assert!(state.keep.len() >= padded && state.join.len() >= padded);
+    for (tile, span) in spans.iter().enumerate() {
+        let tile_rows = tile * S::TILE_ROWS..rows.min((tile + 1) * S::TILE_ROWS);
+        let panels = span.first_panel()..span.end_panel();
+        // The maxima of all the tile's rows first: independent chains, which the exponentials can overlap.
+        for row in tile_rows.clone() {
+            // SAFETY: `row < rows` and spans end inside a block, so the panels lie inside `scores`.
+            let scores = unsafe { scores.as_ptr().add(row * SCORE_STRIDE) };
+            let mut max = [s.splat(f32::NEG_INFINITY); 2];
+            for panel in panels.clone() {
+                // SAFETY: as above.
+                let score = unsafe { s.load(scores.add(panel * LANES)) };
+                max[panel % 2] = s.max(score, max[panel % 2]);
+            }
+            state.keep[row] = s.reduce_max(s.max(max[0], max[1]));
+        }
+        for row in tile_rows {
+            let max = state.keep[row];
+            let reference = s.splat(if max == f32::NEG_INFINITY { 0.0 } else { max });
+            // SAFETY: as above.
+            let scores = unsafe { scores.as_mut_ptr().add(row * SCORE_STRIDE) };
+            let mut sum = s.splat(0.0);
+            for panel in panels.clone() {
+                // SAFETY: as above.
+                let at = unsafe { scores.add(panel * LANES) };
+                // SAFETY: as above.
+                let weight = exp(s, s.sub(unsafe { s.load(at) }, reference));
+                // SAFETY: as above.
+                unsafe { s.store(at, weight) };
+                sum = s.add(sum, weight);
+            }
+            state.join[row] = s.reduce_sum(sum);
+        }
+    }
+    join(s, padded, state);
+}
+
+/// The running `(max, sum)` take the block in; its maxima and sums become the two factors.
+#[inline(always)]
+fn join<S: Simd>(s: S, padded: usize, state: Rows<'_>) {
+    let hidden = s.splat(f32::NEG_INFINITY);
+    for row in (0..padded).step_by(LANES) {
+        // SAFETY: `row + 16 ≤ padded`, which `softmax` checked all four against.
+        unsafe {
+            let (old_max, old_sum) = (s.load(state.max.as_ptr().add(row)), s.load(state.sum.as_ptr().add(row)));
+            let (max, sum) = (s.load(state.keep.as_ptr().add(row)), s.load(state.join.as_ptr().add(row)));
+            let new_max = s.max(max, old_max);
+            let reference = s.select_eq(new_max, hidden, s.splat(0.0), new_max);
+            let keep = exp(s, s.sub(old_max, reference));
+            let join = exp(s, s.sub(max, reference));
+            s.store(state.max.as_mut_ptr().add(row), new_max);
+            s.store(state.sum.as_mut_ptr().add(row), s.fma(sum, join, s.mul(old_sum, keep)));
+            s.store(state.keep.as_mut_ptr().add(row), keep);
+            s.store(state.join.as_mut_ptr().add(row), join);
+        }
+    }
+}

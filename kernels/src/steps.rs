@@ -1,0 +1,126 @@
+//! The kernel steps, each compiled once per instruction set, in this crate.
+//!
+//! The fused loop is generic over [`Steps`] and may be instantiated elsewhere (user closures make it so), under
+//! whatever optimisation level that crate has. The steps are not: every method below is an ordinary function of this
+//! crate whose body is a kernel inlined into a `#[target_feature]` function.
+
+use crate::finish::{self, Finish};
+use crate::pack::{self, Rows};
+use crate::scores::{self, Scores};
+use crate::simd::Simd;
+use crate::softmax;
+use crate::values::{self, Values};
+use crate::{block::Span, exp};
+
+/// What the fused loop is made of. A call covers a group of rows times a key block.
+pub(crate) trait Steps: Copy + Send + Sync {
+    /// Rows of a register tile: how the loop cuts groups into spans.
+    const TILE_ROWS: usize;
+
+    /// # Safety
+    /// As for [`pack::pack_keys`].
+    unsafe fn pack_keys(self, keys: Rows, n: usize, d: usize, out: &mut [f32]);
+    /// # Safety
+    /// As for [`pack::all_finite`].
+    unsafe fn all_finite(self, values: Rows, n: usize, cols: usize) -> bool;
+    /// # Safety
+    /// As for [`scores::scores`].
+    unsafe fn scores(self, a: Scores<'_>);
+    /// Scores to weights, and the block into the rows' running maximum and sum.
+    fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>);
+    /// # Safety
+    /// As for [`values::values`].
+    unsafe fn values(self, a: Values<'_>);
+    /// # Safety
+    /// As for [`finish::finish`].
+    unsafe fn finish(self, a: Finish<'_>);
+    /// `eˣ` of every element, all non-positive.
+    fn exp(self, xs: &mut [f32]);
+    /// Keeps the arithmetic units busy with FMAs and nothing else. Returns the operations done, and a value that depends
+    /// on all of them.
+    fn fma_burst(self, rounds: usize) -> (u64, f32);
+    /// The same with separate products and sums.
+    fn mul_add_burst(self, rounds: usize) -> (u64, f32);
+}
+
+macro_rules! steps {
+    ($token:ty) => {
+        impl Steps for $token {
+            const TILE_ROWS: usize = <Self as Simd>::TILE_ROWS;
+
+            unsafe fn pack_keys(self, keys: Rows, n: usize, d: usize, out: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { pack::pack_keys(self, keys, n, d, out) },
+                )
+            }
+
+            unsafe fn all_finite(self, values: Rows, n: usize, cols: usize) -> bool {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { pack::all_finite(self, values, n, cols) },
+                )
+            }
+
+            unsafe fn scores(self, a: Scores<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { scores::scores(self, a) },
+                )
+            }
+
+            fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    || softmax::softmax(self, scores, spans, rows, state),
+                )
+            }
+
+            unsafe fn values(self, a: Values<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { values::values(self, a) },
+                )
+            }
+
+            unsafe fn finish(self, a: Finish<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { finish::finish(self, a) },
+                )
+            }
+
+            fn exp(self, xs: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || exp::exp_slice(self, xs),
+                )
+            }
+
+            fn fma_burst(self, rounds: usize) -> (u64, f32) {
+                self.vectorize(
+                    #[inline(always)]
+                    || exp::fma_burst(self, rounds),
+                )
+            }
+
+            fn mul_add_burst(self, rounds: usize) -> (u64, f32) {
+                self.vectorize(
+                    #[inline(always)]
+                    || exp::mul_add_burst(self, rounds),
+                )
+            }
+        }
+    };
+}
+
+steps!(crate::simd::portable::Portable);
+#[cfg(target_arch = "x86_64")]
+steps!(crate::simd::avx2::Avx2);
+#[cfg(target_arch = "x86_64")]
+steps!(crate::simd::avx512::Avx512);

@@ -1,0 +1,397 @@
+//! Borrowed, strided, four-dimensional views: `[batch, heads, rows, dim]` whatever the memory layout.
+//!
+//! A view is checked once, when it is made: every index inside its shape lands inside its slice. The kernels
+//! then read without further checks. A [`ViewMut`] is also checked to hold every element once, so that rows can
+//! be handed to different threads.
+
+use core::fmt;
+
+/// Why a view could not be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// The shape and strides reach outside the slice.
+    OutOfBounds {
+        /// Shape asked for, `[batch, heads, rows, dim]`.
+        shape: [usize; 4],
+        /// Strides asked for, in elements.
+        strides: [isize; 4],
+        /// Lowest and highest element index the view would touch.
+        reach: (i128, i128),
+        /// Elements in the slice.
+        len: usize,
+    },
+    /// A mutable view in which two indices share an element (or might: dimensions interleave).
+    Overlap {
+        /// Shape asked for.
+        shape: [usize; 4],
+        /// Strides asked for, in elements.
+        strides: [isize; 4],
+    },
+    /// A packed QKV view whose head counts do not fit together.
+    Heads {
+        /// Query heads.
+        heads: usize,
+        /// Key/value heads.
+        kv_heads: usize,
+    },
+    /// A dimension or the element count does not fit the address space.
+    TooLarge {
+        /// Shape asked for.
+        shape: [usize; 4],
+    },
+}
+
+impl fmt::Display for LayoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfBounds { shape, strides, reach, len } => write!(
+                f,
+                "a view of shape {shape:?} with strides {strides:?} reaches elements {}..={}, but the slice has {len}",
+                reach.0, reach.1
+            ),
+            Self::Overlap { shape, strides } => {
+                write!(f, "a mutable view of shape {shape:?} with strides {strides:?} holds an element twice")
+            }
+            Self::Heads { heads, kv_heads } => {
+                write!(f, "packed heads do not fit: {heads} query heads, {kv_heads} key/value heads")
+            }
+            Self::TooLarge { shape } => write!(f, "a view of shape {shape:?} is larger than the address space"),
+        }
+    }
+}
+
+impl core::error::Error for LayoutError {}
+
+/// Where an element lies: `offset + Σ index·stride`. The part of a view that has no lifetime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Layout {
+    offset: usize,
+    shape: [usize; 4],
+    strides: [isize; 4],
+}
+
+impl Layout {
+    /// Checks that all of `shape` lies in `0..len`. A view without elements touches nothing and always fits.
+    fn checked(len: usize, offset: usize, shape: [usize; 4], strides: [isize; 4]) -> Result<Self, LayoutError> {
+        if shape.iter().any(|&n| n > isize::MAX as usize)
+            || shape.iter().try_fold(1usize, |n, &s| n.checked_mul(s)).is_none()
+        {
+            return Err(LayoutError::TooLarge { shape });
+        }
+        if !shape.contains(&0) {
+            // i128 holds offset + 4 · (2⁶³ · 2⁶³) without overflow... barely: each product is below 2¹²⁶.
+            let mut reach = (offset as i128, offset as i128);
+            for (&n, &stride) in shape.iter().zip(&strides) {
+                let span = (n as i128 - 1).saturating_mul(stride as i128);
+                if span < 0 {
+                    reach.0 = reach.0.saturating_add(span);
+                } else {
+                    reach.1 = reach.1.saturating_add(span);
+                }
+            }
+            if reach.0 < 0 || reach.1 >= len as i128 {
+                return Err(LayoutError::OutOfBounds { shape, strides, reach, len });
+            }
+        }
+        Ok(Self { offset, shape, strides })
+    }
+
+    /// True if no element is held twice. Sufficient, and necessary for layouts whose dimensions nest: sorted by
+    /// stride, every stride steps over the whole extent of the dimensions below it.
+    fn is_injective(&self) -> bool {
+        if self.shape.contains(&0) {
+            return true;
+        }
+        let mut dims = [(0u128, 0u128); 4];
+        for (dim, (&n, &stride)) in dims.iter_mut().zip(self.shape.iter().zip(&self.strides)) {
+            *dim = if n > 1 { (stride.unsigned_abs() as u128, n as u128 - 1) } else { (0, 0) };
+        }
+        dims.sort_unstable();
+        let mut extent = 0u128;
+        for (stride, last) in dims {
+            if last == 0 {
+                continue;
+            }
+            if stride <= extent {
+                return false;
+            }
+            extent += stride * last;
+        }
+        true
+    }
+
+    /// Element index of `[b, h, l, 0]`. In bounds for indices inside the shape of a view with elements.
+    #[inline]
+    fn row(&self, b: usize, h: usize, l: usize) -> usize {
+        debug_assert!(b < self.shape[0] && h < self.shape[1] && l < self.shape[2]);
+        let [sb, sh, sl, _] = self.strides;
+        (self.offset as isize + b as isize * sb + h as isize * sh + l as isize * sl) as usize
+    }
+}
+
+/// Strides of a dense array whose dimensions are stored in the order given, outermost first.
+fn dense<const N: usize>(shape: [usize; N]) -> Result<[isize; N], ()> {
+    let mut strides = [0isize; N];
+    let mut step = 1isize;
+    for i in (0..N).rev() {
+        strides[i] = step;
+        step = isize::try_from(shape[i]).ok().and_then(|n| step.checked_mul(n.max(1))).ok_or(())?;
+    }
+    Ok(strides)
+}
+
+/// A read-only view `[batch, heads, rows, dim]` of a slice. Strides are in elements; 0 broadcasts.
+///
+/// ```
+/// # use sdpa_kernels::View;
+/// let data = vec![0.0f32; 2 * 3 * 5 * 8];
+/// let v = View::bhld(&data, [2, 3, 5, 8]).unwrap(); // batch, heads, rows, dim
+/// let same = View::blhd(&data, [2, 5, 3, 8]).unwrap(); // batch, rows, heads, dim
+/// assert_eq!(v.shape(), same.shape());
+/// ```
+#[derive(Clone, Copy)]
+pub struct View<'a, T = f32> {
+    data: &'a [T],
+    layout: Layout,
+}
+
+impl<'a, T> View<'a, T> {
+    /// A dense array stored batch, heads, rows, dim; `shape` in that order.
+    pub fn bhld(data: &'a [T], shape: [usize; 4]) -> Result<Self, LayoutError> {
+        let strides = dense(shape).map_err(|()| LayoutError::TooLarge { shape })?;
+        Self::from_strides(data, 0, shape, strides)
+    }
+
+    /// A dense array stored batch, rows, heads, dim; `stored` in that order. The view's shape is still
+    /// `[batch, heads, rows, dim]`.
+    pub fn blhd(data: &'a [T], stored: [usize; 4]) -> Result<Self, LayoutError> {
+        let (shape, strides) = blhd_layout(stored)?;
+        Self::from_strides(data, 0, shape, strides)
+    }
+
+    /// The three views of a packed projection: each row holds `heads` query heads, then `kv_heads` key heads, then
+    /// `kv_heads` value heads, all of `dim` elements. `shape` is `[batch, rows, heads, dim]` of the queries.
+    pub fn packed_qkv(data: &'a [T], shape: [usize; 4], kv_heads: usize) -> Result<[Self; 3], LayoutError> {
+        let [b, l, h, d] = shape;
+        if kv_heads == 0 || h % kv_heads != 0 {
+            return Err(LayoutError::Heads { heads: h, kv_heads });
+        }
+        let too_large = LayoutError::TooLarge { shape };
+        let all = kv_heads.checked_mul(2).and_then(|n| n.checked_add(h)).ok_or(too_large.clone())?;
+        let (_, strides) = blhd_layout([b, l, all, d])?;
+        let at = |heads: usize| heads.checked_mul(d).ok_or(too_large.clone());
+        Ok([
+            Self::from_strides(data, 0, [b, h, l, d], strides)?,
+            Self::from_strides(data, at(h)?, [b, kv_heads, l, d], strides)?,
+            Self::from_strides(data, at(h + kv_heads)?, [b, kv_heads, l, d], strides)?,
+        ])
+    }
+
+    /// Any strides, in elements: element `[b, h, l, d]` is `data[offset + b·s₀ + h·s₁ + l·s₂ + d·s₃]`. Strides may be
+    /// 0 (broadcast) or negative (then `offset` must leave room).
+    ///
+    /// # Errors
+    /// [`LayoutError::OutOfBounds`] if any index inside `shape` would fall outside `data`.
+    pub fn from_strides(
+        data: &'a [T],
+        offset: usize,
+        shape: [usize; 4],
+        strides: [isize; 4],
+    ) -> Result<Self, LayoutError> {
+        Ok(Self { data, layout: Layout::checked(data.len(), offset, shape, strides)? })
+    }
+
+    /// `[batch, heads, rows, dim]`.
+    pub fn shape(&self) -> [usize; 4] {
+        self.layout.shape
+    }
+
+    /// Strides in elements.
+    pub fn strides(&self) -> [isize; 4] {
+        self.layout.strides
+    }
+
+    /// The element at an index, or `None` outside the shape.
+    pub fn get(&self, [b, h, l, d]: [usize; 4]) -> Option<&'a T> {
+        let [nb, nh, nl, nd] = self.shape();
+        (b < nb && h < nh && l < nl && d < nd).then(|| {
+            let at = self.layout.row(b, h, l) as isize + d as isize * self.layout.strides[3];
+            &self.data[at as usize]
+        })
+    }
+
+    /// Pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
+    ///
+    /// # Safety
+    /// `b`, `h`, `l` are inside the shape and the row has an element. All `dim` elements of the row may then be read.
+    #[inline]
+    pub(crate) unsafe fn row(&self, b: usize, h: usize, l: usize) -> (*const T, isize) {
+        // SAFETY: `Layout::checked` put every index inside the shape inside the slice.
+        (unsafe { self.data.as_ptr().add(self.layout.row(b, h, l)) }, self.layout.strides[3])
+    }
+}
+
+impl<T> fmt::Debug for View<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Layout { offset, shape, strides } = self.layout;
+        f.debug_struct("View")
+            .field("shape", &shape)
+            .field("strides", &strides)
+            .field("offset", &offset)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A writable view `[batch, heads, rows, dim]` in which no element is held twice.
+pub struct ViewMut<'a, T = f32> {
+    data: &'a mut [T],
+    layout: Layout,
+}
+
+impl<'a, T> ViewMut<'a, T> {
+    /// A dense array stored batch, heads, rows, dim.
+    pub fn bhld(data: &'a mut [T], shape: [usize; 4]) -> Result<Self, LayoutError> {
+        let strides = dense(shape).map_err(|()| LayoutError::TooLarge { shape })?;
+        Self::from_strides(data, 0, shape, strides)
+    }
+
+    /// A dense array stored batch, rows, heads, dim; `stored` in that order.
+    pub fn blhd(data: &'a mut [T], stored: [usize; 4]) -> Result<Self, LayoutError> {
+        let (shape, strides) = blhd_layout(stored)?;
+        Self::from_strides(data, 0, shape, strides)
+    }
+
+    /// One element a row: a dense `[batch, heads, rows]` array, as LSE is written. The view's shape is
+    /// `[batch, heads, rows, 1]`.
+    pub fn bhl(data: &'a mut [T], [b, h, l]: [usize; 3]) -> Result<Self, LayoutError> {
+        Self::bhld(data, [b, h, l, 1])
+    }
+
+    /// Any strides, in elements, as long as no element is held twice.
+    ///
+    /// # Errors
+    /// [`LayoutError::OutOfBounds`] as for [`View::from_strides`], [`LayoutError::Overlap`] if two indices share an
+    /// element, or if the dimensions interleave so that this cannot be ruled out.
+    pub fn from_strides(
+        data: &'a mut [T],
+        offset: usize,
+        shape: [usize; 4],
+        strides: [isize; 4],
+    ) -> Result<Self, LayoutError> {
+        let layout = Layout::checked(data.len(), offset, shape, strides)?;
+        if !layout.is_injective() {
+            return Err(LayoutError::Overlap { shape, strides });
+        }
+        Ok(Self { data, layout })
+    }
+
+    /// `[batch, heads, rows, dim]`.
+    pub fn shape(&self) -> [usize; 4] {
+        self.layout.shape
+    }
+
+    /// Strides in elements.
+    pub fn strides(&self) -> [isize; 4] {
+        self.layout.strides
+    }
+
+    /// Reads what the view holds.
+    pub fn as_view(&self) -> View<'_, T> {
+        View { data: self.data, layout: self.layout }
+    }
+
+    /// A shorter borrow of the same elements.
+    pub fn reborrow(&mut self) -> ViewMut<'_, T> {
+        ViewMut { data: self.data, layout: self.layout }
+    }
+
+    /// Gives up the exclusive borrow for a form that several threads can write through, each to its own rows.
+    pub(crate) fn into_shared(self) -> SharedMut<'a, T> {
+        SharedMut { data: self.data.as_mut_ptr(), layout: self.layout, borrow: core::marker::PhantomData }
+    }
+}
+
+impl<T> fmt::Debug for ViewMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Layout { offset, shape, strides } = self.layout;
+        f.debug_struct("ViewMut")
+            .field("shape", &shape)
+            .field("strides", &strides)
+            .field("offset", &offset)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A mutable view that several tasks write through. Whoever writes owns its rows: see `launch::Launch`.
+pub(crate) struct SharedMut<'a, T> {
+    data: *mut T,
+    layout: Layout,
+    borrow: core::marker::PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is an exclusive borrow of a slice of `T`; writes through it are `unsafe` and promise disjoint rows.
+unsafe impl<T: Send> Send for SharedMut<'_, T> {}
+// SAFETY: as above; sharing it lets threads do nothing without that promise.
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+
+impl<T> SharedMut<'_, T> {
+    pub(crate) fn shape(&self) -> [usize; 4] {
+        self.layout.shape
+    }
+
+    /// Pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
+    ///
+    /// # Safety
+    /// `b`, `h`, `l` are inside the shape and the row has an element; no other thread touches this row meanwhile.
+    #[inline]
+    pub(crate) unsafe fn row(&self, b: usize, h: usize, l: usize) -> (*mut T, isize) {
+        // SAFETY: `Layout::checked` put every index inside the shape inside the slice.
+        (unsafe { self.data.add(self.layout.row(b, h, l)) }, self.layout.strides[3])
+    }
+}
+
+/// Shape and strides, in `[batch, heads, rows, dim]` order, of an array stored batch, rows, heads, dim.
+fn blhd_layout([b, l, h, d]: [usize; 4]) -> Result<([usize; 4], [isize; 4]), LayoutError> {
+    let [sb, sl, sh, sd] = dense([b, l, h, d]).map_err(|()| LayoutError::TooLarge { shape: [b, h, l, d] })?;
+    Ok(([b, h, l, d], [sb, sh, sl, sd]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_are_checked_against_the_slice() {
+        let data = [0.0f32; 24];
+        assert!(View::bhld(&data, [1, 2, 3, 4]).is_ok());
+        assert!(View::bhld(&data, [1, 2, 3, 5]).is_err());
+        assert!(View::from_strides(&data, 23, [1, 2, 3, 4], [0, -12, -4, -1]).is_ok());
+        assert!(View::from_strides(&data, 22, [1, 2, 3, 4], [0, -12, -4, -1]).is_err());
+        assert!(View::from_strides(&data, 0, [1, 2, 3, 4], [isize::MAX, isize::MIN, 1, 1]).is_err());
+        assert!(View::from_strides(&data, 0, [usize::MAX, 0, 3, 4], [1, 1, 1, 1]).is_err());
+        assert!(View::from_strides(&data, usize::MAX, [1, 1, 1, 1], [1, 1, 1, 1]).is_err());
+        assert!(View::from_strides(&data, 5, [9, 9, 9, 9], [0, 0, 0, 0]).is_ok());
+        assert!(View::from_strides(&data, 0, [1 << 40, 1 << 40, 1, 1], [0, 0, 0, 0]).is_err());
+    }
+
+    #[test]
+    fn mutable_views_hold_each_element_once() {
+        let mut data = [0.0f32; 24];
+        assert!(ViewMut::blhd(&mut data, [1, 3, 2, 4]).is_ok());
+        assert!(ViewMut::from_strides(&mut data, 23, [1, 2, 3, 4], [0, -12, -4, -1]).is_ok());
+        let twice = ViewMut::from_strides(&mut data, 0, [1, 2, 3, 4], [0, 0, 4, 1]);
+        assert!(matches!(twice, Err(LayoutError::Overlap { .. })));
+        assert!(ViewMut::from_strides(&mut data, 0, [1, 2, 3, 4], [0, 3, 4, 1]).is_err());
+    }
+
+    #[test]
+    fn packed_heads_lie_side_by_side() {
+        let data: Vec<usize> = (0..2 * 3 * 8 * 5).collect();
+        let [q, k, v] = View::packed_qkv(&data, [2, 3, 4, 5], 2).unwrap();
+        assert_eq!(q.get([1, 3, 2, 4]), Some(&((3 + 2) * 40 + 3 * 5 + 4)));
+        assert_eq!(k.get([1, 1, 2, 0]), Some(&((3 + 2) * 40 + 5 * 5)));
+        assert_eq!(v.get([0, 1, 0, 4]), Some(&(7 * 5 + 4)));
+        assert!(View::packed_qkv(&data, [2, 3, 4, 5], 3).is_err());
+    }
+}

@@ -1,0 +1,197 @@
+//! Which keys a row may see: causal, window and lengths, as a range or two of key indices.
+
+/// Where the query rows stand among the keys: row `i` of a sequence is at position `p = i + offset`.
+///
+/// Causal, windows and ALiBi all go by this position. Other projects pick a default in silence, and not the same one
+/// (PyTorch's flag is top-left; flash-attention, MLX and ONNX are bottom-right), which has broken decoding many
+/// times over. Here there is none: where rows and keys differ in number and the position matters, it must be named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Alignment {
+    /// Row 0 stands at key 0: `offset = 0`.
+    TopLeft,
+    /// The last row stands at the last key: `offset = kv_len − q_len`, by each sequence's own lengths.
+    BottomRight,
+    /// `offset` as given: the number of keys before row 0, as in chunked prefill. May be negative.
+    Offset(isize),
+}
+
+impl Alignment {
+    /// The offset for a sequence of these lengths.
+    #[inline]
+    pub fn offset(self, q_len: usize, kv_len: usize) -> isize {
+        match self {
+            Self::TopLeft => 0,
+            // Lengths of slices: both fit isize, and so does their difference.
+            Self::BottomRight => kv_len as isize - q_len as isize,
+            Self::Offset(n) => n,
+        }
+    }
+}
+
+/// Whether a row may see keys after its own position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Causality {
+    /// Every key, as far as the other rules allow.
+    #[default]
+    Full,
+    /// Keys `j ≤ p` only. A row with `p < 0` sees none.
+    Causal,
+}
+
+/// A sliding window around the row's position `p`.
+///
+/// Six projects had an off-by-one here, so there are two constructors, each named for its convention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Window {
+    left: Option<usize>,
+    right: Option<usize>,
+    keep_first: usize,
+}
+
+impl Window {
+    /// Keys `p − left ≤ j ≤ p + right`, both ends included, `None` for no bound (ONNX opset 25, flash-attention).
+    pub const fn inclusive(left: Option<usize>, right: Option<usize>) -> Self {
+        Self { left, right, keep_first: 0 }
+    }
+
+    /// The last `n` keys, the row's own included and none after it, as model configurations count a
+    /// `sliding_window`.
+    pub const fn last_tokens(n: core::num::NonZeroUsize) -> Self {
+        Self { left: Some(n.get() - 1), right: Some(0), keep_first: 0 }
+    }
+
+    /// The first `m` keys stay visible too, wherever the window is (but not past a causal row's position).
+    #[must_use]
+    pub const fn keep_first(self, m: usize) -> Self {
+        Self { keep_first: m, ..self }
+    }
+}
+
+/// The rules that come as ranges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Visible {
+    /// Keys after the row's position.
+    pub causality: Causality,
+    /// Keys far from the row's position.
+    pub window: Option<Window>,
+}
+
+/// The keys a row sees: `0..prefix` and `start..end`, with `prefix < start` or `prefix == 0`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keys {
+    /// End of the range at the front, 0 if there is none.
+    pub prefix: usize,
+    /// First key of the main range.
+    pub start: usize,
+    /// One past the last key of the main range; `start` if it is empty.
+    pub end: usize,
+}
+
+impl Visible {
+    /// True if the rules depend on where rows stand among the keys.
+    pub fn uses_position(&self) -> bool {
+        self.causality == Causality::Causal || self.window.is_some()
+    }
+
+    /// The keys that a row at `position` sees among `0..kv_len`.
+    #[inline]
+    pub fn keys(&self, position: isize, kv_len: usize) -> Keys {
+        // One past the last key allowed by a bound `right` keys after the position, within 0..=kv_len.
+        let end_at = |right: usize| {
+            let last = position.saturating_add_unsigned(right);
+            if last < 0 { 0 } else { kv_len.min((last as usize).saturating_add(1)) }
+        };
+        let causal_end = match self.causality {
+            Causality::Full => kv_len,
+            Causality::Causal => end_at(0),
+        };
+        let Some(Window { left, right, keep_first }) = self.window else {
+            return Keys { prefix: 0, start: 0, end: causal_end };
+        };
+        let start = left.map_or(0, |n| position.saturating_sub_unsigned(n).max(0) as usize);
+        let end = right.map_or(kv_len, end_at).min(causal_end);
+        let prefix = keep_first.min(causal_end);
+        if start >= end {
+            Keys { prefix: 0, start: 0, end: prefix }
+        } else if prefix >= start {
+            Keys { prefix: 0, start: 0, end: end.max(prefix) }
+        } else {
+            Keys { prefix, start, end }
+        }
+    }
+}
+
+impl Keys {
+    /// The part of the main range, and of the prefix, that lies in the block `first .. first + len`, counted from
+    /// `first`.
+    #[inline]
+    pub(crate) fn within(self, first: usize, len: usize) -> Self {
+        let clip = |key: usize| key.saturating_sub(first).min(len);
+        Self { prefix: clip(self.prefix), start: clip(self.start), end: clip(self.end) }
+    }
+
+    /// True if no key is seen.
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        self.prefix == 0 && self.start >= self.end
+    }
+
+    /// The smallest range that holds every key seen; `start == end` if none.
+    #[inline]
+    pub(crate) fn hull(self) -> (usize, usize) {
+        let start = if self.prefix > 0 { 0 } else { self.start };
+        let end = if self.start < self.end { self.end } else { self.prefix };
+        (start, end.max(start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The definition, key by key.
+    fn sees(rules: &Visible, p: isize, j: isize) -> bool {
+        let causal = rules.causality == Causality::Full || j <= p;
+        let Some(Window { left, right, keep_first }) = rules.window else { return causal };
+        let inside = left.is_none_or(|n| j >= p - n as isize) && right.is_none_or(|n| j <= p + n as isize);
+        causal && (inside || j < keep_first as isize)
+    }
+
+    #[test]
+    fn ranges_hold_the_keys_the_rules_allow() {
+        let sides = [None, Some(0), Some(1), Some(3), Some(100)];
+        for causality in [Causality::Full, Causality::Causal] {
+            for left in sides {
+                for right in sides {
+                    for keep in [0, 1, 4, 100] {
+                        let window = Some(Window::inclusive(left, right).keep_first(keep));
+                        for rules in [Visible { causality, window }, Visible { causality, window: None }] {
+                            for p in -9..15 {
+                                for kv_len in [0, 1, 5, 9] {
+                                    let keys = rules.keys(p, kv_len);
+                                    assert!(keys.end <= kv_len && keys.prefix <= keys.start, "{keys:?}");
+                                    for j in 0..kv_len {
+                                        let seen = j < keys.prefix || (keys.start..keys.end).contains(&j);
+                                        assert_eq!(seen, sees(&rules, p, j as isize), "{rules:?} p {p} j {j}");
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn far_positions_saturate() {
+        let window = Some(Window::inclusive(Some(usize::MAX), Some(usize::MAX)));
+        for causality in [Causality::Full, Causality::Causal] {
+            let rules = Visible { causality, window };
+            assert_eq!(rules.keys(isize::MAX, 7).hull(), (0, 7));
+            let end = if causality == Causality::Causal { 0 } else { 7 };
+            assert_eq!(rules.keys(isize::MIN, 7).hull().1, end.min(rules.keys(isize::MIN, 7).end));
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Everything that can be wrong with a call, in the caller's words.
+
+use core::fmt;
+use sdpa_kernels::LayoutError;
+
+/// Why a call was refused. Outputs are untouched.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Error {
+    /// Two arguments disagree about a size.
+    Mismatch {
+        /// The argument at fault.
+        argument: &'static str,
+        /// Which size: `batch`, `heads`, `head_dim`, …
+        what: &'static str,
+        /// Its size there.
+        got: usize,
+        /// The size it should have.
+        expected: usize,
+        /// Where that comes from.
+        of: &'static str,
+    },
+    /// The number of query heads is not a multiple of the number of key/value heads.
+    Heads {
+        /// Heads of q.
+        q_heads: usize,
+        /// Heads of k.
+        kv_heads: usize,
+    },
+    /// A dimension that must be at least 1 is 0.
+    Empty {
+        /// The argument at fault.
+        argument: &'static str,
+        /// Which size.
+        what: &'static str,
+    },
+    /// A number outside its range.
+    Number {
+        /// The setting at fault.
+        argument: &'static str,
+        /// Its value.
+        got: f32,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// Rows and keys differ in number, a rule depends on where rows stand among the keys, and nothing says where.
+    Unaligned {
+        /// The rule that needs to know.
+        rule: &'static str,
+        /// Rows of the sequence.
+        q_len: usize,
+        /// Keys of the sequence.
+        kv_len: usize,
+    },
+    /// Sizes whose product does not fit the address space.
+    TooLarge {
+        /// What would be too large.
+        what: &'static str,
+        /// The factors.
+        sizes: [usize; 4],
+    },
+    /// A view that does not fit its slice.
+    Layout(LayoutError),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mismatch { argument, what, got, expected, of } => {
+                write!(f, "{argument}: {what} is {got}, but {of} has {expected}")
+            }
+            Self::Heads { q_heads, kv_heads } => {
+                write!(f, "q: {q_heads} heads are no multiple of the {kv_heads} heads of k")
+            }
+            Self::Empty { argument, what } => write!(f, "{argument}: {what} is 0, but must be at least 1"),
+            Self::Number { argument, got, expected } => write!(f, "{argument}: {got}, but must be {expected}"),
+            Self::Unaligned { rule, q_len, kv_len } => write!(
+                f,
+                "{rule}: {q_len} rows and {kv_len} keys differ, and no alignment says where the rows stand among the keys \
+                 (top-left, bottom-right or an offset)"
+            ),
+            Self::TooLarge { what, sizes } => write!(f, "{what}: sizes {sizes:?} do not fit the address space"),
+            Self::Layout(e) => e.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for Error {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            Self::Layout(e) => Some(e),
+            _ => None,
+        }
+    }
+}
+
+impl From<LayoutError> for Error {
+    fn from(e: LayoutError) -> Self {
+        Self::Layout(e)
+    }
+}

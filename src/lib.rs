@@ -1,0 +1,23 @@
+//! Scaled-dot-product attention for CPUs.
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod naive;
+mod plan;
+mod problem;
+mod schedule;
+
+pub use error::Error;
+pub use plan::{Exec, Plan};
+pub use problem::{Attention, Inputs, Outputs, Problem, Shape};
+pub use schedule::Workspace;
+pub use sdpa_kernels::{Alignment, Causality, Isa, LayoutError, View, ViewMut, Window, probe};
+
+/// Computes attention, planned on the spot: all threads of the current rayon pool, the widest instruction set.
+///
+/// # Errors
+/// Any [`Error`]; outputs are then untouched.
+pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>) -> Result<(), Error> {
+    attention.problem(inputs, outputs)?.run_once(Exec::default());
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! How a problem will be run: plain data, made from sizes alone, printable.
+
+use crate::problem::{Problem, Shape};
+use core::fmt;
+use sdpa_kernels::{Geometry, Isa, KEY_BLOCK, MAX_TASK};
+
+/// Tasks that each worker should find, so that the last ones to finish do not keep the others waiting long.
+const TASKS_PER_WORKER: usize = 4;
+/// Fewest rows of a task worth packing the keys for: at 32 rows packing is already a tenth of the work.
+const MIN_TASK: usize = 32;
+/// Floating-point operations that make waking another thread worth while: about 40 µs of one core's work, several
+/// times what rayon takes to wake one.
+const FLOPS_PER_WORKER: f64 = 4e6;
+
+/// On what a problem is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Exec {
+    isa: Isa,
+    threads: usize,
+}
+
+impl Default for Exec {
+    /// The widest instruction set, on all threads of the current rayon pool (one without the `rayon` feature).
+    fn default() -> Self {
+        Self { isa: Isa::detect(), threads: crate::schedule::current_threads() }
+    }
+}
+
+impl Exec {
+    /// The widest instruction set, on the calling thread alone.
+    pub fn serial() -> Self {
+        Self { isa: Isa::detect(), threads: 1 }
+    }
+
+    /// On this instruction set.
+    #[must_use]
+    pub fn isa(self, isa: Isa) -> Self {
+        Self { isa, ..self }
+    }
+
+    /// On at most this many threads of the current pool; 0 counts as 1.
+    #[must_use]
+    pub fn threads(self, threads: usize) -> Self {
+        Self { threads: threads.max(1), ..self }
+    }
+}
+
+/// How a problem of one shape is cut up and shared out. No bit of the result depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Plan {
+    pub(crate) shape: Shape,
+    pub(crate) exec: Exec,
+    pub(crate) isa: Isa,
+    pub(crate) workers: usize,
+    pub(crate) tasks: usize,
+    pub(crate) geometry: Geometry,
+}
+
+impl Plan {
+    /// Plans for problems of this one's shape.
+    pub fn new(problem: &Problem<'_>, exec: Exec) -> Self {
+        let shape = problem.shape;
+        let (tile_rows, _) = exec.isa.tile();
+        // Rows that share a key/value head make one run, cut into equal tasks.
+        let sharing = shape.heads / shape.kv_heads.max(1);
+        let rows = sharing.saturating_mul(shape.q_len);
+        let heads = shape.batch.saturating_mul(shape.kv_heads);
+        let useful = (shape.flops() / FLOPS_PER_WORKER) as usize;
+        let workers = exec.threads.min(useful.max(1));
+        let wanted = if workers > 1 { (workers * TASKS_PER_WORKER).div_ceil(heads.max(1)) } else { 1 };
+        let parts = wanted.min(rows.div_ceil(MIN_TASK)).max(rows.div_ceil(MAX_TASK)).max(1);
+        let task_rows = rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);
+        let geometry = Geometry::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
+        let tasks = heads.saturating_mul(rows.div_ceil(geometry.task_rows()));
+        Self { shape, exec, isa: exec.isa, workers: workers.min(tasks.max(1)), tasks, geometry }
+    }
+
+    /// The instruction set.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Threads that will work, at most.
+    pub fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// Independent pieces of work.
+    pub fn tasks(&self) -> usize {
+        self.tasks
+    }
+
+    /// Scratch of one worker, in bytes. Does not depend on lengths, heads or batch.
+    pub fn scratch_bytes(&self) -> usize {
+        self.geometry.scratch_bytes()
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.shape;
+        let (rows, keys) = self.isa.tile();
+        writeln!(
+            f,
+            "{batch} × {heads} heads ({kv_heads} key/value), {q_len} rows × {kv_len} keys, {head_dim} → {value_dim}"
+        )?;
+        writeln!(f, "{}, tiles of {rows} rows × {keys} keys, blocks of {KEY_BLOCK} keys", self.isa)?;
+        write!(
+            f,
+            "{} tasks of up to {} rows, in groups of {}, on {} thread(s), {} KiB of scratch each",
+            self.tasks,
+            self.geometry.task_rows(),
+            self.geometry.group_rows(),
+            self.workers,
+            self.scratch_bytes() / 1024
+        )
+    }
+}

@@ -1,0 +1,76 @@
+//! Runs a plan: the only file that knows about threads.
+//!
+//! Workers take tasks from one counter until none is left. A task writes its own rows and reads shared inputs, so who
+//! runs it, and when, cannot be seen in the result.
+
+use crate::plan::{Exec, Plan};
+use crate::problem::Problem;
+use sdpa_kernels::{Launch, Scratch};
+
+/// Memory that runs share: one scratch for each worker, which grows to what plans need and stays.
+///
+/// A second run of the same plan with the same workspace allocates nothing.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    workers: Vec<Scratch>,
+}
+
+impl Workspace {
+    /// Empty; the first run fills it.
+    pub const fn new() -> Self {
+        Self { workers: Vec::new() }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.workers.iter().map(Scratch::bytes).sum()
+    }
+
+    fn for_plan(&mut self, plan: &Plan) -> &mut [Scratch] {
+        if self.workers.len() < plan.workers {
+            self.workers.resize_with(plan.workers, Scratch::new);
+        }
+        &mut self.workers[..plan.workers]
+    }
+}
+
+impl Problem<'_> {
+    /// Computes. Cannot fail: everything was checked when the problem was made.
+    ///
+    /// A plan made for another shape is made anew for this one; that costs a microsecond, never a wrong result.
+    pub fn run(self, plan: &Plan, workspace: &mut Workspace) {
+        let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
+        let scratch = workspace.for_plan(&plan);
+        let launch = Launch::new(self.call, self.outputs.out, self.outputs.lse, plan.geometry);
+        work(&launch, &plan, scratch);
+    }
+
+    /// Plans and computes, with memory of its own.
+    pub fn run_once(self, exec: Exec) {
+        let plan = Plan::new(&self, exec);
+        self.run(&plan, &mut Workspace::new());
+    }
+}
+
+#[cfg(feature = "rayon")]
+fn work(launch: &Launch<'_>, plan: &Plan, scratch: &mut [Scratch]) {
+    use rayon::prelude::*;
+    match scratch {
+        [one] => launch.work(plan.isa, one),
+        // Dispatch to the instruction set happens inside each worker: a closure handed to rayon does not inherit it.
+        many => many.par_iter_mut().with_max_len(1).for_each(|scratch| launch.work(plan.isa, scratch)),
+    }
+}
+
+#[cfg(not(feature = "rayon"))]
+fn work(launch: &Launch<'_>, plan: &Plan, scratch: &mut [Scratch]) {
+    launch.work(plan.isa, &mut scratch[0]);
+}
+
+/// Threads of the pool a call would run in.
+pub(crate) fn current_threads() -> usize {
+    #[cfg(feature = "rayon")]
+    return rayon::current_num_threads();
+    #[cfg(not(feature = "rayon"))]
+    1
+}
