@@ -59,8 +59,49 @@ pub enum Error {
         /// The factors.
         sizes: [usize; 4],
     },
+    /// One of several values is outside its range.
+    Entry {
+        /// The argument at fault.
+        argument: &'static str,
+        /// Which of its values.
+        index: usize,
+        /// That value.
+        got: usize,
+        /// The bound it breaks: at least, or at most, `limit`.
+        bound: Bound,
+        /// The limit.
+        limit: usize,
+    },
+    /// An argument that only makes sense with another.
+    Needs {
+        /// The argument given.
+        argument: &'static str,
+        /// What must be given too, or must not be.
+        needs: &'static str,
+    },
     /// A view that does not fit its slice.
     Layout(LayoutError),
+}
+
+/// Which side of a limit a value must be on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound {
+    /// No smaller than the limit.
+    AtLeast,
+    /// No larger than the limit.
+    AtMost,
+    /// The limit itself.
+    Exactly,
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AtLeast => "at least",
+            Self::AtMost => "at most",
+            Self::Exactly => "exactly",
+        })
+    }
 }
 
 impl fmt::Display for Error {
@@ -80,6 +121,10 @@ impl fmt::Display for Error {
                  (top-left, bottom-right or an offset)"
             ),
             Self::TooLarge { what, sizes } => write!(f, "{what}: sizes {sizes:?} do not fit the address space"),
+            Self::Entry { argument, index, got, bound, limit } => {
+                write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}")
+            }
+            Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),
             Self::Layout(e) => e.fmt(f),
         }
     }

@@ -1,17 +1,24 @@
 //! Scaled-dot-product attention for CPUs.
 #![forbid(unsafe_code)]
 
+mod attention;
 mod error;
+mod inputs;
 pub mod naive;
 mod plan;
 mod problem;
 mod schedule;
 
-pub use error::Error;
+pub use attention::Attention;
+pub use error::{Bound, Error};
+pub use inputs::Inputs;
 pub use plan::{Exec, Plan};
-pub use problem::{Attention, Inputs, Outputs, Problem, Shape};
+pub use problem::{Outputs, Problem, Shape};
 pub use schedule::Workspace;
-pub use sdpa_kernels::{Alignment, Causality, Isa, LayoutError, View, ViewMut, Window, probe};
+pub use sdpa_kernels::{
+    Alignment, BlockClass, BlockPosition, Causality, Isa, LayoutError, Mask, MaskMod, Mods, NoMod, Point, Position,
+    ProbMod, ScoreMod, View, ViewMut, Window, alibi_slopes, probe,
+};
 
 /// Computes attention, planned on the spot: all threads of the current rayon pool, the widest instruction set.
 ///

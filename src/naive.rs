@@ -1,96 +1,178 @@
-//! The oracle, to be read: attention as the formula says it, one score at a time, sums in `f64`; and the three-pass
-//! `f32` version most people would write, whose error is the yardstick for the fused path's.
-//!
-//! Shares nothing with the fused path but the types it is called with.
+//! The oracle, to be read: attention as the formula says it, one pair at a time, in `f64`; and the same in `f32`, the
+//! three passes most people would write (scores, softmax, weighted sum), whose error is the yardstick for the fused
+//! path's. Shares nothing with the fused path but the types it is called with.
 
-use crate::{Attention, Error, Inputs, Shape};
+use crate::{Attention, Error, Inputs, Mask, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape, View};
 use sdpa_kernels::{Alignment, Causality};
 
-/// What attention gives: `out` `[batch, heads, q_len, value_dim]` and `lse` `[batch, heads, q_len]`, dense.
+/// What attention gives, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
+/// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_mass` `[batch, kv_heads, kv_len]`. Ragged sequences count
+/// as batch, each as long as the longest, filled up with what an empty row gives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer<T> {
     /// Weighted sums of values.
     pub out: Vec<T>,
     /// Natural log of Σ exp(score).
     pub lse: Vec<T>,
+    /// Scores raw, softcapped and masked, then weights.
+    pub points: [Vec<T>; 4],
+    /// Σ of each key's weights over the rows and heads that share it.
+    pub key_mass: Vec<T>,
 }
 
-/// True if row `i` may see key `j`.
-fn sees(attention: &Attention, shape: &Shape, i: usize, j: usize) -> bool {
-    let offset = match attention.alignment {
-        Some(Alignment::BottomRight) => shape.kv_len as i128 - shape.q_len as i128,
-        Some(Alignment::Offset(n)) => n as i128,
-        _ => 0,
-    };
-    let (p, j) = (i as i128 + offset, j as i128);
-    !(attention.visible.causality == Causality::Causal && j > p)
-}
-
-/// The answer in `f64`: exact but for the rounding of `f64` sums.
+/// The answer in `f64`: exact but for the rounding of `f64` sums. Time B·H·Lq·Lk·(D + Dv).
 ///
 /// # Errors
 /// As [`Attention::problem`], as far as inputs go.
 pub fn oracle(attention: &Attention, inputs: &Inputs<'_>) -> Result<Answer<f64>, Error> {
-    let shape = inputs.shape()?;
-    let scale = attention.scale_for(shape.head_dim) as f64;
-    let mut answer = Answer { out: Vec::new(), lse: Vec::new() };
-    for (b, h, i) in rows(&shape) {
-        let kv_head = h / (shape.heads / shape.kv_heads);
-        let at = |x: &crate::View<'_>, head, row, n| *x.get([b, head, row, n]).expect("inside the shape") as f64;
-        let score = |j| (0..shape.head_dim).map(|n| at(&inputs.q, h, i, n) * at(&inputs.k, kv_head, j, n)).sum::<f64>();
-        let seen: Vec<usize> = (0..shape.kv_len).filter(|&j| sees(attention, &shape, i, j)).collect();
-        let scores: Vec<f64> = seen.iter().map(|&j| scale * score(j)).collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-        let sum: f64 = weights.iter().sum();
-        answer.lse.push(if seen.is_empty() { f64::NEG_INFINITY } else { max + sum.ln() });
-        for n in 0..shape.value_dim {
-            let total: f64 = seen.iter().zip(&weights).map(|(&j, w)| w * at(&inputs.v, kv_head, j, n)).sum();
-            answer.out.push(if seen.is_empty() { 0.0 } else { total / sum });
-        }
-    }
-    Ok(answer)
+    answer(attention, inputs, &Mods::new())
 }
 
-/// The same in `f32`, in three passes: scores, softmax, weighted sum.
+/// The same in `f32`.
 ///
 /// # Errors
 /// As [`oracle`].
 pub fn attention(attention: &Attention, inputs: &Inputs<'_>) -> Result<Answer<f32>, Error> {
-    let shape = inputs.shape()?;
-    let scale = attention.scale_for(shape.head_dim);
-    let mut answer = Answer { out: Vec::new(), lse: Vec::new() };
-    for (b, h, i) in rows(&shape) {
-        let kv_head = h / (shape.heads / shape.kv_heads);
-        let at = |x: &crate::View<'_>, head, row, n| *x.get([b, head, row, n]).expect("inside the shape");
-        let mut weights = vec![f32::NEG_INFINITY; shape.kv_len];
-        for j in (0..shape.kv_len).filter(|&j| sees(attention, &shape, i, j)) {
-            let mut dot = 0.0;
-            for n in 0..shape.head_dim {
-                dot += at(&inputs.q, h, i, n) * at(&inputs.k, kv_head, j, n);
-            }
-            weights[j] = dot * scale;
-        }
-        let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let empty = max == f32::NEG_INFINITY;
-        let mut sum = 0.0;
-        for w in &mut weights {
-            *w = if empty { 0.0 } else { (*w - max).exp() };
-            sum += *w;
-        }
-        answer.lse.push(max + sum.ln());
-        for n in 0..shape.value_dim {
-            let mut total = 0.0;
-            for (j, w) in weights.iter().enumerate().filter(|(_, w)| **w != 0.0) {
-                total += w / sum * at(&inputs.v, kv_head, j, n);
-            }
-            answer.out.push(total);
-        }
-    }
-    Ok(answer)
+    answer(attention, inputs, &Mods::new())
 }
 
-fn rows(shape: &Shape) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
-    let Shape { batch, heads, q_len, .. } = *shape;
-    (0..batch).flat_map(move |b| (0..heads).flat_map(move |h| (0..q_len).map(move |i| (b, h, i))))
+/// Either, with the caller's functions.
+///
+/// # Errors
+/// As [`oracle`].
+pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
+    attention: &Attention,
+    inputs: &Inputs<'_>,
+    mods: &Mods<S, M, P>,
+) -> Result<Answer<T>, Error> {
+    let shape = inputs.shape()?;
+    let Shape { batch, heads, kv_heads, q_len, kv_len, .. } = shape;
+    let mass = vec![T::from(0.0); batch * kv_heads * kv_len];
+    let mut all = Answer { out: Vec::new(), lse: Vec::new(), points: Default::default(), key_mass: mass };
+    for b in 0..batch {
+        for h in 0..heads {
+            for i in 0..q_len {
+                row(attention, inputs, mods, Position { batch: b, head: h, row: i, key: 0 }, &mut all)?;
+            }
+        }
+    }
+    Ok(all)
 }
+
+/// One row: score every key, softmax, weighted sum.
+fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
+    attention: &Attention,
+    inputs: &Inputs<'_>,
+    mods: &Mods<S, M, P>,
+    at: Position,
+    all: &mut Answer<T>,
+) -> Result<(), Error> {
+    let shape = inputs.shape()?;
+    let (q_len, kv_len) = inputs.lengths(&shape, at.batch);
+    let (b, q0, k0) = inputs.ragged.map_or((at.batch, 0, 0), |r| (0, r.q[at.batch], r.k[at.batch]));
+    let kv_head = at.head / (shape.heads / shape.kv_heads);
+    let zero = T::from(0.0);
+    let hidden = T::from(f32::NEG_INFINITY);
+    let get = |x: &View<'_>, index| T::from(*x.get(index).expect("inside the shape"));
+    let entry = |x: View<'_>, j| {
+        x.broadcast([shape.batch, shape.heads, shape.q_len])?.get([at.batch, at.head, at.row, j]).copied()
+    };
+    let keeps = |mask: Mask<'_>, j| {
+        let bytes = mask.view().broadcast([shape.batch, shape.heads, shape.q_len])?;
+        let byte = *bytes.get([at.batch, at.head, at.row, j])?;
+        Some(if matches!(mask, Mask::Keep(_)) { byte != 0 } else { byte == 0 })
+    };
+    let position = at.row as i128
+        + match attention.alignment {
+            Some(Alignment::BottomRight) => kv_len as i128 - q_len as i128,
+            Some(Alignment::Offset(n)) => n as i128,
+            _ => 0,
+        };
+    let mut scores = [const { Vec::new() }; 3];
+    for j in 0..shape.kv_len {
+        let exists = at.row < q_len && j < kv_len;
+        let mut s = hidden;
+        if exists {
+            let product = |n| get(&inputs.q, [b, at.head, q0 + at.row, n]) * get(&inputs.k, [b, kv_head, k0 + j, n]);
+            s = (0..shape.head_dim).fold(zero, |sum, n| sum + product(n))
+                * T::from(attention.scale_for(shape.head_dim));
+        }
+        scores[0].push(s);
+        if let (Some(c), true) = (attention.softcap.map(T::from), exists) {
+            s = (s / c).tanh() * c;
+        }
+        scores[1].push(s);
+        let ahead = position - j as i128;
+        let window = attention.visible.window.is_none_or(|w| w.sees(ahead) || j < w.kept_first());
+        let causal = attention.visible.causality == Causality::Full || ahead >= 0;
+        let bias = inputs.bias.map_or(Some(0.0), |bias| entry(bias, j)).unwrap_or(f32::NEG_INFINITY);
+        let here = Position { key: j, ..at };
+        let visible = exists && window && causal && bias != f32::NEG_INFINITY;
+        if !visible || inputs.mask.is_some_and(|mask| keeps(mask, j) != Some(true)) || !mods.mask.keep(here) {
+            s = hidden;
+        } else {
+            s = s + T::from(bias)
+                - inputs.alibi.map_or(zero, |slopes| T::from(slopes[at.head]) * T::from(ahead.abs() as f32));
+            s = if S::ACTIVE { T::from(mods.score.score(s.to_f32(), here)) } else { s };
+        }
+        scores[2].push(s);
+    }
+    let sink = inputs.sinks.map_or(hidden, |sinks| T::from(sinks[at.head]));
+    let max = scores[2].iter().copied().filter(|_| at.row < q_len).fold(sink, |max, s| if s > max { s } else { max });
+    let reference = if max == hidden { zero } else { max };
+    let exponentials: Vec<T> = scores[2].iter().map(|&s| (s - reference).exp()).collect();
+    let sum = exponentials.iter().fold((sink - reference).exp(), |sum, &e| sum + e);
+    let sees = |j: usize| scores[2][j] != hidden;
+    let weights: Vec<T> = (0..shape.kv_len).map(|j| if sees(j) { exponentials[j] / sum } else { zero }).collect();
+    all.lse.push(if sum == zero { hidden } else { reference + sum.ln() });
+    for n in 0..shape.value_dim {
+        let mut total = zero;
+        for j in (0..shape.kv_len).filter(|&j| sees(j)) {
+            let here = Position { key: j, ..at };
+            let weight = if P::ACTIVE { T::from(mods.prob.weight(weights[j].to_f32(), here)) } else { weights[j] };
+            total = total + weight * get(&inputs.v, [b, kv_head, k0 + j, n]);
+        }
+        all.out.push(total);
+    }
+    for (j, &weight) in weights.iter().enumerate() {
+        let mass = &mut all.key_mass[(at.batch * shape.kv_heads + kv_head) * shape.kv_len + j];
+        *mass = *mass + weight;
+    }
+    for (all, row) in all.points.iter_mut().zip(scores.iter().chain([&weights])) {
+        all.extend(row);
+    }
+    Ok(())
+}
+
+/// The numbers the oracle works in.
+pub trait Real:
+    Copy
+    + From<f32>
+    + PartialOrd
+    + core::ops::Add<Output = Self>
+    + core::ops::Sub<Output = Self>
+    + core::ops::Mul<Output = Self>
+    + core::ops::Div<Output = Self>
+{
+    /// eˣ
+    fn exp(self) -> Self;
+    /// ln x
+    fn ln(self) -> Self;
+    /// tanh x
+    fn tanh(self) -> Self;
+    /// Rounded to `f32`.
+    fn to_f32(self) -> f32;
+}
+
+macro_rules! real {
+    ($($t:ident)*) => {$(
+        impl Real for $t {
+            fn exp(self) -> Self { $t::exp(self) }
+            fn ln(self) -> Self { $t::ln(self) }
+            fn tanh(self) -> Self { $t::tanh(self) }
+            fn to_f32(self) -> f32 { self as f32 }
+        }
+    )*};
+}
+
+real!(f32 f64);

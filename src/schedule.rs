@@ -5,7 +5,7 @@
 
 use crate::plan::{Exec, Plan};
 use crate::problem::Problem;
-use sdpa_kernels::{Launch, Scratch};
+use sdpa_kernels::{Launch, MaskMod, Mods, ProbMod, ScoreMod, Scratch};
 
 /// Memory that runs share: one scratch for each worker, which grows to what plans need and stays.
 ///
@@ -39,10 +39,23 @@ impl Problem<'_> {
     ///
     /// A plan made for another shape is made anew for this one; that costs a microsecond, never a wrong result.
     pub fn run(self, plan: &Plan, workspace: &mut Workspace) {
+        self.run_with(plan, workspace, &Mods::new());
+    }
+
+    /// Computes with the caller's functions of scores, positions or weights, compiled into the fused pass.
+    pub fn run_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+        self,
+        plan: &Plan,
+        workspace: &mut Workspace,
+        mods: &Mods<S, M, P>,
+    ) {
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
         let scratch = workspace.for_plan(&plan);
-        let launch = Launch::new(self.call, self.outputs.out, self.outputs.lse, plan.geometry);
-        work(&launch, &plan, scratch);
+        let launch = Launch::new(self.call, self.outputs, plan.geometry);
+        each(scratch, |scratch| launch.work(plan.isa, scratch, mods));
+        if launch.has_mass() {
+            each(scratch, |scratch| launch.work_mass(plan.isa, scratch, mods));
+        }
     }
 
     /// Plans and computes, with memory of its own.
@@ -52,19 +65,16 @@ impl Problem<'_> {
     }
 }
 
-#[cfg(feature = "rayon")]
-fn work(launch: &Launch<'_>, plan: &Plan, scratch: &mut [Scratch]) {
-    use rayon::prelude::*;
-    match scratch {
-        [one] => launch.work(plan.isa, one),
-        // Dispatch to the instruction set happens inside each worker: a closure handed to rayon does not inherit it.
-        many => many.par_iter_mut().with_max_len(1).for_each(|scratch| launch.work(plan.isa, scratch)),
+/// Calls `work` once for each scratch, at the same time where there are threads for it. What `work` dispatches on, it
+/// dispatches on inside: a closure handed to rayon does not inherit the caller's instruction set.
+fn each(scratch: &mut [Scratch], work: impl Fn(&mut Scratch) + Sync + Send) {
+    #[cfg(feature = "rayon")]
+    if scratch.len() > 1 {
+        use rayon::prelude::*;
+        scratch.par_iter_mut().with_max_len(1).for_each(work);
+        return;
     }
-}
-
-#[cfg(not(feature = "rayon"))]
-fn work(launch: &Launch<'_>, plan: &Plan, scratch: &mut [Scratch]) {
-    launch.work(plan.isa, &mut scratch[0]);
+    scratch.iter_mut().take(1).for_each(work);
 }
 
 /// Threads of the pool a call would run in.

@@ -15,8 +15,8 @@ pub(crate) const SCORE_STRIDE: usize = KEY_BLOCK + LANES;
 /// panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Span {
-    lo: u16,
-    hi: u16,
+    pub(crate) lo: u16,
+    pub(crate) hi: u16,
     /// Some row of the tile does not see all of `lo..hi`.
     pub(crate) partial: bool,
 }

@@ -17,15 +17,15 @@ const LOWEST: f32 = -104.0;
 /// 1.5·2²³: adding it to a number below 2²² in size rounds that to an integer, ties to even.
 const ROUND: f32 = 12_582_912.0;
 /// ln 2 = `LN2_HIGH` + `LN2_LOW`; the first is 355/512.
-const LN2_HIGH: f32 = 0.693_359_375;
+const LN2_HIGH: f32 = 355.0 / 512.0;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 
 /// Coefficients of r² … r⁶; those of 1 and r are 1.
-const C: [f32; 5] = [0.499_999_94, 0.166_665_167, 0.041_668_084, 0.008_368_38, 0.001_382_939_6];
+const C: [f32; 5] = [0.499_999_94, 0.166_665_17, 0.041_668_084, 0.008_368_38, 0.001_382_939_6];
 
-/// `eˣ`, x ≤ 0 or NaN in every lane.
+/// x = n·ln 2 + r as `(n, eʳ − 1)`, x ≤ 0 or NaN in every lane.
 #[inline(always)]
-pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
+fn reduce<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
     // The constant comes first: `max` returns its second operand where that is NaN.
     let x = s.max(s.splat(LOWEST), x);
     let round = s.splat(ROUND);
@@ -36,9 +36,24 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     for c in [C[3], C[2], C[1], C[0]] {
         tail = s.fma(tail, r, s.splat(c));
     }
+    (n, s.fma(tail, s.mul(r, r), r))
+}
+
+/// `eˣ`, x ≤ 0 or NaN in every lane.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
+    let (n, q) = reduce(s, x);
     // 1 is added last, to a small number: what rounding happens before it hardly shows.
-    let p = s.add(s.fma(tail, s.mul(r, r), r), s.splat(1.0));
-    s.scale_pow2(p, n)
+    s.scale_pow2(s.add(q, s.splat(1.0)), n)
+}
+
+/// `eˣ − 1` without cancellation near 0, x ≤ 0 or NaN in every lane.
+#[inline(always)]
+pub(crate) fn exp_m1<S: Simd>(s: S, x: S::V) -> S::V {
+    let (n, q) = reduce(s, x);
+    let one = s.splat(1.0);
+    let power = s.scale_pow2(one, n);
+    s.fma(q, power, s.sub(power, one))
 }
 
 /// [`exp`] of every element of a slice.

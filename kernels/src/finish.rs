@@ -6,12 +6,16 @@ use crate::simd::{LANES, Simd};
 #[derive(Clone, Copy)]
 pub(crate) struct RowEnd {
     /// Factor of the gathered output: 1 / Σ exp, in two parts so that the product is rounded about once.
-    factor: (f32, f32),
-    /// ln Σ exp(score), −∞ if nothing was visible.
-    pub(crate) lse: f32,
+    pub(crate) factor: (f32, f32),
+    /// The maximum and the sum, sink included.
+    top: f64,
+    sum: f64,
 }
 
 impl RowEnd {
+    /// A row that sees nothing. What it has gathered is zeros.
+    pub(crate) const EMPTY: Self = Self { factor: (0.0, 0.0), top: f64::NEG_INFINITY, sum: 0.0 };
+
     /// Closes a row with this maximum and sum. A sink is one more key, with value zero.
     pub(crate) fn new(max: f32, sum: f32, sink: Option<f32>) -> Self {
         let (mut top, mut sum, mut own) = (max as f64, sum as f64, 1.0);
@@ -23,14 +27,18 @@ impl RowEnd {
                 sum = sum * own + (sink - top).exp();
             }
         }
-        // Written so that a NaN sum is not taken for an empty row. An empty row has gathered nothing but zeros.
+        // Written so that a NaN sum is not taken for an empty row.
         if sum == 0.0 {
-            return Self { factor: (0.0, 0.0), lse: f32::NEG_INFINITY };
+            return Self::EMPTY;
         }
         let factor = own / sum;
         let high = factor as f32;
-        // An infinity in `max` was passed over only if the sum is NaN already.
-        Self { factor: (high, (factor - high as f64) as f32), lse: (top + sum.ln()) as f32 }
+        Self { factor: (high, (factor - high as f64) as f32), top, sum }
+    }
+
+    /// ln Σ exp(score), −∞ if nothing was visible.
+    pub(crate) fn lse(&self) -> f32 {
+        (self.top + self.sum.ln()) as f32
     }
 }
 
@@ -47,20 +55,24 @@ pub(crate) struct Finish<'a> {
 }
 
 /// Writes the rows: what was gathered times its factor. Zeros are written positive and NaNs as the one quiet NaN, so
-/// that neither the sign of nothing nor a payload depends on what was hidden beside it.
+/// that neither the sign of nothing nor a payload depends on what was hidden beside it. True if all that was gathered is
+/// finite.
 ///
 /// # Safety
 /// Every pointer in `out` is writable for `cols` elements, `element` apart.
 #[inline(always)]
-pub(crate) unsafe fn finish<S: Simd>(s: S, a: Finish<'_>) {
+pub(crate) unsafe fn finish<S: Simd>(s: S, a: Finish<'_>) -> bool {
     let width = a.cols.next_multiple_of(LANES);
     assert!(a.ends.len() == a.out.len() && a.stride >= width && a.gathered.len() >= a.out.len() * a.stride);
     let (zero, nan) = (s.splat(0.0), s.splat(f32::from_bits(0x7fc0_0000)));
+    let mut finite = zero;
     for (r, (end, &out)) in a.ends.iter().zip(a.out).enumerate() {
         let (high, low) = (s.splat(end.factor.0), s.splat(end.factor.1));
         for i in (0..a.cols).step_by(LANES) {
             // SAFETY: `i + 16 ≤ width ≤ stride`, and `gathered` has a stride for every row.
             let x = unsafe { s.load(a.gathered.as_ptr().add(r * a.stride + i)) };
+            // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays.
+            finite = s.fma(x, zero, finite);
             // ∞ times the low part may be NaN where ∞ times the whole is ∞: then the high part alone is the answer.
             let coarse = s.mul(x, high);
             let fine = s.fma(x, high, s.mul(x, low));
@@ -80,4 +92,5 @@ pub(crate) unsafe fn finish<S: Simd>(s: S, a: Finish<'_>) {
             }
         }
     }
+    s.reduce_sum(finite) == 0.0
 }

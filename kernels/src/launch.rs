@@ -1,15 +1,19 @@
 //! A call bound to its outputs, handed out task by task.
 
+use crate::block::KEY_BLOCK;
 use crate::geometry::{Geometry, Scratch};
 use crate::isa::{Isa, Visitor};
+use crate::options::{MaskMod, Mods, Options, ProbMod, ScoreMod};
+use crate::outputs::{Outputs, POINTS, Point, Shared};
 use crate::steps::Steps;
 use crate::tile;
-use crate::view::{SharedMut, View, ViewMut};
+use crate::view::View;
 use crate::visible::{Alignment, Visible};
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// The inputs and options of one attention call: shapes q `[B, H, Lq, D]`, k `[B, Hkv, Lk, D]`, v `[B, Hkv, Lk, Dv]`.
+/// The inputs and options of one attention call: shapes q `[B, H, Lq, D]`, k `[B, Hkv, Lk, D]`, v `[B, Hkv, Lk, Dv]`;
+/// with ragged sequences `B` is 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
     /// Queries.
@@ -24,139 +28,274 @@ pub struct Call<'a> {
     pub visible: Visible,
     /// Where the rows stand among the keys.
     pub alignment: Alignment,
+    /// What else happens to scores.
+    pub options: Options<'a>,
 }
 
-/// Lengths of one sequence of the batch.
+/// One sequence: where it lies and how long it is.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sequence {
-    pub(crate) q_len: usize,
-    pub(crate) kv_len: usize,
+pub struct Sequence {
+    /// Batch index of its tensors.
+    pub(crate) batch: usize,
+    /// First query row and first key in the tensors.
+    pub(crate) first_row: usize,
+    pub(crate) first_key: usize,
+    /// Query rows.
+    pub q_len: usize,
+    /// Keys.
+    pub kv_len: usize,
     /// Position of row 0 among the keys.
-    pub(crate) offset: isize,
+    pub offset: isize,
 }
 
 impl Call<'_> {
     /// Query heads that share one key/value head.
-    pub(crate) fn sharing(&self) -> usize {
+    pub fn sharing(&self) -> usize {
         self.q.shape()[1] / self.k.shape()[1].max(1)
     }
 
-    pub(crate) fn sequence(&self, _batch: usize) -> Sequence {
-        let (q_len, kv_len) = (self.q.shape()[2], self.k.shape()[2]);
-        Sequence { q_len, kv_len, offset: self.alignment.offset(q_len, kv_len) }
+    /// Sequences in the call.
+    pub fn sequences(&self) -> usize {
+        match self.options.ragged {
+            Some(ragged) => ragged.q.len() - 1,
+            None => self.q.shape()[0],
+        }
+    }
+
+    /// Lengths of the longest sequence: what bias, masks and score outputs are as large as.
+    pub fn longest(&self) -> (usize, usize) {
+        match self.options.ragged {
+            Some(ragged) => {
+                let longest = |ends: &[usize]| ends.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
+                (longest(ragged.q), longest(ragged.k))
+            }
+            None => (self.q.shape()[2], self.k.shape()[2]),
+        }
+    }
+
+    /// The lengths of sequence `index`.
+    pub fn sequence(&self, index: usize) -> Sequence {
+        let (batch, rows, keys) = match self.options.ragged {
+            Some(ragged) => (0, ragged.q[index]..ragged.q[index + 1], ragged.k[index]..ragged.k[index + 1]),
+            None => (index, 0..self.q.shape()[2], 0..self.k.shape()[2]),
+        };
+        let kv_len = self.options.kv_lens.map_or(keys.len(), |lens| lens[index]);
+        let offset = self.alignment.offset(rows.len(), kv_len);
+        Sequence { batch, first_row: rows.start, first_key: keys.start, q_len: rows.len(), kv_len, offset }
     }
 
     /// The one place that says which shapes fit together. Everything unsafe below relies on it.
-    fn assert_consistent(&self, out: [usize; 4], lse: Option<[usize; 4]>) {
+    fn assert_consistent(&self, out: &Outputs<'_>) {
         let ([b, h, lq, d], [kb, hkv, lk, kd], [vb, vh, lv, dv]) = (self.q.shape(), self.k.shape(), self.v.shape());
         assert!((kb, kd) == (b, d) && (vb, vh, lv) == (b, hkv, lk), "q, k and v do not fit together");
         assert!(if hkv == 0 { h == 0 } else { h % hkv == 0 }, "query heads are no multiple of key/value heads");
-        assert!(out == [b, h, lq, dv], "the output does not fit q and v");
-        assert!(lse.is_none_or(|shape| shape == [b, h, lq, 1]), "the LSE does not fit q");
+        assert!(out.out.shape() == [b, h, lq, dv], "the output does not fit q and v");
+        assert!(out.lse.as_ref().is_none_or(|lse| lse.shape() == [b, h, lq, 1]), "the LSE does not fit q");
+        if let Some(ragged) = self.options.ragged {
+            let cumulative = |ends: &[usize], total: usize| {
+                ends.first() == Some(&0) && ends.last() == Some(&total) && ends.is_sorted()
+            };
+            assert!(b == 1 && ragged.q.len() == ragged.k.len(), "ragged sequences do not fit a batch");
+            assert!(cumulative(ragged.q, lq) && cumulative(ragged.k, lk), "cumulative lengths do not fit q and k");
+        }
+        let (n, (rows, keys)) = (self.sequences(), self.longest());
+        let whole = |index: usize| match self.options.ragged {
+            Some(ragged) => ragged.k[index + 1] - ragged.k[index],
+            None => lk,
+        };
+        if let Some(lens) = self.options.kv_lens {
+            assert!(lens.len() == n, "key lengths do not fit the batch");
+            assert!(lens.iter().enumerate().all(|(i, &len)| len <= whole(i)), "a key length is beyond its tensor");
+        }
+        for shape in
+            [self.options.bias.map(|v| v.shape()), self.options.mask.map(|m| m.view().shape())].into_iter().flatten()
+        {
+            assert!(shape[..3] == [n, h, rows], "a bias or mask does not fit");
+        }
+        for per_head in [self.options.alibi, self.options.sinks].into_iter().flatten() {
+            assert!(per_head.len() == h, "slopes or sinks do not fit the heads");
+        }
+        for view in out.points.iter().flatten() {
+            assert!(view.shape() == [n, h, rows, keys], "a score output does not fit");
+        }
+        if let Some(mass) = &out.key_mass {
+            assert!(mass.shape() == [b, hkv, lk, 1] && out.lse.is_some(), "the key mass does not fit, or has no LSE");
+        }
     }
 }
 
-/// A run of query rows of one batch and key/value head. Row `r` is query row `r % q_len` of the head's `r / q_len`-th
-/// query head.
+/// A run of query rows of one sequence and key/value head. Row `r` is query row `r % q_len` of the head's
+/// `r / q_len`-th query head.
 #[derive(Debug, Clone)]
 pub(crate) struct Task {
-    pub(crate) batch: usize,
+    pub(crate) index: usize,
     pub(crate) kv_head: usize,
     pub(crate) rows: Range<usize>,
-}
-
-/// Where results go.
-pub(crate) struct Outputs<'a> {
-    pub(crate) out: SharedMut<'a, f32>,
-    pub(crate) lse: Option<SharedMut<'a, f32>>,
 }
 
 /// A call, its outputs and a geometry: a queue of tasks that workers empty together.
 pub struct Launch<'a> {
     call: Call<'a>,
-    outputs: Outputs<'a>,
+    outputs: Shared<'a>,
     geometry: Geometry,
-    /// Tasks of one batch and key/value head.
-    per_head: usize,
-    tasks: usize,
+    rows: Queue,
+    mass: Queue,
+    /// Key blocks of the longest sequence.
+    blocks: usize,
+}
+
+/// Numbers below `len`, each handed out once.
+struct Queue {
+    len: usize,
     next: AtomicUsize,
 }
 
+impl Queue {
+    fn new(len: usize) -> Self {
+        Self { len, next: AtomicUsize::new(0) }
+    }
+
+    fn take(&self) -> Option<usize> {
+        // Relaxed: the counter orders nothing but itself; results are published by whatever joins the workers.
+        let taken = self.next.fetch_add(1, Ordering::Relaxed);
+        if taken < self.len {
+            // Last rows first: under a causal mask they see the most keys, and what is left for the end is short.
+            return Some(self.len - 1 - taken);
+        }
+        // Step back, so that no number of calls can wrap the counter round.
+        self.next.store(self.len, Ordering::Relaxed);
+        None
+    }
+}
+
 impl<'a> Launch<'a> {
-    /// Binds a call to its outputs: `[B, H, Lq, Dv]`, and `[B, H, Lq, 1]` for the log-sum-exp.
+    /// Binds a call to its outputs.
     ///
     /// # Panics
     /// If shapes do not fit together. `sdpa` reports such calls as errors before they come here.
-    pub fn new(call: Call<'a>, out: ViewMut<'a>, lse: Option<ViewMut<'a>>, geometry: Geometry) -> Self {
-        call.assert_consistent(out.shape(), lse.as_ref().map(ViewMut::shape));
-        let [batch, _, q_len, d] = call.q.shape();
+    pub fn new(call: Call<'a>, outputs: Outputs<'a>, geometry: Geometry) -> Self {
+        call.assert_consistent(&outputs);
         let [_, kv_heads, _, dv] = call.v.shape();
-        assert!((geometry.head_dim, geometry.value_dim) == (d, dv), "the geometry is for other dimensions");
-        let per_head = (call.sharing() * q_len).div_ceil(geometry.task_rows);
-        let outputs = Outputs { out: out.into_shared(), lse: lse.map(ViewMut::into_shared) };
-        Self { call, outputs, geometry, per_head, tasks: batch * kv_heads * per_head, next: AtomicUsize::new(0) }
-    }
-
-    /// Tasks in all.
-    pub fn tasks(&self) -> usize {
-        self.tasks
+        assert!((geometry.head_dim, geometry.value_dim) == (call.q.shape()[3], dv), "the geometry is for other sizes");
+        let (sequences, per_head) = (call.sequences(), rows_per_head(&call, geometry.task_rows));
+        let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
+        let blocks = if outputs.key_mass.is_some() { call.longest().1.div_ceil(KEY_BLOCK) } else { 0 };
+        Self {
+            call,
+            outputs: outputs.into_shared(),
+            geometry,
+            rows: Queue::new(heads * per_head),
+            mass: Queue::new(sequences * kv_heads * blocks),
+            blocks,
+        }
     }
 
     /// Takes tasks and runs them until none is left. Any number of workers may do this at once, each with its own
     /// scratch.
-    pub fn work(&self, isa: Isa, scratch: &mut Scratch) {
-        struct Work<'a, 'b>(&'a Launch<'b>, &'a mut Scratch);
-        impl Visitor for Work<'_, '_> {
-            type Output = ();
-            fn visit<S: Steps>(self, s: S) {
-                let Work(launch, scratch) = self;
-                while let Some(task) = launch.take() {
-                    // SAFETY: the call is consistent, and no other worker is given these rows.
-                    unsafe {
-                        tile::run(
-                            s,
-                            &launch.call,
-                            &launch.outputs,
-                            task,
-                            scratch.regions(&launch.geometry),
-                            &launch.geometry,
-                        )
-                    }
+    pub fn work<A: ScoreMod, B: MaskMod, C: ProbMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
+        isa.dispatch(Work { launch: self, scratch, mods, phase: Phase::Rows });
+    }
+
+    /// True if [`Self::work_mass`] has something to do.
+    pub fn has_mass(&self) -> bool {
+        self.mass.len > 0
+    }
+
+    /// The second phase, once [`Self::work`] has returned in every worker: sums of weights per key.
+    pub fn work_mass<A: ScoreMod, B: MaskMod, C: ProbMod>(
+        &self,
+        isa: Isa,
+        scratch: &mut Scratch,
+        mods: &Mods<A, B, C>,
+    ) {
+        isa.dispatch(Work { launch: self, scratch, mods, phase: Phase::Mass });
+    }
+
+    fn task(&self, number: usize) -> Task {
+        let per_head = rows_per_head(&self.call, self.geometry.task_rows);
+        let kv_heads = self.call.k.shape()[1];
+        let (head, part) = (number / per_head, number % per_head);
+        let (sharing, task_rows) = (self.call.sharing(), self.geometry.task_rows);
+        let (index, kv_head, first) = match self.call.options.ragged {
+            None => (head / kv_heads, head % kv_heads, part * task_rows),
+            Some(ragged) => {
+                // Sequence s owns parts s + ⌊rows before it / task_rows⌋ on: always enough of them, sometimes one more.
+                let first_part = |s: usize| ragged.q[s] * sharing / task_rows + s;
+                let (mut low, mut high) = (0, ragged.q.len() - 1);
+                while high - low > 1 {
+                    let middle = low.midpoint(high);
+                    if first_part(middle) <= part { low = middle } else { high = middle }
+                }
+                (low, head, (part - first_part(low)) * task_rows)
+            }
+        };
+        let rows = sharing * self.call.sequence(index).q_len;
+        Task { index, kv_head, rows: first.min(rows)..rows.min(first + task_rows) }
+    }
+}
+
+/// Tasks of one key/value head: of one sequence, or of all of them if they are ragged.
+fn rows_per_head(call: &Call<'_>, task_rows: usize) -> usize {
+    let rows = call.sharing() * call.q.shape()[2];
+    match call.options.ragged {
+        None => rows.div_ceil(task_rows),
+        Some(ragged) if ragged.q.len() > 1 => rows / task_rows + ragged.q.len() - 1,
+        Some(_) => 0,
+    }
+}
+
+enum Phase {
+    Rows,
+    Mass,
+}
+
+struct Work<'w, 'a, A, B, C> {
+    launch: &'w Launch<'a>,
+    scratch: &'w mut Scratch,
+    mods: &'w Mods<A, B, C>,
+    phase: Phase,
+}
+
+impl<A: ScoreMod, B: MaskMod, C: ProbMod> Visitor for Work<'_, '_, A, B, C> {
+    type Output = ();
+
+    fn visit<S: Steps>(self, s: S) {
+        let Self { launch, scratch, mods, phase } = self;
+        let Launch { call, outputs, geometry, rows, mass, blocks } = launch;
+        match phase {
+            Phase::Rows => {
+                while let Some(number) = rows.take() {
+                    let task = launch.task(number);
+                    let fused = tile::Fused::new(s, mods, call, outputs, task, geometry);
+                    // SAFETY: the call is consistent with its outputs; every number is taken once and no two tasks
+                    // share a row, so this worker owns the task's part of the outputs.
+                    unsafe { fused.run(scratch.regions(geometry)) }
+                }
+            }
+            Phase::Mass => {
+                let kv_heads = call.k.shape()[1];
+                while let Some(number) = mass.take() {
+                    let (head, block) = (number / blocks, number % blocks);
+                    let (index, kv_head) = (head / kv_heads, head % kv_heads);
+                    let rows = 0..call.sharing() * call.sequence(index).q_len;
+                    let fused = tile::Fused::new(s, mods, call, outputs, Task { index, kv_head, rows }, geometry);
+                    // SAFETY: as above, for the keys of one block of one sequence; the LSE is only read, and nobody
+                    // writes it in this phase.
+                    unsafe { fused.key_mass(block, scratch.regions(geometry)) }
                 }
             }
         }
-        isa.dispatch(Work(self, scratch));
-    }
-
-    /// The next task. Each is handed out once, and no two share a row: whoever has it owns its part of the outputs.
-    fn take(&self) -> Option<Task> {
-        // Relaxed: the counter orders nothing but itself; results are published by whatever joins the workers.
-        let taken = self.next.fetch_add(1, Ordering::Relaxed);
-        if taken >= self.tasks {
-            // Step back, so that no number of calls can wrap the counter round.
-            self.next.store(self.tasks, Ordering::Relaxed);
-            return None;
-        }
-        // Last rows first: under a causal mask they see the most keys, and what is left for the end is short.
-        let index = self.tasks - 1 - taken;
-        let (head, part) = (index / self.per_head, index % self.per_head);
-        let kv_heads = self.call.k.shape()[1];
-        let rows = self.call.sharing() * self.call.q.shape()[2];
-        let first = part * self.geometry.task_rows;
-        Some(Task {
-            batch: head / kv_heads,
-            kv_head: head % kv_heads,
-            rows: first..rows.min(first + self.geometry.task_rows),
-        })
     }
 }
 
 impl core::fmt::Debug for Launch<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let written = POINTS.iter().filter(|&&point: &&Point| self.outputs.point(point).is_some());
         f.debug_struct("Launch")
             .field("call", &self.call)
             .field("geometry", &self.geometry)
-            .field("tasks", &self.tasks)
+            .field("tasks", &self.rows.len)
+            .field("points", &written.collect::<Vec<_>>())
             .finish_non_exhaustive()
     }
 }

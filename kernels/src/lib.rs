@@ -15,7 +15,12 @@ pub mod gemm;
 mod geometry;
 mod isa;
 mod launch;
+mod options;
+mod outputs;
 mod pack;
+mod passes;
+mod poison;
+mod prepare;
 pub mod probe;
 mod scores;
 mod simd;
@@ -29,6 +34,10 @@ mod visible;
 pub use block::KEY_BLOCK;
 pub use geometry::{Geometry, MAX_GROUP, MAX_TASK, Scratch};
 pub use isa::Isa;
-pub use launch::{Call, Launch};
+pub use launch::{Call, Launch, Sequence};
+pub use options::{
+    BlockClass, BlockPosition, Mask, MaskMod, Mods, NoMod, Options, Position, ProbMod, Ragged, ScoreMod, alibi_slopes,
+};
+pub use outputs::{Outputs, Point};
 pub use view::{LayoutError, View, ViewMut};
 pub use visible::{Alignment, Causality, Keys, Visible, Window};

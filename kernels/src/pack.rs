@@ -4,6 +4,7 @@
 //! of a task (1–3 % of the work). Queries are used where they lie when their rows are
 //! contiguous, values when they are also whole vectors wide; otherwise they are copied.
 
+use crate::poison::Care;
 use crate::simd::{LANES, Simd};
 
 /// Rows of floats somewhere in memory: row `i` starts at `first + i·row`, its elements are `element` apart.
@@ -61,12 +62,12 @@ pub(crate) unsafe fn pack_keys<S: Simd>(s: S, keys: Rows, n: usize, d: usize, ou
     }
 }
 
-/// Copies `n` rows of `cols` columns, each filled up with zeros to whole vectors. If `clean`, anything that is not
-/// finite becomes zero.
+/// Copies `n` rows of `cols` columns, each filled up with zeros to whole vectors. With care, anything that is
+/// not finite becomes zero.
 ///
 /// # Safety
 /// `values` has `n` readable rows of `cols` elements.
-pub(crate) unsafe fn pack_rows(values: Rows, n: usize, cols: usize, clean: bool, out: &mut [f32]) {
+pub(crate) unsafe fn pack_rows(values: Rows, n: usize, cols: usize, care: Care, out: &mut [f32]) {
     let width = cols.next_multiple_of(LANES);
     for (j, out) in out[..n * width].chunks_exact_mut(width).enumerate() {
         // SAFETY: the caller vouches for row `j < n`.
@@ -81,7 +82,7 @@ pub(crate) unsafe fn pack_rows(values: Rows, n: usize, cols: usize, clean: bool,
                 *x = unsafe { *row.offset(i as isize * values.element) };
             }
         }
-        if clean {
+        if care == Care::Careful {
             for x in copy.iter_mut().filter(|x| !x.is_finite()) {
                 *x = 0.0;
             }

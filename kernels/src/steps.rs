@@ -5,7 +5,9 @@
 //! crate whose body is a kernel inlined into a `#[target_feature]` function.
 
 use crate::finish::{self, Finish};
+use crate::options::Mask;
 use crate::pack::{self, Rows};
+use crate::passes::{self, Columns, Group};
 use crate::scores::{self, Scores};
 use crate::simd::Simd;
 use crate::softmax;
@@ -26,6 +28,25 @@ pub(crate) trait Steps: Copy + Send + Sync {
     /// # Safety
     /// As for [`scores::scores`].
     unsafe fn scores(self, a: Scores<'_>);
+    /// `c·tanh(score / c)`.
+    fn softcap(self, group: Group<'_>, cap: f32);
+    /// # Safety
+    /// As for [`passes::bias`].
+    unsafe fn bias(self, group: Group<'_>, rows: &[Columns<f32>]);
+    /// Adds −slope·|p − j|.
+    fn alibi(self, group: Group<'_>, rows: &[(f32, f32)]);
+    /// # Safety
+    /// As for [`passes::mask`].
+    unsafe fn mask(self, group: Group<'_>, rows: &[Columns<u8>], polarity: Mask<'_>);
+    /// # Safety
+    /// As for [`passes::kept`].
+    unsafe fn kept(self, row: Columns<u8>, polarity: Mask<'_>, keys: core::ops::Range<usize>) -> (usize, usize, bool);
+    /// Scores to finished weights.
+    fn weights(self, group: Group<'_>, rows: &[(f32, f32)]);
+    /// Weights into the sum of each key.
+    fn add_up(self, group: Group<'_>, mass: &mut [f32]);
+    /// Runs a caller's function compiled for this instruction set, as far as it inlines.
+    fn vectorized<R>(self, f: impl FnOnce() -> R) -> R;
     /// Scores to weights, and the block into the rows' running maximum and sum.
     fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>);
     /// # Safety
@@ -33,7 +54,7 @@ pub(crate) trait Steps: Copy + Send + Sync {
     unsafe fn values(self, a: Values<'_>);
     /// # Safety
     /// As for [`finish::finish`].
-    unsafe fn finish(self, a: Finish<'_>);
+    unsafe fn finish(self, a: Finish<'_>) -> bool;
     /// `eˣ` of every element, all non-positive.
     fn exp(self, xs: &mut [f32]);
     /// Keeps the arithmetic units busy with FMAs and nothing else. Returns the operations done, and a value that depends
@@ -72,6 +93,68 @@ macro_rules! steps {
                 )
             }
 
+            fn softcap(self, group: Group<'_>, cap: f32) {
+                self.vectorize(
+                    #[inline(always)]
+                    || passes::softcap(self, group, cap),
+                )
+            }
+
+            unsafe fn bias(self, group: Group<'_>, rows: &[Columns<f32>]) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { passes::bias(self, group, rows) },
+                )
+            }
+
+            fn alibi(self, group: Group<'_>, rows: &[(f32, f32)]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || passes::alibi(self, group, rows),
+                )
+            }
+
+            unsafe fn mask(self, group: Group<'_>, rows: &[Columns<u8>], polarity: Mask<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { passes::mask(self, group, rows, polarity) },
+                )
+            }
+
+            unsafe fn kept(
+                self,
+                row: Columns<u8>,
+                polarity: Mask<'_>,
+                keys: core::ops::Range<usize>,
+            ) -> (usize, usize, bool) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { passes::kept(row, polarity, keys) },
+                )
+            }
+
+            fn weights(self, group: Group<'_>, rows: &[(f32, f32)]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || passes::weights(self, group, rows),
+                )
+            }
+
+            fn add_up(self, group: Group<'_>, mass: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || passes::add_up(self, group, mass),
+                )
+            }
+
+            #[inline(always)]
+            fn vectorized<R>(self, f: impl FnOnce() -> R) -> R {
+                self.vectorize(f)
+            }
+
             fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>) {
                 self.vectorize(
                     #[inline(always)]
@@ -87,7 +170,7 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn finish(self, a: Finish<'_>) {
+            unsafe fn finish(self, a: Finish<'_>) -> bool {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.

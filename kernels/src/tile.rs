@@ -3,130 +3,151 @@
 //! ```text
 //! (max, sum, out) ← (−∞, 0, 0) for every row
 //! for each block of 256 keys:
-//!     pack its keys                                    once, for all rows
 //!     for each group of up to 96 rows:
-//!         S ← scale · Q Kᵀ                             scores
-//!         S ← −∞ where the row does not see the key
+//!         S ← the group's final scores                 prepare.rs: QKᵀ, options, −∞ where hidden
 //!         P ← exp(S − rowmax S)                        softmax; also takes (rowmax S, Σ P) into (max, sum)
 //!         out ← keep · out + join · P V                values
 //! out ← out / sum;  lse ← max + ln sum                 finish
 //! ```
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) Nothing grows with the number of keys.
 
-use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
+use crate::block::KEY_BLOCK;
 use crate::finish::{Finish, RowEnd};
 use crate::geometry::{Geometry, MAX_GROUP, Regions};
-use crate::launch::{Call, Outputs, Sequence, Task};
+use crate::launch::{Call, Sequence, Task};
+use crate::options::{MaskMod, Mods, Position, ProbMod, ScoreMod};
+use crate::outputs::{Point, Shared};
 use crate::pack::{Rows, pack_rows};
-use crate::scores::Scores;
+use crate::passes::Group;
+use crate::poison::{Care, Seen};
+use crate::prepare::Spans;
 use crate::simd::LANES;
 use crate::softmax;
 use crate::steps::Steps;
 use crate::values::{ValueRows, Values};
-use crate::visible::Keys;
 use core::ops::Range;
 
-/// Most tiles of a group: a backend's tile has at least one row.
-const MAX_TILES: usize = MAX_GROUP;
-
-/// Runs one task.
-///
-/// # Safety
-/// The call is consistent, `task` lies inside it, `regions` were cut for `geometry`, and nobody else writes the
-/// task's rows of the outputs.
-pub(crate) unsafe fn run<S: Steps>(
-    s: S,
-    call: &Call<'_>,
-    outputs: &Outputs<'_>,
-    task: Task,
-    regions: Regions<'_>,
-    geometry: &Geometry,
-) {
-    let loop_ = Fused { s, call, seq: call.sequence(task.batch), task, geometry };
-    // SAFETY: passed on.
-    unsafe { loop_.run(outputs, regions) }
-}
-
-struct Fused<'a, 'c, S> {
-    s: S,
-    call: &'a Call<'c>,
-    seq: Sequence,
-    task: Task,
-    geometry: &'a Geometry,
+/// One task, and all it needs to know.
+pub(crate) struct Fused<'t, 'a, S, M> {
+    pub(crate) s: S,
+    pub(crate) mods: &'t M,
+    pub(crate) call: &'t Call<'a>,
+    pub(crate) outputs: &'t Shared<'a>,
+    pub(crate) geometry: &'t Geometry,
+    pub(crate) task: Task,
+    pub(crate) seq: Sequence,
 }
 
 /// The key block at hand.
-struct Block {
-    first: usize,
-    len: usize,
-    keys: Rows,
-    values: Rows,
+pub(crate) struct Block {
+    /// Its first key, counted in the sequence, and how many there are.
+    pub(crate) first: usize,
+    pub(crate) len: usize,
+    pub(crate) keys: Rows,
+    pub(crate) values: Rows,
     /// Which packed run is in the scratch, if any: keys by first key, values by first column.
-    packed_keys: Option<usize>,
-    packed_values: Option<(usize, Clean)>,
-    /// Whether all its values are finite, once somebody had to know.
-    finite: Option<bool>,
+    pub(crate) packed_keys: Option<usize>,
+    packed_values: Option<(usize, Care)>,
 }
 
-/// Whether packed values had what is not finite replaced by zero.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Clean {
-    No,
-    Yes,
+/// Where the task's queries are.
+#[derive(Clone, Copy)]
+pub(crate) enum Queries {
+    /// In the caller's memory, contiguous.
+    InPlace,
+    /// Copied to scratch, `[row of the task][head_dim]`.
+    Copied(*const f32),
 }
 
-impl<S: Steps> Fused<'_, '_, S> {
+/// A query row: its number in the group, its head, its row in the sequence.
+#[derive(Clone, Copy)]
+pub(crate) struct Row {
+    pub(crate) n: usize,
+    pub(crate) head: usize,
+    pub(crate) i: usize,
+}
+
+impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mods<A, B, C>> {
+    pub(crate) fn new(
+        s: S,
+        mods: &'t Mods<A, B, C>,
+        call: &'t Call<'a>,
+        outputs: &'t Shared<'a>,
+        task: Task,
+        geometry: &'t Geometry,
+    ) -> Self {
+        let seq = call.sequence(task.index);
+        Self { s, mods, call, outputs, geometry, task, seq }
+    }
+
+    /// Computes the task's rows and writes them.
+    ///
     /// # Safety
-    /// As for [`run`].
-    unsafe fn run(&self, outputs: &Outputs<'_>, mut regions: Regions<'_>) {
-        let rows = self.task.rows.len();
-        regions.max.fill(f32::NEG_INFINITY);
-        regions.sum.fill(0.0);
-        regions.out[..rows * self.geometry.width()].fill(0.0);
-        let group_rows = self.geometry.group_rows;
-        // SAFETY: passed on; every group lies inside the task.
+    /// The call is consistent with its outputs, the task lies inside it, `regions` were cut for the geometry, and nobody
+    /// else writes the task's rows.
+    pub(crate) unsafe fn run(&self, mut regions: Regions<'_>) {
+        if self.task.rows.is_empty() {
+            return;
+        }
+        // SAFETY: passed on.
         unsafe {
             let queries = self.queries(&mut regions);
-            for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
-                let mut block = self.block(first);
-                for group in (0..rows).step_by(group_rows) {
-                    self.group(&mut block, queries, group..rows.min(group + group_rows), &mut regions);
+            // Hidden values have weight 0, and 0 times a finite number is nothing. Assume they are finite; if they
+            // were not, or something visible was not, it shows in the result, and everything is done again with care.
+            for care in [Care::Fast, Care::Careful] {
+                self.gather(queries, care, &mut regions);
+                if C::ACTIVE {
+                    self.gather_modified(queries, care, &mut regions);
+                }
+                if self.finish(&regions) {
+                    break;
                 }
             }
-            for group in (0..rows).step_by(group_rows) {
-                self.finish(group..rows.min(group + group_rows), outputs, &regions);
-            }
+            self.finish_scores(&mut regions);
         }
     }
 
-    /// The head and row of the sequence that row `r` of the task is.
-    fn row(&self, r: usize) -> (usize, usize) {
-        let r = self.task.rows.start + r;
-        (self.task.kv_head * self.call.sharing() + r / self.seq.q_len, r % self.seq.q_len)
+    /// The groups of the task, as ranges of its rows.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<S, A, B, C> {
+        let (rows, step) = (self.task.rows.len(), self.geometry.group_rows);
+        (0..rows).step_by(step).map(move |first| first..rows.min(first + step))
     }
 
-    /// The keys that row `r` of the task sees.
-    fn keys_of(&self, r: usize) -> Keys {
-        let (_, i) = self.row(r);
-        self.call.visible.keys(self.seq.offset.saturating_add_unsigned(i), self.seq.kv_len)
+    /// The rows of a group.
+    pub(crate) fn rows(&self, group: Range<usize>) -> impl Iterator<Item = Row> + use<S, A, B, C> {
+        // A division for the first, steps for the rest.
+        let first = self.task.rows.start + group.start;
+        let q_len = self.seq.q_len;
+        let heads = self.task.kv_head * self.call.sharing();
+        let (mut head, mut i) = (heads + first / q_len, first % q_len);
+        (0..group.len()).map(move |n| {
+            let row = Row { n, head, i };
+            i += 1;
+            if i == q_len {
+                (head, i) = (head + 1, 0);
+            }
+            row
+        })
+    }
+
+    pub(crate) fn position(&self, row: Row, key: usize) -> Position {
+        Position { batch: self.task.index, head: row.head, row: row.i, key }
     }
 
     /// Copies the task's queries if they are not contiguous, and says where the rows are.
     ///
     /// # Safety
-    /// As for [`run`].
+    /// As for [`Self::run`].
     unsafe fn queries(&self, regions: &mut Regions<'_>) -> Queries {
-        if self.call.q.strides()[3] == 1 || self.geometry.head_dim <= 1 {
+        let d = self.geometry.head_dim;
+        if self.call.q.strides()[3] == 1 || d == 1 {
             return Queries::InPlace;
         }
-        let d = self.geometry.head_dim;
-        for (r, copy) in regions.queries.chunks_exact_mut(d).take(self.task.rows.len()).enumerate() {
-            let (h, i) = self.row(r);
-            // SAFETY: the row is inside the call's queries.
-            let (first, element) = unsafe { self.call.q.row(self.task.batch, h, i) };
-            for (n, x) in copy.iter_mut().enumerate() {
-                // SAFETY: element `n < head_dim`.
-                *x = unsafe { *first.offset(n as isize * element) };
+        for (row, copy) in self.rows(0..self.task.rows.len()).zip(regions.queries.chunks_exact_mut(d)) {
+            // SAFETY: the row is inside the call's queries and has `d` elements.
+            unsafe {
+                let (first, element) = self.call.q.row(self.seq.batch, row.head, self.seq.first_row + row.i);
+                pack_rows(Rows { first, row: 0, element }, 1, d, Care::Fast, copy);
             }
         }
         Queries::Copied(regions.queries.as_ptr())
@@ -135,11 +156,11 @@ impl<S: Steps> Fused<'_, '_, S> {
     /// The block of keys that starts at `first`.
     ///
     /// # Safety
-    /// As for [`run`]; `first < kv_len`.
+    /// As for [`Self::run`]; `first < kv_len`.
     unsafe fn block(&self, first: usize) -> Block {
-        let (b, h) = (self.task.batch, self.task.kv_head);
+        let (b, h, j) = (self.seq.batch, self.task.kv_head, self.seq.first_key + first);
         // SAFETY: key `first` exists.
-        let ((k, k_element), (v, v_element)) = unsafe { (self.call.k.row(b, h, first), self.call.v.row(b, h, first)) };
+        let ((k, k_element), (v, v_element)) = unsafe { (self.call.k.row(b, h, j), self.call.v.row(b, h, j)) };
         Block {
             first,
             len: KEY_BLOCK.min(self.seq.kv_len - first),
@@ -147,286 +168,221 @@ impl<S: Steps> Fused<'_, '_, S> {
             values: Rows { first: v, row: self.call.v.strides()[2], element: v_element },
             packed_keys: None,
             packed_values: None,
-            finite: None,
         }
     }
 
-    /// One group of rows against one block.
+    /// The one pass over the keys.
     ///
     /// # Safety
-    /// As for [`run`]; `group` lies inside the task.
-    unsafe fn group(&self, block: &mut Block, queries: Queries, group: Range<usize>, regions: &mut Regions<'_>) {
-        let mut spans = [Span::default(); MAX_TILES];
-        let tiles = group.len().div_ceil(S::TILE_ROWS);
-        let spans = &mut spans[..tiles];
-        self.spans(block, group.clone(), spans);
-        if spans.iter().all(|span| span.is_empty()) {
-            return;
-        }
-        // SAFETY: passed on.
-        unsafe { self.scores(block, queries, group.clone(), spans, regions) };
-        self.hide(block, group.clone(), spans, regions.scores);
-        // SAFETY: passed on.
-        let poisoned = unsafe { self.poisoned(block, spans) };
-        let seen = poisoned.then(|| Seen::new(S::TILE_ROWS, spans, group.len(), regions.scores));
-        let width = self.geometry.width();
-        let state = softmax::Rows {
-            max: &mut regions.max[group.start..],
-            sum: &mut regions.sum[group.start..],
-            keep: regions.keep,
-            join: regions.join,
-        };
-        self.s.softmax(regions.scores, spans, group.len(), state);
-        // SAFETY: passed on.
-        unsafe {
-            let clean = if poisoned { Clean::Yes } else { Clean::No };
-            for cols in (0..width).step_by(self.geometry.pack_cols) {
-                let cols = cols..self.geometry.value_dim.min(cols + self.geometry.pack_cols);
-                self.values(block, cols, clean, group.clone(), spans, regions);
-            }
-            if let Some(seen) = seen {
-                self.add_poison(block, &seen, group, regions);
-            }
-        }
-    }
-
-    /// What each tile of the group needs of the block.
-    fn spans(&self, block: &Block, group: Range<usize>, spans: &mut [Span]) {
-        if !self.call.visible.uses_position() {
-            spans.fill(Span::new(0, block.len, false));
-            return;
-        }
-        for (tile, span) in spans.iter_mut().enumerate() {
-            let first = group.start + tile * S::TILE_ROWS;
-            let (mut lo, mut hi, mut partial, mut same) = (KEY_BLOCK, 0, false, None);
-            for r in first..group.end.min(first + S::TILE_ROWS) {
-                let keys = self.keys_of(r).within(block.first, block.len);
-                partial |= keys.prefix > 0 || *same.get_or_insert(keys) != keys;
-                let (from, to) = keys.hull();
-                if from < to {
-                    (lo, hi) = (lo.min(from), hi.max(to));
+    /// As for [`Self::run`].
+    unsafe fn gather(&self, queries: Queries, care: Care, regions: &mut Regions<'_>) {
+        regions.max.fill(f32::NEG_INFINITY);
+        regions.sum.fill(0.0);
+        regions.out[..self.task.rows.len() * self.geometry.width()].fill(0.0);
+        for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+            // SAFETY: passed on.
+            unsafe {
+                let mut block = self.block(first);
+                for group in self.groups() {
+                    let Some(spans) = self.prepare(&mut block, queries, group.clone(), regions) else { continue };
+                    self.emit(Point::Masked, &block, group.clone(), regions.scores);
+                    self.emit(Point::Weights, &block, group.clone(), regions.scores);
+                    let seen = self.seen(&block, care, group.len(), &spans, regions.scores);
+                    let state = softmax::Rows {
+                        max: &mut regions.max[group.start..],
+                        sum: &mut regions.sum[group.start..],
+                        keep: regions.keep,
+                        join: regions.join,
+                    };
+                    self.s.softmax(regions.scores, &spans, group.len(), state);
+                    // With a weight function the outputs are gathered in the second pass.
+                    if !C::ACTIVE {
+                        self.add_values(&mut block, seen.as_ref(), group, &spans, regions);
+                    }
                 }
             }
-            *span = Span::new(lo, hi, partial);
         }
     }
 
+    /// The second pass, for a weight function: weights are finished one by one, so there is nothing to fold.
+    ///
     /// # Safety
-    /// As for [`Self::group`].
-    unsafe fn scores(
+    /// As for [`Self::run`]; the first pass has been made.
+    unsafe fn gather_modified(&self, queries: Queries, care: Care, regions: &mut Regions<'_>) {
+        regions.keep.fill(1.0);
+        regions.join.fill(1.0);
+        for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+            // SAFETY: passed on.
+            unsafe {
+                let mut block = self.block(first);
+                for group in self.groups() {
+                    let Some(spans) = self.prepare(&mut block, queries, group.clone(), regions) else { continue };
+                    let visible = Seen::new(S::TILE_ROWS, &spans, group.len(), regions.scores);
+                    let poisoned = self.seen(&block, care, group.len(), &spans, regions.scores);
+                    let (scores, rows) = (&mut *regions.scores, group.len());
+                    let ends = self.references(group.clone(), regions.max, regions.sum);
+                    self.s.weights(Group { scores, spans: &spans, rows }, &ends);
+                    for row in self.rows(group.clone()) {
+                        for j in spans[row.n / S::TILE_ROWS].keys().filter(|&j| visible.sees(row.n, j)) {
+                            let weight = &mut regions.scores[row.n * crate::block::SCORE_STRIDE + j];
+                            *weight = self.mods.prob.weight(*weight, self.position(row, block.first + j));
+                        }
+                    }
+                    self.add_values(&mut block, poisoned.as_ref(), group, &spans, regions);
+                }
+            }
+        }
+    }
+
+    /// Per row of a group: what to subtract from its scores, and the factor that makes weights of their exponentials.
+    pub(crate) fn references(&self, group: Range<usize>, max: &[f32], sum: &[f32]) -> [(f32, f32); MAX_GROUP] {
+        let mut references = [(0.0, 0.0); MAX_GROUP];
+        for row in self.rows(group.clone()) {
+            let r = group.start + row.n;
+            let end = self.row_end(row, max[r], sum[r]);
+            references[row.n] = (if max[r] == f32::NEG_INFINITY { 0.0 } else { max[r] }, end.factor.0);
+        }
+        references
+    }
+
+    fn row_end(&self, row: Row, max: f32, sum: f32) -> RowEnd {
+        RowEnd::new(max, sum, self.call.options.sinks.map(|sinks| sinks[row.head]))
+    }
+
+    /// out ← keep · out + join · P V for a group and a block.
+    ///
+    /// # Safety
+    /// As for [`Self::run`]; `group` lies inside the task.
+    unsafe fn add_values(
         &self,
         block: &mut Block,
-        queries: Queries,
+        seen: Option<&Seen>,
         group: Range<usize>,
-        spans: &[Span],
+        spans: &Spans,
         regions: &mut Regions<'_>,
     ) {
-        let d = self.geometry.head_dim;
-        let mut rows = [core::ptr::null(); MAX_GROUP];
-        let rows = &mut rows[..group.len()];
-        for (row, r) in rows.iter_mut().zip(group) {
-            *row = match queries {
-                // SAFETY: row `r` of the task is inside the call's queries.
-                Queries::InPlace => unsafe {
-                    let (h, i) = self.row(r);
-                    self.call.q.row(self.task.batch, h, i).0
-                },
-                // SAFETY: the copy has a row for every row of the task.
-                Queries::Copied(first) => unsafe { first.add(r * d) },
+        let care = if seen.is_some() { Care::Careful } else { Care::Fast };
+        let stride = self.geometry.width();
+        for first in (0..stride).step_by(self.geometry.pack_cols) {
+            let n = self.geometry.pack_cols.min(self.geometry.value_dim - first);
+            // SAFETY: column `first` exists for every key of the block.
+            let run = unsafe {
+                Rows { first: block.values.first.offset(first as isize * block.values.element), ..block.values }
             };
-        }
-        for first in (0..block.len).step_by(self.geometry.pack_keys) {
-            let n = self.geometry.pack_keys.min(block.len - first);
-            // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats.
-            unsafe {
-                if block.packed_keys != Some(first) {
-                    let keys = Rows { first: block.keys.at(first), ..block.keys };
-                    self.s.pack_keys(keys, n, d, regions.keys);
-                    block.packed_keys = Some(first);
+            let in_place = care == Care::Fast && run.element == 1 && n.is_multiple_of(LANES);
+            let values = if in_place {
+                ValueRows { first: run.first, stride: run.row }
+            } else {
+                if block.packed_values != Some((first, care)) {
+                    // SAFETY: the run has `n` columns for every key of the block.
+                    unsafe { pack_rows(run, block.len, n, care, regions.values) };
+                    block.packed_values = Some((first, care));
                 }
-                self.s.scores(Scores {
-                    queries: rows,
-                    keys: regions.keys,
-                    panels: first / LANES..(first + n).div_ceil(LANES),
+                ValueRows { first: regions.values.as_ptr(), stride: n.next_multiple_of(LANES) as isize }
+            };
+            // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed.
+            unsafe {
+                self.s.values(Values {
+                    weights: regions.scores,
+                    values,
+                    vecs: n.div_ceil(LANES),
                     spans,
-                    head_dim: d,
-                    scale: self.call.scale,
-                    out: regions.scores,
+                    rows: group.len(),
+                    keep: regions.keep,
+                    join: regions.join,
+                    out: &mut regions.out[group.start * stride + first..],
+                    out_stride: stride,
                 });
             }
         }
+        if let Some(seen) = seen {
+            // SAFETY: passed on.
+            unsafe { self.add_poison(block, seen, group, regions) };
+        }
     }
 
-    /// Sets the scores of keys that a row does not see, and of the padding behind the last key, to −∞.
-    fn hide(&self, block: &Block, group: Range<usize>, spans: &[Span], scores: &mut [f32]) {
-        for (tile, span) in spans.iter().enumerate() {
-            let end = span.end_panel() * LANES;
-            if span.is_empty() || (!span.partial && span.keys().end == end) {
-                continue;
-            }
-            let rows = tile * S::TILE_ROWS..group.len().min((tile + 1) * S::TILE_ROWS);
-            for r in rows {
-                let scores = &mut scores[r * SCORE_STRIDE..][..end];
-                if span.partial {
-                    let keys = self.keys_of(group.start + r).within(block.first, block.len);
-                    let lo = span.keys().start;
-                    let (prefix, start) = (keys.prefix.max(lo), keys.start.max(lo));
-                    if prefix < start {
-                        scores[prefix..start.min(end)].fill(f32::NEG_INFINITY);
+    /// Normalises and writes the task's rows. False if something gathered was not finite.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn finish(&self, regions: &Regions<'_>) -> bool {
+        let mut finite = true;
+        for group in self.groups() {
+            let mut ends = [RowEnd::EMPTY; MAX_GROUP];
+            let mut out = [core::ptr::null_mut(); MAX_GROUP];
+            let mut element = 1;
+            for row in self.rows(group.clone()) {
+                let r = group.start + row.n;
+                let (b, i) = (self.seq.batch, self.seq.first_row + row.i);
+                ends[row.n] = self.row_end(row, regions.max[r], regions.sum[r]);
+                // SAFETY: the rows are inside the outputs and this task's alone.
+                unsafe {
+                    if let Some(lse) = &self.outputs.lse {
+                        *lse.row(b, row.head, i).0 = ends[row.n].lse();
                     }
-                    scores[keys.end.max(lo)..].fill(f32::NEG_INFINITY);
-                } else {
-                    scores[span.keys().end..].fill(f32::NEG_INFINITY);
+                    (out[row.n], element) = self.outputs.out.row(b, row.head, i);
+                }
+                if C::ACTIVE {
+                    ends[row.n].factor = (1.0, 0.0);
                 }
             }
+            let stride = self.geometry.width();
+            // SAFETY: every row has `value_dim` elements, and they are this task's alone.
+            finite &= unsafe {
+                self.s.finish(Finish {
+                    gathered: &regions.out[group.start * stride..group.end * stride],
+                    stride,
+                    ends: &ends[..group.len()],
+                    out: &out[..group.len()],
+                    cols: self.geometry.value_dim,
+                    element,
+                })
+            };
         }
+        finite
     }
 
-    /// True if some row of the group has a hidden key among those its tile runs over, and the block's values are not
-    /// all finite: weight 0 times ∞ would be NaN.
+    /// The second phase: the sum of each key's weights over all the rows of the task, in row order, for one block.
     ///
     /// # Safety
-    /// As for [`Self::group`].
-    unsafe fn poisoned(&self, block: &mut Block, spans: &[Span]) -> bool {
-        spans.iter().any(|span| span.partial)
-            && !*block.finite.get_or_insert_with(|| {
-                // SAFETY: the block's values exist.
-                unsafe { self.s.all_finite(block.values, block.len, self.geometry.value_dim) }
-            })
-    }
-
-    /// The values of one run of columns, where they lie if that will do.
-    ///
-    /// # Safety
-    /// As for [`Self::group`].
-    unsafe fn values(
-        &self,
-        block: &mut Block,
-        cols: Range<usize>,
-        clean: Clean,
-        group: Range<usize>,
-        spans: &[Span],
-        regions: &mut Regions<'_>,
-    ) {
-        let (stride, n) = (self.geometry.width(), cols.len());
-        // SAFETY: the run's first column exists for every key of the block.
-        let run = unsafe {
-            Rows { first: block.values.first.offset(cols.start as isize * block.values.element), ..block.values }
-        };
-        let in_place = clean == Clean::No && run.element == 1 && n.is_multiple_of(LANES);
-        let values = if in_place {
-            ValueRows { first: run.first, stride: run.row }
-        } else {
-            if block.packed_values != Some((cols.start, clean)) {
-                // SAFETY: as above.
-                unsafe { pack_rows(run, block.len, n, clean == Clean::Yes, regions.values) };
-                block.packed_values = Some((cols.start, clean));
-            }
-            ValueRows { first: regions.values.as_ptr(), stride: n.next_multiple_of(LANES) as isize }
-        };
-        // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed.
-        unsafe {
-            self.s.values(Values {
-                weights: regions.scores,
-                values,
-                vecs: n.div_ceil(LANES),
-                spans,
-                rows: group.len(),
-                keep: regions.keep,
-                join: regions.join,
-                out: &mut regions.out[group.start * stride + cols.start..],
-                out_stride: stride,
-            });
-        }
-    }
-
-    /// Adds what [`Clean::Yes`] left out: the values that are not finite, to the rows that see their keys. Whatever
-    /// else is in such an output, it ends as the ∞ or NaN that the full sum would have been.
-    ///
-    /// # Safety
-    /// As for [`Self::group`].
-    unsafe fn add_poison(&self, block: &Block, seen: &Seen, group: Range<usize>, regions: &mut Regions<'_>) {
-        let width = self.geometry.width();
-        for j in 0..block.len {
-            for c in 0..self.geometry.value_dim {
-                // SAFETY: key `j` of the block, column `c` of its value.
-                let x = unsafe { *block.values.at(j).offset(c as isize * block.values.element) };
-                if x.is_finite() {
-                    continue;
-                }
-                for r in (0..group.len()).filter(|&r| seen.sees(r, j)) {
-                    let weight = regions.scores[r * SCORE_STRIDE + j];
-                    regions.out[(group.start + r) * width + c] += weight * x * regions.join[r];
-                }
-            }
-        }
-    }
-
-    /// Normalises and writes a group of rows.
-    ///
-    /// # Safety
-    /// As for [`Self::group`].
-    unsafe fn finish(&self, group: Range<usize>, outputs: &Outputs<'_>, regions: &Regions<'_>) {
-        let mut ends = [RowEnd::new(0.0, 0.0, None); MAX_GROUP];
-        let mut out = [core::ptr::null_mut(); MAX_GROUP];
-        let (ends, out) = (&mut ends[..group.len()], &mut out[..group.len()]);
-        let mut element = 1;
-        let b = self.task.batch;
-        for (n, r) in group.clone().enumerate() {
-            let (h, i) = self.row(r);
-            ends[n] = RowEnd::new(regions.max[r], regions.sum[r], None);
-            // SAFETY: the rows are inside the outputs and this task's alone.
+    /// As for [`Self::run`], with the block's keys in place of the rows; the LSE of every row is written.
+    pub(crate) unsafe fn key_mass(&self, block: usize, mut regions: Regions<'_>) {
+        let (Some(mass), Some(lse)) = (&self.outputs.key_mass, &self.outputs.lse) else { return };
+        let first = block * KEY_BLOCK;
+        let mut sums = [0.0f32; KEY_BLOCK];
+        if first < self.seq.kv_len && !self.task.rows.is_empty() {
+            // SAFETY: passed on.
             unsafe {
-                if let Some(lse) = &outputs.lse {
-                    *lse.row(b, h, i).0 = ends[n].lse;
-                }
-                if self.geometry.value_dim > 0 {
-                    (out[n], element) = outputs.out.row(b, h, i);
-                }
-            }
-        }
-        let stride = self.geometry.width();
-        // SAFETY: every row has `value_dim` elements, and they are this task's alone.
-        unsafe {
-            self.s.finish(Finish {
-                gathered: &regions.out[group.start * stride..group.end * stride],
-                stride,
-                ends,
-                out,
-                cols: self.geometry.value_dim,
-                element,
-            });
-        }
-    }
-}
-
-/// Where the task's queries are.
-#[derive(Clone, Copy)]
-enum Queries {
-    /// In the caller's memory, contiguous.
-    InPlace,
-    /// Copied to scratch, `[row of the task][head_dim]`.
-    Copied(*const f32),
-}
-
-/// Which keys of a block each row of a group sees, noted before the scores become weights. Only needed where hidden
-/// values are not finite.
-struct Seen([[u64; KEY_BLOCK / 64]; MAX_GROUP]);
-
-impl Seen {
-    fn new(tile_rows: usize, spans: &[Span], rows: usize, scores: &[f32]) -> Self {
-        let mut bits = [[0; KEY_BLOCK / 64]; MAX_GROUP];
-        for (r, bits) in bits[..rows].iter_mut().enumerate() {
-            for j in spans[r / tile_rows].keys() {
-                if scores[r * SCORE_STRIDE + j] != f32::NEG_INFINITY {
-                    bits[j / 64] |= 1 << (j % 64);
+                let mut block = self.block(first);
+                // The task is all rows of the head: scratch for copied queries holds one group at a time.
+                for group in self.groups() {
+                    let task = Task {
+                        rows: self.task.rows.start + group.start..self.task.rows.start + group.end,
+                        ..self.task.clone()
+                    };
+                    let part = Self::new(self.s, self.mods, self.call, self.outputs, task, self.geometry);
+                    let group = 0..group.len();
+                    let queries = part.queries(&mut regions);
+                    let Some(spans) = part.prepare(&mut block, queries, group.clone(), &mut regions) else { continue };
+                    let mut references = [(0.0, 1.0); MAX_GROUP];
+                    for row in part.rows(group.clone()) {
+                        let lse = *lse.row(self.seq.batch, row.head, self.seq.first_row + row.i).0;
+                        references[row.n].0 = if lse == f32::NEG_INFINITY { 0.0 } else { lse };
+                    }
+                    let rows = group.len();
+                    self.s.weights(Group { scores: regions.scores, spans: &spans, rows }, &references);
+                    self.s.add_up(Group { scores: regions.scores, spans: &spans, rows }, &mut sums);
                 }
             }
         }
-        Self(bits)
-    }
-
-    fn sees(&self, row: usize, key: usize) -> bool {
-        self.0[row][key / 64] >> (key % 64) & 1 == 1
+        // Keys beyond the sequence's length have no mass, and are this task's to say so.
+        let longest = match self.call.options.ragged {
+            Some(ragged) => ragged.k[self.task.index + 1] - ragged.k[self.task.index],
+            None => self.call.k.shape()[2],
+        };
+        for (j, &sum) in sums.iter().enumerate().take(longest.saturating_sub(first)) {
+            // SAFETY: key `first + j` of the sequence is inside the output, and this task's alone.
+            unsafe { *mass.row(self.seq.batch, self.task.kv_head, self.seq.first_key + first + j).0 = sum + 0.0 };
+        }
     }
 }

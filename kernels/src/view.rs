@@ -221,6 +221,21 @@ impl<'a, T> View<'a, T> {
         })
     }
 
+    /// The same elements, with batch, heads and rows repeated to these numbers where there is one of them. `None` if a
+    /// dimension is neither 1 nor what is asked for.
+    pub fn broadcast(&self, [b, h, l]: [usize; 3]) -> Option<Self> {
+        let mut layout = self.layout;
+        for (dim, to) in [b, h, l].into_iter().enumerate() {
+            if layout.shape[dim] == 1 && to != 1 {
+                layout.strides[dim] = 0;
+                layout.shape[dim] = to;
+            } else if layout.shape[dim] != to {
+                return None;
+            }
+        }
+        Some(Self { data: self.data, layout })
+    }
+
     /// Pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
     ///
     /// # Safety
@@ -229,6 +244,14 @@ impl<'a, T> View<'a, T> {
     pub(crate) unsafe fn row(&self, b: usize, h: usize, l: usize) -> (*const T, isize) {
         // SAFETY: `Layout::checked` put every index inside the shape inside the slice.
         (unsafe { self.data.as_ptr().add(self.layout.row(b, h, l)) }, self.layout.strides[3])
+    }
+}
+
+impl<'a> From<View<'a, bool>> for View<'a, u8> {
+    fn from(view: View<'a, bool>) -> Self {
+        // SAFETY: a bool is one byte, 0 or 1, and any byte is a u8.
+        let data = unsafe { core::slice::from_raw_parts(view.data.as_ptr().cast::<u8>(), view.data.len()) };
+        Self { data, layout: view.layout }
     }
 }
 

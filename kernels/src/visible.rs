@@ -61,6 +61,16 @@ impl Window {
         Self { left: Some(n.get() - 1), right: Some(0), keep_first: 0 }
     }
 
+    /// True if a key this far behind the row's position (ahead if negative) is inside the window.
+    pub fn sees(&self, behind: i128) -> bool {
+        self.left.is_none_or(|n| behind <= n as i128) && self.right.is_none_or(|n| -behind <= n as i128)
+    }
+
+    /// How many of the first keys stay visible always.
+    pub fn kept_first(&self) -> usize {
+        self.keep_first
+    }
+
     /// The first `m` keys stay visible too, wherever the window is (but not past a causal row's position).
     #[must_use]
     pub const fn keep_first(self, m: usize) -> Self {

@@ -133,15 +133,8 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn transpose(self, r: [Pair; LANES]) -> [Pair; LANES] {
-        let mut t = r;
-        for top in 0..2 {
-            for left in 0..2 {
-                let block = f32x8::transpose(core::array::from_fn(|i| r[8 * top + i][left]));
-                for (i, row) in block.into_iter().enumerate() {
-                    t[8 * left + i][top] = row;
-                }
-            }
-        }
-        t
+        // Through memory: `wide`'s own transposes are scalar on SSE2, and dearer.
+        let rows = r.map(|row| row.map(f32x8::to_array));
+        core::array::from_fn(|i| each(|half| f32x8::new(core::array::from_fn(|j| rows[8 * half + j][i / 8][i % 8]))))
     }
 }

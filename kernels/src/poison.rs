@@ -1,0 +1,80 @@
+//! Values that are not finite behind a mask: weight 0 times ∞ or NaN is NaN, and must be nothing.
+
+use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
+use crate::geometry::{MAX_GROUP, Regions};
+use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::steps::Steps;
+use crate::tile::{Block, Fused};
+use core::ops::Range;
+
+/// Whether values are taken as they are, or blocks of them looked at first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Care {
+    /// As they are.
+    Fast,
+    /// What is not finite is replaced by 0, and added to the rows that see it afterwards.
+    Careful,
+}
+
+/// Which keys of a block each row of a group sees, noted before the scores become weights. A score of −∞ hides its
+/// key, however it came about.
+pub(crate) struct Seen([[u64; KEY_BLOCK / 64]; MAX_GROUP]);
+
+impl Seen {
+    pub(crate) fn new(tile_rows: usize, spans: &[Span], rows: usize, scores: &[f32]) -> Self {
+        let mut bits = [[0; KEY_BLOCK / 64]; MAX_GROUP];
+        for (r, bits) in bits[..rows].iter_mut().enumerate() {
+            for j in spans[r / tile_rows].keys() {
+                if scores[r * SCORE_STRIDE + j] != f32::NEG_INFINITY {
+                    bits[j / 64] |= 1 << (j % 64);
+                }
+            }
+        }
+        Self(bits)
+    }
+
+    pub(crate) fn sees(&self, row: usize, key: usize) -> bool {
+        self.0[row][key / 64] >> (key % 64) & 1 == 1
+    }
+}
+
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+    /// Notes who sees what, if care is to be taken and the block needs it.
+    ///
+    /// # Safety
+    /// As for [`Fused::run`].
+    pub(crate) unsafe fn seen(
+        &self,
+        block: &Block,
+        care: Care,
+        rows: usize,
+        spans: &[Span],
+        scores: &[f32],
+    ) -> Option<Seen> {
+        // SAFETY: the block's values exist.
+        (care == Care::Careful && unsafe { !self.s.all_finite(block.values, block.len, self.geometry.value_dim) })
+            .then(|| Seen::new(S::TILE_ROWS, spans, rows, scores))
+    }
+
+    /// Adds what [`Care::Careful`] left out: the values that are not finite, to the rows that see their keys. Whatever
+    /// else is in such an output, it ends as the ∞ or NaN that the full sum would have been.
+    ///
+    /// # Safety
+    /// As for [`Fused::run`]; `group` lies inside the task.
+    pub(crate) unsafe fn add_poison(&self, block: &Block, seen: &Seen, group: Range<usize>, regions: &mut Regions<'_>) {
+        let width = self.geometry.width();
+        for j in 0..block.len {
+            for c in 0..self.geometry.value_dim {
+                // SAFETY: key `j` of the block, column `c` of its value.
+                let x = unsafe { *block.values.at(j).offset(c as isize * block.values.element) };
+                if x.is_finite() {
+                    continue;
+                }
+                for r in (0..group.len()).filter(|&r| seen.sees(r, j)) {
+                    let weight = regions.scores[r * SCORE_STRIDE + j];
+                    regions.out[(group.start + r) * width + c] += weight * x * regions.join[r];
+                }
+            }
+        }
+    }
+}

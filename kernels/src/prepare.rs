@@ -1,0 +1,370 @@
+//! The final scores of a group of rows against a block: QKᵀ, the options in their fixed order, −∞ where hidden.
+//!
+//! Each option is a pass of its own over the score block, made only if asked for. What range rules, masks and mask
+//! functions hide is known before anything is computed, as far as whole panels go: a tile computes the hull of what
+//! its rows see, a block that nobody sees is skipped, and one that everybody sees wholly is not masked.
+
+use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
+use crate::geometry::{MAX_GROUP, Regions};
+use crate::options::{BlockClass, BlockPosition, MaskMod, Mods, ProbMod, ScoreMod};
+use crate::outputs::Point;
+use crate::pack::Rows;
+use crate::passes::{Columns, Group};
+use crate::scores::Scores;
+use crate::simd::LANES;
+use crate::steps::Steps;
+use crate::tile::{Block, Fused, Queries, Row};
+use crate::view::View;
+use core::ops::{Deref, Range};
+
+/// What each tile of a group needs of a block. A backend's tile has at least one row.
+pub(crate) struct Spans {
+    tiles: [Span; MAX_GROUP],
+    len: usize,
+}
+
+impl Deref for Spans {
+    type Target = [Span];
+    fn deref(&self) -> &[Span] {
+        &self.tiles[..self.len]
+    }
+}
+
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+    /// Leaves the group's final scores in `regions.scores`. `None` if nobody sees anything of the block.
+    ///
+    /// # Safety
+    /// As for [`Fused::run`]; `group` lies inside the task.
+    pub(crate) unsafe fn prepare(
+        &self,
+        block: &mut Block,
+        queries: Queries,
+        group: Range<usize>,
+        regions: &mut Regions<'_>,
+    ) -> Option<Spans> {
+        // SAFETY: passed on.
+        unsafe {
+            let spans = self.spans(block, group.clone());
+            if spans.iter().all(|span| span.is_empty()) {
+                return None;
+            }
+            self.scores(block, queries, group.clone(), &spans, regions);
+            self.emit(Point::Raw, block, group.clone(), regions.scores);
+            if let Some(cap) = self.call.options.softcap {
+                let (scores, rows) = (&mut *regions.scores, group.len());
+                self.s.softcap(Group { scores, spans: &spans, rows }, cap);
+            }
+            self.emit(Point::Softcapped, block, group.clone(), regions.scores);
+            self.shift(block, group.clone(), &spans, regions.scores);
+            self.hide(block, group, &spans, regions.scores);
+            Some(spans)
+        }
+    }
+
+    /// What each tile of the group needs of the block.
+    ///
+    /// # Safety
+    /// As for [`Self::prepare`].
+    unsafe fn spans(&self, block: &Block, group: Range<usize>) -> Spans {
+        let mut spans = Spans { tiles: [Span::default(); MAX_GROUP], len: group.len().div_ceil(S::TILE_ROWS) };
+        let whole = Span::new(0, block.len, false);
+        let ruled = self.call.visible.uses_position() || self.call.options.mask.is_some() || B::ACTIVE;
+        if !ruled || self.outputs.wants_all_keys() {
+            let whole = Span { partial: ruled, ..whole };
+            spans.tiles[..spans.len].fill(whole);
+            return spans;
+        }
+        let mut rows = self.rows(group);
+        for tile in 0..spans.len {
+            let (mut lo, mut hi, mut partial, mut first) = (KEY_BLOCK, 0, false, None);
+            for row in rows.by_ref().take(S::TILE_ROWS) {
+                // SAFETY: passed on.
+                let (from, to, all) = unsafe { self.hull(block, row) };
+                partial |= !all || *first.get_or_insert((from, to)) != (from, to);
+                if from < to {
+                    (lo, hi) = (lo.min(from), hi.max(to));
+                }
+            }
+            spans.tiles[tile] = Span::new(lo, hi, partial);
+        }
+        spans
+    }
+
+    /// The smallest range of the block's keys that holds all the row sees, and whether it sees all of it.
+    ///
+    /// # Safety
+    /// As for [`Self::prepare`].
+    unsafe fn hull(&self, block: &Block, row: Row) -> (usize, usize, bool) {
+        let keys = self.keys_of(block, row);
+        let (mut from, mut to) = keys.hull();
+        let mut all = keys.prefix == 0;
+        if let Some(mask) = self.call.options.mask {
+            // SAFETY: the mask has this row.
+            let (first, last, kept) = unsafe {
+                let columns = self.columns(&mask.view(), block, row);
+                self.s.kept(columns, mask, from..to)
+            };
+            (from, to, all) = (first, last, all && kept);
+        }
+        if B::ACTIVE && from < to {
+            let class = |keys: Range<usize>| self.class(block, row, keys);
+            match class(from..to) {
+                BlockClass::All => {}
+                BlockClass::None => return (0, 0, all),
+                BlockClass::Mixed => {
+                    // Drop panels at both ends that the function says nobody sees.
+                    let panel = |at: usize| (at / LANES * LANES).max(from)..((at / LANES + 1) * LANES).min(to);
+                    let (mut low, mut high) = (from, to);
+                    while low < high && class(panel(low)) == BlockClass::None {
+                        low = panel(low).end;
+                    }
+                    while low < high && class(panel(high - 1)) == BlockClass::None {
+                        high = panel(high - 1).start;
+                    }
+                    (from, to, all) = (low, high, false);
+                }
+            }
+        }
+        (from, to, all)
+    }
+
+    /// What the mask function says of one row and some of the block's keys.
+    fn class(&self, block: &Block, row: Row, keys: Range<usize>) -> BlockClass {
+        self.mods.mask.class(BlockPosition {
+            batch: self.task.index,
+            head: row.head,
+            rows: row.i..row.i + 1,
+            keys: block.first + keys.start..block.first + keys.end,
+        })
+    }
+
+    /// What the range rules let a row see of the block.
+    fn keys_of(&self, block: &Block, row: Row) -> crate::visible::Keys {
+        let position = self.seq.offset.saturating_add_unsigned(row.i);
+        self.call.visible.keys(position, self.seq.kv_len).within(block.first, block.len)
+    }
+
+    /// A row of a bias or mask, from the block's first key on.
+    ///
+    /// # Safety
+    /// The view is as large as the call's bias or mask.
+    unsafe fn columns<T: Copy>(&self, view: &View<'_, T>, block: &Block, row: Row) -> Columns<T> {
+        let len = view.shape()[3].saturating_sub(block.first);
+        if len == 0 {
+            return Columns::NONE;
+        }
+        // SAFETY: the row is inside the view, and its column `block.first` exists.
+        unsafe {
+            let (first, element) = view.row(self.task.index, row.head, row.i);
+            Columns { first: first.offset(block.first as isize * element), element, len }
+        }
+    }
+
+    /// QKᵀ.
+    ///
+    /// # Safety
+    /// As for [`Self::prepare`].
+    unsafe fn scores(
+        &self,
+        block: &mut Block,
+        queries: Queries,
+        group: Range<usize>,
+        spans: &[Span],
+        regions: &mut Regions<'_>,
+    ) {
+        let d = self.geometry.head_dim;
+        let mut rows = [core::ptr::null(); MAX_GROUP];
+        for row in self.rows(group.clone()) {
+            rows[row.n] = match queries {
+                // SAFETY: the row is inside the call's queries.
+                Queries::InPlace => unsafe { self.call.q.row(self.seq.batch, row.head, self.seq.first_row + row.i).0 },
+                // SAFETY: the copy has a row for every row of the task.
+                Queries::Copied(first) => unsafe { first.add((group.start + row.n) * d) },
+            };
+        }
+        for first in (0..block.len).step_by(self.geometry.pack_keys) {
+            let n = self.geometry.pack_keys.min(block.len - first);
+            // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats.
+            unsafe {
+                if block.packed_keys != Some(first) {
+                    let keys = Rows { first: block.keys.at(first), ..block.keys };
+                    self.s.pack_keys(keys, n, d, regions.keys);
+                    block.packed_keys = Some(first);
+                }
+                self.s.scores(Scores {
+                    queries: &rows[..group.len()],
+                    keys: regions.keys,
+                    panels: first / LANES..(first + n).div_ceil(LANES),
+                    spans,
+                    head_dim: d,
+                    scale: self.call.scale,
+                    out: regions.scores,
+                });
+            }
+        }
+    }
+
+    /// Bias, ALiBi and the caller's score function.
+    ///
+    /// # Safety
+    /// As for [`Self::prepare`].
+    unsafe fn shift(&self, block: &Block, group: Range<usize>, spans: &[Span], scores: &mut [f32]) {
+        let rows = group.len();
+        if let Some(bias) = self.call.options.bias {
+            let mut columns = [Columns::NONE; MAX_GROUP];
+            for row in self.rows(group.clone()) {
+                // SAFETY: the bias has this row.
+                columns[row.n] = unsafe { self.columns(&bias, block, row) };
+            }
+            // SAFETY: the columns are readable.
+            unsafe { self.s.bias(Group { scores, spans, rows }, &columns) };
+        }
+        if let Some(slopes) = self.call.options.alibi {
+            let mut lines = [(0.0, 0.0); MAX_GROUP];
+            for row in self.rows(group.clone()) {
+                let position = self.seq.offset.saturating_add_unsigned(row.i).saturating_sub_unsigned(block.first);
+                lines[row.n] = (slopes[row.head], position as f32);
+            }
+            self.s.alibi(Group { scores, spans, rows }, &lines);
+        }
+        if A::ACTIVE {
+            for row in self.rows(group) {
+                let keys = spans[row.n / S::TILE_ROWS].keys();
+                let scores = &mut scores[row.n * SCORE_STRIDE..][keys.clone()];
+                let first = block.first + keys.start;
+                self.s.vectorized(
+                    #[inline(always)]
+                    || {
+                        for (j, score) in scores.iter_mut().enumerate() {
+                            *score = self.mods.score.score(*score, self.position(row, first + j));
+                        }
+                    },
+                );
+            }
+        }
+    }
+
+    /// Sets the scores of keys that a row does not see, and of the padding behind the last key, to −∞.
+    ///
+    /// # Safety
+    /// As for [`Self::prepare`].
+    unsafe fn hide(&self, block: &Block, group: Range<usize>, spans: &[Span], scores: &mut [f32]) {
+        let rows = group.len();
+        if let Some(mask) = self.call.options.mask {
+            let mut columns = [Columns::NONE; MAX_GROUP];
+            for row in self.rows(group.clone()).filter(|row| spans[row.n / S::TILE_ROWS].partial) {
+                // SAFETY: the mask has this row.
+                columns[row.n] = unsafe { self.columns(&mask.view(), block, row) };
+            }
+            let mut mixed = Spans { tiles: [Span::default(); MAX_GROUP], len: spans.len() };
+            for (to, &span) in mixed.tiles.iter_mut().zip(spans).filter(|(_, span)| span.partial) {
+                *to = span;
+            }
+            // SAFETY: the columns of every row in a span are readable.
+            unsafe { self.s.mask(Group { scores, spans: &mixed, rows }, &columns, mask) };
+        }
+        for row in self.rows(group) {
+            let span = spans[row.n / S::TILE_ROWS];
+            let end = span.end_panel() * LANES;
+            let scores = &mut scores[row.n * SCORE_STRIDE..][..end];
+            let (lo, hi) = (span.keys().start, span.keys().end);
+            if hi < end {
+                scores[hi..].fill(f32::NEG_INFINITY);
+            }
+            if !span.partial || span.is_empty() {
+                continue;
+            }
+            let keys = self.keys_of(block, row);
+            let (prefix, start) = (keys.prefix.clamp(lo, hi), keys.start.clamp(lo, hi));
+            if prefix < start {
+                scores[prefix..start].fill(f32::NEG_INFINITY);
+            }
+            scores[keys.end.clamp(start, hi)..hi].fill(f32::NEG_INFINITY);
+            if B::ACTIVE {
+                self.hide_by_function(block, row, lo..hi, scores);
+            }
+        }
+    }
+
+    /// Asks the mask function, panel by panel, and key by key where it cannot say.
+    fn hide_by_function(&self, block: &Block, row: Row, keys: Range<usize>, scores: &mut [f32]) {
+        for first in keys.clone().step_by(LANES) {
+            let panel = first..keys.end.min(first + LANES);
+            match self.class(block, row, panel.clone()) {
+                BlockClass::All => {}
+                BlockClass::None => scores[panel].fill(f32::NEG_INFINITY),
+                BlockClass::Mixed => {
+                    for j in panel {
+                        if !self.mods.mask.keep(self.position(row, block.first + j)) {
+                            scores[j] = f32::NEG_INFINITY;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes the group's scores against the block out, if this point was asked for.
+    ///
+    /// # Safety
+    /// As for [`Self::prepare`].
+    pub(crate) unsafe fn emit(&self, point: Point, block: &Block, group: Range<usize>, scores: &[f32]) {
+        let Some(view) = self.outputs.point(point) else { return };
+        for row in self.rows(group) {
+            let scores = &scores[row.n * SCORE_STRIDE..][..block.len];
+            // SAFETY: the row has every key of the sequence, and is this task's alone.
+            unsafe {
+                let (first, element) = view.row(self.task.index, row.head, row.i);
+                for (j, &score) in (block.first..).zip(scores) {
+                    *first.offset(j as isize * element) = score;
+                }
+            }
+        }
+    }
+
+    /// Makes weights of the scores written for [`Point::Weights`], and fills in keys beyond the sequence.
+    ///
+    /// # Safety
+    /// As for [`Fused::run`], which has gathered.
+    pub(crate) unsafe fn finish_scores(&self, regions: &mut Regions<'_>) {
+        for (view, point) in self.outputs.points.iter().zip(crate::outputs::POINTS) {
+            let Some(view) = view else { continue };
+            let beyond = if point == Point::Weights { 0.0 } else { f32::NEG_INFINITY };
+            for group in self.groups() {
+                let references = self.references(group.clone(), regions.max, regions.sum);
+                for row in self.rows(group) {
+                    // SAFETY: the row is inside the view and this task's alone.
+                    let (first, element) = unsafe { view.row(self.task.index, row.head, row.i) };
+                    for j in self.seq.kv_len..view.shape()[3] {
+                        // SAFETY: key `j` is inside the row.
+                        unsafe { *first.offset(j as isize * element) = beyond };
+                    }
+                    if point == Point::Weights {
+                        // SAFETY: the row holds a score for every key of the sequence.
+                        unsafe { self.finish_weights(first, element, references[row.n], regions.scores) };
+                    }
+                }
+            }
+        }
+    }
+
+    /// One row of scores, in the caller's memory, to weights.
+    ///
+    /// # Safety
+    /// `first` has `kv_len` elements, `element` apart, all of them this task's.
+    unsafe fn finish_weights(&self, first: *mut f32, element: isize, reference: (f32, f32), scratch: &mut [f32]) {
+        for block in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+            let len = KEY_BLOCK.min(self.seq.kv_len - block);
+            for (j, x) in scratch[..len].iter_mut().enumerate() {
+                // SAFETY: key `block + j < kv_len`.
+                *x = unsafe { *first.offset((block + j) as isize * element) };
+            }
+            let spans = [Span::new(0, len, false)];
+            self.s.weights(Group { scores: scratch, spans: &spans, rows: 1 }, &[reference]);
+            for (j, &x) in scratch[..len].iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { *first.offset((block + j) as isize * element) = x };
+            }
+        }
+    }
+}

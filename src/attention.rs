@@ -1,0 +1,106 @@
+//! What to compute: the settings of a call, no tensors.
+
+use crate::error::Error;
+use crate::inputs::Inputs;
+use crate::problem::{Outputs, Problem, Shape};
+use sdpa_kernels::{Alignment, Call, Causality, Options, Visible, Window};
+
+/// The settings of an attention call. All plain data; tensors come with [`Inputs`].
+///
+/// ```
+/// use sdpa::{Alignment, Attention, Window};
+/// let attention = Attention::new().causal().align(Alignment::BottomRight).softcap(30.0);
+/// let local = Attention::new().causal().window(Window::inclusive(Some(255), None));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Attention {
+    pub(crate) scale: Option<f32>,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) visible: Visible,
+    pub(crate) alignment: Option<Alignment>,
+}
+
+impl Attention {
+    /// softmax(Q·Kᵀ/√head_dim)·V, every row seeing every key.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The factor of the dot products, in place of 1/√head_dim. Any finite value, negative and 0 included.
+    #[must_use]
+    pub fn scale(self, scale: f32) -> Self {
+        Self { scale: Some(scale), ..self }
+    }
+
+    /// Scores become c·tanh(score / c), before anything is added or hidden. Positive and finite.
+    #[must_use]
+    pub fn softcap(self, c: f32) -> Self {
+        Self { softcap: Some(c), ..self }
+    }
+
+    /// A row sees only the keys up to its own position.
+    #[must_use]
+    pub fn causal(mut self) -> Self {
+        self.visible.causality = Causality::Causal;
+        self
+    }
+
+    /// A row sees only the keys near its own position.
+    #[must_use]
+    pub fn window(mut self, window: Window) -> Self {
+        self.visible.window = Some(window);
+        self
+    }
+
+    /// Where the rows stand among the keys. Needed where their numbers differ and a rule depends on it.
+    #[must_use]
+    pub fn align(self, alignment: Alignment) -> Self {
+        Self { alignment: Some(alignment), ..self }
+    }
+
+    /// The factor of the dot products for keys of this length.
+    pub fn scale_for(&self, head_dim: usize) -> f32 {
+        self.scale.unwrap_or_else(|| (1.0 / (head_dim as f64).sqrt()) as f32)
+    }
+
+    /// Binds inputs and outputs, and checks everything there is to check.
+    ///
+    /// # Errors
+    /// Any [`Error`]; see its variants. Outputs are untouched.
+    pub fn problem<'a>(&self, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
+        let shape = inputs.shape()?;
+        outputs.check(&inputs, &shape)?;
+        let scale = self.scale_for(shape.head_dim);
+        if !scale.is_finite() {
+            return Err(Error::Number { argument: "scale", got: scale, expected: "finite" });
+        }
+        if let Some(c) = self.softcap.filter(|c| !(c.is_finite() && *c > 0.0)) {
+            return Err(Error::Number { argument: "softcap", got: c, expected: "positive and finite" });
+        }
+        let options = inputs.options(&shape, self.softcap)?;
+        let alignment = self.alignment_for(&inputs, &shape, &options)?;
+        let Inputs { q, k, v, .. } = inputs;
+        let call = Call { q, k, v, scale, visible: self.visible, alignment, options };
+        Ok(Problem { call, outputs: outputs.into_kernel(), shape })
+    }
+
+    /// The alignment to go by: the one given, or none needed.
+    fn alignment_for(&self, inputs: &Inputs<'_>, shape: &Shape, options: &Options<'_>) -> Result<Alignment, Error> {
+        if let Some(alignment) = self.alignment {
+            return Ok(alignment);
+        }
+        let rule = match (self.visible.causality, self.visible.window, options.alibi) {
+            (Causality::Causal, ..) => "causal",
+            (_, Some(_), _) => "window",
+            (.., Some(_)) => "alibi",
+            _ => return Ok(Alignment::TopLeft),
+        };
+        for sequence in 0..shape.batch {
+            let (q_len, kv_len) = inputs.lengths(shape, sequence);
+            if q_len != kv_len {
+                return Err(Error::Unaligned { rule, q_len, kv_len });
+            }
+        }
+        Ok(Alignment::TopLeft)
+    }
+}
