@@ -6,6 +6,7 @@ pub mod naive;
 mod plan;
 mod problem;
 mod schedule;
+pub mod unfused;
 
 pub use error::Error;
 pub use plan::{Exec, Plan};
