@@ -8,6 +8,7 @@ pub mod naive;
 mod plan;
 mod problem;
 mod schedule;
+pub mod unfused;
 
 pub use attention::Attention;
 pub use error::{Bound, Error};

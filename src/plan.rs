@@ -15,8 +15,8 @@ const FLOPS_PER_WORKER: f64 = 4e6;
 /// On what a problem is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Exec {
-    isa: Isa,
-    threads: usize,
+    pub(crate) isa: Isa,
+    pub(crate) threads: usize,
 }
 
 impl Default for Exec {

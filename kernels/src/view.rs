@@ -236,6 +236,16 @@ impl<'a, T> View<'a, T> {
         Some(Self { data: self.data, layout })
     }
 
+    /// The rows of one head as a matrix: the slice from its first element on, and the elements from one row and from
+    /// one column to the next. `None` outside the shape, if the head has no elements, or if it runs backwards.
+    pub fn head(&self, b: usize, h: usize) -> Option<(&'a [T], (usize, usize))> {
+        let ([nb, nh, nl, nd], [_, _, row, element]) = (self.shape(), self.strides());
+        // The stride of a dimension that is never stepped along may be anything.
+        let step = |n: usize, stride: isize| if n > 1 { usize::try_from(stride).ok() } else { Some(1) };
+        let strides = (step(nl, row)?, step(nd, element)?);
+        (b < nb && h < nh && nl > 0 && nd > 0).then(|| (&self.data[self.layout.row(b, h, 0)..], strides))
+    }
+
     /// Pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
     ///
     /// # Safety
@@ -317,6 +327,29 @@ impl<'a, T> ViewMut<'a, T> {
     /// Strides in elements.
     pub fn strides(&self) -> [isize; 4] {
         self.layout.strides
+    }
+
+    /// The element at an index, or `None` outside the shape.
+    pub fn get_mut(&mut self, [b, h, l, d]: [usize; 4]) -> Option<&mut T> {
+        let [nb, nh, nl, nd] = self.shape();
+        (b < nb && h < nh && l < nl && d < nd).then(|| {
+            let at = self.layout.row(b, h, l) as isize + d as isize * self.layout.strides[3];
+            &mut self.data[at as usize]
+        })
+    }
+
+    /// The elements as one slice if they lie densely in the order batch, heads, rows, dim; otherwise the view, back.
+    ///
+    /// # Errors
+    /// The view, if its elements lie otherwise.
+    pub fn into_dense(self) -> Result<&'a mut [T], Self> {
+        let Layout { offset, shape, strides } = self.layout;
+        let len = shape.iter().product();
+        if len == 0 {
+            return Ok(&mut []);
+        }
+        let same = dense(shape).is_ok_and(|d| (0..4).all(|i| shape[i] == 1 || d[i] == strides[i]));
+        if same { Ok(&mut self.data[offset..][..len]) } else { Err(self) }
     }
 
     /// Reads what the view holds.
@@ -406,6 +439,34 @@ mod tests {
         let twice = ViewMut::from_strides(&mut data, 0, [1, 2, 3, 4], [0, 0, 4, 1]);
         assert!(matches!(twice, Err(LayoutError::Overlap { .. })));
         assert!(ViewMut::from_strides(&mut data, 0, [1, 2, 3, 4], [0, 3, 4, 1]).is_err());
+    }
+
+    #[test]
+    fn heads_are_matrices() {
+        let data: Vec<usize> = (0..120).collect();
+        let view = View::blhd(&data, [2, 3, 4, 5]).unwrap();
+        let (head, (row, element)) = view.head(1, 2).unwrap();
+        assert_eq!(view.get([1, 2, 2, 3]), Some(&head[2 * row + 3 * element]));
+        assert!(view.head(2, 0).is_none() && view.head(0, 4).is_none());
+        let backwards = View::from_strides(&data, 119, [1, 1, 4, 5], [0, 0, -5, -1]).unwrap();
+        assert!(backwards.head(0, 0).is_none());
+        let single = View::from_strides(&data, 7, [1, 1, 1, 5], [-9, -9, -9, 1]).unwrap();
+        assert_eq!(single.head(0, 0).map(|(head, strides)| (head[0], strides)), Some((7, (1, 1))));
+        assert!(View::bhld(&data, [2, 3, 0, 5]).unwrap().head(0, 0).is_none());
+    }
+
+    #[test]
+    fn elements_are_written_where_they_are_read() {
+        let mut data = [0; 24];
+        let mut view = ViewMut::from_strides(&mut data, 23, [1, 2, 3, 4], [0, -12, -4, -1]).unwrap();
+        *view.get_mut([0, 1, 2, 3]).unwrap() = 5;
+        assert!(view.get_mut([1, 0, 0, 0]).is_none() && view.get_mut([0, 0, 0, 4]).is_none());
+        assert_eq!(view.as_view().get([0, 1, 2, 3]), Some(&5));
+        assert!(view.into_dense().is_err());
+        assert_eq!(data[0], 5);
+        let last = ViewMut::from_strides(&mut data, 12, [1, 1, 3, 4], [-7, 99, 4, 1]).unwrap();
+        assert_eq!(last.into_dense().unwrap().len(), 12);
+        assert_eq!(ViewMut::bhld(&mut data, [0, 9, 9, 9]).unwrap().into_dense().unwrap(), &[]);
     }
 
     #[test]

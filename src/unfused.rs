@@ -1,0 +1,301 @@
+//! The unfused path, tuned: scores of a whole head by `matrixmultiply`'s sgemm, mask, softmax, sgemm.
+//!
+//! What a careful user puts together without this crate, and the baseline its benchmarks are held against. Per head:
+//!
+//! ```text
+//! S ← scale · Q Kᵀ                      sgemm, [q_len, kv_len]
+//! S ← −∞ where a row does not see a key
+//! P ← exp(S − rowmax S), sums aside     each row while it is in the first-level cache
+//! out ← P V                             sgemm
+//! out ← out / sums                      value_dim divisions a row in place of kv_len
+//! ```
+//! It holds `q_len × kv_len` scores for every head in flight, so its memory grows with the square of the length, where the
+//! fused path's does not grow. Heads are shared out over threads; one head is never split. Hidden keys are computed and
+//! then hidden, as two calls of sgemm have it.
+
+use crate::plan::Exec;
+use crate::problem::{Outputs, Problem};
+use crate::{Attention, Error, Inputs, Isa, View, ViewMut, probe};
+use core::ops::Range;
+use sdpa_kernels::Call;
+use sdpa_kernels::gemm::{Matrix, sgemm};
+use std::sync::{Mutex, PoisonError};
+
+/// Computes attention by way of the full matrix of scores.
+///
+/// Gives what [`attention`](crate::attention()) gives, up to rounding; its bits depend on shapes and on the machine.
+///
+/// # Errors
+/// As [`Attention::problem`]; [`Error::TooLarge`] if a head's scores do not fit the address space; [`Error::Needs`] for
+/// options and outputs beyond scale, range rules and the LSE: a baseline does not carry them.
+pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>, exec: Exec) -> Result<(), Error> {
+    let Problem { call, outputs, shape } = attention.problem(inputs, outputs)?;
+    refuse_extras(&call, &outputs)?;
+    let sdpa_kernels::Outputs { out, lse, .. } = outputs;
+    let sizes = [1, 1, shape.q_len, shape.kv_len];
+    if shape.q_len.checked_mul(shape.kv_len).is_none_or(|n| n > isize::MAX as usize / size_of::<f32>()) {
+        return Err(Error::TooLarge { what: "scores", sizes });
+    }
+    let heads = shape.batch * shape.heads;
+    if heads == 0 || shape.q_len == 0 {
+        return Ok(());
+    }
+    let mut row_lse = vec![0.0; heads * shape.q_len];
+    match out.into_dense() {
+        Ok(out) => all_heads(&call, out, &mut row_lse, exec),
+        Err(mut out) => {
+            let mut dense = vec![0.0; heads * shape.q_len * shape.value_dim];
+            all_heads(&call, &mut dense, &mut row_lse, exec);
+            scatter(&dense, &mut out);
+        }
+    }
+    if let Some(mut lse) = lse {
+        scatter(&row_lse, &mut lse);
+    }
+    Ok(())
+}
+
+/// Refuses what only the fused path does.
+fn refuse_extras(call: &Call<'_>, outputs: &sdpa_kernels::Outputs<'_>) -> Result<(), Error> {
+    let options = call.options;
+    let extras = [
+        ("softcap", options.softcap.is_some()),
+        ("bias", options.bias.is_some()),
+        ("alibi slopes", options.alibi.is_some()),
+        ("mask", options.mask.is_some()),
+        ("sinks", options.sinks.is_some()),
+        ("kv_lens", options.kv_lens.is_some()),
+        ("ragged", options.ragged.is_some()),
+        ("scores", outputs.points.iter().any(Option::is_some)),
+        ("key mass", outputs.key_mass.is_some()),
+    ];
+    match extras.into_iter().find(|(_, given)| *given) {
+        Some((argument, _)) => {
+            Err(Error::Needs { argument, needs: "the fused path; the unfused baseline has no such option" })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Writes a dense array through a view of the same shape.
+fn scatter(dense: &[f32], to: &mut ViewMut<'_>) {
+    let [_, heads, rows, dim] = to.shape();
+    for (i, &x) in dense.iter().enumerate() {
+        let at = [i / dim / rows / heads, i / dim / rows % heads, i / dim % rows, i % dim];
+        *to.get_mut(at).expect("as many elements as the shape has") = x;
+    }
+}
+
+/// One head's part of the outputs, dense.
+struct Head<'a> {
+    index: usize,
+    out: &'a mut [f32],
+    lse: &'a mut [f32],
+}
+
+/// Shares the heads out: workers take the next one until none is left.
+fn all_heads(call: &Call<'_>, out: &mut [f32], lse: &mut [f32], exec: Exec) {
+    let ([batch, heads, q_len, _], [_, _, kv_len, value_dim]) = (call.q.shape(), call.v.shape());
+    let parts = out.chunks_exact_mut(q_len * value_dim).zip(lse.chunks_exact_mut(q_len)).enumerate();
+    let queue = Mutex::new(parts.map(|(index, (out, lse))| Head { index, out, lse }));
+    let worker = |_| {
+        let mut scores = vec![0.0; q_len * kv_len];
+        loop {
+            let head = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(head) = head else { return };
+            one_head(call, exec.isa, head, &mut scores);
+        }
+    };
+    let workers = exec.threads.min(batch * heads);
+    #[cfg(feature = "rayon")]
+    if workers > 1 {
+        use rayon::prelude::*;
+        return (0..workers).into_par_iter().with_max_len(1).for_each(worker);
+    }
+    worker(workers)
+}
+
+fn one_head(call: &Call<'_>, isa: Isa, head: Head<'_>, scores: &mut [f32]) {
+    let ([_, heads, q_len, head_dim], [_, kv_heads, kv_len, value_dim]) = (call.q.shape(), call.v.shape());
+    let (b, h) = (head.index / heads, head.index % heads);
+    let kv_head = h / (heads / kv_heads);
+    let mut copies = [const { Vec::new() }; 3];
+    let [q_copy, k_copy, v_copy] = &mut copies;
+    let q = matrix(&call.q, b, h, q_copy);
+    let k = matrix(&call.k, b, kv_head, k_copy);
+    let v = matrix(&call.v, b, kv_head, v_copy);
+    let k_transposed = Matrix { data: k.data, strides: (k.strides.1, k.strides.0) };
+    sgemm([q_len, head_dim, kv_len], call.scale, q, k_transposed, scores);
+
+    let offset = call.alignment.offset(q_len, kv_len);
+    let seen = |i: usize| call.visible.keys(offset.saturating_add_unsigned(i), kv_len);
+    // Becomes the reciprocal of each row's sum once the log-sum-exp is out.
+    let mut sums = vec![0.0; q_len];
+    for i in 0..q_len {
+        let row = &mut scores[i * kv_len..][..kv_len];
+        let keys = seen(i);
+        let end = keys.end.max(keys.prefix);
+        if keys.prefix < keys.start {
+            row[keys.prefix..keys.start].fill(f32::NEG_INFINITY);
+        }
+        row[end..].fill(0.0);
+        let (max, sum) = softmax(isa, &mut row[..end]);
+        head.lse[i] = max + sum.ln();
+        // Nothing visible: the weights are zeros, and so is the output.
+        sums[i] = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+    }
+
+    let hides = call.visible.uses_position();
+    if hides && !(0..kv_len).all(|j| row_of(&v, j, value_dim).all(f32::is_finite)) {
+        // A hidden ∞ or NaN times weight 0 would be NaN: leave hidden keys out one by one.
+        head.out.fill(0.0);
+        for (i, out) in head.out.chunks_exact_mut(value_dim).enumerate() {
+            let (weights, keys) = (&scores[i * kv_len..][..kv_len], seen(i));
+            for j in (0..keys.prefix).chain(keys.start..keys.end) {
+                out.iter_mut().zip(row_of(&v, j, value_dim)).for_each(|(o, x)| *o += weights[j] * x);
+            }
+        }
+    } else {
+        sgemm([q_len, kv_len, value_dim], 1.0, Matrix { data: scores, strides: (kv_len, 1) }, v, head.out);
+    }
+    for (out, factor) in head.out.chunks_exact_mut(value_dim).zip(sums) {
+        out.iter_mut().for_each(|x| *x *= factor);
+    }
+}
+
+/// A head as a matrix for sgemm, which takes any strides but negative ones: such a head is copied.
+fn matrix<'a>(view: &View<'a>, b: usize, h: usize, copy: &'a mut Vec<f32>) -> Matrix<'a> {
+    if let Some((data, strides)) = view.head(b, h) {
+        return Matrix { data, strides };
+    }
+    let [_, _, rows, dim] = view.shape();
+    let at = |i| *view.get([b, h, i / dim, i % dim]).expect("inside the shape");
+    *copy = (0..rows * dim).map(at).collect();
+    Matrix { data: copy, strides: (dim, 1) }
+}
+
+/// Row `j` of a matrix.
+fn row_of<'a>(matrix: &Matrix<'a>, j: usize, dim: usize) -> impl Iterator<Item = f32> + use<'a> {
+    let Matrix { data, strides } = *matrix;
+    (0..dim).map(move |n| data[j * strides.0 + n * strides.1])
+}
+
+/// Lanes of the loops that the compiler turns into vectors.
+const LANES: usize = 16;
+
+/// Scores to weights, not normalised; returns the largest score and the sum of the weights.
+fn softmax(isa: Isa, row: &mut [f32]) -> (f32, f32) {
+    let max = lanes(row, f32::NEG_INFINITY, |m, x| if x > m { x } else { m });
+    // −∞ − −∞ would be NaN; without a finite score every weight is exp(−∞) = 0.
+    let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
+    row.iter_mut().for_each(|x| *x -= shift);
+    probe::exp(isa, row);
+    (max, lanes(row, 0.0, |sum, x| sum + x))
+}
+
+/// A fold in sixteen lanes, so that it need not wait for itself.
+fn lanes(xs: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let (chunks, rest) = xs.as_chunks::<LANES>();
+    let mut acc = [start; LANES];
+    for chunk in chunks {
+        for (a, &x) in acc.iter_mut().zip(chunk) {
+            *a = f(*a, x);
+        }
+    }
+    acc.iter_mut().zip(rest).for_each(|(a, &x)| *a = f(*a, x));
+    let halve = |acc: &mut [f32; LANES], range: Range<usize>| {
+        let n = range.len();
+        range.for_each(|i| acc[i] = f(acc[i], acc[i + n]));
+    };
+    [8, 4, 2, 1].into_iter().for_each(|n| halve(&mut acc, 0..n));
+    acc[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Alignment, naive};
+
+    /// Reproducible numbers between −2 and 2, whose sums do not cancel out.
+    fn fill(n: usize, seed: usize) -> Vec<f32> {
+        (0..n).map(|i| ((i * 7919 + seed * 104_729) % 251) as f32 / 62.5 - 2.0).collect()
+    }
+
+    fn check(options: &Attention, inputs: Inputs<'_>, exec: Exec) {
+        let shape = inputs.shape().unwrap();
+        let [b, h, l, d] = [shape.batch, shape.heads, shape.q_len, shape.value_dim];
+        let expected = naive::oracle(options, &inputs).unwrap();
+        // Dense, then batch-rows-heads-dim, which goes through the copy.
+        for blhd in [false, true] {
+            let (mut out, mut lse) = (vec![9.0; b * h * l * d], vec![9.0; b * h * l]);
+            let view = if blhd { ViewMut::blhd(&mut out, [b, l, h, d]) } else { ViewMut::bhld(&mut out, [b, h, l, d]) };
+            let outputs = Outputs::new(view.unwrap()).lse(ViewMut::bhl(&mut lse, [b, h, l]).unwrap());
+            attention(options, inputs, outputs, exec).unwrap();
+            let out = if blhd { View::blhd(&out, [b, l, h, d]) } else { View::bhld(&out, [b, h, l, d]) }.unwrap();
+            let out = expected
+                .out
+                .iter()
+                .enumerate()
+                .map(|(i, &want)| (want, *out.get([i / d / l / h, i / d / l % h, i / d % l, i % d]).unwrap()));
+            for (want, got) in out.chain(expected.lse.iter().copied().zip(lse)) {
+                let close = (want - got as f64).abs() < 1e-5;
+                assert!(close || want == got as f64 || want.is_nan() && got.is_nan(), "{shape:?}: {got} for {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn agrees_with_the_oracle() {
+        let options = [
+            Attention::new(),
+            Attention::new().scale(-0.3),
+            Attention::new().causal().align(Alignment::TopLeft),
+            Attention::new().causal().align(Alignment::BottomRight),
+            Attention::new().causal().align(Alignment::Offset(-3)),
+        ];
+        for [b, h, kv, lq, lk, d, dv] in [
+            [1, 1, 1, 1, 1, 1, 1],
+            [2, 4, 2, 7, 19, 5, 3],
+            [1, 6, 1, 33, 16, 24, 17],
+            [2, 2, 2, 5, 0, 4, 4],
+            [1, 2, 2, 0, 5, 4, 4],
+            [0, 2, 2, 3, 5, 4, 4],
+        ] {
+            let (q, k, v) = (fill(b * h * lq * d, 1), fill(b * kv * lk * d, 2), fill(b * kv * lk * dv, 3));
+            let inputs = Inputs::new(
+                View::bhld(&q, [b, h, lq, d]).unwrap(),
+                View::bhld(&k, [b, kv, lk, d]).unwrap(),
+                View::bhld(&v, [b, kv, lk, dv]).unwrap(),
+            );
+            for options in &options {
+                for isa in Isa::available() {
+                    check(options, inputs, Exec::serial().isa(isa));
+                }
+                check(options, inputs, Exec::default().threads(3));
+            }
+        }
+    }
+
+    #[test]
+    fn any_strides_will_do() {
+        let data = fill(4 * 9 * 8, 4);
+        let packed = View::packed_qkv(&data, [1, 9, 4, 8], 2);
+        assert!(packed.is_err(), "the slice holds the queries alone");
+        let data = fill(9 * 8 * 8, 4);
+        let [q, k, v] = View::packed_qkv(&data, [1, 9, 4, 8], 2).unwrap();
+        check(&Attention::new().causal(), Inputs::new(q, k, v), Exec::serial());
+        let backwards = View::from_strides(&data, 71, [1, 4, 9, 8], [0, 72, -8, -1]).unwrap();
+        let every_other = View::from_strides(&data, 0, [1, 2, 9, 8], [0, 144, 16, 2]).unwrap();
+        let same = View::from_strides(&data, 0, [1, 2, 9, 8], [0, 0, 0, 1]).unwrap();
+        check(&Attention::new(), Inputs::new(backwards, every_other, same), Exec::serial());
+    }
+
+    #[test]
+    fn what_is_hidden_is_not_seen() {
+        let (q, k, mut v) = (fill(6 * 4, 1), fill(6 * 4, 2), fill(6 * 4, 3));
+        v[5 * 4 + 1] = f32::NAN;
+        v[3 * 4] = f32::NEG_INFINITY;
+        let view = |x| View::bhld(x, [1, 1, 6, 4]).unwrap();
+        check(&Attention::new().causal(), Inputs::new(view(&q), view(&k), view(&v)), Exec::serial());
+    }
+}
