@@ -29,3 +29,7 @@ pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>
     attention.problem(inputs, outputs)?.run_once(Exec::default());
     Ok(())
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;
