@@ -98,7 +98,7 @@ impl<'a> Inputs<'a> {
         if sizes.iter().try_fold(1usize, |n, &s| n.checked_mul(s)).is_none_or(|n| n > isize::MAX as usize) {
             return Err(Error::TooLarge { what: "out", sizes });
         }
-        let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim, rows: q_len, keys: kv_len };
+        let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
         let Some(Ragged { q, k }) = self.ragged else { return Ok(shape) };
         same("q", "batch", batch, 1, "a ragged call")?;
         let sequences = cumulative("ragged q", q, q_len)?;

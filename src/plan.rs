@@ -63,7 +63,7 @@ impl Plan {
         let (tile_rows, _) = exec.isa.tile();
         // Rows that share a key/value head make one run, cut into equal tasks.
         let sharing = shape.heads / shape.kv_heads.max(1);
-        let rows = sharing.saturating_mul(shape.rows);
+        let rows = sharing.saturating_mul(problem.call.q.shape()[2]);
         let heads = problem.call.q.shape()[0].saturating_mul(shape.kv_heads);
         let useful = (shape.flops() / FLOPS_PER_WORKER) as usize;
         let workers = exec.threads.min(useful.max(1));
@@ -98,7 +98,7 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = self.shape;
+        let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.shape;
         let (rows, keys) = self.isa.tile();
         writeln!(
             f,

@@ -21,10 +21,6 @@ pub struct Shape {
     pub head_dim: usize,
     /// Length of a value.
     pub value_dim: usize,
-    /// Rows of the query tensor of one batch: `q_len`, or the total of ragged sequences.
-    pub(crate) rows: usize,
-    /// Rows of the key tensor of one batch.
-    pub(crate) keys: usize,
 }
 
 impl Shape {
@@ -79,11 +75,11 @@ impl<'a> Outputs<'a> {
     }
 
     pub(crate) fn check(&self, inputs: &Inputs<'_>, shape: &Shape) -> Result<(), Error> {
-        let batch = inputs.q.shape()[0];
+        let ([batch, _, q_rows, _], [_, _, k_rows, _]) = (inputs.q.shape(), inputs.k.shape());
         let rows = |argument: &'static str, [b, h, l, _]: [usize; 4]| {
             same(argument, "batch", b, batch, "q")?;
             same(argument, "heads", h, shape.heads, "q")?;
-            same(argument, "rows", l, shape.rows, "q")
+            same(argument, "rows", l, q_rows, "q")
         };
         rows("out", self.out.shape())?;
         same("out", "value_dim", self.out.shape()[3], shape.value_dim, "v")?;
@@ -105,7 +101,7 @@ impl<'a> Outputs<'a> {
             let [b, h, l, last] = mass.shape();
             same("key mass", "batch", b, batch, "k")?;
             same("key mass", "heads", h, shape.kv_heads, "k")?;
-            same("key mass", "rows", l, shape.keys, "k")?;
+            same("key mass", "rows", l, k_rows, "k")?;
             same("key mass", "last dimension", last, 1, "one value a key")?;
             if self.lse.is_none() {
                 return Err(Error::Needs { argument: "key mass", needs: "the LSE as an output too" });

@@ -30,13 +30,15 @@ fn reduce<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
     let x = s.max(s.splat(LOWEST), x);
     let round = s.splat(ROUND);
     let n = s.sub(s.fma(x, s.splat(core::f32::consts::LOG2_E), round), round);
-    let r = s.fma(n, s.splat(-LN2_HIGH), x);
-    let r = s.fma(n, s.splat(-LN2_LOW), r);
+    // r = near + rest. The first part is exact, and nearly all of r: kept apart, it meets 1 without having been rounded.
+    let near = s.fma(n, s.splat(-LN2_HIGH), x);
+    let rest = s.mul(n, s.splat(-LN2_LOW));
+    let r = s.add(near, rest);
     let mut tail = s.splat(C[4]);
     for c in [C[3], C[2], C[1], C[0]] {
         tail = s.fma(tail, r, s.splat(c));
     }
-    (n, s.fma(tail, s.mul(r, r), r))
+    (n, s.add(near, s.fma(tail, s.mul(r, r), rest)))
 }
 
 /// `eˣ`, x ≤ 0 or NaN in every lane.
