@@ -8,6 +8,7 @@ pub mod naive;
 mod plan;
 mod problem;
 mod schedule;
+mod state;
 pub mod unfused;
 
 pub use attention::Attention;
@@ -20,6 +21,7 @@ pub use sdpa_kernels::{
     Alignment, BlockClass, BlockPosition, Causality, Isa, LayoutError, Mask, MaskMod, Mods, NoMod, Point, Position,
     ProbMod, ScoreMod, View, ViewMut, Window, alibi_slopes, probe,
 };
+pub use state::{AttnState, merge};
 
 /// Computes attention, planned on the spot: all threads of the current rayon pool, the widest instruction set.
 ///

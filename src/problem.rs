@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::inputs::{Inputs, same};
-use sdpa_kernels::{Call, Point, ViewMut};
+use sdpa_kernels::{Call, Point, State, ViewMut};
 
 /// The sizes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,16 +34,27 @@ impl Shape {
 /// The tensors that a call writes.
 #[derive(Debug)]
 pub struct Outputs<'a> {
-    out: ViewMut<'a>,
+    out: Option<ViewMut<'a>>,
     lse: Option<ViewMut<'a>>,
     points: [Option<ViewMut<'a>>; 4],
     key_mass: Option<ViewMut<'a>>,
+    state: Option<State<'a>>,
 }
 
 impl<'a> Outputs<'a> {
     /// The output alone, `[batch, heads, q_len, value_dim]`.
     pub fn new(out: ViewMut<'a>) -> Self {
-        Self { out, lse: None, points: [None, None, None, None], key_mass: None }
+        Self { out: Some(out), lse: None, points: [const { None }; 4], key_mass: None, state: None }
+    }
+
+    /// No results yet: what the keys give is gathered in `state`.
+    pub(crate) fn gather(state: State<'a>) -> Self {
+        Self { out: None, lse: None, points: [const { None }; 4], key_mass: None, state: Some(state) }
+    }
+
+    /// With what earlier calls have gathered.
+    pub(crate) fn resume(self, state: State<'a>) -> Self {
+        Self { state: Some(state), ..self }
     }
 
     /// Also the natural log of each row's Σ exp(score), `[batch, heads, q_len, 1]`; −∞ where no key is visible.
@@ -74,6 +85,18 @@ impl<'a> Outputs<'a> {
         Self { key_mass: Some(mass), ..self }
     }
 
+    /// Refuses what cannot be had without all keys at hand.
+    pub(crate) fn check_for_state(&self) -> Result<(), Error> {
+        let needs = "a call over all keys, not a state";
+        if self.points.iter().any(Option::is_some) {
+            return Err(Error::Needs { argument: "scores", needs });
+        }
+        if self.key_mass.is_some() {
+            return Err(Error::Needs { argument: "key mass", needs });
+        }
+        Ok(())
+    }
+
     pub(crate) fn check(&self, inputs: &Inputs<'_>, shape: &Shape) -> Result<(), Error> {
         let ([batch, _, q_rows, _], [_, _, k_rows, _]) = (inputs.q.shape(), inputs.k.shape());
         let rows = |argument: &'static str, [b, h, l, _]: [usize; 4]| {
@@ -81,8 +104,10 @@ impl<'a> Outputs<'a> {
             same(argument, "heads", h, shape.heads, "q")?;
             same(argument, "rows", l, q_rows, "q")
         };
-        rows("out", self.out.shape())?;
-        same("out", "value_dim", self.out.shape()[3], shape.value_dim, "v")?;
+        if let Some(out) = &self.out {
+            rows("out", out.shape())?;
+            same("out", "value_dim", out.shape()[3], shape.value_dim, "v")?;
+        }
         if let Some(lse) = &self.lse {
             rows("lse", lse.shape())?;
             same("lse", "last dimension", lse.shape()[3], 1, "one value a row")?;
@@ -111,8 +136,8 @@ impl<'a> Outputs<'a> {
     }
 
     pub(crate) fn into_kernel(self) -> sdpa_kernels::Outputs<'a> {
-        let Self { out, lse, points, key_mass } = self;
-        sdpa_kernels::Outputs { out, lse, points, key_mass }
+        let Self { out, lse, points, key_mass, state } = self;
+        sdpa_kernels::Outputs { out, lse, points, key_mass, state }
     }
 }
 

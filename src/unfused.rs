@@ -31,7 +31,7 @@ use std::sync::{Mutex, PoisonError};
 pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>, exec: Exec) -> Result<(), Error> {
     let Problem { call, outputs, shape } = attention.problem(inputs, outputs)?;
     refuse_extras(&call, &outputs)?;
-    let sdpa_kernels::Outputs { out, lse, .. } = outputs;
+    let sdpa_kernels::Outputs { out: Some(out), lse, .. } = outputs else { return Ok(()) };
     let sizes = [1, 1, shape.q_len, shape.kv_len];
     if shape.q_len.checked_mul(shape.kv_len).is_none_or(|n| n > isize::MAX as usize / size_of::<f32>()) {
         return Err(Error::TooLarge { what: "scores", sizes });

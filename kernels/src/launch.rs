@@ -89,7 +89,10 @@ impl Call<'_> {
         let ([b, h, lq, d], [kb, hkv, lk, kd], [vb, vh, lv, dv]) = (self.q.shape(), self.k.shape(), self.v.shape());
         assert!((kb, kd) == (b, d) && (vb, vh, lv) == (b, hkv, lk), "q, k and v do not fit together");
         assert!(if hkv == 0 { h == 0 } else { h % hkv == 0 }, "query heads are no multiple of key/value heads");
-        assert!(out.out.shape() == [b, h, lq, dv], "the output does not fit q and v");
+        match &out.out {
+            Some(out) => assert!(out.shape() == [b, h, lq, dv], "the output does not fit q and v"),
+            None => assert!(out.state.is_some(), "neither an output nor a state"),
+        }
         assert!(out.lse.as_ref().is_none_or(|lse| lse.shape() == [b, h, lq, 1]), "the LSE does not fit q");
         if let Some(ragged) = self.options.ragged {
             let cumulative = |ends: &[usize], total: usize| {
@@ -117,6 +120,10 @@ impl Call<'_> {
         }
         for view in out.points.iter().flatten() {
             assert!(view.shape() == [n, h, rows, keys], "a score output does not fit");
+        }
+        if let Some(state) = &out.state {
+            let shapes = [state.max.shape(), state.sum.shape(), state.out.shape()];
+            assert!(shapes == [[b, h, lq, 1], [b, h, lq, 1], [b, h, lq, dv]], "a state does not fit q and v");
         }
         if let Some(mass) = &out.key_mass {
             assert!(mass.shape() == [b, hkv, lk, 1] && out.lse.is_some(), "the key mass does not fit, or has no LSE");

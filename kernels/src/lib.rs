@@ -25,6 +25,7 @@ pub mod probe;
 mod scores;
 mod simd;
 mod softmax;
+mod state;
 mod steps;
 mod tile;
 mod values;
@@ -38,6 +39,7 @@ pub use launch::{Call, Launch, Sequence};
 pub use options::{
     BlockClass, BlockPosition, Mask, MaskMod, Mods, NoMod, Options, Position, ProbMod, Ragged, ScoreMod, alibi_slopes,
 };
-pub use outputs::{Outputs, Point};
+pub use outputs::{Outputs, Point, State};
+pub use state::fold_states;
 pub use view::{LayoutError, View, ViewMut};
 pub use visible::{Alignment, Causality, Keys, Visible, Window};

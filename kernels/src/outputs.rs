@@ -19,34 +19,62 @@ pub enum Point {
 /// All points, in order.
 pub(crate) const POINTS: [Point; 4] = [Point::Raw, Point::Softcapped, Point::Masked, Point::Weights];
 
+/// What has been gathered so far of rows whose keys come in several calls: not normalised, dense
+/// `[batch, heads, q_len]`, and `[…, value_dim]` for `out`.
+#[derive(Debug)]
+pub struct State<'a> {
+    /// Largest score so far; −∞ at first.
+    pub max: ViewMut<'a>,
+    /// Σ exp(score − max) so far.
+    pub sum: ViewMut<'a>,
+    /// Σ exp(score − max)·v so far.
+    pub out: ViewMut<'a>,
+}
+
 /// The outputs of a call: `out` `[B, H, Lq, Dv]` and what else was asked for.
 #[derive(Debug)]
 pub struct Outputs<'a> {
-    /// Weighted sums of values, `[batch, heads, q_len, value_dim]`.
-    pub out: ViewMut<'a>,
+    /// Weighted sums of values, `[batch, heads, q_len, value_dim]`. Without it the state is kept for more keys to come,
+    /// and nothing else is written; with it results are written and the state stays as it was.
+    pub out: Option<ViewMut<'a>>,
     /// ln Σ exp(score), `[batch, heads, q_len, 1]`.
     pub lse: Option<ViewMut<'a>>,
     /// Scores at each [`Point`], `[batch, heads, q_len, kv_len]`.
     pub points: [Option<ViewMut<'a>>; 4],
     /// Σ of each key's weights over the rows and heads that share it, `[batch, kv_heads, kv_len, 1]`. Needs `lse`.
     pub key_mass: Option<ViewMut<'a>>,
+    /// What earlier calls have gathered.
+    pub state: Option<State<'a>>,
+}
+
+/// A [`State`] that tasks share.
+pub(crate) struct SharedState<'a> {
+    pub(crate) max: SharedMut<'a, f32>,
+    pub(crate) sum: SharedMut<'a, f32>,
+    pub(crate) out: SharedMut<'a, f32>,
 }
 
 /// The same, in a form that tasks write through, each to its own rows.
 pub(crate) struct Shared<'a> {
-    pub(crate) out: SharedMut<'a, f32>,
+    pub(crate) out: Option<SharedMut<'a, f32>>,
     pub(crate) lse: Option<SharedMut<'a, f32>>,
     pub(crate) points: [Option<SharedMut<'a, f32>>; 4],
     pub(crate) key_mass: Option<SharedMut<'a, f32>>,
+    pub(crate) state: Option<SharedState<'a>>,
 }
 
 impl<'a> Outputs<'a> {
     pub(crate) fn into_shared(self) -> Shared<'a> {
         Shared {
-            out: self.out.into_shared(),
+            out: self.out.map(ViewMut::into_shared),
             lse: self.lse.map(ViewMut::into_shared),
             points: self.points.map(|view| view.map(ViewMut::into_shared)),
             key_mass: self.key_mass.map(ViewMut::into_shared),
+            state: self.state.map(|State { max, sum, out }| SharedState {
+                max: max.into_shared(),
+                sum: sum.into_shared(),
+                out: out.into_shared(),
+            }),
         }
     }
 }

@@ -72,6 +72,31 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
     join(s, padded, state);
 }
 
+/// Takes rows gathered over later keys into rows gathered over earlier ones, as [`softmax`] and the values kernel do
+/// with a block: `later.max` and `later.sum` go in as `keep` and `join`. Rows are `dim` long.
+#[inline(always)]
+pub(crate) fn fold<S: Simd>(s: S, state: Rows<'_>, out: &mut [f32], later: &[f32], dim: usize) {
+    let rows = state.max.len();
+    assert!(rows.is_multiple_of(LANES) && [state.sum.len(), state.keep.len(), state.join.len()] == [rows; 3]);
+    assert!(out.len() == later.len() && out.len() <= rows * dim);
+    let Rows { max, sum, keep, join: factor } = state;
+    join(s, rows, Rows { max, sum, keep: &mut *keep, join: &mut *factor });
+    for (row, (out, later)) in out.chunks_exact_mut(dim).zip(later.chunks_exact(dim)).enumerate() {
+        let (keep, factor) = (s.splat(keep[row]), s.splat(factor[row]));
+        for (out, later) in out.chunks_mut(LANES).zip(later.chunks(LANES)) {
+            let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
+            a[..out.len()].copy_from_slice(out);
+            b[..later.len()].copy_from_slice(later);
+            // SAFETY: both are sixteen floats.
+            unsafe {
+                let old = s.mul(s.load(a.as_ptr()), keep);
+                s.store(a.as_mut_ptr(), s.fma(s.load(b.as_ptr()), factor, old));
+            }
+            out.copy_from_slice(&a[..out.len()]);
+        }
+    }
+}
+
 /// The running `(max, sum)` take the block in; its maxima and sums become the two factors.
 #[inline(always)]
 fn join<S: Simd>(s: S, padded: usize, state: Rows<'_>) {

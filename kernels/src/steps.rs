@@ -49,6 +49,8 @@ pub(crate) trait Steps: Copy + Send + Sync {
     fn vectorized<R>(self, f: impl FnOnce() -> R) -> R;
     /// Scores to weights, and the block into the rows' running maximum and sum.
     fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>);
+    /// Rows gathered over later keys into rows gathered over earlier ones.
+    fn fold(self, state: softmax::Rows<'_>, out: &mut [f32], later: &[f32], dim: usize);
     /// # Safety
     /// As for [`values::values`].
     unsafe fn values(self, a: Values<'_>);
@@ -159,6 +161,13 @@ macro_rules! steps {
                 self.vectorize(
                     #[inline(always)]
                     || softmax::softmax(self, scores, spans, rows, state),
+                )
+            }
+
+            fn fold(self, state: softmax::Rows<'_>, out: &mut [f32], later: &[f32], dim: usize) {
+                self.vectorize(
+                    #[inline(always)]
+                    || softmax::fold(self, state, out, later, dim),
                 )
             }
 

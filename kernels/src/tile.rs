@@ -59,6 +59,13 @@ pub(crate) enum Queries {
     Copied(*const f32),
 }
 
+/// Which way a state goes.
+#[derive(Clone, Copy)]
+enum Exchange {
+    Load,
+    Save,
+}
+
 /// A query row: its number in the group, its head, its row in the sequence.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
@@ -99,7 +106,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                 if C::ACTIVE {
                     self.gather_modified(queries, care, &mut regions);
                 }
-                if self.finish(&regions) {
+                if self.finish(care, &mut regions) {
                     break;
                 }
             }
@@ -179,6 +186,8 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         regions.max.fill(f32::NEG_INFINITY);
         regions.sum.fill(0.0);
         regions.out[..self.task.rows.len() * self.geometry.width()].fill(0.0);
+        // SAFETY: passed on.
+        unsafe { self.exchange(regions, Exchange::Load) };
         for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
             // SAFETY: passed on.
             unsafe {
@@ -199,6 +208,36 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                     if !C::ACTIVE {
                         self.add_values(&mut block, seen.as_ref(), group, &spans, regions);
                     }
+                }
+            }
+        }
+    }
+
+    /// Fetches what earlier calls gathered for the task's rows, or puts it back.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn exchange(&self, regions: &mut Regions<'_>, way: Exchange) {
+        let Some(state) = &self.outputs.state else { return };
+        let swap = |there: *mut f32, here: &mut f32| {
+            // SAFETY: an element of the state that is this task's alone.
+            unsafe {
+                match way {
+                    Exchange::Load => *here = *there,
+                    Exchange::Save => *there = *here,
+                }
+            }
+        };
+        let width = self.geometry.width();
+        for row in self.rows(0..self.task.rows.len()) {
+            let (b, h, i) = (self.seq.batch, row.head, self.seq.first_row + row.i);
+            // SAFETY: the row is inside the state.
+            unsafe {
+                swap(state.max.row(b, h, i).0, &mut regions.max[row.n]);
+                swap(state.sum.row(b, h, i).0, &mut regions.sum[row.n]);
+                let (out, element) = state.out.row(b, h, i);
+                for c in 0..self.geometry.value_dim {
+                    swap(out.offset(c as isize * element), &mut regions.out[row.n * width + c]);
                 }
             }
         }
@@ -301,11 +340,20 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         }
     }
 
-    /// Normalises and writes the task's rows. False if something gathered was not finite.
+    /// Normalises and writes the task's rows, or keeps them as they are for more keys to come. False if something gathered
+    /// was not finite.
     ///
     /// # Safety
     /// As for [`Self::run`].
-    unsafe fn finish(&self, regions: &Regions<'_>) -> bool {
+    unsafe fn finish(&self, care: Care, regions: &mut Regions<'_>) -> bool {
+        let Some(output) = &self.outputs.out else {
+            let finite = regions.out[..self.task.rows.len() * self.geometry.width()].iter().all(|x| x.is_finite());
+            if finite || care == Care::Careful {
+                // SAFETY: passed on.
+                unsafe { self.exchange(regions, Exchange::Save) };
+            }
+            return finite;
+        };
         let mut finite = true;
         for group in self.groups() {
             let mut ends = [RowEnd::EMPTY; MAX_GROUP];
@@ -320,7 +368,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                     if let Some(lse) = &self.outputs.lse {
                         *lse.row(b, row.head, i).0 = ends[row.n].lse();
                     }
-                    (out[row.n], element) = self.outputs.out.row(b, row.head, i);
+                    (out[row.n], element) = output.row(b, row.head, i);
                 }
                 if C::ACTIVE {
                     ends[row.n].factor = (1.0, 0.0);

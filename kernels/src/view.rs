@@ -236,6 +236,20 @@ impl<'a, T> View<'a, T> {
         Some(Self { data: self.data, layout })
     }
 
+    /// Some of the rows, of every batch and head. `None` if there are not so many.
+    pub fn rows(&self, rows: core::ops::Range<usize>) -> Option<Self> {
+        let mut layout = self.layout;
+        if rows.start > rows.end || rows.end > layout.shape[2] {
+            return None;
+        }
+        layout.shape[2] = rows.len();
+        if !layout.shape.contains(&0) {
+            // The first row kept exists, so its index is in bounds.
+            layout.offset = self.layout.row(0, 0, rows.start);
+        }
+        Some(Self { data: self.data, layout })
+    }
+
     /// The rows of one head as a matrix: the slice from its first element on, and the elements from one row and from
     /// one column to the next. `None` outside the shape, if the head has no elements, or if it runs backwards.
     pub fn head(&self, b: usize, h: usize) -> Option<(&'a [T], (usize, usize))> {

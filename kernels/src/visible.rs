@@ -61,6 +61,12 @@ impl Window {
         Self { left: Some(n.get() - 1), right: Some(0), keep_first: 0 }
     }
 
+    /// The same window over keys counted from `first` on.
+    #[must_use]
+    pub const fn counted_from(self, first: usize) -> Self {
+        Self { keep_first: self.keep_first.saturating_sub(first), ..self }
+    }
+
     /// True if a key this far behind the row's position (ahead if negative) is inside the window.
     pub fn sees(&self, behind: i128) -> bool {
         self.left.is_none_or(|n| behind <= n as i128) && self.right.is_none_or(|n| -behind <= n as i128)

@@ -1,0 +1,345 @@
+//! Results in parts: keys that come in pieces, and partial results put together.
+
+use crate::Attention;
+use crate::error::{Bound, Error};
+use crate::inputs::{Inputs, same};
+use crate::plan::{Exec, Plan};
+use crate::problem::Outputs;
+use crate::schedule::Workspace;
+use sdpa_kernels::{Alignment, KEY_BLOCK, State, View, ViewMut, fold_states};
+
+/// Query rows whose keys come in pieces: push them as they come, read the result at any time.
+///
+/// Whatever the pieces, the result has the bits of one call over all keys: keys short of a whole block of 256 wait,
+/// copied, until the block is full. States over different keys can be merged.
+///
+/// Rules that depend on positions need an [`Alignment::TopLeft`] or [`Alignment::Offset`]: how many keys there will be
+/// is not known.
+///
+/// ```
+/// # use sdpa::{Attention, AttnState, Exec, View, ViewMut};
+/// # let (q, k, v) = (vec![0.5; 2 * 8], vec![0.25; 6 * 8], vec![1.0; 6 * 8]);
+/// # let keys = |x| View::bhld(x, [1, 1, 6, 8]);
+/// let mut state = AttnState::new(Attention::new(), View::bhld(&q, [1, 1, 2, 8])?, [1, 8], Exec::serial())?;
+/// state.push(keys(&k)?, keys(&v)?)?;
+/// let mut out = vec![0.0; 2 * 8];
+/// state.read(Outputs::new(ViewMut::bhld(&mut out, [1, 1, 2, 8])?))?;
+/// # use sdpa::Outputs;
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct AttnState<'a> {
+    attention: Attention,
+    q: View<'a>,
+    alibi: Option<&'a [f32]>,
+    sinks: Option<&'a [f32]>,
+    exec: Exec,
+    kv_heads: usize,
+    value_dim: usize,
+    /// Where the keys of this state begin, and how many whole blocks' worth have been gathered.
+    first: usize,
+    gathered: usize,
+    max: Vec<f32>,
+    sum: Vec<f32>,
+    out: Vec<f32>,
+    /// Keys and values that wait for their block to fill, `[batch, kv_heads, KEY_BLOCK, dim]`.
+    waiting: usize,
+    waiting_k: Vec<f32>,
+    waiting_v: Vec<f32>,
+    workspace: Workspace,
+}
+
+impl<'a> AttnState<'a> {
+    /// No keys yet. `q` is `[batch, heads, q_len, head_dim]`; keys will come in `[kv_heads, value_dim]`.
+    ///
+    /// # Errors
+    /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`].
+    pub fn new(attention: Attention, q: View<'a>, keys: [usize; 2], exec: Exec) -> Result<Self, Error> {
+        if attention.alignment == Some(Alignment::BottomRight) {
+            return Err(Error::Needs {
+                argument: "bottom-right",
+                needs: "the number of keys, which a state does not know",
+            });
+        }
+        let ([batch, heads, rows, dim], [kv_heads, value_dim]) = (q.shape(), keys);
+        let product = |sizes: [usize; 4]| {
+            let n = sizes.iter().try_fold(1usize, |n, &s| n.checked_mul(s)).filter(|&n| n <= isize::MAX as usize / 4);
+            n.ok_or(Error::TooLarge { what: "state", sizes })
+        };
+        let (n, gathered) = (product([batch, heads, rows, 1])?, product([batch, heads, rows, value_dim])?);
+        let (waiting_k, waiting_v) =
+            (product([batch, kv_heads, KEY_BLOCK, dim])?, product([batch, kv_heads, KEY_BLOCK, value_dim])?);
+        let mut state = Self {
+            attention,
+            q,
+            alibi: None,
+            sinks: None,
+            exec,
+            kv_heads,
+            value_dim,
+            first: 0,
+            gathered: 0,
+            max: vec![f32::NEG_INFINITY; n],
+            sum: vec![0.0; n],
+            out: vec![0.0; gathered],
+            waiting: 0,
+            waiting_k: vec![0.0; waiting_k],
+            waiting_v: vec![0.0; waiting_v],
+            workspace: Workspace::new(),
+        };
+        // A call without keys checks the settings.
+        state.gather(None)?;
+        Ok(state)
+    }
+
+    /// Keys will be counted from `first` on, a multiple of 256: for a part that is to be merged behind another.
+    ///
+    /// # Errors
+    /// [`Error::Entry`] if it is not a multiple; [`Error::Needs`] if keys were pushed already.
+    pub fn starting_at(self, first: usize) -> Result<Self, Error> {
+        if !self.is_empty() {
+            return Err(Error::Needs { argument: "first key", needs: "a state without keys" });
+        }
+        if !first.is_multiple_of(KEY_BLOCK) {
+            let limit = first / KEY_BLOCK * KEY_BLOCK;
+            return Err(Error::Entry { argument: "first key", index: 0, got: first, bound: Bound::Exactly, limit });
+        }
+        Ok(Self { first, ..self })
+    }
+
+    /// With ALiBi slopes, one per query head.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`], [`Error::Number`], or [`Error::Needs`] if keys were pushed already.
+    pub fn alibi(mut self, slopes: &'a [f32]) -> Result<Self, Error> {
+        if !self.is_empty() {
+            return Err(Error::Needs { argument: "alibi slopes", needs: "a state without keys" });
+        }
+        self.alibi = Some(slopes);
+        self.gather(None)?;
+        Ok(self)
+    }
+
+    /// With attention sinks, one per query head. They join when the state is read, once.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`].
+    pub fn sinks(mut self, logits: &'a [f32]) -> Result<Self, Error> {
+        self.sinks = Some(logits);
+        self.gather(None)?;
+        Ok(self)
+    }
+
+    /// Keys seen so far.
+    pub fn len(&self) -> usize {
+        self.gathered + self.waiting
+    }
+
+    /// True if no key was seen yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The next keys and values, any number of them.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if they do not fit q or each other; the state is then as it was.
+    pub fn push(&mut self, k: View<'_>, v: View<'_>) -> Result<(), Error> {
+        let ([batch, _, _, dim], [kb, kh, n, kd], [vb, vh, vn, vd]) = (self.q.shape(), k.shape(), v.shape());
+        same("k", "batch", kb, batch, "q")?;
+        same("k", "heads", kh, self.kv_heads, "the state")?;
+        same("k", "head_dim", kd, dim, "q")?;
+        same("v", "batch", vb, batch, "q")?;
+        same("v", "heads", vh, self.kv_heads, "the state")?;
+        same("v", "rows", vn, n, "k")?;
+        same("v", "value_dim", vd, self.value_dim, "the state")?;
+        let mut next = 0;
+        while next < n {
+            if self.waiting == 0 && n - next >= KEY_BLOCK {
+                let whole = next..next + (n - next) / KEY_BLOCK * KEY_BLOCK;
+                self.gather(k.rows(whole.clone()).zip(v.rows(whole.clone())))?;
+                next = whole.end;
+                continue;
+            }
+            let some = next..n.min(next + KEY_BLOCK - self.waiting);
+            copy_rows(k, some.clone(), &mut self.waiting_k, self.waiting);
+            copy_rows(v, some.clone(), &mut self.waiting_v, self.waiting);
+            self.waiting += some.len();
+            next = some.end;
+            if self.waiting == KEY_BLOCK {
+                self.gather_waiting()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the result for the keys so far. More may follow.
+    ///
+    /// # Errors
+    /// As [`Attention::problem`], for the outputs; scores and key mass are not to be had from a state.
+    pub fn read(&mut self, outputs: Outputs<'_>) -> Result<(), Error> {
+        outputs.check_for_state()?;
+        let (k, v) = self.waiting_views()?;
+        let (attention, inputs) = self.call(k, v);
+        let [b, h, rows, _] = self.q.shape();
+        // A copy: views of the state are exclusive, and reading leaves it as it was.
+        let (mut max, mut sum, mut out) = (self.max.clone(), self.sum.clone(), self.out.clone());
+        let state = State {
+            max: ViewMut::bhl(&mut max, [b, h, rows])?,
+            sum: ViewMut::bhl(&mut sum, [b, h, rows])?,
+            out: ViewMut::bhld(&mut out, [b, h, rows, self.value_dim])?,
+        };
+        let inputs = match self.sinks {
+            Some(sinks) => inputs.sinks(sinks),
+            None => inputs,
+        };
+        let problem = attention.problem(inputs, outputs.resume(state))?;
+        let plan = Plan::new(&problem, self.exec);
+        problem.run(&plan, &mut Workspace::new());
+        Ok(())
+    }
+
+    /// Takes in a state over the keys that follow this one's. To the bit what one state over all keys would hold, if
+    /// `later` holds one block; otherwise equal up to rounding, as sums in another order are.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if the shapes differ; [`Error::Entry`] if `later` does not start where this one ends.
+    pub fn merge(&mut self, later: &AttnState<'_>) -> Result<(), Error> {
+        for (what, index) in [("batch", 0), ("heads", 1), ("rows", 2), ("head_dim", 3)] {
+            same("later q", what, later.q.shape()[index], self.q.shape()[index], "this state")?;
+        }
+        same("later state", "kv_heads", later.kv_heads, self.kv_heads, "this state")?;
+        same("later state", "value_dim", later.value_dim, self.value_dim, "this state")?;
+        let end = self.first + self.len();
+        if later.first != end {
+            let bound = Bound::Exactly;
+            return Err(Error::Entry { argument: "first key", index: 0, got: later.first, bound, limit: end });
+        }
+        // A state starts at a whole block, so nothing of this one waits.
+        fold_states(
+            self.exec.isa,
+            self.value_dim,
+            [&mut self.max, &mut self.sum, &mut self.out],
+            [&later.max, &later.sum, &later.out],
+        );
+        self.gathered += later.gathered;
+        self.waiting = later.waiting;
+        self.waiting_k.clone_from(&later.waiting_k);
+        self.waiting_v.clone_from(&later.waiting_v);
+        Ok(())
+    }
+
+    /// The settings and tensors of a call over keys that follow those gathered.
+    fn call<'k>(&self, k: View<'k>, v: View<'k>) -> (Attention, Inputs<'k>)
+    where
+        'a: 'k,
+    {
+        let before = self.first + self.gathered;
+        let offset = match self.attention.alignment {
+            Some(Alignment::Offset(n)) => n,
+            _ => 0,
+        };
+        let mut attention = self.attention.align(Alignment::Offset(offset.saturating_sub_unsigned(before)));
+        attention.visible.window = attention.visible.window.map(|window| window.counted_from(before));
+        let inputs = Inputs::new(self.q, k, v);
+        (attention, self.alibi.map_or(inputs, |slopes| inputs.alibi(slopes)))
+    }
+
+    /// Gathers whole blocks of keys; none at all only checks the settings.
+    fn gather(&mut self, keys: Option<(View<'_>, View<'_>)>) -> Result<(), Error> {
+        let [b, h, rows, dim] = self.q.shape();
+        let none =
+            (View::bhld(&[], [b, self.kv_heads, 0, dim])?, View::bhld(&[], [b, self.kv_heads, 0, self.value_dim])?);
+        let (k, v) = keys.unwrap_or(none);
+        let (attention, mut inputs) = self.call(k, v);
+        if let (Some(sinks), None) = (self.sinks, keys) {
+            inputs = inputs.sinks(sinks);
+        }
+        let state = State {
+            max: ViewMut::bhl(&mut self.max, [b, h, rows])?,
+            sum: ViewMut::bhl(&mut self.sum, [b, h, rows])?,
+            out: ViewMut::bhld(&mut self.out, [b, h, rows, self.value_dim])?,
+        };
+        let problem = attention.problem(inputs, Outputs::gather(state))?;
+        if keys.is_some() {
+            let plan = Plan::new(&problem, self.exec);
+            problem.run(&plan, &mut self.workspace);
+            self.gathered += k.shape()[2];
+        }
+        Ok(())
+    }
+
+    /// Gathers the keys that wait, if their block is full.
+    fn gather_waiting(&mut self) -> Result<(), Error> {
+        if self.waiting < KEY_BLOCK {
+            return Ok(());
+        }
+        let (k, v) = (std::mem::take(&mut self.waiting_k), std::mem::take(&mut self.waiting_v));
+        let [b, .., dim] = self.q.shape();
+        let views = (
+            View::bhld(&k, [b, self.kv_heads, KEY_BLOCK, dim])?,
+            View::bhld(&v, [b, self.kv_heads, KEY_BLOCK, self.value_dim])?,
+        );
+        let done = self.gather(Some(views));
+        (self.waiting_k, self.waiting_v, self.waiting) = (k, v, 0);
+        done
+    }
+
+    /// The keys and values that wait.
+    fn waiting_views(&self) -> Result<(View<'_>, View<'_>), Error> {
+        let [b, .., dim] = self.q.shape();
+        let whole = |x, dim| View::bhld(x, [b, self.kv_heads, KEY_BLOCK, dim]);
+        let (k, v) = (whole(&self.waiting_k, dim)?, whole(&self.waiting_v, self.value_dim)?);
+        Ok((k.rows(0..self.waiting).unwrap_or(k), v.rows(0..self.waiting).unwrap_or(v)))
+    }
+}
+
+/// Copies some rows of every head to `[batch, heads, KEY_BLOCK, dim]`, from row `at` on.
+fn copy_rows(from: View<'_>, rows: std::ops::Range<usize>, to: &mut [f32], at: usize) {
+    let [batch, heads, _, dim] = from.shape();
+    for head in 0..batch * heads {
+        for (n, row) in rows.clone().enumerate() {
+            let to = &mut to[(head * KEY_BLOCK + at + n) * dim..][..dim];
+            for (d, x) in to.iter_mut().enumerate() {
+                *x = from.get([head / heads, head % heads, row, d]).copied().unwrap_or_default();
+            }
+        }
+    }
+}
+
+/// Puts two results over different keys together, by their LSEs: `out` and `lse` become what attention over the keys
+/// of both would have given, up to rounding. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`.
+///
+/// A sink must be part of one of the two only. (Flash-Decoding; FlashInfer's `merge_state`. The log is natural.)
+///
+/// # Errors
+/// [`Error::Mismatch`]; `out` and `lse` are then untouched.
+pub fn merge(
+    (mut out, mut lse): (ViewMut<'_>, ViewMut<'_>),
+    (other_out, other_lse): (View<'_>, View<'_>),
+) -> Result<(), Error> {
+    let [batch, heads, rows, dim] = out.shape();
+    for (index, what) in ["batch", "heads", "rows", "value_dim"].into_iter().enumerate() {
+        same("other out", what, other_out.shape()[index], out.shape()[index], "out")?;
+        let expected = if index == 3 { 1 } else { out.shape()[index] };
+        same("lse", what, lse.shape()[index], expected, "out")?;
+        same("other lse", what, other_lse.shape()[index], expected, "out")?;
+    }
+    for row in 0..batch * heads * rows {
+        let at = |d| [row / rows / heads, row / rows % heads, row % rows, d];
+        let (Some(a), Some(&b)) = (lse.get_mut(at(0)), other_lse.get(at(0))) else { continue };
+        let (mine, others) = (*a as f64, b as f64);
+        let top = if others > mine { others } else { mine };
+        if top == f64::NEG_INFINITY && !mine.is_nan() && !others.is_nan() {
+            continue;
+        }
+        let (wa, wb) = ((mine - top).exp(), (others - top).exp());
+        *a = (top + (wa + wb).ln()) as f32;
+        for d in 0..dim {
+            if let (Some(x), Some(&y)) = (out.get_mut(at(d)), other_out.get(at(d))) {
+                *x = ((*x as f64 * wa + y as f64 * wb) / (wa + wb)) as f32;
+            }
+        }
+    }
+    Ok(())
+}
