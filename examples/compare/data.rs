@@ -139,7 +139,7 @@ fn random(shape: &Shape) -> Result<Tensors> {
     let (needed, available) = (elements.saturating_mul(4), available_memory());
     if needed > available {
         return Err(Refused::new(format_args!(
-            "--shape: its tensors take {}, but the memory there is is {}",
+            "--shape: its tensors take {}, but there are {} of memory",
             gib(needed),
             gib(available)
         )));
@@ -186,7 +186,12 @@ fn unit_normal(shape: [usize; 4], rng: &mut ChaCha8Rng) -> Result<Tensor> {
 /// An empty vector with room for so many elements, or a refusal where there is none.
 pub(crate) fn reserved(len: usize) -> Result<Vec<f32>> {
     let mut data = Vec::new();
-    data.try_reserve_exact(len).map_err(|_| Refused::new(format_args!("no memory for {len} f32 numbers")))?;
+    let (needed, there) = (4 * len as u128, available_memory());
+    // Where memory is overcommitted, the reservation would succeed and the first use of it would not.
+    if needed > there || data.try_reserve_exact(len).is_err() {
+        let (needed, there) = (gib(needed), gib(there));
+        return Err(Refused::new(format_args!("{len} numbers take {needed}, but there are {there} of memory")));
+    }
     Ok(data)
 }
 

@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare(&args),
     });
     done.unwrap_or_else(|refused| {
-        eprintln!("compare: {refused}");
+        complain(&refused);
         ExitCode::from(REFUSED)
     })
 }
@@ -58,7 +58,7 @@ fn compare(args: &Args) -> Result<ExitCode> {
         print(&introduction(&args.settings, &tensors, &shape, &plan))?;
     }
     if let Some(why) = &paths.left_out {
-        eprintln!("compare: {why}");
+        complain(why);
     }
 
     let progress = progress();
@@ -72,20 +72,21 @@ fn compare(args: &Args) -> Result<ExitCode> {
     let pool = pool.map_err(|e| Refused::new(format_args!("--threads: {threads}, but they cannot be started: {e}")))?;
     let measured = pool.install(|| session::measure(&mut runner, &reference, &paths, args.repeat, &progress))?;
     progress.finish_and_clear();
-    let rows = session::figures(&args.settings, &reference, &measured, &peaks.or(Peaks::measure()));
+    let peaks = peaks.or(Peaks::measure());
+    let rows = session::figures(&args.settings, &reference, &measured, &peaks);
 
     if let Some(path) = &args.output {
         pool.install(|| runner.run(paths.answer, None))?;
         output::write(path, &shape, &runner.out, &runner.lse)?;
     }
     match args.format {
-        Format::Table => print(&table::table(&rows, &reference))?,
+        Format::Table => print(&table::table(&rows, &reference, &peaks))?,
         Format::Json => {
             print(&rows.iter().fold(String::new(), |text, row| text + &table::json(row, &reference) + "\n"))?;
         }
     }
     let excesses = table::excesses(&rows, &reference);
-    excesses.iter().for_each(|line| eprintln!("compare: {line}"));
+    excesses.iter().for_each(|line| complain(line));
     Ok(if excesses.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXCEEDED) })
 }
 
@@ -115,6 +116,11 @@ fn introduction(settings: &Settings, tensors: &Tensors, shape: &Shape, plan: &Pl
 fn progress() -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:40} {percent:>3} % {msg}");
     ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// A line on standard error; if nobody listens there, there is nothing more to say.
+fn complain(line: &dyn std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "compare: {line}");
 }
 
 /// To standard output. A reader that has seen enough and hung up is no failure.

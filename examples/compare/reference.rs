@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use sdpa::naive::{self, Answer};
 use sdpa::{Attention, Error, Inputs, Shape};
 
-/// Multiply-adds up to which every row is checked: some seconds of the oracle.
+/// Multiply-adds, or as much other work, up to which every row is checked: some seconds of the oracle.
 const ALL_ROWS: f64 = 1e9;
 /// Multiply-adds that the sample takes where not all rows are.
 const SAMPLED: f64 = 3e8;
@@ -50,7 +50,8 @@ impl Rows {
     pub(crate) fn choose(settings: &Settings, shape: &Shape) -> Self {
         let heads = shape.batch.saturating_mul(shape.heads);
         let all = heads.saturating_mul(shape.q_len);
-        let work = settings.useful_flops(shape) / 2.0;
+        // A row costs something even if it sees no key, and its answer takes memory.
+        let work = settings.useful_flops(shape) / 2.0 + all as f64 * (256.0 + 8.0 * shape.value_dim as f64);
         let strip = |row: usize, len| {
             let (head, first) = (row / shape.q_len, row % shape.q_len);
             Strip { batch: head / shape.heads, head: head % shape.heads, first, len }
@@ -72,6 +73,12 @@ impl Rows {
         let pairs = |strip: &Strip| (strip.first..strip.first + strip.len).map(|i| settings.keys_seen(shape, i) as f64);
         let flops = flops_of_pairs(shape, strips.iter().flat_map(pairs).sum());
         Self { checked: strips.iter().map(|strip| strip.len).sum(), strips, all, flops }
+    }
+
+    /// How much more work all rows are than these.
+    pub(crate) fn scale(&self, useful_flops: f64) -> f64 {
+        let rows = self.all as f64 / self.checked.max(1) as f64;
+        if self.flops > 0.0 { useful_flops / self.flops } else { rows }
     }
 
     /// True if no row is left out.

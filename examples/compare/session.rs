@@ -51,7 +51,7 @@ pub(crate) fn figures(settings: &Settings, reference: &Reference, measured: &Mea
     let work = settings.useful_flops(&measured.shape);
     let sampled = !reference.rows.are_all();
     // The naive path is timed on the rows that are checked, and its time grows as the work does.
-    let scale = |method| if sampled && method == Method::Naive { work / reference.rows.flops.max(1.0) } else { 1.0 };
+    let scale = |method| if sampled && method == Method::Naive { reference.rows.scale(work) } else { 1.0 };
     let seconds = |timed: &Timed| timed.median().as_secs_f64() * scale(timed.path.method);
     let naive = measured.paths.iter().map(|(timed, _)| timed).find(|timed| timed.path.method == Method::Naive);
     let naive = naive.map(seconds);

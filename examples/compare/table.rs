@@ -2,7 +2,8 @@
 
 use crate::paths::Path;
 use crate::reference::{Errors, FREE_ULPS, Reference};
-use serde_json::json;
+use crate::timing::Peaks;
+use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// A path's figures.
@@ -30,7 +31,7 @@ const HEADINGS: [&str; 9] =
 const LEFT: usize = 2;
 
 /// The table and what there is to say about it.
-pub(crate) fn table(rows: &[Row], reference: &Reference) -> String {
+pub(crate) fn table(rows: &[Row], reference: &Reference, peaks: &Peaks) -> String {
     let cells: Vec<_> = std::iter::once(HEADINGS.map(str::to_owned)).chain(rows.iter().map(cells)).collect();
     let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let mut text = String::new();
@@ -47,6 +48,12 @@ pub(crate) fn table(rows: &[Row], reference: &Reference) -> String {
     if let Some(n) = rows.iter().find_map(|row| row.estimated_from) {
         let _ = writeln!(text, "~ estimated from {n} of {} rows.", reference.rows.all);
     }
+    let peaks: Vec<_> = peaks.iter().map(|(isa, peak)| format!("{isa} {:.1}", peak / 1e9)).collect();
+    let _ = writeln!(
+        text,
+        "Peak: what one core just did in products and sums alone, in GFLOP/s: {}; for naive and unfused the best of them.",
+        peaks.join(", ")
+    );
     let _ = writeln!(text, "{}", bound(reference));
     text
 }
@@ -100,22 +107,23 @@ fn bound(reference: &Reference) -> String {
 
 /// One object for a path. Every key is always there; null where it does not apply.
 pub(crate) fn json(row: &Row, reference: &Reference) -> String {
-    json!({
-        "path": row.path.method.name(),
-        "isa": row.path.method.isa().map(|isa| isa.name()),
-        "threads": row.path.threads,
-        "median_ms": row.seconds * 1e3,
-        "gflops": row.flops.map(|flops| flops / 1e9),
-        "share_of_peak": row.share,
-        "max_abs_error": row.errors.out,
-        "max_rel_error": row.errors.relative,
-        "naive_max_abs_error": reference.naive.out,
-        "runs": row.runs,
-        "rows": reference.rows.all,
-        "rows_checked": reference.rows.checked,
-        "estimated_from_rows": row.estimated_from,
-    })
-    .to_string()
+    let pairs: [(&str, Value); 13] = [
+        ("path", json!(row.path.method.name())),
+        ("isa", json!(row.path.method.isa().map(|isa| isa.name()))),
+        ("threads", json!(row.path.threads)),
+        ("median_ms", json!(row.seconds * 1e3)),
+        ("gflops", json!(row.flops.map(|flops| flops / 1e9))),
+        ("share_of_peak", json!(row.share)),
+        ("max_abs_error", json!(row.errors.out)),
+        ("max_rel_error", json!(row.errors.relative)),
+        ("naive_max_abs_error", json!(reference.naive.out)),
+        ("runs", json!(row.runs)),
+        ("rows", json!(reference.rows.all)),
+        ("rows_checked", json!(reference.rows.checked)),
+        ("estimated_from_rows", json!(row.estimated_from)),
+    ];
+    let pairs: Vec<_> = pairs.iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
+    format!("{{{}}}", pairs.join(","))
 }
 
 /// One line for each path whose error exceeds its bound.
@@ -135,4 +143,79 @@ pub(crate) fn excesses(rows: &[Row], reference: &Reference) -> Vec<String> {
         )
     };
     rows.iter().filter(excess).map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Source;
+    use crate::paths::Method;
+    use crate::reference::{Cut, Rows};
+    use crate::settings::Settings;
+    use indicatif::ProgressBar;
+    use sdpa::{Isa, Shape};
+
+    fn reference() -> Reference {
+        let shape = Shape { batch: 1, heads: 1, kv_heads: 1, q_len: 3, kv_len: 4, head_dim: 2, value_dim: 2 };
+        let tensors = crate::data::load(&Source::Random(shape)).unwrap();
+        let settings = Settings::default();
+        let cut = Cut::new(&tensors, settings, shape);
+        Reference::compute(&cut, Rows::choose(&settings, &shape), &ProgressBar::hidden()).unwrap()
+    }
+
+    fn row(method: Method, error: f64) -> Row {
+        Row {
+            path: Path { method, threads: 2 },
+            seconds: 0.0125,
+            runs: 3,
+            estimated_from: None,
+            flops: Some(5e9),
+            share: None,
+            speed_up: None,
+            errors: Errors { out: error, ..Errors::default() },
+        }
+    }
+
+    #[test]
+    fn every_key_is_there() {
+        let reference = reference();
+        for method in Isa::available().map(Method::Fused).chain([Method::Naive, Method::Unfused]) {
+            let value: Value = serde_json::from_str(&json(&row(method, 0.0), &reference)).unwrap();
+            for key in ["path", "isa", "threads", "median_ms", "gflops", "share_of_peak"] {
+                assert!(value.get(key).is_some(), "{key}");
+            }
+            for key in ["max_abs_error", "max_rel_error", "naive_max_abs_error"] {
+                assert!(value[key].is_f64(), "{key}");
+            }
+            assert_eq!((&value["median_ms"], &value["gflops"]), (&json!(12.5), &json!(5.0)));
+            assert_eq!(value["isa"], json!(method.isa().map(Isa::name)));
+            assert!(value["share_of_peak"].is_null());
+        }
+    }
+
+    #[test]
+    fn tables_line_up() {
+        let reference = reference();
+        let rows = [row(Method::Naive, 0.0), row(Method::Fused(Isa::detect()), 1e-300)];
+        let text = table(&rows, &reference, &Peaks::measure());
+        let widths: Vec<_> = text.lines().take(3).map(|line| line.chars().count()).collect();
+        assert!(widths.windows(2).all(|pair| pair[0] == pair[1]), "{text}");
+        assert!(text.contains("12.50 ms") && text.contains("over all 3 rows"), "{text}");
+    }
+
+    #[test]
+    fn excesses_are_named() {
+        let reference = reference();
+        let rows = [row(Method::Naive, 0.0), row(Method::Unfused, 1.0), row(Method::Unfused, f64::INFINITY)];
+        let lines = excesses(&rows, &reference);
+        assert_eq!(lines.len(), 2);
+        let start = "unfused on 2 thread(s): error of out is 1.000e0, but may be at most ";
+        assert!(lines[0].starts_with(start), "{}", lines[0]);
+    }
+
+    #[test]
+    fn times_have_four_digits() {
+        let times = [2.5e-8, 1.2346e-5, 0.25, 9.9876, 33.314].map(time);
+        assert_eq!(times, ["0.025 µs", "12.35 µs", "250.0 ms", "9.988 s", "33.31 s"]);
+    }
 }

@@ -88,6 +88,10 @@ impl Peaks {
         let mine = self.0.iter().filter(|(known, _)| isa.is_none_or(|isa| isa == *known));
         mine.fold(0.0, |best, &(_, peak)| best.max(peak))
     }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Isa, f64)> {
+        self.0.iter().copied()
+    }
 }
 
 #[cfg(test)]
