@@ -1,0 +1,270 @@
+//! The command line.
+
+use crate::failure::{Refused, Result};
+use crate::settings::Settings;
+use sdpa::{Alignment, Causality, Isa, Shape};
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// More threads than any machine this is meant for has, and few enough to start.
+const MAX_THREADS: usize = 1024;
+
+pub(crate) const HELP: &str = "\
+Compares every way this crate computes attention: naive, unfused, and fused on each instruction set.
+
+Usage: compare [OPTIONS] [FILE.safetensors]
+
+  FILE.safetensors           tensors q [B,H,Lq,D], k [B,Hkv,Lk,D], v [B,Hkv,Lk,Dv], f32
+  --shape B,H,HKV,LQ,LK,D,DV unit-normal data of this shape, from a fixed seed
+                             (with neither: layer 3 of all-MiniLM-L6-v2 on a paragraph of 268 tokens)
+
+  --scale X                  factor of the dot products, in place of 1/sqrt(D)
+  --causal                   a row sees the keys up to its own position only
+  --align WHERE              where the rows stand among the keys: top-left, bottom-right, or the number of keys
+                             before the first row (may be negative)
+
+  --only fused|naive|unfused time this path only
+  --isa NAME                 fused on this instruction set only: portable, avx2, avx512
+  --threads N                on N threads only (default: on one, and on all)
+  --repeat N                 runs of each path (default: about a second's worth, at least 3)
+
+  --output OUT.safetensors   write out [B,H,Lq,Dv] and lse [B,H,Lq] of the fused path, f32
+  --json                     one JSON object a line for each path, instead of the table
+  --help                     this
+
+Exit status: 0 if every error is within its bound, 1 if one is not, 2 if an argument, a file or a shape is wrong.
+";
+
+/// What the program was asked to do.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Command {
+    Help,
+    Compare(Box<Args>),
+}
+
+/// How to compare, and what.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Args {
+    pub(crate) source: Source,
+    pub(crate) settings: Settings,
+    pub(crate) only: Option<Only>,
+    pub(crate) isa: Option<Isa>,
+    pub(crate) threads: Option<NonZeroUsize>,
+    pub(crate) repeat: Option<NonZeroUsize>,
+    pub(crate) output: Option<PathBuf>,
+    pub(crate) format: Format,
+}
+
+/// Where the tensors come from.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Source {
+    /// The paragraph in the repository.
+    Paragraph,
+    /// The user's file.
+    File(PathBuf),
+    /// Random data.
+    Random(Shape),
+}
+
+/// The one path to time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Only {
+    Fused,
+    Naive,
+    Unfused,
+}
+
+/// What goes to standard output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Table,
+    Json,
+}
+
+/// Reads the arguments after the program's name.
+pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command> {
+    let mut given = Given::default();
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        // Only file names may be something else than UTF-8.
+        let Some(text) = word.to_str().filter(|text| text.starts_with('-') && text.len() > 1) else {
+            given.file(PathBuf::from(word))?;
+            continue;
+        };
+        let (flag, attached) = match text.split_once('=') {
+            Some((flag, value)) => (flag, Some(OsString::from(value))),
+            None => (text, None),
+        };
+        match flag {
+            "--help" | "-h" => return Ok(Command::Help),
+            "--causal" | "--json" if attached.is_some() => {
+                return Err(Refused::new(format_args!(
+                    "{flag}: takes no value, but got {}",
+                    text[flag.len()..].trim_start_matches('=')
+                )));
+            }
+            "--causal" => given.settings.causality = Causality::Causal,
+            "--json" => given.json = Some(Format::Json),
+            _ => {
+                let Some(&flag) = VALUED.iter().find(|&&known| known == flag) else {
+                    return Err(Refused::new(format_args!("{flag}: unknown flag; --help lists them")));
+                };
+                let value = attached
+                    .or_else(|| words.next())
+                    .ok_or_else(|| Refused::new(format_args!("{flag}: needs a value, but is the last word")))?;
+                given.set(flag, value)?;
+            }
+        }
+    }
+    given.finish()
+}
+
+/// Flags that take a value.
+const VALUED: [&str; 8] = ["--shape", "--scale", "--align", "--isa", "--threads", "--only", "--repeat", "--output"];
+
+/// What has been read so far.
+#[derive(Debug, Default)]
+struct Given {
+    file: Option<PathBuf>,
+    shape: Option<Shape>,
+    settings: Settings,
+    only: Option<Only>,
+    isa: Option<Isa>,
+    threads: Option<NonZeroUsize>,
+    repeat: Option<NonZeroUsize>,
+    output: Option<PathBuf>,
+    json: Option<Format>,
+    seen: Vec<&'static str>,
+}
+
+impl Given {
+    fn file(&mut self, path: PathBuf) -> Result<()> {
+        match &self.file {
+            Some(first) => {
+                let (first, second) = (first.display(), path.display());
+                Err(Refused::new(format_args!("one file at a time, but got {first} and {second}")))
+            }
+            None => {
+                self.file = Some(path);
+                Ok(())
+            }
+        }
+    }
+
+    fn set(&mut self, flag: &'static str, value: OsString) -> Result<()> {
+        if self.seen.contains(&flag) {
+            return Err(Refused::new(format_args!("{flag}: given twice, the second time as {}", value.display())));
+        }
+        self.seen.push(flag);
+        if flag == "--output" {
+            self.output = Some(PathBuf::from(value));
+            return Ok(());
+        }
+        let text = value.to_str().ok_or_else(|| wrong(flag, value.display(), "UTF-8"))?;
+        if text.starts_with("--") {
+            return Err(Refused::new(format_args!("{flag}: needs a value, but got the flag {text}")));
+        }
+        match flag {
+            "--shape" => self.shape = Some(shape(text)?),
+            "--scale" => self.settings.scale = Some(number(flag, text, "a number")?),
+            "--align" => self.settings.alignment = Some(alignment(text)?),
+            "--isa" => self.isa = Some(isa(text)?),
+            "--threads" => self.threads = Some(threads(text)?),
+            "--repeat" => self.repeat = Some(number(flag, text, "a whole number of at least 1")?),
+            _ => self.only = Some(only(text)?),
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Command> {
+        let source = match (self.file, self.shape) {
+            (None, None) => Source::Paragraph,
+            (Some(path), None) => Source::File(path),
+            (None, Some(shape)) => Source::Random(shape),
+            (Some(path), Some(_)) => {
+                let path = path.display();
+                return Err(Refused::new(format_args!("a file or a shape, but got both: {path} and --shape")));
+            }
+        };
+        if let Some(only @ (Only::Naive | Only::Unfused)) = self.only {
+            let path = only.name();
+            if let Some(flag) = ["--isa", "--output"].into_iter().find(|flag| self.seen.contains(flag)) {
+                return Err(Refused::new(format_args!("{flag}: is about the fused path, but --only is {path}")));
+            }
+        }
+        Ok(Command::Compare(Box::new(Args {
+            source,
+            settings: self.settings,
+            only: self.only,
+            isa: self.isa,
+            threads: self.threads,
+            repeat: self.repeat,
+            output: self.output,
+            format: self.json.unwrap_or(Format::Table),
+        })))
+    }
+}
+
+impl Only {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fused => "fused",
+            Self::Naive => "naive",
+            Self::Unfused => "unfused",
+        }
+    }
+}
+
+fn wrong(flag: &str, got: impl std::fmt::Display, expected: &str) -> Refused {
+    Refused::new(format_args!("{flag}: {got}, but must be {expected}"))
+}
+
+fn number<T: FromStr>(flag: &str, text: &str, expected: &str) -> Result<T> {
+    text.parse().map_err(|_| wrong(flag, text, expected))
+}
+
+fn shape(text: &str) -> Result<Shape> {
+    let expected = "seven whole numbers B,H,HKV,LQ,LK,D,DV";
+    let sizes = text.split(',').map(|size| number("--shape", size.trim(), expected)).collect::<Result<Vec<usize>>>();
+    match sizes.map_err(|_| wrong("--shape", text, expected))?[..] {
+        [batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim] => {
+            Ok(Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim })
+        }
+        ref sizes => Err(wrong("--shape", format_args!("{text} has {} numbers", sizes.len()), expected)),
+    }
+}
+
+fn alignment(text: &str) -> Result<Alignment> {
+    match text {
+        "top-left" => Ok(Alignment::TopLeft),
+        "bottom-right" => Ok(Alignment::BottomRight),
+        offset => number("--align", offset, "top-left, bottom-right or a whole number").map(Alignment::Offset),
+    }
+}
+
+fn isa(text: &str) -> Result<Isa> {
+    Isa::from_name(text).ok_or_else(|| {
+        let here: Vec<_> = Isa::available().map(Isa::name).collect();
+        let problem = if Isa::known().any(|name| name == text) { "not available" } else { "unknown" };
+        Refused::new(format_args!("--isa: {text} is {problem}; this machine has {}", here.join(", ")))
+    })
+}
+
+fn threads(text: &str) -> Result<NonZeroUsize> {
+    // Without the feature the library runs in order, whatever it is told.
+    let most = if cfg!(feature = "rayon") { MAX_THREADS } else { 1 };
+    let expected = format!("a whole number from 1 to {most}");
+    let threads: NonZeroUsize = number("--threads", text, &expected)?;
+    if threads.get() > most { Err(wrong("--threads", text, &expected)) } else { Ok(threads) }
+}
+
+fn only(text: &str) -> Result<Only> {
+    let all = [Only::Fused, Only::Naive, Only::Unfused];
+    all.into_iter().find(|only| only.name() == text).ok_or_else(|| wrong("--only", text, "fused, naive or unfused"))
+}
+
+#[cfg(test)]
+#[path = "args_tests.rs"]
+mod tests;

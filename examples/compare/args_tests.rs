@@ -1,0 +1,126 @@
+//! Every flag, and every way to get one wrong.
+
+use super::*;
+
+fn parse_words(line: &str) -> Result<Command> {
+    parse(line.split_whitespace().map(OsString::from))
+}
+
+fn args(line: &str) -> Args {
+    match parse_words(line) {
+        Ok(Command::Compare(args)) => *args,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+fn refusal(line: &str) -> String {
+    parse_words(line).expect_err(line).to_string()
+}
+
+#[test]
+fn nothing_means_the_paragraph_on_every_path() {
+    let args = args("");
+    assert_eq!(args.source, Source::Paragraph);
+    assert_eq!((args.only, args.isa, args.threads, args.repeat), (None, None, None, None));
+    assert_eq!((args.output, args.format, args.settings), (None, Format::Table, Settings::default()));
+}
+
+#[test]
+fn every_flag_is_read() {
+    let args = args(
+        "--shape 1,8,2,3,4,5,6 --scale -0.3 --causal --align -3 --isa portable --threads 1 --only fused --repeat 7 \
+         --output out.safetensors --json",
+    );
+    let shape = Shape { batch: 1, heads: 8, kv_heads: 2, q_len: 3, kv_len: 4, head_dim: 5, value_dim: 6 };
+    assert_eq!(args.source, Source::Random(shape));
+    let alignment = Some(Alignment::Offset(-3));
+    assert_eq!(args.settings, Settings { scale: Some(-0.3), causality: Causality::Causal, alignment });
+    assert_eq!(args.isa.map(Isa::name), Some("portable"));
+    assert_eq!((args.threads, args.repeat), (NonZeroUsize::new(1), NonZeroUsize::new(7)));
+    assert_eq!((args.only, args.format), (Some(Only::Fused), Format::Json));
+    assert_eq!(args.output, Some(PathBuf::from("out.safetensors")));
+}
+
+#[test]
+fn values_may_be_attached_and_files_stand_anywhere() {
+    let args = args("--align=bottom-right mine.safetensors --scale=-1e-3");
+    assert_eq!(args.source, Source::File(PathBuf::from("mine.safetensors")));
+    assert_eq!(args.settings.alignment, Some(Alignment::BottomRight));
+    assert_eq!(args.settings.scale, Some(-1e-3));
+    assert_eq!(self::args("--align top-left").settings.alignment, Some(Alignment::TopLeft));
+}
+
+#[test]
+fn help_wins() {
+    assert_eq!(parse_words("--causal --help").unwrap(), Command::Help);
+    assert_eq!(parse_words("-h").unwrap(), Command::Help);
+    for flag in VALUED {
+        assert!(HELP.contains(flag), "{flag}");
+    }
+}
+
+#[test]
+fn unknown_words_are_named() {
+    assert_eq!(refusal("--casual"), "--casual: unknown flag; --help lists them");
+    assert_eq!(refusal("-3"), "-3: unknown flag; --help lists them");
+    assert_eq!(refusal("--wide=3"), "--wide: unknown flag; --help lists them");
+    assert_eq!(refusal("--json=1"), "--json: takes no value, but got 1");
+    assert_eq!(refusal("a b"), "one file at a time, but got a and b");
+    assert_eq!(refusal("a --shape 1,1,1,1,1,1,1"), "a file or a shape, but got both: a and --shape");
+}
+
+#[test]
+fn missing_and_repeated_values_are_named() {
+    assert_eq!(refusal("--scale"), "--scale: needs a value, but is the last word");
+    assert_eq!(refusal("--scale --causal"), "--scale: needs a value, but got the flag --causal");
+    assert_eq!(refusal("--repeat 3 --repeat 4"), "--repeat: given twice, the second time as 4");
+}
+
+#[test]
+fn wrong_values_are_named_with_the_right_ones() {
+    let shape = "but must be seven whole numbers B,H,HKV,LQ,LK,D,DV";
+    assert_eq!(refusal("--shape 1,2,3"), format!("--shape: 1,2,3 has 3 numbers, {shape}"));
+    assert_eq!(refusal("--shape 1,1,1,1,-1,1,1"), format!("--shape: 1,1,1,1,-1,1,1, {shape}"));
+    assert_eq!(
+        refusal("--shape 1,1,1,1,1,1,99999999999999999999"),
+        format!("--shape: 1,1,1,1,1,1,99999999999999999999, {shape}")
+    );
+    assert_eq!(refusal("--scale big"), "--scale: big, but must be a number");
+    assert_eq!(refusal("--align left"), "--align: left, but must be top-left, bottom-right or a whole number");
+    assert_eq!(refusal("--align 1.5"), "--align: 1.5, but must be top-left, bottom-right or a whole number");
+    assert_eq!(refusal("--repeat 0"), "--repeat: 0, but must be a whole number of at least 1");
+    assert_eq!(refusal("--repeat -2"), "--repeat: -2, but must be a whole number of at least 1");
+    assert_eq!(refusal("--only all"), "--only: all, but must be fused, naive or unfused");
+}
+
+#[test]
+fn threads_are_within_reason() {
+    let most = if cfg!(feature = "rayon") { MAX_THREADS } else { 1 };
+    for bad in ["0", "two", "100000", "-1"] {
+        let message = format!("--threads: {bad}, but must be a whole number from 1 to {most}");
+        assert_eq!(refusal(&format!("--threads {bad}")), message);
+    }
+}
+
+#[test]
+fn instruction_sets_are_listed() {
+    let here: Vec<_> = Isa::available().map(Isa::name).collect();
+    let here = here.join(", ");
+    assert_eq!(refusal("--isa sse9"), format!("--isa: sse9 is unknown; this machine has {here}"));
+    for name in Isa::known().filter(|name| Isa::from_name(name).is_none()) {
+        let message = format!("--isa: {name} is not available; this machine has {here}");
+        assert_eq!(refusal(&format!("--isa {name}")), message);
+    }
+}
+
+#[test]
+fn flags_of_the_fused_path_need_it() {
+    assert_eq!(refusal("--only naive --isa portable"), "--isa: is about the fused path, but --only is naive");
+    assert_eq!(refusal("--output o --only unfused"), "--output: is about the fused path, but --only is unfused");
+}
+
+#[test]
+fn a_message_is_one_line() {
+    let message = parse(["a\nb".into(), "c\td".into()]).unwrap_err().to_string();
+    assert_eq!(message, "one file at a time, but got a b and c d");
+}

@@ -1,0 +1,108 @@
+//! Writes the fused path's answer.
+
+use crate::failure::{Refused, Result};
+use safetensors::tensor::{Dtype, TensorView};
+use sdpa::Shape;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Refuses early what could not be written at the end.
+pub(crate) fn check(path: &Path) -> Result<()> {
+    if path.file_name().is_none() || path.is_dir() {
+        return Err(refuse(path, &"not a file name"));
+    }
+    match folder(path) {
+        folder if folder.is_dir() => Ok(()),
+        folder => Err(refuse(path, &format_args!("there is no folder {}", folder.display()))),
+    }
+}
+
+/// Writes `out` `[batch, heads, q_len, value_dim]` and `lse` `[batch, heads, q_len]`, as f32: all of the file, or none.
+pub(crate) fn write(path: &Path, shape: &Shape, out: &[f32], lse: &[f32]) -> Result<()> {
+    let Shape { batch, heads, q_len, value_dim, .. } = *shape;
+    let bytes = |data: &[f32]| data.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let (out, lse) = (bytes(out), bytes(lse));
+    let tensor =
+        |shape: &[usize], bytes| TensorView::new(Dtype::F32, shape.to_vec(), bytes).map_err(|e| refuse(path, &e));
+    let tensors =
+        [("out", tensor(&[batch, heads, q_len, value_dim], &out)?), ("lse", tensor(&[batch, heads, q_len], &lse)?)];
+    let file = safetensors::serialize(tensors, None).map_err(|e| refuse(path, &e))?;
+    replace(path, &file).map_err(|e| refuse(path, &e))
+}
+
+/// Writes beside the file first: whoever reads it finds the old one or the new one, whole.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}.tmp", std::process::id()));
+    let beside = folder(path).join(name);
+    let mut file = OpenOptions::new().write(true).create_new(true).open(&beside)?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&beside, path));
+    written.inspect_err(|_| drop(fs::remove_file(&beside)))
+}
+
+fn folder(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+fn refuse(path: &Path, why: &dyn std::fmt::Display) -> Refused {
+    Refused::new(format_args!("--output: {}: {why}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::SafeTensors;
+
+    /// A folder of this test's own, gone afterwards.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("sdpa-compare-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        let folder = Folder::new("write");
+        let path = folder.0.join("answer.safetensors");
+        let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 3, kv_len: 9, head_dim: 8, value_dim: 2 };
+        let (out, lse): (Vec<f32>, Vec<f32>) = ((0..12).map(|i| i as f32).collect(), vec![f32::NEG_INFINITY; 6]);
+        for _ in 0..2 {
+            write(&path, &shape, &out, &lse).unwrap();
+        }
+        let bytes = fs::read(&path).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensor = |name| file.tensor(name).unwrap();
+        assert_eq!((tensor("out").shape(), tensor("out").dtype()), (&[1, 2, 3, 2][..], Dtype::F32));
+        assert_eq!((tensor("lse").shape(), tensor("lse").dtype()), (&[1, 2, 3][..], Dtype::F32));
+        assert_eq!(tensor("out").data()[44..], 11f32.to_le_bytes());
+        assert_eq!(tensor("lse").data()[..4], f32::NEG_INFINITY.to_le_bytes());
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn places_that_cannot_be_written_are_refused() {
+        let folder = Folder::new("refuse");
+        let message = |path: &Path| check(path).unwrap_err().to_string();
+        assert!(check(&folder.0.join("new")).is_ok());
+        assert!(message(&folder.0).ends_with(": not a file name"));
+        assert!(message(Path::new("")).ends_with(": not a file name"));
+        let inside = folder.0.join("none/out");
+        let none = folder.0.join("none");
+        assert_eq!(message(&inside), format!("--output: {}: there is no folder {}", inside.display(), none.display()));
+    }
+}

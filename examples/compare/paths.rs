@@ -1,0 +1,259 @@
+//! The ways to compute attention, and how one of them is run and timed.
+
+use crate::args::{Args, Only};
+use crate::data::{Tensors, available_memory, gib, reserved};
+use crate::failure::{Refused, Result};
+use crate::reference::{Cut, Rows};
+use crate::settings::Settings;
+use sdpa::{Attention, Exec, Inputs, Isa, Outputs, Plan, Shape, ViewMut, Workspace, naive, unfused};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// A way to compute attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Method {
+    /// Scores, softmax and weighted sum, as most would write them: scalar f32.
+    Naive,
+    /// Two tuned matrix products with a softmax between them.
+    Unfused,
+    /// What this crate is about.
+    Fused(Isa),
+}
+
+/// A method on a number of threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Path {
+    pub(crate) method: Method,
+    pub(crate) threads: usize,
+}
+
+impl Method {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Naive => "naive",
+            Self::Unfused => "unfused",
+            Self::Fused(_) => "fused",
+        }
+    }
+
+    /// The instruction set, if it is ours to choose.
+    pub(crate) fn isa(self) -> Option<Isa> {
+        match self {
+            Self::Fused(isa) => Some(isa),
+            _ => None,
+        }
+    }
+}
+
+/// The paths that the arguments ask for.
+#[derive(Debug)]
+pub(crate) struct Paths {
+    /// Slowest first.
+    pub(crate) all: Vec<Path>,
+    /// The path whose answer is the one to write: the instruction set forced or else the widest, on most threads.
+    pub(crate) answer: Path,
+    /// Why a path that was asked for is not there.
+    pub(crate) left_out: Option<Refused>,
+}
+
+impl Paths {
+    /// The most threads that any path takes.
+    pub(crate) fn most_threads(&self) -> usize {
+        self.all.iter().chain([&self.answer]).map(|path| path.threads).max().unwrap_or(1)
+    }
+}
+
+/// Chooses the paths.
+///
+/// # Errors
+/// If nothing but the unfused path is wanted, and memory cannot hold its scores.
+pub(crate) fn paths(args: &Args, shape: &Shape) -> Result<Paths> {
+    let all_threads = if cfg!(feature = "rayon") { rayon::current_num_threads() } else { 1 };
+    let threads = match args.threads {
+        Some(n) => vec![n.get()],
+        None if all_threads == 1 => vec![1],
+        None => vec![1, all_threads],
+    };
+    let wanted = |only| args.only.is_none_or(|it| it == only);
+    let mut all = Vec::new();
+    let mut left_out = None;
+    let mut add = |method, threads: &[usize]| all.extend(threads.iter().map(|&threads| Path { method, threads }));
+    if wanted(Only::Naive) {
+        add(Method::Naive, &[1]);
+    }
+    if wanted(Only::Unfused) {
+        match scores_fit(shape, threads[threads.len() - 1]) {
+            Ok(()) => add(Method::Unfused, &threads),
+            Err(refused) if args.only.is_some() => return Err(refused),
+            Err(refused) => left_out = Some(refused),
+        }
+    }
+    let widest = args.isa.unwrap_or_else(Isa::detect);
+    if wanted(Only::Fused) {
+        let isas = Isa::available().filter(|&isa| args.isa.is_none_or(|forced| forced == isa));
+        isas.for_each(|isa| add(Method::Fused(isa), &threads));
+    }
+    let answer = Path { method: Method::Fused(widest), threads: threads[threads.len() - 1] };
+    Ok(Paths { all, answer, left_out })
+}
+
+/// The unfused path holds all scores of a head for every thread.
+fn scores_fit(shape: &Shape, threads: usize) -> Result<()> {
+    let heads = shape.batch.saturating_mul(shape.heads).min(threads);
+    let sizes = [shape.q_len, shape.kv_len, heads, size_of::<f32>()];
+    let needed = sizes.iter().fold(1, |bytes: u128, &n| bytes.saturating_mul(n as u128));
+    let there = available_memory() / 2;
+    if needed <= there {
+        return Ok(());
+    }
+    let (q_len, kv_len) = (shape.q_len, shape.kv_len);
+    Err(Refused::new(format_args!(
+        "no unfused path: {heads} × {q_len} × {kv_len} scores take {}, but half the memory is {}",
+        gib(needed),
+        gib(there)
+    )))
+}
+
+/// Everything that runs of the paths share: inputs, outputs made beforehand, memory that is kept.
+pub(crate) struct Runner<'a> {
+    attention: Attention,
+    inputs: Inputs<'a>,
+    cut: Cut<'a>,
+    rows: &'a Rows,
+    pub(crate) shape: Shape,
+    pub(crate) out: Vec<f32>,
+    pub(crate) lse: Vec<f32>,
+    workspace: Workspace,
+}
+
+impl<'a> Runner<'a> {
+    pub(crate) fn new(tensors: &'a Tensors, settings: Settings, rows: &'a Rows) -> Result<Self> {
+        let inputs = tensors.inputs()?;
+        let shape = inputs.shape()?;
+        let filled = |len| -> Result<Vec<f32>> {
+            let mut data = reserved(len)?;
+            data.resize(len, f32::NAN);
+            Ok(data)
+        };
+        Ok(Self {
+            attention: settings.attention(),
+            inputs,
+            cut: Cut::new(tensors, settings, shape),
+            rows,
+            shape,
+            out: filled(rows.all * shape.value_dim)?,
+            lse: filled(rows.all)?,
+            workspace: Workspace::new(),
+        })
+    }
+
+    /// The plan by which the fused path runs.
+    pub(crate) fn plan(&mut self, path: Path) -> Result<Plan> {
+        let (attention, inputs) = (self.attention, self.inputs);
+        let problem = attention.problem(inputs, outputs(&self.shape, &mut self.out, &mut self.lse)?)?;
+        let exec = Exec::serial().threads(path.threads);
+        Ok(Plan::new(&problem, path.method.isa().map_or(exec, |isa| exec.isa(isa))))
+    }
+
+    /// Forgets what was computed: an element that the next run leaves out is then no number.
+    pub(crate) fn clear(&mut self) {
+        self.out.fill(f32::NAN);
+        self.lse.fill(f32::NAN);
+    }
+
+    /// Runs a path once. Fused and unfused leave their answer in `out` and `lse`; naive, which is timed on the sampled
+    /// rows alone where rows are sampled, leaves nothing.
+    pub(crate) fn run(&mut self, path: Path, plan: Option<&Plan>) -> Result<Duration> {
+        let (attention, inputs) = (self.attention, self.inputs);
+        let start;
+        match (path.method, plan) {
+            (Method::Naive, _) if self.rows.are_all() && self.rows.all > 0 => {
+                start = Instant::now();
+                black_box(naive::attention(&attention, &inputs)?);
+            }
+            (Method::Naive, _) => {
+                start = Instant::now();
+                for strip in &self.rows.strips {
+                    black_box(self.cut.naive(strip)?);
+                }
+            }
+            (Method::Fused(_), Some(plan)) => {
+                let outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
+                start = Instant::now();
+                attention.problem(inputs, outputs)?.run(plan, &mut self.workspace);
+            }
+            (Method::Fused(_), None) => {
+                let plan = self.plan(path)?;
+                return self.run(path, Some(&plan));
+            }
+            (Method::Unfused, _) => {
+                let exec = Exec::serial().threads(path.threads);
+                let outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
+                start = Instant::now();
+                unfused::attention(&attention, inputs, outputs, exec)?;
+            }
+        }
+        Ok(start.elapsed())
+    }
+}
+
+/// The views that a path writes through.
+fn outputs<'a>(shape: &Shape, out: &'a mut [f32], lse: &'a mut [f32]) -> Result<Outputs<'a>> {
+    let Shape { batch, heads, q_len, value_dim, .. } = *shape;
+    let out = ViewMut::bhld(out, [batch, heads, q_len, value_dim])?;
+    Ok(Outputs::new(out).lse(ViewMut::bhl(lse, [batch, heads, q_len])?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Command, parse};
+
+    fn chosen(line: &str, shape: &Shape) -> Result<Paths> {
+        let Ok(Command::Compare(args)) = parse(line.split_whitespace().map(Into::into)) else { panic!("{line}") };
+        paths(&args, shape)
+    }
+
+    fn names(line: &str) -> Vec<String> {
+        let isa = |path: &Path| path.method.isa().map_or(String::new(), |isa| format!(" {isa}"));
+        let name = |path: &Path| format!("{}{} {}", path.method.name(), isa(path), path.threads);
+        chosen(line, &SHAPE).unwrap().all.iter().map(name).collect()
+    }
+
+    const SHAPE: Shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 5, kv_len: 7, head_dim: 3, value_dim: 4 };
+
+    #[test]
+    fn paths_are_as_asked_for() {
+        let mut expected = vec!["naive 1".to_owned(), "unfused 1".to_owned()];
+        expected.extend(Isa::available().map(|isa| format!("fused {isa} 1")));
+        assert_eq!(names("--threads 1"), expected);
+        assert_eq!(names("--only naive"), ["naive 1"]);
+        assert_eq!(names("--isa portable --threads 1"), ["naive 1", "unfused 1", "fused portable 1"]);
+        if cfg!(feature = "rayon") {
+            assert_eq!(names("--isa portable --only fused --threads 3"), ["fused portable 3"]);
+        }
+    }
+
+    #[test]
+    fn scores_beyond_memory_are_refused() {
+        let long = Shape { q_len: 1 << 30, kv_len: 1 << 30, ..SHAPE };
+        let message = chosen("--only unfused --threads 1", &long).unwrap_err().to_string();
+        assert!(message.starts_with("no unfused path: 1 × 1073741824 × 1073741824 scores take "), "{message}");
+        let paths = chosen("--threads 1", &long).unwrap();
+        assert!(paths.left_out.is_some() && paths.all.iter().all(|path| path.method != Method::Unfused));
+        assert!(paths.all.len() > 1);
+    }
+
+    /// Whatever the path, nothing is left of what was there before.
+    #[test]
+    fn paths_write_every_element() {
+        let tensors = crate::data::load(&crate::args::Source::Random(SHAPE)).unwrap();
+        let rows = Rows::choose(&Settings::default(), &SHAPE);
+        let mut runner = Runner::new(&tensors, Settings::default(), &rows).unwrap();
+        for method in Isa::available().map(Method::Fused).chain([Method::Unfused]) {
+            runner.clear();
+            runner.run(Path { method, threads: 1 }, None).unwrap();
+            assert!(runner.out.iter().chain(&runner.lse).all(|x| x.is_finite()), "{method:?}");
+        }
+    }
+}

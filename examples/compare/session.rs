@@ -1,0 +1,74 @@
+//! Runs all the paths and turns what was measured into figures.
+
+use crate::failure::Result;
+use crate::paths::{Method, Paths, Runner};
+use crate::reference::{Errors, Reference};
+use crate::settings::Settings;
+use crate::table::Row;
+use crate::timing::{self, Peaks, Timed};
+use indicatif::ProgressBar;
+use sdpa::Shape;
+use std::num::NonZeroUsize;
+
+/// The paths' times and errors.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    paths: Vec<(Timed, Errors)>,
+    shape: Shape,
+}
+
+/// Runs every path once to check its answer, then as often as it takes to time it.
+pub(crate) fn measure(
+    runner: &mut Runner<'_>,
+    reference: &Reference,
+    paths: &Paths,
+    repeat: Option<NonZeroUsize>,
+    progress: &ProgressBar,
+) -> Result<Measured> {
+    let shape = runner.shape;
+    progress.set_message("checking the answers");
+    let (mut timed, mut errors) = (Vec::new(), Vec::new());
+    for &path in &paths.all {
+        let plan = match path.method {
+            Method::Fused(_) => Some(runner.plan(path)?),
+            _ => None,
+        };
+        runner.clear();
+        let first = runner.run(path, plan.as_ref())?;
+        errors.push(match path.method {
+            Method::Naive => reference.naive,
+            _ => reference.errors(&shape, &runner.out, &runner.lse),
+        });
+        timed.push(Timed::new(path, plan, first, repeat));
+    }
+    timing::time(runner, &mut timed, progress)?;
+    Ok(Measured { paths: timed.into_iter().zip(errors).collect(), shape })
+}
+
+/// A row of the table for each path.
+pub(crate) fn figures(settings: &Settings, reference: &Reference, measured: &Measured, peaks: &Peaks) -> Vec<Row> {
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let work = settings.useful_flops(&measured.shape);
+    let sampled = !reference.rows.are_all();
+    // The naive path is timed on the rows that are checked, and its time grows as the work does.
+    let scale = |method| if sampled && method == Method::Naive { reference.rows.scale(work) } else { 1.0 };
+    let seconds = |timed: &Timed| timed.median().as_secs_f64() * scale(timed.path.method);
+    let naive = measured.paths.iter().map(|(timed, _)| timed).find(|timed| timed.path.method == Method::Naive);
+    let naive = naive.map(seconds);
+    let row = |(timed, errors): &(Timed, Errors)| {
+        let (path, time) = (timed.path, seconds(timed));
+        let flops = (work > 0.0 && time > 0.0).then(|| work / time);
+        let peak = peaks.of(path.method.isa()) * path.threads.min(cores) as f64;
+        Row {
+            path,
+            seconds: time,
+            runs: timed.runs(),
+            estimated_from: (sampled && path.method == Method::Naive).then_some(reference.rows.checked),
+            flops,
+            share: flops.map(|flops| flops / peak),
+            speed_up: naive.filter(|_| time > 0.0).map(|naive| naive / time),
+            errors: *errors,
+        }
+    };
+    measured.paths.iter().map(row).collect()
+}

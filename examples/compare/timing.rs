@@ -1,0 +1,128 @@
+//! Times the paths in turns, so that whatever else the machine does meets them all alike.
+
+use crate::failure::Result;
+use crate::paths::{Path, Runner};
+use indicatif::ProgressBar;
+use sdpa::{Isa, Plan, probe};
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+/// How long the runs of one path may take together, unless the user says how many they are.
+const PER_PATH: Duration = Duration::from_secs(1);
+/// Fewest and most runs in that time.
+const RUNS: [f64; 2] = [3.0, 5000.0];
+
+/// A path, how it is run, and how long that took.
+#[derive(Debug)]
+pub(crate) struct Timed {
+    pub(crate) path: Path,
+    plan: Option<Plan>,
+    runs: usize,
+    times: Vec<Duration>,
+}
+
+impl Timed {
+    /// `first` is how long one run took.
+    pub(crate) fn new(path: Path, plan: Option<Plan>, first: Duration, repeat: Option<NonZeroUsize>) -> Self {
+        let fit = PER_PATH.as_secs_f64() / first.as_secs_f64().max(1e-9);
+        let runs = repeat.map_or(fit.clamp(RUNS[0], RUNS[1]) as usize, NonZeroUsize::get);
+        Self { path, plan, runs, times: Vec::new() }
+    }
+
+    /// The time in the middle.
+    pub(crate) fn median(&self) -> Duration {
+        let mut times = self.times.clone();
+        times.sort_unstable();
+        match times.len() {
+            0 => Duration::ZERO,
+            n => (times[(n - 1) / 2] + times[n / 2]) / 2,
+        }
+    }
+
+    /// Runs timed.
+    pub(crate) fn runs(&self) -> usize {
+        self.times.len()
+    }
+
+    /// True if it is this path's turn in a round: its runs are spread evenly over all rounds.
+    fn is_due(&self, round: usize, rounds: usize) -> bool {
+        let done_by = |round: usize| round as u128 * self.runs as u128 / rounds as u128;
+        done_by(round + 1) > done_by(round)
+    }
+}
+
+/// Runs every path as often as it should be, in turns.
+pub(crate) fn time(runner: &mut Runner<'_>, paths: &mut [Timed], progress: &ProgressBar) -> Result<()> {
+    let rounds = paths.iter().map(|path| path.runs).max().unwrap_or(0);
+    progress.reset();
+    progress.set_length(paths.iter().map(|path| path.runs as u64).sum());
+    progress.set_message("timing");
+    for round in 0..rounds {
+        for timed in paths.iter_mut().filter(|path| path.is_due(round, rounds)) {
+            let time = runner.run(timed.path, timed.plan.as_ref())?;
+            timed.times.push(time);
+            progress.inc(1);
+        }
+    }
+    Ok(())
+}
+
+/// What one core of this machine can do in each instruction set, in FLOP/s.
+#[derive(Debug)]
+pub(crate) struct Peaks(Vec<(Isa, f64)>);
+
+impl Peaks {
+    /// Measures; takes about 50 ms for each instruction set.
+    pub(crate) fn measure() -> Self {
+        Self(Isa::available().map(|isa| (isa, probe::peak_flops(isa))).collect())
+    }
+
+    /// The better of two measurements: a machine that does other things now and then shows its peak at one time or
+    /// another.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self(self.0.into_iter().zip(other.0).map(|((isa, a), (_, b))| (isa, a.max(b))).collect())
+    }
+
+    /// One core's peak; without an instruction set, that of the best one.
+    pub(crate) fn of(&self, isa: Option<Isa>) -> f64 {
+        let mine = self.0.iter().filter(|(known, _)| isa.is_none_or(|isa| isa == *known));
+        mine.fold(0.0, |best, &(_, peak)| best.max(peak))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Isa, f64)> {
+        self.0.iter().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paths::Method;
+
+    fn timed(runs: usize) -> Timed {
+        let path = Path { method: Method::Naive, threads: 1 };
+        Timed::new(path, None, Duration::from_millis(1), NonZeroUsize::new(runs))
+    }
+
+    #[test]
+    fn runs_are_as_many_as_asked_for_and_spread_evenly() {
+        for runs in [1, 2, 3, 7, 99, 100] {
+            let due: Vec<_> = (0..100).filter(|&round| timed(runs).is_due(round, 100)).collect();
+            assert_eq!(due.len(), runs);
+            assert!(due.windows(2).all(|pair| pair[1] - pair[0] <= 100usize.div_ceil(runs)));
+        }
+        assert_eq!(timed(0).runs, 1000);
+        let path = Path { method: Method::Naive, threads: 1 };
+        assert_eq!(Timed::new(path, None, Duration::from_secs(9), None).runs, 3);
+        assert_eq!(Timed::new(path, None, Duration::ZERO, None).runs, 5000);
+    }
+
+    #[test]
+    fn medians() {
+        let of = |times: &[u64]| {
+            let times = times.iter().map(|&t| Duration::from_nanos(t)).collect();
+            Timed { times, ..timed(1) }.median().as_nanos()
+        };
+        assert_eq!((of(&[]), of(&[7]), of(&[9, 1]), of(&[5, 100, 1])), (0, 7, 5, 5));
+    }
+}
