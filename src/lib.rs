@@ -3,6 +3,7 @@
 
 mod attention;
 mod error;
+mod explain;
 mod inputs;
 pub mod naive;
 mod plan;
@@ -13,6 +14,7 @@ pub mod unfused;
 
 pub use attention::Attention;
 pub use error::{Bound, Error};
+pub use explain::{Explanation, Machine};
 pub use inputs::Inputs;
 pub use plan::{Exec, Plan};
 pub use problem::{Outputs, Problem, Shape};

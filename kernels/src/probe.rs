@@ -41,6 +41,26 @@ pub fn peak_flops(isa: Isa) -> f64 {
     (0..16).map(|_| isa.dispatch(Bursts(100_000))).fold(0.0, f64::max)
 }
 
+/// Bytes per second that one core reads from memory: the best of a few passes over 128 MiB.
+pub fn read_bandwidth() -> f64 {
+    struct Read<'a>(&'a mut [f32]);
+    impl Visitor for Read<'_> {
+        type Output = bool;
+        fn visit<S: Steps>(self, s: S) -> bool {
+            let rows = Rows { first: self.0.as_ptr(), row: 1024, element: 1 };
+            // SAFETY: the slice holds this many rows of 1024.
+            unsafe { s.all_finite(rows, self.0.len() / 1024, 1024) }
+        }
+    }
+    let mut floats = vec![1.0f32; 32 << 20];
+    let mut pass = || {
+        let start = std::time::Instant::now();
+        core::hint::black_box(Isa::detect().dispatch(Read(&mut floats)));
+        (floats.len() * size_of::<f32>()) as f64 / start.elapsed().as_secs_f64()
+    };
+    (0..3).map(|_| pass()).fold(0.0, f64::max)
+}
+
 /// One group of rows and one block of keys, on which the steps can be run one at a time.
 #[derive(Debug)]
 pub struct Bench {

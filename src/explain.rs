@@ -1,0 +1,162 @@
+//! What a plan will do with a problem, and why.
+
+use crate::plan::Plan;
+use crate::problem::Problem;
+use core::fmt;
+use sdpa_kernels::{Isa, KEY_BLOCK, Sequence, probe};
+
+/// What a machine can do at most: the roofline's two numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Machine {
+    /// Floating-point operations per second of one core.
+    pub flops: f64,
+    /// Bytes per second that one core can read from memory.
+    pub bytes: f64,
+}
+
+impl Machine {
+    /// Measures both, in about a tenth of a second.
+    pub fn measure(isa: Isa) -> Self {
+        Self { flops: probe::peak_flops(isa), bytes: probe::read_bandwidth() }
+    }
+}
+
+/// What a plan will do with a problem. `Display` prints it.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The plan.
+    pub plan: Plan,
+    /// Tiles of rows times blocks of keys that are computed, and that range rules and lengths let it skip.
+    pub blocks: (u64, u64),
+    /// Multiplications and additions of QKᵀ and PV for the pairs that range rules and lengths leave visible.
+    pub useful_flops: f64,
+    /// The same for what is computed: whole panels of 16 keys for whole tiles of rows.
+    pub computed_flops: f64,
+    /// Bytes of tensors read and written, each once.
+    pub bytes: f64,
+    /// Seconds at the roofline, if the machine is known: all workers at peak, or memory at full speed.
+    pub seconds: Option<f64>,
+    /// What else is worth knowing, one reason each.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// What this plan will do with a problem, and why; with `machine`, how long it must take at least.
+    ///
+    /// Takes time in the number of rows times key blocks, not of keys.
+    pub fn explain(&self, problem: &Problem<'_>, machine: Option<Machine>) -> Explanation {
+        let (call, shape) = (&problem.call, problem.shape);
+        let (tile_rows, _) = self.isa.tile();
+        let (mut pairs, mut computed, mut blocks) = (0.0, 0.0, (0, 0));
+        for index in 0..call.sequences() {
+            let sequence = call.sequence(index);
+            for tile in (0..sequence.q_len).step_by(tile_rows) {
+                let rows = tile..sequence.q_len.min(tile + tile_rows);
+                for first in (0..sequence.kv_len).step_by(KEY_BLOCK) {
+                    let (seen, hull) = self.tile(problem, &sequence, rows.clone(), first);
+                    pairs += seen as f64;
+                    computed += (hull * rows.len()) as f64;
+                    if hull > 0 { blocks.0 += 1 } else { blocks.1 += 1 }
+                }
+            }
+        }
+        let heads = shape.heads as u64;
+        let flops = |pairs: f64| pairs * heads as f64 * 2.0 * (shape.head_dim + shape.value_dim) as f64;
+        let bytes = problem.bytes();
+        let seconds = machine.map(|m| (flops(pairs) / m.flops / self.workers as f64).max(bytes / m.bytes));
+        Explanation {
+            plan: *self,
+            blocks: (blocks.0 * heads, blocks.1 * heads),
+            useful_flops: flops(pairs),
+            computed_flops: flops(computed),
+            bytes,
+            seconds,
+            notes: self.notes(problem),
+        }
+    }
+
+    /// Pairs that a tile of rows sees of a block, and the keys it computes: the hull, in whole panels.
+    fn tile(
+        &self,
+        problem: &Problem<'_>,
+        sequence: &Sequence,
+        rows: core::ops::Range<usize>,
+        first: usize,
+    ) -> (usize, usize) {
+        let last = sequence.kv_len.min(first + KEY_BLOCK);
+        let overlap = |from: usize, to: usize| to.min(last).saturating_sub(from.max(first));
+        let (mut seen, mut low, mut high) = (0, last, first);
+        for row in rows {
+            let keys = problem.call.visible.keys(sequence.offset.saturating_add_unsigned(row), sequence.kv_len);
+            for (from, to) in [(0, keys.prefix), (keys.start, keys.end)] {
+                if overlap(from, to) > 0 {
+                    seen += overlap(from, to);
+                    (low, high) = (low.min(from.max(first)), high.max(to.min(last)));
+                }
+            }
+        }
+        (seen, if low < high { high.next_multiple_of(16) - low / 16 * 16 } else { 0 })
+    }
+
+    fn notes(&self, problem: &Problem<'_>) -> Vec<String> {
+        let call = &problem.call;
+        let mut notes = Vec::new();
+        let mut note = |when: bool, text: &str| {
+            if when {
+                notes.push(text.to_string());
+            }
+        };
+        let widest = Isa::detect();
+        note(self.isa != widest, &format!("{} as asked; {widest} is the widest here", self.isa));
+        note(call.q.strides()[3] != 1, "queries are copied: their elements are not contiguous");
+        note(call.k.strides()[3] != 1, "keys are packed element by element: they are not contiguous");
+        let whole = problem.shape.value_dim.is_multiple_of(16);
+        note(call.v.strides()[3] != 1, "values are copied: their elements are not contiguous");
+        note(call.v.strides()[3] == 1 && !whole, "values are copied: value_dim is not a multiple of 16");
+        note(
+            self.geometry.pack_keys() < KEY_BLOCK,
+            "head_dim is large: keys are packed in parts, again for every group",
+        );
+        note(
+            call.options.mask.is_some(),
+            "the mask is read tile by tile; what it hides wholly is skipped, uncounted here",
+        );
+        note(call.options.bias.is_some(), "the bias is read tile by tile and skips nothing");
+        note(problem.outputs.points.iter().any(Option::is_some), "scores are written out, so nothing is skipped");
+        note(problem.outputs.key_mass.is_some(), "key mass takes a second QKᵀ, uncounted here");
+        note(self.workers == 1, "one thread: more were not offered, or would not pay");
+        notes
+    }
+}
+
+impl Problem<'_> {
+    /// Bytes of the tensors, each element once however often it is read.
+    fn bytes(&self) -> f64 {
+        let elements = |shape: [usize; 4]| shape.iter().map(|&n| n as f64).product::<f64>();
+        let call = &self.call;
+        let floats = [call.q.shape(), call.k.shape(), call.v.shape()].map(elements).iter().sum::<f64>()
+            + call.options.bias.map_or(0.0, |bias| elements(bias.shape()))
+            + self.outputs.out.as_ref().map_or(0.0, |out| elements(out.shape()))
+            + self.outputs.points.iter().flatten().map(|view| elements(view.shape())).sum::<f64>();
+        4.0 * floats + call.options.mask.map_or(0.0, |mask| elements(mask.view().shape()))
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.plan)?;
+        let (computed, skipped) = self.blocks;
+        writeln!(f, "{computed} tile-blocks computed, {skipped} skipped")?;
+        let percent = 100.0 * self.useful_flops / self.computed_flops.max(1.0);
+        writeln!(f, "{:.3} GFLOP useful, {percent:.0} % of what is computed", self.useful_flops / 1e9)?;
+        write!(f, "{:.1} MB of tensors", self.bytes / 1e6)?;
+        if let Some(seconds) = self.seconds {
+            write!(f, ", at least {:.3} ms", seconds * 1e3)?;
+        }
+        for note in &self.notes {
+            write!(f, "\n- {note}")?;
+        }
+        Ok(())
+    }
+}
