@@ -30,3 +30,37 @@ fn run(case: &Case) -> Result<Outcome, String> {
         op => Err(format!("unknown operator {op}")),
     }
 }
+
+/// The runner itself: what it does not know, and a wrong answer, must not pass.
+#[test]
+fn the_unknown_and_the_wrong_fail() {
+    use serde_json::json;
+    let load = |name: &str| {
+        let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance/onnx");
+        Case::load(&directory.join(name).with_extension("safetensors"), "case").unwrap()
+    };
+    let (attention, flex) =
+        (load("test_attention_4d_causal_with_past_and_present"), load("test_flexattention_causal_mask"));
+    for case in [&attention, &flex] {
+        assert!(matches!(run(case), Ok(Outcome::Passed(_))));
+    }
+    let graph = |text: &str| json!({ "graph": format!("f (float[B,H,L,S] x) => (float[B,H,L,S] y)\n{{\n{text}\n}}") });
+    for (case, key, value, why) in [
+        (&attention, "/op", json!("Softmax"), "unknown operator"),
+        (&attention, "/attributes", json!({ "is_causal": 1, "dropout": 0.0 }), "unknown attribute"),
+        (&attention, "/attributes", json!({ "is_causal": 0 }), "Y["),
+        (&attention, "/attributes", json!({ "is_causal": 1, "softmax_precision": 2 }), "softmax_precision"),
+        (&attention, "/inputs", json!(["Q", "K", "V", "", "past_key"]), "tensors named"),
+        (&attention, "/inputs", json!(["Q", "K", "V", "", "past_key", "past_value", "", ""]), "unknown inputs"),
+        (&attention, "/outputs", json!(["Y", "present_key"]), "tensors named"),
+        (&flex, "/attributes/score_mod", graph("y = Sin (x)"), "unknown"),
+        (&flex, "/attributes/score_mod", graph("y = Add (x, c)"), "not defined"),
+        (&flex, "/attributes/score_mod", graph("y = Neg (x)"), "Y["),
+        (&flex, "/attributes", json!({}), "Y["),
+    ] {
+        let mut case = case.clone();
+        *case.metadata.pointer_mut(key).unwrap() = value;
+        let error = run(&case).expect_err(why);
+        assert!(error.contains(why), "{error}, but expected {why}");
+    }
+}

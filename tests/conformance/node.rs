@@ -20,8 +20,8 @@ impl<'a> Node<'a> {
         let list = |key: &str, prefix: &str| -> Result<Vec<Option<&'a Tensor>>, String> {
             let names = json(key)?.as_array().ok_or_else(|| format!("'{key}' is no list"))?;
             let tensor = |(i, name): (usize, &Value)| {
-                let given = name.as_str().ok_or_else(|| format!("'{key}' holds {name}"))? != "";
-                given.then(|| case.tensor(&format!("{prefix}.{i}"))).transpose()
+                let name = name.as_str().ok_or_else(|| format!("'{key}' holds {name}"))?;
+                (!name.is_empty()).then(|| case.tensor(&format!("{prefix}.{i}"))).transpose()
             };
             names.iter().enumerate().map(tensor).collect()
         };
