@@ -60,8 +60,13 @@ impl Problem<'_> {
 
     /// Plans and computes, with memory of its own.
     pub fn run_once(self, exec: Exec) {
+        self.run_once_with(exec, &Mods::new());
+    }
+
+    /// Plans and computes with the caller's functions, with memory of its own.
+    pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(self, exec: Exec, mods: &Mods<S, M, P>) {
         let plan = Plan::new(&self, exec);
-        self.run(&plan, &mut Workspace::new());
+        self.run_with(&plan, &mut Workspace::new(), mods);
     }
 }
 

@@ -99,20 +99,19 @@ pub(crate) unsafe fn pack_rows(values: Rows, n: usize, cols: usize, care: Care, 
 pub(crate) unsafe fn all_finite<S: Simd>(s: S, values: Rows, n: usize, cols: usize) -> bool {
     let zero = s.splat(0.0);
     // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays.
-    let (mut seen, mut rest) = ([zero; 4], 0.0f32);
+    let (mut seen, mut rest) = (zero, 0.0f32);
     for j in 0..n {
         // SAFETY: the caller vouches for row `j < n`.
         let row = unsafe { values.at(j) };
         let whole = if values.element == 1 { cols / LANES * LANES } else { 0 };
         for i in (0..whole).step_by(LANES) {
             // SAFETY: `i + 16 ≤ cols`, contiguous.
-            seen[i / LANES % 4] = s.fma(unsafe { s.load(row.add(i)) }, zero, seen[i / LANES % 4]);
+            seen = s.fma(unsafe { s.load(row.add(i)) }, zero, seen);
         }
         for i in whole..cols {
             // SAFETY: `i < cols`.
             rest += unsafe { *row.offset(i as isize * values.element) } * 0.0;
         }
     }
-    let seen = s.add(s.add(seen[0], seen[1]), s.add(seen[2], seen[3]));
     s.reduce_sum(seen) + rest == 0.0
 }

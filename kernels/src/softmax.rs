@@ -43,13 +43,12 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
         for row in tile_rows.clone() {
             // SAFETY: `row < rows` and spans end inside a block, so the panels lie inside `scores`.
             let scores = unsafe { scores.as_ptr().add(row * SCORE_STRIDE) };
-            let mut max = [s.splat(f32::NEG_INFINITY); 2];
+            let mut max = s.splat(f32::NEG_INFINITY);
             for panel in panels.clone() {
                 // SAFETY: as above.
-                let score = unsafe { s.load(scores.add(panel * LANES)) };
-                max[panel % 2] = s.max(score, max[panel % 2]);
+                max = s.max(unsafe { s.load(scores.add(panel * LANES)) }, max);
             }
-            state.keep[row] = s.reduce_max(s.max(max[0], max[1]));
+            state.keep[row] = s.reduce_max(max);
         }
         for row in tile_rows {
             let max = state.keep[row];
