@@ -160,7 +160,7 @@ pub(crate) struct Bound {
 /// weights are off by as much relative to themselves, and what they add up to by less.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Rounding {
-    /// Of the output, relative to the largest |v|: 4, or `S/4` where that is more.
+    /// Of the output, relative to the largest |v|: 4, or `S/8` where that is more.
     pub(crate) out: f64,
     /// Of `lse`, absolute.
     lse: f64,
@@ -172,7 +172,7 @@ impl Rounding {
         let largest_score = scale * cut.tensors.q.longest_row() * cut.tensors.k.longest_row();
         let lse = answers.iter().flat_map(|answer| &answer.lse).filter(|x| x.is_finite());
         let largest_lse = lse.fold(0.0, |max: f64, x| x.abs().max(max));
-        Self { out: (largest_score / 4.0).max(4.0), lse: largest_score.max(4.0 * largest_lse) }
+        Self { out: (largest_score / 8.0).max(4.0), lse: largest_score.max(4.0 * largest_lse) }
     }
 }
 
