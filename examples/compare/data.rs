@@ -46,9 +46,16 @@ impl Tensor {
         Ok(View::bhld(data, [1, 1, rows.len(), dim])?)
     }
 
-    /// The largest absolute value.
-    pub(crate) fn largest(&self) -> f32 {
-        self.data.iter().fold(0.0, |max, x| x.abs().max(max))
+    /// The largest absolute value of what is finite.
+    pub(crate) fn largest(&self) -> f64 {
+        self.data.iter().filter(|x| x.is_finite()).fold(0.0, |max, x| f64::from(x.abs()).max(max))
+    }
+
+    /// The largest Euclidean length of a row, of those that are finite.
+    pub(crate) fn longest_row(&self) -> f64 {
+        let length = |row: &[f32]| row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+        let rows = self.data.chunks_exact(self.shape[3].max(1)).map(length);
+        rows.filter(|length| length.is_finite()).fold(0.0, f64::max)
     }
 }
 

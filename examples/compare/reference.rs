@@ -152,8 +152,29 @@ pub(crate) struct Bound {
     pub(crate) lse: f64,
 }
 
-/// Spacings of f32 numbers that any path may be off, at the size of the largest number of its kind.
-pub(crate) const FREE_ULPS: f64 = 4.0;
+/// What rounding alone may do to any f32 path, and chance decides to which: in units of f32's epsilon.
+///
+/// The naive path's largest error is a fair bound where many rows had the chance to meet theirs. Of a few short rows
+/// one path may be lucky and the other not. What is at stake is the rounding of scores: by Cauchy and Schwarz none
+/// exceeds `S = |scale|·max‖q‖·max‖k‖`, so sums of products are off by some part of `S` epsilons, and so is `lse`;
+/// weights are off by as much relative to themselves, and what they add up to by less.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Rounding {
+    /// Of the output, relative to the largest |v|: 4, or `S/8` where that is more.
+    pub(crate) out: f64,
+    /// Of `lse`, absolute.
+    lse: f64,
+}
+
+impl Rounding {
+    fn new(cut: &Cut<'_>, answers: &[Answer<f64>]) -> Self {
+        let scale = f64::from(cut.settings.attention().scale_for(cut.shape.head_dim)).abs();
+        let largest_score = scale * cut.tensors.q.longest_row() * cut.tensors.k.longest_row();
+        let lse = answers.iter().flat_map(|answer| &answer.lse).filter(|x| x.is_finite());
+        let largest_lse = lse.fold(0.0, |max: f64, x| x.abs().max(max));
+        Self { out: (largest_score / 8.0).max(4.0), lse: largest_score.max(4.0 * largest_lse) }
+    }
+}
 
 /// The answer in f64 for some rows, and the error of the naive f32 path on them.
 #[derive(Debug)]
@@ -161,6 +182,7 @@ pub(crate) struct Reference {
     pub(crate) rows: Rows,
     answers: Vec<Answer<f64>>,
     pub(crate) naive: Errors,
+    pub(crate) rounding: Rounding,
     pub(crate) bound: Bound,
 }
 
@@ -176,12 +198,13 @@ impl Reference {
         for (got, want) in naive.iter().zip(&answers) {
             errors.take(&got.out, &got.lse, want);
         }
-        let largest_lse =
-            answers.iter().flat_map(|a| &a.lse).filter(|x| x.is_finite()).fold(0.0, |m, x| x.abs().max(m));
-        let free = |largest: f64| FREE_ULPS * f64::from(f32::EPSILON) * largest;
-        let bound =
-            Bound { out: errors.out.max(free(cut.tensors.v.largest().into())), lse: errors.lse.max(free(largest_lse)) };
-        Ok(Self { rows, answers, naive: errors, bound })
+        let rounding = Rounding::new(cut, &answers);
+        let epsilon = f64::from(f32::EPSILON);
+        let bound = Bound {
+            out: errors.out.max(epsilon * rounding.out * cut.tensors.v.largest()),
+            lse: errors.lse.max(epsilon * rounding.lse),
+        };
+        Ok(Self { rows, answers, naive: errors, rounding, bound })
     }
 
     /// The errors of a path's whole output.

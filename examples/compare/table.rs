@@ -1,7 +1,7 @@
 //! What is printed: a table for people, a line of JSON for each path for programs.
 
 use crate::paths::Path;
-use crate::reference::{Errors, FREE_ULPS, Reference};
+use crate::reference::{Errors, Reference};
 use crate::timing::Peaks;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -100,8 +100,8 @@ fn bound(reference: &Reference) -> String {
     };
     format!(
         "Errors against f64 sums, over {which}; relative ones to the largest element of the row's answer.\n\
-         Bound: {:.2e}, the larger of the naive path's error ({:.2e}) and {FREE_ULPS} f32 epsilons of the largest |v|.",
-        reference.bound.out, reference.naive.out
+         Bound: {:.2e}, the larger of the naive path's error ({:.2e}) and {:.1} f32 epsilons of the largest |v|.",
+        reference.bound.out, reference.naive.out, reference.rounding.out
     )
 }
 
