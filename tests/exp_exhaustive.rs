@@ -59,9 +59,9 @@ impl Check {
             self.got.clear();
             self.got.extend_from_slice(xs);
             probe::exp(*isa, &mut self.got);
-            for i in 0..xs.len() {
-                let ulps = (self.got[i] as f64 - self.exact[i]).abs() * self.scale[i];
-                *worst = worst.or(Worst { ulps, x: xs[i], got: self.got[i] });
+            let references = self.exact.iter().zip(&self.scale);
+            for ((&x, &got), (&exact, &scale)) in xs.iter().zip(&self.got).zip(references) {
+                *worst = worst.or(Worst { ulps: (got as f64 - exact).abs() * scale, x, got });
             }
             if isa.has_fma() {
                 let fused = self.fused.get_or_insert_with(|| self.got.clone());
