@@ -1,0 +1,29 @@
+//! Which instruction sets this run of the tests was about. The other tests run on those the machine has, and pass
+//! where it has few: a run that should have covered them all asks here.
+
+use sdpa::Isa;
+
+#[test]
+fn the_instruction_sets_of_this_machine() {
+    for name in Isa::known() {
+        let isa = Isa::from_name(name);
+        println!("{name}: {}", if isa.is_some() { "covered" } else { "NOT covered, this machine lacks it" });
+        assert!(isa.is_none_or(|isa| isa.name() == name && isa.to_string() == name && format!("{isa:?}") == name));
+    }
+    assert_eq!(Isa::available().next().map(Isa::name), Some("portable"));
+    assert_eq!(Isa::available().last(), Some(Isa::detect()));
+    assert_eq!(Isa::from_name("mmx"), None);
+    assert_eq!(Isa::from_name(""), None);
+}
+
+#[test]
+#[ignore = "for machines that should have AVX2: fails where the tests could not cover it"]
+fn avx2_was_covered() {
+    assert!(Isa::from_name("avx2").is_some_and(Isa::has_fma), "this machine lacks AVX2 or FMA");
+}
+
+#[test]
+#[ignore = "for machines that should have AVX-512: fails where the tests could not cover it"]
+fn avx512_was_covered() {
+    assert!(Isa::from_name("avx512").is_some_and(Isa::has_fma), "this machine lacks AVX-512F");
+}
