@@ -34,6 +34,11 @@ impl<'a> Inputs<'a> {
         Self { q, k, v, bias: None, mask: None, alibi: None, sinks: None, kv_lens: None, ragged: None }
     }
 
+    /// Queries, keys and values.
+    pub fn tensors(&self) -> [View<'a>; 3] {
+        [self.q, self.k, self.v]
+    }
+
     /// Added to the scores, after softcap; −∞ hides. `[batch, heads, q_len, kv_len]`; each of the first three may be 1,
     /// and fewer columns than keys hide the rest.
     #[must_use]

@@ -29,6 +29,9 @@ pub struct Geometry {
     pub(crate) value_dim: usize,
     /// Query rows of a task, over the heads that share a key/value head.
     pub(crate) task_rows: usize,
+    /// Rows there is scratch for: as many as a task of these dimensions may ever have, so that the scratch does not
+    /// depend on lengths. What a short call does not touch costs address space, not memory.
+    most_rows: usize,
     /// Rows whose scores are computed together.
     pub(crate) group_rows: usize,
     /// Keys of a block packed at once.
@@ -47,10 +50,11 @@ impl Geometry {
         let fits = ROW_FLOATS / head_dim.max(width).max(1);
         // If a block's keys or values do not fit at once they are packed again for every group: make the group the task.
         let most = if pack_keys < KEY_BLOCK || pack_cols < width { MAX_GROUP } else { MAX_TASK };
-        let task_rows = whole(rows.min(fits).min(most));
+        let most_rows = whole(most.min(fits));
+        let task_rows = whole(rows.min(most_rows));
         // More than one group: MAX_GROUP is whole vectors, so groups do not share a vector of row states.
         let group_rows = task_rows.min(MAX_GROUP);
-        Self { head_dim, value_dim, task_rows, group_rows, pack_keys, pack_cols }
+        Self { head_dim, value_dim, task_rows, most_rows, group_rows, pack_keys, pack_cols }
     }
 
     /// Query rows of a task, over the heads that share a key/value head.
@@ -75,15 +79,15 @@ impl Geometry {
 
     /// Lengths in floats of the regions of a worker's scratch, in the order of [`Regions`].
     fn lengths(&self) -> [usize; 7] {
-        let rows = self.task_rows.next_multiple_of(LANES);
+        let (rows, group) = (self.most_rows, self.most_rows.min(MAX_GROUP));
         [
             self.pack_keys * self.head_dim,
             KEY_BLOCK * self.pack_cols,
-            self.group_rows * SCORE_STRIDE,
-            self.task_rows * self.width(),
-            self.task_rows * self.head_dim,
-            2 * rows,
-            2 * self.group_rows.next_multiple_of(LANES),
+            group * SCORE_STRIDE,
+            rows * self.width(),
+            rows * self.head_dim,
+            2 * rows.next_multiple_of(LANES),
+            2 * group.next_multiple_of(LANES),
         ]
         .map(|floats| floats.next_multiple_of(LANES))
     }
@@ -91,18 +95,18 @@ impl Geometry {
     /// Bytes of scratch that each worker needs. Independent of the number of rows and keys; at most 1 MiB for
     /// dimensions up to 8192.
     pub fn scratch_bytes(&self) -> usize {
-        self.lengths().iter().sum::<usize>() * size_of::<f32>()
+        self.lengths().iter().sum::<usize>() * size_of::<f32>() + LINE_BYTES
     }
 }
 
-/// One cache line, so that scratch starts on one.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; LANES]);
+/// A cache line of floats; scratch starts on one.
+type Line = [f32; LANES];
+const LINE_BYTES: usize = size_of::<Line>();
 
 /// The memory of one worker. Grows to what a geometry needs and stays.
 #[derive(Default)]
 pub struct Scratch {
+    /// One line more than asked for, to start on a line's address.
     lines: Vec<Line>,
 }
 
@@ -114,28 +118,27 @@ impl Scratch {
 
     /// Makes room for `geometry`. Allocates only if there is less.
     pub fn reserve(&mut self, geometry: &Geometry) {
-        let lines = geometry.scratch_bytes() / size_of::<Line>();
+        let lines = geometry.scratch_bytes() / LINE_BYTES;
         if self.lines.len() < lines {
-            // Not `resize`: the old contents are worth nothing, so do not copy them.
-            self.lines = vec![Line([0.0; LANES]); lines];
+            // Not `resize`: the old contents are worth nothing. Fresh zeros come from the system untouched.
+            self.lines = vec![[0.0; LANES]; lines];
         }
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.lines.len() * size_of::<Line>()
+        self.lines.len() * LINE_BYTES
     }
 
     pub(crate) fn regions(&mut self, geometry: &Geometry) -> Regions<'_> {
         self.reserve(geometry);
-        // SAFETY: `Line` is sixteen floats and nothing else.
-        let floats =
-            unsafe { core::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast::<f32>(), self.lines.len() * LANES) };
-        let mut rest = floats;
+        let floats = self.lines.as_flattened_mut();
+        let start = floats.as_ptr().align_offset(LINE_BYTES);
+        let mut rest = &mut floats[start..];
         let mut cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this geometry");
         let [keys, values, scores, out, queries, state, factors] = geometry.lengths().map(&mut cut);
-        let (max, sum) = state.split_at_mut(geometry.task_rows.next_multiple_of(LANES));
-        let (keep, join) = factors.split_at_mut(geometry.group_rows.next_multiple_of(LANES));
+        let (max, sum) = state.split_at_mut(geometry.most_rows.next_multiple_of(LANES));
+        let (keep, join) = factors.split_at_mut(geometry.most_rows.min(MAX_GROUP).next_multiple_of(LANES));
         Regions { keys, values, scores, out, queries, max, sum, keep, join }
     }
 }

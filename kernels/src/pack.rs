@@ -73,21 +73,30 @@ pub(crate) unsafe fn pack_rows(values: Rows, n: usize, cols: usize, care: Care, 
         // SAFETY: the caller vouches for row `j < n`.
         let row = unsafe { values.at(j) };
         let (copy, padding) = out.split_at_mut(cols);
-        if values.element == 1 {
-            // SAFETY: `cols` contiguous elements of a row the caller vouches for; `copy` is ours.
-            unsafe { row.copy_to_nonoverlapping(copy.as_mut_ptr(), cols) };
-        } else {
-            for (i, x) in copy.iter_mut().enumerate() {
-                // SAFETY: element `i < cols` of the row.
-                *x = unsafe { *row.offset(i as isize * values.element) };
-            }
-        }
+        // SAFETY: the row has `cols` elements.
+        unsafe { copy_row(row, values.element, copy) };
         if care == Care::Careful {
             for x in copy.iter_mut().filter(|x| !x.is_finite()) {
                 *x = 0.0;
             }
         }
         padding.fill(0.0);
+    }
+}
+
+/// Copies one row.
+///
+/// # Safety
+/// As many elements as `out` has are readable from `row` on, `element` apart.
+pub(crate) unsafe fn copy_row(row: *const f32, element: isize, out: &mut [f32]) {
+    if element == 1 {
+        // SAFETY: contiguous elements that the caller vouches for; `out` is ours.
+        unsafe { row.copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
+        return;
+    }
+    for (i, x) in out.iter_mut().enumerate() {
+        // SAFETY: element `i` of the row.
+        *x = unsafe { *row.offset(i as isize * element) };
     }
 }
 

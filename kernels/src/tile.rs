@@ -17,7 +17,7 @@ use crate::geometry::{Geometry, MAX_GROUP, Regions};
 use crate::launch::{Call, Sequence, Task};
 use crate::options::{MaskMod, Mods, Position, ProbMod, ScoreMod};
 use crate::outputs::{Point, Shared};
-use crate::pack::{Rows, pack_rows};
+use crate::pack::{Rows, copy_row, pack_rows};
 use crate::passes::Group;
 use crate::poison::{Care, Seen};
 use crate::prepare::Spans;
@@ -154,7 +154,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             // SAFETY: the row is inside the call's queries and has `d` elements.
             unsafe {
                 let (first, element) = self.call.q.row(self.seq.batch, row.head, self.seq.first_row + row.i);
-                pack_rows(Rows { first, row: 0, element }, 1, d, Care::Fast, copy);
+                copy_row(first, element, copy);
             }
         }
         Queries::Copied(regions.queries.as_ptr())
