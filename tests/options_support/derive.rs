@@ -1,0 +1,121 @@
+//! Parts of cases, and other ways to say the same.
+
+use super::{Case, MaskData};
+use crate::support::{Tensor, indices};
+use core::ops::Range;
+use sdpa::Alignment;
+
+/// Some batches, rows and columns of a bias or mask, where it has them: dimensions of 1 stay.
+fn cut(x: &Tensor, batches: &[usize], rows: Range<usize>, columns: usize) -> Tensor {
+    let [b, h, l, n] = x.shape;
+    let of = |dim: usize, part: usize| if dim == 1 { 1 } else { part };
+    Tensor::from_fn([of(b, batches.len()), h, of(l, rows.len()), n.min(columns)], |[ib, ih, il, j]| {
+        x.get([if b == 1 { 0 } else { batches[ib] }, ih, if l == 1 { 0 } else { rows.start + il }, j])
+    })
+}
+
+impl Case {
+    /// With every bias and mask cut to these sequences, rows and columns.
+    fn cut_options(&self, batches: &[usize], rows: Range<usize>, columns: usize) -> Self {
+        let mut place = self.place;
+        for (to, &from) in place.batches.iter_mut().zip(batches) {
+            *to = self.place.batches[from];
+        }
+        place.first_row += rows.start;
+        Self {
+            bias: self.bias.as_ref().map(|x| cut(x, batches, rows.clone(), columns)),
+            mask: self.mask.as_ref().map(|x| x.over(cut(&x.tensor, batches, rows.clone(), columns))),
+            place,
+            ..self.clone()
+        }
+    }
+
+    /// One sequence as a call of its own.
+    pub fn sequence(&self, b: usize) -> Self {
+        let ((qb, row), (kb, key)) = (self.row_at(b, 0), self.key_at(b, 0));
+        let (rows, keys) = (self.rows(b), self.keys(b));
+        let (h, hkv) = (self.heads(), self.kv_heads());
+        Self {
+            q: self.q.part(qb..qb + 1, 0..h, row..row + rows),
+            k: self.k.part(kb..kb + 1, 0..hkv, key..key + keys),
+            v: self.v.part(kb..kb + 1, 0..hkv, key..key + keys),
+            kv_lens: self.kv_lens.as_ref().map(|lens| vec![lens[b]]),
+            ragged: None,
+            ..self.cut_options(&[b], 0..rows, keys)
+        }
+    }
+
+    /// Some rows of a call of one sequence, against all its keys.
+    pub fn some_rows(&self, rows: Range<usize>) -> Self {
+        assert!(self.batch() == 1 && self.ragged.is_none(), "one sequence at a time");
+        Self {
+            q: self.q.rows(rows.clone()),
+            alignment: Some(Alignment::Offset(self.offset(0) + rows.start as isize)),
+            ..self.cut_options(&[0], rows, self.keys(0))
+        }
+    }
+
+    /// The same sequences in another order.
+    pub fn reordered(&self, order: &[usize]) -> Self {
+        assert!(self.ragged.is_none(), "sequences side by side");
+        let moved = |x: &Tensor| Tensor::from_fn(x.shape, |[b, h, l, d]| x.get([order[b], h, l, d]));
+        Self {
+            q: moved(&self.q),
+            k: moved(&self.k),
+            v: moved(&self.v),
+            kv_lens: self.kv_lens.as_ref().map(|lens| order.iter().map(|&b| lens[b]).collect()),
+            ..self.cut_options(order, 0..self.q.shape[2], self.k.shape[2])
+        }
+    }
+
+    /// Ragged sequences side by side, filled up with `fill`, and the keys that exist named. The alignment must not go by
+    /// the number of rows, which becomes another.
+    pub fn padded(&self, fill: f32) -> Self {
+        assert!(self.alignment != Some(Alignment::BottomRight), "more rows would move the rest");
+        let (rows, keys) = self.longest();
+        let spread = |x: &Tensor, l: usize, at: &dyn Fn(usize, usize) -> Option<(usize, usize)>| {
+            Tensor::from_fn([self.batch(), x.shape[1], l, x.shape[3]], |[b, h, l, d]| {
+                at(b, l).map_or(fill, |(b, l)| x.get([b, h, l, d]))
+            })
+        };
+        let row = |b, i| (i < self.rows(b)).then(|| self.row_at(b, i));
+        let key = |b, j| (j < self.keys(b)).then(|| self.key_at(b, j));
+        Self {
+            q: spread(&self.q, rows, &row),
+            k: spread(&self.k, keys, &key),
+            v: spread(&self.v, keys, &key),
+            kv_lens: Some((0..self.batch()).map(|b| self.kv_len(b)).collect()),
+            ragged: None,
+            ..self.clone()
+        }
+    }
+
+    /// Every query head with keys and values of its own.
+    pub fn repeated_heads(&self) -> Self {
+        let repeat = |x: &Tensor| {
+            let [b, _, l, d] = x.shape;
+            Tensor::from_fn([b, self.heads(), l, d], |[b, h, l, d]| {
+                x.get([b, h / (self.heads() / self.kv_heads()), l, d])
+            })
+        };
+        Self { k: repeat(&self.k), v: repeat(&self.v), ..self.clone() }
+    }
+
+    /// A keep mask of the shape of the whole call, by position.
+    pub fn mask_by(&self, keep: bool, sees: impl Fn([usize; 4]) -> bool) -> MaskData {
+        let (rows, keys) = self.longest();
+        let shape = [self.batch(), self.heads(), rows, keys];
+        MaskData::new(keep, false, Tensor::from_fn(shape, |at| if sees(at) == keep { 1.0 } else { 0.0 }))
+    }
+
+    /// Every key whose rows of k and v no row sees, or that none of these rows sees: sequence, kv head, key.
+    pub fn unseen(&self, hides: impl Fn([usize; 3], usize) -> bool, by: &[[usize; 3]]) -> Vec<[usize; 3]> {
+        let sharing = self.heads() / self.kv_heads();
+        let longest = self.longest().1;
+        indices([self.batch(), self.kv_heads(), longest, 1])
+            .map(|[b, g, j, _]| [b, g, j])
+            .filter(|&[b, _, j]| j < self.keys(b))
+            .filter(|&[b, g, j]| by.iter().all(|&row| row[0] != b || row[1] / sharing != g || hides(row, j)))
+            .collect()
+    }
+}
