@@ -1,0 +1,149 @@
+//! `Plan::explain`: counts of blocks and FLOPs, what is said about a call, and how it is printed.
+
+use sdpa::{
+    Alignment, Attention, Exec, Explanation, Inputs, Isa, Machine, Mask, Outputs, Plan, Point, View, ViewMut, Window,
+};
+
+const D: usize = 16;
+
+/// Explains a call of one head whose rows are all the same row.
+fn explain(attention: Attention, rows: usize, keys: usize, machine: Option<Machine>) -> Explanation {
+    let (data, mut out) = (vec![0.0; D], vec![0.0; rows * D]);
+    let view = |rows| View::from_strides(&data, 0, [1, 1, rows, D], [0, 0, 0, 1]).unwrap();
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, rows, D]).unwrap());
+    let problem = attention.problem(Inputs::new(view(rows), view(keys), view(keys)), outputs).unwrap();
+    Plan::new(&problem, Exec::serial()).explain(&problem, machine)
+}
+
+/// 2·(D + Dv) for each pair.
+fn flops(pairs: usize) -> f64 {
+    (pairs * 4 * D) as f64
+}
+
+fn share(e: &Explanation) -> f64 {
+    e.blocks.0 as f64 / (e.blocks.0 + e.blocks.1) as f64
+}
+
+#[test]
+fn without_rules_everything_is_computed() {
+    let e = explain(Attention::new(), 1024, 1024, None);
+    let tiles = 1024usize.div_ceil(Isa::detect().tile().0) as u64;
+    assert_eq!(e.blocks, (tiles * 4, 0));
+    assert_eq!((e.useful_flops, e.computed_flops), (flops(1024 * 1024), flops(1024 * 1024)));
+    assert_eq!(e.bytes, (4 * 4 * 1024 * D) as f64);
+    assert_eq!(e.seconds, None);
+    // Keys of no whole panel are computed in whole panels.
+    let e = explain(Attention::new(), 10, 20, None);
+    assert_eq!((e.useful_flops, e.computed_flops), (flops(10 * 20), flops(10 * 32)));
+}
+
+#[test]
+fn causal_skips_about_half() {
+    let length = 4096;
+    let e = explain(Attention::new().causal(), length, length, None);
+    assert!((0.5..0.56).contains(&share(&e)), "{:?}", e.blocks);
+    assert_eq!(e.useful_flops, flops(length * (length + 1) / 2));
+    assert!((1.0..1.02).contains(&(e.computed_flops / e.useful_flops)), "{e}");
+    // Rows before the first key compute nothing.
+    let e = explain(Attention::new().causal().align(Alignment::Offset(-2000)), 1000, 1000, None);
+    assert_eq!((e.blocks.0, e.useful_flops, e.computed_flops), (0, 0.0, 0.0));
+}
+
+#[test]
+fn a_window_of_a_long_sequence_skips_most() {
+    let length = 16_384;
+    let e = explain(Attention::new().causal().window(Window::inclusive(Some(255), None)), length, length, None);
+    assert!(share(&e) < 0.04, "{:?}", e.blocks);
+    let pairs = 256 * length - 255 * 256 / 2;
+    assert_eq!(e.useful_flops, flops(pairs));
+    assert!(e.computed_flops / e.useful_flops < 1.2, "{e}");
+    // The first keys, kept, cost one block a tile more.
+    let kept = explain(
+        Attention::new().causal().window(Window::inclusive(Some(255), None).keep_first(4)),
+        length,
+        length,
+        None,
+    );
+    assert!(kept.blocks.0 > e.blocks.0 && share(&kept) < 0.06, "{:?}", kept.blocks);
+    assert!(kept.useful_flops > e.useful_flops);
+}
+
+#[test]
+fn lengths_and_heads_count() {
+    let (data, mut out) = (vec![0.0; D], vec![0.0; 2 * 4 * 100 * D]);
+    let view = |heads, rows| View::from_strides(&data, 0, [2, heads, rows, D], [0, 0, 0, 1]).unwrap();
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [2, 4, 100, D]).unwrap());
+    let inputs = Inputs::new(view(4, 100), view(2, 300), view(2, 300)).kv_lens(&[300, 0]);
+    let problem = Attention::new().problem(inputs, outputs).unwrap();
+    let e = Plan::new(&problem, Exec::serial()).explain(&problem, None);
+    let tiles = 100usize.div_ceil(Isa::detect().tile().0) as u64;
+    assert_eq!(e.blocks, (4 * tiles * 2, 0));
+    assert_eq!(e.useful_flops, flops(4 * 100 * 300));
+}
+
+#[test]
+fn a_machine_makes_a_time() {
+    let machine = Machine { flops: 1e9, bytes: 1e9 };
+    let e = explain(Attention::new(), 512, 512, Some(machine));
+    assert_eq!(e.seconds, Some(e.useful_flops / 1e9));
+    let starved = Machine { flops: 1e30, bytes: 1e6 };
+    let e = explain(Attention::new(), 512, 512, Some(starved));
+    assert_eq!(e.seconds, Some(e.bytes / 1e6));
+    let measured = Machine::measure(Isa::detect());
+    assert!(measured.flops > 1e8 && measured.bytes > 1e8, "{measured:?}");
+}
+
+#[test]
+fn notes_say_why() {
+    let (data, bias, keep) = (vec![0.0; D * 20], [0.0; 20], [true; 20]);
+    let (mut out, mut lse) = (vec![0.0; 20 * 5], vec![0.0; 20]);
+    let (mut weights, mut mass) = (vec![0.0; 400], vec![0.0; 20]);
+    let backwards = View::from_strides(&data, D - 1, [1, 1, 20, D], [0, 0, 0, -1]).unwrap();
+    let values = View::from_strides(&data, 0, [1, 1, 20, 5], [0, 0, D as isize, 1]).unwrap();
+    let inputs = Inputs::new(backwards, backwards, values)
+        .bias(View::bhld(&bias, [1, 1, 1, 20]).unwrap())
+        .mask(Mask::keep(View::bhld(&keep, [1, 1, 1, 20]).unwrap()));
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 20, 5]).unwrap())
+        .lse(ViewMut::bhl(&mut lse, [1, 1, 20]).unwrap())
+        .scores(Point::Weights, ViewMut::bhld(&mut weights, [1, 1, 20, 20]).unwrap())
+        .key_mass(ViewMut::bhl(&mut mass, [1, 1, 20]).unwrap());
+    let problem = Attention::new().problem(inputs, outputs).unwrap();
+    let narrowest = Isa::available().next().unwrap();
+    let e = Plan::new(&problem, Exec::serial().isa(narrowest)).explain(&problem, None);
+    let mut expected = vec![
+        "queries are copied",
+        "keys are packed element by element",
+        "values are copied: value_dim is not a multiple of 16",
+        "the mask is read tile by tile",
+        "the bias is read tile by tile",
+        "scores are written out, so nothing is skipped",
+        "key mass takes a second",
+        "one thread",
+    ];
+    if narrowest != Isa::detect() {
+        expected.insert(0, "portable as asked");
+    }
+    assert_eq!(e.notes.len(), expected.len(), "{:?}", e.notes);
+    for (note, expected) in e.notes.iter().zip(expected) {
+        assert!(note.starts_with(expected), "{note:?} for {expected:?}");
+    }
+    let plain = explain(Attention::new(), 20, 20, None);
+    assert_eq!(plain.notes.len(), 1, "{:?}", plain.notes);
+}
+
+#[test]
+fn it_prints() {
+    let e = explain(Attention::new().causal(), 1024, 1024, Some(Machine { flops: 1e9, bytes: 1e9 }));
+    let text = e.to_string();
+    let lines: Vec<&str> = text.lines().collect();
+    let plan = e.plan.to_string();
+    assert!(text.starts_with(&plan), "{text}");
+    let rest = &lines[plan.lines().count()..];
+    assert_eq!(rest[0], format!("{} tile-blocks computed, {} skipped", e.blocks.0, e.blocks.1));
+    let percent = 100.0 * e.useful_flops / e.computed_flops;
+    assert_eq!(rest[1], format!("{:.3} GFLOP useful, {percent:.0} % of what is computed", e.useful_flops / 1e9));
+    assert_eq!(rest[2], "0.3 MB of tensors, at least 33.587 ms");
+    assert!(rest[3..].iter().all(|line| line.starts_with("- ")), "{text}");
+    assert!(plan.starts_with("1 × 1 heads (1 key/value), 1024 rows × 1024 keys, 16 → 16\n"), "{plan}");
+    assert!(plan.contains("KiB of scratch each"), "{plan}");
+}
