@@ -73,7 +73,9 @@ fn random(seed: u64) -> Case {
     match seed % 8 {
         0 => case.window = Some(Window::inclusive(Some(2), Some(1)).keep_first(rng.below(3))),
         1 => (case.causal, case.alignment) = (true, Some(Alignment::Offset(-3))),
-        2 => case.functions = Functions { mask: Some((Keep::Bands(9), seed.is_multiple_of(3))), ..Functions::default() },
+        2 => {
+            case.functions = Functions { mask: Some((Keep::Bands(9), seed.is_multiple_of(3))), ..Functions::default() }
+        }
         3 => case.kv_lens = Some((0..case.batch()).map(|b| case.keys(b) / 2).collect()),
         _ => {}
     }
