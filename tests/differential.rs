@@ -4,8 +4,9 @@
 mod options_support;
 mod support;
 
-use options_support::{Case, Wanted, check_against_oracle, larger};
+use options_support::{Case, Wanted, check_against_oracle, larger, options_of};
 use sdpa::{Exec, Isa};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use support::Rng;
 
@@ -14,10 +15,14 @@ fn compare(first_seed: u64, cases: usize, most: usize, progress: usize) {
     let start = Instant::now();
     let isas: Vec<Isa> = Isa::available().collect();
     let mut worst = vec![[(0.0, "none"); 2]; isas.len()];
+    let (mut counts, mut sets) = (BTreeMap::new(), BTreeSet::new());
     for n in 0..cases {
         let seed = first_seed + n as u64;
         let case = Case::random(&mut Rng::new(seed), most);
         let oracle = case.oracle::<f64>();
+        let options = options_of(&case);
+        options.iter().for_each(|&(name, on)| *counts.entry(name).or_insert(0) += usize::from(on));
+        sets.insert(options.map(|(_, on)| on));
         for (isa, worst) in isas.iter().zip(&mut worst) {
             // Scores out switch skipping off: half the cases go without.
             let wanted = if n % 2 == 0 { Wanted::ALL } else { Wanted::MASS };
@@ -29,6 +34,8 @@ fn compare(first_seed: u64, cases: usize, most: usize, progress: usize) {
             println!("{} of {cases} combinations, {:.1} s", n + 1, start.elapsed().as_secs_f64());
         }
     }
+    println!("{} different sets of options; cases with each: {counts:?}", sets.len());
+    assert!(counts.values().all(|&count| count > cases / 10), "an option is hardly tried: {counts:?}");
     println!("{cases} combinations on {} instruction sets; worst errors:", isas.len());
     for (isa, [(units, output), (times, other)]) in isas.iter().zip(worst) {
         println!("{isa}: {units:.2} ε·M in {output}; {times:.2} times naive f32's in {other}, where it was asked");

@@ -4,10 +4,10 @@ mod options_support;
 mod support;
 
 use options_support::mods::{Functions, Keep, Score};
-use options_support::{Case, Full, Wanted, same_rows};
+use options_support::{Case, Full, MaskData, Wanted, same_rows};
 use sdpa::{Alignment, AttnState, Exec, Isa, View, ViewMut, Window, merge};
 use std::num::NonZeroUsize;
-use support::{Rng, Tensor, assert_same_bits, execs};
+use support::{LAYOUTS, Rng, Tensor, assert_same_bits, execs};
 
 /// Products of a case, at most.
 const MOST: usize = 1_500_000;
@@ -147,6 +147,29 @@ fn ragged_is_padded_is_one_by_one() {
         }
     });
     assert!(ragged > 20, "only {ragged} ragged cases");
+}
+
+#[test]
+fn layouts_hints_and_kinds_of_masks_do_not_show() {
+    every(55_000, 60, |what, rng, case, exec| {
+        let expected = case.run(exec, Wanted::MASS);
+        let mut other = case.clone();
+        for tensor in [&mut other.q, &mut other.k, &mut other.v].into_iter().chain(&mut other.bias) {
+            *tensor = tensor.laid_out(rng.pick(&LAYOUTS));
+        }
+        other.mask = case.mask.as_ref().map(|mask| {
+            let tensor = mask.tensor.laid_out(rng.pick(&LAYOUTS));
+            MaskData::new(mask.keep, mask.bools.is_none(), tensor)
+        });
+        other.functions.mask = case.functions.mask.map(|(keep, hint)| (keep, !hint));
+        same(what, (&other, &other.run(exec, Wanted::MASS)), (case, &expected));
+        // The other polarity over the opposite bytes.
+        other.mask = case.mask.as_ref().map(|mask| {
+            let opposite = |at| if mask.tensor.get(at) == 0.0 { 1.0 } else { 0.0 };
+            MaskData::new(!mask.keep, false, Tensor::from_fn(mask.tensor.shape, opposite))
+        });
+        same(what, (&other, &other.run(exec, Wanted::MASS)), (case, &expected));
+    });
 }
 
 #[test]

@@ -103,6 +103,26 @@ pub fn larger(a: (f64, &'static str), b: (f64, &'static str)) -> (f64, &'static 
     if b.0 > a.0 { b } else { a }
 }
 
+/// Which options a case has.
+pub fn options_of(case: &Case) -> [(&'static str, bool); 14] {
+    [
+        ("scale", case.scale.is_some()),
+        ("softcap", case.softcap.is_some()),
+        ("causal", case.causal),
+        ("window", case.window.is_some()),
+        ("bias", case.bias.is_some()),
+        ("mask", case.mask.is_some()),
+        ("alibi", case.alibi.is_some()),
+        ("sinks", case.sinks.is_some()),
+        ("kv_lens", case.kv_lens.is_some()),
+        ("ragged", case.ragged.is_some()),
+        ("score function", case.functions.score.is_some()),
+        ("mask function", case.functions.mask.is_some()),
+        ("weight function", case.functions.prob.is_some()),
+        ("several heads a key head", case.heads() > case.kv_heads()),
+    ]
+}
+
 /// The case without its numbers.
 pub fn describe(case: &Case) -> String {
     let Case { scale, softcap, causal, window, alignment, alibi, sinks, kv_lens, ragged, functions, .. } = case;

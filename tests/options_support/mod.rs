@@ -11,7 +11,7 @@ mod derive;
 pub mod mods;
 mod random;
 
-pub use compare::{check_against_oracle, larger, same_rows};
+pub use compare::{check_against_oracle, larger, options_of, same_rows};
 
 use crate::support::{Tensor, UNWRITTEN};
 use mods::{Functions, Place, with_mods};
