@@ -332,19 +332,16 @@ fn results_over_parts_of_the_keys_merge_to_the_whole() {
         let whole = case.run(exec, Wanted::LEAST);
         let (keys, [_, hkv, ..]) = (case.keys(0), case.k.shape);
         let cut = rng.below(keys + 1);
-        let part = |from: usize, to: usize| Case {
+        // The sink goes with the first part.
+        let part = |from: usize, to: usize, sinks: Option<Vec<f32>>| Case {
             k: case.k.part(0..1, 0..hkv, from..to),
             v: case.v.part(0..1, 0..hkv, from..to),
             alignment: Some(Alignment::Offset(case.offset(0) - from as isize)),
-            sinks: case.sinks.clone().filter(|_| from == 0),
+            sinks,
             ..case.clone()
         };
-        let [mut first, second] = [(0, cut), (cut, keys)].map(|(from, to)| {
-            let mut part = part(from, to);
-            // The second part has no sink even where it is empty.
-            part.sinks = part.sinks.filter(|_| to == cut);
-            part.run(exec, Wanted::LEAST)
-        });
+        let mut first = part(0, cut, case.sinks.clone()).run(exec, Wanted::LEAST);
+        let second = part(cut, keys, None).run(exec, Wanted::LEAST);
         let (shape, lse_shape) = (first.out.shape, first.lse.shape);
         let mine = (ViewMut::bhld(&mut first.out.data, shape).unwrap(), ViewMut::bhld(&mut first.lse.data, lse_shape));
         let others: (View<'_>, View<'_>) = (second.out.view(), second.lse.view());

@@ -53,10 +53,11 @@ fn part<T>(answer: &Answer<T>, output: usize) -> &[T] {
 ///
 /// Scores (raw, softcapped, masked) and the LSE may be off by 8 ε·M, where M is the largest finite score at any point, at
 /// least 1; weights by as much, since an error of a score is a relative error of its weight; `out` and key mass by that
-/// times the largest value, or the largest mass. Where the naive `f32` path is off by more than a third of the error in
-/// question the comparison is with it.
+/// times the largest value, or the largest mass; the mass of n rows by n/32 units more. Or by three times what the naive
+/// `f32` path is off by, where that is more.
 ///
-/// Returns the worst error in units of ε·M, and in units of naive's where it had to be asked, each with its output.
+/// Returns the worst error in units of ε·M, key mass apart, and in units of naive's where it had to be asked, each with
+/// its output.
 pub fn check_against_oracle(what: &str, case: &Case, full: &Full, oracle: &Answer<f64>) -> [(f64, &'static str); 2] {
     let most = |xs: &[f64]| xs.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs()));
     let largest = oracle.points[..3].iter().map(|x| most(x)).fold(1.0, f64::max);
@@ -79,7 +80,9 @@ pub fn check_against_oracle(what: &str, case: &Case, full: &Full, oracle: &Answe
                 (worst, at) = (error, Some((place, got, expected[index])));
             }
         });
-        let mut bound = UNITS * unit;
+        // One running sum in f32 over all rows that share a key: roundings may all go one way where weights are equal.
+        let added = if output == 6 { case.longest().0 * case.heads() / case.kv_heads() } else { 0 };
+        let mut bound = (UNITS + added as f64 / 32.0) * unit;
         if worst > bound && worst.is_finite() {
             let naive = part(naive.get_or_insert_with(|| case.oracle::<f32>()), output);
             let errors = naive.iter().zip(expected).map(|(&x, &e)| distance(x as f64, e));
@@ -87,7 +90,9 @@ pub fn check_against_oracle(what: &str, case: &Case, full: &Full, oracle: &Answe
             bound = bound.max(TIMES_NAIVE * error);
             overall[1] = larger(overall[1], (worst / error, name));
         }
-        overall[0] = larger(overall[0], (worst / unit, name));
+        if output != 6 {
+            overall[0] = larger(overall[0], (worst / unit, name));
+        }
         if worst > bound {
             let (place, got, expected) = at.expect("something was worst");
             panic!(
