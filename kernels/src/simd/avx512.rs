@@ -98,9 +98,9 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn scale_pow2(self, p: __m512, n: __m512) -> __m512 {
+    fn one_plus_scaled(self, q: __m512, n: __m512, _: __m512) -> __m512 {
         // SAFETY: `self` proves the feature.
-        unsafe { _mm512_scalef_ps(p, n) }
+        unsafe { _mm512_scalef_ps(_mm512_add_ps(q, _mm512_set1_ps(1.0)), n) }
     }
 
     #[inline(always)]
@@ -124,12 +124,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn transpose(self, r: [__m512; LANES]) -> [__m512; LANES] {
+    unsafe fn transpose(self, rows: [*const f32; LANES], out: *mut f32) {
         // Four rounds of the butterfly: pairs of rows within 64 bits, fours within 128 bits, then whole 128-bit
         // quarters among eight and sixteen rows. 64 shuffles for 256 elements.
-        // SAFETY: `self` proves the feature.
+        // SAFETY: `self` proves the feature; the caller vouches for the pointers.
         unsafe {
             let zero = _mm512_setzero_ps();
+            let mut r = [zero; LANES];
+            for i in 0..LANES {
+                r[i] = _mm512_loadu_ps(rows[i]);
+            }
             let mut a = [zero; LANES];
             for i in 0..8 {
                 a[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
@@ -156,7 +160,9 @@ impl Simd for Avx512 {
                 t[4 + c] = _mm512_shuffle_f32x4::<0x88>(odd, odd_high);
                 t[12 + c] = _mm512_shuffle_f32x4::<0xDD>(odd, odd_high);
             }
-            t
+            for (i, row) in t.into_iter().enumerate() {
+                _mm512_storeu_ps(out.add(i * LANES), row);
+            }
         }
     }
 }
