@@ -187,21 +187,49 @@ pub(crate) unsafe fn mask<S: Simd>(s: S, mut group: Group<'_>, rows: &[Columns<u
 #[inline(always)]
 pub(crate) unsafe fn kept(row: Columns<u8>, polarity: Mask<'_>, keys: core::ops::Range<usize>) -> (usize, usize, bool) {
     let end = keys.end.min(row.len);
-    if row.element == 1 && keys.start < end {
-        // SAFETY: contiguous columns of the row.
-        let bytes = unsafe { core::slice::from_raw_parts(row.first, end) };
-        let bytes = &bytes[keys.start..];
-        let Some(first) = bytes.iter().position(|&byte| polarity.keeps(byte)) else { return (0, 0, true) };
-        let last = bytes.iter().rposition(|&byte| polarity.keeps(byte)).unwrap_or(first);
-        let all = !bytes[first..=last].iter().fold(false, |hole, &byte| hole | !polarity.keeps(byte));
-        return (keys.start + first, keys.start + last + 1, all);
+    if keys.start >= end {
+        return (0, 0, true);
     }
-    // SAFETY: `j < row.len`.
-    let keeps = |j: usize| unsafe { polarity.keeps(row.get(j)) };
-    let mut inside = (keys.start..end).filter(|&j| keeps(j));
-    let Some(first) = inside.next() else { return (0, 0, true) };
-    let (last, rest) = inside.fold((first, 1), |(_, n), j| (j, n + 1));
-    (first, last + 1, last + 1 - first == rest)
+    let mut copy = [0u8; crate::block::KEY_BLOCK];
+    let bytes = if row.element == 1 {
+        // SAFETY: contiguous columns of the row.
+        unsafe { &core::slice::from_raw_parts(row.first, end)[keys.start..] }
+    } else {
+        for j in keys.start..end {
+            // SAFETY: `j < row.len`.
+            copy[j] = unsafe { row.get(j) };
+        }
+        &copy[keys.start..end]
+    };
+    // The polarity is settled here, so that the scan's inner loops are free of it.
+    let (first, last, all) = match polarity {
+        Mask::Keep(_) => extent(bytes, |byte| byte != 0),
+        Mask::Drop(_) => extent(bytes, |byte| byte == 0),
+    };
+    if first < last { (keys.start + first, keys.start + last, all) } else { (0, 0, true) }
+}
+
+/// First, one past the last, and all between. Whole chunks are tested without early exits, which compiles to vector
+/// instructions; single bytes only in the chunks at either end.
+#[inline(always)]
+fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> (usize, usize, bool) {
+    let any = |chunk: &[u8; LANES]| chunk.iter().fold(false, |any, &byte| any | keeps(byte));
+    let all = |chunk: &[u8; LANES]| chunk.iter().fold(true, |all, &byte| all & keeps(byte));
+    let (chunks, rest) = bytes.as_chunks::<LANES>();
+    // The usual case: all of it.
+    if chunks.iter().fold(true, |yes, chunk| yes & all(chunk)) && rest.iter().all(|&byte| keeps(byte)) {
+        return (0, bytes.len(), true);
+    }
+    let from = chunks.iter().position(any).unwrap_or(chunks.len()) * LANES;
+    let Some(first) = bytes[from..].iter().position(|&byte| keeps(byte)).map(|i| from + i) else { return (0, 0, true) };
+    let last = match rest.iter().rposition(|&byte| keeps(byte)) {
+        Some(i) => chunks.len() * LANES + i,
+        None => {
+            let end = (chunks.iter().rposition(any).unwrap_or(0) + 1) * LANES;
+            bytes[..end.min(bytes.len())].iter().rposition(|&byte| keeps(byte)).unwrap_or(first)
+        }
+    };
+    (first, last + 1, bytes[first..=last].iter().fold(true, |all, &byte| all & keeps(byte)))
 }
 
 /// Scores to finished weights: exp(score − reference) · factor, per row.

@@ -23,6 +23,13 @@ pub(crate) struct Spans {
     len: usize,
 }
 
+/// What comes after the scores: the keys each tile needs, and the bias they will meet.
+#[derive(Clone, Copy)]
+struct Next<'a> {
+    spans: &'a [Span],
+    bias: Option<&'a [Columns<f32>]>,
+}
+
 impl Deref for Spans {
     type Target = [Span];
     fn deref(&self) -> &[Span] {
@@ -48,13 +55,19 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             if spans.iter().all(|span| span.is_empty()) {
                 return None;
             }
-            self.scores(block, queries, group.clone(), &spans, regions);
+            let bias = self.call.options.bias.map(|bias| self.all_columns(&bias, block, group.clone()));
+            let next = bias.as_ref().map(|rows| &rows[..]);
+            self.scores(block, queries, group.clone(), Next { spans: &spans, bias: next }, regions);
             self.emit(Point::Raw, block, group.clone(), regions.scores);
             if let Some(cap) = self.call.options.softcap {
                 let (scores, rows) = (&mut *regions.scores, group.len());
                 self.s.softcap(Group { scores, spans: &spans, rows }, cap);
             }
             self.emit(Point::Softcapped, block, group.clone(), regions.scores);
+            if let Some(columns) = next {
+                let (scores, rows) = (&mut *regions.scores, group.len());
+                self.s.bias(Group { scores, spans: &spans, rows }, columns);
+            }
             self.shift(block, group.clone(), &spans, regions.scores);
             self.hide(block, group, &spans, regions.scores);
             Some(spans)
@@ -160,6 +173,24 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         }
     }
 
+    /// The rows of a bias or mask that belong to a group.
+    ///
+    /// # Safety
+    /// The view is as large as the call's bias or mask.
+    unsafe fn all_columns<T: Copy>(
+        &self,
+        view: &View<'_, T>,
+        block: &Block,
+        group: Range<usize>,
+    ) -> [Columns<T>; MAX_GROUP] {
+        let mut columns = [Columns::NONE; MAX_GROUP];
+        for row in self.rows(group) {
+            // SAFETY: the caller's promise.
+            columns[row.n] = unsafe { self.columns(view, block, row) };
+        }
+        columns
+    }
+
     /// QKᵀ.
     ///
     /// # Safety
@@ -169,10 +200,11 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         block: &mut Block,
         queries: Queries,
         group: Range<usize>,
-        spans: &[Span],
+        next: Next<'_>,
         regions: &mut Regions<'_>,
     ) {
         let d = self.geometry.head_dim;
+        let Next { spans, bias } = next;
         let mut rows = [core::ptr::null(); MAX_GROUP];
         for row in self.rows(group.clone()) {
             rows[row.n] = match queries {
@@ -198,27 +230,16 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     spans,
                     head_dim: d,
                     scale: self.call.scale,
+                    next: bias,
                     out: regions.scores,
                 });
             }
         }
     }
 
-    /// Bias, ALiBi and the caller's score function.
-    ///
-    /// # Safety
-    /// As for [`Self::prepare`].
-    unsafe fn shift(&self, block: &Block, group: Range<usize>, spans: &[Span], scores: &mut [f32]) {
+    /// ALiBi and the caller's score function.
+    fn shift(&self, block: &Block, group: Range<usize>, spans: &[Span], scores: &mut [f32]) {
         let rows = group.len();
-        if let Some(bias) = self.call.options.bias {
-            let mut columns = [Columns::NONE; MAX_GROUP];
-            for row in self.rows(group.clone()) {
-                // SAFETY: the bias has this row.
-                columns[row.n] = unsafe { self.columns(&bias, block, row) };
-            }
-            // SAFETY: the columns are readable.
-            unsafe { self.s.bias(Group { scores, spans, rows }, &columns) };
-        }
         if let Some(slopes) = self.call.options.alibi {
             let mut lines = [(0.0, 0.0); MAX_GROUP];
             for row in self.rows(group.clone()) {
@@ -251,11 +272,8 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     unsafe fn hide(&self, block: &Block, group: Range<usize>, spans: &[Span], scores: &mut [f32]) {
         let rows = group.len();
         if let Some(mask) = self.call.options.mask {
-            let mut columns = [Columns::NONE; MAX_GROUP];
-            for row in self.rows(group.clone()).filter(|row| spans[row.n / S::TILE_ROWS].partial) {
-                // SAFETY: the mask has this row.
-                columns[row.n] = unsafe { self.columns(&mask.view(), block, row) };
-            }
+            // SAFETY: the mask has these rows.
+            let columns = unsafe { self.all_columns(&mask.view(), block, group.clone()) };
             let mut mixed = Spans { tiles: [Span::default(); MAX_GROUP], len: spans.len() };
             for (to, &span) in mixed.tiles.iter_mut().zip(spans).filter(|(_, span)| span.partial) {
                 *to = span;

@@ -60,6 +60,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `p..p + 16` is readable.
     unsafe fn load_u8(self, p: *const u8) -> Self::V;
 
+    /// Asks for the cache line at `p`, which need not exist.
+    fn prefetch(self, p: *const f32);
+
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;

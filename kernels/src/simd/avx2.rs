@@ -128,6 +128,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        // SAFETY: `self` proves the features; a prefetch reads nothing that could fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
     fn add(self, a: Pair, b: Pair) -> Pair {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }

@@ -56,6 +56,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        // SAFETY: `self` proves the feature; a prefetch reads nothing that could fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
         // SAFETY: `self` proves the feature.
         unsafe { _mm512_add_ps(a, b) }

@@ -68,6 +68,9 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn prefetch(self, _: *const f32) {}
+
+    #[inline(always)]
     fn add(self, a: Quad, b: Quad) -> Quad {
         each(|i| a[i] + b[i])
     }
