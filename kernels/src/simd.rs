@@ -54,11 +54,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p..p + 16` is writable. No alignment is needed.
     unsafe fn store(self, p: *mut f32, v: Self::V);
-    /// Sixteen bytes, as numbers.
+    /// `zero` where the byte at `p` is 0, `other` where it is not.
     ///
     /// # Safety
     /// `p..p + 16` is readable.
-    unsafe fn load_u8(self, p: *const u8) -> Self::V;
+    unsafe fn select_bytes(self, p: *const u8, zero: Self::V, other: Self::V) -> Self::V;
 
     /// Asks for the cache line at `p`, which need not exist.
     fn prefetch(self, p: *const f32);

@@ -116,14 +116,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_u8(self, p: *const u8) -> Pair {
+    unsafe fn select_bytes(self, p: *const u8, zero: Pair, other: Pair) -> Pair {
         // SAFETY: `self` proves the features; the caller vouches for `p`.
         unsafe {
-            let bytes = _mm_loadu_si128(p.cast());
-            [
-                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
-                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))),
-            ]
+            let is_zero = _mm_cmpeq_epi8(_mm_loadu_si128(p.cast()), _mm_setzero_si128());
+            let low = _mm256_castsi256_ps(_mm256_cvtepi8_epi32(is_zero));
+            let high = _mm256_castsi256_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(is_zero)));
+            [_mm256_blendv_ps(other[0], zero[0], low), _mm256_blendv_ps(other[1], zero[1], high)]
         }
     }
 

@@ -50,9 +50,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load_u8(self, p: *const u8) -> __m512 {
+    unsafe fn select_bytes(self, p: *const u8, zero: __m512, other: __m512) -> __m512 {
         // SAFETY: `self` proves the feature; the caller vouches for `p`.
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+            _mm512_mask_blend_ps(_mm512_test_epi32_mask(bytes, bytes), zero, other)
+        }
     }
 
     #[inline(always)]

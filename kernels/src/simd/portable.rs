@@ -61,10 +61,15 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn load_u8(self, p: *const u8) -> Quad {
+    unsafe fn select_bytes(self, p: *const u8, zero: Quad, other: Quad) -> Quad {
         // SAFETY: the caller vouches for `p..p + 16`.
         let bytes = unsafe { p.cast::<[u8; LANES]>().read_unaligned() };
-        each(|i| f32x4::new(core::array::from_fn(|lane| bytes[4 * i + lane] as f32)))
+        each(|i| {
+            let lanes = i32x4::new(core::array::from_fn(|lane| -i32::from(bytes[4 * i + lane] == 0)));
+            // SAFETY: both are 16 bytes, and every bit pattern is a valid f32.
+            let is_zero = unsafe { core::mem::transmute::<i32x4, f32x4>(lanes) };
+            is_zero.bitselect(zero[i], other[i])
+        })
     }
 
     #[inline(always)]
