@@ -280,17 +280,22 @@ fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> Hull {
     Hull { from, to: last + 1, all: bytes[from..=last].iter().fold(true, |all, &byte| all & keeps(byte)) }
 }
 
-/// Scores to finished weights: exp(score − reference) · factor, per row.
+/// Scores to finished weights: exp(score − reference) · factor, per row; 0 where hidden, even in a row that is NaN.
 #[inline(always)]
 pub(crate) fn weights<S: Simd>(s: S, mut group: Group<'_>, rows: &[(f32, f32)]) {
     assert!(rows.len() >= group.rows);
+    let hidden = s.splat(f32::NEG_INFINITY);
     group.for_each_panel(
         s,
         #[inline(always)]
         |row, _, at| {
             let (reference, factor) = rows[row];
             // SAFETY: a panel of the group's scores.
-            unsafe { s.store(at, s.mul(crate::exp::exp(s, s.sub(s.load(at), s.splat(reference))), s.splat(factor))) };
+            unsafe {
+                let score = s.load(at);
+                let weight = s.mul(crate::exp::exp(s, s.sub(score, s.splat(reference))), s.splat(factor));
+                s.store(at, s.select_eq(score, hidden, s.splat(0.0), weight));
+            }
         },
     );
 }

@@ -258,7 +258,9 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     #[inline(always)]
                     || {
                         for (j, score) in scores.iter_mut().enumerate() {
-                            *score = self.mods.score.score(*score, self.position(row, first + j));
+                            let new = self.mods.score.score(*score, self.position(row, first + j));
+                            // What a bias has hidden stays hidden.
+                            *score = if *score == f32::NEG_INFINITY { *score } else { new };
                         }
                     },
                 );
@@ -345,6 +347,29 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         }
     }
 
+    /// Fills in the rows of score outputs beyond those of a ragged sequence.
+    ///
+    /// # Safety
+    /// As for [`Fused::run`], of the sequence's and head's first task.
+    pub(crate) unsafe fn fill_rows_beyond(&self) {
+        let sharing = self.call.sharing();
+        for (view, point) in self.outputs.points.iter().zip(crate::outputs::POINTS) {
+            let Some(view) = view else { continue };
+            let [.., rows, columns] = view.shape();
+            for head in self.task.kv_head * sharing..(self.task.kv_head + 1) * sharing {
+                for i in self.seq.q_len..if columns > 0 { rows } else { 0 } {
+                    // SAFETY: the row is inside the view, belongs to no other task, and has `columns` elements.
+                    unsafe {
+                        let (first, element) = view.row(self.task.index, head, i);
+                        for j in 0..columns {
+                            *first.offset(j as isize * element) = point.beyond();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     /// Makes weights of the scores written for [`Point::Weights`], and fills in keys beyond the sequence.
     ///
     /// # Safety
@@ -352,7 +377,6 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     pub(crate) unsafe fn finish_scores(&self, regions: &mut Regions<'_>) {
         for (view, point) in self.outputs.points.iter().zip(crate::outputs::POINTS) {
             let Some(view) = view else { continue };
-            let beyond = if point == Point::Weights { 0.0 } else { f32::NEG_INFINITY };
             for group in self.groups() {
                 let references = self.references(group.clone(), regions.max, regions.sum);
                 for row in self.rows(group) {
@@ -360,7 +384,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     let (first, element) = unsafe { view.row(self.task.index, row.head, row.i) };
                     for j in self.seq.kv_len..view.shape()[3] {
                         // SAFETY: key `j` is inside the row.
-                        unsafe { *first.offset(j as isize * element) = beyond };
+                        unsafe { *first.offset(j as isize * element) = point.beyond() };
                     }
                     if point == Point::Weights {
                         // SAFETY: the row holds a score for every key of the sequence.
