@@ -89,12 +89,7 @@ impl Attention {
         if let Some(alignment) = self.alignment {
             return Ok(alignment);
         }
-        let rule = match (self.visible.causality, self.visible.window, options.alibi) {
-            (Causality::Causal, ..) => "causal",
-            (_, Some(_), _) => "window",
-            (.., Some(_)) => "alibi",
-            _ => return Ok(Alignment::TopLeft),
-        };
+        let Some(rule) = self.rule(options.alibi.is_some()) else { return Ok(Alignment::TopLeft) };
         for sequence in 0..shape.batch {
             let (q_len, kv_len) = inputs.lengths(shape, sequence);
             if q_len != kv_len {
@@ -102,5 +97,14 @@ impl Attention {
             }
         }
         Ok(Alignment::TopLeft)
+    }
+
+    /// The rule, if any, that depends on where the rows stand among the keys.
+    pub(crate) fn rule(&self, alibi: bool) -> Option<&'static str> {
+        match (self.visible.causality, self.visible.window) {
+            (Causality::Causal, _) => Some("causal"),
+            (_, Some(_)) => Some("window"),
+            _ => alibi.then_some("alibi"),
+        }
     }
 }

@@ -113,7 +113,7 @@ fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
         } else {
             s = s + T::from(bias)
                 - inputs.alibi.map_or(zero, |slopes| T::from(slopes[at.head]) * T::from(ahead.abs() as f32));
-            s = if S::ACTIVE { T::from(mods.score.score(s.to_f32(), here)) } else { s };
+            s = if S::ACTIVE && s != hidden { T::from(mods.score.score(s.to_f32(), here)) } else { s };
         }
         scores[2].push(s);
     }

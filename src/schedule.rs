@@ -30,6 +30,8 @@ impl Workspace {
         if self.workers.len() < plan.workers {
             self.workers.resize_with(plan.workers, Scratch::new);
         }
+        // Here, not in the workers: which of them find work differs from run to run.
+        self.workers[..plan.workers].iter_mut().for_each(|worker| worker.reserve(&plan.geometry));
         &mut self.workers[..plan.workers]
     }
 }

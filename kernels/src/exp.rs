@@ -10,12 +10,10 @@
 //! Largest error over every non-positive f32: below 1 ULP on every backend (`tests/exp_exhaustive.rs` tries them all).
 //! exp(−∞) is exactly 0, exp(0) exactly 1, NaN stays NaN.
 
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, SHIFT, Simd};
 
-/// Below this every result rounds to 0: e^−104 < 2⁻¹⁵⁰. Also keeps n inside what [`Simd::scale_pow2`] takes.
+/// Below this every result rounds to 0: e^−104 < 2⁻¹⁵⁰. Also keeps n inside what [`Simd::one_plus_scaled`] takes.
 const LOWEST: f32 = -104.0;
-/// 1.5·2²³: adding it to a number below 2²² in size rounds that to an integer, ties to even.
-const ROUND: f32 = 12_582_912.0;
 /// ln 2 = `LN2_HIGH` + `LN2_LOW`; the first is 355/512.
 const LN2_HIGH: f32 = 355.0 / 512.0;
 const LN2_LOW: f32 = -2.121_944_4e-4;
@@ -23,13 +21,13 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Coefficients of r² … r⁶; those of 1 and r are 1.
 const C: [f32; 5] = [0.499_999_97, 0.166_665_32, 0.041_668_184, 0.008_368_527_5, 0.001_383_048];
 
-/// x = n·ln 2 + r as `(n, eʳ − 1)`, x ≤ 0 or NaN in every lane.
+/// x = n·ln 2 + r as `(eʳ − 1, n, n + SHIFT)`, x ≤ 0 or NaN in every lane.
 #[inline(always)]
-fn reduce<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
+fn reduce<S: Simd>(s: S, x: S::V) -> (S::V, S::V, S::V) {
     // The constant comes first: `max` returns its second operand where that is NaN.
     let x = s.max(s.splat(LOWEST), x);
-    let round = s.splat(ROUND);
-    let n = s.sub(s.fma(x, s.splat(core::f32::consts::LOG2_E), round), round);
+    let shifted = s.fma(x, s.splat(core::f32::consts::LOG2_E), s.splat(SHIFT));
+    let n = s.sub(shifted, s.splat(SHIFT));
     // r = near + rest. The first part is exact, and nearly all of r: kept apart, it meets 1 without having been rounded.
     let near = s.fma(n, s.splat(-LN2_HIGH), x);
     let rest = s.mul(n, s.splat(-LN2_LOW));
@@ -38,24 +36,24 @@ fn reduce<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
     for c in [C[3], C[2], C[1], C[0]] {
         tail = s.fma(tail, r, s.splat(c));
     }
-    (n, s.add(near, s.fma(tail, s.mul(r, r), rest)))
+    let q = s.add(near, s.fma(tail, s.mul(r, r), rest));
+    (q, n, shifted)
 }
 
 /// `eˣ`, x ≤ 0 or NaN in every lane.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
-    let (n, q) = reduce(s, x);
     // 1 is added last, to a small number: what rounding happens before it hardly shows.
-    s.scale_pow2(s.add(q, s.splat(1.0)), n)
+    let (q, n, shifted) = reduce(s, x);
+    s.one_plus_scaled(q, n, shifted)
 }
 
 /// `eˣ − 1` without cancellation near 0, x ≤ 0 or NaN in every lane.
 #[inline(always)]
 pub(crate) fn exp_m1<S: Simd>(s: S, x: S::V) -> S::V {
-    let (n, q) = reduce(s, x);
-    let one = s.splat(1.0);
-    let power = s.scale_pow2(one, n);
-    s.fma(q, power, s.sub(power, one))
+    let (q, n, shifted) = reduce(s, x);
+    let power = s.one_plus_scaled(s.splat(0.0), n, shifted);
+    s.fma(q, power, s.sub(power, s.splat(1.0)))
 }
 
 /// [`exp`] of every element of a slice.
@@ -75,7 +73,7 @@ pub(crate) fn exp_slice<S: Simd>(s: S, xs: &mut [f32]) {
 pub(crate) fn fma_burst<S: Simd>(s: S, rounds: usize) -> (u64, f32) {
     // Enough chains to cover the latency of two units, few enough to stay in registers.
     const CHAINS: usize = 12;
-    let chains = CHAINS.min(S::TILE_ROWS * S::TILE_VECS);
+    let chains = CHAINS.min((S::TILE_ROWS * S::TILE_VECS).max(3));
     let mut sums = [s.splat(0.0); CHAINS];
     let (a, b) = (s.splat(core::hint::black_box(0.999)), s.splat(core::hint::black_box(0.001)));
     for _ in 0..rounds {

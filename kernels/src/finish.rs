@@ -18,6 +18,7 @@ impl RowEnd {
 
     /// Closes a row with this maximum and sum. A sink is one more key, with value zero.
     pub(crate) fn new(max: f32, sum: f32, sink: Option<f32>) -> Self {
+        let gathered = sum;
         let (mut top, mut sum, mut own) = (max as f64, sum as f64, 1.0);
         if let Some(sink) = sink.map(f64::from) {
             let old = top;
@@ -27,9 +28,9 @@ impl RowEnd {
                 sum = sum * own + (sink - top).exp();
             }
         }
-        // Written so that a NaN sum is not taken for an empty row.
-        if sum == 0.0 {
-            return Self::EMPTY;
+        // Nothing visible, and so nothing gathered: zeros, whatever the sink is. A NaN sum is not nothing.
+        if gathered == 0.0 {
+            return Self { top, sum, ..Self::EMPTY };
         }
         let factor = own / sum;
         let high = factor as f32;

@@ -42,15 +42,6 @@ impl<'a> Mask<'a> {
             Self::Drop(_) => Self::Drop(view),
         }
     }
-
-    /// True if this byte lets a row attend.
-    #[inline]
-    pub(crate) fn keeps(&self, byte: u8) -> bool {
-        match self {
-            Self::Keep(_) => byte != 0,
-            Self::Drop(_) => byte == 0,
-        }
-    }
 }
 
 /// Sequences of different lengths laid end to end: sequence `s` has rows `q[s]..q[s + 1]` of the queries and

@@ -16,6 +16,13 @@ pub enum Point {
     Weights,
 }
 
+impl Point {
+    /// What is written for rows and keys that a sequence does not have.
+    pub(crate) fn beyond(self) -> f32 {
+        if self == Self::Weights { 0.0 } else { f32::NEG_INFINITY }
+    }
+}
+
 /// All points, in order.
 pub(crate) const POINTS: [Point; 4] = [Point::Raw, Point::Softcapped, Point::Masked, Point::Weights];
 

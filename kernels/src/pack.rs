@@ -38,12 +38,10 @@ pub(crate) unsafe fn pack_keys<S: Simd>(s: S, keys: Rows, n: usize, d: usize, ou
         // Whole 16 × 16 squares go through registers; a partial panel repeats its last row and blanks it afterwards.
         let squares = if keys.element == 1 { d / LANES * LANES } else { 0 };
         for i in (0..squares).step_by(LANES) {
-            // SAFETY: row `first + r.min(here - 1) < n` has elements `i..i + 16`; the panel has rows `i..i + 16`.
+            // SAFETY: row `first + r.min(here - 1) < n` has elements `i..i + 16`; the panel has room for them.
             unsafe {
-                let rows = core::array::from_fn(|r| s.load(keys.at(first + r.min(here - 1)).add(i)));
-                for (r, lane) in s.transpose(rows).into_iter().enumerate() {
-                    s.store(panel.as_mut_ptr().add((i + r) * LANES), lane);
-                }
+                let rows = core::array::from_fn(|r| keys.at(first + r.min(here - 1)).add(i));
+                s.transpose(rows, panel.as_mut_ptr().add(i * LANES));
             }
         }
         for r in 0..here {

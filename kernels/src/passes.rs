@@ -1,7 +1,7 @@
 //! What happens to a block of scores on its way to the softmax: softcap, bias, ALiBi, masks. Each is a pass over the
 //! block, in second-level cache, so that no option multiplies another; a pass is made only when asked for.
 
-use crate::block::{SCORE_STRIDE, Span};
+use crate::block::{Hull, SCORE_STRIDE, Span};
 use crate::exp::exp_m1;
 use crate::options::Mask;
 use crate::simd::{LANES, Simd};
@@ -26,22 +26,28 @@ impl<T: Copy> Columns<T> {
         unsafe { *self.first.offset(j as isize * self.element) }
     }
 
-    /// Sixteen columns from `first` on as the backend loads them: from where they lie, or filled up with `fill`.
+    /// Calls `f(panel, its sixteen columns)` for each panel: where they lie if they are contiguous and all there,
+    /// otherwise copied and filled up with `fill`.
     ///
     /// # Safety
     /// The row is readable.
     #[inline(always)]
-    unsafe fn panel<R>(&self, first: usize, fill: T, load: impl Fn(*const T) -> R) -> R {
-        if self.element == 1 && first + LANES <= self.len {
+    unsafe fn for_each_panel(&self, panels: core::ops::Range<usize>, fill: T, mut f: impl FnMut(usize, *const T)) {
+        let there = if self.element == 1 { self.len / LANES } else { 0 };
+        let split = there.clamp(panels.start, panels.end);
+        for panel in panels.start..split {
             // SAFETY: sixteen contiguous columns of the row.
-            return load(unsafe { self.first.add(first) });
+            f(panel, unsafe { self.first.add(panel * LANES) });
         }
-        let mut lanes = [fill; LANES];
-        for (i, lane) in lanes.iter_mut().enumerate().take(self.len.saturating_sub(first)) {
-            // SAFETY: `first + i < len`.
-            *lane = unsafe { self.get(first + i) };
+        for panel in split..panels.end {
+            let mut lanes = [fill; LANES];
+            let first = panel * LANES;
+            for (i, lane) in lanes.iter_mut().enumerate().take(self.len.saturating_sub(first)) {
+                // SAFETY: `first + i < len`.
+                *lane = unsafe { self.get(first + i) };
+            }
+            f(panel, lanes.as_ptr());
         }
-        load(lanes.as_ptr())
     }
 }
 
@@ -70,12 +76,16 @@ impl Group<'_> {
     /// Calls `f(row, first column, scores of the panel)` for each panel of each row.
     #[inline(always)]
     fn for_each_panel<S: Simd>(&mut self, s: S, mut f: impl FnMut(usize, usize, *mut f32)) {
-        self.for_each_row(s, |row, panels, scores| {
-            for panel in panels {
-                // SAFETY: spans end inside a block, and a row of scores holds one.
-                f(row, panel * LANES, unsafe { scores.add(panel * LANES) });
-            }
-        });
+        self.for_each_row(
+            s,
+            #[inline(always)]
+            |row, panels, scores| {
+                for panel in panels {
+                    // SAFETY: spans end inside a block, and a row of scores holds one.
+                    f(row, panel * LANES, unsafe { scores.add(panel * LANES) });
+                }
+            },
+        );
     }
 }
 
@@ -99,31 +109,35 @@ pub(crate) fn softcap<S: Simd>(s: S, mut group: Group<'_>, cap: f32) {
         s.fma(s.mul(p, z), x, x)
     };
     let size = |x: S::V| s.max(x, s.sub(zero, x));
-    group.for_each_row(s, |_, panels, scores| {
-        // SAFETY: panels lie inside the row.
-        let at = |panel: usize| unsafe { scores.add(panel * LANES) };
-        // Scores are usually far below the cap: ask once a row whether the long form is needed. Where it is, each lane
-        // still takes the form that its own size calls for, so the bits do not depend on the answer.
-        let mut widest = zero;
-        for panel in panels.clone() {
-            // SAFETY: a panel of the row.
-            widest = s.max(size(s.mul(unsafe { s.load(at(panel)) }, over)), widest);
-        }
-        let long = s.reduce_max(widest) > TANH_SMALL;
-        for panel in panels {
-            // SAFETY: a panel of the row.
-            let x = s.mul(unsafe { s.load(at(panel)) }, over);
-            let mut y = polynomial(x);
-            if long {
-                let e = exp_m1(s, s.mul(size(x), s.splat(-2.0)));
-                let tanh = s.div(s.sub(zero, e), s.add(e, s.splat(2.0)));
-                let signed = s.select_eq(x, size(x), tanh, s.sub(zero, tanh));
-                y = s.select_eq(s.max(size(x), small), small, y, signed);
+    group.for_each_row(
+        s,
+        #[inline(always)]
+        |_, panels, scores| {
+            // SAFETY: panels lie inside the row.
+            let at = |panel: usize| unsafe { scores.add(panel * LANES) };
+            // Scores are usually far below the cap: ask once a row whether the long form is needed. Where it is, each lane
+            // still takes the form that its own size calls for, so the bits do not depend on the answer.
+            let mut widest = zero;
+            for panel in panels.clone() {
+                // SAFETY: a panel of the row.
+                widest = s.max(size(s.mul(unsafe { s.load(at(panel)) }, over)), widest);
             }
-            // SAFETY: a panel of the row.
-            unsafe { s.store(at(panel), s.mul(y, c)) };
-        }
-    });
+            let long = s.reduce_max(widest) > TANH_SMALL;
+            for panel in panels {
+                // SAFETY: a panel of the row.
+                let x = s.mul(unsafe { s.load(at(panel)) }, over);
+                let mut y = polynomial(x);
+                if long {
+                    let e = exp_m1(s, s.mul(size(x), s.splat(-2.0)));
+                    let tanh = s.div(s.sub(zero, e), s.add(e, s.splat(2.0)));
+                    let signed = s.select_eq(x, size(x), tanh, s.sub(zero, tanh));
+                    y = s.select_eq(s.max(size(x), small), small, y, signed);
+                }
+                // SAFETY: a panel of the row.
+                unsafe { s.store(at(panel), s.mul(y, c)) };
+            }
+        },
+    );
 }
 
 /// Adds a bias; −∞ hides whatever the score was.
@@ -134,12 +148,21 @@ pub(crate) fn softcap<S: Simd>(s: S, mut group: Group<'_>, cap: f32) {
 pub(crate) unsafe fn bias<S: Simd>(s: S, mut group: Group<'_>, rows: &[Columns<f32>]) {
     assert!(rows.len() >= group.rows);
     let hidden = s.splat(f32::NEG_INFINITY);
-    group.for_each_panel(s, |row, first, at| {
-        // SAFETY: the caller vouches for the columns; the lambda is given sixteen floats.
-        let bias = unsafe { rows[row].panel(first, f32::NEG_INFINITY, |p| s.load(p)) };
-        // SAFETY: a panel of the group's scores.
-        unsafe { s.store(at, s.select_eq(bias, hidden, hidden, s.add(s.load(at), bias))) };
-    });
+    group.for_each_row(
+        s,
+        #[inline(always)]
+        |row, panels, scores| {
+            let add = |panel: usize, bias: *const f32| {
+                // SAFETY: a panel of the row's scores, and sixteen floats.
+                unsafe {
+                    let (at, bias) = (scores.add(panel * LANES), s.load(bias));
+                    s.store(at, s.select_eq(bias, hidden, hidden, s.add(s.load(at), bias)));
+                }
+            };
+            // SAFETY: the caller vouches for the columns.
+            unsafe { rows[row].for_each_panel(panels, f32::NEG_INFINITY, add) };
+        },
+    );
 }
 
 /// Adds −slope·|p − j|: per row the slope, and the row's position counted from the block's first key.
@@ -149,13 +172,17 @@ pub(crate) fn alibi<S: Simd>(s: S, mut group: Group<'_>, rows: &[(f32, f32)]) {
     assert!(rows.len() >= group.rows);
     // SAFETY: sixteen floats.
     let lane = unsafe { s.load(LANE.as_ptr()) };
-    group.for_each_panel(s, |row, first, at| {
-        let (slope, position) = rows[row];
-        let ahead = s.sub(s.splat(position - first as f32), lane);
-        let distance = s.max(ahead, s.sub(s.splat(0.0), ahead));
-        // SAFETY: a panel of the group's scores.
-        unsafe { s.store(at, s.fma(distance, s.splat(-slope), s.load(at))) };
-    });
+    group.for_each_panel(
+        s,
+        #[inline(always)]
+        |row, first, at| {
+            let (slope, position) = rows[row];
+            let ahead = s.sub(s.splat(position - first as f32), lane);
+            let distance = s.max(ahead, s.sub(s.splat(0.0), ahead));
+            // SAFETY: a panel of the group's scores.
+            unsafe { s.store(at, s.fma(distance, s.splat(-slope), s.load(at))) };
+        },
+    );
 }
 
 /// Hides the keys that a boolean mask hides.
@@ -165,65 +192,127 @@ pub(crate) fn alibi<S: Simd>(s: S, mut group: Group<'_>, rows: &[(f32, f32)]) {
 #[inline(always)]
 pub(crate) unsafe fn mask<S: Simd>(s: S, mut group: Group<'_>, rows: &[Columns<u8>], polarity: Mask<'_>) {
     assert!(rows.len() >= group.rows);
-    let (zero, hidden) = (s.splat(0.0), s.splat(f32::NEG_INFINITY));
+    let hidden = s.splat(f32::NEG_INFINITY);
     let keep = matches!(polarity, Mask::Keep(_));
-    let fill = u8::from(!keep);
-    group.for_each_panel(s, |row, first, at| {
-        // SAFETY: the caller vouches for the columns; the lambda is given sixteen bytes.
-        let bytes = unsafe { rows[row].panel(first, fill, |p| s.load_u8(p)) };
-        // SAFETY: a panel of the group's scores.
-        unsafe {
-            let score = s.load(at);
-            let (zeros, others) = if keep { (hidden, score) } else { (score, hidden) };
-            s.store(at, s.select_eq(bytes, zero, zeros, others));
-        }
-    });
+    group.for_each_row(
+        s,
+        #[inline(always)]
+        |row, panels, scores| {
+            let hide = |panel: usize, bytes: *const u8| {
+                // SAFETY: a panel of the row's scores, and sixteen bytes.
+                unsafe {
+                    let at = scores.add(panel * LANES);
+                    let score = s.load(at);
+                    let (zero, other) = if keep { (hidden, score) } else { (score, hidden) };
+                    s.store(at, s.select_bytes(bytes, zero, other));
+                }
+            };
+            // SAFETY: the caller vouches for the columns.
+            unsafe { rows[row].for_each_panel(panels, u8::from(!keep), hide) };
+        },
+    );
 }
 
-/// The keys that a row of a mask keeps: first, one past the last, and whether it keeps all between.
+/// Narrows the hull of each row to the keys that its row of the mask keeps.
 ///
 /// # Safety
-/// The row's columns are readable.
+/// The rows' columns are readable.
 #[inline(always)]
-pub(crate) unsafe fn kept(row: Columns<u8>, polarity: Mask<'_>, keys: core::ops::Range<usize>) -> (usize, usize, bool) {
-    let end = keys.end.min(row.len);
-    if row.element == 1 && keys.start < end {
-        // SAFETY: contiguous columns of the row.
-        let bytes = unsafe { core::slice::from_raw_parts(row.first, end) };
-        let bytes = &bytes[keys.start..];
-        let Some(first) = bytes.iter().position(|&byte| polarity.keeps(byte)) else { return (0, 0, true) };
-        let last = bytes.iter().rposition(|&byte| polarity.keeps(byte)).unwrap_or(first);
-        let all = !bytes[first..=last].iter().fold(false, |hole, &byte| hole | !polarity.keeps(byte));
-        return (keys.start + first, keys.start + last + 1, all);
+pub(crate) unsafe fn kept(rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [Hull]) {
+    for (row, hull) in rows.iter().zip(hulls) {
+        let (from, to) = (hull.from, hull.to.min(row.len));
+        if from >= to {
+            *hull = Hull::EMPTY;
+            continue;
+        }
+        let mut copy = [0u8; crate::block::KEY_BLOCK];
+        let bytes = if row.element == 1 {
+            // SAFETY: contiguous columns of the row.
+            unsafe { &core::slice::from_raw_parts(row.first, to)[from..] }
+        } else {
+            for (j, byte) in copy.iter_mut().enumerate().take(to).skip(from) {
+                // SAFETY: `j < row.len`.
+                *byte = unsafe { row.get(j) };
+            }
+            &copy[from..to]
+        };
+        // The polarity is settled here, so that the scan's inner loops are free of it.
+        let kept = match polarity {
+            Mask::Keep(_) => extent(
+                bytes,
+                #[inline(always)]
+                |byte| byte != 0,
+            ),
+            Mask::Drop(_) => extent(
+                bytes,
+                #[inline(always)]
+                |byte| byte == 0,
+            ),
+        };
+        *hull = match kept.is_empty() {
+            true => Hull::EMPTY,
+            false => Hull { from: from + kept.from, to: from + kept.to, all: hull.all && kept.all },
+        };
     }
-    // SAFETY: `j < row.len`.
-    let keeps = |j: usize| unsafe { polarity.keeps(row.get(j)) };
-    let mut inside = (keys.start..end).filter(|&j| keeps(j));
-    let Some(first) = inside.next() else { return (0, 0, true) };
-    let (last, rest) = inside.fold((first, 1), |(_, n), j| (j, n + 1));
-    (first, last + 1, last + 1 - first == rest)
 }
 
-/// Scores to finished weights: exp(score − reference) · factor, per row.
+/// First, one past the last, and all between. Whole chunks are tested without early exits, which compiles to vector
+/// instructions; single bytes only in the chunks at either end.
+#[inline(always)]
+fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> Hull {
+    let any = |chunk: &[u8; LANES]| chunk.iter().fold(false, |any, &byte| any | keeps(byte));
+    let all = |chunk: &[u8; LANES]| chunk.iter().fold(true, |all, &byte| all & keeps(byte));
+    let (chunks, rest) = bytes.as_chunks::<LANES>();
+    // The usual case: all of it.
+    if chunks.iter().fold(true, |yes, chunk| yes & all(chunk)) && rest.iter().all(|&byte| keeps(byte)) {
+        return Hull { from: 0, to: bytes.len(), all: true };
+    }
+    let skip = chunks.iter().position(any).unwrap_or(chunks.len()) * LANES;
+    let Some(first) = bytes[skip..].iter().position(|&byte| keeps(byte)) else { return Hull::EMPTY };
+    let from = skip + first;
+    let last = match rest.iter().rposition(|&byte| keeps(byte)) {
+        Some(i) => chunks.len() * LANES + i,
+        None => {
+            let end = (chunks.iter().rposition(any).unwrap_or(0) + 1) * LANES;
+            bytes[..end.min(bytes.len())].iter().rposition(|&byte| keeps(byte)).unwrap_or(from)
+        }
+    };
+    Hull { from, to: last + 1, all: bytes[from..=last].iter().fold(true, |all, &byte| all & keeps(byte)) }
+}
+
+/// Scores to finished weights: exp(score − reference) · factor, per row; 0 where hidden, even in a row that is NaN.
 #[inline(always)]
 pub(crate) fn weights<S: Simd>(s: S, mut group: Group<'_>, rows: &[(f32, f32)]) {
     assert!(rows.len() >= group.rows);
-    group.for_each_panel(s, |row, _, at| {
-        let (reference, factor) = rows[row];
-        // SAFETY: a panel of the group's scores.
-        unsafe { s.store(at, s.mul(crate::exp::exp(s, s.sub(s.load(at), s.splat(reference))), s.splat(factor))) };
-    });
+    let hidden = s.splat(f32::NEG_INFINITY);
+    group.for_each_panel(
+        s,
+        #[inline(always)]
+        |row, _, at| {
+            let (reference, factor) = rows[row];
+            // SAFETY: a panel of the group's scores.
+            unsafe {
+                let score = s.load(at);
+                let weight = s.mul(crate::exp::exp(s, s.sub(score, s.splat(reference))), s.splat(factor));
+                s.store(at, s.select_eq(score, hidden, s.splat(0.0), weight));
+            }
+        },
+    );
 }
 
 /// Adds the group's weights to the sum of each key, row after row.
 #[inline(always)]
 pub(crate) fn add_up<S: Simd>(s: S, mut group: Group<'_>, mass: &mut [f32]) {
     assert!(mass.len() >= crate::block::KEY_BLOCK);
-    group.for_each_panel(s, |_, first, at| {
-        // SAFETY: a panel of the group's scores; spans end inside a block, and so inside `mass`.
-        unsafe {
-            let sum = mass.as_mut_ptr().add(first);
-            s.store(sum, s.add(s.load(sum), s.load(at)));
-        }
-    });
+    group.for_each_panel(
+        s,
+        #[inline(always)]
+        |_, first, at| {
+            // SAFETY: a panel of the group's scores; spans end inside a block, and so inside `mass`.
+            unsafe {
+                let sum = mass.as_mut_ptr().add(first);
+                s.store(sum, s.add(s.load(sum), s.load(at)));
+            }
+        },
+    );
 }

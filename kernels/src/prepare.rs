@@ -4,9 +4,9 @@
 //! functions hide is known before anything is computed, as far as whole panels go: a tile computes the hull of what
 //! its rows see, a block that nobody sees is skipped, and one that everybody sees wholly is not masked.
 
-use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
+use crate::block::{Hull, KEY_BLOCK, SCORE_STRIDE, Span};
 use crate::geometry::{MAX_GROUP, Regions};
-use crate::options::{BlockClass, BlockPosition, MaskMod, Mods, ProbMod, ScoreMod};
+use crate::options::{BlockClass, BlockPosition, Mask, MaskMod, Mods, ProbMod, ScoreMod};
 use crate::outputs::Point;
 use crate::pack::Rows;
 use crate::passes::{Columns, Group};
@@ -21,6 +21,16 @@ use core::ops::{Deref, Range};
 pub(crate) struct Spans {
     tiles: [Span; MAX_GROUP],
     len: usize,
+}
+
+/// A mask, and its rows that belong to a group.
+type MaskRows<'a> = (Mask<'a>, &'a [Columns<u8>]);
+
+/// What comes after the scores: the keys each tile needs, and the bias they will meet.
+#[derive(Clone, Copy)]
+struct Next<'a> {
+    spans: &'a [Span],
+    bias: Option<&'a [Columns<f32>]>,
 }
 
 impl Deref for Spans {
@@ -44,19 +54,30 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     ) -> Option<Spans> {
         // SAFETY: passed on.
         unsafe {
-            let spans = self.spans(block, group.clone());
+            let mask = self.call.options.mask.map(|mask| {
+                let columns = self.all_columns(&mask.view(), block, group.clone());
+                (mask, columns)
+            });
+            let mask = mask.as_ref().map(|(mask, columns)| (*mask, &columns[..]));
+            let spans = self.spans(block, group.clone(), mask);
             if spans.iter().all(|span| span.is_empty()) {
                 return None;
             }
-            self.scores(block, queries, group.clone(), &spans, regions);
+            let bias = self.call.options.bias.map(|bias| self.all_columns(&bias, block, group.clone()));
+            let next = bias.as_ref().map(|rows| &rows[..]);
+            self.scores(block, queries, group.clone(), Next { spans: &spans, bias: next }, regions);
             self.emit(Point::Raw, block, group.clone(), regions.scores);
             if let Some(cap) = self.call.options.softcap {
                 let (scores, rows) = (&mut *regions.scores, group.len());
                 self.s.softcap(Group { scores, spans: &spans, rows }, cap);
             }
             self.emit(Point::Softcapped, block, group.clone(), regions.scores);
+            if let Some(columns) = next {
+                let (scores, rows) = (&mut *regions.scores, group.len());
+                self.s.bias(Group { scores, spans: &spans, rows }, columns);
+            }
             self.shift(block, group.clone(), &spans, regions.scores);
-            self.hide(block, group, &spans, regions.scores);
+            self.hide(block, group, (&spans, mask), regions.scores);
             Some(spans)
         }
     }
@@ -65,7 +86,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     ///
     /// # Safety
     /// As for [`Self::prepare`].
-    unsafe fn spans(&self, block: &Block, group: Range<usize>) -> Spans {
+    unsafe fn spans(&self, block: &Block, group: Range<usize>, mask: Option<MaskRows<'_>>) -> Spans {
         let mut spans = Spans { tiles: [Span::default(); MAX_GROUP], len: group.len().div_ceil(S::TILE_ROWS) };
         let whole = Span::new(0, block.len, false);
         let ruled = self.call.visible.uses_position() || self.call.options.mask.is_some() || B::ACTIVE;
@@ -74,58 +95,51 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             spans.tiles[..spans.len].fill(whole);
             return spans;
         }
-        let mut rows = self.rows(group);
-        for tile in 0..spans.len {
-            let (mut lo, mut hi, mut partial, mut first) = (KEY_BLOCK, 0, false, None);
-            for row in rows.by_ref().take(S::TILE_ROWS) {
-                // SAFETY: passed on.
-                let (from, to, all) = unsafe { self.hull(block, row) };
-                partial |= !all || *first.get_or_insert((from, to)) != (from, to);
-                if from < to {
-                    (lo, hi) = (lo.min(from), hi.max(to));
+        let mut hulls = [Hull::EMPTY; MAX_GROUP];
+        let hulls = &mut hulls[..group.len()];
+        for row in self.rows(group.clone()) {
+            let keys = self.keys_of(block, row);
+            let (from, to) = keys.hull();
+            hulls[row.n] = Hull { from, to, all: keys.prefix == 0 };
+        }
+        if let Some((mask, columns)) = mask {
+            // SAFETY: the mask has the group's rows.
+            unsafe { self.s.kept(columns, mask, hulls) };
+        }
+        if B::ACTIVE {
+            for (row, hull) in self.rows(group).zip(&mut *hulls) {
+                if !hull.is_empty() {
+                    *hull = self.narrow(block, row, *hull);
                 }
             }
-            spans.tiles[tile] = Span::new(lo, hi, partial);
+        }
+        for (span, hulls) in spans.tiles.iter_mut().zip(hulls.chunks(S::TILE_ROWS)) {
+            let seen = hulls.iter().filter(|hull| !hull.is_empty());
+            let (lo, hi) = seen.fold((KEY_BLOCK, 0), |(lo, hi), hull| (lo.min(hull.from), hi.max(hull.to)));
+            let alike = hulls.iter().all(|hull| hull.all && (hull.from, hull.to) == (lo, hi));
+            *span = Span::new(lo, hi, !alike);
         }
         spans
     }
 
-    /// The smallest range of the block's keys that holds all the row sees, and whether it sees all of it.
-    ///
-    /// # Safety
-    /// As for [`Self::prepare`].
-    unsafe fn hull(&self, block: &Block, row: Row) -> (usize, usize, bool) {
-        let keys = self.keys_of(block, row);
-        let (mut from, mut to) = keys.hull();
-        let mut all = keys.prefix == 0;
-        if let Some(mask) = self.call.options.mask {
-            // SAFETY: the mask has this row.
-            let (first, last, kept) = unsafe {
-                let columns = self.columns(&mask.view(), block, row);
-                self.s.kept(columns, mask, from..to)
-            };
-            (from, to, all) = (first, last, all && kept);
-        }
-        if B::ACTIVE && from < to {
-            let class = |keys: Range<usize>| self.class(block, row, keys);
-            match class(from..to) {
-                BlockClass::All => {}
-                BlockClass::None => return (0, 0, all),
-                BlockClass::Mixed => {
-                    // Drop panels at both ends that the function says nobody sees.
-                    let panel = |at: usize| (at / LANES * LANES).max(from)..((at / LANES + 1) * LANES).min(to);
-                    let (mut low, mut high) = (from, to);
-                    while low < high && class(panel(low)) == BlockClass::None {
-                        low = panel(low).end;
-                    }
-                    while low < high && class(panel(high - 1)) == BlockClass::None {
-                        high = panel(high - 1).start;
-                    }
-                    (from, to, all) = (low, high, false);
+    /// Drops panels at both ends of a row's hull that the mask function says it does not see.
+    fn narrow(&self, block: &Block, row: Row, hull: Hull) -> Hull {
+        let class = |keys: Range<usize>| self.class(block, row, keys);
+        match class(hull.from..hull.to) {
+            BlockClass::All => hull,
+            BlockClass::None => Hull::EMPTY,
+            BlockClass::Mixed => {
+                let panel = |at: usize| (at / LANES * LANES).max(hull.from)..((at / LANES + 1) * LANES).min(hull.to);
+                let (mut from, mut to) = (hull.from, hull.to);
+                while from < to && class(panel(from)) == BlockClass::None {
+                    from = panel(from).end;
                 }
+                while from < to && class(panel(to - 1)) == BlockClass::None {
+                    to = panel(to - 1).start;
+                }
+                Hull { from, to, all: false }
             }
         }
-        (from, to, all)
     }
 
     /// What the mask function says of one row and some of the block's keys.
@@ -160,6 +174,24 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         }
     }
 
+    /// The rows of a bias or mask that belong to a group.
+    ///
+    /// # Safety
+    /// The view is as large as the call's bias or mask.
+    unsafe fn all_columns<T: Copy>(
+        &self,
+        view: &View<'_, T>,
+        block: &Block,
+        group: Range<usize>,
+    ) -> [Columns<T>; MAX_GROUP] {
+        let mut columns = [Columns::NONE; MAX_GROUP];
+        for row in self.rows(group) {
+            // SAFETY: the caller's promise.
+            columns[row.n] = unsafe { self.columns(view, block, row) };
+        }
+        columns
+    }
+
     /// QKᵀ.
     ///
     /// # Safety
@@ -169,10 +201,11 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         block: &mut Block,
         queries: Queries,
         group: Range<usize>,
-        spans: &[Span],
+        next: Next<'_>,
         regions: &mut Regions<'_>,
     ) {
         let d = self.geometry.head_dim;
+        let Next { spans, bias } = next;
         let mut rows = [core::ptr::null(); MAX_GROUP];
         for row in self.rows(group.clone()) {
             rows[row.n] = match queries {
@@ -198,27 +231,16 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     spans,
                     head_dim: d,
                     scale: self.call.scale,
+                    next: bias,
                     out: regions.scores,
                 });
             }
         }
     }
 
-    /// Bias, ALiBi and the caller's score function.
-    ///
-    /// # Safety
-    /// As for [`Self::prepare`].
-    unsafe fn shift(&self, block: &Block, group: Range<usize>, spans: &[Span], scores: &mut [f32]) {
+    /// ALiBi and the caller's score function.
+    fn shift(&self, block: &Block, group: Range<usize>, spans: &[Span], scores: &mut [f32]) {
         let rows = group.len();
-        if let Some(bias) = self.call.options.bias {
-            let mut columns = [Columns::NONE; MAX_GROUP];
-            for row in self.rows(group.clone()) {
-                // SAFETY: the bias has this row.
-                columns[row.n] = unsafe { self.columns(&bias, block, row) };
-            }
-            // SAFETY: the columns are readable.
-            unsafe { self.s.bias(Group { scores, spans, rows }, &columns) };
-        }
         if let Some(slopes) = self.call.options.alibi {
             let mut lines = [(0.0, 0.0); MAX_GROUP];
             for row in self.rows(group.clone()) {
@@ -236,7 +258,9 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     #[inline(always)]
                     || {
                         for (j, score) in scores.iter_mut().enumerate() {
-                            *score = self.mods.score.score(*score, self.position(row, first + j));
+                            let new = self.mods.score.score(*score, self.position(row, first + j));
+                            // What a bias has hidden stays hidden.
+                            *score = if *score == f32::NEG_INFINITY { *score } else { new };
                         }
                     },
                 );
@@ -248,20 +272,21 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     ///
     /// # Safety
     /// As for [`Self::prepare`].
-    unsafe fn hide(&self, block: &Block, group: Range<usize>, spans: &[Span], scores: &mut [f32]) {
+    unsafe fn hide(
+        &self,
+        block: &Block,
+        group: Range<usize>,
+        (spans, mask): (&[Span], Option<MaskRows<'_>>),
+        scores: &mut [f32],
+    ) {
         let rows = group.len();
-        if let Some(mask) = self.call.options.mask {
-            let mut columns = [Columns::NONE; MAX_GROUP];
-            for row in self.rows(group.clone()).filter(|row| spans[row.n / S::TILE_ROWS].partial) {
-                // SAFETY: the mask has this row.
-                columns[row.n] = unsafe { self.columns(&mask.view(), block, row) };
-            }
+        if let Some((mask, columns)) = mask {
             let mut mixed = Spans { tiles: [Span::default(); MAX_GROUP], len: spans.len() };
             for (to, &span) in mixed.tiles.iter_mut().zip(spans).filter(|(_, span)| span.partial) {
                 *to = span;
             }
             // SAFETY: the columns of every row in a span are readable.
-            unsafe { self.s.mask(Group { scores, spans: &mixed, rows }, &columns, mask) };
+            unsafe { self.s.mask(Group { scores, spans: &mixed, rows }, columns, mask) };
         }
         for row in self.rows(group) {
             let span = spans[row.n / S::TILE_ROWS];
@@ -322,6 +347,29 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         }
     }
 
+    /// Fills in the rows of score outputs beyond those of a ragged sequence.
+    ///
+    /// # Safety
+    /// As for [`Fused::run`], of the sequence's and head's first task.
+    pub(crate) unsafe fn fill_rows_beyond(&self) {
+        let sharing = self.call.sharing();
+        for (view, point) in self.outputs.points.iter().zip(crate::outputs::POINTS) {
+            let Some(view) = view else { continue };
+            let [.., rows, columns] = view.shape();
+            for head in self.task.kv_head * sharing..(self.task.kv_head + 1) * sharing {
+                for i in self.seq.q_len..if columns > 0 { rows } else { 0 } {
+                    // SAFETY: the row is inside the view, belongs to no other task, and has `columns` elements.
+                    unsafe {
+                        let (first, element) = view.row(self.task.index, head, i);
+                        for j in 0..columns {
+                            *first.offset(j as isize * element) = point.beyond();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     /// Makes weights of the scores written for [`Point::Weights`], and fills in keys beyond the sequence.
     ///
     /// # Safety
@@ -329,7 +377,6 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     pub(crate) unsafe fn finish_scores(&self, regions: &mut Regions<'_>) {
         for (view, point) in self.outputs.points.iter().zip(crate::outputs::POINTS) {
             let Some(view) = view else { continue };
-            let beyond = if point == Point::Weights { 0.0 } else { f32::NEG_INFINITY };
             for group in self.groups() {
                 let references = self.references(group.clone(), regions.max, regions.sum);
                 for row in self.rows(group) {
@@ -337,7 +384,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     let (first, element) = unsafe { view.row(self.task.index, row.head, row.i) };
                     for j in self.seq.kv_len..view.shape()[3] {
                         // SAFETY: key `j` is inside the row.
-                        unsafe { *first.offset(j as isize * element) = beyond };
+                        unsafe { *first.offset(j as isize * element) = point.beyond() };
                     }
                     if point == Point::Weights {
                         // SAFETY: the row holds a score for every key of the sequence.

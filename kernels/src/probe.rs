@@ -172,6 +172,7 @@ impl Bench {
                         spans: &spans,
                         head_dim: d,
                         scale: 1.0,
+                        next: None,
                         out: &mut self.scores,
                     });
                 }

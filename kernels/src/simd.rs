@@ -25,6 +25,13 @@ pub(crate) mod portable;
 /// Lanes of a vector: keys in a panel, and the fixed number of partial sums of a softmax row.
 pub(crate) const LANES: usize = 16;
 
+/// Adding it to a number of moderate size rounds that to an integer (1.5·2²³ does), and leaves the integer plus 127 + 64
+/// in the lowest bits: shifted into place, the exponent field of 2^(n + 64), which is normal for all n in question.
+pub(crate) const SHIFT: f32 = 12_582_912.0 + 191.0;
+
+/// 2⁻⁶⁴: takes back the 64 in [`SHIFT`].
+pub(crate) const TWO_TO_MINUS_64: f32 = f32::from_bits((127 - 64) << 23);
+
 /// Sixteen `f32` lanes and what the kernels do with them. All operations are lane by lane and IEEE.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen lanes.
@@ -47,11 +54,14 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p..p + 16` is writable. No alignment is needed.
     unsafe fn store(self, p: *mut f32, v: Self::V);
-    /// Sixteen bytes, as numbers.
+    /// `zero` where the byte at `p` is 0, `other` where it is not.
     ///
     /// # Safety
     /// `p..p + 16` is readable.
-    unsafe fn load_u8(self, p: *const u8) -> Self::V;
+    unsafe fn select_bytes(self, p: *const u8, zero: Self::V, other: Self::V) -> Self::V;
+
+    /// Asks for the cache line at `p`, which need not exist.
+    fn prefetch(self, p: *const f32);
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
@@ -63,14 +73,17 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a == b ? then : otherwise`; NaN equals nothing.
     fn select_eq(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
-    /// `p·2ⁿ`, rounded once, subnormal results included, for integral `n` in −151 ..= 1 and `p` in ½ ..= 2. NaN in
-    /// `p` stays NaN.
-    fn scale_pow2(self, p: Self::V, n: Self::V) -> Self::V;
+    /// `(1 + q)·2ⁿ`: the sum rounded, then the product, which is exact unless subnormal. `n` is integral, −151 ..= 1, and
+    /// comes a second time as `shifted` = `n` + [`SHIFT`], whose lowest bits are an exponent field. NaN in `q` stays NaN.
+    fn one_plus_scaled(self, q: Self::V, n: Self::V, shifted: Self::V) -> Self::V;
 
     /// Largest lane; NaN lanes are passed over (unless all are NaN).
     fn reduce_max(self, v: Self::V) -> f32;
     /// Sum of the lanes by the tree every backend shares: lane *i* + lane *i + 8*, then 4, 2, 1 apart.
     fn reduce_sum(self, v: Self::V) -> f32;
-    /// The 16 × 16 transpose.
-    fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES];
+    /// Transposes a square: `out` receives 16 rows of 16, row `i` holding element `i` of every row in `rows`.
+    ///
+    /// # Safety
+    /// Every row is readable for 16 floats, `out` writable for 256.
+    unsafe fn transpose(self, rows: [*const f32; LANES], out: *mut f32);
 }

@@ -12,7 +12,7 @@ use crate::scores::{self, Scores};
 use crate::simd::Simd;
 use crate::softmax;
 use crate::values::{self, Values};
-use crate::{block::Span, exp};
+use crate::{block::Hull, block::Span, exp};
 
 /// What the fused loop is made of. A call covers a group of rows times a key block.
 pub(crate) trait Steps: Copy + Send + Sync {
@@ -40,7 +40,7 @@ pub(crate) trait Steps: Copy + Send + Sync {
     unsafe fn mask(self, group: Group<'_>, rows: &[Columns<u8>], polarity: Mask<'_>);
     /// # Safety
     /// As for [`passes::kept`].
-    unsafe fn kept(self, row: Columns<u8>, polarity: Mask<'_>, keys: core::ops::Range<usize>) -> (usize, usize, bool);
+    unsafe fn kept(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [Hull]);
     /// Scores to finished weights.
     fn weights(self, group: Group<'_>, rows: &[(f32, f32)]);
     /// Weights into the sum of each key.
@@ -125,16 +125,11 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn kept(
-                self,
-                row: Columns<u8>,
-                polarity: Mask<'_>,
-                keys: core::ops::Range<usize>,
-            ) -> (usize, usize, bool) {
+            unsafe fn kept(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [Hull]) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
-                    || unsafe { passes::kept(row, polarity, keys) },
+                    || unsafe { passes::kept(rows, polarity, hulls) },
                 )
             }
 

@@ -93,6 +93,10 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     /// The call is consistent with its outputs, the task lies inside it, `regions` were cut for the geometry, and nobody
     /// else writes the task's rows.
     pub(crate) unsafe fn run(&self, mut regions: Regions<'_>) {
+        if self.task.rows.start == 0 {
+            // SAFETY: passed on; every sequence and head has one task that starts at row 0.
+            unsafe { self.fill_rows_beyond() };
+        }
         if self.task.rows.is_empty() {
             return;
         }

@@ -1,6 +1,6 @@
 //! AVX2 with FMA: two registers are one vector.
 
-use super::{LANES, Simd};
+use super::{LANES, Simd, TWO_TO_MINUS_64};
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX2 and FMA. Made by [`Avx2::detect`] alone.
@@ -116,15 +116,20 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_u8(self, p: *const u8) -> Pair {
+    unsafe fn select_bytes(self, p: *const u8, zero: Pair, other: Pair) -> Pair {
         // SAFETY: `self` proves the features; the caller vouches for `p`.
         unsafe {
-            let bytes = _mm_loadu_si128(p.cast());
-            [
-                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
-                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))),
-            ]
+            let is_zero = _mm_cmpeq_epi8(_mm_loadu_si128(p.cast()), _mm_setzero_si128());
+            let low = _mm256_castsi256_ps(_mm256_cvtepi8_epi32(is_zero));
+            let high = _mm256_castsi256_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(is_zero)));
+            [_mm256_blendv_ps(other[0], zero[0], low), _mm256_blendv_ps(other[1], zero[1], high)]
         }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        // SAFETY: `self` proves the features; a prefetch reads nothing that could fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 
     #[inline(always)]
@@ -165,26 +170,28 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn select_eq(self, a: Pair, b: Pair, then: Pair, otherwise: Pair) -> Pair {
-        let half = |i: usize| {
+        let mut halves = otherwise;
+        for i in 0..2 {
             // SAFETY: `self` proves the features.
-            unsafe { _mm256_blendv_ps(otherwise[i], then[i], _mm256_cmp_ps::<_CMP_EQ_OQ>(a[i], b[i])) }
-        };
-        [half(0), half(1)]
+            halves[i] = unsafe { _mm256_blendv_ps(otherwise[i], then[i], _mm256_cmp_ps::<_CMP_EQ_OQ>(a[i], b[i])) };
+        }
+        halves
     }
 
     #[inline(always)]
-    fn scale_pow2(self, p: Pair, n: Pair) -> Pair {
-        // The exponent field of 2^(n + 64), made by shifting n + 64 + 127 into place, is always normal; the second
-        // multiplication, by 2^-64, is the only one that rounds. Multiplying keeps a NaN a NaN.
-        let half = |i: usize| {
+    fn one_plus_scaled(self, q: Pair, _: Pair, shifted: Pair) -> Pair {
+        // (1 + q)·2⁻⁶⁴ is rounded as 1 + q is; times 2^(n + 64), which is always normal, only a subnormal result rounds
+        // again. Multiplying keeps a NaN a NaN.
+        let mut halves = q;
+        for i in 0..2 {
             // SAFETY: `self` proves the features.
-            unsafe {
-                let field = _mm256_cvtps_epi32(_mm256_add_ps(n[i], _mm256_set1_ps(191.0)));
-                let power = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(field));
-                _mm256_mul_ps(_mm256_mul_ps(p[i], power), _mm256_set1_ps(super::portable::TWO_TO_MINUS_64))
-            }
-        };
-        [half(0), half(1)]
+            halves[i] = unsafe {
+                let small = _mm256_set1_ps(TWO_TO_MINUS_64);
+                let power = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(shifted[i])));
+                _mm256_mul_ps(_mm256_fmadd_ps(q[i], small, small), power)
+            };
+        }
+        halves
     }
 
     #[inline(always)]
@@ -200,18 +207,22 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn transpose(self, r: [Pair; LANES]) -> [Pair; LANES] {
-        let mut t = r;
-        for top in 0..2 {
-            for left in 0..2 {
-                let block = core::array::from_fn(|i| r[8 * top + i][left]);
-                // SAFETY: `self` proves the features.
-                let block = unsafe { transpose8(block) };
-                for (i, row) in block.into_iter().enumerate() {
-                    t[8 * left + i][top] = row;
+    unsafe fn transpose(self, rows: [*const f32; LANES], out: *mut f32) {
+        for top in [0, 8] {
+            for left in [0, 8] {
+                // SAFETY: `self` proves the features; eight floats of a row, and eight of `out`, both inside the sixteen
+                // times sixteen.
+                unsafe {
+                    let mut block = [_mm256_setzero_ps(); 8];
+                    for i in 0..8 {
+                        block[i] = _mm256_loadu_ps(rows[top + i].add(left));
+                    }
+                    let block = transpose8(block);
+                    for (i, row) in block.into_iter().enumerate() {
+                        _mm256_storeu_ps(out.add((left + i) * LANES + top), row);
+                    }
                 }
             }
         }
-        t
     }
 }

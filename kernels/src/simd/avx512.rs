@@ -50,9 +50,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load_u8(self, p: *const u8) -> __m512 {
+    unsafe fn select_bytes(self, p: *const u8, zero: __m512, other: __m512) -> __m512 {
         // SAFETY: `self` proves the feature; the caller vouches for `p`.
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+            _mm512_mask_blend_ps(_mm512_test_epi32_mask(bytes, bytes), zero, other)
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        // SAFETY: `self` proves the feature; a prefetch reads nothing that could fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 
     #[inline(always)]
@@ -98,9 +107,9 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn scale_pow2(self, p: __m512, n: __m512) -> __m512 {
+    fn one_plus_scaled(self, q: __m512, n: __m512, _: __m512) -> __m512 {
         // SAFETY: `self` proves the feature.
-        unsafe { _mm512_scalef_ps(p, n) }
+        unsafe { _mm512_scalef_ps(_mm512_add_ps(q, _mm512_set1_ps(1.0)), n) }
     }
 
     #[inline(always)]
@@ -124,12 +133,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn transpose(self, r: [__m512; LANES]) -> [__m512; LANES] {
+    unsafe fn transpose(self, rows: [*const f32; LANES], out: *mut f32) {
         // Four rounds of the butterfly: pairs of rows within 64 bits, fours within 128 bits, then whole 128-bit
         // quarters among eight and sixteen rows. 64 shuffles for 256 elements.
-        // SAFETY: `self` proves the feature.
+        // SAFETY: `self` proves the feature; the caller vouches for the pointers.
         unsafe {
             let zero = _mm512_setzero_ps();
+            let mut r = [zero; LANES];
+            for i in 0..LANES {
+                r[i] = _mm512_loadu_ps(rows[i]);
+            }
             let mut a = [zero; LANES];
             for i in 0..8 {
                 a[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
@@ -156,7 +169,9 @@ impl Simd for Avx512 {
                 t[4 + c] = _mm512_shuffle_f32x4::<0x88>(odd, odd_high);
                 t[12 + c] = _mm512_shuffle_f32x4::<0xDD>(odd, odd_high);
             }
-            t
+            for (i, row) in t.into_iter().enumerate() {
+                _mm512_storeu_ps(out.add(i * LANES), row);
+            }
         }
     }
 }
