@@ -1,9 +1,37 @@
-//! Scaled-dot-product attention for CPUs.
+//! Scaled-dot-product attention for CPUs: softmax(scale·Q·Kᵀ + mask)·V in one fused pass over the keys.
+//!
+//! ```
+//! use sdpa::{Attention, Inputs, Outputs, View, ViewMut};
+//! # let (q, k, v) = (vec![0.5f32; 2 * 4 * 8], vec![0.25; 2 * 4 * 8], vec![1.0; 2 * 4 * 8]);
+//! let shape = [1, 2, 4, 8]; // batch, heads, rows, head_dim
+//! let inputs = Inputs::new(View::bhld(&q, shape)?, View::bhld(&k, shape)?, View::bhld(&v, shape)?);
+//! let mut out = vec![0.0; 2 * 4 * 8];
+//! sdpa::attention(&Attention::new().causal(), inputs, Outputs::new(ViewMut::bhld(&mut out, shape)?))?;
+//! # Ok::<(), sdpa::Error>(())
+//! ```
+//!
+//! | to say | there is |
+//! |---|---|
+//! | where tensors lie | [`View`], [`ViewMut`]: any strides, checked once |
+//! | what to compute | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
+//! | on what | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |
+//! | what to write | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key mass |
+//! | your own functions | [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]), weights ([`ProbMod`]) |
+//! | with what | [`Exec`]: an [`Isa`], threads; [`Plan`] and [`Workspace`] to be used again |
+//! | keys in pieces | [`AttnState`], [`merge`] |
+//! | the truth | [`naive`]: the oracle; [`unfused`]: the baseline |
+//!
+//! Order of operations for one score: scale·(q·k) → softcap → bias → ALiBi → score function → masks set −∞ → sink joins
+//! the denominator → softmax over keys → weight function → Σ weight·v. Time is B·H·Lq·Lk·(D + Dv) for the pairs that are
+//! visible; memory beyond the tensors is at most a megabyte a thread. The corners (NaN, ∞, nothing visible) are in
+//! [`ieee`].
 #![forbid(unsafe_code)]
 
 mod attention;
 mod error;
 mod explain;
+#[doc = include_str!("ieee.md")]
+pub mod ieee {}
 mod inputs;
 pub mod naive;
 mod plan;

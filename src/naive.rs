@@ -1,9 +1,10 @@
 //! The oracle, to be read: attention as the formula says it, one pair at a time, in `f64`; and the same in `f32`, the
 //! three passes most people would write (scores, softmax, weighted sum), whose error is the yardstick for the fused
-//! path's. Shares nothing with the fused path but the types it is called with.
+//! path's. Shares nothing with the fused path but the types it is called with. The arithmetic is all in `row.rs`.
 
-use crate::{Attention, Error, Inputs, Mask, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape, View};
-use sdpa_kernels::{Alignment, Causality};
+mod row;
+
+use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape};
 
 /// What attention gives, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
 /// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_mass` `[batch, kv_heads, kv_len]`. Ragged sequences count
@@ -52,96 +53,11 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     for b in 0..batch {
         for h in 0..heads {
             for i in 0..q_len {
-                row(attention, inputs, mods, Position { batch: b, head: h, row: i, key: 0 }, &mut all)?;
+                row::row(attention, inputs, mods, Position { batch: b, head: h, row: i, key: 0 }, &mut all)?;
             }
         }
     }
     Ok(all)
-}
-
-/// One row: score every key, softmax, weighted sum.
-fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
-    attention: &Attention,
-    inputs: &Inputs<'_>,
-    mods: &Mods<S, M, P>,
-    at: Position,
-    all: &mut Answer<T>,
-) -> Result<(), Error> {
-    let shape = inputs.shape()?;
-    let (q_len, kv_len) = inputs.lengths(&shape, at.batch);
-    let (b, q0, k0) = inputs.ragged.map_or((at.batch, 0, 0), |r| (0, r.q[at.batch], r.k[at.batch]));
-    let kv_head = at.head / (shape.heads / shape.kv_heads);
-    let zero = T::from(0.0);
-    let hidden = T::from(f32::NEG_INFINITY);
-    let get = |x: &View<'_>, index| T::from(*x.get(index).expect("inside the shape"));
-    let entry = |x: View<'_>, j| {
-        x.broadcast([shape.batch, shape.heads, shape.q_len])?.get([at.batch, at.head, at.row, j]).copied()
-    };
-    let keeps = |mask: Mask<'_>, j| {
-        let bytes = mask.view().broadcast([shape.batch, shape.heads, shape.q_len])?;
-        let byte = *bytes.get([at.batch, at.head, at.row, j])?;
-        Some(if matches!(mask, Mask::Keep(_)) { byte != 0 } else { byte == 0 })
-    };
-    let position = at.row as i128
-        + match attention.alignment {
-            Some(Alignment::BottomRight) => kv_len as i128 - q_len as i128,
-            Some(Alignment::Offset(n)) => n as i128,
-            _ => 0,
-        };
-    let mut scores = [const { Vec::new() }; 3];
-    for j in 0..shape.kv_len {
-        let exists = at.row < q_len && j < kv_len;
-        let mut s = hidden;
-        if exists {
-            let product = |n| get(&inputs.q, [b, at.head, q0 + at.row, n]) * get(&inputs.k, [b, kv_head, k0 + j, n]);
-            s = (0..shape.head_dim).fold(zero, |sum, n| sum + product(n))
-                * T::from(attention.scale_for(shape.head_dim));
-        }
-        scores[0].push(s);
-        if let (Some(c), true) = (attention.softcap.map(T::from), exists) {
-            s = (s / c).tanh() * c;
-        }
-        scores[1].push(s);
-        let ahead = position - j as i128;
-        let window = attention.visible.window.is_none_or(|w| w.sees(ahead) || j < w.kept_first());
-        let causal = attention.visible.causality == Causality::Full || ahead >= 0;
-        let bias = inputs.bias.map_or(Some(0.0), |bias| entry(bias, j)).unwrap_or(f32::NEG_INFINITY);
-        let here = Position { key: j, ..at };
-        let visible = exists && window && causal && bias != f32::NEG_INFINITY;
-        if !visible || inputs.mask.is_some_and(|mask| keeps(mask, j) != Some(true)) || !mods.mask.keep(here) {
-            s = hidden;
-        } else {
-            s = s + T::from(bias)
-                - inputs.alibi.map_or(zero, |slopes| T::from(slopes[at.head]) * T::from(ahead.abs() as f32));
-            s = if S::ACTIVE && s != hidden { T::from(mods.score.score(s.to_f32(), here)) } else { s };
-        }
-        scores[2].push(s);
-    }
-    let sink = inputs.sinks.map_or(hidden, |sinks| T::from(sinks[at.head]));
-    let max = scores[2].iter().copied().filter(|_| at.row < q_len).fold(sink, |max, s| if s > max { s } else { max });
-    let reference = if max == hidden { zero } else { max };
-    let exponentials: Vec<T> = scores[2].iter().map(|&s| (s - reference).exp()).collect();
-    let sum = exponentials.iter().fold((sink - reference).exp(), |sum, &e| sum + e);
-    let sees = |j: usize| scores[2][j] != hidden;
-    let weights: Vec<T> = (0..shape.kv_len).map(|j| if sees(j) { exponentials[j] / sum } else { zero }).collect();
-    all.lse.push(if sum == zero { hidden } else { reference + sum.ln() });
-    for n in 0..shape.value_dim {
-        let mut total = zero;
-        for j in (0..shape.kv_len).filter(|&j| sees(j)) {
-            let here = Position { key: j, ..at };
-            let weight = if P::ACTIVE { T::from(mods.prob.weight(weights[j].to_f32(), here)) } else { weights[j] };
-            total = total + weight * get(&inputs.v, [b, kv_head, k0 + j, n]);
-        }
-        all.out.push(total);
-    }
-    for (j, &weight) in weights.iter().enumerate() {
-        let mass = &mut all.key_mass[(at.batch * shape.kv_heads + kv_head) * shape.kv_len + j];
-        *mass = *mass + weight;
-    }
-    for (all, row) in all.points.iter_mut().zip(scores.iter().chain([&weights])) {
-        all.extend(row);
-    }
-    Ok(())
 }
 
 /// The numbers the oracle works in.
