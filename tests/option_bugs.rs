@@ -1,4 +1,4 @@
-//! What the contract says and the library does not do yet.
+//! What the contract says and the library once did not do.
 
 mod options_support;
 mod support;

@@ -244,7 +244,12 @@ fn states_that_cannot_be() {
     says(new([2, 0]), "v: value_dim is 0, but must be at least 1");
     assert!(matches!(new([2, usize::MAX]), Some(Error::TooLarge { what: "state", .. })));
     let fresh = || state(Attention::new()).unwrap();
-    says(fresh().alibi(&ZEROS[..3]).err(), "alibi slopes: length is 3, but q (heads) has 4");
+    let lost = "needs an alignment: top-left or an offset, since a state does not know how many keys will come";
+    says(state(Attention::new().causal()).err(), &format!("causal: {lost}"));
+    says(state(Attention::new().window(Window::inclusive(None, None))).err(), &format!("window: {lost}"));
+    says(fresh().alibi(&ZEROS[..4]).err(), &format!("alibi: {lost}"));
+    let aligned = state(Attention::new().align(Alignment::TopLeft)).unwrap();
+    says(aligned.alibi(&ZEROS[..3]).err(), "alibi slopes: length is 3, but q (heads) has 4");
     says(fresh().sinks(&ZEROS[..3]).err(), "sinks: length is 3, but q (heads) has 4");
     says(fresh().starting_at(100).err(), "first key: entry 0 is 100, but must be exactly 0");
     says(fresh().starting_at(700).err(), "first key: entry 0 is 700, but must be exactly 512");
@@ -320,7 +325,7 @@ fn states_that_do_not_follow_each_other() {
 #[test]
 fn results_that_do_not_merge() {
     let cases = [
-        ([2, 4, 3, 7], [2, 4, 3, 2], [2, 4, 3, 7], [2, 4, 3, 1], "lse: value_dim is 2, but out has 1"),
+        ([2, 4, 3, 7], [2, 4, 3, 2], [2, 4, 3, 7], [2, 4, 3, 1], "lse: last dimension is 2, but one value a row has 1"),
         ([2, 4, 3, 7], [2, 4, 3, 1], [1, 4, 3, 7], [2, 4, 3, 1], "other out: batch is 1, but out has 2"),
         ([2, 4, 3, 7], [2, 4, 3, 1], [2, 4, 3, 6], [2, 4, 3, 1], "other out: value_dim is 6, but out has 7"),
         ([2, 4, 3, 7], [2, 4, 1, 1], [2, 4, 3, 7], [2, 4, 3, 1], "lse: rows is 1, but out has 3"),
