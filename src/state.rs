@@ -219,6 +219,9 @@ impl<'a> AttnState<'a> {
         }
         same("later state", "kv_heads", later.kv_heads, self.kv_heads, "this state")?;
         same("later state", "value_dim", later.value_dim, self.value_dim, "this state")?;
+        if later.attention != self.attention || later.alibi != self.alibi {
+            return Err(Error::Needs { argument: "later state", needs: "the settings and slopes of this state" });
+        }
         let end = self.first + self.len();
         if later.first != end {
             let bound = Bound::Exactly;

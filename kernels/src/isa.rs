@@ -70,10 +70,13 @@ impl Isa {
 
     /// True if products and sums are fused. All such instruction sets give the same bits.
     pub fn has_fma(self) -> bool {
+        use crate::simd::Simd;
         match self.0 {
-            Kind::Portable => cfg!(any(target_feature = "fma", all(target_arch = "aarch64", target_feature = "neon"))),
+            Kind::Portable => Portable::FUSED,
             #[cfg(target_arch = "x86_64")]
-            _ => true,
+            Kind::Avx2 => Avx2::FUSED,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => Avx512::FUSED,
         }
     }
 

@@ -22,11 +22,12 @@ use crate::block::{SCORE_STRIDE, Span};
 use crate::passes::Columns;
 use crate::simd::{LANES, Simd};
 
-/// Dimensions that one chain of FMAs runs over: at least two chains, of about equal length, none longer than 32. Part of
-/// what a result's bits mean.
-const fn chain(head_dim: usize) -> usize {
+/// Dimensions that one chain runs over: at least two chains, of about equal length, none longer than 32. Half of that
+/// where products are rounded before they are added, which makes up for it. Part of what a result's bits mean.
+const fn chain<S: Simd>(head_dim: usize) -> usize {
     let chains = head_dim.div_ceil(32);
-    head_dim.div_ceil(if chains < 2 { 2 } else { chains })
+    let chains = if chains < 2 { 2 } else { chains };
+    head_dim.div_ceil(if S::FUSED { chains } else { 2 * chains })
 }
 
 /// A group of rows, a run of packed keys, and where the scores go.
@@ -102,7 +103,7 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
 ) {
     // SAFETY: the caller vouches for `MR` pointers.
     let q: [*const f32; MR] = unsafe { q.cast::<[*const f32; MR]>().read() };
-    let (mut first, chain) = (0, chain(d));
+    let (mut first, chain) = (0, chain::<S>(d));
     loop {
         let last = d.min(first + chain);
         let mut sum = [[s.splat(0.0); NV]; MR];

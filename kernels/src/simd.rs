@@ -42,6 +42,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Vectors (sixteen columns each) of a register tile.
     const TILE_VECS: usize;
 
+    /// True if [`Self::fma`] rounds once.
+    const FUSED: bool;
+
     /// Runs `f` compiled for this instruction set. `f` must be inlinable into it: pass a closure marked
     /// `#[inline(always)]` that calls `#[inline(always)]` functions.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;

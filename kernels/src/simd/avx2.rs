@@ -84,6 +84,8 @@ impl Simd for Avx2 {
     const TILE_ROWS: usize = 6;
     const TILE_VECS: usize = 1;
 
+    const FUSED: bool = true;
+
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
         #[target_feature(enable = "avx2,fma")]

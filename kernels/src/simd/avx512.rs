@@ -21,6 +21,8 @@ impl Simd for Avx512 {
     const TILE_ROWS: usize = 6;
     const TILE_VECS: usize = 4;
 
+    const FUSED: bool = true;
+
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
         #[target_feature(enable = "avx512f")]

@@ -36,6 +36,8 @@ impl Simd for Portable {
     const TILE_ROWS: usize = 2;
     const TILE_VECS: usize = 1;
 
+    const FUSED: bool = cfg!(any(target_feature = "fma", all(target_arch = "aarch64", target_feature = "neon")));
+
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
         f()
