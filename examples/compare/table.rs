@@ -150,8 +150,8 @@ mod tests {
     use super::*;
     use crate::args::Source;
     use crate::paths::Method;
-    use crate::reference::{Cut, Rows};
     use crate::settings::Settings;
+    use crate::strips::{Cut, Rows};
     use indicatif::ProgressBar;
     use sdpa::{Isa, Shape};
 
@@ -160,7 +160,7 @@ mod tests {
         let tensors = crate::data::load(&Source::Random(shape)).unwrap();
         let settings = Settings::default();
         let cut = Cut::new(&tensors, settings, shape);
-        Reference::compute(&cut, Rows::choose(&settings, &shape), &ProgressBar::hidden()).unwrap()
+        Reference::compute(&cut, Rows::choose(&shape), &ProgressBar::hidden()).unwrap()
     }
 
     fn row(method: Method, error: f64) -> Row {
