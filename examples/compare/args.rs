@@ -227,7 +227,8 @@ impl Given {
         };
         if let Some(only @ (Only::Naive | Only::Unfused)) = self.only {
             let path = only.name();
-            if let Some(flag) = ["--isa", "--output"].into_iter().find(|flag| self.seen.contains(flag)) {
+            let given = |flag: &&str| self.seen.contains(flag) || *flag == "--explain" && self.explain;
+            if let Some(flag) = ["--isa", "--output", "--explain"].into_iter().find(given) {
                 return Err(Refused::new(format_args!("{flag}: is about the fused path, but --only is {path}")));
             }
         }

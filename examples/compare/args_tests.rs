@@ -130,6 +130,7 @@ fn instruction_sets_are_listed() {
 #[test]
 fn flags_of_the_fused_path_need_it() {
     assert_eq!(refusal("--only naive --isa portable"), "--isa: is about the fused path, but --only is naive");
+    assert_eq!(refusal("--explain --only naive"), "--explain: is about the fused path, but --only is naive");
     assert_eq!(refusal("--output o --only unfused"), "--output: is about the fused path, but --only is unfused");
 }
 

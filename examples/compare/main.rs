@@ -24,7 +24,7 @@ use failure::{Refused, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use paths::{Paths, Runner};
 use reference::Reference;
-use sdpa::{Explanation, Isa, Machine, Shape};
+use sdpa::{Isa, Machine, Shape};
 use settings::Settings;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -67,10 +67,8 @@ fn compare(args: &Args) -> Result<ExitCode> {
     let paths = paths::paths(args, &cut)?;
     let explanation = runner.explain(paths.answer, None)?;
     if args.format == Format::Table {
-        print(&introduction(&args.settings, &tensors, &shape, &explanation))?;
-    }
-    if args.explain {
-        print(&explanations(&paths, &mut runner)?)?;
+        print(&introduction(&args.settings, &tensors, &shape))?;
+        print(&if args.explain { explanations(&paths, &mut runner)? } else { format!("{explanation}\n\n") })?;
     }
     drop(runner);
     if let Some(why) = &paths.left_out {
@@ -78,7 +76,7 @@ fn compare(args: &Args) -> Result<ExitCode> {
     }
 
     let progress = progress();
-    let (peaks, start) = (Peaks::measure(), Instant::now());
+    let (peaks, start) = (Peaks::measure(&paths.all), Instant::now());
     let reference = Reference::compute(&cut, rows, &progress)?;
     let mut runner = Runner::new(&tensors, args.settings, &reference.rows)?;
     // The paths run in a pool of the size asked for, the oracle in one of all cores.
@@ -87,7 +85,7 @@ fn compare(args: &Args) -> Result<ExitCode> {
     let pool = pool.map_err(|e| Refused::new(format_args!("--threads: {threads}, but they cannot be started: {e}")))?;
     let measured = pool.install(|| session::measure(&mut runner, &reference, &paths, args.repeat, &progress))?;
     progress.finish_and_clear();
-    let peaks = if start.elapsed() < SAME_TIME { peaks } else { peaks.or(Peaks::measure()) };
+    let peaks = if start.elapsed() < SAME_TIME { peaks } else { peaks.or(Peaks::measure(&paths.all)) };
     let rows = session::figures(explanation.useful_flops, &reference, &measured, &peaks);
 
     if let Some(path) = &args.output {
@@ -104,16 +102,15 @@ fn compare(args: &Args) -> Result<ExitCode> {
     Ok(if excesses.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXCEEDED) })
 }
 
-/// What is computed, and how the fused path goes about it.
-fn introduction(settings: &Settings, tensors: &Tensors, shape: &Shape, explanation: &Explanation) -> String {
+/// What is computed.
+fn introduction(settings: &Settings, tensors: &Tensors, shape: &Shape) -> String {
     let scale = settings.attention().scale_for(shape.head_dim);
     let mut options = vec![format!("scale {scale}"), settings.to_string()];
     options.extend(tensors.options());
     format!(
         "Attention: {}\n\
          q {:?}, k {:?}, v {:?}\n\
-         {}\n\n\
-         {explanation}\n\n",
+         {}\n\n",
         tensors.title,
         tensors.q.shape,
         tensors.k.shape,
@@ -122,7 +119,7 @@ fn introduction(settings: &Settings, tensors: &Tensors, shape: &Shape, explanati
     )
 }
 
-/// The same for each fused path, with the least time it can take on this machine.
+/// How each fused path goes about it, with the least time it can take on this machine.
 fn explanations(paths: &Paths, runner: &mut Runner<'_>) -> Result<String> {
     let mut text = String::new();
     let mut machines: Vec<(Isa, Machine)> = Vec::new();
