@@ -29,12 +29,12 @@ pub(crate) struct Bound {
 ///
 /// The naive path's largest error is a fair bound where many rows had the chance to meet theirs. Of a few short rows
 /// one path may be lucky and the other not. What is at stake is the rounding of scores: by Cauchy and Schwarz none
-/// exceeds `S = |scale|·max‖q‖·max‖k‖`, and what is added to them `A`, so sums of products are off by some part of
-/// `S + A` epsilons, and so is `lse`; weights are off by as much relative to themselves, and what they add up to by
-/// less.
+/// exceeds `S = |scale|·max‖q‖·max‖k‖`, so sums of products are off by some part of `S` epsilons, and so is `lse`;
+/// weights are off by as much relative to themselves, and what they add up to by less. Bias and ALiBi add up to `A`, and
+/// rounding to the nearest number of that size is off by half of `A` epsilons.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Rounding {
-    /// Of the output, relative to the largest |v|: 4, or `(S + A)/8` where that is more.
+    /// Of the output, relative to the largest |v|: 4, or `S/8 + A/2` where that is more.
     pub(crate) out: f64,
     /// Of `lse`, absolute.
     lse: f64,
@@ -43,9 +43,9 @@ pub(crate) struct Rounding {
 impl Rounding {
     fn new(cut: &Cut<'_>, seen: &Seen, answers: &[Answer<f64>]) -> Self {
         let scale = f64::from(cut.settings.attention().scale_for(cut.shape.head_dim)).abs();
-        let largest_score = scale * seen.q * seen.k + seen.added;
+        let products = scale * seen.q * seen.k;
         let lse = answers.iter().flat_map(|answer| &answer.lse).copied();
-        Self { out: (largest_score / 8.0).max(4.0), lse: largest_score.max(4.0 * largest(lse)) }
+        Self { out: (products / 8.0 + seen.added / 2.0).max(4.0), lse: (products + seen.added).max(4.0 * largest(lse)) }
     }
 }
 
