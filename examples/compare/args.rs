@@ -1,8 +1,8 @@
 //! The command line.
 
 use crate::failure::{Refused, Result};
-use crate::settings::Settings;
-use sdpa::{Alignment, Causality, Isa, Shape};
+use crate::settings::{Settings, Sides};
+use sdpa::{Alignment, Causality, Isa, Point, Shape};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -16,7 +16,9 @@ Compares every way this crate computes attention: naive, unfused, and fused on e
 
 Usage: compare [OPTIONS] [FILE.safetensors]
 
-  FILE.safetensors           tensors q [B,H,Lq,D], k [B,Hkv,Lk,D], v [B,Hkv,Lk,Dv], f32
+  FILE.safetensors           tensors q [B,H,Lq,D], k [B,Hkv,Lk,D], v [B,Hkv,Lk,Dv], f32; and if it has them:
+                               bias f32 and mask bool or u8 (nonzero keeps), [B or 1,H or 1,Lq or 1,at most Lk];
+                               sinks and alibi_slopes f32 [H]; kv_lens, integers [B]
   --shape B,H,HKV,LQ,LK,D,DV unit-normal data of this shape, from a fixed seed
                              (with neither: layer 3 of all-MiniLM-L6-v2 on a paragraph of 268 tokens)
 
@@ -24,6 +26,8 @@ Usage: compare [OPTIONS] [FILE.safetensors]
   --causal                   a row sees the keys up to its own position only
   --align WHERE              where the rows stand among the keys: top-left, bottom-right, or the number of keys
                              before the first row (may be negative)
+  --window L,R               a row sees L keys before its own position and R after it; - for all on that side
+  --softcap X                scores become X*tanh(score/X)
 
   --only fused|naive|unfused time this path only
   --isa NAME                 fused on this instruction set only: portable, avx2, avx512
@@ -31,6 +35,10 @@ Usage: compare [OPTIONS] [FILE.safetensors]
   --repeat N                 runs of each path (default: about a second's worth, at least 3)
 
   --output OUT.safetensors   write out [B,H,Lq,Dv] and lse [B,H,Lq] of the fused path, f32
+  --weights                  write the weights too, [B,H,Lq,Lk]; the paths are timed without
+  --scores POINT             write the scores too, as scores.POINT; raw, softcap or masked; may be given for each
+
+  --explain                  say for each fused path what it does and why, and how long it must take at least
   --json                     one JSON object a line for each path, instead of the table
   --help                     this
 
@@ -54,6 +62,9 @@ pub(crate) struct Args {
     pub(crate) threads: Option<NonZeroUsize>,
     pub(crate) repeat: Option<NonZeroUsize>,
     pub(crate) output: Option<PathBuf>,
+    /// What to write besides the output and its log-sum-exp.
+    pub(crate) points: Vec<Point>,
+    pub(crate) explain: bool,
     pub(crate) format: Format,
 }
 
@@ -99,14 +110,16 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command
         };
         match flag {
             "--help" | "-h" => return Ok(Command::Help),
-            "--causal" | "--json" if attached.is_some() => {
+            "--causal" | "--weights" | "--explain" | "--json" if attached.is_some() => {
                 return Err(Refused::new(format_args!(
                     "{flag}: takes no value, but got {}",
                     text[flag.len()..].trim_start_matches('=')
                 )));
             }
             "--causal" => given.settings.causality = Causality::Causal,
-            "--json" => given.json = Some(Format::Json),
+            "--weights" => given.weights = true,
+            "--explain" => given.explain = true,
+            "--json" => given.json = true,
             _ => {
                 let Some(&flag) = VALUED.iter().find(|&&known| known == flag) else {
                     return Err(Refused::new(format_args!("{flag}: unknown flag; --help lists them")));
@@ -122,7 +135,19 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command
 }
 
 /// Flags that take a value.
-const VALUED: [&str; 8] = ["--shape", "--scale", "--align", "--isa", "--threads", "--only", "--repeat", "--output"];
+const VALUED: [&str; 11] = [
+    "--shape",
+    "--scale",
+    "--align",
+    "--window",
+    "--softcap",
+    "--isa",
+    "--threads",
+    "--only",
+    "--repeat",
+    "--output",
+    "--scores",
+];
 
 /// What has been read so far.
 #[derive(Debug, Default)]
@@ -135,7 +160,10 @@ struct Given {
     threads: Option<NonZeroUsize>,
     repeat: Option<NonZeroUsize>,
     output: Option<PathBuf>,
-    json: Option<Format>,
+    scores: Vec<Point>,
+    weights: bool,
+    explain: bool,
+    json: bool,
     seen: Vec<&'static str>,
 }
 
@@ -154,7 +182,8 @@ impl Given {
     }
 
     fn set(&mut self, flag: &'static str, value: OsString) -> Result<()> {
-        if self.seen.contains(&flag) {
+        // There are several points to write scores at.
+        if self.seen.contains(&flag) && flag != "--scores" {
             return Err(Refused::new(format_args!("{flag}: given twice, the second time as {}", value.display())));
         }
         self.seen.push(flag);
@@ -169,9 +198,17 @@ impl Given {
         match flag {
             "--shape" => self.shape = Some(shape(text)?),
             "--scale" => self.settings.scale = Some(number(flag, text, "a number")?),
+            "--window" => self.settings.window = Some(window(text)?),
+            "--softcap" => self.settings.softcap = Some(number(flag, text, "a number")?),
             "--align" => self.settings.alignment = Some(alignment(text)?),
             "--isa" => self.isa = Some(isa(text)?),
             "--threads" => self.threads = Some(threads(text)?),
+            "--scores" => match point(text)? {
+                point if self.scores.contains(&point) => {
+                    return Err(Refused::new(format_args!("--scores: {text} is given twice")));
+                }
+                point => self.scores.push(point),
+            },
             "--repeat" => self.repeat = Some(number(flag, text, "a whole number of at least 1")?),
             _ => self.only = Some(only(text)?),
         }
@@ -190,9 +227,23 @@ impl Given {
         };
         if let Some(only @ (Only::Naive | Only::Unfused)) = self.only {
             let path = only.name();
-            if let Some(flag) = ["--isa", "--output"].into_iter().find(|flag| self.seen.contains(flag)) {
+            let given = |flag: &&str| self.seen.contains(flag) || *flag == "--explain" && self.explain;
+            if let Some(flag) = ["--isa", "--output", "--explain"].into_iter().find(given) {
                 return Err(Refused::new(format_args!("{flag}: is about the fused path, but --only is {path}")));
             }
+        }
+        if self.json && self.explain {
+            return Err(Refused::new("--explain: goes with the table, but got --json too"));
+        }
+        let mut points = self.scores;
+        if self.weights {
+            points.push(Point::Weights);
+        }
+        if let (Some(&point), None) = (points.first(), &self.output) {
+            let flag = if point == Point::Weights { "--weights" } else { "--scores" };
+            return Err(Refused::new(format_args!(
+                "{flag}: needs --output, where they are written, but there is none"
+            )));
         }
         Ok(Command::Compare(Box::new(Args {
             source,
@@ -202,7 +253,9 @@ impl Given {
             threads: self.threads,
             repeat: self.repeat,
             output: self.output,
-            format: self.json.unwrap_or(Format::Table),
+            points,
+            explain: self.explain,
+            format: if self.json { Format::Json } else { Format::Table },
         })))
     }
 }
@@ -241,6 +294,28 @@ fn alignment(text: &str) -> Result<Alignment> {
         "top-left" => Ok(Alignment::TopLeft),
         "bottom-right" => Ok(Alignment::BottomRight),
         offset => number("--align", offset, "top-left, bottom-right or a whole number").map(Alignment::Offset),
+    }
+}
+
+fn window(text: &str) -> Result<Sides> {
+    let expected = "L,R, each a whole number or -";
+    let side = |text: &str| match text.trim() {
+        "-" => Ok(None),
+        n => number("--window", n, expected).map(Some),
+    };
+    let (left, right) = text.split_once(',').ok_or_else(|| wrong("--window", text, expected))?;
+    match (side(left), side(right)) {
+        (Ok(left), Ok(right)) => Ok(Sides { left, right }),
+        _ => Err(wrong("--window", text, expected)),
+    }
+}
+
+fn point(text: &str) -> Result<Point> {
+    match text {
+        "raw" => Ok(Point::Raw),
+        "softcap" => Ok(Point::Softcapped),
+        "masked" => Ok(Point::Masked),
+        _ => Err(wrong("--scores", text, "raw, softcap or masked")),
     }
 }
 

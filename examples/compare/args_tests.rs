@@ -23,18 +23,22 @@ fn nothing_means_the_paragraph_on_every_path() {
     assert_eq!(args.source, Source::Paragraph);
     assert_eq!((args.only, args.isa, args.threads, args.repeat), (None, None, None, None));
     assert_eq!((args.output, args.format, args.settings), (None, Format::Table, Settings::default()));
+    assert!(args.points.is_empty() && !args.explain);
 }
 
 #[test]
 fn every_flag_is_read() {
     let args = args(
         "--shape 1,8,2,3,4,5,6 --scale -0.3 --causal --align -3 --isa portable --threads 1 --only fused --repeat 7 \
-         --output out.safetensors --json",
+         --output out.safetensors --json --window 3,- --softcap 2.5 --scores masked --weights --scores raw",
     );
     let shape = Shape { batch: 1, heads: 8, kv_heads: 2, q_len: 3, kv_len: 4, head_dim: 5, value_dim: 6 };
     assert_eq!(args.source, Source::Random(shape));
     let alignment = Some(Alignment::Offset(-3));
-    assert_eq!(args.settings, Settings { scale: Some(-0.3), causality: Causality::Causal, alignment });
+    let window = Some(Sides { left: Some(3), right: None });
+    let (scale, softcap, causality) = (Some(-0.3), Some(2.5), Causality::Causal);
+    assert_eq!(args.settings, Settings { scale, softcap, causality, window, alignment });
+    assert_eq!(args.points, [Point::Masked, Point::Raw, Point::Weights]);
     assert_eq!(args.isa.map(Isa::name), Some("portable"));
     assert_eq!((args.threads, args.repeat), (NonZeroUsize::new(1), NonZeroUsize::new(7)));
     assert_eq!((args.only, args.format), (Some(Only::Fused), Format::Json));
@@ -47,6 +51,10 @@ fn values_may_be_attached_and_files_stand_anywhere() {
     assert_eq!(args.source, Source::File(PathBuf::from("mine.safetensors")));
     assert_eq!(args.settings.alignment, Some(Alignment::BottomRight));
     assert_eq!(args.settings.scale, Some(-1e-3));
+    let neither = Some(Sides { left: None, right: None });
+    assert_eq!(self::args("--window -,-").settings.window, neither);
+    assert_eq!(self::args("--window=-,0").settings.window, Some(Sides { left: None, right: Some(0) }));
+    assert!(self::args("--explain").explain);
     assert_eq!(self::args("--align top-left").settings.alignment, Some(Alignment::TopLeft));
 }
 
@@ -54,7 +62,7 @@ fn values_may_be_attached_and_files_stand_anywhere() {
 fn help_wins() {
     assert_eq!(parse_words("--causal --help").unwrap(), Command::Help);
     assert_eq!(parse_words("-h").unwrap(), Command::Help);
-    for flag in VALUED {
+    for flag in VALUED.into_iter().chain(["--causal", "--weights", "--explain", "--json"]) {
         assert!(HELP.contains(flag), "{flag}");
     }
 }
@@ -90,6 +98,12 @@ fn wrong_values_are_named_with_the_right_ones() {
     assert_eq!(refusal("--align 1.5"), "--align: 1.5, but must be top-left, bottom-right or a whole number");
     assert_eq!(refusal("--repeat 0"), "--repeat: 0, but must be a whole number of at least 1");
     assert_eq!(refusal("--repeat -2"), "--repeat: -2, but must be a whole number of at least 1");
+    for window in ["3", "3,", ",", "-1,0", "1,2,3", "a,b"] {
+        let message = format!("--window: {window}, but must be L,R, each a whole number or -");
+        assert_eq!(refusal(&format!("--window {window}")), message);
+    }
+    assert_eq!(refusal("--softcap none"), "--softcap: none, but must be a number");
+    assert_eq!(refusal("--scores all"), "--scores: all, but must be raw, softcap or masked");
     assert_eq!(refusal("--only all"), "--only: all, but must be fused, naive or unfused");
 }
 
@@ -116,7 +130,17 @@ fn instruction_sets_are_listed() {
 #[test]
 fn flags_of_the_fused_path_need_it() {
     assert_eq!(refusal("--only naive --isa portable"), "--isa: is about the fused path, but --only is naive");
+    assert_eq!(refusal("--explain --only naive"), "--explain: is about the fused path, but --only is naive");
     assert_eq!(refusal("--output o --only unfused"), "--output: is about the fused path, but --only is unfused");
+}
+
+#[test]
+fn flags_that_need_another_say_so() {
+    let needs = "needs --output, where they are written, but there is none";
+    assert_eq!(refusal("--weights"), format!("--weights: {needs}"));
+    assert_eq!(refusal("--scores raw"), format!("--scores: {needs}"));
+    assert_eq!(refusal("--scores raw --output o --scores raw"), "--scores: raw is given twice");
+    assert_eq!(refusal("--explain --json"), "--explain: goes with the table, but got --json too");
 }
 
 #[test]

@@ -1,26 +1,23 @@
-//! Queries, keys and values: from the repository, from the user's file, or random.
+//! Queries, keys, values and options: from the repository, from the user's file, or random.
 
 use crate::args::Source;
 use crate::failure::{Refused, Result};
+use crate::file;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use sdpa::{Inputs, Shape, View};
-use std::path::{Path, PathBuf};
+use safetensors::tensor::SafeTensors;
+use sdpa::{Inputs, Mask, Shape, View};
+use std::ops::Range;
+use std::path::PathBuf;
 
 /// The seed of `--shape`.
 const SEED: u64 = 0x5d9a;
-/// Tensors that mean something to attention, but not yet to this crate. To compute without them would be to answer
-/// another question than the one the file asks.
-const NOT_YET: [&str; 5] = ["bias", "mask", "sinks", "alibi_slopes", "kv_lens"];
-/// Names shown of the tensors that a file does have.
-const NAMES_SHOWN: usize = 8;
 
-/// A dense f32 tensor.
+/// A dense tensor.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Tensor {
+pub(crate) struct Tensor<T = f32> {
     pub(crate) shape: [usize; 4],
-    pub(crate) data: Vec<f32>,
+    pub(crate) data: Vec<T>,
 }
 
 /// What attention reads.
@@ -31,37 +28,107 @@ pub(crate) struct Tensors {
     pub(crate) q: Tensor,
     pub(crate) k: Tensor,
     pub(crate) v: Tensor,
+    pub(crate) bias: Option<Tensor>,
+    /// Nonzero keeps.
+    pub(crate) mask: Option<Tensor<u8>>,
+    pub(crate) sinks: Option<Vec<f32>>,
+    pub(crate) alibi_slopes: Option<Vec<f32>>,
+    pub(crate) kv_lens: Option<Vec<usize>>,
 }
 
-impl Tensor {
-    fn view(&self) -> Result<View<'_>> {
+impl<T> Tensor<T> {
+    fn view(&self) -> Result<View<'_, T>> {
         Ok(View::bhld(&self.data, self.shape)?)
     }
 
-    /// `rows` rows of one head, as a tensor of their own.
-    pub(crate) fn rows(&self, [batch, head]: [usize; 2], rows: std::ops::Range<usize>) -> Result<View<'_>> {
-        let [_, heads, all, dim] = self.shape;
-        let first = (batch * heads + head) * all;
-        let data = &self.data[(first + rows.start) * dim..(first + rows.end) * dim];
-        Ok(View::bhld(data, [1, 1, rows.len(), dim])?)
+    /// All elements of one head.
+    pub(crate) fn head(&self, [batch, head]: [usize; 2]) -> &[T] {
+        let [_, heads, rows, dim] = self.shape;
+        &self.data[(batch * heads + head) * rows * dim..][..rows * dim]
     }
 
-    /// The largest absolute value of what is finite.
-    pub(crate) fn largest(&self) -> f64 {
-        self.data.iter().filter(|x| x.is_finite()).fold(0.0, |max, x| f64::from(x.abs()).max(max))
+    /// Some rows of one head, as a tensor of their own.
+    pub(crate) fn rows(&self, at: [usize; 2], rows: Range<usize>) -> Result<View<'_, T>> {
+        let [.., dim] = self.shape;
+        Ok(View::bhld(&self.head(at)[rows.start * dim..rows.end * dim], [1, 1, rows.len(), dim])?)
     }
 
-    /// The largest Euclidean length of a row, of those that are finite.
-    pub(crate) fn longest_row(&self) -> f64 {
-        let length = |row: &[f32]| row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
-        let rows = self.data.chunks_exact(self.shape[3].max(1)).map(length);
-        rows.filter(|length| length.is_finite()).fold(0.0, f64::max)
+    /// The same of a tensor whose one batch, head or row may stand for all.
+    pub(crate) fn broadcast_rows(&self, [batch, head]: [usize; 2], rows: Range<usize>) -> Result<View<'_, T>> {
+        let [batches, heads, all, _] = self.shape;
+        let one = |n: usize, index| if n == 1 { 0 } else { index };
+        self.rows([one(batches, batch), one(heads, head)], if all == 1 { 0..1 } else { rows })
     }
 }
 
 impl Tensors {
+    fn new(title: String, [q, k, v]: [Tensor; 3]) -> Self {
+        Self { title, q, k, v, bias: None, mask: None, sinks: None, alibi_slopes: None, kv_lens: None }
+    }
+
+    /// Views of all there is.
     pub(crate) fn inputs(&self) -> Result<Inputs<'_>> {
-        Ok(Inputs::new(self.q.view()?, self.k.view()?, self.v.view()?))
+        let mut inputs = Inputs::new(self.q.view()?, self.k.view()?, self.v.view()?);
+        if let Some(bias) = &self.bias {
+            inputs = inputs.bias(bias.view()?);
+        }
+        if let Some(mask) = &self.mask {
+            inputs = inputs.mask(Mask::keep(mask.view()?));
+        }
+        if let Some(sinks) = &self.sinks {
+            inputs = inputs.sinks(sinks);
+        }
+        if let Some(slopes) = &self.alibi_slopes {
+            inputs = inputs.alibi(slopes);
+        }
+        if let Some(lens) = &self.kv_lens {
+            inputs = inputs.kv_lens(lens);
+        }
+        Ok(inputs)
+    }
+
+    /// Some rows of one head, and all they look at, as a call of their own.
+    pub(crate) fn inputs_of_rows(&self, [batch, head]: [usize; 2], rows: Range<usize>) -> Result<Inputs<'_>> {
+        let ([_, heads, ..], [_, kv_heads, keys, _]) = (self.q.shape, self.k.shape);
+        let kv = [batch, head / (heads / kv_heads)];
+        let q = self.q.rows([batch, head], rows.clone())?;
+        let mut inputs = Inputs::new(q, self.k.rows(kv, 0..keys)?, self.v.rows(kv, 0..keys)?);
+        if let Some(bias) = &self.bias {
+            inputs = inputs.bias(bias.broadcast_rows([batch, head], rows.clone())?);
+        }
+        if let Some(mask) = &self.mask {
+            inputs = inputs.mask(Mask::keep(mask.broadcast_rows([batch, head], rows)?));
+        }
+        if let Some(sinks) = &self.sinks {
+            inputs = inputs.sinks(&sinks[head..=head]);
+        }
+        if let Some(slopes) = &self.alibi_slopes {
+            inputs = inputs.alibi(&slopes[head..=head]);
+        }
+        if let Some(lens) = &self.kv_lens {
+            inputs = inputs.kv_lens(&lens[batch..=batch]);
+        }
+        Ok(inputs)
+    }
+
+    /// Keys of one sequence that exist.
+    pub(crate) fn kv_len(&self, batch: usize) -> usize {
+        self.kv_lens.as_ref().map_or(self.k.shape[2], |lens| lens[batch])
+    }
+
+    /// What there is beyond queries, keys and values, in words.
+    pub(crate) fn options(&self) -> Vec<String> {
+        let mut options = Vec::new();
+        options.extend(self.bias.as_ref().map(|bias| format!("bias {:?}", bias.shape)));
+        options.extend(self.mask.as_ref().map(|mask| format!("mask {:?}", mask.shape)));
+        options.extend(self.sinks.as_ref().map(|_| "sinks".to_owned()));
+        options.extend(self.alibi_slopes.as_ref().map(|_| "ALiBi".to_owned()));
+        let range = self.kv_lens.as_ref().and_then(|lens| Some((lens.iter().min()?, lens.iter().max()?)));
+        options.extend(range.map(|(min, max)| match min == max {
+            true => format!("{min} keys exist"),
+            false => format!("{min} to {max} keys exist"),
+        }));
+        options
     }
 }
 
@@ -71,61 +138,11 @@ pub(crate) fn load(source: &Source) -> Result<Tensors> {
         Source::Paragraph => {
             let path =
                 PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/minilm_paragraph.safetensors"));
-            file(&path, "layer.3.", paragraph_title)
+            file::load(&path, "layer.3.", paragraph_title)
         }
-        Source::File(path) => file(path, "", |_| path.display().to_string()),
+        Source::File(path) => file::load(path, "", |_| path.display().to_string()),
         Source::Random(shape) => random(shape),
     }
-}
-
-/// Reads `{prefix}q`, `{prefix}k` and `{prefix}v`.
-fn file(path: &Path, prefix: &str, title: impl Fn(&[u8]) -> String) -> Result<Tensors> {
-    let refuse = |why: &dyn std::fmt::Display| Refused::new(format_args!("{}: {why}", path.display()));
-    // A directory or a device would give a puzzling message, or none ever.
-    if !std::fs::metadata(path).map_err(|e| refuse(&e))?.is_file() {
-        return Err(refuse(&"not a file"));
-    }
-    let bytes = std::fs::read(path).map_err(|e| refuse(&e))?;
-    let [q, k, v] = tensors(&bytes, prefix).map_err(|e| refuse(&e))?;
-    Ok(Tensors { title: title(&bytes), q, k, v })
-}
-
-/// The three tensors of a file in memory.
-fn tensors(bytes: &[u8], prefix: &str) -> Result<[Tensor; 3]> {
-    let file =
-        SafeTensors::deserialize(bytes).map_err(|e| Refused::new(format_args!("not a safetensors file: {e}")))?;
-    let mut names = file.names();
-    names.sort_unstable();
-    if let Some(name) = NOT_YET.iter().find(|name| names.contains(name)) {
-        return Err(Refused::new(format_args!(
-            "tensor {name}: not supported yet, and the answer would be another without it"
-        )));
-    }
-    let tensor = |name: &str| {
-        let full = format!("{prefix}{name}");
-        let view = file.tensor(&full).map_err(|_| {
-            let more = if names.len() > NAMES_SHOWN { ", …" } else { "" };
-            let has = names.iter().take(NAMES_SHOWN).copied().collect::<Vec<_>>().join(", ");
-            Refused::new(format_args!("no tensor {full}; there are {}: {has}{more}", names.len()))
-        })?;
-        tensor(&full, &view)
-    };
-    Ok([tensor("q")?, tensor("k")?, tensor("v")?])
-}
-
-fn tensor(name: &str, view: &TensorView<'_>) -> Result<Tensor> {
-    if view.dtype() != Dtype::F32 {
-        return Err(Refused::new(format_args!("{name}: dtype is {:?}, but must be F32", view.dtype())));
-    }
-    let shape = view.shape().try_into().map_err(|_| {
-        let shape = view.shape();
-        Refused::new(format_args!(
-            "{name}: shape {shape:?} has {} dimensions, but must have 4: batch, heads, rows, dim",
-            shape.len()
-        ))
-    })?;
-    let data = view.data().chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]]));
-    Ok(Tensor { shape, data: data.collect() })
 }
 
 /// The paragraph's first words.
@@ -154,7 +171,7 @@ fn random(shape: &Shape) -> Result<Tensors> {
     let mut rng = ChaCha8Rng::seed_from_u64(SEED);
     let [q, k, v] = shapes.map(|shape| unit_normal(shape, &mut rng));
     let title = "unit-normal data from a fixed seed".to_owned();
-    Ok(Tensors { title, q: q?, k: k?, v: v? })
+    Ok(Tensors::new(title, [q?, k?, v?]))
 }
 
 fn elements(shape: &[usize; 4]) -> u128 {
@@ -205,68 +222,19 @@ pub(crate) fn reserved(len: usize) -> Result<Vec<f32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashMap;
-
-    fn file_of(tensors: &[(&str, Dtype, &[usize])]) -> Vec<u8> {
-        let zeros = vec![0u8; 4096];
-        let views = tensors.iter().map(|&(name, dtype, shape)| {
-            let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
-            (name, TensorView::new(dtype, shape.to_vec(), &zeros[..bytes]).unwrap())
-        });
-        safetensors::serialize(views.collect::<HashMap<_, _>>(), None).unwrap()
-    }
-
-    fn refusal(tensors: &[(&str, Dtype, &[usize])]) -> String {
-        super::tensors(&file_of(tensors), "").unwrap_err().to_string()
-    }
 
     #[test]
     fn the_paragraph_is_there() {
-        let Tensors { title, q, k, v } = load(&Source::Paragraph).unwrap();
+        let Tensors { title, q, k, v, .. } = load(&Source::Paragraph).unwrap();
         assert_eq!(
             title,
             "layer 3 of all-MiniLM-L6-v2 reading “Attention lets every word of a sentence look at every other word …”"
         );
         for tensor in [&q, &k, &v] {
             assert_eq!(tensor.shape, [1, 12, 268, 32]);
-            assert!(tensor.largest() > 0.5 && tensor.largest() < 50.0);
+            let largest = tensor.data.iter().fold(0.0, |max: f32, x| x.abs().max(max));
+            assert!(largest > 0.5 && largest < 50.0);
         }
-    }
-
-    #[test]
-    fn tensors_of_other_kinds_are_refused() {
-        let good: &[usize] = &[1, 1, 2, 4];
-        let f32s = |name| (name, Dtype::F32, good);
-        assert!(super::tensors(&file_of(&[f32s("q"), f32s("k"), f32s("v"), f32s("expected.out")]), "").is_ok());
-        assert_eq!(refusal(&[("q", Dtype::F64, good), f32s("k"), f32s("v")]), "q: dtype is F64, but must be F32");
-        assert_eq!(
-            refusal(&[f32s("q"), ("k", Dtype::F32, &[1, 2, 4]), f32s("v")]),
-            "k: shape [1, 2, 4] has 3 dimensions, but must have 4: batch, heads, rows, dim"
-        );
-        assert_eq!(refusal(&[f32s("q"), f32s("k")]), "no tensor v; there are 2: k, q");
-        assert_eq!(refusal(&[]), "no tensor q; there are 0: ");
-        for name in NOT_YET {
-            let message = format!("tensor {name}: not supported yet, and the answer would be another without it");
-            assert_eq!(refusal(&[f32s("q"), f32s("k"), f32s("v"), f32s(name)]), message);
-        }
-    }
-
-    #[test]
-    fn broken_files_are_refused() {
-        let whole = file_of(&[("q", Dtype::F32, &[1, 1, 2, 4])]);
-        for len in 0..whole.len() {
-            let message = super::tensors(&whole[..len], "").unwrap_err().to_string();
-            assert!(message.starts_with("not a safetensors file: "), "{message}");
-        }
-        for at in 0..whole.len() {
-            let mut flipped = whole.clone();
-            flipped[at] ^= 0x55;
-            assert!(super::tensors(&flipped, "").is_err());
-        }
-        let message = load(&Source::File("no/such.safetensors".into())).unwrap_err().to_string();
-        assert!(message.starts_with("no/such.safetensors: "), "{message}");
-        let message = load(&Source::File(env!("CARGO_MANIFEST_DIR").into())).unwrap_err().to_string();
-        assert!(message.ends_with(": not a file"), "{message}");
     }
 
     #[test]

@@ -8,11 +8,13 @@
 mod args;
 mod data;
 mod failure;
+mod file;
 mod output;
 mod paths;
 mod reference;
 mod session;
 mod settings;
+mod strips;
 mod table;
 mod timing;
 
@@ -20,18 +22,24 @@ use args::{Args, Command, Format};
 use data::Tensors;
 use failure::{Refused, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use paths::Runner;
-use reference::{Cut, Reference, Rows};
-use sdpa::{Causality, Plan, Shape};
+use paths::{Paths, Runner};
+use reference::Reference;
+use sdpa::{Isa, Machine, Shape};
 use settings::Settings;
-use std::io::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use strips::{Cut, Rows};
 use timing::Peaks;
 
 /// Exit status if an error exceeds its bound.
 const EXCEEDED: u8 = 1;
 /// Exit status if an argument, a file or a shape is wrong.
 const REFUSED: u8 = 2;
+/// A machine that does other things now and then shows its peak at one time or another; sooner than this it is the same
+/// time still.
+const SAME_TIME: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     let done = args::parse(std::env::args_os().skip(1)).and_then(|command| match command {
@@ -50,20 +58,25 @@ fn compare(args: &Args) -> Result<ExitCode> {
     }
     let tensors = data::load(&args.source)?;
     let shape = tensors.inputs()?.shape()?;
-    let paths = paths::paths(args, &shape)?;
-    let rows = Rows::choose(&args.settings, &shape);
-    // Says whether the settings go with the shape, before the oracle sets out.
-    let plan = Runner::new(&tensors, args.settings, &rows)?.plan(paths.answer)?;
+    paths::points_fit(&shape, &args.points)?;
+    let rows = Rows::choose(&shape);
+    let mut runner = Runner::new(&tensors, args.settings, &rows)?;
+    // Says whether the settings and tensors go together, before anything is cut out of them.
+    runner.problem().map(drop)?;
+    let cut = Cut::new(&tensors, args.settings, shape);
+    let paths = paths::paths(args, &cut)?;
+    let explanation = runner.explain(paths.answer, None)?;
     if args.format == Format::Table {
-        print(&introduction(&args.settings, &tensors, &shape, &plan))?;
+        print(&introduction(&args.settings, &tensors, &shape))?;
+        print(&if args.explain { explanations(&paths, &mut runner)? } else { format!("{explanation}\n\n") })?;
     }
+    drop(runner);
     if let Some(why) = &paths.left_out {
         complain(why);
     }
 
     let progress = progress();
-    let peaks = Peaks::measure();
-    let cut = Cut::new(&tensors, args.settings, shape);
+    let (peaks, start) = (Peaks::measure(&paths.all), Instant::now());
     let reference = Reference::compute(&cut, rows, &progress)?;
     let mut runner = Runner::new(&tensors, args.settings, &reference.rows)?;
     // The paths run in a pool of the size asked for, the oracle in one of all cores.
@@ -72,12 +85,11 @@ fn compare(args: &Args) -> Result<ExitCode> {
     let pool = pool.map_err(|e| Refused::new(format_args!("--threads: {threads}, but they cannot be started: {e}")))?;
     let measured = pool.install(|| session::measure(&mut runner, &reference, &paths, args.repeat, &progress))?;
     progress.finish_and_clear();
-    let peaks = peaks.or(Peaks::measure());
-    let rows = session::figures(&args.settings, &reference, &measured, &peaks);
+    let peaks = if start.elapsed() < SAME_TIME { peaks } else { peaks.or(Peaks::measure(&paths.all)) };
+    let rows = session::figures(explanation.useful_flops, &reference, &measured, &peaks);
 
     if let Some(path) = &args.output {
-        pool.install(|| runner.run(paths.answer, None))?;
-        output::write(path, &shape, &runner.out, &runner.lse)?;
+        pool.install(|| runner.answer(paths.answer, &args.points, |tensors| output::write(path, tensors)))?;
     }
     match args.format {
         Format::Table => print(&table::table(&rows, &reference, &peaks))?,
@@ -90,26 +102,44 @@ fn compare(args: &Args) -> Result<ExitCode> {
     Ok(if excesses.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXCEEDED) })
 }
 
-/// What is computed, and how the fused path goes about it.
-fn introduction(settings: &Settings, tensors: &Tensors, shape: &Shape, plan: &Plan) -> String {
+/// What is computed.
+fn introduction(settings: &Settings, tensors: &Tensors, shape: &Shape) -> String {
     let scale = settings.attention().scale_for(shape.head_dim);
-    let mask = match (settings.causality, settings.alignment) {
-        (Causality::Full, _) => "every row sees every key".to_owned(),
-        (Causality::Causal, None) => "causal".to_owned(),
-        (Causality::Causal, Some(alignment)) => {
-            format!("causal, the first row after {} keys", alignment.offset(shape.q_len, shape.kv_len))
-        }
-    };
+    let mut options = vec![format!("scale {scale}"), settings.to_string()];
+    options.extend(tensors.options());
     format!(
         "Attention: {}\n\
-         q {:?}, k {:?}, v {:?}; scale {scale}; {mask}; {:.4} GFLOP\n\n\
-         {plan}\n\n",
+         q {:?}, k {:?}, v {:?}\n\
+         {}\n\n",
         tensors.title,
         tensors.q.shape,
         tensors.k.shape,
         tensors.v.shape,
-        settings.useful_flops(shape) / 1e9
+        options.join("; ")
     )
+}
+
+/// How each fused path goes about it, with the least time it can take on this machine.
+fn explanations(paths: &Paths, runner: &mut Runner<'_>) -> Result<String> {
+    let mut text = String::new();
+    let mut machines: Vec<(Isa, Machine)> = Vec::new();
+    for &path in &paths.all {
+        let Some(isa) = path.method.isa() else { continue };
+        let known = machines.iter().find(|(known, _)| *known == isa).map(|(_, machine)| *machine);
+        let machine = known.unwrap_or_else(|| {
+            let machine = Machine::measure(isa);
+            machines.push((isa, machine));
+            machine
+        });
+        let (flops, bytes) = (machine.flops / 1e9, machine.bytes / 1e9);
+        let explanation = runner.explain(path, Some(machine))?;
+        let _ = writeln!(
+            text,
+            "fused {isa} on {} thread(s), where a core does {flops:.1} GFLOP/s and reads {bytes:.1} GB/s:\n{explanation}\n",
+            path.threads
+        );
+    }
+    Ok(text)
 }
 
 /// A bar on standard error, if that is a terminal.

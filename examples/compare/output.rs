@@ -1,8 +1,7 @@
-//! Writes the fused path's answer.
+//! Writes answers to a file.
 
 use crate::failure::{Refused, Result};
 use safetensors::tensor::{Dtype, TensorView};
-use sdpa::Shape;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -18,16 +17,24 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     }
 }
 
-/// Writes `out` `[batch, heads, q_len, value_dim]` and `lse` `[batch, heads, q_len]`, as f32: all of the file, or none.
-pub(crate) fn write(path: &Path, shape: &Shape, out: &[f32], lse: &[f32]) -> Result<()> {
-    let Shape { batch, heads, q_len, value_dim, .. } = *shape;
+/// A tensor to write, as f32.
+#[derive(Debug)]
+pub(crate) struct Named<'a> {
+    pub(crate) name: &'static str,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) data: &'a [f32],
+}
+
+/// Writes the tensors: all of the file, or none.
+pub(crate) fn write(path: &Path, tensors: &[Named<'_>]) -> Result<()> {
     let bytes = |data: &[f32]| data.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    let (out, lse) = (bytes(out), bytes(lse));
-    let tensor =
-        |shape: &[usize], bytes| TensorView::new(Dtype::F32, shape.to_vec(), bytes).map_err(|e| refuse(path, &e));
-    let tensors =
-        [("out", tensor(&[batch, heads, q_len, value_dim], &out)?), ("lse", tensor(&[batch, heads, q_len], &lse)?)];
-    let file = safetensors::serialize(tensors, None).map_err(|e| refuse(path, &e))?;
+    let bytes: Vec<_> = tensors.iter().map(|tensor| bytes(tensor.data)).collect();
+    let view = |(tensor, bytes): (&Named<'_>, _)| {
+        let view = TensorView::new(Dtype::F32, tensor.shape.clone(), bytes).map_err(|e| refuse(path, &e))?;
+        Ok((tensor.name, view))
+    };
+    let views = tensors.iter().zip(bytes.iter().map(Vec::as_slice)).map(view).collect::<Result<Vec<_>>>()?;
+    let file = safetensors::serialize(views, None).map_err(|e| refuse(path, &e))?;
     replace(path, &file).map_err(|e| refuse(path, &e))
 }
 
@@ -79,10 +86,11 @@ mod tests {
     fn what_is_written_can_be_read() {
         let folder = Folder::new("write");
         let path = folder.0.join("answer.safetensors");
-        let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 3, kv_len: 9, head_dim: 8, value_dim: 2 };
         let (out, lse): (Vec<f32>, Vec<f32>) = ((0..12).map(|i| i as f32).collect(), vec![f32::NEG_INFINITY; 6]);
         for _ in 0..2 {
-            write(&path, &shape, &out, &lse).unwrap();
+            let out = Named { name: "out", shape: vec![1, 2, 3, 2], data: &out };
+            let lse = Named { name: "lse", shape: vec![1, 2, 3], data: &lse };
+            write(&path, &[out, lse]).unwrap();
         }
         let bytes = fs::read(&path).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();

@@ -3,9 +3,11 @@
 use crate::args::{Args, Only};
 use crate::data::{Tensors, available_memory, gib, reserved};
 use crate::failure::{Refused, Result};
-use crate::reference::{Cut, Rows};
+use crate::output::Named;
 use crate::settings::Settings;
-use sdpa::{Attention, Exec, Inputs, Isa, Outputs, Plan, Shape, ViewMut, Workspace, naive, unfused};
+use crate::strips::{Cut, Rows, Strip};
+use sdpa::{Attention, Exec, Explanation, Inputs, Isa, Machine, Outputs, Plan, Point, Problem};
+use sdpa::{Shape, ViewMut, Workspace, unfused};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -45,6 +47,14 @@ impl Method {
     }
 }
 
+impl Path {
+    /// Where the library is told to run.
+    fn exec(self) -> Exec {
+        let exec = Exec::serial().threads(self.threads);
+        self.method.isa().map_or(exec, |isa| exec.isa(isa))
+    }
+}
+
 /// The paths that the arguments ask for.
 #[derive(Debug)]
 pub(crate) struct Paths {
@@ -66,8 +76,8 @@ impl Paths {
 /// Chooses the paths.
 ///
 /// # Errors
-/// If nothing but the unfused path is wanted, and memory cannot hold its scores.
-pub(crate) fn paths(args: &Args, shape: &Shape) -> Result<Paths> {
+/// If nothing but the unfused path is wanted, and it does not carry the options or memory cannot hold its scores.
+pub(crate) fn paths(args: &Args, cut: &Cut<'_>) -> Result<Paths> {
     let all_threads = if cfg!(feature = "rayon") { rayon::current_num_threads() } else { 1 };
     let threads = match args.threads {
         Some(n) => vec![n.get()],
@@ -82,7 +92,8 @@ pub(crate) fn paths(args: &Args, shape: &Shape) -> Result<Paths> {
         add(Method::Naive, &[1]);
     }
     if wanted(Only::Unfused) {
-        match scores_fit(shape, threads[threads.len() - 1]) {
+        let possible = unfused_carries(cut).and_then(|()| scores_fit(&cut.shape, threads[threads.len() - 1]));
+        match possible {
             Ok(()) => add(Method::Unfused, &threads),
             Err(refused) if args.only.is_some() => return Err(refused),
             Err(refused) => left_out = Some(refused),
@@ -95,6 +106,17 @@ pub(crate) fn paths(args: &Args, shape: &Shape) -> Result<Paths> {
     }
     let answer = Path { method: Method::Fused(widest), threads: threads[threads.len() - 1] };
     Ok(Paths { all, answer, left_out })
+}
+
+/// Asks the unfused path whether it takes these options, by a call without rows.
+fn unfused_carries(cut: &Cut<'_>) -> Result<()> {
+    if cut.shape.batch == 0 || cut.shape.heads == 0 {
+        return Ok(());
+    }
+    let (attention, inputs) = cut.call(&Strip { batch: 0, head: 0, first: 0, len: 0 })?;
+    let out = ViewMut::bhld(&mut [], [1, 1, 0, cut.shape.value_dim])?;
+    unfused::attention(&attention, inputs, Outputs::new(out), Exec::serial())
+        .map_err(|e| Refused::new(format_args!("no unfused path: {e}")))
 }
 
 /// The unfused path holds all scores of a head for every thread.
@@ -130,11 +152,6 @@ impl<'a> Runner<'a> {
     pub(crate) fn new(tensors: &'a Tensors, settings: Settings, rows: &'a Rows) -> Result<Self> {
         let inputs = tensors.inputs()?;
         let shape = inputs.shape()?;
-        let filled = |len| -> Result<Vec<f32>> {
-            let mut data = reserved(len)?;
-            data.resize(len, f32::NAN);
-            Ok(data)
-        };
         Ok(Self {
             attention: settings.attention(),
             inputs,
@@ -147,12 +164,46 @@ impl<'a> Runner<'a> {
         })
     }
 
+    /// The call, checked.
+    pub(crate) fn problem(&mut self) -> Result<Problem<'_>> {
+        let outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
+        Ok(self.attention.problem(self.inputs, outputs)?)
+    }
+
     /// The plan by which the fused path runs.
     pub(crate) fn plan(&mut self, path: Path) -> Result<Plan> {
-        let (attention, inputs) = (self.attention, self.inputs);
-        let problem = attention.problem(inputs, outputs(&self.shape, &mut self.out, &mut self.lse)?)?;
-        let exec = Exec::serial().threads(path.threads);
-        Ok(Plan::new(&problem, path.method.isa().map_or(exec, |isa| exec.isa(isa))))
+        Ok(Plan::new(&self.problem()?, path.exec()))
+    }
+
+    /// What that plan does, and why.
+    pub(crate) fn explain(&mut self, path: Path, machine: Option<Machine>) -> Result<Explanation> {
+        let problem = self.problem()?;
+        Ok(Plan::new(&problem, path.exec()).explain(&problem, machine))
+    }
+
+    /// Computes the tensors to write and hands them over.
+    pub(crate) fn answer<R>(
+        &mut self,
+        path: Path,
+        points: &[Point],
+        write: impl FnOnce(&[Named<'_>]) -> Result<R>,
+    ) -> Result<R> {
+        let Shape { batch, heads, q_len, kv_len, value_dim, .. } = self.shape;
+        let shape = [batch, heads, q_len, kv_len];
+        let mut scores = points.iter().map(|_| filled(shape.iter().product())).collect::<Result<Vec<_>>>()?;
+        self.clear();
+        let mut outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
+        for (&point, scores) in points.iter().zip(&mut scores) {
+            outputs = outputs.scores(point, ViewMut::bhld(scores, shape)?);
+        }
+        self.attention.problem(self.inputs, outputs)?.run_once(path.exec());
+        let mut tensors = vec![
+            Named { name: "out", shape: vec![batch, heads, q_len, value_dim], data: &self.out },
+            Named { name: "lse", shape: vec![batch, heads, q_len], data: &self.lse },
+        ];
+        let named = |(&point, data)| Named { name: name_of(point), shape: shape.to_vec(), data };
+        tensors.extend(points.iter().zip(scores.iter().map(Vec::as_slice)).map(named));
+        write(&tensors)
     }
 
     /// Forgets what was computed: an element that the next run leaves out is then no number.
@@ -161,20 +212,16 @@ impl<'a> Runner<'a> {
         self.lse.fill(f32::NAN);
     }
 
-    /// Runs a path once. Fused and unfused leave their answer in `out` and `lse`; naive, which is timed on the sampled
-    /// rows alone where rows are sampled, leaves nothing.
+    /// Runs a path once. Fused and unfused leave their answer in `out` and `lse`; naive, which runs on the rows that are
+    /// checked, leaves nothing.
     pub(crate) fn run(&mut self, path: Path, plan: Option<&Plan>) -> Result<Duration> {
         let (attention, inputs) = (self.attention, self.inputs);
         let start;
         match (path.method, plan) {
-            (Method::Naive, _) if self.rows.are_all() && self.rows.all > 0 => {
-                start = Instant::now();
-                black_box(naive::attention(&attention, &inputs)?);
-            }
             (Method::Naive, _) => {
                 start = Instant::now();
                 for strip in &self.rows.strips {
-                    black_box(self.cut.naive(strip)?);
+                    black_box(self.cut.answer::<f32>(strip)?);
                 }
             }
             (Method::Fused(_), Some(plan)) => {
@@ -187,13 +234,41 @@ impl<'a> Runner<'a> {
                 return self.run(path, Some(&plan));
             }
             (Method::Unfused, _) => {
-                let exec = Exec::serial().threads(path.threads);
                 let outputs = outputs(&self.shape, &mut self.out, &mut self.lse)?;
                 start = Instant::now();
-                unfused::attention(&attention, inputs, outputs, exec)?;
+                unfused::attention(&attention, inputs, outputs, path.exec())?;
             }
         }
         Ok(start.elapsed())
+    }
+}
+
+/// So many NaNs.
+fn filled(len: usize) -> Result<Vec<f32>> {
+    let mut data = reserved(len)?;
+    data.resize(len, f32::NAN);
+    Ok(data)
+}
+
+/// Refuses early what memory could not hold at the end: each tensor of scores, its bytes, and the file made of them.
+pub(crate) fn points_fit(shape: &Shape, points: &[Point]) -> Result<()> {
+    let sizes = [shape.batch, shape.heads, shape.q_len, shape.kv_len, points.len(), 3 * size_of::<f32>()];
+    let needed = sizes.iter().fold(1, |bytes: u128, &n| bytes.saturating_mul(n as u128));
+    let (there, n) = (available_memory(), points.len());
+    if needed <= there {
+        return Ok(());
+    }
+    let (needed, there) = (gib(needed), gib(there));
+    Err(Refused::new(format_args!("--output: {n} tensor(s) of scores take {needed}, but there are {there} of memory")))
+}
+
+/// The name under which scores are written.
+fn name_of(point: Point) -> &'static str {
+    match point {
+        Point::Raw => "scores.raw",
+        Point::Softcapped => "scores.softcap",
+        Point::Masked => "scores.masked",
+        Point::Weights => "weights",
     }
 }
 
@@ -209,15 +284,20 @@ mod tests {
     use super::*;
     use crate::args::{Command, parse};
 
-    fn chosen(line: &str, shape: &Shape) -> Result<Paths> {
+    fn tensors() -> Tensors {
+        crate::data::load(&crate::args::Source::Random(SHAPE)).unwrap()
+    }
+
+    /// The paths for these tensors, as if they had this shape.
+    fn chosen(line: &str, tensors: &Tensors, shape: &Shape) -> Result<Paths> {
         let Ok(Command::Compare(args)) = parse(line.split_whitespace().map(Into::into)) else { panic!("{line}") };
-        paths(&args, shape)
+        paths(&args, &Cut::new(tensors, args.settings, *shape))
     }
 
     fn names(line: &str) -> Vec<String> {
         let isa = |path: &Path| path.method.isa().map_or(String::new(), |isa| format!(" {isa}"));
         let name = |path: &Path| format!("{}{} {}", path.method.name(), isa(path), path.threads);
-        chosen(line, &SHAPE).unwrap().all.iter().map(name).collect()
+        chosen(line, &tensors(), &SHAPE).unwrap().all.iter().map(name).collect()
     }
 
     const SHAPE: Shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 5, kv_len: 7, head_dim: 3, value_dim: 4 };
@@ -237,18 +317,45 @@ mod tests {
     #[test]
     fn scores_beyond_memory_are_refused() {
         let long = Shape { q_len: 1 << 30, kv_len: 1 << 30, ..SHAPE };
-        let message = chosen("--only unfused --threads 1", &long).unwrap_err().to_string();
+        let message = chosen("--only unfused --threads 1", &tensors(), &long).unwrap_err().to_string();
         assert!(message.starts_with("no unfused path: 1 × 1073741824 × 1073741824 scores take "), "{message}");
-        let paths = chosen("--threads 1", &long).unwrap();
+        let paths = chosen("--threads 1", &tensors(), &long).unwrap();
         assert!(paths.left_out.is_some() && paths.all.iter().all(|path| path.method != Method::Unfused));
         assert!(paths.all.len() > 1);
+    }
+
+    #[test]
+    fn options_beyond_the_unfused_path_are_named() {
+        let refusal = |line: &str, tensors: &Tensors| {
+            let refused = chosen(&format!("{line} --only unfused"), tensors, &SHAPE).unwrap_err();
+            let paths = chosen(line, tensors, &SHAPE).unwrap();
+            assert!(paths.all.iter().all(|path| path.method != Method::Unfused) && paths.all.len() > 1);
+            assert_eq!(paths.left_out, Some(refused.clone()));
+            refused.to_string()
+        };
+        let why = "needs the fused path; the unfused baseline has no such option";
+        assert_eq!(refusal("--softcap 2", &tensors()), format!("no unfused path: softcap: {why}"));
+        let sinks = Tensors { sinks: Some(vec![0.0; 2]), ..tensors() };
+        assert_eq!(refusal("", &sinks), format!("no unfused path: sinks: {why}"));
+        let lens = Tensors { kv_lens: Some(vec![3]), ..tensors() };
+        assert_eq!(refusal("", &lens), format!("no unfused path: kv_lens: {why}"));
+        assert!(chosen("--causal --align top-left --window 3,-", &tensors(), &SHAPE).unwrap().left_out.is_none());
+    }
+
+    #[test]
+    fn scores_to_write_must_fit() {
+        assert!(points_fit(&SHAPE, &[Point::Weights]).is_ok());
+        let long = Shape { q_len: 1 << 30, kv_len: 1 << 30, ..SHAPE };
+        assert!(points_fit(&long, &[]).is_ok());
+        let message = points_fit(&long, &[Point::Raw, Point::Weights]).unwrap_err().to_string();
+        assert!(message.starts_with("--output: 2 tensor(s) of scores take "), "{message}");
     }
 
     /// Whatever the path, nothing is left of what was there before.
     #[test]
     fn paths_write_every_element() {
-        let tensors = crate::data::load(&crate::args::Source::Random(SHAPE)).unwrap();
-        let rows = Rows::choose(&Settings::default(), &SHAPE);
+        let tensors = tensors();
+        let rows = Rows::choose(&SHAPE);
         let mut runner = Runner::new(&tensors, Settings::default(), &rows).unwrap();
         for method in Isa::available().map(Method::Fused).chain([Method::Unfused]) {
             runner.clear();

@@ -1,137 +1,10 @@
 //! The answer in f64, and how far a path is from it.
-//!
-//! The oracle takes a nanosecond or two for every product, so it works on all cores; and where all rows would take
-//! more than some seconds, it answers for a fixed random sample of them.
 
-use crate::data::Tensors;
 use crate::failure::Result;
-use crate::settings::{Settings, flops_of_pairs};
+use crate::strips::{Cut, Rows, Strip};
 use indicatif::ProgressBar;
-use rand::SeedableRng;
-use rand::rngs::ChaCha8Rng;
-use rayon::prelude::*;
-use sdpa::naive::{self, Answer};
-use sdpa::{Attention, Error, Inputs, Shape};
-
-/// Multiply-adds, or as much other work, up to which every row is checked: some seconds of the oracle.
-const ALL_ROWS: f64 = 1e9;
-/// Multiply-adds that the sample takes where not all rows are.
-const SAMPLED: f64 = 3e8;
-/// Fewest rows of a sample, however long they are.
-const MIN_SAMPLE: usize = 16;
-/// Rows that the oracle answers for at a time.
-const STRIP: usize = 16;
-/// The seed of the sample.
-const SEED: u64 = 0x0c1e;
-
-/// Rows of one head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Strip {
-    batch: usize,
-    head: usize,
-    first: usize,
-    len: usize,
-}
-
-/// The rows that are checked.
-#[derive(Debug)]
-pub(crate) struct Rows {
-    pub(crate) strips: Vec<Strip>,
-    /// Rows in them.
-    pub(crate) checked: usize,
-    /// Rows there are.
-    pub(crate) all: usize,
-    /// Useful operations of the rows checked.
-    pub(crate) flops: f64,
-}
-
-impl Rows {
-    /// All rows, or a sample if they are too many.
-    pub(crate) fn choose(settings: &Settings, shape: &Shape) -> Self {
-        let heads = shape.batch.saturating_mul(shape.heads);
-        let all = heads.saturating_mul(shape.q_len);
-        // A row costs something even if it sees no key, and its answer takes memory.
-        let work = settings.useful_flops(shape) / 2.0 + all as f64 * (256.0 + 8.0 * shape.value_dim as f64);
-        let strip = |row: usize, len| {
-            let (head, first) = (row / shape.q_len, row % shape.q_len);
-            Strip { batch: head / shape.heads, head: head % shape.heads, first, len }
-        };
-        let strips: Vec<_> = if all == 0 {
-            Vec::new()
-        } else if work <= ALL_ROWS {
-            let firsts = (0..shape.q_len).step_by(STRIP);
-            let strips = |head| firsts.clone().map(move |first| (head, first));
-            let strips = (0..heads).flat_map(strips);
-            strips.map(|(head, i)| strip(head * shape.q_len + i, STRIP.min(shape.q_len - i))).collect()
-        } else {
-            let wanted = (SAMPLED / (work / all as f64)) as usize;
-            let mut rng = ChaCha8Rng::seed_from_u64(SEED);
-            let mut rows = rand::seq::index::sample(&mut rng, all, wanted.max(MIN_SAMPLE).min(all)).into_vec();
-            rows.sort_unstable();
-            rows.into_iter().map(|row| strip(row, 1)).collect()
-        };
-        let pairs = |strip: &Strip| (strip.first..strip.first + strip.len).map(|i| settings.keys_seen(shape, i) as f64);
-        let flops = flops_of_pairs(shape, strips.iter().flat_map(pairs).sum());
-        Self { checked: strips.iter().map(|strip| strip.len).sum(), strips, all, flops }
-    }
-
-    /// How much more work all rows are than these.
-    pub(crate) fn scale(&self, useful_flops: f64) -> f64 {
-        let rows = self.all as f64 / self.checked.max(1) as f64;
-        if self.flops > 0.0 { useful_flops / self.flops } else { rows }
-    }
-
-    /// True if no row is left out.
-    pub(crate) fn are_all(&self) -> bool {
-        self.checked == self.all
-    }
-}
-
-/// A call cut into strips: the settings and inputs of each.
-#[derive(Debug)]
-pub(crate) struct Cut<'a> {
-    tensors: &'a Tensors,
-    settings: Settings,
-    shape: Shape,
-}
-
-impl<'a> Cut<'a> {
-    pub(crate) fn new(tensors: &'a Tensors, settings: Settings, shape: Shape) -> Self {
-        Self { tensors, settings, shape }
-    }
-
-    /// The strip as a call of its own: its rows stand where they stood, and see the keys they saw.
-    fn call(&self, strip: &Strip) -> Result<(Attention, Inputs<'a>)> {
-        let Strip { batch, head, first, len } = *strip;
-        let kv = [batch, head / (self.shape.heads / self.shape.kv_heads)];
-        let inputs = Inputs::new(
-            self.tensors.q.rows([batch, head], first..first + len)?,
-            self.tensors.k.rows(kv, 0..self.shape.kv_len)?,
-            self.tensors.v.rows(kv, 0..self.shape.kv_len)?,
-        );
-        Ok((self.settings.attention_from_row(&self.shape, first), inputs))
-    }
-
-    /// The naive f32 answer for one strip.
-    pub(crate) fn naive(&self, strip: &Strip) -> Result<Answer<f32>> {
-        let (attention, inputs) = self.call(strip)?;
-        Ok(naive::attention(&attention, &inputs)?)
-    }
-
-    /// Every strip's answer, by all cores.
-    fn answers<T: Send>(&self, rows: &Rows, answer: Answerer<T>, progress: &ProgressBar) -> Result<Vec<Answer<T>>> {
-        let one = |strip| {
-            let (attention, inputs) = self.call(strip)?;
-            let answer = answer(&attention, &inputs)?;
-            progress.inc(1);
-            Ok(answer)
-        };
-        rows.strips.par_iter().map(one).collect()
-    }
-}
-
-/// [`naive::oracle`] or [`naive::attention`].
-type Answerer<T> = fn(&Attention, &Inputs<'_>) -> std::result::Result<Answer<T>, Error>;
+use sdpa::Shape;
+use sdpa::naive::Answer;
 
 /// Largest errors of one path.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -157,23 +30,75 @@ pub(crate) struct Bound {
 /// The naive path's largest error is a fair bound where many rows had the chance to meet theirs. Of a few short rows
 /// one path may be lucky and the other not. What is at stake is the rounding of scores: by Cauchy and Schwarz none
 /// exceeds `S = |scale|·max‖q‖·max‖k‖`, so sums of products are off by some part of `S` epsilons, and so is `lse`;
-/// weights are off by as much relative to themselves, and what they add up to by less.
+/// weights are off by as much relative to themselves, and what they add up to by less. Bias and ALiBi add up to `A`, and
+/// rounding to the nearest number of that size is off by half of `A` epsilons.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Rounding {
-    /// Of the output, relative to the largest |v|: 4, or `S/8` where that is more.
+    /// Of the output, relative to the largest |v|: 4, or `S/8 + A/2` where that is more.
     pub(crate) out: f64,
     /// Of `lse`, absolute.
     lse: f64,
 }
 
 impl Rounding {
-    fn new(cut: &Cut<'_>, answers: &[Answer<f64>]) -> Self {
+    fn new(cut: &Cut<'_>, seen: &Seen, answers: &[Answer<f64>]) -> Self {
         let scale = f64::from(cut.settings.attention().scale_for(cut.shape.head_dim)).abs();
-        let largest_score = scale * cut.tensors.q.longest_row() * cut.tensors.k.longest_row();
-        let lse = answers.iter().flat_map(|answer| &answer.lse).filter(|x| x.is_finite());
-        let largest_lse = lse.fold(0.0, |max: f64, x| x.abs().max(max));
-        Self { out: (largest_score / 8.0).max(4.0), lse: largest_score.max(4.0 * largest_lse) }
+        let products = scale * seen.q * seen.k;
+        let lse = answers.iter().flat_map(|answer| &answer.lse).copied();
+        Self { out: (products / 8.0 + seen.added / 2.0).max(4.0), lse: (products + seen.added).max(4.0 * largest(lse)) }
     }
+}
+
+/// How large the finite numbers are that rows get to see: what a mask or a length hides does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Seen {
+    /// The largest Euclidean length of a query.
+    q: f64,
+    /// Of a key.
+    k: f64,
+    /// The largest absolute element of a value.
+    v: f64,
+    /// The largest absolute sum of bias and ALiBi, where the weight is more than rounding.
+    added: f64,
+}
+
+impl Seen {
+    fn by(strip: &Strip, answer: &Answer<f64>, cut: &Cut<'_>) -> Self {
+        let Shape { heads, kv_heads, kv_len, head_dim, value_dim, .. } = cut.shape;
+        let kv = [strip.batch, strip.head / (heads / kv_heads)];
+        let [_, softcapped, masked, weights] = &answer.points;
+        let is_seen = |key: &usize| masked.iter().skip(*key).step_by(kv_len).any(|&s| s != f64::NEG_INFINITY);
+        let keys: Vec<usize> = (0..kv_len).filter(is_seen).collect();
+        let q = &cut.tensors.q.head([strip.batch, strip.head])[strip.first * head_dim..][..strip.len * head_dim];
+        let (k, v) = (cut.tensors.k.head(kv), cut.tensors.v.head(kv));
+        let euclid = |row: &[f32]| row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+        let added = masked.iter().zip(softcapped).zip(weights);
+        Self {
+            q: largest(q.chunks_exact(head_dim).map(euclid)),
+            k: largest(keys.iter().map(|j| euclid(&k[j * head_dim..][..head_dim]))),
+            v: largest(keys.iter().flat_map(|j| &v[j * value_dim..][..value_dim]).map(|&x| x.into())),
+            added: largest(added.filter(|(_, w)| **w >= f64::from(f32::EPSILON)).map(|((m, s), _)| m - s)),
+        }
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self {
+            q: self.q.max(other.q),
+            k: self.k.max(other.k),
+            v: self.v.max(other.v),
+            added: self.added.max(other.added),
+        }
+    }
+}
+
+/// The largest absolute value of what is finite.
+fn largest(values: impl Iterator<Item = f64>) -> f64 {
+    values.filter(|x| x.is_finite()).fold(0.0, |max, x| x.abs().max(max))
+}
+
+/// Without the scores, which take memory in the number of rows times keys.
+fn without_scores<T>(answer: Answer<T>) -> Answer<T> {
+    Answer { points: Default::default(), key_mass: Vec::new(), ..answer }
 }
 
 /// The answer in f64 for some rows, and the error of the naive f32 path on them.
@@ -191,19 +116,19 @@ impl Reference {
     pub(crate) fn compute(cut: &Cut<'_>, rows: Rows, progress: &ProgressBar) -> Result<Self> {
         progress.set_length(2 * rows.strips.len() as u64);
         progress.set_message("the answer in f64");
-        let answers = cut.answers(&rows, naive::oracle, progress)?;
+        let keep = |strip: &Strip, answer| (Seen::by(strip, &answer, cut), without_scores(answer));
+        let (seen, answers): (Vec<_>, Vec<_>) = cut.answers(&rows, keep, progress)?.into_iter().unzip();
+        let seen = seen.into_iter().fold(Seen::default(), Seen::max);
         progress.set_message("the naive path's error");
-        let naive = cut.answers(&rows, naive::attention, progress)?;
+        let naive = cut.answers(&rows, |_, answer| without_scores::<f32>(answer), progress)?;
         let mut errors = Errors::default();
         for (got, want) in naive.iter().zip(&answers) {
             errors.take(&got.out, &got.lse, want);
         }
-        let rounding = Rounding::new(cut, &answers);
+        let rounding = Rounding::new(cut, &seen, &answers);
         let epsilon = f64::from(f32::EPSILON);
-        let bound = Bound {
-            out: errors.out.max(epsilon * rounding.out * cut.tensors.v.largest()),
-            lse: errors.lse.max(epsilon * rounding.lse),
-        };
+        let bound =
+            Bound { out: errors.out.max(epsilon * rounding.out * seen.v), lse: errors.lse.max(epsilon * rounding.lse) };
         Ok(Self { rows, answers, naive: errors, rounding, bound })
     }
 
@@ -253,11 +178,13 @@ fn error(got: f32, want: f64) -> f64 {
 mod tests {
     use super::*;
     use crate::args::Source;
-    use crate::data::load;
-    use sdpa::{Alignment, Causality};
+    use crate::data::{Tensor, Tensors, load};
+    use crate::settings::Settings;
+    use sdpa::naive;
 
-    fn random(shape: Shape) -> Tensors {
-        load(&Source::Random(shape)).unwrap()
+    fn reference(tensors: &Tensors, settings: Settings) -> Reference {
+        let shape = tensors.inputs().unwrap().shape().unwrap();
+        Reference::compute(&Cut::new(tensors, settings, shape), Rows::choose(&shape), &ProgressBar::hidden()).unwrap()
     }
 
     #[test]
@@ -273,54 +200,13 @@ mod tests {
         assert!(error(0.1, 0.1) > 0.0);
     }
 
-    #[test]
-    fn strips_cover_every_row_once() {
-        let shape = Shape { batch: 2, heads: 3, kv_heads: 1, q_len: 37, kv_len: 5, head_dim: 4, value_dim: 4 };
-        let rows = Rows::choose(&Settings::default(), &shape);
-        assert!(rows.are_all());
-        assert_eq!((rows.checked, rows.all, rows.flops), (222, 222, shape.flops()));
-        let none = Rows::choose(&Settings::default(), &Shape { q_len: 0, ..shape });
-        assert!(none.are_all() && none.strips.is_empty());
-    }
-
-    #[test]
-    fn large_calls_are_sampled() {
-        let shape = Shape { batch: 1, heads: 8, kv_heads: 8, q_len: 4096, kv_len: 4096, head_dim: 64, value_dim: 64 };
-        for causality in [Causality::Full, Causality::Causal] {
-            let settings = Settings { causality, ..Settings::default() };
-            let rows = Rows::choose(&settings, &shape);
-            assert!(!rows.are_all() && rows.checked > 500 && rows.checked == rows.strips.len());
-            assert_eq!(rows.strips, Rows::choose(&settings, &shape).strips);
-            let share = rows.flops / settings.useful_flops(&shape) * rows.all as f64 / rows.checked as f64;
-            assert!((share - 1.0).abs() < 0.1, "{share}");
-        }
-    }
-
-    /// The strips' answers, one after another, are the whole call's, wherever the rows stand.
-    #[test]
-    fn strips_answer_as_the_whole_call() {
-        let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 35, kv_len: 21, head_dim: 8, value_dim: 3 };
-        let tensors = random(shape);
-        for alignment in [Alignment::TopLeft, Alignment::BottomRight, Alignment::Offset(-7), Alignment::Offset(90)] {
-            let settings = Settings { scale: Some(-0.3), causality: Causality::Causal, alignment: Some(alignment) };
-            let cut = Cut::new(&tensors, settings, shape);
-            let rows = Rows::choose(&settings, &shape);
-            let strips = cut.answers(&rows, naive::oracle, &ProgressBar::hidden()).unwrap();
-            let whole = naive::oracle(&settings.attention(), &tensors.inputs().unwrap()).unwrap();
-            assert_eq!(strips.iter().flat_map(|a| a.out.clone()).collect::<Vec<_>>(), whole.out, "{alignment:?}");
-            assert_eq!(strips.iter().flat_map(|a| a.lse.clone()).collect::<Vec<_>>(), whole.lse, "{alignment:?}");
-        }
-    }
-
     /// A wrong element is found, and where a row is not written.
     #[test]
     fn wrong_answers_exceed_the_bound() {
         let shape = Shape { batch: 1, heads: 2, kv_heads: 2, q_len: 20, kv_len: 30, head_dim: 8, value_dim: 8 };
-        let tensors = random(shape);
+        let tensors = load(&Source::Random(shape)).unwrap();
         let settings = Settings::default();
-        let cut = Cut::new(&tensors, settings, shape);
-        let rows = Rows::choose(&settings, &shape);
-        let reference = Reference::compute(&cut, rows, &ProgressBar::hidden()).unwrap();
+        let reference = reference(&tensors, settings);
         let mut answer = naive::attention(&settings.attention(), &tensors.inputs().unwrap()).unwrap();
         let errors = reference.errors(&shape, &answer.out, &answer.lse);
         assert_eq!(errors, reference.naive);
@@ -332,5 +218,35 @@ mod tests {
         assert!(!reference.errors(&shape, &answer.out, &answer.lse).within(&reference.bound));
         answer.out[319] = f32::NAN;
         assert!(!reference.errors(&shape, &answer.out, &answer.lse).within(&reference.bound));
+    }
+
+    /// However large the numbers are that no row sees, the bound stays what it is.
+    #[test]
+    fn what_is_hidden_does_not_loosen_the_bound() {
+        let shape = Shape { batch: 1, heads: 2, kv_heads: 2, q_len: 20, kv_len: 30, head_dim: 8, value_dim: 8 };
+        let mut tensors = load(&Source::Random(shape)).unwrap();
+        tensors.kv_lens = Some(vec![25]);
+        tensors.mask = Some(Tensor { shape: [1, 1, 1, 30], data: (0..30).map(|j| u8::from(j != 3)).collect() });
+        let bias = |x: f32| Some(Tensor { shape: [1, 1, 1, 30], data: (0..30).map(|j| [x, 0.0][j.min(1)]).collect() });
+        tensors.bias = bias(f32::NEG_INFINITY);
+        let bound = reference(&tensors, Settings::default()).bound;
+        for hidden in [0, 3, 25, 29] {
+            for poison in [f32::NAN, f32::INFINITY, 1e30] {
+                for head in 0..2 {
+                    tensors.k.data[(head * 30 + hidden) * 8..][..8].fill(poison);
+                    tensors.v.data[(head * 30 + hidden) * 8..][..8].fill(poison);
+                }
+                let poisoned = reference(&tensors, Settings::default());
+                assert_eq!(poisoned.bound, bound, "{hidden} {poison}");
+                assert!(poisoned.naive.within(&bound));
+            }
+        }
+        // A score that another sort of −∞ hides is large, but weighs nothing. (The key behind it is seen.)
+        tensors.k.data[..8].fill(0.0);
+        tensors.v.data[..8].fill(0.0);
+        tensors.k.data[30 * 8..][..8].fill(0.0);
+        tensors.v.data[30 * 8..][..8].fill(0.0);
+        tensors.bias = bias(-1e9);
+        assert_eq!(reference(&tensors, Settings::default()).bound, bound);
     }
 }

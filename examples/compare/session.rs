@@ -3,18 +3,15 @@
 use crate::failure::Result;
 use crate::paths::{Method, Paths, Runner};
 use crate::reference::{Errors, Reference};
-use crate::settings::Settings;
 use crate::table::Row;
 use crate::timing::{self, Peaks, Timed};
 use indicatif::ProgressBar;
-use sdpa::Shape;
 use std::num::NonZeroUsize;
 
 /// The paths' times and errors.
 #[derive(Debug)]
 pub(crate) struct Measured {
     paths: Vec<(Timed, Errors)>,
-    shape: Shape,
 }
 
 /// Runs every path once to check its answer, then as often as it takes to time it.
@@ -42,16 +39,17 @@ pub(crate) fn measure(
         timed.push(Timed::new(path, plan, first, repeat));
     }
     timing::time(runner, &mut timed, progress)?;
-    Ok(Measured { paths: timed.into_iter().zip(errors).collect(), shape })
+    Ok(Measured { paths: timed.into_iter().zip(errors).collect() })
 }
 
 /// A row of the table for each path.
-pub(crate) fn figures(settings: &Settings, reference: &Reference, measured: &Measured, peaks: &Peaks) -> Vec<Row> {
+///
+/// `work` is what has to be computed, in operations.
+pub(crate) fn figures(work: f64, reference: &Reference, measured: &Measured, peaks: &Peaks) -> Vec<Row> {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let work = settings.useful_flops(&measured.shape);
     let sampled = !reference.rows.are_all();
-    // The naive path is timed on the rows that are checked, and its time grows as the work does.
-    let scale = |method| if sampled && method == Method::Naive { reference.rows.scale(work) } else { 1.0 };
+    // The naive path is timed on the rows that are checked, and its time grows as their number does.
+    let scale = |method| if sampled && method == Method::Naive { reference.rows.scale() } else { 1.0 };
     let seconds = |timed: &Timed| timed.median().as_secs_f64() * scale(timed.path.method);
     let naive = measured.paths.iter().map(|(timed, _)| timed).find(|timed| timed.path.method == Method::Naive);
     let naive = naive.map(seconds);

@@ -1,14 +1,24 @@
 //! What is computed, as the command line says it.
 
-use sdpa::{Alignment, Attention, Causality, Shape};
+use sdpa::{Alignment, Attention, Causality, Window};
+use std::fmt;
 
-/// The options of an attention call. Kept beside [`Attention`], because single rows are checked too, and a row of a
-/// causal call stands at a place of its own.
+/// The options of an attention call. Kept beside [`Attention`], because rows are checked a few at a time too, and those
+/// of a causal call stand at a place of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Settings {
     pub(crate) scale: Option<f32>,
+    pub(crate) softcap: Option<f32>,
     pub(crate) causality: Causality,
+    pub(crate) window: Option<Sides>,
     pub(crate) alignment: Option<Alignment>,
+}
+
+/// Keys that a window holds before a row's position and after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sides {
+    pub(crate) left: Option<usize>,
+    pub(crate) right: Option<usize>,
 }
 
 impl Settings {
@@ -17,35 +27,11 @@ impl Settings {
         self.aligned(self.alignment)
     }
 
-    /// The settings under which rows `first..` of a call of this shape, taken alone, see the same keys.
-    pub(crate) fn attention_from_row(&self, shape: &Shape, first: usize) -> Attention {
-        self.aligned(Some(Alignment::Offset(self.position(shape, first))))
-    }
-
-    /// Keys that row `row` sees.
-    pub(crate) fn keys_seen(&self, shape: &Shape, row: usize) -> usize {
-        match self.causality {
-            Causality::Full => shape.kv_len,
-            Causality::Causal => {
-                let keys = self.position(shape, row).saturating_add(1);
-                usize::try_from(keys).map_or(0, |keys| keys.min(shape.kv_len))
-            }
-        }
-    }
-
-    /// Multiplications and additions that cannot be avoided: those of visible pairs of row and key.
-    pub(crate) fn useful_flops(&self, shape: &Shape) -> f64 {
-        if self.causality == Causality::Full || shape.batch.min(shape.heads) == 0 {
-            return shape.flops();
-        }
-        let pairs: f64 = (0..shape.q_len).map(|row| self.keys_seen(shape, row) as f64).sum();
-        flops_of_pairs(shape, pairs * shape.batch as f64 * shape.heads as f64)
-    }
-
-    /// Where row `row` stands among the keys.
-    fn position(&self, shape: &Shape, row: usize) -> isize {
+    /// The settings under which rows `first..` of a sequence of these lengths, taken alone, see the same keys.
+    pub(crate) fn attention_from_row(&self, first: usize, q_len: usize, kv_len: usize) -> Attention {
         let alignment = self.alignment.unwrap_or(Alignment::TopLeft);
-        alignment.offset(shape.q_len, shape.kv_len).saturating_add_unsigned(row)
+        let position = alignment.offset(q_len, kv_len).saturating_add_unsigned(first);
+        self.aligned(Some(Alignment::Offset(position)))
     }
 
     fn aligned(&self, alignment: Option<Alignment>) -> Attention {
@@ -53,8 +39,14 @@ impl Settings {
         if let Some(scale) = self.scale {
             attention = attention.scale(scale);
         }
+        if let Some(c) = self.softcap {
+            attention = attention.softcap(c);
+        }
         if self.causality == Causality::Causal {
             attention = attention.causal();
+        }
+        if let Some(Sides { left, right }) = self.window {
+            attention = attention.window(Window::inclusive(left, right));
         }
         match alignment {
             Some(alignment) => attention.align(alignment),
@@ -63,9 +55,28 @@ impl Settings {
     }
 }
 
-/// Multiplications and additions of so many pairs of row and key.
-pub(crate) fn flops_of_pairs(shape: &Shape, pairs: f64) -> f64 {
-    2.0 * pairs * (shape.head_dim + shape.value_dim) as f64
+/// In a few words, the scale aside.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.causality {
+            Causality::Causal => "causal",
+            Causality::Full => "not causal",
+        })?;
+        if let Some(Sides { left, right }) = self.window {
+            let side = |keys: Option<usize>| keys.map_or("all".to_owned(), |n| n.to_string());
+            write!(f, ", window of {} keys before and {} after", side(left), side(right))?;
+        }
+        match self.alignment {
+            Some(Alignment::TopLeft) => f.write_str(", top-left")?,
+            Some(Alignment::BottomRight) => f.write_str(", bottom-right")?,
+            Some(Alignment::Offset(n)) => write!(f, ", first row at position {n}")?,
+            _ => {}
+        }
+        match self.softcap {
+            Some(c) => write!(f, ", softcap {c}"),
+            None => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -73,17 +84,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causal_work_counts_visible_pairs() {
-        let shape = Shape { batch: 2, heads: 3, kv_heads: 3, q_len: 4, kv_len: 6, head_dim: 8, value_dim: 5 };
-        let pairs = |alignment, pairs: f64| {
-            let settings = Settings { causality: Causality::Causal, alignment: Some(alignment), scale: None };
-            assert_eq!(settings.useful_flops(&shape), 2.0 * 13.0 * 6.0 * pairs, "{alignment:?}");
+    fn settings_in_words() {
+        assert_eq!(Settings::default().to_string(), "not causal");
+        let settings = Settings {
+            scale: Some(2.0),
+            softcap: Some(30.0),
+            causality: Causality::Causal,
+            window: Some(Sides { left: Some(17), right: None }),
+            alignment: Some(Alignment::Offset(-3)),
         };
-        pairs(Alignment::TopLeft, 1.0 + 2.0 + 3.0 + 4.0);
-        pairs(Alignment::BottomRight, 3.0 + 4.0 + 5.0 + 6.0);
-        pairs(Alignment::Offset(-2), 0.0 + 0.0 + 1.0 + 2.0);
-        pairs(Alignment::Offset(isize::MAX), 24.0);
-        pairs(Alignment::Offset(isize::MIN), 0.0);
-        assert_eq!(Settings::default().useful_flops(&shape), shape.flops());
+        let words = "causal, window of 17 keys before and all after, first row at position -3, softcap 30";
+        assert_eq!(settings.to_string(), words);
     }
 }

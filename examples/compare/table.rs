@@ -49,9 +49,11 @@ pub(crate) fn table(rows: &[Row], reference: &Reference, peaks: &Peaks) -> Strin
         let _ = writeln!(text, "~ estimated from {n} of {} rows.", reference.rows.all);
     }
     let peaks: Vec<_> = peaks.iter().map(|(isa, peak)| format!("{isa} {:.1}", peak / 1e9)).collect();
+    let others =
+        if rows.iter().any(|row| row.path.method.isa().is_none()) { "; for the others the best of them" } else { "" };
     let _ = writeln!(
         text,
-        "Peak: what one core just did in products and sums alone, in GFLOP/s: {}; for naive and unfused the best of them.",
+        "Peak: what one core just did in products and sums alone, in GFLOP/s: {}{others}.",
         peaks.join(", ")
     );
     let _ = writeln!(text, "{}", bound(reference));
@@ -66,12 +68,17 @@ fn cells(row: &Row) -> [String; 9] {
         or_dash(row.path.method.isa().map(|isa| isa.name().to_owned())),
         row.path.threads.to_string(),
         format!("{estimated}{}", time(row.seconds)),
-        or_dash(row.flops.map(|flops| format!("{:.1}", flops / 1e9))),
+        or_dash(row.flops.map(|flops| rate(flops / 1e9))),
         or_dash(row.share.map(|share| format!("{:.1} %", 100.0 * share))),
         or_dash(row.speed_up.map(|times| format!("{times:.1}"))),
         format!("{:.2e}", row.errors.out),
         format!("{:.2e}", row.errors.relative),
     ]
+}
+
+/// One decimal, more of them below 1.
+fn rate(gflops: f64) -> String {
+    if gflops < 1.0 { format!("{gflops:.3}") } else { format!("{gflops:.1}") }
 }
 
 /// Four digits and a unit.
@@ -100,7 +107,7 @@ fn bound(reference: &Reference) -> String {
     };
     format!(
         "Errors against f64 sums, over {which}; relative ones to the largest element of the row's answer.\n\
-         Bound: {:.2e}, the larger of the naive path's error ({:.2e}) and {:.1} f32 epsilons of the largest |v|.",
+         Bound: {:.2e}, the larger of the naive path's error ({:.2e}) and {:.1} f32 epsilons of the largest |v| seen.",
         reference.bound.out, reference.naive.out, reference.rounding.out
     )
 }
@@ -150,8 +157,8 @@ mod tests {
     use super::*;
     use crate::args::Source;
     use crate::paths::Method;
-    use crate::reference::{Cut, Rows};
     use crate::settings::Settings;
+    use crate::strips::{Cut, Rows};
     use indicatif::ProgressBar;
     use sdpa::{Isa, Shape};
 
@@ -160,7 +167,7 @@ mod tests {
         let tensors = crate::data::load(&Source::Random(shape)).unwrap();
         let settings = Settings::default();
         let cut = Cut::new(&tensors, settings, shape);
-        Reference::compute(&cut, Rows::choose(&settings, &shape), &ProgressBar::hidden()).unwrap()
+        Reference::compute(&cut, Rows::choose(&shape), &ProgressBar::hidden()).unwrap()
     }
 
     fn row(method: Method, error: f64) -> Row {
@@ -197,7 +204,8 @@ mod tests {
     fn tables_line_up() {
         let reference = reference();
         let rows = [row(Method::Naive, 0.0), row(Method::Fused(Isa::detect()), 1e-300)];
-        let text = table(&rows, &reference, &Peaks::measure());
+        let paths = rows.each_ref().map(|row| row.path);
+        let text = table(&rows, &reference, &Peaks::measure(&paths));
         let widths: Vec<_> = text.lines().take(3).map(|line| line.chars().count()).collect();
         assert!(widths.windows(2).all(|pair| pair[0] == pair[1]), "{text}");
         assert!(text.contains("12.50 ms") && text.contains("over all 3 rows"), "{text}");

@@ -72,9 +72,11 @@ pub(crate) fn time(runner: &mut Runner<'_>, paths: &mut [Timed], progress: &Prog
 pub(crate) struct Peaks(Vec<(Isa, f64)>);
 
 impl Peaks {
-    /// Measures; takes about 50 ms for each instruction set.
-    pub(crate) fn measure() -> Self {
-        Self(Isa::available().map(|isa| (isa, probe::peak_flops(isa))).collect())
+    /// Measures; takes about 50 ms for each instruction set. Those that none of the paths is held against are left out.
+    pub(crate) fn measure(paths: &[Path]) -> Self {
+        let all = paths.iter().any(|path| path.method.isa().is_none());
+        let used = |isa: &Isa| all || paths.iter().any(|path| path.method.isa() == Some(*isa));
+        Self(Isa::available().filter(used).map(|isa| (isa, probe::peak_flops(isa))).collect())
     }
 
     /// The better of two measurements: a machine that does other things now and then shows its peak at one time or

@@ -76,6 +76,7 @@ fn each<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> 
 /// One file.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
+    pub(crate) path: PathBuf,
     pub(crate) metadata: serde_json::Value,
     pub(crate) tensors: BTreeMap<String, Tensor>,
 }
@@ -90,7 +91,7 @@ impl Case {
         let metadata = serde_json::from_str(json).map_err(|e| text(&e))?;
         let file = SafeTensors::deserialize(&bytes).map_err(|e| text(&e))?;
         let tensors = file.tensors().into_iter().map(|(name, view)| Ok((name, Tensor::new(&view)?)));
-        Ok(Self { metadata, tensors: tensors.collect::<Result<_, String>>()? })
+        Ok(Self { path: path.to_owned(), metadata, tensors: tensors.collect::<Result<_, String>>()? })
     }
 
     pub(crate) fn tensor(&self, name: &str) -> Result<&Tensor, String> {

@@ -1,0 +1,82 @@
+//! Builds the `compare` program and runs it.
+#![allow(dead_code, reason = "compiled into each test of the program; none uses all of it")]
+
+use safetensors::SafeTensors;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+
+/// The program, built as this test was: `cargo test` does not build an example that has tests of its own.
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+    let test = std::env::current_exe().expect("the path of this test");
+    // target/PROFILE/deps/TEST
+    let profile = test.ancestors().nth(2).and_then(Path::file_name).and_then(OsStr::to_str);
+    let profile = profile.expect("the profile's folder").replace("debug", "dev");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    cargo.args(["build", "--quiet", "--example", "compare", "--message-format", "json", "--profile", &profile]);
+    if cfg!(not(feature = "rayon")) {
+        cargo.arg("--no-default-features");
+    }
+    let built = cargo.output().expect("cargo runs");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let messages = String::from_utf8_lossy(&built.stdout);
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let of_program = |message: &serde_json::Value| message["target"]["name"] == "compare";
+    let path = messages.filter(of_program).find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));
+    path.expect("cargo names what it built")
+});
+
+/// Runs the program with these arguments.
+pub(crate) fn run(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Output {
+    Command::new(&*PROGRAM).args(args).output().expect("the program runs")
+}
+
+/// A folder of a test's own, gone afterwards.
+#[derive(Debug)]
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("sdpa-compare-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder for temporary files");
+        Self(path)
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The f32 tensors of a file that the program wrote, in `f64`.
+#[derive(Debug)]
+pub(crate) struct Written(Vec<u8>);
+
+impl Written {
+    pub(crate) fn read(path: &Path) -> Self {
+        Self(std::fs::read(path).expect("the program has written a file"))
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.file().names().into_iter().map(str::to_owned).collect();
+        names.sort();
+        names
+    }
+
+    pub(crate) fn tensor(&self, name: &str) -> (Vec<usize>, Vec<f64>) {
+        let tensor = self.file().tensor(name).expect("the tensor is there");
+        let numbers = tensor.data().as_chunks().0.iter().map(|&x| f32::from_le_bytes(x).into()).collect();
+        (tensor.shape().to_vec(), numbers)
+    }
+
+    fn file(&self) -> SafeTensors<'_> {
+        SafeTensors::deserialize(&self.0).expect("a safetensors file")
+    }
+}
