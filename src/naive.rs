@@ -4,7 +4,7 @@
 
 mod row;
 
-use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape};
+use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape, View};
 
 /// What attention gives, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
 /// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_mass` `[batch, kv_heads, kv_len]`. Ragged sequences count
@@ -48,16 +48,38 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
 ) -> Result<Answer<T>, Error> {
     let shape = inputs.shape()?;
     let Shape { batch, heads, kv_heads, q_len, kv_len, .. } = shape;
+    let tensors = inputs.tensors().map(Dense::new);
     let mass = vec![T::from(0.0); batch * kv_heads * kv_len];
     let mut all = Answer { out: Vec::new(), lse: Vec::new(), points: Default::default(), key_mass: mass };
     for b in 0..batch {
         for h in 0..heads {
             for i in 0..q_len {
-                row::row(attention, inputs, mods, Position { batch: b, head: h, row: i, key: 0 }, &mut all)?;
+                let at = Position { batch: b, head: h, row: i, key: 0 };
+                row::row(attention, inputs, &tensors, mods, at, &mut all)?;
             }
         }
     }
     Ok(all)
+}
+
+/// A tensor as plain rows of the oracle's numbers.
+struct Dense<T> {
+    shape: [usize; 4],
+    data: Vec<T>,
+}
+
+impl<T: Real> Dense<T> {
+    fn new(view: View<'_>) -> Self {
+        let [batch, heads, rows, dim] = view.shape();
+        let index = |i: usize| [i / dim / rows / heads, i / dim / rows % heads, i / dim % rows, i % dim];
+        let element = |i| T::from(*view.get(index(i)).expect("inside the shape"));
+        Self { shape: view.shape(), data: (0..batch * heads * rows * dim).map(element).collect() }
+    }
+
+    fn row(&self, b: usize, h: usize, l: usize) -> &[T] {
+        let [_, heads, rows, dim] = self.shape;
+        &self.data[((b * heads + h) * rows + l) * dim..][..dim]
+    }
 }
 
 /// The numbers the oracle works in.

@@ -1,13 +1,14 @@
 //! One row of the oracle: score every key in the order of operations, softmax, weighted sum.
 
-use super::{Answer, Real};
-use crate::{Attention, Error, Inputs, Mask, MaskMod, Mods, Position, ProbMod, ScoreMod, View};
+use super::{Answer, Dense, Real};
+use crate::{Attention, Error, Inputs, Mask, MaskMod, Mods, Position, ProbMod, ScoreMod};
 use sdpa_kernels::{Alignment, Causality};
 
 /// Appends what the row at `at` gives to `all`.
 pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     attention: &Attention,
     inputs: &Inputs<'_>,
+    [q, k, v]: &[Dense<T>; 3],
     mods: &Mods<S, M, P>,
     at: Position,
     all: &mut Answer<T>,
@@ -18,15 +19,11 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     let kv_head = at.head / (shape.heads / shape.kv_heads);
     let zero = T::from(0.0);
     let hidden = T::from(f32::NEG_INFINITY);
-    let get = |x: &View<'_>, index| T::from(*x.get(index).expect("inside the shape"));
-    let entry = |x: View<'_>, j| {
-        x.broadcast([shape.batch, shape.heads, shape.q_len])?.get([at.batch, at.head, at.row, j]).copied()
-    };
-    let keeps = |mask: Mask<'_>, j| {
-        let bytes = mask.view().broadcast([shape.batch, shape.heads, shape.q_len])?;
-        let byte = *bytes.get([at.batch, at.head, at.row, j])?;
-        Some(if matches!(mask, Mask::Keep(_)) { byte != 0 } else { byte == 0 })
-    };
+    // Batch, heads and rows of biases and masks repeat; a column they do not have hides its key.
+    let (repeat, entry) = ([shape.batch, shape.heads, shape.q_len], |j| [at.batch, at.head, at.row, j]);
+    let biases = inputs.bias.and_then(|bias| bias.broadcast(repeat));
+    let bytes = inputs.mask.and_then(|mask| mask.view().broadcast(repeat));
+    let kept = |byte: &u8| (*byte != 0) == matches!(inputs.mask, Some(Mask::Keep(_)));
     let position = at.row as i128
         + match attention.alignment {
             Some(Alignment::BottomRight) => kv_len as i128 - q_len as i128,
@@ -38,9 +35,9 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
         let exists = at.row < q_len && j < kv_len;
         let mut s = hidden;
         if exists {
-            let product = |n| get(&inputs.q, [b, at.head, q0 + at.row, n]) * get(&inputs.k, [b, kv_head, k0 + j, n]);
-            s = (0..shape.head_dim).fold(zero, |sum, n| sum + product(n))
-                * T::from(attention.scale_for(shape.head_dim));
+            let (query, key) = (q.row(b, at.head, q0 + at.row), k.row(b, kv_head, k0 + j));
+            let dot = query.iter().zip(key).fold(zero, |sum, (&q, &k)| sum + q * k);
+            s = dot * T::from(attention.scale_for(shape.head_dim));
         }
         scores[0].push(s);
         if let (Some(c), true) = (attention.softcap.map(T::from), exists) {
@@ -50,10 +47,11 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
         let ahead = position - j as i128;
         let window = attention.visible.window.is_none_or(|w| w.sees(ahead) || j < w.kept_first());
         let causal = attention.visible.causality == Causality::Full || ahead >= 0;
-        let bias = inputs.bias.map_or(Some(0.0), |bias| entry(bias, j)).unwrap_or(f32::NEG_INFINITY);
+        let bias = biases.map_or(0.0, |bias| bias.get(entry(j)).copied().unwrap_or(f32::NEG_INFINITY));
+        let masked = bytes.is_some_and(|bytes| !bytes.get(entry(j)).is_some_and(kept));
         let here = Position { key: j, ..at };
         let visible = exists && window && causal && bias != f32::NEG_INFINITY;
-        if !visible || inputs.mask.is_some_and(|mask| keeps(mask, j) != Some(true)) || !mods.mask.keep(here) {
+        if !visible || masked || !mods.mask.keep(here) {
             s = hidden;
         } else {
             s = s + T::from(bias)
@@ -70,15 +68,15 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     let sees = |j: usize| scores[2][j] != hidden;
     let weights: Vec<T> = (0..shape.kv_len).map(|j| if sees(j) { exponentials[j] / sum } else { zero }).collect();
     all.lse.push(if sum == zero { hidden } else { reference + sum.ln() });
-    for n in 0..shape.value_dim {
-        let mut total = zero;
-        for j in (0..shape.kv_len).filter(|&j| sees(j)) {
-            let here = Position { key: j, ..at };
-            let weight = if P::ACTIVE { T::from(mods.prob.weight(weights[j].to_f32(), here)) } else { weights[j] };
-            total = total + weight * get(&inputs.v, [b, kv_head, k0 + j, n]);
+    let mut out = vec![zero; shape.value_dim];
+    for j in (0..shape.kv_len).filter(|&j| sees(j)) {
+        let here = Position { key: j, ..at };
+        let weight = if P::ACTIVE { T::from(mods.prob.weight(weights[j].to_f32(), here)) } else { weights[j] };
+        for (out, &v) in out.iter_mut().zip(v.row(b, kv_head, k0 + j)) {
+            *out = *out + weight * v;
         }
-        all.out.push(total);
     }
+    all.out.extend(out);
     for (j, &weight) in weights.iter().enumerate() {
         let mass = &mut all.key_mass[(at.batch * shape.kv_heads + kv_head) * shape.kv_len + j];
         *mass = *mass + weight;
