@@ -124,7 +124,7 @@ impl Plan {
         );
         note(call.options.bias.is_some(), "the bias is read tile by tile and skips nothing");
         note(problem.outputs.points.iter().any(Option::is_some), "scores are written out, so nothing is skipped");
-        note(problem.outputs.key_mass.is_some(), "key mass takes a second QKᵀ, uncounted here");
+        note(problem.outputs.key_mass.is_some(), "key mass takes two more QKᵀ, uncounted here");
         note(self.workers == 1, "one thread: more were not offered, or would not pay");
         notes
     }

@@ -2,7 +2,7 @@
 
 use crate::error::{Bound, Error};
 use crate::problem::Shape;
-use sdpa_kernels::{Mask, Options, Ragged, View};
+use sdpa_kernels::{MAX_DIM, Mask, Options, Ragged, View};
 
 /// The tensors that a call reads: queries, keys, values, and whatever options bring along.
 ///
@@ -95,6 +95,11 @@ impl<'a> Inputs<'a> {
         }
         if value_dim == 0 {
             return Err(Error::Empty { argument: "v", what: "value_dim" });
+        }
+        for (argument, what, got) in [("q", "head_dim", head_dim), ("v", "value_dim", value_dim)] {
+            if got > MAX_DIM {
+                return Err(Error::Mismatch { argument, what, got, expected: MAX_DIM, of: "the largest possible" });
+            }
         }
         if !(heads == kv_heads || kv_heads > 0 && heads.is_multiple_of(kv_heads)) {
             return Err(Error::Heads { q_heads: heads, kv_heads });

@@ -67,7 +67,7 @@ impl Plan {
         let heads = problem.call.q.shape()[0].saturating_mul(shape.kv_heads);
         let useful = (shape.flops() / FLOPS_PER_WORKER) as usize;
         let workers = exec.threads.min(useful.max(1));
-        let wanted = if workers > 1 { (workers * TASKS_PER_WORKER).div_ceil(heads.max(1)) } else { 1 };
+        let wanted = if workers > 1 { workers.saturating_mul(TASKS_PER_WORKER).div_ceil(heads.max(1)) } else { 1 };
         let parts = wanted.min(rows.div_ceil(MIN_TASK)).max(rows.div_ceil(MAX_TASK)).max(1);
         let task_rows = rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);
         let geometry = Geometry::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);

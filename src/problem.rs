@@ -78,8 +78,8 @@ impl<'a> Outputs<'a> {
     }
 
     /// Also the sum of each key's weights over the query rows and heads that share it, `[batch, kv_heads, kv_len, 1]`, as
-    /// cache eviction wants it. Needs [`Self::lse`]. Costs a second QKᵀ, no memory: rows are added in order, so the bits
-    /// do not depend on threads.
+    /// cache eviction wants it. Costs two more QKᵀ and no memory; work is shared out by sequence and key/value head. Rows
+    /// are added in order, so the bits do not depend on threads.
     #[must_use]
     pub fn key_mass(self, mass: ViewMut<'a>) -> Self {
         Self { key_mass: Some(mass), ..self }
@@ -128,9 +128,6 @@ impl<'a> Outputs<'a> {
             same("key mass", "heads", h, shape.kv_heads, "k")?;
             same("key mass", "rows", l, k_rows, "k")?;
             same("key mass", "last dimension", last, 1, "one value a key")?;
-            if self.lse.is_none() {
-                return Err(Error::Needs { argument: "key mass", needs: "the LSE as an output too" });
-            }
         }
         Ok(())
     }

@@ -27,12 +27,14 @@ impl Workspace {
     }
 
     fn for_plan(&mut self, plan: &Plan) -> &mut [Scratch] {
-        if self.workers.len() < plan.workers {
-            self.workers.resize_with(plan.workers, Scratch::new);
+        // No more than the pool has threads, whatever was planned for. One thread needs no pool: asking would start it.
+        let workers = if plan.workers > 1 { plan.workers.min(current_threads()) } else { 1 };
+        if self.workers.len() < workers {
+            self.workers.resize_with(workers, Scratch::new);
         }
         // Here, not in the workers: which of them find work differs from run to run.
-        self.workers[..plan.workers].iter_mut().for_each(|worker| worker.reserve(&plan.geometry));
-        &mut self.workers[..plan.workers]
+        self.workers[..workers].iter_mut().for_each(|worker| worker.reserve(&plan.geometry));
+        &mut self.workers[..workers]
     }
 }
 
@@ -55,9 +57,6 @@ impl Problem<'_> {
         let scratch = workspace.for_plan(&plan);
         let launch = Launch::new(self.call, self.outputs, plan.geometry);
         each(scratch, |scratch| launch.work(plan.isa, scratch, mods));
-        if launch.has_mass() {
-            each(scratch, |scratch| launch.work_mass(plan.isa, scratch, mods));
-        }
     }
 
     /// Plans and computes, with memory of its own.

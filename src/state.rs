@@ -110,6 +110,9 @@ impl<'a> AttnState<'a> {
             let limit = first / KEY_BLOCK * KEY_BLOCK;
             return Err(Error::Entry { argument: "first key", index: 0, got: first, bound: Bound::Exactly, limit });
         }
+        if first > isize::MAX as usize {
+            return Err(Error::TooLarge { what: "first key", sizes: [first, 1, 1, 1] });
+        }
         Ok(Self { first, ..self })
     }
 
@@ -208,7 +211,8 @@ impl<'a> AttnState<'a> {
         Ok(())
     }
 
-    /// Takes in a state over the keys that follow this one's. To the bit what one state over all keys would hold, if
+    /// Takes in a state over the keys that follow this one's, for the same queries. Its sinks are not looked at: they join
+    /// when this state is read. To the bit what one state over all keys would hold, if
     /// `later` holds one block; otherwise equal up to rounding, as sums in another order are.
     ///
     /// # Errors

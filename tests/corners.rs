@@ -114,3 +114,42 @@ fn merge_says_what_is_wrong_with_an_lse() {
     let error = sdpa::merge(mine, (view([2, 4, 3, 7]), view([2, 4, 3, 1]))).unwrap_err();
     assert!(!error.to_string().contains("out has 1"), "{error}");
 }
+
+/// A weight does not depend on how large the scores are that it was made from: a common padding bias, and the lowest.
+#[test]
+fn key_mass_of_large_scores() {
+    for bias in [-1e4, 1e6, 1e8, f32::MIN] {
+        let case = Case { bias: Some(Tensor::from_fn([1, 1, 1, 10], |_| bias)), ..plain(1, 10) };
+        let mass = case.run(Exec::serial(), Wanted::MASS).mass.unwrap();
+        let sum: f32 = mass.data.iter().sum();
+        assert!((sum - 1.0).abs() < 1e-6, "bias {bias}: {sum}");
+    }
+}
+
+/// Nothing overflows on the way to the error, and nothing is allocated for it.
+#[test]
+fn dimensions_beyond_reason() {
+    let one = [1.0f32];
+    let view = |shape| sdpa::View::from_strides(&one, 0, shape, [0; 4]).unwrap();
+    let (mut out, big) = ([0.0f32], [1, 1, 1, 1 << 60]);
+    let inputs = sdpa::Inputs::new(view(big), view(big), view([1; 4]));
+    let error = Attention::new().problem(inputs, Outputs::new(ViewMut::bhld(&mut out, [1; 4]).unwrap())).unwrap_err();
+    let words = format!("q: head_dim is {}, but the largest possible has {}", 1u64 << 60, 1 << 24);
+    assert_eq!(error.to_string(), words);
+    // Without a batch the other dimensions may be anything.
+    let none = view([0, 1 << 40, 1 << 40, 8]);
+    let inputs = sdpa::Inputs::new(none, view([0, 1 << 40, 7, 8]), view([0, 1 << 40, 7, 1]));
+    let shape = [0, 1 << 40, 1 << 40, 1];
+    let outputs = Outputs::new(ViewMut::from_strides(&mut [], 0, shape, [1; 4]).unwrap());
+    Attention::new().problem(inputs, outputs).unwrap().run_once(Exec::default());
+}
+
+/// More threads asked for than the pool has: no memory for those that cannot come.
+#[test]
+fn threads_that_are_not_there() {
+    let case = plain(4000, 600);
+    let mut full = case.unwritten(Wanted::LEAST);
+    let mut workspace = Workspace::new();
+    let plan = case.run_into(Exec::serial().threads(usize::MAX), &mut full, &mut workspace);
+    assert!(workspace.bytes() <= plan.scratch_bytes() * std::thread::available_parallelism().unwrap().get());
+}

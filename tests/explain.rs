@@ -117,7 +117,7 @@ fn notes_say_why() {
         "the mask is read tile by tile",
         "the bias is read tile by tile",
         "scores are written out, so nothing is skipped",
-        "key mass takes a second",
+        "key mass takes two more",
         "one thread",
     ];
     if narrowest != Isa::detect() {

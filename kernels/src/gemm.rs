@@ -15,9 +15,13 @@ pub struct Matrix<'a> {
 /// If a slice is too short.
 pub fn sgemm([m, k, n]: [usize; 3], alpha: f32, a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32]) {
     let fits = |rows: usize, cols: usize, x: &Matrix<'_>| {
-        rows == 0 || cols == 0 || (rows - 1) * x.strides.0 + (cols - 1) * x.strides.1 < x.data.len()
+        let last = |n: usize, stride: usize| if n == 0 { Some(0) } else { (n - 1).checked_mul(stride) };
+        let reach = last(rows, x.strides.0).zip(last(cols, x.strides.1)).and_then(|(a, b)| a.checked_add(b));
+        let strides_fit = x.strides.0.max(x.strides.1) <= isize::MAX as usize;
+        rows == 0 || cols == 0 || strides_fit && reach.is_some_and(|reach| reach < x.data.len())
     };
-    assert!(fits(m, k, &a) && fits(k, n, &b) && c.len() >= m * n, "sgemm: a slice is too short for its shape");
+    let holds = m.checked_mul(n).is_some_and(|size| size <= c.len());
+    assert!(fits(m, k, &a) && fits(k, n, &b) && holds, "sgemm: a slice is too short for its shape");
     // SAFETY: every element of the three matrices lies inside its slice, and `c` is borrowed exclusively.
     unsafe {
         matrixmultiply::sgemm(

@@ -20,6 +20,10 @@ const VALUE_FLOATS: usize = 64 * 1024;
 /// Floats of running output, and of packed queries, held by a task.
 const ROW_FLOATS: usize = 48 * 1024;
 
+/// Longest query, key or value. Sixteen keys of this length take a gigabyte of scratch; with it, no product of sizes
+/// below can overflow.
+pub const MAX_DIM: usize = 1 << 24;
+
 /// How a call is cut into tasks, groups and packed runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Geometry {
@@ -42,7 +46,11 @@ pub struct Geometry {
 
 impl Geometry {
     /// The geometry for these dimensions, with tasks of at most `rows` rows, in whole tiles of `tile_rows`.
+    ///
+    /// # Panics
+    /// If a dimension is larger than [`MAX_DIM`], or tiles have no rows.
     pub fn new(head_dim: usize, value_dim: usize, rows: usize, tile_rows: usize) -> Self {
+        assert!(head_dim <= MAX_DIM && value_dim <= MAX_DIM && tile_rows > 0, "a dimension beyond MAX_DIM");
         let pack_keys = (KEY_FLOATS / head_dim.max(1) / LANES * LANES).clamp(LANES, KEY_BLOCK);
         let width = value_dim.next_multiple_of(LANES);
         let pack_cols = (VALUE_FLOATS / KEY_BLOCK).min(width.max(LANES));
@@ -93,7 +101,7 @@ impl Geometry {
     }
 
     /// Bytes of scratch that each worker needs. Independent of the number of rows and keys; at most 1 MiB for
-    /// dimensions up to 8192.
+    /// dimensions up to 4096.
     pub fn scratch_bytes(&self) -> usize {
         self.lengths().iter().sum::<usize>() * size_of::<f32>() + LINE_BYTES
     }

@@ -1,6 +1,5 @@
 //! A call bound to its outputs, handed out task by task.
 
-use crate::block::KEY_BLOCK;
 use crate::geometry::{Geometry, Scratch};
 use crate::isa::{Isa, Visitor};
 use crate::options::{MaskMod, Mods, Options, ProbMod, ScoreMod};
@@ -73,12 +72,18 @@ impl Call<'_> {
         }
     }
 
+    /// The rows of k and v that belong to sequence `index`, whether its length makes use of them or not.
+    pub(crate) fn keys_of(&self, index: usize) -> Range<usize> {
+        self.options.ragged.map_or(0..self.k.shape()[2], |ragged| ragged.k[index]..ragged.k[index + 1])
+    }
+
     /// The lengths of sequence `index`.
     pub fn sequence(&self, index: usize) -> Sequence {
-        let (batch, rows, keys) = match self.options.ragged {
-            Some(ragged) => (0, ragged.q[index]..ragged.q[index + 1], ragged.k[index]..ragged.k[index + 1]),
-            None => (index, 0..self.q.shape()[2], 0..self.k.shape()[2]),
+        let (batch, rows) = match self.options.ragged {
+            Some(ragged) => (0, ragged.q[index]..ragged.q[index + 1]),
+            None => (index, 0..self.q.shape()[2]),
         };
+        let keys = self.keys_of(index);
         let kv_len = self.options.kv_lens.map_or(keys.len(), |lens| lens[index]);
         let offset = self.alignment.offset(rows.len(), kv_len);
         Sequence { batch, first_row: rows.start, first_key: keys.start, q_len: rows.len(), kv_len, offset }
@@ -87,11 +92,15 @@ impl Call<'_> {
     /// The one place that says which shapes fit together. Everything unsafe below relies on it.
     fn assert_consistent(&self, out: &Outputs<'_>) {
         let ([b, h, lq, d], [kb, hkv, lk, kd], [vb, vh, lv, dv]) = (self.q.shape(), self.k.shape(), self.v.shape());
+        assert!(d > 0 && dv > 0, "queries and values need a length");
         assert!((kb, kd) == (b, d) && (vb, vh, lv) == (b, hkv, lk), "q, k and v do not fit together");
         assert!(if hkv == 0 { h == 0 } else { h % hkv == 0 }, "query heads are no multiple of key/value heads");
         match &out.out {
             Some(out) => assert!(out.shape() == [b, h, lq, dv], "the output does not fit q and v"),
-            None => assert!(out.state.is_some(), "neither an output nor a state"),
+            None => {
+                let alone = out.points.iter().all(Option::is_none) && out.key_mass.is_none() && out.lse.is_none();
+                assert!(out.state.is_some() && alone, "without an output there can be a state and nothing else");
+            }
         }
         assert!(out.lse.as_ref().is_none_or(|lse| lse.shape() == [b, h, lq, 1]), "the LSE does not fit q");
         if let Some(ragged) = self.options.ragged {
@@ -102,13 +111,12 @@ impl Call<'_> {
             assert!(cumulative(ragged.q, lq) && cumulative(ragged.k, lk), "cumulative lengths do not fit q and k");
         }
         let (n, (rows, keys)) = (self.sequences(), self.longest());
-        let whole = |index: usize| match self.options.ragged {
-            Some(ragged) => ragged.k[index + 1] - ragged.k[index],
-            None => lk,
-        };
         if let Some(lens) = self.options.kv_lens {
             assert!(lens.len() == n, "key lengths do not fit the batch");
-            assert!(lens.iter().enumerate().all(|(i, &len)| len <= whole(i)), "a key length is beyond its tensor");
+            assert!(
+                lens.iter().enumerate().all(|(i, &len)| len <= self.keys_of(i).len()),
+                "a key length is beyond its tensor"
+            );
         }
         for shape in
             [self.options.bias.map(|v| v.shape()), self.options.mask.map(|m| m.view().shape())].into_iter().flatten()
@@ -126,7 +134,7 @@ impl Call<'_> {
             assert!(shapes == [[b, h, lq, 1], [b, h, lq, 1], [b, h, lq, dv]], "a state does not fit q and v");
         }
         if let Some(mass) = &out.key_mass {
-            assert!(mass.shape() == [b, hkv, lk, 1] && out.lse.is_some(), "the key mass does not fit, or has no LSE");
+            assert!(mass.shape() == [b, hkv, lk, 1], "the key mass does not fit k");
         }
     }
 }
@@ -146,9 +154,8 @@ pub struct Launch<'a> {
     outputs: Shared<'a>,
     geometry: Geometry,
     rows: Queue,
+    /// Sequences and key/value heads whose key mass is asked for.
     mass: Queue,
-    /// Key blocks of the longest sequence.
-    blocks: usize,
 }
 
 /// Numbers below `len`, each handed out once.
@@ -186,36 +193,20 @@ impl<'a> Launch<'a> {
         assert!((geometry.head_dim, geometry.value_dim) == (call.q.shape()[3], dv), "the geometry is for other sizes");
         let (sequences, per_head) = (call.sequences(), rows_per_head(&call, geometry.task_rows));
         let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
-        let blocks = if outputs.key_mass.is_some() { call.longest().1.div_ceil(KEY_BLOCK) } else { 0 };
+        let massive = if outputs.key_mass.is_some() { sequences * kv_heads } else { 0 };
         Self {
             call,
             outputs: outputs.into_shared(),
             geometry,
-            rows: Queue::new(heads * per_head),
-            mass: Queue::new(sequences * kv_heads * blocks),
-            blocks,
+            rows: Queue::new(if heads == 0 { 0 } else { heads * per_head }),
+            mass: Queue::new(massive),
         }
     }
 
     /// Takes tasks and runs them until none is left. Any number of workers may do this at once, each with its own
     /// scratch.
     pub fn work<A: ScoreMod, B: MaskMod, C: ProbMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
-        isa.dispatch(Work { launch: self, scratch, mods, phase: Phase::Rows });
-    }
-
-    /// True if [`Self::work_mass`] has something to do.
-    pub fn has_mass(&self) -> bool {
-        self.mass.len > 0
-    }
-
-    /// The second phase, once [`Self::work`] has returned in every worker: sums of weights per key.
-    pub fn work_mass<A: ScoreMod, B: MaskMod, C: ProbMod>(
-        &self,
-        isa: Isa,
-        scratch: &mut Scratch,
-        mods: &Mods<A, B, C>,
-    ) {
-        isa.dispatch(Work { launch: self, scratch, mods, phase: Phase::Mass });
+        isa.dispatch(Work { launch: self, scratch, mods });
     }
 
     fn task(&self, number: usize) -> Task {
@@ -243,7 +234,8 @@ impl<'a> Launch<'a> {
 
 /// Tasks of one key/value head: of one sequence, or of all of them if they are ragged.
 fn rows_per_head(call: &Call<'_>, task_rows: usize) -> usize {
-    let rows = call.sharing() * call.q.shape()[2];
+    // Saturating: without batches or heads the rows may be any number.
+    let rows = call.sharing().saturating_mul(call.q.shape()[2]);
     match call.options.ragged {
         None => rows.div_ceil(task_rows),
         Some(ragged) if ragged.q.len() > 1 => rows / task_rows + ragged.q.len() - 1,
@@ -251,46 +243,32 @@ fn rows_per_head(call: &Call<'_>, task_rows: usize) -> usize {
     }
 }
 
-enum Phase {
-    Rows,
-    Mass,
-}
-
 struct Work<'w, 'a, A, B, C> {
     launch: &'w Launch<'a>,
     scratch: &'w mut Scratch,
     mods: &'w Mods<A, B, C>,
-    phase: Phase,
 }
 
 impl<A: ScoreMod, B: MaskMod, C: ProbMod> Visitor for Work<'_, '_, A, B, C> {
     type Output = ();
 
     fn visit<S: Steps>(self, s: S) {
-        let Self { launch, scratch, mods, phase } = self;
-        let Launch { call, outputs, geometry, rows, mass, blocks } = launch;
-        match phase {
-            Phase::Rows => {
-                while let Some(number) = rows.take() {
-                    let task = launch.task(number);
-                    let fused = tile::Fused::new(s, mods, call, outputs, task, geometry);
-                    // SAFETY: the call is consistent with its outputs; every number is taken once and no two tasks
-                    // share a row, so this worker owns the task's part of the outputs.
-                    unsafe { fused.run(scratch.regions(geometry)) }
-                }
-            }
-            Phase::Mass => {
-                let kv_heads = call.k.shape()[1];
-                while let Some(number) = mass.take() {
-                    let (head, block) = (number / blocks, number % blocks);
-                    let (index, kv_head) = (head / kv_heads, head % kv_heads);
-                    let rows = 0..call.sharing() * call.sequence(index).q_len;
-                    let fused = tile::Fused::new(s, mods, call, outputs, Task { index, kv_head, rows }, geometry);
-                    // SAFETY: as above, for the keys of one block of one sequence; the LSE is only read, and nobody
-                    // writes it in this phase.
-                    unsafe { fused.key_mass(block, scratch.regions(geometry)) }
-                }
-            }
+        let Self { launch, scratch, mods } = self;
+        let Launch { call, outputs, geometry, rows, mass } = launch;
+        while let Some(number) = rows.take() {
+            let fused = tile::Fused::new(s, mods, call, outputs, launch.task(number), geometry);
+            // SAFETY: the call is consistent with its outputs; every number is taken once and no two tasks share a row,
+            // so this worker owns the task's part of the outputs.
+            unsafe { fused.run(scratch.regions(geometry)) }
+        }
+        let Some(key_mass) = &outputs.key_mass else { return };
+        let kv_heads = call.k.shape()[1];
+        while let Some(number) = mass.take() {
+            let (index, kv_head) = (number / kv_heads, number % kv_heads);
+            let task = Task { index, kv_head, rows: 0..call.sharing() * call.sequence(index).q_len };
+            let fused = tile::Fused::new(s, mods, call, &Shared::NOTHING, task, geometry);
+            // SAFETY: as above, for the keys of one sequence and head, which no other number stands for.
+            unsafe { fused.key_mass(key_mass, scratch.regions(geometry)) }
         }
     }
 }

@@ -33,7 +33,7 @@ mod view;
 mod visible;
 
 pub use block::KEY_BLOCK;
-pub use geometry::{Geometry, MAX_GROUP, MAX_TASK, Scratch};
+pub use geometry::{Geometry, MAX_DIM, MAX_GROUP, MAX_TASK, Scratch};
 pub use isa::Isa;
 pub use launch::{Call, Launch, Sequence};
 pub use options::{

@@ -42,13 +42,13 @@ pub struct State<'a> {
 #[derive(Debug)]
 pub struct Outputs<'a> {
     /// Weighted sums of values, `[batch, heads, q_len, value_dim]`. Without it the state is kept for more keys to come,
-    /// and nothing else is written; with it results are written and the state stays as it was.
+    /// and there may be no other output; with it results are written and the state stays as it was.
     pub out: Option<ViewMut<'a>>,
     /// ln Σ exp(score), `[batch, heads, q_len, 1]`.
     pub lse: Option<ViewMut<'a>>,
     /// Scores at each [`Point`], `[batch, heads, q_len, kv_len]`.
     pub points: [Option<ViewMut<'a>>; 4],
-    /// Σ of each key's weights over the rows and heads that share it, `[batch, kv_heads, kv_len, 1]`. Needs `lse`.
+    /// Σ of each key's weights over the rows and heads that share it, `[batch, kv_heads, kv_len, 1]`.
     pub key_mass: Option<ViewMut<'a>>,
     /// What earlier calls have gathered.
     pub state: Option<State<'a>>,
@@ -87,6 +87,10 @@ impl<'a> Outputs<'a> {
 }
 
 impl<'a> Shared<'a> {
+    /// No outputs at all.
+    pub(crate) const NOTHING: Shared<'static> =
+        Shared { out: None, lse: None, points: [const { None }; 4], key_mass: None, state: None };
+
     pub(crate) fn point(&self, point: Point) -> Option<&SharedMut<'a, f32>> {
         self.points[point as usize].as_ref()
     }

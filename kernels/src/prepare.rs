@@ -376,7 +376,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// As for [`Fused::run`], which has gathered.
     pub(crate) unsafe fn finish_scores(&self, regions: &mut Regions<'_>) {
         for (view, point) in self.outputs.points.iter().zip(crate::outputs::POINTS) {
-            let Some(view) = view else { continue };
+            let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
             for group in self.groups() {
                 let references = self.references(group.clone(), regions.max, regions.sum);
                 for row in self.rows(group) {

@@ -25,6 +25,7 @@ use crate::simd::LANES;
 use crate::softmax;
 use crate::steps::Steps;
 use crate::values::{ValueRows, Values};
+use crate::view::SharedMut;
 use core::ops::Range;
 
 /// One task, and all it needs to know.
@@ -394,47 +395,55 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         finite
     }
 
-    /// The second phase: the sum of each key's weights over all the rows of the task, in row order, for one block.
+    /// The sum of each key's weights over all the rows of the task, in row order.
+    ///
+    /// A second and a third QKᵀ, group by group: one for the rows' maxima and sums, one for their finished weights. That
+    /// takes no memory, and adds the same numbers in the same order whoever does it.
     ///
     /// # Safety
-    /// As for [`Self::run`], with the block's keys in place of the rows; the LSE of every row is written.
-    pub(crate) unsafe fn key_mass(&self, block: usize, mut regions: Regions<'_>) {
-        let (Some(mass), Some(lse)) = (&self.outputs.key_mass, &self.outputs.lse) else { return };
-        let first = block * KEY_BLOCK;
-        let mut sums = [0.0f32; KEY_BLOCK];
-        if first < self.seq.kv_len && !self.task.rows.is_empty() {
-            // SAFETY: passed on.
+    /// As for [`Self::run`], with all keys of the sequence and head in place of the rows; `outputs` asks for no scores.
+    pub(crate) unsafe fn key_mass(&self, mass: &SharedMut<'_, f32>, mut regions: Regions<'_>) {
+        // SAFETY: key `j` of the sequence is inside the output, and this task's alone.
+        let at = |j: usize| unsafe { mass.row(self.seq.batch, self.task.kv_head, self.seq.first_key + j).0 };
+        // All keys there is memory for: those beyond the sequence's length have no mass.
+        for j in 0..self.call.keys_of(self.task.index).len() {
+            // SAFETY: as above.
+            unsafe { *at(j) = 0.0 };
+        }
+        if self.task.rows.is_empty() {
+            return;
+        }
+        for group in self.groups() {
+            // A task of its own: scratch for copied queries and states holds one task's rows, not the whole head's.
+            let task = Task { rows: group.clone(), ..self.task.clone() };
+            let part = Self::new(self.s, self.mods, self.call, self.outputs, task, self.geometry);
+            let (group, rows) = (0..group.len(), group.len());
+            regions.max.fill(f32::NEG_INFINITY);
+            regions.sum.fill(0.0);
+            // SAFETY: passed on; the group lies inside the task.
             unsafe {
-                let mut block = self.block(first);
-                // The task is all rows of the head: scratch for copied queries holds one group at a time.
-                for group in self.groups() {
-                    let task = Task {
-                        rows: self.task.rows.start + group.start..self.task.rows.start + group.end,
-                        ..self.task.clone()
-                    };
-                    let part = Self::new(self.s, self.mods, self.call, self.outputs, task, self.geometry);
-                    let group = 0..group.len();
-                    let queries = part.queries(&mut regions);
+                let queries = part.queries(&mut regions);
+                for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+                    let mut block = part.block(first);
                     let Some(spans) = part.prepare(&mut block, queries, group.clone(), &mut regions) else { continue };
-                    let mut references = [(0.0, 1.0); MAX_GROUP];
-                    for row in part.rows(group.clone()) {
-                        let lse = *lse.row(self.seq.batch, row.head, self.seq.first_row + row.i).0;
-                        references[row.n].0 = if lse == f32::NEG_INFINITY { 0.0 } else { lse };
-                    }
-                    let rows = group.len();
+                    let Regions { scores, max, sum, keep, join, .. } = &mut regions;
+                    self.s.softmax(scores, &spans, rows, softmax::Rows { max, sum, keep, join });
+                }
+                let references = part.references(group.clone(), regions.max, regions.sum);
+                for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+                    let mut block = part.block(first);
+                    let Some(spans) = part.prepare(&mut block, queries, group.clone(), &mut regions) else { continue };
                     self.s.weights(Group { scores: regions.scores, spans: &spans, rows }, &references);
+                    let mut sums = [0.0f32; KEY_BLOCK];
+                    for (j, sum) in sums[..block.len].iter_mut().enumerate() {
+                        *sum = *at(first + j);
+                    }
                     self.s.add_up(Group { scores: regions.scores, spans: &spans, rows }, &mut sums);
+                    for (j, sum) in sums[..block.len].iter().enumerate() {
+                        *at(first + j) = *sum;
+                    }
                 }
             }
-        }
-        // Keys beyond the sequence's length have no mass, and are this task's to say so.
-        let longest = match self.call.options.ragged {
-            Some(ragged) => ragged.k[self.task.index + 1] - ragged.k[self.task.index],
-            None => self.call.k.shape()[2],
-        };
-        for (j, &sum) in sums.iter().enumerate().take(longest.saturating_sub(first)) {
-            // SAFETY: key `first + j` of the sequence is inside the output, and this task's alone.
-            unsafe { *mass.row(self.seq.batch, self.task.kv_head, self.seq.first_key + first + j).0 = sum + 0.0 };
         }
     }
 }

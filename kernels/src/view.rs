@@ -233,7 +233,9 @@ impl<'a, T> View<'a, T> {
                 return None;
             }
         }
-        Some(Self { data: self.data, layout })
+        // Checked again: the larger shape has limits of its own.
+        let Layout { offset, shape, strides } = layout;
+        Some(Self { data: self.data, layout: Layout::checked(self.data.len(), offset, shape, strides).ok()? })
     }
 
     /// Some of the rows, of every batch and head. `None` if there are not so many.

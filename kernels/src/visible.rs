@@ -22,7 +22,7 @@ impl Alignment {
     pub fn offset(self, q_len: usize, kv_len: usize) -> isize {
         match self {
             Self::TopLeft => 0,
-            // Lengths of slices: both fit isize, and so does their difference.
+            // Dimensions of views are at most isize::MAX, so their difference fits.
             Self::BottomRight => kv_len as isize - q_len as isize,
             Self::Offset(n) => n,
         }
