@@ -1,0 +1,170 @@
+//! What each option costs over the plain fused pass: interleaved runs on one thread, medians, ratios.
+//!
+//! ```text
+//! cargo bench --bench options
+//! ```
+//! Not criterion's way of one case after another: a machine that slows down half-way would show in the ratios.
+
+use sdpa::{
+    Alignment, Attention, BlockClass, BlockPosition, Exec, Inputs, Isa, Mask, MaskMod, Mods, Outputs, Plan, Position,
+    View, ViewMut, Window, Workspace, alibi_slopes,
+};
+use std::num::NonZero;
+use std::time::Instant;
+
+const HEADS: usize = 12;
+const DIM: usize = 64;
+
+/// The causal rule as a user would write it, with the hint that lets it skip blocks.
+struct Causal;
+
+impl MaskMod for Causal {
+    fn keep(&self, at: Position) -> bool {
+        at.key <= at.row
+    }
+
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        if block.keys.end <= block.rows.start + 1 {
+            BlockClass::All
+        } else if block.keys.start >= block.rows.end {
+            BlockClass::None
+        } else {
+            BlockClass::Mixed
+        }
+    }
+}
+
+/// What a variant asks for besides its settings and inputs.
+#[derive(Clone, Copy, PartialEq)]
+enum Extra {
+    None,
+    Lse,
+    Weights,
+    Function,
+}
+
+struct Variant<'a> {
+    name: &'a str,
+    attention: Attention,
+    inputs: Inputs<'a>,
+    extra: Extra,
+}
+
+/// Normal enough, and the same every time: sums of six uniform numbers.
+fn random(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let mut uniform = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    (0..n).map(|_| (0..6).map(|_| uniform()).sum::<f32>() * 2f32.sqrt()).collect()
+}
+
+/// Tensors of one length, and somewhere to write.
+struct Tensors {
+    len: usize,
+    qkv: [Vec<f32>; 3],
+    bias: Vec<f32>,
+    masks: [Vec<u8>; 3],
+    slopes: Vec<f32>,
+    sinks: Vec<f32>,
+    lens: Vec<usize>,
+}
+
+impl Tensors {
+    fn new(len: usize) -> Self {
+        let pairs = len * len;
+        Self {
+            len,
+            qkv: [1, 2, 3].map(|seed| random(HEADS * len * DIM, seed)),
+            bias: random(HEADS * pairs, 4),
+            masks: [
+                (0..pairs).map(|i| u8::from(i * 7919 % 13 != 0)).collect(),
+                vec![1; pairs],
+                (0..pairs).map(|i| u8::from(i % len <= i / len)).collect(),
+            ],
+            slopes: alibi_slopes(HEADS),
+            sinks: vec![0.5; HEADS],
+            lens: vec![len - 1],
+        }
+    }
+
+    fn variants(&self, plain: Attention) -> Vec<Variant<'_>> {
+        let (l, full) = (self.len, Attention::new().align(Alignment::TopLeft));
+        let view = |x| View::bhld(x, [1, HEADS, l, DIM]).expect("dense");
+        let [q, k, v] = &self.qkv;
+        let base = Inputs::new(view(q), view(k), view(v));
+        let [random, ones, triangle] =
+            self.masks.each_ref().map(|x| Mask::Keep(View::bhld(x, [1, 1, l, l]).expect("dense")));
+        let bias = View::bhld(&self.bias, [1, HEADS, l, l]).expect("dense");
+        let window = Window::last_tokens(NonZero::new(256).expect("not 0"));
+        let variant = |name, attention, inputs, extra| Variant { name, attention, inputs, extra };
+        vec![
+            variant("plain", plain, base, Extra::None),
+            variant("full", full, base, Extra::None),
+            variant("causal", full.causal(), base, Extra::None),
+            variant("causal by function", full, base, Extra::Function),
+            variant("causal by mask", full, base.mask(triangle), Extra::None),
+            variant("window 256, causal", full.causal().window(window), base, Extra::None),
+            variant("lse", plain, base, Extra::Lse),
+            variant("kv_lens", plain, base.kv_lens(&self.lens), Extra::None),
+            variant("sinks", plain, base.sinks(&self.sinks), Extra::None),
+            variant("alibi", plain, base.alibi(&self.slopes), Extra::None),
+            variant("softcap 30", plain.softcap(30.0), base, Extra::None),
+            variant("softcap 5", plain.softcap(5.0), base, Extra::None),
+            variant("mask, 1 in 13 hidden", plain, base.mask(random), Extra::None),
+            variant("mask, none hidden", plain, base.mask(ones), Extra::None),
+            variant("bias per head", plain, base.bias(bias), Extra::None),
+            variant("weights", plain, base, Extra::Weights),
+        ]
+    }
+}
+
+fn measure(name: &str, len: usize, plain: Attention, rounds: usize) {
+    let tensors = Tensors::new(len);
+    let variants = tensors.variants(plain);
+    let (mut out, mut lse) = (vec![0.0; HEADS * len * DIM], vec![0.0; HEADS * len]);
+    let mut weights = vec![0.0; HEADS * len * len];
+    let mut workspace = Workspace::new();
+    let mut seconds = vec![Vec::new(); variants.len()];
+    for _ in 0..rounds {
+        for (variant, seconds) in variants.iter().zip(&mut seconds) {
+            let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, HEADS, len, DIM]).expect("dense"));
+            let outputs = match variant.extra {
+                Extra::Lse => outputs.lse(ViewMut::bhl(&mut lse, [1, HEADS, len]).expect("dense")),
+                Extra::Weights => outputs.weights(ViewMut::bhld(&mut weights, [1, HEADS, len, len]).expect("dense")),
+                Extra::None | Extra::Function => outputs,
+            };
+            let problem = variant.attention.problem(variant.inputs, outputs).expect("consistent");
+            let plan = Plan::new(&problem, Exec::serial());
+            let start = Instant::now();
+            match variant.extra {
+                Extra::Function => problem.run_with(&plan, &mut workspace, &Mods::new().mask(Causal)),
+                _ => problem.run(&plan, &mut workspace),
+            }
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+    }
+    let median = |times: &mut Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    let medians: Vec<f64> = seconds.iter_mut().map(median).collect();
+    println!("\n{name}: 12 heads, {len} rows and keys, 64 dimensions, {}, one thread, {rounds} rounds", Isa::detect());
+    println!("{:22} {:>9} {:>8} {:>8}", "", "ms", "× plain", "× full");
+    for (variant, time) in variants.iter().zip(&medians) {
+        println!("{:22} {:9.3} {:8.3} {:8.3}", variant.name, time * 1e3, time / medians[0], time / medians[1]);
+    }
+}
+
+fn main() {
+    let full = Attention::new().align(Alignment::TopLeft);
+    // `cargo bench -- --test` only wants to see that it runs.
+    if std::env::args().any(|arg| arg == "--test") {
+        measure("test", 128, full, 1);
+        return;
+    }
+    measure("bert-512", 512, full, 41);
+    measure("gpt2-1024-causal", 1024, full.causal(), 41);
+    measure("long-4096", 4096, full, 3);
+}
