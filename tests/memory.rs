@@ -1,65 +1,16 @@
 //! Memory with options: the scratch of a call is the same whatever the options and lengths, and what the plan says; a
 //! warm run takes none.
 
+#[path = "support/counting.rs"]
+mod counting;
 mod options_support;
 mod support;
 
-use core::cell::Cell;
+use counting::counted;
 use options_support::mods::{Functions, Keep, Prob, Score};
 use options_support::{Case, MaskData, Wanted};
 use sdpa::{Alignment, Exec, Plan, Window, Workspace};
-use std::alloc::{GlobalAlloc, Layout, System};
 use support::{Rng, Tensor, execs};
-
-/// The system's allocator, counting what this thread asks of it.
-struct Counting;
-
-thread_local! {
-    // Constant and without a destructor, so that counting does not allocate.
-    static CALLS: Cell<usize> = const { Cell::new(0) };
-    static BYTES: Cell<usize> = const { Cell::new(0) };
-}
-
-fn count(bytes: usize) {
-    CALLS.set(CALLS.get() + 1);
-    BYTES.set(BYTES.get() + bytes);
-}
-
-// SAFETY: every call is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size());
-        // SAFETY: passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        // SAFETY: passed on.
-        unsafe { System.dealloc(p, layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size());
-        // SAFETY: passed on.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size);
-        // SAFETY: passed on.
-        unsafe { System.realloc(p, layout, size) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
-/// Allocations, and bytes asked for, while `f` runs on this thread.
-fn counted(f: impl FnOnce()) -> (usize, usize) {
-    let before = (CALLS.get(), BYTES.get());
-    f();
-    (CALLS.get() - before.0, BYTES.get() - before.1)
-}
 
 const OPTIONS: [&str; 10] =
     ["scale", "softcap", "causal", "window", "bias", "mask", "alibi", "sinks", "kv_lens", "ragged"];

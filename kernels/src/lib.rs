@@ -9,12 +9,15 @@
 
 #[macro_use]
 mod block;
+mod emit;
 mod exp;
 mod finish;
 pub mod gemm;
 mod geometry;
 mod isa;
 mod launch;
+mod layout;
+mod mass;
 mod options;
 mod outputs;
 mod pack;
@@ -36,10 +39,11 @@ pub use block::KEY_BLOCK;
 pub use geometry::{Geometry, MAX_DIM, MAX_GROUP, MAX_TASK, Scratch};
 pub use isa::Isa;
 pub use launch::{Call, Launch, Sequence};
+pub use layout::LayoutError;
 pub use options::{
     BlockClass, BlockPosition, Mask, MaskMod, Mods, NoMod, Options, Position, ProbMod, Ragged, ScoreMod, alibi_slopes,
 };
 pub use outputs::{Outputs, Point, State};
 pub use state::fold_states;
-pub use view::{LayoutError, View, ViewMut};
+pub use view::{View, ViewMut};
 pub use visible::{Alignment, Causality, Keys, Visible, Window};
