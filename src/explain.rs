@@ -47,7 +47,7 @@ impl Plan {
     /// Takes time in the number of rows times key blocks, not of keys.
     pub fn explain(&self, problem: &Problem<'_>, machine: Option<Machine>) -> Explanation {
         let (call, shape) = (&problem.call, problem.shape);
-        let (tile_rows, _) = self.isa.tile();
+        let (tile_rows, _) = self.exec.isa.tile();
         let (mut pairs, mut computed, mut blocks) = (0.0, 0.0, (0, 0));
         for index in 0..call.sequences() {
             let sequence = call.sequence(index);
@@ -108,7 +108,7 @@ impl Plan {
             }
         };
         let widest = Isa::detect();
-        note(self.isa != widest, &format!("{} as asked; {widest} is the widest here", self.isa));
+        note(self.exec.isa != widest, &format!("{} as asked; {widest} is the widest here", self.exec.isa));
         note(call.q.strides()[3] != 1, "queries are copied: their elements are not contiguous");
         note(call.k.strides()[3] != 1, "keys are packed element by element: they are not contiguous");
         let whole = problem.shape.value_dim.is_multiple_of(16);

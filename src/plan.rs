@@ -50,7 +50,6 @@ impl Exec {
 pub struct Plan {
     pub(crate) shape: Shape,
     pub(crate) exec: Exec,
-    pub(crate) isa: Isa,
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
     pub(crate) geometry: Geometry,
@@ -72,12 +71,12 @@ impl Plan {
         let task_rows = rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);
         let geometry = Geometry::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = heads.saturating_mul(rows.div_ceil(geometry.task_rows()));
-        Self { shape, exec, isa: exec.isa, workers: workers.min(tasks.max(1)), tasks, geometry }
+        Self { shape, exec, workers: workers.min(tasks.max(1)), tasks, geometry }
     }
 
     /// The instruction set.
     pub fn isa(&self) -> Isa {
-        self.isa
+        self.exec.isa
     }
 
     /// Threads that will work, at most.
@@ -99,12 +98,12 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.shape;
-        let (rows, keys) = self.isa.tile();
+        let (rows, keys) = self.exec.isa.tile();
         writeln!(
             f,
             "{batch} × {heads} heads ({kv_heads} key/value), {q_len} rows × {kv_len} keys, {head_dim} → {value_dim}"
         )?;
-        writeln!(f, "{}, tiles of {rows} rows × {keys} keys, blocks of {KEY_BLOCK} keys", self.isa)?;
+        writeln!(f, "{}, tiles of {rows} rows × {keys} keys, blocks of {KEY_BLOCK} keys", self.exec.isa)?;
         write!(
             f,
             "{} tasks of up to {} rows, in groups of {}, on {} thread(s), {} KiB of scratch each",

@@ -56,7 +56,7 @@ impl Problem<'_> {
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
         let scratch = workspace.for_plan(&plan);
         let launch = Launch::new(self.call, self.outputs, plan.geometry);
-        each(scratch, |scratch| launch.work(plan.isa, scratch, mods));
+        each(scratch, |scratch| launch.work(plan.exec.isa, scratch, mods));
     }
 
     /// Plans and computes, with memory of its own.

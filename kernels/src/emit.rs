@@ -35,10 +35,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     pub(crate) unsafe fn fill_rows_beyond(&self) {
         let sharing = self.call.sharing();
         for (view, point) in self.outputs.points.iter().zip(POINTS) {
-            let Some(view) = view else { continue };
+            let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
             let [.., rows, columns] = view.shape();
             for head in self.task.kv_head * sharing..(self.task.kv_head + 1) * sharing {
-                for i in self.seq.q_len..if columns > 0 { rows } else { 0 } {
+                for i in self.seq.q_len..rows {
                     // SAFETY: the row is inside the view, belongs to no other task, and has `columns` elements.
                     unsafe {
                         let (first, element) = view.row(self.task.index, head, i);
