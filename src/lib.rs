@@ -33,6 +33,7 @@ mod explain;
 #[doc = include_str!("ieee.md")]
 pub mod ieee {}
 mod inputs;
+pub mod layers;
 pub mod naive;
 mod plan;
 mod problem;

@@ -1,0 +1,47 @@
+//! What layers compute with.
+
+use crate::plan::Exec;
+use crate::schedule::Workspace;
+
+/// What layers compute with: threads, an instruction set, and memory that is used again.
+///
+/// Keep one and pass it to every call: buffers grow to what the largest call needs and stay, so that a warm call on one
+/// thread allocates nothing.
+#[derive(Debug, Default)]
+pub struct Compute {
+    exec: Exec,
+    workspace: Workspace,
+    buffers: Vec<Vec<f32>>,
+}
+
+impl Compute {
+    /// No memory yet; the first call takes it.
+    pub fn new(exec: Exec) -> Self {
+        Self { exec, workspace: Workspace::new(), buffers: Vec::new() }
+    }
+
+    /// Threads and instruction set.
+    pub fn exec(&self) -> Exec {
+        self.exec
+    }
+
+    /// Scratch of attention calls.
+    pub(crate) fn workspace(&mut self) -> &mut Workspace {
+        &mut self.workspace
+    }
+
+    /// A buffer of this length; what it holds is left over from earlier calls. Give it back with [`Self::recycle`].
+    pub(crate) fn buffer(&mut self, len: usize) -> Vec<f32> {
+        // The smallest that is large enough, else the largest there is: sizes settle after one call.
+        let fits = |b: &Vec<f32>| (b.capacity() < len, b.capacity().abs_diff(len));
+        let best = (0..self.buffers.len()).min_by_key(|&i| fits(&self.buffers[i]));
+        let mut buffer = best.map_or_else(Vec::new, |i| self.buffers.swap_remove(i));
+        buffer.resize(len, 0.0);
+        buffer
+    }
+
+    /// Takes back a buffer that [`Self::buffer`] gave.
+    pub(crate) fn recycle(&mut self, buffer: Vec<f32>) {
+        self.buffers.push(buffer);
+    }
+}
