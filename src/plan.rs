@@ -43,6 +43,11 @@ impl Exec {
     pub fn threads(self, threads: usize) -> Self {
         Self { threads: threads.max(1), ..self }
     }
+
+    /// How many threads are worth waking for this many floating-point operations.
+    pub(crate) fn workers(&self, flops: f64) -> usize {
+        self.threads.min((flops / FLOPS_PER_WORKER) as usize).max(1)
+    }
 }
 
 /// How a problem of one shape is cut up and shared out. No bit of the result depends on it.
@@ -64,8 +69,7 @@ impl Plan {
         let sharing = shape.heads / shape.kv_heads.max(1);
         let rows = sharing.saturating_mul(problem.call.q.shape()[2]);
         let heads = problem.call.q.shape()[0].saturating_mul(shape.kv_heads);
-        let useful = (shape.flops() / FLOPS_PER_WORKER) as usize;
-        let workers = exec.threads.min(useful.max(1));
+        let workers = exec.workers(shape.flops());
         let wanted = if workers > 1 { workers.saturating_mul(TASKS_PER_WORKER).div_ceil(heads.max(1)) } else { 1 };
         let parts = wanted.min(rows.div_ceil(MIN_TASK)).max(rows.div_ceil(MAX_TASK)).max(1);
         let task_rows = rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);

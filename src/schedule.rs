@@ -5,7 +5,7 @@
 
 use crate::plan::{Exec, Plan};
 use crate::problem::Problem;
-use sdpa_kernels::{Launch, MaskMod, Mods, ProbMod, ScoreMod, Scratch};
+use sdpa_kernels::{Launch, MaskMod, Mods, Packed, ProbMod, Product, ScoreMod, Scratch};
 
 /// Memory that runs share: one scratch for each worker, which grows to what plans need and stays.
 ///
@@ -81,6 +81,21 @@ fn each(scratch: &mut [Scratch], work: impl Fn(&mut Scratch) + Sync + Send) {
         return;
     }
     scratch.iter_mut().take(1).for_each(work);
+}
+
+/// Rows times weights, several such products side by side: `(x, weights, out)` each. One fork and one join for all.
+pub(crate) fn multiply<const N: usize>(exec: Exec, products: [(&[f32], &Packed, &mut [f32]); N]) {
+    let cost: f64 = products.iter().map(|(x, weights, _)| weights.cost(x.len() / weights.inputs())).sum();
+    let workers = exec.workers(cost).min(if exec.threads > 1 { current_threads() } else { 1 });
+    let products = products.map(|(x, weights, out)| Product::new(x, weights, out, workers));
+    let work = || products.iter().for_each(|product| product.work(exec.isa));
+    #[cfg(feature = "rayon")]
+    if workers > 1 {
+        use rayon::prelude::*;
+        (0..workers).into_par_iter().with_max_len(1).for_each(|_| work());
+        return;
+    }
+    work();
 }
 
 /// Threads of the pool a call would run in.

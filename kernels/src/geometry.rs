@@ -2,6 +2,7 @@
 //! on any of it.
 
 use crate::block::{KEY_BLOCK, SCORE_STRIDE};
+use crate::lines::{LINE_BYTES, Lines};
 use crate::simd::LANES;
 
 /// Most rows whose scores are held at once. 96 rows of 256 scores are 104 KB, in the second-level cache beside the
@@ -107,42 +108,31 @@ impl Geometry {
     }
 }
 
-/// A cache line of floats; scratch starts on one.
-type Line = [f32; LANES];
-const LINE_BYTES: usize = size_of::<Line>();
-
 /// The memory of one worker. Grows to what a geometry needs and stays.
 #[derive(Default)]
 pub struct Scratch {
-    /// One line more than asked for, to start on a line's address.
-    lines: Vec<Line>,
+    lines: Lines,
 }
 
 impl Scratch {
     /// Empty; the first use allocates.
     pub const fn new() -> Self {
-        Self { lines: Vec::new() }
+        Self { lines: Lines::new() }
     }
 
     /// Makes room for `geometry`. Allocates only if there is less.
     pub fn reserve(&mut self, geometry: &Geometry) {
-        let lines = geometry.scratch_bytes() / LINE_BYTES;
-        if self.lines.len() < lines {
-            // Not `resize`: the old contents are worth nothing. Fresh zeros come from the system untouched.
-            self.lines = vec![[0.0; LANES]; lines];
-        }
+        self.lines.reserve(geometry.lengths().iter().sum());
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.lines.len() * LINE_BYTES
+        self.lines.bytes()
     }
 
     pub(crate) fn regions(&mut self, geometry: &Geometry) -> Regions<'_> {
         self.reserve(geometry);
-        let floats = self.lines.as_flattened_mut();
-        let start = floats.as_ptr().align_offset(LINE_BYTES);
-        let mut rest = &mut floats[start..];
+        let mut rest = self.lines.floats_mut();
         let mut cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this geometry");
         let [keys, values, scores, out, queries, state, factors] = geometry.lengths().map(&mut cut);
         let (max, sum) = state.split_at_mut(geometry.most_rows.next_multiple_of(LANES));

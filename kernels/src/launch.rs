@@ -4,12 +4,12 @@ use crate::geometry::{Geometry, Scratch};
 use crate::isa::{Isa, Visitor};
 use crate::options::{MaskMod, Mods, Options, ProbMod, ScoreMod};
 use crate::outputs::{Outputs, POINTS, Point, Shared};
+use crate::queue::Queue;
 use crate::steps::Steps;
 use crate::tile;
 use crate::view::View;
 use crate::visible::{Alignment, Visible};
 use core::ops::Range;
-use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// The inputs and options of one attention call: shapes q `[B, H, Lq, D]`, k `[B, Hkv, Lk, D]`, v `[B, Hkv, Lk, Dv]`;
 /// with ragged sequences `B` is 1.
@@ -158,30 +158,6 @@ pub struct Launch<'a> {
     mass: Queue,
 }
 
-/// Numbers below `len`, each handed out once.
-struct Queue {
-    len: usize,
-    next: AtomicUsize,
-}
-
-impl Queue {
-    fn new(len: usize) -> Self {
-        Self { len, next: AtomicUsize::new(0) }
-    }
-
-    fn take(&self) -> Option<usize> {
-        // Relaxed: the counter orders nothing but itself; results are published by whatever joins the workers.
-        let taken = self.next.fetch_add(1, Ordering::Relaxed);
-        if taken < self.len {
-            // Last rows first: under a causal mask they see the most keys, and what is left for the end is short.
-            return Some(self.len - 1 - taken);
-        }
-        // Step back, so that no number of calls can wrap the counter round.
-        self.next.store(self.len, Ordering::Relaxed);
-        None
-    }
-}
-
 impl<'a> Launch<'a> {
     /// Binds a call to its outputs.
     ///
@@ -279,7 +255,7 @@ impl core::fmt::Debug for Launch<'_> {
         f.debug_struct("Launch")
             .field("call", &self.call)
             .field("geometry", &self.geometry)
-            .field("tasks", &self.rows.len)
+            .field("tasks", &self.rows.len())
             .field("points", &written.collect::<Vec<_>>())
             .finish_non_exhaustive()
     }

@@ -9,6 +9,7 @@
 
 #[macro_use]
 mod block;
+mod dots;
 mod emit;
 mod exp;
 mod finish;
@@ -17,6 +18,7 @@ mod geometry;
 mod isa;
 mod launch;
 mod layout;
+mod lines;
 mod mass;
 mod options;
 mod outputs;
@@ -25,6 +27,8 @@ mod passes;
 mod poison;
 mod prepare;
 pub mod probe;
+mod product;
+mod queue;
 mod scores;
 mod simd;
 mod softmax;
@@ -44,6 +48,7 @@ pub use options::{
     BlockClass, BlockPosition, Mask, MaskMod, Mods, NoMod, Options, Position, ProbMod, Ragged, ScoreMod, alibi_slopes,
 };
 pub use outputs::{Outputs, Point, State};
+pub use product::{Packed, Product};
 pub use state::fold_states;
 pub use view::{View, ViewMut};
 pub use visible::{Alignment, Causality, Keys, Visible, Window};

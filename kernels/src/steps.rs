@@ -8,6 +8,7 @@ use crate::finish::{self, Finish};
 use crate::options::Mask;
 use crate::pack::{self, Rows};
 use crate::passes::{self, Columns, Group};
+use crate::product::{self, Strip};
 use crate::scores::{self, Scores};
 use crate::simd::Simd;
 use crate::softmax;
@@ -28,6 +29,9 @@ pub(crate) trait Steps: Copy + Send + Sync {
     /// # Safety
     /// As for [`scores::scores`].
     unsafe fn scores(self, a: Scores<'_>);
+    /// # Safety
+    /// As for [`product::product`].
+    unsafe fn product(self, a: Strip<'_>);
     /// `c·tanh(score / c)`.
     fn softcap(self, group: Group<'_>, cap: f32);
     /// # Safety
@@ -92,6 +96,14 @@ macro_rules! steps {
                     #[inline(always)]
                     // SAFETY: the caller's promise.
                     || unsafe { scores::scores(self, a) },
+                )
+            }
+
+            unsafe fn product(self, a: Strip<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { product::product(self, a) },
                 )
             }
 

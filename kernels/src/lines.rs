@@ -1,0 +1,47 @@
+//! Memory that starts on a cache line, so that whole vectors never straddle two.
+
+use crate::simd::LANES;
+
+/// A cache line of floats.
+type Line = [f32; LANES];
+pub(crate) const LINE_BYTES: usize = size_of::<Line>();
+
+/// Floats that start on a cache line. Grows on request, never shrinks. Not to be cloned: a copy would start elsewhere.
+#[derive(Default)]
+pub(crate) struct Lines {
+    /// One line more than asked for.
+    lines: Vec<Line>,
+}
+
+impl Lines {
+    pub(crate) const fn new() -> Self {
+        Self { lines: Vec::new() }
+    }
+
+    /// Makes room for `floats`. Allocates, and forgets what it held, only if there is less.
+    pub(crate) fn reserve(&mut self, floats: usize) {
+        let lines = floats.div_ceil(LANES) + 1;
+        if self.lines.len() < lines {
+            // Not `resize`: the old contents are worth nothing. Fresh zeros come from the system untouched.
+            self.lines = vec![[0.0; LANES]; lines];
+        }
+    }
+
+    /// Bytes held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.lines.len() * LINE_BYTES
+    }
+
+    fn start(&self) -> usize {
+        self.lines.as_ptr().cast::<f32>().align_offset(LINE_BYTES)
+    }
+
+    pub(crate) fn floats(&self) -> &[f32] {
+        &self.lines.as_flattened()[self.start()..]
+    }
+
+    pub(crate) fn floats_mut(&mut self) -> &mut [f32] {
+        let start = self.start();
+        &mut self.lines.as_flattened_mut()[start..]
+    }
+}
