@@ -6,6 +6,9 @@
 
 mod compute;
 mod linear;
+mod norm;
 
 pub use compute::Compute;
 pub use linear::{Linear, Weights};
+pub use norm::Norm;
+pub use sdpa_kernels::Activation;
