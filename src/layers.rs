@@ -6,6 +6,8 @@
 
 mod compute;
 mod linear;
+mod multi_head;
 
 pub use compute::Compute;
 pub use linear::{Linear, Weights};
+pub use multi_head::{MultiHeadAttention, MultiHeadInput, Sequences};
