@@ -5,6 +5,10 @@
 //! ```
 //! Not criterion's way of one case after another: a machine that slows down half-way would show in the ratios.
 
+#[path = "support/interleaved.rs"]
+mod interleaved;
+
+use interleaved::{median, random};
 use sdpa::{
     Alignment, Attention, BlockClass, BlockPosition, Exec, Inputs, Isa, Mask, MaskMod, Mods, Outputs, Plan, Position,
     View, ViewMut, Window, Workspace, alibi_slopes,
@@ -48,16 +52,6 @@ struct Variant<'a> {
     attention: Attention,
     inputs: Inputs<'a>,
     extra: Extra,
-}
-
-/// Normal enough, and the same every time: sums of six uniform numbers.
-fn random(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed;
-    let mut uniform = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-    };
-    (0..n).map(|_| (0..6).map(|_| uniform()).sum::<f32>() * 2f32.sqrt()).collect()
 }
 
 /// Tensors of one length, and somewhere to write.
@@ -145,11 +139,7 @@ fn measure(name: &str, len: usize, plain: Attention, rounds: usize) {
             seconds.push(start.elapsed().as_secs_f64());
         }
     }
-    let median = |times: &mut Vec<f64>| {
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 2]
-    };
-    let medians: Vec<f64> = seconds.iter_mut().map(median).collect();
+    let medians: Vec<f64> = seconds.iter_mut().map(|times| median(times)).collect();
     println!("\n{name}: 12 heads, {len} rows and keys, 64 dimensions, {}, one thread, {rounds} rounds", Isa::detect());
     println!("{:22} {:>9} {:>8} {:>8}", "", "ms", "× plain", "× full");
     for (variant, time) in variants.iter().zip(&medians) {

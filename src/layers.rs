@@ -6,9 +6,11 @@
 
 mod compute;
 mod linear;
+mod multi_head;
 mod norm;
 
 pub use compute::Compute;
 pub use linear::{Linear, Weights};
+pub use multi_head::{MultiHeadAttention, MultiHeadInput, Sequences};
 pub use norm::Norm;
 pub use sdpa_kernels::Activation;

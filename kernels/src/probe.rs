@@ -41,9 +41,10 @@ pub fn peak_flops(isa: Isa) -> f64 {
     (0..16).map(|_| isa.dispatch(Bursts(100_000))).fold(0.0, f64::max)
 }
 
-/// Bytes per second that one core reads from memory: the best of a few passes over 128 MiB.
-pub fn read_bandwidth() -> f64 {
-    struct Read<'a>(&'a mut [f32]);
+/// Reads every float and does next to nothing with them: how long that takes is what a kernel that waits for memory is
+/// held against. True if all are finite.
+pub fn read(floats: &[f32]) -> bool {
+    struct Read<'a>(&'a [f32]);
     impl Visitor for Read<'_> {
         type Output = bool;
         fn visit<S: Steps>(self, s: S) -> bool {
@@ -52,10 +53,16 @@ pub fn read_bandwidth() -> f64 {
             unsafe { s.all_finite(rows, self.0.len() / 1024, 1024) }
         }
     }
-    let mut floats = vec![1.0f32; 32 << 20];
-    let mut pass = || {
+    let (whole, rest) = floats.split_at(floats.len() / 1024 * 1024);
+    Isa::detect().dispatch(Read(whole)) && rest.iter().all(|x| x.is_finite())
+}
+
+/// Bytes per second that one core reads from memory: the best of a few passes over 128 MiB.
+pub fn read_bandwidth() -> f64 {
+    let floats = vec![1.0f32; 32 << 20];
+    let pass = || {
         let start = std::time::Instant::now();
-        core::hint::black_box(Isa::detect().dispatch(Read(&mut floats)));
+        core::hint::black_box(read(&floats));
         (floats.len() * size_of::<f32>()) as f64 / start.elapsed().as_secs_f64()
     };
     (0..3).map(|_| pass()).fold(0.0, f64::max)

@@ -127,7 +127,8 @@ impl<'a> Product<'a> {
         // where there are not rows enough.
         let wanted = if workers > 1 { 4 * workers } else { 1 };
         let by_rows = rows.div_ceil(MAX_ROWS).max(wanted.min(rows / MAX_ROWS)).max(1);
-        let task_rows = rows.div_ceil(by_rows).next_multiple_of(12).min(MAX_ROWS);
+        // Whole tiles, whatever the backend: 12 is a multiple of 6 and of 2.
+        let task_rows = rows.div_ceil(by_rows).max(1).next_multiple_of(12).min(MAX_ROWS);
         let by_columns = wanted.div_ceil(by_rows);
         let task_panels = weights.panels().div_ceil(by_columns).next_multiple_of(4).max(1);
         let tasks = rows.div_ceil(task_rows) * weights.panels().div_ceil(task_panels);

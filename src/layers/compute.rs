@@ -31,17 +31,41 @@ impl Compute {
     }
 
     /// A buffer of this length; what it holds is left over from earlier calls. Give it back with [`Self::recycle`].
-    pub(crate) fn buffer(&mut self, len: usize) -> Vec<f32> {
+    pub(crate) fn buffer(&mut self, len: usize) -> Buffer {
         // The smallest that is large enough, else the largest there is: sizes settle after one call.
-        let fits = |b: &Vec<f32>| (b.capacity() < len, b.capacity().abs_diff(len));
+        let fits = |floats: &Vec<f32>| (floats.len() < len, floats.len().abs_diff(len));
         let best = (0..self.buffers.len()).min_by_key(|&i| fits(&self.buffers[i]));
-        let mut buffer = best.map_or_else(Vec::new, |i| self.buffers.swap_remove(i));
-        buffer.resize(len, 0.0);
-        buffer
+        let mut floats = best.map_or_else(Vec::new, |i| self.buffers.swap_remove(i));
+        if floats.len() < len {
+            // Not `resize`: the old contents are worth nothing. Fresh zeros come from the system untouched.
+            floats = vec![0.0; len];
+        }
+        Buffer { floats, len }
     }
 
     /// Takes back a buffer that [`Self::buffer`] gave.
-    pub(crate) fn recycle(&mut self, buffer: Vec<f32>) {
-        self.buffers.push(buffer);
+    pub(crate) fn recycle(&mut self, buffer: Buffer) {
+        self.buffers.push(buffer.floats);
+    }
+}
+
+/// Memory lent by a [`Compute`].
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    /// As long as it ever was, so that nothing is cleared when lengths come and go.
+    floats: Vec<f32>,
+    len: usize,
+}
+
+impl core::ops::Deref for Buffer {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        &self.floats[..self.len]
+    }
+}
+
+impl core::ops::DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.floats[..self.len]
     }
 }

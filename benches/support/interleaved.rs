@@ -1,0 +1,34 @@
+//! For benchmarks that compare: every case in turn, again and again, so that a machine that slows down half-way slows
+//! all of them.
+#![allow(dead_code, reason = "each benchmark uses its part")]
+
+use std::time::Instant;
+
+/// Normal enough, and the same every time: sums of six uniform numbers.
+pub(crate) fn random(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let mut uniform = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    (0..n).map(|_| (0..6).map(|_| uniform()).sum::<f32>() * 2f32.sqrt()).collect()
+}
+
+/// The middle one.
+pub(crate) fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Median seconds of each case, run in turn.
+pub(crate) fn medians<const N: usize>(rounds: usize, mut cases: [&mut dyn FnMut(); N]) -> [f64; N] {
+    let mut seconds = [const { Vec::new() }; N];
+    for _ in 0..rounds {
+        for (case, seconds) in cases.iter_mut().zip(&mut seconds) {
+            let start = Instant::now();
+            case();
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+    }
+    seconds.each_mut().map(|times| median(times))
+}
