@@ -5,12 +5,16 @@
 //! (threads, instruction set, memory that is used again) is a [`Compute`].
 
 mod compute;
+mod embedding;
 mod linear;
 mod multi_head;
 mod norm;
+mod positions;
 
 pub use compute::Compute;
+pub use embedding::Embedding;
 pub use linear::{Linear, Weights};
 pub use multi_head::{MultiHeadAttention, MultiHeadInput, Sequences};
 pub use norm::Norm;
+pub use positions::{Rope, RopePairs};
 pub use sdpa_kernels::Activation;

@@ -48,7 +48,7 @@ impl Sequences<'_> {
     }
 
     /// Whether there are so many rows. What cumulative lengths may be is checked where they are used.
-    fn check(&self, argument: &'static str, rows: usize) -> Result<(), Error> {
+    pub(crate) fn check(&self, argument: &'static str, rows: usize) -> Result<(), Error> {
         match self {
             Self::Even { batch, len } => match batch.checked_mul(*len) {
                 Some(all) => same(argument, "rows", rows, all, "the sequences"),
