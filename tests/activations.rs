@@ -57,7 +57,7 @@ fn bits(xs: &[f32]) -> Vec<u32> {
     xs.iter().map(|x| x.to_bits()).collect()
 }
 
-/// No further from f64 than 5e-8 beyond half a unit in the last place, anywhere.
+/// No further from f64 than 7e-8 beyond half a unit in the last place, anywhere.
 fn check(step: usize) {
     // The range where something happens is covered evenly as well.
     let mut xs = floats(step);
@@ -73,7 +73,7 @@ fn check(step: usize) {
                 }
             }
             println!("{activation:?} on {isa}: {worst:.2e} at {at:e}");
-            assert!(worst < 5e-8, "{activation:?} on {isa}: off by {worst:e} at {at:e}");
+            assert!(worst < 7e-8, "{activation:?} on {isa}: off by {worst:e} at {at:e}");
         }
     }
 }
