@@ -6,15 +6,19 @@
 
 mod compute;
 mod embedding;
+mod feed_forward;
 mod linear;
 mod multi_head;
 mod norm;
 mod positions;
+mod transformer;
 
 pub use compute::Compute;
 pub use embedding::Embedding;
+pub use feed_forward::FeedForward;
 pub use linear::{Linear, Weights};
 pub use multi_head::{MultiHeadAttention, MultiHeadInput, Sequences};
 pub use norm::Norm;
 pub use positions::{Rope, RopePairs};
 pub use sdpa_kernels::Activation;
+pub use transformer::{LayerInput, NormOrder, Transformer, TransformerLayer};

@@ -148,10 +148,7 @@ impl Rope {
         first: usize,
         compute: &mut Compute,
     ) -> Result<(), Error> {
-        if head_dim < self.dim {
-            let (argument, what, of) = ("x", "head_dim", "rope (dim)");
-            return Err(Error::Mismatch { argument, what, got: head_dim, expected: self.dim, of });
-        }
+        self.check("x", head_dim)?;
         if heads == 0 {
             return Err(Error::Empty { argument: "x", what: "heads" });
         }
@@ -170,6 +167,15 @@ impl Rope {
             }
         });
         Ok(())
+    }
+
+    /// Whether heads are wide enough.
+    pub(crate) fn check(&self, argument: &'static str, head_dim: usize) -> Result<(), Error> {
+        if head_dim >= self.dim {
+            return Ok(());
+        }
+        let (what, of) = ("head_dim", "rope (dim)");
+        Err(Error::Mismatch { argument, what, got: head_dim, expected: self.dim, of })
     }
 
     fn turn(&self, head: &mut [f32], cos: &[f32], sin: &[f32]) {
