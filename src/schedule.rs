@@ -137,20 +137,25 @@ pub(crate) fn rows<T: Split>(exec: Exec, count: usize, flops: f64, operands: T, 
 
 /// Halves the workers and the rows until a worker is alone.
 fn share<T: Split>(workers: usize, rows: core::ops::Range<usize>, operands: T, work: &(impl Fn(usize, T) + Sync)) {
-    #[cfg(feature = "rayon")]
-    if workers > 1 {
-        let half = workers / 2;
-        let before = rows.len() * half / workers;
-        let (left, right) = operands.split(before);
-        let middle = rows.start + before;
-        rayon::join(
-            || share(half, rows.start..middle, left, work),
-            || share(workers - half, middle..rows.end, right, work),
-        );
-        return;
+    if workers <= 1 {
+        return work(rows.start, operands);
     }
-    let _ = workers;
-    work(rows.start, operands);
+    let half = workers / 2;
+    let before = rows.len() * half / workers;
+    let (left, right) = operands.split(before);
+    let middle = rows.start + before;
+    join(|| share(half, rows.start..middle, left, work), || share(workers - half, middle..rows.end, right, work));
+}
+
+/// Both, at the same time where there are threads for it.
+fn join(a: impl FnOnce() + Send, b: impl FnOnce() + Send) {
+    #[cfg(feature = "rayon")]
+    rayon::join(a, b);
+    #[cfg(not(feature = "rayon"))]
+    {
+        a();
+        b();
+    }
 }
 
 /// Threads of the pool a call would run in.
