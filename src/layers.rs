@@ -12,22 +12,31 @@
 //! | what keeps numbers in size | [`Norm`]: layer norm, RMS norm |
 //! | what is not linear | [`Activation`], in a [`FeedForward`], plain or gated |
 //! | all of it together | [`TransformerLayer`]: encoder, decoder, GPT-2, Llama; [`Transformer`] |
+//! | a model | [`Bert`], of a [`TensorSource`]: a map, or with the feature `safetensors` a file; [`Pooling`] |
 
+mod bert;
 mod compute;
 mod embedding;
 mod feed_forward;
 mod linear;
+mod model;
 mod multi_head;
 mod norm;
+mod pool;
 mod positions;
 mod transformer;
 
+pub use bert::{Bert, BertConfig, BertInput};
 pub use compute::Compute;
 pub use embedding::Embedding;
 pub use feed_forward::FeedForward;
 pub use linear::{Linear, Weights};
+#[cfg(feature = "safetensors")]
+pub use model::SafeTensorsFile;
+pub use model::{ModelError, Tensor, TensorSource};
 pub use multi_head::{MultiHeadAttention, MultiHeadInput, Sequences};
 pub use norm::Norm;
+pub use pool::{Pooling, normalize};
 pub use positions::{Rope, RopePairs};
 pub use sdpa_kernels::Activation;
 pub use transformer::{LayerInput, NormOrder, Transformer, TransformerLayer};

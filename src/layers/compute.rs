@@ -12,12 +12,13 @@ pub struct Compute {
     exec: Exec,
     workspace: Workspace,
     buffers: Vec<Vec<f32>>,
+    lengths: Vec<usize>,
 }
 
 impl Compute {
     /// No memory yet; the first call takes it.
     pub fn new(exec: Exec) -> Self {
-        Self { exec, workspace: Workspace::new(), buffers: Vec::new() }
+        Self { exec, workspace: Workspace::new(), buffers: Vec::new(), lengths: Vec::new() }
     }
 
     /// Threads and instruction set.
@@ -46,6 +47,18 @@ impl Compute {
     /// Takes back a buffer that [`Self::buffer`] gave.
     pub(crate) fn recycle(&mut self, buffer: Buffer) {
         self.buffers.push(buffer.floats);
+    }
+
+    /// A list for lengths, empty. Give it back with [`Self::recycle_lengths`].
+    pub(crate) fn lengths(&mut self) -> Vec<usize> {
+        let mut lengths = core::mem::take(&mut self.lengths);
+        lengths.clear();
+        lengths
+    }
+
+    /// Takes back the list that [`Self::lengths`] gave.
+    pub(crate) fn recycle_lengths(&mut self, lengths: Vec<usize>) {
+        self.lengths = lengths;
     }
 }
 
