@@ -1,7 +1,7 @@
 //! What layers compute with.
 
 use crate::plan::Exec;
-use crate::schedule::Workspace;
+use crate::schedule::{Workspace, current_threads};
 
 /// What layers compute with: threads, an instruction set, and memory that is used again.
 ///
@@ -24,6 +24,12 @@ impl Compute {
     /// Threads and instruction set.
     pub fn exec(&self) -> Exec {
         self.exec
+    }
+
+    /// Threads that a call made here can have.
+    pub(crate) fn threads(&self) -> usize {
+        // One thread needs no pool: asking would start it.
+        if self.exec.threads > 1 { self.exec.threads.min(current_threads()) } else { 1 }
     }
 
     /// Scratch of attention calls.
