@@ -7,6 +7,7 @@
 //! launch hands out tasks, each once; a task runs the fused loop of `tile.rs`, whose steps (`scores`, `softmax`,
 //! `values`) are written on the sixteen-lane vector of `simd.rs`.
 
+mod ahead;
 #[macro_use]
 mod block;
 mod dots;
