@@ -3,11 +3,31 @@
 //! Plain f32 on slices. A matrix is a row-major slice, one row a token, and its number of rows is its length over its
 //! width. Layers hold their weights, take rows in, and write rows to a slice the caller gives; what they compute with
 //! (threads, instruction set, memory that is used again) is a [`Compute`].
+//!
+//! | to say | there is |
+//! |---|---|
+//! | y = x·Wᵀ + b | [`Linear`], of [`Weights`] as model files have them |
+//! | attention between projections | [`MultiHeadAttention`], on [`Sequences`] |
+//! | tokens, positions | [`Embedding`] (learned, sinusoidal), [`Rope`], [`alibi_slopes`](crate::alibi_slopes) |
+//! | what keeps numbers in size | [`Norm`]: layer norm, RMS norm |
+//! | what is not linear | [`Activation`], in a [`FeedForward`], plain or gated |
+//! | all of it together | [`TransformerLayer`]: encoder, decoder, GPT-2, Llama; [`Transformer`] |
 
 mod compute;
+mod embedding;
+mod feed_forward;
 mod linear;
 mod multi_head;
+mod norm;
+mod positions;
+mod transformer;
 
 pub use compute::Compute;
+pub use embedding::Embedding;
+pub use feed_forward::FeedForward;
 pub use linear::{Linear, Weights};
 pub use multi_head::{MultiHeadAttention, MultiHeadInput, Sequences};
+pub use norm::Norm;
+pub use positions::{Rope, RopePairs};
+pub use sdpa_kernels::Activation;
+pub use transformer::{LayerInput, NormOrder, Transformer, TransformerLayer};

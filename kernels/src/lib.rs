@@ -7,6 +7,7 @@
 //! launch hands out tasks, each once; a task runs the fused loop of `tile.rs`, whose steps (`scores`, `softmax`,
 //! `values`) are written on the sixteen-lane vector of `simd.rs`.
 
+mod activation;
 mod ahead;
 #[macro_use]
 mod block;
@@ -17,10 +18,12 @@ mod finish;
 pub mod gemm;
 mod geometry;
 mod isa;
+mod lanes;
 mod launch;
 mod layout;
 mod lines;
 mod mass;
+mod norm;
 mod options;
 mod outputs;
 mod pack;
@@ -40,11 +43,13 @@ mod values;
 mod view;
 mod visible;
 
+pub use activation::Activation;
 pub use block::KEY_BLOCK;
 pub use geometry::{Geometry, MAX_DIM, MAX_GROUP, MAX_TASK, Scratch};
 pub use isa::Isa;
 pub use launch::{Call, Launch, Sequence};
 pub use layout::LayoutError;
+pub use norm::{Center, Norm};
 pub use options::{
     BlockClass, BlockPosition, Mask, MaskMod, Mods, NoMod, Options, Position, ProbMod, Ragged, ScoreMod, alibi_slopes,
 };
