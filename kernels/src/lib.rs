@@ -8,6 +8,7 @@
 //! `values`) are written on the sixteen-lane vector of `simd.rs`.
 
 mod activation;
+mod ahead;
 #[macro_use]
 mod block;
 mod dots;

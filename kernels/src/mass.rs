@@ -39,14 +39,14 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             // SAFETY: passed on; the group lies inside the task.
             unsafe {
                 let queries = part.queries(&mut regions);
-                for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+                for first in part.blocks() {
                     let mut block = part.block(first);
                     let Some(spans) = part.prepare(&mut block, queries, group.clone(), &mut regions) else { continue };
                     let Regions { scores, max, sum, keep, join, .. } = &mut regions;
                     self.s.softmax(scores, &spans, rows, softmax::Rows { max, sum, keep, join });
                 }
                 let references = part.references(group.clone(), regions.max, regions.sum);
-                for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+                for first in part.blocks() {
                     let mut block = part.block(first);
                     let Some(spans) = part.prepare(&mut block, queries, group.clone(), &mut regions) else { continue };
                     self.s.weights(Group { scores: regions.scores, spans: &spans, rows }, &references);

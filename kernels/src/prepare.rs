@@ -232,6 +232,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     head_dim: d,
                     scale: self.call.scale,
                     next: bias,
+                    ahead: &mut block.ahead,
                     out: regions.scores,
                 });
             }

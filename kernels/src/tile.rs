@@ -11,6 +11,7 @@
 //! ```
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) Nothing grows with the number of keys.
 
+use crate::ahead::Ahead;
 use crate::block::KEY_BLOCK;
 use crate::finish::{Finish, RowEnd};
 use crate::geometry::{Geometry, MAX_GROUP, Regions};
@@ -36,6 +37,8 @@ pub(crate) struct Fused<'t, 'a, S, M> {
     pub(crate) geometry: &'t Geometry,
     pub(crate) task: Task,
     pub(crate) seq: Sequence,
+    /// What will probably be computed after it.
+    pub(crate) next: Option<Task>,
 }
 
 /// The key block at hand.
@@ -48,6 +51,8 @@ pub(crate) struct Block {
     /// Which packed run is in the scratch, if any: keys by first key, values by first column.
     pub(crate) packed_keys: Option<usize>,
     packed_values: Option<(usize, Care)>,
+    /// What comes after it.
+    pub(crate) ahead: Ahead,
 }
 
 /// Where the task's queries are.
@@ -84,7 +89,12 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         geometry: &'t Geometry,
     ) -> Self {
         let seq = call.sequence(task.index);
-        Self { s, mods, call, outputs, geometry, task, seq }
+        Self { s, mods, call, outputs, geometry, task, seq, next: None }
+    }
+
+    /// With a guess at what comes next: its memory is asked for while this one is computed.
+    pub(crate) fn followed_by(self, next: Option<Task>) -> Self {
+        Self { next, ..self }
     }
 
     /// Computes the task's rows and writes them.
@@ -172,6 +182,8 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         let (b, h, j) = (self.seq.batch, self.task.kv_head, self.seq.first_key + first);
         // SAFETY: key `first` exists.
         let ((k, k_element), (v, v_element)) = unsafe { (self.call.k.row(b, h, j), self.call.v.row(b, h, j)) };
+        // SAFETY: passed on.
+        let ahead = unsafe { self.ahead(first) };
         Block {
             first,
             len: KEY_BLOCK.min(self.seq.kv_len - first),
@@ -179,6 +191,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             values: Rows { first: v, row: self.call.v.strides()[2], element: v_element },
             packed_keys: None,
             packed_values: None,
+            ahead,
         }
     }
 
@@ -192,7 +205,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         regions.out[..self.task.rows.len() * self.geometry.width()].fill(0.0);
         // SAFETY: passed on.
         unsafe { self.exchange(regions, Exchange::Load) };
-        for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+        for first in self.blocks() {
             // SAFETY: passed on.
             unsafe {
                 let mut block = self.block(first);
@@ -254,7 +267,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     unsafe fn gather_modified(&self, queries: Queries, care: Care, regions: &mut Regions<'_>) {
         regions.keep.fill(1.0);
         regions.join.fill(1.0);
-        for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+        for first in self.blocks() {
             // SAFETY: passed on.
             unsafe {
                 let mut block = self.block(first);
@@ -335,6 +348,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                     join: regions.join,
                     out: &mut regions.out[group.start * stride + first..],
                     out_stride: stride,
+                    ahead: &mut block.ahead,
                 });
             }
         }

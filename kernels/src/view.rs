@@ -278,6 +278,10 @@ impl<T> SharedMut<'_, T> {
         self.layout.shape
     }
 
+    pub(crate) fn strides(&self) -> [isize; 4] {
+        self.layout.strides
+    }
+
     /// Pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
     ///
     /// # Safety
