@@ -66,7 +66,7 @@ impl Problem<'_> {
 
     /// Plans and computes with the caller's functions, with memory of its own.
     pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(self, exec: Exec, mods: &Mods<S, M, P>) {
-        let plan = Plan::new(&self, exec);
+        let plan = Plan::new(&self, exec).snug();
         self.run_with(&plan, &mut Workspace::new(), mods);
     }
 }
