@@ -5,5 +5,7 @@
 //! (threads, instruction set, memory that is used again) is a [`Compute`].
 
 mod compute;
+mod steps;
 
 pub use compute::Compute;
+pub use steps::{Steps, StepsRow};
