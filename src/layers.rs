@@ -5,7 +5,9 @@
 //! (threads, instruction set, memory that is used again) is a [`Compute`].
 
 mod compute;
+mod dictionary;
 mod steps;
 
 pub use compute::Compute;
+pub use dictionary::{Dictionary, Found, Weighable};
 pub use steps::{Steps, StepsRow};
