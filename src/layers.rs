@@ -6,7 +6,9 @@
 //!
 //! | to say | there is |
 //! |---|---|
-//! | y = x·Wᵀ + b | [`Linear`], of [`Weights`] as model files have them |
+//! | scores, weights, output, one by one | [`Steps`] |
+//! | look-up by likeness | [`Dictionary`] of anything [`Weighable`] |
+//! | y = f(x·Wᵀ + b) | [`Linear`], of [`Weights`] as model files have them |
 //! | attention between projections | [`MultiHeadAttention`], on [`Sequences`] |
 //! | tokens, positions | [`Embedding`] (learned, sinusoidal), [`Rope`], [`alibi_slopes`](crate::alibi_slopes) |
 //! | what keeps numbers in size | [`Norm`]: layer norm, RMS norm |
@@ -14,15 +16,18 @@
 //! | all of it together | [`TransformerLayer`]: encoder, decoder, GPT-2, Llama; [`Transformer`] |
 
 mod compute;
+mod dictionary;
 mod embedding;
 mod feed_forward;
 mod linear;
 mod multi_head;
 mod norm;
 mod positions;
+mod steps;
 mod transformer;
 
 pub use compute::Compute;
+pub use dictionary::{Dictionary, Found, Weighable};
 pub use embedding::Embedding;
 pub use feed_forward::FeedForward;
 pub use linear::{Linear, Weights};
@@ -30,4 +35,5 @@ pub use multi_head::{MultiHeadAttention, MultiHeadInput, Sequences};
 pub use norm::Norm;
 pub use positions::{Rope, RopePairs};
 pub use sdpa_kernels::Activation;
+pub use steps::{Steps, StepsRow};
 pub use transformer::{LayerInput, NormOrder, Transformer, TransformerLayer};
