@@ -87,8 +87,9 @@ pub enum Form {
     /// Token by token: for decoding, and wherever pieces of a sequence must give the bits of the whole.
     #[default]
     Recurrent,
-    /// So many tokens at a time, 1 to 1024; 16 to 64 are sensible. For long sequences: the state is written once a chunk.
-    /// Pieces give the bits of the whole if they end where chunks do.
+    /// So many tokens at a time, 1 to 1024. The state is written once a chunk and read once in four tokens, which pays where
+    /// it outgrows the first-level cache, from dimensions of 128 on (`cargo bench --bench linear_attention`; 16 is best
+    /// there). Pieces give the bits of the whole if they end where chunks do.
     Chunked(usize),
 }
 

@@ -31,7 +31,7 @@ struct Chunk<'s> {
     d: usize,
     width: usize,
     decays: bool,
-    /// `[d][n]`: keys before the current block, decayed up to it.
+    /// `[d][n]`: keys, those before the current block decayed up to it.
     keys: &'s mut [f32],
     /// `[n][width]`: what each token writes.
     written: &'s mut [f32],
@@ -287,7 +287,7 @@ impl<'s> Chunk<'s> {
         }
     }
 
-    /// The chunk's `n` tokens to the state.
+    /// The chunk's `n` tokens into the state.
     #[inline(always)]
     fn store(&mut self, n: usize, state: &mut [f32]) {
         if self.decays {
