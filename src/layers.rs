@@ -10,6 +10,7 @@
 //! | look-up by likeness | [`Dictionary`] of anything [`Weighable`] |
 //! | y = f(x·Wᵀ + b) | [`Linear`], of [`Weights`] as model files have them |
 //! | attention between projections | [`MultiHeadAttention`], on [`Sequences`] |
+//! | attention without a softmax | [`LinearAttention`], with an [`Update`] rule and a [`LinearState`] |
 //! | tokens, positions | [`Embedding`] (learned, sinusoidal), [`Rope`], [`alibi_slopes`](crate::alibi_slopes) |
 //! | what keeps numbers in size | [`Norm`]: layer norm, RMS norm |
 //! | what is not linear | [`Activation`], in a [`FeedForward`], plain or gated |
@@ -20,6 +21,7 @@ mod dictionary;
 mod embedding;
 mod feed_forward;
 mod linear;
+mod linear_attention;
 mod multi_head;
 mod norm;
 mod positions;
@@ -31,6 +33,7 @@ pub use dictionary::{Dictionary, Found, Weighable};
 pub use embedding::Embedding;
 pub use feed_forward::FeedForward;
 pub use linear::{Linear, Weights};
+pub use linear_attention::{FeatureMap, Form, LinearAttention, LinearInputs, LinearState, Normaliser, Reach, Update};
 pub use multi_head::{MultiHeadAttention, MultiHeadInput, Sequences};
 pub use norm::Norm;
 pub use positions::{Rope, RopePairs};
