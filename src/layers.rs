@@ -6,8 +6,11 @@
 //!
 //! | to say | there is |
 //! |---|---|
-//! | y = x·Wᵀ + b | [`Linear`], of [`Weights`] as model files have them |
+//! | scores, weights, output, one by one | [`Steps`] |
+//! | look-up by likeness | [`Dictionary`] of anything [`Weighable`] |
+//! | y = f(x·Wᵀ + b) | [`Linear`], of [`Weights`] as model files have them |
 //! | attention between projections | [`MultiHeadAttention`], on [`Sequences`] |
+//! | attention without a softmax | [`LinearAttention`], with an [`Update`] rule and a [`LinearState`] |
 //! | tokens, positions | [`Embedding`] (learned, sinusoidal), [`Rope`], [`alibi_slopes`](crate::alibi_slopes) |
 //! | what keeps numbers in size | [`Norm`]: layer norm, RMS norm |
 //! | what is not linear | [`Activation`], in a [`FeedForward`], plain or gated |
@@ -16,21 +19,26 @@
 
 mod bert;
 mod compute;
+mod dictionary;
 mod embedding;
 mod feed_forward;
 mod linear;
+mod linear_attention;
 mod model;
 mod multi_head;
 mod norm;
 mod pool;
 mod positions;
+mod steps;
 mod transformer;
 
 pub use bert::{Bert, BertConfig, BertInput};
 pub use compute::Compute;
+pub use dictionary::{Dictionary, Found, Weighable};
 pub use embedding::Embedding;
 pub use feed_forward::FeedForward;
 pub use linear::{Linear, Weights};
+pub use linear_attention::{FeatureMap, Form, LinearAttention, LinearInputs, LinearState, Normaliser, Reach, Update};
 #[cfg(feature = "safetensors")]
 pub use model::SafeTensorsFile;
 pub use model::{ModelError, Tensor, TensorSource};
@@ -39,4 +47,5 @@ pub use norm::Norm;
 pub use pool::{Pooling, normalize};
 pub use positions::{Rope, RopePairs};
 pub use sdpa_kernels::Activation;
+pub use steps::{Steps, StepsRow};
 pub use transformer::{LayerInput, NormOrder, Transformer, TransformerLayer};

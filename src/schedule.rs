@@ -6,6 +6,7 @@
 use crate::plan::{Exec, Plan};
 use crate::problem::Problem;
 use sdpa_kernels::{Launch, MaskMod, Mods, Packed, ProbMod, Product, ScoreMod, Scratch};
+use std::sync::{Mutex, PoisonError};
 
 /// Memory that runs share: one scratch for each worker, which grows to what plans need and stays.
 ///
@@ -66,7 +67,7 @@ impl Problem<'_> {
 
     /// Plans and computes with the caller's functions, with memory of its own.
     pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(self, exec: Exec, mods: &Mods<S, M, P>) {
-        let plan = Plan::new(&self, exec);
+        let plan = Plan::new(&self, exec).snug();
         self.run_with(&plan, &mut Workspace::new(), mods);
     }
 }
@@ -156,6 +157,30 @@ fn join(a: impl FnOnce() + Send, b: impl FnOnce() + Send) {
         a();
         b();
     }
+}
+
+/// Calls `work` on every part, each worker with its own `each` floats of scratch: as many workers as there is scratch for.
+/// They take the next part until none is left.
+pub(crate) fn parts<P: Send>(
+    scratch: &mut [f32],
+    each: usize,
+    parts: impl Iterator<Item = P> + Send,
+    work: impl Fn(&mut [f32], P) + Sync,
+) {
+    let queue = Mutex::new(parts);
+    let worker = |scratch: &mut [f32]| {
+        loop {
+            let part = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(part) = part else { return };
+            work(scratch, part);
+        }
+    };
+    #[cfg(feature = "rayon")]
+    if scratch.len() > each {
+        use rayon::prelude::*;
+        return scratch.par_chunks_exact_mut(each).with_max_len(1).for_each(worker);
+    }
+    worker(&mut scratch[..each]);
 }
 
 /// Threads of the pool a call would run in.

@@ -8,39 +8,47 @@ use std::path::{Path, PathBuf};
 #[path = "../../tests/support/minilm.rs"]
 mod minilm;
 
-/// The ten texts and their embeddings, as the model's own framework computed them.
-fn recorded() -> (Vec<String>, Vec<f32>) {
-    let file = std::fs::read(minilm::fixture("minilm_embeddings.safetensors")).unwrap();
+/// Texts and their embeddings, as the model's own framework computed them.
+fn recorded(file: &str, list: &str, tensor: &str) -> (Vec<String>, Vec<f32>) {
+    let file = std::fs::read(minilm::fixture(file)).unwrap();
     let (_, header) = SafeTensors::read_metadata(&file).unwrap();
-    let texts = serde_json::from_str(&header.metadata().as_ref().unwrap()["texts"]).unwrap();
+    let texts = serde_json::from_str(&header.metadata().as_ref().unwrap()[list]).unwrap();
     let tensors = SafeTensors::deserialize(&file).unwrap();
-    let rows = tensors.tensor("embeddings").unwrap();
+    let rows = tensors.tensor(tensor).unwrap();
     (texts, rows.data().as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect())
 }
 
-#[test]
-fn the_ten_texts_are_embedded_as_recorded_where_the_model_is_present() {
-    let Some(folder) = minilm::folder("the_ten_texts_are_embedded_as_recorded") else { return };
-    let (texts, expected) = recorded();
-    let encoder = Encoder::load(&folder, None).unwrap();
-    let embedded = embed_all(&encoder, &texts).unwrap();
-    assert_eq!(embedded.tokens, [11, 11, 268, 8, 11, 9, 12, 15, 8, 2]);
-    assert_eq!((&embedded.cut[..], encoder.max_tokens()), (&[][..], 512), "recorded uncut");
-    assert_eq!((embedded.long, encoder.made_for()), (1, Some(256)), "said by sentence_bert_config.json");
+fn assert_recorded(texts: &[String], embedded: &Embedded, expected: &[f32]) {
     assert_eq!(embedded.rows.len(), expected.len());
+    let width = expected.len() / texts.len();
     let mut worst = 0.0f32;
-    let width = encoder.width();
     for (text, (got, expected)) in texts.iter().zip(embedded.rows.chunks_exact(width).zip(expected.chunks_exact(width)))
     {
         let error = got.iter().zip(expected).fold(0.0f32, |most, (got, x)| most.max((got - x).abs()));
         assert!(error < 1e-5, "{text:?}: off by {error:e}");
         worst = worst.max(error);
     }
-    let _ = writeln!(std::io::stderr(), "ten texts: embeddings off by {worst:e} at most");
+    complain(&format_args!("embeddings of {} texts off by {worst:e} at most", texts.len()));
+}
+
+#[test]
+fn the_ten_texts_are_embedded_as_recorded_where_the_model_is_present() {
+    let Some(folder) = minilm::folder("the_ten_texts_are_embedded_as_recorded") else { return };
+    let (texts, expected) = recorded("minilm_embeddings.safetensors", "texts", "embeddings");
+    let encoder = Encoder::load(&folder, None).unwrap();
+    let embedded = embed_all(&encoder, &texts).unwrap();
+    assert_recorded(&texts, &embedded, &expected);
+    assert_eq!(embedded.tokens, [11, 11, 268, 8, 11, 9, 12, 15, 8, 2]);
+    assert_eq!((&embedded.cut[..], encoder.max_tokens()), (&[][..], 512), "recorded uncut");
+    assert_eq!((embedded.long, encoder.made_for()), (1, Some(256)), "said by sentence_bert_config.json");
+    let width = encoder.width();
     for (text, row) in texts.iter().zip(embedded.rows.chunks_exact(width)) {
         let alone = embed_all(&encoder, std::slice::from_ref(text)).unwrap();
         assert_eq!(alone.rows, row, "{text:?} alone");
     }
+
+    let (words, expected) = recorded("words.safetensors", "words", "vectors");
+    assert_recorded(&words, &embed_all(&encoder, &words).unwrap(), &expected);
 
     let cut = Encoder::load(&folder, NonZeroUsize::new(256)).unwrap();
     let cut = embed_all(&cut, &texts).unwrap();

@@ -28,6 +28,9 @@ use crate::steps::Steps;
 use crate::values::{ValueRows, Values};
 use core::ops::Range;
 
+/// Rows that are finished together: few, so that a task of few rows does not set up many.
+const END_ROWS: usize = 16;
+
 /// One task, and all it needs to know.
 pub(crate) struct Fused<'t, 'a, S, M> {
     pub(crate) s: S,
@@ -200,17 +203,22 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     /// # Safety
     /// As for [`Self::run`].
     unsafe fn gather(&self, queries: Queries, care: Care, regions: &mut Regions<'_>) {
-        regions.max.fill(f32::NEG_INFINITY);
-        regions.sum.fill(0.0);
+        // Steps work on whole vectors of rows.
+        let padded = self.task.rows.len().next_multiple_of(LANES);
+        regions.max[..padded].fill(f32::NEG_INFINITY);
+        regions.sum[..padded].fill(0.0);
         regions.out[..self.task.rows.len() * self.geometry.width()].fill(0.0);
         // SAFETY: passed on.
         unsafe { self.exchange(regions, Exchange::Load) };
+        let mut spans = Spans::new();
         for first in self.blocks() {
             // SAFETY: passed on.
             unsafe {
                 let mut block = self.block(first);
                 for group in self.groups() {
-                    let Some(spans) = self.prepare(&mut block, queries, group.clone(), regions) else { continue };
+                    if !self.prepare(&mut block, queries, group.clone(), &mut spans, regions) {
+                        continue;
+                    }
                     self.emit(Point::Masked, &block, group.clone(), regions.scores);
                     self.emit(Point::Weights, &block, group.clone(), regions.scores);
                     let seen = self.seen(&block, care, group.len(), &spans, regions.scores);
@@ -267,12 +275,15 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     unsafe fn gather_modified(&self, queries: Queries, care: Care, regions: &mut Regions<'_>) {
         regions.keep.fill(1.0);
         regions.join.fill(1.0);
+        let mut spans = Spans::new();
         for first in self.blocks() {
             // SAFETY: passed on.
             unsafe {
                 let mut block = self.block(first);
                 for group in self.groups() {
-                    let Some(spans) = self.prepare(&mut block, queries, group.clone(), regions) else { continue };
+                    if !self.prepare(&mut block, queries, group.clone(), &mut spans, regions) {
+                        continue;
+                    }
                     let visible = Seen::new(S::TILE_ROWS, &spans, group.len(), regions.scores);
                     let poisoned = self.seen(&block, care, group.len(), &spans, regions.scores);
                     let (scores, rows) = (&mut *regions.scores, group.len());
@@ -373,9 +384,10 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             return finite;
         };
         let mut finite = true;
-        for group in self.groups() {
-            let mut ends = [RowEnd::EMPTY; MAX_GROUP];
-            let mut out = [core::ptr::null_mut(); MAX_GROUP];
+        let rows = self.task.rows.len();
+        for group in (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS)) {
+            let mut ends = [RowEnd::EMPTY; END_ROWS];
+            let mut out = [core::ptr::null_mut(); END_ROWS];
             let mut element = 1;
             for row in self.rows(group.clone()) {
                 let r = group.start + row.n;

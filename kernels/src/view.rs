@@ -274,6 +274,11 @@ unsafe impl<T: Send> Send for SharedMut<'_, T> {}
 unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
 
 impl<T> SharedMut<'_, T> {
+    /// The same view: whoever holds one has to keep the promise of [`Self::row`] with all the others.
+    pub(crate) fn same(&self) -> Self {
+        Self { ..*self }
+    }
+
     pub(crate) fn shape(&self) -> [usize; 4] {
         self.layout.shape
     }
