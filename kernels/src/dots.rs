@@ -81,7 +81,7 @@ pub(crate) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
             // SAFETY: `i < depth`, and the caller's promise.
             unsafe { add::<S, MR, NV>(s, &rows, (panels, depth), i, one) };
         }
-        // SAFETY, here and below: row `r < MR`, vector `n < NV` of the tile.
+        // SAFETY: here and below, row `r < MR`, vector `n < NV` of the tile.
         let at = |r: usize, n: usize| unsafe { out.add(r * stride + n * LANES) };
         if S::CHAINS > 1 {
             // All of it in registers first: measured 2 % faster than one element after the other.
