@@ -109,7 +109,7 @@ impl Bert {
     /// Writes the hidden states after this many layers: after 0, the normed sum of embeddings.
     ///
     /// # Errors
-    /// As for [`Self::forward`]; [`Error::Entry`] if there are not so many layers.
+    /// As for [`Self::forward`]; [`Error::Mismatch`] if there are not so many layers.
     pub fn forward_to(
         &self,
         layers: usize,
