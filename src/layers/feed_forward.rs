@@ -4,7 +4,7 @@ use super::linear::{check_rows, rows_of};
 use super::{Activation, Compute, Linear};
 use crate::error::Error;
 use crate::inputs::same;
-use crate::schedule::{self, Rows, current_threads};
+use crate::schedule::{self, Rows};
 
 /// Rows per thread that are taken through at once: four tasks of a projection. The hidden rows stay in cache, and memory
 /// does not grow with the number of rows.
@@ -85,9 +85,7 @@ impl FeedForward {
         let rows = rows_of("x", x, self.inputs())?;
         check_rows("out", out, rows, self.outputs())?;
         let exec = compute.exec();
-        // One thread needs no pool: asking would start it.
-        let threads = if exec.threads > 1 { exec.threads.min(current_threads()) } else { 1 };
-        let chunk = CHUNK_ROWS * threads;
+        let chunk = CHUNK_ROWS * compute.threads();
         let size = chunk.min(rows) * self.hidden();
         let mut hidden = compute.buffer(size);
         let mut factor = compute.buffer(if self.gate.is_some() { size } else { 0 });

@@ -254,6 +254,17 @@ impl Transformer {
         run(&self.layers, self.norm.as_ref(), Call { x, memory: None }, out, compute)
     }
 
+    /// The first of its layers only, at least one of them, without the last norm.
+    pub(crate) fn forward_to(
+        &self,
+        layers: usize,
+        x: LayerInput<'_>,
+        out: &mut [f32],
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        run(&self.layers[..layers], None, Call { x, memory: None }, out, compute)
+    }
+
     /// As [`Self::forward`], with a memory for the cross-attention of every layer.
     ///
     /// # Errors
