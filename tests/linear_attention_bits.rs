@@ -54,7 +54,7 @@ fn pieces_give_the_whole() {
         let case = Case::new(rule, normaliser, [2, 2, 2, n, n, 20, 33], 1);
         for (isa, exec) in execs() {
             let whole = case.run(layer, exec);
-            // Any cut if recurrent; ends of chunks if chunked, all forms having one at 40 or none before the end.
+            // Any cut if recurrent; ends of chunks if chunked.
             let cuts: Vec<Vec<usize>> = match FORMS.into_iter().find(|&form| layer == layer.form(form)).unwrap() {
                 Form::Recurrent => {
                     vec![vec![0, 0, 1, 2, 17, 17, 48, n], (0..=n).collect(), vec![0, 13, n]]
