@@ -2,6 +2,7 @@
 
 use crate::failure::{Refused, Result};
 use crate::settings::{Settings, Sides};
+use crate::sweep::{self, Sweep};
 use sdpa::{Alignment, Causality, Isa, Point, Shape};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -15,6 +16,7 @@ pub(crate) const HELP: &str = "\
 Compares every way this crate computes attention: naive, unfused, and fused on each instruction set.
 
 Usage: compare [OPTIONS] [FILE.safetensors]
+       compare --sweep [OPTIONS] [DIR]
 
   FILE.safetensors           tensors q [B,H,Lq,D], k [B,Hkv,Lk,D], v [B,Hkv,Lk,Dv], f32; and if it has them:
                                bias f32 and mask bool or u8 (nonzero keeps), [B or 1,H or 1,Lq or 1,at most Lk];
@@ -42,6 +44,12 @@ Usage: compare [OPTIONS] [FILE.safetensors]
   --json                     one JSON object a line for each path, instead of the table
   --help                     this
 
+  --sweep                    draw GFLOP/s against length: sweep.svg, sweep.png and, with every number, sweep.csv, into
+                             DIR or else target/pictures. About two minutes; answers are not checked; goes with
+                             --only, --isa, --threads and --repeat
+  --lengths N,N,...          of these rows and keys (default: 16, 32, 64 and so on to 16384)
+  --dims N,N,...             on heads of these sizes (default: 32, 64, 128, 256)
+
 Exit status: 0 if every error is within its bound, 1 if one is not, 2 if an argument, a file or a shape is wrong.
 ";
 
@@ -50,6 +58,7 @@ Exit status: 0 if every error is within its bound, 1 if one is not, 2 if an argu
 pub(crate) enum Command {
     Help,
     Compare(Box<Args>),
+    Sweep(Box<Args>, Sweep),
 }
 
 /// How to compare, and what.
@@ -116,6 +125,10 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command
                     text[flag.len()..].trim_start_matches('=')
                 )));
             }
+            "--sweep" => {
+                given.sweep = true;
+                attached.map_or(Ok(()), |folder| given.file(PathBuf::from(folder)))?;
+            }
             "--causal" => given.settings.causality = Causality::Causal,
             "--weights" => given.weights = true,
             "--explain" => given.explain = true,
@@ -135,7 +148,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command
 }
 
 /// Flags that take a value.
-const VALUED: [&str; 11] = [
+const VALUED: [&str; 13] = [
     "--shape",
     "--scale",
     "--align",
@@ -147,6 +160,8 @@ const VALUED: [&str; 11] = [
     "--repeat",
     "--output",
     "--scores",
+    "--lengths",
+    "--dims",
 ];
 
 /// What has been read so far.
@@ -164,6 +179,9 @@ struct Given {
     weights: bool,
     explain: bool,
     json: bool,
+    sweep: bool,
+    lengths: Option<Vec<usize>>,
+    dims: Option<Vec<usize>>,
     seen: Vec<&'static str>,
 }
 
@@ -209,14 +227,39 @@ impl Given {
                 }
                 point => self.scores.push(point),
             },
+            "--lengths" => self.lengths = Some(sweep::sizes(flag, text, sweep::LONGEST)?),
+            "--dims" => self.dims = Some(sweep::sizes(flag, text, sweep::WIDEST)?),
             "--repeat" => self.repeat = Some(number(flag, text, "a whole number of at least 1")?),
             _ => self.only = Some(only(text)?),
         }
         Ok(())
     }
 
-    fn finish(self) -> Result<Command> {
-        let source = match (self.file, self.shape) {
+    /// Whether a flag was given that [`Self::set`] keeps or that takes no value.
+    fn has(&self, flag: &str) -> bool {
+        match flag {
+            "--causal" => self.settings.causality == Causality::Causal,
+            "--weights" => self.weights,
+            "--explain" => self.explain,
+            "--json" => self.json,
+            _ => self.seen.contains(&flag),
+        }
+    }
+
+    fn finish(mut self) -> Result<Command> {
+        let sweep = match self.sweep {
+            true => {
+                if let Some(flag) = sweep::OF_ONE_CALL.into_iter().find(|flag| self.has(flag)) {
+                    return Err(Refused::new(format_args!("{flag}: is about one call, but --sweep makes many")));
+                }
+                Some(Sweep::new(self.file.take(), self.lengths.take(), self.dims.take()))
+            }
+            false => match ["--lengths", "--dims"].into_iter().find(|flag| self.has(flag)) {
+                Some(flag) => return Err(Refused::new(format_args!("{flag}: needs --sweep, but there is none"))),
+                None => None,
+            },
+        };
+        let source = match (self.file.take(), self.shape.take()) {
             (None, None) => Source::Paragraph,
             (Some(path), None) => Source::File(path),
             (None, Some(shape)) => Source::Random(shape),
@@ -227,8 +270,7 @@ impl Given {
         };
         if let Some(only @ (Only::Naive | Only::Unfused)) = self.only {
             let path = only.name();
-            let given = |flag: &&str| self.seen.contains(flag) || *flag == "--explain" && self.explain;
-            if let Some(flag) = ["--isa", "--output", "--explain"].into_iter().find(given) {
+            if let Some(flag) = ["--isa", "--output", "--explain"].into_iter().find(|flag| self.has(flag)) {
                 return Err(Refused::new(format_args!("{flag}: is about the fused path, but --only is {path}")));
             }
         }
@@ -245,7 +287,7 @@ impl Given {
                 "{flag}: needs --output, where they are written, but there is none"
             )));
         }
-        Ok(Command::Compare(Box::new(Args {
+        let args = Box::new(Args {
             source,
             settings: self.settings,
             only: self.only,
@@ -256,7 +298,11 @@ impl Given {
             points,
             explain: self.explain,
             format: if self.json { Format::Json } else { Format::Table },
-        })))
+        });
+        Ok(match sweep {
+            Some(sweep) => Command::Sweep(args, sweep),
+            None => Command::Compare(args),
+        })
     }
 }
 
@@ -270,7 +316,7 @@ impl Only {
     }
 }
 
-fn wrong(flag: &str, got: impl std::fmt::Display, expected: &str) -> Refused {
+pub(crate) fn wrong(flag: &str, got: impl std::fmt::Display, expected: &str) -> Refused {
     Refused::new(format_args!("{flag}: {got}, but must be {expected}"))
 }
 

@@ -62,7 +62,7 @@ fn values_may_be_attached_and_files_stand_anywhere() {
 fn help_wins() {
     assert_eq!(parse_words("--causal --help").unwrap(), Command::Help);
     assert_eq!(parse_words("-h").unwrap(), Command::Help);
-    for flag in VALUED.into_iter().chain(["--causal", "--weights", "--explain", "--json"]) {
+    for flag in VALUED.into_iter().chain(["--causal", "--weights", "--explain", "--json", "--sweep"]) {
         assert!(HELP.contains(flag), "{flag}");
     }
 }
@@ -141,6 +141,45 @@ fn flags_that_need_another_say_so() {
     assert_eq!(refusal("--scores raw"), format!("--scores: {needs}"));
     assert_eq!(refusal("--scores raw --output o --scores raw"), "--scores: raw is given twice");
     assert_eq!(refusal("--explain --json"), "--explain: goes with the table, but got --json too");
+}
+
+fn swept(line: &str) -> (Args, Sweep) {
+    match parse_words(line) {
+        Ok(Command::Sweep(args, sweep)) => (*args, sweep),
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+#[test]
+fn a_sweep_has_a_folder_lengths_and_sizes() {
+    let (args, sweep) = swept("--sweep");
+    assert_eq!(sweep, Sweep::new(None, None, None));
+    assert_eq!((sweep.lengths.first(), sweep.lengths.last(), sweep.lengths.len()), (Some(&16), Some(&16384), 11));
+    assert_eq!((sweep.dims, sweep.folder), (vec![32, 64, 128, 256], PathBuf::from("target/pictures")));
+    assert_eq!((args.only, args.isa, args.threads), (None, None, None));
+    let (args, sweep) = swept("--dims 64,7 --sweep here --lengths=300,16,300 --only fused --isa portable --repeat 2");
+    assert_eq!((sweep.lengths, sweep.dims), (vec![16, 300], vec![7, 64]));
+    assert_eq!((sweep.folder, args.source), (PathBuf::from("here"), Source::Paragraph));
+    assert_eq!((args.only, args.repeat), (Some(Only::Fused), NonZeroUsize::new(2)));
+    assert_eq!(swept("--sweep=here").1.folder, PathBuf::from("here"));
+}
+
+#[test]
+fn flags_of_one_call_do_not_sweep() {
+    for flag in ["--causal", "--weights", "--explain", "--json", "--scale 1", "--output o", "--scores raw"] {
+        let name = flag.split(' ').next().unwrap();
+        assert_eq!(refusal(&format!("--sweep {flag}")), format!("{name}: is about one call, but --sweep makes many"));
+    }
+    assert_eq!(refusal("--sweep --shape 1,1,1,1,1,1,1"), "--shape: is about one call, but --sweep makes many");
+    assert_eq!(refusal("--lengths 16"), "--lengths: needs --sweep, but there is none");
+    assert_eq!(refusal("--dims 16"), "--dims: needs --sweep, but there is none");
+    assert_eq!(refusal("--sweep=a b"), "one file at a time, but got a and b");
+    assert_eq!(refusal("--sweep --only naive --isa portable"), "--isa: is about the fused path, but --only is naive");
+    for (sizes, most) in [("--lengths 0", 65536), ("--lengths 16,", 65536), ("--dims a", 1024), ("--dims 1025", 1024)] {
+        let expected = format!("but must be whole numbers from 1 to {most}, with commas between them");
+        let (flag, value) = sizes.split_once(' ').unwrap();
+        assert_eq!(refusal(&format!("--sweep {sizes}")), format!("{flag}: {value}, {expected}"));
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! cargo run --release --example compare             # real input, every path
+//! cargo run --release --example compare -- --sweep  # a picture: GFLOP/s against length
 //! cargo run --release --example compare -- --help   # your own tensors, shapes, options
 //! ```
 
@@ -11,10 +12,13 @@ mod failure;
 mod file;
 mod output;
 mod paths;
+#[path = "../pictures/mod.rs"]
+mod pictures;
 mod reference;
 mod session;
 mod settings;
 mod strips;
+mod sweep;
 mod table;
 mod timing;
 
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
     let done = args::parse(std::env::args_os().skip(1)).and_then(|command| match command {
         Command::Help => print(args::HELP).map(|()| ExitCode::SUCCESS),
         Command::Compare(args) => compare(&args),
+        Command::Sweep(args, sweep) => sweep::run(&args, &sweep).map(|()| ExitCode::SUCCESS),
     });
     done.unwrap_or_else(|refused| {
         complain(&refused);
@@ -80,9 +85,7 @@ fn compare(args: &Args) -> Result<ExitCode> {
     let reference = Reference::compute(&cut, rows, &progress)?;
     let mut runner = Runner::new(&tensors, args.settings, &reference.rows)?;
     // The paths run in a pool of the size asked for, the oracle in one of all cores.
-    let threads = paths.most_threads();
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = pool.map_err(|e| Refused::new(format_args!("--threads: {threads}, but they cannot be started: {e}")))?;
+    let pool = pool(paths.most_threads())?;
     let measured = pool.install(|| session::measure(&mut runner, &reference, &paths, args.repeat, &progress))?;
     progress.finish_and_clear();
     let peaks = if start.elapsed() < SAME_TIME { peaks } else { peaks.or(Peaks::measure(&paths.all)) };
@@ -140,6 +143,12 @@ fn explanations(paths: &Paths, runner: &mut Runner<'_>) -> Result<String> {
         );
     }
     Ok(text)
+}
+
+/// A pool of so many threads.
+fn pool(threads: usize) -> Result<rayon::ThreadPool> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    pool.map_err(|e| Refused::new(format_args!("--threads: {threads}, but they cannot be started: {e}")))
 }
 
 /// A bar on standard error, if that is a terminal.

@@ -9,6 +9,7 @@ use crate::strips::{Cut, Rows, Strip};
 use sdpa::{Attention, Exec, Explanation, Inputs, Isa, Machine, Outputs, Plan, Point, Problem};
 use sdpa::{Shape, ViewMut, Workspace, unfused};
 use std::hint::black_box;
+use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 /// A way to compute attention.
@@ -78,12 +79,7 @@ impl Paths {
 /// # Errors
 /// If nothing but the unfused path is wanted, and it does not carry the options or memory cannot hold its scores.
 pub(crate) fn paths(args: &Args, cut: &Cut<'_>) -> Result<Paths> {
-    let all_threads = if cfg!(feature = "rayon") { rayon::current_num_threads() } else { 1 };
-    let threads = match args.threads {
-        Some(n) => vec![n.get()],
-        None if all_threads == 1 => vec![1],
-        None => vec![1, all_threads],
-    };
+    let threads = thread_counts(args.threads);
     let wanted = |only| args.only.is_none_or(|it| it == only);
     let mut all = Vec::new();
     let mut left_out = None;
@@ -106,6 +102,16 @@ pub(crate) fn paths(args: &Args, cut: &Cut<'_>) -> Result<Paths> {
     }
     let answer = Path { method: Method::Fused(widest), threads: threads[threads.len() - 1] };
     Ok(Paths { all, answer, left_out })
+}
+
+/// The number of threads asked for, or else one and all.
+pub(crate) fn thread_counts(asked: Option<NonZeroUsize>) -> Vec<usize> {
+    let all = if cfg!(feature = "rayon") { rayon::current_num_threads() } else { 1 };
+    match asked {
+        Some(n) => vec![n.get()],
+        None if all == 1 => vec![1],
+        None => vec![1, all],
+    }
 }
 
 /// Asks the unfused path whether it takes these options, by a call without rows.

@@ -54,15 +54,37 @@ pub struct Level<'a> {
 impl LineChart<'_> {
     /// Draws it, with a legend to the right.
     pub fn picture(&self) -> Picture {
+        let (plot, legend) = (self.plot(), self.legend());
+        let mut picture = Picture::new(plot.width() + legend.width(), plot.height().max(legend.height()));
+        picture.place(0.0, 0.0, &plot);
+        picture.place(plot.width(), self.above(), &legend);
+        picture
+    }
+
+    /// What the lines mean: for several plots of the same series, one is enough.
+    pub fn legend(&self) -> Picture {
+        let names = self.series.iter().map(|s| s.name);
+        let width = names.map(|name| text_width(name, LABEL)).fold(0.0, f64::max) + 50.0;
+        let mut picture = Picture::new(width, 20.0 * self.series.len() as f64);
+        for (n, series) in self.series.iter().enumerate() {
+            let (x, y, colour) = (14.0, 10.0 + n as f64 * 20.0, COLOURS[n % COLOURS.len()]);
+            picture.line(&[(x, y), (x + 24.0, y)], 2.0, Stroke::Solid, colour);
+            marker(&mut picture, n, (x + 12.0, y), colour);
+            picture.text(x + 30.0, y + LABEL * 0.36, series.name, Text { size: LABEL, ..Text::default() });
+        }
+        picture
+    }
+
+    /// Draws it without its legend.
+    pub fn plot(&self) -> Picture {
         let (width, height) = self.size;
         let points = || self.series.iter().flat_map(|s| s.points.iter());
         let xs = self.x.scale.range(points().map(|p| p.0), 10);
         let ys = self.y.scale.range(points().map(|p| p.1).chain(self.levels.iter().map(|l| l.y)), 7);
         let numbers = ys.ticks.iter().map(|&t| text_width(&printed(t), LABEL)).fold(0.0, f64::max);
-        let names = self.series.iter().map(|s| s.name);
-        let legend = names.map(|name| text_width(name, LABEL)).fold(0.0, f64::max) + 50.0;
-        let (left, above) = (numbers + 30.0, if self.title.is_empty() { 6.0 } else { LABEL + 13.0 });
-        let mut picture = Picture::new(left + width + legend, above + height + 44.0);
+        let (left, above) = (numbers + 30.0, self.above());
+        let mut picture =
+            Picture::new(left + width, above + height + if self.x.title.is_empty() { 26.0 } else { 44.0 });
         let frame = Frame { left, above, width, height, xs, ys };
         if !self.title.is_empty() {
             let middle = Text { size: LABEL + 1.0, anchor: Anchor::Middle, ..Text::default() };
@@ -72,8 +94,8 @@ impl LineChart<'_> {
         for level in self.levels.iter().filter(|level| self.y.scale.shows(level.y)) {
             let y = frame.y(level.y);
             picture.line(&[(left, y), (left + width, y)], 1.2, Stroke::Dashed, Colour::FAINT);
-            let name = Text { size: LABEL, anchor: Anchor::End, colour: Colour::FAINT, ..Text::default() };
-            picture.text(left + width - 4.0, y - 5.0, level.name, name);
+            let (x, y) = self.place_of(level, &frame);
+            picture.text(x, y, level.name, Text { size: LABEL, colour: Colour::FAINT, ..Text::default() });
         }
         for (n, series) in self.series.iter().enumerate() {
             let colour = COLOURS[n % COLOURS.len()];
@@ -83,12 +105,41 @@ impl LineChart<'_> {
                 picture.line(&run, 2.0, Stroke::Solid, colour);
                 run.iter().for_each(|&at| marker(&mut picture, n, at, colour));
             }
-            let (x, y) = (left + width + 14.0, above + 10.0 + n as f64 * 20.0);
-            picture.line(&[(x, y), (x + 24.0, y)], 2.0, Stroke::Solid, colour);
-            marker(&mut picture, n, (x + 12.0, y), colour);
-            picture.text(x + 30.0, y + LABEL * 0.36, series.name, Text { size: LABEL, ..Text::default() });
         }
         picture
+    }
+
+    /// Height of the title.
+    fn above(&self) -> f64 {
+        if self.title.is_empty() { 6.0 } else { LABEL + 13.0 }
+    }
+
+    /// Where the name of a level stands in no line's way: above it or below, as far to the right as can be.
+    fn place_of(&self, level: &Level<'_>, frame: &Frame) -> (f64, f64) {
+        let (wide, at) = (text_width(level.name, LABEL), frame.y(level.y));
+        let (first, last) = (frame.left + 4.0, frame.left + frame.width - wide - 4.0);
+        let steps = (0..=12).map(|n| last + (first - last) * f64::from(n) / 12.0);
+        let places: Vec<_> = steps.flat_map(|x| [(x, at - 5.0), (x, at + LABEL + 1.0)]).collect();
+        let free = |&&(x, y): &&(f64, f64)| {
+            let (top, bottom) = (y - LABEL, y + 3.0);
+            let inside = top >= frame.above && bottom <= frame.above + frame.height;
+            let level_there = |l: &Level<'_>| l.y != level.y && (top..=bottom).contains(&frame.y(l.y));
+            inside
+                && !self.levels.iter().any(level_there)
+                && !self.passes(frame, [x - 4.0, x + wide + 4.0], [top, bottom])
+        };
+        places.iter().find(free).copied().unwrap_or(places[0])
+    }
+
+    /// Whether a line goes through a box, looked at every few pixels.
+    fn passes(&self, frame: &Frame, [left, right]: [f64; 2], [top, bottom]: [f64; 2]) -> bool {
+        let through = |pair: &[(f64, f64)]| {
+            let [a, b] = [pair[0], pair[1]].map(|(x, y)| (frame.x(x), frame.y(y)));
+            let along = |n: i32| (f64::from(n) / 32.0, 1.0 - f64::from(n) / 32.0);
+            let on = |(t, u): (f64, f64)| (u * a.0 + t * b.0, u * a.1 + t * b.1);
+            (0..=32).map(along).map(on).any(|(x, y)| (left..=right).contains(&x) && (top..=bottom).contains(&y))
+        };
+        self.series.iter().any(|series| series.points.windows(2).any(through))
     }
 
     fn axes(&self, picture: &mut Picture, frame: &Frame) {
