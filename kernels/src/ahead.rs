@@ -92,8 +92,8 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         let mut ahead = Ahead::nothing();
         // SAFETY: passed on.
         unsafe {
-            match self.blocks().find(|&block| block > first) {
-                Some(next) => self.push_block(next, &mut ahead),
+            match self.blocks().next_back().filter(|&last| first < last) {
+                Some(_) => self.push_block(first + KEY_BLOCK, &mut ahead),
                 None => {
                     if let Some(out) = &self.outputs.out {
                         self.push_rows(&mut ahead, self.geometry.value_dim, out.strides()[2], |row| {
