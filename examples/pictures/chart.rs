@@ -146,10 +146,13 @@ impl LineChart<'_> {
         let &Frame { left, above, width, height, .. } = frame;
         let (right, below) = (left + width, above + height);
         let middle = Text { size: LABEL, anchor: Anchor::Middle, ..Text::default() };
-        for &tick in &frame.xs.ticks {
+        let every = frame.numbered();
+        for (n, &tick) in frame.xs.ticks.iter().enumerate() {
             let x = frame.x(tick);
             picture.line(&[(x, above), (x, below)], 1.0, Stroke::Solid, GRID);
-            picture.text(x, below + LABEL + 5.0, &printed(tick), middle);
+            if n % every == 0 {
+                picture.text(x, below + LABEL + 5.0, &printed(tick), middle);
+            }
         }
         for &tick in &frame.ys.ticks {
             let y = frame.y(tick);
@@ -176,6 +179,15 @@ struct Frame {
 impl Frame {
     fn x(&self, x: f64) -> f64 {
         self.left + self.width * self.xs.share(x)
+    }
+
+    /// So many ticks on from one number on the x axis is the next: near enough, but not into one another.
+    fn numbered(&self) -> usize {
+        let half = |&tick: &f64| text_width(&printed(tick), LABEL) / 2.0;
+        let apart = |a: &f64, b: &f64| self.x(*b) - self.x(*a) > half(a) + half(b) + LABEL / 2.0;
+        let ticks = &self.xs.ticks;
+        let fits = |&step: &usize| ticks.iter().zip(&ticks[step..]).step_by(step).all(|(a, b)| apart(a, b));
+        (1..ticks.len()).find(fits).unwrap_or(ticks.len())
     }
 
     fn y(&self, y: f64) -> f64 {

@@ -6,7 +6,7 @@ use crate::pictures::{Axis, Level, LineChart, Picture, Scale, Series, page as pa
 use crate::timing::Peaks;
 
 /// Of the frame of a panel.
-const SIZE: (f64, f64) = (310.0, 150.0);
+const SIZE: (f64, f64) = (310.0, 140.0);
 /// Peaks closer than this are one line.
 const ONE_LINE: f64 = 0.05;
 
@@ -23,7 +23,10 @@ pub(super) fn page(samples: &[Sample], peaks: &Peaks, sweep: &Sweep) -> Picture 
         for &threads in &counts {
             let points = |method: &Method| {
                 let mine = |s: &&Sample| (s.shape.head_dim, s.threads, s.path.method) == (dim, threads, *method);
-                samples.iter().filter(mine).map(|s| (s.shape.q_len as f64, s.flops / 1e9)).collect::<Vec<_>>()
+                let at = |length| samples.iter().filter(mine).find(|s| s.shape.q_len == length);
+                // What was left out has no rate, but a place: all panels have the same lengths.
+                let rate = |length| at(length).map_or(f64::NAN, |s| s.flops / 1e9);
+                sweep.lengths.iter().map(|&length| (length as f64, rate(length))).collect::<Vec<_>>()
             };
             let points: Vec<_> = methods.iter().map(points).collect();
             let series: Vec<_> = names.iter().zip(&points).map(|(name, points)| Series { name, points }).collect();
