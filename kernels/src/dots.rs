@@ -30,7 +30,7 @@ const fn chain<S: Simd>(depth: usize) -> usize {
 }
 
 /// Rows up to which the time of a tile that is not full is that of fetching the panels: it asks for what comes next.
-const FEW_ROWS: usize = 4;
+pub(crate) const FEW_ROWS: usize = 4;
 /// How far ahead a tile of few rows asks for its panels, in floats: 16 vectors, 1 KiB.
 const AHEAD: usize = 16 * LANES;
 
@@ -62,11 +62,13 @@ pub(crate) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
     // SAFETY: the caller vouches for `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (mut first, chain) = (0, chain::<S>(depth));
+    // Few rows wait for memory, and memory likes to be read in order; wide tiles have no registers for two chains.
+    let paired = const { S::CHAINS > 1 && MR > FEW_ROWS && NV <= S::DOT_VECS };
     loop {
-        // Two chains side by side, `first..middle` and `middle..last`, the second no longer than the first: their totals
+        // If paired, two chains side by side, `first..middle` and `middle..last`, the second no longer than the first: their totals
         // meet in registers, where one chain at a time would meet in memory.
         let middle = depth.min(first + chain);
-        let last = if S::CHAINS > 1 { depth.min(middle + chain) } else { middle };
+        let last = if paired { depth.min(middle + chain) } else { middle };
         let both = last - middle;
         let mut sums = [[[s.splat(0.0); NV]; MR]; 2];
         let [one, two] = &mut sums;
@@ -83,7 +85,7 @@ pub(crate) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
         }
         // SAFETY: here and below, row `r < MR`, vector `n < NV` of the tile.
         let at = |r: usize, n: usize| unsafe { out.add(r * stride + n * LANES) };
-        if S::CHAINS > 1 {
+        if paired {
             // All of it in registers first: measured 2 % faster than one element after the other.
             if first > 0 {
                 for (r, one) in one.iter_mut().enumerate() {
@@ -105,7 +107,7 @@ pub(crate) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
             for (n, &one) in one.iter().enumerate() {
                 // SAFETY: as above.
                 unsafe {
-                    let add_here = S::CHAINS == 1 && first > 0;
+                    let add_here = !paired && first > 0;
                     let total = if add_here { s.add(s.load(at(r, n)), one) } else { one };
                     s.store(at(r, n), if last == depth { finish(n, total) } else { total });
                 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! for each task: up to 96 rows of x, a run of panels
-//!     for each 32 columns:           their panels stay in second-level cache while the rows pass by
+//!     for each 64 columns:           their panels stay in second-level cache while the rows pass by
 //!         for each 6 rows: out = tile + b
 //!         out = f(out)               while it is in cache
 //! ```
@@ -226,7 +226,7 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
     assert!(panels.len() >= range.end * inputs * LANES && bias.len() >= range.end * LANES);
     let mut panel = range.start;
     while panel < range.end {
-        let vecs = S::DOT_VECS.min(range.end - panel);
+        let vecs = S::TILE_VECS.min(range.end - panel);
         let (column, columns) = (panel * LANES, outputs.min((panel + vecs) * LANES) - panel * LANES);
         let mut row = 0;
         while row < rows.len() {

@@ -38,9 +38,10 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, a: Scores<'_>) {
     assert!(a.next.is_none_or(|next| next.len() >= all));
     assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
     let scale = s.splat(a.scale);
+    let most = if all <= dots::FEW_ROWS { S::TILE_VECS } else { S::DOT_VECS };
     let mut panel = a.panels.start;
     while panel < a.panels.end {
-        let vecs = S::DOT_VECS.min(a.panels.end - panel);
+        let vecs = most.min(a.panels.end - panel);
         for (index, span) in a.spans.iter().enumerate() {
             let (from, to) = (panel.max(span.first_panel()), (panel + vecs).min(span.end_panel()));
             if from >= to {
