@@ -72,6 +72,19 @@ pub enum Error {
         /// The limit.
         limit: usize,
     },
+    /// One of several rows is not fit for what is to be done with it.
+    Row {
+        /// The argument at fault.
+        argument: &'static str,
+        /// Which quantity of the row.
+        what: &'static str,
+        /// Which row.
+        row: usize,
+        /// Its value.
+        got: f32,
+        /// What it must be.
+        expected: &'static str,
+    },
     /// An argument that only makes sense with another.
     Needs {
         /// The argument given.
@@ -123,6 +136,9 @@ impl fmt::Display for Error {
             Self::TooLarge { what, sizes } => write!(f, "{what}: sizes {sizes:?} do not fit the address space"),
             Self::Entry { argument, index, got, bound, limit } => {
                 write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}")
+            }
+            Self::Row { argument, what, row, got, expected } => {
+                write!(f, "{argument}: {what} of row {row} is {got}, but must be {expected}")
             }
             Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),
             Self::Layout(e) => e.fmt(f),

@@ -159,7 +159,7 @@ impl<'a> Inputs<'a> {
 }
 
 /// The number of sequences, if these are cumulative lengths that end at `total`.
-fn cumulative(argument: &'static str, ends: &[usize], total: usize) -> Result<usize, Error> {
+pub(crate) fn cumulative(argument: &'static str, ends: &[usize], total: usize) -> Result<usize, Error> {
     let entry =
         |index: usize, bound: Bound, limit: usize| Error::Entry { argument, index, got: ends[index], bound, limit };
     let Some(last) = ends.len().checked_sub(1) else {

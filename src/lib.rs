@@ -18,6 +18,7 @@
 //! | what to write | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key mass |
 //! | your own functions | [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]), weights ([`ProbMod`]) |
 //! | with what | [`Exec`]: an [`Isa`], threads; [`Plan`] and [`Workspace`] to be used again |
+//! | what is around attention | [`layers`]: projections, multi-head attention, norms, positions, transformers |
 //! | keys in pieces | [`AttnState`], [`merge`] |
 //! | the truth | [`naive`]: the oracle; [`unfused`]: the baseline |
 //!

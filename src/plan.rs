@@ -78,6 +78,11 @@ impl Plan {
         Self { shape, exec, workers: workers.min(tasks.max(1)), tasks, geometry }
     }
 
+    /// With no more scratch than this one problem takes.
+    pub(crate) fn snug(self) -> Self {
+        Self { geometry: self.geometry.snug(self.shape.kv_len), ..self }
+    }
+
     /// The instruction set.
     pub fn isa(&self) -> Isa {
         self.exec.isa

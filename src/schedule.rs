@@ -6,6 +6,7 @@
 use crate::plan::{Exec, Plan};
 use crate::problem::Problem;
 use sdpa_kernels::{Launch, MaskMod, Mods, Packed, ProbMod, Product, ScoreMod, Scratch};
+use std::sync::{Mutex, PoisonError};
 
 /// Memory that runs share: one scratch for each worker, which grows to what plans need and stays.
 ///
@@ -66,7 +67,7 @@ impl Problem<'_> {
 
     /// Plans and computes with the caller's functions, with memory of its own.
     pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(self, exec: Exec, mods: &Mods<S, M, P>) {
-        let plan = Plan::new(&self, exec);
+        let plan = Plan::new(&self, exec).snug();
         self.run_with(&plan, &mut Workspace::new(), mods);
     }
 }
@@ -96,6 +97,90 @@ pub(crate) fn multiply<const N: usize>(exec: Exec, products: [(&[f32], &Packed, 
         return;
     }
     work();
+}
+
+/// A slice as rows of this width.
+pub(crate) struct Rows<T>(pub(crate) T, pub(crate) usize);
+
+/// Operands that go by row: cut before a row, both parts go their own way. More than two are pairs of pairs.
+pub(crate) trait Split: Send + Sized {
+    fn split(self, row: usize) -> (Self, Self);
+}
+
+impl Split for Rows<&[f32]> {
+    fn split(self, row: usize) -> (Self, Self) {
+        let (before, after) = self.0.split_at(row * self.1);
+        (Rows(before, self.1), Rows(after, self.1))
+    }
+}
+
+impl Split for Rows<&mut [f32]> {
+    fn split(self, row: usize) -> (Self, Self) {
+        let (before, after) = self.0.split_at_mut(row * self.1);
+        (Rows(before, self.1), Rows(after, self.1))
+    }
+}
+
+impl<A: Split, B: Split> Split for (A, B) {
+    fn split(self, row: usize) -> (Self, Self) {
+        let ((a, c), (b, d)) = (self.0.split(row), self.1.split(row));
+        ((a, b), (c, d))
+    }
+}
+
+/// Calls `work(first row, operands from there on)` for runs of rows that together are all `count` of them, on as many
+/// threads as `flops` operations are worth. Nothing is allocated.
+pub(crate) fn rows<T: Split>(exec: Exec, count: usize, flops: f64, operands: T, work: impl Fn(usize, T) + Sync) {
+    let workers = exec.workers(flops).min(count);
+    let workers = if workers > 1 { workers.min(current_threads()) } else { 1 };
+    share(workers, 0..count, operands, &work);
+}
+
+/// Halves the workers and the rows until a worker is alone.
+fn share<T: Split>(workers: usize, rows: core::ops::Range<usize>, operands: T, work: &(impl Fn(usize, T) + Sync)) {
+    if workers <= 1 {
+        return work(rows.start, operands);
+    }
+    let half = workers / 2;
+    let before = rows.len() * half / workers;
+    let (left, right) = operands.split(before);
+    let middle = rows.start + before;
+    join(|| share(half, rows.start..middle, left, work), || share(workers - half, middle..rows.end, right, work));
+}
+
+/// Both, at the same time where there are threads for it.
+fn join(a: impl FnOnce() + Send, b: impl FnOnce() + Send) {
+    #[cfg(feature = "rayon")]
+    rayon::join(a, b);
+    #[cfg(not(feature = "rayon"))]
+    {
+        a();
+        b();
+    }
+}
+
+/// Calls `work` on every part, each worker with its own `each` floats of scratch: as many workers as there is scratch for.
+/// They take the next part until none is left.
+pub(crate) fn parts<P: Send>(
+    scratch: &mut [f32],
+    each: usize,
+    parts: impl Iterator<Item = P> + Send,
+    work: impl Fn(&mut [f32], P) + Sync,
+) {
+    let queue = Mutex::new(parts);
+    let worker = |scratch: &mut [f32]| {
+        loop {
+            let part = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(part) = part else { return };
+            work(scratch, part);
+        }
+    };
+    #[cfg(feature = "rayon")]
+    if scratch.len() > each {
+        use rayon::prelude::*;
+        return scratch.par_chunks_exact_mut(each).with_max_len(1).for_each(worker);
+    }
+    worker(&mut scratch[..each]);
 }
 
 /// Threads of the pool a call would run in.

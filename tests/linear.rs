@@ -151,3 +151,22 @@ fn what_does_not_fit_is_refused_by_name() {
     }
     assert!(out.iter().all(|x| x.to_bits() == UNWRITTEN), "a refused call wrote");
 }
+
+#[test]
+fn an_activation_is_that_of_the_results() {
+    use sdpa::layers::Activation;
+    for [rows, outputs, inputs] in [[1, 70, 33], [7, 32, 16], [100, 45, 20]] {
+        let (x, w, b) = (normal(rows * inputs, 2), normal(outputs * inputs, 3), normal(outputs, 4));
+        let weights = Weights::rows(&w, [outputs, inputs]).unwrap().bias(&b).unwrap();
+        for isa in Isa::available() {
+            let exec = Exec::serial().isa(isa);
+            let plain = forward(&Linear::new(weights), &x, exec);
+            for activation in [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
+                let got = forward(&Linear::new(weights).then(activation), &x, exec);
+                let mut want = plain.clone();
+                activation.apply(isa, &mut want);
+                assert_eq!(bits(&got), bits(&want), "{activation:?} on {isa}");
+            }
+        }
+    }
+}

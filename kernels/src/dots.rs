@@ -63,34 +63,51 @@ pub(crate) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (mut first, chain) = (0, chain::<S>(depth));
     loop {
-        let last = depth.min(first + chain);
-        let mut sum = [[s.splat(0.0); NV]; MR];
-        for i in first..last {
-            let mut column = [s.splat(0.0); NV];
-            for (n, column) in column.iter_mut().enumerate() {
-                // SAFETY: panel `n` is `depth × 16` floats; `i < depth`.
-                let at = unsafe { panels.add((n * depth + i) * LANES) };
-                if MR <= FEW_ROWS && MR < S::TILE_ROWS {
-                    s.prefetch(at.wrapping_add(AHEAD));
-                }
-                // SAFETY: as above.
-                *column = unsafe { s.load(at) };
+        // Two chains side by side, `first..middle` and `middle..last`, the second no longer than the first: their totals
+        // meet in registers, where one chain at a time would meet in memory.
+        let middle = depth.min(first + chain);
+        let last = if S::CHAINS > 1 { depth.min(middle + chain) } else { middle };
+        let both = last - middle;
+        let mut sums = [[[s.splat(0.0); NV]; MR]; 2];
+        let [one, two] = &mut sums;
+        for i in 0..both {
+            // SAFETY: `first + i < middle + i < last ≤ depth`, and the caller's promise.
+            unsafe {
+                add::<S, MR, NV>(s, &rows, (panels, depth), first + i, one);
+                add::<S, MR, NV>(s, &rows, (panels, depth), middle + i, two);
             }
-            for (r, sum) in sum.iter_mut().enumerate() {
-                // SAFETY: `i < depth`.
-                let x = s.splat(unsafe { *rows[r].add(i) });
-                for (sum, &column) in sum.iter_mut().zip(&column) {
-                    *sum = s.fma(x, column, *sum);
+        }
+        for i in first + both..middle {
+            // SAFETY: `i < depth`, and the caller's promise.
+            unsafe { add::<S, MR, NV>(s, &rows, (panels, depth), i, one) };
+        }
+        // SAFETY, here and below: row `r < MR`, vector `n < NV` of the tile.
+        let at = |r: usize, n: usize| unsafe { out.add(r * stride + n * LANES) };
+        if S::CHAINS > 1 {
+            // All of it in registers first: measured 2 % faster than one element after the other.
+            if first > 0 {
+                for (r, one) in one.iter_mut().enumerate() {
+                    for (n, one) in one.iter_mut().enumerate() {
+                        // SAFETY: as above.
+                        *one = s.add(unsafe { s.load(at(r, n)) }, *one);
+                    }
+                }
+            }
+            if both > 0 {
+                for (one, two) in one.iter_mut().zip(&*two) {
+                    for (one, &two) in one.iter_mut().zip(two) {
+                        *one = s.add(*one, two);
+                    }
                 }
             }
         }
-        for (r, sum) in sum.iter().enumerate() {
-            for (n, &sum) in sum.iter().enumerate() {
-                // SAFETY: row `r < MR`, vector `n < NV` of the tile.
+        for (r, one) in one.iter().enumerate() {
+            for (n, &one) in one.iter().enumerate() {
+                // SAFETY: as above.
                 unsafe {
-                    let at = out.add(r * stride + n * LANES);
-                    let total = if first == 0 { sum } else { s.add(s.load(at), sum) };
-                    s.store(at, if last == depth { finish(n, total) } else { total });
+                    let add_here = S::CHAINS == 1 && first > 0;
+                    let total = if add_here { s.add(s.load(at(r, n)), one) } else { one };
+                    s.store(at(r, n), if last == depth { finish(n, total) } else { total });
                 }
             }
         }
@@ -98,5 +115,36 @@ pub(crate) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
             return;
         }
         first = last;
+    }
+}
+
+/// `sums[row][panel] += rows[row][i] · panels[panel][i]`.
+///
+/// # Safety
+/// As for [`tile`]; `i < depth`.
+#[inline(always)]
+unsafe fn add<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    rows: &[*const f32; MR],
+    (panels, depth): (*const f32, usize),
+    i: usize,
+    sums: &mut [[S::V; NV]; MR],
+) {
+    let mut column = [s.splat(0.0); NV];
+    for (n, column) in column.iter_mut().enumerate() {
+        // SAFETY: panel `n` is `depth × 16` floats; `i < depth`.
+        let at = unsafe { panels.add((n * depth + i) * LANES) };
+        if MR <= FEW_ROWS && MR < S::TILE_ROWS {
+            s.prefetch(at.wrapping_add(AHEAD));
+        }
+        // SAFETY: as above.
+        *column = unsafe { s.load(at) };
+    }
+    for (r, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: `i < depth`.
+        let x = s.splat(unsafe { *rows[r].add(i) });
+        for (sum, &column) in sums.iter_mut().zip(&column) {
+            *sum = s.fma(x, column, *sum);
+        }
     }
 }

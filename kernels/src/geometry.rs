@@ -39,6 +39,8 @@ pub struct Geometry {
     most_rows: usize,
     /// Rows whose scores are computed together.
     pub(crate) group_rows: usize,
+    /// Keys of a block there is scratch for.
+    block_keys: usize,
     /// Keys of a block packed at once.
     pub(crate) pack_keys: usize,
     /// Value columns of a block packed at once, if values are packed at all.
@@ -63,7 +65,15 @@ impl Geometry {
         let task_rows = whole(rows.min(most_rows));
         // More than one group: MAX_GROUP is whole vectors, so groups do not share a vector of row states.
         let group_rows = task_rows.min(MAX_GROUP);
-        Self { head_dim, value_dim, task_rows, most_rows, group_rows, pack_keys, pack_cols }
+        Self { head_dim, value_dim, task_rows, most_rows, group_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols }
+    }
+
+    /// The same with no more scratch than calls of so few keys take: for a call that brings its own and does not keep it.
+    /// A quarter of tiny calls' time would be the system's, finding memory.
+    #[must_use]
+    pub fn snug(self, kv_len: usize) -> Self {
+        let block_keys = kv_len.clamp(1, KEY_BLOCK).next_multiple_of(LANES);
+        Self { most_rows: self.task_rows, block_keys, pack_keys: self.pack_keys.min(block_keys), ..self }
     }
 
     /// Query rows of a task, over the heads that share a key/value head.
@@ -91,7 +101,7 @@ impl Geometry {
         let (rows, group) = (self.most_rows, self.most_rows.min(MAX_GROUP));
         [
             self.pack_keys * self.head_dim,
-            KEY_BLOCK * self.pack_cols,
+            self.block_keys * self.pack_cols,
             group * SCORE_STRIDE,
             rows * self.width(),
             rows * self.head_dim,

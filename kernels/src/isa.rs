@@ -115,6 +115,22 @@ pub(crate) trait Visitor {
     fn visit<S: Steps>(self, s: S) -> Self::Output;
 }
 
+/// Runs `f` compiled for an instruction set, as far as it inlines: pass a closure marked `#[inline(always)]` that calls
+/// functions so marked. For loops that the compiler can turn into vectors by itself; what they compute does not depend
+/// on the instruction set, since products and sums are fused or reordered nowhere.
+#[inline(always)]
+pub fn vectorized<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
+    struct Run<F>(F);
+    impl<R, F: FnOnce() -> R> Visitor for Run<F> {
+        type Output = R;
+        #[inline(always)]
+        fn visit<S: Steps>(self, s: S) -> R {
+            s.vectorized(self.0)
+        }
+    }
+    isa.dispatch(Run(f))
+}
+
 impl Kind {
     fn is_present(self) -> bool {
         match self {

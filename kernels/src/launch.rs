@@ -232,7 +232,8 @@ impl<A: ScoreMod, B: MaskMod, C: ProbMod> Visitor for Work<'_, '_, A, B, C> {
         let Self { launch, scratch, mods } = self;
         let Launch { call, outputs, geometry, rows, mass } = launch;
         while let Some(number) = rows.take() {
-            let fused = tile::Fused::new(s, mods, call, outputs, launch.task(number), geometry);
+            let next = rows.peek().map(|number| launch.task(number));
+            let fused = tile::Fused::new(s, mods, call, outputs, launch.task(number), geometry).followed_by(next);
             // SAFETY: the call is consistent with its outputs; every number is taken once and no two tasks share a row,
             // so this worker owns the task's part of the outputs.
             unsafe { fused.run(scratch.regions(geometry)) }

@@ -7,6 +7,8 @@
 //! launch hands out tasks, each once; a task runs the fused loop of `tile.rs`, whose steps (`scores`, `softmax`,
 //! `values`) are written on the sixteen-lane vector of `simd.rs`.
 
+mod activation;
+mod ahead;
 #[macro_use]
 mod block;
 mod dots;
@@ -15,11 +17,14 @@ mod exp;
 mod finish;
 pub mod gemm;
 mod geometry;
+mod heads;
 mod isa;
+mod lanes;
 mod launch;
 mod layout;
 mod lines;
 mod mass;
+mod norm;
 mod options;
 mod outputs;
 mod pack;
@@ -39,11 +44,14 @@ mod values;
 mod view;
 mod visible;
 
+pub use activation::Activation;
 pub use block::KEY_BLOCK;
 pub use geometry::{Geometry, MAX_DIM, MAX_GROUP, MAX_TASK, Scratch};
-pub use isa::Isa;
+pub use heads::HeadsMut;
+pub use isa::{Isa, vectorized};
 pub use launch::{Call, Launch, Sequence};
 pub use layout::LayoutError;
+pub use norm::{Center, Norm};
 pub use options::{
     BlockClass, BlockPosition, Mask, MaskMod, Mods, NoMod, Options, Position, ProbMod, Ragged, ScoreMod, alibi_slopes,
 };

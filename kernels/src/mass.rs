@@ -5,6 +5,7 @@ use crate::geometry::Regions;
 use crate::launch::Task;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::passes::Group;
+use crate::prepare::Spans;
 use crate::softmax;
 use crate::steps::Steps;
 use crate::tile::Fused;
@@ -39,16 +40,21 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             // SAFETY: passed on; the group lies inside the task.
             unsafe {
                 let queries = part.queries(&mut regions);
-                for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+                let mut spans = Spans::new();
+                for first in part.blocks() {
                     let mut block = part.block(first);
-                    let Some(spans) = part.prepare(&mut block, queries, group.clone(), &mut regions) else { continue };
+                    if !part.prepare(&mut block, queries, group.clone(), &mut spans, &mut regions) {
+                        continue;
+                    }
                     let Regions { scores, max, sum, keep, join, .. } = &mut regions;
                     self.s.softmax(scores, &spans, rows, softmax::Rows { max, sum, keep, join });
                 }
                 let references = part.references(group.clone(), regions.max, regions.sum);
-                for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+                for first in part.blocks() {
                     let mut block = part.block(first);
-                    let Some(spans) = part.prepare(&mut block, queries, group.clone(), &mut regions) else { continue };
+                    if !part.prepare(&mut block, queries, group.clone(), &mut spans, &mut regions) {
+                        continue;
+                    }
                     self.s.weights(Group { scores: regions.scores, spans: &spans, rows }, &references);
                     let mut sums = [0.0f32; KEY_BLOCK];
                     for (j, sum) in sums[..block.len].iter_mut().enumerate() {

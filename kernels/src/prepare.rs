@@ -33,6 +33,12 @@ struct Next<'a> {
     bias: Option<&'a [Columns<f32>]>,
 }
 
+impl Spans {
+    pub(crate) fn new() -> Self {
+        Self { tiles: [Span::default(); MAX_GROUP], len: 0 }
+    }
+}
+
 impl Deref for Spans {
     type Target = [Span];
     fn deref(&self) -> &[Span] {
@@ -41,7 +47,8 @@ impl Deref for Spans {
 }
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
-    /// Leaves the group's final scores in `regions.scores`. `None` if nobody sees anything of the block.
+    /// Leaves the group's final scores in `regions.scores`, and in `spans` what each tile needs of the block. False if nobody
+    /// sees anything of it.
     ///
     /// # Safety
     /// As for [`Fused::run`]; `group` lies inside the task.
@@ -50,8 +57,9 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         block: &mut Block,
         queries: Queries,
         group: Range<usize>,
+        spans: &mut Spans,
         regions: &mut Regions<'_>,
-    ) -> Option<Spans> {
+    ) -> bool {
         // SAFETY: passed on.
         unsafe {
             let mask = self.call.options.mask.map(|mask| {
@@ -59,26 +67,27 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 (mask, columns)
             });
             let mask = mask.as_ref().map(|(mask, columns)| (*mask, &columns[..]));
-            let spans = self.spans(block, group.clone(), mask);
+            self.find_spans(block, group.clone(), mask, spans);
+            let spans = &*spans;
             if spans.iter().all(|span| span.is_empty()) {
-                return None;
+                return false;
             }
             let bias = self.call.options.bias.map(|bias| self.all_columns(&bias, block, group.clone()));
             let next = bias.as_ref().map(|rows| &rows[..]);
-            self.scores(block, queries, group.clone(), Next { spans: &spans, bias: next }, regions);
+            self.scores(block, queries, group.clone(), Next { spans, bias: next }, regions);
             self.emit(Point::Raw, block, group.clone(), regions.scores);
             if let Some(cap) = self.call.options.softcap {
                 let (scores, rows) = (&mut *regions.scores, group.len());
-                self.s.softcap(Group { scores, spans: &spans, rows }, cap);
+                self.s.softcap(Group { scores, spans, rows }, cap);
             }
             self.emit(Point::Softcapped, block, group.clone(), regions.scores);
             if let Some(columns) = next {
                 let (scores, rows) = (&mut *regions.scores, group.len());
-                self.s.bias(Group { scores, spans: &spans, rows }, columns);
+                self.s.bias(Group { scores, spans, rows }, columns);
             }
-            self.shift(block, group.clone(), &spans, regions.scores);
-            self.hide(block, group, (&spans, mask), regions.scores);
-            Some(spans)
+            self.shift(block, group.clone(), spans, regions.scores);
+            self.hide(block, group, (spans, mask), regions.scores);
+            true
         }
     }
 
@@ -86,14 +95,14 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     ///
     /// # Safety
     /// As for [`Self::prepare`].
-    unsafe fn spans(&self, block: &Block, group: Range<usize>, mask: Option<MaskRows<'_>>) -> Spans {
-        let mut spans = Spans { tiles: [Span::default(); MAX_GROUP], len: group.len().div_ceil(S::TILE_ROWS) };
+    unsafe fn find_spans(&self, block: &Block, group: Range<usize>, mask: Option<MaskRows<'_>>, spans: &mut Spans) {
+        spans.len = group.len().div_ceil(S::TILE_ROWS);
         let whole = Span::new(0, block.len, false);
         let ruled = self.call.visible.uses_position() || self.call.options.mask.is_some() || B::ACTIVE;
         if !ruled || self.outputs.wants_all_keys() {
             let whole = Span { partial: ruled, ..whole };
             spans.tiles[..spans.len].fill(whole);
-            return spans;
+            return;
         }
         let mut hulls = [Hull::EMPTY; MAX_GROUP];
         let hulls = &mut hulls[..group.len()];
@@ -119,7 +128,6 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             let alike = hulls.iter().all(|hull| hull.all && (hull.from, hull.to) == (lo, hi));
             *span = Span::new(lo, hi, !alike);
         }
-        spans
     }
 
     /// Drops panels at both ends of a row's hull that the mask function says it does not see.
@@ -232,6 +240,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     head_dim: d,
                     scale: self.call.scale,
                     next: bias,
+                    ahead: &mut block.ahead,
                     out: regions.scores,
                 });
             }

@@ -1,5 +1,6 @@
 //! The kernel steps one by one, for tests and benchmarks: what the fused loop calls, on data that is checked here.
 
+use crate::ahead::Ahead;
 use crate::block::{SCORE_STRIDE, Span};
 use crate::geometry::MAX_GROUP;
 use crate::isa::{Isa, Visitor};
@@ -180,6 +181,7 @@ impl Bench {
                         head_dim: d,
                         scale: 1.0,
                         next: None,
+                        ahead: &mut Ahead::nothing(),
                         out: &mut self.scores,
                     });
                 }
@@ -202,6 +204,7 @@ impl Bench {
                     join,
                     out: &mut self.out,
                     out_stride: d,
+                    ahead: &mut Ahead::nothing(),
                 });
             },
         }

@@ -1,11 +1,13 @@
-//! x·Wᵀ + b with weights packed once: the scores' register tile, with rows of x for queries and rows of W for keys.
+//! f(x·Wᵀ + b) with weights packed once: the scores' register tile, with rows of x for queries and rows of W for keys.
 //!
 //! ```text
 //! for each task: up to 96 rows of x, a run of panels
-//!     for each 64 columns:           their panels stay in second-level cache while the rows pass by
+//!     for each 32 columns:           their panels stay in second-level cache while the rows pass by
 //!         for each 6 rows: out = tile + b
+//!         out = f(out)               while it is in cache
 //! ```
 
+use crate::activation::{self, Activation};
 use crate::dots::{self, Tile};
 use crate::isa::{Isa, Visitor};
 use crate::lines::Lines;
@@ -26,6 +28,7 @@ pub struct Packed {
     bias: Lines,
     inputs: usize,
     outputs: usize,
+    activation: Activation,
 }
 
 impl Packed {
@@ -61,7 +64,18 @@ impl Packed {
         }
         let rows = Rows { first: weights.as_ptr(), row: strides.0 as isize, element: strides.1 as isize };
         Isa::detect().dispatch(Pack(rows, [outputs, inputs], panels.floats_mut()));
-        Self { panels, bias: offsets, inputs, outputs }
+        Self { panels, bias: offsets, inputs, outputs, activation: Activation::Identity }
+    }
+
+    /// With a function of the results.
+    #[must_use]
+    pub fn then(self, activation: Activation) -> Self {
+        Self { activation, ..self }
+    }
+
+    /// The function of the results.
+    pub fn activation(&self) -> Activation {
+        self.activation
     }
 
     /// Length of a row that it multiplies.
@@ -168,6 +182,7 @@ impl<'a> Product<'a> {
                 bias: weights.bias.floats(),
                 inputs: weights.inputs,
                 outputs: weights.outputs,
+                activation: weights.activation,
                 range: panel..weights.panels().min(panel + task_panels),
                 out: self.out.add(first * weights.outputs),
             });
@@ -194,6 +209,7 @@ pub(crate) struct Strip<'a> {
     bias: &'a [f32],
     inputs: usize,
     outputs: usize,
+    activation: Activation,
     /// The panels to multiply by.
     range: core::ops::Range<usize>,
     /// The first row's results, `outputs` floats apart from the next row's.
@@ -205,12 +221,12 @@ pub(crate) struct Strip<'a> {
 /// panels in `range` are this caller's to write.
 #[inline(always)]
 pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
-    let Strip { rows, panels, bias, inputs, outputs, range, out } = a;
+    let Strip { rows, panels, bias, inputs, outputs, activation, range, out } = a;
     assert!(range.end <= outputs.div_ceil(LANES));
     assert!(panels.len() >= range.end * inputs * LANES && bias.len() >= range.end * LANES);
     let mut panel = range.start;
     while panel < range.end {
-        let vecs = S::TILE_VECS.min(range.end - panel);
+        let vecs = S::DOT_VECS.min(range.end - panel);
         let (column, columns) = (panel * LANES, outputs.min((panel + vecs) * LANES) - panel * LANES);
         let mut row = 0;
         while row < rows.len() {
@@ -241,6 +257,11 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
                 }
             }
             row += tile_rows;
+        }
+        // SAFETY: the columns just written.
+        unsafe {
+            let strip = activation::Strip { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };
+            activation::activate(s, activation, strip);
         }
         panel += vecs;
     }

@@ -26,6 +26,11 @@ impl Queue {
         None
     }
 
+    /// What the next caller of [`Self::take`] would get now. Somebody may take it first.
+    pub(crate) fn peek(&self) -> Option<usize> {
+        self.len.checked_sub(1 + self.next.load(Ordering::Relaxed))
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
     }

@@ -2,6 +2,7 @@
 //!
 //! Panels outside, rows inside: a tile's 16 to 64 keys stay in the first-level cache while the rows pass by.
 
+use crate::ahead::Ahead;
 use crate::block::{SCORE_STRIDE, Span};
 use crate::dots::{self, Tile};
 use crate::passes::Columns;
@@ -22,6 +23,8 @@ pub(crate) struct Scores<'a> {
     /// A row of a bias for each query, from the block's first key on: read by the pass after this one, and fetched from
     /// memory while this one computes.
     pub(crate) next: Option<&'a [Columns<f32>]>,
+    /// What comes later.
+    pub(crate) ahead: &'a mut Ahead,
     /// `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
     pub(crate) out: &'a mut [f32],
 }
@@ -37,7 +40,7 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, a: Scores<'_>) {
     let scale = s.splat(a.scale);
     let mut panel = a.panels.start;
     while panel < a.panels.end {
-        let vecs = S::TILE_VECS.min(a.panels.end - panel);
+        let vecs = S::DOT_VECS.min(a.panels.end - panel);
         for (index, span) in a.spans.iter().enumerate() {
             let (from, to) = (panel.max(span.first_panel()), (panel + vecs).min(span.end_panel()));
             if from >= to {
@@ -67,6 +70,7 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, a: Scores<'_>) {
                     |_, total| s.mul(total, scale),
                 ));
             }
+            a.ahead.fetch(s);
         }
         panel += vecs;
     }

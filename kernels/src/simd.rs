@@ -41,6 +41,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TILE_ROWS: usize;
     /// Vectors (sixteen columns each) of a register tile.
     const TILE_VECS: usize;
+    /// Vectors of a register tile of dot products, which holds this many of each of [`Self::CHAINS`].
+    const DOT_VECS: usize;
+    /// Chains of a dot product that a tile runs side by side: 1 or 2. Not part of what the bits mean.
+    const CHAINS: usize;
 
     /// True if [`Self::fma`] rounds once.
     const FUSED: bool;
@@ -63,8 +67,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `p..p + 16` is readable.
     unsafe fn select_bytes(self, p: *const u8, zero: Self::V, other: Self::V) -> Self::V;
 
-    /// Asks for the cache line at `p`, which need not exist.
+    /// Asks for the cache line at `p`, which need not exist, to be in the first-level cache.
     fn prefetch(self, p: *const f32);
+    /// The same for the second-level cache.
+    fn prefetch_far(self, p: *const f32);
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;

@@ -4,7 +4,9 @@
 //! whatever optimisation level that crate has. The steps are not: every method below is an ordinary function of this
 //! crate whose body is a kernel inlined into a `#[target_feature]` function.
 
+use crate::activation::{self, Activation};
 use crate::finish::{self, Finish};
+use crate::norm::{self, Norm};
 use crate::options::Mask;
 use crate::pack::{self, Rows};
 use crate::passes::{self, Columns, Group};
@@ -61,6 +63,12 @@ pub(crate) trait Steps: Copy + Send + Sync {
     /// # Safety
     /// As for [`finish::finish`].
     unsafe fn finish(self, a: Finish<'_>) -> bool;
+    /// The function of every element.
+    fn activate(self, activation: Activation, xs: &mut [f32]);
+    /// `gate ← f(gate)·up`.
+    fn gate(self, activation: Activation, gate: &mut [f32], up: &[f32]);
+    /// Rows brought to one size.
+    fn norm(self, norm: &Norm<'_>, rows: norm::Rows<'_>, out: &mut [f32]);
     /// `eˣ` of every element, all non-positive.
     fn exp(self, xs: &mut [f32]);
     /// Keeps the arithmetic units busy with FMAs and nothing else. Returns the operations done, and a value that depends
@@ -191,6 +199,27 @@ macro_rules! steps {
                     #[inline(always)]
                     // SAFETY: the caller's promise.
                     || unsafe { finish::finish(self, a) },
+                )
+            }
+
+            fn activate(self, activation: Activation, xs: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || activation::activate_slice(self, activation, xs),
+                )
+            }
+
+            fn gate(self, activation: Activation, gate: &mut [f32], up: &[f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || activation::gate(self, activation, gate, up),
+                )
+            }
+
+            fn norm(self, norm: &Norm<'_>, rows: norm::Rows<'_>, out: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || norm::norm(self, norm, rows, out),
                 )
             }
 

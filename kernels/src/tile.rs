@@ -11,6 +11,7 @@
 //! ```
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) Nothing grows with the number of keys.
 
+use crate::ahead::Ahead;
 use crate::block::KEY_BLOCK;
 use crate::finish::{Finish, RowEnd};
 use crate::geometry::{Geometry, MAX_GROUP, Regions};
@@ -27,6 +28,9 @@ use crate::steps::Steps;
 use crate::values::{ValueRows, Values};
 use core::ops::Range;
 
+/// Rows that are finished together: few, so that a task of few rows does not set up many.
+const END_ROWS: usize = 16;
+
 /// One task, and all it needs to know.
 pub(crate) struct Fused<'t, 'a, S, M> {
     pub(crate) s: S,
@@ -36,6 +40,8 @@ pub(crate) struct Fused<'t, 'a, S, M> {
     pub(crate) geometry: &'t Geometry,
     pub(crate) task: Task,
     pub(crate) seq: Sequence,
+    /// What will probably be computed after it.
+    pub(crate) next: Option<Task>,
 }
 
 /// The key block at hand.
@@ -48,6 +54,8 @@ pub(crate) struct Block {
     /// Which packed run is in the scratch, if any: keys by first key, values by first column.
     pub(crate) packed_keys: Option<usize>,
     packed_values: Option<(usize, Care)>,
+    /// What comes after it.
+    pub(crate) ahead: Ahead,
 }
 
 /// Where the task's queries are.
@@ -84,7 +92,12 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         geometry: &'t Geometry,
     ) -> Self {
         let seq = call.sequence(task.index);
-        Self { s, mods, call, outputs, geometry, task, seq }
+        Self { s, mods, call, outputs, geometry, task, seq, next: None }
+    }
+
+    /// With a guess at what comes next: its memory is asked for while this one is computed.
+    pub(crate) fn followed_by(self, next: Option<Task>) -> Self {
+        Self { next, ..self }
     }
 
     /// Computes the task's rows and writes them.
@@ -172,6 +185,8 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         let (b, h, j) = (self.seq.batch, self.task.kv_head, self.seq.first_key + first);
         // SAFETY: key `first` exists.
         let ((k, k_element), (v, v_element)) = unsafe { (self.call.k.row(b, h, j), self.call.v.row(b, h, j)) };
+        // SAFETY: passed on.
+        let ahead = unsafe { self.ahead(first) };
         Block {
             first,
             len: KEY_BLOCK.min(self.seq.kv_len - first),
@@ -179,6 +194,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             values: Rows { first: v, row: self.call.v.strides()[2], element: v_element },
             packed_keys: None,
             packed_values: None,
+            ahead,
         }
     }
 
@@ -187,17 +203,22 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     /// # Safety
     /// As for [`Self::run`].
     unsafe fn gather(&self, queries: Queries, care: Care, regions: &mut Regions<'_>) {
-        regions.max.fill(f32::NEG_INFINITY);
-        regions.sum.fill(0.0);
+        // Steps work on whole vectors of rows.
+        let padded = self.task.rows.len().next_multiple_of(LANES);
+        regions.max[..padded].fill(f32::NEG_INFINITY);
+        regions.sum[..padded].fill(0.0);
         regions.out[..self.task.rows.len() * self.geometry.width()].fill(0.0);
         // SAFETY: passed on.
         unsafe { self.exchange(regions, Exchange::Load) };
-        for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+        let mut spans = Spans::new();
+        for first in self.blocks() {
             // SAFETY: passed on.
             unsafe {
                 let mut block = self.block(first);
                 for group in self.groups() {
-                    let Some(spans) = self.prepare(&mut block, queries, group.clone(), regions) else { continue };
+                    if !self.prepare(&mut block, queries, group.clone(), &mut spans, regions) {
+                        continue;
+                    }
                     self.emit(Point::Masked, &block, group.clone(), regions.scores);
                     self.emit(Point::Weights, &block, group.clone(), regions.scores);
                     let seen = self.seen(&block, care, group.len(), &spans, regions.scores);
@@ -254,12 +275,15 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     unsafe fn gather_modified(&self, queries: Queries, care: Care, regions: &mut Regions<'_>) {
         regions.keep.fill(1.0);
         regions.join.fill(1.0);
-        for first in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+        let mut spans = Spans::new();
+        for first in self.blocks() {
             // SAFETY: passed on.
             unsafe {
                 let mut block = self.block(first);
                 for group in self.groups() {
-                    let Some(spans) = self.prepare(&mut block, queries, group.clone(), regions) else { continue };
+                    if !self.prepare(&mut block, queries, group.clone(), &mut spans, regions) {
+                        continue;
+                    }
                     let visible = Seen::new(S::TILE_ROWS, &spans, group.len(), regions.scores);
                     let poisoned = self.seen(&block, care, group.len(), &spans, regions.scores);
                     let (scores, rows) = (&mut *regions.scores, group.len());
@@ -335,6 +359,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                     join: regions.join,
                     out: &mut regions.out[group.start * stride + first..],
                     out_stride: stride,
+                    ahead: &mut block.ahead,
                 });
             }
         }
@@ -359,9 +384,10 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             return finite;
         };
         let mut finite = true;
-        for group in self.groups() {
-            let mut ends = [RowEnd::EMPTY; MAX_GROUP];
-            let mut out = [core::ptr::null_mut(); MAX_GROUP];
+        let rows = self.task.rows.len();
+        for group in (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS)) {
+            let mut ends = [RowEnd::EMPTY; END_ROWS];
+            let mut out = [core::ptr::null_mut(); END_ROWS];
             let mut element = 1;
             for row in self.rows(group.clone()) {
                 let r = group.start + row.n;

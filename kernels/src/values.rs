@@ -4,6 +4,7 @@
 //! output with two factors, `o ← o·keep + sum·join`, once per block. Keys hidden from a row have weight exactly 0 and
 //! add exactly nothing, so it does not matter how many of them a tile runs over.
 
+use crate::ahead::Ahead;
 use crate::block::{SCORE_STRIDE, Span};
 use crate::simd::{LANES, Simd};
 
@@ -32,6 +33,8 @@ pub(crate) struct Values<'a> {
     /// Running outputs from the run's first column on, rows `out_stride` apart.
     pub(crate) out: &'a mut [f32],
     pub(crate) out_stride: usize,
+    /// What comes later.
+    pub(crate) ahead: &'a mut Ahead,
 }
 
 /// # Safety
@@ -66,6 +69,7 @@ pub(crate) unsafe fn values<S: Simd>(s: S, a: Values<'_>) {
                 let values = ValueRows { first: a.values.first.add(vec * LANES), ..a.values };
                 by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, MR, NV>(s, w, values, *span, fold));
             }
+            a.ahead.fetch(s);
         }
         vec += vecs;
     }

@@ -274,8 +274,17 @@ unsafe impl<T: Send> Send for SharedMut<'_, T> {}
 unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
 
 impl<T> SharedMut<'_, T> {
+    /// The same view: whoever holds one has to keep the promise of [`Self::row`] with all the others.
+    pub(crate) fn same(&self) -> Self {
+        Self { ..*self }
+    }
+
     pub(crate) fn shape(&self) -> [usize; 4] {
         self.layout.shape
+    }
+
+    pub(crate) fn strides(&self) -> [isize; 4] {
+        self.layout.strides
     }
 
     /// Pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.

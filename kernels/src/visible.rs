@@ -113,6 +113,27 @@ impl Visible {
     /// The keys that a row at `position` sees among `0..kv_len`.
     #[inline]
     pub fn keys(&self, position: isize, kv_len: usize) -> Keys {
+        let Keys { prefix, start, end } = self.bounds(position, kv_len);
+        if start >= end {
+            Keys { prefix: 0, start: 0, end: prefix }
+        } else if prefix >= start {
+            Keys { prefix: 0, start: 0, end: end.max(prefix) }
+        } else {
+            Keys { prefix, start, end }
+        }
+    }
+
+    /// A range that holds every key that a row at any of these positions sees.
+    pub(crate) fn hull(&self, first: isize, last: isize, kv_len: usize) -> core::ops::Range<usize> {
+        // Bounds move with the position: the first row sees furthest back, the last furthest on.
+        let (first, last) = (self.bounds(first, kv_len), self.bounds(last, kv_len));
+        let start = if last.prefix > 0 { 0 } else { first.start.min(kv_len) };
+        start..last.end.max(last.prefix).max(start)
+    }
+
+    /// The two ranges as the rules have them: they may overlap, or run backwards.
+    #[inline]
+    fn bounds(&self, position: isize, kv_len: usize) -> Keys {
         // One past the last key allowed by a bound `right` keys after the position, within 0..=kv_len.
         let end_at = |right: usize| {
             let last = position.saturating_add_unsigned(right);
@@ -127,14 +148,7 @@ impl Visible {
         };
         let start = left.map_or(0, |n| position.saturating_sub_unsigned(n).max(0) as usize);
         let end = right.map_or(kv_len, end_at).min(causal_end);
-        let prefix = keep_first.min(causal_end);
-        if start >= end {
-            Keys { prefix: 0, start: 0, end: prefix }
-        } else if prefix >= start {
-            Keys { prefix: 0, start: 0, end: end.max(prefix) }
-        } else {
-            Keys { prefix, start, end }
-        }
+        Keys { prefix: keep_first.min(causal_end), start, end }
     }
 }
 
@@ -195,6 +209,24 @@ mod tests {
                             }
                         }
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_hull_holds_what_every_row_sees() {
+        let sides = [None, Some(0), Some(2), Some(5)];
+        for causality in [Causality::Full, Causality::Causal] {
+            for (left, right, keep) in
+                sides.iter().flat_map(|&l| sides.iter().flat_map(move |&r| [0, 3].map(|keep| (l, r, keep))))
+            {
+                let rules = Visible { causality, window: Some(Window::inclusive(left, right).keep_first(keep)) };
+                for (first, last) in (-9..15).flat_map(|first| (first..15).map(move |last| (first, last))) {
+                    let hull = rules.hull(first, last, 7);
+                    let seen = |j| (first..=last).any(|p| sees(&rules, p, j as isize));
+                    assert!(hull.start <= hull.end && hull.end <= 7, "{hull:?}");
+                    assert!((0..7).all(|j| !seen(j) || hull.contains(&j)), "{rules:?} {first}..={last}: {hull:?}");
                 }
             }
         }

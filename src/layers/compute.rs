@@ -1,7 +1,7 @@
 //! What layers compute with.
 
 use crate::plan::Exec;
-use crate::schedule::Workspace;
+use crate::schedule::{Workspace, current_threads};
 
 /// What layers compute with: threads, an instruction set, and memory that is used again.
 ///
@@ -12,17 +12,24 @@ pub struct Compute {
     exec: Exec,
     workspace: Workspace,
     buffers: Vec<Vec<f32>>,
+    lengths: Vec<usize>,
 }
 
 impl Compute {
     /// No memory yet; the first call takes it.
     pub fn new(exec: Exec) -> Self {
-        Self { exec, workspace: Workspace::new(), buffers: Vec::new() }
+        Self { exec, workspace: Workspace::new(), buffers: Vec::new(), lengths: Vec::new() }
     }
 
     /// Threads and instruction set.
     pub fn exec(&self) -> Exec {
         self.exec
+    }
+
+    /// Threads that a call made here can have.
+    pub(crate) fn threads(&self) -> usize {
+        // One thread needs no pool: asking would start it.
+        if self.exec.threads > 1 { self.exec.threads.min(current_threads()) } else { 1 }
     }
 
     /// Scratch of attention calls.
@@ -46,6 +53,18 @@ impl Compute {
     /// Takes back a buffer that [`Self::buffer`] gave.
     pub(crate) fn recycle(&mut self, buffer: Buffer) {
         self.buffers.push(buffer.floats);
+    }
+
+    /// A list for lengths, empty. Give it back with [`Self::recycle_lengths`].
+    pub(crate) fn lengths(&mut self) -> Vec<usize> {
+        let mut lengths = core::mem::take(&mut self.lengths);
+        lengths.clear();
+        lengths
+    }
+
+    /// Takes back the list that [`Self::lengths`] gave.
+    pub(crate) fn recycle_lengths(&mut self, lengths: Vec<usize>) {
+        self.lengths = lengths;
     }
 }
 

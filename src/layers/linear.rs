@@ -1,6 +1,6 @@
-//! Projections: y = x·Wᵀ + b.
+//! Projections: y = f(x·Wᵀ + b).
 
-use super::Compute;
+use super::{Activation, Compute};
 use crate::error::Error;
 use crate::inputs::same;
 use crate::schedule;
@@ -78,7 +78,7 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// A projection, y = x·Wᵀ + b, with its weights packed once: x is rows of `inputs`, y rows of `outputs`.
+/// A projection, y = f(x·Wᵀ + b), with its weights packed once: x is rows of `inputs`, y rows of `outputs`.
 ///
 /// Takes 2·rows·inputs·outputs operations. Rows, or columns where rows are few, are shared out over the current rayon
 /// pool; a row's results depend on that row and the weights alone, to the bit. The sums are those of the attention
@@ -92,6 +92,12 @@ impl Linear {
     /// Packs the weights: one copy, in another order.
     pub fn new(weights: Weights<'_>) -> Self {
         Self { packed: Packed::new(weights.data, weights.shape, weights.strides, weights.bias) }
+    }
+
+    /// Applies a function to each result, before it leaves the cache.
+    #[must_use]
+    pub fn then(self, activation: Activation) -> Self {
+        Self { packed: self.packed.then(activation) }
     }
 
     /// Length of a row of x.

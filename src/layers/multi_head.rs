@@ -1,7 +1,7 @@
 //! Multi-head attention: attention between learned projections.
 
 use super::linear::{check_rows, rows_of};
-use super::{Compute, Linear};
+use super::{Compute, Linear, Rope};
 use crate::attention::Attention;
 use crate::error::{Bound, Error};
 use crate::inputs::{Inputs, same};
@@ -48,7 +48,7 @@ impl Sequences<'_> {
     }
 
     /// Whether there are so many rows. What cumulative lengths may be is checked where they are used.
-    fn check(&self, argument: &'static str, rows: usize) -> Result<(), Error> {
+    pub(crate) fn check(&self, argument: &'static str, rows: usize) -> Result<(), Error> {
         match self {
             Self::Even { batch, len } => match batch.checked_mul(*len) {
                 Some(all) => same(argument, "rows", rows, all, "the sequences"),
@@ -158,6 +158,7 @@ pub struct MultiHeadAttention {
     out: Linear,
     attention: Attention,
     alibi: Option<Vec<f32>>,
+    rope: Option<Rope>,
 }
 
 impl MultiHeadAttention {
@@ -180,7 +181,19 @@ impl MultiHeadAttention {
                 return Err(Error::Empty { argument, what: "head" });
             }
         }
-        Ok(Self { heads, kv_heads, key_dim, value_dim, q, k, v, out, attention: Attention::new(), alibi: None })
+        Ok(Self {
+            heads,
+            kv_heads,
+            key_dim,
+            value_dim,
+            q,
+            k,
+            v,
+            out,
+            attention: Attention::new(),
+            alibi: None,
+            rope: None,
+        })
     }
 
     /// Scale, softcap, causal, window, alignment.
@@ -198,9 +211,23 @@ impl MultiHeadAttention {
         Ok(Self { alibi: Some(slopes), ..self })
     }
 
+    /// Rotary positions: queries and keys are turned by their place in their sequence, counted from 0.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if heads are narrower than what is turned.
+    pub fn rope(self, rope: Rope) -> Result<Self, Error> {
+        rope.check("q projection", self.key_dim)?;
+        Ok(Self { rope: Some(rope), ..self })
+    }
+
     /// Width of the rows of x.
     pub fn inputs(&self) -> usize {
         self.q.inputs()
+    }
+
+    /// Widths of the rows that keys and values are made of.
+    pub fn memory_inputs(&self) -> [usize; 2] {
+        [self.k.inputs(), self.v.inputs()]
     }
 
     /// Width of the rows that are written.
@@ -280,6 +307,10 @@ impl MultiHeadAttention {
         let rows = q.len() / self.q.outputs();
         let keys = k.len() / self.k.outputs();
         let key_heads = [self.kv_heads, self.key_dim];
+        if let Some(rope) = &self.rope {
+            rope.rotate(q, [self.heads, self.key_dim], input.sequences, 0, compute)?;
+            rope.rotate(k, key_heads, memory.sequences, 0, compute)?;
+        }
         let mut inputs = Inputs::new(
             View::blhd(q, input.sequences.stored(rows, [self.heads, self.key_dim]))?,
             View::blhd(k, memory.sequences.stored(keys, key_heads))?,

@@ -1,4 +1,4 @@
-//! Builds the `compare` program and runs it.
+//! Builds an example and runs it.
 #![allow(dead_code, reason = "compiled into each test of the program; none uses all of it")]
 
 use safetensors::SafeTensors;
@@ -7,15 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
-/// The program, built as this test was: `cargo test` does not build an example that has tests of its own.
-static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+/// `compare`.
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| build("compare"));
+
+/// An example, built as this test was: `cargo test` does not build one that has tests of its own.
+pub(crate) fn build(example: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     // target/PROFILE/deps/TEST
     let profile = test.ancestors().nth(2).and_then(Path::file_name).and_then(OsStr::to_str);
     let profile = profile.expect("the profile's folder").replace("debug", "dev");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-    cargo.args(["build", "--quiet", "--example", "compare", "--message-format", "json", "--profile", &profile]);
+    cargo.args(["build", "--quiet", "--example", example, "--message-format", "json", "--profile", &profile]);
     if cfg!(not(feature = "rayon")) {
         cargo.arg("--no-default-features");
     }
@@ -23,10 +26,10 @@ static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let messages = String::from_utf8_lossy(&built.stdout);
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let of_program = |message: &serde_json::Value| message["target"]["name"] == "compare";
+    let of_program = |message: &serde_json::Value| message["target"]["name"] == example;
     let path = messages.filter(of_program).find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));
     path.expect("cargo names what it built")
-});
+}
 
 /// Runs the program with these arguments.
 pub(crate) fn run(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Output {

@@ -83,6 +83,8 @@ impl Simd for Avx2 {
     // of latency 4 or 5 need.
     const TILE_ROWS: usize = 6;
     const TILE_VECS: usize = 1;
+    const DOT_VECS: usize = 1;
+    const CHAINS: usize = 1;
 
     const FUSED: bool = true;
 
@@ -132,6 +134,12 @@ impl Simd for Avx2 {
     fn prefetch(self, p: *const f32) {
         // SAFETY: `self` proves the features; a prefetch reads nothing that could fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
+    fn prefetch_far(self, p: *const f32) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 
     #[inline(always)]

@@ -17,9 +17,11 @@ impl Simd for Avx512 {
     type V = __m512;
 
     // 6 × 4 accumulators, 4 loads, 1 broadcast: 29 of 32 registers, and 24 independent chains, which covers the
-    // 4-cycle FMA latency six times over.
+    // 4-cycle FMA latency six times over. In dot products, 6 × 2 of two chains each: as many.
     const TILE_ROWS: usize = 6;
     const TILE_VECS: usize = 4;
+    const DOT_VECS: usize = 2;
+    const CHAINS: usize = 2;
 
     const FUSED: bool = true;
 
@@ -64,6 +66,12 @@ impl Simd for Avx512 {
     fn prefetch(self, p: *const f32) {
         // SAFETY: `self` proves the feature; a prefetch reads nothing that could fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
+    fn prefetch_far(self, p: *const f32) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 
     #[inline(always)]

@@ -35,6 +35,8 @@ impl Simd for Portable {
     // read as memory operands.
     const TILE_ROWS: usize = 2;
     const TILE_VECS: usize = 1;
+    const DOT_VECS: usize = 1;
+    const CHAINS: usize = 1;
 
     const FUSED: bool = cfg!(any(target_feature = "fma", all(target_arch = "aarch64", target_feature = "neon")));
 
@@ -76,6 +78,9 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn prefetch(self, _: *const f32) {}
+
+    #[inline(always)]
+    fn prefetch_far(self, _: *const f32) {}
 
     #[inline(always)]
     fn add(self, a: Quad, b: Quad) -> Quad {

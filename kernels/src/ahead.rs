@@ -1,0 +1,166 @@
+//! Memory that will be needed soon: asked for a few lines at a time, between tiles, while other memory is computed on.
+//!
+//! A block's keys and values, and a task's queries and outputs, are touched once and come from far away. Asking for them a
+//! block (or a task) ahead hides that: measured 16 % at 128 rows and keys of 64, 2 % at 512.
+
+use crate::block::KEY_BLOCK;
+use crate::lines::LINE_BYTES;
+use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::pack::Rows;
+use crate::simd::Simd;
+use crate::steps::Steps;
+use crate::tile::{Fused, Row};
+use core::ops::Range;
+
+/// Lines asked for after each tile: a kilobyte in the time of 1,500 cycles, a few GB/s, which disturbs nobody.
+const LINES: usize = 16;
+
+/// Most stretches of memory in one list: keys, values, queries, outputs.
+const STRETCHES: usize = 4;
+
+/// Rows of contiguous floats.
+#[derive(Clone, Copy)]
+struct Stretch {
+    first: *const f32,
+    /// Floats from one row to the next.
+    row: isize,
+    rows: usize,
+    /// Lines of a row.
+    lines: usize,
+}
+
+/// A list of what will be needed, and how far along it the asking is.
+pub(crate) struct Ahead {
+    stretches: [Stretch; STRETCHES],
+    len: usize,
+    row: usize,
+    line: usize,
+    at: usize,
+}
+
+impl Ahead {
+    pub(crate) const fn nothing() -> Self {
+        let none = Stretch { first: core::ptr::null(), row: 0, rows: 0, lines: 0 };
+        Self { stretches: [none; STRETCHES], len: 0, row: 0, line: 0, at: 0 }
+    }
+
+    /// Adds `n` rows of `floats` elements. Rows whose elements are not contiguous are left to themselves.
+    pub(crate) fn push(&mut self, rows: Rows, n: usize, floats: usize) {
+        const LINE_FLOATS: usize = LINE_BYTES / size_of::<f32>();
+        if self.len == STRETCHES || rows.element != 1 || n == 0 {
+            return;
+        }
+        let dense = rows.row == floats as isize;
+        let (n, floats) = if dense { (1, n * floats) } else { (n, floats) };
+        // A row that starts inside a line may end in one more: its neighbour's, or not worth asking for.
+        let lines = floats.div_ceil(LINE_FLOATS);
+        self.stretches[self.len] = Stretch { first: rows.first, row: rows.row, rows: n, lines };
+        self.len += 1;
+    }
+
+    /// Asks for the next few lines, if any are left.
+    #[inline(always)]
+    pub(crate) fn fetch<S: Simd>(&mut self, s: S) {
+        let mut budget = LINES;
+        while budget > 0 && self.at < self.len {
+            let stretch = &self.stretches[self.at];
+            let n = budget.min(stretch.lines - self.line);
+            // Wrapping: a hint may point anywhere.
+            let row = stretch.first.wrapping_offset(self.row as isize * stretch.row);
+            let first = row.wrapping_byte_add(self.line * LINE_BYTES);
+            for line in 0..n {
+                s.prefetch_far(first.wrapping_byte_add(line * LINE_BYTES));
+            }
+            (budget, self.line) = (budget - n, self.line + n);
+            if self.line == stretch.lines {
+                (self.line, self.row) = (0, self.row + 1);
+                if self.row == stretch.rows {
+                    (self.row, self.at) = (0, self.at + 1);
+                }
+            }
+        }
+    }
+}
+
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+    /// What will be needed once block `first` is done: the next block; after the last one the task's outputs, and what the
+    /// next task begins with.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    pub(crate) unsafe fn ahead(&self, first: usize) -> Ahead {
+        let mut ahead = Ahead::nothing();
+        // SAFETY: passed on.
+        unsafe {
+            match self.blocks().find(|&block| block > first) {
+                Some(next) => self.push_block(next, &mut ahead),
+                None => {
+                    if let Some(out) = &self.outputs.out {
+                        self.push_rows(&mut ahead, self.geometry.value_dim, out.strides()[2], |row| {
+                            let (first, element) = out.row(self.seq.batch, row.head, self.seq.first_row + row.i);
+                            (first.cast_const(), element)
+                        });
+                    }
+                    if let Some(task) = &self.next {
+                        let next = Self::new(self.s, self.mods, self.call, self.outputs, task.clone(), self.geometry);
+                        next.push_opening(&mut ahead);
+                    }
+                }
+            }
+        }
+        ahead
+    }
+
+    /// # Safety
+    /// As for [`Self::run`]; `first < kv_len`.
+    unsafe fn push_block(&self, first: usize, ahead: &mut Ahead) {
+        let (b, h, j) = (self.seq.batch, self.task.kv_head, self.seq.first_key + first);
+        let len = KEY_BLOCK.min(self.seq.kv_len - first);
+        for (view, dim) in [(&self.call.k, self.geometry.head_dim), (&self.call.v, self.geometry.value_dim)] {
+            // SAFETY: key `first` exists.
+            let (first, element) = unsafe { view.row(b, h, j) };
+            ahead.push(Rows { first, row: view.strides()[2], element }, len, dim);
+        }
+    }
+
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn push_opening(&self, ahead: &mut Ahead) {
+        if self.task.rows.is_empty() {
+            return;
+        }
+        // SAFETY: passed on.
+        unsafe {
+            if let Some(first) = self.blocks().next() {
+                self.push_block(first, ahead);
+            }
+            self.push_rows(ahead, self.geometry.head_dim, self.call.q.strides()[2], |row| {
+                self.call.q.row(self.seq.batch, row.head, self.seq.first_row + row.i)
+            });
+        }
+    }
+
+    /// The task's rows of q or of the output, as far as they belong to the head of the first.
+    fn push_rows(&self, ahead: &mut Ahead, dim: usize, stride: isize, at: impl Fn(Row) -> (*const f32, isize)) {
+        if let Some(row) = self.rows(0..1).next() {
+            let (first, element) = at(row);
+            ahead.push(Rows { first, row: stride, element }, self.task.rows.len().min(self.seq.q_len - row.i), dim);
+        }
+    }
+
+    /// The first keys of the blocks of which some row may see something, by the rules that are ranges.
+    pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<S, A, B, C> {
+        let keys = if self.outputs.wants_all_keys() { 0..self.seq.kv_len } else { self.visible() };
+        (keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)).map(|block| block * KEY_BLOCK)
+    }
+
+    /// A range that holds every key that any row of the task may see by the rules that are ranges.
+    fn visible(&self) -> Range<usize> {
+        let (rows, q_len) = (&self.task.rows, self.seq.q_len);
+        // Rows of one head stand in order; a task that runs over several heads may hold any row.
+        let one_head = rows.start / q_len == (rows.end - 1) / q_len;
+        let (first, last) = if one_head { (rows.start % q_len, (rows.end - 1) % q_len) } else { (0, q_len - 1) };
+        let position = |i: usize| self.seq.offset.saturating_add_unsigned(i);
+        self.call.visible.hull(position(first), position(last), self.seq.kv_len)
+    }
+}

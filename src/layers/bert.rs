@@ -1,0 +1,240 @@
+//! BERT: tokens in, a row for each token or for each text out.
+
+mod config;
+mod load;
+
+use super::linear::check_rows;
+use super::{Compute, Embedding, LayerInput, ModelError, Norm, Pooling, Sequences, Transformer, normalize};
+use crate::error::Error;
+use crate::inputs::{cumulative, same};
+use crate::schedule::{self, Rows};
+pub use config::BertConfig;
+use load::{POSITIONS, TYPES, WORDS};
+
+/// Tokens per thread that [`Bert::embed`] takes in at once: what a feed-forward takes in, so that hidden states stay near the
+/// cache from layer to layer. Five or twenty times as many measured 5 to 8 % slower.
+const BATCH: usize = 384;
+
+/// What a number of the sum of embeddings costs, in the operations that [`crate::Exec`] counts.
+const COST: f64 = 8.0;
+
+/// What a [`Bert`] takes: texts as token numbers, end to end.
+#[derive(Debug, Clone, Copy)]
+pub struct BertInput<'a> {
+    tokens: &'a [u32],
+    types: Option<&'a [u32]>,
+    sequences: Sequences<'a>,
+}
+
+impl<'a> BertInput<'a> {
+    /// Token numbers, and how they make sequences; `[CLS]` and `[SEP]` are the tokenizer's affair.
+    pub fn new(tokens: &'a [u32], sequences: Sequences<'a>) -> Self {
+        Self { tokens, types: None, sequences }
+    }
+
+    /// A type for each token: in a pair of texts, 0 for the first and 1 for the second. Without, all are 0.
+    #[must_use]
+    pub fn types(self, types: &'a [u32]) -> Self {
+        Self { types: Some(types), ..self }
+    }
+}
+
+/// BERT (Devlin, Chang, Lee, Toutanova 2018, arXiv:1810.04805), and the sentence encoders made of it (Reimers, Gurevych
+/// 2019, arXiv:1908.10084): embeddings of token, type and position, then post-norm encoder layers.
+///
+/// Sequences of any lengths run end to end, without padding. A token's row depends on its own sequence alone, to the bit.
+/// For n tokens in sequences of length L: n·(8·hidden² + 4·hidden·intermediate + 4·L·hidden) operations a layer.
+///
+/// ```
+/// use sdpa::layers::{Bert, BertConfig, BertInput, Compute, Pooling, Sequences, Tensor};
+/// # use std::collections::HashMap;
+/// # let config = BertConfig { vocab_size: 10, hidden_size: 4, num_hidden_layers: 1, num_attention_heads: 2,
+/// #     intermediate_size: 4, max_position_embeddings: 6, ..BertConfig::default() };
+/// # let mut weights = HashMap::new();
+/// # for (name, rows) in [("word_embeddings.weight", 10), ("position_embeddings.weight", 6),
+/// #     ("token_type_embeddings.weight", 2)] {
+/// #     let data: Vec<f32> = (0..rows * 4).map(|i| (i as f32).sin()).collect();
+/// #     weights.insert(format!("embeddings.{name}"), Tensor::new([rows, 4], data)?);
+/// # }
+/// # for name in ["embeddings.LayerNorm", "encoder.layer.0.attention.output.LayerNorm",
+/// #     "encoder.layer.0.output.LayerNorm"] {
+/// #     weights.insert(format!("{name}.weight"), Tensor::new([4], vec![1.0; 4])?);
+/// #     weights.insert(format!("{name}.bias"), Tensor::new([4], vec![1.0; 4])?);
+/// # }
+/// # for name in ["attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+/// #     "intermediate.dense", "output.dense"] {
+/// #     weights.insert(format!("encoder.layer.0.{name}.weight"), Tensor::new([4, 4], vec![0.5; 16])?);
+/// #     weights.insert(format!("encoder.layer.0.{name}.bias"), Tensor::new([4], vec![0.5; 4])?);
+/// # }
+/// let bert = Bert::new(config, &weights)?;
+/// // two texts, of three tokens and of two
+/// let input = BertInput::new(&[2, 7, 3, 2, 3], Sequences::Ragged(&[0, 3, 5]));
+/// let mut rows = vec![0.0; 2 * bert.width()];
+/// bert.embed(input, Pooling::Mean, &mut rows, &mut Compute::default())?;
+/// # let length = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>();
+/// # assert!((length(&rows[..4]) - 1.0).abs() < 1e-6 && (length(&rows[4..]) - 1.0).abs() < 1e-6);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Bert {
+    config: BertConfig,
+    words: Embedding,
+    positions: Embedding,
+    /// `[types, hidden]`.
+    types: Vec<f32>,
+    norm: Norm,
+    layers: Transformer,
+}
+
+impl Bert {
+    /// Its sizes.
+    pub fn config(&self) -> &BertConfig {
+        &self.config
+    }
+
+    /// Length of a row of hidden states, and of an embedding.
+    pub fn width(&self) -> usize {
+        self.config.hidden_size
+    }
+
+    /// Writes the last hidden state of each token, `[tokens, hidden]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Token`], [`ModelError::TooLong`], or [`ModelError::Layer`] for sizes that do not fit; `out` is then
+    /// untouched.
+    pub fn forward(&self, input: BertInput<'_>, out: &mut [f32], compute: &mut Compute) -> Result<(), ModelError> {
+        self.forward_to(self.config.num_hidden_layers, input, out, compute)
+    }
+
+    /// Writes the hidden states after this many layers: after 0, the normed sum of embeddings.
+    ///
+    /// # Errors
+    /// As for [`Self::forward`]; [`Error::Entry`] if there are not so many layers.
+    pub fn forward_to(
+        &self,
+        layers: usize,
+        input: BertInput<'_>,
+        out: &mut [f32],
+        compute: &mut Compute,
+    ) -> Result<(), ModelError> {
+        same("layers", "number", layers.min(self.config.num_hidden_layers), layers, "the call")?;
+        self.check(&input)?;
+        check_rows("out", out, input.tokens.len(), self.width())?;
+        self.run(layers, input, out, compute)
+    }
+
+    /// Writes one row of length 1 for each sequence, `[sequences, hidden]`: hidden states pooled, then normed. Sequences
+    /// are taken in some hundred tokens a thread at a time, so that memory does not grow with their number.
+    ///
+    /// # Errors
+    /// As for [`Self::forward`].
+    pub fn embed(
+        &self,
+        input: BertInput<'_>,
+        pooling: Pooling,
+        out: &mut [f32],
+        compute: &mut Compute,
+    ) -> Result<(), ModelError> {
+        self.check(&input)?;
+        let (width, count) = (self.width(), input.sequences.count());
+        check_rows("out", out, count, width)?;
+        let batch = BATCH * compute.threads();
+        let mut ends = compute.lengths();
+        let mut first = 0;
+        let mut done = Ok(());
+        while first < count && done.is_ok() {
+            let start = input.sequences.rows(first).start;
+            ends.clear();
+            ends.push(0);
+            let mut next = first;
+            while next < count && (next == first || input.sequences.rows(next).end - start <= batch) {
+                ends.push(input.sequences.rows(next).end - start);
+                next += 1;
+            }
+            let rows = start..input.sequences.rows(next - 1).end;
+            let sequences = Sequences::Ragged(&ends);
+            let tokens = &input.tokens[rows.clone()];
+            let part = BertInput { tokens, types: input.types.map(|types| &types[rows]), sequences };
+            let mut hidden = compute.buffer(part.tokens.len() * width);
+            let out = &mut out[first * width..next * width];
+            done = self.run(self.config.num_hidden_layers, part, &mut hidden, compute).and_then(|()| {
+                pooling.forward(&hidden, width, sequences, out)?;
+                Ok(normalize(out, width)?)
+            });
+            compute.recycle(hidden);
+            first = next;
+        }
+        compute.recycle_lengths(ends);
+        done
+    }
+
+    /// Everything that can be wrong with an input.
+    fn check(&self, input: &BertInput<'_>) -> Result<(), ModelError> {
+        let BertInput { tokens, types, sequences } = input;
+        sequences.check("tokens", tokens.len())?;
+        let table = |tensor, xs: &[u32], rows: usize| match xs.iter().position(|&x| x as usize >= rows) {
+            Some(index) => Err(ModelError::Token { index, got: xs[index], tensor, rows }),
+            None => Ok(()),
+        };
+        if let Sequences::Ragged(ends) = sequences {
+            cumulative("sequences", ends, tokens.len())?;
+        }
+        let rows = self.config.max_position_embeddings;
+        let long = match sequences {
+            Sequences::Even { batch, len } => (*batch > 0 && *len > rows).then_some((0, *len)),
+            Sequences::Ragged(ends) => {
+                let lens = ends.windows(2).map(|pair| pair[1] - pair[0]);
+                lens.enumerate().find(|&(_, len)| len > rows)
+            }
+        };
+        if let Some((sequence, len)) = long {
+            return Err(ModelError::TooLong { sequence, len, tensor: POSITIONS, rows });
+        }
+        table(WORDS, tokens, self.config.vocab_size)?;
+        if let Some(types) = types {
+            same("types", "length", types.len(), tokens.len(), "the tokens")?;
+            table(TYPES, types, self.config.type_vocab_size)?;
+        }
+        Ok(())
+    }
+
+    /// An input that has been checked.
+    fn run(
+        &self,
+        layers: usize,
+        input: BertInput<'_>,
+        out: &mut [f32],
+        compute: &mut Compute,
+    ) -> Result<(), ModelError> {
+        let mut other = compute.buffer(out.len());
+        let done = if layers == 0 {
+            self.embeddings(&input, &mut other, out, compute)
+        } else {
+            self.embeddings(&input, out, &mut other, compute)
+                .and_then(|()| self.layers.forward_to(layers, LayerInput::new(&other, input.sequences), out, compute))
+        };
+        compute.recycle(other);
+        Ok(done?)
+    }
+
+    /// The normed sum of what a token's word, type and position embed to; `sum` is for the sum.
+    fn embeddings(
+        &self,
+        input: &BertInput<'_>,
+        sum: &mut [f32],
+        out: &mut [f32],
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        let width = self.width();
+        self.words.look_up(input.tokens, sum, compute)?;
+        let (cost, operand) = (COST * sum.len() as f64, Rows(&mut *sum, width));
+        schedule::rows(compute.exec(), input.tokens.len(), cost, operand, |first, rows| {
+            for (row, x) in rows.0.chunks_exact_mut(width).enumerate() {
+                let kind = input.types.map_or(0, |types| types[first + row] as usize);
+                x.iter_mut().zip(&self.types[kind * width..][..width]).for_each(|(x, add)| *x += add);
+            }
+        });
+        self.positions.add_positions(sum, input.sequences, 0, compute)?;
+        self.norm.forward(sum, out, compute)
+    }
+}

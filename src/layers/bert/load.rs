@@ -1,0 +1,74 @@
+//! A BERT from its weights.
+
+use super::{Bert, BertConfig};
+use crate::layers::model::Named;
+use crate::layers::{
+    Embedding, FeedForward, ModelError, MultiHeadAttention, NormOrder, TensorSource, Transformer, TransformerLayer,
+};
+
+/// Tables, as files name them.
+pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
+pub(super) const POSITIONS: &str = "embeddings.position_embeddings.weight";
+pub(super) const TYPES: &str = "embeddings.token_type_embeddings.weight";
+
+/// A tensor that every layer has.
+const IN_A_LAYER: &str = "attention.self.query.weight";
+
+impl Bert {
+    /// Takes the weights under their usual names, those of PyTorch and Hugging Face: `embeddings.word_embeddings.weight`,
+    /// `encoder.layer.0.attention.self.query.weight` and so on, all of them perhaps after `bert.`; norms may have `gamma`
+    /// and `beta`. Tensors that are not needed (a pooler, heads of other tasks) are passed over. Weights are packed, one
+    /// copy in another order.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for a configuration that contradicts itself or has fewer layers than the weights;
+    /// [`ModelError::Missing`], [`ModelError::Shape`] with both shapes, or whatever the source refuses.
+    pub fn new(config: BertConfig, weights: &dyn TensorSource) -> Result<Self, ModelError> {
+        config.check()?;
+        let prefix = if weights.contains(&format!("bert.{WORDS}")) { "bert." } else { "" };
+        let weights = Named::new(weights, prefix);
+        let (hidden, positions) = (config.hidden_size, config.max_position_embeddings);
+        let words = Embedding::new(weights.take(WORDS, [config.vocab_size, hidden])?, hidden)?;
+        let positions = Embedding::new(weights.take(POSITIONS, [positions, hidden])?, hidden)?;
+        let types = weights.take(TYPES, [config.type_vocab_size, hidden])?.into_owned();
+        let norm = weights.below("embeddings.LayerNorm.").layer_norm(hidden, config.layer_norm_eps)?;
+        // Not with a capacity: the number has not met the weights yet.
+        let mut layers = Vec::new();
+        for layer in 0..config.num_hidden_layers {
+            layers.push(encoder_layer(&config, &weights.below(format_args!("encoder.layer.{layer}.")))?);
+        }
+        let beyond = format!("encoder.layer.{}.{IN_A_LAYER}", layers.len());
+        if weights.contains(&beyond) {
+            let (field, got) = ("num_hidden_layers", layers.len().to_string());
+            return Err(ModelError::Config { field, got, expected: format!("more: there is {beyond}") });
+        }
+        Ok(Self { config, words, positions, types, norm, layers: Transformer::new(layers)? })
+    }
+
+    /// From the bytes of `config.json` and of `model.safetensors`, read or mapped.
+    ///
+    /// # Errors
+    /// As for [`BertConfig::from_json`], [`super::super::SafeTensorsFile::new`] and [`Self::new`].
+    #[cfg(feature = "safetensors")]
+    pub fn from_safetensors(config: &[u8], weights: &[u8]) -> Result<Self, ModelError> {
+        let config = BertConfig::from_json(config)?;
+        Self::new(config, &crate::layers::SafeTensorsFile::new(weights)?)
+    }
+}
+
+fn encoder_layer(config: &BertConfig, weights: &Named<'_>) -> Result<TransformerLayer, ModelError> {
+    let (hidden, middle, heads) = (config.hidden_size, config.intermediate_size, config.num_attention_heads);
+    let linear = |name: &str, outputs, inputs| weights.below(name).linear([outputs, inputs]);
+    let norm = |name: &str| weights.below(name).layer_norm(hidden, config.layer_norm_eps);
+    let projections = [
+        linear("attention.self.query.", hidden, hidden)?,
+        linear("attention.self.key.", hidden, hidden)?,
+        linear("attention.self.value.", hidden, hidden)?,
+        linear("attention.output.dense.", hidden, hidden)?,
+    ];
+    let attention = MultiHeadAttention::new([heads, heads], projections)?;
+    let attention = (attention, norm("attention.output.LayerNorm.")?);
+    let (up, down) = (linear("intermediate.dense.", middle, hidden)?, linear("output.dense.", hidden, middle)?);
+    let feed_forward = (FeedForward::new(config.hidden_act, up, down)?, norm("output.LayerNorm.")?);
+    Ok(TransformerLayer::encoder(NormOrder::Post, attention, feed_forward)?)
+}

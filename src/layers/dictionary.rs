@@ -1,0 +1,307 @@
+//! Look-up by similarity, which is what attention is.
+
+use crate::attention::Attention;
+use crate::error::Error;
+use crate::inputs::{Inputs, same};
+use crate::layers::Compute;
+use crate::plan::Plan;
+use crate::problem::Outputs;
+use core::marker::PhantomData;
+use sdpa_kernels::{MAX_DIM, Point, View, ViewMut};
+
+/// Queries whose scores [`Dictionary::best_many`] holds at a time: enough to make packing the keys a small part of it.
+const BEST_ROWS: usize = 128;
+
+/// Something of which a weighted sum can be taken: so many numbers, as many in every value of a dictionary.
+pub trait Weighable: Sized {
+    /// Appends the numbers of this value.
+    fn write(&self, numbers: &mut Vec<f32>);
+
+    /// The value with these numbers; as many as [`Self::write`] wrote.
+    fn read(numbers: &[f32]) -> Self;
+}
+
+impl Weighable for f32 {
+    fn write(&self, numbers: &mut Vec<f32>) {
+        numbers.push(*self);
+    }
+
+    fn read(numbers: &[f32]) -> Self {
+        numbers[0]
+    }
+}
+
+impl<const N: usize> Weighable for [f32; N] {
+    fn write(&self, numbers: &mut Vec<f32>) {
+        numbers.extend_from_slice(self);
+    }
+
+    fn read(numbers: &[f32]) -> Self {
+        core::array::from_fn(|i| numbers[i])
+    }
+}
+
+impl Weighable for Vec<f32> {
+    fn write(&self, numbers: &mut Vec<f32>) {
+        numbers.extend_from_slice(self);
+    }
+
+    fn read(numbers: &[f32]) -> Self {
+        numbers.to_vec()
+    }
+}
+
+/// A dictionary that is looked up by likeness: a query finds every key, each as much as it is like the query, and gets
+/// the mean of their values under those weights.
+///
+/// The weights are softmax(cos(query, key) / temperature). This is attention on vectors made to length 1, with 1 /
+/// temperature as its scale, and is computed by the fused call. The lower the temperature, the more the best key takes:
+/// at 0.001, a key that is 0.1 less alike has a weight of e⁻¹⁰⁰, and a query that is itself a key gets that key's value,
+/// as from any dictionary.
+///
+/// ```
+/// use sdpa::layers::{Compute, Dictionary};
+///
+/// let mut prices = Dictionary::new(2, 0.1)?; // keys of two numbers: sweet, sour
+/// prices.insert(&[1.0, 0.1], 3.0)?;
+/// prices.insert(&[0.1, 1.0], 5.0)?;
+/// let found = prices.get(&[2.0, 2.0], &mut Compute::default())?; // as much like one as like the other
+/// assert_eq!((found.value, found.weights), (4.0, vec![0.5, 0.5]));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Dictionary<V> {
+    width: usize,
+    temperature: f32,
+    len: usize,
+    /// `[len, width]`, each of length 1.
+    keys: Vec<f32>,
+    /// `[len, value_dim]`.
+    values: Vec<f32>,
+    kind: PhantomData<fn() -> V>,
+}
+
+/// What [`Dictionary::get`] found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Found<V> {
+    /// The entry whose key is most like the query, by the order of insertion; the first of several.
+    pub best: usize,
+    /// The cosine between that key and the query, to rounding.
+    pub similarity: f32,
+    /// The weight of every entry, in that order; they sum to 1.
+    pub weights: Vec<f32>,
+    /// The values under those weights.
+    pub value: V,
+}
+
+impl<V: Weighable> Dictionary<V> {
+    /// An empty dictionary whose keys have `width` numbers.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] or [`Error::Mismatch`] if `width` is 0 or too large; [`Error::Number`] as
+    /// [`Self::set_temperature`].
+    pub fn new(width: usize, temperature: f32) -> Result<Self, Error> {
+        if width == 0 {
+            return Err(Error::Empty { argument: "dictionary", what: "width" });
+        }
+        at_most_max("width", width)?;
+        let empty = Self { width, temperature, len: 0, keys: Vec::new(), values: Vec::new(), kind: PhantomData };
+        checked(temperature).map(|_| empty)
+    }
+
+    /// Weighs by another temperature, in units of the cosine: what makes e times the weight.
+    ///
+    /// # Errors
+    /// [`Error::Number`] unless it is positive and it and its reciprocal are finite.
+    pub fn set_temperature(&mut self, temperature: f32) -> Result<(), Error> {
+        self.temperature = checked(temperature)?;
+        Ok(())
+    }
+
+    /// Adds an entry. Its key, `[width]`, counts by its direction alone. The same key may be added again: then both
+    /// entries have a share.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for a key of another width, or a value of another length than those before it;
+    /// [`Error::Row`] for a key without a direction (zero, or not finite); [`Error::Empty`] for a value of no numbers.
+    pub fn insert(&mut self, key: &[f32], value: V) -> Result<(), Error> {
+        same("key", "width", key.len(), self.width, "the dictionary")?;
+        let mut numbers = Vec::new();
+        value.write(&mut numbers);
+        if numbers.is_empty() {
+            return Err(Error::Empty { argument: "value", what: "length" });
+        }
+        at_most_max("value length", numbers.len())?;
+        if self.len > 0 {
+            same("value", "length", numbers.len(), self.value_dim(), "the dictionary")?;
+        }
+        let key = unit("keys", self.len, key)?;
+        self.keys.extend(key);
+        self.values.extend(numbers);
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Entries.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True before the first [`Self::insert`].
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The value of one entry, by the order of insertion.
+    pub fn value(&self, entry: usize) -> Option<V> {
+        let dim = self.value_dim();
+        (entry < self.len).then(|| V::read(&self.values[entry * dim..(entry + 1) * dim]))
+    }
+
+    /// Looks one query up, `[width]`. Time entries·(width + value length).
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for a query of another width, [`Error::Row`] for one without a direction, [`Error::Empty`] if
+    /// there are no entries.
+    pub fn get(&self, query: &[f32], compute: &mut Compute) -> Result<Found<V>, Error> {
+        same("query", "width", query.len(), self.width, "the dictionary")?;
+        self.some()?;
+        let query: Vec<f32> = unit("query", 0, query)?.collect();
+        let (mut scores, mut weights) = (vec![0.0; self.len], vec![0.0; self.len]);
+        let mut value = vec![0.0; self.value_dim()];
+        let pairs = [1, 1, 1, self.len];
+        let outputs = Outputs::new(ViewMut::bhld(&mut value, [1, 1, 1, self.value_dim()])?)
+            .scores(Point::Raw, ViewMut::bhld(&mut scores, pairs)?)
+            .weights(ViewMut::bhld(&mut weights, pairs)?);
+        self.run(&query, self.value_dim(), outputs, compute)?;
+        let best = first_largest(&scores);
+        let similarity = scores[best] * self.temperature;
+        Ok(Found { best, similarity, weights, value: V::read(&value) })
+    }
+
+    /// The weighted values of many queries: `[queries, width]` in, `out` `[queries, value length]`. One fused call, whose
+    /// memory is that of the queries: weights are never held. Each row has the bits of [`Self::get`].
+    ///
+    /// # Errors
+    /// As [`Self::get`]; [`Error::Mismatch`] if `out` has another length. `out` is then untouched.
+    pub fn get_many(&self, queries: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
+        let rows = self.rows(queries)?;
+        let dim = self.value_dim();
+        same("out", "length", out.len(), rows.saturating_mul(dim), "queries times value length")?;
+        let mut units = compute.buffer(queries.len());
+        let done = self.units(queries, &mut units).and_then(|()| {
+            let out = ViewMut::bhld(out, [1, 1, rows, dim])?;
+            self.run(&units, dim, Outputs::new(out), compute)
+        });
+        compute.recycle(units);
+        done
+    }
+
+    /// The best entry for each of many queries, `[queries, width]`; the first of several. Holds the scores of 128 queries
+    /// at a time.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub fn best_many(&self, queries: &[f32], compute: &mut Compute) -> Result<Vec<usize>, Error> {
+        let rows = self.rows(queries)?;
+        let chunk = rows.min(BEST_ROWS);
+        let mut units = compute.buffer(queries.len());
+        let (mut scores, mut out) = (compute.buffer(chunk.saturating_mul(self.len)), compute.buffer(chunk));
+        let mut best = Vec::with_capacity(rows);
+        let done = self.units(queries, &mut units).and_then(|()| {
+            for units in units.chunks(BEST_ROWS * self.width) {
+                let rows = units.len() / self.width;
+                let scores = &mut scores[..rows * self.len];
+                // An output there must be: one number of each value is the least.
+                let outputs = Outputs::new(ViewMut::bhld(&mut out[..rows], [1, 1, rows, 1])?)
+                    .scores(Point::Raw, ViewMut::bhld(scores, [1, 1, rows, self.len])?);
+                self.run(units, 1, outputs, compute)?;
+                best.extend(scores.chunks(self.len).map(first_largest));
+            }
+            Ok(())
+        });
+        for buffer in [units, scores, out] {
+            compute.recycle(buffer);
+        }
+        done.map(|()| best)
+    }
+
+    fn value_dim(&self) -> usize {
+        self.values.len() / self.len.max(1)
+    }
+
+    fn some(&self) -> Result<(), Error> {
+        if self.is_empty() { Err(Error::Empty { argument: "dictionary", what: "number of entries" }) } else { Ok(()) }
+    }
+
+    /// The number of queries, if they can be looked up.
+    fn rows(&self, queries: &[f32]) -> Result<usize, Error> {
+        self.some()?;
+        let last = queries.len() % self.width;
+        if last != 0 {
+            same("queries", "width of the last", last, self.width, "the dictionary")?;
+        }
+        Ok(queries.len() / self.width)
+    }
+
+    /// Each query made to length 1.
+    fn units(&self, queries: &[f32], units: &mut [f32]) -> Result<(), Error> {
+        let rows = queries.chunks(self.width).zip(units.chunks_mut(self.width));
+        for (row, (query, to)) in rows.enumerate() {
+            to.iter_mut().zip(unit("queries", row, query)?).for_each(|(to, x)| *to = x);
+        }
+        Ok(())
+    }
+
+    /// The fused call, on queries of length 1 and the first numbers of every value.
+    fn run(&self, units: &[f32], numbers: usize, outputs: Outputs<'_>, compute: &mut Compute) -> Result<(), Error> {
+        let shape = |rows, dim| [1, 1, rows, dim];
+        let inputs = Inputs::new(
+            View::bhld(units, shape(units.len() / self.width, self.width))?,
+            View::bhld(&self.keys, shape(self.len, self.width))?,
+            View::from_strides(&self.values, 0, shape(self.len, numbers), [0, 0, self.value_dim() as isize, 1])?,
+        );
+        let problem = Attention::new().scale(1.0 / self.temperature).problem(inputs, outputs)?;
+        let plan = Plan::new(&problem, compute.exec());
+        problem.run(&plan, compute.workspace());
+        Ok(())
+    }
+}
+
+fn at_most_max(what: &'static str, got: usize) -> Result<(), Error> {
+    if got <= MAX_DIM {
+        return Ok(());
+    }
+    Err(Error::Mismatch { argument: "dictionary", what, got, expected: MAX_DIM, of: "the largest possible" })
+}
+
+fn checked(temperature: f32) -> Result<f32, Error> {
+    if temperature > 0.0 && temperature.is_finite() && (1.0 / temperature).is_finite() {
+        return Ok(temperature);
+    }
+    Err(Error::Number {
+        argument: "temperature",
+        got: temperature,
+        expected: "positive and, like 1/temperature, finite",
+    })
+}
+
+/// A vector made to length 1. In f64, where no square of an f32 overflows or vanishes.
+fn unit<'a>(
+    argument: &'static str,
+    row: usize,
+    vector: &'a [f32],
+) -> Result<impl Iterator<Item = f32> + use<'a>, Error> {
+    let norm = vector.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+    if !(norm > 0.0 && norm.is_finite()) {
+        let got = norm as f32;
+        return Err(Error::Row { argument, what: "norm", row, got, expected: "positive and finite" });
+    }
+    Ok(vector.iter().map(move |&x| (f64::from(x) / norm) as f32))
+}
+
+/// The index of the largest, the first of several.
+fn first_largest(scores: &[f32]) -> usize {
+    let larger = |best: usize, i: usize| if scores[i] > scores[best] { i } else { best };
+    (0..scores.len()).fold(0, larger)
+}

@@ -1,0 +1,112 @@
+//! The feed-forward half of a transformer layer.
+
+use super::linear::{check_rows, rows_of};
+use super::{Activation, Compute, Linear};
+use crate::error::Error;
+use crate::inputs::same;
+use crate::schedule::{self, Rows};
+
+/// Rows per thread that are taken through at once: four tasks of a projection. The hidden rows stay in cache, and memory
+/// does not grow with the number of rows.
+const CHUNK_ROWS: usize = 384;
+
+/// What a gate costs for a number, in the operations that [`crate::Exec`] counts: 0.5 ns at most, measured, at 117
+/// GFLOP/s.
+const COST: f64 = 60.0;
+
+/// Two projections with an activation between them, applied to each row: down(f(up(x))), or gated,
+/// down(f(gate(x)) · up(x)) (Shazeer 2020, arXiv:2002.05202; SwiGLU with [`Activation::Silu`]).
+///
+/// Takes 2·rows·width·hidden operations a projection. A row's result depends on that row alone, to the bit. Memory is at
+/// most 384 hidden rows a thread (twice that if gated), whatever the number of rows.
+///
+/// ```
+/// use sdpa::layers::{Activation, Compute, FeedForward, Linear, Weights};
+/// let up = Linear::new(Weights::rows(&[1.0, -1.0], [2, 1])?);
+/// let down = Linear::new(Weights::rows(&[1.0, 1.0], [1, 2])?);
+/// let size = FeedForward::new(Activation::Relu, up, down)?;
+/// let mut out = [0.0; 3];
+/// size.forward(&[3.0, 0.0, -2.0], &mut out, &mut Compute::default())?;
+/// assert_eq!(out, [3.0, 0.0, 2.0]);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug)]
+#[doc(alias = "MLP", alias = "SwiGLU")]
+pub struct FeedForward {
+    /// The gate, and what its result goes through.
+    gate: Option<(Linear, Activation)>,
+    up: Linear,
+    down: Linear,
+}
+
+impl FeedForward {
+    /// down(f(up(x))).
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if the projections do not fit together, [`Error::Empty`] if the last has no outputs.
+    pub fn new(activation: Activation, up: Linear, down: Linear) -> Result<Self, Error> {
+        same("down projection", "inputs", down.inputs(), up.outputs(), "the up projection (outputs)")?;
+        if down.outputs() == 0 {
+            return Err(Error::Empty { argument: "down projection", what: "outputs" });
+        }
+        Ok(Self { gate: None, up: up.then(activation), down })
+    }
+
+    /// down(f(gate(x)) · up(x)).
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn gated(activation: Activation, gate: Linear, up: Linear, down: Linear) -> Result<Self, Error> {
+        same("gate projection", "inputs", gate.inputs(), up.inputs(), "the up projection")?;
+        same("gate projection", "outputs", gate.outputs(), up.outputs(), "the up projection")?;
+        Ok(Self { gate: Some((gate, activation)), ..Self::new(Activation::Identity, up, down)? })
+    }
+
+    /// Width of the rows of x.
+    pub fn inputs(&self) -> usize {
+        self.up.inputs()
+    }
+
+    /// Width of the rows between the projections.
+    pub fn hidden(&self) -> usize {
+        self.up.outputs()
+    }
+
+    /// Width of the rows that are written.
+    pub fn outputs(&self) -> usize {
+        self.down.outputs()
+    }
+
+    /// Writes a row of `out` for each row of x.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if `x` is not whole rows or `out` has not as many; `out` is then untouched.
+    pub fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
+        let rows = rows_of("x", x, self.inputs())?;
+        check_rows("out", out, rows, self.outputs())?;
+        let exec = compute.exec();
+        let chunk = CHUNK_ROWS * compute.threads();
+        let size = chunk.min(rows) * self.hidden();
+        let mut hidden = compute.buffer(size);
+        let mut factor = compute.buffer(if self.gate.is_some() { size } else { 0 });
+        for (x, out) in x.chunks(chunk * self.inputs()).zip(out.chunks_mut(chunk * self.outputs())) {
+            let (rows, width) = (x.len() / self.inputs(), self.hidden());
+            let hidden = &mut hidden[..rows * width];
+            match &self.gate {
+                None => schedule::multiply(exec, [self.up.product(x, hidden)]),
+                Some((gate, activation)) => {
+                    let factor = &mut factor[..rows * width];
+                    schedule::multiply(exec, [gate.product(x, hidden), self.up.product(x, factor)]);
+                    let pair = (Rows(&mut *hidden, width), Rows(&*factor, width));
+                    schedule::rows(exec, rows, COST * (rows * width) as f64, pair, |_, (gate, up)| {
+                        activation.gate(exec.isa, gate.0, up.0);
+                    });
+                }
+            }
+            schedule::multiply(exec, [self.down.product(hidden, out)]);
+        }
+        compute.recycle(hidden);
+        compute.recycle(factor);
+        Ok(())
+    }
+}

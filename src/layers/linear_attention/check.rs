@@ -1,0 +1,175 @@
+//! Whether settings, tensors and state fit together. Nothing fails after this.
+
+use super::head::Head;
+use super::{FeatureMap, Form, LinearAttention, LinearInputs, LinearState, Normaliser, Reach, chunk, recurrent};
+use crate::error::Error;
+use crate::inputs::{Inputs, same};
+use crate::plan::Exec;
+use crate::problem::Shape;
+use sdpa_kernels::{Isa, View};
+
+/// Longest chunk. Scores and keys of longer ones would leave the caches, and nothing is gained beyond a few dozen.
+const MAX_CHUNK: usize = 1024;
+
+/// A call that has been checked.
+pub(super) struct Call<'a> {
+    pub(super) isa: Isa,
+    pub(super) q: View<'a>,
+    pub(super) k: View<'a>,
+    pub(super) v: View<'a>,
+    /// `[batch, kv_heads, kv_len, head_dim or 1]`.
+    pub(super) log_decay: Option<View<'a>>,
+    /// `[batch, kv_heads, kv_len, 1]`.
+    pub(super) beta: Option<View<'a>>,
+    pub(super) kv_heads: usize,
+    /// Query heads that share a state.
+    pub(super) group: usize,
+    pub(super) kv_len: usize,
+    pub(super) head_dim: usize,
+    /// Columns of the state: those of the values, and one more with a normaliser.
+    pub(super) width: usize,
+    pub(super) scale: f32,
+    pub(super) form: Form,
+    pub(super) reach: Reach,
+    pub(super) feature_map: FeatureMap,
+    pub(super) normaliser: Normaliser,
+}
+
+impl LinearAttention {
+    pub(super) fn checked<'a>(
+        &self,
+        inputs: &LinearInputs<'a>,
+        state: &LinearState,
+        out: [usize; 4],
+        exec: Exec,
+    ) -> Result<Call<'a>, Error> {
+        let LinearInputs { q, k, v, update } = *inputs;
+        let shape = Inputs::new(q, k, v).shape()?;
+        let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
+        let (log_decay, beta) = (update.log_decay(), update.beta());
+        self.check_settings(log_decay.is_some(), beta.is_some())?;
+        if self.reach == Reach::Causal {
+            same("k", "rows", kv_len, q_len, "q")?;
+        }
+        let log_decay = log_decay.map(|view| repeated("log_decay", view, &shape, head_dim)).transpose()?;
+        let beta = beta.map(|view| repeated("beta", view, &shape, 1)).transpose()?;
+        let sizes = ["batch", "heads", "head_dim", "value_dim"].into_iter().zip(state.shape);
+        for ((what, got), (expected, of)) in
+            sizes.zip([(batch, "q"), (kv_heads, "k"), (head_dim, "q"), (value_dim, "v")])
+        {
+            same("state", what, got, expected, of)?;
+        }
+        let [out_batch, out_heads, out_rows, out_dim] = out;
+        same("out", "batch", out_batch, batch, "q")?;
+        same("out", "heads", out_heads, heads, "q")?;
+        same("out", "rows", out_rows, q_len, "q")?;
+        same("out", "value_dim", out_dim, value_dim, "v")?;
+        if state.normaliser != self.normaliser {
+            return Err(match self.normaliser {
+                Normaliser::None => Error::Needs {
+                    argument: "a normalised state",
+                    needs: "the normaliser it was made for: without it the sums of its keys would not go on",
+                },
+                Normaliser::KeySum => {
+                    Error::Needs { argument: "the normaliser", needs: "a state made by LinearState::normalised" }
+                }
+            });
+        }
+        let normalised = self.normaliser == Normaliser::KeySum;
+        Ok(Call {
+            isa: exec.isa,
+            q,
+            k,
+            v,
+            log_decay,
+            beta,
+            kv_heads,
+            group: heads.checked_div(kv_heads).unwrap_or(1).max(1),
+            kv_len,
+            head_dim,
+            width: value_dim + self.normaliser.columns(),
+            // It would cancel out.
+            scale: if normalised { 1.0 } else { self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt()) },
+            form: match self.form {
+                // Longer than the sequence is as good as the sequence, and takes less scratch.
+                Form::Chunked(n) => Form::Chunked(n.min(kv_len.max(1))),
+                Form::Recurrent => Form::Recurrent,
+            },
+            reach: self.reach,
+            feature_map: self.feature_map,
+            normaliser: self.normaliser,
+        })
+    }
+
+    fn check_settings(&self, decays: bool, corrects: bool) -> Result<(), Error> {
+        if let Some(scale) = self.scale.filter(|scale| !scale.is_finite()) {
+            return Err(Error::Number { argument: "scale", got: scale, expected: "finite" });
+        }
+        match self.form {
+            Form::Chunked(0) => return Err(Error::Empty { argument: "form", what: "length of a chunk" }),
+            Form::Chunked(got) if got > MAX_CHUNK => {
+                let (argument, what, of) = ("form", "length of a chunk", "the longest possible");
+                return Err(Error::Mismatch { argument, what, got, expected: MAX_CHUNK, of });
+            }
+            Form::Chunked(_) | Form::Recurrent => {}
+        }
+        if self.reach == Reach::Whole && (decays || corrects) {
+            return Err(Error::Needs {
+                argument: "whole reach",
+                needs: "the linear update: under the others the order of the keys counts",
+            });
+        }
+        if self.normaliser == Normaliser::KeySum && corrects {
+            return Err(Error::Needs {
+                argument: "the normaliser",
+                needs: "an update that adds: under a delta rule there is no sum of weights",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A decay or strength, repeated to the batch, heads and rows of the keys; the last dimension is 1 or `dim`.
+fn repeated<'a>(argument: &'static str, view: View<'a>, shape: &Shape, dim: usize) -> Result<View<'a>, Error> {
+    let to = [shape.batch, shape.kv_heads, shape.kv_len];
+    let sizes = [to[0], to[1], to[2], dim];
+    let last = if dim == 1 { "last dimension" } else { "head_dim" };
+    for ((what, got), expected) in ["batch", "heads", "rows", last].into_iter().zip(view.shape()).zip(sizes) {
+        if got != 1 && got != expected {
+            return Err(Error::Mismatch { argument, what, got, expected, of: "k" });
+        }
+    }
+    view.broadcast(to).ok_or(Error::TooLarge { what: argument, sizes })
+}
+
+impl<'a> Call<'a> {
+    /// One key/value head and the query heads that share it.
+    #[inline(always)]
+    pub(super) fn head(&self, b: usize, h: usize) -> Head<'_> {
+        Head::new(self, b, h)
+    }
+
+    /// Tokens that are taken in at a time.
+    pub(super) fn chunk(&self) -> usize {
+        match self.form {
+            Form::Recurrent => 1,
+            Form::Chunked(n) => n,
+        }
+    }
+
+    /// Floats that a worker needs.
+    pub(super) fn scratch_len(&self) -> usize {
+        match (self.form, self.reach) {
+            (Form::Recurrent, Reach::Causal) => recurrent::scratch_len(self),
+            _ => chunk::scratch_len(self),
+        }
+    }
+
+    /// Multiplications and additions, those among the tokens of a chunk left out.
+    pub(super) fn flops(&self) -> f64 {
+        let [batch, heads, q_len, _] = self.q.shape();
+        let passes = if self.beta.is_some() { 2.0 } else { 1.0 };
+        let rows = heads as f64 * q_len as f64 + passes * self.kv_heads as f64 * self.kv_len as f64;
+        2.0 * batch as f64 * rows * self.head_dim as f64 * self.width as f64
+    }
+}

@@ -1,0 +1,81 @@
+//! Weights from safetensors files.
+
+use super::{ModelError, Tensor, TensorSource};
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors};
+
+const FORMAT: &str = "a safetensors file";
+
+/// A safetensors file in memory: f32, f16 or bf16, widened tensor by tensor as they are asked for.
+///
+/// A memory-mapped file is as good as one that was read; this crate forbids itself the `unsafe` that mapping takes.
+#[derive(Debug)]
+pub struct SafeTensorsFile<'a> {
+    tensors: SafeTensors<'a>,
+}
+
+impl<'a> SafeTensorsFile<'a> {
+    /// Reads the header and checks that it fits the file; no tensor is looked at.
+    ///
+    /// # Errors
+    /// [`ModelError::Length`] for a file that is shorter or longer than its header says, [`ModelError::Format`] for
+    /// anything else that is not safetensors.
+    pub fn new(bytes: &'a [u8]) -> Result<Self, ModelError> {
+        match SafeTensors::deserialize(bytes) {
+            Ok(tensors) => Ok(Self { tensors }),
+            Err(e) => Err(refusal(bytes, &e)),
+        }
+    }
+}
+
+/// Both lengths where they are what is wrong, else the reader's words.
+fn refusal(bytes: &[u8], e: &SafeTensorError) -> ModelError {
+    let expected = match e {
+        SafeTensorError::MetadataIncompleteBuffer => expected_length(bytes),
+        SafeTensorError::InvalidHeaderLength => header_end(bytes),
+        _ => None,
+    };
+    match expected {
+        Some(expected) => ModelError::Length { got: bytes.len() as u64, expected },
+        None => ModelError::Format { format: FORMAT, why: e.to_string() },
+    }
+}
+
+/// Where the header ends: its length is the first eight bytes.
+fn header_end(bytes: &[u8]) -> Option<u64> {
+    u64::from_le_bytes(*bytes.first_chunk()?).checked_add(8)
+}
+
+/// Where the last tensor ends, by a header that is all there.
+fn expected_length(bytes: &[u8]) -> Option<u64> {
+    let end = header_end(bytes)?;
+    let header = bytes.get(8..usize::try_from(end).ok()?)?;
+    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
+    let ends = header.values().filter_map(|tensor| tensor["data_offsets"][1].as_u64());
+    end.checked_add(ends.max()?)
+}
+
+impl TensorSource for SafeTensorsFile<'_> {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, ModelError> {
+        let Ok(view) = self.tensors.tensor(name) else { return Ok(None) };
+        let bytes = view.data();
+        let data: Vec<f32> = match view.dtype() {
+            Dtype::F32 => widen(bytes, f32::from_le_bytes),
+            Dtype::F16 => widen(bytes, |x| f16::from_le_bytes(x).to_f32()),
+            Dtype::BF16 => widen(bytes, |x| bf16::from_le_bytes(x).to_f32()),
+            other => {
+                let got = format!("{other:?}");
+                return Err(ModelError::Dtype { tensor: name.to_owned(), got, expected: "F32, F16 or BF16" });
+            }
+        };
+        Ok(Some(Tensor::new(view.shape(), data)?))
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.tensors.tensor(name).is_ok()
+    }
+}
+
+fn widen<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+    bytes.as_chunks::<N>().0.iter().map(|&x| number(x)).collect()
+}

@@ -1,0 +1,115 @@
+//! Where a model's weights come from: tensors by name.
+
+use super::ModelError;
+use crate::error::Error;
+use crate::inputs::same;
+use crate::layers::{Linear, Norm, Weights};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+
+/// A tensor of a model, row-major: borrowed, or owned where it had to be widened.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor<'a> {
+    shape: Vec<usize>,
+    data: Cow<'a, [f32]>,
+}
+
+impl<'a> Tensor<'a> {
+    /// A shape, and as many numbers as that takes.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if there are not as many.
+    pub fn new(shape: impl Into<Vec<usize>>, data: impl Into<Cow<'a, [f32]>>) -> Result<Self, Error> {
+        let (shape, data) = (shape.into(), data.into());
+        // A product beyond the address space is that of no slice.
+        let size = shape.iter().fold(1usize, |size, &n| size.saturating_mul(n));
+        same("tensor", "length", data.len(), size, "its shape")?;
+        Ok(Self { shape, data })
+    }
+
+    /// Its dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Its numbers.
+    pub fn data(&self) -> &[f32] {
+        &self.data
+    }
+}
+
+/// Named tensors: a file, a map, or whatever else holds a model.
+pub trait TensorSource {
+    /// The tensor of this name, if there is one.
+    ///
+    /// # Errors
+    /// [`ModelError`] if there is one that cannot be read.
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, ModelError>;
+
+    /// Whether there is one, without reading it.
+    fn contains(&self, name: &str) -> bool;
+}
+
+impl<S: BuildHasher> TensorSource for HashMap<String, Tensor<'_>, S> {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, ModelError> {
+        let Some(Tensor { shape, data }) = self.get(name) else { return Ok(None) };
+        Ok(Some(Tensor { shape: shape.clone(), data: Cow::Borrowed(data) }))
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.contains_key(name)
+    }
+}
+
+/// Tensors whose names begin alike, in the shapes that a configuration says.
+pub(crate) struct Named<'s> {
+    source: &'s dyn TensorSource,
+    prefix: String,
+}
+
+impl<'s> Named<'s> {
+    pub(crate) fn new(source: &'s dyn TensorSource, prefix: impl Into<String>) -> Self {
+        Self { source, prefix: prefix.into() }
+    }
+
+    /// Those below this one: `prefix` ends where the rest of their names begins.
+    pub(crate) fn below(&self, prefix: impl core::fmt::Display) -> Self {
+        Self { source: self.source, prefix: format!("{}{prefix}", self.prefix) }
+    }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.source.contains(&format!("{}{name}", self.prefix))
+    }
+
+    /// The numbers of a tensor of this shape.
+    pub(crate) fn take<const N: usize>(&self, name: &str, shape: [usize; N]) -> Result<Cow<'s, [f32]>, ModelError> {
+        let name = format!("{}{name}", self.prefix);
+        match self.source.tensor(&name)? {
+            None => Err(ModelError::Missing { tensor: name }),
+            Some(tensor) if tensor.shape != shape => {
+                Err(ModelError::Shape { tensor: name, got: tensor.shape, expected: shape.to_vec() })
+            }
+            Some(tensor) => Ok(tensor.data),
+        }
+    }
+
+    /// The first of these names that there is, else the first: files of different ages name things differently.
+    pub(crate) fn any_of<'n>(&self, names: &[&'n str]) -> &'n str {
+        names.iter().find(|name| self.contains(name)).unwrap_or(&names[0])
+    }
+
+    /// `weight` `[outputs, inputs]` and `bias`.
+    pub(crate) fn linear(&self, shape: [usize; 2]) -> Result<Linear, ModelError> {
+        let weight = self.take("weight", shape)?;
+        let bias = self.take("bias", [shape[0]])?;
+        Ok(Linear::new(Weights::rows(&weight, shape)?.bias(&bias)?))
+    }
+
+    /// `weight` and `bias` of a layer norm; `gamma` and `beta` in files converted from TensorFlow.
+    pub(crate) fn layer_norm(&self, width: usize, eps: f32) -> Result<Norm, ModelError> {
+        let gain = self.take(self.any_of(&["weight", "gamma"]), [width])?;
+        let bias = self.take(self.any_of(&["bias", "beta"]), [width])?;
+        Ok(Norm::layer(gain, eps)?.bias(bias)?)
+    }
+}

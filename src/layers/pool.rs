@@ -1,0 +1,64 @@
+//! One row for each sequence: pooling, and unit length.
+
+use super::Sequences;
+use super::linear::check_rows;
+use crate::error::Error;
+
+/// How the rows of a sequence become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Pooling {
+    /// Their mean; a sequence without rows gives 0.
+    #[default]
+    Mean,
+    /// The first, which is the `[CLS]` token's; a sequence without rows gives 0.
+    First,
+}
+
+impl Pooling {
+    /// Writes a row of this width for each sequence of rows of `x`.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] and other [`Error`]s if `x` is not the sequences' rows, or `out` has not one for each
+    /// sequence; `out` is then untouched.
+    pub fn forward(self, x: &[f32], width: usize, sequences: Sequences<'_>, out: &mut [f32]) -> Result<(), Error> {
+        if width == 0 {
+            return Err(Error::Empty { argument: "pooling", what: "width" });
+        }
+        sequences.check("x", super::linear::rows_of("x", x, width)?)?;
+        check_rows("out", out, sequences.count(), width)?;
+        for (s, out) in out.chunks_exact_mut(width).enumerate() {
+            let rows = sequences.rows(s);
+            self.row(x[rows.start * width..rows.end * width].chunks_exact(width), out);
+        }
+        Ok(())
+    }
+
+    fn row<'a>(self, mut rows: impl ExactSizeIterator<Item = &'a [f32]>, out: &mut [f32]) {
+        let count = rows.len() as f32;
+        match rows.next() {
+            None => out.fill(0.0),
+            Some(first) => out.copy_from_slice(first),
+        }
+        if self == Self::Mean && count > 1.0 {
+            rows.for_each(|row| out.iter_mut().zip(row).for_each(|(sum, x)| *sum += x));
+            out.iter_mut().for_each(|sum| *sum /= count);
+        }
+    }
+}
+
+/// Scales each row of this width to length 1 in the Euclidean norm; a row of zeros stays as it is.
+///
+/// # Errors
+/// [`Error::Mismatch`] if `x` is not whole rows; it is then untouched.
+pub fn normalize(x: &mut [f32], width: usize) -> Result<(), Error> {
+    super::linear::rows_of("x", x, width)?;
+    for row in x.chunks_exact_mut(width.max(1)) {
+        // In f64, where neither the squares nor their sum can overflow or vanish.
+        let length = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+        if length != 0.0 {
+            row.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! Attention in its three named results.
+
+use crate::attention::Attention;
+use crate::error::Error;
+use crate::inputs::{Inputs, same};
+use crate::layers::Compute;
+use crate::plan::Plan;
+use crate::problem::{Outputs, Shape};
+use sdpa_kernels::{Point, ViewMut};
+
+/// The steps of attention, to be looked at: scores, weights, output, of one sequence and all its heads.
+///
+/// Written out by the fused call itself, so they are what it works with, and the output has its bits. To be had in memory
+/// in rows × keys: for looking, not for speed.
+///
+/// ```
+/// use sdpa::layers::{Compute, Steps};
+/// use sdpa::{Attention, Inputs, View};
+///
+/// // Three tokens of two numbers that attend to each other, as in "Attention is all you need", equation 1
+/// let x = View::bhld(&[1.0f32, 0.0, 0.0, 1.0, 1.0, 1.0], [1, 1, 3, 2])?;
+/// let steps = Steps::new(&Attention::new(), Inputs::new(x, x, x), &mut Compute::default())?;
+/// let third = steps.row(0, 2).expect("three rows");
+/// assert_eq!(third.scores[0], 0.5f32.sqrt()); // (1, 1)·(1, 0) / √2
+/// assert!(third.weights[2] > third.weights[0] && third.output[0] == third.output[1]);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Steps {
+    shape: Shape,
+    scores: Vec<f32>,
+    weights: Vec<f32>,
+    output: Vec<f32>,
+}
+
+/// One query's way through the [`Steps`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepsRow<'a> {
+    /// What the softmax takes, one for each key; −∞ where the row does not see it.
+    pub scores: &'a [f32],
+    /// What it gives, one for each key. They sum to 1 (less what a sink takes), or to 0 where no key is visible.
+    pub weights: &'a [f32],
+    /// The values under those weights, `[value_dim]`.
+    pub output: &'a [f32],
+}
+
+impl Steps {
+    /// Runs the fused call on one sequence: q `[1, heads, rows, head_dim]`, k `[1, kv_heads, keys, head_dim]`,
+    /// v `[1, kv_heads, keys, value_dim]`, and any options. Time as the call; memory heads·rows·(2·keys + value_dim).
+    ///
+    /// # Errors
+    /// As [`Attention::problem`]; [`Error::Mismatch`] if there is not one sequence; [`Error::TooLarge`].
+    pub fn new(attention: &Attention, inputs: Inputs<'_>, compute: &mut Compute) -> Result<Self, Error> {
+        let shape = inputs.shape()?;
+        same("inputs", "batch", shape.batch, 1, "one sequence")?;
+        let pairs = [1, shape.heads, shape.q_len, shape.kv_len];
+        let sums = [1, shape.heads, shape.q_len, shape.value_dim];
+        let (mut scores, mut weights) = (zeros("scores", pairs)?, zeros("weights", pairs)?);
+        let mut output = zeros("output", sums)?;
+        let outputs = Outputs::new(ViewMut::bhld(&mut output, sums)?)
+            .scores(Point::Masked, ViewMut::bhld(&mut scores, pairs)?)
+            .weights(ViewMut::bhld(&mut weights, pairs)?);
+        let problem = attention.problem(inputs, outputs)?;
+        let plan = Plan::new(&problem, compute.exec());
+        problem.run(&plan, compute.workspace());
+        Ok(Self { shape, scores, weights, output })
+    }
+
+    /// The sizes of the call.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// What the softmax takes, `[heads, rows, keys]`: scale·(q·k), softcap, bias and ALiBi, −∞ where hidden.
+    pub fn scores(&self) -> &[f32] {
+        &self.scores
+    }
+
+    /// What it gives, `[heads, rows, keys]`.
+    pub fn weights(&self) -> &[f32] {
+        &self.weights
+    }
+
+    /// Weighted sums of the values, `[heads, rows, value_dim]`: the fused call's output, to the bit.
+    pub fn output(&self) -> &[f32] {
+        &self.output
+    }
+
+    /// One row of one head; `None` outside the shape.
+    pub fn row(&self, head: usize, row: usize) -> Option<StepsRow<'_>> {
+        let Shape { heads, q_len, kv_len, value_dim, .. } = self.shape;
+        if head >= heads || row >= q_len {
+            return None;
+        }
+        let at = head * q_len + row;
+        let pairs = at * kv_len..(at + 1) * kv_len;
+        Some(StepsRow {
+            scores: &self.scores[pairs.clone()],
+            weights: &self.weights[pairs],
+            output: &self.output[at * value_dim..(at + 1) * value_dim],
+        })
+    }
+
+    /// The weights of one head, `[rows, keys]`; `None` if there is no such head.
+    pub fn head_weights(&self, head: usize) -> Option<&[f32]> {
+        let len = self.shape.q_len * self.shape.kv_len;
+        (head < self.shape.heads).then(|| &self.weights[head * len..(head + 1) * len])
+    }
+
+    /// The weights averaged over the heads, `[rows, keys]`; their rows sum to 1 as well.
+    pub fn mean_weights(&self) -> Vec<f32> {
+        let Shape { heads, q_len, kv_len, .. } = self.shape;
+        let mut mean = vec![0.0; q_len * kv_len];
+        for head in (0..heads).filter_map(|head| self.head_weights(head)) {
+            mean.iter_mut().zip(head).for_each(|(sum, weight)| *sum += weight);
+        }
+        mean.iter_mut().for_each(|sum| *sum /= heads as f32);
+        mean
+    }
+}
+
+/// That many zeros, if they fit the address space.
+fn zeros(what: &'static str, sizes: [usize; 4]) -> Result<Vec<f32>, Error> {
+    let len = sizes.iter().try_fold(1usize, |n, &s| n.checked_mul(s));
+    // A Vec holds at most isize::MAX bytes.
+    let fits = len.filter(|&n| n <= isize::MAX as usize / size_of::<f32>());
+    fits.map(|n| vec![0.0; n]).ok_or(Error::TooLarge { what, sizes })
+}

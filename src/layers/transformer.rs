@@ -1,0 +1,341 @@
+//! Transformer layers: attention and feed-forward on a residual stream.
+
+use super::compute::Buffer;
+use super::linear::{check_rows, rows_of};
+use super::{Compute, FeedForward, MultiHeadAttention, MultiHeadInput, Norm, Sequences};
+use crate::error::Error;
+use crate::inputs::same;
+use crate::schedule::{self, Rows};
+use sdpa_kernels::Mask;
+
+/// What adding a number costs, in the operations that [`crate::Exec`] counts: memory's time.
+const COST: f64 = 8.0;
+
+/// Where norms stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NormOrder {
+    /// Before each part, x + part(norm(x)): GPT-2, Llama (Xiong et al. 2020, arXiv:2002.04745).
+    Pre,
+    /// After each sum, norm(x + part(x)): the original, and BERT (Vaswani et al. 2017, arXiv:1706.03762).
+    Post,
+}
+
+/// Rows, how they make sequences, and which of them may be looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerInput<'a> {
+    rows: &'a [f32],
+    sequences: Sequences<'a>,
+    kv_lens: Option<&'a [usize]>,
+    mask: Option<Mask<'a>>,
+}
+
+impl<'a> LayerInput<'a> {
+    /// All of each sequence, as far as the layer's own rules allow.
+    pub fn new(rows: &'a [f32], sequences: Sequences<'a>) -> Self {
+        Self { rows, sequences, kv_lens: None, mask: None }
+    }
+
+    /// Key padding: how many rows of each sequence may be looked at, from the first on.
+    #[must_use]
+    pub fn kv_lens(self, lens: &'a [usize]) -> Self {
+        Self { kv_lens: Some(lens), ..self }
+    }
+
+    /// Which of these rows each row of the layer may look at: `[sequences, heads, rows, keys]`, the first three broadcast
+    /// from 1.
+    #[must_use]
+    pub fn mask(self, mask: Mask<'a>) -> Self {
+        Self { mask: Some(mask), ..self }
+    }
+
+    /// With what the keys are told about.
+    fn keys(self, mut input: MultiHeadInput<'a>) -> MultiHeadInput<'a> {
+        if let Some(lens) = self.kv_lens {
+            input = input.kv_lens(lens);
+        }
+        if let Some(mask) = self.mask {
+            input = input.mask(mask);
+        }
+        input
+    }
+}
+
+/// A transformer layer: self-attention, cross-attention in a decoder, feed-forward, each on a residual stream and with
+/// its norm before it or after.
+///
+/// Whether rows see what comes after them, and where they stand, is the attention's matter
+/// ([`MultiHeadAttention::attention`], [`MultiHeadAttention::rope`]): an encoder layer with causal attention is a block
+/// of GPT-2, with [`Norm::rms`], rotary positions and a gated [`FeedForward`] one of Llama.
+///
+/// Beyond what its parts need, a call takes three times the memory of x, from its [`Compute`]. A sequence's results do not
+/// depend on what else is in the batch, to the bit.
+///
+/// ```
+/// use sdpa::Attention;
+/// use sdpa::layers::{
+///     Activation, Compute, FeedForward, LayerInput, Linear, MultiHeadAttention, Norm, NormOrder, Sequences,
+///     TransformerLayer, Weights,
+/// };
+/// // Width 4, two heads, hidden width 8; weights that come to nothing
+/// let linear = |outputs, inputs| Weights::rows(&[0.0; 32][..outputs * inputs], [outputs, inputs]).map(Linear::new);
+/// let attention = MultiHeadAttention::new([2, 2], [linear(4, 4)?, linear(4, 4)?, linear(4, 4)?, linear(4, 4)?])?
+///     .attention(Attention::new().causal());
+/// let feed_forward = FeedForward::new(Activation::Gelu, linear(8, 4)?, linear(4, 8)?)?;
+/// let norm = || Norm::layer([1.0; 4], 1e-5);
+/// let layer = TransformerLayer::encoder(NormOrder::Pre, (attention, norm()?), (feed_forward, norm()?))?;
+/// let (x, mut out) = ([1.0; 3 * 4], [0.0; 3 * 4]);
+/// layer.forward(LayerInput::new(&x, Sequences::one(3)), &mut out, &mut Compute::default())?;
+/// assert_eq!(out, x); // the stream, and nothing added to it
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug)]
+#[doc(alias = "EncoderLayer", alias = "DecoderLayer")]
+pub struct TransformerLayer {
+    order: NormOrder,
+    own: (MultiHeadAttention, Norm),
+    cross: Option<(MultiHeadAttention, Norm)>,
+    feed_forward: (FeedForward, Norm),
+}
+
+impl TransformerLayer {
+    /// Self-attention, then feed-forward, each with its norm.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] unless everything is as wide as the first norm.
+    pub fn encoder(
+        order: NormOrder,
+        own: (MultiHeadAttention, Norm),
+        feed_forward: (FeedForward, Norm),
+    ) -> Result<Self, Error> {
+        let width = own.1.width();
+        let of = "the norm of the self-attention";
+        check_attention("self-attention", &own, width)?;
+        for (what, keys) in ["width of keys", "width of values"].into_iter().zip(own.0.memory_inputs()) {
+            same("self-attention", what, keys, width, of)?;
+        }
+        same("feed-forward", "inputs", feed_forward.0.inputs(), width, of)?;
+        same("feed-forward", "outputs", feed_forward.0.outputs(), width, of)?;
+        same("norm of the feed-forward", "width", feed_forward.1.width(), width, of)?;
+        Ok(Self { order, own, cross: None, feed_forward })
+    }
+
+    /// Self-attention, then attention to a memory, then feed-forward, each with its norm. The memory is as wide as the
+    /// cross-attention's keys and values want it.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] unless everything is as wide as the first norm.
+    pub fn decoder(
+        order: NormOrder,
+        own: (MultiHeadAttention, Norm),
+        cross: (MultiHeadAttention, Norm),
+        feed_forward: (FeedForward, Norm),
+    ) -> Result<Self, Error> {
+        check_attention("cross-attention", &cross, own.1.width())?;
+        let [keys, values] = cross.0.memory_inputs();
+        same("cross-attention", "width of values", values, keys, "its keys")?;
+        Ok(Self { cross: Some(cross), ..Self::encoder(order, own, feed_forward)? })
+    }
+
+    /// Width of the rows of x, and of those that are written.
+    pub fn width(&self) -> usize {
+        self.own.1.width()
+    }
+
+    /// Writes a row of `out` for each row of x.
+    ///
+    /// # Errors
+    /// Any [`Error`], and [`Error::Needs`] if the layer has cross-attention; `out` is then untouched.
+    pub fn forward(&self, x: LayerInput<'_>, out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
+        run(core::slice::from_ref(self), None, Call { x, memory: None }, out, compute)
+    }
+
+    /// As [`Self::forward`], with a memory for the cross-attention: sequence by sequence, an encoder's output.
+    ///
+    /// # Errors
+    /// Any [`Error`], and [`Error::Needs`] if the layer has no cross-attention; `out` is then untouched.
+    pub fn forward_with_memory(
+        &self,
+        x: LayerInput<'_>,
+        memory: LayerInput<'_>,
+        out: &mut [f32],
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        run(core::slice::from_ref(self), None, Call { x, memory: Some(memory) }, out, compute)
+    }
+
+    /// One layer on the stream, which is the first of three buffers of one size.
+    fn advance(&self, buffers: &mut [Buffer; 3], call: &Call<'_>, compute: &mut Compute) -> Result<(), Error> {
+        let cross = match (&self.cross, &call.memory) {
+            (Some((attention, norm)), Some(memory)) => Some((Part::Cross(attention, call.x, *memory), norm)),
+            (None, None) => None,
+            (Some(_), None) => return Err(Error::Needs { argument: "cross-attention", needs: "a memory" }),
+            (None, Some(_)) => return Err(Error::Needs { argument: "memory", needs: "a layer with cross-attention" }),
+        };
+        let own = Some((Part::Own(&self.own.0, call.x), &self.own.1));
+        let feed_forward = Some((Part::FeedForward(&self.feed_forward.0), &self.feed_forward.1));
+        for (part, norm) in [own, cross, feed_forward].into_iter().flatten() {
+            let [stream, normed, result] = &mut *buffers;
+            match self.order {
+                NormOrder::Pre => {
+                    norm.forward(stream, normed, compute)?;
+                    part.forward(normed, result, compute)?;
+                    add(stream, result, self.width(), compute);
+                }
+                NormOrder::Post => {
+                    part.forward(stream, result, compute)?;
+                    norm.add_and_forward(result, stream, normed, compute)?;
+                    buffers.swap(0, 1);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_attention(
+    argument: &'static str,
+    (attention, norm): &(MultiHeadAttention, Norm),
+    width: usize,
+) -> Result<(), Error> {
+    let of = "the norm of the self-attention";
+    same(argument, "inputs", attention.inputs(), width, of)?;
+    same(argument, "outputs", attention.outputs(), width, of)?;
+    same("norm of the cross-attention", "width", norm.width(), width, of)
+}
+
+/// Transformer layers one after another, and perhaps a norm of the result: an encoder, a decoder, or all of a language
+/// model but its tables.
+#[derive(Debug)]
+#[doc(alias = "Encoder", alias = "Decoder")]
+pub struct Transformer {
+    layers: Vec<TransformerLayer>,
+    norm: Option<Norm>,
+}
+
+impl Transformer {
+    /// These layers, first to last.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] if there are none, [`Error::Mismatch`] unless they are all of one width.
+    pub fn new(layers: Vec<TransformerLayer>) -> Result<Self, Error> {
+        let Some(first) = layers.first() else {
+            return Err(Error::Empty { argument: "transformer", what: "number of layers" });
+        };
+        for layer in &layers {
+            same("layer", "width", layer.width(), first.width(), "the first layer")?;
+        }
+        Ok(Self { layers, norm: None })
+    }
+
+    /// A norm after the last layer: models with [`NormOrder::Pre`] have one.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] unless it is as wide as the layers.
+    pub fn norm(self, norm: Norm) -> Result<Self, Error> {
+        same("norm", "width", norm.width(), self.width(), "the layers")?;
+        Ok(Self { norm: Some(norm), ..self })
+    }
+
+    /// The layers.
+    pub fn layers(&self) -> &[TransformerLayer] {
+        &self.layers
+    }
+
+    /// Width of the rows of x, and of those that are written.
+    pub fn width(&self) -> usize {
+        self.layers[0].width()
+    }
+
+    /// Writes a row of `out` for each row of x.
+    ///
+    /// # Errors
+    /// Any [`Error`], and [`Error::Needs`] if a layer has cross-attention; `out` is then untouched.
+    pub fn forward(&self, x: LayerInput<'_>, out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
+        run(&self.layers, self.norm.as_ref(), Call { x, memory: None }, out, compute)
+    }
+
+    /// The first of its layers only, at least one of them, without the last norm.
+    pub(crate) fn forward_to(
+        &self,
+        layers: usize,
+        x: LayerInput<'_>,
+        out: &mut [f32],
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        run(&self.layers[..layers], None, Call { x, memory: None }, out, compute)
+    }
+
+    /// As [`Self::forward`], with a memory for the cross-attention of every layer.
+    ///
+    /// # Errors
+    /// Any [`Error`], and [`Error::Needs`] if a layer has no cross-attention; `out` is then untouched.
+    pub fn forward_with_memory(
+        &self,
+        x: LayerInput<'_>,
+        memory: LayerInput<'_>,
+        out: &mut [f32],
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        run(&self.layers, self.norm.as_ref(), Call { x, memory: Some(memory) }, out, compute)
+    }
+}
+
+struct Call<'a> {
+    x: LayerInput<'a>,
+    memory: Option<LayerInput<'a>>,
+}
+
+/// The layers on a stream of their own, so that `out` is written when nothing can go wrong any more.
+fn run(
+    layers: &[TransformerLayer],
+    norm: Option<&Norm>,
+    call: Call<'_>,
+    out: &mut [f32],
+    compute: &mut Compute,
+) -> Result<(), Error> {
+    let width = layers[0].width();
+    let rows = rows_of("x", call.x.rows, width)?;
+    check_rows("out", out, rows, width)?;
+    let mut buffers = [(); 3].map(|()| compute.buffer(rows * width));
+    buffers[0].copy_from_slice(call.x.rows);
+    let done = layers.iter().try_for_each(|layer| layer.advance(&mut buffers, &call, compute));
+    let done = done.and_then(|()| match norm {
+        Some(norm) => norm.forward(&buffers[0], out, compute),
+        None => {
+            out.copy_from_slice(&buffers[0]);
+            Ok(())
+        }
+    });
+    buffers.into_iter().for_each(|buffer| compute.recycle(buffer));
+    done
+}
+
+/// A part of a layer: rows in, what is added to them out.
+enum Part<'a> {
+    Own(&'a MultiHeadAttention, LayerInput<'a>),
+    Cross(&'a MultiHeadAttention, LayerInput<'a>, LayerInput<'a>),
+    FeedForward(&'a FeedForward),
+}
+
+impl Part<'_> {
+    fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
+        match *self {
+            Part::Own(attention, own) => {
+                attention.forward(own.keys(MultiHeadInput::new(x, own.sequences)), out, compute)
+            }
+            Part::Cross(attention, own, memory) => {
+                let input = MultiHeadInput::new(x, own.sequences).memory(memory.rows, memory.sequences);
+                attention.forward(memory.keys(input), out, compute)
+            }
+            Part::FeedForward(feed_forward) => feed_forward.forward(x, out, compute),
+        }
+    }
+}
+
+/// `x ← x + add`.
+fn add(x: &mut [f32], add: &[f32], width: usize, compute: &mut Compute) {
+    let (rows, cost) = (x.len() / width, COST * x.len() as f64);
+    schedule::rows(compute.exec(), rows, cost, (Rows(x, width), Rows(add, width)), |_, (x, add)| {
+        x.0.iter_mut().zip(add.0).for_each(|(x, add)| *x += add);
+    });
+}

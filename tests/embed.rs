@@ -1,0 +1,63 @@
+//! The `embed` program as its users meet it: what it prints, and its exit status.
+
+#[path = "support/minilm.rs"]
+mod minilm;
+#[path = "compare/program.rs"]
+mod program;
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| program::build("embed"));
+
+fn run(args: &[&str]) -> Output {
+    Command::new(&*PROGRAM).args(args).output().expect("the program runs")
+}
+
+#[test]
+fn refusals_are_one_line_on_standard_error_and_status_2() {
+    for (args, message) in [
+        (&["--model", "no/such/model", "a"][..], "no/such/model: no such folder. The model is in the Python package "),
+        (&["--modle", "m"], "--modle: unknown flag; --help lists them, -- ends them"),
+        (&["--threads", "0"], "--threads: 0, but must be a whole number from 1 to 1024"),
+        (&["--model", "src"], "src/config.json: "),
+    ] {
+        let output = run(args);
+        let error = String::from_utf8(output.stderr).unwrap();
+        let error = error.replace('\\', "/");
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.starts_with(&format!("embed: {message}")) && error.lines().count() == 1, "{error}");
+        assert!(output.stdout.is_empty());
+    }
+    let help = run(&["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    assert!(help.stdout.starts_with(b"Embeds texts "));
+}
+
+#[test]
+fn texts_are_compared_where_the_model_is_present() {
+    let Some(folder) = minilm::folder("texts_are_compared") else { return };
+    let folder = folder.to_str().unwrap();
+    let table = run(&["--model", folder, "--threads", "1", "The dog barks.", "A dog is barking.", ""]);
+    let (out, error) = (String::from_utf8(table.stdout).unwrap(), String::from_utf8(table.stderr).unwrap());
+    assert_eq!(table.status.code(), Some(0), "{error}");
+    let rows: Vec<Vec<f32>> = out.lines().skip(1).map(|line| cosines(line, 3)).collect();
+    assert!(rows[0][1] > 0.8 && rows[0][2] < 0.5, "{out}");
+    assert!(rows.iter().enumerate().all(|(i, row)| row[i] == 1.0), "{out}");
+    assert!(error.starts_with("embed: 3 texts, ") && error.contains(" on 1 thread(s): "), "{error}");
+
+    let json = run(&["--model", folder, "--max-tokens=5", "--json", "one two three four five", "one"]);
+    let lines: Vec<serde_json::Value> =
+        String::from_utf8(json.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().map(|line| &line["tokens"]).collect::<Vec<_>>(), [5, 3]);
+    assert_eq!(lines.iter().map(|line| &line["cut"]).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(lines[0]["embedding"].as_array().unwrap().len(), 384);
+    let error = String::from_utf8(json.stderr).unwrap();
+    assert!(error.contains("1 of 2 texts had more than 5 tokens and were cut to that"), "{error}");
+}
+
+/// The numbers of a row of the table, after its own.
+fn cosines(line: &str, count: usize) -> Vec<f32> {
+    line.split_whitespace().skip(1).take(count).map(|x| x.parse().unwrap()).collect()
+}
