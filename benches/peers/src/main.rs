@@ -56,13 +56,23 @@ fn run() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Attention(args) => {
+            mind_the_build();
             let report = attention::compare(&args)?;
             finish(&args, &report, &attention::print(&report, args.markdown))
         }
         Command::Embed(args) => {
+            mind_the_build();
             let report = embed::compare(&args)?;
             finish(&args, &report, &embed::print(&report, args.markdown))
         }
+    }
+}
+
+/// Says so if peers were compiled for less than this machine has.
+fn mind_the_build() {
+    #[cfg(target_arch = "x86_64")]
+    if !cfg!(target_feature = "avx2") && std::arch::is_x86_feature_detected!("avx2") {
+        eprintln!("peers: built for any x86-64, for which rten and candle are slower; run cargo in benches/peers");
     }
 }
 

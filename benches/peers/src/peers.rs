@@ -110,3 +110,40 @@ pub(crate) fn version(package: &str) -> String {
     let version = entry.and_then(|entry| entry.split("version = \"").nth(1)?.split('"').next());
     version.unwrap_or("?").to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::Reference;
+    use crate::session::{Folder, WRONG};
+    use crate::support::WORKLOADS;
+
+    /// On something small, and on something whose sizes are all odd; one after the other, as a worker has it.
+    #[test]
+    fn rust_peers_are_right() {
+        let folder = Folder::new().unwrap();
+        for name in ["tiny-16", "odd"] {
+            let tensors = WORKLOADS.iter().find(|workload| workload.name == name).unwrap().tensors();
+            let reference = Reference::compute(&tensors).unwrap();
+            let case = Case::write(&tensors, 2, folder.as_ref()).unwrap();
+            for entry in PEERS.iter().filter(|entry| entry.home != Home::Python) {
+                let mut peer = rust_peer(entry.name).unwrap();
+                if peer.supports(&case).is_err() {
+                    continue;
+                }
+                peer.prepare(&case).unwrap();
+                peer.run().unwrap();
+                let error = reference.error(&peer.output().unwrap()).unwrap();
+                assert!(error < WRONG, "{}, {name}: {error}", entry.name);
+            }
+        }
+    }
+
+    #[test]
+    fn versions_are_known() {
+        for entry in PEERS {
+            let Home::Rust { package } = entry.home else { continue };
+            assert!(version(package).starts_with(|c: char| c.is_ascii_digit()), "{package}");
+        }
+    }
+}

@@ -7,6 +7,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+/// glibc's allocator keeps what is freed. Where results and scratch are allocated anew each call, up to half of the time
+/// would be the system's, handing out the same pages again and again; whoever cares for speed avoids that.
+const KEEP_MEMORY: [(&str, &str); 2] = [("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", "1099511627776")];
+
 /// A peer in its own process.
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -29,6 +33,9 @@ impl Worker {
     pub(crate) fn start(mut command: Command, threads: usize) -> Result<Self> {
         for variable in ["RAYON_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
             command.env(variable, threads.to_string());
+        }
+        for (variable, value) in KEEP_MEMORY {
+            command.env(variable, value);
         }
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (to, from) = (child.stdin.take(), child.stdout.take());
