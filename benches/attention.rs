@@ -78,7 +78,9 @@ fn paths(c: &mut Criterion) {
             prepare(&mut group, &workload);
             let exec = Exec::default().threads(threads);
             bench_fused(&mut group, "fused", &mut tensors, exec);
-            bench_unfused(&mut group, "unfused", &mut tensors, exec);
+            if workload.softcap.is_none() {
+                bench_unfused(&mut group, "unfused", &mut tensors, exec);
+            }
             if threads == 1
                 && workload.flops() <= NAIVE_FLOPS
                 && (!support::test_mode() || workload.flops() < 50_000_000)

@@ -1,8 +1,10 @@
-//! What both benchmarks share: named workloads, seeded data, the check before the clock starts, the machine line.
+//! What the benchmarks share: named workloads, seeded data, the check before the clock starts, the machine line.
 #![allow(dead_code, reason = "each benchmark uses its part")]
 
 use rand::{RngExt, SeedableRng, rngs::ChaCha8Rng};
-use sdpa::{Alignment, Attention, Inputs, Isa, Outputs, Shape, View, ViewMut, naive, probe};
+use sdpa::{Alignment, Attention, Inputs, Isa, Outputs, Shape, View, ViewMut, Window, naive, probe};
+use std::num::NonZeroUsize;
+use std::ops::Range;
 
 /// A shape that somebody runs, by the name of the model that has it.
 #[derive(Debug, Clone, Copy)]
@@ -10,6 +12,9 @@ pub(crate) struct Workload {
     pub(crate) name: &'static str,
     pub(crate) shape: Shape,
     pub(crate) causal: bool,
+    /// Keys that a row sees at most, its own included.
+    pub(crate) window: Option<NonZeroUsize>,
+    pub(crate) softcap: Option<f32>,
 }
 
 const fn dims(
@@ -19,7 +24,17 @@ const fn dims(
     [head_dim, value_dim]: [usize; 2],
     causal: bool,
 ) -> Workload {
-    Workload { name, shape: Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim }, causal }
+    let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
+    Workload { name, shape, causal, window: None, softcap: None }
+}
+
+const fn causal(name: &'static str, len: usize) -> Workload {
+    dims(name, [1, 12, 12], [len, len], [64, 64], true)
+}
+
+/// One row against a cache of keys.
+const fn decode(name: &'static str, keys: usize) -> Workload {
+    dims(name, [1, 32, 8], [1, keys], [128, 128], false)
 }
 
 pub(crate) const WORKLOADS: &[Workload] = &[
@@ -28,12 +43,16 @@ pub(crate) const WORKLOADS: &[Workload] = &[
     dims("minilm-b32-128", [32, 12, 12], [128, 128], [32, 32], false),
     dims("vit-b8-197", [8, 12, 12], [197, 197], [64, 64], false),
     dims("sd-cross", [2, 8, 8], [4096, 77], [40, 40], false),
-    dims("gpt2-1024-causal", [1, 12, 12], [1024, 1024], [64, 64], true),
+    causal("gpt2-1024-causal", 1024),
     dims("long-4096", [1, 12, 12], [4096, 4096], [64, 64], false),
-    dims("long-4096-causal", [1, 12, 12], [4096, 4096], [64, 64], true),
+    causal("long-4096-causal", 4096),
     dims("llama-2048-gqa", [1, 32, 8], [2048, 2048], [128, 128], true),
     dims("d256-1024-causal", [1, 8, 8], [1024, 1024], [256, 256], true),
+    Workload { window: NonZeroUsize::new(256), ..causal("window-256-of-4096", 4096) },
+    Workload { softcap: Some(30.0), ..causal("softcap-1024-causal", 1024) },
     dims("tiny-16", [1, 12, 12], [16, 16], [64, 64], false),
+    decode("decode-4k", 4096),
+    decode("decode-16k", 16384),
     dims("odd", [3, 5, 5], [333, 1111], [72, 56], false),
 ];
 
@@ -61,12 +80,23 @@ impl Workload {
     /// Useful floating-point operations: two for each visible pair of row and key and each of the dimensions.
     pub(crate) fn flops(&self) -> u64 {
         let Shape { batch, heads, q_len, kv_len, head_dim, value_dim, .. } = self.shape;
-        let pairs = if self.causal { (1..=q_len).map(|p| p.min(kv_len)).sum() } else { q_len * kv_len };
+        let most = self.window.map_or(kv_len, |window| window.get().min(kv_len));
+        let pairs = if self.causal { (1..=q_len).map(|p| p.min(most)).sum() } else { q_len * kv_len };
         (2 * batch * heads * pairs * (head_dim + value_dim)) as u64
     }
 
     pub(crate) fn attention(&self) -> Attention {
-        if self.causal { Attention::new().causal() } else { Attention::new() }
+        let mut attention = Attention::new();
+        if self.causal {
+            attention = attention.causal();
+        }
+        if let Some(n) = self.window {
+            attention = attention.window(Window::last_tokens(n));
+        }
+        if let Some(c) = self.softcap {
+            attention = attention.softcap(c);
+        }
+        attention
     }
 
     /// Unit-normal tensors, the same on every run.
@@ -106,6 +136,24 @@ impl Tensors {
         (inputs, Outputs::new(out))
     }
 
+    /// The data of q, k and v.
+    pub(crate) fn parts(&self) -> [&[f32]; 3] {
+        [&self.q, &self.k, &self.v]
+    }
+
+    /// Some rows of one head as a problem of their own.
+    pub(crate) fn strip(&self, [b, h]: [usize; 2], rows: Range<usize>) -> (Attention, Inputs<'_>) {
+        let Shape { heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = self.workload.shape;
+        let kv = b * kv_heads + h / (heads / kv_heads);
+        let row = (b * heads + h) * q_len + rows.start;
+        let inputs = Inputs::new(
+            View::bhld(&self.q[row * head_dim..], [1, 1, rows.len(), head_dim]).expect("rows of one head"),
+            View::bhld(&self.k[kv * kv_len * head_dim..], [1, 1, kv_len, head_dim]).expect("one head"),
+            View::bhld(&self.v[kv * kv_len * value_dim..], [1, 1, kv_len, value_dim]).expect("one head"),
+        );
+        (self.workload.attention().align(Alignment::Offset(rows.start as isize)), inputs)
+    }
+
     /// Runs once and holds sampled rows of the output against the oracle.
     ///
     /// # Panics
@@ -113,20 +161,14 @@ impl Tensors {
     pub(crate) fn check(&mut self, path: &str, run: impl FnOnce(&mut Self)) {
         self.out.fill(f32::NAN);
         run(self);
-        let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.workload.shape;
+        let Shape { batch, heads, q_len, value_dim, .. } = self.workload.shape;
         let name = self.workload.name;
         assert!(!self.out.iter().any(|x| x.is_nan()), "{name}, {path}: not every element was written");
         // First and last row and some between, a different head each time.
         for sample in 0..8 {
             let (b, h, i) = (sample % batch, sample * 5 % heads, sample * (q_len - 1) / 7);
-            let kv = b * kv_heads + h / (heads / kv_heads);
             let row = (b * heads + h) * q_len + i;
-            let inputs = Inputs::new(
-                View::bhld(&self.q[row * head_dim..], [1, 1, 1, head_dim]).expect("one row"),
-                View::bhld(&self.k[kv * kv_len * head_dim..], [1, 1, kv_len, head_dim]).expect("one head"),
-                View::bhld(&self.v[kv * kv_len * value_dim..], [1, 1, kv_len, value_dim]).expect("one head"),
-            );
-            let alone = self.workload.attention().align(Alignment::Offset(i as isize));
+            let (alone, inputs) = self.strip([b, h], i..i + 1);
             let expected = naive::oracle(&alone, &inputs).expect("the shapes fit").out;
             for (d, (want, &got)) in expected.iter().zip(&self.out[row * value_dim..]).enumerate() {
                 let error = (want - f64::from(got)).abs();
@@ -158,12 +200,17 @@ pub(crate) fn thread_counts() -> Vec<usize> {
     if cfg!(feature = "rayon") && all > 1 { vec![1, all] } else { vec![1] }
 }
 
-/// One line that says where the figures come from.
+/// Prints where the figures come from.
 pub(crate) fn print_machine() {
+    println!("{}", machine());
+}
+
+/// One line that says where the figures come from.
+pub(crate) fn machine() -> String {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let model = model.map_or(std::env::consts::ARCH, |(_, name)| name);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let peaks: Vec<_> = Isa::available().map(|isa| format!("{isa} {:.0}", probe::peak_flops(isa) / 1e9)).collect();
-    println!("machine: {model}, {threads} threads; peak of one thread in GFLOP/s: {}", peaks.join(", "));
+    format!("machine: {model}, {threads} threads; peak of one thread in GFLOP/s: {}", peaks.join(", "))
 }

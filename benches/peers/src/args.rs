@@ -1,0 +1,165 @@
+//! The command line.
+
+use crate::failure::Result;
+use crate::peers::Entry;
+use crate::support::{self, WORKLOADS, Workload};
+use std::path::PathBuf;
+
+pub(crate) const HELP: &str = "\
+Times sdpa and its peers in turns, and holds each one's answer against f64.
+
+Usage: peers [OPTIONS]             attention, on named workloads
+       peers embed [OPTIONS]       all-MiniLM-L6-v2: texts to embeddings
+
+  --workload NAME,…  attention: those whose names contain one of these (default: all but odd)
+  --peer NAME,…      these only, and sdpa (default: all there are)
+  --threads N,…      on so many threads (default: on one, and on all)
+  --seconds S        time to spend on each peer and workload (default: 1)
+  --check            do not time: compute once and hold the answer against f64
+  --markdown         one line a workload, to be read in a README, in place of one a peer
+  --json FILE        write everything to a file too
+  --python FILE      the interpreter that has the Python peers (default: the one that python/setup.py installs)
+  --model DIR        embed: model.safetensors, config.json and tokenizer.json (default: what .ci/fetch-minilm fetches)
+  --help             this
+
+Exit status: 0 if every answer is right, 1 if one is not or a peer failed, 2 if an argument is wrong.
+";
+
+/// What to compare, and how.
+#[derive(Debug)]
+pub(crate) struct Args {
+    pub(crate) workloads: Vec<Workload>,
+    pub(crate) peers: Option<Vec<String>>,
+    pub(crate) threads: Vec<usize>,
+    /// 0 if nothing is to be timed.
+    pub(crate) seconds: f64,
+    pub(crate) markdown: bool,
+    pub(crate) json: Option<PathBuf>,
+    pub(crate) python: PathBuf,
+    pub(crate) model: PathBuf,
+}
+
+/// What the program was asked to do.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Help,
+    Attention(Args),
+    Embed(Args),
+    /// To be a worker: of attention or of embeddings, by the peer's name.
+    Worker {
+        embeds: bool,
+        name: String,
+    },
+}
+
+/// Reads the words after the program's name.
+pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Command> {
+    let mut words = words.into_iter().peekable();
+    let first = words.peek().map_or("", String::as_str);
+    let embeds = matches!(first, "embed" | "embed-worker");
+    match first {
+        "worker" | "embed-worker" => {
+            let name = words.nth(1).ok_or("which worker?")?;
+            return Ok(Command::Worker { embeds, name });
+        }
+        "embed" => drop(words.next()),
+        _ => {}
+    }
+    let mut args = Args {
+        workloads: WORKLOADS.iter().copied().filter(|workload| workload.name != "odd").collect(),
+        peers: None,
+        threads: support::thread_counts(),
+        seconds: 1.0,
+        markdown: false,
+        json: None,
+        python: concat!(env!("CARGO_MANIFEST_DIR"), "/target/python/bin/python").into(),
+        model: concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/models/all-MiniLM-L6-v2").into(),
+    };
+    while let Some(flag) = words.next() {
+        match flag.as_str() {
+            "--help" | "-h" => return Ok(Command::Help),
+            "--check" => args.seconds = 0.0,
+            "--markdown" => args.markdown = true,
+            _ => {
+                if !VALUED.contains(&flag.as_str()) {
+                    return Err(format!("{flag}: unknown; --help lists what there is").into());
+                }
+                let value = words.next().ok_or_else(|| format!("{flag}: needs a value"))?;
+                args.set(&flag, value).map_err(|e| format!("{flag}: {e}"))?;
+            }
+        }
+    }
+    Ok(if embeds { Command::Embed(args) } else { Command::Attention(args) })
+}
+
+const VALUED: [&str; 7] = ["--workload", "--peer", "--threads", "--seconds", "--json", "--python", "--model"];
+
+impl Args {
+    fn set(&mut self, flag: &str, value: String) -> Result<()> {
+        let parts: Vec<&str> = value.split(',').collect();
+        match flag {
+            "--workload" => {
+                let named = |workload: &&Workload| parts.iter().any(|part| workload.name.contains(part));
+                self.workloads = WORKLOADS.iter().filter(named).copied().collect();
+                if self.workloads.is_empty() {
+                    let all: Vec<_> = WORKLOADS.iter().map(|workload| workload.name).collect();
+                    return Err(format!("none is called {value}, only {}", all.join(", ")).into());
+                }
+            }
+            "--peer" => self.peers = Some(parts.iter().map(|&part| part.to_owned()).collect()),
+            "--threads" => {
+                let count = |part: &&str| part.parse().ok().filter(|&n: &usize| n > 0 && n <= 1024);
+                let counts: Option<_> = parts.iter().map(count).collect();
+                self.threads = counts.ok_or("expected numbers from 1")?;
+            }
+            "--seconds" => {
+                let seconds = value.parse().ok().filter(|s: &f64| s.is_finite() && *s > 0.0);
+                self.seconds = seconds.ok_or("expected a positive number")?;
+            }
+            "--json" => self.json = Some(value.into()),
+            "--python" => self.python = value.into(),
+            _ => self.model = value.into(),
+        }
+        Ok(())
+    }
+
+    /// Those of some peers that are wanted; the first, ours, always is.
+    pub(crate) fn choose(&self, all: &[Entry]) -> Result<Vec<Entry>> {
+        let Some(names) = &self.peers else { return Ok(all.to_vec()) };
+        if let Some(unknown) = names.iter().find(|name| all.iter().all(|entry| entry.name != **name)) {
+            let known: Vec<_> = all.iter().map(|entry| entry.name).collect();
+            return Err(format!("--peer: none is called {unknown}, only {}", known.join(", ")).into());
+        }
+        let wanted = |(n, entry): &(usize, &Entry)| *n == 0 || names.iter().any(|name| name == entry.name);
+        Ok(all.iter().enumerate().filter(wanted).map(|(_, entry)| *entry).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::PEERS;
+
+    fn attention(line: &str) -> Result<Args> {
+        match parse(line.split_whitespace().map(str::to_owned))? {
+            Command::Attention(args) | Command::Embed(args) => Ok(args),
+            other => Err(format!("{other:?}").into()),
+        }
+    }
+
+    #[test]
+    fn words() {
+        let args = attention("--workload bert,decode --threads 1,2 --seconds 0.5 --peer unfused").unwrap();
+        let names: Vec<_> = args.workloads.iter().map(|workload| workload.name).collect();
+        assert_eq!(names, ["bert-512", "bert-b8-128", "decode-4k", "decode-16k"]);
+        assert_eq!((args.threads.as_slice(), args.seconds), ([1, 2].as_slice(), 0.5));
+        let peers: Vec<_> = args.choose(PEERS).unwrap().iter().map(|entry| entry.name).collect();
+        assert_eq!(peers, ["sdpa", "unfused"]);
+        assert!(attention("").unwrap().workloads.iter().all(|workload| workload.name != "odd"));
+        assert!(matches!(parse(["embed".to_owned()]).unwrap(), Command::Embed(_)));
+        for bad in ["--workload nobody", "--threads 0", "--seconds -1", "--what", "--json", "embed --threads x"] {
+            assert!(attention(bad).is_err(), "{bad}");
+        }
+        assert!(attention("--peer nobody").unwrap().choose(PEERS).is_err());
+    }
+}

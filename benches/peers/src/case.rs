@@ -1,0 +1,116 @@
+//! One workload as it is handed to those who compute it: numbers in words, tensors in files.
+
+use crate::failure::Result;
+use crate::support::{Tensors, WORKLOADS, Workload};
+use sdpa::Shape;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What to compute, on how many threads. All f32, scale 1/√head_dim, causal rows and keys aligned.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) threads: usize,
+    pub(crate) batch: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) q_len: usize,
+    pub(crate) kv_len: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) value_dim: usize,
+    pub(crate) causal: bool,
+    /// Keys that a row sees at most, its own included.
+    pub(crate) window: Option<usize>,
+    pub(crate) softcap: Option<f32>,
+    /// q, k and v: `[batch, heads, rows, dim]`, native byte order, nothing else in the file.
+    pub(crate) files: [PathBuf; 3],
+}
+
+/// A case's tensors.
+#[derive(Debug)]
+pub(crate) struct Qkv {
+    pub(crate) q: Vec<f32>,
+    pub(crate) k: Vec<f32>,
+    pub(crate) v: Vec<f32>,
+}
+
+impl Case {
+    /// Writes a workload's tensors to a folder.
+    pub(crate) fn write(tensors: &Tensors, threads: usize, folder: &Path) -> Result<Self> {
+        let Workload { name, shape, causal, window, softcap } = tensors.workload;
+        let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
+        let files = ["q", "k", "v"].map(|part| folder.join(part));
+        for (file, part) in files.iter().zip(tensors.parts()) {
+            write(file, part)?;
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            threads,
+            batch,
+            heads,
+            kv_heads,
+            q_len,
+            kv_len,
+            head_dim,
+            value_dim,
+            causal,
+            window: window.map(usize::from),
+            softcap,
+            files,
+        })
+    }
+
+    pub(crate) fn read(&self) -> Result<Qkv> {
+        let [q, k, v] = &self.files;
+        Ok(Qkv { q: read(q)?, k: read(k)?, v: read(v)? })
+    }
+
+    /// The workload by that name.
+    pub(crate) fn workload(&self) -> Workload {
+        *WORKLOADS.iter().find(|workload| workload.name == self.name).expect("named by the same program")
+    }
+
+    /// Query heads that share a key/value head.
+    pub(crate) fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    pub(crate) fn scale(&self) -> f32 {
+        self.workload().attention().scale_for(self.head_dim)
+    }
+
+    /// The keys that a row sees.
+    pub(crate) fn keys(&self, row: usize) -> std::ops::Range<usize> {
+        if !self.causal {
+            return 0..self.kv_len;
+        }
+        let end = (row + 1).min(self.kv_len);
+        end.saturating_sub(self.window.unwrap_or(end))..end
+    }
+}
+
+/// Writes numbers and nothing else.
+pub(crate) fn write(file: &Path, data: &[f32]) -> Result<()> {
+    let bytes: Vec<u8> = data.iter().flat_map(|x| x.to_ne_bytes()).collect();
+    fs::write(file, bytes).map_err(|e| format!("{}: {e}", file.display()).into())
+}
+
+/// Reads what [`write`] wrote.
+pub(crate) fn read(file: &Path) -> Result<Vec<f32>> {
+    let bytes = fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    Ok(bytes.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect())
+}
+
+/// `[batch, a, b, dim]` as `[batch, b, a, dim]`: heads and rows change places. Some peers take their tensors that way.
+pub(crate) fn transposed(data: &[f32], [batch, a, b, dim]: [usize; 4]) -> Vec<f32> {
+    let mut out = Vec::with_capacity(data.len());
+    for n in 0..batch {
+        for j in 0..b {
+            for i in 0..a {
+                out.extend_from_slice(&data[((n * a + i) * b + j) * dim..][..dim]);
+            }
+        }
+    }
+    out
+}

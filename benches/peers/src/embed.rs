@@ -1,0 +1,138 @@
+//! Texts to embeddings with all-MiniLM-L6-v2: the same tokens for everyone, made beforehand.
+
+#[cfg(feature = "candle")]
+mod candle;
+mod ours;
+mod texts;
+
+use crate::args::Args;
+use crate::failure::Result;
+use crate::peers::{Entry, Home, OURS, Peer};
+use crate::session::{Folder, Task, Workers};
+use crate::support;
+use crate::table::{Report, Work};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use tokenizers::Tokenizer;
+
+/// Texts of a batch that is sorted by length.
+const BUCKET: usize = 8;
+
+/// Texts as tokens, and the model that embeds them: mean over a text's tokens, then length 1.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Texts {
+    threads: usize,
+    /// The folder.
+    model: PathBuf,
+    tokens: Vec<Vec<u32>>,
+    batches: Batches,
+    /// Compute in f64: for the truth.
+    exact: bool,
+}
+
+/// Places of texts, batch by batch.
+type Batch = Vec<usize>;
+
+/// How texts of many lengths are brought to a library that wants rectangles, and pads them where it must.
+#[derive(Debug, Serialize, Deserialize)]
+struct Batches {
+    /// All in one.
+    padded: Vec<Batch>,
+    /// A few at a time, by length.
+    sorted: Vec<Batch>,
+    /// One by one.
+    single: Vec<Batch>,
+}
+
+impl Batches {
+    fn new(tokens: &[Vec<u32>]) -> Self {
+        let all: Batch = (0..tokens.len()).collect();
+        let mut by_length = all.clone();
+        by_length.sort_by_key(|&text| tokens[text].len());
+        Self {
+            sorted: by_length.chunks(BUCKET).map(<[usize]>::to_vec).collect(),
+            single: all.iter().map(|&text| vec![text]).collect(),
+            padded: vec![all],
+        }
+    }
+}
+
+const fn candle(name: &'static str) -> Entry {
+    Entry { name, home: Home::Rust { package: "candle-transformers" } }
+}
+
+const fn torch(name: &'static str) -> Entry {
+    Entry { name, home: Home::Python }
+}
+
+/// Ours, which takes texts of any lengths end to end, and the others in every way that they can be used.
+const WAYS: &[Entry] = &[
+    Entry { name: OURS, home: Home::Rust { package: "sdpa" } },
+    #[cfg(feature = "candle")]
+    candle("candle-padded"),
+    #[cfg(feature = "candle")]
+    candle("candle-sorted"),
+    #[cfg(feature = "candle")]
+    candle("candle-single"),
+    torch("torch-padded"),
+    torch("torch-sorted"),
+    torch("torch-single"),
+];
+
+/// The code behind a name, and its package.
+pub(crate) fn rust_peer(name: &str) -> Option<(Box<dyn Peer<Texts>>, &'static str)> {
+    let entry = WAYS.iter().find(|entry| entry.name == name)?;
+    let Home::Rust { package } = entry.home else { return None };
+    #[cfg(feature = "candle")]
+    if name != OURS {
+        return Some((Box::new(candle::Bert::new(entry.name)), package));
+    }
+    Some((Box::new(ours::Bert::default()), package))
+}
+
+pub(crate) fn compare(args: &Args) -> Result<Report> {
+    let entries = args.choose(WAYS)?;
+    let folder = Folder::new()?;
+    let tokenizer = Tokenizer::from_file(args.model.join("tokenizer.json"))
+        .map_err(|e| format!("{}: {e}; .ci/fetch-minilm fetches it", args.model.display()))?;
+    let tokens = texts::tokens(&tokenizer)?;
+    let total: usize = tokens.iter().map(Vec::len).sum();
+    let mut report = Report { machine: support::machine(), rows: Vec::new(), left_out: Vec::new() };
+    for &threads in &args.threads {
+        let texts = |exact| Texts {
+            threads,
+            model: args.model.clone(),
+            tokens: tokens.clone(),
+            batches: Batches::new(&tokens),
+            exact,
+        };
+        let mut workers = Workers::start(&entries, "embed-worker", threads, args, &mut report)?;
+        let truth =
+            workers.answer(&texts(true), &folder).ok_or("nobody here can embed in f64: candle and torch can")?;
+        let task = Task {
+            name: format!("{} texts, {total} tokens", tokens.len()),
+            threads,
+            body: texts(false),
+            work: Work::Tokens(total as f64),
+            rows_checked: [tokens.len(); 2],
+        };
+        workers.run(&task, |out| error(out, &truth), args.seconds, &folder, &mut report);
+    }
+    Ok(report)
+}
+
+/// The largest absolute difference; NaN if there is one.
+fn error(out: &[f32], truth: &[f32]) -> Result<f64> {
+    if out.len() != truth.len() {
+        return Err(format!("{} numbers, but {} wanted", out.len(), truth.len()).into());
+    }
+    let errors = out.iter().zip(truth).map(|(a, b)| f64::from((a - b).abs()));
+    Ok(errors.fold(0.0, |max, error| if error > max || error.is_nan() { error } else { max }))
+}
+
+/// The table that people read.
+pub(crate) fn print(report: &Report, markdown: bool) -> String {
+    let table = if markdown { report.markdown(OURS) } else { report.table(OURS) };
+    let rate = "Rates: tokens of texts, without padding, over the median. Errors: against the same model in f64.";
+    format!("{}\n\n{table}\n{rate}\n\n{}{}", report.machine, report.ways(), report.notes())
+}

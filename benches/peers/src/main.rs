@@ -1,0 +1,87 @@
+//! Times this crate and its peers in turns, and checks every answer; README.md says how and why.
+
+mod args;
+mod attention;
+mod case;
+mod embed;
+mod failure;
+mod peers;
+mod protocol;
+mod reference;
+mod serve;
+mod session;
+#[path = "../../support/mod.rs"]
+mod support;
+mod table;
+mod timing;
+mod worker;
+
+use args::{Args, Command};
+use failure::Result;
+use peers::{Home, PEERS};
+use std::process::ExitCode;
+use table::Report;
+
+/// Exit status if an answer is wrong, or a peer failed.
+const FAILED: u8 = 1;
+/// Exit status if an argument is wrong.
+const REFUSED: u8 = 2;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("peers: {e}");
+            ExitCode::from(REFUSED)
+        }
+    }
+}
+
+fn run() -> Result<ExitCode> {
+    match args::parse(std::env::args().skip(1))? {
+        Command::Help => {
+            print!("{}", args::HELP);
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Worker { embeds: false, name } => {
+            let mut peer = peers::rust_peer(&name).ok_or_else(|| format!("no peer is called {name}"))?;
+            let home = PEERS.iter().find(|entry| entry.name == name).map(|entry| entry.home);
+            let Some(Home::Rust { package }) = home else { return Err(format!("{name} is no worker").into()) };
+            serve::serve(peers::version(package), &mut *peer)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Worker { embeds: true, name } => {
+            let (mut peer, package) = embed::rust_peer(&name).ok_or_else(|| format!("no peer is called {name}"))?;
+            serve::serve(peers::version(package), &mut *peer)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Attention(args) => {
+            mind_the_build();
+            let report = attention::compare(&args)?;
+            finish(&args, &report, &attention::print(&report, args.markdown))
+        }
+        Command::Embed(args) => {
+            mind_the_build();
+            let report = embed::compare(&args)?;
+            finish(&args, &report, &embed::print(&report, args.markdown))
+        }
+    }
+}
+
+/// Says so if peers were compiled for less than this machine has.
+fn mind_the_build() {
+    #[cfg(target_arch = "x86_64")]
+    if !cfg!(target_feature = "avx2") && std::arch::is_x86_feature_detected!("avx2") {
+        eprintln!("peers: built for any x86-64, for which rten and candle are slower; run cargo in benches/peers");
+    }
+}
+
+fn finish(args: &Args, report: &Report, text: &str) -> Result<ExitCode> {
+    print!("{text}");
+    if let Some(file) = &args.json {
+        let json = serde_json::to_string_pretty(report)? + "\n";
+        std::fs::write(file, json).map_err(|e| format!("{}: {e}", file.display()))?;
+    }
+    let failed = report.left_out.iter().any(|left_out| left_out.failed);
+    Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+}

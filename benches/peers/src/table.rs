@@ -1,0 +1,235 @@
+//! What is printed: a line for each peer, or one for each task; and what is written for programs.
+
+use serde::Serialize;
+use std::fmt::Write;
+
+/// What bounds a task, and how much of it there is.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Work {
+    /// Useful floating-point operations.
+    Flops(f64),
+    /// Bytes that must be read.
+    Bytes(f64),
+    /// Tokens, those of padding not counted.
+    Tokens(f64),
+}
+
+impl Work {
+    fn rate(self, seconds: f64) -> String {
+        match self {
+            Self::Flops(n) => format!("{:.1} GFLOP/s", n / seconds / 1e9),
+            Self::Bytes(n) => format!("{:.1} GB/s", n / seconds / 1e9),
+            Self::Tokens(n) => format!("{:.0} tokens/s", n / seconds),
+        }
+    }
+}
+
+/// One peer on one task.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) task: String,
+    pub(crate) threads: usize,
+    pub(crate) peer: String,
+    pub(crate) version: String,
+    pub(crate) how: String,
+    pub(crate) work: Work,
+    /// Median; nothing if it was not timed.
+    pub(crate) seconds: Option<f64>,
+    pub(crate) least_seconds: Option<f64>,
+    pub(crate) runs: usize,
+    pub(crate) max_abs_error: f64,
+    /// Of how many.
+    pub(crate) rows_checked: [usize; 2],
+}
+
+/// One that did not take part.
+#[derive(Debug, Serialize)]
+pub(crate) struct LeftOut {
+    pub(crate) task: String,
+    pub(crate) threads: usize,
+    pub(crate) peer: String,
+    pub(crate) why: String,
+    /// True if it should have.
+    pub(crate) failed: bool,
+}
+
+/// Everything there is to say.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) machine: String,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) left_out: Vec<LeftOut>,
+}
+
+/// Four digits and a unit.
+fn time(seconds: f64) -> String {
+    let (value, unit) = match seconds {
+        s if s < 1e-3 => (s * 1e6, "µs"),
+        s if s < 1.0 => (s * 1e3, "ms"),
+        s => (s, "s"),
+    };
+    let decimals = 3usize.saturating_sub(value.log10().floor().max(0.0) as usize);
+    format!("{value:.decimals$} {unit}")
+}
+
+impl Report {
+    /// Rows of one task on one number of threads, the fastest first.
+    fn groups(&self) -> Vec<Vec<&Row>> {
+        let mut groups: Vec<Vec<&Row>> = Vec::new();
+        for row in &self.rows {
+            let same = |group: &&mut Vec<&Row>| group[0].task == row.task && group[0].threads == row.threads;
+            match groups.iter_mut().find(same) {
+                Some(group) => group.push(row),
+                None => groups.push(vec![row]),
+            }
+        }
+        // Tasks in the order in which they came up, each on its numbers of threads.
+        let place = |task: &str| self.rows.iter().position(|row| row.task == task);
+        groups.sort_by_key(|group| (place(&group[0].task), group[0].threads));
+        for group in &mut groups {
+            group.sort_by(|a, b| a.seconds.unwrap_or(0.0).total_cmp(&b.seconds.unwrap_or(0.0)));
+        }
+        groups
+    }
+
+    /// A line for each peer.
+    pub(crate) fn table(&self, ours: &str) -> String {
+        let mut lines =
+            vec![["task", "threads", "peer", "median", "rate", "× ours", "max abs error", "runs"].map(String::from)];
+        for group in self.groups() {
+            let reference = group.iter().find(|row| row.peer == ours).and_then(|row| row.seconds);
+            for (n, row) in group.iter().enumerate() {
+                let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
+                lines.push([
+                    if n == 0 { row.task.clone() } else { String::new() },
+                    if n == 0 { row.threads.to_string() } else { String::new() },
+                    row.peer.clone(),
+                    or_dash(row.seconds.map(time)),
+                    or_dash(row.seconds.map(|seconds| row.work.rate(seconds))),
+                    or_dash(row.seconds.zip(reference).map(|(mine, ours)| format!("{:.2}", mine / ours))),
+                    format!("{:.1e}", row.max_abs_error),
+                    row.runs.to_string(),
+                ]);
+            }
+        }
+        aligned(&lines, &[true, false, true, false, false, false, false, false])
+    }
+
+    /// A line for each task, in Markdown.
+    pub(crate) fn markdown(&self, ours: &str) -> String {
+        let mut text =
+            format!("| workload | threads | {ours} | fastest peer | × | the others |\n|---|---|---|---|---|---|\n");
+        for group in self.groups() {
+            let timed: Vec<_> =
+                group.iter().filter_map(|row| Some((row.peer.as_str(), row.seconds?, row.work))).collect();
+            let Some(&(_, mine, work)) = timed.iter().find(|row| row.0 == ours) else { continue };
+            let mut peers = timed.iter().filter(|row| row.0 != ours);
+            let first = peers.next();
+            let others: Vec<_> = peers.map(|(peer, seconds, _)| format!("{peer} {}", time(*seconds))).collect();
+            let (fastest, times) = first.map_or_else(Default::default, |(peer, seconds, _)| {
+                (format!("{peer} {}", time(*seconds)), format!("{:.2}", seconds / mine))
+            });
+            let (task, threads) = (&group[0].task, group[0].threads);
+            let _ = writeln!(
+                text,
+                "| {task} | {threads} | {} ({}) | {fastest} | {times} | {} |",
+                time(mine),
+                work.rate(mine),
+                others.join(", ")
+            );
+        }
+        text
+    }
+
+    /// What did not take part, and why; each reason once.
+    pub(crate) fn notes(&self) -> String {
+        let mut notes: Vec<(String, Vec<&str>)> = Vec::new();
+        for LeftOut { task, peer, why, .. } in &self.left_out {
+            let why = format!("{peer}: {why}");
+            match notes.iter_mut().find(|(known, _)| *known == why) {
+                Some((_, tasks)) if tasks.contains(&task.as_str()) => {}
+                Some((_, tasks)) => tasks.push(task),
+                None => notes.push((why, vec![task])),
+            }
+        }
+        notes
+            .iter()
+            .fold(String::new(), |text, (why, tasks)| text + &format!("Left out: {why} ({})\n", tasks.join(", ")))
+    }
+
+    /// Versions, and how each peer goes about its tasks; each way once.
+    pub(crate) fn ways(&self) -> String {
+        let mut ways: Vec<String> = Vec::new();
+        for Row { peer, version, how, .. } in &self.rows {
+            let way = format!("{peer} {version}: {how}\n");
+            if !ways.contains(&way) {
+                ways.push(way);
+            }
+        }
+        ways.sort();
+        ways.concat()
+    }
+}
+
+/// Columns under each other, to the left where so said.
+fn aligned<const N: usize>(lines: &[[String; N]], left: &[bool; N]) -> String {
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let mut text = String::new();
+    for line in lines {
+        let cells = line
+            .iter()
+            .zip(widths)
+            .zip(left)
+            .map(|((cell, width), left)| if *left { format!("{cell:<width$}") } else { format!("{cell:>width$}") });
+        let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(task: &str, threads: usize, peer: &str, seconds: Option<f64>) -> Row {
+        Row {
+            task: task.to_owned(),
+            threads,
+            peer: peer.to_owned(),
+            version: "1.0".to_owned(),
+            how: "somehow".to_owned(),
+            work: Work::Flops(1e9),
+            seconds,
+            least_seconds: seconds,
+            runs: 3,
+            max_abs_error: 1e-7,
+            rows_checked: [1, 1],
+        }
+    }
+
+    #[test]
+    fn lines_are_grouped_and_sorted() {
+        let rows = vec![
+            row("b", 1, "sdpa", Some(0.01)),
+            row("b", 1, "x", Some(0.03)),
+            row("b", 1, "y", Some(0.02)),
+            row("a", 1, "sdpa", None),
+            row("b", 2, "sdpa", Some(5e-4)),
+        ];
+        let report = Report { machine: String::new(), rows, left_out: Vec::new() };
+        let table = report.table("sdpa");
+        let words: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(words[1][..5], ["b", "1", "sdpa", "10.00", "ms"]);
+        assert_eq!(words[2][0], "y");
+        assert_eq!(words[3][0], "x");
+        assert_eq!(words[4][..5], ["b", "2", "sdpa", "500.0", "µs"]);
+        assert_eq!(words[5][..4], ["a", "1", "sdpa", "-"]);
+        let markdown = report.markdown("sdpa");
+        assert!(
+            markdown.contains("| b | 1 | 10.00 ms (100.0 GFLOP/s) | y 20.00 ms | 2.00 | x 30.00 ms |"),
+            "{markdown}"
+        );
+        assert!(markdown.contains("| b | 2 | 500.0 µs (2000.0 GFLOP/s) |  |  |  |"), "{markdown}");
+    }
+}
