@@ -127,9 +127,9 @@ fn main() {
         return;
     }
     for shape in [[512, 768, 768], [512, 3072, 768], [512, 768, 3072], [128, 384, 384], [11, 384, 384]] {
-        projection(shape, 41);
+        projection(shape, 11);
     }
-    one_row(768, 21);
-    one_row(4096, 21);
-    multi_head(512, 41);
+    one_row(768, 11);
+    one_row(4096, 11);
+    multi_head(512, 21);
 }

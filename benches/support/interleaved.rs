@@ -2,7 +2,7 @@
 //! all of them.
 #![allow(dead_code, reason = "each benchmark uses its part")]
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Normal enough, and the same every time: sums of six uniform numbers.
 pub(crate) fn random(n: usize, seed: u64) -> Vec<f32> {
@@ -20,15 +20,28 @@ pub(crate) fn median(times: &mut [f64]) -> f64 {
     times[times.len() / 2]
 }
 
-/// Median seconds of each case, run in turn; every time once more before, uncounted, to wake threads that slept.
+/// How long a case runs before its times count: a core that slept takes milliseconds to be had again.
+const WAKE: Duration = Duration::from_millis(10);
+/// How long it goes on, at least once.
+const BURST: Duration = Duration::from_millis(30);
+
+/// Median seconds of each case; in each round, every case has a burst of runs.
 pub(crate) fn medians<const N: usize>(rounds: usize, mut cases: [&mut dyn FnMut(); N]) -> [f64; N] {
     let mut seconds = [const { Vec::new() }; N];
     for _ in 0..rounds {
         for (case, seconds) in cases.iter_mut().zip(&mut seconds) {
-            case();
-            let start = Instant::now();
-            case();
-            seconds.push(start.elapsed().as_secs_f64());
+            let burst = Instant::now();
+            while burst.elapsed() < WAKE {
+                case();
+            }
+            loop {
+                let start = Instant::now();
+                case();
+                seconds.push(start.elapsed().as_secs_f64());
+                if burst.elapsed() > BURST {
+                    break;
+                }
+            }
         }
     }
     seconds.each_mut().map(|times| median(times))
