@@ -4,7 +4,8 @@
 //! - The reduction subtracts n·ln 2 in two parts (Cody and Waite): the first constant has nine significant bits, so
 //!   its product with |n| ≤ 151 is exact even without FMA.
 //! - eʳ is a polynomial of degree 6 with 1 + r fixed: a Remez exchange for the relative error in 50-digit arithmetic,
-//!   then a search among the neighbouring `f32`s for the smallest error of the whole computation.
+//!   then a search among the neighbouring `f32`s for the smallest error of the whole computation. It is summed as
+//!   1 + r·(1 + r·(…)), which takes the fewest operations that keep it below 1 ULP where a product is not rounded.
 //! - 2ⁿ multiplies last and rounds once, so results below 2⁻¹²⁶ underflow gradually.
 //!
 //! Largest error over every non-positive f32: below 1 ULP on every backend (`tests/exp_exhaustive.rs` tries them all).
@@ -21,39 +22,74 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Coefficients of r² … r⁶; those of 1 and r are 1.
 const C: [f32; 5] = [0.499_999_97, 0.166_665_32, 0.041_668_184, 0.008_368_527_5, 0.001_383_048];
 
-/// x = n·ln 2 + r as `(eʳ − 1, n, n + SHIFT)`, x ≤ 0 or NaN in every lane.
+/// x = n·ln 2 + r of `N` vectors, x ≤ 0 or NaN in every lane.
+struct Reduced<V, const N: usize> {
+    /// eʳ − 1, as a product.
+    factors: [(V, V); N],
+    n: [V; N],
+    /// n + SHIFT.
+    shifted: [V; N],
+}
+
+/// Step by step side by side: a core that looks only so far ahead for independent work finds it next door. (Loops, not
+/// `map`: closures of the standard library's are not inlined into the vector code.)
 #[inline(always)]
-fn reduce<S: Simd>(s: S, x: S::V) -> (S::V, S::V, S::V) {
-    // The constant comes first: `max` returns its second operand where that is NaN.
-    let x = s.max(s.splat(LOWEST), x);
-    let shifted = s.fma(x, s.splat(core::f32::consts::LOG2_E), s.splat(SHIFT));
-    let n = s.sub(shifted, s.splat(SHIFT));
-    // r = near + rest. The first part is exact, and nearly all of r: kept apart, it meets 1 without having been rounded.
-    let near = s.fma(n, s.splat(-LN2_HIGH), x);
-    let rest = s.mul(n, s.splat(-LN2_LOW));
-    let r = s.add(near, rest);
-    let mut tail = s.splat(C[4]);
-    for c in [C[3], C[2], C[1], C[0]] {
-        tail = s.fma(tail, r, s.splat(c));
+fn reduce<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> Reduced<S::V, N> {
+    let zero = [s.splat(0.0); N];
+    let (mut shifted, mut n, mut near, mut rest, mut r) = (zero, zero, zero, zero, zero);
+    for i in 0..N {
+        // The constant comes first: `max` returns its second operand where that is NaN.
+        x[i] = s.max(s.splat(LOWEST), x[i]);
+        shifted[i] = s.fma(x[i], s.splat(core::f32::consts::LOG2_E), s.splat(SHIFT));
     }
-    let q = s.add(near, s.fma(tail, s.mul(r, r), rest));
-    (q, n, shifted)
+    for i in 0..N {
+        n[i] = s.sub(shifted[i], s.splat(SHIFT));
+        // Exact, and nearly all of r.
+        near[i] = s.fma(n[i], s.splat(-LN2_HIGH), x[i]);
+        rest[i] = s.mul(n[i], s.splat(-LN2_LOW));
+        r[i] = if S::FUSED { s.fma(n[i], s.splat(-LN2_LOW), near[i]) } else { s.add(near[i], rest[i]) };
+    }
+    let mut tail = [s.splat(C[4]); N];
+    for c in [C[3], C[2], C[1], C[0]] {
+        for i in 0..N {
+            tail[i] = s.fma(tail[i], r[i], s.splat(c));
+        }
+    }
+    let mut factors = [(zero[0], zero[0]); N];
+    for i in 0..N {
+        factors[i] = if S::FUSED {
+            (r[i], s.fma(tail[i], r[i], s.splat(1.0)))
+        } else {
+            // Where every product is rounded, two parts of r kept apart to the end save a quarter of an ULP.
+            (s.add(near[i], s.fma(tail[i], s.mul(r[i], r[i]), rest[i])), s.splat(1.0))
+        };
+    }
+    Reduced { factors, n, shifted }
+}
+
+/// `eˣ` of `N` vectors, x ≤ 0 or NaN in every lane.
+#[inline(always)]
+pub(crate) fn exp_each<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> [S::V; N] {
+    let Reduced { factors, n, shifted } = reduce(s, x);
+    for i in 0..N {
+        x[i] = s.one_plus_scaled(factors[i], n[i], shifted[i]);
+    }
+    x
 }
 
 /// `eˣ`, x ≤ 0 or NaN in every lane.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
-    // 1 is added last, to a small number: what rounding happens before it hardly shows.
-    let (q, n, shifted) = reduce(s, x);
-    s.one_plus_scaled(q, n, shifted)
+    let [y] = exp_each(s, [x]);
+    y
 }
 
 /// `eˣ − 1` without cancellation near 0, x ≤ 0 or NaN in every lane.
 #[inline(always)]
 pub(crate) fn exp_m1<S: Simd>(s: S, x: S::V) -> S::V {
-    let (q, n, shifted) = reduce(s, x);
-    let power = s.one_plus_scaled(s.splat(0.0), n, shifted);
-    s.fma(q, power, s.sub(power, s.splat(1.0)))
+    let Reduced { factors: [(a, b)], n: [n], shifted: [shifted] } = reduce(s, [x]);
+    let power = s.one_plus_scaled((s.splat(0.0), s.splat(0.0)), n, shifted);
+    s.fma(s.mul(a, b), power, s.sub(power, s.splat(1.0)))
 }
 
 /// [`exp`] of every element of a slice.

@@ -82,9 +82,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a == b ? then : otherwise`; NaN equals nothing.
     fn select_eq(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
-    /// `(1 + q)·2ⁿ`: the sum rounded, then the product, which is exact unless subnormal. `n` is integral, −151 ..= 1, and
-    /// comes a second time as `shifted` = `n` + [`SHIFT`], whose lowest bits are an exponent field. NaN in `q` stays NaN.
-    fn one_plus_scaled(self, q: Self::V, n: Self::V, shifted: Self::V) -> Self::V;
+    /// `(1 + a·b)·2ⁿ`: the sum as by [`Self::fma`], then the product, which is exact unless subnormal. `n` is integral,
+    /// −151 ..= 1, and comes a second time as `shifted` = `n` + [`SHIFT`], whose lowest bits are an exponent field. NaN
+    /// stays NaN.
+    fn one_plus_scaled(self, ab: (Self::V, Self::V), n: Self::V, shifted: Self::V) -> Self::V;
 
     /// Largest lane; NaN lanes are passed over (unless all are NaN).
     fn reduce_max(self, v: Self::V) -> f32;

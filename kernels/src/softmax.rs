@@ -13,7 +13,7 @@
 //! - The sum of a block is taken in 16 lanes, lane `key mod 16`, each in key order, then a fixed tree.
 
 use crate::block::{SCORE_STRIDE, Span};
-use crate::exp::exp;
+use crate::exp::{exp, exp_each};
 use crate::simd::{LANES, Simd};
 
 /// Running state of a group of rows, padded to whole vectors, and what the last block did to it.
@@ -56,19 +56,47 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
             // SAFETY: as above.
             let scores = unsafe { scores.as_mut_ptr().add(row * SCORE_STRIDE) };
             let mut sum = s.splat(0.0);
-            for panel in panels.clone() {
+            let mut panel = panels.start;
+            while panel < panels.end {
                 // SAFETY: as above.
                 let at = unsafe { scores.add(panel * LANES) };
-                // SAFETY: as above.
-                let weight = exp(s, s.sub(unsafe { s.load(at) }, reference));
-                // SAFETY: as above.
-                unsafe { s.store(at, weight) };
-                sum = s.add(sum, weight);
+                // SAFETY: as above; four vectors only where there are four.
+                unsafe {
+                    if panel + SIDE <= panels.end {
+                        sum = weights::<S, SIDE>(s, at, reference, sum);
+                        panel += SIDE;
+                    } else {
+                        sum = weights::<S, 1>(s, at, reference, sum);
+                        panel += 1;
+                    }
+                }
             }
             state.join[row] = s.reduce_sum(sum);
         }
     }
     join(s, padded, state);
+}
+
+/// Vectors of scores that are exponentiated side by side: one at a time is 10 % slower on AVX2 and SSE2; two are between.
+const SIDE: usize = 4;
+
+/// Exponentials of `N` vectors of scores, in place and added to `sum` in order.
+///
+/// # Safety
+/// `at` is `16 · N` floats, read and written.
+#[inline(always)]
+unsafe fn weights<S: Simd, const N: usize>(s: S, at: *mut f32, reference: S::V, mut sum: S::V) -> S::V {
+    let mut x = [reference; N];
+    for (i, x) in x.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *x = s.sub(unsafe { s.load(at.add(i * LANES)) }, reference);
+    }
+    for (i, weight) in exp_each(s, x).into_iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { s.store(at.add(i * LANES), weight) };
+        sum = s.add(sum, weight);
+    }
+    sum
 }
 
 /// Takes rows gathered over later keys into rows gathered over earlier ones, as [`softmax`] and the values kernel do

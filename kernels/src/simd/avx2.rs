@@ -189,16 +189,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn one_plus_scaled(self, q: Pair, _: Pair, shifted: Pair) -> Pair {
-        // (1 + q)·2⁻⁶⁴ is rounded as 1 + q is; times 2^(n + 64), which is always normal, only a subnormal result rounds
+    fn one_plus_scaled(self, (a, b): (Pair, Pair), _: Pair, shifted: Pair) -> Pair {
+        // (1 + a·b)·2⁻⁶⁴ is rounded as 1 + a·b is; times 2^(n + 64), which is always normal, only a subnormal result rounds
         // again. Multiplying keeps a NaN a NaN.
-        let mut halves = q;
+        let mut halves = a;
         for i in 0..2 {
             // SAFETY: `self` proves the features.
             halves[i] = unsafe {
                 let small = _mm256_set1_ps(TWO_TO_MINUS_64);
                 let power = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(shifted[i])));
-                _mm256_mul_ps(_mm256_fmadd_ps(q[i], small, small), power)
+                _mm256_mul_ps(_mm256_fmadd_ps(_mm256_mul_ps(a[i], small), b[i], small), power)
             };
         }
         halves

@@ -117,9 +117,9 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn one_plus_scaled(self, q: __m512, n: __m512, _: __m512) -> __m512 {
+    fn one_plus_scaled(self, (a, b): (__m512, __m512), n: __m512, _: __m512) -> __m512 {
         // SAFETY: `self` proves the feature.
-        unsafe { _mm512_scalef_ps(_mm512_add_ps(q, _mm512_set1_ps(1.0)), n) }
+        unsafe { _mm512_scalef_ps(_mm512_fmadd_ps(a, b, _mm512_set1_ps(1.0)), n) }
     }
 
     #[inline(always)]

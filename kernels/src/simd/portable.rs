@@ -118,7 +118,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn one_plus_scaled(self, q: Quad, _: Quad, shifted: Quad) -> Quad {
+    fn one_plus_scaled(self, (a, b): (Quad, Quad), _: Quad, shifted: Quad) -> Quad {
         // As in the AVX2 backend.
         let small = f32x4::splat(TWO_TO_MINUS_64);
         each(|i| {
@@ -126,7 +126,7 @@ impl Simd for Portable {
             let bits = unsafe { core::mem::transmute::<f32x4, i32x4>(shifted[i]) };
             // SAFETY: both are 16 bytes, and every bit pattern is a valid f32.
             let power = unsafe { core::mem::transmute::<i32x4, f32x4>(bits << 23) };
-            q[i].mul_add(small, small) * power
+            (a[i] * small).mul_add(b[i], small) * power
         })
     }
 
