@@ -1,9 +1,10 @@
 //! What to compute: the settings of a call, no tensors.
 
+use crate::cache;
 use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::problem::{Outputs, Problem, Shape};
-use sdpa_kernels::{Alignment, Call, Causality, Options, Visible, Window};
+use sdpa_kernels::{Alignment, Call, Causality, KeyValues, Options, Visible, Window};
 
 /// The settings of an attention call. All plain data; tensors come with [`Inputs`].
 ///
@@ -79,8 +80,11 @@ impl Attention {
         }
         let options = inputs.options(&shape, self.softcap)?;
         let alignment = self.alignment_for(&inputs, &shape, &options)?;
-        let Inputs { q, k, v, .. } = inputs;
-        let call = Call { q, k, v, scale, visible: self.visible, alignment, options };
+        let Inputs { q, kv, .. } = inputs;
+        let call = Call { q, kv, scale, visible: self.visible, alignment, options };
+        if let KeyValues::Cache(cache) = kv {
+            cache::check_kept(cache, &call, outputs.wants_all_keys())?;
+        }
         Ok(Problem { call, outputs: outputs.into_kernel(), shape })
     }
 

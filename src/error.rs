@@ -1,7 +1,7 @@
 //! Everything that can be wrong with a call, in the caller's words.
 
 use core::fmt;
-use sdpa_kernels::LayoutError;
+use sdpa_kernels::{LayoutError, PageError};
 
 /// Why a call was refused. Outputs are untouched.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,6 +72,19 @@ pub enum Error {
         /// The limit.
         limit: usize,
     },
+    /// A row would see a key that its cache has let go.
+    Gone {
+        /// The sequence.
+        sequence: usize,
+        /// The row.
+        row: usize,
+        /// The first such key.
+        key: usize,
+        /// The keys that were let go end here.
+        end: usize,
+    },
+    /// A block table, or the pool it is for, is not as it should be.
+    Pages(PageError),
     /// One of several rows is not fit for what is to be done with it.
     Row {
         /// The argument at fault.
@@ -140,6 +153,12 @@ impl fmt::Display for Error {
             Self::Row { argument, what, row, got, expected } => {
                 write!(f, "{argument}: {what} of row {row} is {got}, but must be {expected}")
             }
+            Self::Gone { sequence, row, key, end } => write!(
+                f,
+                "cache: row {row} of sequence {sequence} sees key {key}, but keys up to {end} were let go; the call needs a \
+                 window no wider than the cache's"
+            ),
+            Self::Pages(e) => e.fmt(f),
             Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),
             Self::Layout(e) => e.fmt(f),
         }
@@ -150,6 +169,7 @@ impl core::error::Error for Error {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
         match self {
             Self::Layout(e) => Some(e),
+            Self::Pages(e) => Some(e),
             _ => None,
         }
     }
@@ -158,5 +178,11 @@ impl core::error::Error for Error {
 impl From<LayoutError> for Error {
     fn from(e: LayoutError) -> Self {
         Self::Layout(e)
+    }
+}
+
+impl From<PageError> for Error {
+    fn from(e: PageError) -> Self {
+        Self::Pages(e)
     }
 }

@@ -110,10 +110,12 @@ impl Plan {
         let widest = Isa::detect();
         note(self.exec.isa != widest, &format!("{} as asked; {widest} is the widest here", self.exec.isa));
         note(call.q.strides()[3] != 1, "queries are copied: their elements are not contiguous");
-        note(call.k.strides()[3] != 1, "keys are packed element by element: they are not contiguous");
-        let whole = problem.shape.value_dim.is_multiple_of(16);
-        note(call.v.strides()[3] != 1, "values are copied: their elements are not contiguous");
-        note(call.v.strides()[3] == 1 && !whole, "values are copied: value_dim is not a multiple of 16");
+        if let Some([k, v]) = call.kv.tensors() {
+            note(k.strides()[3] != 1, "keys are packed element by element: they are not contiguous");
+            let whole = problem.shape.value_dim.is_multiple_of(16);
+            note(v.strides()[3] != 1, "values are copied: their elements are not contiguous");
+            note(v.strides()[3] == 1 && !whole, "values are copied: value_dim is not a multiple of 16");
+        }
         note(
             self.geometry.pack_keys() < KEY_BLOCK,
             "head_dim is large: keys are packed in parts, again for every group",
@@ -135,7 +137,7 @@ impl Problem<'_> {
     fn bytes(&self) -> f64 {
         let elements = |shape: [usize; 4]| shape.iter().map(|&n| n as f64).product::<f64>();
         let call = &self.call;
-        let floats = [call.q.shape(), call.k.shape(), call.v.shape()].map(elements).iter().sum::<f64>()
+        let floats = [call.q.shape(), call.kv.k_shape(), call.kv.v_shape()].map(elements).iter().sum::<f64>()
             + call.options.bias.map_or(0.0, |bias| elements(bias.shape()))
             + self.outputs.out.as_ref().map_or(0.0, |out| elements(out.shape()))
             + self.outputs.points.iter().flatten().map(|view| elements(view.shape())).sum::<f64>();

@@ -1,8 +1,9 @@
 //! The tensors that a call reads, and whether they fit together.
 
+use crate::cache::KvCache;
 use crate::error::{Bound, Error};
 use crate::problem::Shape;
-use sdpa_kernels::{MAX_DIM, Mask, Options, Ragged, View};
+use sdpa_kernels::{KeyValues, MAX_DIM, Mask, Options, Pages, Ragged, View};
 
 /// The tensors that a call reads: queries, keys, values, and whatever options bring along.
 ///
@@ -17,8 +18,7 @@ use sdpa_kernels::{MAX_DIM, Mask, Options, Ragged, View};
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
     pub(crate) q: View<'a>,
-    pub(crate) k: View<'a>,
-    pub(crate) v: View<'a>,
+    pub(crate) kv: KeyValues<'a>,
     pub(crate) bias: Option<View<'a>>,
     pub(crate) mask: Option<Mask<'a>>,
     pub(crate) alibi: Option<&'a [f32]>,
@@ -31,12 +31,33 @@ impl<'a> Inputs<'a> {
     /// Queries `[batch, heads, q_len, head_dim]`, keys `[batch, kv_heads, kv_len, head_dim]` and values
     /// `[batch, kv_heads, kv_len, value_dim]`; `heads` is a multiple of `kv_heads`.
     pub fn new(q: View<'a>, k: View<'a>, v: View<'a>) -> Self {
-        Self { q, k, v, bias: None, mask: None, alibi: None, sinks: None, kv_lens: None, ragged: None }
+        Self::with(q, KeyValues::Tensors { k, v })
     }
 
-    /// Queries, keys and values.
-    pub fn tensors(&self) -> [View<'a>; 3] {
-        [self.q, self.k, self.v]
+    /// Queries `[sequences, heads, q_len, head_dim]` against the keys and values of a cache, which has the lengths of its
+    /// sequences.
+    pub fn cached(q: View<'a>, cache: &'a KvCache) -> Self {
+        Self::with(q, KeyValues::Cache(cache.kernel()))
+    }
+
+    /// Queries `[sequences, heads, q_len, head_dim]` against keys and values in pages, by a table that has the lengths of
+    /// the sequences.
+    pub fn paged(q: View<'a>, pages: Pages<'a>) -> Self {
+        Self::with(q, KeyValues::Pages(pages))
+    }
+
+    fn with(q: View<'a>, kv: KeyValues<'a>) -> Self {
+        Self { q, kv, bias: None, mask: None, alibi: None, sinks: None, kv_lens: None, ragged: None }
+    }
+
+    /// The queries.
+    pub fn queries(&self) -> View<'a> {
+        self.q
+    }
+
+    /// Where keys and values come from.
+    pub fn key_values(&self) -> KeyValues<'a> {
+        self.kv
     }
 
     /// Added to the scores, after softcap; −∞ hides. `[batch, heads, q_len, kv_len]`; each of the first three may be 1,
@@ -84,7 +105,7 @@ impl<'a> Inputs<'a> {
     /// [`Error::Mismatch`], [`Error::Heads`], [`Error::Empty`], [`Error::TooLarge`] or [`Error::Entry`].
     pub fn shape(&self) -> Result<Shape, Error> {
         let ([batch, heads, q_len, head_dim], [kb, kv_heads, kv_len, kd], [vb, vh, vl, value_dim]) =
-            (self.q.shape(), self.k.shape(), self.v.shape());
+            (self.q.shape(), self.kv.k_shape(), self.kv.v_shape());
         same("k", "batch", kb, batch, "q")?;
         same("v", "batch", vb, batch, "q")?;
         same("k", "head_dim", kd, head_dim, "q")?;
@@ -123,7 +144,7 @@ impl<'a> Inputs<'a> {
             Some(Ragged { q, k }) => (q[sequence + 1] - q[sequence], k[sequence + 1] - k[sequence]),
             None => (shape.q_len, shape.kv_len),
         };
-        (q_len, self.kv_lens.map_or(kv_len, |lens| lens[sequence]))
+        (q_len, self.kv_lens.or_else(|| self.kv.lens()).map_or(kv_len, |lens| lens[sequence]))
     }
 
     /// The options, if they fit the shape.
@@ -135,6 +156,16 @@ impl<'a> Inputs<'a> {
         }
         if let Some(slope) = self.alibi.and_then(|slopes| slopes.iter().find(|slope| !slope.is_finite())) {
             return Err(Error::Number { argument: "alibi slopes", got: *slope, expected: "finite" });
+        }
+        if self.kv.lens().is_some() {
+            for (argument, given) in [("kv_lens", self.kv_lens.is_some()), ("ragged", self.ragged.is_some())] {
+                if given {
+                    return Err(Error::Needs {
+                        argument,
+                        needs: "tensors; caches and pages have lengths of their own",
+                    });
+                }
+            }
         }
         if let Some(lens) = self.kv_lens {
             same("kv_lens", "length", lens.len(), shape.batch, "the batch")?;

@@ -20,6 +20,7 @@
 //! | with what | [`Exec`]: an [`Isa`], threads; [`Plan`] and [`Workspace`] to be used again |
 //! | what is around attention | [`layers`]: projections, multi-head attention, norms, positions, transformers |
 //! | keys in pieces | [`AttnState`], [`merge`] |
+//! | keys kept from call to call | [`KvCache`]; [`Pages`] of the caller's by a [`BlockTable`] |
 //! | the truth | [`naive`]: the oracle; [`unfused`]: the baseline |
 //!
 //! Order of operations for one score: scale·(q·k) → softcap → bias → ALiBi → score function → masks set −∞ → sink joins
@@ -29,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod cache;
 mod error;
 mod explain;
 #[doc = include_str!("ieee.md")]
@@ -43,6 +45,7 @@ mod state;
 pub mod unfused;
 
 pub use attention::Attention;
+pub use cache::KvCache;
 pub use error::{Bound, Error};
 pub use explain::{Explanation, Machine};
 pub use inputs::Inputs;
@@ -50,8 +53,8 @@ pub use plan::{Exec, Plan};
 pub use problem::{Outputs, Problem, Shape};
 pub use schedule::Workspace;
 pub use sdpa_kernels::{
-    Alignment, BlockClass, BlockPosition, Causality, Isa, LayoutError, Mask, MaskMod, Mods, NoMod, Point, Position,
-    ProbMod, ScoreMod, View, ViewMut, Window, alibi_slopes, probe,
+    Alignment, BlockClass, BlockPosition, BlockTable, Causality, Isa, KeyValues, LayoutError, Mask, MaskMod, Mods,
+    NoMod, PageError, Pages, Point, Position, ProbMod, ScoreMod, View, ViewMut, Window, alibi_slopes, probe,
 };
 pub use state::{AttnState, merge};
 

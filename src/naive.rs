@@ -4,7 +4,7 @@
 
 mod row;
 
-use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape, View};
+use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape};
 
 /// What attention gives, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
 /// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_mass` `[batch, kv_heads, kv_len]`. Ragged sequences count
@@ -48,7 +48,14 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
 ) -> Result<Answer<T>, Error> {
     let shape = inputs.shape()?;
     let Shape { batch, heads, kv_heads, q_len, kv_len, .. } = shape;
-    let tensors = inputs.tensors().map(Dense::new);
+    let kv = inputs.kv;
+    let element = |x: Option<f32>| x.unwrap_or(f32::NAN);
+    let tensors = [
+        Dense::new(inputs.q.shape(), |at| element(inputs.q.get(at).copied())),
+        // What a cache has let go, or never had, nobody may see.
+        Dense::new(kv.k_shape(), |at| element(kv.key(at))),
+        Dense::new(kv.v_shape(), |at| element(kv.value(at))),
+    ];
     let mass = vec![T::from(0.0); batch * kv_heads * kv_len];
     let mut all = Answer { out: Vec::new(), lse: Vec::new(), points: Default::default(), key_mass: mass };
     for b in 0..batch {
@@ -69,11 +76,10 @@ struct Dense<T> {
 }
 
 impl<T: Real> Dense<T> {
-    fn new(view: View<'_>) -> Self {
-        let [batch, heads, rows, dim] = view.shape();
+    fn new(shape: [usize; 4], element: impl Fn([usize; 4]) -> f32) -> Self {
+        let [batch, heads, rows, dim] = shape;
         let index = |i: usize| [i / dim / rows / heads, i / dim / rows % heads, i / dim % rows, i % dim];
-        let element = |i| T::from(*view.get(index(i)).expect("inside the shape"));
-        Self { shape: view.shape(), data: (0..batch * heads * rows * dim).map(element).collect() }
+        Self { shape, data: (0..batch * heads * rows * dim).map(|i| T::from(element(index(i)))).collect() }
     }
 
     fn row(&self, b: usize, h: usize, l: usize) -> &[T] {

@@ -85,6 +85,11 @@ impl<'a> Outputs<'a> {
         Self { key_mass: Some(mass), ..self }
     }
 
+    /// True if something is written for every key, hidden or not.
+    pub(crate) fn wants_all_keys(&self) -> bool {
+        self.points.iter().any(Option::is_some) || self.key_mass.is_some()
+    }
+
     /// Refuses what cannot be had without all keys at hand.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let needs = "a call over all keys, not a state";
@@ -98,7 +103,7 @@ impl<'a> Outputs<'a> {
     }
 
     pub(crate) fn check(&self, inputs: &Inputs<'_>, shape: &Shape) -> Result<(), Error> {
-        let ([batch, _, q_rows, _], [_, _, k_rows, _]) = (inputs.q.shape(), inputs.k.shape());
+        let ([batch, _, q_rows, _], [_, _, k_rows, _]) = (inputs.q.shape(), inputs.kv.k_shape());
         let rows = |argument: &'static str, [b, h, l, _]: [usize; 4]| {
             same(argument, "batch", b, batch, "q")?;
             same(argument, "heads", h, shape.heads, "q")?;

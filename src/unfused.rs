@@ -66,6 +66,7 @@ fn refuse_extras(call: &Call<'_>, outputs: &sdpa_kernels::Outputs<'_>) -> Result
         ("sinks", options.sinks.is_some()),
         ("kv_lens", options.kv_lens.is_some()),
         ("ragged", options.ragged.is_some()),
+        ("cache or pages", call.kv.tensors().is_none()),
         ("scores", outputs.points.iter().any(Option::is_some)),
         ("key mass", outputs.key_mass.is_some()),
     ];
@@ -95,7 +96,7 @@ struct Head<'a> {
 
 /// Shares the heads out: workers take the next one until none is left.
 fn all_heads(call: &Call<'_>, out: &mut [f32], lse: &mut [f32], exec: Exec) {
-    let ([batch, heads, q_len, _], [_, _, kv_len, value_dim]) = (call.q.shape(), call.v.shape());
+    let ([batch, heads, q_len, _], [_, _, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
     let parts = out.chunks_exact_mut(q_len * value_dim).zip(lse.chunks_exact_mut(q_len)).enumerate();
     let queue = Mutex::new(parts.map(|(index, (out, lse))| Head { index, out, lse }));
     let worker = |_| {
@@ -116,14 +117,15 @@ fn all_heads(call: &Call<'_>, out: &mut [f32], lse: &mut [f32], exec: Exec) {
 }
 
 fn one_head(call: &Call<'_>, isa: Isa, head: Head<'_>, scores: &mut [f32]) {
-    let ([_, heads, q_len, head_dim], [_, kv_heads, kv_len, value_dim]) = (call.q.shape(), call.v.shape());
+    let ([_, heads, q_len, head_dim], [_, kv_heads, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
+    let [k, v] = call.kv.tensors().expect("other sources were refused");
     let (b, h) = (head.index / heads, head.index % heads);
     let kv_head = h / (heads / kv_heads);
     let mut copies = [const { Vec::new() }; 3];
     let [q_copy, k_copy, v_copy] = &mut copies;
     let q = matrix(&call.q, b, h, q_copy);
-    let k = matrix(&call.k, b, kv_head, k_copy);
-    let v = matrix(&call.v, b, kv_head, v_copy);
+    let k = matrix(&k, b, kv_head, k_copy);
+    let v = matrix(&v, b, kv_head, v_copy);
     let k_transposed = Matrix { data: k.data, strides: (k.strides.1, k.strides.0) };
     sgemm([q_len, head_dim, kv_len], call.scale, q, k_transposed, scores);
 

@@ -6,8 +6,9 @@
 use crate::block::KEY_BLOCK;
 use crate::lines::LINE_BYTES;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
-use crate::pack::Rows;
-use crate::simd::Simd;
+use crate::pack::{Rows, Table};
+use crate::simd::{LANES, Simd};
+use crate::source::{KeyValues, Keys};
 use crate::steps::Steps;
 use crate::tile::{Fused, Row};
 use core::ops::Range;
@@ -44,17 +45,17 @@ impl Ahead {
         Self { stretches: [none; STRETCHES], len: 0, row: 0, line: 0, at: 0 }
     }
 
-    /// Adds `n` rows of `floats` elements. Rows whose elements are not contiguous are left to themselves.
-    pub(crate) fn push(&mut self, rows: Rows, n: usize, floats: usize) {
+    /// Adds `n` rows of `floats` contiguous elements, `row` apart.
+    pub(crate) fn push(&mut self, first: *const f32, row: isize, n: usize, floats: usize) {
         const LINE_FLOATS: usize = LINE_BYTES / size_of::<f32>();
-        if self.len == STRETCHES || rows.element != 1 || n == 0 {
+        if self.len == STRETCHES || n == 0 {
             return;
         }
-        let dense = rows.row == floats as isize;
+        let dense = row == floats as isize;
         let (n, floats) = if dense { (1, n * floats) } else { (n, floats) };
         // A row that starts inside a line may end in one more: its neighbour's, or not worth asking for.
         let lines = floats.div_ceil(LINE_FLOATS);
-        self.stretches[self.len] = Stretch { first: rows.first, row: rows.row, rows: n, lines };
+        self.stretches[self.len] = Stretch { first, row, rows: n, lines };
         self.len += 1;
     }
 
@@ -82,7 +83,7 @@ impl Ahead {
     }
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A, B, C>> {
     /// What will be needed once block `first` is done: the next block; after the last one the task's outputs, and what the
     /// next task begins with.
     ///
@@ -114,13 +115,21 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// # Safety
     /// As for [`Self::run`]; `first < kv_len`.
     unsafe fn push_block(&self, first: usize, ahead: &mut Ahead) {
-        let (b, h, j) = (self.seq.batch, self.task.kv_head, self.seq.first_key + first);
+        let at = [self.seq.batch, self.task.kv_head, self.seq.first_key + first];
         let len = KEY_BLOCK.min(self.seq.kv_len - first);
-        for (view, dim) in [(&self.call.k, self.geometry.head_dim), (&self.call.v, self.geometry.value_dim)] {
-            // SAFETY: key `first` exists.
-            let (first, element) = unsafe { view.row(b, h, j) };
-            ahead.push(Rows { first, row: view.strides()[2], element }, len, dim);
+        let (d, kv) = (self.geometry.head_dim, &self.call.kv);
+        // Pages are left to themselves: their rows are many short stretches.
+        if !kv.holds(at[0], first) || matches!(kv, KeyValues::Pages(_)) {
+            return;
         }
+        let table = &mut Table::new();
+        // SAFETY: key `first` exists, and its block is held.
+        let (keys, values) = unsafe { (kv.keys(at, len, table), kv.values(at, len, table).rows) };
+        match keys {
+            Keys::Rows(rows) => push_rows(ahead, rows, len, d),
+            Keys::Packed(panels) => ahead.push(panels, 0, 1, len.next_multiple_of(LANES) * d),
+        }
+        push_rows(ahead, values, len, self.geometry.value_dim);
     }
 
     /// # Safety
@@ -144,14 +153,17 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     fn push_rows(&self, ahead: &mut Ahead, dim: usize, stride: isize, at: impl Fn(Row) -> (*const f32, isize)) {
         if let Some(row) = self.rows(0..1).next() {
             let (first, element) = at(row);
-            ahead.push(Rows { first, row: stride, element }, self.task.rows.len().min(self.seq.q_len - row.i), dim);
+            let rows = Rows::strided(first, stride, element);
+            push_rows(ahead, rows, self.task.rows.len().min(self.seq.q_len - row.i), dim);
         }
     }
 
     /// The first keys of the blocks of which some row may see something, by the rules that are ranges.
-    pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<S, A, B, C> {
+    pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'a, S, A, B, C> {
         let keys = if self.outputs.wants_all_keys() { 0..self.seq.kv_len } else { self.visible() };
-        (keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)).map(|block| block * KEY_BLOCK)
+        let (kv, batch) = (self.call.kv, self.seq.batch);
+        let blocks = keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK);
+        blocks.map(|block| block * KEY_BLOCK).filter(move |&first| kv.holds(batch, first))
     }
 
     /// A range that holds every key that any row of the task may see by the rules that are ranges.
@@ -162,5 +174,13 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         let (first, last) = if one_head { (rows.start % q_len, (rows.end - 1) % q_len) } else { (0, q_len - 1) };
         let position = |i: usize| self.seq.offset.saturating_add_unsigned(i);
         self.call.visible.hull(position(first), position(last), self.seq.kv_len)
+    }
+}
+
+/// Adds `n` rows of `floats` elements. Rows whose elements are not contiguous are left to themselves.
+fn push_rows(ahead: &mut Ahead, rows: Rows, n: usize, floats: usize) {
+    if let (1, Some(stride), true) = (rows.element, rows.stride(), n > 0) {
+        // SAFETY: there is a row 0.
+        ahead.push(unsafe { rows.at(0) }, stride, n, floats);
     }
 }

@@ -5,6 +5,7 @@ use crate::isa::{Isa, Visitor};
 use crate::options::{MaskMod, Mods, Options, ProbMod, ScoreMod};
 use crate::outputs::{Outputs, POINTS, Point, Shared};
 use crate::queue::Queue;
+use crate::source::KeyValues;
 use crate::steps::Steps;
 use crate::tile;
 use crate::view::View;
@@ -17,10 +18,8 @@ use core::ops::Range;
 pub struct Call<'a> {
     /// Queries.
     pub q: View<'a>,
-    /// Keys.
-    pub k: View<'a>,
-    /// Values.
-    pub v: View<'a>,
+    /// Keys and values.
+    pub kv: KeyValues<'a>,
     /// Factor of the dot products.
     pub scale: f32,
     /// Rules that come as ranges of keys.
@@ -50,7 +49,7 @@ pub struct Sequence {
 impl Call<'_> {
     /// Query heads that share one key/value head.
     pub fn sharing(&self) -> usize {
-        self.q.shape()[1] / self.k.shape()[1].max(1)
+        self.q.shape()[1] / self.kv.kv_heads().max(1)
     }
 
     /// Sequences in the call.
@@ -68,13 +67,13 @@ impl Call<'_> {
                 let longest = |ends: &[usize]| ends.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
                 (longest(ragged.q), longest(ragged.k))
             }
-            None => (self.q.shape()[2], self.k.shape()[2]),
+            None => (self.q.shape()[2], self.kv.k_shape()[2]),
         }
     }
 
     /// The rows of k and v that belong to sequence `index`, whether its length makes use of them or not.
     pub(crate) fn keys_of(&self, index: usize) -> Range<usize> {
-        self.options.ragged.map_or(0..self.k.shape()[2], |ragged| ragged.k[index]..ragged.k[index + 1])
+        self.options.ragged.map_or(0..self.kv.k_shape()[2], |ragged| ragged.k[index]..ragged.k[index + 1])
     }
 
     /// The lengths of sequence `index`.
@@ -84,14 +83,16 @@ impl Call<'_> {
             None => (index, 0..self.q.shape()[2]),
         };
         let keys = self.keys_of(index);
-        let kv_len = self.options.kv_lens.map_or(keys.len(), |lens| lens[index]);
+        let lens = self.options.kv_lens.or_else(|| self.kv.lens());
+        let kv_len = lens.map_or(keys.len(), |lens| lens[index]);
         let offset = self.alignment.offset(rows.len(), kv_len);
         Sequence { batch, first_row: rows.start, first_key: keys.start, q_len: rows.len(), kv_len, offset }
     }
 
     /// The one place that says which shapes fit together. Everything unsafe below relies on it.
     fn assert_consistent(&self, out: &Outputs<'_>) {
-        let ([b, h, lq, d], [kb, hkv, lk, kd], [vb, vh, lv, dv]) = (self.q.shape(), self.k.shape(), self.v.shape());
+        let [b, h, lq, d] = self.q.shape();
+        let ([kb, hkv, lk, kd], [vb, vh, lv, dv]) = (self.kv.k_shape(), self.kv.v_shape());
         assert!(d > 0 && dv > 0, "queries and values need a length");
         assert!((kb, kd) == (b, d) && (vb, vh, lv) == (b, hkv, lk), "q, k and v do not fit together");
         assert!(if hkv == 0 { h == 0 } else { h % hkv == 0 }, "query heads are no multiple of key/value heads");
@@ -107,10 +108,12 @@ impl Call<'_> {
             let cumulative = |ends: &[usize], total: usize| {
                 ends.first() == Some(&0) && ends.last() == Some(&total) && ends.is_sorted()
             };
+            assert!(self.kv.tensors().is_some(), "ragged keys are two tensors");
             assert!(b == 1 && ragged.q.len() == ragged.k.len(), "ragged sequences do not fit a batch");
             assert!(cumulative(ragged.q, lq) && cumulative(ragged.k, lk), "cumulative lengths do not fit q and k");
         }
         let (n, (rows, keys)) = (self.sequences(), self.longest());
+        assert!(self.kv.lens().is_none() || self.options.kv_lens.is_none(), "key lengths twice");
         if let Some(lens) = self.options.kv_lens {
             assert!(lens.len() == n, "key lengths do not fit the batch");
             assert!(
@@ -165,7 +168,7 @@ impl<'a> Launch<'a> {
     /// If shapes do not fit together. `sdpa` reports such calls as errors before they come here.
     pub fn new(call: Call<'a>, outputs: Outputs<'a>, geometry: Geometry) -> Self {
         call.assert_consistent(&outputs);
-        let [_, kv_heads, _, dv] = call.v.shape();
+        let [_, kv_heads, _, dv] = call.kv.v_shape();
         assert!((geometry.head_dim, geometry.value_dim) == (call.q.shape()[3], dv), "the geometry is for other sizes");
         let (sequences, per_head) = (call.sequences(), rows_per_head(&call, geometry.task_rows));
         let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
@@ -187,7 +190,7 @@ impl<'a> Launch<'a> {
 
     fn task(&self, number: usize) -> Task {
         let per_head = rows_per_head(&self.call, self.geometry.task_rows);
-        let kv_heads = self.call.k.shape()[1];
+        let kv_heads = self.call.kv.kv_heads();
         let (head, part) = (number / per_head, number % per_head);
         let (sharing, task_rows) = (self.call.sharing(), self.geometry.task_rows);
         let (index, kv_head, first) = match self.call.options.ragged {
@@ -239,7 +242,7 @@ impl<A: ScoreMod, B: MaskMod, C: ProbMod> Visitor for Work<'_, '_, A, B, C> {
             unsafe { fused.run(scratch.regions(geometry)) }
         }
         let Some(key_mass) = &outputs.key_mass else { return };
-        let kv_heads = call.k.shape()[1];
+        let kv_heads = call.kv.kv_heads();
         while let Some(number) = mass.take() {
             let (index, kv_head) = (number / kv_heads, number % kv_heads);
             let task = Task { index, kv_head, rows: 0..call.sharing() * call.sequence(index).q_len };

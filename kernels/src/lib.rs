@@ -11,6 +11,7 @@ mod activation;
 mod ahead;
 #[macro_use]
 mod block;
+mod cache;
 mod dots;
 mod emit;
 mod exp;
@@ -28,6 +29,7 @@ mod norm;
 mod options;
 mod outputs;
 mod pack;
+mod pages;
 mod passes;
 mod poison;
 mod prepare;
@@ -37,6 +39,7 @@ mod queue;
 mod scores;
 mod simd;
 mod softmax;
+mod source;
 mod state;
 mod steps;
 mod tile;
@@ -46,6 +49,7 @@ mod visible;
 
 pub use activation::Activation;
 pub use block::KEY_BLOCK;
+pub use cache::{Cache, Keep};
 pub use geometry::{Geometry, MAX_DIM, MAX_GROUP, MAX_TASK, Scratch};
 pub use heads::HeadsMut;
 pub use isa::{Isa, vectorized};
@@ -56,7 +60,9 @@ pub use options::{
     BlockClass, BlockPosition, Mask, MaskMod, Mods, NoMod, Options, Position, ProbMod, Ragged, ScoreMod, alibi_slopes,
 };
 pub use outputs::{Outputs, Point, State};
+pub use pages::{BlockTable, PageError, Pages};
 pub use product::{Packed, Product};
+pub use source::KeyValues;
 pub use state::fold_states;
 pub use view::{View, ViewMut};
 pub use visible::{Alignment, Causality, Keys, Visible, Window};

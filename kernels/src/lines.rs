@@ -45,3 +45,9 @@ impl Lines {
         &mut self.lines.as_flattened_mut()[start..]
     }
 }
+
+impl core::fmt::Debug for Lines {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Lines").field("bytes", &self.bytes()).finish()
+    }
+}

@@ -8,7 +8,7 @@ use crate::passes::Group;
 use crate::prepare::Spans;
 use crate::softmax;
 use crate::steps::Steps;
-use crate::tile::Fused;
+use crate::tile::{Fused, TABLES};
 use crate::view::SharedMut;
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
@@ -40,9 +40,9 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             // SAFETY: passed on; the group lies inside the task.
             unsafe {
                 let queries = part.queries(&mut regions);
-                let mut spans = Spans::new();
+                let (mut spans, mut tables) = (Spans::new(), TABLES);
                 for first in part.blocks() {
-                    let mut block = part.block(first);
+                    let mut block = part.block(first, &mut tables);
                     if !part.prepare(&mut block, queries, group.clone(), &mut spans, &mut regions) {
                         continue;
                     }
@@ -51,7 +51,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 }
                 let references = part.references(group.clone(), regions.max, regions.sum);
                 for first in part.blocks() {
-                    let mut block = part.block(first);
+                    let mut block = part.block(first, &mut tables);
                     if !part.prepare(&mut block, queries, group.clone(), &mut spans, &mut regions) {
                         continue;
                     }

@@ -4,24 +4,100 @@
 //! of a task (1–3 % of the work). Queries are used where they lie when their rows are
 //! contiguous, values when they are also whole vectors wide; otherwise they are copied.
 
+use crate::block::KEY_BLOCK;
 use crate::poison::Care;
 use crate::simd::{LANES, Simd};
+use core::mem::MaybeUninit;
 
-/// Rows of floats somewhere in memory: row `i` starts at `first + i·row`, its elements are `element` apart.
+/// Rows of floats somewhere in memory, elements `element` apart: one after the other at a fixed distance, or each where a
+/// table says.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
-    pub(crate) first: *const f32,
-    pub(crate) row: isize,
+    /// Row 0; with a table, nothing.
+    first: *const f32,
+    /// From one row to the next; with a table, what to add to its entries.
+    step: isize,
+    table: *const MaybeUninit<*const f32>,
     pub(crate) element: isize,
 }
 
 impl Rows {
+    /// Row `i` starts at `first + i·row`.
+    pub(crate) const fn strided(first: *const f32, row: isize, element: isize) -> Self {
+        Self { first, step: row, table: core::ptr::null(), element }
+    }
+
+    /// Row `i` starts where entry `i` of the table says.
+    pub(crate) fn scattered(table: &Table, element: isize) -> Self {
+        Self { first: core::ptr::null(), step: 0, table: table.rows.as_ptr(), element }
+    }
+
     /// # Safety
-    /// Row `i` exists.
+    /// Row `i` exists: with a table, entry `i` was filled, and the table is still there.
     #[inline(always)]
     pub(crate) unsafe fn at(self, i: usize) -> *const f32 {
         // SAFETY: the caller vouches for row `i`.
-        unsafe { self.first.offset(i as isize * self.row) }
+        unsafe {
+            if self.table.is_null() {
+                self.first.offset(i as isize * self.step)
+            } else {
+                (*self.table.add(i)).assume_init().offset(self.step)
+            }
+        }
+    }
+
+    /// The distance between rows, if it is always the same.
+    pub(crate) fn stride(self) -> Option<isize> {
+        self.table.is_null().then_some(self.step)
+    }
+
+    /// Rows `i` and on.
+    ///
+    /// # Safety
+    /// Row `i` exists.
+    pub(crate) unsafe fn from_row(self, i: usize) -> Self {
+        // SAFETY: the caller vouches for row `i`.
+        unsafe {
+            if self.table.is_null() {
+                Self { first: self.first.offset(i as isize * self.step), ..self }
+            } else {
+                Self { table: self.table.add(i), ..self }
+            }
+        }
+    }
+
+    /// The same rows from element `i` on.
+    ///
+    /// # Safety
+    /// The rows have an element `i`.
+    pub(crate) unsafe fn from_column(self, i: usize) -> Self {
+        let shift = i as isize * self.element;
+        if self.table.is_null() {
+            // SAFETY: the caller vouches for element `i`.
+            Self { first: unsafe { self.first.offset(shift) }, ..self }
+        } else {
+            Self { step: self.step + shift, ..self }
+        }
+    }
+}
+
+/// Where each row of a block lies.
+pub(crate) struct Table {
+    rows: [MaybeUninit<*const f32>; KEY_BLOCK],
+}
+
+impl Table {
+    /// No rows yet. Costs nothing: entries are written before they are read.
+    #[inline(always)]
+    pub(crate) const fn new() -> Self {
+        Self { rows: [MaybeUninit::uninit(); KEY_BLOCK] }
+    }
+
+    /// Entries `at .. at + n`: rows `stride` apart, which exist.
+    pub(crate) fn fill(&mut self, at: usize, n: usize, first: *const f32, stride: isize) {
+        for (i, row) in self.rows[at..at + n].iter_mut().enumerate() {
+            row.write(first.wrapping_offset(i as isize * stride));
+        }
     }
 }
 

@@ -52,7 +52,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         scores: &[f32],
     ) -> Option<Seen> {
         // SAFETY: the block's values exist.
-        (care == Care::Careful && unsafe { !self.s.all_finite(block.values, block.len, self.geometry.value_dim) })
+        (care == Care::Careful && unsafe { !self.s.all_finite(block.values.rows, block.len, self.geometry.value_dim) })
             .then(|| Seen::new(S::TILE_ROWS, spans, rows, scores))
     }
 
@@ -66,7 +66,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         for j in 0..block.len {
             for c in 0..self.geometry.value_dim {
                 // SAFETY: key `j` of the block, column `c` of its value.
-                let x = unsafe { *block.values.at(j).offset(c as isize * block.values.element) };
+                let x = unsafe { *block.values.rows.at(j).offset(c as isize * block.values.rows.element) };
                 if x.is_finite() {
                     continue;
                 }

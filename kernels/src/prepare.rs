@@ -8,10 +8,10 @@ use crate::block::{Hull, KEY_BLOCK, SCORE_STRIDE, Span};
 use crate::geometry::{MAX_GROUP, Regions};
 use crate::options::{BlockClass, BlockPosition, Mask, MaskMod, Mods, ProbMod, ScoreMod};
 use crate::outputs::Point;
-use crate::pack::Rows;
 use crate::passes::{Columns, Group};
 use crate::scores::Scores;
 use crate::simd::LANES;
+use crate::source::Keys;
 use crate::steps::Steps;
 use crate::tile::{Block, Fused, Queries, Row};
 use crate::view::View;
@@ -223,18 +223,25 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 Queries::Copied(first) => unsafe { first.add((group.start + row.n) * d) },
             };
         }
-        for first in (0..block.len).step_by(self.geometry.pack_keys) {
-            let n = self.geometry.pack_keys.min(block.len - first);
-            // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats.
+        let run = if let Keys::Packed(_) = block.keys { KEY_BLOCK } else { self.geometry.pack_keys };
+        for first in (0..block.len).step_by(run) {
+            let n = run.min(block.len - first);
+            // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats; packed keys come in
+            // whole panels.
             unsafe {
-                if block.packed_keys != Some(first) {
-                    let keys = Rows { first: block.keys.at(first), ..block.keys };
-                    self.s.pack_keys(keys, n, d, regions.keys);
-                    block.packed_keys = Some(first);
-                }
+                let keys = match block.keys {
+                    Keys::Packed(panels) => core::slice::from_raw_parts(panels, n.next_multiple_of(LANES) * d),
+                    Keys::Rows(rows) => {
+                        if block.packed_keys != Some(first) {
+                            self.s.pack_keys(rows.from_row(first), n, d, regions.keys);
+                            block.packed_keys = Some(first);
+                        }
+                        &*regions.keys
+                    }
+                };
                 self.s.scores(Scores {
                     queries: &rows[..group.len()],
-                    keys: regions.keys,
+                    keys,
                     panels: first / LANES..(first + n).div_ceil(LANES),
                     spans,
                     head_dim: d,

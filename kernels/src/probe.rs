@@ -9,7 +9,7 @@ use crate::scores::Scores;
 use crate::simd::LANES;
 use crate::softmax;
 use crate::steps::Steps;
-use crate::values::{ValueRows, Values};
+use crate::values::Values;
 
 /// `eˣ` of every element, as the softmax computes it: for x ≤ 0.
 pub fn exp(isa: Isa, xs: &mut [f32]) {
@@ -49,7 +49,7 @@ pub fn read(floats: &[f32]) -> bool {
     impl Visitor for Read<'_> {
         type Output = bool;
         fn visit<S: Steps>(self, s: S) -> bool {
-            let rows = Rows { first: self.0.as_ptr(), row: 1024, element: 1 };
+            let rows = Rows::strided(self.0.as_ptr(), 1024, 1);
             // SAFETY: the slice holds this many rows of 1024.
             unsafe { s.all_finite(rows, self.0.len() / 1024, 1024) }
         }
@@ -165,7 +165,7 @@ impl Bench {
         let [max, sum, keep, join] = &mut self.state;
         match step {
             Step::Pack => {
-                let keys = Rows { first: self.k.as_ptr(), row: d as isize, element: 1 };
+                let keys = Rows::strided(self.k.as_ptr(), d as isize, 1);
                 // SAFETY: `k` holds `keys` rows of `head_dim`.
                 unsafe { s.pack_keys(keys, self.keys, d, &mut self.packed) }
             }
@@ -196,7 +196,7 @@ impl Bench {
             Step::Values => unsafe {
                 s.values(Values {
                     weights: &self.weights,
-                    values: ValueRows { first: self.v.as_ptr(), stride: d as isize },
+                    values: Rows::strided(self.v.as_ptr(), d as isize, 1),
                     vecs: d / LANES,
                     spans: &spans,
                     rows,

@@ -62,7 +62,7 @@ impl Packed {
                 unsafe { s.pack_keys(rows, outputs, inputs, out) }
             }
         }
-        let rows = Rows { first: weights.as_ptr(), row: strides.0 as isize, element: strides.1 as isize };
+        let rows = Rows::strided(weights.as_ptr(), strides.0 as isize, strides.1 as isize);
         Isa::detect().dispatch(Pack(rows, [outputs, inputs], panels.floats_mut()));
         Self { panels, bias: offsets, inputs, outputs, activation: Activation::Identity }
     }

@@ -18,18 +18,22 @@ use crate::geometry::{Geometry, MAX_GROUP, Regions};
 use crate::launch::{Call, Sequence, Task};
 use crate::options::{MaskMod, Mods, Position, ProbMod, ScoreMod};
 use crate::outputs::{Point, Shared};
-use crate::pack::{Rows, copy_row, pack_rows};
+use crate::pack::{Rows, Table, copy_row, pack_rows};
 use crate::passes::Group;
 use crate::poison::{Care, Seen};
 use crate::prepare::Spans;
 use crate::simd::LANES;
 use crate::softmax;
+use crate::source::{BlockValues, Keys};
 use crate::steps::Steps;
-use crate::values::{ValueRows, Values};
+use crate::values::Values;
 use core::ops::Range;
 
 /// Rows that are finished together: few, so that a task of few rows does not set up many.
 const END_ROWS: usize = 16;
+
+/// Where the rows of a block's keys and values lie, if they lie scattered.
+pub(crate) const TABLES: [Table; 2] = [const { Table::new() }; 2];
 
 /// One task, and all it needs to know.
 pub(crate) struct Fused<'t, 'a, S, M> {
@@ -49,8 +53,8 @@ pub(crate) struct Block {
     /// Its first key, counted in the sequence, and how many there are.
     pub(crate) first: usize,
     pub(crate) len: usize,
-    pub(crate) keys: Rows,
-    pub(crate) values: Rows,
+    pub(crate) keys: Keys,
+    pub(crate) values: BlockValues,
     /// Which packed run is in the scratch, if any: keys by first key, values by first column.
     pub(crate) packed_keys: Option<usize>,
     packed_values: Option<(usize, Care)>,
@@ -180,21 +184,21 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     /// The block of keys that starts at `first`.
     ///
     /// # Safety
-    /// As for [`Self::run`]; `first < kv_len`.
-    pub(crate) unsafe fn block(&self, first: usize) -> Block {
-        let (b, h, j) = (self.seq.batch, self.task.kv_head, self.seq.first_key + first);
-        // SAFETY: key `first` exists.
-        let ((k, k_element), (v, v_element)) = unsafe { (self.call.k.row(b, h, j), self.call.v.row(b, h, j)) };
-        // SAFETY: passed on.
-        let ahead = unsafe { self.ahead(first) };
-        Block {
-            first,
-            len: KEY_BLOCK.min(self.seq.kv_len - first),
-            keys: Rows { first: k, row: self.call.k.strides()[2], element: k_element },
-            values: Rows { first: v, row: self.call.v.strides()[2], element: v_element },
-            packed_keys: None,
-            packed_values: None,
-            ahead,
+    /// As for [`Self::run`]; `first` is one of [`Self::blocks`], and the tables outlive the block.
+    pub(crate) unsafe fn block(&self, first: usize, [keys, values]: &mut [Table; 2]) -> Block {
+        let at = [self.seq.batch, self.task.kv_head, self.seq.first_key + first];
+        let len = KEY_BLOCK.min(self.seq.kv_len - first);
+        // SAFETY: keys `first .. first + len` exist; the rest is passed on.
+        unsafe {
+            Block {
+                first,
+                len,
+                keys: self.call.kv.keys(at, len, keys),
+                values: self.call.kv.values(at, len, values),
+                packed_keys: None,
+                packed_values: None,
+                ahead: self.ahead(first),
+            }
         }
     }
 
@@ -210,11 +214,11 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         regions.out[..self.task.rows.len() * self.geometry.width()].fill(0.0);
         // SAFETY: passed on.
         unsafe { self.exchange(regions, Exchange::Load) };
-        let mut spans = Spans::new();
+        let (mut spans, mut tables) = (Spans::new(), TABLES);
         for first in self.blocks() {
             // SAFETY: passed on.
             unsafe {
-                let mut block = self.block(first);
+                let mut block = self.block(first, &mut tables);
                 for group in self.groups() {
                     if !self.prepare(&mut block, queries, group.clone(), &mut spans, regions) {
                         continue;
@@ -275,11 +279,11 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     unsafe fn gather_modified(&self, queries: Queries, care: Care, regions: &mut Regions<'_>) {
         regions.keep.fill(1.0);
         regions.join.fill(1.0);
-        let mut spans = Spans::new();
+        let (mut spans, mut tables) = (Spans::new(), TABLES);
         for first in self.blocks() {
             // SAFETY: passed on.
             unsafe {
-                let mut block = self.block(first);
+                let mut block = self.block(first, &mut tables);
                 for group in self.groups() {
                     if !self.prepare(&mut block, queries, group.clone(), &mut spans, regions) {
                         continue;
@@ -333,19 +337,17 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         for first in (0..stride).step_by(self.geometry.pack_cols) {
             let n = self.geometry.pack_cols.min(self.geometry.value_dim - first);
             // SAFETY: column `first` exists for every key of the block.
-            let run = unsafe {
-                Rows { first: block.values.first.offset(first as isize * block.values.element), ..block.values }
-            };
-            let in_place = care == Care::Fast && run.element == 1 && n.is_multiple_of(LANES);
-            let values = if in_place {
-                ValueRows { first: run.first, stride: run.row }
+            let run = unsafe { block.values.rows.from_column(first) };
+            let whole = first + n.next_multiple_of(LANES) <= block.values.readable;
+            let values = if care == Care::Fast && run.element == 1 && whole {
+                run
             } else {
                 if block.packed_values != Some((first, care)) {
                     // SAFETY: the run has `n` columns for every key of the block.
                     unsafe { pack_rows(run, block.len, n, care, regions.values) };
                     block.packed_values = Some((first, care));
                 }
-                ValueRows { first: regions.values.as_ptr(), stride: n.next_multiple_of(LANES) as isize }
+                Rows::strided(regions.values.as_ptr(), n.next_multiple_of(LANES) as isize, 1)
             };
             // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed.
             unsafe {

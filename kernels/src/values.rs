@@ -6,22 +6,15 @@
 
 use crate::ahead::Ahead;
 use crate::block::{SCORE_STRIDE, Span};
+use crate::pack::Rows;
 use crate::simd::{LANES, Simd};
-
-/// Rows of values that the tiles may read.
-#[derive(Clone, Copy)]
-pub(crate) struct ValueRows {
-    /// Key 0 of the block, first column of the run.
-    pub(crate) first: *const f32,
-    /// From one key to the next.
-    pub(crate) stride: isize,
-}
 
 /// A group of rows, their weights for one block, and the running outputs.
 pub(crate) struct Values<'a> {
     /// `[row][SCORE_STRIDE]`, zero where hidden.
     pub(crate) weights: &'a [f32],
-    pub(crate) values: ValueRows,
+    /// From key 0 of the block and the first column of the run on, contiguous.
+    pub(crate) values: Rows,
     /// Vectors (16 columns each) of the run.
     pub(crate) vecs: usize,
     /// The keys each tile of rows needs.
@@ -38,7 +31,7 @@ pub(crate) struct Values<'a> {
 }
 
 /// # Safety
-/// For every key of every span, `16 · vecs` floats from `values.first + key · values.stride` are readable.
+/// For every key of every span, `16 · vecs` contiguous floats of its row of values are readable.
 #[inline(always)]
 pub(crate) unsafe fn values<S: Simd>(s: S, a: Values<'_>) {
     assert!(a.spans.len() == a.rows.div_ceil(S::TILE_ROWS));
@@ -66,7 +59,7 @@ pub(crate) unsafe fn values<S: Simd>(s: S, a: Values<'_>) {
                     out_stride: a.out_stride,
                 };
                 let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
-                let values = ValueRows { first: a.values.first.add(vec * LANES), ..a.values };
+                let values = a.values.from_column(vec * LANES);
                 by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, MR, NV>(s, w, values, *span, fold));
             }
             a.ahead.fetch(s);
@@ -92,16 +85,18 @@ struct Fold {
 unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
     s: S,
     weights: *const f32,
-    values: ValueRows,
+    values: Rows,
     span: Span,
     fold: Fold,
 ) {
     let mut sum = [[s.splat(0.0); NV]; MR];
     for j in span.keys() {
         let mut value = [s.splat(0.0); NV];
+        // SAFETY: the caller vouches for key `j`.
+        let row = unsafe { values.at(j) };
         for (n, value) in value.iter_mut().enumerate() {
-            // SAFETY: the caller vouches for key `j`, vector `n < NV`.
-            *value = unsafe { s.load(values.first.offset(j as isize * values.stride).add(n * LANES)) };
+            // SAFETY: vector `n < NV` of the row.
+            *value = unsafe { s.load(row.add(n * LANES)) };
         }
         for (r, sum) in sum.iter_mut().enumerate() {
             // SAFETY: row `r < MR`, key `j` inside the span.

@@ -1,0 +1,156 @@
+//! Where keys and values come from: tensors, pages of a pool, a cache.
+//!
+//! Whatever the source, the fused loop sees a block of up to 256 keys at a time: rows to be packed, or panels that are
+//! packed already; and rows of values. So all sources have the same bits.
+
+use crate::block::KEY_BLOCK;
+use crate::cache::Cache;
+use crate::pack::{Rows, Table};
+use crate::pages::Pages;
+use crate::view::View;
+
+/// The keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call.
+#[derive(Debug, Clone, Copy)]
+pub enum KeyValues<'a> {
+    /// Two tensors, wherever they lie.
+    Tensors {
+        /// Keys.
+        k: View<'a>,
+        /// Values.
+        v: View<'a>,
+    },
+    /// Pages of a pool, by a table.
+    Pages(Pages<'a>),
+    /// A cache, in which keys lie packed.
+    Cache(&'a Cache),
+}
+
+/// The keys of a block.
+#[derive(Clone, Copy)]
+pub(crate) enum Keys {
+    /// Rows, yet to be packed.
+    Rows(Rows),
+    /// `[panel][head_dim][16]`, whole panels.
+    Packed(*const f32),
+}
+
+/// The values of a block.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockValues {
+    pub(crate) rows: Rows,
+    /// Columns that may be read of each row: as many as there are, or more.
+    pub(crate) readable: usize,
+}
+
+impl<'a> KeyValues<'a> {
+    /// `[batch, kv_heads, kv_len, head_dim]`, by the longest sequence.
+    pub fn k_shape(&self) -> [usize; 4] {
+        match self {
+            Self::Tensors { k, .. } => k.shape(),
+            Self::Pages(pages) => pages.shapes()[0],
+            Self::Cache(cache) => cache.shapes()[0],
+        }
+    }
+
+    /// `[batch, kv_heads, kv_len, value_dim]`, by the longest sequence.
+    pub fn v_shape(&self) -> [usize; 4] {
+        match self {
+            Self::Tensors { v, .. } => v.shape(),
+            Self::Pages(pages) => pages.shapes()[1],
+            Self::Cache(cache) => cache.shapes()[1],
+        }
+    }
+
+    /// Key/value heads.
+    pub fn kv_heads(&self) -> usize {
+        match self {
+            Self::Tensors { k, .. } => k.shape()[1],
+            Self::Pages(pages) => pages.kv_heads(),
+            Self::Cache(cache) => cache.kv_heads(),
+        }
+    }
+
+    /// Two tensors, if that is what they are.
+    pub fn tensors(&self) -> Option<[View<'a>; 2]> {
+        match *self {
+            Self::Tensors { k, v } => Some([k, v]),
+            _ => None,
+        }
+    }
+
+    /// Lengths of the sequences, where the source has its own.
+    pub fn lens(&self) -> Option<&'a [usize]> {
+        match self {
+            Self::Tensors { .. } => None,
+            Self::Pages(pages) => Some(pages.lens()),
+            Self::Cache(cache) => Some(cache.lens()),
+        }
+    }
+
+    /// Element `d` of key `j`; `None` outside the shape, or where a cache has let the key go.
+    pub fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+        match self {
+            Self::Tensors { k, .. } => k.get([b, h, j, d]).copied(),
+            Self::Pages(pages) => pages.key([b, h, j, d]),
+            Self::Cache(cache) => cache.key([b, h, j, d]),
+        }
+    }
+
+    /// Element `d` of value `j`, likewise.
+    pub fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+        match self {
+            Self::Tensors { v, .. } => v.get([b, h, j, d]).copied(),
+            Self::Pages(pages) => pages.value([b, h, j, d]),
+            Self::Cache(cache) => cache.value([b, h, j, d]),
+        }
+    }
+
+    /// True if the block of keys that starts at `first` is there at all: a cache that keeps a window lets blocks go.
+    pub(crate) fn holds(&self, b: usize, first: usize) -> bool {
+        match self {
+            Self::Tensors { .. } | Self::Pages(_) => true,
+            Self::Cache(cache) => cache.holds(b, first / KEY_BLOCK),
+        }
+    }
+
+    /// Keys `first .. first + len` of a head; `first` is counted in the tensor and, but for tensors, a multiple of 256.
+    ///
+    /// # Safety
+    /// The keys exist, and their block is held. The table outlives the result.
+    pub(crate) unsafe fn keys(&self, [b, h, first]: [usize; 3], len: usize, table: &mut Table) -> Keys {
+        // SAFETY: passed on.
+        unsafe {
+            match self {
+                Self::Tensors { k, .. } => {
+                    let (at, element) = k.row(b, h, first);
+                    Keys::Rows(Rows::strided(at, k.strides()[2], element))
+                }
+                Self::Pages(pages) => Keys::Rows(pages.key_rows([b, h, first], len, table)),
+                Self::Cache(cache) => Keys::Packed(cache.panels(b, h, first / KEY_BLOCK)),
+            }
+        }
+    }
+
+    /// Their values.
+    ///
+    /// # Safety
+    /// As for [`Self::keys`].
+    pub(crate) unsafe fn values(&self, [b, h, first]: [usize; 3], len: usize, table: &mut Table) -> BlockValues {
+        // SAFETY: passed on.
+        unsafe {
+            match self {
+                Self::Tensors { v, .. } => {
+                    let (at, element) = v.row(b, h, first);
+                    BlockValues { rows: Rows::strided(at, v.strides()[2], element), readable: v.shape()[3] }
+                }
+                Self::Pages(pages) => {
+                    BlockValues { rows: pages.value_rows([b, h, first], len, table), readable: self.v_shape()[3] }
+                }
+                Self::Cache(cache) => {
+                    let (at, width) = cache.value_rows(b, h, first / KEY_BLOCK);
+                    BlockValues { rows: Rows::strided(at, width as isize, 1), readable: width }
+                }
+            }
+        }
+    }
+}
