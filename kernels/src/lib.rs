@@ -12,6 +12,7 @@ mod ahead;
 #[macro_use]
 mod block;
 mod dots;
+mod element;
 mod emit;
 mod exp;
 mod finish;
@@ -46,6 +47,7 @@ mod visible;
 
 pub use activation::Activation;
 pub use block::KEY_BLOCK;
+pub use element::{Bf16, Dtype, F16, narrow, widen};
 pub use geometry::{Geometry, MAX_DIM, MAX_GROUP, MAX_TASK, Scratch};
 pub use heads::HeadsMut;
 pub use isa::{Isa, vectorized};
