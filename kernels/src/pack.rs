@@ -55,7 +55,7 @@ impl Rows {
     ///
     /// # Safety
     /// Row `i` exists.
-    pub(crate) unsafe fn from_row(self, i: usize) -> Self {
+    pub(crate) unsafe fn rows_from(self, i: usize) -> Self {
         // SAFETY: the caller vouches for row `i`.
         unsafe {
             if self.table.is_null() {
@@ -70,7 +70,7 @@ impl Rows {
     ///
     /// # Safety
     /// The rows have an element `i`.
-    pub(crate) unsafe fn from_column(self, i: usize) -> Self {
+    pub(crate) unsafe fn columns_from(self, i: usize) -> Self {
         let shift = i as isize * self.element;
         if self.table.is_null() {
             // SAFETY: the caller vouches for element `i`.

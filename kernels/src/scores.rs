@@ -4,7 +4,7 @@
 
 use crate::ahead::Ahead;
 use crate::block::{SCORE_STRIDE, Span};
-use crate::dots::{self, Tile};
+use crate::dots::{self, Fetch, Tile};
 use crate::passes::Columns;
 use crate::simd::{LANES, Simd};
 
@@ -38,7 +38,7 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, a: Scores<'_>) {
     assert!(a.next.is_none_or(|next| next.len() >= all));
     assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
     let scale = s.splat(a.scale);
-    let most = if all <= dots::FEW_ROWS { S::TILE_VECS } else { S::DOT_VECS };
+    let most = if all <= dots::FEW_ROWS { 1 } else { S::DOT_VECS };
     let mut panel = a.panels.start;
     while panel < a.panels.end {
         let vecs = most.min(a.panels.end - panel);
@@ -63,6 +63,7 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, a: Scores<'_>) {
                     depth: d,
                     out: a.out.as_mut_ptr().add(row * SCORE_STRIDE + from * LANES),
                     stride: SCORE_STRIDE,
+                    fetch: Fetch::Wait,
                 };
                 by_tile_shape!(S, rows, to - from, |MR, NV| dots::tile::<S, MR, NV>(
                     s,

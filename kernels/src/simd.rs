@@ -32,6 +32,21 @@ pub(crate) const SHIFT: f32 = 12_582_912.0 + 191.0;
 /// 2⁻⁶⁴: takes back the 64 in [`SHIFT`].
 pub(crate) const TWO_TO_MINUS_64: f32 = f32::from_bits((127 - 64) << 23);
 
+/// Infinity as bits of an `f32`. What is above, the sign apart, is NaN.
+pub(crate) const INFINITY: u32 = f32::INFINITY.to_bits();
+
+/// 2¹⁶ as bits of an `f32`: from here on an `f16` is infinite, and just below rounding gets there by its own carry.
+pub(crate) const F16_END: u32 = (127 + 16) << 23;
+
+/// 2⁻¹⁴ as bits of an `f32`: what is below is subnormal as an `f16`.
+pub(crate) const F16_NORMAL: u32 = (127 - 14) << 23;
+
+/// By how much the exponent field of an `f32` exceeds that of the same number as an `f16`, in place.
+pub(crate) const F16_BIAS: u32 = (127 - 15) << 23;
+
+/// 2⁻²⁴, the unit of subnormal `f16`, and of an `f32` from 0.5 to 1: 0.5 added to such a number rounds it as `f16` does.
+pub(crate) const F16_UNIT: f32 = f32::from_bits((127 - 24) << 23);
+
 /// Sixteen `f32` lanes and what the kernels do with them. All operations are lane by lane and IEEE.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen lanes.
@@ -61,6 +76,27 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p..p + 16` is writable. No alignment is needed.
     unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// Sixteen bfloat16, widened exactly: they are the upper halves of `f32`, NaN's payload included.
+    ///
+    /// # Safety
+    /// `p..p + 16` is readable. No alignment is needed.
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V;
+    /// Sixteen IEEE binary16, widened exactly, subnormal numbers too. NaN keeps its payload and becomes quiet.
+    ///
+    /// # Safety
+    /// `p..p + 16` is readable. No alignment is needed.
+    unsafe fn load_f16(self, p: *const u16) -> Self::V;
+    /// As bfloat16, rounded to nearest even: past the largest to ±∞, subnormal numbers as all others. NaN becomes quiet
+    /// and keeps what there is room for of its payload.
+    ///
+    /// # Safety
+    /// `p..p + 16` is writable. No alignment is needed.
+    unsafe fn store_bf16(self, p: *mut u16, v: Self::V);
+    /// The same as IEEE binary16.
+    ///
+    /// # Safety
+    /// `p..p + 16` is writable. No alignment is needed.
+    unsafe fn store_f16(self, p: *mut u16, v: Self::V);
     /// `zero` where the byte at `p` is 0, `other` where it is not.
     ///
     /// # Safety

@@ -5,6 +5,7 @@
 //! crate whose body is a kernel inlined into a `#[target_feature]` function.
 
 use crate::activation::{self, Activation};
+use crate::element::{self, Dtype};
 use crate::finish::{self, Finish};
 use crate::norm::{self, Norm};
 use crate::options::Mask;
@@ -69,6 +70,10 @@ pub(crate) trait Steps: Copy + Send + Sync {
     fn gate(self, activation: Activation, gate: &mut [f32], up: &[f32]);
     /// Rows brought to one size.
     fn norm(self, norm: &Norm<'_>, rows: norm::Rows<'_>, out: &mut [f32]);
+    /// Elements of a 16-bit type to `f32`.
+    fn widen(self, dtype: Dtype, from: &[u16], to: &mut [f32]);
+    /// And back, rounded.
+    fn narrow(self, dtype: Dtype, from: &[f32], to: &mut [u16]);
     /// `eˣ` of every element, all non-positive.
     fn exp(self, xs: &mut [f32]);
     /// Keeps the arithmetic units busy with FMAs and nothing else. Returns the operations done, and a value that depends
@@ -220,6 +225,20 @@ macro_rules! steps {
                 self.vectorize(
                     #[inline(always)]
                     || norm::norm(self, norm, rows, out),
+                )
+            }
+
+            fn widen(self, dtype: Dtype, from: &[u16], to: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || element::widen_slice(self, dtype, from, to),
+                )
+            }
+
+            fn narrow(self, dtype: Dtype, from: &[f32], to: &mut [u16]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || element::narrow_slice(self, dtype, from, to),
                 )
             }
 

@@ -337,7 +337,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         for first in (0..stride).step_by(self.geometry.pack_cols) {
             let n = self.geometry.pack_cols.min(self.geometry.value_dim - first);
             // SAFETY: column `first` exists for every key of the block.
-            let run = unsafe { block.values.rows.from_column(first) };
+            let run = unsafe { block.values.rows.columns_from(first) };
             let whole = first + n.next_multiple_of(LANES) <= block.values.readable;
             let values = if care == Care::Fast && run.element == 1 && whole {
                 run

@@ -59,7 +59,7 @@ pub(crate) unsafe fn values<S: Simd>(s: S, a: Values<'_>) {
                     out_stride: a.out_stride,
                 };
                 let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
-                let values = a.values.from_column(vec * LANES);
+                let values = a.values.columns_from(vec * LANES);
                 by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, MR, NV>(s, w, values, *span, fold));
             }
             a.ahead.fetch(s);

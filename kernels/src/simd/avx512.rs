@@ -54,6 +54,41 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> __m512 {
+        // SAFETY: `self` proves the feature, and AVX with it; the caller vouches for `p`.
+        unsafe {
+            let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(low))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: __m512) {
+        // Rounded as in the AVX2 backend. The instruction of AVX512_BF16 takes subnormal numbers for 0.
+        // SAFETY: as above.
+        unsafe {
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            let result = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x0040_0000));
+            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(result)));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: __m512) {
+        // SAFETY: as above.
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
+    }
+
+    #[inline(always)]
     unsafe fn select_bytes(self, p: *const u8, zero: __m512, other: __m512) -> __m512 {
         // SAFETY: `self` proves the feature; the caller vouches for `p`.
         unsafe {
