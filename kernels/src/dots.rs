@@ -31,16 +31,14 @@ const fn chain<S: Simd>(depth: usize) -> usize {
 
 /// Rows up to which the time of a tile that is not full is that of fetching the panels.
 pub(crate) const FEW_ROWS: usize = 4;
-/// How far ahead such a tile asks for its panels if it is to, in floats: 16 vectors, 1 KiB.
-const AHEAD: usize = 16 * LANES;
 
-/// Whether a tile of few rows asks for what comes next in its panels.
+/// How a tile of few rows asks for what comes next in its panels.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fetch {
-    /// It does: several panels side by side, from the third-level cache (weights).
-    Ask,
-    /// The core's own guesses are as good: one panel after the other, from memory (a cache of keys).
-    Wait,
+    /// A kilobyte ahead, into the first-level cache: several panels side by side.
+    Near,
+    /// Sixteen ahead, into the second: one panel after the other, from memory.
+    Far,
 }
 
 /// Where a tile's operands lie, and where its results go.
@@ -146,8 +144,11 @@ unsafe fn add<S: Simd, const MR: usize, const NV: usize>(
     for (n, column) in column.iter_mut().enumerate() {
         // SAFETY: panel `n` is `depth × 16` floats; `i < depth`.
         let at = unsafe { panels.add((n * depth + i) * LANES) };
-        if MR <= FEW_ROWS && MR < S::TILE_ROWS && fetch == Fetch::Ask {
-            s.prefetch(at.wrapping_add(AHEAD));
+        if MR <= FEW_ROWS && MR < S::TILE_ROWS {
+            match fetch {
+                Fetch::Near => s.prefetch(at.wrapping_add(16 * LANES)),
+                Fetch::Far => s.prefetch_far(at.wrapping_add(256 * LANES)),
+            }
         }
         // SAFETY: as above.
         *column = unsafe { s.load(at) };

@@ -242,7 +242,7 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
             unsafe {
                 let (rows, bias) = (rows.as_ptr().add(row), bias.as_ptr().add(column));
                 let panels = panels.as_ptr().add(panel * inputs * LANES);
-                let tile = Tile { rows, panels, depth: inputs, out: to, stride, fetch: Fetch::Ask };
+                let tile = Tile { rows, panels, depth: inputs, out: to, stride, fetch: Fetch::Near };
                 by_tile_shape!(S, tile_rows, vecs, |MR, NV| dots::tile::<S, MR, NV>(
                     s,
                     tile,

@@ -63,7 +63,7 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, a: Scores<'_>) {
                     depth: d,
                     out: a.out.as_mut_ptr().add(row * SCORE_STRIDE + from * LANES),
                     stride: SCORE_STRIDE,
-                    fetch: Fetch::Wait,
+                    fetch: Fetch::Far,
                 };
                 by_tile_shape!(S, rows, to - from, |MR, NV| dots::tile::<S, MR, NV>(
                     s,
