@@ -20,6 +20,7 @@ mod finish;
 pub mod gemm;
 mod geometry;
 mod heads;
+mod int8;
 mod isa;
 mod lanes;
 mod launch;

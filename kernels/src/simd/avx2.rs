@@ -1,6 +1,6 @@
 //! AVX2 with FMA and F16C: two registers are one vector.
 
-use super::{LANES, Simd, TWO_TO_MINUS_64};
+use super::{Dot4, Dot4Work, LANES, Query4, Simd, TWO_TO_MINUS_64};
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX2, FMA and F16C. Made by [`Avx2::detect`] alone.
@@ -120,6 +120,14 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output {
+        self.vectorize(
+            #[inline(always)]
+            || work.run(self),
+        )
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> Pair {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_set1_ps(x); 2] }
@@ -129,6 +137,16 @@ impl Simd for Avx2 {
     unsafe fn load(self, p: *const f32) -> Pair {
         // SAFETY: `self` proves the features; the caller vouches for `p`.
         unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Pair {
+        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        unsafe {
+            let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
+            let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
+        }
     }
 
     #[inline(always)]
@@ -290,5 +308,53 @@ impl Simd for Avx2 {
                 }
             }
         }
+    }
+}
+
+impl Dot4 for Avx2 {
+    // 4 × 2 sums, 4 keys, 2 broadcasts, 1 product: 15 of 16 registers.
+    const DOT4_ROWS: usize = 4;
+    type Sums = [__m256i; 2];
+    /// Elements 0 and 2 of each key in sixteen bits, then 1 and 3; keys 0 to 7, then 8 to 15.
+    type Keys = [[__m256i; 2]; 2];
+
+    #[inline(always)]
+    fn start(self, _: i32) -> Self::Sums {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn keys(self, p: *const i8) -> Self::Keys {
+        // Widened by shifts, not by `vpmovsxbw`, so that each pair of products is added up in its own key's lane.
+        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        unsafe {
+            let bytes = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
+            let mut keys = [bytes; 2];
+            for (keys, bytes) in keys.iter_mut().zip(bytes) {
+                *keys = [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)];
+            }
+            keys
+        }
+    }
+
+    #[inline(always)]
+    fn dot4(self, mut sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums {
+        // `vpmaddwd` is exact: two products of bytes are far from the end of 32 bits.
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let (even, odd) = (_mm256_set1_epi32(q.even), _mm256_set1_epi32(q.odd));
+            for (sum, keys) in sums.iter_mut().zip(keys) {
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(keys[0], even));
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(keys[1], odd));
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn to_f32(self, sums: Self::Sums) -> Pair {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])] }
     }
 }

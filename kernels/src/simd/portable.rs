@@ -2,7 +2,7 @@
 //! elsewhere. `wide` selects instructions when the crate is compiled, so with default flags on x86-64 this is
 //! 128-bit and has no FMA; the wider x86 backends are ours and chosen at run time.
 
-use super::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, LANES, Simd, TWO_TO_MINUS_64};
+use super::{Dot4, Dot4Work, F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, LANES, Query4, Simd, TWO_TO_MINUS_64};
 use wide::{f32x4, i16x8, i32x4, i32x8};
 
 /// Needs no proof: every machine can run it.
@@ -130,6 +130,14 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output {
+        self.vectorize(
+            #[inline(always)]
+            || work.run(self),
+        )
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> Quad {
         [f32x4::splat(x); 4]
     }
@@ -138,6 +146,13 @@ impl Simd for Portable {
     unsafe fn load(self, p: *const f32) -> Quad {
         // SAFETY: the caller vouches for `p..p + 16`.
         each(|i| f32x4::new(unsafe { p.cast::<[f32; 4]>().add(i).read_unaligned() }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Quad {
+        // SAFETY: the caller vouches for `p..p + 16`.
+        let bytes = unsafe { p.cast::<[[i8; 4]; 4]>().read_unaligned() };
+        each(|i| f32x4::new(bytes[i].map(f32::from)))
     }
 
     #[inline(always)]
@@ -261,4 +276,48 @@ impl Simd for Portable {
             }
         }
     }
+}
+
+impl Dot4 for Portable {
+    // In SSE2 terms: 2 × 4 sums, 2 keys at a time, 2 × 2 broadcasts, 1 product: 15 of 16 registers.
+    const DOT4_ROWS: usize = 2;
+    type Sums = [i32x4; 4];
+    /// Elements 0 and 2 of each key in sixteen bits, then 1 and 3; four keys after four keys.
+    type Keys = [[i16x8; 2]; 4];
+
+    #[inline(always)]
+    fn start(self, _: i32) -> Self::Sums {
+        [i32x4::splat(0); 4]
+    }
+
+    #[inline(always)]
+    unsafe fn keys(self, p: *const i8) -> Self::Keys {
+        // SAFETY: the caller vouches for `p..p + 64`.
+        let bytes = unsafe { p.cast::<[[[u8; 2]; 8]; 4]>().read_unaligned() };
+        bytes.map(|bytes| {
+            let pairs = i16x8::new(bytes.map(i16::from_le_bytes));
+            [(pairs << 8) >> 8, pairs >> 8]
+        })
+    }
+
+    #[inline(always)]
+    fn dot4(self, mut sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums {
+        let (even, odd) = (pairs(q.even), pairs(q.odd));
+        for (sum, keys) in sums.iter_mut().zip(keys) {
+            *sum = *sum + keys[0].dot(even) + keys[1].dot(odd);
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn to_f32(self, sums: Self::Sums) -> Quad {
+        each(|i| sums[i].round_float())
+    }
+}
+
+/// The lower half of `word` in even lanes, the upper in odd ones.
+#[inline(always)]
+fn pairs(word: i32) -> i16x8 {
+    let (low, high) = (word as i16, (word >> 16) as i16);
+    i16x8::new([low, high, low, high, low, high, low, high])
 }
