@@ -3,7 +3,7 @@
 use crate::error::{Bound, Error};
 use crate::inputs::same;
 use core::num::NonZeroUsize;
-use sdpa_kernels::{Cache, Call, Isa, Keep, MAX_DIM, View};
+use sdpa_kernels::{Cache, Call, Dtype, Isa, Keep, MAX_DIM, Tensor};
 
 /// The keys and values of one layer for a batch of sequences, each of its own length, as decoding wants them: keys are
 /// packed when they are appended, so that a step reads every byte once and copies none.
@@ -35,7 +35,19 @@ impl KvCache {
     /// # Errors
     /// [`Error::Empty`], or [`Error::Mismatch`] for lengths beyond the largest possible.
     pub fn new(sequences: usize, kv_heads: usize, dims: [usize; 2]) -> Result<Self, Error> {
-        Self::with(sequences, kv_heads, dims, None)
+        Self::with([sequences, kv_heads], dims, None)
+    }
+
+    /// The same, its elements of this type: what is appended is rounded to it once, and widened again in registers. Half the
+    /// memory of `f32`, and half the time of reading it.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if something was appended already.
+    pub fn dtype(self, dtype: Dtype) -> Result<Self, Error> {
+        if self.bytes() > 0 {
+            return Err(Error::Needs { argument: "dtype", needs: "an empty cache" });
+        }
+        Ok(Self { cache: self.cache.with_dtype(dtype), ..self })
     }
 
     /// The same for a sliding window: keys that no row to come can see are let go, a block of 256 at a time. Rows may see
@@ -50,10 +62,10 @@ impl KvCache {
         last: NonZeroUsize,
         first: usize,
     ) -> Result<Self, Error> {
-        Self::with(sequences, kv_heads, dims, Some(Keep { last: last.get(), first }))
+        Self::with([sequences, kv_heads], dims, Some(Keep { last: last.get(), first }))
     }
 
-    fn with(sequences: usize, kv_heads: usize, dims: [usize; 2], keep: Option<Keep>) -> Result<Self, Error> {
+    fn with(heads: [usize; 2], dims: [usize; 2], keep: Option<Keep>) -> Result<Self, Error> {
         for (what, got) in ["head_dim", "value_dim"].into_iter().zip(dims) {
             if got == 0 {
                 return Err(Error::Empty { argument: "cache", what });
@@ -68,14 +80,15 @@ impl KvCache {
                 });
             }
         }
-        Ok(Self { cache: Cache::new(sequences, kv_heads, dims, keep), isa: Isa::detect() })
+        Ok(Self { cache: Cache::new(Dtype::F32, heads, dims, keep), isa: Isa::detect() })
     }
 
     /// Appends as many tokens to every sequence: `[sequences, kv_heads, n, head_dim]` and `[…, value_dim]`.
     ///
     /// # Errors
     /// [`Error::Mismatch`]; the cache is then as it was.
-    pub fn append(&mut self, k: View<'_>, v: View<'_>) -> Result<(), Error> {
+    pub fn append<'t>(&mut self, k: impl Into<Tensor<'t>>, v: impl Into<Tensor<'t>>) -> Result<(), Error> {
+        let (k, v) = (k.into(), v.into());
         let sequences = self.lens().len();
         same("k", "batch", k.shape()[0], sequences, "the cache")?;
         self.check(k, v)?;
@@ -89,7 +102,13 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::Mismatch`], [`Error::Entry`]; the cache is then as it was.
-    pub fn append_to(&mut self, sequence: usize, k: View<'_>, v: View<'_>) -> Result<(), Error> {
+    pub fn append_to<'t>(
+        &mut self,
+        sequence: usize,
+        k: impl Into<Tensor<'t>>,
+        v: impl Into<Tensor<'t>>,
+    ) -> Result<(), Error> {
+        let (k, v) = (k.into(), v.into());
         self.there("sequence", sequence)?;
         same("k", "batch", k.shape()[0], 1, "one sequence")?;
         self.check(k, v)?;
@@ -97,7 +116,7 @@ impl KvCache {
         Ok(())
     }
 
-    fn check(&self, k: View<'_>, v: View<'_>) -> Result<(), Error> {
+    fn check(&self, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
         let ([batch, _, rows, _], [_, kv_heads, _, head_dim]) = (k.shape(), self.cache.shapes()[0]);
         same("k", "heads", k.shape()[1], kv_heads, "the cache")?;
         same("k", "head_dim", k.shape()[3], head_dim, "the cache")?;

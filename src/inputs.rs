@@ -3,7 +3,7 @@
 use crate::cache::KvCache;
 use crate::error::{Bound, Error};
 use crate::problem::Shape;
-use sdpa_kernels::{KeyValues, MAX_DIM, Mask, Options, Pages, Ragged, View};
+use sdpa_kernels::{KeyValues, MAX_DIM, Mask, Options, Pages, Ragged, Tensor, View};
 
 /// The tensors that a call reads: queries, keys, values, and whatever options bring along.
 ///
@@ -17,7 +17,7 @@ use sdpa_kernels::{KeyValues, MAX_DIM, Mask, Options, Pages, Ragged, View};
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
-    pub(crate) q: View<'a>,
+    pub(crate) q: Tensor<'a>,
     pub(crate) kv: KeyValues<'a>,
     pub(crate) bias: Option<View<'a>>,
     pub(crate) mask: Option<Mask<'a>>,
@@ -31,27 +31,33 @@ impl<'a> Inputs<'a> {
     /// Queries `[batch, heads, q_len, head_dim]`, keys `[batch, kv_heads, kv_len, head_dim]` and values
     /// `[batch, kv_heads, kv_len, value_dim]`; `heads` is a multiple of `kv_heads`.
     pub fn new(q: View<'a>, k: View<'a>, v: View<'a>) -> Self {
-        Self::with(q, KeyValues::Tensors { k, v })
+        Self::of(q, k, v)
+    }
+
+    /// The same of any element types, in any mix: `f32`, [`Bf16`](crate::Bf16), [`F16`](crate::F16). Shorter elements are
+    /// widened in registers, and everything is computed as if all were `f32`: to the bit.
+    pub fn of(q: impl Into<Tensor<'a>>, k: impl Into<Tensor<'a>>, v: impl Into<Tensor<'a>>) -> Self {
+        Self::with(q.into(), KeyValues::Tensors { k: k.into(), v: v.into() })
     }
 
     /// Queries `[sequences, heads, q_len, head_dim]` against the keys and values of a cache, which has the lengths of its
     /// sequences.
-    pub fn cached(q: View<'a>, cache: &'a KvCache) -> Self {
-        Self::with(q, KeyValues::Cache(cache.kernel()))
+    pub fn cached(q: impl Into<Tensor<'a>>, cache: &'a KvCache) -> Self {
+        Self::with(q.into(), KeyValues::Cache(cache.kernel()))
     }
 
     /// Queries `[sequences, heads, q_len, head_dim]` against keys and values in pages, by a table that has the lengths of
     /// the sequences.
-    pub fn paged(q: View<'a>, pages: Pages<'a>) -> Self {
-        Self::with(q, KeyValues::Pages(pages))
+    pub fn paged(q: impl Into<Tensor<'a>>, pages: Pages<'a>) -> Self {
+        Self::with(q.into(), KeyValues::Pages(pages))
     }
 
-    fn with(q: View<'a>, kv: KeyValues<'a>) -> Self {
+    fn with(q: Tensor<'a>, kv: KeyValues<'a>) -> Self {
         Self { q, kv, bias: None, mask: None, alibi: None, sinks: None, kv_lens: None, ragged: None }
     }
 
     /// The queries.
-    pub fn queries(&self) -> View<'a> {
+    pub fn queries(&self) -> Tensor<'a> {
         self.q
     }
 

@@ -53,8 +53,9 @@ pub use plan::{Exec, Plan};
 pub use problem::{Outputs, Problem, Shape};
 pub use schedule::Workspace;
 pub use sdpa_kernels::{
-    Alignment, BlockClass, BlockPosition, BlockTable, Causality, Isa, KeyValues, LayoutError, Mask, MaskMod, Mods,
-    NoMod, PageError, Pages, Point, Position, ProbMod, ScoreMod, View, ViewMut, Window, alibi_slopes, probe,
+    Alignment, Bf16, BlockClass, BlockPosition, BlockTable, Causality, Dtype, F16, Isa, KeyValues, LayoutError, Mask,
+    MaskMod, Mods, NoMod, PageError, Pages, Point, Position, ProbMod, ScoreMod, Tensor, TensorMut, View, ViewMut,
+    Window, alibi_slopes, probe,
 };
 pub use state::{AttnState, merge};
 

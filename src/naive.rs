@@ -51,7 +51,7 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     let kv = inputs.kv;
     let element = |x: Option<f32>| x.unwrap_or(f32::NAN);
     let tensors = [
-        Dense::new(inputs.q.shape(), |at| element(inputs.q.get(at).copied())),
+        Dense::new(inputs.q.shape(), |at| element(inputs.q.get(at))),
         // What a cache has let go, or never had, nobody may see.
         Dense::new(kv.k_shape(), |at| element(kv.key(at))),
         Dense::new(kv.v_shape(), |at| element(kv.value(at))),

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::inputs::{Inputs, same};
-use sdpa_kernels::{Call, Point, State, ViewMut};
+use sdpa_kernels::{Call, Point, State, TensorMut, ViewMut};
 
 /// The sizes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,7 +34,7 @@ impl Shape {
 /// The tensors that a call writes.
 #[derive(Debug)]
 pub struct Outputs<'a> {
-    out: Option<ViewMut<'a>>,
+    out: Option<TensorMut<'a>>,
     lse: Option<ViewMut<'a>>,
     points: [Option<ViewMut<'a>>; 4],
     key_mass: Option<ViewMut<'a>>,
@@ -44,7 +44,12 @@ pub struct Outputs<'a> {
 impl<'a> Outputs<'a> {
     /// The output alone, `[batch, heads, q_len, value_dim]`.
     pub fn new(out: ViewMut<'a>) -> Self {
-        Self { out: Some(out), lse: None, points: [const { None }; 4], key_mass: None, state: None }
+        Self::of(out)
+    }
+
+    /// The same of any element type: results are rounded once, to nearest even, when they are written.
+    pub fn of(out: impl Into<TensorMut<'a>>) -> Self {
+        Self { out: Some(out.into()), lse: None, points: [const { None }; 4], key_mass: None, state: None }
     }
 
     /// No results yet: what the keys give is gathered in `state`.

@@ -17,8 +17,8 @@ use crate::plan::Exec;
 use crate::problem::{Outputs, Problem};
 use crate::{Attention, Error, Inputs, Isa, View, ViewMut, probe};
 use core::ops::Range;
-use sdpa_kernels::Call;
 use sdpa_kernels::gemm::{Matrix, sgemm};
+use sdpa_kernels::{Call, Dtype, Tensor, TensorMut};
 use std::sync::{Mutex, PoisonError};
 
 /// Computes attention by way of the full matrix of scores.
@@ -41,6 +41,7 @@ pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>
         return Ok(());
     }
     let mut row_lse = vec![0.0; heads * shape.q_len];
+    let TensorMut::F32(out) = out else { unreachable!("other types were refused") };
     match out.into_dense() {
         Ok(out) => all_heads(&call, out, &mut row_lse, exec),
         Err(mut out) => {
@@ -58,6 +59,9 @@ pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>
 /// Refuses what only the fused path does.
 fn refuse_extras(call: &Call<'_>, outputs: &sdpa_kernels::Outputs<'_>) -> Result<(), Error> {
     let options = call.options;
+    let out = outputs.out.as_ref().is_none_or(|out| out.dtype() == Dtype::F32);
+    let tensors = call.kv.tensors().into_iter().flatten().chain([call.q]);
+    let plain = out && tensors.map(|tensor| tensor.dtype()).all(|dtype| dtype == Dtype::F32);
     let extras = [
         ("softcap", options.softcap.is_some()),
         ("bias", options.bias.is_some()),
@@ -67,6 +71,7 @@ fn refuse_extras(call: &Call<'_>, outputs: &sdpa_kernels::Outputs<'_>) -> Result
         ("kv_lens", options.kv_lens.is_some()),
         ("ragged", options.ragged.is_some()),
         ("cache or pages", call.kv.tensors().is_none()),
+        ("16-bit elements", !plain),
         ("scores", outputs.points.iter().any(Option::is_some)),
         ("key mass", outputs.key_mass.is_some()),
     ];
@@ -118,12 +123,15 @@ fn all_heads(call: &Call<'_>, out: &mut [f32], lse: &mut [f32], exec: Exec) {
 
 fn one_head(call: &Call<'_>, isa: Isa, head: Head<'_>, scores: &mut [f32]) {
     let ([_, heads, q_len, head_dim], [_, kv_heads, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
-    let [k, v] = call.kv.tensors().expect("other sources were refused");
+    let Some([Tensor::F32(k), Tensor::F32(v)]) = call.kv.tensors() else {
+        unreachable!("other sources and types were refused")
+    };
+    let Tensor::F32(q) = call.q else { unreachable!("other types were refused") };
     let (b, h) = (head.index / heads, head.index % heads);
     let kv_head = h / (heads / kv_heads);
     let mut copies = [const { Vec::new() }; 3];
     let [q_copy, k_copy, v_copy] = &mut copies;
-    let q = matrix(&call.q, b, h, q_copy);
+    let q = matrix(&q, b, h, q_copy);
     let k = matrix(&k, b, kv_head, k_copy);
     let v = matrix(&v, b, kv_head, v_copy);
     let k_transposed = Matrix { data: k.data, strides: (k.strides.1, k.strides.0) };

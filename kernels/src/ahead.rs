@@ -6,10 +6,11 @@
 use crate::block::KEY_BLOCK;
 use crate::lines::LINE_BYTES;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
-use crate::pack::{Rows, Table};
+use crate::pack::Table;
 use crate::simd::{LANES, Simd};
 use crate::source::{KeyValues, Keys};
 use crate::steps::Steps;
+use crate::tensor::AnyRows;
 use crate::tile::{Fused, Next, Row};
 use core::ops::Range;
 
@@ -22,8 +23,8 @@ const STRETCHES: usize = 4;
 /// Rows of contiguous floats.
 #[derive(Clone, Copy)]
 struct Stretch {
-    first: *const f32,
-    /// Floats from one row to the next.
+    first: *const u8,
+    /// Bytes from one row to the next.
     row: isize,
     rows: usize,
     /// Lines of a row.
@@ -45,16 +46,15 @@ impl Ahead {
         Self { stretches: [none; STRETCHES], len: 0, row: 0, line: 0, at: 0 }
     }
 
-    /// Adds `n` rows of `floats` contiguous elements, `row` apart.
-    pub(crate) fn push(&mut self, first: *const f32, row: isize, n: usize, floats: usize) {
-        const LINE_FLOATS: usize = LINE_BYTES / size_of::<f32>();
+    /// Adds `n` rows of `bytes`, `row` apart.
+    pub(crate) fn push(&mut self, first: *const u8, row: isize, n: usize, bytes: usize) {
         if self.len == STRETCHES || n == 0 {
             return;
         }
-        let dense = row == floats as isize;
-        let (n, floats) = if dense { (1, n * floats) } else { (n, floats) };
+        let dense = row == bytes as isize;
+        let (n, bytes) = if dense { (1, n * bytes) } else { (n, bytes) };
         // A row that starts inside a line may end in one more: its neighbour's, or not worth asking for.
-        let lines = floats.div_ceil(LINE_FLOATS);
+        let lines = bytes.div_ceil(LINE_BYTES);
         self.stretches[self.len] = Stretch { first, row, rows: n, lines };
         self.len += 1;
     }
@@ -67,10 +67,10 @@ impl Ahead {
             let stretch = &self.stretches[self.at];
             let n = budget.min(stretch.lines - self.line);
             // Wrapping: a hint may point anywhere.
-            let row = stretch.first.wrapping_offset(self.row as isize * stretch.row);
+            let row = stretch.first.wrapping_offset((self.row as isize).wrapping_mul(stretch.row));
             let first = row.wrapping_byte_add(self.line * LINE_BYTES);
             for line in 0..n {
-                s.prefetch_far(first.wrapping_byte_add(line * LINE_BYTES));
+                s.prefetch_far(first.wrapping_byte_add(line * LINE_BYTES).cast());
             }
             (budget, self.line) = (budget - n, self.line + n);
             if self.line == stretch.lines {
@@ -100,9 +100,8 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
                 Some(_) => self.push_block(first + KEY_BLOCK, &mut ahead),
                 None => {
                     if let Some(out) = &self.outputs.out {
-                        self.push_rows(&mut ahead, self.geometry.value_dim, out.strides()[2], |row| {
-                            let (first, element) = out.row(self.seq.batch, row.head, self.seq.first_row + row.i);
-                            (first.cast_const(), element)
+                        self.push_rows(&mut ahead, self.geometry.value_dim, |row| {
+                            out.rows(self.seq.batch, row.head, self.seq.first_row + row.i)
                         });
                     }
                     if let Next::Task(task) = &self.next {
@@ -130,7 +129,10 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
         let (keys, values) = unsafe { (kv.keys(at, len, table), kv.values(at, len, table).rows) };
         match keys {
             Keys::Rows(rows) => push_rows(ahead, rows, len, d),
-            Keys::Packed(panels) => ahead.push(panels, 0, 1, len.next_multiple_of(LANES) * d),
+            Keys::Packed(panels) => {
+                let (first, bytes) = panels.bytes();
+                ahead.push(first, 0, 1, len.next_multiple_of(LANES) * d * bytes);
+            }
         }
         push_rows(ahead, values, len, self.geometry.value_dim);
     }
@@ -146,18 +148,16 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
             if let Some(first) = self.blocks().next() {
                 self.push_block(first, ahead);
             }
-            self.push_rows(ahead, self.geometry.head_dim, self.call.q.strides()[2], |row| {
-                self.call.q.row(self.seq.batch, row.head, self.seq.first_row + row.i)
+            self.push_rows(ahead, self.geometry.head_dim, |row| {
+                self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i)
             });
         }
     }
 
     /// The task's rows of q or of the output, as far as they belong to the head of the first.
-    fn push_rows(&self, ahead: &mut Ahead, dim: usize, stride: isize, at: impl Fn(Row) -> (*const f32, isize)) {
+    fn push_rows(&self, ahead: &mut Ahead, dim: usize, at: impl Fn(Row) -> AnyRows) {
         if let Some(row) = self.rows(0..1).next() {
-            let (first, element) = at(row);
-            let rows = Rows::strided(first, stride, element);
-            push_rows(ahead, rows, self.task.rows.len().min(self.seq.q_len - row.i), dim);
+            push_rows(ahead, at(row), self.task.rows.len().min(self.seq.q_len - row.i), dim);
         }
     }
 
@@ -193,10 +193,12 @@ fn numbers(keys: Range<usize>) -> Range<usize> {
     keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)
 }
 
-/// Adds `n` rows of `floats` elements. Rows whose elements are not contiguous are left to themselves.
-fn push_rows(ahead: &mut Ahead, rows: Rows, n: usize, floats: usize) {
-    if let (1, Some(stride), true) = (rows.element, rows.stride(), n > 0) {
+/// Adds `n` rows of `dim` elements. Rows whose elements are not contiguous are left to themselves.
+fn push_rows(ahead: &mut Ahead, rows: AnyRows, n: usize, dim: usize) {
+    if rows.element() == 1 && n > 0 {
         // SAFETY: there is a row 0.
-        ahead.push(unsafe { rows.at(0) }, stride, n, floats);
+        if let (first, Some(stride), bytes) = unsafe { rows.bytes() } {
+            ahead.push(first, stride, n, dim * bytes);
+        }
     }
 }

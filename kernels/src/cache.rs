@@ -2,35 +2,38 @@
 //!
 //! A sequence is a list of blocks of 256 keys, each with its own memory, so growing copies nothing. A block holds, for
 //! each key/value head, sixteen panels of packed keys `[panel][head_dim][16]` and 256 rows of values, padded to whole
-//! vectors. Sequences that begin alike share blocks; who writes into a shared block gets a copy of it first.
+//! vectors; all of the cache's element type. Sequences that begin alike share blocks; who writes into a shared block gets a copy of it first.
 
 use crate::block::KEY_BLOCK;
+use crate::element::{Bf16, Dtype, Element, F16};
 use crate::isa::{Isa, Visitor};
 use crate::lines::Lines;
-use crate::pack::{Rows, copy_row};
+use crate::pack::Rows;
+use crate::poison::Care;
 use crate::simd::LANES;
 use crate::steps::Steps;
-use crate::view::View;
+use crate::tensor::{AnyPanels, AnyRows, Tensor, Typed};
 use core::ops::Range;
 use std::sync::Arc;
 
 /// Sizes of what a block holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sizes {
+    dtype: Dtype,
     kv_heads: usize,
     head_dim: usize,
     value_dim: usize,
 }
 
 impl Sizes {
-    /// Floats from one row of values to the next.
+    /// Elements from one row of values to the next.
     fn width(self) -> usize {
         self.value_dim.next_multiple_of(LANES)
     }
 
-    /// Floats of a block.
+    /// Memory of a block, in floats.
     fn floats(self) -> usize {
-        KEY_BLOCK * self.kv_heads * (self.head_dim + self.width())
+        KEY_BLOCK * self.kv_heads * (self.head_dim + self.width()) * self.dtype.bytes() / size_of::<f32>()
     }
 
     /// Where a head's packed keys lie in a block.
@@ -86,9 +89,14 @@ pub struct Keep {
 
 impl Cache {
     /// An empty cache of so many sequences: keys of `head_dim`, values of `value_dim` elements.
-    pub fn new(sequences: usize, kv_heads: usize, [head_dim, value_dim]: [usize; 2], keep: Option<Keep>) -> Self {
+    pub fn new(
+        dtype: Dtype,
+        [sequences, kv_heads]: [usize; 2],
+        [head_dim, value_dim]: [usize; 2],
+        keep: Option<Keep>,
+    ) -> Self {
         Self {
-            sizes: Sizes { kv_heads, head_dim, value_dim },
+            sizes: Sizes { dtype, kv_heads, head_dim, value_dim },
             keep,
             sequences: vec![Vec::new(); sequences],
             lens: vec![0; sequences],
@@ -96,9 +104,21 @@ impl Cache {
         }
     }
 
+    /// The same, empty, with elements of another type.
+    #[must_use]
+    pub fn with_dtype(self, dtype: Dtype) -> Self {
+        let Sizes { kv_heads, head_dim, value_dim, .. } = self.sizes;
+        Self::new(dtype, [self.lens.len(), kv_heads], [head_dim, value_dim], self.keep)
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> Dtype {
+        self.sizes.dtype
+    }
+
     /// Shapes of keys and values as seen by a call.
     pub fn shapes(&self) -> [[usize; 4]; 2] {
-        let Sizes { kv_heads, head_dim, value_dim } = self.sizes;
+        let Sizes { kv_heads, head_dim, value_dim, .. } = self.sizes;
         let longest = self.lens.iter().copied().max().unwrap_or(0);
         [head_dim, value_dim].map(|dim| [self.lens.len(), kv_heads, longest, dim])
     }
@@ -139,9 +159,9 @@ impl Cache {
     ///
     /// # Panics
     /// If the shapes do not fit.
-    pub fn append(&mut self, isa: Isa, sequence: usize, b: usize, [k, v]: [View<'_>; 2]) {
-        let Sizes { kv_heads, head_dim, value_dim } = self.sizes;
-        let ([kb, kh, n, kd], [vb, vh, vn, vd]) = (k.shape(), v.shape());
+    pub fn append(&mut self, isa: Isa, sequence: usize, b: usize, kv: [Tensor<'_>; 2]) {
+        let Sizes { dtype, kv_heads, head_dim, value_dim } = self.sizes;
+        let ([kb, kh, n, kd], [vb, vh, vn, vd]) = (kv[0].shape(), kv[1].shape());
         assert!(b < kb && b < vb && (kh, vh) == (kv_heads, kv_heads), "keys and values do not fit the cache");
         assert!(n == vn && (kd, vd) == (head_dim, value_dim), "keys and values do not fit the cache");
         assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
@@ -149,34 +169,14 @@ impl Cache {
         let mut done = 0;
         while done < n {
             let (block, row) = (self.lens[sequence] / KEY_BLOCK, self.lens[sequence] % KEY_BLOCK);
-            // Whole panels through registers; what comes before and after them token by token.
-            let room = (n - done).min(KEY_BLOCK - row);
-            let bulk = row.is_multiple_of(LANES) && room >= LANES;
-            let here = if bulk { room } else { 1 };
+            let here = (n - done).min(KEY_BLOCK - row);
             let sizes = self.sizes;
-            let floats = self.block_mut(sequence, block).floats_mut();
-            for h in 0..if here > 0 { kv_heads } else { 0 } {
-                let keys = &mut floats[sizes.keys(h)];
-                // SAFETY: head `h` and rows `done .. done + here` are inside both tensors.
-                unsafe {
-                    let (first, element) = k.row(b, h, done);
-                    if bulk {
-                        let rows = Rows::strided(first, k.strides()[2], element);
-                        isa.dispatch(Pack { rows, n: here, d: head_dim, out: &mut keys[sizes.key(row, 0)..] });
-                    } else {
-                        for d in 0..head_dim {
-                            keys[sizes.key(row, d)] = *first.offset(d as isize * element);
-                        }
-                    }
-                }
-                let values = &mut floats[sizes.values(h)][row * sizes.width()..];
-                for (j, value) in values.chunks_exact_mut(sizes.width()).take(here).enumerate() {
-                    // SAFETY: as above.
-                    unsafe {
-                        let (first, element) = v.row(b, h, done + j);
-                        copy_row(first, element, &mut value[..value_dim]);
-                    }
-                }
+            let lines = self.block_mut(sequence, block);
+            let place = Place { sizes, row, kv, b, rows: done..done + here };
+            match dtype {
+                Dtype::F32 => isa.dispatch(Write(place, lines.floats_mut())),
+                Dtype::Bf16 => isa.dispatch(Write(place, lines.elements_mut::<Bf16>())),
+                Dtype::F16 => isa.dispatch(Write(place, lines.elements_mut::<F16>())),
             }
             self.lens[sequence] += here;
             done += here;
@@ -257,32 +257,48 @@ impl Cache {
         self.block(sequence, block).is_some()
     }
 
-    /// A head's packed keys of a block that is held: `256 · head_dim` floats.
-    pub(crate) fn panels(&self, sequence: usize, head: usize, block: usize) -> *const f32 {
-        self.held(sequence, block)[self.sizes.keys(head)].as_ptr()
+    /// A head's packed keys of a block that is held: `256 · head_dim` elements.
+    pub(crate) fn panels(&self, sequence: usize, head: usize, block: usize) -> AnyPanels {
+        let (lines, keys) = (self.held(sequence, block), self.sizes.keys(head));
+        match self.sizes.dtype {
+            Dtype::F32 => Typed::F32(lines.floats()[keys].as_ptr()),
+            Dtype::Bf16 => Typed::Bf16(lines.elements()[keys].as_ptr()),
+            Dtype::F16 => Typed::F16(lines.elements()[keys].as_ptr()),
+        }
     }
 
-    /// A head's values of a block that is held: 256 rows, and the floats from one to the next.
-    pub(crate) fn value_rows(&self, sequence: usize, head: usize, block: usize) -> (*const f32, usize) {
-        (self.held(sequence, block)[self.sizes.values(head)].as_ptr(), self.sizes.width())
+    /// A head's values of a block that is held: 256 rows, and how much of each may be read.
+    pub(crate) fn value_rows(&self, sequence: usize, head: usize, block: usize) -> (AnyRows, usize) {
+        let (lines, values, width) = (self.held(sequence, block), self.sizes.values(head), self.sizes.width());
+        let rows = match self.sizes.dtype {
+            Dtype::F32 => Typed::F32(Rows::strided(lines.floats()[values].as_ptr(), width as isize, 1)),
+            Dtype::Bf16 => Typed::Bf16(Rows::strided(lines.elements()[values].as_ptr(), width as isize, 1)),
+            Dtype::F16 => Typed::F16(Rows::strided(lines.elements()[values].as_ptr(), width as isize, 1)),
+        };
+        (rows, width)
     }
 
-    fn held(&self, sequence: usize, block: usize) -> &[f32] {
-        self.block(sequence, block).expect("the block is held").floats()
+    fn held(&self, sequence: usize, block: usize) -> &Lines {
+        self.block(sequence, block).expect("the block is held")
     }
 
     pub(crate) fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        let Sizes { kv_heads, head_dim, .. } = self.sizes;
-        let inside = j < *self.lens.get(b)? && h < kv_heads && d < head_dim;
-        let block = self.block(b, j / KEY_BLOCK).filter(|_| inside)?;
-        Some(block.floats()[self.sizes.keys(h)][self.sizes.key(j % KEY_BLOCK, d)])
+        let inside = h < self.sizes.kv_heads && d < self.sizes.head_dim;
+        self.element([b, j], inside.then(|| self.sizes.keys(h).start + self.sizes.key(j % KEY_BLOCK, d)))
     }
 
     pub(crate) fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        let Sizes { kv_heads, value_dim, .. } = self.sizes;
-        let inside = j < *self.lens.get(b)? && h < kv_heads && d < value_dim;
-        let block = self.block(b, j / KEY_BLOCK).filter(|_| inside)?;
-        Some(block.floats()[self.sizes.values(h)][j % KEY_BLOCK * self.sizes.width() + d])
+        let inside = h < self.sizes.kv_heads && d < self.sizes.value_dim;
+        self.element([b, j], inside.then(|| self.sizes.values(h).start + j % KEY_BLOCK * self.sizes.width() + d))
+    }
+
+    fn element(&self, [b, j]: [usize; 2], at: Option<usize>) -> Option<f32> {
+        let block = self.block(b, j / KEY_BLOCK).filter(|_| j < self.lens[b])?;
+        Some(match self.sizes.dtype {
+            Dtype::F32 => block.floats()[at?],
+            Dtype::Bf16 => block.elements::<Bf16>()[at?].widen(),
+            Dtype::F16 => block.elements::<F16>()[at?].widen(),
+        })
     }
 }
 
@@ -293,17 +309,73 @@ fn spare(spare: &mut Vec<Block>, mut block: Block) {
     }
 }
 
-struct Pack<'a> {
-    rows: Rows,
-    n: usize,
-    d: usize,
-    out: &'a mut [f32],
+/// Some rows of keys and values, and where in a block they go.
+struct Place<'a> {
+    sizes: Sizes,
+    /// The first row there.
+    row: usize,
+    kv: [Tensor<'a>; 2],
+    /// Batch and rows here.
+    b: usize,
+    rows: Range<usize>,
 }
 
-impl Visitor for Pack<'_> {
+/// Writes them to a block's elements.
+struct Write<'a, T>(Place<'a>, &'a mut [T]);
+
+impl<T: Element> Visitor for Write<'_, T> {
     type Output = ();
     fn visit<S: Steps>(self, s: S) {
-        // SAFETY: `append` vouches for the rows.
-        unsafe { s.pack_keys(self.rows, self.n, self.d, self.out) }
+        let Self(Place { sizes, row, kv: [k, v], b, rows }, elements) = self;
+        for h in 0..sizes.kv_heads {
+            // SAFETY: `append` made sure that the head and the rows are inside both tensors.
+            let (k, v) = unsafe { (k.rows(b, h, rows.start), v.rows(b, h, rows.start)) };
+            // SAFETY: as above.
+            unsafe {
+                write_keys(s, k, sizes, row..row + rows.len(), &mut elements[sizes.keys(h)]);
+                let values = &mut elements[sizes.values(h)][row * sizes.width()..];
+                if let Some(floats) = as_floats(values) {
+                    s.pack_rows(v, [rows.len(), sizes.value_dim], Care::Fast, floats);
+                    continue;
+                }
+                for (j, value) in values.chunks_exact_mut(sizes.width()).take(rows.len()).enumerate() {
+                    for (d, x) in value[..sizes.value_dim].iter_mut().enumerate() {
+                        *x = T::narrow(v.get(j, d));
+                    }
+                }
+            }
+        }
     }
+}
+
+/// Packs rows of keys into their places among a head's.
+///
+/// # Safety
+/// There are so many rows, of `head_dim` elements.
+unsafe fn write_keys<S: Steps, T: Element>(s: S, keys: AnyRows, sizes: Sizes, places: Range<usize>, to: &mut [T]) {
+    let d = sizes.head_dim;
+    let mut j = places.start;
+    while j < places.end {
+        let left = places.end - j;
+        if j.is_multiple_of(LANES)
+            && left >= LANES
+            && let Some(floats) = as_floats(&mut to[sizes.key(j, 0)..])
+        {
+            // Whole panels go through registers, the last one filled up.
+            // SAFETY: the caller's promise.
+            unsafe { s.pack_keys(keys.rows_from(j - places.start), left, d, floats) };
+            return;
+        }
+        for i in 0..d {
+            // SAFETY: the caller's promise.
+            to[sizes.key(j, i)] = T::narrow(unsafe { keys.get(j - places.start, i) });
+        }
+        j += 1;
+    }
+}
+
+/// The same elements, if they are floats.
+fn as_floats<T: Element>(elements: &mut [T]) -> Option<&mut [f32]> {
+    // SAFETY: `T` is `f32`: no other type says so.
+    (T::DTYPE == Dtype::F32).then(|| unsafe { &mut *(core::ptr::from_mut(elements) as *mut [f32]) })
 }

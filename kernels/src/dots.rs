@@ -19,6 +19,8 @@
 //!     result = finish(total)
 //! ```
 
+use crate::element::Load;
+use crate::lines::LINE_BYTES;
 use crate::simd::{LANES, Simd};
 
 /// How much of the depth one chain runs over: at least two chains, of about equal length, none longer than 32. Half of that
@@ -43,11 +45,11 @@ pub(crate) enum Fetch {
 
 /// Where a tile's operands lie, and where its results go.
 #[derive(Clone, Copy)]
-pub(crate) struct Tile {
+pub(crate) struct Tile<T = f32> {
     /// Pointers to the rows.
     pub(crate) rows: *const *const f32,
     /// Packed columns, `[panel][depth][16]`.
-    pub(crate) panels: *const f32,
+    pub(crate) panels: *const T,
     pub(crate) depth: usize,
     pub(crate) out: *mut f32,
     /// Floats from one row of results to the next.
@@ -61,9 +63,9 @@ pub(crate) struct Tile {
 /// `rows` holds `MR` pointers to `depth` floats each, `panels` holds `NV × depth × 16`, and `out` has `MR` rows of
 /// `NV × 16` writable floats, `stride` apart.
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
+pub(crate) unsafe fn tile<S: Simd, T: Load, const MR: usize, const NV: usize>(
     s: S,
-    tile: Tile,
+    tile: Tile<T>,
     finish: impl Fn(usize, S::V) -> S::V,
 ) {
     let Tile { rows, panels, depth, out, stride, fetch } = tile;
@@ -83,13 +85,13 @@ pub(crate) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
         for i in 0..both {
             // SAFETY: `first + i < middle + i < last ≤ depth`, and the caller's promise.
             unsafe {
-                add::<S, MR, NV>(s, &rows, (panels, depth, fetch), first + i, one);
-                add::<S, MR, NV>(s, &rows, (panels, depth, fetch), middle + i, two);
+                add::<S, T, MR, NV>(s, &rows, (panels, depth, fetch), first + i, one);
+                add::<S, T, MR, NV>(s, &rows, (panels, depth, fetch), middle + i, two);
             }
         }
         for i in first + both..middle {
             // SAFETY: `i < depth`, and the caller's promise.
-            unsafe { add::<S, MR, NV>(s, &rows, (panels, depth, fetch), i, one) };
+            unsafe { add::<S, T, MR, NV>(s, &rows, (panels, depth, fetch), i, one) };
         }
         // SAFETY: here and below, row `r < MR`, vector `n < NV` of the tile.
         let at = |r: usize, n: usize| unsafe { out.add(r * stride + n * LANES) };
@@ -133,10 +135,10 @@ pub(crate) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
 /// # Safety
 /// As for [`tile`]; `i < depth`.
 #[inline(always)]
-unsafe fn add<S: Simd, const MR: usize, const NV: usize>(
+unsafe fn add<S: Simd, T: Load, const MR: usize, const NV: usize>(
     s: S,
     rows: &[*const f32; MR],
-    (panels, depth, fetch): (*const f32, usize, Fetch),
+    (panels, depth, fetch): (*const T, usize, Fetch),
     i: usize,
     sums: &mut [[S::V; NV]; MR],
 ) {
@@ -146,12 +148,12 @@ unsafe fn add<S: Simd, const MR: usize, const NV: usize>(
         let at = unsafe { panels.add((n * depth + i) * LANES) };
         if MR <= FEW_ROWS && MR < S::TILE_ROWS {
             match fetch {
-                Fetch::Near => s.prefetch(at.wrapping_add(16 * LANES)),
-                Fetch::Far => s.prefetch_far(at.wrapping_add(256 * LANES)),
+                Fetch::Near => s.prefetch(at.wrapping_add(16 * LANES).cast()),
+                Fetch::Far => s.prefetch_far(at.wrapping_byte_add(256 * LINE_BYTES).cast()),
             }
         }
         // SAFETY: as above.
-        *column = unsafe { s.load(at) };
+        *column = unsafe { T::load(s, at) };
     }
     for (r, sums) in sums.iter_mut().enumerate() {
         // SAFETY: `i < depth`.

@@ -9,6 +9,7 @@ use crate::isa::{Isa, Visitor};
 use crate::lanes::{load, load_part, store, store_part};
 use crate::simd::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, LANES, Simd};
 use crate::steps::Steps;
+use crate::tensor::{AnyRowsMut, Typed};
 use core::fmt;
 
 /// The type of a tensor's elements.
@@ -110,6 +111,8 @@ pub(crate) trait Element: Load {
     /// # Safety
     /// The [`Dtype::bytes`] of sixteen elements are writable at `p`. No alignment is needed.
     unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V);
+    /// Rows of them to be written.
+    fn any(rows: &[*mut Self]) -> AnyRowsMut<'_>;
     /// One element, with the bits of [`Self::load`].
     fn widen(self) -> f32;
     /// One element, with the bits of [`Self::store`].
@@ -126,6 +129,11 @@ impl Load for f32 {
 
 impl Element for f32 {
     const DTYPE: Dtype = Dtype::F32;
+
+    #[inline(always)]
+    fn any(rows: &[*mut Self]) -> AnyRowsMut<'_> {
+        Typed::F32(rows)
+    }
 
     #[inline(always)]
     unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V) {
@@ -154,6 +162,11 @@ impl Load for Bf16 {
 
 impl Element for Bf16 {
     const DTYPE: Dtype = Dtype::Bf16;
+
+    #[inline(always)]
+    fn any(rows: &[*mut Self]) -> AnyRowsMut<'_> {
+        Typed::Bf16(rows)
+    }
 
     #[inline(always)]
     unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V) {
@@ -185,6 +198,11 @@ impl Load for F16 {
 
 impl Element for F16 {
     const DTYPE: Dtype = Dtype::F16;
+
+    #[inline(always)]
+    fn any(rows: &[*mut Self]) -> AnyRowsMut<'_> {
+        Typed::F16(rows)
+    }
 
     #[inline(always)]
     unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V) {

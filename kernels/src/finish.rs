@@ -1,5 +1,6 @@
 //! The end of a row: sink, normalisation, log-sum-exp.
 
+use crate::element::Element;
 use crate::simd::{LANES, Simd};
 
 /// What the last step needs to know of one row.
@@ -49,8 +50,7 @@ pub(crate) struct Finish<'a> {
     pub(crate) gathered: &'a [f32],
     pub(crate) stride: usize,
     pub(crate) ends: &'a [RowEnd],
-    /// Where each row goes: `cols` elements, `element` apart.
-    pub(crate) out: &'a [*mut f32],
+    /// Rows are written as `cols` elements, `element` apart.
     pub(crate) cols: usize,
     pub(crate) element: isize,
 }
@@ -60,14 +60,14 @@ pub(crate) struct Finish<'a> {
 /// finite.
 ///
 /// # Safety
-/// Every pointer in `out` is writable for `cols` elements, `element` apart.
+/// `out` says where each row goes; every pointer in it is writable for `cols` elements, `element` apart.
 #[inline(always)]
-pub(crate) unsafe fn finish<S: Simd>(s: S, a: Finish<'_>) -> bool {
+pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mut T]) -> bool {
     let width = a.cols.next_multiple_of(LANES);
-    assert!(a.ends.len() == a.out.len() && a.stride >= width && a.gathered.len() >= a.out.len() * a.stride);
+    assert!(a.ends.len() == out.len() && a.stride >= width && a.gathered.len() >= out.len() * a.stride);
     let (zero, nan) = (s.splat(0.0), s.splat(f32::from_bits(0x7fc0_0000)));
     let mut finite = zero;
-    for (r, (end, &out)) in a.ends.iter().zip(a.out).enumerate() {
+    for (r, (end, &out)) in a.ends.iter().zip(out).enumerate() {
         let (high, low) = (s.splat(end.factor.0), s.splat(end.factor.1));
         for i in (0..a.cols).step_by(LANES) {
             // SAFETY: `i + 16 ≤ width ≤ stride`, and `gathered` has a stride for every row.
@@ -81,11 +81,11 @@ pub(crate) unsafe fn finish<S: Simd>(s: S, a: Finish<'_>) -> bool {
             let y = s.add(y, zero);
             if a.element == 1 && i + LANES <= a.cols {
                 // SAFETY: 16 contiguous elements inside the row.
-                unsafe { s.store(out.add(i), y) };
+                unsafe { T::store(s, out.add(i), y) };
             } else {
-                let mut lanes = [0.0f32; LANES];
-                // SAFETY: `lanes` is 16 floats.
-                unsafe { s.store(lanes.as_mut_ptr(), y) };
+                let mut lanes = [T::narrow(0.0); LANES];
+                // SAFETY: `lanes` is 16 elements.
+                unsafe { T::store(s, lanes.as_mut_ptr(), y) };
                 for (n, &lane) in lanes[..LANES.min(a.cols - i)].iter().enumerate() {
                     // SAFETY: `i + n < cols`.
                     unsafe { *out.offset((i + n) as isize * a.element) = lane };

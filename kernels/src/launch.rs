@@ -8,8 +8,8 @@ use crate::queue::Queue;
 use crate::source::KeyValues;
 use crate::split::{self, Parts, Split};
 use crate::steps::Steps;
+use crate::tensor::Tensor;
 use crate::tile;
-use crate::view::View;
 use crate::visible::{Alignment, Visible};
 use core::ops::Range;
 
@@ -18,7 +18,7 @@ use core::ops::Range;
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
     /// Queries.
-    pub q: View<'a>,
+    pub q: Tensor<'a>,
     /// Keys and values.
     pub kv: KeyValues<'a>,
     /// Factor of the dot products.

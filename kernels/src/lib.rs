@@ -7,6 +7,8 @@
 //! launch hands out tasks, each once; a task runs the fused loop of `tile.rs`, whose steps (`scores`, `softmax`,
 //! `values`) are written on the sixteen-lane vector of `simd.rs`.
 
+#[macro_use]
+mod tensor;
 mod activation;
 mod ahead;
 #[macro_use]
@@ -69,5 +71,6 @@ pub use product::{Packed, Product};
 pub use source::KeyValues;
 pub use split::split_floats;
 pub use state::fold_states;
+pub use tensor::{Tensor, TensorMut};
 pub use view::{View, ViewMut};
 pub use visible::{Alignment, Causality, Keys, Visible, Window};

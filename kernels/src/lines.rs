@@ -1,5 +1,6 @@
 //! Memory that starts on a cache line, so that whole vectors never straddle two.
 
+use crate::element::Load;
 use crate::simd::LANES;
 
 /// A cache line of floats.
@@ -45,17 +46,18 @@ impl Lines {
         &mut self.lines.as_flattened_mut()[start..]
     }
 
-    /// The same memory as signed bytes.
-    pub(crate) fn signed_bytes(&self) -> &[i8] {
+    /// As shorter elements.
+    pub(crate) fn elements<T: Load>(&self) -> &[T] {
         let floats = self.floats();
-        // SAFETY: as many bytes as the floats are; every byte is a valid i8.
-        unsafe { core::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
+        // SAFETY: as many bytes as the floats are, aligned for them; what loads is a number of at most four bytes, and every
+        // pattern is one.
+        unsafe { core::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats) / size_of::<T>()) }
     }
 
-    pub(crate) fn signed_bytes_mut(&mut self) -> &mut [i8] {
+    pub(crate) fn elements_mut<T: Load>(&mut self) -> &mut [T] {
         let floats = self.floats_mut();
         // SAFETY: as above, borrowed exclusively; every pattern of four bytes is a valid f32.
-        unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats)) }
+        unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats) / size_of::<T>()) }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Where results go.
 
+use crate::tensor::{AnyShared, TensorMut};
 use crate::view::{SharedMut, ViewMut};
 
 /// The points on a score's way at which it can be written out, `[batch, heads, rows, keys]`. Asking for one is the
@@ -43,7 +44,7 @@ pub struct State<'a> {
 pub struct Outputs<'a> {
     /// Weighted sums of values, `[batch, heads, q_len, value_dim]`. Without it the state is kept for more keys to come,
     /// and there may be no other output; with it results are written and the state stays as it was.
-    pub out: Option<ViewMut<'a>>,
+    pub out: Option<TensorMut<'a>>,
     /// ln Σ exp(score), `[batch, heads, q_len, 1]`.
     pub lse: Option<ViewMut<'a>>,
     /// Scores at each [`Point`], `[batch, heads, q_len, kv_len]`.
@@ -63,7 +64,7 @@ pub(crate) struct SharedState<'a> {
 
 /// The same, in a form that tasks write through, each to its own rows.
 pub(crate) struct Shared<'a> {
-    pub(crate) out: Option<SharedMut<'a, f32>>,
+    pub(crate) out: Option<AnyShared<'a>>,
     pub(crate) lse: Option<SharedMut<'a, f32>>,
     pub(crate) points: [Option<SharedMut<'a, f32>>; 4],
     pub(crate) key_mass: Option<SharedMut<'a, f32>>,
@@ -73,7 +74,7 @@ pub(crate) struct Shared<'a> {
 impl<'a> Outputs<'a> {
     pub(crate) fn into_shared(self) -> Shared<'a> {
         Shared {
-            out: self.out.map(ViewMut::into_shared),
+            out: self.out.map(TensorMut::into_shared),
             lse: self.lse.map(ViewMut::into_shared),
             points: self.points.map(|view| view.map(ViewMut::into_shared)),
             key_mass: self.key_mass.map(ViewMut::into_shared),

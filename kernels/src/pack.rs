@@ -5,6 +5,7 @@
 //! contiguous, values when they are also whole vectors wide; otherwise they are copied.
 
 use crate::block::KEY_BLOCK;
+use crate::element::{Dtype, Element};
 use crate::poison::Care;
 use crate::simd::{LANES, Simd};
 use core::mem::MaybeUninit;
@@ -16,7 +17,7 @@ pub(crate) struct Rows<T = f32> {
     first: *const T,
     /// From one row to the next; with a table, what to add to its entries.
     step: isize,
-    table: *const MaybeUninit<*const T>,
+    table: *const MaybeUninit<*const ()>,
     pub(crate) element: isize,
 }
 
@@ -37,7 +38,7 @@ impl<T> Rows<T> {
     }
 
     /// Row `i` starts where entry `i` of the table says.
-    pub(crate) fn scattered(table: &Table<T>, element: isize) -> Self {
+    pub(crate) fn scattered(table: &Table, element: isize) -> Self {
         Self { first: core::ptr::null(), step: 0, table: table.rows.as_ptr(), element }
     }
 
@@ -50,7 +51,7 @@ impl<T> Rows<T> {
             if self.table.is_null() {
                 self.first.offset(i as isize * self.step)
             } else {
-                (*self.table.add(i)).assume_init().offset(self.step)
+                (*self.table.add(i)).assume_init().cast::<T>().offset(self.step)
             }
         }
     }
@@ -91,11 +92,11 @@ impl<T> Rows<T> {
 }
 
 /// Where each row of a block lies.
-pub(crate) struct Table<T = f32> {
-    rows: [MaybeUninit<*const T>; KEY_BLOCK],
+pub(crate) struct Table {
+    rows: [MaybeUninit<*const ()>; KEY_BLOCK],
 }
 
-impl<T> Table<T> {
+impl Table {
     /// No rows yet. Costs nothing: entries are written before they are read.
     #[inline(always)]
     pub(crate) const fn new() -> Self {
@@ -103,9 +104,9 @@ impl<T> Table<T> {
     }
 
     /// Entries `at .. at + n`: rows `stride` apart, which exist.
-    pub(crate) fn fill(&mut self, at: usize, n: usize, first: *const T, stride: isize) {
+    pub(crate) fn fill<T>(&mut self, at: usize, n: usize, first: *const T, stride: isize) {
         for (i, row) in self.rows[at..at + n].iter_mut().enumerate() {
-            row.write(first.wrapping_offset(i as isize * stride));
+            row.write(first.wrapping_offset(i as isize * stride).cast());
         }
     }
 }
@@ -115,7 +116,7 @@ impl<T> Table<T> {
 /// # Safety
 /// `keys` has `n` readable rows of `d` elements.
 #[inline(always)]
-pub(crate) unsafe fn pack_keys<S: Simd>(s: S, keys: Rows, n: usize, d: usize, out: &mut [f32]) {
+pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(s: S, keys: Rows<T>, n: usize, d: usize, out: &mut [f32]) {
     assert!(out.len() >= n.next_multiple_of(LANES) * d);
     for first in (0..n).step_by(LANES) {
         let here = LANES.min(n - first);
@@ -125,8 +126,17 @@ pub(crate) unsafe fn pack_keys<S: Simd>(s: S, keys: Rows, n: usize, d: usize, ou
         for i in (0..squares).step_by(LANES) {
             // SAFETY: row `first + r.min(here - 1) < n` has elements `i..i + 16`; the panel has room for them.
             unsafe {
-                let rows = core::array::from_fn(|r| keys.at(first + r.min(here - 1)).add(i));
-                s.transpose(rows, panel.as_mut_ptr().add(i * LANES));
+                let row = |r: usize| keys.at(first + r.min(here - 1)).add(i);
+                let to = panel.as_mut_ptr().add(i * LANES);
+                if T::DTYPE == Dtype::F32 {
+                    s.transpose(core::array::from_fn(|r| row(r).cast()), to);
+                } else {
+                    let mut wide = [[0.0f32; LANES]; LANES];
+                    for (r, wide) in wide.iter_mut().enumerate() {
+                        s.store(wide.as_mut_ptr(), T::load(s, row(r)));
+                    }
+                    s.transpose(core::array::from_fn(|r| wide[r].as_ptr()), to);
+                }
             }
         }
         for r in 0..here {
@@ -134,7 +144,7 @@ pub(crate) unsafe fn pack_keys<S: Simd>(s: S, keys: Rows, n: usize, d: usize, ou
             let row = unsafe { keys.at(first + r) };
             for i in squares..d {
                 // SAFETY: as above.
-                panel[i * LANES + r] = unsafe { *row.offset(i as isize * keys.element) };
+                panel[i * LANES + r] = unsafe { *row.offset(i as isize * keys.element) }.widen();
             }
         }
         if here < LANES {
@@ -150,14 +160,21 @@ pub(crate) unsafe fn pack_keys<S: Simd>(s: S, keys: Rows, n: usize, d: usize, ou
 ///
 /// # Safety
 /// `values` has `n` readable rows of `cols` elements.
-pub(crate) unsafe fn pack_rows(values: Rows, n: usize, cols: usize, care: Care, out: &mut [f32]) {
+#[inline(always)]
+pub(crate) unsafe fn pack_rows<S: Simd, T: Element>(
+    s: S,
+    values: Rows<T>,
+    [n, cols]: [usize; 2],
+    care: Care,
+    out: &mut [f32],
+) {
     let width = cols.next_multiple_of(LANES);
     for (j, out) in out[..n * width].chunks_exact_mut(width).enumerate() {
         // SAFETY: the caller vouches for row `j < n`.
         let row = unsafe { values.at(j) };
         let (copy, padding) = out.split_at_mut(cols);
         // SAFETY: the row has `cols` elements.
-        unsafe { copy_row(row, values.element, copy) };
+        unsafe { copy_row(s, row, values.element, copy) };
         if care == Care::Careful {
             for x in copy.iter_mut().filter(|x| !x.is_finite()) {
                 *x = 0.0;
@@ -171,15 +188,20 @@ pub(crate) unsafe fn pack_rows(values: Rows, n: usize, cols: usize, care: Care, 
 ///
 /// # Safety
 /// As many elements as `out` has are readable from `row` on, `element` apart.
-pub(crate) unsafe fn copy_row(row: *const f32, element: isize, out: &mut [f32]) {
+#[inline(always)]
+pub(crate) unsafe fn copy_row<S: Simd, T: Element>(s: S, row: *const T, element: isize, out: &mut [f32]) {
+    let mut done = 0;
     if element == 1 {
-        // SAFETY: contiguous elements that the caller vouches for; `out` is ours.
-        unsafe { row.copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
-        return;
+        let (whole, _) = out.as_chunks_mut::<LANES>();
+        for (chunk, to) in whole.iter_mut().enumerate() {
+            // SAFETY: contiguous elements that the caller vouches for; sixteen floats of ours.
+            unsafe { s.store(to.as_mut_ptr(), T::load(s, row.add(chunk * LANES))) };
+        }
+        done = whole.len() * LANES;
     }
-    for (i, x) in out.iter_mut().enumerate() {
+    for (i, x) in out.iter_mut().enumerate().skip(done) {
         // SAFETY: element `i` of the row.
-        *x = unsafe { *row.offset(i as isize * element) };
+        *x = unsafe { *row.offset(i as isize * element) }.widen();
     }
 }
 
@@ -188,7 +210,7 @@ pub(crate) unsafe fn copy_row(row: *const f32, element: isize, out: &mut [f32]) 
 /// # Safety
 /// `values` has `n` readable rows of `cols` elements.
 #[inline(always)]
-pub(crate) unsafe fn all_finite<S: Simd>(s: S, values: Rows, n: usize, cols: usize) -> bool {
+pub(crate) unsafe fn all_finite<S: Simd, T: Element>(s: S, values: Rows<T>, n: usize, cols: usize) -> bool {
     let zero = s.splat(0.0);
     // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays.
     let (mut seen, mut rest) = (zero, 0.0f32);
@@ -198,11 +220,11 @@ pub(crate) unsafe fn all_finite<S: Simd>(s: S, values: Rows, n: usize, cols: usi
         let whole = if values.element == 1 { cols / LANES * LANES } else { 0 };
         for i in (0..whole).step_by(LANES) {
             // SAFETY: `i + 16 ≤ cols`, contiguous.
-            seen = s.fma(unsafe { s.load(row.add(i)) }, zero, seen);
+            seen = s.fma(unsafe { T::load(s, row.add(i)) }, zero, seen);
         }
         for i in whole..cols {
             // SAFETY: `i < cols`.
-            rest += unsafe { *row.offset(i as isize * values.element) } * 0.0;
+            rest += unsafe { *row.offset(i as isize * values.element) }.widen() * 0.0;
         }
     }
     s.reduce_sum(seen) + rest == 0.0

@@ -2,6 +2,7 @@
 //! (Kwon and others 2023, arXiv:2309.06180.)
 
 use crate::pack::{Rows, Table};
+use crate::tensor::{AnyRows, Tensor, Typed};
 use crate::view::View;
 use core::fmt;
 
@@ -87,8 +88,8 @@ impl std::error::Error for PageError {}
 /// that has been checked against them.
 #[derive(Debug, Clone, Copy)]
 pub struct Pages<'a> {
-    k: View<'a>,
-    v: View<'a>,
+    k: Tensor<'a>,
+    v: Tensor<'a>,
     table: BlockTable<'a>,
     /// Entries of a sequence.
     width: usize,
@@ -100,7 +101,8 @@ impl<'a> Pages<'a> {
     ///
     /// # Errors
     /// [`PageError`].
-    pub fn new(k: View<'a>, v: View<'a>, table: BlockTable<'a>) -> Result<Self, PageError> {
+    pub fn new(k: impl Into<Tensor<'a>>, v: impl Into<Tensor<'a>>, table: BlockTable<'a>) -> Result<Self, PageError> {
+        let (k, v) = (k.into(), v.into());
         let ([pages, heads, page_size, _], [v_pages, v_heads, v_size, _]) = (k.shape(), v.shape());
         for (what, keys, values) in
             [("number of pages", pages, v_pages), ("heads", heads, v_heads), ("page size", page_size, v_size)]
@@ -157,31 +159,44 @@ impl<'a> Pages<'a> {
         self.element(&self.v, at)
     }
 
-    fn element(&self, pool: &View<'_>, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+    fn element(&self, pool: &Tensor<'_>, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         if j >= *self.table.lens.get(b)? {
             return None;
         }
         let page = self.table.entries[b * self.width + j / self.page_size()];
-        pool.get([page as usize, h, j % self.page_size(), d]).copied()
+        pool.get([page as usize, h, j % self.page_size(), d])
     }
 
     /// # Safety
     /// As for `KeyValues::keys`.
-    pub(crate) unsafe fn key_rows(&self, at: [usize; 3], len: usize, table: &mut Table) -> Rows {
+    pub(crate) unsafe fn key_rows(&self, at: [usize; 3], len: usize, table: &mut Table) -> AnyRows {
         // SAFETY: passed on.
         unsafe { self.rows(&self.k, at, len, table) }
     }
 
     /// # Safety
     /// As for `KeyValues::keys`.
-    pub(crate) unsafe fn value_rows(&self, at: [usize; 3], len: usize, table: &mut Table) -> Rows {
+    pub(crate) unsafe fn value_rows(&self, at: [usize; 3], len: usize, table: &mut Table) -> AnyRows {
         // SAFETY: passed on.
         unsafe { self.rows(&self.v, at, len, table) }
     }
 
     /// # Safety
     /// As for `KeyValues::keys`; `pool` is one of the two.
-    unsafe fn rows(&self, pool: &View<'_>, [b, h, first]: [usize; 3], len: usize, table: &mut Table) -> Rows {
+    unsafe fn rows(&self, pool: &Tensor<'_>, at: [usize; 3], len: usize, table: &mut Table) -> AnyRows {
+        // SAFETY: passed on.
+        by_type!(Tensor => Typed, pool, |pool| unsafe { self.rows_of(pool, at, len, table) })
+    }
+
+    /// # Safety
+    /// As for [`Self::rows`].
+    unsafe fn rows_of<T>(
+        &self,
+        pool: &View<'_, T>,
+        [b, h, first]: [usize; 3],
+        len: usize,
+        table: &mut Table,
+    ) -> Rows<T> {
         let (size, stride) = (self.page_size(), pool.strides()[2]);
         let entries = &self.table.entries[b * self.width..][..self.width];
         let (mut entry, mut row) = (first / size, first % size);

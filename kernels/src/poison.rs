@@ -66,7 +66,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         for j in 0..block.len {
             for c in 0..self.geometry.value_dim {
                 // SAFETY: key `j` of the block, column `c` of its value.
-                let x = unsafe { *block.values.rows.at(j).offset(c as isize * block.values.rows.element) };
+                let x = unsafe { block.values.rows.get(j, c) };
                 if x.is_finite() {
                     continue;
                 }

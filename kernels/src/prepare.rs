@@ -13,6 +13,7 @@ use crate::scores::Scores;
 use crate::simd::LANES;
 use crate::source::Keys;
 use crate::steps::Steps;
+use crate::tensor::Typed;
 use crate::tile::{Block, Fused, Queries, Row};
 use crate::view::View;
 use core::ops::{Deref, Range};
@@ -55,7 +56,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     pub(crate) unsafe fn prepare(
         &self,
         block: &mut Block,
-        queries: Queries,
+        queries: Queries<'_>,
         group: Range<usize>,
         spans: &mut Spans,
         regions: &mut Regions<'_>,
@@ -207,7 +208,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     unsafe fn scores(
         &self,
         block: &mut Block,
-        queries: Queries,
+        queries: Queries<'_>,
         group: Range<usize>,
         next: Next<'_>,
         regions: &mut Regions<'_>,
@@ -218,7 +219,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         for row in self.rows(group.clone()) {
             rows[row.n] = match queries {
                 // SAFETY: the row is inside the call's queries.
-                Queries::InPlace => unsafe { self.call.q.row(self.seq.batch, row.head, self.seq.first_row + row.i).0 },
+                Queries::InPlace(q) => unsafe { q.row(self.seq.batch, row.head, self.seq.first_row + row.i).0 },
                 // SAFETY: the copy has a row for every row of the task.
                 Queries::Copied(first) => unsafe { first.add((group.start + row.n) * d) },
             };
@@ -230,13 +231,13 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             // whole panels.
             unsafe {
                 let keys = match block.keys {
-                    Keys::Packed(panels) => core::slice::from_raw_parts(panels, n.next_multiple_of(LANES) * d),
+                    Keys::Packed(panels) => panels,
                     Keys::Rows(rows) => {
                         if block.packed_keys != Some(first) {
                             self.s.pack_keys(rows.rows_from(first), n, d, regions.keys);
                             block.packed_keys = Some(first);
                         }
-                        &*regions.keys
+                        Typed::F32(regions.keys.as_ptr())
                     }
                 };
                 self.s.scores(Scores {

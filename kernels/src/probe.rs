@@ -11,6 +11,7 @@ use crate::scores::Scores;
 use crate::simd::LANES;
 use crate::softmax;
 use crate::steps::Steps;
+use crate::tensor::Typed;
 use crate::values::Values;
 
 /// `eˣ` of every element, as the softmax computes it: for x ≤ 0.
@@ -51,7 +52,7 @@ pub fn read(floats: &[f32]) -> bool {
     impl Visitor for Read<'_> {
         type Output = bool;
         fn visit<S: Steps>(self, s: S) -> bool {
-            let rows = Rows::strided(self.0.as_ptr(), 1024, 1);
+            let rows = Typed::F32(Rows::strided(self.0.as_ptr(), 1024, 1));
             // SAFETY: the slice holds this many rows of 1024.
             unsafe { s.all_finite(rows, self.0.len() / 1024, 1024) }
         }
@@ -167,7 +168,7 @@ impl Bench {
         let [max, sum, keep, join] = &mut self.state;
         match step {
             Step::Pack => {
-                let keys = Rows::strided(self.k.as_ptr(), d as isize, 1);
+                let keys = Typed::F32(Rows::strided(self.k.as_ptr(), d as isize, 1));
                 // SAFETY: `k` holds `keys` rows of `head_dim`.
                 unsafe { s.pack_keys(keys, self.keys, d, &mut self.packed) }
             }
@@ -177,7 +178,7 @@ impl Bench {
                 unsafe {
                     s.scores(Scores {
                         queries: &queries,
-                        keys: &self.packed,
+                        keys: Typed::F32(self.packed.as_ptr()),
                         panels: 0..self.keys / LANES,
                         spans: &spans,
                         head_dim: d,
@@ -198,7 +199,7 @@ impl Bench {
             Step::Values => unsafe {
                 s.values(Values {
                     weights: &self.weights,
-                    values: Rows::strided(self.v.as_ptr(), d as isize, 1),
+                    values: Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1)),
                     vecs: d / LANES,
                     spans: &spans,
                     rows,

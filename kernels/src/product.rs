@@ -15,6 +15,7 @@ use crate::pack::Rows;
 use crate::queue::Queue;
 use crate::simd::{LANES, Simd};
 use crate::steps::Steps;
+use crate::tensor::Typed;
 use core::marker::PhantomData;
 
 /// Most rows of a task. 96 rows of 768 floats are 295 KB: with 64 columns of weights, 196 KB, inside the second-level
@@ -59,7 +60,7 @@ impl Packed {
             fn visit<S: Steps>(self, s: S) {
                 let Self(rows, [outputs, inputs], out) = self;
                 // SAFETY: the caller has checked that `rows` holds `outputs` rows of `inputs` elements.
-                unsafe { s.pack_keys(rows, outputs, inputs, out) }
+                unsafe { s.pack_keys(Typed::F32(rows), outputs, inputs, out) }
             }
         }
         let rows = Rows::strided(weights.as_ptr(), strides.0 as isize, strides.1 as isize);
@@ -243,7 +244,7 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
                 let (rows, bias) = (rows.as_ptr().add(row), bias.as_ptr().add(column));
                 let panels = panels.as_ptr().add(panel * inputs * LANES);
                 let tile = Tile { rows, panels, depth: inputs, out: to, stride, fetch: Fetch::Near };
-                by_tile_shape!(S, tile_rows, vecs, |MR, NV| dots::tile::<S, MR, NV>(
+                by_tile_shape!(S, tile_rows, vecs, |MR, NV| dots::tile::<S, f32, MR, NV>(
                     s,
                     tile,
                     #[inline(always)]

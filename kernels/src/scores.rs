@@ -5,16 +5,18 @@
 use crate::ahead::Ahead;
 use crate::block::{SCORE_STRIDE, Span};
 use crate::dots::{self, Fetch, Tile};
+use crate::element::Load;
 use crate::passes::Columns;
 use crate::simd::{LANES, Simd};
+use crate::tensor::AnyPanels;
 
 /// A group of rows, a run of packed keys, and where the scores go.
-pub(crate) struct Scores<'a> {
+pub(crate) struct Scores<'a, K = AnyPanels> {
     /// The group's query rows, each `head_dim` contiguous floats. All tiles of rows are full but the last.
     pub(crate) queries: &'a [*const f32],
     /// Packed keys, `[panel][head_dim][16]`.
-    pub(crate) keys: &'a [f32],
-    /// Which of the block's panels `keys` holds.
+    pub(crate) keys: K,
+    /// Which of the block's panels `keys` points at.
     pub(crate) panels: core::ops::Range<usize>,
     /// The keys each tile of rows needs.
     pub(crate) spans: &'a [Span],
@@ -70,12 +72,19 @@ impl Walk<'_> {
     }
 }
 
+impl<'a> Scores<'a> {
+    /// With keys of a type.
+    pub(crate) fn of<T>(self, keys: *const T) -> Scores<'a, *const T> {
+        let Scores { queries, panels, spans, head_dim, scale, next, ahead, out, .. } = self;
+        Scores { queries, keys, panels, spans, head_dim, scale, next, ahead, out }
+    }
+}
+
 /// # Safety
-/// Every query is readable for `head_dim` floats.
+/// Every query is readable for `head_dim` floats, and so are all panels of keys.
 #[inline(always)]
-pub(crate) unsafe fn scores<S: Simd>(s: S, a: Scores<'_>) {
+pub(crate) unsafe fn scores<S: Simd, T: Load>(s: S, a: Scores<'_, *const T>) {
     let (d, all) = (a.head_dim, a.queries.len());
-    assert!(a.keys.len() >= a.panels.len() * d * LANES);
     assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
     let scale = s.splat(a.scale);
     let (first, out) = (a.panels.start, a.out.as_mut_ptr());
@@ -85,18 +94,18 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, a: Scores<'_>) {
         s,
         #[inline(always)]
         |row, rows, panels| {
-            // SAFETY: `row + rows ≤ all` and `panels` lies in `a.panels`, so by the assertions above the panels and the
-            // rows of `out` are inside their slices; the caller vouches for the queries.
+            // SAFETY: `row + rows ≤ all` and `panels` lies in `a.panels`, so by the assertions above the rows
+            // of `out` are inside their slice; the caller vouches for queries and keys.
             unsafe {
                 let tile = Tile {
                     rows: a.queries.as_ptr().add(row),
-                    panels: a.keys.as_ptr().add((panels.start - first) * d * LANES),
+                    panels: a.keys.add((panels.start - first) * d * LANES),
                     depth: d,
                     out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
                     fetch: Fetch::Far,
                 };
-                by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, MR, NV>(
+                by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(
                     s,
                     tile,
                     #[inline(always)]

@@ -5,9 +5,9 @@
 
 use crate::block::KEY_BLOCK;
 use crate::cache::Cache;
-use crate::pack::{Rows, Table};
+use crate::pack::Table;
 use crate::pages::Pages;
-use crate::view::View;
+use crate::tensor::{AnyPanels, AnyRows, Tensor};
 
 /// The keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call.
 #[derive(Debug, Clone, Copy)]
@@ -15,9 +15,9 @@ pub enum KeyValues<'a> {
     /// Two tensors, wherever they lie.
     Tensors {
         /// Keys.
-        k: View<'a>,
+        k: Tensor<'a>,
         /// Values.
-        v: View<'a>,
+        v: Tensor<'a>,
     },
     /// Pages of a pool, by a table.
     Pages(Pages<'a>),
@@ -29,15 +29,15 @@ pub enum KeyValues<'a> {
 #[derive(Clone, Copy)]
 pub(crate) enum Keys {
     /// Rows, yet to be packed.
-    Rows(Rows),
+    Rows(AnyRows),
     /// `[panel][head_dim][16]`, whole panels.
-    Packed(*const f32),
+    Packed(AnyPanels),
 }
 
 /// The values of a block.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockValues {
-    pub(crate) rows: Rows,
+    pub(crate) rows: AnyRows,
     /// Columns that may be read of each row: as many as there are, or more.
     pub(crate) readable: usize,
 }
@@ -71,7 +71,7 @@ impl<'a> KeyValues<'a> {
     }
 
     /// Two tensors, if that is what they are.
-    pub fn tensors(&self) -> Option<[View<'a>; 2]> {
+    pub fn tensors(&self) -> Option<[Tensor<'a>; 2]> {
         match *self {
             Self::Tensors { k, v } => Some([k, v]),
             _ => None,
@@ -90,7 +90,7 @@ impl<'a> KeyValues<'a> {
     /// Element `d` of key `j`; `None` outside the shape, or where a cache has let the key go.
     pub fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         match self {
-            Self::Tensors { k, .. } => k.get([b, h, j, d]).copied(),
+            Self::Tensors { k, .. } => k.get([b, h, j, d]),
             Self::Pages(pages) => pages.key([b, h, j, d]),
             Self::Cache(cache) => cache.key([b, h, j, d]),
         }
@@ -99,7 +99,7 @@ impl<'a> KeyValues<'a> {
     /// Element `d` of value `j`, likewise.
     pub fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         match self {
-            Self::Tensors { v, .. } => v.get([b, h, j, d]).copied(),
+            Self::Tensors { v, .. } => v.get([b, h, j, d]),
             Self::Pages(pages) => pages.value([b, h, j, d]),
             Self::Cache(cache) => cache.value([b, h, j, d]),
         }
@@ -121,10 +121,7 @@ impl<'a> KeyValues<'a> {
         // SAFETY: passed on.
         unsafe {
             match self {
-                Self::Tensors { k, .. } => {
-                    let (at, element) = k.row(b, h, first);
-                    Keys::Rows(Rows::strided(at, k.strides()[2], element))
-                }
+                Self::Tensors { k, .. } => Keys::Rows(k.rows(b, h, first)),
                 Self::Pages(pages) => Keys::Rows(pages.key_rows([b, h, first], len, table)),
                 Self::Cache(cache) => Keys::Packed(cache.panels(b, h, first / KEY_BLOCK)),
             }
@@ -139,16 +136,13 @@ impl<'a> KeyValues<'a> {
         // SAFETY: passed on.
         unsafe {
             match self {
-                Self::Tensors { v, .. } => {
-                    let (at, element) = v.row(b, h, first);
-                    BlockValues { rows: Rows::strided(at, v.strides()[2], element), readable: v.shape()[3] }
-                }
+                Self::Tensors { v, .. } => BlockValues { rows: v.rows(b, h, first), readable: v.shape()[3] },
                 Self::Pages(pages) => {
                     BlockValues { rows: pages.value_rows([b, h, first], len, table), readable: self.v_shape()[3] }
                 }
                 Self::Cache(cache) => {
-                    let (at, width) = cache.value_rows(b, h, first / KEY_BLOCK);
-                    BlockValues { rows: Rows::strided(at, width as isize, 1), readable: width }
+                    let (rows, readable) = cache.value_rows(b, h, first / KEY_BLOCK);
+                    BlockValues { rows, readable }
                 }
             }
         }

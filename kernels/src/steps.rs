@@ -12,10 +12,12 @@ use crate::norm::{self, Norm};
 use crate::options::Mask;
 use crate::pack::{self, Rows};
 use crate::passes::{self, Columns, Group};
+use crate::poison::Care;
 use crate::product::{self, Strip};
 use crate::scores::{self, Scores};
 use crate::simd::{Query4, Simd};
 use crate::softmax;
+use crate::tensor::{AnyRows, AnyRowsMut, Typed};
 use crate::values::{self, Values};
 use crate::{block::Hull, block::Span, exp};
 
@@ -26,10 +28,13 @@ pub(crate) trait Steps: Copy + Send + Sync {
 
     /// # Safety
     /// As for [`pack::pack_keys`].
-    unsafe fn pack_keys(self, keys: Rows, n: usize, d: usize, out: &mut [f32]);
+    unsafe fn pack_keys(self, keys: AnyRows, n: usize, d: usize, out: &mut [f32]);
+    /// # Safety
+    /// As for [`pack::pack_rows`].
+    unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [f32]);
     /// # Safety
     /// As for [`pack::all_finite`].
-    unsafe fn all_finite(self, values: Rows, n: usize, cols: usize) -> bool;
+    unsafe fn all_finite(self, values: AnyRows, n: usize, cols: usize) -> bool;
     /// # Safety
     /// As for [`scores::scores`].
     unsafe fn scores(self, a: Scores<'_>);
@@ -74,10 +79,10 @@ pub(crate) trait Steps: Copy + Send + Sync {
     fn scale_columns(self, group: Group<'_>, factors: &[f32]);
     /// # Safety
     /// As for [`values::values`].
-    unsafe fn values_int8(self, a: Values<'_, i8>);
+    unsafe fn values_int8(self, a: Values<'_, Rows<i8>>);
     /// # Safety
     /// As for [`finish::finish`].
-    unsafe fn finish(self, a: Finish<'_>) -> bool;
+    unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool;
     /// The function of every element.
     fn activate(self, activation: Activation, xs: &mut [f32]);
     /// `gate ← f(gate)·up`.
@@ -102,19 +107,27 @@ macro_rules! steps {
         impl Steps for $token {
             const TILE_ROWS: usize = <Self as Simd>::TILE_ROWS;
 
-            unsafe fn pack_keys(self, keys: Rows, n: usize, d: usize, out: &mut [f32]) {
+            unsafe fn pack_keys(self, keys: AnyRows, n: usize, d: usize, out: &mut [f32]) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
-                    || unsafe { pack::pack_keys(self, keys, n, d, out) },
+                    || by_type!(Typed, keys, |keys| unsafe { pack::pack_keys(self, keys, n, d, out) }),
                 )
             }
 
-            unsafe fn all_finite(self, values: Rows, n: usize, cols: usize) -> bool {
+            unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [f32]) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
-                    || unsafe { pack::all_finite(self, values, n, cols) },
+                    || by_type!(Typed, values, |values| unsafe { pack::pack_rows(self, values, size, care, out) }),
+                )
+            }
+
+            unsafe fn all_finite(self, values: AnyRows, n: usize, cols: usize) -> bool {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || by_type!(Typed, values, |values| unsafe { pack::all_finite(self, values, n, cols) }),
                 )
             }
 
@@ -122,7 +135,7 @@ macro_rules! steps {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
-                    || unsafe { scores::scores(self, a) },
+                    || by_type!(Typed, a.keys, |keys| unsafe { scores::scores(self, a.of(keys)) }),
                 )
             }
 
@@ -209,7 +222,7 @@ macro_rules! steps {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
-                    || unsafe { values::values(self, a) },
+                    || by_type!(Typed, a.values, |rows| unsafe { values::values(self, a.of(rows)) }),
                 )
             }
 
@@ -245,7 +258,7 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn values_int8(self, a: Values<'_, i8>) {
+            unsafe fn values_int8(self, a: Values<'_, Rows<i8>>) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
@@ -253,11 +266,11 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn finish(self, a: Finish<'_>) -> bool {
+            unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
-                    || unsafe { finish::finish(self, a) },
+                    || by_type!(Typed, out, |out| unsafe { finish::finish(self, a, out) }),
                 )
             }
 

@@ -13,12 +13,13 @@
 
 use crate::ahead::Ahead;
 use crate::block::KEY_BLOCK;
+use crate::element::Element;
 use crate::finish::{Finish, RowEnd};
 use crate::geometry::{Geometry, MAX_GROUP, Regions};
 use crate::launch::{Call, Sequence, Task};
 use crate::options::{MaskMod, Mods, Position, ProbMod, ScoreMod};
 use crate::outputs::{Point, Shared};
-use crate::pack::{Rows, Table, copy_row, pack_rows};
+use crate::pack::{Rows, Table};
 use crate::passes::Group;
 use crate::poison::{Care, Seen};
 use crate::prepare::Spans;
@@ -26,7 +27,9 @@ use crate::simd::LANES;
 use crate::softmax;
 use crate::source::{BlockValues, Keys};
 use crate::steps::Steps;
+use crate::tensor::{Tensor, Typed};
 use crate::values::Values;
+use crate::view::{SharedMut, View};
 use core::ops::Range;
 
 /// Rows that are finished together: few, so that a task of few rows does not set up many.
@@ -74,9 +77,9 @@ pub(crate) struct Block {
 
 /// Where the task's queries are.
 #[derive(Clone, Copy)]
-pub(crate) enum Queries {
+pub(crate) enum Queries<'a> {
     /// In the caller's memory, contiguous.
-    InPlace,
+    InPlace(View<'a>),
     /// Copied to scratch, `[row of the task][head_dim]`.
     Copied(*const f32),
 }
@@ -181,16 +184,22 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     ///
     /// # Safety
     /// As for [`Self::run`].
-    pub(crate) unsafe fn queries(&self, regions: &mut Regions<'_>) -> Queries {
+    pub(crate) unsafe fn queries(&self, regions: &mut Regions<'_>) -> Queries<'a> {
         let d = self.geometry.head_dim;
-        if self.call.q.strides()[3] == 1 || d == 1 {
-            return Queries::InPlace;
+        if let Tensor::F32(q) = &self.call.q
+            && (q.strides()[3] == 1 || d == 1)
+        {
+            return Queries::InPlace(*q);
         }
         for (row, copy) in self.rows(0..self.task.rows.len()).zip(regions.queries.chunks_exact_mut(d)) {
             // SAFETY: the row is inside the call's queries and has `d` elements.
             unsafe {
-                let (first, element) = self.call.q.row(self.seq.batch, row.head, self.seq.first_row + row.i);
-                copy_row(first, element, copy);
+                let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
+                if d.is_multiple_of(LANES) {
+                    self.s.pack_rows(rows, [1, d], Care::Fast, copy);
+                } else {
+                    copy.iter_mut().enumerate().for_each(|(i, x)| *x = rows.get(0, i));
+                }
             }
         }
         Queries::Copied(regions.queries.as_ptr())
@@ -232,7 +241,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     /// As for [`Self::run`]; the blocks are some of [`Self::blocks`].
     pub(crate) unsafe fn gather(
         &self,
-        queries: Queries,
+        queries: Queries<'_>,
         care: Care,
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
@@ -302,7 +311,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     ///
     /// # Safety
     /// As for [`Self::run`]; the first pass has been made.
-    unsafe fn gather_modified(&self, queries: Queries, care: Care, regions: &mut Regions<'_>) {
+    unsafe fn gather_modified(&self, queries: Queries<'_>, care: Care, regions: &mut Regions<'_>) {
         regions.keep.fill(1.0);
         regions.join.fill(1.0);
         let (mut spans, mut tables) = (Spans::new(), TABLES);
@@ -365,15 +374,17 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             // SAFETY: column `first` exists for every key of the block.
             let run = unsafe { block.values.rows.columns_from(first) };
             let whole = first + n.next_multiple_of(LANES) <= block.values.readable;
-            let values = if care == Care::Fast && run.element == 1 && whole {
+            // Many rows would widen shorter elements again and again.
+            let ready = matches!(run, Typed::F32(_)) || group.len() <= END_ROWS;
+            let values = if care == Care::Fast && run.element() == 1 && whole && ready {
                 run
             } else {
                 if block.packed_values != Some((first, care)) {
                     // SAFETY: the run has `n` columns for every key of the block.
-                    unsafe { pack_rows(run, block.len, n, care, regions.values) };
+                    unsafe { self.s.pack_rows(run, [block.len, n], care, regions.values) };
                     block.packed_values = Some((first, care));
                 }
-                Rows::strided(regions.values.as_ptr(), n.next_multiple_of(LANES) as isize, 1)
+                Typed::F32(Rows::strided(regions.values.as_ptr(), n.next_multiple_of(LANES) as isize, 1))
             };
             // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed.
             unsafe {
@@ -411,11 +422,20 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             }
             return finite;
         };
+        // SAFETY: passed on.
+        by_type!(Typed, output, |out| unsafe { self.finish_into(out, regions) })
+    }
+
+    /// The same, to an output of a type.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn finish_into<T: Element>(&self, output: &SharedMut<'_, T>, regions: &mut Regions<'_>) -> bool {
         let mut finite = true;
         let rows = self.task.rows.len();
         for group in (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS)) {
             let mut ends = [RowEnd::EMPTY; END_ROWS];
-            let mut out = [core::ptr::null_mut(); END_ROWS];
+            let mut out = [core::ptr::null_mut::<T>(); END_ROWS];
             let mut element = 1;
             for row in self.rows(group.clone()) {
                 let r = group.start + row.n;
@@ -435,14 +455,14 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             let stride = self.geometry.width();
             // SAFETY: every row has `value_dim` elements, and they are this task's alone.
             finite &= unsafe {
-                self.s.finish(Finish {
+                let finish = Finish {
                     gathered: &regions.out[group.start * stride..group.end * stride],
                     stride,
                     ends: &ends[..group.len()],
-                    out: &out[..group.len()],
                     cols: self.geometry.value_dim,
                     element,
-                })
+                };
+                self.s.finish(finish, T::any(&out[..group.len()]))
             };
         }
         finite

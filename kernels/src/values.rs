@@ -9,13 +9,14 @@ use crate::block::{SCORE_STRIDE, Span};
 use crate::element::Load;
 use crate::pack::Rows;
 use crate::simd::{LANES, Simd};
+use crate::tensor::AnyRows;
 
 /// A group of rows, their weights for one block, and the running outputs.
-pub(crate) struct Values<'a, T = f32> {
+pub(crate) struct Values<'a, R = AnyRows> {
     /// `[row][SCORE_STRIDE]`, zero where hidden.
     pub(crate) weights: &'a [f32],
     /// From key 0 of the block and the first column of the run on, contiguous.
-    pub(crate) values: Rows<T>,
+    pub(crate) values: R,
     /// Vectors (16 columns each) of the run.
     pub(crate) vecs: usize,
     /// The keys each tile of rows needs.
@@ -31,10 +32,18 @@ pub(crate) struct Values<'a, T = f32> {
     pub(crate) ahead: &'a mut Ahead,
 }
 
+impl<'a> Values<'a> {
+    /// With rows of a type.
+    pub(crate) fn of<T>(self, values: Rows<T>) -> Values<'a, Rows<T>> {
+        let Values { weights, vecs, spans, rows, keep, join, out, out_stride, ahead, .. } = self;
+        Values { weights, values, vecs, spans, rows, keep, join, out, out_stride, ahead }
+    }
+}
+
 /// # Safety
 /// For every key of every span, `16 · vecs` contiguous elements of its row of values are readable.
 #[inline(always)]
-pub(crate) unsafe fn values<S: Simd, T: Load>(s: S, a: Values<'_, T>) {
+pub(crate) unsafe fn values<S: Simd, T: Load>(s: S, a: Values<'_, Rows<T>>) {
     assert!(a.spans.len() == a.rows.div_ceil(S::TILE_ROWS));
     assert!(a.weights.len() >= a.rows * SCORE_STRIDE && a.keep.len() >= a.rows && a.join.len() >= a.rows);
     assert!(a.rows == 0 || a.out.len() >= (a.rows - 1) * a.out_stride + a.vecs * LANES);

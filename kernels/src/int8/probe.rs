@@ -64,7 +64,7 @@ impl Cache {
                 for (j, (key, bytes)) in keys.chunks_exact(d).zip(bytes.chunks_exact_mut(d)).enumerate() {
                     cache.quantise_key(s, j, key, bytes);
                 }
-                pack_keys(&bytes, d, cache.keys.signed_bytes_mut());
+                pack_keys(&bytes, d, cache.keys.elements_mut::<i8>());
                 for (j, value) in values.chunks_exact(cache.value_dim).enumerate() {
                     cache.put_value(s, j, value);
                 }
@@ -86,7 +86,7 @@ impl Cache {
 
     fn put_value<S: Steps>(&mut self, s: S, j: usize, value: &[f32]) {
         let width = self.width();
-        self.value_scales[j] = s.quantise(value, &mut self.values.signed_bytes_mut()[j * width..][..width]);
+        self.value_scales[j] = s.quantise(value, &mut self.values.elements_mut::<i8>()[j * width..][..width]);
     }
 
     /// Tokens held.
@@ -116,12 +116,12 @@ impl Cache {
     /// Element `i` of key `j` as it is kept, without the scale of its channel.
     pub fn key(&self, j: usize, i: usize) -> (i8, f32) {
         let at = j / LANES * panel_bytes(self.head_dim) + i / 4 * 4 * LANES + j % LANES * 4 + i % 4;
-        (self.keys.signed_bytes()[at], self.channels.as_ref().map_or(self.key_scales[j], |_| 1.0))
+        (self.keys.elements::<i8>()[at], self.channels.as_ref().map_or(self.key_scales[j], |_| 1.0))
     }
 
     /// Element `i` of value `j` as it is kept.
     pub fn value(&self, j: usize, i: usize) -> (i8, f32) {
-        (self.values.signed_bytes()[j * self.width() + i], self.value_scales[j])
+        (self.values.elements::<i8>()[j * self.width() + i], self.value_scales[j])
     }
 
     /// Appends a token.
@@ -136,7 +136,7 @@ impl Cache {
                 let Self(cache, key, value) = self;
                 let (j, mut bytes) = (cache.len, vec![0; key.len()]);
                 cache.quantise_key(s, j, key, &mut bytes);
-                place_key(&bytes, j, cache.keys.signed_bytes_mut());
+                place_key(&bytes, j, cache.keys.elements_mut::<i8>());
                 cache.put_value(s, j, value);
                 cache.len += 1;
             }
@@ -173,7 +173,7 @@ impl Cache {
                     s.scores_int8(Scores {
                         queries: &bytes,
                         rows: &factors,
-                        keys: &cache.keys.signed_bytes()[first / LANES * panel_bytes(d)..],
+                        keys: &cache.keys.elements::<i8>()[first / LANES * panel_bytes(d)..],
                         scales: cache.channels.is_none().then_some(&cache.key_scales[first..]),
                         panels: 0..here.div_ceil(LANES),
                         spans: &spans::<S>(rows, here),
@@ -216,7 +216,7 @@ impl Cache {
                     let spans = spans::<S>(rows, here);
                     let group = Group { scores: &mut block, spans: &spans, rows };
                     s.scale_columns(group, &cache.value_scales[first..]);
-                    let values = &cache.values.signed_bytes()[first * width..][..here * width];
+                    let values = &cache.values.elements::<i8>()[first * width..][..here * width];
                     // SAFETY: `values` holds `here` rows of whole vectors.
                     unsafe {
                         s.values_int8(Values {
