@@ -84,6 +84,26 @@ fn a_window_from_a_sliding_cache_is_that_from_a_full_one() {
     }
 }
 
+/// Token by token, with the window the cache was made for: nothing is let go a token too early, at any length.
+#[test]
+fn every_step_of_a_window_finds_its_keys() {
+    let rng = &mut Rng::new(11);
+    for (last, first) in [(1, 0), (2, 3), (16, 0), (255, 256), (256, 257), (257, 0), (300, 4)] {
+        let dims = [5, 16];
+        let (mut slid, mut full) = (sliding(1, 2, dims, last, first), KvCache::new(1, 2, dims).unwrap());
+        for _ in 0..900 {
+            let [k, v] = dims.map(|dim| Tensor::normal([1, 2, 1, dim], rng));
+            for cache in [&mut slid, &mut full] {
+                cache.append(k.view(), v.view()).unwrap();
+            }
+            let case = rows_at_the_end(rng, &slid, 1, dims, window(last, first));
+            let [got, expected] = [&slid, &full]
+                .map(|cache| case.run_over(Inputs::cached(case.q.view(), cache), Exec::serial(), Wanted::LEAST));
+            same_full(&format!("last {last}, first {first}, {:?} keys", slid.lens()), &got, &expected);
+        }
+    }
+}
+
 #[test]
 fn memory_stays_bounded_for_ever() {
     let (k, v) = ([0.5; 8], [0.25; 8]);
