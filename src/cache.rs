@@ -198,14 +198,14 @@ impl KvCache {
 pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, wants_all_keys: bool) -> Result<(), Error> {
     for index in 0..call.sequences() {
         let (gone, sequence) = (cache.gone(index), call.sequence(index));
-        if gone.is_empty() || sequence.q_len == 0 {
+        if gone.is_empty() || sequence.q_len == 0 || call.q.shape()[1] == 0 {
             continue;
         }
         if wants_all_keys {
             return Err(Error::Needs { argument: "scores or key mass", needs: "a cache that keeps all keys" });
         }
-        // Windows move forward: the first row looks back furthest, and the last has most of the keys kept in front.
-        for row in [0, sequence.q_len - 1] {
+        // Every row: those in the middle may be the only ones whose windows lie where keys were let go.
+        for row in 0..sequence.q_len {
             let keys = call.visible.keys(sequence.offset.saturating_add_unsigned(row), sequence.kv_len);
             let seen = [(0, keys.prefix), (keys.start, keys.end)]
                 .into_iter()

@@ -4,8 +4,11 @@
 mod counting;
 mod support;
 
+use core::num::NonZeroUsize;
 use counting::counted;
-use sdpa::{Alignment, Attention, Exec, Isa, Outputs, Plan, ViewMut, Workspace};
+use sdpa::{
+    Alignment, Attention, BlockTable, Exec, Inputs, Isa, KvCache, Outputs, Pages, Plan, ViewMut, Window, Workspace,
+};
 use support::{Tensor, Tensors, execs, outputs, unwritten};
 
 fn rules() -> [Attention; 3] {
@@ -130,4 +133,95 @@ fn a_long_run_takes_what_the_plan_says() {
     let (_, bytes) = counted(|| problem.run(&plan, &mut workspace));
     assert_eq!(workspace.bytes(), plan.scratch_bytes());
     assert!(bytes <= plan.scratch_bytes() + 256, "{bytes} bytes, planned {}", plan.scratch_bytes());
+}
+
+/// Floats of a block of 256 keys of 20 and values of 33, which take 48, for two heads.
+const BLOCK: usize = 256 * 2 * (20 + 48);
+
+/// One step after another: appends a token, attends to it. Returns allocations and bytes of each.
+fn steps(cache: &mut KvCache, attention: &Attention, exec: Exec, n: usize) -> Vec<(usize, usize)> {
+    let Tensors { q, k, v } = Tensors::normal([1, 4, 2, 1, 1, 20, 33], 0);
+    let (mut out, mut lse, mut workspace) = (vec![0.0; 4 * 33], vec![0.0; 4], Workspace::new());
+    let mut step = |cache: &mut KvCache| {
+        cache.append(k.view(), v.view()).unwrap();
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 4, 1, 33]).unwrap());
+        let outputs = outputs.lse(ViewMut::bhl(&mut lse, [1, 4, 1]).unwrap());
+        let problem = attention.problem(Inputs::cached(q.view(), cache), outputs).unwrap();
+        let plan = Plan::new(&problem, exec);
+        problem.run(&plan, &mut workspace);
+    };
+    // The first warms the workspace, on a cache of its own.
+    step(&mut cache.clone());
+    (0..n).map(|_| counted(|| step(cache))).collect()
+}
+
+#[test]
+fn a_warm_step_allocates_a_block_every_256th_time() {
+    let attention = Attention::new().causal().align(Alignment::BottomRight);
+    for (isa, exec) in execs() {
+        let mut cache = KvCache::new(1, 2, [20, 33]).unwrap();
+        for (i, (calls, bytes)) in steps(&mut cache, &attention, exec, 1100).into_iter().enumerate() {
+            if i % 256 == 0 {
+                // The block, its counter, and now and then a longer list of blocks.
+                assert!((1..=3).contains(&calls), "{isa}: {calls} allocations in step {i}");
+                assert!((4 * BLOCK..4 * BLOCK + 1024).contains(&bytes), "{isa}: {bytes} bytes in step {i}");
+            } else {
+                assert_eq!((calls, bytes), (0, 0), "{isa}, step {i}");
+            }
+        }
+        // Rolled back, the memory is there to be used again: of blocks, of whole ones that are left, of none.
+        for len in [1030, 512, 511, 3, 0] {
+            cache.truncate(0, len).unwrap();
+            let again = 1100 - len;
+            for (i, counts) in steps(&mut cache, &attention, exec, again).into_iter().enumerate() {
+                assert_eq!(counts, (0, 0), "{isa}, step {i} after a rollback to {len}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_warm_step_of_a_sliding_cache_allocates_nothing() {
+    let window = Window::last_tokens(NonZeroUsize::new(300).unwrap()).keep_first(4);
+    let attention = Attention::new().window(window).align(Alignment::BottomRight);
+    for (isa, exec) in execs() {
+        let mut cache = KvCache::sliding(1, 2, [20, 33], NonZeroUsize::new(300).unwrap(), 4).unwrap();
+        let (mut blocks, mut calls_late) = (0, 0);
+        for (i, (calls, bytes)) in steps(&mut cache, &attention, exec, 3000).into_iter().enumerate() {
+            blocks += bytes / (4 * BLOCK);
+            if !i.is_multiple_of(256) {
+                // A list of spare blocks, once.
+                assert!(calls <= usize::from(i < 1024) && bytes < 1024, "{isa}: {calls}, {bytes} bytes in step {i}");
+            } else if i > 1024 {
+                assert!(bytes < 1024, "{isa}: {bytes} bytes in step {i}");
+                calls_late += calls;
+            }
+        }
+        // Only the list of blocks, which doubles, is still allocated.
+        assert!(blocks <= 4 && calls_late <= 2, "{isa}: {blocks} blocks, {calls_late} late allocations");
+    }
+}
+
+#[test]
+fn a_warm_call_over_pages_allocates_nothing() {
+    let Tensors { q, k, v } = Tensors::normal([2, 4, 2, 3, 600, 20, 33], 0);
+    // Pages of seven keys of a pool that is the tensors' memory: the first of them for one sequence, others for the other.
+    let pool = |x: &Tensor| {
+        let d = x.shape[3];
+        Tensor { shape: [160, 2, 7, d], strides: [7 * d as isize, 0, d as isize, 1], ..x.clone() }
+    };
+    let (k, v) = (pool(&k), pool(&v));
+    let entries: Vec<u32> = (0..86).chain((0..86).map(|i| 159 - i)).collect();
+    for (isa, exec) in execs() {
+        let (mut workspace, mut out) = (Workspace::new(), vec![0.0; 2 * 4 * 3 * 33]);
+        let mut call = || {
+            let pages = Pages::new(k.view(), v.view(), BlockTable { entries: &entries, lens: &[600, 257] }).unwrap();
+            let outputs = Outputs::new(ViewMut::bhld(&mut out, [2, 4, 3, 33]).unwrap());
+            let problem = Attention::new().problem(Inputs::paged(q.view(), pages), outputs).unwrap();
+            let plan = Plan::new(&problem, exec);
+            problem.run(&plan, &mut workspace);
+        };
+        call();
+        assert_eq!(counted(call), (0, 0), "{isa}");
+    }
 }

@@ -55,6 +55,38 @@ impl Case {
         }
     }
 
+    /// Some rows of a call of one sequence, when only so many keys are there.
+    pub fn chunk(&self, rows: Range<usize>, keys: usize) -> Self {
+        let (h, last) = (0..self.kv_heads(), self.some_rows(rows));
+        Self {
+            k: self.k.part(0..1, h.clone(), 0..keys),
+            v: self.v.part(0..1, h, 0..keys),
+            kv_lens: None,
+            ..last.cut_options(&[0], 0..last.q.shape[2], keys)
+        }
+    }
+
+    /// The same call as one that caches and pages can make: sequences side by side, each with its length, and no more
+    /// keys than the longest has.
+    pub fn side_by_side(&self) -> Self {
+        let case = match (&self.ragged, self.alignment) {
+            (Some(_), Some(Alignment::BottomRight)) => {
+                Self { alignment: Some(Alignment::Offset(3)), ..self.clone() }.padded(0.0)
+            }
+            (Some(_), _) => self.padded(0.0),
+            _ => self.clone(),
+        };
+        let lens: Vec<usize> = (0..case.batch()).map(|b| case.kv_len(b)).collect();
+        let keys = lens.iter().copied().max().unwrap_or(0);
+        let batches: Vec<usize> = (0..case.batch()).collect();
+        Self {
+            k: case.k.rows(0..keys),
+            v: case.v.rows(0..keys),
+            kv_lens: Some(lens),
+            ..case.cut_options(&batches, 0..case.q.shape[2], keys)
+        }
+    }
+
     /// The same sequences in another order.
     pub fn reordered(&self, order: &[usize]) -> Self {
         assert!(self.ragged.is_none(), "sequences side by side");

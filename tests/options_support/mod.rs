@@ -131,13 +131,18 @@ impl Case {
     }
 
     pub fn inputs(&self) -> Inputs<'_> {
-        let mut inputs = Inputs::new(self.q.view(), self.k.view(), self.v.view());
+        let mut inputs = self.inputs_over(Inputs::new(self.q.view(), self.k.view(), self.v.view()));
+        inputs = self.kv_lens.as_ref().map_or(inputs, |x| inputs.kv_lens(x));
+        self.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q, k))
+    }
+
+    /// The options over queries, keys and values from elsewhere.
+    pub fn inputs_over<'a>(&'a self, source: Inputs<'a>) -> Inputs<'a> {
+        let mut inputs = source;
         inputs = self.bias.as_ref().map_or(inputs, |x| inputs.bias(x.view()));
         inputs = self.mask.as_ref().map_or(inputs, |x| inputs.mask(x.mask()));
         inputs = self.alibi.as_ref().map_or(inputs, |x| inputs.alibi(x));
-        inputs = self.sinks.as_ref().map_or(inputs, |x| inputs.sinks(x));
-        inputs = self.kv_lens.as_ref().map_or(inputs, |x| inputs.kv_lens(x));
-        self.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q, k))
+        self.sinks.as_ref().map_or(inputs, |x| inputs.sinks(x))
     }
 
     /// Sequences.
@@ -219,7 +224,23 @@ impl Case {
 
     /// Runs on given memory; returns the plan.
     pub fn run_into(&self, exec: Exec, full: &mut Full, workspace: &mut Workspace) -> Plan {
-        let problem = self.attention().problem(self.inputs(), full.outputs()).expect("a good call");
+        self.run_inputs_into(self.inputs(), exec, full, workspace)
+    }
+
+    /// Runs with keys and values from elsewhere.
+    pub fn run_over(&self, source: Inputs<'_>, exec: Exec, wanted: Wanted) -> Full {
+        let mut full = self.unwritten(wanted);
+        self.run_over_into(source, exec, &mut full, &mut Workspace::new());
+        full
+    }
+
+    /// The same on given memory; returns the plan.
+    pub fn run_over_into(&self, source: Inputs<'_>, exec: Exec, full: &mut Full, workspace: &mut Workspace) -> Plan {
+        self.run_inputs_into(self.inputs_over(source), exec, full, workspace)
+    }
+
+    fn run_inputs_into(&self, inputs: Inputs<'_>, exec: Exec, full: &mut Full, workspace: &mut Workspace) -> Plan {
+        let problem = self.attention().problem(inputs, full.outputs()).expect("a good call");
         let plan = Plan::new(&problem, exec);
         with_mods!(self, |mods| problem.run_with(&plan, workspace, &mods));
         plan
@@ -227,7 +248,16 @@ impl Case {
 
     /// What the oracle says, in the numbers asked for.
     pub fn oracle<T: naive::Real>(&self) -> naive::Answer<T> {
-        with_mods!(self, |mods| naive::answer(&self.attention(), &self.inputs(), &mods).expect("a good call"))
+        self.oracle_of(self.inputs())
+    }
+
+    /// What it says with keys and values from elsewhere.
+    pub fn oracle_over<T: naive::Real>(&self, source: Inputs<'_>) -> naive::Answer<T> {
+        self.oracle_of(self.inputs_over(source))
+    }
+
+    fn oracle_of<T: naive::Real>(&self, inputs: Inputs<'_>) -> naive::Answer<T> {
+        with_mods!(self, |mods| naive::answer(&self.attention(), &inputs, &mods).expect("a good call"))
     }
 
     /// True if the oracle hides this key from this row.

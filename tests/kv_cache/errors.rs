@@ -1,0 +1,173 @@
+//! Every way to hold a cache wrong: the words, and the cache as it was.
+
+use crate::kv_support::{append_part, empty_cache, same_full};
+use crate::options_support::{Case, Full, Wanted};
+use crate::support::{Rng, Tensor};
+use core::num::NonZeroUsize;
+use sdpa::{Attention, Error, Exec, Inputs, KvCache, Outputs, View, ViewMut, unfused};
+
+static ZEROS: [f32; 4096] = [0.0; 4096];
+
+fn zeros(shape: [usize; 4]) -> View<'static> {
+    View::bhld(&ZEROS, shape).expect("small")
+}
+
+/// Three sequences of 5, 20 and 0 keys of 6 and values of 7, two heads; queries of four heads.
+fn good() -> (Case, KvCache) {
+    let mut case = Case::plain(&mut Rng::new(1), [3, 4, 2, 2, 20, 6, 7]);
+    case.kv_lens = Some(vec![5, 20, 0]);
+    let mut cache = empty_cache(&case);
+    append_part(&mut cache, &case, 0, 0..5);
+    append_part(&mut cache, &case, 1, 0..20);
+    (case, cache)
+}
+
+fn attend(case: &Case, cache: &KvCache) -> Full {
+    case.run_over(Inputs::cached(case.q.view(), cache), Exec::serial(), Wanted::ALL)
+}
+
+/// A change that is refused with these words, and leaves the cache as it was.
+#[track_caller]
+fn refused<T: core::fmt::Debug>(words: &str, change: impl FnOnce(&mut KvCache) -> Result<T, Error>) {
+    let (case, mut cache) = good();
+    let (before, bytes) = (attend(&case, &cache), cache.bytes());
+    let error = change(&mut cache).expect_err("nothing wrong was found");
+    assert_eq!(error.to_string(), words);
+    assert_eq!((cache.lens(), cache.bytes()), (&[5, 20, 0][..], bytes), "{words}");
+    same_full(words, &attend(&case, &cache), &before);
+    same_full(words, &before, &case.run(Exec::serial(), Wanted::ALL));
+}
+
+#[test]
+fn a_cache_of_impossible_sizes() {
+    let says = |dims, words: &str| {
+        assert_eq!(KvCache::new(1, 1, dims).unwrap_err().to_string(), words);
+        let last = NonZeroUsize::MIN;
+        assert_eq!(KvCache::sliding(1, 1, dims, last, 0).unwrap_err().to_string(), words);
+    };
+    says([0, 4], "cache: head_dim is 0, but must be at least 1");
+    says([4, 0], "cache: value_dim is 0, but must be at least 1");
+    let most = 1 << 24;
+    says([most + 1, 4], "cache: head_dim is 16777217, but the largest possible has 16777216");
+    says([4, most + 1], "cache: value_dim is 16777217, but the largest possible has 16777216");
+    assert!(KvCache::new(0, 0, [most, most]).is_ok());
+}
+
+#[test]
+fn shapes_that_do_not_fit_when_appended_to_all() {
+    let (k, v) = ([3, 2, 4, 6], [3, 2, 4, 7]);
+    for (argument, at, size, words) in [
+        ("k", 0, 2, "k: batch is 2, but the cache has 3"),
+        ("k", 0, 0, "k: batch is 0, but the cache has 3"),
+        ("k", 1, 4, "k: heads is 4, but the cache has 2"),
+        ("k", 1, 0, "k: heads is 0, but the cache has 2"),
+        ("k", 3, 7, "k: head_dim is 7, but the cache has 6"),
+        ("k", 3, 0, "k: head_dim is 0, but the cache has 6"),
+        ("v", 0, 1, "v: batch is 1, but k has 3"),
+        ("v", 1, 1, "v: heads is 1, but the cache has 2"),
+        ("v", 2, 5, "v: rows is 5, but k has 4"),
+        ("v", 2, 0, "v: rows is 0, but k has 4"),
+        ("v", 3, 6, "v: value_dim is 6, but the cache has 7"),
+    ] {
+        let (mut k, mut v) = (k, v);
+        if argument == "k" {
+            k[at] = size
+        } else {
+            v[at] = size
+        }
+        refused(words, |cache| cache.append(zeros(k), zeros(v)));
+    }
+}
+
+#[test]
+fn shapes_that_do_not_fit_when_appended_to_one() {
+    let (k, v) = ([1, 2, 4, 6], [1, 2, 4, 7]);
+    for (argument, at, size, words) in [
+        ("k", 0, 3, "k: batch is 3, but one sequence has 1"),
+        ("k", 1, 1, "k: heads is 1, but the cache has 2"),
+        ("k", 3, 5, "k: head_dim is 5, but the cache has 6"),
+        ("v", 0, 2, "v: batch is 2, but k has 1"),
+        ("v", 1, 3, "v: heads is 3, but the cache has 2"),
+        ("v", 2, 3, "v: rows is 3, but k has 4"),
+        ("v", 3, 8, "v: value_dim is 8, but the cache has 7"),
+    ] {
+        let (mut k, mut v) = (k, v);
+        if argument == "k" {
+            k[at] = size
+        } else {
+            v[at] = size
+        }
+        refused(words, |cache| cache.append_to(1, zeros(k), zeros(v)));
+    }
+}
+
+#[test]
+fn sequences_that_are_not_there() {
+    let (k, v) = (zeros([1, 2, 4, 6]), zeros([1, 2, 4, 7]));
+    refused("sequence: entry 0 is 3, but must be at most 2", |cache| cache.append_to(3, k, v));
+    refused("sequence: entry 0 is 3, but must be at most 2", |cache| cache.truncate(3, 0));
+    refused("sequence: entry 0 is 9, but must be at most 2", |cache| cache.clear(9));
+    refused("from: entry 0 is 3, but must be at most 2", |cache| cache.fork(3, 0));
+    refused("to: entry 0 is 4, but must be at most 2", |cache| cache.fork(0, 4));
+    let huge = format!("sequence: entry 0 is {}, but must be at most 2", usize::MAX);
+    refused(&huge, |cache| cache.clear(usize::MAX));
+}
+
+#[test]
+fn rollbacks_beyond_the_length() {
+    refused("length: entry 0 is 6, but must be at most 5", |cache| cache.truncate(0, 6));
+    refused("length: entry 1 is 256, but must be at most 20", |cache| cache.truncate(1, 256));
+    refused("length: entry 2 is 1, but must be at most 0", |cache| cache.truncate(2, 1));
+    let huge = format!("length: entry 2 is {}, but must be at most 0", usize::MAX);
+    refused(&huge, |cache| cache.truncate(2, usize::MAX));
+}
+
+#[test]
+fn changes_that_change_nothing() {
+    let (case, mut cache) = good();
+    let before = attend(&case, &cache);
+    cache.append(zeros([3, 2, 0, 6]), zeros([3, 2, 0, 7])).unwrap();
+    cache.append_to(0, zeros([1, 2, 0, 6]), zeros([1, 2, 0, 7])).unwrap();
+    cache.truncate(1, 20).unwrap();
+    cache.clear(2).unwrap();
+    cache.fork(1, 1).unwrap();
+    assert_eq!(cache.lens(), [5, 20, 0]);
+    same_full("nothing changed", &attend(&case, &cache), &before);
+}
+
+/// Calls over a cache that does not fit them.
+#[test]
+fn calls_that_do_not_fit_the_cache() {
+    let (_, cache) = good();
+    #[track_caller]
+    fn says(words: &str, inputs: Inputs<'_>, [b, h, l, _]: [usize; 4]) {
+        let mut out = vec![42.0; b * h * l * 7];
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [b, h, l, 7]).unwrap());
+        let error = sdpa::attention(&Attention::new(), inputs, outputs).unwrap_err();
+        assert_eq!(error.to_string(), words);
+        assert!(out.iter().all(|&x| x == 42.0), "a refused call wrote: {words}");
+    }
+    let over = |shape| Inputs::cached(zeros(shape), &cache);
+    let q = [3, 4, 2, 6];
+    says("k: batch is 3, but q has 2", over([2, 4, 2, 6]), q);
+    says("k: head_dim is 6, but q has 5", over([3, 4, 2, 5]), q);
+    says("q: 3 heads are no multiple of the 2 heads of k", over([3, 3, 2, 6]), q);
+    says("bias: columns is 21, but k has 20", over(q).bias(zeros([1, 1, 1, 21])), q);
+    let own = "needs tensors; caches and pages have lengths of their own";
+    says(&format!("kv_lens: {own}"), over(q).kv_lens(&[5, 20, 0]), q);
+    // Ragged calls are batch 1, so there is a cache of one sequence for them.
+    let mut one = KvCache::new(1, 2, [6, 7]).unwrap();
+    one.append(zeros([1, 2, 4, 6]), zeros([1, 2, 4, 7])).unwrap();
+    let q = [1, 4, 2, 6];
+    says(&format!("ragged: {own}"), Inputs::cached(zeros(q), &one).ragged(&[0, 2], &[0, 4]), q);
+    let (rule, rows) = ("causal: 2 rows and 4 keys differ", [1, 4, 2, 7]);
+    let mut out = Tensor::from_fn(rows, |_| 42.0);
+    let outputs = Outputs::new(ViewMut::bhld(&mut out.data, rows).unwrap());
+    let error = Attention::new().causal().problem(Inputs::cached(zeros(q), &one), outputs).unwrap_err();
+    assert!(error.to_string().starts_with(rule), "{error}");
+    let outputs = Outputs::new(ViewMut::bhld(&mut out.data, rows).unwrap());
+    let error = unfused::attention(&Attention::new(), Inputs::cached(zeros(q), &one), outputs, Exec::serial());
+    println!("{}", error.as_ref().unwrap_err());
+    assert!(matches!(error, Err(Error::Needs { .. })));
+    assert!(out.data.iter().all(|&x| x == 42.0));
+}
