@@ -90,7 +90,7 @@ fn whole(stack: &Transformer, x: &[f32], batch: usize, compute: &mut Compute) ->
     out
 }
 
-/// Rows from `from` on, in chunks of these sizes and then one by one.
+/// Rows after those of the state, in chunks of these sizes and then one by one.
 fn decode(
     stack: &Transformer,
     x: &[f32],
@@ -361,6 +361,11 @@ fn after_a_refusal_everything_is_as_it_was() {
         broken.decode(&x[..5 * WIDTH], &mut state, &mut out[..5 * WIDTH], compute).unwrap_err();
         assert!(state.caches().iter().all(|cache| cache.lens() == [300]));
     }
+    let mut cache = good.layers()[0].self_attention().cache(1).unwrap();
+    let capped = attention(10).attention(Attention::new().causal().softcap(-1.0));
+    let refused = capped.decode(&x[..WIDTH], &mut cache, &mut out[..WIDTH], compute);
+    refused!(refused, "softcap: -1, but must be positive and finite");
+    assert_eq!(cache.lens(), [0]);
     refused!(state.truncate(0, 301), "length: entry 0 is 301, but must be at most 300");
     refused!(state.truncate(1, 0), "sequence: entry 0 is 1, but must be at most 0");
     refused!(state.fork(0, 1), "to: entry 0 is 1, but must be at most 0");
