@@ -2,12 +2,15 @@
 
 use crate::problem::{Problem, Shape};
 use core::fmt;
-use sdpa_kernels::{Geometry, Isa, KEY_BLOCK, MAX_TASK};
+use sdpa_kernels::{Geometry, Isa, KEY_BLOCK, MAX_TASK, split_floats};
 
 /// Tasks that each worker should find, so that the last ones to finish do not keep the others waiting long.
 const TASKS_PER_WORKER: usize = 4;
 /// Fewest rows of a task worth packing the keys for: at 32 rows packing is already a tenth of the work.
 const MIN_TASK: usize = 32;
+/// Rows of a key/value head up to which blocks of keys are shared out. What they gather is then at most a sixteenth of the
+/// keys and values they read.
+const FEW_ROWS: usize = 16;
 /// Floating-point operations that make waking another thread worth while: about 40 µs of one core's work, several
 /// times what rayon takes to wake one.
 const FLOPS_PER_WORKER: f64 = 4e6;
@@ -58,6 +61,16 @@ pub struct Plan {
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
     pub(crate) geometry: Geometry,
+    pub(crate) sharing: Sharing,
+}
+
+/// What is shared out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Sharing {
+    /// Heads and query rows: every task streams all the keys its rows see.
+    Rows,
+    /// Blocks of keys too: rows are few. Memory for what each block gathers, in floats.
+    Keys { floats: usize },
 }
 
 impl Plan {
@@ -75,7 +88,24 @@ impl Plan {
         let task_rows = rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);
         let geometry = Geometry::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = heads.saturating_mul(rows.div_ceil(geometry.task_rows()));
-        Self { shape, exec, workers: workers.min(tasks.max(1)), tasks, geometry }
+        let sharing = Self::sharing(problem, rows);
+        if let Sharing::Keys { .. } = sharing {
+            let units = heads.saturating_mul(shape.kv_len.div_ceil(KEY_BLOCK));
+            let runs = if workers > 1 { units.min(workers.saturating_mul(TASKS_PER_WORKER)) } else { 1 };
+            return Self { shape, exec, workers: workers.min(runs), tasks: runs, geometry, sharing };
+        }
+        Self { shape, exec, workers: workers.min(tasks.max(1)), tasks, geometry, sharing }
+    }
+
+    /// Few rows and several blocks of keys: decoding.
+    fn sharing(problem: &Problem<'_>, rows: usize) -> Sharing {
+        let (shape, call) = (problem.shape, &problem.call);
+        let whole = problem.outputs.state.is_some() || problem.outputs.points.iter().any(Option::is_some);
+        if rows == 0 || rows > FEW_ROWS || shape.kv_len <= KEY_BLOCK || whole || call.options.ragged.is_some() {
+            return Sharing::Rows;
+        }
+        let floats = split_floats([shape.batch, shape.kv_heads, shape.kv_len], rows, shape.value_dim);
+        floats.map_or(Sharing::Rows, |floats| Sharing::Keys { floats })
     }
 
     /// With no more scratch than this one problem takes.

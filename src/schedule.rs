@@ -3,7 +3,7 @@
 //! Workers take tasks from one counter until none is left. A task writes its own rows and reads shared inputs, so who
 //! runs it, and when, cannot be seen in the result.
 
-use crate::plan::{Exec, Plan};
+use crate::plan::{Exec, Plan, Sharing};
 use crate::problem::Problem;
 use sdpa_kernels::{Launch, MaskMod, Mods, Packed, ProbMod, Product, ScoreMod, Scratch};
 use std::sync::{Mutex, PoisonError};
@@ -14,20 +14,28 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug, Default)]
 pub struct Workspace {
     workers: Vec<Scratch>,
+    /// What blocks of keys gather, where they are shared out.
+    partials: Vec<f32>,
 }
 
 impl Workspace {
     /// Empty; the first run fills it.
     pub const fn new() -> Self {
-        Self { workers: Vec::new() }
+        Self { workers: Vec::new(), partials: Vec::new() }
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.workers.iter().map(Scratch::bytes).sum()
+        self.workers.iter().map(Scratch::bytes).sum::<usize>() + size_of_val(&self.partials[..])
     }
 
-    fn for_plan(&mut self, plan: &Plan) -> &mut [Scratch] {
+    fn for_plan(&mut self, plan: &Plan) -> (&mut [Scratch], &mut [f32]) {
+        if let Sharing::Keys { floats } = plan.sharing
+            && self.partials.len() < floats
+        {
+            // Fresh zeros: what was there is worth nothing. Some room to grow, for sequences do.
+            self.partials = vec![0.0; floats.next_power_of_two()];
+        }
         // No more than the pool has threads, whatever was planned for. One thread needs no pool: asking would start it.
         let workers = if plan.workers > 1 { plan.workers.min(current_threads()) } else { 1 };
         if self.workers.len() < workers {
@@ -35,7 +43,7 @@ impl Workspace {
         }
         // Here, not in the workers: which of them find work differs from run to run.
         self.workers[..workers].iter_mut().for_each(|worker| worker.reserve(&plan.geometry));
-        &mut self.workers[..workers]
+        (&mut self.workers[..workers], &mut self.partials)
     }
 }
 
@@ -55,9 +63,18 @@ impl Problem<'_> {
         mods: &Mods<S, M, P>,
     ) {
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
-        let scratch = workspace.for_plan(&plan);
+        // A plan may have been made with other outputs.
+        let whole = P::ACTIVE || self.outputs.state.is_some() || self.outputs.points.iter().any(Option::is_some);
+        let (scratch, partials) = workspace.for_plan(&plan);
         let launch = Launch::new(self.call, self.outputs, plan.geometry);
-        each(scratch, |scratch| launch.work(plan.exec.isa, scratch, mods));
+        match plan.sharing {
+            Sharing::Keys { .. } if !whole => {
+                let launch = launch.split(partials, plan.tasks);
+                each(scratch, |scratch| launch.work(plan.exec.isa, scratch, mods));
+                each(scratch, |scratch| launch.fold(plan.exec.isa, scratch, mods));
+            }
+            _ => each(scratch, |scratch| launch.work(plan.exec.isa, scratch, mods)),
+        }
     }
 
     /// Plans and computes, with memory of its own.

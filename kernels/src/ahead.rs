@@ -10,7 +10,7 @@ use crate::pack::{Rows, Table};
 use crate::simd::{LANES, Simd};
 use crate::source::{KeyValues, Keys};
 use crate::steps::Steps;
-use crate::tile::{Fused, Row};
+use crate::tile::{Fused, Next, Row};
 use core::ops::Range;
 
 /// Lines asked for after each tile: a kilobyte in the time of 1,500 cycles, a few GB/s, which disturbs nobody.
@@ -91,6 +91,9 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
     /// As for [`Self::run`].
     pub(crate) unsafe fn ahead(&self, first: usize) -> Ahead {
         let mut ahead = Ahead::nothing();
+        if let Next::Neighbour = self.next {
+            return ahead;
+        }
         // SAFETY: passed on.
         unsafe {
             match self.blocks().next_back().filter(|&last| first < last) {
@@ -102,7 +105,7 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
                             (first.cast_const(), element)
                         });
                     }
-                    if let Some(task) = &self.next {
+                    if let Next::Task(task) = &self.next {
                         let next = Self::new(self.s, self.mods, self.call, self.outputs, task.clone(), self.geometry);
                         next.push_opening(&mut ahead);
                     }
@@ -160,10 +163,18 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
 
     /// The first keys of the blocks of which some row may see something, by the rules that are ranges.
     pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'a, S, A, B, C> {
-        let keys = if self.outputs.wants_all_keys() { 0..self.seq.kv_len } else { self.visible() };
+        let keys = self.needed();
         let (kv, batch) = (self.call.kv, self.seq.batch);
-        let blocks = keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK);
-        blocks.map(|block| block * KEY_BLOCK).filter(move |&first| kv.holds(batch, first))
+        numbers(keys).map(|block| block * KEY_BLOCK).filter(move |&first| kv.holds(batch, first))
+    }
+
+    /// Whether [`Self::blocks`] has this one.
+    pub(crate) fn holds(&self, first: usize) -> bool {
+        numbers(self.needed()).contains(&(first / KEY_BLOCK)) && self.call.kv.holds(self.seq.batch, first)
+    }
+
+    fn needed(&self) -> Range<usize> {
+        if self.outputs.wants_all_keys() { 0..self.seq.kv_len } else { self.visible() }
     }
 
     /// A range that holds every key that any row of the task may see by the rules that are ranges.
@@ -175,6 +186,11 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
         let position = |i: usize| self.seq.offset.saturating_add_unsigned(i);
         self.call.visible.hull(position(first), position(last), self.seq.kv_len)
     }
+}
+
+/// The numbers of the blocks that hold these keys.
+fn numbers(keys: Range<usize>) -> Range<usize> {
+    keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)
 }
 
 /// Adds `n` rows of `floats` elements. Rows whose elements are not contiguous are left to themselves.

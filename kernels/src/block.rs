@@ -73,14 +73,17 @@ impl Hull {
 }
 
 /// Calls a tile function with its shape as constants: up to 6 rows, up to 4 vectors, bounded by what the backend's
-/// registers hold so that no larger tile is compiled for it. The one place where shapes become const generics.
+/// registers hold (`most` rows, if not the usual number) so that no larger tile is compiled for it. The one place where shapes become const generics.
 macro_rules! by_tile_shape {
     ($S:ty, $rows:expr, $vecs:expr, |$MR:ident, $NV:ident| $call:expr) => {
-        by_tile_shape!(@rows $S, $rows, $vecs, $MR, $NV, $call, 1 2 3 4 5 6)
+        by_tile_shape!($S, $rows, $vecs, most <$S as Simd>::TILE_ROWS, |$MR, $NV| $call)
     };
-    (@rows $S:ty, $rows:expr, $vecs:expr, $MR:ident, $NV:ident, $call:expr, $($mr:literal)*) => {
+    ($S:ty, $rows:expr, $vecs:expr, most $most:expr, |$MR:ident, $NV:ident| $call:expr) => {
+        by_tile_shape!(@rows $S, $rows, $vecs, $most, $MR, $NV, $call, 1 2 3 4 5 6)
+    };
+    (@rows $S:ty, $rows:expr, $vecs:expr, $most:expr, $MR:ident, $NV:ident, $call:expr, $($mr:literal)*) => {
         match $rows {
-            $($mr if $mr <= <$S as Simd>::TILE_ROWS => {
+            $($mr if $mr <= $most => {
                 const $MR: usize = $mr;
                 by_tile_shape!(@vecs $S, $vecs, $NV, $call, 1 2 3 4)
             })*

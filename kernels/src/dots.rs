@@ -29,10 +29,17 @@ const fn chain<S: Simd>(depth: usize) -> usize {
     depth.div_ceil(if S::FUSED { chains } else { 2 * chains })
 }
 
-/// Rows up to which the time of a tile that is not full is that of fetching the panels: it asks for what comes next.
+/// Rows up to which the time of a tile that is not full is that of fetching the panels.
 pub(crate) const FEW_ROWS: usize = 4;
-/// How far ahead a tile of few rows asks for its panels, in floats: 16 vectors, 1 KiB.
-const AHEAD: usize = 16 * LANES;
+
+/// How a tile of few rows asks for what comes next in its panels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fetch {
+    /// A kilobyte ahead, into the first-level cache: several panels side by side.
+    Near,
+    /// Sixteen ahead, into the second: one panel after the other, from memory.
+    Far,
+}
 
 /// Where a tile's operands lie, and where its results go.
 #[derive(Clone, Copy)]
@@ -45,6 +52,7 @@ pub(crate) struct Tile {
     pub(crate) out: *mut f32,
     /// Floats from one row of results to the next.
     pub(crate) stride: usize,
+    pub(crate) fetch: Fetch,
 }
 
 /// `MR` rows against `NV` panels; `finish(n, total)` makes results of the totals of panel `n`.
@@ -58,7 +66,7 @@ pub(crate) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
     tile: Tile,
     finish: impl Fn(usize, S::V) -> S::V,
 ) {
-    let Tile { rows, panels, depth, out, stride } = tile;
+    let Tile { rows, panels, depth, out, stride, fetch } = tile;
     // SAFETY: the caller vouches for `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (mut first, chain) = (0, chain::<S>(depth));
@@ -75,13 +83,13 @@ pub(crate) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
         for i in 0..both {
             // SAFETY: `first + i < middle + i < last ≤ depth`, and the caller's promise.
             unsafe {
-                add::<S, MR, NV>(s, &rows, (panels, depth), first + i, one);
-                add::<S, MR, NV>(s, &rows, (panels, depth), middle + i, two);
+                add::<S, MR, NV>(s, &rows, (panels, depth, fetch), first + i, one);
+                add::<S, MR, NV>(s, &rows, (panels, depth, fetch), middle + i, two);
             }
         }
         for i in first + both..middle {
             // SAFETY: `i < depth`, and the caller's promise.
-            unsafe { add::<S, MR, NV>(s, &rows, (panels, depth), i, one) };
+            unsafe { add::<S, MR, NV>(s, &rows, (panels, depth, fetch), i, one) };
         }
         // SAFETY: here and below, row `r < MR`, vector `n < NV` of the tile.
         let at = |r: usize, n: usize| unsafe { out.add(r * stride + n * LANES) };
@@ -128,7 +136,7 @@ pub(crate) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
 unsafe fn add<S: Simd, const MR: usize, const NV: usize>(
     s: S,
     rows: &[*const f32; MR],
-    (panels, depth): (*const f32, usize),
+    (panels, depth, fetch): (*const f32, usize, Fetch),
     i: usize,
     sums: &mut [[S::V; NV]; MR],
 ) {
@@ -137,7 +145,10 @@ unsafe fn add<S: Simd, const MR: usize, const NV: usize>(
         // SAFETY: panel `n` is `depth × 16` floats; `i < depth`.
         let at = unsafe { panels.add((n * depth + i) * LANES) };
         if MR <= FEW_ROWS && MR < S::TILE_ROWS {
-            s.prefetch(at.wrapping_add(AHEAD));
+            match fetch {
+                Fetch::Near => s.prefetch(at.wrapping_add(16 * LANES)),
+                Fetch::Far => s.prefetch_far(at.wrapping_add(256 * LANES)),
+            }
         }
         // SAFETY: as above.
         *column = unsafe { s.load(at) };

@@ -6,6 +6,7 @@ use crate::options::{MaskMod, Mods, Options, ProbMod, ScoreMod};
 use crate::outputs::{Outputs, POINTS, Point, Shared};
 use crate::queue::Queue;
 use crate::source::KeyValues;
+use crate::split::{self, Parts, Split};
 use crate::steps::Steps;
 use crate::tile;
 use crate::view::View;
@@ -159,6 +160,8 @@ pub struct Launch<'a> {
     rows: Queue,
     /// Sequences and key/value heads whose key mass is asked for.
     mass: Queue,
+    /// If blocks of keys are shared out too.
+    split: Option<Split<'a>>,
 }
 
 impl<'a> Launch<'a> {
@@ -179,13 +182,33 @@ impl<'a> Launch<'a> {
             geometry,
             rows: Queue::new(if heads == 0 { 0 } else { heads * per_head }),
             mass: Queue::new(massive),
+            split: None,
         }
+    }
+
+    /// Shares out blocks of keys, in about so many runs, where rows are few: `partials` is memory for what each gathers, of
+    /// [`split_floats`](crate::split_floats). Work is then done in two rounds: all of [`Self::work`], then [`Self::fold`].
+    ///
+    /// # Panics
+    /// If the rows that share a head are more than a task's, the memory is too small, sequences are ragged, or outputs need
+    /// every row whole: scores or a state.
+    #[must_use]
+    pub fn split(self, partials: &'a mut [f32], runs: usize) -> Self {
+        assert!(self.outputs.state.is_none() && !self.outputs.wants_all_keys(), "such outputs need every row whole");
+        let split = Split::new(&self.call, &self.geometry, partials, runs);
+        Self { split: Some(split), rows: Queue::new(0), ..self }
+    }
+
+    /// The second round, where keys are shared out.
+    pub fn fold<A: ScoreMod, B: MaskMod, C: ProbMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
+        isa.dispatch(Work { launch: self, scratch, mods, round: Round::Fold });
     }
 
     /// Takes tasks and runs them until none is left. Any number of workers may do this at once, each with its own
     /// scratch.
     pub fn work<A: ScoreMod, B: MaskMod, C: ProbMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
-        isa.dispatch(Work { launch: self, scratch, mods });
+        assert!(self.split.is_none() || !C::ACTIVE, "a weight function needs every row whole");
+        isa.dispatch(Work { launch: self, scratch, mods, round: Round::Gather });
     }
 
     fn task(&self, number: usize) -> Task {
@@ -226,17 +249,37 @@ struct Work<'w, 'a, A, B, C> {
     launch: &'w Launch<'a>,
     scratch: &'w mut Scratch,
     mods: &'w Mods<A, B, C>,
+    round: Round,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Round {
+    Gather,
+    Fold,
 }
 
 impl<A: ScoreMod, B: MaskMod, C: ProbMod> Visitor for Work<'_, '_, A, B, C> {
     type Output = ();
 
     fn visit<S: Steps>(self, s: S) {
-        let Self { launch, scratch, mods } = self;
-        let Launch { call, outputs, geometry, rows, mass } = launch;
+        let Self { launch, scratch, mods, round } = self;
+        let Launch { call, outputs, geometry, rows, mass, split } = launch;
+        let parts = Parts { s, mods, call, outputs, geometry };
+        if let Some(split) = split {
+            // SAFETY: the call is consistent with its outputs, and the split is its own.
+            unsafe {
+                match round {
+                    Round::Gather => split::gather(split, &parts, scratch),
+                    Round::Fold => split::fold(split, &parts, scratch),
+                }
+            }
+        }
+        if round == Round::Fold {
+            return;
+        }
         while let Some(number) = rows.take() {
             let next = rows.peek().map(|number| launch.task(number));
-            let fused = tile::Fused::new(s, mods, call, outputs, launch.task(number), geometry).followed_by(next);
+            let fused = parts.fused(launch.task(number)).followed_by(next);
             // SAFETY: the call is consistent with its outputs; every number is taken once and no two tasks share a row,
             // so this worker owns the task's part of the outputs.
             unsafe { fused.run(scratch.regions(geometry)) }

@@ -44,6 +44,19 @@ impl Lines {
         let start = self.start();
         &mut self.lines.as_flattened_mut()[start..]
     }
+
+    /// The same memory as signed bytes.
+    pub(crate) fn signed_bytes(&self) -> &[i8] {
+        let floats = self.floats();
+        // SAFETY: as many bytes as the floats are; every byte is a valid i8.
+        unsafe { core::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
+    }
+
+    pub(crate) fn signed_bytes_mut(&mut self) -> &mut [i8] {
+        let floats = self.floats_mut();
+        // SAFETY: as above, borrowed exclusively; every pattern of four bytes is a valid f32.
+        unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats)) }
+    }
 }
 
 impl core::fmt::Debug for Lines {

@@ -9,33 +9,42 @@ use crate::poison::Care;
 use crate::simd::{LANES, Simd};
 use core::mem::MaybeUninit;
 
-/// Rows of floats somewhere in memory, elements `element` apart: one after the other at a fixed distance, or each where a
+/// Rows of numbers somewhere in memory, elements `element` apart: one after the other at a fixed distance, or each where a
 /// table says.
-#[derive(Clone, Copy)]
-pub(crate) struct Rows {
+pub(crate) struct Rows<T = f32> {
     /// Row 0; with a table, nothing.
-    first: *const f32,
+    first: *const T,
     /// From one row to the next; with a table, what to add to its entries.
     step: isize,
-    table: *const MaybeUninit<*const f32>,
+    table: *const MaybeUninit<*const T>,
     pub(crate) element: isize,
 }
 
-impl Rows {
+// Not derived: that would ask the same of `T`.
+impl<T> Clone for Rows<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Rows<T> {}
+
+impl<T> Rows<T> {
     /// Row `i` starts at `first + i·row`.
-    pub(crate) const fn strided(first: *const f32, row: isize, element: isize) -> Self {
+    pub(crate) const fn strided(first: *const T, row: isize, element: isize) -> Self {
         Self { first, step: row, table: core::ptr::null(), element }
     }
 
     /// Row `i` starts where entry `i` of the table says.
-    pub(crate) fn scattered(table: &Table, element: isize) -> Self {
+    pub(crate) fn scattered(table: &Table<T>, element: isize) -> Self {
         Self { first: core::ptr::null(), step: 0, table: table.rows.as_ptr(), element }
     }
 
     /// # Safety
     /// Row `i` exists: with a table, entry `i` was filled, and the table is still there.
     #[inline(always)]
-    pub(crate) unsafe fn at(self, i: usize) -> *const f32 {
+    pub(crate) unsafe fn at(self, i: usize) -> *const T {
         // SAFETY: the caller vouches for row `i`.
         unsafe {
             if self.table.is_null() {
@@ -55,7 +64,7 @@ impl Rows {
     ///
     /// # Safety
     /// Row `i` exists.
-    pub(crate) unsafe fn from_row(self, i: usize) -> Self {
+    pub(crate) unsafe fn rows_from(self, i: usize) -> Self {
         // SAFETY: the caller vouches for row `i`.
         unsafe {
             if self.table.is_null() {
@@ -70,7 +79,7 @@ impl Rows {
     ///
     /// # Safety
     /// The rows have an element `i`.
-    pub(crate) unsafe fn from_column(self, i: usize) -> Self {
+    pub(crate) unsafe fn columns_from(self, i: usize) -> Self {
         let shift = i as isize * self.element;
         if self.table.is_null() {
             // SAFETY: the caller vouches for element `i`.
@@ -82,11 +91,11 @@ impl Rows {
 }
 
 /// Where each row of a block lies.
-pub(crate) struct Table {
-    rows: [MaybeUninit<*const f32>; KEY_BLOCK],
+pub(crate) struct Table<T = f32> {
+    rows: [MaybeUninit<*const T>; KEY_BLOCK],
 }
 
-impl Table {
+impl<T> Table<T> {
     /// No rows yet. Costs nothing: entries are written before they are read.
     #[inline(always)]
     pub(crate) const fn new() -> Self {
@@ -94,7 +103,7 @@ impl Table {
     }
 
     /// Entries `at .. at + n`: rows `stride` apart, which exist.
-    pub(crate) fn fill(&mut self, at: usize, n: usize, first: *const f32, stride: isize) {
+    pub(crate) fn fill(&mut self, at: usize, n: usize, first: *const T, stride: isize) {
         for (i, row) in self.rows[at..at + n].iter_mut().enumerate() {
             row.write(first.wrapping_offset(i as isize * stride));
         }

@@ -316,3 +316,23 @@ pub(crate) fn add_up<S: Simd>(s: S, mut group: Group<'_>, mass: &mut [f32]) {
         },
     );
 }
+
+/// Multiplies each key's weights by its factor. A weight of 0 stays 0, whatever the factor: its key is hidden, or as good
+/// as hidden.
+#[inline(always)]
+pub(crate) fn scale_columns<S: Simd>(s: S, mut group: Group<'_>, factors: &[f32]) {
+    assert!(group.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= factors.len()));
+    let zero = s.splat(0.0);
+    group.for_each_panel(
+        s,
+        #[inline(always)]
+        |_, first, at| {
+            // SAFETY: a panel of the group's scores; spans end inside `factors`, by the assertion above.
+            unsafe {
+                let weight = s.load(at);
+                let scaled = s.mul(weight, s.load(factors.as_ptr().add(first)));
+                s.store(at, s.select_eq(weight, zero, zero, scaled));
+            }
+        },
+    );
+}

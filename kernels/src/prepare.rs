@@ -233,7 +233,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     Keys::Packed(panels) => core::slice::from_raw_parts(panels, n.next_multiple_of(LANES) * d),
                     Keys::Rows(rows) => {
                         if block.packed_keys != Some(first) {
-                            self.s.pack_keys(rows.from_row(first), n, d, regions.keys);
+                            self.s.pack_keys(rows.rows_from(first), n, d, regions.keys);
                             block.packed_keys = Some(first);
                         }
                         &*regions.keys

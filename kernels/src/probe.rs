@@ -1,5 +1,7 @@
 //! The kernel steps one by one, for tests and benchmarks: what the fused loop calls, on data that is checked here.
 
+pub use crate::int8::probe as int8;
+
 use crate::ahead::Ahead;
 use crate::block::{SCORE_STRIDE, Span};
 use crate::geometry::MAX_GROUP;

@@ -8,7 +8,7 @@
 //! ```
 
 use crate::activation::{self, Activation};
-use crate::dots::{self, Tile};
+use crate::dots::{self, Fetch, Tile};
 use crate::isa::{Isa, Visitor};
 use crate::lines::Lines;
 use crate::pack::Rows;
@@ -242,7 +242,7 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
             unsafe {
                 let (rows, bias) = (rows.as_ptr().add(row), bias.as_ptr().add(column));
                 let panels = panels.as_ptr().add(panel * inputs * LANES);
-                let tile = Tile { rows, panels, depth: inputs, out: to, stride };
+                let tile = Tile { rows, panels, depth: inputs, out: to, stride, fetch: Fetch::Near };
                 by_tile_shape!(S, tile_rows, vecs, |MR, NV| dots::tile::<S, MR, NV>(
                     s,
                     tile,

@@ -4,7 +4,7 @@
 
 use crate::ahead::Ahead;
 use crate::block::{SCORE_STRIDE, Span};
-use crate::dots::{self, Tile};
+use crate::dots::{self, Fetch, Tile};
 use crate::passes::Columns;
 use crate::simd::{LANES, Simd};
 
@@ -29,50 +29,80 @@ pub(crate) struct Scores<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
+/// The tiles of a group of rows and a run of panels.
+pub(crate) struct Walk<'a> {
+    pub(crate) rows: usize,
+    /// See [`Scores`], as for the rest.
+    pub(crate) panels: core::ops::Range<usize>,
+    pub(crate) spans: &'a [Span],
+    /// Panels of a tile, at most.
+    pub(crate) vecs: usize,
+    pub(crate) next: Option<&'a [Columns<f32>]>,
+    pub(crate) ahead: &'a mut Ahead,
+}
+
+impl Walk<'_> {
+    /// Calls `tile(first row, rows, panels)` for each: rows from a multiple of the tile's, panels that their span needs.
+    #[inline(always)]
+    pub(crate) fn for_each_tile<S: Simd>(self, s: S, mut tile: impl FnMut(usize, usize, core::ops::Range<usize>)) {
+        assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
+        assert!(self.next.is_none_or(|next| next.len() >= self.rows));
+        let mut panel = self.panels.start;
+        while panel < self.panels.end {
+            let vecs = self.vecs.min(self.panels.end - panel);
+            for (index, span) in self.spans.iter().enumerate() {
+                let (from, to) = (panel.max(span.first_panel()), (panel + vecs).min(span.end_panel()));
+                if from >= to {
+                    continue;
+                }
+                let row = index * S::TILE_ROWS;
+                let rows = S::TILE_ROWS.min(self.rows - row);
+                for columns in self.next.iter().flat_map(|next| &next[row..row + rows]) {
+                    for panel in from..to {
+                        s.prefetch(columns.first.wrapping_add(panel * LANES));
+                    }
+                }
+                tile(row, rows, from..to);
+                self.ahead.fetch(s);
+            }
+            panel += vecs;
+        }
+    }
+}
+
 /// # Safety
 /// Every query is readable for `head_dim` floats.
 #[inline(always)]
 pub(crate) unsafe fn scores<S: Simd>(s: S, a: Scores<'_>) {
     let (d, all) = (a.head_dim, a.queries.len());
-    assert!(a.spans.len() == all.div_ceil(S::TILE_ROWS) && a.keys.len() >= a.panels.len() * d * LANES);
-    assert!(a.next.is_none_or(|next| next.len() >= all));
+    assert!(a.keys.len() >= a.panels.len() * d * LANES);
     assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
     let scale = s.splat(a.scale);
-    let most = if all <= dots::FEW_ROWS { S::TILE_VECS } else { S::DOT_VECS };
-    let mut panel = a.panels.start;
-    while panel < a.panels.end {
-        let vecs = most.min(a.panels.end - panel);
-        for (index, span) in a.spans.iter().enumerate() {
-            let (from, to) = (panel.max(span.first_panel()), (panel + vecs).min(span.end_panel()));
-            if from >= to {
-                continue;
-            }
-            let row = index * S::TILE_ROWS;
-            let rows = S::TILE_ROWS.min(all - row);
-            for columns in a.next.iter().flat_map(|next| &next[row..row + rows]) {
-                for panel in from..to {
-                    s.prefetch(columns.first.wrapping_add(panel * LANES));
-                }
-            }
-            // SAFETY: `row + rows ≤ all` and `from..to` lies in `a.panels`, so by the assertions above the panels and
-            // the rows of `out` are inside their slices; the caller vouches for the queries.
+    let (first, out) = (a.panels.start, a.out.as_mut_ptr());
+    let vecs = if all <= dots::FEW_ROWS { 1 } else { S::DOT_VECS };
+    let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead };
+    walk.for_each_tile(
+        s,
+        #[inline(always)]
+        |row, rows, panels| {
+            // SAFETY: `row + rows ≤ all` and `panels` lies in `a.panels`, so by the assertions above the panels and the
+            // rows of `out` are inside their slices; the caller vouches for the queries.
             unsafe {
                 let tile = Tile {
                     rows: a.queries.as_ptr().add(row),
-                    panels: a.keys.as_ptr().add((from - a.panels.start) * d * LANES),
+                    panels: a.keys.as_ptr().add((panels.start - first) * d * LANES),
                     depth: d,
-                    out: a.out.as_mut_ptr().add(row * SCORE_STRIDE + from * LANES),
+                    out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
+                    fetch: Fetch::Far,
                 };
-                by_tile_shape!(S, rows, to - from, |MR, NV| dots::tile::<S, MR, NV>(
+                by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, MR, NV>(
                     s,
                     tile,
                     #[inline(always)]
                     |_, total| s.mul(total, scale),
                 ));
             }
-            a.ahead.fetch(s);
-        }
-        panel += vecs;
-    }
+        },
+    );
 }

@@ -7,11 +7,11 @@
 //!
 //! Rules, each paid for by somebody (DESIGN.md, "Traps"):
 //! 1. A token (`Avx2`, `Avx512`, …) is a zero-sized proof that the machine has the instructions; only
-//!    [`Isa`](crate::Isa) makes one, after detection.
+//!    [`Isa`](crate::Isa) and [`Simd::with_dot4`] make one, after detection.
 //! 2. Functions generic over `S: Simd` are `#[inline(always)]`. One that is not inlined into its
 //!    `#[target_feature]` caller runs a hundred times slower.
 //! 3. [`Simd::vectorize`] is the only `#[target_feature]` boundary. It is entered once per kernel step, which
-//!    covers a group of rows times a key block; never per row, never per tile.
+//!    covers a group of rows times a key block; never per row, never per tile. [`Simd::with_dot4`] enters it, too.
 //! 4. Below the boundary: no rayon, no `dyn`, no function pointers, no allocation.
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
 //! 6. An operation is added when backends do it differently, not because one caller would like it.
@@ -31,6 +31,21 @@ pub(crate) const SHIFT: f32 = 12_582_912.0 + 191.0;
 
 /// 2⁻⁶⁴: takes back the 64 in [`SHIFT`].
 pub(crate) const TWO_TO_MINUS_64: f32 = f32::from_bits((127 - 64) << 23);
+
+/// Infinity as bits of an `f32`. What is above, the sign apart, is NaN.
+pub(crate) const INFINITY: u32 = f32::INFINITY.to_bits();
+
+/// 2¹⁶ as bits of an `f32`: from here on an `f16` is infinite, and just below rounding gets there by its own carry.
+pub(crate) const F16_END: u32 = (127 + 16) << 23;
+
+/// 2⁻¹⁴ as bits of an `f32`: what is below is subnormal as an `f16`.
+pub(crate) const F16_NORMAL: u32 = (127 - 14) << 23;
+
+/// By how much the exponent field of an `f32` exceeds that of the same number as an `f16`, in place.
+pub(crate) const F16_BIAS: u32 = (127 - 15) << 23;
+
+/// 2⁻²⁴, the unit of subnormal `f16`, and of an `f32` from 0.5 to 1: 0.5 added to such a number rounds it as `f16` does.
+pub(crate) const F16_UNIT: f32 = f32::from_bits((127 - 24) << 23);
 
 /// Sixteen `f32` lanes and what the kernels do with them. All operations are lane by lane and IEEE.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
@@ -53,14 +68,44 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `#[inline(always)]` that calls `#[inline(always)]` functions.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
 
+    /// Runs `work` with the best dot products of bytes that come with this instruction set, inside
+    /// [`Self::vectorize`]. The token it is handed may be another's, of the same [`Self::TILE_ROWS`].
+    fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output;
+
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
     /// # Safety
     /// `p..p + 16` is readable. No alignment is needed.
     unsafe fn load(self, p: *const f32) -> Self::V;
+    /// Sixteen bytes as numbers.
+    ///
+    /// # Safety
+    /// `p..p + 16` is readable.
+    unsafe fn load_i8(self, p: *const i8) -> Self::V;
     /// # Safety
     /// `p..p + 16` is writable. No alignment is needed.
     unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// Sixteen bfloat16, widened exactly: they are the upper halves of `f32`, NaN's payload included.
+    ///
+    /// # Safety
+    /// `p..p + 16` is readable. No alignment is needed.
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V;
+    /// Sixteen IEEE binary16, widened exactly, subnormal numbers too. NaN keeps its payload and becomes quiet.
+    ///
+    /// # Safety
+    /// `p..p + 16` is readable. No alignment is needed.
+    unsafe fn load_f16(self, p: *const u16) -> Self::V;
+    /// As bfloat16, rounded to nearest even: past the largest to ±∞, subnormal numbers as all others. NaN becomes quiet
+    /// and keeps what there is room for of its payload.
+    ///
+    /// # Safety
+    /// `p..p + 16` is writable. No alignment is needed.
+    unsafe fn store_bf16(self, p: *mut u16, v: Self::V);
+    /// The same as IEEE binary16.
+    ///
+    /// # Safety
+    /// `p..p + 16` is writable. No alignment is needed.
+    unsafe fn store_f16(self, p: *mut u16, v: Self::V);
     /// `zero` where the byte at `p` is 0, `other` where it is not.
     ///
     /// # Safety
@@ -96,4 +141,56 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// Every row is readable for 16 floats, `out` writable for 256.
     unsafe fn transpose(self, rows: [*const f32; LANES], out: *mut f32);
+}
+
+/// Four consecutive elements of a query row of bytes, in the two forms that instruction sets want them in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Query4 {
+    /// The first in the lowest byte.
+    bytes: i32,
+    /// Elements 0 and 2, sixteen bits each, 0 in the lower half.
+    even: i32,
+    /// Elements 1 and 3.
+    odd: i32,
+}
+
+impl Query4 {
+    pub(crate) const ZERO: Self = Self { bytes: 0, even: 0, odd: 0 };
+
+    #[inline(always)]
+    pub(crate) fn new(e: [i8; 4]) -> Self {
+        let bytes = i32::from_le_bytes([e[0] as u8, e[1] as u8, e[2] as u8, e[3] as u8]);
+        let even = (i32::from(e[2]) << 16) | (i32::from(e[0]) & 0xFFFF);
+        let odd = (i32::from(e[3]) << 16) | (i32::from(e[1]) & 0xFFFF);
+        Self { bytes, even, odd }
+    }
+}
+
+/// Dot products of rows of bytes with sixteen keys of bytes, four elements at a time. Sums are 32-bit integers that
+/// wrap, so what fits is exact and every instruction set gives the same. Lanes are keys, as everywhere.
+pub(crate) trait Dot4: Simd {
+    /// Rows of a register tile, at most [`Simd::TILE_ROWS`].
+    const DOT4_ROWS: usize;
+    /// One sum for each key.
+    type Sums: Copy;
+    /// Four elements of each key, made ready.
+    type Keys: Copy;
+
+    /// What the sums of a row start with, given what all its elements add up to: 0, or what makes up for keys that are
+    /// not taken as they are.
+    fn start(self, total: i32) -> Self::Sums;
+    /// # Safety
+    /// `p..p + 64` is readable: four elements of a key, then four of the next.
+    unsafe fn keys(self, p: *const i8) -> Self::Keys;
+    /// `sums[l] + Σ q[e]·keys[4·l + e]`.
+    fn dot4(self, sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums;
+    /// The sums, each rounded once.
+    fn to_f32(self, sums: Self::Sums) -> Self::V;
+}
+
+/// Something to do with dot products of bytes: see [`Simd::with_dot4`].
+pub(crate) trait Dot4Work {
+    type Output;
+    /// To be marked `#[inline(always)]`.
+    fn run<S: Dot4>(self, s: S) -> Self::Output;
 }

@@ -5,14 +5,16 @@
 //! crate whose body is a kernel inlined into a `#[target_feature]` function.
 
 use crate::activation::{self, Activation};
+use crate::element::{self, Dtype};
 use crate::finish::{self, Finish};
+use crate::int8;
 use crate::norm::{self, Norm};
 use crate::options::Mask;
 use crate::pack::{self, Rows};
 use crate::passes::{self, Columns, Group};
 use crate::product::{self, Strip};
 use crate::scores::{self, Scores};
-use crate::simd::Simd;
+use crate::simd::{Query4, Simd};
 use crate::softmax;
 use crate::values::{self, Values};
 use crate::{block::Hull, block::Span, exp};
@@ -60,6 +62,19 @@ pub(crate) trait Steps: Copy + Send + Sync {
     /// # Safety
     /// As for [`values::values`].
     unsafe fn values(self, a: Values<'_>);
+    /// A row to bytes: see [`int8::quantise`].
+    fn quantise(self, xs: &[f32], out: &mut [i8]) -> f32;
+    /// A row to bytes, each channel by its own scale: see [`int8::quantise_by_channel`].
+    fn quantise_by_channel(self, xs: &[f32], scales: &[f32], out: &mut [i8]) -> bool;
+    /// A query row to bytes: see [`int8::quantise_query`].
+    fn quantise_query(self, xs: &[f32], scale: f32, out: &mut [Query4]) -> int8::Row;
+    /// Scores of rows of bytes.
+    fn scores_int8(self, a: int8::Scores<'_>);
+    /// Each key's weights by its factor.
+    fn scale_columns(self, group: Group<'_>, factors: &[f32]);
+    /// # Safety
+    /// As for [`values::values`].
+    unsafe fn values_int8(self, a: Values<'_, i8>);
     /// # Safety
     /// As for [`finish::finish`].
     unsafe fn finish(self, a: Finish<'_>) -> bool;
@@ -69,6 +84,10 @@ pub(crate) trait Steps: Copy + Send + Sync {
     fn gate(self, activation: Activation, gate: &mut [f32], up: &[f32]);
     /// Rows brought to one size.
     fn norm(self, norm: &Norm<'_>, rows: norm::Rows<'_>, out: &mut [f32]);
+    /// Elements of a 16-bit type to `f32`.
+    fn widen(self, dtype: Dtype, from: &[u16], to: &mut [f32]);
+    /// And back, rounded.
+    fn narrow(self, dtype: Dtype, from: &[f32], to: &mut [u16]);
     /// `eˣ` of every element, all non-positive.
     fn exp(self, xs: &mut [f32]);
     /// Keeps the arithmetic units busy with FMAs and nothing else. Returns the operations done, and a value that depends
@@ -194,6 +213,46 @@ macro_rules! steps {
                 )
             }
 
+            fn quantise(self, xs: &[f32], out: &mut [i8]) -> f32 {
+                self.vectorize(
+                    #[inline(always)]
+                    || int8::quantise(xs, out),
+                )
+            }
+
+            fn quantise_by_channel(self, xs: &[f32], scales: &[f32], out: &mut [i8]) -> bool {
+                self.vectorize(
+                    #[inline(always)]
+                    || int8::quantise_by_channel(xs, scales, out),
+                )
+            }
+
+            fn quantise_query(self, xs: &[f32], scale: f32, out: &mut [Query4]) -> int8::Row {
+                self.vectorize(
+                    #[inline(always)]
+                    || int8::quantise_query(xs, scale, out),
+                )
+            }
+
+            fn scores_int8(self, a: int8::Scores<'_>) {
+                self.with_dot4(a)
+            }
+
+            fn scale_columns(self, group: Group<'_>, factors: &[f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || passes::scale_columns(self, group, factors),
+                )
+            }
+
+            unsafe fn values_int8(self, a: Values<'_, i8>) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { values::values(self, a) },
+                )
+            }
+
             unsafe fn finish(self, a: Finish<'_>) -> bool {
                 self.vectorize(
                     #[inline(always)]
@@ -220,6 +279,20 @@ macro_rules! steps {
                 self.vectorize(
                     #[inline(always)]
                     || norm::norm(self, norm, rows, out),
+                )
+            }
+
+            fn widen(self, dtype: Dtype, from: &[u16], to: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || element::widen_slice(self, dtype, from, to),
+                )
+            }
+
+            fn narrow(self, dtype: Dtype, from: &[f32], to: &mut [u16]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || element::narrow_slice(self, dtype, from, to),
                 )
             }
 

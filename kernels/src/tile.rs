@@ -45,7 +45,17 @@ pub(crate) struct Fused<'t, 'a, S, M> {
     pub(crate) task: Task,
     pub(crate) seq: Sequence,
     /// What will probably be computed after it.
-    pub(crate) next: Option<Task>,
+    pub(crate) next: Next,
+}
+
+/// What comes after a task.
+pub(crate) enum Next {
+    /// Nothing, or nobody knows.
+    Nothing,
+    /// Probably this.
+    Task(Task),
+    /// What lies behind it in memory: the core will guess that by itself.
+    Neighbour,
 }
 
 /// The key block at hand.
@@ -96,12 +106,17 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         geometry: &'t Geometry,
     ) -> Self {
         let seq = call.sequence(task.index);
-        Self { s, mods, call, outputs, geometry, task, seq, next: None }
+        Self { s, mods, call, outputs, geometry, task, seq, next: Next::Nothing }
     }
 
     /// With a guess at what comes next: its memory is asked for while this one is computed.
     pub(crate) fn followed_by(self, next: Option<Task>) -> Self {
-        Self { next, ..self }
+        Self { next: next.map_or(Next::Nothing, Next::Task), ..self }
+    }
+
+    /// As one of a run of units.
+    pub(crate) fn unit(self) -> Self {
+        Self { next: Next::Neighbour, ..self }
     }
 
     /// Computes the task's rows and writes them.
@@ -123,7 +138,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             // Hidden values have weight 0, and 0 times a finite number is nothing. Assume they are finite; if they
             // were not, or something visible was not, it shows in the result, and everything is done again with care.
             for care in [Care::Fast, Care::Careful] {
-                self.gather(queries, care, &mut regions);
+                self.gather(queries, care, self.blocks(), &mut regions);
                 if C::ACTIVE {
                     self.gather_modified(queries, care, &mut regions);
                 }
@@ -202,20 +217,31 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         }
     }
 
-    /// The one pass over the keys.
-    ///
-    /// # Safety
-    /// As for [`Self::run`].
-    unsafe fn gather(&self, queries: Queries, care: Care, regions: &mut Regions<'_>) {
+    /// Nothing gathered yet.
+    pub(crate) fn clear(&self, regions: &mut Regions<'_>) {
         // Steps work on whole vectors of rows.
         let padded = self.task.rows.len().next_multiple_of(LANES);
         regions.max[..padded].fill(f32::NEG_INFINITY);
         regions.sum[..padded].fill(0.0);
         regions.out[..self.task.rows.len() * self.geometry.width()].fill(0.0);
+    }
+
+    /// The one pass over the keys, or over some of their blocks.
+    ///
+    /// # Safety
+    /// As for [`Self::run`]; the blocks are some of [`Self::blocks`].
+    pub(crate) unsafe fn gather(
+        &self,
+        queries: Queries,
+        care: Care,
+        blocks: impl Iterator<Item = usize>,
+        regions: &mut Regions<'_>,
+    ) {
+        self.clear(regions);
         // SAFETY: passed on.
         unsafe { self.exchange(regions, Exchange::Load) };
         let (mut spans, mut tables) = (Spans::new(), TABLES);
-        for first in self.blocks() {
+        for first in blocks {
             // SAFETY: passed on.
             unsafe {
                 let mut block = self.block(first, &mut tables);
@@ -337,7 +363,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         for first in (0..stride).step_by(self.geometry.pack_cols) {
             let n = self.geometry.pack_cols.min(self.geometry.value_dim - first);
             // SAFETY: column `first` exists for every key of the block.
-            let run = unsafe { block.values.rows.from_column(first) };
+            let run = unsafe { block.values.rows.columns_from(first) };
             let whole = first + n.next_multiple_of(LANES) <= block.values.readable;
             let values = if care == Care::Fast && run.element == 1 && whole {
                 run
@@ -376,7 +402,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     ///
     /// # Safety
     /// As for [`Self::run`].
-    unsafe fn finish(&self, care: Care, regions: &mut Regions<'_>) -> bool {
+    pub(crate) unsafe fn finish(&self, care: Care, regions: &mut Regions<'_>) -> bool {
         let Some(output) = &self.outputs.out else {
             let finite = regions.out[..self.task.rows.len() * self.geometry.width()].iter().all(|x| x.is_finite());
             if finite || care == Care::Careful {

@@ -6,15 +6,16 @@
 
 use crate::ahead::Ahead;
 use crate::block::{SCORE_STRIDE, Span};
+use crate::element::Load;
 use crate::pack::Rows;
 use crate::simd::{LANES, Simd};
 
 /// A group of rows, their weights for one block, and the running outputs.
-pub(crate) struct Values<'a> {
+pub(crate) struct Values<'a, T = f32> {
     /// `[row][SCORE_STRIDE]`, zero where hidden.
     pub(crate) weights: &'a [f32],
     /// From key 0 of the block and the first column of the run on, contiguous.
-    pub(crate) values: Rows,
+    pub(crate) values: Rows<T>,
     /// Vectors (16 columns each) of the run.
     pub(crate) vecs: usize,
     /// The keys each tile of rows needs.
@@ -31,9 +32,9 @@ pub(crate) struct Values<'a> {
 }
 
 /// # Safety
-/// For every key of every span, `16 · vecs` contiguous floats of its row of values are readable.
+/// For every key of every span, `16 · vecs` contiguous elements of its row of values are readable.
 #[inline(always)]
-pub(crate) unsafe fn values<S: Simd>(s: S, a: Values<'_>) {
+pub(crate) unsafe fn values<S: Simd, T: Load>(s: S, a: Values<'_, T>) {
     assert!(a.spans.len() == a.rows.div_ceil(S::TILE_ROWS));
     assert!(a.weights.len() >= a.rows * SCORE_STRIDE && a.keep.len() >= a.rows && a.join.len() >= a.rows);
     assert!(a.rows == 0 || a.out.len() >= (a.rows - 1) * a.out_stride + a.vecs * LANES);
@@ -59,8 +60,8 @@ pub(crate) unsafe fn values<S: Simd>(s: S, a: Values<'_>) {
                     out_stride: a.out_stride,
                 };
                 let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
-                let values = a.values.from_column(vec * LANES);
-                by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, MR, NV>(s, w, values, *span, fold));
+                let values = a.values.columns_from(vec * LANES);
+                by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, T, MR, NV>(s, w, values, *span, fold));
             }
             a.ahead.fetch(s);
         }
@@ -82,21 +83,31 @@ struct Fold {
 /// # Safety
 /// For `MR` rows: weights up to the span's end, two factors, and `16 · NV` outputs; values as for [`values`].
 #[inline(always)]
-unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
+unsafe fn tile<S: Simd, T: Load, const MR: usize, const NV: usize>(
     s: S,
     weights: *const f32,
-    values: Rows,
+    values: Rows<T>,
     span: Span,
     fold: Fold,
 ) {
     let mut sum = [[s.splat(0.0); NV]; MR];
     for j in span.keys() {
+        if let (Some(keys), Some(stride)) = (T::AHEAD, values.stride()) {
+            // SAFETY: the caller vouches for key `j`.
+            let row = unsafe { values.at(j) };
+            // One line, or two where the run is not one of whole lines. Wrapping: a hint may point anywhere.
+            let there = row.wrapping_offset(keys * stride);
+            s.prefetch_far(there.cast());
+            if NV < 4 && NV > 1 {
+                s.prefetch_far(there.wrapping_add((NV - 1) * LANES).cast());
+            }
+        }
         let mut value = [s.splat(0.0); NV];
         // SAFETY: the caller vouches for key `j`.
         let row = unsafe { values.at(j) };
         for (n, value) in value.iter_mut().enumerate() {
             // SAFETY: vector `n < NV` of the row.
-            *value = unsafe { s.load(row.add(n * LANES)) };
+            *value = unsafe { T::load(s, row.add(n * LANES)) };
         }
         for (r, sum) in sum.iter_mut().enumerate() {
             // SAFETY: row `r < MR`, key `j` inside the span.

@@ -1,15 +1,17 @@
-//! AVX2 with FMA: two registers are one vector.
+//! AVX2 with FMA and F16C: two registers are one vector.
 
-use super::{LANES, Simd, TWO_TO_MINUS_64};
+use super::{Dot4, Dot4Work, LANES, Query4, Simd, TWO_TO_MINUS_64};
 use core::arch::x86_64::*;
 
-/// Proof that this machine has AVX2 and FMA. Made by [`Avx2::detect`] alone.
+/// Proof that this machine has AVX2, FMA and F16C. Made by [`Avx2::detect`] alone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx2(());
 
 impl Avx2 {
     pub(crate) fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Self(()))
+        let present =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        present.then_some(Self(()))
     }
 }
 
@@ -41,6 +43,25 @@ pub(crate) unsafe fn sum8(v: __m256) -> f32 {
         let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
         _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))
+    }
+}
+
+/// Eight lanes as bfloat16, in the lower halves of 32 bits.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn bf16_in_32(v: __m256) -> __m256i {
+    // SAFETY: the caller vouches for AVX2.
+    unsafe {
+        let bits = _mm256_castps_si256(v);
+        // Half a unit less one, and one more if the last bit that stays is odd: ties go to even. Carries into the
+        // exponent are right, up to infinity. NaN might carry into the sign, and is made quiet instead.
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+        _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, is_nan))
     }
 }
 
@@ -90,12 +111,20 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
-        #[target_feature(enable = "avx2,fma")]
+        #[target_feature(enable = "avx2,fma,f16c")]
         fn inner<R>(f: impl FnOnce() -> R) -> R {
             f()
         }
         // SAFETY: `self` proves the features.
         unsafe { inner(f) }
+    }
+
+    #[inline(always)]
+    fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output {
+        self.vectorize(
+            #[inline(always)]
+            || work.run(self),
+        )
     }
 
     #[inline(always)]
@@ -111,11 +140,56 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Pair {
+        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        unsafe {
+            let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
+            let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: Pair) {
         // SAFETY: `self` proves the features; the caller vouches for `p`.
         unsafe {
             _mm256_storeu_ps(p, v[0]);
             _mm256_storeu_ps(p.add(8), v[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> Pair {
+        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8).cast()));
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> Pair {
+        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: Pair) {
+        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        unsafe {
+            // Packing works within 128 bits: the quarters come as 0, 2, 1, 3.
+            let packed = _mm256_packus_epi32(bf16_in_32(v[0]), bf16_in_32(v[1]));
+            _mm256_storeu_si256(p.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: Pair) {
+        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        unsafe {
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
+            _mm_storeu_si128(p.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
         }
     }
 
@@ -234,5 +308,53 @@ impl Simd for Avx2 {
                 }
             }
         }
+    }
+}
+
+impl Dot4 for Avx2 {
+    // 4 × 2 sums, 4 keys, 2 broadcasts, 1 product: 15 of 16 registers.
+    const DOT4_ROWS: usize = 4;
+    type Sums = [__m256i; 2];
+    /// Elements 0 and 2 of each key in sixteen bits, then 1 and 3; keys 0 to 7, then 8 to 15.
+    type Keys = [[__m256i; 2]; 2];
+
+    #[inline(always)]
+    fn start(self, _: i32) -> Self::Sums {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn keys(self, p: *const i8) -> Self::Keys {
+        // Widened by shifts, not by `vpmovsxbw`, so that each pair of products is added up in its own key's lane.
+        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        unsafe {
+            let bytes = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
+            let mut keys = [bytes; 2];
+            for (keys, bytes) in keys.iter_mut().zip(bytes) {
+                *keys = [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)];
+            }
+            keys
+        }
+    }
+
+    #[inline(always)]
+    fn dot4(self, mut sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums {
+        // `vpmaddwd` is exact: two products of bytes are far from the end of 32 bits.
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let (even, odd) = (_mm256_set1_epi32(q.even), _mm256_set1_epi32(q.odd));
+            for (sum, keys) in sums.iter_mut().zip(keys) {
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(keys[0], even));
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(keys[1], odd));
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn to_f32(self, sums: Self::Sums) -> Pair {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])] }
     }
 }

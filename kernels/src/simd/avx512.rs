@@ -1,11 +1,19 @@
-//! AVX-512F: one register is one vector.
+//! AVX-512F: one register is one vector. Dot products of bytes need AVX-512 VNNI; where that is missing, they are left
+//! to AVX2.
 
-use super::{LANES, Simd};
+use super::avx2::Avx2;
+use super::{Dot4, Dot4Work, LANES, Query4, Simd};
 use core::arch::x86_64::*;
 
-/// Proof that this machine has AVX-512F. Made by [`Avx512::detect`] alone.
+/// Proof that this machine has AVX-512F, and AVX-512 VNNI as well if it says so.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512(());
+pub(crate) struct Foundation<const VNNI: bool>(());
+
+/// Proof that this machine has AVX-512F. Made by [`Avx512::detect`] alone.
+pub(crate) type Avx512 = Foundation<false>;
+
+/// Proof that it has AVX-512 VNNI, too. Not an instruction set to choose: what [`Simd::with_dot4`] hands out.
+pub(crate) type Avx512Vnni = Foundation<true>;
 
 impl Avx512 {
     pub(crate) fn detect() -> Option<Self> {
@@ -13,7 +21,28 @@ impl Avx512 {
     }
 }
 
-impl Simd for Avx512 {
+impl Avx512Vnni {
+    pub(crate) fn detect_vnni() -> Option<Self> {
+        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")).then_some(Self(()))
+    }
+}
+
+// Groups are cut into tiles before it is known who computes them.
+const _: () = assert!(Avx2::TILE_ROWS == Avx512::TILE_ROWS);
+
+/// [`Simd::with_dot4`] on a machine that has `vnni`, or has not.
+#[inline(always)]
+pub(crate) fn with_dot4<W: Dot4Work>(vnni: Option<Avx512Vnni>, work: W) -> W::Output {
+    match vnni {
+        Some(vnni) => vnni.vectorize(
+            #[inline(always)]
+            || work.run(vnni),
+        ),
+        None => Avx2::detect().expect("AVX-512F includes AVX2 and FMA").with_dot4(work),
+    }
+}
+
+impl<const VNNI: bool> Simd for Foundation<VNNI> {
     type V = __m512;
 
     // 6 × 4 accumulators, 4 loads, 1 broadcast: 29 of 32 registers, and 24 independent chains, which covers the
@@ -31,8 +60,17 @@ impl Simd for Avx512 {
         fn inner<R>(f: impl FnOnce() -> R) -> R {
             f()
         }
-        // SAFETY: `self` proves the feature.
-        unsafe { inner(f) }
+        #[target_feature(enable = "avx512f,avx512vnni")]
+        fn inner_vnni<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        // SAFETY: `self` proves the feature, and VNNI where it says so.
+        unsafe { if VNNI { inner_vnni(f) } else { inner(f) } }
+    }
+
+    #[inline(always)]
+    fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output {
+        with_dot4(Avx512Vnni::detect_vnni(), work)
     }
 
     #[inline(always)]
@@ -48,9 +86,50 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> __m512 {
+        // SAFETY: `self` proves the feature; the caller vouches for `p`.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m512) {
         // SAFETY: `self` proves the feature; the caller vouches for `p`.
         unsafe { _mm512_storeu_ps(p, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> __m512 {
+        // SAFETY: `self` proves the feature, and AVX with it; the caller vouches for `p`.
+        unsafe {
+            let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(low))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: __m512) {
+        // Rounded as in the AVX2 backend. The instruction of AVX512_BF16 takes subnormal numbers for 0.
+        // SAFETY: as above.
+        unsafe {
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            let result = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x0040_0000));
+            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(result)));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: __m512) {
+        // SAFETY: as above.
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
     }
 
     #[inline(always)]
@@ -183,5 +262,37 @@ impl Simd for Avx512 {
                 _mm512_storeu_ps(out.add(i * LANES), row);
             }
         }
+    }
+}
+
+impl Dot4 for Avx512Vnni {
+    // 6 × 4 sums, 4 keys, 1 broadcast, the constant that flips signs: 30 of 32 registers.
+    const DOT4_ROWS: usize = 6;
+    type Sums = __m512i;
+    /// Elements plus 128, as `vpdpbusd` takes one side unsigned.
+    type Keys = __m512i;
+
+    #[inline(always)]
+    fn start(self, total: i32) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_set1_epi32(total.wrapping_mul(-128)) }
+    }
+
+    #[inline(always)]
+    unsafe fn keys(self, p: *const i8) -> __m512i {
+        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        unsafe { _mm512_xor_si512(_mm512_loadu_si512(p.cast()), _mm512_set1_epi32(0x8080_8080_u32.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn dot4(self, sums: __m512i, q: &Query4, keys: __m512i) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_dpbusd_epi32(sums, keys, _mm512_set1_epi32(q.bytes)) }
+    }
+
+    #[inline(always)]
+    fn to_f32(self, sums: __m512i) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_cvtepi32_ps(sums) }
     }
 }

@@ -2,8 +2,8 @@
 //! elsewhere. `wide` selects instructions when the crate is compiled, so with default flags on x86-64 this is
 //! 128-bit and has no FMA; the wider x86 backends are ours and chosen at run time.
 
-use super::{LANES, Simd, TWO_TO_MINUS_64};
-use wide::{f32x4, i32x4};
+use super::{Dot4, Dot4Work, F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, LANES, Query4, Simd, TWO_TO_MINUS_64};
+use wide::{f32x4, i16x8, i32x4, i32x8};
 
 /// Needs no proof: every machine can run it.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +28,90 @@ fn greater(a: f32x4, b: f32x4) -> f32x4 {
     }
 }
 
+#[inline(always)]
+fn bits(x: f32x4) -> i32x4 {
+    // SAFETY: both are 16 bytes, and every bit pattern is a valid i32.
+    unsafe { core::mem::transmute::<f32x4, i32x4>(x) }
+}
+
+#[inline(always)]
+fn from_bits(x: i32x4) -> f32x4 {
+    // SAFETY: both are 16 bytes, and every bit pattern is a valid f32.
+    unsafe { core::mem::transmute::<i32x4, f32x4>(x) }
+}
+
+/// Every lane these bits, which most constants have unsigned.
+#[inline(always)]
+fn ints(x: u32) -> i32x4 {
+    i32x4::splat(x.cast_signed())
+}
+
+/// Binary16 in the lower halves of 32 bits, widened. Compared without the sign, so that signed comparisons will do.
+#[inline(always)]
+fn widen_f16(half: i32x4) -> f32x4 {
+    let unsigned = half & ints(0x7FFF);
+    let sign = (half ^ unsigned) << 16;
+    let placed = unsigned << 13;
+    // Infinity and NaN go from the last exponent of one format to that of the other.
+    let last = unsigned.simd_gt(ints(0x7BFF)) & ints(F16_BIAS);
+    let quiet = unsigned.simd_gt(ints(0x7C00)) & ints(0x0040_0000);
+    let normal = (placed + ints(F16_BIAS) + last) | quiet;
+    let subnormal = bits(unsigned.round_float() * f32x4::splat(F16_UNIT));
+    from_bits(ints(0x0400).simd_gt(unsigned).bitselect(subnormal, normal) | sign)
+}
+
+/// Rounded to nearest even, binary16 extended to 32 bits by its sign.
+#[inline(always)]
+fn narrow_f16(x: f32x4) -> i32x4 {
+    let unsigned = bits(x) & ints(0x7FFF_FFFF);
+    let sign = (bits(x) ^ unsigned) >> 16;
+    let odd = (unsigned >> 13) & ints(1);
+    let normal = (unsigned - ints(F16_BIAS) + ints(0x0FFF) + odd) >> 13;
+    // The sum is rounded to the unit of subnormal numbers, which it then counts in its lowest bits.
+    let subnormal = bits(from_bits(unsigned) + f32x4::splat(0.5)) - ints(0.5f32.to_bits());
+    let finite = ints(F16_NORMAL).simd_gt(unsigned).bitselect(subnormal, normal);
+    let nan = ((unsigned >> 13) & ints(0x03FF)) | ints(0x7E00);
+    let infinite_or_nan = unsigned.simd_gt(ints(INFINITY)).bitselect(nan, ints(0x7C00));
+    ints(F16_END).simd_gt(unsigned).bitselect(finite, infinite_or_nan) | sign
+}
+
+/// Bfloat16, the same way: as in the AVX2 backend.
+#[inline(always)]
+fn narrow_bf16(x: f32x4) -> i32x4 {
+    let bits = bits(x);
+    let odd = (bits >> 16) & ints(1);
+    let is_nan = (bits & ints(0x7FFF_FFFF)).simd_gt(ints(INFINITY));
+    is_nan.bitselect(bits | ints(0x0040_0000), bits + ints(0x7FFF) + odd) >> 16
+}
+
+/// Sixteen 16-bit numbers, zero-extended.
+///
+/// # Safety
+/// `p..p + 16` is readable.
+#[inline(always)]
+unsafe fn load_16(p: *const u16) -> [i32x4; 4] {
+    // SAFETY: the caller vouches for `p..p + 16`.
+    let p = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
+    let part = |i: usize| i32x4::new([p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]].map(i32::from));
+    [part(0), part(1), part(2), part(3)]
+}
+
+/// Sixteen numbers that 16 bits hold, sign and all.
+///
+/// # Safety
+/// `p..p + 16` is writable.
+#[inline(always)]
+unsafe fn store_16(p: *mut u16, v: [i32x4; 4]) {
+    for (i, pair) in [[v[0], v[1]], [v[2], v[3]]].into_iter().enumerate() {
+        // SAFETY: both are 32 bytes, the lanes in order, and every bit pattern is a valid i32.
+        let pair = unsafe { core::mem::transmute::<[i32x4; 2], i32x8>(pair) };
+        // Nothing is ever saturated. SSE2 packs in one instruction this way, and shuffles for every other.
+        let packed = i16x8::from_i32x8_saturate(pair).to_array();
+        // SAFETY: the caller vouches for `p..p + 16`.
+        unsafe { p.cast::<[i16; 8]>().add(i).write_unaligned(packed) }
+    }
+}
+
 impl Simd for Portable {
     type V = Quad;
 
@@ -46,6 +130,14 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output {
+        self.vectorize(
+            #[inline(always)]
+            || work.run(self),
+        )
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> Quad {
         [f32x4::splat(x); 4]
     }
@@ -57,6 +149,13 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Quad {
+        // SAFETY: the caller vouches for `p..p + 16`.
+        let bytes = unsafe { p.cast::<[[i8; 4]; 4]>().read_unaligned() };
+        each(|i| f32x4::new(bytes[i].map(f32::from)))
+    }
+
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: Quad) {
         for (i, part) in v.into_iter().enumerate() {
             // SAFETY: the caller vouches for `p..p + 16`.
@@ -65,14 +164,38 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> Quad {
+        // SAFETY: the caller vouches for `p..p + 16`.
+        let halves = unsafe { load_16(p) };
+        each(|i| from_bits(halves[i] << 16))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> Quad {
+        // SAFETY: the caller vouches for `p..p + 16`.
+        let halves = unsafe { load_16(p) };
+        each(|i| widen_f16(halves[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: Quad) {
+        // SAFETY: the caller vouches for `p..p + 16`.
+        unsafe { store_16(p, [narrow_bf16(v[0]), narrow_bf16(v[1]), narrow_bf16(v[2]), narrow_bf16(v[3])]) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: Quad) {
+        // SAFETY: the caller vouches for `p..p + 16`.
+        unsafe { store_16(p, [narrow_f16(v[0]), narrow_f16(v[1]), narrow_f16(v[2]), narrow_f16(v[3])]) }
+    }
+
+    #[inline(always)]
     unsafe fn select_bytes(self, p: *const u8, zero: Quad, other: Quad) -> Quad {
         // SAFETY: the caller vouches for `p..p + 16`.
         let bytes = unsafe { p.cast::<[u8; LANES]>().read_unaligned() };
         each(|i| {
             let lanes = i32x4::new(core::array::from_fn(|lane| -i32::from(bytes[4 * i + lane] == 0)));
-            // SAFETY: both are 16 bytes, and every bit pattern is a valid f32.
-            let is_zero = unsafe { core::mem::transmute::<i32x4, f32x4>(lanes) };
-            is_zero.bitselect(zero[i], other[i])
+            from_bits(lanes).bitselect(zero[i], other[i])
         })
     }
 
@@ -121,13 +244,7 @@ impl Simd for Portable {
     fn one_plus_scaled(self, (a, b): (Quad, Quad), _: Quad, shifted: Quad) -> Quad {
         // As in the AVX2 backend.
         let small = f32x4::splat(TWO_TO_MINUS_64);
-        each(|i| {
-            // SAFETY: both are 16 bytes, and every bit pattern is a valid i32.
-            let bits = unsafe { core::mem::transmute::<f32x4, i32x4>(shifted[i]) };
-            // SAFETY: both are 16 bytes, and every bit pattern is a valid f32.
-            let power = unsafe { core::mem::transmute::<i32x4, f32x4>(bits << 23) };
-            (a[i] * small).mul_add(b[i], small) * power
-        })
+        each(|i| (a[i] * small).mul_add(b[i], small) * from_bits(bits(shifted[i]) << 23))
     }
 
     #[inline(always)]
@@ -159,4 +276,48 @@ impl Simd for Portable {
             }
         }
     }
+}
+
+impl Dot4 for Portable {
+    // In SSE2 terms: 2 × 4 sums, 2 keys at a time, 2 × 2 broadcasts, 1 product: 15 of 16 registers.
+    const DOT4_ROWS: usize = 2;
+    type Sums = [i32x4; 4];
+    /// Elements 0 and 2 of each key in sixteen bits, then 1 and 3; four keys after four keys.
+    type Keys = [[i16x8; 2]; 4];
+
+    #[inline(always)]
+    fn start(self, _: i32) -> Self::Sums {
+        [i32x4::splat(0); 4]
+    }
+
+    #[inline(always)]
+    unsafe fn keys(self, p: *const i8) -> Self::Keys {
+        // SAFETY: the caller vouches for `p..p + 64`.
+        let bytes = unsafe { p.cast::<[[[u8; 2]; 8]; 4]>().read_unaligned() };
+        bytes.map(|bytes| {
+            let pairs = i16x8::new(bytes.map(i16::from_le_bytes));
+            [(pairs << 8) >> 8, pairs >> 8]
+        })
+    }
+
+    #[inline(always)]
+    fn dot4(self, mut sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums {
+        let (even, odd) = (pairs(q.even), pairs(q.odd));
+        for (sum, keys) in sums.iter_mut().zip(keys) {
+            *sum = *sum + keys[0].dot(even) + keys[1].dot(odd);
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn to_f32(self, sums: Self::Sums) -> Quad {
+        each(|i| sums[i].round_float())
+    }
+}
+
+/// The lower half of `word` in even lanes, the upper in odd ones.
+#[inline(always)]
+fn pairs(word: i32) -> i16x8 {
+    let (low, high) = (word as i16, (word >> 16) as i16);
+    i16x8::new([low, high, low, high, low, high, low, high])
 }
