@@ -15,10 +15,12 @@
 //! | what keeps numbers in size | [`Norm`]: layer norm, RMS norm |
 //! | what is not linear | [`Activation`], in a [`FeedForward`], plain or gated |
 //! | all of it together | [`TransformerLayer`]: encoder, decoder, GPT-2, Llama; [`Transformer`] |
+//! | token after token | [`DecoderState`]: what a causal [`Transformer`] remembers, for [`Transformer::decode`] |
 //! | a model | [`Bert`], of a [`TensorSource`]: a map, or with the feature `safetensors` a file; [`Pooling`] |
 
 mod bert;
 mod compute;
+mod decoder;
 mod dictionary;
 mod embedding;
 mod feed_forward;
@@ -29,11 +31,13 @@ mod multi_head;
 mod norm;
 mod pool;
 mod positions;
+mod sequences;
 mod steps;
 mod transformer;
 
 pub use bert::{Bert, BertConfig, BertInput};
 pub use compute::Compute;
+pub use decoder::DecoderState;
 pub use dictionary::{Dictionary, Found, Weighable};
 pub use embedding::Embedding;
 pub use feed_forward::FeedForward;
@@ -42,10 +46,11 @@ pub use linear_attention::{FeatureMap, Form, LinearAttention, LinearInputs, Line
 #[cfg(feature = "safetensors")]
 pub use model::SafeTensorsFile;
 pub use model::{ModelError, Tensor, TensorSource};
-pub use multi_head::{MultiHeadAttention, MultiHeadInput, Sequences};
+pub use multi_head::{MultiHeadAttention, MultiHeadInput};
 pub use norm::Norm;
 pub use pool::{Pooling, normalize};
 pub use positions::{Rope, RopePairs};
 pub use sdpa_kernels::Activation;
+pub use sequences::{Sequences, Start};
 pub use steps::{Steps, StepsRow};
 pub use transformer::{LayerInput, NormOrder, Transformer, TransformerLayer};

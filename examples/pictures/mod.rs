@@ -84,7 +84,11 @@ pub fn save(picture: &Picture, folder: &Path, name: &str) -> Result<(), Box<dyn 
     Ok(())
 }
 
-/// Where pictures go: the program's first argument, or `target/pictures`.
+/// Where pictures go: the program's first argument that is no option, or `target/pictures`.
 pub fn folder() -> PathBuf {
-    std::env::args_os().nth(1).map_or_else(|| Path::new("target").join("pictures"), PathBuf::from)
+    let is_option = |arg: &std::ffi::OsString| arg.as_encoded_bytes().starts_with(b"--");
+    std::env::args_os()
+        .skip(1)
+        .find(|arg| !is_option(arg))
+        .map_or_else(|| Path::new("target").join("pictures"), PathBuf::from)
 }

@@ -2,8 +2,7 @@
 
 use super::Compute;
 use super::linear::{check_rows, rows_of};
-use super::multi_head::Sequences;
-use super::positions::Places;
+use super::sequences::{Places, Sequences, Start};
 use crate::error::{Bound, Error};
 use crate::schedule::{self, Rows};
 
@@ -94,24 +93,24 @@ impl Embedding {
         Ok(())
     }
 
-    /// Adds to each row of `x` the row of its position: sequences count from `first`.
+    /// Adds to each row of `x` the row of its position. Sequences count from `start`: a number, or one for each of them.
     ///
     /// # Errors
     /// [`Error::Entry`] names a position past the table, the row it is of and the last there is; [`Error::Mismatch`] if
-    /// `x` is not the sequences' rows. `x` is then untouched.
-    pub fn add_positions(
+    /// `x` is not the sequences' rows or there are not as many starts as sequences. `x` is then untouched.
+    pub fn add_positions<'a>(
         &self,
         x: &mut [f32],
-        sequences: Sequences<'_>,
-        first: usize,
+        sequences: Sequences<'a>,
+        start: impl Into<Start<'a>>,
         compute: &mut Compute,
     ) -> Result<(), Error> {
         let count = rows_of("x", x, self.width)?;
-        let places = Places::new(sequences, count, first, self.entries())?;
+        let places = Places::new(sequences, count, start.into(), self.entries())?;
         let (cost, x) = (COST * x.len() as f64, Rows(x, self.width));
-        schedule::rows(compute.exec(), count, cost, x, |start, x| {
+        schedule::rows(compute.exec(), count, cost, x, |first, x| {
             for (row, x) in x.0.chunks_exact_mut(self.width).enumerate() {
-                let add = self.row(places.of(start + row));
+                let add = self.row(places.of(first + row));
                 x.iter_mut().zip(add).for_each(|(x, add)| *x += add);
             }
         });

@@ -1,78 +1,15 @@
 //! Multi-head attention: attention between learned projections.
 
 use super::linear::{check_rows, rows_of};
-use super::{Compute, Linear, Rope};
+use super::{Compute, Linear, Rope, Sequences, Start};
 use crate::attention::Attention;
-use crate::error::{Bound, Error};
+use crate::cache::KvCache;
+use crate::error::Error;
 use crate::inputs::{Inputs, same};
 use crate::plan::Plan;
 use crate::problem::Outputs;
 use crate::schedule;
-use sdpa_kernels::{Mask, View, ViewMut};
-
-/// How rows make sequences.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sequences<'a> {
-    /// A batch of sequences of one length.
-    Even {
-        /// How many.
-        batch: usize,
-        /// Rows of each.
-        len: usize,
-    },
-    /// Sequences of any lengths, end to end: sequence `s` is rows `ends[s]..ends[s + 1]`, from 0 to the number of rows.
-    /// No row is spent on padding.
-    Ragged(&'a [usize]),
-}
-
-impl Sequences<'_> {
-    /// One sequence of this length.
-    pub const fn one(len: usize) -> Self {
-        Self::Even { batch: 1, len }
-    }
-
-    /// How many sequences there are.
-    pub fn count(&self) -> usize {
-        match self {
-            Self::Even { batch, .. } => *batch,
-            Self::Ragged(ends) => ends.len().saturating_sub(1),
-        }
-    }
-
-    /// The rows of the sequence with this number, which is below [`Self::count`].
-    pub fn rows(&self, sequence: usize) -> core::ops::Range<usize> {
-        match self {
-            Self::Even { len, .. } => sequence * len..(sequence + 1) * len,
-            Self::Ragged(ends) => ends[sequence]..ends[sequence + 1],
-        }
-    }
-
-    /// Whether there are so many rows. What cumulative lengths may be is checked where they are used.
-    pub(crate) fn check(&self, argument: &'static str, rows: usize) -> Result<(), Error> {
-        match self {
-            Self::Even { batch, len } => match batch.checked_mul(*len) {
-                Some(all) => same(argument, "rows", rows, all, "the sequences"),
-                None => Err(Error::TooLarge { what: "sequences", sizes: [*batch, *len, 1, 1] }),
-            },
-            Self::Ragged(ends) => match ends.last() {
-                Some(&end) if end != rows => {
-                    let index = ends.len() - 1;
-                    Err(Error::Entry { argument: "sequences", index, got: end, bound: Bound::Exactly, limit: rows })
-                }
-                Some(_) => Ok(()),
-                None => Err(Error::Empty { argument: "sequences", what: "the list of cumulative lengths" }),
-            },
-        }
-    }
-
-    /// `[batch, rows, heads, dim]` of a tensor with so many rows in all.
-    fn stored(&self, rows: usize, [heads, dim]: [usize; 2]) -> [usize; 4] {
-        match self {
-            Self::Even { batch, len } => [*batch, *len, heads, dim],
-            Self::Ragged(_) => [1, rows, heads, dim],
-        }
-    }
-}
+use sdpa_kernels::{Alignment, Causality, Mask, View, ViewMut};
 
 /// What attends to what: the tensors of a [`MultiHeadAttention`] call.
 #[derive(Debug, Clone, Copy)]
@@ -121,6 +58,16 @@ impl<'a> MultiHeadInput<'a> {
     pub fn mask(self, mask: Mask<'a>) -> Self {
         Self { mask: Some(mask), ..self }
     }
+}
+
+/// What a call has beside its input and its output.
+#[derive(Debug)]
+enum Beside<'a> {
+    Nothing,
+    /// Where each head's weights go.
+    Weights(ViewMut<'a>),
+    /// The keys and values of rows before these; those of these rows join them.
+    Cache(&'a mut KvCache),
 }
 
 /// Multi-head attention (Vaswani et al. 2017, arXiv:1706.03762): out · Concat(head₁ … headₙ), where head *i* is
@@ -245,7 +192,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// Any [`Error`]; `out` is then untouched.
     pub fn forward(&self, input: MultiHeadInput<'_>, out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
-        self.run(input, out, None, compute)
+        self.run(input, out, Beside::Nothing, compute)
     }
 
     /// Also writes the weights of each head, `[sequences, heads, rows, keys]` of the longest sequences: the one request
@@ -260,14 +207,60 @@ impl MultiHeadAttention {
         weights: ViewMut<'_>,
         compute: &mut Compute,
     ) -> Result<(), Error> {
-        self.run(input, out, Some(weights), compute)
+        self.run(input, out, Beside::Weights(weights), compute)
+    }
+
+    /// An empty cache for so many sequences, as [`Self::decode`] wants it.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if rows may see what comes after them.
+    pub fn cache(&self, sequences: usize) -> Result<KvCache, Error> {
+        self.check_decodes()?;
+        KvCache::new(sequences, self.kv_heads, [self.key_dim, self.value_dim])
+    }
+
+    /// The next rows of every sequence, `[sequences, n, inputs]`, which see those before them in the cache: their keys and
+    /// values are appended, then each row sees the keys up to its own, and a row of `out` is written for it. Rotary
+    /// positions go on from the sequence's length. The bits are those of [`Self::forward`] on the whole sequence.
+    ///
+    /// Takes 2·rows·inputs·outputs operations for each projection and 4·heads·head_dim for each row and key it sees.
+    ///
+    /// # Errors
+    /// Any [`Error`], and [`Error::Needs`] if rows may see what comes after them. `out` is then untouched and the cache as
+    /// it was, but that a sliding one may have let keys go.
+    pub fn decode(&self, x: &[f32], cache: &mut KvCache, out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
+        let rows = rows_of("x", x, self.q.inputs())?;
+        let sequences = Sequences::even(rows, cache.lens().len())?;
+        let before = cache.lens().first().copied();
+        let done = self.run(MultiHeadInput::new(x, sequences), out, Beside::Cache(cache), compute);
+        if done.is_err() && cache.lens().first().copied() != before {
+            for sequence in 0..sequences.count() {
+                let len = cache.lens()[sequence] - sequences.rows(sequence).len();
+                // A sliding cache may refuse: what it let go does not come back.
+                let _ = cache.truncate(sequence, len);
+            }
+        }
+        done
+    }
+
+    /// Whether a row's result is settled when the row is there.
+    fn check_decodes(&self) -> Result<(), Error> {
+        let argument = "decoding";
+        if self.attention.visible.causality != Causality::Causal {
+            return Err(Error::Needs { argument, needs: "causal attention" });
+        }
+        match self.attention.alignment {
+            // In a whole sequence these are one, and so are they here.
+            None | Some(Alignment::TopLeft | Alignment::BottomRight | Alignment::Offset(0)) => Ok(()),
+            Some(_) => Err(Error::Needs { argument, needs: "rows that stand at their own keys, no other offset" }),
+        }
     }
 
     fn run(
         &self,
         input: MultiHeadInput<'_>,
         out: &mut [f32],
-        weights: Option<ViewMut<'_>>,
+        beside: Beside<'_>,
         compute: &mut Compute,
     ) -> Result<(), Error> {
         let memory = input.memory.unwrap_or(Memory { keys: input.x, values: input.x, sequences: input.sequences });
@@ -281,7 +274,7 @@ impl MultiHeadAttention {
         let (q, k, v) = (self.q.outputs(), self.k.outputs(), self.v.outputs());
         let lengths = [rows * q, keys * k, keys * v, rows * self.heads * self.value_dim];
         let mut buffers = lengths.map(|len| compute.buffer(len));
-        let done = self.attend(&input, &memory, &mut buffers, weights, compute);
+        let done = self.attend(&input, &memory, &mut buffers, beside, compute);
         if done.is_ok() {
             schedule::multiply(compute.exec(), [self.out.product(&buffers[3], out)]);
         }
@@ -295,7 +288,7 @@ impl MultiHeadAttention {
         input: &MultiHeadInput<'_>,
         memory: &Memory<'_>,
         buffers: &mut [super::compute::Buffer; 4],
-        weights: Option<ViewMut<'_>>,
+        beside: Beside<'_>,
         compute: &mut Compute,
     ) -> Result<(), Error> {
         let exec = compute.exec();
@@ -306,16 +299,33 @@ impl MultiHeadAttention {
         );
         let rows = q.len() / self.q.outputs();
         let keys = k.len() / self.k.outputs();
-        let key_heads = [self.kv_heads, self.key_dim];
+        let (heads, key_heads) = ([self.heads, self.key_dim], [self.kv_heads, self.key_dim]);
+        let start = match &beside {
+            Beside::Cache(cache) => Start::Each(cache.lens()),
+            _ => Start::At(0),
+        };
         if let Some(rope) = &self.rope {
-            rope.rotate(q, [self.heads, self.key_dim], input.sequences, 0, compute)?;
-            rope.rotate(k, key_heads, memory.sequences, 0, compute)?;
+            rope.rotate(q, heads, input.sequences, start, compute)?;
+            rope.rotate(k, key_heads, memory.sequences, start, compute)?;
         }
-        let mut inputs = Inputs::new(
-            View::blhd(q, input.sequences.stored(rows, [self.heads, self.key_dim]))?,
-            View::blhd(k, memory.sequences.stored(keys, key_heads))?,
-            View::blhd(v, memory.sequences.stored(keys, [self.kv_heads, self.value_dim]))?,
-        );
+        let q = View::blhd(q, input.sequences.stored(rows, heads))?;
+        let k = View::blhd(k, memory.sequences.stored(keys, key_heads))?;
+        let v = View::blhd(v, memory.sequences.stored(keys, [self.kv_heads, self.value_dim]))?;
+        let attended = ViewMut::blhd(attended, input.sequences.stored(rows, [self.heads, self.value_dim]))?;
+        let (mut attention, mut outputs) = (self.attention, Outputs::new(attended));
+        let mut inputs = match beside {
+            Beside::Cache(cache) => {
+                self.check_decodes()?;
+                cache.append(k, v)?;
+                attention = attention.align(Alignment::BottomRight);
+                Inputs::cached(q, cache)
+            }
+            Beside::Weights(weights) => {
+                outputs = outputs.weights(weights);
+                Inputs::new(q, k, v)
+            }
+            Beside::Nothing => Inputs::new(q, k, v),
+        };
         inputs = match (input.sequences, memory.sequences) {
             (Sequences::Ragged(q), Sequences::Ragged(k)) => inputs.ragged(q, k),
             (Sequences::Even { .. }, Sequences::Even { .. }) => inputs,
@@ -330,12 +340,7 @@ impl MultiHeadAttention {
         if let Some(mask) = input.mask {
             inputs = inputs.mask(mask);
         }
-        let mut outputs =
-            Outputs::new(ViewMut::blhd(attended, input.sequences.stored(rows, [self.heads, self.value_dim]))?);
-        if let Some(weights) = weights {
-            outputs = outputs.weights(weights);
-        }
-        let problem = self.attention.problem(inputs, outputs)?;
+        let problem = attention.problem(inputs, outputs)?;
         let plan = Plan::new(&problem, exec);
         problem.run(&plan, compute.workspace());
         Ok(())

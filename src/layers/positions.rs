@@ -1,54 +1,14 @@
-//! Rotary positions, and where rows stand.
+//! Rotary positions.
 
 use super::Compute;
 use super::linear::rows_of;
-use super::multi_head::Sequences;
-use crate::error::{Bound, Error};
-use crate::inputs::cumulative;
+use super::sequences::{Places, Sequences, Start};
+use crate::error::Error;
 use crate::schedule::{self, Rows};
 use std::sync::Arc;
 
 /// What turning a number costs, in the operations that [`crate::Exec`] counts: 0.13 ns, measured, at 117 GFLOP/s.
 const COST: f64 = 16.0;
-
-/// Where each row stands in its sequence. Made once everything about it has been checked.
-#[derive(Clone, Copy)]
-pub(crate) struct Places<'a> {
-    sequences: Sequences<'a>,
-    first: usize,
-}
-
-impl<'a> Places<'a> {
-    /// `rows` rows in these sequences, each of which counts from `first`; all positions are below `limit`.
-    pub(crate) fn new(sequences: Sequences<'a>, rows: usize, first: usize, limit: usize) -> Result<Self, Error> {
-        sequences.check("x", rows)?;
-        let room = limit.saturating_sub(first);
-        // The first sequence too long for the table.
-        let long = match sequences {
-            Sequences::Even { len, .. } => (rows > 0 && len > room).then_some(0),
-            Sequences::Ragged(ends) => {
-                cumulative("sequences", ends, rows)?;
-                ends.windows(2).find(|pair| pair[1] - pair[0] > room).map(|pair| pair[0])
-            }
-        };
-        match long {
-            None => Ok(Self { sequences, first }),
-            Some(start) => {
-                let (index, got) = (start + room, first.saturating_add(room));
-                Err(Error::Entry { argument: "positions", index, got, bound: Bound::AtMost, limit: limit - 1 })
-            }
-        }
-    }
-
-    /// The position of a row.
-    pub(crate) fn of(&self, row: usize) -> usize {
-        self.first
-            + match self.sequences {
-                Sequences::Even { len, .. } => row % len,
-                Sequences::Ragged(ends) => row - ends[ends.partition_point(|&end| end <= row) - 1],
-            }
-    }
-}
 
 /// Which columns of a head make a pair that is turned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -134,18 +94,18 @@ impl Rope {
         self.dim
     }
 
-    /// Turns rows of `heads × head_dim`, in place: sequences count from `first`.
+    /// Turns rows of `heads × head_dim`, in place. Sequences count from `start`: a number, or one for each of them.
     ///
     /// # Errors
     /// [`Error::Entry`] names a position past the table, the row it is of and the last there is; [`Error::Mismatch`] if
-    /// heads are narrower than [`Self::dim`] or `x` is not the sequences' rows, [`Error::Empty`] if there are no heads. `x`
-    /// is then untouched.
-    pub fn rotate(
+    /// heads are narrower than [`Self::dim`], `x` is not the sequences' rows or there are not as many starts as
+    /// sequences, [`Error::Empty`] if there are no heads. `x` is then untouched.
+    pub fn rotate<'a>(
         &self,
         x: &mut [f32],
         [heads, head_dim]: [usize; 2],
-        sequences: Sequences<'_>,
-        first: usize,
+        sequences: Sequences<'a>,
+        start: impl Into<Start<'a>>,
         compute: &mut Compute,
     ) -> Result<(), Error> {
         self.check("x", head_dim)?;
@@ -156,11 +116,11 @@ impl Rope {
             return Err(Error::TooLarge { what: "x", sizes: [heads, head_dim, 1, 1] });
         };
         let count = rows_of("x", x, width)?;
-        let places = Places::new(sequences, count, first, self.positions())?;
+        let places = Places::new(sequences, count, start.into(), self.positions())?;
         let (cost, x) = (COST * x.len() as f64, Rows(x, width));
-        schedule::rows(compute.exec(), count, cost, x, |start, x| {
+        schedule::rows(compute.exec(), count, cost, x, |first, x| {
             for (row, x) in x.0.chunks_exact_mut(width).enumerate() {
-                let (cos, sin) = self.table[places.of(start + row) * self.dim..][..self.dim].split_at(self.dim / 2);
+                let (cos, sin) = self.table[places.of(first + row) * self.dim..][..self.dim].split_at(self.dim / 2);
                 for head in x.chunks_exact_mut(head_dim) {
                     self.turn(&mut head[..self.dim], cos, sin);
                 }

@@ -3,6 +3,7 @@
 use super::compute::Buffer;
 use super::linear::{check_rows, rows_of};
 use super::{Compute, FeedForward, MultiHeadAttention, MultiHeadInput, Norm, Sequences};
+use crate::cache::KvCache;
 use crate::error::Error;
 use crate::inputs::same;
 use crate::schedule::{self, Rows};
@@ -146,7 +147,7 @@ impl TransformerLayer {
     /// # Errors
     /// Any [`Error`], and [`Error::Needs`] if the layer has cross-attention; `out` is then untouched.
     pub fn forward(&self, x: LayerInput<'_>, out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
-        run(core::slice::from_ref(self), None, Call { x, memory: None }, out, compute)
+        run(core::slice::from_ref(self), None, Call::new(x), out, compute)
     }
 
     /// As [`Self::forward`], with a memory for the cross-attention: sequence by sequence, an encoder's output.
@@ -160,18 +161,38 @@ impl TransformerLayer {
         out: &mut [f32],
         compute: &mut Compute,
     ) -> Result<(), Error> {
-        run(core::slice::from_ref(self), None, Call { x, memory: Some(memory) }, out, compute)
+        run(core::slice::from_ref(self), None, Call::new(x).memory(memory), out, compute)
+    }
+
+    /// The attention of the layer to its own rows.
+    pub fn self_attention(&self) -> &MultiHeadAttention {
+        &self.own.0
+    }
+
+    /// The attention of the layer to a memory, if it has one.
+    pub fn cross_attention(&self) -> Option<&MultiHeadAttention> {
+        self.cross.as_ref().map(|(attention, _)| attention)
     }
 
     /// One layer on the stream, which is the first of three buffers of one size.
-    fn advance(&self, buffers: &mut [Buffer; 3], call: &Call<'_>, compute: &mut Compute) -> Result<(), Error> {
-        let cross = match (&self.cross, &call.memory) {
-            (Some((attention, norm)), Some(memory)) => Some((Part::Cross(attention, call.x, *memory), norm)),
+    fn advance(
+        &self,
+        buffers: &mut [Buffer; 3],
+        (x, memory): (LayerInput<'_>, Option<LayerInput<'_>>),
+        cache: Option<&mut KvCache>,
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        let cross = match (&self.cross, memory) {
+            (Some((attention, norm)), Some(memory)) => Some((Part::Cross(attention, x, memory), norm)),
             (None, None) => None,
             (Some(_), None) => return Err(Error::Needs { argument: "cross-attention", needs: "a memory" }),
             (None, Some(_)) => return Err(Error::Needs { argument: "memory", needs: "a layer with cross-attention" }),
         };
-        let own = Some((Part::Own(&self.own.0, call.x), &self.own.1));
+        let own = match cache {
+            None => Part::Own(&self.own.0, x),
+            Some(cache) => Part::Cached(&self.own.0, cache),
+        };
+        let own = Some((own, &self.own.1));
         let feed_forward = Some((Part::FeedForward(&self.feed_forward.0), &self.feed_forward.1));
         for (part, norm) in [own, cross, feed_forward].into_iter().flatten() {
             let [stream, normed, result] = &mut *buffers;
@@ -251,7 +272,19 @@ impl Transformer {
     /// # Errors
     /// Any [`Error`], and [`Error::Needs`] if a layer has cross-attention; `out` is then untouched.
     pub fn forward(&self, x: LayerInput<'_>, out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
-        run(&self.layers, self.norm.as_ref(), Call { x, memory: None }, out, compute)
+        run(&self.layers, self.norm.as_ref(), Call::new(x), out, compute)
+    }
+
+    /// The next rows of sequences whose rows so far are in these caches, one for each layer.
+    pub(super) fn forward_cached(
+        &self,
+        x: LayerInput<'_>,
+        caches: &mut [KvCache],
+        out: &mut [f32],
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        same("state", "number of layers", caches.len(), self.layers.len(), "the transformer")?;
+        run(&self.layers, self.norm.as_ref(), Call { caches, ..Call::new(x) }, out, compute)
     }
 
     /// The first of its layers only, at least one of them, without the last norm.
@@ -262,7 +295,7 @@ impl Transformer {
         out: &mut [f32],
         compute: &mut Compute,
     ) -> Result<(), Error> {
-        run(&self.layers[..layers], None, Call { x, memory: None }, out, compute)
+        run(&self.layers[..layers], None, Call::new(x), out, compute)
     }
 
     /// As [`Self::forward`], with a memory for the cross-attention of every layer.
@@ -276,13 +309,26 @@ impl Transformer {
         out: &mut [f32],
         compute: &mut Compute,
     ) -> Result<(), Error> {
-        run(&self.layers, self.norm.as_ref(), Call { x, memory: Some(memory) }, out, compute)
+        run(&self.layers, self.norm.as_ref(), Call::new(x).memory(memory), out, compute)
     }
 }
 
+/// Rows, and what they meet beside one another.
 struct Call<'a> {
     x: LayerInput<'a>,
     memory: Option<LayerInput<'a>>,
+    /// The keys and values of rows before these, one cache for each layer, or none.
+    caches: &'a mut [KvCache],
+}
+
+impl<'a> Call<'a> {
+    fn new(x: LayerInput<'a>) -> Self {
+        Self { x, memory: None, caches: &mut [] }
+    }
+
+    fn memory(self, memory: LayerInput<'a>) -> Self {
+        Self { memory: Some(memory), ..self }
+    }
 }
 
 /// The layers on a stream of their own, so that `out` is written when nothing can go wrong any more.
@@ -294,11 +340,13 @@ fn run(
     compute: &mut Compute,
 ) -> Result<(), Error> {
     let width = layers[0].width();
-    let rows = rows_of("x", call.x.rows, width)?;
+    let Call { x, memory, caches } = call;
+    let rows = rows_of("x", x.rows, width)?;
     check_rows("out", out, rows, width)?;
     let mut buffers = [(); 3].map(|()| compute.buffer(rows * width));
-    buffers[0].copy_from_slice(call.x.rows);
-    let done = layers.iter().try_for_each(|layer| layer.advance(&mut buffers, &call, compute));
+    buffers[0].copy_from_slice(x.rows);
+    let mut caches = caches.iter_mut();
+    let done = layers.iter().try_for_each(|layer| layer.advance(&mut buffers, (x, memory), caches.next(), compute));
     let done = done.and_then(|()| match norm {
         Some(norm) => norm.forward(&buffers[0], out, compute),
         None => {
@@ -313,16 +361,19 @@ fn run(
 /// A part of a layer: rows in, what is added to them out.
 enum Part<'a> {
     Own(&'a MultiHeadAttention, LayerInput<'a>),
+    /// The rows before these are in the cache.
+    Cached(&'a MultiHeadAttention, &'a mut KvCache),
     Cross(&'a MultiHeadAttention, LayerInput<'a>, LayerInput<'a>),
     FeedForward(&'a FeedForward),
 }
 
 impl Part<'_> {
-    fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
-        match *self {
+    fn forward(self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
+        match self {
             Part::Own(attention, own) => {
                 attention.forward(own.keys(MultiHeadInput::new(x, own.sequences)), out, compute)
             }
+            Part::Cached(attention, cache) => attention.decode(x, cache, out, compute),
             Part::Cross(attention, own, memory) => {
                 let input = MultiHeadInput::new(x, own.sequences).memory(memory.rows, memory.sequences);
                 attention.forward(memory.keys(input), out, compute)

@@ -1,10 +1,11 @@
 //! Layers made of the parameters of a file, by the names that PyTorch and transformers give them.
+#![allow(dead_code, reason = "every program compiles this module and uses its part of it")]
 
 use crate::fixture::Fixture;
 use sdpa::Attention;
 use sdpa::layers::{
     Activation, Compute, Embedding, FeedForward, Linear, MultiHeadAttention, Norm, NormOrder, Rope, RopePairs,
-    Sequences, Transformer, TransformerLayer, Weights,
+    Sequences, Start, Transformer, TransformerLayer, Weights,
 };
 
 /// The parameters under a name.
@@ -138,9 +139,20 @@ pub(crate) struct Model {
 
 impl Model {
     pub(crate) fn embed(&self, tokens: &[u32], sequences: Sequences<'_>, x: &mut [f32], compute: &mut Compute) {
+        self.embed_from(0, (tokens, sequences), x, compute);
+    }
+
+    /// Tokens of sequences that go on from these positions.
+    pub(crate) fn embed_from<'a>(
+        &self,
+        start: impl Into<Start<'a>>,
+        (tokens, sequences): (&[u32], Sequences<'a>),
+        x: &mut [f32],
+        compute: &mut Compute,
+    ) {
         self.tokens.look_up(tokens, x, compute).unwrap();
         if let Some(positions) = &self.positions {
-            positions.add_positions(x, sequences, 0, compute).unwrap();
+            positions.add_positions(x, sequences, start, compute).unwrap();
         }
     }
 }

@@ -1,0 +1,154 @@
+//! What a transformer remembers from token to token.
+
+use super::linear::rows_of;
+use super::{Compute, LayerInput, Sequences, Transformer};
+use crate::cache::KvCache;
+use crate::error::Error;
+
+impl Transformer {
+    /// The next rows of every sequence, `[sequences, n, width]`, which see those before them as `state` remembers them: a
+    /// prompt, a part of one, or one row each. Writes a row of `out` for each, with the bits that [`Self::forward`] gives
+    /// it in the whole sequence, and remembers them.
+    ///
+    /// Beside what the projections take, n rows after a past of p take n·(p + n) scores a head and layer. Warm, and on one
+    /// thread, a call allocates nothing but what the caches grow by: a block each every 256 rows.
+    ///
+    /// # Errors
+    /// Any [`Error`], and [`Error::Needs`] if a layer is not causal or has cross-attention; `out` is then untouched and
+    /// `state` as it was.
+    pub fn decode(
+        &self,
+        x: &[f32],
+        state: &mut DecoderState,
+        out: &mut [f32],
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        let rows = rows_of("x", x, self.width())?;
+        let sequences = Sequences::even(rows, state.lens.len())?;
+        let done = self.forward_cached(LayerInput::new(x, sequences), &mut state.caches, out, compute);
+        match done {
+            Ok(()) => state.lens.iter_mut().enumerate().for_each(|(s, len)| *len += sequences.rows(s).len()),
+            Err(_) => state.roll_back(),
+        }
+        done
+    }
+}
+
+/// What a causal [`Transformer`] remembers of a batch of sequences: the keys and values of every layer, each sequence with
+/// a length of its own. [`Transformer::decode`] takes it on by a prompt, a part of one, or a token.
+///
+/// Takes layers · (key width + value width) floats a row, in blocks of 256 rows.
+///
+/// ```
+/// # use sdpa::Attention;
+/// use sdpa::layers::{Compute, DecoderState, LayerInput, Sequences, Transformer};
+/// # use sdpa::layers::{Activation, FeedForward, Linear, MultiHeadAttention, Norm, NormOrder, TransformerLayer, Weights};
+/// # let numbers: Vec<f32> = (0..32).map(|i| (i as f32).sin()).collect();
+/// # let linear = |outputs, inputs| Weights::rows(&numbers[..outputs * inputs], [outputs, inputs]).map(Linear::new);
+/// # let attention = MultiHeadAttention::new([2, 2], [linear(4, 4)?, linear(4, 4)?, linear(4, 4)?, linear(4, 4)?])?
+/// #     .attention(Attention::new().causal());
+/// # let feed_forward = FeedForward::new(Activation::Gelu, linear(8, 4)?, linear(4, 8)?)?;
+/// # let norm = || Norm::layer([1.0; 4], 1e-5);
+/// # let layer = TransformerLayer::encoder(NormOrder::Pre, (attention, norm()?), (feed_forward, norm()?))?;
+/// # let transformer = Transformer::new(vec![layer])?;
+/// # let x: Vec<f32> = (0..5 * 4).map(|i| (i as f32).cos()).collect();
+/// # let (mut out, mut whole, mut compute) = ([0.0; 5 * 4], [0.0; 5 * 4], Compute::default());
+/// let mut state = DecoderState::new(&transformer, 1)?; // one sequence
+/// transformer.decode(&x[..12], &mut state, &mut out[..12], &mut compute)?; // three rows of four: the prompt
+/// transformer.decode(&x[12..16], &mut state, &mut out[12..16], &mut compute)?; // and then
+/// transformer.decode(&x[16..], &mut state, &mut out[16..], &mut compute)?; // row by row
+/// assert_eq!(state.lens(), [5]);
+///
+/// transformer.forward(LayerInput::new(&x, Sequences::one(5)), &mut whole, &mut compute)?;
+/// assert_eq!(out, whole); // to the bit
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
+/// Prompts of different lengths are taken in together by padding them at their ends, with whatever rows, and truncating
+/// each sequence to its own: a row depends on nothing after it.
+#[derive(Debug, Clone)]
+#[doc(alias = "KvCache", alias = "past_key_values")]
+pub struct DecoderState {
+    /// One for each layer.
+    caches: Vec<KvCache>,
+    /// Rows of each sequence. Caches that are ahead of it are so in the midst of a call only.
+    lens: Vec<usize>,
+}
+
+impl DecoderState {
+    /// So many sequences, empty, for this transformer or any of the same sizes.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if a layer is not causal or has cross-attention, [`Error::Empty`] if there are no sequences.
+    pub fn new(transformer: &Transformer, sequences: usize) -> Result<Self, Error> {
+        if sequences == 0 {
+            return Err(Error::Empty { argument: "state", what: "number of sequences" });
+        }
+        if transformer.layers().iter().any(|layer| layer.cross_attention().is_some()) {
+            return Err(Error::Needs { argument: "decoding", needs: "layers without cross-attention" });
+        }
+        let caches = transformer.layers().iter().map(|layer| layer.self_attention().cache(sequences));
+        Ok(Self { caches: caches.collect::<Result<_, _>>()?, lens: vec![0; sequences] })
+    }
+
+    /// Rows of each sequence so far: the positions of its next one, as [`Embedding::add_positions`] takes them.
+    ///
+    /// [`Embedding::add_positions`]: super::Embedding::add_positions
+    pub fn lens(&self) -> &[usize] {
+        &self.lens
+    }
+
+    /// Forgets the rows of a sequence from `len` on: a rollback. Memory stays, for rows to come.
+    ///
+    /// # Errors
+    /// [`Error::Entry`] if there is no such sequence or it is shorter; nothing is then forgotten.
+    pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
+        self.caches.iter_mut().try_for_each(|cache| cache.truncate(sequence, len))?;
+        self.lens[sequence] = len;
+        Ok(())
+    }
+
+    /// Forgets everything. Memory stays, for rows to come.
+    pub fn reset(&mut self) {
+        self.lens.fill(0);
+        self.roll_back();
+    }
+
+    /// Makes sequence `to` a copy of `from`: a prompt is taken in once for many continuations. Their memory is shared,
+    /// block by block, until one of them writes to it.
+    ///
+    /// # Errors
+    /// [`Error::Entry`] if there is no such sequence.
+    pub fn fork(&mut self, from: usize, to: usize) -> Result<(), Error> {
+        self.caches.iter_mut().try_for_each(|cache| cache.fork(from, to))?;
+        self.lens[to] = self.lens[from];
+        Ok(())
+    }
+
+    /// One more sequence, empty. Its number.
+    pub fn add_sequence(&mut self) -> usize {
+        self.caches.iter_mut().for_each(|cache| _ = cache.add_sequence());
+        self.lens.push(0);
+        self.lens.len() - 1
+    }
+
+    /// The cache of each layer.
+    pub fn caches(&self) -> &[KvCache] {
+        &self.caches
+    }
+
+    /// Bytes held; what sequences share is counted once.
+    pub fn bytes(&self) -> usize {
+        self.caches.iter().map(KvCache::bytes).sum()
+    }
+
+    /// Caches that are ahead forget what came after.
+    fn roll_back(&mut self) {
+        for cache in &mut self.caches {
+            for (sequence, &len) in self.lens.iter().enumerate() {
+                // Refused where the cache is not ahead, which is no matter.
+                let _ = cache.truncate(sequence, len);
+            }
+        }
+    }
+}
