@@ -36,16 +36,17 @@ impl Sizes {
         KEY_BLOCK * self.kv_heads * (self.head_dim + self.width()) * self.dtype.bytes() / size_of::<f32>()
     }
 
-    /// Where a head's packed keys lie in a block.
+    /// Where a head's packed keys lie in a block: before its values, which the next head's keys follow, so that a step
+    /// reads a block from front to back.
     fn keys(self, head: usize) -> Range<usize> {
-        let size = KEY_BLOCK * self.head_dim;
-        head * size..(head + 1) * size
+        let first = head * KEY_BLOCK * (self.head_dim + self.width());
+        first..first + KEY_BLOCK * self.head_dim
     }
 
     /// Where a head's values lie in a block.
     fn values(self, head: usize) -> Range<usize> {
-        let (before, size) = (self.keys(self.kv_heads).start, KEY_BLOCK * self.width());
-        before + head * size..before + (head + 1) * size
+        let first = self.keys(head).end;
+        first..first + KEY_BLOCK * self.width()
     }
 
     /// Where element `d` of key `row` of a head lies among the head's packed keys.
