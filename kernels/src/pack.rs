@@ -124,6 +124,14 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(s: S, keys: Rows<T>, n: usiz
         // Whole 16 × 16 squares go through registers; a partial panel repeats its last row and blanks it afterwards.
         let squares = if keys.element == 1 { d / LANES * LANES } else { 0 };
         for i in (0..squares).step_by(LANES) {
+            // The core does not foresee sixteen rows at a time: ask for the next panel's, in the order they will come.
+            if first + LANES < n {
+                for r in 0..LANES {
+                    // SAFETY: a row below `n`.
+                    let later = unsafe { keys.at((first + LANES + r).min(n - 1)) };
+                    s.prefetch_far(later.wrapping_add(i).cast());
+                }
+            }
             // SAFETY: row `first + r.min(here - 1) < n` has elements `i..i + 16`; the panel has room for them.
             unsafe {
                 let row = |r: usize| keys.at(first + r.min(here - 1)).add(i);
