@@ -101,7 +101,9 @@ impl Plan {
     fn sharing(problem: &Problem<'_>, rows: usize) -> Sharing {
         let (shape, call) = (problem.shape, &problem.call);
         let whole = problem.outputs.state.is_some() || problem.outputs.points.iter().any(Option::is_some);
-        if rows == 0 || rows > FEW_ROWS || shape.kv_len <= KEY_BLOCK || whole || call.options.ragged.is_some() {
+        // A window sees few blocks of many, and memory is for all.
+        let other = whole || call.options.ragged.is_some() || call.visible.window.is_some();
+        if rows == 0 || rows > FEW_ROWS || shape.kv_len <= KEY_BLOCK || other {
             return Sharing::Rows;
         }
         let floats = split_floats([shape.batch, shape.kv_heads, shape.kv_len], rows, shape.value_dim);

@@ -138,6 +138,9 @@ fn a_long_run_takes_what_the_plan_says() {
 /// Floats of a block of 256 keys of 20 and values of 33, which take 48, for two heads.
 const BLOCK: usize = 256 * 2 * (20 + 48);
 
+/// Bytes for what eight blocks gather: two heads, two rows of 48, maxima and sums in whole vectors. Doubles as it grows.
+const GATHERED: usize = 4 * 8 * 2 * (2 * 16 + 2 * 48);
+
 /// One step after another: appends a token, attends to it. Returns allocations and bytes of each.
 fn steps(cache: &mut KvCache, attention: &Attention, exec: Exec, n: usize) -> Vec<(usize, usize)> {
     let Tensors { q, k, v } = Tensors::normal([1, 4, 2, 1, 1, 20, 33], 0);
@@ -163,8 +166,8 @@ fn a_warm_step_allocates_a_block_every_256th_time() {
         for (i, (calls, bytes)) in steps(&mut cache, &attention, exec, 1100).into_iter().enumerate() {
             if i % 256 == 0 {
                 // The block, its counter, and now and then a longer list of blocks.
-                assert!((1..=3).contains(&calls), "{isa}: {calls} allocations in step {i}");
-                assert!((4 * BLOCK..4 * BLOCK + 1024).contains(&bytes), "{isa}: {bytes} bytes in step {i}");
+                assert!((1..=4).contains(&calls), "{isa}: {calls} allocations in step {i}");
+                assert!((4 * BLOCK..4 * BLOCK + 1024 + GATHERED).contains(&bytes), "{isa}: {bytes} bytes in step {i}");
             } else {
                 assert_eq!((calls, bytes), (0, 0), "{isa}, step {i}");
             }
@@ -174,7 +177,8 @@ fn a_warm_step_allocates_a_block_every_256th_time() {
             cache.truncate(0, len).unwrap();
             let again = 1100 - len;
             for (i, counts) in steps(&mut cache, &attention, exec, again).into_iter().enumerate() {
-                assert_eq!(counts, (0, 0), "{isa}, step {i} after a rollback to {len}");
+                let grows = (len + i).is_multiple_of(256) && counts.0 == 1 && counts.1 <= GATHERED;
+                assert!(counts == (0, 0) || grows, "{isa}, step {i} after a rollback to {len}: {counts:?}");
             }
         }
     }
