@@ -3,13 +3,14 @@
 pub use crate::int8::probe as int8;
 
 use crate::ahead::Ahead;
-use crate::block::{SCORE_STRIDE, Span};
+use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
 use crate::geometry::MAX_GROUP;
 use crate::isa::{Isa, Visitor};
-use crate::pack::Rows;
+use crate::pack::{Rows, Table};
 use crate::scores::Scores;
 use crate::simd::LANES;
 use crate::softmax;
+use crate::source::{KeyValues, Keys};
 use crate::steps::Steps;
 use crate::tensor::Typed;
 use crate::values::Values;
@@ -59,6 +60,47 @@ pub fn read(floats: &[f32]) -> bool {
     }
     let (whole, rest) = floats.split_at(floats.len() / 1024 * 1024);
     Isa::detect().dispatch(Read(whole)) && rest.iter().all(|x| x.is_finite())
+}
+
+/// Reads every key and value once, in the order in which a few rows of a call would, and does next to nothing with them.
+/// True if all are finite.
+pub fn read_source(kv: &KeyValues<'_>) -> bool {
+    struct ReadSource<'a, 'b>(&'a KeyValues<'b>);
+    impl Visitor for ReadSource<'_, '_> {
+        type Output = bool;
+        fn visit<S: Steps>(self, s: S) -> bool {
+            let kv = self.0;
+            let ([batch, heads, longest, d], [_, _, _, dv]) = (kv.k_shape(), kv.v_shape());
+            let by_block = matches!(kv, KeyValues::Cache(_));
+            let blocks = longest.div_ceil(KEY_BLOCK);
+            let mut finite = d > 0 && dv > 0;
+            let mut tables = [const { Table::new() }; 2];
+            for unit in 0..if finite { batch * heads * blocks } else { 0 } {
+                let (b, unit) = (unit / (heads * blocks), unit % (heads * blocks));
+                let (h, block) = if by_block { (unit % heads, unit / heads) } else { (unit / blocks, unit % blocks) };
+                let first = block * KEY_BLOCK;
+                let len = kv.lens().map_or(longest, |lens| lens[b]).saturating_sub(first).min(KEY_BLOCK);
+                if len == 0 || !kv.holds(b, first) {
+                    continue;
+                }
+                let [keys, values] = &mut tables;
+                // SAFETY: the keys exist, and their block is held; a cache's panels are whole.
+                finite &= unsafe {
+                    let at = [b, h, first];
+                    let keys = match kv.keys(at, len, keys) {
+                        Keys::Rows(rows) => s.all_finite(rows, len, d),
+                        Keys::Packed(panels) => {
+                            let rows = by_type!(Typed => Typed, panels, |at| Rows::strided(at, 0, 1));
+                            s.all_finite(rows, 1, len / LANES * LANES * d)
+                        }
+                    };
+                    keys & s.all_finite(kv.values(at, len, values).rows, len, dv)
+                };
+            }
+            finite
+        }
+    }
+    Isa::detect().dispatch(ReadSource(kv))
 }
 
 /// Bytes per second that one core reads from memory: the best of a few passes over 128 MiB.

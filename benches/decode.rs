@@ -1,0 +1,201 @@
+//! Decoding: one query row a sequence against a long past, where time is that of reading keys and values.
+//!
+//! Throughput is bytes of keys and values read per second, each case in turn with a plain read of the same memory, caches
+//! flushed between; medians. `cargo bench --bench decode`, with a filter on names: `-- 16k`.
+
+mod support;
+
+use sdpa::{
+    Alignment, Attention, BlockTable, Dtype, Exec, Inputs, KvCache, Outputs, Pages, Plan, View, ViewMut, Workspace,
+    probe,
+};
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Query heads and key/value heads, as a model of eight billion parameters has them.
+const HEADS: [usize; 2] = [32, 8];
+const DIM: usize = 128;
+const PAGE: usize = 16;
+/// Layers whose appends make up a step.
+const LAYERS: usize = 32;
+/// More than any third-level cache here: 128 MiB.
+const FLUSH: usize = 32 << 20;
+
+/// What is decoded.
+struct Shape {
+    name: &'static str,
+    batch: usize,
+    keys: usize,
+    rounds: usize,
+    /// Whether keys and values come from memory, or stay in cache between steps.
+    from_memory: bool,
+}
+
+const SHAPES: &[Shape] = &[
+    Shape { name: "128", batch: 1, keys: 128, rounds: 400, from_memory: false },
+    Shape { name: "4k", batch: 1, keys: 4096, rounds: 21, from_memory: true },
+    Shape { name: "16k", batch: 1, keys: 16384, rounds: 9, from_memory: true },
+    Shape { name: "8 x 4k", batch: 8, keys: 4096, rounds: 7, from_memory: true },
+];
+
+/// Keys and values once in every form.
+struct Forms {
+    tensors: [Vec<f32>; 2],
+    caches: Vec<(&'static str, Dtype, KvCache)>,
+    pools: [Vec<f32>; 2],
+    entries: Vec<u32>,
+    lens: Vec<usize>,
+}
+
+impl Forms {
+    fn new(batch: usize, keys: usize) -> Self {
+        let heads = HEADS[1];
+        let mut normal = support::normal(5);
+        let mut fill = |n: usize| (0..n).map(|_| normal()).collect::<Vec<_>>();
+        let n = batch * heads * keys * DIM;
+        let (k, v) = (fill(n), fill(n));
+        let shape = [batch, heads, keys, DIM];
+        let caches = [("cache, f32", Dtype::F32), ("cache, bf16", Dtype::Bf16), ("cache, f16", Dtype::F16)];
+        let caches = caches.map(|(name, dtype)| {
+            let mut cache = KvCache::new(batch, heads, [DIM; 2]).and_then(|cache| cache.dtype(dtype)).expect("a cache");
+            cache.append(view(&k, shape), view(&v, shape)).expect("they fit");
+            (name, dtype, cache)
+        });
+        // Pages in an order that nobody foresees.
+        let pages = batch * keys.div_ceil(PAGE);
+        let mut entries: Vec<u32> = (0..pages as u32).collect();
+        for i in (1..pages).rev() {
+            entries.swap(i, i * 7919 % (i + 1));
+        }
+        let pool = |rows: &[f32]| {
+            let mut pool = vec![0.0; pages * heads * PAGE * DIM];
+            for (row, from) in rows.chunks_exact(DIM).enumerate() {
+                let (b, h, j) = (row / keys / heads, row / keys % heads, row % keys);
+                let page = entries[b * keys.div_ceil(PAGE) + j / PAGE] as usize;
+                pool[((page * heads + h) * PAGE + j % PAGE) * DIM..][..DIM].copy_from_slice(from);
+            }
+            pool
+        };
+        let pools = [pool(&k), pool(&v)];
+        Self { tensors: [k, v], caches: caches.into(), pools, entries, lens: vec![keys; batch] }
+    }
+}
+
+fn view(data: &[f32], shape: [usize; 4]) -> View<'_> {
+    View::bhld(data, shape).expect("as many as the shape has")
+}
+
+/// One way to have keys and values.
+struct Case<'a> {
+    name: &'static str,
+    /// Bytes of an element.
+    size: usize,
+    inputs: Inputs<'a>,
+    /// The slices they lie in, to be read from end to end; a cache's blocks are read as they come.
+    slices: &'a [Vec<f32>],
+}
+
+/// Medians of a step's and a plain read's time, in seconds.
+fn time(shape: &Shape, case: &Case<'_>, exec: Exec, flush: &[f32]) -> [f64; 2] {
+    let inputs = case.inputs;
+    let attention = Attention::new().causal().align(Alignment::BottomRight);
+    let mut out = vec![0.0; shape.batch * HEADS[0] * DIM];
+    let mut workspace = Workspace::new();
+    let mut step = || {
+        let out = ViewMut::bhld(&mut out, [shape.batch, HEADS[0], 1, DIM]).expect("it fits");
+        let problem = attention.problem(black_box(inputs), Outputs::new(out)).expect("the shapes fit");
+        let plan = Plan::new(&problem, exec);
+        problem.run(&plan, &mut workspace);
+    };
+    step();
+    let source = inputs.key_values();
+    let timed = |work: &mut dyn FnMut()| {
+        if shape.from_memory {
+            black_box(probe::read(flush));
+        }
+        let start = Instant::now();
+        work();
+        start.elapsed().as_secs_f64()
+    };
+    let rounds = if support::test_mode() { 1 } else { shape.rounds };
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..rounds {
+        times[0].push(timed(&mut step));
+        times[1].push(timed(&mut || match case.slices {
+            [] => _ = black_box(probe::read_source(&source)),
+            slices => slices.iter().for_each(|slice| _ = black_box(probe::read(slice))),
+        }));
+    }
+    times.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    })
+}
+
+fn decode(shape: &Shape, flush: &[f32]) {
+    let keys = if support::test_mode() { shape.keys.min(300) } else { shape.keys };
+    let forms = Forms::new(shape.batch, keys);
+    let shape = &Shape { keys, ..*shape };
+    let (kv_shape, q_shape) = ([shape.batch, HEADS[1], keys, DIM], [shape.batch, HEADS[0], 1, DIM]);
+    let mut normal = support::normal(6);
+    let q: Vec<f32> = (0..shape.batch * HEADS[0] * DIM).map(|_| normal()).collect();
+    let q = view(&q, q_shape);
+    let [k_pool, v_pool] = forms.pools.each_ref().map(|pool| {
+        let pages = pool.len() / (HEADS[1] * PAGE * DIM);
+        view(pool, [pages, HEADS[1], PAGE, DIM])
+    });
+    let table = BlockTable { entries: &forms.entries, lens: &forms.lens };
+    let mut cases: Vec<_> = forms
+        .caches
+        .iter()
+        .map(|(name, dtype, cache)| Case { name, size: dtype.bytes(), inputs: Inputs::cached(q, cache), slices: &[] })
+        .collect();
+    let [k, v] = forms.tensors.each_ref().map(|rows| view(rows, kv_shape));
+    cases.push(Case { name: "tensors", size: 4, inputs: Inputs::new(q, k, v), slices: &forms.tensors });
+    let pages = Pages::new(k_pool, v_pool, table).expect("a good table");
+    cases.push(Case { name: "pages of 16", size: 4, inputs: Inputs::paged(q, pages), slices: &forms.pools });
+    for threads in support::thread_counts() {
+        for case in &cases {
+            let bytes = (2 * kv_shape.iter().product::<usize>() * case.size) as f64;
+            let [step, read] = time(shape, case, Exec::default().threads(threads), flush);
+            println!(
+                "{:8} {threads} thread(s)  {:12} {:9.1} µs  {:6.1} GB/s  {:5.0} % of one thread's plain read of it",
+                shape.name,
+                case.name,
+                step * 1e6,
+                bytes / step / 1e9,
+                100.0 * read / step,
+            );
+        }
+    }
+}
+
+/// What appending a token costs, all layers of it.
+fn append() {
+    let shape = [1, HEADS[1], 1, DIM];
+    let row = vec![0.5; HEADS[1] * DIM];
+    let mut caches: Vec<_> = (0..LAYERS).map(|_| KvCache::new(1, HEADS[1], [DIM; 2]).expect("a cache")).collect();
+    let mut times: Vec<f64> = (0..if support::test_mode() { 2 } else { 200 })
+        .map(|_| {
+            let start = Instant::now();
+            for cache in &mut caches {
+                cache.append(view(&row, shape), view(&row, shape)).expect("it fits");
+            }
+            start.elapsed().as_secs_f64()
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    println!("append   one token, {LAYERS} layers: {:.1} µs", times[times.len() / 2] * 1e6);
+}
+
+fn main() {
+    support::print_machine();
+    let filter: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let flush = vec![1.0; if support::test_mode() { 1024 } else { FLUSH }];
+    append();
+    for shape in
+        SHAPES.iter().filter(|shape| filter.is_empty() || filter.iter().any(|f| shape.name.contains(f.as_str())))
+    {
+        decode(shape, &flush);
+    }
+}
