@@ -1,7 +1,18 @@
 //! The end of a row: sink, normalisation, log-sum-exp.
 
 use crate::element::Element;
+use crate::geometry::{MAX_GROUP, Regions};
+use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::poison::Care;
 use crate::simd::{LANES, Simd};
+use crate::steps::Steps;
+use crate::tensor::Typed;
+use crate::tile::{Exchange, Fused, Row};
+use crate::view::SharedMut;
+use core::ops::Range;
+
+/// Rows that are finished together: few, so that a task of few rows does not set up many.
+const END_ROWS: usize = 16;
 
 /// What the last step needs to know of one row.
 #[derive(Clone, Copy)]
@@ -94,4 +105,81 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
         }
     }
     s.reduce_sum(finite) == 0.0
+}
+
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+    /// Per row of a group: what to subtract from its scores, and the factor that makes weights of their exponentials.
+    pub(crate) fn references(&self, group: Range<usize>, max: &[f32], sum: &[f32]) -> [(f32, f32); MAX_GROUP] {
+        let mut references = [(0.0, 0.0); MAX_GROUP];
+        for row in self.rows(group.clone()) {
+            let r = group.start + row.n;
+            let end = self.row_end(row, max[r], sum[r]);
+            references[row.n] = (if max[r] == f32::NEG_INFINITY { 0.0 } else { max[r] }, end.factor.0);
+        }
+        references
+    }
+
+    fn row_end(&self, row: Row, max: f32, sum: f32) -> RowEnd {
+        RowEnd::new(max, sum, self.call.options.sinks.map(|sinks| sinks[row.head]))
+    }
+
+    /// Normalises and writes the task's rows, or keeps them as they are for more keys to come. False if something gathered
+    /// was not finite.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    pub(crate) unsafe fn finish(&self, care: Care, regions: &mut Regions<'_>) -> bool {
+        let Some(output) = &self.outputs.out else {
+            let finite = regions.out[..self.task.rows.len() * self.geometry.width()].iter().all(|x| x.is_finite());
+            if finite || care == Care::Careful {
+                // SAFETY: passed on.
+                unsafe { self.exchange(regions, Exchange::Save) };
+            }
+            return finite;
+        };
+        // SAFETY: passed on.
+        by_type!(Typed, output, |out| unsafe { self.finish_into(out, regions) })
+    }
+
+    /// The same, to an output of a type.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn finish_into<T: Element>(&self, output: &SharedMut<'_, T>, regions: &mut Regions<'_>) -> bool {
+        let mut finite = true;
+        let rows = self.task.rows.len();
+        for group in (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS)) {
+            let mut ends = [RowEnd::EMPTY; END_ROWS];
+            let mut out = [core::ptr::null_mut::<T>(); END_ROWS];
+            let mut element = 1;
+            for row in self.rows(group.clone()) {
+                let r = group.start + row.n;
+                let (b, i) = (self.seq.batch, self.seq.first_row + row.i);
+                ends[row.n] = self.row_end(row, regions.max[r], regions.sum[r]);
+                // SAFETY: the rows are inside the outputs and this task's alone.
+                unsafe {
+                    if let Some(lse) = &self.outputs.lse {
+                        *lse.row(b, row.head, i).0 = ends[row.n].lse();
+                    }
+                    (out[row.n], element) = output.row(b, row.head, i);
+                }
+                if C::ACTIVE {
+                    ends[row.n].factor = (1.0, 0.0);
+                }
+            }
+            let stride = self.geometry.width();
+            // SAFETY: every row has `value_dim` elements, and they are this task's alone.
+            finite &= unsafe {
+                let finish = Finish {
+                    gathered: &regions.out[group.start * stride..group.end * stride],
+                    stride,
+                    ends: &ends[..group.len()],
+                    cols: self.geometry.value_dim,
+                    element,
+                };
+                self.s.finish(finish, T::any(&out[..group.len()]))
+            };
+        }
+        finite
+    }
 }

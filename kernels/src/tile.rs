@@ -13,9 +13,7 @@
 
 use crate::ahead::Ahead;
 use crate::block::KEY_BLOCK;
-use crate::element::Element;
-use crate::finish::{Finish, RowEnd};
-use crate::geometry::{Geometry, MAX_GROUP, Regions};
+use crate::geometry::{Geometry, Regions};
 use crate::launch::{Call, Sequence, Task};
 use crate::options::{MaskMod, Mods, Position, ProbMod, ScoreMod};
 use crate::outputs::{Point, Shared};
@@ -29,11 +27,11 @@ use crate::source::{BlockValues, Keys};
 use crate::steps::Steps;
 use crate::tensor::{Tensor, Typed};
 use crate::values::Values;
-use crate::view::{SharedMut, View};
+use crate::view::View;
 use core::ops::Range;
 
-/// Rows that are finished together: few, so that a task of few rows does not set up many.
-const END_ROWS: usize = 16;
+/// Rows for which shorter elements of values are widened where they lie, block by block.
+const FEW_ROWS: usize = 16;
 
 /// Where the rows of a block's keys and values lie, if they lie scattered.
 pub(crate) const TABLES: [Table; 2] = [const { Table::new() }; 2];
@@ -86,7 +84,7 @@ pub(crate) enum Queries<'a> {
 
 /// Which way a state goes.
 #[derive(Clone, Copy)]
-enum Exchange {
+pub(crate) enum Exchange {
     Load,
     Save,
 }
@@ -281,7 +279,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     ///
     /// # Safety
     /// As for [`Self::run`].
-    unsafe fn exchange(&self, regions: &mut Regions<'_>, way: Exchange) {
+    pub(crate) unsafe fn exchange(&self, regions: &mut Regions<'_>, way: Exchange) {
         let Some(state) = &self.outputs.state else { return };
         let swap = |there: *mut f32, here: &mut f32| {
             // SAFETY: an element of the state that is this task's alone.
@@ -340,21 +338,6 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         }
     }
 
-    /// Per row of a group: what to subtract from its scores, and the factor that makes weights of their exponentials.
-    pub(crate) fn references(&self, group: Range<usize>, max: &[f32], sum: &[f32]) -> [(f32, f32); MAX_GROUP] {
-        let mut references = [(0.0, 0.0); MAX_GROUP];
-        for row in self.rows(group.clone()) {
-            let r = group.start + row.n;
-            let end = self.row_end(row, max[r], sum[r]);
-            references[row.n] = (if max[r] == f32::NEG_INFINITY { 0.0 } else { max[r] }, end.factor.0);
-        }
-        references
-    }
-
-    fn row_end(&self, row: Row, max: f32, sum: f32) -> RowEnd {
-        RowEnd::new(max, sum, self.call.options.sinks.map(|sinks| sinks[row.head]))
-    }
-
     /// out ← keep · out + join · P V for a group and a block.
     ///
     /// # Safety
@@ -375,7 +358,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             let run = unsafe { block.values.rows.columns_from(first) };
             let whole = first + n.next_multiple_of(LANES) <= block.values.readable;
             // Many rows would widen shorter elements again and again.
-            let ready = matches!(run, Typed::F32(_)) || group.len() <= END_ROWS;
+            let ready = matches!(run, Typed::F32(_)) || group.len() <= FEW_ROWS;
             let values = if care == Care::Fast && run.element() == 1 && whole && ready {
                 run
             } else {
@@ -406,65 +389,5 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             // SAFETY: passed on.
             unsafe { self.add_poison(block, seen, group, regions) };
         }
-    }
-
-    /// Normalises and writes the task's rows, or keeps them as they are for more keys to come. False if something gathered
-    /// was not finite.
-    ///
-    /// # Safety
-    /// As for [`Self::run`].
-    pub(crate) unsafe fn finish(&self, care: Care, regions: &mut Regions<'_>) -> bool {
-        let Some(output) = &self.outputs.out else {
-            let finite = regions.out[..self.task.rows.len() * self.geometry.width()].iter().all(|x| x.is_finite());
-            if finite || care == Care::Careful {
-                // SAFETY: passed on.
-                unsafe { self.exchange(regions, Exchange::Save) };
-            }
-            return finite;
-        };
-        // SAFETY: passed on.
-        by_type!(Typed, output, |out| unsafe { self.finish_into(out, regions) })
-    }
-
-    /// The same, to an output of a type.
-    ///
-    /// # Safety
-    /// As for [`Self::run`].
-    unsafe fn finish_into<T: Element>(&self, output: &SharedMut<'_, T>, regions: &mut Regions<'_>) -> bool {
-        let mut finite = true;
-        let rows = self.task.rows.len();
-        for group in (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS)) {
-            let mut ends = [RowEnd::EMPTY; END_ROWS];
-            let mut out = [core::ptr::null_mut::<T>(); END_ROWS];
-            let mut element = 1;
-            for row in self.rows(group.clone()) {
-                let r = group.start + row.n;
-                let (b, i) = (self.seq.batch, self.seq.first_row + row.i);
-                ends[row.n] = self.row_end(row, regions.max[r], regions.sum[r]);
-                // SAFETY: the rows are inside the outputs and this task's alone.
-                unsafe {
-                    if let Some(lse) = &self.outputs.lse {
-                        *lse.row(b, row.head, i).0 = ends[row.n].lse();
-                    }
-                    (out[row.n], element) = output.row(b, row.head, i);
-                }
-                if C::ACTIVE {
-                    ends[row.n].factor = (1.0, 0.0);
-                }
-            }
-            let stride = self.geometry.width();
-            // SAFETY: every row has `value_dim` elements, and they are this task's alone.
-            finite &= unsafe {
-                let finish = Finish {
-                    gathered: &regions.out[group.start * stride..group.end * stride],
-                    stride,
-                    ends: &ends[..group.len()],
-                    cols: self.geometry.value_dim,
-                    element,
-                };
-                self.s.finish(finish, T::any(&out[..group.len()]))
-            };
-        }
-        finite
     }
 }
