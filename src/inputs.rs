@@ -35,7 +35,18 @@ impl<'a> Inputs<'a> {
     }
 
     /// The same of any element types, in any mix: `f32`, [`Bf16`](crate::Bf16), [`F16`](crate::F16). Shorter elements are
-    /// widened in registers, and everything is computed as if all were `f32`: to the bit.
+    /// widened in registers, and everything is computed as if all were `f32`: to the bit. With the feature `half`, views of
+    /// `half::bf16` and `half::f16` do as well.
+    ///
+    /// ```
+    /// use sdpa::{Attention, Bf16, F16, Inputs, Outputs, View, ViewMut};
+    /// let (q, kv, mut out) = ([Bf16::from_f32(0.5); 2 * 8], [F16::from_f32(0.25); 3 * 8], [F16::default(); 2 * 8]);
+    /// let (q, kv) = (View::bhld(&q, [1, 1, 2, 8])?, View::bhld(&kv, [1, 1, 3, 8])?);
+    /// let outputs = Outputs::of(ViewMut::bhld(&mut out, [1, 1, 2, 8])?);
+    /// sdpa::attention(&Attention::new(), Inputs::of(q, kv, kv), outputs)?;
+    /// assert_eq!(out[0].to_f32(), 0.25);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
     pub fn of(q: impl Into<Tensor<'a>>, k: impl Into<Tensor<'a>>, v: impl Into<Tensor<'a>>) -> Self {
         Self::with(q.into(), KeyValues::Tensors { k: k.into(), v: v.into() })
     }

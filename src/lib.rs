@@ -13,6 +13,7 @@
 //! | to say | there is |
 //! |---|---|
 //! | where tensors lie | [`View`], [`ViewMut`]: any strides, checked once |
+//! | of which elements | `f32`, [`Bf16`], [`F16`]: [`Tensor`], [`TensorMut`]; with the feature `half`, that crate's types |
 //! | what to compute | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
 //! | on what | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |
 //! | what to write | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key mass |

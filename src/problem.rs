@@ -48,6 +48,7 @@ impl<'a> Outputs<'a> {
     }
 
     /// The same of any element type: results are rounded once, to nearest even, when they are written.
+    /// The other outputs are `f32`.
     pub fn of(out: impl Into<TensorMut<'a>>) -> Self {
         Self { out: Some(out.into()), lse: None, points: [const { None }; 4], key_mass: None, state: None }
     }

@@ -7,7 +7,8 @@ mod support;
 use core::num::NonZeroUsize;
 use counting::counted;
 use sdpa::{
-    Alignment, Attention, BlockTable, Exec, Inputs, Isa, KvCache, Outputs, Pages, Plan, ViewMut, Window, Workspace,
+    Alignment, Attention, Bf16, BlockTable, Dtype, Exec, F16, Inputs, Isa, KvCache, Outputs, Pages, Plan, View,
+    ViewMut, Window, Workspace,
 };
 use support::{Tensor, Tensors, execs, outputs, unwritten};
 
@@ -59,6 +60,66 @@ fn a_warm_run_allocates_nothing() {
                         assert_eq!(warm, (0, 0), "{sizes:?} {layout:?} {isa}");
                         assert_eq!(workspace.bytes(), held);
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Queries, keys and values of 16 bits, and outputs: from tensors, few rows and many, dense and strided, and from a cache.
+#[test]
+fn a_warm_run_on_short_elements_allocates_nothing() {
+    let sizes =
+        [[1, 1, 1, 1, 1, 1, 1], [2, 6, 2, 100, 300, 20, 33], [2, 6, 2, 1, 300, 20, 33], [1, 2, 1, 5, 40, 16, 300]];
+    for sizes @ [b, h, _, l, _, _, dv] in sizes {
+        for layout in [support::Layout::Bhld, support::Layout::Transposed] {
+            let Tensors { q, k, v } = Tensors::normal(sizes, 0).laid_out(layout, layout, layout);
+            let [short_q, short_v] = [&q, &v].map(|x| x.data.iter().map(|&x| Bf16::from_f32(x)).collect::<Vec<_>>());
+            let short_k: Vec<_> = k.data.iter().map(|&x| F16::from_f32(x)).collect();
+            fn view<'a, T>(data: &'a [T], x: &Tensor) -> View<'a, T> {
+                View::from_strides(data, x.offset, x.shape, x.strides).unwrap()
+            }
+            let mut cache = KvCache::new(b, sizes[2], [sizes[5], dv]).unwrap().dtype(Dtype::F16).unwrap();
+            cache.append(view(&short_k, &k), view(&short_v, &v)).unwrap();
+            let (mut out, shape) = (vec![F16::default(); b * h * l * dv], [b, h, l, dv]);
+            for (isa, exec) in execs() {
+                let mut workspace = Workspace::new();
+                let mut call = |cached: bool| {
+                    let q = view(&short_q, &q);
+                    let inputs = match cached {
+                        true => Inputs::cached(q, &cache),
+                        false => Inputs::of(q, view(&short_k, &k), view(&short_v, &v)),
+                    };
+                    let outputs = Outputs::of(ViewMut::bhld(&mut out, shape).unwrap());
+                    let problem = Attention::new().problem(inputs, outputs).unwrap();
+                    let plan = Plan::new(&problem, exec);
+                    problem.run(&plan, &mut workspace);
+                    assert!(workspace.bytes() >= plan.scratch_bytes());
+                };
+                for cached in [false, true] {
+                    call(cached);
+                    assert_eq!(counted(|| call(cached)), (0, 0), "{sizes:?} {layout:?} {isa}, cached: {cached}");
+                }
+            }
+        }
+    }
+}
+
+/// A step of a cache of 16 bits appends, rounds and attends in memory that is there.
+#[test]
+fn a_warm_step_on_short_elements_allocates_half_a_block() {
+    let attention = Attention::new().causal().align(Alignment::BottomRight);
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        for (isa, exec) in execs() {
+            let mut cache = KvCache::new(1, 2, [20, 33]).unwrap().dtype(dtype).unwrap();
+            for (i, (calls, bytes)) in steps(&mut cache, &attention, exec, 600).into_iter().enumerate() {
+                if i % 256 == 0 {
+                    assert!(
+                        (2 * BLOCK..2 * BLOCK + 1024).contains(&bytes),
+                        "{isa}, {dtype}: {bytes} bytes in step {i}"
+                    );
+                } else {
+                    assert_eq!((calls, bytes), (0, 0), "{isa}, {dtype}, step {i}");
                 }
             }
         }
@@ -153,8 +214,11 @@ fn steps(cache: &mut KvCache, attention: &Attention, exec: Exec, n: usize) -> Ve
         let plan = Plan::new(&problem, exec);
         problem.run(&plan, &mut workspace);
     };
-    // The first warms the workspace, on a cache of its own.
-    step(&mut cache.clone());
+    // The longest warms the workspace, on a cache of its own: where keys are shared out, it grows with their number.
+    let mut longest = cache.clone();
+    (1..n).for_each(|_| longest.append(k.view(), v.view()).unwrap());
+    step(&mut longest);
+    drop(longest);
     (0..n).map(|_| counted(|| step(cache))).collect()
 }
 

@@ -44,12 +44,12 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// A bfloat16, as its bits.
+/// A bfloat16, as its bits. With the feature `half`, views of `half::bf16` turn into views of these.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct Bf16(pub u16);
 
-/// An IEEE binary16, as its bits.
+/// An IEEE binary16, as its bits. With the feature `half`, views of `half::f16` turn into views of these.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct F16(pub u16);

@@ -21,6 +21,8 @@ mod exp;
 mod finish;
 pub mod gemm;
 mod geometry;
+#[cfg(feature = "half")]
+mod halves;
 mod heads;
 mod int8;
 mod isa;

@@ -128,6 +128,17 @@ impl<'a, T> View<'a, T> {
         (b < nb && h < nh && nl > 0 && nd > 0).then(|| (&self.data[self.layout.row(b, h, 0)..], strides))
     }
 
+    /// The same elements as another type.
+    ///
+    /// # Safety
+    /// The types have the same size and alignment, and every `T` is a `U`.
+    pub(crate) unsafe fn cast<U>(self) -> View<'a, U> {
+        const { assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>()) }
+        // SAFETY: the same memory, and the caller's promise.
+        let data = unsafe { core::slice::from_raw_parts(self.data.as_ptr().cast(), self.data.len()) };
+        View { data, layout: self.layout }
+    }
+
     /// Pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
     ///
     /// # Safety
@@ -142,8 +153,7 @@ impl<'a, T> View<'a, T> {
 impl<'a> From<View<'a, bool>> for View<'a, u8> {
     fn from(view: View<'a, bool>) -> Self {
         // SAFETY: a bool is one byte, 0 or 1, and any byte is a u8.
-        let data = unsafe { core::slice::from_raw_parts(view.data.as_ptr().cast::<u8>(), view.data.len()) };
-        Self { data, layout: view.layout }
+        unsafe { view.cast() }
     }
 }
 
@@ -242,6 +252,18 @@ impl<'a, T> ViewMut<'a, T> {
     /// A shorter borrow of the same elements.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
         ViewMut { data: self.data, layout: self.layout }
+    }
+
+    /// The same elements as another type.
+    ///
+    /// # Safety
+    /// The types have the same size and alignment; every `T` is a `U`, and every `U` a `T`.
+    #[cfg(feature = "half")]
+    pub(crate) unsafe fn cast<U>(self) -> ViewMut<'a, U> {
+        const { assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>()) }
+        // SAFETY: the same memory, borrowed exclusively, and the caller's promise: whatever is written is a `T` still.
+        let data = unsafe { core::slice::from_raw_parts_mut(self.data.as_mut_ptr().cast(), self.data.len()) };
+        ViewMut { data, layout: self.layout }
     }
 
     /// Gives up the exclusive borrow for a form that several threads can write through, each to its own rows.

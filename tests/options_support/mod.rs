@@ -240,7 +240,12 @@ impl Case {
     }
 
     fn run_inputs_into(&self, inputs: Inputs<'_>, exec: Exec, full: &mut Full, workspace: &mut Workspace) -> Plan {
-        let problem = self.attention().problem(inputs, full.outputs()).expect("a good call");
+        self.run_outputs(inputs, exec, full.outputs(), workspace)
+    }
+
+    /// Runs on whatever tensors, options included; returns the plan.
+    pub fn run_outputs(&self, inputs: Inputs<'_>, exec: Exec, outputs: Outputs<'_>, workspace: &mut Workspace) -> Plan {
+        let problem = self.attention().problem(inputs, outputs).expect("a good call");
         let plan = Plan::new(&problem, exec);
         with_mods!(self, |mods| problem.run_with(&plan, workspace, &mods));
         plan
