@@ -9,7 +9,8 @@ use sdpa_kernels::{Cache, Call, Dtype, Isa, Keep, MAX_DIM, Tensor};
 /// packed when they are appended, so that a step reads every byte once and copies none.
 ///
 /// Memory comes in blocks of 256 keys and grows without copying what is there. [`Self::fork`] shares blocks until one of
-/// the two writes to them. Once warm, a step (append, attend) allocates nothing but, every 256th time, a block.
+/// the two writes to them. Once warm, a step (append, attend) allocates nothing but, every 256th time, a block; and the
+/// workspace doubles what it has for gathering when the number of blocks does.
 ///
 /// ```
 /// use sdpa::{Alignment, Attention, Inputs, KvCache, Outputs, View, ViewMut};

@@ -130,6 +130,15 @@ impl Plan {
         self.tasks
     }
 
+    /// What blocks of keys gather where they are shared out (few rows, many keys), in bytes, all of them together: less than a
+    /// sixteenth of the keys and values that are read. Otherwise 0.
+    pub fn gathered_bytes(&self) -> usize {
+        match self.sharing {
+            Sharing::Keys { floats } => floats * size_of::<f32>(),
+            Sharing::Rows => 0,
+        }
+    }
+
     /// Scratch of one worker, in bytes. Does not depend on lengths, heads or batch.
     pub fn scratch_bytes(&self) -> usize {
         self.geometry.scratch_bytes()
