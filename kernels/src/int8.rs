@@ -30,6 +30,9 @@ const MOST: f32 = 127.0;
 pub const MAX_HEAD_DIM: usize = 1 << 17;
 const _: () = assert!(128 * 128 * MAX_HEAD_DIM as u64 <= 1 << 31 && 128 * 127 * (MAX_HEAD_DIM as u64) < 1 << 31);
 
+/// The largest scale: the next would make ∞ of 127.
+const MAX_SCALE: f32 = f32::from_bits((f32::MAX / MOST).to_bits() - 1);
+
 /// Adding it rounds what is smaller than 2²² to an integer, ties to even, and leaves that in the lowest bits.
 const ROUND: f32 = 12_582_912.0;
 
@@ -84,7 +87,7 @@ pub(crate) fn scale(xs: &[f32]) -> f32 {
     if most == 0.0 {
         0.0
     } else if most < f32::INFINITY {
-        (most / MOST).max(f32::MIN_POSITIVE)
+        (most / MOST).clamp(f32::MIN_POSITIVE, MAX_SCALE)
     } else {
         f32::NAN
     }
