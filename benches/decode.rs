@@ -6,8 +6,8 @@
 mod support;
 
 use sdpa::{
-    Alignment, Attention, BlockTable, Dtype, Exec, Inputs, KvCache, Outputs, Pages, Plan, View, ViewMut, Workspace,
-    probe,
+    Alignment, Attention, BlockTable, Dtype, Exec, Inputs, KeyScales, KvCache, Outputs, Pages, Plan, View, ViewMut,
+    Workspace, probe,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -41,7 +41,8 @@ const SHAPES: &[Shape] = &[
 /// Keys and values once in every form.
 struct Forms {
     tensors: [Vec<f32>; 2],
-    caches: Vec<(&'static str, Dtype, KvCache)>,
+    /// With the bytes of an element.
+    caches: Vec<(&'static str, usize, KvCache)>,
     pools: [Vec<f32>; 2],
     entries: Vec<u32>,
     lens: Vec<usize>,
@@ -55,11 +56,18 @@ impl Forms {
         let n = batch * heads * keys * DIM;
         let (k, v) = (fill(n), fill(n));
         let shape = [batch, heads, keys, DIM];
-        let caches = [("cache, f32", Dtype::F32), ("cache, bf16", Dtype::Bf16), ("cache, f16", Dtype::F16)];
-        let caches = caches.map(|(name, dtype)| {
-            let mut cache = KvCache::new(batch, heads, [DIM; 2]).and_then(|cache| cache.dtype(dtype)).expect("a cache");
+        let typed = |dtype| KvCache::new(batch, heads, [DIM; 2]).and_then(|cache| cache.dtype(dtype));
+        let bytes = KvCache::new(batch, heads, [DIM; 2]).and_then(|cache| cache.int8(KeyScales::PerToken));
+        let caches = [
+            ("cache, f32", 4, typed(Dtype::F32)),
+            ("cache, bf16", 2, typed(Dtype::Bf16)),
+            ("cache, f16", 2, typed(Dtype::F16)),
+            ("cache, int8", 1, bytes),
+        ];
+        let caches = caches.map(|(name, size, cache)| {
+            let mut cache = cache.expect("a cache");
             cache.append(view(&k, shape), view(&v, shape)).expect("they fit");
-            (name, dtype, cache)
+            (name, size, cache)
         });
         // Pages in an order that nobody foresees.
         let pages = batch * keys.div_ceil(PAGE);
@@ -148,7 +156,7 @@ fn decode(shape: &Shape, flush: &[f32]) {
     let mut cases: Vec<_> = forms
         .caches
         .iter()
-        .map(|(name, dtype, cache)| Case { name, size: dtype.bytes(), inputs: Inputs::cached(q, cache), slices: &[] })
+        .map(|(name, size, cache)| Case { name, size: *size, inputs: Inputs::cached(q, cache), slices: &[] })
         .collect();
     let [k, v] = forms.tensors.each_ref().map(|rows| view(rows, kv_shape));
     cases.push(Case { name: "tensors", size: 4, inputs: Inputs::new(q, k, v), slices: &forms.tensors });

@@ -21,7 +21,7 @@
 //! | with what | [`Exec`]: an [`Isa`], threads; [`Plan`] and [`Workspace`] to be used again |
 //! | what is around attention | [`layers`]: projections, multi-head attention, norms, positions, transformers |
 //! | keys in pieces | [`AttnState`], [`merge`] |
-//! | keys kept from call to call | [`KvCache`]; [`Pages`] of the caller's by a [`BlockTable`] |
+//! | keys kept from call to call | [`KvCache`], its elements `f32`, 16 bits or int8 ([`KeyScales`]); [`Pages`] of the caller's by a [`BlockTable`] |
 //! | the truth | [`naive`]: the oracle; [`unfused`]: the baseline |
 //!
 //! Order of operations for one score: scale·(q·k) → softcap → bias → ALiBi → score function → masks set −∞ → sink joins
@@ -46,7 +46,7 @@ mod state;
 pub mod unfused;
 
 pub use attention::Attention;
-pub use cache::KvCache;
+pub use cache::{KeyScales, KvCache};
 pub use error::{Bound, Error};
 pub use explain::{Explanation, Machine};
 pub use inputs::Inputs;

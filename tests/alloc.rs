@@ -7,8 +7,8 @@ mod support;
 use core::num::NonZeroUsize;
 use counting::counted;
 use sdpa::{
-    Alignment, Attention, Bf16, BlockTable, Dtype, Exec, F16, Inputs, Isa, KvCache, Outputs, Pages, Plan, View,
-    ViewMut, Window, Workspace,
+    Alignment, Attention, Bf16, BlockTable, Dtype, Exec, F16, Inputs, Isa, KeyScales, KvCache, Outputs, Pages, Plan,
+    View, ViewMut, Window, Workspace,
 };
 use support::{Tensor, Tensors, execs, outputs, unwritten};
 
@@ -243,6 +243,21 @@ fn a_warm_step_allocates_a_block_every_256th_time() {
             for (i, counts) in steps(&mut cache, &attention, exec, again).into_iter().enumerate() {
                 let grows = (len + i).is_multiple_of(256) && counts.0 == 1 && counts.1 <= GATHERED;
                 assert!(counts == (0, 0) || grows, "{isa}, step {i} after a rollback to {len}: {counts:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_warm_step_of_an_int8_cache_allocates_a_block_every_256th_time() {
+    let attention = Attention::new().causal().align(Alignment::BottomRight);
+    for (isa, exec) in execs() {
+        for keys in [KeyScales::PerToken, KeyScales::PerChannel(vec![0.05; 2 * 20])] {
+            let mut cache = KvCache::new(1, 2, [20, 33]).unwrap().int8(keys).unwrap();
+            for (i, (calls, bytes)) in steps(&mut cache, &attention, exec, 600).into_iter().enumerate() {
+                // The block with its scales; what blocks gather where keys are shared out; and lists.
+                let (most, room) = if i % 256 == 0 { (4, BLOCK + 2 * 2048 + 8192) } else { (0, 0) };
+                assert!(calls <= most && bytes <= room, "{isa}: {calls} allocations, {bytes} bytes in step {i}");
             }
         }
     }

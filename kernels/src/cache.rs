@@ -2,63 +2,30 @@
 //!
 //! A sequence is a list of blocks of 256 keys, each with its own memory, so growing copies nothing. A block holds, for
 //! each key/value head, sixteen panels of packed keys `[panel][head_dim][16]` and 256 rows of values, padded to whole
-//! vectors; all of the cache's element type. Sequences that begin alike share blocks; who writes into a shared block gets a copy of it first.
+//! vectors; all of the cache's element type, or bytes and scales as in `int8.rs`. Sequences that begin alike share blocks;
+//! who writes into a shared block gets a copy of it first.
+
+mod layout;
+mod write;
 
 use crate::block::KEY_BLOCK;
-use crate::element::{Bf16, Dtype, Element, F16};
-use crate::isa::{Isa, Visitor};
+use crate::element::{Bf16, Dtype, Element, F16, Load};
+use crate::isa::Isa;
 use crate::lines::Lines;
 use crate::pack::Rows;
-use crate::poison::Care;
-use crate::simd::LANES;
-use crate::steps::Steps;
-use crate::tensor::{AnyPanels, AnyRows, Tensor, Typed};
+use crate::source::{BlockValues, Keys};
+use crate::tensor::{Tensor, Typed};
 use core::ops::Range;
+use layout::{Format, Sizes};
 use std::sync::Arc;
-
-/// Sizes of what a block holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Sizes {
-    dtype: Dtype,
-    kv_heads: usize,
-    head_dim: usize,
-    value_dim: usize,
-}
-
-impl Sizes {
-    /// Elements from one row of values to the next.
-    fn width(self) -> usize {
-        self.value_dim.next_multiple_of(LANES)
-    }
-
-    /// Memory of a block, in floats.
-    fn floats(self) -> usize {
-        KEY_BLOCK * self.kv_heads * (self.head_dim + self.width()) * self.dtype.bytes() / size_of::<f32>()
-    }
-
-    /// Where a head's packed keys lie in a block: before its values, which the next head's keys follow, so that a step
-    /// reads a block from front to back.
-    fn keys(self, head: usize) -> Range<usize> {
-        let first = head * KEY_BLOCK * (self.head_dim + self.width());
-        first..first + KEY_BLOCK * self.head_dim
-    }
-
-    /// Where a head's values lie in a block.
-    fn values(self, head: usize) -> Range<usize> {
-        let first = self.keys(head).end;
-        first..first + KEY_BLOCK * self.width()
-    }
-
-    /// Where element `d` of key `row` of a head lies among the head's packed keys.
-    fn key(self, row: usize, d: usize) -> usize {
-        (row / LANES * self.head_dim + d) * LANES + row % LANES
-    }
-}
+use write::{Place, Write, WriteBytes};
 
 /// The keys and values of several sequences, packed.
 #[derive(Debug)]
 pub struct Cache {
     sizes: Sizes,
+    /// If it keeps bytes: what that takes.
+    int8: Option<Int8>,
     /// If keys are let go: how many of the last and of the first stay.
     keep: Option<Keep>,
     /// Blocks of each sequence; `None` where they were let go.
@@ -71,9 +38,20 @@ pub struct Cache {
 impl Clone for Cache {
     /// Shares the memory, as [`Cache::fork`] does.
     fn clone(&self) -> Self {
-        let Self { sizes, keep, sequences, lens, spare: _ } = self;
-        Self { sizes: *sizes, keep: *keep, sequences: sequences.clone(), lens: lens.clone(), spare: Vec::new() }
+        let Self { sizes, int8, keep, sequences, lens, spare: _ } = self;
+        let (sequences, lens) = (sequences.clone(), lens.clone());
+        Self { sizes: *sizes, int8: int8.clone(), keep: *keep, sequences, lens, spare: Vec::new() }
     }
+}
+
+/// What appending to a cache of bytes takes.
+#[derive(Debug, Clone)]
+struct Int8 {
+    /// Scales of the keys' channels, `[kv_heads][head_dim]`, if keys have none of their own.
+    channels: Option<Box<[f32]>>,
+    /// A row on its way: widened, in whole vectors, and as bytes.
+    row: Vec<f32>,
+    bytes: Vec<i8>,
 }
 
 /// Memory of a block.
@@ -97,7 +75,8 @@ impl Cache {
         keep: Option<Keep>,
     ) -> Self {
         Self {
-            sizes: Sizes { dtype, kv_heads, head_dim, value_dim },
+            sizes: Sizes { format: Format::Elements(dtype), kv_heads, head_dim, value_dim },
+            int8: None,
             keep,
             sequences: vec![Vec::new(); sequences],
             lens: vec![0; sequences],
@@ -112,9 +91,33 @@ impl Cache {
         Self::new(dtype, [self.lens.len(), kv_heads], [head_dim, value_dim], self.keep)
     }
 
-    /// The type of the elements.
-    pub fn dtype(&self) -> Dtype {
-        self.sizes.dtype
+    /// The same, empty, that keeps bytes: every value with a scale of its own, and so every key, unless its channels have
+    /// scales, `[kv_heads][head_dim]`.
+    ///
+    /// # Panics
+    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or there are scales, but not one a channel.
+    #[must_use]
+    pub fn with_int8(self, channels: Option<Box<[f32]>>) -> Self {
+        let Sizes { kv_heads, head_dim, value_dim, .. } = self.sizes;
+        assert!(head_dim <= crate::int8::MAX_HEAD_DIM, "keys are too long for bytes");
+        assert!(channels.as_ref().is_none_or(|scales| scales.len() == kv_heads * head_dim), "a scale for each channel");
+        let format = Format::Int8 { key_scales: channels.is_none() };
+        let row = vec![0.0; head_dim.max(value_dim).next_multiple_of(crate::simd::LANES)];
+        let int8 = Int8 { channels, row, bytes: vec![0; head_dim] };
+        let empty = Self::new(Dtype::F32, [self.lens.len(), kv_heads], [head_dim, value_dim], self.keep);
+        Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..empty }
+    }
+
+    /// True if it keeps bytes.
+    pub fn is_int8(&self) -> bool {
+        self.int8.is_some()
+    }
+
+    /// If it keeps bytes: the scales of the channels of a head's keys, if those have any.
+    pub(crate) fn channels(&self, head: usize) -> Option<Option<&[f32]>> {
+        let d = self.sizes.head_dim;
+        let channels = self.int8.as_ref()?.channels.as_ref();
+        Some(channels.map(|scales| &scales[head * d..][..d]))
     }
 
     /// Shapes of keys and values as seen by a call.
@@ -138,7 +141,7 @@ impl Cache {
         let mut held: Vec<_> = self.sequences.iter().flatten().flatten().chain(&self.spare).map(Arc::as_ptr).collect();
         held.sort_unstable();
         held.dedup();
-        held.len() * (self.sizes.floats() * size_of::<f32>())
+        held.len() * self.sizes.bytes()
     }
 
     /// One more sequence, empty. Its number.
@@ -159,14 +162,15 @@ impl Cache {
     /// Appends the rows of head-first tensors `[_, kv_heads, n, dim]`, batch `b` of them, to a sequence.
     ///
     /// # Panics
-    /// If the shapes do not fit.
+    /// If the shapes do not fit. What a cache of bytes is given must be finite, or scores and outputs are NaN.
     pub fn append(&mut self, isa: Isa, sequence: usize, b: usize, kv: [Tensor<'_>; 2]) {
-        let Sizes { dtype, kv_heads, head_dim, value_dim } = self.sizes;
+        let Sizes { format, kv_heads, head_dim, value_dim } = self.sizes;
         let ([kb, kh, n, kd], [vb, vh, vn, vd]) = (kv[0].shape(), kv[1].shape());
         assert!(b < kb && b < vb && (kh, vh) == (kv_heads, kv_heads), "keys and values do not fit the cache");
         assert!(n == vn && (kd, vd) == (head_dim, value_dim), "keys and values do not fit the cache");
         assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
         self.let_go(sequence);
+        let mut int8 = self.int8.take();
         let mut done = 0;
         while done < n {
             let (block, row) = (self.lens[sequence] / KEY_BLOCK, self.lens[sequence] % KEY_BLOCK);
@@ -174,14 +178,17 @@ impl Cache {
             let sizes = self.sizes;
             let lines = self.block_mut(sequence, block);
             let place = Place { sizes, row, kv, b, rows: done..done + here };
-            match dtype {
-                Dtype::F32 => isa.dispatch(Write(place, lines.floats_mut())),
-                Dtype::Bf16 => isa.dispatch(Write(place, lines.elements_mut::<Bf16>())),
-                Dtype::F16 => isa.dispatch(Write(place, lines.elements_mut::<F16>())),
+            match (format, &mut int8) {
+                (Format::Elements(Dtype::F32), _) => isa.dispatch(Write(place, lines.floats_mut())),
+                (Format::Elements(Dtype::Bf16), _) => isa.dispatch(Write(place, lines.elements_mut::<Bf16>())),
+                (Format::Elements(Dtype::F16), _) => isa.dispatch(Write(place, lines.elements_mut::<F16>())),
+                (Format::Int8 { .. }, Some(int8)) => isa.dispatch(WriteBytes { place, int8, lines }),
+                (Format::Int8 { .. }, None) => unreachable!("a cache of bytes has what that takes"),
             }
             self.lens[sequence] += here;
             done += here;
         }
+        self.int8 = int8;
     }
 
     /// Forgets the keys of a sequence from `len` on. Its memory is kept for later.
@@ -227,7 +234,7 @@ impl Cache {
 
     /// A block to write to: there, and not shared.
     fn block_mut(&mut self, sequence: usize, block: usize) -> &mut Lines {
-        let floats = self.sizes.floats();
+        let floats = self.sizes.bytes() / size_of::<f32>();
         let mut fresh = || {
             self.spare.pop().unwrap_or_else(|| {
                 let mut lines = Lines::new();
@@ -258,25 +265,36 @@ impl Cache {
         self.block(sequence, block).is_some()
     }
 
-    /// A head's packed keys of a block that is held: `256 · head_dim` elements.
-    pub(crate) fn panels(&self, sequence: usize, head: usize, block: usize) -> AnyPanels {
-        let (lines, keys) = (self.held(sequence, block), self.sizes.keys(head));
-        match self.sizes.dtype {
-            Dtype::F32 => Typed::F32(lines.floats()[keys].as_ptr()),
-            Dtype::Bf16 => Typed::Bf16(lines.elements()[keys].as_ptr()),
-            Dtype::F16 => Typed::F16(lines.elements()[keys].as_ptr()),
+    /// A head's packed keys of a block that is held.
+    pub(crate) fn keys(&self, sequence: usize, head: usize, block: usize) -> Keys {
+        let (lines, at) = (self.held(sequence, block), self.sizes.parts(head));
+        match self.sizes.format {
+            Format::Elements(Dtype::F32) => Keys::Packed(Typed::F32(part(lines, at.keys).as_ptr())),
+            Format::Elements(Dtype::Bf16) => Keys::Packed(Typed::Bf16(part(lines, at.keys).as_ptr())),
+            Format::Elements(Dtype::F16) => Keys::Packed(Typed::F16(part(lines, at.keys).as_ptr())),
+            Format::Int8 { key_scales } => Keys::Int8 {
+                keys: part(lines, at.keys),
+                scales: key_scales.then(|| part(lines, at.key_scales) as *const _),
+            },
         }
     }
 
-    /// A head's values of a block that is held: 256 rows, and how much of each may be read.
-    pub(crate) fn value_rows(&self, sequence: usize, head: usize, block: usize) -> (AnyRows, usize) {
-        let (lines, values, width) = (self.held(sequence, block), self.sizes.values(head), self.sizes.width());
-        let rows = match self.sizes.dtype {
-            Dtype::F32 => Typed::F32(Rows::strided(lines.floats()[values].as_ptr(), width as isize, 1)),
-            Dtype::Bf16 => Typed::Bf16(Rows::strided(lines.elements()[values].as_ptr(), width as isize, 1)),
-            Dtype::F16 => Typed::F16(Rows::strided(lines.elements()[values].as_ptr(), width as isize, 1)),
+    /// A head's values of a block that is held: 256 rows.
+    pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
+        fn rows<T: Load>(lines: &Lines, bytes: Range<usize>, width: usize) -> Rows<T> {
+            Rows::strided(part::<T>(lines, bytes).as_ptr(), width as isize, 1)
+        }
+        let (lines, at, width) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.width());
+        let rows = match self.sizes.format {
+            Format::Elements(Dtype::F32) => Typed::F32(rows(lines, at.values, width)),
+            Format::Elements(Dtype::Bf16) => Typed::Bf16(rows(lines, at.values, width)),
+            Format::Elements(Dtype::F16) => Typed::F16(rows(lines, at.values, width)),
+            Format::Int8 { .. } => {
+                let scales = part(lines, at.value_scales) as *const _;
+                return BlockValues::Int8 { rows: rows(lines, at.values, width), scales };
+            }
         };
-        (rows, width)
+        BlockValues::Rows { rows, readable: width }
     }
 
     fn held(&self, sequence: usize, block: usize) -> &Lines {
@@ -284,22 +302,50 @@ impl Cache {
     }
 
     pub(crate) fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        let inside = h < self.sizes.kv_heads && d < self.sizes.head_dim;
-        self.element([b, j], inside.then(|| self.sizes.keys(h).start + self.sizes.key(j % KEY_BLOCK, d)))
+        let inside = h < self.sizes.kv_heads && d < self.sizes.head_dim && j < *self.lens.get(b)?;
+        let (block, row) = (self.block(b, j / KEY_BLOCK).filter(|_| inside)?, j % KEY_BLOCK);
+        let (at, i) = (self.sizes.parts(h), self.sizes.key(row, d));
+        Some(match self.sizes.format {
+            Format::Elements(dtype) => element(block, dtype, at.keys, i),
+            Format::Int8 { .. } => {
+                let scale = match self.channels(h)? {
+                    Some(channels) => channels[d],
+                    None => part::<f32>(block, at.key_scales)[row],
+                };
+                f32::from(part::<i8>(block, at.keys)[i]) * scale
+            }
+        })
     }
 
     pub(crate) fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        let inside = h < self.sizes.kv_heads && d < self.sizes.value_dim;
-        self.element([b, j], inside.then(|| self.sizes.values(h).start + j % KEY_BLOCK * self.sizes.width() + d))
-    }
-
-    fn element(&self, [b, j]: [usize; 2], at: Option<usize>) -> Option<f32> {
-        let block = self.block(b, j / KEY_BLOCK).filter(|_| j < self.lens[b])?;
-        Some(match self.sizes.dtype {
-            Dtype::F32 => block.floats()[at?],
-            Dtype::Bf16 => block.elements::<Bf16>()[at?].widen(),
-            Dtype::F16 => block.elements::<F16>()[at?].widen(),
+        let inside = h < self.sizes.kv_heads && d < self.sizes.value_dim && j < *self.lens.get(b)?;
+        let (block, row) = (self.block(b, j / KEY_BLOCK).filter(|_| inside)?, j % KEY_BLOCK);
+        let (at, i) = (self.sizes.parts(h), row * self.sizes.width() + d);
+        Some(match self.sizes.format {
+            Format::Elements(dtype) => element(block, dtype, at.values, i),
+            Format::Int8 { .. } => {
+                f32::from(part::<i8>(block, at.values)[i]) * part::<f32>(block, at.value_scales)[row]
+            }
         })
+    }
+}
+
+/// Part of a block, given in bytes.
+fn part<T: Load>(lines: &Lines, bytes: Range<usize>) -> &[T] {
+    &lines.elements()[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
+}
+
+/// The same, to write to.
+fn part_mut<T: Load>(lines: &mut Lines, bytes: Range<usize>) -> &mut [T] {
+    &mut lines.elements_mut()[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
+}
+
+/// An element of a part of a block, widened.
+fn element(lines: &Lines, dtype: Dtype, bytes: Range<usize>, i: usize) -> f32 {
+    match dtype {
+        Dtype::F32 => part::<f32>(lines, bytes)[i],
+        Dtype::Bf16 => part::<Bf16>(lines, bytes)[i].widen(),
+        Dtype::F16 => part::<F16>(lines, bytes)[i].widen(),
     }
 }
 
@@ -308,75 +354,4 @@ fn spare(spare: &mut Vec<Block>, mut block: Block) {
     if Arc::get_mut(&mut block).is_some() {
         spare.push(block);
     }
-}
-
-/// Some rows of keys and values, and where in a block they go.
-struct Place<'a> {
-    sizes: Sizes,
-    /// The first row there.
-    row: usize,
-    kv: [Tensor<'a>; 2],
-    /// Batch and rows here.
-    b: usize,
-    rows: Range<usize>,
-}
-
-/// Writes them to a block's elements.
-struct Write<'a, T>(Place<'a>, &'a mut [T]);
-
-impl<T: Element> Visitor for Write<'_, T> {
-    type Output = ();
-    fn visit<S: Steps>(self, s: S) {
-        let Self(Place { sizes, row, kv: [k, v], b, rows }, elements) = self;
-        for h in 0..sizes.kv_heads {
-            // SAFETY: `append` made sure that the head and the rows are inside both tensors.
-            let (k, v) = unsafe { (k.rows(b, h, rows.start), v.rows(b, h, rows.start)) };
-            // SAFETY: as above.
-            unsafe {
-                write_keys(s, k, sizes, row..row + rows.len(), &mut elements[sizes.keys(h)]);
-                let values = &mut elements[sizes.values(h)][row * sizes.width()..];
-                if let Some(floats) = as_floats(values) {
-                    s.pack_rows(v, [rows.len(), sizes.value_dim], Care::Fast, floats);
-                    continue;
-                }
-                for (j, value) in values.chunks_exact_mut(sizes.width()).take(rows.len()).enumerate() {
-                    for (d, x) in value[..sizes.value_dim].iter_mut().enumerate() {
-                        *x = T::narrow(v.get(j, d));
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Packs rows of keys into their places among a head's.
-///
-/// # Safety
-/// There are so many rows, of `head_dim` elements.
-unsafe fn write_keys<S: Steps, T: Element>(s: S, keys: AnyRows, sizes: Sizes, places: Range<usize>, to: &mut [T]) {
-    let d = sizes.head_dim;
-    let mut j = places.start;
-    while j < places.end {
-        let left = places.end - j;
-        if j.is_multiple_of(LANES)
-            && left >= LANES
-            && let Some(floats) = as_floats(&mut to[sizes.key(j, 0)..])
-        {
-            // Whole panels go through registers, the last one filled up.
-            // SAFETY: the caller's promise.
-            unsafe { s.pack_keys(keys.rows_from(j - places.start), left, d, floats) };
-            return;
-        }
-        for i in 0..d {
-            // SAFETY: the caller's promise.
-            to[sizes.key(j, i)] = T::narrow(unsafe { keys.get(j - places.start, i) });
-        }
-        j += 1;
-    }
-}
-
-/// The same elements, if they are floats.
-fn as_floats<T: Element>(elements: &mut [T]) -> Option<&mut [f32]> {
-    // SAFETY: `T` is `f32`: no other type says so.
-    (T::DTYPE == Dtype::F32).then(|| unsafe { &mut *(core::ptr::from_mut(elements) as *mut [f32]) })
 }

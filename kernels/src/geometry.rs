@@ -2,6 +2,7 @@
 //! on any of it.
 
 use crate::block::{KEY_BLOCK, SCORE_STRIDE};
+use crate::int8::query_floats;
 use crate::lines::{LINE_BYTES, Lines};
 use crate::simd::LANES;
 
@@ -104,7 +105,7 @@ impl Geometry {
             self.block_keys * self.pack_cols,
             group * SCORE_STRIDE,
             rows * self.width(),
-            rows * self.head_dim,
+            rows * self.head_dim.max(query_floats(self.head_dim)),
             2 * rows.next_multiple_of(LANES),
             2 * group.next_multiple_of(LANES),
         ]
@@ -167,7 +168,7 @@ pub(crate) struct Regions<'a> {
     pub(crate) scores: &'a mut [f32],
     /// Running output, `[row of the task][width]`.
     pub(crate) out: &'a mut [f32],
-    /// Copied queries, `[row of the task][head_dim]`; used if theirs are not contiguous.
+    /// Copied queries, `[row of the task][head_dim]`, if theirs are not contiguous; or as bytes: see `int8::cut_queries`.
     pub(crate) queries: &'a mut [f32],
     /// Running maximum and sum of each row of the task.
     pub(crate) max: &'a mut [f32],

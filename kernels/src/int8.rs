@@ -27,8 +27,11 @@ use crate::simd::{LANES, Query4};
 const MOST: f32 = 127.0;
 
 /// The longest key: sums of this many products of bytes still fit 32 bits.
-pub(crate) const MAX_HEAD_DIM: usize = 1 << 17;
+pub const MAX_HEAD_DIM: usize = 1 << 17;
 const _: () = assert!(128 * 128 * MAX_HEAD_DIM as u64 <= 1 << 31 && 128 * 127 * (MAX_HEAD_DIM as u64) < 1 << 31);
+
+/// The largest scale: the next would make ∞ of 127.
+const MAX_SCALE: f32 = f32::from_bits((f32::MAX / MOST).to_bits() - 1);
 
 /// Adding it rounds what is smaller than 2²² to an integer, ties to even, and leaves that in the lowest bits.
 const ROUND: f32 = 12_582_912.0;
@@ -48,11 +51,32 @@ pub(crate) const fn panel_bytes(head_dim: usize) -> usize {
 
 /// What a query row of bytes needs besides them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
 pub(crate) struct Row {
     /// What its bytes add up to.
     pub(crate) total: i32,
     /// What its sums are to be multiplied by: its scale times that of the softmax.
     pub(crate) factor: f32,
+}
+
+/// Floats of scratch that a query row takes as bytes, its [`Row`] included.
+pub(crate) const fn query_floats(head_dim: usize) -> usize {
+    (quads(head_dim) * size_of::<Query4>() + size_of::<Row>()) / size_of::<f32>()
+}
+
+/// Scratch for query rows, [`query_floats`] each: their bytes, `[row][quads]`, and what they need besides.
+pub(crate) fn cut_queries(scratch: &mut [f32], rows: usize, head_dim: usize) -> (&mut [Query4], &mut [Row]) {
+    const { assert!(align_of::<Query4>() <= align_of::<f32>() && align_of::<Row>() <= align_of::<f32>()) }
+    let (n, scratch) = (rows * quads(head_dim), &mut scratch[..rows * query_floats(head_dim)]);
+    let (bytes, besides) = scratch.split_at_mut(n * size_of::<Query4>() / size_of::<f32>());
+    // SAFETY: as many bytes, aligned as floats are; both types are made of four-byte numbers without gaps, of which every
+    // pattern is one, as it is of floats.
+    unsafe {
+        (
+            core::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), n),
+            core::slice::from_raw_parts_mut(besides.as_mut_ptr().cast(), rows),
+        )
+    }
 }
 
 /// The scale of a row: a 127th of its largest magnitude. 0 for zeros, NaN if anything is not finite. Never subnormal:
@@ -63,7 +87,7 @@ pub(crate) fn scale(xs: &[f32]) -> f32 {
     if most == 0.0 {
         0.0
     } else if most < f32::INFINITY {
-        (most / MOST).max(f32::MIN_POSITIVE)
+        (most / MOST).clamp(f32::MIN_POSITIVE, MAX_SCALE)
     } else {
         f32::NAN
     }
@@ -136,6 +160,11 @@ pub(crate) fn quantise_query(xs: &[f32], scale: f32, out: &mut [Query4]) -> Row 
         }
     }
     Row { total, factor: own * scale }
+}
+
+/// Where element `d` of key `j` lies among packed keys.
+pub(crate) const fn key_at(head_dim: usize, j: usize, d: usize) -> usize {
+    j / LANES * panel_bytes(head_dim) + (d / 4 * LANES + j % LANES) * 4 + d % 4
 }
 
 /// Puts the bytes of key `j` into their places. Its whole groups of four: past the row's end they are zeros. Nothing else

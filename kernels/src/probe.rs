@@ -10,7 +10,7 @@ use crate::pack::{Rows, Table};
 use crate::scores::Scores;
 use crate::simd::LANES;
 use crate::softmax;
-use crate::source::{KeyValues, Keys};
+use crate::source::{BlockValues, KeyValues, Keys};
 use crate::steps::Steps;
 use crate::tensor::Typed;
 use crate::values::Values;
@@ -84,7 +84,14 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                     continue;
                 }
                 let [keys, values] = &mut tables;
-                // SAFETY: the keys exist, and their block is held; a cache's panels are whole.
+                // Bytes are read as floats, whatever they are then.
+                let bytes = |at: *const i8, n: usize| {
+                    let rows = Typed::F32(Rows::strided(at.cast(), 0, 1));
+                    // SAFETY: so many bytes, on a cache line.
+                    core::hint::black_box(unsafe { s.all_finite(rows, 1, n / size_of::<f32>()) });
+                    true
+                };
+                // SAFETY: the keys exist, and their block is held; a cache's panels and rows of bytes are whole.
                 finite &= unsafe {
                     let at = [b, h, first];
                     let keys = match kv.keys(at, len, keys) {
@@ -93,8 +100,12 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                             let rows = by_type!(Typed => Typed, panels, |at| Rows::strided(at, 0, 1));
                             s.all_finite(rows, 1, len / LANES * LANES * d)
                         }
+                        Keys::Int8 { keys, .. } => bytes(keys.cast(), keys.len() / KEY_BLOCK * len),
                     };
-                    keys & s.all_finite(kv.values(at, len, values).rows, len, dv)
+                    keys & match kv.values(at, len, values) {
+                        BlockValues::Rows { rows, .. } => s.all_finite(rows, len, dv),
+                        BlockValues::Int8 { rows, .. } => bytes(rows.at(0), len * dv.next_multiple_of(LANES)),
+                    }
                 };
             }
             finite

@@ -145,6 +145,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
 /// Four consecutive elements of a query row of bytes, in the two forms that instruction sets want them in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub(crate) struct Query4 {
     /// The first in the lowest byte.
     bytes: i32,

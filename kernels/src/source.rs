@@ -5,7 +5,7 @@
 
 use crate::block::KEY_BLOCK;
 use crate::cache::Cache;
-use crate::pack::Table;
+use crate::pack::{Rows, Table};
 use crate::pages::Pages;
 use crate::tensor::{AnyPanels, AnyRows, Tensor};
 
@@ -32,14 +32,27 @@ pub(crate) enum Keys {
     Rows(AnyRows),
     /// `[panel][head_dim][16]`, whole panels.
     Packed(AnyPanels),
+    /// Bytes of a whole block: see `int8.rs`.
+    Int8 { keys: *const [i8], scales: Option<*const [f32]> },
 }
 
 /// The values of a block.
 #[derive(Clone, Copy)]
-pub(crate) struct BlockValues {
-    pub(crate) rows: AnyRows,
-    /// Columns that may be read of each row: as many as there are, or more.
-    pub(crate) readable: usize,
+pub(crate) enum BlockValues {
+    /// Rows, and columns that may be read of each: as many as there are, or more.
+    Rows { rows: AnyRows, readable: usize },
+    /// Rows of bytes, whole vectors, all finite; and the scales of a whole block.
+    Int8 { rows: Rows<i8>, scales: *const [f32] },
+}
+
+/// What query rows are to be, for the keys they will meet.
+#[derive(Clone, Copy)]
+pub(crate) enum QueryForm<'a> {
+    Floats,
+    /// Bytes; the scales of the keys' channels, if there are such, belong into them.
+    Bytes {
+        channels: Option<&'a [f32]>,
+    },
 }
 
 impl<'a> KeyValues<'a> {
@@ -105,6 +118,16 @@ impl<'a> KeyValues<'a> {
         }
     }
 
+    /// What query rows are to be for the keys of a head.
+    pub(crate) fn query_form(&self, head: usize) -> QueryForm<'a> {
+        match self {
+            Self::Tensors { .. } | Self::Pages(_) => QueryForm::Floats,
+            Self::Cache(cache) => {
+                cache.channels(head).map_or(QueryForm::Floats, |channels| QueryForm::Bytes { channels })
+            }
+        }
+    }
+
     /// True if the block of keys that starts at `first` is there at all: a cache that keeps a window lets blocks go.
     pub(crate) fn holds(&self, b: usize, first: usize) -> bool {
         match self {
@@ -123,7 +146,7 @@ impl<'a> KeyValues<'a> {
             match self {
                 Self::Tensors { k, .. } => Keys::Rows(k.rows(b, h, first)),
                 Self::Pages(pages) => Keys::Rows(pages.key_rows([b, h, first], len, table)),
-                Self::Cache(cache) => Keys::Packed(cache.panels(b, h, first / KEY_BLOCK)),
+                Self::Cache(cache) => cache.keys(b, h, first / KEY_BLOCK),
             }
         }
     }
@@ -136,14 +159,12 @@ impl<'a> KeyValues<'a> {
         // SAFETY: passed on.
         unsafe {
             match self {
-                Self::Tensors { v, .. } => BlockValues { rows: v.rows(b, h, first), readable: v.shape()[3] },
+                Self::Tensors { v, .. } => BlockValues::Rows { rows: v.rows(b, h, first), readable: v.shape()[3] },
                 Self::Pages(pages) => {
-                    BlockValues { rows: pages.value_rows([b, h, first], len, table), readable: self.v_shape()[3] }
+                    let rows = pages.value_rows([b, h, first], len, table);
+                    BlockValues::Rows { rows, readable: self.v_shape()[3] }
                 }
-                Self::Cache(cache) => {
-                    let (rows, readable) = cache.value_rows(b, h, first / KEY_BLOCK);
-                    BlockValues { rows, readable }
-                }
+                Self::Cache(cache) => cache.values(b, h, first / KEY_BLOCK),
             }
         }
     }

@@ -1,7 +1,9 @@
 //! Views of any element type, the type a value.
 
 use crate::element::{Bf16, Dtype, Element, F16};
+use crate::isa::{Isa, Visitor};
 use crate::pack::Rows;
+use crate::steps::Steps;
 use crate::view::{SharedMut, View, ViewMut};
 
 /// One of three things, by element type.
@@ -84,6 +86,30 @@ impl Tensor<'_> {
     /// The element at an index, widened, or `None` outside the shape.
     pub fn get(&self, at: [usize; 4]) -> Option<f32> {
         by_type!(Tensor, self, |view| view.get(at).map(|x| x.widen()))
+    }
+
+    /// The first element that is not finite, and its index.
+    pub fn not_finite(&self, isa: Isa) -> Option<([usize; 4], f32)> {
+        struct Finite(AnyRows, usize, usize);
+        impl Visitor for Finite {
+            type Output = bool;
+            fn visit<S: Steps>(self, s: S) -> bool {
+                // SAFETY: all rows of a head.
+                unsafe { s.all_finite(self.0, self.1, self.2) }
+            }
+        }
+        let [batch, heads, rows, dim] = self.shape();
+        if rows == 0 || dim == 0 {
+            return None;
+        }
+        (0..batch).flat_map(|b| (0..heads).map(move |h| [b, h])).find_map(|[b, h]| {
+            // SAFETY: row 0 of a head that is there.
+            if isa.dispatch(Finite(unsafe { self.rows(b, h, 0) }, rows, dim)) {
+                return None;
+            }
+            let mut at = (0..rows).flat_map(|l| (0..dim).map(move |d| [b, h, l, d]));
+            at.find_map(|at| self.get(at).filter(|x| !x.is_finite()).map(|x| (at, x)))
+        })
     }
 
     /// Rows `l` and on of a head.

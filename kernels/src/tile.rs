@@ -21,13 +21,13 @@ use crate::pack::{Rows, Table};
 use crate::passes::Group;
 use crate::poison::{Care, Seen};
 use crate::prepare::Spans;
+use crate::queries::Queries;
 use crate::simd::LANES;
 use crate::softmax;
 use crate::source::{BlockValues, Keys};
 use crate::steps::Steps;
-use crate::tensor::{Tensor, Typed};
+use crate::tensor::Typed;
 use crate::values::Values;
-use crate::view::View;
 use core::ops::Range;
 
 /// Rows for which shorter elements of values are widened where they lie, block by block.
@@ -71,15 +71,6 @@ pub(crate) struct Block {
     packed_values: Option<(usize, Care)>,
     /// What comes after it.
     pub(crate) ahead: Ahead,
-}
-
-/// Where the task's queries are.
-#[derive(Clone, Copy)]
-pub(crate) enum Queries<'a> {
-    /// In the caller's memory, contiguous.
-    InPlace(View<'a>),
-    /// Copied to scratch, `[row of the task][head_dim]`.
-    Copied(*const f32),
 }
 
 /// Which way a state goes.
@@ -176,31 +167,6 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
 
     pub(crate) fn position(&self, row: Row, key: usize) -> Position {
         Position { batch: self.task.index, head: row.head, row: row.i, key }
-    }
-
-    /// Copies the task's queries if they are not contiguous, and says where the rows are.
-    ///
-    /// # Safety
-    /// As for [`Self::run`].
-    pub(crate) unsafe fn queries(&self, regions: &mut Regions<'_>) -> Queries<'a> {
-        let d = self.geometry.head_dim;
-        if let Tensor::F32(q) = &self.call.q
-            && (q.strides()[3] == 1 || d == 1)
-        {
-            return Queries::InPlace(*q);
-        }
-        for (row, copy) in self.rows(0..self.task.rows.len()).zip(regions.queries.chunks_exact_mut(d)) {
-            // SAFETY: the row is inside the call's queries and has `d` elements.
-            unsafe {
-                let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
-                if d.is_multiple_of(LANES) {
-                    self.s.pack_rows(rows, [1, d], Care::Fast, copy);
-                } else {
-                    copy.iter_mut().enumerate().for_each(|(i, x)| *x = rows.get(0, i));
-                }
-            }
-        }
-        Queries::Copied(regions.queries.as_ptr())
     }
 
     /// The block of keys that starts at `first`.
@@ -350,13 +316,20 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         spans: &Spans,
         regions: &mut Regions<'_>,
     ) {
+        let (rows, readable) = match block.values {
+            BlockValues::Rows { rows, readable } => (rows, readable),
+            BlockValues::Int8 { rows, scales } => {
+                // SAFETY: passed on.
+                return unsafe { self.add_bytes(block, (rows, scales), group, spans, regions) };
+            }
+        };
         let care = if seen.is_some() { Care::Careful } else { Care::Fast };
         let stride = self.geometry.width();
         for first in (0..stride).step_by(self.geometry.pack_cols) {
             let n = self.geometry.pack_cols.min(self.geometry.value_dim - first);
             // SAFETY: column `first` exists for every key of the block.
-            let run = unsafe { block.values.rows.columns_from(first) };
-            let whole = first + n.next_multiple_of(LANES) <= block.values.readable;
+            let run = unsafe { rows.columns_from(first) };
+            let whole = first + n.next_multiple_of(LANES) <= readable;
             // Many rows would widen shorter elements again and again.
             let ready = matches!(run, Typed::F32(_)) || group.len() <= FEW_ROWS;
             let values = if care == Care::Fast && run.element() == 1 && whole && ready {
@@ -388,6 +361,37 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         if let Some(seen) = seen {
             // SAFETY: passed on.
             unsafe { self.add_poison(block, seen, group, regions) };
+        }
+    }
+
+    /// The same with values of bytes: their scales go into the weights, which nobody reads afterwards.
+    ///
+    /// # Safety
+    /// As for [`Self::run`]; `group` lies inside the task, and rows and scales are the block's.
+    unsafe fn add_bytes(
+        &self,
+        block: &mut Block,
+        (values, scales): (Rows<i8>, *const [f32]),
+        group: Range<usize>,
+        spans: &Spans,
+        regions: &mut Regions<'_>,
+    ) {
+        let (stride, rows) = (self.geometry.width(), group.len());
+        // SAFETY: the cache outlives the call; its rows are whole vectors.
+        unsafe {
+            self.s.scale_columns(Group { scores: regions.scores, spans, rows }, &*scales);
+            self.s.values_int8(Values {
+                weights: regions.scores,
+                values,
+                vecs: stride / LANES,
+                spans,
+                rows,
+                keep: regions.keep,
+                join: regions.join,
+                out: &mut regions.out[group.start * stride..],
+                out_stride: stride,
+                ahead: &mut block.ahead,
+            });
         }
     }
 }

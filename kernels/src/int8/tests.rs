@@ -8,6 +8,7 @@ use crate::isa::{Isa, Visitor};
 use crate::pack::Rows;
 use crate::passes::Group;
 use crate::steps::Steps;
+use crate::tensor::Typed;
 use crate::values::Values;
 
 mod rows;
@@ -249,7 +250,7 @@ impl Visitor for BothValues<'_> {
             ($values:expr, $out:expr) => {
                 Values {
                     weights,
-                    values: Rows::strided($values.as_ptr(), width as isize, 1),
+                    values: $values,
                     vecs: width / LANES,
                     spans: &spans,
                     rows,
@@ -261,6 +262,8 @@ impl Visitor for BothValues<'_> {
                 }
             };
         }
+        let bytes = Rows::strided(bytes.as_ptr(), width as isize, 1);
+        let floats = Typed::F32(Rows::strided(floats.as_ptr(), width as isize, 1));
         // SAFETY: both hold `keys` rows of `width`, whole vectors.
         unsafe {
             s.values_int8(values!(bytes, from_bytes));

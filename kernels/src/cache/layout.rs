@@ -1,0 +1,79 @@
+//! Where things lie in a block.
+
+use crate::block::KEY_BLOCK;
+use crate::element::Dtype;
+use crate::int8;
+use crate::simd::LANES;
+use core::ops::Range;
+
+/// What keys and values are kept as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    Elements(Dtype),
+    /// Bytes. Values have a scale each; keys too, or their channels have.
+    Int8 {
+        key_scales: bool,
+    },
+}
+
+/// Sizes of what a block holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub(super) format: Format,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) value_dim: usize,
+}
+
+/// The parts of a head, in bytes. Each starts on a cache line.
+pub(super) struct Parts {
+    pub(super) keys: Range<usize>,
+    pub(super) key_scales: Range<usize>,
+    pub(super) values: Range<usize>,
+    pub(super) value_scales: Range<usize>,
+}
+
+impl Sizes {
+    /// Elements from one row of values to the next.
+    pub(super) fn width(self) -> usize {
+        self.value_dim.next_multiple_of(LANES)
+    }
+
+    /// Bytes of the parts of a head.
+    fn lens(self) -> [usize; 4] {
+        let (keys, values) = (KEY_BLOCK * self.head_dim, KEY_BLOCK * self.width());
+        let scales = KEY_BLOCK * size_of::<f32>();
+        match self.format {
+            Format::Elements(dtype) => [keys * dtype.bytes(), 0, values * dtype.bytes(), 0],
+            Format::Int8 { key_scales } => {
+                let keys = KEY_BLOCK / LANES * int8::panel_bytes(self.head_dim);
+                [keys, if key_scales { scales } else { 0 }, values, scales]
+            }
+        }
+    }
+
+    /// Memory of a block.
+    pub(super) fn bytes(self) -> usize {
+        self.kv_heads * self.lens().iter().sum::<usize>()
+    }
+
+    /// Where the parts of a head lie in a block: one behind the other, and the next head's behind them, so that a step
+    /// reads a block from front to back.
+    pub(super) fn parts(self, head: usize) -> Parts {
+        let lens = self.lens();
+        let mut at = head * lens.iter().sum::<usize>();
+        let [keys, key_scales, values, value_scales] = lens.map(|len| {
+            at += len;
+            at - len..at
+        });
+        Parts { keys, key_scales, values, value_scales }
+    }
+
+    /// Where element `d` of key `row` of a head lies among the head's packed keys.
+    pub(super) fn key(self, row: usize, d: usize) -> usize {
+        match self.format {
+            Format::Elements(_) => (row / LANES * self.head_dim + d) * LANES + row % LANES,
+            Format::Int8 { .. } => int8::key_at(self.head_dim, row, d),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! A task's query rows, as the keys want them: where they lie, copied, or as bytes.
+
+use crate::geometry::Regions;
+use crate::int8;
+use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::poison::Care;
+use crate::simd::{LANES, Query4};
+use crate::source::QueryForm;
+use crate::steps::Steps;
+use crate::tensor::Tensor;
+use crate::tile::Fused;
+use crate::view::View;
+
+/// Where the task's queries are.
+#[derive(Clone, Copy)]
+pub(crate) enum Queries<'a> {
+    /// In the caller's memory, contiguous.
+    InPlace(View<'a>),
+    /// Copied to scratch, `[row of the task][head_dim]`.
+    Copied(*const f32),
+    /// As bytes in scratch, `[row of the task][quads]`, and what each row needs besides.
+    Bytes(*const Query4, *const int8::Row),
+}
+
+impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A, B, C>> {
+    /// Copies the task's queries if they are not contiguous, or makes bytes of them, and says where the rows are.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    pub(crate) unsafe fn queries(&self, regions: &mut Regions<'_>) -> Queries<'a> {
+        let d = self.geometry.head_dim;
+        if let QueryForm::Bytes { channels } = self.call.kv.query_form(self.task.kv_head) {
+            // SAFETY: passed on.
+            return unsafe { self.query_bytes(channels, regions) };
+        }
+        if let Tensor::F32(q) = &self.call.q
+            && (q.strides()[3] == 1 || d == 1)
+        {
+            return Queries::InPlace(*q);
+        }
+        for (row, copy) in self.rows(0..self.task.rows.len()).zip(regions.queries.chunks_exact_mut(d)) {
+            // SAFETY: the row is inside the call's queries and has `d` elements.
+            unsafe {
+                let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
+                if d.is_multiple_of(LANES) {
+                    self.s.pack_rows(rows, [1, d], Care::Fast, copy);
+                } else {
+                    copy.iter_mut().enumerate().for_each(|(i, x)| *x = rows.get(0, i));
+                }
+            }
+        }
+        Queries::Copied(regions.queries.as_ptr())
+    }
+
+    /// Makes bytes of the task's queries. The scales of the keys' channels come first: then all that is left of the keys
+    /// are bytes.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn query_bytes(&self, channels: Option<&[f32]>, regions: &mut Regions<'_>) -> Queries<'a> {
+        let (d, n) = (self.geometry.head_dim, self.task.rows.len());
+        let (bytes, besides) = int8::cut_queries(regions.queries, n, d);
+        // Nobody packs keys here, so their scratch is free: sixteen rows or more.
+        let wide = &mut regions.keys[..d.next_multiple_of(LANES)];
+        for ((row, bytes), besides) in self.rows(0..n).zip(bytes.chunks_exact_mut(int8::quads(d))).zip(&mut *besides) {
+            // SAFETY: the row is inside the call's queries and has `d` elements.
+            unsafe {
+                let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
+                self.s.pack_rows(rows, [1, d], Care::Fast, wide);
+            }
+            let row = &mut wide[..d];
+            if let Some(channels) = channels {
+                self.s.vectorized(
+                    #[inline(always)]
+                    || row.iter_mut().zip(channels).for_each(|(x, scale)| *x *= scale),
+                );
+            }
+            *besides = self.s.quantise_query(row, self.call.scale, bytes);
+        }
+        Queries::Bytes(bytes.as_ptr(), besides.as_ptr())
+    }
+}

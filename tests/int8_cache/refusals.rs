@@ -1,0 +1,93 @@
+//! What a cache of bytes does not take.
+
+use super::{All, channels, empty, filled, kinds};
+use crate::support::{Tensors, assert_same_bits, execs};
+use sdpa::{Attention, Dtype, Inputs, KeyScales, KvCache};
+
+#[test]
+fn scales_that_do_not_fit() {
+    let says = |kind: KeyScales, words: &str| {
+        let error = KvCache::new(1, 2, [3, 4]).unwrap().int8(kind).unwrap_err();
+        assert_eq!(error.to_string(), words);
+    };
+    let words = "key scales: length is 5, but the cache (kv_heads × head_dim) has 6";
+    says(KeyScales::PerChannel(vec![1.0; 5]), words);
+    for bad in ["0", "-0", "-1", "inf", "NaN"] {
+        let mut scales = vec![1.0; 6];
+        scales[4] = bad.parse().unwrap();
+        says(KeyScales::PerChannel(scales), &format!("key scales: {bad}, but must be positive and finite"));
+    }
+    let error = KvCache::new(1, 1, [(1 << 17) + 1, 4]).unwrap().int8(KeyScales::PerToken).unwrap_err();
+    let words = "int8: head_dim is 131073, but the largest possible of bytes has 131072";
+    assert_eq!(error.to_string(), words);
+    assert!(KvCache::new(0, 0, [8, 8]).unwrap().int8(KeyScales::PerChannel(Vec::new())).is_ok());
+}
+
+#[test]
+fn a_cache_that_is_not_empty() {
+    let t = Tensors::normal([1, 1, 1, 1, 3, 8, 8], 0);
+    for kind in kinds(1, 8) {
+        let error = filled(&t, &kind).int8(kind.clone()).unwrap_err();
+        assert_eq!(error.to_string(), "int8: needs an empty cache");
+        assert!(filled(&t, &kind).dtype(Dtype::F32).is_err());
+        // The last word counts.
+        let floats = empty(&t, &kind).dtype(Dtype::F32).unwrap();
+        assert_eq!(format!("{floats:?}"), format!("{:?}", KvCache::new(1, 1, [8, 8]).unwrap()));
+    }
+}
+
+#[test]
+fn tokens_that_are_not_finite() {
+    let t = Tensors::normal([2, 4, 2, 2, 40, 17, 20], 1);
+    for kind in kinds(2, 17) {
+        let mut cache = filled(&t, &kind);
+        let before = All::of(&Attention::new(), Inputs::cached(t.q.view(), &cache), execs().next().unwrap().1);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for (argument, at) in
+                [("k", [0, 0, 0, 0]), ("k", [1, 1, 39, 16]), ("v", [1, 0, 20, 19]), ("v", [0, 1, 7, 2])]
+            {
+                let mut t = t.clone();
+                let x = if argument == "k" { &mut t.k } else { &mut t.v };
+                x.set(at, bad);
+                let words = format!("{argument}: an element of row {} is {bad}, but must be finite", at[2]);
+                assert_eq!(cache.append(t.k.view(), t.v.view()).unwrap_err().to_string(), words);
+                let one = at[0]..at[0] + 1;
+                let part = |x: &crate::support::Tensor| x.part(one.clone(), 0..2, 0..40);
+                let refused = cache.append_to(1, part(&t.k).view(), part(&t.v).view());
+                assert_eq!(refused.unwrap_err().to_string(), words);
+            }
+        }
+        assert_eq!(cache.lens(), [40, 40]);
+        let after = All::of(&Attention::new(), Inputs::cached(t.q.view(), &cache), execs().next().unwrap().1);
+        assert_same_bits("nothing was appended", &after.out, &before.out);
+        assert_eq!(cache.bytes(), filled(&t, &kind).bytes());
+    }
+}
+
+/// A query row that is not finite is NaN in its scores, its own alone.
+#[test]
+fn queries_that_are_not_finite() {
+    let mut t = Tensors::normal([1, 2, 1, 3, 40, 17, 20], 2);
+    for kind in kinds(1, 17) {
+        let cache = filled(&t, &kind);
+        for (isa, exec) in execs() {
+            let good = All::of(&Attention::new(), Inputs::cached(t.q.view(), &cache), exec);
+            let kept = t.q.get([0, 1, 1, 3]);
+            t.q.set([0, 1, 1, 3], f32::INFINITY);
+            let bad = All::of(&Attention::new(), Inputs::cached(t.q.view(), &cache), exec);
+            t.q.set([0, 1, 1, 3], kept);
+            for at @ [_, h, l, _] in crate::support::indices(good.out.shape) {
+                let (got, want) = (bad.out.get(at), good.out.get(at));
+                let same = if [h, l] == [1, 1] { got.is_nan() } else { got.to_bits() == want.to_bits() };
+                assert!(same, "{isa}: {at:?}: {got}, {want}");
+            }
+        }
+    }
+    // Finite, but not with the scale of its channel.
+    let mut scales = channels(1, 17);
+    scales[0] = 1e20;
+    t.q.set([0, 0, 0, 0], 1e30);
+    let cache = filled(&t, &KeyScales::PerChannel(scales));
+    let all = All::of(&Attention::new(), Inputs::cached(t.q.view(), &cache), execs().next().unwrap().1);
+    assert!(all.raw.get([0, 0, 0, 5]).is_nan() && all.raw.get([0, 0, 1, 5]).is_finite());
+}
