@@ -137,11 +137,14 @@ impl Problem<'_> {
     fn bytes(&self) -> f64 {
         let elements = |shape: [usize; 4]| shape.iter().map(|&n| n as f64).product::<f64>();
         let call = &self.call;
-        let floats = [call.q.shape(), call.kv.k_shape(), call.kv.v_shape()].map(elements).iter().sum::<f64>()
-            + call.options.bias.map_or(0.0, |bias| elements(bias.shape()))
-            + self.outputs.out.as_ref().map_or(0.0, |out| elements(out.shape()))
+        let [k_bytes, v_bytes] = call.kv.element_bytes().map(|bytes| bytes as f64);
+        let keys = elements(call.kv.k_shape()) * k_bytes + elements(call.kv.v_shape()) * v_bytes;
+        let out = self.outputs.out.as_ref();
+        let ends = elements(call.q.shape()) * call.q.dtype().bytes() as f64
+            + out.map_or(0.0, |out| elements(out.shape()) * out.dtype().bytes() as f64);
+        let floats = call.options.bias.map_or(0.0, |bias| elements(bias.shape()))
             + self.outputs.points.iter().flatten().map(|view| elements(view.shape())).sum::<f64>();
-        4.0 * floats + call.options.mask.map_or(0.0, |mask| elements(mask.view().shape()))
+        keys + ends + 4.0 * floats + call.options.mask.map_or(0.0, |mask| elements(mask.view().shape()))
     }
 }
 

@@ -108,6 +108,14 @@ impl Cache {
         Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..empty }
     }
 
+    /// Bytes of an element, scales aside.
+    pub(crate) fn element_bytes(&self) -> usize {
+        match self.sizes.format {
+            Format::Elements(dtype) => dtype.bytes(),
+            Format::Int8 { .. } => 1,
+        }
+    }
+
     /// True if it keeps bytes.
     pub fn is_int8(&self) -> bool {
         self.int8.is_some()

@@ -146,6 +146,10 @@ impl<'a> Pages<'a> {
         self.k.shape()[1]
     }
 
+    pub(crate) fn element_bytes(&self) -> [usize; 2] {
+        [self.k.dtype().bytes(), self.v.dtype().bytes()]
+    }
+
     /// Keys of a page.
     pub fn page_size(&self) -> usize {
         self.k.shape()[2]

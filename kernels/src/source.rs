@@ -83,6 +83,15 @@ impl<'a> KeyValues<'a> {
         }
     }
 
+    /// Bytes of an element of a key and of a value.
+    pub fn element_bytes(&self) -> [usize; 2] {
+        match self {
+            Self::Tensors { k, v } => [k.dtype().bytes(), v.dtype().bytes()],
+            Self::Pages(pages) => pages.element_bytes(),
+            Self::Cache(cache) => [cache.element_bytes(); 2],
+        }
+    }
+
     /// Two tensors, if that is what they are.
     pub fn tensors(&self) -> Option<[Tensor<'a>; 2]> {
         match *self {
