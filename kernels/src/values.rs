@@ -6,6 +6,7 @@
 
 use crate::ahead::Ahead;
 use crate::block::{SCORE_STRIDE, Span};
+use crate::dots::FEW_ROWS;
 use crate::element::Load;
 use crate::pack::Rows;
 use crate::simd::{LANES, Simd};
@@ -78,6 +79,9 @@ pub(crate) unsafe fn values<S: Simd, T: Load>(s: S, a: Values<'_, Rows<T>>) {
     }
 }
 
+/// Keys ahead of which a few rows ask for values that lie scattered, which the core does not foresee: 16 KiB at 128 columns.
+const SCATTERED: usize = 32;
+
 /// Where a tile's sums go: the running outputs of its rows, and their factors.
 #[derive(Clone, Copy)]
 struct Fold {
@@ -109,6 +113,13 @@ unsafe fn tile<S: Simd, T: Load, const MR: usize, const NV: usize>(
             s.prefetch_far(there.cast());
             if NV < 4 && NV > 1 {
                 s.prefetch_far(there.wrapping_add((NV - 1) * LANES).cast());
+            }
+        }
+        if MR <= FEW_ROWS && values.stride().is_none() {
+            // SAFETY: a key of the span.
+            let later = unsafe { values.at((j + SCATTERED).min(span.keys().end - 1)) };
+            for n in 0..NV {
+                s.prefetch_far(later.wrapping_add(n * LANES).cast());
             }
         }
         let mut value = [s.splat(0.0); NV];
