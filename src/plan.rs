@@ -88,7 +88,7 @@ impl Plan {
         let task_rows = rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);
         let geometry = Geometry::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = heads.saturating_mul(rows.div_ceil(geometry.task_rows()));
-        let sharing = Self::sharing(problem, rows);
+        let sharing = if rows <= geometry.task_rows() { Self::sharing(problem, rows) } else { Sharing::Rows };
         if let Sharing::Keys { .. } = sharing {
             let units = heads.saturating_mul(shape.kv_len.div_ceil(KEY_BLOCK));
             let runs = if workers > 1 { units.min(workers.saturating_mul(TASKS_PER_WORKER)) } else { 1 };
@@ -100,9 +100,8 @@ impl Plan {
     /// Few rows and several blocks of keys: decoding.
     fn sharing(problem: &Problem<'_>, rows: usize) -> Sharing {
         let (shape, call) = (problem.shape, &problem.call);
-        let whole = problem.outputs.state.is_some() || problem.outputs.points.iter().any(Option::is_some);
         // A window sees few blocks of many, and memory is for all.
-        let other = whole || call.options.ragged.is_some() || call.visible.window.is_some();
+        let other = problem.needs_whole_rows() || call.visible.window.is_some();
         if rows == 0 || rows > FEW_ROWS || shape.kv_len <= KEY_BLOCK || other {
             return Sharing::Rows;
         }

@@ -158,6 +158,12 @@ pub struct Problem<'a> {
 }
 
 impl Problem<'_> {
+    /// True if blocks of keys cannot be shared out: outputs want rows whole, or rows are not those of a batch.
+    pub(crate) fn needs_whole_rows(&self) -> bool {
+        let outputs = self.outputs.state.is_some() || self.outputs.points.iter().any(Option::is_some);
+        outputs || self.call.options.ragged.is_some()
+    }
+
     /// The sizes.
     pub fn shape(&self) -> Shape {
         self.shape

@@ -63,8 +63,8 @@ impl Problem<'_> {
         mods: &Mods<S, M, P>,
     ) {
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
-        // A plan may have been made with other outputs.
-        let whole = P::ACTIVE || self.outputs.state.is_some() || self.outputs.points.iter().any(Option::is_some);
+        // A plan may have been made for another problem of this shape.
+        let whole = P::ACTIVE || self.needs_whole_rows();
         let (scratch, partials) = workspace.for_plan(&plan);
         let launch = Launch::new(self.call, self.outputs, plan.geometry);
         match plan.sharing {
