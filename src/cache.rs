@@ -44,7 +44,7 @@ impl KvCache {
     /// An empty cache: so many sequences and key/value heads, keys and values of these lengths.
     ///
     /// # Errors
-    /// [`Error::Empty`], or [`Error::Mismatch`] for lengths beyond the largest possible.
+    /// [`Error::Empty`], [`Error::Mismatch`] for lengths beyond the largest possible, or [`Error::TooLarge`].
     pub fn new(sequences: usize, kv_heads: usize, dims: [usize; 2]) -> Result<Self, Error> {
         Self::with([sequences, kv_heads], dims, None)
     }
@@ -139,6 +139,13 @@ impl KvCache {
                     of: "the largest possible",
                 });
             }
+        }
+        let [sequences, kv_heads] = heads;
+        let [head_dim, value_dim] = dims;
+        // A block of 256, in floats, its rows in whole vectors.
+        let row = head_dim.next_multiple_of(16) + value_dim.next_multiple_of(16);
+        if kv_heads.checked_mul(row * 256 * 4).is_none_or(|bytes| bytes > isize::MAX as usize) {
+            return Err(Error::TooLarge { what: "cache", sizes: [sequences, kv_heads, head_dim, value_dim] });
         }
         Ok(Self { cache: Cache::new(Dtype::F32, heads, dims, keep), isa: Isa::detect() })
     }

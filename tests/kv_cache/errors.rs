@@ -171,3 +171,9 @@ fn calls_that_do_not_fit_the_cache() {
     assert!(matches!(error, Err(Error::Needs { .. })));
     assert!(out.data.iter().all(|&x| x == 42.0));
 }
+
+#[test]
+fn a_cache_whose_blocks_have_no_address_is_refused() {
+    let error = KvCache::new(1, usize::MAX / 4096, [64, 64]).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { what: "cache", sizes: [1, _, 64, 64] }), "{error}");
+}
