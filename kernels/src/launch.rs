@@ -6,7 +6,7 @@ use crate::options::{MaskMod, Mods, Options, ProbMod, ScoreMod};
 use crate::outputs::{Outputs, POINTS, Point, Shared};
 use crate::queue::Queue;
 use crate::source::KeyValues;
-use crate::split::{self, Parts, Split};
+use crate::split::{self, Split};
 use crate::steps::Steps;
 use crate::tensor::Tensor;
 use crate::tile;
@@ -264,13 +264,13 @@ impl<A: ScoreMod, B: MaskMod, C: ProbMod> Visitor for Work<'_, '_, A, B, C> {
     fn visit<S: Steps>(self, s: S) {
         let Self { launch, scratch, mods, round } = self;
         let Launch { call, outputs, geometry, rows, mass, split } = launch;
-        let parts = Parts { s, mods, call, outputs, geometry };
+        let fused = |task| tile::Fused::new(s, mods, call, outputs, task, geometry);
         if let Some(split) = split {
             // SAFETY: the call is consistent with its outputs, and the split is its own.
             unsafe {
                 match round {
-                    Round::Gather => split::gather(split, &parts, scratch),
-                    Round::Fold => split::fold(split, &parts, scratch),
+                    Round::Gather => split::gather(split, fused, scratch),
+                    Round::Fold => split::fold(split, fused, scratch),
                 }
             }
         }
@@ -279,7 +279,7 @@ impl<A: ScoreMod, B: MaskMod, C: ProbMod> Visitor for Work<'_, '_, A, B, C> {
         }
         while let Some(number) = rows.take() {
             let next = rows.peek().map(|number| launch.task(number));
-            let fused = parts.fused(launch.task(number)).followed_by(next);
+            let fused = fused(launch.task(number)).followed_by(next);
             // SAFETY: the call is consistent with its outputs; every number is taken once and no two tasks share a row,
             // so this worker owns the task's part of the outputs.
             unsafe { fused.run(scratch.regions(geometry)) }

@@ -6,13 +6,15 @@ use crate::ahead::Ahead;
 use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
 use crate::geometry::MAX_GROUP;
 use crate::isa::{Isa, Visitor};
-use crate::pack::{Rows, Table};
+use crate::pack::Rows;
 use crate::scores::Scores;
 use crate::simd::LANES;
 use crate::softmax;
 use crate::source::{BlockValues, KeyValues, Keys};
+use crate::split::Units;
 use crate::steps::Steps;
 use crate::tensor::Typed;
+use crate::tile::TABLES;
 use crate::values::Values;
 
 /// `eˣ` of every element, as the softmax computes it: for x ≤ 0.
@@ -70,15 +72,12 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
         type Output = bool;
         fn visit<S: Steps>(self, s: S) -> bool {
             let kv = self.0;
-            let ([batch, heads, longest, d], [_, _, _, dv]) = (kv.k_shape(), kv.v_shape());
-            let by_block = matches!(kv, KeyValues::Cache(_));
-            let blocks = longest.div_ceil(KEY_BLOCK);
+            let ([_, _, longest, d], [_, _, _, dv]) = (kv.k_shape(), kv.v_shape());
+            let units = Units::new(kv);
             let mut finite = d > 0 && dv > 0;
-            let mut tables = [const { Table::new() }; 2];
-            for unit in 0..if finite { batch * heads * blocks } else { 0 } {
-                let (b, unit) = (unit / (heads * blocks), unit % (heads * blocks));
-                let (h, block) = if by_block { (unit % heads, unit / heads) } else { (unit / blocks, unit % blocks) };
-                let first = block * KEY_BLOCK;
+            let mut tables = TABLES;
+            for unit in 0..if finite { units.len() } else { 0 } {
+                let [b, h, first] = units.at(unit);
                 let len = kv.lens().map_or(longest, |lens| lens[b]).saturating_sub(first).min(KEY_BLOCK);
                 if len == 0 || !kv.holds(b, first) {
                     continue;

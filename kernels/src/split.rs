@@ -10,7 +10,6 @@ use crate::block::KEY_BLOCK;
 use crate::geometry::{Geometry, Regions, Scratch};
 use crate::launch::{Call, Task};
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
-use crate::outputs::Shared;
 use crate::pack::Rows;
 use crate::poison::Care;
 use crate::queue::Queue;
@@ -26,19 +25,14 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 /// The units of a call, and memory for what each gathers.
 pub(crate) struct Split<'a> {
     partials: *mut f32,
-    /// Blocks of the longest sequence.
-    blocks: usize,
-    heads: usize,
-    sequences: usize,
+    units: Units,
     /// Rows of a unit.
     rows: usize,
     width: usize,
-    /// Heads before blocks, as tensors lie, or blocks before heads, as a cache does.
-    order: Order,
     /// Units of a run.
     run: usize,
-    pub(crate) runs: Queue,
-    pub(crate) folds: Queue,
+    runs: Queue,
+    folds: Queue,
     /// Runs that are done.
     gathered: AtomicUsize,
     borrow: PhantomData<&'a mut [f32]>,
@@ -50,17 +44,43 @@ unsafe impl Send for Split<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Split<'_> {}
 
+/// The blocks of keys of all sequences and heads, in the order in which their memory lies.
+pub(crate) struct Units {
+    sequences: usize,
+    heads: usize,
+    /// Of the longest sequence.
+    blocks: usize,
+    order: Order,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
+    /// Heads before blocks, as tensors lie.
     Heads,
+    /// Blocks before heads, as a cache does.
     Blocks,
 }
 
-/// One block of keys of one head.
-struct Unit {
-    task: Task,
-    /// Its first key.
-    first: usize,
+impl Units {
+    pub(crate) fn new(kv: &KeyValues<'_>) -> Self {
+        let [sequences, heads, kv_len, _] = kv.k_shape();
+        let order = if let KeyValues::Cache(_) = kv { Order::Blocks } else { Order::Heads };
+        Self { sequences, heads, blocks: kv_len.div_ceil(KEY_BLOCK), order }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.sequences * self.heads * self.blocks
+    }
+
+    /// Sequence, head and first key of a unit. Not every sequence is long enough to have it.
+    pub(crate) fn at(&self, unit: usize) -> [usize; 3] {
+        let (sequence, unit) = (unit / (self.heads * self.blocks), unit % (self.heads * self.blocks));
+        let (head, block) = match self.order {
+            Order::Heads => (unit / self.blocks, unit % self.blocks),
+            Order::Blocks => (unit % self.heads, unit / self.heads),
+        };
+        [sequence, head, block * KEY_BLOCK]
+    }
 }
 
 /// Floats of a unit's part: maxima and sums in whole vectors, then rows of outputs.
@@ -86,41 +106,32 @@ impl<'a> Split<'a> {
         let needed = split_floats([sequences, heads, kv_len], rows, geometry.value_dim);
         assert!(needed.is_some_and(|n| partials.len() >= n), "too little memory for the units");
         assert!(rows <= geometry.task_rows && call.options.ragged.is_none(), "the rows of a head are no task");
-        let blocks = kv_len.div_ceil(KEY_BLOCK);
-        let units = sequences * heads * blocks;
-        let run = units.div_ceil(runs.max(1)).max(1);
+        let units = Units::new(&call.kv);
+        let run = units.len().div_ceil(runs.max(1)).max(1);
         Self {
             partials: partials.as_mut_ptr(),
-            blocks,
-            heads,
-            sequences,
             rows,
             width: geometry.width(),
-            order: if let KeyValues::Cache(_) = call.kv { Order::Blocks } else { Order::Heads },
             run,
-            runs: Queue::new(units.div_ceil(run)),
+            runs: Queue::new(units.len().div_ceil(run)),
+            units,
             folds: Queue::new(sequences * heads),
             gathered: AtomicUsize::new(0),
             borrow: PhantomData,
         }
     }
 
-    /// The units of a run.
-    fn units(&self, run: usize) -> impl Iterator<Item = Unit> {
-        let all = self.sequences * self.heads * self.blocks;
-        (run * self.run..all.min((run + 1) * self.run)).map(|unit| {
-            let (index, unit) = (unit / (self.heads * self.blocks), unit % (self.heads * self.blocks));
-            let (kv_head, block) = match self.order {
-                Order::Heads => (unit / self.blocks, unit % self.blocks),
-                Order::Blocks => (unit % self.heads, unit / self.heads),
-            };
-            Unit { task: Task { index, kv_head, rows: 0..self.rows }, first: block * KEY_BLOCK }
+    /// The units of a run: the task whose rows they are for, and their first keys.
+    fn run(&self, run: usize) -> impl Iterator<Item = (Task, usize)> {
+        (run * self.run..self.units.len().min((run + 1) * self.run)).map(|unit| {
+            let [index, kv_head, first] = self.units.at(unit);
+            (self.task(index, kv_head), first)
         })
     }
 
-    /// The task whose blocks a fold puts together.
-    fn whole(&self, fold: usize) -> Task {
-        Task { index: fold / self.heads, kv_head: fold % self.heads, rows: 0..self.rows }
+    /// All the rows of a head.
+    fn task(&self, index: usize, kv_head: usize) -> Task {
+        Task { index, kv_head, rows: 0..self.rows }
     }
 
     /// Where a unit's part is: maxima, sums, outputs.
@@ -129,7 +140,8 @@ impl<'a> Split<'a> {
     /// The unit is one of the call's; nobody else uses its part meanwhile.
     #[expect(clippy::mut_from_ref, reason = "who may write is the caller's promise")]
     unsafe fn part(&self, task: &Task, first: usize) -> [&mut [f32]; 3] {
-        let number = (task.index * self.heads + task.kv_head) * self.blocks + first / KEY_BLOCK;
+        let Units { heads, blocks, .. } = self.units;
+        let number = (task.index * heads + task.kv_head) * blocks + first / KEY_BLOCK;
         let padded = self.rows.next_multiple_of(LANES);
         // SAFETY: `new` made sure that there is memory for every unit.
         unsafe {
@@ -199,16 +211,16 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
 ///
 /// # Safety
 /// The call is consistent with its outputs, and the split was made for it.
-pub(crate) unsafe fn gather<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod>(
+pub(crate) unsafe fn gather<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod + 't, C: ProbMod + 't>(
     split: &Split<'_>,
-    parts: &Parts<'_, '_, S, Mods<A, B, C>>,
+    fused: impl Fn(Task) -> Fused<'t, 'a, S, Mods<A, B, C>>,
     scratch: &mut Scratch,
 ) {
     while let Some(run) = split.runs.take() {
-        for Unit { task, first } in split.units(run) {
-            let fused = parts.fused(task).unit();
+        for (task, first) in split.run(run) {
+            let fused = fused(task).unit();
             // SAFETY: passed on; the unit belongs to this run, and the run was taken once.
-            unsafe { fused.gather_unit(split, first, &mut scratch.regions(parts.geometry)) }
+            unsafe { fused.gather_unit(split, first, &mut scratch.regions(fused.geometry)) }
         }
         split.gathered.fetch_add(1, Ordering::Release);
     }
@@ -221,31 +233,17 @@ pub(crate) unsafe fn gather<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod>(
 ///
 /// # Panics
 /// If a run is not done.
-pub(crate) unsafe fn fold<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod>(
+pub(crate) unsafe fn fold<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod + 't, C: ProbMod + 't>(
     split: &Split<'_>,
-    parts: &Parts<'_, '_, S, Mods<A, B, C>>,
+    fused: impl Fn(Task) -> Fused<'t, 'a, S, Mods<A, B, C>>,
     scratch: &mut Scratch,
 ) {
     // Acquire: what the gathering workers wrote.
     assert!(split.gathered.load(Ordering::Acquire) == split.runs.len(), "folded before all was gathered");
     while let Some(number) = split.folds.take() {
-        let fused = parts.fused(split.whole(number));
+        let (index, kv_head) = (number / split.units.heads, number % split.units.heads);
+        let fused = fused(split.task(index, kv_head));
         // SAFETY: passed on; the head's rows are this worker's alone.
-        unsafe { fused.fold_units(split, &mut scratch.regions(parts.geometry)) }
-    }
-}
-
-/// What it takes to look at a task.
-pub(crate) struct Parts<'t, 'a, S, M> {
-    pub(crate) s: S,
-    pub(crate) mods: &'t M,
-    pub(crate) call: &'t Call<'a>,
-    pub(crate) outputs: &'t Shared<'a>,
-    pub(crate) geometry: &'t Geometry,
-}
-
-impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Parts<'t, 'a, S, Mods<A, B, C>> {
-    pub(crate) fn fused(&self, task: Task) -> Fused<'t, 'a, S, Mods<A, B, C>> {
-        Fused::new(self.s, self.mods, self.call, self.outputs, task, self.geometry)
+        unsafe { fused.fold_units(split, &mut scratch.regions(fused.geometry)) }
     }
 }
