@@ -3,8 +3,11 @@
 //! Throughput is bytes of keys and values read per second, each case in turn with a plain read of the same memory, caches
 //! flushed between; medians. `cargo bench --bench decode`, with a filter on names: `-- 16k`.
 
+#[path = "support/interleaved.rs"]
+mod interleaved;
 mod support;
 
+use interleaved::median;
 use sdpa::{
     Alignment, Attention, BlockTable, Dtype, Exec, Inputs, KeyScales, KvCache, Outputs, Pages, Plan, View, ViewMut,
     Workspace, probe,
@@ -134,10 +137,7 @@ fn time(shape: &Shape, case: &Case<'_>, exec: Exec, flush: &[f32]) -> [f64; 2] {
             slices => slices.iter().for_each(|slice| _ = black_box(probe::read(slice))),
         }));
     }
-    times.map(|mut times| {
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 2]
-    })
+    times.map(|mut times| median(&mut times))
 }
 
 fn decode(shape: &Shape, flush: &[f32]) {
@@ -192,8 +192,7 @@ fn append() {
             start.elapsed().as_secs_f64()
         })
         .collect();
-    times.sort_by(f64::total_cmp);
-    println!("append   one token, {LAYERS} layers: {:.1} µs", times[times.len() / 2] * 1e6);
+    println!("append   one token, {LAYERS} layers: {:.1} µs", median(&mut times) * 1e6);
 }
 
 fn main() {

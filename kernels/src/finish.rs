@@ -3,6 +3,7 @@
 use crate::element::Element;
 use crate::geometry::{MAX_GROUP, Regions};
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::pack::Rows;
 use crate::poison::Care;
 use crate::simd::{LANES, Simd};
 use crate::steps::Steps;
@@ -123,6 +124,14 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         RowEnd::new(max, sum, self.call.options.sinks.map(|sinks| sinks[row.head]))
     }
 
+    /// True if all that was gathered is: if not, it has to be gathered with care.
+    pub(crate) fn gathered_is_finite(&self, regions: &Regions<'_>) -> bool {
+        let gathered = &regions.out[..self.task.rows.len() * self.geometry.width()];
+        let row = Typed::F32(Rows::strided(gathered.as_ptr(), 0, 1));
+        // SAFETY: one row of so many floats.
+        unsafe { self.s.all_finite(row, 1, gathered.len()) }
+    }
+
     /// Normalises and writes the task's rows, or keeps them as they are for more keys to come. False if something gathered
     /// was not finite.
     ///
@@ -130,7 +139,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// As for [`Self::run`].
     pub(crate) unsafe fn finish(&self, care: Care, regions: &mut Regions<'_>) -> bool {
         let Some(output) = &self.outputs.out else {
-            let finite = regions.out[..self.task.rows.len() * self.geometry.width()].iter().all(|x| x.is_finite());
+            let finite = self.gathered_is_finite(regions);
             if finite || care == Care::Careful {
                 // SAFETY: passed on.
                 unsafe { self.exchange(regions, Exchange::Save) };

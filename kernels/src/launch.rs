@@ -83,11 +83,14 @@ impl Call<'_> {
             Some(ragged) => (0, ragged.q[index]..ragged.q[index + 1]),
             None => (index, 0..self.q.shape()[2]),
         };
-        let keys = self.keys_of(index);
-        let lens = self.options.kv_lens.or_else(|| self.kv.lens());
-        let kv_len = lens.map_or(keys.len(), |lens| lens[index]);
+        // Where lengths are given nobody looks for the longest: this is asked for every task.
+        let kv_len = match self.options.kv_lens.or_else(|| self.kv.lens()) {
+            Some(lens) => lens[index],
+            None => self.keys_of(index).len(),
+        };
+        let first_key = self.options.ragged.map_or(0, |ragged| ragged.k[index]);
         let offset = self.alignment.offset(rows.len(), kv_len);
-        Sequence { batch, first_row: rows.start, first_key: keys.start, q_len: rows.len(), kv_len, offset }
+        Sequence { batch, first_row: rows.start, first_key, q_len: rows.len(), kv_len, offset }
     }
 
     /// The one place that says which shapes fit together. Everything unsafe below relies on it.

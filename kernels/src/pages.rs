@@ -88,8 +88,8 @@ impl std::error::Error for PageError {}
 /// that has been checked against them.
 #[derive(Debug, Clone, Copy)]
 pub struct Pages<'a> {
-    k: Tensor<'a>,
-    v: Tensor<'a>,
+    pub(crate) k: Tensor<'a>,
+    pub(crate) v: Tensor<'a>,
     table: BlockTable<'a>,
     /// Entries of a sequence.
     width: usize,
@@ -142,28 +142,13 @@ impl<'a> Pages<'a> {
         self.table.lens
     }
 
-    pub(crate) fn kv_heads(&self) -> usize {
-        self.k.shape()[1]
-    }
-
-    pub(crate) fn element_bytes(&self) -> [usize; 2] {
-        [self.k.dtype().bytes(), self.v.dtype().bytes()]
-    }
-
     /// Keys of a page.
     pub fn page_size(&self) -> usize {
         self.k.shape()[2]
     }
 
-    pub(crate) fn key(&self, at: [usize; 4]) -> Option<f32> {
-        self.element(&self.k, at)
-    }
-
-    pub(crate) fn value(&self, at: [usize; 4]) -> Option<f32> {
-        self.element(&self.v, at)
-    }
-
-    fn element(&self, pool: &Tensor<'_>, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+    /// An element of one of the two pools.
+    pub(crate) fn element(&self, pool: &Tensor<'_>, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         if j >= *self.table.lens.get(b)? {
             return None;
         }
@@ -171,23 +156,11 @@ impl<'a> Pages<'a> {
         pool.get([page as usize, h, j % self.page_size(), d])
     }
 
-    /// # Safety
-    /// As for `KeyValues::keys`.
-    pub(crate) unsafe fn key_rows(&self, at: [usize; 3], len: usize, table: &mut Table) -> AnyRows {
-        // SAFETY: passed on.
-        unsafe { self.rows(&self.k, at, len, table) }
-    }
-
-    /// # Safety
-    /// As for `KeyValues::keys`.
-    pub(crate) unsafe fn value_rows(&self, at: [usize; 3], len: usize, table: &mut Table) -> AnyRows {
-        // SAFETY: passed on.
-        unsafe { self.rows(&self.v, at, len, table) }
-    }
-
+    /// Rows of one of the two pools.
+    ///
     /// # Safety
     /// As for `KeyValues::keys`; `pool` is one of the two.
-    unsafe fn rows(&self, pool: &Tensor<'_>, at: [usize; 3], len: usize, table: &mut Table) -> AnyRows {
+    pub(crate) unsafe fn rows(&self, pool: &Tensor<'_>, at: [usize; 3], len: usize, table: &mut Table) -> AnyRows {
         // SAFETY: passed on.
         by_type!(Tensor => Typed, pool, |pool| unsafe { self.rows_of(pool, at, len, table) })
     }

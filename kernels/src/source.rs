@@ -77,8 +77,7 @@ impl<'a> KeyValues<'a> {
     /// Key/value heads.
     pub fn kv_heads(&self) -> usize {
         match self {
-            Self::Tensors { k, .. } => k.shape()[1],
-            Self::Pages(pages) => pages.kv_heads(),
+            Self::Tensors { k, .. } | Self::Pages(Pages { k, .. }) => k.shape()[1],
             Self::Cache(cache) => cache.kv_heads(),
         }
     }
@@ -86,8 +85,7 @@ impl<'a> KeyValues<'a> {
     /// Bytes of an element of a key and of a value.
     pub fn element_bytes(&self) -> [usize; 2] {
         match self {
-            Self::Tensors { k, v } => [k.dtype().bytes(), v.dtype().bytes()],
-            Self::Pages(pages) => pages.element_bytes(),
+            Self::Tensors { k, v } | Self::Pages(Pages { k, v, .. }) => [k.dtype().bytes(), v.dtype().bytes()],
             Self::Cache(cache) => [cache.element_bytes(); 2],
         }
     }
@@ -113,7 +111,7 @@ impl<'a> KeyValues<'a> {
     pub fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         match self {
             Self::Tensors { k, .. } => k.get([b, h, j, d]),
-            Self::Pages(pages) => pages.key([b, h, j, d]),
+            Self::Pages(pages) => pages.element(&pages.k, [b, h, j, d]),
             Self::Cache(cache) => cache.key([b, h, j, d]),
         }
     }
@@ -122,7 +120,7 @@ impl<'a> KeyValues<'a> {
     pub fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         match self {
             Self::Tensors { v, .. } => v.get([b, h, j, d]),
-            Self::Pages(pages) => pages.value([b, h, j, d]),
+            Self::Pages(pages) => pages.element(&pages.v, [b, h, j, d]),
             Self::Cache(cache) => cache.value([b, h, j, d]),
         }
     }
@@ -154,7 +152,7 @@ impl<'a> KeyValues<'a> {
         unsafe {
             match self {
                 Self::Tensors { k, .. } => Keys::Rows(k.rows(b, h, first)),
-                Self::Pages(pages) => Keys::Rows(pages.key_rows([b, h, first], len, table)),
+                Self::Pages(pages) => Keys::Rows(pages.rows(&pages.k, [b, h, first], len, table)),
                 Self::Cache(cache) => cache.keys(b, h, first / KEY_BLOCK),
             }
         }
@@ -170,7 +168,7 @@ impl<'a> KeyValues<'a> {
             match self {
                 Self::Tensors { v, .. } => BlockValues::Rows { rows: v.rows(b, h, first), readable: v.shape()[3] },
                 Self::Pages(pages) => {
-                    let rows = pages.value_rows([b, h, first], len, table);
+                    let rows = pages.rows(&pages.v, [b, h, first], len, table);
                     BlockValues::Rows { rows, readable: self.v_shape()[3] }
                 }
                 Self::Cache(cache) => cache.values(b, h, first / KEY_BLOCK),

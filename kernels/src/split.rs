@@ -10,14 +10,12 @@ use crate::block::KEY_BLOCK;
 use crate::geometry::{Geometry, Regions, Scratch};
 use crate::launch::{Call, Task};
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
-use crate::pack::Rows;
 use crate::poison::Care;
 use crate::queue::Queue;
 use crate::simd::LANES;
 use crate::softmax;
 use crate::source::KeyValues;
 use crate::steps::Steps;
-use crate::tensor::Typed;
 use crate::tile::Fused;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -168,8 +166,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             // As in `run`: again with care if anything is not finite.
             for care in [Care::Fast, Care::Careful] {
                 self.gather(queries, care, core::iter::once(first), regions);
-                let gathered = Typed::F32(Rows::strided(regions.out.as_ptr(), 0, 1));
-                if self.s.all_finite(gathered, 1, out.len()) {
+                if self.gathered_is_finite(regions) {
                     break;
                 }
             }

@@ -30,8 +30,8 @@ use crate::tensor::Typed;
 use crate::values::Values;
 use core::ops::Range;
 
-/// Rows for which shorter elements of values are widened where they lie, block by block.
-const FEW_ROWS: usize = 16;
+/// Rows of a group up to which shorter elements of values are widened where they lie; more share one widened copy.
+const WIDEN_IN_PLACE: usize = 16;
 
 /// Where the rows of a block's keys and values lie, if they lie scattered.
 pub(crate) const TABLES: [Table; 2] = [const { Table::new() }; 2];
@@ -330,8 +330,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             // SAFETY: column `first` exists for every key of the block.
             let run = unsafe { rows.columns_from(first) };
             let whole = first + n.next_multiple_of(LANES) <= readable;
-            // Many rows would widen shorter elements again and again.
-            let ready = matches!(run, Typed::F32(_)) || group.len() <= FEW_ROWS;
+            let ready = matches!(run, Typed::F32(_)) || group.len() <= WIDEN_IN_PLACE;
             let values = if care == Care::Fast && run.element() == 1 && whole && ready {
                 run
             } else {

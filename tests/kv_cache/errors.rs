@@ -26,6 +26,16 @@ fn attend(case: &Case, cache: &KvCache) -> Full {
     case.run_over(Inputs::cached(case.q.view(), cache), Exec::serial(), Wanted::ALL)
 }
 
+/// Keys and values of these shapes but for one size of one of them.
+fn with_size([mut k, mut v]: [[usize; 4]; 2], argument: &str, at: usize, size: usize) -> [View<'static>; 2] {
+    if argument == "k" {
+        k[at] = size
+    } else {
+        v[at] = size
+    }
+    [k, v].map(zeros)
+}
+
 /// A change that is refused with these words, and leaves the cache as it was.
 #[track_caller]
 fn refused<T: core::fmt::Debug>(words: &str, change: impl FnOnce(&mut KvCache) -> Result<T, Error>) {
@@ -69,13 +79,8 @@ fn shapes_that_do_not_fit_when_appended_to_all() {
         ("v", 2, 0, "v: rows is 0, but k has 4"),
         ("v", 3, 6, "v: value_dim is 6, but the cache has 7"),
     ] {
-        let (mut k, mut v) = (k, v);
-        if argument == "k" {
-            k[at] = size
-        } else {
-            v[at] = size
-        }
-        refused(words, |cache| cache.append(zeros(k), zeros(v)));
+        let [k, v] = with_size([k, v], argument, at, size);
+        refused(words, |cache| cache.append(k, v));
     }
 }
 
@@ -91,13 +96,8 @@ fn shapes_that_do_not_fit_when_appended_to_one() {
         ("v", 2, 3, "v: rows is 3, but k has 4"),
         ("v", 3, 8, "v: value_dim is 8, but the cache has 7"),
     ] {
-        let (mut k, mut v) = (k, v);
-        if argument == "k" {
-            k[at] = size
-        } else {
-            v[at] = size
-        }
-        refused(words, |cache| cache.append_to(1, zeros(k), zeros(v)));
+        let [k, v] = with_size([k, v], argument, at, size);
+        refused(words, |cache| cache.append_to(1, k, v));
     }
 }
 
