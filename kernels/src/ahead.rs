@@ -11,6 +11,7 @@ use crate::pack::Table;
 use crate::simd::{LANES, Simd};
 use crate::source::{BlockValues, KeyValues, Keys};
 use crate::steps::Steps;
+use crate::strips::{Strips, strip};
 use crate::tensor::AnyRows;
 use crate::tile::{Fused, Next, Row};
 use core::ops::Range;
@@ -139,10 +140,12 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
         }
         match values {
             BlockValues::Rows { rows, .. } => push_rows(ahead, rows, len, self.geometry.value_dim),
-            BlockValues::Int8 { rows, .. } => {
-                // SAFETY: there is a row 0.
-                let first = unsafe { rows.at(0) };
-                ahead.push(first.cast(), 0, 1, len * self.geometry.width());
+            BlockValues::Strips(strips) => {
+                let (Strips { first, width }, bytes) = strips.bytes();
+                push_strips(ahead, Strips { first, width }, len, bytes);
+            }
+            BlockValues::Int8 { strips: Strips { first, width }, .. } => {
+                push_strips(ahead, Strips { first: first.cast(), width }, len, 1);
             }
         }
     }
@@ -201,6 +204,12 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
 /// The numbers of the blocks that hold these keys.
 fn numbers(keys: Range<usize>) -> Range<usize> {
     keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)
+}
+
+/// Adds `n` rows of strips whose elements have so many bytes. Where strips are not all of a width, nearly those rows.
+fn push_strips(ahead: &mut Ahead, strips: Strips<u8>, n: usize, bytes: usize) {
+    let cols = strip(0, strips.width).len() * bytes;
+    ahead.push(strips.first, (KEY_BLOCK * cols) as isize, strips.width * bytes / cols, n * cols);
 }
 
 /// Adds `n` rows of `dim` elements. Rows whose elements are not contiguous are left to themselves.

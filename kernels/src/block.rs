@@ -7,6 +7,9 @@ use crate::simd::LANES;
 /// of the block's work, and 48 rows of scores fit the second-level cache many times over; 128 measured 2–3 % slower.
 pub const KEY_BLOCK: usize = 256;
 
+/// Rows of a group up to which time is that of reading keys and values, which tiles then do from front to back.
+pub(crate) const READING_ROWS: usize = 16;
+
 /// Floats from one row of scores to the next. A vector more than the block, so that the rows of a tile, read side by
 /// side, do not all fall into the same few sets of the first-level cache.
 pub(crate) const SCORE_STRIDE: usize = KEY_BLOCK + LANES;

@@ -1,8 +1,8 @@
 //! Keys and values kept from call to call, in the form the kernels read them in.
 //!
 //! A sequence is a list of blocks of 256 keys, each with its own memory, so growing copies nothing. A block holds, for
-//! each key/value head, sixteen panels of packed keys `[panel][head_dim][16]` and 256 rows of values, padded to whole
-//! vectors; all of the cache's element type, or bytes and scales as in `int8.rs`. Sequences that begin alike share blocks;
+//! each key/value head, sixteen panels of packed keys `[panel][head_dim][16]` and the values of 256 keys, padded to whole
+//! vectors, in strips of columns (`strips.rs`); all of the cache's element type, or bytes and scales as in `int8.rs`. Sequences that begin alike share blocks;
 //! who writes into a shared block gets a copy of it first.
 
 mod layout;
@@ -12,8 +12,8 @@ use crate::block::KEY_BLOCK;
 use crate::element::{Bf16, Dtype, Element, F16, Load};
 use crate::isa::Isa;
 use crate::lines::Lines;
-use crate::pack::Rows;
 use crate::source::{BlockValues, Keys};
+use crate::strips::Strips;
 use crate::tensor::{Tensor, Typed};
 use core::ops::Range;
 use layout::{Format, Sizes};
@@ -49,7 +49,7 @@ impl Clone for Cache {
 struct Int8 {
     /// Scales of the keys' channels, `[kv_heads][head_dim]`, if keys have none of their own.
     channels: Option<Box<[f32]>>,
-    /// A row on its way: widened, in whole vectors, and as bytes.
+    /// A row on its way: widened, in whole vectors; a key and a value as bytes.
     row: Vec<f32>,
     bytes: Vec<i8>,
 }
@@ -103,7 +103,7 @@ impl Cache {
         assert!(channels.as_ref().is_none_or(|scales| scales.len() == kv_heads * head_dim), "a scale for each channel");
         let format = Format::Int8 { key_scales: channels.is_none() };
         let row = vec![0.0; head_dim.max(value_dim).next_multiple_of(crate::simd::LANES)];
-        let int8 = Int8 { channels, row, bytes: vec![0; head_dim] };
+        let int8 = Int8 { channels, row, bytes: vec![0; head_dim + self.sizes.width()] };
         let empty = Self::new(Dtype::F32, [self.lens.len(), kv_heads], [head_dim, value_dim], self.keep);
         Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..empty }
     }
@@ -289,20 +289,19 @@ impl Cache {
 
     /// A head's values of a block that is held: 256 rows.
     pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
-        fn rows<T: Load>(lines: &Lines, bytes: Range<usize>, width: usize) -> Rows<T> {
-            Rows::strided(part::<T>(lines, bytes).as_ptr(), width as isize, 1)
+        fn strips<T: Load>(lines: &Lines, bytes: Range<usize>, width: usize) -> Strips<T> {
+            Strips { first: part(lines, bytes).as_ptr(), width }
         }
         let (lines, at, width) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.width());
-        let rows = match self.sizes.format {
-            Format::Elements(Dtype::F32) => Typed::F32(rows(lines, at.values, width)),
-            Format::Elements(Dtype::Bf16) => Typed::Bf16(rows(lines, at.values, width)),
-            Format::Elements(Dtype::F16) => Typed::F16(rows(lines, at.values, width)),
+        BlockValues::Strips(match self.sizes.format {
+            Format::Elements(Dtype::F32) => Typed::F32(strips(lines, at.values, width)),
+            Format::Elements(Dtype::Bf16) => Typed::Bf16(strips(lines, at.values, width)),
+            Format::Elements(Dtype::F16) => Typed::F16(strips(lines, at.values, width)),
             Format::Int8 { .. } => {
                 let scales = part(lines, at.value_scales) as *const _;
-                return BlockValues::Int8 { rows: rows(lines, at.values, width), scales };
+                return BlockValues::Int8 { strips: strips(lines, at.values, width), scales };
             }
-        };
-        BlockValues::Rows { rows, readable: width }
+        })
     }
 
     fn held(&self, sequence: usize, block: usize) -> &Lines {
@@ -328,7 +327,7 @@ impl Cache {
     pub(crate) fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         let inside = h < self.sizes.kv_heads && d < self.sizes.value_dim && j < *self.lens.get(b)?;
         let (block, row) = (self.block(b, j / KEY_BLOCK).filter(|_| inside)?, j % KEY_BLOCK);
-        let (at, i) = (self.sizes.parts(h), row * self.sizes.width() + d);
+        let (at, i) = (self.sizes.parts(h), self.sizes.value(row, d));
         Some(match self.sizes.format {
             Format::Elements(dtype) => element(block, dtype, at.values, i),
             Format::Int8 { .. } => {

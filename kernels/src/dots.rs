@@ -20,7 +20,6 @@
 //! ```
 
 use crate::element::Load;
-use crate::lines::LINE_BYTES;
 use crate::simd::{LANES, Simd};
 
 /// How much of the depth one chain runs over: at least two chains, of about equal length, none longer than 32. Half of that
@@ -34,14 +33,19 @@ const fn chain<S: Simd>(depth: usize) -> usize {
 /// Rows up to which the time of a tile that is not full is that of fetching the panels.
 pub(crate) const FEW_ROWS: usize = 4;
 
-/// How a tile of few rows asks for what comes next in its panels.
+/// How a tile of few rows, or of one panel, asks for what comes next in its panels.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fetch {
+    /// Not at all: others have, or will.
+    Nothing,
     /// A kilobyte ahead, into the first-level cache: several panels side by side.
     Near,
-    /// Sixteen ahead, into the second: one panel after the other, from memory.
+    /// [`FAR`] ahead, into the second: one panel after the other, from memory.
     Far,
 }
+
+/// Bytes ahead of which memory that is read once, from front to back, is asked for.
+pub(crate) const FAR: usize = 16 << 10;
 
 /// Where a tile's operands lie, and where its results go.
 #[derive(Clone, Copy)]
@@ -72,8 +76,9 @@ pub(crate) unsafe fn tile<S: Simd, T: Load, const MR: usize, const NV: usize>(
     // SAFETY: the caller vouches for `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (mut first, chain) = (0, chain::<S>(depth));
-    // Few rows wait for memory, and memory likes to be read in order; wide tiles have no registers for two chains.
-    let paired = const { S::CHAINS > 1 && MR > FEW_ROWS && NV <= S::DOT_VECS };
+    // Where registers hold twice the sums. Few rows wait for memory, which likes to be read in order: they do without,
+    // but for one panel, whose one chain a row would wait for its own sums.
+    let paired = const { (MR > FEW_ROWS || NV == 1) && 2 * MR * NV <= S::TILE_ROWS * S::TILE_VECS };
     loop {
         // If paired, two chains side by side, `first..middle` and `middle..last`, the second no longer than the first: their totals
         // meet in registers, where one chain at a time would meet in memory.
@@ -146,10 +151,11 @@ unsafe fn add<S: Simd, T: Load, const MR: usize, const NV: usize>(
     for (n, column) in column.iter_mut().enumerate() {
         // SAFETY: panel `n` is `depth × 16` floats; `i < depth`.
         let at = unsafe { panels.add((n * depth + i) * LANES) };
-        if MR <= FEW_ROWS && MR < S::TILE_ROWS {
+        if const { NV == 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS } {
             match fetch {
+                Fetch::Nothing => {}
                 Fetch::Near => s.prefetch(at.wrapping_add(16 * LANES).cast()),
-                Fetch::Far => s.prefetch_far(at.wrapping_byte_add(256 * LINE_BYTES).cast()),
+                Fetch::Far => s.prefetch_far(at.wrapping_byte_add(FAR).cast()),
             }
         }
         // SAFETY: as above.

@@ -4,7 +4,6 @@
 //! Widening is exact. Narrowing rounds to nearest even, once: past the largest number to ±∞, to subnormal numbers like to
 //! any other. NaN stays NaN, and quiet. The bits are the same on every instruction set, those of NaN too.
 
-use crate::block::KEY_BLOCK;
 use crate::isa::{Isa, Visitor};
 use crate::lanes::{load, load_part, store, store_part};
 use crate::simd::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, LANES, Simd};
@@ -80,9 +79,6 @@ impl F16 {
 
 /// What keys and values may be kept in.
 pub(crate) trait Load: Copy + Send + Sync + 'static {
-    /// How many keys ahead a tile of values asks for its columns in the second-level cache.
-    const AHEAD: Option<isize> = None;
-
     /// Sixteen elements, widened.
     ///
     /// # Safety
@@ -92,9 +88,6 @@ pub(crate) trait Load: Copy + Send + Sync + 'static {
 
 /// Bytes that are numbers: their scale is in the weights.
 impl Load for i8 {
-    // A block. Without it, few rows get through values in memory at 60 % of the speed.
-    const AHEAD: Option<isize> = Some(KEY_BLOCK as isize);
-
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
         // SAFETY: the caller's promise.

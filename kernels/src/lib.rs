@@ -50,6 +50,7 @@ mod source;
 mod split;
 mod state;
 mod steps;
+mod strips;
 mod tile;
 mod values;
 mod view;

@@ -3,7 +3,6 @@
 use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
 use crate::geometry::{MAX_GROUP, Regions};
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
-use crate::source::BlockValues;
 use crate::steps::Steps;
 use crate::tile::{Block, Fused};
 use core::ops::Range;
@@ -52,9 +51,8 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         spans: &[Span],
         scores: &[f32],
     ) -> Option<Seen> {
-        let BlockValues::Rows { rows: values, .. } = block.values else { return None };
         // SAFETY: the block's values exist.
-        (care == Care::Careful && unsafe { !self.s.all_finite(values, block.len, self.geometry.value_dim) })
+        (care == Care::Careful && unsafe { !block.values.all_finite(self.s, block.len, self.geometry.value_dim) })
             .then(|| Seen::new(S::TILE_ROWS, spans, rows, scores))
     }
 
@@ -64,18 +62,18 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// # Safety
     /// As for [`Fused::run`]; `group` lies inside the task.
     pub(crate) unsafe fn add_poison(&self, block: &Block, seen: &Seen, group: Range<usize>, regions: &mut Regions<'_>) {
-        let BlockValues::Rows { rows: values, .. } = block.values else { return };
         let width = self.geometry.width();
-        for j in 0..block.len {
-            for c in 0..self.geometry.value_dim {
-                // SAFETY: key `j` of the block, column `c` of its value.
-                let x = unsafe { values.get(j, c) };
+        // SAFETY: the values have these columns.
+        for run in unsafe { block.values.runs(0..self.geometry.value_dim) } {
+            for (j, c) in (0..block.len).flat_map(|j| (0..run.cols).map(move |c| (j, c))) {
+                // SAFETY: key `j` of the block, a column of the run.
+                let x = unsafe { run.rows.get(j, c) };
                 if x.is_finite() {
                     continue;
                 }
                 for r in (0..group.len()).filter(|&r| seen.sees(r, j)) {
                     let weight = regions.scores[r * SCORE_STRIDE + j];
-                    regions.out[(group.start + r) * width + c] += weight * x * regions.join[r];
+                    regions.out[(group.start + r) * width + run.first + c] += weight * x * regions.join[r];
                 }
             }
         }

@@ -13,6 +13,7 @@ use crate::softmax;
 use crate::source::{BlockValues, KeyValues, Keys};
 use crate::split::Units;
 use crate::steps::Steps;
+use crate::strips::Strips;
 use crate::tensor::Typed;
 use crate::tile::TABLES;
 use crate::values::Values;
@@ -102,8 +103,8 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                         Keys::Int8 { keys, .. } => bytes(keys.cast(), keys.len() / KEY_BLOCK * len),
                     };
                     keys & match kv.values(at, len, values) {
-                        BlockValues::Rows { rows, .. } => s.all_finite(rows, len, dv),
-                        BlockValues::Int8 { rows, .. } => bytes(rows.at(0), len * dv.next_multiple_of(LANES)),
+                        BlockValues::Int8 { strips: Strips { first, width }, .. } => bytes(first, len * width),
+                        values => values.all_finite(s, len, dv),
                     }
                 };
             }

@@ -3,7 +3,7 @@
 //! Panels outside, rows inside: a tile's 16 to 64 keys stay in the first-level cache while the rows pass by.
 
 use crate::ahead::Ahead;
-use crate::block::{SCORE_STRIDE, Span};
+use crate::block::{READING_ROWS, SCORE_STRIDE, Span};
 use crate::dots::{self, Fetch, Tile};
 use crate::element::Load;
 use crate::passes::Columns;
@@ -88,7 +88,7 @@ pub(crate) unsafe fn scores<S: Simd, T: Load>(s: S, a: Scores<'_, *const T>) {
     assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
     let scale = s.splat(a.scale);
     let (first, out) = (a.panels.start, a.out.as_mut_ptr());
-    let vecs = if all <= dots::FEW_ROWS { 1 } else { S::DOT_VECS };
+    let vecs = if all <= READING_ROWS { 1 } else { S::DOT_VECS };
     let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead };
     walk.for_each_tile(
         s,
@@ -103,7 +103,7 @@ pub(crate) unsafe fn scores<S: Simd, T: Load>(s: S, a: Scores<'_, *const T>) {
                     depth: d,
                     out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
-                    fetch: Fetch::Far,
+                    fetch: if vecs == 1 && row == 0 { Fetch::Far } else { Fetch::Nothing },
                 };
                 by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(
                     s,

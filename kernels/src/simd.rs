@@ -56,10 +56,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TILE_ROWS: usize;
     /// Vectors (sixteen columns each) of a register tile.
     const TILE_VECS: usize;
-    /// Vectors of a tile of scores, which holds this many sums for each of [`Self::CHAINS`].
+    /// Vectors of a tile of scores: half of that where two chains of a dot product run side by side.
     const DOT_VECS: usize;
-    /// Chains of a dot product that such a tile runs side by side: 1 or 2. Not part of what the bits mean.
-    const CHAINS: usize;
 
     /// True if [`Self::fma`] rounds once.
     const FUSED: bool;

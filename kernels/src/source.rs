@@ -5,9 +5,12 @@
 
 use crate::block::KEY_BLOCK;
 use crate::cache::Cache;
-use crate::pack::{Rows, Table};
+use crate::pack::Table;
 use crate::pages::Pages;
-use crate::tensor::{AnyPanels, AnyRows, Tensor};
+use crate::steps::Steps;
+use crate::strips::{Strips, strip};
+use crate::tensor::{AnyPanels, AnyRows, AnyStrips, Tensor, Typed};
+use core::ops::Range;
 
 /// The keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call.
 #[derive(Debug, Clone, Copy)]
@@ -41,8 +44,63 @@ pub(crate) enum Keys {
 pub(crate) enum BlockValues {
     /// Rows, and columns that may be read of each: as many as there are, or more.
     Rows { rows: AnyRows, readable: usize },
-    /// Rows of bytes, whole vectors, all finite; and the scales of a whole block.
-    Int8 { rows: Rows<i8>, scales: *const [f32] },
+    /// Strips.
+    Strips(AnyStrips),
+    /// Strips of bytes, all finite; and the scales of a whole block.
+    Int8 { strips: Strips<i8>, scales: *const [f32] },
+}
+
+/// Columns of a block's values that lie together.
+#[derive(Clone, Copy)]
+pub(crate) struct Run {
+    /// Rows from the first of them on.
+    pub(crate) rows: AnyRows,
+    pub(crate) first: usize,
+    pub(crate) cols: usize,
+}
+
+impl BlockValues {
+    /// Some of the columns, in runs. Of bytes, none.
+    ///
+    /// # Safety
+    /// The values have these columns.
+    pub(crate) unsafe fn runs(self, columns: Range<usize>) -> impl Iterator<Item = Run> {
+        let mut first = columns.start;
+        core::iter::from_fn(move || {
+            if first >= columns.end {
+                return None;
+            }
+            // SAFETY: the caller vouches for column `first`.
+            let (rows, together) = unsafe {
+                match self {
+                    Self::Rows { rows, .. } => (rows.columns_from(first), usize::MAX),
+                    Self::Strips(strips) => (strips.from(first), strip(first, self.readable()).end - first),
+                    Self::Int8 { .. } => return None,
+                }
+            };
+            let run = Run { rows, first, cols: together.min(columns.end - first) };
+            first += run.cols;
+            Some(run)
+        })
+    }
+
+    /// Columns that may be read of each row.
+    pub(crate) fn readable(self) -> usize {
+        match self {
+            Self::Rows { readable, .. } => readable,
+            Self::Strips(strips) => by_type!(Typed, strips, |strips| strips.width),
+            Self::Int8 { strips, .. } => strips.width,
+        }
+    }
+
+    /// True if nothing of `len` keys' values is infinite or NaN.
+    ///
+    /// # Safety
+    /// There are so many, of so many columns.
+    pub(crate) unsafe fn all_finite<S: Steps>(self, s: S, len: usize, cols: usize) -> bool {
+        // SAFETY: passed on.
+        unsafe { self.runs(0..cols).all(|run| s.all_finite(run.rows, len, run.cols)) }
+    }
 }
 
 /// What query rows are to be, for the keys they will meet.

@@ -4,6 +4,7 @@ use crate::element::{Bf16, Dtype, Element, F16};
 use crate::isa::{Isa, Visitor};
 use crate::pack::Rows;
 use crate::steps::Steps;
+use crate::strips::Strips;
 use crate::view::{SharedMut, View, ViewMut};
 
 /// One of three things, by element type.
@@ -20,6 +21,8 @@ pub(crate) type AnyRows = Typed<Rows<f32>, Rows<Bf16>, Rows<F16>>;
 pub(crate) type AnyRowsMut<'a> = Typed<&'a [*mut f32], &'a [*mut Bf16], &'a [*mut F16]>;
 /// Packed keys of any type.
 pub(crate) type AnyPanels = Typed<*const f32, *const Bf16, *const F16>;
+/// Strips of values, of elements of any type.
+pub(crate) type AnyStrips = Typed<Strips<f32>, Strips<Bf16>, Strips<F16>>;
 /// Where results go, of any type.
 pub(crate) type AnyShared<'a> = Typed<SharedMut<'a, f32>, SharedMut<'a, Bf16>, SharedMut<'a, F16>>;
 
@@ -216,6 +219,22 @@ impl AnyRows {
 /// Bytes of what a pointer points at.
 const fn size_of_val_of<T>(_: *const T) -> usize {
     size_of::<T>()
+}
+
+impl AnyStrips {
+    /// Rows from a column on, to the end of its strip.
+    ///
+    /// # Safety
+    /// There is such a column, of 256 rows.
+    pub(crate) unsafe fn from(self, column: usize) -> AnyRows {
+        // SAFETY: the caller's promise.
+        by_type!(Typed => Typed, self, |strips| unsafe { strips.from(column) })
+    }
+
+    /// As bytes, and the bytes of an element.
+    pub(crate) fn bytes(self) -> (Strips<u8>, usize) {
+        by_type!(Typed, self, |Strips { first, width }| (Strips { first: first.cast(), width }, size_of_val_of(first)))
+    }
 }
 
 impl AnyPanels {

@@ -12,7 +12,7 @@
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) Nothing grows with the number of keys.
 
 use crate::ahead::Ahead;
-use crate::block::KEY_BLOCK;
+use crate::block::{KEY_BLOCK, READING_ROWS};
 use crate::geometry::{Geometry, Regions};
 use crate::launch::{Call, Sequence, Task};
 use crate::options::{MaskMod, Mods, Position, ProbMod, ScoreMod};
@@ -24,14 +24,12 @@ use crate::prepare::Spans;
 use crate::queries::Queries;
 use crate::simd::LANES;
 use crate::softmax;
-use crate::source::{BlockValues, Keys};
+use crate::source::{BlockValues, Keys, Run};
 use crate::steps::Steps;
+use crate::strips::{self, Strips};
 use crate::tensor::Typed;
 use crate::values::Values;
 use core::ops::Range;
-
-/// Rows of a group up to which shorter elements of values are widened where they lie; more share one widened copy.
-const WIDEN_IN_PLACE: usize = 16;
 
 /// Where the rows of a block's keys and values lie, if they lie scattered.
 pub(crate) const TABLES: [Table; 2] = [const { Table::new() }; 2];
@@ -316,45 +314,52 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         spans: &Spans,
         regions: &mut Regions<'_>,
     ) {
-        let (rows, readable) = match block.values {
-            BlockValues::Rows { rows, readable } => (rows, readable),
-            BlockValues::Int8 { rows, scales } => {
-                // SAFETY: passed on.
-                return unsafe { self.add_bytes(block, (rows, scales), group, spans, regions) };
-            }
-        };
+        if let BlockValues::Int8 { strips, scales } = block.values {
+            // SAFETY: passed on.
+            return unsafe { self.add_bytes(block, (strips, scales), group, spans, regions) };
+        }
         let care = if seen.is_some() { Care::Careful } else { Care::Fast };
-        let stride = self.geometry.width();
-        for first in (0..stride).step_by(self.geometry.pack_cols) {
-            let n = self.geometry.pack_cols.min(self.geometry.value_dim - first);
-            // SAFETY: column `first` exists for every key of the block.
-            let run = unsafe { rows.columns_from(first) };
-            let whole = first + n.next_multiple_of(LANES) <= readable;
-            let ready = matches!(run, Typed::F32(_)) || group.len() <= WIDEN_IN_PLACE;
-            let values = if care == Care::Fast && run.element() == 1 && whole && ready {
-                run
-            } else {
-                if block.packed_values != Some((first, care)) {
-                    // SAFETY: the run has `n` columns for every key of the block.
-                    unsafe { self.s.pack_rows(run, [block.len, n], care, regions.values) };
-                    block.packed_values = Some((first, care));
-                }
-                Typed::F32(Rows::strided(regions.values.as_ptr(), n.next_multiple_of(LANES) as isize, 1))
+        let (values, stride) = (block.values, self.geometry.width());
+        for window in (0..stride).step_by(self.geometry.pack_cols) {
+            let end = self.geometry.value_dim.min(window + self.geometry.pack_cols);
+            let in_place = |run: &Run| {
+                let whole = end.next_multiple_of(LANES) <= values.readable();
+                // More rows share one widened copy.
+                let ready = matches!(run.rows, Typed::F32(_)) || group.len() <= READING_ROWS;
+                care == Care::Fast && run.rows.element() == 1 && whole && ready
             };
-            // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed.
-            unsafe {
-                self.s.values(Values {
-                    weights: regions.scores,
-                    values,
-                    vecs: n.div_ceil(LANES),
-                    spans,
-                    rows: group.len(),
-                    keep: regions.keep,
-                    join: regions.join,
-                    out: &mut regions.out[group.start * stride + first..],
-                    out_stride: stride,
-                    ahead: &mut block.ahead,
-                });
+            // SAFETY: the values have these columns.
+            for run in unsafe { values.runs(window..end) } {
+                let width = run.cols.next_multiple_of(LANES);
+                let rows = if in_place(&run) {
+                    run.rows
+                } else {
+                    // Runs are packed one behind the other.
+                    let room = &mut regions.values[(run.first - window) * block.len..];
+                    if block.packed_values != Some((window, care)) {
+                        // SAFETY: the run has so many columns for every key of the block.
+                        unsafe { self.s.pack_rows(run.rows, [block.len, run.cols], care, room) };
+                        if run.first + run.cols == end {
+                            block.packed_values = Some((window, care));
+                        }
+                    }
+                    Typed::F32(Rows::strided(room.as_ptr(), width as isize, 1))
+                };
+                // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed.
+                unsafe {
+                    self.s.values(Values {
+                        weights: regions.scores,
+                        values: rows,
+                        vecs: width / LANES,
+                        spans,
+                        rows: group.len(),
+                        keep: regions.keep,
+                        join: regions.join,
+                        out: &mut regions.out[group.start * stride + run.first..],
+                        out_stride: stride,
+                        ahead: &mut block.ahead,
+                    });
+                }
             }
         }
         if let Some(seen) = seen {
@@ -366,31 +371,33 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     /// The same with values of bytes: their scales go into the weights, which nobody reads afterwards.
     ///
     /// # Safety
-    /// As for [`Self::run`]; `group` lies inside the task, and rows and scales are the block's.
+    /// As for [`Self::run`]; `group` lies inside the task, and strips and scales are the block's.
     unsafe fn add_bytes(
         &self,
         block: &mut Block,
-        (values, scales): (Rows<i8>, *const [f32]),
+        (strips, scales): (Strips<i8>, *const [f32]),
         group: Range<usize>,
         spans: &Spans,
         regions: &mut Regions<'_>,
     ) {
         let (stride, rows) = (self.geometry.width(), group.len());
-        // SAFETY: the cache outlives the call; its rows are whole vectors.
+        // SAFETY: the cache outlives the call; its strips are whole vectors.
         unsafe {
             self.s.scale_columns(Group { scores: regions.scores, spans, rows }, &*scales);
-            self.s.values_int8(Values {
-                weights: regions.scores,
-                values,
-                vecs: stride / LANES,
-                spans,
-                rows,
-                keep: regions.keep,
-                join: regions.join,
-                out: &mut regions.out[group.start * stride..],
-                out_stride: stride,
-                ahead: &mut block.ahead,
-            });
+            for strip in strips::strips(stride) {
+                self.s.values_int8(Values {
+                    weights: regions.scores,
+                    values: strips.from(strip.start),
+                    vecs: strip.len() / LANES,
+                    spans,
+                    rows,
+                    keep: regions.keep,
+                    join: regions.join,
+                    out: &mut regions.out[group.start * stride + strip.start..],
+                    out_stride: stride,
+                    ahead: &mut block.ahead,
+                });
+            }
         }
     }
 }

@@ -5,11 +5,13 @@
 //! add exactly nothing, so it does not matter how many of them a tile runs over.
 
 use crate::ahead::Ahead;
-use crate::block::{SCORE_STRIDE, Span};
-use crate::dots::FEW_ROWS;
+use crate::block::{READING_ROWS, SCORE_STRIDE, Span};
+use crate::dots::FAR;
 use crate::element::Load;
+use crate::lines::LINE_BYTES;
 use crate::pack::Rows;
 use crate::simd::{LANES, Simd};
+use crate::strips::STRIP;
 use crate::tensor::AnyRows;
 
 /// A group of rows, their weights for one block, and the running outputs.
@@ -48,6 +50,7 @@ pub(crate) unsafe fn values<S: Simd, T: Load>(s: S, a: Values<'_, Rows<T>>) {
     assert!(a.spans.len() == a.rows.div_ceil(S::TILE_ROWS));
     assert!(a.weights.len() >= a.rows * SCORE_STRIDE && a.keep.len() >= a.rows && a.join.len() >= a.rows);
     assert!(a.rows == 0 || a.out.len() >= (a.rows - 1) * a.out_stride + a.vecs * LANES);
+    let fetch = Fetch::new(&a);
     // Columns outside: a tile of values is read by all the rows before the next columns are touched.
     let mut vec = 0;
     while vec < a.vecs {
@@ -71,7 +74,8 @@ pub(crate) unsafe fn values<S: Simd, T: Load>(s: S, a: Values<'_, Rows<T>>) {
                 };
                 let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
                 let values = a.values.columns_from(vec * LANES);
-                by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, T, MR, NV>(s, w, values, *span, fold));
+                let fetch = if index == 0 { fetch } else { Fetch::Nothing };
+                by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, T, MR, NV>(s, w, (values, fetch), *span, fold));
             }
             a.ahead.fetch(s);
         }
@@ -79,7 +83,30 @@ pub(crate) unsafe fn values<S: Simd, T: Load>(s: S, a: Values<'_, Rows<T>>) {
     }
 }
 
-/// Keys ahead of which a few rows ask for values that lie scattered, which the core does not foresee: 16 KiB at 128 columns.
+/// How a few rows ask for values to come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fetch {
+    /// Not at all: wide rows of which a tile reads a part are better left to the core.
+    Nothing,
+    /// [`FAR`] ahead: short rows without gaps.
+    Strip,
+    /// [`SCATTERED`] keys ahead: the core does not foresee them.
+    Scattered,
+}
+
+impl Fetch {
+    fn new<T>(a: &Values<'_, Rows<T>>) -> Self {
+        let cols = a.vecs * LANES;
+        match a.values.stride() {
+            _ if a.rows > READING_ROWS => Self::Nothing,
+            Some(stride) if stride == cols as isize && cols <= STRIP => Self::Strip,
+            Some(_) => Self::Nothing,
+            None => Self::Scattered,
+        }
+    }
+}
+
+/// 16 KiB at 128 columns.
 const SCATTERED: usize = 32;
 
 /// Where a tile's sums go: the running outputs of its rows, and their factors.
@@ -99,32 +126,27 @@ struct Fold {
 unsafe fn tile<S: Simd, T: Load, const MR: usize, const NV: usize>(
     s: S,
     weights: *const f32,
-    values: Rows<T>,
+    (values, fetch): (Rows<T>, Fetch),
     span: Span,
     fold: Fold,
 ) {
     let mut sum = [[s.splat(0.0); NV]; MR];
     for j in span.keys() {
-        if let (Some(keys), Some(stride)) = (T::AHEAD, values.stride()) {
-            // SAFETY: the caller vouches for key `j`.
-            let row = unsafe { values.at(j) };
-            // One line, or two where the run is not one of whole lines. Wrapping: a hint may point anywhere.
-            let there = row.wrapping_offset(keys * stride);
-            s.prefetch_far(there.cast());
-            if NV < 4 && NV > 1 {
-                s.prefetch_far(there.wrapping_add((NV - 1) * LANES).cast());
-            }
-        }
-        if MR <= FEW_ROWS && values.stride().is_none() {
+        // SAFETY: the caller vouches for key `j`.
+        let row = unsafe { values.at(j) };
+        let later = match fetch {
+            Fetch::Nothing => None,
+            Fetch::Strip => Some(row.wrapping_byte_add(FAR)),
             // SAFETY: a key of the span.
-            let later = unsafe { values.at((j + SCATTERED).min(span.keys().end - 1)) };
-            for n in 0..NV {
-                s.prefetch_far(later.wrapping_add(n * LANES).cast());
+            Fetch::Scattered => Some(unsafe { values.at((j + SCATTERED).min(span.keys().end - 1)) }),
+        };
+        if let Some(later) = later {
+            for byte in (0..NV * LANES * size_of::<T>()).step_by(LINE_BYTES) {
+                // Wrapping: a hint may point anywhere.
+                s.prefetch_far(later.wrapping_byte_add(byte).cast());
             }
         }
         let mut value = [s.splat(0.0); NV];
-        // SAFETY: the caller vouches for key `j`.
-        let row = unsafe { values.at(j) };
         for (n, value) in value.iter_mut().enumerate() {
             // SAFETY: vector `n < NV` of the row.
             *value = unsafe { T::load(s, row.add(n * LANES)) };

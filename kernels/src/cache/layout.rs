@@ -4,6 +4,7 @@ use crate::block::KEY_BLOCK;
 use crate::element::Dtype;
 use crate::int8;
 use crate::simd::LANES;
+use crate::strips;
 use core::ops::Range;
 
 /// What keys and values are kept as.
@@ -34,7 +35,7 @@ pub(super) struct Parts {
 }
 
 impl Sizes {
-    /// Elements from one row of values to the next.
+    /// Columns of values, filled up to whole vectors.
     pub(super) fn width(self) -> usize {
         self.value_dim.next_multiple_of(LANES)
     }
@@ -67,6 +68,11 @@ impl Sizes {
             at - len..at
         });
         Parts { keys, key_scales, values, value_scales }
+    }
+
+    /// Where column `d` of value `row` of a head lies among the head's values.
+    pub(super) fn value(self, row: usize, d: usize) -> usize {
+        strips::at(row, d, self.width())
     }
 
     /// Where element `d` of key `row` of a head lies among the head's packed keys.

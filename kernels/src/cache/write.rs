@@ -9,6 +9,7 @@ use crate::lines::Lines;
 use crate::poison::Care;
 use crate::simd::LANES;
 use crate::steps::Steps;
+use crate::strips::strips;
 use crate::tensor::{AnyRows, Tensor};
 use core::ops::Range;
 
@@ -38,14 +39,18 @@ impl<T: Element> Visitor for Write<'_, T> {
             // SAFETY: as above.
             unsafe {
                 write_keys(s, k, sizes, row..row + rows.len(), &mut elements[keys]);
-                let values = &mut elements[values][row * sizes.width()..];
-                if let Some(floats) = as_floats(values) {
-                    s.pack_rows(v, [rows.len(), sizes.value_dim], Care::Fast, floats);
-                    continue;
-                }
-                for (j, value) in values.chunks_exact_mut(sizes.width()).take(rows.len()).enumerate() {
-                    for (d, x) in value[..sizes.value_dim].iter_mut().enumerate() {
-                        *x = T::narrow(v.get(j, d));
+                for strip in strips(sizes.width()) {
+                    let v = v.columns_from(strip.start);
+                    let cols = sizes.value_dim.min(strip.end) - strip.start;
+                    let places = &mut elements[values.clone()][sizes.value(row, strip.start)..];
+                    if let Some(floats) = as_floats(places) {
+                        s.pack_rows(v, [rows.len(), cols], Care::Fast, floats);
+                        continue;
+                    }
+                    for (j, place) in places.chunks_exact_mut(strip.len()).take(rows.len()).enumerate() {
+                        for (d, x) in place[..cols].iter_mut().enumerate() {
+                            *x = T::narrow(v.get(j, d));
+                        }
                     }
                 }
             }
@@ -97,6 +102,7 @@ impl Visitor for WriteBytes<'_> {
     fn visit<S: Steps>(self, s: S) {
         let Self { place: Place { sizes, row, kv, b, rows }, int8: Int8 { channels, row: wide, bytes }, lines } = self;
         let (d, e, width) = (sizes.head_dim, sizes.value_dim, sizes.width());
+        let (key, value) = bytes.split_at_mut(d);
         for h in 0..sizes.kv_heads {
             let Parts { keys, key_scales, values, value_scales } = sizes.parts(h);
             let channels = channels.as_ref().map(|scales| &scales[h * d..][..d]);
@@ -107,15 +113,17 @@ impl Visitor for WriteBytes<'_> {
                 unsafe { s.pack_rows(k, [1, d], Care::Fast, wide) };
                 match channels {
                     // What is not finite was refused, or is the caller's to know about.
-                    Some(channels) => _ = s.quantise_by_channel(&wide[..d], channels, bytes),
-                    None => part_mut(lines, key_scales.clone())[j] = s.quantise(&wide[..d], bytes),
+                    Some(channels) => _ = s.quantise_by_channel(&wide[..d], channels, key),
+                    None => part_mut(lines, key_scales.clone())[j] = s.quantise(&wide[..d], key),
                 }
-                int8::place_key(bytes, j, part_mut(lines, keys.clone()));
+                int8::place_key(key, j, part_mut(lines, keys.clone()));
                 // SAFETY: a row of `e` elements.
                 unsafe { s.pack_rows(v, [1, e], Care::Fast, wide) };
-                let to = &mut part_mut(lines, values.clone())[j * width..][..width];
-                let scale = s.quantise(&wide[..e], to);
-                part_mut(lines, value_scales.clone())[j] = scale;
+                part_mut(lines, value_scales.clone())[j] = s.quantise(&wide[..e], value);
+                let places = part_mut(lines, values.clone());
+                for strip in strips(width) {
+                    places[sizes.value(j, strip.start)..][..strip.len()].copy_from_slice(&value[strip]);
+                }
             }
         }
     }

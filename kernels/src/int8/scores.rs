@@ -4,21 +4,11 @@
 
 use super::{MAX_HEAD_DIM, Row, panel_bytes, quads};
 use crate::ahead::Ahead;
-use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
+use crate::block::{READING_ROWS, SCORE_STRIDE, Span};
+use crate::dots::FAR;
 use crate::passes::Columns;
 use crate::scores::Walk;
 use crate::simd::{Dot4, Dot4Work, LANES, Query4, Simd};
-
-/// How far ahead a tile asks for memory, in bytes, and into the second-level cache: a block's keys and their scales. What
-/// lies there in a cache are the block's values, which ask for the next keys in their turn. Measured 4 to 6 % of a
-/// step from memory better than 16 KiB, at keys of 128 bytes. Beside many rows it costs less than 1 %.
-const fn ahead(quads: usize) -> usize {
-    let block = (quads * 4 + size_of::<f32>()) * KEY_BLOCK;
-    if block < MOST_AHEAD { block } else { MOST_AHEAD }
-}
-
-/// No farther than leaves room in that cache.
-const MOST_AHEAD: usize = 96 << 10;
 
 /// A group of rows, a run of packed keys, and where the scores go.
 pub(crate) struct Scores<'a> {
@@ -54,8 +44,7 @@ impl Dot4Work for Scores<'_> {
         assert!(a.scales.is_none_or(|scales| scales.len() >= a.panels.len() * LANES));
         assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
         let out = a.out.as_mut_ptr();
-        // A tile alone waits for memory, which likes to be read in order.
-        let vecs = if all <= S::TILE_ROWS { 1 } else { S::TILE_VECS };
+        let vecs = if all <= READING_ROWS { 1 } else { S::TILE_VECS };
         let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead };
         walk.for_each_tile(
             s,
@@ -76,6 +65,7 @@ impl Dot4Work for Scores<'_> {
                             keys: a.keys.as_ptr().add((panels.start - first) * panel_bytes(a.head_dim)),
                             scales: a.scales.map(|scales| scales.as_ptr().add((panels.start - first) * LANES)),
                             quads,
+                            fetch: vecs == 1 && row == 0,
                             out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                         };
                         by_tile_shape!(S, here, panels.len(), most S::DOT4_ROWS, |MR, NV| tile.run::<S, MR, NV>(s));
@@ -95,6 +85,8 @@ struct Tile {
     keys: *const i8,
     scales: Option<*const f32>,
     quads: usize,
+    /// Whether to ask for keys to come.
+    fetch: bool,
     out: *mut f32,
 }
 
@@ -106,8 +98,7 @@ impl Tile {
     /// `NV × 16` writable floats, `SCORE_STRIDE` apart.
     #[inline(always)]
     unsafe fn run<S: Dot4, const MR: usize, const NV: usize>(self, s: S) {
-        let Self { queries, rows, keys, scales, quads, out } = self;
-        let ahead = ahead(quads);
+        let Self { queries, rows, keys, scales, quads, fetch, out } = self;
         let mut sums = [[s.start(0); NV]; MR];
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: row `r < MR`.
@@ -119,7 +110,9 @@ impl Tile {
             // SAFETY: as above.
             let mut four = [unsafe { s.keys(at(0)) }; NV];
             for (n, four) in four.iter_mut().enumerate() {
-                s.prefetch_far(at(n).wrapping_add(ahead).cast());
+                if NV == 1 && fetch {
+                    s.prefetch_far(at(n).wrapping_add(FAR).cast());
+                }
                 // SAFETY: as above.
                 *four = unsafe { s.keys(at(n)) };
             }

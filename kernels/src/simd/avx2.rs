@@ -105,7 +105,6 @@ impl Simd for Avx2 {
     const TILE_ROWS: usize = 6;
     const TILE_VECS: usize = 1;
     const DOT_VECS: usize = 1;
-    const CHAINS: usize = 1;
 
     const FUSED: bool = true;
 

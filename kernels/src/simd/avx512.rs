@@ -50,7 +50,6 @@ impl<const VNNI: bool> Simd for Foundation<VNNI> {
     const TILE_ROWS: usize = 6;
     const TILE_VECS: usize = 4;
     const DOT_VECS: usize = 2;
-    const CHAINS: usize = 2;
 
     const FUSED: bool = true;
 

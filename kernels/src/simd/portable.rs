@@ -120,7 +120,6 @@ impl Simd for Portable {
     const TILE_ROWS: usize = 2;
     const TILE_VECS: usize = 1;
     const DOT_VECS: usize = 1;
-    const CHAINS: usize = 1;
 
     const FUSED: bool = cfg!(any(target_feature = "fma", all(target_arch = "aarch64", target_feature = "neon")));
 
