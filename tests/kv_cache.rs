@@ -18,7 +18,8 @@ use support::{Rng, Tensor, Tensors, execs};
 
 /// Around panels, blocks and two blocks.
 const LENGTHS: [usize; 9] = [1, 15, 16, 17, 255, 256, 257, 511, 513];
-const DIMS: [usize; 7] = [1, 3, 8, 16, 17, 33, 64];
+/// Around vectors, strips of values (80 makes two) and runs of strips.
+const DIMS: [usize; 9] = [1, 3, 8, 16, 17, 33, 64, 80, 272];
 const HEADS: [(usize, usize); 4] = [(1, 1), (4, 2), (3, 1), (2, 2)];
 
 /// One sequence of so many rows and keys, each row at its key, causal, with any other options.

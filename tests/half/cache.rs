@@ -16,7 +16,7 @@ fn attend(case: &Case, q: Dtype, cache: &KvCache, exec: Exec, wanted: Wanted) ->
 
 /// One sequence, causal, with any other options.
 fn causal(rng: &mut Rng, length: usize) -> Case {
-    let dims = [1, 3, 8, 16, 17, 33, 64];
+    let dims = [1, 3, 8, 16, 17, 33, 64, 80, 272];
     let (heads, kv_heads) = rng.pick(&[(1, 1), (4, 2), (3, 1), (2, 2)]);
     let sizes = [1, heads, kv_heads, length, length, rng.pick(&dims), rng.pick(&dims)];
     loop {
@@ -95,7 +95,7 @@ fn histories() {
     for seed in 0..24 {
         let mut rng = Rng::new(seed);
         let dtype = SHORT[seed as usize % 2];
-        let [d, dv] = [(); 2].map(|()| rng.pick(&[3, 16, 20, 33]));
+        let [d, dv] = [(); 2].map(|()| rng.pick(&[3, 16, 20, 33, 80]));
         let mut case = Case::plain(&mut rng, [3, 4, 2, 2, MOST, d, dv]);
         let mut cache = empty_cache(&case, dtype);
         let mut lens = [0; 3];
