@@ -3,7 +3,7 @@
 use crate::plan::Plan;
 use crate::problem::Problem;
 use core::fmt;
-use sdpa_kernels::{Isa, KEY_BLOCK, Sequence, probe};
+use sdpa_kernels::{Dtype, Isa, KEY_BLOCK, Precision, Sequence, probe};
 
 /// What a machine can do at most: the roofline's two numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -115,6 +115,12 @@ impl Plan {
             let whole = problem.shape.value_dim.is_multiple_of(16);
             note(v.strides()[3] != 1, "values are copied: their elements are not contiguous");
             note(v.strides()[3] == 1 && !whole, "values are copied: value_dim is not a multiple of 16");
+        }
+        if call.precision == Precision::Native {
+            let (machine, bf16) = (self.exec.isa.has_native_bf16(), call.kv.dtypes().contains(&Some(Dtype::Bf16)));
+            note(!machine, &format!("exact: {} here does not multiply bfloat16 by itself", self.exec.isa));
+            note(!bf16, "exact: neither keys nor values are bfloat16");
+            note(machine && bf16, "bfloat16 is multiplied as it is");
         }
         note(
             self.geometry.pack_keys() < KEY_BLOCK,

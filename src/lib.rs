@@ -55,8 +55,8 @@ pub use problem::{Outputs, Problem, Shape};
 pub use schedule::Workspace;
 pub use sdpa_kernels::{
     Alignment, Bf16, BlockClass, BlockPosition, BlockTable, Causality, Dtype, F16, Isa, KeyValues, LayoutError, Mask,
-    MaskMod, Mods, NoMod, PageError, Pages, Point, Position, ProbMod, ScoreMod, Tensor, TensorMut, View, ViewMut,
-    Window, alibi_slopes, probe,
+    MaskMod, Mods, NoMod, PageError, Pages, Point, Position, Precision, ProbMod, ScoreMod, Tensor, TensorMut, View,
+    ViewMut, Window, alibi_slopes, probe,
 };
 pub use state::{AttnState, merge};
 

@@ -7,6 +7,8 @@ mod errors;
 #[path = "half/hidden.rs"]
 mod hidden;
 mod kv_support;
+#[path = "half/native.rs"]
+mod native;
 mod options_support;
 #[path = "half/outputs.rs"]
 mod outputs;

@@ -108,6 +108,14 @@ impl Cache {
         Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..empty }
     }
 
+    /// The type of its elements; `None` for bytes.
+    pub(crate) fn dtype(&self) -> Option<Dtype> {
+        match self.sizes.format {
+            Format::Elements(dtype) => Some(dtype),
+            Format::Int8 { .. } => None,
+        }
+    }
+
     /// Bytes of an element, scales aside.
     pub(crate) fn element_bytes(&self) -> usize {
         match self.sizes.format {

@@ -19,16 +19,8 @@
 //!     result = finish(total)
 //! ```
 
-use crate::element::Load;
-use crate::simd::{LANES, Simd};
-
-/// How much of the depth one chain runs over: at least two chains, of about equal length, none longer than 32. Half of that
-/// where products are rounded before they are added, which makes up for it. Part of what a result's bits mean.
-const fn chain<S: Simd>(depth: usize) -> usize {
-    let chains = depth.div_ceil(32);
-    let chains = if chains < 2 { 2 } else { chains };
-    depth.div_ceil(if S::FUSED { chains } else { 2 * chains })
-}
+use crate::element::{Bf16, Load};
+use crate::simd::{LANES, Pair, Pairs, Simd};
 
 /// Rows up to which the time of a tile that is not full is that of fetching the panels.
 pub(crate) const FEW_ROWS: usize = 4;
@@ -46,6 +38,140 @@ pub(crate) enum Fetch {
 
 /// Bytes ahead of which memory that is read once, from front to back, is asked for.
 pub(crate) const FAR: usize = 16 << 10;
+
+/// What columns are made of: elements, or pairs of them, and how they meet those of rows.
+pub(crate) trait Factor<S: Simd>: Copy {
+    /// Vectors of a tile.
+    const VECS: usize;
+    /// How much of the depth one chain runs over.
+    fn chain(depth: usize) -> usize;
+    /// An element of a row, as often as there are lanes.
+    type X: Copy;
+    /// An element of each of sixteen columns.
+    type Y: Copy;
+
+    /// Zeros.
+    fn zero(s: S) -> Self::Y;
+    /// # Safety
+    /// Element `i` of the row is readable; where the columns are pairs, the row is one of pairs.
+    unsafe fn x(s: S, row: *const f32, i: usize) -> Self::X;
+    /// # Safety
+    /// `p..p + 16` is readable.
+    unsafe fn y(s: S, p: *const Self) -> Self::Y;
+    /// `sum + x·y`.
+    fn fma(s: S, x: Self::X, y: Self::Y, sum: S::V) -> S::V;
+}
+
+impl<S: Simd, T: Load> Factor<S> for T {
+    const VECS: usize = S::DOT_VECS;
+    type X = S::V;
+    type Y = S::V;
+
+    /// At least two chains, of about equal length, none longer than 32. Half of that where products are rounded before
+    /// they are added, which makes up for it. Part of what a result's bits mean.
+    #[inline(always)]
+    fn chain(depth: usize) -> usize {
+        let chains = depth.div_ceil(32).max(2);
+        depth.div_ceil(if S::FUSED { chains } else { 2 * chains })
+    }
+
+    #[inline(always)]
+    fn zero(s: S) -> S::V {
+        s.splat(0.0)
+    }
+
+    #[inline(always)]
+    unsafe fn x(s: S, row: *const f32, i: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        s.splat(unsafe { *row.add(i) })
+    }
+
+    #[inline(always)]
+    unsafe fn y(s: S, p: *const T) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { T::load(s, p) }
+    }
+
+    #[inline(always)]
+    fn fma(s: S, x: S::V, y: S::V, sum: S::V) -> S::V {
+        s.fma(x, y, sum)
+    }
+}
+
+/// Columns of pairs: `[pair of the depth][16]`.
+impl<S: Pairs> Factor<S> for Pair {
+    const VECS: usize = S::TILE_VECS;
+    type X = S::P;
+    type Y = S::P;
+
+    /// One chain: sums of half as many terms, of operands that were rounded.
+    #[inline(always)]
+    fn chain(depth: usize) -> usize {
+        depth
+    }
+
+    #[inline(always)]
+    fn zero(s: S) -> S::P {
+        s.splat_pair(Pair::default())
+    }
+
+    #[inline(always)]
+    unsafe fn x(s: S, row: *const f32, i: usize) -> S::P {
+        // SAFETY: the caller's promise; a pair is as large as an `f32`, and aligned alike.
+        s.splat_pair(unsafe { *row.cast::<Pair>().add(i) })
+    }
+
+    #[inline(always)]
+    unsafe fn y(s: S, p: *const Pair) -> S::P {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_pairs(p) }
+    }
+
+    #[inline(always)]
+    fn fma(s: S, x: S::P, y: S::P, sum: S::V) -> S::V {
+        s.dot2(sum, x, y)
+    }
+}
+
+/// Half of two elements of the depth: columns where sixteen first ones lie before their sixteen seconds.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Apart([Bf16; 2]);
+
+impl<S: Pairs> Factor<S> for Apart {
+    const VECS: usize = S::TILE_VECS;
+    type X = S::P;
+    type Y = S::P;
+
+    /// One chain: sums of half as many terms, of operands that were rounded.
+    #[inline(always)]
+    fn chain(depth: usize) -> usize {
+        depth
+    }
+
+    #[inline(always)]
+    fn zero(s: S) -> S::P {
+        s.splat_pair(Pair::default())
+    }
+
+    #[inline(always)]
+    unsafe fn x(s: S, row: *const f32, i: usize) -> S::P {
+        // SAFETY: passed on.
+        unsafe { <Pair as Factor<S>>::x(s, row, i) }
+    }
+
+    #[inline(always)]
+    unsafe fn y(s: S, p: *const Apart) -> S::P {
+        let first = p.cast::<Bf16>();
+        // SAFETY: the caller vouches for 32 elements.
+        unsafe { s.zip(first, first.add(LANES)) }
+    }
+
+    #[inline(always)]
+    fn fma(s: S, x: S::P, y: S::P, sum: S::V) -> S::V {
+        s.dot2(sum, x, y)
+    }
+}
 
 /// Where a tile's operands lie, and where its results go.
 #[derive(Clone, Copy)]
@@ -67,7 +193,7 @@ pub(crate) struct Tile<T = f32> {
 /// `rows` holds `MR` pointers to `depth` floats each, `panels` holds `NV × depth × 16`, and `out` has `MR` rows of
 /// `NV × 16` writable floats, `stride` apart.
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, T: Load, const MR: usize, const NV: usize>(
+pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
     s: S,
     tile: Tile<T>,
     finish: impl Fn(usize, S::V) -> S::V,
@@ -75,7 +201,7 @@ pub(crate) unsafe fn tile<S: Simd, T: Load, const MR: usize, const NV: usize>(
     let Tile { rows, panels, depth, out, stride, fetch } = tile;
     // SAFETY: the caller vouches for `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
-    let (mut first, chain) = (0, chain::<S>(depth));
+    let (mut first, chain) = (0, T::chain(depth));
     // Where registers hold twice the sums. Few rows wait for memory, which likes to be read in order: they do without,
     // but for one panel, whose one chain a row would wait for its own sums.
     let paired = const { (MR > FEW_ROWS || NV == 1) && 2 * MR * NV <= S::TILE_ROWS * S::TILE_VECS };
@@ -140,18 +266,19 @@ pub(crate) unsafe fn tile<S: Simd, T: Load, const MR: usize, const NV: usize>(
 /// # Safety
 /// As for [`tile`]; `i < depth`.
 #[inline(always)]
-unsafe fn add<S: Simd, T: Load, const MR: usize, const NV: usize>(
+unsafe fn add<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
     s: S,
     rows: &[*const f32; MR],
     (panels, depth, fetch): (*const T, usize, Fetch),
     i: usize,
     sums: &mut [[S::V; NV]; MR],
 ) {
-    let mut column = [s.splat(0.0); NV];
+    // SAFETY: panel `n < NV` is `depth × 16` elements; `i < depth`.
+    let at = |n: usize| unsafe { panels.add((n * depth + i) * LANES) };
+    let mut column = [T::zero(s); NV];
     for (n, column) in column.iter_mut().enumerate() {
-        // SAFETY: panel `n` is `depth × 16` floats; `i < depth`.
-        let at = unsafe { panels.add((n * depth + i) * LANES) };
-        if const { NV == 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS } {
+        let at = at(n);
+        if const { NV < S::DOT_VECS || MR <= FEW_ROWS && MR < S::TILE_ROWS } {
             match fetch {
                 Fetch::Nothing => {}
                 Fetch::Near => s.prefetch(at.wrapping_add(16 * LANES).cast()),
@@ -159,13 +286,13 @@ unsafe fn add<S: Simd, T: Load, const MR: usize, const NV: usize>(
             }
         }
         // SAFETY: as above.
-        *column = unsafe { T::load(s, at) };
+        *column = unsafe { T::y(s, at) };
     }
     for (r, sums) in sums.iter_mut().enumerate() {
         // SAFETY: `i < depth`.
-        let x = s.splat(unsafe { *rows[r].add(i) });
+        let x = unsafe { T::x(s, rows[r], i) };
         for (sum, &column) in sums.iter_mut().zip(&column) {
-            *sum = s.fma(x, column, *sum);
+            *sum = T::fma(s, x, column, *sum);
         }
     }
 }

@@ -43,6 +43,27 @@ impl fmt::Display for Dtype {
     }
 }
 
+/// What may be done to numbers on the way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// Elements are widened, and everything is computed in `f32`: the bits of the same call over `f32` tensors.
+    #[default]
+    Exact,
+    /// Where keys or values are bfloat16 and the machine multiplies pairs of those by itself (AVX512_BF16), it does: about
+    /// twice the arithmetic in the same time.
+    ///
+    /// Against bfloat16 keys, queries of other types are rounded to bfloat16; against bfloat16 values, weights are. Sums
+    /// are `f32`. Rounding is to nearest even, and subnormal numbers count as 0. So a score differs by at most
+    /// scale·2⁻⁸·Σ|q·k| from that of an unrounded query (not at all if that was bfloat16 already), and an output by at
+    /// most 2⁻⁸·Σ|w·v| by its weights, besides what rounds in any `f32` sum.
+    ///
+    /// Where the machine does not, or neither keys nor values are bfloat16, this is [`Precision::Exact`];
+    /// [`Isa::has_native_bf16`](crate::Isa::has_native_bf16) tells. On the same machine results have the same bits for any
+    /// thread count, batch, chunking, layout, mask form, prefill or decode, tensors or cache, as exact ones do; other
+    /// machines with the same instruction may round sums differently.
+    Native,
+}
+
 /// A bfloat16, as its bits. With the feature `half`, views of `half::bf16` turn into views of these.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(transparent)]

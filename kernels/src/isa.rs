@@ -80,6 +80,19 @@ impl Isa {
         }
     }
 
+    /// True if this instruction set comes with products of bfloat16 of the machine's own, for
+    /// [`Precision::Native`](crate::Precision::Native).
+    pub fn has_native_bf16(self) -> bool {
+        struct HasPairs;
+        impl Visitor for HasPairs {
+            type Output = bool;
+            fn visit<S: Steps>(self, s: S) -> bool {
+                s.multiplies_pairs()
+            }
+        }
+        self.dispatch(HasPairs)
+    }
+
     /// Rows and keys of the register tile.
     pub fn tile(self) -> (usize, usize) {
         use crate::simd::{LANES, Simd};

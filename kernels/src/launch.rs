@@ -1,5 +1,6 @@
 //! A call bound to its outputs, handed out task by task.
 
+use crate::element::Precision;
 use crate::geometry::{Geometry, Scratch};
 use crate::isa::{Isa, Visitor};
 use crate::options::{MaskMod, Mods, Options, ProbMod, ScoreMod};
@@ -29,6 +30,8 @@ pub struct Call<'a> {
     pub alignment: Alignment,
     /// What else happens to scores.
     pub options: Options<'a>,
+    /// What may be done to numbers on the way.
+    pub precision: Precision,
 }
 
 /// One sequence: where it lies and how long it is.

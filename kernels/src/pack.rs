@@ -111,12 +111,18 @@ impl Table {
     }
 }
 
-/// Packs `n` keys of `d` elements; the last panel is filled up with zeros.
+/// Packs the first `n` of `all` keys of `d` elements; the last panel is filled up with zeros.
 ///
 /// # Safety
-/// `keys` has `n` readable rows of `d` elements.
+/// `keys` has `all` readable rows of `d` elements, at least `n`.
 #[inline(always)]
-pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(s: S, keys: Rows<T>, n: usize, d: usize, out: &mut [f32]) {
+pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
+    s: S,
+    keys: Rows<T>,
+    [n, all]: [usize; 2],
+    d: usize,
+    out: &mut [f32],
+) {
     assert!(out.len() >= n.next_multiple_of(LANES) * d);
     for first in (0..n).step_by(LANES) {
         let here = LANES.min(n - first);
@@ -125,10 +131,10 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(s: S, keys: Rows<T>, n: usiz
         let squares = if keys.element == 1 { d / LANES * LANES } else { 0 };
         for i in (0..squares).step_by(LANES) {
             // The core does not foresee sixteen rows at a time: ask for the next panel's, in the order they will come.
-            if first + LANES < n {
+            if first + LANES < all {
                 for r in 0..LANES {
-                    // SAFETY: a row below `n`.
-                    let later = unsafe { keys.at((first + LANES + r).min(n - 1)) };
+                    // SAFETY: a row below `all`.
+                    let later = unsafe { keys.at((first + LANES + r).min(all - 1)) };
                     s.prefetch_far(later.wrapping_add(i).cast());
                 }
             }

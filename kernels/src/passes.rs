@@ -62,7 +62,7 @@ pub(crate) struct Group<'a> {
 impl Group<'_> {
     /// Calls `f(row, panels, scores of the row)` for each row.
     #[inline(always)]
-    fn for_each_row<S: Simd>(&mut self, _: S, mut f: impl FnMut(usize, core::ops::Range<usize>, *mut f32)) {
+    pub(crate) fn for_each_row<S: Simd>(&mut self, _: S, mut f: impl FnMut(usize, core::ops::Range<usize>, *mut f32)) {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
         assert!(self.scores.len() >= self.rows * SCORE_STRIDE);
         for row in 0..self.rows {

@@ -3,6 +3,7 @@
 use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
 use crate::geometry::{MAX_GROUP, Regions};
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::pairs;
 use crate::steps::Steps;
 use crate::tile::{Block, Fused};
 use core::ops::Range;
@@ -62,7 +63,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// # Safety
     /// As for [`Fused::run`]; `group` lies inside the task.
     pub(crate) unsafe fn add_poison(&self, block: &Block, seen: &Seen, group: Range<usize>, regions: &mut Regions<'_>) {
-        let width = self.geometry.width();
+        let (width, [_, native]) = (self.geometry.width(), self.native());
         // SAFETY: the values have these columns.
         for run in unsafe { block.values.runs(0..self.geometry.value_dim) } {
             for (j, c) in (0..block.len).flat_map(|j| (0..run.cols).map(move |c| (j, c))) {
@@ -72,7 +73,8 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     continue;
                 }
                 for r in (0..group.len()).filter(|&r| seen.sees(r, j)) {
-                    let weight = regions.scores[r * SCORE_STRIDE + j];
+                    let weights = &regions.scores[r * SCORE_STRIDE..][..SCORE_STRIDE];
+                    let weight = if native { pairs::rounded(weights, j) } else { weights[j] };
                     regions.out[(group.start + r) * width + run.first + c] += weight * x * regions.join[r];
                 }
             }

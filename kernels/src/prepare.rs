@@ -6,16 +6,12 @@
 
 use crate::block::{Hull, KEY_BLOCK, SCORE_STRIDE, Span};
 use crate::geometry::{MAX_GROUP, Regions};
-use crate::int8;
 use crate::options::{BlockClass, BlockPosition, Mask, MaskMod, Mods, ProbMod, ScoreMod};
 use crate::outputs::Point;
 use crate::passes::{Columns, Group};
 use crate::queries::Queries;
-use crate::scores::Scores;
-use crate::simd::{LANES, Query4};
-use crate::source::Keys;
+use crate::simd::LANES;
 use crate::steps::Steps;
-use crate::tensor::Typed;
 use crate::tile::{Block, Fused, Row};
 use crate::view::View;
 use core::ops::{Deref, Range};
@@ -31,9 +27,9 @@ type MaskRows<'a> = (Mask<'a>, &'a [Columns<u8>]);
 
 /// What comes after the scores: the keys each tile needs, and the bias they will meet.
 #[derive(Clone, Copy)]
-struct Next<'a> {
-    spans: &'a [Span],
-    bias: Option<&'a [Columns<f32>]>,
+pub(crate) struct Next<'a> {
+    pub(crate) spans: &'a [Span],
+    pub(crate) bias: Option<&'a [Columns<f32>]>,
 }
 
 impl Spans {
@@ -77,7 +73,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             }
             let bias = self.call.options.bias.map(|bias| self.all_columns(&bias, block, group.clone()));
             let next = bias.as_ref().map(|rows| &rows[..]);
-            self.scores(block, queries, group.clone(), Next { spans, bias: next }, regions);
+            self.compare(block, queries, group.clone(), Next { spans, bias: next }, regions);
             self.emit(Point::Raw, block, group.clone(), regions.scores);
             if let Some(cap) = self.call.options.softcap {
                 let (scores, rows) = (&mut *regions.scores, group.len());
@@ -201,101 +197,6 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             columns[row.n] = unsafe { self.columns(view, block, row) };
         }
         columns
-    }
-
-    /// QKᵀ.
-    ///
-    /// # Safety
-    /// As for [`Self::prepare`].
-    unsafe fn scores(
-        &self,
-        block: &mut Block,
-        queries: Queries<'_>,
-        group: Range<usize>,
-        next: Next<'_>,
-        regions: &mut Regions<'_>,
-    ) {
-        if let Queries::Bytes(bytes, besides) = queries {
-            // SAFETY: passed on.
-            return unsafe { self.scores_int8(block, (bytes, besides), group, next, regions.scores) };
-        }
-        let d = self.geometry.head_dim;
-        let Next { spans, bias } = next;
-        let mut rows = [core::ptr::null(); MAX_GROUP];
-        for row in self.rows(group.clone()) {
-            rows[row.n] = match queries {
-                // SAFETY: the row is inside the call's queries.
-                Queries::InPlace(q) => unsafe { q.row(self.seq.batch, row.head, self.seq.first_row + row.i).0 },
-                // SAFETY: the copy has a row for every row of the task.
-                Queries::Copied(first) => unsafe { first.add((group.start + row.n) * d) },
-                Queries::Bytes(..) => unreachable!("returned above"),
-            };
-        }
-        let run = if let Keys::Rows(_) = block.keys { self.geometry.pack_keys } else { KEY_BLOCK };
-        for first in (0..block.len).step_by(run) {
-            let n = run.min(block.len - first);
-            // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats; packed keys come in
-            // whole panels.
-            unsafe {
-                let keys = match block.keys {
-                    Keys::Packed(panels) => panels,
-                    Keys::Int8 { .. } => unreachable!("keys of bytes meet queries of bytes"),
-                    Keys::Rows(rows) => {
-                        if block.packed_keys != Some(first) {
-                            self.s.pack_keys(rows.rows_from(first), n, d, regions.keys);
-                            block.packed_keys = Some(first);
-                        }
-                        Typed::F32(regions.keys.as_ptr())
-                    }
-                };
-                self.s.scores(Scores {
-                    queries: &rows[..group.len()],
-                    keys,
-                    panels: first / LANES..(first + n).div_ceil(LANES),
-                    spans,
-                    head_dim: d,
-                    scale: self.call.scale,
-                    next: bias,
-                    ahead: &mut block.ahead,
-                    out: regions.scores,
-                });
-            }
-        }
-    }
-
-    /// QKᵀ in bytes.
-    ///
-    /// # Safety
-    /// As for [`Self::prepare`]; the queries are the task's.
-    unsafe fn scores_int8(
-        &self,
-        block: &mut Block,
-        (bytes, besides): (*const Query4, *const int8::Row),
-        group: Range<usize>,
-        Next { spans, bias }: Next<'_>,
-        scores: &mut [f32],
-    ) {
-        let Keys::Int8 { keys, scales } = block.keys else { unreachable!("queries of bytes meet keys of bytes") };
-        let (d, rows) = (self.geometry.head_dim, group.len());
-        // SAFETY: bytes and what goes with them are there for every row of the task; the cache outlives the call.
-        let (queries, rows, keys, scales) = unsafe {
-            let quads = int8::quads(d);
-            let queries = core::slice::from_raw_parts(bytes.add(group.start * quads), rows * quads);
-            let rows = core::slice::from_raw_parts(besides.add(group.start), rows);
-            (queries, rows, &*keys, scales.map(|scales| &*scales))
-        };
-        self.s.scores_int8(int8::Scores {
-            queries,
-            rows,
-            keys,
-            scales,
-            panels: 0..block.len.div_ceil(LANES),
-            spans,
-            head_dim: d,
-            next: bias,
-            ahead: &mut block.ahead,
-            out: scores,
-        });
     }
 
     /// ALiBi and the caller's score function.

@@ -223,7 +223,7 @@ impl Bench {
             Step::Pack => {
                 let keys = Typed::F32(Rows::strided(self.k.as_ptr(), d as isize, 1));
                 // SAFETY: `k` holds `keys` rows of `head_dim`.
-                unsafe { s.pack_keys(keys, self.keys, d, &mut self.packed) }
+                unsafe { s.pack_keys(keys, [self.keys; 2], d, &mut self.packed) }
             }
             Step::Scores => {
                 let queries: Vec<_> = self.q.chunks_exact(d).map(<[f32]>::as_ptr).collect();

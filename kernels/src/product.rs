@@ -60,7 +60,7 @@ impl Packed {
             fn visit<S: Steps>(self, s: S) {
                 let Self(rows, [outputs, inputs], out) = self;
                 // SAFETY: the caller has checked that `rows` holds `outputs` rows of `inputs` elements.
-                unsafe { s.pack_keys(Typed::F32(rows), outputs, inputs, out) }
+                unsafe { s.pack_keys(Typed::F32(rows), [outputs; 2], inputs, out) }
             }
         }
         let rows = Rows::strided(weights.as_ptr(), strides.0 as isize, strides.1 as isize);

@@ -1,10 +1,12 @@
 //! A task's query rows, as the keys want them: where they lie, copied, or as bytes.
 
+use crate::element::{Dtype, Precision};
 use crate::geometry::Regions;
 use crate::int8;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::pairs::as_words;
 use crate::poison::Care;
-use crate::simd::{LANES, Query4};
+use crate::simd::{LANES, Pair, Query4};
 use crate::source::QueryForm;
 use crate::steps::Steps;
 use crate::tensor::Tensor;
@@ -18,6 +20,8 @@ pub(crate) enum Queries<'a> {
     InPlace(View<'a>),
     /// Copied to scratch, `[row of the task][head_dim]`.
     Copied(*const f32),
+    /// In pairs in scratch, `[row of the task][pairs]`.
+    Pairs(*const Pair),
     /// As bytes in scratch, `[row of the task][quads]`, and what each row needs besides.
     Bytes(*const Query4, *const int8::Row),
 }
@@ -32,6 +36,10 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
         if let QueryForm::Bytes { channels } = self.call.kv.query_form(self.task.kv_head) {
             // SAFETY: passed on.
             return unsafe { self.query_bytes(channels, regions) };
+        }
+        if self.native()[0] {
+            // SAFETY: passed on.
+            return unsafe { self.query_pairs(regions) };
         }
         if let Tensor::F32(q) = &self.call.q
             && (q.strides()[3] == 1 || d == 1)
@@ -50,6 +58,34 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
             }
         }
         Queries::Copied(regions.queries.as_ptr())
+    }
+
+    /// Whether keys, and whether values, are multiplied in pairs.
+    pub(crate) fn native(&self) -> [bool; 2] {
+        let native = self.call.precision == Precision::Native && self.s.multiplies_pairs();
+        self.call.kv.dtypes().map(|dtype| native && dtype == Some(Dtype::Bf16))
+    }
+
+    /// Makes pairs of the task's queries.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn query_pairs(&self, regions: &mut Regions<'_>) -> Queries<'a> {
+        let (d, n) = (self.geometry.head_dim, self.task.rows.len());
+        let pairs = d.div_ceil(2);
+        // Whoever is not asked to pack keys yet has not begun: their scratch is free.
+        let wide = &mut regions.keys[..d.next_multiple_of(LANES)];
+        let out = as_words(regions.queries);
+        for (row, out) in self.rows(0..n).zip(out.chunks_exact_mut(2 * pairs)) {
+            // SAFETY: the row is inside the call's queries and has `d` elements.
+            unsafe {
+                let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
+                self.s.pack_rows(rows, [1, d], Care::Fast, wide);
+            }
+            self.s.narrow(Dtype::Bf16, &wide[..d], &mut out[..d]);
+            out[d..].fill(0);
+        }
+        Queries::Pairs(regions.queries.as_ptr().cast())
     }
 
     /// Makes bytes of the task's queries. The scales of the keys' channels come first: then all that is left of the keys

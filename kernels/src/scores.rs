@@ -4,8 +4,7 @@
 
 use crate::ahead::Ahead;
 use crate::block::{READING_ROWS, SCORE_STRIDE, Span};
-use crate::dots::{self, Fetch, Tile};
-use crate::element::Load;
+use crate::dots::{self, Factor, Fetch, Tile};
 use crate::passes::Columns;
 use crate::simd::{LANES, Simd};
 use crate::tensor::AnyPanels;
@@ -72,9 +71,9 @@ impl Walk<'_> {
     }
 }
 
-impl<'a> Scores<'a> {
-    /// With keys of a type.
-    pub(crate) fn of<T>(self, keys: *const T) -> Scores<'a, *const T> {
+impl<'a, K> Scores<'a, K> {
+    /// With these keys.
+    pub(crate) fn of<T>(self, keys: T) -> Scores<'a, T> {
         let Scores { queries, panels, spans, head_dim, scale, next, ahead, out, .. } = self;
         Scores { queries, keys, panels, spans, head_dim, scale, next, ahead, out }
     }
@@ -83,12 +82,12 @@ impl<'a> Scores<'a> {
 /// # Safety
 /// Every query is readable for `head_dim` floats, and so are all panels of keys.
 #[inline(always)]
-pub(crate) unsafe fn scores<S: Simd, T: Load>(s: S, a: Scores<'_, *const T>) {
+pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>) {
     let (d, all) = (a.head_dim, a.queries.len());
     assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
     let scale = s.splat(a.scale);
     let (first, out) = (a.panels.start, a.out.as_mut_ptr());
-    let vecs = if all <= READING_ROWS { 1 } else { S::DOT_VECS };
+    let vecs = if all <= READING_ROWS { 1 } else { T::VECS };
     let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead };
     walk.for_each_tile(
         s,

@@ -16,6 +16,8 @@
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
 //! 6. An operation is added when backends do it differently, not because one caller would like it.
 
+use crate::element::Bf16;
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -69,6 +71,21 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Runs `work` with the best dot products of bytes that come with this instruction set, inside
     /// [`Self::vectorize`]. The token it is handed may be another's, of the same [`Self::TILE_ROWS`].
     fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output;
+
+    /// True if the machine multiplies pairs of bfloat16 by itself, and this instruction set comes with that.
+    fn has_pairs(self) -> bool {
+        false
+    }
+
+    /// Runs `work` with products of pairs, inside [`Self::vectorize`]. The token it is handed is another's, of the same
+    /// tiles.
+    ///
+    /// # Panics
+    /// If there are none.
+    fn with_pairs<W: PairsWork>(self, work: W) -> W::Output {
+        let _ = work;
+        unreachable!("no products of pairs")
+    }
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
@@ -185,6 +202,48 @@ pub(crate) trait Dot4: Simd {
     fn dot4(self, sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums;
     /// The sums, each rounded once.
     fn to_f32(self, sums: Self::Sums) -> Self::V;
+}
+
+/// Two bfloat16 side by side, the first in the lower half.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Pair(pub(crate) u32);
+
+impl Pair {
+    #[inline(always)]
+    pub(crate) fn new(first: Bf16, second: Bf16) -> Self {
+        Self(u32::from(first.0) | u32::from(second.0) << 16)
+    }
+}
+
+/// Products of pairs of bfloat16, as the machine does them: subnormal numbers count as 0, whether they come in or go out.
+pub(crate) trait Pairs: Simd {
+    /// Sixteen pairs.
+    type P: Copy;
+
+    fn splat_pair(self, x: Pair) -> Self::P;
+    /// # Safety
+    /// `p..p + 16` is readable.
+    unsafe fn load_pairs(self, p: *const Pair) -> Self::P;
+    /// Sixteen elements at `a`, each with its neighbour at `b`.
+    ///
+    /// # Safety
+    /// `a..a + 16` and `b..b + 16` are readable.
+    unsafe fn zip(self, a: *const Bf16, b: *const Bf16) -> Self::P;
+    /// `sum` and both products of each pair.
+    fn dot2(self, sum: Self::V, x: Self::P, y: Self::P) -> Self::V;
+    /// Sixteen numbers as eight pairs, rounded to nearest even; subnormal numbers become 0.
+    ///
+    /// # Safety
+    /// `p..p + 8` is writable.
+    unsafe fn store_pairs(self, p: *mut Pair, v: Self::V);
+}
+
+/// Something to do with products of pairs: see [`Simd::with_pairs`].
+pub(crate) trait PairsWork {
+    type Output;
+    /// To be marked `#[inline(always)]`.
+    fn run<S: Pairs>(self, s: S) -> Self::Output;
 }
 
 /// Something to do with dot products of bytes: see [`Simd::with_dot4`].

@@ -5,6 +5,7 @@
 
 use crate::block::KEY_BLOCK;
 use crate::cache::Cache;
+use crate::element::Dtype;
 use crate::pack::Table;
 use crate::pages::Pages;
 use crate::steps::Steps;
@@ -145,6 +146,14 @@ impl<'a> KeyValues<'a> {
         match self {
             Self::Tensors { k, v } | Self::Pages(Pages { k, v, .. }) => [k.dtype().bytes(), v.dtype().bytes()],
             Self::Cache(cache) => [cache.element_bytes(); 2],
+        }
+    }
+
+    /// Types of keys and of values; `None` for bytes.
+    pub fn dtypes(&self) -> [Option<Dtype>; 2] {
+        match self {
+            Self::Tensors { k, v } | Self::Pages(Pages { k, v, .. }) => [k, v].map(|x| Some(x.dtype())),
+            Self::Cache(cache) => [cache.dtype(); 2],
         }
     }
 

@@ -5,20 +5,21 @@
 //! crate whose body is a kernel inlined into a `#[target_feature]` function.
 
 use crate::activation::{self, Activation};
-use crate::element::{self, Dtype};
+use crate::element::{self, Bf16, Dtype};
 use crate::finish::{self, Finish};
 use crate::int8;
 use crate::norm::{self, Norm};
 use crate::options::Mask;
 use crate::pack::{self, Rows};
+use crate::pairs::{self, PairPanels};
 use crate::passes::{self, Columns, Group};
 use crate::poison::Care;
 use crate::product::{self, Strip};
 use crate::scores::{self, Scores};
-use crate::simd::{Query4, Simd};
+use crate::simd::{Pair, Query4, Simd};
 use crate::softmax;
 use crate::tensor::{AnyRows, AnyRowsMut, Typed};
-use crate::values::{self, Values};
+use crate::values::{self, RowPairs, Values};
 use crate::{block::Hull, block::Span, exp};
 
 /// What the fused loop is made of. A call covers a group of rows times a key block.
@@ -28,7 +29,7 @@ pub(crate) trait Steps: Copy + Send + Sync {
 
     /// # Safety
     /// As for [`pack::pack_keys`].
-    unsafe fn pack_keys(self, keys: AnyRows, n: usize, d: usize, out: &mut [f32]);
+    unsafe fn pack_keys(self, keys: AnyRows, n: [usize; 2], d: usize, out: &mut [f32]);
     /// # Safety
     /// As for [`pack::pack_rows`].
     unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [f32]);
@@ -80,6 +81,19 @@ pub(crate) trait Steps: Copy + Send + Sync {
     /// # Safety
     /// As for [`values::values`].
     unsafe fn values_int8(self, a: Values<'_, Rows<i8>>);
+    /// True if the machine multiplies pairs of bfloat16; only then may the next four be called.
+    fn multiplies_pairs(self) -> bool;
+    /// # Safety
+    /// As for [`pairs::pack`].
+    unsafe fn pack_pairs(self, keys: Rows<Bf16>, n: [usize; 2], d: usize, out: &mut [Pair]);
+    /// # Safety
+    /// As for [`scores::scores`], with queries of pairs.
+    unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>);
+    /// Weights to pairs: see [`pairs::Round`].
+    fn round_weights(self, group: Group<'_>);
+    /// # Safety
+    /// As for [`values::values`], with rounded weights.
+    unsafe fn values_pairs(self, a: Values<'_, RowPairs>);
     /// # Safety
     /// As for [`finish::finish`].
     unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool;
@@ -107,7 +121,7 @@ macro_rules! steps {
         impl Steps for $token {
             const TILE_ROWS: usize = <Self as Simd>::TILE_ROWS;
 
-            unsafe fn pack_keys(self, keys: AnyRows, n: usize, d: usize, out: &mut [f32]) {
+            unsafe fn pack_keys(self, keys: AnyRows, n: [usize; 2], d: usize, out: &mut [f32]) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
@@ -264,6 +278,30 @@ macro_rules! steps {
                     // SAFETY: the caller's promise.
                     || unsafe { values::values(self, a) },
                 )
+            }
+
+            fn multiplies_pairs(self) -> bool {
+                self.has_pairs()
+            }
+
+            unsafe fn pack_pairs(self, keys: Rows<Bf16>, n: [usize; 2], d: usize, out: &mut [Pair]) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { pairs::pack(self, keys, n, d, out) },
+                )
+            }
+
+            unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>) {
+                self.with_pairs(a)
+            }
+
+            fn round_weights(self, group: Group<'_>) {
+                self.with_pairs(pairs::Round(group))
+            }
+
+            unsafe fn values_pairs(self, a: Values<'_, RowPairs>) {
+                self.with_pairs(a)
             }
 
             unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool {

@@ -12,23 +12,20 @@
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) Nothing grows with the number of keys.
 
 use crate::ahead::Ahead;
-use crate::block::{KEY_BLOCK, READING_ROWS};
+use crate::block::KEY_BLOCK;
 use crate::geometry::{Geometry, Regions};
 use crate::launch::{Call, Sequence, Task};
 use crate::options::{MaskMod, Mods, Position, ProbMod, ScoreMod};
 use crate::outputs::{Point, Shared};
-use crate::pack::{Rows, Table};
+use crate::pack::Table;
 use crate::passes::Group;
 use crate::poison::{Care, Seen};
 use crate::prepare::Spans;
 use crate::queries::Queries;
 use crate::simd::LANES;
 use crate::softmax;
-use crate::source::{BlockValues, Keys, Run};
+use crate::source::{BlockValues, Keys};
 use crate::steps::Steps;
-use crate::strips::{self, Strips};
-use crate::tensor::Typed;
-use crate::values::Values;
 use core::ops::Range;
 
 /// Where the rows of a block's keys and values lie, if they lie scattered.
@@ -66,7 +63,7 @@ pub(crate) struct Block {
     pub(crate) values: BlockValues,
     /// Which packed run is in the scratch, if any: keys by first key, values by first column.
     pub(crate) packed_keys: Option<usize>,
-    packed_values: Option<(usize, Care)>,
+    pub(crate) packed_values: Option<(usize, Care)>,
     /// What comes after it.
     pub(crate) ahead: Ahead,
 }
@@ -298,105 +295,6 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                     }
                     self.add_values(&mut block, poisoned.as_ref(), group, &spans, regions);
                 }
-            }
-        }
-    }
-
-    /// out ← keep · out + join · P V for a group and a block.
-    ///
-    /// # Safety
-    /// As for [`Self::run`]; `group` lies inside the task.
-    unsafe fn add_values(
-        &self,
-        block: &mut Block,
-        seen: Option<&Seen>,
-        group: Range<usize>,
-        spans: &Spans,
-        regions: &mut Regions<'_>,
-    ) {
-        if let BlockValues::Int8 { strips, scales } = block.values {
-            // SAFETY: passed on.
-            return unsafe { self.add_bytes(block, (strips, scales), group, spans, regions) };
-        }
-        let care = if seen.is_some() { Care::Careful } else { Care::Fast };
-        let (values, stride) = (block.values, self.geometry.width());
-        for window in (0..stride).step_by(self.geometry.pack_cols) {
-            let end = self.geometry.value_dim.min(window + self.geometry.pack_cols);
-            let in_place = |run: &Run| {
-                let whole = end.next_multiple_of(LANES) <= values.readable();
-                // More rows share one widened copy.
-                let ready = matches!(run.rows, Typed::F32(_)) || group.len() <= READING_ROWS;
-                care == Care::Fast && run.rows.element() == 1 && whole && ready
-            };
-            // SAFETY: the values have these columns.
-            for run in unsafe { values.runs(window..end) } {
-                let width = run.cols.next_multiple_of(LANES);
-                let rows = if in_place(&run) {
-                    run.rows
-                } else {
-                    // Runs are packed one behind the other.
-                    let room = &mut regions.values[(run.first - window) * block.len..];
-                    if block.packed_values != Some((window, care)) {
-                        // SAFETY: the run has so many columns for every key of the block.
-                        unsafe { self.s.pack_rows(run.rows, [block.len, run.cols], care, room) };
-                        if run.first + run.cols == end {
-                            block.packed_values = Some((window, care));
-                        }
-                    }
-                    Typed::F32(Rows::strided(room.as_ptr(), width as isize, 1))
-                };
-                // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed.
-                unsafe {
-                    self.s.values(Values {
-                        weights: regions.scores,
-                        values: rows,
-                        vecs: width / LANES,
-                        spans,
-                        rows: group.len(),
-                        keep: regions.keep,
-                        join: regions.join,
-                        out: &mut regions.out[group.start * stride + run.first..],
-                        out_stride: stride,
-                        ahead: &mut block.ahead,
-                    });
-                }
-            }
-        }
-        if let Some(seen) = seen {
-            // SAFETY: passed on.
-            unsafe { self.add_poison(block, seen, group, regions) };
-        }
-    }
-
-    /// The same with values of bytes: their scales go into the weights, which nobody reads afterwards.
-    ///
-    /// # Safety
-    /// As for [`Self::run`]; `group` lies inside the task, and strips and scales are the block's.
-    unsafe fn add_bytes(
-        &self,
-        block: &mut Block,
-        (strips, scales): (Strips<i8>, *const [f32]),
-        group: Range<usize>,
-        spans: &Spans,
-        regions: &mut Regions<'_>,
-    ) {
-        let (stride, rows) = (self.geometry.width(), group.len());
-        // SAFETY: the cache outlives the call; its strips are whole vectors.
-        unsafe {
-            self.s.scale_columns(Group { scores: regions.scores, spans, rows }, &*scales);
-            for strip in strips::strips(stride) {
-                self.s.values_int8(Values {
-                    weights: regions.scores,
-                    values: strips.from(strip.start),
-                    vecs: strip.len() / LANES,
-                    spans,
-                    rows,
-                    keep: regions.keep,
-                    join: regions.join,
-                    out: &mut regions.out[group.start * stride + strip.start..],
-                    out_stride: stride,
-                    ahead: &mut block.ahead,
-                });
             }
         }
     }

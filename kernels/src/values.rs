@@ -6,11 +6,11 @@
 
 use crate::ahead::Ahead;
 use crate::block::{READING_ROWS, SCORE_STRIDE, Span};
-use crate::dots::FAR;
-use crate::element::Load;
+use crate::dots::{FAR, FEW_ROWS};
+use crate::element::{Bf16, Load};
 use crate::lines::LINE_BYTES;
 use crate::pack::Rows;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Pair, Pairs, Simd};
 use crate::strips::STRIP;
 use crate::tensor::AnyRows;
 
@@ -35,22 +35,171 @@ pub(crate) struct Values<'a, R = AnyRows> {
     pub(crate) ahead: &'a mut Ahead,
 }
 
-impl<'a> Values<'a> {
-    /// With rows of a type.
-    pub(crate) fn of<T>(self, values: Rows<T>) -> Values<'a, Rows<T>> {
+impl<'a, R> Values<'a, R> {
+    /// With these rows.
+    pub(crate) fn of<T>(self, values: T) -> Values<'a, T> {
         let Values { weights, vecs, spans, rows, keep, join, out, out_stride, ahead, .. } = self;
         Values { weights, values, vecs, spans, rows, keep, join, out, out_stride, ahead }
+    }
+}
+
+/// What a sum over keys is made of: keys one by one, or in pairs.
+pub(crate) trait Terms<S: Simd>: Copy {
+    /// Keys of a term.
+    const KEYS: usize;
+    /// Bytes of a term in each column.
+    const BYTES: usize;
+    /// Where a term's columns are.
+    type At: Copy;
+    /// A term's weight, as often as there are lanes.
+    type X: Copy;
+    /// A term in sixteen columns.
+    type Y: Copy;
+
+    /// From one row to the next, if that is always the same.
+    fn stride(self) -> Option<isize>;
+    /// The same from a column on.
+    ///
+    /// # Safety
+    /// There is such a column.
+    unsafe fn columns_from(self, column: usize) -> Self;
+    /// # Safety
+    /// There is such a term.
+    unsafe fn at(self, term: usize) -> Self::At;
+    /// Where a term's memory begins.
+    fn first(at: Self::At) -> *const f32;
+    /// Zeros.
+    fn zero(s: S) -> Self::Y;
+    /// # Safety
+    /// There is such a term in this row of weights, which are pairs if terms are.
+    unsafe fn x(s: S, weights: *const f32, term: usize) -> Self::X;
+    /// # Safety
+    /// The term has sixteen columns from `column` on.
+    unsafe fn y(s: S, at: Self::At, column: usize) -> Self::Y;
+    /// `sum + x·y`.
+    fn fma(s: S, x: Self::X, y: Self::Y, sum: S::V) -> S::V;
+}
+
+impl<S: Simd, T: Load> Terms<S> for Rows<T> {
+    const KEYS: usize = 1;
+    const BYTES: usize = size_of::<T>();
+    type At = *const T;
+    type X = S::V;
+    type Y = S::V;
+
+    #[inline(always)]
+    fn stride(self) -> Option<isize> {
+        Rows::stride(self)
+    }
+
+    #[inline(always)]
+    unsafe fn columns_from(self, column: usize) -> Self {
+        // SAFETY: passed on.
+        unsafe { Rows::columns_from(self, column) }
+    }
+
+    #[inline(always)]
+    unsafe fn at(self, term: usize) -> *const T {
+        // SAFETY: passed on.
+        unsafe { Rows::at(self, term) }
+    }
+
+    #[inline(always)]
+    fn first(at: *const T) -> *const f32 {
+        at.cast()
+    }
+
+    #[inline(always)]
+    fn zero(s: S) -> S::V {
+        s.splat(0.0)
+    }
+
+    #[inline(always)]
+    unsafe fn x(s: S, weights: *const f32, term: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        s.splat(unsafe { *weights.add(term) })
+    }
+
+    #[inline(always)]
+    unsafe fn y(s: S, at: *const T, column: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { T::load(s, at.add(column)) }
+    }
+
+    #[inline(always)]
+    fn fma(s: S, x: S::V, y: S::V, sum: S::V) -> S::V {
+        s.fma(x, y, sum)
+    }
+}
+
+/// Rows two by two. Where the last has no neighbour, it is its own: that one's weight is 0.
+#[derive(Clone, Copy)]
+pub(crate) struct RowPairs {
+    pub(crate) rows: Rows<Bf16>,
+    /// The last row there is.
+    pub(crate) last: usize,
+}
+
+impl<S: Pairs> Terms<S> for RowPairs {
+    const KEYS: usize = 2;
+    const BYTES: usize = size_of::<Pair>();
+    type At = [*const Bf16; 2];
+    type X = S::P;
+    type Y = S::P;
+
+    #[inline(always)]
+    fn stride(self) -> Option<isize> {
+        self.rows.stride()
+    }
+
+    #[inline(always)]
+    unsafe fn columns_from(self, column: usize) -> Self {
+        // SAFETY: passed on.
+        Self { rows: unsafe { self.rows.columns_from(column) }, ..self }
+    }
+
+    #[inline(always)]
+    unsafe fn at(self, term: usize) -> [*const Bf16; 2] {
+        // SAFETY: passed on; no row beyond the last.
+        unsafe { [self.rows.at(2 * term), self.rows.at((2 * term + 1).min(self.last))] }
+    }
+
+    #[inline(always)]
+    fn first([first, _]: [*const Bf16; 2]) -> *const f32 {
+        first.cast()
+    }
+
+    #[inline(always)]
+    fn zero(s: S) -> S::P {
+        s.splat_pair(Pair::default())
+    }
+
+    #[inline(always)]
+    unsafe fn x(s: S, weights: *const f32, term: usize) -> S::P {
+        // SAFETY: the caller's promise; a pair is as large as an `f32`, and aligned alike.
+        s.splat_pair(unsafe { *weights.cast::<Pair>().add(term) })
+    }
+
+    #[inline(always)]
+    unsafe fn y(s: S, [first, second]: [*const Bf16; 2], column: usize) -> S::P {
+        // SAFETY: the caller's promise.
+        unsafe { s.zip(first.add(column), second.add(column)) }
+    }
+
+    #[inline(always)]
+    fn fma(s: S, x: S::P, y: S::P, sum: S::V) -> S::V {
+        s.dot2(sum, x, y)
     }
 }
 
 /// # Safety
 /// For every key of every span, `16 · vecs` contiguous elements of its row of values are readable.
 #[inline(always)]
-pub(crate) unsafe fn values<S: Simd, T: Load>(s: S, a: Values<'_, Rows<T>>) {
+pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
     assert!(a.spans.len() == a.rows.div_ceil(S::TILE_ROWS));
     assert!(a.weights.len() >= a.rows * SCORE_STRIDE && a.keep.len() >= a.rows && a.join.len() >= a.rows);
     assert!(a.rows == 0 || a.out.len() >= (a.rows - 1) * a.out_stride + a.vecs * LANES);
-    let fetch = Fetch::new(&a);
+    let fetch = Fetch::new::<S, R>(&a);
     // Columns outside: a tile of values is read by all the rows before the next columns are touched.
     let mut vec = 0;
     while vec < a.vecs {
@@ -75,7 +224,7 @@ pub(crate) unsafe fn values<S: Simd, T: Load>(s: S, a: Values<'_, Rows<T>>) {
                 let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
                 let values = a.values.columns_from(vec * LANES);
                 let fetch = if index == 0 { fetch } else { Fetch::Nothing };
-                by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, T, MR, NV>(s, w, (values, fetch), *span, fold));
+                by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(s, w, (values, fetch), *span, fold));
             }
             a.ahead.fetch(s);
         }
@@ -95,7 +244,7 @@ enum Fetch {
 }
 
 impl Fetch {
-    fn new<T>(a: &Values<'_, Rows<T>>) -> Self {
+    fn new<S: Simd, R: Terms<S>>(a: &Values<'_, R>) -> Self {
         let cols = a.vecs * LANES;
         match a.values.stride() {
             _ if a.rows > READING_ROWS => Self::Nothing,
@@ -123,39 +272,44 @@ struct Fold {
 /// # Safety
 /// For `MR` rows: weights up to the span's end, two factors, and `16 · NV` outputs; values as for [`values`].
 #[inline(always)]
-unsafe fn tile<S: Simd, T: Load, const MR: usize, const NV: usize>(
+unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
     s: S,
     weights: *const f32,
-    (values, fetch): (Rows<T>, Fetch),
+    (values, fetch): (R, Fetch),
     span: Span,
     fold: Fold,
 ) {
     let mut sum = [[s.splat(0.0); NV]; MR];
-    for j in span.keys() {
-        // SAFETY: the caller vouches for key `j`.
-        let row = unsafe { values.at(j) };
+    // Spans start at a panel, so with a whole term.
+    let terms = span.keys().start / R::KEYS..span.keys().end.div_ceil(R::KEYS);
+    for j in terms.clone() {
+        // SAFETY: the caller vouches for the span's keys.
+        let at = unsafe { values.at(j) };
+        // Not where the full tile has one vector: it would pay for the question.
+        let asks = const { S::TILE_VECS > 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS };
         let later = match fetch {
+            _ if !asks => None,
             Fetch::Nothing => None,
-            Fetch::Strip => Some(row.wrapping_byte_add(FAR)),
-            // SAFETY: a key of the span.
-            Fetch::Scattered => Some(unsafe { values.at((j + SCATTERED).min(span.keys().end - 1)) }),
+            Fetch::Strip => Some(R::first(at).wrapping_byte_add(FAR)),
+            // SAFETY: a term of the span.
+            Fetch::Scattered => Some(R::first(unsafe { values.at((j + SCATTERED).min(terms.end - 1)) })),
         };
         if let Some(later) = later {
-            for byte in (0..NV * LANES * size_of::<T>()).step_by(LINE_BYTES) {
+            for byte in (0..NV * LANES * R::BYTES).step_by(LINE_BYTES) {
                 // Wrapping: a hint may point anywhere.
-                s.prefetch_far(later.wrapping_byte_add(byte).cast());
+                s.prefetch_far(later.wrapping_byte_add(byte));
             }
         }
-        let mut value = [s.splat(0.0); NV];
+        let mut value = [R::zero(s); NV];
         for (n, value) in value.iter_mut().enumerate() {
             // SAFETY: vector `n < NV` of the row.
-            *value = unsafe { T::load(s, row.add(n * LANES)) };
+            *value = unsafe { R::y(s, at, n * LANES) };
         }
         for (r, sum) in sum.iter_mut().enumerate() {
-            // SAFETY: row `r < MR`, key `j` inside the span.
-            let weight = s.splat(unsafe { *weights.add(r * SCORE_STRIDE + j) });
+            // SAFETY: row `r < MR`, a term of the span.
+            let weight = unsafe { R::x(s, weights.add(r * SCORE_STRIDE), j) };
             for (sum, &value) in sum.iter_mut().zip(&value) {
-                *sum = s.fma(weight, value, *sum);
+                *sum = R::fma(s, weight, value, *sum);
             }
         }
     }

@@ -192,7 +192,14 @@ fn any_history_is_the_rows_that_it_leaves() {
     let config = Config { cases: 60, failure_persistence: None, max_shrink_time: 20_000, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]));
     let (checks, copies) = (Cell::new(0), Cell::new(0));
-    let sizes = prop::sample::select(vec![[1, 1, 1, 1], [2, 2, 17, 5], [1, 3, 16, 33], [3, 1, 40, 16], [2, 1, 3, 64], [2, 1, 4, 80]]);
+    let sizes = prop::sample::select(vec![
+        [1, 1, 1, 1],
+        [2, 2, 17, 5],
+        [1, 3, 16, 33],
+        [3, 1, 40, 16],
+        [2, 1, 3, 64],
+        [2, 1, 4, 80],
+    ]);
     let strategy = (any::<u64>(), 1..4usize, sizes, steps());
     let result = runner.run(&strategy, |(seed, sequences, sizes, steps)| {
         let rng = &mut Rng::new(seed);

@@ -16,7 +16,8 @@ pub use compare::{check_against_oracle, larger, options_of, same_rows};
 use crate::support::{Tensor, UNWRITTEN};
 use mods::{Functions, Place, with_mods};
 use sdpa::{
-    Alignment, Attention, Exec, Inputs, Isa, Mask, Outputs, Plan, Point, View, ViewMut, Window, Workspace, naive,
+    Alignment, Attention, Exec, Inputs, Isa, Mask, Outputs, Plan, Point, Precision, View, ViewMut, Window, Workspace,
+    naive,
 };
 
 pub const POINTS: [Point; 4] = [Point::Raw, Point::Softcapped, Point::Masked, Point::Weights];
@@ -77,6 +78,7 @@ pub struct Case {
     pub ragged: Option<[Vec<usize>; 2]>,
     pub functions: Functions,
     pub place: Place,
+    pub precision: Precision,
 }
 
 /// Which outputs to ask for besides `out` and `lse`.
@@ -122,7 +124,7 @@ impl Full {
 
 impl Case {
     pub fn attention(&self) -> Attention {
-        let mut attention = Attention::new();
+        let mut attention = Attention::new().precision(self.precision);
         attention = self.scale.map_or(attention, |x| attention.scale(x));
         attention = self.softcap.map_or(attention, |x| attention.softcap(x));
         attention = self.window.map_or(attention, |x| attention.window(x));

@@ -115,6 +115,7 @@ impl Case {
             ragged: None,
             functions: Functions::default(),
             place: Place::WHOLE,
+            precision: sdpa::Precision::Exact,
         }
     }
 }

@@ -73,7 +73,7 @@ unsafe fn write_keys<S: Steps, T: Element>(s: S, keys: AnyRows, sizes: Sizes, pl
         {
             // Whole panels go through registers, the last one filled up.
             // SAFETY: the caller's promise.
-            unsafe { s.pack_keys(keys.rows_from(j - places.start), left, d, floats) };
+            unsafe { s.pack_keys(keys.rows_from(j - places.start), [left; 2], d, floats) };
             return;
         }
         for i in 0..d {

@@ -1,19 +1,27 @@
 //! AVX-512F: one register is one vector. Dot products of bytes need AVX-512 VNNI; where that is missing, they are left
-//! to AVX2.
+//! to AVX2. Products of pairs need AVX512_BF16.
 
 use super::avx2::Avx2;
-use super::{Dot4, Dot4Work, LANES, Query4, Simd};
+use super::{Dot4, Dot4Work, LANES, Pair, Pairs, PairsWork, Query4, Simd};
+use crate::element::Bf16;
 use core::arch::x86_64::*;
 
-/// Proof that this machine has AVX-512F, and AVX-512 VNNI as well if it says so.
+/// Proof that this machine has AVX-512F, and what else `EXTRA` says.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Foundation<const VNNI: bool>(());
+pub(crate) struct Foundation<const EXTRA: u8>(());
+
+const NOTHING: u8 = 0;
+const VNNI: u8 = 1;
+const BF16: u8 = 2;
 
 /// Proof that this machine has AVX-512F. Made by [`Avx512::detect`] alone.
-pub(crate) type Avx512 = Foundation<false>;
+pub(crate) type Avx512 = Foundation<NOTHING>;
 
 /// Proof that it has AVX-512 VNNI, too. Not an instruction set to choose: what [`Simd::with_dot4`] hands out.
-pub(crate) type Avx512Vnni = Foundation<true>;
+pub(crate) type Avx512Vnni = Foundation<VNNI>;
+
+/// Proof that it has AVX512_BF16, too: what [`Simd::with_pairs`] hands out.
+pub(crate) type Avx512Bf16 = Foundation<BF16>;
 
 impl Avx512 {
     pub(crate) fn detect() -> Option<Self> {
@@ -24,6 +32,12 @@ impl Avx512 {
 impl Avx512Vnni {
     pub(crate) fn detect_vnni() -> Option<Self> {
         (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")).then_some(Self(()))
+    }
+}
+
+impl Avx512Bf16 {
+    fn detect_bf16() -> Option<Self> {
+        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")).then_some(Self(()))
     }
 }
 
@@ -42,7 +56,7 @@ pub(crate) fn with_dot4<W: Dot4Work>(vnni: Option<Avx512Vnni>, work: W) -> W::Ou
     }
 }
 
-impl<const VNNI: bool> Simd for Foundation<VNNI> {
+impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     type V = __m512;
 
     // 6 × 4 accumulators, 4 loads, 1 broadcast: 29 of 32 registers, and 24 independent chains, which covers the
@@ -63,8 +77,32 @@ impl<const VNNI: bool> Simd for Foundation<VNNI> {
         fn inner_vnni<R>(f: impl FnOnce() -> R) -> R {
             f()
         }
-        // SAFETY: `self` proves the feature, and VNNI where it says so.
-        unsafe { if VNNI { inner_vnni(f) } else { inner(f) } }
+        #[target_feature(enable = "avx512f,avx512bf16")]
+        fn inner_bf16<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        // SAFETY: `self` proves the feature, and what else it says.
+        unsafe {
+            match EXTRA {
+                VNNI => inner_vnni(f),
+                BF16 => inner_bf16(f),
+                _ => inner(f),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn has_pairs(self) -> bool {
+        Avx512Bf16::detect_bf16().is_some()
+    }
+
+    #[inline(always)]
+    fn with_pairs<W: PairsWork>(self, work: W) -> W::Output {
+        let s = Avx512Bf16::detect_bf16().expect("asked for only where there are pairs");
+        s.vectorize(
+            #[inline(always)]
+            || work.run(s),
+        )
     }
 
     #[inline(always)]
@@ -293,5 +331,53 @@ impl Dot4 for Avx512Vnni {
     fn to_f32(self, sums: __m512i) -> __m512 {
         // SAFETY: `self` proves the features.
         unsafe { _mm512_cvtepi32_ps(sums) }
+    }
+}
+
+/// Which words of two registers lie in pairs, those of the second counted from 32.
+const ZIP: [u16; 32] = {
+    let mut at = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        at[i] = (i / 2 + i % 2 * 32) as u16;
+        i += 1;
+    }
+    at
+};
+
+impl Pairs for Avx512Bf16 {
+    type P = __m512bh;
+
+    #[inline(always)]
+    fn splat_pair(self, x: Pair) -> __m512bh {
+        // SAFETY: `self` proves the features; any bits are pairs.
+        unsafe { core::mem::transmute(_mm512_set1_epi32(x.0.cast_signed())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const Pair) -> __m512bh {
+        // SAFETY: `self` proves the features; the caller vouches for `p`; any bits are pairs.
+        unsafe { core::mem::transmute(_mm512_loadu_si512(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn zip(self, a: *const Bf16, b: *const Bf16) -> __m512bh {
+        // SAFETY: as above, for both.
+        unsafe {
+            let [a, b] = [a, b].map(|p| _mm512_castsi256_si512(_mm256_loadu_si256(p.cast())));
+            core::mem::transmute(_mm512_permutex2var_epi16(a, _mm512_loadu_si512(ZIP.as_ptr().cast()), b))
+        }
+    }
+
+    #[inline(always)]
+    fn dot2(self, sum: __m512, x: __m512bh, y: __m512bh) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_dpbf16_ps(sum, x, y) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs(self, p: *mut Pair, v: __m512) {
+        // SAFETY: `self` proves the features; the caller vouches for `p`; any bits are pairs.
+        unsafe { _mm256_storeu_si256(p.cast(), core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))) }
     }
 }

@@ -1,0 +1,143 @@
+//! QKᵀ of a group and a block: keys where they lie, or packed; elements, pairs or bytes.
+
+use crate::block::KEY_BLOCK;
+use crate::geometry::{MAX_GROUP, Regions};
+use crate::int8;
+use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::pairs::{self, PairPanels, as_pairs};
+use crate::prepare::Next;
+use crate::queries::Queries;
+use crate::scores::Scores;
+use crate::simd::{LANES, Query4};
+use crate::source::Keys;
+use crate::steps::Steps;
+use crate::tensor::Typed;
+use crate::tile::{Block, Fused};
+use core::ops::Range;
+
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+    /// QKᵀ.
+    ///
+    /// # Safety
+    /// As for [`Fused::prepare`].
+    pub(crate) unsafe fn compare(
+        &self,
+        block: &mut Block,
+        queries: Queries<'_>,
+        group: Range<usize>,
+        next: Next<'_>,
+        regions: &mut Regions<'_>,
+    ) {
+        if let Queries::Bytes(bytes, besides) = queries {
+            // SAFETY: passed on.
+            return unsafe { self.compare_bytes(block, (bytes, besides), group, next, regions.scores) };
+        }
+        let d = self.geometry.head_dim;
+        let Next { spans, bias } = next;
+        let mut rows = [core::ptr::null(); MAX_GROUP];
+        for row in self.rows(group.clone()) {
+            rows[row.n] = match queries {
+                // SAFETY: the row is inside the call's queries.
+                Queries::InPlace(q) => unsafe { q.row(self.seq.batch, row.head, self.seq.first_row + row.i).0 },
+                // SAFETY: the copy has a row for every row of the task.
+                Queries::Copied(first) => unsafe { first.add((group.start + row.n) * d) },
+                // SAFETY: so have the pairs.
+                Queries::Pairs(first) => unsafe { first.add((group.start + row.n) * d.div_ceil(2)).cast() },
+                Queries::Bytes(..) => unreachable!("returned above"),
+            };
+        }
+        let native = matches!(queries, Queries::Pairs(_));
+        let ready = match block.keys {
+            Keys::Rows(_) => false,
+            Keys::Packed(_) => !native || d.is_multiple_of(2),
+            Keys::Int8 { .. } => unreachable!("keys of bytes meet queries of bytes"),
+        };
+        let run = if ready { KEY_BLOCK } else { self.geometry.pack_keys };
+        for first in (0..block.len).step_by(run) {
+            let n = run.min(block.len - first);
+            // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats, or pairs; packed
+            // keys come in whole panels.
+            unsafe {
+                if !ready && block.packed_keys != Some(first) {
+                    self.pack_keys(block, first..first + n, native, regions.keys);
+                    block.packed_keys = Some(first);
+                }
+                let scores = Scores {
+                    queries: &rows[..group.len()],
+                    keys: (),
+                    panels: first / LANES..(first + n).div_ceil(LANES),
+                    spans,
+                    head_dim: if native { d.div_ceil(2) } else { d },
+                    scale: self.call.scale,
+                    next: bias,
+                    ahead: &mut block.ahead,
+                    out: regions.scores,
+                };
+                match block.keys {
+                    Keys::Packed(Typed::Bf16(panels)) if native && ready => {
+                        self.s.scores_pairs(scores.of(PairPanels::Apart(panels.cast())));
+                    }
+                    _ if native => self.s.scores_pairs(scores.of(PairPanels::Packed(regions.keys.as_ptr().cast()))),
+                    Keys::Packed(panels) => self.s.scores(scores.of(panels)),
+                    _ => self.s.scores(scores.of(Typed::F32(regions.keys.as_ptr()))),
+                }
+            }
+        }
+    }
+
+    /// Some of a block's keys into scratch: in panels, or in panels of pairs.
+    ///
+    /// # Safety
+    /// As for [`Fused::prepare`]; the block has these keys, which begin with a panel.
+    unsafe fn pack_keys(&self, block: &Block, keys: Range<usize>, native: bool, out: &mut [f32]) {
+        let (d, n) = (self.geometry.head_dim, [keys.len(), block.len - keys.start]);
+        // SAFETY: the keys exist; a cache's panels are whole.
+        unsafe {
+            match block.keys {
+                Keys::Rows(Typed::Bf16(rows)) if native => {
+                    self.s.pack_pairs(rows.rows_from(keys.start), n, d, as_pairs(out));
+                }
+                Keys::Packed(Typed::Bf16(panels)) if native => {
+                    pairs::pair_up(panels.add(keys.start * d), keys.len().div_ceil(LANES), d, as_pairs(out));
+                }
+                Keys::Rows(rows) => self.s.pack_keys(rows.rows_from(keys.start), n, d, out),
+                _ => unreachable!("packed as they are"),
+            }
+        }
+    }
+
+    /// QKᵀ in bytes.
+    ///
+    /// # Safety
+    /// As for [`Fused::prepare`]; the queries are the task's.
+    unsafe fn compare_bytes(
+        &self,
+        block: &mut Block,
+        (bytes, besides): (*const Query4, *const int8::Row),
+        group: Range<usize>,
+        Next { spans, bias }: Next<'_>,
+        scores: &mut [f32],
+    ) {
+        let Keys::Int8 { keys, scales } = block.keys else { unreachable!("queries of bytes meet keys of bytes") };
+        let (d, rows) = (self.geometry.head_dim, group.len());
+        // SAFETY: bytes and what goes with them are there for every row of the task; the cache outlives the call.
+        let (queries, rows, keys, scales) = unsafe {
+            let quads = int8::quads(d);
+            let queries = core::slice::from_raw_parts(bytes.add(group.start * quads), rows * quads);
+            let rows = core::slice::from_raw_parts(besides.add(group.start), rows);
+            (queries, rows, &*keys, scales.map(|scales| &*scales))
+        };
+        self.s.scores_int8(int8::Scores {
+            queries,
+            rows,
+            keys,
+            scales,
+            panels: 0..block.len.div_ceil(LANES),
+            spans,
+            head_dim: d,
+            next: bias,
+            ahead: &mut block.ahead,
+            out: scores,
+        });
+    }
+}

@@ -1,0 +1,159 @@
+//! P·V of a group and a block: values where they lie, or packed; elements, pairs or bytes.
+
+use crate::block::READING_ROWS;
+use crate::element::Dtype;
+use crate::geometry::Regions;
+use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::pack::Rows;
+use crate::pairs;
+use crate::passes::Group;
+use crate::poison::{Care, Seen};
+use crate::prepare::Spans;
+use crate::simd::LANES;
+use crate::source::{BlockValues, Run};
+use crate::steps::Steps;
+use crate::strips::{self, Strips, WINDOW};
+use crate::tensor::{AnyRows, Typed};
+use crate::tile::{Block, Fused};
+use crate::values::{RowPairs, Values};
+use core::ops::Range;
+
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+    /// out ← keep · out + join · P V for a group and a block.
+    ///
+    /// # Safety
+    /// As for [`Self::run`]; `group` lies inside the task.
+    pub(crate) unsafe fn add_values(
+        &self,
+        block: &mut Block,
+        seen: Option<&Seen>,
+        group: Range<usize>,
+        spans: &Spans,
+        regions: &mut Regions<'_>,
+    ) {
+        if let BlockValues::Int8 { strips, scales } = block.values {
+            // SAFETY: passed on.
+            return unsafe { self.add_bytes(block, (strips, scales), group, spans, regions) };
+        }
+        let care = if seen.is_some() { Care::Careful } else { Care::Fast };
+        let (values, stride) = (block.values, self.geometry.width());
+        let [_, native] = self.native();
+        if native {
+            self.s.round_weights(Group { scores: regions.scores, spans, rows: group.len() });
+        }
+        for window in (0..stride).step_by(self.geometry.pack_cols) {
+            let end = self.geometry.value_dim.min(window + self.geometry.pack_cols);
+            let in_place = |run: &Run| {
+                let whole = end.next_multiple_of(LANES) <= values.readable();
+                // More rows share one widened copy.
+                let ready = native || matches!(run.rows, Typed::F32(_)) || group.len() <= READING_ROWS;
+                care == Care::Fast && run.rows.element() == 1 && whole && ready
+            };
+            // SAFETY: the values have these columns.
+            for run in unsafe { values.runs(window..end) } {
+                let width = run.cols.next_multiple_of(LANES);
+                let rows = if in_place(&run) {
+                    run.rows
+                } else {
+                    // Runs are packed one behind the other.
+                    let room = &mut regions.values[(run.first - window) * block.len..];
+                    if block.packed_values != Some((window, care)) {
+                        // SAFETY: the run has so many columns for every key of the block.
+                        unsafe { self.pack_values(&run, block.len, care, room) };
+                        if run.first + run.cols == end {
+                            block.packed_values = Some((window, care));
+                        }
+                    }
+                    packed(room, width, native)
+                };
+                // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed.
+                unsafe {
+                    let values = Values {
+                        weights: regions.scores,
+                        values: (),
+                        vecs: width / LANES,
+                        spans,
+                        rows: group.len(),
+                        keep: regions.keep,
+                        join: regions.join,
+                        out: &mut regions.out[group.start * stride + run.first..],
+                        out_stride: stride,
+                        ahead: &mut block.ahead,
+                    };
+                    match rows {
+                        Typed::Bf16(rows) if native => {
+                            self.s.values_pairs(values.of(RowPairs { rows, last: block.len - 1 }));
+                        }
+                        rows => self.s.values(values.of(rows)),
+                    }
+                }
+            }
+        }
+        if let Some(seen) = seen {
+            // SAFETY: passed on.
+            unsafe { self.add_poison(block, seen, group, regions) };
+        }
+    }
+
+    /// Columns of values into scratch, filled up to whole vectors: as floats, or in pairs as bfloat16.
+    ///
+    /// # Safety
+    /// The run has these columns for so many keys.
+    unsafe fn pack_values(&self, run: &Run, len: usize, care: Care, out: &mut [f32]) {
+        let [_, native] = self.native();
+        if !native {
+            // SAFETY: passed on.
+            return unsafe { self.s.pack_rows(run.rows, [len, run.cols], care, out) };
+        }
+        let width = run.cols.next_multiple_of(LANES);
+        let mut wide = [0.0; WINDOW];
+        for (j, to) in pairs::as_words(out).chunks_exact_mut(width).take(len).enumerate() {
+            // SAFETY: passed on: row `j` has these columns.
+            unsafe { self.s.pack_rows(run.rows.rows_from(j), [1, run.cols], care, &mut wide) };
+            self.s.narrow(Dtype::Bf16, &wide[..width], to);
+        }
+    }
+
+    /// The same with values of bytes: their scales go into the weights, which nobody reads afterwards.
+    ///
+    /// # Safety
+    /// As for [`Self::run`]; `group` lies inside the task, and strips and scales are the block's.
+    unsafe fn add_bytes(
+        &self,
+        block: &mut Block,
+        (strips, scales): (Strips<i8>, *const [f32]),
+        group: Range<usize>,
+        spans: &Spans,
+        regions: &mut Regions<'_>,
+    ) {
+        let (stride, rows) = (self.geometry.width(), group.len());
+        // SAFETY: the cache outlives the call; its strips are whole vectors.
+        unsafe {
+            self.s.scale_columns(Group { scores: regions.scores, spans, rows }, &*scales);
+            for strip in strips::strips(stride) {
+                self.s.values_int8(Values {
+                    weights: regions.scores,
+                    values: strips.from(strip.start),
+                    vecs: strip.len() / LANES,
+                    spans,
+                    rows,
+                    keep: regions.keep,
+                    join: regions.join,
+                    out: &mut regions.out[group.start * stride + strip.start..],
+                    out_stride: stride,
+                    ahead: &mut block.ahead,
+                });
+            }
+        }
+    }
+}
+
+/// Rows that were packed.
+fn packed(scratch: &[f32], width: usize, native: bool) -> AnyRows {
+    let stride = width as isize;
+    if native {
+        Typed::Bf16(Rows::strided(scratch.as_ptr().cast(), stride, 1))
+    } else {
+        Typed::F32(Rows::strided(scratch.as_ptr(), stride, 1))
+    }
+}
