@@ -9,8 +9,8 @@ mod support;
 
 use interleaved::median;
 use sdpa::{
-    Alignment, Attention, BlockTable, Dtype, Exec, Inputs, KeyScales, KvCache, Outputs, Pages, Plan, View, ViewMut,
-    Workspace, probe,
+    Alignment, Attention, BlockTable, Dtype, Exec, Inputs, KeyScales, KvCache, Outputs, Pages, Plan, Precision, View,
+    ViewMut, Workspace, probe,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -101,6 +101,7 @@ struct Case<'a> {
     name: &'static str,
     /// Bytes of an element.
     size: usize,
+    precision: Precision,
     inputs: Inputs<'a>,
     /// The slices they lie in, to be read from end to end; a cache's blocks are read as they come.
     slices: &'a [Vec<f32>],
@@ -109,7 +110,7 @@ struct Case<'a> {
 /// Medians of a step's and a plain read's time, in seconds.
 fn time(shape: &Shape, case: &Case<'_>, exec: Exec, flush: &[f32]) -> [f64; 2] {
     let inputs = case.inputs;
-    let attention = Attention::new().causal().align(Alignment::BottomRight);
+    let attention = Attention::new().causal().align(Alignment::BottomRight).precision(case.precision);
     let mut out = vec![0.0; shape.batch * HEADS[0] * DIM];
     let mut workspace = Workspace::new();
     let mut step = || {
@@ -156,12 +157,25 @@ fn decode(shape: &Shape, flush: &[f32]) {
     let mut cases: Vec<_> = forms
         .caches
         .iter()
-        .map(|(name, size, cache)| Case { name, size: *size, inputs: Inputs::cached(q, cache), slices: &[] })
+        .map(|(name, size, cache)| Case {
+            name,
+            size: *size,
+            precision: Precision::Exact,
+            inputs: Inputs::cached(q, cache),
+            slices: &[],
+        })
         .collect();
+    let native = cases.iter().find(|case| case.name == "cache, bf16").map(|case| Case {
+        name: "bf16 native",
+        precision: Precision::Native,
+        ..*case
+    });
+    cases.extend(native);
     let [k, v] = forms.tensors.each_ref().map(|rows| view(rows, kv_shape));
-    cases.push(Case { name: "tensors", size: 4, inputs: Inputs::new(q, k, v), slices: &forms.tensors });
+    let exact = |name, inputs, slices| Case { name, size: 4, precision: Precision::Exact, inputs, slices };
+    cases.push(exact("tensors", Inputs::new(q, k, v), &forms.tensors));
     let pages = Pages::new(k_pool, v_pool, table).expect("a good table");
-    cases.push(Case { name: "pages of 16", size: 4, inputs: Inputs::paged(q, pages), slices: &forms.pools });
+    cases.push(exact("pages of 16", Inputs::paged(q, pages), &forms.pools));
     for threads in support::thread_counts() {
         for case in &cases {
             let bytes = (2 * kv_shape.iter().product::<usize>() * case.size) as f64;

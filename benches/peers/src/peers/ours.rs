@@ -3,7 +3,7 @@
 use super::{OURS, Peer};
 use crate::case::{Case, Qkv};
 use crate::failure::Result;
-use sdpa::{Attention, Exec, Inputs, Outputs, Plan, Shape, View, ViewMut, Workspace, unfused};
+use sdpa::{Attention, Exec, Inputs, KvCache, Outputs, Plan, Shape, View, ViewMut, Workspace, unfused};
 use std::hint::black_box;
 
 /// Tensors, and room for the output.
@@ -12,6 +12,8 @@ struct Ready {
     attention: Attention,
     shape: Shape,
     qkv: Qkv,
+    /// Keys and values of a step, as a user keeps them from one to the next.
+    cache: Option<KvCache>,
     out: Vec<f32>,
     exec: Exec,
 }
@@ -24,18 +26,35 @@ impl Ready {
             attention: workload.attention(),
             shape: workload.shape,
             qkv: case.read()?,
+            cache: None,
             out: vec![0.0; len],
             exec: Exec::default().threads(case.threads),
         })
     }
 
+    /// Keys and values in a cache, if this is a step: one row a sequence.
+    fn cached(mut self) -> Result<Self> {
+        let Shape { batch, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = self.shape;
+        if q_len == 1 {
+            let mut cache = KvCache::new(batch, kv_heads, [head_dim, value_dim])?;
+            let k = View::bhld(&self.qkv.k, [batch, kv_heads, kv_len, head_dim])?;
+            cache.append(k, View::bhld(&self.qkv.v, [batch, kv_heads, kv_len, value_dim])?)?;
+            self.cache = Some(cache);
+        }
+        Ok(self)
+    }
+
     fn bind(&mut self) -> Result<(Inputs<'_>, Outputs<'_>)> {
         let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.shape;
-        let inputs = Inputs::new(
-            View::bhld(&self.qkv.q, [batch, heads, q_len, head_dim])?,
-            View::bhld(&self.qkv.k, [batch, kv_heads, kv_len, head_dim])?,
-            View::bhld(&self.qkv.v, [batch, kv_heads, kv_len, value_dim])?,
-        );
+        let q = View::bhld(&self.qkv.q, [batch, heads, q_len, head_dim])?;
+        let inputs = match &self.cache {
+            Some(cache) => Inputs::cached(q, cache),
+            None => Inputs::new(
+                q,
+                View::bhld(&self.qkv.k, [batch, kv_heads, kv_len, head_dim])?,
+                View::bhld(&self.qkv.v, [batch, kv_heads, kv_len, value_dim])?,
+            ),
+        };
         Ok((inputs, Outputs::new(ViewMut::bhld(&mut self.out, [batch, heads, q_len, value_dim])?)))
     }
 }
@@ -59,11 +78,12 @@ impl Peer<Case> for Fused {
     }
 
     fn prepare(&mut self, case: &Case) -> Result<String> {
-        let mut ready = Ready::new(case)?;
+        let mut ready = Ready::new(case)?.cached()?;
         let (attention, exec) = (ready.attention, ready.exec);
         let (inputs, outputs) = ready.bind()?;
         let plan = Plan::new(&attention.problem(inputs, outputs)?, exec);
-        let how = format!("{}, {} thread(s) of {}", plan.isa(), plan.workers(), case.threads);
+        let cached = if ready.cache.is_some() { ", from a KvCache" } else { "" };
+        let how = format!("{}, {} thread(s) of {}{cached}", plan.isa(), plan.workers(), case.threads);
         self.ready = Some((ready, plan));
         Ok(how)
     }
