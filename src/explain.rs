@@ -3,7 +3,7 @@
 use crate::plan::Plan;
 use crate::problem::Problem;
 use core::fmt;
-use sdpa_kernels::{Dtype, Isa, KEY_BLOCK, Precision, Sequence, probe};
+use sdpa_kernels::{Isa, KEY_BLOCK, Precision, Sequence, probe};
 
 /// What a machine can do at most: the roofline's two numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -64,7 +64,12 @@ impl Plan {
         let heads = shape.heads as u64;
         let flops = |pairs: f64| pairs * heads as f64 * 2.0 * (shape.head_dim + shape.value_dim) as f64;
         let bytes = problem.bytes();
-        let seconds = machine.map(|m| (flops(pairs) / m.flops / self.workers as f64).max(bytes / m.bytes));
+        // The machine's own products of bfloat16 are two in the time of an FMA.
+        let [k, v] = call.native(|| self.exec.isa.has_native_bf16()).map(|native| if native { 0.5 } else { 1.0 });
+        let dims = [shape.head_dim as f64, shape.value_dim as f64];
+        let share = (k * dims[0] + v * dims[1]) / (dims[0] + dims[1]);
+        let computing = |m: &Machine| share * flops(pairs) / m.flops / self.workers as f64;
+        let seconds = machine.map(|m| computing(&m).max(bytes / m.bytes));
         Explanation {
             plan: *self,
             blocks: (blocks.0 * heads, blocks.1 * heads),
@@ -117,10 +122,10 @@ impl Plan {
             note(v.strides()[3] == 1 && !whole, "values are copied: value_dim is not a multiple of 16");
         }
         if call.precision == Precision::Native {
-            let (machine, bf16) = (self.exec.isa.has_native_bf16(), call.kv.dtypes().contains(&Some(Dtype::Bf16)));
-            note(!machine, &format!("exact: {} here does not multiply bfloat16 by itself", self.exec.isa));
-            note(!bf16, "exact: neither keys nor values are bfloat16");
-            note(machine && bf16, "bfloat16 is multiplied as it is");
+            let isa = self.exec.isa;
+            note(!isa.has_native_bf16(), &format!("nothing native: {isa} here does not multiply bfloat16 by itself"));
+            note(call.native(|| true) == [false; 2], "nothing native: neither keys nor values are bfloat16");
+            note(call.native(|| isa.has_native_bf16()) != [false; 2], "bfloat16 is multiplied as it is");
         }
         note(
             self.geometry.pack_keys() < KEY_BLOCK,

@@ -10,6 +10,8 @@ fn the_instruction_sets_of_this_machine() {
         println!("{name}: {}", if isa.is_some() { "covered" } else { "NOT covered, this machine lacks it" });
         assert!(isa.is_none_or(|isa| isa.name() == name && isa.to_string() == name && format!("{isa:?}") == name));
     }
+    let native = if Isa::detect().has_native_bf16() { "covered" } else { "NOT covered, this machine lacks it" };
+    println!("products of bfloat16: {native}");
     assert_eq!(Isa::available().next().map(Isa::name), Some("portable"));
     assert_eq!(Isa::available().last(), Some(Isa::detect()));
     assert_eq!(Isa::from_name("mmx"), None);
@@ -26,4 +28,10 @@ fn avx2_was_covered() {
 #[ignore = "for machines that should have AVX-512: fails where the tests could not cover it"]
 fn avx512_was_covered() {
     assert!(Isa::from_name("avx512").is_some_and(Isa::has_fma), "this machine lacks AVX-512F");
+}
+
+#[test]
+#[ignore = "for machines that should have AVX512_BF16: fails where the tests could not cover it"]
+fn bf16_was_covered() {
+    assert!(Isa::detect().has_native_bf16(), "this machine does not multiply bfloat16 by itself");
 }

@@ -209,7 +209,7 @@ fn numbers(keys: Range<usize>) -> Range<usize> {
 /// Adds `n` rows of strips whose elements have so many bytes. Where strips are not all of a width, nearly those rows.
 fn push_strips(ahead: &mut Ahead, strips: Strips<u8>, n: usize, bytes: usize) {
     let cols = strip(0, strips.width).len() * bytes;
-    ahead.push(strips.first, (KEY_BLOCK * cols) as isize, strips.width * bytes / cols, n * cols);
+    ahead.push(strips.first, (KEY_BLOCK * cols) as isize, (strips.width * bytes).div_ceil(cols), n * cols);
 }
 
 /// Adds `n` rows of `dim` elements. Rows whose elements are not contiguous are left to themselves.

@@ -1,8 +1,8 @@
 //! The register tile of dot products: a few rows against a few panels of sixteen packed columns. Scores are made of it
 //! (rows are queries, columns keys), and projections (rows are tokens, columns the rows of a weight matrix).
 //!
-//! A dot product is a sum over the depth in one fixed order, whatever the tile: chains of up to 32 FMAs, added up first
-//! to last. Lanes run over columns, so no sum is ever taken across lanes, and neither the tile's shape nor the register
+//! A dot product is a sum over the depth in one fixed order, whatever the tile: chains of up to 32 FMAs (of pairs, one
+//! chain), added up first to last. Lanes run over columns, so no sum is ever taken across lanes, and neither the tile's shape nor the register
 //! width can show in the bits. The short chains are for accuracy: rounding errors grow with the size of the running
 //! sum, and those of large scores are what an attention output's worst error is made of. One chain would do no better
 //! than the naive loop; chains of 32 nearly halve the error at head_dim 64. Chains of 16 would do a little better still,
@@ -98,8 +98,16 @@ impl<S: Simd, T: Load> Factor<S> for T {
     }
 }
 
-/// Columns of pairs: `[pair of the depth][16]`.
-impl<S: Pairs> Factor<S> for Pair {
+/// A column's part of sixteen pairs' memory: two elements of the depth, side by side if `ORDER` is [`BESIDE`]; if it is
+/// [`APART`], sixteen first ones lie before their sixteen seconds.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Columns<const ORDER: u8>(Pair);
+
+pub(crate) const BESIDE: u8 = 0;
+pub(crate) const APART: u8 = 1;
+
+impl<S: Pairs, const ORDER: u8> Factor<S> for Columns<ORDER> {
     const VECS: usize = S::TILE_VECS;
     type X = S::P;
     type Y = S::P;
@@ -122,49 +130,10 @@ impl<S: Pairs> Factor<S> for Pair {
     }
 
     #[inline(always)]
-    unsafe fn y(s: S, p: *const Pair) -> S::P {
-        // SAFETY: the caller's promise.
-        unsafe { s.load_pairs(p) }
-    }
-
-    #[inline(always)]
-    fn fma(s: S, x: S::P, y: S::P, sum: S::V) -> S::V {
-        s.dot2(sum, x, y)
-    }
-}
-
-/// Half of two elements of the depth: columns where sixteen first ones lie before their sixteen seconds.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub(crate) struct Apart([Bf16; 2]);
-
-impl<S: Pairs> Factor<S> for Apart {
-    const VECS: usize = S::TILE_VECS;
-    type X = S::P;
-    type Y = S::P;
-
-    /// One chain: sums of half as many terms, of operands that were rounded.
-    #[inline(always)]
-    fn chain(depth: usize) -> usize {
-        depth
-    }
-
-    #[inline(always)]
-    fn zero(s: S) -> S::P {
-        s.splat_pair(Pair::default())
-    }
-
-    #[inline(always)]
-    unsafe fn x(s: S, row: *const f32, i: usize) -> S::P {
-        // SAFETY: passed on.
-        unsafe { <Pair as Factor<S>>::x(s, row, i) }
-    }
-
-    #[inline(always)]
-    unsafe fn y(s: S, p: *const Apart) -> S::P {
+    unsafe fn y(s: S, p: *const Self) -> S::P {
         let first = p.cast::<Bf16>();
-        // SAFETY: the caller vouches for 32 elements.
-        unsafe { s.zip(first, first.add(LANES)) }
+        // SAFETY: the caller vouches for sixteen pairs.
+        unsafe { if ORDER == APART { s.zip(first, first.add(LANES)) } else { s.load_pairs(p.cast()) } }
     }
 
     #[inline(always)]

@@ -49,8 +49,8 @@ pub enum Precision {
     /// Elements are widened, and everything is computed in `f32`: the bits of the same call over `f32` tensors.
     #[default]
     Exact,
-    /// Where keys or values are bfloat16 and the machine multiplies pairs of those by itself (AVX512_BF16), it does: about
-    /// twice the arithmetic in the same time.
+    /// Where keys or values are bfloat16 and the machine multiplies pairs of those by itself (AVX512_BF16), it does: twice
+    /// the arithmetic in the same time.
     ///
     /// Against bfloat16 keys, queries of other types are rounded to bfloat16; against bfloat16 values, weights are. Sums
     /// are `f32`. Rounding is to nearest even, and subnormal numbers count as 0. So a score differs by at most

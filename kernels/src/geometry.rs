@@ -5,6 +5,7 @@ use crate::block::{KEY_BLOCK, SCORE_STRIDE};
 use crate::int8::query_floats;
 use crate::lines::{LINE_BYTES, Lines};
 use crate::simd::LANES;
+use crate::strips::WINDOW;
 
 /// Most rows whose scores are held at once. 96 rows of 256 scores are 104 KB, in the second-level cache beside the
 /// block's keys and values; 48 measured 1–2 % slower.
@@ -17,8 +18,8 @@ pub const MAX_TASK: usize = 384;
 
 /// Floats of packed keys held at once: 256 keys of head_dim 256, a quarter of a megabyte.
 const KEY_FLOATS: usize = 64 * 1024;
-/// Floats of packed values held at once.
-const VALUE_FLOATS: usize = 64 * 1024;
+/// Columns of values packed at once: 256 keys of them are a quarter of a megabyte.
+const VALUE_COLS: usize = WINDOW;
 /// Floats of running output, and of packed queries, held by a task.
 const ROW_FLOATS: usize = 48 * 1024;
 
@@ -57,7 +58,7 @@ impl Geometry {
         assert!(head_dim <= MAX_DIM && value_dim <= MAX_DIM && tile_rows > 0, "a dimension beyond MAX_DIM");
         let pack_keys = (KEY_FLOATS / head_dim.max(1) / LANES * LANES).clamp(LANES, KEY_BLOCK);
         let width = value_dim.next_multiple_of(LANES);
-        let pack_cols = (VALUE_FLOATS / KEY_BLOCK).min(width.max(LANES));
+        let pack_cols = VALUE_COLS.min(width.max(LANES));
         let whole = |rows: usize| if rows > tile_rows { rows / tile_rows * tile_rows } else { rows.max(1) };
         let fits = ROW_FLOATS / head_dim.max(width).max(1);
         // If a block's keys or values do not fit at once they are packed again for every group: make the group the task.
@@ -160,15 +161,15 @@ impl core::fmt::Debug for Scratch {
 
 /// A worker's scratch, cut up.
 pub(crate) struct Regions<'a> {
-    /// Packed keys, `[panel][head_dim][16]`.
+    /// Packed keys, `[panel][head_dim][16]`, or in pairs: see `pairs.rs`.
     pub(crate) keys: &'a mut [f32],
-    /// Packed values, `[key][columns]`.
+    /// Packed values, `[run][key][columns]`.
     pub(crate) values: &'a mut [f32],
     /// `[row of the group][SCORE_STRIDE]`.
     pub(crate) scores: &'a mut [f32],
     /// Running output, `[row of the task][width]`.
     pub(crate) out: &'a mut [f32],
-    /// Copied queries, `[row of the task][head_dim]`, if theirs are not contiguous; or as bytes: see `int8::cut_queries`.
+    /// Copied queries, `[row of the task][head_dim]`, if theirs are not contiguous; or in pairs, or as bytes: see `queries.rs`.
     pub(crate) queries: &'a mut [f32],
     /// Running maximum and sum of each row of the task.
     pub(crate) max: &'a mut [f32],

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! keys     [panel of 16 keys][head_dim / 4, rounded up][16][4]     zeros past head_dim
-//! values   [key][value_dim, rounded up to whole 16s]               zeros past value_dim
+//! values   [strip][key][columns of the strip]                      see strips.rs; zeros past value_dim
 //! scales   one f32 a key, filled up to whole panels
 //! ```
 //!

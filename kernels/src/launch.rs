@@ -1,6 +1,6 @@
 //! A call bound to its outputs, handed out task by task.
 
-use crate::element::Precision;
+use crate::element::{Dtype, Precision};
 use crate::geometry::{Geometry, Scratch};
 use crate::isa::{Isa, Visitor};
 use crate::options::{MaskMod, Mods, Options, ProbMod, ScoreMod};
@@ -54,6 +54,12 @@ impl Call<'_> {
     /// Query heads that share one key/value head.
     pub fn sharing(&self) -> usize {
         self.q.shape()[1] / self.kv.kv_heads().max(1)
+    }
+
+    /// Whether keys, and whether values, are multiplied in pairs, by the machine's own instruction if it `has` that.
+    pub fn native(&self, has: impl FnOnce() -> bool) -> [bool; 2] {
+        let native = self.precision == Precision::Native && has();
+        self.kv.dtypes().map(|dtype| native && dtype == Some(Dtype::Bf16))
     }
 
     /// Sequences in the call.

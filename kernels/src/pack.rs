@@ -123,25 +123,17 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
     d: usize,
     out: &mut [f32],
 ) {
-    assert!(out.len() >= n.next_multiple_of(LANES) * d);
-    for first in (0..n).step_by(LANES) {
-        let here = LANES.min(n - first);
-        let panel = &mut out[first * d..][..LANES * d];
-        // Whole 16 × 16 squares go through registers; a partial panel repeats its last row and blanks it afterwards.
-        let squares = if keys.element == 1 { d / LANES * LANES } else { 0 };
-        for i in (0..squares).step_by(LANES) {
-            // The core does not foresee sixteen rows at a time: ask for the next panel's, in the order they will come.
-            if first + LANES < all {
-                for r in 0..LANES {
-                    // SAFETY: a row below `all`.
-                    let later = unsafe { keys.at((first + LANES + r).min(all - 1)) };
-                    s.prefetch_far(later.wrapping_add(i).cast());
-                }
-            }
-            // SAFETY: row `first + r.min(here - 1) < n` has elements `i..i + 16`; the panel has room for them.
+    let squares = if keys.element == 1 { d / LANES * LANES } else { 0 };
+    fill_panels(
+        n,
+        [d, squares],
+        out,
+        #[inline(always)]
+        |[first, here], i, to| {
+            // SAFETY: rows below `all`, elements `i .. i + 16`; room for a square.
             unsafe {
+                ask_ahead(s, keys, [first, all], i);
                 let row = |r: usize| keys.at(first + r.min(here - 1)).add(i);
-                let to = panel.as_mut_ptr().add(i * LANES);
                 if T::DTYPE == Dtype::F32 {
                     s.transpose(core::array::from_fn(|r| row(r).cast()), to);
                 } else {
@@ -152,35 +144,72 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
                     s.transpose(core::array::from_fn(|r| wide[r].as_ptr()), to);
                 }
             }
+        },
+        #[inline(always)]
+        // SAFETY: row `r < n`, element `i < d`.
+        |r, i| unsafe { *keys.at(r).offset(i as isize * keys.element) }.widen(),
+    );
+}
+
+/// Fills panels `[panel][depth][16]` with `n` rows: columns below `squares` by `square([first row, rows], column, to)`, sixteen
+/// of sixteen rows at a time (a partial panel may hold anything beyond its rows: it is blanked afterwards), the others by
+/// `element(row, column)`. What is beyond the last row becomes zeros.
+#[inline(always)]
+pub(crate) fn fill_panels<U: Copy + Default>(
+    n: usize,
+    [depth, squares]: [usize; 2],
+    out: &mut [U],
+    square: impl Fn([usize; 2], usize, *mut U),
+    element: impl Fn(usize, usize) -> U,
+) {
+    assert!(out.len() >= n.next_multiple_of(LANES) * depth);
+    for first in (0..n).step_by(LANES) {
+        let here = LANES.min(n - first);
+        let panel = &mut out[first * depth..][..LANES * depth];
+        for i in (0..squares).step_by(LANES) {
+            square([first, here], i, panel[i * LANES..][..LANES * LANES].as_mut_ptr());
         }
         for r in 0..here {
-            // SAFETY: row `first + r < n`, elements below `d`.
-            let row = unsafe { keys.at(first + r) };
-            for i in squares..d {
-                // SAFETY: as above.
-                panel[i * LANES + r] = unsafe { *row.offset(i as isize * keys.element) }.widen();
+            for i in squares..depth {
+                panel[i * LANES + r] = element(first + r, i);
             }
         }
         if here < LANES {
             for lanes in panel.chunks_exact_mut(LANES) {
-                lanes[here..].fill(0.0);
+                lanes[here..].fill(U::default());
             }
         }
     }
 }
 
-/// Copies `n` rows of `cols` columns, each filled up with zeros to whole vectors. With care, anything that is
-/// not finite becomes zero.
+/// The core does not foresee sixteen rows at a time: asks for the next panel's, from element `i` on, in the order they will
+/// come.
+///
+/// # Safety
+/// There are `all` rows.
+#[inline(always)]
+pub(crate) unsafe fn ask_ahead<S: Simd, T: Element>(s: S, keys: Rows<T>, [first, all]: [usize; 2], i: usize) {
+    if first + LANES < all {
+        for r in 0..LANES {
+            // SAFETY: a row below `all`.
+            let later = unsafe { keys.at((first + LANES + r).min(all - 1)) };
+            s.prefetch_far(later.wrapping_add(i).cast());
+        }
+    }
+}
+
+/// Copies `n` rows of `cols` columns, each filled up with zeros to whole vectors, as elements of any type. With care,
+/// anything that is not finite becomes zero.
 ///
 /// # Safety
 /// `values` has `n` readable rows of `cols` elements.
 #[inline(always)]
-pub(crate) unsafe fn pack_rows<S: Simd, T: Element>(
+pub(crate) unsafe fn pack_rows<S: Simd, T: Element, O: Element>(
     s: S,
     values: Rows<T>,
     [n, cols]: [usize; 2],
     care: Care,
-    out: &mut [f32],
+    out: &mut [O],
 ) {
     let width = cols.next_multiple_of(LANES);
     for (j, out) in out[..n * width].chunks_exact_mut(width).enumerate() {
@@ -190,11 +219,11 @@ pub(crate) unsafe fn pack_rows<S: Simd, T: Element>(
         // SAFETY: the row has `cols` elements.
         unsafe { copy_row(s, row, values.element, copy) };
         if care == Care::Careful {
-            for x in copy.iter_mut().filter(|x| !x.is_finite()) {
-                *x = 0.0;
+            for x in copy.iter_mut().filter(|x| !x.widen().is_finite()) {
+                *x = O::narrow(0.0);
             }
         }
-        padding.fill(0.0);
+        padding.fill(O::narrow(0.0));
     }
 }
 
@@ -203,19 +232,19 @@ pub(crate) unsafe fn pack_rows<S: Simd, T: Element>(
 /// # Safety
 /// As many elements as `out` has are readable from `row` on, `element` apart.
 #[inline(always)]
-pub(crate) unsafe fn copy_row<S: Simd, T: Element>(s: S, row: *const T, element: isize, out: &mut [f32]) {
+unsafe fn copy_row<S: Simd, T: Element, O: Element>(s: S, row: *const T, element: isize, out: &mut [O]) {
     let mut done = 0;
     if element == 1 {
         let (whole, _) = out.as_chunks_mut::<LANES>();
         for (chunk, to) in whole.iter_mut().enumerate() {
-            // SAFETY: contiguous elements that the caller vouches for; sixteen floats of ours.
-            unsafe { s.store(to.as_mut_ptr(), T::load(s, row.add(chunk * LANES))) };
+            // SAFETY: contiguous elements that the caller vouches for; sixteen of ours.
+            unsafe { O::store(s, to.as_mut_ptr(), T::load(s, row.add(chunk * LANES))) };
         }
         done = whole.len() * LANES;
     }
     for (i, x) in out.iter_mut().enumerate().skip(done) {
         // SAFETY: element `i` of the row.
-        *x = unsafe { *row.offset(i as isize * element) }.widen();
+        *x = O::narrow(unsafe { *row.offset(i as isize * element) }.widen());
     }
 }
 

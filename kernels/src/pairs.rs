@@ -4,9 +4,9 @@
 //! longer. Values meet as they lie, key 2i beside key 2i + 1; the weights of the two are rounded to bfloat16. What a row
 //! gathers, its maximum and its sum stay `f32`.
 
-use crate::dots::Apart;
+use crate::dots::{APART, BESIDE, Columns};
 use crate::element::Bf16;
-use crate::pack::Rows;
+use crate::pack::{Rows, ask_ahead, fill_panels};
 use crate::passes::Group;
 use crate::scores::{Scores, scores};
 use crate::simd::{LANES, Pair, Pairs, PairsWork, Simd};
@@ -16,9 +16,9 @@ use crate::values::{RowPairs, Values, values};
 #[derive(Clone, Copy)]
 pub(crate) enum PairPanels {
     /// `[panel][pair][16]`.
-    Packed(*const Pair),
+    Packed(*const Columns<BESIDE>),
     /// `[panel][head_dim][16]` elements, an even number of dimensions.
-    Apart(*const Apart),
+    Apart(*const Columns<APART>),
 }
 
 /// Packs the first `n` of `all` keys of `d` elements in pairs; an odd element has 0 beside it, and the last panel is filled
@@ -29,39 +29,28 @@ pub(crate) enum PairPanels {
 #[inline(always)]
 pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2], d: usize, out: &mut [Pair]) {
     let pairs = d.div_ceil(2);
-    assert!(out.len() >= n.next_multiple_of(LANES) * pairs);
-    for first in (0..n).step_by(LANES) {
-        let here = LANES.min(n - first);
-        let panel = &mut out[first * pairs..][..LANES * pairs];
-        // A square of pairs is a square of floats to who moves it.
-        let squares = if keys.element == 1 { d / 2 / LANES * LANES } else { 0 };
-        for i in (0..squares).step_by(LANES) {
-            // SAFETY: rows below `all` have elements `2i .. 2i + 32`; the panel has room for a square.
+    let squares = if keys.element == 1 { d / 2 / LANES * LANES } else { 0 };
+    fill_panels(
+        n,
+        [pairs, squares],
+        out,
+        #[inline(always)]
+        |[first, here], i, to| {
+            // SAFETY: rows below `all`, elements `2i .. 2i + 32`; room for a square. One of pairs is one of floats to who
+            // moves it.
             unsafe {
-                let row = |r: usize| keys.at(first + r).add(2 * i).cast::<f32>();
-                if first + LANES < all {
-                    for r in 0..LANES {
-                        s.prefetch_far(keys.at((first + LANES + r).min(all - 1)).wrapping_add(2 * i).cast());
-                    }
-                }
-                let rows = core::array::from_fn(|r| row(r.min(here - 1)));
-                s.transpose(rows, panel.as_mut_ptr().add(i * LANES).cast());
+                ask_ahead(s, keys, [first, all], 2 * i);
+                let row = |r: usize| keys.at(first + r.min(here - 1)).add(2 * i).cast();
+                s.transpose(core::array::from_fn(row), to.cast());
             }
-        }
-        for r in 0..here {
-            // SAFETY: row `first + r < n`, elements below `d`.
-            let element = |i: usize| unsafe { *keys.at(first + r).offset(i as isize * keys.element) };
-            for i in squares..pairs {
-                let second = if 2 * i + 1 < d { element(2 * i + 1) } else { Bf16::default() };
-                panel[i * LANES + r] = Pair::new(element(2 * i), second);
-            }
-        }
-        if here < LANES {
-            for lanes in panel.chunks_exact_mut(LANES) {
-                lanes[here..].fill(Pair::default());
-            }
-        }
-    }
+        },
+        #[inline(always)]
+        |r, i| {
+            // SAFETY: row `r < n`, elements below `d`.
+            let element = |i: usize| unsafe { *keys.at(r).offset(i as isize * keys.element) };
+            Pair::new(element(2 * i), if 2 * i + 1 < d { element(2 * i + 1) } else { Bf16::default() })
+        },
+    );
 }
 
 /// The same of panels `[panel][d][16]`, whole ones.
@@ -71,7 +60,7 @@ pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2],
 #[inline(always)]
 pub(crate) unsafe fn pair_up(panels: *const Bf16, n: usize, d: usize, out: &mut [Pair]) {
     let pairs = d.div_ceil(2);
-    for (panel, out) in out.chunks_exact_mut(LANES * pairs).take(n).enumerate() {
+    for (panel, out) in out[..n * LANES * pairs].chunks_exact_mut(LANES * pairs).enumerate() {
         for (i, out) in out.iter_mut().enumerate() {
             let (pair, lane) = (i / LANES, i % LANES);
             // SAFETY: an element of the panel: `e < d`.
@@ -82,11 +71,12 @@ pub(crate) unsafe fn pair_up(panels: *const Bf16, n: usize, d: usize, out: &mut 
     }
 }
 
+/// Asks for what [`scores`] asks for, with queries in pairs.
 impl PairsWork for Scores<'_, PairPanels> {
     type Output = ();
     #[inline(always)]
-    fn run<S: Pairs>(self, s: S) {
-        // SAFETY: who made this vouches for queries and keys.
+    unsafe fn run<S: Pairs>(self, s: S) {
+        // SAFETY: passed on.
         unsafe {
             match self.keys {
                 PairPanels::Packed(keys) => scores(s, self.of(keys)),
@@ -96,11 +86,12 @@ impl PairsWork for Scores<'_, PairPanels> {
     }
 }
 
+/// Asks for what [`values`] asks for, with rounded weights.
 impl PairsWork for Values<'_, RowPairs> {
     type Output = ();
     #[inline(always)]
-    fn run<S: Pairs>(self, s: S) {
-        // SAFETY: who made this vouches for the values.
+    unsafe fn run<S: Pairs>(self, s: S) {
+        // SAFETY: passed on.
         unsafe { values(s, self) }
     }
 }
@@ -112,26 +103,29 @@ pub(crate) fn as_pairs(scratch: &mut [f32]) -> &mut [Pair] {
     unsafe { core::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast(), scratch.len()) }
 }
 
-/// Scratch for words of sixteen bits.
-pub(crate) fn as_words(scratch: &mut [f32]) -> &mut [u16] {
-    // SAFETY: as many bytes, more than aligned; every pattern is a number, and so it is of floats.
+/// Scratch for elements of sixteen bits: twice as many.
+pub(crate) fn as_halves(scratch: &mut [f32]) -> &mut [Bf16] {
+    const { assert!(2 * size_of::<Bf16>() == size_of::<f32>() && align_of::<Bf16>() <= align_of::<f32>()) }
+    // SAFETY: as many bytes, aligned for them; every pattern is an element, and a float.
     unsafe { core::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast(), 2 * scratch.len()) }
 }
 
 /// Weights to be rounded where they are: the pair of keys 2i and 2i + 1 goes where the weight of key i was.
 pub(crate) struct Round<'a>(pub(crate) Group<'a>);
 
+/// Asks for nothing.
 impl PairsWork for Round<'_> {
     type Output = ();
     #[inline(always)]
-    fn run<S: Pairs>(self, s: S) {
+    unsafe fn run<S: Pairs>(self, s: S) {
         let mut group = self.0;
         group.for_each_row(
             s,
             #[inline(always)]
             |_, panels, weights| {
                 for panel in panels {
-                    // SAFETY: a panel of the row; what is written lies where weights have been read before.
+                    // SAFETY: a panel of the row, written to its first half: what lies there was read before, or belongs to
+                    // no key of the span.
                     unsafe {
                         let v = s.load(weights.add(panel * LANES));
                         s.store_pairs(weights.add(panel * LANES / 2).cast(), v);
@@ -146,4 +140,59 @@ impl PairsWork for Round<'_> {
 pub(crate) fn rounded(weights: &[f32], j: usize) -> f32 {
     let pair = weights[j / 2].to_bits();
     f32::from_bits(if j.is_multiple_of(2) { pair << 16 } else { pair & 0xFFFF_0000 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::{Isa, Visitor};
+    use crate::steps::Steps;
+
+    /// Rows, the distance between their elements, their length.
+    struct Pack<'a>(&'a [Bf16], usize, usize);
+
+    impl Visitor for Pack<'_> {
+        type Output = Vec<Pair>;
+        fn visit<S: Steps>(self, s: S) -> Vec<Pair> {
+            let Self(rows, element, d) = self;
+            let n = rows.len() / (element * d);
+            let mut out = vec![Pair(u32::MAX); n.next_multiple_of(LANES) * d.div_ceil(2)];
+            let rows = Rows::strided(rows.as_ptr(), (element * d) as isize, element as isize);
+            // SAFETY: `n` rows of `d` elements.
+            unsafe { s.pack_pairs(rows, [n, n], d, &mut out) };
+            out
+        }
+    }
+
+    #[test]
+    fn pairs_are_where_they_should_be() {
+        for (n, d, element) in [(1, 1, 1), (17, 2, 1), (16, 33, 1), (20, 64, 1), (5, 67, 2), (48, 96, 1)] {
+            let rows: Vec<_> = (0..n * d * element).map(|i| Bf16(i as u16)).collect();
+            let at = |j: usize, i: usize| if j < n && i < d { rows[(j * d + i) * element] } else { Bf16(0) };
+            let pairs = d.div_ceil(2);
+            let expected: Vec<_> = (0..n.next_multiple_of(LANES) * pairs)
+                .map(|place| {
+                    let (panel, i, lane) = (place / LANES / pairs, place / LANES % pairs, place % LANES);
+                    let j = panel * LANES + lane;
+                    Pair::new(at(j, 2 * i), at(j, 2 * i + 1))
+                })
+                .collect();
+            for isa in Isa::available() {
+                assert_eq!(isa.dispatch(Pack(&rows, element, d)), expected, "{n} rows of {d}, {isa}");
+            }
+            let panels: Vec<_> = (0..n.next_multiple_of(LANES) * d)
+                .map(|place| at(place / LANES / d * LANES + place % LANES, place / LANES % d))
+                .collect();
+            let mut out = vec![Pair(u32::MAX); expected.len()];
+            // SAFETY: so many whole panels.
+            unsafe { pair_up(panels.as_ptr(), n.div_ceil(LANES), d, &mut out) };
+            assert_eq!(out, expected, "panels of {n} keys of {d}");
+        }
+    }
+
+    #[test]
+    fn weights_are_found_where_they_were_put() {
+        let weights = [f32::from_bits(u32::from(Bf16::from_f32(0.5).0) | u32::from(Bf16::from_f32(0.25).0) << 16)];
+        assert_eq!([rounded(&weights, 0), rounded(&weights, 1)], [0.5, 0.25]);
+    }
 }

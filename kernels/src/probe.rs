@@ -91,7 +91,8 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                     core::hint::black_box(unsafe { s.all_finite(rows, 1, n / size_of::<f32>()) });
                     true
                 };
-                // SAFETY: the keys exist, and their block is held; a cache's panels and rows of bytes are whole.
+                // SAFETY: the keys exist, and their block is held; a cache's panels and strips are whole. Of strips of bytes,
+                // as many are read as the keys have, if not all theirs.
                 finite &= unsafe {
                     let at = [b, h, first];
                     let keys = match kv.keys(at, len, keys) {

@@ -1,10 +1,9 @@
-//! A task's query rows, as the keys want them: where they lie, copied, or as bytes.
+//! A task's query rows, as the keys want them: where they lie, copied, in pairs, or as bytes.
 
-use crate::element::{Dtype, Precision};
 use crate::geometry::Regions;
 use crate::int8;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
-use crate::pairs::as_words;
+use crate::pairs::as_halves;
 use crate::poison::Care;
 use crate::simd::{LANES, Pair, Query4};
 use crate::source::QueryForm;
@@ -27,7 +26,7 @@ pub(crate) enum Queries<'a> {
 }
 
 impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A, B, C>> {
-    /// Copies the task's queries if they are not contiguous, or makes bytes of them, and says where the rows are.
+    /// Copies the task's queries if they are not contiguous, or makes pairs or bytes of them, and says where the rows are.
     ///
     /// # Safety
     /// As for [`Self::run`].
@@ -60,30 +59,23 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
         Queries::Copied(regions.queries.as_ptr())
     }
 
-    /// Whether keys, and whether values, are multiplied in pairs.
-    pub(crate) fn native(&self) -> [bool; 2] {
-        let native = self.call.precision == Precision::Native && self.s.multiplies_pairs();
-        self.call.kv.dtypes().map(|dtype| native && dtype == Some(Dtype::Bf16))
-    }
-
     /// Makes pairs of the task's queries.
     ///
     /// # Safety
     /// As for [`Self::run`].
     unsafe fn query_pairs(&self, regions: &mut Regions<'_>) -> Queries<'a> {
         let (d, n) = (self.geometry.head_dim, self.task.rows.len());
-        let pairs = d.div_ceil(2);
-        // Whoever is not asked to pack keys yet has not begun: their scratch is free.
-        let wide = &mut regions.keys[..d.next_multiple_of(LANES)];
-        let out = as_words(regions.queries);
-        for (row, out) in self.rows(0..n).zip(out.chunks_exact_mut(2 * pairs)) {
+        // Nobody has packed keys yet: their scratch is free, sixteen rows or more.
+        let whole = &mut as_halves(regions.keys)[..d.next_multiple_of(LANES)];
+        let pairs = as_halves(regions.queries).chunks_exact_mut(d.next_multiple_of(2));
+        for (row, pairs) in self.rows(0..n).zip(pairs) {
             // SAFETY: the row is inside the call's queries and has `d` elements.
             unsafe {
                 let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
-                self.s.pack_rows(rows, [1, d], Care::Fast, wide);
+                self.s.round_rows(rows, [1, d], Care::Fast, whole);
             }
-            self.s.narrow(Dtype::Bf16, &wide[..d], &mut out[..d]);
-            out[d..].fill(0);
+            // What it was filled up with stands beside an odd element.
+            pairs.copy_from_slice(&whole[..pairs.len()]);
         }
         Queries::Pairs(regions.queries.as_ptr().cast())
     }

@@ -11,14 +11,16 @@ use crate::tensor::AnyPanels;
 
 /// A group of rows, a run of packed keys, and where the scores go.
 pub(crate) struct Scores<'a, K = AnyPanels> {
-    /// The group's query rows, each `head_dim` contiguous floats. All tiles of rows are full but the last.
+    /// The group's query rows, each `head_dim` contiguous floats, or pairs where keys are. All tiles of rows are full but the
+    /// last.
     pub(crate) queries: &'a [*const f32],
-    /// Packed keys, `[panel][head_dim][16]`.
+    /// Packed keys, `[panel][head_dim][16]`, floats or pairs.
     pub(crate) keys: K,
     /// Which of the block's panels `keys` points at.
     pub(crate) panels: core::ops::Range<usize>,
     /// The keys each tile of rows needs.
     pub(crate) spans: &'a [Span],
+    /// In floats or pairs.
     pub(crate) head_dim: usize,
     pub(crate) scale: f32,
     /// A row of a bias for each query, from the block's first key on: read by the pass after this one, and fetched from
@@ -102,7 +104,8 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
                     depth: d,
                     out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
-                    fetch: if vecs == 1 && row == 0 { Fetch::Far } else { Fetch::Nothing },
+                    // One tile of rows asks for all: the last, which may be a small one.
+                    fetch: if vecs == 1 && row + rows == all { Fetch::Far } else { Fetch::Nothing },
                 };
                 by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(
                     s,

@@ -7,11 +7,11 @@
 //!
 //! Rules, each paid for by somebody (DESIGN.md, "Traps"):
 //! 1. A token (`Avx2`, `Avx512`, …) is a zero-sized proof that the machine has the instructions; only
-//!    [`Isa`](crate::Isa) and [`Simd::with_dot4`] make one, after detection.
+//!    [`Isa`](crate::Isa), [`Simd::with_dot4`] and [`Simd::with_pairs`] make one, after detection.
 //! 2. Functions generic over `S: Simd` are `#[inline(always)]`. One that is not inlined into its
 //!    `#[target_feature]` caller runs a hundred times slower.
 //! 3. [`Simd::vectorize`] is the only `#[target_feature]` boundary. It is entered once per kernel step, which
-//!    covers a group of rows times a key block; never per row, never per tile. [`Simd::with_dot4`] enters it, too.
+//!    covers a group of rows times a key block; never per tile. [`Simd::with_dot4`] and [`Simd::with_pairs`] enter it, too.
 //! 4. Below the boundary: no rayon, no `dyn`, no function pointers, no allocation.
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
 //! 6. An operation is added when backends do it differently, not because one caller would like it.
@@ -82,7 +82,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// # Panics
     /// If there are none.
-    fn with_pairs<W: PairsWork>(self, work: W) -> W::Output {
+    ///
+    /// # Safety
+    /// What the work asks for.
+    unsafe fn with_pairs<W: PairsWork>(self, work: W) -> W::Output {
         let _ = work;
         unreachable!("no products of pairs")
     }
@@ -243,7 +246,10 @@ pub(crate) trait Pairs: Simd {
 pub(crate) trait PairsWork {
     type Output;
     /// To be marked `#[inline(always)]`.
-    fn run<S: Pairs>(self, s: S) -> Self::Output;
+    ///
+    /// # Safety
+    /// See each work.
+    unsafe fn run<S: Pairs>(self, s: S) -> Self::Output;
 }
 
 /// Something to do with dot products of bytes: see [`Simd::with_dot4`].

@@ -33,6 +33,11 @@ pub(crate) trait Steps: Copy + Send + Sync {
     /// # Safety
     /// As for [`pack::pack_rows`].
     unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [f32]);
+    /// The same rounded.
+    ///
+    /// # Safety
+    /// As for [`pack::pack_rows`].
+    unsafe fn round_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [Bf16]);
     /// # Safety
     /// As for [`pack::all_finite`].
     unsafe fn all_finite(self, values: AnyRows, n: usize, cols: usize) -> bool;
@@ -130,6 +135,14 @@ macro_rules! steps {
             }
 
             unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || by_type!(Typed, values, |values| unsafe { pack::pack_rows(self, values, size, care, out) }),
+                )
+            }
+
+            unsafe fn round_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [Bf16]) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
@@ -293,15 +306,18 @@ macro_rules! steps {
             }
 
             unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>) {
-                self.with_pairs(a)
+                // SAFETY: the caller's promise.
+                unsafe { self.with_pairs(a) }
             }
 
             fn round_weights(self, group: Group<'_>) {
-                self.with_pairs(pairs::Round(group))
+                // SAFETY: it asks for nothing.
+                unsafe { self.with_pairs(pairs::Round(group)) }
             }
 
             unsafe fn values_pairs(self, a: Values<'_, RowPairs>) {
-                self.with_pairs(a)
+                // SAFETY: the caller's promise.
+                unsafe { self.with_pairs(a) }
             }
 
             unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool {

@@ -185,6 +185,11 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         }
     }
 
+    /// Whether keys, and whether values, are multiplied in pairs.
+    pub(crate) fn native(&self) -> [bool; 2] {
+        self.call.native(|| self.s.multiplies_pairs())
+    }
+
     /// Nothing gathered yet.
     pub(crate) fn clear(&self, regions: &mut Regions<'_>) {
         // Steps work on whole vectors of rows.

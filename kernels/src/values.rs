@@ -1,7 +1,7 @@
 //! AV: the weighted sum of a block's values, folded into the rows' running output.
 //!
-//! An output column is one chain of FMAs over the block's keys, in order; the block's sum then joins the running
-//! output with two factors, `o ← o·keep + sum·join`, once per block. Keys hidden from a row have weight exactly 0 and
+//! An output column is one chain of FMAs over the block's keys, or pairs of keys, in order; the block's sum then joins the
+//! running output with two factors, `o ← o·keep + sum·join`, once per block. Keys hidden from a row have weight exactly 0 and
 //! add exactly nothing, so it does not matter how many of them a tile runs over.
 
 use crate::ahead::Ahead;
@@ -66,8 +66,8 @@ pub(crate) trait Terms<S: Simd>: Copy {
     /// # Safety
     /// There is such a term.
     unsafe fn at(self, term: usize) -> Self::At;
-    /// Where a term's memory begins.
-    fn first(at: Self::At) -> *const f32;
+    /// Where the memory of each of its keys begins.
+    fn rows(at: Self::At) -> impl Iterator<Item = *const f32>;
     /// Zeros.
     fn zero(s: S) -> Self::Y;
     /// # Safety
@@ -105,8 +105,8 @@ impl<S: Simd, T: Load> Terms<S> for Rows<T> {
     }
 
     #[inline(always)]
-    fn first(at: *const T) -> *const f32 {
-        at.cast()
+    fn rows(at: *const T) -> impl Iterator<Item = *const f32> {
+        core::iter::once(at.cast())
     }
 
     #[inline(always)]
@@ -165,8 +165,8 @@ impl<S: Pairs> Terms<S> for RowPairs {
     }
 
     #[inline(always)]
-    fn first([first, _]: [*const Bf16; 2]) -> *const f32 {
-        first.cast()
+    fn rows(at: [*const Bf16; 2]) -> impl Iterator<Item = *const f32> {
+        at.into_iter().map(<*const Bf16>::cast)
     }
 
     #[inline(always)]
@@ -223,7 +223,8 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                 };
                 let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
                 let values = a.values.columns_from(vec * LANES);
-                let fetch = if index == 0 { fetch } else { Fetch::Nothing };
+                // One tile of rows asks for all: the last, which may be a small one.
+                let fetch = if row + rows == a.rows { fetch } else { Fetch::Nothing };
                 by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(s, w, (values, fetch), *span, fold));
             }
             a.ahead.fetch(s);
@@ -290,14 +291,16 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
         let later = match fetch {
             _ if !asks => None,
             Fetch::Nothing => None,
-            Fetch::Strip => Some(R::first(at).wrapping_byte_add(FAR)),
+            Fetch::Strip => Some((at, FAR)),
             // SAFETY: a term of the span.
-            Fetch::Scattered => Some(R::first(unsafe { values.at((j + SCATTERED).min(terms.end - 1)) })),
+            Fetch::Scattered => Some((unsafe { values.at((j + SCATTERED / R::KEYS).min(terms.end - 1)) }, 0)),
         };
-        if let Some(later) = later {
-            for byte in (0..NV * LANES * R::BYTES).step_by(LINE_BYTES) {
-                // Wrapping: a hint may point anywhere.
-                s.prefetch_far(later.wrapping_byte_add(byte));
+        if let Some((later, beyond)) = later {
+            for row in R::rows(later) {
+                for byte in (0..NV * LANES * R::BYTES / R::KEYS).step_by(LINE_BYTES) {
+                    // Wrapping: a hint may point anywhere.
+                    s.prefetch_far(row.wrapping_byte_add(beyond + byte));
+                }
             }
         }
         let mut value = [R::zero(s); NV];

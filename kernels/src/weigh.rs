@@ -1,7 +1,6 @@
 //! P·V of a group and a block: values where they lie, or packed; elements, pairs or bytes.
 
 use crate::block::READING_ROWS;
-use crate::element::Dtype;
 use crate::geometry::Regions;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::pack::Rows;
@@ -12,7 +11,7 @@ use crate::prepare::Spans;
 use crate::simd::LANES;
 use crate::source::{BlockValues, Run};
 use crate::steps::Steps;
-use crate::strips::{self, Strips, WINDOW};
+use crate::strips::{self, Strips};
 use crate::tensor::{AnyRows, Typed};
 use crate::tile::{Block, Fused};
 use crate::values::{RowPairs, Values};
@@ -57,14 +56,12 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 } else {
                     // Runs are packed one behind the other.
                     let room = &mut regions.values[(run.first - window) * block.len..];
-                    if block.packed_values != Some((window, care)) {
-                        // SAFETY: the run has so many columns for every key of the block.
-                        unsafe { self.pack_values(&run, block.len, care, room) };
-                        if run.first + run.cols == end {
-                            block.packed_values = Some((window, care));
-                        }
+                    let ready = block.packed_values == Some((window, care));
+                    if run.first + run.cols == end {
+                        block.packed_values = Some((window, care));
                     }
-                    packed(room, width, native)
+                    // SAFETY: the run has so many columns for every key of the block.
+                    unsafe { self.pack_values(&run, block.len, care, (room, ready)) }
                 };
                 // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed.
                 unsafe {
@@ -95,22 +92,28 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         }
     }
 
-    /// Columns of values into scratch, filled up to whole vectors: as floats, or in pairs as bfloat16.
+    /// Columns of values into scratch, filled up to whole vectors: as floats, or as they are if they are to be paired. Returns
+    /// them there.
     ///
     /// # Safety
-    /// The run has these columns for so many keys.
-    unsafe fn pack_values(&self, run: &Run, len: usize, care: Care, out: &mut [f32]) {
+    /// The run has these columns for so many keys. With `ready`, they are there already.
+    unsafe fn pack_values(&self, run: &Run, len: usize, care: Care, (out, ready): (&mut [f32], bool)) -> AnyRows {
+        let (size, stride) = ([len, run.cols], run.cols.next_multiple_of(LANES) as isize);
         let [_, native] = self.native();
-        if !native {
-            // SAFETY: passed on.
-            return unsafe { self.s.pack_rows(run.rows, [len, run.cols], care, out) };
-        }
-        let width = run.cols.next_multiple_of(LANES);
-        let mut wide = [0.0; WINDOW];
-        for (j, to) in pairs::as_words(out).chunks_exact_mut(width).take(len).enumerate() {
-            // SAFETY: passed on: row `j` has these columns.
-            unsafe { self.s.pack_rows(run.rows.rows_from(j), [1, run.cols], care, &mut wide) };
-            self.s.narrow(Dtype::Bf16, &wide[..width], to);
+        // SAFETY: passed on.
+        unsafe {
+            if native {
+                let out = pairs::as_halves(out);
+                if !ready {
+                    self.s.round_rows(run.rows, size, care, out);
+                }
+                Typed::Bf16(Rows::strided(out.as_ptr(), stride, 1))
+            } else {
+                if !ready {
+                    self.s.pack_rows(run.rows, size, care, out);
+                }
+                Typed::F32(Rows::strided(out.as_ptr(), stride, 1))
+            }
         }
     }
 
@@ -145,15 +148,5 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 });
             }
         }
-    }
-}
-
-/// Rows that were packed.
-fn packed(scratch: &[f32], width: usize, native: bool) -> AnyRows {
-    let stride = width as isize;
-    if native {
-        Typed::Bf16(Rows::strided(scratch.as_ptr().cast(), stride, 1))
-    } else {
-        Typed::F32(Rows::strided(scratch.as_ptr(), stride, 1))
     }
 }

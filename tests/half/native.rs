@@ -52,6 +52,11 @@ fn one_answer() {
             let types =
                 rng.pick(&[BF16, BF16, [Dtype::F32, Dtype::Bf16, Dtype::Bf16], [Dtype::Bf16, Dtype::Bf16, Dtype::F16]]);
             let mut case = Case::random(&mut rng, 500_000);
+            // Keys and values longer than what is packed at once, too.
+            if seed % 30 == 0 {
+                let (rows, keys) = (1 + rng.below(20), 1 + rng.below(300));
+                case = Case::of_sizes(&mut rng, [1, 2, 1, rows, keys, 301, 290]);
+            }
             if seed % 2 == 0 {
                 case = case.side_by_side();
             }
@@ -92,7 +97,7 @@ fn chunks_and_steps_are_the_prefill() {
         for length in [1, 2, 17, 255, 256, 257, 513] {
             for n in 0..8 {
                 let mut rng = Rng::new(1000 * length as u64 + n);
-                let [d, dv] = [(); 2].map(|()| rng.pick(&[1, 2, 7, 16, 33, 64, 80, 130]));
+                let [d, dv] = [(); 2].map(|()| rng.pick(&[1, 2, 7, 16, 33, 64, 80, 130, 273]));
                 let mut case = Case::plain(&mut rng, [1, 4, 2, length, length, d, dv]);
                 (case.causal, case.precision) = (true, Precision::Native);
                 case.q = Rounded::new(&case.q, Dtype::Bf16).wide;
@@ -206,8 +211,11 @@ fn plans_say_so() {
         Plan::new(&problem, exec).explain(&problem, None).to_string()
     };
     for (isa, exec) in execs() {
-        let words =
-            if isa.has_native_bf16() { "bfloat16 is multiplied as it is" } else { "does not multiply bfloat16" };
+        let words = if isa.has_native_bf16() {
+            "bfloat16 is multiplied as it is"
+        } else {
+            "does not multiply bfloat16 by itself"
+        };
         assert!(says(BF16, exec).contains(words), "{}", says(BF16, exec));
         assert!(says([Dtype::F32; 3], exec).contains("neither keys nor values are bfloat16"));
     }

@@ -65,7 +65,7 @@ impl Dot4Work for Scores<'_> {
                             keys: a.keys.as_ptr().add((panels.start - first) * panel_bytes(a.head_dim)),
                             scales: a.scales.map(|scales| scales.as_ptr().add((panels.start - first) * LANES)),
                             quads,
-                            fetch: vecs == 1 && row == 0,
+                            fetch: vecs == 1 && row + here == all,
                             out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                         };
                         by_tile_shape!(S, here, panels.len(), most S::DOT4_ROWS, |MR, NV| tile.run::<S, MR, NV>(s));

@@ -1,5 +1,5 @@
 //! AVX-512F: one register is one vector. Dot products of bytes need AVX-512 VNNI; where that is missing, they are left
-//! to AVX2. Products of pairs need AVX512_BF16.
+//! to AVX2. Products of pairs need AVX512_BF16 and AVX-512BW.
 
 use super::avx2::Avx2;
 use super::{Dot4, Dot4Work, LANES, Pair, Pairs, PairsWork, Query4, Simd};
@@ -20,7 +20,7 @@ pub(crate) type Avx512 = Foundation<NOTHING>;
 /// Proof that it has AVX-512 VNNI, too. Not an instruction set to choose: what [`Simd::with_dot4`] hands out.
 pub(crate) type Avx512Vnni = Foundation<VNNI>;
 
-/// Proof that it has AVX512_BF16, too: what [`Simd::with_pairs`] hands out.
+/// Proof that it has AVX512_BF16 and, to shuffle words, AVX-512BW, too: what [`Simd::with_pairs`] hands out.
 pub(crate) type Avx512Bf16 = Foundation<BF16>;
 
 impl Avx512 {
@@ -37,7 +37,8 @@ impl Avx512Vnni {
 
 impl Avx512Bf16 {
     fn detect_bf16() -> Option<Self> {
-        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")).then_some(Self(()))
+        let words = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+        (words && is_x86_feature_detected!("avx512bf16")).then_some(Self(()))
     }
 }
 
@@ -77,7 +78,7 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
         fn inner_vnni<R>(f: impl FnOnce() -> R) -> R {
             f()
         }
-        #[target_feature(enable = "avx512f,avx512bf16")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
         fn inner_bf16<R>(f: impl FnOnce() -> R) -> R {
             f()
         }
@@ -97,11 +98,12 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     }
 
     #[inline(always)]
-    fn with_pairs<W: PairsWork>(self, work: W) -> W::Output {
+    unsafe fn with_pairs<W: PairsWork>(self, work: W) -> W::Output {
         let s = Avx512Bf16::detect_bf16().expect("asked for only where there are pairs");
         s.vectorize(
             #[inline(always)]
-            || work.run(s),
+            // SAFETY: passed on.
+            || unsafe { work.run(s) },
         )
     }
 
