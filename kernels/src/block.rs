@@ -1,6 +1,6 @@
 //! The unit of streaming: a block of keys, and the part of it that a tile of rows needs.
 
-use crate::simd::LANES;
+use crate::simd::{LANES, Simd};
 
 /// Keys in a block. Blocks start at key multiples of this, always: it is part of what a result's bits mean, so it is
 /// one constant for every machine. 256 keys make the fold (`value_dim` multiplications and FMAs a row) less than 1 %
@@ -9,6 +9,13 @@ pub const KEY_BLOCK: usize = 256;
 
 /// Rows of a group up to which time is that of reading keys and values, which tiles then do from front to back.
 pub(crate) const READING_ROWS: usize = 16;
+
+/// Whether a tile of such a group asks ahead for all of its rows: the first, where full tiles can afford to; where they
+/// have one vector, the last, which may be a small one.
+#[inline(always)]
+pub(crate) fn asks_ahead<S: Simd>(row: usize, rows: usize, all: usize) -> bool {
+    all <= READING_ROWS && if S::DOT_VECS > 1 { row == 0 } else { row + rows == all }
+}
 
 /// Floats from one row of scores to the next. A vector more than the block, so that the rows of a tile, read side by
 /// side, do not all fall into the same few sets of the first-level cache.

@@ -3,7 +3,7 @@
 //! Panels outside, rows inside: a tile's 16 to 64 keys stay in the first-level cache while the rows pass by.
 
 use crate::ahead::Ahead;
-use crate::block::{READING_ROWS, SCORE_STRIDE, Span};
+use crate::block::{READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{self, Factor, Fetch, Tile};
 use crate::passes::Columns;
 use crate::simd::{LANES, Simd};
@@ -104,8 +104,7 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
                     depth: d,
                     out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
-                    // One tile of rows asks for all: the last, which may be a small one.
-                    fetch: if vecs == 1 && row + rows == all { Fetch::Far } else { Fetch::Nothing },
+                    fetch: if asks_ahead::<S>(row, rows, all) { Fetch::Far } else { Fetch::Nothing },
                 };
                 by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(
                     s,

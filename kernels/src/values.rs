@@ -5,7 +5,7 @@
 //! add exactly nothing, so it does not matter how many of them a tile runs over.
 
 use crate::ahead::Ahead;
-use crate::block::{READING_ROWS, SCORE_STRIDE, Span};
+use crate::block::{SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{FAR, FEW_ROWS};
 use crate::element::{Bf16, Load};
 use crate::lines::LINE_BYTES;
@@ -223,8 +223,7 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                 };
                 let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
                 let values = a.values.columns_from(vec * LANES);
-                // One tile of rows asks for all: the last, which may be a small one.
-                let fetch = if row + rows == a.rows { fetch } else { Fetch::Nothing };
+                let fetch = if asks_ahead::<S>(row, rows, a.rows) { fetch } else { Fetch::Nothing };
                 by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(s, w, (values, fetch), *span, fold));
             }
             a.ahead.fetch(s);
@@ -248,7 +247,6 @@ impl Fetch {
     fn new<S: Simd, R: Terms<S>>(a: &Values<'_, R>) -> Self {
         let cols = a.vecs * LANES;
         match a.values.stride() {
-            _ if a.rows > READING_ROWS => Self::Nothing,
             Some(stride) if stride == cols as isize && cols <= STRIP => Self::Strip,
             Some(_) => Self::Nothing,
             None => Self::Scattered,

@@ -4,7 +4,7 @@
 
 use super::{MAX_HEAD_DIM, Row, panel_bytes, quads};
 use crate::ahead::Ahead;
-use crate::block::{READING_ROWS, SCORE_STRIDE, Span};
+use crate::block::{READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::FAR;
 use crate::passes::Columns;
 use crate::scores::Walk;
@@ -65,7 +65,7 @@ impl Dot4Work for Scores<'_> {
                             keys: a.keys.as_ptr().add((panels.start - first) * panel_bytes(a.head_dim)),
                             scales: a.scales.map(|scales| scales.as_ptr().add((panels.start - first) * LANES)),
                             quads,
-                            fetch: vecs == 1 && row + here == all,
+                            fetch: asks_ahead::<S>(row, here, all),
                             out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                         };
                         by_tile_shape!(S, here, panels.len(), most S::DOT4_ROWS, |MR, NV| tile.run::<S, MR, NV>(s));
