@@ -66,15 +66,13 @@ impl Problem<'_> {
         // A plan may have been made for another problem of this shape.
         let whole = P::ACTIVE || self.needs_whole_rows();
         let (scratch, partials) = workspace.for_plan(&plan);
-        let launch = Launch::new(self.call, self.outputs, plan.geometry);
-        match plan.sharing {
-            Sharing::Keys { .. } if !whole => {
-                let launch = launch.split(partials, plan.tasks);
-                each(scratch, |scratch| launch.work(plan.exec.isa, scratch, mods));
-                each(scratch, |scratch| launch.fold(plan.exec.isa, scratch, mods));
-            }
-            _ => each(scratch, |scratch| launch.work(plan.exec.isa, scratch, mods)),
+        let mut launch = Launch::new(self.call, self.outputs, plan.geometry);
+        if let Sharing::Keys { .. } = plan.sharing
+            && !whole
+        {
+            launch = launch.split(partials, plan.tasks);
         }
+        each(scratch, |scratch| launch.work(plan.exec.isa, scratch, mods));
     }
 
     /// Plans and computes, with memory of its own.

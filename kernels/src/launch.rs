@@ -199,7 +199,7 @@ impl<'a> Launch<'a> {
     }
 
     /// Shares out blocks of keys, in about so many runs, where rows are few: `partials` is memory for what each gathers, of
-    /// [`split_floats`](crate::split_floats). Work is then done in two rounds: all of [`Self::work`], then [`Self::fold`].
+    /// [`split_floats`](crate::split_floats).
     ///
     /// # Panics
     /// If the rows that share a head are more than a task's, the memory is too small, sequences are ragged, or outputs need
@@ -211,16 +211,11 @@ impl<'a> Launch<'a> {
         Self { split: Some(split), rows: Queue::new(0), ..self }
     }
 
-    /// The second round, where keys are shared out.
-    pub fn fold<A: ScoreMod, B: MaskMod, C: ProbMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
-        isa.dispatch(Work { launch: self, scratch, mods, round: Round::Fold });
-    }
-
     /// Takes tasks and runs them until none is left. Any number of workers may do this at once, each with its own
-    /// scratch.
+    /// scratch; when all have returned, all is done.
     pub fn work<A: ScoreMod, B: MaskMod, C: ProbMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
         assert!(self.split.is_none() || !C::ACTIVE, "a weight function needs every row whole");
-        isa.dispatch(Work { launch: self, scratch, mods, round: Round::Gather });
+        isa.dispatch(Work { launch: self, scratch, mods });
     }
 
     fn task(&self, number: usize) -> Task {
@@ -261,33 +256,23 @@ struct Work<'w, 'a, A, B, C> {
     launch: &'w Launch<'a>,
     scratch: &'w mut Scratch,
     mods: &'w Mods<A, B, C>,
-    round: Round,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Round {
-    Gather,
-    Fold,
 }
 
 impl<A: ScoreMod, B: MaskMod, C: ProbMod> Visitor for Work<'_, '_, A, B, C> {
     type Output = ();
 
     fn visit<S: Steps>(self, s: S) {
-        let Self { launch, scratch, mods, round } = self;
+        let Self { launch, scratch, mods } = self;
         let Launch { call, outputs, geometry, rows, mass, split } = launch;
         let fused = |task| tile::Fused::new(s, mods, call, outputs, task, geometry);
         if let Some(split) = split {
             // SAFETY: the call is consistent with its outputs, and the split is its own.
             unsafe {
-                match round {
-                    Round::Gather => split::gather(split, fused, scratch),
-                    Round::Fold => split::fold(split, fused, scratch),
+                split::gather(split, fused, scratch);
+                if split.is_gathered() {
+                    split::fold(split, fused, scratch);
                 }
             }
-        }
-        if round == Round::Fold {
-            return;
         }
         while let Some(number) = rows.take() {
             let next = rows.peek().map(|number| launch.task(number));

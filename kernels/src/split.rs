@@ -4,7 +4,8 @@
 //! A unit is one block of keys of one key/value head, with all the rows that share the head. Its maxima, sums and
 //! unnormalised outputs go where the fold finds them. Units are taken in the order in which their memory lies, runs of
 //! them at a time: the core's own guesses at what will be read next come true, also from one unit to the next. The fold
-//! takes a head's units in the order of their keys, whoever computed them: to the bit what one pass does.
+//! takes a head's units in the order of their keys, whoever computed them: to the bit what one pass does. It begins when
+//! all is gathered, on whatever workers are there by then: waking them a second time took longer than folding.
 
 use crate::block::KEY_BLOCK;
 use crate::geometry::{Geometry, Regions, Scratch};
@@ -19,6 +20,10 @@ use crate::steps::Steps;
 use crate::tile::Fused;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicUsize, Ordering};
+
+/// How often a worker that finds nothing more to gather looks whether the others are done: some 50 µs, a run's time. Then it
+/// leaves the folding to them: they may not be running at all.
+const PATIENCE: usize = 1 << 12;
 
 /// The units of a call, and memory for what each gathers.
 pub(crate) struct Split<'a> {
@@ -117,6 +122,16 @@ impl<'a> Split<'a> {
             gathered: AtomicUsize::new(0),
             borrow: PhantomData,
         }
+    }
+
+    /// True once all runs are done, which is waited for a little: who comes too early leaves the rest to the last, who never
+    /// does.
+    pub(crate) fn is_gathered(&self) -> bool {
+        // Acquire: what the gathering workers wrote.
+        (0..PATIENCE).any(|_| {
+            core::hint::spin_loop();
+            self.gathered.load(Ordering::Acquire) == self.runs.len()
+        })
     }
 
     /// The units of a run: the task whose rows they are for, and their first keys.
@@ -219,24 +234,20 @@ pub(crate) unsafe fn gather<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod +
             // SAFETY: passed on; the unit belongs to this run, and the run was taken once.
             unsafe { fused.gather_unit(split, first, &mut scratch.regions(fused.geometry)) }
         }
-        split.gathered.fetch_add(1, Ordering::Release);
+        // Release: what this worker wrote. Acquire: who folds may be this one.
+        split.gathered.fetch_add(1, Ordering::AcqRel);
     }
 }
 
 /// Takes heads and folds their units until none is left.
 ///
 /// # Safety
-/// As for [`gather`].
-///
-/// # Panics
-/// If a run is not done.
+/// As for [`gather`]; all is gathered.
 pub(crate) unsafe fn fold<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod + 't, C: ProbMod + 't>(
     split: &Split<'_>,
     fused: impl Fn(Task) -> Fused<'t, 'a, S, Mods<A, B, C>>,
     scratch: &mut Scratch,
 ) {
-    // Acquire: what the gathering workers wrote.
-    assert!(split.gathered.load(Ordering::Acquire) == split.runs.len(), "folded before all was gathered");
     while let Some(number) = split.folds.take() {
         let (index, kv_head) = (number / split.units.heads, number % split.units.heads);
         let fused = fused(split.task(index, kv_head));
