@@ -1,7 +1,8 @@
 //! Decoding: one query row a sequence against a long past, where time is that of reading keys and values.
 //!
 //! Throughput is bytes of keys and values read per second, each case in turn with a plain read of the same memory, caches
-//! flushed between; medians. `cargo bench --bench decode`, with a filter on names: `-- 16k`.
+//! flushed between; medians. `cargo bench --bench decode`, with a filter on names: `-- 16k`. Steps run inside the pool, as a
+//! decoder's should: from outside each would begin and end with a thread asleep.
 
 #[path = "support/interleaved.rs"]
 mod interleaved;
@@ -179,7 +180,7 @@ fn decode(shape: &Shape, flush: &[f32]) {
     for threads in support::thread_counts() {
         for case in &cases {
             let bytes = (2 * kv_shape.iter().product::<usize>() * case.size) as f64;
-            let [step, read] = time(shape, case, Exec::default().threads(threads), flush);
+            let [step, read] = rayon::scope(|_| time(shape, case, Exec::default().threads(threads), flush));
             println!(
                 "{:8} {threads} thread(s)  {:12} {:9.1} µs  {:6.1} GB/s  {:5.0} % of one thread's plain read of it",
                 shape.name,

@@ -24,6 +24,12 @@ pub struct Exec {
 
 impl Default for Exec {
     /// The widest instruction set, on all threads of the current rayon pool (one without the `rayon` feature).
+    ///
+    /// A call from outside the pool hands its work over and sleeps meanwhile: two threads have to be woken, one after the
+    /// other. From within ([`rayon::scope`], `ThreadPool::install`) the caller works too. For calls of a millisecond, such
+    /// as steps of a decoder, that decides: measured 1.8 × one thread on two from within, 1.0 × from outside.
+    ///
+    /// [`rayon::scope`]: https://docs.rs/rayon/latest/rayon/fn.scope.html
     fn default() -> Self {
         Self { isa: Isa::detect(), threads: crate::schedule::current_threads() }
     }
