@@ -45,8 +45,7 @@ const SHAPES: &[Shape] = &[
 /// Keys and values once in every form.
 struct Forms {
     tensors: [Vec<f32>; 2],
-    /// With the bytes of an element.
-    caches: Vec<(&'static str, usize, KvCache)>,
+    caches: Vec<(&'static str, KvCache)>,
     pools: [Vec<f32>; 2],
     entries: Vec<u32>,
     lens: Vec<usize>,
@@ -63,15 +62,15 @@ impl Forms {
         let typed = |dtype| KvCache::new(batch, heads, [DIM; 2]).and_then(|cache| cache.dtype(dtype));
         let bytes = KvCache::new(batch, heads, [DIM; 2]).and_then(|cache| cache.int8(KeyScales::PerToken));
         let caches = [
-            ("cache, f32", 4, typed(Dtype::F32)),
-            ("cache, bf16", 2, typed(Dtype::Bf16)),
-            ("cache, f16", 2, typed(Dtype::F16)),
-            ("cache, int8", 1, bytes),
+            ("cache, f32", typed(Dtype::F32)),
+            ("cache, bf16", typed(Dtype::Bf16)),
+            ("cache, f16", typed(Dtype::F16)),
+            ("cache, int8", bytes),
         ];
-        let caches = caches.map(|(name, size, cache)| {
+        let caches = caches.map(|(name, cache)| {
             let mut cache = cache.expect("a cache");
             cache.append(view(&k, shape), view(&v, shape)).expect("they fit");
-            (name, size, cache)
+            (name, cache)
         });
         // Pages in an order that nobody foresees.
         let pages = batch * keys.div_ceil(PAGE);
@@ -100,8 +99,6 @@ fn view(data: &[f32], shape: [usize; 4]) -> View<'_> {
 /// One way to have keys and values.
 struct Case<'a> {
     name: &'static str,
-    /// Bytes of an element.
-    size: usize,
     precision: Precision,
     inputs: Inputs<'a>,
     /// The slices they lie in, to be read from end to end; a cache's blocks are read as they come.
@@ -158,13 +155,7 @@ fn decode(shape: &Shape, flush: &[f32]) {
     let mut cases: Vec<_> = forms
         .caches
         .iter()
-        .map(|(name, size, cache)| Case {
-            name,
-            size: *size,
-            precision: Precision::Exact,
-            inputs: Inputs::cached(q, cache),
-            slices: &[],
-        })
+        .map(|(name, cache)| Case { name, precision: Precision::Exact, inputs: Inputs::cached(q, cache), slices: &[] })
         .collect();
     let native = cases.iter().find(|case| case.name == "cache, bf16").map(|case| Case {
         name: "bf16 native",
@@ -173,13 +164,14 @@ fn decode(shape: &Shape, flush: &[f32]) {
     });
     cases.extend(native);
     let [k, v] = forms.tensors.each_ref().map(|rows| view(rows, kv_shape));
-    let exact = |name, inputs, slices| Case { name, size: 4, precision: Precision::Exact, inputs, slices };
+    let exact = |name, inputs, slices| Case { name, precision: Precision::Exact, inputs, slices };
     cases.push(exact("tensors", Inputs::new(q, k, v), &forms.tensors));
     let pages = Pages::new(k_pool, v_pool, table).expect("a good table");
     cases.push(exact("pages of 16", Inputs::paged(q, pages), &forms.pools));
     for threads in support::thread_counts() {
         for case in &cases {
-            let bytes = (2 * kv_shape.iter().product::<usize>() * case.size) as f64;
+            let element_bytes = case.inputs.key_values().element_bytes().iter().sum::<usize>();
+            let bytes = (kv_shape.iter().product::<usize>() * element_bytes) as f64;
             let [step, read] = rayon::scope(|_| time(shape, case, Exec::default().threads(threads), flush));
             println!(
                 "{:8} {threads} thread(s)  {:12} {:9.1} µs  {:6.1} GB/s  {:5.0} % of one thread's plain read of it",

@@ -140,13 +140,8 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
         }
         match values {
             BlockValues::Rows { rows, .. } => push_rows(ahead, rows, len, self.geometry.value_dim),
-            BlockValues::Strips(strips) => {
-                let (Strips { first, width }, bytes) = strips.bytes();
-                push_strips(ahead, Strips { first, width }, len, bytes);
-            }
-            BlockValues::Int8 { strips: Strips { first, width }, .. } => {
-                push_strips(ahead, Strips { first: first.cast(), width }, len, 1);
-            }
+            BlockValues::Strips(strips) => push_strips(ahead, strips.bytes(), len),
+            BlockValues::Int8 { strips, .. } => push_strips(ahead, strips.bytes(), len),
         }
     }
 
@@ -207,7 +202,7 @@ fn numbers(keys: Range<usize>) -> Range<usize> {
 }
 
 /// Adds `n` rows of strips whose elements have so many bytes. Where strips are not all of a width, nearly those rows.
-fn push_strips(ahead: &mut Ahead, strips: Strips<u8>, n: usize, bytes: usize) {
+fn push_strips(ahead: &mut Ahead, (strips, bytes): (Strips<u8>, usize), n: usize) {
     let cols = strip(0, strips.width).len() * bytes;
     ahead.push(strips.first, (KEY_BLOCK * cols) as isize, (strips.width * bytes).div_ceil(cols), n * cols);
 }

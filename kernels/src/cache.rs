@@ -116,14 +116,6 @@ impl Cache {
         }
     }
 
-    /// Bytes of an element, scales aside.
-    pub(crate) fn element_bytes(&self) -> usize {
-        match self.sizes.format {
-            Format::Elements(dtype) => dtype.bytes(),
-            Format::Int8 { .. } => 1,
-        }
-    }
-
     /// True if it keeps bytes.
     pub fn is_int8(&self) -> bool {
         self.int8.is_some()

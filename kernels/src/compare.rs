@@ -32,7 +32,9 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             // SAFETY: passed on.
             return unsafe { self.compare_bytes(block, (bytes, besides), group, next, regions.scores) };
         }
-        let d = self.geometry.head_dim;
+        let (d, native) = (self.geometry.head_dim, matches!(queries, Queries::Pairs(_)));
+        // Floats of a query, or pairs.
+        let depth = if native { d.div_ceil(2) } else { d };
         let Next { spans, bias } = next;
         let mut rows = [core::ptr::null(); MAX_GROUP];
         for row in self.rows(group.clone()) {
@@ -40,13 +42,12 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 // SAFETY: the row is inside the call's queries.
                 Queries::InPlace(q) => unsafe { q.row(self.seq.batch, row.head, self.seq.first_row + row.i).0 },
                 // SAFETY: the copy has a row for every row of the task.
-                Queries::Copied(first) => unsafe { first.add((group.start + row.n) * d) },
+                Queries::Copied(first) => unsafe { first.add((group.start + row.n) * depth) },
                 // SAFETY: so have the pairs.
-                Queries::Pairs(first) => unsafe { first.add((group.start + row.n) * d.div_ceil(2)).cast() },
+                Queries::Pairs(first) => unsafe { first.add((group.start + row.n) * depth).cast() },
                 Queries::Bytes(..) => unreachable!("returned above"),
             };
         }
-        let native = matches!(queries, Queries::Pairs(_));
         let ready = match block.keys {
             Keys::Rows(_) => false,
             Keys::Packed(_) => !native || d.is_multiple_of(2),
@@ -67,7 +68,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     keys: (),
                     panels: first / LANES..(first + n).div_ceil(LANES),
                     spans,
-                    head_dim: if native { d.div_ceil(2) } else { d },
+                    head_dim: depth,
                     scale: self.call.scale,
                     next: bias,
                     ahead: &mut block.ahead,

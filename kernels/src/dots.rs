@@ -2,8 +2,8 @@
 //! (rows are queries, columns keys), and projections (rows are tokens, columns the rows of a weight matrix).
 //!
 //! A dot product is a sum over the depth in one fixed order, whatever the tile: chains of up to 32 FMAs (of pairs, one
-//! chain), added up first to last. Lanes run over columns, so no sum is ever taken across lanes, and neither the tile's shape nor the register
-//! width can show in the bits. The short chains are for accuracy: rounding errors grow with the size of the running
+//! chain), added up first to last. Lanes run over columns, so no sum is ever taken across lanes, and neither the tile's
+//! shape nor the register width can show in the bits. The short chains are for accuracy: rounding errors grow with the size of the running
 //! sum, and those of large scores are what an attention output's worst error is made of. One chain would do no better
 //! than the naive loop; chains of 32 nearly halve the error at head_dim 64. Chains of 16 would do a little better still,
 //! for 3 % of the time.
@@ -102,12 +102,12 @@ impl<S: Simd, T: Load> Factor<S> for T {
 /// [`APART`], sixteen first ones lie before their sixteen seconds.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(crate) struct Columns<const ORDER: u8>(Pair);
+pub(crate) struct PairColumns<const ORDER: u8>(Pair);
 
 pub(crate) const BESIDE: u8 = 0;
 pub(crate) const APART: u8 = 1;
 
-impl<S: Pairs, const ORDER: u8> Factor<S> for Columns<ORDER> {
+impl<S: Pairs, const ORDER: u8> Factor<S> for PairColumns<ORDER> {
     const VECS: usize = S::TILE_VECS;
     type X = S::P;
     type Y = S::P;
@@ -159,7 +159,7 @@ pub(crate) struct Tile<T = f32> {
 /// `MR` rows against `NV` panels; `finish(n, total)` makes results of the totals of panel `n`.
 ///
 /// # Safety
-/// `rows` holds `MR` pointers to `depth` floats each, `panels` holds `NV × depth × 16`, and `out` has `MR` rows of
+/// `rows` holds `MR` pointers to `depth` floats each, or pairs where columns are, `panels` holds `NV × depth × 16`, and `out` has `MR` rows of
 /// `NV × 16` writable floats, `stride` apart.
 #[inline(always)]
 pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(

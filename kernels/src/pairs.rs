@@ -4,7 +4,7 @@
 //! longer. Values meet as they lie, key 2i beside key 2i + 1; the weights of the two are rounded to bfloat16. What a row
 //! gathers, its maximum and its sum stay `f32`.
 
-use crate::dots::{APART, BESIDE, Columns};
+use crate::dots::{APART, BESIDE, PairColumns};
 use crate::element::Bf16;
 use crate::pack::{Rows, ask_ahead, fill_panels};
 use crate::passes::Group;
@@ -16,9 +16,9 @@ use crate::values::{RowPairs, Values, values};
 #[derive(Clone, Copy)]
 pub(crate) enum PairPanels {
     /// `[panel][pair][16]`.
-    Packed(*const Columns<BESIDE>),
+    Packed(*const PairColumns<BESIDE>),
     /// `[panel][head_dim][16]` elements, an even number of dimensions.
-    Apart(*const Columns<APART>),
+    Apart(*const PairColumns<APART>),
 }
 
 /// Packs the first `n` of `all` keys of `d` elements in pairs; an odd element has 0 beside it, and the last panel is filled

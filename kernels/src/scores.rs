@@ -82,7 +82,7 @@ impl<'a, K> Scores<'a, K> {
 }
 
 /// # Safety
-/// Every query is readable for `head_dim` floats, and so are all panels of keys.
+/// Every query is readable for `head_dim` floats, or pairs where keys are, and so are all panels of keys.
 #[inline(always)]
 pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>) {
     let (d, all) = (a.head_dim, a.queries.len());

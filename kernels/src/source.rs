@@ -143,10 +143,7 @@ impl<'a> KeyValues<'a> {
 
     /// Bytes of an element of a key and of a value.
     pub fn element_bytes(&self) -> [usize; 2] {
-        match self {
-            Self::Tensors { k, v } | Self::Pages(Pages { k, v, .. }) => [k.dtype().bytes(), v.dtype().bytes()],
-            Self::Cache(cache) => [cache.element_bytes(); 2],
-        }
+        self.dtypes().map(|dtype| dtype.map_or(1, Dtype::bytes))
     }
 
     /// Types of keys and of values; `None` for bytes.

@@ -129,8 +129,11 @@ impl<'a> Split<'a> {
     pub(crate) fn is_gathered(&self) -> bool {
         // Acquire: what the gathering workers wrote.
         (0..PATIENCE).any(|_| {
-            core::hint::spin_loop();
-            self.gathered.load(Ordering::Acquire) == self.runs.len()
+            let done = self.gathered.load(Ordering::Acquire) == self.runs.len();
+            if !done {
+                core::hint::spin_loop();
+            }
+            done
         })
     }
 

@@ -86,11 +86,11 @@ pub(crate) trait Steps: Copy + Send + Sync {
     /// # Safety
     /// As for [`values::values`].
     unsafe fn values_int8(self, a: Values<'_, Rows<i8>>);
-    /// True if the machine multiplies pairs of bfloat16; only then may the next four be called.
-    fn multiplies_pairs(self) -> bool;
     /// # Safety
     /// As for [`pairs::pack`].
     unsafe fn pack_pairs(self, keys: Rows<Bf16>, n: [usize; 2], d: usize, out: &mut [Pair]);
+    /// True if the machine multiplies pairs of bfloat16. The next three panic if it does not.
+    fn multiplies_pairs(self) -> bool;
     /// # Safety
     /// As for [`scores::scores`], with queries of pairs.
     unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>);

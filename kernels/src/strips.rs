@@ -51,6 +51,13 @@ pub(crate) struct Strips<T> {
     pub(crate) width: usize,
 }
 
+impl<T> Strips<T> {
+    /// As bytes, and the bytes of an element.
+    pub(crate) fn bytes(self) -> (Strips<u8>, usize) {
+        (Strips { first: self.first.cast(), width: self.width }, size_of::<T>())
+    }
+}
+
 impl<T: Load> Strips<T> {
     /// Rows from a column on, to the end of its strip.
     ///

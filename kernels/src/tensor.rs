@@ -233,7 +233,7 @@ impl AnyStrips {
 
     /// As bytes, and the bytes of an element.
     pub(crate) fn bytes(self) -> (Strips<u8>, usize) {
-        by_type!(Typed, self, |Strips { first, width }| (Strips { first: first.cast(), width }, size_of_val_of(first)))
+        by_type!(Typed, self, |strips| strips.bytes())
     }
 }
 

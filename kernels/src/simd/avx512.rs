@@ -366,7 +366,8 @@ impl Pairs for Avx512Bf16 {
     unsafe fn zip(self, a: *const Bf16, b: *const Bf16) -> __m512bh {
         // SAFETY: as above, for both.
         unsafe {
-            let [a, b] = [a, b].map(|p| _mm512_castsi256_si512(_mm256_loadu_si256(p.cast())));
+            let a = _mm512_castsi256_si512(_mm256_loadu_si256(a.cast()));
+            let b = _mm512_castsi256_si512(_mm256_loadu_si256(b.cast()));
             core::mem::transmute(_mm512_permutex2var_epi16(a, _mm512_loadu_si512(ZIP.as_ptr().cast()), b))
         }
     }
