@@ -7,7 +7,7 @@ use crate::block::KEY_BLOCK;
 use crate::int8;
 use crate::lines::LINE_BYTES;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
-use crate::pack::Table;
+use crate::rows::Table;
 use crate::simd::{LANES, Simd};
 use crate::source::{BlockValues, KeyValues, Keys};
 use crate::steps::Steps;
@@ -85,7 +85,7 @@ impl Ahead {
     }
 }
 
-impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A, B, C>> {
+impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mods<A, B, C>> {
     /// What will be needed once block `first` is done: the next block; after the last one the task's outputs, and what the
     /// next task begins with.
     ///
@@ -170,9 +170,9 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
     }
 
     /// The first keys of the blocks of which some row may see something, by the rules that are ranges.
-    pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'a, S, A, B, C> {
+    pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, 'a, S, A, B, C> {
         let keys = self.needed();
-        let (kv, batch) = (self.call.kv, self.seq.batch);
+        let (kv, batch) = (&self.call.kv, self.seq.batch);
         numbers(keys).map(|block| block * KEY_BLOCK).filter(move |&first| kv.holds(batch, first))
     }
 

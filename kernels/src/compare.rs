@@ -1,6 +1,7 @@
 //! QKᵀ of a group and a block: keys where they lie, or packed; elements, pairs or bytes.
 
-use crate::block::KEY_BLOCK;
+use crate::block::{KEY_BLOCK, READING_KEYS, READING_ROWS};
+use crate::dots::Fetch;
 use crate::geometry::{MAX_GROUP, Regions};
 use crate::int8;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
@@ -53,7 +54,9 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             Keys::Packed(_) => !native || d.is_multiple_of(2),
             Keys::Int8 { .. } => unreachable!("keys of bytes meet queries of bytes"),
         };
-        let run = if ready { KEY_BLOCK } else { self.geometry.pack_keys };
+        // Of a task of few rows, that is: others find keys packed for the group before.
+        let most = if self.task.rows.len() <= READING_ROWS { READING_KEYS } else { KEY_BLOCK };
+        let run = if ready { KEY_BLOCK } else { self.geometry.pack_keys.min(most) };
         for first in (0..block.len).step_by(run) {
             let n = run.min(block.len - first);
             // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats, or pairs; packed
@@ -71,6 +74,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     head_dim: depth,
                     scale: self.call.scale,
                     next: bias,
+                    fetch: if ready { Fetch::Far } else { Fetch::Nothing },
                     ahead: &mut block.ahead,
                     out: regions.scores,
                 };

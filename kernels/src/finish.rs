@@ -3,8 +3,8 @@
 use crate::element::Element;
 use crate::geometry::{MAX_GROUP, Regions};
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
-use crate::pack::Rows;
 use crate::poison::Care;
+use crate::rows::Rows;
 use crate::simd::{LANES, Simd};
 use crate::steps::Steps;
 use crate::tensor::Typed;
@@ -46,6 +46,9 @@ impl RowEnd {
             return Self { top, sum, ..Self::EMPTY };
         }
         let factor = own / sum;
+        if factor.is_nan() {
+            return Self { factor: (f32::NAN, f32::NAN), top, sum };
+        }
         let high = factor as f32;
         Self { factor: (high, (factor - high as f64) as f32), top, sum }
     }
@@ -65,11 +68,13 @@ pub(crate) struct Finish<'a> {
     /// Rows are written as `cols` elements, `element` apart.
     pub(crate) cols: usize,
     pub(crate) element: isize,
+    /// Whether what was gathered may be other than finite and has to end well nevertheless.
+    pub(crate) care: Care,
 }
 
 /// Writes the rows: what was gathered times its factor. Zeros are written positive and NaNs as the one quiet NaN, so
 /// that neither the sign of nothing nor a payload depends on what was hidden beside it. True if all that was gathered is
-/// finite.
+/// finite; if it is not, what was written is worth nothing unless it was written with care.
 ///
 /// # Safety
 /// `out` says where each row goes; every pointer in it is writable for `cols` elements, `element` apart.
@@ -82,14 +87,18 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
     for (r, (end, &out)) in a.ends.iter().zip(out).enumerate() {
         let (high, low) = (s.splat(end.factor.0), s.splat(end.factor.1));
         for i in (0..a.cols).step_by(LANES) {
+            // The last vector of contiguous elements ends with the row: some of it is written twice, alike.
+            let i = if a.element == 1 && a.cols >= LANES { i.min(a.cols - LANES) } else { i };
             // SAFETY: `i + 16 ≤ width ≤ stride`, and `gathered` has a stride for every row.
             let x = unsafe { s.load(a.gathered.as_ptr().add(r * a.stride + i)) };
             // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays.
             finite = s.fma(x, zero, finite);
-            // ∞ times the low part may be NaN where ∞ times the whole is ∞: then the high part alone is the answer.
-            let coarse = s.mul(x, high);
-            let fine = s.fma(x, high, s.mul(x, low));
-            let y = s.select_eq(fine, fine, fine, s.select_eq(coarse, coarse, coarse, nan));
+            let mut y = s.fma(x, high, s.mul(x, low));
+            if a.care == Care::Careful {
+                // ∞ times the low part may be NaN where ∞ times the whole is ∞: then the high part alone is the answer.
+                let coarse = s.mul(x, high);
+                y = s.select_eq(y, y, y, s.select_eq(coarse, coarse, coarse, nan));
+            }
             let y = s.add(y, zero);
             if a.element == 1 && i + LANES <= a.cols {
                 // SAFETY: 16 contiguous elements inside the row.
@@ -147,14 +156,14 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             return finite;
         };
         // SAFETY: passed on.
-        by_type!(Typed, output, |out| unsafe { self.finish_into(out, regions) })
+        by_type!(Typed, output, |out| unsafe { self.finish_into(out, care, regions) })
     }
 
     /// The same, to an output of a type.
     ///
     /// # Safety
     /// As for [`Self::run`].
-    unsafe fn finish_into<T: Element>(&self, output: &SharedMut<'_, T>, regions: &mut Regions<'_>) -> bool {
+    unsafe fn finish_into<T: Element>(&self, output: &SharedMut<'_, T>, care: Care, regions: &mut Regions<'_>) -> bool {
         let mut finite = true;
         let rows = self.task.rows.len();
         for group in (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS)) {
@@ -185,6 +194,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     ends: &ends[..group.len()],
                     cols: self.geometry.value_dim,
                     element,
+                    care,
                 };
                 self.s.finish(finish, T::any(&out[..group.len()]))
             };

@@ -45,6 +45,7 @@ pub mod probe;
 mod product;
 mod queries;
 mod queue;
+mod rows;
 mod scores;
 mod simd;
 mod softmax;

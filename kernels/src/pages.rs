@@ -1,7 +1,7 @@
 //! Keys and values in pages of the caller's: a pool, and a table that says which pages a sequence has.
 //! (Kwon and others 2023, arXiv:2309.06180.)
 
-use crate::pack::{Rows, Table};
+use crate::rows::{Rows, Table};
 use crate::tensor::{AnyRows, Tensor, Typed};
 use crate::view::View;
 use core::fmt;
@@ -185,6 +185,6 @@ impl<'a> Pages<'a> {
             table.fill(filled, here, at, stride);
             (filled, entry, row) = (filled + here, entry + 1, 0);
         }
-        Rows::scattered(table, pool.strides()[3])
+        Rows::scattered(table, stride, pool.strides()[3])
     }
 }

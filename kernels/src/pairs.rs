@@ -6,8 +6,9 @@
 
 use crate::dots::{APART, BESIDE, PairColumns};
 use crate::element::Bf16;
-use crate::pack::{Rows, ask_ahead, fill_panels};
+use crate::pack::{Sixteen, fill_panels};
 use crate::passes::Group;
+use crate::rows::Rows;
 use crate::scores::{Scores, scores};
 use crate::simd::{LANES, Pair, Pairs, PairsWork, Simd};
 use crate::values::{RowPairs, Values, values};
@@ -29,19 +30,27 @@ pub(crate) enum PairPanels {
 #[inline(always)]
 pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2], d: usize, out: &mut [Pair]) {
     let pairs = d.div_ceil(2);
-    let squares = if keys.element == 1 { d / 2 / LANES * LANES } else { 0 };
+    let squares = if keys.element == 1 { d / 2 } else { 0 };
     fill_panels(
         n,
         [pairs, squares],
         out,
         #[inline(always)]
-        |[first, here], i, to| {
-            // SAFETY: rows below `all`, elements `2i .. 2i + 32`; room for a square. One of pairs is one of floats to who
-            // moves it.
-            unsafe {
-                ask_ahead(s, keys, [first, all], 2 * i);
-                let row = |r: usize| keys.at(first + r.min(here - 1)).add(2 * i).cast();
-                s.transpose(core::array::from_fn(row), to.cast());
+        // SAFETY: rows below `n` and `all`, whole squares of pairs, and room for them. One of pairs is one of floats to who
+        // moves it.
+        |first, columns, to| unsafe {
+            let (panel, to) = (Sixteen::new(keys, first, [n, all]), to.cast::<f32>());
+            if let Some(even) = panel.even {
+                return even.columns_from(columns.start).transpose(s, columns.len(), to);
+            }
+            for (square, i) in columns.step_by(LANES).enumerate() {
+                let mut rows = [[Bf16::default(); 2 * LANES]; LANES];
+                for (r, row) in rows.iter_mut().enumerate() {
+                    *row = panel.row(r).add(2 * i).cast::<[Bf16; 2 * LANES]>().read();
+                }
+                panel.ask_ahead(s, 2 * i);
+                let step = size_of_val(&rows[0]) as isize;
+                s.transpose(rows.as_ptr().cast(), step, to.add(square * LANES * LANES));
             }
         },
         #[inline(always)]

@@ -4,9 +4,10 @@ pub use crate::int8::probe as int8;
 
 use crate::ahead::Ahead;
 use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
+use crate::dots::Fetch;
 use crate::geometry::MAX_GROUP;
 use crate::isa::{Isa, Visitor};
-use crate::pack::Rows;
+use crate::rows::Rows;
 use crate::scores::Scores;
 use crate::simd::LANES;
 use crate::softmax;
@@ -238,6 +239,7 @@ impl Bench {
                         head_dim: d,
                         scale: 1.0,
                         next: None,
+                        fetch: Fetch::Nothing,
                         ahead: &mut Ahead::nothing(),
                         out: &mut self.scores,
                     });

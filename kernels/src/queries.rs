@@ -16,7 +16,7 @@ use crate::view::View;
 #[derive(Clone, Copy)]
 pub(crate) enum Queries<'a> {
     /// In the caller's memory, contiguous.
-    InPlace(View<'a>),
+    InPlace(&'a View<'a>),
     /// Copied to scratch, `[row of the task][head_dim]`.
     Copied(*const f32),
     /// In pairs in scratch, `[row of the task][pairs]`.
@@ -25,12 +25,12 @@ pub(crate) enum Queries<'a> {
     Bytes(*const Query4, *const int8::Row),
 }
 
-impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A, B, C>> {
+impl<'t, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, '_, S, Mods<A, B, C>> {
     /// Copies the task's queries if they are not contiguous, or makes pairs or bytes of them, and says where the rows are.
     ///
     /// # Safety
     /// As for [`Self::run`].
-    pub(crate) unsafe fn queries(&self, regions: &mut Regions<'_>) -> Queries<'a> {
+    pub(crate) unsafe fn queries(&self, regions: &mut Regions<'_>) -> Queries<'t> {
         let d = self.geometry.head_dim;
         if let QueryForm::Bytes { channels } = self.call.kv.query_form(self.task.kv_head) {
             // SAFETY: passed on.
@@ -43,7 +43,7 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
         if let Tensor::F32(q) = &self.call.q
             && (q.strides()[3] == 1 || d == 1)
         {
-            return Queries::InPlace(*q);
+            return Queries::InPlace(q);
         }
         for (row, copy) in self.rows(0..self.task.rows.len()).zip(regions.queries.chunks_exact_mut(d)) {
             // SAFETY: the row is inside the call's queries and has `d` elements.
@@ -63,7 +63,7 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
     ///
     /// # Safety
     /// As for [`Self::run`].
-    unsafe fn query_pairs(&self, regions: &mut Regions<'_>) -> Queries<'a> {
+    unsafe fn query_pairs(&self, regions: &mut Regions<'_>) -> Queries<'t> {
         let (d, n) = (self.geometry.head_dim, self.task.rows.len());
         // Nobody has packed keys yet: their scratch is free, sixteen rows or more.
         let whole = &mut as_halves(regions.keys)[..d.next_multiple_of(LANES)];
@@ -85,7 +85,7 @@ impl<'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, 'a, S, Mods<A,
     ///
     /// # Safety
     /// As for [`Self::run`].
-    unsafe fn query_bytes(&self, channels: Option<&[f32]>, regions: &mut Regions<'_>) -> Queries<'a> {
+    unsafe fn query_bytes(&self, channels: Option<&[f32]>, regions: &mut Regions<'_>) -> Queries<'t> {
         let (d, n) = (self.geometry.head_dim, self.task.rows.len());
         let (bytes, besides) = int8::cut_queries(regions.queries, n, d);
         // Nobody packs keys here, so their scratch is free: sixteen rows or more.

@@ -26,6 +26,8 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
     /// A row of a bias for each query, from the block's first key on: read by the pass after this one, and fetched from
     /// memory while this one computes.
     pub(crate) next: Option<&'a [Columns<f32>]>,
+    /// How few rows ask for the keys.
+    pub(crate) fetch: Fetch,
     /// What comes later.
     pub(crate) ahead: &'a mut Ahead,
     /// `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
@@ -75,9 +77,10 @@ impl Walk<'_> {
 
 impl<'a, K> Scores<'a, K> {
     /// With these keys.
+    #[inline(always)]
     pub(crate) fn of<T>(self, keys: T) -> Scores<'a, T> {
-        let Scores { queries, panels, spans, head_dim, scale, next, ahead, out, .. } = self;
-        Scores { queries, keys, panels, spans, head_dim, scale, next, ahead, out }
+        let Scores { queries, panels, spans, head_dim, scale, next, fetch, ahead, out, .. } = self;
+        Scores { queries, keys, panels, spans, head_dim, scale, next, fetch, ahead, out }
     }
 }
 
@@ -104,7 +107,7 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
                     depth: d,
                     out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
-                    fetch: if asks_ahead::<S>(row, rows, all) { Fetch::Far } else { Fetch::Nothing },
+                    fetch: if asks_ahead::<S>(row, rows, all) { a.fetch } else { Fetch::Nothing },
                 };
                 by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(
                     s,

@@ -154,11 +154,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn reduce_max(self, v: Self::V) -> f32;
     /// Sum of the lanes by the tree every backend shares: lane *i* + lane *i + 8*, then 4, 2, 1 apart.
     fn reduce_sum(self, v: Self::V) -> f32;
-    /// Transposes a square: `out` receives 16 rows of 16, row `i` holding element `i` of every row in `rows`.
+    /// Transposes a square: `out` receives 16 rows of 16, row `i` holding element `i` of all sixteen rows that are `step`
+    /// bytes apart.
     ///
     /// # Safety
-    /// Every row is readable for 16 floats, `out` writable for 256.
-    unsafe fn transpose(self, rows: [*const f32; LANES], out: *mut f32);
+    /// Every row is readable for 16 floats, which need not be aligned, `out` writable for 256.
+    unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32);
 }
 
 /// Four consecutive elements of a query row of bytes, in the two forms that instruction sets want them in.

@@ -6,8 +6,8 @@
 use crate::block::KEY_BLOCK;
 use crate::cache::Cache;
 use crate::element::Dtype;
-use crate::pack::Table;
 use crate::pages::Pages;
+use crate::rows::Table;
 use crate::steps::Steps;
 use crate::strips::{Strips, strip};
 use crate::tensor::{AnyPanels, AnyRows, AnyStrips, Tensor, Typed};

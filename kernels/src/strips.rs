@@ -5,7 +5,7 @@
 
 use crate::block::KEY_BLOCK;
 use crate::element::Load;
-use crate::pack::Rows;
+use crate::rows::Rows;
 use crate::simd::LANES;
 use core::ops::Range;
 

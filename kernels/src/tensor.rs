@@ -2,7 +2,7 @@
 
 use crate::element::{Bf16, Dtype, Element, F16};
 use crate::isa::{Isa, Visitor};
-use crate::pack::Rows;
+use crate::rows::Rows;
 use crate::steps::Steps;
 use crate::strips::Strips;
 use crate::view::{SharedMut, View, ViewMut};

@@ -17,11 +17,11 @@ use crate::geometry::{Geometry, Regions};
 use crate::launch::{Call, Sequence, Task};
 use crate::options::{MaskMod, Mods, Position, ProbMod, ScoreMod};
 use crate::outputs::{Point, Shared};
-use crate::pack::Table;
 use crate::passes::Group;
 use crate::poison::{Care, Seen};
 use crate::prepare::Spans;
 use crate::queries::Queries;
+use crate::rows::Table;
 use crate::simd::LANES;
 use crate::softmax;
 use crate::source::{BlockValues, Keys};
@@ -84,6 +84,7 @@ pub(crate) struct Row {
 }
 
 impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mods<A, B, C>> {
+    #[inline(always)]
     pub(crate) fn new(
         s: S,
         mods: &'t Mods<A, B, C>,
@@ -97,6 +98,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     }
 
     /// With a guess at what comes next: its memory is asked for while this one is computed.
+    #[inline(always)]
     pub(crate) fn followed_by(self, next: Option<Task>) -> Self {
         Self { next: next.map_or(Next::Nothing, Next::Task), ..self }
     }

@@ -9,9 +9,8 @@ use crate::block::{SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{FAR, FEW_ROWS};
 use crate::element::{Bf16, Load};
 use crate::lines::LINE_BYTES;
-use crate::pack::Rows;
+use crate::rows::Rows;
 use crate::simd::{LANES, Pair, Pairs, Simd};
-use crate::strips::STRIP;
 use crate::tensor::AnyRows;
 
 /// A group of rows, their weights for one block, and the running outputs.
@@ -37,6 +36,7 @@ pub(crate) struct Values<'a, R = AnyRows> {
 
 impl<'a, R> Values<'a, R> {
     /// With these rows.
+    #[inline(always)]
     pub(crate) fn of<T>(self, values: T) -> Values<'a, T> {
         let Values { weights, vecs, spans, rows, keep, join, out, out_stride, ahead, .. } = self;
         Values { weights, values, vecs, spans, rows, keep, join, out, out_stride, ahead }
@@ -56,8 +56,18 @@ pub(crate) trait Terms<S: Simd>: Copy {
     /// A term in sixteen columns.
     type Y: Copy;
 
-    /// From one row to the next, if that is always the same.
-    fn stride(self) -> Option<isize>;
+    /// From one term to the next, where they lie evenly.
+    fn bytes(self) -> isize;
+    /// How many terms from this one on lie evenly.
+    ///
+    /// # Safety
+    /// There is such a term.
+    unsafe fn evenly(self, term: usize) -> usize;
+    /// Where a term is, to ask for it: beyond the end there may be others, or the last one will do.
+    ///
+    /// # Safety
+    /// There is a term before the end.
+    unsafe fn later(self, term: usize, end: usize) -> Self::At;
     /// The same from a column on.
     ///
     /// # Safety
@@ -66,6 +76,8 @@ pub(crate) trait Terms<S: Simd>: Copy {
     /// # Safety
     /// There is such a term.
     unsafe fn at(self, term: usize) -> Self::At;
+    /// So many bytes on.
+    fn offset(at: Self::At, bytes: isize) -> Self::At;
     /// Where the memory of each of its keys begins.
     fn rows(at: Self::At) -> impl Iterator<Item = *const f32>;
     /// Zeros.
@@ -88,8 +100,25 @@ impl<S: Simd, T: Load> Terms<S> for Rows<T> {
     type Y = S::V;
 
     #[inline(always)]
-    fn stride(self) -> Option<isize> {
-        Rows::stride(self)
+    fn bytes(self) -> isize {
+        Rows::step(self).wrapping_mul(size_of::<T>() as isize)
+    }
+
+    #[inline(always)]
+    unsafe fn evenly(self, term: usize) -> usize {
+        // SAFETY: passed on.
+        unsafe { Rows::evenly(self, term) }
+    }
+
+    #[inline(always)]
+    unsafe fn later(self, term: usize, end: usize) -> *const T {
+        // SAFETY: a term below the end; without a table it need not be.
+        unsafe { if self.stride().is_some() { self.hint(term) } else { Rows::at(self, term.min(end - 1)) } }
+    }
+
+    #[inline(always)]
+    fn offset(at: *const T, bytes: isize) -> *const T {
+        at.wrapping_byte_offset(bytes)
     }
 
     #[inline(always)]
@@ -148,8 +177,33 @@ impl<S: Pairs> Terms<S> for RowPairs {
     type Y = S::P;
 
     #[inline(always)]
-    fn stride(self) -> Option<isize> {
-        self.rows.stride()
+    fn bytes(self) -> isize {
+        self.rows.step().wrapping_mul(2 * size_of::<Bf16>() as isize)
+    }
+
+    #[inline(always)]
+    unsafe fn evenly(self, term: usize) -> usize {
+        // SAFETY: passed on.
+        let rows = unsafe { self.rows.evenly(2 * term) };
+        // Where a row's neighbour lies elsewhere, or is the row itself, a pair is alone.
+        (rows.min(self.last + 1 - 2 * term) / 2).max(1)
+    }
+
+    #[inline(always)]
+    unsafe fn later(self, term: usize, end: usize) -> [*const Bf16; 2] {
+        // SAFETY: a term below the end; without a table it need not be.
+        unsafe {
+            if self.rows.stride().is_some() {
+                [self.rows.hint(2 * term), self.rows.hint(2 * term + 1)]
+            } else {
+                Terms::<S>::at(self, term.min(end - 1))
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn offset(at: [*const Bf16; 2], bytes: isize) -> [*const Bf16; 2] {
+        at.map(|at| at.wrapping_byte_offset(bytes))
     }
 
     #[inline(always)]
@@ -199,7 +253,8 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
     assert!(a.spans.len() == a.rows.div_ceil(S::TILE_ROWS));
     assert!(a.weights.len() >= a.rows * SCORE_STRIDE && a.keep.len() >= a.rows && a.join.len() >= a.rows);
     assert!(a.rows == 0 || a.out.len() >= (a.rows - 1) * a.out_stride + a.vecs * LANES);
-    let fetch = Fetch::new::<S, R>(&a);
+    // How many terms ahead a few rows ask: so many take [`FAR`] bytes, if all columns are here.
+    let far = FAR.checked_div(a.vecs * LANES * R::BYTES).filter(|&terms| terms > 0);
     // Columns outside: a tile of values is read by all the rows before the next columns are touched.
     let mut vec = 0;
     while vec < a.vecs {
@@ -223,39 +278,14 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                 };
                 let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
                 let values = a.values.columns_from(vec * LANES);
-                let fetch = if asks_ahead::<S>(row, rows, a.rows) { fetch } else { Fetch::Nothing };
-                by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(s, w, (values, fetch), *span, fold));
+                let far = far.filter(|_| asks_ahead::<S>(row, rows, a.rows));
+                by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(s, w, (values, far), *span, fold));
             }
             a.ahead.fetch(s);
         }
         vec += vecs;
     }
 }
-
-/// How a few rows ask for values to come.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fetch {
-    /// Not at all: wide rows of which a tile reads a part are better left to the core.
-    Nothing,
-    /// [`FAR`] ahead: short rows without gaps.
-    Strip,
-    /// [`SCATTERED`] keys ahead: the core does not foresee them.
-    Scattered,
-}
-
-impl Fetch {
-    fn new<S: Simd, R: Terms<S>>(a: &Values<'_, R>) -> Self {
-        let cols = a.vecs * LANES;
-        match a.values.stride() {
-            Some(stride) if stride == cols as isize && cols <= STRIP => Self::Strip,
-            Some(_) => Self::Nothing,
-            None => Self::Scattered,
-        }
-    }
-}
-
-/// 16 KiB at 128 columns.
-const SCATTERED: usize = 32;
 
 /// Where a tile's sums go: the running outputs of its rows, and their factors.
 #[derive(Clone, Copy)]
@@ -274,45 +304,47 @@ struct Fold {
 unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
     s: S,
     weights: *const f32,
-    (values, fetch): (R, Fetch),
+    (values, far): (R, Option<usize>),
     span: Span,
     fold: Fold,
 ) {
     let mut sum = [[s.splat(0.0); NV]; MR];
     // Spans start at a panel, so with a whole term.
-    let terms = span.keys().start / R::KEYS..span.keys().end.div_ceil(R::KEYS);
-    for j in terms.clone() {
+    let (mut term, end) = (span.keys().start / R::KEYS, span.keys().end.div_ceil(R::KEYS));
+    // Not where the full tile has one vector: it would pay for the question.
+    let far = if const { S::TILE_VECS > 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS } { far } else { None };
+    let bytes = values.bytes();
+    while term < end {
         // SAFETY: the caller vouches for the span's keys.
-        let at = unsafe { values.at(j) };
-        // Not where the full tile has one vector: it would pay for the question.
-        let asks = const { S::TILE_VECS > 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS };
-        let later = match fetch {
-            _ if !asks => None,
-            Fetch::Nothing => None,
-            Fetch::Strip => Some((at, FAR)),
-            // SAFETY: a term of the span.
-            Fetch::Scattered => Some((unsafe { values.at((j + SCATTERED / R::KEYS).min(terms.end - 1)) }, 0)),
-        };
-        if let Some((later, beyond)) = later {
-            for row in R::rows(later) {
-                for byte in (0..NV * LANES * R::BYTES / R::KEYS).step_by(LINE_BYTES) {
-                    // Wrapping: a hint may point anywhere.
-                    s.prefetch_far(row.wrapping_byte_add(beyond + byte));
+        let (mut at, stop) = unsafe { (values.at(term), end.min(term.saturating_add(values.evenly(term)))) };
+        // SAFETY: as above.
+        let mut later = unsafe { values.later(term + far.unwrap_or(0), end) };
+        // The loop looks nothing up: see `pack::Even`.
+        for j in term..stop {
+            if far.is_some() {
+                for row in R::rows(later) {
+                    for byte in (0..NV * LANES * R::BYTES / R::KEYS).step_by(LINE_BYTES) {
+                        // Wrapping: a hint may point anywhere.
+                        s.prefetch_far(row.wrapping_byte_add(byte));
+                    }
+                }
+                later = R::offset(later, bytes);
+            }
+            let mut value = [R::zero(s); NV];
+            for (n, value) in value.iter_mut().enumerate() {
+                // SAFETY: vector `n < NV` of the row.
+                *value = unsafe { R::y(s, at, n * LANES) };
+            }
+            for (r, sum) in sum.iter_mut().enumerate() {
+                // SAFETY: row `r < MR`, a term of the span.
+                let weight = unsafe { R::x(s, weights.add(r * SCORE_STRIDE), j) };
+                for (sum, &value) in sum.iter_mut().zip(&value) {
+                    *sum = R::fma(s, weight, value, *sum);
                 }
             }
+            at = R::offset(at, bytes);
         }
-        let mut value = [R::zero(s); NV];
-        for (n, value) in value.iter_mut().enumerate() {
-            // SAFETY: vector `n < NV` of the row.
-            *value = unsafe { R::y(s, at, n * LANES) };
-        }
-        for (r, sum) in sum.iter_mut().enumerate() {
-            // SAFETY: row `r < MR`, a term of the span.
-            let weight = unsafe { R::x(s, weights.add(r * SCORE_STRIDE), j) };
-            for (sum, &value) in sum.iter_mut().zip(&value) {
-                *sum = R::fma(s, weight, value, *sum);
-            }
-        }
+        term = stop;
     }
     for (r, sum) in sum.iter().enumerate() {
         // SAFETY: row `r < MR` has two factors and `16 · NV` outputs.

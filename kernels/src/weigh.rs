@@ -3,11 +3,11 @@
 use crate::block::READING_ROWS;
 use crate::geometry::Regions;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
-use crate::pack::Rows;
 use crate::pairs;
 use crate::passes::Group;
 use crate::poison::{Care, Seen};
 use crate::prepare::Spans;
+use crate::rows::Rows;
 use crate::simd::LANES;
 use crate::source::{BlockValues, Run};
 use crate::steps::Steps;

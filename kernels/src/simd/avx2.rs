@@ -290,19 +290,21 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn transpose(self, rows: [*const f32; LANES], out: *mut f32) {
+    unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32) {
         for top in [0, 8] {
             for left in [0, 8] {
                 // SAFETY: `self` proves the features; eight floats of a row, and eight of `out`, both inside the sixteen
                 // times sixteen.
                 unsafe {
                     let mut block = [_mm256_setzero_ps(); 8];
-                    for i in 0..8 {
-                        block[i] = _mm256_loadu_ps(rows[top + i].add(left));
+                    let mut row = first.add(left).wrapping_byte_offset(top * step);
+                    for block in &mut block {
+                        *block = _mm256_loadu_ps(row);
+                        row = row.wrapping_byte_offset(step);
                     }
                     let block = transpose8(block);
                     for (i, row) in block.into_iter().enumerate() {
-                        _mm256_storeu_ps(out.add((left + i) * LANES + top), row);
+                        _mm256_storeu_ps(out.add((left + i) * LANES + top as usize), row);
                     }
                 }
             }

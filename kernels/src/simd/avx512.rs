@@ -261,15 +261,20 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     }
 
     #[inline(always)]
-    unsafe fn transpose(self, rows: [*const f32; LANES], out: *mut f32) {
+    unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32) {
         // Four rounds of the butterfly: pairs of rows within 64 bits, fours within 128 bits, then whole 128-bit
         // quarters among eight and sixteen rows. 64 shuffles for 256 elements.
         // SAFETY: `self` proves the feature; the caller vouches for the pointers.
         unsafe {
             let zero = _mm512_setzero_ps();
-            let mut r = [zero; LANES];
-            for i in 0..LANES {
-                r[i] = _mm512_loadu_ps(rows[i]);
+            let (mut r, mut four) = ([zero; LANES], first);
+            for r in r.as_chunks_mut::<4>().0 {
+                let mut row = four;
+                for r in r {
+                    *r = _mm512_loadu_ps(row);
+                    row = row.wrapping_byte_offset(step);
+                }
+                four = four.wrapping_byte_offset(4 * step);
             }
             let mut a = [zero; LANES];
             for i in 0..8 {

@@ -261,12 +261,13 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn transpose(self, rows: [*const f32; LANES], out: *mut f32) {
+    unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32) {
         for top in (0..LANES).step_by(4) {
             for left in (0..LANES).step_by(4) {
                 // SAFETY: four floats of a row, and four of `out`, both inside the sixteen times sixteen.
                 unsafe {
-                    let part = |r: usize| f32x4::new(rows[top + r].add(left).cast::<[f32; 4]>().read_unaligned());
+                    let row = |r: usize| first.add(left).wrapping_byte_offset((top + r) as isize * step);
+                    let part = |r: usize| f32x4::new(row(r).cast::<[f32; 4]>().read_unaligned());
                     let block = f32x4::transpose([part(0), part(1), part(2), part(3)]);
                     for (i, row) in block.into_iter().enumerate() {
                         out.add((left + i) * LANES + top).cast::<[f32; 4]>().write_unaligned(row.to_array());

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::block::KEY_BLOCK;
-use crate::pack::Rows;
 use crate::passes::Group;
+use crate::rows::Rows;
 use crate::tensor::Typed;
 use crate::values::Values;
 

@@ -1,0 +1,137 @@
+//! Rows of keys, values and queries, wherever they lie: at a fixed distance, or where a table says.
+
+use crate::block::KEY_BLOCK;
+use core::mem::MaybeUninit;
+
+/// Rows of numbers somewhere in memory, elements `element` apart: one after the other at a fixed distance, or each where a
+/// table says.
+pub(crate) struct Rows<T = f32> {
+    /// Row 0; with a table, nothing.
+    first: *const T,
+    /// From one row to the next; with a table, where rows lie evenly.
+    step: isize,
+    table: *const MaybeUninit<Entry>,
+    /// With a table, what to add to its entries.
+    shift: isize,
+    pub(crate) element: isize,
+}
+
+// Not derived: that would ask the same of `T`.
+impl<T> Clone for Rows<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Rows<T> {}
+
+impl<T> Rows<T> {
+    /// Row `i` starts at `first + i·row`.
+    pub(crate) const fn strided(first: *const T, row: isize, element: isize) -> Self {
+        Self { first, step: row, table: core::ptr::null(), shift: 0, element }
+    }
+
+    /// Row `i` starts where entry `i` of the table says; what was entered together is `row` apart.
+    pub(crate) fn scattered(table: &Table, row: isize, element: isize) -> Self {
+        Self { first: core::ptr::null(), step: row, table: table.rows.as_ptr(), shift: 0, element }
+    }
+
+    /// # Safety
+    /// Row `i` exists: with a table, entry `i` was filled, and the table is still there.
+    #[inline(always)]
+    pub(crate) unsafe fn at(self, i: usize) -> *const T {
+        // SAFETY: the caller vouches for row `i`.
+        unsafe {
+            if self.table.is_null() {
+                self.first.offset(i as isize * self.step)
+            } else {
+                (*self.table.add(i)).assume_init().row.cast::<T>().offset(self.shift)
+            }
+        }
+    }
+
+    /// The distance between rows, if it is always the same.
+    pub(crate) fn stride(self) -> Option<isize> {
+        self.table.is_null().then_some(self.step)
+    }
+
+    /// Where row `i` is, to ask for it: it need not be one of ours. Not with a table.
+    #[inline(always)]
+    pub(crate) fn hint(self, i: usize) -> *const T {
+        self.first.wrapping_offset((i as isize).wrapping_mul(self.step))
+    }
+
+    /// The distance between rows, where they lie evenly.
+    #[inline(always)]
+    pub(crate) fn step(self) -> isize {
+        self.step
+    }
+
+    /// How many rows from row `i` on lie evenly.
+    ///
+    /// # Safety
+    /// Row `i` exists: see [`Self::at`].
+    #[inline(always)]
+    pub(crate) unsafe fn evenly(self, i: usize) -> usize {
+        // SAFETY: the caller vouches for row `i`.
+        if self.table.is_null() { usize::MAX } else { unsafe { (*self.table.add(i)).assume_init().together } }
+    }
+
+    /// Rows `i` and on.
+    ///
+    /// # Safety
+    /// Row `i` exists.
+    pub(crate) unsafe fn rows_from(self, i: usize) -> Self {
+        // SAFETY: the caller vouches for row `i`.
+        unsafe {
+            if self.table.is_null() {
+                Self { first: self.first.offset(i as isize * self.step), ..self }
+            } else {
+                Self { table: self.table.add(i), ..self }
+            }
+        }
+    }
+
+    /// The same rows from element `i` on.
+    ///
+    /// # Safety
+    /// The rows have an element `i`.
+    pub(crate) unsafe fn columns_from(self, i: usize) -> Self {
+        let shift = i as isize * self.element;
+        if self.table.is_null() {
+            // SAFETY: the caller vouches for element `i`.
+            Self { first: unsafe { self.first.offset(shift) }, ..self }
+        } else {
+            Self { shift: self.shift + shift, ..self }
+        }
+    }
+}
+
+/// Where a row lies.
+#[derive(Clone, Copy)]
+struct Entry {
+    row: *const (),
+    /// How many rows lie evenly from it on.
+    together: usize,
+}
+
+/// Where each row of a block lies.
+pub(crate) struct Table {
+    rows: [MaybeUninit<Entry>; KEY_BLOCK],
+}
+
+impl Table {
+    /// No rows yet. Costs nothing: entries are written before they are read.
+    #[inline(always)]
+    pub(crate) const fn new() -> Self {
+        Self { rows: [MaybeUninit::uninit(); KEY_BLOCK] }
+    }
+
+    /// Entries `at .. at + n`: rows `stride` apart, which exist.
+    pub(crate) fn fill<T>(&mut self, at: usize, n: usize, first: *const T, stride: isize) {
+        for (i, row) in self.rows[at..at + n].iter_mut().enumerate() {
+            row.write(Entry { row: first.wrapping_offset(i as isize * stride).cast(), together: n - i });
+        }
+    }
+}
