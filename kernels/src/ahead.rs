@@ -5,6 +5,7 @@
 
 use crate::block::KEY_BLOCK;
 use crate::int8;
+use crate::launch::Task;
 use crate::lines::LINE_BYTES;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::rows::Table;
@@ -13,11 +14,14 @@ use crate::source::{BlockValues, KeyValues, Keys};
 use crate::steps::Steps;
 use crate::strips::{Strips, strip};
 use crate::tensor::AnyRows;
-use crate::tile::{Fused, Next, Row};
+use crate::tile::{Block, Fused, Next, Row};
 use core::ops::Range;
 
 /// Lines asked for after each tile: a kilobyte in the time of 1,500 cycles, a few GB/s, which disturbs nobody.
 const LINES: usize = 16;
+
+/// Rows of a unit that nothing before them asks for, a panel's: packing asks for the next panel, tiles for later values.
+const FIRST: usize = LANES;
 
 /// Most stretches of memory in one list: keys, values, queries, outputs.
 const STRETCHES: usize = 4;
@@ -86,20 +90,27 @@ impl Ahead {
 }
 
 impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mods<A, B, C>> {
-    /// What will be needed once block `first` is done: the next block; after the last one the task's outputs, and what the
-    /// next task begins with.
+    /// What will be needed once a block is done: the next block; after the last one the task's outputs, and what the
+    /// next task begins with. Of a unit, what its values and the next unit's keys begin with: the rest is asked for as they are
+    /// read, and all of it where they lie one behind the other, in a cache.
     ///
     /// # Safety
-    /// As for [`Self::run`].
-    pub(crate) unsafe fn ahead(&self, first: usize) -> Ahead {
+    /// As for [`Self::run`]; the block is one of the task's.
+    pub(crate) unsafe fn ahead(&self, block: &Block) -> Ahead {
         let mut ahead = Ahead::nothing();
-        if let Next::Neighbour = self.next {
-            return ahead;
-        }
         // SAFETY: passed on.
         unsafe {
-            match self.blocks().next_back().filter(|&last| first < last) {
-                Some(_) => self.push_block(first + KEY_BLOCK, &mut ahead),
+            if let Next::Unit(next) = &self.next {
+                if let BlockValues::Rows { rows, .. } = block.values {
+                    push_rows(&mut ahead, rows, block.len.min(FIRST), self.geometry.value_dim);
+                    if let Some((task, first)) = next {
+                        self.with_task(task).push_first_keys(*first, &mut ahead);
+                    }
+                }
+                return ahead;
+            }
+            match self.blocks().next_back().filter(|&last| block.first < last) {
+                Some(_) => self.push_block(block.first + KEY_BLOCK, &mut ahead),
                 None => {
                     if let Some(out) = &self.outputs.out {
                         self.push_rows(&mut ahead, self.geometry.value_dim, |row| {
@@ -107,13 +118,33 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                         });
                     }
                     if let Next::Task(task) = &self.next {
-                        let next = Self::new(self.s, self.mods, self.call, self.outputs, task.clone(), self.geometry);
-                        next.push_opening(&mut ahead);
+                        self.with_task(task).push_opening(&mut ahead);
                     }
                 }
             }
         }
         ahead
+    }
+
+    /// The same of another task.
+    fn with_task(&self, task: &Task) -> Self {
+        Self::new(self.s, self.mods, self.call, self.outputs, task.clone(), self.geometry)
+    }
+
+    /// The first keys of a block, if there is such.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn push_first_keys(&self, first: usize, ahead: &mut Ahead) {
+        let len = self.seq.kv_len.saturating_sub(first).min(FIRST);
+        if len == 0 || !self.call.kv.holds(self.seq.batch, first) {
+            return;
+        }
+        let (at, table) = ([self.seq.batch, self.task.kv_head, self.seq.first_key + first], &mut Table::new());
+        // SAFETY: so many keys exist, and their block is held.
+        if let Keys::Rows(rows) = unsafe { self.call.kv.keys(at, len, table) } {
+            push_rows(ahead, rows, len, self.geometry.head_dim);
+        }
     }
 
     /// # Safety
@@ -207,12 +238,11 @@ fn push_strips(ahead: &mut Ahead, (strips, bytes): (Strips<u8>, usize), n: usize
     ahead.push(strips.first, (KEY_BLOCK * cols) as isize, (strips.width * bytes).div_ceil(cols), n * cols);
 }
 
-/// Adds `n` rows of `dim` elements. Rows whose elements are not contiguous are left to themselves.
+/// Adds `n` rows of `dim` elements, as far as they lie evenly. Rows whose elements are not contiguous are left to themselves.
 fn push_rows(ahead: &mut Ahead, rows: AnyRows, n: usize, dim: usize) {
     if rows.element() == 1 && n > 0 {
         // SAFETY: there is a row 0.
-        if let (first, Some(stride), bytes) = unsafe { rows.bytes() } {
-            ahead.push(first, stride, n, dim * bytes);
-        }
+        let (first, step, together, bytes) = unsafe { rows.evenly() };
+        ahead.push(first, step, n.min(together), dim * bytes);
     }
 }

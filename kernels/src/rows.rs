@@ -51,15 +51,18 @@ impl<T> Rows<T> {
         }
     }
 
-    /// The distance between rows, if it is always the same.
-    pub(crate) fn stride(self) -> Option<isize> {
-        self.table.is_null().then_some(self.step)
-    }
-
-    /// Where row `i` is, to ask for it: it need not be one of ours. Not with a table.
+    /// Where row `i` is, to ask for it. Beyond the `n` there are: where it would be, or with a table the last.
+    ///
+    /// # Safety
+    /// There are `n` rows, at least one.
     #[inline(always)]
-    pub(crate) fn hint(self, i: usize) -> *const T {
-        self.first.wrapping_offset((i as isize).wrapping_mul(self.step))
+    pub(crate) unsafe fn later(self, i: usize, n: usize) -> *const T {
+        if self.table.is_null() {
+            self.first.wrapping_offset((i as isize).wrapping_mul(self.step))
+        } else {
+            // SAFETY: a row below `n`.
+            unsafe { self.at(i.min(n - 1)) }
+        }
     }
 
     /// The distance between rows, where they lie evenly.

@@ -19,6 +19,7 @@ use crate::source::KeyValues;
 use crate::steps::Steps;
 use crate::tile::Fused;
 use core::marker::PhantomData;
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// How often a worker that finds nothing more to gather looks whether the others are done: some 50 µs, a run's time. Then it
@@ -137,12 +138,15 @@ impl<'a> Split<'a> {
         })
     }
 
-    /// The units of a run: the task whose rows they are for, and their first keys.
-    fn run(&self, run: usize) -> impl Iterator<Item = (Task, usize)> {
-        (run * self.run..self.units.len().min((run + 1) * self.run)).map(|unit| {
-            let [index, kv_head, first] = self.units.at(unit);
-            (self.task(index, kv_head), first)
-        })
+    /// The units of a run.
+    fn run(&self, run: usize) -> Range<usize> {
+        run * self.run..self.units.len().min((run + 1) * self.run)
+    }
+
+    /// The task whose rows a unit is for, and its first key.
+    fn unit(&self, unit: usize) -> (Task, usize) {
+        let [index, kv_head, first] = self.units.at(unit);
+        (self.task(index, kv_head), first)
     }
 
     /// All the rows of a head.
@@ -232,8 +236,10 @@ pub(crate) unsafe fn gather<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod +
     scratch: &mut Scratch,
 ) {
     while let Some(run) = split.runs.take() {
-        for (task, first) in split.run(run) {
-            let fused = fused(task).unit();
+        let units = split.run(run);
+        for unit in units.clone() {
+            let ((task, first), next) = (split.unit(unit), Some(unit + 1).filter(|next| units.contains(next)));
+            let fused = fused(task).unit(next.map(|next| split.unit(next)));
             // SAFETY: passed on; the unit belongs to this run, and the run was taken once.
             unsafe { fused.gather_unit(split, first, &mut scratch.regions(fused.geometry)) }
         }

@@ -202,16 +202,17 @@ impl AnyRows {
         by_type!(Typed, self, |rows| unsafe { rows.at(j).offset(i as isize * rows.element).read().widen() })
     }
 
-    /// Where row 0 starts, the bytes from one row to the next if that is always the same, and the bytes of an element.
+    /// Where row 0 starts, the bytes from one row to the next where they lie evenly, how many rows do, and the bytes of an
+    /// element.
     ///
     /// # Safety
     /// Row 0 exists.
-    pub(crate) unsafe fn bytes(self) -> (*const u8, Option<isize>, usize) {
+    pub(crate) unsafe fn evenly(self) -> (*const u8, isize, usize, usize) {
         by_type!(Typed, self, |rows| {
             // SAFETY: the caller's promise.
-            let first = unsafe { rows.at(0) };
+            let (first, together) = unsafe { (rows.at(0), rows.evenly(0)) };
             let size = size_of_val_of(first);
-            (first.cast(), rows.stride().map(|stride| stride.saturating_mul(size as isize)), size)
+            (first.cast(), rows.step().saturating_mul(size as isize), together, size)
         })
     }
 }

@@ -50,8 +50,8 @@ pub(crate) enum Next {
     Nothing,
     /// Probably this.
     Task(Task),
-    /// What lies behind it in memory: the core will guess that by itself.
-    Neighbour,
+    /// It is a unit, and so is this: its task and first key.
+    Unit(Option<(Task, usize)>),
 }
 
 /// The key block at hand.
@@ -103,9 +103,10 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         Self { next: next.map_or(Next::Nothing, Next::Task), ..self }
     }
 
-    /// As one of a run of units.
-    pub(crate) fn unit(self) -> Self {
-        Self { next: Next::Neighbour, ..self }
+    /// As a unit, with a guess at the next.
+    #[inline(always)]
+    pub(crate) fn unit(self, next: Option<(Task, usize)>) -> Self {
+        Self { next: Next::Unit(next), ..self }
     }
 
     /// Computes the task's rows and writes them.
@@ -175,15 +176,17 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         let len = KEY_BLOCK.min(self.seq.kv_len - first);
         // SAFETY: keys `first .. first + len` exist; the rest is passed on.
         unsafe {
-            Block {
+            let mut block = Block {
                 first,
                 len,
                 keys: self.call.kv.keys(at, len, keys),
                 values: self.call.kv.values(at, len, values),
                 packed_keys: None,
                 packed_values: None,
-                ahead: self.ahead(first),
-            }
+                ahead: Ahead::nothing(),
+            };
+            block.ahead = self.ahead(&block);
+            block
         }
     }
 

@@ -63,7 +63,7 @@ pub(crate) trait Terms<S: Simd>: Copy {
     /// # Safety
     /// There is such a term.
     unsafe fn evenly(self, term: usize) -> usize;
-    /// Where a term is, to ask for it: beyond the end there may be others, or the last one will do.
+    /// Where a term is, to ask for it: beyond the end, see [`Rows::later`].
     ///
     /// # Safety
     /// There is a term before the end.
@@ -112,8 +112,8 @@ impl<S: Simd, T: Load> Terms<S> for Rows<T> {
 
     #[inline(always)]
     unsafe fn later(self, term: usize, end: usize) -> *const T {
-        // SAFETY: a term below the end; without a table it need not be.
-        unsafe { if self.stride().is_some() { self.hint(term) } else { Rows::at(self, term.min(end - 1)) } }
+        // SAFETY: passed on.
+        unsafe { Rows::later(self, term, end) }
     }
 
     #[inline(always)]
@@ -190,15 +190,9 @@ impl<S: Pairs> Terms<S> for RowPairs {
     }
 
     #[inline(always)]
-    unsafe fn later(self, term: usize, end: usize) -> [*const Bf16; 2] {
-        // SAFETY: a term below the end; without a table it need not be.
-        unsafe {
-            if self.rows.stride().is_some() {
-                [self.rows.hint(2 * term), self.rows.hint(2 * term + 1)]
-            } else {
-                Terms::<S>::at(self, term.min(end - 1))
-            }
-        }
+    unsafe fn later(self, term: usize, _: usize) -> [*const Bf16; 2] {
+        // SAFETY: there is a last row.
+        unsafe { [2 * term, 2 * term + 1].map(|row| self.rows.later(row, self.last + 1)) }
     }
 
     #[inline(always)]
