@@ -14,7 +14,7 @@ use crate::source::{BlockValues, KeyValues, Keys};
 use crate::steps::Steps;
 use crate::strips::{Strips, strip};
 use crate::tensor::AnyRows;
-use crate::tile::{Block, Fused, Next, Row};
+use crate::tile::{Fused, Next, Row};
 use core::ops::Range;
 
 /// Lines asked for after each tile: a kilobyte in the time of 1,500 cycles, a few GB/s, which disturbs nobody.
@@ -95,22 +95,22 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     /// read, and all of it where they lie one behind the other, in a cache.
     ///
     /// # Safety
-    /// As for [`Self::run`]; the block is one of the task's.
-    pub(crate) unsafe fn ahead(&self, block: &Block) -> Ahead {
+    /// As for [`Self::run`]; the block is one of the task's, of `len` keys from `first` on.
+    pub(crate) unsafe fn ahead(&self, [first, len]: [usize; 2], values: BlockValues) -> Ahead {
         let mut ahead = Ahead::nothing();
         // SAFETY: passed on.
         unsafe {
             if let Next::Unit(next) = &self.next {
-                if let BlockValues::Rows { rows, .. } = block.values {
-                    push_rows(&mut ahead, rows, block.len.min(FIRST), self.geometry.value_dim);
+                if let BlockValues::Rows { rows, .. } = values {
+                    push_rows(&mut ahead, rows, len.min(FIRST), self.geometry.value_dim);
                     if let Some((task, first)) = next {
                         self.with_task(task).push_first_keys(*first, &mut ahead);
                     }
                 }
                 return ahead;
             }
-            match self.blocks().next_back().filter(|&last| block.first < last) {
-                Some(_) => self.push_block(block.first + KEY_BLOCK, &mut ahead),
+            match self.blocks().next_back().filter(|&last| first < last) {
+                Some(_) => self.push_block(first + KEY_BLOCK, &mut ahead),
                 None => {
                     if let Some(out) = &self.outputs.out {
                         self.push_rows(&mut ahead, self.geometry.value_dim, |row| {
@@ -126,7 +126,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         ahead
     }
 
-    /// The same of another task.
+    /// This call's work for another task.
     fn with_task(&self, task: &Task) -> Self {
         Self::new(self.s, self.mods, self.call, self.outputs, task.clone(), self.geometry)
     }
@@ -218,6 +218,9 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
 
     /// A range that holds every key that any row of the task may see by the rules that are ranges.
     fn visible(&self) -> Range<usize> {
+        if !self.call.visible.uses_position() {
+            return 0..self.seq.kv_len;
+        }
         let (rows, q_len) = (&self.task.rows, self.seq.q_len);
         // Rows of one head stand in order; a task that runs over several heads may hold any row.
         let one_head = rows.start / q_len == (rows.end - 1) / q_len;
@@ -242,7 +245,7 @@ fn push_strips(ahead: &mut Ahead, (strips, bytes): (Strips<u8>, usize), n: usize
 fn push_rows(ahead: &mut Ahead, rows: AnyRows, n: usize, dim: usize) {
     if rows.element() == 1 && n > 0 {
         // SAFETY: there is a row 0.
-        let (first, step, together, bytes) = unsafe { rows.evenly() };
-        ahead.push(first, step, n.min(together), dim * bytes);
+        let first = unsafe { rows.first() };
+        ahead.push(first.at, first.step, n.min(first.n), dim * first.element);
     }
 }

@@ -10,8 +10,8 @@ pub const KEY_BLOCK: usize = 256;
 /// Rows of a group up to which time is that of reading keys and values, which tiles then do from front to back.
 pub(crate) const READING_ROWS: usize = 16;
 
-/// Keys that a task of so few rows packs before it meets them: 16 KiB of floats at head_dim 128, in the first-level cache. A whole block
-/// would go out to the second and come back: 5 to 10 % of the time.
+/// Keys that a task of so few rows packs before it meets them: 16 KiB of floats at head_dim 128, in the first-level cache.
+/// A whole block would go out to the second and come back: 5 to 10 % of the time.
 pub(crate) const READING_KEYS: usize = 2 * LANES;
 
 /// Whether a tile of such a group asks ahead for all of its rows: the first, where full tiles can afford to; where they

@@ -15,6 +15,9 @@ use core::ops::Range;
 /// Rows that are finished together: few, so that a task of few rows does not set up many.
 const END_ROWS: usize = 16;
 
+/// The one NaN that is written.
+const NAN: f32 = f32::from_bits(0x7fc0_0000);
+
 /// What the last step needs to know of one row.
 #[derive(Clone, Copy)]
 pub(crate) struct RowEnd {
@@ -46,8 +49,9 @@ impl RowEnd {
             return Self { top, sum, ..Self::EMPTY };
         }
         let factor = own / sum;
+        // Of a sink, beside what is finite otherwise.
         if factor.is_nan() {
-            return Self { factor: (f32::NAN, f32::NAN), top, sum };
+            return Self { factor: (NAN, NAN), top, sum };
         }
         let high = factor as f32;
         Self { factor: (high, (factor - high as f64) as f32), top, sum }
@@ -82,7 +86,7 @@ pub(crate) struct Finish<'a> {
 pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mut T]) -> bool {
     let width = a.cols.next_multiple_of(LANES);
     assert!(a.ends.len() == out.len() && a.stride >= width && a.gathered.len() >= out.len() * a.stride);
-    let (zero, nan) = (s.splat(0.0), s.splat(f32::from_bits(0x7fc0_0000)));
+    let (zero, nan) = (s.splat(0.0), s.splat(NAN));
     let mut finite = zero;
     for (r, (end, &out)) in a.ends.iter().zip(out).enumerate() {
         let (high, low) = (s.splat(end.factor.0), s.splat(end.factor.1));

@@ -43,7 +43,7 @@ pub struct Geometry {
     pub(crate) group_rows: usize,
     /// Keys of a block there is scratch for.
     block_keys: usize,
-    /// Keys of a block packed at once.
+    /// Keys of a block packed at once, at most.
     pub(crate) pack_keys: usize,
     /// Value columns of a block packed at once, if values are packed at all.
     pub(crate) pack_cols: usize,

@@ -8,7 +8,7 @@ use crate::passes::Group;
 use crate::prepare::Spans;
 use crate::softmax;
 use crate::steps::Steps;
-use crate::tile::{Fused, TABLES};
+use crate::tile::{Fused, tables};
 use crate::view::SharedMut;
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
@@ -40,7 +40,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             // SAFETY: passed on; the group lies inside the task.
             unsafe {
                 let queries = part.queries(&mut regions);
-                let (mut spans, mut tables) = (Spans::new(), TABLES);
+                let (mut spans, mut tables) = (Spans::new(), tables());
                 for first in part.blocks() {
                     let mut block = part.block(first, &mut tables);
                     if !part.prepare(&mut block, queries, group.clone(), &mut spans, &mut regions) {

@@ -22,10 +22,10 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
     d: usize,
     out: &mut [f32],
 ) {
-    let squares = if keys.element == 1 { d } else { 0 };
+    let columns = if keys.element == 1 { d } else { 0 };
     fill_panels(
         n,
-        [d, squares],
+        [d, columns],
         out,
         #[inline(always)]
         // SAFETY: rows below `n` and `all`, whole squares of elements, and room for them.
@@ -38,10 +38,12 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
                 _ => {
                     for (square, i) in columns.step_by(LANES).enumerate() {
                         let mut wide = [[0.0f32; LANES]; LANES];
-                        for (r, wide) in wide.iter_mut().enumerate() {
-                            s.store(wide.as_mut_ptr(), T::load(s, panel.row(r).add(i)));
-                        }
-                        panel.ask_ahead(s, i);
+                        panel.for_each_row(
+                            s,
+                            i,
+                            #[inline(always)]
+                            |r, row| s.store(wide[r].as_mut_ptr(), T::load(s, row)),
+                        );
                         let step = size_of_val(&wide[0]) as isize;
                         s.transpose(wide.as_ptr().cast(), step, to.add(square * LANES * LANES));
                     }
@@ -54,42 +56,48 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
     );
 }
 
-/// Sixteen rows that lie evenly, and where the sixteen after them begin: there too, if there are such.
+/// Sixteen rows that lie evenly.
 #[derive(Clone, Copy)]
-pub(crate) struct Even {
-    first: *const f32,
-    next: *const f32,
+pub(crate) struct Even<T> {
+    first: *const T,
+    /// Where the next panel begins, to ask for it: as if it, too, lay evenly.
+    next: Option<*const T>,
     /// Bytes from one row to the next.
     step: isize,
 }
 
-impl Even {
-    /// From column `i` on, of what is moved in fours of bytes.
+impl<T: Copy> Even<T> {
+    /// From column `i` on.
     #[inline(always)]
     pub(crate) fn columns_from(self, i: usize) -> Self {
-        Self { first: self.first.wrapping_add(i), next: self.next.wrapping_add(i), ..self }
+        Self { first: self.first.wrapping_add(i), next: self.next.map(|next| next.wrapping_add(i)), ..self }
     }
 
-    /// Transposes so many columns, whole squares.
+    /// Asks for the next panel's rows. The core does not foresee sixteen at a time.
+    #[inline(always)]
+    fn ask_ahead<S: Simd>(self, s: S) {
+        let Some(mut row) = self.next else { return };
+        for _ in 0..LANES {
+            s.prefetch_far(row.cast());
+            row = row.wrapping_byte_offset(self.step);
+        }
+    }
+
+    /// Transposes so many columns, whole squares; a column is four bytes, whatever it is made of.
     ///
-    /// The core does not foresee sixteen rows at a time: asks for the next panel's in the order in which they will come.
     /// Addresses are counted on, with nothing looked up and nothing kept on the stack: where memory is waited for, that shows.
     /// (A loop over rows of 512 bytes that multiplied for each row's address took 21 µs for what now takes 13.)
     ///
     /// # Safety
     /// The rows have these columns; `to` is as many times sixteen writable floats.
     #[inline(always)]
-    pub(crate) unsafe fn transpose<S: Simd>(self, s: S, columns: usize, mut to: *mut f32) {
-        let Self { mut first, mut next, step } = self;
+    pub(crate) unsafe fn transpose<S: Simd>(mut self, s: S, columns: usize, mut to: *mut f32) {
         for _ in 0..columns / LANES {
-            let mut row = next;
-            for _ in 0..LANES {
-                s.prefetch_far(row);
-                row = row.wrapping_byte_offset(step);
-            }
+            self.ask_ahead(s);
             // SAFETY: the caller's promise.
-            unsafe { s.transpose(first, step, to) };
-            (first, next, to) = (first.wrapping_add(LANES), next.wrapping_add(LANES), to.wrapping_add(LANES * LANES));
+            unsafe { s.transpose(self.first.cast(), self.step, to) };
+            self = self.columns_from(LANES * size_of::<f32>() / size_of::<T>());
+            to = to.wrapping_add(LANES * LANES);
         }
     }
 }
@@ -102,10 +110,10 @@ pub(crate) struct Sixteen<T> {
     n: usize,
     all: usize,
     /// If there are sixteen, and they lie evenly.
-    pub(crate) even: Option<Even>,
+    pub(crate) even: Option<Even<T>>,
 }
 
-impl<T> Sixteen<T> {
+impl<T: Copy> Sixteen<T> {
     /// From row `first < n` on, of `n`, and of `all` for the next panel.
     ///
     /// # Safety
@@ -113,46 +121,47 @@ impl<T> Sixteen<T> {
     #[inline(always)]
     pub(crate) unsafe fn new(rows: Rows<T>, first: usize, [n, all]: [usize; 2]) -> Self {
         let mut sixteen = Self { rows, first, n, all, even: None };
-        if first + LANES <= n {
-            // SAFETY: rows `first .. first + 16` are below `n`; the one after them may be the last again.
-            unsafe {
-                if rows.evenly(first) >= LANES {
-                    let [here, next] = [first, (first + LANES).min(all - 1)].map(|i| rows.at(i).cast());
-                    sixteen.even =
-                        Some(Even { first: here, next, step: rows.step().wrapping_mul(size_of::<T>() as isize) });
-                }
+        // SAFETY: rows below `n`, and below `all`.
+        unsafe {
+            if first + LANES <= n && rows.evenly(first) >= LANES {
+                let next = (first + LANES < all).then(|| rows.at(first + LANES));
+                let step = rows.step().wrapping_mul(size_of::<T>() as isize);
+                sixteen.even = Some(Even { first: rows.at(first), next, step });
             }
         }
         sixteen
     }
 
-    /// Row `r` of the panel, the last again where there are fewer.
+    /// Calls `f(r, column i of row r)` for all sixteen, the last again where there are fewer, and asks for the next panel's.
     ///
     /// # Safety
-    /// The rows are still there.
+    /// The rows are still there, and have such a column.
     #[inline(always)]
-    pub(crate) unsafe fn row(&self, r: usize) -> *const T {
-        // SAFETY: a row below `n`.
-        unsafe { self.rows.at((self.first + r).min(self.n - 1)) }
-    }
-
-    /// Asks for the next panel's, from element `i` on.
-    ///
-    /// # Safety
-    /// The rows are still there.
-    #[inline(always)]
-    pub(crate) unsafe fn ask_ahead<S: Simd>(&self, s: S, i: usize) {
-        for r in LANES..2 * LANES {
-            // SAFETY: a row below `all`.
-            let later = unsafe { self.rows.at((self.first + r).min(self.all - 1)) };
-            s.prefetch_far(later.wrapping_add(i).cast());
+    pub(crate) unsafe fn for_each_row<S: Simd>(&self, s: S, i: usize, mut f: impl FnMut(usize, *const T)) {
+        if let Some(even) = self.even.map(|even| even.columns_from(i)) {
+            even.ask_ahead(s);
+            let mut row = even.first;
+            for r in 0..LANES {
+                f(r, row);
+                row = row.wrapping_byte_offset(even.step);
+            }
+            return;
+        }
+        for r in 0..LANES {
+            // SAFETY: rows below `n`, and below `all`.
+            unsafe {
+                if self.first + LANES + r < self.all {
+                    s.prefetch_far(self.rows.at(self.first + LANES + r).wrapping_add(i).cast());
+                }
+                f(r, self.rows.at((self.first + r).min(self.n - 1)).add(i));
+            }
         }
     }
 }
 
 /// Fills panels `[panel][depth][16]` with `n` rows: the first columns, if there are sixteen or more, by
-/// `squares(first row, columns, to)`, squares of sixteen rows (a partial panel may hold anything beyond its rows: it is blanked
-/// afterwards), the others by `element(row, column)`. What is beyond the last row becomes zeros.
+/// `squares(first row, columns, to)`, squares of sixteen rows, or none (a partial panel may hold anything beyond its rows: it is
+/// blanked afterwards), the others by `element(row, column)`. What is beyond the last row becomes zeros.
 #[inline(always)]
 pub(crate) fn fill_panels<U: Copy + Default>(
     n: usize,
@@ -220,16 +229,15 @@ pub(crate) unsafe fn pack_rows<S: Simd, T: Element, O: Element>(
 /// As many elements as `out` has are readable from `row` on, `element` apart.
 #[inline(always)]
 unsafe fn copy_row<S: Simd, T: Element, O: Element>(s: S, row: *const T, element: isize, out: &mut [O]) {
-    let mut done = 0;
-    if element == 1 {
-        let (whole, _) = out.as_chunks_mut::<LANES>();
-        for (chunk, to) in whole.iter_mut().enumerate() {
-            // SAFETY: contiguous elements that the caller vouches for; sixteen of ours.
-            unsafe { O::store(s, to.as_mut_ptr(), T::load(s, row.add(chunk * LANES))) };
-        }
-        done = whole.len() * LANES;
+    let cols = out.len();
+    let whole = if element == 1 && cols >= LANES { cols } else { 0 };
+    for i in (0..whole).step_by(LANES) {
+        // The last vector ends with the row: some of it is written twice, alike.
+        let i = i.min(cols - LANES);
+        // SAFETY: contiguous elements that the caller vouches for; sixteen of ours.
+        unsafe { O::store(s, out[i..][..LANES].as_mut_ptr(), T::load(s, row.add(i))) };
     }
-    for (i, x) in out.iter_mut().enumerate().skip(done) {
+    for (i, x) in out.iter_mut().enumerate().skip(whole) {
         // SAFETY: element `i` of the row.
         *x = O::narrow(unsafe { *row.offset(i as isize * element) }.widen());
     }
@@ -253,9 +261,9 @@ pub(crate) unsafe fn all_finite<S: Simd, T: Element>(s: S, values: Rows<T>, n: u
         let (mut row, together) = unsafe { (values.at(done), values.evenly(done).min(n - done)) };
         for _ in 0..together {
             for i in (0..fours).step_by(4 * LANES) {
-                for (n, seen) in seen.iter_mut().enumerate() {
+                for (k, seen) in seen.iter_mut().enumerate() {
                     // SAFETY: `i + 64 ≤ cols`, contiguous.
-                    *seen = s.fma(unsafe { T::load(s, row.add(i + n * LANES)) }, zero, *seen);
+                    *seen = s.fma(unsafe { T::load(s, row.add(i + k * LANES)) }, zero, *seen);
                 }
             }
             for i in (fours..whole).step_by(LANES) {

@@ -30,10 +30,10 @@ pub(crate) enum PairPanels {
 #[inline(always)]
 pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2], d: usize, out: &mut [Pair]) {
     let pairs = d.div_ceil(2);
-    let squares = if keys.element == 1 { d / 2 } else { 0 };
+    let columns = if keys.element == 1 { d / 2 } else { 0 };
     fill_panels(
         n,
-        [pairs, squares],
+        [pairs, columns],
         out,
         #[inline(always)]
         // SAFETY: rows below `n` and `all`, whole squares of pairs, and room for them. One of pairs is one of floats to who
@@ -41,14 +41,16 @@ pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2],
         |first, columns, to| unsafe {
             let (panel, to) = (Sixteen::new(keys, first, [n, all]), to.cast::<f32>());
             if let Some(even) = panel.even {
-                return even.columns_from(columns.start).transpose(s, columns.len(), to);
+                return even.columns_from(2 * columns.start).transpose(s, columns.len(), to);
             }
             for (square, i) in columns.step_by(LANES).enumerate() {
                 let mut rows = [[Bf16::default(); 2 * LANES]; LANES];
-                for (r, row) in rows.iter_mut().enumerate() {
-                    *row = panel.row(r).add(2 * i).cast::<[Bf16; 2 * LANES]>().read();
-                }
-                panel.ask_ahead(s, 2 * i);
+                panel.for_each_row(
+                    s,
+                    2 * i,
+                    #[inline(always)]
+                    |r, row| rows[r] = row.cast::<[Bf16; 2 * LANES]>().read(),
+                );
                 let step = size_of_val(&rows[0]) as isize;
                 s.transpose(rows.as_ptr().cast(), step, to.add(square * LANES * LANES));
             }

@@ -249,6 +249,9 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             // SAFETY: the columns of every row in a span are readable.
             unsafe { self.s.mask(Group { scores, spans: &mixed, rows }, columns, mask) };
         }
+        if spans.iter().all(|span| !span.partial && span.keys().end.is_multiple_of(LANES)) {
+            return;
+        }
         for row in self.rows(group) {
             let span = spans[row.n / S::TILE_ROWS];
             let end = span.end_panel() * LANES;

@@ -16,7 +16,7 @@ use crate::split::Units;
 use crate::steps::Steps;
 use crate::strips::Strips;
 use crate::tensor::Typed;
-use crate::tile::TABLES;
+use crate::tile::tables;
 use crate::values::Values;
 
 /// `eˣ` of every element, as the softmax computes it: for x ≤ 0.
@@ -77,7 +77,7 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
             let ([_, _, longest, d], [_, _, _, dv]) = (kv.k_shape(), kv.v_shape());
             let units = Units::new(kv);
             let mut finite = d > 0 && dv > 0;
-            let mut tables = TABLES;
+            let mut tables = tables();
             for unit in 0..if finite { units.len() } else { 0 } {
                 let [b, h, first] = units.at(unit);
                 let len = kv.lens().map_or(longest, |lens| lens[b]).saturating_sub(first).min(KEY_BLOCK);

@@ -221,8 +221,12 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             };
             self.s.fold(state, &mut regions.out[..out.len()], out, split.width);
         }
-        // SAFETY: passed on.
-        unsafe { self.finish(Care::Careful, regions) };
+        for care in [Care::Fast, Care::Careful] {
+            // SAFETY: passed on.
+            if unsafe { self.finish(care, regions) } {
+                break;
+            }
+        }
     }
 }
 

@@ -202,19 +202,28 @@ impl AnyRows {
         by_type!(Typed, self, |rows| unsafe { rows.at(j).offset(i as isize * rows.element).read().widen() })
     }
 
-    /// Where row 0 starts, the bytes from one row to the next where they lie evenly, how many rows do, and the bytes of an
-    /// element.
+    /// As many rows from row 0 on as lie evenly.
     ///
     /// # Safety
     /// Row 0 exists.
-    pub(crate) unsafe fn evenly(self) -> (*const u8, isize, usize, usize) {
+    pub(crate) unsafe fn first(self) -> FirstRows {
         by_type!(Typed, self, |rows| {
             // SAFETY: the caller's promise.
-            let (first, together) = unsafe { (rows.at(0), rows.evenly(0)) };
-            let size = size_of_val_of(first);
-            (first.cast(), rows.step().saturating_mul(size as isize), together, size)
+            let (at, n) = unsafe { (rows.at(0), rows.evenly(0)) };
+            let element = size_of_val_of(at);
+            FirstRows { at: at.cast(), step: rows.step().saturating_mul(element as isize), n, element }
         })
     }
+}
+
+/// Rows that lie evenly, as bytes.
+pub(crate) struct FirstRows {
+    pub(crate) at: *const u8,
+    /// From one row to the next.
+    pub(crate) step: isize,
+    pub(crate) n: usize,
+    /// Bytes of an element.
+    pub(crate) element: usize,
 }
 
 /// Bytes of what a pointer points at.

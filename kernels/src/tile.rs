@@ -29,7 +29,10 @@ use crate::steps::Steps;
 use core::ops::Range;
 
 /// Where the rows of a block's keys and values lie, if they lie scattered.
-pub(crate) const TABLES: [Table; 2] = [const { Table::new() }; 2];
+#[inline(always)]
+pub(crate) fn tables() -> [Table; 2] {
+    [Table::new(), Table::new()]
+}
 
 /// One task, and all it needs to know.
 pub(crate) struct Fused<'t, 'a, S, M> {
@@ -40,6 +43,8 @@ pub(crate) struct Fused<'t, 'a, S, M> {
     pub(crate) geometry: &'t Geometry,
     pub(crate) task: Task,
     pub(crate) seq: Sequence,
+    /// Query heads that share a key/value head.
+    sharing: usize,
     /// What will probably be computed after it.
     pub(crate) next: Next,
 }
@@ -50,7 +55,7 @@ pub(crate) enum Next {
     Nothing,
     /// Probably this.
     Task(Task),
-    /// It is a unit, and so is this: its task and first key.
+    /// This is a unit; then the next of its run, if any: its task and first key.
     Unit(Option<(Task, usize)>),
 }
 
@@ -84,6 +89,7 @@ pub(crate) struct Row {
 }
 
 impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mods<A, B, C>> {
+    // Here, and where a step's operands change type: inlined, or all of it is copied. A few per cent of a tiny call.
     #[inline(always)]
     pub(crate) fn new(
         s: S,
@@ -93,8 +99,8 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         task: Task,
         geometry: &'t Geometry,
     ) -> Self {
-        let seq = call.sequence(task.index);
-        Self { s, mods, call, outputs, geometry, task, seq, next: Next::Nothing }
+        let (seq, sharing) = (call.sequence(task.index), call.sharing());
+        Self { s, mods, call, outputs, geometry, task, seq, sharing, next: Next::Nothing }
     }
 
     /// With a guess at what comes next: its memory is asked for while this one is computed.
@@ -148,11 +154,11 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
 
     /// The rows of a group.
     pub(crate) fn rows(&self, group: Range<usize>) -> impl Iterator<Item = Row> + use<S, A, B, C> {
-        // A division for the first, steps for the rest.
+        // Steps from the first, and a division for that only if it is none of the first head's.
         let first = self.task.rows.start + group.start;
         let q_len = self.seq.q_len;
-        let heads = self.task.kv_head * self.call.sharing();
-        let (mut head, mut i) = (heads + first / q_len, first % q_len);
+        let (skipped, mut i) = if first < q_len { (0, first) } else { (first / q_len, first % q_len) };
+        let mut head = self.task.kv_head * self.sharing + skipped;
         (0..group.len()).map(move |n| {
             let row = Row { n, head, i };
             i += 1;
@@ -176,17 +182,9 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         let len = KEY_BLOCK.min(self.seq.kv_len - first);
         // SAFETY: keys `first .. first + len` exist; the rest is passed on.
         unsafe {
-            let mut block = Block {
-                first,
-                len,
-                keys: self.call.kv.keys(at, len, keys),
-                values: self.call.kv.values(at, len, values),
-                packed_keys: None,
-                packed_values: None,
-                ahead: Ahead::nothing(),
-            };
-            block.ahead = self.ahead(&block);
-            block
+            let (keys, values) = (self.call.kv.keys(at, len, keys), self.call.kv.values(at, len, values));
+            let ahead = self.ahead([first, len], values);
+            Block { first, len, keys, values, packed_keys: None, packed_values: None, ahead }
         }
     }
 
@@ -218,7 +216,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         self.clear(regions);
         // SAFETY: passed on.
         unsafe { self.exchange(regions, Exchange::Load) };
-        let (mut spans, mut tables) = (Spans::new(), TABLES);
+        let (mut spans, mut tables) = (Spans::new(), tables());
         for first in blocks {
             // SAFETY: passed on.
             unsafe {
@@ -283,7 +281,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     unsafe fn gather_modified(&self, queries: Queries<'_>, care: Care, regions: &mut Regions<'_>) {
         regions.keep.fill(1.0);
         regions.join.fill(1.0);
-        let (mut spans, mut tables) = (Spans::new(), TABLES);
+        let (mut spans, mut tables) = (Spans::new(), tables());
         for first in self.blocks() {
             // SAFETY: passed on.
             unsafe {

@@ -56,18 +56,18 @@ pub(crate) trait Terms<S: Simd>: Copy {
     /// A term in sixteen columns.
     type Y: Copy;
 
-    /// From one term to the next, where they lie evenly.
-    fn bytes(self) -> isize;
+    /// Bytes from one term to the next, where they lie evenly.
+    fn step(self) -> isize;
     /// How many terms from this one on lie evenly.
     ///
     /// # Safety
     /// There is such a term.
     unsafe fn evenly(self, term: usize) -> usize;
-    /// Where a term is, to ask for it: beyond the end, see [`Rows::later`].
+    /// Where a term is, to ask for it, and how many from it on lie evenly: see [`Rows::later`].
     ///
     /// # Safety
-    /// There is a term before the end.
-    unsafe fn later(self, term: usize, end: usize) -> Self::At;
+    /// There are terms up to `end`.
+    unsafe fn later(self, term: usize, end: usize) -> Option<(Self::At, usize)>;
     /// The same from a column on.
     ///
     /// # Safety
@@ -100,7 +100,7 @@ impl<S: Simd, T: Load> Terms<S> for Rows<T> {
     type Y = S::V;
 
     #[inline(always)]
-    fn bytes(self) -> isize {
+    fn step(self) -> isize {
         Rows::step(self).wrapping_mul(size_of::<T>() as isize)
     }
 
@@ -111,7 +111,7 @@ impl<S: Simd, T: Load> Terms<S> for Rows<T> {
     }
 
     #[inline(always)]
-    unsafe fn later(self, term: usize, end: usize) -> *const T {
+    unsafe fn later(self, term: usize, end: usize) -> Option<(*const T, usize)> {
         // SAFETY: passed on.
         unsafe { Rows::later(self, term, end) }
     }
@@ -177,22 +177,23 @@ impl<S: Pairs> Terms<S> for RowPairs {
     type Y = S::P;
 
     #[inline(always)]
-    fn bytes(self) -> isize {
+    fn step(self) -> isize {
         self.rows.step().wrapping_mul(2 * size_of::<Bf16>() as isize)
     }
 
     #[inline(always)]
     unsafe fn evenly(self, term: usize) -> usize {
-        // SAFETY: passed on.
+        // SAFETY: passed on: `2 * term` is at most the last row.
         let rows = unsafe { self.rows.evenly(2 * term) };
         // Where a row's neighbour lies elsewhere, or is the row itself, a pair is alone.
         (rows.min(self.last + 1 - 2 * term) / 2).max(1)
     }
 
     #[inline(always)]
-    unsafe fn later(self, term: usize, _: usize) -> [*const Bf16; 2] {
-        // SAFETY: there is a last row.
-        unsafe { [2 * term, 2 * term + 1].map(|row| self.rows.later(row, self.last + 1)) }
+    unsafe fn later(self, term: usize, _: usize) -> Option<([*const Bf16; 2], usize)> {
+        // SAFETY: there are rows up to the last.
+        let (first, together) = unsafe { self.rows.later(2 * term, self.last + 1)? };
+        Some(([first, first.wrapping_offset(self.rows.step())], (together / 2).max(1)))
     }
 
     #[inline(always)]
@@ -307,26 +308,30 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
     let (mut term, end) = (span.keys().start / R::KEYS, span.keys().end.div_ceil(R::KEYS));
     // Not where the full tile has one vector: it would pay for the question.
     let far = if const { S::TILE_VECS > 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS } { far } else { None };
-    let bytes = values.bytes();
+    let step = values.step();
     while term < end {
         // SAFETY: the caller vouches for the span's keys.
-        let (mut at, stop) = unsafe { (values.at(term), end.min(term.saturating_add(values.evenly(term)))) };
+        let (mut at, evenly) = unsafe { (values.at(term), values.evenly(term)) };
         // SAFETY: as above.
-        let mut later = unsafe { values.later(term + far.unwrap_or(0), end) };
+        let (mut later, then_evenly) = match far.and_then(|far| unsafe { values.later(term + far, end) }) {
+            Some((later, evenly)) => (Some(later), evenly),
+            None => (None, usize::MAX),
+        };
         // The loop looks nothing up: see `pack::Even`.
+        let stop = end.min(term.saturating_add(evenly.min(then_evenly)));
         for j in term..stop {
-            if far.is_some() {
-                for row in R::rows(later) {
+            if let Some(later) = &mut later {
+                for row in R::rows(*later) {
                     for byte in (0..NV * LANES * R::BYTES / R::KEYS).step_by(LINE_BYTES) {
                         // Wrapping: a hint may point anywhere.
                         s.prefetch_far(row.wrapping_byte_add(byte));
                     }
                 }
-                later = R::offset(later, bytes);
+                *later = R::offset(*later, step);
             }
             let mut value = [R::zero(s); NV];
             for (n, value) in value.iter_mut().enumerate() {
-                // SAFETY: vector `n < NV` of the row.
+                // SAFETY: vector `n < NV` of term `j`, to which `at` has been counted: terms up to `stop` lie evenly.
                 *value = unsafe { R::y(s, at, n * LANES) };
             }
             for (r, sum) in sum.iter_mut().enumerate() {
@@ -336,7 +341,7 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
                     *sum = R::fma(s, weight, value, *sum);
                 }
             }
-            at = R::offset(at, bytes);
+            at = R::offset(at, step);
         }
         term = stop;
     }
