@@ -140,7 +140,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         if len == 0 || !self.call.kv.holds(self.seq.batch, first) {
             return;
         }
-        let (at, table) = ([self.seq.batch, self.task.kv_head, self.seq.first_key + first], &mut Table::new());
+        let (at, table) = (self.place(first), &mut Table::new());
         // SAFETY: so many keys exist, and their block is held.
         if let Keys::Rows(rows) = unsafe { self.call.kv.keys(at, len, table) } {
             push_rows(ahead, rows, len, self.geometry.head_dim);
@@ -150,7 +150,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     /// # Safety
     /// As for [`Self::run`]; `first < kv_len`.
     unsafe fn push_block(&self, first: usize, ahead: &mut Ahead) {
-        let at = [self.seq.batch, self.task.kv_head, self.seq.first_key + first];
+        let at = self.place(first);
         let len = KEY_BLOCK.min(self.seq.kv_len - first);
         let (d, kv) = (self.geometry.head_dim, &self.call.kv);
         // Pages are left to themselves: their rows are many short stretches.

@@ -3,10 +3,10 @@
 //!
 //! A dot product is a sum over the depth in one fixed order, whatever the tile: chains of up to 32 FMAs (of pairs, one
 //! chain), added up first to last. Lanes run over columns, so no sum is ever taken across lanes, and neither the tile's
-//! shape nor the register width can show in the bits. The short chains are for accuracy: rounding errors grow with the size of the running
-//! sum, and those of large scores are what an attention output's worst error is made of. One chain would do no better
-//! than the naive loop; chains of 32 nearly halve the error at head_dim 64. Chains of 16 would do a little better still,
-//! for 3 % of the time.
+//! shape nor the register width can show in the bits. The short chains are for accuracy: rounding errors grow with the
+//! size of the running sum, and those of large scores are what an attention output's worst error is made of. One chain
+//! would do no better than the naive loop; chains of 32 nearly halve the error at head_dim 64. Chains of 16 would do a
+//! little better still, for 3 % of the time.
 //!
 //! ```text
 //! for each 6 × 64 tile:                 registers (AVX-512): 24 sums, 4 columns, 1 element of a row
@@ -159,8 +159,8 @@ pub(crate) struct Tile<T = f32> {
 /// `MR` rows against `NV` panels; `finish(n, total)` makes results of the totals of panel `n`.
 ///
 /// # Safety
-/// `rows` holds `MR` pointers to `depth` floats each, or pairs where columns are, `panels` holds `NV × depth × 16`, and `out` has `MR` rows of
-/// `NV × 16` writable floats, `stride` apart.
+/// `rows` holds `MR` pointers to `depth` floats each, or pairs where columns are, `panels` holds `NV × depth × 16`, and
+/// `out` has `MR` rows of `NV × 16` writable floats, `stride` apart.
 #[inline(always)]
 pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
     s: S,

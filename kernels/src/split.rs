@@ -242,8 +242,9 @@ pub(crate) unsafe fn gather<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod +
     while let Some(run) = split.runs.take() {
         let units = split.run(run);
         for unit in units.clone() {
-            let ((task, first), next) = (split.unit(unit), Some(unit + 1).filter(|next| units.contains(next)));
-            let fused = fused(task).unit(next.map(|next| split.unit(next)));
+            let (task, first) = split.unit(unit);
+            let next = (unit + 1 < units.end).then(|| split.unit(unit + 1));
+            let fused = fused(task).unit(next);
             // SAFETY: passed on; the unit belongs to this run, and the run was taken once.
             unsafe { fused.gather_unit(split, first, &mut scratch.regions(fused.geometry)) }
         }

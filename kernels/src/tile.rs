@@ -173,12 +173,17 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         Position { batch: self.task.index, head: row.head, row: row.i, key }
     }
 
+    /// Where key `first` of the sequence is in its source: batch index, head, key.
+    pub(crate) fn place(&self, first: usize) -> [usize; 3] {
+        [self.seq.batch, self.task.kv_head, self.seq.first_key + first]
+    }
+
     /// The block of keys that starts at `first`.
     ///
     /// # Safety
     /// As for [`Self::run`]; `first` is one of [`Self::blocks`], and the tables outlive the block.
     pub(crate) unsafe fn block(&self, first: usize, [keys, values]: &mut [Table; 2]) -> Block {
-        let at = [self.seq.batch, self.task.kv_head, self.seq.first_key + first];
+        let at = self.place(first);
         let len = KEY_BLOCK.min(self.seq.kv_len - first);
         // SAFETY: keys `first .. first + len` exist; the rest is passed on.
         unsafe {

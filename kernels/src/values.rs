@@ -249,7 +249,7 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
     assert!(a.weights.len() >= a.rows * SCORE_STRIDE && a.keep.len() >= a.rows && a.join.len() >= a.rows);
     assert!(a.rows == 0 || a.out.len() >= (a.rows - 1) * a.out_stride + a.vecs * LANES);
     // How many terms ahead a few rows ask: so many take [`FAR`] bytes, if all columns are here.
-    let far = FAR.checked_div(a.vecs * LANES * R::BYTES).filter(|&terms| terms > 0);
+    let far = FAR / (a.vecs.max(1) * LANES * R::BYTES);
     // Columns outside: a tile of values is read by all the rows before the next columns are touched.
     let mut vec = 0;
     while vec < a.vecs {
@@ -273,7 +273,7 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                 };
                 let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
                 let values = a.values.columns_from(vec * LANES);
-                let far = far.filter(|_| asks_ahead::<S>(row, rows, a.rows));
+                let far = asks_ahead::<S>(row, rows, a.rows).then_some(far);
                 by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(s, w, (values, far), *span, fold));
             }
             a.ahead.fetch(s);
