@@ -15,6 +15,7 @@
 use crate::block::{SCORE_STRIDE, Span};
 use crate::exp::{exp, exp_each};
 use crate::simd::{LANES, Simd};
+use core::ops::Range;
 
 /// Running state of a group of rows, padded to whole vectors, and what the last block did to it.
 pub(crate) struct Rows<'a> {
@@ -50,53 +51,56 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
             }
             state.keep[row] = s.reduce_max(max);
         }
-        for row in tile_rows {
-            let max = state.keep[row];
-            let reference = s.splat(if max == f32::NEG_INFINITY { 0.0 } else { max });
-            // SAFETY: as above.
-            let scores = unsafe { scores.as_mut_ptr().add(row * SCORE_STRIDE) };
-            let mut sum = s.splat(0.0);
-            let mut panel = panels.start;
-            while panel < panels.end {
-                // SAFETY: as above.
-                let at = unsafe { scores.add(panel * LANES) };
-                // SAFETY: as above; four vectors only where there are four.
-                unsafe {
-                    if panel + SIDE <= panels.end {
-                        sum = weights::<S, SIDE>(s, at, reference, sum);
-                        panel += SIDE;
-                    } else {
-                        sum = weights::<S, 1>(s, at, reference, sum);
-                        panel += 1;
-                    }
+        let mut row = tile_rows.start;
+        while row < tile_rows.end {
+            let rows = (tile_rows.end - row).min(SIDE);
+            let (max, sum) = (&state.keep[row..row + rows], &mut state.join[row..row + rows]);
+            // SAFETY: as above, for all the rows.
+            unsafe {
+                let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
+                match rows {
+                    SIDE => weights::<S, SIDE>(s, scores, panels.clone(), max, sum),
+                    2 => weights::<S, 2>(s, scores, panels.clone(), max, sum),
+                    _ => weights::<S, 1>(s, scores, panels.clone(), max, sum),
                 }
             }
-            state.join[row] = s.reduce_sum(sum);
+            row += rows;
         }
     }
     join(s, padded, state);
 }
 
-/// Vectors of scores that are exponentiated side by side: one at a time is 10 % slower on AVX2 and SSE2; two are between.
-const SIDE: usize = 4;
+/// Rows that are exponentiated side by side.
+const SIDE: usize = 3;
 
-/// Exponentials of `N` vectors of scores, in place and added to `sum` in order.
+/// Weights of the scores of `N` rows, in place, and their sums, each taken in the order of keys.
 ///
 /// # Safety
-/// `at` is `16 · N` floats, read and written.
+/// `scores` is `N` rows, [`SCORE_STRIDE`] apart, whose `panels` are readable and writable.
 #[inline(always)]
-unsafe fn weights<S: Simd, const N: usize>(s: S, at: *mut f32, reference: S::V, mut sum: S::V) -> S::V {
-    let mut x = [reference; N];
-    for (i, x) in x.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
-        *x = s.sub(unsafe { s.load(at.add(i * LANES)) }, reference);
+unsafe fn weights<S: Simd, const N: usize>(s: S, scores: *mut f32, panels: Range<usize>, max: &[f32], sum: &mut [f32]) {
+    let zero = [s.splat(0.0); N];
+    let (mut reference, mut total) = (zero, zero);
+    for (reference, &max) in reference.iter_mut().zip(max) {
+        *reference = s.splat(if max == f32::NEG_INFINITY { 0.0 } else { max });
     }
-    for (i, weight) in exp_each(s, x).into_iter().enumerate() {
+    for panel in panels {
         // SAFETY: the caller's promise.
-        unsafe { s.store(at.add(i * LANES), weight) };
-        sum = s.add(sum, weight);
+        let at = |row: usize| unsafe { scores.add(row * SCORE_STRIDE + panel * LANES) };
+        let mut x = zero;
+        for (row, x) in x.iter_mut().enumerate() {
+            // SAFETY: as above.
+            *x = s.sub(unsafe { s.load(at(row)) }, reference[row]);
+        }
+        for (row, weight) in exp_each(s, x).into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { s.store(at(row), weight) };
+            total[row] = s.add(total[row], weight);
+        }
     }
-    sum
+    for (sum, total) in sum.iter_mut().zip(total) {
+        *sum = s.reduce_sum(total);
+    }
 }
 
 /// Takes rows gathered over later keys into rows gathered over earlier ones, as [`softmax`] and the values kernel do
