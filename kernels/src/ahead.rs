@@ -17,7 +17,7 @@ use crate::tensor::AnyRows;
 use crate::tile::{Fused, Next, Row};
 use core::ops::Range;
 
-/// Lines asked for after each tile: a kilobyte in the time of 1,500 cycles, a few GB/s, which disturbs nobody.
+/// Lines asked for after a tile that does not ask as it computes: a kilobyte in the time of 1,500 cycles, a few GB/s.
 const LINES: usize = 16;
 
 /// Rows of a unit that nothing before them asks for, a panel's: packing asks for the next panel, tiles for later values.
@@ -26,30 +26,52 @@ const FIRST: usize = LANES;
 /// Most stretches of memory in one list: keys, values, queries, outputs.
 const STRETCHES: usize = 4;
 
-/// Rows of contiguous floats.
+/// Lines that lie evenly, and as many right behind each of them.
 #[derive(Clone, Copy)]
 struct Stretch {
     first: *const u8,
-    /// Bytes from one row to the next.
-    row: isize,
-    rows: usize,
-    /// Lines of a row.
+    /// Bytes from one line to the next.
+    step: isize,
     lines: usize,
+    /// How often: each time from a line further on.
+    times: usize,
+}
+
+/// Lines that a tile asks for while it computes, one after the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Trail {
+    at: *const u8,
+    step: isize,
+}
+
+impl Trail {
+    /// Nothing worth asking for: over and over a line that is near.
+    pub(crate) fn none(near: *const f32) -> Self {
+        Self { at: near.cast(), step: 0 }
+    }
+
+    /// Asks for the next.
+    #[inline(always)]
+    pub(crate) fn ask<S: Simd>(&mut self, s: S) {
+        s.prefetch_far(self.at.cast());
+        // Wrapping: a hint may point anywhere.
+        self.at = self.at.wrapping_offset(self.step);
+    }
 }
 
 /// A list of what will be needed, and how far along it the asking is.
 pub(crate) struct Ahead {
     stretches: [Stretch; STRETCHES],
     len: usize,
-    row: usize,
-    line: usize,
     at: usize,
+    time: usize,
+    line: usize,
 }
 
 impl Ahead {
     pub(crate) const fn nothing() -> Self {
-        let none = Stretch { first: core::ptr::null(), row: 0, rows: 0, lines: 0 };
-        Self { stretches: [none; STRETCHES], len: 0, row: 0, line: 0, at: 0 }
+        let none = Stretch { first: core::ptr::null(), step: 0, lines: 0, times: 0 };
+        Self { stretches: [none; STRETCHES], len: 0, at: 0, time: 0, line: 0 }
     }
 
     /// Adds `n` rows of `bytes`, `row` apart.
@@ -61,8 +83,36 @@ impl Ahead {
         let (n, bytes) = if dense { (1, n * bytes) } else { (n, bytes) };
         // A row that starts inside a line may end in one more: its neighbour's, or not worth asking for.
         let lines = bytes.div_ceil(LINE_BYTES);
-        self.stretches[self.len] = Stretch { first, row, rows: n, lines };
+        self.stretches[self.len] = if n == 1 {
+            Stretch { first, step: LINE_BYTES as isize, lines, times: 1 }
+        } else {
+            Stretch { first, step: row, lines: n, times: lines }
+        };
         self.len += 1;
+    }
+
+    /// The next lines, as many of `most` as lie evenly.
+    #[inline(always)]
+    fn next(&mut self, most: usize) -> (Trail, usize) {
+        let Stretch { first, step, lines, times } = self.stretches[self.at];
+        let n = most.min(lines - self.line);
+        let first = first.wrapping_byte_add(self.time * LINE_BYTES);
+        let at = first.wrapping_offset((self.line as isize).wrapping_mul(step));
+        self.line += n;
+        if self.line == lines {
+            (self.line, self.time) = (0, self.time + 1);
+            if self.time == times {
+                (self.time, self.at) = (0, self.at + 1);
+            }
+        }
+        (Trail { at, step }, n)
+    }
+
+    /// The next `n` lines for a tile to ask for, one with each of its steps, if so many lie evenly.
+    #[inline(always)]
+    pub(crate) fn trail(&mut self, n: usize) -> Option<Trail> {
+        let even = self.at < self.len && self.stretches[self.at].lines - self.line >= n;
+        (n > 0 && even).then(|| self.next(n).0)
     }
 
     /// Asks for the next few lines, if any are left.
@@ -70,21 +120,11 @@ impl Ahead {
     pub(crate) fn fetch<S: Simd>(&mut self, s: S) {
         let mut budget = LINES;
         while budget > 0 && self.at < self.len {
-            let stretch = &self.stretches[self.at];
-            let n = budget.min(stretch.lines - self.line);
-            // Wrapping: a hint may point anywhere.
-            let row = stretch.first.wrapping_offset((self.row as isize).wrapping_mul(stretch.row));
-            let first = row.wrapping_byte_add(self.line * LINE_BYTES);
-            for line in 0..n {
-                s.prefetch_far(first.wrapping_byte_add(line * LINE_BYTES).cast());
+            let (mut trail, n) = self.next(budget);
+            for _ in 0..n {
+                trail.ask(s);
             }
-            (budget, self.line) = (budget - n, self.line + n);
-            if self.line == stretch.lines {
-                (self.line, self.row) = (0, self.row + 1);
-                if self.row == stretch.rows {
-                    (self.row, self.at) = (0, self.at + 1);
-                }
-            }
+            budget -= n;
         }
     }
 }

@@ -19,6 +19,7 @@
 //!     result = finish(total)
 //! ```
 
+use crate::ahead::Trail;
 use crate::element::{Bf16, Load};
 use crate::simd::{LANES, Pair, Pairs, Simd};
 
@@ -154,6 +155,20 @@ pub(crate) struct Tile<T = f32> {
     /// Floats from one row of results to the next.
     pub(crate) stride: usize,
     pub(crate) fetch: Fetch,
+    /// What a tile that [`asks`] asks for: a line with each of its [`steps`].
+    pub(crate) trail: Trail,
+}
+
+/// Whether a tile of such a shape asks for what comes later while it computes: a full one, of several vectors.
+#[inline(always)]
+pub(crate) const fn asks<S: Simd>(rows: usize, vecs: usize) -> bool {
+    rows == S::TILE_ROWS && vecs > 1
+}
+
+/// Steps of a tile: as long as two chains run side by side.
+pub(crate) fn steps<S: Simd, T: Factor<S>>(depth: usize) -> usize {
+    let chain = T::chain(depth).max(1);
+    (0..depth).step_by(2 * chain).map(|first| (depth - first).saturating_sub(chain).min(chain)).sum()
 }
 
 /// `MR` rows against `NV` panels; `finish(n, total)` makes results of the totals of panel `n`.
@@ -167,7 +182,7 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
     tile: Tile<T>,
     finish: impl Fn(usize, S::V) -> S::V,
 ) {
-    let Tile { rows, panels, depth, out, stride, fetch } = tile;
+    let Tile { rows, panels, depth, out, stride, fetch, mut trail } = tile;
     // SAFETY: the caller vouches for `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (mut first, chain) = (0, T::chain(depth));
@@ -183,6 +198,9 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
         let mut sums = [[[s.splat(0.0); NV]; MR]; 2];
         let [one, two] = &mut sums;
         for i in 0..both {
+            if const { asks::<S>(MR, NV) } {
+                trail.ask(s);
+            }
             // SAFETY: `first + i < middle + i < last ≤ depth`, and the caller's promise.
             unsafe {
                 add::<S, T, MR, NV>(s, &rows, (panels, depth, fetch), first + i, one);

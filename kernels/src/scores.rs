@@ -2,12 +2,13 @@
 //!
 //! Panels outside, rows inside: a tile's 16 to 64 keys stay in the first-level cache while the rows pass by.
 
-use crate::ahead::Ahead;
+use crate::ahead::{Ahead, Trail};
 use crate::block::{READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{self, Factor, Fetch, Tile};
 use crate::passes::Columns;
 use crate::simd::{LANES, Simd};
 use crate::tensor::AnyPanels;
+use core::ops::Range;
 
 /// A group of rows, a run of packed keys, and where the scores go.
 pub(crate) struct Scores<'a, K = AnyPanels> {
@@ -17,7 +18,7 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
     /// Packed keys, `[panel][head_dim][16]`, floats or pairs.
     pub(crate) keys: K,
     /// Which of the block's panels `keys` points at.
-    pub(crate) panels: core::ops::Range<usize>,
+    pub(crate) panels: Range<usize>,
     /// The keys each tile of rows needs.
     pub(crate) spans: &'a [Span],
     /// In floats or pairs.
@@ -38,18 +39,21 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
 pub(crate) struct Walk<'a> {
     pub(crate) rows: usize,
     /// See [`Scores`], as for the rest.
-    pub(crate) panels: core::ops::Range<usize>,
+    pub(crate) panels: Range<usize>,
     pub(crate) spans: &'a [Span],
     /// Panels of a tile, at most.
     pub(crate) vecs: usize,
     pub(crate) next: Option<&'a [Columns<f32>]>,
     pub(crate) ahead: &'a mut Ahead,
+    /// With how many steps a tile that can asks for what comes later; 0 if none can.
+    pub(crate) steps: usize,
 }
 
 impl Walk<'_> {
-    /// Calls `tile(first row, rows, panels)` for each: rows from a multiple of the tile's, panels that their span needs.
+    /// Calls `tile(first row, rows, panels, trail)` for each: rows from a multiple of the tile's, panels that their span needs,
+    /// and what a tile that can asks for.
     #[inline(always)]
-    pub(crate) fn for_each_tile<S: Simd>(self, s: S, mut tile: impl FnMut(usize, usize, core::ops::Range<usize>)) {
+    pub(crate) fn for_each_tile<S: Simd>(self, s: S, mut tile: impl FnMut(usize, usize, Range<usize>, Option<Trail>)) {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
         assert!(self.next.is_none_or(|next| next.len() >= self.rows));
         let mut panel = self.panels.start;
@@ -67,8 +71,11 @@ impl Walk<'_> {
                         s.prefetch(columns.first.wrapping_add(panel * LANES));
                     }
                 }
-                tile(row, rows, from..to);
-                self.ahead.fetch(s);
+                let trail = if dots::asks::<S>(rows, to - from) { self.ahead.trail(self.steps) } else { None };
+                tile(row, rows, from..to, trail);
+                if trail.is_none() {
+                    self.ahead.fetch(s);
+                }
             }
             panel += vecs;
         }
@@ -93,21 +100,24 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
     let scale = s.splat(a.scale);
     let (first, out) = (a.panels.start, a.out.as_mut_ptr());
     let vecs = if all <= READING_ROWS { 1 } else { T::VECS };
-    let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead };
+    let steps = dots::steps::<S, T>(d);
+    let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, steps };
     walk.for_each_tile(
         s,
         #[inline(always)]
-        |row, rows, panels| {
+        |row, rows, panels, trail| {
             // SAFETY: `row + rows ≤ all` and `panels` lies in `a.panels`, so by the assertions above the rows
             // of `out` are inside their slice; the caller vouches for queries and keys.
             unsafe {
+                let panels_at = a.keys.add((panels.start - first) * d * LANES);
                 let tile = Tile {
                     rows: a.queries.as_ptr().add(row),
-                    panels: a.keys.add((panels.start - first) * d * LANES),
+                    panels: panels_at,
                     depth: d,
                     out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
                     fetch: if asks_ahead::<S>(row, rows, all) { a.fetch } else { Fetch::Nothing },
+                    trail: trail.unwrap_or(Trail::none(panels_at.cast())),
                 };
                 by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(
                     s,

@@ -4,14 +4,15 @@
 //! running output with two factors, `o ← o·keep + sum·join`, once per block. Keys hidden from a row have weight exactly 0 and
 //! add exactly nothing, so it does not matter how many of them a tile runs over.
 
-use crate::ahead::Ahead;
+use crate::ahead::{Ahead, Trail};
 use crate::block::{SCORE_STRIDE, Span, asks_ahead};
-use crate::dots::{FAR, FEW_ROWS};
+use crate::dots::{FAR, FEW_ROWS, asks};
 use crate::element::{Bf16, Load};
 use crate::lines::LINE_BYTES;
 use crate::rows::Rows;
 use crate::simd::{LANES, Pair, Pairs, Simd};
 use crate::tensor::AnyRows;
+use core::ops::Range;
 
 /// A group of rows, their weights for one block, and the running outputs.
 pub(crate) struct Values<'a, R = AnyRows> {
@@ -274,9 +275,13 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                 let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
                 let values = a.values.columns_from(vec * LANES);
                 let far = asks_ahead::<S>(row, rows, a.rows).then_some(far);
-                by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(s, w, (values, far), *span, fold));
+                let trail = if asks::<S>(rows, vecs) { a.ahead.trail(terms::<S, R>(*span).len()) } else { None };
+                let asking = Asking { far, trail: trail.unwrap_or(Trail::none(w)) };
+                by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(s, w, (values, asking), *span, fold));
+                if trail.is_none() {
+                    a.ahead.fetch(s);
+                }
             }
-            a.ahead.fetch(s);
         }
         vec += vecs;
     }
@@ -291,6 +296,21 @@ struct Fold {
     out_stride: usize,
 }
 
+/// What a tile asks for while it computes.
+#[derive(Clone, Copy)]
+struct Asking {
+    /// A few rows: values, so many terms ahead.
+    far: Option<usize>,
+    /// A tile that [`asks`]: what comes later, a line with each term.
+    trail: Trail,
+}
+
+/// The terms of a span, which starts at a panel, so with a whole term.
+#[inline(always)]
+fn terms<S: Simd, R: Terms<S>>(span: Span) -> Range<usize> {
+    span.keys().start / R::KEYS..span.keys().end.div_ceil(R::KEYS)
+}
+
 /// `MR` rows by `NV` vectors of columns.
 ///
 /// # Safety
@@ -299,13 +319,12 @@ struct Fold {
 unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
     s: S,
     weights: *const f32,
-    (values, far): (R, Option<usize>),
+    (values, Asking { far, mut trail }): (R, Asking),
     span: Span,
     fold: Fold,
 ) {
     let mut sum = [[s.splat(0.0); NV]; MR];
-    // Spans start at a panel, so with a whole term.
-    let (mut term, end) = (span.keys().start / R::KEYS, span.keys().end.div_ceil(R::KEYS));
+    let Range { start: mut term, end } = terms::<S, R>(span);
     // Not where the full tile has one vector: it would pay for the question.
     let far = if const { S::TILE_VECS > 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS } { far } else { None };
     let step = values.step();
@@ -328,6 +347,9 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
                     }
                 }
                 *later = R::offset(*later, step);
+            }
+            if const { asks::<S>(MR, NV) } {
+                trail.ask(s);
             }
             let mut value = [R::zero(s); NV];
             for (n, value) in value.iter_mut().enumerate() {

@@ -45,11 +45,11 @@ impl Dot4Work for Scores<'_> {
         assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
         let out = a.out.as_mut_ptr();
         let vecs = if all <= READING_ROWS { 1 } else { S::TILE_VECS };
-        let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead };
+        let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, steps: 0 };
         walk.for_each_tile(
             s,
             #[inline(always)]
-            |row, rows, panels| {
+            |row, rows, panels, _| {
                 // Where registers hold fewer rows than a tile of the group has, in equal parts.
                 let parts = rows.div_ceil(S::DOT4_ROWS);
                 let mut done = 0;
