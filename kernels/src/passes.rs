@@ -280,6 +280,37 @@ fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> Hull {
     Hull { from, to: last + 1, all: bytes[from..=last].iter().fold(true, |all, &byte| all & keeps(byte)) }
 }
 
+/// Hides what lies between the last key of a tile's span and the end of its panel.
+#[inline(always)]
+pub(crate) fn hide_ends<S: Simd>(s: S, mut group: Group<'_>) {
+    /// Sixteen keys, then none.
+    const KEYS: [u8; 2 * LANES] = {
+        let mut keys = [0; 2 * LANES];
+        let mut i = 0;
+        while i < LANES {
+            keys[i] = 1;
+            i += 1;
+        }
+        keys
+    };
+    let (spans, hidden) = (group.spans, s.splat(f32::NEG_INFINITY));
+    group.for_each_row(
+        s,
+        #[inline(always)]
+        |row, panels, scores| {
+            let keys = spans[row / S::TILE_ROWS].keys().end % LANES;
+            if keys > 0 {
+                let keys = &KEYS[LANES - keys..][..LANES];
+                // SAFETY: a span that ends inside a panel has that panel, its last; `keys` is sixteen bytes.
+                unsafe {
+                    let at = scores.add((panels.end - 1) * LANES);
+                    s.store(at, s.select_bytes(keys.as_ptr(), hidden, s.load(at)));
+                }
+            }
+        },
+    );
+}
+
 /// Scores to finished weights: exp(score − reference) · factor, per row; 0 where hidden, even in a row that is NaN.
 #[inline(always)]
 pub(crate) fn weights<S: Simd>(s: S, mut group: Group<'_>, rows: &[(f32, f32)]) {

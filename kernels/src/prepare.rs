@@ -249,20 +249,19 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             // SAFETY: the columns of every row in a span are readable.
             unsafe { self.s.mask(Group { scores, spans: &mixed, rows }, columns, mask) };
         }
-        if spans.iter().all(|span| !span.partial && span.keys().end.is_multiple_of(LANES)) {
+        if spans.iter().any(|span| !span.keys().end.is_multiple_of(LANES)) {
+            self.s.hide_ends(Group { scores, spans, rows });
+        }
+        if !spans.iter().any(|span| span.partial) {
             return;
         }
         for row in self.rows(group) {
             let span = spans[row.n / S::TILE_ROWS];
-            let end = span.end_panel() * LANES;
-            let scores = &mut scores[row.n * SCORE_STRIDE..][..end];
-            let (lo, hi) = (span.keys().start, span.keys().end);
-            if hi < end {
-                scores[hi..].fill(f32::NEG_INFINITY);
-            }
             if !span.partial || span.is_empty() {
                 continue;
             }
+            let (lo, hi) = (span.keys().start, span.keys().end);
+            let scores = &mut scores[row.n * SCORE_STRIDE..][..hi];
             let keys = self.keys_of(block, row);
             let (prefix, start) = (keys.prefix.clamp(lo, hi), keys.start.clamp(lo, hi));
             if prefix < start {

@@ -58,6 +58,8 @@ pub(crate) trait Steps: Copy + Send + Sync {
     /// # Safety
     /// As for [`passes::mask`].
     unsafe fn mask(self, group: Group<'_>, rows: &[Columns<u8>], polarity: Mask<'_>);
+    /// As [`passes::hide_ends`].
+    fn hide_ends(self, group: Group<'_>);
     /// # Safety
     /// As for [`passes::kept`].
     unsafe fn kept(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [Hull]);
@@ -187,6 +189,13 @@ macro_rules! steps {
                     #[inline(always)]
                     // SAFETY: the caller's promise.
                     || unsafe { passes::bias(self, group, rows) },
+                )
+            }
+
+            fn hide_ends(self, group: Group<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    || passes::hide_ends(self, group),
                 )
             }
 
