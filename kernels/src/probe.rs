@@ -261,6 +261,7 @@ impl Bench {
                     rows,
                     keep,
                     join,
+                    fresh: false,
                     out: &mut self.out,
                     out_stride: d,
                     ahead: &mut Ahead::nothing(),

@@ -69,6 +69,8 @@ pub(crate) struct Block {
     /// Which packed run is in the scratch, if any: keys by first key, values by first column.
     pub(crate) packed_keys: Option<usize>,
     pub(crate) packed_values: Option<(usize, Care)>,
+    /// Whether it is the first that the group at hand gathers, and all tiles see some of it: outputs are written, not read.
+    pub(crate) fresh: bool,
     /// What comes after it.
     pub(crate) ahead: Ahead,
 }
@@ -189,7 +191,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         unsafe {
             let (keys, values) = (self.call.kv.keys(at, len, keys), self.call.kv.values(at, len, values));
             let ahead = self.ahead([first, len], values);
-            Block { first, len, keys, values, packed_keys: None, packed_values: None, ahead }
+            Block { first, len, keys, values, packed_keys: None, packed_values: None, fresh: false, ahead }
         }
     }
 
@@ -200,11 +202,22 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
 
     /// Nothing gathered yet.
     pub(crate) fn clear(&self, regions: &mut Regions<'_>) {
+        self.clear_state(regions);
+        self.clear_outputs(0..self.task.rows.len(), regions);
+    }
+
+    /// Maxima and sums of nothing.
+    fn clear_state(&self, regions: &mut Regions<'_>) {
         // Steps work on whole vectors of rows.
         let padded = self.task.rows.len().next_multiple_of(LANES);
         regions.max[..padded].fill(f32::NEG_INFINITY);
         regions.sum[..padded].fill(0.0);
-        regions.out[..self.task.rows.len() * self.geometry.width()].fill(0.0);
+    }
+
+    /// Outputs of nothing, for some rows.
+    fn clear_outputs(&self, rows: Range<usize>, regions: &mut Regions<'_>) {
+        let width = self.geometry.width();
+        regions.out[rows.start * width..rows.end * width].fill(0.0);
     }
 
     /// The one pass over the keys, or over some of their blocks.
@@ -218,7 +231,12 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
     ) {
-        self.clear(regions);
+        // Outputs that the first block writes whole are not cleared before.
+        let mut fresh = self.outputs.state.is_none() && !C::ACTIVE;
+        self.clear_state(regions);
+        if !fresh {
+            self.clear_outputs(0..self.task.rows.len(), regions);
+        }
         // SAFETY: passed on.
         unsafe { self.exchange(regions, Exchange::Load) };
         let (mut spans, mut tables) = (Spans::new(), tables());
@@ -227,7 +245,12 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             unsafe {
                 let mut block = self.block(first, &mut tables);
                 for group in self.groups() {
-                    if !self.prepare(&mut block, queries, group.clone(), &mut spans, regions) {
+                    let seen = self.prepare(&mut block, queries, group.clone(), &mut spans, regions);
+                    block.fresh = fresh && seen && !spans.iter().any(|span| span.is_empty());
+                    if fresh && !block.fresh {
+                        self.clear_outputs(group.clone(), regions);
+                    }
+                    if !seen {
                         continue;
                     }
                     self.emit(Point::Masked, &block, group.clone(), regions.scores);
@@ -246,6 +269,10 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                     }
                 }
             }
+            fresh = false;
+        }
+        if fresh {
+            self.clear_outputs(0..self.task.rows.len(), regions);
         }
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct Values<'a, R = AnyRows> {
     /// Per row: factor of the running output, and of this block's sum.
     pub(crate) keep: &'a [f32],
     pub(crate) join: &'a [f32],
+    /// Nothing was gathered before, and the running outputs are not read: every tile of rows sees something of this block.
+    pub(crate) fresh: bool,
     /// Running outputs from the run's first column on, rows `out_stride` apart.
     pub(crate) out: &'a mut [f32],
     pub(crate) out_stride: usize,
@@ -39,8 +41,8 @@ impl<'a, R> Values<'a, R> {
     /// With these rows.
     #[inline(always)]
     pub(crate) fn of<T>(self, values: T) -> Values<'a, T> {
-        let Values { weights, vecs, spans, rows, keep, join, out, out_stride, ahead, .. } = self;
-        Values { weights, values, vecs, spans, rows, keep, join, out, out_stride, ahead }
+        let Values { weights, vecs, spans, rows, keep, join, fresh, out, out_stride, ahead, .. } = self;
+        Values { weights, values, vecs, spans, rows, keep, join, fresh, out, out_stride, ahead }
     }
 }
 
@@ -271,6 +273,7 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                     join: a.join.as_ptr().add(row),
                     out: a.out.as_mut_ptr().add(row * a.out_stride + vec * LANES),
                     out_stride: a.out_stride,
+                    fresh: a.fresh,
                 };
                 let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
                 let values = a.values.columns_from(vec * LANES);
@@ -294,6 +297,7 @@ struct Fold {
     join: *const f32,
     out: *mut f32,
     out_stride: usize,
+    fresh: bool,
 }
 
 /// What a tile asks for while it computes.
@@ -373,7 +377,8 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
             let (keep, join) = (s.splat(*fold.keep.add(r)), s.splat(*fold.join.add(r)));
             for (n, &sum) in sum.iter().enumerate() {
                 let out = fold.out.add(r * fold.out_stride + n * LANES);
-                s.store(out, s.fma(sum, join, s.mul(s.load(out), keep)));
+                let before = if fold.fresh { s.splat(0.0) } else { s.mul(s.load(out), keep) };
+                s.store(out, s.fma(sum, join, before));
             }
         }
     }

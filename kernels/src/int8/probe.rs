@@ -227,6 +227,7 @@ impl Cache {
                             rows,
                             keep: &ones,
                             join: &ones,
+                            fresh: false,
                             out,
                             out_stride: width,
                             ahead: &mut Ahead::nothing(),

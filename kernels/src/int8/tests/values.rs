@@ -36,6 +36,7 @@ impl Visitor for BothValues<'_> {
                     rows,
                     keep: &keep,
                     join: &join,
+                    fresh: false,
                     out: $out,
                     out_stride: width,
                     ahead: &mut Ahead::nothing(),
