@@ -127,7 +127,7 @@ pub(crate) trait Element: Load {
     unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V);
     /// Rows of them to be written.
     fn any(rows: &[*mut Self]) -> AnyRowsMut<'_>;
-    /// One element, with the bits of [`Self::load`].
+    /// One element, with the bits of [`Load::load`].
     fn widen(self) -> f32;
     /// One element, with the bits of [`Self::store`].
     fn narrow(x: f32) -> Self;
