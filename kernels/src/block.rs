@@ -36,12 +36,14 @@ pub(crate) struct Span {
 }
 
 impl Span {
+    pub(crate) const EMPTY: Self = Self { lo: 0, hi: 0, partial: false };
+
     /// The hull of `lo..hi`, counted from the start of the block.
     #[inline]
     pub(crate) fn new(lo: usize, hi: usize, partial: bool) -> Self {
         assert!(hi <= KEY_BLOCK);
         if lo >= hi {
-            return Self::default();
+            return Self::EMPTY;
         }
         let down = lo / LANES * LANES;
         Self { lo: down as u16, hi: hi as u16, partial: partial || down != lo }

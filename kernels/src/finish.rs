@@ -88,11 +88,13 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
     assert!(a.ends.len() == out.len() && a.stride >= width && a.gathered.len() >= out.len() * a.stride);
     let (zero, nan) = (s.splat(0.0), s.splat(NAN));
     let mut finite = zero;
+    // The last vector of contiguous elements ends with the row: some of it is written twice, alike.
+    let whole = a.element == 1 && a.cols >= LANES;
+    let last = if whole { a.cols - LANES } else { usize::MAX };
     for (r, (end, &out)) in a.ends.iter().zip(out).enumerate() {
         let (high, low) = (s.splat(end.factor.0), s.splat(end.factor.1));
-        for i in (0..a.cols).step_by(LANES) {
-            // The last vector of contiguous elements ends with the row: some of it is written twice, alike.
-            let i = if a.element == 1 && a.cols >= LANES { i.min(a.cols - LANES) } else { i };
+        let mut i = 0;
+        while i < a.cols {
             // SAFETY: `i + 16 ≤ width ≤ stride`, and `gathered` has a stride for every row.
             let x = unsafe { s.load(a.gathered.as_ptr().add(r * a.stride + i)) };
             // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays.
@@ -104,18 +106,20 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
                 y = s.select_eq(y, y, y, s.select_eq(coarse, coarse, coarse, nan));
             }
             let y = s.add(y, zero);
-            if a.element == 1 && i + LANES <= a.cols {
+            if whole {
                 // SAFETY: 16 contiguous elements inside the row.
                 unsafe { T::store(s, out.add(i), y) };
-            } else {
-                let mut lanes = [T::narrow(0.0); LANES];
-                // SAFETY: `lanes` is 16 elements.
-                unsafe { T::store(s, lanes.as_mut_ptr(), y) };
-                for (n, &lane) in lanes[..LANES.min(a.cols - i)].iter().enumerate() {
-                    // SAFETY: `i + n < cols`.
-                    unsafe { *out.offset((i + n) as isize * a.element) = lane };
-                }
+                i = if i < last { last.min(i + LANES) } else { a.cols };
+                continue;
             }
+            let mut lanes = [T::narrow(0.0); LANES];
+            // SAFETY: `lanes` is 16 elements.
+            unsafe { T::store(s, lanes.as_mut_ptr(), y) };
+            for (n, &lane) in lanes[..LANES.min(a.cols - i)].iter().enumerate() {
+                // SAFETY: `i + n < cols`.
+                unsafe { *out.offset((i + n) as isize * a.element) = lane };
+            }
+            i += LANES;
         }
     }
     s.reduce_sum(finite) == 0.0

@@ -33,8 +33,12 @@ pub(crate) struct Next<'a> {
 }
 
 impl Spans {
+    /// Of nothing. Copied, not made: that was 3 % of a tiny call.
+    const NONE: Self = Self { tiles: [Span::EMPTY; MAX_GROUP], len: 0 };
+
+    #[inline(always)]
     pub(crate) fn new() -> Self {
-        Self { tiles: [Span::default(); MAX_GROUP], len: 0 }
+        Self::NONE
     }
 }
 
@@ -242,7 +246,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     ) {
         let rows = group.len();
         if let Some((mask, columns)) = mask {
-            let mut mixed = Spans { tiles: [Span::default(); MAX_GROUP], len: spans.len() };
+            let mut mixed = Spans { len: spans.len(), ..Spans::NONE };
             for (to, &span) in mixed.tiles.iter_mut().zip(spans).filter(|(_, span)| span.partial) {
                 *to = span;
             }
