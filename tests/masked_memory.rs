@@ -2,8 +2,8 @@
 
 mod support;
 
-use sdpa::{Alignment, Attention, naive};
-use support::{Answer, Sizes, Tensor, Tensors, assert_same, execs, offset_of, run};
+use sdpa::{Alignment, Attention, Window, Workspace, naive};
+use support::{Answer, Sizes, Tensor, Tensors, assert_same, execs, offset_of, run, run_with};
 
 const POISONS: [f32; 4] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e38];
 
@@ -78,6 +78,34 @@ fn keys_after_a_row_do_not_matter_to_it() {
                         let what = format!("{sizes:?} {alignment:?} {isa}: {x} in {name} from key {cut}");
                         assert_same(&what, &got.rows(0..blind), &clean.rows(0..blind));
                     }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_other_calls_left_in_the_workspace_does_not_matter() {
+    let window = |left| Attention::new().align(Alignment::BottomRight).window(Window::inclusive(Some(left), Some(0)));
+    for (sizes @ [.., rows, keys, _, _], alignment) in CASES {
+        let tensors = Tensors::normal(sizes, 5);
+        // Whole blocks; the first of several blocks seen by some tiles and groups only; nothing seen by anybody.
+        let unseen = causal(Alignment::Offset(-(rows.max(keys) as isize) - 1));
+        for attention in [Attention::new(), causal(alignment), window(5), window(90), unseen] {
+            for (isa, exec) in execs() {
+                let clean = run(&attention, &tensors, exec);
+                for x in POISONS {
+                    let mut workspace = Workspace::new();
+                    run_with(&attention, &poisoned(&tensors, 0..keys, x, false, true), exec, None, &mut workspace);
+                    run_with(
+                        &Attention::new(),
+                        &poisoned(&tensors, 0..keys, x, false, true),
+                        exec,
+                        None,
+                        &mut workspace,
+                    );
+                    let got = run_with(&attention, &tensors, exec, None, &mut workspace);
+                    assert_same(&format!("{sizes:?} {attention:?} {isa}: after {x}"), &got, &clean);
                 }
             }
         }

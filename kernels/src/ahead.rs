@@ -26,15 +26,14 @@ const FIRST: usize = LANES;
 /// Most stretches of memory in one list: keys, values, queries, outputs.
 const STRETCHES: usize = 4;
 
-/// Lines that lie evenly, and as many right behind each of them.
+/// Lines that lie evenly, passed over several times: first the first line of each row, then the second.
 #[derive(Clone, Copy)]
 struct Stretch {
     first: *const u8,
     /// Bytes from one line to the next.
     step: isize,
     lines: usize,
-    /// How often: each time from a line further on.
-    times: usize,
+    passes: usize,
 }
 
 /// Lines that a tile asks for while it computes, one after the other.
@@ -64,19 +63,19 @@ pub(crate) struct Ahead {
     stretches: [Stretch; STRETCHES],
     len: usize,
     at: usize,
-    time: usize,
+    pass: usize,
     line: usize,
 }
 
 impl Ahead {
     pub(crate) const fn nothing() -> Self {
-        let none = Stretch { first: core::ptr::null(), step: 0, lines: 0, times: 0 };
-        Self { stretches: [none; STRETCHES], len: 0, at: 0, time: 0, line: 0 }
+        let none = Stretch { first: core::ptr::null(), step: 0, lines: 0, passes: 0 };
+        Self { stretches: [none; STRETCHES], len: 0, at: 0, pass: 0, line: 0 }
     }
 
     /// Adds `n` rows of `bytes`, `row` apart.
     pub(crate) fn push(&mut self, first: *const u8, row: isize, n: usize, bytes: usize) {
-        if self.len == STRETCHES || n == 0 {
+        if self.len == STRETCHES || n == 0 || bytes == 0 {
             return;
         }
         let dense = row == bytes as isize;
@@ -84,9 +83,9 @@ impl Ahead {
         // A row that starts inside a line may end in one more: its neighbour's, or not worth asking for.
         let lines = bytes.div_ceil(LINE_BYTES);
         self.stretches[self.len] = if n == 1 {
-            Stretch { first, step: LINE_BYTES as isize, lines, times: 1 }
+            Stretch { first, step: LINE_BYTES as isize, lines, passes: 1 }
         } else {
-            Stretch { first, step: row, lines: n, times: lines }
+            Stretch { first, step: row, lines: n, passes: lines }
         };
         self.len += 1;
     }
@@ -94,21 +93,22 @@ impl Ahead {
     /// The next lines, as many of `most` as lie evenly.
     #[inline(always)]
     fn next(&mut self, most: usize) -> (Trail, usize) {
-        let Stretch { first, step, lines, times } = self.stretches[self.at];
+        let Stretch { first, step, lines, passes } = self.stretches[self.at];
         let n = most.min(lines - self.line);
-        let first = first.wrapping_byte_add(self.time * LINE_BYTES);
+        let first = first.wrapping_byte_add(self.pass * LINE_BYTES);
         let at = first.wrapping_offset((self.line as isize).wrapping_mul(step));
         self.line += n;
         if self.line == lines {
-            (self.line, self.time) = (0, self.time + 1);
-            if self.time == times {
-                (self.time, self.at) = (0, self.at + 1);
+            (self.line, self.pass) = (0, self.pass + 1);
+            if self.pass == passes {
+                (self.pass, self.at) = (0, self.at + 1);
             }
         }
         (Trail { at, step }, n)
     }
 
-    /// The next `n` lines for a tile to ask for, one with each of its steps, if so many lie evenly.
+    /// The next `n` lines for a tile to ask for, one with each of its steps, if so many lie evenly. If not, [`Self::fetch`] does
+    /// after the tile.
     #[inline(always)]
     pub(crate) fn trail(&mut self, n: usize) -> Option<Trail> {
         let even = self.at < self.len && self.stretches[self.at].lines - self.line >= n;

@@ -27,7 +27,7 @@ pub(crate) const SCORE_STRIDE: usize = KEY_BLOCK + LANES;
 
 /// The keys of a block that a tile of rows needs: the hull of what its rows see. `lo..hi`, `lo` at the start of a
 /// panel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) lo: u16,
     pub(crate) hi: u16,

@@ -155,7 +155,7 @@ pub(crate) struct Tile<T = f32> {
     /// Floats from one row of results to the next.
     pub(crate) stride: usize,
     pub(crate) fetch: Fetch,
-    /// What a tile that [`asks`] asks for: a line with each of its [`steps`].
+    /// What a tile that asks as it computes asks for: see [`asked`].
     pub(crate) trail: Trail,
 }
 
@@ -165,7 +165,20 @@ pub(crate) const fn asks<S: Simd>(rows: usize, vecs: usize) -> bool {
     rows == S::TILE_ROWS && vecs > 1
 }
 
-/// Steps of a tile: as long as two chains run side by side.
+/// Whether a tile of such a shape runs two chains side by side: where registers hold twice the sums. Few rows wait for memory,
+/// which likes to be read in order: they do without, but for one panel, whose one chain a row would wait for its own sums.
+#[inline(always)]
+const fn paired<S: Simd>(rows: usize, vecs: usize) -> bool {
+    (rows > FEW_ROWS || vecs == 1) && 2 * rows * vecs <= S::TILE_ROWS * S::TILE_VECS
+}
+
+/// How many lines a tile asks for, one for each element of two chains side by side.
+#[inline(always)]
+pub(crate) const fn asked<S: Simd>(rows: usize, vecs: usize, steps: usize) -> usize {
+    if asks::<S>(rows, vecs) && paired::<S>(rows, vecs) { steps } else { 0 }
+}
+
+/// Steps that a tile runs two chains side by side, if it does.
 pub(crate) fn steps<S: Simd, T: Factor<S>>(depth: usize) -> usize {
     let chain = T::chain(depth).max(1);
     (0..depth).step_by(2 * chain).map(|first| (depth - first).saturating_sub(chain).min(chain)).sum()
@@ -186,9 +199,7 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
     // SAFETY: the caller vouches for `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (mut first, chain) = (0, T::chain(depth));
-    // Where registers hold twice the sums. Few rows wait for memory, which likes to be read in order: they do without,
-    // but for one panel, whose one chain a row would wait for its own sums.
-    let paired = const { (MR > FEW_ROWS || NV == 1) && 2 * MR * NV <= S::TILE_ROWS * S::TILE_VECS };
+    let paired = const { paired::<S>(MR, NV) };
     loop {
         // If paired, two chains side by side, `first..middle` and `middle..last`, the second no longer than the first: their totals
         // meet in registers, where one chain at a time would meet in memory.

@@ -88,9 +88,7 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
     assert!(a.ends.len() == out.len() && a.stride >= width && a.gathered.len() >= out.len() * a.stride);
     let (zero, nan) = (s.splat(0.0), s.splat(NAN));
     let mut finite = zero;
-    // The last vector of contiguous elements ends with the row: some of it is written twice, alike.
     let whole = a.element == 1 && a.cols >= LANES;
-    let last = if whole { a.cols - LANES } else { usize::MAX };
     for (r, (end, &out)) in a.ends.iter().zip(out).enumerate() {
         let (high, low) = (s.splat(end.factor.0), s.splat(end.factor.1));
         let mut i = 0;
@@ -109,17 +107,20 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
             if whole {
                 // SAFETY: 16 contiguous elements inside the row.
                 unsafe { T::store(s, out.add(i), y) };
-                i = if i < last { last.min(i + LANES) } else { a.cols };
-                continue;
-            }
-            let mut lanes = [T::narrow(0.0); LANES];
-            // SAFETY: `lanes` is 16 elements.
-            unsafe { T::store(s, lanes.as_mut_ptr(), y) };
-            for (n, &lane) in lanes[..LANES.min(a.cols - i)].iter().enumerate() {
-                // SAFETY: `i + n < cols`.
-                unsafe { *out.offset((i + n) as isize * a.element) = lane };
+            } else {
+                let mut lanes = [T::narrow(0.0); LANES];
+                // SAFETY: `lanes` is 16 elements.
+                unsafe { T::store(s, lanes.as_mut_ptr(), y) };
+                for (n, &lane) in lanes[..LANES.min(a.cols - i)].iter().enumerate() {
+                    // SAFETY: `i + n < cols`.
+                    unsafe { *out.offset((i + n) as isize * a.element) = lane };
+                }
             }
             i += LANES;
+            // The last vector of contiguous elements ends with the row: some of it is written twice, alike.
+            if whole && i < a.cols {
+                i = i.min(a.cols - LANES);
+            }
         }
     }
     s.reduce_sum(finite) == 0.0

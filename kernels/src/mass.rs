@@ -40,7 +40,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             // SAFETY: passed on; the group lies inside the task.
             unsafe {
                 let queries = part.queries(&mut regions);
-                let (mut spans, mut tables) = (Spans::new(), tables());
+                let (mut spans, mut tables) = (Spans::NONE, tables());
                 for first in part.blocks() {
                     let mut block = part.block(first, &mut tables);
                     if !part.prepare(&mut block, queries, group.clone(), &mut spans, &mut regions) {

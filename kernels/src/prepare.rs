@@ -34,12 +34,7 @@ pub(crate) struct Next<'a> {
 
 impl Spans {
     /// Of nothing. Copied, not made: that was 3 % of a tiny call.
-    const NONE: Self = Self { tiles: [Span::EMPTY; MAX_GROUP], len: 0 };
-
-    #[inline(always)]
-    pub(crate) fn new() -> Self {
-        Self::NONE
-    }
+    pub(crate) const NONE: Self = Self { tiles: [Span::EMPTY; MAX_GROUP], len: 0 };
 }
 
 impl Deref for Spans {

@@ -71,7 +71,7 @@ impl Walk<'_> {
                         s.prefetch(columns.first.wrapping_add(panel * LANES));
                     }
                 }
-                let trail = if dots::asks::<S>(rows, to - from) { self.ahead.trail(self.steps) } else { None };
+                let trail = self.ahead.trail(dots::asked::<S>(rows, to - from, self.steps));
                 tile(row, rows, from..to, trail);
                 if trail.is_none() {
                     self.ahead.fetch(s);

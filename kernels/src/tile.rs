@@ -231,7 +231,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
     ) {
-        // Outputs that the first block writes whole are not cleared before.
+        // Whether no block has come yet. Groups whose outputs the first one writes whole do not clear them before.
         let mut fresh = self.outputs.state.is_none() && !C::ACTIVE;
         self.clear_state(regions);
         if !fresh {
@@ -239,18 +239,18 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         }
         // SAFETY: passed on.
         unsafe { self.exchange(regions, Exchange::Load) };
-        let (mut spans, mut tables) = (Spans::new(), tables());
+        let (mut spans, mut tables) = (Spans::NONE, tables());
         for first in blocks {
             // SAFETY: passed on.
             unsafe {
                 let mut block = self.block(first, &mut tables);
                 for group in self.groups() {
-                    let seen = self.prepare(&mut block, queries, group.clone(), &mut spans, regions);
-                    block.fresh = fresh && seen && !spans.iter().any(|span| span.is_empty());
+                    let visible = self.prepare(&mut block, queries, group.clone(), &mut spans, regions);
+                    block.fresh = fresh && visible && !spans.iter().any(|span| span.is_empty());
                     if fresh && !block.fresh {
                         self.clear_outputs(group.clone(), regions);
                     }
-                    if !seen {
+                    if !visible {
                         continue;
                     }
                     self.emit(Point::Masked, &block, group.clone(), regions.scores);
@@ -313,7 +313,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     unsafe fn gather_modified(&self, queries: Queries<'_>, care: Care, regions: &mut Regions<'_>) {
         regions.keep.fill(1.0);
         regions.join.fill(1.0);
-        let (mut spans, mut tables) = (Spans::new(), tables());
+        let (mut spans, mut tables) = (Spans::NONE, tables());
         for first in self.blocks() {
             // SAFETY: passed on.
             unsafe {

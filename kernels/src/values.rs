@@ -251,6 +251,7 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
     assert!(a.spans.len() == a.rows.div_ceil(S::TILE_ROWS));
     assert!(a.weights.len() >= a.rows * SCORE_STRIDE && a.keep.len() >= a.rows && a.join.len() >= a.rows);
     assert!(a.rows == 0 || a.out.len() >= (a.rows - 1) * a.out_stride + a.vecs * LANES);
+    debug_assert!(!a.fresh || !a.spans.iter().any(|span| span.is_empty()));
     // How many terms ahead a few rows ask: so many take [`FAR`] bytes, if all columns are here.
     let far = FAR / (a.vecs.max(1) * LANES * R::BYTES);
     // Columns outside: a tile of values is read by all the rows before the next columns are touched.

@@ -176,7 +176,7 @@ fn only_the_panels_of_a_span_are_written() {
     let case = Case::new([23, 200, 20], || bytes.byte(), &mut numbers);
     case.check(|tile| match tile % 3 {
         0 => Span::new(33, 130, true),
-        1 => Span::default(),
+        1 => Span::EMPTY,
         _ => Span::new(16, 200, false),
     });
 }

@@ -95,7 +95,7 @@ fn weights_take_their_keys_factors() {
     let mut factors = numbers.floats(KEY_BLOCK);
     factors[40] = f32::NAN;
     for isa in Isa::available() {
-        for span in [Span::new(16, 100, false), Span::default(), Span::new(0, KEY_BLOCK, false)] {
+        for span in [Span::new(16, 100, false), Span::EMPTY, Span::new(0, KEY_BLOCK, false)] {
             let mut after = before.clone();
             isa.dispatch(Scale(&mut after, &factors[..span.end_panel() * LANES], span));
             for (i, (&before, &after)) in before.iter().zip(&after).enumerate() {
