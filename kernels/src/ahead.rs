@@ -107,17 +107,22 @@ impl Ahead {
         (Trail { at, step }, n)
     }
 
-    /// The next `n` lines for a tile to ask for, one with each of its steps, if so many lie evenly. If not, [`Self::fetch`] does
-    /// after the tile.
+    /// Runs a tile that asks for `n` lines as it computes: the next ones, if so many lie evenly. If not, or if it asks for none, the
+    /// next few are asked for after it.
     #[inline(always)]
-    pub(crate) fn trail(&mut self, n: usize) -> Option<Trail> {
-        let even = self.at < self.len && self.stretches[self.at].lines - self.line >= n;
-        (n > 0 && even).then(|| self.next(n).0)
+    pub(crate) fn beside<S: Simd>(&mut self, s: S, n: usize, tile: impl FnOnce(Trail)) {
+        if n > 0 && self.at < self.len && self.stretches[self.at].lines - self.line >= n {
+            let (trail, _) = self.next(n);
+            tile(trail);
+        } else {
+            tile(Trail::none(core::ptr::from_ref(self).cast()));
+            self.fetch(s);
+        }
     }
 
     /// Asks for the next few lines, if any are left.
     #[inline(always)]
-    pub(crate) fn fetch<S: Simd>(&mut self, s: S) {
+    fn fetch<S: Simd>(&mut self, s: S) {
         let mut budget = LINES;
         while budget > 0 && self.at < self.len {
             let (mut trail, n) = self.next(budget);

@@ -172,14 +172,11 @@ const fn paired<S: Simd>(rows: usize, vecs: usize) -> bool {
     (rows > FEW_ROWS || vecs == 1) && 2 * rows * vecs <= S::TILE_ROWS * S::TILE_VECS
 }
 
-/// How many lines a tile asks for, one for each element of two chains side by side.
-#[inline(always)]
-pub(crate) const fn asked<S: Simd>(rows: usize, vecs: usize, steps: usize) -> usize {
-    if asks::<S>(rows, vecs) && paired::<S>(rows, vecs) { steps } else { 0 }
-}
-
-/// Steps that a tile runs two chains side by side, if it does.
-pub(crate) fn steps<S: Simd, T: Factor<S>>(depth: usize) -> usize {
+/// How many lines a full tile of so many vectors asks for: one for each element of two chains side by side.
+pub(crate) fn asked<S: Simd, T: Factor<S>>(vecs: usize, depth: usize) -> usize {
+    if !asks::<S>(S::TILE_ROWS, vecs) || !paired::<S>(S::TILE_ROWS, vecs) {
+        return 0;
+    }
     let chain = T::chain(depth).max(1);
     (0..depth).step_by(2 * chain).map(|first| (depth - first).saturating_sub(chain).min(chain)).sum()
 }

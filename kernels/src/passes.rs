@@ -284,15 +284,7 @@ fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> Hull {
 #[inline(always)]
 pub(crate) fn hide_ends<S: Simd>(s: S, mut group: Group<'_>) {
     /// Sixteen keys, then none.
-    const KEYS: [u8; 2 * LANES] = {
-        let mut keys = [0; 2 * LANES];
-        let mut i = 0;
-        while i < LANES {
-            keys[i] = 1;
-            i += 1;
-        }
-        keys
-    };
+    const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
     let (spans, hidden) = (group.spans, s.splat(f32::NEG_INFINITY));
     group.for_each_row(
         s,
@@ -300,7 +292,7 @@ pub(crate) fn hide_ends<S: Simd>(s: S, mut group: Group<'_>) {
         |row, panels, scores| {
             let keys = spans[row / S::TILE_ROWS].keys().end % LANES;
             if keys > 0 {
-                let keys = &KEYS[LANES - keys..][..LANES];
+                let keys = &KEYS.as_flattened()[LANES - keys..][..LANES];
                 // SAFETY: a span that ends inside a panel has that panel, its last; `keys` is sixteen bytes.
                 unsafe {
                     let at = scores.add((panels.end - 1) * LANES);

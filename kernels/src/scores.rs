@@ -45,15 +45,15 @@ pub(crate) struct Walk<'a> {
     pub(crate) vecs: usize,
     pub(crate) next: Option<&'a [Columns<f32>]>,
     pub(crate) ahead: &'a mut Ahead,
-    /// With how many steps a tile that can asks for what comes later; 0 if none can.
-    pub(crate) steps: usize,
+    /// How many lines of what comes later a full tile asks for.
+    pub(crate) lines: usize,
 }
 
 impl Walk<'_> {
     /// Calls `tile(first row, rows, panels, trail)` for each: rows from a multiple of the tile's, panels that their span needs,
-    /// and what a tile that can asks for.
+    /// and what a full tile asks for.
     #[inline(always)]
-    pub(crate) fn for_each_tile<S: Simd>(self, s: S, mut tile: impl FnMut(usize, usize, Range<usize>, Option<Trail>)) {
+    pub(crate) fn for_each_tile<S: Simd>(self, s: S, mut tile: impl FnMut(usize, usize, Range<usize>, Trail)) {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
         assert!(self.next.is_none_or(|next| next.len() >= self.rows));
         let mut panel = self.panels.start;
@@ -71,11 +71,13 @@ impl Walk<'_> {
                         s.prefetch(columns.first.wrapping_add(panel * LANES));
                     }
                 }
-                let trail = self.ahead.trail(dots::asked::<S>(rows, to - from, self.steps));
-                tile(row, rows, from..to, trail);
-                if trail.is_none() {
-                    self.ahead.fetch(s);
-                }
+                let full = rows == S::TILE_ROWS && to - from == self.vecs;
+                self.ahead.beside(
+                    s,
+                    if full { self.lines } else { 0 },
+                    #[inline(always)]
+                    |trail| tile(row, rows, from..to, trail),
+                );
             }
             panel += vecs;
         }
@@ -100,8 +102,8 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
     let scale = s.splat(a.scale);
     let (first, out) = (a.panels.start, a.out.as_mut_ptr());
     let vecs = if all <= READING_ROWS { 1 } else { T::VECS };
-    let steps = dots::steps::<S, T>(d);
-    let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, steps };
+    let lines = dots::asked::<S, T>(vecs, d);
+    let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, lines };
     walk.for_each_tile(
         s,
         #[inline(always)]
@@ -109,15 +111,14 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
             // SAFETY: `row + rows ≤ all` and `panels` lies in `a.panels`, so by the assertions above the rows
             // of `out` are inside their slice; the caller vouches for queries and keys.
             unsafe {
-                let panels_at = a.keys.add((panels.start - first) * d * LANES);
                 let tile = Tile {
                     rows: a.queries.as_ptr().add(row),
-                    panels: panels_at,
+                    panels: a.keys.add((panels.start - first) * d * LANES),
                     depth: d,
                     out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
                     fetch: if asks_ahead::<S>(row, rows, all) { a.fetch } else { Fetch::Nothing },
-                    trail: trail.unwrap_or(Trail::none(panels_at.cast())),
+                    trail,
                 };
                 by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(
                     s,

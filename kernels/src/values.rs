@@ -279,12 +279,21 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                 let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
                 let values = a.values.columns_from(vec * LANES);
                 let far = asks_ahead::<S>(row, rows, a.rows).then_some(far);
-                let trail = if asks::<S>(rows, vecs) { a.ahead.trail(terms::<S, R>(*span).len()) } else { None };
-                let asking = Asking { far, trail: trail.unwrap_or(Trail::none(w)) };
-                by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(s, w, (values, asking), *span, fold));
-                if trail.is_none() {
-                    a.ahead.fetch(s);
-                }
+                a.ahead.beside(
+                    s,
+                    if asks::<S>(rows, vecs) { terms::<S, R>(*span).len() } else { 0 },
+                    #[inline(always)]
+                    |trail| {
+                        let asking = Asking { far, trail };
+                        by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(
+                            s,
+                            w,
+                            (values, asking),
+                            *span,
+                            fold
+                        ));
+                    },
+                );
             }
         }
         vec += vecs;

@@ -45,7 +45,7 @@ impl Dot4Work for Scores<'_> {
         assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
         let out = a.out.as_mut_ptr();
         let vecs = if all <= READING_ROWS { 1 } else { S::TILE_VECS };
-        let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, steps: 0 };
+        let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, lines: 0 };
         walk.for_each_tile(
             s,
             #[inline(always)]
