@@ -17,6 +17,7 @@
 //! 6. An operation is added when backends do it differently, not because one caller would like it.
 
 use crate::element::Bf16;
+use crate::lines::LINE_BYTES;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -26,6 +27,9 @@ pub(crate) mod portable;
 
 /// Lanes of a vector: keys in a panel, and the fixed number of partial sums of a softmax row.
 pub(crate) const LANES: usize = 16;
+
+/// The usual page. With larger ones, a few lines more come nearer than they need to.
+const PAGE_BYTES: usize = 4096;
 
 /// Adding it to a number of moderate size rounds that to an integer (1.5·2²³ does), and leaves the integer plus 127 + 64
 /// in the lowest bits: shifted into place, the exponent field of 2^(n + 64), which is normal for all n in question.
@@ -132,8 +136,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Asks for the cache line at `p`, which need not exist, to be in the first-level cache.
     fn prefetch(self, p: *const f32);
-    /// The same for the second-level cache.
-    fn prefetch_far(self, p: *const f32);
+    /// The same for the second-level cache. Zen 4 forgets it where the line's page is not in the TLB.
+    fn prefetch_second(self, p: *const f32);
+
+    /// Asks for a line of memory that is gone through in order and will be needed in a while: for the second-level cache, but a
+    /// page's first line for the first, which looks the page up for all the others. Reading memory so, a core gets 23 GB/s where
+    /// asking for the second-level cache alone gets 13, and not asking 14.
+    #[inline(always)]
+    fn prefetch_far(self, p: *const f32) {
+        if p.addr() % PAGE_BYTES < LINE_BYTES { self.prefetch(p) } else { self.prefetch_second(p) }
+    }
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;

@@ -210,7 +210,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch_far(self, p: *const f32) {
+    fn prefetch_second(self, p: *const f32) {
         // SAFETY: as above.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }

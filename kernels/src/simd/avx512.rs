@@ -187,7 +187,7 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     }
 
     #[inline(always)]
-    fn prefetch_far(self, p: *const f32) {
+    fn prefetch_second(self, p: *const f32) {
         // SAFETY: as above.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }

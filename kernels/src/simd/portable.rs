@@ -202,7 +202,7 @@ impl Simd for Portable {
     fn prefetch(self, _: *const f32) {}
 
     #[inline(always)]
-    fn prefetch_far(self, _: *const f32) {}
+    fn prefetch_second(self, _: *const f32) {}
 
     #[inline(always)]
     fn add(self, a: Quad, b: Quad) -> Quad {
