@@ -1,7 +1,7 @@
 //! QKᵀ of a group and a block: keys where they lie, or packed; elements, pairs or bytes.
 
 use crate::block::{KEY_BLOCK, READING_KEYS, READING_ROWS};
-use crate::dots::Fetch;
+use crate::dots::{FAR, Later};
 use crate::geometry::{MAX_GROUP, Regions};
 use crate::int8;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
@@ -15,6 +15,9 @@ use crate::steps::Steps;
 use crate::tensor::Typed;
 use crate::tile::{Block, Fused};
 use core::ops::Range;
+
+/// How many keys ahead tiles ask for rows that are yet to be packed: the run after the next.
+const LEAD: usize = 2 * READING_KEYS;
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
     /// QKᵀ.
@@ -55,15 +58,19 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             Keys::Int8 { .. } => unreachable!("keys of bytes meet queries of bytes"),
         };
         // Of a task of few rows, that is: others find keys packed for the group before.
-        let most = if self.task.rows.len() <= READING_ROWS { READING_KEYS } else { KEY_BLOCK };
+        let few = self.task.rows.len() <= READING_ROWS;
+        let most = if few { READING_KEYS } else { KEY_BLOCK };
         let run = if ready { KEY_BLOCK } else { self.geometry.pack_keys.min(most) };
         for first in (0..block.len).step_by(run) {
             let n = run.min(block.len - first);
             // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats, or pairs; packed
             // keys come in whole panels.
             unsafe {
+                let later = if few { self.later(block, first, depth) } else { None };
                 if !ready && block.packed_keys != Some(first) {
-                    self.pack_keys(block, first..first + n, native, regions.keys);
+                    // Either these tiles ask for the keys to come, or packing does.
+                    let all = if later.is_some() { n } else { block.len - first };
+                    self.pack_keys(block, [first, n, all], native, regions.keys);
                     block.packed_keys = Some(first);
                 }
                 let scores = Scores {
@@ -74,7 +81,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     head_dim: depth,
                     scale: self.call.scale,
                     next: bias,
-                    fetch: if ready { Fetch::Far } else { Fetch::Nothing },
+                    later,
                     ahead: &mut block.ahead,
                     out: regions.scores,
                 };
@@ -94,8 +101,8 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     ///
     /// # Safety
     /// As for [`Fused::prepare`]; the block has these keys, which begin with a panel.
-    unsafe fn pack_keys(&self, block: &Block, keys: Range<usize>, native: bool, out: &mut [f32]) {
-        let (d, n) = (self.geometry.head_dim, [keys.len(), block.len - keys.start]);
+    unsafe fn pack_keys(&self, block: &Block, [first, n, all]: [usize; 3], native: bool, out: &mut [f32]) {
+        let (d, keys, n) = (self.geometry.head_dim, first..first + n, [n, all]);
         // SAFETY: the keys exist; a cache's panels are whole.
         unsafe {
             match block.keys {
@@ -108,6 +115,31 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 Keys::Rows(rows) => self.s.pack_keys(rows.rows_from(keys.start), n, d, out),
                 _ => unreachable!("packed as they are"),
             }
+        }
+    }
+
+    /// What few rows ask for while they meet the keys from `first` on: packed keys [`FAR`] behind these, or rows [`LEAD`] behind
+    /// these, if they lie one right after the other. A line with each step of the tiles, and not where keys are packed, which takes
+    /// its lines sixteen at a time: so memory has work while there is none to wait for.
+    ///
+    /// # Safety
+    /// As for [`Fused::prepare`].
+    unsafe fn later(&self, block: &Block, first: usize, depth: usize) -> Option<Later> {
+        let panel = LANES * self.geometry.head_dim;
+        match block.keys {
+            Keys::Packed(panels) => {
+                let (at, element) = panels.bytes();
+                let bytes = panel * element;
+                Some(Later { at: at.wrapping_add(first / LANES * bytes + FAR), step: bytes / depth })
+            }
+            Keys::Rows(rows) if rows.element() == 1 && block.first + first + LEAD < self.seq.kv_len => {
+                // SAFETY: the block has keys.
+                let rows = unsafe { rows.first() };
+                let bytes = panel * rows.element;
+                let dense = rows.n == usize::MAX && rows.step == (bytes / LANES) as isize;
+                dense.then(|| Later { at: rows.at.wrapping_add((first + LEAD) / LANES * bytes), step: bytes / depth })
+            }
+            _ => None,
         }
     }
 

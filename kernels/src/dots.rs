@@ -27,14 +27,32 @@ use crate::simd::{LANES, Pair, Pairs, Simd};
 pub(crate) const FEW_ROWS: usize = 4;
 
 /// How a tile of few rows, or of one panel, asks for what comes next in its panels.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) enum Fetch {
     /// Not at all: others have, or will.
     Nothing,
     /// A kilobyte ahead, into the first-level cache: several panels side by side.
     Near,
-    /// [`FAR`] ahead, into the second: one panel after the other, from memory.
-    Far,
+    /// From farther on in what is read from memory, one panel after the other: see [`Later`].
+    Far(Later),
+}
+
+/// What is read while a tile of one panel runs, a line (or less) with each element of the depth.
+#[derive(Clone, Copy)]
+pub(crate) struct Later {
+    /// Beside the first element.
+    pub(crate) at: *const u8,
+    /// Bytes from one element to the next.
+    pub(crate) step: usize,
+}
+
+impl Later {
+    /// Beside the `n`th panel from here.
+    #[inline(always)]
+    pub(crate) fn panel(self, n: usize, depth: usize) -> Self {
+        // Wrapping, here and below: a hint may point anywhere.
+        Self { at: self.at.wrapping_add(n * depth * self.step), ..self }
+    }
 }
 
 /// Bytes ahead of which memory that is read once, from front to back, is asked for.
@@ -277,7 +295,7 @@ unsafe fn add<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
             match fetch {
                 Fetch::Nothing => {}
                 Fetch::Near => s.prefetch(at.wrapping_add(16 * LANES).cast()),
-                Fetch::Far => s.prefetch_far(at.wrapping_byte_add(FAR).cast()),
+                Fetch::Far(later) => s.prefetch_far(later.at.wrapping_add(i * later.step).cast()),
             }
         }
         // SAFETY: as above.

@@ -4,7 +4,6 @@ pub use crate::int8::probe as int8;
 
 use crate::ahead::Ahead;
 use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
-use crate::dots::Fetch;
 use crate::geometry::MAX_GROUP;
 use crate::isa::{Isa, Visitor};
 use crate::rows::Rows;
@@ -239,7 +238,7 @@ impl Bench {
                         head_dim: d,
                         scale: 1.0,
                         next: None,
-                        fetch: Fetch::Nothing,
+                        later: None,
                         ahead: &mut Ahead::nothing(),
                         out: &mut self.scores,
                     });

@@ -4,7 +4,7 @@
 
 use crate::ahead::{Ahead, Trail};
 use crate::block::{READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
-use crate::dots::{self, Factor, Fetch, Tile};
+use crate::dots::{self, Factor, Fetch, Later, Tile};
 use crate::passes::Columns;
 use crate::simd::{LANES, Simd};
 use crate::tensor::AnyPanels;
@@ -27,8 +27,8 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
     /// A row of a bias for each query, from the block's first key on: read by the pass after this one, and fetched from
     /// memory while this one computes.
     pub(crate) next: Option<&'a [Columns<f32>]>,
-    /// How few rows ask for the keys.
-    pub(crate) fetch: Fetch,
+    /// Which keys few rows ask for, while they meet the first panel of these, and so on.
+    pub(crate) later: Option<Later>,
     /// What comes later.
     pub(crate) ahead: &'a mut Ahead,
     /// `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
@@ -88,8 +88,8 @@ impl<'a, K> Scores<'a, K> {
     /// With these keys.
     #[inline(always)]
     pub(crate) fn of<T>(self, keys: T) -> Scores<'a, T> {
-        let Scores { queries, panels, spans, head_dim, scale, next, fetch, ahead, out, .. } = self;
-        Scores { queries, keys, panels, spans, head_dim, scale, next, fetch, ahead, out }
+        let Scores { queries, panels, spans, head_dim, scale, next, later, ahead, out, .. } = self;
+        Scores { queries, keys, panels, spans, head_dim, scale, next, later, ahead, out }
     }
 }
 
@@ -111,13 +111,15 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
             // SAFETY: `row + rows ≤ all` and `panels` lies in `a.panels`, so by the assertions above the rows
             // of `out` are inside their slice; the caller vouches for queries and keys.
             unsafe {
+                let n = panels.start - first;
+                let later = a.later.filter(|_| asks_ahead::<S>(row, rows, all));
                 let tile = Tile {
                     rows: a.queries.as_ptr().add(row),
-                    panels: a.keys.add((panels.start - first) * d * LANES),
+                    panels: a.keys.add(n * d * LANES),
                     depth: d,
                     out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
-                    fetch: if asks_ahead::<S>(row, rows, all) { a.fetch } else { Fetch::Nothing },
+                    fetch: later.map_or(Fetch::Nothing, |later| Fetch::Far(later.panel(n, d))),
                     trail,
                 };
                 by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(
