@@ -21,37 +21,48 @@
 
 use crate::ahead::Trail;
 use crate::element::{Bf16, Load};
+use crate::lines::LINE_BYTES;
 use crate::simd::{LANES, Pair, Pairs, Simd};
 
 /// Rows up to which the time of a tile that is not full is that of fetching the panels.
 pub(crate) const FEW_ROWS: usize = 4;
 
-/// How a tile of few rows, or of one panel, asks for what comes next in its panels.
+/// What a tile of few rows, or of one panel, asks for as it computes.
 #[derive(Clone, Copy)]
 pub(crate) enum Fetch {
     /// Not at all: others have, or will.
     Nothing,
-    /// A kilobyte ahead, into the first-level cache: several panels side by side.
-    Near,
-    /// From farther on in what is read from memory, one panel after the other: see [`Later`].
+    /// What comes next in its panels, several side by side: [`FAR`] ahead between them.
+    Panels,
+    /// One panel after the other, for this.
     Far(Later),
 }
 
-/// What is read while a tile of one panel runs, a line (or less) with each element of the depth.
+/// What a tile of one panel asks for: memory that will be gone through later as its own is now, from front to back, a line or
+/// less with each element of the depth.
 #[derive(Clone, Copy)]
 pub(crate) struct Later {
-    /// Beside the first element.
+    /// What belongs to the first element.
     pub(crate) at: *const u8,
-    /// Bytes from one element to the next.
+    /// Bytes from one element's to the next's.
     pub(crate) step: usize,
 }
 
 impl Later {
-    /// Beside the `n`th panel from here.
+    /// What the `n`th panel from here asks for.
     #[inline(always)]
     pub(crate) fn panel(self, n: usize, depth: usize) -> Self {
         // Wrapping, here and below: a hint may point anywhere.
         Self { at: self.at.wrapping_add(n * depth * self.step), ..self }
+    }
+
+    /// Asks for what belongs to element `i`: for a line once, where several elements share it.
+    #[inline(always)]
+    fn ask<S: Simd>(self, s: S, i: usize) {
+        let offset = i * self.step;
+        if offset % LINE_BYTES < self.step {
+            s.prefetch_far(self.at.wrapping_add(offset).cast());
+        }
     }
 }
 
@@ -294,8 +305,8 @@ unsafe fn add<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
         if const { NV < S::DOT_VECS || MR <= FEW_ROWS && MR < S::TILE_ROWS } {
             match fetch {
                 Fetch::Nothing => {}
-                Fetch::Near => s.prefetch(at.wrapping_add(16 * LANES).cast()),
-                Fetch::Far(later) => s.prefetch_far(later.at.wrapping_add(i * later.step).cast()),
+                Fetch::Panels => s.prefetch_far(at.wrapping_byte_add(FAR / NV).cast()),
+                Fetch::Far(later) => later.ask(s, i),
             }
         }
         // SAFETY: as above.

@@ -244,7 +244,7 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
             unsafe {
                 let (rows, bias) = (rows.as_ptr().add(row), bias.as_ptr().add(column));
                 let panels = panels.as_ptr().add(panel * inputs * LANES);
-                let (fetch, trail) = (Fetch::Near, Trail::none(panels));
+                let (fetch, trail) = (Fetch::Panels, Trail::none(panels));
                 let tile = Tile { rows, panels, depth: inputs, out: to, stride, fetch, trail };
                 by_tile_shape!(S, tile_rows, vecs, |MR, NV| dots::tile::<S, f32, MR, NV>(
                     s,
