@@ -52,7 +52,7 @@ impl Trail {
     /// Asks for the next.
     #[inline(always)]
     pub(crate) fn ask<S: Simd>(&mut self, s: S) {
-        s.prefetch_far(self.at.cast());
+        s.prefetch_second(self.at.cast());
         // Wrapping: a hint may point anywhere.
         self.at = self.at.wrapping_offset(self.step);
     }
@@ -90,9 +90,9 @@ impl Ahead {
         self.len += 1;
     }
 
-    /// The next lines, as many of `most` as lie evenly.
+    /// The next lines, as many of `most` as lie evenly, and their pages, if they are whole.
     #[inline(always)]
-    fn next(&mut self, most: usize) -> (Trail, usize) {
+    fn next<S: Simd>(&mut self, s: S, most: usize) -> (Trail, usize) {
         let Stretch { first, step, lines, passes } = self.stretches[self.at];
         let n = most.min(lines - self.line);
         let first = first.wrapping_byte_add(self.pass * LINE_BYTES);
@@ -104,6 +104,9 @@ impl Ahead {
                 (self.pass, self.at) = (0, self.at + 1);
             }
         }
+        if step == LINE_BYTES as isize {
+            s.prefetch_pages(at.cast(), n * LINE_BYTES);
+        }
         (Trail { at, step }, n)
     }
 
@@ -112,7 +115,7 @@ impl Ahead {
     #[inline(always)]
     pub(crate) fn beside<S: Simd>(&mut self, s: S, n: usize, tile: impl FnOnce(Trail)) {
         if n > 0 && self.at < self.len && self.stretches[self.at].lines - self.line >= n {
-            let (trail, _) = self.next(n);
+            let (trail, _) = self.next(s, n);
             tile(trail);
         } else {
             tile(Trail::none(core::ptr::from_ref(self).cast()));
@@ -125,7 +128,7 @@ impl Ahead {
     fn fetch<S: Simd>(&mut self, s: S) {
         let mut budget = LINES;
         while budget > 0 && self.at < self.len {
-            let (mut trail, n) = self.next(budget);
+            let (mut trail, n) = self.next(s, budget);
             for _ in 0..n {
                 trail.ask(s);
             }

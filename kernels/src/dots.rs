@@ -27,42 +27,21 @@ use crate::simd::{LANES, Pair, Pairs, Simd};
 /// Rows up to which the time of a tile that is not full is that of fetching the panels.
 pub(crate) const FEW_ROWS: usize = 4;
 
-/// What a tile of few rows, or of one panel, asks for as it computes.
-#[derive(Clone, Copy)]
-pub(crate) enum Fetch {
-    /// Not at all: others have, or will.
-    Nothing,
-    /// What comes next in its panels, several side by side: [`FAR`] ahead between them.
-    Panels,
-    /// One panel after the other, for this.
-    Far(Later),
-}
-
-/// What a tile of one panel asks for: memory that will be gone through later as its own is now, from front to back, a line or
-/// less with each element of the depth.
+/// What a tile of few rows, or of one panel, asks for as it computes: memory that will be gone through later as its panels are
+/// now, from front to back.
 #[derive(Clone, Copy)]
 pub(crate) struct Later {
-    /// What belongs to the first element.
+    /// What belongs to the first element of the first panel.
     pub(crate) at: *const u8,
-    /// Bytes from one element's to the next's.
+    /// Bytes from one element's to the next's: a line, or less.
     pub(crate) step: usize,
 }
 
 impl Later {
-    /// What the `n`th panel from here asks for.
+    /// Bytes on. Wrapping, as everywhere: a hint may point anywhere.
     #[inline(always)]
-    pub(crate) fn panel(self, n: usize, depth: usize) -> Self {
-        // Wrapping, here and below: a hint may point anywhere.
-        Self { at: self.at.wrapping_add(n * depth * self.step), ..self }
-    }
-
-    /// Asks for what belongs to element `i`: for a line once, where several elements share it.
-    #[inline(always)]
-    fn ask<S: Simd>(self, s: S, i: usize) {
-        let offset = i * self.step;
-        if offset % LINE_BYTES < self.step {
-            s.prefetch_far(self.at.wrapping_add(offset).cast());
-        }
+    pub(crate) fn on(self, bytes: usize) -> Self {
+        Self { at: self.at.wrapping_add(bytes), ..self }
     }
 }
 
@@ -183,7 +162,8 @@ pub(crate) struct Tile<T = f32> {
     pub(crate) out: *mut f32,
     /// Floats from one row of results to the next.
     pub(crate) stride: usize,
-    pub(crate) fetch: Fetch,
+    /// Unless others ask, or have.
+    pub(crate) later: Option<Later>,
     /// What a tile that asks as it computes asks for: see [`asked`].
     pub(crate) trail: Trail,
 }
@@ -192,6 +172,12 @@ pub(crate) struct Tile<T = f32> {
 #[inline(always)]
 pub(crate) const fn asks<S: Simd>(rows: usize, vecs: usize) -> bool {
     rows == S::TILE_ROWS && vecs > 1
+}
+
+/// Whether the time of a tile of such a shape is that of reading its panels.
+#[inline(always)]
+const fn reads<S: Simd>(rows: usize, vecs: usize) -> bool {
+    vecs < S::DOT_VECS || rows <= FEW_ROWS && rows < S::TILE_ROWS
 }
 
 /// Whether a tile of such a shape runs two chains side by side: where registers hold twice the sums. Few rows wait for memory,
@@ -221,7 +207,11 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
     tile: Tile<T>,
     finish: impl Fn(usize, S::V) -> S::V,
 ) {
-    let Tile { rows, panels, depth, out, stride, fetch, mut trail } = tile;
+    let Tile { rows, panels, depth, out, stride, later, mut trail } = tile;
+    let later = if const { reads::<S>(MR, NV) } { later } else { None };
+    if let Some(later) = later {
+        s.prefetch_pages(later.at.cast(), NV * depth * later.step);
+    }
     // SAFETY: the caller vouches for `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (mut first, chain) = (0, T::chain(depth));
@@ -240,13 +230,13 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
             }
             // SAFETY: `first + i < middle + i < last ≤ depth`, and the caller's promise.
             unsafe {
-                add::<S, T, MR, NV>(s, &rows, (panels, depth, fetch), first + i, one);
-                add::<S, T, MR, NV>(s, &rows, (panels, depth, fetch), middle + i, two);
+                add::<S, T, MR, NV>(s, &rows, (panels, depth, later), first + i, one);
+                add::<S, T, MR, NV>(s, &rows, (panels, depth, later), middle + i, two);
             }
         }
         for i in first + both..middle {
             // SAFETY: `i < depth`, and the caller's promise.
-            unsafe { add::<S, T, MR, NV>(s, &rows, (panels, depth, fetch), i, one) };
+            unsafe { add::<S, T, MR, NV>(s, &rows, (panels, depth, later), i, one) };
         }
         // SAFETY: here and below, row `r < MR`, vector `n < NV` of the tile.
         let at = |r: usize, n: usize| unsafe { out.add(r * stride + n * LANES) };
@@ -293,7 +283,7 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
 unsafe fn add<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
     s: S,
     rows: &[*const f32; MR],
-    (panels, depth, fetch): (*const T, usize, Fetch),
+    (panels, depth, later): (*const T, usize, Option<Later>),
     i: usize,
     sums: &mut [[S::V; NV]; MR],
 ) {
@@ -302,12 +292,11 @@ unsafe fn add<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
     let mut column = [T::zero(s); NV];
     for (n, column) in column.iter_mut().enumerate() {
         let at = at(n);
-        if const { NV < S::DOT_VECS || MR <= FEW_ROWS && MR < S::TILE_ROWS } {
-            match fetch {
-                Fetch::Nothing => {}
-                Fetch::Panels => s.prefetch_far(at.wrapping_byte_add(FAR / NV).cast()),
-                Fetch::Far(later) => later.ask(s, i),
-            }
+        // A line once, where elements share one.
+        if let Some(later) = later
+            && i.is_multiple_of(const { LINE_BYTES.div_ceil(LANES * size_of::<T>()) })
+        {
+            s.prefetch_second(later.at.wrapping_add((n * depth + i) * later.step).cast());
         }
         // SAFETY: as above.
         *column = unsafe { T::y(s, at) };

@@ -9,9 +9,9 @@
 
 use crate::activation::{self, Activation};
 use crate::ahead::Trail;
-use crate::dots::{self, Fetch, Tile};
+use crate::dots::{self, FAR, Later, Tile};
 use crate::isa::{Isa, Visitor};
-use crate::lines::Lines;
+use crate::lines::{LINE_BYTES, Lines};
 use crate::queue::Queue;
 use crate::rows::Rows;
 use crate::simd::{LANES, Simd};
@@ -244,8 +244,10 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
             unsafe {
                 let (rows, bias) = (rows.as_ptr().add(row), bias.as_ptr().add(column));
                 let panels = panels.as_ptr().add(panel * inputs * LANES);
-                let (fetch, trail) = (Fetch::Panels, Trail::none(panels));
-                let tile = Tile { rows, panels, depth: inputs, out: to, stride, fetch, trail };
+                // Panels are read side by side.
+                let later = Later { at: panels.cast(), step: LINE_BYTES }.on(FAR / vecs);
+                let (later, trail) = (Some(later), Trail::none(panels));
+                let tile = Tile { rows, panels, depth: inputs, out: to, stride, later, trail };
                 by_tile_shape!(S, tile_rows, vecs, |MR, NV| dots::tile::<S, f32, MR, NV>(
                     s,
                     tile,

@@ -4,7 +4,7 @@
 
 use crate::ahead::{Ahead, Trail};
 use crate::block::{READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
-use crate::dots::{self, Factor, Fetch, Later, Tile};
+use crate::dots::{self, Factor, Later, Tile};
 use crate::passes::Columns;
 use crate::simd::{LANES, Simd};
 use crate::tensor::AnyPanels;
@@ -119,7 +119,7 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
                     depth: d,
                     out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
-                    fetch: later.map_or(Fetch::Nothing, |later| Fetch::Far(later.panel(n, d))),
+                    later: later.map(|later| later.on(n * d * later.step)),
                     trail,
                 };
                 by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(

@@ -8,7 +8,6 @@ use crate::ahead::{Ahead, Trail};
 use crate::block::{SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{FAR, FEW_ROWS, asks};
 use crate::element::{Bf16, Load};
-use crate::lines::LINE_BYTES;
 use crate::rows::Rows;
 use crate::simd::{LANES, Pair, Pairs, Simd};
 use crate::tensor::AnyRows;
@@ -355,10 +354,7 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
         for j in term..stop {
             if let Some(later) = &mut later {
                 for row in R::rows(*later) {
-                    for byte in (0..NV * LANES * R::BYTES / R::KEYS).step_by(LINE_BYTES) {
-                        // Wrapping: a hint may point anywhere.
-                        s.prefetch_far(row.wrapping_byte_add(byte));
-                    }
+                    s.prefetch_far(row, NV * LANES * R::BYTES / R::KEYS);
                 }
                 *later = R::offset(*later, step);
             }

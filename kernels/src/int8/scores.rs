@@ -6,6 +6,7 @@ use super::{MAX_HEAD_DIM, Row, panel_bytes, quads};
 use crate::ahead::Ahead;
 use crate::block::{READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::FAR;
+use crate::lines::LINE_BYTES;
 use crate::passes::Columns;
 use crate::scores::Walk;
 use crate::simd::{Dot4, Dot4Work, LANES, Query4, Simd};
@@ -111,7 +112,7 @@ impl Tile {
             let mut four = [unsafe { s.keys(at(0)) }; NV];
             for (n, four) in four.iter_mut().enumerate() {
                 if NV == 1 && fetch {
-                    s.prefetch_far(at(n).wrapping_add(FAR).cast());
+                    s.prefetch_far(at(n).wrapping_add(FAR).cast(), LINE_BYTES);
                 }
                 // SAFETY: as above.
                 *four = unsafe { s.keys(at(n)) };
