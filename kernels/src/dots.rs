@@ -37,14 +37,6 @@ pub(crate) struct Later {
     pub(crate) step: usize,
 }
 
-impl Later {
-    /// Bytes on. Wrapping, as everywhere: a hint may point anywhere.
-    #[inline(always)]
-    pub(crate) fn on(self, bytes: usize) -> Self {
-        Self { at: self.at.wrapping_add(bytes), ..self }
-    }
-}
-
 /// Bytes ahead of which memory that is read once, from front to back, is asked for.
 pub(crate) const FAR: usize = 16 << 10;
 
@@ -209,9 +201,6 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
 ) {
     let Tile { rows, panels, depth, out, stride, later, mut trail } = tile;
     let later = if const { reads::<S>(MR, NV) } { later } else { None };
-    if let Some(later) = later {
-        s.prefetch_pages(later.at.cast(), NV * depth * later.step);
-    }
     // SAFETY: the caller vouches for `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (mut first, chain) = (0, T::chain(depth));
@@ -222,6 +211,12 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
         let middle = depth.min(first + chain);
         let last = if paired { depth.min(middle + chain) } else { middle };
         let both = last - middle;
+        if let Some(Later { at, step }) = later {
+            for n in 0..NV {
+                // Wrapping, here and below: a hint may point anywhere.
+                s.prefetch_pages(at.wrapping_add((n * depth + first) * step).cast(), (last - first) * step);
+            }
+        }
         let mut sums = [[[s.splat(0.0); NV]; MR]; 2];
         let [one, two] = &mut sums;
         for i in 0..both {

@@ -119,7 +119,7 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
                     depth: d,
                     out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
-                    later: later.map(|later| later.on(n * d * later.step)),
+                    later: later.map(|Later { at, step }| Later { at: at.wrapping_add(n * d * step), step }),
                     trail,
                 };
                 by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(
