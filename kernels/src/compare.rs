@@ -70,7 +70,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 if !ready && block.packed_keys != Some(first) {
                     // Either these tiles ask for the keys to come, or packing does.
                     let all = if later.is_some() { n } else { block.len - first };
-                    self.pack_keys(block, [first, n, all], native, regions.keys);
+                    self.pack_keys(block, first..first + n, all, native, regions.keys);
                     block.packed_keys = Some(first);
                 }
                 let scores = Scores {
@@ -97,12 +97,12 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         }
     }
 
-    /// Some of a block's keys into scratch: in panels, or in panels of pairs.
+    /// Some of a block's keys into scratch: in panels, or in panels of pairs. Asks for those behind them, up to `all` from the first.
     ///
     /// # Safety
-    /// As for [`Fused::prepare`]; the block has these keys, which begin with a panel.
-    unsafe fn pack_keys(&self, block: &Block, [first, n, all]: [usize; 3], native: bool, out: &mut [f32]) {
-        let (d, keys, n) = (self.geometry.head_dim, first..first + n, [n, all]);
+    /// As for [`Fused::prepare`]; the block has these keys, which begin with a panel, and `all`.
+    unsafe fn pack_keys(&self, block: &Block, keys: Range<usize>, all: usize, native: bool, out: &mut [f32]) {
+        let (d, n) = (self.geometry.head_dim, [keys.len(), all]);
         // SAFETY: the keys exist; a cache's panels are whole.
         unsafe {
             match block.keys {
