@@ -115,18 +115,28 @@ pub(crate) fn fold<S: Simd>(s: S, state: Rows<'_>, out: &mut [f32], later: &[f32
     let Rows { max, sum, keep, join: factor } = state;
     join(s, rows, Rows { max, sum, keep: &mut *keep, join: &mut *factor });
     for (row, (out, later)) in out.chunks_exact_mut(dim).zip(later.chunks_exact(dim)).enumerate() {
-        let (keep, factor) = (s.splat(keep[row]), s.splat(factor[row]));
-        for (out, later) in out.chunks_mut(LANES).zip(later.chunks(LANES)) {
-            let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
-            a[..out.len()].copy_from_slice(out);
-            b[..later.len()].copy_from_slice(later);
-            // SAFETY: both are sixteen floats.
-            unsafe {
-                let old = s.mul(s.load(a.as_ptr()), keep);
-                s.store(a.as_mut_ptr(), s.fma(s.load(b.as_ptr()), factor, old));
-            }
-            out.copy_from_slice(&a[..out.len()]);
+        let factors = [s.splat(keep[row]), s.splat(factor[row])];
+        let ((out, out_rest), (later, later_rest)) = (out.as_chunks_mut(), later.as_chunks());
+        for (out, later) in out.iter_mut().zip(later) {
+            fold_vector(s, factors, out, later);
         }
+        if !out_rest.is_empty() {
+            let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
+            a[..out_rest.len()].copy_from_slice(out_rest);
+            b[..later_rest.len()].copy_from_slice(later_rest);
+            fold_vector(s, factors, &mut a, &b);
+            out_rest.copy_from_slice(&a[..out_rest.len()]);
+        }
+    }
+}
+
+/// `out ← out · keep + later · factor`.
+#[inline(always)]
+fn fold_vector<S: Simd>(s: S, [keep, factor]: [S::V; 2], out: &mut [f32; LANES], later: &[f32; LANES]) {
+    // SAFETY: both are sixteen floats.
+    unsafe {
+        let old = s.mul(s.load(out.as_ptr()), keep);
+        s.store(out.as_mut_ptr(), s.fma(s.load(later.as_ptr()), factor, old));
     }
 }
 
