@@ -146,20 +146,23 @@ pub(crate) fn quantise_by_channel(xs: &[f32], scales: &[f32], out: &mut [i8]) ->
 /// Turns a query row into bytes. `scale` is that of the softmax.
 #[inline(always)]
 pub(crate) fn quantise_query(xs: &[f32], scale: f32, out: &mut [Query4]) -> Row {
-    let mut total = 0i32;
+    // Lane by lane: integers add up alike in any order.
+    let mut totals = [0i32; LANES];
     let own = self::scale(xs);
     assert!(out.len() == quads(xs.len()));
     for (xs, out) in xs.chunks(CHUNK).zip(out.chunks_mut(CHUNK / 4)) {
         let mut bytes = [0; CHUNK];
         to_bytes(xs, own, &mut bytes[..xs.len()]);
-        for byte in bytes {
-            total += i32::from(byte);
+        for bytes in bytes.as_chunks::<LANES>().0 {
+            for (total, &byte) in totals.iter_mut().zip(bytes) {
+                *total += i32::from(byte);
+            }
         }
         for (four, out) in bytes.as_chunks().0.iter().zip(out) {
             *out = Query4::new(*four);
         }
     }
-    Row { total, factor: own * scale }
+    Row { total: totals.iter().sum(), factor: own * scale }
 }
 
 /// Where element `d` of key `j` lies among packed keys.

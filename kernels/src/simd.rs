@@ -203,9 +203,11 @@ impl Query4 {
 
     #[inline(always)]
     pub(crate) fn new(e: [i8; 4]) -> Self {
-        let bytes = i32::from_le_bytes([e[0] as u8, e[1] as u8, e[2] as u8, e[3] as u8]);
-        let even = (i32::from(e[2]) << 16) | (i32::from(e[0]) & 0xFFFF);
-        let odd = (i32::from(e[3]) << 16) | (i32::from(e[1]) & 0xFFFF);
+        let bytes = i32::from_le_bytes(e.map(i8::cast_unsigned));
+        // An element is what is left after it has been shifted up, and back with its sign. (Not one by one: several rows' fours
+        // at a time are made of this.)
+        let even = (bytes << 8 >> 24 << 16) | (bytes << 24 >> 24 & 0xFFFF);
+        let odd = (bytes >> 24 << 16) | (bytes << 16 >> 24 & 0xFFFF);
         Self { bytes, even, odd }
     }
 }

@@ -6,7 +6,6 @@ use super::{MAX_HEAD_DIM, Row, panel_bytes, quads};
 use crate::ahead::Ahead;
 use crate::block::{READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::FAR;
-use crate::lines::LINE_BYTES;
 use crate::passes::Columns;
 use crate::scores::Walk;
 use crate::simd::{Dot4, Dot4Work, LANES, Query4, Simd};
@@ -105,6 +104,10 @@ impl Tile {
             // SAFETY: row `r < MR`.
             *sums = [s.start(unsafe { (*rows.add(r)).total }); NV];
         }
+        if NV == 1 && fetch {
+            // Wrapping, here and below: a hint may point anywhere.
+            s.prefetch_pages(keys.wrapping_add(FAR).cast(), quads * 4 * LANES);
+        }
         for i in 0..quads {
             // SAFETY: panel `n < NV` is `quads × 64` bytes; `i < quads`.
             let at = |n: usize| unsafe { keys.add((n * quads + i) * 4 * LANES) };
@@ -112,7 +115,7 @@ impl Tile {
             let mut four = [unsafe { s.keys(at(0)) }; NV];
             for (n, four) in four.iter_mut().enumerate() {
                 if NV == 1 && fetch {
-                    s.prefetch_far(at(n).wrapping_add(FAR).cast(), LINE_BYTES);
+                    s.prefetch_second(at(n).wrapping_add(FAR).cast());
                 }
                 // SAFETY: as above.
                 *four = unsafe { s.keys(at(n)) };
