@@ -148,7 +148,8 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         let mut ahead = Ahead::nothing();
         // SAFETY: passed on.
         unsafe {
-            if let Next::Unit(next) = &self.next {
+            if let Next::Unit { gathered: (at, bytes), next } = &self.next {
+                ahead.push(*at, 0, 1, *bytes);
                 if let BlockValues::Rows { rows, .. } = values {
                     push_rows(&mut ahead, rows, len.min(FIRST), self.geometry.value_dim);
                     if let Some((task, first)) = next {

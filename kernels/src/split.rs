@@ -10,6 +10,7 @@
 use crate::block::KEY_BLOCK;
 use crate::geometry::{Geometry, Regions, Scratch};
 use crate::launch::{Call, Task};
+use crate::lines::LINE_BYTES;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::poison::Care;
 use crate::queue::Queue;
@@ -92,11 +93,11 @@ fn unit_floats(rows: usize, width: usize) -> usize {
     2 * rows.next_multiple_of(LANES) + rows * width
 }
 
-/// Floats that a call's units take together; `None` beyond the address space.
+/// Floats that a call's units take together, and may leave free before them to begin on a line; `None` beyond the address space.
 pub fn split_floats(shape: [usize; 3], rows: usize, value_dim: usize) -> Option<usize> {
     let [sequences, kv_heads, kv_len] = shape;
     let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
-    sequences.checked_mul(kv_heads)?.checked_mul(kv_len.div_ceil(KEY_BLOCK))?.checked_mul(unit)
+    sequences.checked_mul(kv_heads)?.checked_mul(kv_len.div_ceil(KEY_BLOCK))?.checked_mul(unit)?.checked_add(LANES - 1)
 }
 
 impl<'a> Split<'a> {
@@ -110,6 +111,8 @@ impl<'a> Split<'a> {
         let needed = split_floats([sequences, heads, kv_len], rows, geometry.value_dim);
         assert!(needed.is_some_and(|n| partials.len() >= n), "too little memory for the units");
         assert!(rows <= geometry.task_rows && call.options.ragged.is_none(), "the rows of a head are no task");
+        // Whole lines: a vector that lies across two takes two stores.
+        let (_, partials) = partials.split_at_mut(partials.as_ptr().align_offset(LINE_BYTES).min(LANES - 1));
         let units = Units::new(&call.kv);
         let run = units.len().div_ceil(runs.max(1)).max(1);
         Self {
@@ -160,15 +163,29 @@ impl<'a> Split<'a> {
     /// The unit is one of the call's; nobody else uses its part meanwhile.
     #[expect(clippy::mut_from_ref, reason = "who may write is the caller's promise")]
     unsafe fn part(&self, task: &Task, first: usize) -> [&mut [f32]; 3] {
-        let Units { heads, blocks, .. } = self.units;
-        let number = (task.index * heads + task.kv_head) * blocks + first / KEY_BLOCK;
         let padded = self.rows.next_multiple_of(LANES);
-        // SAFETY: `new` made sure that there is memory for every unit.
+        // SAFETY: passed on.
         unsafe {
-            let at = self.partials.add(number * unit_floats(self.rows, self.width));
+            let at = self.part_at(task, first);
             let part = |at: *mut f32, n: usize| core::slice::from_raw_parts_mut(at, n);
             [part(at, padded), part(at.add(padded), padded), part(at.add(2 * padded), self.rows * self.width)]
         }
+    }
+
+    /// Where a unit's part begins.
+    ///
+    /// # Safety
+    /// The unit is one of the call's.
+    unsafe fn part_at(&self, task: &Task, first: usize) -> *mut f32 {
+        let Units { heads, blocks, .. } = self.units;
+        let number = (task.index * heads + task.kv_head) * blocks + first / KEY_BLOCK;
+        // SAFETY: `new` made sure that there is memory for every unit.
+        unsafe { self.partials.add(number * unit_floats(self.rows, self.width)) }
+    }
+
+    /// What a unit's part takes.
+    fn part_bytes(&self) -> usize {
+        unit_floats(self.rows, self.width) * size_of::<f32>()
     }
 }
 
@@ -177,24 +194,23 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     ///
     /// # Safety
     /// As for [`Fused::run`], with the unit's part in place of the task's rows.
-    unsafe fn gather_unit(&self, split: &Split<'_>, first: usize, regions: &mut Regions<'_>) {
+    unsafe fn gather_unit(&self, split: &Split<'_>, first: usize, mut regions: Regions<'_>) {
         if self.task.rows.is_empty() || !self.holds(first) {
             return;
         }
         // SAFETY: passed on.
         unsafe {
-            let queries = self.queries(regions);
+            let queries = self.queries(&mut regions);
+            // Straight to where the fold will find it.
             let [max, sum, out] = split.part(&self.task, first);
+            let mut regions = Regions { max, sum, out, ..regions };
             // As in `run`: again with care if anything is not finite.
             for care in [Care::Fast, Care::Careful] {
-                self.gather(queries, care, core::iter::once(first), regions);
-                if self.gathered_is_finite(regions) {
+                self.gather(queries, care, core::iter::once(first), &mut regions);
+                if self.gathered_is_finite(&regions) {
                     break;
                 }
             }
-            max.copy_from_slice(&regions.max[..max.len()]);
-            sum.copy_from_slice(&regions.sum[..sum.len()]);
-            out.copy_from_slice(&regions.out[..out.len()]);
         }
     }
 
@@ -244,9 +260,11 @@ pub(crate) unsafe fn gather<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod +
         for unit in units.clone() {
             let (task, first) = split.unit(unit);
             let next = (unit + 1 < units.end).then(|| split.unit(unit + 1));
-            let fused = fused(task).unit(next);
+            // SAFETY: one of the call's units.
+            let gathered = unsafe { split.part_at(&task, first) };
+            let fused = fused(task).unit((gathered.cast(), split.part_bytes()), next);
             // SAFETY: passed on; the unit belongs to this run, and the run was taken once.
-            unsafe { fused.gather_unit(split, first, &mut scratch.regions(fused.geometry)) }
+            unsafe { fused.gather_unit(split, first, scratch.regions(fused.geometry)) }
         }
         // Release: what this worker wrote. Acquire: who folds may be this one.
         split.gathered.fetch_add(1, Ordering::AcqRel);

@@ -55,8 +55,8 @@ pub(crate) enum Next {
     Nothing,
     /// Probably this.
     Task(Task),
-    /// This is a unit; then the next of its run, if any: its task and first key.
-    Unit(Option<(Task, usize)>),
+    /// This is a unit: where what it gathers goes, how many bytes that takes, and the next of its run, if any: its task and first key.
+    Unit { gathered: (*const u8, usize), next: Option<(Task, usize)> },
 }
 
 /// The key block at hand.
@@ -113,8 +113,8 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
 
     /// As a unit, with a guess at the next.
     #[inline(always)]
-    pub(crate) fn unit(self, next: Option<(Task, usize)>) -> Self {
-        Self { next: Next::Unit(next), ..self }
+    pub(crate) fn unit(self, gathered: (*const u8, usize), next: Option<(Task, usize)>) -> Self {
+        Self { next: Next::Unit { gathered, next }, ..self }
     }
 
     /// Computes the task's rows and writes them.
