@@ -2,7 +2,7 @@
 
 mod support;
 
-use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut, Workspace};
+use sdpa::{Alignment, Attention, Exec, Inputs, Outputs, Plan, View, ViewMut, Workspace};
 use support::{Tensors, execs};
 
 /// One row against several blocks, by a plan for somebody else's problem.
@@ -64,4 +64,39 @@ fn the_longest_keys_are_not_shared_out() {
         outs.push(out);
     }
     assert_eq!(outs[0], outs[1]);
+}
+
+/// Few rows meet values wider than a tile in runs of keys, their sums waiting where the results go; many rows do not.
+#[test]
+fn few_rows_and_wide_values_are_rows_of_a_whole() {
+    const WHOLE: usize = 40;
+    let attention = Attention::new().causal().align(Alignment::BottomRight);
+    for (isa, exec) in execs() {
+        for (keys, width) in
+            [1, 63, 64, 65, 127, 129, 192, 255, 256, 257, 321].into_iter().zip([65, 128, 80, 144].into_iter().cycle())
+        {
+            let tensors = Tensors::normal([1, 2, 1, WHOLE, keys, 16, width], 7);
+            let run = |q: View<'_>, rows: usize| {
+                let mut out = vec![f32::NAN; 2 * rows * width];
+                let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 2, rows, width]).unwrap());
+                let problem = attention.problem(Inputs::new(q, tensors.k.view(), tensors.v.view()), outputs).unwrap();
+                let plan = Plan::new(&problem, exec);
+                problem.run(&plan, &mut Workspace::new());
+                out
+            };
+            let whole = run(tensors.q.view(), WHOLE);
+            for rows in [1, 3, 8] {
+                let skipped = WHOLE - rows;
+                let tail: Vec<f32> =
+                    tensors.q.data.chunks_exact(WHOLE * 16).flat_map(|head| &head[skipped * 16..]).copied().collect();
+                let few = run(View::bhld(&tail, [1, 2, rows, 16]).unwrap(), rows);
+                let expected: Vec<f32> =
+                    whole.chunks_exact(WHOLE * width).flat_map(|head| &head[skipped * width..]).copied().collect();
+                assert!(
+                    few.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()),
+                    "{isa}, {keys} keys, {rows} rows, {width} wide"
+                );
+            }
+        }
+    }
 }

@@ -11,6 +11,7 @@
 mod tensor;
 mod activation;
 mod ahead;
+mod terms;
 #[macro_use]
 mod block;
 mod cache;

@@ -11,7 +11,8 @@ use crate::passes::Group;
 use crate::rows::Rows;
 use crate::scores::{Scores, scores};
 use crate::simd::{LANES, Pair, Pairs, PairsWork, Simd};
-use crate::values::{RowPairs, Values, values};
+use crate::terms::RowPairs;
+use crate::values::{Values, values};
 
 /// Packed keys.
 #[derive(Clone, Copy)]

@@ -20,7 +20,8 @@ use crate::scores::{self, Scores};
 use crate::simd::{Pair, Query4, Simd};
 use crate::softmax;
 use crate::tensor::{AnyRows, AnyRowsMut, Typed};
-use crate::values::{self, RowPairs, Values};
+use crate::terms::RowPairs;
+use crate::values::{self, Values};
 use crate::{block::Hull, block::Span, exp};
 
 /// What the fused loop is made of. A call covers a group of rows times a key block.

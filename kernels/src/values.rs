@@ -5,12 +5,11 @@
 //! add exactly nothing, so it does not matter how many of them a tile runs over.
 
 use crate::ahead::{Ahead, Trail};
-use crate::block::{SCORE_STRIDE, Span, asks_ahead};
+use crate::block::{KEY_BLOCK, READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{FAR, FEW_ROWS, asks};
-use crate::element::{Bf16, Load};
-use crate::rows::Rows;
-use crate::simd::{LANES, Pair, Pairs, Simd};
+use crate::simd::{LANES, Simd};
 use crate::tensor::AnyRows;
+use crate::terms::Terms;
 use core::ops::Range;
 
 /// A group of rows, their weights for one block, and the running outputs.
@@ -45,203 +44,9 @@ impl<'a, R> Values<'a, R> {
     }
 }
 
-/// What a sum over keys is made of: keys one by one, or in pairs.
-pub(crate) trait Terms<S: Simd>: Copy {
-    /// Keys of a term.
-    const KEYS: usize;
-    /// Bytes of a term in each column.
-    const BYTES: usize;
-    /// Where a term's columns are.
-    type At: Copy;
-    /// A term's weight, as often as there are lanes.
-    type X: Copy;
-    /// A term in sixteen columns.
-    type Y: Copy;
-
-    /// Bytes from one term to the next, where they lie evenly.
-    fn step(self) -> isize;
-    /// How many terms from this one on lie evenly.
-    ///
-    /// # Safety
-    /// There is such a term.
-    unsafe fn evenly(self, term: usize) -> usize;
-    /// Where a term is, to ask for it, and how many from it on lie evenly: see [`Rows::later`].
-    ///
-    /// # Safety
-    /// There are terms up to `end`.
-    unsafe fn later(self, term: usize, end: usize) -> Option<(Self::At, usize)>;
-    /// The same from a column on.
-    ///
-    /// # Safety
-    /// There is such a column.
-    unsafe fn columns_from(self, column: usize) -> Self;
-    /// # Safety
-    /// There is such a term.
-    unsafe fn at(self, term: usize) -> Self::At;
-    /// So many bytes on.
-    fn offset(at: Self::At, bytes: isize) -> Self::At;
-    /// Where the memory of each of its keys begins.
-    fn rows(at: Self::At) -> impl Iterator<Item = *const f32>;
-    /// Zeros.
-    fn zero(s: S) -> Self::Y;
-    /// # Safety
-    /// There is such a term in this row of weights, which are pairs if terms are.
-    unsafe fn x(s: S, weights: *const f32, term: usize) -> Self::X;
-    /// # Safety
-    /// The term has sixteen columns from `column` on.
-    unsafe fn y(s: S, at: Self::At, column: usize) -> Self::Y;
-    /// `sum + x·y`.
-    fn fma(s: S, x: Self::X, y: Self::Y, sum: S::V) -> S::V;
-}
-
-impl<S: Simd, T: Load> Terms<S> for Rows<T> {
-    const KEYS: usize = 1;
-    const BYTES: usize = size_of::<T>();
-    type At = *const T;
-    type X = S::V;
-    type Y = S::V;
-
-    #[inline(always)]
-    fn step(self) -> isize {
-        Rows::step(self).wrapping_mul(size_of::<T>() as isize)
-    }
-
-    #[inline(always)]
-    unsafe fn evenly(self, term: usize) -> usize {
-        // SAFETY: passed on.
-        unsafe { Rows::evenly(self, term) }
-    }
-
-    #[inline(always)]
-    unsafe fn later(self, term: usize, end: usize) -> Option<(*const T, usize)> {
-        // SAFETY: passed on.
-        unsafe { Rows::later(self, term, end) }
-    }
-
-    #[inline(always)]
-    fn offset(at: *const T, bytes: isize) -> *const T {
-        at.wrapping_byte_offset(bytes)
-    }
-
-    #[inline(always)]
-    unsafe fn columns_from(self, column: usize) -> Self {
-        // SAFETY: passed on.
-        unsafe { Rows::columns_from(self, column) }
-    }
-
-    #[inline(always)]
-    unsafe fn at(self, term: usize) -> *const T {
-        // SAFETY: passed on.
-        unsafe { Rows::at(self, term) }
-    }
-
-    #[inline(always)]
-    fn rows(at: *const T) -> impl Iterator<Item = *const f32> {
-        core::iter::once(at.cast())
-    }
-
-    #[inline(always)]
-    fn zero(s: S) -> S::V {
-        s.splat(0.0)
-    }
-
-    #[inline(always)]
-    unsafe fn x(s: S, weights: *const f32, term: usize) -> S::V {
-        // SAFETY: the caller's promise.
-        s.splat(unsafe { *weights.add(term) })
-    }
-
-    #[inline(always)]
-    unsafe fn y(s: S, at: *const T, column: usize) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { T::load(s, at.add(column)) }
-    }
-
-    #[inline(always)]
-    fn fma(s: S, x: S::V, y: S::V, sum: S::V) -> S::V {
-        s.fma(x, y, sum)
-    }
-}
-
-/// Rows two by two. Where the last has no neighbour, it is its own: that one's weight is 0.
-#[derive(Clone, Copy)]
-pub(crate) struct RowPairs {
-    pub(crate) rows: Rows<Bf16>,
-    /// The last row there is.
-    pub(crate) last: usize,
-}
-
-impl<S: Pairs> Terms<S> for RowPairs {
-    const KEYS: usize = 2;
-    const BYTES: usize = size_of::<Pair>();
-    type At = [*const Bf16; 2];
-    type X = S::P;
-    type Y = S::P;
-
-    #[inline(always)]
-    fn step(self) -> isize {
-        self.rows.step().wrapping_mul(2 * size_of::<Bf16>() as isize)
-    }
-
-    #[inline(always)]
-    unsafe fn evenly(self, term: usize) -> usize {
-        // SAFETY: passed on: `2 * term` is at most the last row.
-        let rows = unsafe { self.rows.evenly(2 * term) };
-        // Where a row's neighbour lies elsewhere, or is the row itself, a pair is alone.
-        (rows.min(self.last + 1 - 2 * term) / 2).max(1)
-    }
-
-    #[inline(always)]
-    unsafe fn later(self, term: usize, _: usize) -> Option<([*const Bf16; 2], usize)> {
-        // SAFETY: there are rows up to the last.
-        let (first, together) = unsafe { self.rows.later(2 * term, self.last + 1)? };
-        Some(([first, first.wrapping_offset(self.rows.step())], (together / 2).max(1)))
-    }
-
-    #[inline(always)]
-    fn offset(at: [*const Bf16; 2], bytes: isize) -> [*const Bf16; 2] {
-        at.map(|at| at.wrapping_byte_offset(bytes))
-    }
-
-    #[inline(always)]
-    unsafe fn columns_from(self, column: usize) -> Self {
-        // SAFETY: passed on.
-        Self { rows: unsafe { self.rows.columns_from(column) }, ..self }
-    }
-
-    #[inline(always)]
-    unsafe fn at(self, term: usize) -> [*const Bf16; 2] {
-        // SAFETY: passed on; no row beyond the last.
-        unsafe { [self.rows.at(2 * term), self.rows.at((2 * term + 1).min(self.last))] }
-    }
-
-    #[inline(always)]
-    fn rows(at: [*const Bf16; 2]) -> impl Iterator<Item = *const f32> {
-        at.into_iter().map(<*const Bf16>::cast)
-    }
-
-    #[inline(always)]
-    fn zero(s: S) -> S::P {
-        s.splat_pair(Pair::default())
-    }
-
-    #[inline(always)]
-    unsafe fn x(s: S, weights: *const f32, term: usize) -> S::P {
-        // SAFETY: the caller's promise; a pair is as large as an `f32`, and aligned alike.
-        s.splat_pair(unsafe { *weights.cast::<Pair>().add(term) })
-    }
-
-    #[inline(always)]
-    unsafe fn y(s: S, [first, second]: [*const Bf16; 2], column: usize) -> S::P {
-        // SAFETY: the caller's promise.
-        unsafe { s.zip(first.add(column), second.add(column)) }
-    }
-
-    #[inline(always)]
-    fn fma(s: S, x: S::P, y: S::P, sum: S::V) -> S::V {
-        s.dot2(sum, x, y)
-    }
-}
+/// Keys that few rows meet with all columns before they go on, if a tile has not all of them: else half of each row would be read,
+/// and the other half come back for, which memory is slower at.
+const CHUNK: usize = 4 * LANES;
 
 /// # Safety
 /// For every key of every span, `16 · vecs` contiguous elements of its row of values are readable.
@@ -251,51 +56,68 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
     assert!(a.weights.len() >= a.rows * SCORE_STRIDE && a.keep.len() >= a.rows && a.join.len() >= a.rows);
     assert!(a.rows == 0 || a.out.len() >= (a.rows - 1) * a.out_stride + a.vecs * LANES);
     debug_assert!(!a.fresh || !a.spans.iter().any(|span| span.is_empty()));
+    // Sums wait for the next chunk where the results go, if nothing is there yet.
+    let chunked = a.rows <= READING_ROWS && S::TILE_VECS > 1 && a.vecs > S::TILE_VECS && a.fresh;
+    let chunk = if chunked { CHUNK } else { KEY_BLOCK };
     // How many terms ahead a few rows ask: so many take [`FAR`] bytes, if all columns are here.
-    let far = FAR / (a.vecs.max(1) * LANES * R::BYTES);
-    // Columns outside: a tile of values is read by all the rows before the next columns are touched.
-    let mut vec = 0;
-    while vec < a.vecs {
-        // Remainders are shared out evenly: 5 vectors as 3 + 2, not 4 + 1.
-        let tiles_left = (a.vecs - vec).div_ceil(S::TILE_VECS);
-        let vecs = (a.vecs - vec).div_ceil(tiles_left);
-        for (index, span) in a.spans.iter().enumerate() {
-            if span.is_empty() {
-                continue;
+    let row_bytes = a.vecs.max(1) * LANES * R::BYTES;
+    let far = FAR / row_bytes;
+    let far = if chunked { far.next_multiple_of(CHUNK / R::KEYS) } else { far };
+    let in_order = chunked && R::KEYS == 1 && a.values.step() == row_bytes as isize;
+    let mut keys = 0..chunk;
+    while keys.start < KEY_BLOCK {
+        // Columns outside: a tile of values is read by all the rows before the next columns are touched.
+        let mut vec = 0;
+        while vec < a.vecs {
+            // Remainders are shared out evenly: 5 vectors as 3 + 2, not 4 + 1.
+            let tiles_left = (a.vecs - vec).div_ceil(S::TILE_VECS);
+            let vecs = (a.vecs - vec).div_ceil(tiles_left);
+            for (index, span) in a.spans.iter().enumerate() {
+                let part = Part::new::<S, R>(*span, keys.clone());
+                if part.terms.is_empty() {
+                    continue;
+                }
+                let row = index * S::TILE_ROWS;
+                let rows = S::TILE_ROWS.min(a.rows - row);
+                // SAFETY: `row + rows ≤ a.rows`, `vec + vecs ≤ a.vecs`, and spans end inside a block, so the assertions
+                // above put weights, factors and outputs inside their slices; the caller vouches for the values.
+                unsafe {
+                    let fold = Fold {
+                        keep: a.keep.as_ptr().add(row),
+                        join: a.join.as_ptr().add(row),
+                        out: a.out.as_mut_ptr().add(row * a.out_stride + vec * LANES),
+                        out_stride: a.out_stride,
+                        fresh: a.fresh,
+                    };
+                    let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
+                    let values = a.values.columns_from(vec * LANES);
+                    let far = asks_ahead::<S>(row, rows, a.rows).then_some(far);
+                    // Of rows that lie one right after the other, each of a chunk's tiles asks for its part of the chunk to come.
+                    let next = if in_order { far } else { None };
+                    let next = next.and_then(|far| a.values.later(part.terms.start + far, part.end));
+                    let next = next.filter(|&(_, evenly)| evenly >= part.terms.len());
+                    let before = (part.terms.len() * vec * LANES * R::BYTES) as isize;
+                    let next = next.map(|(at, _)| R::offset(at, before));
+                    a.ahead.beside(
+                        s,
+                        if asks::<S>(rows, vecs) { part.terms.len() } else { 0 },
+                        #[inline(always)]
+                        |trail| {
+                            let asking = Asking { far, next, trail };
+                            by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(
+                                s,
+                                w,
+                                (values, asking),
+                                part,
+                                fold
+                            ));
+                        },
+                    );
+                }
             }
-            let row = index * S::TILE_ROWS;
-            let rows = S::TILE_ROWS.min(a.rows - row);
-            // SAFETY: `row + rows ≤ a.rows`, `vec + vecs ≤ a.vecs`, and spans end inside a block, so the assertions
-            // above put weights, factors and outputs inside their slices; the caller vouches for the values.
-            unsafe {
-                let fold = Fold {
-                    keep: a.keep.as_ptr().add(row),
-                    join: a.join.as_ptr().add(row),
-                    out: a.out.as_mut_ptr().add(row * a.out_stride + vec * LANES),
-                    out_stride: a.out_stride,
-                    fresh: a.fresh,
-                };
-                let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
-                let values = a.values.columns_from(vec * LANES);
-                let far = asks_ahead::<S>(row, rows, a.rows).then_some(far);
-                a.ahead.beside(
-                    s,
-                    if asks::<S>(rows, vecs) { terms::<S, R>(*span).len() } else { 0 },
-                    #[inline(always)]
-                    |trail| {
-                        let asking = Asking { far, trail };
-                        by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(
-                            s,
-                            w,
-                            (values, asking),
-                            *span,
-                            fold
-                        ));
-                    },
-                );
-            }
+            vec += vecs;
         }
-        vec += vecs;
+        keys = keys.end..keys.end + chunk;
     }
 }
 
@@ -311,43 +133,72 @@ struct Fold {
 
 /// What a tile asks for while it computes.
 #[derive(Clone, Copy)]
-struct Asking {
+struct Asking<At> {
     /// A few rows: values, so many terms ahead.
     far: Option<usize>,
+    /// In place of that: what lies from here on.
+    next: Option<At>,
     /// A tile that [`asks`]: what comes later, a line with each term.
     trail: Trail,
 }
 
-/// The terms of a span, which starts at a panel, so with a whole term.
-#[inline(always)]
-fn terms<S: Simd, R: Terms<S>>(span: Span) -> Range<usize> {
-    span.keys().start / R::KEYS..span.keys().end.div_ceil(R::KEYS)
+/// The terms of a span that a tile takes at a time.
+#[derive(Clone)]
+struct Part {
+    terms: Range<usize>,
+    /// Where those of the span end.
+    end: usize,
+    /// Whether nothing came before.
+    first: bool,
+}
+
+impl Part {
+    /// Those of some keys. Spans and chunks start at a panel, so with a whole term.
+    #[inline(always)]
+    fn new<S: Simd, R: Terms<S>>(span: Span, keys: Range<usize>) -> Self {
+        let (start, end) = (span.keys().start / R::KEYS, span.keys().end.div_ceil(R::KEYS));
+        let terms = start.max(keys.start / R::KEYS)..end.min(keys.end / R::KEYS);
+        Self { first: terms.start == start, terms, end }
+    }
 }
 
 /// `MR` rows by `NV` vectors of columns.
 ///
 /// # Safety
-/// For `MR` rows: weights up to the span's end, two factors, and `16 · NV` outputs; values as for [`values`].
+/// For `MR` rows: weights up to the part's end, two factors, and `16 · NV` outputs; values as for [`values`].
 #[inline(always)]
 unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
     s: S,
     weights: *const f32,
-    (values, Asking { far, mut trail }): (R, Asking),
-    span: Span,
+    (values, Asking { far, mut next, mut trail }): (R, Asking<R::At>),
+    Part { terms: Range { start: mut term, end }, end: all, first }: Part,
     fold: Fold,
 ) {
+    // SAFETY: row `r < MR`, vector `n < NV` of the outputs.
+    let out = |r: usize, n: usize| unsafe { fold.out.add(r * fold.out_stride + n * LANES) };
     let mut sum = [[s.splat(0.0); NV]; MR];
-    let Range { start: mut term, end } = terms::<S, R>(span);
+    if !first {
+        for (r, sum) in sum.iter_mut().enumerate() {
+            for (n, sum) in sum.iter_mut().enumerate() {
+                // SAFETY: as above: what the part before left there.
+                *sum = unsafe { s.load(out(r, n)) };
+            }
+        }
+    }
     // Not where the full tile has one vector: it would pay for the question.
     let far = if const { S::TILE_VECS > 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS } { far } else { None };
     let step = values.step();
     while term < end {
         // SAFETY: the caller vouches for the span's keys.
         let (mut at, evenly) = unsafe { (values.at(term), values.evenly(term)) };
-        // SAFETY: as above.
-        let (mut later, then_evenly) = match far.and_then(|far| unsafe { values.later(term + far, end) }) {
-            Some((later, evenly)) => (Some(later), evenly),
-            None => (None, usize::MAX),
+        let (mut later, then_evenly, then_step) = match (next, far) {
+            (Some(next), _) => (Some(next), usize::MAX, (NV * LANES * R::BYTES) as isize),
+            // SAFETY: as above.
+            (None, Some(far)) => match unsafe { values.later(term + far, all) } {
+                Some((later, evenly)) => (Some(later), evenly, step),
+                None => (None, usize::MAX, step),
+            },
+            (None, None) => (None, usize::MAX, step),
         };
         // The loop looks nothing up: see `pack::Even`.
         let stop = end.min(term.saturating_add(evenly.min(then_evenly)));
@@ -356,7 +207,7 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
                 for row in R::rows(*later) {
                     s.prefetch_far(row, NV * LANES * R::BYTES / R::KEYS);
                 }
-                *later = R::offset(*later, step);
+                *later = R::offset(*later, then_step);
             }
             if const { asks::<S>(MR, NV) } {
                 trail.ask(s);
@@ -375,14 +226,24 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
             }
             at = R::offset(at, step);
         }
+        next = next.and(later);
         term = stop;
+    }
+    if end < all {
+        for (r, sum) in sum.iter().enumerate() {
+            for (n, &sum) in sum.iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { s.store(out(r, n), sum) };
+            }
+        }
+        return;
     }
     for (r, sum) in sum.iter().enumerate() {
         // SAFETY: row `r < MR` has two factors and `16 · NV` outputs.
         unsafe {
             let (keep, join) = (s.splat(*fold.keep.add(r)), s.splat(*fold.join.add(r)));
             for (n, &sum) in sum.iter().enumerate() {
-                let out = fold.out.add(r * fold.out_stride + n * LANES);
+                let out = out(r, n);
                 let before = if fold.fresh { s.splat(0.0) } else { s.mul(s.load(out), keep) };
                 s.store(out, s.fma(sum, join, before));
             }

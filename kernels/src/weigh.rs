@@ -13,8 +13,9 @@ use crate::source::{BlockValues, Run};
 use crate::steps::Steps;
 use crate::strips::{self, Strips};
 use crate::tensor::{AnyRows, Typed};
+use crate::terms::RowPairs;
 use crate::tile::{Block, Fused};
-use crate::values::{RowPairs, Values};
+use crate::values::Values;
 use core::ops::Range;
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
