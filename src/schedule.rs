@@ -34,7 +34,7 @@ impl Workspace {
             && self.partials.len() < floats
         {
             // Fresh zeros: what was there is worth nothing. Some room to grow, for sequences do.
-            self.partials = vec![0.0; floats.next_power_of_two()];
+            self.partials = vec![0.0; floats + floats / 2];
         }
         // No more than the pool has threads, whatever was planned for. One thread needs no pool: asking would start it.
         let workers = if plan.workers > 1 { plan.workers.min(current_threads()) } else { 1 };

@@ -2,7 +2,7 @@
 
 mod support;
 
-use sdpa::{Alignment, Attention, Exec, Inputs, Outputs, Plan, View, ViewMut, Workspace};
+use sdpa::{Alignment, Attention, Exec, Inputs, Outputs, Plan, View, ViewMut, Window, Workspace};
 use support::{Tensors, execs};
 
 /// One row against several blocks, by a plan for somebody else's problem.
@@ -69,33 +69,32 @@ fn the_longest_keys_are_not_shared_out() {
 /// Few rows meet values wider than a tile in runs of keys, their sums waiting where the results go; many rows do not.
 #[test]
 fn few_rows_and_wide_values_are_rows_of_a_whole() {
-    const WHOLE: usize = 40;
-    let attention = Attention::new().causal().align(Alignment::BottomRight);
-    for (isa, exec) in execs() {
-        for (keys, width) in
-            [1, 63, 64, 65, 127, 129, 192, 255, 256, 257, 321].into_iter().zip([65, 128, 80, 144].into_iter().cycle())
-        {
-            let tensors = Tensors::normal([1, 2, 1, WHOLE, keys, 16, width], 7);
-            let run = |q: View<'_>, rows: usize| {
+    const ROWS: usize = 40;
+    const DIM: usize = 16;
+    let keys = [1, 63, 64, 65, 127, 129, 192, 255, 256, 257, 321];
+    // With the window a row's keys begin and end inside a run.
+    let options = [Attention::new().causal(), Attention::new().window(Window::inclusive(Some(70), Some(2)))];
+    for ((isa, exec), attention) in execs().flat_map(|exec| options.map(|attention| (exec, attention))) {
+        for (keys, width) in keys.into_iter().zip([65, 128, 80, 144].into_iter().cycle()) {
+            let tensors = Tensors::normal([1, 2, 1, ROWS, keys, DIM, width], 7);
+            let run = |q: &[f32], rows: usize| {
                 let mut out = vec![f32::NAN; 2 * rows * width];
                 let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 2, rows, width]).unwrap());
-                let problem = attention.problem(Inputs::new(q, tensors.k.view(), tensors.v.view()), outputs).unwrap();
+                let q = View::bhld(q, [1, 2, rows, DIM]).unwrap();
+                let inputs = Inputs::new(q, tensors.k.view(), tensors.v.view());
+                let problem = attention.align(Alignment::BottomRight).problem(inputs, outputs).unwrap();
                 let plan = Plan::new(&problem, exec);
                 problem.run(&plan, &mut Workspace::new());
                 out
             };
-            let whole = run(tensors.q.view(), WHOLE);
+            let last = |rows: usize, of: &[f32], dim: usize| -> Vec<f32> {
+                of.chunks_exact(ROWS * dim).flat_map(|head| &head[(ROWS - rows) * dim..]).copied().collect()
+            };
+            let whole = run(&tensors.q.data, ROWS);
             for rows in [1, 3, 8] {
-                let skipped = WHOLE - rows;
-                let tail: Vec<f32> =
-                    tensors.q.data.chunks_exact(WHOLE * 16).flat_map(|head| &head[skipped * 16..]).copied().collect();
-                let few = run(View::bhld(&tail, [1, 2, rows, 16]).unwrap(), rows);
-                let expected: Vec<f32> =
-                    whole.chunks_exact(WHOLE * width).flat_map(|head| &head[skipped * width..]).copied().collect();
-                assert!(
-                    few.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()),
-                    "{isa}, {keys} keys, {rows} rows, {width} wide"
-                );
+                let few = run(&last(rows, &tensors.q.data, DIM), rows);
+                let same = few.iter().zip(last(rows, &whole, width)).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{isa}, {keys} keys, {rows} rows, {width} wide");
             }
         }
     }

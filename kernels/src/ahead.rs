@@ -23,7 +23,7 @@ const LINES: usize = 16;
 /// Rows of a unit that nothing before them asks for, a panel's: packing asks for the next panel, tiles for later values.
 const FIRST: usize = LANES;
 
-/// Most stretches of memory in one list: keys, values, queries, outputs.
+/// Most stretches of memory in one list: keys, values, queries, outputs; of a unit, what it gathers, values, keys.
 const STRETCHES: usize = 4;
 
 /// Lines that lie evenly, passed over several times: first the first line of each row, then the second.
@@ -139,8 +139,8 @@ impl Ahead {
 
 impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mods<A, B, C>> {
     /// What will be needed once a block is done: the next block; after the last one the task's outputs, and what the
-    /// next task begins with. Of a unit, what its values and the next unit's keys begin with: the rest is asked for as they are
-    /// read, and all of it where they lie one behind the other, in a cache.
+    /// next task begins with. Of a unit, where it will gather, and what its values and the next unit's keys begin with: the rest is
+    /// asked for as they are read, and all of it where they lie one behind the other, in a cache.
     ///
     /// # Safety
     /// As for [`Self::run`]; the block is one of the task's, of `len` keys from `first` on.

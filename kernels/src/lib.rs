@@ -11,7 +11,6 @@
 mod tensor;
 mod activation;
 mod ahead;
-mod terms;
 #[macro_use]
 mod block;
 mod cache;
@@ -55,6 +54,7 @@ mod split;
 mod state;
 mod steps;
 mod strips;
+mod terms;
 mod tile;
 mod values;
 mod view;

@@ -204,8 +204,7 @@ impl Query4 {
     #[inline(always)]
     pub(crate) fn new(e: [i8; 4]) -> Self {
         let bytes = i32::from_le_bytes(e.map(i8::cast_unsigned));
-        // An element is what is left after it has been shifted up, and back with its sign. (Not one by one: several rows' fours
-        // at a time are made of this.)
+        // Shifted up and back an element has its sign. (Not each by itself: so several fours of a row are made at a time.)
         let even = (bytes << 8 >> 24 << 16) | (bytes << 24 >> 24 & 0xFFFF);
         let odd = (bytes >> 24 << 16) | (bytes << 16 >> 24 & 0xFFFF);
         Self { bytes, even, odd }

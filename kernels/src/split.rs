@@ -88,6 +88,9 @@ impl Units {
     }
 }
 
+/// Floats that may be left free so that parts begin on a line.
+const SLACK: usize = LANES - 1;
+
 /// Floats of a unit's part: maxima and sums in whole vectors, then rows of outputs.
 fn unit_floats(rows: usize, width: usize) -> usize {
     2 * rows.next_multiple_of(LANES) + rows * width
@@ -97,7 +100,7 @@ fn unit_floats(rows: usize, width: usize) -> usize {
 pub fn split_floats(shape: [usize; 3], rows: usize, value_dim: usize) -> Option<usize> {
     let [sequences, kv_heads, kv_len] = shape;
     let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
-    sequences.checked_mul(kv_heads)?.checked_mul(kv_len.div_ceil(KEY_BLOCK))?.checked_mul(unit)?.checked_add(LANES - 1)
+    sequences.checked_mul(kv_heads)?.checked_mul(kv_len.div_ceil(KEY_BLOCK))?.checked_mul(unit)?.checked_add(SLACK)
 }
 
 impl<'a> Split<'a> {
@@ -112,7 +115,7 @@ impl<'a> Split<'a> {
         assert!(needed.is_some_and(|n| partials.len() >= n), "too little memory for the units");
         assert!(rows <= geometry.task_rows && call.options.ragged.is_none(), "the rows of a head are no task");
         // Whole lines: a vector that lies across two takes two stores.
-        let (_, partials) = partials.split_at_mut(partials.as_ptr().align_offset(LINE_BYTES).min(LANES - 1));
+        let (_, partials) = partials.split_at_mut(partials.as_ptr().align_offset(LINE_BYTES).min(SLACK));
         let units = Units::new(&call.kv);
         let run = units.len().div_ceil(runs.max(1)).max(1);
         Self {
@@ -194,16 +197,16 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     ///
     /// # Safety
     /// As for [`Fused::run`], with the unit's part in place of the task's rows.
-    unsafe fn gather_unit(&self, split: &Split<'_>, first: usize, mut regions: Regions<'_>) {
+    unsafe fn gather_unit(&self, split: &Split<'_>, first: usize, regions: Regions<'_>) {
         if self.task.rows.is_empty() || !self.holds(first) {
             return;
         }
         // SAFETY: passed on.
         unsafe {
-            let queries = self.queries(&mut regions);
             // Straight to where the fold will find it.
             let [max, sum, out] = split.part(&self.task, first);
             let mut regions = Regions { max, sum, out, ..regions };
+            let queries = self.queries(&mut regions);
             // As in `run`: again with care if anything is not finite.
             for care in [Care::Fast, Care::Careful] {
                 self.gather(queries, care, core::iter::once(first), &mut regions);

@@ -55,7 +55,7 @@ pub(crate) enum Next {
     Nothing,
     /// Probably this.
     Task(Task),
-    /// This is a unit: where what it gathers goes, how many bytes that takes, and the next of its run, if any: its task and first key.
+    /// This is a unit: where what it gathers goes, and its bytes; and the next of its run, if any, its task and first key.
     Unit { gathered: (*const u8, usize), next: Option<(Task, usize)> },
 }
 

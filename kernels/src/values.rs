@@ -3,6 +3,9 @@
 //! An output column is one chain of FMAs over the block's keys, or pairs of keys, in order; the block's sum then joins the
 //! running output with two factors, `o ← o·keep + sum·join`, once per block. Keys hidden from a row have weight exactly 0 and
 //! add exactly nothing, so it does not matter how many of them a tile runs over.
+//!
+//! Few rows take wide values a run of keys at a time. Between runs their chains wait in the running outputs, where nothing else
+//! is yet.
 
 use crate::ahead::{Ahead, Trail};
 use crate::block::{KEY_BLOCK, READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
@@ -44,9 +47,10 @@ impl<'a, R> Values<'a, R> {
     }
 }
 
-/// Keys that few rows meet with all columns before they go on, if a tile has not all of them: else half of each row would be read,
-/// and the other half come back for, which memory is slower at.
-const CHUNK: usize = 4 * LANES;
+/// Keys of a run that few rows meet with all columns before they go on, if a tile has not all of them: else half of each row would
+/// be read, and the other half come back for, which memory is slower at.
+const RUN: usize = 4 * LANES;
+const _: () = assert!(KEY_BLOCK.is_multiple_of(RUN) && RUN.is_multiple_of(LANES));
 
 /// # Safety
 /// For every key of every span, `16 · vecs` contiguous elements of its row of values are readable.
@@ -56,17 +60,16 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
     assert!(a.weights.len() >= a.rows * SCORE_STRIDE && a.keep.len() >= a.rows && a.join.len() >= a.rows);
     assert!(a.rows == 0 || a.out.len() >= (a.rows - 1) * a.out_stride + a.vecs * LANES);
     debug_assert!(!a.fresh || !a.spans.iter().any(|span| span.is_empty()));
-    // Sums wait for the next chunk where the results go, if nothing is there yet.
-    let chunked = a.rows <= READING_ROWS && S::TILE_VECS > 1 && a.vecs > S::TILE_VECS && a.fresh;
-    let chunk = if chunked { CHUNK } else { KEY_BLOCK };
-    // How many terms ahead a few rows ask: so many take [`FAR`] bytes, if all columns are here.
+    let in_runs = a.rows <= READING_ROWS && S::TILE_VECS > 1 && a.vecs > S::TILE_VECS && a.fresh;
+    let run = if in_runs { RUN } else { KEY_BLOCK };
+    // How many terms ahead a few rows ask: so many take [`FAR`] bytes, if all columns are here; whole runs.
     let row_bytes = a.vecs.max(1) * LANES * R::BYTES;
     let far = FAR / row_bytes;
-    let far = if chunked { far.next_multiple_of(CHUNK / R::KEYS) } else { far };
-    let in_order = chunked && R::KEYS == 1 && a.values.step() == row_bytes as isize;
-    let mut keys = 0..chunk;
+    let far = if in_runs { far.next_multiple_of(RUN / R::KEYS) } else { far };
+    let in_order = in_runs && R::KEYS == 1 && a.values.step() == row_bytes as isize;
+    let mut keys = 0..run;
     while keys.start < KEY_BLOCK {
-        // Columns outside: a tile of values is read by all the rows before the next columns are touched.
+        // Then columns: a tile of values is read by all the rows before the next columns are touched.
         let mut vec = 0;
         while vec < a.vecs {
             // Remainders are shared out evenly: 5 vectors as 3 + 2, not 4 + 1.
@@ -92,9 +95,9 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                     let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
                     let values = a.values.columns_from(vec * LANES);
                     let far = asks_ahead::<S>(row, rows, a.rows).then_some(far);
-                    // Of rows that lie one right after the other, each of a chunk's tiles asks for its part of the chunk to come.
+                    // Of rows that lie one right after the other, each of a run's tiles asks for its part of the run to come.
                     let next = if in_order { far } else { None };
-                    let next = next.and_then(|far| a.values.later(part.terms.start + far, part.end));
+                    let next = next.and_then(|far| a.values.later(part.terms.start + far, part.all));
                     let next = next.filter(|&(_, evenly)| evenly >= part.terms.len());
                     let before = (part.terms.len() * vec * LANES * R::BYTES) as isize;
                     let next = next.map(|(at, _)| R::offset(at, before));
@@ -117,7 +120,7 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
             }
             vec += vecs;
         }
-        keys = keys.end..keys.end + chunk;
+        keys = keys.end..keys.end + run;
     }
 }
 
@@ -147,31 +150,32 @@ struct Asking<At> {
 struct Part {
     terms: Range<usize>,
     /// Where those of the span end.
-    end: usize,
+    all: usize,
     /// Whether nothing came before.
     first: bool,
 }
 
 impl Part {
-    /// Those of some keys. Spans and chunks start at a panel, so with a whole term.
+    /// Those of some keys. Spans and runs start at a panel, so with a whole term.
     #[inline(always)]
     fn new<S: Simd, R: Terms<S>>(span: Span, keys: Range<usize>) -> Self {
         let (start, end) = (span.keys().start / R::KEYS, span.keys().end.div_ceil(R::KEYS));
         let terms = start.max(keys.start / R::KEYS)..end.min(keys.end / R::KEYS);
-        Self { first: terms.start == start, terms, end }
+        Self { first: terms.start == start, terms, all: end }
     }
 }
 
 /// `MR` rows by `NV` vectors of columns.
 ///
 /// # Safety
-/// For `MR` rows: weights up to the part's end, two factors, and `16 · NV` outputs; values as for [`values`].
+/// For `MR` rows: weights up to the part's end, two factors, and `16 · NV` outputs, where the part before, if any, left its sums;
+/// values as for [`values`].
 #[inline(always)]
 unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
     s: S,
     weights: *const f32,
     (values, Asking { far, mut next, mut trail }): (R, Asking<R::At>),
-    Part { terms: Range { start: mut term, end }, end: all, first }: Part,
+    Part { terms: Range { start: mut term, end }, all, first }: Part,
     fold: Fold,
 ) {
     // SAFETY: row `r < MR`, vector `n < NV` of the outputs.
