@@ -95,12 +95,7 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                     let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
                     let values = a.values.columns_from(vec * LANES);
                     let far = asks_ahead::<S>(row, rows, a.rows).then_some(far);
-                    // Of rows that lie one right after the other, each of a run's tiles asks for its part of the run to come.
-                    let next = if in_order { far } else { None };
-                    let next = next.and_then(|far| a.values.later(part.terms.start + far, part.all));
-                    let next = next.filter(|&(_, evenly)| evenly >= part.terms.len());
-                    let before = (part.terms.len() * vec * LANES * R::BYTES) as isize;
-                    let next = next.map(|(at, _)| R::offset(at, before));
+                    let next = if in_order { far.and_then(|far| part.later(a.values, far, vec)) } else { None };
                     a.ahead.beside(
                         s,
                         if asks::<S>(rows, vecs) { part.terms.len() } else { 0 },
@@ -146,7 +141,6 @@ struct Asking<At> {
 }
 
 /// The terms of a span that a tile takes at a time.
-#[derive(Clone)]
 struct Part {
     terms: Range<usize>,
     /// Where those of the span end.
@@ -162,6 +156,18 @@ impl Part {
         let (start, end) = (span.keys().start / R::KEYS, span.keys().end.div_ceil(R::KEYS));
         let terms = start.max(keys.start / R::KEYS)..end.min(keys.end / R::KEYS);
         Self { first: terms.start == start, terms, all: end }
+    }
+
+    /// Where a tile from vector `vec` on asks for its share of what lies `far` terms behind the part, if that is even: rows lie one
+    /// right after the other, so the tiles of a part ask for all of it, in its own order.
+    ///
+    /// # Safety
+    /// The values have the span's terms.
+    #[inline(always)]
+    unsafe fn later<S: Simd, R: Terms<S>>(&self, values: R, far: usize, vec: usize) -> Option<R::At> {
+        // SAFETY: the caller's promise.
+        let (at, evenly) = unsafe { values.later(self.terms.start + far, self.all)? };
+        (evenly >= self.terms.len()).then(|| R::offset(at, (self.terms.len() * vec * LANES * R::BYTES) as isize))
     }
 }
 
@@ -195,14 +201,14 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
     while term < end {
         // SAFETY: the caller vouches for the span's keys.
         let (mut at, evenly) = unsafe { (values.at(term), values.evenly(term)) };
-        let (mut later, then_evenly, then_step) = match (next, far) {
-            (Some(next), _) => (Some(next), usize::MAX, (NV * LANES * R::BYTES) as isize),
+        let (mut later, then_evenly, then_step) = if next.is_some() {
+            (next, usize::MAX, (NV * LANES * R::BYTES) as isize)
+        } else {
             // SAFETY: as above.
-            (None, Some(far)) => match unsafe { values.later(term + far, all) } {
+            match far.and_then(|far| unsafe { values.later(term + far, all) }) {
                 Some((later, evenly)) => (Some(later), evenly, step),
                 None => (None, usize::MAX, step),
-            },
-            (None, None) => (None, usize::MAX, step),
+            }
         };
         // The loop looks nothing up: see `pack::Even`.
         let stop = end.min(term.saturating_add(evenly.min(then_evenly)));
