@@ -28,8 +28,8 @@ pub(super) struct Sizes {
 
 /// The parts of a head, in bytes. Each starts on a cache line.
 pub(super) struct Parts {
-    pub(super) keys: Range<usize>,
     pub(super) key_scales: Range<usize>,
+    pub(super) keys: Range<usize>,
     pub(super) value_scales: Range<usize>,
     pub(super) values: Range<usize>,
 }
@@ -45,10 +45,10 @@ impl Sizes {
         let (keys, values) = (KEY_BLOCK * self.head_dim, KEY_BLOCK * self.width());
         let scales = KEY_BLOCK * size_of::<f32>();
         match self.format {
-            Format::Elements(dtype) => [keys * dtype.bytes(), 0, 0, values * dtype.bytes()],
+            Format::Elements(dtype) => [0, keys * dtype.bytes(), 0, values * dtype.bytes()],
             Format::Int8 { key_scales } => {
                 let keys = KEY_BLOCK / LANES * int8::panel_bytes(self.head_dim);
-                [keys, if key_scales { scales } else { 0 }, scales, values]
+                [if key_scales { scales } else { 0 }, keys, scales, values]
             }
         }
     }
@@ -59,15 +59,16 @@ impl Sizes {
     }
 
     /// Where the parts of a head lie in a block: one behind the other, and the next head's behind them, so that a step
-    /// reads a block from front to back. It needs the scales of values before the values: they go into weights.
+    /// reads a block from front to back. It needs scales before what they scale: those of keys with the first scores, those
+    /// of values go into weights.
     pub(super) fn parts(self, head: usize) -> Parts {
         let lens = self.lens();
         let mut at = head * lens.iter().sum::<usize>();
-        let [keys, key_scales, value_scales, values] = lens.map(|len| {
+        let [key_scales, keys, value_scales, values] = lens.map(|len| {
             at += len;
             at - len..at
         });
-        Parts { keys, key_scales, value_scales, values }
+        Parts { key_scales, keys, value_scales, values }
     }
 
     /// Where column `d` of value `row` of a head lies among the head's values.
