@@ -9,7 +9,7 @@ use crate::launch::Task;
 use crate::lines::LINE_BYTES;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::rows::Table;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Level, Simd};
 use crate::source::{BlockValues, KeyValues, Keys};
 use crate::steps::Steps;
 use crate::strips::{Strips, strip};
@@ -105,7 +105,7 @@ impl Ahead {
             }
         }
         if step == LINE_BYTES as isize {
-            s.prefetch_pages(at.cast(), n * LINE_BYTES);
+            s.prefetch_pages(Level::Second, at.cast(), n * LINE_BYTES);
         }
         (Trail { at, step }, n)
     }

@@ -1,7 +1,7 @@
 //! QKᵀ of a group and a block: keys where they lie, or packed; elements, pairs or bytes.
 
 use crate::block::{KEY_BLOCK, READING_KEYS, READING_ROWS};
-use crate::dots::{FAR, Later};
+use crate::dots::FAR;
 use crate::geometry::{MAX_GROUP, Regions};
 use crate::int8;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
@@ -124,20 +124,20 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     ///
     /// # Safety
     /// As for [`Fused::prepare`].
-    unsafe fn later(&self, block: &Block, first: usize, depth: usize) -> Option<Later> {
+    unsafe fn later(&self, block: &Block, first: usize, depth: usize) -> Option<(*const u8, usize)> {
         let panel = LANES * self.geometry.head_dim;
         match block.keys {
             Keys::Packed(panels) => {
                 let (at, element) = panels.bytes();
                 let bytes = panel * element;
-                Some(Later { at: at.wrapping_add(first / LANES * bytes + FAR), step: bytes / depth })
+                Some((at.wrapping_add(first / LANES * bytes + FAR), bytes / depth))
             }
             Keys::Rows(rows) if rows.element() == 1 && block.first + first + LEAD < self.seq.kv_len => {
                 // SAFETY: the block has keys.
                 let rows = unsafe { rows.first() };
                 let bytes = panel * rows.element;
                 let dense = rows.n == usize::MAX && rows.step == (bytes / LANES) as isize;
-                dense.then(|| Later { at: rows.at.wrapping_add((first + LEAD) / LANES * bytes), step: bytes / depth })
+                dense.then(|| (rows.at.wrapping_add((first + LEAD) / LANES * bytes), bytes / depth))
             }
             _ => None,
         }

@@ -20,9 +20,10 @@
 //! ```
 
 use crate::ahead::Trail;
+use crate::block::READING_ROWS;
 use crate::element::{Bf16, Load};
 use crate::lines::LINE_BYTES;
-use crate::simd::{LANES, Pair, Pairs, Simd};
+use crate::simd::{LANES, Level, Pair, Pairs, Simd};
 
 /// Rows up to which the time of a tile that is not full is that of fetching the panels.
 pub(crate) const FEW_ROWS: usize = 4;
@@ -33,8 +34,24 @@ pub(crate) const FEW_ROWS: usize = 4;
 pub(crate) struct Later {
     /// What belongs to the first element of the first panel.
     pub(crate) at: *const u8,
-    /// Bytes from one element's to the next's: a line, or less.
+    /// Bytes from one element's to the next's.
     pub(crate) step: usize,
+    /// Bytes from one panel's to the next's.
+    pub(crate) panel: usize,
+}
+
+impl Later {
+    /// In the order of memory, of which an element of a panel has `bytes`, a line or less: for tiles of `vecs` panels.
+    #[inline(always)]
+    pub(crate) fn in_order(at: *const u8, bytes: usize, vecs: usize) -> Self {
+        Self { at, step: vecs * bytes, panel: bytes }
+    }
+
+    /// What belongs to an element of a panel. Wrapping: a hint may point anywhere.
+    #[inline(always)]
+    pub(crate) fn of(self, element: usize, panel: usize) -> *const f32 {
+        self.at.wrapping_add(element * self.step + panel * self.panel).cast()
+    }
 }
 
 /// Bytes ahead of which memory that is read once, from front to back, is asked for.
@@ -160,6 +177,24 @@ pub(crate) struct Tile<T = f32> {
     pub(crate) trail: Trail,
 }
 
+/// Where a tile of so many rows asks for what it will read, from front to back, in a while.
+#[inline(always)]
+pub(crate) fn level<S: Simd>(s: S, rows: usize) -> Level {
+    if rows <= FEW_ROWS && s.is_roomy() { Level::First } else { Level::Second }
+}
+
+/// How many panels a group of so many rows takes at a time, of at most `most`. Reading them is most of what a few rows do, and
+/// memory likes to be read in order: one. Where the core is quicker than that, a few rows would wait for their own sums, and for
+/// elements of queries, of which two panels share one.
+#[inline(always)]
+pub(crate) fn panels<S: Simd>(s: S, rows: usize, most: usize) -> usize {
+    match rows {
+        ..=FEW_ROWS if s.is_roomy() => most.min(2),
+        ..=READING_ROWS => 1,
+        _ => most,
+    }
+}
+
 /// Whether a tile of such a shape asks for what comes later while it computes: a full one, of several vectors.
 #[inline(always)]
 pub(crate) const fn asks<S: Simd>(rows: usize, vecs: usize) -> bool {
@@ -211,10 +246,10 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
         let middle = depth.min(first + chain);
         let last = if paired { depth.min(middle + chain) } else { middle };
         let both = last - middle;
-        if let Some(Later { at, step }) = later {
-            for n in 0..NV {
-                // Wrapping, here and below: a hint may point anywhere.
-                s.prefetch_pages(at.wrapping_add((n * depth + first) * step).cast(), (last - first) * step);
+        if let Some(later) = later {
+            // Panels whose lines alternate have the same pages.
+            for n in 0..if later.panel < later.step { 1 } else { NV } {
+                s.prefetch_pages(level(s, MR), later.of(first, n), (last - first) * later.step);
             }
         }
         let mut sums = [[[s.splat(0.0); NV]; MR]; 2];
@@ -289,9 +324,9 @@ unsafe fn add<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
         let at = at(n);
         // A line once, where elements share one.
         if let Some(later) = later
-            && i.is_multiple_of(const { LINE_BYTES.div_ceil(LANES * size_of::<T>()) })
+            && (NV * i + n).is_multiple_of(const { LINE_BYTES.div_ceil(LANES * size_of::<T>()) })
         {
-            s.prefetch_second(later.at.wrapping_add((n * depth + i) * later.step).cast());
+            s.prefetch_line(level(s, MR), later.of(i, n));
         }
         // SAFETY: as above.
         *column = unsafe { T::y(s, at) };

@@ -8,7 +8,7 @@ use crate::element::{Dtype, Element};
 use crate::lines::LINE_BYTES;
 use crate::poison::Care;
 use crate::rows::Rows;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Level, Simd};
 use core::ops::Range;
 
 /// Packs the first `n` of `all` keys of `d` elements; the last panel is filled up with zeros.
@@ -79,7 +79,7 @@ impl<T: Copy> Even<T> {
     fn ask_ahead<S: Simd>(self, s: S) {
         let Some(mut row) = self.next else { return };
         for _ in 0..LANES {
-            s.prefetch_far(row.cast(), LINE_BYTES);
+            s.prefetch_far(Level::Second, row.cast(), LINE_BYTES);
             row = row.wrapping_byte_offset(self.step);
         }
     }
@@ -152,7 +152,11 @@ impl<T: Copy> Sixteen<T> {
             // SAFETY: rows below `n`, and below `all`.
             unsafe {
                 if self.first + LANES + r < self.all {
-                    s.prefetch_far(self.rows.at(self.first + LANES + r).wrapping_add(i).cast(), LINE_BYTES);
+                    s.prefetch_far(
+                        Level::Second,
+                        self.rows.at(self.first + LANES + r).wrapping_add(i).cast(),
+                        LINE_BYTES,
+                    );
                 }
                 f(r, self.rows.at((self.first + r).min(self.n - 1)).add(i));
             }

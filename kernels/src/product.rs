@@ -245,7 +245,11 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
                 let (rows, bias) = (rows.as_ptr().add(row), bias.as_ptr().add(column));
                 let panels = panels.as_ptr().add(panel * inputs * LANES);
                 // Panels are read side by side.
-                let later = Later { at: panels.wrapping_byte_add(FAR / vecs).cast(), step: LINE_BYTES };
+                let later = Later {
+                    at: panels.wrapping_byte_add(FAR / vecs).cast(),
+                    step: LINE_BYTES,
+                    panel: inputs * LINE_BYTES,
+                };
                 let (later, trail) = (Some(later), Trail::none(panels));
                 let tile = Tile { rows, panels, depth: inputs, out: to, stride, later, trail };
                 by_tile_shape!(S, tile_rows, vecs, |MR, NV| dots::tile::<S, f32, MR, NV>(

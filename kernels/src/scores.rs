@@ -3,7 +3,7 @@
 //! Panels outside, rows inside: a tile's 16 to 64 keys stay in the first-level cache while the rows pass by.
 
 use crate::ahead::{Ahead, Trail};
-use crate::block::{READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
+use crate::block::{SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{self, Factor, Later, Tile};
 use crate::passes::Columns;
 use crate::simd::{LANES, Simd};
@@ -27,8 +27,9 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
     /// A row of a bias for each query, from the block's first key on: read by the pass after this one, and fetched from
     /// memory while this one computes.
     pub(crate) next: Option<&'a [Columns<f32>]>,
-    /// Which keys few rows ask for, while they meet the first panel of these, and so on.
-    pub(crate) later: Option<Later>,
+    /// Which keys few rows ask for, while they meet the first panel of these, and so on: from where on, and the bytes of an
+    /// element of a panel.
+    pub(crate) later: Option<(*const u8, usize)>,
     /// What comes later.
     pub(crate) ahead: &'a mut Ahead,
     /// `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
@@ -101,7 +102,7 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
     assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
     let scale = s.splat(a.scale);
     let (first, out) = (a.panels.start, a.out.as_mut_ptr());
-    let vecs = if all <= READING_ROWS { 1 } else { T::VECS };
+    let vecs = dots::panels(s, all, T::VECS);
     let lines = dots::asked::<S, T>(vecs, d);
     let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, lines };
     walk.for_each_tile(
@@ -119,7 +120,8 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
                     depth: d,
                     out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
-                    later: later.map(|Later { at, step }| Later { at: at.wrapping_add(n * d * step), step }),
+                    later: later
+                        .map(|(at, bytes)| Later::in_order(at.wrapping_add(n * d * bytes), bytes, panels.len())),
                     trail,
                 };
                 by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(

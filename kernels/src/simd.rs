@@ -53,6 +53,13 @@ pub(crate) const F16_BIAS: u32 = (127 - 15) << 23;
 /// 2⁻²⁴, the unit of subnormal `f16`, and of an `f32` from 0.5 to 1: 0.5 added to such a number rounds it as `f16` does.
 pub(crate) const F16_UNIT: f32 = f32::from_bits((127 - 24) << 23);
 
+/// The cache that memory is asked for in which will be needed in a while.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    First,
+    Second,
+}
+
 /// Sixteen `f32` lanes and what the kernels do with them. All operations are lane by lane and IEEE.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen lanes.
@@ -139,19 +146,37 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// The same for the second-level cache: as if forgotten, on Zen 4, where the page is not in the TLB.
     fn prefetch_second(self, p: *const f32);
 
-    /// Asks for so many bytes of memory that will be needed in a while: for the second-level cache, but a page's first line for
-    /// the first, too, which looks the page up for all of them.
+    /// True if the first-level cache has room, and buffers for misses, for what a few rows will read in a while.
     #[inline(always)]
-    fn prefetch_far(self, p: *const f32, bytes: usize) {
-        self.prefetch_pages(p, bytes);
+    fn is_roomy(self) -> bool {
+        false
+    }
+
+    /// Asks for so many bytes of memory that will be needed in a while, and for their pages.
+    #[inline(always)]
+    fn prefetch_far(self, level: Level, p: *const f32, bytes: usize) {
+        self.prefetch_pages(level, p, bytes);
         for offset in (0..bytes).step_by(LINE_BYTES) {
-            self.prefetch_second(p.wrapping_byte_add(offset));
+            self.prefetch_line(level, p.wrapping_byte_add(offset));
         }
     }
 
-    /// Asks for the first lines of the pages that begin there.
+    /// Asks for a line of such memory.
     #[inline(always)]
-    fn prefetch_pages(self, p: *const f32, bytes: usize) {
+    fn prefetch_line(self, level: Level, p: *const f32) {
+        match level {
+            Level::First => self.prefetch(p),
+            Level::Second => self.prefetch_second(p),
+        }
+    }
+
+    /// Before lines are asked for in the second-level cache: for the first of each page in the first, which looks the page up for
+    /// all of them.
+    #[inline(always)]
+    fn prefetch_pages(self, level: Level, p: *const f32, bytes: usize) {
+        if level == Level::First {
+            return;
+        }
         let mut offset = p.addr().wrapping_neg() % PAGE_BYTES;
         while offset < bytes {
             self.prefetch(p.wrapping_byte_add(offset));

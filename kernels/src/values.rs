@@ -9,8 +9,8 @@
 
 use crate::ahead::{Ahead, Trail};
 use crate::block::{KEY_BLOCK, READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
-use crate::dots::{FAR, FEW_ROWS, asks};
-use crate::simd::{LANES, Simd};
+use crate::dots::{self, FAR, FEW_ROWS, asks};
+use crate::simd::{LANES, Level, Simd};
 use crate::tensor::AnyRows;
 use crate::terms::Terms;
 use core::ops::Range;
@@ -210,12 +210,14 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
                 None => (None, usize::MAX, step),
             }
         };
+        // Rows of pages are many short stretches, which the second-level cache is better at.
+        let level = if then_evenly == usize::MAX { dots::level(s, MR) } else { Level::Second };
         // The loop looks nothing up: see `pack::Even`.
         let stop = end.min(term.saturating_add(evenly.min(then_evenly)));
         for j in term..stop {
             if let Some(later) = &mut later {
                 for row in R::rows(*later) {
-                    s.prefetch_far(row, NV * LANES * R::BYTES / R::KEYS);
+                    s.prefetch_far(level, row, NV * LANES * R::BYTES / R::KEYS);
                 }
                 *later = R::offset(*later, then_step);
             }

@@ -4,8 +4,8 @@
 
 use super::{MAX_HEAD_DIM, Row, panel_bytes, quads};
 use crate::ahead::Ahead;
-use crate::block::{READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
-use crate::dots::FAR;
+use crate::block::{SCORE_STRIDE, Span, asks_ahead};
+use crate::dots::{self, FAR, Later};
 use crate::passes::Columns;
 use crate::scores::Walk;
 use crate::simd::{Dot4, Dot4Work, LANES, Query4, Simd};
@@ -44,7 +44,7 @@ impl Dot4Work for Scores<'_> {
         assert!(a.scales.is_none_or(|scales| scales.len() >= a.panels.len() * LANES));
         assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
         let out = a.out.as_mut_ptr();
-        let vecs = if all <= READING_ROWS { 1 } else { S::TILE_VECS };
+        let vecs = dots::panels(s, all, S::TILE_VECS);
         let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, lines: 0 };
         walk.for_each_tile(
             s,
@@ -104,9 +104,9 @@ impl Tile {
             // SAFETY: row `r < MR`.
             *sums = [s.start(unsafe { (*rows.add(r)).total }); NV];
         }
-        if NV == 1 && fetch {
-            // Wrapping, here and below: a hint may point anywhere.
-            s.prefetch_pages(keys.wrapping_add(FAR).cast(), quads * 4 * LANES);
+        let later = Later::in_order(keys.wrapping_add(FAR).cast(), 4 * LANES, NV);
+        if fetch {
+            s.prefetch_pages(dots::level(s, MR), later.of(0, 0), NV * quads * 4 * LANES);
         }
         for i in 0..quads {
             // SAFETY: panel `n < NV` is `quads × 64` bytes; `i < quads`.
@@ -114,8 +114,8 @@ impl Tile {
             // SAFETY: as above.
             let mut four = [unsafe { s.keys(at(0)) }; NV];
             for (n, four) in four.iter_mut().enumerate() {
-                if NV == 1 && fetch {
-                    s.prefetch_second(at(n).wrapping_add(FAR).cast());
+                if fetch {
+                    s.prefetch_line(dots::level(s, MR), later.of(i, n));
                 }
                 // SAFETY: as above.
                 *four = unsafe { s.keys(at(n)) };
