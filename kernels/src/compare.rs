@@ -16,8 +16,11 @@ use crate::tensor::Typed;
 use crate::tile::{Block, Fused};
 use core::ops::Range;
 
-/// How many keys ahead tiles ask for rows that are yet to be packed: the run after the next.
-const LEAD: usize = 2 * READING_KEYS;
+/// How many keys ahead tiles ask for rows that are yet to be packed, of so many bytes: the run after the next; where they are
+/// asked for in the first-level cache, of what fits there beside this one. A multiple of a panel.
+fn lead(roomy: bool, row: usize) -> usize {
+    if roomy { (FAR / row).next_multiple_of(READING_KEYS) } else { 2 * READING_KEYS }
+}
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
     /// QKᵀ.
@@ -118,26 +121,27 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         }
     }
 
-    /// What few rows ask for while they meet the keys from `first` on: packed keys [`FAR`] behind these, or rows [`LEAD`] behind
+    /// What few rows ask for while they meet the keys from `first` on: packed keys [`FAR`] behind these, or rows [`lead`] behind
     /// these, if they lie one right after the other. A line with each step of the tiles, and not where keys are packed, which takes
     /// its lines sixteen at a time: so memory has work while there is none to wait for.
     ///
     /// # Safety
     /// As for [`Fused::prepare`].
     unsafe fn later(&self, block: &Block, first: usize, depth: usize) -> Option<(*const u8, usize)> {
-        let panel = LANES * self.geometry.head_dim;
         match block.keys {
             Keys::Packed(panels) => {
                 let (at, element) = panels.bytes();
-                let bytes = panel * element;
+                let bytes = LANES * self.geometry.head_dim * element;
                 Some((at.wrapping_add(first / LANES * bytes + FAR), bytes / depth))
             }
-            Keys::Rows(rows) if rows.element() == 1 && block.first + first + LEAD < self.seq.kv_len => {
+            Keys::Rows(rows) if rows.element() == 1 => {
                 // SAFETY: the block has keys.
                 let rows = unsafe { rows.first() };
-                let bytes = panel * rows.element;
-                let dense = rows.n == usize::MAX && rows.step == (bytes / LANES) as isize;
-                dense.then(|| (rows.at.wrapping_add((first + LEAD) / LANES * bytes), bytes / depth))
+                let row = self.geometry.head_dim * rows.element;
+                let dense = rows.n == usize::MAX && rows.step == row as isize;
+                let then = first + lead(self.s.is_roomy(), row);
+                let there = dense && block.first + then < self.seq.kv_len;
+                there.then(|| (rows.at.wrapping_add(then * row), LANES * row / depth))
             }
             _ => None,
         }

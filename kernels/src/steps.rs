@@ -29,6 +29,8 @@ pub(crate) trait Steps: Copy + Send + Sync {
     /// Rows of a register tile: how the loop cuts groups into spans.
     const TILE_ROWS: usize;
 
+    /// As [`Simd::is_roomy`].
+    fn is_roomy(self) -> bool;
     /// # Safety
     /// As for [`pack::pack_keys`].
     unsafe fn pack_keys(self, keys: AnyRows, n: [usize; 2], d: usize, out: &mut [f32]);
@@ -129,6 +131,10 @@ macro_rules! steps {
     ($token:ty) => {
         impl Steps for $token {
             const TILE_ROWS: usize = <Self as Simd>::TILE_ROWS;
+
+            fn is_roomy(self) -> bool {
+                Simd::is_roomy(self)
+            }
 
             unsafe fn pack_keys(self, keys: AnyRows, n: [usize; 2], d: usize, out: &mut [f32]) {
                 self.vectorize(
