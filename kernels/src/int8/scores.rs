@@ -104,6 +104,8 @@ impl Tile {
             // SAFETY: row `r < MR`.
             *sums = [s.start(unsafe { (*rows.add(r)).total }); NV];
         }
+        // Wide tiles are those of many rows, which do not ask: nor do they pay for the question.
+        let fetch = NV <= 2 && fetch;
         let later = Later::in_order(keys.wrapping_add(FAR).cast(), 4 * LANES, NV);
         if fetch {
             s.prefetch_pages(dots::level(s, MR), later.of(0, 0), NV * quads * 4 * LANES);
