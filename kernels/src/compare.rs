@@ -16,10 +16,10 @@ use crate::tensor::Typed;
 use crate::tile::{Block, Fused};
 use core::ops::Range;
 
-/// How many keys ahead tiles ask for rows that are yet to be packed, of so many bytes: the run after the next; where they are
-/// asked for in the first-level cache, of what fits there beside this one. A multiple of a panel.
+/// How many keys ahead tiles ask for rows that are yet to be packed, of so many bytes: the run after the next; where the first-level
+/// cache is roomy, and few rows ask for them there, what it holds beside this one. Whole runs.
 fn lead(roomy: bool, row: usize) -> usize {
-    if roomy { (FAR / row).next_multiple_of(READING_KEYS) } else { 2 * READING_KEYS }
+    if roomy { (FAR / row).max(1).next_multiple_of(READING_KEYS) } else { 2 * READING_KEYS }
 }
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {

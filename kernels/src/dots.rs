@@ -38,13 +38,22 @@ pub(crate) struct Later {
     pub(crate) step: usize,
     /// Bytes from one panel's to the next's.
     pub(crate) panel: usize,
+    /// Where few rows ask for it.
+    pub(crate) level: Level,
 }
 
 impl Later {
     /// In the order of memory, of which an element of a panel has `bytes`, a line or less: for tiles of `vecs` panels.
     #[inline(always)]
-    pub(crate) fn in_order(at: *const u8, bytes: usize, vecs: usize) -> Self {
-        Self { at, step: vecs * bytes, panel: bytes }
+    pub(crate) fn in_order<S: Simd>(s: S, at: *const u8, bytes: usize, vecs: usize) -> Self {
+        let level = if s.is_roomy() { Level::First } else { Level::Second };
+        Self { at, step: vecs * bytes, panel: bytes, level }
+    }
+
+    /// Where a tile of so many rows asks.
+    #[inline(always)]
+    pub(crate) fn level(self, rows: usize) -> Level {
+        if rows <= FEW_ROWS { self.level } else { Level::Second }
     }
 
     /// What belongs to an element of a panel. Wrapping: a hint may point anywhere.
@@ -177,12 +186,6 @@ pub(crate) struct Tile<T = f32> {
     pub(crate) trail: Trail,
 }
 
-/// Where a tile of so many rows asks for what it will read, from front to back, in a while.
-#[inline(always)]
-pub(crate) fn level<S: Simd>(s: S, rows: usize) -> Level {
-    if rows <= FEW_ROWS && s.is_roomy() { Level::First } else { Level::Second }
-}
-
 /// How many panels a group of so many rows takes at a time, of at most `most`. Reading them is most of what a few rows do, and
 /// memory likes to be read in order: one. Where the core is quicker than that, a few rows would wait for their own sums, and for
 /// elements of queries, of which two panels share one.
@@ -249,7 +252,7 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
         if let Some(later) = later {
             // Panels whose lines alternate have the same pages.
             for n in 0..if later.panel < later.step { 1 } else { NV } {
-                s.prefetch_pages(level(s, MR), later.of(first, n), (last - first) * later.step);
+                s.prefetch_pages(later.level(MR), later.of(first, n), (last - first) * later.step);
             }
         }
         let mut sums = [[[s.splat(0.0); NV]; MR]; 2];
@@ -326,7 +329,7 @@ unsafe fn add<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
         if let Some(later) = later
             && (NV * i + n).is_multiple_of(const { LINE_BYTES.div_ceil(LANES * size_of::<T>()) })
         {
-            s.prefetch_line(level(s, MR), later.of(i, n));
+            s.prefetch_line(later.level(MR), later.of(i, n));
         }
         // SAFETY: as above.
         *column = unsafe { T::y(s, at) };

@@ -14,7 +14,7 @@ use crate::isa::{Isa, Visitor};
 use crate::lines::{LINE_BYTES, Lines};
 use crate::queue::Queue;
 use crate::rows::Rows;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Level, Simd};
 use crate::steps::Steps;
 use crate::tensor::Typed;
 use core::marker::PhantomData;
@@ -249,6 +249,7 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
                     at: panels.wrapping_byte_add(FAR / vecs).cast(),
                     step: LINE_BYTES,
                     panel: inputs * LINE_BYTES,
+                    level: Level::Second,
                 };
                 let (later, trail) = (Some(later), Trail::none(panels));
                 let tile = Tile { rows, panels, depth: inputs, out: to, stride, later, trail };

@@ -2,6 +2,9 @@
 //!
 //! Panels outside, rows inside: a tile's 16 to 64 keys stay in the first-level cache while the rows pass by.
 
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests;
+
 use crate::ahead::{Ahead, Trail};
 use crate::block::{SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{self, Factor, Later, Tile};
@@ -121,7 +124,7 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
                     out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                     stride: SCORE_STRIDE,
                     later: later
-                        .map(|(at, bytes)| Later::in_order(at.wrapping_add(n * d * bytes), bytes, panels.len())),
+                        .map(|(at, bytes)| Later::in_order(s, at.wrapping_add(n * d * bytes), bytes, panels.len())),
                     trail,
                 };
                 by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(

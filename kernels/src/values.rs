@@ -9,7 +9,7 @@
 
 use crate::ahead::{Ahead, Trail};
 use crate::block::{KEY_BLOCK, READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
-use crate::dots::{self, FAR, FEW_ROWS, asks};
+use crate::dots::{FAR, FEW_ROWS, asks};
 use crate::simd::{LANES, Level, Simd};
 use crate::tensor::AnyRows;
 use crate::terms::Terms;
@@ -211,7 +211,8 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
             }
         };
         // Rows of pages are many short stretches, which the second-level cache is better at.
-        let level = if then_evenly == usize::MAX { dots::level(s, MR) } else { Level::Second };
+        let near = MR <= FEW_ROWS && s.is_roomy() && evenly >= KEY_BLOCK;
+        let level = if near { Level::First } else { Level::Second };
         // The loop looks nothing up: see `pack::Even`.
         let stop = end.min(term.saturating_add(evenly.min(then_evenly)));
         for j in term..stop {

@@ -5,7 +5,7 @@
 use super::{MAX_HEAD_DIM, Row, panel_bytes, quads};
 use crate::ahead::Ahead;
 use crate::block::{SCORE_STRIDE, Span, asks_ahead};
-use crate::dots::{self, FAR, Later};
+use crate::dots::{self, FAR, FEW_ROWS, Later};
 use crate::passes::Columns;
 use crate::scores::Walk;
 use crate::simd::{Dot4, Dot4Work, LANES, Query4, Simd};
@@ -104,11 +104,11 @@ impl Tile {
             // SAFETY: row `r < MR`.
             *sums = [s.start(unsafe { (*rows.add(r)).total }); NV];
         }
-        // Wide tiles are those of many rows, which do not ask: nor do they pay for the question.
-        let fetch = NV <= 2 && fetch;
-        let later = Later::in_order(keys.wrapping_add(FAR).cast(), 4 * LANES, NV);
+        // Other tiles are those of many rows, which do not ask: nor do they pay for the question.
+        let fetch = (NV == 1 || NV == 2 && MR <= FEW_ROWS) && fetch;
+        let later = Later::in_order(s, keys.wrapping_add(FAR).cast(), 4 * LANES, NV);
         if fetch {
-            s.prefetch_pages(dots::level(s, MR), later.of(0, 0), NV * quads * 4 * LANES);
+            s.prefetch_pages(later.level(MR), later.of(0, 0), NV * quads * 4 * LANES);
         }
         for i in 0..quads {
             // SAFETY: panel `n < NV` is `quads × 64` bytes; `i < quads`.
@@ -117,7 +117,7 @@ impl Tile {
             let mut four = [unsafe { s.keys(at(0)) }; NV];
             for (n, four) in four.iter_mut().enumerate() {
                 if fetch {
-                    s.prefetch_line(dots::level(s, MR), later.of(i, n));
+                    s.prefetch_line(later.level(MR), later.of(i, n));
                 }
                 // SAFETY: as above.
                 *four = unsafe { s.keys(at(n)) };

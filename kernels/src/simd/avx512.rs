@@ -27,30 +27,44 @@ pub(crate) type Avx512Vnni = Foundation<VNNI>;
 pub(crate) type Avx512Bf16 = Foundation<BF16>;
 
 impl<const EXTRA: u8> Foundation<EXTRA> {
-    /// Only where it was found.
-    fn found() -> Self {
-        // Of machines with AVX-512, those with AVX-VNNI have 48 KiB of first-level cache (Zen 5, Sapphire Rapids), others most often
-        // 32 (Zen 4, Skylake). The cache's size is not asked for: a virtual machine takes microseconds to answer.
+    /// # Safety
+    /// The machine has all that the proof says.
+    unsafe fn found() -> Self {
+        // Of machines with AVX-512, those with AVX-VNNI have 48 KiB of first-level cache (Zen 5, Sapphire Rapids); of the others
+        // some (Ice Lake), most have 32 (Zen 4, Skylake). The cache's size is not asked for: a virtual machine takes microseconds to
+        // answer.
         Self { roomy: is_x86_feature_detected!("avxvnni") }
+    }
+
+    /// The same, as if the first-level cache were so.
+    #[cfg(test)]
+    pub(crate) fn with_room(mut self, roomy: bool) -> Self {
+        self.roomy = roomy;
+        self
     }
 }
 
 impl Avx512 {
     pub(crate) fn detect() -> Option<Self> {
-        is_x86_feature_detected!("avx512f").then(Self::found)
+        // SAFETY: detected.
+        is_x86_feature_detected!("avx512f").then(|| unsafe { Self::found() })
     }
 }
 
 impl Avx512Vnni {
     pub(crate) fn detect_vnni() -> Option<Self> {
-        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")).then(Self::found)
+        let both = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni");
+        // SAFETY: detected.
+        both.then(|| unsafe { Self::found() })
     }
 }
 
 impl Avx512Bf16 {
     fn detect_bf16() -> Option<Self> {
         let words = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
-        (words && is_x86_feature_detected!("avx512bf16")).then(Self::found)
+        let all = words && is_x86_feature_detected!("avx512bf16");
+        // SAFETY: detected.
+        all.then(|| unsafe { Self::found() })
     }
 }
 
