@@ -70,6 +70,8 @@ pub(crate) const FAR: usize = 16 << 10;
 pub(crate) trait Factor<S: Simd>: Copy {
     /// Vectors of a tile.
     const VECS: usize;
+    /// Of a tile of few rows, where the first-level cache is roomy.
+    const FEW_VECS: usize;
     /// How much of the depth one chain runs over.
     fn chain(depth: usize) -> usize;
     /// An element of a row, as often as there are lanes.
@@ -91,6 +93,7 @@ pub(crate) trait Factor<S: Simd>: Copy {
 
 impl<S: Simd, T: Load> Factor<S> for T {
     const VECS: usize = S::DOT_VECS;
+    const FEW_VECS: usize = if S::DOT_VECS > 1 { 2 } else { 1 };
     type X = S::V;
     type Y = S::V;
 
@@ -136,6 +139,8 @@ pub(crate) const APART: u8 = 1;
 
 impl<S: Pairs, const ORDER: u8> Factor<S> for PairColumns<ORDER> {
     const VECS: usize = S::TILE_VECS;
+    // Two took 8 % more from memory.
+    const FEW_VECS: usize = 1;
     type X = S::P;
     type Y = S::P;
 
@@ -186,13 +191,13 @@ pub(crate) struct Tile<T = f32> {
     pub(crate) trail: Trail,
 }
 
-/// How many panels a group of so many rows takes at a time, of at most `most`. Reading them is most of what a few rows do, and
+/// How many panels a group of so many rows takes at a time: at most `most`, if it is of a few rows, `few`. Reading them is most of what a few rows do, and
 /// memory likes to be read in order: one. Where the core is quicker than that, a few rows would wait for their own sums, and for
 /// elements of queries, of which two panels share one.
 #[inline(always)]
-pub(crate) fn panels<S: Simd>(s: S, rows: usize, most: usize) -> usize {
+pub(crate) fn panels<S: Simd>(s: S, rows: usize, [few, most]: [usize; 2]) -> usize {
     match rows {
-        ..=FEW_ROWS if s.is_roomy() => most.min(2),
+        ..=FEW_ROWS if s.is_roomy() => few,
         ..=READING_ROWS => 1,
         _ => most,
     }

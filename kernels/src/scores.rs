@@ -105,7 +105,9 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
     assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
     let scale = s.splat(a.scale);
     let (first, out) = (a.panels.start, a.out.as_mut_ptr());
-    let vecs = dots::panels(s, all, T::VECS);
+    // Rows of pages, of which tiles do not ask for more, are read more slowly two panels at a time.
+    let few = if a.later.is_some() { T::FEW_VECS } else { 1 };
+    let vecs = dots::panels(s, all, [few, T::VECS]);
     let lines = dots::asked::<S, T>(vecs, d);
     let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, lines };
     walk.for_each_tile(
