@@ -23,6 +23,7 @@ use crate::ahead::Trail;
 use crate::block::READING_ROWS;
 use crate::element::{Bf16, Load};
 use crate::lines::LINE_BYTES;
+use crate::operands::{Numbers, Operands, Paired};
 use crate::simd::{LANES, Level, Pair, Pairs, Simd};
 
 /// Rows up to which the time of a tile that is not full is that of fetching the panels.
@@ -66,7 +67,7 @@ impl Later {
 /// Bytes ahead of which memory that is read once, from front to back, is asked for.
 pub(crate) const FAR: usize = 16 << 10;
 
-/// What columns are made of: elements, or pairs of them, and how they meet those of rows.
+/// What columns are made of: elements, or pairs of them.
 pub(crate) trait Factor<S: Simd>: Copy {
     /// Vectors of a tile.
     const VECS: usize;
@@ -74,28 +75,20 @@ pub(crate) trait Factor<S: Simd>: Copy {
     const FEW_VECS: usize;
     /// How much of the depth one chain runs over.
     fn chain(depth: usize) -> usize;
-    /// An element of a row, as often as there are lanes.
-    type X: Copy;
-    /// An element of each of sixteen columns.
-    type Y: Copy;
+    /// How they meet those of rows.
+    type By: Operands<S>;
 
-    /// Zeros.
-    fn zero(s: S) -> Self::Y;
-    /// # Safety
-    /// Element `i` of the row is readable; where the columns are pairs, the row is one of pairs.
-    unsafe fn x(s: S, row: *const f32, i: usize) -> Self::X;
+    /// An element of each of sixteen columns.
+    ///
     /// # Safety
     /// `p..p + 16` is readable.
-    unsafe fn y(s: S, p: *const Self) -> Self::Y;
-    /// `sum + x·y`.
-    fn fma(s: S, x: Self::X, y: Self::Y, sum: S::V) -> S::V;
+    unsafe fn y(s: S, p: *const Self) -> <Self::By as Operands<S>>::Y;
 }
 
 impl<S: Simd, T: Load> Factor<S> for T {
     const VECS: usize = S::DOT_VECS;
-    const FEW_VECS: usize = if S::DOT_VECS > 1 { 2 } else { 1 };
-    type X = S::V;
-    type Y = S::V;
+    const FEW_VECS: usize = S::DOT_VECS;
+    type By = Numbers;
 
     /// At least two chains, of about equal length, none longer than 32. Half of that where products are rounded before
     /// they are added, which makes up for it. Part of what a result's bits mean.
@@ -106,25 +99,9 @@ impl<S: Simd, T: Load> Factor<S> for T {
     }
 
     #[inline(always)]
-    fn zero(s: S) -> S::V {
-        s.splat(0.0)
-    }
-
-    #[inline(always)]
-    unsafe fn x(s: S, row: *const f32, i: usize) -> S::V {
-        // SAFETY: the caller's promise.
-        s.splat(unsafe { *row.add(i) })
-    }
-
-    #[inline(always)]
     unsafe fn y(s: S, p: *const T) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { T::load(s, p) }
-    }
-
-    #[inline(always)]
-    fn fma(s: S, x: S::V, y: S::V, sum: S::V) -> S::V {
-        s.fma(x, y, sum)
     }
 }
 
@@ -141,8 +118,7 @@ impl<S: Pairs, const ORDER: u8> Factor<S> for PairColumns<ORDER> {
     const VECS: usize = S::TILE_VECS;
     // Two took 8 % more from memory.
     const FEW_VECS: usize = 1;
-    type X = S::P;
-    type Y = S::P;
+    type By = Paired;
 
     /// One chain: sums of half as many terms, of operands that were rounded.
     #[inline(always)]
@@ -151,26 +127,10 @@ impl<S: Pairs, const ORDER: u8> Factor<S> for PairColumns<ORDER> {
     }
 
     #[inline(always)]
-    fn zero(s: S) -> S::P {
-        s.splat_pair(Pair::default())
-    }
-
-    #[inline(always)]
-    unsafe fn x(s: S, row: *const f32, i: usize) -> S::P {
-        // SAFETY: the caller's promise; a pair is as large as an `f32`, and aligned alike.
-        s.splat_pair(unsafe { *row.cast::<Pair>().add(i) })
-    }
-
-    #[inline(always)]
     unsafe fn y(s: S, p: *const Self) -> S::P {
         let first = p.cast::<Bf16>();
         // SAFETY: the caller vouches for sixteen pairs.
         unsafe { if ORDER == APART { s.zip(first, first.add(LANES)) } else { s.load_pairs(p.cast()) } }
-    }
-
-    #[inline(always)]
-    fn fma(s: S, x: S::P, y: S::P, sum: S::V) -> S::V {
-        s.dot2(sum, x, y)
     }
 }
 
@@ -191,9 +151,9 @@ pub(crate) struct Tile<T = f32> {
     pub(crate) trail: Trail,
 }
 
-/// How many panels a group of so many rows takes at a time: at most `most`, if it is of a few rows, `few`. Reading them is most of what a few rows do, and
-/// memory likes to be read in order: one. Where the core is quicker than that, a few rows would wait for their own sums, and for
-/// elements of queries, of which two panels share one.
+/// How many panels a group of so many rows takes at a time, of at most `most`. Where time is that of reading them, one, since
+/// memory likes to be read in order; but `few` for a few rows on a core that is quicker than that: with one they would wait for
+/// their own sums, and for elements of queries, of which two panels share one.
 #[inline(always)]
 pub(crate) fn panels<S: Simd>(s: S, rows: usize, [few, most]: [usize; 2]) -> usize {
     match rows {
@@ -327,7 +287,7 @@ unsafe fn add<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
 ) {
     // SAFETY: panel `n < NV` is `depth × 16` elements; `i < depth`.
     let at = |n: usize| unsafe { panels.add((n * depth + i) * LANES) };
-    let mut column = [T::zero(s); NV];
+    let mut column = [T::By::zero(s); NV];
     for (n, column) in column.iter_mut().enumerate() {
         let at = at(n);
         // A line once, where elements share one.
@@ -341,9 +301,9 @@ unsafe fn add<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
     }
     for (r, sums) in sums.iter_mut().enumerate() {
         // SAFETY: `i < depth`.
-        let x = unsafe { T::x(s, rows[r], i) };
+        let x = unsafe { T::By::x(s, rows[r], i) };
         for (sum, &column) in sums.iter_mut().zip(&column) {
-            *sum = T::fma(s, x, column, *sum);
+            *sum = T::By::fma(s, x, column, *sum);
         }
     }
 }

@@ -33,6 +33,7 @@ mod layout;
 mod lines;
 mod mass;
 mod norm;
+mod operands;
 mod options;
 mod outputs;
 mod pack;

@@ -1,6 +1,7 @@
 //! What sums over keys are made of: values row by row, or in pairs of rows.
 
 use crate::element::{Bf16, Load};
+use crate::operands::{Numbers, Operands, Paired};
 use crate::rows::Rows;
 use crate::simd::{Pair, Pairs, Simd};
 
@@ -12,10 +13,8 @@ pub(crate) trait Terms<S: Simd>: Copy {
     const BYTES: usize;
     /// Where a term's columns are.
     type At: Copy;
-    /// A term's weight, as often as there are lanes.
-    type X: Copy;
-    /// A term in sixteen columns.
-    type Y: Copy;
+    /// How a term meets its weight.
+    type By: Operands<S>;
 
     /// Bytes from one term to the next, where they lie evenly.
     fn step(self) -> isize;
@@ -41,24 +40,18 @@ pub(crate) trait Terms<S: Simd>: Copy {
     fn offset(at: Self::At, bytes: isize) -> Self::At;
     /// Where the memory of each of its keys begins.
     fn rows(at: Self::At) -> impl Iterator<Item = *const f32>;
-    /// Zeros.
-    fn zero(s: S) -> Self::Y;
+    /// A term in sixteen columns.
+    ///
     /// # Safety
-    /// There is such a term in this row of weights, which are pairs if terms are.
-    unsafe fn x(s: S, weights: *const f32, term: usize) -> Self::X;
-    /// # Safety
-    /// The term has sixteen columns from `column` on.
-    unsafe fn y(s: S, at: Self::At, column: usize) -> Self::Y;
-    /// `sum + x·y`.
-    fn fma(s: S, x: Self::X, y: Self::Y, sum: S::V) -> S::V;
+    /// It has those, from `column` on.
+    unsafe fn y(s: S, at: Self::At, column: usize) -> <Self::By as Operands<S>>::Y;
 }
 
 impl<S: Simd, T: Load> Terms<S> for Rows<T> {
     const KEYS: usize = 1;
     const BYTES: usize = size_of::<T>();
     type At = *const T;
-    type X = S::V;
-    type Y = S::V;
+    type By = Numbers;
 
     #[inline(always)]
     fn step(self) -> isize {
@@ -100,25 +93,9 @@ impl<S: Simd, T: Load> Terms<S> for Rows<T> {
     }
 
     #[inline(always)]
-    fn zero(s: S) -> S::V {
-        s.splat(0.0)
-    }
-
-    #[inline(always)]
-    unsafe fn x(s: S, weights: *const f32, term: usize) -> S::V {
-        // SAFETY: the caller's promise.
-        s.splat(unsafe { *weights.add(term) })
-    }
-
-    #[inline(always)]
     unsafe fn y(s: S, at: *const T, column: usize) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { T::load(s, at.add(column)) }
-    }
-
-    #[inline(always)]
-    fn fma(s: S, x: S::V, y: S::V, sum: S::V) -> S::V {
-        s.fma(x, y, sum)
     }
 }
 
@@ -134,8 +111,7 @@ impl<S: Pairs> Terms<S> for RowPairs {
     const KEYS: usize = 2;
     const BYTES: usize = size_of::<Pair>();
     type At = [*const Bf16; 2];
-    type X = S::P;
-    type Y = S::P;
+    type By = Paired;
 
     #[inline(always)]
     fn step(self) -> isize {
@@ -180,24 +156,8 @@ impl<S: Pairs> Terms<S> for RowPairs {
     }
 
     #[inline(always)]
-    fn zero(s: S) -> S::P {
-        s.splat_pair(Pair::default())
-    }
-
-    #[inline(always)]
-    unsafe fn x(s: S, weights: *const f32, term: usize) -> S::P {
-        // SAFETY: the caller's promise; a pair is as large as an `f32`, and aligned alike.
-        s.splat_pair(unsafe { *weights.cast::<Pair>().add(term) })
-    }
-
-    #[inline(always)]
     unsafe fn y(s: S, [first, second]: [*const Bf16; 2], column: usize) -> S::P {
         // SAFETY: the caller's promise.
         unsafe { s.zip(first.add(column), second.add(column)) }
-    }
-
-    #[inline(always)]
-    fn fma(s: S, x: S::P, y: S::P, sum: S::V) -> S::V {
-        s.dot2(sum, x, y)
     }
 }

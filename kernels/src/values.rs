@@ -10,6 +10,7 @@
 use crate::ahead::{Ahead, Trail};
 use crate::block::{KEY_BLOCK, READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{FAR, FEW_ROWS, asks};
+use crate::operands::Operands;
 use crate::simd::{LANES, Level, Simd};
 use crate::tensor::AnyRows;
 use crate::terms::Terms;
@@ -67,8 +68,7 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
     let far = FAR / row_bytes;
     let far = if in_runs { far.next_multiple_of(RUN / R::KEYS) } else { far };
     let in_order = in_runs && R::KEYS == 1 && a.values.step() == row_bytes as isize;
-    let mut keys = 0..run;
-    while keys.start < KEY_BLOCK {
+    for first in (0..KEY_BLOCK).step_by(run) {
         // Then columns: a tile of values is read by all the rows before the next columns are touched.
         let mut vec = 0;
         while vec < a.vecs {
@@ -76,7 +76,7 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
             let tiles_left = (a.vecs - vec).div_ceil(S::TILE_VECS);
             let vecs = (a.vecs - vec).div_ceil(tiles_left);
             for (index, span) in a.spans.iter().enumerate() {
-                let part = Part::new::<S, R>(*span, keys.clone());
+                let part = Part::new::<S, R>(*span, first..first + run);
                 if part.terms.is_empty() {
                     continue;
                 }
@@ -115,7 +115,6 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
             }
             vec += vecs;
         }
-        keys = keys.end..keys.end + run;
     }
 }
 
@@ -225,16 +224,16 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
             if const { asks::<S>(MR, NV) } {
                 trail.ask(s);
             }
-            let mut value = [R::zero(s); NV];
+            let mut value = [R::By::zero(s); NV];
             for (n, value) in value.iter_mut().enumerate() {
                 // SAFETY: vector `n < NV` of term `j`, to which `at` has been counted: terms up to `stop` lie evenly.
                 *value = unsafe { R::y(s, at, n * LANES) };
             }
             for (r, sum) in sum.iter_mut().enumerate() {
                 // SAFETY: row `r < MR`, a term of the span.
-                let weight = unsafe { R::x(s, weights.add(r * SCORE_STRIDE), j) };
+                let weight = unsafe { R::By::x(s, weights.add(r * SCORE_STRIDE), j) };
                 for (sum, &value) in sum.iter_mut().zip(&value) {
-                    *sum = R::fma(s, weight, value, *sum);
+                    *sum = R::By::fma(s, weight, value, *sum);
                 }
             }
             at = R::offset(at, step);

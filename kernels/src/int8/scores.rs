@@ -44,7 +44,7 @@ impl Dot4Work for Scores<'_> {
         assert!(a.scales.is_none_or(|scales| scales.len() >= a.panels.len() * LANES));
         assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
         let out = a.out.as_mut_ptr();
-        let vecs = dots::panels(s, all, [S::DOT_VECS.min(2), S::TILE_VECS]);
+        let vecs = dots::panels(s, all, [S::DOT_VECS, S::TILE_VECS]);
         let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, lines: 0 };
         walk.for_each_tile(
             s,

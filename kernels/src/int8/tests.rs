@@ -74,7 +74,7 @@ impl Case {
             use crate::simd::avx512::{Avx512Vnni, with_dot4};
             self.check_form("avx512 without vnni", 6, &span_of, |scores| with_dot4(None, scores));
             for (name, room) in [("avx512, roomy", true), ("avx512, not roomy", false)] {
-                let vnni = Avx512Vnni::detect_vnni().map(|vnni| vnni.with_room(room));
+                let vnni = Avx512Vnni::detect().map(|vnni| vnni.with_room(room));
                 self.check_form(name, 6, &span_of, |scores| with_dot4(vnni, scores));
             }
         }

@@ -17,7 +17,7 @@ const NOTHING: u8 = 0;
 const VNNI: u8 = 1;
 const BF16: u8 = 2;
 
-/// Proof that this machine has AVX-512F. Made by [`Avx512::detect`] alone.
+/// Proof that this machine has AVX-512F.
 pub(crate) type Avx512 = Foundation<NOTHING>;
 
 /// Proof that it has AVX-512 VNNI, too. Not an instruction set to choose: what [`Simd::with_dot4`] hands out.
@@ -27,13 +27,18 @@ pub(crate) type Avx512Vnni = Foundation<VNNI>;
 pub(crate) type Avx512Bf16 = Foundation<BF16>;
 
 impl<const EXTRA: u8> Foundation<EXTRA> {
-    /// # Safety
-    /// The machine has all that the proof says.
-    unsafe fn found() -> Self {
+    /// The one way to such a proof.
+    pub(crate) fn detect() -> Option<Self> {
+        let extra = match EXTRA {
+            VNNI => is_x86_feature_detected!("avx512vnni"),
+            BF16 => is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512bf16"),
+            _ => true,
+        };
         // Of machines with AVX-512, those with AVX-VNNI have 48 KiB of first-level cache (Zen 5, Sapphire Rapids); of the others
         // some (Ice Lake), most have 32 (Zen 4, Skylake). The cache's size is not asked for: a virtual machine takes microseconds to
         // answer.
-        Self { roomy: is_x86_feature_detected!("avxvnni") }
+        let roomy = is_x86_feature_detected!("avxvnni");
+        (is_x86_feature_detected!("avx512f") && extra).then_some(Self { roomy })
     }
 
     /// The same, as if the first-level cache were so.
@@ -41,30 +46,6 @@ impl<const EXTRA: u8> Foundation<EXTRA> {
     pub(crate) fn with_room(mut self, roomy: bool) -> Self {
         self.roomy = roomy;
         self
-    }
-}
-
-impl Avx512 {
-    pub(crate) fn detect() -> Option<Self> {
-        // SAFETY: detected.
-        is_x86_feature_detected!("avx512f").then(|| unsafe { Self::found() })
-    }
-}
-
-impl Avx512Vnni {
-    pub(crate) fn detect_vnni() -> Option<Self> {
-        let both = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni");
-        // SAFETY: detected.
-        both.then(|| unsafe { Self::found() })
-    }
-}
-
-impl Avx512Bf16 {
-    fn detect_bf16() -> Option<Self> {
-        let words = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
-        let all = words && is_x86_feature_detected!("avx512bf16");
-        // SAFETY: detected.
-        all.then(|| unsafe { Self::found() })
     }
 }
 
@@ -120,12 +101,12 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
 
     #[inline(always)]
     fn has_pairs(self) -> bool {
-        Avx512Bf16::detect_bf16().is_some()
+        Avx512Bf16::detect().is_some()
     }
 
     #[inline(always)]
     unsafe fn with_pairs<W: PairsWork>(self, work: W) -> W::Output {
-        let s = Avx512Bf16::detect_bf16().expect("asked for only where there are pairs");
+        let s = Avx512Bf16::detect().expect("asked for only where there are pairs");
         s.vectorize(
             #[inline(always)]
             // SAFETY: passed on.
@@ -135,7 +116,7 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
 
     #[inline(always)]
     fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output {
-        with_dot4(Avx512Vnni::detect_vnni(), work)
+        with_dot4(Avx512Vnni::detect(), work)
     }
 
     #[inline(always)]
