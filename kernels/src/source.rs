@@ -141,6 +141,18 @@ impl<'a> KeyValues<'a> {
         }
     }
 
+    /// Whether a block of keys lies with those of all heads, or a head with all its blocks: a cache, and tensors or pages of
+    /// `[keys, heads, dim]`.
+    pub(crate) fn has_heads_inside(&self) -> bool {
+        match self {
+            Self::Tensors { k, .. } | Self::Pages(Pages { k, .. }) => {
+                let [_, head, key, _] = k.strides();
+                head.unsigned_abs() < key.unsigned_abs()
+            }
+            Self::Cache(_) => true,
+        }
+    }
+
     /// Bytes of an element of a key and of a value.
     pub fn element_bytes(&self) -> [usize; 2] {
         self.dtypes().map(|dtype| dtype.map_or(1, Dtype::bytes))

@@ -60,16 +60,16 @@ pub(crate) struct Units {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// Heads before blocks, as tensors lie.
+    /// Heads before blocks.
     Heads,
-    /// Blocks before heads, as a cache does.
+    /// Blocks before heads.
     Blocks,
 }
 
 impl Units {
     pub(crate) fn new(kv: &KeyValues<'_>) -> Self {
         let [sequences, heads, kv_len, _] = kv.k_shape();
-        let order = if let KeyValues::Cache(_) = kv { Order::Blocks } else { Order::Heads };
+        let order = if kv.has_heads_inside() { Order::Blocks } else { Order::Heads };
         Self { sequences, heads, blocks: kv_len.div_ceil(KEY_BLOCK), order }
     }
 
