@@ -96,6 +96,24 @@ fn view(data: &[f32], shape: [usize; 4]) -> View<'_> {
     View::bhld(data, shape).expect("as many as the shape has")
 }
 
+/// In which order keys and heads lie.
+#[derive(Clone, Copy)]
+enum Layout {
+    HeadsFirst,
+    KeysFirst,
+}
+
+impl Layout {
+    /// `[batch, heads, keys, dim]`.
+    fn view(self, data: &[f32], shape: [usize; 4]) -> View<'_> {
+        let [batch, heads, keys, dim] = shape;
+        match self {
+            Self::HeadsFirst => view(data, shape),
+            Self::KeysFirst => View::blhd(data, [batch, keys, heads, dim]).expect("as many as the shape has"),
+        }
+    }
+}
+
 /// One way to have keys and values.
 struct Case<'a> {
     name: &'static str,
@@ -147,10 +165,6 @@ fn decode(shape: &Shape, flush: &[f32]) {
     let mut normal = support::normal(6);
     let q: Vec<f32> = (0..shape.batch * HEADS[0] * DIM).map(|_| normal()).collect();
     let q = view(&q, q_shape);
-    let [k_pool, v_pool] = forms.pools.each_ref().map(|pool| {
-        let pages = pool.len() / (HEADS[1] * PAGE * DIM);
-        view(pool, [pages, HEADS[1], PAGE, DIM])
-    });
     let table = BlockTable { entries: &forms.entries, lens: &forms.lens };
     let mut cases: Vec<_> = forms
         .caches
@@ -163,18 +177,27 @@ fn decode(shape: &Shape, flush: &[f32]) {
         ..*case
     });
     cases.extend(native);
-    let [k, v] = forms.tensors.each_ref().map(|rows| view(rows, kv_shape));
     let exact = |name, inputs, slices| Case { name, precision: Precision::Exact, inputs, slices };
-    cases.push(exact("tensors", Inputs::new(q, k, v), &forms.tensors));
-    let pages = Pages::new(k_pool, v_pool, table).expect("a good table");
-    cases.push(exact("pages of 16", Inputs::paged(q, pages), &forms.pools));
+    // The same memory, as if a head's keys lay together, and as if a key's heads did.
+    for (layout, [tensors, pages]) in
+        [(Layout::HeadsFirst, ["tensors", "pages of 16"]), (Layout::KeysFirst, ["tensors, blhd", "pages, blhd"])]
+    {
+        let [k, v] = forms.tensors.each_ref().map(|rows| layout.view(rows, kv_shape));
+        cases.push(exact(tensors, Inputs::new(q, k, v), &forms.tensors));
+        let [k, v] = forms.pools.each_ref().map(|pool| {
+            let number = pool.len() / (HEADS[1] * PAGE * DIM);
+            layout.view(pool, [number, HEADS[1], PAGE, DIM])
+        });
+        let pool = Pages::new(k, v, table).expect("a good table");
+        cases.push(exact(pages, Inputs::paged(q, pool), &forms.pools));
+    }
     for threads in support::thread_counts() {
         for case in &cases {
             let element_bytes = case.inputs.key_values().element_bytes().iter().sum::<usize>();
             let bytes = (kv_shape.iter().product::<usize>() * element_bytes) as f64;
             let [step, read] = rayon::scope(|_| time(shape, case, Exec::default().threads(threads), flush));
             println!(
-                "{:8} {threads} thread(s)  {:12} {:9.1} µs  {:6.1} GB/s  {:5.0} % of one thread's plain read of it",
+                "{:8} {threads} thread(s)  {:13} {:9.1} µs  {:6.1} GB/s  {:5.0} % of one thread's plain read of it",
                 shape.name,
                 case.name,
                 step * 1e6,
