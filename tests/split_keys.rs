@@ -3,7 +3,7 @@
 mod support;
 
 use sdpa::{Alignment, Attention, Exec, Inputs, Outputs, Plan, View, ViewMut, Window, Workspace};
-use support::{Tensors, execs};
+use support::{LAYOUTS, Tensors, execs};
 
 /// One row against several blocks, by a plan for somebody else's problem.
 #[test]
@@ -45,6 +45,27 @@ fn a_plan_for_a_batch_serves_ragged_sequences_of_its_shape() {
             .unwrap();
         problem.run(&plan, &mut Workspace::new());
         assert_eq!(out, ragged, "{isa}");
+    }
+}
+
+/// Units are taken in the order in which their memory lies: block by block, or head by head.
+#[test]
+fn the_order_of_units_does_not_show() {
+    let tensors = Tensors::normal([2, 6, 3, 2, 600, 16, 80], 8);
+    for (isa, exec) in execs() {
+        let run = |tensors: &Tensors| {
+            let mut out = vec![0.0; 2 * 6 * 2 * 80];
+            let outputs = Outputs::new(ViewMut::bhld(&mut out, [2, 6, 2, 80]).unwrap());
+            let problem = Attention::new().problem(tensors.inputs(), outputs).unwrap();
+            let plan = Plan::new(&problem, exec);
+            assert!(plan.gathered_bytes() > 0, "{isa}");
+            problem.run(&plan, &mut Workspace::new());
+            out
+        };
+        let expected = run(&tensors);
+        for layout in LAYOUTS {
+            assert_eq!(run(&tensors.laid_out(layout, layout, layout)), expected, "{isa}, {layout:?}");
+        }
     }
 }
 
