@@ -60,9 +60,9 @@ pub(crate) struct Units {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// Heads before blocks.
+    /// All blocks of a head, then the next head.
     Heads,
-    /// Blocks before heads.
+    /// A block of every head, then the next block.
     Blocks,
 }
 
