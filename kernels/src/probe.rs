@@ -6,6 +6,7 @@ use crate::ahead::Ahead;
 use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
 use crate::geometry::MAX_GROUP;
 use crate::isa::{Isa, Visitor};
+use crate::lines::Lines;
 use crate::rows::Rows;
 use crate::scores::Scores;
 use crate::simd::LANES;
@@ -135,11 +136,11 @@ pub struct Bench {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
-    packed: Vec<f32>,
-    scores: Vec<f32>,
-    weights: Vec<f32>,
+    packed: Lines,
+    scores: Lines,
+    weights: Lines,
     state: [Vec<f32>; 4],
-    out: Vec<f32>,
+    out: Lines,
 }
 
 /// A step of the fused loop.
@@ -167,6 +168,11 @@ impl Bench {
                 && keys.is_multiple_of(LANES)
                 && head_dim.is_multiple_of(LANES)
         );
+        let lines = |floats| {
+            let mut lines = Lines::new();
+            lines.reserve(floats);
+            lines
+        };
         let mut random = |n: usize| (0..n).map(|_| fill()).collect::<Vec<_>>();
         Self {
             rows,
@@ -175,11 +181,11 @@ impl Bench {
             q: random(rows * head_dim),
             k: random(keys * head_dim),
             v: random(keys * head_dim),
-            packed: vec![0.0; keys * head_dim],
-            scores: vec![0.0; rows * SCORE_STRIDE],
-            weights: vec![0.0; rows * SCORE_STRIDE],
+            packed: lines(keys * head_dim),
+            scores: lines(rows * SCORE_STRIDE),
+            weights: lines(rows * SCORE_STRIDE),
             state: core::array::from_fn(|_| vec![0.0; MAX_GROUP]),
-            out: vec![0.0; rows * head_dim],
+            out: lines(rows * head_dim),
         }
     }
 
@@ -197,17 +203,17 @@ impl Bench {
 
     /// The scores of row `r`, after [`Step::Scores`].
     pub fn scores(&self, r: usize) -> &[f32] {
-        &self.scores[r * SCORE_STRIDE..][..self.keys]
+        &self.scores.floats()[r * SCORE_STRIDE..][..self.keys]
     }
 
     /// The weights of row `r`, after [`Step::Softmax`].
     pub fn weights(&self, r: usize) -> &[f32] {
-        &self.weights[r * SCORE_STRIDE..][..self.keys]
+        &self.weights.floats()[r * SCORE_STRIDE..][..self.keys]
     }
 
     /// The output of row `r`, not normalised, after [`Step::Values`].
     pub fn out(&self, r: usize) -> &[f32] {
-        &self.out[r * self.head_dim..][..self.head_dim]
+        &self.out.floats()[r * self.head_dim..][..self.head_dim]
     }
 
     /// Query row `r`, key `j`, value `j`.
@@ -224,7 +230,7 @@ impl Bench {
             Step::Pack => {
                 let keys = Typed::F32(Rows::strided(self.k.as_ptr(), d as isize, 1));
                 // SAFETY: `k` holds `keys` rows of `head_dim`.
-                unsafe { s.pack_keys(keys, [self.keys; 2], d, &mut self.packed) }
+                unsafe { s.pack_keys(keys, [self.keys; 2], d, self.packed.floats_mut()) }
             }
             Step::Scores => {
                 let queries: Vec<_> = self.q.chunks_exact(d).map(<[f32]>::as_ptr).collect();
@@ -232,7 +238,7 @@ impl Bench {
                 unsafe {
                     s.scores(Scores {
                         queries: &queries,
-                        keys: Typed::F32(self.packed.as_ptr()),
+                        keys: Typed::F32(self.packed.floats().as_ptr()),
                         panels: 0..self.keys / LANES,
                         spans: &spans,
                         head_dim: d,
@@ -240,20 +246,21 @@ impl Bench {
                         next: None,
                         later: None,
                         ahead: &mut Ahead::nothing(),
-                        out: &mut self.scores,
+                        out: self.scores.floats_mut(),
                     });
                 }
             }
             Step::Softmax => {
-                self.weights.copy_from_slice(&self.scores);
+                let copied = ..rows * SCORE_STRIDE;
+                self.weights.floats_mut()[copied].copy_from_slice(&self.scores.floats()[copied]);
                 max.fill(f32::NEG_INFINITY);
                 sum.fill(0.0);
-                s.softmax(&mut self.weights, &spans, rows, softmax::Rows { max, sum, keep, join });
+                s.softmax(self.weights.floats_mut(), &spans, rows, softmax::Rows { max, sum, keep, join });
             }
             // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.
             Step::Values => unsafe {
                 s.values(Values {
-                    weights: &self.weights,
+                    weights: self.weights.floats(),
                     values: Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1)),
                     vecs: d / LANES,
                     spans: &spans,
@@ -261,7 +268,7 @@ impl Bench {
                     keep,
                     join,
                     fresh: false,
-                    out: &mut self.out,
+                    out: self.out.floats_mut(),
                     out_stride: d,
                     ahead: &mut Ahead::nothing(),
                 });
