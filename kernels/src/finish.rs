@@ -91,12 +91,13 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
     let whole = a.element == 1 && a.cols >= LANES;
     for (r, (end, &out)) in a.ends.iter().zip(out).enumerate() {
         let (high, low) = (s.splat(end.factor.0), s.splat(end.factor.1));
+        let mut row = zero;
         let mut i = 0;
         while i < a.cols {
             // SAFETY: `i + 16 ≤ width ≤ stride`, and `gathered` has a stride for every row.
             let x = unsafe { s.load(a.gathered.as_ptr().add(r * a.stride + i)) };
             // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays.
-            finite = s.fma(x, zero, finite);
+            row = s.fma(x, zero, row);
             let mut y = s.fma(x, high, s.mul(x, low));
             if a.care == Care::Careful {
                 // ∞ times the low part may be NaN where ∞ times the whole is ∞: then the high part alone is the answer.
@@ -122,6 +123,8 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
                 i = i.min(a.cols - LANES);
             }
         }
+        // One chain for all rows would be waited for.
+        finite = s.add(finite, row);
     }
     s.reduce_sum(finite) == 0.0
 }
