@@ -22,40 +22,67 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Coefficients of r² … r⁶; those of 1 and r are 1.
 const C: [f32; 5] = [0.499_999_97, 0.166_665_32, 0.041_668_184, 0.008_368_527_5, 0.001_383_048];
 
-/// x = n·ln 2 + r of `N` vectors, x ≤ 0 or NaN in every lane.
-struct Reduced<V, const N: usize> {
-    /// eʳ − 1, as a product.
-    factors: [(V, V); N],
-    n: [V; N],
+/// Exponentials of `N` vectors that are [begun](begin): n is known, r is not.
+#[derive(Clone, Copy)]
+pub(crate) struct Begun<V, const N: usize> {
+    x: [V; N],
     /// n + SHIFT.
     shifted: [V; N],
 }
 
-/// Step by step side by side: a core that looks only so far ahead for independent work finds it next door. (Loops, not
-/// `map`: closures of the standard library's are not inlined into the vector code.)
+/// The first part of `eˣ`, x ≤ 0 or NaN in every lane: n. The rest is [`end`].
+///
+/// Here and there step by step side by side: a core that looks only so far ahead for independent work finds it next door.
+/// (Loops, not `map`: closures of the standard library's are not inlined into the vector code.)
 #[inline(always)]
-fn reduce<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> Reduced<S::V, N> {
-    let zero = [s.splat(0.0); N];
-    let (mut shifted, mut n, mut near, mut rest, mut r) = (zero, zero, zero, zero, zero);
+pub(crate) fn begin<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> Begun<S::V, N> {
+    let mut shifted = x;
     for i in 0..N {
         // The constant comes first: `max` returns its second operand where that is NaN.
         x[i] = s.max(s.splat(LOWEST), x[i]);
         shifted[i] = s.fma(x[i], s.splat(core::f32::consts::LOG2_E), s.splat(SHIFT));
     }
+    Begun { x, shifted: in_turn(s, shifted) }
+}
+
+/// The rest of `eˣ`.
+#[inline(always)]
+pub(crate) fn end<S: Simd, const N: usize>(s: S, begun: Begun<S::V, N>) -> [S::V; N] {
+    let mut n = begun.shifted;
+    for n in &mut n {
+        *n = s.sub(*n, s.splat(SHIFT));
+    }
+    n = in_turn(s, n);
+    let factors = factors(s, begun.x, n);
+    let mut y = n;
     for i in 0..N {
-        n[i] = s.sub(shifted[i], s.splat(SHIFT));
+        y[i] = s.one_plus_scaled(factors[i], n[i], begun.shifted[i]);
+    }
+    y
+}
+
+/// eʳ − 1, as a product.
+#[inline(always)]
+fn factors<S: Simd, const N: usize>(s: S, x: [S::V; N], n: [S::V; N]) -> [(S::V, S::V); N] {
+    let (mut near, mut rest, mut r) = (x, x, x);
+    for i in 0..N {
         // Exact, and nearly all of r.
         near[i] = s.fma(n[i], s.splat(-LN2_HIGH), x[i]);
+    }
+    near = in_turn(s, near);
+    for i in 0..N {
         rest[i] = s.mul(n[i], s.splat(-LN2_LOW));
         r[i] = if S::FUSED { s.fma(n[i], s.splat(-LN2_LOW), near[i]) } else { s.add(near[i], rest[i]) };
     }
+    r = in_turn(s, r);
     let mut tail = [s.splat(C[4]); N];
     for c in [C[3], C[2], C[1], C[0]] {
         for i in 0..N {
             tail[i] = s.fma(tail[i], r[i], s.splat(c));
         }
+        tail = in_turn(s, tail);
     }
-    let mut factors = [(zero[0], zero[0]); N];
+    let mut factors = [(s.splat(0.0), s.splat(1.0)); N];
     for i in 0..N {
         factors[i] = if S::FUSED {
             (r[i], s.fma(tail[i], r[i], s.splat(1.0)))
@@ -64,30 +91,33 @@ fn reduce<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> Reduced<S::V, N> {
             (s.add(near[i], s.fma(tail[i], s.mul(r[i], r[i]), rest[i])), s.splat(1.0))
         };
     }
-    Reduced { factors, n, shifted }
+    factors
 }
 
-/// `eˣ` of `N` vectors, x ≤ 0 or NaN in every lane.
+/// The same vectors, which the compiler leaves side by side: see [`Simd::in_turn`].
 #[inline(always)]
-pub(crate) fn exp_each<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> [S::V; N] {
-    let Reduced { factors, n, shifted } = reduce(s, x);
-    for i in 0..N {
-        x[i] = s.one_plus_scaled(factors[i], n[i], shifted[i]);
+fn in_turn<S: Simd, const N: usize>(s: S, mut v: [S::V; N]) -> [S::V; N] {
+    if N > 1 {
+        for v in &mut v {
+            *v = s.in_turn(*v);
+        }
     }
-    x
+    v
 }
 
 /// `eˣ`, x ≤ 0 or NaN in every lane.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
-    let [y] = exp_each(s, [x]);
+    let [y] = end(s, begin(s, [x]));
     y
 }
 
 /// `eˣ − 1` without cancellation near 0, x ≤ 0 or NaN in every lane.
 #[inline(always)]
 pub(crate) fn exp_m1<S: Simd>(s: S, x: S::V) -> S::V {
-    let Reduced { factors: [(a, b)], n: [n], shifted: [shifted] } = reduce(s, [x]);
+    let Begun { x, shifted: [shifted] } = begin(s, [x]);
+    let n = s.sub(shifted, s.splat(SHIFT));
+    let [(a, b)] = factors(s, x, [n]);
     let power = s.one_plus_scaled((s.splat(0.0), s.splat(0.0)), n, shifted);
     s.fma(s.mul(a, b), power, s.sub(power, s.splat(1.0)))
 }

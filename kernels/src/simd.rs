@@ -72,6 +72,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Vectors of a tile of scores: half of that where two chains of a dot product run side by side.
     const DOT_VECS: usize;
 
+    /// Rows whose exponentials are taken side by side, at most 3: as many as registers hold twice, begun and ended.
+    const SIDE_ROWS: usize = 1;
+
     /// True if [`Self::fma`] rounds once.
     const FUSED: bool;
 
@@ -182,6 +185,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
             self.prefetch(p.wrapping_byte_add(offset));
             offset += PAGE_BYTES;
         }
+    }
+
+    /// `v` itself, and a place in line: operations on what comes out stay behind those that the calls before were made of. Else
+    /// the compiler, which has the registers in mind, puts independent chains that were side by side one after the other.
+    #[inline(always)]
+    fn in_turn(self, v: Self::V) -> Self::V {
+        v
     }
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;

@@ -13,7 +13,7 @@
 //! - The sum of a block is taken in 16 lanes, lane `key mod 16`, each in key order, then a fixed tree.
 
 use crate::block::{SCORE_STRIDE, Span};
-use crate::exp::{exp, exp_each};
+use crate::exp::{self, Begun, exp};
 use crate::simd::{LANES, Simd};
 use core::ops::Range;
 
@@ -37,71 +37,137 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
     assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
     assert!(state.max.len() >= padded && state.sum.len() >= padded);
     assert!(state.keep.len() >= padded && state.join.len() >= padded);
-    for (tile, span) in spans.iter().enumerate() {
-        let tile_rows = tile * S::TILE_ROWS..rows.min((tile + 1) * S::TILE_ROWS);
-        let panels = span.first_panel()..span.end_panel();
-        // The maxima of all the tile's rows first: independent chains, which the exponentials can overlap.
-        for row in tile_rows.clone() {
-            // SAFETY: `row < rows` and spans end inside a block, so the panels lie inside `scores`.
-            let scores = unsafe { scores.as_ptr().add(row * SCORE_STRIDE) };
-            let mut max = s.splat(f32::NEG_INFINITY);
-            for panel in panels.clone() {
-                // SAFETY: as above.
-                max = s.max(unsafe { s.load(scores.add(panel * LANES)) }, max);
+    let few = |row: usize| {
+        let tile = row / S::TILE_ROWS;
+        let tile_end = rows.min((tile + 1) * S::TILE_ROWS);
+        ((tile_end - row).min(S::SIDE_ROWS), spans[tile].first_panel()..spans[tile].end_panel())
+    };
+    let (mut row, mut known) = (0, false);
+    while row < rows {
+        let (side, panels) = few(row);
+        let next = row + side;
+        let alike = next < rows && !panels.is_empty() && few(next) == (side, panels.clone());
+        let max = &mut state.keep[row..if alike { next + side } else { next }];
+        let strip = Strip { panels, known, max, sum: &mut state.join[row..next] };
+        // SAFETY: all the rows that `max` is of are below `rows`, and spans end inside a block, so their panels lie inside
+        // `scores`.
+        unsafe {
+            let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
+            match side {
+                3 if const { S::SIDE_ROWS >= 3 } => weights::<S, 3>(s, scores, strip),
+                2 if const { S::SIDE_ROWS >= 2 } => weights::<S, 2>(s, scores, strip),
+                1 => weights::<S, 1>(s, scores, strip),
+                _ => unreachable!("1 to SIDE_ROWS, at most 3"),
             }
-            state.keep[row] = s.reduce_max(max);
         }
-        let mut row = tile_rows.start;
-        while row < tile_rows.end {
-            let side = (tile_rows.end - row).min(SIDE);
-            let (max, sum) = (&state.keep[row..row + side], &mut state.join[row..row + side]);
-            // SAFETY: as above, for all the rows.
-            unsafe {
-                let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
-                match side {
-                    SIDE => weights::<S, SIDE>(s, scores, panels.clone(), max, sum),
-                    2 => weights::<S, 2>(s, scores, panels.clone(), max, sum),
-                    1 => weights::<S, 1>(s, scores, panels.clone(), max, sum),
-                    _ => unreachable!("at most SIDE rows"),
-                }
-            }
-            row += side;
-        }
+        (row, known) = (next, alike);
     }
     join(s, padded, state);
 }
 
-/// Rows that are exponentiated side by side: 8 % of the pass less than one at a time on AVX-512; more gain nothing.
-const SIDE: usize = 3;
+/// A few rows of a tile that are exponentiated side by side.
+struct Strip<'a> {
+    panels: Range<usize>,
+    /// Whether the rows' maxima are there already.
+    known: bool,
+    /// The rows' maxima; then, if as many rows that follow have the same panels, and any, room for theirs.
+    max: &'a mut [f32],
+    /// Room for the rows' sums.
+    sum: &'a mut [f32],
+}
 
-/// Weights of the scores of `N` rows, in place, and their sums, each taken in the order of keys.
+/// Weights of the scores of `N` rows, in place, and their sums, each taken in the order of keys; on the way, the maxima of the
+/// `N` rows that follow: those come from the second-level cache, and are waited for beside the exponentials.
+///
+/// A panel's exponentials are begun before those of the panel before are ended. One after the other, the core would fill its
+/// queues with operations that all wait for the same few.
 ///
 /// # Safety
-/// `scores` is `N` rows, [`SCORE_STRIDE`] apart, whose `panels` are readable and writable.
+/// `scores` is one row of [`SCORE_STRIDE`] for each of `strip.max`, whose `panels` are readable, and writable in the first `N`.
 #[inline(always)]
-unsafe fn weights<S: Simd, const N: usize>(s: S, scores: *mut f32, panels: Range<usize>, max: &[f32], sum: &mut [f32]) {
-    assert!(max.len() == N && sum.len() == N);
-    let zero = [s.splat(0.0); N];
-    let (mut reference, mut total) = (zero, zero);
-    for (reference, &max) in reference.iter_mut().zip(max) {
-        *reference = s.splat(if max == f32::NEG_INFINITY { 0.0 } else { max });
+unsafe fn weights<S: Simd, const N: usize>(s: S, scores: *mut f32, strip: Strip<'_>) {
+    let Strip { panels, known, max, sum } = strip;
+    let (max, after_max) = max.split_at_mut(N);
+    assert!(sum.len() == N && (after_max.is_empty() || after_max.len() == N));
+    // With none to follow, these rows again, for nothing.
+    let after = if after_max.is_empty() { scores } else { scores.wrapping_add(N * SCORE_STRIDE) };
+    let none = [s.splat(f32::NEG_INFINITY); N];
+    // SAFETY: here and below, the caller's promise.
+    unsafe {
+        if !known {
+            let mut most = none;
+            for panel in panels.clone() {
+                raise(s, scores.add(panel * LANES), &mut most);
+            }
+            reduce(s, most, max);
+        }
+        let mut reference = none;
+        for (reference, &mut max) in reference.iter_mut().zip(max) {
+            *reference = s.splat(if max == f32::NEG_INFINITY { 0.0 } else { max });
+        }
+        let (mut total, mut most) = ([s.splat(0.0); N], none);
+        if let Some(last) = panels.clone().last() {
+            let mut begun = begin(s, scores.add(panels.start * LANES), &reference);
+            raise(s, after.add(panels.start * LANES), &mut most);
+            for panel in panels.start..last {
+                let next = begin(s, scores.add((panel + 1) * LANES), &reference);
+                raise(s, after.add((panel + 1) * LANES), &mut most);
+                end(s, begun, scores.add(panel * LANES), &mut total);
+                begun = next;
+            }
+            reduce(s, most, after_max);
+            end(s, begun, scores.add(last * LANES), &mut total);
+        }
+        for (sum, total) in sum.iter_mut().zip(total) {
+            *sum = s.reduce_sum(total);
+        }
     }
-    for panel in panels {
+}
+
+/// `most` becomes at least the panel's scores.
+///
+/// # Safety
+/// Sixteen readable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
+#[inline(always)]
+unsafe fn raise<S: Simd, const N: usize>(s: S, scores: *const f32, most: &mut [S::V; N]) {
+    for (row, most) in most.iter_mut().enumerate() {
         // SAFETY: the caller's promise.
-        let at = |row: usize| unsafe { scores.add(row * SCORE_STRIDE + panel * LANES) };
-        let mut x = zero;
-        for (row, x) in x.iter_mut().enumerate() {
-            // SAFETY: as above.
-            *x = s.sub(unsafe { s.load(at(row)) }, reference[row]);
-        }
-        for (row, weight) in exp_each(s, x).into_iter().enumerate() {
-            // SAFETY: as above.
-            unsafe { s.store(at(row), weight) };
-            total[row] = s.add(total[row], weight);
-        }
+        *most = s.max(unsafe { s.load(scores.add(row * SCORE_STRIDE)) }, *most);
     }
-    for (sum, total) in sum.iter_mut().zip(total) {
-        *sum = s.reduce_sum(total);
+}
+
+/// The largest lanes of as many vectors as there is room for.
+#[inline(always)]
+fn reduce<S: Simd, const N: usize>(s: S, most: [S::V; N], max: &mut [f32]) {
+    for (max, most) in max.iter_mut().zip(most) {
+        *max = s.reduce_max(most);
+    }
+}
+
+/// Begins the exponentials of a panel's scores, less each row's reference.
+///
+/// # Safety
+/// Sixteen readable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
+#[inline(always)]
+unsafe fn begin<S: Simd, const N: usize>(s: S, scores: *const f32, reference: &[S::V; N]) -> Begun<S::V, N> {
+    let mut x = *reference;
+    for (row, x) in x.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *x = s.sub(unsafe { s.load(scores.add(row * SCORE_STRIDE)) }, *x);
+    }
+    exp::begin(s, x)
+}
+
+/// Finishes them, writes them and adds them up.
+///
+/// # Safety
+/// Sixteen writable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
+#[inline(always)]
+unsafe fn end<S: Simd, const N: usize>(s: S, begun: Begun<S::V, N>, weights: *mut f32, total: &mut [S::V; N]) {
+    for (row, weight) in exp::end(s, begun).into_iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { s.store(weights.add(row * SCORE_STRIDE), weight) };
+        total[row] = s.add(total[row], weight);
     }
 }
 

@@ -72,6 +72,8 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     const TILE_ROWS: usize = 6;
     const TILE_VECS: usize = 4;
     const DOT_VECS: usize = 2;
+    // Twice three vectors and their exponents, three sums and references and maxima to come: the rest are constants.
+    const SIDE_ROWS: usize = 3;
 
     const FUSED: bool = true;
 
@@ -202,6 +204,19 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     fn prefetch_second(self, p: *const f32) {
         // SAFETY: as above.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+
+    #[inline(always)]
+    fn in_turn(self, v: __m512) -> __m512 {
+        #[target_feature(enable = "avx512f")]
+        #[inline]
+        fn turn(mut v: __m512) -> __m512 {
+            // SAFETY: no instruction, a comment.
+            unsafe { core::arch::asm!("/* {0} */", inout(zmm_reg) v, options(nomem, nostack, preserves_flags)) };
+            v
+        }
+        // SAFETY: `self` proves the feature.
+        unsafe { turn(v) }
     }
 
     #[inline(always)]
