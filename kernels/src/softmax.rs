@@ -37,30 +37,40 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
     assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
     assert!(state.max.len() >= padded && state.sum.len() >= padded);
     assert!(state.keep.len() >= padded && state.join.len() >= padded);
-    let few = |row: usize| {
-        let tile = row / S::TILE_ROWS;
-        let tile_end = rows.min((tile + 1) * S::TILE_ROWS);
-        ((tile_end - row).min(S::SIDE_ROWS), spans[tile].first_panel()..spans[tile].end_panel())
-    };
-    let (mut row, mut known) = (0, false);
-    while row < rows {
-        let (side, panels) = few(row);
-        let next = row + side;
-        let alike = next < rows && !panels.is_empty() && few(next) == (side, panels.clone());
-        let max = &mut state.keep[row..if alike { next + side } else { next }];
-        let strip = Strip { panels, known, max, sum: &mut state.join[row..next] };
-        // SAFETY: all the rows that `max` is of are below `rows`, and spans end inside a block, so their panels lie inside
-        // `scores`.
-        unsafe {
-            let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
-            match side {
-                3 if const { S::SIDE_ROWS >= 3 } => weights::<S, 3>(s, scores, strip),
-                2 if const { S::SIDE_ROWS >= 2 } => weights::<S, 2>(s, scores, strip),
-                1 => weights::<S, 1>(s, scores, strip),
-                _ => unreachable!("1 to SIDE_ROWS, at most 3"),
+    // So that a strip never lies in two tiles, and those of full tiles are all as long.
+    const { assert!(S::TILE_ROWS.is_multiple_of(S::SIDE_ROWS)) };
+    let mut known = false;
+    for (tile, span) in spans.iter().enumerate() {
+        let (mut row, tile_end) = (tile * S::TILE_ROWS, rows.min((tile + 1) * S::TILE_ROWS));
+        let panels = span.first_panel()..span.end_panel();
+        // How far rows have the same panels.
+        let same = spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
+        let alike_end = if panels.is_empty() {
+            row
+        } else if same {
+            rows
+        } else {
+            tile_end
+        };
+        while row < tile_end {
+            let side = (tile_end - row).min(S::SIDE_ROWS);
+            let next = row + side;
+            let alike = next + side <= alike_end;
+            let max = &mut state.keep[row..if alike { next + side } else { next }];
+            let strip = Strip { panels: panels.clone(), known, max, sum: &mut state.join[row..next] };
+            // SAFETY: the rows that `max` is of are below `rows`, and spans end inside a block, so their panels lie inside
+            // `scores`.
+            unsafe {
+                let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
+                match side {
+                    3 if const { S::SIDE_ROWS >= 3 } => weights::<S, 3>(s, scores, strip),
+                    2 if const { S::SIDE_ROWS >= 2 } => weights::<S, 2>(s, scores, strip),
+                    1 => weights::<S, 1>(s, scores, strip),
+                    _ => unreachable!("1 to SIDE_ROWS, at most 3"),
+                }
             }
+            (row, known) = (next, alike);
         }
-        (row, known) = (next, alike);
     }
     join(s, padded, state);
 }
