@@ -45,7 +45,7 @@ pub(crate) struct Walk<'a> {
     /// See [`Scores`], as for the rest.
     pub(crate) panels: Range<usize>,
     pub(crate) spans: &'a [Span],
-    /// Panels of a tile, at most.
+    /// Panels of a tile; the last may have one more.
     pub(crate) vecs: usize,
     pub(crate) next: Option<&'a [Columns<f32>]>,
     pub(crate) ahead: &'a mut Ahead,
@@ -62,7 +62,10 @@ impl Walk<'_> {
         assert!(self.next.is_none_or(|next| next.len() >= self.rows));
         let mut panel = self.panels.start;
         while panel < self.panels.end {
-            let vecs = self.vecs.min(self.panels.end - panel);
+            // One panel over goes with the last tile, if registers hold that: alone it loads more than it multiplies.
+            let left = self.panels.end - panel;
+            let wider = self.vecs > 1 && left == self.vecs + 1 && left <= S::TILE_VECS;
+            let vecs = if wider { left } else { self.vecs.min(left) };
             for (index, span) in self.spans.iter().enumerate() {
                 let (from, to) = (panel.max(span.first_panel()), (panel + vecs).min(span.end_panel()));
                 if from >= to {
