@@ -6,7 +6,7 @@
 mod tests;
 
 use crate::ahead::{Ahead, Trail};
-use crate::block::{SCORE_STRIDE, Span, asks_ahead};
+use crate::block::{READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{self, Factor, Later, Tile};
 use crate::passes::Columns;
 use crate::simd::{LANES, Simd};
@@ -45,7 +45,7 @@ pub(crate) struct Walk<'a> {
     /// See [`Scores`], as for the rest.
     pub(crate) panels: Range<usize>,
     pub(crate) spans: &'a [Span],
-    /// Panels of a tile; the last may have one more.
+    /// Panels of a tile; of more than [`READING_ROWS`] rows, the last may have one more.
     pub(crate) vecs: usize,
     pub(crate) next: Option<&'a [Columns<f32>]>,
     pub(crate) ahead: &'a mut Ahead,
@@ -62,9 +62,10 @@ impl Walk<'_> {
         assert!(self.next.is_none_or(|next| next.len() >= self.rows));
         let mut panel = self.panels.start;
         while panel < self.panels.end {
-            // One panel over goes with the last tile, if registers hold that: alone it loads more than it multiplies.
+            // One panel over goes with the last tile, if registers hold that: alone it loads more than it multiplies. Few rows
+            // wait for memory, and ask for it by tiles of what they are planned for.
             let left = self.panels.end - panel;
-            let wider = self.vecs > 1 && left == self.vecs + 1 && left <= S::TILE_VECS;
+            let wider = self.rows > READING_ROWS && left == self.vecs + 1 && (2..S::TILE_VECS).contains(&self.vecs);
             let vecs = if wider { left } else { self.vecs.min(left) };
             for (index, span) in self.spans.iter().enumerate() {
                 let (from, to) = (panel.max(span.first_panel()), (panel + vecs).min(span.end_panel()));

@@ -37,13 +37,13 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
     assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
     assert!(state.max.len() >= padded && state.sum.len() >= padded);
     assert!(state.keep.len() >= padded && state.join.len() >= padded);
-    // So that a strip never lies in two tiles, and those of full tiles are all as long.
+    // So that a full tile's rows are taken so many at a time, and those that follow are as many.
     const { assert!(S::TILE_ROWS.is_multiple_of(S::SIDE_ROWS)) };
     let mut known = false;
     for (tile, span) in spans.iter().enumerate() {
         let (mut row, tile_end) = (tile * S::TILE_ROWS, rows.min((tile + 1) * S::TILE_ROWS));
         let panels = span.first_panel()..span.end_panel();
-        // How far rows have the same panels.
+        // Up to where rows have the same panels, as far as the next tile tells.
         let same = spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
         let alike_end = if panels.is_empty() {
             row
@@ -55,17 +55,17 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
         while row < tile_end {
             let side = (tile_end - row).min(S::SIDE_ROWS);
             let next = row + side;
-            let alike = next + side <= alike_end;
+            let alike = !panels.is_empty() && next + side <= alike_end;
             let max = &mut state.keep[row..if alike { next + side } else { next }];
-            let strip = Strip { panels: panels.clone(), known, max, sum: &mut state.join[row..next] };
+            let few = Few { panels: panels.clone(), known, max, sum: &mut state.join[row..next] };
             // SAFETY: the rows that `max` is of are below `rows`, and spans end inside a block, so their panels lie inside
             // `scores`.
             unsafe {
                 let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
                 match side {
-                    3 if const { S::SIDE_ROWS >= 3 } => weights::<S, 3>(s, scores, strip),
-                    2 if const { S::SIDE_ROWS >= 2 } => weights::<S, 2>(s, scores, strip),
-                    1 => weights::<S, 1>(s, scores, strip),
+                    3 if const { S::SIDE_ROWS >= 3 } => weights::<S, 3>(s, scores, few),
+                    2 if const { S::SIDE_ROWS >= 2 } => weights::<S, 2>(s, scores, few),
+                    1 => weights::<S, 1>(s, scores, few),
                     _ => unreachable!("1 to SIDE_ROWS, at most 3"),
                 }
             }
@@ -76,27 +76,27 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
 }
 
 /// A few rows of a tile that are exponentiated side by side.
-struct Strip<'a> {
+struct Few<'a> {
     panels: Range<usize>,
     /// Whether the rows' maxima are there already.
     known: bool,
-    /// The rows' maxima; then, if as many rows that follow have the same panels, and any, room for theirs.
+    /// The rows' maxima; then, if there are panels, and as many rows that follow have the same, room for theirs.
     max: &'a mut [f32],
     /// Room for the rows' sums.
     sum: &'a mut [f32],
 }
 
 /// Weights of the scores of `N` rows, in place, and their sums, each taken in the order of keys; on the way, the maxima of the
-/// `N` rows that follow: those come from the second-level cache, and are waited for beside the exponentials.
+/// `N` rows that follow: their scores come from the second-level cache, and are waited for beside the exponentials.
 ///
 /// A panel's exponentials are begun before those of the panel before are ended. One after the other, the core would fill its
 /// queues with operations that all wait for the same few.
 ///
 /// # Safety
-/// `scores` is one row of [`SCORE_STRIDE`] for each of `strip.max`, whose `panels` are readable, and writable in the first `N`.
+/// `scores` is one row of [`SCORE_STRIDE`] for each of `few.max`, whose `panels` are readable, and writable in the first `N`.
 #[inline(always)]
-unsafe fn weights<S: Simd, const N: usize>(s: S, scores: *mut f32, strip: Strip<'_>) {
-    let Strip { panels, known, max, sum } = strip;
+unsafe fn weights<S: Simd, const N: usize>(s: S, scores: *mut f32, few: Few<'_>) {
+    let Few { panels, known, max, sum } = few;
     let (max, after_max) = max.split_at_mut(N);
     assert!(sum.len() == N && (after_max.is_empty() || after_max.len() == N));
     // With none to follow, these rows again, for nothing.

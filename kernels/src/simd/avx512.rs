@@ -72,7 +72,7 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     const TILE_ROWS: usize = 6;
     const TILE_VECS: usize = 4;
     const DOT_VECS: usize = 2;
-    // Twice three vectors and their exponents, three sums and references and maxima to come: the rest are constants.
+    // Two panels' numbers and exponents, references, sums and maxima to come: 21 registers, and constants.
     const SIDE_ROWS: usize = 3;
 
     const FUSED: bool = true;
@@ -211,6 +211,7 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
         #[target_feature(enable = "avx512f")]
         #[inline]
         fn turn(mut v: __m512) -> __m512 {
+            // Not `pure`: then it would have no place in line.
             // SAFETY: no instruction, a comment.
             unsafe { core::arch::asm!("/* {0} */", inout(zmm_reg) v, options(nomem, nostack, preserves_flags)) };
             v
