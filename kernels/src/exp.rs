@@ -32,7 +32,7 @@ pub(crate) struct Begun<V, const N: usize> {
 
 /// The first part of `eˣ`, x ≤ 0 or NaN in every lane: n. The rest is [`end`].
 ///
-/// Here and there step by step side by side: a core that looks only so far ahead for independent work finds it next door.
+/// Both go step by step, all vectors side by side: a core that looks only so far ahead for independent work finds it next door.
 /// (Loops, not `map`: closures of the standard library's are not inlined into the vector code.)
 #[inline(always)]
 pub(crate) fn begin<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> Begun<S::V, N> {

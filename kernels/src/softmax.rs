@@ -45,13 +45,7 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
         let panels = span.first_panel()..span.end_panel();
         // Up to where rows have the same panels, as far as the next tile tells.
         let same = spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
-        let alike_end = if panels.is_empty() {
-            row
-        } else if same {
-            rows
-        } else {
-            tile_end
-        };
+        let alike_end = if same { rows.min(tile_end + S::TILE_ROWS) } else { tile_end };
         while row < tile_end {
             let side = (tile_end - row).min(S::SIDE_ROWS);
             let next = row + side;
