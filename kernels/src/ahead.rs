@@ -68,12 +68,14 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
+    #[inline]
     pub(crate) const fn nothing() -> Self {
         let none = Stretch { first: core::ptr::null(), step: 0, lines: 0, passes: 0 };
         Self { stretches: [none; STRETCHES], len: 0, at: 0, pass: 0, line: 0 }
     }
 
     /// Adds `n` rows of `bytes`, `row` apart.
+    #[inline]
     pub(crate) fn push(&mut self, first: *const u8, row: isize, n: usize, bytes: usize) {
         if self.len == STRETCHES || n == 0 || bytes == 0 {
             return;
@@ -243,6 +245,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     }
 
     /// The task's rows of q or of the output, as far as they belong to the head of the first.
+    #[inline]
     fn push_rows(&self, ahead: &mut Ahead, dim: usize, at: impl Fn(Row) -> AnyRows) {
         if let Some(row) = self.rows(0..1).next() {
             push_rows(ahead, at(row), self.task.rows.len().min(self.seq.q_len - row.i), dim);
@@ -280,6 +283,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
 }
 
 /// The numbers of the blocks that hold these keys.
+#[inline]
 fn numbers(keys: Range<usize>) -> Range<usize> {
     keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)
 }
@@ -291,6 +295,7 @@ fn push_strips(ahead: &mut Ahead, (strips, bytes): (Strips<u8>, usize), n: usize
 }
 
 /// Adds `n` rows of `dim` elements, as far as they lie evenly. Rows whose elements are not contiguous are left to themselves.
+#[inline]
 fn push_rows(ahead: &mut Ahead, rows: AnyRows, n: usize, dim: usize) {
     if rows.element() == 1 && n > 0 {
         // SAFETY: there is a row 0.

@@ -18,6 +18,7 @@ use core::ops::Range;
 
 /// How many keys ahead tiles ask for rows that are yet to be packed, of so many bytes: the run after the next; where the first-level
 /// cache is roomy, and few rows ask for them there, what it holds beside this one. Whole runs.
+#[inline]
 fn lead(roomy: bool, row: usize) -> usize {
     if roomy { (FAR / row).max(1).next_multiple_of(READING_KEYS) } else { 2 * READING_KEYS }
 }
@@ -76,7 +77,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     self.pack_keys(block, first..first + n, all, native, regions.keys);
                     block.packed_keys = Some(first);
                 }
-                let scores = Scores {
+                let mut scores = Scores {
                     queries: &rows[..group.len()],
                     keys: (),
                     panels: first / LANES..(first + n).div_ceil(LANES),

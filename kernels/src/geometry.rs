@@ -94,11 +94,13 @@ impl Geometry {
     }
 
     /// Floats from one row of running output to the next.
+    #[inline]
     pub(crate) fn width(&self) -> usize {
         self.value_dim.next_multiple_of(LANES)
     }
 
     /// Lengths in floats of the regions of a worker's scratch, in the order of [`Regions`].
+    #[inline]
     fn lengths(&self) -> [usize; 7] {
         let (rows, group) = (self.most_rows, self.most_rows.min(MAX_GROUP));
         [
@@ -133,6 +135,7 @@ impl Scratch {
     }
 
     /// Makes room for `geometry`. Allocates only if there is less.
+    #[inline]
     pub fn reserve(&mut self, geometry: &Geometry) {
         self.lines.reserve(geometry.lengths().iter().sum());
     }
@@ -142,6 +145,7 @@ impl Scratch {
         self.lines.bytes()
     }
 
+    #[inline]
     pub(crate) fn regions(&mut self, geometry: &Geometry) -> Regions<'_> {
         self.reserve(geometry);
         let mut rest = self.lines.floats_mut();

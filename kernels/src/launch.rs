@@ -52,11 +52,13 @@ pub struct Sequence {
 
 impl Call<'_> {
     /// Query heads that share one key/value head.
+    #[inline]
     pub fn sharing(&self) -> usize {
         self.q.shape()[1] / self.kv.kv_heads().max(1)
     }
 
     /// Whether keys, and whether values, are multiplied in pairs, by the machine's own instruction if it `has` that.
+    #[inline]
     pub fn native(&self, has: impl FnOnce() -> bool) -> [bool; 2] {
         let native = self.precision == Precision::Native && has();
         self.kv.dtypes().map(|dtype| native && dtype == Some(Dtype::Bf16))
@@ -82,11 +84,13 @@ impl Call<'_> {
     }
 
     /// The rows of k and v that belong to sequence `index`, whether its length makes use of them or not.
+    #[inline]
     pub(crate) fn keys_of(&self, index: usize) -> Range<usize> {
         self.options.ragged.map_or(0..self.kv.k_shape()[2], |ragged| ragged.k[index]..ragged.k[index + 1])
     }
 
     /// The lengths of sequence `index`.
+    #[inline]
     pub fn sequence(&self, index: usize) -> Sequence {
         let (batch, rows) = match self.options.ragged {
             Some(ragged) => (0, ragged.q[index]..ragged.q[index + 1]),
@@ -218,6 +222,7 @@ impl<'a> Launch<'a> {
         isa.dispatch(Work { launch: self, scratch, mods });
     }
 
+    #[inline]
     fn task(&self, number: usize) -> Task {
         let per_head = rows_per_head(&self.call, self.geometry.task_rows);
         let kv_heads = self.call.kv.kv_heads();
@@ -242,6 +247,7 @@ impl<'a> Launch<'a> {
 }
 
 /// Tasks of one key/value head: of one sequence, or of all of them if they are ragged.
+#[inline]
 fn rows_per_head(call: &Call<'_>, task_rows: usize) -> usize {
     // Saturating: without batches or heads the rows may be any number.
     let rows = call.sharing().saturating_mul(call.q.shape()[2]);

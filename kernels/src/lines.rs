@@ -20,6 +20,7 @@ impl Lines {
     }
 
     /// Makes room for `floats`. Allocates, and forgets what it held, only if there is less.
+    #[inline]
     pub(crate) fn reserve(&mut self, floats: usize) {
         let lines = floats.div_ceil(LANES) + 1;
         if self.lines.len() < lines {
@@ -33,6 +34,7 @@ impl Lines {
         self.lines.len() * LINE_BYTES
     }
 
+    #[inline]
     fn start(&self) -> usize {
         self.lines.as_ptr().cast::<f32>().align_offset(LINE_BYTES)
     }
@@ -41,6 +43,7 @@ impl Lines {
         &self.lines.as_flattened()[self.start()..]
     }
 
+    #[inline]
     pub(crate) fn floats_mut(&mut self) -> &mut [f32] {
         let start = self.start();
         &mut self.lines.as_flattened_mut()[start..]

@@ -92,11 +92,13 @@ impl<'a> Shared<'a> {
     pub(crate) const NOTHING: Shared<'static> =
         Shared { out: None, lse: None, points: [const { None }; 4], key_mass: None, state: None };
 
+    #[inline]
     pub(crate) fn point(&self, point: Point) -> Option<&SharedMut<'a, f32>> {
         self.points[point as usize].as_ref()
     }
 
     /// True if scores or weights are written out: then every key is computed, hidden or not.
+    #[inline]
     pub(crate) fn wants_all_keys(&self) -> bool {
         self.points.iter().any(Option::is_some)
     }

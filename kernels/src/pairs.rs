@@ -87,7 +87,7 @@ pub(crate) unsafe fn pair_up(panels: *const Bf16, n: usize, d: usize, out: &mut 
 impl PairsWork for Scores<'_, PairPanels> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Pairs>(self, s: S) {
+    unsafe fn run<S: Pairs>(mut self, s: S) {
         // SAFETY: passed on.
         unsafe {
             match self.keys {

@@ -39,6 +39,7 @@ impl Spans {
 
 impl Deref for Spans {
     type Target = [Span];
+    #[inline]
     fn deref(&self) -> &[Span] {
         &self.tiles[..self.len]
     }

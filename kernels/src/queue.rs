@@ -15,6 +15,7 @@ impl Queue {
 
     /// The next number, the last one first: under a causal mask the last rows see the most keys, and what is left for
     /// the end is short.
+    #[inline]
     pub(crate) fn take(&self) -> Option<usize> {
         // Relaxed: the counter orders nothing but itself; results are published by whatever joins the workers.
         let taken = self.next.fetch_add(1, Ordering::Relaxed);
@@ -27,6 +28,7 @@ impl Queue {
     }
 
     /// What the next caller of [`Self::take`] would get now. Somebody may take it first.
+    #[inline]
     pub(crate) fn peek(&self) -> Option<usize> {
         self.len.checked_sub(1 + self.next.load(Ordering::Relaxed))
     }

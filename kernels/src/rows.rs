@@ -28,6 +28,7 @@ impl<T> Copy for Rows<T> {}
 
 impl<T> Rows<T> {
     /// Row `i` starts at `first + i·row`.
+    #[inline]
     pub(crate) const fn strided(first: *const T, row: isize, element: isize) -> Self {
         Self { first, step: row, table: core::ptr::null(), shift: 0, element }
     }
@@ -85,6 +86,7 @@ impl<T> Rows<T> {
     ///
     /// # Safety
     /// Row `i` exists.
+    #[inline]
     pub(crate) unsafe fn rows_from(self, i: usize) -> Self {
         // SAFETY: the caller vouches for row `i`.
         unsafe {
@@ -100,6 +102,7 @@ impl<T> Rows<T> {
     ///
     /// # Safety
     /// The rows have an element `i`.
+    #[inline]
     pub(crate) unsafe fn columns_from(self, i: usize) -> Self {
         let shift = i as isize * self.element;
         if self.table.is_null() {

@@ -92,12 +92,12 @@ impl Walk<'_> {
     }
 }
 
-impl<'a, K> Scores<'a, K> {
-    /// With these keys.
+impl<K> Scores<'_, K> {
+    /// With these keys. By reference: handed on by value, all of it would be copied on the way.
     #[inline(always)]
-    pub(crate) fn of<T>(self, keys: T) -> Scores<'a, T> {
-        let Scores { queries, panels, spans, head_dim, scale, next, later, ahead, out, .. } = self;
-        Scores { queries, keys, panels, spans, head_dim, scale, next, later, ahead, out }
+    pub(crate) fn of<T>(&mut self, keys: T) -> Scores<'_, T> {
+        let Scores { queries, ref panels, spans, head_dim, scale, next, later, ref mut ahead, ref mut out, .. } = *self;
+        Scores { queries, keys, panels: panels.clone(), spans, head_dim, scale, next, later, ahead, out }
     }
 }
 

@@ -86,6 +86,7 @@ impl BlockValues {
     }
 
     /// Columns that may be read of each row.
+    #[inline]
     pub(crate) fn readable(self) -> usize {
         match self {
             Self::Rows { readable, .. } => readable,
@@ -116,6 +117,7 @@ pub(crate) enum QueryForm<'a> {
 
 impl<'a> KeyValues<'a> {
     /// `[batch, kv_heads, kv_len, head_dim]`, by the longest sequence.
+    #[inline]
     pub fn k_shape(&self) -> [usize; 4] {
         match self {
             Self::Tensors { k, .. } => k.shape(),
@@ -125,6 +127,7 @@ impl<'a> KeyValues<'a> {
     }
 
     /// `[batch, kv_heads, kv_len, value_dim]`, by the longest sequence.
+    #[inline]
     pub fn v_shape(&self) -> [usize; 4] {
         match self {
             Self::Tensors { v, .. } => v.shape(),
@@ -134,6 +137,7 @@ impl<'a> KeyValues<'a> {
     }
 
     /// Key/value heads.
+    #[inline]
     pub fn kv_heads(&self) -> usize {
         match self {
             Self::Tensors { k, .. } | Self::Pages(Pages { k, .. }) => k.shape()[1],
@@ -159,6 +163,7 @@ impl<'a> KeyValues<'a> {
     }
 
     /// Types of keys and of values; `None` for bytes.
+    #[inline]
     pub fn dtypes(&self) -> [Option<Dtype>; 2] {
         match self {
             Self::Tensors { k, v } | Self::Pages(Pages { k, v, .. }) => [k, v].map(|x| Some(x.dtype())),
@@ -175,6 +180,7 @@ impl<'a> KeyValues<'a> {
     }
 
     /// Lengths of the sequences, where the source has its own.
+    #[inline]
     pub fn lens(&self) -> Option<&'a [usize]> {
         match self {
             Self::Tensors { .. } => None,
@@ -202,6 +208,7 @@ impl<'a> KeyValues<'a> {
     }
 
     /// What query rows are to be for the keys of a head.
+    #[inline]
     pub(crate) fn query_form(&self, head: usize) -> QueryForm<'a> {
         match self {
             Self::Tensors { .. } | Self::Pages(_) => QueryForm::Floats,
@@ -212,6 +219,7 @@ impl<'a> KeyValues<'a> {
     }
 
     /// True if the block of keys that starts at `first` is there at all: a cache that keeps a window lets blocks go.
+    #[inline]
     pub(crate) fn holds(&self, b: usize, first: usize) -> bool {
         match self {
             Self::Tensors { .. } | Self::Pages(_) => true,
@@ -223,6 +231,7 @@ impl<'a> KeyValues<'a> {
     ///
     /// # Safety
     /// The keys exist, and their block is held. The table outlives the result.
+    #[inline]
     pub(crate) unsafe fn keys(&self, [b, h, first]: [usize; 3], len: usize, table: &mut Table) -> Keys {
         // SAFETY: passed on.
         unsafe {
@@ -238,6 +247,7 @@ impl<'a> KeyValues<'a> {
     ///
     /// # Safety
     /// As for [`Self::keys`].
+    #[inline]
     pub(crate) unsafe fn values(&self, [b, h, first]: [usize; 3], len: usize, table: &mut Table) -> BlockValues {
         // SAFETY: passed on.
         unsafe {

@@ -168,7 +168,7 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn scores(self, a: Scores<'_>) {
+            unsafe fn scores(self, mut a: Scores<'_>) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
@@ -262,7 +262,7 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn values(self, a: Values<'_>) {
+            unsafe fn values(self, mut a: Values<'_>) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.

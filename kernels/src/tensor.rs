@@ -68,16 +68,19 @@ pub enum TensorMut<'a> {
 
 impl Tensor<'_> {
     /// `[batch, heads, rows, dim]`.
+    #[inline]
     pub fn shape(&self) -> [usize; 4] {
         by_type!(Tensor, self, |view| view.shape())
     }
 
     /// Strides in elements.
+    #[inline]
     pub fn strides(&self) -> [isize; 4] {
         by_type!(Tensor, self, |view| view.strides())
     }
 
     /// The type of the elements.
+    #[inline]
     pub fn dtype(&self) -> Dtype {
         match self {
             Self::F32(_) => Dtype::F32,
@@ -131,11 +134,13 @@ impl Tensor<'_> {
 
 impl TensorMut<'_> {
     /// `[batch, heads, rows, dim]`.
+    #[inline]
     pub fn shape(&self) -> [usize; 4] {
         by_type!(TensorMut, self, |view| view.shape())
     }
 
     /// The type of the elements.
+    #[inline]
     pub fn dtype(&self) -> Dtype {
         match self {
             Self::F32(_) => Dtype::F32,
@@ -171,6 +176,7 @@ from_views!(F32 f32; Bf16 Bf16; F16 F16;);
 
 impl AnyRows {
     /// From one element of a row to the next.
+    #[inline]
     pub(crate) fn element(self) -> isize {
         by_type!(Typed, self, |rows| rows.element)
     }
@@ -179,6 +185,7 @@ impl AnyRows {
     ///
     /// # Safety
     /// Row `i` exists.
+    #[inline]
     pub(crate) unsafe fn rows_from(self, i: usize) -> Self {
         // SAFETY: the caller's promise.
         by_type!(Typed => Typed, self, |rows| unsafe { rows.rows_from(i) })
@@ -188,6 +195,7 @@ impl AnyRows {
     ///
     /// # Safety
     /// The rows have an element `i`.
+    #[inline]
     pub(crate) unsafe fn columns_from(self, i: usize) -> Self {
         // SAFETY: the caller's promise.
         by_type!(Typed => Typed, self, |rows| unsafe { rows.columns_from(i) })
@@ -206,6 +214,7 @@ impl AnyRows {
     ///
     /// # Safety
     /// Row 0 exists.
+    #[inline]
     pub(crate) unsafe fn first(self) -> FirstRows {
         by_type!(Typed, self, |rows| {
             // SAFETY: the caller's promise.
@@ -259,6 +268,7 @@ impl AnyShared<'_> {
     ///
     /// # Safety
     /// As for `SharedMut::row`.
+    #[inline]
     pub(crate) unsafe fn rows(&self, b: usize, h: usize, l: usize) -> AnyRows {
         by_type!(Typed => Typed, self, |view| {
             // SAFETY: the caller's promise.

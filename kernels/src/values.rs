@@ -39,11 +39,12 @@ pub(crate) struct Values<'a, R = AnyRows> {
     pub(crate) ahead: &'a mut Ahead,
 }
 
-impl<'a, R> Values<'a, R> {
-    /// With these rows.
+impl<R> Values<'_, R> {
+    /// With these rows. By reference: handed on by value, all of it would be copied on the way.
     #[inline(always)]
-    pub(crate) fn of<T>(self, values: T) -> Values<'a, T> {
-        let Values { weights, vecs, spans, rows, keep, join, fresh, out, out_stride, ahead, .. } = self;
+    pub(crate) fn of<T>(&mut self, values: T) -> Values<'_, T> {
+        let Values { weights, vecs, spans, rows, keep, join, fresh, ref mut out, out_stride, ref mut ahead, .. } =
+            *self;
         Values { weights, values, vecs, spans, rows, keep, join, fresh, out, out_stride, ahead }
     }
 }

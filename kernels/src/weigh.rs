@@ -66,7 +66,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 };
                 // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed.
                 unsafe {
-                    let values = Values {
+                    let mut values = Values {
                         weights: regions.scores,
                         values: (),
                         vecs: width / LANES,
