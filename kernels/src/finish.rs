@@ -1,7 +1,7 @@
 //! The end of a row: sink, normalisation, log-sum-exp.
 
 use crate::element::Element;
-use crate::geometry::{MAX_GROUP, Regions};
+use crate::geometry::{MAX_GROUP, MAX_TASK, Regions};
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::poison::Care;
 use crate::rows::Rows;
@@ -10,6 +10,7 @@ use crate::steps::Steps;
 use crate::tensor::Typed;
 use crate::tile::{Exchange, Fused, Row};
 use crate::view::SharedMut;
+use core::cell::Cell;
 use core::ops::Range;
 
 /// Rows that are finished together: few, so that a task of few rows does not set up many.
@@ -26,6 +27,74 @@ pub(crate) struct RowEnd {
     /// The maximum and the sum, sink included.
     top: f64,
     sum: f64,
+}
+
+/// Rows that end with the block at hand: nothing is added to them after it.
+pub(crate) struct Ends {
+    /// Of each row of the group: see [`RowEnd`].
+    factors: [(f32, f32); MAX_GROUP],
+    /// Where it goes: contiguous floats.
+    rows: [*mut f32; MAX_GROUP],
+    /// Zeros, if all that has ended so far is finite.
+    finite: Cell<[f32; LANES]>,
+}
+
+/// The same, for tiles to end them: columns `first..past` of rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Ending<'a> {
+    pub(crate) factors: &'a [(f32, f32)],
+    pub(crate) rows: &'a [*mut f32],
+    pub(crate) first: usize,
+    pub(crate) past: usize,
+    pub(crate) finite: &'a Cell<[f32; LANES]>,
+}
+
+/// Which groups of a task have ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Ended {
+    groups: [bool; MAX_TASK.div_ceil(MAX_GROUP)],
+    /// Whether what they gathered was finite.
+    finite: bool,
+}
+
+// Rows are finished so many at a time, all of one group.
+const _: () = assert!(MAX_GROUP.is_multiple_of(END_ROWS));
+
+impl Ended {
+    pub(crate) const NONE: Self = Self { groups: [false; MAX_TASK.div_ceil(MAX_GROUP)], finite: true };
+
+    fn has(&self, group: usize) -> bool {
+        self.groups[group]
+    }
+
+    /// A group has, so.
+    pub(crate) fn add(&mut self, group: usize, ends: &Ends) {
+        self.groups[group] = true;
+        self.finite &= ends.is_finite();
+    }
+}
+
+impl Ends {
+    /// Of nothing.
+    #[inline(always)]
+    pub(crate) const fn none() -> Self {
+        Self {
+            factors: [(0.0, 0.0); MAX_GROUP],
+            rows: [core::ptr::null_mut(); MAX_GROUP],
+            finite: Cell::new([0.0; LANES]),
+        }
+    }
+
+    /// Of these columns.
+    pub(crate) fn of(&self, columns: Range<usize>) -> Ending<'_> {
+        let Range { start: first, end: past } = columns;
+        Ending { factors: &self.factors, rows: &self.rows, first, past, finite: &self.finite }
+    }
+
+    /// True if all that has ended is finite.
+    fn is_finite(&self) -> bool {
+        self.finite.get().iter().all(|&x| x == 0.0)
+    }
 }
 
 impl RowEnd {
@@ -76,6 +145,12 @@ pub(crate) struct Finish<'a> {
     pub(crate) care: Care,
 }
 
+/// What was gathered, times its row's factor. A zero is positive.
+#[inline(always)]
+pub(crate) fn normalised<S: Simd>(s: S, x: S::V, [high, low]: [S::V; 2]) -> S::V {
+    s.add(s.fma(x, high, s.mul(x, low)), s.splat(0.0))
+}
+
 /// Writes the rows: what was gathered times its factor. Zeros are written positive and NaNs as the one quiet NaN, so
 /// that neither the sign of nothing nor a payload depends on what was hidden beside it. True if all that was gathered is
 /// finite; if it is not, what was written is worth nothing unless it was written with care.
@@ -98,13 +173,12 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
             let x = unsafe { s.load(a.gathered.as_ptr().add(r * a.stride + i)) };
             // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays.
             row = s.fma(x, zero, row);
-            let mut y = s.fma(x, high, s.mul(x, low));
+            let mut y = normalised(s, x, [high, low]);
             if a.care == Care::Careful {
                 // ∞ times the low part may be NaN where ∞ times the whole is ∞: then the high part alone is the answer.
                 let coarse = s.mul(x, high);
-                y = s.select_eq(y, y, y, s.select_eq(coarse, coarse, coarse, nan));
+                y = s.select_eq(y, y, y, s.select_eq(coarse, coarse, s.add(coarse, zero), nan));
             }
-            let y = s.add(y, zero);
             if whole {
                 // SAFETY: 16 contiguous elements inside the row.
                 unsafe { T::store(s, out.add(i), y) };
@@ -153,12 +227,57 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         unsafe { self.s.all_finite(row, 1, gathered.len()) }
     }
 
+    /// How the rows of a group end that nothing is added to after the block at hand, where tiles can write them: contiguous
+    /// floats, nothing hidden in them that is not finite.
+    ///
+    /// # Safety
+    /// As for [`Self::run`]; the group has met its last scores.
+    pub(crate) unsafe fn ends(&self, group: Range<usize>, ends: &mut Ends, regions: &Regions<'_>) -> bool {
+        let Some(Typed::F32(out)) = &self.outputs.out else { return false };
+        if out.strides()[3] != 1 {
+            return false;
+        }
+        for row in self.rows(group.clone()) {
+            // SAFETY: passed on.
+            let (end, to, _) = unsafe { self.end(row, group.start + row.n, out, regions) };
+            (ends.factors[row.n], ends.rows[row.n]) = (end.factor, to);
+        }
+        true
+    }
+
+    /// How a row ends, and where it goes. Writes its log-sum-exp.
+    ///
+    /// # Safety
+    /// As for [`Self::run`]; the row is row `r` of the task.
+    #[inline(always)]
+    unsafe fn end<T>(
+        &self,
+        row: Row,
+        r: usize,
+        output: &SharedMut<'_, T>,
+        regions: &Regions<'_>,
+    ) -> (RowEnd, *mut T, isize) {
+        let (b, i) = (self.seq.batch, self.seq.first_row + row.i);
+        let mut end = self.row_end(row, regions.max[r], regions.sum[r]);
+        // SAFETY: the rows are inside the outputs and this task's alone.
+        let (to, element) = unsafe {
+            if let Some(lse) = &self.outputs.lse {
+                *lse.row(b, row.head, i).0 = end.lse();
+            }
+            output.row(b, row.head, i)
+        };
+        if C::ACTIVE {
+            end.factor = (1.0, 0.0);
+        }
+        (end, to, element)
+    }
+
     /// Normalises and writes the task's rows, or keeps them as they are for more keys to come. False if something gathered
     /// was not finite.
     ///
     /// # Safety
     /// As for [`Self::run`].
-    pub(crate) unsafe fn finish(&self, care: Care, regions: &mut Regions<'_>) -> bool {
+    pub(crate) unsafe fn finish(&self, care: Care, ended: Ended, regions: &mut Regions<'_>) -> bool {
         let Some(output) = &self.outputs.out else {
             let finite = self.gathered_is_finite(regions);
             if finite || care == Care::Careful {
@@ -168,34 +287,30 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             return finite;
         };
         // SAFETY: passed on.
-        by_type!(Typed, output, |out| unsafe { self.finish_into(out, care, regions) })
+        by_type!(Typed, output, |out| unsafe { self.finish_into(out, care, ended, regions) })
     }
 
     /// The same, to an output of a type.
     ///
     /// # Safety
     /// As for [`Self::run`].
-    unsafe fn finish_into<T: Element>(&self, output: &SharedMut<'_, T>, care: Care, regions: &mut Regions<'_>) -> bool {
-        let mut finite = true;
+    unsafe fn finish_into<T: Element>(
+        &self,
+        output: &SharedMut<'_, T>,
+        care: Care,
+        ended: Ended,
+        regions: &mut Regions<'_>,
+    ) -> bool {
+        let mut finite = ended.finite;
         let rows = self.task.rows.len();
-        for group in (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS)) {
+        let groups = (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS));
+        for group in groups.filter(|group| !ended.has(group.start / self.geometry.group_rows)) {
             let mut ends = [RowEnd::EMPTY; END_ROWS];
             let mut out = [core::ptr::null_mut::<T>(); END_ROWS];
             let mut element = 1;
             for row in self.rows(group.clone()) {
-                let r = group.start + row.n;
-                let (b, i) = (self.seq.batch, self.seq.first_row + row.i);
-                ends[row.n] = self.row_end(row, regions.max[r], regions.sum[r]);
-                // SAFETY: the rows are inside the outputs and this task's alone.
-                unsafe {
-                    if let Some(lse) = &self.outputs.lse {
-                        *lse.row(b, row.head, i).0 = ends[row.n].lse();
-                    }
-                    (out[row.n], element) = output.row(b, row.head, i);
-                }
-                if C::ACTIVE {
-                    ends[row.n].factor = (1.0, 0.0);
-                }
+                // SAFETY: passed on.
+                (ends[row.n], out[row.n], element) = unsafe { self.end(row, group.start + row.n, output, regions) };
             }
             let stride = self.geometry.width();
             // SAFETY: every row has `value_dim` elements, and they are this task's alone.

@@ -270,6 +270,7 @@ impl Bench {
                     fresh: false,
                     out: self.out.floats_mut(),
                     out_stride: d,
+                    ends: None,
                     ahead: &mut Ahead::nothing(),
                 });
             },

@@ -117,6 +117,19 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p..p + 16` is writable. No alignment is needed.
     unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// The first `n` lanes.
+    ///
+    /// # Safety
+    /// `p..p + n` is writable, `n ≤ 16`. No alignment is needed.
+    #[inline(always)]
+    unsafe fn store_first(self, p: *mut f32, v: Self::V, n: usize) {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: sixteen floats; then the caller's promise.
+        unsafe {
+            self.store(lanes.as_mut_ptr(), v);
+            core::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n);
+        }
+    }
     /// Sixteen bfloat16, widened exactly: they are the upper halves of `f32`, NaN's payload included.
     ///
     /// # Safety

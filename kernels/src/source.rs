@@ -85,6 +85,11 @@ impl BlockValues {
         })
     }
 
+    /// Whether they are `f32`.
+    pub(crate) fn are_floats(self) -> bool {
+        matches!(self, Self::Rows { rows: Typed::F32(_), .. } | Self::Strips(Typed::F32(_)))
+    }
+
     /// Columns that may be read of each row.
     #[inline]
     pub(crate) fn readable(self) -> usize {

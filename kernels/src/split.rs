@@ -8,6 +8,7 @@
 //! all is gathered, on whatever workers are there by then: waking them a second time took longer than folding.
 
 use crate::block::KEY_BLOCK;
+use crate::finish::Ended;
 use crate::geometry::{Geometry, Regions, Scratch};
 use crate::launch::{Call, Task};
 use crate::lines::LINE_BYTES;
@@ -209,7 +210,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             let queries = self.queries(&mut regions);
             // As in `run`: again with care if anything is not finite.
             for care in [Care::Fast, Care::Careful] {
-                self.gather(queries, care, core::iter::once(first), &mut regions);
+                self.gather(queries, (care, None), core::iter::once(first), &mut regions);
                 if self.gathered_is_finite(&regions) {
                     break;
                 }
@@ -242,7 +243,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         }
         for care in [Care::Fast, Care::Careful] {
             // SAFETY: passed on.
-            if unsafe { self.finish(care, regions) } {
+            if unsafe { self.finish(care, Ended::NONE, regions) } {
                 break;
             }
         }

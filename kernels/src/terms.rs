@@ -11,6 +11,8 @@ pub(crate) trait Terms<S: Simd>: Copy {
     const KEYS: usize;
     /// Bytes of a term in each column.
     const BYTES: usize;
+    /// Whether tiles of them can end rows: only of floats, so that for others there is no such code.
+    const ENDS: bool = false;
     /// Where a term's columns are.
     type At: Copy;
     /// How a term meets its weight.
@@ -50,6 +52,7 @@ pub(crate) trait Terms<S: Simd>: Copy {
 impl<S: Simd, T: Load> Terms<S> for Rows<T> {
     const KEYS: usize = 1;
     const BYTES: usize = size_of::<T>();
+    const ENDS: bool = size_of::<T>() == size_of::<f32>();
     type At = *const T;
     type By = Numbers;
 

@@ -13,6 +13,7 @@
 
 use crate::ahead::Ahead;
 use crate::block::KEY_BLOCK;
+use crate::finish::{Ended, Ends};
 use crate::geometry::{Geometry, Regions};
 use crate::launch::{Call, Sequence, Task};
 use crate::options::{MaskMod, Mods, Position, ProbMod, ScoreMod};
@@ -26,6 +27,7 @@ use crate::simd::LANES;
 use crate::softmax;
 use crate::source::{BlockValues, Keys};
 use crate::steps::Steps;
+use crate::weigh::Manner;
 use core::ops::Range;
 
 /// Where the rows of a block's keys and values lie, if they lie scattered.
@@ -136,11 +138,11 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             // Hidden values have weight 0, and 0 times a finite number is nothing. Assume they are finite; if they
             // were not, or something visible was not, it shows in the result, and everything is done again with care.
             for care in [Care::Fast, Care::Careful] {
-                self.gather(queries, care, self.blocks(), &mut regions);
+                let ended = self.gather(queries, (care, self.blocks().next_back()), self.blocks(), &mut regions);
                 if C::ACTIVE {
                     self.gather_modified(queries, care, &mut regions);
                 }
-                if self.finish(care, &mut regions) {
+                if self.finish(care, ended, &mut regions) {
                     break;
                 }
             }
@@ -220,17 +222,18 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         regions.out[rows.start * width..rows.end * width].fill(0.0);
     }
 
-    /// The one pass over the keys, or over some of their blocks.
+    /// The one pass over the keys, or over some of their blocks. Rows for which nothing comes after block `last` are written
+    /// with it, where tiles can do that: says which.
     ///
     /// # Safety
     /// As for [`Self::run`]; the blocks are some of [`Self::blocks`].
     pub(crate) unsafe fn gather(
         &self,
         queries: Queries<'_>,
-        care: Care,
+        (care, last): (Care, Option<usize>),
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
-    ) {
+    ) -> Ended {
         // Whether no block has come yet. Groups whose outputs the first one writes whole do not clear them before.
         let mut fresh = self.outputs.state.is_none() && !C::ACTIVE;
         self.clear_state(regions);
@@ -239,14 +242,16 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         }
         // SAFETY: passed on.
         unsafe { self.exchange(regions, Exchange::Load) };
+        let (mut ends, mut ended) = (Ends::none(), Ended::NONE);
         let (mut spans, mut tables) = (Spans::NONE, tables());
         for first in blocks {
             // SAFETY: passed on.
             unsafe {
                 let mut block = self.block(first, &mut tables);
-                for group in self.groups() {
+                for (number, group) in self.groups().enumerate() {
                     let visible = self.prepare(&mut block, queries, group.clone(), &mut spans, regions);
-                    block.fresh = fresh && visible && !spans.iter().any(|span| span.is_empty());
+                    let by_all = visible && !spans.iter().any(|span| span.is_empty());
+                    block.fresh = fresh && by_all;
                     if fresh && !block.fresh {
                         self.clear_outputs(group.clone(), regions);
                     }
@@ -264,8 +269,18 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                     };
                     self.s.softmax(regions.scores, &spans, group.len(), state);
                     // With a weight function the outputs are gathered in the second pass.
-                    if !C::ACTIVE {
-                        self.add_values(&mut block, seen.as_ref(), group, &spans, regions);
+                    if C::ACTIVE {
+                        continue;
+                    }
+                    let ending = care == Care::Fast && by_all && last == Some(first) && block.values.are_floats();
+                    let manner = match &seen {
+                        Some(seen) => Manner::Careful(seen),
+                        None if ending && self.ends(group.clone(), &mut ends, regions) => Manner::Ending(&ends),
+                        None => Manner::Plain,
+                    };
+                    self.add_values(&mut block, manner, group, &spans, regions);
+                    if let Manner::Ending(ends) = manner {
+                        ended.add(number, ends);
                     }
                 }
             }
@@ -274,6 +289,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         if fresh {
             self.clear_outputs(0..self.task.rows.len(), regions);
         }
+        ended
     }
 
     /// Fetches what earlier calls gathered for the task's rows, or puts it back.
@@ -333,7 +349,8 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                             *weight = self.mods.prob.weight(*weight, self.position(row, block.first + j));
                         }
                     }
-                    self.add_values(&mut block, poisoned.as_ref(), group, &spans, regions);
+                    let manner = poisoned.as_ref().map_or(Manner::Plain, Manner::Careful);
+                    self.add_values(&mut block, manner, group, &spans, regions);
                 }
             }
         }

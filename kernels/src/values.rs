@@ -10,6 +10,7 @@
 use crate::ahead::{Ahead, Trail};
 use crate::block::{KEY_BLOCK, READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{FAR, FEW_ROWS, asks};
+use crate::finish::{Ending, normalised};
 use crate::operands::Operands;
 use crate::simd::{LANES, Level, Simd};
 use crate::tensor::AnyRows;
@@ -35,6 +36,8 @@ pub(crate) struct Values<'a, R = AnyRows> {
     /// Running outputs from the run's first column on, rows `out_stride` apart.
     pub(crate) out: &'a mut [f32],
     pub(crate) out_stride: usize,
+    /// If all rows end with this block: how, and where they go, in place of the running outputs.
+    pub(crate) ends: Option<Ending<'a>>,
     /// What comes later.
     pub(crate) ahead: &'a mut Ahead,
 }
@@ -43,9 +46,10 @@ impl<R> Values<'_, R> {
     /// With these rows. By reference: handed on by value, all of it would be copied on the way.
     #[inline(always)]
     pub(crate) fn of<T>(&mut self, values: T) -> Values<'_, T> {
-        let Values { weights, vecs, spans, rows, keep, join, fresh, ref mut out, out_stride, ref mut ahead, .. } =
-            *self;
-        Values { weights, values, vecs, spans, rows, keep, join, fresh, out, out_stride, ahead }
+        let Values {
+            weights, vecs, spans, rows, keep, join, fresh, ref mut out, out_stride, ends, ref mut ahead, ..
+        } = *self;
+        Values { weights, values, vecs, spans, rows, keep, join, fresh, out, out_stride, ends, ahead }
     }
 }
 
@@ -60,6 +64,7 @@ const _: () = assert!(KEY_BLOCK.is_multiple_of(RUN) && RUN.is_multiple_of(LANES)
 pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
     assert!(a.spans.len() == a.rows.div_ceil(S::TILE_ROWS));
     assert!(a.weights.len() >= a.rows * SCORE_STRIDE && a.keep.len() >= a.rows && a.join.len() >= a.rows);
+    assert!(a.ends.is_none_or(|ends| R::ENDS && ends.factors.len() >= a.rows && ends.rows.len() >= a.rows));
     assert!(a.rows == 0 || a.out.len() >= (a.rows - 1) * a.out_stride + a.vecs * LANES);
     debug_assert!(!a.fresh || !a.spans.iter().any(|span| span.is_empty()));
     let in_runs = a.rows <= READING_ROWS && S::TILE_VECS > 1 && a.vecs > S::TILE_VECS && a.fresh;
@@ -92,6 +97,13 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                         out: a.out.as_mut_ptr().add(row * a.out_stride + vec * LANES),
                         out_stride: a.out_stride,
                         fresh: a.fresh,
+                        end: a.ends.map(|ends| End {
+                            factors: ends.factors.as_ptr().add(row),
+                            rows: ends.rows.as_ptr().add(row),
+                            first: ends.first + vec * LANES,
+                            past: ends.past,
+                            finite: ends.finite.as_ptr().cast(),
+                        }),
                     };
                     let w = a.weights.as_ptr().add(row * SCORE_STRIDE);
                     let values = a.values.columns_from(vec * LANES);
@@ -127,6 +139,17 @@ struct Fold {
     out: *mut f32,
     out_stride: usize,
     fresh: bool,
+    end: Option<End>,
+}
+
+/// How the rows of a tile end: columns `first..past`, see [`Ending`].
+#[derive(Clone, Copy)]
+struct End {
+    factors: *const (f32, f32),
+    rows: *const *mut f32,
+    first: usize,
+    past: usize,
+    finite: *mut f32,
 }
 
 /// What a tile asks for while it computes.
@@ -251,15 +274,54 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
         }
         return;
     }
-    for (r, sum) in sum.iter().enumerate() {
+    for (r, sum) in sum.iter_mut().enumerate() {
         // SAFETY: row `r < MR` has two factors and `16 · NV` outputs.
         unsafe {
             let (keep, join) = (s.splat(*fold.keep.add(r)), s.splat(*fold.join.add(r)));
-            for (n, &sum) in sum.iter().enumerate() {
-                let out = out(r, n);
-                let before = if fold.fresh { s.splat(0.0) } else { s.mul(s.load(out), keep) };
-                s.store(out, s.fma(sum, join, before));
+            for (n, sum) in sum.iter_mut().enumerate() {
+                let before = if fold.fresh { s.splat(0.0) } else { s.mul(s.load(out(r, n)), keep) };
+                *sum = s.fma(*sum, join, before);
             }
+        }
+    }
+    let Some(end) = fold.end.filter(|_| const { R::ENDS }) else {
+        for (r, sum) in sum.iter().enumerate() {
+            for (n, &sum) in sum.iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { s.store(out(r, n), sum) };
+            }
+        }
+        return;
+    };
+    let zero = s.splat(0.0);
+    let mut finite = zero;
+    for (r, sum) in sum.iter_mut().enumerate() {
+        // SAFETY: row `r < MR` has factors.
+        let (high, low) = unsafe { *end.factors.add(r) };
+        let mut row = zero;
+        for sum in sum {
+            // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays.
+            row = s.fma(*sum, zero, row);
+            *sum = normalised(s, *sum, [s.splat(high), s.splat(low)]);
+        }
+        finite = s.add(finite, row);
+    }
+    // SAFETY: sixteen floats.
+    unsafe { s.store(end.finite, s.add(s.load(end.finite), finite)) };
+    if end.first + NV * LANES <= end.past {
+        for (r, sum) in sum.iter().enumerate() {
+            for (n, &sum) in sum.iter().enumerate() {
+                // SAFETY: row `r < MR` has these columns.
+                unsafe { s.store((*end.rows.add(r)).add(end.first + n * LANES), sum) };
+            }
+        }
+        return;
+    }
+    for (r, sum) in sum.iter().enumerate() {
+        for (n, &sum) in sum.iter().enumerate() {
+            let first = end.first + n * LANES;
+            // SAFETY: as above, as many columns as are left.
+            unsafe { s.store_first((*end.rows.add(r)).add(first), sum, LANES.min(end.past - first)) };
         }
     }
 }

@@ -1,6 +1,7 @@
 //! P·V of a group and a block: values where they lie, or packed; elements, pairs or bytes.
 
 use crate::block::READING_ROWS;
+use crate::finish::Ends;
 use crate::geometry::Regions;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::pairs;
@@ -18,6 +19,23 @@ use crate::tile::{Block, Fused};
 use crate::values::Values;
 use core::ops::Range;
 
+/// How a group's values are added.
+#[derive(Clone, Copy)]
+pub(crate) enum Manner<'a> {
+    /// As they are.
+    Plain,
+    /// As they are, and the rows written: nothing is added to them after it.
+    Ending(&'a Ends),
+    /// With care for those that are not finite: see `poison.rs`.
+    Careful(&'a Seen),
+}
+
+impl<'a> Manner<'a> {
+    fn ends(self) -> Option<&'a Ends> {
+        if let Self::Ending(ends) = self { Some(ends) } else { None }
+    }
+}
+
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
     /// out ← keep · out + join · P V for a group and a block.
     ///
@@ -26,7 +44,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     pub(crate) unsafe fn add_values(
         &self,
         block: &mut Block,
-        seen: Option<&Seen>,
+        manner: Manner<'_>,
         group: Range<usize>,
         spans: &Spans,
         regions: &mut Regions<'_>,
@@ -35,7 +53,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             // SAFETY: passed on.
             return unsafe { self.add_bytes(block, (strips, scales), group, spans, regions) };
         }
-        let care = if seen.is_some() { Care::Careful } else { Care::Fast };
+        let care = if matches!(manner, Manner::Careful(_)) { Care::Careful } else { Care::Fast };
         let (values, stride) = (block.values, self.geometry.width());
         let [_, native] = self.native();
         if native {
@@ -77,6 +95,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                         fresh: block.fresh,
                         out: &mut regions.out[group.start * stride + run.first..],
                         out_stride: stride,
+                        ends: manner.ends().map(|ends| ends.of(run.first..run.first + run.cols)),
                         ahead: &mut block.ahead,
                     };
                     match rows {
@@ -88,7 +107,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 }
             }
         }
-        if let Some(seen) = seen {
+        if let Manner::Careful(seen) = manner {
             // SAFETY: passed on.
             unsafe { self.add_poison(block, seen, group, regions) };
         }
@@ -147,6 +166,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     fresh: block.fresh,
                     out: &mut regions.out[group.start * stride + strip.start..],
                     out_stride: stride,
+                    ends: None,
                     ahead: &mut block.ahead,
                 });
             }

@@ -230,6 +230,7 @@ impl Cache {
                             fresh: false,
                             out,
                             out_stride: width,
+                            ends: None,
                             ahead: &mut Ahead::nothing(),
                         });
                     }

@@ -146,6 +146,12 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     }
 
     #[inline(always)]
+    unsafe fn store_first(self, p: *mut f32, v: __m512, n: usize) {
+        // SAFETY: `self` proves the feature; the caller vouches for `p`.
+        unsafe { _mm512_mask_storeu_ps(p, ((1u32 << n) - 1) as __mmask16, v) }
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> __m512 {
         // SAFETY: `self` proves the feature, and AVX with it; the caller vouches for `p`.
         unsafe {

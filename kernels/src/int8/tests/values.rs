@@ -39,6 +39,7 @@ impl Visitor for BothValues<'_> {
                     fresh: false,
                     out: $out,
                     out_stride: width,
+                    ends: None,
                     ahead: &mut Ahead::nothing(),
                 }
             };
