@@ -148,6 +148,9 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     /// As for [`Self::run`]; the block is one of the task's, of `len` keys from `first` on.
     pub(crate) unsafe fn ahead(&self, [first, len]: [usize; 2], values: BlockValues) -> Ahead {
         let mut ahead = Ahead::nothing();
+        if let Next::Near = self.next {
+            return ahead;
+        }
         // SAFETY: passed on.
         unsafe {
             if let Next::Unit { gathered: (at, bytes), next } = &self.next {

@@ -202,8 +202,29 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
     tile: Tile<T>,
     finish: impl Fn(usize, S::V) -> S::V,
 ) {
-    let Tile { rows, panels, depth, out, stride, later, mut trail } = tile;
-    let later = if const { reads::<S>(MR, NV) } { later } else { None };
+    // Compiled twice where tiles may ask: a loop that looks whether to ask runs out of registers for its rows.
+    let later = if const { reads::<S>(MR, NV) } { tile.later } else { None };
+    // SAFETY: passed on.
+    unsafe {
+        match later {
+            Some(later) => tile_and_later::<S, T, MR, NV>(s, tile, Some(later), finish),
+            None => tile_and_later::<S, T, MR, NV>(s, tile, None, finish),
+        }
+    }
+}
+
+/// [`tile`], with what it asks for.
+///
+/// # Safety
+/// As for that.
+#[inline(always)]
+unsafe fn tile_and_later<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
+    s: S,
+    tile: Tile<T>,
+    later: Option<Later>,
+    finish: impl Fn(usize, S::V) -> S::V,
+) {
+    let Tile { rows, panels, depth, out, stride, mut trail, .. } = tile;
     // SAFETY: the caller vouches for `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (mut first, chain) = (0, T::chain(depth));

@@ -19,7 +19,7 @@ use crate::simd::LANES;
 use crate::softmax;
 use crate::source::KeyValues;
 use crate::steps::Steps;
-use crate::tile::Fused;
+use crate::tile::{Fused, Next};
 use core::marker::PhantomData;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -266,7 +266,7 @@ pub(crate) unsafe fn gather<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod +
             let next = (unit + 1 < units.end).then(|| split.unit(unit + 1));
             // SAFETY: one of the call's units.
             let gathered = unsafe { split.part_at(&task, first) };
-            let fused = fused(task).unit((gathered.cast(), split.part_bytes()), next);
+            let fused = fused(task).followed_by(Next::Unit { gathered: (gathered.cast(), split.part_bytes()), next });
             // SAFETY: passed on; the unit belongs to this run, and the run was taken once.
             unsafe { fused.gather_unit(split, first, scratch.regions(fused.geometry)) }
         }

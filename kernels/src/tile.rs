@@ -55,6 +55,8 @@ pub(crate) struct Fused<'t, 'a, S, M> {
 pub(crate) enum Next {
     /// Nothing, or nobody knows.
     Nothing,
+    /// Nothing that has to be asked for, nor has this: all is near.
+    Near,
     /// Probably this.
     Task(Task),
     /// This is a unit: where what it gathers goes, and its bytes; and the next of its run, if any, its task and first key.
@@ -109,14 +111,8 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
 
     /// With a guess at what comes next: its memory is asked for while this one is computed.
     #[inline(always)]
-    pub(crate) fn followed_by(self, next: Option<Task>) -> Self {
-        Self { next: next.map_or(Next::Nothing, Next::Task), ..self }
-    }
-
-    /// As a unit, with a guess at the next.
-    #[inline(always)]
-    pub(crate) fn unit(self, gathered: (*const u8, usize), next: Option<(Task, usize)>) -> Self {
-        Self { next: Next::Unit { gathered, next }, ..self }
+    pub(crate) fn followed_by(self, next: Next) -> Self {
+        Self { next, ..self }
     }
 
     /// Computes the task's rows and writes them.
