@@ -45,16 +45,22 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         let depth = if native { d.div_ceil(2) } else { d };
         let Next { spans, bias } = next;
         let mut rows = [core::ptr::null(); MAX_GROUP];
-        for row in self.rows(group.clone()) {
-            rows[row.n] = match queries {
+        for (row, n) in self.stretches(group.clone()) {
+            let copied = (group.start + row.n) * depth;
+            let (first, step) = match queries {
                 // SAFETY: the row is inside the call's queries.
-                Queries::InPlace(q) => unsafe { q.row(self.seq.batch, row.head, self.seq.first_row + row.i).0 },
+                Queries::InPlace(q) => unsafe {
+                    (q.row(self.seq.batch, row.head, self.seq.first_row + row.i).0, q.strides()[2])
+                },
                 // SAFETY: the copy has a row for every row of the task.
-                Queries::Copied(first) => unsafe { first.add((group.start + row.n) * depth) },
+                Queries::Copied(first) => unsafe { (first.add(copied), depth as isize) },
                 // SAFETY: so have the pairs.
-                Queries::Pairs(first) => unsafe { first.add((group.start + row.n) * depth).cast() },
+                Queries::Pairs(first) => unsafe { (first.add(copied).cast(), depth as isize) },
                 Queries::Bytes(..) => unreachable!("returned above"),
             };
+            for (k, row) in rows[row.n..row.n + n].iter_mut().enumerate() {
+                *row = first.wrapping_offset(k as isize * step);
+            }
         }
         let ready = match block.keys {
             Keys::Rows(_) => false,

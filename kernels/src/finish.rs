@@ -237,39 +237,32 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         if out.strides()[3] != 1 {
             return false;
         }
+        for (row, n) in self.stretches(group.clone()) {
+            // SAFETY: the rows are inside the output, and this task's alone.
+            let (first, _) = unsafe { out.row(self.seq.batch, row.head, self.seq.first_row + row.i) };
+            for (k, row) in ends.rows[row.n..row.n + n].iter_mut().enumerate() {
+                *row = first.wrapping_offset(k as isize * out.strides()[2]);
+            }
+        }
         for row in self.rows(group.clone()) {
             // SAFETY: passed on.
-            let (end, to, _) = unsafe { self.end(row, group.start + row.n, out, regions) };
-            (ends.factors[row.n], ends.rows[row.n]) = (end.factor, to);
+            ends.factors[row.n] = unsafe { self.end(row, group.start + row.n, regions) }.factor;
         }
         true
     }
 
-    /// How a row ends, and where it goes. Writes its log-sum-exp.
+    /// How a row ends. Writes its log-sum-exp.
     ///
     /// # Safety
     /// As for [`Self::run`]; the row is row `r` of the task.
     #[inline(always)]
-    unsafe fn end<T>(
-        &self,
-        row: Row,
-        r: usize,
-        output: &SharedMut<'_, T>,
-        regions: &Regions<'_>,
-    ) -> (RowEnd, *mut T, isize) {
-        let (b, i) = (self.seq.batch, self.seq.first_row + row.i);
-        let mut end = self.row_end(row, regions.max[r], regions.sum[r]);
-        // SAFETY: the rows are inside the outputs and this task's alone.
-        let (to, element) = unsafe {
-            if let Some(lse) = &self.outputs.lse {
-                *lse.row(b, row.head, i).0 = end.lse();
-            }
-            output.row(b, row.head, i)
-        };
-        if C::ACTIVE {
-            end.factor = (1.0, 0.0);
+    unsafe fn end(&self, row: Row, r: usize, regions: &Regions<'_>) -> RowEnd {
+        let end = self.row_end(row, regions.max[r], regions.sum[r]);
+        if let Some(lse) = &self.outputs.lse {
+            // SAFETY: the row is inside the output, and this task's alone.
+            unsafe { *lse.row(self.seq.batch, row.head, self.seq.first_row + row.i).0 = end.lse() };
         }
-        (end, to, element)
+        end
     }
 
     /// Normalises and writes the task's rows, or keeps them as they are for more keys to come. False if something gathered
@@ -310,7 +303,13 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             let mut element = 1;
             for row in self.rows(group.clone()) {
                 // SAFETY: passed on.
-                (ends[row.n], out[row.n], element) = unsafe { self.end(row, group.start + row.n, output, regions) };
+                unsafe {
+                    ends[row.n] = self.end(row, group.start + row.n, regions);
+                    (out[row.n], element) = output.row(self.seq.batch, row.head, self.seq.first_row + row.i);
+                }
+                if C::ACTIVE {
+                    ends[row.n].factor = (1.0, 0.0);
+                }
             }
             let stride = self.geometry.width();
             // SAFETY: every row has `value_dim` elements, and they are this task's alone.

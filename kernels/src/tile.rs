@@ -154,18 +154,22 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
 
     /// The rows of a group.
     pub(crate) fn rows(&self, group: Range<usize>) -> impl Iterator<Item = Row> + use<S, A, B, C> {
-        // Steps from the first, and a division for that only if it is none of the first head's.
+        self.stretches(group)
+            .flat_map(|(Row { n, head, i }, len)| (0..len).map(move |k| Row { n: n + k, head, i: i + k }))
+    }
+
+    /// The same by heads: the first row of each, and how many there are of it.
+    pub(crate) fn stretches(&self, group: Range<usize>) -> impl Iterator<Item = (Row, usize)> + use<S, A, B, C> {
+        // A division only if the first row is none of the first head's.
         let first = self.task.rows.start + group.start;
         let q_len = self.seq.q_len;
-        let (skipped, mut i) = if first < q_len { (0, first) } else { (first / q_len, first % q_len) };
-        let mut head = self.task.kv_head * self.sharing + skipped;
-        (0..group.len()).map(move |n| {
-            let row = Row { n, head, i };
-            i += 1;
-            if i == q_len {
-                (head, i) = (head + 1, 0);
-            }
-            row
+        let (skipped, i) = if first < q_len { (0, first) } else { (first / q_len, first % q_len) };
+        let mut next = Row { n: 0, head: self.task.kv_head * self.sharing + skipped, i };
+        core::iter::from_fn(move || {
+            let row = next;
+            let len = (q_len - row.i).min(group.len() - row.n);
+            next = Row { n: row.n + len, head: row.head + 1, i: 0 };
+            (len > 0).then_some((row, len))
         })
     }
 
