@@ -6,8 +6,9 @@ mod support;
 use sdpa::{Alignment, Attention, Exec, Inputs, Plan, View, Workspace};
 use support::{LAYOUTS, Layout, Rng, Sizes, Tensor, Tensors, assert_same, execs, offset_of, run, run_inputs, run_with};
 
-/// Around tiles, panels, groups, tasks and blocks; shared heads; dims that are whole vectors and that are not.
-const SIZES: [Sizes; 9] = [
+/// Around tiles, panels, groups, tasks and blocks; shared heads; dims that are whole vectors and that are not; so much memory that
+/// it is asked for ahead, of which each head has little.
+const SIZES: [Sizes; 10] = [
     [1, 1, 1, 1, 1, 1, 1],
     [2, 2, 1, 5, 17, 3, 15],
     [1, 4, 2, 7, 64, 64, 64],
@@ -17,6 +18,7 @@ const SIZES: [Sizes; 9] = [
     [2, 2, 2, 100, 513, 32, 48],
     [1, 1, 1, 13, 520, 300, 16],
     [1, 1, 1, 20, 70, 16, 300],
+    [2, 20, 20, 16, 16, 64, 64],
 ];
 
 /// Full, and causal with rows at the end, in the middle and before the start of the keys.

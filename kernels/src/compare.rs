@@ -58,8 +58,8 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 Queries::Pairs(first) => unsafe { (first.add(copied).cast(), depth as isize) },
                 Queries::Bytes(..) => unreachable!("returned above"),
             };
-            for (k, row) in rows[row.n..row.n + n].iter_mut().enumerate() {
-                *row = first.wrapping_offset(k as isize * step);
+            for (k, at) in rows[row.n..row.n + n].iter_mut().enumerate() {
+                *at = first.wrapping_offset(k as isize * step);
             }
         }
         let ready = match block.keys {

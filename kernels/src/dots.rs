@@ -207,24 +207,23 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
     // SAFETY: passed on.
     unsafe {
         match later {
-            Some(later) => tile_and_later::<S, T, MR, NV>(s, tile, Some(later), finish),
-            None => tile_and_later::<S, T, MR, NV>(s, tile, None, finish),
+            Some(later) => tile_as_told::<S, T, MR, NV>(s, Tile { later: Some(later), ..tile }, finish),
+            None => tile_as_told::<S, T, MR, NV>(s, Tile { later: None, ..tile }, finish),
         }
     }
 }
 
-/// [`tile`], with what it asks for.
+/// [`tile`], which knows whether to ask.
 ///
 /// # Safety
 /// As for that.
 #[inline(always)]
-unsafe fn tile_and_later<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
+unsafe fn tile_as_told<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
     s: S,
     tile: Tile<T>,
-    later: Option<Later>,
     finish: impl Fn(usize, S::V) -> S::V,
 ) {
-    let Tile { rows, panels, depth, out, stride, mut trail, .. } = tile;
+    let Tile { rows, panels, depth, out, stride, later, mut trail } = tile;
     // SAFETY: the caller vouches for `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (mut first, chain) = (0, T::chain(depth));

@@ -1,4 +1,5 @@
-//! The end of a row: sink, normalisation, log-sum-exp.
+//! The end of a row: sink, normalisation, log-sum-exp. Tiles of values end rows themselves where they can (`values.rs`), by what is
+//! here.
 
 use crate::element::Element;
 use crate::geometry::{MAX_GROUP, MAX_TASK, Regions};
@@ -29,8 +30,8 @@ pub(crate) struct RowEnd {
     sum: f64,
 }
 
-/// Rows that end with the block at hand: nothing is added to them after it.
-pub(crate) struct Ends {
+/// Rows of a group that end with the block at hand: nothing is added to them after it.
+pub(crate) struct GroupEnds {
     /// Of each row of the group: see [`RowEnd`].
     factors: [(f32, f32); MAX_GROUP],
     /// Where it goes: contiguous floats.
@@ -41,7 +42,7 @@ pub(crate) struct Ends {
 
 /// The same, for tiles to end them: columns `first..past` of rows.
 #[derive(Clone, Copy)]
-pub(crate) struct Ending<'a> {
+pub(crate) struct ColumnEnds<'a> {
     pub(crate) factors: &'a [(f32, f32)],
     pub(crate) rows: &'a [*mut f32],
     pub(crate) first: usize,
@@ -51,7 +52,7 @@ pub(crate) struct Ending<'a> {
 
 /// Which groups of a task have ended.
 #[derive(Clone, Copy)]
-pub(crate) struct Ended {
+pub(crate) struct EndedGroups {
     groups: [bool; MAX_TASK.div_ceil(MAX_GROUP)],
     /// Whether what they gathered was finite.
     finite: bool,
@@ -60,21 +61,29 @@ pub(crate) struct Ended {
 // Rows are finished so many at a time, all of one group.
 const _: () = assert!(MAX_GROUP.is_multiple_of(END_ROWS));
 
-impl Ended {
+impl EndedGroups {
     pub(crate) const NONE: Self = Self { groups: [false; MAX_TASK.div_ceil(MAX_GROUP)], finite: true };
 
     fn has(&self, group: usize) -> bool {
         self.groups[group]
     }
 
-    /// A group has, so.
-    pub(crate) fn add(&mut self, group: usize, ends: &Ends) {
+    /// Notes that a group has ended.
+    pub(crate) fn add(&mut self, group: usize, ends: &GroupEnds) {
         self.groups[group] = true;
         self.finite &= ends.is_finite();
     }
 }
 
-impl Ends {
+impl ColumnEnds<'_> {
+    /// How many columns.
+    #[inline(always)]
+    pub(crate) fn columns(self) -> usize {
+        self.past.saturating_sub(self.first)
+    }
+}
+
+impl GroupEnds {
     /// Of nothing.
     #[inline(always)]
     pub(crate) const fn none() -> Self {
@@ -86,9 +95,9 @@ impl Ends {
     }
 
     /// Of these columns.
-    pub(crate) fn of(&self, columns: Range<usize>) -> Ending<'_> {
+    pub(crate) fn of(&self, columns: Range<usize>) -> ColumnEnds<'_> {
         let Range { start: first, end: past } = columns;
-        Ending { factors: &self.factors, rows: &self.rows, first, past, finite: &self.finite }
+        ColumnEnds { factors: &self.factors, rows: &self.rows, first, past, finite: &self.finite }
     }
 
     /// True if all that has ended is finite.
@@ -145,6 +154,12 @@ pub(crate) struct Finish<'a> {
     pub(crate) care: Care,
 }
 
+/// `found`, or NaN if x is not finite: x·0 is 0 if it is, and NaN if not, and a NaN stays.
+#[inline(always)]
+pub(crate) fn if_finite<S: Simd>(s: S, x: S::V, found: S::V) -> S::V {
+    s.fma(x, s.splat(0.0), found)
+}
+
 /// What was gathered, times its row's factor. A zero is positive.
 #[inline(always)]
 pub(crate) fn normalised<S: Simd>(s: S, x: S::V, [high, low]: [S::V; 2]) -> S::V {
@@ -171,8 +186,7 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
         while i < a.cols {
             // SAFETY: `i + 16 ≤ width ≤ stride`, and `gathered` has a stride for every row.
             let x = unsafe { s.load(a.gathered.as_ptr().add(r * a.stride + i)) };
-            // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays.
-            row = s.fma(x, zero, row);
+            row = if_finite(s, x, row);
             let mut y = normalised(s, x, [high, low]);
             if a.care == Care::Careful {
                 // ∞ times the low part may be NaN where ∞ times the whole is ∞: then the high part alone is the answer.
@@ -227,26 +241,27 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         unsafe { self.s.all_finite(row, 1, gathered.len()) }
     }
 
-    /// How the rows of a group end that nothing is added to after the block at hand, where tiles can write them: contiguous
-    /// floats, nothing hidden in them that is not finite.
+    /// Where the rows of a group go, and by which factors they end, if tiles can write them: contiguous floats. Writes their
+    /// log-sum-exp. Nothing may be added to them after the block at hand.
     ///
     /// # Safety
     /// As for [`Self::run`]; the group has met its last scores.
-    pub(crate) unsafe fn ends(&self, group: Range<usize>, ends: &mut Ends, regions: &Regions<'_>) -> bool {
+    pub(crate) unsafe fn end_group(&self, group: Range<usize>, ends: &mut GroupEnds, regions: &Regions<'_>) -> bool {
         let Some(Typed::F32(out)) = &self.outputs.out else { return false };
-        if out.strides()[3] != 1 {
+        let [.., step, element] = out.strides();
+        if element != 1 {
             return false;
         }
         for (row, n) in self.stretches(group.clone()) {
             // SAFETY: the rows are inside the output, and this task's alone.
             let (first, _) = unsafe { out.row(self.seq.batch, row.head, self.seq.first_row + row.i) };
-            for (k, row) in ends.rows[row.n..row.n + n].iter_mut().enumerate() {
-                *row = first.wrapping_offset(k as isize * out.strides()[2]);
+            for (k, to) in ends.rows[row.n..row.n + n].iter_mut().enumerate() {
+                *to = first.wrapping_offset(k as isize * step);
             }
         }
         for row in self.rows(group.clone()) {
             // SAFETY: passed on.
-            ends.factors[row.n] = unsafe { self.end(row, group.start + row.n, regions) }.factor;
+            ends.factors[row.n] = unsafe { self.end_row(row, group.start + row.n, regions) }.factor;
         }
         true
     }
@@ -256,7 +271,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// # Safety
     /// As for [`Self::run`]; the row is row `r` of the task.
     #[inline(always)]
-    unsafe fn end(&self, row: Row, r: usize, regions: &Regions<'_>) -> RowEnd {
+    unsafe fn end_row(&self, row: Row, r: usize, regions: &Regions<'_>) -> RowEnd {
         let end = self.row_end(row, regions.max[r], regions.sum[r]);
         if let Some(lse) = &self.outputs.lse {
             // SAFETY: the row is inside the output, and this task's alone.
@@ -270,7 +285,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     ///
     /// # Safety
     /// As for [`Self::run`].
-    pub(crate) unsafe fn finish(&self, care: Care, ended: Ended, regions: &mut Regions<'_>) -> bool {
+    pub(crate) unsafe fn finish(&self, care: Care, ended: EndedGroups, regions: &mut Regions<'_>) -> bool {
         let Some(output) = &self.outputs.out else {
             let finite = self.gathered_is_finite(regions);
             if finite || care == Care::Careful {
@@ -291,7 +306,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         &self,
         output: &SharedMut<'_, T>,
         care: Care,
-        ended: Ended,
+        ended: EndedGroups,
         regions: &mut Regions<'_>,
     ) -> bool {
         let mut finite = ended.finite;
@@ -304,7 +319,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             for row in self.rows(group.clone()) {
                 // SAFETY: passed on.
                 unsafe {
-                    ends[row.n] = self.end(row, group.start + row.n, regions);
+                    ends[row.n] = self.end_row(row, group.start + row.n, regions);
                     (out[row.n], element) = output.row(self.seq.batch, row.head, self.seq.first_row + row.i);
                 }
                 if C::ACTIVE {

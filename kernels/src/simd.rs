@@ -74,6 +74,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Rows whose exponentials are taken side by side, at most 3: as many as registers hold twice, begun and ended.
     const SIDE_ROWS: usize = 1;
+    /// Whether tiles of values end rows that nothing is added to after them.
+    const ENDS_ROWS: bool = true;
 
     /// True if [`Self::fma`] rounds once.
     const FUSED: bool;

@@ -8,7 +8,7 @@
 //! all is gathered, on whatever workers are there by then: waking them a second time took longer than folding.
 
 use crate::block::KEY_BLOCK;
-use crate::finish::Ended;
+use crate::finish::EndedGroups;
 use crate::geometry::{Geometry, Regions, Scratch};
 use crate::launch::{Call, Task};
 use crate::lines::LINE_BYTES;
@@ -243,7 +243,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         }
         for care in [Care::Fast, Care::Careful] {
             // SAFETY: passed on.
-            if unsafe { self.finish(care, Ended::NONE, regions) } {
+            if unsafe { self.finish(care, EndedGroups::NONE, regions) } {
                 break;
             }
         }

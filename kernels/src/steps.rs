@@ -28,6 +28,8 @@ use crate::{block::Hull, block::Span, exp};
 pub(crate) trait Steps: Copy + Send + Sync {
     /// Rows of a register tile: how the loop cuts groups into spans.
     const TILE_ROWS: usize;
+    /// As [`Simd::ENDS_ROWS`].
+    const ENDS_ROWS: bool;
 
     /// As [`Simd::is_roomy`].
     fn is_roomy(self) -> bool;
@@ -131,6 +133,7 @@ macro_rules! steps {
     ($token:ty) => {
         impl Steps for $token {
             const TILE_ROWS: usize = <Self as Simd>::TILE_ROWS;
+            const ENDS_ROWS: bool = <Self as Simd>::ENDS_ROWS;
 
             fn is_roomy(self) -> bool {
                 Simd::is_roomy(self)

@@ -52,6 +52,7 @@ pub(crate) trait Terms<S: Simd>: Copy {
 impl<S: Simd, T: Load> Terms<S> for Rows<T> {
     const KEYS: usize = 1;
     const BYTES: usize = size_of::<T>();
+    // Four bytes: `f32`.
     const ENDS: bool = size_of::<T>() == size_of::<f32>();
     type At = *const T;
     type By = Numbers;

@@ -7,13 +7,13 @@
 //!         S ← the group's final scores                 prepare.rs: QKᵀ, options, −∞ where hidden
 //!         P ← exp(S − rowmax S)                        softmax; also takes (rowmax S, Σ P) into (max, sum)
 //!         out ← keep · out + join · P V                values
-//! out ← out / sum;  lse ← max + ln sum                 finish
+//! out ← out / sum;  lse ← max + ln sum                 finish, or values with the last block
 //! ```
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) Nothing grows with the number of keys.
 
 use crate::ahead::Ahead;
 use crate::block::KEY_BLOCK;
-use crate::finish::{Ended, Ends};
+use crate::finish::{EndedGroups, GroupEnds};
 use crate::geometry::{Geometry, Regions};
 use crate::launch::{Call, Sequence, Task};
 use crate::options::{MaskMod, Mods, Position, ProbMod, ScoreMod};
@@ -55,7 +55,7 @@ pub(crate) struct Fused<'t, 'a, S, M> {
 pub(crate) enum Next {
     /// Nothing, or nobody knows.
     Nothing,
-    /// Nothing that has to be asked for, nor has this: all is near.
+    /// Whatever it is, it need not be asked for, and neither need what this task still has to read: all is near.
     Near,
     /// Probably this.
     Task(Task),
@@ -233,7 +233,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         (care, last): (Care, Option<usize>),
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
-    ) -> Ended {
+    ) -> EndedGroups {
         // Whether no block has come yet. Groups whose outputs the first one writes whole do not clear them before.
         let mut fresh = self.outputs.state.is_none() && !C::ACTIVE;
         self.clear_state(regions);
@@ -242,7 +242,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         }
         // SAFETY: passed on.
         unsafe { self.exchange(regions, Exchange::Load) };
-        let (mut ends, mut ended) = (Ends::none(), Ended::NONE);
+        let (mut ends, mut ended) = (GroupEnds::none(), EndedGroups::NONE);
         let (mut spans, mut tables) = (Spans::NONE, tables());
         for first in blocks {
             // SAFETY: passed on.
@@ -272,10 +272,13 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                     if C::ACTIVE {
                         continue;
                     }
-                    let ending = care == Care::Fast && by_all && last == Some(first) && block.values.are_floats();
+                    let ending = S::ENDS_ROWS
+                        && (care == Care::Fast && by_all && last == Some(first))
+                        && block.values.are_floats()
+                        && self.end_group(group.clone(), &mut ends, regions);
                     let manner = match &seen {
                         Some(seen) => Manner::Careful(seen),
-                        None if ending && self.ends(group.clone(), &mut ends, regions) => Manner::Ending(&ends),
+                        None if ending => Manner::Ending(&ends),
                         None => Manner::Plain,
                     };
                     self.add_values(&mut block, manner, group, &spans, regions);

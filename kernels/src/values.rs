@@ -4,13 +4,15 @@
 //! running output with two factors, `o ← o·keep + sum·join`, once per block. Keys hidden from a row have weight exactly 0 and
 //! add exactly nothing, so it does not matter how many of them a tile runs over.
 //!
+//! Rows that end with the block are not gathered but written, normalised, by the tile that has their sums.
+//!
 //! Few rows take wide values a run of keys at a time. Between runs their chains wait in the running outputs, where nothing else
 //! is yet.
 
 use crate::ahead::{Ahead, Trail};
 use crate::block::{KEY_BLOCK, READING_ROWS, SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{FAR, FEW_ROWS, asks};
-use crate::finish::{Ending, normalised};
+use crate::finish::{ColumnEnds, if_finite, normalised};
 use crate::operands::Operands;
 use crate::simd::{LANES, Level, Simd};
 use crate::tensor::AnyRows;
@@ -37,7 +39,7 @@ pub(crate) struct Values<'a, R = AnyRows> {
     pub(crate) out: &'a mut [f32],
     pub(crate) out_stride: usize,
     /// If all rows end with this block: how, and where they go, in place of the running outputs.
-    pub(crate) ends: Option<Ending<'a>>,
+    pub(crate) ends: Option<ColumnEnds<'a>>,
     /// What comes later.
     pub(crate) ahead: &'a mut Ahead,
 }
@@ -59,12 +61,18 @@ const RUN: usize = 4 * LANES;
 const _: () = assert!(KEY_BLOCK.is_multiple_of(RUN) && RUN.is_multiple_of(LANES));
 
 /// # Safety
-/// For every key of every span, `16 · vecs` contiguous elements of its row of values are readable.
+/// For every key of every span, `16 · vecs` contiguous elements of its row of values are readable. If rows end, each pointer to one
+/// is good for writing its columns, and nobody else's.
 #[inline(always)]
 pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
     assert!(a.spans.len() == a.rows.div_ceil(S::TILE_ROWS));
     assert!(a.weights.len() >= a.rows * SCORE_STRIDE && a.keep.len() >= a.rows && a.join.len() >= a.rows);
-    assert!(a.ends.is_none_or(|ends| R::ENDS && ends.factors.len() >= a.rows && ends.rows.len() >= a.rows));
+    assert!(a.ends.is_none_or(|ends| {
+        R::ENDS
+            && S::ENDS_ROWS
+            && ends.factors.len().min(ends.rows.len()) >= a.rows
+            && ends.columns().div_ceil(LANES) == a.vecs
+    }));
     assert!(a.rows == 0 || a.out.len() >= (a.rows - 1) * a.out_stride + a.vecs * LANES);
     debug_assert!(!a.fresh || !a.spans.iter().any(|span| span.is_empty()));
     let in_runs = a.rows <= READING_ROWS && S::TILE_VECS > 1 && a.vecs > S::TILE_VECS && a.fresh;
@@ -97,7 +105,7 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                         out: a.out.as_mut_ptr().add(row * a.out_stride + vec * LANES),
                         out_stride: a.out_stride,
                         fresh: a.fresh,
-                        end: a.ends.map(|ends| End {
+                        ends: a.ends.map(|ends| TileEnds {
                             factors: ends.factors.as_ptr().add(row),
                             rows: ends.rows.as_ptr().add(row),
                             first: ends.first + vec * LANES,
@@ -139,12 +147,12 @@ struct Fold {
     out: *mut f32,
     out_stride: usize,
     fresh: bool,
-    end: Option<End>,
+    ends: Option<TileEnds>,
 }
 
-/// How the rows of a tile end: columns `first..past`, see [`Ending`].
+/// How the rows of a tile end: columns `first..past`, see [`ColumnEnds`].
 #[derive(Clone, Copy)]
-struct End {
+struct TileEnds {
     factors: *const (f32, f32),
     rows: *const *mut f32,
     first: usize,
@@ -198,7 +206,7 @@ impl Part {
 ///
 /// # Safety
 /// For `MR` rows: weights up to the part's end, two factors, and `16 · NV` outputs, where the part before, if any, left its sums;
-/// values as for [`values`].
+/// values, and where rows end, as for [`values`].
 #[inline(always)]
 unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
     s: S,
@@ -284,44 +292,52 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
             }
         }
     }
-    let Some(end) = fold.end.filter(|_| const { R::ENDS }) else {
-        for (r, sum) in sum.iter().enumerate() {
-            for (n, &sum) in sum.iter().enumerate() {
-                // SAFETY: as above.
-                unsafe { s.store(out(r, n), sum) };
-            }
-        }
-        return;
-    };
-    let zero = s.splat(0.0);
-    let mut finite = zero;
-    for (r, sum) in sum.iter_mut().enumerate() {
-        // SAFETY: row `r < MR` has factors.
-        let (high, low) = unsafe { *end.factors.add(r) };
-        let mut row = zero;
-        for sum in sum {
-            // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays.
-            row = s.fma(*sum, zero, row);
-            *sum = normalised(s, *sum, [s.splat(high), s.splat(low)]);
-        }
-        finite = s.add(finite, row);
-    }
-    // SAFETY: sixteen floats.
-    unsafe { s.store(end.finite, s.add(s.load(end.finite), finite)) };
-    if end.first + NV * LANES <= end.past {
-        for (r, sum) in sum.iter().enumerate() {
-            for (n, &sum) in sum.iter().enumerate() {
-                // SAFETY: row `r < MR` has these columns.
-                unsafe { s.store((*end.rows.add(r)).add(end.first + n * LANES), sum) };
-            }
-        }
-        return;
+    if let Some(ends) = fold.ends.filter(|_| const { R::ENDS && S::ENDS_ROWS }) {
+        // SAFETY: the caller's promise.
+        return unsafe { end_rows(s, &mut sum, ends) };
     }
     for (r, sum) in sum.iter().enumerate() {
         for (n, &sum) in sum.iter().enumerate() {
-            let first = end.first + n * LANES;
+            // SAFETY: as above.
+            unsafe { s.store(out(r, n), sum) };
+        }
+    }
+}
+
+/// Writes the rows of a tile: as [`finish`](crate::finish::finish) does, but that it leaves nothing to be taken care of.
+///
+/// # Safety
+/// There are so many rows, with as many columns as vectors hold, or as are left.
+#[inline(always)]
+unsafe fn end_rows<S: Simd, const MR: usize, const NV: usize>(s: S, rows: &mut [[S::V; NV]; MR], ends: TileEnds) {
+    let mut finite = s.splat(0.0);
+    for (r, row) in rows.iter_mut().enumerate() {
+        // SAFETY: row `r < MR` has factors.
+        let (high, low) = unsafe { *ends.factors.add(r) };
+        let mut found = s.splat(0.0);
+        for x in row {
+            found = if_finite(s, *x, found);
+            *x = normalised(s, *x, [s.splat(high), s.splat(low)]);
+        }
+        finite = s.add(finite, found);
+    }
+    // SAFETY: sixteen floats.
+    unsafe { s.store(ends.finite, s.add(s.load(ends.finite), finite)) };
+    // Looked at once: in the loop it would keep that from being unrolled, and the rows out of registers.
+    if ends.first + NV * LANES <= ends.past {
+        for (r, row) in rows.iter().enumerate() {
+            for (n, &x) in row.iter().enumerate() {
+                // SAFETY: row `r < MR` has these columns.
+                unsafe { s.store((*ends.rows.add(r)).add(ends.first + n * LANES), x) };
+            }
+        }
+        return;
+    }
+    for (r, row) in rows.iter().enumerate() {
+        for (n, &x) in row.iter().enumerate() {
+            let first = ends.first + n * LANES;
             // SAFETY: as above, as many columns as are left.
-            unsafe { s.store_first((*end.rows.add(r)).add(first), sum, LANES.min(end.past - first)) };
+            unsafe { s.store_first((*ends.rows.add(r)).add(first), x, LANES.min(ends.past - first)) };
         }
     }
 }

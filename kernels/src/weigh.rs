@@ -1,7 +1,7 @@
 //! P·V of a group and a block: values where they lie, or packed; elements, pairs or bytes.
 
 use crate::block::READING_ROWS;
-use crate::finish::Ends;
+use crate::finish::GroupEnds;
 use crate::geometry::Regions;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::pairs;
@@ -25,13 +25,13 @@ pub(crate) enum Manner<'a> {
     /// As they are.
     Plain,
     /// As they are, and the rows written: nothing is added to them after it.
-    Ending(&'a Ends),
+    Ending(&'a GroupEnds),
     /// With care for those that are not finite: see `poison.rs`.
     Careful(&'a Seen),
 }
 
 impl<'a> Manner<'a> {
-    fn ends(self) -> Option<&'a Ends> {
+    fn ends(self) -> Option<&'a GroupEnds> {
         if let Self::Ending(ends) = self { Some(ends) } else { None }
     }
 }
@@ -82,7 +82,8 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     // SAFETY: the run has so many columns for every key of the block.
                     unsafe { self.pack_values(&run, block.len, care, (room, ready)) }
                 };
-                // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed.
+                // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed; rows that end
+                // are this group's.
                 unsafe {
                     let mut values = Values {
                         weights: regions.scores,
