@@ -304,10 +304,11 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
     }
 }
 
-/// Writes the rows of a tile: as [`finish`](crate::finish::finish) does, but that it leaves nothing to be taken care of.
+/// Writes the rows of a tile as [`finish`](crate::finish::finish) does without care: if something in them is found not to be
+/// finite, what was written is worth nothing.
 ///
 /// # Safety
-/// There are so many rows, with as many columns as vectors hold, or as are left.
+/// There are `MR` rows, with as many columns as `NV` vectors hold, or as are left of them.
 #[inline(always)]
 unsafe fn end_rows<S: Simd, const MR: usize, const NV: usize>(s: S, rows: &mut [[S::V; NV]; MR], ends: TileEnds) {
     let mut finite = s.splat(0.0);
