@@ -202,28 +202,8 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
     tile: Tile<T>,
     finish: impl Fn(usize, S::V) -> S::V,
 ) {
-    // Compiled twice where tiles may ask: a loop that looks whether to ask runs out of registers for its rows.
-    let later = if const { reads::<S>(MR, NV) } { tile.later } else { None };
-    // SAFETY: passed on.
-    unsafe {
-        match later {
-            Some(later) => tile_as_told::<S, T, MR, NV>(s, Tile { later: Some(later), ..tile }, finish),
-            None => tile_as_told::<S, T, MR, NV>(s, Tile { later: None, ..tile }, finish),
-        }
-    }
-}
-
-/// [`tile`], which knows whether to ask.
-///
-/// # Safety
-/// As for that.
-#[inline(always)]
-unsafe fn tile_as_told<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
-    s: S,
-    tile: Tile<T>,
-    finish: impl Fn(usize, S::V) -> S::V,
-) {
     let Tile { rows, panels, depth, out, stride, later, mut trail } = tile;
+    let later = if const { reads::<S>(MR, NV) } { later } else { None };
     // SAFETY: the caller vouches for `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (mut first, chain) = (0, T::chain(depth));
