@@ -116,11 +116,11 @@ impl Ahead {
     /// next few are asked for after it.
     #[inline(always)]
     pub(crate) fn beside<S: Simd>(&mut self, s: S, n: usize, tile: impl FnOnce(Trail)) {
-        if n > 0 && self.at < self.len && self.stretches[self.at].lines - self.line >= n {
-            let (trail, _) = self.next(s, n);
-            tile(trail);
-        } else {
-            tile(Trail::none(core::ptr::from_ref(self).cast()));
+        let asks = n > 0 && self.at < self.len && self.stretches[self.at].lines - self.line >= n;
+        let trail = if asks { self.next(s, n).0 } else { Trail::none(core::ptr::from_ref(self).cast()) };
+        // Called in one place: all shapes of tiles are compiled there.
+        tile(trail);
+        if !asks {
             self.fetch(s);
         }
     }

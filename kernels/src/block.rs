@@ -89,26 +89,28 @@ impl Hull {
 }
 
 /// Calls a tile function with its shape as constants: up to 6 rows, up to 4 vectors, bounded by what the backend's
-/// registers hold (`most` rows, if not the usual number) so that no larger tile is compiled for it. The one place where shapes become const generics.
+/// registers hold (`most` rows and vectors, if not the usual numbers) so that no larger tile is compiled for it. The one place
+/// where shapes become const generics. Everything that is called is inlined, and compiling it takes longer than in proportion
+/// to how much that is: one call in one place, and of no shape that never comes.
 macro_rules! by_tile_shape {
     ($S:ty, $rows:expr, $vecs:expr, |$MR:ident, $NV:ident| $call:expr) => {
-        by_tile_shape!($S, $rows, $vecs, most <$S as Simd>::TILE_ROWS, |$MR, $NV| $call)
+        by_tile_shape!($rows, $vecs, most [<$S as Simd>::TILE_ROWS, <$S as Simd>::TILE_VECS], |$MR, $NV| $call)
     };
-    ($S:ty, $rows:expr, $vecs:expr, most $most:expr, |$MR:ident, $NV:ident| $call:expr) => {
-        by_tile_shape!(@rows $S, $rows, $vecs, $most, $MR, $NV, $call, 1 2 3 4 5 6)
+    ($rows:expr, $vecs:expr, most $most:expr, |$MR:ident, $NV:ident| $call:expr) => {
+        by_tile_shape!(@rows $rows, $vecs, $most, $MR, $NV, $call, 1 2 3 4 5 6)
     };
-    (@rows $S:ty, $rows:expr, $vecs:expr, $most:expr, $MR:ident, $NV:ident, $call:expr, $($mr:literal)*) => {
+    (@rows $rows:expr, $vecs:expr, $most:expr, $MR:ident, $NV:ident, $call:expr, $($mr:literal)*) => {
         match $rows {
-            $($mr if $mr <= $most => {
+            $($mr if $mr <= $most[0] => {
                 const $MR: usize = $mr;
-                by_tile_shape!(@vecs $S, $vecs, $NV, $call, 1 2 3 4)
+                by_tile_shape!(@vecs $vecs, $most, $NV, $call, 1 2 3 4)
             })*
             rows => unreachable!("a tile of {rows} rows"),
         }
     };
-    (@vecs $S:ty, $vecs:expr, $NV:ident, $call:expr, $($nv:literal)*) => {
+    (@vecs $vecs:expr, $most:expr, $NV:ident, $call:expr, $($nv:literal)*) => {
         match $vecs {
-            $($nv if $nv <= <$S as Simd>::TILE_VECS => {
+            $($nv if $nv <= $most[1] => {
                 const $NV: usize = $nv;
                 $call
             })*

@@ -163,6 +163,12 @@ pub(crate) fn panels<S: Simd>(s: S, rows: usize, [few, most]: [usize; 2]) -> usi
     }
 }
 
+/// Panels that the last of a row of tiles of so many may have: one more, if it is not for one alone, and registers hold that.
+#[inline(always)]
+pub(crate) const fn widest<S: Simd>(vecs: usize) -> usize {
+    if 1 < vecs && vecs < S::TILE_VECS { vecs + 1 } else { vecs }
+}
+
 /// Whether a tile of such a shape asks for what comes later while it computes: a full one, of several vectors.
 #[inline(always)]
 pub(crate) const fn asks<S: Simd>(rows: usize, vecs: usize) -> bool {

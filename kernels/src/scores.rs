@@ -65,8 +65,8 @@ impl Walk<'_> {
             // One panel over goes with the last tile, if registers hold that: alone it loads more than it multiplies. Few rows
             // wait for memory, and ask for it by tiles of what they are planned for.
             let left = self.panels.end - panel;
-            let wider = self.rows > READING_ROWS && left == self.vecs + 1 && (2..S::TILE_VECS).contains(&self.vecs);
-            let vecs = if wider { left } else { self.vecs.min(left) };
+            let wider = if self.rows > READING_ROWS { dots::widest::<S>(self.vecs) } else { self.vecs };
+            let vecs = if left <= wider { left } else { self.vecs };
             for (index, span) in self.spans.iter().enumerate() {
                 let (from, to) = (panel.max(span.first_panel()), (panel + vecs).min(span.end_panel()));
                 if from >= to {
@@ -133,7 +133,8 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
                         .map(|(at, bytes)| Later::in_order(s, at.wrapping_add(n * d * bytes), bytes, panels.len())),
                     trail,
                 };
-                by_tile_shape!(S, rows, panels.len(), |MR, NV| dots::tile::<S, T, MR, NV>(
+                let most = const { [S::TILE_ROWS, dots::widest::<S>(T::VECS)] };
+                by_tile_shape!(rows, panels.len(), most most, |MR, NV| dots::tile::<S, T, MR, NV>(
                     s,
                     tile,
                     #[inline(always)]

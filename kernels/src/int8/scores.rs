@@ -8,7 +8,7 @@ use crate::block::{SCORE_STRIDE, Span, asks_ahead};
 use crate::dots::{self, FAR, FEW_ROWS, Later};
 use crate::passes::Columns;
 use crate::scores::Walk;
-use crate::simd::{Dot4, Dot4Work, LANES, Query4, Simd};
+use crate::simd::{Dot4, Dot4Work, LANES, Query4};
 
 /// A group of rows, a run of packed keys, and where the scores go.
 pub(crate) struct Scores<'a> {
@@ -68,7 +68,8 @@ impl Dot4Work for Scores<'_> {
                             fetch: asks_ahead::<S>(row, here, all),
                             out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                         };
-                        by_tile_shape!(S, here, panels.len(), most S::DOT4_ROWS, |MR, NV| tile.run::<S, MR, NV>(s));
+                        let most = const { [S::DOT4_ROWS, S::TILE_VECS] };
+                        by_tile_shape!(here, panels.len(), most most, |MR, NV| tile.run::<S, MR, NV>(s));
                     }
                     done += here;
                 }
