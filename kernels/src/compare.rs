@@ -6,7 +6,7 @@ use crate::geometry::{MAX_GROUP, Regions};
 use crate::int8;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::pairs::{self, PairPanels, as_pairs};
-use crate::prepare::Next;
+use crate::prepare::After;
 use crate::queries::Queries;
 use crate::scores::Scores;
 use crate::simd::{LANES, Query4};
@@ -33,17 +33,17 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         block: &mut Block,
         queries: Queries<'_>,
         group: Range<usize>,
-        next: Next<'_>,
+        after: After<'_>,
         regions: &mut Regions<'_>,
     ) {
         if let Queries::Bytes(bytes, besides) = queries {
             // SAFETY: passed on.
-            return unsafe { self.compare_bytes(block, (bytes, besides), group, next, regions.scores) };
+            return unsafe { self.compare_bytes(block, (bytes, besides), group, after, regions.scores) };
         }
         let (d, native) = (self.geometry.head_dim, matches!(queries, Queries::Pairs(_)));
         // Floats of a query, or pairs.
         let depth = if native { d.div_ceil(2) } else { d };
-        let Next { spans, bias } = next;
+        let After { spans, bias } = after;
         let mut rows = [core::ptr::null(); MAX_GROUP];
         for (row, n) in self.stretches(group.clone()) {
             let copied = (group.start + row.n) * depth;
@@ -163,7 +163,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         block: &mut Block,
         (bytes, besides): (*const Query4, *const int8::Row),
         group: Range<usize>,
-        Next { spans, bias }: Next<'_>,
+        After { spans, bias }: After<'_>,
         scores: &mut [f32],
     ) {
         let Keys::Int8 { keys, scales } = block.keys else { unreachable!("queries of bytes meet keys of bytes") };

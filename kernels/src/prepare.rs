@@ -27,7 +27,7 @@ type MaskRows<'a> = (Mask<'a>, &'a [Columns<u8>]);
 
 /// What comes after the scores: the keys each tile needs, and the bias they will meet.
 #[derive(Clone, Copy)]
-pub(crate) struct Next<'a> {
+pub(crate) struct After<'a> {
     pub(crate) spans: &'a [Span],
     pub(crate) bias: Option<&'a [Columns<f32>]>,
 }
@@ -72,15 +72,15 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 return false;
             }
             let bias = self.call.options.bias.map(|bias| self.all_columns(&bias, block, group.clone()));
-            let next = bias.as_ref().map(|rows| &rows[..]);
-            self.compare(block, queries, group.clone(), Next { spans, bias: next }, regions);
+            let bias = bias.as_ref().map(|rows| &rows[..]);
+            self.compare(block, queries, group.clone(), After { spans, bias }, regions);
             self.emit(Point::Raw, block, group.clone(), regions.scores);
             if let Some(cap) = self.call.options.softcap {
                 let (scores, rows) = (&mut *regions.scores, group.len());
                 self.s.softcap(Group { scores, spans, rows }, cap);
             }
             self.emit(Point::Softcapped, block, group.clone(), regions.scores);
-            if let Some(columns) = next {
+            if let Some(columns) = bias {
                 let (scores, rows) = (&mut *regions.scores, group.len());
                 self.s.bias(Group { scores, spans, rows }, columns);
             }

@@ -12,7 +12,7 @@
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) Nothing grows with the number of keys.
 
 use crate::ahead::Ahead;
-use crate::block::KEY_BLOCK;
+use crate::block::{KEY_BLOCK, Span};
 use crate::finish::{EndedGroups, GroupEnds};
 use crate::geometry::{Geometry, Regions};
 use crate::launch::{Call, Sequence, Task};
@@ -252,22 +252,13 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                     let visible = self.prepare(&mut block, queries, group.clone(), &mut spans, regions);
                     let by_all = visible && !spans.iter().any(|span| span.is_empty());
                     block.fresh = fresh && by_all;
-                    if fresh && !block.fresh {
+                    if fresh && !by_all {
                         self.clear_outputs(group.clone(), regions);
                     }
                     if !visible {
                         continue;
                     }
-                    self.emit(Point::Masked, &block, group.clone(), regions.scores);
-                    self.emit(Point::Weights, &block, group.clone(), regions.scores);
-                    let seen = self.seen(&block, care, group.len(), &spans, regions.scores);
-                    let state = softmax::Rows {
-                        max: &mut regions.max[group.start..],
-                        sum: &mut regions.sum[group.start..],
-                        keep: regions.keep,
-                        join: regions.join,
-                    };
-                    self.s.softmax(regions.scores, &spans, group.len(), state);
+                    let seen = self.softmax(&block, (group.clone(), care), &spans, regions);
                     // With a weight function the outputs are gathered in the second pass.
                     if C::ACTIVE {
                         continue;
@@ -293,6 +284,34 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
             self.clear_outputs(0..self.task.rows.len(), regions);
         }
         ended
+    }
+
+    /// Turns a group's scores into weights, taken into the running maxima and sums. Notes who sees what, as [`Self::seen`] does.
+    ///
+    /// # Safety
+    /// As for [`Self::run`]; the scores are [prepared](Self::prepare).
+    #[inline(always)]
+    unsafe fn softmax(
+        &self,
+        block: &Block,
+        (group, care): (Range<usize>, Care),
+        spans: &[Span],
+        regions: &mut Regions<'_>,
+    ) -> Option<Seen> {
+        // SAFETY: passed on.
+        unsafe {
+            self.emit(Point::Masked, block, group.clone(), regions.scores);
+            self.emit(Point::Weights, block, group.clone(), regions.scores);
+            let seen = self.seen(block, care, group.len(), spans, regions.scores);
+            let state = softmax::Rows {
+                max: &mut regions.max[group.start..],
+                sum: &mut regions.sum[group.start..],
+                keep: regions.keep,
+                join: regions.join,
+            };
+            self.s.softmax(regions.scores, spans, group.len(), state);
+            seen
+        }
     }
 
     /// Fetches what earlier calls gathered for the task's rows, or puts it back.
