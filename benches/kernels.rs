@@ -29,19 +29,28 @@ fn checked(isa: Isa, head_dim: usize) -> Bench {
         filled += 1;
         normal() * if filled <= ROWS * head_dim { scale } else { 1.0 }
     });
+    let sampled = [0, 1, 50, ROWS - 1];
+    // Each step's results are the next one's place.
+    let [mut found, mut weights] = [const { Vec::new() }; 2];
     for (_, step) in STEPS {
         bench.run(isa, step);
+        let rows = || sampled.map(|row| bench.scores(row).to_vec()).to_vec();
+        match step {
+            Step::Scores => found = rows(),
+            Step::Softmax => weights = rows(),
+            Step::Pack | Step::Values => {}
+        }
     }
     let close = |what: &str, got: f32, want: f64, size: f64| {
         assert!((f64::from(got) - want).abs() <= 2e-6 * size, "{what}, {isa}: {got}, but f64 says {want}");
     };
-    for row in [0, 1, 50, ROWS - 1] {
+    for (row, (found, weights)) in sampled.into_iter().zip(found.iter().zip(&weights)) {
         let dot = |[q, k, _]: [&[f32]; 3]| q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>();
         let scores: Vec<f64> = (0..KEYS).map(|j| dot(bench.inputs(row, j))).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         for (j, &score) in scores.iter().enumerate() {
-            close("score", bench.scores(row)[j], score, 4.0);
-            close("weight", bench.weights(row)[j], (score - max).exp(), 4.0);
+            close("score", found[j], score, 4.0);
+            close("weight", weights[j], (score - max).exp(), 4.0);
         }
         for (d, &got) in bench.out(row).iter().enumerate() {
             let terms = || (0..KEYS).map(|j| (scores[j] - max).exp() * f64::from(bench.inputs(row, j)[2][d]));

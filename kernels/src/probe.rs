@@ -138,7 +138,6 @@ pub struct Bench {
     v: Vec<f32>,
     packed: Lines,
     scores: Lines,
-    weights: Lines,
     state: [Vec<f32>; 4],
     out: Lines,
 }
@@ -150,7 +149,7 @@ pub enum Step {
     Pack,
     /// Q·Kᵀ.
     Scores,
-    /// Maximum, exponentials, sum. Works on a copy of the scores, which is part of what is timed.
+    /// Maximum, exponentials, sum: in place, so that the second time it is the softmax of weights, which takes as long.
     Softmax,
     /// P·V.
     Values,
@@ -183,7 +182,6 @@ impl Bench {
             v: random(keys * head_dim),
             packed: lines(keys * head_dim),
             scores: lines(rows * SCORE_STRIDE),
-            weights: lines(rows * SCORE_STRIDE),
             state: core::array::from_fn(|_| vec![0.0; MAX_GROUP]),
             out: lines(rows * head_dim),
         }
@@ -201,14 +199,9 @@ impl Bench {
         isa.dispatch(Run(self, step));
     }
 
-    /// The scores of row `r`, after [`Step::Scores`].
+    /// The scores of row `r`, after [`Step::Scores`]; its weights, after [`Step::Softmax`].
     pub fn scores(&self, r: usize) -> &[f32] {
         &self.scores.floats()[r * SCORE_STRIDE..][..self.keys]
-    }
-
-    /// The weights of row `r`, after [`Step::Softmax`].
-    pub fn weights(&self, r: usize) -> &[f32] {
-        &self.weights.floats()[r * SCORE_STRIDE..][..self.keys]
     }
 
     /// The output of row `r`, not normalised, after [`Step::Values`].
@@ -251,16 +244,14 @@ impl Bench {
                 }
             }
             Step::Softmax => {
-                let copied = ..rows * SCORE_STRIDE;
-                self.weights.floats_mut()[copied].copy_from_slice(&self.scores.floats()[copied]);
                 max.fill(f32::NEG_INFINITY);
                 sum.fill(0.0);
-                s.softmax(self.weights.floats_mut(), &spans, rows, softmax::Rows { max, sum, keep, join });
+                s.softmax(self.scores.floats_mut(), &spans, rows, softmax::Rows { max, sum, keep, join });
             }
             // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.
             Step::Values => unsafe {
                 s.values(Values {
-                    weights: self.weights.floats(),
+                    weights: self.scores.floats(),
                     values: Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1)),
                     vecs: d / LANES,
                     spans: &spans,
