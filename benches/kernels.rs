@@ -30,17 +30,14 @@ fn checked(isa: Isa, head_dim: usize) -> Bench {
         normal() * if filled <= ROWS * head_dim { scale } else { 1.0 }
     });
     let sampled = [0, 1, 50, ROWS - 1];
-    // Each step's results are the next one's place.
-    let [mut found, mut weights] = [const { Vec::new() }; 2];
-    for (_, step) in STEPS {
-        bench.run(isa, step);
-        let rows = || sampled.map(|row| bench.scores(row).to_vec()).to_vec();
-        match step {
-            Step::Scores => found = rows(),
-            Step::Softmax => weights = rows(),
-            Step::Pack | Step::Values => {}
-        }
-    }
+    // Weights take the place of scores.
+    let mut after = |steps: &[Step]| {
+        steps.iter().for_each(|&step| bench.run(isa, step));
+        sampled.map(|row| bench.scores(row).to_vec())
+    };
+    let found = after(&[Step::Pack, Step::Scores]);
+    let weights = after(&[Step::Softmax]);
+    bench.run(isa, Step::Values);
     let close = |what: &str, got: f32, want: f64, size: f64| {
         assert!((f64::from(got) - want).abs() <= 2e-6 * size, "{what}, {isa}: {got}, but f64 says {want}");
     };
