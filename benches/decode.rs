@@ -136,7 +136,7 @@ fn time(shape: &Shape, case: &Case<'_>, exec: Exec, flush: &[f32]) -> [f64; 2] {
         problem.run(&plan, &mut workspace);
     };
     step();
-    let source = inputs.key_values();
+    let source = inputs.key_values().expect("a good call");
     let timed = |work: &mut dyn FnMut()| {
         if shape.from_memory {
             black_box(probe::read(flush));
@@ -193,7 +193,7 @@ fn decode(shape: &Shape, flush: &[f32]) {
     }
     for threads in support::thread_counts() {
         for case in &cases {
-            let element_bytes = case.inputs.key_values().element_bytes().iter().sum::<usize>();
+            let element_bytes = case.inputs.key_values().expect("a good call").element_bytes().iter().sum::<usize>();
             let bytes = (kv_shape.iter().product::<usize>() * element_bytes) as f64;
             let [step, read] = rayon::scope(|_| time(shape, case, Exec::default().threads(threads), flush));
             println!(

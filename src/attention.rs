@@ -4,7 +4,7 @@ use crate::cache;
 use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::problem::{Outputs, Problem, Shape};
-use sdpa_kernels::{Alignment, Call, Causality, KeyValues, Options, Precision, Visible, Window};
+use sdpa_kernels::{Alignment, Call, Causality, Geometry, Isa, MAX_TASK, Options, Precision, Visible, Window, zeros};
 
 /// The settings of an attention call. All plain data; tensors come with [`Inputs`].
 ///
@@ -88,10 +88,11 @@ impl Attention {
         }
         let options = inputs.options(&shape, self.softcap)?;
         let alignment = self.alignment_for(&inputs, &shape, &options)?;
-        let Inputs { q, kv, .. } = inputs;
+        let (q, kv) = (inputs.q, inputs.key_values()?);
+        scratch_fits(&shape)?;
         let Self { visible, precision, .. } = *self;
         let call = Call { q, kv, scale, visible, alignment, options, precision };
-        if let KeyValues::Cache(cache) = kv {
+        if let Some(cache) = kv.cache() {
             cache::check_kept(cache, &call, outputs.wants_all_keys())?;
         }
         Ok(Problem { call, outputs: outputs.into_kernel(), shape })
@@ -103,7 +104,9 @@ impl Attention {
             return Ok(alignment);
         }
         let Some(rule) = self.rule(options.alibi.is_some()) else { return Ok(Alignment::TopLeft) };
-        for sequence in 0..shape.batch {
+        // Where no sequence has lengths of its own, the first speaks for all.
+        let differ = inputs.lengths_differ();
+        for sequence in 0..if differ { shape.batch } else { shape.batch.min(1) } {
             let (q_len, kv_len) = inputs.lengths(shape, sequence);
             if q_len != kv_len {
                 return Err(Error::Unaligned { rule, q_len, kv_len });
@@ -120,4 +123,17 @@ impl Attention {
             _ => alibi.then_some("alibi"),
         }
     }
+}
+
+/// Scratch of a worker from which on it is looked whether there is memory for it, in bytes.
+const MUCH_SCRATCH: usize = 16 << 20;
+
+/// Refuses dimensions so large that there is no memory for a worker's scratch: running cannot fail.
+fn scratch_fits(shape: &Shape) -> Result<(), Error> {
+    let (tile_rows, _) = Isa::detect().tile();
+    let bytes = Geometry::new(shape.head_dim, shape.value_dim, MAX_TASK, tile_rows).scratch_bytes();
+    if bytes >= MUCH_SCRATCH && zeros(bytes / size_of::<f32>()).is_none() {
+        return Err(Error::Memory { what: "scratch of a worker", bytes });
+    }
+    Ok(())
 }

@@ -44,7 +44,7 @@ impl KvCache {
     /// An empty cache: so many sequences and key/value heads, keys and values of these lengths.
     ///
     /// # Errors
-    /// [`Error::Empty`], [`Error::Mismatch`] for lengths beyond the largest possible, or [`Error::TooLarge`].
+    /// [`Error::Empty`], [`Error::Mismatch`] for lengths beyond the largest possible, [`Error::TooLarge`] or [`Error::Memory`].
     pub fn new(sequences: usize, kv_heads: usize, dims: [usize; 2]) -> Result<Self, Error> {
         Self::with([sequences, kv_heads], dims, None)
     }
@@ -53,10 +53,16 @@ impl KvCache {
     /// memory of `f32`, and half the time of reading it.
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already.
+    /// [`Error::Needs`] if something was appended already, or the cache is to keep bytes.
     pub fn dtype(self, dtype: Dtype) -> Result<Self, Error> {
         if self.bytes() > 0 {
             return Err(Error::Needs { argument: "dtype", needs: "an empty cache" });
+        }
+        if self.cache.is_int8() {
+            return Err(Error::Needs {
+                argument: "dtype",
+                needs: "a cache that does not keep bytes: int8 was asked for",
+            });
         }
         Ok(Self { cache: self.cache.with_dtype(dtype), ..self })
     }
@@ -85,11 +91,14 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already, [`Error::Mismatch`] for keys longer than 131,072 or another number
+    /// [`Error::Needs`] if something was appended already or another type was asked for, [`Error::Mismatch`] for keys longer than 131,072 or another number
     /// of scales than `kv_heads × head_dim`, [`Error::Number`] for a scale that is not positive and finite.
     pub fn int8(self, keys: KeyScales) -> Result<Self, Error> {
         if self.bytes() > 0 {
             return Err(Error::Needs { argument: "int8", needs: "an empty cache" });
+        }
+        if self.cache.dtype().is_some_and(|dtype| dtype != Dtype::F32) {
+            return Err(Error::Needs { argument: "int8", needs: "a cache of no other type: dtype was asked for" });
         }
         let [_, kv_heads, _, head_dim] = self.cache.shapes()[0];
         if head_dim > MAX_INT8_HEAD_DIM {
@@ -110,7 +119,7 @@ impl KvCache {
         Ok(Self { cache: self.cache.with_int8(channels), ..self })
     }
 
-    /// The same for a sliding window: keys that no row to come can see are let go, a block of 256 at a time. Rows may see
+    /// The same for a sliding window: keys that no row to come can see are evicted, a block of 256 at a time. Rows may see
     /// the last `last` keys, their own included, and the first `first`.
     ///
     /// # Errors
@@ -122,7 +131,20 @@ impl KvCache {
         last: NonZeroUsize,
         first: usize,
     ) -> Result<Self, Error> {
-        Self::with([sequences, kv_heads], dims, Some(Keep { last: last.get(), first }))
+        Self::with([sequences, kv_heads], dims, Some(Keep { last: last.get(), first, rollback: 0 }))
+    }
+
+    /// The same for a sliding window, with room for rollbacks: so many more of the last keys stay than rows may see. Then
+    /// [`Self::truncate`] may always take back that many tokens, counted from before the last append.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if something was appended already, or the cache keeps all keys.
+    pub fn rollback(self, tokens: usize) -> Result<Self, Error> {
+        if self.bytes() > 0 {
+            return Err(Error::Needs { argument: "rollback", needs: "an empty cache" });
+        }
+        let cache = self.cache.with_rollback(tokens);
+        Ok(Self { cache: cache.ok_or(Error::Needs { argument: "rollback", needs: "a sliding cache" })?, ..self })
     }
 
     fn with(heads: [usize; 2], dims: [usize; 2], keep: Option<Keep>) -> Result<Self, Error> {
@@ -147,13 +169,16 @@ impl KvCache {
         if kv_heads.checked_mul(row * 256 * 4).is_none_or(|bytes| bytes > isize::MAX as usize) {
             return Err(Error::TooLarge { what: "cache", sizes: [sequences, kv_heads, head_dim, value_dim] });
         }
-        Ok(Self { cache: Cache::new(Dtype::F32, heads, dims, keep), isa: Isa::detect() })
+        let cache = Cache::new(Dtype::F32, heads, dims, keep);
+        let bytes = sequences.saturating_mul(Cache::SEQUENCE_BYTES);
+        Ok(Self { cache: cache.ok_or(Error::Memory { what: "cache", bytes })?, isa: Isa::detect() })
     }
 
     /// Appends as many tokens to every sequence: `[sequences, kv_heads, n, head_dim]` and `[…, value_dim]`.
     ///
     /// # Errors
-    /// [`Error::Mismatch`], [`Error::Row`] for what an int8 cache cannot keep; the cache is then as it was.
+    /// [`Error::Mismatch`]; [`Error::Row`] for what the cache cannot keep: in bytes what is not finite, in f16 finite numbers of
+    /// 65520 and more, which would become ∞. The cache is then as it was.
     pub fn append<'t>(&mut self, k: impl Into<Tensor<'t>>, v: impl Into<Tensor<'t>>) -> Result<(), Error> {
         let (k, v) = (k.into(), v.into());
         let sequences = self.lens().len();
@@ -168,7 +193,7 @@ impl KvCache {
     /// Appends tokens to one sequence: `[1, kv_heads, n, head_dim]` and `[1, kv_heads, n, value_dim]`.
     ///
     /// # Errors
-    /// As [`Self::append`], and [`Error::Entry`]; the cache is then as it was.
+    /// As [`Self::append`], and [`Error::Sequence`]; the cache is then as it was.
     pub fn append_to<'t>(
         &mut self,
         sequence: usize,
@@ -191,12 +216,15 @@ impl KvCache {
         same("v", "heads", v.shape()[1], kv_heads, "the cache")?;
         same("v", "rows", v.shape()[2], rows, "k")?;
         same("v", "value_dim", v.shape()[3], self.cache.shapes()[1][3], "the cache")?;
-        // Bytes cannot say that something is not finite.
         for (argument, x) in [("k", k), ("v", v)] {
-            if self.cache.is_int8()
-                && let Some(([_, _, row, _], got)) = x.not_finite(self.isa)
-            {
-                return Err(Error::Row { argument, what: "an element", row, got, expected: "finite" });
+            let (unfit, expected) = match self.cache.dtype() {
+                // Bytes cannot say that something is not finite.
+                None => (x.not_finite(self.isa), "finite"),
+                Some(Dtype::F16) => (x.beyond_f16(self.isa), "below 65520 in size, as f16 is"),
+                Some(_) => continue,
+            };
+            if let Some(([_, _, row, _], got)) = unfit {
+                return Err(Error::Row { argument, what: "an element", row, got, expected });
             }
         }
         Ok(())
@@ -205,8 +233,7 @@ impl KvCache {
     fn there(&self, argument: &'static str, sequence: usize) -> Result<(), Error> {
         let (got, sequences) = (sequence, self.lens().len());
         if got >= sequences {
-            let limit = sequences.saturating_sub(1);
-            return Err(Error::Entry { argument, index: 0, got, bound: Bound::AtMost, limit });
+            return Err(Error::Sequence { argument, got, sequences });
         }
         Ok(())
     }
@@ -214,14 +241,15 @@ impl KvCache {
     /// Forgets the keys of a sequence from `len` on: a rollback. Memory stays, for tokens to come.
     ///
     /// # Errors
-    /// [`Error::Entry`] if there is no such sequence, it is shorter, or the keys before `len` were let go.
+    /// [`Error::Sequence`] if there is no such sequence; [`Error::Entry`] if it is shorter, or if a sliding cache has evicted
+    /// keys that the next row would see: see [`Self::rollback`].
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         self.there("sequence", sequence)?;
-        let (had, gone) = (self.lens()[sequence], self.cache.gone(sequence));
+        let (had, shortest) = (self.lens()[sequence], self.cache.shortest(sequence));
         let (bound, limit) = if len > had {
             (Bound::AtMost, had)
-        } else if len > gone.start && len <= gone.end {
-            (Bound::AtLeast, gone.end + 1)
+        } else if len > self.cache.evicted(sequence).start && len < shortest {
+            (Bound::AtLeast, shortest)
         } else {
             self.cache.truncate(sequence, len);
             return Ok(());
@@ -232,7 +260,7 @@ impl KvCache {
     /// Forgets all keys of a sequence. Memory stays, for tokens to come.
     ///
     /// # Errors
-    /// [`Error::Entry`] if there is no such sequence.
+    /// [`Error::Sequence`] if there is no such sequence.
     pub fn clear(&mut self, sequence: usize) -> Result<(), Error> {
         self.there("sequence", sequence)?;
         self.cache.truncate(sequence, 0);
@@ -242,7 +270,7 @@ impl KvCache {
     /// Makes sequence `to` a copy of `from`. Their memory is shared, block by block, until one of them writes to it.
     ///
     /// # Errors
-    /// [`Error::Entry`] if there is no such sequence.
+    /// [`Error::Sequence`] if there is no such sequence.
     pub fn fork(&mut self, from: usize, to: usize) -> Result<(), Error> {
         self.there("from", from)?;
         self.there("to", to)?;
@@ -255,7 +283,7 @@ impl KvCache {
         self.cache.add_sequence()
     }
 
-    /// Keys of each sequence, those that a sliding cache has let go included: the next token's position.
+    /// Keys of each sequence, those that a sliding cache has evicted included: the next token's position.
     pub fn lens(&self) -> &[usize] {
         self.cache.lens()
     }
@@ -270,25 +298,25 @@ impl KvCache {
     }
 }
 
-/// Refuses calls that would see what a sliding cache has let go.
+/// Refuses calls that would see what a sliding cache has evicted.
 pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, wants_all_keys: bool) -> Result<(), Error> {
     for index in 0..call.sequences() {
-        let (gone, sequence) = (cache.gone(index), call.sequence(index));
-        if gone.is_empty() || sequence.q_len == 0 || call.q.shape()[1] == 0 {
+        let (evicted, sequence) = (cache.evicted(index), call.sequence(index));
+        if evicted.is_empty() || sequence.q_len == 0 || call.q.shape()[1] == 0 {
             continue;
         }
         if wants_all_keys {
             return Err(Error::Needs { argument: "scores or key mass", needs: "a cache that keeps all keys" });
         }
-        // Every row: those in the middle may be the only ones whose windows lie where keys were let go.
+        // Every row: those in the middle may be the only ones whose windows lie where keys were evicted.
         for row in 0..sequence.q_len {
             let keys = call.visible.keys(sequence.offset.saturating_add_unsigned(row), sequence.kv_len);
             let seen = [(0, keys.prefix), (keys.start, keys.end)]
                 .into_iter()
-                .map(|(from, to)| (from.max(gone.start), to.min(gone.end)))
+                .map(|(from, to)| (from.max(evicted.start), to.min(evicted.end)))
                 .find(|(from, to)| from < to);
             if let Some((key, _)) = seen {
-                return Err(Error::Gone { sequence: index, row, key, end: gone.end });
+                return Err(Error::Gone { sequence: index, row, key, end: evicted.end });
             }
         }
     }

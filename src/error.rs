@@ -59,6 +59,22 @@ pub enum Error {
         /// The factors.
         sizes: [usize; 4],
     },
+    /// Memory that could not be had.
+    Memory {
+        /// What it was for.
+        what: &'static str,
+        /// Its size.
+        bytes: usize,
+    },
+    /// A sequence that a cache does not have.
+    Sequence {
+        /// The argument that names it.
+        argument: &'static str,
+        /// The sequence.
+        got: usize,
+        /// Sequences there are.
+        sequences: usize,
+    },
     /// One of several values is outside its range.
     Entry {
         /// The argument at fault.
@@ -72,7 +88,7 @@ pub enum Error {
         /// The limit.
         limit: usize,
     },
-    /// A row would see a key that its cache has let go.
+    /// A row would see a key that its cache has evicted.
     Gone {
         /// The sequence.
         sequence: usize,
@@ -80,7 +96,7 @@ pub enum Error {
         row: usize,
         /// The first such key.
         key: usize,
-        /// The keys that were let go end here.
+        /// The evicted keys end here.
         end: usize,
     },
     /// A block table, or the pool it is for, is not as it should be.
@@ -147,6 +163,10 @@ impl fmt::Display for Error {
                  (top-left, bottom-right or an offset)"
             ),
             Self::TooLarge { what, sizes } => write!(f, "{what}: sizes {sizes:?} do not fit the address space"),
+            Self::Memory { what, bytes } => write!(f, "{what}: {bytes} bytes cannot be had"),
+            Self::Sequence { argument, got, sequences } => {
+                write!(f, "{argument}: there is no sequence {got}, the cache has {sequences}")
+            }
             Self::Entry { argument, index, got, bound, limit } => {
                 write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}")
             }
@@ -155,14 +175,19 @@ impl fmt::Display for Error {
             }
             Self::Gone { sequence, row, key, end } => write!(
                 f,
-                "cache: row {row} of sequence {sequence} sees key {key}, but keys up to {end} were let go; the call needs a \
-                 window no wider than the cache's"
+                "cache: row {row} of sequence {sequence} sees key {key}, but the sliding cache has evicted keys before {end}: \
+                 the call's window (or that of rows so far back) is wider than what the cache keeps"
             ),
             Self::Pages(e) => e.fmt(f),
             Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),
             Self::Layout(e) => e.fmt(f),
         }
     }
+}
+
+/// So many zeros, or the error that says what there is no memory for.
+pub(crate) fn zeros(what: &'static str, len: usize) -> Result<Vec<f32>, Error> {
+    sdpa_kernels::zeros(len).ok_or(Error::Memory { what, bytes: len.saturating_mul(size_of::<f32>()) })
 }
 
 impl core::error::Error for Error {

@@ -3,7 +3,7 @@
 use crate::plan::Plan;
 use crate::problem::Problem;
 use core::fmt;
-use sdpa_kernels::{Isa, KEY_BLOCK, Precision, Sequence, probe};
+use sdpa_kernels::{Isa, KEY_BLOCK, Precision, Sequence, peak_flops, read_bandwidth};
 
 /// What a machine can do at most: the roofline's two numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -17,7 +17,7 @@ pub struct Machine {
 impl Machine {
     /// Measures both, in about a tenth of a second.
     pub fn measure(isa: Isa) -> Self {
-        Self { flops: probe::peak_flops(isa), bytes: probe::read_bandwidth() }
+        Self { flops: peak_flops(isa), bytes: read_bandwidth() }
     }
 }
 
@@ -49,7 +49,7 @@ impl Plan {
         let (call, shape) = (&problem.call, problem.shape);
         let (tile_rows, _) = self.exec.isa.tile();
         let (mut pairs, mut computed, mut blocks) = (0.0, 0.0, (0, 0));
-        for index in 0..call.sequences() {
+        for index in 0..if shape.q_len > 0 { call.sequences() } else { 0 } {
             let sequence = call.sequence(index);
             for tile in (0..sequence.q_len).step_by(tile_rows) {
                 let rows = tile..sequence.q_len.min(tile + tile_rows);

@@ -18,13 +18,37 @@ use sdpa_kernels::{KeyValues, MAX_DIM, Mask, Options, Pages, Ragged, Tensor, Vie
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
     pub(crate) q: Tensor<'a>,
-    pub(crate) kv: KeyValues<'a>,
-    pub(crate) bias: Option<View<'a>>,
-    pub(crate) mask: Option<Mask<'a>>,
+    source: Source<'a>,
+    pub(crate) bias: Option<Covered<View<'a>>>,
+    pub(crate) mask: Option<Covered<Mask<'a>>>,
     pub(crate) alibi: Option<&'a [f32]>,
     pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) kv_lens: Option<&'a [usize]>,
     pub(crate) ragged: Option<Ragged<'a>>,
+}
+
+/// Where keys and values come from. Two tensors may not fit together yet.
+#[derive(Debug, Clone, Copy)]
+enum Source<'a> {
+    Tensors { k: Tensor<'a>, v: Tensor<'a> },
+    Pages(Pages<'a>),
+    Cache(&'a KvCache),
+}
+
+/// A bias or mask, and the keys that it has columns for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Covered<T> {
+    pub(crate) of: T,
+    pub(crate) cover: Cover,
+}
+
+/// The keys that a bias or mask has columns for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cover {
+    /// All of them; a single column stands for all.
+    AllKeys,
+    /// The first ones; the others are hidden.
+    FirstKeys,
 }
 
 impl<'a> Inputs<'a> {
@@ -48,23 +72,23 @@ impl<'a> Inputs<'a> {
     /// # Ok::<(), sdpa::Error>(())
     /// ```
     pub fn of(q: impl Into<Tensor<'a>>, k: impl Into<Tensor<'a>>, v: impl Into<Tensor<'a>>) -> Self {
-        Self::with(q.into(), KeyValues::Tensors { k: k.into(), v: v.into() })
+        Self::with(q.into(), Source::Tensors { k: k.into(), v: v.into() })
     }
 
     /// Queries `[sequences, heads, q_len, head_dim]` against the keys and values of a cache, which has the lengths of its
     /// sequences.
     pub fn cached(q: impl Into<Tensor<'a>>, cache: &'a KvCache) -> Self {
-        Self::with(q.into(), KeyValues::Cache(cache.kernel()))
+        Self::with(q.into(), Source::Cache(cache))
     }
 
     /// Queries `[sequences, heads, q_len, head_dim]` against keys and values in pages, by a table that has the lengths of
     /// the sequences.
     pub fn paged(q: impl Into<Tensor<'a>>, pages: Pages<'a>) -> Self {
-        Self::with(q.into(), KeyValues::Pages(pages))
+        Self::with(q.into(), Source::Pages(pages))
     }
 
-    fn with(q: Tensor<'a>, kv: KeyValues<'a>) -> Self {
-        Self { q, kv, bias: None, mask: None, alibi: None, sinks: None, kv_lens: None, ragged: None }
+    fn with(q: Tensor<'a>, source: Source<'a>) -> Self {
+        Self { q, source, bias: None, mask: None, alibi: None, sinks: None, kv_lens: None, ragged: None }
     }
 
     /// The queries.
@@ -72,22 +96,65 @@ impl<'a> Inputs<'a> {
         self.q
     }
 
-    /// Where keys and values come from.
-    pub fn key_values(&self) -> KeyValues<'a> {
-        self.kv
+    /// The keys and values, wherever they are.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if there are not as many values as keys.
+    pub fn key_values(&self) -> Result<KeyValues<'a>, Error> {
+        Ok(match self.source {
+            Source::Tensors { k, v } => {
+                let ([kb, kh, kl, _], [vb, vh, vl, _]) = (k.shape(), v.shape());
+                same("v", "batch", vb, kb, "k")?;
+                same("v", "heads", vh, kh, "k")?;
+                same("v", "rows", vl, kl, "k")?;
+                KeyValues::of_tensors(k, v).expect("batch, heads and rows are equal")
+            }
+            Source::Pages(pages) => pages.into(),
+            Source::Cache(cache) => cache.kernel().into(),
+        })
     }
 
-    /// Added to the scores, after softcap; −∞ hides. `[batch, heads, q_len, kv_len]`; each of the first three may be 1,
-    /// and fewer columns than keys hide the rest.
+    /// The names by which the caller knows keys and values.
+    fn names(&self) -> [&'static str; 2] {
+        match self.source {
+            Source::Tensors { .. } => ["k", "v"],
+            Source::Pages(_) => ["pages"; 2],
+            Source::Cache(_) => ["cache"; 2],
+        }
+    }
+
+    /// Lengths of the sequences, where the source has its own.
+    fn source_lens(&self) -> Option<&'a [usize]> {
+        match self.source {
+            Source::Tensors { .. } => None,
+            Source::Pages(pages) => Some(pages.lens()),
+            Source::Cache(cache) => Some(cache.lens()),
+        }
+    }
+
+    /// Adds a bias to the scores, after softcap; −∞ hides. `[batch, heads, q_len, kv_len]`; each of the four may be 1: it
+    /// then stands for all.
     #[must_use]
     pub fn bias(self, bias: View<'a>) -> Self {
-        Self { bias: Some(bias), ..self }
+        Self { bias: Some(Covered { of: bias, cover: Cover::AllKeys }), ..self }
     }
 
-    /// Which keys each row may attend to; shapes as for [`Self::bias`].
+    /// The same over the first keys: the keys behind its last column are hidden (ONNX). Batch, heads and rows may be 1.
+    #[must_use]
+    pub fn bias_prefix(self, bias: View<'a>) -> Self {
+        Self { bias: Some(Covered { of: bias, cover: Cover::FirstKeys }), ..self }
+    }
+
+    /// Says which keys each row may attend to; shapes as for [`Self::bias`].
     #[must_use]
     pub fn mask(self, mask: Mask<'a>) -> Self {
-        Self { mask: Some(mask), ..self }
+        Self { mask: Some(Covered { of: mask, cover: Cover::AllKeys }), ..self }
+    }
+
+    /// The same for the first keys: those behind the mask's last column are hidden (ONNX). Batch, heads and rows may be 1.
+    #[must_use]
+    pub fn mask_prefix(self, mask: Mask<'a>) -> Self {
+        Self { mask: Some(Covered { of: mask, cover: Cover::FirstKeys }), ..self }
     }
 
     /// ALiBi: −slope·|p − j| is added to the scores, one slope per query head. See [`crate::alibi_slopes`].
@@ -121,20 +188,19 @@ impl<'a> Inputs<'a> {
     /// # Errors
     /// [`Error::Mismatch`], [`Error::Heads`], [`Error::Empty`], [`Error::TooLarge`] or [`Error::Entry`].
     pub fn shape(&self) -> Result<Shape, Error> {
-        let ([batch, heads, q_len, head_dim], [kb, kv_heads, kv_len, kd], [vb, vh, vl, value_dim]) =
-            (self.q.shape(), self.kv.k_shape(), self.kv.v_shape());
-        same("k", "batch", kb, batch, "q")?;
-        same("v", "batch", vb, batch, "q")?;
-        same("k", "head_dim", kd, head_dim, "q")?;
-        same("v", "heads", vh, kv_heads, "k")?;
-        same("v", "rows", vl, kv_len, "k")?;
+        let kv = self.key_values()?;
+        let ([batch, heads, q_len, head_dim], [kb, kv_heads, kv_len, kd], [.., value_dim]) =
+            (self.q.shape(), kv.k_shape(), kv.v_shape());
+        let [k_name, v_name] = self.names();
+        same(k_name, if k_name == "k" { "batch" } else { "number of sequences" }, kb, batch, "q")?;
+        same(k_name, "head_dim", kd, head_dim, "q")?;
         if head_dim == 0 {
             return Err(Error::Empty { argument: "q", what: "head_dim" });
         }
         if value_dim == 0 {
-            return Err(Error::Empty { argument: "v", what: "value_dim" });
+            return Err(Error::Empty { argument: v_name, what: "value_dim" });
         }
-        for (argument, what, got) in [("q", "head_dim", head_dim), ("v", "value_dim", value_dim)] {
+        for (argument, what, got) in [("q", "head_dim", head_dim), (v_name, "value_dim", value_dim)] {
             if got > MAX_DIM {
                 return Err(Error::Mismatch { argument, what, got, expected: MAX_DIM, of: "the largest possible" });
             }
@@ -161,7 +227,12 @@ impl<'a> Inputs<'a> {
             Some(Ragged { q, k }) => (q[sequence + 1] - q[sequence], k[sequence + 1] - k[sequence]),
             None => (shape.q_len, shape.kv_len),
         };
-        (q_len, self.kv_lens.or_else(|| self.kv.lens()).map_or(kv_len, |lens| lens[sequence]))
+        (q_len, self.kv_lens.or_else(|| self.source_lens()).map_or(kv_len, |lens| lens[sequence]))
+    }
+
+    /// True if sequences may differ in rows or keys.
+    pub(crate) fn lengths_differ(&self) -> bool {
+        self.ragged.is_some() || self.kv_lens.is_some() || self.source_lens().is_some()
     }
 
     /// The options, if they fit the shape.
@@ -174,7 +245,7 @@ impl<'a> Inputs<'a> {
         if let Some(slope) = self.alibi.and_then(|slopes| slopes.iter().find(|slope| !slope.is_finite())) {
             return Err(Error::Number { argument: "alibi slopes", got: *slope, expected: "finite" });
         }
-        if self.kv.lens().is_some() {
+        if self.source_lens().is_some() {
             for (argument, given) in [("kv_lens", self.kv_lens.is_some()), ("ragged", self.ragged.is_some())] {
                 if given {
                     return Err(Error::Needs {
@@ -196,9 +267,10 @@ impl<'a> Inputs<'a> {
                 }
             }
         }
-        let bias = self.bias.map(|bias| broadcast("bias", bias, shape)).transpose()?;
+        let [keys, _] = self.names();
+        let bias = self.bias.map(|Covered { of, cover }| broadcast("bias", of, cover, shape, keys)).transpose()?;
         let mask = match self.mask {
-            Some(mask) => Some(mask.with_view(broadcast("mask", mask.view(), shape)?)),
+            Some(Covered { of, cover }) => Some(of.with_view(broadcast("mask", of.view(), cover, shape, keys)?)),
             None => None,
         };
         let Self { alibi, sinks, kv_lens, ragged, .. } = *self;
@@ -225,20 +297,27 @@ pub(crate) fn cumulative(argument: &'static str, ends: &[usize], total: usize) -
     Ok(last)
 }
 
-/// A bias or mask repeated to the batch, heads and rows of the call.
-fn broadcast<'a, T>(argument: &'static str, view: View<'a, T>, shape: &Shape) -> Result<View<'a, T>, Error> {
-    let to = [shape.batch, shape.heads, shape.q_len];
-    for ((what, got), expected) in ["batch", "heads", "rows"].into_iter().zip(view.shape()).zip(to) {
-        if got != 1 && got != expected {
-            return Err(Error::Mismatch { argument, what, got, expected, of: "the call" });
+/// A bias or mask repeated to the batch, heads, rows and keys of the call; `keys` is the caller's name for the latter.
+fn broadcast<'a, T>(
+    argument: &'static str,
+    view: View<'a, T>,
+    cover: Cover,
+    shape: &Shape,
+    keys: &'static str,
+) -> Result<View<'a, T>, Error> {
+    let columns = match cover {
+        Cover::FirstKeys => view.shape()[3].min(shape.kv_len),
+        Cover::AllKeys => shape.kv_len,
+    };
+    let to = [shape.batch, shape.heads, shape.q_len, columns];
+    for ((what, got), expected) in ["batch", "heads", "rows", "columns"].into_iter().zip(view.shape()).zip(to) {
+        let repeats = got == 1 && (what != "columns" || cover == Cover::AllKeys);
+        if got != expected && !repeats {
+            let of = if what == "columns" { keys } else { "the call" };
+            return Err(Error::Mismatch { argument, what, got, expected, of });
         }
     }
-    let [.., columns] = view.shape();
-    if columns > shape.kv_len {
-        return Err(Error::Mismatch { argument, what: "columns", got: columns, expected: shape.kv_len, of: "k" });
-    }
-    let sizes = [to[0], to[1], to[2], columns];
-    view.broadcast(to).ok_or(Error::TooLarge { what: argument, sizes })
+    view.broadcast(to).ok_or(Error::TooLarge { what: argument, sizes: to })
 }
 
 pub(crate) fn same(

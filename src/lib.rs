@@ -53,10 +53,13 @@ pub use inputs::Inputs;
 pub use plan::{Exec, Plan};
 pub use problem::{Outputs, Problem, Shape};
 pub use schedule::Workspace;
+#[cfg(feature = "_probe")]
+#[doc(hidden)]
+pub use sdpa_kernels::probe;
 pub use sdpa_kernels::{
     Alignment, Bf16, BlockClass, BlockPosition, BlockTable, Causality, Dtype, F16, Isa, KeyValues, LayoutError, Mask,
     MaskMod, Mods, NoMod, PageError, Pages, Point, Position, Precision, ProbMod, ScoreMod, Tensor, TensorMut, View,
-    ViewMut, Window, alibi_slopes, probe,
+    ViewMut, Window, alibi_slopes,
 };
 pub use state::{AttnState, merge};
 

@@ -48,20 +48,26 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
 ) -> Result<Answer<T>, Error> {
     let shape = inputs.shape()?;
     let Shape { batch, heads, kv_heads, q_len, kv_len, .. } = shape;
-    let kv = inputs.kv;
+    let kv = inputs.key_values()?;
+    let mut mass = Vec::new();
+    let bytes = (batch * kv_heads * kv_len).saturating_mul(size_of::<T>());
+    mass.try_reserve_exact(batch * kv_heads * kv_len).map_err(|_| Error::Memory { what: "key mass", bytes })?;
+    mass.resize(batch * kv_heads * kv_len, T::from(0.0));
+    let mut all = Answer { out: Vec::new(), lse: Vec::new(), points: Default::default(), key_mass: mass };
+    if q_len == 0 {
+        return Ok(all);
+    }
     let element = |x: Option<f32>| x.unwrap_or(f32::NAN);
     let tensors = [
         Dense::new(inputs.q.shape(), |at| element(inputs.q.get(at))),
-        // What a cache has let go, or never had, nobody may see.
+        // What a cache has evicted, or never had, nobody may see.
         Dense::new(kv.k_shape(), |at| element(kv.key(at))),
         Dense::new(kv.v_shape(), |at| element(kv.value(at))),
     ];
-    let mass = vec![T::from(0.0); batch * kv_heads * kv_len];
-    let mut all = Answer { out: Vec::new(), lse: Vec::new(), points: Default::default(), key_mass: mass };
     for b in 0..batch {
         for h in 0..heads {
             for i in 0..q_len {
-                let at = Position { batch: b, head: h, row: i, key: 0 };
+                let at = Position { batch: b, head: h, row: i, key: 0, position: 0 };
                 row::row(attention, inputs, &tensors, mods, at, &mut all)?;
             }
         }

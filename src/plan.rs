@@ -2,15 +2,19 @@
 
 use crate::problem::{Problem, Shape};
 use core::fmt;
-use sdpa_kernels::{Geometry, Isa, KEY_BLOCK, MAX_TASK, split_floats};
+use sdpa_kernels::{Gathering, Geometry, Isa, KEY_BLOCK, MAX_TASK};
 
 /// Tasks that each worker should find, so that the last ones to finish do not keep the others waiting long.
 const TASKS_PER_WORKER: usize = 4;
 /// Fewest rows of a task worth packing the keys for: at 32 rows packing is already a tenth of the work.
 const MIN_TASK: usize = 32;
-/// Rows of a key/value head up to which blocks of keys are shared out. What they gather is then at most a sixteenth of the
-/// keys and values they read.
+/// Rows of a key/value head up to which blocks of keys are shared out.
 const FEW_ROWS: usize = 16;
+/// Blocks of keys are shared out only if what they gather is at most this share of the keys and values they read, these
+/// counted as `f32`, or no more bytes than [`LITTLE`]; and never more bytes than [`MOST`].
+const SHARE: usize = 16;
+const LITTLE: usize = 1 << 20;
+const MOST: usize = 1 << 30;
 /// Floating-point operations that make waking another thread worth while: about 40 µs of one core's work, several
 /// times what rayon takes to wake one.
 const FLOPS_PER_WORKER: f64 = 4e6;
@@ -75,8 +79,8 @@ pub struct Plan {
 pub(crate) enum Sharing {
     /// Heads and query rows: every task streams all the keys its rows see.
     Rows,
-    /// Blocks of keys too: rows are few. Memory for what each block gathers, in floats.
-    Keys { floats: usize },
+    /// Blocks of keys too: rows are few. Memory for what all blocks gather, in bytes.
+    Keys { bytes: usize },
 }
 
 impl Plan {
@@ -94,25 +98,27 @@ impl Plan {
         let task_rows = rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);
         let geometry = Geometry::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = heads.saturating_mul(rows.div_ceil(geometry.task_rows()));
-        let sharing = if rows <= geometry.task_rows() { Self::sharing(problem, rows) } else { Sharing::Rows };
-        if let Sharing::Keys { .. } = sharing {
-            let units = heads.saturating_mul(shape.kv_len.div_ceil(KEY_BLOCK));
-            let runs = if workers > 1 { units.min(workers.saturating_mul(TASKS_PER_WORKER)) } else { 1 };
-            return Self { shape, exec, workers: workers.min(runs), tasks: runs, geometry, sharing };
-        }
-        Self { shape, exec, workers: workers.min(tasks.max(1)), tasks, geometry, sharing }
+        let workers_of = |tasks: usize| workers.min(tasks.max(1));
+        let by_rows = Self { shape, exec, workers: workers_of(tasks), tasks, geometry, sharing: Sharing::Rows };
+        let Some(bytes) = by_rows.shares_keys(problem) else { return by_rows };
+        let units = heads.saturating_mul(shape.kv_len.div_ceil(KEY_BLOCK));
+        let runs = if workers > 1 { units.min(workers.saturating_mul(TASKS_PER_WORKER)) } else { 1 };
+        Self { workers: workers_of(runs), tasks: runs, sharing: Sharing::Keys { bytes }, ..by_rows }
     }
 
-    /// Few rows and several blocks of keys: decoding.
-    fn sharing(problem: &Problem<'_>, rows: usize) -> Sharing {
+    /// Bytes that blocks of keys gather, if they are to be shared out: rows are few, blocks several (decoding), and memory in
+    /// proportion.
+    pub(crate) fn shares_keys(&self, problem: &Problem<'_>) -> Option<usize> {
         let (shape, call) = (problem.shape, &problem.call);
-        // A window sees few blocks of many, and memory is for all.
-        let other = problem.needs_whole_rows() || call.visible.window.is_some();
-        if rows == 0 || rows > FEW_ROWS || shape.kv_len <= KEY_BLOCK || other {
-            return Sharing::Rows;
+        let rows = call.sharing().saturating_mul(call.q.shape()[2]);
+        let few = (1..=FEW_ROWS.min(self.geometry.task_rows())).contains(&rows);
+        if !few || shape.kv_len <= KEY_BLOCK || problem.needs_whole_rows() || call.visible.window.is_some() {
+            return None;
         }
-        let floats = split_floats([shape.batch, shape.kv_heads, shape.kv_len], rows, shape.value_dim);
-        floats.map_or(Sharing::Rows, |floats| Sharing::Keys { floats })
+        let Gathering { floats, keys } = call.gathering();
+        let [gathered, read] = [floats, keys.saturating_mul(shape.head_dim + shape.value_dim)]
+            .map(|floats| floats.saturating_mul(size_of::<f32>()));
+        (gathered <= MOST && gathered <= LITTLE.max(read / SHARE)).then_some(gathered)
     }
 
     /// With no more scratch than this one problem takes.
@@ -135,11 +141,12 @@ impl Plan {
         self.tasks
     }
 
-    /// What blocks of keys gather where they are shared out (few rows, many keys), in bytes, all of them together: less than a
-    /// sixteenth of the keys and values that are read. Otherwise 0.
+    /// What blocks of keys gather where they are shared out (few rows, many keys), in bytes, all of them together: at most a
+    /// sixteenth of the keys and values that are read, these counted as `f32`, or 1 MiB, and never more than 1 GiB. Beyond
+    /// that, and for more rows, only rows are shared out: then 0.
     pub fn gathered_bytes(&self) -> usize {
         match self.sharing {
-            Sharing::Keys { floats } => floats * size_of::<f32>(),
+            Sharing::Keys { bytes } => bytes,
             Sharing::Rows => 0,
         }
     }

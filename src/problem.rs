@@ -109,7 +109,7 @@ impl<'a> Outputs<'a> {
     }
 
     pub(crate) fn check(&self, inputs: &Inputs<'_>, shape: &Shape) -> Result<(), Error> {
-        let ([batch, _, q_rows, _], [_, _, k_rows, _]) = (inputs.q.shape(), inputs.kv.k_shape());
+        let ([batch, _, q_rows, _], [_, _, k_rows, _]) = (inputs.q.shape(), inputs.key_values()?.k_shape());
         let rows = |argument: &'static str, [b, h, l, _]: [usize; 4]| {
             same(argument, "batch", b, batch, "q")?;
             same(argument, "heads", h, shape.heads, "q")?;

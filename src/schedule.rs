@@ -5,7 +5,7 @@
 
 use crate::plan::{Exec, Plan, Sharing};
 use crate::problem::Problem;
-use sdpa_kernels::{Launch, MaskMod, Mods, Packed, ProbMod, Product, ScoreMod, Scratch};
+use sdpa_kernels::{Launch, MaskMod, Mods, Packed, Partials, ProbMod, Product, ScoreMod, Scratch};
 use std::sync::{Mutex, PoisonError};
 
 /// Memory that runs share: one scratch for each worker, which grows to what plans need and stays.
@@ -15,35 +15,32 @@ use std::sync::{Mutex, PoisonError};
 pub struct Workspace {
     workers: Vec<Scratch>,
     /// What blocks of keys gather, where they are shared out.
-    partials: Vec<f32>,
+    partials: Partials,
 }
 
 impl Workspace {
     /// Empty; the first run fills it.
     pub const fn new() -> Self {
-        Self { workers: Vec::new(), partials: Vec::new() }
+        Self { workers: Vec::new(), partials: Partials::new() }
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.workers.iter().map(Scratch::bytes).sum::<usize>() + size_of_val(&self.partials[..])
+        self.workers.iter().map(Scratch::bytes).sum::<usize>() + self.partials.bytes()
     }
 
-    fn for_plan(&mut self, plan: &Plan) -> (&mut [Scratch], &mut [f32]) {
-        if let Sharing::Keys { floats } = plan.sharing
-            && self.partials.len() < floats
-        {
-            // Fresh zeros: what was there is worth nothing. Some room to grow, for sequences do.
-            self.partials = vec![0.0; floats + floats / 2];
-        }
+    fn for_plan(&mut self, plan: &Plan) -> (&mut [Scratch], &mut Partials) {
         // No more than the pool has threads, whatever was planned for. One thread needs no pool: asking would start it.
         let workers = if plan.workers > 1 { plan.workers.min(current_threads()) } else { 1 };
         if self.workers.len() < workers {
             self.workers.resize_with(workers, Scratch::new);
         }
         // Here, not in the workers: which of them find work differs from run to run.
-        self.workers[..workers].iter_mut().for_each(|worker| worker.reserve(&plan.geometry));
-        (&mut self.workers[..workers], &mut self.partials)
+        // As many as there is memory for; for one there was when the problem was made.
+        let ready =
+            self.workers[..workers].iter_mut().map_while(|worker| worker.try_reserve(&plan.geometry).then_some(()));
+        let ready = ready.count();
+        (&mut self.workers[..ready.max(1)], &mut self.partials)
     }
 }
 
@@ -64,12 +61,10 @@ impl Problem<'_> {
     ) {
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
         // A plan may have been made for another problem of this shape.
-        let whole = P::ACTIVE || self.needs_whole_rows();
+        let shares_keys = plan.sharing != Sharing::Rows && !P::ACTIVE && plan.shares_keys(&self).is_some();
         let (scratch, partials) = workspace.for_plan(&plan);
         let mut launch = Launch::new(self.call, self.outputs, plan.geometry);
-        if let Sharing::Keys { .. } = plan.sharing
-            && !whole
-        {
+        if shares_keys {
             launch = launch.split(partials, plan.tasks);
         }
         each(scratch, |scratch| launch.work(plan.exec.isa, scratch, mods));

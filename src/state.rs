@@ -1,7 +1,7 @@
 //! Results in parts: keys that come in pieces, and partial results put together.
 
 use crate::Attention;
-use crate::error::{Bound, Error};
+use crate::error::{Bound, Error, zeros};
 use crate::inputs::{Inputs, same};
 use crate::plan::{Exec, Plan};
 use crate::problem::Outputs;
@@ -56,7 +56,8 @@ impl<'a> AttnState<'a> {
     /// No keys yet. `q` is `[batch, heads, q_len, head_dim]`; keys will come in `[kv_heads, value_dim]`.
     ///
     /// # Errors
-    /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`].
+    /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`]; [`Error::TooLarge`] or [`Error::Memory`] for a
+    /// state that memory does not hold.
     pub fn new(attention: Attention, q: View<'a>, keys: [usize; 2], exec: Exec) -> Result<Self, Error> {
         if attention.alignment == Some(Alignment::BottomRight) {
             return Err(Error::Needs {
@@ -85,14 +86,15 @@ impl<'a> AttnState<'a> {
             value_dim,
             first: 0,
             gathered: 0,
-            max: vec![f32::NEG_INFINITY; n],
-            sum: vec![0.0; n],
-            out: vec![0.0; gathered],
+            max: zeros("state", n)?,
+            sum: zeros("state", n)?,
+            out: zeros("state", gathered)?,
             waiting: 0,
-            waiting_k: vec![0.0; waiting_k],
-            waiting_v: vec![0.0; waiting_v],
+            waiting_k: zeros("state", waiting_k)?,
+            waiting_v: zeros("state", waiting_v)?,
             workspace: Workspace::new(),
         };
+        state.max.fill(f32::NEG_INFINITY);
         // A call without keys checks the settings.
         state.gather(None)?;
         Ok(state)

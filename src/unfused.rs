@@ -15,8 +15,9 @@
 
 use crate::plan::Exec;
 use crate::problem::{Outputs, Problem};
-use crate::{Attention, Error, Inputs, Isa, View, ViewMut, probe};
+use crate::{Attention, Error, Inputs, Isa, View, ViewMut};
 use core::ops::Range;
+use sdpa_kernels::exp_in_place;
 use sdpa_kernels::gemm::{Matrix, sgemm};
 use sdpa_kernels::{Call, Dtype, Tensor, TensorMut};
 use std::sync::{Mutex, PoisonError};
@@ -199,7 +200,7 @@ fn softmax(isa: Isa, row: &mut [f32]) -> (f32, f32) {
     // −∞ − −∞ would be NaN; without a finite score every weight is exp(−∞) = 0.
     let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
     row.iter_mut().for_each(|x| *x -= shift);
-    probe::exp(isa, row);
+    exp_in_place(isa, row);
     (max, lanes(row, 0.0, |sum, x| sum + x))
 }
 

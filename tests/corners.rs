@@ -4,7 +4,10 @@ mod options_support;
 mod support;
 
 use options_support::{Case, Wanted};
-use sdpa::{Alignment, Attention, AttnState, Exec, Mods, Outputs, Plan, Point, Position, ViewMut, Workspace, naive};
+use sdpa::{
+    Alignment, Attention, AttnState, Error, Exec, Inputs, Mask, Mods, Outputs, Plan, Point, Position, View, ViewMut,
+    Window, Workspace, naive,
+};
 use support::{Rng, Tensor, UNWRITTEN, execs};
 
 fn plain(rows: usize, keys: usize) -> Case {
@@ -152,4 +155,139 @@ fn threads_that_are_not_there() {
     let mut workspace = Workspace::new();
     let plan = case.run_into(Exec::serial().threads(usize::MAX), &mut full, &mut workspace);
     assert!(workspace.bytes() <= plan.scratch_bytes() * std::thread::available_parallelism().unwrap().get());
+}
+
+/// Functions of distances are the same in one call over all rows and decoding row by row.
+#[test]
+fn a_distance_is_the_same_in_prefill_and_decoding() {
+    const LEN: usize = 20;
+    let case = Case { causal: true, alignment: Some(Alignment::BottomRight), ..plain(LEN, LEN) };
+    let near = |p: Position| (0..5).contains(&(p.position - p.key as isize));
+    let mods = Mods::new().score(|s: f32, p: Position| s - 0.1 * (p.position - p.key as isize) as f32).mask(near);
+    let run = |case: &Case| {
+        let mut full = case.unwritten(Wanted::LEAST);
+        let problem = case.attention().problem(case.inputs(), full.outputs()).unwrap();
+        let plan = Plan::new(&problem, Exec::serial());
+        problem.run_with(&plan, &mut Workspace::new(), &mods);
+        let oracle = naive::answer::<f64, _, _, _>(&case.attention(), &case.inputs(), &mods).unwrap();
+        support::assert_close("against the oracle", &full.out, &oracle.out, 1e-5);
+        full.out
+    };
+    let whole = run(&case);
+    for row in 0..LEN {
+        let step = Case {
+            q: case.q.rows(row..row + 1),
+            k: case.k.rows(0..row + 1),
+            v: case.v.rows(0..row + 1),
+            ..case.clone()
+        };
+        support::assert_same_bits(&format!("row {row}"), &run(&step), &whole.rows(row..row + 1));
+    }
+}
+
+/// One column of a mask or bias stands for all keys; fewer than there are keys are those of a mask built too early, unless
+/// they are asked for by name.
+#[test]
+fn columns_of_masks() {
+    let case = plain(4, 7);
+    let run = |inputs: Inputs<'_>| {
+        let mut full = case.unwritten(Wanted::LEAST);
+        let problem = case.attention().problem(inputs, full.outputs())?;
+        problem.run_once(Exec::serial());
+        Ok::<_, Error>(full.out)
+    };
+    let whole = run(case.inputs()).unwrap();
+    // A mask or bias per row alone, as `[1, 1, q_len, 1]`: all rows, then two of them.
+    let (ones, some, zeros) = ([1u8; 4], [1u8, 0, 0, 1], [0.0f32; 4]);
+    let rows = |data| Mask::keep(View::bhld(data, [1, 1, 4, 1]).unwrap());
+    let bias = View::bhld(&zeros, [1, 1, 4, 1]).unwrap();
+    support::assert_same_bits("ones", &run(case.inputs().mask(rows(&ones))).unwrap(), &whole);
+    support::assert_same_bits("zeros", &run(case.inputs().bias(bias)).unwrap(), &whole);
+    let got = run(case.inputs().mask(rows(&some))).unwrap();
+    for i in 0..4 {
+        let expected = if some[i] == 1 { whole.rows(i..i + 1) } else { Tensor::from_fn([1, 1, 1, 3], |_| 0.0) };
+        support::assert_same_bits("rows of a mask", &got.rows(i..i + 1), &expected);
+    }
+    let short = [1u8; 7];
+    for columns in [0, 2, 6] {
+        let mask = Mask::keep(View::bhld(&short[..columns], [1, 1, 1, columns]).unwrap());
+        let error = run(case.inputs().mask(mask)).unwrap_err().to_string();
+        assert_eq!(error, format!("mask: columns is {columns}, but k has 7"));
+        let lens = Case { kv_lens: Some(vec![columns]), ..case.clone() };
+        support::assert_same_bits(
+            "a prefix",
+            &run(case.inputs().mask_prefix(mask)).unwrap(),
+            &lens.run(Exec::serial(), Wanted::LEAST).out,
+        );
+    }
+    let prefix = run(case.inputs().mask_prefix(rows(&ones))).unwrap();
+    let first = Case { kv_lens: Some(vec![1]), ..case.clone() };
+    support::assert_same_bits("a prefix of one", &prefix, &first.run(Exec::serial(), Wanted::LEAST).out);
+}
+
+/// A batch of 2⁴⁰ sequences without rows has nothing to compute, whatever is asked of it.
+#[test]
+fn a_huge_batch_without_rows_returns_at_once() {
+    const BATCH: usize = 1 << 40;
+    let one = [0.5f32; 4];
+    let floats = |shape: [usize; 4]| View::from_strides(&one, 0, shape, [0, 0, 0, 1]).unwrap();
+    let q = floats([BATCH, 1, 0, 4]);
+    let window = Window::inclusive(Some(3), Some(0));
+    for keys in [0, 3, 300] {
+        let kv = floats([BATCH, 1, keys, 4]);
+        let mask = [1u8; 300];
+        let mask = Mask::keep(View::from_strides(&mask, 0, [BATCH, 1, 0, keys], [0; 4]).unwrap());
+        for attention in [Attention::new(), Attention::new().causal(), Attention::new().window(window)] {
+            let attention = attention.align(Alignment::BottomRight).softcap(3.0);
+            let inputs = Inputs::new(q, kv, kv).mask(mask).bias(floats([BATCH, 1, 0, 1])).alibi(&[0.5]).sinks(&[1.0]);
+            let mut none = [[]; 4];
+            let [out, lse, weights, mass] = &mut none;
+            let mut outputs = Outputs::new(ViewMut::bhld(out, [BATCH, 1, 0, 4]).unwrap())
+                .lse(ViewMut::bhl(lse, [BATCH, 1, 0]).unwrap())
+                .weights(ViewMut::bhld(weights, [BATCH, 1, 0, keys]).unwrap());
+            if keys == 0 {
+                outputs = outputs.key_mass(ViewMut::bhld(mass, [BATCH, 1, 0, 1]).unwrap());
+            }
+            let problem = attention.problem(inputs, outputs).unwrap();
+            let plan = Plan::new(&problem, Exec::default());
+            let _ = plan.explain(&problem, None);
+            problem.run(&plan, &mut Workspace::new());
+            let naive = naive::oracle(&attention, &inputs);
+            assert!(if keys == 0 { naive.is_ok() } else { matches!(naive, Err(Error::Memory { .. })) });
+        }
+        let unfused = sdpa::unfused::attention(
+            &Attention::new(),
+            Inputs::new(q, kv, kv),
+            Outputs::new(ViewMut::bhld(&mut [], [BATCH, 1, 0, 4]).unwrap()),
+            Exec::default(),
+        );
+        assert!(unfused.is_ok());
+    }
+}
+
+/// Outputs whose dimensions interleave without sharing an element.
+#[test]
+fn outputs_may_interleave() {
+    // Rows are 2 apart and heads 3: elements 0, 2, 4 and 3, 5, 7.
+    let case = Case::plain(&mut Rng::new(1), [1, 2, 2, 3, 5, 4, 1]);
+    let expected = case.run(Exec::serial(), Wanted::LEAST).out;
+    let mut memory = [f32::from_bits(UNWRITTEN); 8];
+    let out = ViewMut::from_strides(&mut memory, 0, [1, 2, 3, 1], [0, 3, 2, 1]).unwrap();
+    sdpa::attention(&case.attention(), case.inputs(), Outputs::new(out)).unwrap();
+    for (at, &x) in memory.iter().enumerate() {
+        let element = (0..2).flat_map(|h| (0..3).map(move |l| (h, l))).find(|(h, l)| 3 * h + 2 * l == at);
+        let bits = element.map_or(UNWRITTEN, |(h, l)| expected.get([0, h, l, 0]).to_bits());
+        assert_eq!(x.to_bits(), bits, "element {at}");
+    }
+}
+
+/// Dimensions for which there is no memory are refused where the problem is made: running cannot fail.
+#[test]
+fn states_beyond_memory_are_refused() {
+    let one = [0.5f32];
+    let q = |rows| View::from_strides(&one, 0, [1, 1, rows, 1], [0; 4]).unwrap();
+    let new = |rows, keys| AttnState::new(Attention::new(), q(rows), keys, Exec::serial()).unwrap_err();
+    assert!(matches!(new(1 << 46, [1, 1]), Error::Memory { what: "state", .. }));
+    assert!(matches!(new(1, [1 << 60, 1]), Error::TooLarge { what: "state", .. }));
+    assert!(matches!(new(1, [1, 1 << 50]), Error::Memory { what: "state", .. }));
 }

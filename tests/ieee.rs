@@ -4,7 +4,7 @@ mod options_support;
 mod support;
 
 use options_support::{Case, Full, Wanted, check_against_oracle, same_rows};
-use sdpa::{Alignment, Exec};
+use sdpa::{Alignment, Attention, AttnState, Exec, Inputs, Outputs, View, ViewMut};
 use support::{Rng, Tensor, execs, indices};
 
 const NAN: f32 = f32::NAN;
@@ -25,6 +25,13 @@ fn special(keys: usize) -> usize {
 fn plain(keys: usize) -> Case {
     let mut case = Case::plain(&mut Rng::new(keys as u64), [1, 1, 1, ROWS, keys, D, DV]);
     case.q = Tensor::from_fn(case.q.shape, |_| 1.0);
+    case
+}
+
+/// Scores of zero.
+fn flat(keys: usize) -> Case {
+    let mut case = plain(keys);
+    (0..ROWS).for_each(|i| case.q.fill_row(i, 0.0));
     case
 }
 
@@ -347,6 +354,46 @@ fn an_infinite_value() {
         case.v.set([0, 0, 0, 0], -INF);
     });
     expect(both, 1, [Is::Nan, Is::Finite, Is::Finite], Is::Finite, true);
+}
+
+#[test]
+fn an_infinite_value_beside_sums_that_overflow() {
+    // What overflows lies in the block of the infinite value, in another, or in both; of either sign.
+    let last = KEYS[0].max(KEYS[1]) - 1;
+    for places in [[0, 1], [0, 1_000], [1_000, 2_000]] {
+        for (x, is, finite) in [(-INF, Is::MinusInf, f32::MAX), (INF, Is::PlusInf, -f32::MAX)] {
+            let make = with(flat, |case, keys| {
+                for at in places {
+                    case.v.set([0, 0, at.min(keys - 2), 1], finite);
+                }
+                case.v.set([0, 0, last.min(keys - 1), 1], x);
+            });
+            expect(make, 1, [Is::Finite, is, Is::Finite], Is::Finite, true);
+        }
+    }
+    // Whoever gathers: few rows by blocks of keys, many by rows, a state piece by piece; states that are merged.
+    let (zeros, mut data) = ([0.0; 512], [0.0; 512]);
+    (data[50], data[366], data[501]) = (f32::MAX, f32::MAX, -INF);
+    let keys = |x| View::bhld(x, [1, 1, 512, 1]).unwrap();
+    for (rows, (isa, exec)) in [1, 16, 17, 40].into_iter().flat_map(|rows| execs().map(move |exec| (rows, exec))) {
+        let q = View::bhld(&zeros[..rows], [1, 1, rows, 1]).unwrap();
+        let mut outs = [const { Vec::new() }; 3].map(|_: Vec<f32>| vec![0.0; rows]);
+        let [whole, pieces, merged] =
+            outs.each_mut().map(|out| Outputs::new(ViewMut::bhld(out, [1, 1, rows, 1]).unwrap()));
+        Attention::new().problem(Inputs::new(q, keys(&zeros), keys(&data)), whole).unwrap().run_once(exec);
+        let state = |first| AttnState::new(Attention::new(), q, [1, 1], exec).unwrap().starting_at(first).unwrap();
+        let (mut all, mut earlier, mut later) = (state(0), state(0), state(256));
+        let part = |x, rows| keys(x).rows(rows).unwrap();
+        for rows in [0..100, 100..300, 300..512] {
+            all.push(part(&zeros, rows.clone()), part(&data, rows)).unwrap();
+        }
+        earlier.push(part(&zeros, 0..256), part(&data, 0..256)).unwrap();
+        later.push(part(&zeros, 256..512), part(&data, 256..512)).unwrap();
+        all.read(pieces).unwrap();
+        earlier.merge(&later).unwrap();
+        earlier.read(merged).unwrap();
+        assert!(outs.iter().flatten().all(|&x| x == -INF), "{isa}, {rows} rows: {outs:?}");
+    }
 }
 
 #[test]

@@ -80,7 +80,7 @@ impl All {
     }
 
     fn of(attention: &Attention, inputs: Inputs<'_>, exec: Exec) -> Self {
-        let mut all = Self::blank(inputs.queries().shape(), inputs.key_values().v_shape());
+        let mut all = Self::blank(inputs.queries().shape(), inputs.key_values().unwrap().v_shape());
         let problem = attention.problem(inputs, all.outputs()).unwrap();
         let plan = Plan::new(&problem, exec);
         problem.run(&plan, &mut Workspace::new());
@@ -189,7 +189,7 @@ fn rows_are_kept_within_half_a_scale() {
     t.v.set([0, 0, 7, 0], -f32::MAX);
     let tokens = |cache: &KvCache, from: &Tensor, value: bool| {
         let inputs = Inputs::cached(View::bhld(&t.q.data, t.q.shape).unwrap(), cache);
-        let held = inputs.key_values();
+        let held = inputs.key_values().unwrap();
         for [b, h, l, i] in support::indices(from.shape) {
             let scale = (0..from.shape[3]).map(|i| from.get([b, h, l, i]).abs()).fold(0.0, f32::max) / 127.0;
             let (x, at) = (from.get([b, h, l, i]), [b, h, l, i]);
@@ -206,7 +206,7 @@ fn rows_are_kept_within_half_a_scale() {
     let cache = filled(&t, &KeyScales::PerChannel(scales.clone()));
     let inputs = Inputs::cached(t.q.view(), &cache);
     for at @ [_, h, _, i] in support::indices(t.k.shape) {
-        let (scale, got) = (scales[h * 37 + i], inputs.key_values().key(at).unwrap());
+        let (scale, got) = (scales[h * 37 + i], inputs.key_values().unwrap().key(at).unwrap());
         let x = t.k.get(at).clamp(-127.0 * scale, 127.0 * scale);
         assert!((got - x).abs() <= 0.500_01 * scale, "{at:?}: {got} for {x}");
     }

@@ -7,7 +7,7 @@ mod support;
 
 use kv_support::{Pool, cache_of, same_full, same_oracle};
 use options_support::{Case, Wanted, check_against_oracle};
-use sdpa::{Alignment, Attention, BlockTable, Error, Exec, Inputs, Outputs, PageError, Pages, ViewMut};
+use sdpa::{Alignment, Attention, BlockTable, Error, Exec, Inputs, Outputs, PageError, Pages, View, ViewMut};
 use support::{LAYOUTS, Layout, Rng, Tensor, execs};
 
 /// Single keys, parts of panels and of blocks, whole ones, and more.
@@ -286,6 +286,22 @@ fn hostile_lengths() {
     assert_eq!(pool.pages().page_size(), 0);
 }
 
+/// A pool of zero strides may have pages of any size. Positions are counted in `isize`.
+#[test]
+fn more_keys_than_positions_count() {
+    let row = [0.5f32; 4];
+    let size = isize::MAX as usize;
+    let pool = View::from_strides(&row, 0, [1, 1, size, 1], [0; 4]).unwrap();
+    let pages = |len| Pages::new(pool, pool, BlockTable { entries: &[0, 0], lens: &[len] }).map(drop);
+    assert!(pages(size).is_ok());
+    for len in [size + 1, 2 * size] {
+        let error = pages(len).unwrap_err();
+        assert_eq!(error, PageError::TooLong { sequence: 0, len });
+        let words = format!("block table: sequence 0 has {len} keys, but positions end at {size}");
+        assert_eq!(error.to_string(), words);
+    }
+}
+
 #[test]
 fn entries_that_cannot_be_shared_out() {
     let words = |n, s: usize| format!("block table: {n} entries cannot be shared out evenly over {s} sequences");
@@ -325,8 +341,8 @@ fn calls_that_do_not_fit_the_pages() {
         assert_eq!(error.to_string(), words);
         assert!(out.iter().all(|&x| x == 42.0), "a refused call wrote: {words}");
     };
-    says("k: batch is 2, but q has 3", [3, 2, 1, 3], |inputs| inputs);
-    says("k: head_dim is 3, but q has 4", [2, 2, 1, 4], |inputs| inputs);
+    says("pages: number of sequences is 2, but q has 3", [3, 2, 1, 3], |inputs| inputs);
+    says("pages: head_dim is 3, but q has 4", [2, 2, 1, 4], |inputs| inputs);
     says("q: 3 heads are no multiple of the 2 heads of k", [2, 3, 1, 3], |inputs| inputs);
     says("kv_lens: needs tensors; caches and pages have lengths of their own", [2, 2, 1, 3], |inputs| {
         inputs.kv_lens(&[12, 9])

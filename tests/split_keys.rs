@@ -2,7 +2,7 @@
 
 mod support;
 
-use sdpa::{Alignment, Attention, Exec, Inputs, Outputs, Plan, View, ViewMut, Window, Workspace};
+use sdpa::{Alignment, Attention, BlockTable, Exec, Inputs, Outputs, Pages, Plan, View, ViewMut, Window, Workspace};
 use support::{LAYOUTS, Tensors, execs};
 
 /// One row against several blocks, by a plan for somebody else's problem.
@@ -118,5 +118,57 @@ fn few_rows_and_wide_values_are_rows_of_a_whole() {
                 assert!(same, "{isa}, {keys} keys, {rows} rows, {width} wide");
             }
         }
+    }
+}
+
+/// Memory is for the blocks that each sequence sees, not for the longest sequence in place of all.
+#[test]
+fn what_blocks_gather_goes_by_what_each_sequence_sees() {
+    const PAGE: usize = 1 << 16;
+    let (heads, dim) = ([32, 8], 128);
+    let row = vec![0.5f32; dim];
+    let pool = View::from_strides(&row, 0, [1, heads[1], PAGE, dim], [0, 0, 0, 1]).unwrap();
+    let bytes = |short: usize, long: usize| {
+        let lens: Vec<usize> = (0..short).map(|_| 1).chain([long]).collect();
+        let width = long.div_ceil(PAGE);
+        let entries = vec![0; width * lens.len()];
+        let pages = Pages::new(pool, pool, BlockTable { entries: &entries, lens: &lens }).unwrap();
+        let shape = [lens.len(), heads[0], 1, dim];
+        let q = View::from_strides(&row, 0, shape, [0, 0, 0, 1]).unwrap();
+        let mut out = vec![0.0; lens.len() * heads[0] * dim];
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).unwrap());
+        let problem = Attention::new().problem(Inputs::paged(q, pages), outputs).unwrap();
+        Plan::new(&problem, Exec::serial()).gathered_bytes()
+    };
+    // Four rows share a head: two vectors of maxima and sums, four rows of outputs.
+    let unit = 4 * (2 * 16 + 4 * dim);
+    for (short, long) in [(1000, 1_000_000), (63, 128 << 10), (0, 257)] {
+        assert_eq!(bytes(short, long), unit * heads[1] * (short + long.div_ceil(256)), "{short} of 1, one of {long}");
+    }
+    // Too much in proportion: rows are shared out.
+    assert_eq!(bytes(3000, 300), 0);
+}
+
+/// Keys that no row sees take no memory, however many there are.
+#[test]
+fn keys_that_nobody_sees_take_no_memory() {
+    const KEYS: usize = 1 << 40;
+    let tensors = Tensors::normal([1, 2, 1, 2, 5, 16, 16], 4);
+    let row = &tensors.k.data[..16];
+    let kv = |keys| View::from_strides(row, 0, [1, 1, keys, 16], [0, 0, 0, 1]).unwrap();
+    let run = |attention: Attention, inputs: Inputs<'_>, exec| {
+        let mut out = vec![f32::NAN; 2 * 2 * 16];
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 2, 2, 16]).unwrap());
+        let problem = attention.problem(inputs, outputs).unwrap();
+        let plan = Plan::new(&problem, exec);
+        assert!(plan.gathered_bytes() < 1 << 20);
+        problem.run(&plan, &mut Workspace::new());
+        out
+    };
+    for (_, exec) in execs() {
+        let inputs = |keys| Inputs::new(tensors.q.view(), kv(keys), kv(keys));
+        let (all, few) = (Attention::new(), Attention::new().causal().align(Alignment::TopLeft));
+        assert_eq!(run(all, inputs(KEYS).kv_lens(&[5]), exec), run(all, inputs(5), exec));
+        assert_eq!(run(few, inputs(KEYS), exec), run(few, inputs(2), exec));
     }
 }

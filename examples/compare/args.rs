@@ -19,7 +19,7 @@ Usage: compare [OPTIONS] [FILE.safetensors]
        compare --sweep [OPTIONS] [DIR]
 
   FILE.safetensors           tensors q [B,H,Lq,D], k [B,Hkv,Lk,D], v [B,Hkv,Lk,Dv], f32; and if it has them:
-                               bias f32 and mask bool or u8 (nonzero keeps), [B or 1,H or 1,Lq or 1,at most Lk];
+                               bias f32 and mask bool or u8 (nonzero keeps), [B or 1,H or 1,Lq or 1,Lk or 1];
                                sinks and alibi_slopes f32 [H]; kv_lens, integers [B]
   --shape B,H,HKV,LQ,LK,D,DV unit-normal data of this shape, from a fixed seed
                              (with neither: layer 3 of all-MiniLM-L6-v2 on a paragraph of 268 tokens)

@@ -10,7 +10,7 @@ use crate::lines::LINE_BYTES;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::rows::Table;
 use crate::simd::{LANES, Level, Simd};
-use crate::source::{BlockValues, KeyValues, Keys};
+use crate::source::{BlockValues, Keys};
 use crate::steps::Steps;
 use crate::strips::{Strips, strip};
 use crate::tensor::AnyRows;
@@ -208,7 +208,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         let len = KEY_BLOCK.min(self.seq.kv_len - first);
         let (d, kv) = (self.geometry.head_dim, &self.call.kv);
         // Pages are left to themselves: their rows are many short stretches.
-        if !kv.holds(at[0], first) || matches!(kv, KeyValues::Pages(_)) {
+        if !kv.holds(at[0], first) || kv.is_paged() {
             return;
         }
         let table = &mut Table::new();

@@ -26,9 +26,9 @@ pub struct Cache {
     sizes: Sizes,
     /// If it keeps bytes: what that takes.
     int8: Option<Int8>,
-    /// If keys are let go: how many of the last and of the first stay.
+    /// If keys are evicted: how many of the last and of the first stay.
     keep: Option<Keep>,
-    /// Blocks of each sequence; `None` where they were let go.
+    /// Blocks of each sequence; `None` where they were evicted.
     sequences: Vec<Vec<Option<Block>>>,
     lens: Vec<usize>,
     /// Blocks that nobody uses.
@@ -64,31 +64,50 @@ pub struct Keep {
     pub last: usize,
     /// First keys that stay for good.
     pub first: usize,
+    /// Keys that stay beyond the last, for rows that come after a rollback.
+    pub rollback: usize,
 }
 
 impl Cache {
-    /// An empty cache of so many sequences: keys of `head_dim`, values of `value_dim` elements.
+    /// An empty cache of so many sequences: keys of `head_dim`, values of `value_dim` elements. `None` if there is no memory
+    /// for so many.
     pub fn new(
         dtype: Dtype,
         [sequences, kv_heads]: [usize; 2],
         [head_dim, value_dim]: [usize; 2],
         keep: Option<Keep>,
-    ) -> Self {
-        Self {
-            sizes: Sizes { format: Format::Elements(dtype), kv_heads, head_dim, value_dim },
-            int8: None,
-            keep,
-            sequences: vec![Vec::new(); sequences],
-            lens: vec![0; sequences],
-            spare: Vec::new(),
-        }
+    ) -> Option<Self> {
+        let (mut blocks, mut lens) = (Vec::new(), Vec::new());
+        blocks.try_reserve_exact(sequences).ok()?;
+        lens.try_reserve_exact(sequences).ok()?;
+        blocks.resize(sequences, Vec::new());
+        lens.resize(sequences, 0);
+        let sizes = Sizes { format: Format::Elements(dtype), kv_heads, head_dim, value_dim };
+        Some(Self { sizes, int8: None, keep, sequences: blocks, lens, spare: Vec::new() })
     }
+
+    /// What a sequence takes, empty.
+    pub const SEQUENCE_BYTES: usize = size_of::<Vec<Option<Block>>>() + size_of::<usize>();
 
     /// The same, empty, with elements of another type.
     #[must_use]
     pub fn with_dtype(self, dtype: Dtype) -> Self {
-        let Sizes { kv_heads, head_dim, value_dim, .. } = self.sizes;
-        Self::new(dtype, [self.lens.len(), kv_heads], [head_dim, value_dim], self.keep)
+        Self { sizes: Sizes { format: Format::Elements(dtype), ..self.sizes }, int8: None, ..self.emptied() }
+    }
+
+    /// The same, empty, with room for rollbacks of so many tokens. `None` if all keys stay.
+    #[must_use]
+    pub fn with_rollback(self, tokens: usize) -> Option<Self> {
+        let keep = self.keep.map(|keep| Keep { rollback: tokens, ..keep })?;
+        Some(Self { keep: Some(keep), ..self.emptied() })
+    }
+
+    /// The same without keys and memory.
+    fn emptied(mut self) -> Self {
+        self.sequences.iter_mut().for_each(Vec::clear);
+        self.lens.fill(0);
+        self.spare.clear();
+        self
     }
 
     /// The same, empty, that keeps bytes: every value with a scale of its own, and so every key, unless its channels have
@@ -104,12 +123,11 @@ impl Cache {
         let format = Format::Int8 { key_scales: channels.is_none() };
         let row = vec![0.0; head_dim.max(value_dim).next_multiple_of(crate::simd::LANES)];
         let int8 = Int8 { channels, row, bytes: vec![0; head_dim + self.sizes.width()] };
-        let empty = Self::new(Dtype::F32, [self.lens.len(), kv_heads], [head_dim, value_dim], self.keep);
-        Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..empty }
+        Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..self.emptied() }
     }
 
     /// The type of its elements; `None` for bytes.
-    pub(crate) fn dtype(&self) -> Option<Dtype> {
+    pub fn dtype(&self) -> Option<Dtype> {
         match self.sizes.format {
             Format::Elements(dtype) => Some(dtype),
             Format::Int8 { .. } => None,
@@ -139,7 +157,7 @@ impl Cache {
         self.sizes.kv_heads
     }
 
-    /// Keys of each sequence, those that were let go included.
+    /// Keys of each sequence, those that were evicted included.
     pub fn lens(&self) -> &[usize] {
         &self.lens
     }
@@ -159,12 +177,24 @@ impl Cache {
         self.lens.len() - 1
     }
 
-    /// The keys of a sequence that were let go.
-    pub fn gone(&self, sequence: usize) -> Range<usize> {
+    /// The keys of a sequence that were evicted.
+    pub fn evicted(&self, sequence: usize) -> Range<usize> {
         let blocks = &self.sequences[sequence];
         let first = blocks.iter().position(Option::is_none).unwrap_or(0);
         let end = blocks.iter().rposition(Option::is_none).map_or(first, |last| last + 1);
         first * KEY_BLOCK..end * KEY_BLOCK
+    }
+
+    /// The shortest length, above that of the keys at the front, to which a sequence can be cut: the next row then sees no key
+    /// that was evicted.
+    pub fn shortest(&self, sequence: usize) -> usize {
+        let evicted = self.evicted(sequence);
+        match self.keep {
+            Some(Keep { last, .. }) if !evicted.is_empty() => {
+                (evicted.end + 1).max((evicted.end - 1).saturating_add(last))
+            }
+            _ => 0,
+        }
     }
 
     /// Appends the rows of head-first tensors `[_, kv_heads, n, dim]`, batch `b` of them, to a sequence.
@@ -177,7 +207,7 @@ impl Cache {
         assert!(b < kb && b < vb && (kh, vh) == (kv_heads, kv_heads), "keys and values do not fit the cache");
         assert!(n == vn && (kd, vd) == (head_dim, value_dim), "keys and values do not fit the cache");
         assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
-        self.let_go(sequence);
+        self.evict(sequence);
         let mut int8 = self.int8.take();
         let mut done = 0;
         while done < n {
@@ -226,12 +256,12 @@ impl Cache {
         self.lens[to] = self.lens[from];
     }
 
-    /// Lets go what no row to come will see.
-    fn let_go(&mut self, sequence: usize) {
-        let Some(Keep { last, first }) = self.keep else { return };
+    /// Evicts what no row to come will see.
+    fn evict(&mut self, sequence: usize) {
+        let Some(Keep { last, first, rollback }) = self.keep else { return };
         // The next row is its own last key, which is not here yet.
         let from = first.div_ceil(KEY_BLOCK);
-        let to = (self.lens[sequence] + 1).saturating_sub(last) / KEY_BLOCK;
+        let to = (self.lens[sequence] + 1).saturating_sub(last.saturating_add(rollback)) / KEY_BLOCK;
         let blocks = &mut self.sequences[sequence];
         let to = to.min(blocks.len());
         // Those before them are gone already.
@@ -254,7 +284,7 @@ impl Cache {
         if block == blocks.len() {
             blocks.push(Some(fresh()));
         }
-        let block = blocks[block].as_mut().expect("keys are appended behind the last one, which is never let go");
+        let block = blocks[block].as_mut().expect("keys are appended behind the last one, which is never evicted");
         if Arc::get_mut(block).is_none() {
             let mut copy = fresh();
             let lines = Arc::get_mut(&mut copy).expect("spare blocks are nobody's");

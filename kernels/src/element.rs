@@ -87,6 +87,9 @@ impl Bf16 {
 }
 
 impl F16 {
+    /// The least number that rounds to ∞: half a step above the largest, 65504.
+    pub const LEAST_INFINITE: f32 = 65520.0;
+
     /// Rounded to nearest even. The bits are those of [`narrow`].
     pub fn from_f32(x: f32) -> Self {
         Self::narrow(x)

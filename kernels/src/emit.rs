@@ -5,6 +5,7 @@ use crate::geometry::Regions;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::outputs::{POINTS, Point};
 use crate::passes::Group;
+use crate::simd::quiet;
 use crate::steps::Steps;
 use crate::tile::{Block, Fused};
 use core::ops::Range;
@@ -22,7 +23,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             unsafe {
                 let (first, element) = view.row(self.task.index, row.head, row.i);
                 for (j, &score) in (block.first..).zip(scores) {
-                    *first.offset(j as isize * element) = score;
+                    *first.offset(j as isize * element) = quiet(score);
                 }
             }
         }
@@ -91,7 +92,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             self.s.weights(Group { scores: scratch, spans: &spans, rows: 1 }, &[reference]);
             for (j, &x) in scratch[..len].iter().enumerate() {
                 // SAFETY: as above.
-                unsafe { *first.offset((block + j) as isize * element) = x };
+                unsafe { *first.offset((block + j) as isize * element) = quiet(x) };
             }
         }
     }

@@ -3,10 +3,11 @@
 
 use crate::element::Element;
 use crate::geometry::{MAX_GROUP, MAX_TASK, Regions};
+use crate::infinite::infinities;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::poison::Care;
 use crate::rows::Rows;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, QUIET_NAN, Simd, quiet};
 use crate::steps::Steps;
 use crate::tensor::Typed;
 use crate::tile::{Exchange, Fused, Row};
@@ -16,9 +17,6 @@ use core::ops::Range;
 
 /// Rows that are finished together: few, so that a task of few rows does not set up many.
 const END_ROWS: usize = 16;
-
-/// The one NaN that is written.
-const NAN: f32 = f32::from_bits(0x7fc0_0000);
 
 /// What the last step needs to know of one row.
 #[derive(Clone, Copy)]
@@ -129,7 +127,7 @@ impl RowEnd {
         let factor = own / sum;
         // Of a sink, beside what is finite otherwise.
         if factor.is_nan() {
-            return Self { factor: (NAN, NAN), top, sum };
+            return Self { factor: (QUIET_NAN, QUIET_NAN), top, sum };
         }
         let high = factor as f32;
         Self { factor: (high, (factor - high as f64) as f32), top, sum }
@@ -137,7 +135,7 @@ impl RowEnd {
 
     /// ln Σ exp(score), −∞ if nothing was visible.
     pub(crate) fn lse(&self) -> f32 {
-        (self.top + self.sum.ln()) as f32
+        quiet((self.top + self.sum.ln()) as f32)
     }
 }
 
@@ -176,7 +174,7 @@ pub(crate) fn normalised<S: Simd>(s: S, x: S::V, [high, low]: [S::V; 2]) -> S::V
 pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mut T]) -> bool {
     let width = a.cols.next_multiple_of(LANES);
     assert!(a.ends.len() == out.len() && a.stride >= width && a.gathered.len() >= out.len() * a.stride);
-    let (zero, nan) = (s.splat(0.0), s.splat(NAN));
+    let (zero, nan) = (s.splat(0.0), s.splat(QUIET_NAN));
     let mut finite = zero;
     let whole = a.element == 1 && a.cols >= LANES;
     for (r, (end, &out)) in a.ends.iter().zip(out).enumerate() {
@@ -185,7 +183,10 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
         let mut i = 0;
         while i < a.cols {
             // SAFETY: `i + 16 ≤ width ≤ stride`, and `gathered` has a stride for every row.
-            let x = unsafe { s.load(a.gathered.as_ptr().add(r * a.stride + i)) };
+            let mut x = unsafe { s.load(a.gathered.as_ptr().add(r * a.stride + i)) };
+            if a.care == Care::Careful {
+                x = infinities(s, x);
+            }
             row = if_finite(s, x, row);
             let mut y = normalised(s, x, [high, low]);
             if a.care == Care::Careful {

@@ -14,6 +14,7 @@
 //! Everything here is a plain loop over a row, made of operations that are the same everywhere; the compiler makes
 //! vectors of it inside [`Simd::vectorize`](crate::simd::Simd::vectorize).
 
+#[cfg(any(test, feature = "_probe"))]
 pub mod probe;
 mod scores;
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::options::{MaskMod, Mods, Options, ProbMod, ScoreMod};
 use crate::outputs::{Outputs, POINTS, Point, Shared};
 use crate::queue::Queue;
 use crate::source::KeyValues;
-use crate::split::{self, Split};
+use crate::split::{self, Partials, Split};
 use crate::steps::Steps;
 use crate::tensor::Tensor;
 use crate::tile::{self, Next};
@@ -207,7 +207,8 @@ impl<'a> Launch<'a> {
         assert!((geometry.head_dim, geometry.value_dim) == (call.q.shape()[3], dv), "the geometry is for other sizes");
         let (sequences, per_head) = (call.sequences(), rows_per_head(&call, geometry.task_rows));
         let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
-        let massive = if outputs.key_mass.is_some() { sequences * kv_heads } else { 0 };
+        let massive = outputs.key_mass.as_ref().is_some_and(|mass| !mass.shape().contains(&0));
+        let massive = if massive { sequences * kv_heads } else { 0 };
         Self {
             near: is_near(&call, &outputs),
             call,
@@ -219,17 +220,19 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Shares out blocks of keys, in about so many runs, where rows are few: `partials` is memory for what each gathers, of
-    /// [`split_floats`](crate::split_floats).
+    /// Shares out blocks of keys, in about so many runs, where rows are few: `partials` is memory for what each gathers. If it
+    /// cannot grow to that, rows are shared out as before.
     ///
     /// # Panics
-    /// If the rows that share a head are more than a task's, the memory is too small, sequences are ragged, or outputs need
-    /// every row whole: scores or a state.
+    /// If the rows that share a head are more than a task's, sequences are ragged, or outputs need every row whole: scores or a
+    /// state.
     #[must_use]
-    pub fn split(self, partials: &'a mut [f32], runs: usize) -> Self {
+    pub fn split(self, partials: &'a mut Partials, runs: usize) -> Self {
         assert!(self.outputs.state.is_none() && !self.outputs.wants_all_keys(), "such outputs need every row whole");
-        let split = Split::new(&self.call, &self.geometry, partials, runs);
-        Self { split: Some(split), rows: Queue::new(0), ..self }
+        match Split::new(&self.call, &self.geometry, partials, runs) {
+            Some(split) => Self { split: Some(split), rows: Queue::new(0), ..self },
+            None => self,
+        }
     }
 
     /// Takes tasks and runs them until none is left. Any number of workers may do this at once, each with its own
@@ -291,7 +294,7 @@ impl<A: ScoreMod, B: MaskMod, C: ProbMod> Visitor for Work<'_, '_, A, B, C> {
         if let Some(split) = split {
             // SAFETY: the call is consistent with its outputs, and the split is its own.
             unsafe {
-                split::gather(split, fused, scratch);
+                split::gather(split, call, fused, scratch);
                 if split.is_gathered() {
                     split::fold(split, fused, scratch);
                 }

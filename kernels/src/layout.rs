@@ -17,7 +17,8 @@ pub enum LayoutError {
         /// Elements in the slice.
         len: usize,
     },
-    /// A mutable view in which two indices share an element (or might: dimensions interleave).
+    /// A mutable view in which two indices share an element, or whose dimensions interleave so that it would take too long to
+    /// rule that out.
     Overlap {
         /// Shape asked for.
         shape: [usize; 4],
@@ -47,7 +48,7 @@ impl fmt::Display for LayoutError {
                 reach.0, reach.1
             ),
             Self::Overlap { shape, strides } => {
-                write!(f, "a mutable view of shape {shape:?} with strides {strides:?} holds an element twice")
+                write!(f, "a mutable view of shape {shape:?} with strides {strides:?} holds an element twice, or may")
             }
             Self::Heads { heads, kv_heads } => {
                 write!(f, "packed heads do not fit: {heads} query heads, {kv_heads} key/value heads")
@@ -98,28 +99,28 @@ impl Layout {
         Ok(Self { offset, shape, strides })
     }
 
-    /// True if no element is held twice. Sufficient, and necessary for layouts whose dimensions nest: sorted by
-    /// stride, every stride steps over the whole extent of the dimensions below it.
+    /// True if no element is held twice. Layouts whose dimensions nest (sorted by stride, every stride steps over the whole
+    /// extent of the dimensions below it) are found at once, interleaved ones by looking at the [differences](Differences) of
+    /// indices; where those are too many, the answer is no.
     pub(crate) fn is_injective(&self) -> bool {
         if self.shape.contains(&0) {
             return true;
         }
-        let mut dims = [(0u128, 0u128); 4];
+        let mut dims = [Dim { stride: 0, last: 0 }; 4];
         for (dim, (&n, &stride)) in dims.iter_mut().zip(self.shape.iter().zip(&self.strides)) {
-            *dim = if n > 1 { (stride.unsigned_abs() as u128, n as u128 - 1) } else { (0, 0) };
-        }
-        dims.sort_unstable();
-        let mut extent = 0u128;
-        for (stride, last) in dims {
-            if last == 0 {
-                continue;
+            // Where there is one index, the stride is nothing; else both are below 2⁶⁴.
+            if n > 1 {
+                *dim = Dim { stride: stride.unsigned_abs() as i128, last: n as i128 - 1 };
             }
-            if stride <= extent {
-                return false;
-            }
-            extent += stride * last;
         }
-        true
+        dims.sort_unstable_by_key(|dim| dim.stride);
+        let mut extent = 0;
+        let nested = dims.iter().filter(|dim| dim.last > 0).all(|dim| {
+            let beyond = dim.stride > extent;
+            extent += dim.stride * dim.last;
+            beyond
+        });
+        nested || Differences { left: MOST_DIFFERENCES }.none_is_zero(&dims, 0, true) == Some(true)
     }
 
     /// Element index of `[b, h, l, 0]`. In bounds for indices inside the shape of a view with elements.
@@ -128,6 +129,48 @@ impl Layout {
         debug_assert!(b < self.shape[0] && h < self.shape[1] && l < self.shape[2]);
         let [sb, sh, sl, _] = self.strides;
         (self.offset as isize + b as isize * sb + h as isize * sh + l as isize * sl) as usize
+    }
+}
+
+/// A dimension of more than one index, its stride positive: the sign of a stride does not matter to whether indices meet.
+#[derive(Clone, Copy)]
+struct Dim {
+    stride: i128,
+    last: i128,
+}
+
+/// Differences of two indices that are looked at before a layout is given up.
+const MOST_DIFFERENCES: usize = 1 << 16;
+
+/// A search for two indices of the same element: for a difference of indices, other than none, that moves by nothing.
+struct Differences {
+    left: usize,
+}
+
+impl Differences {
+    /// False if some difference of indices in these dimensions moves by `−moved`: any at all but no difference, if that is
+    /// excluded. `None` if there were too many to look at. The largest strides come first: few of their differences can be made
+    /// up for by the others.
+    fn none_is_zero(&mut self, dims: &[Dim], moved: i128, exclude_none: bool) -> Option<bool> {
+        let Some((dim, smaller)) = dims.split_last() else { return Some(moved != 0 || exclude_none) };
+        if dim.last == 0 {
+            return self.none_is_zero(smaller, moved, exclude_none);
+        }
+        if dim.stride == 0 {
+            return Some(false);
+        }
+        let reach: i128 = smaller.iter().map(|dim| dim.stride * dim.last).sum();
+        // −reach ≤ moved + n·stride ≤ reach. Of two opposite differences one will do.
+        let from = (-reach - moved).div_euclid(dim.stride) + i128::from((-reach - moved).rem_euclid(dim.stride) != 0);
+        let from = from.max(if exclude_none { 0 } else { -dim.last });
+        let to = (reach - moved).div_euclid(dim.stride).min(dim.last);
+        for n in from..=to {
+            self.left = self.left.checked_sub(1)?;
+            if !self.none_is_zero(smaller, moved + n * dim.stride, exclude_none && n == 0)? {
+                return Some(false);
+            }
+        }
+        Some(true)
     }
 }
 
@@ -146,4 +189,36 @@ pub(crate) fn dense<const N: usize>(shape: [usize; N]) -> Result<[isize; N], ()>
 pub(crate) fn blhd_layout([b, l, h, d]: [usize; 4]) -> Result<([usize; 4], [isize; 4]), LayoutError> {
     let [sb, sl, sh, sd] = dense([b, l, h, d]).map_err(|()| LayoutError::TooLarge { shape: [b, h, l, d] })?;
     Ok(([b, h, l, d], [sb, sh, sl, sd]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    /// Every layout of few elements: the answer is what counting them says.
+    #[test]
+    fn layouts_that_hold_an_element_twice() {
+        let (mut once, mut interleaved) = (0, 0);
+        let sizes = [[1, 2, 3, 4], [2, 3, 1, 2], [3, 2, 2, 2], [1, 1, 3, 2]];
+        let strides = [-7isize, -4, -3, 0, 1, 2, 3, 5, 6, 9];
+        for (shape, n) in sizes.iter().flat_map(|&shape| (0..strides.len().pow(4)).map(move |n| (shape, n))) {
+            let layout = Layout { offset: 1000, shape, strides: [1, 10, 100, 1000].map(|by| strides[n / by % 10]) };
+            let [b, h, l, d] = shape;
+            let indices = (0..b * h * l * d).map(|i| [i / d / l / h, i / d / l % h, i / d % l, i % d]);
+            let at = |i: [usize; 4]| i.iter().zip(layout.strides).map(|(&i, s)| i as isize * s).sum::<isize>();
+            let elements: HashSet<isize> = indices.map(at).collect();
+            let injective = elements.len() == b * h * l * d;
+            assert_eq!(layout.is_injective(), injective, "{layout:?}");
+            once += usize::from(injective);
+            // Those that do not nest.
+            let mut dims: Vec<_> =
+                (0..4).filter(|&i| shape[i] > 1).map(|i| (layout.strides[i].abs(), shape[i])).collect();
+            dims.sort_unstable();
+            let nested =
+                (1..dims.len()).all(|i| dims[i].0 > dims[..i].iter().map(|(s, n)| s * (*n as isize - 1)).sum());
+            interleaved += usize::from(injective && !nested);
+        }
+        assert!(once > 1000 && interleaved > 100, "{once} hold each element once, {interleaved} of them interleaved");
+    }
 }

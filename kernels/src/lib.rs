@@ -17,6 +17,7 @@ mod cache;
 mod compare;
 mod dots;
 mod element;
+mod elementwise;
 mod emit;
 mod exp;
 mod finish;
@@ -25,12 +26,14 @@ mod geometry;
 #[cfg(feature = "half")]
 mod halves;
 mod heads;
+mod infinite;
 mod int8;
 mod isa;
 mod lanes;
 mod launch;
 mod layout;
 mod lines;
+mod machine;
 mod mass;
 mod norm;
 mod operands;
@@ -42,6 +45,8 @@ mod pairs;
 mod passes;
 mod poison;
 mod prepare;
+#[cfg(feature = "_probe")]
+#[doc(hidden)]
 pub mod probe;
 mod product;
 mod queries;
@@ -66,12 +71,15 @@ pub use activation::Activation;
 pub use block::KEY_BLOCK;
 pub use cache::{Cache, Keep};
 pub use element::{Bf16, Dtype, F16, Precision, narrow, widen};
+pub use elementwise::exp_in_place;
 pub use geometry::{Geometry, MAX_DIM, MAX_GROUP, MAX_TASK, Scratch};
 pub use heads::HeadsMut;
 pub use int8::MAX_HEAD_DIM as MAX_INT8_HEAD_DIM;
 pub use isa::{Isa, vectorized};
 pub use launch::{Call, Launch, Sequence};
 pub use layout::LayoutError;
+pub use lines::zeros;
+pub use machine::{peak_flops, read_bandwidth};
 pub use norm::{Center, Norm};
 pub use options::{
     BlockClass, BlockPosition, Mask, MaskMod, Mods, NoMod, Options, Position, ProbMod, Ragged, ScoreMod, alibi_slopes,
@@ -80,7 +88,7 @@ pub use outputs::{Outputs, Point, State};
 pub use pages::{BlockTable, PageError, Pages};
 pub use product::{Packed, Product};
 pub use source::KeyValues;
-pub use split::split_floats;
+pub use split::{Gathering, Partials};
 pub use state::fold_states;
 pub use tensor::{Tensor, TensorMut};
 pub use view::{View, ViewMut};

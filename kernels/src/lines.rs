@@ -2,6 +2,7 @@
 
 use crate::element::Load;
 use crate::simd::LANES;
+use core::alloc::Layout;
 
 /// A cache line of floats.
 type Line = [f32; LANES];
@@ -19,14 +20,33 @@ impl Lines {
         Self { lines: Vec::new() }
     }
 
-    /// Makes room for `floats`. Allocates, and forgets what it held, only if there is less.
+    /// Makes room for `floats`. Allocates, and forgets what it held, only if there is less. False if there is no memory: then
+    /// it is as it was.
+    #[inline]
+    #[must_use]
+    pub(crate) fn try_reserve(&mut self, floats: usize) -> bool {
+        if !self.holds(floats) {
+            // Not `resize`: the old contents are worth nothing. Fresh zeros come from the system untouched.
+            // SAFETY: zeros are floats.
+            let Some(fresh) = (unsafe { zeroed(floats.div_ceil(LANES) + 1) }) else { return false };
+            self.lines = fresh;
+        }
+        true
+    }
+
+    /// True if there is room for `floats`.
+    #[inline]
+    pub(crate) fn holds(&self, floats: usize) -> bool {
+        self.lines.len() > floats.div_ceil(LANES)
+    }
+
+    /// Makes room for `floats`, as [`Self::try_reserve`] does.
+    ///
+    /// # Panics
+    /// If there is no memory.
     #[inline]
     pub(crate) fn reserve(&mut self, floats: usize) {
-        let lines = floats.div_ceil(LANES) + 1;
-        if self.lines.len() < lines {
-            // Not `resize`: the old contents are worth nothing. Fresh zeros come from the system untouched.
-            self.lines = vec![[0.0; LANES]; lines];
-        }
+        assert!(self.try_reserve(floats), "no memory for {floats} floats");
     }
 
     /// Bytes held.
@@ -62,6 +82,27 @@ impl Lines {
         // SAFETY: as above, borrowed exclusively; every pattern of four bytes is a valid f32.
         unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats) / size_of::<T>()) }
     }
+}
+
+/// So many zeros, untouched until they are used; `None` if there is no memory for them.
+pub fn zeros(len: usize) -> Option<Vec<f32>> {
+    // SAFETY: zero is a float.
+    unsafe { zeroed(len) }
+}
+
+/// A vector of values whose bytes are all zero. `None` if there is no memory for it.
+///
+/// # Safety
+/// Zero bytes are a `T`.
+unsafe fn zeroed<T>(len: usize) -> Option<Vec<T>> {
+    let layout = Layout::array::<T>(len).ok()?;
+    if layout.size() == 0 {
+        return Some(Vec::new());
+    }
+    // SAFETY: the size is not zero.
+    let first = unsafe { std::alloc::alloc_zeroed(layout) }.cast::<T>();
+    // SAFETY: allocated here by the global allocator, with the layout of `len` values, which zeros are by the caller's promise.
+    (!first.is_null()).then(|| unsafe { Vec::from_raw_parts(first, len, len) })
 }
 
 impl core::fmt::Debug for Lines {

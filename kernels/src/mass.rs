@@ -6,6 +6,7 @@ use crate::launch::Task;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::passes::Group;
 use crate::prepare::Spans;
+use crate::simd::quiet;
 use crate::softmax;
 use crate::steps::Steps;
 use crate::tile::{Fused, tables};
@@ -62,7 +63,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     }
                     self.s.add_up(Group { scores: regions.scores, spans: &spans, rows }, &mut sums);
                     for (j, sum) in sums[..block.len].iter().enumerate() {
-                        *at(first + j) = *sum;
+                        *at(first + j) = quiet(*sum);
                     }
                 }
             }

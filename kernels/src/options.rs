@@ -5,8 +5,8 @@ use crate::view::View;
 
 /// Which keys a row may attend to, key by key. Polarity is in the name: projects disagree, so there is no default.
 ///
-/// Shapes broadcast: each of batch, heads and rows may be 1. A mask with fewer columns than there are keys hides the
-/// rest.
+/// Shapes broadcast: each of batch, heads, rows and columns may be 1. A mask over the first keys alone is asked for by name
+/// (`Inputs::mask_prefix`).
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Mask<'a> {
@@ -59,11 +59,11 @@ pub struct Ragged<'a> {
 pub struct Options<'a> {
     /// `c`: scores become c·tanh(score / c). Positive and finite.
     pub softcap: Option<f32>,
-    /// Added to the scores; −∞ hides. `[batch, heads, rows, columns]`.
+    /// Added to the scores; −∞ hides. `[batch, heads, rows, columns]`; keys beyond its columns are hidden.
     pub bias: Option<View<'a>>,
     /// ALiBi slopes, one per query head: −slope·|p − j| is added.
     pub alibi: Option<&'a [f32]>,
-    /// `[batch, heads, rows, columns]`.
+    /// Keys that rows may attend to, `[batch, heads, rows, columns]`; those beyond its columns are hidden.
     pub mask: Option<Mask<'a>>,
     /// Attention sinks, one logit per query head: joins the denominator with value 0.
     pub sinks: Option<&'a [f32]>,
@@ -80,10 +80,13 @@ pub struct Position {
     pub batch: usize,
     /// Query head.
     pub head: usize,
-    /// Query row of the sequence.
+    /// Query row, counted in the call: decoding one row at a time, always 0.
     pub row: usize,
-    /// Key of the sequence.
+    /// Key, counted in the sequence.
     pub key: usize,
+    /// Where the row stands among the keys of its sequence: `row` plus the offset of the call's alignment, `row` itself if
+    /// none is named. Distances to keys are `position − key`, in prefill and decoding alike.
+    pub position: isize,
 }
 
 /// Rows and keys of one head, for [`MaskMod::class`].
@@ -201,7 +204,7 @@ impl ProbMod for NoMod {
 ///
 /// ```
 /// use sdpa_kernels::{Mods, Position};
-/// let relative = Mods::new().score(|s: f32, p: Position| s + p.row as f32 - p.key as f32);
+/// let relative = Mods::new().score(|s: f32, p: Position| s + (p.position - p.key as isize) as f32);
 /// let even = Mods::new().mask(|p: Position| p.key % 2 == 0);
 /// ```
 #[derive(Debug, Clone, Copy, Default)]

@@ -47,6 +47,13 @@ pub enum PageError {
         /// Keys of a page.
         page_size: usize,
     },
+    /// A sequence has more keys than positions can count, `isize::MAX`.
+    TooLong {
+        /// The sequence.
+        sequence: usize,
+        /// Its length.
+        len: usize,
+    },
     /// An entry that a sequence uses is no page of the pool.
     Page {
         /// The sequence.
@@ -74,6 +81,9 @@ impl fmt::Display for PageError {
                 "block table: sequence {sequence} has {len} keys, but its {entries} entries of {page_size} have room for {}",
                 entries.saturating_mul(*page_size)
             ),
+            Self::TooLong { sequence, len } => {
+                write!(f, "block table: sequence {sequence} has {len} keys, but positions end at {}", isize::MAX)
+            }
             Self::Page { sequence, entry, page, pages } => write!(
                 f,
                 "block table: entry {entry} of sequence {sequence} is page {page}, but the pool has {pages} pages"
@@ -120,6 +130,9 @@ impl<'a> Pages<'a> {
             if len > width.saturating_mul(page_size) {
                 return Err(PageError::Length { sequence, len, entries: width, page_size });
             }
+            if len > isize::MAX as usize {
+                return Err(PageError::TooLong { sequence, len });
+            }
             // A length above 0 fits only pages of some size.
             let used = if len == 0 { 0 } else { len.div_ceil(page_size) };
             let row = &table.entries[sequence * width..][..used];
@@ -138,7 +151,8 @@ impl<'a> Pages<'a> {
         })
     }
 
-    pub(crate) fn lens(&self) -> &'a [usize] {
+    /// Keys of each sequence.
+    pub fn lens(&self) -> &'a [usize] {
         self.table.lens
     }
 

@@ -2,11 +2,11 @@
 
 use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
 use crate::geometry::{MAX_GROUP, Regions};
+use crate::infinite;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::pairs;
 use crate::steps::Steps;
 use crate::tile::{Block, Fused};
-use core::ops::Range;
 
 /// Whether values are taken as they are, or blocks of them looked at first.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,12 +57,11 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             .then(|| Seen::new(S::TILE_ROWS, spans, rows, scores))
     }
 
-    /// Adds what [`Care::Careful`] left out: the values that are not finite, to the rows that see their keys. Whatever
-    /// else is in such an output, it ends as the ∞ or NaN that the full sum would have been.
+    /// Marks in `regions.part` what [`Care::Careful`] left out: the values that are not finite, in the rows that see their keys.
     ///
     /// # Safety
     /// As for [`Fused::run`]; `group` lies inside the task.
-    pub(crate) unsafe fn add_poison(&self, block: &Block, seen: &Seen, group: Range<usize>, regions: &mut Regions<'_>) {
+    pub(crate) unsafe fn mark_infinite(&self, block: &Block, seen: &Seen, rows: usize, regions: &mut Regions<'_>) {
         let (width, [_, native]) = (self.geometry.width(), self.native());
         // SAFETY: the values have these columns.
         for run in unsafe { block.values.runs(0..self.geometry.value_dim) } {
@@ -72,10 +71,11 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 if x.is_finite() {
                     continue;
                 }
-                for r in (0..group.len()).filter(|&r| seen.sees(r, j)) {
+                for r in (0..rows).filter(|&r| seen.sees(r, j)) {
                     let weights = &regions.scores[r * SCORE_STRIDE..][..SCORE_STRIDE];
                     let weight = if native { pairs::rounded(weights, j) } else { weights[j] };
-                    regions.out[(group.start + r) * width + run.first + c] += weight * x * regions.join[r];
+                    let output = &mut regions.part[r * width + run.first + c];
+                    *output = infinite::see(*output, weight * x);
                 }
             }
         }

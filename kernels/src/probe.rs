@@ -1,10 +1,13 @@
-//! The kernel steps one by one, for tests and benchmarks: what the fused loop calls, on data that is checked here.
+//! The kernel steps one by one, for this project's tests and benchmarks: what the fused loop calls, on data that is checked
+//! here. Behind the feature `_probe`, and no part of the public interface.
 
+pub use crate::elementwise::exp_in_place as exp;
 pub use crate::int8::probe as int8;
+pub use crate::machine::read;
 
 use crate::ahead::Ahead;
 use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
-use crate::geometry::MAX_GROUP;
+use crate::geometry::{MAX_DIM, MAX_GROUP};
 use crate::isa::{Isa, Visitor};
 use crate::lines::Lines;
 use crate::rows::Rows;
@@ -12,59 +15,12 @@ use crate::scores::Scores;
 use crate::simd::LANES;
 use crate::softmax;
 use crate::source::{BlockValues, KeyValues, Keys};
-use crate::split::Units;
+use crate::split::{Unit, Units};
 use crate::steps::Steps;
 use crate::strips::Strips;
 use crate::tensor::Typed;
 use crate::tile::tables;
 use crate::values::Values;
-
-/// `eˣ` of every element, as the softmax computes it: for x ≤ 0.
-pub fn exp(isa: Isa, xs: &mut [f32]) {
-    struct Exp<'a>(&'a mut [f32]);
-    impl Visitor for Exp<'_> {
-        type Output = ();
-        fn visit<S: Steps>(self, s: S) {
-            s.exp(self.0);
-        }
-    }
-    isa.dispatch(Exp(xs));
-}
-
-/// Floating-point operations per second that one core can do in this instruction set, when it does nothing else: the
-/// best of several short bursts of independent FMAs, or products and sums where that is faster. Takes about 50 ms.
-pub fn peak_flops(isa: Isa) -> f64 {
-    struct Bursts(usize);
-    impl Visitor for Bursts {
-        type Output = f64;
-        fn visit<S: Steps>(self, s: S) -> f64 {
-            let timed = |burst: fn(S, usize) -> (u64, f32)| {
-                let start = std::time::Instant::now();
-                let (operations, sum) = burst(s, self.0);
-                core::hint::black_box(sum);
-                operations as f64 / start.elapsed().as_secs_f64()
-            };
-            timed(S::fma_burst).max(timed(S::mul_add_burst))
-        }
-    }
-    (0..16).map(|_| isa.dispatch(Bursts(100_000))).fold(0.0, f64::max)
-}
-
-/// Reads every float and does next to nothing with them: how long that takes is what a kernel that waits for memory is
-/// held against. True if all are finite.
-pub fn read(floats: &[f32]) -> bool {
-    struct Read<'a>(&'a [f32]);
-    impl Visitor for Read<'_> {
-        type Output = bool;
-        fn visit<S: Steps>(self, s: S) -> bool {
-            let rows = Typed::F32(Rows::strided(self.0.as_ptr(), 1024, 1));
-            // SAFETY: the slice holds this many rows of 1024.
-            unsafe { s.all_finite(rows, self.0.len() / 1024, 1024) }
-        }
-    }
-    let (whole, rest) = floats.split_at(floats.len() / 1024 * 1024);
-    Isa::detect().dispatch(Read(whole)) && rest.iter().all(|x| x.is_finite())
-}
 
 /// Reads every key and value once, in the order in which a few rows of a call would, and does next to nothing with them.
 /// True if all are finite.
@@ -74,14 +30,21 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
         type Output = bool;
         fn visit<S: Steps>(self, s: S) -> bool {
             let kv = self.0;
-            let ([_, _, longest, d], [_, _, _, dv]) = (kv.k_shape(), kv.v_shape());
-            let units = Units::new(kv);
+            let ([sequences, _, longest, d], [.., dv]) = (kv.k_shape(), kv.v_shape());
+            let lens = |b: usize| kv.lens().map_or(longest, |lens| lens[b]);
+            let mut starts = vec![0];
+            starts.extend((0..sequences).scan(0, |units, b| {
+                *units += kv.kv_heads() * lens(b).div_ceil(KEY_BLOCK);
+                Some(*units)
+            }));
+            let units = Units::new(kv, &starts);
             let mut finite = d > 0 && dv > 0;
             let mut tables = tables();
             for unit in 0..if finite { units.len() } else { 0 } {
-                let [b, h, first] = units.at(unit);
-                let len = kv.lens().map_or(longest, |lens| lens[b]).saturating_sub(first).min(KEY_BLOCK);
-                if len == 0 || !kv.holds(b, first) {
+                let Unit { sequence: b, head: h, block } = units.at(unit);
+                let first = block * KEY_BLOCK;
+                let len = (lens(b) - first).min(KEY_BLOCK);
+                if !kv.holds(b, first) {
                     continue;
                 }
                 let [keys, values] = &mut tables;
@@ -114,17 +77,6 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
         }
     }
     Isa::detect().dispatch(ReadSource(kv))
-}
-
-/// Bytes per second that one core reads from memory: the best of a few passes over 128 MiB.
-pub fn read_bandwidth() -> f64 {
-    let floats = vec![1.0f32; 32 << 20];
-    let pass = || {
-        let start = std::time::Instant::now();
-        core::hint::black_box(read(&floats));
-        (floats.len() * size_of::<f32>()) as f64 / start.elapsed().as_secs_f64()
-    };
-    (0..3).map(|_| pass()).fold(0.0, f64::max)
 }
 
 /// One group of rows and one block of keys, on which the steps can be run one at a time.
@@ -166,6 +118,8 @@ impl Bench {
                 && keys <= crate::KEY_BLOCK
                 && keys.is_multiple_of(LANES)
                 && head_dim.is_multiple_of(LANES)
+                && (1..=MAX_DIM).contains(&head_dim),
+            "sizes no step takes: {rows} rows, {keys} keys, head_dim {head_dim}"
         );
         let lines = |floats| {
             let mut lines = Lines::new();

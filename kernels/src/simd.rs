@@ -28,6 +28,15 @@ pub(crate) mod portable;
 /// Lanes of a vector: keys in a panel, and the fixed number of partial sums of a softmax row.
 pub(crate) const LANES: usize = 16;
 
+/// The one NaN that results are written with, whatever payload arithmetic left.
+pub(crate) const QUIET_NAN: f32 = f32::from_bits(0x7fc0_0000);
+
+/// A number as it is written: a NaN as the one.
+#[inline(always)]
+pub(crate) fn quiet(x: f32) -> f32 {
+    if x.is_nan() { QUIET_NAN } else { x }
+}
+
 /// The usual page. With larger ones, a few lines more come nearer than they need to.
 const PAGE_BYTES: usize = 4096;
 

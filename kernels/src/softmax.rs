@@ -14,6 +14,7 @@
 
 use crate::block::{SCORE_STRIDE, Span};
 use crate::exp::{self, Begun, exp};
+use crate::infinite;
 use crate::simd::{LANES, Simd};
 use core::ops::Range;
 
@@ -184,17 +185,45 @@ pub(crate) fn fold<S: Simd>(s: S, state: Rows<'_>, out: &mut [f32], later: &[f32
     assert!(out.len() == later.len() && out.len() <= rows * dim);
     let Rows { max, sum, keep, join: factor } = state;
     join(s, rows, Rows { max, sum, keep: &mut *keep, join: &mut *factor });
+    fold_rows([&*keep, &*factor], out, later, dim, |factors, out, later| fold_vector(s, factors, out, later));
+}
+
+/// Takes outputs gathered with care over later keys into such outputs over earlier ones, by factors that [`fold`] or [`softmax`]
+/// found: marks of infinite values (`infinite.rs`) stay marks.
+#[inline(always)]
+pub(crate) fn fold_marked<S: Simd>(s: S, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize) {
+    assert!(out.len() == later.len());
+    fold_rows(factors, out, later, dim, |factors, out, later| {
+        let before = *out;
+        fold_vector(s, factors, out, later);
+        if out.iter().any(|x| x.is_nan()) {
+            for (out, (&before, &later)) in out.iter_mut().zip(before.iter().zip(later)) {
+                *out = infinite::merge(factors, before, later, *out);
+            }
+        }
+    });
+}
+
+/// Calls `fold(factors, sixteen elements of out, the same of later)` for all rows of `dim` elements.
+#[inline(always)]
+fn fold_rows(
+    [keep, factor]: [&[f32]; 2],
+    out: &mut [f32],
+    later: &[f32],
+    dim: usize,
+    mut fold: impl FnMut([f32; 2], &mut [f32; LANES], &[f32; LANES]),
+) {
     for (row, (out, later)) in out.chunks_exact_mut(dim).zip(later.chunks_exact(dim)).enumerate() {
-        let factors = [s.splat(keep[row]), s.splat(factor[row])];
+        let factors = [keep[row], factor[row]];
         let ((out, out_rest), (later, later_rest)) = (out.as_chunks_mut(), later.as_chunks());
         for (out, later) in out.iter_mut().zip(later) {
-            fold_vector(s, factors, out, later);
+            fold(factors, out, later);
         }
         if !out_rest.is_empty() {
             let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
             a[..out_rest.len()].copy_from_slice(out_rest);
             b[..later_rest.len()].copy_from_slice(later_rest);
-            fold_vector(s, factors, &mut a, &b);
+            fold(factors, &mut a, &b);
             out_rest.copy_from_slice(&a[..out_rest.len()]);
         }
     }
@@ -202,11 +231,11 @@ pub(crate) fn fold<S: Simd>(s: S, state: Rows<'_>, out: &mut [f32], later: &[f32
 
 /// `out ← out · keep + later · factor`.
 #[inline(always)]
-fn fold_vector<S: Simd>(s: S, [keep, factor]: [S::V; 2], out: &mut [f32; LANES], later: &[f32; LANES]) {
+fn fold_vector<S: Simd>(s: S, [keep, factor]: [f32; 2], out: &mut [f32; LANES], later: &[f32; LANES]) {
     // SAFETY: both are sixteen floats.
     unsafe {
-        let old = s.mul(s.load(out.as_ptr()), keep);
-        s.store(out.as_mut_ptr(), s.fma(s.load(later.as_ptr()), factor, old));
+        let old = s.mul(s.load(out.as_ptr()), s.splat(keep));
+        s.store(out.as_mut_ptr(), s.fma(s.load(later.as_ptr()), s.splat(factor), old));
     }
 }
 

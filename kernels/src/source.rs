@@ -13,20 +13,32 @@ use crate::strips::{Strips, strip};
 use crate::tensor::{AnyPanels, AnyRows, AnyStrips, Tensor, Typed};
 use core::ops::Range;
 
-/// The keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call.
+/// The keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call. There are as
+/// many values as keys: made of two tensors that differ in batch, heads or rows, it does not exist.
 #[derive(Debug, Clone, Copy)]
-pub enum KeyValues<'a> {
-    /// Two tensors, wherever they lie.
-    Tensors {
-        /// Keys.
-        k: Tensor<'a>,
-        /// Values.
-        v: Tensor<'a>,
-    },
+pub struct KeyValues<'a>(Source<'a>);
+
+/// Where they are.
+#[derive(Debug, Clone, Copy)]
+enum Source<'a> {
+    /// Two tensors of equal batch, heads and rows.
+    Tensors { k: Tensor<'a>, v: Tensor<'a> },
     /// Pages of a pool, by a table.
     Pages(Pages<'a>),
     /// A cache, in which keys lie packed.
     Cache(&'a Cache),
+}
+
+impl<'a> From<Pages<'a>> for KeyValues<'a> {
+    fn from(pages: Pages<'a>) -> Self {
+        Self(Source::Pages(pages))
+    }
+}
+
+impl<'a> From<&'a Cache> for KeyValues<'a> {
+    fn from(cache: &'a Cache) -> Self {
+        Self(Source::Cache(cache))
+    }
 }
 
 /// The keys of a block.
@@ -121,44 +133,51 @@ pub(crate) enum QueryForm<'a> {
 }
 
 impl<'a> KeyValues<'a> {
+    /// Two tensors, `[batch, kv_heads, kv_len, head_dim]` and `[batch, kv_heads, kv_len, value_dim]`. `None` if they differ in
+    /// one of the first three.
+    pub fn of_tensors(k: impl Into<Tensor<'a>>, v: impl Into<Tensor<'a>>) -> Option<Self> {
+        let (k, v) = (k.into(), v.into());
+        (k.shape()[..3] == v.shape()[..3]).then_some(Self(Source::Tensors { k, v }))
+    }
+
     /// `[batch, kv_heads, kv_len, head_dim]`, by the longest sequence.
     #[inline]
     pub fn k_shape(&self) -> [usize; 4] {
-        match self {
-            Self::Tensors { k, .. } => k.shape(),
-            Self::Pages(pages) => pages.shapes()[0],
-            Self::Cache(cache) => cache.shapes()[0],
+        match &self.0 {
+            Source::Tensors { k, .. } => k.shape(),
+            Source::Pages(pages) => pages.shapes()[0],
+            Source::Cache(cache) => cache.shapes()[0],
         }
     }
 
     /// `[batch, kv_heads, kv_len, value_dim]`, by the longest sequence.
     #[inline]
     pub fn v_shape(&self) -> [usize; 4] {
-        match self {
-            Self::Tensors { v, .. } => v.shape(),
-            Self::Pages(pages) => pages.shapes()[1],
-            Self::Cache(cache) => cache.shapes()[1],
+        match &self.0 {
+            Source::Tensors { v, .. } => v.shape(),
+            Source::Pages(pages) => pages.shapes()[1],
+            Source::Cache(cache) => cache.shapes()[1],
         }
     }
 
     /// Key/value heads.
     #[inline]
     pub fn kv_heads(&self) -> usize {
-        match self {
-            Self::Tensors { k, .. } | Self::Pages(Pages { k, .. }) => k.shape()[1],
-            Self::Cache(cache) => cache.kv_heads(),
+        match &self.0 {
+            Source::Tensors { k, .. } | Source::Pages(Pages { k, .. }) => k.shape()[1],
+            Source::Cache(cache) => cache.kv_heads(),
         }
     }
 
     /// Whether a block of keys lies with those of all heads, or a head with all its blocks: a cache, and tensors or pages of
     /// `[keys, heads, dim]`.
     pub(crate) fn has_heads_inside(&self) -> bool {
-        match self {
-            Self::Tensors { k, .. } | Self::Pages(Pages { k, .. }) => {
+        match &self.0 {
+            Source::Tensors { k, .. } | Source::Pages(Pages { k, .. }) => {
                 let [_, head, key, _] = k.strides();
                 head.unsigned_abs() < key.unsigned_abs()
             }
-            Self::Cache(_) => true,
+            Source::Cache(_) => true,
         }
     }
 
@@ -170,65 +189,75 @@ impl<'a> KeyValues<'a> {
     /// Types of keys and of values; `None` for bytes.
     #[inline]
     pub fn dtypes(&self) -> [Option<Dtype>; 2] {
-        match self {
-            Self::Tensors { k, v } | Self::Pages(Pages { k, v, .. }) => [k, v].map(|x| Some(x.dtype())),
-            Self::Cache(cache) => [cache.dtype(); 2],
+        match &self.0 {
+            Source::Tensors { k, v } | Source::Pages(Pages { k, v, .. }) => [k, v].map(|x| Some(x.dtype())),
+            Source::Cache(cache) => [cache.dtype(); 2],
         }
     }
 
     /// Two tensors, if that is what they are.
     pub fn tensors(&self) -> Option<[Tensor<'a>; 2]> {
-        match *self {
-            Self::Tensors { k, v } => Some([k, v]),
+        match self.0 {
+            Source::Tensors { k, v } => Some([k, v]),
             _ => None,
         }
+    }
+
+    /// True if they are in pages.
+    pub(crate) fn is_paged(&self) -> bool {
+        matches!(self.0, Source::Pages(_))
+    }
+
+    /// The cache, if that is what they are in.
+    pub fn cache(&self) -> Option<&'a Cache> {
+        if let Source::Cache(cache) = self.0 { Some(cache) } else { None }
     }
 
     /// Lengths of the sequences, where the source has its own.
     #[inline]
     pub fn lens(&self) -> Option<&'a [usize]> {
-        match self {
-            Self::Tensors { .. } => None,
-            Self::Pages(pages) => Some(pages.lens()),
-            Self::Cache(cache) => Some(cache.lens()),
+        match &self.0 {
+            Source::Tensors { .. } => None,
+            Source::Pages(pages) => Some(pages.lens()),
+            Source::Cache(cache) => Some(cache.lens()),
         }
     }
 
-    /// Element `d` of key `j`; `None` outside the shape, or where a cache has let the key go.
+    /// Element `d` of key `j`; `None` outside the shape, or where a cache has evicted the key.
     pub fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        match self {
-            Self::Tensors { k, .. } => k.get([b, h, j, d]),
-            Self::Pages(pages) => pages.element(&pages.k, [b, h, j, d]),
-            Self::Cache(cache) => cache.key([b, h, j, d]),
+        match &self.0 {
+            Source::Tensors { k, .. } => k.get([b, h, j, d]),
+            Source::Pages(pages) => pages.element(&pages.k, [b, h, j, d]),
+            Source::Cache(cache) => cache.key([b, h, j, d]),
         }
     }
 
     /// Element `d` of value `j`, likewise.
     pub fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        match self {
-            Self::Tensors { v, .. } => v.get([b, h, j, d]),
-            Self::Pages(pages) => pages.element(&pages.v, [b, h, j, d]),
-            Self::Cache(cache) => cache.value([b, h, j, d]),
+        match &self.0 {
+            Source::Tensors { v, .. } => v.get([b, h, j, d]),
+            Source::Pages(pages) => pages.element(&pages.v, [b, h, j, d]),
+            Source::Cache(cache) => cache.value([b, h, j, d]),
         }
     }
 
     /// What query rows are to be for the keys of a head.
     #[inline]
     pub(crate) fn query_form(&self, head: usize) -> QueryForm<'a> {
-        match self {
-            Self::Tensors { .. } | Self::Pages(_) => QueryForm::Floats,
-            Self::Cache(cache) => {
+        match &self.0 {
+            Source::Tensors { .. } | Source::Pages(_) => QueryForm::Floats,
+            Source::Cache(cache) => {
                 cache.channels(head).map_or(QueryForm::Floats, |channels| QueryForm::Bytes { channels })
             }
         }
     }
 
-    /// True if the block of keys that starts at `first` is there at all: a cache that keeps a window lets blocks go.
+    /// True if the block of keys that starts at `first` is there at all: a cache that keeps a window evicts blocks.
     #[inline]
     pub(crate) fn holds(&self, b: usize, first: usize) -> bool {
-        match self {
-            Self::Tensors { .. } | Self::Pages(_) => true,
-            Self::Cache(cache) => cache.holds(b, first / KEY_BLOCK),
+        match &self.0 {
+            Source::Tensors { .. } | Source::Pages(_) => true,
+            Source::Cache(cache) => cache.holds(b, first / KEY_BLOCK),
         }
     }
 
@@ -240,10 +269,10 @@ impl<'a> KeyValues<'a> {
     pub(crate) unsafe fn keys(&self, [b, h, first]: [usize; 3], len: usize, table: &mut Table) -> Keys {
         // SAFETY: passed on.
         unsafe {
-            match self {
-                Self::Tensors { k, .. } => Keys::Rows(k.rows(b, h, first)),
-                Self::Pages(pages) => Keys::Rows(pages.rows(&pages.k, [b, h, first], len, table)),
-                Self::Cache(cache) => cache.keys(b, h, first / KEY_BLOCK),
+            match &self.0 {
+                Source::Tensors { k, .. } => Keys::Rows(k.rows(b, h, first)),
+                Source::Pages(pages) => Keys::Rows(pages.rows(&pages.k, [b, h, first], len, table)),
+                Source::Cache(cache) => cache.keys(b, h, first / KEY_BLOCK),
             }
         }
     }
@@ -256,13 +285,13 @@ impl<'a> KeyValues<'a> {
     pub(crate) unsafe fn values(&self, [b, h, first]: [usize; 3], len: usize, table: &mut Table) -> BlockValues {
         // SAFETY: passed on.
         unsafe {
-            match self {
-                Self::Tensors { v, .. } => BlockValues::Rows { rows: v.rows(b, h, first), readable: v.shape()[3] },
-                Self::Pages(pages) => {
+            match &self.0 {
+                Source::Tensors { v, .. } => BlockValues::Rows { rows: v.rows(b, h, first), readable: v.shape()[3] },
+                Source::Pages(pages) => {
                     let rows = pages.rows(&pages.v, [b, h, first], len, table);
                     BlockValues::Rows { rows, readable: self.v_shape()[3] }
                 }
-                Self::Cache(cache) => cache.values(b, h, first / KEY_BLOCK),
+                Source::Cache(cache) => cache.values(b, h, first / KEY_BLOCK),
             }
         }
     }

@@ -10,8 +10,8 @@
 use crate::block::KEY_BLOCK;
 use crate::finish::EndedGroups;
 use crate::geometry::{Geometry, Regions, Scratch};
-use crate::launch::{Call, Task};
-use crate::lines::LINE_BYTES;
+use crate::launch::{Call, Sequence, Task};
+use crate::lines::Lines;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::poison::Care;
 use crate::queue::Queue;
@@ -28,10 +28,92 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 /// leaves the folding to them: they may not be running at all.
 const PATIENCE: usize = 1 << 12;
 
+/// Memory for what units gather. Grows to what calls need and stays.
+#[derive(Debug, Default)]
+pub struct Partials {
+    lines: Lines,
+    /// The number of each sequence's first unit, and that of all units.
+    starts: Vec<usize>,
+}
+
+impl Partials {
+    /// Empty; the first use allocates.
+    pub const fn new() -> Self {
+        Self { lines: Lines::new(), starts: Vec::new() }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.lines.bytes() + self.starts.capacity() * size_of::<usize>()
+    }
+
+    /// Numbers the units of a call and makes room for them. False if there is no memory.
+    fn try_reserve(&mut self, call: &Call<'_>, rows: usize, value_dim: usize) -> bool {
+        self.starts.clear();
+        if self.starts.try_reserve(call.sequences() + 1).is_err() {
+            return false;
+        }
+        let heads = call.kv.kv_heads();
+        let mut units = 0;
+        for index in 0..call.sequences() {
+            self.starts.push(units);
+            units += heads * call.blocks_seen(index).len();
+        }
+        self.starts.push(units);
+        let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
+        let Some(floats) = units.checked_mul(unit) else { return false };
+        // Some room to grow, for sequences do.
+        self.lines.holds(floats)
+            || self.lines.try_reserve(floats.saturating_add(floats / 2))
+            || self.lines.try_reserve(floats)
+    }
+}
+
+/// What blocks of keys gather where they are shared out, and what they read for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gathering {
+    /// Floats gathered, by all blocks together; `usize::MAX` for more than can be counted.
+    pub floats: usize,
+    /// Keys read, each head's counted apart.
+    pub keys: usize,
+}
+
+impl Call<'_> {
+    /// What blocks of keys would gather: maxima, sums and outputs of all the rows that share a head, for each block that some
+    /// row of its sequence may see.
+    pub fn gathering(&self) -> Gathering {
+        let (heads, [.., value_dim]) = (self.kv.kv_heads(), self.kv.v_shape());
+        let rows = self.sharing() * self.q.shape()[2];
+        let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
+        let (mut units, mut keys) = (0usize, 0usize);
+        for index in 0..self.sequences() {
+            units = units.saturating_add(heads.saturating_mul(self.blocks_seen(index).len()));
+            keys = keys.saturating_add(heads.saturating_mul(self.keys_seen(index).len()));
+        }
+        Gathering { floats: units.saturating_mul(unit), keys }
+    }
+
+    /// A range that holds every key that some row of a sequence may see, by its length and the rules that are ranges.
+    fn keys_seen(&self, index: usize) -> Range<usize> {
+        let Sequence { q_len, kv_len, offset, .. } = self.sequence(index);
+        match q_len {
+            0 => 0..0,
+            _ if !self.visible.uses_position() => 0..kv_len,
+            n => self.visible.hull(offset, offset.saturating_add_unsigned(n - 1), kv_len),
+        }
+    }
+
+    /// The numbers of the blocks that hold them.
+    fn blocks_seen(&self, index: usize) -> Range<usize> {
+        let keys = self.keys_seen(index);
+        keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)
+    }
+}
+
 /// The units of a call, and memory for what each gathers.
 pub(crate) struct Split<'a> {
     partials: *mut f32,
-    units: Units,
+    units: Units<'a>,
     /// Rows of a unit.
     rows: usize,
     width: usize,
@@ -51,11 +133,10 @@ unsafe impl Send for Split<'_> {}
 unsafe impl Sync for Split<'_> {}
 
 /// The blocks of keys of all sequences and heads, in the order in which their memory lies.
-pub(crate) struct Units {
-    sequences: usize,
+pub(crate) struct Units<'a> {
     heads: usize,
-    /// Of the longest sequence.
-    blocks: usize,
+    /// The number of each sequence's first unit, and that of all units.
+    starts: &'a [usize],
     order: Order,
 }
 
@@ -67,69 +148,75 @@ enum Order {
     Blocks,
 }
 
-impl Units {
-    pub(crate) fn new(kv: &KeyValues<'_>) -> Self {
-        let [sequences, heads, kv_len, _] = kv.k_shape();
+/// A unit: a block of a sequence and head, counted from the first block that the sequence has units for.
+#[derive(Clone, Copy)]
+pub(crate) struct Unit {
+    pub(crate) sequence: usize,
+    pub(crate) head: usize,
+    pub(crate) block: usize,
+}
+
+impl<'a> Units<'a> {
+    pub(crate) fn new(kv: &KeyValues<'_>, starts: &'a [usize]) -> Self {
         let order = if kv.has_heads_inside() { Order::Blocks } else { Order::Heads };
-        Self { sequences, heads, blocks: kv_len.div_ceil(KEY_BLOCK), order }
+        Self { heads: kv.kv_heads(), starts, order }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.sequences * self.heads * self.blocks
+        self.starts.last().copied().unwrap_or(0)
     }
 
-    /// Sequence, head and first key of a unit. Not every sequence is long enough to have it.
-    pub(crate) fn at(&self, unit: usize) -> [usize; 3] {
-        let (sequence, unit) = (unit / (self.heads * self.blocks), unit % (self.heads * self.blocks));
+    /// Blocks that a sequence has units for.
+    fn blocks(&self, sequence: usize) -> usize {
+        (self.starts[sequence + 1] - self.starts[sequence]) / self.heads.max(1)
+    }
+
+    /// The unit of a number below [`Self::len`].
+    pub(crate) fn at(&self, unit: usize) -> Unit {
+        let sequence = self.starts.partition_point(|&start| start <= unit) - 1;
+        let (unit, blocks) = (unit - self.starts[sequence], self.blocks(sequence));
         let (head, block) = match self.order {
-            Order::Heads => (unit / self.blocks, unit % self.blocks),
+            Order::Heads => (unit / blocks, unit % blocks),
             Order::Blocks => (unit % self.heads, unit / self.heads),
         };
-        [sequence, head, block * KEY_BLOCK]
+        Unit { sequence, head, block }
+    }
+
+    /// Where a unit's part is among all parts.
+    fn number(&self, Unit { sequence, head, block }: Unit) -> usize {
+        self.starts[sequence] + head * self.blocks(sequence) + block
     }
 }
-
-/// Floats that may be left free so that parts begin on a line.
-const SLACK: usize = LANES - 1;
 
 /// Floats of a unit's part: maxima and sums in whole vectors, then rows of outputs.
 fn unit_floats(rows: usize, width: usize) -> usize {
     2 * rows.next_multiple_of(LANES) + rows * width
 }
 
-/// Floats that a call's units take together, and may leave free before them to begin on a line; `None` beyond the address space.
-pub fn split_floats(shape: [usize; 3], rows: usize, value_dim: usize) -> Option<usize> {
-    let [sequences, kv_heads, kv_len] = shape;
-    let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
-    sequences.checked_mul(kv_heads)?.checked_mul(kv_len.div_ceil(KEY_BLOCK))?.checked_mul(unit)?.checked_add(SLACK)
-}
-
 impl<'a> Split<'a> {
-    /// Cuts the call into about so many runs.
+    /// Cuts the call into about so many runs. `None` if there is no memory for what they gather.
     ///
     /// # Panics
-    /// If there is less memory than [`split_floats`], or the rows of a head are more than a task's.
-    pub(crate) fn new(call: &Call<'_>, geometry: &Geometry, partials: &'a mut [f32], runs: usize) -> Self {
-        let [sequences, heads, kv_len, _] = call.kv.k_shape();
+    /// If the rows of a head are more than a task's, or sequences are ragged.
+    pub(crate) fn new(call: &Call<'_>, geometry: &Geometry, partials: &'a mut Partials, runs: usize) -> Option<Self> {
         let rows = call.sharing() * call.q.shape()[2];
-        let needed = split_floats([sequences, heads, kv_len], rows, geometry.value_dim);
-        assert!(needed.is_some_and(|n| partials.len() >= n), "too little memory for the units");
         assert!(rows <= geometry.task_rows && call.options.ragged.is_none(), "the rows of a head are no task");
-        // Whole lines: a vector that lies across two takes two stores.
-        let (_, partials) = partials.split_at_mut(partials.as_ptr().align_offset(LINE_BYTES).min(SLACK));
-        let units = Units::new(&call.kv);
+        if !partials.try_reserve(call, rows, geometry.value_dim) {
+            return None;
+        }
+        let units = Units::new(&call.kv, &partials.starts);
         let run = units.len().div_ceil(runs.max(1)).max(1);
-        Self {
-            partials: partials.as_mut_ptr(),
+        Some(Self {
+            partials: partials.lines.floats_mut().as_mut_ptr(),
             rows,
             width: geometry.width(),
             run,
             runs: Queue::new(units.len().div_ceil(run)),
+            folds: Queue::new(call.sequences() * units.heads),
             units,
-            folds: Queue::new(sequences * heads),
             gathered: AtomicUsize::new(0),
             borrow: PhantomData,
-        }
+        })
     }
 
     /// True once all runs are done, which is waited for a little: who comes too early leaves the rest to the last, who never
@@ -151,9 +238,9 @@ impl<'a> Split<'a> {
     }
 
     /// The task whose rows a unit is for, and its first key.
-    fn unit(&self, unit: usize) -> (Task, usize) {
-        let [index, kv_head, first] = self.units.at(unit);
-        (self.task(index, kv_head), first)
+    fn unit(&self, call: &Call<'_>, unit: usize) -> (Task, usize) {
+        let Unit { sequence, head, block } = self.units.at(unit);
+        (self.task(sequence, head), (call.blocks_seen(sequence).start + block) * KEY_BLOCK)
     }
 
     /// All the rows of a head.
@@ -166,11 +253,11 @@ impl<'a> Split<'a> {
     /// # Safety
     /// The unit is one of the call's; nobody else uses its part meanwhile.
     #[expect(clippy::mut_from_ref, reason = "who may write is the caller's promise")]
-    unsafe fn part(&self, task: &Task, first: usize) -> [&mut [f32]; 3] {
+    unsafe fn part(&self, call: &Call<'_>, task: &Task, first: usize) -> [&mut [f32]; 3] {
         let padded = self.rows.next_multiple_of(LANES);
-        // SAFETY: passed on.
+        // SAFETY: the caller's promise; a part is maxima and sums, padded, and so many rows of outputs.
         unsafe {
-            let at = self.part_at(task, first);
+            let at = self.part_at(call, task, first);
             let part = |at: *mut f32, n: usize| core::slice::from_raw_parts_mut(at, n);
             [part(at, padded), part(at.add(padded), padded), part(at.add(2 * padded), self.rows * self.width)]
         }
@@ -180,9 +267,10 @@ impl<'a> Split<'a> {
     ///
     /// # Safety
     /// The unit is one of the call's.
-    unsafe fn part_at(&self, task: &Task, first: usize) -> *mut f32 {
-        let Units { heads, blocks, .. } = self.units;
-        let number = (task.index * heads + task.kv_head) * blocks + first / KEY_BLOCK;
+    unsafe fn part_at(&self, call: &Call<'_>, task: &Task, first: usize) -> *mut f32 {
+        let block = first / KEY_BLOCK - call.blocks_seen(task.index).start;
+        let number = self.units.number(Unit { sequence: task.index, head: task.kv_head, block });
+        debug_assert!(number < self.units.len());
         // SAFETY: `new` made sure that there is memory for every unit.
         unsafe { self.partials.add(number * unit_floats(self.rows, self.width)) }
     }
@@ -205,7 +293,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         // SAFETY: passed on.
         unsafe {
             // Straight to where the fold will find it.
-            let [max, sum, out] = split.part(&self.task, first);
+            let [max, sum, out] = split.part(self.call, &self.task, first);
             let mut regions = Regions { max, sum, out, ..regions };
             let queries = self.queries(&mut regions);
             // As in `run`: again with care if anything is not finite.
@@ -232,7 +320,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         let padded = self.task.rows.len().next_multiple_of(LANES);
         for first in self.blocks() {
             // SAFETY: the unit is gathered, and nobody else folds it.
-            let [max, sum, out] = unsafe { split.part(&self.task, first) };
+            let [max, sum, out] = unsafe { split.part(self.call, &self.task, first) };
             let state = softmax::Rows {
                 max: &mut regions.max[..padded],
                 sum: &mut regions.sum[..padded],
@@ -241,12 +329,19 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             };
             self.s.fold(state, &mut regions.out[..out.len()], out, split.width);
         }
-        for care in [Care::Fast, Care::Careful] {
-            // SAFETY: passed on.
-            if unsafe { self.finish(care, EndedGroups::NONE, regions) } {
-                break;
-            }
+        // SAFETY: passed on.
+        if unsafe { self.finish(Care::Fast, EndedGroups::NONE, regions) } {
+            return;
         }
+        // Again, with care for what is marked, by the factors that were found.
+        self.clear_outputs(0..self.task.rows.len(), regions);
+        for first in self.blocks() {
+            // SAFETY: as above.
+            let [keep, factor, out] = unsafe { split.part(self.call, &self.task, first) };
+            self.s.fold_marked([keep, factor], &mut regions.out[..out.len()], out, split.width);
+        }
+        // SAFETY: passed on.
+        unsafe { self.finish(Care::Careful, EndedGroups::NONE, regions) };
     }
 }
 
@@ -256,16 +351,17 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
 /// The call is consistent with its outputs, and the split was made for it.
 pub(crate) unsafe fn gather<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod + 't, C: ProbMod + 't>(
     split: &Split<'_>,
+    call: &Call<'_>,
     fused: impl Fn(Task) -> Fused<'t, 'a, S, Mods<A, B, C>>,
     scratch: &mut Scratch,
 ) {
     while let Some(run) = split.runs.take() {
         let units = split.run(run);
         for unit in units.clone() {
-            let (task, first) = split.unit(unit);
-            let next = (unit + 1 < units.end).then(|| split.unit(unit + 1));
+            let (task, first) = split.unit(call, unit);
+            let next = (unit + 1 < units.end).then(|| split.unit(call, unit + 1));
             // SAFETY: one of the call's units.
-            let gathered = unsafe { split.part_at(&task, first) };
+            let gathered = unsafe { split.part_at(call, &task, first) };
             let fused = fused(task).followed_by(Next::Unit { gathered: (gathered.cast(), split.part_bytes()), next });
             // SAFETY: passed on; the unit belongs to this run, and the run was taken once.
             unsafe { fused.gather_unit(split, first, scratch.regions(fused.geometry)) }

@@ -31,7 +31,13 @@ pub fn fold_states(isa: Isa, dim: usize, earlier: [&mut [f32]; 3], later: [&[f32
                 let (mut keep, mut join) = (lanes(later_max, f32::NEG_INFINITY), lanes(later_sum, 0.0));
                 let values = here.start * dim..here.end * dim;
                 let state = Rows { max: &mut m, sum: &mut l, keep: &mut keep, join: &mut join };
-                s.fold(state, &mut out[values.clone()], &later_out[values], dim);
+                let (earlier, later) = (&mut out[values.clone()], &later_out[values]);
+                if earlier.iter().chain(later).any(|x| x.is_nan()) {
+                    s.fold(state, &mut [], &[], dim);
+                    s.fold_marked([&keep, &join], earlier, later, dim);
+                } else {
+                    s.fold(state, earlier, later, dim);
+                }
                 max[here.clone()].copy_from_slice(&m[..here.len()]);
                 sum[here.clone()].copy_from_slice(&l[..here.len()]);
             }

@@ -78,6 +78,8 @@ pub(crate) trait Steps: Copy + Send + Sync {
     fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>);
     /// Rows gathered over later keys into rows gathered over earlier ones.
     fn fold(self, state: softmax::Rows<'_>, out: &mut [f32], later: &[f32], dim: usize);
+    /// The same for outputs gathered with care, by factors that are known.
+    fn fold_marked(self, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize);
     /// # Safety
     /// As for [`values::values`].
     unsafe fn values(self, a: Values<'_>);
@@ -262,6 +264,13 @@ macro_rules! steps {
                 self.vectorize(
                     #[inline(always)]
                     || softmax::fold(self, state, out, later, dim),
+                )
+            }
+
+            fn fold_marked(self, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize) {
+                self.vectorize(
+                    #[inline(always)]
+                    || softmax::fold_marked(self, factors, out, later, dim),
                 )
             }
 

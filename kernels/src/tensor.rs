@@ -1,7 +1,7 @@
 //! Views of any element type, the type a value.
 
 use crate::element::{Bf16, Dtype, Element, F16};
-use crate::isa::{Isa, Visitor};
+use crate::isa::{Isa, Visitor, vectorized};
 use crate::rows::Rows;
 use crate::steps::Steps;
 use crate::strips::Strips;
@@ -115,6 +115,31 @@ impl Tensor<'_> {
             }
             let mut at = (0..rows).flat_map(|l| (0..dim).map(move |d| [b, h, l, d]));
             at.find_map(|at| self.get(at).filter(|x| !x.is_finite()).map(|x| (at, x)))
+        })
+    }
+
+    /// The first finite element that rounds to ∞ in binary16, and its index.
+    pub fn beyond_f16(&self, isa: Isa) -> Option<([usize; 4], f32)> {
+        if self.dtype() == Dtype::F16 {
+            return None;
+        }
+        by_type!(Tensor, self, |view| {
+            let [batch, heads, rows, dim] = view.shape();
+            let beyond = |x: f32| x.is_finite() && x.abs() >= F16::LEAST_INFINITE;
+            let mut at = (0..batch * heads * rows).map(|i| [i / rows / heads, i / rows % heads, i % rows]);
+            at.find_map(|[b, h, l]| {
+                let row = view.contiguous_row([b, h, l]);
+                let none = row.is_some_and(|row| {
+                    vectorized(
+                        isa,
+                        #[inline(always)]
+                        || row.iter().fold(true, |none, x| none & !beyond(x.widen())),
+                    )
+                });
+                let mut elements =
+                    (0..if none { 0 } else { dim }).filter_map(|d| Some(([b, h, l, d], self.get([b, h, l, d])?)));
+                elements.find(|&(_, x)| beyond(x))
+            })
         })
     }
 

@@ -174,7 +174,8 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     }
 
     pub(crate) fn position(&self, row: Row, key: usize) -> Position {
-        Position { batch: self.task.index, head: row.head, row: row.i, key }
+        let position = self.seq.offset.saturating_add_unsigned(row.i);
+        Position { batch: self.task.index, head: row.head, row: row.i, key, position }
     }
 
     /// Where key `first` of the sequence is in its source: batch index, head, key.
@@ -217,7 +218,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
     }
 
     /// Outputs of nothing, for some rows.
-    fn clear_outputs(&self, rows: Range<usize>, regions: &mut Regions<'_>) {
+    pub(crate) fn clear_outputs(&self, rows: Range<usize>, regions: &mut Regions<'_>) {
         let width = self.geometry.width();
         regions.out[rows.start * width..rows.end * width].fill(0.0);
     }
@@ -267,10 +268,10 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                         && (care == Care::Fast && by_all && last == Some(first))
                         && block.values.are_floats()
                         && self.end_group(group.clone(), &mut ends, regions);
-                    let manner = match &seen {
-                        Some(seen) => Manner::Careful(seen),
-                        None if ending => Manner::Ending(&ends),
-                        None => Manner::Plain,
+                    let manner = match care {
+                        Care::Careful => Manner::Careful(seen.as_ref()),
+                        Care::Fast if ending => Manner::Ending(&ends),
+                        Care::Fast => Manner::Plain,
                     };
                     self.add_values(&mut block, manner, group, &spans, regions);
                     if let Manner::Ending(ends) = manner {
@@ -371,7 +372,10 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
                             *weight = self.mods.prob.weight(*weight, self.position(row, block.first + j));
                         }
                     }
-                    let manner = poisoned.as_ref().map_or(Manner::Plain, Manner::Careful);
+                    let manner = match care {
+                        Care::Careful => Manner::Careful(poisoned.as_ref()),
+                        Care::Fast => Manner::Plain,
+                    };
                     self.add_values(&mut block, manner, group, &spans, regions);
                 }
             }

@@ -87,11 +87,18 @@ impl<'a, T> View<'a, T> {
         })
     }
 
-    /// The same elements, with batch, heads and rows repeated to these numbers where there is one of them. `None` if a
-    /// dimension is neither 1 nor what is asked for.
-    pub fn broadcast(&self, [b, h, l]: [usize; 3]) -> Option<Self> {
+    /// The elements of a row inside the shape, if they lie side by side.
+    pub(crate) fn contiguous_row(&self, [b, h, l]: [usize; 3]) -> Option<&'a [T]> {
+        let [nb, nh, nl, nd] = self.shape();
+        let inside = b < nb && h < nh && l < nl && nd > 0;
+        (inside && self.strides()[3] == 1).then(|| &self.data[self.layout.row(b, h, l)..][..nd])
+    }
+
+    /// The same elements, repeated to this shape where there is one of a dimension. `None` if a dimension is neither 1 nor what
+    /// is asked for.
+    pub fn broadcast(&self, shape: [usize; 4]) -> Option<Self> {
         let mut layout = self.layout;
-        for (dim, to) in [b, h, l].into_iter().enumerate() {
+        for (dim, to) in shape.into_iter().enumerate() {
             if layout.shape[dim] == 1 && to != 1 {
                 layout.strides[dim] = 0;
                 layout.shape[dim] = to;

@@ -2,7 +2,8 @@
 
 use crate::block::READING_ROWS;
 use crate::finish::GroupEnds;
-use crate::geometry::Regions;
+use crate::geometry::{MAX_GROUP, Regions};
+use crate::infinite;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::pairs;
 use crate::passes::Group;
@@ -26,9 +27,13 @@ pub(crate) enum Manner<'a> {
     Plain,
     /// As they are, and the rows written: nothing is added to them after it.
     Ending(&'a GroupEnds),
-    /// With care for those that are not finite: see `poison.rs`.
-    Careful(&'a Seen),
+    /// With care: this block alone, what is not finite of it marked for the rows that see it, and then taken in. Nobody sees
+    /// anything of the kind where nothing is said.
+    Careful(Option<&'a Seen>),
 }
+
+/// The factors of a part that is gathered alone.
+const ONES: [f32; MAX_GROUP] = [1.0; MAX_GROUP];
 
 impl<'a> Manner<'a> {
     fn ends(self) -> Option<&'a GroupEnds> {
@@ -53,8 +58,12 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             // SAFETY: passed on.
             return unsafe { self.add_bytes(block, (strips, scales), group, spans, regions) };
         }
-        let care = if matches!(manner, Manner::Careful(_)) { Care::Careful } else { Care::Fast };
+        let care = if matches!(manner, Manner::Careful(Some(_))) { Care::Careful } else { Care::Fast };
+        let alone = matches!(manner, Manner::Careful(_));
         let (values, stride) = (block.values, self.geometry.width());
+        if alone {
+            regions.part[..group.len() * stride].fill(0.0);
+        }
         let [_, native] = self.native();
         if native {
             self.s.round_weights(Group { scores: regions.scores, spans, rows: group.len() });
@@ -85,16 +94,20 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed; rows that end
                 // are this group's.
                 unsafe {
+                    let (keep, join, out) = match alone {
+                        true => (&ONES[..], &ONES[..], &mut regions.part[run.first..]),
+                        false => (&*regions.keep, &*regions.join, &mut regions.out[group.start * stride + run.first..]),
+                    };
                     let mut values = Values {
                         weights: regions.scores,
                         values: (),
                         vecs: width / LANES,
                         spans,
                         rows: group.len(),
-                        keep: regions.keep,
-                        join: regions.join,
-                        fresh: block.fresh,
-                        out: &mut regions.out[group.start * stride + run.first..],
+                        keep,
+                        join,
+                        fresh: block.fresh && !alone,
+                        out,
                         out_stride: stride,
                         ends: manner.ends().map(|ends| ends.of(run.first..run.first + run.cols)),
                         ahead: &mut block.ahead,
@@ -108,9 +121,21 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 }
             }
         }
-        if let Manner::Careful(seen) = manner {
+        if alone {
+            // Here NaN comes from weights; in the running outputs, from what overflows.
+            let part = &mut regions.part[..group.len() * stride];
+            part.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = infinite::mark(*x));
+        }
+        if let Manner::Careful(Some(seen)) = manner {
             // SAFETY: passed on.
-            unsafe { self.add_poison(block, seen, group, regions) };
+            unsafe { self.mark_infinite(block, seen, group.len(), regions) };
+        }
+        if alone {
+            let out = &mut regions.out[group.start * stride..group.end * stride];
+            if block.fresh {
+                out.fill(0.0);
+            }
+            self.s.fold_marked([regions.keep, regions.join], out, &regions.part[..group.len() * stride], stride);
         }
     }
 

@@ -236,7 +236,7 @@ impl MultiHeadAttention {
         if done.is_err() && cache.lens().first().copied() != before {
             for sequence in 0..sequences.count() {
                 let len = cache.lens()[sequence] - sequences.rows(sequence).len();
-                // A sliding cache may refuse: what it let go does not come back.
+                // A sliding cache may refuse: what it evicted does not come back.
                 let _ = cache.truncate(sequence, len);
             }
         }

@@ -1,6 +1,7 @@
 //! One row of the oracle: score every key in the order of operations, softmax, weighted sum.
 
 use super::{Answer, Dense, Real};
+use crate::inputs::{Cover, Covered};
 use crate::{Attention, Error, Inputs, Mask, MaskMod, Mods, Position, ProbMod, ScoreMod};
 use sdpa_kernels::{Alignment, Causality};
 
@@ -19,17 +20,18 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     let kv_head = at.head / (shape.heads / shape.kv_heads);
     let zero = T::from(0.0);
     let hidden = T::from(f32::NEG_INFINITY);
-    // Batch, heads and rows of biases and masks repeat; a column they do not have hides its key.
-    let (repeat, entry) = ([shape.batch, shape.heads, shape.q_len], |j| [at.batch, at.head, at.row, j]);
-    let biases = inputs.bias.and_then(|bias| bias.broadcast(repeat));
-    let bytes = inputs.mask.and_then(|mask| mask.view().broadcast(repeat));
-    let kept = |byte: &u8| (*byte != 0) == matches!(inputs.mask, Some(Mask::Keep(_)));
+    // Biases and masks repeat along every dimension of 1; of those over the first keys, a column that is missing hides its key.
+    let entry = |[b, h, l, columns]: [usize; 4], cover: Cover, j: usize| {
+        let j = if cover == Cover::AllKeys && columns == 1 { 0 } else { j };
+        [at.batch.min(b - 1), at.head.min(h - 1), at.row.min(l - 1), j]
+    };
     let position = at.row as i128
         + match attention.alignment {
             Some(Alignment::BottomRight) => kv_len as i128 - q_len as i128,
             Some(Alignment::Offset(n)) => n as i128,
             _ => 0,
         };
+    let at = Position { position: position.clamp(isize::MIN as i128, isize::MAX as i128) as isize, ..at };
     let mut scores = [const { Vec::new() }; 3];
     for j in 0..shape.kv_len {
         let exists = at.row < q_len && j < kv_len;
@@ -47,8 +49,13 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
         let ahead = position - j as i128;
         let window = attention.visible.window.is_none_or(|w| w.sees(ahead) || j < w.kept_first());
         let causal = attention.visible.causality == Causality::Full || ahead >= 0;
-        let bias = biases.map_or(0.0, |bias| bias.get(entry(j)).copied().unwrap_or(f32::NEG_INFINITY));
-        let masked = bytes.is_some_and(|bytes| !bytes.get(entry(j)).is_some_and(kept));
+        let bias = inputs.bias.map_or(0.0, |Covered { of, cover }| {
+            of.get(entry(of.shape(), cover, j)).copied().unwrap_or(f32::NEG_INFINITY)
+        });
+        let masked = inputs.mask.is_some_and(|Covered { of, cover }| {
+            let byte = of.view().get(entry(of.view().shape(), cover, j));
+            !byte.is_some_and(|&byte| (byte != 0) == matches!(of, Mask::Keep(_)))
+        });
         let here = Position { key: j, ..at };
         let visible = exists && window && causal && bias != f32::NEG_INFINITY;
         if !visible || masked || !mods.mask.keep(here) {

@@ -102,8 +102,10 @@ pub(crate) fn run(node: &Node<'_>) -> Result<f64, String> {
     if let Some(mask) = mask {
         let shape = mask.shape4()?;
         inputs = match (&mask.data, &float_mask) {
-            (Data::Bool(keep), _) => inputs.mask(Mask::keep(View::bhld(keep, shape).map_err(|e| e.to_string())?)),
-            (_, Some(bias)) => inputs.bias(View::bhld(bias, shape).map_err(|e| e.to_string())?),
+            (Data::Bool(keep), _) => {
+                inputs.mask_prefix(Mask::keep(View::bhld(keep, shape).map_err(|e| e.to_string())?))
+            }
+            (_, Some(bias)) => inputs.bias_prefix(View::bhld(bias, shape).map_err(|e| e.to_string())?),
             _ => return Err(format!("attn_mask of {:?}", mask.dtype)),
         };
     }

@@ -4,7 +4,7 @@ use crate::kv_support::{append_part, empty_cache, same_full};
 use crate::options_support::{Case, Full, Wanted};
 use crate::support::{Rng, Tensor};
 use core::num::NonZeroUsize;
-use sdpa::{Attention, Error, Exec, Inputs, KvCache, Outputs, View, ViewMut, unfused};
+use sdpa::{Attention, Dtype, Error, Exec, F16, Inputs, KeyScales, KvCache, Outputs, View, ViewMut, unfused};
 
 static ZEROS: [f32; 4096] = [0.0; 4096];
 
@@ -104,12 +104,12 @@ fn shapes_that_do_not_fit_when_appended_to_one() {
 #[test]
 fn sequences_that_are_not_there() {
     let (k, v) = (zeros([1, 2, 4, 6]), zeros([1, 2, 4, 7]));
-    refused("sequence: entry 0 is 3, but must be at most 2", |cache| cache.append_to(3, k, v));
-    refused("sequence: entry 0 is 3, but must be at most 2", |cache| cache.truncate(3, 0));
-    refused("sequence: entry 0 is 9, but must be at most 2", |cache| cache.clear(9));
-    refused("from: entry 0 is 3, but must be at most 2", |cache| cache.fork(3, 0));
-    refused("to: entry 0 is 4, but must be at most 2", |cache| cache.fork(0, 4));
-    let huge = format!("sequence: entry 0 is {}, but must be at most 2", usize::MAX);
+    refused("sequence: there is no sequence 3, the cache has 3", |cache| cache.append_to(3, k, v));
+    refused("sequence: there is no sequence 3, the cache has 3", |cache| cache.truncate(3, 0));
+    refused("sequence: there is no sequence 9, the cache has 3", |cache| cache.clear(9));
+    refused("from: there is no sequence 3, the cache has 3", |cache| cache.fork(3, 0));
+    refused("to: there is no sequence 4, the cache has 3", |cache| cache.fork(0, 4));
+    let huge = format!("sequence: there is no sequence {}, the cache has 3", usize::MAX);
     refused(&huge, |cache| cache.clear(usize::MAX));
 }
 
@@ -149,10 +149,10 @@ fn calls_that_do_not_fit_the_cache() {
     }
     let over = |shape| Inputs::cached(zeros(shape), &cache);
     let q = [3, 4, 2, 6];
-    says("k: batch is 3, but q has 2", over([2, 4, 2, 6]), q);
-    says("k: head_dim is 6, but q has 5", over([3, 4, 2, 5]), q);
+    says("cache: number of sequences is 3, but q has 2", over([2, 4, 2, 6]), q);
+    says("cache: head_dim is 6, but q has 5", over([3, 4, 2, 5]), q);
     says("q: 3 heads are no multiple of the 2 heads of k", over([3, 3, 2, 6]), q);
-    says("bias: columns is 21, but k has 20", over(q).bias(zeros([1, 1, 1, 21])), q);
+    says("bias: columns is 21, but cache has 20", over(q).bias(zeros([1, 1, 1, 21])), q);
     let own = "needs tensors; caches and pages have lengths of their own";
     says(&format!("kv_lens: {own}"), over(q).kv_lens(&[5, 20, 0]), q);
     // Ragged calls are batch 1, so there is a cache of one sequence for them.
@@ -176,4 +176,57 @@ fn calls_that_do_not_fit_the_cache() {
 fn a_cache_whose_blocks_have_no_address_is_refused() {
     let error = KvCache::new(1, usize::MAX / 4096, [64, 64]).unwrap_err();
     assert!(matches!(error, Error::TooLarge { what: "cache", sizes: [1, _, 64, 64] }), "{error}");
+}
+
+#[test]
+fn more_sequences_than_memory_are_refused() {
+    for sequences in [usize::MAX, isize::MAX as usize, 1 << 56] {
+        let error = KvCache::new(sequences, 1, [64, 64]).unwrap_err();
+        assert!(matches!(error, Error::Memory { what: "cache", .. }), "{error}");
+    }
+}
+
+/// Bytes and another type at once: whichever was asked for last, the other would be dropped in silence.
+#[test]
+fn contradictory_builders_are_refused() {
+    let new = || KvCache::new(1, 1, [4, 4]).unwrap();
+    let int8 = |cache: KvCache| cache.int8(KeyScales::PerToken);
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        let error = int8(new()).unwrap().dtype(dtype).unwrap_err().to_string();
+        assert_eq!(error, "dtype: needs a cache that does not keep bytes: int8 was asked for");
+        let error = int8(new().dtype(dtype).unwrap()).unwrap_err().to_string();
+        assert_eq!(error, "int8: needs a cache of no other type: dtype was asked for");
+        assert!(new().dtype(Dtype::F16).unwrap().dtype(dtype).is_ok());
+    }
+    assert!(int8(new().dtype(Dtype::F32).unwrap()).is_ok());
+}
+
+/// A finite number that f16 has no place for is refused; ∞ and NaN are kept, and so is the largest that rounds down.
+#[test]
+fn an_f16_cache_refuses_what_would_become_infinite() {
+    let mut cache = KvCache::new(1, 1, [3, 3]).unwrap().dtype(Dtype::F16).unwrap();
+    let rows = |x: f32| [1.0, 2.0, 3.0, -1.0, x, 0.0];
+    for (x, fits) in [(70000.0, false), (-65520.0, false), (65519.996, true), (-65504.0, true), (f32::INFINITY, true)] {
+        let data = rows(x);
+        let dense = View::bhld(&data, [1, 1, 2, 3]).unwrap();
+        let backwards = View::from_strides(&data, 5, [1, 1, 2, 3], [0, 0, -3, -1]).unwrap();
+        for (k, v, argument) in [(dense, zeros([1, 1, 2, 3]), "k"), (zeros([1, 1, 2, 3]), dense, "v")] {
+            let done = cache.append(k, v).map_err(|e| e.to_string());
+            let says = format!("{argument}: an element of row 1 is {x}, but must be below 65520 in size, as f16 is");
+            assert_eq!(done, if fits { Ok(()) } else { Err(says) });
+        }
+        let done = cache.append(backwards, backwards).map_err(|e| e.to_string());
+        assert_eq!(done.is_ok(), fits, "{x}: {done:?}");
+        assert_eq!(cache.lens(), [if fits { 6 } else { 0 }]);
+        cache.clear(0).unwrap();
+    }
+    // As they are: f16 tensors, and any number in the other types.
+    let huge = [F16(0x7bff); 6];
+    let view = View::bhld(&huge, [1, 1, 2, 3]).unwrap();
+    cache.append(view, view).unwrap();
+    let huge = [f32::MAX; 6];
+    let view = View::bhld(&huge, [1, 1, 2, 3]).unwrap();
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        KvCache::new(1, 1, [3, 3]).unwrap().dtype(dtype).unwrap().append(view, view).unwrap();
+    }
 }

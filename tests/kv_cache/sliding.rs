@@ -80,11 +80,11 @@ fn a_window_from_a_sliding_cache_is_that_from_a_full_one() {
             }
         }
         assert!(compared > 10 && slid.lens() == full.lens());
-        assert!(full.bytes() > slid.bytes() || last + first > 500, "last {last}, first {first}: nothing was let go");
+        assert!(full.bytes() > slid.bytes() || last + first > 500, "last {last}, first {first}: nothing was evicted");
     }
 }
 
-/// Token by token, with the window the cache was made for: nothing is let go a token too early, at any length.
+/// Token by token, with the window the cache was made for: nothing is evicted a token too early, at any length.
 #[test]
 fn every_step_of_a_window_finds_its_keys() {
     let rng = &mut Rng::new(11);
@@ -122,7 +122,7 @@ fn memory_stays_bounded_for_ever() {
     }
 }
 
-/// One sequence of 601 keys of which 256 to 511 were let go: the last 16 and the first 4 stay, and what shares their blocks.
+/// One sequence of 601 keys of which 256 to 511 were evicted: the last 16 and the first 4 stay, and what shares their blocks.
 fn gappy() -> KvCache {
     let mut cache = sliding(1, 1, [8, 8], 16, 4);
     for n in [600, 1] {
@@ -191,7 +191,7 @@ fn scores_and_key_mass_need_all_keys() {
         let needs = Error::Needs { argument: "scores or key mass", needs: "a cache that keeps all keys" };
         assert_eq!(refusal(&attention, &gappy(), 1, Some(extra)), Some(needs), "{extra}");
     }
-    // As long as nothing was let go they are there.
+    // As long as nothing was evicted they are there.
     let mut young = sliding(1, 1, [8, 8], 16, 4);
     let rows = Tensor::normal([1, 1, 601, 8], &mut Rng::new(1));
     young.append(rows.view(), rows.view()).unwrap();
@@ -200,7 +200,10 @@ fn scores_and_key_mass_need_all_keys() {
 
 #[test]
 fn a_rollback_into_what_was_let_go_is_refused() {
-    for (len, limit) in [(257, Some(513)), (512, Some(513)), (602, None), (513, None), (256, None), (3, None)] {
+    // The next row sees 16 keys, its own included: so far behind what was evicted it has to stand.
+    let shortest = Some(527);
+    let refused = [257, 512, 513, 526].map(|len| (len, shortest));
+    for (len, limit) in refused.into_iter().chain([602, 527, 256, 3].map(|len| (len, None))) {
         let mut cache = gappy();
         let error = cache.truncate(0, len).err();
         match (limit, len) {
@@ -252,4 +255,42 @@ fn forks_of_sliding_caches_let_go_apart() {
     let [got, expected] =
         [&cache, &full].map(|cache| case.run_over(Inputs::cached(case.q.view(), cache), Exec::serial(), Wanted::ALL));
     same_full("after the fork was cleared", &got, &expected);
+}
+
+/// Token by token to a length, a rollback, one more token, and attention over the last hundred.
+fn rolled_back(cache: KvCache, len: usize, to: usize) -> Result<Option<Error>, Error> {
+    let mut cache = cache;
+    let token = Tensor::normal([1, 1, 1, 2], &mut Rng::new(1));
+    for _ in 0..len {
+        cache.append(token.view(), token.view()).unwrap();
+    }
+    cache.truncate(0, to)?;
+    cache.append(token.view(), token.view()).unwrap();
+    let mut out = [0.0; 2];
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 2]).unwrap());
+    let attention = Attention::new().align(Alignment::BottomRight).window(window(100, 0));
+    Ok(sdpa::attention(&attention, Inputs::cached(token.view(), &cache), outputs).err())
+}
+
+/// A rollback after which the next row would miss keys of its window is refused itself, and says from which length on it
+/// would not; with room for it, it is not.
+#[test]
+fn a_rollback_never_strands_a_sequence() {
+    let bare = || sliding(1, 1, [2, 2], 100, 0);
+    for to in [257, 353, 354] {
+        let error = rolled_back(bare(), 357, to).unwrap_err().to_string();
+        assert_eq!(error, format!("length: entry 0 is {to}, but must be at least 355"));
+    }
+    assert_eq!(rolled_back(bare(), 357, 355), Ok(None));
+    for room in [1, 4, 5, 30, 300] {
+        for len in [300, 355, 356, 357, 400, 611, 612, 613, 640] {
+            // Counted from before the last append.
+            for back in [1, room.min(len - 1)] {
+                let cache = bare().rollback(room).unwrap();
+                assert_eq!(rolled_back(cache, len, len - 1 - back), Ok(None), "room {room}, {back} back from {len}");
+            }
+        }
+    }
+    let error = KvCache::new(1, 1, [2, 2]).unwrap().rollback(3).unwrap_err().to_string();
+    assert_eq!(error, "rollback: needs a sliding cache");
 }

@@ -141,8 +141,19 @@ impl Case {
     /// The options over queries, keys and values from elsewhere.
     pub fn inputs_over<'a>(&'a self, source: Inputs<'a>) -> Inputs<'a> {
         let mut inputs = source;
-        inputs = self.bias.as_ref().map_or(inputs, |x| inputs.bias(x.view()));
-        inputs = self.mask.as_ref().map_or(inputs, |x| inputs.mask(x.mask()));
+        let keys = self.longest().1;
+        // One column stands for all keys, fewer than all for the first ones.
+        let covers_all = |x: &Tensor| x.shape[3] == 1 || x.shape[3] == keys;
+        inputs = match &self.bias {
+            Some(bias) if covers_all(bias) => inputs.bias(bias.view()),
+            Some(bias) => inputs.bias_prefix(bias.view()),
+            None => inputs,
+        };
+        inputs = match &self.mask {
+            Some(mask) if covers_all(&mask.tensor) => inputs.mask(mask.mask()),
+            Some(mask) => inputs.mask_prefix(mask.mask()),
+            None => inputs,
+        };
         inputs = self.alibi.as_ref().map_or(inputs, |x| inputs.alibi(x));
         self.sinks.as_ref().map_or(inputs, |x| inputs.sinks(x))
     }

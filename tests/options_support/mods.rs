@@ -95,7 +95,9 @@ impl MaskMod for MaskFn {
         if !self.2 {
             return BlockClass::Mixed;
         }
-        let pairs = rows.flat_map(|row| keys.clone().map(move |key| Position { batch, head, row, key }));
+        // These functions go by rows, wherever they stand.
+        let at = move |row, key| Position { batch, head, row, key, position: 0 };
+        let pairs = rows.flat_map(|row| keys.clone().map(move |key| at(row, key)));
         let (mut some, mut none) = (false, true);
         for p in pairs {
             let keep = self.keep(p);

@@ -130,10 +130,15 @@ fn window(rng: &mut Rng) -> Window {
     if rng.below(2) == 0 { window.keep_first(rng.pick(&[1, 4, 20, 260])) } else { window }
 }
 
-/// A shape that broadcasts to the call's, sometimes with fewer columns.
+/// A shape that broadcasts to the call's, sometimes with one column, sometimes with fewer than there are keys.
 fn broadcast(rng: &mut Rng, whole: [usize; 3], keys: usize) -> [usize; 4] {
     let [b, h, l] = whole.map(|n| if rng.below(2) == 0 { 1 } else { n });
-    [b, h, l, if rng.below(3) == 0 { rng.below(keys + 1) } else { keys }]
+    let columns = match rng.below(6) {
+        0 => 1,
+        1 | 2 => rng.below(keys + 1),
+        _ => keys,
+    };
+    [b, h, l, columns]
 }
 
 fn functions(rng: &mut Rng, rows: usize, keys: usize) -> Functions {

@@ -201,7 +201,7 @@ impl Answer {
 
 /// Buffers for the answer to these inputs, not yet written.
 pub fn unwritten(inputs: &Inputs<'_>) -> Answer {
-    let [q, v] = [inputs.queries(), inputs.key_values().tensors().expect("tensors")[1]];
+    let [q, v] = [inputs.queries(), inputs.key_values().expect("a good call").tensors().expect("tensors")[1]];
     let ([b, h, l, _], [.., dv]) = (q.shape(), v.shape());
     let blank = |d| Tensor::from_fn([b, h, l, d], |_| f32::from_bits(UNWRITTEN));
     Answer { out: blank(dv), lse: blank(1) }

@@ -1,9 +1,9 @@
 //! The int8 steps by themselves, for tests and benchmarks.
 
-use super::{Row, Scores, pack_keys, panel_bytes, place_key, quads};
+use super::{MAX_HEAD_DIM, Row, Scores, pack_keys, panel_bytes, place_key, quads};
 use crate::ahead::Ahead;
 use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
-use crate::geometry::MAX_GROUP;
+use crate::geometry::{MAX_DIM, MAX_GROUP};
 use crate::isa::{Isa, Visitor};
 use crate::lines::Lines;
 use crate::passes::Group;
@@ -37,9 +37,13 @@ impl Cache {
     /// Room for this many tokens. Keys have a scale each, or one for each channel that is given.
     ///
     /// # Panics
-    /// If there are channels, but not `head_dim`.
+    /// If there are channels, but not `head_dim`, a dimension is 0 or longer than can be, or so many tokens of them are more
+    /// than memory.
     pub fn new(capacity: usize, [head_dim, value_dim]: [usize; 2], channels: Option<Vec<f32>>) -> Self {
         assert!(channels.as_ref().is_none_or(|channels| channels.len() == head_dim));
+        assert!((1..=MAX_HEAD_DIM).contains(&head_dim) && (1..=MAX_DIM).contains(&value_dim), "dimensions of no cache");
+        let bytes = (head_dim + value_dim).next_multiple_of(LANES).checked_mul(capacity);
+        assert!(bytes.is_some_and(|bytes| bytes <= isize::MAX as usize / 4), "tokens beyond memory");
         let capacity = capacity.next_multiple_of(LANES);
         let (mut keys, mut values) = (Lines::new(), Lines::new());
         keys.reserve(capacity * quads(head_dim));
@@ -70,8 +74,12 @@ impl Cache {
                 }
             }
         }
+        assert!(dims[0] > 0, "keys need a length");
         let len = keys.len() / dims[0];
-        assert!(keys.len() == len * dims[0] && values.len() == len * dims[1]);
+        assert!(
+            keys.len() == len * dims[0] && len.checked_mul(dims[1]) == Some(values.len()),
+            "rows that are not whole"
+        );
         let mut cache = Self { len, ..Self::new(len, dims, channels) };
         isa.dispatch(Pack(&mut cache, keys, values));
         cache

@@ -139,7 +139,8 @@ fn repeated<'a>(argument: &'static str, view: View<'a>, shape: &Shape, dim: usiz
             return Err(Error::Mismatch { argument, what, got, expected, of: "k" });
         }
     }
-    view.broadcast(to).ok_or(Error::TooLarge { what: argument, sizes })
+    let [.., last] = view.shape();
+    view.broadcast([to[0], to[1], to[2], last]).ok_or(Error::TooLarge { what: argument, sizes })
 }
 
 impl<'a> Call<'a> {

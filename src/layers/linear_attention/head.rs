@@ -2,7 +2,7 @@
 
 use super::check::Call;
 use super::{FeatureMap, Form, Normaliser, Reach, chunk, recurrent};
-use sdpa_kernels::{HeadsMut, View, probe};
+use sdpa_kernels::{HeadsMut, View, exp_in_place};
 
 /// The rows of one head of a view.
 struct Rows<'a> {
@@ -158,11 +158,11 @@ impl<'a> Head<'a> {
 /// eˣ of every element, of either sign: the kernels' exponential takes what is not positive, which decays are.
 fn exp(call: &Call<'_>, xs: &mut [f32]) {
     if !xs.iter().any(|&x| x > 0.0) {
-        return probe::exp(call.isa, xs);
+        return exp_in_place(call.isa, xs);
     }
     for x in xs {
         let mut power = [-x.abs()];
-        probe::exp(call.isa, &mut power);
+        exp_in_place(call.isa, &mut power);
         *x = if *x > 0.0 { 1.0 / power[0] } else { power[0] };
     }
 }
@@ -174,7 +174,7 @@ fn elu_plus_one(call: &Call<'_>, xs: &mut [f32]) {
         for (power, &x) in powers.iter_mut().zip(&*xs) {
             *power = if x > 0.0 { 0.0 } else { x };
         }
-        probe::exp(call.isa, &mut powers);
+        exp_in_place(call.isa, &mut powers);
         for (x, power) in xs.iter_mut().zip(powers) {
             *x = if *x > 0.0 { *x + 1.0 } else { power };
         }
