@@ -54,7 +54,7 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
         });
         let masked = inputs.mask.is_some_and(|Covered { of, cover }| {
             let byte = of.view().get(entry(of.view().shape(), cover, j));
-            !byte.is_some_and(|&byte| (byte != 0) == matches!(of, Mask::Keep(_)))
+            byte.is_none_or(|&byte| (byte != 0) != matches!(of, Mask::Keep(_)))
         });
         let here = Position { key: j, ..at };
         let visible = exists && window && causal && bias != f32::NEG_INFINITY;
