@@ -204,8 +204,8 @@ fn columns_of_masks() {
     support::assert_same_bits("ones", &run(case.inputs().mask(rows(&ones))).unwrap(), &whole);
     support::assert_same_bits("zeros", &run(case.inputs().bias(bias)).unwrap(), &whole);
     let got = run(case.inputs().mask(rows(&some))).unwrap();
-    for i in 0..4 {
-        let expected = if some[i] == 1 { whole.rows(i..i + 1) } else { Tensor::from_fn([1, 1, 1, 3], |_| 0.0) };
+    for (i, &keeps) in some.iter().enumerate() {
+        let expected = if keeps == 1 { whole.rows(i..i + 1) } else { Tensor::from_fn([1, 1, 1, 3], |_| 0.0) };
         support::assert_same_bits("rows of a mask", &got.rows(i..i + 1), &expected);
     }
     let short = [1u8; 7];

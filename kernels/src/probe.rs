@@ -3,7 +3,7 @@
 
 pub use crate::elementwise::exp_in_place as exp;
 pub use crate::int8::probe as int8;
-pub use crate::machine::read;
+pub use crate::machine::{peak_flops, read};
 
 use crate::ahead::Ahead;
 use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
