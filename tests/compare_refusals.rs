@@ -105,6 +105,31 @@ fn bad_tensors_leave_nothing_behind() {
     assert!(output.exists(), "without those tensors it does write");
 }
 
+/// A file of some bytes may have a tensor of any sizes if one of them is 0.
+#[test]
+fn calls_without_rows() {
+    const HUGE: usize = 1 << 40;
+    let folder = Folder::new("empty");
+    for (q, kv) in [
+        ([HUGE, 1, 0, 4], [HUGE, 1, 0, 4]),
+        ([1, HUGE, 0, 4], [1, HUGE, 0, 4]),
+        ([1, 0, HUGE, 4], [1, 0, HUGE, 4]),
+        ([0, 1, HUGE, 4], [0, 1, HUGE, 4]),
+        ([1, 1, 0, 4], [1, 1, 5, 4]),
+    ] {
+        let file = write(&folder, &[("q", Dtype::F32, &q), ("k", Dtype::F32, &kv), ("v", Dtype::F32, &kv)], 0);
+        let expected = format!("q: shape {q:?} has no rows, so there is nothing to compare");
+        for line in ["FILE", "FILE --explain", "FILE --only fused --json"] {
+            assert_eq!(refusal(line, &file), expected, "{line}");
+        }
+    }
+    let line = format!("--shape {HUGE},1,1,0,0,4,4");
+    assert_eq!(
+        refusal(&line, Path::new("")),
+        format!("q: shape [{HUGE}, 1, 0, 4] has no rows, so there is nothing to compare")
+    );
+}
+
 #[test]
 fn bad_files() {
     let folder = Folder::new("files");

@@ -65,6 +65,11 @@ fn compare(args: &Args) -> Result<ExitCode> {
     let shape = tensors.inputs()?.shape()?;
     paths::points_fit(&shape, &args.points)?;
     let rows = Rows::choose(&shape);
+    // Nothing would be timed; and sizes of an empty tensor may be anything, so that even counting blocks takes for ever.
+    if rows.all == 0 {
+        let shape = tensors.q.shape;
+        return Err(Refused::new(format_args!("q: shape {shape:?} has no rows, so there is nothing to compare")));
+    }
     let mut runner = Runner::new(&tensors, args.settings, &rows)?;
     // Says whether the settings and tensors go together, before anything is cut out of them.
     runner.problem().map(drop)?;
