@@ -4,8 +4,14 @@
 mod minilm;
 #[path = "compare/program.rs"]
 mod program;
+mod support;
+#[path = "support/tiny_bert.rs"]
+mod tiny_bert;
 
-use std::path::PathBuf;
+use program::Folder;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
@@ -33,6 +39,58 @@ fn refusals_are_one_line_on_standard_error_and_status_2() {
     let help = run(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
     assert!(help.stdout.starts_with(b"Embeds texts "));
+}
+
+/// A tokenizer of some words, with these models and post-processors in their places.
+fn tokenizer(model: &str, post_processor: &str) -> String {
+    format!(
+        r#"{{"version": "1.0", "added_tokens": [], "pre_tokenizer": {{"type": "Whitespace"}}, "model": {model},
+            "post_processor": {post_processor}}}"#
+    )
+}
+
+/// A folder with a BERT of random weights.
+fn tiny_model(folder: &Folder) -> PathBuf {
+    let model = tiny_bert::model();
+    let bytes = |data: &[f32]| data.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let tensors: Vec<_> = model.iter().map(|(name, (shape, data))| (name, shape.clone(), bytes(data))).collect();
+    let view = |(name, shape, data)| (name, TensorView::new(Dtype::F32, shape, data).unwrap());
+    let views = tensors.iter().map(|(name, shape, data)| view((name, shape.clone(), data)));
+    let weights = safetensors::serialize(views, None).unwrap();
+    std::fs::write(folder.file("config.json"), tiny_bert::JSON).unwrap();
+    std::fs::write(folder.file("model.safetensors"), weights).unwrap();
+    folder.file("")
+}
+
+/// The tokenizers' library takes some files for tokenizers and panics, when it reads them or at the first text.
+#[test]
+fn tokenizers_at_which_the_library_panics_are_refused() {
+    const WORDS: &str = r#"{"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1, "b": 2}, "unk_token": "[UNK]"}"#;
+    const NOTHING: &str = r#"{"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [], "special_tokens": {}}"#;
+    let folder = Folder::new("embed-panics");
+    let model = tiny_model(&folder);
+    let embed = |tokenizer: &str| {
+        std::fs::write(folder.file("tokenizer.json"), tokenizer).unwrap();
+        run(&["--model", model.to_str().unwrap(), "--threads", "2", "a b", "b", "a"])
+    };
+    let good = embed(&tokenizer(WORDS, NOTHING));
+    assert_eq!(good.status.code(), Some(0), "{}", String::from_utf8_lossy(&good.stderr));
+
+    let merges_beyond = r#"{"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}"#;
+    let unknown_special = NOTHING.replace("[{", r#"[{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"#);
+    for (what, bad) in [
+        ("a merge longer than every token", tokenizer(merges_beyond, NOTHING)),
+        ("a template of an unknown token", tokenizer(WORDS, &unknown_special)),
+    ] {
+        let refused = embed(&bad);
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!((refused.status.code(), said.lines().count()), (Some(2), 1), "{what}: {said}");
+        let file = Path::new(&model).join("tokenizer.json");
+        let start = format!("embed: {}: the tokenizers library panics: ", file.display());
+        assert!(said.starts_with(&start), "{what}: {said}");
+        assert_eq!(refused.stdout, b"", "{what}");
+    }
 }
 
 #[test]

@@ -2,16 +2,19 @@
 
 use crate::args::MODEL;
 use crate::failure::{Refused, Result};
+use crate::panics::caught;
 use sdpa::layers::{Bert, BertInput, Compute, Pooling, Sequences};
 use serde_json::Value;
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationParams};
 
 /// Texts to embeddings.
 #[derive(Debug)]
 pub(crate) struct Encoder {
     tokenizer: Tokenizer,
+    /// Where that is from.
+    file: PathBuf,
     bert: Bert,
     pooling: Pooling,
     max_tokens: usize,
@@ -45,11 +48,12 @@ impl Encoder {
         }
         let bert = load_bert(folder)?;
         let file = folder.join("tokenizer.json");
-        let tokenizer = Tokenizer::from_bytes(read(&file)?).map_err(|e| refuse(&file, &e))?;
+        let bytes = read(&file)?;
+        let tokenizer = tokenized(&file, || Tokenizer::from_bytes(bytes))?;
         let positions = bert.config().max_position_embeddings;
         let pooling = pooling(folder)?;
         let made_for = made_for(folder)?;
-        let mut encoder = Self { tokenizer, bert, pooling, max_tokens: positions, made_for };
+        let mut encoder = Self { tokenizer, file, bert, pooling, max_tokens: positions, made_for };
         encoder.cut_to(max_tokens.map_or(positions, NonZeroUsize::get))?;
         Ok(encoder)
     }
@@ -88,7 +92,7 @@ impl Encoder {
     /// Embeds some texts, all at once, and adds them to those that are done.
     pub(crate) fn embed(&self, texts: &[String], done: &mut Embedded, compute: &mut Compute) -> Result<()> {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let encodings = self.tokenizer.encode_batch_fast(texts, true).map_err(Refused::new)?;
+        let encodings = tokenized(&self.file, || self.tokenizer.encode_batch_fast(texts, true))?;
         let tokens: Vec<u32> = encodings.iter().flat_map(Encoding::get_ids).copied().collect();
         let mut ends = vec![0];
         for encoding in &encodings {
@@ -104,6 +108,13 @@ impl Encoder {
         let input = BertInput::new(&tokens, Sequences::Ragged(&ends));
         self.bert.embed(input, self.pooling, &mut done.rows[start..], compute).map_err(Refused::new)
     }
+}
+
+/// What the tokenizers' library makes of a file. It panics on some that it takes for a tokenizer's.
+fn tokenized<T>(file: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    caught(work)
+        .map_err(|words| refuse(file, &format_args!("the tokenizers library panics: {words}")))?
+        .map_err(|e| refuse(file, &e))
 }
 
 fn load_bert(folder: &Path) -> Result<Bert> {

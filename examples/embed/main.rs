@@ -10,6 +10,7 @@ mod args;
 mod encoder;
 #[path = "../compare/failure.rs"]
 mod failure;
+mod panics;
 mod report;
 
 use args::{Args, Command, Format};
