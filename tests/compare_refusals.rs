@@ -148,5 +148,13 @@ fn bad_files() {
     let nowhere = format!("FILE --output {}", folder.file("none/out").display());
     let (out, none) = (folder.file("none/out"), folder.file("none"));
     let expected = format!("--output: {}: there is no folder {}", out.display(), none.display());
-    assert_eq!(refusal(&nowhere, &write(&folder, &QKV, 0)), expected);
+    let file = write(&folder, &QKV, 0);
+    assert_eq!(refusal(&nowhere, &file), expected);
+    if cfg!(target_os = "linux") {
+        // A folder that is there and takes no files, whoever asks: found before there is anything to write.
+        let said = refusal("FILE --output /proc/out", &file);
+        assert!(said.starts_with("--output: /proc/out: "), "{said}");
+        let said = refusal("--sweep /proc", &file);
+        assert!(said.starts_with("--sweep: /proc: "), "{said}");
+    }
 }

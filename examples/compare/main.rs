@@ -10,6 +10,8 @@ mod args;
 mod data;
 mod failure;
 mod file;
+#[path = "../arguments/folder.rs"]
+mod folder;
 mod output;
 mod paths;
 #[path = "../pictures/mod.rs"]

@@ -1,6 +1,7 @@
 //! Writes answers to a file.
 
 use crate::failure::{Refused, Result};
+use crate::folder::try_writing;
 use safetensors::tensor::{Dtype, TensorView};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -12,7 +13,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
         return Err(refuse(path, &"not a file name"));
     }
     match folder(path) {
-        folder if folder.is_dir() => Ok(()),
+        folder if folder.is_dir() => try_writing(&folder).map_err(|e| refuse(path, &e)),
         folder => Err(refuse(path, &format_args!("there is no folder {}", folder.display()))),
     }
 }

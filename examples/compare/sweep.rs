@@ -8,6 +8,7 @@ mod picture;
 
 use crate::args::{Args, Source, wrong};
 use crate::failure::{Refused, Result};
+use crate::folder::try_writing;
 use crate::paths::{self, Method, Path, Runner};
 use crate::settings::Settings;
 use crate::strips::{Cut, Rows, Strip};
@@ -105,7 +106,7 @@ struct Sample {
 pub(crate) fn run(args: &Args, sweep: &Sweep) -> Result<()> {
     let refuse = |e: &dyn std::fmt::Display| Refused::new(format_args!("--sweep: {}: {e}", sweep.folder.display()));
     // Rather now than in two minutes.
-    std::fs::create_dir_all(&sweep.folder).map_err(|e| refuse(&e))?;
+    std::fs::create_dir_all(&sweep.folder).and_then(|()| try_writing(&sweep.folder)).map_err(|e| refuse(&e))?;
     let counts = paths::thread_counts(args.threads);
     let progress = crate::progress();
     progress.set_length((counts.len() * sweep.dims.len() * sweep.lengths.len()) as u64);
