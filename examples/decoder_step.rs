@@ -9,16 +9,20 @@
 //! cargo run --release --example decoder_step -- FOLDER
 //! ```
 
+#[path = "arguments/mod.rs"]
+mod arguments;
 #[path = "fixtures/mod.rs"]
 mod fixtures;
 #[path = "pictures/mod.rs"]
 mod pictures;
 
+use arguments::{Given, Output, Program};
 use fixtures::{Sentence, WIDTH, rows, sentence, unit};
-use pictures::{Bars, Labels, Picture, folder, page, save};
+use pictures::{Bars, Labels, Picture, page, save};
 use sdpa::layers::{Compute, Steps};
 use sdpa::{Alignment, Attention, Inputs};
 use std::error::Error;
+use std::process::ExitCode;
 
 /// Of the cosine, on the encoder's states.
 const TEMPERATURE: f32 = 0.1;
@@ -27,7 +31,12 @@ const OWN: f32 = 0.3;
 /// The states taken: after two layers a word knows its neighbours and is still itself.
 const STATES: usize = 2;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    let about = "Draws a decoder's weights, position by position.";
+    Program { name: "decoder_step", about, flags: &[], output: Output::Pictures }.run(run)
+}
+
+fn run(given: &Given) -> Result<(), Box<dyn Error>> {
     let (encoder, decoder) = (sentence("minilm_sauerkraut"), sentence("minilm_park"));
     println!("Encoder: {:?}. Decoder: {:?}, one position after another.", encoder.text, decoder.text);
     println!("Each step: causal self-attention, its context added to the state, then cross-attention.\n");
@@ -64,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("All positions in one causal call and one cross call have the same bits.");
 
     let picture = picture(&encoder, &decoder, &weights);
-    save(&picture, &folder(), "decoder-steps")
+    save(&picture, given.folder(), "decoder-steps")
 }
 
 /// The weights of each step on the encoder's states, a panel each.

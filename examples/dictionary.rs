@@ -4,15 +4,24 @@
 //! cargo run --release --example dictionary
 //! ```
 
+#[path = "arguments/mod.rs"]
+mod arguments;
 #[path = "fixtures/mod.rs"]
 mod fixtures;
 
+use arguments::{Output, Program};
 use fixtures::{WIDTH, Words, words};
 use sdpa::Error;
 use sdpa::layers::{Compute, Dictionary};
+use std::process::ExitCode;
 use std::time::Instant;
 
-fn main() -> Result<(), Error> {
+fn main() -> ExitCode {
+    let about = "Looks words up by likeness, in a soft dictionary of 184 words.";
+    Program { name: "dictionary", about, flags: &[], output: Output::Text }.run(|_| Ok(run()?))
+}
+
+fn run() -> Result<(), Error> {
     let (words, mut compute) = (words(), Compute::default());
     println!("Keys: the vectors of {} words, {WIDTH} numbers each (all-MiniLM-L6-v2).", words.words.len());
     println!("A query finds every key; the weights are softmax(cosine / temperature).");

@@ -5,25 +5,33 @@
 //! cargo run --release --example heatmap -- FOLDER
 //! ```
 
+#[path = "arguments/mod.rs"]
+mod arguments;
 #[path = "fixtures/mod.rs"]
 mod fixtures;
 #[path = "pictures/mod.rs"]
 mod pictures;
 
+use arguments::{Given, Output, Program};
 use fixtures::{HEADS, Sentence, sentence};
-use pictures::{HeatMap, Labels, Picture, colour_bar, folder, page, save};
+use pictures::{HeatMap, Labels, Picture, colour_bar, page, save};
 use sdpa::Attention;
 use sdpa::layers::{Compute, Steps};
 use std::error::Error;
+use std::process::ExitCode;
 
 /// The layer whose heads are drawn: the first, where one of them looks at the token before, whatever it says.
 const LAYER: usize = 0;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    let about = "Draws attention weights: each head's and their average.";
+    Program { name: "heatmap", about, flags: &[], output: Output::Pictures }.run(run)
+}
+
+fn run(given: &Given) -> Result<(), Box<dyn Error>> {
     let (park, fish) = (sentence("minilm_park"), sentence("minilm_sauerkraut"));
     println!("Attention weights of all-MiniLM-L6-v2, layer {LAYER}, {HEADS} heads:");
     println!("{:?} on itself, causally, and on {:?}.", park.text, fish.text);
-    let folder = folder();
     let mut compute = Compute::default();
     for (name, attention, keys, what) in [
         ("self", Attention::new(), &park, "Self-attention"),
@@ -35,8 +43,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let drawing = Drawing { steps: &steps, rows: &park, columns: keys, what };
         println!();
         drawing.report();
-        save(&drawing.average(), &folder, &format!("heatmap-{name}"))?;
-        save(&drawing.heads(), &folder, &format!("heatmap-{name}-heads"))?;
+        save(&drawing.average(), given.folder(), &format!("heatmap-{name}"))?;
+        save(&drawing.heads(), given.folder(), &format!("heatmap-{name}-heads"))?;
     }
     Ok(())
 }

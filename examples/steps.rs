@@ -4,17 +4,26 @@
 //! cargo run --release --example steps
 //! ```
 
+#[path = "arguments/mod.rs"]
+mod arguments;
 #[path = "fixtures/mod.rs"]
 mod fixtures;
 
+use arguments::{Output, Program};
 use fixtures::{HEAD_DIM, HEADS, Layer, WIDTH, sentence, words};
 use sdpa::layers::{Compute, Steps};
 use sdpa::{Attention, Error, Inputs, Outputs, View, ViewMut};
+use std::process::ExitCode;
 
 /// Of the model's first layer, a head that looks for what belongs together.
 const HEAD: usize = 4;
 
-fn main() -> Result<(), Error> {
+fn main() -> ExitCode {
+    let about = "Prints the steps of self-attention, one by one.";
+    Program { name: "steps", about, flags: &[], output: Output::Text }.run(|_| Ok(run()?))
+}
+
+fn run() -> Result<(), Error> {
     let mut compute = Compute::default();
     let sentence = sentence("minilm_sauerkraut");
     let (layer, tokens) = (&sentence.layers[0], &sentence.tokens);

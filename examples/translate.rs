@@ -9,28 +9,37 @@
 //! cargo run --release --example translate -- FOLDER
 //! ```
 
+#[path = "arguments/mod.rs"]
+mod arguments;
 #[path = "fixtures/mod.rs"]
 mod fixtures;
 #[path = "pictures/mod.rs"]
 mod pictures;
 
+use arguments::{Given, Output, Program};
 use fixtures::{Sentence, WIDTH, Words, rows, sentence, unit, words};
-use pictures::{HeatMap, Labels, Picture, colour_bar, folder, page, save};
+use pictures::{HeatMap, Labels, Picture, colour_bar, page, save};
 use sdpa::layers::{Compute, Dictionary, Steps};
 use sdpa::{Attention, Inputs};
 use std::error::Error;
 use std::path::Path;
+use std::process::ExitCode;
 
 /// Of the cosine.
 const TEMPERATURE: f32 = 0.08;
 /// The states that are aligned: after two layers a word knows its neighbours and is still itself.
 const STATES: usize = 2;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let (folder, mut compute) = (folder(), Compute::default());
-    wordings(&folder, &mut compute)?;
+fn main() -> ExitCode {
+    let about = "Draws alignments by cross-attention: the words of one text query the words of another.";
+    Program { name: "translate", about, flags: &[], output: Output::Pictures }.run(run)
+}
+
+fn run(given: &Given) -> Result<(), Box<dyn Error>> {
+    let mut compute = Compute::default();
+    wordings(given.folder(), &mut compute)?;
     println!();
-    sentences(&folder, &mut compute)
+    sentences(given.folder(), &mut compute)
 }
 
 /// The same things in other words and another order.

@@ -9,6 +9,8 @@
 //! cargo run --release --example generate -- --quick   # small decoders
 //! ```
 
+#[path = "../arguments/mod.rs"]
+mod arguments;
 mod check;
 mod decoders;
 #[path = "../../tests/support/fixture.rs"]
@@ -19,27 +21,33 @@ mod models;
 mod pictures;
 mod speed;
 
+use arguments::{Given, Output, Program};
 use decoders::{Family, Size};
 use fixture::Fixture;
 use models::{Params, gpt2, llama};
-use pictures::{Axis, Level, LineChart, Picture, Scale, Series, folder, page, save};
+use pictures::{Axis, Level, LineChart, Picture, Scale, Series, page, save};
 use speed::{Measured, Memory, Step, measure};
 use std::error::Error;
+use std::process::ExitCode;
 
 /// The model's own prompt: so many of its 17 tokens; the others follow one by one.
 const PROMPT: usize = 8;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    // Steps are short. From within the pool, nobody has to be woken to begin one.
-    Ok(rayon::scope(|_| run().map_err(|error| error.to_string()))?)
+fn main() -> ExitCode {
+    let about = "Generates token by token: every step has the bits of the whole sequence, and what it costs is drawn.";
+    let flags = &[("--quick", "small decoders")];
+    Program { name: "generate", about, flags, output: Output::Pictures }.run(|given| {
+        // Steps are short. From within the pool, nobody has to be woken to begin one.
+        Ok(rayon::scope(|_| run(given).map_err(|error| error.to_string()))?)
+    })
 }
 
-fn run() -> Result<(), Box<dyn Error>> {
+fn run(given: &Given) -> Result<(), Box<dyn Error>> {
     let file = Fixture::open("torch_layers.safetensors", "SDPA_TORCH_LAYERS");
     check::run(&file, "gpt2", &gpt2(&Params::new(&file, "gpt2")), PROMPT)?;
     check::run(&file, "llama", &llama(&Params::new(&file, "llama")), PROMPT)?;
 
-    let quick = std::env::args().any(|arg| arg == "--quick");
+    let quick = given.has("--quick");
     let (sizes, pasts): (_, &[usize]) =
         if quick { (small(), &[64, 128, 256]) } else { (large(), &[128, 256, 512, 1024, 2048]) };
     let cache = if quick {
@@ -50,7 +58,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     println!("Random weights, one sequence, beside a plain read of memory on as many threads. {cache}\n");
     let memory = Memory::new(if quick { 16 << 20 } else { 64 << 20 });
     let measured = sizes.iter().map(|size| measure(size, pasts, &memory)).collect::<Result<Vec<_>, _>>()?;
-    save(&picture(&measured), &folder(), "generate")
+    save(&picture(&measured), given.folder(), "generate")
 }
 
 fn large() -> [Size; 2] {

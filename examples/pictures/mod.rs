@@ -28,7 +28,7 @@ pub use svg::svg;
 pub use ticks::Scale;
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Between a page's edge and what is on it.
 const MARGIN: f64 = 16.0;
@@ -82,13 +82,4 @@ pub fn save(picture: &Picture, folder: &Path, name: &str) -> Result<(), Box<dyn 
     std::fs::write(path.with_extension("png"), png(picture)?)?;
     println!("wrote {0}.svg and {0}.png", path.display());
     Ok(())
-}
-
-/// Where pictures go: the program's first argument that is no option, or `target/pictures`.
-pub fn folder() -> PathBuf {
-    let is_option = |arg: &std::ffi::OsString| arg.as_encoded_bytes().starts_with(b"--");
-    std::env::args_os()
-        .skip(1)
-        .find(|arg| !is_option(arg))
-        .map_or_else(|| Path::new("target").join("pictures"), PathBuf::from)
 }
