@@ -111,6 +111,7 @@ impl Isa {
     /// Hands a visitor the instruction set's steps: the one dispatch.
     #[inline]
     pub(crate) fn dispatch<V: Visitor>(self, visitor: V) -> V::Output {
+        #[cfg(target_arch = "x86_64")]
         const PROOF: &str = "an Isa is made only for what was detected";
         match self.0 {
             Kind::Portable => visitor.visit(Portable),

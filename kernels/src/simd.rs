@@ -334,6 +334,7 @@ pub(crate) trait PairsWork {
     ///
     /// # Safety
     /// See each work.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "other backends have no products of pairs"))]
     unsafe fn run<S: Pairs>(self, s: S) -> Self::Output;
 }
 
