@@ -123,6 +123,13 @@ pub enum Error {
     },
     /// A view that does not fit its slice.
     Layout(LayoutError),
+    /// Memory that the system does not give.
+    Memory {
+        /// What it is for.
+        what: &'static str,
+        /// How much.
+        bytes: usize,
+    },
 }
 
 /// Which side of a limit a value must be on.
@@ -181,6 +188,7 @@ impl fmt::Display for Error {
             Self::Pages(e) => e.fmt(f),
             Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),
             Self::Layout(e) => e.fmt(f),
+            Self::Memory { what, bytes } => write!(f, "{what}: {bytes} bytes cannot be had"),
         }
     }
 }

@@ -47,6 +47,12 @@ fn says(error: Option<Error>, expected: &Error, words: &str) {
 }
 
 #[test]
+fn memory_that_is_not_given_is_named_with_its_size() {
+    let error = Error::Memory { what: "rope", bytes: 1 << 62 };
+    assert_eq!(error.to_string(), "rope: 4611686018427387904 bytes cannot be had");
+}
+
+#[test]
 fn a_good_call_is_no_error() {
     assert_eq!(refusal(Attention::new(), GOOD), None);
 }
