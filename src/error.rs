@@ -219,3 +219,26 @@ impl From<PageError> for Error {
         Self::Pages(e)
     }
 }
+
+/// The product of sizes, if so many floats fit the address space.
+pub(crate) fn floats(what: &'static str, sizes: [usize; 4]) -> Result<usize, Error> {
+    let len = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+    // A Vec holds at most isize::MAX bytes.
+    len.filter(|&n| n <= isize::MAX as usize / size_of::<f32>()).ok_or(Error::TooLarge { what, sizes })
+}
+
+/// Room for so many, if it can be had.
+pub(crate) fn room<T>(what: &'static str, len: usize) -> Result<Vec<T>, Error> {
+    let mut room = Vec::new();
+    match room.try_reserve_exact(len) {
+        Ok(()) => Ok(room),
+        Err(_) => Err(Error::Memory { what, bytes: len.saturating_mul(size_of::<T>()) }),
+    }
+}
+
+/// So many zeros, if they can be had.
+pub(crate) fn zeros(what: &'static str, len: usize) -> Result<Vec<f32>, Error> {
+    let mut zeros = room(what, len)?;
+    zeros.resize(len, 0.0);
+    Ok(zeros)
+}

@@ -327,6 +327,9 @@ fn what_cannot_be_decoded_is_refused() {
     refused!(DecoderState::new(&off, 1), "decoding: needs rows that stand at their own keys, no other offset");
     let [good, ..] = stacks();
     refused!(DecoderState::new(&good, 0), "state: number of sequences is 0, but must be at least 1");
+    for (sequences, bytes) in [(1 << 58, 1 << 61), (usize::MAX, usize::MAX)] {
+        refused!(DecoderState::new(&good, sequences), format!("state: {bytes} bytes cannot be had"));
+    }
     // A state for one is not one for the other.
     let mut state = DecoderState::new(&good, 1).unwrap();
     let (x, mut out, compute) = (normal(WIDTH, 1), unwritten(WIDTH), &mut Compute::default());

@@ -172,8 +172,15 @@ fn one_sequence_at_a_time() {
     let steps = steps(&Attention::new(), Inputs::new(x, none, none), Exec::serial());
     let row = steps.row(0, 0).expect("one row");
     assert_eq!((row.scores, row.weights, row.output), (&[][..], &[][..], &[0.0; HEAD_DIM][..]));
+    // No heads have no mean.
+    let headless = View::from_strides(&data, 0, [1, 0, 1 << 31, HEAD_DIM], [0; 4]).expect("empty");
+    let refused = Steps::new(&Attention::new(), Inputs::new(headless, headless, headless), &mut Compute::default());
+    assert_eq!(refused, Err(Error::Empty { argument: "q", what: "heads" }));
     // Scores that no machine can hold are an error, not an abort.
     let many = View::from_strides(&data, 0, [1, 1, 1 << 32, 1], [0; 4]).expect("broadcast");
     let refused = Steps::new(&Attention::new(), Inputs::new(many, many, many), &mut Compute::default());
     assert_eq!(refused, Err(Error::TooLarge { what: "scores", sizes: [1, 1, 1 << 32, 1 << 32] }));
+    let many = View::from_strides(&data, 0, [1, 1, 1 << 29, 1], [0; 4]).expect("broadcast");
+    let refused = Steps::new(&Attention::new(), Inputs::new(many, many, many), &mut Compute::default());
+    assert_eq!(refused, Err(Error::Memory { what: "scores", bytes: 1 << 60 }));
 }

@@ -3,7 +3,7 @@
 use super::linear::rows_of;
 use super::{Compute, LayerInput, Sequences, Transformer};
 use crate::cache::KvCache;
-use crate::error::Error;
+use crate::error::{Error, room};
 
 impl Transformer {
     /// The next rows of every sequence, `[sequences, n, width]`, which see those before them as `state` remembers them: a
@@ -79,7 +79,8 @@ impl DecoderState {
     /// So many sequences, empty, for this transformer or any of the same sizes.
     ///
     /// # Errors
-    /// [`Error::Needs`] if a layer is not causal or has cross-attention, [`Error::Empty`] if there are no sequences.
+    /// [`Error::Needs`] if a layer is not causal or has cross-attention, [`Error::Empty`] if there are no sequences,
+    /// [`Error::Memory`] if there is none for so many.
     pub fn new(transformer: &Transformer, sequences: usize) -> Result<Self, Error> {
         if sequences == 0 {
             return Err(Error::Empty { argument: "state", what: "number of sequences" });
@@ -87,8 +88,10 @@ impl DecoderState {
         if transformer.layers().iter().any(|layer| layer.cross_attention().is_some()) {
             return Err(Error::Needs { argument: "decoding", needs: "layers without cross-attention" });
         }
+        let mut lens = room("state", sequences)?;
+        lens.resize(sequences, 0);
         let caches = transformer.layers().iter().map(|layer| layer.self_attention().cache(sequences));
-        Ok(Self { caches: caches.collect::<Result<_, _>>()?, lens: vec![0; sequences] })
+        Ok(Self { caches: caches.collect::<Result<_, _>>()?, lens })
     }
 
     /// Rows of each sequence so far: the positions of its next one, as [`Embedding::add_positions`] takes them.

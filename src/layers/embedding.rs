@@ -3,7 +3,7 @@
 use super::Compute;
 use super::linear::{check_rows, rows_of};
 use super::sequences::{Places, Sequences, Start};
-use crate::error::{Bound, Error};
+use crate::error::{Bound, Error, floats, room};
 use crate::schedule::{self, Rows};
 
 /// What copying or adding a number costs, in the operations that [`crate::Exec`] counts: 0.13 ns, measured, at 117 GFLOP/s.
@@ -33,12 +33,8 @@ impl Embedding {
     /// [`Error::Mismatch`] if it is not whole rows, [`Error::Empty`] if there are none or they are empty.
     pub fn new(table: impl Into<Vec<f32>>, width: usize) -> Result<Self, Error> {
         let table = table.into();
-        if width == 0 {
-            return Err(Error::Empty { argument: "embedding", what: "width" });
-        }
-        if rows_of("embedding", &table, width)? == 0 {
-            return Err(Error::Empty { argument: "embedding", what: "number of entries" });
-        }
+        check_sizes(table.len(), width)?;
+        rows_of("embedding", &table, width)?;
         Ok(Self { table, width })
     }
 
@@ -46,12 +42,11 @@ impl Embedding {
     /// column 2i + 1 the cosine. Computed in f64.
     ///
     /// # Errors
-    /// [`Error::Empty`] if a size is 0, [`Error::TooLarge`] if their product does not fit.
+    /// [`Error::Empty`] if a size is 0, [`Error::TooLarge`] if their product does not fit, [`Error::Memory`] if it cannot be
+    /// had.
     pub fn sinusoidal(positions: usize, width: usize) -> Result<Self, Error> {
-        let Some(size) = positions.checked_mul(width) else {
-            return Err(Error::TooLarge { what: "embedding", sizes: [positions, width, 1, 1] });
-        };
-        let mut table = Vec::with_capacity(size);
+        check_sizes(positions, width)?;
+        let mut table = room("embedding", floats("embedding", [positions, width, 1, 1])?)?;
         for position in 0..positions {
             for column in 0..width {
                 let frequency = 10_000f64.powf(-((column - column % 2) as f64) / width as f64);
@@ -120,4 +115,13 @@ impl Embedding {
     fn row(&self, entry: usize) -> &[f32] {
         &self.table[entry * self.width..][..self.width]
     }
+}
+
+fn check_sizes(entries: usize, width: usize) -> Result<(), Error> {
+    for (what, size) in [("width", width), ("number of entries", entries)] {
+        if size == 0 {
+            return Err(Error::Empty { argument: "embedding", what });
+        }
+    }
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use super::Compute;
 use super::linear::rows_of;
 use super::sequences::{Places, Sequences, Start};
-use crate::error::Error;
+use crate::error::{Error, floats, room};
 use crate::schedule::{self, Rows};
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub struct Rope {
     /// Columns that are turned.
     dim: usize,
     /// For each position the cosine of every pair, then the sine of every pair.
-    table: Arc<[f32]>,
+    table: Arc<Vec<f32>>,
 }
 
 impl Rope {
@@ -47,7 +47,7 @@ impl Rope {
     ///
     /// # Errors
     /// [`Error::Number`] unless `dim` is even and θ positive and finite, [`Error::Empty`] if a size is 0,
-    /// [`Error::TooLarge`] if `positions × dim` does not fit.
+    /// [`Error::TooLarge`] if `positions × dim` does not fit, [`Error::Memory`] if it cannot be had.
     pub fn new(positions: usize, dim: usize, theta: f32, pairs: RopePairs) -> Result<Self, Error> {
         if !(theta > 0.0 && theta.is_finite()) {
             return Err(Error::Number { argument: "rope theta", got: theta, expected: "positive and finite" });
@@ -55,33 +55,30 @@ impl Rope {
         if !dim.is_multiple_of(2) {
             return Err(Error::Number { argument: "rope dim", got: dim as f32, expected: "even" });
         }
-        let frequency = |pair: usize| f64::from(theta).powf(-((2 * pair) as f64) / dim as f64);
-        Self::from_frequencies(positions, &(0..dim / 2).map(frequency).collect::<Vec<_>>(), pairs)
+        table_size(positions, dim)?;
+        let mut frequencies = room("rope", dim / 2)?;
+        frequencies.extend((0..dim / 2).map(|pair| f64::from(theta).powf(-((2 * pair) as f64) / dim as f64)));
+        Self::from_frequencies(positions, &frequencies, pairs)
     }
 
     /// Any frequencies, one for each pair, in radians a position: models for long contexts change some of them.
     ///
     /// # Errors
     /// [`Error::Empty`] if there are none or no positions, [`Error::Number`] if one is not finite, [`Error::TooLarge`] if
-    /// the table does not fit.
+    /// the table does not fit, [`Error::Memory`] if it cannot be had.
     pub fn from_frequencies(positions: usize, frequencies: &[f64], pairs: RopePairs) -> Result<Self, Error> {
         let dim = 2 * frequencies.len();
-        for (what, size) in [("dim", dim), ("number of positions", positions)] {
-            if size == 0 {
-                return Err(Error::Empty { argument: "rope", what });
-            }
-        }
+        let size = table_size(positions, dim)?;
         if let Some(&wrong) = frequencies.iter().find(|f| !f.is_finite()) {
             return Err(Error::Number { argument: "rope frequencies", got: wrong as f32, expected: "finite" });
-        }
-        if positions.checked_mul(dim).is_none_or(|size| size > isize::MAX as usize / size_of::<f32>()) {
-            return Err(Error::TooLarge { what: "rope", sizes: [positions, dim, 1, 1] });
         }
         let row = |position: usize| {
             let angles = frequencies.iter().map(move |frequency| position as f64 * frequency);
             angles.clone().map(f64::cos).chain(angles.map(f64::sin)).map(|x| x as f32)
         };
-        Ok(Self { pairs, dim, table: (0..positions).flat_map(row).collect() })
+        let mut table = room("rope", size)?;
+        table.extend((0..positions).flat_map(row));
+        Ok(Self { pairs, dim, table: Arc::new(table) })
     }
 
     /// Positions there are.
@@ -152,4 +149,14 @@ impl Rope {
             }
         }
     }
+}
+
+/// Floats of a table, which has some.
+fn table_size(positions: usize, dim: usize) -> Result<usize, Error> {
+    for (what, size) in [("dim", dim), ("number of positions", positions)] {
+        if size == 0 {
+            return Err(Error::Empty { argument: "rope", what });
+        }
+    }
+    floats("rope", [positions, dim, 1, 1])
 }

@@ -1,7 +1,7 @@
 //! Attention in its three named results.
 
 use crate::attention::Attention;
-use crate::error::Error;
+use crate::error::{Error, floats, zeros};
 use crate::inputs::{Inputs, same};
 use crate::layers::Compute;
 use crate::plan::Plan;
@@ -49,12 +49,17 @@ impl Steps {
     /// v `[1, kv_heads, keys, value_dim]`, and any options. Time as the call; memory heads·rows·(2·keys + value_dim).
     ///
     /// # Errors
-    /// As [`Attention::problem`]; [`Error::Mismatch`] if there is not one sequence; [`Error::TooLarge`].
+    /// As [`Attention::problem`]; [`Error::Mismatch`] if there is not one sequence, [`Error::Empty`] if there are no heads;
+    /// [`Error::TooLarge`] or [`Error::Memory`].
     pub fn new(attention: &Attention, inputs: Inputs<'_>, compute: &mut Compute) -> Result<Self, Error> {
         let shape = inputs.shape()?;
         same("inputs", "batch", shape.batch, 1, "one sequence")?;
+        if shape.heads == 0 {
+            return Err(Error::Empty { argument: "q", what: "heads" });
+        }
         let pairs = [1, shape.heads, shape.q_len, shape.kv_len];
         let sums = [1, shape.heads, shape.q_len, shape.value_dim];
+        let zeros = |what, sizes| zeros(what, floats(what, sizes)?);
         let (mut scores, mut weights) = (zeros("scores", pairs)?, zeros("weights", pairs)?);
         let mut output = zeros("output", sums)?;
         let outputs = Outputs::new(ViewMut::bhld(&mut output, sums)?)
@@ -117,12 +122,4 @@ impl Steps {
         mean.iter_mut().for_each(|sum| *sum /= heads as f32);
         mean
     }
-}
-
-/// That many zeros, if they fit the address space.
-fn zeros(what: &'static str, sizes: [usize; 4]) -> Result<Vec<f32>, Error> {
-    let len = sizes.iter().try_fold(1usize, |n, &s| n.checked_mul(s));
-    // A Vec holds at most isize::MAX bytes.
-    let fits = len.filter(|&n| n <= isize::MAX as usize / size_of::<f32>());
-    fits.map(|n| vec![0.0; n]).ok_or(Error::TooLarge { what, sizes })
 }
