@@ -8,7 +8,7 @@ mod tiny_bert;
 
 use counting::counted;
 use sdpa::layers::{Bert, BertInput, Compute, Pooling, Sequences, Tensor, normalize};
-use sdpa::{Exec, Isa};
+use sdpa::{Bound, Error, Exec, Isa};
 use std::collections::HashMap;
 use support::{Rng, UNWRITTEN};
 use tiny_bert::{CONFIG, Model, Reference, model, source};
@@ -104,6 +104,33 @@ fn embeddings_are_pooled_and_of_length_one() {
     normalize(&mut hidden, WIDTH).unwrap();
     assert_eq!(bits(&first[..WIDTH]), bits(&hidden[..WIDTH]));
     assert_eq!(bits(&first[2 * WIDTH..3 * WIDTH]), bits(&hidden[ends[2] * WIDTH..][..WIDTH]));
+}
+
+#[test]
+fn pooling_refuses_what_is_no_cumulative_lengths() {
+    let entry = |index, got, bound, limit| Error::Entry { argument: "sequences", index, got, bound, limit };
+    let empty = Error::Empty { argument: "sequences", what: "the list of cumulative lengths" };
+    for (ends, error) in [
+        (&[0, 5, 3][..], entry(2, 3, Bound::AtLeast, 5)),
+        (&[0, 2, 1, 3], entry(2, 1, Bound::AtLeast, 2)),
+        (&[1, 3], entry(0, 1, Bound::Exactly, 0)),
+        (&[usize::MAX, 3], entry(0, usize::MAX, Bound::Exactly, 0)),
+        (&[3], entry(0, 3, Bound::Exactly, 0)),
+        (&[0, usize::MAX, 3], entry(2, 3, Bound::AtLeast, usize::MAX)),
+        (&[0, 2], entry(1, 2, Bound::Exactly, 3)),
+        (&[0, 1, 4], entry(2, 4, Bound::Exactly, 3)),
+        (&[], empty),
+    ] {
+        for pooling in [Pooling::Mean, Pooling::First] {
+            let mut out = unwritten(2 * ends.len().saturating_sub(1));
+            let refused = pooling.forward(&[1.0; 6], 2, Sequences::Ragged(ends), &mut out);
+            assert_eq!(refused, Err(error.clone()), "{ends:?}");
+            assert!(out.iter().all(|x| x.to_bits() == UNWRITTEN), "a refused call wrote");
+        }
+    }
+    let mut out = unwritten(4);
+    Pooling::Mean.forward(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2, Sequences::Ragged(&[0, 1, 3]), &mut out).unwrap();
+    assert_eq!(out, [1.0, 2.0, 4.0, 5.0]);
 }
 
 /// 700 texts are several batches of `embed`.

@@ -1,7 +1,7 @@
 //! One row for each sequence: pooling, and unit length.
 
 use super::Sequences;
-use super::linear::check_rows;
+use super::linear::{check_rows, rows_of};
 use crate::error::Error;
 
 /// How the rows of a sequence become one.
@@ -19,13 +19,13 @@ impl Pooling {
     /// Writes a row of this width for each sequence of rows of `x`.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] and other [`Error`]s if `x` is not the sequences' rows, or `out` has not one for each
-    /// sequence; `out` is then untouched.
+    /// [`Error::Mismatch`], [`Error::Entry`] and other [`Error`]s if `x` is not the sequences' rows, or `out` has not one
+    /// for each sequence; `out` is then untouched.
     pub fn forward(self, x: &[f32], width: usize, sequences: Sequences<'_>, out: &mut [f32]) -> Result<(), Error> {
         if width == 0 {
             return Err(Error::Empty { argument: "pooling", what: "width" });
         }
-        sequences.check("x", super::linear::rows_of("x", x, width)?)?;
+        sequences.check("x", rows_of("x", x, width)?)?;
         check_rows("out", out, sequences.count(), width)?;
         for (s, out) in out.chunks_exact_mut(width).enumerate() {
             let rows = sequences.rows(s);
@@ -52,7 +52,7 @@ impl Pooling {
 /// # Errors
 /// [`Error::Mismatch`] if `x` is not whole rows; it is then untouched.
 pub fn normalize(x: &mut [f32], width: usize) -> Result<(), Error> {
-    super::linear::rows_of("x", x, width)?;
+    rows_of("x", x, width)?;
     for row in x.chunks_exact_mut(width.max(1)) {
         // In f64, where neither the squares nor their sum can overflow or vanish.
         let length = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();

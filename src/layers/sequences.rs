@@ -39,29 +39,25 @@ impl Sequences<'_> {
         }
     }
 
-    /// The rows of the sequence with this number, which is below [`Self::count`].
+    /// The rows of the sequence with this number. What cumulative lengths say is taken as it is: layers check it.
+    ///
+    /// # Panics
+    /// If cumulative lengths have no such sequence.
     pub fn rows(&self, sequence: usize) -> core::ops::Range<usize> {
         match self {
-            Self::Even { len, .. } => sequence * len..(sequence + 1) * len,
+            Self::Even { len, .. } => sequence.saturating_mul(*len)..sequence.saturating_add(1).saturating_mul(*len),
             Self::Ragged(ends) => ends[sequence]..ends[sequence + 1],
         }
     }
 
-    /// Whether there are so many rows. What cumulative lengths may be is checked where they are used.
+    /// Whether there are so many rows, each in one sequence.
     pub(crate) fn check(&self, argument: &'static str, rows: usize) -> Result<(), Error> {
         match self {
             Self::Even { batch, len } => match batch.checked_mul(*len) {
                 Some(all) => same(argument, "rows", rows, all, "the sequences"),
                 None => Err(Error::TooLarge { what: "sequences", sizes: [*batch, *len, 1, 1] }),
             },
-            Self::Ragged(ends) => match ends.last() {
-                Some(&end) if end != rows => {
-                    let index = ends.len() - 1;
-                    Err(Error::Entry { argument: "sequences", index, got: end, bound: Bound::Exactly, limit: rows })
-                }
-                Some(_) => Ok(()),
-                None => Err(Error::Empty { argument: "sequences", what: "the list of cumulative lengths" }),
-            },
+            Self::Ragged(ends) => cumulative("sequences", ends, rows).map(|_| ()),
         }
     }
 
@@ -116,9 +112,6 @@ impl<'a> Places<'a> {
     /// `rows` rows in these sequences, which count from `start`; all positions are below `limit`.
     pub(crate) fn new(sequences: Sequences<'a>, rows: usize, start: Start<'a>, limit: usize) -> Result<Self, Error> {
         sequences.check("x", rows)?;
-        if let Sequences::Ragged(ends) = sequences {
-            cumulative("sequences", ends, rows)?;
-        }
         if let Start::Each(firsts) = start {
             same("starts", "length", firsts.len(), sequences.count(), "the sequences")?;
         }
