@@ -139,6 +139,14 @@ fn what_does_not_fit_is_refused_by_name() {
     assert_eq!(Weights::columns(&w, [7, 1]).unwrap_err(), mismatch("weights", "length", 6, 7, "their shape"));
     assert_eq!(Weights::rows(&w, [2, 0]).unwrap_err(), Error::Empty { argument: "weights", what: "inputs" });
     assert!(matches!(Weights::rows(&w, [usize::MAX, 3]).unwrap_err(), Error::TooLarge { .. }));
+    // No outputs take no numbers, but rows of x must be possible, and packed weights.
+    for inputs in [usize::MAX, 1 << 63, 1 << 57] {
+        let error = Error::TooLarge { what: "weights", sizes: [0, inputs, 1, 1] };
+        assert_eq!(Weights::rows(&[], [0, inputs]).unwrap_err(), error);
+        assert_eq!(Weights::columns(&[], [inputs, 0]).unwrap_err(), error);
+    }
+    let none = Linear::new(Weights::rows(&[], [0, (1 << 57) - 1]).unwrap());
+    none.forward(&[], &mut [], &mut Compute::default()).unwrap();
     assert_eq!(weights.bias(&w).unwrap_err(), mismatch("bias", "length", 6, 2, "the weights (outputs)"));
     assert_eq!(weights.part(1..3).unwrap_err(), mismatch("part", "outputs", 3, 2, "the weights"));
     let layer = Linear::new(weights);

@@ -1,10 +1,13 @@
 //! Projections: y = f(x·Wᵀ + b).
 
 use super::{Activation, Compute};
-use crate::error::Error;
+use crate::error::{Error, floats};
 use crate::inputs::same;
 use crate::schedule;
 use sdpa_kernels::Packed;
+
+/// Packed weights come in panels of so many outputs.
+const PANEL: usize = 16;
 
 /// A matrix of weights as a model file has it, and perhaps a bias: what a [`Linear`] is made of.
 ///
@@ -28,7 +31,8 @@ impl<'a> Weights<'a> {
     /// `[outputs, inputs]`, row-major: a row for each output, as PyTorch's `nn.Linear` stores it.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the slice is not of that size, [`Error::Empty`] if a row is.
+    /// [`Error::Mismatch`] if the slice is not of that size, [`Error::Empty`] if a row is, [`Error::TooLarge`] if weights of
+    /// that shape cannot be packed.
     pub fn rows(data: &'a [f32], [outputs, inputs]: [usize; 2]) -> Result<Self, Error> {
         Self::new(data, [outputs, inputs], (inputs, 1))
     }
@@ -46,10 +50,13 @@ impl<'a> Weights<'a> {
         if inputs == 0 {
             return Err(Error::Empty { argument: "weights", what: "inputs" });
         }
-        let Some(size) = outputs.checked_mul(inputs) else {
-            return Err(Error::TooLarge { what: "weights", sizes: [outputs, inputs, 1, 1] });
+        let sizes = [outputs, inputs, 1, 1];
+        // One panel at least, for those without outputs: then rows of x have a size too.
+        let Some(padded) = outputs.max(1).checked_next_multiple_of(PANEL) else {
+            return Err(Error::TooLarge { what: "weights", sizes });
         };
-        same("weights", "length", data.len(), size, "their shape")?;
+        floats("weights", [padded, inputs, 1, 1]).map_err(|_| Error::TooLarge { what: "weights", sizes })?;
+        same("weights", "length", data.len(), outputs * inputs, "their shape")?;
         Ok(Self { data, shape, strides, bias: None })
     }
 
