@@ -156,6 +156,34 @@ fn states() {
             assert_eq!(state.unwrap_err(), Error::TooLarge { what: "state", sizes: shape });
         }
     }
+    let none = LinearState::new([1 << 29, 1 << 29, 1, 1]).unwrap_err();
+    assert_eq!(none, Error::Memory { what: "state", bytes: 1 << 60 });
+    let none = LinearState::normalised([1 << 29, 1 << 28, 1, 1]).unwrap_err();
+    assert_eq!(none, Error::Memory { what: "state", bytes: 1 << 60 });
+}
+
+/// Heads without queries would take in no keys, in silence.
+#[test]
+fn no_heads_read_a_state() {
+    let mut shapes = GOOD;
+    (shapes[0][1], shapes[6][1]) = (0, 0);
+    says(refusal(LinearAttention::new(), Rule::Linear, shapes, false), "q: heads is 0, but must be at least 1");
+}
+
+/// Many heads that share a state, each with a long query: of one number, repeated.
+#[test]
+fn scratch_that_there_is_no_memory_for() {
+    const HEADS: usize = 1 << 23;
+    const DIM: usize = 1 << 24;
+    let one = [1.0f32];
+    let repeat = |shape| View::from_strides(&one, 0, shape, [0; 4]).unwrap();
+    let inputs = LinearInputs::new(repeat([1, HEADS, 1, DIM]), repeat([1, 1, 1, DIM]), repeat([1; 4]), Update::Linear);
+    let (mut state, mut out) = (LinearState::new([1, 1, DIM, 1]).unwrap(), vec![0.0; HEADS]);
+    let out = ViewMut::bhld(&mut out, [1, HEADS, 1, 1]).unwrap();
+    let refused = LinearAttention::new().forward(inputs, &mut state, out, &mut Compute::new(Exec::serial()));
+    let bytes = 4 * ((3 + HEADS) * DIM + 1 + HEADS);
+    assert_eq!(refused, Err(Error::Memory { what: "scratch", bytes }));
+    assert!(state.as_slice().iter().all(|&x| x == 0.0));
 }
 
 /// Views that repeat one row for ever, and empty ones: nothing is read, nothing overflows.

@@ -194,6 +194,9 @@ fn what_does_not_fit_is_refused_by_name() {
     ] {
         assert_eq!(MultiHeadAttention::new(heads, linears(shapes)).unwrap_err(), error);
     }
+    // Heads without end, of nothing.
+    let none = MultiHeadAttention::new([usize::MAX, 1], linears([[0, 4], [0, 4], [8, 4], [4, 4]]));
+    assert_eq!(none.unwrap_err(), mismatch("out projection", "inputs", 4, usize::MAX, "v's heads"));
     let layer = CROSS.layer();
     let (x, k, v) = (normal(3 * 40, 1), normal(4 * 28, 2), normal(4 * 35, 3));
     let (three, four) = (Sequences::one(3), Sequences::one(4));
@@ -222,4 +225,17 @@ fn what_does_not_fit_is_refused_by_name() {
     }
     assert!(out.iter().all(|x| x.to_bits() == UNWRITTEN), "a refused call wrote");
     assert!(CROSS.layer().alibi(vec![1.0; 5]).is_err());
+}
+
+/// Few numbers in, few numbers out, and between them more than any machine holds.
+#[test]
+fn projections_that_there_is_no_memory_for_are_refused() {
+    const DIM: usize = 1 << 22;
+    const ROWS: usize = 1 << 24;
+    let wide = vec![1.0; DIM];
+    let linear = |outputs: usize| Linear::new(Weights::rows(&wide[..outputs], [outputs, 1]).unwrap());
+    let layer = MultiHeadAttention::new([1, 1], [linear(DIM), linear(DIM), linear(1), linear(1)]).unwrap();
+    let (x, mut out) = (vec![0.0; ROWS], vec![0.0; ROWS]);
+    let refused = layer.forward(MultiHeadInput::new(&x, Sequences::one(ROWS)), &mut out, &mut Compute::default());
+    assert_eq!(refused, Err(Error::Memory { what: "projections", bytes: 4 * ROWS * DIM }));
 }

@@ -6,7 +6,7 @@ mod load;
 use super::linear::check_rows;
 use super::{Compute, Embedding, LayerInput, ModelError, Norm, Pooling, Sequences, Transformer, normalize};
 use crate::error::Error;
-use crate::inputs::{cumulative, same};
+use crate::inputs::same;
 use crate::schedule::{self, Rows};
 pub use config::BertConfig;
 use load::{POSITIONS, TYPES, WORDS};
@@ -127,7 +127,7 @@ impl Bert {
     /// are taken in some hundred tokens a thread at a time, so that memory does not grow with their number.
     ///
     /// # Errors
-    /// As for [`Self::forward`].
+    /// As for [`Self::forward`]; where there is no memory for a sequence, `out` may hold the rows of those before it.
     pub fn embed(
         &self,
         input: BertInput<'_>,
@@ -155,16 +155,28 @@ impl Bert {
             let sequences = Sequences::Ragged(&ends);
             let tokens = &input.tokens[rows.clone()];
             let part = BertInput { tokens, types: input.types.map(|types| &types[rows]), sequences };
-            let mut hidden = compute.buffer(part.tokens.len() * width);
-            let out = &mut out[first * width..next * width];
-            done = self.run(self.config.num_hidden_layers, part, &mut hidden, compute).and_then(|()| {
-                pooling.forward(&hidden, width, sequences, out)?;
-                Ok(normalize(out, width)?)
-            });
-            compute.recycle(hidden);
+            done = self.embed_part(part, pooling, &mut out[first * width..next * width], compute);
             first = next;
         }
         compute.recycle_lengths(ends);
+        done
+    }
+
+    /// An input that has been checked, all at once.
+    fn embed_part(
+        &self,
+        input: BertInput<'_>,
+        pooling: Pooling,
+        out: &mut [f32],
+        compute: &mut Compute,
+    ) -> Result<(), ModelError> {
+        let width = self.width();
+        let mut hidden = compute.buffer("hidden states", [input.tokens.len(), width])?;
+        let done = self.run(self.config.num_hidden_layers, input, &mut hidden, compute).and_then(|()| {
+            pooling.forward(&hidden, width, input.sequences, out)?;
+            Ok(normalize(out, width)?)
+        });
+        compute.recycle(hidden);
         done
     }
 
@@ -176,9 +188,6 @@ impl Bert {
             Some(index) => Err(ModelError::Token { index, got: xs[index], tensor, rows }),
             None => Ok(()),
         };
-        if let Sequences::Ragged(ends) = sequences {
-            cumulative("sequences", ends, tokens.len())?;
-        }
         let rows = self.config.max_position_embeddings;
         let long = match sequences {
             Sequences::Even { batch, len } => (*batch > 0 && *len > rows).then_some((0, *len)),
@@ -206,7 +215,7 @@ impl Bert {
         out: &mut [f32],
         compute: &mut Compute,
     ) -> Result<(), ModelError> {
-        let mut other = compute.buffer(out.len());
+        let mut other = compute.buffer("hidden states", [input.tokens.len(), self.width()])?;
         let done = if layers == 0 {
             self.embeddings(&input, &mut other, out, compute)
         } else {

@@ -1,5 +1,6 @@
 //! What layers compute with.
 
+use crate::error::{Error, floats, zeros};
 use crate::plan::Exec;
 use crate::schedule::{Workspace, current_threads};
 
@@ -37,17 +38,39 @@ impl Compute {
         &mut self.workspace
     }
 
-    /// A buffer of this length; what it holds is left over from earlier calls. Give it back with [`Self::recycle`].
-    pub(crate) fn buffer(&mut self, len: usize) -> Buffer {
+    /// A buffer for so many rows of this width; what it holds is left over from earlier calls. Give it back with
+    /// [`Self::recycle`].
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] or [`Error::Memory`].
+    pub(crate) fn buffer(&mut self, what: &'static str, [rows, width]: [usize; 2]) -> Result<Buffer, Error> {
+        let len = floats(what, [rows, width, 1, 1])?;
         // The smallest that is large enough, else the largest there is: sizes settle after one call.
         let fits = |floats: &Vec<f32>| (floats.len() < len, floats.len().abs_diff(len));
         let best = (0..self.buffers.len()).min_by_key(|&i| fits(&self.buffers[i]));
         let mut floats = best.map_or_else(Vec::new, |i| self.buffers.swap_remove(i));
         if floats.len() < len {
-            // Not `resize`: the old contents are worth nothing. Fresh zeros come from the system untouched.
-            floats = vec![0.0; len];
+            // Not `resize`: the old contents are worth nothing, and their memory may be what is wanted.
+            drop(core::mem::take(&mut floats));
+            floats = zeros(what, len)?;
         }
-        Buffer { floats, len }
+        Ok(Buffer { floats, len })
+    }
+
+    /// Several at once.
+    ///
+    /// # Errors
+    /// As for [`Self::buffer`]; none is then lent.
+    pub(crate) fn buffers<const N: usize>(
+        &mut self,
+        what: &'static str,
+        sizes: [[usize; 2]; N],
+    ) -> Result<[Buffer; N], Error> {
+        let mut buffers = [const { Buffer { floats: Vec::new(), len: 0 } }; N];
+        for (buffer, sizes) in buffers.iter_mut().zip(sizes) {
+            *buffer = self.buffer(what, sizes)?;
+        }
+        Ok(buffers)
     }
 
     /// Takes back a buffer that [`Self::buffer`] gave.
@@ -86,5 +109,25 @@ impl core::ops::Deref for Buffer {
 impl core::ops::DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [f32] {
         &mut self.floats[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_that_cannot_be_had_are_errors() {
+        let mut compute = Compute::default();
+        let lent = compute.buffers("rows", [[3, 4], [0, usize::MAX]]).unwrap();
+        assert_eq!(lent.each_ref().map(|buffer| buffer.len()), [12, 0]);
+        lent.into_iter().for_each(|buffer| compute.recycle(buffer));
+        let sizes = [1 << 30, 1 << 28];
+        assert_eq!(compute.buffer("rows", sizes).unwrap_err(), Error::Memory { what: "rows", bytes: 1 << 60 });
+        for [rows, width] in [[1 << 30, 1 << 31], [usize::MAX, 2]] {
+            let error = Error::TooLarge { what: "rows", sizes: [rows, width, 1, 1] };
+            assert_eq!(compute.buffers("rows", [[2, 2], [rows, width]]).unwrap_err(), error);
+        }
+        assert_eq!(compute.buffer("rows", [3, 4]).unwrap().len(), 12);
     }
 }

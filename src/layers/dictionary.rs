@@ -1,7 +1,7 @@
 //! Look-up by similarity, which is what attention is.
 
 use crate::attention::Attention;
-use crate::error::Error;
+use crate::error::{Error, room};
 use crate::inputs::{Inputs, same};
 use crate::layers::Compute;
 use crate::plan::Plan;
@@ -183,12 +183,12 @@ impl<V: Weighable> Dictionary<V> {
     /// memory is that of the queries: weights are never held. Each row has the bits of [`Self::get`].
     ///
     /// # Errors
-    /// As [`Self::get`]; [`Error::Mismatch`] if `out` has another length. `out` is then untouched.
+    /// As [`Self::get`]; [`Error::Mismatch`] if `out` has another length; [`Error::Memory`]. `out` is then untouched.
     pub fn get_many(&self, queries: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = self.rows(queries)?;
         let dim = self.value_dim();
         same("out", "length", out.len(), rows.saturating_mul(dim), "queries times value length")?;
-        let mut units = compute.buffer(queries.len());
+        let mut units = compute.buffer("queries", [rows, self.width])?;
         let done = self.units(queries, &mut units).and_then(|()| {
             let out = ViewMut::bhld(out, [1, 1, rows, dim])?;
             self.run(&units, dim, Outputs::new(out), compute)
@@ -201,13 +201,13 @@ impl<V: Weighable> Dictionary<V> {
     /// at a time.
     ///
     /// # Errors
-    /// As [`Self::get`].
+    /// As [`Self::get`], and [`Error::Memory`].
     pub fn best_many(&self, queries: &[f32], compute: &mut Compute) -> Result<Vec<usize>, Error> {
         let rows = self.rows(queries)?;
         let chunk = rows.min(BEST_ROWS);
-        let mut units = compute.buffer(queries.len());
-        let (mut scores, mut out) = (compute.buffer(chunk.saturating_mul(self.len)), compute.buffer(chunk));
-        let mut best = Vec::with_capacity(rows);
+        let [mut units, mut scores, mut out] =
+            compute.buffers("queries and scores", [[rows, self.width], [chunk, self.len], [chunk, 1]])?;
+        let mut best = room("best entries", rows)?;
         let done = self.units(queries, &mut units).and_then(|()| {
             for units in units.chunks(BEST_ROWS * self.width) {
                 let rows = units.len() / self.width;

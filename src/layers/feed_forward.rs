@@ -80,16 +80,16 @@ impl FeedForward {
     /// Writes a row of `out` for each row of x.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if `x` is not whole rows or `out` has not as many; `out` is then untouched.
+    /// [`Error::Mismatch`] if `x` is not whole rows or `out` has not as many, [`Error::Memory`]; `out` is then untouched.
     pub fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = rows_of("x", x, self.inputs())?;
         check_rows("out", out, rows, self.outputs())?;
         let exec = compute.exec();
-        let chunk = CHUNK_ROWS * compute.threads();
-        let size = chunk.min(rows) * self.hidden();
-        let mut hidden = compute.buffer(size);
-        let mut factor = compute.buffer(if self.gate.is_some() { size } else { 0 });
-        for (x, out) in x.chunks(chunk * self.inputs()).zip(out.chunks_mut(chunk * self.outputs())) {
+        let chunk = CHUNK_ROWS.saturating_mul(compute.threads()).min(rows);
+        let (most, factors) = (chunk.max(1), if self.gate.is_some() { chunk } else { 0 });
+        let [mut hidden, mut factor] =
+            compute.buffers("hidden rows", [[chunk, self.hidden()], [factors, self.hidden()]])?;
+        for (x, out) in x.chunks(most * self.inputs()).zip(out.chunks_mut(most * self.outputs())) {
             let (rows, width) = (x.len() / self.inputs(), self.hidden());
             let hidden = &mut hidden[..rows * width];
             match &self.gate {

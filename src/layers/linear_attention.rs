@@ -222,8 +222,8 @@ impl LinearAttention {
     ///
     /// # Errors
     /// [`Error::Mismatch`], [`Error::Heads`], [`Error::Empty`], [`Error::TooLarge`] for sizes that do not fit together;
-    /// [`Error::Number`] for a scale that is not finite; [`Error::Needs`] for settings that do not. State and output are
-    /// then as they were.
+    /// [`Error::Number`] for a scale that is not finite; [`Error::Needs`] for settings that do not; [`Error::Memory`] for
+    /// scratch. State and output are then as they were.
     pub fn forward(
         &self,
         inputs: LinearInputs<'_>,
@@ -240,7 +240,7 @@ impl LinearAttention {
         let threads = if compute.exec().threads > 1 { schedule::current_threads() } else { 1 };
         let workers = compute.exec().workers(call.flops()).min(threads).min(parts);
         let each = call.scratch_len();
-        let mut scratch = compute.buffer(workers * each);
+        let mut scratch = compute.buffer("scratch", [workers, each])?;
         let states = state.data.chunks_exact_mut(call.head_dim * call.width);
         let heads = states.zip(out.into_heads(call.group)).enumerate();
         schedule::parts(&mut scratch, each, heads, |scratch, (index, (state, mut out))| {

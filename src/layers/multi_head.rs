@@ -122,7 +122,7 @@ impl MultiHeadAttention {
         same("q projection", "outputs", q.outputs(), heads * key_dim, "its heads")?;
         same("k projection", "outputs", k.outputs(), kv_heads * key_dim, "q's heads")?;
         same("v projection", "outputs", v.outputs(), kv_heads * value_dim, "its heads")?;
-        same("out projection", "inputs", out.inputs(), heads * value_dim, "v's heads")?;
+        same("out projection", "inputs", out.inputs(), heads.saturating_mul(value_dim), "v's heads")?;
         for (argument, dim) in [("q projection", key_dim), ("v projection", value_dim)] {
             if dim == 0 {
                 return Err(Error::Empty { argument, what: "head" });
@@ -271,9 +271,8 @@ impl MultiHeadAttention {
         input.sequences.check("x", rows)?;
         memory.sequences.check("keys", keys)?;
 
-        let (q, k, v) = (self.q.outputs(), self.k.outputs(), self.v.outputs());
-        let lengths = [rows * q, keys * k, keys * v, rows * self.heads * self.value_dim];
-        let mut buffers = lengths.map(|len| compute.buffer(len));
+        let (q, k, v, attended) = (self.q.outputs(), self.k.outputs(), self.v.outputs(), self.out.inputs());
+        let mut buffers = compute.buffers("projections", [[rows, q], [keys, k], [keys, v], [rows, attended]])?;
         let done = self.attend(&input, &memory, &mut buffers, beside, compute);
         if done.is_ok() {
             schedule::multiply(compute.exec(), [self.out.product(&buffers[3], out)]);

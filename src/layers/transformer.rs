@@ -343,7 +343,7 @@ fn run(
     let Call { x, memory, caches } = call;
     let rows = rows_of("x", x.rows, width)?;
     check_rows("out", out, rows, width)?;
-    let mut buffers = [(); 3].map(|()| compute.buffer(rows * width));
+    let mut buffers = compute.buffers("rows of a layer", [[rows, width]; 3])?;
     buffers[0].copy_from_slice(x.rows);
     let mut caches = caches.iter_mut();
     let done = layers.iter().try_for_each(|layer| layer.advance(&mut buffers, (x, memory), caches.next(), compute));

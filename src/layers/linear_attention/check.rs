@@ -1,4 +1,4 @@
-//! Whether settings, tensors and state fit together. Nothing fails after this.
+//! Whether settings, tensors and state fit together. Nothing but memory fails after this.
 
 use super::head::Head;
 use super::{FeatureMap, Form, LinearAttention, LinearInputs, LinearState, Normaliser, Reach, chunk, recurrent};
@@ -46,6 +46,10 @@ impl LinearAttention {
         let LinearInputs { q, k, v, update } = *inputs;
         let shape = Inputs::new(q, k, v).shape()?;
         let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
+        // No head would take the keys in.
+        if heads == 0 && kv_heads > 0 {
+            return Err(Error::Empty { argument: "q", what: "heads" });
+        }
         let (log_decay, beta) = (update.log_decay(), update.beta());
         self.check_settings(log_decay.is_some(), beta.is_some())?;
         if self.reach == Reach::Causal {
@@ -158,7 +162,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Floats that a worker needs.
+    /// Floats that a worker needs; `usize::MAX` where they do not fit the address space.
     pub(super) fn scratch_len(&self) -> usize {
         match (self.form, self.reach) {
             (Form::Recurrent, Reach::Causal) => recurrent::scratch_len(self),

@@ -21,7 +21,8 @@ use sdpa_kernels::{HeadsMut, Isa};
 /// Keys and what is written, of a chunk, and two dozen rows for the block.
 pub(super) fn scratch_len(call: &Call<'_>) -> usize {
     let (d, width, n) = (call.head_dim, call.width, call.chunk());
-    n * (d + width + ROWS) + (1 + 6 * ROWS) * d + ROWS * width
+    let block = (1 + 6 * ROWS).saturating_mul(d).saturating_add(ROWS.saturating_mul(width));
+    n.saturating_mul(d + width + ROWS).saturating_add(block)
 }
 
 /// The chunk that is being worked on. Rows of the current block are `d` or `width` apart.

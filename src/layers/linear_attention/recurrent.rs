@@ -13,7 +13,8 @@ use sdpa_kernels::HeadsMut;
 
 /// Key, decay, what reads for the correction; value; queries and what they read.
 pub(super) fn scratch_len(call: &Call<'_>) -> usize {
-    (3 + call.group) * call.head_dim + (1 + call.group) * call.width
+    let (keys, values) = (call.group.saturating_add(3), call.group.saturating_add(1));
+    keys.saturating_mul(call.head_dim).saturating_add(values.saturating_mul(call.width))
 }
 
 #[inline(always)]

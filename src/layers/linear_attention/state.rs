@@ -1,7 +1,7 @@
 //! What is left of the tokens so far.
 
 use super::Normaliser;
-use crate::error::Error;
+use crate::error::{Error, floats, zeros};
 
 /// What linear attention remembers: for each batch and key/value head a matrix, zeros before the first token.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,7 +16,7 @@ impl LinearState {
     /// Zeros, `[batch, kv_heads, head_dim, value_dim]`.
     ///
     /// # Errors
-    /// [`Error::TooLarge`].
+    /// [`Error::TooLarge`] or [`Error::Memory`].
     pub fn new(shape: [usize; 4]) -> Result<Self, Error> {
         Self::zeros(shape, Normaliser::None)
     }
@@ -25,20 +25,17 @@ impl LinearState {
     /// their keys.
     ///
     /// # Errors
-    /// [`Error::TooLarge`].
+    /// [`Error::TooLarge`] or [`Error::Memory`].
     pub fn normalised(shape: [usize; 4]) -> Result<Self, Error> {
         Self::zeros(shape, Normaliser::KeySum)
     }
 
     fn zeros(shape: [usize; 4], normaliser: Normaliser) -> Result<Self, Error> {
         let [batch, heads, head_dim, value_dim] = shape;
-        let columns = value_dim.checked_add(normaliser.columns());
-        let all = [Some(batch), Some(heads), Some(head_dim), columns]
-            .into_iter()
-            .try_fold(1usize, |n, size| n.checked_mul(size?));
-        let fits = all.filter(|&n| n <= isize::MAX as usize / size_of::<f32>());
-        let len = fits.ok_or(Error::TooLarge { what: "state", sizes: shape })?;
-        Ok(Self { data: vec![0.0; len], shape, normaliser })
+        let too_large = Error::TooLarge { what: "state", sizes: shape };
+        let columns = value_dim.checked_add(normaliser.columns()).ok_or(too_large.clone())?;
+        let len = floats("state", [batch, heads, head_dim, columns]).map_err(|_| too_large)?;
+        Ok(Self { data: zeros("state", len)?, shape, normaliser })
     }
 
     /// `[batch, kv_heads, head_dim, value_dim]`.
