@@ -123,13 +123,6 @@ pub enum Error {
     },
     /// A view that does not fit its slice.
     Layout(LayoutError),
-    /// Memory that the system does not give.
-    Memory {
-        /// What it is for.
-        what: &'static str,
-        /// How much.
-        bytes: usize,
-    },
 }
 
 /// Which side of a limit a value must be on.
@@ -188,7 +181,6 @@ impl fmt::Display for Error {
             Self::Pages(e) => e.fmt(f),
             Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),
             Self::Layout(e) => e.fmt(f),
-            Self::Memory { what, bytes } => write!(f, "{what}: {bytes} bytes cannot be had"),
         }
     }
 }
@@ -234,11 +226,4 @@ pub(crate) fn room<T>(what: &'static str, len: usize) -> Result<Vec<T>, Error> {
         Ok(()) => Ok(room),
         Err(_) => Err(Error::Memory { what, bytes: len.saturating_mul(size_of::<T>()) }),
     }
-}
-
-/// So many zeros, if they can be had.
-pub(crate) fn zeros(what: &'static str, len: usize) -> Result<Vec<f32>, Error> {
-    let mut zeros = room(what, len)?;
-    zeros.resize(len, 0.0);
-    Ok(zeros)
 }

@@ -1,7 +1,7 @@
 //! Results in parts: keys that come in pieces, and partial results put together.
 
 use crate::Attention;
-use crate::error::{Bound, Error, zeros};
+use crate::error::{Bound, Error, floats, zeros};
 use crate::inputs::{Inputs, same};
 use crate::plan::{Exec, Plan};
 use crate::problem::Outputs;
@@ -69,10 +69,7 @@ impl<'a> AttnState<'a> {
             attention.rule(false).map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
         }
         let ([batch, heads, rows, dim], [kv_heads, value_dim]) = (q.shape(), keys);
-        let product = |sizes: [usize; 4]| {
-            let n = sizes.iter().try_fold(1usize, |n, &s| n.checked_mul(s)).filter(|&n| n <= isize::MAX as usize / 4);
-            n.ok_or(Error::TooLarge { what: "state", sizes })
-        };
+        let product = |sizes| floats("state", sizes);
         let (n, gathered) = (product([batch, heads, rows, 1])?, product([batch, heads, rows, value_dim])?);
         let (waiting_k, waiting_v) =
             (product([batch, kv_heads, KEY_BLOCK, dim])?, product([batch, kv_heads, KEY_BLOCK, value_dim])?);
