@@ -88,6 +88,9 @@ impl Hull {
     }
 }
 
+/// Rows of the largest register tile of any instruction set.
+pub(crate) const MAX_TILE_ROWS: usize = 6;
+
 /// Calls a tile function with its shape as constants: up to 6 rows, up to 4 vectors, bounded by what the backend's
 /// registers hold (`most` rows and vectors, if not the usual numbers) so that no larger tile is compiled for it. The one place
 /// where shapes become const generics. Everything that is called is inlined, and compiling it takes longer than in proportion

@@ -101,14 +101,13 @@ impl Geometry {
 
     /// Lengths in floats of the regions of a worker's scratch, in the order of [`Regions`].
     #[inline]
-    fn lengths(&self) -> [usize; 8] {
+    fn lengths(&self) -> [usize; 7] {
         let (rows, group) = (self.most_rows, self.most_rows.min(MAX_GROUP));
         [
             self.pack_keys * self.head_dim,
             self.block_keys * self.pack_cols,
             group * SCORE_STRIDE,
             rows * self.width(),
-            group * self.width(),
             rows * self.head_dim.max(query_floats(self.head_dim)),
             2 * rows.next_multiple_of(LANES),
             2 * group.next_multiple_of(LANES),
@@ -152,10 +151,10 @@ impl Scratch {
         assert!(self.try_reserve(geometry), "no memory for a worker's scratch");
         let mut rest = self.lines.floats_mut();
         let mut cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this geometry");
-        let [keys, values, scores, out, part, queries, state, factors] = geometry.lengths().map(&mut cut);
+        let [keys, values, scores, out, queries, state, factors] = geometry.lengths().map(&mut cut);
         let (max, sum) = state.split_at_mut(geometry.most_rows.next_multiple_of(LANES));
         let (keep, join) = factors.split_at_mut(geometry.most_rows.min(MAX_GROUP).next_multiple_of(LANES));
-        Regions { keys, values, scores, out, part, queries, max, sum, keep, join }
+        Regions { keys, values, scores, out, queries, max, sum, keep, join }
     }
 }
 
@@ -175,8 +174,6 @@ pub(crate) struct Regions<'a> {
     pub(crate) scores: &'a mut [f32],
     /// Running output, `[row of the task][width]`.
     pub(crate) out: &'a mut [f32],
-    /// What a block alone gives, gathered with care, `[row of the group][width]`.
-    pub(crate) part: &'a mut [f32],
     /// Copied queries, `[row of the task][head_dim]`, if theirs are not contiguous; or in pairs, or as bytes: see `queries.rs`.
     pub(crate) queries: &'a mut [f32],
     /// Running maximum and sum of each row of the task.

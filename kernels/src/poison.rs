@@ -1,12 +1,15 @@
 //! Values that are not finite behind a mask: weight 0 times ∞ or NaN is NaN, and must be nothing.
 
 use crate::block::{KEY_BLOCK, SCORE_STRIDE, Span};
-use crate::geometry::{MAX_GROUP, Regions};
+use crate::geometry::MAX_GROUP;
 use crate::infinite;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::pairs;
+use crate::simd::LANES;
+use crate::source::Run;
 use crate::steps::Steps;
 use crate::tile::{Block, Fused};
+use core::ops::Range;
 
 /// Whether values are taken as they are, or blocks of them looked at first.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,26 +60,30 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             .then(|| Seen::new(S::TILE_ROWS, spans, rows, scores))
     }
 
-    /// Marks in `regions.part` what [`Care::Careful`] left out: the values that are not finite, in the rows that see their keys.
+    /// Marks in `part` what [`Care::Careful`] left out: the values of a run of columns that are not finite, in the rows that see
+    /// their keys. `part` is the outputs of `rows`, numbers in the group, `[row][columns of the run, in whole vectors]`.
     ///
     /// # Safety
-    /// As for [`Fused::run`]; `group` lies inside the task.
-    pub(crate) unsafe fn mark_infinite(&self, block: &Block, seen: &Seen, rows: usize, regions: &mut Regions<'_>) {
-        let (width, [_, native]) = (self.geometry.width(), self.native());
-        // SAFETY: the values have these columns.
-        for run in unsafe { block.values.runs(0..self.geometry.value_dim) } {
-            for (j, c) in (0..block.len).flat_map(|j| (0..run.cols).map(move |c| (j, c))) {
-                // SAFETY: key `j` of the block, a column of the run.
-                let x = unsafe { run.rows.get(j, c) };
-                if x.is_finite() {
-                    continue;
-                }
-                for r in (0..rows).filter(|&r| seen.sees(r, j)) {
-                    let weights = &regions.scores[r * SCORE_STRIDE..][..SCORE_STRIDE];
-                    let weight = if native { pairs::rounded(weights, j) } else { weights[j] };
-                    let output = &mut regions.part[r * width + run.first + c];
-                    *output = infinite::see(*output, weight * x);
-                }
+    /// As for [`Fused::run`]; the run is one of the block's.
+    pub(crate) unsafe fn mark_infinite(
+        &self,
+        (run, len): (&Run, usize),
+        seen: &Seen,
+        rows: Range<usize>,
+        (scores, part): (&[f32], &mut [f32]),
+    ) {
+        let (width, [_, native]) = (run.cols.next_multiple_of(LANES), self.native());
+        for (j, c) in (0..len).flat_map(|j| (0..run.cols).map(move |c| (j, c))) {
+            // SAFETY: key `j` of the block, a column of the run.
+            let x = unsafe { run.rows.get(j, c) };
+            if x.is_finite() {
+                continue;
+            }
+            for r in rows.clone().filter(|&r| seen.sees(r, j)) {
+                let weights = &scores[r * SCORE_STRIDE..][..SCORE_STRIDE];
+                let weight = if native { pairs::rounded(weights, j) } else { weights[j] };
+                let output = &mut part[(r - rows.start) * width + c];
+                *output = infinite::see(*output, weight * x);
             }
         }
     }

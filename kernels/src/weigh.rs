@@ -1,8 +1,8 @@
 //! P·V of a group and a block: values where they lie, or packed; elements, pairs or bytes.
 
-use crate::block::READING_ROWS;
+use crate::block::{MAX_TILE_ROWS, READING_ROWS, SCORE_STRIDE};
 use crate::finish::GroupEnds;
-use crate::geometry::{MAX_GROUP, Regions};
+use crate::geometry::Regions;
 use crate::infinite;
 use crate::options::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::pairs;
@@ -13,7 +13,7 @@ use crate::rows::Rows;
 use crate::simd::LANES;
 use crate::source::{BlockValues, Run};
 use crate::steps::Steps;
-use crate::strips::{self, Strips};
+use crate::strips::{self, Strips, WINDOW};
 use crate::tensor::{AnyRows, Typed};
 use crate::terms::RowPairs;
 use crate::tile::{Block, Fused};
@@ -31,9 +31,6 @@ pub(crate) enum Manner<'a> {
     /// anything of the kind where nothing is said.
     Careful(Option<&'a Seen>),
 }
-
-/// The factors of a part that is gathered alone.
-const ONES: [f32; MAX_GROUP] = [1.0; MAX_GROUP];
 
 impl<'a> Manner<'a> {
     fn ends(self) -> Option<&'a GroupEnds> {
@@ -59,14 +56,13 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             return unsafe { self.add_bytes(block, (strips, scales), group, spans, regions) };
         }
         let care = if matches!(manner, Manner::Careful(Some(_))) { Care::Careful } else { Care::Fast };
-        let alone = matches!(manner, Manner::Careful(_));
         let (values, stride) = (block.values, self.geometry.width());
-        if alone {
-            regions.part[..group.len() * stride].fill(0.0);
-        }
         let [_, native] = self.native();
         if native {
             self.s.round_weights(Group { scores: regions.scores, spans, rows: group.len() });
+        }
+        if block.fresh && matches!(manner, Manner::Careful(_)) {
+            regions.out[group.start * stride..group.end * stride].fill(0.0);
         }
         for window in (0..stride).step_by(self.geometry.pack_cols) {
             let end = self.geometry.value_dim.min(window + self.geometry.pack_cols);
@@ -78,7 +74,6 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             };
             // SAFETY: the values have these columns.
             for run in unsafe { values.runs(window..end) } {
-                let width = run.cols.next_multiple_of(LANES);
                 let rows = if in_place(&run) {
                     run.rows
                 } else {
@@ -91,51 +86,114 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     // SAFETY: the run has so many columns for every key of the block.
                     unsafe { self.pack_values(&run, block.len, care, (room, ready)) }
                 };
-                // SAFETY: spans end inside the block, and the run is whole vectors wide where it lies or as packed; rows that end
-                // are this group's.
+                // SAFETY: the rows are those of the run, in whole vectors.
                 unsafe {
-                    let (keep, join, out) = match alone {
-                        true => (&ONES[..], &ONES[..], &mut regions.part[run.first..]),
-                        false => (&*regions.keep, &*regions.join, &mut regions.out[group.start * stride + run.first..]),
-                    };
-                    let mut values = Values {
-                        weights: regions.scores,
-                        values: (),
-                        vecs: width / LANES,
-                        spans,
-                        rows: group.len(),
-                        keep,
-                        join,
-                        fresh: block.fresh && !alone,
-                        out,
-                        out_stride: stride,
-                        ends: manner.ends().map(|ends| ends.of(run.first..run.first + run.cols)),
-                        ahead: &mut block.ahead,
-                    };
-                    match rows {
-                        Typed::Bf16(rows) if native => {
-                            self.s.values_pairs(values.of(RowPairs { rows, last: block.len - 1 }));
+                    match manner {
+                        Manner::Careful(seen) => {
+                            self.add_run_alone(block, (&run, rows), seen, group.clone(), (spans, regions));
                         }
-                        rows => self.s.values(values.of(rows)),
+                        _ => self.add_run(block, (&run, rows), manner.ends(), group.clone(), (spans, regions)),
                     }
                 }
             }
         }
-        if alone {
-            // Here NaN comes from weights; in the running outputs, from what overflows.
-            let part = &mut regions.part[..group.len() * stride];
-            part.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = infinite::mark(*x));
-        }
-        if let Manner::Careful(Some(seen)) = manner {
+    }
+
+    /// The same for a run of columns, its rows where they lie or as packed.
+    ///
+    /// # Safety
+    /// As for [`Self::add_values`]; the rows are whole vectors wide.
+    #[inline(always)]
+    unsafe fn add_run(
+        &self,
+        block: &mut Block,
+        (run, rows): (&Run, AnyRows),
+        ends: Option<&GroupEnds>,
+        group: Range<usize>,
+        (spans, regions): (&Spans, &mut Regions<'_>),
+    ) {
+        let stride = self.geometry.width();
+        let values = Values {
+            weights: regions.scores,
+            values: (),
+            vecs: run.cols.div_ceil(LANES),
+            spans,
+            rows: group.len(),
+            keep: regions.keep,
+            join: regions.join,
+            fresh: block.fresh,
+            out: &mut regions.out[group.start * stride + run.first..],
+            out_stride: stride,
+            ends: ends.map(|ends| ends.of(run.first..run.first + run.cols)),
+            ahead: &mut block.ahead,
+        };
+        // SAFETY: spans end inside the block; rows that end are this group's.
+        unsafe { self.values(values, rows, block.len) }
+    }
+
+    /// The same with care, a tile of rows at a time: what the block gives alone, what is not finite of it marked, then taken in.
+    ///
+    /// # Safety
+    /// As for [`Self::add_run`].
+    unsafe fn add_run_alone(
+        &self,
+        block: &mut Block,
+        (run, rows): (&Run, AnyRows),
+        seen: Option<&Seen>,
+        group: Range<usize>,
+        (spans, regions): (&Spans, &mut Regions<'_>),
+    ) {
+        let (stride, width) = (self.geometry.width(), run.cols.next_multiple_of(LANES));
+        const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS) };
+        let (ones, mut part) = ([1.0; MAX_TILE_ROWS], [0.0; MAX_TILE_ROWS * WINDOW]);
+        for (tile, span) in spans.iter().enumerate() {
+            let here = tile * S::TILE_ROWS..group.len().min((tile + 1) * S::TILE_ROWS);
+            let part = &mut part[..here.len() * width];
+            part.fill(0.0);
+            let scores = &regions.scores[here.start * SCORE_STRIDE..];
+            let values = Values {
+                weights: scores,
+                values: (),
+                vecs: width / LANES,
+                spans: core::slice::from_ref(span),
+                rows: here.len(),
+                keep: &ones,
+                join: &ones,
+                fresh: false,
+                out: part,
+                out_stride: width,
+                ends: None,
+                ahead: &mut block.ahead,
+            };
             // SAFETY: passed on.
-            unsafe { self.mark_infinite(block, seen, group.len(), regions) };
-        }
-        if alone {
-            let out = &mut regions.out[group.start * stride..group.end * stride];
-            if block.fresh {
-                out.fill(0.0);
+            unsafe { self.values(values, rows, block.len) }
+            // Here NaN comes from weights; in the running outputs, from what overflows.
+            part.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = infinite::mark(*x));
+            if let Some(seen) = seen {
+                // SAFETY: passed on.
+                unsafe { self.mark_infinite((run, block.len), seen, here.clone(), (regions.scores, part)) };
             }
-            self.s.fold_marked([regions.keep, regions.join], out, &regions.part[..group.len() * stride], stride);
+            for (r, part) in here.zip(part.chunks_exact(width)) {
+                let factors = [&regions.keep[r..=r], &regions.join[r..=r]];
+                let out = &mut regions.out[(group.start + r) * stride + run.first..][..width];
+                self.s.fold_marked(factors, out, part, width);
+            }
+        }
+    }
+
+    /// The step, by the type of the rows.
+    ///
+    /// # Safety
+    /// As for the step; the block has so many keys.
+    #[inline(always)]
+    unsafe fn values(&self, mut values: Values<'_, ()>, rows: AnyRows, len: usize) {
+        let [_, native] = self.native();
+        // SAFETY: passed on.
+        unsafe {
+            match rows {
+                Typed::Bf16(rows) if native => self.s.values_pairs(values.of(RowPairs { rows, last: len - 1 })),
+                rows => self.s.values(values.of(rows)),
+            }
         }
     }
 
