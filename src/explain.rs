@@ -49,7 +49,7 @@ impl Plan {
         let (call, shape) = (&problem.call, problem.shape);
         let (tile_rows, _) = self.exec.isa.tile();
         let (mut pairs, mut computed, mut blocks) = (0.0, 0.0, (0, 0));
-        for index in 0..if shape.q_len > 0 { call.sequences() } else { 0 } {
+        for index in 0..if shape.q_len > 0 && shape.heads > 0 { call.sequences() } else { 0 } {
             let sequence = call.sequence(index);
             for tile in (0..sequence.q_len).step_by(tile_rows) {
                 let rows = tile..sequence.q_len.min(tile + tile_rows);

@@ -188,11 +188,15 @@ impl<'a> Inputs<'a> {
     /// # Errors
     /// [`Error::Mismatch`], [`Error::Heads`], [`Error::Empty`], [`Error::TooLarge`] or [`Error::Entry`].
     pub fn shape(&self) -> Result<Shape, Error> {
+        let ([batch, heads, q_len, head_dim], [k_name, v_name]) = (self.q.shape(), self.names());
+        if let Source::Tensors { k, v } = self.source {
+            same("k", "batch", k.shape()[0], batch, "q")?;
+            same("v", "batch", v.shape()[0], batch, "q")?;
+            same("k", "head_dim", k.shape()[3], head_dim, "q")?;
+        }
         let kv = self.key_values()?;
-        let ([batch, heads, q_len, head_dim], [kb, kv_heads, kv_len, kd], [.., value_dim]) =
-            (self.q.shape(), kv.k_shape(), kv.v_shape());
-        let [k_name, v_name] = self.names();
-        same(k_name, if k_name == "k" { "batch" } else { "number of sequences" }, kb, batch, "q")?;
+        let ([sequences, kv_heads, kv_len, kd], [.., value_dim]) = (kv.k_shape(), kv.v_shape());
+        same(k_name, "number of sequences", sequences, batch, "q")?;
         same(k_name, "head_dim", kd, head_dim, "q")?;
         if head_dim == 0 {
             return Err(Error::Empty { argument: "q", what: "head_dim" });

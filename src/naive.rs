@@ -54,7 +54,7 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     mass.try_reserve_exact(batch * kv_heads * kv_len).map_err(|_| Error::Memory { what: "key mass", bytes })?;
     mass.resize(batch * kv_heads * kv_len, T::from(0.0));
     let mut all = Answer { out: Vec::new(), lse: Vec::new(), points: Default::default(), key_mass: mass };
-    if q_len == 0 {
+    if q_len == 0 || heads == 0 {
         return Ok(all);
     }
     let element = |x: Option<f32>| x.unwrap_or(f32::NAN);

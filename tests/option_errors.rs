@@ -61,8 +61,12 @@ fn inputs_say(inputs: Inputs<'_>, words: &str) {
 fn good_options_are_no_error() {
     let (lens, slopes, sinks) = ([5, 0], [0.5, -1.0, 0.0, 2.0], [0.0, f32::NEG_INFINITY, 1.0, 2.0]);
     let attention = Attention::new().causal().align(Alignment::BottomRight).softcap(1e-3).scale(-2.0);
-    for shape in [[1, 1, 1, 0], [1, 1, 1, 5], [2, 1, 1, 3], [1, 4, 1, 5], [1, 1, 3, 5], [2, 4, 3, 5]] {
+    for shape in [[1, 1, 1, 1], [1, 1, 1, 5], [2, 1, 1, 1], [1, 4, 1, 5], [1, 1, 3, 5], [2, 4, 3, 5]] {
         let inputs = good().bias(floats(shape)).mask(Mask::keep(bytes(shape))).kv_lens(&lens);
+        assert_eq!(refusal(attention, inputs.alibi(&slopes).sinks(&sinks), OUT, none), None);
+    }
+    for shape in [[1, 1, 1, 0], [2, 1, 1, 3], [2, 4, 3, 5], [1, 1, 1, 1]] {
+        let inputs = good().bias_prefix(floats(shape)).mask_prefix(Mask::keep(bytes(shape))).kv_lens(&lens);
         assert_eq!(refusal(attention, inputs.alibi(&slopes).sinks(&sinks), OUT, none), None);
     }
 }
@@ -78,6 +82,8 @@ fn bias_and_mask_of_wrong_shapes() {
         ([2, 4, 4, 5], "rows is 4, but the call has 3"),
         ([1, 1, 0, 5], "rows is 0, but the call has 3"),
         ([1, 1, 1, 6], "columns is 6, but k has 5"),
+        ([1, 1, 1, 4], "columns is 4, but k has 5"),
+        ([1, 1, 1, 0], "columns is 0, but k has 5"),
     ];
     for (shape, words) in cases {
         inputs_say(good().bias(floats(shape)), &format!("bias: {words}"));

@@ -17,9 +17,16 @@ pub enum LayoutError {
         /// Elements in the slice.
         len: usize,
     },
-    /// A mutable view in which two indices share an element, or whose dimensions interleave so that it would take too long to
-    /// rule that out.
+    /// A mutable view in which two indices share an element.
     Overlap {
+        /// Shape asked for.
+        shape: [usize; 4],
+        /// Strides asked for, in elements.
+        strides: [isize; 4],
+    },
+    /// A mutable view whose dimensions interleave so that it would take too long to rule out that two indices share an
+    /// element.
+    Interleaved {
         /// Shape asked for.
         shape: [usize; 4],
         /// Strides asked for, in elements.
@@ -48,8 +55,13 @@ impl fmt::Display for LayoutError {
                 reach.0, reach.1
             ),
             Self::Overlap { shape, strides } => {
-                write!(f, "a mutable view of shape {shape:?} with strides {strides:?} holds an element twice, or may")
+                write!(f, "a mutable view of shape {shape:?} with strides {strides:?} holds an element twice")
             }
+            Self::Interleaved { shape, strides } => write!(
+                f,
+                "a mutable view of shape {shape:?} with strides {strides:?} interleaves: that it holds no element twice takes \
+                 too long to find out"
+            ),
             Self::Heads { heads, kv_heads } => {
                 write!(f, "packed heads do not fit: {heads} query heads, {kv_heads} key/value heads")
             }
@@ -99,12 +111,12 @@ impl Layout {
         Ok(Self { offset, shape, strides })
     }
 
-    /// True if no element is held twice. Layouts whose dimensions nest (sorted by stride, every stride steps over the whole
+    /// Whether no element is held twice. Layouts whose dimensions nest (sorted by stride, every stride steps over the whole
     /// extent of the dimensions below it) are found at once, interleaved ones by looking at the [differences](Differences) of
-    /// indices; where those are too many, the answer is no.
-    pub(crate) fn is_injective(&self) -> bool {
+    /// indices; where those are too many, there is no answer.
+    pub(crate) fn is_injective(&self) -> Option<bool> {
         if self.shape.contains(&0) {
-            return true;
+            return Some(true);
         }
         let mut dims = [Dim { stride: 0, last: 0 }; 4];
         for (dim, (&n, &stride)) in dims.iter_mut().zip(self.shape.iter().zip(&self.strides)) {
@@ -120,7 +132,7 @@ impl Layout {
             extent += dim.stride * dim.last;
             beyond
         });
-        nested || Differences { left: MOST_DIFFERENCES }.none_is_zero(&dims, 0, true) == Some(true)
+        if nested { Some(true) } else { Differences { left: MOST_DIFFERENCES }.none_is_zero(&dims, 0, true) }
     }
 
     /// Element index of `[b, h, l, 0]`. In bounds for indices inside the shape of a view with elements.
@@ -209,7 +221,7 @@ mod tests {
             let at = |i: [usize; 4]| i.iter().zip(layout.strides).map(|(&i, s)| i as isize * s).sum::<isize>();
             let elements: HashSet<isize> = indices.map(at).collect();
             let injective = elements.len() == b * h * l * d;
-            assert_eq!(layout.is_injective(), injective, "{layout:?}");
+            assert_eq!(layout.is_injective(), Some(injective), "{layout:?}");
             once += usize::from(injective);
             // Those that do not nest.
             let mut dims: Vec<_> =

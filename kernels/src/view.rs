@@ -204,7 +204,7 @@ impl<'a, T> ViewMut<'a, T> {
     ///
     /// # Errors
     /// [`LayoutError::OutOfBounds`] as for [`View::from_strides`], [`LayoutError::Overlap`] if two indices share an
-    /// element, or if the dimensions interleave so that this cannot be ruled out.
+    /// element, [`LayoutError::Interleaved`] if dimensions interleave so that it would take too long to rule this out.
     pub fn from_strides(
         data: &'a mut [T],
         offset: usize,
@@ -212,10 +212,11 @@ impl<'a, T> ViewMut<'a, T> {
         strides: [isize; 4],
     ) -> Result<Self, LayoutError> {
         let layout = Layout::checked(data.len(), offset, shape, strides)?;
-        if !layout.is_injective() {
-            return Err(LayoutError::Overlap { shape, strides });
+        match layout.is_injective() {
+            Some(true) => Ok(Self { data, layout }),
+            Some(false) => Err(LayoutError::Overlap { shape, strides }),
+            None => Err(LayoutError::Interleaved { shape, strides }),
         }
-        Ok(Self { data, layout })
     }
 
     /// `[batch, heads, rows, dim]`.

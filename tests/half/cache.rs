@@ -211,6 +211,9 @@ fn what_is_appended_is_rounded_once() {
     let kinds =
         [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 2048.0, 65520.0, -1e6, 3e-8, 1e-40, f32::MAX, -0.0, f32::INFINITY, f32::NAN];
     for dtype in SHORT {
+        // Finite numbers that f16 has no place for are refused: the largest there are in their place.
+        let fits = |x: f32| if dtype == Dtype::F16 && x.is_finite() { x.clamp(-65519.0, 65519.0) } else { x };
+        let kinds = kinds.map(fits);
         let mut case = Case::plain(&mut Rng::new(1), [1, 2, 1, 3, 20, 10, 10]);
         case.v = Tensor::from_fn(case.v.shape, |[.., d]| kinds[d]);
         case.k = Tensor::from_fn(case.k.shape, |[.., j, d]| kinds[d % 2] + j as f32);
