@@ -22,6 +22,10 @@ pub fn sgemm([m, k, n]: [usize; 3], alpha: f32, a: Matrix<'_>, b: Matrix<'_>, c:
     };
     let holds = m.checked_mul(n).is_some_and(|size| size <= c.len());
     assert!(fits(m, k, &a) && fits(k, n, &b) && holds, "sgemm: a slice is too short for its shape");
+    if m == 0 || n == 0 {
+        // It would count through the rows of nothing.
+        return;
+    }
     // SAFETY: every element of the three matrices lies inside its slice, and `c` is borrowed exclusively.
     unsafe {
         matrixmultiply::sgemm(

@@ -141,7 +141,7 @@ impl<'a> Product<'a> {
         assert!(fits, "rows do not fit the weights");
         // Four tasks a worker, so that the last to finish does not keep the others waiting long; columns are cut only
         // where there are not rows enough.
-        let wanted = if workers > 1 { 4 * workers } else { 1 };
+        let wanted = if workers > 1 { workers.saturating_mul(4) } else { 1 };
         let by_rows = rows.div_ceil(MAX_ROWS).max(wanted.min(rows / MAX_ROWS)).max(1);
         // Whole tiles, whatever the backend: 12 is a multiple of 6 and of 2.
         let task_rows = rows.div_ceil(by_rows).max(1).next_multiple_of(12).min(MAX_ROWS);

@@ -1,0 +1,139 @@
+//! The safe functions of the crate, called as nobody should: a result, or a panic that says what is wrong; nothing outside
+//! a slice is read or written.
+
+use sdpa_kernels::gemm::{Matrix, sgemm};
+use sdpa_kernels::{Activation, Center, Isa, Norm, Packed, Product, ViewMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+const HUGE: [usize; 6] = [1 << 40, 1 << 61, 1 << 62, isize::MAX as usize, usize::MAX - 15, usize::MAX];
+
+/// Whether `f` panics, without the noise.
+fn panics(f: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(f)).is_err()
+}
+
+#[test]
+fn sgemm_takes_what_fits_and_nothing_else() {
+    let (x, mut c) = ([1.0f32; 6], [7.0f32; 6]);
+    let matrix = |strides| Matrix { data: &x, strides };
+    sgemm([2, 3, 2], 1.0, matrix((3, 1)), matrix((2, 1)), &mut c);
+    assert_eq!(c, [3.0, 3.0, 3.0, 3.0, 7.0, 7.0]);
+    // Nothing to add up: zeros. Nothing to write: nothing, whatever else the sizes are.
+    sgemm([2, 0, 2], 1.0, matrix((9, 9)), matrix((usize::MAX, usize::MAX)), &mut c);
+    assert_eq!(c, [0.0, 0.0, 0.0, 0.0, 7.0, 7.0]);
+    for huge in HUGE {
+        for sizes in [[huge, 0, 0], [0, 0, huge], [huge, 3, 0], [0, 3, huge], [huge, huge, 0], [0, huge, huge]] {
+            sgemm(sizes, 1.0, matrix((0, 0)), matrix((0, 0)), &mut c);
+        }
+        for (sizes, a, b) in [
+            ([huge, 1, 2], (0, 0), (0, 0)),
+            ([2, 1, huge], (0, 0), (0, 0)),
+            ([huge, 1, huge], (0, 0), (0, 0)),
+            ([2, 3, 2], (huge, 1), (2, 1)),
+            ([2, 3, 2], (3, huge), (2, 1)),
+            ([2, 3, 2], (3, 1), (huge, huge)),
+            ([2, huge, 2], (1, 1), (0, 1)),
+            ([1, 1, 1], (usize::MAX, 0), (0, 0)),
+        ] {
+            assert!(panics(|| sgemm(sizes, 1.0, matrix(a), matrix(b), &mut [0.0; 6])), "{sizes:?} {a:?} {b:?}");
+        }
+    }
+    assert!(panics(|| sgemm([2, 3, 2], 1.0, matrix((3, 1)), matrix((2, 1)), &mut [0.0; 3])));
+    assert!(panics(|| sgemm([2, 4, 2], 1.0, matrix((3, 1)), matrix((2, 1)), &mut [0.0; 4])));
+    assert_eq!(c, [0.0, 0.0, 0.0, 0.0, 7.0, 7.0]);
+}
+
+#[test]
+fn weights_that_do_not_lie_in_their_slice_are_refused() {
+    let w = [1.0f32; 6];
+    let packed = |shape, strides, bias| panics(|| drop(Packed::new(&w, shape, strides, bias)));
+    assert!(!packed([2, 3], (3, 1), Some(&w)) && !packed([3, 2], (0, 5), None) && !packed([0, 3], (9, 9), None));
+    for (shape, strides) in [([2, 4], (3, 1)), ([3, 3], (3, 1)), ([2, 0], (3, 1)), ([7, 1], (1, 0))] {
+        assert!(packed(shape, strides, None), "{shape:?} {strides:?}");
+    }
+    assert!(packed([2, 3], (3, 1), Some(&w[..1])), "a bias for each output");
+    for huge in HUGE {
+        for (shape, strides) in [([2, 3], (huge, 1)), ([2, 3], (3, huge)), ([huge, huge], (1, 1)), ([huge, 2], (1, 1))]
+        {
+            assert!(packed(shape, strides, None), "{shape:?} {strides:?}");
+        }
+    }
+    assert!(packed([usize::MAX, 1], (0, 0), None) && packed([1 << 32, 1 << 32], (0, 0), None));
+}
+
+/// As many workers as are asked for, or all there are: the same sums.
+#[test]
+fn any_number_of_workers_will_do() {
+    let (x, w): (Vec<f32>, Vec<f32>) =
+        ((0..97 * 5).map(|i| i as f32).collect(), (0..70 * 5).map(|i| i as f32).collect());
+    let weights = Packed::new(&w, [70, 5], (5, 1), None);
+    let run = |workers| {
+        let mut out = vec![f32::NAN; 97 * 70];
+        Product::new(&x, &weights, &mut out, workers).work(Isa::detect());
+        out
+    };
+    let one = run(1);
+    for workers in [0, 2, 3].into_iter().chain(HUGE) {
+        assert!(run(workers) == one, "{workers}");
+    }
+}
+
+#[test]
+fn rows_that_do_not_fit_the_weights_are_refused() {
+    let weights = Packed::new(&[1.0; 6], [2, 3], (3, 1), None);
+    for (x, out) in [(7, 4), (6, 3), (6, 5), (0, 2)] {
+        let (x, mut out) = (vec![0.0; x], vec![0.0; out]);
+        assert!(panics(|| drop(Product::new(&x, &weights, &mut out, 1))));
+    }
+    // Rows beyond all size, and none of them.
+    let none = Packed::new(&[], [0, usize::MAX], (0, 0), None);
+    Product::new(&[], &none, &mut [], usize::MAX).work(Isa::detect());
+    assert!(panics(|| drop(Product::new(&[1.0], &none, &mut [], 1))));
+}
+
+#[test]
+fn norms_made_by_hand_are_checked() {
+    let (x, gain) = ([1.0f32, 2.0, 3.0, 4.0], [1.0f32; 2]);
+    let norm = Norm { center: Center::Mean, gain: &gain, bias: None, eps: 0.0 };
+    for isa in Isa::available() {
+        let run = |norm: Norm<'_>, x: &[f32], out: usize| panics(|| norm.apply(isa, x, &mut vec![0.0; out]));
+        let add = |x: &[f32], add: &[f32], out: usize| {
+            panics(|| norm.add_and_apply(isa, &mut x.to_vec(), add, &mut vec![0.0; out]))
+        };
+        assert!(!run(norm, &x, 4) && !run(norm, &[], 0) && !add(&x, &x, 4));
+        assert!(run(norm, &x, 2) && run(norm, &x[..3], 3) && add(&x, &x[..2], 4) && add(&x, &x, 6));
+        assert!(run(Norm { gain: &[], ..norm }, &x, 4) && run(Norm { gain: &[], ..norm }, &[], 0));
+        for bias in [&gain[..1], &[1.0; 3], &[]] {
+            assert!(run(Norm { bias: Some(bias), ..norm }, &x, 4));
+        }
+        // Numbers that make no norm make NaN.
+        for eps in [f32::NAN, -9.0] {
+            let mut out = [0.0; 4];
+            Norm { eps, ..norm }.apply(isa, &x, &mut out);
+            assert!(out.iter().all(|x| x.is_nan()));
+        }
+    }
+}
+
+#[test]
+fn gates_and_heads_of_other_sizes_are_refused() {
+    for isa in Isa::available() {
+        for activation in [Activation::Identity, Activation::Relu, Activation::Silu] {
+            assert!(panics(|| activation.gate(isa, &mut [1.0; 17], &[1.0; 16])));
+            activation.gate(isa, &mut [], &[]);
+            activation.apply(isa, &mut []);
+        }
+    }
+    let mut data = [0.0f32; 12];
+    let mut view = ViewMut::bhld(&mut data, [1, 2, 3, 2]).unwrap();
+    assert!(panics(|| drop(view.reborrow().into_heads(0))) && panics(|| drop(view.reborrow().into_heads(3))));
+    let mut head = view.into_heads(1).nth(1).unwrap();
+    for (at, row, len) in [(1, 0, 2), (0, 3, 2), (0, usize::MAX, 2), (usize::MAX, 0, 2), (0, 0, 1), (0, 0, 3)] {
+        assert!(panics(|| head.write(at, row, &[1.0; 3][..len])), "{at} {row} {len}");
+    }
+    head.write(0, 2, &[1.0; 2]);
+    assert_eq!(data, [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0]);
+    // Heads without end, of nothing: handed out one by one.
+    let many = ViewMut::bhld(&mut data[..0], [1 << 30, 1 << 30, 0, 2]).unwrap();
+    assert_eq!(many.into_heads(1 << 30).take(5).count(), 5);
+}
