@@ -56,10 +56,54 @@ pub use schedule::Workspace;
 #[cfg(feature = "_probe")]
 #[doc(hidden)]
 pub use sdpa_kernels::probe;
+/// An instruction set to run on: by default the widest, another by [`Exec::isa`].
+///
+/// ```
+/// use sdpa::Isa;
+/// for isa in Isa::available() {
+///     assert_eq!(Isa::from_name(isa.name()), Some(isa));
+/// }
+/// assert_eq!(Isa::detect(), Isa::available().last().unwrap());
+/// ```
+pub use sdpa_kernels::Isa;
+/// Functions for [`Problem::run_with`]: of scores, of positions, of weights.
+///
+/// ```
+/// use sdpa::{Attention, Exec, Inputs, Mods, Outputs, Position, View, ViewMut};
+/// let (q, k, v) = ([0.0; 2], [1.0; 4 * 2], [0.0, 1.0, 2.0, 3.0]); // one row, four keys
+/// let (q, k) = (View::bhld(&q, [1, 1, 1, 2])?, View::bhld(&k, [1, 1, 4, 2])?);
+/// let inputs = Inputs::new(q, k, View::bhld(&v, [1, 1, 4, 1])?);
+/// let mut out = [0.0];
+/// let problem = Attention::new().problem(inputs, Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?))?;
+/// let odd = Mods::new().mask(|at: Position| at.key % 2 == 1);
+/// problem.run_once_with(Exec::default(), &odd.prob(|weight: f32, _: Position| 10.0 * weight));
+/// assert_eq!(out, [20.0]); // ten times the mean of 1 and 3
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::Mods;
+/// A tensor to read, whatever its layout in memory.
+///
+/// ```
+/// use sdpa::View;
+/// let data = vec![0.0f32; 2 * 3 * 5 * 8];
+/// let view = View::bhld(&data, [2, 3, 5, 8])?; // batch, heads, rows, dim
+/// let other = View::blhd(&data, [2, 5, 3, 8])?; // batch, rows, heads, dim
+/// assert_eq!(view.shape(), other.shape());
+/// # Ok::<(), sdpa::LayoutError>(())
+/// ```
+pub use sdpa_kernels::View;
+/// Slopes for [`Inputs::alibi`].
+///
+/// ```
+/// let slopes = sdpa::alibi_slopes(12);
+/// assert_eq!(slopes[..8], sdpa::alibi_slopes(8));
+/// assert_eq!(slopes[8], 2f32.powf(-0.5));
+/// ```
+pub use sdpa_kernels::alibi_slopes;
 pub use sdpa_kernels::{
-    Alignment, Bf16, BlockClass, BlockPosition, BlockTable, Causality, Dtype, F16, Isa, KeyValues, LayoutError, Mask,
-    MaskMod, Mods, NoMod, PageError, Pages, Point, Position, Precision, ProbMod, ScoreMod, Tensor, TensorMut, View,
-    ViewMut, Window, alibi_slopes,
+    Alignment, Bf16, BlockClass, BlockPosition, BlockTable, Causality, Dtype, F16, KeyValues, LayoutError, Mask,
+    MaskMod, NoMod, PageError, Pages, Point, Position, Precision, ProbMod, ScoreMod, Tensor, TensorMut, ViewMut,
+    Window,
 };
 pub use state::{AttnState, merge};
 

@@ -75,12 +75,12 @@ pub struct Bf16(pub u16);
 pub struct F16(pub u16);
 
 impl Bf16 {
-    /// Rounded to nearest even. The bits are those of [`narrow`].
+    /// Rounded to nearest even, to the bits of a result that is written as one.
     pub fn from_f32(x: f32) -> Self {
         Self::narrow(x)
     }
 
-    /// Exact. The bits are those of [`widen`].
+    /// Exact.
     pub fn to_f32(self) -> f32 {
         self.widen()
     }
@@ -90,12 +90,12 @@ impl F16 {
     /// The least number that rounds to ∞: half a step above the largest, 65504.
     pub const LEAST_INFINITE: f32 = 65520.0;
 
-    /// Rounded to nearest even. The bits are those of [`narrow`].
+    /// Rounded to nearest even, to the bits of a result that is written as one.
     pub fn from_f32(x: f32) -> Self {
         Self::narrow(x)
     }
 
-    /// Exact. The bits are those of [`widen`].
+    /// Exact.
     pub fn to_f32(self) -> f32 {
         self.widen()
     }
@@ -259,15 +259,6 @@ impl Element for F16 {
 
 /// Widens elements of a 16-bit type, given as their bits.
 ///
-/// ```
-/// use sdpa_kernels::{Dtype, Isa, widen};
-/// let mut to = [0.0; 2];
-/// widen(Isa::detect(), Dtype::Bf16, &[0x3F80, 0xC040], &mut to);
-/// assert_eq!(to, [1.0, -3.0]);
-/// widen(Isa::detect(), Dtype::F16, &[0x3C00, 0x0001], &mut to);
-/// assert_eq!(to, [1.0, 2f32.powi(-24)]);
-/// ```
-///
 /// # Panics
 /// If the lengths differ, or the type is [`Dtype::F32`].
 pub fn widen(isa: Isa, dtype: Dtype, from: &[u16], to: &mut [f32]) {
@@ -283,13 +274,6 @@ pub fn widen(isa: Isa, dtype: Dtype, from: &[u16], to: &mut [f32]) {
 }
 
 /// Rounds to the nearest element of a 16-bit type, ties to even, and writes its bits.
-///
-/// ```
-/// use sdpa_kernels::{Dtype, Isa, narrow};
-/// let mut to = [0; 2];
-/// narrow(Isa::detect(), Dtype::F16, &[1.0, 65520.0], &mut to);
-/// assert_eq!(to, [0x3C00, 0x7C00]); // the second is infinite
-/// ```
 ///
 /// # Panics
 /// If the lengths differ, or the type is [`Dtype::F32`].

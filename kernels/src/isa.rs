@@ -7,14 +7,6 @@ use crate::steps::Steps;
 use core::fmt;
 
 /// An instruction set that this machine has. Values exist only for what was detected, so holding one is the proof.
-///
-/// ```
-/// use sdpa_kernels::Isa;
-/// for isa in Isa::available() {
-///     assert_eq!(Isa::from_name(isa.name()), Some(isa));
-/// }
-/// assert_eq!(Isa::detect(), Isa::available().last().unwrap());
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Isa(Kind);
 

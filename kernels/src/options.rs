@@ -201,12 +201,6 @@ impl ProbMod for NoMod {
 }
 
 /// The caller's functions, each compiled into the fused pass.
-///
-/// ```
-/// use sdpa_kernels::{Mods, Position};
-/// let relative = Mods::new().score(|s: f32, p: Position| s + (p.position - p.key as isize) as f32);
-/// let even = Mods::new().mask(|p: Position| p.key % 2 == 0);
-/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mods<S = NoMod, M = NoMod, P = NoMod> {
     /// Score function.
@@ -243,12 +237,6 @@ impl<S, M, P> Mods<S, M, P> {
 
 /// ALiBi slopes for `heads` heads by the paper (Press, Smith and Lewis 2022, arXiv:2108.12409): for a power of two,
 /// 2^(−8·i/heads), i = 1 ..= heads; otherwise those of the largest power of two below, then every other one of the next.
-///
-/// ```
-/// let slopes = sdpa_kernels::alibi_slopes(12);
-/// assert_eq!(slopes[..8], sdpa_kernels::alibi_slopes(8));
-/// assert_eq!(slopes[8], 2f32.powf(-0.5));
-/// ```
 pub fn alibi_slopes(heads: usize) -> Vec<f32> {
     if heads == 0 {
         return Vec::new();

@@ -8,14 +8,6 @@ use crate::layout::{Layout, LayoutError, blhd_layout, dense};
 use core::fmt;
 
 /// A read-only view `[batch, heads, rows, dim]` of a slice. Strides are in elements; 0 broadcasts.
-///
-/// ```
-/// # use sdpa_kernels::View;
-/// let data = vec![0.0f32; 2 * 3 * 5 * 8];
-/// let v = View::bhld(&data, [2, 3, 5, 8]).unwrap(); // batch, heads, rows, dim
-/// let same = View::blhd(&data, [2, 5, 3, 8]).unwrap(); // batch, rows, heads, dim
-/// assert_eq!(v.shape(), same.shape());
-/// ```
 #[derive(Clone, Copy)]
 pub struct View<'a, T = f32> {
     data: &'a [T],

@@ -34,6 +34,15 @@ fn narrowed(isa: Isa, dtype: Dtype, from: &[f32]) -> Vec<u16> {
     to
 }
 
+#[test]
+fn known_numbers() {
+    for isa in Isa::available() {
+        assert_eq!(widened(isa, Dtype::Bf16, &[0x3F80, 0xC040]), [1.0, -3.0]);
+        assert_eq!(widened(isa, Dtype::F16, &[0x3C00, 0x0001]), [1.0, 2f32.powi(-24)]);
+        assert_eq!(narrowed(isa, Dtype::F16, &[1.0, 65520.0]), [0x3C00, 0x7C00], "the second is infinite");
+    }
+}
+
 /// One by one, without vectors.
 fn widen_one(dtype: Dtype, bits: u16) -> f32 {
     if dtype == Dtype::F16 { F16(bits).to_f32() } else { Bf16(bits).to_f32() }
