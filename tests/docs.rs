@@ -63,6 +63,39 @@ fn files_shown() -> Vec<(PathBuf, String)> {
     files
 }
 
+/// The functions of a file that are seen from outside, from their names on.
+fn functions(text: &str) -> impl Iterator<Item = &str> {
+    // A block ends at the margin.
+    text.split("\n}\n").flat_map(|block| {
+        let of_trait = |line: &str| line.starts_with("pub trait") || line.starts_with("impl") && line.contains(" for ");
+        let mark = if block.lines().any(of_trait) { "\n    fn " } else { "pub fn " };
+        block.split(mark).skip(1)
+    })
+}
+
+/// In another crate's documentation an argument that is taken apart where it is declared, or not used, has no name.
+#[test]
+fn arguments_have_names() {
+    let mut seen = 0;
+    for (path, text) in files_shown() {
+        for function in functions(&text) {
+            let signature = function.split('{').next().and_then(|text| text.split(";\n").next()).unwrap_or_default();
+            let (name, arguments) = signature.split_once('(').expect("arguments");
+            // What is before a colon, other than a path's, is a name or the end of a pattern.
+            let arguments = arguments.replace("::", "");
+            let mut parts: Vec<_> = arguments.split(": ").collect();
+            parts.pop();
+            for part in parts {
+                let word = part.rsplit([' ', '(']).next().unwrap_or_default();
+                let is_name = word != "_" && word.chars().all(|c| c.is_alphanumeric() || c == '_');
+                assert!(is_name, "{}: {name}: {word}", path.display());
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 50, "only {seen} functions");
+}
+
 /// A link to what this crate does not show is no link.
 #[test]
 fn links_are_to_what_is_shown() {

@@ -178,24 +178,28 @@ pub struct NoMod;
 
 impl ScoreMod for NoMod {
     const ACTIVE: bool = false;
-    fn score(&self, score: f32, _: Position) -> f32 {
+    fn score(&self, score: f32, at: Position) -> f32 {
+        let _ = at;
         score
     }
 }
 
 impl MaskMod for NoMod {
     const ACTIVE: bool = false;
-    fn keep(&self, _: Position) -> bool {
+    fn keep(&self, at: Position) -> bool {
+        let _ = at;
         true
     }
-    fn class(&self, _: BlockPosition) -> BlockClass {
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        let _ = block;
         BlockClass::All
     }
 }
 
 impl ProbMod for NoMod {
     const ACTIVE: bool = false;
-    fn weight(&self, weight: f32, _: Position) -> f32 {
+    fn weight(&self, weight: f32, at: Position) -> f32 {
+        let _ = at;
         weight
     }
 }

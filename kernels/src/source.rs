@@ -224,7 +224,8 @@ impl<'a> KeyValues<'a> {
     }
 
     /// Element `d` of key `j`; `None` outside the shape, or where a cache has evicted the key.
-    pub fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+    pub fn key(&self, index: [usize; 4]) -> Option<f32> {
+        let [b, h, j, d] = index;
         match &self.0 {
             Source::Tensors { k, .. } => k.get([b, h, j, d]),
             Source::Pages(pages) => pages.element(&pages.k, [b, h, j, d]),
@@ -233,7 +234,8 @@ impl<'a> KeyValues<'a> {
     }
 
     /// Element `d` of value `j`, likewise.
-    pub fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+    pub fn value(&self, index: [usize; 4]) -> Option<f32> {
+        let [b, h, j, d] = index;
         match &self.0 {
             Source::Tensors { v, .. } => v.get([b, h, j, d]),
             Source::Pages(pages) => pages.element(&pages.v, [b, h, j, d]),

@@ -71,7 +71,8 @@ impl<'a, T> View<'a, T> {
     }
 
     /// The element at an index, or `None` outside the shape.
-    pub fn get(&self, [b, h, l, d]: [usize; 4]) -> Option<&'a T> {
+    pub fn get(&self, index: [usize; 4]) -> Option<&'a T> {
+        let [b, h, l, d] = index;
         let [nb, nh, nl, nd] = self.shape();
         (b < nb && h < nh && l < nl && d < nd).then(|| {
             let at = self.layout.row(b, h, l) as isize + d as isize * self.layout.strides[3];
@@ -188,7 +189,8 @@ impl<'a, T> ViewMut<'a, T> {
 
     /// One element a row: a dense `[batch, heads, rows]` array, as LSE is written. The view's shape is
     /// `[batch, heads, rows, 1]`.
-    pub fn bhl(data: &'a mut [T], [b, h, l]: [usize; 3]) -> Result<Self, LayoutError> {
+    pub fn bhl(data: &'a mut [T], shape: [usize; 3]) -> Result<Self, LayoutError> {
+        let [b, h, l] = shape;
         Self::bhld(data, [b, h, l, 1])
     }
 
@@ -222,7 +224,8 @@ impl<'a, T> ViewMut<'a, T> {
     }
 
     /// The element at an index, or `None` outside the shape.
-    pub fn get_mut(&mut self, [b, h, l, d]: [usize; 4]) -> Option<&mut T> {
+    pub fn get_mut(&mut self, index: [usize; 4]) -> Option<&mut T> {
+        let [b, h, l, d] = index;
         let [nb, nh, nl, nd] = self.shape();
         (b < nb && h < nh && l < nl && d < nd).then(|| {
             let at = self.layout.row(b, h, l) as isize + d as isize * self.layout.strides[3];
