@@ -53,9 +53,6 @@ pub use inputs::Inputs;
 pub use plan::{Exec, Plan};
 pub use problem::{Outputs, Problem, Shape};
 pub use schedule::Workspace;
-#[cfg(feature = "_probe")]
-#[doc(hidden)]
-pub use sdpa_kernels::probe;
 /// An instruction set to run on: by default the widest, another by [`Exec::isa`].
 ///
 /// ```
@@ -100,6 +97,9 @@ pub use sdpa_kernels::View;
 /// assert_eq!(slopes[8], 2f32.powf(-0.5));
 /// ```
 pub use sdpa_kernels::alibi_slopes;
+#[cfg(feature = "_probe")]
+#[doc(hidden)]
+pub use sdpa_kernels::probe;
 pub use sdpa_kernels::{
     Alignment, Bf16, BlockClass, BlockPosition, BlockTable, Causality, Dtype, F16, KeyValues, LayoutError, Mask,
     MaskMod, NoMod, PageError, Pages, Point, Position, Precision, ProbMod, ScoreMod, Tensor, TensorMut, ViewMut,

@@ -83,12 +83,12 @@ fn rows_that_do_not_fit_the_weights_are_refused() {
     let weights = Packed::new(&[1.0; 6], [2, 3], (3, 1), None);
     for (x, out) in [(7, 4), (6, 3), (6, 5), (0, 2)] {
         let (x, mut out) = (vec![0.0; x], vec![0.0; out]);
-        assert!(panics(|| drop(Product::new(&x, &weights, &mut out, 1))));
+        assert!(panics(|| _ = Product::new(&x, &weights, &mut out, 1)));
     }
     // Rows beyond all size, and none of them.
     let none = Packed::new(&[], [0, usize::MAX], (0, 0), None);
     Product::new(&[], &none, &mut [], usize::MAX).work(Isa::detect());
-    assert!(panics(|| drop(Product::new(&[1.0], &none, &mut [], 1))));
+    assert!(panics(|| _ = Product::new(&[1.0], &none, &mut [], 1)));
 }
 
 #[test]
