@@ -3,6 +3,7 @@
 use crate::error::{Bound, Error};
 use crate::inputs::same;
 use core::num::NonZeroUsize;
+use core::ops::Range;
 use sdpa_kernels::{Cache, Call, Dtype, Isa, Keep, MAX_DIM, MAX_INT8_HEAD_DIM, Tensor};
 
 /// Where the scales of an int8 cache's keys come from: see [`KvCache::int8`].
@@ -184,6 +185,7 @@ impl KvCache {
         let sequences = self.lens().len();
         same("k", "batch", k.shape()[0], sequences, "the cache")?;
         self.check(k, v)?;
+        self.reserve(0..sequences, k.shape()[2])?;
         for sequence in 0..sequences {
             self.cache.append(self.isa, sequence, sequence, [k, v]);
         }
@@ -204,8 +206,18 @@ impl KvCache {
         self.there("sequence", sequence)?;
         same("k", "batch", k.shape()[0], 1, "one sequence")?;
         self.check(k, v)?;
+        self.reserve(sequence..sequence + 1, k.shape()[2])?;
         self.cache.append(self.isa, sequence, 0, [k, v]);
         Ok(())
+    }
+
+    /// Gets the memory that appending takes. A sliding cache takes what it evicts meanwhile.
+    fn reserve(&mut self, sequences: Range<usize>, tokens: usize) -> Result<(), Error> {
+        let [[_, kv_heads, _, head_dim], [.., value_dim]] = self.cache.shapes();
+        let sizes = [sequences.len(), kv_heads, head_dim + value_dim, size_of::<f32>()];
+        let bytes = sizes.into_iter().fold(tokens, usize::saturating_mul);
+        let done = self.cache.try_reserve(sequences, tokens);
+        if done { Ok(()) } else { Err(Error::Memory { what: "cache", bytes }) }
     }
 
     fn check(&self, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {

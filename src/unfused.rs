@@ -13,21 +13,22 @@
 //! fused path's does not grow. Heads are shared out over threads; one head is never split. Hidden keys are computed and
 //! then hidden, as two calls of sgemm have it.
 
+use crate::error::{floats, zeros};
 use crate::plan::Exec;
 use crate::problem::{Outputs, Problem};
+use crate::schedule::parts as share_parts;
 use crate::{Attention, Error, Inputs, Isa, View, ViewMut};
 use core::ops::Range;
 use sdpa_kernels::exp_in_place;
 use sdpa_kernels::gemm::{Matrix, sgemm};
 use sdpa_kernels::{Call, Dtype, Tensor, TensorMut};
-use std::sync::{Mutex, PoisonError};
 
 /// Computes attention by way of the full matrix of scores.
 ///
 /// Gives what [`attention`](crate::attention()) gives, up to rounding; its bits depend on shapes and on the machine.
 ///
 /// # Errors
-/// As [`Attention::problem`]; [`Error::TooLarge`] if a head's scores do not fit the address space; [`Error::Needs`] for
+/// As [`Attention::problem`]; [`Error::TooLarge`] or [`Error::Memory`] if a head's scores do not fit memory; [`Error::Needs`] for
 /// options and outputs beyond scale, range rules and the LSE: a baseline does not carry them.
 pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>, exec: Exec) -> Result<(), Error> {
     let Problem { call, outputs, shape } = attention.problem(inputs, outputs)?;
@@ -41,13 +42,13 @@ pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>
     if heads == 0 || shape.q_len == 0 {
         return Ok(());
     }
-    let mut row_lse = vec![0.0; heads * shape.q_len];
+    let mut row_lse = zeros("lse", heads * shape.q_len)?;
     let TensorMut::F32(out) = out else { unreachable!("other types were refused") };
     match out.into_dense() {
-        Ok(out) => all_heads(&call, out, &mut row_lse, exec),
+        Ok(out) => all_heads(&call, out, &mut row_lse, exec)?,
         Err(mut out) => {
-            let mut dense = vec![0.0; heads * shape.q_len * shape.value_dim];
-            all_heads(&call, &mut dense, &mut row_lse, exec);
+            let mut dense = zeros("out", heads * shape.q_len * shape.value_dim)?;
+            all_heads(&call, &mut dense, &mut row_lse, exec)?;
             scatter(&dense, &mut out);
         }
     }
@@ -101,25 +102,16 @@ struct Head<'a> {
 }
 
 /// Shares the heads out: workers take the next one until none is left.
-fn all_heads(call: &Call<'_>, out: &mut [f32], lse: &mut [f32], exec: Exec) {
-    let ([batch, heads, q_len, _], [_, _, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
+fn all_heads(call: &Call<'_>, out: &mut [f32], lse: &mut [f32], exec: Exec) -> Result<(), Error> {
+    let ([batch, heads_of_batch, q_len, _], [_, _, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
     let parts = out.chunks_exact_mut(q_len * value_dim).zip(lse.chunks_exact_mut(q_len)).enumerate();
-    let queue = Mutex::new(parts.map(|(index, (out, lse))| Head { index, out, lse }));
-    let worker = |_| {
-        let mut scores = vec![0.0; q_len * kv_len];
-        loop {
-            let head = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some(head) = head else { return };
-            one_head(call, exec.isa, head, &mut scores);
-        }
-    };
-    let workers = exec.threads.min(batch * heads);
-    #[cfg(feature = "rayon")]
-    if workers > 1 {
-        use rayon::prelude::*;
-        return (0..workers).into_par_iter().with_max_len(1).for_each(worker);
-    }
-    worker(workers)
+    let heads = parts.map(|(index, (out, lse))| Head { index, out, lse });
+    // At least a float each, so that scratch can be cut up.
+    let (each, workers) = ((q_len * kv_len).max(1), exec.threads.min(batch * heads_of_batch).max(1));
+    let sizes = [workers, 1, q_len, kv_len];
+    let mut scores = zeros("scores", floats("scores", sizes)?)?;
+    share_parts(&mut scores, each, heads, |scores, head| one_head(call, exec.isa, head, &mut scores[..q_len * kv_len]));
+    Ok(())
 }
 
 fn one_head(call: &Call<'_>, isa: Isa, head: Head<'_>, scores: &mut [f32]) {

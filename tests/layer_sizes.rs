@@ -66,13 +66,12 @@ proptest! {
             if let Ok(table) = Embedding::new(&data[..len], a) {
                 prop_assert_eq!(table.entries() * table.width(), len);
             }
-            for weights in [Weights::rows(&data[..len], [a, b]), Weights::columns(&data[..len], [a, b])] {
-                if let Ok(weights) = weights {
-                    let linear = Linear::new(weights.part(c..d).unwrap_or(weights));
-                    let mut out = [0.0; 8];
-                    let _ = linear.forward(&data, &mut out, &mut Compute::new(Exec::serial()));
-                    let _ = FeedForward::new(Activation::Relu, linear, Linear::new(weights));
-                }
+            let both = [Weights::rows(&data[..len], [a, b]), Weights::columns(&data[..len], [a, b])];
+            for weights in both.into_iter().flatten() {
+                let linear = Linear::new(weights.part(c..d).unwrap_or(weights));
+                let mut out = [0.0; 8];
+                let _ = linear.forward(&data, &mut out, &mut Compute::new(Exec::serial()));
+                let _ = FeedForward::new(Activation::Relu, linear, Linear::new(weights));
             }
             let _ = MultiHeadAttention::new([a, b], [linear(0, 1), linear(0, 1), linear(4, 1), linear(4, 4)]);
             let _ = MultiHeadAttention::new([a, b], [(); 4].map(|()| linear(4, 4)));
@@ -135,7 +134,7 @@ proptest! {
 
 /// Whether two sizes are too small to matter, or too large to be had.
 fn fits([a, b]: [usize; 2]) -> bool {
-    a.checked_mul(b).is_none_or(|n| n < 1 << 10 || n > 1 << 46)
+    a.checked_mul(b).is_none_or(|n| !(1 << 10..=1 << 46).contains(&n))
 }
 
 #[test]

@@ -10,8 +10,9 @@ mod write;
 
 use crate::block::KEY_BLOCK;
 use crate::element::{Bf16, Dtype, Element, F16, Load};
+use crate::geometry::MAX_DIM;
 use crate::isa::Isa;
-use crate::lines::Lines;
+use crate::lines::{Lines, zeros};
 use crate::source::{BlockValues, Keys};
 use crate::strips::Strips;
 use crate::tensor::{Tensor, Typed};
@@ -34,6 +35,9 @@ pub struct Cache {
     /// Blocks that nobody uses.
     spare: Vec<Block>,
 }
+
+/// Floats from which on it is looked whether there is memory for all of them together.
+const MUCH: usize = 64 << 20;
 
 impl Clone for Cache {
     /// Shares the memory, as [`Cache::fork`] does.
@@ -77,12 +81,15 @@ impl Cache {
         [head_dim, value_dim]: [usize; 2],
         keep: Option<Keep>,
     ) -> Option<Self> {
+        let last = keep.is_none_or(|keep| keep.last > 0);
+        assert!(last && head_dim.max(value_dim) <= MAX_DIM, "a window without keys, or a dimension beyond MAX_DIM");
+        let sizes = Sizes { format: Format::Elements(dtype), kv_heads, head_dim, value_dim };
+        sizes.bytes().filter(|&bytes| bytes <= isize::MAX as usize)?;
         let (mut blocks, mut lens) = (Vec::new(), Vec::new());
         blocks.try_reserve_exact(sequences).ok()?;
         lens.try_reserve_exact(sequences).ok()?;
         blocks.resize(sequences, Vec::new());
         lens.resize(sequences, 0);
-        let sizes = Sizes { format: Format::Elements(dtype), kv_heads, head_dim, value_dim };
         Some(Self { sizes, int8: None, keep, sequences: blocks, lens, spare: Vec::new() })
     }
 
@@ -119,7 +126,10 @@ impl Cache {
     pub fn with_int8(self, channels: Option<Box<[f32]>>) -> Self {
         let Sizes { kv_heads, head_dim, value_dim, .. } = self.sizes;
         assert!(head_dim <= crate::int8::MAX_HEAD_DIM, "keys are too long for bytes");
-        assert!(channels.as_ref().is_none_or(|scales| scales.len() == kv_heads * head_dim), "a scale for each channel");
+        assert!(
+            channels.as_ref().is_none_or(|scales| Some(scales.len()) == kv_heads.checked_mul(head_dim)),
+            "a scale for each channel"
+        );
         let format = Format::Int8 { key_scales: channels.is_none() };
         let row = vec![0.0; head_dim.max(value_dim).next_multiple_of(crate::simd::LANES)];
         let int8 = Int8 { channels, row, bytes: vec![0; head_dim + self.sizes.width()] };
@@ -167,7 +177,7 @@ impl Cache {
         let mut held: Vec<_> = self.sequences.iter().flatten().flatten().chain(&self.spare).map(Arc::as_ptr).collect();
         held.sort_unstable();
         held.dedup();
-        held.len() * self.sizes.bytes()
+        held.len() * self.block_bytes()
     }
 
     /// One more sequence, empty. Its number.
@@ -241,6 +251,7 @@ impl Cache {
 
     /// Makes `to` what `from` is, sharing its memory.
     pub fn fork(&mut self, from: usize, to: usize) {
+        assert!(from.max(to) < self.lens.len(), "no such sequence");
         if from == to {
             return;
         }
@@ -270,9 +281,42 @@ impl Cache {
         }
     }
 
+    /// Memory of a block: [`Self::new`] made sure that it can be counted.
+    fn block_bytes(&self) -> usize {
+        self.sizes.bytes().expect("counted when the cache was made")
+    }
+
+    /// Gets the memory that appending so many tokens to each of these sequences takes. False if there is none.
+    #[must_use]
+    pub fn try_reserve(&mut self, sequences: Range<usize>, tokens: usize) -> bool {
+        let mut blocks = 0usize;
+        for sequence in sequences {
+            self.evict(sequence);
+            let (len, there) = (self.lens[sequence], &self.sequences[sequence]);
+            let Some(end) = len.checked_add(tokens) else { return false };
+            // One more where the last block is shared, and has to be copied.
+            let copied = tokens > 0 && !len.is_multiple_of(KEY_BLOCK) && there.last().is_some_and(is_shared);
+            blocks = blocks.saturating_add(end.div_ceil(KEY_BLOCK) - there.len() + usize::from(copied));
+        }
+        let floats = self.block_bytes() / size_of::<f32>();
+        // Asked for in one go first: block by block, the system would give more than it has.
+        let all = blocks.saturating_sub(self.spare.len()).saturating_mul(floats);
+        if all > MUCH && zeros(all).is_none() {
+            return false;
+        }
+        while self.spare.len() < blocks {
+            let mut lines = Lines::new();
+            if self.spare.try_reserve(1).is_err() || !lines.try_reserve(floats) {
+                return false;
+            }
+            self.spare.push(Arc::new(lines));
+        }
+        true
+    }
+
     /// A block to write to: there, and not shared.
     fn block_mut(&mut self, sequence: usize, block: usize) -> &mut Lines {
-        let floats = self.sizes.bytes() / size_of::<f32>();
+        let floats = self.block_bytes() / size_of::<f32>();
         let mut fresh = || {
             self.spare.pop().unwrap_or_else(|| {
                 let mut lines = Lines::new();
@@ -384,6 +428,11 @@ fn element(lines: &Lines, dtype: Dtype, bytes: Range<usize>, i: usize) -> f32 {
         Dtype::Bf16 => part::<Bf16>(lines, bytes)[i].widen(),
         Dtype::F16 => part::<F16>(lines, bytes)[i].widen(),
     }
+}
+
+/// True if another sequence or cache has the block, too.
+fn is_shared(block: &Option<Block>) -> bool {
+    block.as_ref().is_some_and(|block| Arc::strong_count(block) > 1)
 }
 
 /// Keeps a block for later, if nobody else has it.

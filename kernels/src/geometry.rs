@@ -78,6 +78,11 @@ impl Geometry {
         Self { most_rows: self.task_rows, block_keys, pack_keys: self.pack_keys.min(block_keys), ..self }
     }
 
+    /// True if there is scratch for blocks of so many keys altogether.
+    pub(crate) fn holds(&self, kv_len: usize) -> bool {
+        kv_len.min(KEY_BLOCK) <= self.block_keys
+    }
+
     /// Query rows of a task, over the heads that share a key/value head.
     pub fn task_rows(&self) -> usize {
         self.task_rows

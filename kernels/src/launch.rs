@@ -67,7 +67,7 @@ impl Call<'_> {
     /// Sequences in the call.
     pub fn sequences(&self) -> usize {
         match self.options.ragged {
-            Some(ragged) => ragged.q.len() - 1,
+            Some(ragged) => ragged.q.len().saturating_sub(1),
             None => self.q.shape()[0],
         }
     }
@@ -204,7 +204,9 @@ impl<'a> Launch<'a> {
     pub fn new(call: Call<'a>, outputs: Outputs<'a>, geometry: Geometry) -> Self {
         call.assert_consistent(&outputs);
         let [_, kv_heads, _, dv] = call.kv.v_shape();
-        assert!((geometry.head_dim, geometry.value_dim) == (call.q.shape()[3], dv), "the geometry is for other sizes");
+        let fits =
+            (geometry.head_dim, geometry.value_dim) == (call.q.shape()[3], dv) && geometry.holds(call.longest().1);
+        assert!(fits, "the geometry is for other sizes");
         let (sequences, per_head) = (call.sequences(), rows_per_head(&call, geometry.task_rows));
         let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
         let massive = outputs.key_mass.as_ref().is_some_and(|mass| !mass.shape().contains(&0));

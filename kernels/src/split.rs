@@ -83,7 +83,7 @@ impl Call<'_> {
     /// row of its sequence may see.
     pub fn gathering(&self) -> Gathering {
         let (heads, [.., value_dim]) = (self.kv.kv_heads(), self.kv.v_shape());
-        let rows = self.sharing() * self.q.shape()[2];
+        let rows = self.sharing().saturating_mul(self.q.shape()[2]);
         let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
         let (mut units, mut keys) = (0usize, 0usize);
         for index in 0..self.sequences() {
@@ -190,7 +190,8 @@ impl<'a> Units<'a> {
 
 /// Floats of a unit's part: maxima and sums in whole vectors, then rows of outputs.
 fn unit_floats(rows: usize, width: usize) -> usize {
-    2 * rows.next_multiple_of(LANES) + rows * width
+    let padded = rows.checked_next_multiple_of(LANES).unwrap_or(usize::MAX);
+    padded.saturating_mul(2).saturating_add(rows.saturating_mul(width))
 }
 
 impl<'a> Split<'a> {
@@ -199,7 +200,7 @@ impl<'a> Split<'a> {
     /// # Panics
     /// If the rows of a head are more than a task's, or sequences are ragged.
     pub(crate) fn new(call: &Call<'_>, geometry: &Geometry, partials: &'a mut Partials, runs: usize) -> Option<Self> {
-        let rows = call.sharing() * call.q.shape()[2];
+        let rows = call.sharing().saturating_mul(call.q.shape()[2]);
         assert!(rows <= geometry.task_rows && call.options.ragged.is_none(), "the rows of a head are no task");
         if !partials.try_reserve(call, rows, geometry.value_dim) {
             return None;

@@ -18,7 +18,7 @@ pub fn fold_states(isa: Isa, dim: usize, earlier: [&mut [f32]; 3], later: [&[f32
             let Self(dim, [max, sum, out], [later_max, later_sum, later_out]) = self;
             let rows = max.len();
             assert!([sum.len(), later_max.len(), later_sum.len()] == [rows; 3]);
-            assert!(out.len() == rows * dim && later_out.len() == out.len());
+            assert!(dim > 0 && rows.checked_mul(dim) == Some(out.len()) && later_out.len() == out.len());
             // Sixteen rows at a time, on the stack.
             for first in (0..rows).step_by(LANES) {
                 let here = first..rows.min(first + LANES);

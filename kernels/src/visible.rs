@@ -23,7 +23,7 @@ impl Alignment {
         match self {
             Self::TopLeft => 0,
             // Dimensions of views are at most isize::MAX, so their difference fits.
-            Self::BottomRight => kv_len as isize - q_len as isize,
+            Self::BottomRight => (kv_len as isize).wrapping_sub(q_len as isize),
             Self::Offset(n) => n,
         }
     }
@@ -69,7 +69,7 @@ impl Window {
 
     /// True if a key this far behind the row's position (ahead if negative) is inside the window.
     pub fn sees(&self, behind: i128) -> bool {
-        self.left.is_none_or(|n| behind <= n as i128) && self.right.is_none_or(|n| -behind <= n as i128)
+        self.left.is_none_or(|n| behind <= n as i128) && self.right.is_none_or(|n| behind >= -(n as i128))
     }
 
     /// How many of the first keys stay visible always.

@@ -230,3 +230,15 @@ fn an_f16_cache_refuses_what_would_become_infinite() {
         KvCache::new(1, 1, [3, 3]).unwrap().dtype(dtype).unwrap().append(view, view).unwrap();
     }
 }
+
+#[test]
+fn tokens_beyond_memory_are_refused() {
+    let mut wide = KvCache::new(1, 1 << 40, [8, 8]).unwrap();
+    let one = |heads, n| View::from_strides(&ZEROS, 0, [1, heads, n, 8], [0, 0, 0, 1]).unwrap();
+    let error = wide.append(one(1 << 40, 1), one(1 << 40, 1)).unwrap_err();
+    assert!(matches!(error, Error::Memory { what: "cache", .. }), "{error}");
+    let mut cache = KvCache::new(1, 1, [8, 8]).unwrap();
+    let error = cache.append(one(1, 1 << 44), one(1, 1 << 44)).unwrap_err();
+    assert!(matches!(error, Error::Memory { what: "cache", .. }), "{error}");
+    assert_eq!((wide.lens(), cache.lens()), (&[0][..], &[0][..]));
+}

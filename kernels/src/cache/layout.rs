@@ -53,9 +53,9 @@ impl Sizes {
         }
     }
 
-    /// Memory of a block.
-    pub(super) fn bytes(self) -> usize {
-        self.kv_heads * self.lens().iter().sum::<usize>()
+    /// Memory of a block; `None` for more than can be counted.
+    pub(super) fn bytes(self) -> Option<usize> {
+        self.kv_heads.checked_mul(self.lens().iter().sum::<usize>())
     }
 
     /// Where the parts of a head lie in a block: one behind the other, and the next head's behind them, so that a step
