@@ -4,7 +4,9 @@ use crate::cache;
 use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::problem::{Outputs, Problem, Shape};
-use sdpa_kernels::{Alignment, Call, Causality, Geometry, Isa, MAX_TASK, Options, Precision, Visible, Window, zeros};
+use sdpa_kernels::{
+    Alignment, Call, Causality, Geometry, Isa, MAX_TASK, Options, Precision, Visible, Window, has_memory,
+};
 
 /// The settings of an attention call. All plain data; tensors come with [`Inputs`].
 ///
@@ -132,7 +134,7 @@ const MUCH_SCRATCH: usize = 16 << 20;
 fn scratch_fits(shape: &Shape) -> Result<(), Error> {
     let (tile_rows, _) = Isa::detect().tile();
     let bytes = Geometry::new(shape.head_dim, shape.value_dim, MAX_TASK, tile_rows).scratch_bytes();
-    if bytes >= MUCH_SCRATCH && zeros(bytes / size_of::<f32>()).is_none() {
+    if bytes >= MUCH_SCRATCH && !has_memory(bytes / size_of::<f32>()) {
         return Err(Error::Memory { what: "scratch of a worker", bytes });
     }
     Ok(())

@@ -12,7 +12,7 @@ use crate::block::KEY_BLOCK;
 use crate::element::{Bf16, Dtype, Element, F16, Load};
 use crate::geometry::MAX_DIM;
 use crate::isa::Isa;
-use crate::lines::{Lines, zeros};
+use crate::lines::{Lines, has_memory};
 use crate::source::{BlockValues, Keys};
 use crate::strips::Strips;
 use crate::tensor::{Tensor, Typed};
@@ -301,7 +301,7 @@ impl Cache {
         let floats = self.block_bytes() / size_of::<f32>();
         // Asked for in one go first: block by block, the system would give more than it has.
         let all = blocks.saturating_sub(self.spare.len()).saturating_mul(floats);
-        if all > MUCH && zeros(all).is_none() {
+        if all > MUCH && !has_memory(all) {
             return false;
         }
         while self.spare.len() < blocks {

@@ -78,7 +78,7 @@ pub use int8::MAX_HEAD_DIM as MAX_INT8_HEAD_DIM;
 pub use isa::{Isa, vectorized};
 pub use launch::{Call, Launch, Sequence};
 pub use layout::LayoutError;
-pub use lines::zeros;
+pub use lines::{has_memory, zeros};
 pub use machine::{peak_flops, read_bandwidth};
 pub use norm::{Center, Norm};
 pub use options::{

@@ -90,6 +90,12 @@ pub fn zeros(len: usize) -> Option<Vec<f32>> {
     unsafe { zeroed(len) }
 }
 
+/// True if there is memory for so many floats at once.
+pub fn has_memory(floats: usize) -> bool {
+    // An allocation that is not looked at is optimised away.
+    core::hint::black_box(zeros(floats)).is_some()
+}
+
 /// A vector of values whose bytes are all zero. `None` if there is no memory for it.
 ///
 /// # Safety
