@@ -8,88 +8,44 @@
 //! `values`) are written on the sixteen-lane vector of `simd.rs`.
 
 #[macro_use]
-mod tensor;
-mod activation;
-mod ahead;
+mod simd;
 #[macro_use]
-mod block;
-mod cache;
-mod compare;
-mod dots;
-mod element;
-mod elementwise;
-mod emit;
-mod exp;
-mod finish;
-pub mod gemm;
-mod geometry;
-#[cfg(feature = "half")]
-mod halves;
-mod heads;
-mod infinite;
-mod int8;
-mod isa;
-mod lanes;
-mod launch;
-mod layout;
-mod lines;
+mod tensor;
+#[macro_use]
+mod matmul;
+mod attention;
+mod kv;
 mod machine;
-mod mass;
-mod norm;
-mod operands;
-mod options;
-mod outputs;
-mod pack;
-mod pages;
-mod pairs;
-mod passes;
-mod poison;
-mod prepare;
-#[cfg(feature = "_probe")]
+mod nn;
+#[cfg(any(test, feature = "_probe"))]
 #[doc(hidden)]
 pub mod probe;
-mod product;
-mod queries;
-mod queue;
-mod rows;
-mod scores;
-mod simd;
-mod softmax;
-mod source;
-mod split;
-mod state;
-mod steps;
-mod strips;
-mod terms;
-mod tile;
-mod values;
-mod view;
-mod visible;
-mod weigh;
+mod work_queue;
 
-pub use activation::Activation;
-pub use block::KEY_BLOCK;
-pub use cache::{Cache, Keep};
-pub use element::{Bf16, Dtype, F16, Precision, narrow, widen};
-pub use elementwise::exp_in_place;
-pub use geometry::{Geometry, MAX_DIM, MAX_GROUP, MAX_TASK, Scratch};
-pub use heads::HeadsMut;
-pub use int8::MAX_HEAD_DIM as MAX_INT8_HEAD_DIM;
-pub use isa::{Isa, vectorized};
-pub use launch::{Call, Launch, Sequence};
-pub use layout::LayoutError;
-pub use lines::{has_memory, zeros};
+pub use attention::call::{Call, Sequence};
+pub use attention::launch::Launch;
+pub use attention::merge::fold_states;
+pub use attention::mods::{BlockClass, BlockPosition, MaskMod, Mods, NoMod, Position, ProbMod, ScoreMod};
+pub use attention::options::{Mask, Options, Ragged, alibi_slopes};
+pub use attention::outputs::{Outputs, Point, State};
+pub use attention::split_kv::{Gathering, Partials};
+pub use attention::tiling::{Geometry, MAX_GROUP, MAX_TASK, Scratch};
+pub use attention::visibility::{Alignment, Causality, Keys, Visible, Window};
+pub use kv::cache::{Cache, Keep};
+pub use kv::pages::{BlockTable, PageError, Pages};
+pub use kv::source::KeyValues;
 pub use machine::{peak_flops, read_bandwidth};
-pub use norm::{Center, Norm};
-pub use options::{
-    BlockClass, BlockPosition, Mask, MaskMod, Mods, NoMod, Options, Position, ProbMod, Ragged, ScoreMod, alibi_slopes,
-};
-pub use outputs::{Outputs, Point, State};
-pub use pages::{BlockTable, PageError, Pages};
-pub use product::{Packed, Product};
-pub use source::KeyValues;
-pub use split::{Gathering, Partials};
-pub use state::fold_states;
-pub use tensor::{Tensor, TensorMut};
-pub use view::{View, ViewMut};
-pub use visible::{Alignment, Causality, Keys, Visible, Window};
+pub use matmul::int8::MAX_HEAD_DIM as MAX_INT8_HEAD_DIM;
+pub use nn::activation::Activation;
+pub use nn::elementwise::exp_in_place;
+pub use nn::linear::{Packed, Product};
+pub use nn::norm::{Center, Norm};
+pub use nn::sgemm as gemm;
+pub use simd::aligned::{has_memory, zeros};
+pub use simd::isa::{Isa, vectorized};
+pub use tensor::any::{Tensor, TensorMut};
+pub use tensor::element::{Bf16, Dtype, F16, Precision, narrow, widen};
+pub use tensor::head_writer::HeadsMut;
+pub use tensor::layout::LayoutError;
+pub use tensor::rows::{KEY_BLOCK, MAX_DIM};
+pub use tensor::view::{View, ViewMut};

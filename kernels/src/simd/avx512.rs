@@ -3,7 +3,6 @@
 
 use super::avx2::Avx2;
 use super::{Dot4, Dot4Work, LANES, Pair, Pairs, PairsWork, Query4, Simd};
-use crate::element::Bf16;
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX-512F, and what else `EXTRA` says.
@@ -402,7 +401,7 @@ impl Pairs for Avx512Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn zip(self, a: *const Bf16, b: *const Bf16) -> __m512bh {
+    unsafe fn zip(self, a: *const u16, b: *const u16) -> __m512bh {
         // SAFETY: as above, for both.
         unsafe {
             let a = _mm512_castsi256_si512(_mm256_loadu_si256(a.cast()));

@@ -1,0 +1,163 @@
+//! One attention call: its tensors and options, bound together, and the tasks it is cut into.
+
+use crate::attention::options::Options;
+use crate::attention::outputs::Outputs;
+use crate::attention::visibility::{Alignment, Visible};
+use crate::kv::source::KeyValues;
+use crate::tensor::any::Tensor;
+use crate::tensor::element::{Dtype, Precision};
+use core::ops::Range;
+
+/// The inputs and options of one attention call: shapes q `[B, H, Lq, D]`, k `[B, Hkv, Lk, D]`, v `[B, Hkv, Lk, Dv]`;
+/// with ragged sequences `B` is 1.
+#[derive(Debug, Clone, Copy)]
+pub struct Call<'a> {
+    /// Queries.
+    pub q: Tensor<'a>,
+    /// Keys and values.
+    pub kv: KeyValues<'a>,
+    /// Factor of the dot products.
+    pub scale: f32,
+    /// Rules that come as ranges of keys.
+    pub visible: Visible,
+    /// Where the rows stand among the keys.
+    pub alignment: Alignment,
+    /// What else happens to scores.
+    pub options: Options<'a>,
+    /// What may be done to numbers on the way.
+    pub precision: Precision,
+}
+
+/// One sequence: where it lies and how long it is.
+#[derive(Debug, Clone, Copy)]
+pub struct Sequence {
+    /// Batch index of its tensors.
+    pub(crate) batch: usize,
+    /// First query row and first key in the tensors.
+    pub(crate) first_row: usize,
+    pub(crate) first_key: usize,
+    /// Query rows.
+    pub q_len: usize,
+    /// Keys.
+    pub kv_len: usize,
+    /// Position of row 0 among the keys.
+    pub offset: isize,
+}
+
+impl Call<'_> {
+    /// Query heads that share one key/value head.
+    #[inline]
+    pub fn sharing(&self) -> usize {
+        self.q.shape()[1] / self.kv.kv_heads().max(1)
+    }
+
+    /// Whether keys, and whether values, are multiplied in pairs, by the machine's own instruction if it `has` that.
+    #[inline]
+    pub fn native(&self, has: impl FnOnce() -> bool) -> [bool; 2] {
+        let native = self.precision == Precision::Native && has();
+        self.kv.dtypes().map(|dtype| native && dtype == Some(Dtype::Bf16))
+    }
+
+    /// Sequences in the call.
+    pub fn sequences(&self) -> usize {
+        match self.options.ragged {
+            Some(ragged) => ragged.q.len().saturating_sub(1),
+            None => self.q.shape()[0],
+        }
+    }
+
+    /// Lengths of the longest sequence: what bias, masks and score outputs are as large as.
+    pub fn longest(&self) -> (usize, usize) {
+        match self.options.ragged {
+            Some(ragged) => {
+                let longest = |ends: &[usize]| ends.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
+                (longest(ragged.q), longest(ragged.k))
+            }
+            None => (self.q.shape()[2], self.kv.k_shape()[2]),
+        }
+    }
+
+    /// The rows of k and v that belong to sequence `index`, whether its length makes use of them or not.
+    #[inline]
+    pub(crate) fn keys_of(&self, index: usize) -> Range<usize> {
+        self.options.ragged.map_or(0..self.kv.k_shape()[2], |ragged| ragged.k[index]..ragged.k[index + 1])
+    }
+
+    /// The lengths of sequence `index`.
+    #[inline]
+    pub fn sequence(&self, index: usize) -> Sequence {
+        let (batch, rows) = match self.options.ragged {
+            Some(ragged) => (0, ragged.q[index]..ragged.q[index + 1]),
+            None => (index, 0..self.q.shape()[2]),
+        };
+        // Where lengths are given nobody looks for the longest: this is asked for every task.
+        let kv_len = match self.options.kv_lens.or_else(|| self.kv.lens()) {
+            Some(lens) => lens[index],
+            None => self.keys_of(index).len(),
+        };
+        let first_key = self.options.ragged.map_or(0, |ragged| ragged.k[index]);
+        let offset = self.alignment.offset(rows.len(), kv_len);
+        Sequence { batch, first_row: rows.start, first_key, q_len: rows.len(), kv_len, offset }
+    }
+
+    /// The one place that says which shapes fit together. Everything unsafe below relies on it.
+    pub(crate) fn assert_consistent(&self, out: &Outputs<'_>) {
+        let [b, h, lq, d] = self.q.shape();
+        let ([kb, hkv, lk, kd], [vb, vh, lv, dv]) = (self.kv.k_shape(), self.kv.v_shape());
+        assert!(d > 0 && dv > 0, "queries and values need a length");
+        assert!((kb, kd) == (b, d) && (vb, vh, lv) == (b, hkv, lk), "q, k and v do not fit together");
+        assert!(if hkv == 0 { h == 0 } else { h % hkv == 0 }, "query heads are no multiple of key/value heads");
+        match &out.out {
+            Some(out) => assert!(out.shape() == [b, h, lq, dv], "the output does not fit q and v"),
+            None => {
+                let alone = out.points.iter().all(Option::is_none) && out.key_mass.is_none() && out.lse.is_none();
+                assert!(out.state.is_some() && alone, "without an output there can be a state and nothing else");
+            }
+        }
+        assert!(out.lse.as_ref().is_none_or(|lse| lse.shape() == [b, h, lq, 1]), "the LSE does not fit q");
+        if let Some(ragged) = self.options.ragged {
+            let cumulative = |ends: &[usize], total: usize| {
+                ends.first() == Some(&0) && ends.last() == Some(&total) && ends.is_sorted()
+            };
+            assert!(self.kv.tensors().is_some(), "ragged keys are two tensors");
+            assert!(b == 1 && ragged.q.len() == ragged.k.len(), "ragged sequences do not fit a batch");
+            assert!(cumulative(ragged.q, lq) && cumulative(ragged.k, lk), "cumulative lengths do not fit q and k");
+        }
+        let (n, (rows, keys)) = (self.sequences(), self.longest());
+        assert!(self.kv.lens().is_none() || self.options.kv_lens.is_none(), "key lengths twice");
+        if let Some(lens) = self.options.kv_lens {
+            assert!(lens.len() == n, "key lengths do not fit the batch");
+            assert!(
+                lens.iter().enumerate().all(|(i, &len)| len <= self.keys_of(i).len()),
+                "a key length is beyond its tensor"
+            );
+        }
+        for shape in
+            [self.options.bias.map(|v| v.shape()), self.options.mask.map(|m| m.view().shape())].into_iter().flatten()
+        {
+            assert!(shape[..3] == [n, h, rows], "a bias or mask does not fit");
+        }
+        for per_head in [self.options.alibi, self.options.sinks].into_iter().flatten() {
+            assert!(per_head.len() == h, "slopes or sinks do not fit the heads");
+        }
+        for view in out.points.iter().flatten() {
+            assert!(view.shape() == [n, h, rows, keys], "a score output does not fit");
+        }
+        if let Some(state) = &out.state {
+            let shapes = [state.max.shape(), state.sum.shape(), state.out.shape()];
+            assert!(shapes == [[b, h, lq, 1], [b, h, lq, 1], [b, h, lq, dv]], "a state does not fit q and v");
+        }
+        if let Some(mass) = &out.key_mass {
+            assert!(mass.shape() == [b, hkv, lk, 1], "the key mass does not fit k");
+        }
+    }
+}
+
+/// A run of query rows of one sequence and key/value head. Row `r` is query row `r % q_len` of the head's
+/// `r / q_len`-th query head.
+#[derive(Debug, Clone)]
+pub(crate) struct Task {
+    pub(crate) index: usize,
+    pub(crate) kv_head: usize,
+    pub(crate) rows: Range<usize>,
+}

@@ -1,0 +1,84 @@
+//! Values that are not finite behind a mask: weight 0 times ∞ or NaN is NaN, and must be nothing.
+
+use crate::attention::forward::key_block::Block;
+use crate::attention::forward::task::Fused;
+use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::infinite;
+use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::attention::tiling::MAX_GROUP;
+use crate::kv::key_block::Run;
+use crate::matmul::bf16_pairs;
+use crate::matmul::pack::Care;
+use crate::simd::LANES;
+use crate::tensor::rows::KEY_BLOCK;
+use core::ops::Range;
+
+/// Which keys of a block each row of a group sees, noted before the scores become weights. A score of −∞ hides its
+/// key, however it came about.
+pub(crate) struct Seen([[u64; KEY_BLOCK / 64]; MAX_GROUP]);
+
+impl Seen {
+    pub(crate) fn new(tile_rows: usize, spans: &[Span], rows: usize, scores: &[f32]) -> Self {
+        let mut bits = [[0; KEY_BLOCK / 64]; MAX_GROUP];
+        for (r, bits) in bits[..rows].iter_mut().enumerate() {
+            for j in spans[r / tile_rows].keys() {
+                if scores[r * SCORE_STRIDE + j] != f32::NEG_INFINITY {
+                    bits[j / 64] |= 1 << (j % 64);
+                }
+            }
+        }
+        Self(bits)
+    }
+
+    pub(crate) fn sees(&self, row: usize, key: usize) -> bool {
+        self.0[row][key / 64] >> (key % 64) & 1 == 1
+    }
+}
+
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+    /// Notes who sees what, if care is to be taken and the block needs it.
+    ///
+    /// # Safety
+    /// As for [`Fused::run`].
+    pub(crate) unsafe fn seen(
+        &self,
+        block: &Block,
+        care: Care,
+        rows: usize,
+        spans: &[Span],
+        scores: &[f32],
+    ) -> Option<Seen> {
+        // SAFETY: the block's values exist.
+        (care == Care::Careful && unsafe { !block.values.all_finite(self.s, block.len, self.geometry.value_dim) })
+            .then(|| Seen::new(S::TILE_ROWS, spans, rows, scores))
+    }
+
+    /// Marks in `part` what [`Care::Careful`] left out: the values of a run of columns that are not finite, in the rows that see
+    /// their keys. `part` is the outputs of `rows`, numbers in the group, `[row][columns of the run, in whole vectors]`.
+    ///
+    /// # Safety
+    /// As for [`Fused::run`]; the run is one of the block's.
+    pub(crate) unsafe fn mark_infinite(
+        &self,
+        (run, len): (&Run, usize),
+        seen: &Seen,
+        rows: Range<usize>,
+        (scores, part): (&[f32], &mut [f32]),
+    ) {
+        let (width, [_, native]) = (run.cols.next_multiple_of(LANES), self.native());
+        for (j, c) in (0..len).flat_map(|j| (0..run.cols).map(move |c| (j, c))) {
+            // SAFETY: key `j` of the block, a column of the run.
+            let x = unsafe { run.rows.get(j, c) };
+            if x.is_finite() {
+                continue;
+            }
+            for r in rows.clone().filter(|&r| seen.sees(r, j)) {
+                let weights = &scores[r * SCORE_STRIDE..][..SCORE_STRIDE];
+                let weight = if native { bf16_pairs::rounded(weights, j) } else { weights[j] };
+                let output = &mut part[(r - rows.start) * width + c];
+                *output = infinite::see(*output, weight * x);
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! QKᵀ of a group and a block: keys where they lie, or packed; elements, pairs or bytes.
+
+use crate::attention::forward::key_block::Block;
+use crate::attention::forward::queries::Queries;
+use crate::attention::forward::scores::After;
+use crate::attention::forward::task::Fused;
+use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::attention::steps::bf16::PairPanels;
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::qk::Scores;
+use crate::attention::steps::qk_int8;
+use crate::attention::tiling::{MAX_GROUP, Regions};
+use crate::kv::key_block::Keys;
+use crate::matmul::bf16_pairs::{self, as_pairs};
+use crate::matmul::dot_tile::FAR;
+use crate::matmul::int8;
+use crate::matmul::prefetch::{READING_KEYS, READING_ROWS};
+use crate::simd::{LANES, Query4};
+use crate::tensor::any::Typed;
+use crate::tensor::rows::KEY_BLOCK;
+use core::ops::Range;
+
+/// How many keys ahead tiles ask for rows that are yet to be packed, of so many bytes: the run after the next; where the first-level
+/// cache is roomy, and few rows ask for them there, what it holds beside this one. Whole runs.
+#[inline]
+fn lead(roomy: bool, row: usize) -> usize {
+    if roomy { (FAR / row).max(1).next_multiple_of(READING_KEYS) } else { 2 * READING_KEYS }
+}
+
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+    /// QKᵀ.
+    ///
+    /// # Safety
+    /// As for [`Fused::prepare`].
+    pub(crate) unsafe fn compare(
+        &self,
+        block: &mut Block,
+        queries: Queries<'_>,
+        group: Range<usize>,
+        after: After<'_>,
+        regions: &mut Regions<'_>,
+    ) {
+        if let Queries::Bytes(bytes, besides) = queries {
+            // SAFETY: passed on.
+            return unsafe { self.compare_bytes(block, (bytes, besides), group, after, regions.scores) };
+        }
+        let (d, native) = (self.geometry.head_dim, matches!(queries, Queries::Pairs(_)));
+        // Floats of a query, or pairs.
+        let depth = if native { d.div_ceil(2) } else { d };
+        let After { spans, bias } = after;
+        let mut rows = [core::ptr::null(); MAX_GROUP];
+        for (row, n) in self.stretches(group.clone()) {
+            let copied = (group.start + row.n) * depth;
+            let (first, step) = match queries {
+                // SAFETY: the row is inside the call's queries.
+                Queries::InPlace(q) => unsafe {
+                    (q.row(self.seq.batch, row.head, self.seq.first_row + row.i).0, q.strides()[2])
+                },
+                // SAFETY: the copy has a row for every row of the task.
+                Queries::Copied(first) => unsafe { (first.add(copied), depth as isize) },
+                // SAFETY: so have the pairs.
+                Queries::Pairs(first) => unsafe { (first.add(copied).cast(), depth as isize) },
+                Queries::Bytes(..) => unreachable!("returned above"),
+            };
+            for (k, at) in rows[row.n..row.n + n].iter_mut().enumerate() {
+                *at = first.wrapping_offset(k as isize * step);
+            }
+        }
+        let ready = match block.keys {
+            Keys::Rows(_) => false,
+            Keys::Packed(_) => !native || d.is_multiple_of(2),
+            Keys::Int8 { .. } => unreachable!("keys of bytes meet queries of bytes"),
+        };
+        // Of a task of few rows, that is: others find keys packed for the group before.
+        let few = self.task.rows.len() <= READING_ROWS;
+        let most = if few { READING_KEYS } else { KEY_BLOCK };
+        let run = if ready { KEY_BLOCK } else { self.geometry.pack_keys.min(most) };
+        for first in (0..block.len).step_by(run) {
+            let n = run.min(block.len - first);
+            // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats, or pairs; packed
+            // keys come in whole panels.
+            unsafe {
+                let later = if few { self.later(block, first, depth) } else { None };
+                if !ready && block.packed_keys != Some(first) {
+                    // Either these tiles ask for the keys to come, or packing does.
+                    let all = if later.is_some() { n } else { block.len - first };
+                    self.pack_keys(block, first..first + n, all, native, regions.keys);
+                    block.packed_keys = Some(first);
+                }
+                let mut scores = Scores {
+                    queries: &rows[..group.len()],
+                    keys: (),
+                    panels: first / LANES..(first + n).div_ceil(LANES),
+                    spans,
+                    head_dim: depth,
+                    scale: self.call.scale,
+                    next: bias,
+                    later,
+                    ahead: &mut block.ahead,
+                    out: regions.scores,
+                };
+                match block.keys {
+                    Keys::Packed(Typed::Bf16(panels)) if native && ready => {
+                        self.s.scores_pairs(scores.of(PairPanels::Apart(panels.cast())));
+                    }
+                    _ if native => self.s.scores_pairs(scores.of(PairPanels::Packed(regions.keys.as_ptr().cast()))),
+                    Keys::Packed(panels) => self.s.scores(scores.of(panels)),
+                    _ => self.s.scores(scores.of(Typed::F32(regions.keys.as_ptr()))),
+                }
+            }
+        }
+    }
+
+    /// Some of a block's keys into scratch: in panels, or in panels of pairs. Asks for those behind them, up to `all` from the first.
+    ///
+    /// # Safety
+    /// As for [`Fused::prepare`]; the block has these keys, which begin with a panel, and `all`.
+    unsafe fn pack_keys(&self, block: &Block, keys: Range<usize>, all: usize, native: bool, out: &mut [f32]) {
+        let (d, n) = (self.geometry.head_dim, [keys.len(), all]);
+        // SAFETY: the keys exist; a cache's panels are whole.
+        unsafe {
+            match block.keys {
+                Keys::Rows(Typed::Bf16(rows)) if native => {
+                    self.s.pack_pairs(rows.rows_from(keys.start), n, d, as_pairs(out));
+                }
+                Keys::Packed(Typed::Bf16(panels)) if native => {
+                    bf16_pairs::pair_up(panels.add(keys.start * d), keys.len().div_ceil(LANES), d, as_pairs(out));
+                }
+                Keys::Rows(rows) => self.s.pack_keys(rows.rows_from(keys.start), n, d, out),
+                _ => unreachable!("packed as they are"),
+            }
+        }
+    }
+
+    /// What few rows ask for while they meet the keys from `first` on: packed keys [`FAR`] behind these, or rows [`lead`] behind
+    /// these, if they lie one right after the other. A line with each step of the tiles, and not where keys are packed, which takes
+    /// its lines sixteen at a time: so memory has work while there is none to wait for.
+    ///
+    /// # Safety
+    /// As for [`Fused::prepare`].
+    unsafe fn later(&self, block: &Block, first: usize, depth: usize) -> Option<(*const u8, usize)> {
+        match block.keys {
+            Keys::Packed(panels) => {
+                let (at, element) = panels.bytes();
+                let bytes = LANES * self.geometry.head_dim * element;
+                Some((at.wrapping_add(first / LANES * bytes + FAR), bytes / depth))
+            }
+            Keys::Rows(rows) if rows.element() == 1 => {
+                // SAFETY: the block has keys.
+                let rows = unsafe { rows.first() };
+                let row = self.geometry.head_dim * rows.element;
+                let dense = rows.n == usize::MAX && rows.step == row as isize;
+                let then = first + lead(self.s.is_roomy(), row);
+                let there = dense && block.first + then < self.seq.kv_len;
+                there.then(|| (rows.at.wrapping_add(then * row), LANES * row / depth))
+            }
+            _ => None,
+        }
+    }
+
+    /// QKᵀ in bytes.
+    ///
+    /// # Safety
+    /// As for [`Fused::prepare`]; the queries are the task's.
+    unsafe fn compare_bytes(
+        &self,
+        block: &mut Block,
+        (bytes, besides): (*const Query4, *const int8::Row),
+        group: Range<usize>,
+        After { spans, bias }: After<'_>,
+        scores: &mut [f32],
+    ) {
+        let Keys::Int8 { keys, scales } = block.keys else { unreachable!("queries of bytes meet keys of bytes") };
+        let (d, rows) = (self.geometry.head_dim, group.len());
+        // SAFETY: bytes and what goes with them are there for every row of the task; the cache outlives the call.
+        let (queries, rows, keys, scales) = unsafe {
+            let quads = int8::quads(d);
+            let queries = core::slice::from_raw_parts(bytes.add(group.start * quads), rows * quads);
+            let rows = core::slice::from_raw_parts(besides.add(group.start), rows);
+            (queries, rows, &*keys, scales.map(|scales| &*scales))
+        };
+        self.s.scores_int8(qk_int8::Scores {
+            queries,
+            rows,
+            keys,
+            scales,
+            panels: 0..block.len.div_ceil(LANES),
+            spans,
+            head_dim: d,
+            next: bias,
+            ahead: &mut block.ahead,
+            out: scores,
+        });
+    }
+}

@@ -1,0 +1,101 @@
+//! Scores and weights on their way out, for those who ask.
+
+use crate::attention::forward::key_block::Block;
+use crate::attention::forward::task::Fused;
+use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::attention::outputs::{POINTS, Point};
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::score_passes::Group;
+use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::attention::tiling::Regions;
+use crate::simd::quiet;
+use crate::tensor::rows::KEY_BLOCK;
+use core::ops::Range;
+
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+    /// Writes the group's scores against the block out, if this point was asked for.
+    ///
+    /// # Safety
+    /// As for [`Self::prepare`].
+    pub(crate) unsafe fn emit(&self, point: Point, block: &Block, group: Range<usize>, scores: &[f32]) {
+        let Some(view) = self.outputs.point(point) else { return };
+        for row in self.rows(group) {
+            let scores = &scores[row.n * SCORE_STRIDE..][..block.len];
+            // SAFETY: the row has every key of the sequence, and is this task's alone.
+            unsafe {
+                let (first, element) = view.row(self.task.index, row.head, row.i);
+                for (j, &score) in (block.first..).zip(scores) {
+                    *first.offset(j as isize * element) = quiet(score);
+                }
+            }
+        }
+    }
+
+    /// Fills in the rows of score outputs beyond those of a ragged sequence.
+    ///
+    /// # Safety
+    /// As for [`Fused::run`], of the sequence's and head's first task.
+    pub(crate) unsafe fn fill_rows_beyond(&self) {
+        let sharing = self.call.sharing();
+        for (view, point) in self.outputs.points.iter().zip(POINTS) {
+            let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
+            let [.., rows, columns] = view.shape();
+            for head in self.task.kv_head * sharing..(self.task.kv_head + 1) * sharing {
+                for i in self.seq.q_len..rows {
+                    // SAFETY: the row is inside the view, belongs to no other task, and has `columns` elements.
+                    unsafe {
+                        let (first, element) = view.row(self.task.index, head, i);
+                        for j in 0..columns {
+                            *first.offset(j as isize * element) = point.beyond();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes weights of the scores written for [`Point::Weights`], and fills in keys beyond the sequence.
+    ///
+    /// # Safety
+    /// As for [`Fused::run`], which has gathered.
+    pub(crate) unsafe fn finish_scores(&self, regions: &mut Regions<'_>) {
+        for (view, point) in self.outputs.points.iter().zip(POINTS) {
+            let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
+            for group in self.groups() {
+                let references = self.references(group.clone(), regions.max, regions.sum);
+                for row in self.rows(group) {
+                    // SAFETY: the row is inside the view and this task's alone.
+                    let (first, element) = unsafe { view.row(self.task.index, row.head, row.i) };
+                    for j in self.seq.kv_len..view.shape()[3] {
+                        // SAFETY: key `j` is inside the row.
+                        unsafe { *first.offset(j as isize * element) = point.beyond() };
+                    }
+                    if point == Point::Weights {
+                        // SAFETY: the row holds a score for every key of the sequence.
+                        unsafe { self.finish_weights(first, element, references[row.n], regions.scores) };
+                    }
+                }
+            }
+        }
+    }
+
+    /// One row of scores, in the caller's memory, to weights.
+    ///
+    /// # Safety
+    /// `first` has `kv_len` elements, `element` apart, all of them this task's.
+    unsafe fn finish_weights(&self, first: *mut f32, element: isize, reference: (f32, f32), scratch: &mut [f32]) {
+        for block in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
+            let len = KEY_BLOCK.min(self.seq.kv_len - block);
+            for (j, x) in scratch[..len].iter_mut().enumerate() {
+                // SAFETY: key `block + j < kv_len`.
+                *x = unsafe { *first.offset((block + j) as isize * element) };
+            }
+            let spans = [Span::new(0, len, false)];
+            self.s.weights(Group { scores: scratch, spans: &spans, rows: 1 }, &[reference]);
+            for (j, &x) in scratch[..len].iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { *first.offset((block + j) as isize * element) = quiet(x) };
+            }
+        }
+    }
+}

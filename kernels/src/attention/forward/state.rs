@@ -1,0 +1,67 @@
+//! The running state of a task's rows: cleared, and exchanged with the caller's where keys come in several calls.
+
+use crate::attention::forward::task::Fused;
+use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::tiling::Regions;
+use crate::simd::LANES;
+use core::ops::Range;
+
+/// Which way a state goes.
+#[derive(Clone, Copy)]
+pub(crate) enum Exchange {
+    Load,
+    Save,
+}
+
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+    /// Nothing gathered yet.
+    pub(crate) fn clear(&self, regions: &mut Regions<'_>) {
+        self.clear_state(regions);
+        self.clear_outputs(0..self.task.rows.len(), regions);
+    }
+
+    /// Maxima and sums of nothing.
+    pub(crate) fn clear_state(&self, regions: &mut Regions<'_>) {
+        // Steps work on whole vectors of rows.
+        let padded = self.task.rows.len().next_multiple_of(LANES);
+        regions.max[..padded].fill(f32::NEG_INFINITY);
+        regions.sum[..padded].fill(0.0);
+    }
+
+    /// Outputs of nothing, for some rows.
+    pub(crate) fn clear_outputs(&self, rows: Range<usize>, regions: &mut Regions<'_>) {
+        let width = self.geometry.width();
+        regions.out[rows.start * width..rows.end * width].fill(0.0);
+    }
+
+    /// Fetches what earlier calls gathered for the task's rows, or puts it back.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    pub(crate) unsafe fn exchange(&self, regions: &mut Regions<'_>, way: Exchange) {
+        let Some(state) = &self.outputs.state else { return };
+        let swap = |there: *mut f32, here: &mut f32| {
+            // SAFETY: an element of the state that is this task's alone.
+            unsafe {
+                match way {
+                    Exchange::Load => *here = *there,
+                    Exchange::Save => *there = *here,
+                }
+            }
+        };
+        let width = self.geometry.width();
+        for row in self.rows(0..self.task.rows.len()) {
+            let (b, h, i) = (self.seq.batch, row.head, self.seq.first_row + row.i);
+            // SAFETY: the row is inside the state.
+            unsafe {
+                swap(state.max.row(b, h, i).0, &mut regions.max[row.n]);
+                swap(state.sum.row(b, h, i).0, &mut regions.sum[row.n]);
+                let (out, element) = state.out.row(b, h, i);
+                for c in 0..self.geometry.value_dim {
+                    swap(out.offset(c as isize * element), &mut regions.out[row.n * width + c]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! A task of the forward pass: some query rows that share a key/value head, and all it needs to know.
+
+use crate::attention::call::{Call, Sequence, Task};
+use crate::attention::mods::{MaskMod, Mods, Position, ProbMod, ScoreMod};
+use crate::attention::outputs::Shared;
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::tiling::Geometry;
+use core::ops::Range;
+
+/// One task, and all it needs to know.
+pub(crate) struct Fused<'t, 'a, S, M> {
+    pub(crate) s: S,
+    pub(crate) mods: &'t M,
+    pub(crate) call: &'t Call<'a>,
+    pub(crate) outputs: &'t Shared<'a>,
+    pub(crate) geometry: &'t Geometry,
+    pub(crate) task: Task,
+    pub(crate) seq: Sequence,
+    /// Query heads that share a key/value head.
+    sharing: usize,
+    /// What will probably be computed after it.
+    pub(crate) next: Next,
+}
+
+/// What comes after a task.
+pub(crate) enum Next {
+    /// Nothing, or nobody knows.
+    Nothing,
+    /// Whatever it is, it need not be asked for, and neither need what this task still has to read: all is near.
+    Near,
+    /// Probably this.
+    Task(Task),
+    /// This is a unit: where what it gathers goes, and its bytes; and the next of its run, if any, its task and first key.
+    Unit { gathered: (*const u8, usize), next: Option<(Task, usize)> },
+}
+
+/// A query row: its number in the group, its head, its row in the sequence.
+#[derive(Clone, Copy)]
+pub(crate) struct Row {
+    pub(crate) n: usize,
+    pub(crate) head: usize,
+    pub(crate) i: usize,
+}
+
+impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mods<A, B, C>> {
+    // Here, and where a step's operands change type: inlined, or all of it is copied. A few per cent of a tiny call.
+    #[inline(always)]
+    pub(crate) fn new(
+        s: S,
+        mods: &'t Mods<A, B, C>,
+        call: &'t Call<'a>,
+        outputs: &'t Shared<'a>,
+        task: Task,
+        geometry: &'t Geometry,
+    ) -> Self {
+        let (seq, sharing) = (call.sequence(task.index), call.sharing());
+        Self { s, mods, call, outputs, geometry, task, seq, sharing, next: Next::Nothing }
+    }
+
+    /// With a guess at what comes next: its memory is asked for while this one is computed.
+    #[inline(always)]
+    pub(crate) fn followed_by(self, next: Next) -> Self {
+        Self { next, ..self }
+    }
+
+    /// The groups of the task, as ranges of its rows.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<S, A, B, C> {
+        let (rows, step) = (self.task.rows.len(), self.geometry.group_rows);
+        (0..rows).step_by(step).map(move |first| first..rows.min(first + step))
+    }
+
+    /// The rows of a group.
+    pub(crate) fn rows(&self, group: Range<usize>) -> impl Iterator<Item = Row> + use<S, A, B, C> {
+        self.stretches(group)
+            .flat_map(|(Row { n, head, i }, len)| (0..len).map(move |k| Row { n: n + k, head, i: i + k }))
+    }
+
+    /// The same by heads: the first row of each, and how many there are of it.
+    pub(crate) fn stretches(&self, group: Range<usize>) -> impl Iterator<Item = (Row, usize)> + use<S, A, B, C> {
+        // A division only if the first row is none of the first head's.
+        let first = self.task.rows.start + group.start;
+        let q_len = self.seq.q_len;
+        let (skipped, i) = if first < q_len { (0, first) } else { (first / q_len, first % q_len) };
+        let mut next = Row { n: 0, head: self.task.kv_head * self.sharing + skipped, i };
+        core::iter::from_fn(move || {
+            let row = next;
+            let len = (q_len - row.i).min(group.len() - row.n);
+            next = Row { n: row.n + len, head: row.head + 1, i: 0 };
+            (len > 0).then_some((row, len))
+        })
+    }
+
+    pub(crate) fn position(&self, row: Row, key: usize) -> Position {
+        let position = self.seq.offset.saturating_add_unsigned(row.i);
+        Position { batch: self.task.index, head: row.head, row: row.i, key, position }
+    }
+
+    /// Where key `first` of the sequence is in its source: batch index, head, key.
+    pub(crate) fn place(&self, first: usize) -> [usize; 3] {
+        [self.seq.batch, self.task.kv_head, self.seq.first_key + first]
+    }
+
+    /// Whether keys, and whether values, are multiplied in pairs.
+    pub(crate) fn native(&self) -> [bool; 2] {
+        self.call.native(|| self.s.has_pairs())
+    }
+}

@@ -1,0 +1,174 @@
+//! A call bound to its outputs, handed out task by task.
+
+use crate::attention::call::{Call, Task};
+use crate::attention::forward::task::Fused;
+use crate::attention::forward::task::Next;
+use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::attention::outputs::{Outputs, POINTS, Point, Shared};
+use crate::attention::split_kv::{self, Partials, Split};
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::tiling::{Geometry, Scratch};
+use crate::simd::isa::Isa;
+use crate::tensor::element::Dtype;
+use crate::work_queue::Queue;
+
+/// A call, its outputs and a geometry: a queue of tasks that workers empty together.
+pub struct Launch<'a> {
+    call: Call<'a>,
+    outputs: Shared<'a>,
+    geometry: Geometry,
+    rows: Queue,
+    /// Sequences and key/value heads whose key mass is asked for.
+    mass: Queue,
+    /// If blocks of keys are shared out too.
+    split: Option<Split<'a>>,
+    /// Whether all memory is near.
+    near: bool,
+}
+
+/// Bytes of queries, keys, values and outputs together that a second-level cache holds, so that a caller's own are there: they have
+/// just been written. Asking for them ahead would take 8 % of the time; where they are not there after all, only hints are lost.
+/// Under Miri none, so that short tests go through what asks.
+const NEAR: usize = if cfg!(miri) { 0 } else { 256 << 10 };
+
+/// Whether a call is so small. A cache, or pages, may have been written long ago.
+fn is_near(call: &Call<'_>, outputs: &Outputs<'_>) -> bool {
+    let Some([k, v]) = call.kv.tensors() else { return false };
+    let size = |shape: [usize; 4], dtype: Dtype| shape.into_iter().fold(dtype.bytes(), usize::saturating_mul);
+    let read = [call.q, k, v].map(|x| size(x.shape(), x.dtype()));
+    let written = outputs.out.as_ref().map_or(0, |out| size(out.shape(), out.dtype()));
+    read.into_iter().fold(written, usize::saturating_add) <= NEAR
+}
+
+impl<'a> Launch<'a> {
+    /// Binds a call to its outputs.
+    ///
+    /// # Panics
+    /// If shapes do not fit together. `sdpa` reports such calls as errors before they come here.
+    pub fn new(call: Call<'a>, outputs: Outputs<'a>, geometry: Geometry) -> Self {
+        call.assert_consistent(&outputs);
+        let [_, kv_heads, _, dv] = call.kv.v_shape();
+        let fits =
+            (geometry.head_dim, geometry.value_dim) == (call.q.shape()[3], dv) && geometry.holds(call.longest().1);
+        assert!(fits, "the geometry is for other sizes");
+        let (sequences, per_head) = (call.sequences(), rows_per_head(&call, geometry.task_rows));
+        let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
+        let massive = outputs.key_mass.as_ref().is_some_and(|mass| !mass.shape().contains(&0));
+        let massive = if massive { sequences * kv_heads } else { 0 };
+        Self {
+            near: is_near(&call, &outputs),
+            call,
+            outputs: outputs.into_shared(),
+            geometry,
+            rows: Queue::new(if heads == 0 { 0 } else { heads * per_head }),
+            mass: Queue::new(massive),
+            split: None,
+        }
+    }
+
+    /// Shares out blocks of keys, in about so many runs, where rows are few: `partials` is memory for what each gathers. If it
+    /// cannot grow to that, rows are shared out as before.
+    ///
+    /// # Panics
+    /// If the rows that share a head are more than a task's, sequences are ragged, or outputs need every row whole: scores or a
+    /// state.
+    #[must_use]
+    pub fn split(self, partials: &'a mut Partials, runs: usize) -> Self {
+        assert!(self.outputs.state.is_none() && !self.outputs.wants_all_keys(), "such outputs need every row whole");
+        match Split::new(&self.call, &self.geometry, partials, runs) {
+            Some(split) => Self { split: Some(split), rows: Queue::new(0), ..self },
+            None => self,
+        }
+    }
+
+    /// Takes tasks and runs them until none is left. Any number of workers may do this at once, each with its own
+    /// scratch; when all have returned, all is done.
+    pub fn work<A: ScoreMod, B: MaskMod, C: ProbMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
+        assert!(self.split.is_none() || !C::ACTIVE, "a weight function needs every row whole");
+        dispatch!(isa, |s| self.work_on(s, scratch, mods));
+    }
+
+    /// The same for the steps of an instruction set.
+    fn work_on<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod>(
+        &self,
+        s: S,
+        scratch: &mut Scratch,
+        mods: &Mods<A, B, C>,
+    ) {
+        let Self { call, outputs, geometry, rows, mass, split, near } = self;
+        let fused = |task| Fused::new(s, mods, call, outputs, task, geometry);
+        if let Some(split) = split {
+            // SAFETY: the call is consistent with its outputs, and the split is its own.
+            unsafe {
+                split_kv::gather(split, call, fused, scratch);
+                if split.is_gathered() {
+                    split_kv::fold(split, fused, scratch);
+                }
+            }
+        }
+        while let Some(number) = rows.take() {
+            let next =
+                if *near { Next::Near } else { rows.peek().map_or(Next::Nothing, |next| Next::Task(self.task(next))) };
+            let fused = fused(self.task(number)).followed_by(next);
+            // SAFETY: the call is consistent with its outputs; every number is taken once and no two tasks share a row,
+            // so this worker owns the task's part of the outputs.
+            unsafe { fused.run(scratch.regions(geometry)) }
+        }
+        let Some(key_mass) = &outputs.key_mass else { return };
+        let kv_heads = call.kv.kv_heads();
+        while let Some(number) = mass.take() {
+            let (index, kv_head) = (number / kv_heads, number % kv_heads);
+            let task = Task { index, kv_head, rows: 0..call.sharing() * call.sequence(index).q_len };
+            let fused = Fused::new(s, mods, call, &Shared::NOTHING, task, geometry);
+            // SAFETY: as above, for the keys of one sequence and head, which no other number stands for.
+            unsafe { fused.key_mass(key_mass, scratch.regions(geometry)) }
+        }
+    }
+
+    #[inline]
+    fn task(&self, number: usize) -> Task {
+        let per_head = rows_per_head(&self.call, self.geometry.task_rows);
+        let kv_heads = self.call.kv.kv_heads();
+        let (head, part) = (number / per_head, number % per_head);
+        let (sharing, task_rows) = (self.call.sharing(), self.geometry.task_rows);
+        let (index, kv_head, first) = match self.call.options.ragged {
+            None => (head / kv_heads, head % kv_heads, part * task_rows),
+            Some(ragged) => {
+                // Sequence s owns parts s + ⌊rows before it / task_rows⌋ on: always enough of them, sometimes one more.
+                let first_part = |s: usize| ragged.q[s] * sharing / task_rows + s;
+                let (mut low, mut high) = (0, ragged.q.len() - 1);
+                while high - low > 1 {
+                    let middle = low.midpoint(high);
+                    if first_part(middle) <= part { low = middle } else { high = middle }
+                }
+                (low, head, (part - first_part(low)) * task_rows)
+            }
+        };
+        let rows = sharing * self.call.sequence(index).q_len;
+        Task { index, kv_head, rows: first.min(rows)..rows.min(first + task_rows) }
+    }
+}
+
+/// Tasks of one key/value head: of one sequence, or of all of them if they are ragged.
+#[inline]
+fn rows_per_head(call: &Call<'_>, task_rows: usize) -> usize {
+    // Saturating: without batches or heads the rows may be any number.
+    let rows = call.sharing().saturating_mul(call.q.shape()[2]);
+    match call.options.ragged {
+        None => rows.div_ceil(task_rows),
+        Some(ragged) if ragged.q.len() > 1 => rows / task_rows + ragged.q.len() - 1,
+        Some(_) => 0,
+    }
+}
+
+impl core::fmt::Debug for Launch<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let written = POINTS.iter().filter(|&&point: &&Point| self.outputs.point(point).is_some());
+        f.debug_struct("Launch")
+            .field("call", &self.call)
+            .field("geometry", &self.geometry)
+            .field("tasks", &self.rows.len())
+            .field("points", &written.collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}

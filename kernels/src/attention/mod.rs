@@ -1,0 +1,13 @@
+//! Attention: the call and its options, one pass over the keys, sharing of work.
+
+pub(crate) mod call;
+pub(crate) mod forward;
+pub(crate) mod launch;
+pub(crate) mod merge;
+pub(crate) mod mods;
+pub(crate) mod options;
+pub(crate) mod outputs;
+pub(crate) mod split_kv;
+pub(crate) mod steps;
+pub(crate) mod tiling;
+pub(crate) mod visibility;

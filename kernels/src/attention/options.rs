@@ -1,0 +1,86 @@
+//! What may happen to scores between Q·Kᵀ and the softmax, as settings and tensors. The order is fixed:
+//! softcap, bias, ALiBi, the caller's score function; then whatever hides keys.
+
+use crate::tensor::view::View;
+
+/// Which keys a row may attend to, key by key. Polarity is in the name: projects disagree, so there is no default.
+///
+/// Shapes broadcast: each of batch, heads, rows and columns may be 1. A mask over the first keys alone is asked for by name
+/// (`Inputs::mask_prefix`).
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Mask<'a> {
+    /// Nonzero: may attend (PyTorch, ONNX, JAX).
+    Keep(View<'a, u8>),
+    /// Nonzero: hidden (burn, PyTorch's `key_padding_mask`).
+    Drop(View<'a, u8>),
+}
+
+impl<'a> Mask<'a> {
+    /// True, or nonzero: may attend.
+    pub fn keep(view: impl Into<View<'a, u8>>) -> Self {
+        Self::Keep(view.into())
+    }
+
+    /// True, or nonzero: hidden.
+    pub fn drop(view: impl Into<View<'a, u8>>) -> Self {
+        Self::Drop(view.into())
+    }
+
+    /// The bytes.
+    pub fn view(&self) -> View<'a, u8> {
+        match *self {
+            Self::Keep(view) | Self::Drop(view) => view,
+        }
+    }
+
+    /// The same rule over another view of the bytes.
+    #[must_use]
+    pub fn with_view(&self, view: View<'a, u8>) -> Self {
+        match self {
+            Self::Keep(_) => Self::Keep(view),
+            Self::Drop(_) => Self::Drop(view),
+        }
+    }
+}
+
+/// Sequences of different lengths laid end to end: sequence `s` has rows `q[s]..q[s + 1]` of the queries and
+/// `k[s]..k[s + 1]` of keys and values.
+#[derive(Debug, Clone, Copy)]
+pub struct Ragged<'a> {
+    /// Cumulative query lengths: 0 first, never falling, one more than there are sequences.
+    pub q: &'a [usize],
+    /// Cumulative key lengths, likewise.
+    pub k: &'a [usize],
+}
+
+/// The settings and tensors that change scores. All off by default.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options<'a> {
+    /// `c`: scores become c·tanh(score / c). Positive and finite.
+    pub softcap: Option<f32>,
+    /// Added to the scores; −∞ hides. `[batch, heads, rows, columns]`; keys beyond its columns are hidden.
+    pub bias: Option<View<'a>>,
+    /// ALiBi slopes, one per query head: −slope·|p − j| is added.
+    pub alibi: Option<&'a [f32]>,
+    /// Keys that rows may attend to, `[batch, heads, rows, columns]`; those beyond its columns are hidden.
+    pub mask: Option<Mask<'a>>,
+    /// Attention sinks, one logit per query head: joins the denominator with value 0.
+    pub sinks: Option<&'a [f32]>,
+    /// Keys of each sequence that exist, from the first on.
+    pub kv_lens: Option<&'a [usize]>,
+    /// Sequences laid end to end, in place of a batch.
+    pub ragged: Option<Ragged<'a>>,
+}
+
+/// ALiBi slopes for `heads` heads by the paper (Press, Smith and Lewis 2022, arXiv:2108.12409): for a power of two,
+/// 2^(−8·i/heads), i = 1 ..= heads; otherwise those of the largest power of two below, then every other one of the next.
+pub fn alibi_slopes(heads: usize) -> Vec<f32> {
+    if heads == 0 {
+        return Vec::new();
+    }
+    let floor = 1usize << heads.ilog2();
+    let slope = |i: usize, of: usize| (-8.0 * i as f64 / of as f64).exp2() as f32;
+    let first = (1..=floor).map(|i| slope(i, floor));
+    first.chain((1..).step_by(2).map(|i| slope(i, 2 * floor))).take(heads).collect()
+}

@@ -1,0 +1,220 @@
+//! The kernel steps, each compiled once per instruction set, in this crate.
+//!
+//! The fused loop is generic over [`Steps`] and may be instantiated elsewhere (user closures make it so), under
+//! whatever optimisation level that crate has. The steps are not: every method below is an ordinary function of this
+//! crate whose body is a kernel inlined into a `#[target_feature]` function.
+
+use crate::attention::options::Mask;
+use crate::attention::steps::bf16::{PairPanels, Round};
+use crate::attention::steps::epilogue::{self, Finish};
+use crate::attention::steps::pv::{self, Values};
+use crate::attention::steps::qk::{self, Scores};
+use crate::attention::steps::qk_int8;
+use crate::attention::steps::score_passes::{self, Columns, Group};
+use crate::attention::steps::softmax;
+use crate::attention::steps::span::{Hull, Span};
+use crate::matmul::pack_steps::PackSteps;
+use crate::matmul::value_operand::RowPairs;
+use crate::simd::Simd;
+use crate::tensor::any::{AnyRowsMut, Typed};
+use crate::tensor::rows::Rows;
+
+/// What the fused loop is made of. A call covers a group of rows times a key block.
+pub(crate) trait Steps: PackSteps {
+    /// # Safety
+    /// As for [`qk::scores`].
+    unsafe fn scores(self, a: Scores<'_>);
+    /// `c·tanh(score / c)`.
+    fn softcap(self, group: Group<'_>, cap: f32);
+    /// # Safety
+    /// As for [`score_passes::bias`].
+    unsafe fn bias(self, group: Group<'_>, rows: &[Columns<f32>]);
+    /// Adds −slope·|p − j|.
+    fn alibi(self, group: Group<'_>, rows: &[(f32, f32)]);
+    /// # Safety
+    /// As for [`score_passes::mask`].
+    unsafe fn mask(self, group: Group<'_>, rows: &[Columns<u8>], polarity: Mask<'_>);
+    /// As [`score_passes::hide_ends`].
+    fn hide_ends(self, group: Group<'_>);
+    /// # Safety
+    /// As for [`score_passes::kept`].
+    unsafe fn kept(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [Hull]);
+    /// Scores to finished weights.
+    fn weights(self, group: Group<'_>, rows: &[(f32, f32)]);
+    /// Weights into the sum of each key.
+    fn add_up(self, group: Group<'_>, mass: &mut [f32]);
+    /// Scores to weights, and the block into the rows' running maximum and sum.
+    fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>);
+    /// Rows gathered over later keys into rows gathered over earlier ones.
+    fn fold(self, state: softmax::Rows<'_>, out: &mut [f32], later: &[f32], dim: usize);
+    /// The same for outputs gathered with care, by factors that are known.
+    fn fold_marked(self, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize);
+    /// # Safety
+    /// As for [`pv::values`].
+    unsafe fn values(self, a: Values<'_>);
+    /// Scores of rows of bytes.
+    fn scores_int8(self, a: qk_int8::Scores<'_>);
+    /// Each key's weights by its factor.
+    fn scale_columns(self, group: Group<'_>, factors: &[f32]);
+    /// # Safety
+    /// As for [`pv::values`].
+    unsafe fn values_int8(self, a: Values<'_, Rows<i8>>);
+    /// # Safety
+    /// As for [`qk::scores`], with queries of pairs.
+    unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>);
+    /// Weights to pairs: see [`Round`].
+    fn round_weights(self, group: Group<'_>);
+    /// # Safety
+    /// As for [`pv::values`], with rounded weights.
+    unsafe fn values_pairs(self, a: Values<'_, RowPairs>);
+    /// # Safety
+    /// As for [`epilogue::finish`].
+    unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool;
+}
+
+macro_rules! steps {
+    ($token:ty) => {
+        impl Steps for $token {
+            unsafe fn scores(self, mut a: Scores<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || by_type!(Typed, a.keys, |keys| unsafe { qk::scores(self, a.of(keys)) }),
+                )
+            }
+
+            fn softcap(self, group: Group<'_>, cap: f32) {
+                self.vectorize(
+                    #[inline(always)]
+                    || score_passes::softcap(self, group, cap),
+                )
+            }
+
+            unsafe fn bias(self, group: Group<'_>, rows: &[Columns<f32>]) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { score_passes::bias(self, group, rows) },
+                )
+            }
+
+            fn hide_ends(self, group: Group<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    || score_passes::hide_ends(self, group),
+                )
+            }
+
+            fn alibi(self, group: Group<'_>, rows: &[(f32, f32)]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || score_passes::alibi(self, group, rows),
+                )
+            }
+
+            unsafe fn mask(self, group: Group<'_>, rows: &[Columns<u8>], polarity: Mask<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { score_passes::mask(self, group, rows, polarity) },
+                )
+            }
+
+            unsafe fn kept(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [Hull]) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { score_passes::kept(rows, polarity, hulls) },
+                )
+            }
+
+            fn weights(self, group: Group<'_>, rows: &[(f32, f32)]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || score_passes::weights(self, group, rows),
+                )
+            }
+
+            fn add_up(self, group: Group<'_>, mass: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || score_passes::add_up(self, group, mass),
+                )
+            }
+
+            #[inline(always)]
+            fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    || softmax::softmax(self, scores, spans, rows, state),
+                )
+            }
+
+            fn fold(self, state: softmax::Rows<'_>, out: &mut [f32], later: &[f32], dim: usize) {
+                self.vectorize(
+                    #[inline(always)]
+                    || softmax::fold(self, state, out, later, dim),
+                )
+            }
+
+            fn fold_marked(self, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize) {
+                self.vectorize(
+                    #[inline(always)]
+                    || softmax::fold_marked(self, factors, out, later, dim),
+                )
+            }
+
+            unsafe fn values(self, mut a: Values<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || by_type!(Typed, a.values, |rows| unsafe { pv::values(self, a.of(rows)) }),
+                )
+            }
+
+            fn scores_int8(self, a: qk_int8::Scores<'_>) {
+                self.with_dot4(a)
+            }
+
+            fn scale_columns(self, group: Group<'_>, factors: &[f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || score_passes::scale_columns(self, group, factors),
+                )
+            }
+
+            unsafe fn values_int8(self, a: Values<'_, Rows<i8>>) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { pv::values(self, a) },
+                )
+            }
+
+            unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>) {
+                // SAFETY: the caller's promise.
+                unsafe { self.with_pairs(a) }
+            }
+
+            fn round_weights(self, group: Group<'_>) {
+                // SAFETY: it asks for nothing.
+                unsafe { self.with_pairs(Round(group)) }
+            }
+
+            unsafe fn values_pairs(self, a: Values<'_, RowPairs>) {
+                // SAFETY: the caller's promise.
+                unsafe { self.with_pairs(a) }
+            }
+
+            unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || by_type!(Typed, out, |out| unsafe { epilogue::finish(self, a, out) }),
+                )
+            }
+        }
+    };
+}
+
+for_each_token!(steps);

@@ -1,0 +1,12 @@
+//! The steps of attention: one block of rows against one block of keys.
+
+pub(crate) mod bf16;
+pub(crate) mod by_isa;
+pub(crate) mod epilogue;
+pub(crate) mod infinite;
+pub(crate) mod pv;
+pub(crate) mod qk;
+pub(crate) mod qk_int8;
+pub(crate) mod score_passes;
+pub(crate) mod softmax;
+pub(crate) mod span;

@@ -1,0 +1,147 @@
+//! QKᵀ: the scores of a group of rows against a block of packed keys, made of the register tiles of `dots.rs`.
+//!
+//! Panels outside, rows inside: a tile's 16 to 64 keys stay in the first-level cache while the rows pass by.
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests;
+
+use crate::attention::steps::score_passes::Columns;
+use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::matmul::dot_tile::{self, Factor, Later, Tile};
+use crate::matmul::prefetch::{Ahead, Trail};
+use crate::matmul::prefetch::{READING_ROWS, asks_ahead};
+use crate::simd::{LANES, Simd};
+use crate::tensor::any::AnyPanels;
+use core::ops::Range;
+
+/// A group of rows, a run of packed keys, and where the scores go.
+pub(crate) struct Scores<'a, K = AnyPanels> {
+    /// The group's query rows, each `head_dim` contiguous floats, or pairs where keys are. All tiles of rows are full but the
+    /// last.
+    pub(crate) queries: &'a [*const f32],
+    /// Packed keys, `[panel][head_dim][16]`, floats or pairs.
+    pub(crate) keys: K,
+    /// Which of the block's panels `keys` points at.
+    pub(crate) panels: Range<usize>,
+    /// The keys each tile of rows needs.
+    pub(crate) spans: &'a [Span],
+    /// In floats or pairs.
+    pub(crate) head_dim: usize,
+    pub(crate) scale: f32,
+    /// A row of a bias for each query, from the block's first key on: read by the pass after this one, and fetched from
+    /// memory while this one computes.
+    pub(crate) next: Option<&'a [Columns<f32>]>,
+    /// Which keys few rows ask for, while they meet the first panel of these, and so on: from where on, and the bytes of an
+    /// element of a panel.
+    pub(crate) later: Option<(*const u8, usize)>,
+    /// What comes later.
+    pub(crate) ahead: &'a mut Ahead,
+    /// `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
+    pub(crate) out: &'a mut [f32],
+}
+
+/// The tiles of a group of rows and a run of panels.
+pub(crate) struct Walk<'a> {
+    pub(crate) rows: usize,
+    /// See [`Scores`], as for the rest.
+    pub(crate) panels: Range<usize>,
+    pub(crate) spans: &'a [Span],
+    /// Panels of a tile; of more than [`READING_ROWS`] rows, the last may have one more.
+    pub(crate) vecs: usize,
+    pub(crate) next: Option<&'a [Columns<f32>]>,
+    pub(crate) ahead: &'a mut Ahead,
+    /// How many lines of what comes later a full tile asks for.
+    pub(crate) lines: usize,
+}
+
+impl Walk<'_> {
+    /// Calls `tile(first row, rows, panels, trail)` for each: rows from a multiple of the tile's, panels that their span needs,
+    /// and what a full tile asks for.
+    #[inline(always)]
+    pub(crate) fn for_each_tile<S: Simd>(self, s: S, mut tile: impl FnMut(usize, usize, Range<usize>, Trail)) {
+        assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
+        assert!(self.next.is_none_or(|next| next.len() >= self.rows));
+        let mut panel = self.panels.start;
+        while panel < self.panels.end {
+            // One panel over goes with the last tile, if registers hold that: alone it loads more than it multiplies. Few rows
+            // wait for memory, and ask for it by tiles of what they are planned for.
+            let left = self.panels.end - panel;
+            let wider = if self.rows > READING_ROWS { dot_tile::widest::<S>(self.vecs) } else { self.vecs };
+            let vecs = if left <= wider { left } else { self.vecs };
+            for (index, span) in self.spans.iter().enumerate() {
+                let (from, to) = (panel.max(span.first_panel()), (panel + vecs).min(span.end_panel()));
+                if from >= to {
+                    continue;
+                }
+                let row = index * S::TILE_ROWS;
+                let rows = S::TILE_ROWS.min(self.rows - row);
+                for columns in self.next.iter().flat_map(|next| &next[row..row + rows]) {
+                    for panel in from..to {
+                        s.prefetch(columns.first.wrapping_add(panel * LANES));
+                    }
+                }
+                let full = rows == S::TILE_ROWS && to - from == self.vecs;
+                self.ahead.beside(
+                    s,
+                    if full { self.lines } else { 0 },
+                    #[inline(always)]
+                    |trail| tile(row, rows, from..to, trail),
+                );
+            }
+            panel += vecs;
+        }
+    }
+}
+
+impl<K> Scores<'_, K> {
+    /// With these keys. By reference: handed on by value, all of it would be copied on the way.
+    #[inline(always)]
+    pub(crate) fn of<T>(&mut self, keys: T) -> Scores<'_, T> {
+        let Scores { queries, ref panels, spans, head_dim, scale, next, later, ref mut ahead, ref mut out, .. } = *self;
+        Scores { queries, keys, panels: panels.clone(), spans, head_dim, scale, next, later, ahead, out }
+    }
+}
+
+/// # Safety
+/// Every query is readable for `head_dim` floats, or pairs where keys are, and so are all panels of keys.
+#[inline(always)]
+pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>) {
+    let (d, all) = (a.head_dim, a.queries.len());
+    assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
+    let scale = s.splat(a.scale);
+    let (first, out) = (a.panels.start, a.out.as_mut_ptr());
+    // Rows of pages, of which tiles do not ask for more, are read more slowly two panels at a time.
+    let few = if a.later.is_some() { T::FEW_VECS } else { 1 };
+    let vecs = dot_tile::panels(s, all, [few, T::VECS]);
+    let lines = dot_tile::asked::<S, T>(vecs, d);
+    let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, lines };
+    walk.for_each_tile(
+        s,
+        #[inline(always)]
+        |row, rows, panels, trail| {
+            // SAFETY: `row + rows ≤ all` and `panels` lies in `a.panels`, so by the assertions above the rows
+            // of `out` are inside their slice; the caller vouches for queries and keys.
+            unsafe {
+                let n = panels.start - first;
+                let later = a.later.filter(|_| asks_ahead::<S>(row, rows, all));
+                let tile = Tile {
+                    rows: a.queries.as_ptr().add(row),
+                    panels: a.keys.add(n * d * LANES),
+                    depth: d,
+                    out: out.add(row * SCORE_STRIDE + panels.start * LANES),
+                    stride: SCORE_STRIDE,
+                    later: later
+                        .map(|(at, bytes)| Later::in_order(s, at.wrapping_add(n * d * bytes), bytes, panels.len())),
+                    trail,
+                };
+                let most = const { [S::TILE_ROWS, dot_tile::widest::<S>(T::VECS)] };
+                by_tile_shape!(rows, panels.len(), most most, |MR, NV| dot_tile::tile::<S, T, MR, NV>(
+                    s,
+                    tile,
+                    #[inline(always)]
+                    |_, total| s.mul(total, scale),
+                ));
+            }
+        },
+    );
+}

@@ -1,0 +1,73 @@
+use super::*;
+use crate::attention::steps::by_isa::Steps;
+use crate::matmul::prefetch::Ahead;
+use crate::simd::avx512::Avx512;
+use crate::tensor::any::Typed;
+use crate::tensor::element::{Bf16, Element};
+
+/// Scores of so many rows against so many panels, as bits. What a core has room for must not show.
+fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32> {
+    let queries: Vec<f32> = (0..rows * d).map(|i| (i as f32 * 0.37).sin()).collect();
+    let pointers: Vec<_> = queries.chunks_exact(d).map(<[f32]>::as_ptr).collect();
+    let spans = vec![Span::new(0, panels * LANES, false); rows.div_ceil(<Avx512 as Simd>::TILE_ROWS)];
+    let mut out = vec![0.0; rows * SCORE_STRIDE];
+    // SAFETY: every query has `d` floats, and the caller made so many panels.
+    unsafe {
+        s.scores(Scores {
+            queries: &pointers,
+            keys,
+            panels: 0..panels,
+            spans: &spans,
+            head_dim: d,
+            scale: 0.7,
+            next: None,
+            later: Some((queries.as_ptr().cast(), 64)),
+            ahead: &mut Ahead::nothing(),
+            out: &mut out,
+        });
+    }
+    out.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn a_roomy_core_gives_the_same_bits() {
+    let Some(s) = Avx512::detect() else {
+        eprintln!("skipped: no AVX-512");
+        return;
+    };
+    for d in [1, 16, 33, 64, 100, 128] {
+        for panels in 1..=5 {
+            let keys: Vec<f32> = (0..panels * d * LANES).map(|i| (i as f32 * 0.11).cos()).collect();
+            let halves: Vec<Bf16> = keys.iter().map(|&x| Bf16::narrow(x)).collect();
+            for rows in (1..=7).chain([16, 17, 24]) {
+                for keys in [Typed::F32(keys.as_ptr()), Typed::Bf16(halves.as_ptr())] {
+                    let [roomy, narrow] = [true, false].map(|room| scores(s.with_room(room), [rows, panels, d], keys));
+                    assert_eq!(roomy, narrow, "{rows} rows, {panels} panels, head_dim {d}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_odd_panel_gives_the_same_bits() {
+    let Some(s) = Avx512::detect() else {
+        eprintln!("skipped: no AVX-512");
+        return;
+    };
+    for d in [1, 16, 33, 64, 100, 128] {
+        let most = 6;
+        let keys: Vec<f32> = (0..most * d * LANES).map(|i| (i as f32 * 0.11).cos()).collect();
+        let all = Typed::F32(keys.as_ptr());
+        for rows in [16, 17, 20, 96] {
+            let whole = scores(s, [rows, most, d], all);
+            for panels in 1..most {
+                let got = scores(s, [rows, panels, d], all);
+                for (row, (got, whole)) in got.chunks(SCORE_STRIDE).zip(whole.chunks(SCORE_STRIDE)).enumerate() {
+                    let seen = panels * LANES;
+                    assert_eq!(got[..seen], whole[..seen], "row {row} of {rows}, {panels} panels, head_dim {d}");
+                }
+            }
+        }
+    }
+}

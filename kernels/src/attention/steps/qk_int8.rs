@@ -1,0 +1,150 @@
+//! Scores of rows of bytes against packed keys of bytes.
+//!
+//! A tile is that of `dots.rs` with four elements at a time and sums that are integers, so one chain does.
+
+use crate::attention::steps::qk::Walk;
+use crate::attention::steps::score_passes::Columns;
+use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::matmul::dot_tile::{self, FAR, FEW_ROWS, Later};
+use crate::matmul::int8::{MAX_HEAD_DIM, Row, panel_bytes, quads};
+use crate::matmul::prefetch::Ahead;
+use crate::matmul::prefetch::asks_ahead;
+use crate::simd::{Dot4, Dot4Work, LANES, Query4};
+
+/// A group of rows, a run of packed keys, and where the scores go.
+pub(crate) struct Scores<'a> {
+    /// The group's query rows, `[row][quads]`, without gaps.
+    pub(crate) queries: &'a [Query4],
+    /// One for each row.
+    pub(crate) rows: &'a [Row],
+    /// Packed keys: see `int8.rs`.
+    pub(crate) keys: &'a [i8],
+    /// Scales of those keys in whole panels, if keys have scales.
+    pub(crate) scales: Option<&'a [f32]>,
+    /// Which of the block's panels `keys` holds.
+    pub(crate) panels: core::ops::Range<usize>,
+    /// The keys each tile of rows needs.
+    pub(crate) spans: &'a [Span],
+    pub(crate) head_dim: usize,
+    /// See [`crate::attention::steps::qk::Scores`].
+    pub(crate) next: Option<&'a [Columns<f32>]>,
+    /// What comes later.
+    pub(crate) ahead: &'a mut Ahead,
+    /// `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Dot4Work for Scores<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Dot4>(self, s: S) {
+        let a = self;
+        let (all, quads, first) = (a.rows.len(), quads(a.head_dim), a.panels.start);
+        assert!(a.head_dim <= MAX_HEAD_DIM && a.queries.len() >= all * quads);
+        assert!(a.keys.len() >= a.panels.len() * panel_bytes(a.head_dim));
+        assert!(a.scales.is_none_or(|scales| scales.len() >= a.panels.len() * LANES));
+        assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
+        let out = a.out.as_mut_ptr();
+        let vecs = dot_tile::panels(s, all, [S::DOT_VECS, S::TILE_VECS]);
+        let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, lines: 0 };
+        walk.for_each_tile(
+            s,
+            #[inline(always)]
+            |row, rows, panels, _| {
+                // Where registers hold fewer rows than a tile of the group has, in equal parts.
+                let parts = rows.div_ceil(S::DOT4_ROWS);
+                let mut done = 0;
+                for part in 0..parts {
+                    let here = (rows - done).div_ceil(parts - part);
+                    let row = row + done;
+                    // SAFETY: `row + here ≤ all` and `panels` lies in `a.panels`, so by the assertions above all of it is
+                    // inside the slices.
+                    unsafe {
+                        let tile = Tile {
+                            queries: a.queries.as_ptr().add(row * quads),
+                            rows: a.rows.as_ptr().add(row),
+                            keys: a.keys.as_ptr().add((panels.start - first) * panel_bytes(a.head_dim)),
+                            scales: a.scales.map(|scales| scales.as_ptr().add((panels.start - first) * LANES)),
+                            quads,
+                            fetch: asks_ahead::<S>(row, here, all),
+                            out: out.add(row * SCORE_STRIDE + panels.start * LANES),
+                        };
+                        let most = const { [S::DOT4_ROWS, S::TILE_VECS] };
+                        by_tile_shape!(here, panels.len(), most most, |MR, NV| tile.run::<S, MR, NV>(s));
+                    }
+                    done += here;
+                }
+            },
+        );
+    }
+}
+
+/// Where a tile's operands lie, and where its scores go.
+#[derive(Clone, Copy)]
+struct Tile {
+    queries: *const Query4,
+    rows: *const Row,
+    keys: *const i8,
+    scales: Option<*const f32>,
+    quads: usize,
+    /// Whether to ask for keys to come.
+    fetch: bool,
+    out: *mut f32,
+}
+
+impl Tile {
+    /// `MR` rows against `NV` panels.
+    ///
+    /// # Safety
+    /// There are `MR` rows of `quads` and their factors, `NV` panels and their scales, and in `out` `MR` rows of
+    /// `NV × 16` writable floats, `SCORE_STRIDE` apart.
+    #[inline(always)]
+    unsafe fn run<S: Dot4, const MR: usize, const NV: usize>(self, s: S) {
+        let Self { queries, rows, keys, scales, quads, fetch, out } = self;
+        let mut sums = [[s.start(0); NV]; MR];
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: row `r < MR`.
+            *sums = [s.start(unsafe { (*rows.add(r)).total }); NV];
+        }
+        // Other tiles are those of many rows, which do not ask: nor do they pay for the question.
+        let fetch = (NV == 1 || NV == 2 && MR <= FEW_ROWS) && fetch;
+        let later = Later::in_order(s, keys.wrapping_add(FAR).cast(), 4 * LANES, NV);
+        if fetch {
+            s.prefetch_pages(later.level(MR), later.of(0, 0), NV * quads * 4 * LANES);
+        }
+        for i in 0..quads {
+            // SAFETY: panel `n < NV` is `quads × 64` bytes; `i < quads`.
+            let at = |n: usize| unsafe { keys.add((n * quads + i) * 4 * LANES) };
+            // SAFETY: as above.
+            let mut four = [unsafe { s.keys(at(0)) }; NV];
+            for (n, four) in four.iter_mut().enumerate() {
+                if fetch {
+                    s.prefetch_line(later.level(MR), later.of(i, n));
+                }
+                // SAFETY: as above.
+                *four = unsafe { s.keys(at(n)) };
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: row `r < MR`, `i < quads`.
+                let q = unsafe { &*queries.add(r * quads + i) };
+                for (sum, &four) in sums.iter_mut().zip(&four) {
+                    *sum = s.dot4(*sum, q, four);
+                }
+            }
+        }
+        for (r, sums) in sums.iter().enumerate() {
+            // SAFETY: row `r < MR`.
+            let factor = s.splat(unsafe { (*rows.add(r)).factor });
+            for (n, &sum) in sums.iter().enumerate() {
+                // SAFETY: sixteen scales of panel `n < NV`; sixteen scores of row `r`.
+                unsafe {
+                    let factor = match scales {
+                        Some(scales) => s.mul(factor, s.load(scales.add(n * LANES))),
+                        None => factor,
+                    };
+                    s.store(out.add(r * SCORE_STRIDE + n * LANES), s.mul(factor, s.to_f32(sum)));
+                }
+            }
+        }
+    }
+}

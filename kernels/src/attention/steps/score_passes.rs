@@ -1,0 +1,361 @@
+//! What happens to a block of scores on its way to the softmax: softcap, bias, ALiBi, masks. Each is a pass over the
+//! block, in second-level cache, so that no option multiplies another; a pass is made only when asked for.
+
+use crate::attention::options::Mask;
+use crate::attention::steps::span::{Hull, SCORE_STRIDE, Span};
+use crate::simd::exp::exp_m1;
+use crate::simd::{LANES, Simd};
+
+/// A row of a bias or mask, from a block's first key on.
+#[derive(Clone, Copy)]
+pub(crate) struct Columns<T> {
+    pub(crate) first: *const T,
+    pub(crate) element: isize,
+    /// Columns there are; keys beyond them are hidden.
+    pub(crate) len: usize,
+}
+
+impl<T: Copy> Columns<T> {
+    pub(crate) const NONE: Self = Self { first: core::ptr::null(), element: 0, len: 0 };
+
+    /// # Safety
+    /// The row is readable and `j < len`.
+    #[inline(always)]
+    unsafe fn get(&self, j: usize) -> T {
+        // SAFETY: the caller's promise.
+        unsafe { *self.first.offset(j as isize * self.element) }
+    }
+
+    /// Calls `f(panel, its sixteen columns)` for each panel: where they lie if they are contiguous and all there,
+    /// otherwise copied and filled up with `fill`.
+    ///
+    /// # Safety
+    /// The row is readable.
+    #[inline(always)]
+    unsafe fn for_each_panel(&self, panels: core::ops::Range<usize>, fill: T, mut f: impl FnMut(usize, *const T)) {
+        let there = if self.element == 1 { self.len / LANES } else { 0 };
+        let split = there.clamp(panels.start, panels.end);
+        for panel in panels.start..split {
+            // SAFETY: sixteen contiguous columns of the row.
+            f(panel, unsafe { self.first.add(panel * LANES) });
+        }
+        for panel in split..panels.end {
+            let mut lanes = [fill; LANES];
+            let first = panel * LANES;
+            for (i, lane) in lanes.iter_mut().enumerate().take(self.len.saturating_sub(first)) {
+                // SAFETY: `first + i < len`.
+                *lane = unsafe { self.get(first + i) };
+            }
+            f(panel, lanes.as_ptr());
+        }
+    }
+}
+
+/// A group's scores against one block.
+pub(crate) struct Group<'a> {
+    /// `[row][SCORE_STRIDE]`.
+    pub(crate) scores: &'a mut [f32],
+    pub(crate) spans: &'a [Span],
+    pub(crate) rows: usize,
+}
+
+impl Group<'_> {
+    /// Calls `f(row, panels, scores of the row)` for each row.
+    #[inline(always)]
+    pub(crate) fn for_each_row<S: Simd>(&mut self, _: S, mut f: impl FnMut(usize, core::ops::Range<usize>, *mut f32)) {
+        assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
+        assert!(self.scores.len() >= self.rows * SCORE_STRIDE);
+        for row in 0..self.rows {
+            let span = self.spans[row / S::TILE_ROWS];
+            // SAFETY: `row < rows`.
+            let scores = unsafe { self.scores.as_mut_ptr().add(row * SCORE_STRIDE) };
+            f(row, span.first_panel()..span.end_panel(), scores);
+        }
+    }
+
+    /// Calls `f(row, first column, scores of the panel)` for each panel of each row.
+    #[inline(always)]
+    fn for_each_panel<S: Simd>(&mut self, s: S, mut f: impl FnMut(usize, usize, *mut f32)) {
+        self.for_each_row(
+            s,
+            #[inline(always)]
+            |row, panels, scores| {
+                for panel in panels {
+                    // SAFETY: spans end inside a block, and a row of scores holds one.
+                    f(row, panel * LANES, unsafe { scores.add(panel * LANES) });
+                }
+            },
+        );
+    }
+}
+
+/// Up to here, tanh is an odd polynomial; beyond, (1 − e)/(1 + e) with e = exp(−2|x|).
+const TANH_SMALL: f32 = 0.625;
+/// Coefficients of x³, x⁵ … x¹¹ of tanh on ±0.625 (Moshier's Cephes, `tanhf`; error below 1 ULP).
+const TANH: [f32; 5] = [-0.333_332_8, 0.133_314_42, -0.053_739_715, 0.020_639_09, -0.005_704_988_7];
+
+/// `c·tanh(score / c)`.
+#[inline(always)]
+pub(crate) fn softcap<S: Simd>(s: S, mut group: Group<'_>, cap: f32) {
+    let (c, over) = (s.splat(cap), s.splat(1.0 / cap));
+    let zero = s.splat(0.0);
+    let small = s.splat(TANH_SMALL);
+    let polynomial = |x: S::V| {
+        let z = s.mul(x, x);
+        let mut p = s.splat(TANH[4]);
+        for k in [TANH[3], TANH[2], TANH[1], TANH[0]] {
+            p = s.fma(p, z, s.splat(k));
+        }
+        s.fma(s.mul(p, z), x, x)
+    };
+    let size = |x: S::V| s.max(x, s.sub(zero, x));
+    group.for_each_row(
+        s,
+        #[inline(always)]
+        |_, panels, scores| {
+            // SAFETY: panels lie inside the row.
+            let at = |panel: usize| unsafe { scores.add(panel * LANES) };
+            // Scores are usually far below the cap: ask once a row whether the long form is needed. Where it is, each lane
+            // still takes the form that its own size calls for, so the bits do not depend on the answer.
+            let mut widest = zero;
+            for panel in panels.clone() {
+                // SAFETY: a panel of the row.
+                widest = s.max(size(s.mul(unsafe { s.load(at(panel)) }, over)), widest);
+            }
+            let long = s.reduce_max(widest) > TANH_SMALL;
+            for panel in panels {
+                // SAFETY: a panel of the row.
+                let x = s.mul(unsafe { s.load(at(panel)) }, over);
+                let mut y = polynomial(x);
+                if long {
+                    let e = exp_m1(s, s.mul(size(x), s.splat(-2.0)));
+                    let tanh = s.div(s.sub(zero, e), s.add(e, s.splat(2.0)));
+                    let signed = s.select_eq(x, size(x), tanh, s.sub(zero, tanh));
+                    y = s.select_eq(s.max(size(x), small), small, y, signed);
+                }
+                // SAFETY: a panel of the row.
+                unsafe { s.store(at(panel), s.mul(y, c)) };
+            }
+        },
+    );
+}
+
+/// Adds a bias; −∞ hides whatever the score was.
+///
+/// # Safety
+/// Every row's columns are readable.
+#[inline(always)]
+pub(crate) unsafe fn bias<S: Simd>(s: S, mut group: Group<'_>, rows: &[Columns<f32>]) {
+    assert!(rows.len() >= group.rows);
+    let hidden = s.splat(f32::NEG_INFINITY);
+    group.for_each_row(
+        s,
+        #[inline(always)]
+        |row, panels, scores| {
+            let add = |panel: usize, bias: *const f32| {
+                // SAFETY: a panel of the row's scores, and sixteen floats.
+                unsafe {
+                    let (at, bias) = (scores.add(panel * LANES), s.load(bias));
+                    s.store(at, s.select_eq(bias, hidden, hidden, s.add(s.load(at), bias)));
+                }
+            };
+            // SAFETY: the caller vouches for the columns.
+            unsafe { rows[row].for_each_panel(panels, f32::NEG_INFINITY, add) };
+        },
+    );
+}
+
+/// Adds −slope·|p − j|: per row the slope, and the row's position counted from the block's first key.
+#[inline(always)]
+pub(crate) fn alibi<S: Simd>(s: S, mut group: Group<'_>, rows: &[(f32, f32)]) {
+    const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+    assert!(rows.len() >= group.rows);
+    // SAFETY: sixteen floats.
+    let lane = unsafe { s.load(LANE.as_ptr()) };
+    group.for_each_panel(
+        s,
+        #[inline(always)]
+        |row, first, at| {
+            let (slope, position) = rows[row];
+            let ahead = s.sub(s.splat(position - first as f32), lane);
+            let distance = s.max(ahead, s.sub(s.splat(0.0), ahead));
+            // SAFETY: a panel of the group's scores.
+            unsafe { s.store(at, s.fma(distance, s.splat(-slope), s.load(at))) };
+        },
+    );
+}
+
+/// Hides the keys that a boolean mask hides.
+///
+/// # Safety
+/// Every row's columns are readable.
+#[inline(always)]
+pub(crate) unsafe fn mask<S: Simd>(s: S, mut group: Group<'_>, rows: &[Columns<u8>], polarity: Mask<'_>) {
+    assert!(rows.len() >= group.rows);
+    let hidden = s.splat(f32::NEG_INFINITY);
+    let keep = matches!(polarity, Mask::Keep(_));
+    group.for_each_row(
+        s,
+        #[inline(always)]
+        |row, panels, scores| {
+            let hide = |panel: usize, bytes: *const u8| {
+                // SAFETY: a panel of the row's scores, and sixteen bytes.
+                unsafe {
+                    let at = scores.add(panel * LANES);
+                    let score = s.load(at);
+                    let (zero, other) = if keep { (hidden, score) } else { (score, hidden) };
+                    s.store(at, s.select_bytes(bytes, zero, other));
+                }
+            };
+            // SAFETY: the caller vouches for the columns.
+            unsafe { rows[row].for_each_panel(panels, u8::from(!keep), hide) };
+        },
+    );
+}
+
+/// Narrows the hull of each row to the keys that its row of the mask keeps.
+///
+/// # Safety
+/// The rows' columns are readable.
+#[inline(always)]
+pub(crate) unsafe fn kept(rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [Hull]) {
+    for (row, hull) in rows.iter().zip(hulls) {
+        let (from, to) = (hull.from, hull.to.min(row.len));
+        if from >= to {
+            *hull = Hull::EMPTY;
+            continue;
+        }
+        let mut copy = [0u8; crate::tensor::rows::KEY_BLOCK];
+        let bytes = if row.element == 1 {
+            // SAFETY: contiguous columns of the row.
+            unsafe { &core::slice::from_raw_parts(row.first, to)[from..] }
+        } else {
+            for (j, byte) in copy.iter_mut().enumerate().take(to).skip(from) {
+                // SAFETY: `j < row.len`.
+                *byte = unsafe { row.get(j) };
+            }
+            &copy[from..to]
+        };
+        // The polarity is settled here, so that the scan's inner loops are free of it.
+        let kept = match polarity {
+            Mask::Keep(_) => extent(
+                bytes,
+                #[inline(always)]
+                |byte| byte != 0,
+            ),
+            Mask::Drop(_) => extent(
+                bytes,
+                #[inline(always)]
+                |byte| byte == 0,
+            ),
+        };
+        *hull = match kept.is_empty() {
+            true => Hull::EMPTY,
+            false => Hull { from: from + kept.from, to: from + kept.to, all: hull.all && kept.all },
+        };
+    }
+}
+
+/// First, one past the last, and all between. Whole chunks are tested without early exits, which compiles to vector
+/// instructions; single bytes only in the chunks at either end.
+#[inline(always)]
+fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> Hull {
+    let any = |chunk: &[u8; LANES]| chunk.iter().fold(false, |any, &byte| any | keeps(byte));
+    let all = |chunk: &[u8; LANES]| chunk.iter().fold(true, |all, &byte| all & keeps(byte));
+    let (chunks, rest) = bytes.as_chunks::<LANES>();
+    // The usual case: all of it.
+    if chunks.iter().fold(true, |yes, chunk| yes & all(chunk)) && rest.iter().all(|&byte| keeps(byte)) {
+        return Hull { from: 0, to: bytes.len(), all: true };
+    }
+    let skip = chunks.iter().position(any).unwrap_or(chunks.len()) * LANES;
+    let Some(first) = bytes[skip..].iter().position(|&byte| keeps(byte)) else { return Hull::EMPTY };
+    let from = skip + first;
+    let last = match rest.iter().rposition(|&byte| keeps(byte)) {
+        Some(i) => chunks.len() * LANES + i,
+        None => {
+            let end = (chunks.iter().rposition(any).unwrap_or(0) + 1) * LANES;
+            bytes[..end.min(bytes.len())].iter().rposition(|&byte| keeps(byte)).unwrap_or(from)
+        }
+    };
+    Hull { from, to: last + 1, all: bytes[from..=last].iter().fold(true, |all, &byte| all & keeps(byte)) }
+}
+
+/// Hides what lies between the last key of a tile's span and the end of its panel.
+#[inline(always)]
+pub(crate) fn hide_ends<S: Simd>(s: S, mut group: Group<'_>) {
+    /// Sixteen keys, then none.
+    const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
+    let (spans, hidden) = (group.spans, s.splat(f32::NEG_INFINITY));
+    group.for_each_row(
+        s,
+        #[inline(always)]
+        |row, panels, scores| {
+            let keys = spans[row / S::TILE_ROWS].keys().end % LANES;
+            if keys > 0 {
+                let keys = &KEYS.as_flattened()[LANES - keys..][..LANES];
+                // SAFETY: a span that ends inside a panel has that panel, its last; `keys` is sixteen bytes.
+                unsafe {
+                    let at = scores.add((panels.end - 1) * LANES);
+                    s.store(at, s.select_bytes(keys.as_ptr(), hidden, s.load(at)));
+                }
+            }
+        },
+    );
+}
+
+/// Scores to finished weights: exp(score − reference) · factor, per row; 0 where hidden, even in a row that is NaN.
+#[inline(always)]
+pub(crate) fn weights<S: Simd>(s: S, mut group: Group<'_>, rows: &[(f32, f32)]) {
+    assert!(rows.len() >= group.rows);
+    let hidden = s.splat(f32::NEG_INFINITY);
+    group.for_each_panel(
+        s,
+        #[inline(always)]
+        |row, _, at| {
+            let (reference, factor) = rows[row];
+            // SAFETY: a panel of the group's scores.
+            unsafe {
+                let score = s.load(at);
+                let weight = s.mul(crate::simd::exp::exp(s, s.sub(score, s.splat(reference))), s.splat(factor));
+                s.store(at, s.select_eq(score, hidden, s.splat(0.0), weight));
+            }
+        },
+    );
+}
+
+/// Adds the group's weights to the sum of each key, row after row.
+#[inline(always)]
+pub(crate) fn add_up<S: Simd>(s: S, mut group: Group<'_>, mass: &mut [f32]) {
+    assert!(mass.len() >= crate::tensor::rows::KEY_BLOCK);
+    group.for_each_panel(
+        s,
+        #[inline(always)]
+        |_, first, at| {
+            // SAFETY: a panel of the group's scores; spans end inside a block, and so inside `mass`.
+            unsafe {
+                let sum = mass.as_mut_ptr().add(first);
+                s.store(sum, s.add(s.load(sum), s.load(at)));
+            }
+        },
+    );
+}
+
+/// Multiplies each key's weights by its factor. A weight of 0 stays 0, whatever the factor: its key is hidden, or as good
+/// as hidden.
+#[inline(always)]
+pub(crate) fn scale_columns<S: Simd>(s: S, mut group: Group<'_>, factors: &[f32]) {
+    assert!(group.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= factors.len()));
+    let zero = s.splat(0.0);
+    group.for_each_panel(
+        s,
+        #[inline(always)]
+        |_, first, at| {
+            // SAFETY: a panel of the group's scores; spans end inside `factors`, by the assertion above.
+            unsafe {
+                let weight = s.load(at);
+                let scaled = s.mul(weight, s.load(factors.as_ptr().add(first)));
+                s.store(at, s.select_eq(weight, zero, zero, scaled));
+            }
+        },
+    );
+}

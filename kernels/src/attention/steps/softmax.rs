@@ -1,0 +1,261 @@
+//! The online softmax, block by block.
+//!
+//! Each 256-key block takes its own maximum, exponentiates against it and sums; the row's running `(max, sum)` and
+//! output then take the block in by two factors. Blocks start at key multiples of 256 and join in order, so it does
+//! not matter which thread computed them, or whether the rows came one at a time.
+//! (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691; the block-local form is Flash-Decoding's.)
+//!
+//! Rules for the corners, all here:
+//! - A score of −∞ hides its key. A block with nothing visible has max −∞ and sum 0; −∞ − (−∞) is never computed,
+//!   because a max of −∞ is replaced by 0 before it is subtracted.
+//! - A NaN score makes the row's sum NaN, and so the whole row: maxima pass NaN over, exponentials do not.
+//! - A score of +∞ makes ∞ − ∞ = NaN of itself, as IEEE softmax does.
+//! - The sum of a block is taken in 16 lanes, lane `key mod 16`, each in key order, then a fixed tree.
+
+use crate::attention::steps::infinite;
+use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::simd::exp::{self, Begun, exp};
+use crate::simd::{LANES, Simd};
+use core::ops::Range;
+
+/// Running state of a group of rows, padded to whole vectors, and what the last block did to it.
+pub(crate) struct Rows<'a> {
+    /// Largest score so far.
+    pub(crate) max: &'a mut [f32],
+    /// Σ exp(score − max) so far.
+    pub(crate) sum: &'a mut [f32],
+    /// Factor of everything gathered before this block. On entry of `join`: the block's own maxima.
+    pub(crate) keep: &'a mut [f32],
+    /// Factor of this block. On entry of `join`: the block's own sums.
+    pub(crate) join: &'a mut [f32],
+}
+
+/// Turns the scores of a block into weights relative to the block's own maximum, and takes the block into the rows'
+/// running state.
+#[inline(always)]
+pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: usize, state: Rows<'_>) {
+    let padded = rows.next_multiple_of(LANES);
+    assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
+    assert!(state.max.len() >= padded && state.sum.len() >= padded);
+    assert!(state.keep.len() >= padded && state.join.len() >= padded);
+    // So that a full tile's rows are taken so many at a time, and those that follow are as many.
+    const { assert!(S::TILE_ROWS.is_multiple_of(S::SIDE_ROWS)) };
+    let mut known = false;
+    for (tile, span) in spans.iter().enumerate() {
+        let (mut row, tile_end) = (tile * S::TILE_ROWS, rows.min((tile + 1) * S::TILE_ROWS));
+        let panels = span.first_panel()..span.end_panel();
+        // Up to where rows have the same panels, as far as the next tile tells.
+        let same = spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
+        let alike_end = if same { rows.min(tile_end + S::TILE_ROWS) } else { tile_end };
+        while row < tile_end {
+            let side = (tile_end - row).min(S::SIDE_ROWS);
+            let next = row + side;
+            let alike = !panels.is_empty() && next + side <= alike_end;
+            let max = &mut state.keep[row..if alike { next + side } else { next }];
+            let few = Few { panels: panels.clone(), known, max, sum: &mut state.join[row..next] };
+            // SAFETY: the rows that `max` is of are below `rows`, and spans end inside a block, so their panels lie inside
+            // `scores`.
+            unsafe {
+                let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
+                match side {
+                    3 if const { S::SIDE_ROWS >= 3 } => weights::<S, 3>(s, scores, few),
+                    2 if const { S::SIDE_ROWS >= 2 } => weights::<S, 2>(s, scores, few),
+                    1 => weights::<S, 1>(s, scores, few),
+                    _ => unreachable!("1 to SIDE_ROWS, at most 3"),
+                }
+            }
+            (row, known) = (next, alike);
+        }
+    }
+    join(s, padded, state);
+}
+
+/// A few rows of a tile that are exponentiated side by side.
+struct Few<'a> {
+    panels: Range<usize>,
+    /// Whether the rows' maxima are there already.
+    known: bool,
+    /// The rows' maxima; then, if there are panels, and as many rows that follow have the same, room for theirs.
+    max: &'a mut [f32],
+    /// Room for the rows' sums.
+    sum: &'a mut [f32],
+}
+
+/// Weights of the scores of `N` rows, in place, and their sums, each taken in the order of keys; on the way, the maxima of the
+/// `N` rows that follow: their scores come from the second-level cache, and are waited for beside the exponentials.
+///
+/// A panel's exponentials are begun before those of the panel before are ended. One after the other, the core would fill its
+/// queues with operations that all wait for the same few.
+///
+/// # Safety
+/// `scores` is one row of [`SCORE_STRIDE`] for each of `few.max`, whose `panels` are readable, and writable in the first `N`.
+#[inline(always)]
+unsafe fn weights<S: Simd, const N: usize>(s: S, scores: *mut f32, few: Few<'_>) {
+    let Few { panels, known, max, sum } = few;
+    let (max, after_max) = max.split_at_mut(N);
+    assert!(sum.len() == N && (after_max.is_empty() || after_max.len() == N));
+    // With none to follow, these rows again, for nothing.
+    let after = if after_max.is_empty() { scores } else { scores.wrapping_add(N * SCORE_STRIDE) };
+    let none = [s.splat(f32::NEG_INFINITY); N];
+    // SAFETY: here and below, the caller's promise.
+    unsafe {
+        if !known {
+            let mut most = none;
+            for panel in panels.clone() {
+                raise(s, scores.add(panel * LANES), &mut most);
+            }
+            reduce(s, most, max);
+        }
+        let mut reference = none;
+        for (reference, &mut max) in reference.iter_mut().zip(max) {
+            *reference = s.splat(if max == f32::NEG_INFINITY { 0.0 } else { max });
+        }
+        let (mut total, mut most) = ([s.splat(0.0); N], none);
+        if let Some(last) = panels.clone().last() {
+            let mut begun = begin(s, scores.add(panels.start * LANES), &reference);
+            raise(s, after.add(panels.start * LANES), &mut most);
+            for panel in panels.start..last {
+                let next = begin(s, scores.add((panel + 1) * LANES), &reference);
+                raise(s, after.add((panel + 1) * LANES), &mut most);
+                end(s, begun, scores.add(panel * LANES), &mut total);
+                begun = next;
+            }
+            reduce(s, most, after_max);
+            end(s, begun, scores.add(last * LANES), &mut total);
+        }
+        for (sum, total) in sum.iter_mut().zip(total) {
+            *sum = s.reduce_sum(total);
+        }
+    }
+}
+
+/// `most` becomes at least the panel's scores.
+///
+/// # Safety
+/// Sixteen readable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
+#[inline(always)]
+unsafe fn raise<S: Simd, const N: usize>(s: S, scores: *const f32, most: &mut [S::V; N]) {
+    for (row, most) in most.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *most = s.max(unsafe { s.load(scores.add(row * SCORE_STRIDE)) }, *most);
+    }
+}
+
+/// The largest lanes of as many vectors as there is room for.
+#[inline(always)]
+fn reduce<S: Simd, const N: usize>(s: S, most: [S::V; N], max: &mut [f32]) {
+    for (max, most) in max.iter_mut().zip(most) {
+        *max = s.reduce_max(most);
+    }
+}
+
+/// Begins the exponentials of a panel's scores, less each row's reference.
+///
+/// # Safety
+/// Sixteen readable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
+#[inline(always)]
+unsafe fn begin<S: Simd, const N: usize>(s: S, scores: *const f32, reference: &[S::V; N]) -> Begun<S::V, N> {
+    let mut x = *reference;
+    for (row, x) in x.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *x = s.sub(unsafe { s.load(scores.add(row * SCORE_STRIDE)) }, *x);
+    }
+    exp::begin(s, x)
+}
+
+/// Finishes them, writes them and adds them up.
+///
+/// # Safety
+/// Sixteen writable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
+#[inline(always)]
+unsafe fn end<S: Simd, const N: usize>(s: S, begun: Begun<S::V, N>, weights: *mut f32, total: &mut [S::V; N]) {
+    for (row, weight) in exp::end(s, begun).into_iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { s.store(weights.add(row * SCORE_STRIDE), weight) };
+        total[row] = s.add(total[row], weight);
+    }
+}
+
+/// Takes rows gathered over later keys into rows gathered over earlier ones, as [`softmax`] and the values kernel do
+/// with a block: `later.max` and `later.sum` go in as `keep` and `join`. Rows are `dim` long.
+#[inline(always)]
+pub(crate) fn fold<S: Simd>(s: S, state: Rows<'_>, out: &mut [f32], later: &[f32], dim: usize) {
+    let rows = state.max.len();
+    assert!(rows.is_multiple_of(LANES) && [state.sum.len(), state.keep.len(), state.join.len()] == [rows; 3]);
+    assert!(out.len() == later.len() && out.len() <= rows * dim);
+    let Rows { max, sum, keep, join: factor } = state;
+    join(s, rows, Rows { max, sum, keep: &mut *keep, join: &mut *factor });
+    fold_rows([&*keep, &*factor], out, later, dim, |factors, out, later| fold_vector(s, factors, out, later));
+}
+
+/// Takes outputs gathered with care over later keys into such outputs over earlier ones, by factors that [`fold`] or [`softmax`]
+/// found: marks of infinite values (`infinite.rs`) stay marks.
+#[inline(always)]
+pub(crate) fn fold_marked<S: Simd>(s: S, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize) {
+    assert!(out.len() == later.len());
+    fold_rows(factors, out, later, dim, |factors, out, later| {
+        let before = *out;
+        fold_vector(s, factors, out, later);
+        if out.iter().any(|x| x.is_nan()) {
+            for (out, (&before, &later)) in out.iter_mut().zip(before.iter().zip(later)) {
+                *out = infinite::merge(factors, before, later, *out);
+            }
+        }
+    });
+}
+
+/// Calls `fold(factors, sixteen elements of out, the same of later)` for all rows of `dim` elements.
+#[inline(always)]
+fn fold_rows(
+    [keep, factor]: [&[f32]; 2],
+    out: &mut [f32],
+    later: &[f32],
+    dim: usize,
+    mut fold: impl FnMut([f32; 2], &mut [f32; LANES], &[f32; LANES]),
+) {
+    for (row, (out, later)) in out.chunks_exact_mut(dim).zip(later.chunks_exact(dim)).enumerate() {
+        let factors = [keep[row], factor[row]];
+        let ((out, out_rest), (later, later_rest)) = (out.as_chunks_mut(), later.as_chunks());
+        for (out, later) in out.iter_mut().zip(later) {
+            fold(factors, out, later);
+        }
+        if !out_rest.is_empty() {
+            let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
+            a[..out_rest.len()].copy_from_slice(out_rest);
+            b[..later_rest.len()].copy_from_slice(later_rest);
+            fold(factors, &mut a, &b);
+            out_rest.copy_from_slice(&a[..out_rest.len()]);
+        }
+    }
+}
+
+/// `out ← out · keep + later · factor`.
+#[inline(always)]
+fn fold_vector<S: Simd>(s: S, [keep, factor]: [f32; 2], out: &mut [f32; LANES], later: &[f32; LANES]) {
+    // SAFETY: both are sixteen floats.
+    unsafe {
+        let old = s.mul(s.load(out.as_ptr()), s.splat(keep));
+        s.store(out.as_mut_ptr(), s.fma(s.load(later.as_ptr()), s.splat(factor), old));
+    }
+}
+
+/// The running `(max, sum)` take the block in; its maxima and sums become the two factors.
+#[inline(always)]
+fn join<S: Simd>(s: S, padded: usize, state: Rows<'_>) {
+    let hidden = s.splat(f32::NEG_INFINITY);
+    for row in (0..padded).step_by(LANES) {
+        // SAFETY: `row + 16 ≤ padded`, which `softmax` checked all four against.
+        unsafe {
+            let (old_max, old_sum) = (s.load(state.max.as_ptr().add(row)), s.load(state.sum.as_ptr().add(row)));
+            let (max, sum) = (s.load(state.keep.as_ptr().add(row)), s.load(state.join.as_ptr().add(row)));
+            let new_max = s.max(max, old_max);
+            let reference = s.select_eq(new_max, hidden, s.splat(0.0), new_max);
+            let keep = exp(s, s.sub(old_max, reference));
+            let join = exp(s, s.sub(max, reference));
+            s.store(state.max.as_mut_ptr().add(row), new_max);
+            s.store(state.sum.as_mut_ptr().add(row), s.fma(sum, join, s.mul(old_sum, keep)));
+            s.store(state.keep.as_mut_ptr().add(row), keep);
+            s.store(state.join.as_mut_ptr().add(row), join);
+        }
+    }
+}

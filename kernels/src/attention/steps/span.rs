@@ -1,0 +1,71 @@
+//! Spans: the part of a key block that a tile of rows needs.
+
+use crate::simd::LANES;
+use crate::tensor::rows::KEY_BLOCK;
+
+/// Floats from one row of scores to the next. A vector more than the block, so that the rows of a tile, read side by
+/// side, do not all fall into the same few sets of the first-level cache.
+pub(crate) const SCORE_STRIDE: usize = KEY_BLOCK + LANES;
+
+/// The keys of a block that a tile of rows needs: the hull of what its rows see. `lo..hi`, `lo` at the start of a
+/// panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) lo: u16,
+    pub(crate) hi: u16,
+    /// Some row of the tile does not see all of `lo..hi`.
+    pub(crate) partial: bool,
+}
+
+impl Span {
+    pub(crate) const EMPTY: Self = Self { lo: 0, hi: 0, partial: false };
+
+    /// The hull of `lo..hi`, counted from the start of the block.
+    #[inline]
+    pub(crate) fn new(lo: usize, hi: usize, partial: bool) -> Self {
+        assert!(hi <= KEY_BLOCK);
+        if lo >= hi {
+            return Self::EMPTY;
+        }
+        let down = lo / LANES * LANES;
+        Self { lo: down as u16, hi: hi as u16, partial: partial || down != lo }
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(self) -> bool {
+        self.lo >= self.hi
+    }
+
+    /// The keys, in order.
+    #[inline]
+    pub(crate) fn keys(self) -> core::ops::Range<usize> {
+        self.lo as usize..self.hi as usize
+    }
+
+    #[inline]
+    pub(crate) fn first_panel(self) -> usize {
+        self.lo as usize / LANES
+    }
+
+    /// One past the last panel.
+    #[inline]
+    pub(crate) fn end_panel(self) -> usize {
+        (self.hi as usize).div_ceil(LANES)
+    }
+}
+
+/// The keys of a block that one row sees: the smallest range that holds them, and whether it sees all of that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hull {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) all: bool,
+}
+
+impl Hull {
+    pub(crate) const EMPTY: Self = Self { from: 0, to: 0, all: true };
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.from >= self.to
+    }
+}

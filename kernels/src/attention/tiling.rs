@@ -1,0 +1,188 @@
+//! Sizes: how a call is cut up, and the scratch that one worker needs for it. Plain data; no bit of a result depends
+//! on any of it.
+
+use crate::attention::steps::span::SCORE_STRIDE;
+use crate::kv::value_panels::WINDOW;
+use crate::matmul::int8::query_floats;
+use crate::simd::LANES;
+use crate::simd::aligned::Lines;
+use crate::simd::width::LINE_BYTES;
+use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
+
+/// Most rows whose scores are held at once. 96 rows of 256 scores are 104 KB, in the second-level cache beside the
+/// block's keys and values; 48 measured 1–2 % slower.
+pub const MAX_GROUP: usize = 96;
+const _: () = assert!(MAX_GROUP.is_multiple_of(LANES));
+
+/// Most rows of a task. A task packs each key block once, so more rows mean less packing (1.3 % of the work at 384 rows,
+/// head_dim 64), but also fewer tasks to share out and more state to keep in cache.
+pub const MAX_TASK: usize = 384;
+
+/// Floats of packed keys held at once: 256 keys of head_dim 256, a quarter of a megabyte.
+const KEY_FLOATS: usize = 64 * 1024;
+/// Columns of values packed at once: 256 keys of them are a quarter of a megabyte.
+const VALUE_COLS: usize = WINDOW;
+/// Floats of running output, and of packed queries, held by a task.
+const ROW_FLOATS: usize = 48 * 1024;
+
+/// How a call is cut into tasks, groups and packed runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Geometry {
+    /// Length of a query or key.
+    pub(crate) head_dim: usize,
+    /// Length of a value.
+    pub(crate) value_dim: usize,
+    /// Query rows of a task, over the heads that share a key/value head.
+    pub(crate) task_rows: usize,
+    /// Rows there is scratch for: as many as a task of these dimensions may ever have, so that the scratch does not
+    /// depend on lengths. What a short call does not touch costs address space, not memory.
+    most_rows: usize,
+    /// Rows whose scores are computed together.
+    pub(crate) group_rows: usize,
+    /// Keys of a block there is scratch for.
+    block_keys: usize,
+    /// Keys of a block packed at once, at most.
+    pub(crate) pack_keys: usize,
+    /// Value columns of a block packed at once, if values are packed at all.
+    pub(crate) pack_cols: usize,
+}
+
+impl Geometry {
+    /// The geometry for these dimensions, with tasks of at most `rows` rows, in whole tiles of `tile_rows`.
+    ///
+    /// # Panics
+    /// If a dimension is larger than [`MAX_DIM`], or tiles have no rows.
+    pub fn new(head_dim: usize, value_dim: usize, rows: usize, tile_rows: usize) -> Self {
+        assert!(head_dim <= MAX_DIM && value_dim <= MAX_DIM && tile_rows > 0, "a dimension beyond MAX_DIM");
+        let pack_keys = (KEY_FLOATS / head_dim.max(1) / LANES * LANES).clamp(LANES, KEY_BLOCK);
+        let width = value_dim.next_multiple_of(LANES);
+        let pack_cols = VALUE_COLS.min(width.max(LANES));
+        let whole = |rows: usize| if rows > tile_rows { rows / tile_rows * tile_rows } else { rows.max(1) };
+        let fits = ROW_FLOATS / head_dim.max(width).max(1);
+        // If a block's keys or values do not fit at once they are packed again for every group: make the group the task.
+        let most = if pack_keys < KEY_BLOCK || pack_cols < width { MAX_GROUP } else { MAX_TASK };
+        let most_rows = whole(most.min(fits));
+        let task_rows = whole(rows.min(most_rows));
+        // More than one group: MAX_GROUP is whole vectors, so groups do not share a vector of row states.
+        let group_rows = task_rows.min(MAX_GROUP);
+        Self { head_dim, value_dim, task_rows, most_rows, group_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols }
+    }
+
+    /// The same with no more scratch than calls of so few keys take: for a call that brings its own and does not keep it.
+    /// A quarter of tiny calls' time would be the system's, finding memory.
+    #[must_use]
+    pub fn snug(self, kv_len: usize) -> Self {
+        let block_keys = kv_len.clamp(1, KEY_BLOCK).next_multiple_of(LANES);
+        Self { most_rows: self.task_rows, block_keys, pack_keys: self.pack_keys.min(block_keys), ..self }
+    }
+
+    /// True if there is scratch for blocks of so many keys altogether.
+    pub(crate) fn holds(&self, kv_len: usize) -> bool {
+        kv_len.min(KEY_BLOCK) <= self.block_keys
+    }
+
+    /// Query rows of a task, over the heads that share a key/value head.
+    pub fn task_rows(&self) -> usize {
+        self.task_rows
+    }
+
+    /// Rows whose scores are computed together.
+    pub fn group_rows(&self) -> usize {
+        self.group_rows
+    }
+
+    /// Keys of a block packed at once.
+    pub fn pack_keys(&self) -> usize {
+        self.pack_keys
+    }
+
+    /// Floats from one row of running output to the next.
+    #[inline]
+    pub(crate) fn width(&self) -> usize {
+        self.value_dim.next_multiple_of(LANES)
+    }
+
+    /// Lengths in floats of the regions of a worker's scratch, in the order of [`Regions`].
+    #[inline]
+    fn lengths(&self) -> [usize; 7] {
+        let (rows, group) = (self.most_rows, self.most_rows.min(MAX_GROUP));
+        [
+            self.pack_keys * self.head_dim,
+            self.block_keys * self.pack_cols,
+            group * SCORE_STRIDE,
+            rows * self.width(),
+            rows * self.head_dim.max(query_floats(self.head_dim)),
+            2 * rows.next_multiple_of(LANES),
+            2 * group.next_multiple_of(LANES),
+        ]
+        .map(|floats| floats.next_multiple_of(LANES))
+    }
+
+    /// Bytes of scratch that each worker needs. Independent of the number of rows and keys; at most 1 MiB for
+    /// dimensions up to 4096.
+    pub fn scratch_bytes(&self) -> usize {
+        self.lengths().iter().sum::<usize>() * size_of::<f32>() + LINE_BYTES
+    }
+}
+
+/// The memory of one worker. Grows to what a geometry needs and stays.
+#[derive(Default)]
+pub struct Scratch {
+    lines: Lines,
+}
+
+impl Scratch {
+    /// Empty; the first use allocates.
+    pub const fn new() -> Self {
+        Self { lines: Lines::new() }
+    }
+
+    /// Makes room for `geometry`. Allocates only if there is less. False if there is no memory.
+    #[inline]
+    #[must_use]
+    pub fn try_reserve(&mut self, geometry: &Geometry) -> bool {
+        self.lines.try_reserve(geometry.lengths().iter().sum())
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.lines.bytes()
+    }
+
+    #[inline]
+    pub(crate) fn regions(&mut self, geometry: &Geometry) -> Regions<'_> {
+        assert!(self.try_reserve(geometry), "no memory for a worker's scratch");
+        let mut rest = self.lines.floats_mut();
+        let mut cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this geometry");
+        let [keys, values, scores, out, queries, state, factors] = geometry.lengths().map(&mut cut);
+        let (max, sum) = state.split_at_mut(geometry.most_rows.next_multiple_of(LANES));
+        let (keep, join) = factors.split_at_mut(geometry.most_rows.min(MAX_GROUP).next_multiple_of(LANES));
+        Regions { keys, values, scores, out, queries, max, sum, keep, join }
+    }
+}
+
+impl core::fmt::Debug for Scratch {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Scratch").field("bytes", &self.bytes()).finish()
+    }
+}
+
+/// A worker's scratch, cut up.
+pub(crate) struct Regions<'a> {
+    /// Packed keys, `[panel][head_dim][16]`, or in pairs: see `pairs.rs`.
+    pub(crate) keys: &'a mut [f32],
+    /// Packed values, `[run][key][columns]`.
+    pub(crate) values: &'a mut [f32],
+    /// `[row of the group][SCORE_STRIDE]`.
+    pub(crate) scores: &'a mut [f32],
+    /// Running output, `[row of the task][width]`.
+    pub(crate) out: &'a mut [f32],
+    /// Copied queries, `[row of the task][head_dim]`, if theirs are not contiguous; or in pairs, or as bytes: see `queries.rs`.
+    pub(crate) queries: &'a mut [f32],
+    /// Running maximum and sum of each row of the task.
+    pub(crate) max: &'a mut [f32],
+    pub(crate) sum: &'a mut [f32],
+    /// What a block does to each row of the group: see `softmax::Rows`.
+    pub(crate) keep: &'a mut [f32],
+    pub(crate) join: &'a mut [f32],
+}

@@ -1,0 +1,422 @@
+//! Keys and values kept from call to call, in the form the kernels read them in.
+//!
+//! A sequence is a list of blocks of 256 keys, each with its own memory, so growing copies nothing. A block holds, for
+//! each key/value head, sixteen panels of packed keys `[panel][head_dim][16]` and the values of 256 keys, padded to whole
+//! vectors, in strips of columns (`strips.rs`); all of the cache's element type, or bytes and scales as in `int8.rs`. Sequences that begin alike share blocks;
+//! who writes into a shared block gets a copy of it first.
+
+mod layout;
+mod write;
+
+use crate::kv::key_block::{BlockValues, Keys};
+use crate::kv::value_panels::Strips;
+use crate::simd::aligned::{Lines, has_memory};
+use crate::simd::isa::Isa;
+use crate::tensor::any::{Tensor, Typed};
+use crate::tensor::element::{Bf16, Dtype, Element, F16, Load};
+use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
+use core::ops::Range;
+use layout::{Format, Int8, Sizes, part};
+use std::sync::Arc;
+use write::{Place, Write, WriteBytes};
+
+/// The keys and values of several sequences, packed.
+#[derive(Debug)]
+pub struct Cache {
+    sizes: Sizes,
+    /// If it keeps bytes: what that takes.
+    int8: Option<Int8>,
+    /// If keys are evicted: how many of the last and of the first stay.
+    keep: Option<Keep>,
+    /// Blocks of each sequence; `None` where they were evicted.
+    sequences: Vec<Vec<Option<Block>>>,
+    lens: Vec<usize>,
+    /// Blocks that nobody uses.
+    spare: Vec<Block>,
+}
+
+/// Floats from which on it is looked whether there is memory for all of them together.
+const MUCH: usize = 64 << 20;
+
+impl Clone for Cache {
+    /// Shares the memory, as [`Cache::fork`] does.
+    fn clone(&self) -> Self {
+        let Self { sizes, int8, keep, sequences, lens, spare: _ } = self;
+        let (sequences, lens) = (sequences.clone(), lens.clone());
+        Self { sizes: *sizes, int8: int8.clone(), keep: *keep, sequences, lens, spare: Vec::new() }
+    }
+}
+
+/// Memory of a block.
+type Block = Arc<Lines>;
+
+/// Which keys a sliding cache keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keep {
+    /// Keys that the next row may see, its own included.
+    pub last: usize,
+    /// First keys that stay for good.
+    pub first: usize,
+    /// Keys that stay beyond the last, for rows that come after a rollback.
+    pub rollback: usize,
+}
+
+impl Cache {
+    /// An empty cache of so many sequences: keys of `head_dim`, values of `value_dim` elements. `None` if there is no memory
+    /// for so many.
+    pub fn new(
+        dtype: Dtype,
+        [sequences, kv_heads]: [usize; 2],
+        [head_dim, value_dim]: [usize; 2],
+        keep: Option<Keep>,
+    ) -> Option<Self> {
+        let last = keep.is_none_or(|keep| keep.last > 0);
+        assert!(last && head_dim.max(value_dim) <= MAX_DIM, "a window without keys, or a dimension beyond MAX_DIM");
+        let sizes = Sizes { format: Format::Elements(dtype), kv_heads, head_dim, value_dim };
+        sizes.bytes().filter(|&bytes| bytes <= isize::MAX as usize)?;
+        let (mut blocks, mut lens) = (Vec::new(), Vec::new());
+        blocks.try_reserve_exact(sequences).ok()?;
+        lens.try_reserve_exact(sequences).ok()?;
+        blocks.resize(sequences, Vec::new());
+        lens.resize(sequences, 0);
+        Some(Self { sizes, int8: None, keep, sequences: blocks, lens, spare: Vec::new() })
+    }
+
+    /// What a sequence takes, empty.
+    pub const SEQUENCE_BYTES: usize = size_of::<Vec<Option<Block>>>() + size_of::<usize>();
+
+    /// The same, empty, with elements of another type.
+    #[must_use]
+    pub fn with_dtype(self, dtype: Dtype) -> Self {
+        Self { sizes: Sizes { format: Format::Elements(dtype), ..self.sizes }, int8: None, ..self.emptied() }
+    }
+
+    /// The same, empty, with room for rollbacks of so many tokens. `None` if all keys stay.
+    #[must_use]
+    pub fn with_rollback(self, tokens: usize) -> Option<Self> {
+        let keep = self.keep.map(|keep| Keep { rollback: tokens, ..keep })?;
+        Some(Self { keep: Some(keep), ..self.emptied() })
+    }
+
+    /// The same without keys and memory.
+    fn emptied(mut self) -> Self {
+        self.sequences.iter_mut().for_each(Vec::clear);
+        self.lens.fill(0);
+        self.spare.clear();
+        self
+    }
+
+    /// The same, empty, that keeps bytes: every value with a scale of its own, and so every key, unless its channels have
+    /// scales, `[kv_heads][head_dim]`.
+    ///
+    /// # Panics
+    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or there are scales, but not one a channel.
+    #[must_use]
+    pub fn with_int8(self, channels: Option<Box<[f32]>>) -> Self {
+        let Sizes { kv_heads, head_dim, value_dim, .. } = self.sizes;
+        assert!(head_dim <= crate::matmul::int8::MAX_HEAD_DIM, "keys are too long for bytes");
+        assert!(
+            channels.as_ref().is_none_or(|scales| Some(scales.len()) == kv_heads.checked_mul(head_dim)),
+            "a scale for each channel"
+        );
+        let format = Format::Int8 { key_scales: channels.is_none() };
+        let row = vec![0.0; head_dim.max(value_dim).next_multiple_of(crate::simd::LANES)];
+        let int8 = Int8 { channels, row, bytes: vec![0; head_dim + self.sizes.width()] };
+        Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..self.emptied() }
+    }
+
+    /// The type of its elements; `None` for bytes.
+    pub fn dtype(&self) -> Option<Dtype> {
+        match self.sizes.format {
+            Format::Elements(dtype) => Some(dtype),
+            Format::Int8 { .. } => None,
+        }
+    }
+
+    /// True if it keeps bytes.
+    pub fn is_int8(&self) -> bool {
+        self.int8.is_some()
+    }
+
+    /// If it keeps bytes: the scales of the channels of a head's keys, if those have any.
+    pub(crate) fn channels(&self, head: usize) -> Option<Option<&[f32]>> {
+        let d = self.sizes.head_dim;
+        let channels = self.int8.as_ref()?.channels.as_ref();
+        Some(channels.map(|scales| &scales[head * d..][..d]))
+    }
+
+    /// Shapes of keys and values as seen by a call.
+    pub fn shapes(&self) -> [[usize; 4]; 2] {
+        let Sizes { kv_heads, head_dim, value_dim, .. } = self.sizes;
+        let longest = self.lens.iter().copied().max().unwrap_or(0);
+        [head_dim, value_dim].map(|dim| [self.lens.len(), kv_heads, longest, dim])
+    }
+
+    pub(crate) fn kv_heads(&self) -> usize {
+        self.sizes.kv_heads
+    }
+
+    /// Keys of each sequence, those that were evicted included.
+    pub fn lens(&self) -> &[usize] {
+        &self.lens
+    }
+
+    /// Bytes held, shared blocks counted once, spare ones too.
+    pub fn bytes(&self) -> usize {
+        let mut held: Vec<_> = self.sequences.iter().flatten().flatten().chain(&self.spare).map(Arc::as_ptr).collect();
+        held.sort_unstable();
+        held.dedup();
+        held.len() * self.block_bytes()
+    }
+
+    /// One more sequence, empty. Its number.
+    pub fn add_sequence(&mut self) -> usize {
+        self.sequences.push(Vec::new());
+        self.lens.push(0);
+        self.lens.len() - 1
+    }
+
+    /// The keys of a sequence that were evicted.
+    pub fn evicted(&self, sequence: usize) -> Range<usize> {
+        let blocks = &self.sequences[sequence];
+        let first = blocks.iter().position(Option::is_none).unwrap_or(0);
+        let end = blocks.iter().rposition(Option::is_none).map_or(first, |last| last + 1);
+        first * KEY_BLOCK..end * KEY_BLOCK
+    }
+
+    /// The shortest length, above that of the keys at the front, to which a sequence can be cut: the next row then sees no key
+    /// that was evicted.
+    pub fn shortest(&self, sequence: usize) -> usize {
+        let evicted = self.evicted(sequence);
+        match self.keep {
+            Some(Keep { last, .. }) if !evicted.is_empty() => {
+                (evicted.end + 1).max((evicted.end - 1).saturating_add(last))
+            }
+            _ => 0,
+        }
+    }
+
+    /// Appends the rows of head-first tensors `[_, kv_heads, n, dim]`, batch `b` of them, to a sequence.
+    ///
+    /// # Panics
+    /// If the shapes do not fit. What a cache of bytes is given must be finite, or scores and outputs are NaN.
+    pub fn append(&mut self, isa: Isa, sequence: usize, b: usize, kv: [Tensor<'_>; 2]) {
+        let Sizes { format, kv_heads, head_dim, value_dim } = self.sizes;
+        let ([kb, kh, n, kd], [vb, vh, vn, vd]) = (kv[0].shape(), kv[1].shape());
+        assert!(b < kb && b < vb && (kh, vh) == (kv_heads, kv_heads), "keys and values do not fit the cache");
+        assert!(n == vn && (kd, vd) == (head_dim, value_dim), "keys and values do not fit the cache");
+        assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
+        self.evict(sequence);
+        let mut int8 = self.int8.take();
+        let mut done = 0;
+        while done < n {
+            let (block, row) = (self.lens[sequence] / KEY_BLOCK, self.lens[sequence] % KEY_BLOCK);
+            let here = (n - done).min(KEY_BLOCK - row);
+            let sizes = self.sizes;
+            let lines = self.block_mut(sequence, block);
+            let place = Place { sizes, row, kv, b, rows: done..done + here };
+            match (format, &mut int8) {
+                (Format::Elements(Dtype::F32), _) => Write(place, lines.floats_mut()).write(isa),
+                (Format::Elements(Dtype::Bf16), _) => Write(place, lines.elements_mut::<Bf16>()).write(isa),
+                (Format::Elements(Dtype::F16), _) => Write(place, lines.elements_mut::<F16>()).write(isa),
+                (Format::Int8 { .. }, Some(int8)) => WriteBytes { place, int8, lines }.write(isa),
+                (Format::Int8 { .. }, None) => unreachable!("a cache of bytes has what that takes"),
+            }
+            self.lens[sequence] += here;
+            done += here;
+        }
+        self.int8 = int8;
+    }
+
+    /// Forgets the keys of a sequence from `len` on. Its memory is kept for later.
+    pub fn truncate(&mut self, sequence: usize, len: usize) {
+        if len < self.lens[sequence] {
+            self.lens[sequence] = len;
+            for block in self.sequences[sequence].drain(len.div_ceil(KEY_BLOCK)..).flatten() {
+                spare(&mut self.spare, block);
+            }
+        }
+    }
+
+    /// Makes `to` what `from` is, sharing its memory.
+    pub fn fork(&mut self, from: usize, to: usize) {
+        assert!(from.max(to) < self.lens.len(), "no such sequence");
+        if from == to {
+            return;
+        }
+        self.truncate(to, 0);
+        let (source, target) = if from < to {
+            let (low, high) = self.sequences.split_at_mut(to);
+            (&low[from], &mut high[0])
+        } else {
+            let (low, high) = self.sequences.split_at_mut(from);
+            (&high[0], &mut low[to])
+        };
+        target.extend_from_slice(source);
+        self.lens[to] = self.lens[from];
+    }
+
+    /// Evicts what no row to come will see.
+    fn evict(&mut self, sequence: usize) {
+        let Some(Keep { last, first, rollback }) = self.keep else { return };
+        // The next row is its own last key, which is not here yet.
+        let from = first.div_ceil(KEY_BLOCK);
+        let to = (self.lens[sequence] + 1).saturating_sub(last.saturating_add(rollback)) / KEY_BLOCK;
+        let blocks = &mut self.sequences[sequence];
+        let to = to.min(blocks.len());
+        // Those before them are gone already.
+        for block in blocks[from.min(to)..to].iter_mut().rev().map_while(Option::take) {
+            spare(&mut self.spare, block);
+        }
+    }
+
+    /// Memory of a block: [`Self::new`] made sure that it can be counted.
+    fn block_bytes(&self) -> usize {
+        self.sizes.bytes().expect("counted when the cache was made")
+    }
+
+    /// Gets the memory that appending so many tokens to each of these sequences takes. False if there is none.
+    #[must_use]
+    pub fn try_reserve(&mut self, sequences: Range<usize>, tokens: usize) -> bool {
+        let mut blocks = 0usize;
+        for sequence in sequences {
+            self.evict(sequence);
+            let (len, there) = (self.lens[sequence], &self.sequences[sequence]);
+            let Some(end) = len.checked_add(tokens) else { return false };
+            // One more where the last block is shared, and has to be copied.
+            let copied = tokens > 0 && !len.is_multiple_of(KEY_BLOCK) && there.last().is_some_and(is_shared);
+            blocks = blocks.saturating_add(end.div_ceil(KEY_BLOCK) - there.len() + usize::from(copied));
+        }
+        let floats = self.block_bytes() / size_of::<f32>();
+        // Asked for in one go first: block by block, the system would give more than it has.
+        let all = blocks.saturating_sub(self.spare.len()).saturating_mul(floats);
+        if all > MUCH && !has_memory(all) {
+            return false;
+        }
+        while self.spare.len() < blocks {
+            let mut lines = Lines::new();
+            if self.spare.try_reserve(1).is_err() || !lines.try_reserve(floats) {
+                return false;
+            }
+            self.spare.push(Arc::new(lines));
+        }
+        true
+    }
+
+    /// A block to write to: there, and not shared.
+    fn block_mut(&mut self, sequence: usize, block: usize) -> &mut Lines {
+        let floats = self.block_bytes() / size_of::<f32>();
+        let mut fresh = || {
+            self.spare.pop().unwrap_or_else(|| {
+                let mut lines = Lines::new();
+                lines.reserve(floats);
+                Arc::new(lines)
+            })
+        };
+        let blocks = &mut self.sequences[sequence];
+        if block == blocks.len() {
+            blocks.push(Some(fresh()));
+        }
+        let block = blocks[block].as_mut().expect("keys are appended behind the last one, which is never evicted");
+        if Arc::get_mut(block).is_none() {
+            let mut copy = fresh();
+            let lines = Arc::get_mut(&mut copy).expect("spare blocks are nobody's");
+            lines.floats_mut()[..floats].copy_from_slice(&block.floats()[..floats]);
+            *block = copy;
+        }
+        Arc::get_mut(block).expect("it is nobody else's")
+    }
+
+    fn block(&self, sequence: usize, block: usize) -> Option<&Lines> {
+        self.sequences.get(sequence)?.get(block)?.as_deref()
+    }
+
+    /// True if the block is there.
+    pub(crate) fn holds(&self, sequence: usize, block: usize) -> bool {
+        self.block(sequence, block).is_some()
+    }
+
+    /// A head's packed keys of a block that is held.
+    pub(crate) fn keys(&self, sequence: usize, head: usize, block: usize) -> Keys {
+        let (lines, at) = (self.held(sequence, block), self.sizes.parts(head));
+        match self.sizes.format {
+            Format::Elements(Dtype::F32) => Keys::Packed(Typed::F32(part(lines, at.keys).as_ptr())),
+            Format::Elements(Dtype::Bf16) => Keys::Packed(Typed::Bf16(part(lines, at.keys).as_ptr())),
+            Format::Elements(Dtype::F16) => Keys::Packed(Typed::F16(part(lines, at.keys).as_ptr())),
+            Format::Int8 { key_scales } => Keys::Int8 {
+                keys: part(lines, at.keys),
+                scales: key_scales.then(|| part(lines, at.key_scales) as *const _),
+            },
+        }
+    }
+
+    /// A head's values of a block that is held: 256 rows.
+    pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
+        fn strips<T: Load>(lines: &Lines, bytes: Range<usize>, width: usize) -> Strips<T> {
+            Strips { first: part(lines, bytes).as_ptr(), width }
+        }
+        let (lines, at, width) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.width());
+        BlockValues::Strips(match self.sizes.format {
+            Format::Elements(Dtype::F32) => Typed::F32(strips(lines, at.values, width)),
+            Format::Elements(Dtype::Bf16) => Typed::Bf16(strips(lines, at.values, width)),
+            Format::Elements(Dtype::F16) => Typed::F16(strips(lines, at.values, width)),
+            Format::Int8 { .. } => {
+                let scales = part(lines, at.value_scales) as *const _;
+                return BlockValues::Int8 { strips: strips(lines, at.values, width), scales };
+            }
+        })
+    }
+
+    fn held(&self, sequence: usize, block: usize) -> &Lines {
+        self.block(sequence, block).expect("the block is held")
+    }
+
+    pub(crate) fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+        let inside = h < self.sizes.kv_heads && d < self.sizes.head_dim && j < *self.lens.get(b)?;
+        let (block, row) = (self.block(b, j / KEY_BLOCK).filter(|_| inside)?, j % KEY_BLOCK);
+        let (at, i) = (self.sizes.parts(h), self.sizes.key(row, d));
+        Some(match self.sizes.format {
+            Format::Elements(dtype) => element(block, dtype, at.keys, i),
+            Format::Int8 { .. } => {
+                let scale = match self.channels(h)? {
+                    Some(channels) => channels[d],
+                    None => part::<f32>(block, at.key_scales)[row],
+                };
+                f32::from(part::<i8>(block, at.keys)[i]) * scale
+            }
+        })
+    }
+
+    pub(crate) fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
+        let inside = h < self.sizes.kv_heads && d < self.sizes.value_dim && j < *self.lens.get(b)?;
+        let (block, row) = (self.block(b, j / KEY_BLOCK).filter(|_| inside)?, j % KEY_BLOCK);
+        let (at, i) = (self.sizes.parts(h), self.sizes.value(row, d));
+        Some(match self.sizes.format {
+            Format::Elements(dtype) => element(block, dtype, at.values, i),
+            Format::Int8 { .. } => {
+                f32::from(part::<i8>(block, at.values)[i]) * part::<f32>(block, at.value_scales)[row]
+            }
+        })
+    }
+}
+
+/// An element of a part of a block, widened.
+fn element(lines: &Lines, dtype: Dtype, bytes: Range<usize>, i: usize) -> f32 {
+    match dtype {
+        Dtype::F32 => part::<f32>(lines, bytes)[i],
+        Dtype::Bf16 => part::<Bf16>(lines, bytes)[i].widen(),
+        Dtype::F16 => part::<F16>(lines, bytes)[i].widen(),
+    }
+}
+
+/// True if another sequence or cache has the block, too.
+fn is_shared(block: &Option<Block>) -> bool {
+    block.as_ref().is_some_and(|block| Arc::strong_count(block) > 1)
+}
+
+/// Keeps a block for later, if nobody else has it.
+fn spare(spare: &mut Vec<Block>, mut block: Block) {
+    if Arc::get_mut(&mut block).is_some() {
+        spare.push(block);
+    }
+}

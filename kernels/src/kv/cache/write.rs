@@ -1,0 +1,135 @@
+//! Tokens into blocks.
+
+use super::layout::{Int8, Parts, Sizes, part_mut};
+use crate::kv::value_panels::strips;
+use crate::matmul::int8;
+use crate::matmul::pack::Care;
+use crate::matmul::pack_steps::PackSteps;
+use crate::simd::LANES;
+use crate::simd::aligned::Lines;
+use crate::simd::isa::Isa;
+use crate::tensor::any::{AnyRows, Tensor};
+use crate::tensor::element::{Dtype, Element};
+use core::ops::Range;
+
+/// Some rows of keys and values, and where in a block they go.
+pub(super) struct Place<'a> {
+    pub(super) sizes: Sizes,
+    /// The first row there.
+    pub(super) row: usize,
+    pub(super) kv: [Tensor<'a>; 2],
+    /// Batch and rows here.
+    pub(super) b: usize,
+    pub(super) rows: Range<usize>,
+}
+
+/// Writes them to a block's elements.
+pub(super) struct Write<'a, T>(pub(super) Place<'a>, pub(super) &'a mut [T]);
+
+impl<T: Element> Write<'_, T> {
+    pub(super) fn write(self, isa: Isa) {
+        dispatch!(isa, |s| self.run(s))
+    }
+
+    fn run<S: PackSteps>(self, s: S) {
+        let Self(Place { sizes, row, kv: [k, v], b, rows }, elements) = self;
+        for h in 0..sizes.kv_heads {
+            // SAFETY: `append` made sure that the head and the rows are inside both tensors.
+            let (k, v) = unsafe { (k.rows(b, h, rows.start), v.rows(b, h, rows.start)) };
+            let Parts { keys, values, .. } = sizes.parts(h);
+            let [keys, values] = [keys, values].map(|at| at.start / size_of::<T>()..at.end / size_of::<T>());
+            // SAFETY: as above.
+            unsafe {
+                write_keys(s, k, sizes, row..row + rows.len(), &mut elements[keys]);
+                for strip in strips(sizes.width()) {
+                    let v = v.columns_from(strip.start);
+                    let cols = sizes.value_dim.min(strip.end) - strip.start;
+                    let places = &mut elements[values.clone()][sizes.value(row, strip.start)..];
+                    if let Some(floats) = as_floats(places) {
+                        s.pack_rows(v, [rows.len(), cols], Care::Fast, floats);
+                        continue;
+                    }
+                    for (j, place) in places.chunks_exact_mut(strip.len()).take(rows.len()).enumerate() {
+                        for (d, x) in place[..cols].iter_mut().enumerate() {
+                            *x = T::narrow(v.get(j, d));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Packs rows of keys into their places among a head's.
+///
+/// # Safety
+/// There are so many rows, of `head_dim` elements.
+unsafe fn write_keys<S: PackSteps, T: Element>(s: S, keys: AnyRows, sizes: Sizes, places: Range<usize>, to: &mut [T]) {
+    let d = sizes.head_dim;
+    let mut j = places.start;
+    while j < places.end {
+        let left = places.end - j;
+        if j.is_multiple_of(LANES)
+            && left >= LANES
+            && let Some(floats) = as_floats(&mut to[sizes.key(j, 0)..])
+        {
+            // Whole panels go through registers, the last one filled up.
+            // SAFETY: the caller's promise.
+            unsafe { s.pack_keys(keys.rows_from(j - places.start), [left; 2], d, floats) };
+            return;
+        }
+        for i in 0..d {
+            // SAFETY: the caller's promise.
+            to[sizes.key(j, i)] = T::narrow(unsafe { keys.get(j - places.start, i) });
+        }
+        j += 1;
+    }
+}
+
+/// The same elements, if they are floats.
+fn as_floats<T: Element>(elements: &mut [T]) -> Option<&mut [f32]> {
+    // SAFETY: `T` is `f32`: no other type says so.
+    (T::DTYPE == Dtype::F32).then(|| unsafe { &mut *(core::ptr::from_mut(elements) as *mut [f32]) })
+}
+
+/// Writes rows to a block of bytes.
+pub(super) struct WriteBytes<'a> {
+    pub(super) place: Place<'a>,
+    pub(super) int8: &'a mut Int8,
+    pub(super) lines: &'a mut Lines,
+}
+
+impl WriteBytes<'_> {
+    pub(super) fn write(self, isa: Isa) {
+        dispatch!(isa, |s| self.run(s))
+    }
+
+    fn run<S: PackSteps>(self, s: S) {
+        let Self { place: Place { sizes, row, kv, b, rows }, int8: Int8 { channels, row: wide, bytes }, lines } = self;
+        let (d, e, width) = (sizes.head_dim, sizes.value_dim, sizes.width());
+        let (key, value) = bytes.split_at_mut(d);
+        for h in 0..sizes.kv_heads {
+            let Parts { keys, key_scales, values, value_scales } = sizes.parts(h);
+            let channels = channels.as_ref().map(|scales| &scales[h * d..][..d]);
+            for (i, j) in rows.clone().zip(row..) {
+                // SAFETY: `append` made sure that the head and the row are inside both tensors.
+                let [k, v] = kv.map(|x| unsafe { x.rows(b, h, i) });
+                // SAFETY: a row of `d` elements.
+                unsafe { s.pack_rows(k, [1, d], Care::Fast, wide) };
+                match channels {
+                    // What is not finite was refused, or is the caller's to know about.
+                    Some(channels) => _ = s.quantise_by_channel(&wide[..d], channels, key),
+                    None => part_mut(lines, key_scales.clone())[j] = s.quantise(&wide[..d], key),
+                }
+                int8::place_key(key, j, part_mut(lines, keys.clone()));
+                // SAFETY: a row of `e` elements.
+                unsafe { s.pack_rows(v, [1, e], Care::Fast, wide) };
+                part_mut(lines, value_scales.clone())[j] = s.quantise(&wide[..e], value);
+                let places = part_mut(lines, values.clone());
+                for strip in strips(width) {
+                    places[sizes.value(j, strip.start)..][..strip.len()].copy_from_slice(&value[strip]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Keys and values: where they come from, and the block of them that attention works on.
+
+pub(crate) mod cache;
+pub(crate) mod key_block;
+pub(crate) mod pages;
+pub(crate) mod source;
+pub(crate) mod value_panels;

@@ -1,0 +1,12 @@
+//! Matrix products: the register tile of dot products, what it multiplies, packing, prefetching.
+
+#[macro_use]
+pub(crate) mod tile_shape;
+pub(crate) mod bf16_pairs;
+pub(crate) mod dot_tile;
+pub(crate) mod int8;
+pub(crate) mod operands;
+pub(crate) mod pack;
+pub(crate) mod pack_steps;
+pub(crate) mod prefetch;
+pub(crate) mod value_operand;

@@ -1,0 +1,124 @@
+//! Packing, compiled once per instruction set: ordinary functions of this crate, however many callers there are.
+
+use crate::matmul::bf16_pairs;
+use crate::matmul::int8;
+use crate::matmul::pack::{self, Care};
+use crate::simd::isa::Isa;
+use crate::simd::{Pair, Query4, Simd};
+use crate::tensor::any::{AnyRows, Tensor, Typed};
+use crate::tensor::element::Bf16;
+use crate::tensor::rows::Rows;
+
+/// The steps that bring rows into the form that tiles read.
+pub(crate) trait PackSteps: Simd {
+    /// # Safety
+    /// As for [`pack::pack_keys`].
+    unsafe fn pack_keys(self, keys: AnyRows, n: [usize; 2], d: usize, out: &mut [f32]);
+    /// # Safety
+    /// As for [`pack::pack_rows`].
+    unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [f32]);
+    /// The same rounded.
+    ///
+    /// # Safety
+    /// As for [`pack::pack_rows`].
+    unsafe fn round_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [Bf16]);
+    /// # Safety
+    /// As for [`pack::all_finite`].
+    unsafe fn all_finite(self, values: AnyRows, n: usize, cols: usize) -> bool;
+    /// # Safety
+    /// As for [`bf16_pairs::pack`].
+    unsafe fn pack_pairs(self, keys: Rows<Bf16>, n: [usize; 2], d: usize, out: &mut [Pair]);
+    /// A row to bytes: see [`int8::quantise`].
+    fn quantise(self, xs: &[f32], out: &mut [i8]) -> f32;
+    /// A row to bytes, each channel by its own scale: see [`int8::quantise_by_channel`].
+    fn quantise_by_channel(self, xs: &[f32], scales: &[f32], out: &mut [i8]) -> bool;
+    /// A query row to bytes: see [`int8::quantise_query`].
+    fn quantise_query(self, xs: &[f32], scale: f32, out: &mut [Query4]) -> int8::Row;
+}
+
+macro_rules! pack_steps {
+    ($token:ty) => {
+        impl PackSteps for $token {
+            unsafe fn pack_keys(self, keys: AnyRows, n: [usize; 2], d: usize, out: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || by_type!(Typed, keys, |keys| unsafe { pack::pack_keys(self, keys, n, d, out) }),
+                )
+            }
+
+            unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || by_type!(Typed, values, |values| unsafe { pack::pack_rows(self, values, size, care, out) }),
+                )
+            }
+
+            unsafe fn round_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [Bf16]) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || by_type!(Typed, values, |values| unsafe { pack::pack_rows(self, values, size, care, out) }),
+                )
+            }
+
+            unsafe fn all_finite(self, values: AnyRows, n: usize, cols: usize) -> bool {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || by_type!(Typed, values, |values| unsafe { pack::all_finite(self, values, n, cols) }),
+                )
+            }
+
+            unsafe fn pack_pairs(self, keys: Rows<Bf16>, n: [usize; 2], d: usize, out: &mut [Pair]) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller's promise.
+                    || unsafe { bf16_pairs::pack(self, keys, n, d, out) },
+                )
+            }
+
+            fn quantise(self, xs: &[f32], out: &mut [i8]) -> f32 {
+                self.vectorize(
+                    #[inline(always)]
+                    || int8::quantise(xs, out),
+                )
+            }
+
+            fn quantise_by_channel(self, xs: &[f32], scales: &[f32], out: &mut [i8]) -> bool {
+                self.vectorize(
+                    #[inline(always)]
+                    || int8::quantise_by_channel(xs, scales, out),
+                )
+            }
+
+            fn quantise_query(self, xs: &[f32], scale: f32, out: &mut [Query4]) -> int8::Row {
+                self.vectorize(
+                    #[inline(always)]
+                    || int8::quantise_query(xs, scale, out),
+                )
+            }
+        }
+    };
+}
+
+for_each_token!(pack_steps);
+
+impl Tensor<'_> {
+    /// The first element that is not finite, and its index.
+    pub fn not_finite(&self, isa: Isa) -> Option<([usize; 4], f32)> {
+        let [batch, heads, rows, dim] = self.shape();
+        if rows == 0 || dim == 0 {
+            return None;
+        }
+        (0..batch).flat_map(|b| (0..heads).map(move |h| [b, h])).find_map(|[b, h]| {
+            // SAFETY: row 0 of a head that is there; all rows of it.
+            if dispatch!(isa, |s| unsafe { s.all_finite(self.rows(b, h, 0), rows, dim) }) {
+                return None;
+            }
+            let mut at = (0..rows).flat_map(|l| (0..dim).map(move |d| [b, h, l, d]));
+            at.find_map(|at| self.get(at).filter(|x| !x.is_finite()).map(|x| (at, x)))
+        })
+    }
+}

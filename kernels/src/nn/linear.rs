@@ -1,0 +1,281 @@
+//! f(x·Wᵀ + b) with weights packed once: the scores' register tile, with rows of x for queries and rows of W for keys.
+//!
+//! ```text
+//! for each task: up to 96 rows of x, a run of panels
+//!     for each 64 columns:           their panels stay in second-level cache while the rows pass by
+//!         for each 6 rows: out = tile + b
+//!         out = f(out)               while it is in cache
+//! ```
+
+use crate::matmul::dot_tile::{self, FAR, Later, Tile};
+use crate::matmul::pack_steps::PackSteps;
+use crate::matmul::prefetch::Trail;
+use crate::nn::activation::{self, Activation};
+use crate::simd::aligned::Lines;
+use crate::simd::isa::Isa;
+use crate::simd::width::LINE_BYTES;
+use crate::simd::{LANES, Level, Simd};
+use crate::tensor::any::Typed;
+use crate::tensor::rows::Rows;
+use crate::work_queue::Queue;
+use core::marker::PhantomData;
+
+/// Most rows of a task. 96 rows of 768 floats are 295 KB: with 64 columns of weights, 196 KB, inside the second-level
+/// cache. The weights come in once a task, so fewer rows would make memory show.
+const MAX_ROWS: usize = 96;
+
+/// A matrix of weights, packed to be multiplied by rows: `[panel of 16 outputs][inputs][16]`, and a bias.
+pub struct Packed {
+    panels: Lines,
+    /// One float per output, filled up with zeros to whole panels.
+    bias: Lines,
+    inputs: usize,
+    outputs: usize,
+    activation: Activation,
+}
+
+impl Packed {
+    /// Packs `outputs × inputs` weights, element `[o, i]` at `weights[o·strides.0 + i·strides.1]`, and a bias, which is
+    /// 0 if there is none.
+    ///
+    /// # Panics
+    /// If a slice is too short, `inputs` is 0, or the sizes do not fit the address space.
+    pub fn new(weights: &[f32], [outputs, inputs]: [usize; 2], strides: (usize, usize), bias: Option<&[f32]>) -> Self {
+        let last = |n: usize, stride: usize| n.saturating_sub(1).checked_mul(stride);
+        let reach = last(outputs, strides.0).zip(last(inputs, strides.1)).and_then(|(a, b)| a.checked_add(b));
+        let fits = outputs == 0 || reach.is_some_and(|reach| reach < weights.len());
+        assert!(
+            inputs > 0 && fits && strides.0.max(strides.1) <= isize::MAX as usize,
+            "weights do not fit their shape"
+        );
+        let padded = outputs.checked_next_multiple_of(LANES).expect("a size that fits the address space");
+        let size = padded.checked_mul(inputs).expect("a size that fits the address space");
+        let (mut panels, mut offsets) = (Lines::new(), Lines::new());
+        panels.reserve(size);
+        offsets.reserve(padded);
+        if let Some(bias) = bias {
+            offsets.floats_mut()[..outputs].copy_from_slice(&bias[..outputs]);
+        }
+        struct Pack<'a>(Rows, [usize; 2], &'a mut [f32]);
+        impl Pack<'_> {
+            fn run<S: PackSteps>(self, s: S) {
+                let Self(rows, [outputs, inputs], out) = self;
+                // SAFETY: the caller has checked that `rows` holds `outputs` rows of `inputs` elements.
+                unsafe { s.pack_keys(Typed::F32(rows), [outputs; 2], inputs, out) }
+            }
+        }
+        let rows = Rows::strided(weights.as_ptr(), strides.0 as isize, strides.1 as isize);
+        dispatch!(Isa::detect(), |s| Pack(rows, [outputs, inputs], panels.floats_mut()).run(s));
+        Self { panels, bias: offsets, inputs, outputs, activation: Activation::Identity }
+    }
+
+    /// With a function of the results.
+    #[must_use]
+    pub fn then(self, activation: Activation) -> Self {
+        Self { activation, ..self }
+    }
+
+    /// The function of the results.
+    pub fn activation(&self) -> Activation {
+        self.activation
+    }
+
+    /// Length of a row that it multiplies.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Length of a row that it gives.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.panels.bytes() + self.bias.bytes()
+    }
+
+    /// What multiplying this many rows takes, in floating-point operations. Few rows wait for the weights: a float from
+    /// memory takes as long as 16 operations (30 GB/s against 117 GFLOP/s a core).
+    pub fn cost(&self, rows: usize) -> f64 {
+        (2.0 * rows as f64).max(16.0) * self.inputs as f64 * self.outputs as f64
+    }
+
+    fn panels(&self) -> usize {
+        self.outputs.div_ceil(LANES)
+    }
+}
+
+impl core::fmt::Debug for Packed {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Packed").field("outputs", &self.outputs).field("inputs", &self.inputs).finish_non_exhaustive()
+    }
+}
+
+/// Rows times packed weights: a queue of tasks that workers empty together.
+pub struct Product<'a> {
+    x: &'a [f32],
+    weights: &'a Packed,
+    out: *mut f32,
+    rows: usize,
+    task_rows: usize,
+    task_panels: usize,
+    tasks: Queue,
+    _out: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: workers write through `out` to disjoint parts of a slice that this borrows exclusively: every task is taken
+// once, and no two tasks share a row and a column.
+unsafe impl Sync for Product<'_> {}
+// SAFETY: as above; a pointer to floats may be sent.
+unsafe impl Send for Product<'_> {}
+
+impl<'a> Product<'a> {
+    /// `out ← x·Wᵀ + b`: rows of [`Packed::inputs`] to rows of [`Packed::outputs`], cut up for this many workers.
+    ///
+    /// # Panics
+    /// If the numbers of rows are not whole or not the same.
+    pub fn new(x: &'a [f32], weights: &'a Packed, out: &'a mut [f32], workers: usize) -> Self {
+        let rows = x.len() / weights.inputs;
+        let fits = rows * weights.inputs == x.len() && rows.checked_mul(weights.outputs) == Some(out.len());
+        assert!(fits, "rows do not fit the weights");
+        // Four tasks a worker, so that the last to finish does not keep the others waiting long; columns are cut only
+        // where there are not rows enough.
+        let wanted = if workers > 1 { workers.saturating_mul(4) } else { 1 };
+        let by_rows = rows.div_ceil(MAX_ROWS).max(wanted.min(rows / MAX_ROWS)).max(1);
+        // Whole tiles, whatever the backend: 12 is a multiple of 6 and of 2.
+        let task_rows = rows.div_ceil(by_rows).max(1).next_multiple_of(12).min(MAX_ROWS);
+        let by_columns = wanted.div_ceil(by_rows);
+        let task_panels = weights.panels().div_ceil(by_columns).next_multiple_of(4).max(1);
+        let tasks = rows.div_ceil(task_rows) * weights.panels().div_ceil(task_panels);
+        let out = out.as_mut_ptr();
+        Self { x, weights, out, rows, task_rows, task_panels, tasks: Queue::new(tasks), _out: PhantomData }
+    }
+
+    /// Takes tasks and runs them until none is left. Any number of workers may do this at once.
+    pub fn work(&self, isa: Isa) {
+        struct Work<'w, 'a>(&'w Product<'a>);
+        impl Work<'_, '_> {
+            fn run<S: PackSteps>(self, s: S) {
+                while let Some(task) = self.0.tasks.take() {
+                    self.0.task(s, task);
+                }
+            }
+        }
+        dispatch!(isa, |s| Work(self).run(s));
+    }
+
+    fn task<S: PackSteps>(&self, s: S, number: usize) {
+        let Self { x, weights, rows, task_rows, task_panels, .. } = *self;
+        let blocks = rows.div_ceil(task_rows);
+        let (first, panel) = (number % blocks * task_rows, number / blocks * task_panels);
+        let mut pointers = [core::ptr::null(); MAX_ROWS];
+        let here = task_rows.min(rows - first);
+        for (row, pointer) in x.chunks_exact(weights.inputs).skip(first).zip(&mut pointers[..here]) {
+            *pointer = row.as_ptr();
+        }
+        // SAFETY: the rows are `inputs` floats each; rows `first..` and the columns of these panels are this task's part
+        // of `out`, which has `outputs` columns.
+        unsafe {
+            let strip = Strip {
+                rows: &pointers[..here],
+                panels: weights.panels.floats(),
+                bias: weights.bias.floats(),
+                inputs: weights.inputs,
+                outputs: weights.outputs,
+                activation: weights.activation,
+                range: panel..weights.panels().min(panel + task_panels),
+                out: self.out.add(first * weights.outputs),
+            };
+            s.vectorize(
+                #[inline(always)]
+                || product(s, strip),
+            );
+        }
+    }
+}
+
+impl core::fmt::Debug for Product<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Product")
+            .field("rows", &self.rows)
+            .field("weights", &self.weights)
+            .field("tasks", &self.tasks.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A few rows against a run of panels.
+pub(crate) struct Strip<'a> {
+    rows: &'a [*const f32],
+    /// All panels, `[panel][inputs][16]`.
+    panels: &'a [f32],
+    /// One for each output, in whole panels.
+    bias: &'a [f32],
+    inputs: usize,
+    outputs: usize,
+    activation: Activation,
+    /// The panels to multiply by.
+    range: core::ops::Range<usize>,
+    /// The first row's results, `outputs` floats apart from the next row's.
+    out: *mut f32,
+}
+
+/// # Safety
+/// Every row is readable for `inputs` floats; `out` has a row of `outputs` floats for each, of which those of the
+/// panels in `range` are this caller's to write.
+#[inline(always)]
+pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
+    let Strip { rows, panels, bias, inputs, outputs, activation, range, out } = a;
+    assert!(range.end <= outputs.div_ceil(LANES));
+    assert!(panels.len() >= range.end * inputs * LANES && bias.len() >= range.end * LANES);
+    let mut panel = range.start;
+    while panel < range.end {
+        let vecs = S::TILE_VECS.min(range.end - panel);
+        let (column, columns) = (panel * LANES, outputs.min((panel + vecs) * LANES) - panel * LANES);
+        let mut row = 0;
+        while row < rows.len() {
+            let tile_rows = S::TILE_ROWS.min(rows.len() - row);
+            // A tile that ends inside a vector is written here first.
+            let mut whole = [0.0f32; 6 * 4 * LANES];
+            // SAFETY: row `row` of `out` exists.
+            let there = unsafe { out.add(row * outputs + column) };
+            let partial = columns < vecs * LANES;
+            let (to, stride) = if partial { (whole.as_mut_ptr(), 4 * LANES) } else { (there, outputs) };
+            // SAFETY: rows and panels are inside their slices by the assertions above; `to` has room for a tile, and in
+            // `out` its columns are the caller's.
+            unsafe {
+                let (rows, bias) = (rows.as_ptr().add(row), bias.as_ptr().add(column));
+                let panels = panels.as_ptr().add(panel * inputs * LANES);
+                // Panels are read side by side.
+                let later = Later {
+                    at: panels.wrapping_byte_add(FAR / vecs).cast(),
+                    step: LINE_BYTES,
+                    panel: inputs * LINE_BYTES,
+                    level: Level::Second,
+                };
+                let (later, trail) = (Some(later), Trail::none(panels));
+                let tile = Tile { rows, panels, depth: inputs, out: to, stride, later, trail };
+                by_tile_shape!(S, tile_rows, vecs, |MR, NV| dot_tile::tile::<S, f32, MR, NV>(
+                    s,
+                    tile,
+                    #[inline(always)]
+                    |n, total| s.add(total, s.load(bias.add(n * LANES))),
+                ));
+            }
+            if partial {
+                for (r, row) in whole.chunks_exact(4 * LANES).take(tile_rows).enumerate() {
+                    // SAFETY: `columns` floats of a row of `out`.
+                    unsafe { there.add(r * outputs).copy_from_nonoverlapping(row.as_ptr(), columns) };
+                }
+            }
+            row += tile_rows;
+        }
+        // SAFETY: the columns just written.
+        unsafe {
+            let strip = activation::Strip { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };
+            activation::activate(s, activation, strip);
+        }
+        panel += vecs;
+    }
+}

@@ -1,0 +1,7 @@
+//! What surrounds attention in a network: linear layers, activations, norms.
+
+pub(crate) mod activation;
+pub(crate) mod elementwise;
+pub(crate) mod linear;
+pub(crate) mod norm;
+pub mod sgemm;

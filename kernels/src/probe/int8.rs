@@ -1,0 +1,256 @@
+//! The int8 steps by themselves, for tests and benchmarks.
+
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::pv::Values;
+use crate::attention::steps::qk_int8::Scores;
+use crate::attention::steps::score_passes::Group;
+use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::attention::tiling::MAX_GROUP;
+use crate::matmul::int8::{MAX_HEAD_DIM, Row, pack_keys, panel_bytes, place_key, quads};
+use crate::matmul::prefetch::Ahead;
+use crate::simd::aligned::Lines;
+use crate::simd::isa::Isa;
+use crate::simd::{LANES, Query4};
+use crate::tensor::rows::KEY_BLOCK;
+use crate::tensor::rows::MAX_DIM;
+use crate::tensor::rows::Rows;
+use core::ops::Range;
+
+/// Keys and values of one head in bytes, as the steps take them.
+pub struct Cache {
+    head_dim: usize,
+    value_dim: usize,
+    len: usize,
+    capacity: usize,
+    /// Scales of channels, if keys have none.
+    channels: Option<Vec<f32>>,
+    keys: Lines,
+    key_scales: Vec<f32>,
+    values: Lines,
+    value_scales: Vec<f32>,
+}
+
+impl core::fmt::Debug for Cache {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Cache").field("len", &self.len).field("head_dim", &self.head_dim).finish_non_exhaustive()
+    }
+}
+
+impl Cache {
+    /// Room for this many tokens. Keys have a scale each, or one for each channel that is given.
+    ///
+    /// # Panics
+    /// If there are channels, but not `head_dim`, a dimension is 0 or longer than can be, or so many tokens of them are more
+    /// than memory.
+    pub fn new(capacity: usize, [head_dim, value_dim]: [usize; 2], channels: Option<Vec<f32>>) -> Self {
+        assert!(channels.as_ref().is_none_or(|channels| channels.len() == head_dim));
+        assert!((1..=MAX_HEAD_DIM).contains(&head_dim) && (1..=MAX_DIM).contains(&value_dim), "dimensions of no cache");
+        let bytes = (head_dim + value_dim).next_multiple_of(LANES).checked_mul(capacity);
+        assert!(bytes.is_some_and(|bytes| bytes <= isize::MAX as usize / 4), "tokens beyond memory");
+        let capacity = capacity.next_multiple_of(LANES);
+        let (mut keys, mut values) = (Lines::new(), Lines::new());
+        keys.reserve(capacity * quads(head_dim));
+        values.reserve(capacity * value_dim.div_ceil(LANES) * LANES / 4);
+        let scales = || vec![0.0; capacity];
+        let (key_scales, value_scales) = (scales(), scales());
+        Self { head_dim, value_dim, len: 0, capacity, channels, keys, key_scales, values, value_scales }
+    }
+
+    /// Holds the tokens of dense rows, packed at once.
+    ///
+    /// # Panics
+    /// If the rows are not whole, or not as many.
+    pub fn pack(isa: Isa, [keys, values]: [&[f32]; 2], dims: [usize; 2], channels: Option<Vec<f32>>) -> Self {
+        struct Pack<'a>(&'a mut Cache, &'a [f32], &'a [f32]);
+        impl Pack<'_> {
+            fn run<S: Steps>(self, s: S) {
+                let Self(cache, keys, values) = self;
+                let d = cache.head_dim;
+                let mut bytes = vec![0; keys.len()];
+                for (j, (key, bytes)) in keys.chunks_exact(d).zip(bytes.chunks_exact_mut(d)).enumerate() {
+                    cache.quantise_key(s, j, key, bytes);
+                }
+                pack_keys(&bytes, d, cache.keys.elements_mut::<i8>());
+                for (j, value) in values.chunks_exact(cache.value_dim).enumerate() {
+                    cache.put_value(s, j, value);
+                }
+            }
+        }
+        assert!(dims[0] > 0, "keys need a length");
+        let len = keys.len() / dims[0];
+        assert!(
+            keys.len() == len * dims[0] && len.checked_mul(dims[1]) == Some(values.len()),
+            "rows that are not whole"
+        );
+        let mut cache = Self { len, ..Self::new(len, dims, channels) };
+        dispatch!(isa, |s| Pack(&mut cache, keys, values).run(s));
+        cache
+    }
+
+    fn quantise_key<S: Steps>(&mut self, s: S, j: usize, key: &[f32], bytes: &mut [i8]) {
+        match &self.channels {
+            Some(channels) => assert!(s.quantise_by_channel(key, channels, bytes), "a finite key"),
+            None => self.key_scales[j] = s.quantise(key, bytes),
+        }
+    }
+
+    fn put_value<S: Steps>(&mut self, s: S, j: usize, value: &[f32]) {
+        let width = self.width();
+        self.value_scales[j] = s.quantise(value, &mut self.values.elements_mut::<i8>()[j * width..][..width]);
+    }
+
+    /// Tokens held.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if no token is held.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes of the packed keys.
+    pub fn key_bytes(&self) -> usize {
+        self.len.div_ceil(LANES) * panel_bytes(self.head_dim)
+    }
+
+    /// Bytes of the values.
+    pub fn value_bytes(&self) -> usize {
+        self.len * self.width()
+    }
+
+    fn width(&self) -> usize {
+        self.value_dim.next_multiple_of(LANES)
+    }
+
+    /// Element `i` of key `j` as it is kept, without the scale of its channel.
+    pub fn key(&self, j: usize, i: usize) -> (i8, f32) {
+        let at = j / LANES * panel_bytes(self.head_dim) + i / 4 * 4 * LANES + j % LANES * 4 + i % 4;
+        (self.keys.elements::<i8>()[at], self.channels.as_ref().map_or(self.key_scales[j], |_| 1.0))
+    }
+
+    /// Element `i` of value `j` as it is kept.
+    pub fn value(&self, j: usize, i: usize) -> (i8, f32) {
+        (self.values.elements::<i8>()[j * self.width() + i], self.value_scales[j])
+    }
+
+    /// Appends a token.
+    ///
+    /// # Panics
+    /// If it has other dimensions, or there is no room.
+    pub fn push(&mut self, isa: Isa, key: &[f32], value: &[f32]) {
+        struct Push<'a>(&'a mut Cache, &'a [f32], &'a [f32]);
+        impl Push<'_> {
+            fn run<S: Steps>(self, s: S) {
+                let Self(cache, key, value) = self;
+                let (j, mut bytes) = (cache.len, vec![0; key.len()]);
+                cache.quantise_key(s, j, key, &mut bytes);
+                place_key(&bytes, j, cache.keys.elements_mut::<i8>());
+                cache.put_value(s, j, value);
+                cache.len += 1;
+            }
+        }
+        assert!(self.len < self.capacity && key.len() == self.head_dim && value.len() == self.value_dim);
+        dispatch!(isa, |s| Push(self, key, value).run(s));
+    }
+
+    /// Scores of up to 96 dense query rows against some of the keys, from the first of a block on: `[row][keys]`.
+    ///
+    /// # Panics
+    /// If rows, keys and scores do not fit.
+    pub fn scores(&self, isa: Isa, queries: &[f32], scale: f32, keys: Range<usize>, out: &mut [f32]) {
+        struct Run<'a>(&'a Cache, &'a [f32], f32, Range<usize>, &'a mut [f32]);
+        impl Run<'_> {
+            fn run<S: Steps>(self, s: S) {
+                let Self(cache, queries, scale, keys, out) = self;
+                let (d, rows) = (cache.head_dim, queries.len() / cache.head_dim);
+                let mut bytes = vec![Query4::ZERO; rows * quads(d)];
+                let mut factors = vec![Row::default(); rows];
+                for (r, (row, bytes)) in queries.chunks_exact(d).zip(bytes.chunks_exact_mut(quads(d))).enumerate() {
+                    factors[r] = match &cache.channels {
+                        Some(channels) => {
+                            let row: Vec<_> = row.iter().zip(channels).map(|(x, scale)| x * scale).collect();
+                            s.quantise_query(&row, scale, bytes)
+                        }
+                        None => s.quantise_query(row, scale, bytes),
+                    };
+                }
+                let mut block = vec![0.0; rows * SCORE_STRIDE];
+                for first in keys.clone().step_by(KEY_BLOCK) {
+                    let here = KEY_BLOCK.min(keys.end - first);
+                    s.scores_int8(Scores {
+                        queries: &bytes,
+                        rows: &factors,
+                        keys: &cache.keys.elements::<i8>()[first / LANES * panel_bytes(d)..],
+                        scales: cache.channels.is_none().then_some(&cache.key_scales[first..]),
+                        panels: 0..here.div_ceil(LANES),
+                        spans: &spans::<S>(rows, here),
+                        head_dim: d,
+                        next: None,
+                        ahead: &mut Ahead::nothing(),
+                        out: &mut block,
+                    });
+                    for (out, block) in out.chunks_exact_mut(keys.len()).zip(block.chunks_exact(SCORE_STRIDE)) {
+                        out[first - keys.start..][..here].copy_from_slice(&block[..here]);
+                    }
+                }
+            }
+        }
+        let rows = queries.len() / self.head_dim;
+        assert!(rows <= MAX_GROUP && queries.len() == rows * self.head_dim && out.len() == rows * keys.len());
+        assert!(keys.start.is_multiple_of(KEY_BLOCK) && keys.end <= self.len);
+        dispatch!(isa, |s| Run(self, queries, scale, keys, out).run(s));
+    }
+
+    /// Adds to `out`, `[row][value_dim in whole 16s]`, some of the values with weights `[row][keys]`. As for
+    /// [`Self::scores`].
+    ///
+    /// # Panics
+    /// If weights, keys and sums do not fit.
+    pub fn values(&self, isa: Isa, weights: &[f32], keys: Range<usize>, out: &mut [f32]) {
+        struct Run<'a>(&'a Cache, &'a [f32], Range<usize>, &'a mut [f32]);
+        impl Run<'_> {
+            fn run<S: Steps>(self, s: S) {
+                let Self(cache, weights, keys, out) = self;
+                let (width, rows) = (cache.width(), weights.len() / keys.len());
+                let mut block = vec![0.0; rows * SCORE_STRIDE];
+                let ones = vec![1.0; rows];
+                for first in keys.clone().step_by(KEY_BLOCK) {
+                    let here = KEY_BLOCK.min(keys.end - first);
+                    for (block, weights) in block.chunks_exact_mut(SCORE_STRIDE).zip(weights.chunks_exact(keys.len())) {
+                        block[..here].copy_from_slice(&weights[first - keys.start..][..here]);
+                    }
+                    let spans = spans::<S>(rows, here);
+                    let group = Group { scores: &mut block, spans: &spans, rows };
+                    s.scale_columns(group, &cache.value_scales[first..]);
+                    let values = &cache.values.elements::<i8>()[first * width..][..here * width];
+                    // SAFETY: `values` holds `here` rows of whole vectors.
+                    unsafe {
+                        s.values_int8(Values {
+                            weights: &block,
+                            values: Rows::strided(values.as_ptr(), width as isize, 1),
+                            vecs: width / LANES,
+                            spans: &spans,
+                            rows,
+                            keep: &ones,
+                            join: &ones,
+                            fresh: false,
+                            out,
+                            out_stride: width,
+                            ends: None,
+                            ahead: &mut Ahead::nothing(),
+                        });
+                    }
+                }
+            }
+        }
+        assert!(keys.start.is_multiple_of(KEY_BLOCK) && keys.end <= self.len && !keys.is_empty());
+        let rows = weights.len() / keys.len();
+        assert!(rows <= MAX_GROUP && weights.len() == rows * keys.len() && out.len() == rows * self.width());
+        dispatch!(isa, |s| Run(self, weights, keys, out).run(s));
+    }
+}
+
+fn spans<S: Steps>(rows: usize, keys: usize) -> Vec<Span> {
+    vec![Span::new(0, keys, false); rows.div_ceil(S::TILE_ROWS)]
+}

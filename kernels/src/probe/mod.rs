@@ -1,0 +1,228 @@
+//! The kernel steps one by one, for this project's tests and benchmarks: what the fused loop calls, on data that is checked
+//! here. Behind the feature `_probe`, and no part of the public interface.
+
+pub mod int8;
+#[cfg(test)]
+mod int8_tests;
+
+pub use crate::machine::{peak_flops, read};
+pub use crate::nn::elementwise::exp_in_place as exp;
+
+use crate::attention::forward::key_block::tables;
+use crate::attention::split_kv::{Unit, Units};
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::pv::Values;
+use crate::attention::steps::qk::Scores;
+use crate::attention::steps::softmax;
+use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::attention::tiling::MAX_GROUP;
+use crate::kv::key_block::{BlockValues, Keys};
+use crate::kv::source::KeyValues;
+use crate::kv::value_panels::Strips;
+use crate::matmul::prefetch::Ahead;
+use crate::simd::LANES;
+use crate::simd::aligned::Lines;
+use crate::simd::isa::Isa;
+use crate::tensor::any::Typed;
+use crate::tensor::rows::KEY_BLOCK;
+use crate::tensor::rows::MAX_DIM;
+use crate::tensor::rows::Rows;
+
+/// Reads every key and value once, in the order in which a few rows of a call would, and does next to nothing with them.
+/// True if all are finite.
+pub fn read_source(kv: &KeyValues<'_>) -> bool {
+    struct ReadSource<'a, 'b>(&'a KeyValues<'b>);
+    impl ReadSource<'_, '_> {
+        fn run<S: Steps>(self, s: S) -> bool {
+            let kv = self.0;
+            let ([sequences, _, longest, d], [.., dv]) = (kv.k_shape(), kv.v_shape());
+            let lens = |b: usize| kv.lens().map_or(longest, |lens| lens[b]);
+            let mut starts = vec![0];
+            starts.extend((0..sequences).scan(0, |units, b| {
+                *units += kv.kv_heads() * lens(b).div_ceil(KEY_BLOCK);
+                Some(*units)
+            }));
+            let units = Units::new(kv, &starts);
+            let mut finite = d > 0 && dv > 0;
+            let mut tables = tables();
+            for unit in 0..if finite { units.len() } else { 0 } {
+                let Unit { sequence: b, head: h, block } = units.at(unit);
+                let first = block * KEY_BLOCK;
+                let len = (lens(b) - first).min(KEY_BLOCK);
+                if !kv.holds(b, first) {
+                    continue;
+                }
+                let [keys, values] = &mut tables;
+                // Bytes are read as floats, whatever they are then.
+                let bytes = |at: *const i8, n: usize| {
+                    let rows = Typed::F32(Rows::strided(at.cast(), 0, 1));
+                    // SAFETY: so many bytes, on a cache line.
+                    core::hint::black_box(unsafe { s.all_finite(rows, 1, n / size_of::<f32>()) });
+                    true
+                };
+                // SAFETY: the keys exist, and their block is held; a cache's panels and strips are whole. Of strips of bytes,
+                // as many are read as the keys have, if not all theirs.
+                finite &= unsafe {
+                    let at = [b, h, first];
+                    let keys = match kv.keys(at, len, keys) {
+                        Keys::Rows(rows) => s.all_finite(rows, len, d),
+                        Keys::Packed(panels) => {
+                            let rows = by_type!(Typed => Typed, panels, |at| Rows::strided(at, 0, 1));
+                            s.all_finite(rows, 1, len / LANES * LANES * d)
+                        }
+                        Keys::Int8 { keys, .. } => bytes(keys.cast(), keys.len() / KEY_BLOCK * len),
+                    };
+                    keys & match kv.values(at, len, values) {
+                        BlockValues::Int8 { strips: Strips { first, width }, .. } => bytes(first, len * width),
+                        values => values.all_finite(s, len, dv),
+                    }
+                };
+            }
+            finite
+        }
+    }
+    dispatch!(Isa::detect(), |s| ReadSource(kv).run(s))
+}
+
+/// One group of rows and one block of keys, on which the steps can be run one at a time.
+#[derive(Debug)]
+pub struct Bench {
+    rows: usize,
+    keys: usize,
+    head_dim: usize,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    packed: Lines,
+    scores: Lines,
+    state: [Vec<f32>; 4],
+    out: Lines,
+}
+
+/// A step of the fused loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Transpose the keys.
+    Pack,
+    /// Q·Kᵀ.
+    Scores,
+    /// Maximum, exponentials, sum: in place, so that the second time it is the softmax of weights, which takes as long.
+    Softmax,
+    /// P·V.
+    Values,
+}
+
+impl Bench {
+    /// Rows (at most 96), keys (at most 256, whole panels of 16), and a head_dim of whole vectors; filled by `fill`.
+    ///
+    /// # Panics
+    /// If the sizes are outside that.
+    pub fn new(rows: usize, keys: usize, head_dim: usize, mut fill: impl FnMut() -> f32) -> Self {
+        assert!(
+            rows <= MAX_GROUP
+                && keys <= crate::KEY_BLOCK
+                && keys.is_multiple_of(LANES)
+                && head_dim.is_multiple_of(LANES)
+                && (1..=MAX_DIM).contains(&head_dim),
+            "sizes no step takes: {rows} rows, {keys} keys, head_dim {head_dim}"
+        );
+        let lines = |floats| {
+            let mut lines = Lines::new();
+            lines.reserve(floats);
+            lines
+        };
+        let mut random = |n: usize| (0..n).map(|_| fill()).collect::<Vec<_>>();
+        Self {
+            rows,
+            keys,
+            head_dim,
+            q: random(rows * head_dim),
+            k: random(keys * head_dim),
+            v: random(keys * head_dim),
+            packed: lines(keys * head_dim),
+            scores: lines(rows * SCORE_STRIDE),
+            state: core::array::from_fn(|_| vec![0.0; MAX_GROUP]),
+            out: lines(rows * head_dim),
+        }
+    }
+
+    /// Runs one step on what the steps before it left.
+    pub fn run(&mut self, isa: Isa, step: Step) {
+        struct Run<'a>(&'a mut Bench, Step);
+        impl Run<'_> {
+            fn run<S: Steps>(self, s: S) {
+                self.0.step(s, self.1);
+            }
+        }
+        dispatch!(isa, |s| Run(self, step).run(s));
+    }
+
+    /// The scores of row `r`, after [`Step::Scores`]; its weights, after [`Step::Softmax`].
+    pub fn scores(&self, r: usize) -> &[f32] {
+        &self.scores.floats()[r * SCORE_STRIDE..][..self.keys]
+    }
+
+    /// The output of row `r`, not normalised, after [`Step::Values`].
+    pub fn out(&self, r: usize) -> &[f32] {
+        &self.out.floats()[r * self.head_dim..][..self.head_dim]
+    }
+
+    /// Query row `r`, key `j`, value `j`.
+    pub fn inputs(&self, r: usize, j: usize) -> [&[f32]; 3] {
+        let d = self.head_dim;
+        [&self.q[r * d..][..d], &self.k[j * d..][..d], &self.v[j * d..][..d]]
+    }
+
+    fn step<S: Steps>(&mut self, s: S, step: Step) {
+        let (d, rows) = (self.head_dim, self.rows);
+        let spans = vec![Span::new(0, self.keys, false); rows.div_ceil(S::TILE_ROWS)];
+        let [max, sum, keep, join] = &mut self.state;
+        match step {
+            Step::Pack => {
+                let keys = Typed::F32(Rows::strided(self.k.as_ptr(), d as isize, 1));
+                // SAFETY: `k` holds `keys` rows of `head_dim`.
+                unsafe { s.pack_keys(keys, [self.keys; 2], d, self.packed.floats_mut()) }
+            }
+            Step::Scores => {
+                let queries: Vec<_> = self.q.chunks_exact(d).map(<[f32]>::as_ptr).collect();
+                // SAFETY: the query pointers are rows of `head_dim`.
+                unsafe {
+                    s.scores(Scores {
+                        queries: &queries,
+                        keys: Typed::F32(self.packed.floats().as_ptr()),
+                        panels: 0..self.keys / LANES,
+                        spans: &spans,
+                        head_dim: d,
+                        scale: 1.0,
+                        next: None,
+                        later: None,
+                        ahead: &mut Ahead::nothing(),
+                        out: self.scores.floats_mut(),
+                    });
+                }
+            }
+            Step::Softmax => {
+                max.fill(f32::NEG_INFINITY);
+                sum.fill(0.0);
+                s.softmax(self.scores.floats_mut(), &spans, rows, softmax::Rows { max, sum, keep, join });
+            }
+            // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.
+            Step::Values => unsafe {
+                s.values(Values {
+                    weights: self.scores.floats(),
+                    values: Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1)),
+                    vecs: d / LANES,
+                    spans: &spans,
+                    rows,
+                    keep,
+                    join,
+                    fresh: false,
+                    out: self.out.floats_mut(),
+                    out_stride: d,
+                    ends: None,
+                    ahead: &mut Ahead::nothing(),
+                });
+            },
+        }
+    }
+}

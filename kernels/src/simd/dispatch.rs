@@ -1,0 +1,39 @@
+//! Dispatch over the instruction sets: the one place that lists their tokens.
+
+/// What a token's `detect` cannot fail for.
+pub(crate) const PROOF: &str = "an Isa is made only for what was detected";
+
+/// Evaluates an expression with the token of an instruction set: the one dispatch. The expression is compiled once for each
+/// token, as a concrete type.
+macro_rules! dispatch {
+    ($isa:expr, |$s:ident| $work:expr) => {
+        match $isa.kind() {
+            $crate::simd::isa::Kind::Portable => {
+                let $s = $crate::simd::portable::Portable;
+                $work
+            }
+            #[cfg(target_arch = "x86_64")]
+            $crate::simd::isa::Kind::Avx2 => {
+                let $s = $crate::simd::avx2::Avx2::detect().expect($crate::simd::dispatch::PROOF);
+                $work
+            }
+            #[cfg(target_arch = "x86_64")]
+            $crate::simd::isa::Kind::Avx512 => {
+                let $s = $crate::simd::avx512::Avx512::detect().expect($crate::simd::dispatch::PROOF);
+                $work
+            }
+        }
+    };
+}
+
+/// Calls a macro with the type of every token: for traits that are implemented for each, so that their methods are compiled in
+/// this crate.
+macro_rules! for_each_token {
+    ($implement:ident) => {
+        $implement!($crate::simd::portable::Portable);
+        #[cfg(target_arch = "x86_64")]
+        $implement!($crate::simd::avx2::Avx2);
+        #[cfg(target_arch = "x86_64")]
+        $implement!($crate::simd::avx512::Avx512);
+    };
+}

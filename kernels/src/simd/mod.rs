@@ -1,0 +1,350 @@
+//! The sixteen-lane vector that every kernel is written in, and the few operations it has.
+//!
+//! A vector has 16 lanes whatever the machine: one AVX-512 register, two AVX2 registers, four SSE2 or NEON
+//! registers. Lanes run over keys in the scores and over value columns in the output, never across `head_dim`, so a
+//! result does not depend on the register width. That, and one shared order of operations, is why AVX2 and AVX-512
+//! give the same bits (the portable backend too, where the build has FMA).
+//!
+//! Rules, each paid for by somebody (DESIGN.md, "Traps"):
+//! 1. A token (`Avx2`, `Avx512`, …) is a zero-sized proof that the machine has the instructions; only
+//!    [`Isa`](crate::Isa), [`Simd::with_dot4`] and [`Simd::with_pairs`] make one, after detection.
+//! 2. Functions generic over `S: Simd` are `#[inline(always)]`. One that is not inlined into its
+//!    `#[target_feature]` caller runs a hundred times slower.
+//! 3. [`Simd::vectorize`] is the only `#[target_feature]` boundary. It is entered once per kernel step, which
+//!    covers a group of rows times a key block; never per tile. [`Simd::with_dot4`] and [`Simd::with_pairs`] enter it, too.
+//! 4. Below the boundary: no rayon, no `dyn`, no function pointers, no allocation.
+//! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
+//! 6. An operation is added when backends do it differently, not because one caller would like it.
+
+pub(crate) use crate::simd::width::LANES;
+use crate::simd::width::LINE_BYTES;
+
+#[macro_use]
+pub(crate) mod dispatch;
+pub(crate) mod aligned;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod exp;
+pub(crate) mod isa;
+pub(crate) mod lanes;
+pub(crate) mod portable;
+pub(crate) mod width;
+
+/// The one NaN that results are written with, whatever payload arithmetic left.
+pub(crate) const QUIET_NAN: f32 = f32::from_bits(0x7fc0_0000);
+
+/// A number as it is written: a NaN as the one.
+#[inline(always)]
+pub(crate) fn quiet(x: f32) -> f32 {
+    if x.is_nan() { QUIET_NAN } else { x }
+}
+
+/// The usual page. With larger ones, a few lines more come nearer than they need to.
+const PAGE_BYTES: usize = 4096;
+
+/// Adding it to a number of moderate size rounds that to an integer (1.5·2²³ does), and leaves the integer plus 127 + 64
+/// in the lowest bits: shifted into place, the exponent field of 2^(n + 64), which is normal for all n in question.
+pub(crate) const SHIFT: f32 = 12_582_912.0 + 191.0;
+
+/// 2⁻⁶⁴: takes back the 64 in [`SHIFT`].
+pub(crate) const TWO_TO_MINUS_64: f32 = f32::from_bits((127 - 64) << 23);
+
+/// Infinity as bits of an `f32`. What is above, the sign apart, is NaN.
+pub(crate) const INFINITY: u32 = f32::INFINITY.to_bits();
+
+/// 2¹⁶ as bits of an `f32`: from here on an `f16` is infinite, and just below rounding gets there by its own carry.
+pub(crate) const F16_END: u32 = (127 + 16) << 23;
+
+/// 2⁻¹⁴ as bits of an `f32`: what is below is subnormal as an `f16`.
+pub(crate) const F16_NORMAL: u32 = (127 - 14) << 23;
+
+/// By how much the exponent field of an `f32` exceeds that of the same number as an `f16`, in place.
+pub(crate) const F16_BIAS: u32 = (127 - 15) << 23;
+
+/// 2⁻²⁴, the unit of subnormal `f16`, and of an `f32` from 0.5 to 1: 0.5 added to such a number rounds it as `f16` does.
+pub(crate) const F16_UNIT: f32 = f32::from_bits((127 - 24) << 23);
+
+/// The cache that memory is asked for in which will be needed in a while.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    First,
+    Second,
+}
+
+/// Sixteen `f32` lanes and what the kernels do with them. All operations are lane by lane and IEEE.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// Sixteen lanes.
+    type V: Copy;
+
+    /// Rows of a register tile. With [`Self::TILE_VECS`], as large as the register file allows: see each backend.
+    const TILE_ROWS: usize;
+    /// Vectors (sixteen columns each) of a register tile.
+    const TILE_VECS: usize;
+    /// Vectors of a tile of scores: half of that where two chains of a dot product run side by side.
+    const DOT_VECS: usize;
+
+    /// Rows whose exponentials are taken side by side, at most 3: as many as registers hold twice, begun and ended.
+    const SIDE_ROWS: usize = 1;
+    /// Whether tiles of values end rows that nothing is added to after them.
+    const ENDS_ROWS: bool = true;
+
+    /// True if [`Self::fma`] rounds once.
+    const FUSED: bool;
+
+    /// Runs `f` compiled for this instruction set. `f` must be inlinable into it: pass a closure marked
+    /// `#[inline(always)]` that calls `#[inline(always)]` functions.
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
+
+    /// Runs `work` with the best dot products of bytes that come with this instruction set, inside
+    /// [`Self::vectorize`]. The token it is handed may be another's, of the same [`Self::TILE_ROWS`].
+    fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output;
+
+    /// True if the machine multiplies pairs of bfloat16 by itself, and this instruction set comes with that.
+    fn has_pairs(self) -> bool {
+        false
+    }
+
+    /// Runs `work` with products of pairs, inside [`Self::vectorize`]. The token it is handed is another's, of the same
+    /// tiles.
+    ///
+    /// # Panics
+    /// If there are none.
+    ///
+    /// # Safety
+    /// What the work asks for.
+    unsafe fn with_pairs<W: PairsWork>(self, work: W) -> W::Output {
+        let _ = work;
+        unreachable!("no products of pairs")
+    }
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::V;
+    /// # Safety
+    /// `p..p + 16` is readable. No alignment is needed.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+    /// Sixteen bytes as numbers.
+    ///
+    /// # Safety
+    /// `p..p + 16` is readable.
+    unsafe fn load_i8(self, p: *const i8) -> Self::V;
+    /// # Safety
+    /// `p..p + 16` is writable. No alignment is needed.
+    unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// The first `n` lanes.
+    ///
+    /// # Safety
+    /// `p..p + n` is writable, `n ≤ 16`. No alignment is needed.
+    #[inline(always)]
+    unsafe fn store_first(self, p: *mut f32, v: Self::V, n: usize) {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: sixteen floats; then the caller's promise.
+        unsafe {
+            self.store(lanes.as_mut_ptr(), v);
+            core::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n);
+        }
+    }
+    /// Sixteen bfloat16, widened exactly: they are the upper halves of `f32`, NaN's payload included.
+    ///
+    /// # Safety
+    /// `p..p + 16` is readable. No alignment is needed.
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V;
+    /// Sixteen IEEE binary16, widened exactly, subnormal numbers too. NaN keeps its payload and becomes quiet.
+    ///
+    /// # Safety
+    /// `p..p + 16` is readable. No alignment is needed.
+    unsafe fn load_f16(self, p: *const u16) -> Self::V;
+    /// As bfloat16, rounded to nearest even: past the largest to ±∞, subnormal numbers as all others. NaN becomes quiet
+    /// and keeps what there is room for of its payload.
+    ///
+    /// # Safety
+    /// `p..p + 16` is writable. No alignment is needed.
+    unsafe fn store_bf16(self, p: *mut u16, v: Self::V);
+    /// The same as IEEE binary16.
+    ///
+    /// # Safety
+    /// `p..p + 16` is writable. No alignment is needed.
+    unsafe fn store_f16(self, p: *mut u16, v: Self::V);
+    /// `zero` where the byte at `p` is 0, `other` where it is not.
+    ///
+    /// # Safety
+    /// `p..p + 16` is readable.
+    unsafe fn select_bytes(self, p: *const u8, zero: Self::V, other: Self::V) -> Self::V;
+
+    /// Asks for the cache line at `p`, which need not exist, to be in the first-level cache.
+    fn prefetch(self, p: *const f32);
+    /// The same for the second-level cache: as if forgotten, on Zen 4, where the page is not in the TLB.
+    fn prefetch_second(self, p: *const f32);
+
+    /// True if the first-level cache has room, and buffers for misses, for what a few rows will read in a while.
+    #[inline(always)]
+    fn is_roomy(self) -> bool {
+        false
+    }
+
+    /// Asks for so many bytes of memory that will be needed in a while, and for their pages.
+    #[inline(always)]
+    fn prefetch_far(self, level: Level, p: *const f32, bytes: usize) {
+        self.prefetch_pages(level, p, bytes);
+        for offset in (0..bytes).step_by(LINE_BYTES) {
+            self.prefetch_line(level, p.wrapping_byte_add(offset));
+        }
+    }
+
+    /// Asks for a line of such memory.
+    #[inline(always)]
+    fn prefetch_line(self, level: Level, p: *const f32) {
+        match level {
+            Level::First => self.prefetch(p),
+            Level::Second => self.prefetch_second(p),
+        }
+    }
+
+    /// Before lines are asked for in the second-level cache: for the first of each page in the first, which looks the page up for
+    /// all of them.
+    #[inline(always)]
+    fn prefetch_pages(self, level: Level, p: *const f32, bytes: usize) {
+        if level == Level::First {
+            return;
+        }
+        let mut offset = p.addr().wrapping_neg() % PAGE_BYTES;
+        while offset < bytes {
+            self.prefetch(p.wrapping_byte_add(offset));
+            offset += PAGE_BYTES;
+        }
+    }
+
+    /// `v` itself, and a place in line: operations on what comes out stay behind those that the calls before were made of. Else
+    /// the compiler, which has the registers in mind, puts independent chains that were side by side one after the other.
+    #[inline(always)]
+    fn in_turn(self, v: Self::V) -> Self::V {
+        v
+    }
+
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a·b + c`, rounded once where the machine can.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `a > b ? a : b`: the second operand wherever either is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a == b ? then : otherwise`; NaN equals nothing.
+    fn select_eq(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
+    /// `(1 + a·b)·2ⁿ`: the sum as by [`Self::fma`], then the product, which is exact unless subnormal. `n` is integral,
+    /// −151 ..= 1, and comes a second time as `shifted` = `n` + [`SHIFT`], whose lowest bits are an exponent field. NaN
+    /// stays NaN.
+    fn one_plus_scaled(self, ab: (Self::V, Self::V), n: Self::V, shifted: Self::V) -> Self::V;
+
+    /// Largest lane; NaN lanes are passed over (unless all are NaN).
+    fn reduce_max(self, v: Self::V) -> f32;
+    /// Sum of the lanes by the tree every backend shares: lane *i* + lane *i + 8*, then 4, 2, 1 apart.
+    fn reduce_sum(self, v: Self::V) -> f32;
+    /// Transposes a square: `out` receives 16 rows of 16, row `i` holding element `i` of all sixteen rows that are `step`
+    /// bytes apart.
+    ///
+    /// # Safety
+    /// Every row is readable for 16 floats, which need not be aligned, `out` writable for 256.
+    unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32);
+}
+
+/// Four consecutive elements of a query row of bytes, in the two forms that instruction sets want them in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Query4 {
+    /// The first in the lowest byte.
+    bytes: i32,
+    /// Elements 0 and 2, sixteen bits each, 0 in the lower half.
+    even: i32,
+    /// Elements 1 and 3.
+    odd: i32,
+}
+
+impl Query4 {
+    pub(crate) const ZERO: Self = Self { bytes: 0, even: 0, odd: 0 };
+
+    #[inline(always)]
+    pub(crate) fn new(e: [i8; 4]) -> Self {
+        let bytes = i32::from_le_bytes(e.map(i8::cast_unsigned));
+        // Shifted up and back an element has its sign. (Not each by itself: so several fours of a row are made at a time.)
+        let even = (bytes << 8 >> 24 << 16) | (bytes << 24 >> 24 & 0xFFFF);
+        let odd = (bytes >> 24 << 16) | (bytes << 16 >> 24 & 0xFFFF);
+        Self { bytes, even, odd }
+    }
+}
+
+/// Dot products of rows of bytes with sixteen keys of bytes, four elements at a time. Sums are 32-bit integers that
+/// wrap, so what fits is exact and every instruction set gives the same. Lanes are keys, as everywhere.
+pub(crate) trait Dot4: Simd {
+    /// Rows of a register tile, at most [`Simd::TILE_ROWS`].
+    const DOT4_ROWS: usize;
+    /// One sum for each key.
+    type Sums: Copy;
+    /// Four elements of each key, made ready.
+    type Keys: Copy;
+
+    /// What the sums of a row start with, given what all its elements add up to: 0, or what makes up for keys that are
+    /// not taken as they are.
+    fn start(self, total: i32) -> Self::Sums;
+    /// # Safety
+    /// `p..p + 64` is readable: four elements of a key, then four of the next.
+    unsafe fn keys(self, p: *const i8) -> Self::Keys;
+    /// `sums[l] + Σ q[e]·keys[4·l + e]`.
+    fn dot4(self, sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums;
+    /// The sums, each rounded once.
+    fn to_f32(self, sums: Self::Sums) -> Self::V;
+}
+
+/// Two bfloat16 side by side, the first in the lower half.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Pair(pub(crate) u32);
+
+impl Pair {
+    #[inline(always)]
+    pub(crate) fn new(first: u16, second: u16) -> Self {
+        Self(u32::from(first) | u32::from(second) << 16)
+    }
+}
+
+/// Products of pairs of bfloat16, as the machine does them: subnormal numbers count as 0, whether they come in or go out.
+pub(crate) trait Pairs: Simd {
+    /// Sixteen pairs.
+    type P: Copy;
+
+    fn splat_pair(self, x: Pair) -> Self::P;
+    /// # Safety
+    /// `p..p + 16` is readable.
+    unsafe fn load_pairs(self, p: *const Pair) -> Self::P;
+    /// Sixteen elements at `a`, each with its neighbour at `b`.
+    ///
+    /// # Safety
+    /// `a..a + 16` and `b..b + 16` are readable.
+    unsafe fn zip(self, a: *const u16, b: *const u16) -> Self::P;
+    /// `sum` and both products of each pair.
+    fn dot2(self, sum: Self::V, x: Self::P, y: Self::P) -> Self::V;
+    /// Sixteen numbers as eight pairs, rounded to nearest even; subnormal numbers become 0.
+    ///
+    /// # Safety
+    /// `p..p + 8` is writable.
+    unsafe fn store_pairs(self, p: *mut Pair, v: Self::V);
+}
+
+/// Something to do with products of pairs: see [`Simd::with_pairs`].
+pub(crate) trait PairsWork {
+    type Output;
+    /// To be marked `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// See each work.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "other backends have no products of pairs"))]
+    unsafe fn run<S: Pairs>(self, s: S) -> Self::Output;
+}
+
+/// Something to do with dot products of bytes: see [`Simd::with_dot4`].
+pub(crate) trait Dot4Work {
+    type Output;
+    /// To be marked `#[inline(always)]`.
+    fn run<S: Dot4>(self, s: S) -> Self::Output;
+}

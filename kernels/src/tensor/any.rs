@@ -1,0 +1,287 @@
+//! Views of any element type, the type a value.
+
+use crate::simd::isa::{Isa, vectorized};
+use crate::tensor::element::{Bf16, Dtype, Element, F16};
+use crate::tensor::rows::Rows;
+use crate::tensor::view::{SharedMut, View, ViewMut};
+
+/// One of three things, by element type.
+#[derive(Clone, Copy)]
+pub(crate) enum Typed<A, B, C> {
+    F32(A),
+    Bf16(B),
+    F16(C),
+}
+
+/// Rows of elements of any type.
+pub(crate) type AnyRows = Typed<Rows<f32>, Rows<Bf16>, Rows<F16>>;
+/// Pointers to rows of results of any type.
+pub(crate) type AnyRowsMut<'a> = Typed<&'a [*mut f32], &'a [*mut Bf16], &'a [*mut F16]>;
+/// Packed keys of any type.
+pub(crate) type AnyPanels = Typed<*const f32, *const Bf16, *const F16>;
+/// Element types of which there are results.
+pub(crate) trait Output: Element {
+    /// Pointers to rows of them, the type a value.
+    fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_>;
+}
+
+impl Output for f32 {
+    #[inline(always)]
+    fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_> {
+        Typed::F32(rows)
+    }
+}
+
+impl Output for Bf16 {
+    #[inline(always)]
+    fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_> {
+        Typed::Bf16(rows)
+    }
+}
+
+impl Output for F16 {
+    #[inline(always)]
+    fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_> {
+        Typed::F16(rows)
+    }
+}
+
+/// Where results go, of any type.
+pub(crate) type AnyShared<'a> = Typed<SharedMut<'a, f32>, SharedMut<'a, Bf16>, SharedMut<'a, F16>>;
+
+/// The same expression for each element type.
+macro_rules! by_type {
+    ($Enum:ident, $value:expr, |$x:pat_param| $e:expr) => {
+        match $value {
+            $Enum::F32($x) => $e,
+            $Enum::Bf16($x) => $e,
+            $Enum::F16($x) => $e,
+        }
+    };
+    ($Enum:ident => $To:ident, $value:expr, |$x:pat_param| $e:expr) => {
+        match $value {
+            $Enum::F32($x) => $To::F32($e),
+            $Enum::Bf16($x) => $To::Bf16($e),
+            $Enum::F16($x) => $To::F16($e),
+        }
+    };
+}
+
+/// A view `[batch, heads, rows, dim]` of elements of any type.
+#[derive(Debug, Clone, Copy)]
+pub enum Tensor<'a> {
+    /// Of `f32`.
+    F32(View<'a>),
+    /// Of bfloat16.
+    Bf16(View<'a, Bf16>),
+    /// Of binary16.
+    F16(View<'a, F16>),
+}
+
+/// A writable view `[batch, heads, rows, dim]` of elements of any type.
+#[derive(Debug)]
+pub enum TensorMut<'a> {
+    /// Of `f32`.
+    F32(ViewMut<'a>),
+    /// Of bfloat16.
+    Bf16(ViewMut<'a, Bf16>),
+    /// Of binary16.
+    F16(ViewMut<'a, F16>),
+}
+
+impl Tensor<'_> {
+    /// `[batch, heads, rows, dim]`.
+    #[inline]
+    pub fn shape(&self) -> [usize; 4] {
+        by_type!(Tensor, self, |view| view.shape())
+    }
+
+    /// Strides in elements.
+    #[inline]
+    pub fn strides(&self) -> [isize; 4] {
+        by_type!(Tensor, self, |view| view.strides())
+    }
+
+    /// The type of the elements.
+    #[inline]
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Self::F32(_) => Dtype::F32,
+            Self::Bf16(_) => Dtype::Bf16,
+            Self::F16(_) => Dtype::F16,
+        }
+    }
+
+    /// The element at an index, widened, or `None` outside the shape.
+    pub fn get(&self, at: [usize; 4]) -> Option<f32> {
+        by_type!(Tensor, self, |view| view.get(at).map(|x| x.widen()))
+    }
+
+    /// The first finite element that rounds to ∞ in binary16, and its index.
+    pub fn beyond_f16(&self, isa: Isa) -> Option<([usize; 4], f32)> {
+        if self.dtype() == Dtype::F16 {
+            return None;
+        }
+        by_type!(Tensor, self, |view| {
+            let [batch, heads, rows, dim] = view.shape();
+            let beyond = |x: f32| x.is_finite() && x.abs() >= F16::LEAST_INFINITE;
+            let mut at = (0..batch * heads * rows).map(|i| [i / rows / heads, i / rows % heads, i % rows]);
+            at.find_map(|[b, h, l]| {
+                let row = view.contiguous_row([b, h, l]);
+                let none = row.is_some_and(|row| {
+                    vectorized(
+                        isa,
+                        #[inline(always)]
+                        || row.iter().fold(true, |none, x| none & !beyond(x.widen())),
+                    )
+                });
+                let mut elements =
+                    (0..if none { 0 } else { dim }).filter_map(|d| Some(([b, h, l, d], self.get([b, h, l, d])?)));
+                elements.find(|&(_, x)| beyond(x))
+            })
+        })
+    }
+
+    /// Rows `l` and on of a head.
+    ///
+    /// # Safety
+    /// As for `View::row`.
+    #[inline]
+    pub(crate) unsafe fn rows(&self, b: usize, h: usize, l: usize) -> AnyRows {
+        by_type!(Tensor => Typed, self, |view| {
+            // SAFETY: the caller's promise.
+            let (first, element) = unsafe { view.row(b, h, l) };
+            Rows::strided(first, view.strides()[2], element)
+        })
+    }
+}
+
+impl TensorMut<'_> {
+    /// `[batch, heads, rows, dim]`.
+    #[inline]
+    pub fn shape(&self) -> [usize; 4] {
+        by_type!(TensorMut, self, |view| view.shape())
+    }
+
+    /// The type of the elements.
+    #[inline]
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Self::F32(_) => Dtype::F32,
+            Self::Bf16(_) => Dtype::Bf16,
+            Self::F16(_) => Dtype::F16,
+        }
+    }
+}
+
+impl<'a> TensorMut<'a> {
+    pub(crate) fn into_shared(self) -> AnyShared<'a> {
+        by_type!(TensorMut => Typed, self, |view| view.into_shared())
+    }
+}
+
+macro_rules! from_views {
+    ($($Type:ident $Element:ty;)*) => {$(
+        impl<'a> From<View<'a, $Element>> for Tensor<'a> {
+            fn from(view: View<'a, $Element>) -> Self {
+                Self::$Type(view)
+            }
+        }
+
+        impl<'a> From<ViewMut<'a, $Element>> for TensorMut<'a> {
+            fn from(view: ViewMut<'a, $Element>) -> Self {
+                Self::$Type(view)
+            }
+        }
+    )*};
+}
+
+from_views!(F32 f32; Bf16 Bf16; F16 F16;);
+
+impl AnyRows {
+    /// From one element of a row to the next.
+    #[inline]
+    pub(crate) fn element(self) -> isize {
+        by_type!(Typed, self, |rows| rows.element)
+    }
+
+    /// Rows `i` and on.
+    ///
+    /// # Safety
+    /// Row `i` exists.
+    #[inline]
+    pub(crate) unsafe fn rows_from(self, i: usize) -> Self {
+        // SAFETY: the caller's promise.
+        by_type!(Typed => Typed, self, |rows| unsafe { rows.rows_from(i) })
+    }
+
+    /// The same rows from element `i` on.
+    ///
+    /// # Safety
+    /// The rows have an element `i`.
+    #[inline]
+    pub(crate) unsafe fn columns_from(self, i: usize) -> Self {
+        // SAFETY: the caller's promise.
+        by_type!(Typed => Typed, self, |rows| unsafe { rows.columns_from(i) })
+    }
+
+    /// Element `i` of row `j`.
+    ///
+    /// # Safety
+    /// The row has such an element.
+    pub(crate) unsafe fn get(self, j: usize, i: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        by_type!(Typed, self, |rows| unsafe { rows.at(j).offset(i as isize * rows.element).read().widen() })
+    }
+
+    /// As many rows from row 0 on as lie evenly.
+    ///
+    /// # Safety
+    /// Row 0 exists.
+    #[inline]
+    pub(crate) unsafe fn first(self) -> FirstRows {
+        by_type!(Typed, self, |rows| {
+            // SAFETY: the caller's promise.
+            let (at, n) = unsafe { (rows.at(0), rows.evenly(0)) };
+            let element = size_of_val_of(at);
+            FirstRows { at: at.cast(), step: rows.step().saturating_mul(element as isize), n, element }
+        })
+    }
+}
+
+/// Rows that lie evenly, as bytes.
+pub(crate) struct FirstRows {
+    pub(crate) at: *const u8,
+    /// From one row to the next.
+    pub(crate) step: isize,
+    pub(crate) n: usize,
+    /// Bytes of an element.
+    pub(crate) element: usize,
+}
+
+/// Bytes of what a pointer points at.
+const fn size_of_val_of<T>(_: *const T) -> usize {
+    size_of::<T>()
+}
+
+impl AnyPanels {
+    /// As bytes, and the bytes of an element.
+    pub(crate) fn bytes(self) -> (*const u8, usize) {
+        by_type!(Typed, self, |panels| (panels.cast(), size_of_val_of(panels)))
+    }
+}
+
+impl AnyShared<'_> {
+    /// Rows `l` and on of a head, to ask for them.
+    ///
+    /// # Safety
+    /// As for `SharedMut::row`.
+    #[inline]
+    pub(crate) unsafe fn rows(&self, b: usize, h: usize, l: usize) -> AnyRows {
+        by_type!(Typed => Typed, self, |view| {
+            // SAFETY: the caller's promise.
+            let (first, element) = unsafe { view.row(b, h, l) };
+            Rows::strided(first.cast_const(), view.strides()[2], element)
+        })
+    }
+}

@@ -1,0 +1,347 @@
+//! Types of tensor elements. Arithmetic is in `f32`: shorter elements are widened in registers when they are read, and
+//! rounded when they are written.
+//!
+//! Widening is exact. Narrowing rounds to nearest even, once: past the largest number to ±∞, to subnormal numbers like to
+//! any other. NaN stays NaN, and quiet. The bits are the same on every instruction set, those of NaN too.
+
+use crate::simd::aligned::Plain;
+use crate::simd::isa::Isa;
+use crate::simd::lanes::{load, load_part, store, store_part};
+use crate::simd::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, LANES, Simd};
+use core::fmt;
+
+/// The type of a tensor's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// IEEE binary32.
+    F32,
+    /// bfloat16: the upper half of an `f32`. 8 bits of exponent, 7 of fraction.
+    Bf16,
+    /// IEEE binary16: 5 bits of exponent, 10 of fraction. The largest number is 65,504.
+    F16,
+}
+
+impl Dtype {
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+}
+
+/// `f32`, `bf16` or `f16`.
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        })
+    }
+}
+
+/// What may be done to numbers on the way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// Elements are widened, and everything is computed in `f32`: the bits of the same call over `f32` tensors.
+    #[default]
+    Exact,
+    /// Where keys or values are bfloat16 and the machine multiplies pairs of those by itself (AVX512_BF16), it does: twice
+    /// the arithmetic in the same time.
+    ///
+    /// Against bfloat16 keys, queries of other types are rounded to bfloat16; against bfloat16 values, weights are. Sums
+    /// are `f32`. Rounding is to nearest even, and subnormal numbers count as 0. So a score differs by at most
+    /// scale·2⁻⁸·Σ|q·k| from that of an unrounded query (not at all if that was bfloat16 already), and an output by at
+    /// most 2⁻⁸·Σ|w·v| by its weights, besides what rounds in any `f32` sum.
+    ///
+    /// Where the machine does not, or neither keys nor values are bfloat16, this is [`Precision::Exact`];
+    /// [`Isa::has_native_bf16`](crate::Isa::has_native_bf16) tells. On the same machine results have the same bits for any
+    /// thread count, batch, chunking, layout, mask form, prefill or decode, tensors or cache, as exact ones do; other
+    /// machines with the same instruction may round sums differently.
+    Native,
+}
+
+/// A bfloat16, as its bits. With the feature `half`, views of `half::bf16` turn into views of these.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(transparent)]
+pub struct Bf16(pub u16);
+
+/// An IEEE binary16, as its bits. With the feature `half`, views of `half::f16` turn into views of these.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(transparent)]
+pub struct F16(pub u16);
+
+// SAFETY: sixteen bits of any pattern.
+unsafe impl Plain for Bf16 {}
+// SAFETY: as above.
+unsafe impl Plain for F16 {}
+
+impl Bf16 {
+    /// Rounded to nearest even, to the bits of a result that is written as one.
+    pub fn from_f32(x: f32) -> Self {
+        Self::narrow(x)
+    }
+
+    /// Exact.
+    pub fn to_f32(self) -> f32 {
+        self.widen()
+    }
+}
+
+impl F16 {
+    /// The least number that rounds to ∞: half a step above the largest, 65504.
+    pub const LEAST_INFINITE: f32 = 65520.0;
+
+    /// Rounded to nearest even, to the bits of a result that is written as one.
+    pub fn from_f32(x: f32) -> Self {
+        Self::narrow(x)
+    }
+
+    /// Exact.
+    pub fn to_f32(self) -> f32 {
+        self.widen()
+    }
+}
+
+/// Types that keys and values are kept in.
+///
+/// # Safety
+/// `load` reads sixteen elements and nothing else.
+pub(crate) unsafe trait Load: Plain + Send + Sync + 'static {
+    /// Sixteen elements, widened.
+    ///
+    /// # Safety
+    /// Sixteen elements are readable at `p`. No alignment is needed.
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
+}
+
+/// Bytes that are numbers: their scale is in the weights.
+// SAFETY: sixteen bytes are read.
+unsafe impl Load for i8 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_i8(p) }
+    }
+}
+
+/// Types of tensor elements.
+///
+/// # Safety
+/// `DTYPE` is that of no other type; `store` writes sixteen elements and nothing else.
+pub(crate) unsafe trait Element: Load {
+    const DTYPE: Dtype;
+
+    /// Sixteen elements, rounded.
+    ///
+    /// # Safety
+    /// The [`Dtype::bytes`] of sixteen elements are writable at `p`. No alignment is needed.
+    unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V);
+    /// One element, with the bits of [`Load::load`].
+    fn widen(self) -> f32;
+    /// One element, with the bits of [`Self::store`].
+    fn narrow(x: f32) -> Self;
+}
+
+// SAFETY: sixteen elements are read.
+unsafe impl Load for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load(p) }
+    }
+}
+
+// SAFETY: its own type; sixteen elements are written.
+unsafe impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe { s.store(p, v) }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        x
+    }
+}
+
+// SAFETY: sixteen elements are read.
+unsafe impl Load for Bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_bf16(p.cast()) }
+    }
+}
+
+// SAFETY: its own type; sixteen elements are written.
+unsafe impl Element for Bf16 {
+    const DTYPE: Dtype = Dtype::Bf16;
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe { s.store_bf16(p.cast(), v) }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        let bits = x.to_bits();
+        // Ties go to even; carries into the exponent are right, up to infinity.
+        let rounded = if x.is_nan() { bits | 0x0040_0000 } else { bits + 0x7FFF + (bits >> 16 & 1) };
+        Self((rounded >> 16) as u16)
+    }
+}
+
+// SAFETY: sixteen elements are read.
+unsafe impl Load for F16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_f16(p.cast()) }
+    }
+}
+
+// SAFETY: its own type; sixteen elements are written.
+unsafe impl Element for F16 {
+    const DTYPE: Dtype = Dtype::F16;
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe { s.store_f16(p.cast(), v) }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        let unsigned = u32::from(self.0 & 0x7FFF);
+        let placed = unsigned << 13;
+        let bits = match unsigned {
+            0..0x0400 => (unsigned as f32 * F16_UNIT).to_bits(),
+            0x0400..0x7C00 => placed + F16_BIAS,
+            0x7C00 => INFINITY,
+            _ => placed | INFINITY | 0x0040_0000,
+        };
+        f32::from_bits(bits | u32::from(self.0 & 0x8000) << 16)
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        let unsigned = x.to_bits() & 0x7FFF_FFFF;
+        let half = if unsigned < F16_NORMAL {
+            // The sum is rounded to the unit of subnormal numbers, which it then counts in its lowest bits.
+            (f32::from_bits(unsigned) + 0.5).to_bits() - 0.5f32.to_bits()
+        } else if unsigned < F16_END {
+            (unsigned - F16_BIAS + 0x0FFF + (unsigned >> 13 & 1)) >> 13
+        } else if unsigned <= INFINITY {
+            0x7C00
+        } else {
+            unsigned >> 13 & 0x03FF | 0x7E00
+        };
+        Self((half | x.to_bits() >> 16 & 0x8000) as u16)
+    }
+}
+
+/// Widens elements of a 16-bit type, given as their bits.
+///
+/// # Panics
+/// If the lengths differ, or the type is [`Dtype::F32`].
+pub fn widen(isa: Isa, dtype: Dtype, from: &[u16], to: &mut [f32]) {
+    check(dtype, from.len(), to.len());
+    dispatch!(isa, |s| s.vectorize(
+        #[inline(always)]
+        || widen_slice(s, dtype, from, to),
+    ));
+}
+
+/// Rounds to the nearest element of a 16-bit type, ties to even, and writes its bits.
+///
+/// # Panics
+/// If the lengths differ, or the type is [`Dtype::F32`].
+pub fn narrow(isa: Isa, dtype: Dtype, from: &[f32], to: &mut [u16]) {
+    check(dtype, from.len(), to.len());
+    dispatch!(isa, |s| s.vectorize(
+        #[inline(always)]
+        || narrow_slice(s, dtype, from, to),
+    ));
+}
+
+fn check(dtype: Dtype, from: usize, to: usize) {
+    assert!(dtype.bytes() == size_of::<u16>(), "{dtype} is not a 16-bit type");
+    assert!(from == to, "as many out as in");
+}
+
+/// The step behind [`widen`].
+#[inline(always)]
+pub(crate) fn widen_slice<S: Simd>(s: S, dtype: Dtype, from: &[u16], to: &mut [f32]) {
+    match dtype {
+        Dtype::F32 => unreachable!("checked by the caller"),
+        Dtype::Bf16 => widen_as::<S, Bf16>(s, from, to),
+        Dtype::F16 => widen_as::<S, F16>(s, from, to),
+    }
+}
+
+/// The step behind [`narrow`].
+#[inline(always)]
+pub(crate) fn narrow_slice<S: Simd>(s: S, dtype: Dtype, from: &[f32], to: &mut [u16]) {
+    match dtype {
+        Dtype::F32 => unreachable!("checked by the caller"),
+        Dtype::Bf16 => narrow_as::<S, Bf16>(s, from, to),
+        Dtype::F16 => narrow_as::<S, F16>(s, from, to),
+    }
+}
+
+#[inline(always)]
+fn widen_as<S: Simd, E: Element>(s: S, from: &[u16], to: &mut [f32]) {
+    let ((vectors, from), (outs, out)) = (from.as_chunks::<LANES>(), to.as_chunks_mut::<LANES>());
+    for (vector, out) in vectors.iter().zip(outs) {
+        store(s, out, load_bits::<S, E>(s, vector));
+    }
+    if !from.is_empty() {
+        let mut lanes = [0; LANES];
+        lanes[..from.len()].copy_from_slice(from);
+        store_part(s, out, load_bits::<S, E>(s, &lanes));
+    }
+}
+
+#[inline(always)]
+fn narrow_as<S: Simd, E: Element>(s: S, from: &[f32], to: &mut [u16]) {
+    let ((vectors, from), (outs, out)) = (from.as_chunks::<LANES>(), to.as_chunks_mut::<LANES>());
+    for (vector, out) in vectors.iter().zip(outs) {
+        store_bits::<S, E>(s, out, load(s, vector));
+    }
+    if !out.is_empty() {
+        let mut lanes = [0; LANES];
+        store_bits::<S, E>(s, &mut lanes, load_part(s, from, 0.0));
+        out.copy_from_slice(&lanes[..out.len()]);
+    }
+}
+
+#[inline(always)]
+fn load_bits<S: Simd, E: Element>(s: S, from: &[u16; LANES]) -> S::V {
+    const { assert!(E::DTYPE.bytes() == size_of::<u16>()) }
+    // SAFETY: the bytes of sixteen elements.
+    unsafe { E::load(s, from.as_ptr().cast()) }
+}
+
+#[inline(always)]
+fn store_bits<S: Simd, E: Element>(s: S, to: &mut [u16; LANES], v: S::V) {
+    const { assert!(E::DTYPE.bytes() == size_of::<u16>()) }
+    // SAFETY: the bytes of sixteen elements, borrowed exclusively.
+    unsafe { E::store(s, to.as_mut_ptr().cast(), v) }
+}

@@ -1,0 +1,37 @@
+//! The 16-bit types of the crate `half` as ours: the same bits, `#[repr(transparent)]` over `u16` on both sides.
+
+use crate::tensor::any::{Tensor, TensorMut};
+use crate::tensor::element::{Bf16, F16};
+use crate::tensor::view::{View, ViewMut};
+
+macro_rules! from_half {
+    ($($half:ty, $Element:ty;)*) => {$(
+        impl<'a> From<View<'a, $half>> for View<'a, $Element> {
+            fn from(view: View<'a, $half>) -> Self {
+                // SAFETY: both are a u16, and any u16 is either.
+                unsafe { view.cast() }
+            }
+        }
+
+        impl<'a> From<ViewMut<'a, $half>> for ViewMut<'a, $Element> {
+            fn from(view: ViewMut<'a, $half>) -> Self {
+                // SAFETY: both are a u16, and any u16 is either.
+                unsafe { view.cast() }
+            }
+        }
+
+        impl<'a> From<View<'a, $half>> for Tensor<'a> {
+            fn from(view: View<'a, $half>) -> Self {
+                View::<$Element>::from(view).into()
+            }
+        }
+
+        impl<'a> From<ViewMut<'a, $half>> for TensorMut<'a> {
+            fn from(view: ViewMut<'a, $half>) -> Self {
+                ViewMut::<$Element>::from(view).into()
+            }
+        }
+    )*};
+}
+
+from_half!(half::bf16, Bf16; half::f16, F16;);

@@ -1,0 +1,11 @@
+//! Tensors: views of any strides, element types, rows of them.
+
+#[macro_use]
+pub(crate) mod any;
+pub(crate) mod element;
+#[cfg(feature = "half")]
+mod half;
+pub(crate) mod head_writer;
+pub(crate) mod layout;
+pub(crate) mod rows;
+pub(crate) mod view;

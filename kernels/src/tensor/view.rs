@@ -1,0 +1,391 @@
+//! Borrowed, strided, four-dimensional views: `[batch, heads, rows, dim]` whatever the memory layout.
+//!
+//! A view is checked once, when it is made: every index inside its shape lands inside its slice. The kernels
+//! then read without further checks. A [`ViewMut`] is also checked to hold every element once, so that rows can
+//! be handed to different threads.
+
+use crate::tensor::layout::{Layout, LayoutError, blhd_layout, dense};
+use core::fmt;
+
+/// A read-only view `[batch, heads, rows, dim]` of a slice. Strides are in elements; 0 broadcasts.
+#[derive(Clone, Copy)]
+pub struct View<'a, T = f32> {
+    data: &'a [T],
+    layout: Layout,
+}
+
+impl<'a, T> View<'a, T> {
+    /// A dense array stored batch, heads, rows, dim; `shape` in that order.
+    pub fn bhld(data: &'a [T], shape: [usize; 4]) -> Result<Self, LayoutError> {
+        let strides = dense(shape).map_err(|()| LayoutError::TooLarge { shape })?;
+        Self::from_strides(data, 0, shape, strides)
+    }
+
+    /// A dense array stored batch, rows, heads, dim; `stored` in that order. The view's shape is still
+    /// `[batch, heads, rows, dim]`.
+    pub fn blhd(data: &'a [T], stored: [usize; 4]) -> Result<Self, LayoutError> {
+        let (shape, strides) = blhd_layout(stored)?;
+        Self::from_strides(data, 0, shape, strides)
+    }
+
+    /// The three views of a packed projection: each row holds `heads` query heads, then `kv_heads` key heads, then
+    /// `kv_heads` value heads, all of `dim` elements. `shape` is `[batch, rows, heads, dim]` of the queries.
+    pub fn packed_qkv(data: &'a [T], shape: [usize; 4], kv_heads: usize) -> Result<[Self; 3], LayoutError> {
+        let [b, l, h, d] = shape;
+        if kv_heads == 0 || h % kv_heads != 0 {
+            return Err(LayoutError::Heads { heads: h, kv_heads });
+        }
+        let too_large = LayoutError::TooLarge { shape };
+        let all = kv_heads.checked_mul(2).and_then(|n| n.checked_add(h)).ok_or(too_large.clone())?;
+        let (_, strides) = blhd_layout([b, l, all, d])?;
+        let at = |heads: usize| heads.checked_mul(d).ok_or(too_large.clone());
+        Ok([
+            Self::from_strides(data, 0, [b, h, l, d], strides)?,
+            Self::from_strides(data, at(h)?, [b, kv_heads, l, d], strides)?,
+            Self::from_strides(data, at(h + kv_heads)?, [b, kv_heads, l, d], strides)?,
+        ])
+    }
+
+    /// Any strides, in elements: element `[b, h, l, d]` is `data[offset + b·s₀ + h·s₁ + l·s₂ + d·s₃]`. Strides may be
+    /// 0 (broadcast) or negative (then `offset` must leave room).
+    ///
+    /// # Errors
+    /// [`LayoutError::OutOfBounds`] if any index inside `shape` would fall outside `data`.
+    pub fn from_strides(
+        data: &'a [T],
+        offset: usize,
+        shape: [usize; 4],
+        strides: [isize; 4],
+    ) -> Result<Self, LayoutError> {
+        Ok(Self { data, layout: Layout::checked(data.len(), offset, shape, strides)? })
+    }
+
+    /// `[batch, heads, rows, dim]`.
+    pub fn shape(&self) -> [usize; 4] {
+        self.layout.shape
+    }
+
+    /// Strides in elements.
+    pub fn strides(&self) -> [isize; 4] {
+        self.layout.strides
+    }
+
+    /// The element at an index, or `None` outside the shape.
+    pub fn get(&self, index: [usize; 4]) -> Option<&'a T> {
+        let [b, h, l, d] = index;
+        let [nb, nh, nl, nd] = self.shape();
+        (b < nb && h < nh && l < nl && d < nd).then(|| {
+            let at = self.layout.row(b, h, l) as isize + d as isize * self.layout.strides[3];
+            &self.data[at as usize]
+        })
+    }
+
+    /// The elements of a row inside the shape, if they lie side by side.
+    pub(crate) fn contiguous_row(&self, [b, h, l]: [usize; 3]) -> Option<&'a [T]> {
+        let [nb, nh, nl, nd] = self.shape();
+        let inside = b < nb && h < nh && l < nl && nd > 0;
+        (inside && self.strides()[3] == 1).then(|| &self.data[self.layout.row(b, h, l)..][..nd])
+    }
+
+    /// The same elements, repeated to this shape where there is one of a dimension. `None` if a dimension is neither 1 nor what
+    /// is asked for.
+    pub fn broadcast(&self, shape: [usize; 4]) -> Option<Self> {
+        let mut layout = self.layout;
+        for (dim, to) in shape.into_iter().enumerate() {
+            if layout.shape[dim] == 1 && to != 1 {
+                layout.strides[dim] = 0;
+                layout.shape[dim] = to;
+            } else if layout.shape[dim] != to {
+                return None;
+            }
+        }
+        // Checked again: the larger shape has limits of its own.
+        let Layout { offset, shape, strides } = layout;
+        Some(Self { data: self.data, layout: Layout::checked(self.data.len(), offset, shape, strides).ok()? })
+    }
+
+    /// Some of the rows, of every batch and head. `None` if there are not so many.
+    pub fn rows(&self, rows: core::ops::Range<usize>) -> Option<Self> {
+        let mut layout = self.layout;
+        if rows.start > rows.end || rows.end > layout.shape[2] {
+            return None;
+        }
+        layout.shape[2] = rows.len();
+        if !layout.shape.contains(&0) {
+            // The first row kept exists, so its index is in bounds.
+            layout.offset = self.layout.row(0, 0, rows.start);
+        }
+        Some(Self { data: self.data, layout })
+    }
+
+    /// The rows of one head as a matrix: the slice from its first element on, and the elements from one row and from
+    /// one column to the next. `None` outside the shape, if the head has no elements, or if it runs backwards.
+    pub fn head(&self, b: usize, h: usize) -> Option<(&'a [T], (usize, usize))> {
+        let ([nb, nh, nl, nd], [_, _, row, element]) = (self.shape(), self.strides());
+        // The stride of a dimension that is never stepped along may be anything.
+        let step = |n: usize, stride: isize| if n > 1 { usize::try_from(stride).ok() } else { Some(1) };
+        let strides = (step(nl, row)?, step(nd, element)?);
+        (b < nb && h < nh && nl > 0 && nd > 0).then(|| (&self.data[self.layout.row(b, h, 0)..], strides))
+    }
+
+    /// The same elements as another type.
+    ///
+    /// # Safety
+    /// The types have the same size and alignment, and every `T` is a `U`.
+    pub(crate) unsafe fn cast<U>(self) -> View<'a, U> {
+        const { assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>()) }
+        // SAFETY: the same memory, and the caller's promise.
+        let data = unsafe { core::slice::from_raw_parts(self.data.as_ptr().cast(), self.data.len()) };
+        View { data, layout: self.layout }
+    }
+
+    /// Pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
+    ///
+    /// # Safety
+    /// `b`, `h`, `l` are inside the shape and the row has an element. All `dim` elements of the row may then be read.
+    #[inline]
+    pub(crate) unsafe fn row(&self, b: usize, h: usize, l: usize) -> (*const T, isize) {
+        // SAFETY: `Layout::checked` put every index inside the shape inside the slice.
+        (unsafe { self.data.as_ptr().add(self.layout.row(b, h, l)) }, self.layout.strides[3])
+    }
+}
+
+impl<'a> From<View<'a, bool>> for View<'a, u8> {
+    fn from(view: View<'a, bool>) -> Self {
+        // SAFETY: a bool is one byte, 0 or 1, and any byte is a u8.
+        unsafe { view.cast() }
+    }
+}
+
+impl<T> fmt::Debug for View<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Layout { offset, shape, strides } = self.layout;
+        f.debug_struct("View")
+            .field("shape", &shape)
+            .field("strides", &strides)
+            .field("offset", &offset)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A writable view `[batch, heads, rows, dim]` in which no element is held twice.
+pub struct ViewMut<'a, T = f32> {
+    data: &'a mut [T],
+    layout: Layout,
+}
+
+impl<'a, T> ViewMut<'a, T> {
+    /// A dense array stored batch, heads, rows, dim.
+    pub fn bhld(data: &'a mut [T], shape: [usize; 4]) -> Result<Self, LayoutError> {
+        let strides = dense(shape).map_err(|()| LayoutError::TooLarge { shape })?;
+        Self::from_strides(data, 0, shape, strides)
+    }
+
+    /// A dense array stored batch, rows, heads, dim; `stored` in that order.
+    pub fn blhd(data: &'a mut [T], stored: [usize; 4]) -> Result<Self, LayoutError> {
+        let (shape, strides) = blhd_layout(stored)?;
+        Self::from_strides(data, 0, shape, strides)
+    }
+
+    /// One element a row: a dense `[batch, heads, rows]` array, as LSE is written. The view's shape is
+    /// `[batch, heads, rows, 1]`.
+    pub fn bhl(data: &'a mut [T], shape: [usize; 3]) -> Result<Self, LayoutError> {
+        let [b, h, l] = shape;
+        Self::bhld(data, [b, h, l, 1])
+    }
+
+    /// Any strides, in elements, as long as no element is held twice.
+    ///
+    /// # Errors
+    /// [`LayoutError::OutOfBounds`] as for [`View::from_strides`], [`LayoutError::Overlap`] if two indices share an
+    /// element, [`LayoutError::Interleaved`] if dimensions interleave so that it would take too long to rule this out.
+    pub fn from_strides(
+        data: &'a mut [T],
+        offset: usize,
+        shape: [usize; 4],
+        strides: [isize; 4],
+    ) -> Result<Self, LayoutError> {
+        let layout = Layout::checked(data.len(), offset, shape, strides)?;
+        match layout.is_injective() {
+            Some(true) => Ok(Self { data, layout }),
+            Some(false) => Err(LayoutError::Overlap { shape, strides }),
+            None => Err(LayoutError::Interleaved { shape, strides }),
+        }
+    }
+
+    /// `[batch, heads, rows, dim]`.
+    pub fn shape(&self) -> [usize; 4] {
+        self.layout.shape
+    }
+
+    /// Strides in elements.
+    pub fn strides(&self) -> [isize; 4] {
+        self.layout.strides
+    }
+
+    /// The element at an index, or `None` outside the shape.
+    pub fn get_mut(&mut self, index: [usize; 4]) -> Option<&mut T> {
+        let [b, h, l, d] = index;
+        let [nb, nh, nl, nd] = self.shape();
+        (b < nb && h < nh && l < nl && d < nd).then(|| {
+            let at = self.layout.row(b, h, l) as isize + d as isize * self.layout.strides[3];
+            &mut self.data[at as usize]
+        })
+    }
+
+    /// The elements as one slice if they lie densely in the order batch, heads, rows, dim; otherwise the view, back.
+    ///
+    /// # Errors
+    /// The view, if its elements lie otherwise.
+    pub fn into_dense(self) -> Result<&'a mut [T], Self> {
+        let Layout { offset, shape, strides } = self.layout;
+        let len = shape.iter().product();
+        if len == 0 {
+            return Ok(&mut []);
+        }
+        let same = dense(shape).is_ok_and(|d| (0..4).all(|i| shape[i] == 1 || d[i] == strides[i]));
+        if same { Ok(&mut self.data[offset..][..len]) } else { Err(self) }
+    }
+
+    /// Reads what the view holds.
+    pub fn as_view(&self) -> View<'_, T> {
+        View { data: self.data, layout: self.layout }
+    }
+
+    /// A shorter borrow of the same elements.
+    pub fn reborrow(&mut self) -> ViewMut<'_, T> {
+        ViewMut { data: self.data, layout: self.layout }
+    }
+
+    /// The same elements as another type.
+    ///
+    /// # Safety
+    /// The types have the same size and alignment; every `T` is a `U`, and every `U` a `T`.
+    #[cfg(feature = "half")]
+    pub(crate) unsafe fn cast<U>(self) -> ViewMut<'a, U> {
+        const { assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>()) }
+        // SAFETY: the same memory, borrowed exclusively, and the caller's promise: whatever is written is a `T` still.
+        let data = unsafe { core::slice::from_raw_parts_mut(self.data.as_mut_ptr().cast(), self.data.len()) };
+        ViewMut { data, layout: self.layout }
+    }
+
+    /// Gives up the exclusive borrow for a form that several threads can write through, each to its own rows.
+    pub(crate) fn into_shared(self) -> SharedMut<'a, T> {
+        SharedMut { data: self.data.as_mut_ptr(), layout: self.layout, borrow: core::marker::PhantomData }
+    }
+}
+
+impl<T> fmt::Debug for ViewMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Layout { offset, shape, strides } = self.layout;
+        f.debug_struct("ViewMut")
+            .field("shape", &shape)
+            .field("strides", &strides)
+            .field("offset", &offset)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A mutable view that several tasks write through. Whoever writes owns its rows: see `launch::Launch`.
+pub(crate) struct SharedMut<'a, T> {
+    data: *mut T,
+    layout: Layout,
+    borrow: core::marker::PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is an exclusive borrow of a slice of `T`; writes through it are `unsafe` and promise disjoint rows.
+unsafe impl<T: Send> Send for SharedMut<'_, T> {}
+// SAFETY: as above; sharing it lets threads do nothing without that promise.
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+
+impl<T> SharedMut<'_, T> {
+    /// The same view: whoever holds one has to keep the promise of [`Self::row`] with all the others.
+    pub(crate) fn same(&self) -> Self {
+        Self { ..*self }
+    }
+
+    pub(crate) fn shape(&self) -> [usize; 4] {
+        self.layout.shape
+    }
+
+    pub(crate) fn strides(&self) -> [isize; 4] {
+        self.layout.strides
+    }
+
+    /// Pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
+    ///
+    /// # Safety
+    /// `b`, `h`, `l` are inside the shape and the row has an element; no other thread touches this row meanwhile.
+    #[inline]
+    pub(crate) unsafe fn row(&self, b: usize, h: usize, l: usize) -> (*mut T, isize) {
+        // SAFETY: `Layout::checked` put every index inside the shape inside the slice.
+        (unsafe { self.data.add(self.layout.row(b, h, l)) }, self.layout.strides[3])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_are_checked_against_the_slice() {
+        let data = [0.0f32; 24];
+        assert!(View::bhld(&data, [1, 2, 3, 4]).is_ok());
+        assert!(View::bhld(&data, [1, 2, 3, 5]).is_err());
+        assert!(View::from_strides(&data, 23, [1, 2, 3, 4], [0, -12, -4, -1]).is_ok());
+        assert!(View::from_strides(&data, 22, [1, 2, 3, 4], [0, -12, -4, -1]).is_err());
+        assert!(View::from_strides(&data, 0, [1, 2, 3, 4], [isize::MAX, isize::MIN, 1, 1]).is_err());
+        assert!(View::from_strides(&data, 0, [usize::MAX, 0, 3, 4], [1, 1, 1, 1]).is_err());
+        assert!(View::from_strides(&data, usize::MAX, [1, 1, 1, 1], [1, 1, 1, 1]).is_err());
+        assert!(View::from_strides(&data, 5, [9, 9, 9, 9], [0, 0, 0, 0]).is_ok());
+        assert!(View::from_strides(&data, 0, [1 << 40, 1 << 40, 1, 1], [0, 0, 0, 0]).is_err());
+    }
+
+    #[test]
+    fn mutable_views_hold_each_element_once() {
+        let mut data = [0.0f32; 24];
+        assert!(ViewMut::blhd(&mut data, [1, 3, 2, 4]).is_ok());
+        assert!(ViewMut::from_strides(&mut data, 23, [1, 2, 3, 4], [0, -12, -4, -1]).is_ok());
+        let twice = ViewMut::from_strides(&mut data, 0, [1, 2, 3, 4], [0, 0, 4, 1]);
+        assert!(matches!(twice, Err(LayoutError::Overlap { .. })));
+        assert!(ViewMut::from_strides(&mut data, 0, [1, 2, 3, 4], [0, 3, 4, 1]).is_err());
+    }
+
+    #[test]
+    fn heads_are_matrices() {
+        let data: Vec<usize> = (0..120).collect();
+        let view = View::blhd(&data, [2, 3, 4, 5]).unwrap();
+        let (head, (row, element)) = view.head(1, 2).unwrap();
+        assert_eq!(view.get([1, 2, 2, 3]), Some(&head[2 * row + 3 * element]));
+        assert!(view.head(2, 0).is_none() && view.head(0, 4).is_none());
+        let backwards = View::from_strides(&data, 119, [1, 1, 4, 5], [0, 0, -5, -1]).unwrap();
+        assert!(backwards.head(0, 0).is_none());
+        let single = View::from_strides(&data, 7, [1, 1, 1, 5], [-9, -9, -9, 1]).unwrap();
+        assert_eq!(single.head(0, 0).map(|(head, strides)| (head[0], strides)), Some((7, (1, 1))));
+        assert!(View::bhld(&data, [2, 3, 0, 5]).unwrap().head(0, 0).is_none());
+    }
+
+    #[test]
+    fn elements_are_written_where_they_are_read() {
+        let mut data = [0; 24];
+        let mut view = ViewMut::from_strides(&mut data, 23, [1, 2, 3, 4], [0, -12, -4, -1]).unwrap();
+        *view.get_mut([0, 1, 2, 3]).unwrap() = 5;
+        assert!(view.get_mut([1, 0, 0, 0]).is_none() && view.get_mut([0, 0, 0, 4]).is_none());
+        assert_eq!(view.as_view().get([0, 1, 2, 3]), Some(&5));
+        assert!(view.into_dense().is_err());
+        assert_eq!(data[0], 5);
+        let last = ViewMut::from_strides(&mut data, 12, [1, 1, 3, 4], [-7, 99, 4, 1]).unwrap();
+        assert_eq!(last.into_dense().unwrap().len(), 12);
+        assert_eq!(ViewMut::bhld(&mut data, [0, 9, 9, 9]).unwrap().into_dense().unwrap(), &[]);
+    }
+
+    #[test]
+    fn packed_heads_lie_side_by_side() {
+        let data: Vec<usize> = (0..2 * 3 * 8 * 5).collect();
+        let [q, k, v] = View::packed_qkv(&data, [2, 3, 4, 5], 2).unwrap();
+        assert_eq!(q.get([1, 3, 2, 4]), Some(&((3 + 2) * 40 + 3 * 5 + 4)));
+        assert_eq!(k.get([1, 1, 2, 0]), Some(&((3 + 2) * 40 + 5 * 5)));
+        assert_eq!(v.get([0, 1, 0, 4]), Some(&(7 * 5 + 4)));
+        assert!(View::packed_qkv(&data, [2, 3, 4, 5], 3).is_err());
+    }
+}
