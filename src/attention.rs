@@ -3,7 +3,9 @@
 use crate::cache;
 use crate::error::Error;
 use crate::inputs::Inputs;
-use crate::problem::{Outputs, Problem, Shape};
+use crate::outputs::Outputs;
+use crate::problem::Problem;
+use crate::shape::Shape;
 use sdpa_kernels::{
     Alignment, Call, Causality, Geometry, Isa, MAX_TASK, Options, Precision, Visible, Window, has_memory,
 };

@@ -1,7 +1,7 @@
 //! Keys and values kept from call to call.
 
+use crate::error::same;
 use crate::error::{Bound, Error};
-use crate::inputs::same;
 use core::num::NonZeroUsize;
 use core::ops::Range;
 use sdpa_kernels::{Cache, Call, Dtype, Isa, Keep, MAX_DIM, MAX_INT8_HEAD_DIM, Tensor};

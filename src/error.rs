@@ -227,3 +227,14 @@ pub(crate) fn room<T>(what: &'static str, len: usize) -> Result<Vec<T>, Error> {
         Err(_) => Err(Error::Memory { what, bytes: len.saturating_mul(size_of::<T>()) }),
     }
 }
+
+/// Refuses sizes that are not the same.
+pub(crate) fn same(
+    argument: &'static str,
+    what: &'static str,
+    got: usize,
+    expected: usize,
+    of: &'static str,
+) -> Result<(), Error> {
+    if got == expected { Ok(()) } else { Err(Error::Mismatch { argument, what, got, expected, of }) }
+}

@@ -1,8 +1,8 @@
 //! The tensors that a call reads, and whether they fit together.
 
 use crate::cache::KvCache;
-use crate::error::{Bound, Error};
-use crate::problem::Shape;
+use crate::error::{Bound, Error, same};
+use crate::shape::Shape;
 use sdpa_kernels::{KeyValues, MAX_DIM, Mask, Options, Pages, Ragged, Tensor, View};
 
 /// The tensors that a call reads: queries, keys, values, and whatever options bring along.
@@ -322,14 +322,4 @@ fn broadcast<'a, T>(
         }
     }
     view.broadcast(to).ok_or(Error::TooLarge { what: argument, sizes: to })
-}
-
-pub(crate) fn same(
-    argument: &'static str,
-    what: &'static str,
-    got: usize,
-    expected: usize,
-    of: &'static str,
-) -> Result<(), Error> {
-    if got == expected { Ok(()) } else { Err(Error::Mismatch { argument, what, got, expected, of }) }
 }

@@ -33,26 +33,33 @@
 mod attention;
 mod cache;
 mod error;
+mod exec;
 mod explain;
 #[doc = include_str!("ieee.md")]
 pub mod ieee {}
 mod inputs;
 pub mod layers;
 pub mod naive;
+mod outputs;
 mod plan;
 mod problem;
-mod schedule;
+mod run;
+mod shape;
+mod share;
 mod state;
+mod threads;
 pub mod unfused;
 
 pub use attention::Attention;
 pub use cache::{KeyScales, KvCache};
 pub use error::{Bound, Error};
+pub use exec::Exec;
 pub use explain::{Explanation, Machine};
 pub use inputs::Inputs;
-pub use plan::{Exec, Plan};
-pub use problem::{Outputs, Problem, Shape};
-pub use schedule::Workspace;
+pub use outputs::Outputs;
+pub use plan::Plan;
+pub use problem::Problem;
+pub use run::Workspace;
 /// An instruction set to run on: by default the widest, another by [`Exec::isa`].
 ///
 /// ```
@@ -105,6 +112,7 @@ pub use sdpa_kernels::{
     MaskMod, NoMod, PageError, Pages, Point, Position, Precision, ProbMod, ScoreMod, Tensor, TensorMut, ViewMut,
     Window,
 };
+pub use shape::Shape;
 pub use state::{AttnState, merge};
 
 /// Computes attention, planned on the spot: all threads of the current rayon pool, the widest instruction set.

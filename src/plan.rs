@@ -1,6 +1,8 @@
 //! How a problem will be run: plain data, made from sizes alone, printable.
 
-use crate::problem::{Problem, Shape};
+use crate::exec::Exec;
+use crate::problem::Problem;
+use crate::shape::Shape;
 use core::fmt;
 use sdpa_kernels::{Gathering, Geometry, Isa, KEY_BLOCK, MAX_TASK};
 
@@ -15,54 +17,6 @@ const FEW_ROWS: usize = 16;
 const SHARE: usize = 16;
 const LITTLE: usize = 1 << 20;
 const MOST: usize = 1 << 30;
-/// Floating-point operations that make waking another thread worth while: about 40 µs of one core's work, several
-/// times what rayon takes to wake one.
-const FLOPS_PER_WORKER: f64 = 4e6;
-
-/// On what a problem is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Exec {
-    pub(crate) isa: Isa,
-    pub(crate) threads: usize,
-}
-
-impl Default for Exec {
-    /// The widest instruction set, on all threads of the current rayon pool (one without the `rayon` feature).
-    ///
-    /// A call from outside the pool hands its work over and sleeps meanwhile: two threads have to be woken, one after the
-    /// other. From within ([`rayon::scope`], `ThreadPool::install`) the caller works too. For calls of a millisecond, such
-    /// as steps of a decoder, that decides: measured 1.8 × one thread on two from within, 1.0 × from outside.
-    ///
-    /// [`rayon::scope`]: https://docs.rs/rayon/latest/rayon/fn.scope.html
-    fn default() -> Self {
-        Self { isa: Isa::detect(), threads: crate::schedule::current_threads() }
-    }
-}
-
-impl Exec {
-    /// The widest instruction set, on the calling thread alone.
-    pub fn serial() -> Self {
-        Self { isa: Isa::detect(), threads: 1 }
-    }
-
-    /// On this instruction set.
-    #[must_use]
-    pub fn isa(self, isa: Isa) -> Self {
-        Self { isa, ..self }
-    }
-
-    /// On at most this many threads of the current pool; 0 counts as 1.
-    #[must_use]
-    pub fn threads(self, threads: usize) -> Self {
-        Self { threads: threads.max(1), ..self }
-    }
-
-    /// How many threads are worth waking for this many floating-point operations.
-    pub(crate) fn workers(&self, flops: f64) -> usize {
-        self.threads.min((flops / FLOPS_PER_WORKER) as usize).max(1)
-    }
-}
-
 /// How a problem of one shape is cut up and shared out. No bit of the result depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Plan {

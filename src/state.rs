@@ -1,11 +1,13 @@
 //! Results in parts: keys that come in pieces, and partial results put together.
 
 use crate::Attention;
+use crate::error::same;
 use crate::error::{Bound, Error, floats, zeros};
-use crate::inputs::{Inputs, same};
-use crate::plan::{Exec, Plan};
-use crate::problem::Outputs;
-use crate::schedule::Workspace;
+use crate::exec::Exec;
+use crate::inputs::Inputs;
+use crate::outputs::Outputs;
+use crate::plan::Plan;
+use crate::run::Workspace;
 use sdpa_kernels::{Alignment, KEY_BLOCK, State, View, ViewMut, fold_states};
 
 /// What position-dependent rules need of a state, which does not know how many keys there will be.

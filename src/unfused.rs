@@ -14,9 +14,10 @@
 //! then hidden, as two calls of sgemm have it.
 
 use crate::error::{floats, zeros};
-use crate::plan::Exec;
-use crate::problem::{Outputs, Problem};
-use crate::schedule::parts as share_parts;
+use crate::exec::Exec;
+use crate::outputs::Outputs;
+use crate::problem::Problem;
+use crate::threads::parts;
 use crate::{Attention, Error, Inputs, Isa, View, ViewMut};
 use core::ops::Range;
 use sdpa_kernels::exp_in_place;
@@ -104,13 +105,13 @@ struct Head<'a> {
 /// Shares the heads out: workers take the next one until none is left.
 fn all_heads(call: &Call<'_>, out: &mut [f32], lse: &mut [f32], exec: Exec) -> Result<(), Error> {
     let ([batch, heads_of_batch, q_len, _], [_, _, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
-    let parts = out.chunks_exact_mut(q_len * value_dim).zip(lse.chunks_exact_mut(q_len)).enumerate();
-    let heads = parts.map(|(index, (out, lse))| Head { index, out, lse });
+    let pairs = out.chunks_exact_mut(q_len * value_dim).zip(lse.chunks_exact_mut(q_len)).enumerate();
+    let heads = pairs.map(|(index, (out, lse))| Head { index, out, lse });
     // At least a float each, so that scratch can be cut up.
     let (each, workers) = ((q_len * kv_len).max(1), exec.threads.min(batch * heads_of_batch).max(1));
     let sizes = [workers, 1, q_len, kv_len];
     let mut scores = zeros("scores", floats("scores", sizes)?)?;
-    share_parts(&mut scores, each, heads, |scores, head| one_head(call, exec.isa, head, &mut scores[..q_len * kv_len]));
+    parts(&mut scores, each, heads, |scores, head| one_head(call, exec.isa, head, &mut scores[..q_len * kv_len]));
     Ok(())
 }
 

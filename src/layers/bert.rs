@@ -2,14 +2,16 @@
 
 mod config;
 mod load;
+mod names;
 
 use super::linear::check_rows;
 use super::{Compute, Embedding, LayerInput, ModelError, Norm, Pooling, Sequences, Transformer, normalize};
 use crate::error::Error;
-use crate::inputs::same;
-use crate::schedule::{self, Rows};
+use crate::error::same;
+use crate::share;
+use crate::share::Rows;
 pub use config::BertConfig;
-use load::{POSITIONS, TYPES, WORDS};
+use names::{POSITIONS, TYPES, WORDS};
 
 /// Tokens per thread that [`Bert::embed`] takes in at once: what a feed-forward takes in, so that hidden states stay near the
 /// cache from layer to layer. Five or twenty times as many measured 5 to 8 % slower.
@@ -237,7 +239,7 @@ impl Bert {
         let width = self.width();
         self.words.look_up(input.tokens, sum, compute)?;
         let (cost, operand) = (COST * sum.len() as f64, Rows(&mut *sum, width));
-        schedule::rows(compute.exec(), input.tokens.len(), cost, operand, |first, rows| {
+        share::rows(compute.exec(), input.tokens.len(), cost, operand, |first, rows| {
             for (row, x) in rows.0.chunks_exact_mut(width).enumerate() {
                 let kind = input.types.map_or(0, |types| types[first + row] as usize);
                 x.iter_mut().zip(&self.types[kind * width..][..width]).for_each(|(x, add)| *x += add);

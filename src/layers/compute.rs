@@ -1,8 +1,9 @@
 //! What layers compute with.
 
 use crate::error::{Error, floats, zeros};
-use crate::plan::Exec;
-use crate::schedule::{Workspace, current_threads};
+use crate::exec::Exec;
+use crate::run::Workspace;
+use crate::threads::current_threads;
 
 /// What layers compute with: threads, an instruction set, and memory that is used again.
 ///

@@ -1,11 +1,12 @@
 //! Look-up by similarity, which is what attention is.
 
 use crate::attention::Attention;
+use crate::error::same;
 use crate::error::{Error, room};
-use crate::inputs::{Inputs, same};
+use crate::inputs::Inputs;
 use crate::layers::Compute;
+use crate::outputs::Outputs;
 use crate::plan::Plan;
-use crate::problem::Outputs;
 use core::marker::PhantomData;
 use sdpa_kernels::{MAX_DIM, Point, View, ViewMut};
 

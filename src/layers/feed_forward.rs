@@ -3,8 +3,9 @@
 use super::linear::{check_rows, rows_of};
 use super::{Activation, Compute, Linear};
 use crate::error::Error;
-use crate::inputs::same;
-use crate::schedule::{self, Rows};
+use crate::error::same;
+use crate::share;
+use crate::share::Rows;
 
 /// Rows per thread that are taken through at once: four tasks of a projection. The hidden rows stay in cache, and memory
 /// does not grow with the number of rows.
@@ -93,17 +94,17 @@ impl FeedForward {
             let (rows, width) = (x.len() / self.inputs(), self.hidden());
             let hidden = &mut hidden[..rows * width];
             match &self.gate {
-                None => schedule::multiply(exec, [self.up.product(x, hidden)]),
+                None => share::multiply(exec, [self.up.product(x, hidden)]),
                 Some((gate, activation)) => {
                     let factor = &mut factor[..rows * width];
-                    schedule::multiply(exec, [gate.product(x, hidden), self.up.product(x, factor)]);
+                    share::multiply(exec, [gate.product(x, hidden), self.up.product(x, factor)]);
                     let pair = (Rows(&mut *hidden, width), Rows(&*factor, width));
-                    schedule::rows(exec, rows, COST * (rows * width) as f64, pair, |_, (gate, up)| {
+                    share::rows(exec, rows, COST * (rows * width) as f64, pair, |_, (gate, up)| {
                         activation.gate(exec.isa, gate.0, up.0);
                     });
                 }
             }
-            schedule::multiply(exec, [self.down.product(hidden, out)]);
+            share::multiply(exec, [self.down.product(hidden, out)]);
         }
         compute.recycle(hidden);
         compute.recycle(factor);

@@ -1,9 +1,9 @@
 //! Projections: y = f(x·Wᵀ + b).
 
 use super::{Activation, Compute};
+use crate::error::same;
 use crate::error::{Error, floats};
-use crate::inputs::same;
-use crate::schedule;
+use crate::share;
 use sdpa_kernels::Packed;
 
 /// Packed weights come in panels of so many outputs.
@@ -124,11 +124,11 @@ impl Linear {
     pub fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = rows_of("x", x, self.inputs())?;
         check_rows("out", out, rows, self.outputs())?;
-        schedule::multiply(compute.exec(), [self.product(x, out)]);
+        share::multiply(compute.exec(), [self.product(x, out)]);
         Ok(())
     }
 
-    /// What [`schedule::multiply`] takes; sizes have been checked.
+    /// What [`share::multiply`] takes; sizes have been checked.
     pub(crate) fn product<'a>(&'a self, x: &'a [f32], out: &'a mut [f32]) -> (&'a [f32], &'a Packed, &'a mut [f32]) {
         (x, &self.packed, out)
     }

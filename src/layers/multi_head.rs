@@ -5,10 +5,11 @@ use super::{Compute, Linear, Rope, Sequences, Start};
 use crate::attention::Attention;
 use crate::cache::KvCache;
 use crate::error::Error;
-use crate::inputs::{Inputs, same};
+use crate::error::same;
+use crate::inputs::Inputs;
+use crate::outputs::Outputs;
 use crate::plan::Plan;
-use crate::problem::Outputs;
-use crate::schedule;
+use crate::share;
 use sdpa_kernels::{Alignment, Causality, Mask, View, ViewMut};
 
 /// What attends to what: the tensors of a [`MultiHeadAttention`] call.
@@ -275,7 +276,7 @@ impl MultiHeadAttention {
         let mut buffers = compute.buffers("projections", [[rows, q], [keys, k], [keys, v], [rows, attended]])?;
         let done = self.attend(&input, &memory, &mut buffers, beside, compute);
         if done.is_ok() {
-            schedule::multiply(compute.exec(), [self.out.product(&buffers[3], out)]);
+            share::multiply(compute.exec(), [self.out.product(&buffers[3], out)]);
         }
         buffers.into_iter().for_each(|buffer| compute.recycle(buffer));
         done
@@ -292,7 +293,7 @@ impl MultiHeadAttention {
     ) -> Result<(), Error> {
         let exec = compute.exec();
         let [q, k, v, attended] = buffers;
-        schedule::multiply(
+        share::multiply(
             exec,
             [self.q.product(input.x, q), self.k.product(memory.keys, k), self.v.product(memory.values, v)],
         );

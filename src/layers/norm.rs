@@ -3,8 +3,9 @@
 use super::Compute;
 use super::linear::rows_of;
 use crate::error::Error;
-use crate::inputs::same;
-use crate::schedule::{self, Rows};
+use crate::error::same;
+use crate::share;
+use crate::share::Rows;
 use sdpa_kernels::Center;
 
 /// What norming a number costs, in the operations that [`crate::Exec`] counts: 0.2 ns, measured, at 117 GFLOP/s.
@@ -90,7 +91,7 @@ impl Norm {
         same("out", "length", out.len(), x.len(), "x")?;
         let (norm, exec) = (self.kernel(), compute.exec());
         let operands = (Rows(x, self.width()), Rows(out, self.width()));
-        schedule::rows(exec, rows, COST * x.len() as f64, operands, |_, (x, out)| norm.apply(exec.isa, x.0, out.0));
+        share::rows(exec, rows, COST * x.len() as f64, operands, |_, (x, out)| norm.apply(exec.isa, x.0, out.0));
         Ok(())
     }
 
@@ -111,7 +112,7 @@ impl Norm {
         let (norm, exec, width) = (self.kernel(), compute.exec(), self.width());
         let cost = COST * x.len() as f64;
         let operands = ((Rows(x, width), Rows(add, width)), Rows(out, width));
-        schedule::rows(exec, rows, cost, operands, |_, ((x, add), out)| {
+        share::rows(exec, rows, cost, operands, |_, ((x, add), out)| {
             norm.add_and_apply(exec.isa, x.0, add.0, out.0);
         });
         Ok(())

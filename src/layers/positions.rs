@@ -4,7 +4,8 @@ use super::Compute;
 use super::linear::rows_of;
 use super::sequences::{Places, Sequences, Start};
 use crate::error::{Error, floats, room};
-use crate::schedule::{self, Rows};
+use crate::share;
+use crate::share::Rows;
 use std::sync::Arc;
 
 /// What turning a number costs, in the operations that [`crate::Exec`] counts: 0.13 ns, measured, at 117 GFLOP/s.
@@ -115,7 +116,7 @@ impl Rope {
         let count = rows_of("x", x, width)?;
         let places = Places::new(sequences, count, start.into(), self.positions())?;
         let (cost, x) = (COST * x.len() as f64, Rows(x, width));
-        schedule::rows(compute.exec(), count, cost, x, |first, x| {
+        share::rows(compute.exec(), count, cost, x, |first, x| {
             for (row, x) in x.0.chunks_exact_mut(width).enumerate() {
                 let (cos, sin) = self.table[places.of(first + row) * self.dim..][..self.dim].split_at(self.dim / 2);
                 for head in x.chunks_exact_mut(head_dim) {

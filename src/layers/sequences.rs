@@ -1,7 +1,8 @@
 //! How rows make sequences, and where they stand in them.
 
+use crate::error::same;
 use crate::error::{Bound, Error};
-use crate::inputs::{cumulative, same};
+use crate::inputs::cumulative;
 
 /// How rows make sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

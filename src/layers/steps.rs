@@ -1,11 +1,13 @@
 //! Attention in its three named results.
 
 use crate::attention::Attention;
+use crate::error::same;
 use crate::error::{Error, floats, zeros};
-use crate::inputs::{Inputs, same};
+use crate::inputs::Inputs;
 use crate::layers::Compute;
+use crate::outputs::Outputs;
 use crate::plan::Plan;
-use crate::problem::{Outputs, Shape};
+use crate::shape::Shape;
 use sdpa_kernels::{Point, ViewMut};
 
 /// The steps of attention, to be looked at: scores, weights, output, of one sequence and all its heads.

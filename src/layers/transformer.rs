@@ -5,8 +5,9 @@ use super::linear::{check_rows, rows_of};
 use super::{Compute, FeedForward, MultiHeadAttention, MultiHeadInput, Norm, Sequences};
 use crate::cache::KvCache;
 use crate::error::Error;
-use crate::inputs::same;
-use crate::schedule::{self, Rows};
+use crate::error::same;
+use crate::share;
+use crate::share::Rows;
 use sdpa_kernels::Mask;
 
 /// What adding a number costs, in the operations that [`crate::Exec`] counts: memory's time.
@@ -386,7 +387,7 @@ impl Part<'_> {
 /// `x ← x + add`.
 fn add(x: &mut [f32], add: &[f32], width: usize, compute: &mut Compute) {
     let (rows, cost) = (x.len() / width, COST * x.len() as f64);
-    schedule::rows(compute.exec(), rows, cost, (Rows(x, width), Rows(add, width)), |_, (x, add)| {
+    share::rows(compute.exec(), rows, cost, (Rows(x, width), Rows(add, width)), |_, (x, add)| {
         x.0.iter_mut().zip(add.0).for_each(|(x, add)| *x += add);
     });
 }

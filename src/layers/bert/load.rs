@@ -1,15 +1,11 @@
 //! A BERT from its weights.
 
+use super::names::{POSITIONS, TYPES, WORDS};
 use super::{Bert, BertConfig};
 use crate::layers::model::Named;
 use crate::layers::{
     Embedding, FeedForward, ModelError, MultiHeadAttention, NormOrder, TensorSource, Transformer, TransformerLayer,
 };
-
-/// Tables, as files name them.
-pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
-pub(super) const POSITIONS: &str = "embeddings.position_embeddings.weight";
-pub(super) const TYPES: &str = "embeddings.token_type_embeddings.weight";
 
 /// A tensor that every layer has.
 const IN_A_LAYER: &str = "attention.self.query.weight";

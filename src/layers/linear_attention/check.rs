@@ -1,39 +1,17 @@
 //! Whether settings, tensors and state fit together. Nothing but memory fails after this.
 
-use super::head::Head;
-use super::{FeatureMap, Form, LinearAttention, LinearInputs, LinearState, Normaliser, Reach, chunk, recurrent};
+use super::call::Call;
+use super::settings::{Form, Normaliser, Reach};
+use super::{LinearAttention, LinearInputs, LinearState};
 use crate::error::Error;
-use crate::inputs::{Inputs, same};
-use crate::plan::Exec;
-use crate::problem::Shape;
-use sdpa_kernels::{Isa, View};
+use crate::error::same;
+use crate::exec::Exec;
+use crate::inputs::Inputs;
+use crate::shape::Shape;
+use sdpa_kernels::View;
 
 /// Longest chunk. Scores and keys of longer ones would leave the caches, and nothing is gained beyond a few dozen.
 const MAX_CHUNK: usize = 1024;
-
-/// A call that has been checked.
-pub(super) struct Call<'a> {
-    pub(super) isa: Isa,
-    pub(super) q: View<'a>,
-    pub(super) k: View<'a>,
-    pub(super) v: View<'a>,
-    /// `[batch, kv_heads, kv_len, head_dim or 1]`.
-    pub(super) log_decay: Option<View<'a>>,
-    /// `[batch, kv_heads, kv_len, 1]`.
-    pub(super) beta: Option<View<'a>>,
-    pub(super) kv_heads: usize,
-    /// Query heads that share a state.
-    pub(super) group: usize,
-    pub(super) kv_len: usize,
-    pub(super) head_dim: usize,
-    /// Columns of the state: those of the values, and one more with a normaliser.
-    pub(super) width: usize,
-    pub(super) scale: f32,
-    pub(super) form: Form,
-    pub(super) reach: Reach,
-    pub(super) feature_map: FeatureMap,
-    pub(super) normaliser: Normaliser,
-}
 
 impl LinearAttention {
     pub(super) fn checked<'a>(
@@ -145,36 +123,4 @@ fn repeated<'a>(argument: &'static str, view: View<'a>, shape: &Shape, dim: usiz
     }
     let [.., last] = view.shape();
     view.broadcast([to[0], to[1], to[2], last]).ok_or(Error::TooLarge { what: argument, sizes })
-}
-
-impl<'a> Call<'a> {
-    /// One key/value head and the query heads that share it.
-    #[inline(always)]
-    pub(super) fn head(&self, b: usize, h: usize) -> Head<'_> {
-        Head::new(self, b, h)
-    }
-
-    /// Tokens that are taken in at a time.
-    pub(super) fn chunk(&self) -> usize {
-        match self.form {
-            Form::Recurrent => 1,
-            Form::Chunked(n) => n,
-        }
-    }
-
-    /// Floats that a worker needs; `usize::MAX` where they do not fit the address space.
-    pub(super) fn scratch_len(&self) -> usize {
-        match (self.form, self.reach) {
-            (Form::Recurrent, Reach::Causal) => recurrent::scratch_len(self),
-            _ => chunk::scratch_len(self),
-        }
-    }
-
-    /// Multiplications and additions, those among the tokens of a chunk left out.
-    pub(super) fn flops(&self) -> f64 {
-        let [batch, heads, q_len, _] = self.q.shape();
-        let passes = if self.beta.is_some() { 2.0 } else { 1.0 };
-        let rows = heads as f64 * q_len as f64 + passes * self.kv_heads as f64 * self.kv_len as f64;
-        2.0 * batch as f64 * rows * self.head_dim as f64 * self.width as f64
-    }
 }

@@ -13,7 +13,7 @@
 //! Keys are kept with the decays up to the current block multiplied in: one pass over those of the chunk every four
 //! tokens. No decay is ever divided by, so one that underflows takes with it only what it should.
 
-use super::check::Call;
+use super::call::Call;
 use super::head::Head;
 use super::product::{Matrix, MatrixMut, ROWS, add_product, dot};
 use sdpa_kernels::{HeadsMut, Isa};

@@ -1,7 +1,7 @@
 //! One key/value head: its rows as the rules want them.
 
-use super::check::Call;
-use super::{FeatureMap, Form, Normaliser, Reach, chunk, recurrent};
+use super::call::Call;
+use super::settings::{FeatureMap, Normaliser};
 use sdpa_kernels::{HeadsMut, View, exp_in_place};
 
 /// The rows of one head of a view.
@@ -58,16 +58,6 @@ impl<'a> Head<'a> {
             values: Rows::new(call.v, b, h),
             log_decay: call.log_decay.map(|view| Rows::new(view, b, h)),
             beta: call.beta.map(|view| Rows::new(view, b, h)),
-        }
-    }
-
-    /// Takes the head's tokens into its state and writes what its query heads read.
-    #[inline(always)]
-    pub(super) fn run(&self, state: &mut [f32], out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
-        match (self.call.reach, self.call.form) {
-            (Reach::Causal, Form::Recurrent) => recurrent::run(self, state, out, scratch),
-            (Reach::Causal, Form::Chunked(_)) => chunk::causal(self, state, out, scratch),
-            (Reach::Whole, _) => chunk::whole(self, state, out, scratch),
         }
     }
 

@@ -6,7 +6,7 @@
 //! out ← Sᵀ(scale · q)                        for each query head
 //! ```
 
-use super::check::Call;
+use super::call::Call;
 use super::head::Head;
 use super::product::{Matrix, MatrixMut, add_product};
 use sdpa_kernels::HeadsMut;

@@ -1,6 +1,6 @@
 //! What is left of the tokens so far.
 
-use super::Normaliser;
+use super::settings::Normaliser;
 use crate::error::{Error, floats, zeros};
 
 /// What linear attention remembers: for each batch and key/value head a matrix, zeros before the first token.

@@ -2,7 +2,7 @@
 
 use super::ModelError;
 use crate::error::Error;
-use crate::inputs::same;
+use crate::error::same;
 use crate::layers::{Linear, Norm, Weights};
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -1,0 +1,25 @@
+//! The two forms of the rules, token by token and in chunks: which one a call takes.
+
+use super::call::Call;
+use super::head::Head;
+use super::settings::{Form, Reach};
+use super::{chunk, recurrent};
+use sdpa_kernels::HeadsMut;
+
+/// Floats that a worker needs; `usize::MAX` where they do not fit the address space.
+pub(super) fn scratch_len(call: &Call<'_>) -> usize {
+    match (call.form, call.reach) {
+        (Form::Recurrent, Reach::Causal) => recurrent::scratch_len(call),
+        _ => chunk::scratch_len(call),
+    }
+}
+
+/// Takes a head's tokens into its state and writes what its query heads read.
+#[inline(always)]
+pub(super) fn run(head: &Head<'_>, state: &mut [f32], out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
+    match (head.call.reach, head.call.form) {
+        (Reach::Causal, Form::Recurrent) => recurrent::run(head, state, out, scratch),
+        (Reach::Causal, Form::Chunked(_)) => chunk::causal(head, state, out, scratch),
+        (Reach::Whole, _) => chunk::whole(head, state, out, scratch),
+    }
+}

@@ -1,0 +1,124 @@
+//! The tensors that a call writes, and whether they fit its inputs.
+
+use crate::error::{Error, same};
+use crate::inputs::Inputs;
+use crate::shape::Shape;
+use sdpa_kernels::{Point, State, TensorMut, ViewMut};
+
+/// The tensors that a call writes.
+#[derive(Debug)]
+pub struct Outputs<'a> {
+    out: Option<TensorMut<'a>>,
+    lse: Option<ViewMut<'a>>,
+    points: [Option<ViewMut<'a>>; 4],
+    key_mass: Option<ViewMut<'a>>,
+    state: Option<State<'a>>,
+}
+
+impl<'a> Outputs<'a> {
+    /// The output alone, `[batch, heads, q_len, value_dim]`.
+    pub fn new(out: ViewMut<'a>) -> Self {
+        Self::of(out)
+    }
+
+    /// The same of any element type: results are rounded once, to nearest even, when they are written.
+    /// The other outputs are `f32`.
+    pub fn of(out: impl Into<TensorMut<'a>>) -> Self {
+        Self { out: Some(out.into()), lse: None, points: [const { None }; 4], key_mass: None, state: None }
+    }
+
+    /// No results yet: what the keys give is gathered in `state`.
+    pub(crate) fn gather(state: State<'a>) -> Self {
+        Self { out: None, lse: None, points: [const { None }; 4], key_mass: None, state: Some(state) }
+    }
+
+    /// With what earlier calls have gathered.
+    pub(crate) fn resume(self, state: State<'a>) -> Self {
+        Self { state: Some(state), ..self }
+    }
+
+    /// Also the natural log of each row's Σ exp(score), `[batch, heads, q_len, 1]`; −∞ where no key is visible.
+    #[must_use]
+    pub fn lse(self, lse: ViewMut<'a>) -> Self {
+        Self { lse: Some(lse), ..self }
+    }
+
+    /// Also the weights, `[batch, heads, q_len, kv_len]`: each row sums to 1 (less what a sink takes), 0 where hidden.
+    #[must_use]
+    pub fn weights(self, weights: ViewMut<'a>) -> Self {
+        self.scores(Point::Weights, weights)
+    }
+
+    /// Also the scores at one of their [`Point`]s, `[batch, heads, q_len, kv_len]`. Keys beyond a sequence's length are
+    /// written as −∞ (weight 0). Skips nothing that masks hide, so this costs time as well as memory.
+    #[must_use]
+    pub fn scores(mut self, point: Point, scores: ViewMut<'a>) -> Self {
+        self.points[point as usize] = Some(scores);
+        self
+    }
+
+    /// Also the sum of each key's weights over the query rows and heads that share it, `[batch, kv_heads, kv_len, 1]`, as
+    /// cache eviction wants it. Costs two more QKᵀ and no memory; work is shared out by sequence and key/value head. Rows
+    /// are added in order, so the bits do not depend on threads.
+    #[must_use]
+    pub fn key_mass(self, mass: ViewMut<'a>) -> Self {
+        Self { key_mass: Some(mass), ..self }
+    }
+
+    /// True if something is written for every key, hidden or not.
+    pub(crate) fn wants_all_keys(&self) -> bool {
+        self.points.iter().any(Option::is_some) || self.key_mass.is_some()
+    }
+
+    /// Refuses what cannot be had without all keys at hand.
+    pub(crate) fn check_for_state(&self) -> Result<(), Error> {
+        let needs = "a call over all keys, not a state";
+        if self.points.iter().any(Option::is_some) {
+            return Err(Error::Needs { argument: "scores", needs });
+        }
+        if self.key_mass.is_some() {
+            return Err(Error::Needs { argument: "key mass", needs });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check(&self, inputs: &Inputs<'_>, shape: &Shape) -> Result<(), Error> {
+        let ([batch, _, q_rows, _], [_, _, k_rows, _]) = (inputs.q.shape(), inputs.key_values()?.k_shape());
+        let rows = |argument: &'static str, [b, h, l, _]: [usize; 4]| {
+            same(argument, "batch", b, batch, "q")?;
+            same(argument, "heads", h, shape.heads, "q")?;
+            same(argument, "rows", l, q_rows, "q")
+        };
+        if let Some(out) = &self.out {
+            rows("out", out.shape())?;
+            same("out", "value_dim", out.shape()[3], shape.value_dim, "v")?;
+        }
+        if let Some(lse) = &self.lse {
+            rows("lse", lse.shape())?;
+            same("lse", "last dimension", lse.shape()[3], 1, "one value a row")?;
+        }
+        for (argument, view) in
+            ["raw scores", "softcapped scores", "masked scores", "weights"].into_iter().zip(&self.points)
+        {
+            let Some(view) = view else { continue };
+            let [b, h, l, columns] = view.shape();
+            same(argument, "batch", b, shape.batch, "the call")?;
+            same(argument, "heads", h, shape.heads, "q")?;
+            same(argument, "rows", l, shape.q_len, "q")?;
+            same(argument, "columns", columns, shape.kv_len, "k")?;
+        }
+        if let Some(mass) = &self.key_mass {
+            let [b, h, l, last] = mass.shape();
+            same("key mass", "batch", b, batch, "k")?;
+            same("key mass", "heads", h, shape.kv_heads, "k")?;
+            same("key mass", "rows", l, k_rows, "k")?;
+            same("key mass", "last dimension", last, 1, "one value a key")?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn into_kernel(self) -> sdpa_kernels::Outputs<'a> {
+        let Self { out, lse, points, key_mass, state } = self;
+        sdpa_kernels::Outputs { out, lse, points, key_mass, state }
+    }
+}

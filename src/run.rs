@@ -1,0 +1,84 @@
+//! Runs a plan.
+//!
+//! Workers take tasks from one counter until none is left. A task writes its own rows and reads shared inputs, so who
+//! runs it, and when, cannot be seen in the result.
+
+use crate::exec::Exec;
+use crate::plan::{Plan, Sharing};
+use crate::problem::Problem;
+use crate::threads::{current_threads, each};
+use sdpa_kernels::{Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
+
+/// Memory that runs share: one scratch for each worker, which grows to what plans need and stays.
+///
+/// A second run of the same plan with the same workspace allocates nothing.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    workers: Vec<Scratch>,
+    /// What blocks of keys gather, where they are shared out.
+    partials: Partials,
+}
+
+impl Workspace {
+    /// Empty; the first run fills it.
+    pub const fn new() -> Self {
+        Self { workers: Vec::new(), partials: Partials::new() }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.workers.iter().map(Scratch::bytes).sum::<usize>() + self.partials.bytes()
+    }
+
+    fn for_plan(&mut self, plan: &Plan) -> (&mut [Scratch], &mut Partials) {
+        // No more than the pool has threads, whatever was planned for. One thread needs no pool: asking would start it.
+        let workers = if plan.workers > 1 { plan.workers.min(current_threads()) } else { 1 };
+        if self.workers.len() < workers {
+            self.workers.resize_with(workers, Scratch::new);
+        }
+        // Here, not in the workers: which of them find work differs from run to run.
+        // As many as there is memory for; for one there was when the problem was made.
+        let ready =
+            self.workers[..workers].iter_mut().map_while(|worker| worker.try_reserve(&plan.geometry).then_some(()));
+        let ready = ready.count();
+        (&mut self.workers[..ready.max(1)], &mut self.partials)
+    }
+}
+
+impl Problem<'_> {
+    /// Computes. Cannot fail: everything was checked when the problem was made.
+    ///
+    /// A plan made for another shape is made anew for this one; that costs a microsecond, never a wrong result.
+    pub fn run(self, plan: &Plan, workspace: &mut Workspace) {
+        self.run_with(plan, workspace, &Mods::new());
+    }
+
+    /// Computes with the caller's functions of scores, positions or weights, compiled into the fused pass.
+    pub fn run_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+        self,
+        plan: &Plan,
+        workspace: &mut Workspace,
+        mods: &Mods<S, M, P>,
+    ) {
+        let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
+        // A plan may have been made for another problem of this shape.
+        let shares_keys = plan.sharing != Sharing::Rows && !P::ACTIVE && plan.shares_keys(&self).is_some();
+        let (scratch, partials) = workspace.for_plan(&plan);
+        let mut launch = Launch::new(self.call, self.outputs, plan.geometry);
+        if shares_keys {
+            launch = launch.split(partials, plan.tasks);
+        }
+        each(scratch, |scratch| launch.work(plan.exec.isa, scratch, mods));
+    }
+
+    /// Plans and computes, with memory of its own.
+    pub fn run_once(self, exec: Exec) {
+        self.run_once_with(exec, &Mods::new());
+    }
+
+    /// Plans and computes with the caller's functions, with memory of its own.
+    pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(self, exec: Exec, mods: &Mods<S, M, P>) {
+        let plan = Plan::new(&self, exec).snug();
+        self.run_with(&plan, &mut Workspace::new(), mods);
+    }
+}

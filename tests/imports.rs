@@ -1,0 +1,115 @@
+//! The house: imports go down only, and no files import each other in a circle.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The rooms of the kernels, ground floor first: a file imports from its own room and those before it.
+const ROOMS: [&str; 7] = ["simd", "tensor", "matmul", "kv", "nn", "attention", "probe"];
+
+/// The files that each file imports, as module paths: `attention::steps::qk`.
+type Imports = BTreeMap<String, BTreeSet<String>>;
+
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The module path of a file.
+fn module(root: &Path, file: &Path) -> String {
+    let path = file.strip_prefix(root).unwrap().with_extension("");
+    let parts: Vec<_> = path.iter().map(|part| part.to_str().unwrap()).collect();
+    parts.join("::").trim_end_matches("::mod").to_owned()
+}
+
+/// Reads `use crate::…` and paths that begin with `crate::`, tests left out.
+fn imports(root: &str) -> Imports {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(root);
+    let mut found = Vec::new();
+    files(&root, &mut found);
+    let modules: BTreeSet<String> = found.iter().map(|file| module(&root, file)).collect();
+    let mut imports = Imports::new();
+    for file in found.iter().filter(|file| !file.to_str().unwrap().contains("tests")) {
+        let (name, text) = (module(&root, file), fs::read_to_string(file).unwrap());
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let lines = code.lines().map(|line| line.split("//").next().unwrap());
+        let targets = lines.flat_map(|line| line.match_indices("crate::").map(move |(at, _)| &line[at + 7..]));
+        let imported = targets.filter_map(|path| {
+            // The longest part of the path that is a file.
+            let words: Vec<_> =
+                path.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').next()?.split("::").collect();
+            (1..=words.len()).rev().map(|n| words[..n].join("::")).find(|path| modules.contains(path))
+        });
+        let imported = imported.filter(|target| *target != name && target != "lib").collect();
+        imports.insert(name, imported);
+    }
+    imports
+}
+
+/// A file that can be reached from itself, if there is one.
+fn circle(imports: &Imports) -> Option<String> {
+    imports
+        .keys()
+        .find(|&start| {
+            let (mut seen, mut next) = (BTreeSet::new(), vec![start]);
+            while let Some(file) = next.pop() {
+                for target in imports.get(file).into_iter().flatten() {
+                    if target == start {
+                        return true;
+                    }
+                    if seen.insert(target) {
+                        next.push(target);
+                    }
+                }
+            }
+            false
+        })
+        .cloned()
+}
+
+fn room(module: &str) -> Option<usize> {
+    let first = module.split("::").next().unwrap();
+    ROOMS.iter().position(|room| *room == first)
+}
+
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    for root in ["kernels/src", "src"] {
+        let imports = imports(root);
+        assert!(imports.len() > 40, "{root}: files were missed");
+        assert_eq!(circle(&imports), None, "{root}");
+    }
+}
+
+#[test]
+fn imports_of_the_kernels_go_down() {
+    for (file, targets) in imports("kernels/src") {
+        for target in targets {
+            if let (Some(from), Some(to)) = (room(&file), room(&target)) {
+                assert!(to <= from, "{file} imports {target}");
+            }
+            let steps = file.starts_with("attention::steps");
+            assert!(!steps || !target.starts_with("attention::forward"), "{file} imports {target}");
+        }
+    }
+}
+
+/// The files that know of threads.
+#[test]
+fn rayon_is_named_in_one_file() {
+    let mut found = Vec::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    files(&root, &mut found);
+    let names = |file: &&PathBuf| {
+        let text = fs::read_to_string(file).unwrap();
+        text.lines().any(|line| line.split("//").next().unwrap().contains("rayon::"))
+    };
+    let named: Vec<_> = found.iter().filter(names).map(|file| module(&root, file)).collect();
+    assert_eq!(named, ["threads"]);
+}
