@@ -7,7 +7,7 @@ use crate::outputs::Outputs;
 use crate::problem::Problem;
 use crate::shape::Shape;
 use sdpa_kernels::{
-    Alignment, Call, Causality, Geometry, Isa, MAX_TASK, Options, Precision, Visible, Window, has_memory,
+    Alignment, Call, Causality, Isa, MAX_TASK, Options, Precision, Tiling, Visible, Window, has_memory,
 };
 
 /// The settings of an attention call. All plain data; tensors come with [`Inputs`].
@@ -135,7 +135,7 @@ const MUCH_SCRATCH: usize = 16 << 20;
 /// Refuses dimensions so large that there is no memory for a worker's scratch: running cannot fail.
 fn scratch_fits(shape: &Shape) -> Result<(), Error> {
     let (tile_rows, _) = Isa::detect().tile();
-    let bytes = Geometry::new(shape.head_dim, shape.value_dim, MAX_TASK, tile_rows).scratch_bytes();
+    let bytes = Tiling::new(shape.head_dim, shape.value_dim, MAX_TASK, tile_rows).scratch_bytes();
     if bytes >= MUCH_SCRATCH && !has_memory(bytes / size_of::<f32>()) {
         return Err(Error::Memory { what: "scratch of a worker", bytes });
     }

@@ -21,7 +21,7 @@ pub enum KeyScales {
 ///
 /// Memory comes in blocks of 256 keys and grows without copying what is there. [`Self::fork`] shares blocks until one of
 /// the two writes to them. Once warm, a step (append, attend) allocates nothing but, every 256th time, a block; and the
-/// workspace doubles what it has for gathering when the number of blocks does.
+/// workspace doubles what it has for accumulation when the number of blocks does.
 ///
 /// ```
 /// use sdpa::{Alignment, Attention, Inputs, KvCache, Outputs, View, ViewMut};
@@ -318,7 +318,7 @@ pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, wants_all_keys: bool) -
             continue;
         }
         if wants_all_keys {
-            return Err(Error::Needs { argument: "scores or key mass", needs: "a cache that keeps all keys" });
+            return Err(Error::Needs { argument: "scores or key weight sums", needs: "a cache that keeps all keys" });
         }
         // Every row: those in the middle may be the only ones whose windows lie where keys were evicted.
         for row in 0..sequence.q_len {
@@ -328,7 +328,7 @@ pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, wants_all_keys: bool) -
                 .map(|(from, to)| (from.max(evicted.start), to.min(evicted.end)))
                 .find(|(from, to)| from < to);
             if let Some((key, _)) = seen {
-                return Err(Error::Gone { sequence: index, row, key, end: evicted.end });
+                return Err(Error::Evicted { sequence: index, row, key, end: evicted.end });
             }
         }
     }

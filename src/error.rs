@@ -89,7 +89,7 @@ pub enum Error {
         limit: usize,
     },
     /// A row would see a key that its cache has evicted.
-    Gone {
+    Evicted {
         /// The sequence.
         sequence: usize,
         /// The row.
@@ -173,7 +173,7 @@ impl fmt::Display for Error {
             Self::Row { argument, what, row, got, expected } => {
                 write!(f, "{argument}: {what} of row {row} is {got}, but must be {expected}")
             }
-            Self::Gone { sequence, row, key, end } => write!(
+            Self::Evicted { sequence, row, key, end } => write!(
                 f,
                 "cache: row {row} of sequence {sequence} sees key {key}, but the sliding cache has evicted keys before {end}: \
                  the call's window (or that of rows so far back) is wider than what the cache keeps"

@@ -127,17 +127,14 @@ impl Plan {
             note(call.native(|| true) == [false; 2], "nothing native: neither keys nor values are bfloat16");
             note(call.native(|| isa.has_native_bf16()) != [false; 2], "bfloat16 is multiplied as it is");
         }
-        note(
-            self.geometry.pack_keys() < KEY_BLOCK,
-            "head_dim is large: keys are packed in parts, again for every group",
-        );
+        note(self.tiling.pack_keys() < KEY_BLOCK, "head_dim is large: keys are packed in parts, again for every group");
         note(
             call.options.mask.is_some(),
             "the mask is read tile by tile; what it hides wholly is skipped, uncounted here",
         );
         note(call.options.bias.is_some(), "the bias is read tile by tile and skips nothing");
         note(problem.outputs.points.iter().any(Option::is_some), "scores are written out, so nothing is skipped");
-        note(problem.outputs.key_mass.is_some(), "key mass takes two more QKᵀ, uncounted here");
+        note(problem.outputs.key_weight_sums.is_some(), "key weight sums takes two more QKᵀ, uncounted here");
         note(self.workers == 1, "one thread: more were not offered, or would not pay");
         notes
     }

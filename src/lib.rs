@@ -16,7 +16,7 @@
 //! | of which elements | `f32`, [`Bf16`], [`F16`]: [`Tensor`], [`TensorMut`]; with the feature `half`, that crate's types |
 //! | what to compute | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
 //! | on what | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |
-//! | what to write | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key mass |
+//! | what to write | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key weight sums |
 //! | your own functions | [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]), weights ([`ProbMod`]) |
 //! | with what | [`Exec`]: an [`Isa`], threads; [`Plan`] and [`Workspace`] to be used again |
 //! | what is around attention | [`layers`]: projections, multi-head attention, norms, positions, transformers |

@@ -7,7 +7,7 @@ mod row;
 use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape};
 
 /// What attention gives, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
-/// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_mass` `[batch, kv_heads, kv_len]`. Ragged sequences count
+/// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_weight_sums` `[batch, kv_heads, kv_len]`. Ragged sequences count
 /// as batch, each as long as the longest, filled up with what an empty row gives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer<T> {
@@ -18,7 +18,7 @@ pub struct Answer<T> {
     /// Scores raw, softcapped and masked, then weights.
     pub points: [Vec<T>; 4],
     /// Σ of each key's weights over the rows and heads that share it.
-    pub key_mass: Vec<T>,
+    pub key_weight_sums: Vec<T>,
 }
 
 /// The answer in `f64`: exact but for the rounding of `f64` sums. Time B·H·Lq·Lk·(D + Dv).
@@ -51,9 +51,9 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     let kv = inputs.key_values()?;
     let mut mass = Vec::new();
     let bytes = (batch * kv_heads * kv_len).saturating_mul(size_of::<T>());
-    mass.try_reserve_exact(batch * kv_heads * kv_len).map_err(|_| Error::Memory { what: "key mass", bytes })?;
+    mass.try_reserve_exact(batch * kv_heads * kv_len).map_err(|_| Error::Memory { what: "key weight sums", bytes })?;
     mass.resize(batch * kv_heads * kv_len, T::from(0.0));
-    let mut all = Answer { out: Vec::new(), lse: Vec::new(), points: Default::default(), key_mass: mass };
+    let mut all = Answer { out: Vec::new(), lse: Vec::new(), points: Default::default(), key_weight_sums: mass };
     if q_len == 0 || heads == 0 {
         return Ok(all);
     }

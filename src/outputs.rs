@@ -11,7 +11,7 @@ pub struct Outputs<'a> {
     out: Option<TensorMut<'a>>,
     lse: Option<ViewMut<'a>>,
     points: [Option<ViewMut<'a>>; 4],
-    key_mass: Option<ViewMut<'a>>,
+    key_weight_sums: Option<ViewMut<'a>>,
     state: Option<State<'a>>,
 }
 
@@ -24,12 +24,12 @@ impl<'a> Outputs<'a> {
     /// The same of any element type: results are rounded once, to nearest even, when they are written.
     /// The other outputs are `f32`.
     pub fn of(out: impl Into<TensorMut<'a>>) -> Self {
-        Self { out: Some(out.into()), lse: None, points: [const { None }; 4], key_mass: None, state: None }
+        Self { out: Some(out.into()), lse: None, points: [const { None }; 4], key_weight_sums: None, state: None }
     }
 
     /// No results yet: what the keys give is gathered in `state`.
     pub(crate) fn gather(state: State<'a>) -> Self {
-        Self { out: None, lse: None, points: [const { None }; 4], key_mass: None, state: Some(state) }
+        Self { out: None, lse: None, points: [const { None }; 4], key_weight_sums: None, state: Some(state) }
     }
 
     /// With what earlier calls have gathered.
@@ -61,13 +61,13 @@ impl<'a> Outputs<'a> {
     /// cache eviction wants it. Costs two more QKᵀ and no memory; work is shared out by sequence and key/value head. Rows
     /// are added in order, so the bits do not depend on threads.
     #[must_use]
-    pub fn key_mass(self, mass: ViewMut<'a>) -> Self {
-        Self { key_mass: Some(mass), ..self }
+    pub fn key_weight_sums(self, mass: ViewMut<'a>) -> Self {
+        Self { key_weight_sums: Some(mass), ..self }
     }
 
     /// True if something is written for every key, hidden or not.
     pub(crate) fn wants_all_keys(&self) -> bool {
-        self.points.iter().any(Option::is_some) || self.key_mass.is_some()
+        self.points.iter().any(Option::is_some) || self.key_weight_sums.is_some()
     }
 
     /// Refuses what cannot be had without all keys at hand.
@@ -76,8 +76,8 @@ impl<'a> Outputs<'a> {
         if self.points.iter().any(Option::is_some) {
             return Err(Error::Needs { argument: "scores", needs });
         }
-        if self.key_mass.is_some() {
-            return Err(Error::Needs { argument: "key mass", needs });
+        if self.key_weight_sums.is_some() {
+            return Err(Error::Needs { argument: "key weight sums", needs });
         }
         Ok(())
     }
@@ -107,18 +107,18 @@ impl<'a> Outputs<'a> {
             same(argument, "rows", l, shape.q_len, "q")?;
             same(argument, "columns", columns, shape.kv_len, "k")?;
         }
-        if let Some(mass) = &self.key_mass {
+        if let Some(mass) = &self.key_weight_sums {
             let [b, h, l, last] = mass.shape();
-            same("key mass", "batch", b, batch, "k")?;
-            same("key mass", "heads", h, shape.kv_heads, "k")?;
-            same("key mass", "rows", l, k_rows, "k")?;
-            same("key mass", "last dimension", last, 1, "one value a key")?;
+            same("key weight sums", "batch", b, batch, "k")?;
+            same("key weight sums", "heads", h, shape.kv_heads, "k")?;
+            same("key weight sums", "rows", l, k_rows, "k")?;
+            same("key weight sums", "last dimension", last, 1, "one value a key")?;
         }
         Ok(())
     }
 
     pub(crate) fn into_kernel(self) -> sdpa_kernels::Outputs<'a> {
-        let Self { out, lse, points, key_mass, state } = self;
-        sdpa_kernels::Outputs { out, lse, points, key_mass, state }
+        let Self { out, lse, points, key_weight_sums, state } = self;
+        sdpa_kernels::Outputs { out, lse, points, key_weight_sums, state }
     }
 }

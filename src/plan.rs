@@ -4,7 +4,7 @@ use crate::exec::Exec;
 use crate::problem::Problem;
 use crate::shape::Shape;
 use core::fmt;
-use sdpa_kernels::{Gathering, Geometry, Isa, KEY_BLOCK, MAX_TASK};
+use sdpa_kernels::{Accumulation, Isa, KEY_BLOCK, MAX_TASK, Tiling};
 
 /// Tasks that each worker should find, so that the last ones to finish do not keep the others waiting long.
 const TASKS_PER_WORKER: usize = 4;
@@ -24,7 +24,7 @@ pub struct Plan {
     pub(crate) exec: Exec,
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
-    pub(crate) geometry: Geometry,
+    pub(crate) tiling: Tiling,
     pub(crate) sharing: Sharing,
 }
 
@@ -50,10 +50,10 @@ impl Plan {
         let wanted = if workers > 1 { workers.saturating_mul(TASKS_PER_WORKER).div_ceil(heads.max(1)) } else { 1 };
         let parts = wanted.min(rows.div_ceil(MIN_TASK)).max(rows.div_ceil(MAX_TASK)).max(1);
         let task_rows = rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);
-        let geometry = Geometry::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
-        let tasks = heads.saturating_mul(rows.div_ceil(geometry.task_rows()));
+        let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
+        let tasks = heads.saturating_mul(rows.div_ceil(tiling.task_rows()));
         let workers_of = |tasks: usize| workers.min(tasks.max(1));
-        let by_rows = Self { shape, exec, workers: workers_of(tasks), tasks, geometry, sharing: Sharing::Rows };
+        let by_rows = Self { shape, exec, workers: workers_of(tasks), tasks, tiling, sharing: Sharing::Rows };
         let Some(bytes) = by_rows.shares_keys(problem) else { return by_rows };
         let units = heads.saturating_mul(shape.kv_len.div_ceil(KEY_BLOCK));
         let runs = if workers > 1 { units.min(workers.saturating_mul(TASKS_PER_WORKER)) } else { 1 };
@@ -64,20 +64,20 @@ impl Plan {
     /// proportion.
     pub(crate) fn shares_keys(&self, problem: &Problem<'_>) -> Option<usize> {
         let (shape, call) = (problem.shape, &problem.call);
-        let rows = call.sharing().saturating_mul(call.q.shape()[2]);
-        let few = (1..=FEW_ROWS.min(self.geometry.task_rows())).contains(&rows);
+        let rows = call.group_size().saturating_mul(call.q.shape()[2]);
+        let few = (1..=FEW_ROWS.min(self.tiling.task_rows())).contains(&rows);
         if !few || shape.kv_len <= KEY_BLOCK || problem.needs_whole_rows() || call.visible.window.is_some() {
             return None;
         }
-        let Gathering { floats, keys } = call.gathering();
+        let Accumulation { floats, keys } = call.accumulation();
         let [gathered, read] = [floats, keys.saturating_mul(shape.head_dim + shape.value_dim)]
             .map(|floats| floats.saturating_mul(size_of::<f32>()));
         (gathered <= MOST && gathered <= LITTLE.max(read / SHARE)).then_some(gathered)
     }
 
     /// With no more scratch than this one problem takes.
-    pub(crate) fn snug(self) -> Self {
-        Self { geometry: self.geometry.snug(self.shape.kv_len), ..self }
+    pub(crate) fn shrink_to(self) -> Self {
+        Self { tiling: self.tiling.shrink_to(self.shape.kv_len), ..self }
     }
 
     /// The instruction set.
@@ -107,7 +107,7 @@ impl Plan {
 
     /// Scratch of one worker, in bytes. Does not depend on lengths, heads or batch.
     pub fn scratch_bytes(&self) -> usize {
-        self.geometry.scratch_bytes()
+        self.tiling.scratch_bytes()
     }
 }
 
@@ -124,8 +124,8 @@ impl fmt::Display for Plan {
             f,
             "{} tasks of up to {} rows, in groups of {}, on {} thread(s), {} KiB of scratch each",
             self.tasks,
-            self.geometry.task_rows(),
-            self.geometry.group_rows(),
+            self.tiling.task_rows(),
+            self.tiling.row_block_rows(),
             self.workers,
             self.scratch_bytes() / 1024
         )

@@ -39,7 +39,7 @@ impl Workspace {
         // Here, not in the workers: which of them find work differs from run to run.
         // As many as there is memory for; for one there was when the problem was made.
         let ready =
-            self.workers[..workers].iter_mut().map_while(|worker| worker.try_reserve(&plan.geometry).then_some(()));
+            self.workers[..workers].iter_mut().map_while(|worker| worker.try_reserve(&plan.tiling).then_some(()));
         let ready = ready.count();
         (&mut self.workers[..ready.max(1)], &mut self.partials)
     }
@@ -64,7 +64,7 @@ impl Problem<'_> {
         // A plan may have been made for another problem of this shape.
         let shares_keys = plan.sharing != Sharing::Rows && !P::ACTIVE && plan.shares_keys(&self).is_some();
         let (scratch, partials) = workspace.for_plan(&plan);
-        let mut launch = Launch::new(self.call, self.outputs, plan.geometry);
+        let mut launch = Launch::new(self.call, self.outputs, plan.tiling);
         if shares_keys {
             launch = launch.split(partials, plan.tasks);
         }
@@ -78,7 +78,7 @@ impl Problem<'_> {
 
     /// Plans and computes with the caller's functions, with memory of its own.
     pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(self, exec: Exec, mods: &Mods<S, M, P>) {
-        let plan = Plan::new(&self, exec).snug();
+        let plan = Plan::new(&self, exec).shrink_to();
         self.run_with(&plan, &mut Workspace::new(), mods);
     }
 }

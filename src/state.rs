@@ -8,7 +8,7 @@ use crate::inputs::Inputs;
 use crate::outputs::Outputs;
 use crate::plan::Plan;
 use crate::run::Workspace;
-use sdpa_kernels::{Alignment, KEY_BLOCK, State, View, ViewMut, fold_states};
+use sdpa_kernels::{Alignment, KEY_BLOCK, State, View, ViewMut, merge_states};
 
 /// What position-dependent rules need of a state, which does not know how many keys there will be.
 const ALIGNMENT: &str = "an alignment: top-left or an offset, since a state does not know how many keys will come";
@@ -189,7 +189,7 @@ impl<'a> AttnState<'a> {
     /// Writes the result for the keys so far. More may follow.
     ///
     /// # Errors
-    /// As [`Attention::problem`], for the outputs; scores and key mass are not to be had from a state.
+    /// As [`Attention::problem`], for the outputs; scores and key weight sums are not to be had from a state.
     pub fn read(&mut self, outputs: Outputs<'_>) -> Result<(), Error> {
         outputs.check_for_state()?;
         let (k, v) = self.waiting_views()?;
@@ -233,7 +233,7 @@ impl<'a> AttnState<'a> {
             return Err(Error::Entry { argument: "first key", index: 0, got: later.first, bound, limit: end });
         }
         // A state starts at a whole block, so nothing of this one waits.
-        fold_states(
+        merge_states(
             self.exec.isa,
             self.value_dim,
             [&mut self.max, &mut self.sum, &mut self.out],

@@ -76,7 +76,7 @@ fn refuse_extras(call: &Call<'_>, outputs: &sdpa_kernels::Outputs<'_>) -> Result
         ("cache or pages", call.kv.tensors().is_none()),
         ("16-bit elements", !plain),
         ("scores", outputs.points.iter().any(Option::is_some)),
-        ("key mass", outputs.key_mass.is_some()),
+        ("key weight sums", outputs.key_weight_sums.is_some()),
     ];
     match extras.into_iter().find(|(_, given)| *given) {
         Some((argument, _)) => {

@@ -246,7 +246,7 @@ fn a_huge_batch_without_rows_returns_at_once() {
                 .lse(ViewMut::bhl(lse, [BATCH, 1, 0]).unwrap())
                 .weights(ViewMut::bhld(weights, [BATCH, 1, 0, keys]).unwrap());
             if keys == 0 {
-                outputs = outputs.key_mass(ViewMut::bhld(mass, [BATCH, 1, 0, 1]).unwrap());
+                outputs = outputs.key_weight_sums(ViewMut::bhld(mass, [BATCH, 1, 0, 1]).unwrap());
             }
             let problem = attention.problem(inputs, outputs).unwrap();
             let plan = Plan::new(&problem, Exec::default());

@@ -1,5 +1,5 @@
 //! Random combinations of all options, on every instruction set, against the `f64` oracle: `out`, LSE, the scores at
-//! every point, and key mass. What errors are allowed: `options_support::check_against_oracle`.
+//! every point, and key weight sums. What errors are allowed: `options_support::check_against_oracle`.
 
 mod options_support;
 mod support;

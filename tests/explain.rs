@@ -106,7 +106,7 @@ fn notes_say_why() {
     let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 20, 5]).unwrap())
         .lse(ViewMut::bhl(&mut lse, [1, 1, 20]).unwrap())
         .scores(Point::Weights, ViewMut::bhld(&mut weights, [1, 1, 20, 20]).unwrap())
-        .key_mass(ViewMut::bhl(&mut mass, [1, 1, 20]).unwrap());
+        .key_weight_sums(ViewMut::bhl(&mut mass, [1, 1, 20]).unwrap());
     let problem = Attention::new().problem(inputs, outputs).unwrap();
     let narrowest = Isa::available().next().unwrap();
     let e = Plan::new(&problem, Exec::serial().isa(narrowest)).explain(&problem, None);
@@ -117,7 +117,7 @@ fn notes_say_why() {
         "the mask is read tile by tile",
         "the bias is read tile by tile",
         "scores are written out, so nothing is skipped",
-        "key mass takes two more",
+        "key weight sums takes two more",
         "one thread",
     ];
     if narrowest != Isa::detect() {

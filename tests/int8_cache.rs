@@ -76,7 +76,7 @@ impl All {
             .lse(view(&mut self.lse))
             .scores(Point::Raw, view(&mut self.raw))
             .scores(Point::Weights, view(&mut self.weights))
-            .key_mass(view(&mut self.mass))
+            .key_weight_sums(view(&mut self.mass))
     }
 
     fn of(attention: &Attention, inputs: Inputs<'_>, exec: Exec) -> Self {
@@ -94,7 +94,12 @@ impl All {
         assert_close(&format!("{what}: lse"), &self.lse, &oracle.lse, unit);
         assert_close(&format!("{what}: weights"), &self.weights, &oracle.points[3], unit);
         assert_close(&format!("{what}: out"), &self.out, &oracle.out, unit * value.max(1.0));
-        assert_close(&format!("{what}: key mass"), &self.mass, &oracle.key_mass, unit * finite(&oracle.key_mass));
+        assert_close(
+            &format!("{what}: key weight sums"),
+            &self.mass,
+            &oracle.key_weight_sums,
+            unit * finite(&oracle.key_weight_sums),
+        );
     }
 }
 

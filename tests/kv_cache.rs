@@ -106,7 +106,7 @@ fn chunks_are_the_prefill() {
             let got = attend(&aligned, &cache, exec, wanted);
             let what = format!("{what}: rows {rows:?}");
             same_rows(&what, (&aligned, &got), (case, &whole), |[b, h, i]| Some([b, h, rows.start + i]));
-            // Key mass and hidden scores: those of the same rows over tensors.
+            // Key weight sums and hidden scores: those of the same rows over tensors.
             same_full(&what, &got, &aligned.run(exec, wanted));
         }
     });

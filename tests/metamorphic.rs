@@ -25,7 +25,7 @@ fn every(seed: u64, cases: usize, mut check: impl FnMut(&str, &mut Rng, &Case, E
 fn same(what: &str, (case, got): (&Case, &Full), (other, expected): (&Case, &Full)) {
     same_rows(what, (case, got), (other, expected), Some);
     if let (Some(got), Some(expected)) = (&got.mass, &expected.mass) {
-        assert_same_bits(&format!("{what}: key mass"), got, expected);
+        assert_same_bits(&format!("{what}: key weight sums"), got, expected);
     }
 }
 
@@ -113,7 +113,7 @@ fn the_order_of_a_batch_does_not_show() {
             let heads = 0..case.kv_heads();
             let keys = 0..case.keys(from);
             let part = |x: &Tensor, b: usize| x.part(b..b + 1, heads.clone(), keys.clone());
-            assert_same_bits(&format!("{what}: key mass"), &part(&others, to), &part(&mass, from));
+            assert_same_bits(&format!("{what}: key weight sums"), &part(&others, to), &part(&mass, from));
         }
     });
 }
@@ -133,7 +133,7 @@ fn ragged_is_padded_is_one_by_one() {
             same_rows(&format!("{what}: alone {b}"), (&one, &result), (case, &whole), |[_, h, i]| Some([b, h, i]));
             let first = case.key_at(b, 0).1;
             let mass = whole.mass.as_ref().unwrap().part(0..1, 0..case.kv_heads(), first..first + case.keys(b));
-            assert_same_bits(&format!("{what}: key mass alone {b}"), &result.mass.unwrap(), &mass);
+            assert_same_bits(&format!("{what}: key weight sums alone {b}"), &result.mass.unwrap(), &mass);
         }
         let mut case = case.clone();
         if case.alignment == Some(Alignment::BottomRight) {

@@ -216,12 +216,21 @@ fn outputs_of_wrong_shapes() {
     }
     points!(Raw "raw scores", Softcapped "softcapped scores", Masked "masked scores", Weights "weights");
     says(with!(o, m => o.weights(ViewMut::bhld(m, [2, 4, 3, 4]).unwrap())), "weights: columns is 4, but k has 5");
-    says(with!(o, m => o.key_mass(ViewMut::bhl(m, [1, 2, 5]).unwrap())), "key mass: batch is 1, but k has 2");
-    says(with!(o, m => o.key_mass(ViewMut::bhl(m, [2, 4, 5]).unwrap())), "key mass: heads is 4, but k has 2");
-    says(with!(o, m => o.key_mass(ViewMut::bhl(m, [2, 2, 3]).unwrap())), "key mass: rows is 3, but k has 5");
     says(
-        with!(o, m => o.key_mass(ViewMut::bhld(m, [2, 2, 5, 2]).unwrap())),
-        "key mass: last dimension is 2, but one value a key has 1",
+        with!(o, m => o.key_weight_sums(ViewMut::bhl(m, [1, 2, 5]).unwrap())),
+        "key weight sums: batch is 1, but k has 2",
+    );
+    says(
+        with!(o, m => o.key_weight_sums(ViewMut::bhl(m, [2, 4, 5]).unwrap())),
+        "key weight sums: heads is 4, but k has 2",
+    );
+    says(
+        with!(o, m => o.key_weight_sums(ViewMut::bhl(m, [2, 2, 3]).unwrap())),
+        "key weight sums: rows is 3, but k has 5",
+    );
+    says(
+        with!(o, m => o.key_weight_sums(ViewMut::bhld(m, [2, 2, 5, 2]).unwrap())),
+        "key weight sums: last dimension is 2, but one value a key has 1",
     );
     says(with!(o, m => o.lse(ViewMut::bhl(m, [2, 4, 5]).unwrap())), "lse: rows is 5, but q has 3");
 }
@@ -281,7 +290,7 @@ fn keys_that_do_not_fit_a_state() {
         outputs = if weights {
             outputs.weights(ViewMut::bhld(&mut more, [2, 4, 3, 5]).unwrap())
         } else if mass {
-            outputs.key_mass(ViewMut::bhl(&mut more, [2, 2, 5]).unwrap())
+            outputs.key_weight_sums(ViewMut::bhl(&mut more, [2, 2, 5]).unwrap())
         } else {
             outputs
         };
@@ -290,7 +299,7 @@ fn keys_that_do_not_fit_a_state() {
         error
     };
     says(read(OUT, true, false), "scores: needs a call over all keys, not a state");
-    says(read(OUT, false, true), "key mass: needs a call over all keys, not a state");
+    says(read(OUT, false, true), "key weight sums: needs a call over all keys, not a state");
     says(read([2, 4, 3, 6], false, false), "out: value_dim is 6, but v has 7");
 }
 

@@ -43,7 +43,7 @@ fn forgive(case: &Case, got: &mut Full, clean: &Full, keys: &[[usize; 3]]) {
     }
 }
 
-/// Poisons these keys and compares: the rows given, and if these are all rows the key mass.
+/// Poisons these keys and compares: the rows given, and if these are all rows the key weight sums.
 fn check(what: &str, case: &Case, keys: &[[usize; 3]], rows: Option<&[[usize; 3]]>, exec: Exec, wanted: Wanted) {
     let clean = case.run(exec, wanted);
     for x in POISONS {
@@ -56,7 +56,7 @@ fn check(what: &str, case: &Case, keys: &[[usize; 3]], rows: Option<&[[usize; 3]
                 rows.is_none_or(|rows| rows.contains(&row)).then_some(row)
             });
             if let (Some(got), Some(clean), None) = (&got.mass, &clean.mass, rows) {
-                assert_same_bits(&format!("{what}: key mass"), got, clean);
+                assert_same_bits(&format!("{what}: key weight sums"), got, clean);
             }
         }
     }
@@ -172,7 +172,7 @@ fn biases_of_hidden_keys_do_not_matter() {
                 let what = format!("seed {seed}, {isa}: {x} in {} entries of the bias", dead.len());
                 same_rows(&what, (&bad, &got), (&case, &clean), Some);
                 if let (Some(got), Some(clean)) = (&got.mass, &clean.mass) {
-                    assert_same_bits(&format!("{what}: key mass"), got, clean);
+                    assert_same_bits(&format!("{what}: key weight sums"), got, clean);
                 }
             }
         }

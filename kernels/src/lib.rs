@@ -4,8 +4,8 @@
 //! is here; there are no threads and, once scratch has grown, no allocations.
 //!
 //! The way through: a [`Call`] (views and options, consistent by assertion) and its outputs make a [`Launch`]; the
-//! launch hands out tasks, each once; a task runs the fused loop of `tile.rs`, whose steps (`scores`, `softmax`,
-//! `values`) are written on the sixteen-lane vector of `simd.rs`.
+//! launch hands out tasks, each once; a task runs the fused loop of `mainloop.rs`, whose steps (`scores`, `softmax`,
+//! `values`) are written on the sixteen-lane vector of `simd/mod.rs`.
 
 #[macro_use]
 mod simd;
@@ -24,12 +24,12 @@ mod work_queue;
 
 pub use attention::call::{Call, Sequence};
 pub use attention::launch::Launch;
-pub use attention::merge::fold_states;
+pub use attention::merge::merge_states;
 pub use attention::mods::{BlockClass, BlockPosition, MaskMod, Mods, NoMod, Position, ProbMod, ScoreMod};
 pub use attention::options::{Mask, Options, Ragged, alibi_slopes};
 pub use attention::outputs::{Outputs, Point, State};
-pub use attention::split_kv::{Gathering, Partials};
-pub use attention::tiling::{Geometry, MAX_GROUP, MAX_TASK, Scratch};
+pub use attention::split_kv::{Accumulation, Partials};
+pub use attention::tiling::{MAX_ROW_BLOCK, MAX_TASK, Scratch, Tiling};
 pub use attention::visibility::{Alignment, Causality, Keys, Visible, Window};
 pub use kv::cache::{Cache, Keep};
 pub use kv::pages::{BlockTable, PageError, Pages};

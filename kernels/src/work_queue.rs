@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Numbers below `len`, each handed out once.
+/// Floats below `len`, each handed out once.
 pub(crate) struct Queue {
     len: usize,
     next: AtomicUsize,

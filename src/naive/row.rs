@@ -85,7 +85,7 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     }
     all.out.extend(out);
     for (j, &weight) in weights.iter().enumerate() {
-        let mass = &mut all.key_mass[(at.batch * shape.kv_heads + kv_head) * shape.kv_len + j];
+        let mass = &mut all.key_weight_sums[(at.batch * shape.kv_heads + kv_head) * shape.kv_len + j];
         *mass = *mass + weight;
     }
     for (all, row) in all.points.iter_mut().zip(scores.iter().chain([&weights])) {

@@ -22,7 +22,7 @@ fn check(what: &str, short: &Short, exec: Exec, dtype: Dtype, layout: Layout) {
     let mass = full.mass.as_mut().expect("it is wanted");
     let outputs = Outputs::of(memory.view_mut(&like))
         .lse(sdpa::ViewMut::bhld(&mut full.lse.data, full.lse.shape).unwrap())
-        .key_mass(sdpa::ViewMut::bhld(&mut mass.data, mass.shape).unwrap());
+        .key_weight_sums(sdpa::ViewMut::bhld(&mut mass.data, mass.shape).unwrap());
     let inputs = short.wide.inputs_over(short.source());
     short.wide.run_outputs(inputs, exec, outputs, &mut Workspace::new());
     let got = memory.bits();
@@ -30,7 +30,7 @@ fn check(what: &str, short: &Short, exec: Exec, dtype: Dtype, layout: Layout) {
         panic!("{what}: element {i} of memory is {:#06x}, expected {:#06x}, in {dtype}, {layout:?}", got[i], wanted[i]);
     }
     assert_same_bits(&format!("{what}: lse"), &full.lse, &expected.lse);
-    assert_same_bits(&format!("{what}: key mass"), &full.mass.unwrap(), &expected.mass.unwrap());
+    assert_same_bits(&format!("{what}: key weight sums"), &full.mass.unwrap(), &expected.mass.unwrap());
 }
 
 #[test]

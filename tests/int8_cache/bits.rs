@@ -18,7 +18,7 @@ fn same(what: &str, got: &All, expected: &All) {
     assert_same_bits(&format!("{what}: lse"), &got.lse, &expected.lse);
     assert_same_bits(&format!("{what}: raw"), &got.raw, &expected.raw);
     assert_same_bits(&format!("{what}: weights"), &got.weights, &expected.weights);
-    assert_same_bits(&format!("{what}: key mass"), &got.mass, &expected.mass);
+    assert_same_bits(&format!("{what}: key weight sums"), &got.mass, &expected.mass);
 }
 
 fn append(cache: &mut KvCache, sequence: usize, t: &Tensors, b: usize, rows: Range<usize>) {

@@ -143,7 +143,7 @@ fn refusal(attention: &Attention, cache: &KvCache, rows: usize, extra: Option<&s
     let outputs = match extra {
         Some("raw") => outputs.scores(Point::Raw, scores),
         Some("weights") => outputs.weights(scores),
-        Some(_) => outputs.key_mass(ViewMut::bhld(mass, [1, 1, 601, 1]).unwrap()),
+        Some(_) => outputs.key_weight_sums(ViewMut::bhld(mass, [1, 1, 601, 1]).unwrap()),
         None => outputs,
     };
     let error = sdpa::attention(attention, Inputs::cached(q.view(), cache), outputs).err();
@@ -158,7 +158,7 @@ fn who_would_see_a_key_let_go_is_refused() {
     let cache = gappy();
     let end = Attention::new().align(Alignment::BottomRight);
     let at = |offset| Attention::new().align(Alignment::Offset(offset));
-    let gone = |row, key| Some(Error::Gone { sequence: 0, row, key, end: 512 });
+    let gone = |row, key| Some(Error::Evicted { sequence: 0, row, key, end: 512 });
     for (name, attention, rows, expected) in [
         ("everything", Attention::new(), 1, gone(0, 256)),
         ("causal", end.causal(), 1, gone(0, 256)),
@@ -188,7 +188,7 @@ fn who_would_see_a_key_let_go_is_refused() {
 fn scores_and_key_mass_need_all_keys() {
     let attention = Attention::new().align(Alignment::BottomRight).window(window(16, 4));
     for extra in ["raw", "weights", "mass"] {
-        let needs = Error::Needs { argument: "scores or key mass", needs: "a cache that keeps all keys" };
+        let needs = Error::Needs { argument: "scores or key weight sums", needs: "a cache that keeps all keys" };
         assert_eq!(refusal(&attention, &gappy(), 1, Some(extra)), Some(needs), "{extra}");
     }
     // As long as nothing was evicted they are there.
@@ -245,7 +245,7 @@ fn forks_of_sliding_caches_let_go_apart() {
     let mut out = vec![0.0; 16];
     let view = ViewMut::bhld(&mut out, [2, 1, 1, 8]).unwrap();
     let error = sdpa::attention(&Attention::new(), Inputs::cached(q.view(), &cache), Outputs::new(view)).err();
-    assert_eq!(error, Some(Error::Gone { sequence: 1, row: 0, key: 0, end: 256 }));
+    assert_eq!(error, Some(Error::Evicted { sequence: 1, row: 0, key: 0, end: 256 }));
     // Sequence 0 has let nothing go: rolled back below the gap, both see all they have.
     cache.clear(1).unwrap();
     let mut full = KvCache::new(2, 1, [8, 8]).unwrap();

@@ -125,9 +125,9 @@ pub fn same_full(what: &str, got: &Full, expected: &Full) {
             assert_same_bits(&format!("{what}: {point:?}"), got, expected);
         }
     }
-    assert_eq!(got.mass.is_some(), expected.mass.is_some(), "{what}: key mass");
+    assert_eq!(got.mass.is_some(), expected.mass.is_some(), "{what}: key weight sums");
     if let (Some(got), Some(expected)) = (&got.mass, &expected.mass) {
-        assert_same_bits(&format!("{what}: key mass"), got, expected);
+        assert_same_bits(&format!("{what}: key weight sums"), got, expected);
     }
 }
 
@@ -135,7 +135,7 @@ pub fn same_full(what: &str, got: &Full, expected: &Full) {
 #[track_caller]
 pub fn same_oracle(what: &str, got: &sdpa::naive::Answer<f64>, expected: &sdpa::naive::Answer<f64>) {
     let parts = |x: &sdpa::naive::Answer<f64>| {
-        let all = [&x.out, &x.lse, &x.key_mass].into_iter().chain(&x.points).cloned();
+        let all = [&x.out, &x.lse, &x.key_weight_sums].into_iter().chain(&x.points).cloned();
         all.map(|x| x.into_iter().map(f64::to_bits).collect::<Vec<_>>()).collect::<Vec<_>>()
     };
     assert!(parts(got) == parts(expected), "{what}: the oracle's answers differ");

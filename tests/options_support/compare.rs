@@ -11,7 +11,7 @@ const TIMES_NAIVE: f64 = 3.0;
 const NAMES: [&str; 4] = ["raw", "softcapped", "masked", "weights"];
 
 /// Calls `f(what, place, value in the call's outputs, index in the oracle's)` for each element there is of one output:
-/// 0 is `out`, 1 the LSE, 2 to 5 the points, 6 the key mass.
+/// 0 is `out`, 1 the LSE, 2 to 5 the points, 6 the key weight sums.
 fn each(case: &Case, full: &Full, output: usize, mut f: impl FnMut([usize; 4], f32, usize)) {
     let (heads, kv_heads, (rows, keys), dv) = (case.heads(), case.kv_heads(), case.longest(), case.v.shape[3]);
     if output == 6 {
@@ -44,7 +44,7 @@ fn part<T>(answer: &Answer<T>, output: usize) -> &[T] {
     match output {
         0 => &answer.out,
         1 => &answer.lse,
-        6 => &answer.key_mass,
+        6 => &answer.key_weight_sums,
         n => &answer.points[n - 2],
     }
 }
@@ -52,11 +52,11 @@ fn part<T>(answer: &Answer<T>, output: usize) -> &[T] {
 /// Every output against the oracle's. Panics, naming the worst element, unless errors are within bounds.
 ///
 /// Scores (raw, softcapped, masked) and the LSE may be off by 8 ε·M, where M is the largest finite score at any point, at
-/// least 1; weights by as much, since an error of a score is a relative error of its weight; `out` and key mass by that
+/// least 1; weights by as much, since an error of a score is a relative error of its weight; `out` and key weight sums by that
 /// times the largest value, or the largest mass; the mass of n rows by n/32 units more. Or by three times what the naive
 /// `f32` path is off by, where that is more.
 ///
-/// Returns the worst error in units of ε·M, key mass apart, and in units of naive's where it had to be asked, each with
+/// Returns the worst error in units of ε·M, key weight sums apart, and in units of naive's where it had to be asked, each with
 /// its output.
 pub fn check_against_oracle(what: &str, case: &Case, full: &Full, oracle: &Answer<f64>) -> [(f64, &'static str); 2] {
     let most = |xs: &[f64]| xs.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs()));
@@ -68,11 +68,11 @@ pub fn check_against_oracle(what: &str, case: &Case, full: &Full, oracle: &Answe
     for output in 0..7 {
         let unit = match output {
             0 => unit * value,
-            6 => unit * most(&oracle.key_mass).max(1.0),
+            6 => unit * most(&oracle.key_weight_sums).max(1.0),
             _ => unit,
         };
         let expected = part(oracle, output);
-        let name = ["out", "lse", "raw", "softcapped", "masked", "weights", "key mass"][output];
+        let name = ["out", "lse", "raw", "softcapped", "masked", "weights", "key weight sums"][output];
         let (mut worst, mut at) = (0.0, None);
         each(case, full, output, |place, got, index| {
             let error = distance(got as f64, expected[index]);

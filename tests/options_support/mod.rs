@@ -116,7 +116,7 @@ impl Full {
             }
         }
         match &mut self.mass {
-            Some(mass) => outputs.key_mass(view(mass)),
+            Some(mass) => outputs.key_weight_sums(view(mass)),
             None => outputs,
         }
     }
@@ -200,7 +200,7 @@ impl Case {
         self.ragged.as_ref().map_or((b, i), |[q, _]| (0, q[b] + i))
     }
 
-    /// Where key `j` of a sequence lies in k, v and the key mass.
+    /// Where key `j` of a sequence lies in k, v and the key weight sums.
     pub fn key_at(&self, b: usize, j: usize) -> (usize, usize) {
         self.ragged.as_ref().map_or((b, j), |[_, k]| (0, k[b] + j))
     }

@@ -16,7 +16,7 @@ pub struct Call<'a> {
     pub q: Tensor<'a>,
     /// Keys and values.
     pub kv: KeyValues<'a>,
-    /// Factor of the dot products.
+    /// KeyOperand of the dot products.
     pub scale: f32,
     /// Rules that come as ranges of keys.
     pub visible: Visible,
@@ -47,7 +47,7 @@ pub struct Sequence {
 impl Call<'_> {
     /// Query heads that share one key/value head.
     #[inline]
-    pub fn sharing(&self) -> usize {
+    pub fn group_size(&self) -> usize {
         self.q.shape()[1] / self.kv.kv_heads().max(1)
     }
 
@@ -110,7 +110,8 @@ impl Call<'_> {
         match &out.out {
             Some(out) => assert!(out.shape() == [b, h, lq, dv], "the output does not fit q and v"),
             None => {
-                let alone = out.points.iter().all(Option::is_none) && out.key_mass.is_none() && out.lse.is_none();
+                let alone =
+                    out.points.iter().all(Option::is_none) && out.key_weight_sums.is_none() && out.lse.is_none();
                 assert!(out.state.is_some() && alone, "without an output there can be a state and nothing else");
             }
         }
@@ -147,8 +148,8 @@ impl Call<'_> {
             let shapes = [state.max.shape(), state.sum.shape(), state.out.shape()];
             assert!(shapes == [[b, h, lq, 1], [b, h, lq, 1], [b, h, lq, dv]], "a state does not fit q and v");
         }
-        if let Some(mass) = &out.key_mass {
-            assert!(mass.shape() == [b, hkv, lk, 1], "the key mass does not fit k");
+        if let Some(mass) = &out.key_weight_sums {
+            assert!(mass.shape() == [b, hkv, lk, 1], "the key weight sums does not fit k");
         }
     }
 }

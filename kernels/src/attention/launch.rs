@@ -1,24 +1,24 @@
 //! A call bound to its outputs, handed out task by task.
 
 use crate::attention::call::{Call, Task};
-use crate::attention::forward::task::Fused;
+use crate::attention::forward::task::AttentionTask;
 use crate::attention::forward::task::Next;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::outputs::{Outputs, POINTS, Point, Shared};
 use crate::attention::split_kv::{self, Partials, Split};
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::tiling::{Geometry, Scratch};
+use crate::attention::tiling::{Scratch, Tiling};
 use crate::simd::isa::Isa;
 use crate::tensor::element::Dtype;
 use crate::work_queue::Queue;
 
-/// A call, its outputs and a geometry: a queue of tasks that workers empty together.
+/// A call, its outputs and a tiling: a queue of tasks that workers empty together.
 pub struct Launch<'a> {
     call: Call<'a>,
     outputs: Shared<'a>,
-    geometry: Geometry,
+    tiling: Tiling,
     rows: Queue,
-    /// Sequences and key/value heads whose key mass is asked for.
+    /// Sequences and key/value heads whose key weight sums is asked for.
     mass: Queue,
     /// If blocks of keys are shared out too.
     split: Option<Split<'a>>,
@@ -45,21 +45,20 @@ impl<'a> Launch<'a> {
     ///
     /// # Panics
     /// If shapes do not fit together. `sdpa` reports such calls as errors before they come here.
-    pub fn new(call: Call<'a>, outputs: Outputs<'a>, geometry: Geometry) -> Self {
+    pub fn new(call: Call<'a>, outputs: Outputs<'a>, tiling: Tiling) -> Self {
         call.assert_consistent(&outputs);
         let [_, kv_heads, _, dv] = call.kv.v_shape();
-        let fits =
-            (geometry.head_dim, geometry.value_dim) == (call.q.shape()[3], dv) && geometry.holds(call.longest().1);
-        assert!(fits, "the geometry is for other sizes");
-        let (sequences, per_head) = (call.sequences(), rows_per_head(&call, geometry.task_rows));
+        let fits = (tiling.head_dim, tiling.value_dim) == (call.q.shape()[3], dv) && tiling.holds(call.longest().1);
+        assert!(fits, "the tiling is for other sizes");
+        let (sequences, per_head) = (call.sequences(), rows_per_head(&call, tiling.task_rows));
         let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
-        let massive = outputs.key_mass.as_ref().is_some_and(|mass| !mass.shape().contains(&0));
+        let massive = outputs.key_weight_sums.as_ref().is_some_and(|mass| !mass.shape().contains(&0));
         let massive = if massive { sequences * kv_heads } else { 0 };
         Self {
             near: is_near(&call, &outputs),
             call,
             outputs: outputs.into_shared(),
-            geometry,
+            tiling,
             rows: Queue::new(if heads == 0 { 0 } else { heads * per_head }),
             mass: Queue::new(massive),
             split: None,
@@ -75,7 +74,7 @@ impl<'a> Launch<'a> {
     #[must_use]
     pub fn split(self, partials: &'a mut Partials, runs: usize) -> Self {
         assert!(self.outputs.state.is_none() && !self.outputs.wants_all_keys(), "such outputs need every row whole");
-        match Split::new(&self.call, &self.geometry, partials, runs) {
+        match Split::new(&self.call, &self.tiling, partials, runs) {
             Some(split) => Self { split: Some(split), rows: Queue::new(0), ..self },
             None => self,
         }
@@ -95,14 +94,14 @@ impl<'a> Launch<'a> {
         scratch: &mut Scratch,
         mods: &Mods<A, B, C>,
     ) {
-        let Self { call, outputs, geometry, rows, mass, split, near } = self;
-        let fused = |task| Fused::new(s, mods, call, outputs, task, geometry);
+        let Self { call, outputs, tiling, rows, mass, split, near } = self;
+        let fused = |task| AttentionTask::new(s, mods, call, outputs, task, tiling);
         if let Some(split) = split {
             // SAFETY: the call is consistent with its outputs, and the split is its own.
             unsafe {
-                split_kv::gather(split, call, fused, scratch);
-                if split.is_gathered() {
-                    split_kv::fold(split, fused, scratch);
+                split_kv::accumulate(split, call, fused, scratch);
+                if split.is_accumulated() {
+                    split_kv::merge(split, fused, scratch);
                 }
             }
         }
@@ -112,30 +111,30 @@ impl<'a> Launch<'a> {
             let fused = fused(self.task(number)).followed_by(next);
             // SAFETY: the call is consistent with its outputs; every number is taken once and no two tasks share a row,
             // so this worker owns the task's part of the outputs.
-            unsafe { fused.run(scratch.regions(geometry)) }
+            unsafe { fused.run(scratch.regions(tiling)) }
         }
-        let Some(key_mass) = &outputs.key_mass else { return };
+        let Some(key_weight_sums) = &outputs.key_weight_sums else { return };
         let kv_heads = call.kv.kv_heads();
         while let Some(number) = mass.take() {
             let (index, kv_head) = (number / kv_heads, number % kv_heads);
-            let task = Task { index, kv_head, rows: 0..call.sharing() * call.sequence(index).q_len };
-            let fused = Fused::new(s, mods, call, &Shared::NOTHING, task, geometry);
+            let task = Task { index, kv_head, rows: 0..call.group_size() * call.sequence(index).q_len };
+            let fused = AttentionTask::new(s, mods, call, &Shared::NOTHING, task, tiling);
             // SAFETY: as above, for the keys of one sequence and head, which no other number stands for.
-            unsafe { fused.key_mass(key_mass, scratch.regions(geometry)) }
+            unsafe { fused.key_weight_sums(key_weight_sums, scratch.regions(tiling)) }
         }
     }
 
     #[inline]
     fn task(&self, number: usize) -> Task {
-        let per_head = rows_per_head(&self.call, self.geometry.task_rows);
+        let per_head = rows_per_head(&self.call, self.tiling.task_rows);
         let kv_heads = self.call.kv.kv_heads();
         let (head, part) = (number / per_head, number % per_head);
-        let (sharing, task_rows) = (self.call.sharing(), self.geometry.task_rows);
+        let (group_size, task_rows) = (self.call.group_size(), self.tiling.task_rows);
         let (index, kv_head, first) = match self.call.options.ragged {
             None => (head / kv_heads, head % kv_heads, part * task_rows),
             Some(ragged) => {
                 // Sequence s owns parts s + ⌊rows before it / task_rows⌋ on: always enough of them, sometimes one more.
-                let first_part = |s: usize| ragged.q[s] * sharing / task_rows + s;
+                let first_part = |s: usize| ragged.q[s] * group_size / task_rows + s;
                 let (mut low, mut high) = (0, ragged.q.len() - 1);
                 while high - low > 1 {
                     let middle = low.midpoint(high);
@@ -144,7 +143,7 @@ impl<'a> Launch<'a> {
                 (low, head, (part - first_part(low)) * task_rows)
             }
         };
-        let rows = sharing * self.call.sequence(index).q_len;
+        let rows = group_size * self.call.sequence(index).q_len;
         Task { index, kv_head, rows: first.min(rows)..rows.min(first + task_rows) }
     }
 }
@@ -153,7 +152,7 @@ impl<'a> Launch<'a> {
 #[inline]
 fn rows_per_head(call: &Call<'_>, task_rows: usize) -> usize {
     // Saturating: without batches or heads the rows may be any number.
-    let rows = call.sharing().saturating_mul(call.q.shape()[2]);
+    let rows = call.group_size().saturating_mul(call.q.shape()[2]);
     match call.options.ragged {
         None => rows.div_ceil(task_rows),
         Some(ragged) if ragged.q.len() > 1 => rows / task_rows + ragged.q.len() - 1,
@@ -166,7 +165,7 @@ impl core::fmt::Debug for Launch<'_> {
         let written = POINTS.iter().filter(|&&point: &&Point| self.outputs.point(point).is_some());
         f.debug_struct("Launch")
             .field("call", &self.call)
-            .field("geometry", &self.geometry)
+            .field("tiling", &self.tiling)
             .field("tasks", &self.rows.len())
             .field("points", &written.collect::<Vec<_>>())
             .finish_non_exhaustive()

@@ -1,16 +1,16 @@
-//! Folding what was gathered over later keys into what was gathered over earlier ones.
+//! Folding what was accumulated over later keys into what was accumulated over earlier ones.
 
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::softmax::Rows;
 use crate::simd::LANES;
 use crate::simd::isa::Isa;
 
-/// Takes rows gathered over later keys into rows gathered over earlier ones: maxima, sums, and outputs of `dim` each,
+/// Takes rows accumulated over later keys into rows accumulated over earlier ones: maxima, sums, and outputs of `dim` each,
 /// not normalised. With one block of later keys this is to the bit what the fused loop does.
 ///
 /// # Panics
 /// If the lengths do not fit together.
-pub fn fold_states(isa: Isa, dim: usize, earlier: [&mut [f32]; 3], later: [&[f32]; 3]) {
+pub fn merge_states(isa: Isa, dim: usize, earlier: [&mut [f32]; 3], later: [&[f32]; 3]) {
     struct Fold<'a>(usize, [&'a mut [f32]; 3], [&'a [f32]; 3]);
     impl Fold<'_> {
         fn run<S: Steps>(self, s: S) {
@@ -27,15 +27,21 @@ pub fn fold_states(isa: Isa, dim: usize, earlier: [&mut [f32]; 3], later: [&[f32
                     lanes
                 };
                 let (mut m, mut l) = (lanes(max, f32::NEG_INFINITY), lanes(sum, 0.0));
-                let (mut keep, mut join) = (lanes(later_max, f32::NEG_INFINITY), lanes(later_sum, 0.0));
+                let (mut rescale_prev, mut rescale_block) =
+                    (lanes(later_max, f32::NEG_INFINITY), lanes(later_sum, 0.0));
                 let values = here.start * dim..here.end * dim;
-                let state = Rows { max: &mut m, sum: &mut l, keep: &mut keep, join: &mut join };
+                let state = Rows {
+                    max: &mut m,
+                    sum: &mut l,
+                    rescale_prev: &mut rescale_prev,
+                    rescale_block: &mut rescale_block,
+                };
                 let (earlier, later) = (&mut out[values.clone()], &later_out[values]);
                 if earlier.iter().chain(later).any(|x| x.is_nan()) {
-                    s.fold(state, &mut [], &[], dim);
-                    s.fold_marked([&keep, &join], earlier, later, dim);
+                    s.merge(state, &mut [], &[], dim);
+                    s.merge_marked([&rescale_prev, &rescale_block], earlier, later, dim);
                 } else {
-                    s.fold(state, earlier, later, dim);
+                    s.merge(state, earlier, later, dim);
                 }
                 max[here.clone()].copy_from_slice(&m[..here.len()]);
                 sum[here.clone()].copy_from_slice(&l[..here.len()]);

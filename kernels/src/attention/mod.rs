@@ -1,4 +1,4 @@
-//! Attention: the call and its options, one pass over the keys, sharing of work.
+//! Attention: the call and its options, one pass over the keys, group_size of work.
 
 pub(crate) mod call;
 pub(crate) mod forward;

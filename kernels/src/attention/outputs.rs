@@ -27,7 +27,7 @@ impl Point {
 /// All points, in order.
 pub(crate) const POINTS: [Point; 4] = [Point::Raw, Point::Softcapped, Point::Masked, Point::Weights];
 
-/// What has been gathered so far of rows whose keys come in several calls: not normalised, dense
+/// What has been accumulated so far of rows whose keys come in several calls: not normalised, dense
 /// `[batch, heads, q_len]`, and `[…, value_dim]` for `out`.
 #[derive(Debug)]
 pub struct State<'a> {
@@ -42,7 +42,7 @@ pub struct State<'a> {
 /// The outputs of a call: `out` `[B, H, Lq, Dv]` and what else was asked for.
 #[derive(Debug)]
 pub struct Outputs<'a> {
-    /// Weighted sums of values, `[batch, heads, q_len, value_dim]`. Without it the state is kept for more keys to come,
+    /// Weighted sums of values, `[batch, heads, q_len, value_dim]`. Without it the state is narrow_by_mask for more keys to come,
     /// and there may be no other output; with it results are written and the state stays as it was.
     pub out: Option<TensorMut<'a>>,
     /// ln Σ exp(score), `[batch, heads, q_len, 1]`.
@@ -50,8 +50,8 @@ pub struct Outputs<'a> {
     /// Scores at each [`Point`], `[batch, heads, q_len, kv_len]`.
     pub points: [Option<ViewMut<'a>>; 4],
     /// Σ of each key's weights over the rows and heads that share it, `[batch, kv_heads, kv_len, 1]`.
-    pub key_mass: Option<ViewMut<'a>>,
-    /// What earlier calls have gathered.
+    pub key_weight_sums: Option<ViewMut<'a>>,
+    /// What earlier calls have accumulated.
     pub state: Option<State<'a>>,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Shared<'a> {
     pub(crate) out: Option<AnyShared<'a>>,
     pub(crate) lse: Option<SharedMut<'a, f32>>,
     pub(crate) points: [Option<SharedMut<'a, f32>>; 4],
-    pub(crate) key_mass: Option<SharedMut<'a, f32>>,
+    pub(crate) key_weight_sums: Option<SharedMut<'a, f32>>,
     pub(crate) state: Option<SharedState<'a>>,
 }
 
@@ -77,7 +77,7 @@ impl<'a> Outputs<'a> {
             out: self.out.map(TensorMut::into_shared),
             lse: self.lse.map(ViewMut::into_shared),
             points: self.points.map(|view| view.map(ViewMut::into_shared)),
-            key_mass: self.key_mass.map(ViewMut::into_shared),
+            key_weight_sums: self.key_weight_sums.map(ViewMut::into_shared),
             state: self.state.map(|State { max, sum, out }| SharedState {
                 max: max.into_shared(),
                 sum: sum.into_shared(),
@@ -90,7 +90,7 @@ impl<'a> Outputs<'a> {
 impl<'a> Shared<'a> {
     /// No outputs at all.
     pub(crate) const NOTHING: Shared<'static> =
-        Shared { out: None, lse: None, points: [const { None }; 4], key_mass: None, state: None };
+        Shared { out: None, lse: None, points: [const { None }; 4], key_weight_sums: None, state: None };
 
     #[inline]
     pub(crate) fn point(&self, point: Point) -> Option<&SharedMut<'a, f32>> {

@@ -1,37 +1,37 @@
-//! Few rows, many keys: blocks of keys shared out over workers, each gathered by itself, then folded in order.
+//! Few rows, many keys: blocks of keys shared out over workers, each accumulated by itself, then folded in order.
 //! (Flash-Decoding: Dao, Haziza, Massa and Sizov 2023.)
 //!
 //! A unit is one block of keys of one key/value head, with all the rows that share the head. Its maxima, sums and
-//! unnormalised outputs go where the fold finds them. Units are taken in the order in which their memory lies, runs of
-//! them at a time: the core's own guesses at what will be read next come true, also from one unit to the next. The fold
+//! unnormalised outputs go where the merge finds them. Units are taken in the order in which their memory lies, runs of
+//! them at a time: the core's own guesses at what will be read next come true, also from one unit to the next. The merge
 //! takes a head's units in the order of their keys, whoever computed them: to the bit what one pass does. It begins when
-//! all is gathered, on whatever workers are there by then: waking them a second time took longer than folding.
+//! all is accumulated, on whatever workers are there by then: waking them a second time took longer than folding.
 
 use crate::attention::call::{Call, Sequence, Task};
-use crate::attention::forward::epilogue::EndedGroups;
-use crate::attention::forward::task::{Fused, Next};
+use crate::attention::forward::epilogue::EndedRowBlocks;
+use crate::attention::forward::task::{AttentionTask, Next};
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::softmax;
-use crate::attention::tiling::{Geometry, Regions, Scratch};
+use crate::attention::tiling::{Regions, Scratch, Tiling};
 use crate::kv::source::KeyValues;
-use crate::matmul::pack::Care;
+use crate::matmul::pack::NonFinite;
 use crate::simd::LANES;
-use crate::simd::aligned::Lines;
+use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::Queue;
 use core::marker::PhantomData;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// How often a worker that finds nothing more to gather looks whether the others are done: some 50 µs, a run's time. Then it
+/// How often a worker that finds nothing more to accumulate looks whether the others are done: some 50 µs, a run's time. Then it
 /// leaves the folding to them: they may not be running at all.
 const PATIENCE: usize = 1 << 12;
 
-/// Memory for what units gather. Grows to what calls need and stays.
+/// Memory for what units accumulate. Grows to what calls need and stays.
 #[derive(Debug, Default)]
 pub struct Partials {
-    lines: Lines,
+    lines: AlignedBuf,
     /// The number of each sequence's first unit, and that of all units.
     starts: Vec<usize>,
 }
@@ -39,7 +39,7 @@ pub struct Partials {
 impl Partials {
     /// Empty; the first use allocates.
     pub const fn new() -> Self {
-        Self { lines: Lines::new(), starts: Vec::new() }
+        Self { lines: AlignedBuf::new(), starts: Vec::new() }
     }
 
     /// Bytes held.
@@ -47,7 +47,7 @@ impl Partials {
         self.lines.bytes() + self.starts.capacity() * size_of::<usize>()
     }
 
-    /// Numbers the units of a call and makes room for them. False if there is no memory.
+    /// Floats the units of a call and makes room for them. False if there is no memory.
     fn try_reserve(&mut self, call: &Call<'_>, rows: usize, value_dim: usize) -> bool {
         self.starts.clear();
         if self.starts.try_reserve(call.sequences() + 1).is_err() {
@@ -69,28 +69,28 @@ impl Partials {
     }
 }
 
-/// What blocks of keys gather where they are shared out, and what they read for it.
+/// What blocks of keys accumulate where they are shared out, and what they read for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gathering {
-    /// Floats gathered, by all blocks together; `usize::MAX` for more than can be counted.
+pub struct Accumulation {
+    /// Floats accumulated, by all blocks together; `usize::MAX` for more than can be counted.
     pub floats: usize,
     /// Keys read, each head's counted apart.
     pub keys: usize,
 }
 
 impl Call<'_> {
-    /// What blocks of keys would gather: maxima, sums and outputs of all the rows that share a head, for each block that some
+    /// What blocks of keys would accumulate: maxima, sums and outputs of all the rows that share a head, for each block that some
     /// row of its sequence may see.
-    pub fn gathering(&self) -> Gathering {
+    pub fn accumulation(&self) -> Accumulation {
         let (heads, [.., value_dim]) = (self.kv.kv_heads(), self.kv.v_shape());
-        let rows = self.sharing().saturating_mul(self.q.shape()[2]);
+        let rows = self.group_size().saturating_mul(self.q.shape()[2]);
         let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
         let (mut units, mut keys) = (0usize, 0usize);
         for index in 0..self.sequences() {
             units = units.saturating_add(heads.saturating_mul(self.blocks_seen(index).len()));
             keys = keys.saturating_add(heads.saturating_mul(self.keys_seen(index).len()));
         }
-        Gathering { floats: units.saturating_mul(unit), keys }
+        Accumulation { floats: units.saturating_mul(unit), keys }
     }
 
     /// A range that holds every key that some row of a sequence may see, by its length and the rules that are ranges.
@@ -120,13 +120,13 @@ pub(crate) struct Split<'a> {
     /// Units of a run.
     run: usize,
     runs: Queue,
-    folds: Queue,
+    merges: Queue,
     /// Runs that are done.
-    gathered: AtomicUsize,
+    accumulated: AtomicUsize,
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: an exclusive borrow of floats; every unit's part is written by whoever takes its run, and read by whoever folds
+// SAFETY: an exclusive borrow of floats; every unit's part is written by whoever takes its run, and read by whoever merges
 // after all runs are done.
 unsafe impl Send for Split<'_> {}
 // SAFETY: as above.
@@ -195,14 +195,14 @@ fn unit_floats(rows: usize, width: usize) -> usize {
 }
 
 impl<'a> Split<'a> {
-    /// Cuts the call into about so many runs. `None` if there is no memory for what they gather.
+    /// Cuts the call into about so many runs. `None` if there is no memory for what they accumulate.
     ///
     /// # Panics
     /// If the rows of a head are more than a task's, or sequences are ragged.
-    pub(crate) fn new(call: &Call<'_>, geometry: &Geometry, partials: &'a mut Partials, runs: usize) -> Option<Self> {
-        let rows = call.sharing().saturating_mul(call.q.shape()[2]);
-        assert!(rows <= geometry.task_rows && call.options.ragged.is_none(), "the rows of a head are no task");
-        if !partials.try_reserve(call, rows, geometry.value_dim) {
+    pub(crate) fn new(call: &Call<'_>, tiling: &Tiling, partials: &'a mut Partials, runs: usize) -> Option<Self> {
+        let rows = call.group_size().saturating_mul(call.q.shape()[2]);
+        assert!(rows <= tiling.task_rows && call.options.ragged.is_none(), "the rows of a head are no task");
+        if !partials.try_reserve(call, rows, tiling.value_dim) {
             return None;
         }
         let units = Units::new(&call.kv, &partials.starts);
@@ -210,22 +210,22 @@ impl<'a> Split<'a> {
         Some(Self {
             partials: partials.lines.floats_mut().as_mut_ptr(),
             rows,
-            width: geometry.width(),
+            width: tiling.width(),
             run,
             runs: Queue::new(units.len().div_ceil(run)),
-            folds: Queue::new(call.sequences() * units.heads),
+            merges: Queue::new(call.sequences() * units.heads),
             units,
-            gathered: AtomicUsize::new(0),
+            accumulated: AtomicUsize::new(0),
             borrow: PhantomData,
         })
     }
 
     /// True once all runs are done, which is waited for a little: who comes too early leaves the rest to the last, who never
     /// does.
-    pub(crate) fn is_gathered(&self) -> bool {
-        // Acquire: what the gathering workers wrote.
+    pub(crate) fn is_accumulated(&self) -> bool {
+        // Acquire: what the accumulation workers wrote.
         (0..PATIENCE).any(|_| {
-            let done = self.gathered.load(Ordering::Acquire) == self.runs.len();
+            let done = self.accumulated.load(Ordering::Acquire) == self.runs.len();
             if !done {
                 core::hint::spin_loop();
             }
@@ -282,25 +282,25 @@ impl<'a> Split<'a> {
     }
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
     /// Gathers a unit, if its rows see anything of it.
     ///
     /// # Safety
-    /// As for [`Fused::run`], with the unit's part in place of the task's rows.
-    unsafe fn gather_unit(&self, split: &Split<'_>, first: usize, regions: Regions<'_>) {
+    /// As for [`AttentionTask::run`], with the unit's part in place of the task's rows.
+    unsafe fn accumulate_unit(&self, split: &Split<'_>, first: usize, regions: Regions<'_>) {
         if self.task.rows.is_empty() || !self.holds(first) {
             return;
         }
         // SAFETY: passed on.
         unsafe {
-            // Straight to where the fold will find it.
+            // Straight to where the merge will find it.
             let [max, sum, out] = split.part(self.call, &self.task, first);
             let mut regions = Regions { max, sum, out, ..regions };
             let queries = self.queries(&mut regions);
-            // As in `run`: again with care if anything is not finite.
-            for care in [Care::Fast, Care::Careful] {
-                self.gather(queries, (care, None), core::iter::once(first), &mut regions);
-                if self.gathered_is_finite(&regions) {
+            // As in `run`: again with nonfinite if anything is not finite.
+            for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
+                self.accumulate(queries, (nonfinite, None), core::iter::once(first), &mut regions);
+                if self.accumulated_is_finite(&regions) {
                     break;
                 }
             }
@@ -310,9 +310,9 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// Folds the units of the task's rows in the order of their keys, and writes the rows.
     ///
     /// # Safety
-    /// As for [`Fused::run`]; all units are gathered.
-    unsafe fn fold_units(&self, split: &Split<'_>, regions: &mut Regions<'_>) {
-        // SAFETY: passed on; one fold a sequence and head.
+    /// As for [`AttentionTask::run`]; all units are accumulated.
+    unsafe fn merge_units(&self, split: &Split<'_>, regions: &mut Regions<'_>) {
+        // SAFETY: passed on; one merge a sequence and head.
         unsafe { self.fill_rows_beyond() };
         if self.task.rows.is_empty() {
             return;
@@ -320,29 +320,29 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         self.clear(regions);
         let padded = self.task.rows.len().next_multiple_of(LANES);
         for first in self.blocks() {
-            // SAFETY: the unit is gathered, and nobody else folds it.
+            // SAFETY: the unit is accumulated, and nobody else merges it.
             let [max, sum, out] = unsafe { split.part(self.call, &self.task, first) };
             let state = softmax::Rows {
                 max: &mut regions.max[..padded],
                 sum: &mut regions.sum[..padded],
-                keep: max,
-                join: sum,
+                rescale_prev: max,
+                rescale_block: sum,
             };
-            self.s.fold(state, &mut regions.out[..out.len()], out, split.width);
+            self.s.merge(state, &mut regions.out[..out.len()], out, split.width);
         }
         // SAFETY: passed on.
-        if unsafe { self.finish(Care::Fast, EndedGroups::NONE, regions) } {
+        if unsafe { self.finish(NonFinite::Ignored, EndedRowBlocks::NONE, regions) } {
             return;
         }
-        // Again, with care for what is marked, by the factors that were found.
+        // Again, with nonfinite for what is marked, by the factors that were found.
         self.clear_outputs(0..self.task.rows.len(), regions);
         for first in self.blocks() {
             // SAFETY: as above.
-            let [keep, factor, out] = unsafe { split.part(self.call, &self.task, first) };
-            self.s.fold_marked([keep, factor], &mut regions.out[..out.len()], out, split.width);
+            let [rescale_prev, factor, out] = unsafe { split.part(self.call, &self.task, first) };
+            self.s.merge_marked([rescale_prev, factor], &mut regions.out[..out.len()], out, split.width);
         }
         // SAFETY: passed on.
-        unsafe { self.finish(Care::Careful, EndedGroups::NONE, regions) };
+        unsafe { self.finish(NonFinite::Handled, EndedRowBlocks::NONE, regions) };
     }
 }
 
@@ -350,10 +350,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
 ///
 /// # Safety
 /// The call is consistent with its outputs, and the split was made for it.
-pub(crate) unsafe fn gather<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod + 't, C: ProbMod + 't>(
+pub(crate) unsafe fn accumulate<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod + 't, C: ProbMod + 't>(
     split: &Split<'_>,
     call: &Call<'_>,
-    fused: impl Fn(Task) -> Fused<'t, 'a, S, Mods<A, B, C>>,
+    fused: impl Fn(Task) -> AttentionTask<'t, 'a, S, Mods<A, B, C>>,
     scratch: &mut Scratch,
 ) {
     while let Some(run) = split.runs.take() {
@@ -362,29 +362,30 @@ pub(crate) unsafe fn gather<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod +
             let (task, first) = split.unit(call, unit);
             let next = (unit + 1 < units.end).then(|| split.unit(call, unit + 1));
             // SAFETY: one of the call's units.
-            let gathered = unsafe { split.part_at(call, &task, first) };
-            let fused = fused(task).followed_by(Next::Unit { gathered: (gathered.cast(), split.part_bytes()), next });
+            let accumulated = unsafe { split.part_at(call, &task, first) };
+            let fused =
+                fused(task).followed_by(Next::Unit { accumulated: (accumulated.cast(), split.part_bytes()), next });
             // SAFETY: passed on; the unit belongs to this run, and the run was taken once.
-            unsafe { fused.gather_unit(split, first, scratch.regions(fused.geometry)) }
+            unsafe { fused.accumulate_unit(split, first, scratch.regions(fused.tiling)) }
         }
-        // Release: what this worker wrote. Acquire: who folds may be this one.
-        split.gathered.fetch_add(1, Ordering::AcqRel);
+        // Release: what this worker wrote. Acquire: who merges may be this one.
+        split.accumulated.fetch_add(1, Ordering::AcqRel);
     }
 }
 
-/// Takes heads and folds their units until none is left.
+/// Takes heads and merges their units until none is left.
 ///
 /// # Safety
-/// As for [`gather`]; all is gathered.
-pub(crate) unsafe fn fold<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod + 't, C: ProbMod + 't>(
+/// As for [`accumulate`]; all is accumulated.
+pub(crate) unsafe fn merge<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod + 't, C: ProbMod + 't>(
     split: &Split<'_>,
-    fused: impl Fn(Task) -> Fused<'t, 'a, S, Mods<A, B, C>>,
+    fused: impl Fn(Task) -> AttentionTask<'t, 'a, S, Mods<A, B, C>>,
     scratch: &mut Scratch,
 ) {
-    while let Some(number) = split.folds.take() {
+    while let Some(number) = split.merges.take() {
         let (index, kv_head) = (number / split.units.heads, number % split.units.heads);
         let fused = fused(split.task(index, kv_head));
         // SAFETY: passed on; the head's rows are this worker's alone.
-        unsafe { fused.fold_units(split, &mut scratch.regions(fused.geometry)) }
+        unsafe { fused.merge_units(split, &mut scratch.regions(fused.tiling)) }
     }
 }

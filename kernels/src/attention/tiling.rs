@@ -5,17 +5,17 @@ use crate::attention::steps::span::SCORE_STRIDE;
 use crate::kv::value_panels::WINDOW;
 use crate::matmul::int8::query_floats;
 use crate::simd::LANES;
-use crate::simd::aligned::Lines;
+use crate::simd::aligned::AlignedBuf;
 use crate::simd::width::LINE_BYTES;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 
 /// Most rows whose scores are held at once. 96 rows of 256 scores are 104 KB, in the second-level cache beside the
 /// block's keys and values; 48 measured 1–2 % slower.
-pub const MAX_GROUP: usize = 96;
-const _: () = assert!(MAX_GROUP.is_multiple_of(LANES));
+pub const MAX_ROW_BLOCK: usize = 96;
+const _: () = assert!(MAX_ROW_BLOCK.is_multiple_of(LANES));
 
 /// Most rows of a task. A task packs each key block once, so more rows mean less packing (1.3 % of the work at 384 rows,
-/// head_dim 64), but also fewer tasks to share out and more state to keep in cache.
+/// head_dim 64), but also fewer tasks to share out and more state to rescale_prev in cache.
 pub const MAX_TASK: usize = 384;
 
 /// Floats of packed keys held at once: 256 keys of head_dim 256, a quarter of a megabyte.
@@ -27,7 +27,7 @@ const ROW_FLOATS: usize = 48 * 1024;
 
 /// How a call is cut into tasks, groups and packed runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Geometry {
+pub struct Tiling {
     /// Length of a query or key.
     pub(crate) head_dim: usize,
     /// Length of a value.
@@ -38,7 +38,7 @@ pub struct Geometry {
     /// depend on lengths. What a short call does not touch costs address space, not memory.
     most_rows: usize,
     /// Rows whose scores are computed together.
-    pub(crate) group_rows: usize,
+    pub(crate) row_block_rows: usize,
     /// Keys of a block there is scratch for.
     block_keys: usize,
     /// Keys of a block packed at once, at most.
@@ -47,8 +47,8 @@ pub struct Geometry {
     pub(crate) pack_cols: usize,
 }
 
-impl Geometry {
-    /// The geometry for these dimensions, with tasks of at most `rows` rows, in whole tiles of `tile_rows`.
+impl Tiling {
+    /// The tiling for these dimensions, with tasks of at most `rows` rows, in whole tiles of `tile_rows`.
     ///
     /// # Panics
     /// If a dimension is larger than [`MAX_DIM`], or tiles have no rows.
@@ -60,18 +60,18 @@ impl Geometry {
         let whole = |rows: usize| if rows > tile_rows { rows / tile_rows * tile_rows } else { rows.max(1) };
         let fits = ROW_FLOATS / head_dim.max(width).max(1);
         // If a block's keys or values do not fit at once they are packed again for every group: make the group the task.
-        let most = if pack_keys < KEY_BLOCK || pack_cols < width { MAX_GROUP } else { MAX_TASK };
+        let most = if pack_keys < KEY_BLOCK || pack_cols < width { MAX_ROW_BLOCK } else { MAX_TASK };
         let most_rows = whole(most.min(fits));
         let task_rows = whole(rows.min(most_rows));
-        // More than one group: MAX_GROUP is whole vectors, so groups do not share a vector of row states.
-        let group_rows = task_rows.min(MAX_GROUP);
-        Self { head_dim, value_dim, task_rows, most_rows, group_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols }
+        // More than one group: MAX_ROW_BLOCK is whole vectors, so groups do not share a vector of row states.
+        let row_block_rows = task_rows.min(MAX_ROW_BLOCK);
+        Self { head_dim, value_dim, task_rows, most_rows, row_block_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols }
     }
 
-    /// The same with no more scratch than calls of so few keys take: for a call that brings its own and does not keep it.
+    /// The same with no more scratch than calls of so few keys take: for a call that brings its own and does not rescale_prev it.
     /// A quarter of tiny calls' time would be the system's, finding memory.
     #[must_use]
-    pub fn snug(self, kv_len: usize) -> Self {
+    pub fn shrink_to(self, kv_len: usize) -> Self {
         let block_keys = kv_len.clamp(1, KEY_BLOCK).next_multiple_of(LANES);
         Self { most_rows: self.task_rows, block_keys, pack_keys: self.pack_keys.min(block_keys), ..self }
     }
@@ -87,8 +87,8 @@ impl Geometry {
     }
 
     /// Rows whose scores are computed together.
-    pub fn group_rows(&self) -> usize {
-        self.group_rows
+    pub fn row_block_rows(&self) -> usize {
+        self.row_block_rows
     }
 
     /// Keys of a block packed at once.
@@ -105,7 +105,7 @@ impl Geometry {
     /// Lengths in floats of the regions of a worker's scratch, in the order of [`Regions`].
     #[inline]
     fn lengths(&self) -> [usize; 7] {
-        let (rows, group) = (self.most_rows, self.most_rows.min(MAX_GROUP));
+        let (rows, group) = (self.most_rows, self.most_rows.min(MAX_ROW_BLOCK));
         [
             self.pack_keys * self.head_dim,
             self.block_keys * self.pack_cols,
@@ -125,23 +125,23 @@ impl Geometry {
     }
 }
 
-/// The memory of one worker. Grows to what a geometry needs and stays.
+/// The memory of one worker. Grows to what a tiling needs and stays.
 #[derive(Default)]
 pub struct Scratch {
-    lines: Lines,
+    lines: AlignedBuf,
 }
 
 impl Scratch {
     /// Empty; the first use allocates.
     pub const fn new() -> Self {
-        Self { lines: Lines::new() }
+        Self { lines: AlignedBuf::new() }
     }
 
-    /// Makes room for `geometry`. Allocates only if there is less. False if there is no memory.
+    /// Makes room for `tiling`. Allocates only if there is less. False if there is no memory.
     #[inline]
     #[must_use]
-    pub fn try_reserve(&mut self, geometry: &Geometry) -> bool {
-        self.lines.try_reserve(geometry.lengths().iter().sum())
+    pub fn try_reserve(&mut self, tiling: &Tiling) -> bool {
+        self.lines.try_reserve(tiling.lengths().iter().sum())
     }
 
     /// Bytes held.
@@ -150,14 +150,15 @@ impl Scratch {
     }
 
     #[inline]
-    pub(crate) fn regions(&mut self, geometry: &Geometry) -> Regions<'_> {
-        assert!(self.try_reserve(geometry), "no memory for a worker's scratch");
+    pub(crate) fn regions(&mut self, tiling: &Tiling) -> Regions<'_> {
+        assert!(self.try_reserve(tiling), "no memory for a worker's scratch");
         let mut rest = self.lines.floats_mut();
-        let mut cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this geometry");
-        let [keys, values, scores, out, queries, state, factors] = geometry.lengths().map(&mut cut);
-        let (max, sum) = state.split_at_mut(geometry.most_rows.next_multiple_of(LANES));
-        let (keep, join) = factors.split_at_mut(geometry.most_rows.min(MAX_GROUP).next_multiple_of(LANES));
-        Regions { keys, values, scores, out, queries, max, sum, keep, join }
+        let mut cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this tiling");
+        let [keys, values, scores, out, queries, state, factors] = tiling.lengths().map(&mut cut);
+        let (max, sum) = state.split_at_mut(tiling.most_rows.next_multiple_of(LANES));
+        let (rescale_prev, rescale_block) =
+            factors.split_at_mut(tiling.most_rows.min(MAX_ROW_BLOCK).next_multiple_of(LANES));
+        Regions { keys, values, scores, out, queries, max, sum, rescale_prev, rescale_block }
     }
 }
 
@@ -169,7 +170,7 @@ impl core::fmt::Debug for Scratch {
 
 /// A worker's scratch, cut up.
 pub(crate) struct Regions<'a> {
-    /// Packed keys, `[panel][head_dim][16]`, or in pairs: see `pairs.rs`.
+    /// Packed keys, `[panel][head_dim][16]`, or in pairs: see `bf16_pairs.rs`.
     pub(crate) keys: &'a mut [f32],
     /// Packed values, `[run][key][columns]`.
     pub(crate) values: &'a mut [f32],
@@ -183,6 +184,6 @@ pub(crate) struct Regions<'a> {
     pub(crate) max: &'a mut [f32],
     pub(crate) sum: &'a mut [f32],
     /// What a block does to each row of the group: see `softmax::Rows`.
-    pub(crate) keep: &'a mut [f32],
-    pub(crate) join: &'a mut [f32],
+    pub(crate) rescale_prev: &'a mut [f32],
+    pub(crate) rescale_block: &'a mut [f32],
 }

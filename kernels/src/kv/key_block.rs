@@ -1,7 +1,7 @@
 //! The keys and values of a block, whatever their source: rows to be packed, or panels that are packed already; rows of
 //! values, or panels of their columns.
 
-use crate::kv::value_panels::{AnyStrips, Strips, strip};
+use crate::kv::value_panels::{AnyValuePanels, ValuePanels, value_panel};
 use crate::matmul::pack_steps::PackSteps;
 use crate::tensor::any::{AnyPanels, AnyRows, Typed};
 use core::ops::Range;
@@ -22,10 +22,10 @@ pub(crate) enum Keys {
 pub(crate) enum BlockValues {
     /// Rows, and columns that may be read of each: as many as there are, or more.
     Rows { rows: AnyRows, readable: usize },
-    /// Strips.
-    Strips(AnyStrips),
-    /// Strips of bytes, all finite; and the scales of a whole block.
-    Int8 { strips: Strips<i8>, scales: *const [f32] },
+    /// ValuePanels.
+    ValuePanels(AnyValuePanels),
+    /// ValuePanels of bytes, all finite; and the scales of a whole block.
+    Int8 { value_panels: ValuePanels<i8>, scales: *const [f32] },
 }
 
 /// Columns of a block's values that lie together.
@@ -52,7 +52,9 @@ impl BlockValues {
             let (rows, together) = unsafe {
                 match self {
                     Self::Rows { rows, .. } => (rows.columns_from(first), usize::MAX),
-                    Self::Strips(strips) => (strips.from(first), strip(first, self.readable()).end - first),
+                    Self::ValuePanels(value_panels) => {
+                        (value_panels.from(first), value_panel(first, self.readable()).end - first)
+                    }
                     Self::Int8 { .. } => return None,
                 }
             };
@@ -64,7 +66,7 @@ impl BlockValues {
 
     /// Whether they are `f32`.
     pub(crate) fn are_floats(self) -> bool {
-        matches!(self, Self::Rows { rows: Typed::F32(_), .. } | Self::Strips(Typed::F32(_)))
+        matches!(self, Self::Rows { rows: Typed::F32(_), .. } | Self::ValuePanels(Typed::F32(_)))
     }
 
     /// Columns that may be read of each row.
@@ -72,8 +74,8 @@ impl BlockValues {
     pub(crate) fn readable(self) -> usize {
         match self {
             Self::Rows { readable, .. } => readable,
-            Self::Strips(strips) => by_type!(Typed, strips, |strips| strips.width),
-            Self::Int8 { strips, .. } => strips.width,
+            Self::ValuePanels(value_panels) => by_type!(Typed, value_panels, |value_panels| value_panels.width),
+            Self::Int8 { value_panels, .. } => value_panels.width,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Where keys and values come from: tensors, pages of a pool, a cache.
 //!
 //! Whatever the source, the fused loop sees a block of up to 256 keys at a time: rows to be packed, or panels that are
-//! packed already; and rows of values, or strips of their columns. So all sources have the same bits.
+//! packed already; and rows of values, or value panels of their columns. So all sources have the same bits.
 
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Keys, QueryForm};

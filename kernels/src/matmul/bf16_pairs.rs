@@ -5,7 +5,7 @@
 //! gathers, its maximum and its sum stay `f32`.
 
 use crate::matmul::pack::{Sixteen, fill_panels};
-use crate::simd::{LANES, Pair, Simd};
+use crate::simd::{Bf16x2, LANES, Simd};
 use crate::tensor::element::Bf16;
 use crate::tensor::rows::Rows;
 
@@ -15,7 +15,7 @@ use crate::tensor::rows::Rows;
 /// # Safety
 /// `keys` has `all` readable rows of `d` elements, at least `n`.
 #[inline(always)]
-pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2], d: usize, out: &mut [Pair]) {
+pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2], d: usize, out: &mut [Bf16x2]) {
     let pairs = d.div_ceil(2);
     let columns = if keys.element == 1 { d / 2 } else { 0 };
     fill_panels(
@@ -46,7 +46,7 @@ pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2],
         |r, i| {
             // SAFETY: row `r < n`, elements below `d`.
             let element = |i: usize| unsafe { *keys.at(r).offset(i as isize * keys.element) }.0;
-            Pair::new(element(2 * i), if 2 * i + 1 < d { element(2 * i + 1) } else { 0 })
+            Bf16x2::new(element(2 * i), if 2 * i + 1 < d { element(2 * i + 1) } else { 0 })
         },
     );
 }
@@ -56,7 +56,7 @@ pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2],
 /// # Safety
 /// So many panels are readable.
 #[inline(always)]
-pub(crate) unsafe fn pair_up(panels: *const Bf16, n: usize, d: usize, out: &mut [Pair]) {
+pub(crate) unsafe fn pair_up(panels: *const Bf16, n: usize, d: usize, out: &mut [Bf16x2]) {
     let pairs = d.div_ceil(2);
     for (panel, out) in out[..n * LANES * pairs].chunks_exact_mut(LANES * pairs).enumerate() {
         for (i, out) in out.iter_mut().enumerate() {
@@ -64,14 +64,14 @@ pub(crate) unsafe fn pair_up(panels: *const Bf16, n: usize, d: usize, out: &mut 
             // SAFETY: an element of the panel: `e < d`.
             let element = |e: usize| unsafe { *panels.add((panel * d + e) * LANES + lane) }.0;
             let second = if 2 * pair + 1 < d { element(2 * pair + 1) } else { 0 };
-            *out = Pair::new(element(2 * pair), second);
+            *out = Bf16x2::new(element(2 * pair), second);
         }
     }
 }
 
 /// Scratch for pairs: as many as floats.
-pub(crate) fn as_pairs(scratch: &mut [f32]) -> &mut [Pair] {
-    const { assert!(size_of::<Pair>() == size_of::<f32>() && align_of::<Pair>() <= align_of::<f32>()) }
+pub(crate) fn as_pairs(scratch: &mut [f32]) -> &mut [Bf16x2] {
+    const { assert!(size_of::<Bf16x2>() == size_of::<f32>() && align_of::<Bf16x2>() <= align_of::<f32>()) }
     // SAFETY: as large, aligned alike; every pattern is a pair, and a float.
     unsafe { core::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast(), scratch.len()) }
 }
@@ -99,10 +99,10 @@ mod tests {
     struct Pack<'a>(&'a [Bf16], usize, usize);
 
     impl Pack<'_> {
-        fn run<S: PackSteps>(self, s: S) -> Vec<Pair> {
+        fn run<S: PackSteps>(self, s: S) -> Vec<Bf16x2> {
             let Self(rows, element, d) = self;
             let n = rows.len() / (element * d);
-            let mut out = vec![Pair(u32::MAX); n.next_multiple_of(LANES) * d.div_ceil(2)];
+            let mut out = vec![Bf16x2(u32::MAX); n.next_multiple_of(LANES) * d.div_ceil(2)];
             let rows = Rows::strided(rows.as_ptr(), (element * d) as isize, element as isize);
             // SAFETY: `n` rows of `d` elements.
             unsafe { s.pack_pairs(rows, [n, n], d, &mut out) };
@@ -120,7 +120,7 @@ mod tests {
                 .map(|place| {
                     let (panel, i, lane) = (place / LANES / pairs, place / LANES % pairs, place % LANES);
                     let j = panel * LANES + lane;
-                    Pair::new(at(j, 2 * i).0, at(j, 2 * i + 1).0)
+                    Bf16x2::new(at(j, 2 * i).0, at(j, 2 * i + 1).0)
                 })
                 .collect();
             for isa in Isa::available() {
@@ -129,7 +129,7 @@ mod tests {
             let panels: Vec<_> = (0..n.next_multiple_of(LANES) * d)
                 .map(|place| at(place / LANES / d * LANES + place % LANES, place / LANES % d))
                 .collect();
-            let mut out = vec![Pair(u32::MAX); expected.len()];
+            let mut out = vec![Bf16x2(u32::MAX); expected.len()];
             // SAFETY: so many whole panels.
             unsafe { pair_up(panels.as_ptr(), n.div_ceil(LANES), d, &mut out) };
             assert_eq!(out, expected, "panels of {n} keys of {d}");

@@ -19,11 +19,11 @@
 //!     result = finish(total)
 //! ```
 
-use crate::matmul::operands::{Numbers, Operands, Paired};
+use crate::matmul::operands::{Bf16Pairs, Floats, MulAdd};
+use crate::matmul::prefetch::PrefetchStream;
 use crate::matmul::prefetch::READING_ROWS;
-use crate::matmul::prefetch::Trail;
 use crate::simd::width::LINE_BYTES;
-use crate::simd::{LANES, Level, Pair, Pairs, Simd};
+use crate::simd::{Bf16Dot, Bf16x2, LANES, Level, Simd};
 use crate::tensor::element::Load;
 
 /// Rows up to which the time of a tile that is not full is that of fetching the panels.
@@ -47,7 +47,7 @@ impl Later {
     /// In the order of memory, of which an element of a panel has `bytes`, a line or less: for tiles of `vecs` panels.
     #[inline(always)]
     pub(crate) fn in_order<S: Simd>(s: S, at: *const u8, bytes: usize, vecs: usize) -> Self {
-        let level = if s.is_roomy() { Level::First } else { Level::Second };
+        let level = if s.has_large_l1() { Level::First } else { Level::Second };
         Self { at, step: vecs * bytes, panel: bytes, level }
     }
 
@@ -64,11 +64,11 @@ impl Later {
     }
 }
 
-/// Bytes ahead of which memory that is read once, from front to back, is asked for.
+/// Bytes prefetch of which memory that is read once, from front to back, is asked for.
 pub(crate) const FAR: usize = 16 << 10;
 
 /// What columns are made of: elements, or pairs of them.
-pub(crate) trait Factor<S: Simd>: Copy {
+pub(crate) trait KeyOperand<S: Simd>: Copy {
     /// Vectors of a tile.
     const VECS: usize;
     /// Of a tile of few rows, where the first-level cache is roomy.
@@ -76,19 +76,19 @@ pub(crate) trait Factor<S: Simd>: Copy {
     /// How much of the depth one chain runs over.
     fn chain(depth: usize) -> usize;
     /// How they meet those of rows.
-    type By: Operands<S>;
+    type By: MulAdd<S>;
 
     /// An element of each of sixteen columns.
     ///
     /// # Safety
     /// `p..p + 16` is readable.
-    unsafe fn y(s: S, p: *const Self) -> <Self::By as Operands<S>>::Y;
+    unsafe fn y(s: S, p: *const Self) -> <Self::By as MulAdd<S>>::Y;
 }
 
-impl<S: Simd, T: Load> Factor<S> for T {
+impl<S: Simd, T: Load> KeyOperand<S> for T {
     const VECS: usize = S::DOT_VECS;
     const FEW_VECS: usize = S::DOT_VECS;
-    type By = Numbers;
+    type By = Floats;
 
     /// At least two chains, of about equal length, none longer than 32. Half of that where products are rounded before
     /// they are added, which makes up for it. Part of what a result's bits mean.
@@ -109,16 +109,16 @@ impl<S: Simd, T: Load> Factor<S> for T {
 /// [`APART`], sixteen first ones lie before their sixteen seconds.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(crate) struct PairColumns<const ORDER: u8>(Pair);
+pub(crate) struct PairColumns<const ORDER: u8>(Bf16x2);
 
 pub(crate) const BESIDE: u8 = 0;
 pub(crate) const APART: u8 = 1;
 
-impl<S: Pairs, const ORDER: u8> Factor<S> for PairColumns<ORDER> {
+impl<S: Bf16Dot, const ORDER: u8> KeyOperand<S> for PairColumns<ORDER> {
     const VECS: usize = S::TILE_VECS;
     // Two took 8 % more from memory.
     const FEW_VECS: usize = 1;
-    type By = Paired;
+    type By = Bf16Pairs;
 
     /// One chain: sums of half as many terms, of operands that were rounded.
     #[inline(always)]
@@ -130,7 +130,7 @@ impl<S: Pairs, const ORDER: u8> Factor<S> for PairColumns<ORDER> {
     unsafe fn y(s: S, p: *const Self) -> S::P {
         let first = p.cast::<u16>();
         // SAFETY: the caller vouches for sixteen pairs.
-        unsafe { if ORDER == APART { s.zip(first, first.add(LANES)) } else { s.load_pairs(p.cast()) } }
+        unsafe { if ORDER == APART { s.zip(first, first.add(LANES)) } else { s.load_bf16x2(p.cast()) } }
     }
 }
 
@@ -148,7 +148,7 @@ pub(crate) struct Tile<T = f32> {
     /// Unless others ask, or have.
     pub(crate) later: Option<Later>,
     /// What a tile that asks as it computes asks for: see [`asked`].
-    pub(crate) trail: Trail,
+    pub(crate) stream: PrefetchStream,
 }
 
 /// How many panels a group of so many rows takes at a time, of at most `most`. Where time is that of reading them, one, since
@@ -157,7 +157,7 @@ pub(crate) struct Tile<T = f32> {
 #[inline(always)]
 pub(crate) fn panels<S: Simd>(s: S, rows: usize, [few, most]: [usize; 2]) -> usize {
     match rows {
-        ..=FEW_ROWS if s.is_roomy() => few,
+        ..=FEW_ROWS if s.has_large_l1() => few,
         ..=READING_ROWS => 1,
         _ => most,
     }
@@ -189,7 +189,7 @@ const fn paired<S: Simd>(rows: usize, vecs: usize) -> bool {
 }
 
 /// How many lines a full tile of so many vectors asks for: one for each element of two chains side by side.
-pub(crate) fn asked<S: Simd, T: Factor<S>>(vecs: usize, depth: usize) -> usize {
+pub(crate) fn asked<S: Simd, T: KeyOperand<S>>(vecs: usize, depth: usize) -> usize {
     if !asks::<S>(S::TILE_ROWS, vecs) || !paired::<S>(S::TILE_ROWS, vecs) {
         return 0;
     }
@@ -203,12 +203,12 @@ pub(crate) fn asked<S: Simd, T: Factor<S>>(vecs: usize, depth: usize) -> usize {
 /// `rows` holds `MR` pointers to `depth` floats each, or pairs where columns are, `panels` holds `NV × depth × 16`, and
 /// `out` has `MR` rows of `NV × 16` writable floats, `stride` apart.
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
+pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: usize>(
     s: S,
     tile: Tile<T>,
     finish: impl Fn(usize, S::V) -> S::V,
 ) {
-    let Tile { rows, panels, depth, out, stride, later, mut trail } = tile;
+    let Tile { rows, panels, depth, out, stride, later, mut stream } = tile;
     let later = if const { reads::<S>(MR, NV) } { later } else { None };
     // SAFETY: the caller vouches for `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
@@ -230,7 +230,7 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
         let [one, two] = &mut sums;
         for i in 0..both {
             if const { asks::<S>(MR, NV) } {
-                trail.ask(s);
+                stream.ask(s);
             }
             // SAFETY: `first + i < middle + i < last ≤ depth`, and the caller's promise.
             unsafe {
@@ -284,7 +284,7 @@ pub(crate) unsafe fn tile<S: Simd, T: Factor<S>, const MR: usize, const NV: usiz
 /// # Safety
 /// As for [`tile`]; `i < depth`.
 #[inline(always)]
-unsafe fn add<S: Simd, T: Factor<S>, const MR: usize, const NV: usize>(
+unsafe fn add<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: usize>(
     s: S,
     rows: &[*const f32; MR],
     (panels, depth, later): (*const T, usize, Option<Later>),

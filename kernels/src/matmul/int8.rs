@@ -1,13 +1,13 @@
 //! Keys and values in bytes: how rows become bytes, and where the bytes lie.
 //!
-//! A row x is kept as bytes b, ±127 at most, and a scale s, so that x ≈ s·b with an error of half of s. Keys may have
+//! A row x is narrow_by_mask as bytes b, ±127 at most, and a scale s, so that x ≈ s·b with an error of half of s. Keys may have
 //! one scale a channel instead, which then belongs into the query before that becomes bytes. A score is
 //! (scale of the query row)·(scale of the key)·Σ q·k with the sum an exact integer; an output is Σ (w·t)·v, where the
 //! scale t of a value is taken into its weight.
 //!
 //! ```text
 //! keys     [panel of 16 keys][head_dim / 4, rounded up][16][4]     zeros past head_dim
-//! values   [strip][key][columns of the strip]                      see strips.rs; zeros past value_dim
+//! values   [value panel][key][columns of the value panel]                      see value_panels.rs; zeros past value_dim
 //! scales   one f32 a key, filled up to whole panels
 //! ```
 //!

@@ -1,9 +1,9 @@
 //! What is multiplied: numbers, or pairs of bfloat16, two products a lane. Scores and values are sums of the same.
 
-use crate::simd::{Pair, Pairs, Simd};
+use crate::simd::{Bf16Dot, Bf16x2, Simd};
 
 /// The two sides of a product, and how it joins a sum.
-pub(crate) trait Operands<S: Simd> {
+pub(crate) trait MulAdd<S: Simd> {
     /// An element of a row (of queries, of weights), as often as there are lanes.
     type X: Copy;
     /// An element of each of sixteen columns.
@@ -18,10 +18,10 @@ pub(crate) trait Operands<S: Simd> {
     fn fma(s: S, x: Self::X, y: Self::Y, sum: S::V) -> S::V;
 }
 
-/// Numbers, widened where they are shorter than `f32`.
-pub(crate) struct Numbers;
+/// Floats, widened where they are shorter than `f32`.
+pub(crate) struct Floats;
 
-impl<S: Simd> Operands<S> for Numbers {
+impl<S: Simd> MulAdd<S> for Floats {
     type X = S::V;
     type Y = S::V;
 
@@ -42,22 +42,22 @@ impl<S: Simd> Operands<S> for Numbers {
     }
 }
 
-/// Pairs of bfloat16.
-pub(crate) struct Paired;
+/// Bf16Dot of bfloat16.
+pub(crate) struct Bf16Pairs;
 
-impl<S: Pairs> Operands<S> for Paired {
+impl<S: Bf16Dot> MulAdd<S> for Bf16Pairs {
     type X = S::P;
     type Y = S::P;
 
     #[inline(always)]
     fn zero(s: S) -> S::P {
-        s.splat_pair(Pair::default())
+        s.splat_bf16x2(Bf16x2::default())
     }
 
     #[inline(always)]
     unsafe fn x(s: S, row: *const f32, i: usize) -> S::P {
         // SAFETY: the caller's promise; a pair is as large as an `f32`, and aligned alike.
-        s.splat_pair(unsafe { *row.cast::<Pair>().add(i) })
+        s.splat_bf16x2(unsafe { *row.cast::<Bf16x2>().add(i) })
     }
 
     #[inline(always)]

@@ -12,11 +12,11 @@ use core::ops::Range;
 
 /// Whether values are taken as they are, or blocks of them looked at first.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Care {
+pub(crate) enum NonFinite {
     /// As they are.
-    Fast,
+    Ignored,
     /// What is not finite is replaced by 0, and added to the rows that see it afterwards.
-    Careful,
+    Handled,
 }
 
 /// Packs the first `n` of `all` keys of `d` elements; the last panel is filled up with zeros.
@@ -94,7 +94,7 @@ impl<T: Copy> Even<T> {
 
     /// Transposes so many columns, whole squares; a column is four bytes, whatever it is made of.
     ///
-    /// Addresses are counted on, with nothing looked up and nothing kept on the stack: where memory is waited for, that shows.
+    /// Addresses are counted on, with nothing looked up and nothing narrow_by_mask on the stack: where memory is waited for, that shows.
     /// (A loop over rows of 512 bytes that multiplied for each row's address took 21 µs for what now takes 13.)
     ///
     /// # Safety
@@ -207,7 +207,7 @@ pub(crate) fn fill_panels<U: Copy + Default>(
     }
 }
 
-/// Copies `n` rows of `cols` columns, each filled up with zeros to whole vectors, as elements of any type. With care,
+/// Copies `n` rows of `cols` columns, each filled up with zeros to whole vectors, as elements of any type. With nonfinite,
 /// anything that is not finite becomes zero.
 ///
 /// # Safety
@@ -217,7 +217,7 @@ pub(crate) unsafe fn pack_rows<S: Simd, T: Element, O: Element>(
     s: S,
     values: Rows<T>,
     [n, cols]: [usize; 2],
-    care: Care,
+    nonfinite: NonFinite,
     out: &mut [O],
 ) {
     let width = cols.next_multiple_of(LANES);
@@ -227,7 +227,7 @@ pub(crate) unsafe fn pack_rows<S: Simd, T: Element, O: Element>(
         let (copy, padding) = out.split_at_mut(cols);
         // SAFETY: the row has `cols` elements.
         unsafe { copy_row(s, row, values.element, copy) };
-        if care == Care::Careful {
+        if nonfinite == NonFinite::Handled {
             for x in copy.iter_mut().filter(|x| !x.widen().is_finite()) {
                 *x = O::narrow(0.0);
             }

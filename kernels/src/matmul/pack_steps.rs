@@ -2,9 +2,9 @@
 
 use crate::matmul::bf16_pairs;
 use crate::matmul::int8;
-use crate::matmul::pack::{self, Care};
+use crate::matmul::pack::{self, NonFinite};
 use crate::simd::isa::Isa;
-use crate::simd::{Pair, Query4, Simd};
+use crate::simd::{Bf16x2, Query4, Simd};
 use crate::tensor::any::{AnyRows, Tensor, Typed};
 use crate::tensor::element::Bf16;
 use crate::tensor::rows::Rows;
@@ -16,18 +16,18 @@ pub(crate) trait PackSteps: Simd {
     unsafe fn pack_keys(self, keys: AnyRows, n: [usize; 2], d: usize, out: &mut [f32]);
     /// # Safety
     /// As for [`pack::pack_rows`].
-    unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [f32]);
+    unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], nonfinite: NonFinite, out: &mut [f32]);
     /// The same rounded.
     ///
     /// # Safety
     /// As for [`pack::pack_rows`].
-    unsafe fn round_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [Bf16]);
+    unsafe fn round_rows(self, values: AnyRows, size: [usize; 2], nonfinite: NonFinite, out: &mut [Bf16]);
     /// # Safety
     /// As for [`pack::all_finite`].
     unsafe fn all_finite(self, values: AnyRows, n: usize, cols: usize) -> bool;
     /// # Safety
     /// As for [`bf16_pairs::pack`].
-    unsafe fn pack_pairs(self, keys: Rows<Bf16>, n: [usize; 2], d: usize, out: &mut [Pair]);
+    unsafe fn pack_pairs(self, keys: Rows<Bf16>, n: [usize; 2], d: usize, out: &mut [Bf16x2]);
     /// A row to bytes: see [`int8::quantise`].
     fn quantise(self, xs: &[f32], out: &mut [i8]) -> f32;
     /// A row to bytes, each channel by its own scale: see [`int8::quantise_by_channel`].
@@ -47,19 +47,19 @@ macro_rules! pack_steps {
                 )
             }
 
-            unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [f32]) {
+            unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], nonfinite: NonFinite, out: &mut [f32]) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
-                    || by_type!(Typed, values, |values| unsafe { pack::pack_rows(self, values, size, care, out) }),
+                    || by_type!(Typed, values, |values| unsafe { pack::pack_rows(self, values, size, nonfinite, out) }),
                 )
             }
 
-            unsafe fn round_rows(self, values: AnyRows, size: [usize; 2], care: Care, out: &mut [Bf16]) {
+            unsafe fn round_rows(self, values: AnyRows, size: [usize; 2], nonfinite: NonFinite, out: &mut [Bf16]) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
-                    || by_type!(Typed, values, |values| unsafe { pack::pack_rows(self, values, size, care, out) }),
+                    || by_type!(Typed, values, |values| unsafe { pack::pack_rows(self, values, size, nonfinite, out) }),
                 )
             }
 
@@ -71,7 +71,7 @@ macro_rules! pack_steps {
                 )
             }
 
-            unsafe fn pack_pairs(self, keys: Rows<Bf16>, n: [usize; 2], d: usize, out: &mut [Pair]) {
+            unsafe fn pack_pairs(self, keys: Rows<Bf16>, n: [usize; 2], d: usize, out: &mut [Bf16x2]) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.

@@ -1,7 +1,7 @@
 //! Memory that will be needed soon: asked for while other memory is computed on, by tiles as they go or a few lines after each.
 //!
 //! A block's keys and values, and a task's queries and outputs, are touched once and come from far away. Asking for them a
-//! block (or a task) ahead hides that: measured 16 % at 128 rows and keys of 64, 2 % at 512.
+//! block (or a task) prefetch hides that: measured 16 % at 128 rows and keys of 64, 2 % at 512.
 
 use crate::simd::width::LINE_BYTES;
 use crate::simd::{LANES, Level, Simd};
@@ -14,20 +14,20 @@ pub(crate) const READING_ROWS: usize = 16;
 /// A whole block would go out to the second and come back: 5 to 10 % of the time.
 pub(crate) const READING_KEYS: usize = 2 * LANES;
 
-/// Whether a tile of such a group asks ahead for all of its rows: the first, where full tiles can afford to; where they
+/// Whether a tile of such a group asks prefetch for all of its rows: the first, where full tiles can afford to; where they
 /// have one vector, the last, which may be a small one.
 #[inline(always)]
 pub(crate) fn asks_ahead<S: Simd>(row: usize, rows: usize, all: usize) -> bool {
     all <= READING_ROWS && if S::DOT_VECS > 1 { row == 0 } else { row + rows == all }
 }
 
-/// Lines asked for after a tile that does not ask as it computes: a kilobyte in the time of 1,500 cycles, a few GB/s.
+/// AlignedBuf asked for after a tile that does not ask as it computes: a kilobyte in the time of 1,500 cycles, a few GB/s.
 const LINES: usize = 16;
 
 /// Most stretches of memory in one list: keys, values, queries, outputs; of a unit, what it gathers, values, keys.
 const STRETCHES: usize = 4;
 
-/// Lines that lie evenly, passed over several times: first the first line of each row, then the second.
+/// AlignedBuf that lie evenly, passed over several times: first the first line of each row, then the second.
 #[derive(Clone, Copy)]
 struct Stretch {
     first: *const u8,
@@ -37,14 +37,14 @@ struct Stretch {
     passes: usize,
 }
 
-/// Lines that a tile asks for while it computes, one after the other.
+/// AlignedBuf that a tile asks for while it computes, one after the other.
 #[derive(Clone, Copy)]
-pub(crate) struct Trail {
+pub(crate) struct PrefetchStream {
     at: *const u8,
     step: isize,
 }
 
-impl Trail {
+impl PrefetchStream {
     /// Nothing worth asking for: over and over a line that is near.
     pub(crate) fn none(near: *const f32) -> Self {
         Self { at: near.cast(), step: 0 }
@@ -60,7 +60,7 @@ impl Trail {
 }
 
 /// A list of what will be needed, and how far along it the asking is.
-pub(crate) struct Ahead {
+pub(crate) struct PrefetchQueue {
     stretches: [Stretch; STRETCHES],
     len: usize,
     at: usize,
@@ -68,7 +68,7 @@ pub(crate) struct Ahead {
     line: usize,
 }
 
-impl Ahead {
+impl PrefetchQueue {
     #[inline]
     pub(crate) const fn nothing() -> Self {
         let none = Stretch { first: core::ptr::null(), step: 0, lines: 0, passes: 0 };
@@ -95,7 +95,7 @@ impl Ahead {
 
     /// The next lines, as many of `most` as lie evenly, and their pages, if they are whole.
     #[inline(always)]
-    fn next<S: Simd>(&mut self, s: S, most: usize) -> (Trail, usize) {
+    fn next<S: Simd>(&mut self, s: S, most: usize) -> (PrefetchStream, usize) {
         let Stretch { first, step, lines, passes } = self.stretches[self.at];
         let n = most.min(lines - self.line);
         let first = first.wrapping_byte_add(self.pass * LINE_BYTES);
@@ -110,17 +110,17 @@ impl Ahead {
         if step == LINE_BYTES as isize {
             s.prefetch_pages(Level::Second, at.cast(), n * LINE_BYTES);
         }
-        (Trail { at, step }, n)
+        (PrefetchStream { at, step }, n)
     }
 
     /// Runs a tile that asks for `n` lines as it computes: the next ones, if so many lie evenly. If not, or if it asks for none, the
     /// next few are asked for after it.
     #[inline(always)]
-    pub(crate) fn beside<S: Simd>(&mut self, s: S, n: usize, tile: impl FnOnce(Trail)) {
+    pub(crate) fn beside<S: Simd>(&mut self, s: S, n: usize, tile: impl FnOnce(PrefetchStream)) {
         let asks = n > 0 && self.at < self.len && self.stretches[self.at].lines - self.line >= n;
-        let trail = if asks { self.next(s, n).0 } else { Trail::none(core::ptr::from_ref(self).cast()) };
+        let stream = if asks { self.next(s, n).0 } else { PrefetchStream::none(core::ptr::from_ref(self).cast()) };
         // Called in one place: all shapes of tiles are compiled there.
-        tile(trail);
+        tile(stream);
         if !asks {
             self.fetch(s);
         }
@@ -131,16 +131,16 @@ impl Ahead {
     fn fetch<S: Simd>(&mut self, s: S) {
         let mut budget = LINES;
         while budget > 0 && self.at < self.len {
-            let (mut trail, n) = self.next(s, budget);
+            let (mut stream, n) = self.next(s, budget);
             for _ in 0..n {
-                trail.ask(s);
+                stream.ask(s);
             }
             budget -= n;
         }
     }
 }
 
-impl Ahead {
+impl PrefetchQueue {
     /// Adds `n` rows of `dim` elements, as far as they lie evenly. Rows whose elements are not contiguous are left to themselves.
     #[inline]
     pub(crate) fn push_rows(&mut self, rows: AnyRows, n: usize, dim: usize) {

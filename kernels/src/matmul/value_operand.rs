@@ -1,12 +1,12 @@
 //! What sums over keys are made of: values row by row, or in pairs of rows.
 
-use crate::matmul::operands::{Numbers, Operands, Paired};
-use crate::simd::{Pair, Pairs, Simd};
+use crate::matmul::operands::{Bf16Pairs, Floats, MulAdd};
+use crate::simd::{Bf16Dot, Bf16x2, Simd};
 use crate::tensor::element::{Bf16, Load};
 use crate::tensor::rows::Rows;
 
 /// What a sum over keys is made of: keys one by one, or in pairs.
-pub(crate) trait Terms<S: Simd>: Copy {
+pub(crate) trait ValueOperand<S: Simd>: Copy {
     /// Keys of a term.
     const KEYS: usize;
     /// Bytes of a term in each column.
@@ -16,7 +16,7 @@ pub(crate) trait Terms<S: Simd>: Copy {
     /// Where a term's columns are.
     type At: Copy;
     /// How a term meets its weight.
-    type By: Operands<S>;
+    type By: MulAdd<S>;
 
     /// Bytes from one term to the next, where they lie evenly.
     fn step(self) -> isize;
@@ -46,16 +46,16 @@ pub(crate) trait Terms<S: Simd>: Copy {
     ///
     /// # Safety
     /// It has those, from `column` on.
-    unsafe fn y(s: S, at: Self::At, column: usize) -> <Self::By as Operands<S>>::Y;
+    unsafe fn y(s: S, at: Self::At, column: usize) -> <Self::By as MulAdd<S>>::Y;
 }
 
-impl<S: Simd, T: Load> Terms<S> for Rows<T> {
+impl<S: Simd, T: Load> ValueOperand<S> for Rows<T> {
     const KEYS: usize = 1;
     const BYTES: usize = size_of::<T>();
     // Four bytes: `f32`.
     const ENDS: bool = size_of::<T>() == size_of::<f32>();
     type At = *const T;
-    type By = Numbers;
+    type By = Floats;
 
     #[inline(always)]
     fn step(self) -> isize {
@@ -111,11 +111,11 @@ pub(crate) struct RowPairs {
     pub(crate) last: usize,
 }
 
-impl<S: Pairs> Terms<S> for RowPairs {
+impl<S: Bf16Dot> ValueOperand<S> for RowPairs {
     const KEYS: usize = 2;
-    const BYTES: usize = size_of::<Pair>();
+    const BYTES: usize = size_of::<Bf16x2>();
     type At = [*const Bf16; 2];
-    type By = Paired;
+    type By = Bf16Pairs;
 
     #[inline(always)]
     fn step(self) -> isize {

@@ -5,7 +5,7 @@
 //! overflows, nothing cancels, and the limits at ±∞ are what they should be, x and 0. NaN stays NaN.
 //!
 //! - GELU: w is the normal distribution's Φ. With a = |x|, Φ(−a) = exp(−a²/2)·P(q)/(a + k), q = (a − k)/(a + k), where P
-//!   is a polynomial of degree 8: a Remez exchange for the relative error on a in 0 ..= 15 in 40-digit arithmetic, and
+//!   is a polynomial of degree 8: a Remez transfer_state for the relative error on a in 0 ..= 15 in 40-digit arithmetic, and
 //!   the k that made the error least (the substitution is that of Shepherd and Laframboise 1981 for erfc).
 //! - SiLU: w is the sigmoid, and w(−a) = e/(1 + e) with e = exp(−a).
 //! - The tanh form of GELU, ½x(1 + tanh u), is x·σ(2u): the same, and no hyperbolic tangent.
@@ -80,10 +80,10 @@ pub(crate) struct Strip {
     pub(crate) cols: usize,
 }
 
-/// Applies the function to every element of a strip.
+/// Applies the function to every element of a value_panel.
 ///
 /// # Safety
-/// The strip's rows, `cols` floats each, are this caller's to read and write.
+/// The value panel's rows, `cols` floats each, are this caller's to read and write.
 #[inline(always)]
 pub(crate) unsafe fn activate<S: Simd>(s: S, activation: Activation, a: Strip) {
     if activation != Activation::Identity {
@@ -97,7 +97,7 @@ pub(crate) unsafe fn activate<S: Simd>(s: S, activation: Activation, a: Strip) {
 #[inline(always)]
 unsafe fn each<S: Simd>(s: S, a: Strip, f: impl Fn(S::V) -> S::V) {
     for row in 0..a.rows {
-        // SAFETY: a row of the strip.
+        // SAFETY: a row of the value_panel.
         let row = unsafe { core::slice::from_raw_parts_mut(a.first.add(row * a.stride), a.cols) };
         let (whole, rest) = row.as_chunks_mut::<LANES>();
         for lanes in whole {
@@ -112,9 +112,9 @@ unsafe fn each<S: Simd>(s: S, a: Strip, f: impl Fn(S::V) -> S::V) {
 /// [`activate`] for a slice.
 #[inline(always)]
 pub(crate) fn activate_slice<S: Simd>(s: S, activation: Activation, xs: &mut [f32]) {
-    let strip = Strip { first: xs.as_mut_ptr(), stride: xs.len(), rows: 1, cols: xs.len() };
+    let value_panel = Strip { first: xs.as_mut_ptr(), stride: xs.len(), rows: 1, cols: xs.len() };
     // SAFETY: one row, the slice.
-    unsafe { activate(s, activation, strip) }
+    unsafe { activate(s, activation, value_panel) }
 }
 
 /// `gate ← f(gate)·up`.

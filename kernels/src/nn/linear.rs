@@ -9,9 +9,9 @@
 
 use crate::matmul::dot_tile::{self, FAR, Later, Tile};
 use crate::matmul::pack_steps::PackSteps;
-use crate::matmul::prefetch::Trail;
+use crate::matmul::prefetch::PrefetchStream;
 use crate::nn::activation::{self, Activation};
-use crate::simd::aligned::Lines;
+use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
 use crate::simd::width::LINE_BYTES;
 use crate::simd::{LANES, Level, Simd};
@@ -26,9 +26,9 @@ const MAX_ROWS: usize = 96;
 
 /// A matrix of weights, packed to be multiplied by rows: `[panel of 16 outputs][inputs][16]`, and a bias.
 pub struct Packed {
-    panels: Lines,
+    panels: AlignedBuf,
     /// One float per output, filled up with zeros to whole panels.
-    bias: Lines,
+    bias: AlignedBuf,
     inputs: usize,
     outputs: usize,
     activation: Activation,
@@ -50,7 +50,7 @@ impl Packed {
         );
         let padded = outputs.checked_next_multiple_of(LANES).expect("a size that fits the address space");
         let size = padded.checked_mul(inputs).expect("a size that fits the address space");
-        let (mut panels, mut offsets) = (Lines::new(), Lines::new());
+        let (mut panels, mut offsets) = (AlignedBuf::new(), AlignedBuf::new());
         panels.reserve(size);
         offsets.reserve(padded);
         if let Some(bias) = bias {
@@ -177,7 +177,7 @@ impl<'a> Product<'a> {
         // SAFETY: the rows are `inputs` floats each; rows `first..` and the columns of these panels are this task's part
         // of `out`, which has `outputs` columns.
         unsafe {
-            let strip = Strip {
+            let value_panel = Strip {
                 rows: &pointers[..here],
                 panels: weights.panels.floats(),
                 bias: weights.bias.floats(),
@@ -189,7 +189,7 @@ impl<'a> Product<'a> {
             };
             s.vectorize(
                 #[inline(always)]
-                || product(s, strip),
+                || product(s, value_panel),
             );
         }
     }
@@ -254,8 +254,8 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
                     panel: inputs * LINE_BYTES,
                     level: Level::Second,
                 };
-                let (later, trail) = (Some(later), Trail::none(panels));
-                let tile = Tile { rows, panels, depth: inputs, out: to, stride, later, trail };
+                let (later, stream) = (Some(later), PrefetchStream::none(panels));
+                let tile = Tile { rows, panels, depth: inputs, out: to, stride, later, stream };
                 by_tile_shape!(S, tile_rows, vecs, |MR, NV| dot_tile::tile::<S, f32, MR, NV>(
                     s,
                     tile,
@@ -273,8 +273,9 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
         }
         // SAFETY: the columns just written.
         unsafe {
-            let strip = activation::Strip { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };
-            activation::activate(s, activation, strip);
+            let value_panel =
+                activation::Strip { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };
+            activation::activate(s, activation, value_panel);
         }
         panel += vecs;
     }

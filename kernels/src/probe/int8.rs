@@ -3,12 +3,12 @@
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::qk_int8::Scores;
-use crate::attention::steps::score_passes::Group;
+use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::{SCORE_STRIDE, Span};
-use crate::attention::tiling::MAX_GROUP;
+use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::matmul::int8::{MAX_HEAD_DIM, Row, pack_keys, panel_bytes, place_key, quads};
-use crate::matmul::prefetch::Ahead;
-use crate::simd::aligned::Lines;
+use crate::matmul::prefetch::PrefetchQueue;
+use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
 use crate::simd::{LANES, Query4};
 use crate::tensor::rows::KEY_BLOCK;
@@ -24,9 +24,9 @@ pub struct Cache {
     capacity: usize,
     /// Scales of channels, if keys have none.
     channels: Option<Vec<f32>>,
-    keys: Lines,
+    keys: AlignedBuf,
     key_scales: Vec<f32>,
-    values: Lines,
+    values: AlignedBuf,
     value_scales: Vec<f32>,
 }
 
@@ -48,7 +48,7 @@ impl Cache {
         let bytes = (head_dim + value_dim).next_multiple_of(LANES).checked_mul(capacity);
         assert!(bytes.is_some_and(|bytes| bytes <= isize::MAX as usize / 4), "tokens beyond memory");
         let capacity = capacity.next_multiple_of(LANES);
-        let (mut keys, mut values) = (Lines::new(), Lines::new());
+        let (mut keys, mut values) = (AlignedBuf::new(), AlignedBuf::new());
         keys.reserve(capacity * quads(head_dim));
         values.reserve(capacity * value_dim.div_ceil(LANES) * LANES / 4);
         let scales = || vec![0.0; capacity];
@@ -123,13 +123,13 @@ impl Cache {
         self.value_dim.next_multiple_of(LANES)
     }
 
-    /// Element `i` of key `j` as it is kept, without the scale of its channel.
+    /// Element `i` of key `j` as it is narrow_by_mask, without the scale of its channel.
     pub fn key(&self, j: usize, i: usize) -> (i8, f32) {
         let at = j / LANES * panel_bytes(self.head_dim) + i / 4 * 4 * LANES + j % LANES * 4 + i % 4;
         (self.keys.elements::<i8>()[at], self.channels.as_ref().map_or(self.key_scales[j], |_| 1.0))
     }
 
-    /// Element `i` of value `j` as it is kept.
+    /// Element `i` of value `j` as it is narrow_by_mask.
     pub fn value(&self, j: usize, i: usize) -> (i8, f32) {
         (self.values.elements::<i8>()[j * self.width() + i], self.value_scales[j])
     }
@@ -187,7 +187,7 @@ impl Cache {
                         spans: &spans::<S>(rows, here),
                         head_dim: d,
                         next: None,
-                        ahead: &mut Ahead::nothing(),
+                        prefetch: &mut PrefetchQueue::nothing(),
                         out: &mut block,
                     });
                     for (out, block) in out.chunks_exact_mut(keys.len()).zip(block.chunks_exact(SCORE_STRIDE)) {
@@ -197,7 +197,7 @@ impl Cache {
             }
         }
         let rows = queries.len() / self.head_dim;
-        assert!(rows <= MAX_GROUP && queries.len() == rows * self.head_dim && out.len() == rows * keys.len());
+        assert!(rows <= MAX_ROW_BLOCK && queries.len() == rows * self.head_dim && out.len() == rows * keys.len());
         assert!(keys.start.is_multiple_of(KEY_BLOCK) && keys.end <= self.len);
         dispatch!(isa, |s| Run(self, queries, scale, keys, out).run(s));
     }
@@ -221,8 +221,8 @@ impl Cache {
                         block[..here].copy_from_slice(&weights[first - keys.start..][..here]);
                     }
                     let spans = spans::<S>(rows, here);
-                    let group = Group { scores: &mut block, spans: &spans, rows };
-                    s.scale_columns(group, &cache.value_scales[first..]);
+                    let row_block = ScoreBlock { scores: &mut block, spans: &spans, rows };
+                    s.scale_columns(row_block, &cache.value_scales[first..]);
                     let values = &cache.values.elements::<i8>()[first * width..][..here * width];
                     // SAFETY: `values` holds `here` rows of whole vectors.
                     unsafe {
@@ -232,13 +232,13 @@ impl Cache {
                             vecs: width / LANES,
                             spans: &spans,
                             rows,
-                            keep: &ones,
-                            join: &ones,
+                            rescale_prev: &ones,
+                            rescale_block: &ones,
                             fresh: false,
                             out,
                             out_stride: width,
                             ends: None,
-                            ahead: &mut Ahead::nothing(),
+                            prefetch: &mut PrefetchQueue::nothing(),
                         });
                     }
                 }
@@ -246,7 +246,7 @@ impl Cache {
         }
         assert!(keys.start.is_multiple_of(KEY_BLOCK) && keys.end <= self.len && !keys.is_empty());
         let rows = weights.len() / keys.len();
-        assert!(rows <= MAX_GROUP && weights.len() == rows * keys.len() && out.len() == rows * self.width());
+        assert!(rows <= MAX_ROW_BLOCK && weights.len() == rows * keys.len() && out.len() == rows * self.width());
         dispatch!(isa, |s| Run(self, weights, keys, out).run(s));
     }
 }

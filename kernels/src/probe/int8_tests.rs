@@ -5,17 +5,17 @@ use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::qk_int8::Scores;
 use crate::attention::steps::span::{SCORE_STRIDE, Span};
 use crate::matmul::int8::*;
-use crate::matmul::prefetch::Ahead;
+use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::isa::Isa;
 use crate::simd::{LANES, Query4};
 
 mod rows;
 mod values;
 
-/// Numbers that look random: the upper bits of a linear congruence.
-struct Numbers(u64);
+/// Floats that look random: the upper bits of a linear congruence.
+struct Floats(u64);
 
-impl Numbers {
+impl Floats {
     fn next(&mut self) -> u32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as u32
@@ -51,7 +51,7 @@ struct Case {
 const UNTOUCHED: f32 = -1.25e30;
 
 impl Case {
-    fn new([rows, keys, head_dim]: [usize; 3], mut byte: impl FnMut() -> i8, numbers: &mut Numbers) -> Self {
+    fn new([rows, keys, head_dim]: [usize; 3], mut byte: impl FnMut() -> i8, numbers: &mut Floats) -> Self {
         let mut bytes = |n: usize| (0..n).map(|_| (0..head_dim).map(|_| byte()).collect()).collect();
         let (rows, keys): (Vec<Vec<i8>>, Vec<Vec<i8>>) = (bytes(rows), bytes(keys));
         let factors = numbers.floats(rows.len());
@@ -73,11 +73,11 @@ impl Case {
         }
         #[cfg(target_arch = "x86_64")]
         if Isa::from_name("avx512").is_some() {
-            use crate::simd::avx512::{Avx512Vnni, with_dot4};
-            self.check_form("avx512 without vnni", 6, &span_of, |scores| with_dot4(None, scores));
+            use crate::simd::avx512::{Avx512Vnni, with_int8_dot};
+            self.check_form("avx512 without vnni", 6, &span_of, |scores| with_int8_dot(None, scores));
             for (name, room) in [("avx512, roomy", true), ("avx512, not roomy", false)] {
                 let vnni = Avx512Vnni::detect().map(|vnni| vnni.with_room(room));
-                self.check_form(name, 6, &span_of, |scores| with_dot4(vnni, scores));
+                self.check_form(name, 6, &span_of, |scores| with_int8_dot(vnni, scores));
             }
         }
     }
@@ -107,7 +107,7 @@ impl Case {
             spans: &spans,
             head_dim: d,
             next: None,
-            ahead: &mut Ahead::nothing(),
+            prefetch: &mut PrefetchQueue::nothing(),
             out: &mut out,
         });
         for r in 0..rows {
@@ -135,11 +135,11 @@ impl Step<'_> {
 
 #[test]
 fn scores_are_those_of_plain_integers() {
-    let mut numbers = Numbers(1);
+    let mut numbers = Floats(1);
     for head_dim in [1, 3, 4, 5, 63, 64, 65, 128] {
         for keys in [1, 15, 16, 17, 255, 256] {
             for rows in 1..=7 {
-                let mut bytes = Numbers(numbers.next().into());
+                let mut bytes = Floats(numbers.next().into());
                 Case::new([rows, keys, head_dim], || bytes.byte(), &mut numbers).check(|_| Span::new(0, keys, false));
             }
         }
@@ -148,7 +148,7 @@ fn scores_are_those_of_plain_integers() {
 
 #[test]
 fn the_largest_sums_are_exact() {
-    let mut numbers = Numbers(2);
+    let mut numbers = Floats(2);
     for head_dim in [4, 65, 128, 4096, MAX_HEAD_DIM] {
         for extremes in [[127, 127], [-127, -127], [127, -127], [-128, 127], [127, -128]] {
             // Rows are made first, then keys.
@@ -176,8 +176,8 @@ fn the_largest_sums_are_exact() {
 
 #[test]
 fn only_the_panels_of_a_span_are_written() {
-    let mut numbers = Numbers(3);
-    let mut bytes = Numbers(4);
+    let mut numbers = Floats(3);
+    let mut bytes = Floats(4);
     let case = Case::new([23, 200, 20], || bytes.byte(), &mut numbers);
     case.check(|tile| match tile % 3 {
         0 => Span::new(33, 130, true),
@@ -188,7 +188,7 @@ fn only_the_panels_of_a_span_are_written() {
 
 #[test]
 fn keys_one_by_one_lie_as_keys_packed_at_once() {
-    let mut numbers = Numbers(6);
+    let mut numbers = Floats(6);
     for head_dim in [1, 3, 4, 5, 63, 64, 65] {
         for n in [1usize, 15, 16, 17, 40] {
             let rows: Vec<i8> = (0..n * head_dim).map(|_| numbers.byte()).collect();
@@ -240,7 +240,7 @@ fn bound(a: &[f32], b: &[f32], [sa, sb]: [f32; 2]) -> f64 {
 
 #[test]
 fn a_cache_says_nearly_what_its_tokens_say() {
-    let mut numbers = Numbers(9);
+    let mut numbers = Floats(9);
     let (n, d, e, rows) = (600, 65, 40, 5);
     let (keys, values) = (numbers.floats(n * d), numbers.floats(n * e));
     let queries = numbers.floats(rows * d);

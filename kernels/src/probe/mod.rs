@@ -15,13 +15,13 @@ use crate::attention::steps::pv::Values;
 use crate::attention::steps::qk::Scores;
 use crate::attention::steps::softmax;
 use crate::attention::steps::span::{SCORE_STRIDE, Span};
-use crate::attention::tiling::MAX_GROUP;
+use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::source::KeyValues;
-use crate::kv::value_panels::Strips;
-use crate::matmul::prefetch::Ahead;
+use crate::kv::value_panels::ValuePanels;
+use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::LANES;
-use crate::simd::aligned::Lines;
+use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
 use crate::tensor::any::Typed;
 use crate::tensor::rows::KEY_BLOCK;
@@ -60,7 +60,7 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                     core::hint::black_box(unsafe { s.all_finite(rows, 1, n / size_of::<f32>()) });
                     true
                 };
-                // SAFETY: the keys exist, and their block is held; a cache's panels and strips are whole. Of strips of bytes,
+                // SAFETY: the keys exist, and their block is held; a cache's panels and value panels are whole. Of value panels of bytes,
                 // as many are read as the keys have, if not all theirs.
                 finite &= unsafe {
                     let at = [b, h, first];
@@ -73,7 +73,9 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                         Keys::Int8 { keys, .. } => bytes(keys.cast(), keys.len() / KEY_BLOCK * len),
                     };
                     keys & match kv.values(at, len, values) {
-                        BlockValues::Int8 { strips: Strips { first, width }, .. } => bytes(first, len * width),
+                        BlockValues::Int8 { value_panels: ValuePanels { first, width }, .. } => {
+                            bytes(first, len * width)
+                        }
                         values => values.all_finite(s, len, dv),
                     }
                 };
@@ -84,7 +86,7 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
     dispatch!(Isa::detect(), |s| ReadSource(kv).run(s))
 }
 
-/// One group of rows and one block of keys, on which the steps can be run one at a time.
+/// One row block of rows and one block of keys, on which the steps can be run one at a time.
 #[derive(Debug)]
 pub struct Bench {
     rows: usize,
@@ -93,10 +95,10 @@ pub struct Bench {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
-    packed: Lines,
-    scores: Lines,
+    packed: AlignedBuf,
+    scores: AlignedBuf,
     state: [Vec<f32>; 4],
-    out: Lines,
+    out: AlignedBuf,
 }
 
 /// A step of the fused loop.
@@ -119,7 +121,7 @@ impl Bench {
     /// If the sizes are outside that.
     pub fn new(rows: usize, keys: usize, head_dim: usize, mut fill: impl FnMut() -> f32) -> Self {
         assert!(
-            rows <= MAX_GROUP
+            rows <= MAX_ROW_BLOCK
                 && keys <= crate::KEY_BLOCK
                 && keys.is_multiple_of(LANES)
                 && head_dim.is_multiple_of(LANES)
@@ -127,7 +129,7 @@ impl Bench {
             "sizes no step takes: {rows} rows, {keys} keys, head_dim {head_dim}"
         );
         let lines = |floats| {
-            let mut lines = Lines::new();
+            let mut lines = AlignedBuf::new();
             lines.reserve(floats);
             lines
         };
@@ -141,7 +143,7 @@ impl Bench {
             v: random(keys * head_dim),
             packed: lines(keys * head_dim),
             scores: lines(rows * SCORE_STRIDE),
-            state: core::array::from_fn(|_| vec![0.0; MAX_GROUP]),
+            state: core::array::from_fn(|_| vec![0.0; MAX_ROW_BLOCK]),
             out: lines(rows * head_dim),
         }
     }
@@ -176,7 +178,7 @@ impl Bench {
     fn step<S: Steps>(&mut self, s: S, step: Step) {
         let (d, rows) = (self.head_dim, self.rows);
         let spans = vec![Span::new(0, self.keys, false); rows.div_ceil(S::TILE_ROWS)];
-        let [max, sum, keep, join] = &mut self.state;
+        let [max, sum, rescale_prev, rescale_block] = &mut self.state;
         match step {
             Step::Pack => {
                 let keys = Typed::F32(Rows::strided(self.k.as_ptr(), d as isize, 1));
@@ -196,7 +198,7 @@ impl Bench {
                         scale: 1.0,
                         next: None,
                         later: None,
-                        ahead: &mut Ahead::nothing(),
+                        prefetch: &mut PrefetchQueue::nothing(),
                         out: self.scores.floats_mut(),
                     });
                 }
@@ -204,7 +206,12 @@ impl Bench {
             Step::Softmax => {
                 max.fill(f32::NEG_INFINITY);
                 sum.fill(0.0);
-                s.softmax(self.scores.floats_mut(), &spans, rows, softmax::Rows { max, sum, keep, join });
+                s.softmax(
+                    self.scores.floats_mut(),
+                    &spans,
+                    rows,
+                    softmax::Rows { max, sum, rescale_prev, rescale_block },
+                );
             }
             // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.
             Step::Values => unsafe {
@@ -214,13 +221,13 @@ impl Bench {
                     vecs: d / LANES,
                     spans: &spans,
                     rows,
-                    keep,
-                    join,
+                    rescale_prev,
+                    rescale_block,
                     fresh: false,
                     out: self.out.floats_mut(),
                     out_stride: d,
                     ends: None,
-                    ahead: &mut Ahead::nothing(),
+                    prefetch: &mut PrefetchQueue::nothing(),
                 });
             },
         }

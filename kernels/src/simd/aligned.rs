@@ -20,12 +20,12 @@ const _: () = assert!(LINE_BYTES == size_of::<Line>());
 
 /// Floats that start on a cache line. Grows on request, never shrinks. Not to be cloned: a copy would start elsewhere.
 #[derive(Default)]
-pub(crate) struct Lines {
+pub(crate) struct AlignedBuf {
     /// One line more than asked for.
     lines: Vec<Line>,
 }
 
-impl Lines {
+impl AlignedBuf {
     pub(crate) const fn new() -> Self {
         Self { lines: Vec::new() }
     }
@@ -120,8 +120,8 @@ unsafe fn zeroed<T>(len: usize) -> Option<Vec<T>> {
     (!first.is_null()).then(|| unsafe { Vec::from_raw_parts(first, len, len) })
 }
 
-impl core::fmt::Debug for Lines {
+impl core::fmt::Debug for AlignedBuf {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Lines").field("bytes", &self.bytes()).finish()
+        f.debug_struct("AlignedBuf").field("bytes", &self.bytes()).finish()
     }
 }

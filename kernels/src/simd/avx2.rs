@@ -1,6 +1,6 @@
 //! AVX2 with FMA and F16C: two registers are one vector.
 
-use super::{Dot4, Dot4Work, LANES, Query4, Simd, TWO_TO_MINUS_64};
+use super::{Int8Dot, Int8DotWork, LANES, Query4, Simd, TWO_TO_MINUS_64};
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX2, FMA and F16C. Made by [`Avx2::detect`] alone.
@@ -16,7 +16,7 @@ impl Avx2 {
 }
 
 /// The low eight lanes, then the high eight.
-pub(crate) type Pair = [__m256; 2];
+pub(crate) type Bf16x2 = [__m256; 2];
 
 /// Largest of eight lanes; [`Simd::max`]'s rule for NaN.
 ///
@@ -98,7 +98,7 @@ unsafe fn transpose8(r: [__m256; 8]) -> [__m256; 8] {
 }
 
 impl Simd for Avx2 {
-    type V = Pair;
+    type V = Bf16x2;
 
     // 6 × 2 accumulators, 2 loads, 1 broadcast: 15 of 16 registers, 12 chains against the 8 to 10 that two FMA units
     // of latency 4 or 5 need.
@@ -119,7 +119,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output {
+    fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
         self.vectorize(
             #[inline(always)]
             || work.run(self),
@@ -127,19 +127,19 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn splat(self, x: f32) -> Pair {
+    fn splat(self, x: f32) -> Bf16x2 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_set1_ps(x); 2] }
     }
 
     #[inline(always)]
-    unsafe fn load(self, p: *const f32) -> Pair {
+    unsafe fn load(self, p: *const f32) -> Bf16x2 {
         // SAFETY: `self` proves the features; the caller vouches for `p`.
         unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
     }
 
     #[inline(always)]
-    unsafe fn load_i8(self, p: *const i8) -> Pair {
+    unsafe fn load_i8(self, p: *const i8) -> Bf16x2 {
         // SAFETY: `self` proves the features; the caller vouches for `p`.
         unsafe {
             let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
@@ -149,7 +149,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn store(self, p: *mut f32, v: Pair) {
+    unsafe fn store(self, p: *mut f32, v: Bf16x2) {
         // SAFETY: `self` proves the features; the caller vouches for `p`.
         unsafe {
             _mm256_storeu_ps(p, v[0]);
@@ -158,7 +158,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16(self, p: *const u16) -> Pair {
+    unsafe fn load_bf16(self, p: *const u16) -> Bf16x2 {
         // SAFETY: `self` proves the features; the caller vouches for `p`.
         unsafe {
             let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
@@ -168,13 +168,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_f16(self, p: *const u16) -> Pair {
+    unsafe fn load_f16(self, p: *const u16) -> Bf16x2 {
         // SAFETY: `self` proves the features; the caller vouches for `p`.
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))] }
     }
 
     #[inline(always)]
-    unsafe fn store_bf16(self, p: *mut u16, v: Pair) {
+    unsafe fn store_bf16(self, p: *mut u16, v: Bf16x2) {
         // SAFETY: `self` proves the features; the caller vouches for `p`.
         unsafe {
             // Packing works within 128 bits: the quarters come as 0, 2, 1, 3.
@@ -184,7 +184,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn store_f16(self, p: *mut u16, v: Pair) {
+    unsafe fn store_f16(self, p: *mut u16, v: Bf16x2) {
         // SAFETY: `self` proves the features; the caller vouches for `p`.
         unsafe {
             _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
@@ -193,7 +193,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn select_bytes(self, p: *const u8, zero: Pair, other: Pair) -> Pair {
+    unsafe fn select_bytes(self, p: *const u8, zero: Bf16x2, other: Bf16x2) -> Bf16x2 {
         // SAFETY: `self` proves the features; the caller vouches for `p`.
         unsafe {
             let is_zero = _mm_cmpeq_epi8(_mm_loadu_si128(p.cast()), _mm_setzero_si128());
@@ -216,43 +216,43 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn add(self, a: Pair, b: Pair) -> Pair {
+    fn add(self, a: Bf16x2, b: Bf16x2) -> Bf16x2 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn sub(self, a: Pair, b: Pair) -> Pair {
+    fn sub(self, a: Bf16x2, b: Bf16x2) -> Bf16x2 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn mul(self, a: Pair, b: Pair) -> Pair {
+    fn mul(self, a: Bf16x2, b: Bf16x2) -> Bf16x2 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn div(self, a: Pair, b: Pair) -> Pair {
+    fn div(self, a: Bf16x2, b: Bf16x2) -> Bf16x2 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn fma(self, a: Pair, b: Pair, c: Pair) -> Pair {
+    fn fma(self, a: Bf16x2, b: Bf16x2, c: Bf16x2) -> Bf16x2 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
     }
 
     #[inline(always)]
-    fn max(self, a: Pair, b: Pair) -> Pair {
+    fn max(self, a: Bf16x2, b: Bf16x2) -> Bf16x2 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn select_eq(self, a: Pair, b: Pair, then: Pair, otherwise: Pair) -> Pair {
+    fn select_eq(self, a: Bf16x2, b: Bf16x2, then: Bf16x2, otherwise: Bf16x2) -> Bf16x2 {
         let mut halves = otherwise;
         for i in 0..2 {
             // SAFETY: `self` proves the features.
@@ -262,7 +262,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn one_plus_scaled(self, (a, b): (Pair, Pair), _: Pair, shifted: Pair) -> Pair {
+    fn one_plus_scaled(self, (a, b): (Bf16x2, Bf16x2), _: Bf16x2, shifted: Bf16x2) -> Bf16x2 {
         // (1 + a·b)·2⁻⁶⁴ is rounded as 1 + a·b is; times 2^(n + 64), which is always normal, only a subnormal result rounds
         // again. Multiplying keeps a NaN a NaN.
         let mut halves = a;
@@ -278,13 +278,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn reduce_max(self, v: Pair) -> f32 {
+    fn reduce_max(self, v: Bf16x2) -> f32 {
         // SAFETY: `self` proves the features.
         unsafe { max8(_mm256_max_ps(v[0], v[1])) }
     }
 
     #[inline(always)]
-    fn reduce_sum(self, v: Pair) -> f32 {
+    fn reduce_sum(self, v: Bf16x2) -> f32 {
         // SAFETY: `self` proves the features.
         unsafe { sum8(_mm256_add_ps(v[0], v[1])) }
     }
@@ -312,9 +312,9 @@ impl Simd for Avx2 {
     }
 }
 
-impl Dot4 for Avx2 {
+impl Int8Dot for Avx2 {
     // 4 × 2 sums, 4 keys, 2 broadcasts, 1 product: 15 of 16 registers.
-    const DOT4_ROWS: usize = 4;
+    const INT8_DOT_ROWS: usize = 4;
     type Sums = [__m256i; 2];
     /// Elements 0 and 2 of each key in sixteen bits, then 1 and 3; keys 0 to 7, then 8 to 15.
     type Keys = [[__m256i; 2]; 2];
@@ -354,7 +354,7 @@ impl Dot4 for Avx2 {
     }
 
     #[inline(always)]
-    fn to_f32(self, sums: Self::Sums) -> Pair {
+    fn to_f32(self, sums: Self::Sums) -> Bf16x2 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])] }
     }

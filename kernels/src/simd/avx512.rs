@@ -2,13 +2,13 @@
 //! to AVX2. Products of pairs need AVX512_BF16 and AVX-512BW.
 
 use super::avx2::Avx2;
-use super::{Dot4, Dot4Work, LANES, Pair, Pairs, PairsWork, Query4, Simd};
+use super::{Bf16Dot, Bf16DotWork, Bf16x2, Int8Dot, Int8DotWork, LANES, Query4, Simd};
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX-512F, and what else `EXTRA` says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Foundation<const EXTRA: u8> {
-    /// See [`Simd::is_roomy`].
+    /// See [`Simd::has_large_l1`].
     roomy: bool,
 }
 
@@ -19,10 +19,10 @@ const BF16: u8 = 2;
 /// Proof that this machine has AVX-512F.
 pub(crate) type Avx512 = Foundation<NOTHING>;
 
-/// Proof that it has AVX-512 VNNI, too. Not an instruction set to choose: what [`Simd::with_dot4`] hands out.
+/// Proof that it has AVX-512 VNNI, too. Not an instruction set to choose: what [`Simd::with_int8_dot`] hands out.
 pub(crate) type Avx512Vnni = Foundation<VNNI>;
 
-/// Proof that it has AVX512_BF16 and, to shuffle words, AVX-512BW, too: what [`Simd::with_pairs`] hands out.
+/// Proof that it has AVX512_BF16 and, to shuffle words, AVX-512BW, too: what [`Simd::with_bf16_dot`] hands out.
 pub(crate) type Avx512Bf16 = Foundation<BF16>;
 
 impl<const EXTRA: u8> Foundation<EXTRA> {
@@ -51,15 +51,15 @@ impl<const EXTRA: u8> Foundation<EXTRA> {
 // Groups are cut into tiles before it is known who computes them.
 const _: () = assert!(Avx2::TILE_ROWS == Avx512::TILE_ROWS);
 
-/// [`Simd::with_dot4`] on a machine that has `vnni`, or has not.
+/// [`Simd::with_int8_dot`] on a machine that has `vnni`, or has not.
 #[inline(always)]
-pub(crate) fn with_dot4<W: Dot4Work>(vnni: Option<Avx512Vnni>, work: W) -> W::Output {
+pub(crate) fn with_int8_dot<W: Int8DotWork>(vnni: Option<Avx512Vnni>, work: W) -> W::Output {
     match vnni {
         Some(vnni) => vnni.vectorize(
             #[inline(always)]
             || work.run(vnni),
         ),
-        None => Avx2::detect().expect("AVX-512F includes AVX2 and FMA").with_dot4(work),
+        None => Avx2::detect().expect("AVX-512F includes AVX2 and FMA").with_int8_dot(work),
     }
 }
 
@@ -101,12 +101,12 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     }
 
     #[inline(always)]
-    fn has_pairs(self) -> bool {
+    fn has_bf16_dot(self) -> bool {
         Avx512Bf16::detect().is_some()
     }
 
     #[inline(always)]
-    unsafe fn with_pairs<W: PairsWork>(self, work: W) -> W::Output {
+    unsafe fn with_bf16_dot<W: Bf16DotWork>(self, work: W) -> W::Output {
         let s = Avx512Bf16::detect().expect("asked for only where there are pairs");
         s.vectorize(
             #[inline(always)]
@@ -116,8 +116,8 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     }
 
     #[inline(always)]
-    fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output {
-        with_dot4(Avx512Vnni::detect(), work)
+    fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
+        with_int8_dot(Avx512Vnni::detect(), work)
     }
 
     #[inline(always)]
@@ -195,7 +195,7 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     }
 
     #[inline(always)]
-    fn is_roomy(self) -> bool {
+    fn has_large_l1(self) -> bool {
         self.roomy
     }
 
@@ -212,7 +212,7 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     }
 
     #[inline(always)]
-    fn in_turn(self, v: __m512) -> __m512 {
+    fn pin_order(self, v: __m512) -> __m512 {
         #[target_feature(enable = "avx512f")]
         #[inline]
         fn turn(mut v: __m512) -> __m512 {
@@ -342,9 +342,9 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     }
 }
 
-impl Dot4 for Avx512Vnni {
+impl Int8Dot for Avx512Vnni {
     // 6 × 4 sums, 4 keys, 1 broadcast, the constant that flips signs: 30 of 32 registers.
-    const DOT4_ROWS: usize = 6;
+    const INT8_DOT_ROWS: usize = 6;
     type Sums = __m512i;
     /// Elements plus 128, as `vpdpbusd` takes one side unsigned.
     type Keys = __m512i;
@@ -385,17 +385,17 @@ const ZIP: [u16; 32] = {
     at
 };
 
-impl Pairs for Avx512Bf16 {
+impl Bf16Dot for Avx512Bf16 {
     type P = __m512bh;
 
     #[inline(always)]
-    fn splat_pair(self, x: Pair) -> __m512bh {
+    fn splat_bf16x2(self, x: Bf16x2) -> __m512bh {
         // SAFETY: `self` proves the features; any bits are pairs.
         unsafe { core::mem::transmute(_mm512_set1_epi32(x.0.cast_signed())) }
     }
 
     #[inline(always)]
-    unsafe fn load_pairs(self, p: *const Pair) -> __m512bh {
+    unsafe fn load_bf16x2(self, p: *const Bf16x2) -> __m512bh {
         // SAFETY: `self` proves the features; the caller vouches for `p`; any bits are pairs.
         unsafe { core::mem::transmute(_mm512_loadu_si512(p.cast())) }
     }
@@ -417,7 +417,7 @@ impl Pairs for Avx512Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn store_pairs(self, p: *mut Pair, v: __m512) {
+    unsafe fn store_bf16x2(self, p: *mut Bf16x2, v: __m512) {
         // SAFETY: `self` proves the features; the caller vouches for `p`; any bits are pairs.
         unsafe { _mm256_storeu_si256(p.cast(), core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))) }
     }

@@ -3,7 +3,7 @@
 //! x = n·ln 2 + r with n = round(x / ln 2), so |r| ≤ ½ ln 2 and eˣ = 2ⁿ·eʳ.
 //! - The reduction subtracts n·ln 2 in two parts (Cody and Waite): the first constant has nine significant bits, so
 //!   its product with |n| ≤ 151 is exact even without FMA.
-//! - eʳ is a polynomial of degree 6 with 1 + r fixed: a Remez exchange for the relative error in 50-digit arithmetic,
+//! - eʳ is a polynomial of degree 6 with 1 + r fixed: a Remez transfer_state for the relative error in 50-digit arithmetic,
 //!   then a search among the neighbouring `f32`s for the smallest error of the whole computation. It is summed as
 //!   1 + r·(1 + r·(…)), which takes the fewest operations that keep it below 1 ULP where a product is not rounded.
 //! - 2ⁿ multiplies last and rounds once, so results below 2⁻¹²⁶ underflow gradually.
@@ -42,7 +42,7 @@ pub(crate) fn begin<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> Begun<S:
         x[i] = s.max(s.splat(LOWEST), x[i]);
         shifted[i] = s.fma(x[i], s.splat(core::f32::consts::LOG2_E), s.splat(SHIFT));
     }
-    Begun { x, shifted: in_turn(s, shifted) }
+    Begun { x, shifted: pin_order(s, shifted) }
 }
 
 /// The rest of `eˣ`.
@@ -52,7 +52,7 @@ pub(crate) fn end<S: Simd, const N: usize>(s: S, begun: Begun<S::V, N>) -> [S::V
     for n in &mut n {
         *n = s.sub(*n, s.splat(SHIFT));
     }
-    n = in_turn(s, n);
+    n = pin_order(s, n);
     let factors = factors(s, begun.x, n);
     let mut y = n;
     for i in 0..N {
@@ -69,37 +69,37 @@ fn factors<S: Simd, const N: usize>(s: S, x: [S::V; N], n: [S::V; N]) -> [(S::V,
         // Exact, and nearly all of r.
         near[i] = s.fma(n[i], s.splat(-LN2_HIGH), x[i]);
     }
-    near = in_turn(s, near);
+    near = pin_order(s, near);
     for i in 0..N {
         rest[i] = s.mul(n[i], s.splat(-LN2_LOW));
         r[i] = if S::FUSED { s.fma(n[i], s.splat(-LN2_LOW), near[i]) } else { s.add(near[i], rest[i]) };
     }
-    r = in_turn(s, r);
+    r = pin_order(s, r);
     let mut tail = [s.splat(C[4]); N];
     for c in [C[3], C[2], C[1], C[0]] {
         for i in 0..N {
             tail[i] = s.fma(tail[i], r[i], s.splat(c));
         }
-        tail = in_turn(s, tail);
+        tail = pin_order(s, tail);
     }
     let mut factors = [(s.splat(0.0), s.splat(1.0)); N];
     for i in 0..N {
         factors[i] = if S::FUSED {
             (r[i], s.fma(tail[i], r[i], s.splat(1.0)))
         } else {
-            // Where every product is rounded, two parts of r kept apart to the end save a quarter of an ULP.
+            // Where every product is rounded, two parts of r narrow_by_mask apart to the end save a quarter of an ULP.
             (s.add(near[i], s.fma(tail[i], s.mul(r[i], r[i]), rest[i])), s.splat(1.0))
         };
     }
     factors
 }
 
-/// The same vectors, which the compiler leaves side by side: see [`Simd::in_turn`].
+/// The same vectors, which the compiler leaves side by side: see [`Simd::pin_order`].
 #[inline(always)]
-fn in_turn<S: Simd, const N: usize>(s: S, mut v: [S::V; N]) -> [S::V; N] {
+fn pin_order<S: Simd, const N: usize>(s: S, mut v: [S::V; N]) -> [S::V; N] {
     if N > 1 {
         for v in &mut v {
-            *v = s.in_turn(*v);
+            *v = s.pin_order(*v);
         }
     }
     v

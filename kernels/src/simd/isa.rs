@@ -75,7 +75,7 @@ impl Isa {
     /// True if this instruction set comes with products of bfloat16 of the machine's own, for
     /// [`Precision::Native`](crate::Precision::Native).
     pub fn has_native_bf16(self) -> bool {
-        dispatch!(self, |s| s.has_pairs())
+        dispatch!(self, |s| s.has_bf16_dot())
     }
 
     /// Rows and keys of the register tile.

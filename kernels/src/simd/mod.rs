@@ -7,11 +7,11 @@
 //!
 //! Rules, each paid for by somebody (DESIGN.md, "Traps"):
 //! 1. A token (`Avx2`, `Avx512`, …) is a zero-sized proof that the machine has the instructions; only
-//!    [`Isa`](crate::Isa), [`Simd::with_dot4`] and [`Simd::with_pairs`] make one, after detection.
+//!    [`Isa`](crate::Isa), [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] make one, after detection.
 //! 2. Functions generic over `S: Simd` are `#[inline(always)]`. One that is not inlined into its
 //!    `#[target_feature]` caller runs a hundred times slower.
 //! 3. [`Simd::vectorize`] is the only `#[target_feature]` boundary. It is entered once per kernel step, which
-//!    covers a group of rows times a key block; never per tile. [`Simd::with_dot4`] and [`Simd::with_pairs`] enter it, too.
+//!    covers a group of rows times a key block; never per tile. [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] enter it, too.
 //! 4. Below the boundary: no rayon, no `dyn`, no function pointers, no allocation.
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
 //! 6. An operation is added when backends do it differently, not because one caller would like it.
@@ -99,10 +99,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Runs `work` with the best dot products of bytes that come with this instruction set, inside
     /// [`Self::vectorize`]. The token it is handed may be another's, of the same [`Self::TILE_ROWS`].
-    fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output;
+    fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output;
 
     /// True if the machine multiplies pairs of bfloat16 by itself, and this instruction set comes with that.
-    fn has_pairs(self) -> bool {
+    fn has_bf16_dot(self) -> bool {
         false
     }
 
@@ -114,7 +114,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// # Safety
     /// What the work asks for.
-    unsafe fn with_pairs<W: PairsWork>(self, work: W) -> W::Output {
+    unsafe fn with_bf16_dot<W: Bf16DotWork>(self, work: W) -> W::Output {
         let _ = work;
         unreachable!("no products of pairs")
     }
@@ -179,7 +179,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// True if the first-level cache has room, and buffers for misses, for what a few rows will read in a while.
     #[inline(always)]
-    fn is_roomy(self) -> bool {
+    fn has_large_l1(self) -> bool {
         false
     }
 
@@ -218,7 +218,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `v` itself, and a place in line: operations on what comes out stay behind those that the calls before were made of. Else
     /// the compiler, which has the registers in mind, puts independent chains that were side by side one after the other.
     #[inline(always)]
-    fn in_turn(self, v: Self::V) -> Self::V {
+    fn pin_order(self, v: Self::V) -> Self::V {
         v
     }
 
@@ -276,9 +276,9 @@ impl Query4 {
 
 /// Dot products of rows of bytes with sixteen keys of bytes, four elements at a time. Sums are 32-bit integers that
 /// wrap, so what fits is exact and every instruction set gives the same. Lanes are keys, as everywhere.
-pub(crate) trait Dot4: Simd {
+pub(crate) trait Int8Dot: Simd {
     /// Rows of a register tile, at most [`Simd::TILE_ROWS`].
-    const DOT4_ROWS: usize;
+    const INT8_DOT_ROWS: usize;
     /// One sum for each key.
     type Sums: Copy;
     /// Four elements of each key, made ready.
@@ -299,9 +299,9 @@ pub(crate) trait Dot4: Simd {
 /// Two bfloat16 side by side, the first in the lower half.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
-pub(crate) struct Pair(pub(crate) u32);
+pub(crate) struct Bf16x2(pub(crate) u32);
 
-impl Pair {
+impl Bf16x2 {
     #[inline(always)]
     pub(crate) fn new(first: u16, second: u16) -> Self {
         Self(u32::from(first) | u32::from(second) << 16)
@@ -309,14 +309,14 @@ impl Pair {
 }
 
 /// Products of pairs of bfloat16, as the machine does them: subnormal numbers count as 0, whether they come in or go out.
-pub(crate) trait Pairs: Simd {
+pub(crate) trait Bf16Dot: Simd {
     /// Sixteen pairs.
     type P: Copy;
 
-    fn splat_pair(self, x: Pair) -> Self::P;
+    fn splat_bf16x2(self, x: Bf16x2) -> Self::P;
     /// # Safety
     /// `p..p + 16` is readable.
-    unsafe fn load_pairs(self, p: *const Pair) -> Self::P;
+    unsafe fn load_bf16x2(self, p: *const Bf16x2) -> Self::P;
     /// Sixteen elements at `a`, each with its neighbour at `b`.
     ///
     /// # Safety
@@ -328,23 +328,23 @@ pub(crate) trait Pairs: Simd {
     ///
     /// # Safety
     /// `p..p + 8` is writable.
-    unsafe fn store_pairs(self, p: *mut Pair, v: Self::V);
+    unsafe fn store_bf16x2(self, p: *mut Bf16x2, v: Self::V);
 }
 
-/// Something to do with products of pairs: see [`Simd::with_pairs`].
-pub(crate) trait PairsWork {
+/// Something to do with products of pairs: see [`Simd::with_bf16_dot`].
+pub(crate) trait Bf16DotWork {
     type Output;
     /// To be marked `#[inline(always)]`.
     ///
     /// # Safety
     /// See each work.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "other backends have no products of pairs"))]
-    unsafe fn run<S: Pairs>(self, s: S) -> Self::Output;
+    unsafe fn run<S: Bf16Dot>(self, s: S) -> Self::Output;
 }
 
-/// Something to do with dot products of bytes: see [`Simd::with_dot4`].
-pub(crate) trait Dot4Work {
+/// Something to do with dot products of bytes: see [`Simd::with_int8_dot`].
+pub(crate) trait Int8DotWork {
     type Output;
     /// To be marked `#[inline(always)]`.
-    fn run<S: Dot4>(self, s: S) -> Self::Output;
+    fn run<S: Int8Dot>(self, s: S) -> Self::Output;
 }

@@ -2,7 +2,9 @@
 //! elsewhere. `wide` selects instructions when the crate is compiled, so with default flags on x86-64 this is
 //! 128-bit and has no FMA; the wider x86 backends are ours and chosen at run time.
 
-use super::{Dot4, Dot4Work, F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, LANES, Query4, Simd, TWO_TO_MINUS_64};
+use super::{
+    F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, Int8Dot, Int8DotWork, LANES, Query4, Simd, TWO_TO_MINUS_64,
+};
 use wide::{f32x4, i16x8, i32x4, i32x8};
 
 /// Needs no proof: every machine can run it.
@@ -131,7 +133,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn with_dot4<W: Dot4Work>(self, work: W) -> W::Output {
+    fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
         self.vectorize(
             #[inline(always)]
             || work.run(self),
@@ -280,9 +282,9 @@ impl Simd for Portable {
     }
 }
 
-impl Dot4 for Portable {
+impl Int8Dot for Portable {
     // In SSE2 terms: 2 × 4 sums, 2 keys at a time, 2 × 2 broadcasts, 1 product: 15 of 16 registers.
-    const DOT4_ROWS: usize = 2;
+    const INT8_DOT_ROWS: usize = 2;
     type Sums = [i32x4; 4];
     /// Elements 0 and 2 of each key in sixteen bits, then 1 and 3; four keys after four keys.
     type Keys = [[i16x8; 2]; 4];

@@ -105,7 +105,7 @@ impl F16 {
     }
 }
 
-/// Types that keys and values are kept in.
+/// Types that keys and values are narrow_by_mask in.
 ///
 /// # Safety
 /// `load` reads sixteen elements and nothing else.

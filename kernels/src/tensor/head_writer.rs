@@ -12,21 +12,21 @@ pub struct HeadsMut<'a, T = f32> {
 }
 
 impl<'a, T> ViewMut<'a, T> {
-    /// Cut up by batch, and by `sharing` heads that lie side by side: `[0, 0..sharing]` first, then the next heads, then
+    /// Cut up by batch, and by `group_size` heads that lie side by side: `[0, 0..group_size]` first, then the next heads, then
     /// the next batch.
     ///
     /// # Panics
-    /// If `sharing` is 0, or the number of heads is no multiple of it.
-    pub fn into_heads(self, sharing: usize) -> impl Iterator<Item = HeadsMut<'a, T>> + Send
+    /// If `group_size` is 0, or the number of heads is no multiple of it.
+    pub fn into_heads(self, group_size: usize) -> impl Iterator<Item = HeadsMut<'a, T>> + Send
     where
         T: Send,
     {
         let [batch, heads, ..] = self.shape();
-        assert!(sharing > 0 && heads.is_multiple_of(sharing), "{heads} heads by {sharing}");
-        let (view, groups) = (self.into_shared(), heads / sharing);
+        assert!(group_size > 0 && heads.is_multiple_of(group_size), "{heads} heads by {group_size}");
+        let (view, groups) = (self.into_shared(), heads / group_size);
         (0..batch * groups).map(move |i| {
-            let first = i % groups * sharing;
-            HeadsMut { view: view.same(), batch: i / groups, heads: first..first + sharing }
+            let first = i % groups * group_size;
+            HeadsMut { view: view.same(), batch: i / groups, heads: first..first + group_size }
         })
     }
 }

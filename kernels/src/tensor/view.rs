@@ -112,7 +112,7 @@ impl<'a, T> View<'a, T> {
         }
         layout.shape[2] = rows.len();
         if !layout.shape.contains(&0) {
-            // The first row kept exists, so its index is in bounds.
+            // The first row narrow_by_mask exists, so its index is in bounds.
             layout.offset = self.layout.row(0, 0, rows.start);
         }
         Some(Self { data: self.data, layout })
@@ -295,7 +295,7 @@ pub(crate) struct SharedMut<'a, T> {
 
 // SAFETY: it is an exclusive borrow of a slice of `T`; writes through it are `unsafe` and promise disjoint rows.
 unsafe impl<T: Send> Send for SharedMut<'_, T> {}
-// SAFETY: as above; sharing it lets threads do nothing without that promise.
+// SAFETY: as above; group_size it lets threads do nothing without that promise.
 unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
 
 impl<T> SharedMut<'_, T> {

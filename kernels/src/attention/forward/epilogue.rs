@@ -1,12 +1,12 @@
 //! The end of a task's rows: where each goes, and by which factor.
 
-use crate::attention::forward::state::Exchange;
-use crate::attention::forward::task::{Fused, Row};
+use crate::attention::forward::state::StateTransfer;
+use crate::attention::forward::task::{AttentionTask, Row};
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::epilogue::{Finish, GroupEnds, RowEnd};
-use crate::attention::tiling::{MAX_GROUP, MAX_TASK, Regions};
-use crate::matmul::pack::Care;
+use crate::attention::steps::epilogue::{Finish, RowBlockEnds, RowEnd};
+use crate::attention::tiling::{MAX_ROW_BLOCK, MAX_TASK, Regions};
+use crate::matmul::pack::NonFinite;
 use crate::tensor::any::{Output, Typed};
 use crate::tensor::rows::Rows;
 use crate::tensor::view::SharedMut;
@@ -15,37 +15,37 @@ use core::ops::Range;
 /// Rows that are finished together: few, so that a task of few rows does not set up many.
 const END_ROWS: usize = 16;
 
-/// Which groups of a task have ended.
+/// Which row blocks of a task have ended.
 #[derive(Clone, Copy)]
-pub(crate) struct EndedGroups {
-    groups: [bool; MAX_TASK.div_ceil(MAX_GROUP)],
-    /// Whether what they gathered was finite.
+pub(crate) struct EndedRowBlocks {
+    row_blocks: [bool; MAX_TASK.div_ceil(MAX_ROW_BLOCK)],
+    /// Whether what they accumulated was finite.
     finite: bool,
 }
 
-// Rows are finished so many at a time, all of one group.
-const _: () = assert!(MAX_GROUP.is_multiple_of(END_ROWS));
+// Rows are finished so many at a time, all of one row block.
+const _: () = assert!(MAX_ROW_BLOCK.is_multiple_of(END_ROWS));
 
-impl EndedGroups {
-    pub(crate) const NONE: Self = Self { groups: [false; MAX_TASK.div_ceil(MAX_GROUP)], finite: true };
+impl EndedRowBlocks {
+    pub(crate) const NONE: Self = Self { row_blocks: [false; MAX_TASK.div_ceil(MAX_ROW_BLOCK)], finite: true };
 
-    fn has(&self, group: usize) -> bool {
-        self.groups[group]
+    fn has(&self, row_block: usize) -> bool {
+        self.row_blocks[row_block]
     }
 
-    /// Notes that a group has ended.
-    pub(crate) fn add(&mut self, group: usize, ends: &GroupEnds) {
-        self.groups[group] = true;
+    /// Notes that a row block has ended.
+    pub(crate) fn add(&mut self, row_block: usize, ends: &RowBlockEnds) {
+        self.row_blocks[row_block] = true;
         self.finite &= ends.is_finite();
     }
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
-    /// Per row of a group: what to subtract from its scores, and the factor that makes weights of their exponentials.
-    pub(crate) fn references(&self, group: Range<usize>, max: &[f32], sum: &[f32]) -> [(f32, f32); MAX_GROUP] {
-        let mut references = [(0.0, 0.0); MAX_GROUP];
-        for row in self.rows(group.clone()) {
-            let r = group.start + row.n;
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+    /// Per row of a row block: what to subtract from its scores, and the factor that makes weights of their exponentials.
+    pub(crate) fn references(&self, row_block: Range<usize>, max: &[f32], sum: &[f32]) -> [(f32, f32); MAX_ROW_BLOCK] {
+        let mut references = [(0.0, 0.0); MAX_ROW_BLOCK];
+        for row in self.rows(row_block.clone()) {
+            let r = row_block.start + row.n;
             let end = self.row_end(row, max[r], sum[r]);
             references[row.n] = (if max[r] == f32::NEG_INFINITY { 0.0 } else { max[r] }, end.factor.0);
         }
@@ -56,35 +56,40 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         RowEnd::new(max, sum, self.call.options.sinks.map(|sinks| sinks[row.head]))
     }
 
-    /// True if all that was gathered is: if not, it has to be gathered with care.
-    pub(crate) fn gathered_is_finite(&self, regions: &Regions<'_>) -> bool {
-        let gathered = &regions.out[..self.task.rows.len() * self.geometry.width()];
-        let row = Typed::F32(Rows::strided(gathered.as_ptr(), 0, 1));
+    /// True if all that was accumulated is: if not, it has to be accumulated with nonfinite.
+    pub(crate) fn accumulated_is_finite(&self, regions: &Regions<'_>) -> bool {
+        let accumulated = &regions.out[..self.task.rows.len() * self.tiling.width()];
+        let row = Typed::F32(Rows::strided(accumulated.as_ptr(), 0, 1));
         // SAFETY: one row of so many floats.
-        unsafe { self.s.all_finite(row, 1, gathered.len()) }
+        unsafe { self.s.all_finite(row, 1, accumulated.len()) }
     }
 
-    /// Where the rows of a group go, and by which factors they end, if tiles can write them: contiguous floats. Writes their
+    /// Where the rows of a row block go, and by which factors they end, if tiles can write them: contiguous floats. Writes their
     /// log-sum-exp. Nothing may be added to them after the block at hand.
     ///
     /// # Safety
-    /// As for [`Self::run`]; the group has met its last scores.
-    pub(crate) unsafe fn end_group(&self, group: Range<usize>, ends: &mut GroupEnds, regions: &Regions<'_>) -> bool {
+    /// As for [`Self::run`]; the row block has met its last scores.
+    pub(crate) unsafe fn end_group(
+        &self,
+        row_block: Range<usize>,
+        ends: &mut RowBlockEnds,
+        regions: &Regions<'_>,
+    ) -> bool {
         let Some(Typed::F32(out)) = &self.outputs.out else { return false };
         let [.., step, element] = out.strides();
         if element != 1 {
             return false;
         }
-        for (row, n) in self.stretches(group.clone()) {
+        for (row, n) in self.stretches(row_block.clone()) {
             // SAFETY: the rows are inside the output, and this task's alone.
             let (first, _) = unsafe { out.row(self.seq.batch, row.head, self.seq.first_row + row.i) };
             for (k, to) in ends.rows[row.n..row.n + n].iter_mut().enumerate() {
                 *to = first.wrapping_offset(k as isize * step);
             }
         }
-        for row in self.rows(group.clone()) {
+        for row in self.rows(row_block.clone()) {
             // SAFETY: passed on.
-            ends.factors[row.n] = unsafe { self.end_row(row, group.start + row.n, regions) }.factor;
+            ends.factors[row.n] = unsafe { self.end_row(row, row_block.start + row.n, regions) }.factor;
         }
         true
     }
@@ -103,22 +108,22 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         end
     }
 
-    /// Normalises and writes the task's rows, or keeps them as they are for more keys to come. False if something gathered
+    /// Normalises and writes the task's rows, or keeps them as they are for more keys to come. False if something accumulated
     /// was not finite.
     ///
     /// # Safety
     /// As for [`Self::run`].
-    pub(crate) unsafe fn finish(&self, care: Care, ended: EndedGroups, regions: &mut Regions<'_>) -> bool {
+    pub(crate) unsafe fn finish(&self, nonfinite: NonFinite, ended: EndedRowBlocks, regions: &mut Regions<'_>) -> bool {
         let Some(output) = &self.outputs.out else {
-            let finite = self.gathered_is_finite(regions);
-            if finite || care == Care::Careful {
+            let finite = self.accumulated_is_finite(regions);
+            if finite || nonfinite == NonFinite::Handled {
                 // SAFETY: passed on.
-                unsafe { self.exchange(regions, Exchange::Save) };
+                unsafe { self.transfer_state(regions, StateTransfer::Save) };
             }
             return finite;
         };
         // SAFETY: passed on.
-        by_type!(Typed, output, |out| unsafe { self.finish_into(out, care, ended, regions) })
+        by_type!(Typed, output, |out| unsafe { self.finish_into(out, nonfinite, ended, regions) })
     }
 
     /// The same, to an output of a type.
@@ -128,39 +133,39 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     unsafe fn finish_into<T: Output>(
         &self,
         output: &SharedMut<'_, T>,
-        care: Care,
-        ended: EndedGroups,
+        nonfinite: NonFinite,
+        ended: EndedRowBlocks,
         regions: &mut Regions<'_>,
     ) -> bool {
         let mut finite = ended.finite;
         let rows = self.task.rows.len();
-        let groups = (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS));
-        for group in groups.filter(|group| !ended.has(group.start / self.geometry.group_rows)) {
+        let row_blocks = (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS));
+        for row_block in row_blocks.filter(|row_block| !ended.has(row_block.start / self.tiling.row_block_rows)) {
             let mut ends = [RowEnd::EMPTY; END_ROWS];
             let mut out = [core::ptr::null_mut::<T>(); END_ROWS];
             let mut element = 1;
-            for row in self.rows(group.clone()) {
+            for row in self.rows(row_block.clone()) {
                 // SAFETY: passed on.
                 unsafe {
-                    ends[row.n] = self.end_row(row, group.start + row.n, regions);
+                    ends[row.n] = self.end_row(row, row_block.start + row.n, regions);
                     (out[row.n], element) = output.row(self.seq.batch, row.head, self.seq.first_row + row.i);
                 }
                 if C::ACTIVE {
                     ends[row.n].factor = (1.0, 0.0);
                 }
             }
-            let stride = self.geometry.width();
+            let stride = self.tiling.width();
             // SAFETY: every row has `value_dim` elements, and they are this task's alone.
             finite &= unsafe {
                 let finish = Finish {
-                    gathered: &regions.out[group.start * stride..group.end * stride],
+                    accumulated: &regions.out[row_block.start * stride..row_block.end * stride],
                     stride,
-                    ends: &ends[..group.len()],
-                    cols: self.geometry.value_dim,
+                    ends: &ends[..row_block.len()],
+                    cols: self.tiling.value_dim,
                     element,
-                    care,
+                    nonfinite,
                 };
-                self.s.finish(finish, T::rows(&out[..group.len()]))
+                self.s.finish(finish, T::rows(&out[..row_block.len()]))
             };
         }
         finite

@@ -1,12 +1,12 @@
 //! The key blocks that a task goes through: those of which some row may see something.
 
-use crate::attention::forward::task::Fused;
+use crate::attention::forward::task::AttentionTask;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mods<A, B, C>> {
+impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a, S, Mods<A, B, C>> {
     /// The first keys of the blocks of which some row may see something, by the rules that are ranges.
     pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, 'a, S, A, B, C> {
         let keys = self.needed();

@@ -3,38 +3,38 @@
 //! ```text
 //! (max, sum, out) ← (−∞, 0, 0) for every row
 //! for each block of 256 keys:
-//!     for each group of up to 96 rows:
-//!         S ← the group's final scores                 prepare.rs: QKᵀ, options, −∞ where hidden
+//!     for each row block of up to 96 rows:
+//!         S ← the row block's final scores                 scores.rs: QKᵀ, options, −∞ where hidden
 //!         P ← exp(S − rowmax S)                        softmax; also takes (rowmax S, Σ P) into (max, sum)
-//!         out ← keep · out + join · P V                values
+//!         out ← rescale_prev · out + rescale_block · P V                values
 //! out ← out / sum;  lse ← max + ln sum                 finish, or values with the last block
 //! ```
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) Nothing grows with the number of keys.
 
-use crate::attention::forward::epilogue::EndedGroups;
+use crate::attention::forward::epilogue::EndedRowBlocks;
 use crate::attention::forward::key_block::{Block, tables};
-use crate::attention::forward::nonfinite::Seen;
+use crate::attention::forward::nonfinite::VisibleBits;
 use crate::attention::forward::pv::Manner;
 use crate::attention::forward::queries::Queries;
 use crate::attention::forward::scores::Spans;
-use crate::attention::forward::state::Exchange;
-use crate::attention::forward::task::Fused;
+use crate::attention::forward::state::StateTransfer;
+use crate::attention::forward::task::AttentionTask;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::outputs::Point;
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::epilogue::GroupEnds;
-use crate::attention::steps::score_passes::Group;
+use crate::attention::steps::epilogue::RowBlockEnds;
+use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax;
 use crate::attention::steps::span::{SCORE_STRIDE, Span};
 use crate::attention::tiling::Regions;
-use crate::matmul::pack::Care;
+use crate::matmul::pack::NonFinite;
 use core::ops::Range;
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
     /// Computes the task's rows and writes them.
     ///
     /// # Safety
-    /// The call is consistent with its outputs, the task lies inside it, `regions` were cut for the geometry, and nobody
+    /// The call is consistent with its outputs, the task lies inside it, `regions` were cut for the tiling, and nobody
     /// else writes the task's rows.
     pub(crate) unsafe fn run(&self, mut regions: Regions<'_>) {
         if self.task.rows.start == 0 {
@@ -48,13 +48,14 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         unsafe {
             let queries = self.queries(&mut regions);
             // Hidden values have weight 0, and 0 times a finite number is nothing. Assume they are finite; if they
-            // were not, or something visible was not, it shows in the result, and everything is done again with care.
-            for care in [Care::Fast, Care::Careful] {
-                let ended = self.gather(queries, (care, self.blocks().next_back()), self.blocks(), &mut regions);
+            // were not, or something visible was not, it shows in the result, and everything is done again with nonfinite.
+            for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
+                let ended =
+                    self.accumulate(queries, (nonfinite, self.blocks().next_back()), self.blocks(), &mut regions);
                 if C::ACTIVE {
-                    self.gather_modified(queries, care, &mut regions);
+                    self.accumulate_modified(queries, nonfinite, &mut regions);
                 }
-                if self.finish(care, ended, &mut regions) {
+                if self.finish(nonfinite, ended, &mut regions) {
                     break;
                 }
             }
@@ -67,13 +68,13 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     ///
     /// # Safety
     /// As for [`Self::run`]; the blocks are some of [`Self::blocks`].
-    pub(crate) unsafe fn gather(
+    pub(crate) unsafe fn accumulate(
         &self,
         queries: Queries<'_>,
-        (care, last): (Care, Option<usize>),
+        (nonfinite, last): (NonFinite, Option<usize>),
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
-    ) -> EndedGroups {
+    ) -> EndedRowBlocks {
         // Whether no block has come yet. Groups whose outputs the first one writes whole do not clear them before.
         let mut fresh = self.outputs.state.is_none() && !C::ACTIVE;
         self.clear_state(regions);
@@ -81,38 +82,38 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             self.clear_outputs(0..self.task.rows.len(), regions);
         }
         // SAFETY: passed on.
-        unsafe { self.exchange(regions, Exchange::Load) };
-        let (mut ends, mut ended) = (GroupEnds::none(), EndedGroups::NONE);
+        unsafe { self.transfer_state(regions, StateTransfer::Load) };
+        let (mut ends, mut ended) = (RowBlockEnds::none(), EndedRowBlocks::NONE);
         let (mut spans, mut tables) = (Spans::NONE, tables());
         for first in blocks {
             // SAFETY: passed on.
             unsafe {
                 let mut block = self.block(first, &mut tables);
-                for (number, group) in self.groups().enumerate() {
-                    let visible = self.prepare(&mut block, queries, group.clone(), &mut spans, regions);
+                for (number, row_block) in self.row_blocks().enumerate() {
+                    let visible = self.compute_scores(&mut block, queries, row_block.clone(), &mut spans, regions);
                     let by_all = visible && !spans.iter().any(|span| span.is_empty());
                     block.fresh = fresh && by_all;
                     if fresh && !by_all {
-                        self.clear_outputs(group.clone(), regions);
+                        self.clear_outputs(row_block.clone(), regions);
                     }
                     if !visible {
                         continue;
                     }
-                    let seen = self.softmax(&block, (group.clone(), care), &spans, regions);
-                    // With a weight function the outputs are gathered in the second pass.
+                    let seen = self.softmax(&block, (row_block.clone(), nonfinite), &spans, regions);
+                    // With a weight function the outputs are accumulated in the second pass.
                     if C::ACTIVE {
                         continue;
                     }
                     let ending = S::ENDS_ROWS
-                        && (care == Care::Fast && by_all && last == Some(first))
+                        && (nonfinite == NonFinite::Ignored && by_all && last == Some(first))
                         && block.values.are_floats()
-                        && self.end_group(group.clone(), &mut ends, regions);
-                    let manner = match care {
-                        Care::Careful => Manner::Careful(seen.as_ref()),
-                        Care::Fast if ending => Manner::Ending(&ends),
-                        Care::Fast => Manner::Plain,
+                        && self.end_group(row_block.clone(), &mut ends, regions);
+                    let manner = match nonfinite {
+                        NonFinite::Handled => Manner::Handled(seen.as_ref()),
+                        NonFinite::Ignored if ending => Manner::Ending(&ends),
+                        NonFinite::Ignored => Manner::Plain,
                     };
-                    self.add_values(&mut block, manner, group, &spans, regions);
+                    self.accumulate_pv(&mut block, manner, row_block, &spans, regions);
                     if let Manner::Ending(ends) = manner {
                         ended.add(number, ends);
                     }
@@ -126,30 +127,30 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         ended
     }
 
-    /// Turns a group's scores into weights, taken into the running maxima and sums. Notes who sees what, as [`Self::seen`] does.
+    /// Turns a row block's scores into weights, taken into the running maxima and sums. Notes who sees what, as [`Self::seen`] does.
     ///
     /// # Safety
-    /// As for [`Self::run`]; the scores are [prepared](Self::prepare).
+    /// As for [`Self::run`]; the scores are [prepared](Self::compute_scores).
     #[inline(always)]
     unsafe fn softmax(
         &self,
         block: &Block,
-        (group, care): (Range<usize>, Care),
+        (row_block, nonfinite): (Range<usize>, NonFinite),
         spans: &[Span],
         regions: &mut Regions<'_>,
-    ) -> Option<Seen> {
+    ) -> Option<VisibleBits> {
         // SAFETY: passed on.
         unsafe {
-            self.emit(Point::Masked, block, group.clone(), regions.scores);
-            self.emit(Point::Weights, block, group.clone(), regions.scores);
-            let seen = self.seen(block, care, group.len(), spans, regions.scores);
+            self.write_scores(Point::Masked, block, row_block.clone(), regions.scores);
+            self.write_scores(Point::Weights, block, row_block.clone(), regions.scores);
+            let seen = self.seen(block, nonfinite, row_block.len(), spans, regions.scores);
             let state = softmax::Rows {
-                max: &mut regions.max[group.start..],
-                sum: &mut regions.sum[group.start..],
-                keep: regions.keep,
-                join: regions.join,
+                max: &mut regions.max[row_block.start..],
+                sum: &mut regions.sum[row_block.start..],
+                rescale_prev: regions.rescale_prev,
+                rescale_block: regions.rescale_block,
             };
-            self.s.softmax(regions.scores, spans, group.len(), state);
+            self.s.softmax(regions.scores, spans, row_block.len(), state);
             seen
         }
     }
@@ -158,34 +159,34 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     ///
     /// # Safety
     /// As for [`Self::run`]; the first pass has been made.
-    unsafe fn gather_modified(&self, queries: Queries<'_>, care: Care, regions: &mut Regions<'_>) {
-        regions.keep.fill(1.0);
-        regions.join.fill(1.0);
+    unsafe fn accumulate_modified(&self, queries: Queries<'_>, nonfinite: NonFinite, regions: &mut Regions<'_>) {
+        regions.rescale_prev.fill(1.0);
+        regions.rescale_block.fill(1.0);
         let (mut spans, mut tables) = (Spans::NONE, tables());
         for first in self.blocks() {
             // SAFETY: passed on.
             unsafe {
                 let mut block = self.block(first, &mut tables);
-                for group in self.groups() {
-                    if !self.prepare(&mut block, queries, group.clone(), &mut spans, regions) {
+                for row_block in self.row_blocks() {
+                    if !self.compute_scores(&mut block, queries, row_block.clone(), &mut spans, regions) {
                         continue;
                     }
-                    let visible = Seen::new(S::TILE_ROWS, &spans, group.len(), regions.scores);
-                    let poisoned = self.seen(&block, care, group.len(), &spans, regions.scores);
-                    let (scores, rows) = (&mut *regions.scores, group.len());
-                    let ends = self.references(group.clone(), regions.max, regions.sum);
-                    self.s.weights(Group { scores, spans: &spans, rows }, &ends);
-                    for row in self.rows(group.clone()) {
+                    let visible = VisibleBits::new(S::TILE_ROWS, &spans, row_block.len(), regions.scores);
+                    let poisoned = self.seen(&block, nonfinite, row_block.len(), &spans, regions.scores);
+                    let (scores, rows) = (&mut *regions.scores, row_block.len());
+                    let ends = self.references(row_block.clone(), regions.max, regions.sum);
+                    self.s.weights(ScoreBlock { scores, spans: &spans, rows }, &ends);
+                    for row in self.rows(row_block.clone()) {
                         for j in spans[row.n / S::TILE_ROWS].keys().filter(|&j| visible.sees(row.n, j)) {
                             let weight = &mut regions.scores[row.n * SCORE_STRIDE + j];
                             *weight = self.mods.prob.weight(*weight, self.position(row, block.first + j));
                         }
                     }
-                    let manner = match care {
-                        Care::Careful => Manner::Careful(poisoned.as_ref()),
-                        Care::Fast => Manner::Plain,
+                    let manner = match nonfinite {
+                        NonFinite::Handled => Manner::Handled(poisoned.as_ref()),
+                        NonFinite::Ignored => Manner::Plain,
                     };
-                    self.add_values(&mut block, manner, group, &spans, regions);
+                    self.accumulate_pv(&mut block, manner, row_block, &spans, regions);
                 }
             }
         }

@@ -1,26 +1,26 @@
 //! Values that are not finite behind a mask: weight 0 times ∞ or NaN is NaN, and must be nothing.
 
 use crate::attention::forward::key_block::Block;
-use crate::attention::forward::task::Fused;
+use crate::attention::forward::task::AttentionTask;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::infinite;
 use crate::attention::steps::span::{SCORE_STRIDE, Span};
-use crate::attention::tiling::MAX_GROUP;
+use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::kv::key_block::Run;
 use crate::matmul::bf16_pairs;
-use crate::matmul::pack::Care;
+use crate::matmul::pack::NonFinite;
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-/// Which keys of a block each row of a group sees, noted before the scores become weights. A score of −∞ hides its
+/// Which keys of a block each row of a row block sees, noted before the scores become weights. A score of −∞ hides its
 /// key, however it came about.
-pub(crate) struct Seen([[u64; KEY_BLOCK / 64]; MAX_GROUP]);
+pub(crate) struct VisibleBits([[u64; KEY_BLOCK / 64]; MAX_ROW_BLOCK]);
 
-impl Seen {
+impl VisibleBits {
     pub(crate) fn new(tile_rows: usize, spans: &[Span], rows: usize, scores: &[f32]) -> Self {
-        let mut bits = [[0; KEY_BLOCK / 64]; MAX_GROUP];
+        let mut bits = [[0; KEY_BLOCK / 64]; MAX_ROW_BLOCK];
         for (r, bits) in bits[..rows].iter_mut().enumerate() {
             for j in spans[r / tile_rows].keys() {
                 if scores[r * SCORE_STRIDE + j] != f32::NEG_INFINITY {
@@ -36,33 +36,34 @@ impl Seen {
     }
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
-    /// Notes who sees what, if care is to be taken and the block needs it.
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+    /// Notes who sees what, if nonfinite is to be taken and the block needs it.
     ///
     /// # Safety
-    /// As for [`Fused::run`].
+    /// As for [`AttentionTask::run`].
     pub(crate) unsafe fn seen(
         &self,
         block: &Block,
-        care: Care,
+        nonfinite: NonFinite,
         rows: usize,
         spans: &[Span],
         scores: &[f32],
-    ) -> Option<Seen> {
+    ) -> Option<VisibleBits> {
         // SAFETY: the block's values exist.
-        (care == Care::Careful && unsafe { !block.values.all_finite(self.s, block.len, self.geometry.value_dim) })
-            .then(|| Seen::new(S::TILE_ROWS, spans, rows, scores))
+        (nonfinite == NonFinite::Handled
+            && unsafe { !block.values.all_finite(self.s, block.len, self.tiling.value_dim) })
+        .then(|| VisibleBits::new(S::TILE_ROWS, spans, rows, scores))
     }
 
-    /// Marks in `part` what [`Care::Careful`] left out: the values of a run of columns that are not finite, in the rows that see
-    /// their keys. `part` is the outputs of `rows`, numbers in the group, `[row][columns of the run, in whole vectors]`.
+    /// Marks in `part` what [`NonFinite::Handled`] left out: the values of a run of columns that are not finite, in the rows that see
+    /// their keys. `part` is the outputs of `rows`, numbers in the row block, `[row][columns of the run, in whole vectors]`.
     ///
     /// # Safety
-    /// As for [`Fused::run`]; the run is one of the block's.
+    /// As for [`AttentionTask::run`]; the run is one of the block's.
     pub(crate) unsafe fn mark_infinite(
         &self,
         (run, len): (&Run, usize),
-        seen: &Seen,
+        seen: &VisibleBits,
         rows: Range<usize>,
         (scores, part): (&[f32], &mut [f32]),
     ) {

@@ -1,15 +1,15 @@
-//! QKᵀ of a group and a block: keys where they lie, or packed; elements, pairs or bytes.
+//! QKᵀ of a row block and a block: keys where they lie, or packed; elements, pairs or bytes.
 
 use crate::attention::forward::key_block::Block;
 use crate::attention::forward::queries::Queries;
 use crate::attention::forward::scores::After;
-use crate::attention::forward::task::Fused;
+use crate::attention::forward::task::AttentionTask;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::bf16::PairPanels;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::qk::Scores;
 use crate::attention::steps::qk_int8;
-use crate::attention::tiling::{MAX_GROUP, Regions};
+use crate::attention::tiling::{MAX_ROW_BLOCK, Regions};
 use crate::kv::key_block::Keys;
 use crate::matmul::bf16_pairs::{self, as_pairs};
 use crate::matmul::dot_tile::FAR;
@@ -20,37 +20,37 @@ use crate::tensor::any::Typed;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-/// How many keys ahead tiles ask for rows that are yet to be packed, of so many bytes: the run after the next; where the first-level
+/// How many keys prefetch tiles ask for rows that are yet to be packed, of so many bytes: the run after the next; where the first-level
 /// cache is roomy, and few rows ask for them there, what it holds beside this one. Whole runs.
 #[inline]
 fn lead(roomy: bool, row: usize) -> usize {
     if roomy { (FAR / row).max(1).next_multiple_of(READING_KEYS) } else { 2 * READING_KEYS }
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
     /// QKᵀ.
     ///
     /// # Safety
-    /// As for [`Fused::prepare`].
-    pub(crate) unsafe fn compare(
+    /// As for [`AttentionTask::compute_scores`].
+    pub(crate) unsafe fn compute_qk(
         &self,
         block: &mut Block,
         queries: Queries<'_>,
-        group: Range<usize>,
+        row_block: Range<usize>,
         after: After<'_>,
         regions: &mut Regions<'_>,
     ) {
         if let Queries::Bytes(bytes, besides) = queries {
             // SAFETY: passed on.
-            return unsafe { self.compare_bytes(block, (bytes, besides), group, after, regions.scores) };
+            return unsafe { self.compute_qk_int8(block, (bytes, besides), row_block, after, regions.scores) };
         }
-        let (d, native) = (self.geometry.head_dim, matches!(queries, Queries::Pairs(_)));
+        let (d, native) = (self.tiling.head_dim, matches!(queries, Queries::Bf16Dot(_)));
         // Floats of a query, or pairs.
         let depth = if native { d.div_ceil(2) } else { d };
         let After { spans, bias } = after;
-        let mut rows = [core::ptr::null(); MAX_GROUP];
-        for (row, n) in self.stretches(group.clone()) {
-            let copied = (group.start + row.n) * depth;
+        let mut rows = [core::ptr::null(); MAX_ROW_BLOCK];
+        for (row, n) in self.stretches(row_block.clone()) {
+            let copied = (row_block.start + row.n) * depth;
             let (first, step) = match queries {
                 // SAFETY: the row is inside the call's queries.
                 Queries::InPlace(q) => unsafe {
@@ -59,7 +59,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 // SAFETY: the copy has a row for every row of the task.
                 Queries::Copied(first) => unsafe { (first.add(copied), depth as isize) },
                 // SAFETY: so have the pairs.
-                Queries::Pairs(first) => unsafe { (first.add(copied).cast(), depth as isize) },
+                Queries::Bf16Dot(first) => unsafe { (first.add(copied).cast(), depth as isize) },
                 Queries::Bytes(..) => unreachable!("returned above"),
             };
             for (k, at) in rows[row.n..row.n + n].iter_mut().enumerate() {
@@ -71,10 +71,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             Keys::Packed(_) => !native || d.is_multiple_of(2),
             Keys::Int8 { .. } => unreachable!("keys of bytes meet queries of bytes"),
         };
-        // Of a task of few rows, that is: others find keys packed for the group before.
+        // Of a task of few rows, that is: others find keys packed for the row block before.
         let few = self.task.rows.len() <= READING_ROWS;
         let most = if few { READING_KEYS } else { KEY_BLOCK };
-        let run = if ready { KEY_BLOCK } else { self.geometry.pack_keys.min(most) };
+        let run = if ready { KEY_BLOCK } else { self.tiling.pack_keys.min(most) };
         for first in (0..block.len).step_by(run) {
             let n = run.min(block.len - first);
             // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats, or pairs; packed
@@ -88,7 +88,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     block.packed_keys = Some(first);
                 }
                 let mut scores = Scores {
-                    queries: &rows[..group.len()],
+                    queries: &rows[..row_block.len()],
                     keys: (),
                     panels: first / LANES..(first + n).div_ceil(LANES),
                     spans,
@@ -96,7 +96,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                     scale: self.call.scale,
                     next: bias,
                     later,
-                    ahead: &mut block.ahead,
+                    prefetch: &mut block.prefetch,
                     out: regions.scores,
                 };
                 match block.keys {
@@ -114,9 +114,9 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// Some of a block's keys into scratch: in panels, or in panels of pairs. Asks for those behind them, up to `all` from the first.
     ///
     /// # Safety
-    /// As for [`Fused::prepare`]; the block has these keys, which begin with a panel, and `all`.
+    /// As for [`AttentionTask::compute_scores`]; the block has these keys, which begin with a panel, and `all`.
     unsafe fn pack_keys(&self, block: &Block, keys: Range<usize>, all: usize, native: bool, out: &mut [f32]) {
-        let (d, n) = (self.geometry.head_dim, [keys.len(), all]);
+        let (d, n) = (self.tiling.head_dim, [keys.len(), all]);
         // SAFETY: the keys exist; a cache's panels are whole.
         unsafe {
             match block.keys {
@@ -137,20 +137,20 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// its lines sixteen at a time: so memory has work while there is none to wait for.
     ///
     /// # Safety
-    /// As for [`Fused::prepare`].
+    /// As for [`AttentionTask::compute_scores`].
     unsafe fn later(&self, block: &Block, first: usize, depth: usize) -> Option<(*const u8, usize)> {
         match block.keys {
             Keys::Packed(panels) => {
                 let (at, element) = panels.bytes();
-                let bytes = LANES * self.geometry.head_dim * element;
+                let bytes = LANES * self.tiling.head_dim * element;
                 Some((at.wrapping_add(first / LANES * bytes + FAR), bytes / depth))
             }
             Keys::Rows(rows) if rows.element() == 1 => {
                 // SAFETY: the block has keys.
                 let rows = unsafe { rows.first() };
-                let row = self.geometry.head_dim * rows.element;
+                let row = self.tiling.head_dim * rows.element;
                 let dense = rows.n == usize::MAX && rows.step == row as isize;
-                let then = first + lead(self.s.is_roomy(), row);
+                let then = first + lead(self.s.has_large_l1(), row);
                 let there = dense && block.first + then < self.seq.kv_len;
                 there.then(|| (rows.at.wrapping_add(then * row), LANES * row / depth))
             }
@@ -161,22 +161,22 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// QKᵀ in bytes.
     ///
     /// # Safety
-    /// As for [`Fused::prepare`]; the queries are the task's.
-    unsafe fn compare_bytes(
+    /// As for [`AttentionTask::compute_scores`]; the queries are the task's.
+    unsafe fn compute_qk_int8(
         &self,
         block: &mut Block,
         (bytes, besides): (*const Query4, *const int8::Row),
-        group: Range<usize>,
+        row_block: Range<usize>,
         After { spans, bias }: After<'_>,
         scores: &mut [f32],
     ) {
         let Keys::Int8 { keys, scales } = block.keys else { unreachable!("queries of bytes meet keys of bytes") };
-        let (d, rows) = (self.geometry.head_dim, group.len());
+        let (d, rows) = (self.tiling.head_dim, row_block.len());
         // SAFETY: bytes and what goes with them are there for every row of the task; the cache outlives the call.
         let (queries, rows, keys, scales) = unsafe {
             let quads = int8::quads(d);
-            let queries = core::slice::from_raw_parts(bytes.add(group.start * quads), rows * quads);
-            let rows = core::slice::from_raw_parts(besides.add(group.start), rows);
+            let queries = core::slice::from_raw_parts(bytes.add(row_block.start * quads), rows * quads);
+            let rows = core::slice::from_raw_parts(besides.add(row_block.start), rows);
             (queries, rows, &*keys, scales.map(|scales| &*scales))
         };
         self.s.scores_int8(qk_int8::Scores {
@@ -188,7 +188,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             spans,
             head_dim: d,
             next: bias,
-            ahead: &mut block.ahead,
+            prefetch: &mut block.prefetch,
             out: scores,
         });
     }

@@ -1,25 +1,25 @@
 //! Scores and weights on their way out, for those who ask.
 
 use crate::attention::forward::key_block::Block;
-use crate::attention::forward::task::Fused;
+use crate::attention::forward::task::AttentionTask;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::outputs::{POINTS, Point};
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::score_passes::Group;
+use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::{SCORE_STRIDE, Span};
 use crate::attention::tiling::Regions;
 use crate::simd::quiet;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
-    /// Writes the group's scores against the block out, if this point was asked for.
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+    /// Writes the row block's scores against the block out, if this point was asked for.
     ///
     /// # Safety
-    /// As for [`Self::prepare`].
-    pub(crate) unsafe fn emit(&self, point: Point, block: &Block, group: Range<usize>, scores: &[f32]) {
+    /// As for [`Self::compute_scores`].
+    pub(crate) unsafe fn write_scores(&self, point: Point, block: &Block, row_block: Range<usize>, scores: &[f32]) {
         let Some(view) = self.outputs.point(point) else { return };
-        for row in self.rows(group) {
+        for row in self.rows(row_block) {
             let scores = &scores[row.n * SCORE_STRIDE..][..block.len];
             // SAFETY: the row has every key of the sequence, and is this task's alone.
             unsafe {
@@ -34,13 +34,13 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// Fills in the rows of score outputs beyond those of a ragged sequence.
     ///
     /// # Safety
-    /// As for [`Fused::run`], of the sequence's and head's first task.
+    /// As for [`AttentionTask::run`], of the sequence's and head's first task.
     pub(crate) unsafe fn fill_rows_beyond(&self) {
-        let sharing = self.call.sharing();
+        let group_size = self.call.group_size();
         for (view, point) in self.outputs.points.iter().zip(POINTS) {
             let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
             let [.., rows, columns] = view.shape();
-            for head in self.task.kv_head * sharing..(self.task.kv_head + 1) * sharing {
+            for head in self.task.kv_head * group_size..(self.task.kv_head + 1) * group_size {
                 for i in self.seq.q_len..rows {
                     // SAFETY: the row is inside the view, belongs to no other task, and has `columns` elements.
                     unsafe {
@@ -57,13 +57,13 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// Makes weights of the scores written for [`Point::Weights`], and fills in keys beyond the sequence.
     ///
     /// # Safety
-    /// As for [`Fused::run`], which has gathered.
+    /// As for [`AttentionTask::run`], which has accumulated.
     pub(crate) unsafe fn finish_scores(&self, regions: &mut Regions<'_>) {
         for (view, point) in self.outputs.points.iter().zip(POINTS) {
             let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
-            for group in self.groups() {
-                let references = self.references(group.clone(), regions.max, regions.sum);
-                for row in self.rows(group) {
+            for row_block in self.row_blocks() {
+                let references = self.references(row_block.clone(), regions.max, regions.sum);
+                for row in self.rows(row_block) {
                     // SAFETY: the row is inside the view and this task's alone.
                     let (first, element) = unsafe { view.row(self.task.index, row.head, row.i) };
                     for j in self.seq.kv_len..view.shape()[3] {
@@ -91,7 +91,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 *x = unsafe { *first.offset((block + j) as isize * element) };
             }
             let spans = [Span::new(0, len, false)];
-            self.s.weights(Group { scores: scratch, spans: &spans, rows: 1 }, &[reference]);
+            self.s.weights(ScoreBlock { scores: scratch, spans: &spans, rows: 1 }, &[reference]);
             for (j, &x) in scratch[..len].iter().enumerate() {
                 // SAFETY: as above.
                 unsafe { *first.offset((block + j) as isize * element) = quiet(x) };

@@ -1,31 +1,31 @@
-//! The final scores of a group of rows against a block: QKᵀ, the options in their fixed order, −∞ where hidden.
+//! The final scores of a row block of rows against a block: QKᵀ, the options in their fixed order, −∞ where hidden.
 //!
 //! Each option is a pass of its own over the score block, made only if asked for. What range rules, masks and mask
-//! functions hide is known before anything is computed, as far as whole panels go: a tile computes the hull of what
+//! functions apply_mask is known before anything is computed, as far as whole panels go: a tile computes the range of what
 //! its rows see, a block that nobody sees is skipped, and one that everybody sees wholly is not masked.
 
 use crate::attention::forward::key_block::Block;
 use crate::attention::forward::queries::Queries;
-use crate::attention::forward::task::{Fused, Row};
+use crate::attention::forward::task::{AttentionTask, Row};
 use crate::attention::mods::{BlockClass, BlockPosition, MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::options::Mask;
 use crate::attention::outputs::Point;
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::score_passes::{Columns, Group};
-use crate::attention::steps::span::{Hull, SCORE_STRIDE, Span};
-use crate::attention::tiling::{MAX_GROUP, Regions};
+use crate::attention::steps::score_passes::{Columns, ScoreBlock};
+use crate::attention::steps::span::{KeyRange, SCORE_STRIDE, Span};
+use crate::attention::tiling::{MAX_ROW_BLOCK, Regions};
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
 use core::ops::{Deref, Range};
 
-/// What each tile of a group needs of a block. A backend's tile has at least one row.
+/// What each tile of a row block needs of a block. A backend's tile has at least one row.
 pub(crate) struct Spans {
-    tiles: [Span; MAX_GROUP],
+    tiles: [Span; MAX_ROW_BLOCK],
     len: usize,
 }
 
-/// A mask, and its rows that belong to a group.
+/// A mask, and its rows that belong to a row block.
 type MaskRows<'a> = (Mask<'a>, &'a [Columns<u8>]);
 
 /// What comes after the scores: the keys each tile needs, and the bias they will meet.
@@ -37,7 +37,7 @@ pub(crate) struct After<'a> {
 
 impl Spans {
     /// Of nothing. Copied, not made: that was 3 % of a tiny call.
-    pub(crate) const NONE: Self = Self { tiles: [Span::EMPTY; MAX_GROUP], len: 0 };
+    pub(crate) const NONE: Self = Self { tiles: [Span::EMPTY; MAX_ROW_BLOCK], len: 0 };
 }
 
 impl Deref for Spans {
@@ -48,106 +48,106 @@ impl Deref for Spans {
     }
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
-    /// Leaves the group's final scores in `regions.scores`, and in `spans` what each tile needs of the block. False if nobody
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+    /// Leaves the row block's final scores in `regions.scores`, and in `spans` what each tile needs of the block. False if nobody
     /// sees anything of it.
     ///
     /// # Safety
-    /// As for [`Fused::run`]; `group` lies inside the task.
-    pub(crate) unsafe fn prepare(
+    /// As for [`AttentionTask::run`]; `row_block` lies inside the task.
+    pub(crate) unsafe fn compute_scores(
         &self,
         block: &mut Block,
         queries: Queries<'_>,
-        group: Range<usize>,
+        row_block: Range<usize>,
         spans: &mut Spans,
         regions: &mut Regions<'_>,
     ) -> bool {
         // SAFETY: passed on.
         unsafe {
             let mask = self.call.options.mask.map(|mask| {
-                let columns = self.all_columns(&mask.view(), block, group.clone());
+                let columns = self.all_columns(&mask.view(), block, row_block.clone());
                 (mask, columns)
             });
             let mask = mask.as_ref().map(|(mask, columns)| (*mask, &columns[..]));
-            self.find_spans(block, group.clone(), mask, spans);
+            self.find_spans(block, row_block.clone(), mask, spans);
             let spans = &*spans;
             if spans.iter().all(|span| span.is_empty()) {
                 return false;
             }
-            let bias = self.call.options.bias.map(|bias| self.all_columns(&bias, block, group.clone()));
+            let bias = self.call.options.bias.map(|bias| self.all_columns(&bias, block, row_block.clone()));
             let bias = bias.as_ref().map(|rows| &rows[..]);
-            self.compare(block, queries, group.clone(), After { spans, bias }, regions);
-            self.emit(Point::Raw, block, group.clone(), regions.scores);
+            self.compute_qk(block, queries, row_block.clone(), After { spans, bias }, regions);
+            self.write_scores(Point::Raw, block, row_block.clone(), regions.scores);
             if let Some(cap) = self.call.options.softcap {
-                let (scores, rows) = (&mut *regions.scores, group.len());
-                self.s.softcap(Group { scores, spans, rows }, cap);
+                let (scores, rows) = (&mut *regions.scores, row_block.len());
+                self.s.softcap(ScoreBlock { scores, spans, rows }, cap);
             }
-            self.emit(Point::Softcapped, block, group.clone(), regions.scores);
+            self.write_scores(Point::Softcapped, block, row_block.clone(), regions.scores);
             if let Some(columns) = bias {
-                let (scores, rows) = (&mut *regions.scores, group.len());
-                self.s.bias(Group { scores, spans, rows }, columns);
+                let (scores, rows) = (&mut *regions.scores, row_block.len());
+                self.s.bias(ScoreBlock { scores, spans, rows }, columns);
             }
-            self.shift(block, group.clone(), spans, regions.scores);
-            self.hide(block, group, (spans, mask), regions.scores);
+            self.add_positional_terms(block, row_block.clone(), spans, regions.scores);
+            self.apply_mask(block, row_block, (spans, mask), regions.scores);
             true
         }
     }
 
-    /// What each tile of the group needs of the block.
+    /// What each tile of the row block needs of the block.
     ///
     /// # Safety
-    /// As for [`Self::prepare`].
-    unsafe fn find_spans(&self, block: &Block, group: Range<usize>, mask: Option<MaskRows<'_>>, spans: &mut Spans) {
-        spans.len = group.len().div_ceil(S::TILE_ROWS);
+    /// As for [`Self::compute_scores`].
+    unsafe fn find_spans(&self, block: &Block, row_block: Range<usize>, mask: Option<MaskRows<'_>>, spans: &mut Spans) {
+        spans.len = row_block.len().div_ceil(S::TILE_ROWS);
         let whole = Span::new(0, block.len, false);
         let ruled = self.call.visible.uses_position() || self.call.options.mask.is_some() || B::ACTIVE;
         if !ruled || self.outputs.wants_all_keys() {
-            let whole = Span { partial: ruled, ..whole };
+            let whole = Span { needs_mask: ruled, ..whole };
             spans.tiles[..spans.len].fill(whole);
             return;
         }
-        let mut hulls = [Hull::EMPTY; MAX_GROUP];
-        let hulls = &mut hulls[..group.len()];
-        for row in self.rows(group.clone()) {
+        let mut ranges = [KeyRange::EMPTY; MAX_ROW_BLOCK];
+        let ranges = &mut ranges[..row_block.len()];
+        for row in self.rows(row_block.clone()) {
             let keys = self.keys_of(block, row);
             let (from, to) = keys.hull();
-            hulls[row.n] = Hull { from, to, all: keys.prefix == 0 };
+            ranges[row.n] = KeyRange { from, to, all: keys.prefix == 0 };
         }
         if let Some((mask, columns)) = mask {
-            // SAFETY: the mask has the group's rows.
-            unsafe { self.s.kept(columns, mask, hulls) };
+            // SAFETY: the mask has the row block's rows.
+            unsafe { self.s.narrow_by_mask(columns, mask, ranges) };
         }
         if B::ACTIVE {
-            for (row, hull) in self.rows(group).zip(&mut *hulls) {
-                if !hull.is_empty() {
-                    *hull = self.narrow(block, row, *hull);
+            for (row, range) in self.rows(row_block).zip(&mut *ranges) {
+                if !range.is_empty() {
+                    *range = self.narrow(block, row, *range);
                 }
             }
         }
-        for (span, hulls) in spans.tiles.iter_mut().zip(hulls.chunks(S::TILE_ROWS)) {
-            let seen = hulls.iter().filter(|hull| !hull.is_empty());
-            let (lo, hi) = seen.fold((KEY_BLOCK, 0), |(lo, hi), hull| (lo.min(hull.from), hi.max(hull.to)));
-            let alike = hulls.iter().all(|hull| hull.all && (hull.from, hull.to) == (lo, hi));
+        for (span, ranges) in spans.tiles.iter_mut().zip(ranges.chunks(S::TILE_ROWS)) {
+            let seen = ranges.iter().filter(|range| !range.is_empty());
+            let (lo, hi) = seen.fold((KEY_BLOCK, 0), |(lo, hi), range| (lo.min(range.from), hi.max(range.to)));
+            let alike = ranges.iter().all(|range| range.all && (range.from, range.to) == (lo, hi));
             *span = Span::new(lo, hi, !alike);
         }
     }
 
-    /// Drops panels at both ends of a row's hull that the mask function says it does not see.
-    fn narrow(&self, block: &Block, row: Row, hull: Hull) -> Hull {
+    /// Drops panels at both ends of a row's range that the mask function says it does not see.
+    fn narrow(&self, block: &Block, row: Row, range: KeyRange) -> KeyRange {
         let class = |keys: Range<usize>| self.class(block, row, keys);
-        match class(hull.from..hull.to) {
-            BlockClass::All => hull,
-            BlockClass::None => Hull::EMPTY,
+        match class(range.from..range.to) {
+            BlockClass::All => range,
+            BlockClass::None => KeyRange::EMPTY,
             BlockClass::Mixed => {
-                let panel = |at: usize| (at / LANES * LANES).max(hull.from)..((at / LANES + 1) * LANES).min(hull.to);
-                let (mut from, mut to) = (hull.from, hull.to);
+                let panel = |at: usize| (at / LANES * LANES).max(range.from)..((at / LANES + 1) * LANES).min(range.to);
+                let (mut from, mut to) = (range.from, range.to);
                 while from < to && class(panel(from)) == BlockClass::None {
                     from = panel(from).end;
                 }
                 while from < to && class(panel(to - 1)) == BlockClass::None {
                     to = panel(to - 1).start;
                 }
-                Hull { from, to, all: false }
+                KeyRange { from, to, all: false }
             }
         }
     }
@@ -184,7 +184,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         }
     }
 
-    /// The rows of a bias or mask that belong to a group.
+    /// The rows of a bias or mask that belong to a row block.
     ///
     /// # Safety
     /// The view is as large as the call's bias or mask.
@@ -192,10 +192,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
         &self,
         view: &View<'_, T>,
         block: &Block,
-        group: Range<usize>,
-    ) -> [Columns<T>; MAX_GROUP] {
-        let mut columns = [Columns::NONE; MAX_GROUP];
-        for row in self.rows(group) {
+        row_block: Range<usize>,
+    ) -> [Columns<T>; MAX_ROW_BLOCK] {
+        let mut columns = [Columns::NONE; MAX_ROW_BLOCK];
+        for row in self.rows(row_block) {
             // SAFETY: the caller's promise.
             columns[row.n] = unsafe { self.columns(view, block, row) };
         }
@@ -203,18 +203,18 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     }
 
     /// ALiBi and the caller's score function.
-    fn shift(&self, block: &Block, group: Range<usize>, spans: &[Span], scores: &mut [f32]) {
-        let rows = group.len();
+    fn add_positional_terms(&self, block: &Block, row_block: Range<usize>, spans: &[Span], scores: &mut [f32]) {
+        let rows = row_block.len();
         if let Some(slopes) = self.call.options.alibi {
-            let mut lines = [(0.0, 0.0); MAX_GROUP];
-            for row in self.rows(group.clone()) {
+            let mut lines = [(0.0, 0.0); MAX_ROW_BLOCK];
+            for row in self.rows(row_block.clone()) {
                 let position = self.seq.offset.saturating_add_unsigned(row.i).saturating_sub_unsigned(block.first);
                 lines[row.n] = (slopes[row.head], position as f32);
             }
-            self.s.alibi(Group { scores, spans, rows }, &lines);
+            self.s.alibi(ScoreBlock { scores, spans, rows }, &lines);
         }
         if A::ACTIVE {
-            for row in self.rows(group) {
+            for row in self.rows(row_block) {
                 let keys = spans[row.n / S::TILE_ROWS].keys();
                 let scores = &mut scores[row.n * SCORE_STRIDE..][keys.clone()];
                 let first = block.first + keys.start;
@@ -235,32 +235,32 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
     /// Sets the scores of keys that a row does not see, and of the padding behind the last key, to −∞.
     ///
     /// # Safety
-    /// As for [`Self::prepare`].
-    unsafe fn hide(
+    /// As for [`Self::compute_scores`].
+    unsafe fn apply_mask(
         &self,
         block: &Block,
-        group: Range<usize>,
+        row_block: Range<usize>,
         (spans, mask): (&[Span], Option<MaskRows<'_>>),
         scores: &mut [f32],
     ) {
-        let rows = group.len();
+        let rows = row_block.len();
         if let Some((mask, columns)) = mask {
             let mut mixed = Spans { len: spans.len(), ..Spans::NONE };
-            for (to, &span) in mixed.tiles.iter_mut().zip(spans).filter(|(_, span)| span.partial) {
+            for (to, &span) in mixed.tiles.iter_mut().zip(spans).filter(|(_, span)| span.needs_mask) {
                 *to = span;
             }
             // SAFETY: the columns of every row in a span are readable.
-            unsafe { self.s.mask(Group { scores, spans: &mixed, rows }, columns, mask) };
+            unsafe { self.s.mask(ScoreBlock { scores, spans: &mixed, rows }, columns, mask) };
         }
         if spans.iter().any(|span| !span.keys().end.is_multiple_of(LANES)) {
-            self.s.hide_ends(Group { scores, spans, rows });
+            self.s.mask_padding(ScoreBlock { scores, spans, rows });
         }
-        if !spans.iter().any(|span| span.partial) {
+        if !spans.iter().any(|span| span.needs_mask) {
             return;
         }
-        for row in self.rows(group) {
+        for row in self.rows(row_block) {
             let span = spans[row.n / S::TILE_ROWS];
-            if !span.partial || span.is_empty() {
+            if !span.needs_mask || span.is_empty() {
                 continue;
             }
             let (lo, hi) = (span.keys().start, span.keys().end);
@@ -272,13 +272,13 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
             }
             scores[keys.end.clamp(start, hi)..hi].fill(f32::NEG_INFINITY);
             if B::ACTIVE {
-                self.hide_by_function(block, row, lo..hi, scores);
+                self.apply_mask_function(block, row, lo..hi, scores);
             }
         }
     }
 
     /// Asks the mask function, panel by panel, and key by key where it cannot say.
-    fn hide_by_function(&self, block: &Block, row: Row, keys: Range<usize>, scores: &mut [f32]) {
+    fn apply_mask_function(&self, block: &Block, row: Row, keys: Range<usize>, scores: &mut [f32]) {
         for first in keys.clone().step_by(LANES) {
             let panel = first..keys.end.min(first + LANES);
             match self.class(block, row, panel.clone()) {

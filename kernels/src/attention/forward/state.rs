@@ -1,6 +1,6 @@
 //! The running state of a task's rows: cleared, and exchanged with the caller's where keys come in several calls.
 
-use crate::attention::forward::task::Fused;
+use crate::attention::forward::task::AttentionTask;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Regions;
@@ -9,13 +9,13 @@ use core::ops::Range;
 
 /// Which way a state goes.
 #[derive(Clone, Copy)]
-pub(crate) enum Exchange {
+pub(crate) enum StateTransfer {
     Load,
     Save,
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, C>> {
-    /// Nothing gathered yet.
+impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+    /// Nothing accumulated yet.
     pub(crate) fn clear(&self, regions: &mut Regions<'_>) {
         self.clear_state(regions);
         self.clear_outputs(0..self.task.rows.len(), regions);
@@ -31,26 +31,26 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
 
     /// Outputs of nothing, for some rows.
     pub(crate) fn clear_outputs(&self, rows: Range<usize>, regions: &mut Regions<'_>) {
-        let width = self.geometry.width();
+        let width = self.tiling.width();
         regions.out[rows.start * width..rows.end * width].fill(0.0);
     }
 
-    /// Fetches what earlier calls gathered for the task's rows, or puts it back.
+    /// Fetches what earlier calls accumulated for the task's rows, or puts it back.
     ///
     /// # Safety
     /// As for [`Self::run`].
-    pub(crate) unsafe fn exchange(&self, regions: &mut Regions<'_>, way: Exchange) {
+    pub(crate) unsafe fn transfer_state(&self, regions: &mut Regions<'_>, way: StateTransfer) {
         let Some(state) = &self.outputs.state else { return };
         let swap = |there: *mut f32, here: &mut f32| {
             // SAFETY: an element of the state that is this task's alone.
             unsafe {
                 match way {
-                    Exchange::Load => *here = *there,
-                    Exchange::Save => *there = *here,
+                    StateTransfer::Load => *here = *there,
+                    StateTransfer::Save => *there = *here,
                 }
             }
         };
-        let width = self.geometry.width();
+        let width = self.tiling.width();
         for row in self.rows(0..self.task.rows.len()) {
             let (b, h, i) = (self.seq.batch, row.head, self.seq.first_row + row.i);
             // SAFETY: the row is inside the state.
@@ -58,7 +58,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'_, '_, S, Mods<A, B, 
                 swap(state.max.row(b, h, i).0, &mut regions.max[row.n]);
                 swap(state.sum.row(b, h, i).0, &mut regions.sum[row.n]);
                 let (out, element) = state.out.row(b, h, i);
-                for c in 0..self.geometry.value_dim {
+                for c in 0..self.tiling.value_dim {
                     swap(out.offset(c as isize * element), &mut regions.out[row.n * width + c]);
                 }
             }

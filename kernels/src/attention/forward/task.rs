@@ -4,20 +4,20 @@ use crate::attention::call::{Call, Sequence, Task};
 use crate::attention::mods::{MaskMod, Mods, Position, ProbMod, ScoreMod};
 use crate::attention::outputs::Shared;
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::tiling::Geometry;
+use crate::attention::tiling::Tiling;
 use core::ops::Range;
 
 /// One task, and all it needs to know.
-pub(crate) struct Fused<'t, 'a, S, M> {
+pub(crate) struct AttentionTask<'t, 'a, S, M> {
     pub(crate) s: S,
     pub(crate) mods: &'t M,
     pub(crate) call: &'t Call<'a>,
     pub(crate) outputs: &'t Shared<'a>,
-    pub(crate) geometry: &'t Geometry,
+    pub(crate) tiling: &'t Tiling,
     pub(crate) task: Task,
     pub(crate) seq: Sequence,
     /// Query heads that share a key/value head.
-    sharing: usize,
+    group_size: usize,
     /// What will probably be computed after it.
     pub(crate) next: Next,
 }
@@ -31,10 +31,10 @@ pub(crate) enum Next {
     /// Probably this.
     Task(Task),
     /// This is a unit: where what it gathers goes, and its bytes; and the next of its run, if any, its task and first key.
-    Unit { gathered: (*const u8, usize), next: Option<(Task, usize)> },
+    Unit { accumulated: (*const u8, usize), next: Option<(Task, usize)> },
 }
 
-/// A query row: its number in the group, its head, its row in the sequence.
+/// A query row: its number in the row block, its head, its row in the sequence.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) n: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Row {
     pub(crate) i: usize,
 }
 
-impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mods<A, B, C>> {
+impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a, S, Mods<A, B, C>> {
     // Here, and where a step's operands change type: inlined, or all of it is copied. A few per cent of a tiny call.
     #[inline(always)]
     pub(crate) fn new(
@@ -51,10 +51,10 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         call: &'t Call<'a>,
         outputs: &'t Shared<'a>,
         task: Task,
-        geometry: &'t Geometry,
+        tiling: &'t Tiling,
     ) -> Self {
-        let (seq, sharing) = (call.sequence(task.index), call.sharing());
-        Self { s, mods, call, outputs, geometry, task, seq, sharing, next: Next::Nothing }
+        let (seq, group_size) = (call.sequence(task.index), call.group_size());
+        Self { s, mods, call, outputs, tiling, task, seq, group_size, next: Next::Nothing }
     }
 
     /// With a guess at what comes next: its memory is asked for while this one is computed.
@@ -63,28 +63,28 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
         Self { next, ..self }
     }
 
-    /// The groups of the task, as ranges of its rows.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<S, A, B, C> {
-        let (rows, step) = (self.task.rows.len(), self.geometry.group_rows);
+    /// The row blocks of the task, as ranges of its rows.
+    pub(crate) fn row_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<S, A, B, C> {
+        let (rows, step) = (self.task.rows.len(), self.tiling.row_block_rows);
         (0..rows).step_by(step).map(move |first| first..rows.min(first + step))
     }
 
-    /// The rows of a group.
-    pub(crate) fn rows(&self, group: Range<usize>) -> impl Iterator<Item = Row> + use<S, A, B, C> {
-        self.stretches(group)
+    /// The rows of a row block.
+    pub(crate) fn rows(&self, row_block: Range<usize>) -> impl Iterator<Item = Row> + use<S, A, B, C> {
+        self.stretches(row_block)
             .flat_map(|(Row { n, head, i }, len)| (0..len).map(move |k| Row { n: n + k, head, i: i + k }))
     }
 
     /// The same by heads: the first row of each, and how many there are of it.
-    pub(crate) fn stretches(&self, group: Range<usize>) -> impl Iterator<Item = (Row, usize)> + use<S, A, B, C> {
+    pub(crate) fn stretches(&self, row_block: Range<usize>) -> impl Iterator<Item = (Row, usize)> + use<S, A, B, C> {
         // A division only if the first row is none of the first head's.
-        let first = self.task.rows.start + group.start;
+        let first = self.task.rows.start + row_block.start;
         let q_len = self.seq.q_len;
         let (skipped, i) = if first < q_len { (0, first) } else { (first / q_len, first % q_len) };
-        let mut next = Row { n: 0, head: self.task.kv_head * self.sharing + skipped, i };
+        let mut next = Row { n: 0, head: self.task.kv_head * self.group_size + skipped, i };
         core::iter::from_fn(move || {
             let row = next;
-            let len = (q_len - row.i).min(group.len() - row.n);
+            let len = (q_len - row.i).min(row_block.len() - row.n);
             next = Row { n: row.n + len, head: row.head + 1, i: 0 };
             (len > 0).then_some((row, len))
         })
@@ -102,6 +102,6 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> Fused<'t, 'a, S, Mod
 
     /// Whether keys, and whether values, are multiplied in pairs.
     pub(crate) fn native(&self) -> [bool; 2] {
-        self.call.native(|| self.s.has_pairs())
+        self.call.native(|| self.s.has_bf16_dot())
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::attention::steps::pv::{Values, values};
 use crate::attention::steps::qk::{Scores, scores};
-use crate::attention::steps::score_passes::Group;
+use crate::attention::steps::score_passes::ScoreBlock;
 use crate::matmul::dot_tile::{APART, BESIDE, PairColumns};
 use crate::matmul::value_operand::RowPairs;
-use crate::simd::{LANES, Pairs, PairsWork};
+use crate::simd::{Bf16Dot, Bf16DotWork, LANES};
 
 /// Packed keys.
 #[derive(Clone, Copy)]
@@ -17,10 +17,10 @@ pub(crate) enum PairPanels {
 }
 
 /// Asks for what [`scores`] asks for, with queries in pairs.
-impl PairsWork for Scores<'_, PairPanels> {
+impl Bf16DotWork for Scores<'_, PairPanels> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Pairs>(mut self, s: S) {
+    unsafe fn run<S: Bf16Dot>(mut self, s: S) {
         // SAFETY: passed on.
         unsafe {
             match self.keys {
@@ -32,25 +32,25 @@ impl PairsWork for Scores<'_, PairPanels> {
 }
 
 /// Asks for what [`values`] asks for, with rounded weights.
-impl PairsWork for Values<'_, RowPairs> {
+impl Bf16DotWork for Values<'_, RowPairs> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Pairs>(self, s: S) {
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
         // SAFETY: passed on.
         unsafe { values(s, self) }
     }
 }
 
 /// Weights to be rounded where they are: the pair of keys 2i and 2i + 1 goes where the weight of key i was.
-pub(crate) struct Round<'a>(pub(crate) Group<'a>);
+pub(crate) struct Round<'a>(pub(crate) ScoreBlock<'a>);
 
 /// Asks for nothing.
-impl PairsWork for Round<'_> {
+impl Bf16DotWork for Round<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Pairs>(self, s: S) {
-        let mut group = self.0;
-        group.for_each_row(
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
+        let mut row_block = self.0;
+        row_block.for_each_row(
             s,
             #[inline(always)]
             |_, panels, weights| {
@@ -59,7 +59,7 @@ impl PairsWork for Round<'_> {
                     // no key of the span.
                     unsafe {
                         let v = s.load(weights.add(panel * LANES));
-                        s.store_pairs(weights.add(panel * LANES / 2).cast(), v);
+                        s.store_bf16x2(weights.add(panel * LANES / 2).cast(), v);
                     }
                 }
             },

@@ -10,52 +10,52 @@ use crate::attention::steps::epilogue::{self, Finish};
 use crate::attention::steps::pv::{self, Values};
 use crate::attention::steps::qk::{self, Scores};
 use crate::attention::steps::qk_int8;
-use crate::attention::steps::score_passes::{self, Columns, Group};
+use crate::attention::steps::score_passes::{self, Columns, ScoreBlock};
 use crate::attention::steps::softmax;
-use crate::attention::steps::span::{Hull, Span};
+use crate::attention::steps::span::{KeyRange, Span};
 use crate::matmul::pack_steps::PackSteps;
 use crate::matmul::value_operand::RowPairs;
 use crate::simd::Simd;
 use crate::tensor::any::{AnyRowsMut, Typed};
 use crate::tensor::rows::Rows;
 
-/// What the fused loop is made of. A call covers a group of rows times a key block.
+/// What the fused loop is made of. A call covers a row block of rows times a key block.
 pub(crate) trait Steps: PackSteps {
     /// # Safety
     /// As for [`qk::scores`].
     unsafe fn scores(self, a: Scores<'_>);
     /// `c·tanh(score / c)`.
-    fn softcap(self, group: Group<'_>, cap: f32);
+    fn softcap(self, row_block: ScoreBlock<'_>, cap: f32);
     /// # Safety
     /// As for [`score_passes::bias`].
-    unsafe fn bias(self, group: Group<'_>, rows: &[Columns<f32>]);
+    unsafe fn bias(self, row_block: ScoreBlock<'_>, rows: &[Columns<f32>]);
     /// Adds −slope·|p − j|.
-    fn alibi(self, group: Group<'_>, rows: &[(f32, f32)]);
+    fn alibi(self, row_block: ScoreBlock<'_>, rows: &[(f32, f32)]);
     /// # Safety
     /// As for [`score_passes::mask`].
-    unsafe fn mask(self, group: Group<'_>, rows: &[Columns<u8>], polarity: Mask<'_>);
-    /// As [`score_passes::hide_ends`].
-    fn hide_ends(self, group: Group<'_>);
+    unsafe fn mask(self, row_block: ScoreBlock<'_>, rows: &[Columns<u8>], polarity: Mask<'_>);
+    /// As [`score_passes::mask_padding`].
+    fn mask_padding(self, row_block: ScoreBlock<'_>);
     /// # Safety
-    /// As for [`score_passes::kept`].
-    unsafe fn kept(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [Hull]);
+    /// As for [`score_passes::narrow_by_mask`].
+    unsafe fn narrow_by_mask(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [KeyRange]);
     /// Scores to finished weights.
-    fn weights(self, group: Group<'_>, rows: &[(f32, f32)]);
+    fn weights(self, row_block: ScoreBlock<'_>, rows: &[(f32, f32)]);
     /// Weights into the sum of each key.
-    fn add_up(self, group: Group<'_>, mass: &mut [f32]);
+    fn add_weight_sums(self, row_block: ScoreBlock<'_>, mass: &mut [f32]);
     /// Scores to weights, and the block into the rows' running maximum and sum.
     fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>);
-    /// Rows gathered over later keys into rows gathered over earlier ones.
-    fn fold(self, state: softmax::Rows<'_>, out: &mut [f32], later: &[f32], dim: usize);
-    /// The same for outputs gathered with care, by factors that are known.
-    fn fold_marked(self, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize);
+    /// Rows accumulated over later keys into rows accumulated over earlier ones.
+    fn merge(self, state: softmax::Rows<'_>, out: &mut [f32], later: &[f32], dim: usize);
+    /// The same for outputs accumulated with care, by factors that are known.
+    fn merge_marked(self, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize);
     /// # Safety
     /// As for [`pv::values`].
     unsafe fn values(self, a: Values<'_>);
     /// Scores of rows of bytes.
     fn scores_int8(self, a: qk_int8::Scores<'_>);
     /// Each key's weights by its factor.
-    fn scale_columns(self, group: Group<'_>, factors: &[f32]);
+    fn scale_columns(self, row_block: ScoreBlock<'_>, factors: &[f32]);
     /// # Safety
     /// As for [`pv::values`].
     unsafe fn values_int8(self, a: Values<'_, Rows<i8>>);
@@ -63,7 +63,7 @@ pub(crate) trait Steps: PackSteps {
     /// As for [`qk::scores`], with queries of pairs.
     unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>);
     /// Weights to pairs: see [`Round`].
-    fn round_weights(self, group: Group<'_>);
+    fn round_weights(self, row_block: ScoreBlock<'_>);
     /// # Safety
     /// As for [`pv::values`], with rounded weights.
     unsafe fn values_pairs(self, a: Values<'_, RowPairs>);
@@ -83,62 +83,62 @@ macro_rules! steps {
                 )
             }
 
-            fn softcap(self, group: Group<'_>, cap: f32) {
+            fn softcap(self, row_block: ScoreBlock<'_>, cap: f32) {
                 self.vectorize(
                     #[inline(always)]
-                    || score_passes::softcap(self, group, cap),
+                    || score_passes::softcap(self, row_block, cap),
                 )
             }
 
-            unsafe fn bias(self, group: Group<'_>, rows: &[Columns<f32>]) {
+            unsafe fn bias(self, row_block: ScoreBlock<'_>, rows: &[Columns<f32>]) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
-                    || unsafe { score_passes::bias(self, group, rows) },
+                    || unsafe { score_passes::bias(self, row_block, rows) },
                 )
             }
 
-            fn hide_ends(self, group: Group<'_>) {
+            fn mask_padding(self, row_block: ScoreBlock<'_>) {
                 self.vectorize(
                     #[inline(always)]
-                    || score_passes::hide_ends(self, group),
+                    || score_passes::mask_padding(self, row_block),
                 )
             }
 
-            fn alibi(self, group: Group<'_>, rows: &[(f32, f32)]) {
+            fn alibi(self, row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {
                 self.vectorize(
                     #[inline(always)]
-                    || score_passes::alibi(self, group, rows),
+                    || score_passes::alibi(self, row_block, rows),
                 )
             }
 
-            unsafe fn mask(self, group: Group<'_>, rows: &[Columns<u8>], polarity: Mask<'_>) {
-                self.vectorize(
-                    #[inline(always)]
-                    // SAFETY: the caller's promise.
-                    || unsafe { score_passes::mask(self, group, rows, polarity) },
-                )
-            }
-
-            unsafe fn kept(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [Hull]) {
+            unsafe fn mask(self, row_block: ScoreBlock<'_>, rows: &[Columns<u8>], polarity: Mask<'_>) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller's promise.
-                    || unsafe { score_passes::kept(rows, polarity, hulls) },
+                    || unsafe { score_passes::mask(self, row_block, rows, polarity) },
                 )
             }
 
-            fn weights(self, group: Group<'_>, rows: &[(f32, f32)]) {
+            unsafe fn narrow_by_mask(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [KeyRange]) {
                 self.vectorize(
                     #[inline(always)]
-                    || score_passes::weights(self, group, rows),
+                    // SAFETY: the caller's promise.
+                    || unsafe { score_passes::narrow_by_mask(rows, polarity, hulls) },
                 )
             }
 
-            fn add_up(self, group: Group<'_>, mass: &mut [f32]) {
+            fn weights(self, row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {
                 self.vectorize(
                     #[inline(always)]
-                    || score_passes::add_up(self, group, mass),
+                    || score_passes::weights(self, row_block, rows),
+                )
+            }
+
+            fn add_weight_sums(self, row_block: ScoreBlock<'_>, mass: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || score_passes::add_weight_sums(self, row_block, mass),
                 )
             }
 
@@ -150,17 +150,17 @@ macro_rules! steps {
                 )
             }
 
-            fn fold(self, state: softmax::Rows<'_>, out: &mut [f32], later: &[f32], dim: usize) {
+            fn merge(self, state: softmax::Rows<'_>, out: &mut [f32], later: &[f32], dim: usize) {
                 self.vectorize(
                     #[inline(always)]
-                    || softmax::fold(self, state, out, later, dim),
+                    || softmax::merge(self, state, out, later, dim),
                 )
             }
 
-            fn fold_marked(self, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize) {
+            fn merge_marked(self, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize) {
                 self.vectorize(
                     #[inline(always)]
-                    || softmax::fold_marked(self, factors, out, later, dim),
+                    || softmax::merge_marked(self, factors, out, later, dim),
                 )
             }
 
@@ -173,13 +173,13 @@ macro_rules! steps {
             }
 
             fn scores_int8(self, a: qk_int8::Scores<'_>) {
-                self.with_dot4(a)
+                self.with_int8_dot(a)
             }
 
-            fn scale_columns(self, group: Group<'_>, factors: &[f32]) {
+            fn scale_columns(self, row_block: ScoreBlock<'_>, factors: &[f32]) {
                 self.vectorize(
                     #[inline(always)]
-                    || score_passes::scale_columns(self, group, factors),
+                    || score_passes::scale_columns(self, row_block, factors),
                 )
             }
 
@@ -193,17 +193,17 @@ macro_rules! steps {
 
             unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>) {
                 // SAFETY: the caller's promise.
-                unsafe { self.with_pairs(a) }
+                unsafe { self.with_bf16_dot(a) }
             }
 
-            fn round_weights(self, group: Group<'_>) {
+            fn round_weights(self, row_block: ScoreBlock<'_>) {
                 // SAFETY: it asks for nothing.
-                unsafe { self.with_pairs(Round(group)) }
+                unsafe { self.with_bf16_dot(Round(row_block)) }
             }
 
             unsafe fn values_pairs(self, a: Values<'_, RowPairs>) {
                 // SAFETY: the caller's promise.
-                unsafe { self.with_pairs(a) }
+                unsafe { self.with_bf16_dot(a) }
             }
 
             unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool {

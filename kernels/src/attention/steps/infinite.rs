@@ -7,7 +7,7 @@
 
 use crate::simd::{LANES, Simd, quiet};
 
-/// Marks of ∞, with the sign bit of −∞, and of NaN. Other NaNs of outputs that are gathered with care come from sums that
+/// Marks of ∞, with the sign bit of −∞, and of NaN. Other NaNs of outputs that are accumulated with care come from sums that
 /// overflow, and have no such payload.
 const INFINITY: u32 = 0x7fc0_0001;
 const NOT_A_NUMBER: u32 = 0x7fc0_0002;
@@ -47,10 +47,10 @@ pub(crate) fn infinities<S: Simd>(s: S, x: S::V) -> S::V {
     unsafe { s.load(lanes.as_ptr()) }
 }
 
-/// `out · keep + later · factor` where either may be marked; `sum` is that in plain arithmetic.
-pub(crate) fn merge([keep, factor]: [f32; 2], out: f32, later: f32, sum: f32) -> f32 {
+/// `out · rescale_prev + later · factor` where either may be marked; `sum` is that in plain arithmetic.
+pub(crate) fn merge([rescale_prev, factor]: [f32; 2], out: f32, later: f32, sum: f32) -> f32 {
     // A factor of 0 makes NaN of ∞, as it does of any.
-    match [marked(out).map(|x| x * keep), marked(later).map(|x| x * factor)] {
+    match [marked(out).map(|x| x * rescale_prev), marked(later).map(|x| x * factor)] {
         [None, None] => quiet(sum),
         [Some(x), None] | [None, Some(x)] => mark(x),
         [Some(x), Some(y)] => mark(x + y),

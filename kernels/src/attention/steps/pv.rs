@@ -1,10 +1,10 @@
 //! AV: the weighted sum of a block's values, folded into the rows' running output.
 //!
 //! An output column is one chain of FMAs over the block's keys, or pairs of keys, in order; the block's sum then joins the
-//! running output with two factors, `o ← o·keep + sum·join`, once per block. Keys hidden from a row have weight exactly 0 and
+//! running output with two factors, `o ← o·rescale_prev + sum·rescale_block`, once per block. Keys hidden from a row have weight exactly 0 and
 //! add exactly nothing, so it does not matter how many of them a tile runs over.
 //!
-//! Rows that end with the block are not gathered but written, normalised, by the tile that has their sums.
+//! Rows that end with the block are not accumulated but written, normalised, by the tile that has their sums.
 //!
 //! Few rows take wide values a run of keys at a time. Between runs their chains wait in the running outputs, where nothing else
 //! is yet.
@@ -12,10 +12,10 @@
 use crate::attention::steps::epilogue::{ColumnEnds, if_finite, normalised};
 use crate::attention::steps::span::{SCORE_STRIDE, Span};
 use crate::matmul::dot_tile::{FAR, FEW_ROWS, asks};
-use crate::matmul::operands::Operands;
-use crate::matmul::prefetch::{Ahead, Trail};
+use crate::matmul::operands::MulAdd;
+use crate::matmul::prefetch::{PrefetchQueue, PrefetchStream};
 use crate::matmul::prefetch::{READING_ROWS, asks_ahead};
-use crate::matmul::value_operand::Terms;
+use crate::matmul::value_operand::ValueOperand;
 use crate::simd::{LANES, Level, Simd};
 use crate::tensor::any::AnyRows;
 use crate::tensor::rows::KEY_BLOCK;
@@ -33,9 +33,9 @@ pub(crate) struct Values<'a, R = AnyRows> {
     pub(crate) spans: &'a [Span],
     pub(crate) rows: usize,
     /// Per row: factor of the running output, and of this block's sum.
-    pub(crate) keep: &'a [f32],
-    pub(crate) join: &'a [f32],
-    /// Nothing was gathered before, and the running outputs are not read: every tile of rows sees something of this block.
+    pub(crate) rescale_prev: &'a [f32],
+    pub(crate) rescale_block: &'a [f32],
+    /// Nothing was accumulated before, and the running outputs are not read: every tile of rows sees something of this block.
     pub(crate) fresh: bool,
     /// Running outputs from the run's first column on, rows `out_stride` apart.
     pub(crate) out: &'a mut [f32],
@@ -43,7 +43,7 @@ pub(crate) struct Values<'a, R = AnyRows> {
     /// If all rows end with this block: how, and where they go, in place of the running outputs.
     pub(crate) ends: Option<ColumnEnds<'a>>,
     /// What comes later.
-    pub(crate) ahead: &'a mut Ahead,
+    pub(crate) prefetch: &'a mut PrefetchQueue,
 }
 
 impl<R> Values<'_, R> {
@@ -51,9 +51,33 @@ impl<R> Values<'_, R> {
     #[inline(always)]
     pub(crate) fn of<T>(&mut self, values: T) -> Values<'_, T> {
         let Values {
-            weights, vecs, spans, rows, keep, join, fresh, ref mut out, out_stride, ends, ref mut ahead, ..
+            weights,
+            vecs,
+            spans,
+            rows,
+            rescale_prev,
+            rescale_block,
+            fresh,
+            ref mut out,
+            out_stride,
+            ends,
+            ref mut prefetch,
+            ..
         } = *self;
-        Values { weights, values, vecs, spans, rows, keep, join, fresh, out, out_stride, ends, ahead }
+        Values {
+            weights,
+            values,
+            vecs,
+            spans,
+            rows,
+            rescale_prev,
+            rescale_block,
+            fresh,
+            out,
+            out_stride,
+            ends,
+            prefetch,
+        }
     }
 }
 
@@ -66,9 +90,11 @@ const _: () = assert!(KEY_BLOCK.is_multiple_of(RUN) && RUN.is_multiple_of(LANES)
 /// For every key of every span, `16 · vecs` contiguous elements of its row of values are readable. If rows end, each pointer to one
 /// is good for writing its columns, and nobody else's.
 #[inline(always)]
-pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
+pub(crate) unsafe fn values<S: Simd, R: ValueOperand<S>>(s: S, a: Values<'_, R>) {
     assert!(a.spans.len() == a.rows.div_ceil(S::TILE_ROWS));
-    assert!(a.weights.len() >= a.rows * SCORE_STRIDE && a.keep.len() >= a.rows && a.join.len() >= a.rows);
+    assert!(
+        a.weights.len() >= a.rows * SCORE_STRIDE && a.rescale_prev.len() >= a.rows && a.rescale_block.len() >= a.rows
+    );
     assert!(a.ends.is_none_or(|ends| {
         R::ENDS
             && S::ENDS_ROWS
@@ -79,7 +105,7 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
     debug_assert!(!a.fresh || !a.spans.iter().any(|span| span.is_empty()));
     let in_runs = a.rows <= READING_ROWS && S::TILE_VECS > 1 && a.vecs > S::TILE_VECS && a.fresh;
     let run = if in_runs { RUN } else { KEY_BLOCK };
-    // How many terms ahead a few rows ask: so many take [`FAR`] bytes, if all columns are here; whole runs.
+    // How many terms prefetch a few rows ask: so many take [`FAR`] bytes, if all columns are here; whole runs.
     let row_bytes = a.vecs.max(1) * LANES * R::BYTES;
     let far = FAR / row_bytes;
     let far = if in_runs { far.next_multiple_of(RUN / R::KEYS) } else { far };
@@ -102,8 +128,8 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                 // above put weights, factors and outputs inside their slices; the caller vouches for the values.
                 unsafe {
                     let fold = Fold {
-                        keep: a.keep.as_ptr().add(row),
-                        join: a.join.as_ptr().add(row),
+                        rescale_prev: a.rescale_prev.as_ptr().add(row),
+                        rescale_block: a.rescale_block.as_ptr().add(row),
                         out: a.out.as_mut_ptr().add(row * a.out_stride + vec * LANES),
                         out_stride: a.out_stride,
                         fresh: a.fresh,
@@ -119,12 +145,12 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
                     let values = a.values.columns_from(vec * LANES);
                     let far = asks_ahead::<S>(row, rows, a.rows).then_some(far);
                     let next = if in_order { far.and_then(|far| part.later(a.values, far, vec)) } else { None };
-                    a.ahead.beside(
+                    a.prefetch.beside(
                         s,
                         if asks::<S>(rows, vecs) { part.terms.len() } else { 0 },
                         #[inline(always)]
-                        |trail| {
-                            let asking = Asking { far, next, trail };
+                        |stream| {
+                            let asking = Asking { far, next, stream };
                             by_tile_shape!(S, rows, vecs, |MR, NV| tile::<S, R, MR, NV>(
                                 s,
                                 w,
@@ -144,8 +170,8 @@ pub(crate) unsafe fn values<S: Simd, R: Terms<S>>(s: S, a: Values<'_, R>) {
 /// Where a tile's sums go: the running outputs of its rows, and their factors.
 #[derive(Clone, Copy)]
 struct Fold {
-    keep: *const f32,
-    join: *const f32,
+    rescale_prev: *const f32,
+    rescale_block: *const f32,
     out: *mut f32,
     out_stride: usize,
     fresh: bool,
@@ -165,12 +191,12 @@ struct TileEnds {
 /// What a tile asks for while it computes.
 #[derive(Clone, Copy)]
 struct Asking<At> {
-    /// A few rows: values, so many terms ahead.
+    /// A few rows: values, so many terms prefetch.
     far: Option<usize>,
     /// In place of that: what lies from here on.
     next: Option<At>,
     /// A tile that [`asks`]: what comes later, a line with each term.
-    trail: Trail,
+    stream: PrefetchStream,
 }
 
 /// The terms of a span that a tile takes at a time.
@@ -185,7 +211,7 @@ struct Part {
 impl Part {
     /// Those of some keys. Spans and runs start at a panel, so with a whole term.
     #[inline(always)]
-    fn new<S: Simd, R: Terms<S>>(span: Span, keys: Range<usize>) -> Self {
+    fn new<S: Simd, R: ValueOperand<S>>(span: Span, keys: Range<usize>) -> Self {
         let (start, end) = (span.keys().start / R::KEYS, span.keys().end.div_ceil(R::KEYS));
         let terms = start.max(keys.start / R::KEYS)..end.min(keys.end / R::KEYS);
         Self { first: terms.start == start, terms, all: end }
@@ -197,7 +223,7 @@ impl Part {
     /// # Safety
     /// The values have the span's terms.
     #[inline(always)]
-    unsafe fn later<S: Simd, R: Terms<S>>(&self, values: R, far: usize, vec: usize) -> Option<R::At> {
+    unsafe fn later<S: Simd, R: ValueOperand<S>>(&self, values: R, far: usize, vec: usize) -> Option<R::At> {
         // SAFETY: the caller's promise.
         let (at, evenly) = unsafe { values.later(self.terms.start + far, self.all)? };
         (evenly >= self.terms.len()).then(|| R::offset(at, (self.terms.len() * vec * LANES * R::BYTES) as isize))
@@ -210,10 +236,10 @@ impl Part {
 /// For `MR` rows: weights up to the part's end, two factors, and `16 · NV` outputs, where the part before, if any, left its sums;
 /// values, and where rows end, as for [`values`].
 #[inline(always)]
-unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
+unsafe fn tile<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: usize>(
     s: S,
     weights: *const f32,
-    (values, Asking { far, mut next, mut trail }): (R, Asking<R::At>),
+    (values, Asking { far, mut next, mut stream }): (R, Asking<R::At>),
     Part { terms: Range { start: mut term, end }, all, first }: Part,
     fold: Fold,
 ) {
@@ -244,7 +270,7 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
             }
         };
         // Rows of pages are many short stretches, which the second-level cache is better at.
-        let near = MR <= FEW_ROWS && s.is_roomy() && evenly >= KEY_BLOCK;
+        let near = MR <= FEW_ROWS && s.has_large_l1() && evenly >= KEY_BLOCK;
         let level = if near { Level::First } else { Level::Second };
         // The loop looks nothing up: see `pack::Even`.
         let stop = end.min(term.saturating_add(evenly.min(then_evenly)));
@@ -256,7 +282,7 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
                 *later = R::offset(*later, then_step);
             }
             if const { asks::<S>(MR, NV) } {
-                trail.ask(s);
+                stream.ask(s);
             }
             let mut value = [R::By::zero(s); NV];
             for (n, value) in value.iter_mut().enumerate() {
@@ -287,10 +313,11 @@ unsafe fn tile<S: Simd, R: Terms<S>, const MR: usize, const NV: usize>(
     for (r, sum) in sum.iter_mut().enumerate() {
         // SAFETY: row `r < MR` has two factors and `16 · NV` outputs.
         unsafe {
-            let (keep, join) = (s.splat(*fold.keep.add(r)), s.splat(*fold.join.add(r)));
+            let (rescale_prev, rescale_block) =
+                (s.splat(*fold.rescale_prev.add(r)), s.splat(*fold.rescale_block.add(r)));
             for (n, sum) in sum.iter_mut().enumerate() {
-                let before = if fold.fresh { s.splat(0.0) } else { s.mul(s.load(out(r, n)), keep) };
-                *sum = s.fma(*sum, join, before);
+                let before = if fold.fresh { s.splat(0.0) } else { s.mul(s.load(out(r, n)), rescale_prev) };
+                *sum = s.fma(*sum, rescale_block, before);
             }
         }
     }
@@ -326,7 +353,7 @@ unsafe fn end_rows<S: Simd, const MR: usize, const NV: usize>(s: S, rows: &mut [
     }
     // SAFETY: sixteen floats.
     unsafe { s.store(ends.finite, s.add(s.load(ends.finite), finite)) };
-    // Looked at once: in the loop it would keep that from being unrolled, and the rows out of registers.
+    // Looked at once: in the loop it would rescale_prev that from being unrolled, and the rows out of registers.
     if ends.first + NV * LANES <= ends.past {
         for (r, row) in rows.iter().enumerate() {
             for (n, &x) in row.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! QKᵀ: the scores of a group of rows against a block of packed keys, made of the register tiles of `dots.rs`.
+//! QKᵀ: the scores of a group of rows against a block of packed keys, made of the register tiles of `dot_tile.rs`.
 //!
 //! Panels outside, rows inside: a tile's 16 to 64 keys stay in the first-level cache while the rows pass by.
 
@@ -7,8 +7,8 @@ mod tests;
 
 use crate::attention::steps::score_passes::Columns;
 use crate::attention::steps::span::{SCORE_STRIDE, Span};
-use crate::matmul::dot_tile::{self, Factor, Later, Tile};
-use crate::matmul::prefetch::{Ahead, Trail};
+use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
+use crate::matmul::prefetch::{PrefetchQueue, PrefetchStream};
 use crate::matmul::prefetch::{READING_ROWS, asks_ahead};
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::AnyPanels;
@@ -35,7 +35,7 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
     /// element of a panel.
     pub(crate) later: Option<(*const u8, usize)>,
     /// What comes later.
-    pub(crate) ahead: &'a mut Ahead,
+    pub(crate) prefetch: &'a mut PrefetchQueue,
     /// `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
     pub(crate) out: &'a mut [f32],
 }
@@ -49,16 +49,16 @@ pub(crate) struct Walk<'a> {
     /// Panels of a tile; of more than [`READING_ROWS`] rows, the last may have one more.
     pub(crate) vecs: usize,
     pub(crate) next: Option<&'a [Columns<f32>]>,
-    pub(crate) ahead: &'a mut Ahead,
+    pub(crate) prefetch: &'a mut PrefetchQueue,
     /// How many lines of what comes later a full tile asks for.
     pub(crate) lines: usize,
 }
 
 impl Walk<'_> {
-    /// Calls `tile(first row, rows, panels, trail)` for each: rows from a multiple of the tile's, panels that their span needs,
+    /// Calls `tile(first row, rows, panels, stream)` for each: rows from a multiple of the tile's, panels that their span needs,
     /// and what a full tile asks for.
     #[inline(always)]
-    pub(crate) fn for_each_tile<S: Simd>(self, s: S, mut tile: impl FnMut(usize, usize, Range<usize>, Trail)) {
+    pub(crate) fn for_each_tile<S: Simd>(self, s: S, mut tile: impl FnMut(usize, usize, Range<usize>, PrefetchStream)) {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
         assert!(self.next.is_none_or(|next| next.len() >= self.rows));
         let mut panel = self.panels.start;
@@ -81,11 +81,11 @@ impl Walk<'_> {
                     }
                 }
                 let full = rows == S::TILE_ROWS && to - from == self.vecs;
-                self.ahead.beside(
+                self.prefetch.beside(
                     s,
                     if full { self.lines } else { 0 },
                     #[inline(always)]
-                    |trail| tile(row, rows, from..to, trail),
+                    |stream| tile(row, rows, from..to, stream),
                 );
             }
             panel += vecs;
@@ -97,15 +97,16 @@ impl<K> Scores<'_, K> {
     /// With these keys. By reference: handed on by value, all of it would be copied on the way.
     #[inline(always)]
     pub(crate) fn of<T>(&mut self, keys: T) -> Scores<'_, T> {
-        let Scores { queries, ref panels, spans, head_dim, scale, next, later, ref mut ahead, ref mut out, .. } = *self;
-        Scores { queries, keys, panels: panels.clone(), spans, head_dim, scale, next, later, ahead, out }
+        let Scores { queries, ref panels, spans, head_dim, scale, next, later, ref mut prefetch, ref mut out, .. } =
+            *self;
+        Scores { queries, keys, panels: panels.clone(), spans, head_dim, scale, next, later, prefetch, out }
     }
 }
 
 /// # Safety
 /// Every query is readable for `head_dim` floats, or pairs where keys are, and so are all panels of keys.
 #[inline(always)]
-pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>) {
+pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: Scores<'_, *const T>) {
     let (d, all) = (a.head_dim, a.queries.len());
     assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
     let scale = s.splat(a.scale);
@@ -114,11 +115,11 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
     let few = if a.later.is_some() { T::FEW_VECS } else { 1 };
     let vecs = dot_tile::panels(s, all, [few, T::VECS]);
     let lines = dot_tile::asked::<S, T>(vecs, d);
-    let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, lines };
+    let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, prefetch: a.prefetch, lines };
     walk.for_each_tile(
         s,
         #[inline(always)]
-        |row, rows, panels, trail| {
+        |row, rows, panels, stream| {
             // SAFETY: `row + rows ≤ all` and `panels` lies in `a.panels`, so by the assertions above the rows
             // of `out` are inside their slice; the caller vouches for queries and keys.
             unsafe {
@@ -132,7 +133,7 @@ pub(crate) unsafe fn scores<S: Simd, T: Factor<S>>(s: S, a: Scores<'_, *const T>
                     stride: SCORE_STRIDE,
                     later: later
                         .map(|(at, bytes)| Later::in_order(s, at.wrapping_add(n * d * bytes), bytes, panels.len())),
-                    trail,
+                    stream,
                 };
                 let most = const { [S::TILE_ROWS, dot_tile::widest::<S>(T::VECS)] };
                 by_tile_shape!(rows, panels.len(), most most, |MR, NV| dot_tile::tile::<S, T, MR, NV>(

@@ -1,15 +1,15 @@
 //! Scores of rows of bytes against packed keys of bytes.
 //!
-//! A tile is that of `dots.rs` with four elements at a time and sums that are integers, so one chain does.
+//! A tile is that of `dot_tile.rs` with four elements at a time and sums that are integers, so one chain does.
 
 use crate::attention::steps::qk::Walk;
 use crate::attention::steps::score_passes::Columns;
 use crate::attention::steps::span::{SCORE_STRIDE, Span};
 use crate::matmul::dot_tile::{self, FAR, FEW_ROWS, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, Row, panel_bytes, quads};
-use crate::matmul::prefetch::Ahead;
+use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::prefetch::asks_ahead;
-use crate::simd::{Dot4, Dot4Work, LANES, Query4};
+use crate::simd::{Int8Dot, Int8DotWork, LANES, Query4};
 
 /// A group of rows, a run of packed keys, and where the scores go.
 pub(crate) struct Scores<'a> {
@@ -29,15 +29,15 @@ pub(crate) struct Scores<'a> {
     /// See [`crate::attention::steps::qk::Scores`].
     pub(crate) next: Option<&'a [Columns<f32>]>,
     /// What comes later.
-    pub(crate) ahead: &'a mut Ahead,
+    pub(crate) prefetch: &'a mut PrefetchQueue,
     /// `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
     pub(crate) out: &'a mut [f32],
 }
 
-impl Dot4Work for Scores<'_> {
+impl Int8DotWork for Scores<'_> {
     type Output = ();
     #[inline(always)]
-    fn run<S: Dot4>(self, s: S) {
+    fn run<S: Int8Dot>(self, s: S) {
         let a = self;
         let (all, quads, first) = (a.rows.len(), quads(a.head_dim), a.panels.start);
         assert!(a.head_dim <= MAX_HEAD_DIM && a.queries.len() >= all * quads);
@@ -46,13 +46,14 @@ impl Dot4Work for Scores<'_> {
         assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
         let out = a.out.as_mut_ptr();
         let vecs = dot_tile::panels(s, all, [S::DOT_VECS, S::TILE_VECS]);
-        let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, ahead: a.ahead, lines: 0 };
+        let walk =
+            Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, prefetch: a.prefetch, lines: 0 };
         walk.for_each_tile(
             s,
             #[inline(always)]
             |row, rows, panels, _| {
                 // Where registers hold fewer rows than a tile of the group has, in equal parts.
-                let parts = rows.div_ceil(S::DOT4_ROWS);
+                let parts = rows.div_ceil(S::INT8_DOT_ROWS);
                 let mut done = 0;
                 for part in 0..parts {
                     let here = (rows - done).div_ceil(parts - part);
@@ -69,7 +70,7 @@ impl Dot4Work for Scores<'_> {
                             fetch: asks_ahead::<S>(row, here, all),
                             out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                         };
-                        let most = const { [S::DOT4_ROWS, S::TILE_VECS] };
+                        let most = const { [S::INT8_DOT_ROWS, S::TILE_VECS] };
                         by_tile_shape!(here, panels.len(), most most, |MR, NV| tile.run::<S, MR, NV>(s));
                     }
                     done += here;
@@ -99,7 +100,7 @@ impl Tile {
     /// There are `MR` rows of `quads` and their factors, `NV` panels and their scales, and in `out` `MR` rows of
     /// `NV × 16` writable floats, `SCORE_STRIDE` apart.
     #[inline(always)]
-    unsafe fn run<S: Dot4, const MR: usize, const NV: usize>(self, s: S) {
+    unsafe fn run<S: Int8Dot, const MR: usize, const NV: usize>(self, s: S) {
         let Self { queries, rows, keys, scales, quads, fetch, out } = self;
         let mut sums = [[s.start(0); NV]; MR];
         for (r, sums) in sums.iter_mut().enumerate() {

@@ -2,7 +2,7 @@
 //! block, in second-level cache, so that no option multiplies another; a pass is made only when asked for.
 
 use crate::attention::options::Mask;
-use crate::attention::steps::span::{Hull, SCORE_STRIDE, Span};
+use crate::attention::steps::span::{KeyRange, SCORE_STRIDE, Span};
 use crate::simd::exp::exp_m1;
 use crate::simd::{LANES, Simd};
 
@@ -51,15 +51,15 @@ impl<T: Copy> Columns<T> {
     }
 }
 
-/// A group's scores against one block.
-pub(crate) struct Group<'a> {
+/// A row block's scores against one block.
+pub(crate) struct ScoreBlock<'a> {
     /// `[row][SCORE_STRIDE]`.
     pub(crate) scores: &'a mut [f32],
     pub(crate) spans: &'a [Span],
     pub(crate) rows: usize,
 }
 
-impl Group<'_> {
+impl ScoreBlock<'_> {
     /// Calls `f(row, panels, scores of the row)` for each row.
     #[inline(always)]
     pub(crate) fn for_each_row<S: Simd>(&mut self, _: S, mut f: impl FnMut(usize, core::ops::Range<usize>, *mut f32)) {
@@ -96,7 +96,7 @@ const TANH: [f32; 5] = [-0.333_332_8, 0.133_314_42, -0.053_739_715, 0.020_639_09
 
 /// `c·tanh(score / c)`.
 #[inline(always)]
-pub(crate) fn softcap<S: Simd>(s: S, mut group: Group<'_>, cap: f32) {
+pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32) {
     let (c, over) = (s.splat(cap), s.splat(1.0 / cap));
     let zero = s.splat(0.0);
     let small = s.splat(TANH_SMALL);
@@ -109,7 +109,7 @@ pub(crate) fn softcap<S: Simd>(s: S, mut group: Group<'_>, cap: f32) {
         s.fma(s.mul(p, z), x, x)
     };
     let size = |x: S::V| s.max(x, s.sub(zero, x));
-    group.for_each_row(
+    row_block.for_each_row(
         s,
         #[inline(always)]
         |_, panels, scores| {
@@ -145,10 +145,10 @@ pub(crate) fn softcap<S: Simd>(s: S, mut group: Group<'_>, cap: f32) {
 /// # Safety
 /// Every row's columns are readable.
 #[inline(always)]
-pub(crate) unsafe fn bias<S: Simd>(s: S, mut group: Group<'_>, rows: &[Columns<f32>]) {
-    assert!(rows.len() >= group.rows);
+pub(crate) unsafe fn bias<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[Columns<f32>]) {
+    assert!(rows.len() >= row_block.rows);
     let hidden = s.splat(f32::NEG_INFINITY);
-    group.for_each_row(
+    row_block.for_each_row(
         s,
         #[inline(always)]
         |row, panels, scores| {
@@ -167,19 +167,19 @@ pub(crate) unsafe fn bias<S: Simd>(s: S, mut group: Group<'_>, rows: &[Columns<f
 
 /// Adds −slope·|p − j|: per row the slope, and the row's position counted from the block's first key.
 #[inline(always)]
-pub(crate) fn alibi<S: Simd>(s: S, mut group: Group<'_>, rows: &[(f32, f32)]) {
+pub(crate) fn alibi<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {
     const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
-    assert!(rows.len() >= group.rows);
+    assert!(rows.len() >= row_block.rows);
     // SAFETY: sixteen floats.
     let lane = unsafe { s.load(LANE.as_ptr()) };
-    group.for_each_panel(
+    row_block.for_each_panel(
         s,
         #[inline(always)]
         |row, first, at| {
             let (slope, position) = rows[row];
             let ahead = s.sub(s.splat(position - first as f32), lane);
             let distance = s.max(ahead, s.sub(s.splat(0.0), ahead));
-            // SAFETY: a panel of the group's scores.
+            // SAFETY: a panel of the row block's scores.
             unsafe { s.store(at, s.fma(distance, s.splat(-slope), s.load(at))) };
         },
     );
@@ -190,11 +190,11 @@ pub(crate) fn alibi<S: Simd>(s: S, mut group: Group<'_>, rows: &[(f32, f32)]) {
 /// # Safety
 /// Every row's columns are readable.
 #[inline(always)]
-pub(crate) unsafe fn mask<S: Simd>(s: S, mut group: Group<'_>, rows: &[Columns<u8>], polarity: Mask<'_>) {
-    assert!(rows.len() >= group.rows);
+pub(crate) unsafe fn mask<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[Columns<u8>], polarity: Mask<'_>) {
+    assert!(rows.len() >= row_block.rows);
     let hidden = s.splat(f32::NEG_INFINITY);
     let keep = matches!(polarity, Mask::Keep(_));
-    group.for_each_row(
+    row_block.for_each_row(
         s,
         #[inline(always)]
         |row, panels, scores| {
@@ -218,11 +218,11 @@ pub(crate) unsafe fn mask<S: Simd>(s: S, mut group: Group<'_>, rows: &[Columns<u
 /// # Safety
 /// The rows' columns are readable.
 #[inline(always)]
-pub(crate) unsafe fn kept(rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [Hull]) {
-    for (row, hull) in rows.iter().zip(hulls) {
+pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ranges: &mut [KeyRange]) {
+    for (row, hull) in rows.iter().zip(ranges) {
         let (from, to) = (hull.from, hull.to.min(row.len));
         if from >= to {
-            *hull = Hull::EMPTY;
+            *hull = KeyRange::EMPTY;
             continue;
         }
         let mut copy = [0u8; crate::tensor::rows::KEY_BLOCK];
@@ -237,7 +237,7 @@ pub(crate) unsafe fn kept(rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut 
             &copy[from..to]
         };
         // The polarity is settled here, so that the scan's inner loops are free of it.
-        let kept = match polarity {
+        let narrow_by_mask = match polarity {
             Mask::Keep(_) => extent(
                 bytes,
                 #[inline(always)]
@@ -249,9 +249,13 @@ pub(crate) unsafe fn kept(rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut 
                 |byte| byte == 0,
             ),
         };
-        *hull = match kept.is_empty() {
-            true => Hull::EMPTY,
-            false => Hull { from: from + kept.from, to: from + kept.to, all: hull.all && kept.all },
+        *hull = match narrow_by_mask.is_empty() {
+            true => KeyRange::EMPTY,
+            false => KeyRange {
+                from: from + narrow_by_mask.from,
+                to: from + narrow_by_mask.to,
+                all: hull.all && narrow_by_mask.all,
+            },
         };
     }
 }
@@ -259,16 +263,16 @@ pub(crate) unsafe fn kept(rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut 
 /// First, one past the last, and all between. Whole chunks are tested without early exits, which compiles to vector
 /// instructions; single bytes only in the chunks at either end.
 #[inline(always)]
-fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> Hull {
+fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> KeyRange {
     let any = |chunk: &[u8; LANES]| chunk.iter().fold(false, |any, &byte| any | keeps(byte));
     let all = |chunk: &[u8; LANES]| chunk.iter().fold(true, |all, &byte| all & keeps(byte));
     let (chunks, rest) = bytes.as_chunks::<LANES>();
     // The usual case: all of it.
     if chunks.iter().fold(true, |yes, chunk| yes & all(chunk)) && rest.iter().all(|&byte| keeps(byte)) {
-        return Hull { from: 0, to: bytes.len(), all: true };
+        return KeyRange { from: 0, to: bytes.len(), all: true };
     }
     let skip = chunks.iter().position(any).unwrap_or(chunks.len()) * LANES;
-    let Some(first) = bytes[skip..].iter().position(|&byte| keeps(byte)) else { return Hull::EMPTY };
+    let Some(first) = bytes[skip..].iter().position(|&byte| keeps(byte)) else { return KeyRange::EMPTY };
     let from = skip + first;
     let last = match rest.iter().rposition(|&byte| keeps(byte)) {
         Some(i) => chunks.len() * LANES + i,
@@ -277,16 +281,16 @@ fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> Hull {
             bytes[..end.min(bytes.len())].iter().rposition(|&byte| keeps(byte)).unwrap_or(from)
         }
     };
-    Hull { from, to: last + 1, all: bytes[from..=last].iter().fold(true, |all, &byte| all & keeps(byte)) }
+    KeyRange { from, to: last + 1, all: bytes[from..=last].iter().fold(true, |all, &byte| all & keeps(byte)) }
 }
 
 /// Hides what lies between the last key of a tile's span and the end of its panel.
 #[inline(always)]
-pub(crate) fn hide_ends<S: Simd>(s: S, mut group: Group<'_>) {
+pub(crate) fn mask_padding<S: Simd>(s: S, mut row_block: ScoreBlock<'_>) {
     /// Sixteen keys, then none.
     const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
-    let (spans, hidden) = (group.spans, s.splat(f32::NEG_INFINITY));
-    group.for_each_row(
+    let (spans, hidden) = (row_block.spans, s.splat(f32::NEG_INFINITY));
+    row_block.for_each_row(
         s,
         #[inline(always)]
         |row, panels, scores| {
@@ -305,15 +309,15 @@ pub(crate) fn hide_ends<S: Simd>(s: S, mut group: Group<'_>) {
 
 /// Scores to finished weights: exp(score − reference) · factor, per row; 0 where hidden, even in a row that is NaN.
 #[inline(always)]
-pub(crate) fn weights<S: Simd>(s: S, mut group: Group<'_>, rows: &[(f32, f32)]) {
-    assert!(rows.len() >= group.rows);
+pub(crate) fn weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {
+    assert!(rows.len() >= row_block.rows);
     let hidden = s.splat(f32::NEG_INFINITY);
-    group.for_each_panel(
+    row_block.for_each_panel(
         s,
         #[inline(always)]
         |row, _, at| {
             let (reference, factor) = rows[row];
-            // SAFETY: a panel of the group's scores.
+            // SAFETY: a panel of the row block's scores.
             unsafe {
                 let score = s.load(at);
                 let weight = s.mul(crate::simd::exp::exp(s, s.sub(score, s.splat(reference))), s.splat(factor));
@@ -323,15 +327,15 @@ pub(crate) fn weights<S: Simd>(s: S, mut group: Group<'_>, rows: &[(f32, f32)]) 
     );
 }
 
-/// Adds the group's weights to the sum of each key, row after row.
+/// Adds the row block's weights to the sum of each key, row after row.
 #[inline(always)]
-pub(crate) fn add_up<S: Simd>(s: S, mut group: Group<'_>, mass: &mut [f32]) {
+pub(crate) fn add_weight_sums<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, mass: &mut [f32]) {
     assert!(mass.len() >= crate::tensor::rows::KEY_BLOCK);
-    group.for_each_panel(
+    row_block.for_each_panel(
         s,
         #[inline(always)]
         |_, first, at| {
-            // SAFETY: a panel of the group's scores; spans end inside a block, and so inside `mass`.
+            // SAFETY: a panel of the row block's scores; spans end inside a block, and so inside `mass`.
             unsafe {
                 let sum = mass.as_mut_ptr().add(first);
                 s.store(sum, s.add(s.load(sum), s.load(at)));
@@ -343,14 +347,14 @@ pub(crate) fn add_up<S: Simd>(s: S, mut group: Group<'_>, mass: &mut [f32]) {
 /// Multiplies each key's weights by its factor. A weight of 0 stays 0, whatever the factor: its key is hidden, or as good
 /// as hidden.
 #[inline(always)]
-pub(crate) fn scale_columns<S: Simd>(s: S, mut group: Group<'_>, factors: &[f32]) {
-    assert!(group.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= factors.len()));
+pub(crate) fn scale_columns<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, factors: &[f32]) {
+    assert!(row_block.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= factors.len()));
     let zero = s.splat(0.0);
-    group.for_each_panel(
+    row_block.for_each_panel(
         s,
         #[inline(always)]
         |_, first, at| {
-            // SAFETY: a panel of the group's scores; spans end inside `factors`, by the assertion above.
+            // SAFETY: a panel of the row block's scores; spans end inside `factors`, by the assertion above.
             unsafe {
                 let weight = s.load(at);
                 let scaled = s.mul(weight, s.load(factors.as_ptr().add(first)));

@@ -1,7 +1,7 @@
 //! The online softmax, block by block.
 //!
 //! Each 256-key block takes its own maximum, exponentiates against it and sums; the row's running `(max, sum)` and
-//! output then take the block in by two factors. Blocks start at key multiples of 256 and join in order, so it does
+//! output then take the block in by two factors. Blocks start at key multiples of 256 and rescale_block in order, so it does
 //! not matter which thread computed them, or whether the rows came one at a time.
 //! (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691; the block-local form is Flash-Decoding's.)
 //!
@@ -24,10 +24,10 @@ pub(crate) struct Rows<'a> {
     pub(crate) max: &'a mut [f32],
     /// Σ exp(score − max) so far.
     pub(crate) sum: &'a mut [f32],
-    /// Factor of everything gathered before this block. On entry of `join`: the block's own maxima.
-    pub(crate) keep: &'a mut [f32],
-    /// Factor of this block. On entry of `join`: the block's own sums.
-    pub(crate) join: &'a mut [f32],
+    /// KeyOperand of everything accumulated before this block. On entry of `rescale_block`: the block's own maxima.
+    pub(crate) rescale_prev: &'a mut [f32],
+    /// KeyOperand of this block. On entry of `rescale_block`: the block's own sums.
+    pub(crate) rescale_block: &'a mut [f32],
 }
 
 /// Turns the scores of a block into weights relative to the block's own maximum, and takes the block into the rows'
@@ -37,7 +37,7 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
     let padded = rows.next_multiple_of(LANES);
     assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
     assert!(state.max.len() >= padded && state.sum.len() >= padded);
-    assert!(state.keep.len() >= padded && state.join.len() >= padded);
+    assert!(state.rescale_prev.len() >= padded && state.rescale_block.len() >= padded);
     // So that a full tile's rows are taken so many at a time, and those that follow are as many.
     const { assert!(S::TILE_ROWS.is_multiple_of(S::SIDE_ROWS)) };
     let mut known = false;
@@ -51,8 +51,8 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
             let side = (tile_end - row).min(S::SIDE_ROWS);
             let next = row + side;
             let alike = !panels.is_empty() && next + side <= alike_end;
-            let max = &mut state.keep[row..if alike { next + side } else { next }];
-            let few = Few { panels: panels.clone(), known, max, sum: &mut state.join[row..next] };
+            let max = &mut state.rescale_prev[row..if alike { next + side } else { next }];
+            let few = Few { panels: panels.clone(), known, max, sum: &mut state.rescale_block[row..next] };
             // SAFETY: the rows that `max` is of are below `rows`, and spans end inside a block, so their panels lie inside
             // `scores`.
             unsafe {
@@ -67,7 +67,7 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
             (row, known) = (next, alike);
         }
     }
-    join(s, padded, state);
+    rescale_block(s, padded, state);
 }
 
 /// A few rows of a tile that are exponentiated side by side.
@@ -176,26 +176,29 @@ unsafe fn end<S: Simd, const N: usize>(s: S, begun: Begun<S::V, N>, weights: *mu
     }
 }
 
-/// Takes rows gathered over later keys into rows gathered over earlier ones, as [`softmax`] and the values kernel do
-/// with a block: `later.max` and `later.sum` go in as `keep` and `join`. Rows are `dim` long.
+/// Takes rows accumulated over later keys into rows accumulated over earlier ones, as [`softmax`] and the values kernel do
+/// with a block: `later.max` and `later.sum` go in as `rescale_prev` and `rescale_block`. Rows are `dim` long.
 #[inline(always)]
-pub(crate) fn fold<S: Simd>(s: S, state: Rows<'_>, out: &mut [f32], later: &[f32], dim: usize) {
+pub(crate) fn merge<S: Simd>(s: S, state: Rows<'_>, out: &mut [f32], later: &[f32], dim: usize) {
     let rows = state.max.len();
-    assert!(rows.is_multiple_of(LANES) && [state.sum.len(), state.keep.len(), state.join.len()] == [rows; 3]);
+    assert!(
+        rows.is_multiple_of(LANES)
+            && [state.sum.len(), state.rescale_prev.len(), state.rescale_block.len()] == [rows; 3]
+    );
     assert!(out.len() == later.len() && out.len() <= rows * dim);
-    let Rows { max, sum, keep, join: factor } = state;
-    join(s, rows, Rows { max, sum, keep: &mut *keep, join: &mut *factor });
-    fold_rows([&*keep, &*factor], out, later, dim, |factors, out, later| fold_vector(s, factors, out, later));
+    let Rows { max, sum, rescale_prev, rescale_block: factor } = state;
+    rescale_block(s, rows, Rows { max, sum, rescale_prev: &mut *rescale_prev, rescale_block: &mut *factor });
+    merge_rows([&*rescale_prev, &*factor], out, later, dim, |factors, out, later| merge_vector(s, factors, out, later));
 }
 
-/// Takes outputs gathered with care over later keys into such outputs over earlier ones, by factors that [`fold`] or [`softmax`]
+/// Takes outputs accumulated with care over later keys into such outputs over earlier ones, by factors that [`merge`] or [`softmax`]
 /// found: marks of infinite values (`infinite.rs`) stay marks.
 #[inline(always)]
-pub(crate) fn fold_marked<S: Simd>(s: S, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize) {
+pub(crate) fn merge_marked<S: Simd>(s: S, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize) {
     assert!(out.len() == later.len());
-    fold_rows(factors, out, later, dim, |factors, out, later| {
+    merge_rows(factors, out, later, dim, |factors, out, later| {
         let before = *out;
-        fold_vector(s, factors, out, later);
+        merge_vector(s, factors, out, later);
         if out.iter().any(|x| x.is_nan()) {
             for (out, (&before, &later)) in out.iter_mut().zip(before.iter().zip(later)) {
                 *out = infinite::merge(factors, before, later, *out);
@@ -204,58 +207,59 @@ pub(crate) fn fold_marked<S: Simd>(s: S, factors: [&[f32]; 2], out: &mut [f32], 
     });
 }
 
-/// Calls `fold(factors, sixteen elements of out, the same of later)` for all rows of `dim` elements.
+/// Calls `merge(factors, sixteen elements of out, the same of later)` for all rows of `dim` elements.
 #[inline(always)]
-fn fold_rows(
-    [keep, factor]: [&[f32]; 2],
+fn merge_rows(
+    [rescale_prev, factor]: [&[f32]; 2],
     out: &mut [f32],
     later: &[f32],
     dim: usize,
-    mut fold: impl FnMut([f32; 2], &mut [f32; LANES], &[f32; LANES]),
+    mut merge: impl FnMut([f32; 2], &mut [f32; LANES], &[f32; LANES]),
 ) {
     for (row, (out, later)) in out.chunks_exact_mut(dim).zip(later.chunks_exact(dim)).enumerate() {
-        let factors = [keep[row], factor[row]];
+        let factors = [rescale_prev[row], factor[row]];
         let ((out, out_rest), (later, later_rest)) = (out.as_chunks_mut(), later.as_chunks());
         for (out, later) in out.iter_mut().zip(later) {
-            fold(factors, out, later);
+            merge(factors, out, later);
         }
         if !out_rest.is_empty() {
             let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
             a[..out_rest.len()].copy_from_slice(out_rest);
             b[..later_rest.len()].copy_from_slice(later_rest);
-            fold(factors, &mut a, &b);
+            merge(factors, &mut a, &b);
             out_rest.copy_from_slice(&a[..out_rest.len()]);
         }
     }
 }
 
-/// `out ← out · keep + later · factor`.
+/// `out ← out · rescale_prev + later · factor`.
 #[inline(always)]
-fn fold_vector<S: Simd>(s: S, [keep, factor]: [f32; 2], out: &mut [f32; LANES], later: &[f32; LANES]) {
+fn merge_vector<S: Simd>(s: S, [rescale_prev, factor]: [f32; 2], out: &mut [f32; LANES], later: &[f32; LANES]) {
     // SAFETY: both are sixteen floats.
     unsafe {
-        let old = s.mul(s.load(out.as_ptr()), s.splat(keep));
+        let old = s.mul(s.load(out.as_ptr()), s.splat(rescale_prev));
         s.store(out.as_mut_ptr(), s.fma(s.load(later.as_ptr()), s.splat(factor), old));
     }
 }
 
 /// The running `(max, sum)` take the block in; its maxima and sums become the two factors.
 #[inline(always)]
-fn join<S: Simd>(s: S, padded: usize, state: Rows<'_>) {
+fn rescale_block<S: Simd>(s: S, padded: usize, state: Rows<'_>) {
     let hidden = s.splat(f32::NEG_INFINITY);
     for row in (0..padded).step_by(LANES) {
         // SAFETY: `row + 16 ≤ padded`, which `softmax` checked all four against.
         unsafe {
             let (old_max, old_sum) = (s.load(state.max.as_ptr().add(row)), s.load(state.sum.as_ptr().add(row)));
-            let (max, sum) = (s.load(state.keep.as_ptr().add(row)), s.load(state.join.as_ptr().add(row)));
+            let (max, sum) =
+                (s.load(state.rescale_prev.as_ptr().add(row)), s.load(state.rescale_block.as_ptr().add(row)));
             let new_max = s.max(max, old_max);
             let reference = s.select_eq(new_max, hidden, s.splat(0.0), new_max);
-            let keep = exp(s, s.sub(old_max, reference));
-            let join = exp(s, s.sub(max, reference));
+            let rescale_prev = exp(s, s.sub(old_max, reference));
+            let rescale_block = exp(s, s.sub(max, reference));
             s.store(state.max.as_mut_ptr().add(row), new_max);
-            s.store(state.sum.as_mut_ptr().add(row), s.fma(sum, join, s.mul(old_sum, keep)));
-            s.store(state.keep.as_mut_ptr().add(row), keep);
-            s.store(state.join.as_mut_ptr().add(row), join);
+            s.store(state.sum.as_mut_ptr().add(row), s.fma(sum, rescale_block, s.mul(old_sum, rescale_prev)));
+            s.store(state.rescale_prev.as_mut_ptr().add(row), rescale_prev);
+            s.store(state.rescale_block.as_mut_ptr().add(row), rescale_block);
         }
     }
 }

@@ -14,21 +14,21 @@ pub(crate) struct Span {
     pub(crate) lo: u16,
     pub(crate) hi: u16,
     /// Some row of the tile does not see all of `lo..hi`.
-    pub(crate) partial: bool,
+    pub(crate) needs_mask: bool,
 }
 
 impl Span {
-    pub(crate) const EMPTY: Self = Self { lo: 0, hi: 0, partial: false };
+    pub(crate) const EMPTY: Self = Self { lo: 0, hi: 0, needs_mask: false };
 
     /// The hull of `lo..hi`, counted from the start of the block.
     #[inline]
-    pub(crate) fn new(lo: usize, hi: usize, partial: bool) -> Self {
+    pub(crate) fn new(lo: usize, hi: usize, needs_mask: bool) -> Self {
         assert!(hi <= KEY_BLOCK);
         if lo >= hi {
             return Self::EMPTY;
         }
         let down = lo / LANES * LANES;
-        Self { lo: down as u16, hi: hi as u16, partial: partial || down != lo }
+        Self { lo: down as u16, hi: hi as u16, needs_mask: needs_mask || down != lo }
     }
 
     #[inline]
@@ -56,13 +56,13 @@ impl Span {
 
 /// The keys of a block that one row sees: the smallest range that holds them, and whether it sees all of that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hull {
+pub(crate) struct KeyRange {
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) all: bool,
 }
 
-impl Hull {
+impl KeyRange {
     pub(crate) const EMPTY: Self = Self { from: 0, to: 0, all: true };
 
     pub(crate) fn is_empty(self) -> bool {

@@ -3,12 +3,12 @@
 use crate::kv::value_panels;
 use crate::matmul::int8;
 use crate::simd::LANES;
-use crate::simd::aligned::{Lines, Plain};
+use crate::simd::aligned::{AlignedBuf, Plain};
 use crate::tensor::element::Dtype;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-/// What keys and values are kept as.
+/// What keys and values are narrow_by_mask as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Elements(Dtype),
@@ -97,11 +97,11 @@ pub(super) struct Int8 {
 }
 
 /// Part of a block, given in bytes.
-pub(super) fn part<T: Plain>(lines: &Lines, bytes: Range<usize>) -> &[T] {
+pub(super) fn part<T: Plain>(lines: &AlignedBuf, bytes: Range<usize>) -> &[T] {
     &lines.elements()[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
 }
 
 /// The same, to write to.
-pub(super) fn part_mut<T: Plain>(lines: &mut Lines, bytes: Range<usize>) -> &mut [T] {
+pub(super) fn part_mut<T: Plain>(lines: &mut AlignedBuf, bytes: Range<usize>) -> &mut [T] {
     &mut lines.elements_mut()[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
 }

@@ -1,16 +1,16 @@
-//! Keys and values kept from call to call, in the form the kernels read them in.
+//! Keys and values narrow_by_mask from call to call, in the form the kernels read them in.
 //!
 //! A sequence is a list of blocks of 256 keys, each with its own memory, so growing copies nothing. A block holds, for
 //! each key/value head, sixteen panels of packed keys `[panel][head_dim][16]` and the values of 256 keys, padded to whole
-//! vectors, in strips of columns (`strips.rs`); all of the cache's element type, or bytes and scales as in `int8.rs`. Sequences that begin alike share blocks;
+//! vectors, in value panels of columns (`value_panels.rs`); all of the cache's element type, or bytes and scales as in `int8.rs`. Sequences that begin alike share blocks;
 //! who writes into a shared block gets a copy of it first.
 
 mod layout;
 mod write;
 
 use crate::kv::key_block::{BlockValues, Keys};
-use crate::kv::value_panels::Strips;
-use crate::simd::aligned::{Lines, has_memory};
+use crate::kv::value_panels::ValuePanels;
+use crate::simd::aligned::{AlignedBuf, has_memory};
 use crate::simd::isa::Isa;
 use crate::tensor::any::{Tensor, Typed};
 use crate::tensor::element::{Bf16, Dtype, Element, F16, Load};
@@ -48,7 +48,7 @@ impl Clone for Cache {
 }
 
 /// Memory of a block.
-type Block = Arc<Lines>;
+type Block = Arc<AlignedBuf>;
 
 /// Which keys a sliding cache keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -228,7 +228,7 @@ impl Cache {
         self.int8 = int8;
     }
 
-    /// Forgets the keys of a sequence from `len` on. Its memory is kept for later.
+    /// Forgets the keys of a sequence from `len` on. Its memory is narrow_by_mask for later.
     pub fn truncate(&mut self, sequence: usize, len: usize) {
         if len < self.lens[sequence] {
             self.lens[sequence] = len;
@@ -238,7 +238,7 @@ impl Cache {
         }
     }
 
-    /// Makes `to` what `from` is, sharing its memory.
+    /// Makes `to` what `from` is, group_size its memory.
     pub fn fork(&mut self, from: usize, to: usize) {
         assert!(from.max(to) < self.lens.len(), "no such sequence");
         if from == to {
@@ -294,7 +294,7 @@ impl Cache {
             return false;
         }
         while self.spare.len() < blocks {
-            let mut lines = Lines::new();
+            let mut lines = AlignedBuf::new();
             if self.spare.try_reserve(1).is_err() || !lines.try_reserve(floats) {
                 return false;
             }
@@ -304,11 +304,11 @@ impl Cache {
     }
 
     /// A block to write to: there, and not shared.
-    fn block_mut(&mut self, sequence: usize, block: usize) -> &mut Lines {
+    fn block_mut(&mut self, sequence: usize, block: usize) -> &mut AlignedBuf {
         let floats = self.block_bytes() / size_of::<f32>();
         let mut fresh = || {
             self.spare.pop().unwrap_or_else(|| {
-                let mut lines = Lines::new();
+                let mut lines = AlignedBuf::new();
                 lines.reserve(floats);
                 Arc::new(lines)
             })
@@ -327,7 +327,7 @@ impl Cache {
         Arc::get_mut(block).expect("it is nobody else's")
     }
 
-    fn block(&self, sequence: usize, block: usize) -> Option<&Lines> {
+    fn block(&self, sequence: usize, block: usize) -> Option<&AlignedBuf> {
         self.sequences.get(sequence)?.get(block)?.as_deref()
     }
 
@@ -352,22 +352,22 @@ impl Cache {
 
     /// A head's values of a block that is held: 256 rows.
     pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
-        fn strips<T: Load>(lines: &Lines, bytes: Range<usize>, width: usize) -> Strips<T> {
-            Strips { first: part(lines, bytes).as_ptr(), width }
+        fn value_panels<T: Load>(lines: &AlignedBuf, bytes: Range<usize>, width: usize) -> ValuePanels<T> {
+            ValuePanels { first: part(lines, bytes).as_ptr(), width }
         }
         let (lines, at, width) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.width());
-        BlockValues::Strips(match self.sizes.format {
-            Format::Elements(Dtype::F32) => Typed::F32(strips(lines, at.values, width)),
-            Format::Elements(Dtype::Bf16) => Typed::Bf16(strips(lines, at.values, width)),
-            Format::Elements(Dtype::F16) => Typed::F16(strips(lines, at.values, width)),
+        BlockValues::ValuePanels(match self.sizes.format {
+            Format::Elements(Dtype::F32) => Typed::F32(value_panels(lines, at.values, width)),
+            Format::Elements(Dtype::Bf16) => Typed::Bf16(value_panels(lines, at.values, width)),
+            Format::Elements(Dtype::F16) => Typed::F16(value_panels(lines, at.values, width)),
             Format::Int8 { .. } => {
                 let scales = part(lines, at.value_scales) as *const _;
-                return BlockValues::Int8 { strips: strips(lines, at.values, width), scales };
+                return BlockValues::Int8 { value_panels: value_panels(lines, at.values, width), scales };
             }
         })
     }
 
-    fn held(&self, sequence: usize, block: usize) -> &Lines {
+    fn held(&self, sequence: usize, block: usize) -> &AlignedBuf {
         self.block(sequence, block).expect("the block is held")
     }
 
@@ -401,7 +401,7 @@ impl Cache {
 }
 
 /// An element of a part of a block, widened.
-fn element(lines: &Lines, dtype: Dtype, bytes: Range<usize>, i: usize) -> f32 {
+fn element(lines: &AlignedBuf, dtype: Dtype, bytes: Range<usize>, i: usize) -> f32 {
     match dtype {
         Dtype::F32 => part::<f32>(lines, bytes)[i],
         Dtype::Bf16 => part::<Bf16>(lines, bytes)[i].widen(),

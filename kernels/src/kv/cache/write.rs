@@ -1,12 +1,12 @@
 //! Tokens into blocks.
 
 use super::layout::{Int8, Parts, Sizes, part_mut};
-use crate::kv::value_panels::strips;
+use crate::kv::value_panels::value_panels;
 use crate::matmul::int8;
-use crate::matmul::pack::Care;
+use crate::matmul::pack::NonFinite;
 use crate::matmul::pack_steps::PackSteps;
 use crate::simd::LANES;
-use crate::simd::aligned::Lines;
+use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
 use crate::tensor::any::{AnyRows, Tensor};
 use crate::tensor::element::{Dtype, Element};
@@ -41,15 +41,15 @@ impl<T: Element> Write<'_, T> {
             // SAFETY: as above.
             unsafe {
                 write_keys(s, k, sizes, row..row + rows.len(), &mut elements[keys]);
-                for strip in strips(sizes.width()) {
-                    let v = v.columns_from(strip.start);
-                    let cols = sizes.value_dim.min(strip.end) - strip.start;
-                    let places = &mut elements[values.clone()][sizes.value(row, strip.start)..];
+                for value_panel in value_panels(sizes.width()) {
+                    let v = v.columns_from(value_panel.start);
+                    let cols = sizes.value_dim.min(value_panel.end) - value_panel.start;
+                    let places = &mut elements[values.clone()][sizes.value(row, value_panel.start)..];
                     if let Some(floats) = as_floats(places) {
-                        s.pack_rows(v, [rows.len(), cols], Care::Fast, floats);
+                        s.pack_rows(v, [rows.len(), cols], NonFinite::Ignored, floats);
                         continue;
                     }
-                    for (j, place) in places.chunks_exact_mut(strip.len()).take(rows.len()).enumerate() {
+                    for (j, place) in places.chunks_exact_mut(value_panel.len()).take(rows.len()).enumerate() {
                         for (d, x) in place[..cols].iter_mut().enumerate() {
                             *x = T::narrow(v.get(j, d));
                         }
@@ -96,7 +96,7 @@ fn as_floats<T: Element>(elements: &mut [T]) -> Option<&mut [f32]> {
 pub(super) struct WriteBytes<'a> {
     pub(super) place: Place<'a>,
     pub(super) int8: &'a mut Int8,
-    pub(super) lines: &'a mut Lines,
+    pub(super) lines: &'a mut AlignedBuf,
 }
 
 impl WriteBytes<'_> {
@@ -115,7 +115,7 @@ impl WriteBytes<'_> {
                 // SAFETY: `append` made sure that the head and the row are inside both tensors.
                 let [k, v] = kv.map(|x| unsafe { x.rows(b, h, i) });
                 // SAFETY: a row of `d` elements.
-                unsafe { s.pack_rows(k, [1, d], Care::Fast, wide) };
+                unsafe { s.pack_rows(k, [1, d], NonFinite::Ignored, wide) };
                 match channels {
                     // What is not finite was refused, or is the caller's to know about.
                     Some(channels) => _ = s.quantise_by_channel(&wide[..d], channels, key),
@@ -123,11 +123,12 @@ impl WriteBytes<'_> {
                 }
                 int8::place_key(key, j, part_mut(lines, keys.clone()));
                 // SAFETY: a row of `e` elements.
-                unsafe { s.pack_rows(v, [1, e], Care::Fast, wide) };
+                unsafe { s.pack_rows(v, [1, e], NonFinite::Ignored, wide) };
                 part_mut(lines, value_scales.clone())[j] = s.quantise(&wide[..e], value);
                 let places = part_mut(lines, values.clone());
-                for strip in strips(width) {
-                    places[sizes.value(j, strip.start)..][..strip.len()].copy_from_slice(&value[strip]);
+                for value_panel in value_panels(width) {
+                    places[sizes.value(j, value_panel.start)..][..value_panel.len()]
+                        .copy_from_slice(&value[value_panel]);
                 }
             }
         }

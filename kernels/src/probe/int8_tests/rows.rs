@@ -4,7 +4,7 @@ use super::*;
 
 /// Rows of every length that matters, of magnitudes from one end to the other.
 fn rows() -> Vec<Vec<f32>> {
-    let mut numbers = Numbers(5);
+    let mut numbers = Floats(5);
     let mut rows = Vec::new();
     for n in [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255] {
         for power in [-148, -140, -126, -120, -119, -100, -3, 0, 7, 100, 127] {

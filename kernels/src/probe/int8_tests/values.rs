@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::attention::steps::pv::Values;
-use crate::attention::steps::score_passes::Group;
+use crate::attention::steps::score_passes::ScoreBlock;
 use crate::tensor::any::Typed;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::rows::Rows;
@@ -21,7 +21,7 @@ impl BothValues<'_> {
     fn run<S: Steps>(self, s: S) -> [Vec<f32>; 2] {
         let Self { weights, bytes, floats, rows, keys, width } = self;
         let spans = vec![Span::new(0, keys, false); rows.div_ceil(S::TILE_ROWS)];
-        let (keep, join) = (vec![0.75; rows], vec![1.3; rows]);
+        let (rescale_prev, rescale_block) = (vec![0.75; rows], vec![1.3; rows]);
         let start: Vec<f32> = (0..rows * width).map(|i| i as f32 / 7.0).collect();
         let mut out = [start.clone(), start];
         let [from_bytes, from_floats] = &mut out;
@@ -33,13 +33,13 @@ impl BothValues<'_> {
                     vecs: width / LANES,
                     spans: &spans,
                     rows,
-                    keep: &keep,
-                    join: &join,
+                    rescale_prev: &rescale_prev,
+                    rescale_block: &rescale_block,
                     fresh: false,
                     out: $out,
                     out_stride: width,
                     ends: None,
-                    ahead: &mut Ahead::nothing(),
+                    prefetch: &mut PrefetchQueue::nothing(),
                 }
             };
         }
@@ -56,7 +56,7 @@ impl BothValues<'_> {
 
 #[test]
 fn values_of_bytes_are_those_of_the_same_floats() {
-    let mut numbers = Numbers(7);
+    let mut numbers = Floats(7);
     for width in [16, 64, 80, 128] {
         for keys in [1, 15, 16, 17, 255, 256] {
             for rows in 1..=7 {
@@ -84,10 +84,10 @@ fn weights_take_their_keys_factors() {
     impl Scale<'_> {
         fn run<S: Steps>(self, s: S) {
             let spans = vec![self.2; 7usize.div_ceil(S::TILE_ROWS)];
-            s.scale_columns(Group { scores: self.0, spans: &spans, rows: 7 }, self.1);
+            s.scale_columns(ScoreBlock { scores: self.0, spans: &spans, rows: 7 }, self.1);
         }
     }
-    let mut numbers = Numbers(8);
+    let mut numbers = Floats(8);
     let mut before = numbers.floats(7 * SCORE_STRIDE);
     before[40] = 0.0;
     before[SCORE_STRIDE + 40] = -0.0;

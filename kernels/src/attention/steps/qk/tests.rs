@@ -1,6 +1,6 @@
 use super::*;
 use crate::attention::steps::by_isa::Steps;
-use crate::matmul::prefetch::Ahead;
+use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::avx512::Avx512;
 use crate::tensor::any::Typed;
 use crate::tensor::element::{Bf16, Element};
@@ -22,7 +22,7 @@ fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32>
             scale: 0.7,
             next: None,
             later: Some((queries.as_ptr().cast(), 64)),
-            ahead: &mut Ahead::nothing(),
+            prefetch: &mut PrefetchQueue::nothing(),
             out: &mut out,
         });
     }
