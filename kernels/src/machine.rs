@@ -1,4 +1,4 @@
-//! Measurements of one core: what it computes and what it reads at most.
+//! Measurements of one core: its peak arithmetic and its read bandwidth.
 
 use crate::matmul::pack_steps::PackSteps;
 use crate::simd::isa::Isa;
@@ -6,8 +6,8 @@ use crate::simd::{Simd, exp};
 use crate::tensor::any::Typed;
 use crate::tensor::rows::Rows;
 
-/// Floating-point operations per second that one core can do in this instruction set, when it does nothing else: the
-/// best of several short bursts of independent FMAs, or products and sums where that is faster. Takes about 50 ms.
+/// Measures the floating-point operations per second of one core in this instruction set, when it does nothing else:
+/// the best of several short bursts of independent FMAs, or products and sums where that is faster. Takes about 50 ms.
 pub fn peak_flops(isa: Isa) -> f64 {
     const ROUNDS: usize = 100_000;
     let best = |burst: &dyn Fn() -> (u64, f32)| {
@@ -33,17 +33,17 @@ pub fn peak_flops(isa: Isa) -> f64 {
     }))
 }
 
-/// Reads every float and does next to nothing with them: how long that takes is what a kernel that waits for memory is
-/// held against. True if all are finite.
+/// Reads every float with almost no arithmetic: its time is the baseline of a kernel that waits for memory. Returns
+/// true if all are finite.
 pub fn read(floats: &[f32]) -> bool {
     let (whole, rest) = floats.split_at(floats.len() / 1024 * 1024);
     let rows = Typed::F32(Rows::strided(whole.as_ptr(), 1024, 1));
-    // SAFETY: the slice holds this many rows of 1024.
+    // SAFETY: the slice holds this many rows of 1024 floats.
     let all_finite = dispatch!(Isa::detect(), |s| unsafe { s.all_finite(rows, whole.len() / 1024, 1024) });
     all_finite && rest.iter().all(|x| x.is_finite())
 }
 
-/// Bytes per second that one core reads from memory: the best of a few passes over 128 MiB.
+/// Measures the bytes per second that one core reads from memory: the best of a few passes over 128 MiB.
 pub fn read_bandwidth() -> f64 {
     let floats = vec![1.0f32; 32 << 20];
     let pass = || {

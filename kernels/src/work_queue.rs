@@ -1,8 +1,8 @@
-//! Work handed out.
+//! Queue of task numbers that workers take from.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Floats below `len`, each handed out once.
+/// Queue of the numbers below `len`, each taken once.
 pub(crate) struct Queue {
     len: usize,
     next: AtomicUsize,
@@ -13,21 +13,21 @@ impl Queue {
         Self { len, next: AtomicUsize::new(0) }
     }
 
-    /// The next number, the last one first: under a causal mask the last rows see the most keys, and what is left for
-    /// the end is short.
+    /// Takes the next number, the largest first: under a causal mask the last rows see the most keys, so the tasks left
+    /// for the end are short.
     #[inline]
     pub(crate) fn take(&self) -> Option<usize> {
-        // Relaxed: the counter orders nothing but itself; results are published by whatever joins the workers.
+        // Relaxed: the counter orders nothing but itself; joining the workers publishes the results.
         let taken = self.next.fetch_add(1, Ordering::Relaxed);
         if taken < self.len {
             return Some(self.len - 1 - taken);
         }
-        // Step back, so that no number of calls can wrap the counter round.
+        // Reset, so that no number of calls can wrap the counter round.
         self.next.store(self.len, Ordering::Relaxed);
         None
     }
 
-    /// What the next caller of [`Self::take`] would get now. Somebody may take it first.
+    /// Returns the number that the next call of [`Self::take`] would return. Another worker may take it first.
     #[inline]
     pub(crate) fn peek(&self) -> Option<usize> {
         self.len.checked_sub(1 + self.next.load(Ordering::Relaxed))

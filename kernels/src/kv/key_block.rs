@@ -1,44 +1,44 @@
-//! The keys and values of a block, whatever their source: rows to be packed, or panels that are packed already; rows of
-//! values, or panels of their columns.
+//! Keys and values of a block, independent of their source: rows to be packed, or panels that are packed already; rows
+//! of values, or value panels of their columns.
 
 use crate::kv::value_panels::{AnyValuePanels, ValuePanels, value_panel};
 use crate::matmul::pack_steps::PackSteps;
 use crate::tensor::any::{AnyPanels, AnyRows, Typed};
 use core::ops::Range;
 
-/// The keys of a block.
+/// Keys of a block.
 #[derive(Clone, Copy)]
 pub(crate) enum Keys {
-    /// Rows, yet to be packed.
+    /// Rows that are not packed yet.
     Rows(AnyRows),
-    /// `[panel][head_dim][16]`, whole panels.
+    /// Packed keys, `[panel][head_dim][16]`, whole panels.
     Packed(AnyPanels),
-    /// Bytes of a whole block: see `int8.rs`.
+    /// Int8 keys of a whole block: see `int8.rs`.
     Int8 { keys: *const [i8], scales: Option<*const [f32]> },
 }
 
-/// The values of a block.
+/// Values of a block.
 #[derive(Clone, Copy)]
 pub(crate) enum BlockValues {
-    /// Rows, and columns that may be read of each: as many as there are, or more.
+    /// Rows, and the number of columns that may be read of each: as many as there are, or more.
     Rows { rows: AnyRows, readable: usize },
-    /// ValuePanels.
+    /// Value panels.
     ValuePanels(AnyValuePanels),
-    /// ValuePanels of bytes, all finite; and the scales of a whole block.
+    /// Value panels of int8 values, all finite; and the scales of a whole block.
     Int8 { value_panels: ValuePanels<i8>, scales: *const [f32] },
 }
 
-/// Columns of a block's values that lie together.
+/// Columns of a block's values that are contiguous.
 #[derive(Clone, Copy)]
 pub(crate) struct Run {
-    /// Rows from the first of them on.
+    /// Rows, starting at the first of these columns.
     pub(crate) rows: AnyRows,
     pub(crate) first: usize,
     pub(crate) cols: usize,
 }
 
 impl BlockValues {
-    /// Some of the columns, in runs. Of bytes, none.
+    /// Iterates over some of the columns, in runs. Int8 values have no runs.
     ///
     /// # Safety
     /// The values have these columns.
@@ -48,7 +48,7 @@ impl BlockValues {
             if first >= columns.end {
                 return None;
             }
-            // SAFETY: the caller vouches for column `first`.
+            // SAFETY: the caller guarantees that column `first` exists.
             let (rows, together) = unsafe {
                 match self {
                     Self::Rows { rows, .. } => (rows.columns_from(first), usize::MAX),
@@ -64,12 +64,12 @@ impl BlockValues {
         })
     }
 
-    /// Whether they are `f32`.
+    /// Returns true if the values are `f32`.
     pub(crate) fn are_floats(self) -> bool {
         matches!(self, Self::Rows { rows: Typed::F32(_), .. } | Self::ValuePanels(Typed::F32(_)))
     }
 
-    /// Columns that may be read of each row.
+    /// Returns the number of columns that may be read of each row.
     #[inline]
     pub(crate) fn readable(self) -> usize {
         match self {
@@ -79,21 +79,21 @@ impl BlockValues {
         }
     }
 
-    /// True if nothing of `len` keys' values is infinite or NaN.
+    /// Returns true if all of `len` keys' values are finite. Int8 values always are.
     ///
     /// # Safety
-    /// There are so many, of so many columns.
+    /// The block has `len` values of `cols` columns.
     pub(crate) unsafe fn all_finite<S: PackSteps>(self, s: S, len: usize, cols: usize) -> bool {
-        // SAFETY: passed on.
+        // SAFETY: same contract: the caller guarantees `len` rows of `cols` columns.
         unsafe { self.runs(0..cols).all(|run| s.all_finite(run.rows, len, run.cols)) }
     }
 }
 
-/// What query rows are to be, for the keys they will meet.
+/// Form of query rows that the keys require.
 #[derive(Clone, Copy)]
 pub(crate) enum QueryForm<'a> {
     Floats,
-    /// Bytes; the scales of the keys' channels, if there are such, belong into them.
+    /// Int8 queries; the scales of the keys' channels, if there are such, are multiplied into them.
     Bytes {
         channels: Option<&'a [f32]>,
     },

@@ -1,4 +1,4 @@
-//! Keys and values: where they come from, and the block of them that attention works on.
+//! Keys and values: their sources, and the block of them that attention works on.
 
 pub(crate) mod cache;
 pub(crate) mod key_block;

@@ -1,68 +1,68 @@
-//! Keys and values in pages of the caller's: a pool, and a table that says which pages a sequence has.
-//! (Kwon and others 2023, arXiv:2309.06180.)
+//! Keys and values in the caller's pages: a pool, and a table of the pages of each sequence. (Kwon and others 2023,
+//! arXiv:2309.06180.)
 
 use crate::tensor::any::{AnyRows, Tensor, Typed};
 use crate::tensor::rows::{Rows, Table};
 use crate::tensor::view::View;
 use core::fmt;
 
-/// Which pages the sequences of a call have, in order: `lens.len()` rows of equally many entries, of which a sequence uses
-/// as many as its length needs. Pages may be shared, and come in any order.
+/// Pages of the sequences of a call, in order: `lens.len()` rows of equally many entries, of which a sequence uses as
+/// many as its length needs. Pages may be shared, and come in any order.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockTable<'a> {
     /// Page numbers, `[sequence][entry]`.
     pub entries: &'a [u32],
-    /// Keys of each sequence.
+    /// Number of keys of each sequence.
     pub lens: &'a [usize],
 }
 
-/// What is wrong with a block table or the pool it is for.
+/// Error in a block table or the pool it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PageError {
     /// The pools of keys and values differ in a size: `pages`, `heads` or `page size`.
     Pools {
-        /// Which size.
+        /// Name of the size.
         what: &'static str,
-        /// Of the keys.
+        /// Size in the pool of keys.
         keys: usize,
-        /// Of the values.
+        /// Size in the pool of values.
         values: usize,
     },
     /// The number of entries is not a multiple of the number of sequences.
     Entries {
-        /// Entries there are.
+        /// Number of entries.
         entries: usize,
-        /// Sequences there are.
+        /// Number of sequences.
         sequences: usize,
     },
     /// A sequence has more keys than its entries have room for.
     Length {
-        /// The sequence.
+        /// Index of the sequence.
         sequence: usize,
-        /// Its length.
+        /// Length of the sequence.
         len: usize,
-        /// Its entries.
+        /// Number of entries of the sequence.
         entries: usize,
-        /// Keys of a page.
+        /// Number of keys of a page.
         page_size: usize,
     },
     /// A sequence has more keys than positions can count, `isize::MAX`.
     TooLong {
-        /// The sequence.
+        /// Index of the sequence.
         sequence: usize,
-        /// Its length.
+        /// Length of the sequence.
         len: usize,
     },
     /// An entry that a sequence uses is no page of the pool.
     Page {
-        /// The sequence.
+        /// Index of the sequence.
         sequence: usize,
-        /// Which of its entries.
+        /// Index of the entry in the sequence.
         entry: usize,
-        /// The page it names.
+        /// Page number in the entry.
         page: u32,
-        /// Pages there are.
+        /// Number of pages in the pool.
         pages: usize,
     },
 }
@@ -94,14 +94,14 @@ impl fmt::Display for PageError {
 
 impl std::error::Error for PageError {}
 
-/// Pools of keys `[pages, kv_heads, page size, head_dim]` and values `[pages, kv_heads, page size, value_dim]`, and a table
-/// that has been checked against them.
+/// Pools of keys `[pages, kv_heads, page size, head_dim]` and values `[pages, kv_heads, page size, value_dim]`, and a
+/// table that has been checked against them.
 #[derive(Debug, Clone, Copy)]
 pub struct Pages<'a> {
     pub(crate) k: Tensor<'a>,
     pub(crate) v: Tensor<'a>,
     table: BlockTable<'a>,
-    /// Entries of a sequence.
+    /// Number of entries of a sequence.
     width: usize,
     longest: usize,
 }
@@ -110,7 +110,7 @@ impl<'a> Pages<'a> {
     /// Checks every entry that is used.
     ///
     /// # Errors
-    /// [`PageError`].
+    /// [`PageError`] if the pools differ, or the table does not fit them.
     pub fn new(k: impl Into<Tensor<'a>>, v: impl Into<Tensor<'a>>, table: BlockTable<'a>) -> Result<Self, PageError> {
         let (k, v) = (k.into(), v.into());
         let ([pages, heads, page_size, _], [v_pages, v_heads, v_size, _]) = (k.shape(), v.shape());
@@ -143,7 +143,7 @@ impl<'a> Pages<'a> {
         Ok(Self { k, v, table, width, longest: table.lens.iter().copied().max().unwrap_or(0) })
     }
 
-    /// Shapes of keys and values as seen by a call.
+    /// Returns the shapes of keys and values in a call.
     pub(crate) fn shapes(&self) -> [[usize; 4]; 2] {
         [self.k, self.v].map(|pool| {
             let [_, heads, _, dim] = pool.shape();
@@ -151,17 +151,17 @@ impl<'a> Pages<'a> {
         })
     }
 
-    /// Keys of each sequence.
+    /// Returns the number of keys of each sequence.
     pub fn lens(&self) -> &'a [usize] {
         self.table.lens
     }
 
-    /// Keys of a page.
+    /// Returns the number of keys of a page.
     pub fn page_size(&self) -> usize {
         self.k.shape()[2]
     }
 
-    /// An element of one of the two pools.
+    /// Returns an element of one of the two pools.
     pub(crate) fn element(&self, pool: &Tensor<'_>, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         if j >= *self.table.lens.get(b)? {
             return None;
@@ -170,17 +170,19 @@ impl<'a> Pages<'a> {
         pool.get([page as usize, h, j % self.page_size(), d])
     }
 
-    /// Rows of one of the two pools.
+    /// Returns rows of one of the two pools.
     ///
     /// # Safety
-    /// As for `KeyValues::keys`; `pool` is one of the two.
+    /// Same contract as `KeyValues::keys`; `pool` is one of the two.
     pub(crate) unsafe fn rows(&self, pool: &Tensor<'_>, at: [usize; 3], len: usize, table: &mut Table) -> AnyRows {
-        // SAFETY: passed on.
+        // SAFETY: same contract: the caller guarantees the rows, and that `pool` is one of the two.
         by_type!(Tensor => Typed, pool, |pool| unsafe { self.rows_of(pool, at, len, table) })
     }
 
+    /// Returns rows of a pool of one element type.
+    ///
     /// # Safety
-    /// As for [`Self::rows`].
+    /// Same contract as [`Self::rows`].
     unsafe fn rows_of<T>(
         &self,
         pool: &View<'_, T>,

@@ -1,7 +1,7 @@
-//! Where keys and values come from: tensors, pages of a pool, a cache.
+//! Sources of keys and values: tensors, pages of a pool, a cache.
 //!
-//! Whatever the source, the fused loop sees a block of up to 256 keys at a time: rows to be packed, or panels that are
-//! packed already; and rows of values, or value panels of their columns. So all sources have the same bits.
+//! Whatever the source, the main loop gets a block of up to 256 keys at a time: rows to be packed, or panels that are
+//! packed already; and rows of values, or value panels of their columns. So all sources give the same bits.
 
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Keys, QueryForm};
@@ -11,19 +11,19 @@ use crate::tensor::element::Dtype;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::rows::Table;
 
-/// The keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call. There are as
-/// many values as keys: made of two tensors that differ in batch, heads or rows, it does not exist.
+/// Keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call. There are as
+/// many values as keys: it cannot be made of two tensors that differ in batch, heads or rows.
 #[derive(Debug, Clone, Copy)]
 pub struct KeyValues<'a>(Source<'a>);
 
-/// Where they are.
+/// Source of the keys and values.
 #[derive(Debug, Clone, Copy)]
 enum Source<'a> {
     /// Two tensors of equal batch, heads and rows.
     Tensors { k: Tensor<'a>, v: Tensor<'a> },
-    /// Pages of a pool, by a table.
+    /// Pages of a pool, with a block table.
     Pages(Pages<'a>),
-    /// A cache, in which keys lie packed.
+    /// Cache of packed keys.
     Cache(&'a Cache),
 }
 
@@ -40,14 +40,14 @@ impl<'a> From<&'a Cache> for KeyValues<'a> {
 }
 
 impl<'a> KeyValues<'a> {
-    /// Two tensors, `[batch, kv_heads, kv_len, head_dim]` and `[batch, kv_heads, kv_len, value_dim]`. `None` if they differ in
-    /// one of the first three.
+    /// Makes a source of two tensors, `[batch, kv_heads, kv_len, head_dim]` and `[batch, kv_heads, kv_len, value_dim]`.
+    /// `None` if they differ in one of the first three.
     pub fn of_tensors(k: impl Into<Tensor<'a>>, v: impl Into<Tensor<'a>>) -> Option<Self> {
         let (k, v) = (k.into(), v.into());
         (k.shape()[..3] == v.shape()[..3]).then_some(Self(Source::Tensors { k, v }))
     }
 
-    /// `[batch, kv_heads, kv_len, head_dim]`, by the longest sequence.
+    /// Returns the shape of the keys, `[batch, kv_heads, kv_len, head_dim]`, with the length of the longest sequence.
     #[inline]
     pub fn k_shape(&self) -> [usize; 4] {
         match &self.0 {
@@ -57,7 +57,8 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// `[batch, kv_heads, kv_len, value_dim]`, by the longest sequence.
+    /// Returns the shape of the values, `[batch, kv_heads, kv_len, value_dim]`, with the length of the longest
+    /// sequence.
     #[inline]
     pub fn v_shape(&self) -> [usize; 4] {
         match &self.0 {
@@ -67,7 +68,7 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Key/value heads.
+    /// Returns the number of key/value heads.
     #[inline]
     pub fn kv_heads(&self) -> usize {
         match &self.0 {
@@ -76,8 +77,8 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Whether a block of keys lies with those of all heads, or a head with all its blocks: a cache, and tensors or pages of
-    /// `[keys, heads, dim]`.
+    /// Returns true if a block of keys of one head is stored beside the same block of the other heads (a cache, and
+    /// tensors or pages of `[keys, heads, dim]`), false if it is stored beside the other blocks of its head.
     pub(crate) fn has_heads_inside(&self) -> bool {
         match &self.0 {
             Source::Tensors { k, .. } | Source::Pages(Pages { k, .. }) => {
@@ -88,12 +89,12 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Bytes of an element of a key and of a value.
+    /// Returns the number of bytes of an element of a key and of a value.
     pub fn element_bytes(&self) -> [usize; 2] {
         self.dtypes().map(|dtype| dtype.map_or(1, Dtype::bytes))
     }
 
-    /// Types of keys and of values; `None` for bytes.
+    /// Returns the types of keys and of values; `None` for int8.
     #[inline]
     pub fn dtypes(&self) -> [Option<Dtype>; 2] {
         match &self.0 {
@@ -102,7 +103,7 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Two tensors, if that is what they are.
+    /// Returns the two tensors, if that is the source.
     pub fn tensors(&self) -> Option<[Tensor<'a>; 2]> {
         match self.0 {
             Source::Tensors { k, v } => Some([k, v]),
@@ -110,17 +111,17 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// True if they are in pages.
+    /// Returns true if the source is pages.
     pub(crate) fn is_paged(&self) -> bool {
         matches!(self.0, Source::Pages(_))
     }
 
-    /// The cache, if that is what they are in.
+    /// Returns the cache, if that is the source.
     pub fn cache(&self) -> Option<&'a Cache> {
         if let Source::Cache(cache) = self.0 { Some(cache) } else { None }
     }
 
-    /// Lengths of the sequences, where the source has its own.
+    /// Returns the lengths of the sequences, where the source has its own.
     #[inline]
     pub fn lens(&self) -> Option<&'a [usize]> {
         match &self.0 {
@@ -130,7 +131,7 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Element `d` of key `j`; `None` outside the shape, or where a cache has evicted the key.
+    /// Returns element `d` of key `j`; `None` outside the shape, or where a cache has evicted the key.
     pub fn key(&self, index: [usize; 4]) -> Option<f32> {
         let [b, h, j, d] = index;
         match &self.0 {
@@ -140,7 +141,7 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Element `d` of value `j`, likewise.
+    /// Returns element `d` of value `j`; `None` outside the shape, or where a cache has evicted it.
     pub fn value(&self, index: [usize; 4]) -> Option<f32> {
         let [b, h, j, d] = index;
         match &self.0 {
@@ -150,7 +151,7 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// What query rows are to be for the keys of a head.
+    /// Returns the form of query rows that the keys of a head require.
     #[inline]
     pub(crate) fn query_form(&self, head: usize) -> QueryForm<'a> {
         match &self.0 {
@@ -161,7 +162,7 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// True if the block of keys that starts at `first` is there at all: a cache that keeps a window evicts blocks.
+    /// Returns true if the block of keys that starts at `first` is held: a cache that keeps a window evicts blocks.
     #[inline]
     pub(crate) fn holds(&self, b: usize, first: usize) -> bool {
         match &self.0 {
@@ -170,13 +171,14 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Keys `first .. first + len` of a head; `first` is counted in the tensor and, but for tensors, a multiple of 256.
+    /// Returns keys `first .. first + len` of a head; `first` is counted in the tensor and, except for tensors, a
+    /// multiple of 256.
     ///
     /// # Safety
     /// The keys exist, and their block is held. The table outlives the result.
     #[inline]
     pub(crate) unsafe fn keys(&self, [b, h, first]: [usize; 3], len: usize, table: &mut Table) -> Keys {
-        // SAFETY: passed on.
+        // SAFETY: same contract: the caller guarantees that the keys exist and their block is held.
         unsafe {
             match &self.0 {
                 Source::Tensors { k, .. } => Keys::Rows(k.rows(b, h, first)),
@@ -186,13 +188,13 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Their values.
+    /// Returns the values of keys `first .. first + len` of a head.
     ///
     /// # Safety
-    /// As for [`Self::keys`].
+    /// Same contract as [`Self::keys`].
     #[inline]
     pub(crate) unsafe fn values(&self, [b, h, first]: [usize; 3], len: usize, table: &mut Table) -> BlockValues {
-        // SAFETY: passed on.
+        // SAFETY: same contract: the caller guarantees that the keys exist and their block is held.
         unsafe {
             match &self.0 {
                 Source::Tensors { v, .. } => BlockValues::Rows { rows: v.rows(b, h, first), readable: v.shape()[3] },

@@ -1,7 +1,8 @@
-//! Values of a block in value panels of columns: `[value panel][256 keys][columns of the value panel]`.
+//! Value panels: a block's values by panels of columns, `[value panel][256 keys][columns of the value panel]`.
 //!
-//! A register tile covers 64 columns at most. Where rows are wider, a tile of few rows would read a piece of each, skip the
-//! rest, and come back for it: a pattern that the core foresees badly. A value panel is what one tile reads, from front to back.
+//! A register tile covers 64 columns at most. Where rows are wider, a tile of few rows would read a piece of each, skip
+//! the rest, and come back for it: a pattern that the core's prefetcher follows badly. A value panel is what one tile
+//! reads, from front to back.
 
 use crate::simd::LANES;
 use crate::tensor::any::{AnyRows, Typed};
@@ -10,14 +11,15 @@ use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::rows::Rows;
 use core::ops::Range;
 
-/// Columns of a value panel, at most: those of the widest register tile. Part of how a cache's memory lies, so it is the same for
-/// every instruction set.
+/// Largest number of columns of a value panel: that of the widest register tile. Part of a cache's memory layout, so it
+/// is the same for every instruction set.
 pub(crate) const VALUE_PANEL: usize = 4 * LANES;
 
-/// Columns that are cut into value panels of about equal width: 80 make 48 + 32. As many as are packed at once.
+/// Number of columns that are split into value panels of about equal width: 80 make 48 + 32. As many as are packed at
+/// once.
 pub(crate) const WINDOW: usize = 256;
 
-/// The columns of the value panel that holds `column`, of rows of `width`, which is whole vectors.
+/// Returns the columns of the value panel that holds `column`, in rows of `width`, a whole number of vectors.
 pub(crate) fn value_panel(column: usize, width: usize) -> Range<usize> {
     let mut first = column / WINDOW * WINDOW;
     let end = width.min(first + WINDOW);
@@ -31,60 +33,60 @@ pub(crate) fn value_panel(column: usize, width: usize) -> Range<usize> {
     }
 }
 
-/// The columns of each value_panel.
+/// Iterates over the columns of each value panel.
 pub(crate) fn value_panels(width: usize) -> impl Iterator<Item = Range<usize>> {
     core::iter::successors((width > 0).then(|| value_panel(0, width)), move |last| {
         (last.end < width).then(|| value_panel(last.end, width))
     })
 }
 
-/// Where element `column` of row `j` lies among the value_panels.
+/// Returns the index of element `column` of row `j` in the value panels.
 pub(crate) fn at(j: usize, column: usize, width: usize) -> usize {
     let value_panel = value_panel(column, width);
     value_panel.start * KEY_BLOCK + j * value_panel.len() + column - value_panel.start
 }
 
-/// A block's value_panels.
+/// Value panels of a block.
 #[derive(Clone, Copy)]
 pub(crate) struct ValuePanels<T> {
     pub(crate) first: *const T,
-    /// Columns altogether: whole vectors.
+    /// Number of columns in all panels: whole vectors.
     pub(crate) width: usize,
 }
 
 impl<T> ValuePanels<T> {
-    /// As bytes, and the bytes of an element.
+    /// Returns the panels as bytes, and the number of bytes of an element.
     pub(crate) fn bytes(self) -> (ValuePanels<u8>, usize) {
         (ValuePanels { first: self.first.cast(), width: self.width }, size_of::<T>())
     }
 }
 
 impl<T: Load> ValuePanels<T> {
-    /// Rows from a column on, to the end of its value_panel.
+    /// Returns the rows from a column on, to the end of its value panel.
     ///
     /// # Safety
-    /// There is such a column, of 256 rows.
+    /// The column exists, with 256 rows.
     pub(crate) unsafe fn from(self, column: usize) -> Rows<T> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the column exists.
         let first = unsafe { self.first.add(at(0, column, self.width)) };
         Rows::strided(first, value_panel(column, self.width).len() as isize, 1)
     }
 }
 
-/// ValuePanels of values, of elements of any type.
+/// Value panels of any element type.
 pub(crate) type AnyValuePanels = Typed<ValuePanels<f32>, ValuePanels<Bf16>, ValuePanels<F16>>;
 
 impl AnyValuePanels {
-    /// Rows from a column on, to the end of its value_panel.
+    /// Returns the rows from a column on, to the end of its value panel.
     ///
     /// # Safety
-    /// There is such a column, of 256 rows.
+    /// The column exists, with 256 rows.
     pub(crate) unsafe fn from(self, column: usize) -> AnyRows {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the column exists.
         by_type!(Typed => Typed, self, |value_panels| unsafe { value_panels.from(column) })
     }
 
-    /// As bytes, and the bytes of an element.
+    /// Returns the panels as bytes, and the number of bytes of an element.
     pub(crate) fn bytes(self) -> (ValuePanels<u8>, usize) {
         by_type!(Typed, self, |value_panels| value_panels.bytes())
     }

@@ -1,16 +1,16 @@
-//! bfloat16 in pairs, for machines that multiply two at a time: `vdpbf16ps` adds both products of a pair to an `f32`.
+//! Pairs of bfloat16, for machines that multiply two at a time: `vdpbf16ps` adds both products of a pair to an `f32`.
 //!
 //! Keys are packed with elements 2i and 2i + 1 side by side, `[panel][pair][16]`; queries likewise, rounded if they are
-//! longer. Values meet as they lie, key 2i beside key 2i + 1; the weights of the two are rounded to bfloat16. What a row
-//! gathers, its maximum and its sum stay `f32`.
+//! longer. Values are paired as they are stored, key 2i beside key 2i + 1; the weights of the two are rounded to
+//! bfloat16. The accumulator, maximum and sum of a row stay `f32`.
 
 use crate::matmul::pack::{Sixteen, fill_panels};
 use crate::simd::{Bf16x2, LANES, Simd};
 use crate::tensor::element::Bf16;
 use crate::tensor::rows::Rows;
 
-/// Packs the first `n` of `all` keys of `d` elements in pairs; an odd element has 0 beside it, and the last panel is filled
-/// up with zeros.
+/// Packs the first `n` of `all` keys of `d` elements in pairs; a last odd element is paired with 0, and the last panel
+/// is filled up with zeros.
 ///
 /// # Safety
 /// `keys` has `all` readable rows of `d` elements, at least `n`.
@@ -23,8 +23,8 @@ pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2],
         [pairs, columns],
         out,
         #[inline(always)]
-        // SAFETY: rows below `n` and `all`, whole squares of pairs, and room for them. One of pairs is one of floats to who
-        // moves it.
+        // SAFETY: rows below `n` and `all`, whole squares of pairs, and room for them. A square of pairs has the size
+        // of a square of floats, and is transposed as one.
         |first, columns, to| unsafe {
             let (panel, to) = (Sixteen::new(keys, first, [n, all]), to.cast::<f32>());
             if let Some(even) = panel.even {
@@ -44,24 +44,24 @@ pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2],
         },
         #[inline(always)]
         |r, i| {
-            // SAFETY: row `r < n`, elements below `d`.
+            // SAFETY: row `r < n`, elements below `d`, as the caller guarantees.
             let element = |i: usize| unsafe { *keys.at(r).offset(i as isize * keys.element) }.0;
             Bf16x2::new(element(2 * i), if 2 * i + 1 < d { element(2 * i + 1) } else { 0 })
         },
     );
 }
 
-/// The same of panels `[panel][d][16]`, whole ones.
+/// Packs whole panels `[panel][d][16]` in pairs.
 ///
 /// # Safety
-/// So many panels are readable.
+/// The caller guarantees `n` readable panels.
 #[inline(always)]
 pub(crate) unsafe fn pair_up(panels: *const Bf16, n: usize, d: usize, out: &mut [Bf16x2]) {
     let pairs = d.div_ceil(2);
     for (panel, out) in out[..n * LANES * pairs].chunks_exact_mut(LANES * pairs).enumerate() {
         for (i, out) in out.iter_mut().enumerate() {
             let (pair, lane) = (i / LANES, i % LANES);
-            // SAFETY: an element of the panel: `e < d`.
+            // SAFETY: an element of a panel that the caller guarantees: `e < d`.
             let element = |e: usize| unsafe { *panels.add((panel * d + e) * LANES + lane) }.0;
             let second = if 2 * pair + 1 < d { element(2 * pair + 1) } else { 0 };
             *out = Bf16x2::new(element(2 * pair), second);
@@ -69,21 +69,21 @@ pub(crate) unsafe fn pair_up(panels: *const Bf16, n: usize, d: usize, out: &mut 
     }
 }
 
-/// Scratch for pairs: as many as floats.
+/// Returns float scratch as pairs: as many as there are floats.
 pub(crate) fn as_pairs(scratch: &mut [f32]) -> &mut [Bf16x2] {
     const { assert!(size_of::<Bf16x2>() == size_of::<f32>() && align_of::<Bf16x2>() <= align_of::<f32>()) }
-    // SAFETY: as large, aligned alike; every pattern is a pair, and a float.
+    // SAFETY: as large as a float and aligned no more strictly; every bit pattern is a valid pair, and a valid float.
     unsafe { core::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast(), scratch.len()) }
 }
 
-/// Scratch for elements of sixteen bits: twice as many.
+/// Returns float scratch as 16-bit elements: twice as many as there are floats.
 pub(crate) fn as_halves(scratch: &mut [f32]) -> &mut [Bf16] {
     const { assert!(2 * size_of::<Bf16>() == size_of::<f32>() && align_of::<Bf16>() <= align_of::<f32>()) }
-    // SAFETY: as many bytes, aligned for them; every pattern is an element, and a float.
+    // SAFETY: as many bytes, aligned for them; every bit pattern is a valid element, and a valid float.
     unsafe { core::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast(), 2 * scratch.len()) }
 }
 
-/// The weight of key `j` in a row of rounded ones.
+/// Returns the weight of key `j` in a row of rounded weights.
 pub(crate) fn rounded(weights: &[f32], j: usize) -> f32 {
     let pair = weights[j / 2].to_bits();
     f32::from_bits(if j.is_multiple_of(2) { pair << 16 } else { pair & 0xFFFF_0000 })
@@ -95,7 +95,7 @@ mod tests {
     use crate::matmul::pack_steps::PackSteps;
     use crate::simd::isa::Isa;
 
-    /// Rows, the distance between their elements, their length.
+    /// Rows, the distance between their elements, and their length.
     struct Pack<'a>(&'a [Bf16], usize, usize);
 
     impl Pack<'_> {
@@ -104,7 +104,7 @@ mod tests {
             let n = rows.len() / (element * d);
             let mut out = vec![Bf16x2(u32::MAX); n.next_multiple_of(LANES) * d.div_ceil(2)];
             let rows = Rows::strided(rows.as_ptr(), (element * d) as isize, element as isize);
-            // SAFETY: `n` rows of `d` elements.
+            // SAFETY: `rows` holds `n` rows of `d` elements.
             unsafe { s.pack_pairs(rows, [n, n], d, &mut out) };
             out
         }
@@ -130,7 +130,7 @@ mod tests {
                 .map(|place| at(place / LANES / d * LANES + place % LANES, place / LANES % d))
                 .collect();
             let mut out = vec![Bf16x2(u32::MAX); expected.len()];
-            // SAFETY: so many whole panels.
+            // SAFETY: `panels` holds this many whole panels.
             unsafe { pair_up(panels.as_ptr(), n.div_ceil(LANES), d, &mut out) };
             assert_eq!(out, expected, "panels of {n} keys of {d}");
         }

@@ -1,4 +1,4 @@
-//! Matrix products: the register tile of dot products, what it multiplies, packing, prefetching.
+//! Matrix products: the register tile of dot products, its operands, packing, prefetching.
 
 #[macro_use]
 pub(crate) mod tile_shape;

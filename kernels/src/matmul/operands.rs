@@ -1,24 +1,27 @@
-//! What is multiplied: numbers, or pairs of bfloat16, two products a lane. Scores and values are sums of the same.
+//! Operands of products: numbers, or pairs of bfloat16, two products a lane. Scores and outputs are sums of the same
+//! kinds of product.
 
 use crate::simd::{Bf16Dot, Bf16x2, Simd};
 
-/// The two sides of a product, and how it joins a sum.
+/// Multiply-add: the two operands of a product, and its addition to a sum.
 pub(crate) trait MulAdd<S: Simd> {
-    /// An element of a row (of queries, of weights), as often as there are lanes.
+    /// Element of a row (of queries, of weights), repeated in all lanes.
     type X: Copy;
-    /// An element of each of sixteen columns.
+    /// Element of each of sixteen columns.
     type Y: Copy;
 
-    /// Zeros.
+    /// Returns zeros.
     fn zero(s: S) -> Self::Y;
+    /// Loads element `i` of a row, repeated in all lanes.
+    ///
     /// # Safety
     /// Element `i` of the row is readable; where operands are pairs, the row is one of pairs.
     unsafe fn x(s: S, row: *const f32, i: usize) -> Self::X;
-    /// `sum + x·y`.
+    /// Returns `sum + x·y`.
     fn fma(s: S, x: Self::X, y: Self::Y, sum: S::V) -> S::V;
 }
 
-/// Floats, widened where they are shorter than `f32`.
+/// Operands that are floats, widened where they are shorter than `f32`.
 pub(crate) struct Floats;
 
 impl<S: Simd> MulAdd<S> for Floats {
@@ -32,7 +35,7 @@ impl<S: Simd> MulAdd<S> for Floats {
 
     #[inline(always)]
     unsafe fn x(s: S, row: *const f32, i: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that element `i` is readable.
         s.splat(unsafe { *row.add(i) })
     }
 
@@ -42,7 +45,7 @@ impl<S: Simd> MulAdd<S> for Floats {
     }
 }
 
-/// Bf16Dot of bfloat16.
+/// Operands that are pairs of bfloat16.
 pub(crate) struct Bf16Pairs;
 
 impl<S: Bf16Dot> MulAdd<S> for Bf16Pairs {
@@ -56,7 +59,8 @@ impl<S: Bf16Dot> MulAdd<S> for Bf16Pairs {
 
     #[inline(always)]
     unsafe fn x(s: S, row: *const f32, i: usize) -> S::P {
-        // SAFETY: the caller's promise; a pair is as large as an `f32`, and aligned alike.
+        // SAFETY: the caller guarantees that element `i` of a row of pairs is readable; a pair is as large as an `f32`,
+        // and aligned alike.
         s.splat_bf16x2(unsafe { *row.cast::<Bf16x2>().add(i) })
     }
 

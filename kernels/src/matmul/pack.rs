@@ -1,8 +1,8 @@
 //! Packing: keys to `[panel of 16 keys][head_dim][16]`, values (and strided queries) to contiguous, padded rows.
 //!
-//! Keys are transposed so that lanes can run over keys; the cost, one pass over the block, is shared by all the rows
-//! of a task (1–3 % of the work). Queries are used where they lie when their rows are
-//! contiguous, values when they are also whole vectors wide; otherwise they are copied.
+//! Keys are transposed so that lanes can run over keys; the cost, one pass over the block, is shared by all the rows of
+//! a task (1–3 % of the work). Queries are used in place when their rows are contiguous, values when they are also
+//! whole vectors wide; otherwise they are copied.
 
 use crate::simd::width::LINE_BYTES;
 use crate::simd::{LANES, Level, Simd};
@@ -10,12 +10,12 @@ use crate::tensor::element::{Dtype, Element};
 use crate::tensor::rows::Rows;
 use core::ops::Range;
 
-/// Whether values are taken as they are, or blocks of them looked at first.
+/// Treatment of values that are not finite.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NonFinite {
-    /// As they are.
+    /// Used as they are.
     Ignored,
-    /// What is not finite is replaced by 0, and added to the rows that see it afterwards.
+    /// Replaced by 0, and added afterwards to the rows that see them.
     Handled,
 }
 
@@ -60,29 +60,29 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
             }
         },
         #[inline(always)]
-        // SAFETY: row `r < n`, element `i < d`.
+        // SAFETY: row `r < n`, element `i < d`, as the caller guarantees.
         |r, i| unsafe { *keys.at(r).offset(i as isize * keys.element) }.widen(),
     );
 }
 
-/// Sixteen rows that lie evenly.
+/// Sixteen evenly spaced rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Even<T> {
     first: *const T,
-    /// Where the next panel begins, to ask for it: as if it, too, lay evenly.
+    /// Address of the next panel's first row, to prefetch that panel, which is assumed to be evenly spaced, too.
     next: Option<*const T>,
     /// Bytes from one row to the next.
     step: isize,
 }
 
 impl<T: Copy> Even<T> {
-    /// From column `i` on.
+    /// Returns the same rows from column `i` on.
     #[inline(always)]
     pub(crate) fn columns_from(self, i: usize) -> Self {
         Self { first: self.first.wrapping_add(i), next: self.next.map(|next| next.wrapping_add(i)), ..self }
     }
 
-    /// Asks for the next panel's rows. The core does not foresee sixteen at a time.
+    /// Prefetches the next panel's rows: the core's own prefetcher does not follow sixteen streams at a time.
     #[inline(always)]
     fn ask_ahead<S: Simd>(self, s: S) {
         let Some(mut row) = self.next else { return };
@@ -92,18 +92,19 @@ impl<T: Copy> Even<T> {
         }
     }
 
-    /// Transposes so many columns, whole squares; a column is four bytes, whatever it is made of.
+    /// Transposes `columns` columns, whole squares; a column is four bytes, whatever it is made of.
     ///
-    /// Addresses are counted on, with nothing looked up and nothing narrow_by_mask on the stack: where memory is waited for, that shows.
-    /// (A loop over rows of 512 bytes that multiplied for each row's address took 21 µs for what now takes 13.)
+    /// Addresses are incremented, with no look-ups and nothing kept on the stack, which costs time where the loop waits
+    /// for memory. (A loop over rows of 512 bytes that multiplied for each row's address took 21 µs for what now takes
+    /// 13.)
     ///
     /// # Safety
-    /// The rows have these columns; `to` is as many times sixteen writable floats.
+    /// The rows have these columns; `to` has room for sixteen writable floats per column.
     #[inline(always)]
     pub(crate) unsafe fn transpose<S: Simd>(mut self, s: S, columns: usize, mut to: *mut f32) {
         for _ in 0..columns / LANES {
             self.ask_ahead(s);
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees the columns, and a square of room at `to` for each sixteen of them.
             unsafe { s.transpose(self.first.cast(), self.step, to) };
             self = self.columns_from(LANES * size_of::<f32>() / size_of::<T>());
             to = to.wrapping_add(LANES * LANES);
@@ -111,26 +112,26 @@ impl<T: Copy> Even<T> {
     }
 }
 
-/// The rows of a panel.
+/// Rows of a panel.
 pub(crate) struct Sixteen<T> {
     rows: Rows<T>,
     first: usize,
-    /// How many rows are to be packed, and how many there are.
+    /// Number of rows to pack.
     n: usize,
     all: usize,
-    /// If there are sixteen, and they lie evenly.
+    /// The rows, if there are sixteen of them, evenly spaced.
     pub(crate) even: Option<Even<T>>,
 }
 
 impl<T: Copy> Sixteen<T> {
-    /// From row `first < n` on, of `n`, and of `all` for the next panel.
+    /// Takes the rows from row `first < n` on, of `n`, and of `all` for the next panel.
     ///
     /// # Safety
-    /// There are `all` rows, at least `n`.
+    /// The caller guarantees `all` rows, at least `n`.
     #[inline(always)]
     pub(crate) unsafe fn new(rows: Rows<T>, first: usize, [n, all]: [usize; 2]) -> Self {
         let mut sixteen = Self { rows, first, n, all, even: None };
-        // SAFETY: rows below `n`, and below `all`.
+        // SAFETY: the rows are below `n`, that of the next panel is below `all`.
         unsafe {
             if first + LANES <= n && rows.evenly(first) >= LANES {
                 let next = (first + LANES < all).then(|| rows.at(first + LANES));
@@ -141,10 +142,11 @@ impl<T: Copy> Sixteen<T> {
         sixteen
     }
 
-    /// Calls `f(r, column i of row r)` for all sixteen, the last again where there are fewer, and asks for the next panel's.
+    /// Calls `f(r, column i of row r)` for sixteen rows, repeating the last row where there are fewer, and prefetches
+    /// the next panel's.
     ///
     /// # Safety
-    /// The rows are still there, and have such a column.
+    /// The rows are still alive, and have such a column.
     #[inline(always)]
     pub(crate) unsafe fn for_each_row<S: Simd>(&self, s: S, i: usize, mut f: impl FnMut(usize, *const T)) {
         if let Some(even) = self.even.map(|even| even.columns_from(i)) {
@@ -157,7 +159,7 @@ impl<T: Copy> Sixteen<T> {
             return;
         }
         for r in 0..LANES {
-            // SAFETY: rows below `n`, and below `all`.
+            // SAFETY: the packed row is below `n`, the prefetched one below `all`.
             unsafe {
                 if self.first + LANES + r < self.all {
                     s.prefetch_far(
@@ -172,9 +174,10 @@ impl<T: Copy> Sixteen<T> {
     }
 }
 
-/// Fills panels `[panel][depth][16]` with `n` rows: the first columns, if there are sixteen or more, by
-/// `squares(first row, columns, to)`, squares of sixteen rows, or none (a partial panel may hold anything beyond its rows: it is
-/// blanked afterwards), the others by `element(row, column)`. What is beyond the last row becomes zeros.
+/// Fills panels `[panel][depth][16]` with `n` rows. The first columns, if there are sixteen or more, are filled by
+/// `squares(first row, columns, to)` in squares of sixteen rows, or not at all (beyond the rows of a partial panel it
+/// may write anything: that part is zeroed afterwards), the others by `element(row, column)`. The panel beyond the last
+/// row becomes zeros.
 #[inline(always)]
 pub(crate) fn fill_panels<U: Copy + Default>(
     n: usize,
@@ -191,7 +194,7 @@ pub(crate) fn fill_panels<U: Copy + Default>(
         let panel = &mut out[first * depth..][..LANES * depth];
         squares(first, 0..whole, panel.as_mut_ptr());
         if whole < columns {
-            // The last square ends with the columns: some of it is written twice, alike.
+            // The last square ends at the last column: part of it is written twice, with the same numbers.
             squares(first, columns - LANES..columns, panel[(columns - LANES) * LANES..].as_mut_ptr());
         }
         for r in 0..here {
@@ -207,8 +210,8 @@ pub(crate) fn fill_panels<U: Copy + Default>(
     }
 }
 
-/// Copies `n` rows of `cols` columns, each filled up with zeros to whole vectors, as elements of any type. With nonfinite,
-/// anything that is not finite becomes zero.
+/// Copies `n` rows of `cols` columns, each filled up with zeros to whole vectors, as elements of any type. With
+/// [`NonFinite::Handled`], elements that are not finite become zero.
 ///
 /// # Safety
 /// `values` has `n` readable rows of `cols` elements.
@@ -222,7 +225,7 @@ pub(crate) unsafe fn pack_rows<S: Simd, T: Element, O: Element>(
 ) {
     let width = cols.next_multiple_of(LANES);
     for (j, out) in out[..n * width].chunks_exact_mut(width).enumerate() {
-        // SAFETY: the caller vouches for row `j < n`.
+        // SAFETY: the caller guarantees row `j < n`.
         let row = unsafe { values.at(j) };
         let (copy, padding) = out.split_at_mut(cols);
         // SAFETY: the row has `cols` elements.
@@ -245,32 +248,31 @@ unsafe fn copy_row<S: Simd, T: Element, O: Element>(s: S, row: *const T, element
     let cols = out.len();
     let whole = if element == 1 && cols >= LANES { cols } else { 0 };
     for i in (0..whole).step_by(LANES) {
-        // The last vector ends with the row: some of it is written twice, alike.
+        // The last vector ends at the row's end: part of it is written twice, with the same numbers.
         let i = i.min(cols - LANES);
-        // SAFETY: contiguous elements that the caller vouches for; sixteen of ours.
+        // SAFETY: sixteen contiguous elements that the caller guarantees; sixteen elements of `out`.
         unsafe { O::store(s, out[i..][..LANES].as_mut_ptr(), T::load(s, row.add(i))) };
     }
     for (i, x) in out.iter_mut().enumerate().skip(whole) {
-        // SAFETY: element `i` of the row.
+        // SAFETY: element `i` of the row, below the length of `out`.
         *x = O::narrow(unsafe { *row.offset(i as isize * element) }.widen());
     }
 }
 
-/// True if all of `n` rows of `cols` values are finite.
+/// Returns true if all elements of `n` rows of `cols` values are finite.
 ///
 /// # Safety
 /// `values` has `n` readable rows of `cols` elements.
 #[inline(always)]
 pub(crate) unsafe fn all_finite<S: Simd, T: Element>(s: S, values: Rows<T>, n: usize, cols: usize) -> bool {
     let zero = s.splat(0.0);
-    // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays.
-    // Four sums, so that none is waited for.
+    // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays. Four sums, so that none waits for its predecessor.
     let (mut seen, mut rest) = ([zero; 4], 0.0f32);
     let whole = if values.element == 1 { cols / LANES * LANES } else { 0 };
     let fours = whole / (4 * LANES) * (4 * LANES);
     let mut done = 0;
     while done < n {
-        // SAFETY: the caller vouches for row `done < n`.
+        // SAFETY: the caller guarantees row `done < n`.
         let (mut row, together) = unsafe { (values.at(done), values.evenly(done).min(n - done)) };
         for _ in 0..together {
             for i in (0..fours).step_by(4 * LANES) {

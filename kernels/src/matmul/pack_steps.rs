@@ -1,4 +1,4 @@
-//! Packing, compiled once per instruction set: ordinary functions of this crate, however many callers there are.
+//! Packing steps, compiled once per instruction set: ordinary functions of this crate, however many callers there are.
 
 use crate::matmul::bf16_pairs;
 use crate::matmul::int8;
@@ -9,30 +9,38 @@ use crate::tensor::any::{AnyRows, Tensor, Typed};
 use crate::tensor::element::Bf16;
 use crate::tensor::rows::Rows;
 
-/// The steps that bring rows into the form that tiles read.
+/// Steps that pack rows into the form that tiles read.
 pub(crate) trait PackSteps: Simd {
-    /// # Safety
-    /// As for [`pack::pack_keys`].
-    unsafe fn pack_keys(self, keys: AnyRows, n: [usize; 2], d: usize, out: &mut [f32]);
-    /// # Safety
-    /// As for [`pack::pack_rows`].
-    unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], nonfinite: NonFinite, out: &mut [f32]);
-    /// The same rounded.
+    /// Packs keys: see [`pack::pack_keys`].
     ///
     /// # Safety
-    /// As for [`pack::pack_rows`].
+    /// Same contract as [`pack::pack_keys`].
+    unsafe fn pack_keys(self, keys: AnyRows, n: [usize; 2], d: usize, out: &mut [f32]);
+    /// Packs rows: see [`pack::pack_rows`].
+    ///
+    /// # Safety
+    /// Same contract as [`pack::pack_rows`].
+    unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], nonfinite: NonFinite, out: &mut [f32]);
+    /// Packs rows like [`Self::pack_rows`], rounded to bfloat16.
+    ///
+    /// # Safety
+    /// Same contract as [`pack::pack_rows`].
     unsafe fn round_rows(self, values: AnyRows, size: [usize; 2], nonfinite: NonFinite, out: &mut [Bf16]);
+    /// Returns true if all values are finite: see [`pack::all_finite`].
+    ///
     /// # Safety
-    /// As for [`pack::all_finite`].
+    /// Same contract as [`pack::all_finite`].
     unsafe fn all_finite(self, values: AnyRows, n: usize, cols: usize) -> bool;
+    /// Packs keys in pairs: see [`bf16_pairs::pack`].
+    ///
     /// # Safety
-    /// As for [`bf16_pairs::pack`].
+    /// Same contract as [`bf16_pairs::pack`].
     unsafe fn pack_pairs(self, keys: Rows<Bf16>, n: [usize; 2], d: usize, out: &mut [Bf16x2]);
-    /// A row to bytes: see [`int8::quantise`].
+    /// Quantises a row: see [`int8::quantise`].
     fn quantise(self, xs: &[f32], out: &mut [i8]) -> f32;
-    /// A row to bytes, each channel by its own scale: see [`int8::quantise_by_channel`].
+    /// Quantises a row, each channel by its own scale: see [`int8::quantise_by_channel`].
     fn quantise_by_channel(self, xs: &[f32], scales: &[f32], out: &mut [i8]) -> bool;
-    /// A query row to bytes: see [`int8::quantise_query`].
+    /// Quantises a query row: see [`int8::quantise_query`].
     fn quantise_query(self, xs: &[f32], scale: f32, out: &mut [Query4]) -> int8::Row;
 }
 
@@ -42,7 +50,7 @@ macro_rules! pack_steps {
             unsafe fn pack_keys(self, keys: AnyRows, n: [usize; 2], d: usize, out: &mut [f32]) {
                 self.vectorize(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees the contract of `pack::pack_keys`.
                     || by_type!(Typed, keys, |keys| unsafe { pack::pack_keys(self, keys, n, d, out) }),
                 )
             }
@@ -50,7 +58,7 @@ macro_rules! pack_steps {
             unsafe fn pack_rows(self, values: AnyRows, size: [usize; 2], nonfinite: NonFinite, out: &mut [f32]) {
                 self.vectorize(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees the contract of `pack::pack_rows`.
                     || by_type!(Typed, values, |values| unsafe { pack::pack_rows(self, values, size, nonfinite, out) }),
                 )
             }
@@ -58,7 +66,7 @@ macro_rules! pack_steps {
             unsafe fn round_rows(self, values: AnyRows, size: [usize; 2], nonfinite: NonFinite, out: &mut [Bf16]) {
                 self.vectorize(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees the contract of `pack::pack_rows`.
                     || by_type!(Typed, values, |values| unsafe { pack::pack_rows(self, values, size, nonfinite, out) }),
                 )
             }
@@ -66,7 +74,7 @@ macro_rules! pack_steps {
             unsafe fn all_finite(self, values: AnyRows, n: usize, cols: usize) -> bool {
                 self.vectorize(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees the contract of `pack::all_finite`.
                     || by_type!(Typed, values, |values| unsafe { pack::all_finite(self, values, n, cols) }),
                 )
             }
@@ -74,7 +82,7 @@ macro_rules! pack_steps {
             unsafe fn pack_pairs(self, keys: Rows<Bf16>, n: [usize; 2], d: usize, out: &mut [Bf16x2]) {
                 self.vectorize(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees the contract of `bf16_pairs::pack`.
                     || unsafe { bf16_pairs::pack(self, keys, n, d, out) },
                 )
             }
@@ -106,14 +114,14 @@ macro_rules! pack_steps {
 for_each_token!(pack_steps);
 
 impl Tensor<'_> {
-    /// The first element that is not finite, and its index.
+    /// Returns the first element that is not finite, and its index.
     pub fn not_finite(&self, isa: Isa) -> Option<([usize; 4], f32)> {
         let [batch, heads, rows, dim] = self.shape();
         if rows == 0 || dim == 0 {
             return None;
         }
         (0..batch).flat_map(|b| (0..heads).map(move |h| [b, h])).find_map(|[b, h]| {
-            // SAFETY: row 0 of a head that is there; all rows of it.
+            // SAFETY: the head is inside the shape and has a row 0; all its rows are readable.
             if dispatch!(isa, |s| unsafe { s.all_finite(self.rows(b, h, 0), rows, dim) }) {
                 return None;
             }

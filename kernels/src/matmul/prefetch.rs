@@ -1,33 +1,36 @@
-//! Memory that will be needed soon: asked for while other memory is computed on, by tiles as they go or a few lines after each.
+//! Software prefetch: tiles issue prefetches for later memory while they compute, or a few lines after each tile.
 //!
-//! A block's keys and values, and a task's queries and outputs, are touched once and come from far away. Asking for them a
-//! block (or a task) prefetch hides that: measured 16 % at 128 rows and keys of 64, 2 % at 512.
+//! A block's keys and values, and a task's queries and outputs, are read once and come from far away. Prefetching them
+//! a block (or a task) ahead hides that latency: measured 16 % at 128 rows and keys of 64, 2 % at 512.
 
 use crate::simd::width::LINE_BYTES;
 use crate::simd::{LANES, Level, Simd};
 use crate::tensor::any::AnyRows;
 
-/// Rows of a group up to which time is that of reading keys and values, which tiles then do from front to back.
+/// Largest row block whose time is that of reading keys and values, which tiles then read from front to back.
 pub(crate) const READING_ROWS: usize = 16;
 
-/// Keys that a task of so few rows packs before it meets them: 16 KiB of floats at head_dim 128, in the first-level cache.
-/// A whole block would go out to the second and come back: 5 to 10 % of the time.
+/// Number of keys that a task of so few rows packs at a time before it computes their scores: 16 KiB of floats at
+/// head_dim 128, in the first-level cache. A whole block would be written to the second-level cache and read back: 5 to
+/// 10 % of the time.
 pub(crate) const READING_KEYS: usize = 2 * LANES;
 
-/// Whether a tile of such a group asks prefetch for all of its rows: the first, where full tiles can afford to; where they
-/// have one vector, the last, which may be a small one.
+/// Returns true if this tile of a small row block prefetches for all of its rows: the first tile, where full tiles have
+/// room for it; where tiles have one vector, the last, which may be a small one.
 #[inline(always)]
 pub(crate) fn asks_ahead<S: Simd>(row: usize, rows: usize, all: usize) -> bool {
     all <= READING_ROWS && if S::DOT_VECS > 1 { row == 0 } else { row + rows == all }
 }
 
-/// AlignedBuf asked for after a tile that does not ask as it computes: a kilobyte in the time of 1,500 cycles, a few GB/s.
+/// Number of lines prefetched after a tile that does not prefetch as it computes: a kilobyte in the time of 1,500
+/// cycles, a few GB/s.
 const LINES: usize = 16;
 
-/// Most stretches of memory in one list: keys, values, queries, outputs; of a unit, what it gathers, values, keys.
+/// Largest number of stretches of memory in one queue: keys, values, queries, outputs; of a unit, its accumulator,
+/// values, keys.
 const STRETCHES: usize = 4;
 
-/// AlignedBuf that lie evenly, passed over several times: first the first line of each row, then the second.
+/// Evenly spaced lines, passed over several times: first the first line of each row, then the second.
 #[derive(Clone, Copy)]
 struct Stretch {
     first: *const u8,
@@ -37,7 +40,7 @@ struct Stretch {
     passes: usize,
 }
 
-/// AlignedBuf that a tile asks for while it computes, one after the other.
+/// Lines that a tile prefetches while it computes, one after the other.
 #[derive(Clone, Copy)]
 pub(crate) struct PrefetchStream {
     at: *const u8,
@@ -45,21 +48,21 @@ pub(crate) struct PrefetchStream {
 }
 
 impl PrefetchStream {
-    /// Nothing worth asking for: over and over a line that is near.
+    /// Returns a stream that repeats one line already in cache: nothing to prefetch.
     pub(crate) fn none(near: *const f32) -> Self {
         Self { at: near.cast(), step: 0 }
     }
 
-    /// Asks for the next.
+    /// Prefetches the next line.
     #[inline(always)]
     pub(crate) fn ask<S: Simd>(&mut self, s: S) {
         s.prefetch_second(self.at.cast());
-        // Wrapping: a hint may point anywhere.
+        // Wrapping: a prefetch may have any address.
         self.at = self.at.wrapping_offset(self.step);
     }
 }
 
-/// A list of what will be needed, and how far along it the asking is.
+/// Queue of memory to prefetch, with the position reached in it.
 pub(crate) struct PrefetchQueue {
     stretches: [Stretch; STRETCHES],
     len: usize,
@@ -75,7 +78,7 @@ impl PrefetchQueue {
         Self { stretches: [none; STRETCHES], len: 0, at: 0, pass: 0, line: 0 }
     }
 
-    /// Adds `n` rows of `bytes`, `row` apart.
+    /// Adds `n` rows of `bytes`, `row` bytes apart.
     #[inline]
     pub(crate) fn push(&mut self, first: *const u8, row: isize, n: usize, bytes: usize) {
         if self.len == STRETCHES || n == 0 || bytes == 0 {
@@ -83,7 +86,7 @@ impl PrefetchQueue {
         }
         let dense = row == bytes as isize;
         let (n, bytes) = if dense { (1, n * bytes) } else { (n, bytes) };
-        // A row that starts inside a line may end in one more: its neighbour's, or not worth asking for.
+        // A row that starts inside a line may end in one more line: its neighbour's, or not worth a prefetch.
         let lines = bytes.div_ceil(LINE_BYTES);
         self.stretches[self.len] = if n == 1 {
             Stretch { first, step: LINE_BYTES as isize, lines, passes: 1 }
@@ -93,7 +96,8 @@ impl PrefetchQueue {
         self.len += 1;
     }
 
-    /// The next lines, as many of `most` as lie evenly, and their pages, if they are whole.
+    /// Returns the next lines, as many of `most` as are evenly spaced, and their number; prefetches their pages, if the
+    /// lines are contiguous.
     #[inline(always)]
     fn next<S: Simd>(&mut self, s: S, most: usize) -> (PrefetchStream, usize) {
         let Stretch { first, step, lines, passes } = self.stretches[self.at];
@@ -113,20 +117,20 @@ impl PrefetchQueue {
         (PrefetchStream { at, step }, n)
     }
 
-    /// Runs a tile that asks for `n` lines as it computes: the next ones, if so many lie evenly. If not, or if it asks for none, the
-    /// next few are asked for after it.
+    /// Runs a tile that prefetches `n` lines as it computes: the next ones, if so many are evenly spaced. If not, or if
+    /// `n` is 0, the next few lines are prefetched after it.
     #[inline(always)]
     pub(crate) fn beside<S: Simd>(&mut self, s: S, n: usize, tile: impl FnOnce(PrefetchStream)) {
         let asks = n > 0 && self.at < self.len && self.stretches[self.at].lines - self.line >= n;
         let stream = if asks { self.next(s, n).0 } else { PrefetchStream::none(core::ptr::from_ref(self).cast()) };
-        // Called in one place: all shapes of tiles are compiled there.
+        // Called in one place: all tile shapes are compiled there.
         tile(stream);
         if !asks {
             self.fetch(s);
         }
     }
 
-    /// Asks for the next few lines, if any are left.
+    /// Prefetches the next few lines, if any are left.
     #[inline(always)]
     fn fetch<S: Simd>(&mut self, s: S) {
         let mut budget = LINES;
@@ -141,11 +145,12 @@ impl PrefetchQueue {
 }
 
 impl PrefetchQueue {
-    /// Adds `n` rows of `dim` elements, as far as they lie evenly. Rows whose elements are not contiguous are left to themselves.
+    /// Adds `n` rows of `dim` elements, as far as they are evenly spaced. Rows whose elements are not contiguous are
+    /// not prefetched.
     #[inline]
     pub(crate) fn push_rows(&mut self, rows: AnyRows, n: usize, dim: usize) {
         if rows.element() == 1 && n > 0 {
-            // SAFETY: there is a row 0.
+            // SAFETY: `n > 0`, so row 0 exists.
             let first = unsafe { rows.first() };
             self.push(first.at, first.step, n.min(first.n), dim * first.element);
         }

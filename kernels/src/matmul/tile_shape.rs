@@ -1,12 +1,13 @@
-//! Shapes of register tiles as constants.
+//! Register tile shapes as constants.
 
-/// Rows of the largest register tile of any instruction set.
+/// Number of rows of the largest register tile of any instruction set.
 pub(crate) const MAX_TILE_ROWS: usize = 6;
 
 /// Calls a tile function with its shape as constants: up to 6 rows, up to 4 vectors, bounded by what the backend's
-/// registers hold (`most` rows and vectors, if not the usual numbers) so that no larger tile is compiled for it. The one place
-/// where shapes become const generics. Everything that is called is inlined, and compiling it takes longer than in proportion
-/// to how much that is: one call in one place, and of no shape that never comes.
+/// registers hold (`most` rows and vectors, if not the usual numbers) so that no larger tile is compiled for it. This
+/// is the one place where shapes become const generics. Every called function is inlined, and compile time grows more
+/// than in proportion to the inlined code: so each tile function has one call in one place, and no shape that never
+/// occurs.
 macro_rules! by_tile_shape {
     ($S:ty, $rows:expr, $vecs:expr, |$MR:ident, $NV:ident| $call:expr) => {
         by_tile_shape!($rows, $vecs, most [<$S as Simd>::TILE_ROWS, <$S as Simd>::TILE_VECS], |$MR, $NV| $call)

@@ -1,51 +1,55 @@
-//! What sums over keys are made of: values row by row, or in pairs of rows.
+//! Terms of sums over keys: values row by row, or in pairs of rows.
 
 use crate::matmul::operands::{Bf16Pairs, Floats, MulAdd};
 use crate::simd::{Bf16Dot, Bf16x2, Simd};
 use crate::tensor::element::{Bf16, Load};
 use crate::tensor::rows::Rows;
 
-/// What a sum over keys is made of: keys one by one, or in pairs.
+/// Terms of a sum over keys: keys one by one, or in pairs.
 pub(crate) trait ValueOperand<S: Simd>: Copy {
-    /// Keys of a term.
+    /// Number of keys of a term.
     const KEYS: usize;
-    /// Bytes of a term in each column.
+    /// Number of bytes of a term in each column.
     const BYTES: usize;
-    /// Whether tiles of them can end rows: only of floats, so that for others there is no such code.
+    /// True if tiles of these terms can end (finish) rows: only with floats, so that the code is not compiled for
+    /// others.
     const ENDS: bool = false;
-    /// Where a term's columns are.
+    /// Address of a term's columns.
     type At: Copy;
-    /// How a term meets its weight.
+    /// Multiply-add of a term with its weight.
     type By: MulAdd<S>;
 
-    /// Bytes from one term to the next, where they lie evenly.
+    /// Returns the number of bytes from one term to the next, where terms are evenly spaced.
     fn step(self) -> isize;
-    /// How many terms from this one on lie evenly.
+    /// Returns how many terms from this one on are evenly spaced.
     ///
     /// # Safety
-    /// There is such a term.
+    /// The term exists.
     unsafe fn evenly(self, term: usize) -> usize;
-    /// Where a term is, to ask for it, and how many from it on lie evenly: see [`Rows::later`].
+    /// Returns the address of a term, to prefetch it, and how many terms from it on are evenly spaced: see
+    /// [`Rows::later`].
     ///
     /// # Safety
-    /// There are terms up to `end`.
+    /// The terms up to `end` exist.
     unsafe fn later(self, term: usize, end: usize) -> Option<(Self::At, usize)>;
-    /// The same from a column on.
+    /// Returns the same terms from a column on.
     ///
     /// # Safety
-    /// There is such a column.
+    /// The column exists.
     unsafe fn columns_from(self, column: usize) -> Self;
-    /// # Safety
-    /// There is such a term.
-    unsafe fn at(self, term: usize) -> Self::At;
-    /// So many bytes on.
-    fn offset(at: Self::At, bytes: isize) -> Self::At;
-    /// Where the memory of each of its keys begins.
-    fn rows(at: Self::At) -> impl Iterator<Item = *const f32>;
-    /// A term in sixteen columns.
+    /// Returns the address of a term.
     ///
     /// # Safety
-    /// It has those, from `column` on.
+    /// The term exists.
+    unsafe fn at(self, term: usize) -> Self::At;
+    /// Returns the address `bytes` bytes further on.
+    fn offset(at: Self::At, bytes: isize) -> Self::At;
+    /// Returns the address of each key of a term.
+    fn rows(at: Self::At) -> impl Iterator<Item = *const f32>;
+    /// Loads a term in sixteen columns.
+    ///
+    /// # Safety
+    /// The term has sixteen columns from `column` on.
     unsafe fn y(s: S, at: Self::At, column: usize) -> <Self::By as MulAdd<S>>::Y;
 }
 
@@ -64,13 +68,13 @@ impl<S: Simd, T: Load> ValueOperand<S> for Rows<T> {
 
     #[inline(always)]
     unsafe fn evenly(self, term: usize) -> usize {
-        // SAFETY: passed on.
+        // SAFETY: same contract: the caller guarantees that the row exists.
         unsafe { Rows::evenly(self, term) }
     }
 
     #[inline(always)]
     unsafe fn later(self, term: usize, end: usize) -> Option<(*const T, usize)> {
-        // SAFETY: passed on.
+        // SAFETY: same contract: the caller guarantees the rows up to `end`.
         unsafe { Rows::later(self, term, end) }
     }
 
@@ -81,13 +85,13 @@ impl<S: Simd, T: Load> ValueOperand<S> for Rows<T> {
 
     #[inline(always)]
     unsafe fn columns_from(self, column: usize) -> Self {
-        // SAFETY: passed on.
+        // SAFETY: same contract: the caller guarantees that the column exists.
         unsafe { Rows::columns_from(self, column) }
     }
 
     #[inline(always)]
     unsafe fn at(self, term: usize) -> *const T {
-        // SAFETY: passed on.
+        // SAFETY: same contract: the caller guarantees that the row exists.
         unsafe { Rows::at(self, term) }
     }
 
@@ -98,16 +102,16 @@ impl<S: Simd, T: Load> ValueOperand<S> for Rows<T> {
 
     #[inline(always)]
     unsafe fn y(s: S, at: *const T, column: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees sixteen columns from `column` on.
         unsafe { T::load(s, at.add(column)) }
     }
 }
 
-/// Rows two by two. Where the last has no neighbour, it is its own: that one's weight is 0.
+/// Pairs of rows. A last row without a neighbour is its own neighbour, with weight 0.
 #[derive(Clone, Copy)]
 pub(crate) struct RowPairs {
     pub(crate) rows: Rows<Bf16>,
-    /// The last row there is.
+    /// Index of the last row.
     pub(crate) last: usize,
 }
 
@@ -124,15 +128,15 @@ impl<S: Bf16Dot> ValueOperand<S> for RowPairs {
 
     #[inline(always)]
     unsafe fn evenly(self, term: usize) -> usize {
-        // SAFETY: passed on: `2 * term` is at most the last row.
+        // SAFETY: the caller guarantees that the term exists, so `2 * term` is at most the last row.
         let rows = unsafe { self.rows.evenly(2 * term) };
-        // Where a row's neighbour lies elsewhere, or is the row itself, a pair is alone.
+        // A pair is alone where a row's neighbour is not evenly spaced, or is the row itself.
         (rows.min(self.last + 1 - 2 * term) / 2).max(1)
     }
 
     #[inline(always)]
     unsafe fn later(self, term: usize, _: usize) -> Option<([*const Bf16; 2], usize)> {
-        // SAFETY: there are rows up to the last.
+        // SAFETY: the rows up to the last exist.
         let (first, together) = unsafe { self.rows.later(2 * term, self.last + 1)? };
         Some(([first, first.wrapping_offset(self.rows.step())], (together / 2).max(1)))
     }
@@ -144,13 +148,14 @@ impl<S: Bf16Dot> ValueOperand<S> for RowPairs {
 
     #[inline(always)]
     unsafe fn columns_from(self, column: usize) -> Self {
-        // SAFETY: passed on.
+        // SAFETY: same contract: the caller guarantees that the column exists.
         Self { rows: unsafe { self.rows.columns_from(column) }, ..self }
     }
 
     #[inline(always)]
     unsafe fn at(self, term: usize) -> [*const Bf16; 2] {
-        // SAFETY: passed on; no row beyond the last.
+        // SAFETY: the caller guarantees that the term exists, so `2 * term` is a row; the second index is at most the
+        // last row.
         unsafe { [self.rows.at(2 * term), self.rows.at((2 * term + 1).min(self.last))] }
     }
 
@@ -161,7 +166,7 @@ impl<S: Bf16Dot> ValueOperand<S> for RowPairs {
 
     #[inline(always)]
     unsafe fn y(s: S, [first, second]: [*const Bf16; 2], column: usize) -> S::P {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees sixteen columns of both rows from `column` on.
         unsafe { s.zip(first.add(column).cast(), second.add(column).cast()) }
     }
 }

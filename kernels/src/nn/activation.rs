@@ -1,14 +1,14 @@
-//! Activation functions: what stands between the two projections of a feed-forward layer.
+//! Activation functions: the elementwise functions between the two projections of a feed-forward layer.
 //!
-//! All but ReLU are x·w(x) with a weight w that goes from 0 to 1, w(x) + w(−x) = 1. So f(x) = max(x, 0) − |x|·w(−|x|),
-//! where the tail w(−|x|) comes from an exponential of something non-positive: [`exp`] is the only one needed, nothing
-//! overflows, nothing cancels, and the limits at ±∞ are what they should be, x and 0. NaN stays NaN.
+//! Each of them but ReLU is x·w(x) with a weight w that goes from 0 to 1, w(x) + w(−x) = 1. So f(x) = max(x, 0) −
+//! |x|·w(−|x|), where the tail w(−|x|) comes from an exponential of something non-positive: [`exp`] is the only one
+//! needed, nothing overflows, nothing cancels, and the limits at ±∞ are right, x and 0. NaN stays NaN.
 //!
-//! - GELU: w is the normal distribution's Φ. With a = |x|, Φ(−a) = exp(−a²/2)·P(q)/(a + k), q = (a − k)/(a + k), where P
-//!   is a polynomial of degree 8: a Remez transfer_state for the relative error on a in 0 ..= 15 in 40-digit arithmetic, and
-//!   the k that made the error least (the substitution is that of Shepherd and Laframboise 1981 for erfc).
+//! - GELU: w is the normal distribution's Φ. With a = |x|, Φ(−a) = exp(−a²/2)·P(q)/(a + k), q = (a − k)/(a + k), where
+//!   P is a polynomial of degree 8: a Remez exchange for the relative error on a in 0 ..= 15 in 40-digit arithmetic,
+//!   and the k that made the error least (the substitution is that of Shepherd and Laframboise 1981 for erfc).
 //! - SiLU: w is the sigmoid, and w(−a) = e/(1 + e) with e = exp(−a).
-//! - The tanh form of GELU, ½x(1 + tanh u), is x·σ(2u): the same, and no hyperbolic tangent.
+//! - The tanh form of GELU, ½x(1 + tanh u), is x·σ(2u): computed as SiLU is, without a hyperbolic tangent.
 //!
 //! Errors beyond the rounding of the result: below 7e-8, absolute, for all of f32 (`tests/activations.rs`).
 
@@ -17,7 +17,7 @@ use crate::simd::isa::Isa;
 use crate::simd::lanes::{load, load_part, store, store_part};
 use crate::simd::{LANES, Simd};
 
-/// A function applied to each number by itself.
+/// Function applied to each number by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Activation {
@@ -36,7 +36,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Applies it to every number of a slice.
+    /// Applies the function to every number of a slice.
     pub fn apply(self, isa: Isa, xs: &mut [f32]) {
         dispatch!(isa, |s| s.vectorize(
             #[inline(always)]
@@ -44,7 +44,8 @@ impl Activation {
         ))
     }
 
-    /// `gate ← f(gate)·up`, number by number: gated units (Shazeer 2020, arXiv:2002.05202), SwiGLU with [`Self::Silu`].
+    /// Computes `gate ← f(gate)·up`, number by number: gated units (Shazeer 2020, arXiv:2002.05202), SwiGLU with
+    /// [`Self::Silu`].
     ///
     /// # Panics
     /// If the slices differ in length.
@@ -57,8 +58,8 @@ impl Activation {
     }
 }
 
-/// Calls `each(s, arguments, function)` with the function that an [`Activation`] is, so that the choice is made once and
-/// not in the loop.
+/// Calls `each(s, arguments, function)` with the function of an [`Activation`], so that the choice is made once and not
+/// in the loop.
 macro_rules! with_function {
     ($s:expr, $activation:expr, $each:ident($($argument:expr),*)) => {
         match $activation {
@@ -71,7 +72,7 @@ macro_rules! with_function {
     };
 }
 
-/// Rows of a matrix of results, or of a part of its columns.
+/// Rows of a result matrix, or of a part of its columns.
 pub(crate) struct Strip {
     pub(crate) first: *mut f32,
     /// Floats from one row to the next.
@@ -80,24 +81,26 @@ pub(crate) struct Strip {
     pub(crate) cols: usize,
 }
 
-/// Applies the function to every element of a value_panel.
+/// Applies the function to every element of the rows.
 ///
 /// # Safety
-/// The value panel's rows, `cols` floats each, are this caller's to read and write.
+/// The rows, `cols` floats each, are the caller's to read and write.
 #[inline(always)]
 pub(crate) unsafe fn activate<S: Simd>(s: S, activation: Activation, a: Strip) {
     if activation != Activation::Identity {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees exclusive access to the rows.
         unsafe { with_function!(s, activation, each(a)) }
     }
 }
 
+/// Applies `f` to every element of the rows.
+///
 /// # Safety
-/// As for [`activate`].
+/// Same contract as [`activate`].
 #[inline(always)]
 unsafe fn each<S: Simd>(s: S, a: Strip, f: impl Fn(S::V) -> S::V) {
     for row in 0..a.rows {
-        // SAFETY: a row of the value_panel.
+        // SAFETY: one of the rows, `cols` floats that the caller guarantees exclusive access to.
         let row = unsafe { core::slice::from_raw_parts_mut(a.first.add(row * a.stride), a.cols) };
         let (whole, rest) = row.as_chunks_mut::<LANES>();
         for lanes in whole {
@@ -109,15 +112,15 @@ unsafe fn each<S: Simd>(s: S, a: Strip, f: impl Fn(S::V) -> S::V) {
     }
 }
 
-/// [`activate`] for a slice.
+/// Applies [`activate`] to a slice.
 #[inline(always)]
 pub(crate) fn activate_slice<S: Simd>(s: S, activation: Activation, xs: &mut [f32]) {
     let value_panel = Strip { first: xs.as_mut_ptr(), stride: xs.len(), rows: 1, cols: xs.len() };
-    // SAFETY: one row, the slice.
+    // SAFETY: one row, the slice, which is borrowed exclusively.
     unsafe { activate(s, activation, value_panel) }
 }
 
-/// `gate ← f(gate)·up`.
+/// Computes `gate ← f(gate)·up`.
 #[inline(always)]
 pub(crate) fn gate<S: Simd>(s: S, activation: Activation, gate: &mut [f32], up: &[f32]) {
     with_function!(s, activation, gate_each(gate, up));
@@ -140,7 +143,7 @@ fn relu<S: Simd>(s: S, x: S::V) -> S::V {
     s.max(s.splat(0.0), x)
 }
 
-/// −|x|, but no less than `lowest`; NaN stays.
+/// Returns −|x|, but no less than `lowest`; NaN stays.
 #[inline(always)]
 fn minus_size<S: Simd>(s: S, x: S::V, lowest: f32) -> S::V {
     let minus = s.sub(s.splat(0.0), x);
@@ -148,7 +151,7 @@ fn minus_size<S: Simd>(s: S, x: S::V, lowest: f32) -> S::V {
     s.max(s.splat(lowest), s.sub(s.splat(0.0), size))
 }
 
-/// The k of the substitution: exact in eight bits, as is 2k.
+/// Parameter k of the substitution: exact in eight bits, as is 2k.
 const K: f32 = 185.0 / 64.0;
 /// Coefficients of P, from q⁰ on: relative error of Φ(−a) below 4.6e-8.
 const P: [f32; 9] = [
@@ -162,10 +165,10 @@ const P: [f32; 9] = [
     -0.000_696_680_74,
     -0.000_320_337_95,
 ];
-/// Φ(−15)·15 is 5e-50: nothing, in f32. Keeps ∞ out of products with 0.
+/// Lower limit of −|x| for GELU: Φ(−15)·15 is 5e-50, which is 0 in f32. Keeps ∞ out of products with 0.
 const NO_TAIL: f32 = -15.0;
 
-/// x·Φ(x).
+/// Returns x·Φ(x).
 #[inline(always)]
 fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
     let one = s.splat(1.0);
@@ -181,10 +184,10 @@ fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
     s.fma(minus, tail, relu(s, x))
 }
 
-/// e^−104 is 0 in f32. Keeps ∞ out of products with 0.
+/// Lower limit of exponents: e^−104 is 0 in f32. Keeps ∞ out of products with 0.
 const NO_EXP: f32 = -104.0;
 
-/// x·σ(z), where z has the sign of x and is no smaller in size.
+/// Returns x·σ(z), where z has the sign of x and is no smaller in size.
 #[inline(always)]
 fn times_sigmoid<S: Simd>(s: S, x: S::V, z: S::V) -> S::V {
     let e = exp(s, minus_size(s, z, NO_EXP));
@@ -192,13 +195,13 @@ fn times_sigmoid<S: Simd>(s: S, x: S::V, z: S::V) -> S::V {
     s.fma(minus_size(s, x, NO_EXP), tail, relu(s, x))
 }
 
-/// x·σ(x).
+/// Returns x·σ(x).
 #[inline(always)]
 fn silu<S: Simd>(s: S, x: S::V) -> S::V {
     times_sigmoid(s, x, x)
 }
 
-/// x·σ(2u), u = √(2/π)·(x + 0.044715·x³).
+/// Returns x·σ(2u), u = √(2/π)·(x + 0.044715·x³).
 #[inline(always)]
 fn gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
     const LINEAR: f64 = 2.0 * 0.797_884_560_802_865_4;

@@ -1,4 +1,5 @@
-//! f(x·Wᵀ + b) with weights packed once: the scores' register tile, with rows of x for queries and rows of W for keys.
+//! Linear layer f(x·Wᵀ + b) with weights packed once: the scores' register tile, with rows of x for queries and rows of
+//! W for keys.
 //!
 //! ```text
 //! for each task: up to 96 rows of x, a run of panels
@@ -20,14 +21,14 @@ use crate::tensor::rows::Rows;
 use crate::work_queue::Queue;
 use core::marker::PhantomData;
 
-/// Most rows of a task. 96 rows of 768 floats are 295 KB: with 64 columns of weights, 196 KB, inside the second-level
-/// cache. The weights come in once a task, so fewer rows would make memory show.
+/// Largest number of rows of a task. 96 rows of 768 floats are 295 KB: with 64 columns of weights, 196 KB, inside the
+/// second-level cache. The weights are read once a task, so with fewer rows the time of reading memory would show.
 const MAX_ROWS: usize = 96;
 
-/// A matrix of weights, packed to be multiplied by rows: `[panel of 16 outputs][inputs][16]`, and a bias.
+/// Matrix of weights, packed to be multiplied by rows: `[panel of 16 outputs][inputs][16]`, and a bias.
 pub struct Packed {
     panels: AlignedBuf,
-    /// One float per output, filled up with zeros to whole panels.
+    /// Bias, one float per output, filled up with zeros to whole panels.
     bias: AlignedBuf,
     inputs: usize,
     outputs: usize,
@@ -60,7 +61,7 @@ impl Packed {
         impl Pack<'_> {
             fn run<S: PackSteps>(self, s: S) {
                 let Self(rows, [outputs, inputs], out) = self;
-                // SAFETY: the caller has checked that `rows` holds `outputs` rows of `inputs` elements.
+                // SAFETY: the caller checked that `rows` holds `outputs` rows of `inputs` elements.
                 unsafe { s.pack_keys(Typed::F32(rows), [outputs; 2], inputs, out) }
             }
         }
@@ -69,34 +70,34 @@ impl Packed {
         Self { panels, bias: offsets, inputs, outputs, activation: Activation::Identity }
     }
 
-    /// With a function of the results.
+    /// Returns the weights with an activation function of the results.
     #[must_use]
     pub fn then(self, activation: Activation) -> Self {
         Self { activation, ..self }
     }
 
-    /// The function of the results.
+    /// Returns the activation function of the results.
     pub fn activation(&self) -> Activation {
         self.activation
     }
 
-    /// Length of a row that it multiplies.
+    /// Returns the length of an input row.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// Length of a row that it gives.
+    /// Returns the length of an output row.
     pub fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// Bytes held.
+    /// Returns the number of bytes held.
     pub fn bytes(&self) -> usize {
         self.panels.bytes() + self.bias.bytes()
     }
 
-    /// What multiplying this many rows takes, in floating-point operations. Few rows wait for the weights: a float from
-    /// memory takes as long as 16 operations (30 GB/s against 117 GFLOP/s a core).
+    /// Returns the cost of multiplying this many rows, in floating-point operations. Few rows wait for the weights: a
+    /// float from memory takes as long as 16 operations (30 GB/s against 117 GFLOP/s a core).
     pub fn cost(&self, rows: usize) -> f64 {
         (2.0 * rows as f64).max(16.0) * self.inputs as f64 * self.outputs as f64
     }
@@ -112,7 +113,7 @@ impl core::fmt::Debug for Packed {
     }
 }
 
-/// Rows times packed weights: a queue of tasks that workers empty together.
+/// Product of rows with packed weights: a queue of tasks that workers empty together.
 pub struct Product<'a> {
     x: &'a [f32],
     weights: &'a Packed,
@@ -125,21 +126,22 @@ pub struct Product<'a> {
 }
 
 // SAFETY: workers write through `out` to disjoint parts of a slice that this borrows exclusively: every task is taken
-// once, and no two tasks share a row and a column.
+// once, and no two tasks share both a row and a column.
 unsafe impl Sync for Product<'_> {}
-// SAFETY: as above; a pointer to floats may be sent.
+// SAFETY: writes are disjoint as for `Sync`, and a pointer to floats may be sent to another thread.
 unsafe impl Send for Product<'_> {}
 
 impl<'a> Product<'a> {
-    /// `out ← x·Wᵀ + b`: rows of [`Packed::inputs`] to rows of [`Packed::outputs`], cut up for this many workers.
+    /// Prepares `out ← x·Wᵀ + b`: rows of [`Packed::inputs`] to rows of [`Packed::outputs`], split into tasks for this
+    /// many workers.
     ///
     /// # Panics
-    /// If the numbers of rows are not whole or not the same.
+    /// If the rows of `x` are not whole, or `out` does not have as many.
     pub fn new(x: &'a [f32], weights: &'a Packed, out: &'a mut [f32], workers: usize) -> Self {
         let rows = x.len() / weights.inputs;
         let fits = rows * weights.inputs == x.len() && rows.checked_mul(weights.outputs) == Some(out.len());
         assert!(fits, "rows do not fit the weights");
-        // Four tasks a worker, so that the last to finish does not keep the others waiting long; columns are cut only
+        // Four tasks a worker, so that the last to finish does not keep the others waiting long; columns are split only
         // where there are not rows enough.
         let wanted = if workers > 1 { workers.saturating_mul(4) } else { 1 };
         let by_rows = rows.div_ceil(MAX_ROWS).max(wanted.min(rows / MAX_ROWS)).max(1);
@@ -174,8 +176,8 @@ impl<'a> Product<'a> {
         for (row, pointer) in x.chunks_exact(weights.inputs).skip(first).zip(&mut pointers[..here]) {
             *pointer = row.as_ptr();
         }
-        // SAFETY: the rows are `inputs` floats each; rows `first..` and the columns of these panels are this task's part
-        // of `out`, which has `outputs` columns.
+        // SAFETY: the rows are `inputs` floats each; rows `first..` and the columns of these panels are this task's
+        // part of `out`, which has `outputs` columns.
         unsafe {
             let value_panel = Strip {
                 rows: &pointers[..here],
@@ -205,22 +207,24 @@ impl core::fmt::Debug for Product<'_> {
     }
 }
 
-/// A few rows against a run of panels.
+/// Operands of one task: a few rows against a run of panels.
 pub(crate) struct Strip<'a> {
     rows: &'a [*const f32],
-    /// All panels, `[panel][inputs][16]`.
+    /// Packed weights, `[panel][inputs][16]`, all panels.
     panels: &'a [f32],
-    /// One for each output, in whole panels.
+    /// Bias, one float for each output, in whole panels.
     bias: &'a [f32],
     inputs: usize,
     outputs: usize,
     activation: Activation,
-    /// The panels to multiply by.
+    /// Range of panels to multiply by.
     range: core::ops::Range<usize>,
-    /// The first row's results, `outputs` floats apart from the next row's.
+    /// Results of the first row, `outputs` floats apart from the next row's.
     out: *mut f32,
 }
 
+/// Computes one task: a few rows times a run of panels.
+///
 /// # Safety
 /// Every row is readable for `inputs` floats; `out` has a row of `outputs` floats for each, of which those of the
 /// panels in `range` are this caller's to write.
@@ -236,9 +240,9 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
         let mut row = 0;
         while row < rows.len() {
             let tile_rows = S::TILE_ROWS.min(rows.len() - row);
-            // A tile that ends inside a vector is written here first.
+            // A tile that ends inside a vector is written to `whole` first.
             let mut whole = [0.0f32; 6 * 4 * LANES];
-            // SAFETY: row `row` of `out` exists.
+            // SAFETY: row `row` of `out` exists, as the caller guarantees.
             let there = unsafe { out.add(row * outputs + column) };
             let partial = columns < vecs * LANES;
             let (to, stride) = if partial { (whole.as_mut_ptr(), 4 * LANES) } else { (there, outputs) };
@@ -265,13 +269,13 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
             }
             if partial {
                 for (r, row) in whole.chunks_exact(4 * LANES).take(tile_rows).enumerate() {
-                    // SAFETY: `columns` floats of a row of `out`.
+                    // SAFETY: `columns` floats of a row of `out`, which are the caller's to write.
                     unsafe { there.add(r * outputs).copy_from_nonoverlapping(row.as_ptr(), columns) };
                 }
             }
             row += tile_rows;
         }
-        // SAFETY: the columns just written.
+        // SAFETY: the columns just written, which are the caller's.
         unsafe {
             let value_panel =
                 activation::Strip { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };

@@ -1,4 +1,4 @@
-//! What surrounds attention in a network: linear layers, activations, norms.
+//! Layers around attention in a network: linear layers, activations, norms.
 
 pub(crate) mod activation;
 pub(crate) mod elementwise;

@@ -1,40 +1,41 @@
-//! Layer norm and RMS norm: rows brought to one size.
+//! Layer norm and RMS norm: normalisation of rows.
 //!
 //! ```text
 //! y = (x − mean) / √(variance + eps) · gain + bias          layer norm
 //! y = x / √(mean of x² + eps) · gain                        RMS norm
 //! ```
 //!
-//! A row is gone through three times, in first-level cache: for the mean, for the squares about it, and to be written.
-//! The squares are taken about the rounded mean, whose error the same pass measures and takes back (the corrected
+//! A row is passed over three times, in first-level cache: for the mean, for the squares about it, and to be written.
+//! The squares are taken about the rounded mean, whose error the same pass measures and corrects (the corrected
 //! two-pass algorithm: Chan, Golub, LeVeque 1983), so a mean much larger than the spread costs no accuracy.
 //!
-//! Sums have two chains of sixteen lanes, vectors taken in turn, then the tree of `reduce_sum`; the few numbers of a row
-//! are finished in f64. The order follows from the width alone: the bits are the same on every FMA instruction set.
+//! Sums have two chains of sixteen lanes, vectors added to them in turn, then the tree of `reduce_sum`; the few numbers
+//! of a row are finished in f64. The order follows from the width alone: the bits are the same on every FMA instruction
+//! set.
 
 use crate::simd::isa::Isa;
 use crate::simd::lanes::{load, load_part, store, store_part};
 use crate::simd::{LANES, Simd};
 
-/// From where a row is measured.
+/// Origin from which a row is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Center {
-    /// From its mean: layer norm.
+    /// Mean of the row: layer norm.
     Mean,
-    /// From zero: RMS norm.
+    /// Zero: RMS norm.
     Zero,
 }
 
-/// A norm of rows of one width, that of the gain.
+/// Norm of rows of one width, that of the gain.
 #[derive(Debug, Clone, Copy)]
 pub struct Norm<'a> {
-    /// From where rows are measured.
+    /// Origin from which rows are measured.
     pub center: Center,
-    /// A factor for each column.
+    /// Factor for each column.
     pub gain: &'a [f32],
-    /// Added to each column.
+    /// Summand for each column.
     pub bias: Option<&'a [f32]>,
-    /// Added to the variance, or to the mean of the squares.
+    /// Summand of the variance, or of the mean of the squares.
     pub eps: f32,
 }
 
@@ -42,7 +43,7 @@ impl Norm<'_> {
     /// Writes the norm of each row of `x`.
     ///
     /// # Panics
-    /// If rows are not whole or not as many, or the bias is not as wide as the gain.
+    /// If rows are not whole, `out` differs in length from `x`, or the bias is not as wide as the gain.
     pub fn apply(&self, isa: Isa, x: &[f32], out: &mut [f32]) {
         self.check(x.len(), out.len());
         dispatch!(isa, |s| s.vectorize(
@@ -51,10 +52,10 @@ impl Norm<'_> {
         ));
     }
 
-    /// `x ← x + add`, then writes the norm of each row of `x`.
+    /// Computes `x ← x + add`, then writes the norm of each row of `x`.
     ///
     /// # Panics
-    /// As for [`Self::apply`]; `add` is as long as `x`.
+    /// As for [`Self::apply`], or if `add` differs in length from `x`.
     pub fn add_and_apply(&self, isa: Isa, x: &mut [f32], add: &[f32], out: &mut [f32]) {
         self.check(x.len(), out.len());
         assert_eq!(x.len(), add.len(), "as much is added as there is");
@@ -71,14 +72,14 @@ impl Norm<'_> {
     }
 }
 
-/// Rows to be normed.
+/// Input rows of a norm.
 pub(crate) enum Rows<'a> {
     Plain(&'a [f32]),
-    /// The second is added to the first, and the sum is normed.
+    /// Two summands: the second is added to the first, and the sum is normed.
     Sum(&'a mut [f32], &'a [f32]),
 }
 
-/// Norms all rows.
+/// Writes the norm of every row.
 #[inline(always)]
 pub(crate) fn norm<S: Simd>(s: S, norm: &Norm<'_>, rows: Rows<'_>, out: &mut [f32]) {
     let width = norm.gain.len();
@@ -98,7 +99,7 @@ pub(crate) fn norm<S: Simd>(s: S, norm: &Norm<'_>, rows: Rows<'_>, out: &mut [f3
     }
 }
 
-/// `x ← x + add`.
+/// Computes `x ← x + add`.
 #[inline(always)]
 fn add_row<S: Simd>(s: S, x: &mut [f32], add: &[f32]) {
     let ((xs, x), (adds, add)) = (x.as_chunks_mut::<LANES>(), add.as_chunks::<LANES>());
@@ -126,7 +127,7 @@ fn norm_row<S: Simd>(s: S, norm: &Norm<'_>, x: &[f32], out: &mut [f32]) {
         }
     };
     let origin = s.splat(mean);
-    // Past the end of the row stands its mean, which adds nothing.
+    // The row is filled up with its mean, which adds nothing.
     let [off, squares] = totals(
         s,
         (x, mean),
@@ -136,10 +137,10 @@ fn norm_row<S: Simd>(s: S, norm: &Norm<'_>, x: &[f32], out: &mut [f32]) {
             [s.add(off, d), s.fma(d, d, squares)]
         },
     );
-    // What rounding has left in the mean. The squares about the true mean are the fewer by that.
+    // Rounding error of the mean. The squares about the true mean are smaller by its square.
     let shift = if norm.center == Center::Mean { off / count } else { 0.0 };
     let variance = squares / count - shift * shift;
-    // Below 0 by rounding alone. Written so that NaN stays.
+    // A variance is below 0 by rounding alone. Written so that NaN stays.
     let variance = if variance < 0.0 { 0.0 } else { variance };
     let factor = s.splat((1.0 / (variance + f64::from(norm.eps)).sqrt()) as f32);
     let shift = s.splat(shift as f32);
@@ -153,7 +154,7 @@ fn norm_row<S: Simd>(s: S, norm: &Norm<'_>, x: &[f32], out: &mut [f32]) {
     );
 }
 
-/// `out ← f(x) · gain + bias`.
+/// Computes `out ← f(x) · gain + bias`.
 #[inline(always)]
 fn write_row<S: Simd>(s: S, norm: &Norm<'_>, x: &[f32], out: &mut [f32], f: impl Fn(S::V) -> S::V) {
     let (whole, rest) = out.as_chunks_mut::<LANES>();
@@ -169,7 +170,7 @@ fn write_row<S: Simd>(s: S, norm: &Norm<'_>, x: &[f32], out: &mut [f32], f: impl
     }
 }
 
-/// `K` sums over a row, which is filled up to whole vectors: `add` takes a vector into the sums.
+/// Computes `K` sums over a row, which is filled up to whole vectors with `fill`: `add` adds a vector to the sums.
 #[inline(always)]
 fn totals<S: Simd, const K: usize>(
     s: S,

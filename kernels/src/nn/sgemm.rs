@@ -1,15 +1,15 @@
-//! A safe door to `matrixmultiply`'s sgemm, for the unfused baseline. Never on the fused path.
+//! Safe wrapper of `matrixmultiply`'s sgemm, for the unfused baseline. The fused path never calls it.
 
-/// A matrix inside a slice: element `[i, j]` is `data[i·strides.0 + j·strides.1]`.
+/// Matrix inside a slice: element `[i, j]` is `data[i·strides.0 + j·strides.1]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
-    /// The slice, from element `[0, 0]` on.
+    /// Slice from element `[0, 0]` on.
     pub data: &'a [f32],
-    /// Elements from one row, and from one column, to the next.
+    /// Distances, in elements, from one row and from one column to the next.
     pub strides: (usize, usize),
 }
 
-/// `c ← alpha · a · b`, with `a` `m × k`, `b` `k × n`, `c` `m × n` and dense.
+/// Computes `c ← alpha · a · b`, with `a` `m × k`, `b` `k × n`, `c` `m × n` and dense.
 ///
 /// # Panics
 /// If a slice is too short.
@@ -23,7 +23,7 @@ pub fn sgemm([m, k, n]: [usize; 3], alpha: f32, a: Matrix<'_>, b: Matrix<'_>, c:
     let holds = m.checked_mul(n).is_some_and(|size| size <= c.len());
     assert!(fits(m, k, &a) && fits(k, n, &b) && holds, "sgemm: a slice is too short for its shape");
     if m == 0 || n == 0 {
-        // It would count through the rows of nothing.
+        // `matrixmultiply` would loop over the rows of an empty matrix.
         return;
     }
     // SAFETY: every element of the three matrices lies inside its slice, and `c` is borrowed exclusively.

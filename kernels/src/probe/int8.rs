@@ -1,4 +1,4 @@
-//! The int8 steps by themselves, for tests and benchmarks.
+//! Int8 steps one by one, for tests and benchmarks.
 
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::pv::Values;
@@ -16,7 +16,7 @@ use crate::tensor::rows::MAX_DIM;
 use crate::tensor::rows::Rows;
 use core::ops::Range;
 
-/// Keys and values of one head in bytes, as the steps take them.
+/// Int8 keys and values of one head, as the steps take them.
 pub struct Cache {
     head_dim: usize,
     value_dim: usize,
@@ -37,11 +37,11 @@ impl core::fmt::Debug for Cache {
 }
 
 impl Cache {
-    /// Room for this many tokens. Keys have a scale each, or one for each channel that is given.
+    /// Makes a cache with room for this many tokens. Each key has a scale, or each channel, if scales are given.
     ///
     /// # Panics
-    /// If there are channels, but not `head_dim`, a dimension is 0 or longer than can be, or so many tokens of them are more
-    /// than memory.
+    /// If there are scales but not `head_dim` of them, a dimension is 0 or above its limit, or so many tokens exceed
+    /// the address space.
     pub fn new(capacity: usize, [head_dim, value_dim]: [usize; 2], channels: Option<Vec<f32>>) -> Self {
         assert!(channels.as_ref().is_none_or(|channels| channels.len() == head_dim));
         assert!((1..=MAX_HEAD_DIM).contains(&head_dim) && (1..=MAX_DIM).contains(&value_dim), "dimensions of no cache");
@@ -56,10 +56,10 @@ impl Cache {
         Self { head_dim, value_dim, len: 0, capacity, channels, keys, key_scales, values, value_scales }
     }
 
-    /// Holds the tokens of dense rows, packed at once.
+    /// Makes a cache of the tokens of dense rows, packed at once.
     ///
     /// # Panics
-    /// If the rows are not whole, or not as many.
+    /// If the rows are not whole, or keys and values differ in number.
     pub fn pack(isa: Isa, [keys, values]: [&[f32]; 2], dims: [usize; 2], channels: Option<Vec<f32>>) -> Self {
         struct Pack<'a>(&'a mut Cache, &'a [f32], &'a [f32]);
         impl Pack<'_> {
@@ -99,22 +99,22 @@ impl Cache {
         self.value_scales[j] = s.quantise(value, &mut self.values.elements_mut::<i8>()[j * width..][..width]);
     }
 
-    /// Tokens held.
+    /// Returns the number of tokens held.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if no token is held.
+    /// Returns true if no token is held.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes of the packed keys.
+    /// Returns the number of bytes of the packed keys.
     pub fn key_bytes(&self) -> usize {
         self.len.div_ceil(LANES) * panel_bytes(self.head_dim)
     }
 
-    /// Bytes of the values.
+    /// Returns the number of bytes of the values.
     pub fn value_bytes(&self) -> usize {
         self.len * self.width()
     }
@@ -123,13 +123,13 @@ impl Cache {
         self.value_dim.next_multiple_of(LANES)
     }
 
-    /// Element `i` of key `j` as it is narrow_by_mask, without the scale of its channel.
+    /// Returns element `i` of key `j` as it is stored, and its scale, without that of its channel.
     pub fn key(&self, j: usize, i: usize) -> (i8, f32) {
         let at = j / LANES * panel_bytes(self.head_dim) + i / 4 * 4 * LANES + j % LANES * 4 + i % 4;
         (self.keys.elements::<i8>()[at], self.channels.as_ref().map_or(self.key_scales[j], |_| 1.0))
     }
 
-    /// Element `i` of value `j` as it is narrow_by_mask.
+    /// Returns element `i` of value `j` as it is stored, and its scale.
     pub fn value(&self, j: usize, i: usize) -> (i8, f32) {
         (self.values.elements::<i8>()[j * self.width() + i], self.value_scales[j])
     }
@@ -137,7 +137,7 @@ impl Cache {
     /// Appends a token.
     ///
     /// # Panics
-    /// If it has other dimensions, or there is no room.
+    /// If the token has other dimensions, or there is no room.
     pub fn push(&mut self, isa: Isa, key: &[f32], value: &[f32]) {
         struct Push<'a>(&'a mut Cache, &'a [f32], &'a [f32]);
         impl Push<'_> {
@@ -154,7 +154,8 @@ impl Cache {
         dispatch!(isa, |s| Push(self, key, value).run(s));
     }
 
-    /// Scores of up to 96 dense query rows against some of the keys, from the first of a block on: `[row][keys]`.
+    /// Computes scores of up to 96 dense query rows against some of the keys, from the first of a block on:
+    /// `[row][keys]`.
     ///
     /// # Panics
     /// If rows, keys and scores do not fit.
@@ -202,7 +203,7 @@ impl Cache {
         dispatch!(isa, |s| Run(self, queries, scale, keys, out).run(s));
     }
 
-    /// Adds to `out`, `[row][value_dim in whole 16s]`, some of the values with weights `[row][keys]`. As for
+    /// Adds some of the values, with weights `[row][keys]`, to `out`, `[row][value_dim in whole 16s]`. Limits as for
     /// [`Self::scores`].
     ///
     /// # Panics

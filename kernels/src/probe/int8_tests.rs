@@ -1,4 +1,4 @@
-//! Against plain integers, in every instruction set and both forms of AVX-512.
+//! Tests of the int8 scores against plain integers, in every instruction set and both forms of AVX-512.
 
 use super::int8::Cache;
 use crate::attention::steps::by_isa::Steps;
@@ -12,7 +12,7 @@ use crate::simd::{LANES, Query4};
 mod rows;
 mod values;
 
-/// Floats that look random: the upper bits of a linear congruence.
+/// Pseudo-random floats: the upper bits of a linear congruence.
 struct Floats(u64);
 
 impl Floats {
@@ -25,7 +25,7 @@ impl Floats {
         (i64::from(self.next() % 255) - 127) as i8
     }
 
-    /// Between −1 and 1.
+    /// Returns a number between −1 and 1.
     fn float(&mut self) -> f32 {
         self.next() as f32 / 2f32.powi(30) - 1.0
     }
@@ -39,7 +39,7 @@ fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
 
-/// Rows and keys in bytes, and their sums in plain integers.
+/// Int8 rows and keys, and their sums in plain integers.
 struct Case {
     head_dim: usize,
     rows: Vec<Vec<i8>>,
@@ -66,7 +66,7 @@ impl Case {
         factor * sum as f32
     }
 
-    /// Runs the step in every form there is, on these spans (in keys), and checks what it wrote and what it did not.
+    /// Runs the step in every form, on these spans (in keys), and checks which scores it wrote and which it left.
     fn check(&self, span_of: impl Fn(usize) -> Span) {
         for isa in Isa::available() {
             self.check_form(isa.name(), isa.tile().0, &span_of, |scores| dispatch!(isa, |s| Step(scores).run(s)));
@@ -195,7 +195,7 @@ fn keys_one_by_one_lie_as_keys_packed_at_once() {
             let bytes = n.div_ceil(LANES) * panel_bytes(head_dim);
             let (mut whole, mut single) = (vec![99; bytes + 1], vec![0; bytes]);
             pack_keys(&rows, head_dim, &mut whole);
-            // In any order.
+            // Keys are placed in reverse: any order gives the same bytes.
             for j in (0..n).rev() {
                 place_key(&rows[j * head_dim..][..head_dim], j, &mut single);
             }
@@ -229,7 +229,7 @@ fn keys_one_by_one_lie_as_keys_packed_at_once() {
     }
 }
 
-/// What the bytes can say of a sum of products, at worst: half a scale in either factor of each.
+/// Returns the largest error of a quantised sum of products: half a scale in either factor of each.
 fn bound(a: &[f32], b: &[f32], [sa, sb]: [f32; 2]) -> f64 {
     let each = |(&a, &b): (&f32, &f32)| {
         let (a, b, sa, sb) = (f64::from(a.abs()), f64::from(b.abs()), f64::from(sa), f64::from(sb));

@@ -1,4 +1,4 @@
-//! The kernel steps one by one, for this project's tests and benchmarks: what the fused loop calls, on data that is checked
+//! Kernel steps one by one, for this project's tests and benchmarks: what the main loop calls, on data that is checked
 //! here. Behind the feature `_probe`, and no part of the public interface.
 
 pub mod int8;
@@ -28,8 +28,8 @@ use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::rows::MAX_DIM;
 use crate::tensor::rows::Rows;
 
-/// Reads every key and value once, in the order in which a few rows of a call would, and does next to nothing with them.
-/// True if all are finite.
+/// Reads every key and value once, in the order in which a call of few rows would, with almost no arithmetic. Returns
+/// true if all are finite.
 pub fn read_source(kv: &KeyValues<'_>) -> bool {
     struct ReadSource<'a, 'b>(&'a KeyValues<'b>);
     impl ReadSource<'_, '_> {
@@ -53,15 +53,15 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                     continue;
                 }
                 let [keys, values] = &mut tables;
-                // Bytes are read as floats, whatever they are then.
+                // Int8 data is read as floats, whatever their values.
                 let bytes = |at: *const i8, n: usize| {
                     let rows = Typed::F32(Rows::strided(at.cast(), 0, 1));
-                    // SAFETY: so many bytes, on a cache line.
+                    // SAFETY: `n` bytes that exist, starting on a cache line.
                     core::hint::black_box(unsafe { s.all_finite(rows, 1, n / size_of::<f32>()) });
                     true
                 };
-                // SAFETY: the keys exist, and their block is held; a cache's panels and value panels are whole. Of value panels of bytes,
-                // as many are read as the keys have, if not all theirs.
+                // SAFETY: the keys exist, and their block is held; a cache's panels and value panels are whole. Of int8
+                // value panels, as many bytes are read as `len` keys have, if not all of their own.
                 finite &= unsafe {
                     let at = [b, h, first];
                     let keys = match kv.keys(at, len, keys) {
@@ -86,7 +86,7 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
     dispatch!(Isa::detect(), |s| ReadSource(kv).run(s))
 }
 
-/// One row block of rows and one block of keys, on which the steps can be run one at a time.
+/// One row block and one key block, on which the steps can be run one at a time.
 #[derive(Debug)]
 pub struct Bench {
     rows: usize,
@@ -101,24 +101,25 @@ pub struct Bench {
     out: AlignedBuf,
 }
 
-/// A step of the fused loop.
+/// Step of the main loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Transpose the keys.
+    /// Transposing the keys.
     Pack,
-    /// Q·Kᵀ.
+    /// Scores: Q·Kᵀ.
     Scores,
     /// Maximum, exponentials, sum: in place, so that the second time it is the softmax of weights, which takes as long.
     Softmax,
-    /// P·V.
+    /// Products of weights and values: P·V.
     Values,
 }
 
 impl Bench {
-    /// Rows (at most 96), keys (at most 256, whole panels of 16), and a head_dim of whole vectors; filled by `fill`.
+    /// Makes a bench of rows (at most 96), keys (at most 256, whole panels of 16), and a head_dim of whole vectors;
+    /// filled by `fill`.
     ///
     /// # Panics
-    /// If the sizes are outside that.
+    /// If the sizes are outside these limits.
     pub fn new(rows: usize, keys: usize, head_dim: usize, mut fill: impl FnMut() -> f32) -> Self {
         assert!(
             rows <= MAX_ROW_BLOCK
@@ -148,7 +149,7 @@ impl Bench {
         }
     }
 
-    /// Runs one step on what the steps before it left.
+    /// Runs one step on the results of the steps before it.
     pub fn run(&mut self, isa: Isa, step: Step) {
         struct Run<'a>(&'a mut Bench, Step);
         impl Run<'_> {
@@ -159,17 +160,17 @@ impl Bench {
         dispatch!(isa, |s| Run(self, step).run(s));
     }
 
-    /// The scores of row `r`, after [`Step::Scores`]; its weights, after [`Step::Softmax`].
+    /// Returns the scores of row `r`, after [`Step::Scores`]; its weights, after [`Step::Softmax`].
     pub fn scores(&self, r: usize) -> &[f32] {
         &self.scores.floats()[r * SCORE_STRIDE..][..self.keys]
     }
 
-    /// The output of row `r`, not normalised, after [`Step::Values`].
+    /// Returns the output of row `r`, not normalised, after [`Step::Values`].
     pub fn out(&self, r: usize) -> &[f32] {
         &self.out.floats()[r * self.head_dim..][..self.head_dim]
     }
 
-    /// Query row `r`, key `j`, value `j`.
+    /// Returns query row `r`, key `j`, value `j`.
     pub fn inputs(&self, r: usize, j: usize) -> [&[f32]; 3] {
         let d = self.head_dim;
         [&self.q[r * d..][..d], &self.k[j * d..][..d], &self.v[j * d..][..d]]
@@ -187,7 +188,7 @@ impl Bench {
             }
             Step::Scores => {
                 let queries: Vec<_> = self.q.chunks_exact(d).map(<[f32]>::as_ptr).collect();
-                // SAFETY: the query pointers are rows of `head_dim`.
+                // SAFETY: the query pointers point to rows of `head_dim`.
                 unsafe {
                     s.scores(Scores {
                         queries: &queries,

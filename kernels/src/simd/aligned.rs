@@ -1,27 +1,29 @@
-//! Memory that starts on a cache line, so that whole vectors never straddle two.
+//! Buffers aligned to a cache line, so that whole vectors never straddle two lines.
 
 use crate::simd::width::{LANES, LINE_BYTES};
 use core::alloc::Layout;
 
-/// Types that the memory of floats can be used as.
+/// Element types that a buffer of floats can be reinterpreted as.
 ///
 /// # Safety
-/// Every pattern of bits is a value; no larger than an `f32`, its size a power of two, aligned to no more than that size.
+/// Every bit pattern is a valid value. The type is no larger than an `f32`, its size is a power of two, and its
+/// alignment is no more than that size.
 pub(crate) unsafe trait Plain: Copy {}
 
-// SAFETY: numbers of at most four bytes.
+// SAFETY: a four-byte number of which every bit pattern is valid.
 unsafe impl Plain for f32 {}
-// SAFETY: as above.
+// SAFETY: a one-byte number of which every bit pattern is valid.
 unsafe impl Plain for i8 {}
 
 /// A cache line of floats.
 type Line = [f32; LANES];
 const _: () = assert!(LINE_BYTES == size_of::<Line>());
 
-/// Floats that start on a cache line. Grows on request, never shrinks. Not to be cloned: a copy would start elsewhere.
+/// Buffer of floats whose first element starts on a cache line. It grows on request and never shrinks. It is not
+/// `Clone`: a copy would start elsewhere.
 #[derive(Default)]
 pub(crate) struct AlignedBuf {
-    /// One line more than asked for.
+    /// Cache lines: one more than requested, so that an aligned start fits.
     lines: Vec<Line>,
 }
 
@@ -30,21 +32,21 @@ impl AlignedBuf {
         Self { lines: Vec::new() }
     }
 
-    /// Makes room for `floats`. Allocates, and forgets what it held, only if there is less. False if there is no memory: then
-    /// it is as it was.
+    /// Makes room for `floats`. Allocates, and discards the contents, only if there is less. Returns false if there is
+    /// no memory; the buffer is then unchanged.
     #[inline]
     #[must_use]
     pub(crate) fn try_reserve(&mut self, floats: usize) -> bool {
         if !self.holds(floats) {
-            // Not `resize`: the old contents are worth nothing. Fresh zeros come from the system untouched.
-            // SAFETY: zeros are floats.
+            // Not `resize`: the old contents are not needed, and fresh zeros come from the system untouched.
+            // SAFETY: zero bytes are valid floats.
             let Some(fresh) = (unsafe { zeroed(floats.div_ceil(LANES) + 1) }) else { return false };
             self.lines = fresh;
         }
         true
     }
 
-    /// True if there is room for `floats`.
+    /// Returns true if there is room for `floats`.
     #[inline]
     pub(crate) fn holds(&self, floats: usize) -> bool {
         self.lines.len() > floats.div_ceil(LANES)
@@ -59,7 +61,7 @@ impl AlignedBuf {
         assert!(self.try_reserve(floats), "no memory for {floats} floats");
     }
 
-    /// Bytes held.
+    /// Number of bytes held.
     pub(crate) fn bytes(&self) -> usize {
         self.lines.len() * LINE_BYTES
     }
@@ -79,7 +81,7 @@ impl AlignedBuf {
         &mut self.lines.as_flattened_mut()[start..]
     }
 
-    /// As shorter elements.
+    /// Returns the buffer as elements of another type.
     pub(crate) fn elements<T: Plain>(&self) -> &[T] {
         let floats = self.floats();
         // SAFETY: as many bytes as the floats are, aligned for them: `Plain`.
@@ -88,27 +90,28 @@ impl AlignedBuf {
 
     pub(crate) fn elements_mut<T: Plain>(&mut self) -> &mut [T] {
         let floats = self.floats_mut();
-        // SAFETY: as above, borrowed exclusively; every pattern of four bytes is a valid f32.
+        // SAFETY: as many bytes as the floats are, aligned for them (`Plain`), borrowed exclusively; every pattern of
+        // four bytes is a valid f32.
         unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats) / size_of::<T>()) }
     }
 }
 
-/// So many zeros, untouched until they are used; `None` if there is no memory for them.
+/// Allocates `len` zeros, untouched until they are used. Returns `None` if there is no memory for them.
 pub fn zeros(len: usize) -> Option<Vec<f32>> {
-    // SAFETY: zero is a float.
+    // SAFETY: zero bytes are valid floats.
     unsafe { zeroed(len) }
 }
 
-/// True if there is memory for so many floats at once.
+/// Returns true if there is memory for `floats` floats at once.
 pub fn has_memory(floats: usize) -> bool {
-    // An allocation that is not looked at is optimised away.
+    // An allocation whose result is not inspected is optimised away.
     core::hint::black_box(zeros(floats)).is_some()
 }
 
-/// A vector of values whose bytes are all zero. `None` if there is no memory for it.
+/// Allocates a vector of values whose bytes are all zero. Returns `None` if there is no memory for it.
 ///
 /// # Safety
-/// Zero bytes are a `T`.
+/// A `T` whose bytes are all zero is valid.
 unsafe fn zeroed<T>(len: usize) -> Option<Vec<T>> {
     let layout = Layout::array::<T>(len).ok()?;
     if layout.size() == 0 {
@@ -116,7 +119,8 @@ unsafe fn zeroed<T>(len: usize) -> Option<Vec<T>> {
     }
     // SAFETY: the size is not zero.
     let first = unsafe { std::alloc::alloc_zeroed(layout) }.cast::<T>();
-    // SAFETY: allocated here by the global allocator, with the layout of `len` values, which zeros are by the caller's promise.
+    // SAFETY: allocated here by the global allocator, with the layout of `len` values; the caller guarantees that zero
+    // bytes are valid values.
     (!first.is_null()).then(|| unsafe { Vec::from_raw_parts(first, len, len) })
 }
 

@@ -3,7 +3,7 @@
 use super::{Int8Dot, Int8DotWork, LANES, Query4, Simd, TWO_TO_MINUS_64};
 use core::arch::x86_64::*;
 
-/// Proof that this machine has AVX2, FMA and F16C. Made by [`Avx2::detect`] alone.
+/// Proof that this machine has AVX2, FMA and F16C. Only [`Avx2::detect`] makes one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx2(());
 
@@ -15,16 +15,16 @@ impl Avx2 {
     }
 }
 
-/// The low eight lanes, then the high eight.
+/// Pair of registers: the low eight lanes, then the high eight.
 pub(crate) type Bf16x2 = [__m256; 2];
 
-/// Largest of eight lanes; [`Simd::max`]'s rule for NaN.
+/// Returns the largest of eight lanes; [`Simd::max`]'s rule for NaN.
 ///
 /// # Safety
 /// The machine has AVX.
 #[inline(always)]
 pub(crate) unsafe fn max8(v: __m256) -> f32 {
-    // SAFETY: the caller vouches for AVX, which includes SSE.
+    // SAFETY: the caller guarantees AVX, which includes SSE.
     unsafe {
         let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
@@ -32,13 +32,13 @@ pub(crate) unsafe fn max8(v: __m256) -> f32 {
     }
 }
 
-/// Sum of eight lanes, 4 apart, then 2, then 1.
+/// Returns the sum of eight lanes: lanes 4 apart first, then 2, then 1.
 ///
 /// # Safety
 /// The machine has AVX.
 #[inline(always)]
 pub(crate) unsafe fn sum8(v: __m256) -> f32 {
-    // SAFETY: the caller vouches for AVX, which includes SSE.
+    // SAFETY: the caller guarantees AVX, which includes SSE.
     unsafe {
         let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
@@ -46,17 +46,17 @@ pub(crate) unsafe fn sum8(v: __m256) -> f32 {
     }
 }
 
-/// Eight lanes as bfloat16, in the lower halves of 32 bits.
+/// Rounds eight lanes to bfloat16, in the lower halves of 32 bits.
 ///
 /// # Safety
 /// The machine has AVX2.
 #[inline(always)]
 unsafe fn bf16_in_32(v: __m256) -> __m256i {
-    // SAFETY: the caller vouches for AVX2.
+    // SAFETY: the caller guarantees AVX2.
     unsafe {
         let bits = _mm256_castps_si256(v);
-        // Half a unit less one, and one more if the last bit that stays is odd: ties go to even. Carries into the
-        // exponent are right, up to infinity. NaN might carry into the sign, and is made quiet instead.
+        // Adds half a unit less one, and one more if the last bit that stays is odd: ties go to even. Carries into the
+        // exponent are right, up to infinity. A NaN could carry into the sign, so it is made quiet instead.
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
         let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
         let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
@@ -65,13 +65,13 @@ unsafe fn bf16_in_32(v: __m256) -> __m256i {
     }
 }
 
-/// The 8 × 8 transpose.
+/// Transposes an 8 × 8 square.
 ///
 /// # Safety
 /// The machine has AVX.
 #[inline(always)]
 unsafe fn transpose8(r: [__m256; 8]) -> [__m256; 8] {
-    // SAFETY: the caller vouches for AVX.
+    // SAFETY: the caller guarantees AVX.
     unsafe {
         let zero = _mm256_setzero_ps();
         let mut a = [zero; 8];
@@ -134,13 +134,13 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> Bf16x2 {
-        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
     }
 
     #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Bf16x2 {
-        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
             let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()));
@@ -150,7 +150,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: Bf16x2) {
-        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             _mm256_storeu_ps(p, v[0]);
             _mm256_storeu_ps(p.add(8), v[1]);
@@ -159,7 +159,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> Bf16x2 {
-        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8).cast()));
@@ -169,13 +169,13 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> Bf16x2 {
-        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))] }
     }
 
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, v: Bf16x2) {
-        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             // Packing works within 128 bits: the quarters come as 0, 2, 1, 3.
             let packed = _mm256_packus_epi32(bf16_in_32(v[0]), bf16_in_32(v[1]));
@@ -185,7 +185,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16, v: Bf16x2) {
-        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
             _mm_storeu_si128(p.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
@@ -194,7 +194,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn select_bytes(self, p: *const u8, zero: Bf16x2, other: Bf16x2) -> Bf16x2 {
-        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             let is_zero = _mm_cmpeq_epi8(_mm_loadu_si128(p.cast()), _mm_setzero_si128());
             let low = _mm256_castsi256_ps(_mm256_cvtepi8_epi32(is_zero));
@@ -211,7 +211,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn prefetch_second(self, p: *const f32) {
-        // SAFETY: as above.
+        // SAFETY: `self` proves the features; a prefetch reads nothing that could fault.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 
@@ -263,8 +263,8 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn one_plus_scaled(self, (a, b): (Bf16x2, Bf16x2), _: Bf16x2, shifted: Bf16x2) -> Bf16x2 {
-        // (1 + a·b)·2⁻⁶⁴ is rounded as 1 + a·b is; times 2^(n + 64), which is always normal, only a subnormal result rounds
-        // again. Multiplying keeps a NaN a NaN.
+        // (1 + a·b)·2⁻⁶⁴ is rounded as 1 + a·b is; multiplying by 2^(n + 64), which is always normal, rounds again only
+        // where the result is subnormal. Multiplying keeps a NaN a NaN.
         let mut halves = a;
         for i in 0..2 {
             // SAFETY: `self` proves the features.
@@ -293,8 +293,8 @@ impl Simd for Avx2 {
     unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32) {
         for top in [0, 8] {
             for left in [0, 8] {
-                // SAFETY: `self` proves the features; eight floats of a row, and eight of `out`, both inside the sixteen
-                // times sixteen.
+                // SAFETY: `self` proves the features; the access covers eight floats of a row, and eight of `out`, both
+                // inside the 16 × 16 square that the caller guarantees.
                 unsafe {
                     let mut block = [_mm256_setzero_ps(); 8];
                     let mut row = first.add(left).wrapping_byte_offset(top * step);
@@ -316,7 +316,7 @@ impl Int8Dot for Avx2 {
     // 4 × 2 sums, 4 keys, 2 broadcasts, 1 product: 15 of 16 registers.
     const INT8_DOT_ROWS: usize = 4;
     type Sums = [__m256i; 2];
-    /// Elements 0 and 2 of each key in sixteen bits, then 1 and 3; keys 0 to 7, then 8 to 15.
+    /// Sixteen-bit elements 0 and 2 of each key, then 1 and 3; keys 0 to 7, then 8 to 15.
     type Keys = [[__m256i; 2]; 2];
 
     #[inline(always)]
@@ -328,7 +328,7 @@ impl Int8Dot for Avx2 {
     #[inline(always)]
     unsafe fn keys(self, p: *const i8) -> Self::Keys {
         // Widened by shifts, not by `vpmovsxbw`, so that each pair of products is added up in its own key's lane.
-        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             let bytes = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
             let mut keys = [bytes; 2];

@@ -1,14 +1,14 @@
-//! AVX-512F: one register is one vector. Dot products of bytes need AVX-512 VNNI; where that is missing, they are left
-//! to AVX2. Products of pairs need AVX512_BF16 and AVX-512BW.
+//! AVX-512F: one register is one vector. Dot products of bytes need AVX-512 VNNI; without it they run on AVX2. Dot
+//! products of bfloat16 pairs need AVX512_BF16 and AVX-512BW.
 
 use super::avx2::Avx2;
 use super::{Bf16Dot, Bf16DotWork, Bf16x2, Int8Dot, Int8DotWork, LANES, Query4, Simd};
 use core::arch::x86_64::*;
 
-/// Proof that this machine has AVX-512F, and what else `EXTRA` says.
+/// Proof that this machine has AVX-512F and the extension that `EXTRA` names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Foundation<const EXTRA: u8> {
-    /// See [`Simd::has_large_l1`].
+    /// Result of [`Simd::has_large_l1`].
     roomy: bool,
 }
 
@@ -19,28 +19,29 @@ const BF16: u8 = 2;
 /// Proof that this machine has AVX-512F.
 pub(crate) type Avx512 = Foundation<NOTHING>;
 
-/// Proof that it has AVX-512 VNNI, too. Not an instruction set to choose: what [`Simd::with_int8_dot`] hands out.
+/// Proof that this machine has AVX-512 VNNI, too. It is not an instruction set to choose: [`Simd::with_int8_dot`] hands
+/// it out.
 pub(crate) type Avx512Vnni = Foundation<VNNI>;
 
-/// Proof that it has AVX512_BF16 and, to shuffle words, AVX-512BW, too: what [`Simd::with_bf16_dot`] hands out.
+/// Proof that this machine has AVX512_BF16 and, to shuffle words, AVX-512BW, too: [`Simd::with_bf16_dot`] hands it out.
 pub(crate) type Avx512Bf16 = Foundation<BF16>;
 
 impl<const EXTRA: u8> Foundation<EXTRA> {
-    /// The one way to such a proof.
+    /// Returns the proof if the machine has the features. There is no other constructor.
     pub(crate) fn detect() -> Option<Self> {
         let extra = match EXTRA {
             VNNI => is_x86_feature_detected!("avx512vnni"),
             BF16 => is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512bf16"),
             _ => true,
         };
-        // Of machines with AVX-512, those with AVX-VNNI have 48 KiB of first-level cache (Zen 5, Sapphire Rapids); of the others
-        // some (Ice Lake), most have 32 (Zen 4, Skylake). The cache's size is not asked for: a virtual machine takes microseconds to
-        // answer.
+        // Among machines with AVX-512, those with AVX-VNNI have 48 KiB of first-level cache (Zen 5, Sapphire Rapids);
+        // of the others some have (Ice Lake), most have 32 (Zen 4, Skylake). The cache size is not queried: a virtual
+        // machine takes microseconds to answer.
         let roomy = is_x86_feature_detected!("avxvnni");
         (is_x86_feature_detected!("avx512f") && extra).then_some(Self { roomy })
     }
 
-    /// The same, as if the first-level cache were so.
+    /// Overrides [`Simd::has_large_l1`].
     #[cfg(test)]
     pub(crate) fn with_room(mut self, roomy: bool) -> Self {
         self.roomy = roomy;
@@ -48,10 +49,10 @@ impl<const EXTRA: u8> Foundation<EXTRA> {
     }
 }
 
-// Groups are cut into tiles before it is known who computes them.
+// Row blocks are cut into tiles before it is known which instruction set computes them.
 const _: () = assert!(Avx2::TILE_ROWS == Avx512::TILE_ROWS);
 
-/// [`Simd::with_int8_dot`] on a machine that has `vnni`, or has not.
+/// Implements [`Simd::with_int8_dot`] for a machine with or without `vnni`.
 #[inline(always)]
 pub(crate) fn with_int8_dot<W: Int8DotWork>(vnni: Option<Avx512Vnni>, work: W) -> W::Output {
     match vnni {
@@ -71,7 +72,7 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     const TILE_ROWS: usize = 6;
     const TILE_VECS: usize = 4;
     const DOT_VECS: usize = 2;
-    // Two panels' numbers and exponents, references, sums and maxima to come: 21 registers, and constants.
+    // Scores and exponents of two panels, references, running sums and maxima: 21 registers, and constants.
     const SIDE_ROWS: usize = 3;
 
     const FUSED: bool = true;
@@ -90,7 +91,7 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
         fn inner_bf16<R>(f: impl FnOnce() -> R) -> R {
             f()
         }
-        // SAFETY: `self` proves the feature, and what else it says.
+        // SAFETY: `self` proves AVX-512F and the extension that `EXTRA` names.
         unsafe {
             match EXTRA {
                 VNNI => inner_vnni(f),
@@ -110,7 +111,7 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
         let s = Avx512Bf16::detect().expect("asked for only where there are pairs");
         s.vectorize(
             #[inline(always)]
-            // SAFETY: passed on.
+            // SAFETY: the caller guarantees what the work requires.
             || unsafe { work.run(s) },
         )
     }
@@ -128,31 +129,31 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m512 {
-        // SAFETY: `self` proves the feature; the caller vouches for `p`.
+        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
         unsafe { _mm512_loadu_ps(p) }
     }
 
     #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> __m512 {
-        // SAFETY: `self` proves the feature; the caller vouches for `p`.
+        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
     }
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m512) {
-        // SAFETY: `self` proves the feature; the caller vouches for `p`.
+        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
         unsafe { _mm512_storeu_ps(p, v) }
     }
 
     #[inline(always)]
     unsafe fn store_first(self, p: *mut f32, v: __m512, n: usize) {
-        // SAFETY: `self` proves the feature; the caller vouches for `p`.
+        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
         unsafe { _mm512_mask_storeu_ps(p, ((1u32 << n) - 1) as __mmask16, v) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> __m512 {
-        // SAFETY: `self` proves the feature, and AVX with it; the caller vouches for `p`.
+        // SAFETY: `self` proves the feature, and AVX with it; the caller guarantees the range at `p`.
         unsafe {
             let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(low))
@@ -161,14 +162,14 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
 
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> __m512 {
-        // SAFETY: as above.
+        // SAFETY: `self` proves the feature, and AVX with it; the caller guarantees the range at `p`.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
 
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, v: __m512) {
-        // Rounded as in the AVX2 backend. The instruction of AVX512_BF16 takes subnormal numbers for 0.
-        // SAFETY: as above.
+        // Rounded as in the AVX2 backend: the instruction of AVX512_BF16 treats subnormal numbers as 0.
+        // SAFETY: `self` proves the feature, and AVX with it; the caller guarantees the range at `p`.
         unsafe {
             let bits = _mm512_castps_si512(v);
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
@@ -181,13 +182,13 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
 
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16, v: __m512) {
-        // SAFETY: as above.
+        // SAFETY: `self` proves the feature, and AVX with it; the caller guarantees the range at `p`.
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
     }
 
     #[inline(always)]
     unsafe fn select_bytes(self, p: *const u8, zero: __m512, other: __m512) -> __m512 {
-        // SAFETY: `self` proves the feature; the caller vouches for `p`.
+        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
         unsafe {
             let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
             _mm512_mask_blend_ps(_mm512_test_epi32_mask(bytes, bytes), zero, other)
@@ -207,7 +208,7 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
 
     #[inline(always)]
     fn prefetch_second(self, p: *const f32) {
-        // SAFETY: as above.
+        // SAFETY: `self` proves the feature; a prefetch reads nothing that could fault.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 
@@ -216,8 +217,8 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
         #[target_feature(enable = "avx512f")]
         #[inline]
         fn turn(mut v: __m512) -> __m512 {
-            // Not `pure`: then it would have no place in line.
-            // SAFETY: no instruction, a comment.
+            // Not `pure`: a pure block would not be ordered against the other ones.
+            // SAFETY: the assembly is a comment, with no instruction.
             unsafe { core::arch::asm!("/* {0} */", inout(zmm_reg) v, options(nomem, nostack, preserves_flags)) };
             v
         }
@@ -295,9 +296,9 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
 
     #[inline(always)]
     unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32) {
-        // Four rounds of the butterfly: pairs of rows within 64 bits, fours within 128 bits, then whole 128-bit
-        // quarters among eight and sixteen rows. 64 shuffles for 256 elements.
-        // SAFETY: `self` proves the feature; the caller vouches for the pointers.
+        // Four rounds of a butterfly: pairs of rows within 64 bits, fours within 128 bits, then whole 128-bit quarters
+        // among eight and sixteen rows. 64 shuffles for 256 elements.
+        // SAFETY: `self` proves the feature; the caller guarantees sixteen floats at each row and 256 at `out`.
         unsafe {
             let zero = _mm512_setzero_ps();
             let (mut r, mut four) = ([zero; LANES], first);
@@ -346,7 +347,7 @@ impl Int8Dot for Avx512Vnni {
     // 6 × 4 sums, 4 keys, 1 broadcast, the constant that flips signs: 30 of 32 registers.
     const INT8_DOT_ROWS: usize = 6;
     type Sums = __m512i;
-    /// Elements plus 128, as `vpdpbusd` takes one side unsigned.
+    /// Elements plus 128: `vpdpbusd` takes one operand unsigned.
     type Keys = __m512i;
 
     #[inline(always)]
@@ -357,7 +358,7 @@ impl Int8Dot for Avx512Vnni {
 
     #[inline(always)]
     unsafe fn keys(self, p: *const i8) -> __m512i {
-        // SAFETY: `self` proves the features; the caller vouches for `p`.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe { _mm512_xor_si512(_mm512_loadu_si512(p.cast()), _mm512_set1_epi32(0x8080_8080_u32.cast_signed())) }
     }
 
@@ -374,7 +375,7 @@ impl Int8Dot for Avx512Vnni {
     }
 }
 
-/// Which words of two registers lie in pairs, those of the second counted from 32.
+/// Word indices that interleave two registers into pairs; words of the second register count from 32.
 const ZIP: [u16; 32] = {
     let mut at = [0; 32];
     let mut i = 0;
@@ -390,19 +391,21 @@ impl Bf16Dot for Avx512Bf16 {
 
     #[inline(always)]
     fn splat_bf16x2(self, x: Bf16x2) -> __m512bh {
-        // SAFETY: `self` proves the features; any bits are pairs.
+        // SAFETY: `self` proves the features; every bit pattern is a vector of pairs.
         unsafe { core::mem::transmute(_mm512_set1_epi32(x.0.cast_signed())) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16x2(self, p: *const Bf16x2) -> __m512bh {
-        // SAFETY: `self` proves the features; the caller vouches for `p`; any bits are pairs.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`; every bit pattern is a vector of
+        // pairs.
         unsafe { core::mem::transmute(_mm512_loadu_si512(p.cast())) }
     }
 
     #[inline(always)]
     unsafe fn zip(self, a: *const u16, b: *const u16) -> __m512bh {
-        // SAFETY: as above, for both.
+        // SAFETY: `self` proves the features; the caller guarantees the ranges at `a` and `b`; every bit pattern is a
+        // vector of pairs.
         unsafe {
             let a = _mm512_castsi256_si512(_mm256_loadu_si256(a.cast()));
             let b = _mm512_castsi256_si512(_mm256_loadu_si256(b.cast()));
@@ -418,7 +421,8 @@ impl Bf16Dot for Avx512Bf16 {
 
     #[inline(always)]
     unsafe fn store_bf16x2(self, p: *mut Bf16x2, v: __m512) {
-        // SAFETY: `self` proves the features; the caller vouches for `p`; any bits are pairs.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`; every bit pattern is a vector of
+        // pairs.
         unsafe { _mm256_storeu_si256(p.cast(), core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))) }
     }
 }

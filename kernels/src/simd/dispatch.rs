@@ -1,10 +1,11 @@
 //! Dispatch over the instruction sets: the one place that lists their tokens.
 
-/// What a token's `detect` cannot fail for.
+/// Panic message of `dispatch!`: a token's `detect` cannot fail for an `Isa`, which exists only for a detected
+/// instruction set.
 pub(crate) const PROOF: &str = "an Isa is made only for what was detected";
 
-/// Evaluates an expression with the token of an instruction set: the one dispatch. The expression is compiled once for each
-/// token, as a concrete type.
+/// Evaluates an expression with the token of an instruction set. This is the one dispatch; the expression is compiled
+/// once for each token, as a concrete type.
 macro_rules! dispatch {
     ($isa:expr, |$s:ident| $work:expr) => {
         match $isa.kind() {
@@ -26,8 +27,8 @@ macro_rules! dispatch {
     };
 }
 
-/// Calls a macro with the type of every token: for traits that are implemented for each, so that their methods are compiled in
-/// this crate.
+/// Calls a macro with the type of every token. It is for traits that are implemented for each token, so that their
+/// methods are compiled in this crate.
 macro_rules! for_each_token {
     ($implement:ident) => {
         $implement!($crate::simd::portable::Portable);

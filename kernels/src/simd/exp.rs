@@ -3,9 +3,9 @@
 //! x = n·ln 2 + r with n = round(x / ln 2), so |r| ≤ ½ ln 2 and eˣ = 2ⁿ·eʳ.
 //! - The reduction subtracts n·ln 2 in two parts (Cody and Waite): the first constant has nine significant bits, so
 //!   its product with |n| ≤ 151 is exact even without FMA.
-//! - eʳ is a polynomial of degree 6 with 1 + r fixed: a Remez transfer_state for the relative error in 50-digit arithmetic,
-//!   then a search among the neighbouring `f32`s for the smallest error of the whole computation. It is summed as
-//!   1 + r·(1 + r·(…)), which takes the fewest operations that keep it below 1 ULP where a product is not rounded.
+//! - eʳ is a polynomial of degree 6 with 1 + r fixed: a Remez exchange for the relative error in 50-digit arithmetic,
+//!   then a search among the neighbouring `f32`s for the smallest error of the whole computation. It is summed as 1 +
+//!   r·(1 + r·(…)), which takes the fewest operations that keep it below 1 ULP where a product is not rounded.
 //! - 2ⁿ multiplies last and rounds once, so results below 2⁻¹²⁶ underflow gradually.
 //!
 //! Largest error over every non-positive f32: below 1 ULP on every backend (`tests/exp_exhaustive.rs` tries them all).
@@ -13,9 +13,10 @@
 
 use crate::simd::{LANES, SHIFT, Simd};
 
-/// Below this every result rounds to 0: e^−104 < 2⁻¹⁵⁰. Also keeps n inside what [`Simd::one_plus_scaled`] takes.
+/// Lower limit of x: every result below it rounds to 0, since e^−104 < 2⁻¹⁵⁰. It also keeps n inside the range of
+/// [`Simd::one_plus_scaled`].
 const LOWEST: f32 = -104.0;
-/// ln 2 = `LN2_HIGH` + `LN2_LOW`; the first is 355/512.
+/// High part of ln 2 = `LN2_HIGH` + `LN2_LOW`: 355/512.
 const LN2_HIGH: f32 = 355.0 / 512.0;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 
@@ -30,10 +31,10 @@ pub(crate) struct Begun<V, const N: usize> {
     shifted: [V; N],
 }
 
-/// The first part of `eˣ`, x ≤ 0 or NaN in every lane: n. The rest is [`end`].
+/// Computes the first part of `eˣ`, x ≤ 0 or NaN in every lane: n. [`end`] computes the rest.
 ///
-/// Both go step by step, all vectors side by side: a core that looks only so far ahead for independent work finds it next door.
-/// (Loops, not `map`: closures of the standard library's are not inlined into the vector code.)
+/// Both advance all vectors by one step at a time: a core with a short window for independent work finds it in the next
+/// vector. (Loops, not `map`: closures of the standard library's are not inlined into the vector code.)
 #[inline(always)]
 pub(crate) fn begin<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> Begun<S::V, N> {
     let mut shifted = x;
@@ -45,7 +46,7 @@ pub(crate) fn begin<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> Begun<S:
     Begun { x, shifted: pin_order(s, shifted) }
 }
 
-/// The rest of `eˣ`.
+/// Computes the rest of `eˣ`, after [`begin`].
 #[inline(always)]
 pub(crate) fn end<S: Simd, const N: usize>(s: S, begun: Begun<S::V, N>) -> [S::V; N] {
     let mut n = begun.shifted;
@@ -61,7 +62,7 @@ pub(crate) fn end<S: Simd, const N: usize>(s: S, begun: Begun<S::V, N>) -> [S::V
     y
 }
 
-/// eʳ − 1, as a product.
+/// Returns eʳ − 1 as a pair of factors.
 #[inline(always)]
 fn factors<S: Simd, const N: usize>(s: S, x: [S::V; N], n: [S::V; N]) -> [(S::V, S::V); N] {
     let (mut near, mut rest, mut r) = (x, x, x);
@@ -87,14 +88,14 @@ fn factors<S: Simd, const N: usize>(s: S, x: [S::V; N], n: [S::V; N]) -> [(S::V,
         factors[i] = if S::FUSED {
             (r[i], s.fma(tail[i], r[i], s.splat(1.0)))
         } else {
-            // Where every product is rounded, two parts of r narrow_by_mask apart to the end save a quarter of an ULP.
+            // Where every product is rounded, keeping two parts of r apart to the end saves a quarter of an ULP.
             (s.add(near[i], s.fma(tail[i], s.mul(r[i], r[i]), rest[i])), s.splat(1.0))
         };
     }
     factors
 }
 
-/// The same vectors, which the compiler leaves side by side: see [`Simd::pin_order`].
+/// Returns the same vectors, whose interleaving the compiler then keeps: see [`Simd::pin_order`].
 #[inline(always)]
 fn pin_order<S: Simd, const N: usize>(s: S, mut v: [S::V; N]) -> [S::V; N] {
     if N > 1 {
@@ -105,14 +106,14 @@ fn pin_order<S: Simd, const N: usize>(s: S, mut v: [S::V; N]) -> [S::V; N] {
     v
 }
 
-/// `eˣ`, x ≤ 0 or NaN in every lane.
+/// Computes `eˣ`, x ≤ 0 or NaN in every lane.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     let [y] = end(s, begin(s, [x]));
     y
 }
 
-/// `eˣ − 1` without cancellation near 0, x ≤ 0 or NaN in every lane.
+/// Computes `eˣ − 1` without cancellation near 0, x ≤ 0 or NaN in every lane.
 #[inline(always)]
 pub(crate) fn exp_m1<S: Simd>(s: S, x: S::V) -> S::V {
     let Begun { x, shifted: [shifted] } = begin(s, [x]);
@@ -122,19 +123,19 @@ pub(crate) fn exp_m1<S: Simd>(s: S, x: S::V) -> S::V {
     s.fma(s.mul(a, b), power, s.sub(power, s.splat(1.0)))
 }
 
-/// [`exp`] of every element of a slice.
+/// Computes [`exp`] of every element of a slice.
 #[inline(always)]
 pub(crate) fn exp_slice<S: Simd>(s: S, xs: &mut [f32]) {
     for chunk in xs.chunks_mut(LANES) {
         let mut lanes = [0.0; LANES];
         lanes[..chunk.len()].copy_from_slice(chunk);
-        // SAFETY: `lanes` is 16 floats, read and written.
+        // SAFETY: `lanes` is an array of 16 floats, readable and writable.
         unsafe { s.store(lanes.as_mut_ptr(), exp(s, s.load(lanes.as_ptr()))) };
         chunk.copy_from_slice(&lanes[..chunk.len()]);
     }
 }
 
-/// `rounds` times nothing but independent FMAs: the machine's peak for this instruction set, if it has them.
+/// Runs `rounds` rounds of nothing but independent FMAs: the machine's peak for this instruction set, if it has them.
 #[inline(always)]
 pub(crate) fn fma_burst<S: Simd>(s: S, rounds: usize) -> (u64, f32) {
     // Enough chains to cover the latency of two units, few enough to stay in registers.
@@ -151,7 +152,7 @@ pub(crate) fn fma_burst<S: Simd>(s: S, rounds: usize) -> (u64, f32) {
     ((rounds * chains * LANES * 2) as u64, total)
 }
 
-/// `rounds` times a product and a sum, no product waiting for another: the peak of machines without FMA.
+/// Runs `rounds` rounds of a product and a sum, no product waiting for another: the peak of machines without FMA.
 #[inline(always)]
 pub(crate) fn mul_add_burst<S: Simd>(s: S, rounds: usize) -> (u64, f32) {
     // Three vectors are twelve SSE registers of running sums; factors come from the first-level cache.

@@ -1,4 +1,4 @@
-//! Instruction sets: what this machine has, and which one a run uses.
+//! Instruction sets: the ones that this machine has, and the one that a run uses.
 
 use crate::simd::Simd;
 use crate::simd::portable::Portable;
@@ -6,11 +6,11 @@ use crate::simd::portable::Portable;
 use crate::simd::{avx2::Avx2, avx512::Avx512};
 use core::fmt;
 
-/// An instruction set that this machine has. Values exist only for what was detected, so holding one is the proof.
+/// Instruction set that this machine has. Values exist only for detected instruction sets, so holding one is the proof.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Isa(Kind);
 
-/// The instruction sets that this build knows.
+/// Instruction sets that this build knows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Portable,
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     Avx512,
 }
 
-/// Every kind this build knows, narrowest first.
+/// List of every kind that this build knows, narrowest first.
 const KINDS: &[Kind] = &[
     Kind::Portable,
     #[cfg(target_arch = "x86_64")]
@@ -30,27 +30,27 @@ const KINDS: &[Kind] = &[
 ];
 
 impl Isa {
-    /// The widest instruction set of this machine.
+    /// Returns the widest instruction set of this machine.
     pub fn detect() -> Self {
         Self::available().last().unwrap_or(Self(Kind::Portable))
     }
 
-    /// All that this machine has, narrowest first. The portable one is always there.
+    /// Returns the instruction sets of this machine, narrowest first. The portable one is always among them.
     pub fn available() -> impl Iterator<Item = Self> + Clone {
         KINDS.iter().filter(|kind| kind.is_present()).map(|&kind| Self(kind))
     }
 
-    /// All that this build knows by name, whether this machine has them or not.
+    /// Returns the names of the instruction sets that this build knows, on this machine or not.
     pub fn known() -> impl Iterator<Item = &'static str> + Clone {
         KINDS.iter().map(|&kind| Self(kind).name())
     }
 
-    /// The instruction set of this name, if this machine has it.
+    /// Returns the instruction set of this name, if this machine has it.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::available().find(|isa| isa.name() == name)
     }
 
-    /// `portable`, `avx2` or `avx512`.
+    /// Returns the name: `portable`, `avx2` or `avx512`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Portable => "portable",
@@ -61,7 +61,7 @@ impl Isa {
         }
     }
 
-    /// True if products and sums are fused. All such instruction sets give the same bits.
+    /// Returns true if products and sums are fused. All such instruction sets give the same bits.
     pub fn has_fma(self) -> bool {
         match self.0 {
             Kind::Portable => Portable::FUSED,
@@ -72,13 +72,13 @@ impl Isa {
         }
     }
 
-    /// True if this instruction set comes with products of bfloat16 of the machine's own, for
+    /// Returns true if the machine has dot products of bfloat16 pairs that go with this instruction set, for
     /// [`Precision::Native`](crate::Precision::Native).
     pub fn has_native_bf16(self) -> bool {
         dispatch!(self, |s| s.has_bf16_dot())
     }
 
-    /// Rows and keys of the register tile.
+    /// Returns the numbers of rows and keys of the register tile.
     pub fn tile(self) -> (usize, usize) {
         use crate::simd::LANES;
         fn shape<S: Simd>() -> (usize, usize) {
@@ -93,7 +93,7 @@ impl Isa {
         }
     }
 
-    /// Which of them it is, for [`dispatch!`].
+    /// Returns the kind, for [`dispatch!`].
     #[inline]
     pub(crate) fn kind(self) -> Kind {
         self.0
@@ -101,8 +101,8 @@ impl Isa {
 }
 
 /// Runs `f` compiled for an instruction set, as far as it inlines: pass a closure marked `#[inline(always)]` that calls
-/// functions so marked. For loops that the compiler can turn into vectors by itself; what they compute does not depend
-/// on the instruction set, since products and sums are fused or reordered nowhere.
+/// functions marked likewise. It is for loops that the compiler can vectorise by itself; their results do not depend on
+/// the instruction set, since products and sums are neither fused nor reordered.
 #[inline(always)]
 pub fn vectorized<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
     dispatch!(isa, |s| s.vectorize(f))
@@ -112,7 +112,7 @@ impl Kind {
     fn is_present(self) -> bool {
         match self {
             Self::Portable => true,
-            // Miri and friends interpret: give them the code they can follow.
+            // Miri and similar interpreters get the portable code, which they can execute.
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => !cfg!(miri) && Avx2::detect().is_some(),
             #[cfg(target_arch = "x86_64")]

@@ -1,20 +1,20 @@
-//! The sixteen-lane vector that every kernel is written in, and the few operations it has.
+//! Sixteen-lane vector that every kernel is written in, with its few operations.
 //!
 //! A vector has 16 lanes whatever the machine: one AVX-512 register, two AVX2 registers, four SSE2 or NEON
 //! registers. Lanes run over keys in the scores and over value columns in the output, never across `head_dim`, so a
 //! result does not depend on the register width. That, and one shared order of operations, is why AVX2 and AVX-512
 //! give the same bits (the portable backend too, where the build has FMA).
 //!
-//! Rules, each paid for by somebody (DESIGN.md, "Traps"):
+//! Rules (DESIGN.md, "Traps", has the reason for each):
 //! 1. A token (`Avx2`, `Avx512`, …) is a zero-sized proof that the machine has the instructions; only
 //!    [`Isa`](crate::Isa), [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] make one, after detection.
 //! 2. Functions generic over `S: Simd` are `#[inline(always)]`. One that is not inlined into its
 //!    `#[target_feature]` caller runs a hundred times slower.
-//! 3. [`Simd::vectorize`] is the only `#[target_feature]` boundary. It is entered once per kernel step, which
-//!    covers a group of rows times a key block; never per tile. [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] enter it, too.
+//! 3. [`Simd::vectorize`] is the only `#[target_feature]` boundary. It is entered once per kernel step, which covers a
+//!    row block times a key block; never per tile. [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] enter it, too.
 //! 4. Below the boundary: no rayon, no `dyn`, no function pointers, no allocation.
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
-//! 6. An operation is added when backends do it differently, not because one caller would like it.
+//! 6. An operation is added where backends implement it differently, not because one caller would like it.
 
 pub(crate) use crate::simd::width::LANES;
 use crate::simd::width::LINE_BYTES;
@@ -32,62 +32,68 @@ pub(crate) mod lanes;
 pub(crate) mod portable;
 pub(crate) mod width;
 
-/// The one NaN that results are written with, whatever payload arithmetic left.
+/// The only NaN that results are written with, whatever payload arithmetic left.
 pub(crate) const QUIET_NAN: f32 = f32::from_bits(0x7fc0_0000);
 
-/// A number as it is written: a NaN as the one.
+/// Returns a number as it is written: any NaN as [`QUIET_NAN`].
 #[inline(always)]
 pub(crate) fn quiet(x: f32) -> f32 {
     if x.is_nan() { QUIET_NAN } else { x }
 }
 
-/// The usual page. With larger ones, a few lines more come nearer than they need to.
+/// Size of the usual page. With larger ones, a few more lines than necessary are prefetched into the first-level cache.
 const PAGE_BYTES: usize = 4096;
 
-/// Adding it to a number of moderate size rounds that to an integer (1.5·2²³ does), and leaves the integer plus 127 + 64
-/// in the lowest bits: shifted into place, the exponent field of 2^(n + 64), which is normal for all n in question.
+/// Constant that rounds a number of moderate size to an integer when added to it (1.5·2²³ does), and leaves the integer
+/// plus 127 + 64 in the lowest bits: shifted into place, the exponent field of 2^(n + 64), which is normal for all n in
+/// question.
 pub(crate) const SHIFT: f32 = 12_582_912.0 + 191.0;
 
-/// 2⁻⁶⁴: takes back the 64 in [`SHIFT`].
+/// 2⁻⁶⁴: cancels the 64 in [`SHIFT`].
 pub(crate) const TWO_TO_MINUS_64: f32 = f32::from_bits((127 - 64) << 23);
 
-/// Infinity as bits of an `f32`. What is above, the sign apart, is NaN.
+/// Infinity as bits of an `f32`. Larger bits, without the sign, are NaN.
 pub(crate) const INFINITY: u32 = f32::INFINITY.to_bits();
 
-/// 2¹⁶ as bits of an `f32`: from here on an `f16` is infinite, and just below rounding gets there by its own carry.
+/// 2¹⁶ as bits of an `f32`: from here on an `f16` is infinite; rounding a number just below reaches infinity by its own
+/// carry.
 pub(crate) const F16_END: u32 = (127 + 16) << 23;
 
-/// 2⁻¹⁴ as bits of an `f32`: what is below is subnormal as an `f16`.
+/// 2⁻¹⁴ as bits of an `f32`: a smaller number is subnormal as an `f16`.
 pub(crate) const F16_NORMAL: u32 = (127 - 14) << 23;
 
-/// By how much the exponent field of an `f32` exceeds that of the same number as an `f16`, in place.
+/// Difference between the exponent field of an `f32` and that of the same number as an `f16`, shifted into place.
 pub(crate) const F16_BIAS: u32 = (127 - 15) << 23;
 
-/// 2⁻²⁴, the unit of subnormal `f16`, and of an `f32` from 0.5 to 1: 0.5 added to such a number rounds it as `f16` does.
+/// 2⁻²⁴, the unit of subnormal `f16`, and of an `f32` from 0.5 to 1: adding 0.5 to such a number rounds it as `f16`
+/// does.
 pub(crate) const F16_UNIT: f32 = f32::from_bits((127 - 24) << 23);
 
-/// The cache that memory is asked for in which will be needed in a while.
+/// Cache level that a line is prefetched into.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Level {
     First,
     Second,
 }
 
-/// Sixteen `f32` lanes and what the kernels do with them. All operations are lane by lane and IEEE.
+/// Sixteen `f32` lanes and the operations of the kernels. All operations are lane by lane and IEEE.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
-    /// Sixteen lanes.
+    /// Vector of sixteen lanes.
     type V: Copy;
 
-    /// Rows of a register tile. With [`Self::TILE_VECS`], as large as the register file allows: see each backend.
+    /// Number of rows of a register tile. With [`Self::TILE_VECS`], as large as the register file allows: see each
+    /// backend.
     const TILE_ROWS: usize;
-    /// Vectors (sixteen columns each) of a register tile.
+    /// Number of vectors (sixteen columns each) of a register tile.
     const TILE_VECS: usize;
-    /// Vectors of a tile of scores: half of that where two chains of a dot product run side by side.
+    /// Number of vectors of a tile of scores: half of [`Self::TILE_VECS`] where two chains of a dot product run side by
+    /// side.
     const DOT_VECS: usize;
 
-    /// Rows whose exponentials are taken side by side, at most 3: as many as registers hold twice, begun and ended.
+    /// Number of rows whose exponentials are computed side by side, at most 3: as many as registers hold twice, begun
+    /// and ended.
     const SIDE_ROWS: usize = 1;
-    /// Whether tiles of values end rows that nothing is added to after them.
+    /// True if P·V tiles end (finish) rows to which no later key block is added.
     const ENDS_ROWS: bool = true;
 
     /// True if [`Self::fma`] rounds once.
@@ -97,93 +103,99 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `#[inline(always)]` that calls `#[inline(always)]` functions.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
 
-    /// Runs `work` with the best dot products of bytes that come with this instruction set, inside
-    /// [`Self::vectorize`]. The token it is handed may be another's, of the same [`Self::TILE_ROWS`].
+    /// Runs `work` with the best dot products of bytes that come with this instruction set, inside [`Self::vectorize`].
+    /// The token handed to `work` may be of another type, with the same [`Self::TILE_ROWS`].
     fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output;
 
-    /// True if the machine multiplies pairs of bfloat16 by itself, and this instruction set comes with that.
+    /// Returns true if the machine has dot products of bfloat16 pairs that go with this instruction set.
     fn has_bf16_dot(self) -> bool {
         false
     }
 
-    /// Runs `work` with products of pairs, inside [`Self::vectorize`]. The token it is handed is another's, of the same
-    /// tiles.
+    /// Runs `work` with dot products of bfloat16 pairs, inside [`Self::vectorize`]. The token handed to `work` is of
+    /// another type, with the same tile shape.
     ///
     /// # Panics
-    /// If there are none.
+    /// If [`Self::has_bf16_dot`] is false.
     ///
     /// # Safety
-    /// What the work asks for.
+    /// The caller guarantees what [`Bf16DotWork::run`] of this work requires.
     unsafe fn with_bf16_dot<W: Bf16DotWork>(self, work: W) -> W::Output {
         let _ = work;
         unreachable!("no products of pairs")
     }
 
-    /// All lanes `x`.
+    /// Returns a vector with `x` in every lane.
     fn splat(self, x: f32) -> Self::V;
+    /// Loads sixteen floats.
+    ///
     /// # Safety
     /// `p..p + 16` is readable. No alignment is needed.
     unsafe fn load(self, p: *const f32) -> Self::V;
-    /// Sixteen bytes as numbers.
+    /// Loads sixteen signed bytes, converted to `f32`.
     ///
     /// # Safety
     /// `p..p + 16` is readable.
     unsafe fn load_i8(self, p: *const i8) -> Self::V;
+    /// Stores sixteen floats.
+    ///
     /// # Safety
     /// `p..p + 16` is writable. No alignment is needed.
     unsafe fn store(self, p: *mut f32, v: Self::V);
-    /// The first `n` lanes.
+    /// Stores the first `n` lanes.
     ///
     /// # Safety
     /// `p..p + n` is writable, `n ≤ 16`. No alignment is needed.
     #[inline(always)]
     unsafe fn store_first(self, p: *mut f32, v: Self::V, n: usize) {
         let mut lanes = [0.0; LANES];
-        // SAFETY: sixteen floats; then the caller's promise.
+        // SAFETY: `lanes` holds sixteen floats; the caller guarantees `n ≤ 16` writable ones at `p`.
         unsafe {
             self.store(lanes.as_mut_ptr(), v);
             core::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n);
         }
     }
-    /// Sixteen bfloat16, widened exactly: they are the upper halves of `f32`, NaN's payload included.
+    /// Loads sixteen bfloat16, widened exactly: they are the upper halves of `f32`, NaN's payload included.
     ///
     /// # Safety
     /// `p..p + 16` is readable. No alignment is needed.
     unsafe fn load_bf16(self, p: *const u16) -> Self::V;
-    /// Sixteen IEEE binary16, widened exactly, subnormal numbers too. NaN keeps its payload and becomes quiet.
+    /// Loads sixteen IEEE binary16, widened exactly, subnormal numbers too. NaN keeps its payload and becomes quiet.
     ///
     /// # Safety
     /// `p..p + 16` is readable. No alignment is needed.
     unsafe fn load_f16(self, p: *const u16) -> Self::V;
-    /// As bfloat16, rounded to nearest even: past the largest to ±∞, subnormal numbers as all others. NaN becomes quiet
-    /// and keeps what there is room for of its payload.
+    /// Stores as bfloat16, rounded to nearest even: numbers beyond the largest become ±∞, subnormal numbers are rounded
+    /// like all others. NaN becomes quiet and keeps the part of its payload that fits.
     ///
     /// # Safety
     /// `p..p + 16` is writable. No alignment is needed.
     unsafe fn store_bf16(self, p: *mut u16, v: Self::V);
-    /// The same as IEEE binary16.
+    /// Stores as IEEE binary16, rounded like [`Self::store_bf16`].
     ///
     /// # Safety
     /// `p..p + 16` is writable. No alignment is needed.
     unsafe fn store_f16(self, p: *mut u16, v: Self::V);
-    /// `zero` where the byte at `p` is 0, `other` where it is not.
+    /// Selects `zero` where the byte at `p` is 0, `other` where it is not.
     ///
     /// # Safety
     /// `p..p + 16` is readable.
     unsafe fn select_bytes(self, p: *const u8, zero: Self::V, other: Self::V) -> Self::V;
 
-    /// Asks for the cache line at `p`, which need not exist, to be in the first-level cache.
+    /// Prefetches the cache line at `p` into the first-level cache. The address need not exist.
     fn prefetch(self, p: *const f32);
-    /// The same for the second-level cache: as if forgotten, on Zen 4, where the page is not in the TLB.
+    /// Prefetches the cache line at `p` into the second-level cache. Zen 4 drops this prefetch where the page is not in
+    /// the TLB.
     fn prefetch_second(self, p: *const f32);
 
-    /// True if the first-level cache has room, and buffers for misses, for what a few rows will read in a while.
+    /// Returns true if the first-level cache has room, and buffers for misses, to prefetch the next keys and values of
+    /// a small row block into it.
     #[inline(always)]
     fn has_large_l1(self) -> bool {
         false
     }
 
-    /// Asks for so many bytes of memory that will be needed in a while, and for their pages.
+    /// Prefetches `bytes` bytes of memory that will be needed later, and looks up their pages.
     #[inline(always)]
     fn prefetch_far(self, level: Level, p: *const f32, bytes: usize) {
         self.prefetch_pages(level, p, bytes);
@@ -192,7 +204,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         }
     }
 
-    /// Asks for a line of such memory.
+    /// Prefetches one line of such memory.
     #[inline(always)]
     fn prefetch_line(self, level: Level, p: *const f32) {
         match level {
@@ -201,8 +213,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         }
     }
 
-    /// Before lines are asked for in the second-level cache: for the first of each page in the first, which looks the page up for
-    /// all of them.
+    /// Prepares prefetches into the second-level cache: prefetches the first line of each page into the first-level
+    /// cache, which looks up the page for all of them.
     #[inline(always)]
     fn prefetch_pages(self, level: Level, p: *const f32, bytes: usize) {
         if level == Level::First {
@@ -215,8 +227,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         }
     }
 
-    /// `v` itself, and a place in line: operations on what comes out stay behind those that the calls before were made of. Else
-    /// the compiler, which has the registers in mind, puts independent chains that were side by side one after the other.
+    /// Returns `v` and pins the order of operations: those on the result stay behind those that made the arguments of
+    /// earlier calls. Otherwise the compiler, which minimises registers, puts independent chains that were side by side
+    /// one after the other.
     #[inline(always)]
     fn pin_order(self, v: Self::V) -> Self::V {
         v
@@ -226,38 +239,38 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a·b + c`, rounded once where the machine can.
+    /// Returns `a·b + c`, rounded once where the machine can.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// `a > b ? a : b`: the second operand wherever either is NaN.
+    /// Returns `a > b ? a : b`: the second operand wherever either is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a == b ? then : otherwise`; NaN equals nothing.
+    /// Returns `a == b ? then : otherwise`; NaN equals nothing.
     fn select_eq(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
-    /// `(1 + a·b)·2ⁿ`: the sum as by [`Self::fma`], then the product, which is exact unless subnormal. `n` is integral,
-    /// −151 ..= 1, and comes a second time as `shifted` = `n` + [`SHIFT`], whose lowest bits are an exponent field. NaN
-    /// stays NaN.
+    /// Returns `(1 + a·b)·2ⁿ`: the sum as by [`Self::fma`], then the product, which is exact unless subnormal. `n` is
+    /// integral, −151 ..= 1; `shifted` is `n` + [`SHIFT`], whose lowest bits are an exponent field. NaN stays NaN.
     fn one_plus_scaled(self, ab: (Self::V, Self::V), n: Self::V, shifted: Self::V) -> Self::V;
 
-    /// Largest lane; NaN lanes are passed over (unless all are NaN).
+    /// Returns the largest lane; NaN lanes are skipped (unless all are NaN).
     fn reduce_max(self, v: Self::V) -> f32;
-    /// Sum of the lanes by the tree every backend shares: lane *i* + lane *i + 8*, then 4, 2, 1 apart.
+    /// Returns the sum of the lanes by the tree that every backend shares: lane *i* + lane *i + 8*, then 4, 2, 1 apart.
     fn reduce_sum(self, v: Self::V) -> f32;
-    /// Transposes a square: `out` receives 16 rows of 16, row `i` holding element `i` of all sixteen rows that are `step`
-    /// bytes apart.
+    /// Transposes a square: `out` receives 16 rows of 16, row `i` holding element `i` of all sixteen input rows, which
+    /// are `step` bytes apart.
     ///
     /// # Safety
-    /// Every row is readable for 16 floats, which need not be aligned, `out` writable for 256.
+    /// The caller guarantees that every row is readable for 16 floats, which need not be aligned, and `out` writable
+    /// for 256.
     unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32);
 }
 
-/// Four consecutive elements of a query row of bytes, in the two forms that instruction sets want them in.
+/// Four consecutive elements of an int8 query row, in the two forms that the instruction sets take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Query4 {
-    /// The first in the lowest byte.
+    /// The four bytes, the first in the lowest.
     bytes: i32,
-    /// Elements 0 and 2, sixteen bits each, 0 in the lower half.
+    /// Elements 0 and 2, sixteen bits each, element 0 in the lower half.
     even: i32,
-    /// Elements 1 and 3.
+    /// Elements 1 and 3, sixteen bits each, element 1 in the lower half.
     odd: i32,
 }
 
@@ -267,36 +280,39 @@ impl Query4 {
     #[inline(always)]
     pub(crate) fn new(e: [i8; 4]) -> Self {
         let bytes = i32::from_le_bytes(e.map(i8::cast_unsigned));
-        // Shifted up and back an element has its sign. (Not each by itself: so several fours of a row are made at a time.)
+        // Shifting up and back extends the sign. (Not one element at a time: so several groups of four in a row are
+        // made at once.)
         let even = (bytes << 8 >> 24 << 16) | (bytes << 24 >> 24 & 0xFFFF);
         let odd = (bytes >> 24 << 16) | (bytes << 16 >> 24 & 0xFFFF);
         Self { bytes, even, odd }
     }
 }
 
-/// Dot products of rows of bytes with sixteen keys of bytes, four elements at a time. Sums are 32-bit integers that
-/// wrap, so what fits is exact and every instruction set gives the same. Lanes are keys, as everywhere.
+/// Dot products of int8 rows with sixteen int8 keys, four elements at a time. Sums are 32-bit integers that wrap, so a
+/// result that fits is exact and every instruction set gives the same. Lanes are keys, as everywhere.
 pub(crate) trait Int8Dot: Simd {
-    /// Rows of a register tile, at most [`Simd::TILE_ROWS`].
+    /// Number of rows of a register tile, at most [`Simd::TILE_ROWS`].
     const INT8_DOT_ROWS: usize;
-    /// One sum for each key.
+    /// Sixteen integer sums, one for each key.
     type Sums: Copy;
-    /// Four elements of each key, made ready.
+    /// Four elements of each key, in the form that the instruction takes.
     type Keys: Copy;
 
-    /// What the sums of a row start with, given what all its elements add up to: 0, or what makes up for keys that are
-    /// not taken as they are.
+    /// Returns the initial sums of a row, given the sum `total` of its elements: 0, or the correction for keys that are
+    /// offset (see `Keys` of the backend).
     fn start(self, total: i32) -> Self::Sums;
+    /// Loads four elements of each of sixteen keys.
+    ///
     /// # Safety
     /// `p..p + 64` is readable: four elements of a key, then four of the next.
     unsafe fn keys(self, p: *const i8) -> Self::Keys;
-    /// `sums[l] + Σ q[e]·keys[4·l + e]`.
+    /// Returns `sums[l] + Σ q[e]·keys[4·l + e]` in lane `l`.
     fn dot4(self, sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums;
-    /// The sums, each rounded once.
+    /// Converts the sums to `f32`, each rounded once.
     fn to_f32(self, sums: Self::Sums) -> Self::V;
 }
 
-/// Two bfloat16 side by side, the first in the lower half.
+/// Pair of bfloat16, the first in the lower half.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Bf16x2(pub(crate) u32);
@@ -308,43 +324,45 @@ impl Bf16x2 {
     }
 }
 
-/// Products of pairs of bfloat16, as the machine does them: subnormal numbers count as 0, whether they come in or go out.
+/// Dot products of bfloat16 pairs, as the machine computes them: subnormal inputs and outputs count as 0.
 pub(crate) trait Bf16Dot: Simd {
-    /// Sixteen pairs.
+    /// Vector of sixteen pairs.
     type P: Copy;
 
     fn splat_bf16x2(self, x: Bf16x2) -> Self::P;
+    /// Loads sixteen pairs.
+    ///
     /// # Safety
     /// `p..p + 16` is readable.
     unsafe fn load_bf16x2(self, p: *const Bf16x2) -> Self::P;
-    /// Sixteen elements at `a`, each with its neighbour at `b`.
+    /// Loads sixteen pairs: each element at `a` with its neighbour at `b`.
     ///
     /// # Safety
     /// `a..a + 16` and `b..b + 16` are readable.
     unsafe fn zip(self, a: *const u16, b: *const u16) -> Self::P;
-    /// `sum` and both products of each pair.
+    /// Returns `sum` plus both products of each pair.
     fn dot2(self, sum: Self::V, x: Self::P, y: Self::P) -> Self::V;
-    /// Sixteen numbers as eight pairs, rounded to nearest even; subnormal numbers become 0.
+    /// Stores sixteen numbers as eight pairs, rounded to nearest even; subnormal numbers become 0.
     ///
     /// # Safety
     /// `p..p + 8` is writable.
     unsafe fn store_bf16x2(self, p: *mut Bf16x2, v: Self::V);
 }
 
-/// Something to do with products of pairs: see [`Simd::with_bf16_dot`].
+/// Work that uses dot products of bfloat16 pairs: see [`Simd::with_bf16_dot`].
 pub(crate) trait Bf16DotWork {
     type Output;
-    /// To be marked `#[inline(always)]`.
+    /// Runs the work. Implementations are marked `#[inline(always)]`.
     ///
     /// # Safety
-    /// See each work.
+    /// The caller guarantees what the comment on the implementation requires.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "other backends have no products of pairs"))]
     unsafe fn run<S: Bf16Dot>(self, s: S) -> Self::Output;
 }
 
-/// Something to do with dot products of bytes: see [`Simd::with_int8_dot`].
+/// Work that uses dot products of bytes: see [`Simd::with_int8_dot`].
 pub(crate) trait Int8DotWork {
     type Output;
-    /// To be marked `#[inline(always)]`.
+    /// Runs the work. Implementations are marked `#[inline(always)]`.
     fn run<S: Int8Dot>(self, s: S) -> Self::Output;
 }

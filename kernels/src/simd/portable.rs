@@ -1,17 +1,17 @@
-//! The floor that every machine has, on [`wide`]: SSE2 on x86-64, NEON on AArch64, simd128 on wasm, plain code
-//! elsewhere. `wide` selects instructions when the crate is compiled, so with default flags on x86-64 this is
-//! 128-bit and has no FMA; the wider x86 backends are ours and chosen at run time.
+//! Portable backend that every machine can run, on [`wide`]: SSE2 on x86-64, NEON on AArch64, simd128 on wasm, plain
+//! code elsewhere. `wide` selects instructions when the crate is compiled, so with default flags on x86-64 this is
+//! 128-bit and has no FMA; the wider x86 backends are this crate's own and chosen at run time.
 
 use super::{
     F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, Int8Dot, Int8DotWork, LANES, Query4, Simd, TWO_TO_MINUS_64,
 };
 use wide::{f32x4, i16x8, i32x4, i32x8};
 
-/// Needs no proof: every machine can run it.
+/// Token of the portable backend. It needs no proof: every machine can run it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Portable;
 
-/// Four lanes after four lanes.
+/// Sixteen lanes as four times four.
 type Quad = [f32x4; 4];
 
 #[inline(always)]
@@ -19,11 +19,11 @@ fn each(f: impl Fn(usize) -> f32x4) -> Quad {
     [f(0), f(1), f(2), f(3)]
 }
 
-/// `a > b ? a : b`, NaN included.
+/// Returns `a > b ? a : b`, NaN included.
 #[inline(always)]
 fn greater(a: f32x4, b: f32x4) -> f32x4 {
     if cfg!(target_feature = "sse") {
-        // The machine's own rule for NaN is the one wanted.
+        // The machine's rule for NaN is already the required one.
         a.fast_max(b)
     } else {
         a.simd_gt(b).bitselect(a, b)
@@ -42,19 +42,19 @@ fn from_bits(x: i32x4) -> f32x4 {
     unsafe { core::mem::transmute::<i32x4, f32x4>(x) }
 }
 
-/// Every lane these bits, which most constants have unsigned.
+/// Returns a vector with the bits `x` in every lane. Unsigned, as most constants are.
 #[inline(always)]
 fn ints(x: u32) -> i32x4 {
     i32x4::splat(x.cast_signed())
 }
 
-/// Binary16 in the lower halves of 32 bits, widened. Compared without the sign, so that signed comparisons will do.
+/// Widens binary16 in the lower halves of 32 bits. Comparisons leave out the sign, so that signed ones suffice.
 #[inline(always)]
 fn widen_f16(half: i32x4) -> f32x4 {
     let unsigned = half & ints(0x7FFF);
     let sign = (half ^ unsigned) << 16;
     let placed = unsigned << 13;
-    // Infinity and NaN go from the last exponent of one format to that of the other.
+    // Infinity and NaN move from the last exponent of one format to that of the other.
     let last = unsigned.simd_gt(ints(0x7BFF)) & ints(F16_BIAS);
     let quiet = unsigned.simd_gt(ints(0x7C00)) & ints(0x0040_0000);
     let normal = (placed + ints(F16_BIAS) + last) | quiet;
@@ -62,14 +62,14 @@ fn widen_f16(half: i32x4) -> f32x4 {
     from_bits(ints(0x0400).simd_gt(unsigned).bitselect(subnormal, normal) | sign)
 }
 
-/// Rounded to nearest even, binary16 extended to 32 bits by its sign.
+/// Rounds to nearest even: binary16, sign-extended to 32 bits.
 #[inline(always)]
 fn narrow_f16(x: f32x4) -> i32x4 {
     let unsigned = bits(x) & ints(0x7FFF_FFFF);
     let sign = (bits(x) ^ unsigned) >> 16;
     let odd = (unsigned >> 13) & ints(1);
     let normal = (unsigned - ints(F16_BIAS) + ints(0x0FFF) + odd) >> 13;
-    // The sum is rounded to the unit of subnormal numbers, which it then counts in its lowest bits.
+    // The sum is rounded to the unit of subnormal numbers; its lowest bits then count those units.
     let subnormal = bits(from_bits(unsigned) + f32x4::splat(0.5)) - ints(0.5f32.to_bits());
     let finite = ints(F16_NORMAL).simd_gt(unsigned).bitselect(subnormal, normal);
     let nan = ((unsigned >> 13) & ints(0x03FF)) | ints(0x7E00);
@@ -77,7 +77,7 @@ fn narrow_f16(x: f32x4) -> i32x4 {
     ints(F16_END).simd_gt(unsigned).bitselect(finite, infinite_or_nan) | sign
 }
 
-/// Bfloat16, the same way: as in the AVX2 backend.
+/// Rounds to bfloat16, sign-extended to 32 bits, by the algorithm of the AVX2 backend.
 #[inline(always)]
 fn narrow_bf16(x: f32x4) -> i32x4 {
     let bits = bits(x);
@@ -86,19 +86,19 @@ fn narrow_bf16(x: f32x4) -> i32x4 {
     is_nan.bitselect(bits | ints(0x0040_0000), bits + ints(0x7FFF) + odd) >> 16
 }
 
-/// Sixteen 16-bit numbers, zero-extended.
+/// Loads sixteen 16-bit numbers, zero-extended.
 ///
 /// # Safety
 /// `p..p + 16` is readable.
 #[inline(always)]
 unsafe fn load_16(p: *const u16) -> [i32x4; 4] {
-    // SAFETY: the caller vouches for `p..p + 16`.
+    // SAFETY: the caller guarantees `p..p + 16`.
     let p = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
     let part = |i: usize| i32x4::new([p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]].map(i32::from));
     [part(0), part(1), part(2), part(3)]
 }
 
-/// Sixteen numbers that 16 bits hold, sign and all.
+/// Stores sixteen numbers that fit 16 bits, sign included.
 ///
 /// # Safety
 /// `p..p + 16` is writable.
@@ -107,9 +107,9 @@ unsafe fn store_16(p: *mut u16, v: [i32x4; 4]) {
     for (i, pair) in [[v[0], v[1]], [v[2], v[3]]].into_iter().enumerate() {
         // SAFETY: both are 32 bytes, the lanes in order, and every bit pattern is a valid i32.
         let pair = unsafe { core::mem::transmute::<[i32x4; 2], i32x8>(pair) };
-        // Nothing is ever saturated. SSE2 packs in one instruction this way, and shuffles for every other.
+        // No value saturates. SSE2 packs saturating in one instruction, and needs shuffles for every other way.
         let packed = i16x8::from_i32x8_saturate(pair).to_array();
-        // SAFETY: the caller vouches for `p..p + 16`.
+        // SAFETY: the caller guarantees `p..p + 16`.
         unsafe { p.cast::<[i16; 8]>().add(i).write_unaligned(packed) }
     }
 }
@@ -117,12 +117,12 @@ unsafe fn store_16(p: *mut u16, v: [i32x4; 4]) {
 impl Simd for Portable {
     type V = Quad;
 
-    // In SSE2 terms: 3 × 4 accumulators, 3 broadcasts, 1 product on its way to a sum: 16 of 16 registers, the keys being
+    // In SSE2 terms: 3 × 4 accumulators, 3 broadcasts, 1 product on its way to a sum: 16 of 16 registers; the keys are
     // read as memory operands.
     const TILE_ROWS: usize = 2;
     const TILE_VECS: usize = 1;
     const DOT_VECS: usize = 1;
-    // With no registers to spare, it took 4 % of a call of 128 rows and keys, a fifth of one of 16.
+    // Registers are exhausted: ending rows in the tile took 4 % of a call of 128 rows and keys, a fifth of one of 16.
     const ENDS_ROWS: bool = false;
 
     const FUSED: bool = cfg!(any(target_feature = "fma", all(target_arch = "aarch64", target_feature = "neon")));
@@ -147,13 +147,13 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> Quad {
-        // SAFETY: the caller vouches for `p..p + 16`.
+        // SAFETY: the caller guarantees `p..p + 16`.
         each(|i| f32x4::new(unsafe { p.cast::<[f32; 4]>().add(i).read_unaligned() }))
     }
 
     #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Quad {
-        // SAFETY: the caller vouches for `p..p + 16`.
+        // SAFETY: the caller guarantees `p..p + 16`.
         let bytes = unsafe { p.cast::<[[i8; 4]; 4]>().read_unaligned() };
         each(|i| f32x4::new(bytes[i].map(f32::from)))
     }
@@ -161,40 +161,40 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: Quad) {
         for (i, part) in v.into_iter().enumerate() {
-            // SAFETY: the caller vouches for `p..p + 16`.
+            // SAFETY: the caller guarantees `p..p + 16`.
             unsafe { p.cast::<[f32; 4]>().add(i).write_unaligned(part.to_array()) }
         }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> Quad {
-        // SAFETY: the caller vouches for `p..p + 16`.
+        // SAFETY: the caller guarantees `p..p + 16`.
         let halves = unsafe { load_16(p) };
         each(|i| from_bits(halves[i] << 16))
     }
 
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> Quad {
-        // SAFETY: the caller vouches for `p..p + 16`.
+        // SAFETY: the caller guarantees `p..p + 16`.
         let halves = unsafe { load_16(p) };
         each(|i| widen_f16(halves[i]))
     }
 
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, v: Quad) {
-        // SAFETY: the caller vouches for `p..p + 16`.
+        // SAFETY: the caller guarantees `p..p + 16`.
         unsafe { store_16(p, [narrow_bf16(v[0]), narrow_bf16(v[1]), narrow_bf16(v[2]), narrow_bf16(v[3])]) }
     }
 
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16, v: Quad) {
-        // SAFETY: the caller vouches for `p..p + 16`.
+        // SAFETY: the caller guarantees `p..p + 16`.
         unsafe { store_16(p, [narrow_f16(v[0]), narrow_f16(v[1]), narrow_f16(v[2]), narrow_f16(v[3])]) }
     }
 
     #[inline(always)]
     unsafe fn select_bytes(self, p: *const u8, zero: Quad, other: Quad) -> Quad {
-        // SAFETY: the caller vouches for `p..p + 16`.
+        // SAFETY: the caller guarantees `p..p + 16`.
         let bytes = unsafe { p.cast::<[u8; LANES]>().read_unaligned() };
         each(|i| {
             let lanes = i32x4::new(core::array::from_fn(|lane| -i32::from(bytes[4 * i + lane] == 0)));
@@ -268,7 +268,8 @@ impl Simd for Portable {
     unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32) {
         for top in (0..LANES).step_by(4) {
             for left in (0..LANES).step_by(4) {
-                // SAFETY: four floats of a row, and four of `out`, both inside the sixteen times sixteen.
+                // SAFETY: the access covers four floats of a row, and four of `out`, both inside the 16 × 16 square
+                // that the caller guarantees.
                 unsafe {
                     let row = |r: usize| first.add(left).wrapping_byte_offset((top + r) as isize * step);
                     let part = |r: usize| f32x4::new(row(r).cast::<[f32; 4]>().read_unaligned());
@@ -286,7 +287,7 @@ impl Int8Dot for Portable {
     // In SSE2 terms: 2 × 4 sums, 2 keys at a time, 2 × 2 broadcasts, 1 product: 15 of 16 registers.
     const INT8_DOT_ROWS: usize = 2;
     type Sums = [i32x4; 4];
-    /// Elements 0 and 2 of each key in sixteen bits, then 1 and 3; four keys after four keys.
+    /// Sixteen-bit elements 0 and 2 of each key, then 1 and 3; four keys after four keys.
     type Keys = [[i16x8; 2]; 4];
 
     #[inline(always)]
@@ -296,7 +297,7 @@ impl Int8Dot for Portable {
 
     #[inline(always)]
     unsafe fn keys(self, p: *const i8) -> Self::Keys {
-        // SAFETY: the caller vouches for `p..p + 64`.
+        // SAFETY: the caller guarantees `p..p + 64`.
         let bytes = unsafe { p.cast::<[[[u8; 2]; 8]; 4]>().read_unaligned() };
         bytes.map(|bytes| {
             let pairs = i16x8::new(bytes.map(i16::from_le_bytes));
@@ -319,7 +320,7 @@ impl Int8Dot for Portable {
     }
 }
 
-/// The lower half of `word` in even lanes, the upper in odd ones.
+/// Returns the lower half of `word` in even lanes, the upper in odd ones.
 #[inline(always)]
 fn pairs(word: i32) -> i16x8 {
     let (low, high) = (word as i16, (word >> 16) as i16);

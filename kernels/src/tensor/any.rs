@@ -1,11 +1,11 @@
-//! Views of any element type, the type a value.
+//! Views of any element type, with the type as a run-time value.
 
 use crate::simd::isa::{Isa, vectorized};
 use crate::tensor::element::{Bf16, Dtype, Element, F16};
 use crate::tensor::rows::Rows;
 use crate::tensor::view::{SharedMut, View, ViewMut};
 
-/// One of three things, by element type.
+/// One of three values, by element type.
 #[derive(Clone, Copy)]
 pub(crate) enum Typed<A, B, C> {
     F32(A),
@@ -15,13 +15,13 @@ pub(crate) enum Typed<A, B, C> {
 
 /// Rows of elements of any type.
 pub(crate) type AnyRows = Typed<Rows<f32>, Rows<Bf16>, Rows<F16>>;
-/// Pointers to rows of results of any type.
+/// Pointers to result rows of any type.
 pub(crate) type AnyRowsMut<'a> = Typed<&'a [*mut f32], &'a [*mut Bf16], &'a [*mut F16]>;
 /// Packed keys of any type.
 pub(crate) type AnyPanels = Typed<*const f32, *const Bf16, *const F16>;
-/// Element types of which there are results.
+/// Element types that results are written in.
 pub(crate) trait Output: Element {
-    /// Pointers to rows of them, the type a value.
+    /// Wraps pointers to result rows in the variant of this type.
     fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_>;
 }
 
@@ -46,10 +46,10 @@ impl Output for F16 {
     }
 }
 
-/// Where results go, of any type.
+/// Shared result views of any type.
 pub(crate) type AnyShared<'a> = Typed<SharedMut<'a, f32>, SharedMut<'a, Bf16>, SharedMut<'a, F16>>;
 
-/// The same expression for each element type.
+/// Evaluates the same expression for each element type.
 macro_rules! by_type {
     ($Enum:ident, $value:expr, |$x:pat_param| $e:expr) => {
         match $value {
@@ -67,42 +67,42 @@ macro_rules! by_type {
     };
 }
 
-/// A view `[batch, heads, rows, dim]` of elements of any type.
+/// View `[batch, heads, rows, dim]` of elements of any type.
 #[derive(Debug, Clone, Copy)]
 pub enum Tensor<'a> {
-    /// Of `f32`.
+    /// View of `f32`.
     F32(View<'a>),
-    /// Of bfloat16.
+    /// View of bfloat16.
     Bf16(View<'a, Bf16>),
-    /// Of binary16.
+    /// View of binary16.
     F16(View<'a, F16>),
 }
 
-/// A writable view `[batch, heads, rows, dim]` of elements of any type.
+/// Writable view `[batch, heads, rows, dim]` of elements of any type.
 #[derive(Debug)]
 pub enum TensorMut<'a> {
-    /// Of `f32`.
+    /// View of `f32`.
     F32(ViewMut<'a>),
-    /// Of bfloat16.
+    /// View of bfloat16.
     Bf16(ViewMut<'a, Bf16>),
-    /// Of binary16.
+    /// View of binary16.
     F16(ViewMut<'a, F16>),
 }
 
 impl Tensor<'_> {
-    /// `[batch, heads, rows, dim]`.
+    /// Returns the shape, `[batch, heads, rows, dim]`.
     #[inline]
     pub fn shape(&self) -> [usize; 4] {
         by_type!(Tensor, self, |view| view.shape())
     }
 
-    /// Strides in elements.
+    /// Returns the strides, in elements.
     #[inline]
     pub fn strides(&self) -> [isize; 4] {
         by_type!(Tensor, self, |view| view.strides())
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     #[inline]
     pub fn dtype(&self) -> Dtype {
         match self {
@@ -112,12 +112,12 @@ impl Tensor<'_> {
         }
     }
 
-    /// The element at an index, widened, or `None` outside the shape.
+    /// Returns the element at an index, widened, or `None` outside the shape.
     pub fn get(&self, at: [usize; 4]) -> Option<f32> {
         by_type!(Tensor, self, |view| view.get(at).map(|x| x.widen()))
     }
 
-    /// The first finite element that rounds to ∞ in binary16, and its index.
+    /// Returns the first finite element that rounds to ∞ in binary16, and its index.
     pub fn beyond_f16(&self, isa: Isa) -> Option<([usize; 4], f32)> {
         if self.dtype() == Dtype::F16 {
             return None;
@@ -142,14 +142,14 @@ impl Tensor<'_> {
         })
     }
 
-    /// Rows `l` and on of a head.
+    /// Returns rows `l` and on of a head.
     ///
     /// # Safety
-    /// As for `View::row`.
+    /// Same contract as `View::row`.
     #[inline]
     pub(crate) unsafe fn rows(&self, b: usize, h: usize, l: usize) -> AnyRows {
         by_type!(Tensor => Typed, self, |view| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees the contract of `View::row`.
             let (first, element) = unsafe { view.row(b, h, l) };
             Rows::strided(first, view.strides()[2], element)
         })
@@ -157,13 +157,13 @@ impl Tensor<'_> {
 }
 
 impl TensorMut<'_> {
-    /// `[batch, heads, rows, dim]`.
+    /// Returns the shape, `[batch, heads, rows, dim]`.
     #[inline]
     pub fn shape(&self) -> [usize; 4] {
         by_type!(TensorMut, self, |view| view.shape())
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     #[inline]
     pub fn dtype(&self) -> Dtype {
         match self {
@@ -199,49 +199,49 @@ macro_rules! from_views {
 from_views!(F32 f32; Bf16 Bf16; F16 F16;);
 
 impl AnyRows {
-    /// From one element of a row to the next.
+    /// Returns the distance from one element of a row to the next, in elements.
     #[inline]
     pub(crate) fn element(self) -> isize {
         by_type!(Typed, self, |rows| rows.element)
     }
 
-    /// Rows `i` and on.
+    /// Returns rows `i` and on.
     ///
     /// # Safety
     /// Row `i` exists.
     #[inline]
     pub(crate) unsafe fn rows_from(self, i: usize) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that row `i` exists.
         by_type!(Typed => Typed, self, |rows| unsafe { rows.rows_from(i) })
     }
 
-    /// The same rows from element `i` on.
+    /// Returns the same rows from element `i` on.
     ///
     /// # Safety
     /// The rows have an element `i`.
     #[inline]
     pub(crate) unsafe fn columns_from(self, i: usize) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the rows have an element `i`.
         by_type!(Typed => Typed, self, |rows| unsafe { rows.columns_from(i) })
     }
 
-    /// Element `i` of row `j`.
+    /// Returns element `i` of row `j`, widened.
     ///
     /// # Safety
     /// The row has such an element.
     pub(crate) unsafe fn get(self, j: usize, i: usize) -> f32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees element `i` of row `j`.
         by_type!(Typed, self, |rows| unsafe { rows.at(j).offset(i as isize * rows.element).read().widen() })
     }
 
-    /// As many rows from row 0 on as lie evenly.
+    /// Returns the rows from row 0 on that are evenly spaced.
     ///
     /// # Safety
     /// Row 0 exists.
     #[inline]
     pub(crate) unsafe fn first(self) -> FirstRows {
         by_type!(Typed, self, |rows| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that row 0 exists.
             let (at, n) = unsafe { (rows.at(0), rows.evenly(0)) };
             let element = size_of_val_of(at);
             FirstRows { at: at.cast(), step: rows.step().saturating_mul(element as isize), n, element }
@@ -249,37 +249,37 @@ impl AnyRows {
     }
 }
 
-/// Rows that lie evenly, as bytes.
+/// Evenly spaced rows, as bytes.
 pub(crate) struct FirstRows {
     pub(crate) at: *const u8,
-    /// From one row to the next.
+    /// Bytes from one row to the next.
     pub(crate) step: isize,
     pub(crate) n: usize,
-    /// Bytes of an element.
+    /// Number of bytes of an element.
     pub(crate) element: usize,
 }
 
-/// Bytes of what a pointer points at.
+/// Returns the size in bytes of the pointer's target type.
 const fn size_of_val_of<T>(_: *const T) -> usize {
     size_of::<T>()
 }
 
 impl AnyPanels {
-    /// As bytes, and the bytes of an element.
+    /// Returns the panels as bytes, and the number of bytes of an element.
     pub(crate) fn bytes(self) -> (*const u8, usize) {
         by_type!(Typed, self, |panels| (panels.cast(), size_of_val_of(panels)))
     }
 }
 
 impl AnyShared<'_> {
-    /// Rows `l` and on of a head, to ask for them.
+    /// Returns rows `l` and on of a head, to prefetch them.
     ///
     /// # Safety
-    /// As for `SharedMut::row`.
+    /// Same contract as `SharedMut::row`.
     #[inline]
     pub(crate) unsafe fn rows(&self, b: usize, h: usize, l: usize) -> AnyRows {
         by_type!(Typed => Typed, self, |view| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees the contract of `SharedMut::row`.
             let (first, element) = unsafe { view.row(b, h, l) };
             Rows::strided(first.cast_const(), view.strides()[2], element)
         })

@@ -1,8 +1,9 @@
 //! Types of tensor elements. Arithmetic is in `f32`: shorter elements are widened in registers when they are read, and
 //! rounded when they are written.
 //!
-//! Widening is exact. Narrowing rounds to nearest even, once: past the largest number to ±∞, to subnormal numbers like to
-//! any other. NaN stays NaN, and quiet. The bits are the same on every instruction set, those of NaN too.
+//! Widening is exact. Narrowing rounds to nearest even, once: numbers past the largest become ±∞, subnormal numbers are
+//! rounded like any other. NaN stays NaN, and becomes quiet. The bits are the same on every instruction set, those of
+//! NaN too.
 
 use crate::simd::aligned::Plain;
 use crate::simd::isa::Isa;
@@ -10,7 +11,7 @@ use crate::simd::lanes::{load, load_part, store, store_part};
 use crate::simd::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, LANES, Simd};
 use core::fmt;
 
-/// The type of a tensor's elements.
+/// Type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// IEEE binary32.
@@ -22,7 +23,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes of an element.
+    /// Returns the number of bytes of an element.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -31,7 +32,7 @@ impl Dtype {
     }
 }
 
-/// `f32`, `bf16` or `f16`.
+/// Prints `f32`, `bf16` or `f16`.
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -42,87 +43,87 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// What may be done to numbers on the way.
+/// Precision shortcuts that the kernels may take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// Elements are widened, and everything is computed in `f32`: the bits of the same call over `f32` tensors.
+    /// Widens elements and computes everything in `f32`: the bits of the same call over `f32` tensors.
     #[default]
     Exact,
-    /// Where keys or values are bfloat16 and the machine multiplies pairs of those by itself (AVX512_BF16), it does: twice
-    /// the arithmetic in the same time.
+    /// Uses the machine's dot products of bfloat16 pairs (AVX512_BF16), where it has them and keys or values are
+    /// bfloat16: twice the arithmetic in the same time.
     ///
-    /// Against bfloat16 keys, queries of other types are rounded to bfloat16; against bfloat16 values, weights are. Sums
-    /// are `f32`. Rounding is to nearest even, and subnormal numbers count as 0. So a score differs by at most
-    /// scale·2⁻⁸·Σ|q·k| from that of an unrounded query (not at all if that was bfloat16 already), and an output by at
-    /// most 2⁻⁸·Σ|w·v| by its weights, besides what rounds in any `f32` sum.
+    /// Against bfloat16 keys, queries of other types are rounded to bfloat16; against bfloat16 values, weights are.
+    /// Sums are `f32`. Rounding is to nearest even, and subnormal numbers count as 0. So a score differs by at most
+    /// scale·2⁻⁸·Σ|q·k| from that of an unrounded query (not at all if the query was bfloat16 already), and an output
+    /// by at most 2⁻⁸·Σ|w·v| because of its weights, besides the rounding of any `f32` sum.
     ///
-    /// Where the machine does not, or neither keys nor values are bfloat16, this is [`Precision::Exact`];
-    /// [`Isa::has_native_bf16`](crate::Isa::has_native_bf16) tells. On the same machine results have the same bits for any
-    /// thread count, batch, chunking, layout, mask form, prefill or decode, tensors or cache, as exact ones do; other
-    /// machines with the same instruction may round sums differently.
+    /// Where the machine has none, or neither keys nor values are bfloat16, this is [`Precision::Exact`];
+    /// [`Isa::has_native_bf16`](crate::Isa::has_native_bf16) tells. On the same machine results have the same bits for
+    /// any thread count, batch, chunking, layout, mask form, prefill or decode, tensors or cache, as exact ones do;
+    /// other machines with the same instruction may round sums differently.
     Native,
 }
 
-/// A bfloat16, as its bits. With the feature `half`, views of `half::bf16` turn into views of these.
+/// Bits of a bfloat16. With the feature `half`, views of `half::bf16` convert to views of this type.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct Bf16(pub u16);
 
-/// An IEEE binary16, as its bits. With the feature `half`, views of `half::f16` turn into views of these.
+/// Bits of an IEEE binary16. With the feature `half`, views of `half::f16` convert to views of this type.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct F16(pub u16);
 
-// SAFETY: sixteen bits of any pattern.
+// SAFETY: a two-byte number of which every bit pattern is valid.
 unsafe impl Plain for Bf16 {}
-// SAFETY: as above.
+// SAFETY: a two-byte number of which every bit pattern is valid.
 unsafe impl Plain for F16 {}
 
 impl Bf16 {
-    /// Rounded to nearest even, to the bits of a result that is written as one.
+    /// Rounds to nearest even, to the bits of a result that is written in this type.
     pub fn from_f32(x: f32) -> Self {
         Self::narrow(x)
     }
 
-    /// Exact.
+    /// Converts to `f32`, exactly.
     pub fn to_f32(self) -> f32 {
         self.widen()
     }
 }
 
 impl F16 {
-    /// The least number that rounds to ∞: half a step above the largest, 65504.
+    /// Least number that rounds to ∞: half a step above the largest, 65504.
     pub const LEAST_INFINITE: f32 = 65520.0;
 
-    /// Rounded to nearest even, to the bits of a result that is written as one.
+    /// Rounds to nearest even, to the bits of a result that is written in this type.
     pub fn from_f32(x: f32) -> Self {
         Self::narrow(x)
     }
 
-    /// Exact.
+    /// Converts to `f32`, exactly.
     pub fn to_f32(self) -> f32 {
         self.widen()
     }
 }
 
-/// Types that keys and values are narrow_by_mask in.
+/// Types that keys and values are stored in.
 ///
 /// # Safety
-/// `load` reads sixteen elements and nothing else.
+/// The implementation's `load` reads sixteen elements and nothing else.
 pub(crate) unsafe trait Load: Plain + Send + Sync + 'static {
-    /// Sixteen elements, widened.
+    /// Loads sixteen elements, widened.
     ///
     /// # Safety
     /// Sixteen elements are readable at `p`. No alignment is needed.
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
 }
 
-/// Bytes that are numbers: their scale is in the weights.
-// SAFETY: sixteen bytes are read.
+/// Signed bytes as numbers, without their scale, which is multiplied into the weights.
+// SAFETY: `load_i8` reads sixteen bytes.
 unsafe impl Load for i8 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees sixteen readable elements at `p`.
         unsafe { s.load_i8(p) }
     }
 }
@@ -130,37 +131,37 @@ unsafe impl Load for i8 {
 /// Types of tensor elements.
 ///
 /// # Safety
-/// `DTYPE` is that of no other type; `store` writes sixteen elements and nothing else.
+/// The implementation's `DTYPE` is that of no other type; its `store` writes sixteen elements and nothing else.
 pub(crate) unsafe trait Element: Load {
     const DTYPE: Dtype;
 
-    /// Sixteen elements, rounded.
+    /// Stores sixteen elements, rounded.
     ///
     /// # Safety
     /// The [`Dtype::bytes`] of sixteen elements are writable at `p`. No alignment is needed.
     unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V);
-    /// One element, with the bits of [`Load::load`].
+    /// Widens one element, with the bits of [`Load::load`].
     fn widen(self) -> f32;
-    /// One element, with the bits of [`Self::store`].
+    /// Rounds one element, with the bits of [`Self::store`].
     fn narrow(x: f32) -> Self;
 }
 
-// SAFETY: sixteen elements are read.
+// SAFETY: the vector load reads sixteen elements.
 unsafe impl Load for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees sixteen readable elements at `p`.
         unsafe { s.load(p) }
     }
 }
 
-// SAFETY: its own type; sixteen elements are written.
+// SAFETY: no other type has this `DTYPE`; the vector store writes sixteen elements.
 unsafe impl Element for f32 {
     const DTYPE: Dtype = Dtype::F32;
 
     #[inline(always)]
     unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees sixteen writable elements at `p`.
         unsafe { s.store(p, v) }
     }
 
@@ -175,22 +176,22 @@ unsafe impl Element for f32 {
     }
 }
 
-// SAFETY: sixteen elements are read.
+// SAFETY: the vector load reads sixteen elements.
 unsafe impl Load for Bf16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees sixteen readable elements at `p`.
         unsafe { s.load_bf16(p.cast()) }
     }
 }
 
-// SAFETY: its own type; sixteen elements are written.
+// SAFETY: no other type has this `DTYPE`; the vector store writes sixteen elements.
 unsafe impl Element for Bf16 {
     const DTYPE: Dtype = Dtype::Bf16;
 
     #[inline(always)]
     unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees sixteen writable elements at `p`.
         unsafe { s.store_bf16(p.cast(), v) }
     }
 
@@ -208,22 +209,22 @@ unsafe impl Element for Bf16 {
     }
 }
 
-// SAFETY: sixteen elements are read.
+// SAFETY: the vector load reads sixteen elements.
 unsafe impl Load for F16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees sixteen readable elements at `p`.
         unsafe { s.load_f16(p.cast()) }
     }
 }
 
-// SAFETY: its own type; sixteen elements are written.
+// SAFETY: no other type has this `DTYPE`; the vector store writes sixteen elements.
 unsafe impl Element for F16 {
     const DTYPE: Dtype = Dtype::F16;
 
     #[inline(always)]
     unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees sixteen writable elements at `p`.
         unsafe { s.store_f16(p.cast(), v) }
     }
 
@@ -244,7 +245,7 @@ unsafe impl Element for F16 {
     fn narrow(x: f32) -> Self {
         let unsigned = x.to_bits() & 0x7FFF_FFFF;
         let half = if unsigned < F16_NORMAL {
-            // The sum is rounded to the unit of subnormal numbers, which it then counts in its lowest bits.
+            // The sum is rounded to the unit of subnormal numbers; its lowest bits then count those units.
             (f32::from_bits(unsigned) + 0.5).to_bits() - 0.5f32.to_bits()
         } else if unsigned < F16_END {
             (unsigned - F16_BIAS + 0x0FFF + (unsigned >> 13 & 1)) >> 13
@@ -286,7 +287,7 @@ fn check(dtype: Dtype, from: usize, to: usize) {
     assert!(from == to, "as many out as in");
 }
 
-/// The step behind [`widen`].
+/// Implements [`widen`] for one instruction set.
 #[inline(always)]
 pub(crate) fn widen_slice<S: Simd>(s: S, dtype: Dtype, from: &[u16], to: &mut [f32]) {
     match dtype {
@@ -296,7 +297,7 @@ pub(crate) fn widen_slice<S: Simd>(s: S, dtype: Dtype, from: &[u16], to: &mut [f
     }
 }
 
-/// The step behind [`narrow`].
+/// Implements [`narrow`] for one instruction set.
 #[inline(always)]
 pub(crate) fn narrow_slice<S: Simd>(s: S, dtype: Dtype, from: &[f32], to: &mut [u16]) {
     match dtype {
@@ -335,13 +336,13 @@ fn narrow_as<S: Simd, E: Element>(s: S, from: &[f32], to: &mut [u16]) {
 #[inline(always)]
 fn load_bits<S: Simd, E: Element>(s: S, from: &[u16; LANES]) -> S::V {
     const { assert!(E::DTYPE.bytes() == size_of::<u16>()) }
-    // SAFETY: the bytes of sixteen elements.
+    // SAFETY: `from` holds the bytes of sixteen elements.
     unsafe { E::load(s, from.as_ptr().cast()) }
 }
 
 #[inline(always)]
 fn store_bits<S: Simd, E: Element>(s: S, to: &mut [u16; LANES], v: S::V) {
     const { assert!(E::DTYPE.bytes() == size_of::<u16>()) }
-    // SAFETY: the bytes of sixteen elements, borrowed exclusively.
+    // SAFETY: `to` holds the bytes of sixteen elements and is borrowed exclusively.
     unsafe { E::store(s, to.as_mut_ptr().cast(), v) }
 }

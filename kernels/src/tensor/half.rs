@@ -1,4 +1,5 @@
-//! The 16-bit types of the crate `half` as ours: the same bits, `#[repr(transparent)]` over `u16` on both sides.
+//! Conversions from the 16-bit types of the crate `half`: the same bits, `#[repr(transparent)]` over `u16` on both
+//! sides.
 
 use crate::tensor::any::{Tensor, TensorMut};
 use crate::tensor::element::{Bf16, F16};
@@ -8,14 +9,14 @@ macro_rules! from_half {
     ($($half:ty, $Element:ty;)*) => {$(
         impl<'a> From<View<'a, $half>> for View<'a, $Element> {
             fn from(view: View<'a, $half>) -> Self {
-                // SAFETY: both are a u16, and any u16 is either.
+                // SAFETY: both types are a transparent u16, of which every bit pattern is valid.
                 unsafe { view.cast() }
             }
         }
 
         impl<'a> From<ViewMut<'a, $half>> for ViewMut<'a, $Element> {
             fn from(view: ViewMut<'a, $half>) -> Self {
-                // SAFETY: both are a u16, and any u16 is either.
+                // SAFETY: both types are a transparent u16, of which every bit pattern is valid.
                 unsafe { view.cast() }
             }
         }

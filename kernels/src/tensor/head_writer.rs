@@ -1,10 +1,10 @@
-//! Heads of an output, each for one writer.
+//! Heads of an output, split for independent writers.
 
 use crate::tensor::view::{SharedMut, ViewMut};
 use core::fmt;
 use core::ops::Range;
 
-/// Some heads of one batch of a [`ViewMut`], for one writer: others may write the other heads meanwhile.
+/// Some heads of one batch of a [`ViewMut`], for one writer: other writers may write the other heads meanwhile.
 pub struct HeadsMut<'a, T = f32> {
     view: SharedMut<'a, T>,
     batch: usize,
@@ -12,8 +12,8 @@ pub struct HeadsMut<'a, T = f32> {
 }
 
 impl<'a, T> ViewMut<'a, T> {
-    /// Cut up by batch, and by `group_size` heads that lie side by side: `[0, 0..group_size]` first, then the next heads, then
-    /// the next batch.
+    /// Splits the view by batch, and by `group_size` adjacent heads: `[0, 0..group_size]` first, then the next heads,
+    /// then the next batch.
     ///
     /// # Panics
     /// If `group_size` is 0, or the number of heads is no multiple of it.
@@ -35,16 +35,16 @@ impl<T: Copy> HeadsMut<'_, T> {
     /// Writes a row of the `head`th of these heads.
     ///
     /// # Panics
-    /// Outside the shape, or if the row has another length.
+    /// If an index is outside the shape, or the row has another length.
     pub fn write(&mut self, head: usize, row: usize, values: &[T]) {
         let [.., rows, dim] = self.view.shape();
         assert!(head < self.heads.len() && row < rows && values.len() == dim, "a row outside the view");
         if dim == 0 {
             return;
         }
-        // SAFETY: inside the shape by the assertion, and the row has elements. A view holds every element once, each of
-        // its heads is in one `HeadsMut` (`into_heads` took the view and is the only place that makes any), and this one
-        // is borrowed exclusively.
+        // SAFETY: the row is inside the shape by the assertion, and has elements. A view holds every element once, each
+        // of its heads is in one `HeadsMut` (`into_heads` took the view and is the only constructor), and this one is
+        // borrowed exclusively.
         unsafe {
             let (first, stride) = self.view.row(self.batch, self.heads.start + head, row);
             if stride == 1 {
@@ -68,7 +68,7 @@ impl<T> fmt::Debug for HeadsMut<'_, T> {
 mod tests {
     use super::*;
 
-    /// Every layout of `[2, 6, 3, 4]`, written by two threads, head `h` of batch `b` by one of them.
+    /// Writes every layout of `[2, 6, 3, 4]` by two threads, head `h` of batch `b` by one of them.
     #[test]
     fn every_element_is_written_once_where_it_lies() {
         let (shape, n) = ([2, 6, 3, 4], 144);

@@ -1,47 +1,47 @@
-//! Shapes and strides: where an element lies, and whether it lies inside.
+//! Shapes and strides: the location of each element, and the check that it is inside the slice.
 
 use core::fmt;
 
-/// Why a view could not be made.
+/// Reason why a view could not be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LayoutError {
     /// The shape and strides reach outside the slice.
     OutOfBounds {
-        /// Shape asked for, `[batch, heads, rows, dim]`.
+        /// Requested shape, `[batch, heads, rows, dim]`.
         shape: [usize; 4],
-        /// Strides asked for, in elements.
+        /// Requested strides, in elements.
         strides: [isize; 4],
         /// Lowest and highest element index the view would touch.
         reach: (i128, i128),
-        /// Elements in the slice.
+        /// Number of elements in the slice.
         len: usize,
     },
-    /// A mutable view in which two indices share an element.
+    /// Two indices of a mutable view share an element.
     Overlap {
-        /// Shape asked for.
+        /// Requested shape.
         shape: [usize; 4],
-        /// Strides asked for, in elements.
+        /// Requested strides, in elements.
         strides: [isize; 4],
     },
-    /// A mutable view whose dimensions interleave so that it would take too long to rule out that two indices share an
+    /// The dimensions of a mutable view interleave so that it would take too long to rule out that two indices share an
     /// element.
     Interleaved {
-        /// Shape asked for.
+        /// Requested shape.
         shape: [usize; 4],
-        /// Strides asked for, in elements.
+        /// Requested strides, in elements.
         strides: [isize; 4],
     },
-    /// A packed QKV view whose head counts do not fit together.
+    /// The head counts of a packed QKV view do not fit together.
     Heads {
-        /// Query heads.
+        /// Number of query heads.
         heads: usize,
-        /// Key/value heads.
+        /// Number of key/value heads.
         kv_heads: usize,
     },
     /// A dimension or the element count does not fit the address space.
     TooLarge {
-        /// Shape asked for.
+        /// Requested shape.
         shape: [usize; 4],
     },
 }
@@ -72,7 +72,7 @@ impl fmt::Display for LayoutError {
 
 impl core::error::Error for LayoutError {}
 
-/// Where an element lies: `offset + Σ index·stride`. The part of a view that has no lifetime.
+/// Location of the elements: `offset + Σ index·stride`. The part of a view that has no lifetime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) offset: usize,
@@ -111,16 +111,16 @@ impl Layout {
         Ok(Self { offset, shape, strides })
     }
 
-    /// Whether no element is held twice. Layouts whose dimensions nest (sorted by stride, every stride steps over the whole
-    /// extent of the dimensions below it) are found at once, interleaved ones by looking at the [differences](Differences) of
-    /// indices; where those are too many, there is no answer.
+    /// Returns true if no element is held twice. Layouts whose dimensions nest (sorted by stride, every stride steps
+    /// over the whole extent of the dimensions below it) are recognised at once, interleaved ones by a search of the
+    /// [differences](Differences) of indices; where those are too many, the result is `None`.
     pub(crate) fn is_injective(&self) -> Option<bool> {
         if self.shape.contains(&0) {
             return Some(true);
         }
         let mut dims = [Dim { stride: 0, last: 0 }; 4];
         for (dim, (&n, &stride)) in dims.iter_mut().zip(self.shape.iter().zip(&self.strides)) {
-            // Where there is one index, the stride is nothing; else both are below 2⁶⁴.
+            // A dimension of one index has no use for its stride; otherwise both numbers are below 2⁶⁴.
             if n > 1 {
                 *dim = Dim { stride: stride.unsigned_abs() as i128, last: n as i128 - 1 };
             }
@@ -135,7 +135,7 @@ impl Layout {
         if nested { Some(true) } else { Differences { left: MOST_DIFFERENCES }.none_is_zero(&dims, 0, true) }
     }
 
-    /// Element index of `[b, h, l, 0]`. In bounds for indices inside the shape of a view with elements.
+    /// Returns the element index of `[b, h, l, 0]`. In bounds for indices inside the shape of a view with elements.
     #[inline]
     pub(crate) fn row(&self, b: usize, h: usize, l: usize) -> usize {
         debug_assert!(b < self.shape[0] && h < self.shape[1] && l < self.shape[2]);
@@ -144,25 +144,26 @@ impl Layout {
     }
 }
 
-/// A dimension of more than one index, its stride positive: the sign of a stride does not matter to whether indices meet.
+/// Dimension of more than one index, its stride made positive: the sign of a stride does not matter to whether two
+/// indices share an element.
 #[derive(Clone, Copy)]
 struct Dim {
     stride: i128,
     last: i128,
 }
 
-/// Differences of two indices that are looked at before a layout is given up.
+/// Largest number of differences of two indices that are examined before the search gives up.
 const MOST_DIFFERENCES: usize = 1 << 16;
 
-/// A search for two indices of the same element: for a difference of indices, other than none, that moves by nothing.
+/// Search for two indices of the same element: for a nonzero difference of indices whose offset is zero.
 struct Differences {
     left: usize,
 }
 
 impl Differences {
-    /// False if some difference of indices in these dimensions moves by `−moved`: any at all but no difference, if that is
-    /// excluded. `None` if there were too many to look at. The largest strides come first: few of their differences can be made
-    /// up for by the others.
+    /// Returns false if some difference of indices in these dimensions has the offset `−moved`, not counting the zero
+    /// difference if `exclude_none` is set. Returns `None` if there were too many to examine. The largest strides come
+    /// first: few of their differences can be cancelled by the others.
     fn none_is_zero(&mut self, dims: &[Dim], moved: i128, exclude_none: bool) -> Option<bool> {
         let Some((dim, smaller)) = dims.split_last() else { return Some(moved != 0 || exclude_none) };
         if dim.last == 0 {
@@ -172,7 +173,7 @@ impl Differences {
             return Some(false);
         }
         let reach: i128 = smaller.iter().map(|dim| dim.stride * dim.last).sum();
-        // −reach ≤ moved + n·stride ≤ reach. Of two opposite differences one will do.
+        // −reach ≤ moved + n·stride ≤ reach. Of two opposite differences one suffices.
         let from = (-reach - moved).div_euclid(dim.stride) + i128::from((-reach - moved).rem_euclid(dim.stride) != 0);
         let from = from.max(if exclude_none { 0 } else { -dim.last });
         let to = (reach - moved).div_euclid(dim.stride).min(dim.last);
@@ -186,7 +187,7 @@ impl Differences {
     }
 }
 
-/// Strides of a dense array whose dimensions are stored in the order given, outermost first.
+/// Returns the strides of a dense array whose dimensions are stored in the order given, outermost first.
 pub(crate) fn dense<const N: usize>(shape: [usize; N]) -> Result<[isize; N], ()> {
     let mut strides = [0isize; N];
     let mut step = 1isize;
@@ -197,7 +198,7 @@ pub(crate) fn dense<const N: usize>(shape: [usize; N]) -> Result<[isize; N], ()>
     Ok(strides)
 }
 
-/// Shape and strides, in `[batch, heads, rows, dim]` order, of an array stored batch, rows, heads, dim.
+/// Returns shape and strides, in `[batch, heads, rows, dim]` order, of an array stored batch, rows, heads, dim.
 pub(crate) fn blhd_layout([b, l, h, d]: [usize; 4]) -> Result<([usize; 4], [isize; 4]), LayoutError> {
     let [sb, sl, sh, sd] = dense([b, l, h, d]).map_err(|()| LayoutError::TooLarge { shape: [b, h, l, d] })?;
     Ok(([b, h, l, d], [sb, sh, sl, sd]))
@@ -208,7 +209,7 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Every layout of few elements: the answer is what counting them says.
+    /// Compares the result with a count of the elements, for every small layout.
     #[test]
     fn layouts_that_hold_an_element_twice() {
         let (mut once, mut interleaved) = (0, 0);
@@ -223,7 +224,7 @@ mod tests {
             let injective = elements.len() == b * h * l * d;
             assert_eq!(layout.is_injective(), Some(injective), "{layout:?}");
             once += usize::from(injective);
-            // Those that do not nest.
+            // Counts the layouts that do not nest.
             let mut dims: Vec<_> =
                 (0..4).filter(|&i| shape[i] > 1).map(|i| (layout.strides[i].abs(), shape[i])).collect();
             dims.sort_unstable();

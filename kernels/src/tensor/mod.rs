@@ -1,4 +1,4 @@
-//! Tensors: views of any strides, element types, rows of them.
+//! Tensors: views of any strides, element types, and rows of elements.
 
 #[macro_use]
 pub(crate) mod any;

@@ -1,30 +1,30 @@
-//! Rows of keys, values and queries, wherever they lie: at a fixed distance, or where a table says.
+//! Rows of keys, values and queries: evenly spaced, or located by a table.
 
 use core::mem::MaybeUninit;
 
-/// Keys in a block. Blocks start at key multiples of this, always: it is part of what a result's bits mean, so it is
-/// one constant for every machine. 256 keys make the fold (`value_dim` multiplications and FMAs a row) less than 1 %
-/// of the block's work, and 48 rows of scores fit the second-level cache many times over; 128 measured 2–3 % slower.
+/// Number of keys in a block. Blocks always start at multiples of this key index: it is part of what defines a result's
+/// bits, so it is one constant for every machine. 256 keys make the rescaling (`value_dim` multiplications and FMAs a
+/// row) less than 1 % of the block's work, and 48 rows of scores fit the second-level cache many times over; 128
+/// measured 2–3 % slower.
 pub const KEY_BLOCK: usize = 256;
 
-/// Longest query, key or value. Sixteen keys of this length take a gigabyte of scratch; with it, no product of sizes
-/// below can overflow.
+/// Length of the longest query, key or value. Sixteen keys of this length take a gigabyte of scratch; with this limit,
+/// no product of sizes below can overflow.
 pub const MAX_DIM: usize = 1 << 24;
 
-/// Rows of numbers somewhere in memory, elements `element` apart: one after the other at a fixed distance, or each where a
-/// table says.
+/// Rows of numbers in memory, elements `element` apart: rows at a fixed distance, or each at the address in a table.
 pub(crate) struct Rows<T = f32> {
-    /// Row 0; with a table, nothing.
+    /// Row 0; null with a table.
     first: *const T,
-    /// From one row to the next; with a table, where rows lie evenly.
+    /// Distance from one row to the next; with a table, within evenly spaced rows.
     step: isize,
     table: *const MaybeUninit<Entry>,
-    /// With a table, what to add to its entries.
+    /// With a table, offset added to its entries.
     shift: isize,
     pub(crate) element: isize,
 }
 
-// Not derived: that would ask the same of `T`.
+// Not derived: a derive would require `T: Clone` and `T: Copy`.
 impl<T> Clone for Rows<T> {
     #[inline(always)]
     fn clone(&self) -> Self {
@@ -35,22 +35,26 @@ impl<T> Clone for Rows<T> {
 impl<T> Copy for Rows<T> {}
 
 impl<T> Rows<T> {
-    /// Row `i` starts at `first + i·row`.
+    /// Makes rows of which row `i` starts at `first + i·row`.
     #[inline]
     pub(crate) const fn strided(first: *const T, row: isize, element: isize) -> Self {
         Self { first, step: row, table: core::ptr::null(), shift: 0, element }
     }
 
-    /// Row `i` starts where entry `i` of the table says, which was filled with rows `row` apart.
+    /// Makes rows of which row `i` starts at the address in entry `i` of the table, which was filled with rows `row`
+    /// apart.
     pub(crate) fn scattered(table: &Table, row: isize, element: isize) -> Self {
         Self { first: core::ptr::null(), step: row, table: table.rows.as_ptr(), shift: 0, element }
     }
 
+    /// Returns the address of row `i`.
+    ///
     /// # Safety
     /// Row `i` exists: with a table, entry `i` was filled, and the table is still there.
     #[inline(always)]
     pub(crate) unsafe fn at(self, i: usize) -> *const T {
-        // SAFETY: the caller vouches for row `i`.
+        // SAFETY: the caller guarantees that row `i` exists: with a table, that its entry was filled and the table is
+        // alive.
         unsafe {
             if self.table.is_null() {
                 self.first.offset(i as isize * self.step)
@@ -60,8 +64,8 @@ impl<T> Rows<T> {
         }
     }
 
-    /// Where row `i` is, to ask for it, and how many from it on lie evenly. Without a table it need not be one of the `n` there
-    /// are: others may lie behind them.
+    /// Returns the address of row `i`, to prefetch it, and how many rows from it on are evenly spaced. Without a table,
+    /// `i` need not be below `n`: other rows may lie behind them.
     ///
     /// # Safety
     /// There are `n` rows.
@@ -70,33 +74,33 @@ impl<T> Rows<T> {
         if self.table.is_null() {
             return Some((self.first.wrapping_offset((i as isize).wrapping_mul(self.step)), usize::MAX));
         }
-        // SAFETY: a row below `n`.
+        // SAFETY: row `i` is below `n`, and the caller guarantees `n` rows.
         (i < n).then(|| unsafe { (self.at(i), self.evenly(i)) })
     }
 
-    /// The distance between rows, where they lie evenly.
+    /// Returns the distance between rows, where they are evenly spaced.
     #[inline(always)]
     pub(crate) fn step(self) -> isize {
         self.step
     }
 
-    /// How many rows from row `i` on lie evenly.
+    /// Returns how many rows from row `i` on are evenly spaced.
     ///
     /// # Safety
     /// Row `i` exists: see [`Self::at`].
     #[inline(always)]
     pub(crate) unsafe fn evenly(self, i: usize) -> usize {
-        // SAFETY: the caller vouches for row `i`.
+        // SAFETY: the caller guarantees that row `i` exists.
         if self.table.is_null() { usize::MAX } else { unsafe { (*self.table.add(i)).assume_init().together } }
     }
 
-    /// Rows `i` and on.
+    /// Returns rows `i` and on.
     ///
     /// # Safety
     /// Row `i` exists.
     #[inline]
     pub(crate) unsafe fn rows_from(self, i: usize) -> Self {
-        // SAFETY: the caller vouches for row `i`.
+        // SAFETY: the caller guarantees that row `i` exists.
         unsafe {
             if self.table.is_null() {
                 Self { first: self.first.offset(i as isize * self.step), ..self }
@@ -106,7 +110,7 @@ impl<T> Rows<T> {
         }
     }
 
-    /// The same rows from element `i` on.
+    /// Returns the same rows from element `i` on.
     ///
     /// # Safety
     /// The rows have an element `i`.
@@ -114,7 +118,7 @@ impl<T> Rows<T> {
     pub(crate) unsafe fn columns_from(self, i: usize) -> Self {
         let shift = i as isize * self.element;
         if self.table.is_null() {
-            // SAFETY: the caller vouches for element `i`.
+            // SAFETY: the caller guarantees that the rows have an element `i`.
             Self { first: unsafe { self.first.offset(shift) }, ..self }
         } else {
             Self { shift: self.shift + shift, ..self }
@@ -122,28 +126,28 @@ impl<T> Rows<T> {
     }
 }
 
-/// Where a row lies.
+/// Location of a row.
 #[derive(Clone, Copy)]
 struct Entry {
     row: *const (),
-    /// How many rows lie evenly from it on.
+    /// Number of evenly spaced rows from this one on.
     together: usize,
 }
 
-/// Where each row of a block lies.
+/// Locations of the rows of a block.
 pub(crate) struct Table {
     rows: [MaybeUninit<Entry>; KEY_BLOCK],
 }
 
 impl Table {
-    /// No rows yet. Costs nothing: entries are written before they are read. (By a constant block: an array of a value, or a
-    /// constant table, is filled in, 3 % of a tiny call.)
+    /// Makes a table without rows. It costs nothing: entries are written before they are read. (It uses a const block:
+    /// an array of a value, or a constant table, is filled in, 3 % of a tiny call.)
     #[inline(always)]
     pub(crate) const fn new() -> Self {
         Self { rows: [const { MaybeUninit::uninit() }; KEY_BLOCK] }
     }
 
-    /// Entries `at .. at + n`: rows `stride` apart, as all of the table's, which exist.
+    /// Fills entries `at .. at + n`: existing rows, `stride` apart as everywhere in the table.
     pub(crate) fn fill<T>(&mut self, at: usize, n: usize, first: *const T, stride: isize) {
         for (i, row) in self.rows[at..at + n].iter_mut().enumerate() {
             row.write(Entry { row: first.wrapping_offset(i as isize * stride).cast(), together: n - i });

@@ -1,13 +1,13 @@
 //! Borrowed, strided, four-dimensional views: `[batch, heads, rows, dim]` whatever the memory layout.
 //!
-//! A view is checked once, when it is made: every index inside its shape lands inside its slice. The kernels
-//! then read without further checks. A [`ViewMut`] is also checked to hold every element once, so that rows can
-//! be handed to different threads.
+//! A view is checked once, when it is made: every index inside its shape lies inside its slice. The kernels then read
+//! without further checks. A [`ViewMut`] is also checked to hold every element once, so that rows can be handed to
+//! different threads.
 
 use crate::tensor::layout::{Layout, LayoutError, blhd_layout, dense};
 use core::fmt;
 
-/// A read-only view `[batch, heads, rows, dim]` of a slice. Strides are in elements; 0 broadcasts.
+/// Read-only view `[batch, heads, rows, dim]` of a slice. Strides are in elements; 0 broadcasts.
 #[derive(Clone, Copy)]
 pub struct View<'a, T = f32> {
     data: &'a [T],
@@ -15,21 +15,21 @@ pub struct View<'a, T = f32> {
 }
 
 impl<'a, T> View<'a, T> {
-    /// A dense array stored batch, heads, rows, dim; `shape` in that order.
+    /// Makes a view of a dense array stored batch, heads, rows, dim; `shape` in that order.
     pub fn bhld(data: &'a [T], shape: [usize; 4]) -> Result<Self, LayoutError> {
         let strides = dense(shape).map_err(|()| LayoutError::TooLarge { shape })?;
         Self::from_strides(data, 0, shape, strides)
     }
 
-    /// A dense array stored batch, rows, heads, dim; `stored` in that order. The view's shape is still
+    /// Makes a view of a dense array stored batch, rows, heads, dim; `stored` in that order. The view's shape is still
     /// `[batch, heads, rows, dim]`.
     pub fn blhd(data: &'a [T], stored: [usize; 4]) -> Result<Self, LayoutError> {
         let (shape, strides) = blhd_layout(stored)?;
         Self::from_strides(data, 0, shape, strides)
     }
 
-    /// The three views of a packed projection: each row holds `heads` query heads, then `kv_heads` key heads, then
-    /// `kv_heads` value heads, all of `dim` elements. `shape` is `[batch, rows, heads, dim]` of the queries.
+    /// Makes the three views of a packed projection: each row holds `heads` query heads, then `kv_heads` key heads,
+    /// then `kv_heads` value heads, all of `dim` elements. `shape` is `[batch, rows, heads, dim]` of the queries.
     pub fn packed_qkv(data: &'a [T], shape: [usize; 4], kv_heads: usize) -> Result<[Self; 3], LayoutError> {
         let [b, l, h, d] = shape;
         if kv_heads == 0 || h % kv_heads != 0 {
@@ -46,8 +46,8 @@ impl<'a, T> View<'a, T> {
         ])
     }
 
-    /// Any strides, in elements: element `[b, h, l, d]` is `data[offset + b·s₀ + h·s₁ + l·s₂ + d·s₃]`. Strides may be
-    /// 0 (broadcast) or negative (then `offset` must leave room).
+    /// Makes a view of any strides, in elements: element `[b, h, l, d]` is `data[offset + b·s₀ + h·s₁ + l·s₂ + d·s₃]`.
+    /// Strides may be 0 (broadcast) or negative (then `offset` must leave room).
     ///
     /// # Errors
     /// [`LayoutError::OutOfBounds`] if any index inside `shape` would fall outside `data`.
@@ -60,17 +60,17 @@ impl<'a, T> View<'a, T> {
         Ok(Self { data, layout: Layout::checked(data.len(), offset, shape, strides)? })
     }
 
-    /// `[batch, heads, rows, dim]`.
+    /// Returns the shape, `[batch, heads, rows, dim]`.
     pub fn shape(&self) -> [usize; 4] {
         self.layout.shape
     }
 
-    /// Strides in elements.
+    /// Returns the strides, in elements.
     pub fn strides(&self) -> [isize; 4] {
         self.layout.strides
     }
 
-    /// The element at an index, or `None` outside the shape.
+    /// Returns the element at an index, or `None` outside the shape.
     pub fn get(&self, index: [usize; 4]) -> Option<&'a T> {
         let [b, h, l, d] = index;
         let [nb, nh, nl, nd] = self.shape();
@@ -80,15 +80,15 @@ impl<'a, T> View<'a, T> {
         })
     }
 
-    /// The elements of a row inside the shape, if they lie side by side.
+    /// Returns the elements of a row inside the shape, if they are contiguous.
     pub(crate) fn contiguous_row(&self, [b, h, l]: [usize; 3]) -> Option<&'a [T]> {
         let [nb, nh, nl, nd] = self.shape();
         let inside = b < nb && h < nh && l < nl && nd > 0;
         (inside && self.strides()[3] == 1).then(|| &self.data[self.layout.row(b, h, l)..][..nd])
     }
 
-    /// The same elements, repeated to this shape where there is one of a dimension. `None` if a dimension is neither 1 nor what
-    /// is asked for.
+    /// Returns the same elements, repeated to `shape` along dimensions of length 1. `None` if a dimension is neither 1
+    /// nor that of `shape`.
     pub fn broadcast(&self, shape: [usize; 4]) -> Option<Self> {
         let mut layout = self.layout;
         for (dim, to) in shape.into_iter().enumerate() {
@@ -104,7 +104,7 @@ impl<'a, T> View<'a, T> {
         Some(Self { data: self.data, layout: Layout::checked(self.data.len(), offset, shape, strides).ok()? })
     }
 
-    /// Some of the rows, of every batch and head. `None` if there are not so many.
+    /// Returns some of the rows, of every batch and head. `None` if the range is outside the rows.
     pub fn rows(&self, rows: core::ops::Range<usize>) -> Option<Self> {
         let mut layout = self.layout;
         if rows.start > rows.end || rows.end > layout.shape[2] {
@@ -112,40 +112,41 @@ impl<'a, T> View<'a, T> {
         }
         layout.shape[2] = rows.len();
         if !layout.shape.contains(&0) {
-            // The first row narrow_by_mask exists, so its index is in bounds.
+            // The first row kept exists, so its index is in bounds.
             layout.offset = self.layout.row(0, 0, rows.start);
         }
         Some(Self { data: self.data, layout })
     }
 
-    /// The rows of one head as a matrix: the slice from its first element on, and the elements from one row and from
-    /// one column to the next. `None` outside the shape, if the head has no elements, or if it runs backwards.
+    /// Returns the rows of one head as a matrix: the slice from its first element on, and the distances, in elements,
+    /// from one row and from one column to the next. `None` outside the shape, if the head has no elements, or if a
+    /// stride is negative.
     pub fn head(&self, b: usize, h: usize) -> Option<(&'a [T], (usize, usize))> {
         let ([nb, nh, nl, nd], [_, _, row, element]) = (self.shape(), self.strides());
-        // The stride of a dimension that is never stepped along may be anything.
+        // A dimension that is never stepped along may have any stride.
         let step = |n: usize, stride: isize| if n > 1 { usize::try_from(stride).ok() } else { Some(1) };
         let strides = (step(nl, row)?, step(nd, element)?);
         (b < nb && h < nh && nl > 0 && nd > 0).then(|| (&self.data[self.layout.row(b, h, 0)..], strides))
     }
 
-    /// The same elements as another type.
+    /// Returns the same elements as another type.
     ///
     /// # Safety
-    /// The types have the same size and alignment, and every `T` is a `U`.
+    /// The types have the same size and alignment, and every bit pattern of a `T` is a valid `U`.
     pub(crate) unsafe fn cast<U>(self) -> View<'a, U> {
         const { assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>()) }
-        // SAFETY: the same memory, and the caller's promise.
+        // SAFETY: the same memory; the caller guarantees that every `T` is a valid `U`.
         let data = unsafe { core::slice::from_raw_parts(self.data.as_ptr().cast(), self.data.len()) };
         View { data, layout: self.layout }
     }
 
-    /// Pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
+    /// Returns a pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
     ///
     /// # Safety
     /// `b`, `h`, `l` are inside the shape and the row has an element. All `dim` elements of the row may then be read.
     #[inline]
     pub(crate) unsafe fn row(&self, b: usize, h: usize, l: usize) -> (*const T, isize) {
-        // SAFETY: `Layout::checked` put every index inside the shape inside the slice.
+        // SAFETY: `Layout::checked` verified that every index inside the shape is inside the slice.
         (unsafe { self.data.as_ptr().add(self.layout.row(b, h, l)) }, self.layout.strides[3])
     }
 }
@@ -168,33 +169,33 @@ impl<T> fmt::Debug for View<'_, T> {
     }
 }
 
-/// A writable view `[batch, heads, rows, dim]` in which no element is held twice.
+/// Writable view `[batch, heads, rows, dim]` in which no element is held twice.
 pub struct ViewMut<'a, T = f32> {
     data: &'a mut [T],
     layout: Layout,
 }
 
 impl<'a, T> ViewMut<'a, T> {
-    /// A dense array stored batch, heads, rows, dim.
+    /// Makes a writable view of a dense array stored batch, heads, rows, dim.
     pub fn bhld(data: &'a mut [T], shape: [usize; 4]) -> Result<Self, LayoutError> {
         let strides = dense(shape).map_err(|()| LayoutError::TooLarge { shape })?;
         Self::from_strides(data, 0, shape, strides)
     }
 
-    /// A dense array stored batch, rows, heads, dim; `stored` in that order.
+    /// Makes a writable view of a dense array stored batch, rows, heads, dim; `stored` in that order.
     pub fn blhd(data: &'a mut [T], stored: [usize; 4]) -> Result<Self, LayoutError> {
         let (shape, strides) = blhd_layout(stored)?;
         Self::from_strides(data, 0, shape, strides)
     }
 
-    /// One element a row: a dense `[batch, heads, rows]` array, as LSE is written. The view's shape is
-    /// `[batch, heads, rows, 1]`.
+    /// Makes a writable view of one element a row: a dense `[batch, heads, rows]` array, as LSE is written. The view's
+    /// shape is `[batch, heads, rows, 1]`.
     pub fn bhl(data: &'a mut [T], shape: [usize; 3]) -> Result<Self, LayoutError> {
         let [b, h, l] = shape;
         Self::bhld(data, [b, h, l, 1])
     }
 
-    /// Any strides, in elements, as long as no element is held twice.
+    /// Makes a writable view of any strides, in elements, as long as no element is held twice.
     ///
     /// # Errors
     /// [`LayoutError::OutOfBounds`] as for [`View::from_strides`], [`LayoutError::Overlap`] if two indices share an
@@ -213,17 +214,17 @@ impl<'a, T> ViewMut<'a, T> {
         }
     }
 
-    /// `[batch, heads, rows, dim]`.
+    /// Returns the shape, `[batch, heads, rows, dim]`.
     pub fn shape(&self) -> [usize; 4] {
         self.layout.shape
     }
 
-    /// Strides in elements.
+    /// Returns the strides, in elements.
     pub fn strides(&self) -> [isize; 4] {
         self.layout.strides
     }
 
-    /// The element at an index, or `None` outside the shape.
+    /// Returns the element at an index, or `None` outside the shape.
     pub fn get_mut(&mut self, index: [usize; 4]) -> Option<&mut T> {
         let [b, h, l, d] = index;
         let [nb, nh, nl, nd] = self.shape();
@@ -233,10 +234,11 @@ impl<'a, T> ViewMut<'a, T> {
         })
     }
 
-    /// The elements as one slice if they lie densely in the order batch, heads, rows, dim; otherwise the view, back.
+    /// Returns the elements as one slice if they are dense in the order batch, heads, rows, dim; otherwise the view
+    /// itself.
     ///
     /// # Errors
-    /// The view, if its elements lie otherwise.
+    /// The view itself, if its elements are not dense.
     pub fn into_dense(self) -> Result<&'a mut [T], Self> {
         let Layout { offset, shape, strides } = self.layout;
         let len = shape.iter().product();
@@ -247,29 +249,30 @@ impl<'a, T> ViewMut<'a, T> {
         if same { Ok(&mut self.data[offset..][..len]) } else { Err(self) }
     }
 
-    /// Reads what the view holds.
+    /// Returns a read-only view of the same elements.
     pub fn as_view(&self) -> View<'_, T> {
         View { data: self.data, layout: self.layout }
     }
 
-    /// A shorter borrow of the same elements.
+    /// Borrows the same elements for a shorter time.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
         ViewMut { data: self.data, layout: self.layout }
     }
 
-    /// The same elements as another type.
+    /// Returns the same elements as another type.
     ///
     /// # Safety
-    /// The types have the same size and alignment; every `T` is a `U`, and every `U` a `T`.
+    /// The types have the same size and alignment; every bit pattern of a `T` is a valid `U`, and the reverse.
     #[cfg(feature = "half")]
     pub(crate) unsafe fn cast<U>(self) -> ViewMut<'a, U> {
         const { assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>()) }
-        // SAFETY: the same memory, borrowed exclusively, and the caller's promise: whatever is written is a `T` still.
+        // SAFETY: the same memory, borrowed exclusively; the caller guarantees that every `T` is a valid `U`, and that
+        // every `U` written is a valid `T`.
         let data = unsafe { core::slice::from_raw_parts_mut(self.data.as_mut_ptr().cast(), self.data.len()) };
         ViewMut { data, layout: self.layout }
     }
 
-    /// Gives up the exclusive borrow for a form that several threads can write through, each to its own rows.
+    /// Converts the exclusive borrow into a form that several threads can write through, each to its own rows.
     pub(crate) fn into_shared(self) -> SharedMut<'a, T> {
         SharedMut { data: self.data.as_mut_ptr(), layout: self.layout, borrow: core::marker::PhantomData }
     }
@@ -286,20 +289,21 @@ impl<T> fmt::Debug for ViewMut<'_, T> {
     }
 }
 
-/// A mutable view that several tasks write through. Whoever writes owns its rows: see `launch::Launch`.
+/// Mutable view that several tasks write through, each only to rows that it owns: see `launch::Launch`.
 pub(crate) struct SharedMut<'a, T> {
     data: *mut T,
     layout: Layout,
     borrow: core::marker::PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it is an exclusive borrow of a slice of `T`; writes through it are `unsafe` and promise disjoint rows.
+// SAFETY: it is an exclusive borrow of a slice of `T`; writes through it are `unsafe`, and their callers guarantee
+// disjoint rows.
 unsafe impl<T: Send> Send for SharedMut<'_, T> {}
-// SAFETY: as above; group_size it lets threads do nothing without that promise.
+// SAFETY: as for `Send`; a shared reference alone lets a thread do nothing without that guarantee.
 unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
 
 impl<T> SharedMut<'_, T> {
-    /// The same view: whoever holds one has to keep the promise of [`Self::row`] with all the others.
+    /// Returns another handle to the same view: the contract of [`Self::row`] extends over all handles.
     pub(crate) fn same(&self) -> Self {
         Self { ..*self }
     }
@@ -312,13 +316,13 @@ impl<T> SharedMut<'_, T> {
         self.layout.strides
     }
 
-    /// Pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
+    /// Returns a pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
     ///
     /// # Safety
     /// `b`, `h`, `l` are inside the shape and the row has an element; no other thread touches this row meanwhile.
     #[inline]
     pub(crate) unsafe fn row(&self, b: usize, h: usize, l: usize) -> (*mut T, isize) {
-        // SAFETY: `Layout::checked` put every index inside the shape inside the slice.
+        // SAFETY: `Layout::checked` verified that every index inside the shape is inside the slice.
         (unsafe { self.data.add(self.layout.row(b, h, l)) }, self.layout.strides[3])
     }
 }

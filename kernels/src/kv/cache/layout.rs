@@ -1,4 +1,4 @@
-//! Where things lie in a block.
+//! Layout of a cache block.
 
 use crate::kv::value_panels;
 use crate::matmul::int8;
@@ -8,17 +8,17 @@ use crate::tensor::element::Dtype;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-/// What keys and values are narrow_by_mask as.
+/// Storage format of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Elements(Dtype),
-    /// Bytes. Values have a scale each; keys too, or their channels have.
+    /// Int8. Every value has a scale; so has every key, or every channel of the keys.
     Int8 {
         key_scales: bool,
     },
 }
 
-/// Sizes of what a block holds.
+/// Sizes of a block's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) format: Format,
@@ -27,7 +27,7 @@ pub(super) struct Sizes {
     pub(super) value_dim: usize,
 }
 
-/// The parts of a head, in bytes. Each starts on a cache line.
+/// Byte ranges of the parts of a head. Each starts on a cache line.
 pub(super) struct Parts {
     pub(super) key_scales: Range<usize>,
     pub(super) keys: Range<usize>,
@@ -36,12 +36,12 @@ pub(super) struct Parts {
 }
 
 impl Sizes {
-    /// Columns of values, filled up to whole vectors.
+    /// Returns the number of columns of values, filled up to whole vectors.
     pub(super) fn width(self) -> usize {
         self.value_dim.next_multiple_of(LANES)
     }
 
-    /// Bytes of the parts of a head.
+    /// Returns the number of bytes of each part of a head.
     fn lens(self) -> [usize; 4] {
         let (keys, values) = (KEY_BLOCK * self.head_dim, KEY_BLOCK * self.width());
         let scales = KEY_BLOCK * size_of::<f32>();
@@ -54,14 +54,14 @@ impl Sizes {
         }
     }
 
-    /// Memory of a block; `None` for more than can be counted.
+    /// Returns the number of bytes of a block; `None` if it overflows.
     pub(super) fn bytes(self) -> Option<usize> {
         self.kv_heads.checked_mul(self.lens().iter().sum::<usize>())
     }
 
-    /// Where the parts of a head lie in a block: one behind the other, and the next head's behind them, so that a step
-    /// reads a block from front to back. It needs scales before what they scale: those of keys with the first scores, those
-    /// of values go into weights.
+    /// Returns the ranges of a head's parts in a block: one behind the other, and the next head's behind them, so that
+    /// a step reads a block from front to back. Scales are stored before what they scale: those of keys are read with
+    /// the first scores, those of values are multiplied into weights.
     pub(super) fn parts(self, head: usize) -> Parts {
         let lens = self.lens();
         let mut at = head * lens.iter().sum::<usize>();
@@ -72,12 +72,12 @@ impl Sizes {
         Parts { key_scales, keys, value_scales, values }
     }
 
-    /// Where column `d` of value `row` of a head lies among the head's values.
+    /// Returns the index of column `d` of value `row` of a head among the head's values.
     pub(super) fn value(self, row: usize, d: usize) -> usize {
         value_panels::at(row, d, self.width())
     }
 
-    /// Where element `d` of key `row` of a head lies among the head's packed keys.
+    /// Returns the index of element `d` of key `row` of a head among the head's packed keys.
     pub(super) fn key(self, row: usize, d: usize) -> usize {
         match self.format {
             Format::Elements(_) => (row / LANES * self.head_dim + d) * LANES + row % LANES,
@@ -86,22 +86,22 @@ impl Sizes {
     }
 }
 
-/// What appending to a cache of bytes takes.
+/// State and scratch for appending to an int8 cache.
 #[derive(Debug, Clone)]
 pub(super) struct Int8 {
     /// Scales of the keys' channels, `[kv_heads][head_dim]`, if keys have none of their own.
     pub(super) channels: Option<Box<[f32]>>,
-    /// A row on its way: widened, in whole vectors; a key and a value as bytes.
+    /// Scratch of a row: widened, in whole vectors; then a key and a value as bytes.
     pub(super) row: Vec<f32>,
     pub(super) bytes: Vec<i8>,
 }
 
-/// Part of a block, given in bytes.
+/// Returns part of a block, given as a range of bytes.
 pub(super) fn part<T: Plain>(lines: &AlignedBuf, bytes: Range<usize>) -> &[T] {
     &lines.elements()[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
 }
 
-/// The same, to write to.
+/// Returns part of a block to write to, given as a range of bytes.
 pub(super) fn part_mut<T: Plain>(lines: &mut AlignedBuf, bytes: Range<usize>) -> &mut [T] {
     &mut lines.elements_mut()[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
 }

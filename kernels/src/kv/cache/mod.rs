@@ -1,9 +1,9 @@
-//! Keys and values narrow_by_mask from call to call, in the form the kernels read them in.
+//! Key/value cache: keys and values kept from call to call, in the form that the kernels read.
 //!
 //! A sequence is a list of blocks of 256 keys, each with its own memory, so growing copies nothing. A block holds, for
-//! each key/value head, sixteen panels of packed keys `[panel][head_dim][16]` and the values of 256 keys, padded to whole
-//! vectors, in value panels of columns (`value_panels.rs`); all of the cache's element type, or bytes and scales as in `int8.rs`. Sequences that begin alike share blocks;
-//! who writes into a shared block gets a copy of it first.
+//! each key/value head, sixteen panels of packed keys `[panel][head_dim][16]` and the values of 256 keys, padded to
+//! whole vectors, in value panels of columns (`value_panels.rs`); both are of the cache's element type, or bytes and
+//! scales as in `int8.rs`. Sequences with a common start share blocks; a write to a shared block copies it first.
 
 mod layout;
 mod write;
@@ -20,22 +20,22 @@ use layout::{Format, Int8, Sizes, part};
 use std::sync::Arc;
 use write::{Place, Write, WriteBytes};
 
-/// The keys and values of several sequences, packed.
+/// Keys and values of several sequences, packed.
 #[derive(Debug)]
 pub struct Cache {
     sizes: Sizes,
-    /// If it keeps bytes: what that takes.
+    /// Scratch and channel scales, if the cache is int8.
     int8: Option<Int8>,
-    /// If keys are evicted: how many of the last and of the first stay.
+    /// Numbers of last and first keys that stay, if keys are evicted.
     keep: Option<Keep>,
     /// Blocks of each sequence; `None` where they were evicted.
     sequences: Vec<Vec<Option<Block>>>,
     lens: Vec<usize>,
-    /// Blocks that nobody uses.
+    /// Blocks that no sequence uses.
     spare: Vec<Block>,
 }
 
-/// Floats from which on it is looked whether there is memory for all of them together.
+/// Number of floats from which on the cache checks that all of them can be allocated together.
 const MUCH: usize = 64 << 20;
 
 impl Clone for Cache {
@@ -50,20 +50,20 @@ impl Clone for Cache {
 /// Memory of a block.
 type Block = Arc<AlignedBuf>;
 
-/// Which keys a sliding cache keeps.
+/// Keys that a sliding cache keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keep {
-    /// Keys that the next row may see, its own included.
+    /// Number of last keys that the next row may see, its own included.
     pub last: usize,
-    /// First keys that stay for good.
+    /// Number of first keys that stay for good.
     pub first: usize,
-    /// Keys that stay beyond the last, for rows that come after a rollback.
+    /// Number of keys that stay beyond the last, for rows that come after a rollback.
     pub rollback: usize,
 }
 
 impl Cache {
-    /// An empty cache of so many sequences: keys of `head_dim`, values of `value_dim` elements. `None` if there is no memory
-    /// for so many.
+    /// Makes an empty cache of `sequences` sequences: keys of `head_dim`, values of `value_dim` elements. `None` if
+    /// there is no memory for so many.
     pub fn new(
         dtype: Dtype,
         [sequences, kv_heads]: [usize; 2],
@@ -82,23 +82,23 @@ impl Cache {
         Some(Self { sizes, int8: None, keep, sequences: blocks, lens, spare: Vec::new() })
     }
 
-    /// What a sequence takes, empty.
+    /// Number of bytes of an empty sequence.
     pub const SEQUENCE_BYTES: usize = size_of::<Vec<Option<Block>>>() + size_of::<usize>();
 
-    /// The same, empty, with elements of another type.
+    /// Returns the cache emptied, with elements of another type.
     #[must_use]
     pub fn with_dtype(self, dtype: Dtype) -> Self {
         Self { sizes: Sizes { format: Format::Elements(dtype), ..self.sizes }, int8: None, ..self.emptied() }
     }
 
-    /// The same, empty, with room for rollbacks of so many tokens. `None` if all keys stay.
+    /// Returns the cache emptied, with room for rollbacks of `tokens` tokens. `None` if all keys stay.
     #[must_use]
     pub fn with_rollback(self, tokens: usize) -> Option<Self> {
         let keep = self.keep.map(|keep| Keep { rollback: tokens, ..keep })?;
         Some(Self { keep: Some(keep), ..self.emptied() })
     }
 
-    /// The same without keys and memory.
+    /// Returns the cache without keys and memory.
     fn emptied(mut self) -> Self {
         self.sequences.iter_mut().for_each(Vec::clear);
         self.lens.fill(0);
@@ -106,11 +106,12 @@ impl Cache {
         self
     }
 
-    /// The same, empty, that keeps bytes: every value with a scale of its own, and so every key, unless its channels have
-    /// scales, `[kv_heads][head_dim]`.
+    /// Returns the cache emptied, as an int8 cache: every value has a scale of its own, and so has every key, unless
+    /// its channels have scales, `[kv_heads][head_dim]`.
     ///
     /// # Panics
-    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or there are scales, but not one a channel.
+    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or the number of scales is not that of
+    /// the channels.
     #[must_use]
     pub fn with_int8(self, channels: Option<Box<[f32]>>) -> Self {
         let Sizes { kv_heads, head_dim, value_dim, .. } = self.sizes;
@@ -125,7 +126,7 @@ impl Cache {
         Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..self.emptied() }
     }
 
-    /// The type of its elements; `None` for bytes.
+    /// Returns the type of its elements; `None` for int8.
     pub fn dtype(&self) -> Option<Dtype> {
         match self.sizes.format {
             Format::Elements(dtype) => Some(dtype),
@@ -133,19 +134,19 @@ impl Cache {
         }
     }
 
-    /// True if it keeps bytes.
+    /// Returns true if the cache is int8.
     pub fn is_int8(&self) -> bool {
         self.int8.is_some()
     }
 
-    /// If it keeps bytes: the scales of the channels of a head's keys, if those have any.
+    /// Returns the scales of the channels of a head's keys, if those have any; `None` if the cache is not int8.
     pub(crate) fn channels(&self, head: usize) -> Option<Option<&[f32]>> {
         let d = self.sizes.head_dim;
         let channels = self.int8.as_ref()?.channels.as_ref();
         Some(channels.map(|scales| &scales[head * d..][..d]))
     }
 
-    /// Shapes of keys and values as seen by a call.
+    /// Returns the shapes of keys and values in a call.
     pub fn shapes(&self) -> [[usize; 4]; 2] {
         let Sizes { kv_heads, head_dim, value_dim, .. } = self.sizes;
         let longest = self.lens.iter().copied().max().unwrap_or(0);
@@ -156,12 +157,12 @@ impl Cache {
         self.sizes.kv_heads
     }
 
-    /// Keys of each sequence, those that were evicted included.
+    /// Returns the number of keys of each sequence, evicted ones included.
     pub fn lens(&self) -> &[usize] {
         &self.lens
     }
 
-    /// Bytes held, shared blocks counted once, spare ones too.
+    /// Returns the number of bytes held, shared blocks counted once, spare ones included.
     pub fn bytes(&self) -> usize {
         let mut held: Vec<_> = self.sequences.iter().flatten().flatten().chain(&self.spare).map(Arc::as_ptr).collect();
         held.sort_unstable();
@@ -169,14 +170,14 @@ impl Cache {
         held.len() * self.block_bytes()
     }
 
-    /// One more sequence, empty. Its number.
+    /// Adds an empty sequence and returns its number.
     pub fn add_sequence(&mut self) -> usize {
         self.sequences.push(Vec::new());
         self.lens.push(0);
         self.lens.len() - 1
     }
 
-    /// The keys of a sequence that were evicted.
+    /// Returns the keys of a sequence that were evicted.
     pub fn evicted(&self, sequence: usize) -> Range<usize> {
         let blocks = &self.sequences[sequence];
         let first = blocks.iter().position(Option::is_none).unwrap_or(0);
@@ -184,8 +185,8 @@ impl Cache {
         first * KEY_BLOCK..end * KEY_BLOCK
     }
 
-    /// The shortest length, above that of the keys at the front, to which a sequence can be cut: the next row then sees no key
-    /// that was evicted.
+    /// Returns the shortest length, above that of the keys at the front, to which a sequence can be truncated: the next
+    /// row then sees no key that was evicted.
     pub fn shortest(&self, sequence: usize) -> usize {
         let evicted = self.evicted(sequence);
         match self.keep {
@@ -199,7 +200,7 @@ impl Cache {
     /// Appends the rows of head-first tensors `[_, kv_heads, n, dim]`, batch `b` of them, to a sequence.
     ///
     /// # Panics
-    /// If the shapes do not fit. What a cache of bytes is given must be finite, or scores and outputs are NaN.
+    /// If the shapes do not fit. Tokens for an int8 cache must be finite, or scores and outputs are NaN.
     pub fn append(&mut self, isa: Isa, sequence: usize, b: usize, kv: [Tensor<'_>; 2]) {
         let Sizes { format, kv_heads, head_dim, value_dim } = self.sizes;
         let ([kb, kh, n, kd], [vb, vh, vn, vd]) = (kv[0].shape(), kv[1].shape());
@@ -228,7 +229,7 @@ impl Cache {
         self.int8 = int8;
     }
 
-    /// Forgets the keys of a sequence from `len` on. Its memory is narrow_by_mask for later.
+    /// Drops the keys of a sequence from `len` on. Its memory is kept for later.
     pub fn truncate(&mut self, sequence: usize, len: usize) {
         if len < self.lens[sequence] {
             self.lens[sequence] = len;
@@ -238,7 +239,7 @@ impl Cache {
         }
     }
 
-    /// Makes `to` what `from` is, group_size its memory.
+    /// Makes `to` a copy of `from`, sharing its memory.
     pub fn fork(&mut self, from: usize, to: usize) {
         assert!(from.max(to) < self.lens.len(), "no such sequence");
         if from == to {
@@ -256,26 +257,27 @@ impl Cache {
         self.lens[to] = self.lens[from];
     }
 
-    /// Evicts what no row to come will see.
+    /// Evicts the keys that no later row will see.
     fn evict(&mut self, sequence: usize) {
         let Some(Keep { last, first, rollback }) = self.keep else { return };
-        // The next row is its own last key, which is not here yet.
+        // The next row is its own last key, which is not in the cache yet.
         let from = first.div_ceil(KEY_BLOCK);
         let to = (self.lens[sequence] + 1).saturating_sub(last.saturating_add(rollback)) / KEY_BLOCK;
         let blocks = &mut self.sequences[sequence];
         let to = to.min(blocks.len());
-        // Those before them are gone already.
+        // The blocks before them were evicted earlier.
         for block in blocks[from.min(to)..to].iter_mut().rev().map_while(Option::take) {
             spare(&mut self.spare, block);
         }
     }
 
-    /// Memory of a block: [`Self::new`] made sure that it can be counted.
+    /// Returns the number of bytes of a block: [`Self::new`] made sure that it does not overflow.
     fn block_bytes(&self) -> usize {
         self.sizes.bytes().expect("counted when the cache was made")
     }
 
-    /// Gets the memory that appending so many tokens to each of these sequences takes. False if there is none.
+    /// Allocates the memory for appending `tokens` tokens to each of these sequences. Returns false if there is not
+    /// enough.
     #[must_use]
     pub fn try_reserve(&mut self, sequences: Range<usize>, tokens: usize) -> bool {
         let mut blocks = 0usize;
@@ -283,12 +285,12 @@ impl Cache {
             self.evict(sequence);
             let (len, there) = (self.lens[sequence], &self.sequences[sequence]);
             let Some(end) = len.checked_add(tokens) else { return false };
-            // One more where the last block is shared, and has to be copied.
+            // Adds one where the last block is shared, and has to be copied.
             let copied = tokens > 0 && !len.is_multiple_of(KEY_BLOCK) && there.last().is_some_and(is_shared);
             blocks = blocks.saturating_add(end.div_ceil(KEY_BLOCK) - there.len() + usize::from(copied));
         }
         let floats = self.block_bytes() / size_of::<f32>();
-        // Asked for in one go first: block by block, the system would give more than it has.
+        // Requested at once first: block by block, the system would grant more than it has.
         let all = blocks.saturating_sub(self.spare.len()).saturating_mul(floats);
         if all > MUCH && !has_memory(all) {
             return false;
@@ -303,7 +305,7 @@ impl Cache {
         true
     }
 
-    /// A block to write to: there, and not shared.
+    /// Returns a block to write to: it exists, and is not shared.
     fn block_mut(&mut self, sequence: usize, block: usize) -> &mut AlignedBuf {
         let floats = self.block_bytes() / size_of::<f32>();
         let mut fresh = || {
@@ -331,12 +333,12 @@ impl Cache {
         self.sequences.get(sequence)?.get(block)?.as_deref()
     }
 
-    /// True if the block is there.
+    /// Returns true if the block is held.
     pub(crate) fn holds(&self, sequence: usize, block: usize) -> bool {
         self.block(sequence, block).is_some()
     }
 
-    /// A head's packed keys of a block that is held.
+    /// Returns a head's packed keys of a block that is held.
     pub(crate) fn keys(&self, sequence: usize, head: usize, block: usize) -> Keys {
         let (lines, at) = (self.held(sequence, block), self.sizes.parts(head));
         match self.sizes.format {
@@ -350,7 +352,7 @@ impl Cache {
         }
     }
 
-    /// A head's values of a block that is held: 256 rows.
+    /// Returns a head's values of a block that is held: 256 rows.
     pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
         fn value_panels<T: Load>(lines: &AlignedBuf, bytes: Range<usize>, width: usize) -> ValuePanels<T> {
             ValuePanels { first: part(lines, bytes).as_ptr(), width }
@@ -400,7 +402,7 @@ impl Cache {
     }
 }
 
-/// An element of a part of a block, widened.
+/// Returns an element of a part of a block, widened.
 fn element(lines: &AlignedBuf, dtype: Dtype, bytes: Range<usize>, i: usize) -> f32 {
     match dtype {
         Dtype::F32 => part::<f32>(lines, bytes)[i],
@@ -409,12 +411,12 @@ fn element(lines: &AlignedBuf, dtype: Dtype, bytes: Range<usize>, i: usize) -> f
     }
 }
 
-/// True if another sequence or cache has the block, too.
+/// Returns true if another sequence or cache has the block, too.
 fn is_shared(block: &Option<Block>) -> bool {
     block.as_ref().is_some_and(|block| Arc::strong_count(block) > 1)
 }
 
-/// Keeps a block for later, if nobody else has it.
+/// Keeps a block for later, if it is not shared.
 fn spare(spare: &mut Vec<Block>, mut block: Block) {
     if Arc::get_mut(&mut block).is_some() {
         spare.push(block);

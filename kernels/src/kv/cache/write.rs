@@ -1,4 +1,4 @@
-//! Tokens into blocks.
+//! Writing tokens to blocks.
 
 use super::layout::{Int8, Parts, Sizes, part_mut};
 use crate::kv::value_panels::value_panels;
@@ -12,18 +12,18 @@ use crate::tensor::any::{AnyRows, Tensor};
 use crate::tensor::element::{Dtype, Element};
 use core::ops::Range;
 
-/// Some rows of keys and values, and where in a block they go.
+/// Rows of keys and values, and their place in a block.
 pub(super) struct Place<'a> {
     pub(super) sizes: Sizes,
-    /// The first row there.
+    /// First row in the block.
     pub(super) row: usize,
     pub(super) kv: [Tensor<'a>; 2],
-    /// Batch and rows here.
+    /// Batch and rows in the tensors.
     pub(super) b: usize,
     pub(super) rows: Range<usize>,
 }
 
-/// Writes them to a block's elements.
+/// Writes rows to a block's elements.
 pub(super) struct Write<'a, T>(pub(super) Place<'a>, pub(super) &'a mut [T]);
 
 impl<T: Element> Write<'_, T> {
@@ -34,11 +34,12 @@ impl<T: Element> Write<'_, T> {
     fn run<S: PackSteps>(self, s: S) {
         let Self(Place { sizes, row, kv: [k, v], b, rows }, elements) = self;
         for h in 0..sizes.kv_heads {
-            // SAFETY: `append` made sure that the head and the rows are inside both tensors.
+            // SAFETY: `append` checked that the head and the rows are inside both tensors.
             let (k, v) = unsafe { (k.rows(b, h, rows.start), v.rows(b, h, rows.start)) };
             let Parts { keys, values, .. } = sizes.parts(h);
             let [keys, values] = [keys, values].map(|at| at.start / size_of::<T>()..at.end / size_of::<T>());
-            // SAFETY: as above.
+            // SAFETY: `append` checked that the rows, of `head_dim` and `value_dim` columns, are inside both tensors; a
+            // value panel starts below `value_dim`.
             unsafe {
                 write_keys(s, k, sizes, row..row + rows.len(), &mut elements[keys]);
                 for value_panel in value_panels(sizes.width()) {
@@ -60,10 +61,10 @@ impl<T: Element> Write<'_, T> {
     }
 }
 
-/// Packs rows of keys into their places among a head's.
+/// Packs rows of keys into their places among a head's keys.
 ///
 /// # Safety
-/// There are so many rows, of `head_dim` elements.
+/// `keys` has as many rows as `places`, of `head_dim` elements.
 unsafe fn write_keys<S: PackSteps, T: Element>(s: S, keys: AnyRows, sizes: Sizes, places: Range<usize>, to: &mut [T]) {
     let d = sizes.head_dim;
     let mut j = places.start;
@@ -73,26 +74,26 @@ unsafe fn write_keys<S: PackSteps, T: Element>(s: S, keys: AnyRows, sizes: Sizes
             && left >= LANES
             && let Some(floats) = as_floats(&mut to[sizes.key(j, 0)..])
         {
-            // Whole panels go through registers, the last one filled up.
-            // SAFETY: the caller's promise.
+            // Whole panels are transposed in registers, the last one filled up.
+            // SAFETY: the caller guarantees a row for each place, of `head_dim` elements.
             unsafe { s.pack_keys(keys.rows_from(j - places.start), [left; 2], d, floats) };
             return;
         }
         for i in 0..d {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees a row for each place, of `head_dim` elements.
             to[sizes.key(j, i)] = T::narrow(unsafe { keys.get(j - places.start, i) });
         }
         j += 1;
     }
 }
 
-/// The same elements, if they are floats.
+/// Returns the same elements as floats, if `T` is `f32`.
 fn as_floats<T: Element>(elements: &mut [T]) -> Option<&mut [f32]> {
-    // SAFETY: `T` is `f32`: no other type says so.
+    // SAFETY: `T` is `f32`: no other type has this `DTYPE`.
     (T::DTYPE == Dtype::F32).then(|| unsafe { &mut *(core::ptr::from_mut(elements) as *mut [f32]) })
 }
 
-/// Writes rows to a block of bytes.
+/// Writes rows to an int8 block.
 pub(super) struct WriteBytes<'a> {
     pub(super) place: Place<'a>,
     pub(super) int8: &'a mut Int8,
@@ -112,17 +113,17 @@ impl WriteBytes<'_> {
             let Parts { keys, key_scales, values, value_scales } = sizes.parts(h);
             let channels = channels.as_ref().map(|scales| &scales[h * d..][..d]);
             for (i, j) in rows.clone().zip(row..) {
-                // SAFETY: `append` made sure that the head and the row are inside both tensors.
+                // SAFETY: `append` checked that the head and the row are inside both tensors.
                 let [k, v] = kv.map(|x| unsafe { x.rows(b, h, i) });
-                // SAFETY: a row of `d` elements.
+                // SAFETY: the key has one row of `d` elements.
                 unsafe { s.pack_rows(k, [1, d], NonFinite::Ignored, wide) };
                 match channels {
-                    // What is not finite was refused, or is the caller's to know about.
+                    // Keys that are not finite were refused, or are the caller's responsibility.
                     Some(channels) => _ = s.quantise_by_channel(&wide[..d], channels, key),
                     None => part_mut(lines, key_scales.clone())[j] = s.quantise(&wide[..d], key),
                 }
                 int8::place_key(key, j, part_mut(lines, keys.clone()));
-                // SAFETY: a row of `e` elements.
+                // SAFETY: the value has one row of `e` elements.
                 unsafe { s.pack_rows(v, [1, e], NonFinite::Ignored, wide) };
                 part_mut(lines, value_scales.clone())[j] = s.quantise(&wide[..e], value);
                 let places = part_mut(lines, values.clone());

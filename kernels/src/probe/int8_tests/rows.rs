@@ -1,8 +1,8 @@
-//! Rows to bytes, against the same in f64 and by hand.
+//! Tests of row quantisation, against the same in f64 and by hand.
 
 use super::*;
 
-/// Rows of every length that matters, of magnitudes from one end to the other.
+/// Returns rows of every length that matters, with magnitudes over the whole range.
 fn rows() -> Vec<Vec<f32>> {
     let mut numbers = Floats(5);
     let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! Sums of values in bytes, against the step for floats and against plain sums.
+//! Tests of sums of int8 values, against the f32 step and against plain sums.
 
 use super::*;
 use crate::attention::steps::pv::Values;
@@ -7,7 +7,7 @@ use crate::tensor::any::Typed;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::rows::Rows;
 
-/// The int8 step beside the f32 step on the same numbers: `[int8, f32]`.
+/// Runs the int8 step and the f32 step on the same numbers: `[int8, f32]`.
 struct BothValues<'a> {
     weights: &'a [f32],
     bytes: &'a [i8],
