@@ -1,4 +1,4 @@
-//! What to compute: the settings of a call, no tensors.
+//! //! Settings of an attention call, without its tensors.
 
 use crate::cache;
 use crate::error::Error;
@@ -10,7 +10,7 @@ use sdpa_kernels::{
     Alignment, Call, Causality, Isa, MAX_TASK, Options, Precision, Tiling, Visible, Window, has_memory,
 };
 
-/// The settings of an attention call. All plain data; tensors come with [`Inputs`].
+/// Settings of an attention call. Plain data; the tensors come with [`Inputs`] and [`Outputs`].
 ///
 /// ```
 /// use sdpa::{Alignment, Attention, Window};
@@ -27,59 +27,62 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// softmax(Q·Kᵀ/√head_dim)·V, every row seeing every key.
+    /// Default settings: softmax(Q·Kᵀ/√head_dim)·V, with every key visible to every row.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The factor of the dot products, in place of 1/√head_dim. Any finite value, negative and 0 included.
+    /// Sets the factor of the dot products, 1/√head_dim by default. Any finite value is valid, negative and 0 included.
     #[must_use]
     pub fn scale(self, scale: f32) -> Self {
         Self { scale: Some(scale), ..self }
     }
 
-    /// Scores become c·tanh(score / c), before anything is added or hidden. Positive and finite.
+    /// Sets the softcap: a score becomes c·tanh(score / c) before biases are added and masks applied. `c` must be
+    /// positive and finite.
     #[must_use]
     pub fn softcap(self, c: f32) -> Self {
         Self { softcap: Some(c), ..self }
     }
 
-    /// A row sees only the keys up to its own position.
+    /// Sets causal attention: a row sees the keys up to its own position and no later ones.
     #[must_use]
     pub fn causal(mut self) -> Self {
         self.visible.causality = Causality::Causal;
         self
     }
 
-    /// A row sees only the keys near its own position.
+    /// Sets a sliding window: a row sees only the keys near its own position.
     #[must_use]
     pub fn window(mut self, window: Window) -> Self {
         self.visible.window = Some(window);
         self
     }
 
-    /// Where the rows stand among the keys. Needed where their numbers differ and a rule depends on it.
+    /// Sets the positions of the query rows relative to the keys. Needed if there are not as many rows as keys and a
+    /// rule (causal, window, ALiBi) depends on positions.
     #[must_use]
     pub fn align(self, alignment: Alignment) -> Self {
         Self { alignment: Some(alignment), ..self }
     }
 
-    /// What may be done to numbers on the way: by default nothing, so that bfloat16 tensors give what the same numbers
-    /// in `f32` give. [`Precision::Native`] takes about 0.6 of the time over bfloat16, and says what that costs.
+    /// Sets which precision shortcuts the kernels may take. None by default: bfloat16 tensors then give the results
+    /// that the same numbers in `f32` give. [`Precision::Native`] takes about 0.6 of the time on bfloat16; its
+    /// documentation states the cost in accuracy.
     #[must_use]
     pub fn precision(self, precision: Precision) -> Self {
         Self { precision, ..self }
     }
 
-    /// The factor of the dot products for keys of this length.
+    /// Returns the factor of the dot products for queries and keys of length `head_dim`.
     pub fn scale_for(&self, head_dim: usize) -> f32 {
         self.scale.unwrap_or_else(|| (1.0 / (head_dim as f64).sqrt()) as f32)
     }
 
-    /// Binds inputs and outputs, and checks everything there is to check.
+    /// Binds inputs and outputs and checks everything that can be wrong with the call; running the problem cannot fail.
     ///
     /// # Errors
-    /// Any [`Error`]; see its variants. Outputs are untouched.
+    /// Any [`Error`]; see its variants. Outputs are then untouched.
     pub fn problem<'a>(&self, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
         let shape = inputs.shape()?;
         outputs.check(&inputs, &shape)?;
@@ -102,13 +105,13 @@ impl Attention {
         Ok(Problem { call, outputs: outputs.into_kernel(), shape })
     }
 
-    /// The alignment to go by: the one given, or none needed.
+    /// Returns the alignment of the call: the given one, or top-left if no rule needs one.
     fn alignment_for(&self, inputs: &Inputs<'_>, shape: &Shape, options: &Options<'_>) -> Result<Alignment, Error> {
         if let Some(alignment) = self.alignment {
             return Ok(alignment);
         }
         let Some(rule) = self.rule(options.alibi.is_some()) else { return Ok(Alignment::TopLeft) };
-        // Where no sequence has lengths of its own, the first speaks for all.
+        // Without lengths of their own, all sequences are like the first.
         let differ = inputs.lengths_differ();
         for sequence in 0..if differ { shape.batch } else { shape.batch.min(1) } {
             let (q_len, kv_len) = inputs.lengths(shape, sequence);
@@ -119,7 +122,7 @@ impl Attention {
         Ok(Alignment::TopLeft)
     }
 
-    /// The rule, if any, that depends on where the rows stand among the keys.
+    /// Returns the rule, if any, that depends on the positions of the rows relative to the keys.
     pub(crate) fn rule(&self, alibi: bool) -> Option<&'static str> {
         match (self.visible.causality, self.visible.window) {
             (Causality::Causal, _) => Some("causal"),
@@ -129,10 +132,10 @@ impl Attention {
     }
 }
 
-/// Scratch of a worker from which on it is looked whether there is memory for it, in bytes.
+/// Scratch of a worker, in bytes, from which on a trial allocation checks that there is memory for it.
 const MUCH_SCRATCH: usize = 16 << 20;
 
-/// Refuses dimensions so large that there is no memory for a worker's scratch: running cannot fail.
+/// Refuses head dimensions for which a worker's scratch cannot be allocated, because running a problem cannot fail.
 fn scratch_fits(shape: &Shape) -> Result<(), Error> {
     let (tile_rows, _) = Isa::detect().tile();
     let bytes = Tiling::new(shape.head_dim, shape.value_dim, MAX_TASK, tile_rows).scratch_bytes();

@@ -1,4 +1,4 @@
-//! Keys and values kept from call to call.
+//! Key/value cache: keys and values kept from call to call.
 
 use crate::error::same;
 use crate::error::{Bound, Error};
@@ -6,22 +6,23 @@ use core::num::NonZeroUsize;
 use core::ops::Range;
 use sdpa_kernels::{Cache, Call, Dtype, Isa, Keep, MAX_DIM, MAX_INT8_HEAD_DIM, Tensor};
 
-/// Where the scales of an int8 cache's keys come from: see [`KvCache::int8`].
+/// Scales of the keys of an int8 cache: see [`KvCache::int8`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum KeyScales {
-    /// Every key of every head has its own: a 127th of its largest magnitude.
+    /// One scale per key and head: 1/127 of the key's largest magnitude.
     PerToken,
-    /// Every channel has its own, `[kv_heads × head_dim]`, positive and finite, known beforehand: for keys some of whose
-    /// channels are much larger than others. Elements beyond 127 scales are cut off there.
+    /// One fixed scale per channel, `[kv_heads × head_dim]`, positive and finite: for keys with some channels much
+    /// larger than others. An element beyond ±127 scales is clamped to ±127 scales.
     PerChannel(Vec<f32>),
 }
 
-/// The keys and values of one layer for a batch of sequences, each of its own length, as decoding wants them: keys are
-/// packed when they are appended, so that a step reads every byte once and copies none.
+/// Key/value cache of one layer for a batch of sequences, each with its own length, for decoding. Keys are packed when
+/// they are appended, so a decode step reads every byte once and copies none.
 ///
-/// Memory comes in blocks of 256 keys and grows without copying what is there. [`Self::fork`] shares blocks until one of
-/// the two writes to them. Once warm, a step (append, attend) allocates nothing but, every 256th time, a block; and the
-/// workspace doubles what it has for accumulation when the number of blocks does.
+/// Memory is allocated in blocks of 256 keys and grows without copying existing keys. [`Self::fork`] shares blocks
+/// until one of the two sequences writes to them. Once warm, a decode step (append, attend) allocates only when a
+/// sequence crosses a 256-token boundary: one block, and, each time the number of blocks has doubled, twice the
+/// workspace for accumulation.
 ///
 /// ```
 /// use sdpa::{Alignment, Attention, Inputs, KvCache, Outputs, View, ViewMut};
@@ -42,19 +43,21 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// An empty cache: so many sequences and key/value heads, keys and values of these lengths.
+    /// Creates an empty `f32` cache for `sequences` sequences and `kv_heads` key/value heads; `dims` is
+    /// `[head_dim, value_dim]`.
     ///
     /// # Errors
-    /// [`Error::Empty`], [`Error::Mismatch`] for lengths beyond the largest possible, [`Error::TooLarge`] or [`Error::Memory`].
+    /// [`Error::Empty`] for a length of 0, [`Error::Mismatch`] for lengths beyond the largest possible,
+    /// [`Error::TooLarge`] or [`Error::Memory`].
     pub fn new(sequences: usize, kv_heads: usize, dims: [usize; 2]) -> Result<Self, Error> {
         Self::with([sequences, kv_heads], dims, None)
     }
 
-    /// The same, its elements of this type: what is appended is rounded to it once, and widened again in registers. Half the
-    /// memory of `f32`, and half the time of reading it.
+    /// Sets the element type. Appended keys and values are rounded to it once and widened again in registers. 16-bit
+    /// elements take half the memory of `f32` and half the time to read.
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already, or the cache is to keep bytes.
+    /// [`Error::Needs`] if something was appended already or the cache is an int8 cache.
     pub fn dtype(self, dtype: Dtype) -> Result<Self, Error> {
         if self.bytes() > 0 {
             return Err(Error::Needs { argument: "dtype", needs: "an empty cache" });
@@ -68,22 +71,24 @@ impl KvCache {
         Ok(Self { cache: self.cache.with_dtype(dtype), ..self })
     }
 
-    /// The same, its elements bytes: about a quarter of the memory of `f32`, and of the time of reading it. Every value has a
-    /// scale `s`, and so has every key, or every channel of the keys; an element `x` is kept as the integer nearest to `x / s`,
-    /// ±127 at most. A query row becomes bytes in the same way, once for all keys, with the scales of channels taken into it
-    /// before; products of bytes are added up exactly. All else is computed as ever, the softmax in `f32`.
+    /// Sets int8 elements: about a quarter of the memory of `f32` and of the time to read it. Every value has a scale
+    /// `s`, and so has every key, or every channel of the keys; an element `x` is stored as the integer nearest to
+    /// `x / s`, at most ±127. A query row is quantised in the same way, once for all keys, after it is multiplied by
+    /// the scales of the channels if there are any; int8 products are accumulated exactly. Everything else, the softmax
+    /// included, is computed in `f32`.
     ///
-    /// **What it costs.** Rounding of `f32` apart, an element is off by no more than half its scale: a value or key by a 254th
-    /// of the largest magnitude in its row. So an output is off by half the largest scale of the values it sees, at most, and
-    /// a score `c·Σ q·k`, with scales `s` of the query row and `t` of the key, by
-    /// `|c|·(s/2·Σ|k| + t/2·Σ|q| + s·t·head_dim/4)`; that is at worst: such errors are as often up as down, and what is
-    /// common is near the square root of `head_dim` instead. With scales `tᵢ` of channels the query row is `qᵢ·tᵢ`, and the
-    /// bound `|c|·(s/2·Σ|kᵢ|/tᵢ + Σ|qᵢ|·tᵢ/2 + s·head_dim/4)`, as long as no key is beyond 127 scales. A weight is off by its
-    /// score's error as a factor `exp(±error)`.
+    /// **Accuracy.** Apart from `f32` rounding, the error of an element is at most half its scale: for a value or key,
+    /// 1/254 of the largest magnitude in its row. The error of an output is therefore at most half the largest scale of
+    /// the values it sees, and that of a score `c·Σ q·k`, with scales `s` of the query row and `t` of the key, at most
+    /// `|c|·(s/2·Σ|k| + t/2·Σ|q| + s·t·head_dim/4)`. That is the worst case: the signs of such errors vary, so the
+    /// common error has a factor near √head_dim in place of head_dim. With scales `tᵢ` of channels the query row is
+    /// `qᵢ·tᵢ`, and the bound is `|c|·(s/2·Σ|kᵢ|/tᵢ + Σ|qᵢ|·tᵢ/2 + s·head_dim/4)`, provided that no key is beyond 127
+    /// scales. The error of a score changes the weight by a factor `exp(±error)`.
     ///
-    /// The bits are the same on every instruction set with FMA, for any number of threads, whether rows come together or
-    /// one by one, and whatever the cache held before. Keys and values that are not finite are refused when they are
-    /// appended; a query row that is not finite (or times the scales of channels is not) has scores of NaN.
+    /// The bits are the same on every instruction set with FMA, for any number of threads, for rows computed together
+    /// or one by one, and whatever the cache held before. Non-finite keys and values are refused when they are
+    /// appended; a query row that is non-finite, or becomes so when multiplied by the scales of the channels, has NaN
+    /// scores.
     ///
     /// ```
     /// use sdpa::{KeyScales, KvCache};
@@ -92,8 +97,9 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already or another type was asked for, [`Error::Mismatch`] for keys longer than 131,072 or another number
-    /// of scales than `kv_heads × head_dim`, [`Error::Number`] for a scale that is not positive and finite.
+    /// [`Error::Needs`] if something was appended already or another element type was set, [`Error::Mismatch`] for keys
+    /// longer than 131,072 or if there are not `kv_heads × head_dim` scales, [`Error::Number`] for a scale that is not
+    /// positive and finite.
     pub fn int8(self, keys: KeyScales) -> Result<Self, Error> {
         if self.bytes() > 0 {
             return Err(Error::Needs { argument: "int8", needs: "an empty cache" });
@@ -120,8 +126,9 @@ impl KvCache {
         Ok(Self { cache: self.cache.with_int8(channels), ..self })
     }
 
-    /// The same for a sliding window: keys that no row to come can see are evicted, a block of 256 at a time. Rows may see
-    /// the last `last` keys, their own included, and the first `first`.
+    /// Creates an empty cache for a sliding window: keys that no later row can see are evicted, a block of 256 at a
+    /// time. Rows may see the last `last` keys, their own included, and the first `first`. Other arguments as for
+    /// [`Self::new`].
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -135,11 +142,11 @@ impl KvCache {
         Self::with([sequences, kv_heads], dims, Some(Keep { last: last.get(), first, rollback: 0 }))
     }
 
-    /// The same for a sliding window, with room for rollbacks: so many more of the last keys stay than rows may see. Then
-    /// [`Self::truncate`] may always take back that many tokens, counted from before the last append.
+    /// Keeps `tokens` more of the last keys than rows may see, so that [`Self::truncate`] can always take back that
+    /// many tokens, counted from before the last append. For sliding caches.
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already, or the cache keeps all keys.
+    /// [`Error::Needs`] if something was appended already or the cache is not a sliding one.
     pub fn rollback(self, tokens: usize) -> Result<Self, Error> {
         if self.bytes() > 0 {
             return Err(Error::Needs { argument: "rollback", needs: "an empty cache" });
@@ -165,7 +172,7 @@ impl KvCache {
         }
         let [sequences, kv_heads] = heads;
         let [head_dim, value_dim] = dims;
-        // A block of 256, in floats, its rows in whole vectors.
+        // Size of a block of 256 keys and values in floats, rows padded to whole vectors.
         let row = head_dim.next_multiple_of(16) + value_dim.next_multiple_of(16);
         if kv_heads.checked_mul(row * 256 * 4).is_none_or(|bytes| bytes > isize::MAX as usize) {
             return Err(Error::TooLarge { what: "cache", sizes: [sequences, kv_heads, head_dim, value_dim] });
@@ -175,11 +182,13 @@ impl KvCache {
         Ok(Self { cache: cache.ok_or(Error::Memory { what: "cache", bytes })?, isa: Isa::detect() })
     }
 
-    /// Appends as many tokens to every sequence: `[sequences, kv_heads, n, head_dim]` and `[…, value_dim]`.
+    /// Appends `n` tokens to every sequence: keys `[sequences, kv_heads, n, head_dim]` and values
+    /// `[sequences, kv_heads, n, value_dim]`.
     ///
     /// # Errors
-    /// [`Error::Mismatch`]; [`Error::Row`] for what the cache cannot keep: in bytes what is not finite, in f16 finite numbers of
-    /// 65520 and more, which would become ∞. The cache is then as it was.
+    /// [`Error::Mismatch`] for shapes that do not fit; [`Error::Row`] for elements that the cache cannot store:
+    /// non-finite ones in an int8 cache, finite ones of magnitude 65520 and more, which would become ∞, in an f16
+    /// cache; [`Error::Memory`]. The cache is then unchanged.
     pub fn append<'t>(&mut self, k: impl Into<Tensor<'t>>, v: impl Into<Tensor<'t>>) -> Result<(), Error> {
         let (k, v) = (k.into(), v.into());
         let sequences = self.lens().len();
@@ -192,10 +201,10 @@ impl KvCache {
         Ok(())
     }
 
-    /// Appends tokens to one sequence: `[1, kv_heads, n, head_dim]` and `[1, kv_heads, n, value_dim]`.
+    /// Appends `n` tokens to one sequence: keys `[1, kv_heads, n, head_dim]` and values `[1, kv_heads, n, value_dim]`.
     ///
     /// # Errors
-    /// As [`Self::append`], and [`Error::Sequence`]; the cache is then as it was.
+    /// As [`Self::append`], and [`Error::Sequence`] if there is no such sequence. The cache is then unchanged.
     pub fn append_to<'t>(
         &mut self,
         sequence: usize,
@@ -211,7 +220,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Gets the memory that appending takes. A sliding cache takes what it evicts meanwhile.
+    /// Reserves the memory that appending `tokens` takes. A sliding cache reuses the blocks it evicts meanwhile.
     fn reserve(&mut self, sequences: Range<usize>, tokens: usize) -> Result<(), Error> {
         let [[_, kv_heads, _, head_dim], [.., value_dim]] = self.cache.shapes();
         let sizes = [sequences.len(), kv_heads, head_dim + value_dim, size_of::<f32>()];
@@ -230,7 +239,7 @@ impl KvCache {
         same("v", "value_dim", v.shape()[3], self.cache.shapes()[1][3], "the cache")?;
         for (argument, x) in [("k", k), ("v", v)] {
             let (unfit, expected) = match self.cache.dtype() {
-                // Bytes cannot say that something is not finite.
+                // An int8 element cannot represent a non-finite number.
                 None => (x.not_finite(self.isa), "finite"),
                 Some(Dtype::F16) => (x.beyond_f16(self.isa), "below 65520 in size, as f16 is"),
                 Some(_) => continue,
@@ -250,11 +259,11 @@ impl KvCache {
         Ok(())
     }
 
-    /// Forgets the keys of a sequence from `len` on: a rollback. Memory stays, for tokens to come.
+    /// Removes the keys of a sequence from position `len` on: a rollback. Memory is kept for later tokens.
     ///
     /// # Errors
-    /// [`Error::Sequence`] if there is no such sequence; [`Error::Entry`] if it is shorter, or if a sliding cache has evicted
-    /// keys that the next row would see: see [`Self::rollback`].
+    /// [`Error::Sequence`] if there is no such sequence; [`Error::Entry`] if it is shorter than `len`, or if a sliding
+    /// cache has evicted keys that the next row would see: see [`Self::rollback`].
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         self.there("sequence", sequence)?;
         let (had, shortest) = (self.lens()[sequence], self.cache.shortest(sequence));
@@ -269,7 +278,7 @@ impl KvCache {
         Err(Error::Entry { argument: "length", index: sequence, got: len, bound, limit })
     }
 
-    /// Forgets all keys of a sequence. Memory stays, for tokens to come.
+    /// Removes all keys of a sequence. Memory is kept for later tokens.
     ///
     /// # Errors
     /// [`Error::Sequence`] if there is no such sequence.
@@ -279,10 +288,10 @@ impl KvCache {
         Ok(())
     }
 
-    /// Makes sequence `to` a copy of `from`. Their memory is shared, block by block, until one of them writes to it.
+    /// Makes sequence `to` a copy of `from`. The two share memory, block by block, until one of them writes to it.
     ///
     /// # Errors
-    /// [`Error::Sequence`] if there is no such sequence.
+    /// [`Error::Sequence`] if either sequence does not exist.
     pub fn fork(&mut self, from: usize, to: usize) -> Result<(), Error> {
         self.there("from", from)?;
         self.there("to", to)?;
@@ -290,17 +299,17 @@ impl KvCache {
         Ok(())
     }
 
-    /// One more sequence, empty. Its number.
+    /// Adds an empty sequence and returns its index.
     pub fn add_sequence(&mut self) -> usize {
         self.cache.add_sequence()
     }
 
-    /// Keys of each sequence, those that a sliding cache has evicted included: the next token's position.
+    /// Number of keys of each sequence, evicted keys of a sliding cache included: the position of the next token.
     pub fn lens(&self) -> &[usize] {
         self.cache.lens()
     }
 
-    /// Bytes held; what sequences share is counted once.
+    /// Bytes held; blocks that sequences share are counted once.
     pub fn bytes(&self) -> usize {
         self.cache.bytes()
     }
@@ -310,7 +319,7 @@ impl KvCache {
     }
 }
 
-/// Refuses calls that would see what a sliding cache has evicted.
+/// Refuses calls whose rows would see keys that a sliding cache has evicted.
 pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, wants_all_keys: bool) -> Result<(), Error> {
     for index in 0..call.sequences() {
         let (evicted, sequence) = (cache.evicted(index), call.sequence(index));
@@ -320,7 +329,7 @@ pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, wants_all_keys: bool) -
         if wants_all_keys {
             return Err(Error::Needs { argument: "scores or key weight sums", needs: "a cache that keeps all keys" });
         }
-        // Every row: those in the middle may be the only ones whose windows lie where keys were evicted.
+        // Check every row: rows in the middle may be the only ones whose windows reach evicted keys.
         for row in 0..sequence.q_len {
             let keys = call.visible.keys(sequence.offset.saturating_add_unsigned(row), sequence.kv_len);
             let seen = [(0, keys.prefix), (keys.start, keys.end)]

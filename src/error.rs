@@ -1,138 +1,139 @@
-//! Everything that can be wrong with a call, in the caller's words.
+//! Errors: everything that can be wrong with a call, under the names of the caller's arguments.
 
 use core::fmt;
 use sdpa_kernels::{LayoutError, PageError};
 
-/// Why a call was refused. Outputs are untouched.
+/// Reason why a call was refused. Outputs are then untouched.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
     /// Two arguments disagree about a size.
     Mismatch {
-        /// The argument at fault.
+        /// Name of the argument at fault.
         argument: &'static str,
-        /// Which size: `batch`, `heads`, `head_dim`, …
+        /// Name of the size: `batch`, `heads`, `head_dim`, …
         what: &'static str,
-        /// Its size there.
+        /// Size found in that argument.
         got: usize,
-        /// The size it should have.
+        /// Size it should have.
         expected: usize,
-        /// Where that comes from.
+        /// Source of the expected size.
         of: &'static str,
     },
     /// The number of query heads is not a multiple of the number of key/value heads.
     Heads {
-        /// Heads of q.
+        /// Number of query heads.
         q_heads: usize,
-        /// Heads of k.
+        /// Number of key/value heads.
         kv_heads: usize,
     },
-    /// A dimension that must be at least 1 is 0.
+    /// A size that must be at least 1 is 0.
     Empty {
-        /// The argument at fault.
+        /// Name of the argument at fault.
         argument: &'static str,
-        /// Which size.
+        /// Name of the size.
         what: &'static str,
     },
-    /// A number outside its range.
+    /// A number is outside its range.
     Number {
-        /// The setting at fault.
+        /// Name of the setting at fault.
         argument: &'static str,
-        /// Its value.
+        /// Value found.
         got: f32,
-        /// What it must be.
+        /// Values that are valid.
         expected: &'static str,
     },
-    /// Rows and keys differ in number, a rule depends on where rows stand among the keys, and nothing says where.
+    /// A rule depends on the positions of the rows relative to the keys, there are not as many rows as keys, and no
+    /// alignment is set.
     Unaligned {
-        /// The rule that needs to know.
+        /// Name of the rule.
         rule: &'static str,
-        /// Rows of the sequence.
+        /// Query rows of the sequence.
         q_len: usize,
         /// Keys of the sequence.
         kv_len: usize,
     },
-    /// Sizes whose product does not fit the address space.
+    /// The product of sizes does not fit the address space.
     TooLarge {
-        /// What would be too large.
+        /// Name of the data that would be too large.
         what: &'static str,
-        /// The factors.
+        /// Factors of the product.
         sizes: [usize; 4],
     },
-    /// Memory that could not be had.
+    /// Memory could not be allocated.
     Memory {
-        /// What it was for.
+        /// Purpose of the memory.
         what: &'static str,
-        /// Its size.
+        /// Size of the allocation in bytes.
         bytes: usize,
     },
-    /// A sequence that a cache does not have.
+    /// A cache has no such sequence.
     Sequence {
-        /// The argument that names it.
+        /// Name of the argument with the index.
         argument: &'static str,
-        /// The sequence.
+        /// Index of the sequence.
         got: usize,
-        /// Sequences there are.
+        /// Number of sequences of the cache.
         sequences: usize,
     },
     /// One of several values is outside its range.
     Entry {
-        /// The argument at fault.
+        /// Name of the argument at fault.
         argument: &'static str,
-        /// Which of its values.
+        /// Index of the value in that argument.
         index: usize,
-        /// That value.
+        /// Value found.
         got: usize,
-        /// The bound it breaks: at least, or at most, `limit`.
+        /// Kind of bound that the value breaks.
         bound: Bound,
-        /// The limit.
+        /// Limit of the range.
         limit: usize,
     },
     /// A row would see a key that its cache has evicted.
     Evicted {
-        /// The sequence.
+        /// Index of the sequence.
         sequence: usize,
-        /// The row.
+        /// Index of the query row.
         row: usize,
-        /// The first such key.
+        /// First evicted key that the row would see.
         key: usize,
-        /// The evicted keys end here.
+        /// End of the evicted keys (exclusive).
         end: usize,
     },
-    /// A block table, or the pool it is for, is not as it should be.
+    /// A block table, or the page pool it refers to, is invalid.
     Pages(PageError),
-    /// One of several rows is not fit for what is to be done with it.
+    /// One of several rows is not valid for its use.
     Row {
-        /// The argument at fault.
+        /// Name of the argument at fault.
         argument: &'static str,
-        /// Which quantity of the row.
+        /// Quantity of the row that is wrong.
         what: &'static str,
-        /// Which row.
+        /// Index of the row.
         row: usize,
-        /// Its value.
+        /// Value found.
         got: f32,
-        /// What it must be.
+        /// Values that are valid.
         expected: &'static str,
     },
-    /// An argument that only makes sense with another.
+    /// An argument needs another one, or excludes it.
     Needs {
-        /// The argument given.
+        /// Name of the given argument.
         argument: &'static str,
-        /// What must be given too, or must not be.
+        /// Argument or condition that is required.
         needs: &'static str,
     },
-    /// A view that does not fit its slice.
+    /// A view does not fit its slice.
     Layout(LayoutError),
 }
 
-/// Which side of a limit a value must be on.
+/// Side of a limit on which a value must lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
-    /// No smaller than the limit.
+    /// At least the limit.
     AtLeast,
-    /// No larger than the limit.
+    /// At most the limit.
     AtMost,
-    /// The limit itself.
+    /// Exactly the limit.
     Exactly,
 }
 
@@ -185,7 +186,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// So many zeros, or the error that says what there is no memory for.
+/// Returns `len` zeros, or [`Error::Memory`] for `what`.
 pub(crate) fn zeros(what: &'static str, len: usize) -> Result<Vec<f32>, Error> {
     sdpa_kernels::zeros(len).ok_or(Error::Memory { what, bytes: len.saturating_mul(size_of::<f32>()) })
 }
@@ -212,14 +213,14 @@ impl From<PageError> for Error {
     }
 }
 
-/// The product of sizes, if so many floats fit the address space.
+/// Returns the product of the sizes, or [`Error::TooLarge`] if that many floats do not fit the address space.
 pub(crate) fn floats(what: &'static str, sizes: [usize; 4]) -> Result<usize, Error> {
     let len = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
     // A Vec holds at most isize::MAX bytes.
     len.filter(|&n| n <= isize::MAX as usize / size_of::<f32>()).ok_or(Error::TooLarge { what, sizes })
 }
 
-/// Room for so many, if it can be had.
+/// Returns an empty vector with capacity for `len` elements, or [`Error::Memory`] for `what`.
 pub(crate) fn room<T>(what: &'static str, len: usize) -> Result<Vec<T>, Error> {
     let mut room = Vec::new();
     match room.try_reserve_exact(len) {
@@ -228,7 +229,7 @@ pub(crate) fn room<T>(what: &'static str, len: usize) -> Result<Vec<T>, Error> {
     }
 }
 
-/// Refuses sizes that are not the same.
+/// Returns [`Error::Mismatch`] unless `got` equals `expected`.
 pub(crate) fn same(
     argument: &'static str,
     what: &'static str,

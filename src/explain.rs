@@ -1,11 +1,11 @@
-//! What a plan will do with a problem, and why.
+//! Explanation of a plan: the work it does for a problem, and why.
 
 use crate::plan::Plan;
 use crate::problem::Problem;
 use core::fmt;
 use sdpa_kernels::{Isa, KEY_BLOCK, Precision, Sequence, peak_flops, read_bandwidth};
 
-/// What a machine can do at most: the roofline's two numbers.
+/// Peak rates of a machine: the two numbers of the roofline model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Machine {
     /// Floating-point operations per second of one core.
@@ -15,36 +15,38 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Measures both, in about a tenth of a second.
+    /// Measures both rates of one core, in about a tenth of a second.
     pub fn measure(isa: Isa) -> Self {
         Self { flops: peak_flops(isa), bytes: read_bandwidth() }
     }
 }
 
-/// What a plan will do with a problem. `Display` prints it.
+/// Explanation of a plan for one problem. `Display` prints it.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The plan.
+    /// Plan explained.
     pub plan: Plan,
-    /// Tiles of rows times blocks of keys that are computed, and that range rules and lengths let it skip.
+    /// Number of (tile of query rows, block of keys) pairs that are computed, and number that range rules and lengths
+    /// let the plan skip.
     pub blocks: (u64, u64),
-    /// Multiplications and additions of QKᵀ and PV for the pairs that range rules and lengths leave visible.
+    /// Floating-point operations of QKᵀ and PV for the pairs that range rules and lengths leave visible.
     pub useful_flops: f64,
-    /// The same for what is computed: whole panels of 16 keys for whole tiles of rows.
+    /// Floating-point operations that are computed: whole panels of 16 keys for whole tiles of rows.
     pub computed_flops: f64,
-    /// Bytes of tensors read and written, each once.
+    /// Bytes of the tensors read and written, each element counted once.
     pub bytes: f64,
-    /// Seconds at the roofline, if the machine is known: all workers at peak, or memory at full speed.
+    /// Lower bound of the time in seconds by the roofline, if the machine is known: the larger of all workers at peak,
+    /// and memory at full speed.
     pub seconds: Option<f64>,
-    /// What else is worth knowing, one reason each.
+    /// Remarks, one reason each.
     pub notes: Vec<String>,
 }
 
 impl Plan {
-    /// What this plan will do with a problem, and why; with `machine`, how long it must take at least.
+    /// Explains this plan for a problem; with `machine`, also gives a lower bound of its time.
     ///
-    /// Takes time in the number of rows times key blocks, not of keys.
+    /// Complexity: query rows times key blocks, not keys.
     pub fn explain(&self, problem: &Problem<'_>, machine: Option<Machine>) -> Explanation {
         let (call, shape) = (&problem.call, problem.shape);
         let (tile_rows, _) = self.exec.isa.tile();
@@ -64,7 +66,7 @@ impl Plan {
         let heads = shape.heads as u64;
         let flops = |pairs: f64| pairs * heads as f64 * 2.0 * (shape.head_dim + shape.value_dim) as f64;
         let bytes = problem.bytes();
-        // The machine's own products of bfloat16 are two in the time of an FMA.
+        // Native bfloat16 instructions do two products in the time of an FMA.
         let [k, v] = call.native(|| self.exec.isa.has_native_bf16()).map(|native| if native { 0.5 } else { 1.0 });
         let dims = [shape.head_dim as f64, shape.value_dim as f64];
         let share = (k * dims[0] + v * dims[1]) / (dims[0] + dims[1]);
@@ -81,7 +83,7 @@ impl Plan {
         }
     }
 
-    /// Pairs that a tile of rows sees of a block, and the keys it computes: the hull, in whole panels.
+    /// Returns the pairs that a tile of rows sees of a block, and the keys it computes: the key range, in whole panels.
     fn tile(
         &self,
         problem: &Problem<'_>,
@@ -141,7 +143,7 @@ impl Plan {
 }
 
 impl Problem<'_> {
-    /// Bytes of the tensors, each element once however often it is read.
+    /// Bytes of the tensors, each element counted once however often it is read.
     fn bytes(&self) -> f64 {
         let elements = |shape: [usize; 4]| shape.iter().map(|&n| n as f64).product::<f64>();
         let call = &self.call;

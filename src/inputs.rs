@@ -1,11 +1,11 @@
-//! The tensors that a call reads, and whether they fit together.
+//! Tensors that a call reads, and checks that they fit together.
 
 use crate::cache::KvCache;
 use crate::error::{Bound, Error, same};
 use crate::shape::Shape;
 use sdpa_kernels::{KeyValues, MAX_DIM, Mask, Options, Pages, Ragged, Tensor, View};
 
-/// The tensors that a call reads: queries, keys, values, and whatever options bring along.
+/// Tensors that a call reads: queries, keys and values, and those that options add.
 ///
 /// ```
 /// # use sdpa::{Inputs, Mask, View};
@@ -27,7 +27,7 @@ pub struct Inputs<'a> {
     pub(crate) ragged: Option<Ragged<'a>>,
 }
 
-/// Where keys and values come from. Two tensors may not fit together yet.
+/// Source of keys and values. Two separate tensors are not yet checked against each other.
 #[derive(Debug, Clone, Copy)]
 enum Source<'a> {
     Tensors { k: Tensor<'a>, v: Tensor<'a> },
@@ -42,25 +42,26 @@ pub(crate) struct Covered<T> {
     pub(crate) cover: Cover,
 }
 
-/// The keys that a bias or mask has columns for.
+/// Keys that a bias or mask has columns for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cover {
-    /// All of them; a single column stands for all.
+    /// Every key; a single column is broadcast to all.
     AllKeys,
-    /// The first ones; the others are hidden.
+    /// The first keys; the others are hidden.
     FirstKeys,
 }
 
 impl<'a> Inputs<'a> {
-    /// Queries `[batch, heads, q_len, head_dim]`, keys `[batch, kv_heads, kv_len, head_dim]` and values
-    /// `[batch, kv_heads, kv_len, value_dim]`; `heads` is a multiple of `kv_heads`.
+    /// Takes queries `[batch, heads, q_len, head_dim]`, keys `[batch, kv_heads, kv_len, head_dim]` and values
+    /// `[batch, kv_heads, kv_len, value_dim]`, all `f32`; `heads` must be a multiple of `kv_heads`.
     pub fn new(q: View<'a>, k: View<'a>, v: View<'a>) -> Self {
         Self::of(q, k, v)
     }
 
-    /// The same of any element types, in any mix: `f32`, [`Bf16`](crate::Bf16), [`F16`](crate::F16). Shorter elements are
-    /// widened in registers, and everything is computed as if all were `f32`: to the bit. With the feature `half`, views of
-    /// `half::bf16` and `half::f16` do as well.
+    /// Takes queries, keys and values of any element types, in any mix: `f32`, [`Bf16`](crate::Bf16),
+    /// [`F16`](crate::F16); shapes as for [`Self::new`]. 16-bit elements are widened in registers, and results have the
+    /// bits that `f32` tensors of the same numbers give. With the feature `half`, views of `half::bf16` and `half::f16`
+    /// are accepted as well.
     ///
     /// ```
     /// use sdpa::{Attention, Bf16, F16, Inputs, Outputs, View, ViewMut};
@@ -75,14 +76,14 @@ impl<'a> Inputs<'a> {
         Self::with(q.into(), Source::Tensors { k: k.into(), v: v.into() })
     }
 
-    /// Queries `[sequences, heads, q_len, head_dim]` against the keys and values of a cache, which has the lengths of its
-    /// sequences.
+    /// Takes queries `[sequences, heads, q_len, head_dim]`, and the keys and values of a cache, which holds the lengths
+    /// of its sequences.
     pub fn cached(q: impl Into<Tensor<'a>>, cache: &'a KvCache) -> Self {
         Self::with(q.into(), Source::Cache(cache))
     }
 
-    /// Queries `[sequences, heads, q_len, head_dim]` against keys and values in pages, by a table that has the lengths of
-    /// the sequences.
+    /// Takes queries `[sequences, heads, q_len, head_dim]`, and keys and values in pages, whose block table holds the
+    /// lengths of the sequences.
     pub fn paged(q: impl Into<Tensor<'a>>, pages: Pages<'a>) -> Self {
         Self::with(q.into(), Source::Pages(pages))
     }
@@ -91,12 +92,12 @@ impl<'a> Inputs<'a> {
         Self { q, source, bias: None, mask: None, alibi: None, sinks: None, kv_lens: None, ragged: None }
     }
 
-    /// The queries.
+    /// Queries.
     pub fn queries(&self) -> Tensor<'a> {
         self.q
     }
 
-    /// The keys and values, wherever they are.
+    /// Keys and values, from tensors, a cache or pages.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if there are not as many values as keys.
@@ -114,7 +115,7 @@ impl<'a> Inputs<'a> {
         })
     }
 
-    /// The names by which the caller knows keys and values.
+    /// Names of the keys and values in error messages.
     fn names(&self) -> [&'static str; 2] {
         match self.source {
             Source::Tensors { .. } => ["k", "v"],
@@ -123,7 +124,7 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// Lengths of the sequences, where the source has its own.
+    /// Key lengths of the sequences, if the source has them.
     fn source_lens(&self) -> Option<&'a [usize]> {
         match self.source {
             Source::Tensors { .. } => None,
@@ -132,58 +133,62 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// Adds a bias to the scores, after softcap; −∞ hides. `[batch, heads, q_len, kv_len]`; each of the four may be 1: it
-    /// then stands for all.
+    /// Adds a bias to the scores, after softcap; −∞ hides the key. Shape `[batch, heads, q_len, kv_len]`; dimensions of
+    /// 1 are broadcast.
     #[must_use]
     pub fn bias(self, bias: View<'a>) -> Self {
         Self { bias: Some(Covered { of: bias, cover: Cover::AllKeys }), ..self }
     }
 
-    /// The same over the first keys: the keys behind its last column are hidden (ONNX). Batch, heads and rows may be 1.
+    /// Adds a bias with columns for the first keys only: keys beyond its last column are hidden (as in ONNX). Batch,
+    /// heads and rows of 1 are broadcast.
     #[must_use]
     pub fn bias_prefix(self, bias: View<'a>) -> Self {
         Self { bias: Some(Covered { of: bias, cover: Cover::FirstKeys }), ..self }
     }
 
-    /// Says which keys each row may attend to; shapes as for [`Self::bias`].
+    /// Sets a mask of the keys that each row may see; shapes as for [`Self::bias`].
     #[must_use]
     pub fn mask(self, mask: Mask<'a>) -> Self {
         Self { mask: Some(Covered { of: mask, cover: Cover::AllKeys }), ..self }
     }
 
-    /// The same for the first keys: those behind the mask's last column are hidden (ONNX). Batch, heads and rows may be 1.
+    /// Sets a mask with columns for the first keys only: keys beyond its last column are hidden (as in ONNX). Batch,
+    /// heads and rows of 1 are broadcast.
     #[must_use]
     pub fn mask_prefix(self, mask: Mask<'a>) -> Self {
         Self { mask: Some(Covered { of: mask, cover: Cover::FirstKeys }), ..self }
     }
 
-    /// ALiBi: −slope·|p − j| is added to the scores, one slope per query head. See [`crate::alibi_slopes`].
+    /// Sets ALiBi slopes, one per query head: −slope·|p − j| is added to the score of a row at position p and key j.
+    /// See [`crate::alibi_slopes`].
     #[must_use]
     pub fn alibi(self, slopes: &'a [f32]) -> Self {
         Self { alibi: Some(slopes), ..self }
     }
 
-    /// Attention sinks: one more logit per query head, which joins the denominator (and the LSE) with value 0.
+    /// Sets attention sinks, one logit per query head: it is added to the denominator of the softmax (and to the LSE)
+    /// with value 0.
     #[must_use]
     pub fn sinks(self, logits: &'a [f32]) -> Self {
         Self { sinks: Some(logits), ..self }
     }
 
-    /// How many keys of each sequence exist; the memory behind them is never seen.
+    /// Sets the number of valid keys of each sequence; keys beyond it are never visible.
     #[must_use]
     pub fn kv_lens(self, lens: &'a [usize]) -> Self {
         Self { kv_lens: Some(lens), ..self }
     }
 
-    /// Sequences of different lengths laid end to end, batch 1: sequence `s` has rows `q[s]..q[s + 1]` of the queries
-    /// (and outputs) and `k[s]..k[s + 1]` of keys and values. Biases, masks and score outputs are
-    /// `[sequences, heads, longest q, longest k]`.
+    /// Sets ragged sequences, of different lengths and laid end to end, with batch 1: sequence `s` has rows
+    /// `q[s]..q[s + 1]` of the queries (and outputs) and rows `k[s]..k[s + 1]` of keys and values. Biases, masks and
+    /// score outputs are `[sequences, heads, longest q, longest k]`.
     #[must_use]
     pub fn ragged(self, q: &'a [usize], k: &'a [usize]) -> Self {
         Self { ragged: Some(Ragged { q, k }), ..self }
     }
 
-    /// The sizes, if q, k, v (and cumulative lengths) fit together.
+    /// Returns the sizes of the call, if queries, keys and values (and cumulative lengths) fit together.
     ///
     /// # Errors
     /// [`Error::Mismatch`], [`Error::Heads`], [`Error::Empty`], [`Error::TooLarge`] or [`Error::Entry`].
@@ -225,7 +230,7 @@ impl<'a> Inputs<'a> {
         Ok(Shape { batch: sequences, q_len: longest(q), kv_len: longest(k), ..shape })
     }
 
-    /// Rows and keys of one sequence.
+    /// Returns the number of query rows and of keys of one sequence.
     pub(crate) fn lengths(&self, shape: &Shape, sequence: usize) -> (usize, usize) {
         let (q_len, kv_len) = match self.ragged {
             Some(Ragged { q, k }) => (q[sequence + 1] - q[sequence], k[sequence + 1] - k[sequence]),
@@ -234,12 +239,12 @@ impl<'a> Inputs<'a> {
         (q_len, self.kv_lens.or_else(|| self.source_lens()).map_or(kv_len, |lens| lens[sequence]))
     }
 
-    /// True if sequences may differ in rows or keys.
+    /// Returns true if sequences may differ in rows or keys.
     pub(crate) fn lengths_differ(&self) -> bool {
         self.ragged.is_some() || self.kv_lens.is_some() || self.source_lens().is_some()
     }
 
-    /// The options, if they fit the shape.
+    /// Returns the options, if they fit the shape.
     pub(crate) fn options(&self, shape: &Shape, softcap: Option<f32>) -> Result<Options<'a>, Error> {
         for (argument, values) in [("alibi slopes", self.alibi), ("sinks", self.sinks)] {
             if let Some(values) = values {
@@ -282,7 +287,7 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// The number of sequences, if these are cumulative lengths that end at `total`.
+/// Returns the number of sequences, if `ends` are cumulative lengths from 0 to `total`.
 pub(crate) fn cumulative(argument: &'static str, ends: &[usize], total: usize) -> Result<usize, Error> {
     let entry =
         |index: usize, bound: Bound, limit: usize| Error::Entry { argument, index, got: ends[index], bound, limit };
@@ -301,7 +306,7 @@ pub(crate) fn cumulative(argument: &'static str, ends: &[usize], total: usize) -
     Ok(last)
 }
 
-/// A bias or mask repeated to the batch, heads, rows and keys of the call; `keys` is the caller's name for the latter.
+/// Broadcasts a bias or mask to the batch, heads, rows and keys of the call; `keys` is the caller's name for the keys.
 fn broadcast<'a, T>(
     argument: &'static str,
     view: View<'a, T>,

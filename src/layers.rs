@@ -1,22 +1,22 @@
-//! What is built around attention: projections, multi-head attention, positions, norms, transformer layers.
+//! Layers around attention: projections, multi-head attention, positions, norms, transformer layers.
 //!
-//! Plain f32 on slices. A matrix is a row-major slice, one row a token, and its number of rows is its length over its
-//! width. Layers hold their weights, take rows in, and write rows to a slice the caller gives; what they compute with
-//! (threads, instruction set, memory that is used again) is a [`Compute`].
+//! Plain f32 on slices. A matrix is a row-major slice with one row per token; its number of rows is its length divided
+//! by its width. Layers own their weights, read rows and write rows to a slice of the caller's; threads, instruction
+//! set and reusable memory are in a [`Compute`].
 //!
-//! | to say | there is |
+//! | task | items |
 //! |---|---|
-//! | scores, weights, output, one by one | [`Steps`] |
-//! | look-up by likeness | [`Dictionary`] of anything [`Weighable`] |
-//! | y = f(x·Wᵀ + b) | [`Linear`], of [`Weights`] as model files have them |
+//! | scores, weights and output of each step | [`Steps`] |
+//! | look-up by similarity | [`Dictionary`] of any [`Weighable`] |
+//! | y = f(x·Wᵀ + b) | [`Linear`], made from [`Weights`] as model files store them |
 //! | attention between projections | [`MultiHeadAttention`], on [`Sequences`] |
 //! | attention without a softmax | [`LinearAttention`], with an [`Update`] rule and a [`LinearState`] |
 //! | tokens, positions | [`Embedding`] (learned, sinusoidal), [`Rope`], [`alibi_slopes`](crate::alibi_slopes) |
-//! | what keeps numbers in size | [`Norm`]: layer norm, RMS norm |
-//! | what is not linear | [`Activation`], in a [`FeedForward`], plain or gated |
-//! | all of it together | [`TransformerLayer`]: encoder, decoder, GPT-2, Llama; [`Transformer`] |
-//! | token after token | [`DecoderState`]: what a causal [`Transformer`] remembers, for [`Transformer::decode`] |
-//! | a model | [`Bert`], of a [`TensorSource`]: a map, or with the feature `safetensors` a file; [`Pooling`] |
+//! | normalisation | [`Norm`]: layer norm, RMS norm |
+//! | nonlinearity | [`Activation`], in a [`FeedForward`], plain or gated |
+//! | complete layers | [`TransformerLayer`]: encoder, decoder, GPT-2, Llama; [`Transformer`] |
+//! | decoding token by token | [`DecoderState`]: the cached keys and values of a causal [`Transformer`], for [`Transformer::decode`] |
+//! | models | [`Bert`], from a [`TensorSource`]: a map, or with the feature `safetensors` a file; [`Pooling`] |
 
 mod bert;
 mod compute;

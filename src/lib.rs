@@ -10,24 +10,24 @@
 //! # Ok::<(), sdpa::Error>(())
 //! ```
 //!
-//! | to say | there is |
+//! | task | items |
 //! |---|---|
-//! | where tensors lie | [`View`], [`ViewMut`]: any strides, checked once |
-//! | of which elements | `f32`, [`Bf16`], [`F16`]: [`Tensor`], [`TensorMut`]; with the feature `half`, that crate's types |
-//! | what to compute | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
-//! | on what | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |
-//! | what to write | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key weight sums |
-//! | your own functions | [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]), weights ([`ProbMod`]) |
-//! | with what | [`Exec`]: an [`Isa`], threads; [`Plan`] and [`Workspace`] to be used again |
-//! | what is around attention | [`layers`]: projections, multi-head attention, norms, positions, transformers |
-//! | keys in pieces | [`AttnState`], [`merge`] |
-//! | keys kept from call to call | [`KvCache`], its elements `f32`, 16 bits or int8 ([`KeyScales`]); [`Pages`] of the caller's by a [`BlockTable`] |
-//! | the truth | [`naive`]: the oracle; [`unfused`]: the baseline |
+//! | layout of tensors | [`View`], [`ViewMut`]: any strides, checked once |
+//! | element types | `f32`, [`Bf16`], [`F16`]: [`Tensor`], [`TensorMut`]; with the feature `half`, that crate's types |
+//! | settings | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
+//! | inputs | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |
+//! | outputs | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key weight sums |
+//! | functions of the caller | [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]), weights ([`ProbMod`]) |
+//! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
+//! | layers around attention | [`layers`]: projections, multi-head attention, norms, positions, transformers |
+//! | keys in several parts | [`AttnState`], [`merge`] |
+//! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits or int8 ([`KeyScales`]); [`Pages`] of the caller's by a [`BlockTable`] |
+//! | references | [`naive`]: the oracle; [`unfused`]: the baseline |
 //!
-//! Order of operations for one score: scale·(q·k) → softcap → bias → ALiBi → score function → masks set −∞ → sink joins
-//! the denominator → softmax over keys → weight function → Σ weight·v. Time is B·H·Lq·Lk·(D + Dv) for the pairs that are
-//! visible; memory beyond the tensors is at most a megabyte a thread. The corners (NaN, ∞, nothing visible) are in
-//! [`ieee`].
+//! Order of operations for one score: scale·(q·k) → softcap → bias → ALiBi → score function → masks set −∞ → sink added
+//! to the denominator → softmax over keys → weight function → Σ weight·v. Time is B·H·Lq·Lk·(D + Dv) over the visible
+//! pairs; memory beyond the tensors is at most a megabyte per thread. Special cases (NaN, ∞, nothing visible) are
+//! listed in [`ieee`].
 #![forbid(unsafe_code)]
 
 mod attention;
@@ -60,7 +60,7 @@ pub use outputs::Outputs;
 pub use plan::Plan;
 pub use problem::Problem;
 pub use run::Workspace;
-/// An instruction set to run on: by default the widest, another by [`Exec::isa`].
+/// Instruction set to run on: the widest available by default, another by [`Exec::isa`].
 ///
 /// ```
 /// use sdpa::Isa;
@@ -70,7 +70,7 @@ pub use run::Workspace;
 /// assert_eq!(Isa::detect(), Isa::available().last().unwrap());
 /// ```
 pub use sdpa_kernels::Isa;
-/// Functions for [`Problem::run_with`]: of scores, of positions, of weights.
+/// Caller's functions of scores, positions and weights, for [`Problem::run_with`].
 ///
 /// ```
 /// use sdpa::{Attention, Exec, Inputs, Mods, Outputs, Position, View, ViewMut};
@@ -85,7 +85,7 @@ pub use sdpa_kernels::Isa;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Mods;
-/// A tensor to read, whatever its layout in memory.
+/// Read-only tensor view with any layout in memory.
 ///
 /// ```
 /// use sdpa::View;
@@ -96,7 +96,7 @@ pub use sdpa_kernels::Mods;
 /// # Ok::<(), sdpa::LayoutError>(())
 /// ```
 pub use sdpa_kernels::View;
-/// Slopes for [`Inputs::alibi`].
+/// Returns the ALiBi slopes of `heads` query heads, for [`Inputs::alibi`].
 ///
 /// ```
 /// let slopes = sdpa::alibi_slopes(12);
@@ -115,7 +115,8 @@ pub use sdpa_kernels::{
 pub use shape::Shape;
 pub use state::{AttnState, merge};
 
-/// Computes attention, planned on the spot: all threads of the current rayon pool, the widest instruction set.
+/// Computes attention with a plan made on the spot, on all threads of the current rayon pool and the widest instruction
+/// set.
 ///
 /// # Errors
 /// Any [`Error`]; outputs are then untouched.

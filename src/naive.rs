@@ -1,35 +1,36 @@
-//! The oracle, to be read: attention as the formula says it, one pair at a time, in `f64`; and the same in `f32`, the
-//! three passes most people would write (scores, softmax, weighted sum), whose error is the yardstick for the fused
-//! path's. Shares nothing with the fused path but the types it is called with. The arithmetic is all in `row.rs`.
+//! Reference implementation to be read: attention as the formula states it, one pair of row and key at a time. In `f64`
+//! it is the oracle; in `f32` it is the usual three passes (scores, softmax, weighted sum), whose error is the
+//! yardstick for the error of the fused path. It shares nothing with the fused path but the argument types. The
+//! arithmetic is all in `row.rs`.
 
 mod row;
 
 use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape};
 
-/// What attention gives, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
-/// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_weight_sums` `[batch, kv_heads, kv_len]`. Ragged sequences count
-/// as batch, each as long as the longest, filled up with what an empty row gives.
+/// Results of attention, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
+/// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_weight_sums` `[batch, kv_heads, kv_len]`. Ragged
+/// sequences count as batch, each padded to the longest with the results of an empty row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer<T> {
     /// Weighted sums of values.
     pub out: Vec<T>,
-    /// Natural log of Σ exp(score).
+    /// Natural log of Σ exp(score) of each row.
     pub lse: Vec<T>,
     /// Scores raw, softcapped and masked, then weights.
     pub points: [Vec<T>; 4],
-    /// Σ of each key's weights over the rows and heads that share it.
+    /// Sum of each key's weights over the rows and heads that share it.
     pub key_weight_sums: Vec<T>,
 }
 
-/// The answer in `f64`: exact but for the rounding of `f64` sums. Time B·H·Lq·Lk·(D + Dv).
+/// Computes attention in `f64`: exact but for the rounding of `f64` sums. Time B·H·Lq·Lk·(D + Dv).
 ///
 /// # Errors
-/// As [`Attention::problem`], as far as inputs go.
+/// Errors of [`Attention::problem`] that concern inputs.
 pub fn oracle(attention: &Attention, inputs: &Inputs<'_>) -> Result<Answer<f64>, Error> {
     answer(attention, inputs, &Mods::new())
 }
 
-/// The same in `f32`.
+/// Computes attention in `f32`, in three passes.
 ///
 /// # Errors
 /// As [`oracle`].
@@ -37,7 +38,7 @@ pub fn attention(attention: &Attention, inputs: &Inputs<'_>) -> Result<Answer<f3
     answer(attention, inputs, &Mods::new())
 }
 
-/// Either, with the caller's functions.
+/// Computes attention in `f32` or `f64` with the caller's functions.
 ///
 /// # Errors
 /// As [`oracle`].
@@ -60,7 +61,7 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     let element = |x: Option<f32>| x.unwrap_or(f32::NAN);
     let tensors = [
         Dense::new(inputs.q.shape(), |at| element(inputs.q.get(at))),
-        // What a cache has evicted, or never had, nobody may see.
+        // Elements that a cache has evicted or never held must not be visible: they read as NaN.
         Dense::new(kv.k_shape(), |at| element(kv.key(at))),
         Dense::new(kv.v_shape(), |at| element(kv.value(at))),
     ];
@@ -75,7 +76,7 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     Ok(all)
 }
 
-/// A tensor as plain rows of the oracle's numbers.
+/// A dense copy of a tensor in the oracle's number type.
 struct Dense<T> {
     shape: [usize; 4],
     data: Vec<T>,
@@ -94,7 +95,7 @@ impl<T: Real> Dense<T> {
     }
 }
 
-/// The numbers the oracle works in.
+/// Number type that the oracle computes in.
 pub trait Real:
     Copy
     + From<f32>
@@ -104,13 +105,13 @@ pub trait Real:
     + core::ops::Mul<Output = Self>
     + core::ops::Div<Output = Self>
 {
-    /// eˣ
+    /// Returns eˣ.
     fn exp(self) -> Self;
-    /// ln x
+    /// Returns ln x.
     fn ln(self) -> Self;
-    /// tanh x
+    /// Returns tanh x.
     fn tanh(self) -> Self;
-    /// Rounded to `f32`.
+    /// Rounds to `f32`.
     fn to_f32(self) -> f32;
 }
 

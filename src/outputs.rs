@@ -1,11 +1,11 @@
-//! The tensors that a call writes, and whether they fit its inputs.
+//! Tensors that a call writes, and checks that they fit its inputs.
 
 use crate::error::{Error, same};
 use crate::inputs::Inputs;
 use crate::shape::Shape;
 use sdpa_kernels::{Point, State, TensorMut, ViewMut};
 
-/// The tensors that a call writes.
+/// Tensors that a call writes.
 #[derive(Debug)]
 pub struct Outputs<'a> {
     out: Option<TensorMut<'a>>,
@@ -16,61 +16,63 @@ pub struct Outputs<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    /// The output alone, `[batch, heads, q_len, value_dim]`.
+    /// Takes the `f32` output tensor, `[batch, heads, q_len, value_dim]`; no other outputs.
     pub fn new(out: ViewMut<'a>) -> Self {
         Self::of(out)
     }
 
-    /// The same of any element type: results are rounded once, to nearest even, when they are written.
-    /// The other outputs are `f32`.
+    /// Takes an output tensor of any element type, `[batch, heads, q_len, value_dim]`: results are rounded once, to
+    /// nearest even, when they are written. The other outputs are `f32`.
     pub fn of(out: impl Into<TensorMut<'a>>) -> Self {
         Self { out: Some(out.into()), lse: None, points: [const { None }; 4], key_weight_sums: None, state: None }
     }
 
-    /// No results yet: what the keys give is gathered in `state`.
+    /// Accumulates the keys of the call into `state` and writes no results.
     pub(crate) fn gather(state: State<'a>) -> Self {
         Self { out: None, lse: None, points: [const { None }; 4], key_weight_sums: None, state: Some(state) }
     }
 
-    /// With what earlier calls have gathered.
+    /// Continues from the state accumulated by earlier calls.
     pub(crate) fn resume(self, state: State<'a>) -> Self {
         Self { state: Some(state), ..self }
     }
 
-    /// Also the natural log of each row's Σ exp(score), `[batch, heads, q_len, 1]`; −∞ where no key is visible.
+    /// Adds the LSE of each row, the natural log of Σ exp(score), `[batch, heads, q_len, 1]`; −∞ where no key is
+    /// visible.
     #[must_use]
     pub fn lse(self, lse: ViewMut<'a>) -> Self {
         Self { lse: Some(lse), ..self }
     }
 
-    /// Also the weights, `[batch, heads, q_len, kv_len]`: each row sums to 1 (less what a sink takes), 0 where hidden.
+    /// Adds the weights, `[batch, heads, q_len, kv_len]`: each row sums to 1 (less the weight of a sink), hidden keys
+    /// are 0.
     #[must_use]
     pub fn weights(self, weights: ViewMut<'a>) -> Self {
         self.scores(Point::Weights, weights)
     }
 
-    /// Also the scores at one of their [`Point`]s, `[batch, heads, q_len, kv_len]`. Keys beyond a sequence's length are
-    /// written as −∞ (weight 0). Skips nothing that masks hide, so this costs time as well as memory.
+    /// Adds the scores at one of their [`Point`]s, `[batch, heads, q_len, kv_len]`. Keys beyond a sequence's length are
+    /// written as −∞ (weight 0). Blocks that masks hide are no longer skipped, so this costs time as well as memory.
     #[must_use]
     pub fn scores(mut self, point: Point, scores: ViewMut<'a>) -> Self {
         self.points[point as usize] = Some(scores);
         self
     }
 
-    /// Also the sum of each key's weights over the query rows and heads that share it, `[batch, kv_heads, kv_len, 1]`, as
-    /// cache eviction wants it. Costs two more QKᵀ and no memory; work is shared out by sequence and key/value head. Rows
-    /// are added in order, so the bits do not depend on threads.
+    /// Adds the sum of each key's weights over the query rows and heads that share it, `[batch, kv_heads, kv_len, 1]`,
+    /// as used for cache eviction. Costs two more QKᵀ and no memory; work is divided by sequence and key/value head.
+    /// Rows are added in order, so the bits do not depend on threads.
     #[must_use]
     pub fn key_weight_sums(self, mass: ViewMut<'a>) -> Self {
         Self { key_weight_sums: Some(mass), ..self }
     }
 
-    /// True if something is written for every key, hidden or not.
+    /// Returns true if an output has an element for every key, hidden or not.
     pub(crate) fn wants_all_keys(&self) -> bool {
         self.points.iter().any(Option::is_some) || self.key_weight_sums.is_some()
     }
 
-    /// Refuses what cannot be had without all keys at hand.
+    /// Refuses outputs that need all keys at once.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let needs = "a call over all keys, not a state";
         if self.points.iter().any(Option::is_some) {

@@ -1,4 +1,4 @@
-//! How a problem will be run: plain data, made from sizes alone, printable.
+//! Plans: how a problem is divided into tasks. Plain data, made from sizes alone, printable.
 
 use crate::exec::Exec;
 use crate::problem::Problem;
@@ -6,18 +6,18 @@ use crate::shape::Shape;
 use core::fmt;
 use sdpa_kernels::{Accumulation, Isa, KEY_BLOCK, MAX_TASK, Tiling};
 
-/// Tasks that each worker should find, so that the last ones to finish do not keep the others waiting long.
+/// Tasks per worker, enough that the last ones to finish do not keep the others waiting long.
 const TASKS_PER_WORKER: usize = 4;
-/// Fewest rows of a task worth packing the keys for: at 32 rows packing is already a tenth of the work.
+/// Fewest rows of a task worth packing the keys for: at 32 rows, packing is already a tenth of the work.
 const MIN_TASK: usize = 32;
-/// Rows of a key/value head up to which blocks of keys are shared out.
+/// Rows per key/value head up to which blocks of keys are divided among workers (split-KV).
 const FEW_ROWS: usize = 16;
-/// Blocks of keys are shared out only if what they gather is at most this share of the keys and values they read, these
-/// counted as `f32`, or no more bytes than [`LITTLE`]; and never more bytes than [`MOST`].
+/// Blocks of keys are divided among workers only if their partial results take at most 1/`SHARE` of the bytes of the
+/// keys and values they read (counted as `f32`) or at most [`LITTLE`] bytes; and never more than [`MOST`] bytes.
 const SHARE: usize = 16;
 const LITTLE: usize = 1 << 20;
 const MOST: usize = 1 << 30;
-/// How a problem of one shape is cut up and shared out. No bit of the result depends on it.
+/// Division of a problem of one shape into tasks. No bit of the result depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Plan {
     pub(crate) shape: Shape,
@@ -28,21 +28,21 @@ pub struct Plan {
     pub(crate) sharing: Sharing,
 }
 
-/// What is shared out.
+/// Work that is divided among workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Sharing {
     /// Heads and query rows: every task streams all the keys its rows see.
     Rows,
-    /// Blocks of keys too: rows are few. Memory for what all blocks gather, in bytes.
+    /// Blocks of keys too (split-KV), because rows are few; `bytes` is the memory of the partial results of all blocks.
     Keys { bytes: usize },
 }
 
 impl Plan {
-    /// Plans for problems of this one's shape.
+    /// Plans for problems of this problem's shape.
     pub fn new(problem: &Problem<'_>, exec: Exec) -> Self {
         let shape = problem.shape;
         let (tile_rows, _) = exec.isa.tile();
-        // Rows that share a key/value head make one run, cut into equal tasks.
+        // Query rows that share a key/value head form one sequence of rows, divided into equal tasks.
         let sharing = shape.heads / shape.kv_heads.max(1);
         let rows = sharing.saturating_mul(problem.call.q.shape()[2]);
         let heads = problem.call.q.shape()[0].saturating_mul(shape.kv_heads);
@@ -60,8 +60,8 @@ impl Plan {
         Self { workers: workers_of(runs), tasks: runs, sharing: Sharing::Keys { bytes }, ..by_rows }
     }
 
-    /// Bytes that blocks of keys gather, if they are to be shared out: rows are few, blocks several (decoding), and memory in
-    /// proportion.
+    /// Returns the bytes of the partial results of the key blocks if blocks are to be divided among workers: few rows,
+    /// several blocks (decoding), and memory in proportion.
     pub(crate) fn shares_keys(&self, problem: &Problem<'_>) -> Option<usize> {
         let (shape, call) = (problem.shape, &problem.call);
         let rows = call.group_size().saturating_mul(call.q.shape()[2]);
@@ -75,29 +75,29 @@ impl Plan {
         (gathered <= MOST && gathered <= LITTLE.max(read / SHARE)).then_some(gathered)
     }
 
-    /// With no more scratch than this one problem takes.
+    /// Shrinks the scratch to what this one problem takes.
     pub(crate) fn shrink_to(self) -> Self {
         Self { tiling: self.tiling.shrink_to(self.shape.kv_len), ..self }
     }
 
-    /// The instruction set.
+    /// Instruction set of the plan.
     pub fn isa(&self) -> Isa {
         self.exec.isa
     }
 
-    /// Threads that will work, at most.
+    /// Largest number of threads that will work.
     pub fn workers(&self) -> usize {
         self.workers
     }
 
-    /// Independent pieces of work.
+    /// Number of independent tasks.
     pub fn tasks(&self) -> usize {
         self.tasks
     }
 
-    /// What blocks of keys gather where they are shared out (few rows, many keys), in bytes, all of them together: at most a
-    /// sixteenth of the keys and values that are read, these counted as `f32`, or 1 MiB, and never more than 1 GiB. Beyond
-    /// that, and for more rows, only rows are shared out: then 0.
+    /// Bytes of the partial results of all key blocks, where these are divided among workers (few rows, many keys): at
+    /// most a sixteenth of the bytes of keys and values that are read (counted as `f32`), or 1 MiB, and never more than
+    /// 1 GiB. Beyond these limits, and for more rows, only rows are divided: then 0.
     pub fn gathered_bytes(&self) -> usize {
         match self.sharing {
             Sharing::Keys { bytes } => bytes,
@@ -105,7 +105,7 @@ impl Plan {
         }
     }
 
-    /// Scratch of one worker, in bytes. Does not depend on lengths, heads or batch.
+    /// Scratch of one worker in bytes. Independent of lengths, heads and batch.
     pub fn scratch_bytes(&self) -> usize {
         self.tiling.scratch_bytes()
     }

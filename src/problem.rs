@@ -1,9 +1,9 @@
-//! A call with its outputs, checked once. After a [`Problem`] exists nothing can fail.
+//! Checked calls: an attention call bound to its outputs. Once a [`Problem`] exists, nothing can fail.
 
 use crate::shape::Shape;
 use sdpa_kernels::Call;
 
-/// A call that has been checked: running it cannot fail.
+/// Checked call, bound to its inputs and outputs: running it cannot fail.
 #[derive(Debug)]
 pub struct Problem<'a> {
     pub(crate) call: Call<'a>,
@@ -12,13 +12,14 @@ pub struct Problem<'a> {
 }
 
 impl Problem<'_> {
-    /// True if blocks of keys cannot be shared out: outputs want rows whole, or rows are not those of a batch.
+    /// Returns true if blocks of keys cannot be divided among workers: an output needs whole rows, or the rows are
+    /// ragged.
     pub(crate) fn needs_whole_rows(&self) -> bool {
         let outputs = self.outputs.state.is_some() || self.outputs.points.iter().any(Option::is_some);
         outputs || self.call.options.ragged.is_some()
     }
 
-    /// The sizes.
+    /// Sizes of the call.
     pub fn shape(&self) -> Shape {
         self.shape
     }

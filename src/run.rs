@@ -1,7 +1,7 @@
-//! Runs a plan.
+//! Execution of plans.
 //!
-//! Workers take tasks from one counter until none is left. A task writes its own rows and reads shared inputs, so who
-//! runs it, and when, cannot be seen in the result.
+//! Workers take tasks from one counter until none is left. A task writes its own rows and reads shared inputs, so the
+//! result does not depend on which worker runs it, or when.
 
 use crate::exec::Exec;
 use crate::plan::{Plan, Sharing};
@@ -9,18 +9,18 @@ use crate::problem::Problem;
 use crate::threads::{current_threads, each};
 use sdpa_kernels::{Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
 
-/// Memory that runs share: one scratch for each worker, which grows to what plans need and stays.
+/// Reusable memory of runs: one scratch per worker, which grows to the largest plan so far and is kept.
 ///
 /// A second run of the same plan with the same workspace allocates nothing.
 #[derive(Debug, Default)]
 pub struct Workspace {
     workers: Vec<Scratch>,
-    /// What blocks of keys gather, where they are shared out.
+    /// Partial results of key blocks, where these are divided among workers.
     partials: Partials,
 }
 
 impl Workspace {
-    /// Empty; the first run fills it.
+    /// Creates an empty workspace; the first run fills it.
     pub const fn new() -> Self {
         Self { workers: Vec::new(), partials: Partials::new() }
     }
@@ -31,13 +31,14 @@ impl Workspace {
     }
 
     fn for_plan(&mut self, plan: &Plan) -> (&mut [Scratch], &mut Partials) {
-        // No more than the pool has threads, whatever was planned for. One thread needs no pool: asking would start it.
+        // At most as many workers as the pool has threads, whatever the plan says. One thread needs no pool, and
+        // querying the pool's size would start it.
         let workers = if plan.workers > 1 { plan.workers.min(current_threads()) } else { 1 };
         if self.workers.len() < workers {
             self.workers.resize_with(workers, Scratch::new);
         }
-        // Here, not in the workers: which of them find work differs from run to run.
-        // As many as there is memory for; for one there was when the problem was made.
+        // Reserve the scratch here, not in the workers: which of them find tasks differs from run to run. Use as many
+        // workers as there is memory for; there was memory for one when the problem was made.
         let ready =
             self.workers[..workers].iter_mut().map_while(|worker| worker.try_reserve(&plan.tiling).then_some(()));
         let ready = ready.count();
@@ -46,14 +47,15 @@ impl Workspace {
 }
 
 impl Problem<'_> {
-    /// Computes. Cannot fail: everything was checked when the problem was made.
+    /// Computes the problem. Cannot fail: everything was checked when the problem was made.
     ///
-    /// A plan made for another shape is made anew for this one; that costs a microsecond, never a wrong result.
+    /// A plan made for another shape is replaced by one for this shape: that costs a microsecond and never gives a
+    /// wrong result.
     pub fn run(self, plan: &Plan, workspace: &mut Workspace) {
         self.run_with(plan, workspace, &Mods::new());
     }
 
-    /// Computes with the caller's functions of scores, positions or weights, compiled into the fused pass.
+    /// Computes the problem with the caller's functions of scores, positions or weights, compiled into the fused pass.
     pub fn run_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
         self,
         plan: &Plan,
@@ -61,7 +63,7 @@ impl Problem<'_> {
         mods: &Mods<S, M, P>,
     ) {
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
-        // A plan may have been made for another problem of this shape.
+        // The plan may have been made for another problem of this shape.
         let shares_keys = plan.sharing != Sharing::Rows && !P::ACTIVE && plan.shares_keys(&self).is_some();
         let (scratch, partials) = workspace.for_plan(&plan);
         let mut launch = Launch::new(self.call, self.outputs, plan.tiling);
@@ -71,12 +73,12 @@ impl Problem<'_> {
         each(scratch, |scratch| launch.work(plan.exec.isa, scratch, mods));
     }
 
-    /// Plans and computes, with memory of its own.
+    /// Plans and computes the problem with a workspace of its own.
     pub fn run_once(self, exec: Exec) {
         self.run_once_with(exec, &Mods::new());
     }
 
-    /// Plans and computes with the caller's functions, with memory of its own.
+    /// Plans and computes the problem with the caller's functions and a workspace of its own.
     pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(self, exec: Exec, mods: &Mods<S, M, P>) {
         let plan = Plan::new(&self, exec).shrink_to();
         self.run_with(&plan, &mut Workspace::new(), mods);

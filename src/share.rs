@@ -1,10 +1,11 @@
-//! Rows shared out over threads: products with weights, and loops over rows.
+//! Row-wise work divided among threads: products with weights, and loops over rows.
 
 use crate::exec::Exec;
 use crate::threads::{current_threads, join, workers_do};
 use sdpa_kernels::{Packed, Product};
 
-/// Rows times weights, several such products side by side: `(x, weights, out)` each. One fork and one join for all.
+/// Multiplies rows with weights, several such products side by side, each `(x, weights, out)`. One fork and one join
+/// for all.
 pub(crate) fn multiply<const N: usize>(exec: Exec, products: [(&[f32], &Packed, &mut [f32]); N]) {
     let cost: f64 = products.iter().map(|(x, weights, _)| weights.cost(x.len() / weights.inputs())).sum();
     let workers = exec.workers(cost).min(if exec.threads > 1 { current_threads() } else { 1 });
@@ -16,7 +17,7 @@ pub(crate) fn multiply<const N: usize>(exec: Exec, products: [(&[f32], &Packed, 
 /// A slice as rows of this width.
 pub(crate) struct Rows<T>(pub(crate) T, pub(crate) usize);
 
-/// Operands that go by row: cut before a row, both parts go their own way. More than two are pairs of pairs.
+/// Operands of row-wise work, which can be split before any row. For more than two operands, nest pairs.
 pub(crate) trait Split: Send + Sized {
     fn split(self, row: usize) -> (Self, Self);
 }
@@ -42,15 +43,15 @@ impl<A: Split, B: Split> Split for (A, B) {
     }
 }
 
-/// Calls `work(first row, operands from there on)` for runs of rows that together are all `count` of them, on as many
-/// threads as `flops` operations are worth. Nothing is allocated.
+/// Calls `work(first row, operands from that row on)` for ranges of rows that together cover all `count` rows, on as
+/// many threads as `flops` operations are worth. Allocates nothing.
 pub(crate) fn rows<T: Split>(exec: Exec, count: usize, flops: f64, operands: T, work: impl Fn(usize, T) + Sync) {
     let workers = exec.workers(flops).min(count);
     let workers = if workers > 1 { workers.min(current_threads()) } else { 1 };
     share(workers, 0..count, operands, &work);
 }
 
-/// Halves the workers and the rows until a worker is alone.
+/// Halves workers and rows recursively until one worker is left, which calls `work`.
 fn share<T: Split>(workers: usize, rows: core::ops::Range<usize>, operands: T, work: &(impl Fn(usize, T) + Sync)) {
     if workers <= 1 {
         return work(rows.start, operands);

@@ -1,4 +1,4 @@
-//! Results in parts: keys that come in pieces, and partial results put together.
+//! Partial results: attention over keys that arrive in parts, and merging of results.
 
 use crate::Attention;
 use crate::error::same;
@@ -10,15 +10,15 @@ use crate::plan::Plan;
 use crate::run::Workspace;
 use sdpa_kernels::{Alignment, KEY_BLOCK, State, View, ViewMut, merge_states};
 
-/// What position-dependent rules need of a state, which does not know how many keys there will be.
+/// Requirement of position-dependent rules on a state, which does not know the final number of keys.
 const ALIGNMENT: &str = "an alignment: top-left or an offset, since a state does not know how many keys will come";
 
-/// Query rows whose keys come in pieces: push them as they come, read the result at any time.
+/// Attention state of query rows whose keys arrive in parts: push the keys as they arrive, read the result at any time.
 ///
-/// Whatever the pieces, the result has the bits of one call over all keys: keys short of a whole block of 256 wait,
-/// copied, until the block is full. States over different keys can be merged.
+/// However the keys are divided, the result has the bits of one call over all keys: keys that do not fill a block of
+/// 256 are copied and held until the block is full. States over different keys can be merged.
 ///
-/// Rules that depend on positions need an [`Alignment::TopLeft`] or [`Alignment::Offset`]: how many keys there will be
+/// Position-dependent rules need an [`Alignment::TopLeft`] or [`Alignment::Offset`], because the final number of keys
 /// is not known.
 ///
 /// ```
@@ -41,13 +41,13 @@ pub struct AttnState<'a> {
     exec: Exec,
     kv_heads: usize,
     value_dim: usize,
-    /// Where the keys of this state begin, and how many whole blocks' worth have been gathered.
+    /// Position of the first key of this state; `gathered` counts the keys accumulated, in whole blocks.
     first: usize,
     gathered: usize,
     max: Vec<f32>,
     sum: Vec<f32>,
     out: Vec<f32>,
-    /// Keys and values that wait for their block to fill, `[batch, kv_heads, KEY_BLOCK, dim]`.
+    /// Number of keys held until their block is full; their keys and values are `[batch, kv_heads, KEY_BLOCK, dim]`.
     waiting: usize,
     waiting_k: Vec<f32>,
     waiting_v: Vec<f32>,
@@ -55,11 +55,12 @@ pub struct AttnState<'a> {
 }
 
 impl<'a> AttnState<'a> {
-    /// No keys yet. `q` is `[batch, heads, q_len, head_dim]`; keys will come in `[kv_heads, value_dim]`.
+    /// Creates a state without keys. `q` is `[batch, heads, q_len, head_dim]`; `keys` is `[kv_heads, value_dim]` of the
+    /// keys and values to come.
     ///
     /// # Errors
-    /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`]; [`Error::TooLarge`] or [`Error::Memory`] for a
-    /// state that memory does not hold.
+    /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`]; [`Error::TooLarge`] or
+    /// [`Error::Memory`] if the state does not fit in memory.
     pub fn new(attention: Attention, q: View<'a>, keys: [usize; 2], exec: Exec) -> Result<Self, Error> {
         if attention.alignment == Some(Alignment::BottomRight) {
             return Err(Error::Needs {
@@ -99,10 +100,11 @@ impl<'a> AttnState<'a> {
         Ok(state)
     }
 
-    /// Keys will be counted from `first` on, a multiple of 256: for a part that is to be merged behind another.
+    /// Sets the position of the first key, a multiple of 256: for a state that is to be merged into an earlier one.
     ///
     /// # Errors
-    /// [`Error::Entry`] if it is not a multiple; [`Error::Needs`] if keys were pushed already.
+    /// [`Error::Entry`] if `first` is not a multiple of 256; [`Error::TooLarge`] if it does not fit the address space;
+    /// [`Error::Needs`] if keys were pushed already.
     pub fn starting_at(self, first: usize) -> Result<Self, Error> {
         if !self.is_empty() {
             return Err(Error::Needs { argument: "first key", needs: "a state without keys" });
@@ -117,10 +119,11 @@ impl<'a> AttnState<'a> {
         Ok(Self { first, ..self })
     }
 
-    /// With ALiBi slopes, one per query head.
+    /// Sets ALiBi slopes, one per query head.
     ///
     /// # Errors
-    /// [`Error::Mismatch`], [`Error::Number`], or [`Error::Needs`] if keys were pushed already.
+    /// [`Error::Mismatch`] or [`Error::Number`] for slopes that do not fit; [`Error::Needs`] if keys were pushed
+    /// already or no alignment is set.
     pub fn alibi(mut self, slopes: &'a [f32]) -> Result<Self, Error> {
         if !self.is_empty() {
             return Err(Error::Needs { argument: "alibi slopes", needs: "a state without keys" });
@@ -133,30 +136,31 @@ impl<'a> AttnState<'a> {
         Ok(self)
     }
 
-    /// With attention sinks, one per query head. They join when the state is read, once.
+    /// Sets attention sinks, one logit per query head. They are added once, when the state is read.
     ///
     /// # Errors
-    /// [`Error::Mismatch`].
+    /// [`Error::Mismatch`] if there are not as many logits as query heads.
     pub fn sinks(mut self, logits: &'a [f32]) -> Result<Self, Error> {
         self.sinks = Some(logits);
         self.gather(None)?;
         Ok(self)
     }
 
-    /// Keys seen so far.
+    /// Number of keys pushed so far.
     pub fn len(&self) -> usize {
         self.gathered + self.waiting
     }
 
-    /// True if no key was seen yet.
+    /// Returns true if no key was pushed yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The next keys and values, any number of them.
+    /// Pushes the next keys `[batch, kv_heads, n, head_dim]` and values `[batch, kv_heads, n, value_dim]`, any number
+    /// of them.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if they do not fit q or each other; the state is then as it was.
+    /// [`Error::Mismatch`] if they do not fit q or each other; the state is then unchanged.
     pub fn push(&mut self, k: View<'_>, v: View<'_>) -> Result<(), Error> {
         let ([batch, _, _, dim], [kb, kh, n, kd], [vb, vh, vn, vd]) = (self.q.shape(), k.shape(), v.shape());
         same("k", "batch", kb, batch, "q")?;
@@ -186,16 +190,17 @@ impl<'a> AttnState<'a> {
         Ok(())
     }
 
-    /// Writes the result for the keys so far. More may follow.
+    /// Writes the result for the keys so far; more keys may be pushed afterwards.
     ///
     /// # Errors
-    /// As [`Attention::problem`], for the outputs; scores and key weight sums are not to be had from a state.
+    /// As [`Attention::problem`], for the outputs; [`Error::Needs`] for scores and key weight sums, which a state
+    /// cannot give.
     pub fn read(&mut self, outputs: Outputs<'_>) -> Result<(), Error> {
         outputs.check_for_state()?;
         let (k, v) = self.waiting_views()?;
         let (attention, inputs) = self.call(k, v);
         let [b, h, rows, _] = self.q.shape();
-        // A copy: views of the state are exclusive, and reading leaves it as it was.
+        // Work on a copy: views of the state are exclusive, and reading must leave it unchanged.
         let (mut max, mut sum, mut out) = (self.max.clone(), self.sum.clone(), self.out.clone());
         let state = State {
             max: ViewMut::bhl(&mut max, [b, h, rows])?,
@@ -212,12 +217,13 @@ impl<'a> AttnState<'a> {
         Ok(())
     }
 
-    /// Takes in a state over the keys that follow this one's, for the same queries. Its sinks are not looked at: they join
-    /// when this state is read. To the bit what one state over all keys would hold, if
-    /// `later` holds one block; otherwise equal up to rounding, as sums in another order are.
+    /// Merges a state over the keys that follow this state's keys, for the same queries. The sinks of `later` are
+    /// ignored: those of this state are added when it is read. The result has the bits of one state over all keys if
+    /// `later` holds one block; otherwise it is equal up to rounding, because the sums are taken in another order.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the shapes differ; [`Error::Entry`] if `later` does not start where this one ends.
+    /// [`Error::Mismatch`] if the shapes differ; [`Error::Needs`] if the settings or slopes differ; [`Error::Entry`] if
+    /// `later` does not start where this state ends.
     pub fn merge(&mut self, later: &AttnState<'_>) -> Result<(), Error> {
         for (what, index) in [("batch", 0), ("heads", 1), ("rows", 2), ("head_dim", 3)] {
             same("later q", what, later.q.shape()[index], self.q.shape()[index], "this state")?;
@@ -232,7 +238,7 @@ impl<'a> AttnState<'a> {
             let bound = Bound::Exactly;
             return Err(Error::Entry { argument: "first key", index: 0, got: later.first, bound, limit: end });
         }
-        // A state starts at a whole block, so nothing of this one waits.
+        // The other state starts at a whole block, so this state holds no incomplete block.
         merge_states(
             self.exec.isa,
             self.value_dim,
@@ -246,7 +252,7 @@ impl<'a> AttnState<'a> {
         Ok(())
     }
 
-    /// The settings and tensors of a call over keys that follow those gathered.
+    /// Returns the settings and tensors of a call over keys that follow those accumulated.
     fn call<'k>(&self, k: View<'k>, v: View<'k>) -> (Attention, Inputs<'k>)
     where
         'a: 'k,
@@ -262,7 +268,7 @@ impl<'a> AttnState<'a> {
         (attention, self.alibi.map_or(inputs, |slopes| inputs.alibi(slopes)))
     }
 
-    /// Gathers whole blocks of keys; none at all only checks the settings.
+    /// Accumulates whole blocks of keys; without keys, only checks the settings.
     fn gather(&mut self, keys: Option<(View<'_>, View<'_>)>) -> Result<(), Error> {
         let [b, h, rows, dim] = self.q.shape();
         let none =
@@ -286,7 +292,7 @@ impl<'a> AttnState<'a> {
         Ok(())
     }
 
-    /// Gathers the keys that wait, if their block is full.
+    /// Accumulates the held keys if their block is full.
     fn gather_waiting(&mut self) -> Result<(), Error> {
         if self.waiting < KEY_BLOCK {
             return Ok(());
@@ -302,7 +308,7 @@ impl<'a> AttnState<'a> {
         done
     }
 
-    /// The keys and values that wait.
+    /// Views of the held keys and values.
     fn waiting_views(&self) -> Result<(View<'_>, View<'_>), Error> {
         let [b, .., dim] = self.q.shape();
         let whole = |x, dim| View::bhld(x, [b, self.kv_heads, KEY_BLOCK, dim]);
@@ -311,7 +317,7 @@ impl<'a> AttnState<'a> {
     }
 }
 
-/// Copies some rows of every head to `[batch, heads, KEY_BLOCK, dim]`, from row `at` on.
+/// Copies `rows` of every head to `[batch, heads, KEY_BLOCK, dim]`, from row `at` on.
 fn copy_rows(from: View<'_>, rows: std::ops::Range<usize>, to: &mut [f32], at: usize) {
     let [batch, heads, _, dim] = from.shape();
     for head in 0..batch * heads {
@@ -324,13 +330,14 @@ fn copy_rows(from: View<'_>, rows: std::ops::Range<usize>, to: &mut [f32], at: u
     }
 }
 
-/// Puts two results over different keys together, by their LSEs: `out` and `lse` become what attention over the keys
-/// of both would have given, up to rounding. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`.
+/// Merges two results over different keys by their LSEs: `out` and `lse` become, up to rounding, the result of
+/// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`.
 ///
-/// A sink must be part of one of the two only. (Flash-Decoding; FlashInfer's `merge_state`. The log is natural.)
+/// A sink must be part of only one of the two results. (Flash-Decoding; `merge_state` in FlashInfer. The log is
+/// natural.)
 ///
 /// # Errors
-/// [`Error::Mismatch`]; `out` and `lse` are then untouched.
+/// [`Error::Mismatch`] if the shapes differ; `out` and `lse` are then untouched.
 pub fn merge(
     (mut out, mut lse): (ViewMut<'_>, ViewMut<'_>),
     (other_out, other_lse): (View<'_>, View<'_>),

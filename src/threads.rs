@@ -1,11 +1,11 @@
-//! Threads: the only file, beside the kernels' own counters of work, that knows about them. They are rayon's, those of the
-//! caller's pool; without the feature `rayon` everything runs in order.
+//! Threads: the only file that uses them, apart from the kernels' own work counters. They are rayon's, from the
+//! caller's pool; without the feature `rayon`, everything runs in order.
 
 use sdpa_kernels::Scratch;
 use std::sync::{Mutex, PoisonError};
 
-/// Calls `work` once for each scratch, at the same time where there are threads for it. What `work` dispatches on, it
-/// dispatches on inside: a closure handed to rayon does not inherit the caller's instruction set.
+/// Calls `work` once for each scratch, in parallel where threads are available. `work` must dispatch on the instruction
+/// set inside: a closure handed to rayon does not inherit the caller's target features.
 pub(crate) fn each(scratch: &mut [Scratch], work: impl Fn(&mut Scratch) + Sync + Send) {
     #[cfg(feature = "rayon")]
     if scratch.len() > 1 {
@@ -16,7 +16,7 @@ pub(crate) fn each(scratch: &mut [Scratch], work: impl Fn(&mut Scratch) + Sync +
     scratch.iter_mut().take(1).for_each(work);
 }
 
-/// Calls `work` so many times, at the same time where there are threads for it.
+/// Calls `work` `workers` times, in parallel where threads are available.
 pub(crate) fn workers_do(workers: usize, work: impl Fn() + Sync) {
     #[cfg(feature = "rayon")]
     if workers > 1 {
@@ -28,7 +28,7 @@ pub(crate) fn workers_do(workers: usize, work: impl Fn() + Sync) {
     work();
 }
 
-/// Both, at the same time where there are threads for it.
+/// Calls `a` and `b`, in parallel where threads are available.
 pub(crate) fn join(a: impl FnOnce() + Send, b: impl FnOnce() + Send) {
     #[cfg(feature = "rayon")]
     rayon::join(a, b);
@@ -39,8 +39,8 @@ pub(crate) fn join(a: impl FnOnce() + Send, b: impl FnOnce() + Send) {
     }
 }
 
-/// Calls `work` on every part, each worker with its own `each` floats of scratch: as many workers as there is scratch for.
-/// They take the next part until none is left.
+/// Calls `work` on every part. There are as many workers as `scratch` has pieces of `each` floats, one piece per
+/// worker; workers take the next part until none is left.
 pub(crate) fn parts<P: Send>(
     scratch: &mut [f32],
     each: usize,
@@ -63,7 +63,7 @@ pub(crate) fn parts<P: Send>(
     worker(&mut scratch[..each]);
 }
 
-/// Threads of the pool a call would run in.
+/// Returns the number of threads of the pool a call would run in.
 pub(crate) fn current_threads() -> usize {
     #[cfg(feature = "rayon")]
     return rayon::current_num_threads();

@@ -1,6 +1,6 @@
-//! The unfused path, tuned: scores of a whole head by `matrixmultiply`'s sgemm, mask, softmax, sgemm.
+//! Tuned unfused path: the scores of a whole head by `matrixmultiply`'s sgemm, then mask, softmax, and a second sgemm.
 //!
-//! What a careful user puts together without this crate, and the baseline its benchmarks are held against. Per head:
+//! This is what a careful user builds without this crate, and the baseline of its benchmarks. Per head:
 //!
 //! ```text
 //! S ← scale · Q Kᵀ                      sgemm, [q_len, kv_len]
@@ -9,9 +9,9 @@
 //! out ← P V                             sgemm
 //! out ← out / sums                      value_dim divisions a row in place of kv_len
 //! ```
-//! It holds `q_len × kv_len` scores for every head in flight, so its memory grows with the square of the length, where the
-//! fused path's does not grow. Heads are shared out over threads; one head is never split. Hidden keys are computed and
-//! then hidden, as two calls of sgemm have it.
+//! It holds `q_len × kv_len` scores for every head in progress, so its memory grows with the square of the length; that
+//! of the fused path does not grow. Heads are divided among threads; one head is never split. Scores of hidden keys are
+//! computed and then masked, as two calls of sgemm entail.
 
 use crate::error::{floats, zeros};
 use crate::exec::Exec;
@@ -24,13 +24,13 @@ use sdpa_kernels::exp_in_place;
 use sdpa_kernels::gemm::{Matrix, sgemm};
 use sdpa_kernels::{Call, Dtype, Tensor, TensorMut};
 
-/// Computes attention by way of the full matrix of scores.
+/// Computes attention through the full matrix of scores.
 ///
-/// Gives what [`attention`](crate::attention()) gives, up to rounding; its bits depend on shapes and on the machine.
+/// Gives the results of [`attention`](crate::attention()) up to rounding; its bits depend on shapes and on the machine.
 ///
 /// # Errors
-/// As [`Attention::problem`]; [`Error::TooLarge`] or [`Error::Memory`] if a head's scores do not fit memory; [`Error::Needs`] for
-/// options and outputs beyond scale, range rules and the LSE: a baseline does not carry them.
+/// As [`Attention::problem`]; [`Error::TooLarge`] or [`Error::Memory`] if a head's scores do not fit in memory;
+/// [`Error::Needs`] for options and outputs beyond scale, range rules and the LSE, which the baseline does not support.
 pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>, exec: Exec) -> Result<(), Error> {
     let Problem { call, outputs, shape } = attention.problem(inputs, outputs)?;
     refuse_extras(&call, &outputs)?;
@@ -59,7 +59,7 @@ pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>
     Ok(())
 }
 
-/// Refuses what only the fused path does.
+/// Refuses options and outputs that only the fused path supports.
 fn refuse_extras(call: &Call<'_>, outputs: &sdpa_kernels::Outputs<'_>) -> Result<(), Error> {
     let options = call.options;
     let out = outputs.out.as_ref().is_none_or(|out| out.dtype() == Dtype::F32);
@@ -86,7 +86,7 @@ fn refuse_extras(call: &Call<'_>, outputs: &sdpa_kernels::Outputs<'_>) -> Result
     }
 }
 
-/// Writes a dense array through a view of the same shape.
+/// Copies a dense array to a view of the same shape.
 fn scatter(dense: &[f32], to: &mut ViewMut<'_>) {
     let [_, heads, rows, dim] = to.shape();
     for (i, &x) in dense.iter().enumerate() {
@@ -102,12 +102,12 @@ struct Head<'a> {
     lse: &'a mut [f32],
 }
 
-/// Shares the heads out: workers take the next one until none is left.
+/// Divides the heads among workers, which take the next one until none is left.
 fn all_heads(call: &Call<'_>, out: &mut [f32], lse: &mut [f32], exec: Exec) -> Result<(), Error> {
     let ([batch, heads_of_batch, q_len, _], [_, _, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
     let pairs = out.chunks_exact_mut(q_len * value_dim).zip(lse.chunks_exact_mut(q_len)).enumerate();
     let heads = pairs.map(|(index, (out, lse))| Head { index, out, lse });
-    // At least a float each, so that scratch can be cut up.
+    // At least one float each, so that the scratch can be divided.
     let (each, workers) = ((q_len * kv_len).max(1), exec.threads.min(batch * heads_of_batch).max(1));
     let sizes = [workers, 1, q_len, kv_len];
     let mut scores = zeros("scores", floats("scores", sizes)?)?;
@@ -133,7 +133,7 @@ fn one_head(call: &Call<'_>, isa: Isa, head: Head<'_>, scores: &mut [f32]) {
 
     let offset = call.alignment.offset(q_len, kv_len);
     let seen = |i: usize| call.visible.keys(offset.saturating_add_unsigned(i), kv_len);
-    // Becomes the reciprocal of each row's sum once the log-sum-exp is out.
+    // Sums of the rows' weights, replaced by their reciprocals once the LSE is written.
     let mut sums = vec![0.0; q_len];
     for i in 0..q_len {
         let row = &mut scores[i * kv_len..][..kv_len];
@@ -167,7 +167,7 @@ fn one_head(call: &Call<'_>, isa: Isa, head: Head<'_>, scores: &mut [f32]) {
     }
 }
 
-/// A head as a matrix for sgemm, which takes any strides but negative ones: such a head is copied.
+/// Returns a head as a matrix for sgemm. Its strides may be any but negative ones; a head with those is copied.
 fn matrix<'a>(view: &View<'a>, b: usize, h: usize, copy: &'a mut Vec<f32>) -> Matrix<'a> {
     if let Some((data, strides)) = view.head(b, h) {
         return Matrix { data, strides };
@@ -178,16 +178,16 @@ fn matrix<'a>(view: &View<'a>, b: usize, h: usize, copy: &'a mut Vec<f32>) -> Ma
     Matrix { data: copy, strides: (dim, 1) }
 }
 
-/// Row `j` of a matrix.
+/// Iterates over row `j` of a matrix.
 fn row_of<'a>(matrix: &Matrix<'a>, j: usize, dim: usize) -> impl Iterator<Item = f32> + use<'a> {
     let Matrix { data, strides } = *matrix;
     (0..dim).map(move |n| data[j * strides.0 + n * strides.1])
 }
 
-/// Lanes of the loops that the compiler turns into vectors.
+/// Number of lanes of the loops that the compiler vectorises.
 const LANES: usize = 16;
 
-/// Scores to weights, not normalised; returns the largest score and the sum of the weights.
+/// Turns scores into unnormalised weights; returns the largest score and the sum of the weights.
 fn softmax(isa: Isa, row: &mut [f32]) -> (f32, f32) {
     let max = lanes(row, f32::NEG_INFINITY, |m, x| if x > m { x } else { m });
     // −∞ − −∞ would be NaN; without a finite score every weight is exp(−∞) = 0.
@@ -197,7 +197,7 @@ fn softmax(isa: Isa, row: &mut [f32]) -> (f32, f32) {
     (max, lanes(row, 0.0, |sum, x| sum + x))
 }
 
-/// A fold in sixteen lanes, so that it need not wait for itself.
+/// Reduces in sixteen independent lanes, so that no operation waits for the previous one.
 fn lanes(xs: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
     let (chunks, rest) = xs.as_chunks::<LANES>();
     let mut acc = [start; LANES];
@@ -229,7 +229,7 @@ mod tests {
         let shape = inputs.shape().unwrap();
         let [b, h, l, d] = [shape.batch, shape.heads, shape.q_len, shape.value_dim];
         let expected = naive::oracle(options, &inputs).unwrap();
-        // Dense, then batch-rows-heads-dim, which goes through the copy.
+        // First dense, then with batch-rows-heads-dim layout, which is written through a copy.
         for blhd in [false, true] {
             let (mut out, mut lse) = (vec![9.0; b * h * l * d], vec![9.0; b * h * l]);
             let view = if blhd { ViewMut::blhd(&mut out, [b, l, h, d]) } else { ViewMut::bhld(&mut out, [b, h, l, d]) };

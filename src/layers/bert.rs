@@ -1,4 +1,4 @@
-//! BERT: tokens in, a row for each token or for each text out.
+//! BERT: takes tokens, writes a row for each token or for each text.
 
 mod config;
 mod load;
@@ -13,14 +13,14 @@ use crate::share::Rows;
 pub use config::BertConfig;
 use names::{POSITIONS, TYPES, WORDS};
 
-/// Tokens per thread that [`Bert::embed`] takes in at once: what a feed-forward takes in, so that hidden states stay near the
-/// cache from layer to layer. Five or twenty times as many measured 5 to 8 % slower.
+/// Tokens per thread that [`Bert::embed`] processes at once: as many as a feed-forward processes at once, so that
+/// hidden states stay near the cache from layer to layer. Five or twenty times as many measured 5 to 8 % slower.
 const BATCH: usize = 384;
 
-/// What a number of the sum of embeddings costs, in the operations that [`crate::Exec`] counts.
+/// Cost of one number of the sum of embeddings, in the operations that [`crate::Exec`] counts.
 const COST: f64 = 8.0;
 
-/// What a [`Bert`] takes: texts as token numbers, end to end.
+/// Input of a [`Bert`]: texts as token numbers, laid end to end.
 #[derive(Debug, Clone, Copy)]
 pub struct BertInput<'a> {
     tokens: &'a [u32],
@@ -29,23 +29,24 @@ pub struct BertInput<'a> {
 }
 
 impl<'a> BertInput<'a> {
-    /// Token numbers, and how they make sequences; `[CLS]` and `[SEP]` are the tokenizer's affair.
+    /// Takes token numbers and their division into sequences; the tokenizer must add `[CLS]` and `[SEP]`.
     pub fn new(tokens: &'a [u32], sequences: Sequences<'a>) -> Self {
         Self { tokens, types: None, sequences }
     }
 
-    /// A type for each token: in a pair of texts, 0 for the first and 1 for the second. Without, all are 0.
+    /// Sets a type for each token: in a pair of texts, 0 for the first and 1 for the second. All are 0 by default.
     #[must_use]
     pub fn types(self, types: &'a [u32]) -> Self {
         Self { types: Some(types), ..self }
     }
 }
 
-/// BERT (Devlin, Chang, Lee, Toutanova 2018, arXiv:1810.04805), and the sentence encoders made of it (Reimers, Gurevych
-/// 2019, arXiv:1908.10084): embeddings of token, type and position, then post-norm encoder layers.
+/// BERT (Devlin, Chang, Lee, Toutanova 2018, arXiv:1810.04805), and the sentence encoders based on it (Reimers,
+/// Gurevych 2019, arXiv:1908.10084): embeddings of token, type and position, then post-norm encoder layers.
 ///
-/// Sequences of any lengths run end to end, without padding. A token's row depends on its own sequence alone, to the bit.
-/// For n tokens in sequences of length L: n·(8·hidden² + 4·hidden·intermediate + 4·L·hidden) operations a layer.
+/// Sequences of any lengths are laid end to end, without padding. A token's row depends on its own sequence alone, to
+/// the bit. For n tokens in sequences of length L: n·(8·hidden² + 4·hidden·intermediate + 4·L·hidden) operations per
+/// layer.
 ///
 /// ```
 /// use sdpa::layers::{Bert, BertConfig, BertInput, Compute, Pooling, Sequences, Tensor};
@@ -89,12 +90,12 @@ pub struct Bert {
 }
 
 impl Bert {
-    /// Its sizes.
+    /// Sizes and constants of the model.
     pub fn config(&self) -> &BertConfig {
         &self.config
     }
 
-    /// Length of a row of hidden states, and of an embedding.
+    /// Width of a row of hidden states, and of an embedding.
     pub fn width(&self) -> usize {
         self.config.hidden_size
     }
@@ -102,16 +103,17 @@ impl Bert {
     /// Writes the last hidden state of each token, `[tokens, hidden]`.
     ///
     /// # Errors
-    /// [`ModelError::Token`], [`ModelError::TooLong`], or [`ModelError::Layer`] for sizes that do not fit; `out` is then
-    /// untouched.
+    /// [`ModelError::Token`] for a token or type beyond its table, [`ModelError::TooLong`] for a sequence longer than
+    /// the model's positions, or [`ModelError::Layer`] for sizes that do not fit; `out` is then untouched.
     pub fn forward(&self, input: BertInput<'_>, out: &mut [f32], compute: &mut Compute) -> Result<(), ModelError> {
         self.forward_to(self.config.num_hidden_layers, input, out, compute)
     }
 
-    /// Writes the hidden states after this many layers: after 0, the normed sum of embeddings.
+    /// Writes the hidden states after the first `layers` layers, `[tokens, hidden]`; after 0, the normed sum of
+    /// embeddings.
     ///
     /// # Errors
-    /// As for [`Self::forward`]; [`Error::Mismatch`] if there are not so many layers.
+    /// As for [`Self::forward`]; [`Error::Mismatch`] if there are fewer layers.
     pub fn forward_to(
         &self,
         layers: usize,
@@ -125,11 +127,13 @@ impl Bert {
         self.run(layers, input, out, compute)
     }
 
-    /// Writes one row of length 1 for each sequence, `[sequences, hidden]`: hidden states pooled, then normed. Sequences
-    /// are taken in some hundred tokens a thread at a time, so that memory does not grow with their number.
+    /// Writes one row of length 1 for each sequence, `[sequences, hidden]`: hidden states pooled, then normalised.
+    /// Sequences are processed in batches of some hundred tokens per thread, so that memory does not grow with their
+    /// number.
     ///
     /// # Errors
-    /// As for [`Self::forward`]; where there is no memory for a sequence, `out` may hold the rows of those before it.
+    /// As for [`Self::forward`]; if there is no memory for a sequence, `out` may hold the rows of the sequences before
+    /// it.
     pub fn embed(
         &self,
         input: BertInput<'_>,
@@ -164,7 +168,7 @@ impl Bert {
         done
     }
 
-    /// An input that has been checked, all at once.
+    /// Embeds a checked input in one batch.
     fn embed_part(
         &self,
         input: BertInput<'_>,
@@ -182,7 +186,7 @@ impl Bert {
         done
     }
 
-    /// Everything that can be wrong with an input.
+    /// Checks everything that can be wrong with an input.
     fn check(&self, input: &BertInput<'_>) -> Result<(), ModelError> {
         let BertInput { tokens, types, sequences } = input;
         sequences.check("tokens", tokens.len())?;
@@ -209,7 +213,7 @@ impl Bert {
         Ok(())
     }
 
-    /// An input that has been checked.
+    /// Runs the first `layers` layers on a checked input.
     fn run(
         &self,
         layers: usize,
@@ -228,7 +232,7 @@ impl Bert {
         Ok(done?)
     }
 
-    /// The normed sum of what a token's word, type and position embed to; `sum` is for the sum.
+    /// Writes the normed sum of the word, type and position embeddings of each token; `sum` holds the sum.
     fn embeddings(
         &self,
         input: &BertInput<'_>,

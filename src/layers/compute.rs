@@ -1,14 +1,14 @@
-//! What layers compute with.
+//! Resources of layers: threads, instruction set, reusable memory.
 
 use crate::error::{Error, floats, zeros};
 use crate::exec::Exec;
 use crate::run::Workspace;
 use crate::threads::current_threads;
 
-/// What layers compute with: threads, an instruction set, and memory that is used again.
+/// Resources of layers: threads, an instruction set, and reusable memory.
 ///
-/// Keep one and pass it to every call: buffers grow to what the largest call needs and stay, so that a warm call on one
-/// thread allocates nothing.
+/// Keep one and pass it to every call: buffers grow to what the largest call needs and are kept, so that a warm call on
+/// one thread allocates nothing.
 #[derive(Debug, Default)]
 pub struct Compute {
     exec: Exec,
@@ -18,7 +18,7 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// No memory yet; the first call takes it.
+    /// Creates resources without memory; the first call allocates it.
     pub fn new(exec: Exec) -> Self {
         Self { exec, workspace: Workspace::new(), buffers: Vec::new(), lengths: Vec::new() }
     }
@@ -28,9 +28,9 @@ impl Compute {
         self.exec
     }
 
-    /// Threads that a call made here can have.
+    /// Returns the number of threads available to a call made here.
     pub(crate) fn threads(&self) -> usize {
-        // One thread needs no pool: asking would start it.
+        // One thread needs no pool, and querying the pool's size would start it.
         if self.exec.threads > 1 { self.exec.threads.min(current_threads()) } else { 1 }
     }
 
@@ -39,29 +39,30 @@ impl Compute {
         &mut self.workspace
     }
 
-    /// A buffer for so many rows of this width; what it holds is left over from earlier calls. Give it back with
+    /// Lends a buffer for `rows` rows of `width` numbers; its contents are left over from earlier calls. Return it with
     /// [`Self::recycle`].
     ///
     /// # Errors
     /// [`Error::TooLarge`] or [`Error::Memory`].
     pub(crate) fn buffer(&mut self, what: &'static str, [rows, width]: [usize; 2]) -> Result<Buffer, Error> {
         let len = floats(what, [rows, width, 1, 1])?;
-        // The smallest that is large enough, else the largest there is: sizes settle after one call.
+        // Take the smallest buffer that is large enough, else the largest: sizes settle after one call.
         let fits = |floats: &Vec<f32>| (floats.len() < len, floats.len().abs_diff(len));
         let best = (0..self.buffers.len()).min_by_key(|&i| fits(&self.buffers[i]));
         let mut floats = best.map_or_else(Vec::new, |i| self.buffers.swap_remove(i));
         if floats.len() < len {
-            // Not `resize`: the old contents are worth nothing, and their memory may be what is wanted.
+            // Free the old buffer instead of resizing it: its contents are not needed, and its memory may be needed for
+            // the new one.
             drop(core::mem::take(&mut floats));
             floats = zeros(what, len)?;
         }
         Ok(Buffer { floats, len })
     }
 
-    /// Several at once.
+    /// Lends several buffers at once.
     ///
     /// # Errors
-    /// As for [`Self::buffer`]; none is then lent.
+    /// As for [`Self::buffer`]; no buffers are then lent.
     pub(crate) fn buffers<const N: usize>(
         &mut self,
         what: &'static str,
@@ -79,7 +80,7 @@ impl Compute {
         self.buffers.push(buffer.floats);
     }
 
-    /// A list for lengths, empty. Give it back with [`Self::recycle_lengths`].
+    /// Lends an empty list for lengths. Return it with [`Self::recycle_lengths`].
     pub(crate) fn lengths(&mut self) -> Vec<usize> {
         let mut lengths = core::mem::take(&mut self.lengths);
         lengths.clear();
@@ -95,7 +96,7 @@ impl Compute {
 /// Memory lent by a [`Compute`].
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// As long as it ever was, so that nothing is cleared when lengths come and go.
+    /// Keeps its largest length, so that nothing is cleared when the length of calls varies.
     floats: Vec<f32>,
     len: usize,
 }

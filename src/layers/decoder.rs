@@ -1,4 +1,4 @@
-//! What a transformer remembers from token to token.
+//! Decoder state: what a causal transformer keeps from token to token.
 
 use super::linear::rows_of;
 use super::{Compute, LayerInput, Sequences, Transformer};
@@ -6,16 +6,16 @@ use crate::cache::KvCache;
 use crate::error::{Error, room};
 
 impl Transformer {
-    /// The next rows of every sequence, `[sequences, n, width]`, which see those before them as `state` remembers them: a
-    /// prompt, a part of one, or one row each. Writes a row of `out` for each, with the bits that [`Self::forward`] gives
-    /// it in the whole sequence, and remembers them.
+    /// Decodes the next rows of every sequence, `[sequences, n, width]`: a prompt, a part of one, or one row each. They
+    /// see the earlier rows through `state`, to which they are appended. Writes a row of `out` for each, with the bits
+    /// that [`Self::forward`] gives it in the whole sequence.
     ///
-    /// Beside what the projections take, n rows after a past of p take n·(p + n) scores a head and layer. Warm, and on one
-    /// thread, a call allocates nothing but what the caches grow by: a block each every 256 rows.
+    /// Besides the projections, n rows after p earlier ones take n·(p + n) scores per head and layer. Warm and on one
+    /// thread, a call allocates only what the caches grow by: a block each every 256 rows.
     ///
     /// # Errors
-    /// Any [`Error`], and [`Error::Needs`] if a layer is not causal or has cross-attention; `out` is then untouched and
-    /// `state` as it was.
+    /// Any [`Error`]; [`Error::Needs`] if a layer is not causal or has cross-attention. `out` is then untouched and
+    /// `state` unchanged.
     pub fn decode(
         &self,
         x: &[f32],
@@ -34,10 +34,10 @@ impl Transformer {
     }
 }
 
-/// What a causal [`Transformer`] remembers of a batch of sequences: the keys and values of every layer, each sequence with
-/// a length of its own. [`Transformer::decode`] takes it on by a prompt, a part of one, or a token.
+/// State of a causal [`Transformer`] for a batch of sequences: the cached keys and values of every layer, each sequence
+/// with its own length. [`Transformer::decode`] advances it by a prompt, a part of one, or a token.
 ///
-/// Takes layers · (key width + value width) floats a row, in blocks of 256 rows.
+/// Memory: layers · (key width + value width) floats per row, in blocks of 256 rows.
 ///
 /// ```
 /// # use sdpa::Attention;
@@ -64,23 +64,23 @@ impl Transformer {
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 ///
-/// Prompts of different lengths are taken in together by padding them at their ends, with whatever rows, and truncating
-/// each sequence to its own: a row depends on nothing after it.
+/// To process prompts of different lengths together, pad them at their ends with any rows, then truncate each sequence
+/// to its own length: a row depends on nothing after it.
 #[derive(Debug, Clone)]
 #[doc(alias = "KvCache", alias = "past_key_values")]
 pub struct DecoderState {
-    /// One for each layer.
+    /// One cache for each layer.
     caches: Vec<KvCache>,
-    /// Rows of each sequence. Caches that are ahead of it are so in the midst of a call only.
+    /// Number of rows of each sequence. Caches may be longer only during a call.
     lens: Vec<usize>,
 }
 
 impl DecoderState {
-    /// So many sequences, empty, for this transformer or any of the same sizes.
+    /// Creates a state of `sequences` empty sequences, for this transformer or any of the same sizes.
     ///
     /// # Errors
     /// [`Error::Needs`] if a layer is not causal or has cross-attention, [`Error::Empty`] if there are no sequences,
-    /// [`Error::Memory`] if there is none for so many.
+    /// [`Error::Memory`] if they do not fit in memory.
     pub fn new(transformer: &Transformer, sequences: usize) -> Result<Self, Error> {
         if sequences == 0 {
             return Err(Error::Empty { argument: "state", what: "number of sequences" });
@@ -94,62 +94,64 @@ impl DecoderState {
         Ok(Self { caches: caches.collect::<Result<_, _>>()?, lens })
     }
 
-    /// Rows of each sequence so far: the positions of its next one, as [`Embedding::add_positions`] takes them.
+    /// Number of rows of each sequence so far: the position of its next row, as [`Embedding::add_positions`] takes
+    /// them.
     ///
     /// [`Embedding::add_positions`]: super::Embedding::add_positions
     pub fn lens(&self) -> &[usize] {
         &self.lens
     }
 
-    /// Forgets the rows of a sequence from `len` on: a rollback. Memory stays, for rows to come.
+    /// Removes the rows of a sequence from position `len` on: a rollback. Memory is kept for later rows.
     ///
     /// # Errors
-    /// [`Error::Entry`] if there is no such sequence or it is shorter; nothing is then forgotten.
+    /// [`Error::Sequence`] if there is no such sequence, [`Error::Entry`] if it is shorter than `len`; the state is
+    /// then unchanged.
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         self.caches.iter_mut().try_for_each(|cache| cache.truncate(sequence, len))?;
         self.lens[sequence] = len;
         Ok(())
     }
 
-    /// Forgets everything. Memory stays, for rows to come.
+    /// Removes all rows of all sequences. Memory is kept for later rows.
     pub fn reset(&mut self) {
         self.lens.fill(0);
         self.roll_back();
     }
 
-    /// Makes sequence `to` a copy of `from`: a prompt is taken in once for many continuations. Their memory is shared,
-    /// block by block, until one of them writes to it.
+    /// Makes sequence `to` a copy of `from`, so that a prompt is processed once for many continuations. The two share
+    /// memory, block by block, until one of them writes to it.
     ///
     /// # Errors
-    /// [`Error::Entry`] if there is no such sequence.
+    /// [`Error::Sequence`] if either sequence does not exist.
     pub fn fork(&mut self, from: usize, to: usize) -> Result<(), Error> {
         self.caches.iter_mut().try_for_each(|cache| cache.fork(from, to))?;
         self.lens[to] = self.lens[from];
         Ok(())
     }
 
-    /// One more sequence, empty. Its number.
+    /// Adds an empty sequence and returns its index.
     pub fn add_sequence(&mut self) -> usize {
         self.caches.iter_mut().for_each(|cache| _ = cache.add_sequence());
         self.lens.push(0);
         self.lens.len() - 1
     }
 
-    /// The cache of each layer.
+    /// Key/value cache of each layer.
     pub fn caches(&self) -> &[KvCache] {
         &self.caches
     }
 
-    /// Bytes held; what sequences share is counted once.
+    /// Bytes held; blocks that sequences share are counted once.
     pub fn bytes(&self) -> usize {
         self.caches.iter().map(KvCache::bytes).sum()
     }
 
-    /// Caches that are ahead forget what came after.
+    /// Truncates caches that are longer than their sequences.
     fn roll_back(&mut self) {
         for cache in &mut self.caches {
             for (sequence, &len) in self.lens.iter().enumerate() {
-                // Refused where the cache is not ahead, which is no matter.
+                // Refused if the cache is not longer, which is harmless.
                 let _ = cache.truncate(sequence, len);
             }
         }

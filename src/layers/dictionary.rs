@@ -1,4 +1,4 @@
-//! Look-up by similarity, which is what attention is.
+//! Look-up by similarity, as attention.
 
 use crate::attention::Attention;
 use crate::error::same;
@@ -10,15 +10,16 @@ use crate::plan::Plan;
 use core::marker::PhantomData;
 use sdpa_kernels::{MAX_DIM, Point, View, ViewMut};
 
-/// Queries whose scores [`Dictionary::best_many`] holds at a time: enough to make packing the keys a small part of it.
+/// Queries whose scores [`Dictionary::best_many`] holds at a time: enough that packing the keys is a small part of the
+/// work.
 const BEST_ROWS: usize = 128;
 
-/// Something of which a weighted sum can be taken: so many numbers, as many in every value of a dictionary.
+/// Type with weighted sums: a list of numbers, of the same length for every value of a dictionary.
 pub trait Weighable: Sized {
-    /// Appends the numbers of this value.
+    /// Appends the numbers of this value to `numbers`.
     fn write(&self, numbers: &mut Vec<f32>);
 
-    /// The value with these numbers; as many as [`Self::write`] wrote.
+    /// Returns the value with these numbers; there are as many as [`Self::write`] wrote.
     fn read(numbers: &[f32]) -> Self;
 }
 
@@ -52,13 +53,13 @@ impl Weighable for Vec<f32> {
     }
 }
 
-/// A dictionary that is looked up by likeness: a query finds every key, each as much as it is like the query, and gets
-/// the mean of their values under those weights.
+/// Dictionary with look-up by similarity: a query matches every key by degrees and returns the mean of the values,
+/// weighted by the similarity of their keys to the query.
 ///
-/// The weights are softmax(cos(query, key) / temperature). This is attention on vectors made to length 1, with 1 /
-/// temperature as its scale, and is computed by the fused call. The lower the temperature, the more the best key takes:
-/// at 0.001, a key that is 0.1 less alike has a weight of e⁻¹⁰⁰, and a query that is itself a key gets that key's value,
-/// as from any dictionary.
+/// The weights are softmax(cos(query, key) / temperature). This is attention on vectors scaled to length 1, with 1 /
+/// temperature as its scale, and is computed by the fused call. The lower the temperature, the larger the weight of the
+/// best key: at 0.001, a key with a cosine lower by 0.1 has a weight of e⁻¹⁰⁰, and a query equal to a key returns that
+/// key's value, as in any dictionary.
 ///
 /// ```
 /// use sdpa::layers::{Compute, Dictionary};
@@ -82,24 +83,24 @@ pub struct Dictionary<V> {
     kind: PhantomData<fn() -> V>,
 }
 
-/// What [`Dictionary::get`] found.
+/// Result of [`Dictionary::get`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found<V> {
-    /// The entry whose key is most like the query, by the order of insertion; the first of several.
+    /// Index, by the order of insertion, of the entry whose key is most similar to the query; the first if several are.
     pub best: usize,
-    /// The cosine between that key and the query, to rounding.
+    /// Cosine between that key and the query, up to rounding.
     pub similarity: f32,
-    /// The weight of every entry, in that order; they sum to 1.
+    /// Weight of every entry, by the order of insertion; the weights sum to 1.
     pub weights: Vec<f32>,
-    /// The values under those weights.
+    /// Weighted mean of the values.
     pub value: V,
 }
 
 impl<V: Weighable> Dictionary<V> {
-    /// An empty dictionary whose keys have `width` numbers.
+    /// Creates an empty dictionary whose keys have `width` numbers.
     ///
     /// # Errors
-    /// [`Error::Empty`] or [`Error::Mismatch`] if `width` is 0 or too large; [`Error::Number`] as
+    /// [`Error::Empty`] if `width` is 0, [`Error::Mismatch`] if it is too large; [`Error::Number`] as
     /// [`Self::set_temperature`].
     pub fn new(width: usize, temperature: f32) -> Result<Self, Error> {
         if width == 0 {
@@ -110,21 +111,21 @@ impl<V: Weighable> Dictionary<V> {
         checked(temperature).map(|_| empty)
     }
 
-    /// Weighs by another temperature, in units of the cosine: what makes e times the weight.
+    /// Sets the temperature, in units of the cosine: a difference of one temperature changes the weight by a factor e.
     ///
     /// # Errors
-    /// [`Error::Number`] unless it is positive and it and its reciprocal are finite.
+    /// [`Error::Number`] unless the temperature is positive, and it and its reciprocal are finite.
     pub fn set_temperature(&mut self, temperature: f32) -> Result<(), Error> {
         self.temperature = checked(temperature)?;
         Ok(())
     }
 
-    /// Adds an entry. Its key, `[width]`, counts by its direction alone. The same key may be added again: then both
-    /// entries have a share.
+    /// Adds an entry. Only the direction of its key, `[width]`, matters. If a key is added twice, both have a share
+    /// of the weight.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] for a key of another width, or a value of another length than those before it;
-    /// [`Error::Row`] for a key without a direction (zero, or not finite); [`Error::Empty`] for a value of no numbers.
+    /// [`Error::Mismatch`] for a key of another width, or a value of another length than the earlier ones;
+    /// [`Error::Row`] for a key without a direction (zero or non-finite); [`Error::Empty`] for a value without numbers.
     pub fn insert(&mut self, key: &[f32], value: V) -> Result<(), Error> {
         same("key", "width", key.len(), self.width, "the dictionary")?;
         let mut numbers = Vec::new();
@@ -143,27 +144,27 @@ impl<V: Weighable> Dictionary<V> {
         Ok(())
     }
 
-    /// Entries.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True before the first [`Self::insert`].
+    /// Returns true before the first [`Self::insert`].
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The value of one entry, by the order of insertion.
+    /// Returns the value of one entry, by the order of insertion.
     pub fn value(&self, entry: usize) -> Option<V> {
         let dim = self.value_dim();
         (entry < self.len).then(|| V::read(&self.values[entry * dim..(entry + 1) * dim]))
     }
 
-    /// Looks one query up, `[width]`. Time entries·(width + value length).
+    /// Looks up one query, `[width]`. Time entries·(width + value length).
     ///
     /// # Errors
-    /// [`Error::Mismatch`] for a query of another width, [`Error::Row`] for one without a direction, [`Error::Empty`] if
-    /// there are no entries.
+    /// [`Error::Mismatch`] for a query of another width, [`Error::Row`] for a query without a direction (zero or
+    /// non-finite), [`Error::Empty`] if there are no entries.
     pub fn get(&self, query: &[f32], compute: &mut Compute) -> Result<Found<V>, Error> {
         same("query", "width", query.len(), self.width, "the dictionary")?;
         self.some()?;
@@ -180,8 +181,9 @@ impl<V: Weighable> Dictionary<V> {
         Ok(Found { best, similarity, weights, value: V::read(&value) })
     }
 
-    /// The weighted values of many queries: `[queries, width]` in, `out` `[queries, value length]`. One fused call, whose
-    /// memory is that of the queries: weights are never held. Each row has the bits of [`Self::get`].
+    /// Looks up many queries, `[queries, width]`, and writes their weighted values to `out`, `[queries, value length]`.
+    /// One fused call, whose memory is that of the queries: weights are never stored. Each row has the bits of
+    /// [`Self::get`].
     ///
     /// # Errors
     /// As [`Self::get`]; [`Error::Mismatch`] if `out` has another length; [`Error::Memory`]. `out` is then untouched.
@@ -198,8 +200,8 @@ impl<V: Weighable> Dictionary<V> {
         done
     }
 
-    /// The best entry for each of many queries, `[queries, width]`; the first of several. Holds the scores of 128 queries
-    /// at a time.
+    /// Returns the index of the most similar entry for each of many queries, `[queries, width]`; the first if several
+    /// are. Holds the scores of 128 queries at a time.
     ///
     /// # Errors
     /// As [`Self::get`], and [`Error::Memory`].
@@ -213,7 +215,7 @@ impl<V: Weighable> Dictionary<V> {
             for units in units.chunks(BEST_ROWS * self.width) {
                 let rows = units.len() / self.width;
                 let scores = &mut scores[..rows * self.len];
-                // An output there must be: one number of each value is the least.
+                // A call must have an output: the smallest is one number of each value.
                 let outputs = Outputs::new(ViewMut::bhld(&mut out[..rows], [1, 1, rows, 1])?)
                     .scores(Point::Raw, ViewMut::bhld(scores, [1, 1, rows, self.len])?);
                 self.run(units, 1, outputs, compute)?;
@@ -235,7 +237,7 @@ impl<V: Weighable> Dictionary<V> {
         if self.is_empty() { Err(Error::Empty { argument: "dictionary", what: "number of entries" }) } else { Ok(()) }
     }
 
-    /// The number of queries, if they can be looked up.
+    /// Returns the number of queries, if they can be looked up.
     fn rows(&self, queries: &[f32]) -> Result<usize, Error> {
         self.some()?;
         let last = queries.len() % self.width;
@@ -245,7 +247,7 @@ impl<V: Weighable> Dictionary<V> {
         Ok(queries.len() / self.width)
     }
 
-    /// Each query made to length 1.
+    /// Scales each query to length 1.
     fn units(&self, queries: &[f32], units: &mut [f32]) -> Result<(), Error> {
         let rows = queries.chunks(self.width).zip(units.chunks_mut(self.width));
         for (row, (query, to)) in rows.enumerate() {
@@ -254,7 +256,7 @@ impl<V: Weighable> Dictionary<V> {
         Ok(())
     }
 
-    /// The fused call, on queries of length 1 and the first numbers of every value.
+    /// Runs the fused call on queries of length 1 and the first `numbers` numbers of every value.
     fn run(&self, units: &[f32], numbers: usize, outputs: Outputs<'_>, compute: &mut Compute) -> Result<(), Error> {
         let shape = |rows, dim| [1, 1, rows, dim];
         let inputs = Inputs::new(
@@ -287,7 +289,7 @@ fn checked(temperature: f32) -> Result<f32, Error> {
     })
 }
 
-/// A vector made to length 1. In f64, where no square of an f32 overflows or vanishes.
+/// Scales a vector to length 1, in f64, where no square of an f32 overflows or underflows.
 fn unit<'a>(
     argument: &'static str,
     row: usize,
@@ -301,7 +303,7 @@ fn unit<'a>(
     Ok(vector.iter().map(move |&x| (f64::from(x) / norm) as f32))
 }
 
-/// The index of the largest, the first of several.
+/// Returns the index of the largest score, the first if several are equal.
 fn first_largest(scores: &[f32]) -> usize {
     let larger = |best: usize, i: usize| if scores[i] > scores[best] { i } else { best };
     (0..scores.len()).fold(0, larger)

@@ -1,4 +1,4 @@
-//! Tables of rows looked up by number: token embeddings, learned and sinusoidal positions.
+//! Embeddings, tables of rows looked up by index: tokens, and learned or sinusoidal positions.
 
 use super::Compute;
 use super::linear::{check_rows, rows_of};
@@ -7,10 +7,11 @@ use crate::error::{Bound, Error, floats, room};
 use crate::share;
 use crate::share::Rows;
 
-/// What copying or adding a number costs, in the operations that [`crate::Exec`] counts: 0.13 ns, measured, at 117 GFLOP/s.
+/// Cost of copying or adding a number, in the operations that [`crate::Exec`] counts: 0.13 ns, measured, at 117
+/// GFLOP/s.
 const COST: f64 = 16.0;
 
-/// A table of rows: one for each token of a vocabulary, or for each position in a sequence.
+/// Embedding table: one row for each token of a vocabulary, or for each position in a sequence.
 ///
 /// ```
 /// use sdpa::layers::{Compute, Embedding, Sequences};
@@ -28,10 +29,10 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// A learned table, `[entries, width]`.
+    /// Takes a learned table, `[entries, width]`, row-major.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if it is not whole rows, [`Error::Empty`] if there are none or they are empty.
+    /// [`Error::Mismatch`] if the table is not whole rows, [`Error::Empty`] if it has no rows or `width` is 0.
     pub fn new(table: impl Into<Vec<f32>>, width: usize) -> Result<Self, Error> {
         let table = table.into();
         check_sizes(table.len(), width)?;
@@ -39,12 +40,12 @@ impl Embedding {
         Ok(Self { table, width })
     }
 
-    /// Positions as waves (Vaswani et al. 2017, arXiv:1706.03762): column 2i of row p is sin(p / 10000^(2i / width)),
-    /// column 2i + 1 the cosine. Computed in f64.
+    /// Creates sinusoidal positions (Vaswani et al. 2017, arXiv:1706.03762): column 2i of row p is sin(p / 10000^(2i /
+    /// width)), column 2i + 1 the cosine. Computed in f64.
     ///
     /// # Errors
-    /// [`Error::Empty`] if a size is 0, [`Error::TooLarge`] if their product does not fit, [`Error::Memory`] if it cannot be
-    /// had.
+    /// [`Error::Empty`] if a size is 0, [`Error::TooLarge`] if their product does not fit the address space,
+    /// [`Error::Memory`] if the table cannot be allocated.
     pub fn sinusoidal(positions: usize, width: usize) -> Result<Self, Error> {
         check_sizes(positions, width)?;
         let mut table = room("embedding", floats("embedding", [positions, width, 1, 1])?)?;
@@ -58,21 +59,21 @@ impl Embedding {
         Self::new(table, width)
     }
 
-    /// Rows of the table.
+    /// Number of rows of the table.
     pub fn entries(&self) -> usize {
         self.table.len() / self.width
     }
 
-    /// Length of a row.
+    /// Width of a row.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Copies the row of each token.
+    /// Copies the row of each token to `out`, `[tokens, width]`.
     ///
     /// # Errors
-    /// [`Error::Entry`] names a token past the table, its place and the last there is; [`Error::Mismatch`] if `out` has not
-    /// a row for each. `out` is then untouched.
+    /// [`Error::Entry`] for a token beyond the table, with its index and the last valid token; [`Error::Mismatch`] if
+    /// `out` does not have one row per token. `out` is then untouched.
     pub fn look_up(&self, tokens: &[u32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         check_rows("out", out, tokens.len(), self.width)?;
         let limit = self.entries() - 1;
@@ -89,11 +90,13 @@ impl Embedding {
         Ok(())
     }
 
-    /// Adds to each row of `x` the row of its position. Sequences count from `start`: a number, or one for each of them.
+    /// Adds to each row of `x`, `[rows, width]`, the row of its position. Positions count from `start`: one number, or
+    /// one for each sequence.
     ///
     /// # Errors
-    /// [`Error::Entry`] names a position past the table, the row it is of and the last there is; [`Error::Mismatch`] if
-    /// `x` is not the sequences' rows or there are not as many starts as sequences. `x` is then untouched.
+    /// [`Error::Entry`] for a position beyond the table, with the index of its row and the last valid position;
+    /// [`Error::Mismatch`] if `x` does not have the rows of the sequences, or there are not as many starts as
+    /// sequences. `x` is then untouched.
     pub fn add_positions<'a>(
         &self,
         x: &mut [f32],

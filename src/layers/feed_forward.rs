@@ -1,4 +1,4 @@
-//! The feed-forward half of a transformer layer.
+//! Feed-forward part of a transformer layer.
 
 use super::linear::{check_rows, rows_of};
 use super::{Activation, Compute, Linear};
@@ -7,19 +7,18 @@ use crate::error::same;
 use crate::share;
 use crate::share::Rows;
 
-/// Rows per thread that are taken through at once: four tasks of a projection. The hidden rows stay in cache, and memory
+/// Rows per thread that are processed at once: four tasks of a projection. The hidden rows stay in cache, and memory
 /// does not grow with the number of rows.
 const CHUNK_ROWS: usize = 384;
 
-/// What a gate costs for a number, in the operations that [`crate::Exec`] counts: 0.5 ns at most, measured, at 117
-/// GFLOP/s.
+/// Cost of gating a number, in the operations that [`crate::Exec`] counts: at most 0.5 ns, measured, at 117 GFLOP/s.
 const COST: f64 = 60.0;
 
-/// Two projections with an activation between them, applied to each row: down(f(up(x))), or gated,
-/// down(f(gate(x)) · up(x)) (Shazeer 2020, arXiv:2002.05202; SwiGLU with [`Activation::Silu`]).
+/// Feed-forward network, two projections with an activation between them, applied to each row: down(f(up(x))), or
+/// gated, down(f(gate(x)) · up(x)) (Shazeer 2020, arXiv:2002.05202; SwiGLU with [`Activation::Silu`]).
 ///
-/// Takes 2·rows·width·hidden operations a projection. A row's result depends on that row alone, to the bit. Memory is at
-/// most 384 hidden rows a thread (twice that if gated), whatever the number of rows.
+/// Each projection takes 2·rows·width·hidden operations. A row's result depends on that row alone, to the bit. Memory
+/// is at most 384 hidden rows per thread (twice that if gated), whatever the number of rows.
 ///
 /// ```
 /// use sdpa::layers::{Activation, Compute, FeedForward, Linear, Weights};
@@ -34,17 +33,17 @@ const COST: f64 = 60.0;
 #[derive(Debug)]
 #[doc(alias = "MLP", alias = "SwiGLU")]
 pub struct FeedForward {
-    /// The gate, and what its result goes through.
+    /// Gate projection, and the activation of its result.
     gate: Option<(Linear, Activation)>,
     up: Linear,
     down: Linear,
 }
 
 impl FeedForward {
-    /// down(f(up(x))).
+    /// Takes the projections of down(f(up(x))).
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the projections do not fit together, [`Error::Empty`] if the last has no outputs.
+    /// [`Error::Mismatch`] if the projections do not fit together, [`Error::Empty`] if `down` has no outputs.
     pub fn new(activation: Activation, up: Linear, down: Linear) -> Result<Self, Error> {
         same("down projection", "inputs", down.inputs(), up.outputs(), "the up projection (outputs)")?;
         if down.outputs() == 0 {
@@ -53,7 +52,7 @@ impl FeedForward {
         Ok(Self { gate: None, up: up.then(activation), down })
     }
 
-    /// down(f(gate(x)) · up(x)).
+    /// Takes the projections of down(f(gate(x)) · up(x)).
     ///
     /// # Errors
     /// As for [`Self::new`].
@@ -73,15 +72,16 @@ impl FeedForward {
         self.up.outputs()
     }
 
-    /// Width of the rows that are written.
+    /// Width of the rows of `out`.
     pub fn outputs(&self) -> usize {
         self.down.outputs()
     }
 
-    /// Writes a row of `out` for each row of x.
+    /// Writes a row of `out`, `[rows, outputs]`, for each row of `x`, `[rows, inputs]`.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if `x` is not whole rows or `out` has not as many, [`Error::Memory`]; `out` is then untouched.
+    /// [`Error::Mismatch`] if `x` is not whole rows or `out` does not have as many; [`Error::Memory`]. `out` is then
+    /// untouched.
     pub fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = rows_of("x", x, self.inputs())?;
         check_rows("out", out, rows, self.outputs())?;

@@ -6,10 +6,10 @@ use crate::error::{Error, floats};
 use crate::share;
 use sdpa_kernels::Packed;
 
-/// Packed weights come in panels of so many outputs.
+/// Number of outputs in a panel of packed weights.
 const PANEL: usize = 16;
 
-/// A matrix of weights as a model file has it, and perhaps a bias: what a [`Linear`] is made of.
+/// Weight matrix as a model file stores it, with an optional bias: the source of a [`Linear`].
 ///
 /// ```
 /// use sdpa::layers::{Linear, Weights};
@@ -28,16 +28,16 @@ pub struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    /// `[outputs, inputs]`, row-major: a row for each output, as PyTorch's `nn.Linear` stores it.
+    /// Takes weights `[outputs, inputs]`, row-major: a row for each output, as PyTorch's `nn.Linear` stores them.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the slice is not of that size, [`Error::Empty`] if a row is, [`Error::TooLarge`] if weights of
-    /// that shape cannot be packed.
+    /// [`Error::Mismatch`] if the slice does not have that size, [`Error::Empty`] if a row is empty,
+    /// [`Error::TooLarge`] if weights of that shape cannot be packed.
     pub fn rows(data: &'a [f32], [outputs, inputs]: [usize; 2]) -> Result<Self, Error> {
         Self::new(data, [outputs, inputs], (inputs, 1))
     }
 
-    /// `[inputs, outputs]`, row-major: a column for each output, as GPT-2's `Conv1D` stores it.
+    /// Takes weights `[inputs, outputs]`, row-major: a column for each output, as GPT-2's `Conv1D` stores them.
     ///
     /// # Errors
     /// As for [`Self::rows`].
@@ -51,7 +51,7 @@ impl<'a> Weights<'a> {
             return Err(Error::Empty { argument: "weights", what: "inputs" });
         }
         let sizes = [outputs, inputs, 1, 1];
-        // One panel at least, for those without outputs: then rows of x have a size too.
+        // At least one panel, even without outputs: the length of a row of x is then bounded too.
         let Some(padded) = outputs.max(1).checked_next_multiple_of(PANEL) else {
             return Err(Error::TooLarge { what: "weights", sizes });
         };
@@ -60,19 +60,19 @@ impl<'a> Weights<'a> {
         Ok(Self { data, shape, strides, bias: None })
     }
 
-    /// Added to each row of results.
+    /// Sets the bias, `[outputs]`, which is added to each row of results.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] unless there is one for each output.
+    /// [`Error::Mismatch`] unless there is one number for each output.
     pub fn bias(self, bias: &'a [f32]) -> Result<Self, Error> {
         same("bias", "length", bias.len(), self.shape[0], "the weights (outputs)")?;
         Ok(Self { bias: Some(bias), ..self })
     }
 
-    /// Some of the outputs, with their part of the bias: models store the projections of q, k and v as one.
+    /// Selects some of the outputs, with their part of the bias: models store the projections of q, k and v as one.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if there are not so many outputs.
+    /// [`Error::Mismatch`] if there are fewer outputs.
     pub fn part(self, outputs: core::ops::Range<usize>) -> Result<Self, Error> {
         let [all, inputs] = self.shape;
         if outputs.start > outputs.end || outputs.end > all {
@@ -85,11 +85,11 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// A projection, y = f(x·Wᵀ + b), with its weights packed once: x is rows of `inputs`, y rows of `outputs`.
+/// Linear projection, y = f(x·Wᵀ + b), with its weights packed once: x is rows of `inputs`, y rows of `outputs`.
 ///
-/// Takes 2·rows·inputs·outputs operations. Rows, or columns where rows are few, are shared out over the current rayon
-/// pool; a row's results depend on that row and the weights alone, to the bit. The sums are those of the attention
-/// scores: chains of at most 32 FMAs, added up in order.
+/// Takes 2·rows·inputs·outputs operations. Rows, or columns if there are few rows, are divided among the threads of the
+/// current rayon pool; a row's results depend on that row and the weights alone, to the bit. The sums are computed like
+/// those of attention scores: chains of at most 32 FMAs, added up in order.
 #[derive(Debug)]
 pub struct Linear {
     packed: Packed,
@@ -101,26 +101,26 @@ impl Linear {
         Self { packed: Packed::new(weights.data, weights.shape, weights.strides, weights.bias) }
     }
 
-    /// Applies a function to each result, before it leaves the cache.
+    /// Applies an activation to each result before it leaves the cache.
     #[must_use]
     pub fn then(self, activation: Activation) -> Self {
         Self { packed: self.packed.then(activation) }
     }
 
-    /// Length of a row of x.
+    /// Width of the rows of x.
     pub fn inputs(&self) -> usize {
         self.packed.inputs()
     }
 
-    /// Length of a row of y.
+    /// Width of the rows of y.
     pub fn outputs(&self) -> usize {
         self.packed.outputs()
     }
 
-    /// Writes y for each row of x.
+    /// Writes a row of `out`, `[rows, outputs]`, for each row of `x`, `[rows, inputs]`.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if `x` is not whole rows or `out` has not as many; `out` is then untouched.
+    /// [`Error::Mismatch`] if `x` is not whole rows or `out` does not have as many; `out` is then untouched.
     pub fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = rows_of("x", x, self.inputs())?;
         check_rows("out", out, rows, self.outputs())?;
@@ -128,20 +128,20 @@ impl Linear {
         Ok(())
     }
 
-    /// What [`share::multiply`] takes; sizes have been checked.
+    /// Returns the product in the form that [`share::multiply`] takes; the sizes must have been checked.
     pub(crate) fn product<'a>(&'a self, x: &'a [f32], out: &'a mut [f32]) -> (&'a [f32], &'a Packed, &'a mut [f32]) {
         (x, &self.packed, out)
     }
 }
 
-/// How many rows of this width there are, if they are whole.
+/// Returns the number of rows of this width, or [`Error::Mismatch`] if they are not whole.
 pub(crate) fn rows_of(argument: &'static str, x: &[f32], width: usize) -> Result<usize, Error> {
     let rows = x.len().checked_div(width).unwrap_or(0);
     same(argument, "length", x.len(), rows * width, "whole rows")?;
     Ok(rows)
 }
 
-/// Whether there are as many rows of this width.
+/// Returns [`Error::Mismatch`] unless `x` has `rows` rows of this width.
 pub(crate) fn check_rows(argument: &'static str, x: &[f32], rows: usize, width: usize) -> Result<(), Error> {
     let Some(size) = rows.checked_mul(width) else {
         return Err(Error::TooLarge { what: argument, sizes: [rows, width, 1, 1] });

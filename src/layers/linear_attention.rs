@@ -1,8 +1,8 @@
-//! Linear attention: what a softmax is not needed for.
+//! Linear attention: attention without a softmax, over a state of fixed size.
 //!
-//! Keys and values are gathered in a state of fixed size, one matrix `S` `[head_dim, value_dim]` a key/value head, and a
-//! query reads it. Time grows with the length, not with its square, and memory does not grow at all. With k, v, q the
-//! rows of token t, a = eᵍ its decay (g the logarithm that is given) and β its strength:
+//! Keys and values are accumulated in a state of fixed size, one matrix `S` `[head_dim, value_dim]` per key/value head,
+//! which queries read. Time grows linearly with the length, not with its square, and memory does not grow at all. With
+//! k, v, q the rows of token t, a = eᵍ its decay (g is the logarithm given) and β its strength:
 //!
 //! | [`Update`] | token t, in order | from |
 //! |---|---|---|
@@ -11,14 +11,14 @@
 //! | `Delta` | S ← S + β k (v − Sᵀk)ᵀ | Schlag, Irie, Schmidhuber 2021, arXiv:2102.11174 |
 //! | `GatedDelta` | S ← Diag(a) S, then as `Delta` | Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464 |
 //!
-//! and then out = scale · Sᵀq. These are the rules of ONNX LinearAttention-27; one decay a head makes `Gated` that of
-//! RetNet (Sun et al. 2023, arXiv:2307.08621) and of Mamba-2 (Dao, Gu 2024, arXiv:2405.21060).
+//! After the update, out = scale · Sᵀq. These are the rules of ONNX LinearAttention-27; with one decay per head,
+//! `Gated` is the rule of RetNet (Sun et al. 2023, arXiv:2307.08621) and of Mamba-2 (Dao, Gu 2024, arXiv:2405.21060).
 //!
-//! The recurrent form does that token by token. The chunked form gives the same up to rounding: tokens of a chunk look at
-//! each other as attention without a softmax would have them, and at the state as it was before the chunk, which is
-//! written once a chunk. Under a delta rule the corrections of a chunk solve a triangular system, by substitution (Yang,
-//! Wang, Zhang, Shen, Kim 2024, arXiv:2406.06484). Decays are multiplied up between two tokens and never divided by, so
-//! that a strong one, 0 included, costs no accuracy.
+//! The recurrent form does that token by token. The chunked form gives the same up to rounding: the tokens of a chunk
+//! attend to each other as in attention without a softmax, and to the state before the chunk, which is written once per
+//! chunk. Under a delta rule the corrections of a chunk solve a triangular system, by substitution (Yang, Wang, Zhang,
+//! Shen, Kim 2024, arXiv:2406.06484). Decays between two tokens are multiplied and never divided by, so that a strong
+//! decay, 0 included, costs no accuracy.
 
 mod call;
 mod check;
@@ -39,7 +39,7 @@ use crate::threads;
 use head::Head;
 use sdpa_kernels::{View, ViewMut, vectorized};
 
-/// The tensors that a call reads.
+/// Tensors that a call of linear attention reads.
 #[derive(Debug, Clone, Copy)]
 pub struct LinearInputs<'a> {
     q: View<'a>,
@@ -49,14 +49,15 @@ pub struct LinearInputs<'a> {
 }
 
 impl<'a> LinearInputs<'a> {
-    /// Queries `[batch, heads, len, head_dim]`, keys `[batch, kv_heads, len, head_dim]` and values `[batch, kv_heads, len,
-    /// value_dim]`, any strides; `heads` is a multiple of `kv_heads`, and those of a group share a state.
+    /// Takes queries `[batch, heads, len, head_dim]`, keys `[batch, kv_heads, len, head_dim]` and values
+    /// `[batch, kv_heads, len, value_dim]`, any strides, and the update rule; `heads` must be a multiple of `kv_heads`,
+    /// and the query heads of a group share a state.
     pub fn new(q: View<'a>, k: View<'a>, v: View<'a>, update: Update<'a>) -> Self {
         Self { q, k, v, update }
     }
 }
 
-/// Linear attention: the settings of a call, no tensors.
+/// Linear attention: the settings of a call, without its tensors.
 ///
 /// ```
 /// use sdpa::layers::{Compute, Form, LinearAttention, LinearInputs, LinearState, Update};
@@ -87,55 +88,56 @@ pub struct LinearAttention {
 }
 
 impl LinearAttention {
-    /// Causal, recurrent, scaled by 1/√head_dim; queries and keys as they are, and no normaliser.
+    /// Default settings: causal, recurrent, scaled by 1/√head_dim, no feature map and no normaliser.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The factor of the outputs, in place of 1/√head_dim. Any finite value.
+    /// Sets the factor of the outputs, 1/√head_dim by default. Any finite value is valid.
     #[must_use]
     pub fn scale(self, scale: f32) -> Self {
         Self { scale: Some(scale), ..self }
     }
 
-    /// In what order the sums are taken.
+    /// Sets the form, that is, the order in which the sums are taken.
     #[must_use]
     pub fn form(self, form: Form) -> Self {
         Self { form, ..self }
     }
 
-    /// What a row sees.
+    /// Sets the keys that a row sees.
     #[must_use]
     pub fn reach(self, reach: Reach) -> Self {
         Self { reach, ..self }
     }
 
-    /// What is done to queries and keys first.
+    /// Sets the function applied to queries and keys first.
     #[must_use]
     pub fn feature_map(self, feature_map: FeatureMap) -> Self {
         Self { feature_map, ..self }
     }
 
-    /// What sums are divided by.
+    /// Sets the divisor of the sums.
     #[must_use]
     pub fn normaliser(self, normaliser: Normaliser) -> Self {
         Self { normaliser, ..self }
     }
 
-    /// Takes the tokens into the state and writes what their queries read, `[batch, heads, len, value_dim]`.
+    /// Updates the state with the tokens and writes the results of their queries, `[batch, heads, len, value_dim]`.
     ///
-    /// Key/value heads are shared out over threads, one at a time. With D = head_dim, E = value_dim, time is B·L·D·E for
-    /// each key/value head (two passes over the state, three under a delta rule) and each query head, and chunks of C add
-    /// C·(D + E)/2 a token and head. Scratch is O(C·(D + E)) a thread (C = 1 if recurrent) and comes from `compute`; a
-    /// call that finds it there allocates nothing on one thread.
+    /// Key/value heads are divided among threads, one at a time. With D = head_dim, E = value_dim, time is B·L·D·E for
+    /// each key/value head (two passes over the state, three under a delta rule) and each query head, and chunks of C
+    /// tokens add C·(D + E)/2 per token and head. Scratch is O(C·(D + E)) per thread (C = 1 if recurrent) and comes
+    /// from `compute`; once it is there, a call on one thread allocates nothing.
     ///
-    /// Bits depend on the form, not on threads, batch, layout, or grouped against repeated heads; nor, as long as there is
-    /// neither a decay nor a feature map, on the instruction set. A token never sees a later one, NaN or not.
+    /// Bits depend on the form, but not on threads, batch, layout, or whether heads are grouped or repeated; without a
+    /// decay and a feature map, they do not depend on the instruction set either. A token never sees a later one, NaN
+    /// or not.
     ///
     /// # Errors
     /// [`Error::Mismatch`], [`Error::Heads`], [`Error::Empty`], [`Error::TooLarge`] for sizes that do not fit together;
-    /// [`Error::Number`] for a scale that is not finite; [`Error::Needs`] for settings that do not; [`Error::Memory`] for
-    /// scratch. State and output are then as they were.
+    /// [`Error::Number`] for a scale that is not finite; [`Error::Needs`] for settings that do not fit together;
+    /// [`Error::Memory`] for scratch. State and output are then unchanged.
     pub fn forward(
         &self,
         inputs: LinearInputs<'_>,
@@ -148,7 +150,7 @@ impl LinearAttention {
         if parts == 0 || call.kv_len == 0 && call.q.shape()[2] == 0 {
             return Ok(());
         }
-        // One thread needs no pool: asking for its size would start it.
+        // One thread needs no pool, and querying the pool's size would start it.
         let threads = if compute.exec().threads > 1 { threads::current_threads() } else { 1 };
         let workers = compute.exec().workers(call.flops()).min(threads).min(parts);
         let each = forms::scratch_len(&call);

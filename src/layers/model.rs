@@ -1,4 +1,4 @@
-//! Models as files have them: named tensors, and everything that can be wrong with those.
+//! Models as files store them: named tensors, and their errors.
 
 mod error;
 #[cfg(feature = "safetensors")]

@@ -12,7 +12,7 @@ use crate::plan::Plan;
 use crate::share;
 use sdpa_kernels::{Alignment, Causality, Mask, View, ViewMut};
 
-/// What attends to what: the tensors of a [`MultiHeadAttention`] call.
+/// Input of a [`MultiHeadAttention`] call: the rows of queries, keys and values, and the keys that are visible.
 #[derive(Debug, Clone, Copy)]
 pub struct MultiHeadInput<'a> {
     x: &'a [f32],
@@ -22,7 +22,7 @@ pub struct MultiHeadInput<'a> {
     mask: Option<Mask<'a>>,
 }
 
-/// What keys and values are made of, where it is not the queries' rows.
+/// Source of keys and values, if it is not the rows of the queries.
 #[derive(Debug, Clone, Copy)]
 struct Memory<'a> {
     keys: &'a [f32],
@@ -31,53 +31,54 @@ struct Memory<'a> {
 }
 
 impl<'a> MultiHeadInput<'a> {
-    /// Self-attention: rows of `x` look at rows of `x`, within each sequence.
+    /// Self-attention: rows of `x` see rows of `x`, within each sequence.
     pub fn new(x: &'a [f32], sequences: Sequences<'a>) -> Self {
         Self { x, sequences, memory: None, kv_lens: None, mask: None }
     }
 
-    /// Cross-attention: rows of `x` look at rows of `memory`, sequence by sequence.
+    /// Sets cross-attention: rows of `x` see rows of `memory`, sequence by sequence.
     #[must_use]
     pub fn memory(self, memory: &'a [f32], sequences: Sequences<'a>) -> Self {
         self.keys_and_values(memory, memory, sequences)
     }
 
-    /// Cross-attention with keys made of one tensor and values of another, as many rows each.
+    /// Sets cross-attention with keys from one tensor and values from another, with as many rows each.
     #[must_use]
     pub fn keys_and_values(self, keys: &'a [f32], values: &'a [f32], sequences: Sequences<'a>) -> Self {
         Self { memory: Some(Memory { keys, values, sequences }), ..self }
     }
 
-    /// Key padding: how many keys of each sequence exist, from the first on.
+    /// Sets key padding: the number of valid keys of each sequence, from the first on.
     #[must_use]
     pub fn kv_lens(self, lens: &'a [usize]) -> Self {
         Self { kv_lens: Some(lens), ..self }
     }
 
-    /// Which keys each row may attend to: `[sequences, heads, rows, keys]`, the first three broadcast from 1.
+    /// Sets a mask of the keys that each row may see: `[sequences, heads, rows, keys]`, the first three broadcast from
+    /// 1.
     #[must_use]
     pub fn mask(self, mask: Mask<'a>) -> Self {
         Self { mask: Some(mask), ..self }
     }
 }
 
-/// What a call has beside its input and its output.
+/// Extra tensors of a call besides its input and output.
 #[derive(Debug)]
 enum Beside<'a> {
     Nothing,
-    /// Where each head's weights go.
+    /// Destination of each head's weights.
     Weights(ViewMut<'a>),
-    /// The keys and values of rows before these; those of these rows join them.
+    /// Keys and values of earlier rows, to which those of these rows are appended.
     Cache(&'a mut KvCache),
 }
 
 /// Multi-head attention (Vaswani et al. 2017, arXiv:1706.03762): out · Concat(head₁ … headₙ), where head *i* is
 /// attention over the *i*-th slice of the projected queries, keys and values.
 ///
-/// Dimensions follow from the four projections: a head's keys are `q.outputs() / heads` long, its values
-/// `v.outputs() / kv_heads`. Inputs of q, k and v may differ in width; key/value heads may be fewer than query heads.
-/// The three projections run side by side, attention runs fused on what they wrote, in their layout; nothing of the size
-/// of rows × keys is made.
+/// Dimensions follow from the four projections: a head's keys have length `q.outputs() / heads`, its values
+/// `v.outputs() / kv_heads`. Inputs of q, k and v may differ in width; there may be fewer key/value heads than query
+/// heads. The three projections run side by side, and fused attention reads their results in place; nothing of the size
+/// of rows × keys is allocated.
 ///
 /// ```
 /// use sdpa::Attention;
@@ -97,7 +98,7 @@ enum Beside<'a> {
 pub struct MultiHeadAttention {
     heads: usize,
     kv_heads: usize,
-    /// Length of a head's keys, and of its values.
+    /// Length of a head's keys; `value_dim` is that of its values.
     key_dim: usize,
     value_dim: usize,
     q: Linear,
@@ -110,11 +111,11 @@ pub struct MultiHeadAttention {
 }
 
 impl MultiHeadAttention {
-    /// Query heads and key/value heads, and the projections of q, k, v and of the output.
+    /// Takes the numbers of query heads and key/value heads, and the projections of q, k, v and of the output.
     ///
     /// # Errors
-    /// [`Error::Heads`] if query heads are no multiple of key/value heads, [`Error::Mismatch`] if the projections do not
-    /// divide into heads or do not fit together.
+    /// [`Error::Heads`] if the number of query heads is not a multiple of that of key/value heads, [`Error::Mismatch`]
+    /// if the projections do not divide into heads or do not fit together.
     pub fn new([heads, kv_heads]: [usize; 2], [q, k, v, out]: [Linear; 4]) -> Result<Self, Error> {
         if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(Error::Heads { q_heads: heads, kv_heads });
@@ -144,13 +145,13 @@ impl MultiHeadAttention {
         })
     }
 
-    /// Scale, softcap, causal, window, alignment.
+    /// Sets scale, softcap, causal, window, alignment.
     #[must_use]
     pub fn attention(self, attention: Attention) -> Self {
         Self { attention, ..self }
     }
 
-    /// ALiBi: one slope per query head.
+    /// Sets ALiBi slopes, one per query head.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if there are not as many slopes as heads.
@@ -159,10 +160,10 @@ impl MultiHeadAttention {
         Ok(Self { alibi: Some(slopes), ..self })
     }
 
-    /// Rotary positions: queries and keys are turned by their place in their sequence, counted from 0.
+    /// Sets rotary positions: queries and keys are rotated by their position in their sequence, counted from 0.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if heads are narrower than what is turned.
+    /// [`Error::Mismatch`] if heads are narrower than the rotated columns.
     pub fn rope(self, rope: Rope) -> Result<Self, Error> {
         rope.check("q projection", self.key_dim)?;
         Ok(Self { rope: Some(rope), ..self })
@@ -173,22 +174,22 @@ impl MultiHeadAttention {
         self.q.inputs()
     }
 
-    /// Widths of the rows that keys and values are made of.
+    /// Widths of the rows from which keys and values are projected.
     pub fn memory_inputs(&self) -> [usize; 2] {
         [self.k.inputs(), self.v.inputs()]
     }
 
-    /// Width of the rows that are written.
+    /// Width of the rows of `out`.
     pub fn outputs(&self) -> usize {
         self.out.outputs()
     }
 
-    /// Query heads.
+    /// Number of query heads.
     pub fn heads(&self) -> usize {
         self.heads
     }
 
-    /// Writes a row of `out` for each row of x.
+    /// Writes a row of `out`, `[rows, outputs]`, for each row of x.
     ///
     /// # Errors
     /// Any [`Error`]; `out` is then untouched.
@@ -196,8 +197,8 @@ impl MultiHeadAttention {
         self.run(input, out, Beside::Nothing, compute)
     }
 
-    /// Also writes the weights of each head, `[sequences, heads, rows, keys]` of the longest sequences: the one request
-    /// that takes memory in rows × keys, and it is yours.
+    /// Writes a row of `out` for each row of x, and the weights of each head, `[sequences, heads, rows, keys]` of the
+    /// longest sequences. Only this call takes memory in rows × keys, which the caller provides.
     ///
     /// # Errors
     /// Any [`Error`]; `out` is then untouched.
@@ -211,24 +212,26 @@ impl MultiHeadAttention {
         self.run(input, out, Beside::Weights(weights), compute)
     }
 
-    /// An empty cache for so many sequences, as [`Self::decode`] wants it.
+    /// Creates an empty cache for `sequences` sequences, for [`Self::decode`].
     ///
     /// # Errors
-    /// [`Error::Needs`] if rows may see what comes after them.
+    /// [`Error::Needs`] if rows may see later rows.
     pub fn cache(&self, sequences: usize) -> Result<KvCache, Error> {
         self.check_decodes()?;
         KvCache::new(sequences, self.kv_heads, [self.key_dim, self.value_dim])
     }
 
-    /// The next rows of every sequence, `[sequences, n, inputs]`, which see those before them in the cache: their keys and
-    /// values are appended, then each row sees the keys up to its own, and a row of `out` is written for it. Rotary
-    /// positions go on from the sequence's length. The bits are those of [`Self::forward`] on the whole sequence.
+    /// Decodes the next rows of every sequence, `[sequences, n, inputs]`, which see the earlier ones through the cache:
+    /// their keys and values are appended, then each row sees the keys up to its own, and a row of `out` is written for
+    /// it. Rotary positions continue from the sequence's length. The bits are those of [`Self::forward`] on the whole
+    /// sequence.
     ///
-    /// Takes 2·rows·inputs·outputs operations for each projection and 4·heads·head_dim for each row and key it sees.
+    /// Takes 2·rows·inputs·outputs operations for each projection and 4·heads·head_dim for each pair of a row and a key
+    /// it sees.
     ///
     /// # Errors
-    /// Any [`Error`], and [`Error::Needs`] if rows may see what comes after them. `out` is then untouched and the cache as
-    /// it was, but that a sliding one may have let keys go.
+    /// Any [`Error`]; [`Error::Needs`] if rows may see later rows. `out` is then untouched and the cache unchanged,
+    /// except that a sliding cache may have evicted keys.
     pub fn decode(&self, x: &[f32], cache: &mut KvCache, out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = rows_of("x", x, self.q.inputs())?;
         let sequences = Sequences::even(rows, cache.lens().len())?;
@@ -237,21 +240,21 @@ impl MultiHeadAttention {
         if done.is_err() && cache.lens().first().copied() != before {
             for sequence in 0..sequences.count() {
                 let len = cache.lens()[sequence] - sequences.rows(sequence).len();
-                // A sliding cache may refuse: what it evicted does not come back.
+                // A sliding cache may refuse: evicted keys cannot be restored.
                 let _ = cache.truncate(sequence, len);
             }
         }
         done
     }
 
-    /// Whether a row's result is settled when the row is there.
+    /// Checks that a row's result does not depend on later rows.
     fn check_decodes(&self) -> Result<(), Error> {
         let argument = "decoding";
         if self.attention.visible.causality != Causality::Causal {
             return Err(Error::Needs { argument, needs: "causal attention" });
         }
         match self.attention.alignment {
-            // In a whole sequence these are one, and so are they here.
+            // In a whole sequence these alignments are equal, and so they are here.
             None | Some(Alignment::TopLeft | Alignment::BottomRight | Alignment::Offset(0)) => Ok(()),
             Some(_) => Err(Error::Needs { argument, needs: "rows that stand at their own keys, no other offset" }),
         }
@@ -282,7 +285,7 @@ impl MultiHeadAttention {
         done
     }
 
-    /// Projects into the first three buffers, and attends into the fourth.
+    /// Projects into the first three buffers, and writes the attention output to the fourth.
     fn attend(
         &self,
         input: &MultiHeadInput<'_>,

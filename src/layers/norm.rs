@@ -8,7 +8,7 @@ use crate::share;
 use crate::share::Rows;
 use sdpa_kernels::Center;
 
-/// What norming a number costs, in the operations that [`crate::Exec`] counts: 0.2 ns, measured, at 117 GFLOP/s.
+/// Cost of normalising a number, in the operations that [`crate::Exec`] counts: 0.2 ns, measured, at 117 GFLOP/s.
 const COST: f64 = 24.0;
 
 /// Layer norm or RMS norm of each row.
@@ -18,10 +18,10 @@ const COST: f64 = 24.0;
 /// y = x / √(mean of x² + eps) · gain + bias                 RMS norm (Zhang, Sennrich 2019, arXiv:1910.07467)
 /// ```
 ///
-/// The variance is that of the row itself (divided by its width). Within 1e-6 of the exact result, relative to the larger
-/// of that and gain·y, however large the mean is beside the spread; squares beyond f32 are not caught. A row's result
-/// depends on that row alone, to the bit; a NaN or an infinity makes its row NaN. Three passes over a row, in first-level
-/// cache; many rows are shared out over the current rayon pool.
+/// The variance is that of the row itself (divided by its width). The error is at most 1e-6, relative to the larger of
+/// the exact result and gain·y, however large the mean is compared to the spread; squares that overflow f32 are not
+/// handled. A row's result depends on that row alone, to the bit; a NaN or an infinity makes its row NaN. Takes three
+/// passes over a row, in first-level cache; many rows are divided among the threads of the current rayon pool.
 ///
 /// ```
 /// use sdpa::layers::{Compute, Norm};
@@ -41,15 +41,15 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// Layer norm of rows as wide as the gain, without a bias so far.
+    /// Layer norm of rows as wide as the gain, without a bias.
     ///
     /// # Errors
-    /// [`Error::Empty`] if that is 0, [`Error::Number`] unless `eps` is finite and not negative.
+    /// [`Error::Empty`] if the width is 0, [`Error::Number`] unless `eps` is finite and not negative.
     pub fn layer(gain: impl Into<Vec<f32>>, eps: f32) -> Result<Self, Error> {
         Self::new(Center::Mean, gain.into(), eps)
     }
 
-    /// RMS norm of rows as wide as the gain, without a bias so far.
+    /// RMS norm of rows as wide as the gain, without a bias.
     ///
     /// # Errors
     /// As for [`Self::layer`].
@@ -67,7 +67,7 @@ impl Norm {
         Ok(Self { center, gain, bias: None, eps })
     }
 
-    /// Added to each row of results.
+    /// Sets the bias, `[width]`, which is added to each row of results.
     ///
     /// # Errors
     /// [`Error::Mismatch`] unless it is as wide as the gain.
@@ -77,15 +77,15 @@ impl Norm {
         Ok(Self { bias: Some(bias), ..self })
     }
 
-    /// Numbers in a row.
+    /// Width of a row.
     pub fn width(&self) -> usize {
         self.gain.len()
     }
 
-    /// Writes the norm of each row of `x`.
+    /// Writes the norm of each row of `x`, `[rows, width]`, to `out`.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if `x` is not whole rows or `out` has not as many; `out` is then untouched.
+    /// [`Error::Mismatch`] if `x` is not whole rows or `out` does not have as many; `out` is then untouched.
     pub fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = rows_of("x", x, self.width())?;
         same("out", "length", out.len(), x.len(), "x")?;
@@ -95,7 +95,8 @@ impl Norm {
         Ok(())
     }
 
-    /// `x ← x + add`, then writes the norm of each row of `x`: the end of a residual branch, and what follows it.
+    /// Computes `x ← x + add`, then writes the norm of each row of `x`: the end of a residual branch and the norm that
+    /// follows it.
     ///
     /// # Errors
     /// As for [`Self::forward`]; `x` is then untouched too.

@@ -1,26 +1,26 @@
-//! One row for each sequence: pooling, and unit length.
+//! Pooling of sequences to one row each, and scaling to unit length.
 
 use super::Sequences;
 use super::linear::{check_rows, rows_of};
 use crate::error::Error;
 
-/// How the rows of a sequence become one.
+/// Reduction of the rows of a sequence to one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Pooling {
-    /// Their mean; a sequence without rows gives 0.
+    /// Mean of the rows; 0 for a sequence without rows.
     #[default]
     Mean,
-    /// The first, which is the `[CLS]` token's; a sequence without rows gives 0.
+    /// First row, which is that of the `[CLS]` token; 0 for a sequence without rows.
     First,
 }
 
 impl Pooling {
-    /// Writes a row of this width for each sequence of rows of `x`.
+    /// Writes one row of this width for each sequence of rows of `x`.
     ///
     /// # Errors
-    /// [`Error::Mismatch`], [`Error::Entry`] and other [`Error`]s if `x` is not the sequences' rows, or `out` has not one
-    /// for each sequence; `out` is then untouched.
+    /// [`Error::Mismatch`], [`Error::Entry`] and other [`Error`]s if `x` does not have the rows of the sequences, or
+    /// `out` does not have one row per sequence; `out` is then untouched.
     pub fn forward(self, x: &[f32], width: usize, sequences: Sequences<'_>, out: &mut [f32]) -> Result<(), Error> {
         if width == 0 {
             return Err(Error::Empty { argument: "pooling", what: "width" });
@@ -47,14 +47,14 @@ impl Pooling {
     }
 }
 
-/// Scales each row of this width to length 1 in the Euclidean norm; a row of zeros stays as it is.
+/// Scales each row of this width to length 1 in the Euclidean norm; rows of zeros are unchanged.
 ///
 /// # Errors
 /// [`Error::Mismatch`] if `x` is not whole rows; it is then untouched.
 pub fn normalize(x: &mut [f32], width: usize) -> Result<(), Error> {
     rows_of("x", x, width)?;
     for row in x.chunks_exact_mut(width.max(1)) {
-        // In f64, where neither the squares nor their sum can overflow or vanish.
+        // In f64 neither the squares nor their sum can overflow or underflow.
         let length = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
         if length != 0.0 {
             row.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);

@@ -8,10 +8,10 @@ use crate::share;
 use crate::share::Rows;
 use std::sync::Arc;
 
-/// What turning a number costs, in the operations that [`crate::Exec`] counts: 0.13 ns, measured, at 117 GFLOP/s.
+/// Cost of rotating a number, in the operations that [`crate::Exec`] counts: 0.13 ns, measured, at 117 GFLOP/s.
 const COST: f64 = 16.0;
 
-/// Which columns of a head make a pair that is turned.
+/// Pairs of columns of a head that are rotated together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RopePairs {
     /// Column i with i + dim/2: GPT-NeoX, and Llama as Hugging Face stores it ("rotate half").
@@ -20,11 +20,11 @@ pub enum RopePairs {
     Interleaved,
 }
 
-/// Rotary positions (Su et al. 2021, arXiv:2104.09864): pair i of a head's columns is turned by position · θ^(−2i / dim),
-/// so that a query's product with a key depends on how far apart they stand.
+/// Rotary positions (Su et al. 2021, arXiv:2104.09864): pair i of a head's columns is rotated by position · θ^(−2i /
+/// dim) radians, so that a query's product with a key depends on the distance between their positions.
 ///
-/// Sines and cosines are computed in f64 and kept, `dim` floats a position; clones share them. Turning takes three
-/// operations a number.
+/// Sines and cosines are computed in f64 and stored, `dim` floats per position; clones share them. Rotating takes three
+/// operations per number.
 ///
 /// ```
 /// use sdpa::layers::{Compute, Rope, RopePairs, Sequences};
@@ -37,18 +37,19 @@ pub enum RopePairs {
 #[derive(Debug, Clone)]
 pub struct Rope {
     pairs: RopePairs,
-    /// Columns that are turned.
+    /// Number of columns that are rotated.
     dim: usize,
-    /// For each position the cosine of every pair, then the sine of every pair.
+    /// Table with, for each position, the cosine of every pair, then the sine of every pair.
     table: Arc<Vec<f32>>,
 }
 
 impl Rope {
-    /// For positions below `positions`; the first `dim` columns of a head are turned.
+    /// Creates the table for positions below `positions`; the first `dim` columns of a head are rotated.
     ///
     /// # Errors
     /// [`Error::Number`] unless `dim` is even and θ positive and finite, [`Error::Empty`] if a size is 0,
-    /// [`Error::TooLarge`] if `positions × dim` does not fit, [`Error::Memory`] if it cannot be had.
+    /// [`Error::TooLarge`] if `positions × dim` does not fit the address space, [`Error::Memory`] if the table cannot
+    /// be allocated.
     pub fn new(positions: usize, dim: usize, theta: f32, pairs: RopePairs) -> Result<Self, Error> {
         if !(theta > 0.0 && theta.is_finite()) {
             return Err(Error::Number { argument: "rope theta", got: theta, expected: "positive and finite" });
@@ -62,11 +63,12 @@ impl Rope {
         Self::from_frequencies(positions, &frequencies, pairs)
     }
 
-    /// Any frequencies, one for each pair, in radians a position: models for long contexts change some of them.
+    /// Creates the table for any frequencies, one for each pair, in radians per position: models for long contexts
+    /// change some of them.
     ///
     /// # Errors
-    /// [`Error::Empty`] if there are none or no positions, [`Error::Number`] if one is not finite, [`Error::TooLarge`] if
-    /// the table does not fit, [`Error::Memory`] if it cannot be had.
+    /// [`Error::Empty`] if there are no frequencies or no positions, [`Error::Number`] if a frequency is not finite,
+    /// [`Error::TooLarge`] if the table does not fit the address space, [`Error::Memory`] if it cannot be allocated.
     pub fn from_frequencies(positions: usize, frequencies: &[f64], pairs: RopePairs) -> Result<Self, Error> {
         let dim = 2 * frequencies.len();
         let size = table_size(positions, dim)?;
@@ -82,22 +84,23 @@ impl Rope {
         Ok(Self { pairs, dim, table: Arc::new(table) })
     }
 
-    /// Positions there are.
+    /// Number of positions of the table.
     pub fn positions(&self) -> usize {
         self.table.len() / self.dim
     }
 
-    /// Columns of a head that are turned, from the first on.
+    /// Number of columns of a head that are rotated, from the first on.
     pub fn dim(&self) -> usize {
         self.dim
     }
 
-    /// Turns rows of `heads × head_dim`, in place. Sequences count from `start`: a number, or one for each of them.
+    /// Rotates rows of `heads × head_dim`, in place. Positions count from `start`: one number, or one for each
+    /// sequence.
     ///
     /// # Errors
-    /// [`Error::Entry`] names a position past the table, the row it is of and the last there is; [`Error::Mismatch`] if
-    /// heads are narrower than [`Self::dim`], `x` is not the sequences' rows or there are not as many starts as
-    /// sequences, [`Error::Empty`] if there are no heads. `x` is then untouched.
+    /// [`Error::Entry`] for a position beyond the table, with the index of its row and the last valid position;
+    /// [`Error::Mismatch`] if heads are narrower than [`Self::dim`], `x` does not have the rows of the sequences, or
+    /// there are not as many starts as sequences; [`Error::Empty`] if there are no heads. `x` is then untouched.
     pub fn rotate<'a>(
         &self,
         x: &mut [f32],
@@ -127,7 +130,7 @@ impl Rope {
         Ok(())
     }
 
-    /// Whether heads are wide enough.
+    /// Checks that heads are at least [`Self::dim`] wide.
     pub(crate) fn check(&self, argument: &'static str, head_dim: usize) -> Result<(), Error> {
         if head_dim >= self.dim {
             return Ok(());
@@ -152,7 +155,7 @@ impl Rope {
     }
 }
 
-/// Floats of a table, which has some.
+/// Returns the number of floats of a table, which is not empty.
 fn table_size(positions: usize, dim: usize) -> Result<usize, Error> {
     for (what, size) in [("dim", dim), ("number of positions", positions)] {
         if size == 0 {

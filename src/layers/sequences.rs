@@ -1,21 +1,21 @@
-//! How rows make sequences, and where they stand in them.
+//! Division of rows into sequences, and positions of rows in them.
 
 use crate::error::same;
 use crate::error::{Bound, Error};
 use crate::inputs::cumulative;
 
-/// How rows make sequences.
+/// Division of rows into sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sequences<'a> {
     /// A batch of sequences of one length.
     Even {
-        /// How many.
+        /// Number of sequences.
         batch: usize,
-        /// Rows of each.
+        /// Number of rows of each.
         len: usize,
     },
-    /// Sequences of any lengths, end to end: sequence `s` is rows `ends[s]..ends[s + 1]`, from 0 to the number of rows.
-    /// No row is spent on padding.
+    /// Sequences of any lengths, laid end to end: sequence `s` is rows `ends[s]..ends[s + 1]`; the first entry is 0 and
+    /// the last the number of rows. No padding rows are needed.
     Ragged(&'a [usize]),
 }
 
@@ -25,14 +25,14 @@ impl Sequences<'_> {
         Self::Even { batch: 1, len }
     }
 
-    /// So many rows as this many sequences of one length.
+    /// Divides `rows` rows into `sequences` sequences of one length.
     pub(crate) fn even(rows: usize, sequences: usize) -> Result<Self, Error> {
         let len = rows.checked_div(sequences).unwrap_or(0);
         same("x", "rows", rows, sequences * len, "the sequences")?;
         Ok(Self::Even { batch: sequences, len })
     }
 
-    /// How many sequences there are.
+    /// Number of sequences.
     pub fn count(&self) -> usize {
         match self {
             Self::Even { batch, .. } => *batch,
@@ -40,10 +40,10 @@ impl Sequences<'_> {
         }
     }
 
-    /// The rows of the sequence with this number. What cumulative lengths say is taken as it is: layers check it.
+    /// Returns the rows of a sequence. Cumulative lengths are not checked here; layers check them.
     ///
     /// # Panics
-    /// If cumulative lengths have no such sequence.
+    /// Panics if cumulative lengths have no such sequence.
     pub fn rows(&self, sequence: usize) -> core::ops::Range<usize> {
         match self {
             Self::Even { len, .. } => sequence.saturating_mul(*len)..sequence.saturating_add(1).saturating_mul(*len),
@@ -51,7 +51,7 @@ impl Sequences<'_> {
         }
     }
 
-    /// Whether there are so many rows, each in one sequence.
+    /// Checks that there are `rows` rows, each in one sequence.
     pub(crate) fn check(&self, argument: &'static str, rows: usize) -> Result<(), Error> {
         match self {
             Self::Even { batch, len } => match batch.checked_mul(*len) {
@@ -62,7 +62,7 @@ impl Sequences<'_> {
         }
     }
 
-    /// `[batch, rows, heads, dim]` of a tensor with so many rows in all.
+    /// Returns `[batch, rows, heads, dim]` of a tensor with `rows` rows in all.
     pub(super) fn stored(&self, rows: usize, [heads, dim]: [usize; 2]) -> [usize; 4] {
         match self {
             Self::Even { batch, len } => [*batch, *len, heads, dim],
@@ -71,13 +71,13 @@ impl Sequences<'_> {
     }
 }
 
-/// The position of the first row of each sequence: `0` for whole sequences, the number of rows before where some were
-/// seen in an earlier call.
+/// Position of the first row of each sequence: `0` for whole sequences, the number of earlier rows for sequences that
+/// began in an earlier call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start<'a> {
-    /// The same for all.
+    /// One position for all sequences.
     At(usize),
-    /// One for each sequence, such as the lengths of a cache.
+    /// One position for each sequence, such as the lengths of a cache.
     Each(&'a [usize]),
 }
 
@@ -102,7 +102,7 @@ impl<'a> From<&'a [usize]> for Start<'a> {
     }
 }
 
-/// Where each row stands in its sequence. Made once everything about it has been checked.
+/// Position of each row in its sequence. Sequences and starts are checked when it is made.
 #[derive(Clone, Copy)]
 pub(crate) struct Places<'a> {
     sequences: Sequences<'a>,
@@ -110,14 +110,15 @@ pub(crate) struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    /// `rows` rows in these sequences, which count from `start`; all positions are below `limit`.
+    /// Checks that there are `rows` rows in these sequences, and that all positions, counted from `start`, are below
+    /// `limit`.
     pub(crate) fn new(sequences: Sequences<'a>, rows: usize, start: Start<'a>, limit: usize) -> Result<Self, Error> {
         sequences.check("x", rows)?;
         if let Start::Each(firsts) = start {
             same("starts", "length", firsts.len(), sequences.count(), "the sequences")?;
         }
         let room = |sequence: usize| limit.saturating_sub(start.of(sequence));
-        // The first sequence too long for the table.
+        // First sequence that is too long for the table.
         let long = (0..if rows > 0 { sequences.count() } else { 0 }).find(|&s| sequences.rows(s).len() > room(s));
         match long {
             None => Ok(Self { sequences, start }),
@@ -128,7 +129,7 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// The position of a row.
+    /// Returns the position of a row.
     pub(crate) fn of(&self, row: usize) -> usize {
         let (sequence, place) = match self.sequences {
             Sequences::Even { len, .. } => (row / len, row % len),

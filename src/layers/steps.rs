@@ -1,4 +1,4 @@
-//! Attention in its three named results.
+//! Intermediate results of attention: scores, weights, output.
 
 use crate::attention::Attention;
 use crate::error::same;
@@ -10,10 +10,10 @@ use crate::plan::Plan;
 use crate::shape::Shape;
 use sdpa_kernels::{Point, ViewMut};
 
-/// The steps of attention, to be looked at: scores, weights, output, of one sequence and all its heads.
+/// Intermediate results of attention, for inspection: scores, weights and output of one sequence and all its heads.
 ///
-/// Written out by the fused call itself, so they are what it works with, and the output has its bits. To be had in memory
-/// in rows × keys: for looking, not for speed.
+/// Written by the fused call itself, so they are the numbers it works with, and the output has its bits. They take
+/// memory in rows × keys: use them for inspection, not for speed.
 ///
 /// ```
 /// use sdpa::layers::{Compute, Steps};
@@ -35,24 +35,26 @@ pub struct Steps {
     output: Vec<f32>,
 }
 
-/// One query's way through the [`Steps`].
+/// Intermediate results of one query row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepsRow<'a> {
-    /// What the softmax takes, one for each key; −∞ where the row does not see it.
+    /// Input of the softmax, one score for each key; −∞ for keys that the row does not see.
     pub scores: &'a [f32],
-    /// What it gives, one for each key. They sum to 1 (less what a sink takes), or to 0 where no key is visible.
+    /// Output of the softmax, one weight for each key. They sum to 1 (less the weight of a sink), or to 0 where no key
+    /// is visible.
     pub weights: &'a [f32],
-    /// The values under those weights, `[value_dim]`.
+    /// Weighted sum of the values, `[value_dim]`.
     pub output: &'a [f32],
 }
 
 impl Steps {
-    /// Runs the fused call on one sequence: q `[1, heads, rows, head_dim]`, k `[1, kv_heads, keys, head_dim]`,
-    /// v `[1, kv_heads, keys, value_dim]`, and any options. Time as the call; memory heads·rows·(2·keys + value_dim).
+    /// Runs the fused call on one sequence: q `[1, heads, rows, head_dim]`, k `[1, kv_heads, keys, head_dim]`, v
+    /// `[1, kv_heads, keys, value_dim]`, and any options. Takes the time of the call, and memory of heads·rows·(2·keys
+    /// + value_dim) floats.
     ///
     /// # Errors
-    /// As [`Attention::problem`]; [`Error::Mismatch`] if there is not one sequence, [`Error::Empty`] if there are no heads;
-    /// [`Error::TooLarge`] or [`Error::Memory`].
+    /// As [`Attention::problem`]; [`Error::Mismatch`] unless the batch is one sequence, [`Error::Empty`] if there are
+    /// no heads; [`Error::TooLarge`] or [`Error::Memory`].
     pub fn new(attention: &Attention, inputs: Inputs<'_>, compute: &mut Compute) -> Result<Self, Error> {
         let shape = inputs.shape()?;
         same("inputs", "batch", shape.batch, 1, "one sequence")?;
@@ -73,17 +75,17 @@ impl Steps {
         Ok(Self { shape, scores, weights, output })
     }
 
-    /// The sizes of the call.
+    /// Sizes of the call.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// What the softmax takes, `[heads, rows, keys]`: scale·(q·k), softcap, bias and ALiBi, −∞ where hidden.
+    /// Input of the softmax, `[heads, rows, keys]`: scale·(q·k), softcap, bias and ALiBi, −∞ where hidden.
     pub fn scores(&self) -> &[f32] {
         &self.scores
     }
 
-    /// What it gives, `[heads, rows, keys]`.
+    /// Output of the softmax, `[heads, rows, keys]`.
     pub fn weights(&self) -> &[f32] {
         &self.weights
     }
@@ -93,7 +95,7 @@ impl Steps {
         &self.output
     }
 
-    /// One row of one head; `None` outside the shape.
+    /// Returns one row of one head; `None` outside the shape.
     pub fn row(&self, head: usize, row: usize) -> Option<StepsRow<'_>> {
         let Shape { heads, q_len, kv_len, value_dim, .. } = self.shape;
         if head >= heads || row >= q_len {
@@ -108,13 +110,13 @@ impl Steps {
         })
     }
 
-    /// The weights of one head, `[rows, keys]`; `None` if there is no such head.
+    /// Returns the weights of one head, `[rows, keys]`; `None` if there is no such head.
     pub fn head_weights(&self, head: usize) -> Option<&[f32]> {
         let len = self.shape.q_len * self.shape.kv_len;
         (head < self.shape.heads).then(|| &self.weights[head * len..(head + 1) * len])
     }
 
-    /// The weights averaged over the heads, `[rows, keys]`; their rows sum to 1 as well.
+    /// Returns the weights averaged over the heads, `[rows, keys]`; their rows sum to 1 as well.
     pub fn mean_weights(&self) -> Vec<f32> {
         let Shape { heads, q_len, kv_len, .. } = self.shape;
         let mut mean = vec![0.0; q_len * kv_len];

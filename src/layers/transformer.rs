@@ -10,10 +10,10 @@ use crate::share;
 use crate::share::Rows;
 use sdpa_kernels::Mask;
 
-/// What adding a number costs, in the operations that [`crate::Exec`] counts: memory's time.
+/// Cost of adding a number, in the operations that [`crate::Exec`] counts: the time of memory.
 const COST: f64 = 8.0;
 
-/// Where norms stand.
+/// Position of the norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NormOrder {
     /// Before each part, x + part(norm(x)): GPT-2, Llama (Xiong et al. 2020, arXiv:2002.04745).
@@ -22,7 +22,7 @@ pub enum NormOrder {
     Post,
 }
 
-/// Rows, how they make sequences, and which of them may be looked at.
+/// Rows, their division into sequences, and the rows that are visible.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerInput<'a> {
     rows: &'a [f32],
@@ -32,25 +32,25 @@ pub struct LayerInput<'a> {
 }
 
 impl<'a> LayerInput<'a> {
-    /// All of each sequence, as far as the layer's own rules allow.
+    /// Takes rows that are all visible within their sequence, as far as the layer's own rules allow.
     pub fn new(rows: &'a [f32], sequences: Sequences<'a>) -> Self {
         Self { rows, sequences, kv_lens: None, mask: None }
     }
 
-    /// Key padding: how many rows of each sequence may be looked at, from the first on.
+    /// Sets key padding: the number of rows of each sequence that are visible, from the first on.
     #[must_use]
     pub fn kv_lens(self, lens: &'a [usize]) -> Self {
         Self { kv_lens: Some(lens), ..self }
     }
 
-    /// Which of these rows each row of the layer may look at: `[sequences, heads, rows, keys]`, the first three broadcast
-    /// from 1.
+    /// Sets a mask of these rows that each row of the layer may see: `[sequences, heads, rows, keys]`, the first three
+    /// broadcast from 1.
     #[must_use]
     pub fn mask(self, mask: Mask<'a>) -> Self {
         Self { mask: Some(mask), ..self }
     }
 
-    /// With what the keys are told about.
+    /// Adds key padding and mask to the input of an attention.
     fn keys(self, mut input: MultiHeadInput<'a>) -> MultiHeadInput<'a> {
         if let Some(lens) = self.kv_lens {
             input = input.kv_lens(lens);
@@ -62,15 +62,15 @@ impl<'a> LayerInput<'a> {
     }
 }
 
-/// A transformer layer: self-attention, cross-attention in a decoder, feed-forward, each on a residual stream and with
-/// its norm before it or after.
+/// Transformer layer: self-attention, cross-attention in a decoder, and feed-forward, each on a residual stream and
+/// with its norm before or after it.
 ///
-/// Whether rows see what comes after them, and where they stand, is the attention's matter
-/// ([`MultiHeadAttention::attention`], [`MultiHeadAttention::rope`]): an encoder layer with causal attention is a block
-/// of GPT-2, with [`Norm::rms`], rotary positions and a gated [`FeedForward`] one of Llama.
+/// Causality and positions are settings of the attention ([`MultiHeadAttention::attention`],
+/// [`MultiHeadAttention::rope`]): an encoder layer with causal attention is a block of GPT-2; with [`Norm::rms`],
+/// rotary positions and a gated [`FeedForward`] it is one of Llama.
 ///
-/// Beyond what its parts need, a call takes three times the memory of x, from its [`Compute`]. A sequence's results do not
-/// depend on what else is in the batch, to the bit.
+/// Besides the memory of its parts, a call takes three times the memory of x, from its [`Compute`]. A sequence's
+/// results do not depend on the other sequences of the batch, to the bit.
 ///
 /// ```
 /// use sdpa::Attention;
@@ -100,10 +100,10 @@ pub struct TransformerLayer {
 }
 
 impl TransformerLayer {
-    /// Self-attention, then feed-forward, each with its norm.
+    /// Encoder layer: self-attention, then feed-forward, each with its norm.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] unless everything is as wide as the first norm.
+    /// [`Error::Mismatch`] unless all parts are as wide as the first norm.
     pub fn encoder(
         order: NormOrder,
         own: (MultiHeadAttention, Norm),
@@ -121,11 +121,11 @@ impl TransformerLayer {
         Ok(Self { order, own, cross: None, feed_forward })
     }
 
-    /// Self-attention, then attention to a memory, then feed-forward, each with its norm. The memory is as wide as the
-    /// cross-attention's keys and values want it.
+    /// Decoder layer: self-attention, then attention to a memory, then feed-forward, each with its norm. The memory is
+    /// as wide as the inputs of the cross-attention's keys and values.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] unless everything is as wide as the first norm.
+    /// [`Error::Mismatch`] unless all parts are as wide as the first norm.
     pub fn decoder(
         order: NormOrder,
         own: (MultiHeadAttention, Norm),
@@ -138,23 +138,24 @@ impl TransformerLayer {
         Ok(Self { cross: Some(cross), ..Self::encoder(order, own, feed_forward)? })
     }
 
-    /// Width of the rows of x, and of those that are written.
+    /// Width of the rows of x and of `out`.
     pub fn width(&self) -> usize {
         self.own.1.width()
     }
 
-    /// Writes a row of `out` for each row of x.
+    /// Writes a row of `out` for each row of x, `[rows, width]` both.
     ///
     /// # Errors
-    /// Any [`Error`], and [`Error::Needs`] if the layer has cross-attention; `out` is then untouched.
+    /// Any [`Error`]; [`Error::Needs`] if the layer has cross-attention. `out` is then untouched.
     pub fn forward(&self, x: LayerInput<'_>, out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         run(core::slice::from_ref(self), None, Call::new(x), out, compute)
     }
 
-    /// As [`Self::forward`], with a memory for the cross-attention: sequence by sequence, an encoder's output.
+    /// Does the same as [`Self::forward`] with a memory for the cross-attention: sequence by sequence, an encoder's
+    /// output.
     ///
     /// # Errors
-    /// Any [`Error`], and [`Error::Needs`] if the layer has no cross-attention; `out` is then untouched.
+    /// Any [`Error`]; [`Error::Needs`] if the layer has no cross-attention. `out` is then untouched.
     pub fn forward_with_memory(
         &self,
         x: LayerInput<'_>,
@@ -165,17 +166,17 @@ impl TransformerLayer {
         run(core::slice::from_ref(self), None, Call::new(x).memory(memory), out, compute)
     }
 
-    /// The attention of the layer to its own rows.
+    /// Self-attention of the layer.
     pub fn self_attention(&self) -> &MultiHeadAttention {
         &self.own.0
     }
 
-    /// The attention of the layer to a memory, if it has one.
+    /// Cross-attention of the layer, if it has one.
     pub fn cross_attention(&self) -> Option<&MultiHeadAttention> {
         self.cross.as_ref().map(|(attention, _)| attention)
     }
 
-    /// One layer on the stream, which is the first of three buffers of one size.
+    /// Advances the stream, which is the first of three buffers of one size, by one layer.
     fn advance(
         &self,
         buffers: &mut [Buffer; 3],
@@ -225,8 +226,8 @@ fn check_attention(
     same("norm of the cross-attention", "width", norm.width(), width, of)
 }
 
-/// Transformer layers one after another, and perhaps a norm of the result: an encoder, a decoder, or all of a language
-/// model but its tables.
+/// Stack of transformer layers, with an optional norm of the result: an encoder, a decoder, or a language model without
+/// its embedding tables.
 #[derive(Debug)]
 #[doc(alias = "Encoder", alias = "Decoder")]
 pub struct Transformer {
@@ -235,10 +236,10 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// These layers, first to last.
+    /// Takes the layers, first to last.
     ///
     /// # Errors
-    /// [`Error::Empty`] if there are none, [`Error::Mismatch`] unless they are all of one width.
+    /// [`Error::Empty`] if there are no layers, [`Error::Mismatch`] unless they all have one width.
     pub fn new(layers: Vec<TransformerLayer>) -> Result<Self, Error> {
         let Some(first) = layers.first() else {
             return Err(Error::Empty { argument: "transformer", what: "number of layers" });
@@ -249,7 +250,7 @@ impl Transformer {
         Ok(Self { layers, norm: None })
     }
 
-    /// A norm after the last layer: models with [`NormOrder::Pre`] have one.
+    /// Sets a norm after the last layer, which models with [`NormOrder::Pre`] have.
     ///
     /// # Errors
     /// [`Error::Mismatch`] unless it is as wide as the layers.
@@ -258,25 +259,25 @@ impl Transformer {
         Ok(Self { norm: Some(norm), ..self })
     }
 
-    /// The layers.
+    /// Layers, first to last.
     pub fn layers(&self) -> &[TransformerLayer] {
         &self.layers
     }
 
-    /// Width of the rows of x, and of those that are written.
+    /// Width of the rows of x and of `out`.
     pub fn width(&self) -> usize {
         self.layers[0].width()
     }
 
-    /// Writes a row of `out` for each row of x.
+    /// Writes a row of `out` for each row of x, `[rows, width]` both.
     ///
     /// # Errors
-    /// Any [`Error`], and [`Error::Needs`] if a layer has cross-attention; `out` is then untouched.
+    /// Any [`Error`]; [`Error::Needs`] if a layer has cross-attention. `out` is then untouched.
     pub fn forward(&self, x: LayerInput<'_>, out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         run(&self.layers, self.norm.as_ref(), Call::new(x), out, compute)
     }
 
-    /// The next rows of sequences whose rows so far are in these caches, one for each layer.
+    /// Computes the next rows of sequences whose earlier rows are in these caches, one for each layer.
     pub(super) fn forward_cached(
         &self,
         x: LayerInput<'_>,
@@ -288,7 +289,7 @@ impl Transformer {
         run(&self.layers, self.norm.as_ref(), Call { caches, ..Call::new(x) }, out, compute)
     }
 
-    /// The first of its layers only, at least one of them, without the last norm.
+    /// Runs only the first `layers` layers, at least one, without the last norm.
     pub(crate) fn forward_to(
         &self,
         layers: usize,
@@ -299,10 +300,10 @@ impl Transformer {
         run(&self.layers[..layers], None, Call::new(x), out, compute)
     }
 
-    /// As [`Self::forward`], with a memory for the cross-attention of every layer.
+    /// Does the same as [`Self::forward`] with a memory for the cross-attention of every layer.
     ///
     /// # Errors
-    /// Any [`Error`], and [`Error::Needs`] if a layer has no cross-attention; `out` is then untouched.
+    /// Any [`Error`]; [`Error::Needs`] if a layer has no cross-attention. `out` is then untouched.
     pub fn forward_with_memory(
         &self,
         x: LayerInput<'_>,
@@ -314,11 +315,11 @@ impl Transformer {
     }
 }
 
-/// Rows, and what they meet beside one another.
+/// Rows of a call, with a memory and caches if it has them.
 struct Call<'a> {
     x: LayerInput<'a>,
     memory: Option<LayerInput<'a>>,
-    /// The keys and values of rows before these, one cache for each layer, or none.
+    /// Keys and values of earlier rows, one cache for each layer; or none.
     caches: &'a mut [KvCache],
 }
 
@@ -332,7 +333,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The layers on a stream of their own, so that `out` is written when nothing can go wrong any more.
+/// Runs the layers on a stream of their own, so that `out` is written only once nothing can fail any more.
 fn run(
     layers: &[TransformerLayer],
     norm: Option<&Norm>,
@@ -359,10 +360,10 @@ fn run(
     done
 }
 
-/// A part of a layer: rows in, what is added to them out.
+/// Part of a layer: reads rows, and writes the rows that are added to them.
 enum Part<'a> {
     Own(&'a MultiHeadAttention, LayerInput<'a>),
-    /// The rows before these are in the cache.
+    /// Attention whose earlier rows are in the cache.
     Cached(&'a MultiHeadAttention, &'a mut KvCache),
     Cross(&'a MultiHeadAttention, LayerInput<'a>, LayerInput<'a>),
     FeedForward(&'a FeedForward),

@@ -1,11 +1,11 @@
-//! One row of the oracle: score every key in the order of operations, softmax, weighted sum.
+//! One row of the oracle: scores of every key in the order of operations, softmax, weighted sum.
 
 use super::{Answer, Dense, Real};
 use crate::inputs::{Cover, Covered};
 use crate::{Attention, Error, Inputs, Mask, MaskMod, Mods, Position, ProbMod, ScoreMod};
 use sdpa_kernels::{Alignment, Causality};
 
-/// Appends what the row at `at` gives to `all`.
+/// Appends the results of the row at `at` to `all`.
 pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     attention: &Attention,
     inputs: &Inputs<'_>,
@@ -20,7 +20,7 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     let kv_head = at.head / (shape.heads / shape.kv_heads);
     let zero = T::from(0.0);
     let hidden = T::from(f32::NEG_INFINITY);
-    // Biases and masks repeat along every dimension of 1; of those over the first keys, a column that is missing hides its key.
+    // Biases and masks are broadcast along dimensions of 1. With `Cover::FirstKeys`, a missing column hides its key.
     let entry = |[b, h, l, columns]: [usize; 4], cover: Cover, j: usize| {
         let j = if cover == Cover::AllKeys && columns == 1 { 0 } else { j };
         [at.batch.min(b - 1), at.head.min(h - 1), at.row.min(l - 1), j]

@@ -1,4 +1,4 @@
-//! Sizes of a BERT.
+//! Sizes and constants of a BERT.
 
 use crate::layers::{Activation, ModelError};
 
@@ -34,11 +34,11 @@ impl Default for BertConfig {
 }
 
 impl BertConfig {
-    /// Reads a `config.json`. Fields that do not bear on what is computed here are passed over.
+    /// Reads a `config.json`. Fields that do not affect the computation are ignored.
     ///
     /// # Errors
-    /// [`ModelError::Format`] if it is no JSON object, [`ModelError::Config`] for a field that is missing, of another
-    /// kind, or that asks for what is not computed here: another family of models, relative positions, decoding.
+    /// [`ModelError::Format`] if it is not a JSON object; [`ModelError::Config`] for a field that is missing, has the
+    /// wrong type, or requires something not supported: another family of models, relative positions, decoding.
     #[cfg(feature = "safetensors")]
     pub fn from_json(bytes: &[u8]) -> Result<Self, ModelError> {
         let json = crate::layers::model::Json::new(bytes)?;
@@ -70,7 +70,7 @@ impl BertConfig {
         Ok(config)
     }
 
-    /// Whether it makes sense by itself.
+    /// Checks that the sizes and constants are consistent with each other.
     pub(super) fn check(&self) -> Result<(), ModelError> {
         let refuse = |field, got: &dyn core::fmt::Display, expected: String| {
             Err(ModelError::Config { field, got: got.to_string(), expected })

@@ -1,4 +1,4 @@
-//! A BERT from its weights.
+//! Construction of a BERT from its weights.
 
 use super::names::{POSITIONS, TYPES, WORDS};
 use super::{Bert, BertConfig};
@@ -11,14 +11,14 @@ use crate::layers::{
 const IN_A_LAYER: &str = "attention.self.query.weight";
 
 impl Bert {
-    /// Takes the weights under their usual names, those of PyTorch and Hugging Face: `embeddings.word_embeddings.weight`,
-    /// `encoder.layer.0.attention.self.query.weight` and so on, all of them perhaps after `bert.`; norms may have `gamma`
-    /// and `beta`. Tensors that are not needed (a pooler, heads of other tasks) are passed over. Weights are packed, one
-    /// copy in another order.
+    /// Takes the weights under their usual names, those of PyTorch and Hugging Face:
+    /// `embeddings.word_embeddings.weight`, `encoder.layer.0.attention.self.query.weight` and so on, all of them
+    /// optionally prefixed with `bert.`; norms may have `gamma` and `beta`. Tensors that are not needed (a pooler,
+    /// heads of other tasks) are ignored. Weights are packed: one copy, in another order.
     ///
     /// # Errors
     /// [`ModelError::Config`] for a configuration that contradicts itself or has fewer layers than the weights;
-    /// [`ModelError::Missing`], [`ModelError::Shape`] with both shapes, or whatever the source refuses.
+    /// [`ModelError::Missing`]; [`ModelError::Shape`] with both shapes; or any error of the source.
     pub fn new(config: BertConfig, weights: &dyn TensorSource) -> Result<Self, ModelError> {
         config.check()?;
         let prefix = if weights.contains(&format!("bert.{WORDS}")) { "bert." } else { "" };
@@ -28,7 +28,7 @@ impl Bert {
         let positions = Embedding::new(weights.take(POSITIONS, [positions, hidden])?, hidden)?;
         let types = weights.take(TYPES, [config.type_vocab_size, hidden])?.into_owned();
         let norm = weights.below("embeddings.LayerNorm.").layer_norm(hidden, config.layer_norm_eps)?;
-        // Not with a capacity: the number has not met the weights yet.
+        // No preallocated capacity: the number of layers has not been checked against the weights yet.
         let mut layers = Vec::new();
         for layer in 0..config.num_hidden_layers {
             layers.push(encoder_layer(&config, &weights.below(format_args!("encoder.layer.{layer}.")))?);
@@ -41,7 +41,7 @@ impl Bert {
         Ok(Self { config, words, positions, types, norm, layers: Transformer::new(layers)? })
     }
 
-    /// From the bytes of `config.json` and of `model.safetensors`, read or mapped.
+    /// Takes the bytes of `config.json` and of `model.safetensors`, read or memory-mapped.
     ///
     /// # Errors
     /// As for [`BertConfig::from_json`], [`super::super::SafeTensorsFile::new`] and [`Self::new`].

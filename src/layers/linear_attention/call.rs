@@ -1,9 +1,9 @@
-//! A call of linear attention that has been checked.
+//! Checked calls of linear attention.
 
 use super::settings::{FeatureMap, Form, Normaliser, Reach};
 use sdpa_kernels::{Isa, View};
 
-/// A call that has been checked.
+/// Checked call of linear attention.
 pub(super) struct Call<'a> {
     pub(super) isa: Isa,
     pub(super) q: View<'a>,
@@ -14,7 +14,7 @@ pub(super) struct Call<'a> {
     /// `[batch, kv_heads, kv_len, 1]`.
     pub(super) beta: Option<View<'a>>,
     pub(super) kv_heads: usize,
-    /// Query heads that share a state.
+    /// Number of query heads that share a state.
     pub(super) group: usize,
     pub(super) kv_len: usize,
     pub(super) head_dim: usize,
@@ -28,7 +28,7 @@ pub(super) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Tokens that are taken in at a time.
+    /// Number of tokens that are processed at a time.
     pub(super) fn chunk(&self) -> usize {
         match self.form {
             Form::Recurrent => 1,
@@ -36,7 +36,7 @@ impl Call<'_> {
         }
     }
 
-    /// Multiplications and additions, those among the tokens of a chunk left out.
+    /// Floating-point operations, without those among the tokens of a chunk.
     pub(super) fn flops(&self) -> f64 {
         let [batch, heads, q_len, _] = self.q.shape();
         let passes = if self.beta.is_some() { 2.0 } else { 1.0 };

@@ -1,4 +1,4 @@
-//! Whether settings, tensors and state fit together. Nothing but memory fails after this.
+//! Checks that settings, tensors and state fit together. After them, only an allocation can fail.
 
 use super::call::Call;
 use super::settings::{Form, Normaliser, Reach};
@@ -10,7 +10,8 @@ use crate::inputs::Inputs;
 use crate::shape::Shape;
 use sdpa_kernels::View;
 
-/// Longest chunk. Scores and keys of longer ones would leave the caches, and nothing is gained beyond a few dozen.
+/// Longest chunk. Scores and keys of longer chunks would leave the caches, and more than a few dozen tokens gain
+/// nothing.
 const MAX_CHUNK: usize = 1024;
 
 impl LinearAttention {
@@ -24,7 +25,7 @@ impl LinearAttention {
         let LinearInputs { q, k, v, update } = *inputs;
         let shape = Inputs::new(q, k, v).shape()?;
         let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
-        // No head would take the keys in.
+        // Without query heads, the keys would not be added to the state.
         if heads == 0 && kv_heads > 0 {
             return Err(Error::Empty { argument: "q", what: "heads" });
         }
@@ -70,10 +71,11 @@ impl LinearAttention {
             kv_len,
             head_dim,
             width: value_dim + self.normaliser.columns(),
-            // It would cancel out.
+            // The scale would cancel out.
             scale: if normalised { 1.0 } else { self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt()) },
             form: match self.form {
-                // Longer than the sequence is as good as the sequence, and takes less scratch.
+                // A chunk longer than the sequence gives the same result as one of its length, which takes less
+                // scratch.
                 Form::Chunked(n) => Form::Chunked(n.min(kv_len.max(1))),
                 Form::Recurrent => Form::Recurrent,
             },
@@ -111,7 +113,7 @@ impl LinearAttention {
     }
 }
 
-/// A decay or strength, repeated to the batch, heads and rows of the keys; the last dimension is 1 or `dim`.
+/// Broadcasts a decay or strength to the batch, heads and rows of the keys; the last dimension is 1 or `dim`.
 fn repeated<'a>(argument: &'static str, view: View<'a>, shape: &Shape, dim: usize) -> Result<View<'a>, Error> {
     let to = [shape.batch, shape.kv_heads, shape.kv_len];
     let sizes = [to[0], to[1], to[2], dim];

@@ -1,7 +1,7 @@
-//! A chunk of tokens at a time, in blocks of four.
+//! Chunked form: one chunk of tokens at a time, in blocks of four.
 //!
-//! With `a[i..j]` the product of the decays of tokens i to j − 1, and u what a token writes (its value, or what the delta
-//! rule makes of it), a row x at token i of a chunk that began with state S reads
+//! With `a[i..j]` the product of the decays of tokens i to j − 1, and u the row that a token writes (its value, or the
+//! delta rule's correction of it), a row x at token i of a chunk that began with state S reads
 //!
 //! ```text
 //! look(x, i) = Sᵀ(x ⊙ a[0..i + 1]) + Σ over j ≤ i: (x · (k[j] ⊙ a[j + 1..i + 1])) u[j]
@@ -10,46 +10,46 @@
 //! S          ← Diag(a[0..n]) S + Σ over j: (k[j] ⊙ a[j + 1..n]) u[j]ᵀ        once, at the end
 //! ```
 //!
-//! Keys are kept with the decays up to the current block multiplied in: one pass over those of the chunk every four
-//! tokens. No decay is ever divided by, so one that underflows takes with it only what it should.
+//! Keys are stored with the decays up to the current block multiplied in: one pass over the keys of the chunk every
+//! four tokens. No decay is ever divided by, so a decay that underflows affects only the terms it belongs to.
 
 use super::call::Call;
 use super::head::Head;
 use super::product::{Matrix, MatrixMut, ROWS, add_product, dot};
 use sdpa_kernels::{HeadsMut, Isa};
 
-/// Keys and what is written, of a chunk, and two dozen rows for the block.
+/// Floats of scratch: keys and written rows of a chunk, and two dozen rows for the current block.
 pub(super) fn scratch_len(call: &Call<'_>) -> usize {
     let (d, width, n) = (call.head_dim, call.width, call.chunk());
     let block = (1 + 6 * ROWS).saturating_mul(d).saturating_add(ROWS.saturating_mul(width));
     n.saturating_mul(d + width + ROWS).saturating_add(block)
 }
 
-/// The chunk that is being worked on. Rows of the current block are `d` or `width` apart.
+/// Chunk in progress. Rows of the current block are `d` or `width` apart.
 struct Chunk<'s> {
     isa: Isa,
     n: usize,
     d: usize,
     width: usize,
     decays: bool,
-    /// `[d][n]`: keys, those before the current block decayed up to it.
+    /// `[d][n]`: keys; those before the current block are decayed up to it.
     keys: &'s mut [f32],
-    /// `[n][width]`: what each token writes.
+    /// `[n][width]`: the row that each token writes.
     written: &'s mut [f32],
-    /// `[ROWS][n]`: what each reader makes of each token.
+    /// `[ROWS][n]`: the score of each reader and token.
     scores: &'s mut [f32],
-    /// How much is left, at the current block, of each row of the state that the chunk began with.
+    /// Factor that is left, at the current block, of each row of the state at the start of the chunk.
     left: &'s mut [f32],
     block_keys: &'s mut [f32],
     block_decays: &'s mut [f32],
     /// Decays from the start of the block to each of its tokens.
     since_block: &'s mut [f32],
-    /// The rows that look back: as they are (and then decayed away), decayed since the start of the block, and since that
-    /// of the chunk.
+    /// Rows that read earlier tokens: undecayed (and then decayed step by step), decayed since the start of the block,
+    /// and decayed since the start of the chunk.
     readers: &'s mut [f32],
     block_readers: &'s mut [f32],
     chunk_readers: &'s mut [f32],
-    /// What queries read.
+    /// Results of the queries.
     rows: &'s mut [f32],
 }
 
@@ -62,19 +62,19 @@ struct Block {
 }
 
 impl Block {
-    /// The blocks of the `n` tokens from `first` on.
+    /// Iterates over the blocks of the `n` tokens from `first` on.
     #[inline(always)]
     fn all(first: usize, n: usize) -> impl Iterator<Item = Self> {
         (0..n).step_by(ROWS).map(move |at| Self { first, at, rows: ROWS.min(n - at) })
     }
 
-    /// Row of the block, token.
+    /// Iterates over (row of the block, token).
     #[inline(always)]
     fn tokens(self) -> impl Iterator<Item = (usize, usize)> {
         (0..self.rows).map(move |r| (r, self.first + self.at + r))
     }
 
-    /// Columns up to the last of the block, in whole vectors where there is room.
+    /// Number of columns up to the last token of the block, rounded up to whole vectors where there is room.
     #[inline(always)]
     fn columns(self, n: usize) -> usize {
         (self.at + self.rows).next_multiple_of(16).min(n)
@@ -104,7 +104,7 @@ pub(super) fn causal(head: &Head<'_>, state: &mut [f32], out: &mut HeadsMut<'_>,
     }
 }
 
-/// All keys into the state, then all rows from it.
+/// Adds all keys to the state, then reads the state for all rows.
 #[inline(always)]
 pub(super) fn whole(head: &Head<'_>, state: &mut [f32], out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
     let mut chunk = Chunk::new(head, scratch);
@@ -160,7 +160,7 @@ impl<'s> Chunk<'s> {
         }
     }
 
-    /// Keys, values and decays of the block.
+    /// Loads keys, values and decays of the block.
     #[inline(always)]
     fn load(&mut self, head: &Head<'_>, block: Block) {
         let d = self.d;
@@ -184,7 +184,7 @@ impl<'s> Chunk<'s> {
         }
     }
 
-    /// The scores of the block's readers. Afterwards [`Self::state_readers`] are what they read the state with.
+    /// Computes the scores of the block's readers, and prepares [`Self::state_readers`], the rows that read the state.
     #[inline(always)]
     fn look_back(&mut self, block: Block) {
         let (d, n, rows) = (self.d, self.n, block.rows);
@@ -193,8 +193,8 @@ impl<'s> Chunk<'s> {
             scale(&mut self.block_readers[..rows * d], self.since_block);
         }
         let readers = if self.decays { &*self.block_readers } else { &*self.readers };
-        // The block's own columns are right only if there are no decays. Those after them are leftovers that nobody
-        // reads.
+        // Without decays the block's own columns are correct; with decays they are overwritten below. Later columns
+        // hold leftovers that are never read.
         self.scores.fill(0.0);
         let columns = block.columns(n);
         add_product(self.isa, matrix_mut(self.scores, n), matrix(readers, d), matrix(self.keys, n), [rows, d, columns]);
@@ -205,7 +205,7 @@ impl<'s> Chunk<'s> {
             let from_chunk = row_mut(self.chunk_readers, r, d);
             from_chunk.copy_from_slice(row(self.block_readers, r, d));
             scale(from_chunk, self.left);
-            // Back from its own token, with the decays of those passed.
+            // Go back from the row's own token, multiplying by the decay of each token passed.
             let reader = row_mut(self.readers, r, d);
             for j in (0..=r).rev() {
                 self.scores[r * n + block.at + j] = dot(reader, row(self.block_keys, j, d));
@@ -214,13 +214,13 @@ impl<'s> Chunk<'s> {
         }
     }
 
-    /// The readers, decayed since the start of the chunk.
+    /// Returns the readers, decayed since the start of the chunk.
     #[inline(always)]
     fn state_readers(&self) -> Matrix<'_> {
         matrix(if self.decays { self.chunk_readers } else { self.readers }, self.d)
     }
 
-    /// Values to what the delta rule writes.
+    /// Replaces values by the rows that the delta rule writes.
     #[inline(always)]
     fn correct(&mut self, head: &Head<'_>, block: Block, state: &[f32]) {
         let (d, n, width, rows) = (self.d, self.n, self.width, block.rows);
@@ -245,7 +245,7 @@ impl<'s> Chunk<'s> {
         self.written = written;
     }
 
-    /// What the block's queries of a head read.
+    /// Computes the results of the block's queries of one head.
     #[inline(always)]
     fn answer(&mut self, head: &Head<'_>, h: usize, block: Block, state: &[f32]) {
         let (d, n, width, rows) = (self.d, self.n, self.width, block.rows);
@@ -258,7 +258,7 @@ impl<'s> Chunk<'s> {
         let (scores, before) = (matrix(self.scores, n), matrix(self.written, width));
         add_product(self.isa, matrix_mut(out, width), self.state_readers(), matrix(state, width), [rows, d, width]);
         add_product(self.isa, matrix_mut(out, width), scores, before, [rows, block.at, width]);
-        // Row by row: a value that a row does not see is not multiplied by 0, it is left out.
+        // Go row by row: a value that a row does not see is left out, not multiplied by 0.
         for r in 0..rows {
             for j in 0..=r {
                 let (score, written) = (self.scores[r * n + block.at + j], row(self.written, block.at + j, width));
@@ -268,7 +268,7 @@ impl<'s> Chunk<'s> {
         self.rows = out;
     }
 
-    /// The decays of the block, to the keys so far and to what is left of the state.
+    /// Applies the decays of the block to the earlier keys and to the factor left of the state.
     #[inline(always)]
     fn pass(&mut self, block: Block) {
         if !self.decays {
@@ -278,7 +278,7 @@ impl<'s> Chunk<'s> {
         for (i, keys) in self.keys.chunks_exact_mut(self.n).enumerate() {
             let all = self.since_block[(block.rows - 1) * self.d + i];
             self.left[i] *= all;
-            // A whole number of vectors; the block's own are written again.
+            // Scale whole vectors; the block's own columns are overwritten below.
             keys[..columns].iter_mut().for_each(|k| *k *= all);
             let mut since = 1.0;
             for r in (0..block.rows).rev() {
@@ -288,7 +288,7 @@ impl<'s> Chunk<'s> {
         }
     }
 
-    /// The chunk's `n` tokens into the state.
+    /// Adds the `n` tokens of the chunk to the state.
     #[inline(always)]
     fn store(&mut self, n: usize, state: &mut [f32]) {
         if self.decays {
@@ -321,13 +321,13 @@ fn row_mut(rows: &mut [f32], r: usize, len: usize) -> &mut [f32] {
     &mut rows[r * len..][..len]
 }
 
-/// `row += x·other`.
+/// Adds `x·other` to `row`.
 #[inline(always)]
 fn add_scaled(row: &mut [f32], x: f32, other: &[f32]) {
     row.iter_mut().zip(other).for_each(|(row, other)| *row += x * other);
 }
 
-/// `row ⊙ factors`, in place.
+/// Multiplies `row` by `factors`, element by element.
 #[inline(always)]
 fn scale(row: &mut [f32], factors: &[f32]) {
     row.iter_mut().zip(factors).for_each(|(x, f)| *x *= f);

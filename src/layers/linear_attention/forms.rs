@@ -1,4 +1,4 @@
-//! The two forms of the rules, token by token and in chunks: which one a call takes.
+//! Dispatch on the form: token by token or in chunks.
 
 use super::call::Call;
 use super::head::Head;
@@ -6,7 +6,7 @@ use super::settings::{Form, Reach};
 use super::{chunk, recurrent};
 use sdpa_kernels::HeadsMut;
 
-/// Floats that a worker needs; `usize::MAX` where they do not fit the address space.
+/// Floats of scratch per worker; `usize::MAX` if they do not fit the address space.
 pub(super) fn scratch_len(call: &Call<'_>) -> usize {
     match (call.form, call.reach) {
         (Form::Recurrent, Reach::Causal) => recurrent::scratch_len(call),
@@ -14,7 +14,7 @@ pub(super) fn scratch_len(call: &Call<'_>) -> usize {
     }
 }
 
-/// Takes a head's tokens into its state and writes what its query heads read.
+/// Updates a head's state with its tokens and writes the results of its query heads.
 #[inline(always)]
 pub(super) fn run(head: &Head<'_>, state: &mut [f32], out: &mut HeadsMut<'_>, scratch: &mut [f32]) {
     match (head.call.reach, head.call.form) {

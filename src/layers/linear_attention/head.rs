@@ -1,15 +1,15 @@
-//! One key/value head: its rows as the rules want them.
+//! Rows of one key/value head, in the form that the update rules need.
 
 use super::call::Call;
 use super::settings::{FeatureMap, Normaliser};
 use sdpa_kernels::{HeadsMut, View, exp_in_place};
 
-/// The rows of one head of a view.
+/// Rows of one head of a view.
 struct Rows<'a> {
     view: View<'a>,
     batch: usize,
     head: usize,
-    /// The head as a matrix, and the elements from one row and column to the next, unless it runs backwards.
+    /// Head as a matrix with the strides of rows and columns, unless a stride is negative.
     matrix: Option<(&'a [f32], (usize, usize))>,
 }
 
@@ -19,7 +19,7 @@ impl<'a> Rows<'a> {
         Self { view, batch, head, matrix: view.head(batch, head) }
     }
 
-    /// Copies row `t`, which has the length of `out`.
+    /// Copies row `t`, whose length is that of `out`.
     #[inline(always)]
     fn read(&self, t: usize, out: &mut [f32]) {
         match self.matrix {
@@ -71,14 +71,14 @@ impl<'a> Head<'a> {
         self.beta.is_some()
     }
 
-    /// The key of token `t`, mapped.
+    /// Reads the key of token `t` and applies the feature map.
     #[inline(always)]
     pub(super) fn key(&self, t: usize, out: &mut [f32]) {
         self.keys.read(t, out);
         self.map(out);
     }
 
-    /// The value of token `t`, and the 1 that a normaliser adds up.
+    /// Reads the value of token `t`, and appends the 1 that a normaliser sums up.
     #[inline(always)]
     pub(super) fn value(&self, t: usize, out: &mut [f32]) {
         let (value, one) = out.split_at_mut(self.call.width - self.call.normaliser.columns());
@@ -86,7 +86,7 @@ impl<'a> Head<'a> {
         one.fill(1.0);
     }
 
-    /// What token `t` leaves of each row of the state, if there are decays.
+    /// Reads the decay of token `t`, the factor that is left of each row of the state, if the rule has decays.
     #[inline(always)]
     pub(super) fn decay(&self, t: usize, out: &mut [f32]) {
         let Some(rows) = &self.log_decay else { return };
@@ -104,7 +104,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The strength of token `t`; 1 where the rule has none.
+    /// Returns the strength of token `t`; 1 if the rule has none.
     #[inline(always)]
     pub(super) fn beta(&self, t: usize) -> f32 {
         let mut beta = [1.0];
@@ -114,7 +114,7 @@ impl<'a> Head<'a> {
         beta[0]
     }
 
-    /// The query of token `t`, mapped and scaled, of the `head`th of this head's query heads.
+    /// Reads the query of token `t` and query head `head` of the group, applies the feature map, and scales it.
     #[inline(always)]
     pub(super) fn query(&self, head: usize, t: usize, out: &mut [f32]) {
         let (batch, first) = self.first_query;
@@ -131,7 +131,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Divides by the row's own sum of weights, if that is wanted, and writes it.
+    /// Divides a row by its own sum of weights, if the call has a normaliser, and writes it.
     #[inline(always)]
     pub(super) fn write(&self, out: &mut HeadsMut<'_>, [head, t]: [usize; 2], row: &mut [f32]) {
         let (row, sum) = row.split_at_mut(self.call.width - self.call.normaliser.columns());
@@ -145,7 +145,8 @@ impl<'a> Head<'a> {
     }
 }
 
-/// eˣ of every element, of either sign: the kernels' exponential takes what is not positive, which decays are.
+/// Computes eˣ of every element, of either sign: the kernels' exponential only takes elements that are not positive, as
+/// decays are.
 fn exp(call: &Call<'_>, xs: &mut [f32]) {
     if !xs.iter().any(|&x| x > 0.0) {
         return exp_in_place(call.isa, xs);
@@ -157,7 +158,7 @@ fn exp(call: &Call<'_>, xs: &mut [f32]) {
     }
 }
 
-/// elu(x) + 1 of every element, sixteen at a time.
+/// Computes elu(x) + 1 of every element, sixteen at a time.
 fn elu_plus_one(call: &Call<'_>, xs: &mut [f32]) {
     for xs in xs.chunks_mut(16) {
         let mut powers = [0.0f32; 16];

@@ -1,27 +1,27 @@
-//! Small products of matrices, in plain loops that the compiler turns into vectors.
+//! Small matrix products, in plain loops that the compiler vectorises.
 //!
-//! A sum runs over its terms in order, from 0, and is added to what is there. Vectors run over columns only, so neither
-//! the tile nor the register width shows in the bits.
+//! A sum runs over its terms in order, from 0, and is then added to the destination. Vectors run over columns only, so
+//! the bits depend neither on the tile nor on the register width.
 
 use sdpa_kernels::{Isa, vectorized};
 
-/// Rows of a tile: with sixteen columns, as many sums as keep the adders of AVX2 and AVX-512 busy without spilling.
+/// Rows of a tile: with sixteen columns, enough sums to keep the adders of AVX2 and AVX-512 busy without spilling.
 pub(super) const ROWS: usize = 4;
 
-/// Rows `stride` apart.
+/// Rows `stride` apart, read-only.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix<'a> {
     pub(super) data: &'a [f32],
     pub(super) stride: usize,
 }
 
-/// Rows `stride` apart, to be written.
+/// Rows `stride` apart, mutable.
 pub(super) struct MatrixMut<'a> {
     pub(super) data: &'a mut [f32],
     pub(super) stride: usize,
 }
 
-/// `c += a·b`, with `a` `m × k`, `b` `k × n`, `c` `m × n`.
+/// Adds `a·b` to `c`, with `a` `m × k`, `b` `k × n`, `c` `m × n`.
 #[inline(never)]
 pub(super) fn add_product(isa: Isa, c: MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, sizes: [usize; 3]) {
     vectorized(
@@ -55,7 +55,7 @@ fn strip<const M: usize>(mut c: MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, [k,
     while column < n {
         let b = Matrix { data: &b.data[column..], stride: b.stride };
         column += match n - column {
-            // One row by sixteen columns would be one chain on AVX-512, and wait for itself.
+            // One row by sixteen columns would be a single chain of dependent additions on AVX-512.
             64.. if M == 1 => tile::<M, 64>(&mut c, column, rows, b),
             16.. => tile::<M, 16>(&mut c, column, rows, b),
             4.. => tile::<M, 4>(&mut c, column, rows, b),
@@ -64,12 +64,13 @@ fn strip<const M: usize>(mut c: MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, [k,
     }
 }
 
-/// `M` rows by `W` columns, from `column` on; returns `W`.
+/// Computes a tile of `M` rows by `W` columns, from `column` on; returns `W`.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "one index into M slices")]
 fn tile<const M: usize, const W: usize>(c: &mut MatrixMut<'_>, column: usize, a: [&[f32]; M], b: Matrix<'_>) -> usize {
     let k = a[0].len();
-    // Of one length as far as the compiler can see: a check in the loop below would cost more than the loop.
+    // Slices of one length as far as the compiler can see: a bounds check in the loop below would cost more than the
+    // loop.
     let a: [&[f32]; M] = a.map(|a| &a[..k]);
     let mut sums = [[0.0f32; W]; M];
     for t in 0..k {
@@ -85,8 +86,8 @@ fn tile<const M: usize, const W: usize>(c: &mut MatrixMut<'_>, column: usize, a:
     W
 }
 
-/// `sums + x·b`. By value, which is what keeps a tile's sums in registers: written out in place, a tile of four rows is
-/// not turned into vectors, and takes fifteen times as long.
+/// Returns `sums + x·b`. Arguments by value keep a tile's sums in registers: updated in place, a tile of four rows is
+/// not vectorised and takes fifteen times as long.
 #[inline(always)]
 fn add_multiple<const W: usize>(mut sums: [f32; W], x: f32, b: &[f32; W]) -> [f32; W] {
     for w in 0..W {
@@ -95,7 +96,7 @@ fn add_multiple<const W: usize>(mut sums: [f32; W], x: f32, b: &[f32; W]) -> [f3
     sums
 }
 
-/// Σ a·b in sixteen interleaved sums, added up by halves.
+/// Returns Σ a·b in sixteen interleaved sums, added up by halves.
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());

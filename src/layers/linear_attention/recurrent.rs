@@ -1,4 +1,4 @@
-//! Token by token.
+//! Recurrent form: token by token.
 //!
 //! ```text
 //! u ← v                                      or, under a delta rule,  β v − Sᵀ(β a ⊙ k)
@@ -11,7 +11,7 @@ use super::head::Head;
 use super::product::{Matrix, MatrixMut, add_product};
 use sdpa_kernels::HeadsMut;
 
-/// Key, decay, what reads for the correction; value; queries and what they read.
+/// Floats of scratch: key, decay and reader of the correction; value; queries and their results.
 pub(super) fn scratch_len(call: &Call<'_>) -> usize {
     let (keys, values) = (call.group.saturating_add(3), call.group.saturating_add(1));
     keys.saturating_mul(call.head_dim).saturating_add(values.saturating_mul(call.width))

@@ -2,33 +2,33 @@
 
 use sdpa_kernels::View;
 
-/// How a token changes the state.
+/// Update rule of the state.
 ///
-/// Logarithms of decays are `[batch, kv_heads, len, head_dim]`, strengths `[batch, kv_heads, len, 1]`; any dimension may
-/// be 1 and then counts for all. They are natural logarithms: 0 keeps everything, −∞ forgets everything, positive ones
-/// let the state grow. Delta rules want keys of length about 1, and a β of 1 then replaces what a key held; neither is
-/// checked, a state that grows does so until it overflows.
+/// Logarithms of decays are `[batch, kv_heads, len, head_dim]`, strengths `[batch, kv_heads, len, 1]`; any dimension
+/// may be 1 and is then broadcast. Logarithms are natural: 0 keeps everything, −∞ forgets everything, positive ones let
+/// the state grow. Delta rules expect keys of length about 1, for which a β of 1 replaces the value of a key; neither
+/// is checked, and a growing state may overflow.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub enum Update<'a> {
-    /// Adds.
+    /// Adds the token.
     #[default]
     Linear,
-    /// Forgets, then adds.
+    /// Decays the state, then adds the token.
     Gated {
-        /// Natural logarithms of what is kept of each row of the state.
+        /// Natural logarithms of the factor kept of each row of the state.
         log_decay: View<'a>,
     },
-    /// Replaces what the key held.
+    /// Replaces the value of the key.
     Delta {
-        /// How much of it.
+        /// Fraction that is replaced.
         beta: View<'a>,
     },
-    /// Forgets, then replaces what the key still held.
+    /// Decays the state, then replaces the value of the key.
     GatedDelta {
-        /// Natural logarithms of what is kept of each row of the state.
+        /// Natural logarithms of the factor kept of each row of the state.
         log_decay: View<'a>,
-        /// How much is replaced.
+        /// Fraction that is replaced.
         beta: View<'a>,
     },
 }
@@ -49,48 +49,48 @@ impl<'a> Update<'a> {
     }
 }
 
-/// In what order the sums are taken. No more than rounding depends on it.
+/// Order in which the sums are taken. Results of the forms differ by rounding only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Form {
-    /// Token by token: for decoding, and wherever pieces of a sequence must give the bits of the whole.
+    /// Token by token: for decoding, and wherever parts of a sequence must give the bits of the whole.
     #[default]
     Recurrent,
-    /// So many tokens at a time, 1 to 1024. The state is written once a chunk and read once in four tokens, which pays where
-    /// it outgrows the first-level cache, from dimensions of 128 on (`cargo bench --bench linear_attention`; 16 is best
-    /// there). Pieces give the bits of the whole if they end where chunks do.
+    /// Chunks of this many tokens, 1 to 1024. The state is written once per chunk and read once in four tokens, which
+    /// pays where it outgrows the first-level cache, from dimensions of 128 on (`cargo bench --bench linear_attention`;
+    /// 16 is best there). Parts of a sequence give the bits of the whole if they end where chunks do.
     Chunked(usize),
 }
 
-/// What a row sees.
+/// Keys that a row sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Reach {
-    /// The state as it came in, and the keys up to the row's own.
+    /// The initial state, and the keys up to the row's own.
     #[default]
     Causal,
-    /// The state as it came in, and all keys of the call, whose number may differ from that of the rows. For
-    /// [`Update::Linear`] only: under the other rules what is left of a key depends on those after it, so that a sum over
-    /// all keys would favour the last ones.
+    /// The initial state, and all keys of the call; there need not be as many keys as rows. For [`Update::Linear`]
+    /// only: under the other rules the remainder of a key depends on later ones, so a sum over all keys would favour
+    /// the last ones.
     Whole,
 }
 
-/// What is done to each element of queries and keys first.
+/// Function applied to each element of queries and keys first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum FeatureMap {
-    /// Nothing.
+    /// Identity.
     #[default]
     Identity,
     /// elu(x) + 1: x + 1 above 0, eˣ elsewhere (Katharopoulos et al. 2020, eq. 7).
     EluPlusOne,
 }
 
-/// What a row's sum is divided by.
+/// Divisor of a row's sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Normaliser {
-    /// Nothing: it is multiplied by the scale.
+    /// No divisor: the sum is multiplied by the scale.
     #[default]
     None,
-    /// The sum of its weights, qᵀ Σ k, decayed as the values are (Katharopoulos et al. 2020, eq. 5); the scale cancels
-    /// out. A row whose sum is 0 gives 0. For [`Update::Linear`] and [`Update::Gated`]; the state must be one made by
-    /// [`LinearState::normalised`](super::LinearState::normalised).
+    /// The sum of the row's weights, qᵀ Σ k, decayed as the values are (Katharopoulos et al. 2020, eq. 5); the scale
+    /// cancels out. A row whose sum is 0 gives 0. For [`Update::Linear`] and [`Update::Gated`]; the state must be made
+    /// by [`LinearState::normalised`](super::LinearState::normalised).
     KeySum,
 }

@@ -1,19 +1,19 @@
-//! What is left of the tokens so far.
+//! State of linear attention.
 
 use super::settings::Normaliser;
 use crate::error::{Error, floats, zeros};
 
-/// What linear attention remembers: for each batch and key/value head a matrix, zeros before the first token.
+/// State of linear attention: one matrix for each batch entry and key/value head, zeros before the first token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinearState {
-    /// `[batch, kv_heads, head_dim, value_dim]`; with a normaliser one column more, in which values count as 1.
+    /// `[batch, kv_heads, head_dim, value_dim]`; a normaliser adds one column, in which values count as 1.
     pub(super) data: Vec<f32>,
     pub(super) shape: [usize; 4],
     pub(super) normaliser: Normaliser,
 }
 
 impl LinearState {
-    /// Zeros, `[batch, kv_heads, head_dim, value_dim]`.
+    /// Creates a state of zeros, `[batch, kv_heads, head_dim, value_dim]`.
     ///
     /// # Errors
     /// [`Error::TooLarge`] or [`Error::Memory`].
@@ -21,8 +21,8 @@ impl LinearState {
         Self::zeros(shape, Normaliser::None)
     }
 
-    /// The same for [`Normaliser::KeySum`]: rows of the slice are one longer than `value_dim`, and end with the sum of
-    /// their keys.
+    /// Creates a state of zeros for [`Normaliser::KeySum`]: its rows have `value_dim + 1` numbers, the last of which is
+    /// the sum of the keys.
     ///
     /// # Errors
     /// [`Error::TooLarge`] or [`Error::Memory`].
@@ -38,25 +38,25 @@ impl LinearState {
         Ok(Self { data: zeros("state", len)?, shape, normaliser })
     }
 
-    /// `[batch, kv_heads, head_dim, value_dim]`.
+    /// Shape, `[batch, kv_heads, head_dim, value_dim]`.
     pub fn shape(&self) -> [usize; 4] {
         self.shape
     }
 
-    /// The numbers, dense: `[batch, kv_heads, head_dim, value_dim]`, or `value_dim + 1` with a normaliser. All there is to
-    /// save.
+    /// Numbers of the state, dense: `[batch, kv_heads, head_dim, value_dim]`, or `value_dim + 1` with a normaliser.
+    /// Saving them saves the state.
     pub fn as_slice(&self) -> &[f32] {
         &self.data
     }
 
-    /// The same, to be changed: a state that was saved is copied back here.
+    /// Numbers of the state, mutable: copy a saved state here to restore it.
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
         &mut self.data
     }
 }
 
 impl Normaliser {
-    /// Columns of the state beside those of the values.
+    /// Number of columns of the state besides those of the values.
     pub(super) fn columns(self) -> usize {
         match self {
             Self::None => 0,

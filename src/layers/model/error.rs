@@ -1,81 +1,81 @@
-//! Why a model cannot be made, or cannot take what it is given.
+//! Errors of models.
 
 use crate::error::Error;
 use core::fmt;
 
-/// Why a model was not made, or a call to it refused; outputs are then untouched.
+/// Reason why a model was not made, or a call to it was refused; outputs are then untouched.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// A tensor that the configuration asks for is not there.
+    /// A tensor that the configuration requires is missing.
     Missing {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// A tensor is of another shape than the configuration says.
+    /// A tensor does not have the shape that the configuration requires.
     Shape {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
-        /// Its shape.
+        /// Shape found.
         got: Vec<usize>,
-        /// The shape it should have.
+        /// Shape required.
         expected: Vec<usize>,
     },
-    /// A tensor holds numbers that are not read.
+    /// A tensor has an element type that is not supported.
     Dtype {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
-        /// What they are.
+        /// Element type found.
         got: String,
-        /// What is read.
+        /// Element types supported.
         expected: &'static str,
     },
-    /// The configuration asks for what cannot be, what is not there, or what is not computed here.
+    /// A field of the configuration is invalid, missing or not supported.
     Config {
-        /// Its field.
+        /// Name of the field.
         field: &'static str,
-        /// What stands there.
+        /// Value found.
         got: String,
-        /// What should.
+        /// Values that are valid.
         expected: String,
     },
     /// A file is shorter or longer than its own header says.
     Length {
-        /// Its bytes.
+        /// Length of the file in bytes.
         got: u64,
-        /// The bytes it should have.
+        /// Length by its header, in bytes.
         expected: u64,
     },
-    /// A file is not of its format.
+    /// A file is not valid in its format.
     Format {
-        /// The format.
+        /// Name of the format.
         format: &'static str,
-        /// What its reader says.
+        /// Message of its reader.
         why: String,
     },
-    /// A token, or a token's type, beyond the table it is looked up in.
+    /// A token, or a token's type, is beyond the table it is looked up in.
     Token {
-        /// Which of them, counted over all sequences.
+        /// Index of the token, counted over all sequences.
         index: usize,
-        /// The token.
+        /// Token or type found.
         got: u32,
-        /// The table.
+        /// Name of the table.
         tensor: &'static str,
-        /// Its rows.
+        /// Number of rows of the table.
         rows: usize,
     },
-    /// A sequence longer than the model has positions.
+    /// A sequence is longer than the model has positions.
     TooLong {
-        /// Which sequence.
+        /// Index of the sequence.
         sequence: usize,
-        /// Its tokens.
+        /// Number of its tokens.
         len: usize,
-        /// The table of positions.
+        /// Name of the table of positions.
         tensor: &'static str,
-        /// Its rows.
+        /// Number of rows of the table.
         rows: usize,
     },
-    /// What any layer may refuse.
+    /// Any error of a layer.
     Layer(Error),
 }
 

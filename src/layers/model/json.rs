@@ -1,9 +1,9 @@
-//! Configurations: one JSON object, field by field.
+//! Configuration files: one JSON object, read field by field.
 
 use super::ModelError;
 use serde_json::{Map, Value};
 
-/// A JSON object whose fields are asked for by name and kind.
+/// JSON object whose fields are read by name and type.
 pub(crate) struct Json(Map<String, Value>);
 
 impl Json {
@@ -12,7 +12,7 @@ impl Json {
         serde_json::from_slice(bytes).map(Self).map_err(why)
     }
 
-    /// A field that is there; null stands for one that is not.
+    /// Returns a field; null counts as missing.
     fn field(&self, field: &str) -> Option<&Value> {
         self.0.get(field).filter(|value| !value.is_null())
     }
@@ -22,24 +22,24 @@ impl Json {
         ModelError::Config { field, got, expected: expected.into() }
     }
 
-    /// A whole number.
+    /// Reads a whole number.
     pub(crate) fn count(&self, field: &'static str) -> Result<usize, ModelError> {
         let count = self.field(field).and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok());
         count.ok_or_else(|| self.wrong(field, "a whole number"))
     }
 
-    /// A whole number, or what it is where nothing is said.
+    /// Reads a whole number, or returns `default` if the field is missing.
     pub(crate) fn count_or(&self, field: &'static str, default: usize) -> Result<usize, ModelError> {
         if self.field(field).is_some() { self.count(field) } else { Ok(default) }
     }
 
-    /// A number, or what it is where nothing is said.
+    /// Reads a number, or returns `default` if the field is missing.
     pub(crate) fn number_or(&self, field: &'static str, default: f32) -> Result<f32, ModelError> {
         let Some(value) = self.field(field) else { return Ok(default) };
         value.as_f64().map(|x| x as f32).ok_or_else(|| self.wrong(field, "a number"))
     }
 
-    /// One of several words, the first where nothing is said.
+    /// Reads one of several words and returns its value; the first one's if the field is missing.
     pub(crate) fn one_of<T: Copy>(&self, field: &'static str, words: &[(&str, T)]) -> Result<T, ModelError> {
         let Some(value) = self.field(field) else { return Ok(words[0].1) };
         let known = words.iter().find(|(word, _)| value.as_str() == Some(word));
@@ -49,7 +49,7 @@ impl Json {
         })
     }
 
-    /// A switch that must be off: what it turns on is not computed here.
+    /// Checks that a switch is off, because what it turns on is not supported.
     pub(crate) fn off(&self, field: &'static str) -> Result<(), ModelError> {
         match self.field(field) {
             None | Some(Value::Bool(false)) => Ok(()),

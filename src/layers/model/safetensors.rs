@@ -6,16 +6,16 @@ use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors};
 
 const FORMAT: &str = "a safetensors file";
 
-/// A safetensors file in memory: f32, f16 or bf16, widened tensor by tensor as they are asked for.
+/// Safetensors file in memory, with f32, f16 or bf16 tensors; each is widened when it is read.
 ///
-/// A memory-mapped file is as good as one that was read; this crate forbids itself the `unsafe` that mapping takes.
+/// The bytes may be read or memory-mapped; the crate does not map files itself, as it forbids the `unsafe` this takes.
 #[derive(Debug)]
 pub struct SafeTensorsFile<'a> {
     tensors: SafeTensors<'a>,
 }
 
 impl<'a> SafeTensorsFile<'a> {
-    /// Reads the header and checks that it fits the file; no tensor is looked at.
+    /// Reads the header and checks that it fits the file; tensors are not read.
     ///
     /// # Errors
     /// [`ModelError::Length`] for a file that is shorter or longer than its header says, [`ModelError::Format`] for
@@ -28,7 +28,7 @@ impl<'a> SafeTensorsFile<'a> {
     }
 }
 
-/// Both lengths where they are what is wrong, else the reader's words.
+/// Returns both lengths if these are wrong, otherwise the message of the reader.
 fn refusal(bytes: &[u8], e: &SafeTensorError) -> ModelError {
     let expected = match e {
         SafeTensorError::MetadataIncompleteBuffer => expected_length(bytes),
@@ -41,12 +41,12 @@ fn refusal(bytes: &[u8], e: &SafeTensorError) -> ModelError {
     }
 }
 
-/// Where the header ends: its length is the first eight bytes.
+/// End of the header, whose length is in the first eight bytes.
 fn header_end(bytes: &[u8]) -> Option<u64> {
     u64::from_le_bytes(*bytes.first_chunk()?).checked_add(8)
 }
 
-/// Where the last tensor ends, by a header that is all there.
+/// End of the last tensor, by a complete header.
 fn expected_length(bytes: &[u8]) -> Option<u64> {
     let end = header_end(bytes)?;
     let header = bytes.get(8..usize::try_from(end).ok()?)?;

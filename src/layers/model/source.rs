@@ -1,4 +1,4 @@
-//! Where a model's weights come from: tensors by name.
+//! Sources of a model's weights: tensors by name.
 
 use super::ModelError;
 use crate::error::Error;
@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 
-/// A tensor of a model, row-major: borrowed, or owned where it had to be widened.
+/// Row-major tensor of a model: borrowed, or owned if it had to be widened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor<'a> {
     shape: Vec<usize>,
@@ -16,38 +16,38 @@ pub struct Tensor<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// A shape, and as many numbers as that takes.
+    /// Takes a shape, and as many numbers as its product.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if there are not as many.
     pub fn new(shape: impl Into<Vec<usize>>, data: impl Into<Cow<'a, [f32]>>) -> Result<Self, Error> {
         let (shape, data) = (shape.into(), data.into());
-        // A product beyond the address space is that of no slice.
+        // No slice is as long as a product beyond the address space.
         let size = shape.iter().fold(1usize, |size, &n| size.saturating_mul(n));
         same("tensor", "length", data.len(), size, "its shape")?;
         Ok(Self { shape, data })
     }
 
-    /// Its dimensions.
+    /// Sizes of its dimensions.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Its numbers.
+    /// Numbers, row-major.
     pub fn data(&self) -> &[f32] {
         &self.data
     }
 }
 
-/// Named tensors: a file, a map, or whatever else holds a model.
+/// Source of named tensors: a file, a map, or anything else that holds a model.
 pub trait TensorSource {
-    /// The tensor of this name, if there is one.
+    /// Returns the tensor of this name, if there is one.
     ///
     /// # Errors
-    /// [`ModelError`] if there is one that cannot be read.
+    /// [`ModelError`] if the tensor exists but cannot be read.
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, ModelError>;
 
-    /// Whether there is one, without reading it.
+    /// Returns true if there is a tensor of this name, without reading it.
     fn contains(&self, name: &str) -> bool;
 }
 
@@ -62,7 +62,7 @@ impl<S: BuildHasher> TensorSource for HashMap<String, Tensor<'_>, S> {
     }
 }
 
-/// Tensors whose names begin alike, in the shapes that a configuration says.
+/// Tensors with a common prefix of their names, read in the shapes that a configuration requires.
 pub(crate) struct Named<'s> {
     source: &'s dyn TensorSource,
     prefix: String,
@@ -73,7 +73,7 @@ impl<'s> Named<'s> {
         Self { source, prefix: prefix.into() }
     }
 
-    /// Those below this one: `prefix` ends where the rest of their names begins.
+    /// Extends the prefix of names.
     pub(crate) fn below(&self, prefix: impl core::fmt::Display) -> Self {
         Self { source: self.source, prefix: format!("{}{prefix}", self.prefix) }
     }
@@ -82,7 +82,7 @@ impl<'s> Named<'s> {
         self.source.contains(&format!("{}{name}", self.prefix))
     }
 
-    /// The numbers of a tensor of this shape.
+    /// Reads the numbers of a tensor of this shape.
     pub(crate) fn take<const N: usize>(&self, name: &str, shape: [usize; N]) -> Result<Cow<'s, [f32]>, ModelError> {
         let name = format!("{}{name}", self.prefix);
         match self.source.tensor(&name)? {
@@ -94,19 +94,19 @@ impl<'s> Named<'s> {
         }
     }
 
-    /// The first of these names that there is, else the first: files of different ages name things differently.
+    /// Returns the first of these names that exists, else the first: older files use other names.
     pub(crate) fn any_of<'n>(&self, names: &[&'n str]) -> &'n str {
         names.iter().find(|name| self.contains(name)).unwrap_or(&names[0])
     }
 
-    /// `weight` `[outputs, inputs]` and `bias`.
+    /// Reads `weight` `[outputs, inputs]` and `bias` of a projection.
     pub(crate) fn linear(&self, shape: [usize; 2]) -> Result<Linear, ModelError> {
         let weight = self.take("weight", shape)?;
         let bias = self.take("bias", [shape[0]])?;
         Ok(Linear::new(Weights::rows(&weight, shape)?.bias(&bias)?))
     }
 
-    /// `weight` and `bias` of a layer norm; `gamma` and `beta` in files converted from TensorFlow.
+    /// Reads `weight` and `bias` of a layer norm; `gamma` and `beta` in files converted from TensorFlow.
     pub(crate) fn layer_norm(&self, width: usize, eps: f32) -> Result<Norm, ModelError> {
         let gain = self.take(self.any_of(&["weight", "gamma"]), [width])?;
         let bias = self.take(self.any_of(&["bias", "beta"]), [width])?;
