@@ -35,7 +35,7 @@ pub fn peak_flops(isa: Isa) -> f64 {
 
 /// Reads every float with almost no arithmetic: its time is the baseline of a kernel that waits for memory. Returns
 /// true if all are finite.
-pub fn read(floats: &[f32]) -> bool {
+pub(crate) fn read(floats: &[f32]) -> bool {
     let (whole, rest) = floats.split_at(floats.len() / 1024 * 1024);
     let rows = Typed::F32(Rows::strided(whole.as_ptr(), 1024, 1));
     // SAFETY: the slice holds this many rows of 1024 floats.

@@ -179,6 +179,7 @@ pub(crate) fn place_key(row: &[i8], j: usize, keys: &mut [i8]) {
 }
 
 /// Packs dense rows of `head_dim` bytes; the last panel is filled up with zeros.
+#[cfg(any(test, feature = "_probe"))]
 pub(crate) fn pack_keys(rows: &[i8], head_dim: usize, keys: &mut [i8]) {
     let (keys, _) = keys.split_at_mut((rows.len() / head_dim).div_ceil(LANES) * panel_bytes(head_dim));
     for (rows, panel) in rows.chunks(LANES * head_dim).zip(keys.chunks_exact_mut(panel_bytes(head_dim))) {

@@ -275,6 +275,7 @@ pub(crate) struct Query4 {
 }
 
 impl Query4 {
+    #[cfg(any(test, feature = "_probe"))]
     pub(crate) const ZERO: Self = Self { bytes: 0, even: 0, odd: 0 };
 
     #[inline(always)]
