@@ -1,11 +1,11 @@
-//! The kernels of `sdpa`: one fused attention loop, its steps, and three instruction sets to run them on.
+//! Kernels of `sdpa`: one fused attention loop, its steps, and three instruction sets to run them on.
 //!
 //! An implementation detail of the `sdpa` crate, which re-exports what users need. All the unsafe code of the project
-//! is here; there are no threads and, once scratch has grown, no allocations.
+//! is here. Kernels start no threads and, once scratch has grown, allocate nothing.
 //!
-//! The way through: a [`Call`] (views and options, consistent by assertion) and its outputs make a [`Launch`]; the
-//! launch hands out tasks, each once; a task runs the fused loop of `mainloop.rs`, whose steps (`scores`, `softmax`,
-//! `values`) are written on the sixteen-lane vector of `simd/mod.rs`.
+//! Control flow: a [`Call`] (views and options, consistent by assertion) and its outputs make a [`Launch`]; the launch
+//! hands out tasks, each once; a task runs the fused loop of `attention/forward/mainloop.rs`, whose steps (`scores`,
+//! `softmax`, `values`) are written on the sixteen-lane vector of `simd/mod.rs`.
 
 #[macro_use]
 mod simd;

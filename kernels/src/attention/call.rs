@@ -1,4 +1,4 @@
-//! One attention call: its tensors and options, bound together, and the tasks it is cut into.
+//! Attention call: its tensors and options, the check that they fit together, and the tasks it is split into.
 
 use crate::attention::options::Options;
 use crate::attention::outputs::Outputs;
@@ -8,7 +8,7 @@ use crate::tensor::any::Tensor;
 use crate::tensor::element::{Dtype, Precision};
 use core::ops::Range;
 
-/// The inputs and options of one attention call: shapes q `[B, H, Lq, D]`, k `[B, Hkv, Lk, D]`, v `[B, Hkv, Lk, Dv]`;
+/// Inputs and options of one attention call: shapes q `[B, H, Lq, D]`, k `[B, Hkv, Lk, D]`, v `[B, Hkv, Lk, Dv]`;
 /// with ragged sequences `B` is 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
@@ -16,49 +16,51 @@ pub struct Call<'a> {
     pub q: Tensor<'a>,
     /// Keys and values.
     pub kv: KeyValues<'a>,
-    /// KeyOperand of the dot products.
+    /// Factor of the dot products q·k.
     pub scale: f32,
-    /// Rules that come as ranges of keys.
+    /// Visibility rules that are key ranges: causal and window.
     pub visible: Visible,
-    /// Where the rows stand among the keys.
+    /// Position of the query rows among the keys.
     pub alignment: Alignment,
-    /// What else happens to scores.
+    /// Other settings and tensors that change scores, and the sequences' lengths.
     pub options: Options<'a>,
-    /// What may be done to numbers on the way.
+    /// Precision shortcuts the kernels may take.
     pub precision: Precision,
 }
 
-/// One sequence: where it lies and how long it is.
+/// Position of one sequence in the call's tensors, and its lengths.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence {
     /// Batch index of its tensors.
     pub(crate) batch: usize,
-    /// First query row and first key in the tensors.
+    /// First query row in the tensors.
     pub(crate) first_row: usize,
+    /// First key in the tensors.
     pub(crate) first_key: usize,
-    /// Query rows.
+    /// Number of query rows.
     pub q_len: usize,
-    /// Keys.
+    /// Number of keys.
     pub kv_len: usize,
     /// Position of row 0 among the keys.
     pub offset: isize,
 }
 
 impl Call<'_> {
-    /// Query heads that share one key/value head.
+    /// Number of query heads that share one key/value head.
     #[inline]
     pub fn group_size(&self) -> usize {
         self.q.shape()[1] / self.kv.kv_heads().max(1)
     }
 
-    /// Whether keys, and whether values, are multiplied in pairs, by the machine's own instruction if it `has` that.
+    /// Returns, for keys and for values, true if they are multiplied as bfloat16 pairs by the machine's own
+    /// instruction, which exists if `has` returns true.
     #[inline]
     pub fn native(&self, has: impl FnOnce() -> bool) -> [bool; 2] {
         let native = self.precision == Precision::Native && has();
         self.kv.dtypes().map(|dtype| native && dtype == Some(Dtype::Bf16))
     }
 
-    /// Sequences in the call.
+    /// Number of sequences in the call.
     pub fn sequences(&self) -> usize {
         match self.options.ragged {
             Some(ragged) => ragged.q.len().saturating_sub(1),
@@ -66,7 +68,7 @@ impl Call<'_> {
         }
     }
 
-    /// Lengths of the longest sequence: what bias, masks and score outputs are as large as.
+    /// Largest query length and largest key length of any sequence: the size of bias, masks and score outputs.
     pub fn longest(&self) -> (usize, usize) {
         match self.options.ragged {
             Some(ragged) => {
@@ -77,20 +79,20 @@ impl Call<'_> {
         }
     }
 
-    /// The rows of k and v that belong to sequence `index`, whether its length makes use of them or not.
+    /// Returns the rows of k and v that belong to sequence `index`, including those beyond its key length.
     #[inline]
     pub(crate) fn keys_of(&self, index: usize) -> Range<usize> {
         self.options.ragged.map_or(0..self.kv.k_shape()[2], |ragged| ragged.k[index]..ragged.k[index + 1])
     }
 
-    /// The lengths of sequence `index`.
+    /// Returns the position and the lengths of sequence `index`.
     #[inline]
     pub fn sequence(&self, index: usize) -> Sequence {
         let (batch, rows) = match self.options.ragged {
             Some(ragged) => (0, ragged.q[index]..ragged.q[index + 1]),
             None => (index, 0..self.q.shape()[2]),
         };
-        // Where lengths are given nobody looks for the longest: this is asked for every task.
+        // With lengths given, the longest is not computed: this function runs for every task.
         let kv_len = match self.options.kv_lens.or_else(|| self.kv.lens()) {
             Some(lens) => lens[index],
             None => self.keys_of(index).len(),
@@ -100,7 +102,8 @@ impl Call<'_> {
         Sequence { batch, first_row: rows.start, first_key, q_len: rows.len(), kv_len, offset }
     }
 
-    /// The one place that says which shapes fit together. Everything unsafe below relies on it.
+    /// Asserts that the shapes of all inputs and outputs fit together. The one place where this is checked: all unsafe
+    /// code below relies on it.
     pub(crate) fn assert_consistent(&self, out: &Outputs<'_>) {
         let [b, h, lq, d] = self.q.shape();
         let ([kb, hkv, lk, kd], [vb, vh, lv, dv]) = (self.kv.k_shape(), self.kv.v_shape());
@@ -154,8 +157,8 @@ impl Call<'_> {
     }
 }
 
-/// A run of query rows of one sequence and key/value head. Row `r` is query row `r % q_len` of the head's
-/// `r / q_len`-th query head.
+/// Range of query rows of one sequence and key/value head. Row `r` is query row `r % q_len` of the
+/// `r / q_len`-th query head that shares the key/value head.
 #[derive(Debug, Clone)]
 pub(crate) struct Task {
     pub(crate) index: usize,

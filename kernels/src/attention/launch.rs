@@ -1,4 +1,4 @@
-//! A call bound to its outputs, handed out task by task.
+//! Launch: a call bound to its outputs and handed out to workers, task by task.
 
 use crate::attention::call::{Call, Task};
 use crate::attention::forward::task::AttentionTask;
@@ -12,26 +12,26 @@ use crate::simd::isa::Isa;
 use crate::tensor::element::Dtype;
 use crate::work_queue::Queue;
 
-/// A call, its outputs and a tiling: a queue of tasks that workers empty together.
+/// Call with its outputs and tiling: a queue of tasks that workers take until it is empty.
 pub struct Launch<'a> {
     call: Call<'a>,
     outputs: Shared<'a>,
     tiling: Tiling,
     rows: Queue,
-    /// Sequences and key/value heads whose key weight sums is asked for.
+    /// Queue of sequences and key/value heads whose key weight sums are computed.
     mass: Queue,
-    /// If blocks of keys are shared out too.
+    /// Split-KV, if key blocks are shared out too.
     split: Option<Split<'a>>,
-    /// Whether all memory is near.
+    /// True if all the call's memory is in cache: see [`NEAR`].
     near: bool,
 }
 
-/// Bytes of queries, keys, values and outputs together that a second-level cache holds, so that a caller's own are there: they have
-/// just been written. Asking for them ahead would take 8 % of the time; where they are not there after all, only hints are lost.
-/// Under Miri none, so that short tests go through what asks.
+/// Bytes of queries, keys, values and outputs together up to which a call counts as near: a second-level cache holds
+/// them, and the caller has just written them. Prefetching them would take 8 % of the time; where they are not in cache
+/// after all, only prefetch hints are lost. 0 under Miri, so that short tests run the prefetching code.
 const NEAR: usize = if cfg!(miri) { 0 } else { 256 << 10 };
 
-/// Whether a call is so small. A cache, or pages, may have been written long ago.
+/// Returns true if a call takes at most [`NEAR`] bytes. A cache, or pages, may have been written long ago: false.
 fn is_near(call: &Call<'_>, outputs: &Outputs<'_>) -> bool {
     let Some([k, v]) = call.kv.tensors() else { return false };
     let size = |shape: [usize; 4], dtype: Dtype| shape.into_iter().fold(dtype.bytes(), usize::saturating_mul);
@@ -44,7 +44,7 @@ impl<'a> Launch<'a> {
     /// Binds a call to its outputs.
     ///
     /// # Panics
-    /// If shapes do not fit together. `sdpa` reports such calls as errors before they come here.
+    /// If shapes do not fit together. `sdpa` reports such calls as errors before it makes a launch.
     pub fn new(call: Call<'a>, outputs: Outputs<'a>, tiling: Tiling) -> Self {
         call.assert_consistent(&outputs);
         let [_, kv_heads, _, dv] = call.kv.v_shape();
@@ -65,12 +65,12 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Shares out blocks of keys, in about so many runs, where rows are few: `partials` is memory for what each gathers. If it
-    /// cannot grow to that, rows are shared out as before.
+    /// Shares out key blocks instead of rows (split-KV), in about `runs` runs: `partials` is memory for what each block
+    /// accumulates. If it cannot grow to the size needed, rows are shared out as before.
     ///
     /// # Panics
-    /// If the rows that share a head are more than a task's, sequences are ragged, or outputs need every row whole: scores or a
-    /// state.
+    /// If the rows that share a head are more than a task's, sequences are ragged, or there are outputs that need every
+    /// row whole: scores or a state.
     #[must_use]
     pub fn split(self, partials: &'a mut Partials, runs: usize) -> Self {
         assert!(self.outputs.state.is_none() && !self.outputs.wants_all_keys(), "such outputs need every row whole");
@@ -80,14 +80,14 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Takes tasks and runs them until none is left. Any number of workers may do this at once, each with its own
-    /// scratch; when all have returned, all is done.
+    /// Takes tasks and runs them until none is left. Any number of workers may call this at once, each with its own
+    /// scratch; when all calls have returned, the outputs are complete.
     pub fn work<A: ScoreMod, B: MaskMod, C: ProbMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
         assert!(self.split.is_none() || !C::ACTIVE, "a weight function needs every row whole");
         dispatch!(isa, |s| self.work_on(s, scratch, mods));
     }
 
-    /// The same for the steps of an instruction set.
+    /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod>(
         &self,
         s: S,
@@ -119,7 +119,8 @@ impl<'a> Launch<'a> {
             let (index, kv_head) = (number / kv_heads, number % kv_heads);
             let task = Task { index, kv_head, rows: 0..call.group_size() * call.sequence(index).q_len };
             let fused = AttentionTask::new(s, mods, call, &Shared::NOTHING, task, tiling);
-            // SAFETY: as above, for the keys of one sequence and head, which no other number stands for.
+            // SAFETY: the call is consistent with its outputs; every number is taken once and stands for one sequence
+            // and head, so this worker owns the sums of their keys.
             unsafe { fused.key_weight_sums(key_weight_sums, scratch.regions(tiling)) }
         }
     }
@@ -133,7 +134,8 @@ impl<'a> Launch<'a> {
         let (index, kv_head, first) = match self.call.options.ragged {
             None => (head / kv_heads, head % kv_heads, part * task_rows),
             Some(ragged) => {
-                // Sequence s owns parts s + ⌊rows before it / task_rows⌋ on: always enough of them, sometimes one more.
+                // Sequence s owns the parts from s + ⌊rows before it / task_rows⌋ on: always enough of them, sometimes
+                // one more.
                 let first_part = |s: usize| ragged.q[s] * group_size / task_rows + s;
                 let (mut low, mut high) = (0, ragged.q.len() - 1);
                 while high - low > 1 {
@@ -148,7 +150,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// Tasks of one key/value head: of one sequence, or of all of them if they are ragged.
+/// Number of tasks of one key/value head: of one sequence, or of all sequences if they are ragged.
 #[inline]
 fn rows_per_head(call: &Call<'_>, task_rows: usize) -> usize {
     // Saturating: without batches or heads the rows may be any number.

@@ -1,12 +1,12 @@
-//! Folding what was accumulated over later keys into what was accumulated over earlier ones.
+//! Merge of softmax states: a state accumulated over later keys into one accumulated over earlier keys.
 
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::softmax::Rows;
 use crate::simd::LANES;
 use crate::simd::isa::Isa;
 
-/// Takes rows accumulated over later keys into rows accumulated over earlier ones: maxima, sums, and outputs of `dim` each,
-/// not normalised. With one block of later keys this is to the bit what the fused loop does.
+/// Merges rows accumulated over later keys into rows accumulated over earlier ones: maxima, sums, and outputs of `dim`
+/// elements each, not normalised. With one block of later keys the result is bit for bit that of the fused loop.
 ///
 /// # Panics
 /// If the lengths do not fit together.

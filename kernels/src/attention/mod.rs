@@ -1,4 +1,4 @@
-//! Attention: the call and its options, one pass over the keys, group_size of work.
+//! Attention: the call and its options, its tasks and how workers share them, and the one pass over the keys.
 
 pub(crate) mod call;
 pub(crate) mod forward;

@@ -1,18 +1,18 @@
-//! The caller's functions of scores, positions and weights.
+//! Score, mask and weight functions supplied by the caller.
 
-/// Where a score is: sequence, query head, row and key within the sequence.
+/// Position of a score: sequence, query head, row and key within the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Position {
     /// Sequence of the batch.
     pub batch: usize,
     /// Query head.
     pub head: usize,
-    /// Query row, counted in the call: decoding one row at a time, always 0.
+    /// Query row, counted in the call: always 0 when decoding one row at a time.
     pub row: usize,
     /// Key, counted in the sequence.
     pub key: usize,
-    /// Where the row stands among the keys of its sequence: `row` plus the offset of the call's alignment, `row` itself if
-    /// none is named. Distances to keys are `position − key`, in prefill and decoding alike.
+    /// Position of the row among the keys of its sequence: `row` plus the offset of the call's alignment, or `row` if
+    /// no alignment is named. Distances to keys are `position − key`, in prefill and in decoding.
     pub position: isize,
 }
 
@@ -29,52 +29,52 @@ pub struct BlockPosition {
     pub keys: core::ops::Range<usize>,
 }
 
-/// What a mask function knows of a block without looking at every pair.
+/// Visibility of a whole block, as far as a mask function knows it without testing every pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockClass {
-    /// Every row sees every key: the function is not asked.
+    /// Every key is visible to every row: the function is not called.
     All,
-    /// No row sees any key: the block is skipped.
+    /// No key is visible to any row: the block is skipped.
     None,
-    /// Ask for each pair.
+    /// The function is called for each pair.
     Mixed,
 }
 
-/// A function of score and position, applied after softcap, bias and ALiBi and before keys are hidden. −∞ hides.
+/// Function of score and position, applied after softcap, bias and ALiBi and before keys are hidden. −∞ hides.
 ///
 /// Closures `Fn(f32, Position) -> f32` are score functions.
 pub trait ScoreMod: Sync {
     /// False for [`NoMod`], so that its pass is never compiled.
     #[doc(hidden)]
     const ACTIVE: bool = true;
-    /// The new score.
+    /// Returns the new score.
     fn score(&self, score: f32, at: Position) -> f32;
 }
 
-/// Says which pairs may attend.
+/// Mask function: decides which keys a row may attend to.
 ///
 /// Closures `Fn(Position) -> bool` are mask functions; implement the trait to give the block hint as well.
 pub trait MaskMod: Sync {
     /// False for [`NoMod`].
     #[doc(hidden)]
     const ACTIVE: bool = true;
-    /// True if the row may attend to the key.
+    /// Returns true if the row may attend to the key.
     fn keep(&self, at: Position) -> bool;
-    /// What is known of a whole block; must agree with [`Self::keep`].
+    /// Classifies a whole block; must agree with [`Self::keep`].
     fn class(&self, block: BlockPosition) -> BlockClass {
         let _ = block;
         BlockClass::Mixed
     }
 }
 
-/// A function of the finished weight and its position, applied to visible keys. Costs a second pass over the keys.
+/// Function of the finished weight and its position, applied to visible keys. Costs a second pass over the keys.
 ///
 /// Closures `Fn(f32, Position) -> f32` are weight functions.
 pub trait ProbMod: Sync {
     /// False for [`NoMod`].
     #[doc(hidden)]
     const ACTIVE: bool = true;
-    /// The new weight.
+    /// Returns the new weight.
     fn weight(&self, weight: f32, at: Position) -> f32;
 }
 
@@ -99,7 +99,7 @@ impl<F: Fn(f32, Position) -> f32 + Sync> ProbMod for F {
     }
 }
 
-/// No function: scores, masks and weights stay as they are.
+/// Placeholder for no function: scores, masks and weights are left unchanged.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoMod;
 
@@ -131,7 +131,7 @@ impl ProbMod for NoMod {
     }
 }
 
-/// The caller's functions, each compiled into the fused pass.
+/// Caller's functions, each compiled into the fused pass.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mods<S = NoMod, M = NoMod, P = NoMod> {
     /// Score function.
@@ -143,24 +143,24 @@ pub struct Mods<S = NoMod, M = NoMod, P = NoMod> {
 }
 
 impl Mods {
-    /// No functions.
+    /// Creates a set without functions.
     pub const fn new() -> Self {
         Self { score: NoMod, mask: NoMod, prob: NoMod }
     }
 }
 
 impl<S, M, P> Mods<S, M, P> {
-    /// With this score function.
+    /// Sets the score function.
     pub fn score<T: ScoreMod>(self, score: T) -> Mods<T, M, P> {
         Mods { score, mask: self.mask, prob: self.prob }
     }
 
-    /// With this mask function.
+    /// Sets the mask function.
     pub fn mask<T: MaskMod>(self, mask: T) -> Mods<S, T, P> {
         Mods { score: self.score, mask, prob: self.prob }
     }
 
-    /// With this weight function.
+    /// Sets the weight function.
     pub fn prob<T: ProbMod>(self, prob: T) -> Mods<S, M, T> {
         Mods { score: self.score, mask: self.mask, prob }
     }

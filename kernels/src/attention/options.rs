@@ -1,12 +1,13 @@
-//! What may happen to scores between Q·Kᵀ and the softmax, as settings and tensors. The order is fixed:
-//! softcap, bias, ALiBi, the caller's score function; then whatever hides keys.
+//! Settings and tensors that change scores between Q·Kᵀ and the softmax. The order is fixed: softcap, bias, ALiBi,
+//! the caller's score function; then everything that hides keys.
 
 use crate::tensor::view::View;
 
-/// Which keys a row may attend to, key by key. Polarity is in the name: projects disagree, so there is no default.
+/// Boolean mask: the keys a row may attend to, key by key. The variant names the polarity: projects disagree, so there
+/// is no default.
 ///
-/// Shapes broadcast: each of batch, heads, rows and columns may be 1. A mask over the first keys alone is asked for by name
-/// (`Inputs::mask_prefix`).
+/// Shapes broadcast: each of batch, heads, rows and columns may be 1. A mask over the first keys alone has a method of
+/// its own (`Inputs::mask_prefix`).
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Mask<'a> {
@@ -17,24 +18,24 @@ pub enum Mask<'a> {
 }
 
 impl<'a> Mask<'a> {
-    /// True, or nonzero: may attend.
+    /// Creates a mask whose true, or nonzero, elements may be attended to.
     pub fn keep(view: impl Into<View<'a, u8>>) -> Self {
         Self::Keep(view.into())
     }
 
-    /// True, or nonzero: hidden.
+    /// Creates a mask whose true, or nonzero, elements are hidden.
     pub fn drop(view: impl Into<View<'a, u8>>) -> Self {
         Self::Drop(view.into())
     }
 
-    /// The bytes.
+    /// Returns the view of the mask's bytes.
     pub fn view(&self) -> View<'a, u8> {
         match *self {
             Self::Keep(view) | Self::Drop(view) => view,
         }
     }
 
-    /// The same rule over another view of the bytes.
+    /// Returns a mask of the same polarity over another view of the bytes.
     #[must_use]
     pub fn with_view(&self, view: View<'a, u8>) -> Self {
         match self {
@@ -54,27 +55,28 @@ pub struct Ragged<'a> {
     pub k: &'a [usize],
 }
 
-/// The settings and tensors that change scores. All off by default.
+/// Settings and tensors that change scores. All off by default.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options<'a> {
-    /// `c`: scores become c·tanh(score / c). Positive and finite.
+    /// Softcap `c`: scores become c·tanh(score / c). Positive and finite.
     pub softcap: Option<f32>,
-    /// Added to the scores; −∞ hides. `[batch, heads, rows, columns]`; keys beyond its columns are hidden.
+    /// Bias added to the scores; −∞ hides. `[batch, heads, rows, columns]`; keys beyond its columns are hidden.
     pub bias: Option<View<'a>>,
     /// ALiBi slopes, one per query head: −slope·|p − j| is added.
     pub alibi: Option<&'a [f32]>,
     /// Keys that rows may attend to, `[batch, heads, rows, columns]`; those beyond its columns are hidden.
     pub mask: Option<Mask<'a>>,
-    /// Attention sinks, one logit per query head: joins the denominator with value 0.
+    /// Attention sinks, one logit per query head: added to the denominator, with a value of 0.
     pub sinks: Option<&'a [f32]>,
-    /// Keys of each sequence that exist, from the first on.
+    /// Number of keys of each sequence, counted from the first.
     pub kv_lens: Option<&'a [usize]>,
     /// Sequences laid end to end, in place of a batch.
     pub ragged: Option<Ragged<'a>>,
 }
 
-/// ALiBi slopes for `heads` heads by the paper (Press, Smith and Lewis 2022, arXiv:2108.12409): for a power of two,
-/// 2^(−8·i/heads), i = 1 ..= heads; otherwise those of the largest power of two below, then every other one of the next.
+/// Returns the ALiBi slopes for `heads` heads as in the paper (Press, Smith and Lewis 2022, arXiv:2108.12409): for a
+/// power of two, 2^(−8·i/heads), i = 1 ..= heads; otherwise the slopes of the largest power of two below, then every
+/// other one of the next.
 pub fn alibi_slopes(heads: usize) -> Vec<f32> {
     if heads == 0 {
         return Vec::new();

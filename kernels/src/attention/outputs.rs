@@ -1,34 +1,34 @@
-//! Where results go.
+//! Outputs of a call: the attention output, lse, scores, key weight sums, and the state carried between calls.
 
 use crate::tensor::any::{AnyShared, TensorMut};
 use crate::tensor::view::{SharedMut, ViewMut};
 
-/// The points on a score's way at which it can be written out, `[batch, heads, rows, keys]`. Asking for one is the
-/// only thing that costs memory in the number of rows times keys: the caller's.
+/// Stages of the score computation at which scores can be written out, `[batch, heads, rows, keys]`. Such an output is
+/// the only thing that takes memory proportional to rows times keys, and that memory is the caller's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Point {
-    /// scale·(q·k), masks not applied (ONNX `qk_matmul_output_mode` 0).
+    /// Scaled dot products scale·(q·k), masks not applied (ONNX `qk_matmul_output_mode` 0).
     Raw,
-    /// After softcap, masks not applied (mode 1).
+    /// Scores after softcap, masks not applied (mode 1).
     Softcapped,
-    /// After bias, ALiBi, score function and masks: −∞ where hidden (mode 2).
+    /// Scores after bias, ALiBi, score function and masks: −∞ where hidden (mode 2).
     Masked,
-    /// After the softmax: 0 where hidden (mode 3).
+    /// Weights after the softmax: 0 where hidden (mode 3).
     Weights,
 }
 
 impl Point {
-    /// What is written for rows and keys that a sequence does not have.
+    /// Returns the value written for rows and keys that a sequence does not have.
     pub(crate) fn beyond(self) -> f32 {
         if self == Self::Weights { 0.0 } else { f32::NEG_INFINITY }
     }
 }
 
-/// All points, in order.
+/// Every [`Point`], in the order of [`Outputs::points`].
 pub(crate) const POINTS: [Point; 4] = [Point::Raw, Point::Softcapped, Point::Masked, Point::Weights];
 
-/// What has been accumulated so far of rows whose keys come in several calls: not normalised, dense
-/// `[batch, heads, q_len]`, and `[…, value_dim]` for `out`.
+/// Running softmax state of rows whose keys come in several calls: not normalised, dense `[batch, heads, q_len]`, and
+/// `[…, value_dim]` for `out`.
 #[derive(Debug)]
 pub struct State<'a> {
     /// Largest score so far; −∞ at first.
@@ -39,30 +39,30 @@ pub struct State<'a> {
     pub out: ViewMut<'a>,
 }
 
-/// The outputs of a call: `out` `[B, H, Lq, Dv]` and what else was asked for.
+/// Outputs of a call: `out` `[B, H, Lq, Dv]` and the optional ones.
 #[derive(Debug)]
 pub struct Outputs<'a> {
-    /// Weighted sums of values, `[batch, heads, q_len, value_dim]`. Without it the state is narrow_by_mask for more keys to come,
-    /// and there may be no other output; with it results are written and the state stays as it was.
+    /// Weighted sums of values, `[batch, heads, q_len, value_dim]`. Without it the state is kept for more keys to come,
+    /// and there may be no other output; with it results are written and the state is left unchanged.
     pub out: Option<TensorMut<'a>>,
-    /// ln Σ exp(score), `[batch, heads, q_len, 1]`.
+    /// Log-sum-exp, ln Σ exp(score), `[batch, heads, q_len, 1]`.
     pub lse: Option<ViewMut<'a>>,
     /// Scores at each [`Point`], `[batch, heads, q_len, kv_len]`.
     pub points: [Option<ViewMut<'a>>; 4],
-    /// Σ of each key's weights over the rows and heads that share it, `[batch, kv_heads, kv_len, 1]`.
+    /// Sum of each key's weights over the rows and heads that share it, `[batch, kv_heads, kv_len, 1]`.
     pub key_weight_sums: Option<ViewMut<'a>>,
-    /// What earlier calls have accumulated.
+    /// State accumulated by earlier calls.
     pub state: Option<State<'a>>,
 }
 
-/// A [`State`] that tasks share.
+/// [`State`] in a form that tasks write through, each to its own rows.
 pub(crate) struct SharedState<'a> {
     pub(crate) max: SharedMut<'a, f32>,
     pub(crate) sum: SharedMut<'a, f32>,
     pub(crate) out: SharedMut<'a, f32>,
 }
 
-/// The same, in a form that tasks write through, each to its own rows.
+/// [`Outputs`] in a form that tasks write through, each to its own rows.
 pub(crate) struct Shared<'a> {
     pub(crate) out: Option<AnyShared<'a>>,
     pub(crate) lse: Option<SharedMut<'a, f32>>,
@@ -97,7 +97,7 @@ impl<'a> Shared<'a> {
         self.points[point as usize].as_ref()
     }
 
-    /// True if scores or weights are written out: then every key is computed, hidden or not.
+    /// Returns true if scores or weights are written out: then every key is computed, hidden or not.
     #[inline]
     pub(crate) fn wants_all_keys(&self) -> bool {
         self.points.iter().any(Option::is_some)

@@ -1,11 +1,12 @@
-//! Few rows, many keys: blocks of keys shared out over workers, each accumulated by itself, then folded in order.
-//! (Flash-Decoding: Dao, Haziza, Massa and Sizov 2023.)
+//! Split-KV, for few rows and many keys: key blocks are shared out over workers, each is accumulated by itself, then
+//! they are merged in order. (Flash-Decoding: Dao, Haziza, Massa and Sizov 2023.)
 //!
-//! A unit is one block of keys of one key/value head, with all the rows that share the head. Its maxima, sums and
-//! unnormalised outputs go where the merge finds them. Units are taken in the order in which their memory lies, runs of
-//! them at a time: the core's own guesses at what will be read next come true, also from one unit to the next. The merge
-//! takes a head's units in the order of their keys, whoever computed them: to the bit what one pass does. It begins when
-//! all is accumulated, on whatever workers are there by then: waking them a second time took longer than folding.
+//! A unit is one key block of one key/value head, with all the rows that share the head. Its maxima, sums and
+//! unnormalised outputs are written where the merge reads them. Units are taken in the order in which their memory
+//! lies, in runs, so that the hardware prefetcher predicts the next reads, also from one unit to the next. The merge
+//! takes a head's units in the order of their keys, on whichever workers they were computed: the result is bit for bit
+//! that of one pass. It begins when all units are accumulated, on the workers that are awake by then: waking the others
+//! a second time took longer than merging.
 
 use crate::attention::call::{Call, Sequence, Task};
 use crate::attention::forward::epilogue::EndedRowBlocks;
@@ -24,30 +25,30 @@ use core::marker::PhantomData;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// How often a worker that finds nothing more to accumulate looks whether the others are done: some 50 µs, a run's time. Then it
-/// leaves the folding to them: they may not be running at all.
+/// Number of times a worker with nothing more to accumulate checks if the others are done: some 50 µs, the time of a
+/// run. Then it leaves the merge to them: they may not be running at all.
 const PATIENCE: usize = 1 << 12;
 
-/// Memory for what units accumulate. Grows to what calls need and stays.
+/// Memory for what units accumulate. Grows to the size calls need and is kept.
 #[derive(Debug, Default)]
 pub struct Partials {
     lines: AlignedBuf,
-    /// The number of each sequence's first unit, and that of all units.
+    /// Number of each sequence's first unit, then the number of units.
     starts: Vec<usize>,
 }
 
 impl Partials {
-    /// Empty; the first use allocates.
+    /// Creates empty memory; the first use allocates.
     pub const fn new() -> Self {
         Self { lines: AlignedBuf::new(), starts: Vec::new() }
     }
 
-    /// Bytes held.
+    /// Number of bytes held.
     pub fn bytes(&self) -> usize {
         self.lines.bytes() + self.starts.capacity() * size_of::<usize>()
     }
 
-    /// Floats the units of a call and makes room for them. False if there is no memory.
+    /// Counts the units of a call and reserves memory for them. Returns false if there is no memory.
     fn try_reserve(&mut self, call: &Call<'_>, rows: usize, value_dim: usize) -> bool {
         self.starts.clear();
         if self.starts.try_reserve(call.sequences() + 1).is_err() {
@@ -62,25 +63,25 @@ impl Partials {
         self.starts.push(units);
         let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
         let Some(floats) = units.checked_mul(unit) else { return false };
-        // Some room to grow, for sequences do.
+        // Half as much again if possible, because sequences grow.
         self.lines.holds(floats)
             || self.lines.try_reserve(floats.saturating_add(floats / 2))
             || self.lines.try_reserve(floats)
     }
 }
 
-/// What blocks of keys accumulate where they are shared out, and what they read for it.
+/// Amount of data that the key blocks of a call accumulate under split-KV, and of keys that they read for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accumulation {
-    /// Floats accumulated, by all blocks together; `usize::MAX` for more than can be counted.
+    /// Number of floats accumulated by all blocks together; `usize::MAX` if it overflows.
     pub floats: usize,
-    /// Keys read, each head's counted apart.
+    /// Number of keys read, counted once for each key/value head.
     pub keys: usize,
 }
 
 impl Call<'_> {
-    /// What blocks of keys would accumulate: maxima, sums and outputs of all the rows that share a head, for each block that some
-    /// row of its sequence may see.
+    /// Returns how much the key blocks would accumulate under split-KV: maxima, sums and outputs of all the rows that
+    /// share a head, for each block with a key that may be visible to some row of its sequence.
     pub fn accumulation(&self) -> Accumulation {
         let (heads, [.., value_dim]) = (self.kv.kv_heads(), self.kv.v_shape());
         let rows = self.group_size().saturating_mul(self.q.shape()[2]);
@@ -93,7 +94,7 @@ impl Call<'_> {
         Accumulation { floats: units.saturating_mul(unit), keys }
     }
 
-    /// A range that holds every key that some row of a sequence may see, by its length and the rules that are ranges.
+    /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.
     fn keys_seen(&self, index: usize) -> Range<usize> {
         let Sequence { q_len, kv_len, offset, .. } = self.sequence(index);
         match q_len {
@@ -103,43 +104,44 @@ impl Call<'_> {
         }
     }
 
-    /// The numbers of the blocks that hold them.
+    /// Returns the numbers of the blocks that hold [`Self::keys_seen`].
     fn blocks_seen(&self, index: usize) -> Range<usize> {
         let keys = self.keys_seen(index);
         keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)
     }
 }
 
-/// The units of a call, and memory for what each gathers.
+/// Units of a call, and memory for what each accumulates.
 pub(crate) struct Split<'a> {
     partials: *mut f32,
     units: Units<'a>,
-    /// Rows of a unit.
+    /// Number of rows of a unit.
     rows: usize,
     width: usize,
-    /// Units of a run.
+    /// Number of units of a run.
     run: usize,
     runs: Queue,
     merges: Queue,
-    /// Runs that are done.
+    /// Number of runs that are done.
     accumulated: AtomicUsize,
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: an exclusive borrow of floats; every unit's part is written by whoever takes its run, and read by whoever merges
-// after all runs are done.
+// SAFETY: `partials` is an exclusive borrow of floats; a unit's part is written only by the worker that takes its run,
+// and read and rewritten only by the worker that merges its head, after all runs are done.
 unsafe impl Send for Split<'_> {}
-// SAFETY: as above.
+// SAFETY: shared access obeys the same rule: one worker writes a part, and one merges it after all runs are done.
 unsafe impl Sync for Split<'_> {}
 
-/// The blocks of keys of all sequences and heads, in the order in which their memory lies.
+/// Key blocks of all sequences and heads, in the order in which their memory lies.
 pub(crate) struct Units<'a> {
     heads: usize,
-    /// The number of each sequence's first unit, and that of all units.
+    /// Number of each sequence's first unit, then the number of units.
     starts: &'a [usize],
     order: Order,
 }
 
+/// Order of units within a sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     /// All blocks of a head, then the next head.
@@ -148,7 +150,7 @@ enum Order {
     Blocks,
 }
 
-/// A unit: a block of a sequence and head, counted from the first block that the sequence has units for.
+/// Unit: a key block of a sequence and head, counted from the first block that the sequence has units for.
 #[derive(Clone, Copy)]
 pub(crate) struct Unit {
     pub(crate) sequence: usize,
@@ -166,12 +168,12 @@ impl<'a> Units<'a> {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// Blocks that a sequence has units for.
+    /// Number of key blocks that a sequence has units for.
     fn blocks(&self, sequence: usize) -> usize {
         (self.starts[sequence + 1] - self.starts[sequence]) / self.heads.max(1)
     }
 
-    /// The unit of a number below [`Self::len`].
+    /// Returns the unit with this number, which is below [`Self::len`].
     pub(crate) fn at(&self, unit: usize) -> Unit {
         let sequence = self.starts.partition_point(|&start| start <= unit) - 1;
         let (unit, blocks) = (unit - self.starts[sequence], self.blocks(sequence));
@@ -182,20 +184,20 @@ impl<'a> Units<'a> {
         Unit { sequence, head, block }
     }
 
-    /// Where a unit's part is among all parts.
+    /// Returns the index of a unit's part among all parts.
     fn number(&self, Unit { sequence, head, block }: Unit) -> usize {
         self.starts[sequence] + head * self.blocks(sequence) + block
     }
 }
 
-/// Floats of a unit's part: maxima and sums in whole vectors, then rows of outputs.
+/// Number of floats of a unit's part: maxima and sums in whole vectors, then rows of outputs.
 fn unit_floats(rows: usize, width: usize) -> usize {
     let padded = rows.checked_next_multiple_of(LANES).unwrap_or(usize::MAX);
     padded.saturating_mul(2).saturating_add(rows.saturating_mul(width))
 }
 
 impl<'a> Split<'a> {
-    /// Cuts the call into about so many runs. `None` if there is no memory for what they accumulate.
+    /// Splits the call into about `runs` runs. `None` if there is no memory for what they accumulate.
     ///
     /// # Panics
     /// If the rows of a head are more than a task's, or sequences are ragged.
@@ -220,10 +222,10 @@ impl<'a> Split<'a> {
         })
     }
 
-    /// True once all runs are done, which is waited for a little: who comes too early leaves the rest to the last, who never
-    /// does.
+    /// Waits a little until all runs are done, and returns true if they are. A worker that comes too early leaves the
+    /// merge to the others; the last one to finish its runs always finds all of them done.
     pub(crate) fn is_accumulated(&self) -> bool {
-        // Acquire: what the accumulation workers wrote.
+        // Acquire: makes the parts written by all workers visible.
         (0..PATIENCE).any(|_| {
             let done = self.accumulated.load(Ordering::Acquire) == self.runs.len();
             if !done {
@@ -233,30 +235,31 @@ impl<'a> Split<'a> {
         })
     }
 
-    /// The units of a run.
+    /// Returns the numbers of a run's units.
     fn run(&self, run: usize) -> Range<usize> {
         run * self.run..self.units.len().min((run + 1) * self.run)
     }
 
-    /// The task whose rows a unit is for, and its first key.
+    /// Returns the task whose rows a unit belongs to, and the unit's first key.
     fn unit(&self, call: &Call<'_>, unit: usize) -> (Task, usize) {
         let Unit { sequence, head, block } = self.units.at(unit);
         (self.task(sequence, head), (call.blocks_seen(sequence).start + block) * KEY_BLOCK)
     }
 
-    /// All the rows of a head.
+    /// Returns the task of all the rows that share a key/value head.
     fn task(&self, index: usize, kv_head: usize) -> Task {
         Task { index, kv_head, rows: 0..self.rows }
     }
 
-    /// Where a unit's part is: maxima, sums, outputs.
+    /// Returns a unit's part: maxima, sums, outputs.
     ///
     /// # Safety
-    /// The unit is one of the call's; nobody else uses its part meanwhile.
+    /// The unit is one of the call's; no other reference to its part exists meanwhile.
     #[expect(clippy::mut_from_ref, reason = "who may write is the caller's promise")]
     unsafe fn part(&self, call: &Call<'_>, task: &Task, first: usize) -> [&mut [f32]; 3] {
         let padded = self.rows.next_multiple_of(LANES);
-        // SAFETY: the caller's promise; a part is maxima and sums, padded, and so many rows of outputs.
+        // SAFETY: the caller guarantees the unit and sole access to its part; a part is maxima and sums, both padded,
+        // and `rows` rows of outputs.
         unsafe {
             let at = self.part_at(call, task, first);
             let part = |at: *mut f32, n: usize| core::slice::from_raw_parts_mut(at, n);
@@ -264,7 +267,7 @@ impl<'a> Split<'a> {
         }
     }
 
-    /// Where a unit's part begins.
+    /// Returns the address of a unit's part.
     ///
     /// # Safety
     /// The unit is one of the call's.
@@ -272,32 +275,33 @@ impl<'a> Split<'a> {
         let block = first / KEY_BLOCK - call.blocks_seen(task.index).start;
         let number = self.units.number(Unit { sequence: task.index, head: task.kv_head, block });
         debug_assert!(number < self.units.len());
-        // SAFETY: `new` made sure that there is memory for every unit.
+        // SAFETY: the caller guarantees the unit, and `new` has reserved memory for every unit.
         unsafe { self.partials.add(number * unit_floats(self.rows, self.width)) }
     }
 
-    /// What a unit's part takes.
+    /// Number of bytes of a unit's part.
     fn part_bytes(&self) -> usize {
         unit_floats(self.rows, self.width) * size_of::<f32>()
     }
 }
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
-    /// Gathers a unit, if its rows see anything of it.
+    /// Accumulates a unit, if any of its keys is visible to its rows.
     ///
     /// # Safety
-    /// As for [`AttentionTask::run`], with the unit's part in place of the task's rows.
+    /// Same contract as [`AttentionTask::run`], with the unit's part in place of the task's rows.
     unsafe fn accumulate_unit(&self, split: &Split<'_>, first: usize, regions: Regions<'_>) {
         if self.task.rows.is_empty() || !self.holds(first) {
             return;
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the contract of `run` and that the unit's part is this worker's alone; the
+        // block is one of the task's, as tested above.
         unsafe {
-            // Straight to where the merge will find it.
+            // Accumulate directly where the merge reads it.
             let [max, sum, out] = split.part(self.call, &self.task, first);
             let mut regions = Regions { max, sum, out, ..regions };
             let queries = self.queries(&mut regions);
-            // As in `run`: again with nonfinite if anything is not finite.
+            // As in `run`: once more, with non-finite values handled, if anything is not finite.
             for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
                 self.accumulate(queries, (nonfinite, None), core::iter::once(first), &mut regions);
                 if self.accumulated_is_finite(&regions) {
@@ -307,12 +311,12 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// Folds the units of the task's rows in the order of their keys, and writes the rows.
+    /// Merges the units of the task's rows in the order of their keys, and writes the rows.
     ///
     /// # Safety
-    /// As for [`AttentionTask::run`]; all units are accumulated.
+    /// Same contract as [`AttentionTask::run`]; all units are accumulated.
     unsafe fn merge_units(&self, split: &Split<'_>, regions: &mut Regions<'_>) {
-        // SAFETY: passed on; one merge a sequence and head.
+        // SAFETY: the caller guarantees the contract of `run`; each sequence and head is merged once.
         unsafe { self.fill_rows_beyond() };
         if self.task.rows.is_empty() {
             return;
@@ -320,7 +324,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         self.clear(regions);
         let padded = self.task.rows.len().next_multiple_of(LANES);
         for first in self.blocks() {
-            // SAFETY: the unit is accumulated, and nobody else merges it.
+            // SAFETY: the unit is accumulated, and only this worker merges it.
             let [max, sum, out] = unsafe { split.part(self.call, &self.task, first) };
             let state = softmax::Rows {
                 max: &mut regions.max[..padded],
@@ -330,23 +334,23 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
             };
             self.s.merge(state, &mut regions.out[..out.len()], out, split.width);
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the contract of `run`.
         if unsafe { self.finish(NonFinite::Ignored, EndedRowBlocks::NONE, regions) } {
             return;
         }
-        // Again, with nonfinite for what is marked, by the factors that were found.
+        // Merge again with non-finite values handled: marks stay marks. The factors are those of the first merge.
         self.clear_outputs(0..self.task.rows.len(), regions);
         for first in self.blocks() {
-            // SAFETY: as above.
+            // SAFETY: the unit is accumulated, and only this worker merges it.
             let [rescale_prev, factor, out] = unsafe { split.part(self.call, &self.task, first) };
             self.s.merge_marked([rescale_prev, factor], &mut regions.out[..out.len()], out, split.width);
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the contract of `run`.
         unsafe { self.finish(NonFinite::Handled, EndedRowBlocks::NONE, regions) };
     }
 }
 
-/// Takes runs of units and gathers them until none is left.
+/// Takes runs of units and accumulates them until none is left.
 ///
 /// # Safety
 /// The call is consistent with its outputs, and the split was made for it.
@@ -361,14 +365,15 @@ pub(crate) unsafe fn accumulate<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskM
         for unit in units.clone() {
             let (task, first) = split.unit(call, unit);
             let next = (unit + 1 < units.end).then(|| split.unit(call, unit + 1));
-            // SAFETY: one of the call's units.
+            // SAFETY: the unit is one of the call's.
             let accumulated = unsafe { split.part_at(call, &task, first) };
             let fused =
                 fused(task).followed_by(Next::Unit { accumulated: (accumulated.cast(), split.part_bytes()), next });
-            // SAFETY: passed on; the unit belongs to this run, and the run was taken once.
+            // SAFETY: the caller guarantees the consistent call; the unit belongs to this run, and the run was taken
+            // once, so this worker owns the unit's part.
             unsafe { fused.accumulate_unit(split, first, scratch.regions(fused.tiling)) }
         }
-        // Release: what this worker wrote. Acquire: who merges may be this one.
+        // Release: publishes what this worker wrote. Acquire: this worker may be the one that merges.
         split.accumulated.fetch_add(1, Ordering::AcqRel);
     }
 }
@@ -376,7 +381,7 @@ pub(crate) unsafe fn accumulate<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskM
 /// Takes heads and merges their units until none is left.
 ///
 /// # Safety
-/// As for [`accumulate`]; all is accumulated.
+/// Same contract as [`accumulate`]; all units are accumulated.
 pub(crate) unsafe fn merge<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod + 't, C: ProbMod + 't>(
     split: &Split<'_>,
     fused: impl Fn(Task) -> AttentionTask<'t, 'a, S, Mods<A, B, C>>,
@@ -385,7 +390,8 @@ pub(crate) unsafe fn merge<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod + 
     while let Some(number) = split.merges.take() {
         let (index, kv_head) = (number / split.units.heads, number % split.units.heads);
         let fused = fused(split.task(index, kv_head));
-        // SAFETY: passed on; the head's rows are this worker's alone.
+        // SAFETY: the caller guarantees the consistent call and that all units are accumulated; each head is taken
+        // once, so its rows are this worker's alone.
         unsafe { fused.merge_units(split, &mut scratch.regions(fused.tiling)) }
     }
 }

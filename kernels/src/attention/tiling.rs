@@ -1,5 +1,5 @@
-//! Sizes: how a call is cut up, and the scratch that one worker needs for it. Plain data; no bit of a result depends
-//! on any of it.
+//! Tiling: the sizes of tasks, row blocks and packed runs, and the scratch that one worker needs for them. Plain data;
+//! no bit of a result depends on any of it.
 
 use crate::attention::steps::span::SCORE_STRIDE;
 use crate::kv::value_panels::WINDOW;
@@ -9,46 +9,47 @@ use crate::simd::aligned::AlignedBuf;
 use crate::simd::width::LINE_BYTES;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 
-/// Most rows whose scores are held at once. 96 rows of 256 scores are 104 KB, in the second-level cache beside the
-/// block's keys and values; 48 measured 1–2 % slower.
+/// Maximum number of rows in a row block: the rows whose scores are held at once. 96 rows of 256 scores are 104 KB, in
+/// the second-level cache beside the key block's keys and values; 48 measured 1–2 % slower.
 pub const MAX_ROW_BLOCK: usize = 96;
 const _: () = assert!(MAX_ROW_BLOCK.is_multiple_of(LANES));
 
-/// Most rows of a task. A task packs each key block once, so more rows mean less packing (1.3 % of the work at 384 rows,
-/// head_dim 64), but also fewer tasks to share out and more state to rescale_prev in cache.
+/// Maximum number of rows in a task. A task packs each key block once, so more rows mean less packing (1.3 % of the
+/// work at 384 rows, head_dim 64), but also fewer tasks to share out and more state to keep in cache.
 pub const MAX_TASK: usize = 384;
 
-/// Floats of packed keys held at once: 256 keys of head_dim 256, a quarter of a megabyte.
+/// Number of floats of packed keys held at once: 256 keys of head_dim 256, a quarter of a megabyte.
 const KEY_FLOATS: usize = 64 * 1024;
-/// Columns of values packed at once: 256 keys of them are a quarter of a megabyte.
+/// Number of value columns packed at once: for 256 keys they are a quarter of a megabyte.
 const VALUE_COLS: usize = WINDOW;
-/// Floats of running output, and of packed queries, held by a task.
+/// Number of floats of running output, and of packed queries, held by a task.
 const ROW_FLOATS: usize = 48 * 1024;
 
-/// How a call is cut into tasks, groups and packed runs.
+/// Sizes of the tasks, row blocks and packed runs that a call is split into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tiling {
     /// Length of a query or key.
     pub(crate) head_dim: usize,
     /// Length of a value.
     pub(crate) value_dim: usize,
-    /// Query rows of a task, over the heads that share a key/value head.
+    /// Number of query rows of a task, over the heads that share a key/value head.
     pub(crate) task_rows: usize,
-    /// Rows there is scratch for: as many as a task of these dimensions may ever have, so that the scratch does not
-    /// depend on lengths. What a short call does not touch costs address space, not memory.
+    /// Number of rows that scratch is reserved for: the most a task of these dimensions can have, so that the size of
+    /// the scratch does not depend on lengths. Scratch that a short call does not touch costs address space, not
+    /// memory.
     most_rows: usize,
-    /// Rows whose scores are computed together.
+    /// Number of rows of a row block, whose scores are computed together.
     pub(crate) row_block_rows: usize,
-    /// Keys of a block there is scratch for.
+    /// Number of keys of a block that scratch is reserved for.
     block_keys: usize,
-    /// Keys of a block packed at once, at most.
+    /// Maximum number of keys of a block packed at once.
     pub(crate) pack_keys: usize,
-    /// Value columns of a block packed at once, if values are packed at all.
+    /// Number of value columns of a block packed at once, if values are packed at all.
     pub(crate) pack_cols: usize,
 }
 
 impl Tiling {
-    /// The tiling for these dimensions, with tasks of at most `rows` rows, in whole tiles of `tile_rows`.
+    /// Creates the tiling for these dimensions, with tasks of at most `rows` rows, in whole tiles of `tile_rows`.
     ///
     /// # Panics
     /// If a dimension is larger than [`MAX_DIM`], or tiles have no rows.
@@ -59,50 +60,52 @@ impl Tiling {
         let pack_cols = VALUE_COLS.min(width.max(LANES));
         let whole = |rows: usize| if rows > tile_rows { rows / tile_rows * tile_rows } else { rows.max(1) };
         let fits = ROW_FLOATS / head_dim.max(width).max(1);
-        // If a block's keys or values do not fit at once they are packed again for every group: make the group the task.
+        // If a block's keys or values do not fit at once, they are packed again for every row block: then a task has
+        // only one.
         let most = if pack_keys < KEY_BLOCK || pack_cols < width { MAX_ROW_BLOCK } else { MAX_TASK };
         let most_rows = whole(most.min(fits));
         let task_rows = whole(rows.min(most_rows));
-        // More than one group: MAX_ROW_BLOCK is whole vectors, so groups do not share a vector of row states.
+        // If a task has several row blocks, they do not share a vector of row states: MAX_ROW_BLOCK is whole vectors.
         let row_block_rows = task_rows.min(MAX_ROW_BLOCK);
         Self { head_dim, value_dim, task_rows, most_rows, row_block_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols }
     }
 
-    /// The same with no more scratch than calls of so few keys take: for a call that brings its own and does not rescale_prev it.
-    /// A quarter of tiny calls' time would be the system's, finding memory.
+    /// Returns this tiling with no more scratch than a call of `kv_len` keys takes: for a call that allocates its own
+    /// scratch and does not keep it. Otherwise a quarter of a tiny call's time goes to the system, which finds the
+    /// memory.
     #[must_use]
     pub fn shrink_to(self, kv_len: usize) -> Self {
         let block_keys = kv_len.clamp(1, KEY_BLOCK).next_multiple_of(LANES);
         Self { most_rows: self.task_rows, block_keys, pack_keys: self.pack_keys.min(block_keys), ..self }
     }
 
-    /// True if there is scratch for blocks of so many keys altogether.
+    /// Returns true if there is scratch for the blocks of a sequence of `kv_len` keys.
     pub(crate) fn holds(&self, kv_len: usize) -> bool {
         kv_len.min(KEY_BLOCK) <= self.block_keys
     }
 
-    /// Query rows of a task, over the heads that share a key/value head.
+    /// Number of query rows of a task, over the heads that share a key/value head.
     pub fn task_rows(&self) -> usize {
         self.task_rows
     }
 
-    /// Rows whose scores are computed together.
+    /// Number of rows of a row block, whose scores are computed together.
     pub fn row_block_rows(&self) -> usize {
         self.row_block_rows
     }
 
-    /// Keys of a block packed at once.
+    /// Number of keys of a block packed at once.
     pub fn pack_keys(&self) -> usize {
         self.pack_keys
     }
 
-    /// Floats from one row of running output to the next.
+    /// Number of floats from one row of running output to the next.
     #[inline]
     pub(crate) fn width(&self) -> usize {
         self.value_dim.next_multiple_of(LANES)
     }
 
-    /// Lengths in floats of the regions of a worker's scratch, in the order of [`Regions`].
+    /// Returns the lengths in floats of the regions of a worker's scratch, in the order of [`Regions`].
     #[inline]
     fn lengths(&self) -> [usize; 7] {
         let (rows, group) = (self.most_rows, self.most_rows.min(MAX_ROW_BLOCK));
@@ -118,33 +121,33 @@ impl Tiling {
         .map(|floats| floats.next_multiple_of(LANES))
     }
 
-    /// Bytes of scratch that each worker needs. Independent of the number of rows and keys; at most 1 MiB for
-    /// dimensions up to 4096.
+    /// Returns the bytes of scratch that each worker needs. Independent of the number of rows and keys; at most 1 MiB
+    /// for dimensions up to 4096.
     pub fn scratch_bytes(&self) -> usize {
         self.lengths().iter().sum::<usize>() * size_of::<f32>() + LINE_BYTES
     }
 }
 
-/// The memory of one worker. Grows to what a tiling needs and stays.
+/// Scratch memory of one worker. Grows to the size a tiling needs and is kept.
 #[derive(Default)]
 pub struct Scratch {
     lines: AlignedBuf,
 }
 
 impl Scratch {
-    /// Empty; the first use allocates.
+    /// Creates empty scratch; the first use allocates.
     pub const fn new() -> Self {
         Self { lines: AlignedBuf::new() }
     }
 
-    /// Makes room for `tiling`. Allocates only if there is less. False if there is no memory.
+    /// Reserves the scratch that `tiling` needs. Allocates only if there is less. Returns false if there is no memory.
     #[inline]
     #[must_use]
     pub fn try_reserve(&mut self, tiling: &Tiling) -> bool {
         self.lines.try_reserve(tiling.lengths().iter().sum())
     }
 
-    /// Bytes held.
+    /// Number of bytes held.
     pub fn bytes(&self) -> usize {
         self.lines.bytes()
     }
@@ -168,22 +171,23 @@ impl core::fmt::Debug for Scratch {
     }
 }
 
-/// A worker's scratch, cut up.
+/// Worker's scratch, split into its parts.
 pub(crate) struct Regions<'a> {
-    /// Packed keys, `[panel][head_dim][16]`, or in pairs: see `bf16_pairs.rs`.
+    /// Packed keys, `[panel][head_dim][16]`, or as pairs: see `bf16_pairs.rs`.
     pub(crate) keys: &'a mut [f32],
     /// Packed values, `[run][key][columns]`.
     pub(crate) values: &'a mut [f32],
-    /// `[row of the group][SCORE_STRIDE]`.
+    /// Scores, then weights, `[row of the row block][SCORE_STRIDE]`.
     pub(crate) scores: &'a mut [f32],
     /// Running output, `[row of the task][width]`.
     pub(crate) out: &'a mut [f32],
-    /// Copied queries, `[row of the task][head_dim]`, if theirs are not contiguous; or in pairs, or as bytes: see `queries.rs`.
+    /// Copied queries, `[row of the task][head_dim]`, if the caller's are not contiguous; or queries as pairs or as
+    /// bytes: see `queries.rs`.
     pub(crate) queries: &'a mut [f32],
     /// Running maximum and sum of each row of the task.
     pub(crate) max: &'a mut [f32],
     pub(crate) sum: &'a mut [f32],
-    /// What a block does to each row of the group: see `softmax::Rows`.
+    /// Factors by which a key block rescales each row of the row block: see `softmax::Rows`.
     pub(crate) rescale_prev: &'a mut [f32],
     pub(crate) rescale_block: &'a mut [f32],
 }

@@ -1,23 +1,23 @@
-//! Which keys a row may see: causal, window and lengths, as a range or two of key indices.
+//! Visibility rules that are key ranges: causal, window and lengths give each row one or two ranges of key indices.
 
-/// Where the query rows stand among the keys: row `i` of a sequence is at position `p = i + offset`.
+/// Alignment of query rows and keys: row `i` of a sequence is at position `p = i + offset`.
 ///
-/// Causal, windows and ALiBi all go by this position. Other projects pick a default in silence, and not the same one
+/// Causal masks, windows and ALiBi all use this position. Other projects have an implicit default, and not the same one
 /// (PyTorch's flag is top-left; flash-attention, MLX and ONNX are bottom-right), which has broken decoding many
-/// times over. Here there is none: where rows and keys differ in number and the position matters, it must be named.
+/// times. Here there is no default: if rows and keys differ in number and the position matters, it must be named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Alignment {
-    /// Row 0 stands at key 0: `offset = 0`.
+    /// Row 0 is at key 0: `offset = 0`.
     TopLeft,
-    /// The last row stands at the last key: `offset = kv_len − q_len`, by each sequence's own lengths.
+    /// The last row is at the last key: `offset = kv_len − q_len`, with each sequence's own lengths.
     BottomRight,
-    /// `offset` as given: the number of keys before row 0, as in chunked prefill. May be negative.
+    /// Explicit `offset`: the number of keys before row 0, as in chunked prefill. May be negative.
     Offset(isize),
 }
 
 impl Alignment {
-    /// The offset for a sequence of these lengths.
+    /// Returns the offset for a sequence of these lengths.
     #[inline]
     pub fn offset(self, q_len: usize, kv_len: usize) -> isize {
         match self {
@@ -29,17 +29,17 @@ impl Alignment {
     }
 }
 
-/// Whether a row may see keys after its own position.
+/// Causal rule, for keys after a row's own position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Causality {
-    /// Every key, as far as the other rules allow.
+    /// Visible: every key that the other rules allow.
     #[default]
     Full,
-    /// Keys `j ≤ p` only. A row with `p < 0` sees none.
+    /// Hidden: keys `j ≤ p` only. A row with `p < 0` attends to none.
     Causal,
 }
 
-/// A sliding window around the row's position `p`.
+/// Sliding window around the row's position `p`.
 ///
 /// Six projects had an off-by-one here, so there are two constructors, each named for its convention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -50,50 +50,51 @@ pub struct Window {
 }
 
 impl Window {
-    /// Keys `p − left ≤ j ≤ p + right`, both ends included, `None` for no bound (ONNX opset 25, flash-attention).
+    /// Creates a window of keys `p − left ≤ j ≤ p + right`, both ends included, `None` for no bound (ONNX opset 25,
+    /// flash-attention).
     pub const fn inclusive(left: Option<usize>, right: Option<usize>) -> Self {
         Self { left, right, keep_first: 0 }
     }
 
-    /// The last `n` keys, the row's own included and none after it, as model configurations count a
-    /// `sliding_window`.
+    /// Creates a window of the last `n` keys, the row's own included and none after it, as model configurations count
+    /// a `sliding_window`.
     pub const fn last_tokens(n: core::num::NonZeroUsize) -> Self {
         Self { left: Some(n.get() - 1), right: Some(0), keep_first: 0 }
     }
 
-    /// The same window over keys counted from `first` on.
+    /// Returns this window over keys counted from `first` on.
     #[must_use]
     pub const fn counted_from(self, first: usize) -> Self {
         Self { keep_first: self.keep_first.saturating_sub(first), ..self }
     }
 
-    /// True if a key this far behind the row's position (ahead if negative) is inside the window.
+    /// Returns true if a key `behind` positions before the row's (after it if negative) is inside the window.
     pub fn sees(&self, behind: i128) -> bool {
         self.left.is_none_or(|n| behind <= n as i128) && self.right.is_none_or(|n| behind >= -(n as i128))
     }
 
-    /// How many of the first keys stay visible always.
+    /// Number of first keys that are always visible.
     pub fn kept_first(&self) -> usize {
         self.keep_first
     }
 
-    /// The first `m` keys stay visible too, wherever the window is (but not past a causal row's position).
+    /// Keeps the first `m` keys visible too, wherever the window is (but not past a causal row's position).
     #[must_use]
     pub const fn keep_first(self, m: usize) -> Self {
         Self { keep_first: m, ..self }
     }
 }
 
-/// The rules that come as ranges.
+/// Visibility rules that are key ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Visible {
-    /// Keys after the row's position.
+    /// Rule for keys after the row's position.
     pub causality: Causality,
-    /// Keys far from the row's position.
+    /// Rule for keys far from the row's position.
     pub window: Option<Window>,
 }
 
-/// The keys a row sees: `0..prefix` and `start..end`, with `prefix < start` or `prefix == 0`.
+/// Keys visible to a row: `0..prefix` and `start..end`, with `prefix < start` or `prefix == 0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keys {
     /// End of the range at the front, 0 if there is none.
@@ -105,12 +106,12 @@ pub struct Keys {
 }
 
 impl Visible {
-    /// True if the rules depend on where rows stand among the keys.
+    /// Returns true if the rules depend on the rows' positions among the keys.
     pub fn uses_position(&self) -> bool {
         self.causality == Causality::Causal || self.window.is_some()
     }
 
-    /// The keys that a row at `position` sees among `0..kv_len`.
+    /// Returns the keys among `0..kv_len` that are visible to a row at `position`.
     #[inline]
     pub fn keys(&self, position: isize, kv_len: usize) -> Keys {
         let Keys { prefix, start, end } = self.bounds(position, kv_len);
@@ -123,18 +124,18 @@ impl Visible {
         }
     }
 
-    /// A range that holds every key that a row at any of these positions sees.
+    /// Returns a range that holds every key visible to any row at positions `first..=last`.
     pub(crate) fn hull(&self, first: isize, last: isize, kv_len: usize) -> core::ops::Range<usize> {
-        // Bounds move with the position: the first row sees furthest back, the last furthest on.
+        // Bounds move with the position: the first row's range starts first, the last row's ends last.
         let (first, last) = (self.bounds(first, kv_len), self.bounds(last, kv_len));
         let start = if last.prefix > 0 { 0 } else { first.start.min(kv_len) };
         start..last.end.max(last.prefix).max(start)
     }
 
-    /// The two ranges as the rules have them: they may overlap, or run backwards.
+    /// Returns the two ranges as the rules give them: they may overlap, and `start` may exceed `end`.
     #[inline]
     fn bounds(&self, position: isize, kv_len: usize) -> Keys {
-        // One past the last key allowed by a bound `right` keys after the position, within 0..=kv_len.
+        // Returns one past the last key that a bound `right` keys after the position allows, within 0..=kv_len.
         let end_at = |right: usize| {
             let last = position.saturating_add_unsigned(right);
             if last < 0 { 0 } else { kv_len.min((last as usize).saturating_add(1)) }
@@ -153,21 +154,21 @@ impl Visible {
 }
 
 impl Keys {
-    /// The part of the main range, and of the prefix, that lies in the block `first .. first + len`, counted from
-    /// `first`.
+    /// Returns the parts of the main range and of the prefix that lie in the block `first .. first + len`, counted
+    /// from `first`.
     #[inline]
     pub(crate) fn within(self, first: usize, len: usize) -> Self {
         let clip = |key: usize| key.saturating_sub(first).min(len);
         Self { prefix: clip(self.prefix), start: clip(self.start), end: clip(self.end) }
     }
 
-    /// True if no key is seen.
+    /// Returns true if no key is visible.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.prefix == 0 && self.start >= self.end
     }
 
-    /// The smallest range that holds every key seen; `start == end` if none.
+    /// Returns the smallest range that holds every visible key; `start == end` if there is none.
     #[inline]
     pub(crate) fn hull(self) -> (usize, usize) {
         let start = if self.prefix > 0 { 0 } else { self.start };
@@ -180,7 +181,7 @@ impl Keys {
 mod tests {
     use super::*;
 
-    /// The definition, key by key.
+    /// Defines visibility, key by key.
     fn sees(rules: &Visible, p: isize, j: isize) -> bool {
         let causal = rules.causality == Causality::Full || j <= p;
         let Some(Window { left, right, keep_first }) = rules.window else { return causal };

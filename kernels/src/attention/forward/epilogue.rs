@@ -1,4 +1,4 @@
-//! The end of a task's rows: where each goes, and by which factor.
+//! Epilogue of a task: each row's normalisation factor, its lse, and the address it is written to.
 
 use crate::attention::forward::state::StateTransfer;
 use crate::attention::forward::task::{AttentionTask, Row};
@@ -12,18 +12,18 @@ use crate::tensor::rows::Rows;
 use crate::tensor::view::SharedMut;
 use core::ops::Range;
 
-/// Rows that are finished together: few, so that a task of few rows does not set up many.
+/// Number of rows finished together: few, so that a task of few rows does not set up many.
 const END_ROWS: usize = 16;
 
-/// Which row blocks of a task have ended.
+/// Row blocks of a task that have ended: already normalised and written by P·V tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct EndedRowBlocks {
     row_blocks: [bool; MAX_TASK.div_ceil(MAX_ROW_BLOCK)],
-    /// Whether what they accumulated was finite.
+    /// True if everything the ended row blocks accumulated is finite.
     finite: bool,
 }
 
-// Rows are finished so many at a time, all of one row block.
+// Rows finished together belong to one row block.
 const _: () = assert!(MAX_ROW_BLOCK.is_multiple_of(END_ROWS));
 
 impl EndedRowBlocks {
@@ -33,7 +33,7 @@ impl EndedRowBlocks {
         self.row_blocks[row_block]
     }
 
-    /// Notes that a row block has ended.
+    /// Records that a row block has ended.
     pub(crate) fn add(&mut self, row_block: usize, ends: &RowBlockEnds) {
         self.row_blocks[row_block] = true;
         self.finite &= ends.is_finite();
@@ -41,7 +41,8 @@ impl EndedRowBlocks {
 }
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
-    /// Per row of a row block: what to subtract from its scores, and the factor that makes weights of their exponentials.
+    /// Returns, for each row of a row block, the reference to subtract from its scores and the factor that turns their
+    /// exponentials into weights.
     pub(crate) fn references(&self, row_block: Range<usize>, max: &[f32], sum: &[f32]) -> [(f32, f32); MAX_ROW_BLOCK] {
         let mut references = [(0.0, 0.0); MAX_ROW_BLOCK];
         for row in self.rows(row_block.clone()) {
@@ -56,19 +57,21 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         RowEnd::new(max, sum, self.call.options.sinks.map(|sinks| sinks[row.head]))
     }
 
-    /// True if all that was accumulated is: if not, it has to be accumulated with nonfinite.
+    /// Returns true if everything accumulated is finite: if not, the task is accumulated again with
+    /// [`NonFinite::Handled`].
     pub(crate) fn accumulated_is_finite(&self, regions: &Regions<'_>) -> bool {
         let accumulated = &regions.out[..self.task.rows.len() * self.tiling.width()];
         let row = Typed::F32(Rows::strided(accumulated.as_ptr(), 0, 1));
-        // SAFETY: one row of so many floats.
+        // SAFETY: the row is `accumulated`, a slice of that many floats.
         unsafe { self.s.all_finite(row, 1, accumulated.len()) }
     }
 
-    /// Where the rows of a row block go, and by which factors they end, if tiles can write them: contiguous floats. Writes their
-    /// log-sum-exp. Nothing may be added to them after the block at hand.
+    /// Sets in `ends` the addresses and factors of a row block's rows, if P·V tiles can write them: if the output is
+    /// contiguous floats. Returns true if so, and then writes their log-sum-exp. Nothing may be accumulated into the
+    /// rows after the current key block.
     ///
     /// # Safety
-    /// As for [`Self::run`]; the row block has met its last scores.
+    /// Same contract as [`Self::run`]; the row block's running maxima and sums include its last scores.
     pub(crate) unsafe fn end_group(
         &self,
         row_block: Range<usize>,
@@ -88,16 +91,17 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
             }
         }
         for row in self.rows(row_block.clone()) {
-            // SAFETY: passed on.
+            // SAFETY: the caller guarantees the contract of `run`; the row is row `row_block.start + row.n` of the
+            // task.
             ends.factors[row.n] = unsafe { self.end_row(row, row_block.start + row.n, regions) }.factor;
         }
         true
     }
 
-    /// How a row ends. Writes its log-sum-exp.
+    /// Computes how a row ends, and writes its log-sum-exp.
     ///
     /// # Safety
-    /// As for [`Self::run`]; the row is row `r` of the task.
+    /// Same contract as [`Self::run`]; the row is row `r` of the task.
     #[inline(always)]
     unsafe fn end_row(&self, row: Row, r: usize, regions: &Regions<'_>) -> RowEnd {
         let end = self.row_end(row, regions.max[r], regions.sum[r]);
@@ -108,28 +112,28 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         end
     }
 
-    /// Normalises and writes the task's rows, or keeps them as they are for more keys to come. False if something accumulated
-    /// was not finite.
+    /// Normalises and writes the task's rows, or saves them unnormalised as a state for more keys to come. Returns
+    /// false if something accumulated was not finite.
     ///
     /// # Safety
-    /// As for [`Self::run`].
+    /// Same contract as [`Self::run`].
     pub(crate) unsafe fn finish(&self, nonfinite: NonFinite, ended: EndedRowBlocks, regions: &mut Regions<'_>) -> bool {
         let Some(output) = &self.outputs.out else {
             let finite = self.accumulated_is_finite(regions);
             if finite || nonfinite == NonFinite::Handled {
-                // SAFETY: passed on.
+                // SAFETY: the caller guarantees the contract of `run`.
                 unsafe { self.transfer_state(regions, StateTransfer::Save) };
             }
             return finite;
         };
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the contract of `run`.
         by_type!(Typed, output, |out| unsafe { self.finish_into(out, nonfinite, ended, regions) })
     }
 
-    /// The same, to an output of a type.
+    /// Normalises and writes the task's rows to an output of element type `T`.
     ///
     /// # Safety
-    /// As for [`Self::run`].
+    /// Same contract as [`Self::run`].
     unsafe fn finish_into<T: Output>(
         &self,
         output: &SharedMut<'_, T>,
@@ -145,7 +149,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
             let mut out = [core::ptr::null_mut::<T>(); END_ROWS];
             let mut element = 1;
             for row in self.rows(row_block.clone()) {
-                // SAFETY: passed on.
+                // SAFETY: the caller guarantees the contract of `run`; the row is one of the task's, inside the output.
                 unsafe {
                     ends[row.n] = self.end_row(row, row_block.start + row.n, regions);
                     (out[row.n], element) = output.row(self.seq.batch, row.head, self.seq.first_row + row.i);
@@ -155,7 +159,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
                 }
             }
             let stride = self.tiling.width();
-            // SAFETY: every row has `value_dim` elements, and they are this task's alone.
+            // SAFETY: every row of the output has `value_dim` elements, and they are this task's alone.
             finite &= unsafe {
                 let finish = Finish {
                     accumulated: &regions.out[row_block.start * stride..row_block.end * stride],

@@ -1,4 +1,4 @@
-//! Key weight sums: how much weight each key has drawn, over all rows and heads that share it.
+//! Key weight sums: the sum of the weights that all rows and heads give to each key.
 
 use crate::attention::call::Task;
 use crate::attention::forward::key_block::tables;
@@ -14,32 +14,34 @@ use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::SharedMut;
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
-    /// The sum of each key's weights over all the rows of the task, in row order.
+    /// Sums each key's weights over all the rows of the task, in row order.
     ///
-    /// A second and a third QKᵀ, row block by row block: one for the rows' maxima and sums, one for their finished weights. That
-    /// takes no memory, and adds the same numbers in the same order whoever does it.
+    /// Computes a second and a third QKᵀ, row block by row block: one for the rows' maxima and sums, one for their
+    /// finished weights. That takes no memory, and adds the same numbers in the same order on any worker.
     ///
     /// # Safety
-    /// As for [`Self::run`], with all keys of the sequence and head in place of the rows; `outputs` asks for no scores.
+    /// Same contract as [`Self::run`], with all keys of the sequence and head in place of the rows; `outputs` has no
+    /// score outputs.
     pub(crate) unsafe fn key_weight_sums(&self, mass: &SharedMut<'_, f32>, mut regions: Regions<'_>) {
         // SAFETY: key `j` of the sequence is inside the output, and this task's alone.
         let at = |j: usize| unsafe { mass.row(self.seq.batch, self.task.kv_head, self.seq.first_key + j).0 };
-        // All keys there is memory for: those beyond the sequence's length have no mass.
+        // All keys there is memory for: the sums of keys beyond the sequence's length are 0.
         for j in 0..self.call.keys_of(self.task.index).len() {
-            // SAFETY: as above.
+            // SAFETY: key `j` is inside the output, and this task's alone.
             unsafe { *at(j) = 0.0 };
         }
         if self.task.rows.is_empty() {
             return;
         }
         for row_block in self.row_blocks() {
-            // A task of its own: scratch for copied queries and states holds one task's rows, not the whole head's.
+            // Each row block is a task of its own: scratch for copied queries and states holds one task's rows, not the
+            // whole head's.
             let task = Task { rows: row_block.clone(), ..self.task.clone() };
             let part = Self::new(self.s, self.mods, self.call, self.outputs, task, self.tiling);
             let (row_block, rows) = (0..row_block.len(), row_block.len());
             regions.max.fill(f32::NEG_INFINITY);
             regions.sum.fill(0.0);
-            // SAFETY: passed on; the row block lies inside the task.
+            // SAFETY: the caller guarantees the contract of `run`; the row block lies inside the task.
             unsafe {
                 let queries = part.queries(&mut regions);
                 let (mut spans, mut tables) = (Spans::NONE, tables());

@@ -1,15 +1,15 @@
-//! The fused loop: one pass over the keys, one block at a time, for the rows of one task.
+//! Fused loop: one pass over the keys, one block at a time, for the rows of one task.
 //!
 //! ```text
 //! (max, sum, out) ← (−∞, 0, 0) for every row
 //! for each block of 256 keys:
 //!     for each row block of up to 96 rows:
-//!         S ← the row block's final scores                 scores.rs: QKᵀ, options, −∞ where hidden
-//!         P ← exp(S − rowmax S)                        softmax; also takes (rowmax S, Σ P) into (max, sum)
-//!         out ← rescale_prev · out + rescale_block · P V                values
-//! out ← out / sum;  lse ← max + ln sum                 finish, or values with the last block
+//!         S ← the row block's final scores                    compute_scores: QKᵀ, options, −∞ where hidden
+//!         P ← exp(S − rowmax S)                               softmax; also merges (rowmax S, Σ P) into (max, sum)
+//!         out ← rescale_prev · out + rescale_block · P V      accumulate_pv
+//! out ← out / sum;  lse ← max + ln sum                        finish, or accumulate_pv with the last block
 //! ```
-//! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) Nothing grows with the number of keys.
+//! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) No memory grows with the number of keys.
 
 use crate::attention::forward::epilogue::EndedRowBlocks;
 use crate::attention::forward::key_block::{Block, tables};
@@ -34,21 +34,23 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
     /// Computes the task's rows and writes them.
     ///
     /// # Safety
-    /// The call is consistent with its outputs, the task lies inside it, `regions` were cut for the tiling, and nobody
-    /// else writes the task's rows.
+    /// The call is consistent with its outputs, the task lies inside it, `regions` were made for the tiling, and no
+    /// other worker writes the task's rows.
     pub(crate) unsafe fn run(&self, mut regions: Regions<'_>) {
         if self.task.rows.start == 0 {
-            // SAFETY: passed on; every sequence and head has one task that starts at row 0.
+            // SAFETY: the caller guarantees this function's contract; every sequence and head has one task that starts
+            // at row 0.
             unsafe { self.fill_rows_beyond() };
         }
         if self.task.rows.is_empty() {
             return;
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees this function's contract, which these steps share.
         unsafe {
             let queries = self.queries(&mut regions);
-            // Hidden values have weight 0, and 0 times a finite number is nothing. Assume they are finite; if they
-            // were not, or something visible was not, it shows in the result, and everything is done again with nonfinite.
+            // Hidden values have weight 0, and 0 times a finite number adds nothing. Assume that all values are finite;
+            // if a hidden or visible one is not, the result shows it, and the task is done again with
+            // `NonFinite::Handled`.
             for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
                 let ended =
                     self.accumulate(queries, (nonfinite, self.blocks().next_back()), self.blocks(), &mut regions);
@@ -63,11 +65,11 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// The one pass over the keys, or over some of their blocks. Rows for which nothing comes after block `last` are written
-    /// with it, where tiles can do that: says which.
+    /// Accumulates the given key blocks, in one pass. Row blocks that end with block `last` are written with it, where
+    /// tiles can do that; returns which.
     ///
     /// # Safety
-    /// As for [`Self::run`]; the blocks are some of [`Self::blocks`].
+    /// Same contract as [`Self::run`]; the blocks are some of [`Self::blocks`].
     pub(crate) unsafe fn accumulate(
         &self,
         queries: Queries<'_>,
@@ -75,18 +77,19 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
-        // Whether no block has come yet. Groups whose outputs the first one writes whole do not clear them before.
+        // True until the first block is done. Row blocks whose outputs it writes whole are not cleared before.
         let mut fresh = self.outputs.state.is_none() && !C::ACTIVE;
         self.clear_state(regions);
         if !fresh {
             self.clear_outputs(0..self.task.rows.len(), regions);
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the contract of `run`.
         unsafe { self.transfer_state(regions, StateTransfer::Load) };
         let (mut ends, mut ended) = (RowBlockEnds::none(), EndedRowBlocks::NONE);
         let (mut spans, mut tables) = (Spans::NONE, tables());
         for first in blocks {
-            // SAFETY: passed on.
+            // SAFETY: the caller guarantees the contract of `run` and that `first` is one of the task's blocks; the
+            // tables outlive the block, and row blocks lie inside the task.
             unsafe {
                 let mut block = self.block(first, &mut tables);
                 for (number, row_block) in self.row_blocks().enumerate() {
@@ -127,10 +130,11 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         ended
     }
 
-    /// Turns a row block's scores into weights, taken into the running maxima and sums. Notes who sees what, as [`Self::seen`] does.
+    /// Turns a row block's scores into weights and merges them into the running maxima and sums. Returns the visible
+    /// keys of each row as [`Self::seen`] does.
     ///
     /// # Safety
-    /// As for [`Self::run`]; the scores are [prepared](Self::compute_scores).
+    /// Same contract as [`Self::run`]; the scores have been [computed](Self::compute_scores).
     #[inline(always)]
     unsafe fn softmax(
         &self,
@@ -139,7 +143,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         spans: &[Span],
         regions: &mut Regions<'_>,
     ) -> Option<VisibleBits> {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the contract of `run`; the row block lies inside the task.
         unsafe {
             self.write_scores(Point::Masked, block, row_block.clone(), regions.scores);
             self.write_scores(Point::Weights, block, row_block.clone(), regions.scores);
@@ -155,16 +159,18 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// The second pass, for a weight function: weights are finished one by one, so there is nothing to fold.
+    /// Accumulates the outputs in a second pass, for a weight function: weights are final before P·V, so nothing is
+    /// rescaled.
     ///
     /// # Safety
-    /// As for [`Self::run`]; the first pass has been made.
+    /// Same contract as [`Self::run`]; the first pass is complete.
     unsafe fn accumulate_modified(&self, queries: Queries<'_>, nonfinite: NonFinite, regions: &mut Regions<'_>) {
         regions.rescale_prev.fill(1.0);
         regions.rescale_block.fill(1.0);
         let (mut spans, mut tables) = (Spans::NONE, tables());
         for first in self.blocks() {
-            // SAFETY: passed on.
+            // SAFETY: the caller guarantees the contract of `run`; `first` is one of the task's blocks, the tables
+            // outlive the block, and row blocks lie inside the task.
             unsafe {
                 let mut block = self.block(first, &mut tables);
                 for row_block in self.row_blocks() {

@@ -1,4 +1,4 @@
-//! The forward pass: one task, one key block after the other.
+//! Forward pass: the fused loop of one task over its key blocks.
 
 pub(crate) mod epilogue;
 pub(crate) mod key_block;

@@ -1,4 +1,4 @@
-//! Values that are not finite behind a mask: weight 0 times ∞ or NaN is NaN, and must be nothing.
+//! Non-finite values and masks: for a hidden key, weight 0 times ∞ or NaN is NaN, and must add nothing.
 
 use crate::attention::forward::key_block::Block;
 use crate::attention::forward::task::AttentionTask;
@@ -14,8 +14,8 @@ use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-/// Which keys of a block each row of a row block sees, noted before the scores become weights. A score of −∞ hides its
-/// key, however it came about.
+/// Bits of the keys of a block that are visible to each row of a row block, recorded before the scores become weights.
+/// A score of −∞ hides its key, whatever the cause.
 pub(crate) struct VisibleBits([[u64; KEY_BLOCK / 64]; MAX_ROW_BLOCK]);
 
 impl VisibleBits {
@@ -37,10 +37,10 @@ impl VisibleBits {
 }
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
-    /// Notes who sees what, if nonfinite is to be taken and the block needs it.
+    /// Returns the visible keys of each row, if non-finite values are handled and the block has some.
     ///
     /// # Safety
-    /// As for [`AttentionTask::run`].
+    /// Same contract as [`AttentionTask::run`].
     pub(crate) unsafe fn seen(
         &self,
         block: &Block,
@@ -55,11 +55,12 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         .then(|| VisibleBits::new(S::TILE_ROWS, spans, rows, scores))
     }
 
-    /// Marks in `part` what [`NonFinite::Handled`] left out: the values of a run of columns that are not finite, in the rows that see
-    /// their keys. `part` is the outputs of `rows`, numbers in the row block, `[row][columns of the run, in whole vectors]`.
+    /// Marks in `part` the values that [`NonFinite::Handled`] replaced by 0: the non-finite values of a run of columns,
+    /// in the rows that their keys are visible to. `part` holds the outputs of `rows`, counted in the row block, as
+    /// `[row][columns of the run, in whole vectors]`.
     ///
     /// # Safety
-    /// As for [`AttentionTask::run`]; the run is one of the block's.
+    /// Same contract as [`AttentionTask::run`]; the run is one of the block's.
     pub(crate) unsafe fn mark_infinite(
         &self,
         (run, len): (&Run, usize),
@@ -69,7 +70,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
     ) {
         let (width, [_, native]) = (run.cols.next_multiple_of(LANES), self.native());
         for (j, c) in (0..len).flat_map(|j| (0..run.cols).map(move |c| (j, c))) {
-            // SAFETY: key `j` of the block, a column of the run.
+            // SAFETY: `j < len` is a key of the block, and `c` a column of the run.
             let x = unsafe { run.rows.get(j, c) };
             if x.is_finite() {
                 continue;

@@ -1,4 +1,4 @@
-//! What a task will need next: the memory that its tiles prefetch while they compute the block at hand.
+//! Software prefetch of a task: the memory that tiles prefetch while they compute the current key block.
 
 use crate::attention::call::Task;
 use crate::attention::forward::task::{AttentionTask, Next, Row};
@@ -12,22 +12,24 @@ use crate::simd::LANES;
 use crate::tensor::any::AnyRows;
 use crate::tensor::rows::{KEY_BLOCK, Table};
 
-/// Rows of a unit that nothing before them asks for, a panel's: packing asks for the next panel, tiles for later values.
+/// Number of first rows of a unit to prefetch, a panel's: later keys are prefetched by packing, later values by tiles.
 const FIRST: usize = LANES;
 
 impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a, S, Mods<A, B, C>> {
-    /// What will be needed once a block is done: the next block; after the last one the task's outputs, and what the
-    /// next task begins with. Of a unit, where it will accumulate, and what its values and the next unit's keys begin with: the rest is
-    /// asked for as they are read, and all of it where they lie one behind the other, in a cache.
+    /// Returns the memory to prefetch while a block is computed: the next block; with the last block the task's outputs
+    /// and the first block and queries of the next task. For a unit it is the memory the unit accumulates into, the
+    /// first rows of its values, and the first keys of the next unit: the rest is prefetched while the unit is read.
+    /// Values that lie one after the other, in a cache, are wholly prefetched that way.
     ///
     /// # Safety
-    /// As for [`Self::run`]; the block is one of the task's, of `len` keys from `first` on.
+    /// Same contract as [`Self::run`]; the block is one of the task's, of `len` keys from `first` on.
     pub(crate) unsafe fn prefetch(&self, [first, len]: [usize; 2], values: BlockValues) -> PrefetchQueue {
         let mut prefetch = PrefetchQueue::nothing();
         if let Next::Near = self.next {
             return prefetch;
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the contract of `run`; a later block exists, so
+        // `first + KEY_BLOCK < kv_len`; the next unit and the next task are the call's.
         unsafe {
             if let Next::Unit { accumulated: (at, bytes), next } = &self.next {
                 prefetch.push(*at, 0, 1, *bytes);
@@ -56,34 +58,36 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a
         prefetch
     }
 
-    /// This call's work for another task.
+    /// Returns the [`AttentionTask`] of another task of this call.
     fn with_task(&self, task: &Task) -> Self {
         Self::new(self.s, self.mods, self.call, self.outputs, task.clone(), self.tiling)
     }
 
-    /// The first keys of a block, if there is such.
+    /// Adds the first keys of a block, if there are any.
     ///
     /// # Safety
-    /// As for [`Self::run`].
+    /// Same contract as [`Self::run`].
     unsafe fn push_first_keys(&self, first: usize, prefetch: &mut PrefetchQueue) {
         let len = self.seq.kv_len.saturating_sub(first).min(FIRST);
         if len == 0 || !self.call.kv.holds(self.seq.batch, first) {
             return;
         }
         let (at, table) = (self.place(first), &mut Table::new());
-        // SAFETY: so many keys exist, and their block is held.
+        // SAFETY: `len` keys from `first` on exist, and their block is held.
         if let Keys::Rows(rows) = unsafe { self.call.kv.keys(at, len, table) } {
             prefetch.push_rows(rows, len, self.tiling.head_dim);
         }
     }
 
+    /// Adds a block's keys and values.
+    ///
     /// # Safety
-    /// As for [`Self::run`]; `first < kv_len`.
+    /// Same contract as [`Self::run`]; `first < kv_len`.
     unsafe fn push_block(&self, first: usize, prefetch: &mut PrefetchQueue) {
         let at = self.place(first);
         let len = KEY_BLOCK.min(self.seq.kv_len - first);
         let (d, kv) = (self.tiling.head_dim, &self.call.kv);
-        // Pages are left to themselves: their rows are many short stretches.
+        // Pages are not prefetched: their rows are many short stretches.
         if !kv.holds(at[0], first) || kv.is_paged() {
             return;
         }
@@ -96,7 +100,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a
                 let (first, bytes) = panels.bytes();
                 prefetch.push(first, 0, 1, len.next_multiple_of(LANES) * d * bytes);
             }
-            // Scales are left to themselves: a thirtieth of the memory.
+            // Scales are not prefetched: they are a thirtieth of the memory.
             Keys::Int8 { keys, .. } => prefetch.push(keys.cast(), 0, 1, len.div_ceil(LANES) * int8::panel_bytes(d)),
         }
         match values {
@@ -106,13 +110,15 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a
         }
     }
 
+    /// Adds the task's first key block and its queries.
+    ///
     /// # Safety
-    /// As for [`Self::run`].
+    /// Same contract as [`Self::run`].
     unsafe fn push_opening(&self, prefetch: &mut PrefetchQueue) {
         if self.task.rows.is_empty() {
             return;
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the contract of `run`; the first of the task's blocks starts below `kv_len`.
         unsafe {
             if let Some(first) = self.blocks().next() {
                 self.push_block(first, prefetch);
@@ -123,7 +129,7 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a
         }
     }
 
-    /// The task's rows of q or of the output, as far as they belong to the head of the first.
+    /// Adds the task's rows of q or of the output, as far as they belong to the first row's head.
     #[inline]
     fn push_rows(&self, prefetch: &mut PrefetchQueue, dim: usize, at: impl Fn(Row) -> AnyRows) {
         if let Some(row) = self.rows(0..1).next() {
@@ -132,7 +138,8 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a
     }
 }
 
-/// Adds `n` rows of value panels whose elements have so many bytes. Where value panels are not all of a width, nearly those rows.
+/// Adds `n` rows of value panels whose elements are `bytes` each. Where the panels differ in width, the memory added is
+/// only approximately those rows.
 fn push_strips(prefetch: &mut PrefetchQueue, (value_panels, bytes): (ValuePanels<u8>, usize), n: usize) {
     let cols = value_panel(0, value_panels.width).len() * bytes;
     prefetch.push(

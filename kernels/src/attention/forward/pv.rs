@@ -1,4 +1,4 @@
-//! P·V of a row block and a block: values where they lie, or packed; elements, pairs or bytes.
+//! P·V of a row block and a key block. Values are read in place or packed, as elements, pairs or bytes.
 
 use crate::attention::forward::key_block::Block;
 use crate::attention::forward::nonfinite::VisibleBits;
@@ -25,15 +25,15 @@ use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::rows::Rows;
 use core::ops::Range;
 
-/// How a row block's values are added.
+/// Way in which the P·V of a row block and a key block is accumulated.
 #[derive(Clone, Copy)]
 pub(crate) enum Manner<'a> {
-    /// As they are.
+    /// Values as they are.
     Plain,
-    /// As they are, and the rows written: nothing is added to them after it.
+    /// Values as they are, and the rows are normalised and written: nothing is accumulated into them afterwards.
     Ending(&'a RowBlockEnds),
-    /// With nonfinite: this block alone, what is not finite of it marked for the rows that see it, and then taken in. Nobody sees
-    /// anything of the kind where nothing is said.
+    /// Non-finite values handled: the block is computed alone, its non-finite values are marked in the rows they
+    /// are visible to, and then it is merged. `None`: all the block's values are finite.
     Handled(Option<&'a VisibleBits>),
 }
 
@@ -44,10 +44,10 @@ impl<'a> Manner<'a> {
 }
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
-    /// out ← rescale_prev · out + rescale_block · P V for a row block and a block.
+    /// Computes `out ← rescale_prev · out + rescale_block · P V` for a row block and a key block.
     ///
     /// # Safety
-    /// As for [`Self::run`]; `row_block` lies inside the task.
+    /// Same contract as [`Self::run`]; `row_block` lies inside the task.
     pub(crate) unsafe fn accumulate_pv(
         &self,
         block: &mut Block,
@@ -57,7 +57,8 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         regions: &mut Regions<'_>,
     ) {
         if let BlockValues::Int8 { value_panels, scales } = block.values {
-            // SAFETY: passed on.
+            // SAFETY: the caller guarantees the contract of `run` and a row block inside the task; value panels and
+            // scales are the block's.
             return unsafe { self.accumulate_pv_int8(block, (value_panels, scales), row_block, spans, regions) };
         }
         let nonfinite =
@@ -74,7 +75,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
             let end = self.tiling.value_dim.min(window + self.tiling.pack_cols);
             let in_place = |run: &Run| {
                 let whole = end.next_multiple_of(LANES) <= values.readable();
-                // More rows share one widened copy.
+                // Larger row blocks share one widened copy.
                 let ready = native || matches!(run.rows, Typed::F32(_)) || row_block.len() <= READING_ROWS;
                 nonfinite == NonFinite::Ignored && run.rows.element() == 1 && whole && ready
             };
@@ -83,16 +84,17 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
                 let rows = if in_place(&run) {
                     run.rows
                 } else {
-                    // Runs are packed one behind the other.
+                    // Runs are packed one after the other.
                     let room = &mut regions.values[(run.first - window) * block.len..];
                     let ready = block.packed_values == Some((window, nonfinite));
                     if run.first + run.cols == end {
                         block.packed_values = Some((window, nonfinite));
                     }
-                    // SAFETY: the run has so many columns for every key of the block.
+                    // SAFETY: the run has its columns for every key of the block; `ready` is true only if they were
+                    // packed before.
                     unsafe { self.pack_values(&run, block.len, nonfinite, (room, ready)) }
                 };
-                // SAFETY: the rows are those of the run, in whole vectors.
+                // SAFETY: the rows are those of the run, in whole vectors; the caller guarantees the rest.
                 unsafe {
                     match manner {
                         Manner::Handled(seen) => {
@@ -107,10 +109,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// The same for a run of columns, its rows where they lie or as packed.
+    /// Accumulates the P·V of a run of columns, whose rows are in place or packed.
     ///
     /// # Safety
-    /// As for [`Self::accumulate_pv`]; the rows are whole vectors wide.
+    /// Same contract as [`Self::accumulate_pv`]; the rows are whole vectors wide.
     #[inline(always)]
     unsafe fn accumulate_run(
         &self,
@@ -139,10 +141,11 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         unsafe { self.values(values, rows, block.len) }
     }
 
-    /// The same with nonfinite, a tile of rows at a time: what the block gives alone, what is not finite of it marked, then taken in.
+    /// Accumulates the P·V of a run of columns with non-finite values handled, a tile of rows at a time: computes the
+    /// block alone, marks its non-finite values, then merges it.
     ///
     /// # Safety
-    /// As for [`Self::accumulate_run`].
+    /// Same contract as [`Self::accumulate_run`].
     unsafe fn accumulate_run_alone(
         &self,
         block: &mut Block,
@@ -173,12 +176,13 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
                 ends: None,
                 prefetch: &mut block.prefetch,
             };
-            // SAFETY: passed on.
+            // SAFETY: the caller guarantees whole vectors for the rows of the block; the span ends inside the block,
+            // and no row ends here.
             unsafe { self.values(values, rows, block.len) }
-            // Here NaN comes from weights; in the running outputs, from what overflows.
+            // Here NaN comes from weights; in the running outputs, from overflow.
             part.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = infinite::mark(*x));
             if let Some(seen) = seen {
-                // SAFETY: passed on.
+                // SAFETY: the caller guarantees the contract of `run` and that the run is the block's.
                 unsafe { self.mark_infinite((run, block.len), seen, here.clone(), (regions.scores, part)) };
             }
             for (r, part) in here.zip(part.chunks_exact(width)) {
@@ -189,14 +193,15 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// The step, by the type of the rows.
+    /// Runs the P·V step for the element type of the rows.
     ///
     /// # Safety
-    /// As for the step; the block has so many keys.
+    /// Same contract as [`Steps::values`] or [`Steps::values_pairs`], for these rows; the block has `len` keys, at
+    /// least one.
     #[inline(always)]
     unsafe fn values(&self, mut values: Values<'_, ()>, rows: AnyRows, len: usize) {
         let [_, native] = self.native();
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the step's contract; the last row of pairs is the block's last key.
         unsafe {
             match rows {
                 Typed::Bf16(rows) if native => self.s.values_pairs(values.of(RowPairs { rows, last: len - 1 })),
@@ -205,11 +210,11 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// Columns of values into scratch, filled up to whole vectors: as floats, or as they are if they are to be paired. Returns
-    /// them there.
+    /// Packs columns of values into scratch, padded to whole vectors: as floats, or as bfloat16 if they are multiplied
+    /// as pairs. Returns the packed rows.
     ///
     /// # Safety
-    /// The run has these columns for so many keys. With `ready`, they are there already.
+    /// The run has its columns for `len` keys. With `ready`, `out` holds them already.
     unsafe fn pack_values(
         &self,
         run: &Run,
@@ -219,7 +224,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
     ) -> AnyRows {
         let (size, stride) = ([len, run.cols], run.cols.next_multiple_of(LANES) as isize);
         let [_, native] = self.native();
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees `len` keys of the run's columns, and that `out` holds them if `ready`.
         unsafe {
             if native {
                 let out = bf16_pairs::as_halves(out);
@@ -236,10 +241,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// The same with values of bytes: their scales go into the weights, which nobody reads afterwards.
+    /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are not read afterwards.
     ///
     /// # Safety
-    /// As for [`Self::run`]; `row_block` lies inside the task, and value panels and scales are the block's.
+    /// Same contract as [`Self::run`]; `row_block` lies inside the task, and value panels and scales are the block's.
     unsafe fn accumulate_pv_int8(
         &self,
         block: &mut Block,

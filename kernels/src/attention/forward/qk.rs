@@ -1,4 +1,4 @@
-//! QKᵀ of a row block and a block: keys where they lie, or packed; elements, pairs or bytes.
+//! QKᵀ of a row block and a key block. Keys are packed already or packed here, as elements, pairs or bytes.
 
 use crate::attention::forward::key_block::Block;
 use crate::attention::forward::queries::Queries;
@@ -20,18 +20,19 @@ use crate::tensor::any::Typed;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-/// How many keys prefetch tiles ask for rows that are yet to be packed, of so many bytes: the run after the next; where the first-level
-/// cache is roomy, and few rows ask for them there, what it holds beside this one. Whole runs.
+/// Distance in keys at which tiles prefetch key rows that are not packed yet, of `row` bytes each: the run after the
+/// next; where the first-level cache is large and few rows prefetch into it, as many keys as it holds beside this run.
+/// In whole runs.
 #[inline]
 fn lead(roomy: bool, row: usize) -> usize {
     if roomy { (FAR / row).max(1).next_multiple_of(READING_KEYS) } else { 2 * READING_KEYS }
 }
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
-    /// QKᵀ.
+    /// Computes QKᵀ of a row block and a key block.
     ///
     /// # Safety
-    /// As for [`AttentionTask::compute_scores`].
+    /// Same contract as [`AttentionTask::compute_scores`].
     pub(crate) unsafe fn compute_qk(
         &self,
         block: &mut Block,
@@ -41,11 +42,11 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         regions: &mut Regions<'_>,
     ) {
         if let Queries::Bytes(bytes, besides) = queries {
-            // SAFETY: passed on.
+            // SAFETY: the caller guarantees the contract of `compute_scores`; the queries are the task's.
             return unsafe { self.compute_qk_int8(block, (bytes, besides), row_block, after, regions.scores) };
         }
         let (d, native) = (self.tiling.head_dim, matches!(queries, Queries::Bf16Dot(_)));
-        // Floats of a query, or pairs.
+        // Number of floats of a query, or of pairs.
         let depth = if native { d.div_ceil(2) } else { d };
         let After { spans, bias } = after;
         let mut rows = [core::ptr::null(); MAX_ROW_BLOCK];
@@ -58,7 +59,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
                 },
                 // SAFETY: the copy has a row for every row of the task.
                 Queries::Copied(first) => unsafe { (first.add(copied), depth as isize) },
-                // SAFETY: so have the pairs.
+                // SAFETY: the pairs have a row for every row of the task.
                 Queries::Bf16Dot(first) => unsafe { (first.add(copied).cast(), depth as isize) },
                 Queries::Bytes(..) => unreachable!("returned above"),
             };
@@ -71,18 +72,18 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
             Keys::Packed(_) => !native || d.is_multiple_of(2),
             Keys::Int8 { .. } => unreachable!("keys of bytes meet queries of bytes"),
         };
-        // Of a task of few rows, that is: others find keys packed for the row block before.
+        // Few rows of the whole task, not of the row block: a later row block finds its keys packed already.
         let few = self.task.rows.len() <= READING_ROWS;
         let most = if few { READING_KEYS } else { KEY_BLOCK };
         let run = if ready { KEY_BLOCK } else { self.tiling.pack_keys.min(most) };
         for first in (0..block.len).step_by(run) {
             let n = run.min(block.len - first);
-            // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats, or pairs; packed
-            // keys come in whole panels.
+            // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats, or pairs;
+            // packed keys come in whole panels.
             unsafe {
                 let later = if few { self.later(block, first, depth) } else { None };
                 if !ready && block.packed_keys != Some(first) {
-                    // Either these tiles ask for the keys to come, or packing does.
+                    // The keys to come are prefetched either by these tiles or by packing.
                     let all = if later.is_some() { n } else { block.len - first };
                     self.pack_keys(block, first..first + n, all, native, regions.keys);
                     block.packed_keys = Some(first);
@@ -111,10 +112,12 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// Some of a block's keys into scratch: in panels, or in panels of pairs. Asks for those behind them, up to `all` from the first.
+    /// Packs some of a block's keys into scratch: in panels, or in panels of pairs. Prefetches the keys after them, up
+    /// to `all` keys from the first.
     ///
     /// # Safety
-    /// As for [`AttentionTask::compute_scores`]; the block has these keys, which begin with a panel, and `all`.
+    /// Same contract as [`AttentionTask::compute_scores`]; the block has these keys, which begin with a panel, and
+    /// `all` from the first of them.
     unsafe fn pack_keys(&self, block: &Block, keys: Range<usize>, all: usize, native: bool, out: &mut [f32]) {
         let (d, n) = (self.tiling.head_dim, [keys.len(), all]);
         // SAFETY: the keys exist; a cache's panels are whole.
@@ -132,12 +135,13 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// What few rows ask for while they meet the keys from `first` on: packed keys [`FAR`] behind these, or rows [`lead`] behind
-    /// these, if they lie one right after the other. A line with each step of the tiles, and not where keys are packed, which takes
-    /// its lines sixteen at a time: so memory has work while there is none to wait for.
+    /// Returns the address that few rows prefetch from while they compute the keys from `first` on, and the bytes for
+    /// each element of a panel: packed keys [`FAR`] bytes after these, or rows [`lead`] keys after these, if they are
+    /// contiguous. The tiles prefetch, one line with each step, and not the packing, which reads its lines sixteen at a
+    /// time: this way memory is busy while nothing waits for it.
     ///
     /// # Safety
-    /// As for [`AttentionTask::compute_scores`].
+    /// Same contract as [`AttentionTask::compute_scores`].
     unsafe fn later(&self, block: &Block, first: usize, depth: usize) -> Option<(*const u8, usize)> {
         match block.keys {
             Keys::Packed(panels) => {
@@ -146,7 +150,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
                 Some((at.wrapping_add(first / LANES * bytes + FAR), bytes / depth))
             }
             Keys::Rows(rows) if rows.element() == 1 => {
-                // SAFETY: the block has keys.
+                // SAFETY: the block has at least one key.
                 let rows = unsafe { rows.first() };
                 let row = self.tiling.head_dim * rows.element;
                 let dense = rows.n == usize::MAX && rows.step == row as isize;
@@ -158,10 +162,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// QKᵀ in bytes.
+    /// Computes QKᵀ of int8 queries and keys.
     ///
     /// # Safety
-    /// As for [`AttentionTask::compute_scores`]; the queries are the task's.
+    /// Same contract as [`AttentionTask::compute_scores`]; the queries are the task's.
     unsafe fn compute_qk_int8(
         &self,
         block: &mut Block,
@@ -172,7 +176,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
     ) {
         let Keys::Int8 { keys, scales } = block.keys else { unreachable!("queries of bytes meet keys of bytes") };
         let (d, rows) = (self.tiling.head_dim, row_block.len());
-        // SAFETY: bytes and what goes with them are there for every row of the task; the cache outlives the call.
+        // SAFETY: `bytes` and `besides` hold every row of the task; the cache outlives the call.
         let (queries, rows, keys, scales) = unsafe {
             let quads = int8::quads(d);
             let queries = core::slice::from_raw_parts(bytes.add(row_block.start * quads), rows * quads);

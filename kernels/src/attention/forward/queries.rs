@@ -1,4 +1,4 @@
-//! A task's query rows, as the keys want them: where they lie, copied, in pairs, or as bytes.
+//! Query rows of a task in the form that the keys need: in place, copied, as pairs, or as bytes.
 
 use crate::attention::forward::task::AttentionTask;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
@@ -12,32 +12,33 @@ use crate::simd::{Bf16x2, LANES, Query4};
 use crate::tensor::any::Tensor;
 use crate::tensor::view::View;
 
-/// Where the task's queries are.
+/// Location and form of the task's queries.
 #[derive(Clone, Copy)]
 pub(crate) enum Queries<'a> {
-    /// In the caller's memory, contiguous.
+    /// Contiguous in the caller's memory.
     InPlace(&'a View<'a>),
     /// Copied to scratch, `[row of the task][head_dim]`.
     Copied(*const f32),
-    /// In pairs in scratch, `[row of the task][pairs]`.
+    /// As bfloat16 pairs in scratch, `[row of the task][pairs]`.
     Bf16Dot(*const Bf16x2),
-    /// As bytes in scratch, `[row of the task][quads]`, and what each row needs besides.
+    /// As bytes in scratch, `[row of the task][quads]`, and each row's sum and factor.
     Bytes(*const Query4, *const int8::Row),
 }
 
 impl<'t, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, '_, S, Mods<A, B, C>> {
-    /// Copies the task's queries if they are not contiguous, or makes pairs or bytes of them, and says where the rows are.
+    /// Copies the task's queries if they are not contiguous, or turns them into pairs or bytes. Returns where the rows
+    /// are.
     ///
     /// # Safety
-    /// As for [`Self::run`].
+    /// Same contract as [`Self::run`].
     pub(crate) unsafe fn queries(&self, regions: &mut Regions<'_>) -> Queries<'t> {
         let d = self.tiling.head_dim;
         if let QueryForm::Bytes { channels } = self.call.kv.query_form(self.task.kv_head) {
-            // SAFETY: passed on.
+            // SAFETY: the caller guarantees the contract of `run`.
             return unsafe { self.query_bytes(channels, regions) };
         }
         if self.native()[0] {
-            // SAFETY: passed on.
+            // SAFETY: the caller guarantees the contract of `run`.
             return unsafe { self.query_pairs(regions) };
         }
         if let Tensor::F32(q) = &self.call.q
@@ -59,13 +60,13 @@ impl<'t, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, '_, S,
         Queries::Copied(regions.queries.as_ptr())
     }
 
-    /// Makes pairs of the task's queries.
+    /// Rounds the task's queries to pairs.
     ///
     /// # Safety
-    /// As for [`Self::run`].
+    /// Same contract as [`Self::run`].
     unsafe fn query_pairs(&self, regions: &mut Regions<'_>) -> Queries<'t> {
         let (d, n) = (self.tiling.head_dim, self.task.rows.len());
-        // Nobody has packed keys yet: their scratch is free, sixteen rows or more.
+        // No keys are packed yet, so their scratch is free: sixteen rows or more.
         let whole = &mut as_halves(regions.keys)[..d.next_multiple_of(LANES)];
         let pairs = as_halves(regions.queries).chunks_exact_mut(d.next_multiple_of(2));
         for (row, pairs) in self.rows(0..n).zip(pairs) {
@@ -74,21 +75,21 @@ impl<'t, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, '_, S,
                 let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
                 self.s.round_rows(rows, [1, d], NonFinite::Ignored, whole);
             }
-            // What it was filled up with stands beside an odd element.
+            // An odd last element is paired with the padding.
             pairs.copy_from_slice(&whole[..pairs.len()]);
         }
         Queries::Bf16Dot(regions.queries.as_ptr().cast())
     }
 
-    /// Makes bytes of the task's queries. The scales of the keys' channels come first: then all that is left of the keys
-    /// are bytes.
+    /// Quantises the task's queries to bytes. They are multiplied by the scales of the keys' channels first, so that
+    /// QKᵀ reads only the keys' bytes.
     ///
     /// # Safety
-    /// As for [`Self::run`].
+    /// Same contract as [`Self::run`].
     unsafe fn query_bytes(&self, channels: Option<&[f32]>, regions: &mut Regions<'_>) -> Queries<'t> {
         let (d, n) = (self.tiling.head_dim, self.task.rows.len());
         let (bytes, besides) = int8::cut_queries(regions.queries, n, d);
-        // Nobody packs keys here, so their scratch is free: sixteen rows or more.
+        // Keys are not packed here, so their scratch is free: sixteen rows or more.
         let wide = &mut regions.keys[..d.next_multiple_of(LANES)];
         for ((row, bytes), besides) in self.rows(0..n).zip(bytes.chunks_exact_mut(int8::quads(d))).zip(&mut *besides) {
             // SAFETY: the row is inside the call's queries and has `d` elements.

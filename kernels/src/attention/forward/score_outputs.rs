@@ -1,4 +1,4 @@
-//! Scores and weights on their way out, for those who ask.
+//! Score outputs: scores and weights written to the caller's memory.
 
 use crate::attention::forward::key_block::Block;
 use crate::attention::forward::task::AttentionTask;
@@ -13,10 +13,10 @@ use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
-    /// Writes the row block's scores against the block out, if this point was asked for.
+    /// Writes out the row block's scores of the key block, if there is an output for this point.
     ///
     /// # Safety
-    /// As for [`Self::compute_scores`].
+    /// Same contract as [`Self::compute_scores`].
     pub(crate) unsafe fn write_scores(&self, point: Point, block: &Block, row_block: Range<usize>, scores: &[f32]) {
         let Some(view) = self.outputs.point(point) else { return };
         for row in self.rows(row_block) {
@@ -31,10 +31,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// Fills in the rows of score outputs beyond those of a ragged sequence.
+    /// Fills the rows of score outputs beyond the length of a ragged sequence.
     ///
     /// # Safety
-    /// As for [`AttentionTask::run`], of the sequence's and head's first task.
+    /// Same contract as [`AttentionTask::run`], for the first task of the sequence and head.
     pub(crate) unsafe fn fill_rows_beyond(&self) {
         let group_size = self.call.group_size();
         for (view, point) in self.outputs.points.iter().zip(POINTS) {
@@ -54,10 +54,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// Makes weights of the scores written for [`Point::Weights`], and fills in keys beyond the sequence.
+    /// Turns the scores written for [`Point::Weights`] into weights, and fills the keys beyond the sequence.
     ///
     /// # Safety
-    /// As for [`AttentionTask::run`], which has accumulated.
+    /// Same contract as [`AttentionTask::run`], which has accumulated all keys.
     pub(crate) unsafe fn finish_scores(&self, regions: &mut Regions<'_>) {
         for (view, point) in self.outputs.points.iter().zip(POINTS) {
             let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
@@ -79,7 +79,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// One row of scores, in the caller's memory, to weights.
+    /// Turns one row of scores, in the caller's memory, into weights.
     ///
     /// # Safety
     /// `first` has `kv_len` elements, `element` apart, all of them this task's.
@@ -93,7 +93,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
             let spans = [Span::new(0, len, false)];
             self.s.weights(ScoreBlock { scores: scratch, spans: &spans, rows: 1 }, &[reference]);
             for (j, &x) in scratch[..len].iter().enumerate() {
-                // SAFETY: as above.
+                // SAFETY: key `block + j < kv_len`.
                 unsafe { *first.offset((block + j) as isize * element) = quiet(x) };
             }
         }

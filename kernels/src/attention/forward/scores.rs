@@ -1,8 +1,9 @@
-//! The final scores of a row block of rows against a block: QKᵀ, the options in their fixed order, −∞ where hidden.
+//! Final scores of a row block against a key block: QKᵀ, the options in their fixed order, −∞ where hidden.
 //!
-//! Each option is a pass of its own over the score block, made only if asked for. What range rules, masks and mask
-//! functions apply_mask is known before anything is computed, as far as whole panels go: a tile computes the range of what
-//! its rows see, a block that nobody sees is skipped, and one that everybody sees wholly is not masked.
+//! Each option is a separate pass over the score block, made only if it is set. The whole panels that range rules,
+//! masks and mask functions hide are known before anything is computed: a tile computes the span of keys that are
+//! visible to its rows, a block without a visible key is skipped, and one whose keys are all visible to all rows is not
+//! masked.
 
 use crate::attention::forward::key_block::Block;
 use crate::attention::forward::queries::Queries;
@@ -19,16 +20,16 @@ use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
 use core::ops::{Deref, Range};
 
-/// What each tile of a row block needs of a block. A backend's tile has at least one row.
+/// Spans: the keys of a block that each tile of a row block needs. A backend's tile has at least one row.
 pub(crate) struct Spans {
     tiles: [Span; MAX_ROW_BLOCK],
     len: usize,
 }
 
-/// A mask, and its rows that belong to a row block.
+/// Mask, and the mask's rows that belong to a row block.
 type MaskRows<'a> = (Mask<'a>, &'a [Columns<u8>]);
 
-/// What comes after the scores: the keys each tile needs, and the bias they will meet.
+/// Further inputs of QKᵀ: the keys each tile needs, and the bias that the next pass adds.
 #[derive(Clone, Copy)]
 pub(crate) struct After<'a> {
     pub(crate) spans: &'a [Span],
@@ -36,7 +37,7 @@ pub(crate) struct After<'a> {
 }
 
 impl Spans {
-    /// Of nothing. Copied, not made: that was 3 % of a tiny call.
+    /// No spans. A constant to copy: constructing it was 3 % of a tiny call.
     pub(crate) const NONE: Self = Self { tiles: [Span::EMPTY; MAX_ROW_BLOCK], len: 0 };
 }
 
@@ -49,11 +50,11 @@ impl Deref for Spans {
 }
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
-    /// Leaves the row block's final scores in `regions.scores`, and in `spans` what each tile needs of the block. False if nobody
-    /// sees anything of it.
+    /// Computes the row block's final scores into `regions.scores`, and the keys each tile needs into `spans`. Returns
+    /// false if no key of the block is visible to any row.
     ///
     /// # Safety
-    /// As for [`AttentionTask::run`]; `row_block` lies inside the task.
+    /// Same contract as [`AttentionTask::run`]; `row_block` lies inside the task.
     pub(crate) unsafe fn compute_scores(
         &self,
         block: &mut Block,
@@ -62,7 +63,8 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         spans: &mut Spans,
         regions: &mut Regions<'_>,
     ) -> bool {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the contract of `run` and a row block inside the task; bias and mask are the
+        // call's.
         unsafe {
             let mask = self.call.options.mask.map(|mask| {
                 let columns = self.all_columns(&mask.view(), block, row_block.clone());
@@ -93,10 +95,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// What each tile of the row block needs of the block.
+    /// Finds the keys of the block that each tile of the row block needs.
     ///
     /// # Safety
-    /// As for [`Self::compute_scores`].
+    /// Same contract as [`Self::compute_scores`].
     unsafe fn find_spans(&self, block: &Block, row_block: Range<usize>, mask: Option<MaskRows<'_>>, spans: &mut Spans) {
         spans.len = row_block.len().div_ceil(S::TILE_ROWS);
         let whole = Span::new(0, block.len, false);
@@ -132,7 +134,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// Drops panels at both ends of a row's range that the mask function says it does not see.
+    /// Drops panels at both ends of a row's range that the mask function says are hidden.
     fn narrow(&self, block: &Block, row: Row, range: KeyRange) -> KeyRange {
         let class = |keys: Range<usize>| self.class(block, row, keys);
         match class(range.from..range.to) {
@@ -152,7 +154,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// What the mask function says of one row and some of the block's keys.
+    /// Returns the mask function's class of one row and some of the block's keys.
     fn class(&self, block: &Block, row: Row, keys: Range<usize>) -> BlockClass {
         self.mods.mask.class(BlockPosition {
             batch: self.task.index,
@@ -162,13 +164,13 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         })
     }
 
-    /// What the range rules let a row see of the block.
+    /// Returns the keys of the block that the range rules make visible to a row.
     fn keys_of(&self, block: &Block, row: Row) -> crate::attention::visibility::Keys {
         let position = self.seq.offset.saturating_add_unsigned(row.i);
         self.call.visible.keys(position, self.seq.kv_len).within(block.first, block.len)
     }
 
-    /// A row of a bias or mask, from the block's first key on.
+    /// Returns a row of a bias or mask, from the block's first key on.
     ///
     /// # Safety
     /// The view is as large as the call's bias or mask.
@@ -184,7 +186,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// The rows of a bias or mask that belong to a row block.
+    /// Returns the rows of a bias or mask that belong to a row block.
     ///
     /// # Safety
     /// The view is as large as the call's bias or mask.
@@ -196,13 +198,13 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
     ) -> [Columns<T>; MAX_ROW_BLOCK] {
         let mut columns = [Columns::NONE; MAX_ROW_BLOCK];
         for row in self.rows(row_block) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that the view is as large as the call's bias or mask.
             columns[row.n] = unsafe { self.columns(view, block, row) };
         }
         columns
     }
 
-    /// ALiBi and the caller's score function.
+    /// Adds ALiBi to the scores, and applies the caller's score function.
     fn add_positional_terms(&self, block: &Block, row_block: Range<usize>, spans: &[Span], scores: &mut [f32]) {
         let rows = row_block.len();
         if let Some(slopes) = self.call.options.alibi {
@@ -223,7 +225,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
                     || {
                         for (j, score) in scores.iter_mut().enumerate() {
                             let new = self.mods.score.score(*score, self.position(row, first + j));
-                            // What a bias has hidden stays hidden.
+                            // A key that a bias has hidden stays hidden.
                             *score = if *score == f32::NEG_INFINITY { *score } else { new };
                         }
                     },
@@ -232,10 +234,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// Sets the scores of keys that a row does not see, and of the padding behind the last key, to −∞.
+    /// Sets the scores of keys hidden from a row, and of the padding after the last key, to −∞.
     ///
     /// # Safety
-    /// As for [`Self::compute_scores`].
+    /// Same contract as [`Self::compute_scores`].
     unsafe fn apply_mask(
         &self,
         block: &Block,
@@ -277,7 +279,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         }
     }
 
-    /// Asks the mask function, panel by panel, and key by key where it cannot say.
+    /// Applies the mask function panel by panel, and key by key where a panel's class is mixed.
     fn apply_mask_function(&self, block: &Block, row: Row, keys: Range<usize>, scores: &mut [f32]) {
         for first in keys.clone().step_by(LANES) {
             let panel = first..keys.end.min(first + LANES);

@@ -1,4 +1,5 @@
-//! The running state of a task's rows: cleared, and exchanged with the caller's where keys come in several calls.
+//! Running state of a task's rows: cleared, and loaded from and saved to the caller's state if keys come in several
+//! calls.
 
 use crate::attention::forward::task::AttentionTask;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
@@ -7,7 +8,7 @@ use crate::attention::tiling::Regions;
 use crate::simd::LANES;
 use core::ops::Range;
 
-/// Which way a state goes.
+/// Direction of a state transfer: from the caller's state into scratch, or back.
 #[derive(Clone, Copy)]
 pub(crate) enum StateTransfer {
     Load,
@@ -15,13 +16,13 @@ pub(crate) enum StateTransfer {
 }
 
 impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
-    /// Nothing accumulated yet.
+    /// Clears maxima, sums and outputs: nothing is accumulated yet.
     pub(crate) fn clear(&self, regions: &mut Regions<'_>) {
         self.clear_state(regions);
         self.clear_outputs(0..self.task.rows.len(), regions);
     }
 
-    /// Maxima and sums of nothing.
+    /// Clears maxima and sums.
     pub(crate) fn clear_state(&self, regions: &mut Regions<'_>) {
         // Steps work on whole vectors of rows.
         let padded = self.task.rows.len().next_multiple_of(LANES);
@@ -29,16 +30,16 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         regions.sum[..padded].fill(0.0);
     }
 
-    /// Outputs of nothing, for some rows.
+    /// Clears the outputs of some rows.
     pub(crate) fn clear_outputs(&self, rows: Range<usize>, regions: &mut Regions<'_>) {
         let width = self.tiling.width();
         regions.out[rows.start * width..rows.end * width].fill(0.0);
     }
 
-    /// Fetches what earlier calls accumulated for the task's rows, or puts it back.
+    /// Loads the state that earlier calls accumulated for the task's rows, or saves the new one.
     ///
     /// # Safety
-    /// As for [`Self::run`].
+    /// Same contract as [`Self::run`].
     pub(crate) unsafe fn transfer_state(&self, regions: &mut Regions<'_>, way: StateTransfer) {
         let Some(state) = &self.outputs.state else { return };
         let swap = |there: *mut f32, here: &mut f32| {

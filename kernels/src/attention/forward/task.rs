@@ -1,4 +1,4 @@
-//! A task of the forward pass: some query rows that share a key/value head, and all it needs to know.
+//! Task of the forward pass: some query rows that share a key/value head, and the call, outputs and tiling they need.
 
 use crate::attention::call::{Call, Sequence, Task};
 use crate::attention::mods::{MaskMod, Mods, Position, ProbMod, ScoreMod};
@@ -7,7 +7,7 @@ use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Tiling;
 use core::ops::Range;
 
-/// One task, and all it needs to know.
+/// Task together with its call, outputs, tiling and kernel steps.
 pub(crate) struct AttentionTask<'t, 'a, S, M> {
     pub(crate) s: S,
     pub(crate) mods: &'t M,
@@ -16,25 +16,26 @@ pub(crate) struct AttentionTask<'t, 'a, S, M> {
     pub(crate) tiling: &'t Tiling,
     pub(crate) task: Task,
     pub(crate) seq: Sequence,
-    /// Query heads that share a key/value head.
+    /// Number of query heads that share a key/value head.
     group_size: usize,
-    /// What will probably be computed after it.
+    /// Prediction of the work after this task, for prefetching.
     pub(crate) next: Next,
 }
 
-/// What comes after a task.
+/// Work after a task, whose memory is prefetched.
 pub(crate) enum Next {
-    /// Nothing, or nobody knows.
+    /// No next task, or unknown.
     Nothing,
-    /// Whatever it is, it need not be asked for, and neither need what this task still has to read: all is near.
+    /// Any task: all the call's memory is in cache, so nothing is prefetched, not even what this task has yet to read.
     Near,
-    /// Probably this.
+    /// Probably this task.
     Task(Task),
-    /// This is a unit: where what it gathers goes, and its bytes; and the next of its run, if any, its task and first key.
+    /// This task is a unit: the address and the bytes that it accumulates into; and the task and first key of the next
+    /// unit of its run, if any.
     Unit { accumulated: (*const u8, usize), next: Option<(Task, usize)> },
 }
 
-/// A query row: its number in the row block, its head, its row in the sequence.
+/// Query row: its number in the row block, its head, its row in the sequence.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) n: usize,
@@ -43,7 +44,8 @@ pub(crate) struct Row {
 }
 
 impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a, S, Mods<A, B, C>> {
-    // Here, and where a step's operands change type: inlined, or all of it is copied. A few per cent of a tiny call.
+    // Inlined, here and where a step's operands change type: otherwise the whole struct is copied, a few per cent of a
+    // tiny call.
     #[inline(always)]
     pub(crate) fn new(
         s: S,
@@ -57,27 +59,27 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a
         Self { s, mods, call, outputs, tiling, task, seq, group_size, next: Next::Nothing }
     }
 
-    /// With a guess at what comes next: its memory is asked for while this one is computed.
+    /// Sets the predicted next work: its memory is prefetched while this task is computed.
     #[inline(always)]
     pub(crate) fn followed_by(self, next: Next) -> Self {
         Self { next, ..self }
     }
 
-    /// The row blocks of the task, as ranges of its rows.
+    /// Returns the row blocks of the task, as ranges of its rows.
     pub(crate) fn row_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<S, A, B, C> {
         let (rows, step) = (self.task.rows.len(), self.tiling.row_block_rows);
         (0..rows).step_by(step).map(move |first| first..rows.min(first + step))
     }
 
-    /// The rows of a row block.
+    /// Returns the rows of a row block.
     pub(crate) fn rows(&self, row_block: Range<usize>) -> impl Iterator<Item = Row> + use<S, A, B, C> {
         self.stretches(row_block)
             .flat_map(|(Row { n, head, i }, len)| (0..len).map(move |k| Row { n: n + k, head, i: i + k }))
     }
 
-    /// The same by heads: the first row of each, and how many there are of it.
+    /// Returns the rows of a row block by head: the first row of each head, and the number of rows of that head.
     pub(crate) fn stretches(&self, row_block: Range<usize>) -> impl Iterator<Item = (Row, usize)> + use<S, A, B, C> {
-        // A division only if the first row is none of the first head's.
+        // Divides only if the first row does not belong to the first head.
         let first = self.task.rows.start + row_block.start;
         let q_len = self.seq.q_len;
         let (skipped, i) = if first < q_len { (0, first) } else { (first / q_len, first % q_len) };
@@ -95,12 +97,12 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a
         Position { batch: self.task.index, head: row.head, row: row.i, key, position }
     }
 
-    /// Where key `first` of the sequence is in its source: batch index, head, key.
+    /// Returns the position of key `first` of the sequence in its source: batch index, head, key.
     pub(crate) fn place(&self, first: usize) -> [usize; 3] {
         [self.seq.batch, self.task.kv_head, self.seq.first_key + first]
     }
 
-    /// Whether keys, and whether values, are multiplied in pairs.
+    /// Returns, for keys and for values, true if they are multiplied as bfloat16 pairs.
     pub(crate) fn native(&self) -> [bool; 2] {
         self.call.native(|| self.s.has_bf16_dot())
     }

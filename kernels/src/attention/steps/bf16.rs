@@ -1,4 +1,4 @@
-//! The steps over pairs of bfloat16, on machines that multiply those: see `matmul/bf16_pairs.rs`.
+//! Steps over pairs of bfloat16, on machines that multiply pairs: see `matmul/bf16_pairs.rs`.
 
 use crate::attention::steps::pv::{Values, values};
 use crate::attention::steps::qk::{Scores, scores};
@@ -7,21 +7,21 @@ use crate::matmul::dot_tile::{APART, BESIDE, PairColumns};
 use crate::matmul::value_operand::RowPairs;
 use crate::simd::{Bf16Dot, Bf16DotWork, LANES};
 
-/// Packed keys.
+/// Packed keys, of which two neighbouring elements make a pair.
 #[derive(Clone, Copy)]
 pub(crate) enum PairPanels {
-    /// `[panel][pair][16]`.
+    /// Pairs, `[panel][pair][16]`.
     Packed(*const PairColumns<BESIDE>),
-    /// `[panel][head_dim][16]` elements, an even number of dimensions.
+    /// Single elements, `[panel][head_dim][16]`, with an even number of dimensions.
     Apart(*const PairColumns<APART>),
 }
 
-/// Asks for what [`scores`] asks for, with queries in pairs.
+/// Same contract as [`scores`], with queries as pairs.
 impl Bf16DotWork for Scores<'_, PairPanels> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Bf16Dot>(mut self, s: S) {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the contract of `scores` for these keys.
         unsafe {
             match self.keys {
                 PairPanels::Packed(keys) => scores(s, self.of(keys)),
@@ -31,20 +31,20 @@ impl Bf16DotWork for Scores<'_, PairPanels> {
     }
 }
 
-/// Asks for what [`values`] asks for, with rounded weights.
+/// Same contract as [`values`], with rounded weights.
 impl Bf16DotWork for Values<'_, RowPairs> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Bf16Dot>(self, s: S) {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the contract of `values`.
         unsafe { values(s, self) }
     }
 }
 
-/// Weights to be rounded where they are: the pair of keys 2i and 2i + 1 goes where the weight of key i was.
+/// Weights to be rounded in place: the pair of keys 2i and 2i + 1 is written where the weight of key i was.
 pub(crate) struct Round<'a>(pub(crate) ScoreBlock<'a>);
 
-/// Asks for nothing.
+/// Has no contract: it is safe for any score block.
 impl Bf16DotWork for Round<'_> {
     type Output = ();
     #[inline(always)]
@@ -55,8 +55,8 @@ impl Bf16DotWork for Round<'_> {
             #[inline(always)]
             |_, panels, weights| {
                 for panel in panels {
-                    // SAFETY: a panel of the row, written to its first half: what lies there was read before, or belongs to
-                    // no key of the span.
+                    // SAFETY: a panel of the row is read, and its pairs are written to the first half of the row, over
+                    // weights that have been read already or belong to no key of the span.
                     unsafe {
                         let v = s.load(weights.add(panel * LANES));
                         s.store_bf16x2(weights.add(panel * LANES / 2).cast(), v);

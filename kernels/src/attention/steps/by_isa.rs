@@ -1,8 +1,8 @@
-//! The kernel steps, each compiled once per instruction set, in this crate.
+//! Kernel steps, each compiled once per instruction set, in this crate.
 //!
-//! The fused loop is generic over [`Steps`] and may be instantiated elsewhere (user closures make it so), under
-//! whatever optimisation level that crate has. The steps are not: every method below is an ordinary function of this
-//! crate whose body is a kernel inlined into a `#[target_feature]` function.
+//! The fused loop is generic over [`Steps`] and may be instantiated in another crate (a user's closure causes that), at
+//! that crate's optimisation level. The steps are not: every method below is an ordinary function of this crate whose
+//! body is a kernel inlined into a `#[target_feature]` function.
 
 use crate::attention::options::Mask;
 use crate::attention::steps::bf16::{PairPanels, Round};
@@ -19,56 +19,74 @@ use crate::simd::Simd;
 use crate::tensor::any::{AnyRowsMut, Typed};
 use crate::tensor::rows::Rows;
 
-/// What the fused loop is made of. A call covers a row block of rows times a key block.
+/// Steps of the fused loop. Each call covers a row block and a key block.
 pub(crate) trait Steps: PackSteps {
+    /// Computes scores: see [`qk::scores`].
+    ///
     /// # Safety
-    /// As for [`qk::scores`].
+    /// Same contract as [`qk::scores`].
     unsafe fn scores(self, a: Scores<'_>);
-    /// `c·tanh(score / c)`.
+    /// Softcap: replaces each score by `c·tanh(score / c)`.
     fn softcap(self, row_block: ScoreBlock<'_>, cap: f32);
+    /// Adds a bias: see [`score_passes::bias`].
+    ///
     /// # Safety
-    /// As for [`score_passes::bias`].
+    /// Same contract as [`score_passes::bias`].
     unsafe fn bias(self, row_block: ScoreBlock<'_>, rows: &[Columns<f32>]);
-    /// Adds −slope·|p − j|.
+    /// Adds ALiBi, −slope·|p − j|: see [`score_passes::alibi`].
     fn alibi(self, row_block: ScoreBlock<'_>, rows: &[(f32, f32)]);
+    /// Hides the keys that a mask hides: see [`score_passes::mask`].
+    ///
     /// # Safety
-    /// As for [`score_passes::mask`].
+    /// Same contract as [`score_passes::mask`].
     unsafe fn mask(self, row_block: ScoreBlock<'_>, rows: &[Columns<u8>], polarity: Mask<'_>);
-    /// As [`score_passes::mask_padding`].
+    /// Hides padding keys: see [`score_passes::mask_padding`].
     fn mask_padding(self, row_block: ScoreBlock<'_>);
+    /// Narrows key ranges by a mask: see [`score_passes::narrow_by_mask`].
+    ///
     /// # Safety
-    /// As for [`score_passes::narrow_by_mask`].
+    /// Same contract as [`score_passes::narrow_by_mask`].
     unsafe fn narrow_by_mask(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [KeyRange]);
-    /// Scores to finished weights.
+    /// Turns scores into finished weights: see [`score_passes::weights`].
     fn weights(self, row_block: ScoreBlock<'_>, rows: &[(f32, f32)]);
-    /// Weights into the sum of each key.
+    /// Adds weights to the sum of each key: see [`score_passes::add_weight_sums`].
     fn add_weight_sums(self, row_block: ScoreBlock<'_>, mass: &mut [f32]);
-    /// Scores to weights, and the block into the rows' running maximum and sum.
+    /// Turns scores into weights and merges the block into the rows' running maxima and sums: see [`softmax::softmax`].
     fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>);
-    /// Rows accumulated over later keys into rows accumulated over earlier ones.
+    /// Merges rows accumulated over later keys into rows accumulated over earlier ones: see [`softmax::merge`].
     fn merge(self, state: softmax::Rows<'_>, out: &mut [f32], later: &[f32], dim: usize);
-    /// The same for outputs accumulated with care, by factors that are known.
+    /// Merges outputs accumulated with non-finite values handled, by known factors: see [`softmax::merge_marked`].
     fn merge_marked(self, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize);
+    /// Accumulates P·V: see [`pv::values`].
+    ///
     /// # Safety
-    /// As for [`pv::values`].
+    /// Same contract as [`pv::values`].
     unsafe fn values(self, a: Values<'_>);
-    /// Scores of rows of bytes.
+    /// Computes scores of int8 queries and keys: see [`qk_int8::Scores`].
     fn scores_int8(self, a: qk_int8::Scores<'_>);
-    /// Each key's weights by its factor.
+    /// Multiplies each key's weights by its factor: see [`score_passes::scale_columns`].
     fn scale_columns(self, row_block: ScoreBlock<'_>, factors: &[f32]);
+    /// Accumulates P·V of int8 values: see [`pv::values`].
+    ///
     /// # Safety
-    /// As for [`pv::values`].
+    /// Same contract as [`pv::values`].
     unsafe fn values_int8(self, a: Values<'_, Rows<i8>>);
+    /// Computes scores of bfloat16 pairs: see [`qk::scores`].
+    ///
     /// # Safety
-    /// As for [`qk::scores`], with queries of pairs.
+    /// Same contract as [`qk::scores`], with queries of pairs.
     unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>);
-    /// Weights to pairs: see [`Round`].
+    /// Rounds weights to bfloat16 pairs: see [`Round`].
     fn round_weights(self, row_block: ScoreBlock<'_>);
+    /// Accumulates P·V of bfloat16 pairs: see [`pv::values`].
+    ///
     /// # Safety
-    /// As for [`pv::values`], with rounded weights.
+    /// Same contract as [`pv::values`], with rounded weights.
     unsafe fn values_pairs(self, a: Values<'_, RowPairs>);
+    /// Normalises and writes rows: see [`epilogue::finish`].
+    ///
     /// # Safety
-    /// As for [`epilogue::finish`].
+    /// Same contract as [`epilogue::finish`].
     unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool;
 }
 
@@ -78,7 +96,7 @@ macro_rules! steps {
             unsafe fn scores(self, mut a: Scores<'_>) {
                 self.vectorize(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees the contract of `qk::scores`.
                     || by_type!(Typed, a.keys, |keys| unsafe { qk::scores(self, a.of(keys)) }),
                 )
             }
@@ -93,7 +111,7 @@ macro_rules! steps {
             unsafe fn bias(self, row_block: ScoreBlock<'_>, rows: &[Columns<f32>]) {
                 self.vectorize(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees the contract of `score_passes::bias`.
                     || unsafe { score_passes::bias(self, row_block, rows) },
                 )
             }
@@ -115,7 +133,7 @@ macro_rules! steps {
             unsafe fn mask(self, row_block: ScoreBlock<'_>, rows: &[Columns<u8>], polarity: Mask<'_>) {
                 self.vectorize(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees the contract of `score_passes::mask`.
                     || unsafe { score_passes::mask(self, row_block, rows, polarity) },
                 )
             }
@@ -123,7 +141,7 @@ macro_rules! steps {
             unsafe fn narrow_by_mask(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [KeyRange]) {
                 self.vectorize(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees the contract of `score_passes::narrow_by_mask`.
                     || unsafe { score_passes::narrow_by_mask(rows, polarity, hulls) },
                 )
             }
@@ -167,7 +185,7 @@ macro_rules! steps {
             unsafe fn values(self, mut a: Values<'_>) {
                 self.vectorize(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees the contract of `pv::values`.
                     || by_type!(Typed, a.values, |rows| unsafe { pv::values(self, a.of(rows)) }),
                 )
             }
@@ -186,30 +204,30 @@ macro_rules! steps {
             unsafe fn values_int8(self, a: Values<'_, Rows<i8>>) {
                 self.vectorize(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees the contract of `pv::values`.
                     || unsafe { pv::values(self, a) },
                 )
             }
 
             unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees the contract of `qk::scores`, for pairs.
                 unsafe { self.with_bf16_dot(a) }
             }
 
             fn round_weights(self, row_block: ScoreBlock<'_>) {
-                // SAFETY: it asks for nothing.
+                // SAFETY: `Round` has no contract.
                 unsafe { self.with_bf16_dot(Round(row_block)) }
             }
 
             unsafe fn values_pairs(self, a: Values<'_, RowPairs>) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees the contract of `pv::values`, for pairs.
                 unsafe { self.with_bf16_dot(a) }
             }
 
             unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool {
                 self.vectorize(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees the contract of `epilogue::finish`.
                     || by_type!(Typed, out, |out| unsafe { epilogue::finish(self, a, out) }),
                 )
             }

@@ -1,5 +1,5 @@
-//! The end of a row: sink, normalisation, log-sum-exp. Tiles of values end rows themselves where they can (`pv.rs`), by what is
-//! here.
+//! Epilogue of a row: sink, normalisation, log-sum-exp. P·V tiles end rows themselves where they can (`pv.rs`), with
+//! the functions of this file.
 
 use crate::attention::steps::infinite::infinities;
 use crate::attention::tiling::MAX_ROW_BLOCK;
@@ -9,27 +9,28 @@ use crate::tensor::element::Element;
 use core::cell::Cell;
 use core::ops::Range;
 
-/// What the last step needs to know of one row.
+/// Normalisation factor of one row, and the maximum and sum of its lse.
 #[derive(Clone, Copy)]
 pub(crate) struct RowEnd {
-    /// KeyOperand of the accumulated output: 1 / Σ exp, in two parts so that the product is rounded about once.
+    /// Factor of the accumulated output: 1 / Σ exp, in two parts so that the product is rounded about once.
     pub(crate) factor: (f32, f32),
-    /// The maximum and the sum, sink included.
+    /// Maximum, sink included.
     top: f64,
+    /// Sum, sink included.
     sum: f64,
 }
 
-/// Rows of a group that end with the block at hand: nothing is added to them after it.
+/// Rows of a row block that end with the current key block: nothing is accumulated into them after it.
 pub(crate) struct RowBlockEnds {
-    /// Of each row of the group: see [`RowEnd`].
+    /// Factor of each row: see [`RowEnd`].
     pub(crate) factors: [(f32, f32); MAX_ROW_BLOCK],
-    /// Where it goes: contiguous floats.
+    /// Address that each row is written to, as contiguous floats.
     pub(crate) rows: [*mut f32; MAX_ROW_BLOCK],
-    /// Zeros, if all that has ended so far is finite.
+    /// Zeros, if every row that has ended so far is finite.
     finite: Cell<[f32; LANES]>,
 }
 
-/// The same, for tiles to end them: columns `first..past` of rows.
+/// Columns `first..past` of the rows of a [`RowBlockEnds`], for P·V tiles to end.
 #[derive(Clone, Copy)]
 pub(crate) struct ColumnEnds<'a> {
     pub(crate) factors: &'a [(f32, f32)],
@@ -40,7 +41,7 @@ pub(crate) struct ColumnEnds<'a> {
 }
 
 impl ColumnEnds<'_> {
-    /// How many columns.
+    /// Number of columns.
     #[inline(always)]
     pub(crate) fn columns(self) -> usize {
         self.past.saturating_sub(self.first)
@@ -48,7 +49,7 @@ impl ColumnEnds<'_> {
 }
 
 impl RowBlockEnds {
-    /// Of nothing.
+    /// Creates the ends of no rows.
     #[inline(always)]
     pub(crate) const fn none() -> Self {
         Self {
@@ -58,23 +59,23 @@ impl RowBlockEnds {
         }
     }
 
-    /// Of these columns.
+    /// Returns the ends of these columns.
     pub(crate) fn of(&self, columns: Range<usize>) -> ColumnEnds<'_> {
         let Range { start: first, end: past } = columns;
         ColumnEnds { factors: &self.factors, rows: &self.rows, first, past, finite: &self.finite }
     }
 
-    /// True if all that has ended is finite.
+    /// Returns true if every row that has ended is finite.
     pub(crate) fn is_finite(&self) -> bool {
         self.finite.get().iter().all(|&x| x == 0.0)
     }
 }
 
 impl RowEnd {
-    /// A row that sees nothing. What it has accumulated is zeros.
+    /// End of a row without visible keys: it has accumulated zeros.
     pub(crate) const EMPTY: Self = Self { factor: (0.0, 0.0), top: f64::NEG_INFINITY, sum: 0.0 };
 
-    /// Closes a row with this maximum and sum. A sink is one more key, with value zero.
+    /// Computes the end of a row with this maximum and sum. A sink is one more key, with value zero.
     pub(crate) fn new(max: f32, sum: f32, sink: Option<f32>) -> Self {
         let accumulated = sum;
         let (mut top, mut sum, mut own) = (max as f64, sum as f64, 1.0);
@@ -86,12 +87,12 @@ impl RowEnd {
                 sum = sum * own + (sink - top).exp();
             }
         }
-        // Nothing visible, and so nothing accumulated: zeros, whatever the sink is. A NaN sum is not nothing.
+        // No key was visible, so the outputs are zeros, whatever the sink is. A NaN sum is not equal to 0.
         if accumulated == 0.0 {
             return Self { top, sum, ..Self::EMPTY };
         }
         let factor = own / sum;
-        // Of a sink, beside what is finite otherwise.
+        // A sink can make the factor NaN although all else is finite.
         if factor.is_nan() {
             return Self { factor: (QUIET_NAN, QUIET_NAN), top, sum };
         }
@@ -99,13 +100,13 @@ impl RowEnd {
         Self { factor: (high, (factor - high as f64) as f32), top, sum }
     }
 
-    /// ln Σ exp(score), −∞ if nothing was visible.
+    /// Returns ln Σ exp(score), −∞ if no key was visible.
     pub(crate) fn lse(&self) -> f32 {
         quiet((self.top + self.sum.ln()) as f32)
     }
 }
 
-/// A group of rows to be written out.
+/// Rows to be normalised and written out.
 pub(crate) struct Finish<'a> {
     /// Running outputs, rows `stride` apart.
     pub(crate) accumulated: &'a [f32],
@@ -114,28 +115,28 @@ pub(crate) struct Finish<'a> {
     /// Rows are written as `cols` elements, `element` apart.
     pub(crate) cols: usize,
     pub(crate) element: isize,
-    /// Whether what was accumulated may be other than finite and has to end well nevertheless.
+    /// [`NonFinite::Handled`] if the accumulated outputs may be non-finite and the results must be right nevertheless.
     pub(crate) nonfinite: NonFinite,
 }
 
-/// `found`, or NaN if x is not finite: x·0 is 0 if it is, and NaN if not, and a NaN stays.
+/// Returns `found`, or NaN if `x` is not finite: x·0 is 0 for a finite `x` and NaN for others. A NaN `found` stays NaN.
 #[inline(always)]
 pub(crate) fn if_finite<S: Simd>(s: S, x: S::V, found: S::V) -> S::V {
     s.fma(x, s.splat(0.0), found)
 }
 
-/// What was accumulated, times its row's factor. A zero is positive.
+/// Multiplies an accumulated output by its row's factor. A zero result is positive.
 #[inline(always)]
 pub(crate) fn normalised<S: Simd>(s: S, x: S::V, [high, low]: [S::V; 2]) -> S::V {
     s.add(s.fma(x, high, s.mul(x, low)), s.splat(0.0))
 }
 
-/// Writes the rows: what was accumulated times its factor. Zeros are written positive and NaNs as the one quiet NaN, so
-/// that neither the sign of nothing nor a payload depends on what was hidden beside it. True if all that was accumulated is
-/// finite; if it is not, what was written is worth nothing unless it was written with nonfinite.
+/// Writes the rows: accumulated outputs times their factors. Zeros are written positive and NaNs as the one quiet NaN,
+/// so that neither the sign of a zero nor a NaN's payload depends on hidden values. Returns true if all accumulated
+/// outputs are finite; if they are not, the rows written are not valid unless `nonfinite` is [`NonFinite::Handled`].
 ///
 /// # Safety
-/// `out` says where each row goes; every pointer in it is writable for `cols` elements, `element` apart.
+/// `out` holds the address of each row; every pointer in it is writable for `cols` elements, `element` apart.
 #[inline(always)]
 pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mut T]) -> bool {
     let width = a.cols.next_multiple_of(LANES);
@@ -156,7 +157,8 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
             row = if_finite(s, x, row);
             let mut y = normalised(s, x, [high, low]);
             if a.nonfinite == NonFinite::Handled {
-                // ∞ times the low part may be NaN where ∞ times the whole is ∞: then the high part alone is the answer.
+                // ∞ times the low part may be NaN where ∞ times the whole factor is ∞: then the high part alone is
+                // used.
                 let coarse = s.mul(x, high);
                 y = s.select_eq(y, y, y, s.select_eq(coarse, coarse, s.add(coarse, zero), nan));
             }
@@ -173,12 +175,13 @@ pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mu
                 }
             }
             i += LANES;
-            // The last vector of contiguous elements ends with the row: some of it is written twice, alike.
+            // The last vector of contiguous elements ends with the row: some elements are written twice, with equal
+            // bits.
             if whole && i < a.cols {
                 i = i.min(a.cols - LANES);
             }
         }
-        // One chain for all rows would be waited for.
+        // A chain of FMAs for each row: the latency of one chain over all rows would cost time.
         finite = s.add(finite, row);
     }
     s.reduce_sum(finite) == 0.0

@@ -1,4 +1,4 @@
-//! The steps of attention: one block of rows against one block of keys.
+//! Steps of attention: kernels for one row block and one key block.
 
 pub(crate) mod bf16;
 pub(crate) mod by_isa;

@@ -1,13 +1,14 @@
-//! AV: the weighted sum of a block's values, folded into the rows' running output.
+//! P·V: the weighted sum of a block's values, accumulated into the rows' running output.
 //!
-//! An output column is one chain of FMAs over the block's keys, or pairs of keys, in order; the block's sum then joins the
-//! running output with two factors, `o ← o·rescale_prev + sum·rescale_block`, once per block. Keys hidden from a row have weight exactly 0 and
-//! add exactly nothing, so it does not matter how many of them a tile runs over.
+//! An output column is one chain of FMAs over the block's keys, or pairs of keys, in order; the block's sum is then
+//! merged into the running output with two factors, `o ← o·rescale_prev + sum·rescale_block`, once per block. Keys
+//! hidden from a row have weight exactly 0 and add exactly nothing, so it does not matter how many of them a tile
+//! covers.
 //!
-//! Rows that end with the block are not accumulated but written, normalised, by the tile that has their sums.
+//! Rows that end with the block are not accumulated but normalised and written by the tile that has their sums.
 //!
-//! Few rows take wide values a run of keys at a time. Between runs their chains wait in the running outputs, where nothing else
-//! is yet.
+//! Few rows read wide values a run of keys at a time. Between runs their sums are stored in the running outputs, which
+//! hold nothing else yet.
 
 use crate::attention::steps::epilogue::{ColumnEnds, if_finite, normalised};
 use crate::attention::steps::span::{SCORE_STRIDE, Span};
@@ -21,33 +22,37 @@ use crate::tensor::any::AnyRows;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-/// A group of rows, their weights for one block, and the running outputs.
+/// Operands of P·V: a row block's weights for one key block, the block's values, and the running outputs.
 pub(crate) struct Values<'a, R = AnyRows> {
-    /// `[row][SCORE_STRIDE]`, zero where hidden.
+    /// Weights, `[row][SCORE_STRIDE]`, zero where hidden.
     pub(crate) weights: &'a [f32],
-    /// From key 0 of the block and the first column of the run on, contiguous.
+    /// Values from key 0 of the block and the first column of the run on, with contiguous columns.
     pub(crate) values: R,
-    /// Vectors (16 columns each) of the run.
+    /// Number of vectors (16 columns each) of the run.
     pub(crate) vecs: usize,
-    /// The keys each tile of rows needs.
+    /// Keys that each tile of rows needs.
     pub(crate) spans: &'a [Span],
     pub(crate) rows: usize,
-    /// Per row: factor of the running output, and of this block's sum.
+    /// Factor of each row's running output.
     pub(crate) rescale_prev: &'a [f32],
+    /// Factor of each row's sum over this block.
     pub(crate) rescale_block: &'a [f32],
-    /// Nothing was accumulated before, and the running outputs are not read: every tile of rows sees something of this block.
+    /// True if nothing was accumulated before and every tile of rows has a nonempty span: the running outputs are not
+    /// read.
     pub(crate) fresh: bool,
     /// Running outputs from the run's first column on, rows `out_stride` apart.
     pub(crate) out: &'a mut [f32],
     pub(crate) out_stride: usize,
-    /// If all rows end with this block: how, and where they go, in place of the running outputs.
+    /// Factors and addresses of the rows, if all of them end with this block: they are written there instead of to the
+    /// running outputs.
     pub(crate) ends: Option<ColumnEnds<'a>>,
-    /// What comes later.
+    /// Memory to prefetch meanwhile.
     pub(crate) prefetch: &'a mut PrefetchQueue,
 }
 
 impl<R> Values<'_, R> {
-    /// With these rows. By reference: handed on by value, all of it would be copied on the way.
+    /// Returns these operands with `values` as the rows of values. By reference: passed by value, the whole struct
+    /// would be copied.
     #[inline(always)]
     pub(crate) fn of<T>(&mut self, values: T) -> Values<'_, T> {
         let Values {
@@ -81,14 +86,16 @@ impl<R> Values<'_, R> {
     }
 }
 
-/// Keys of a run that few rows meet with all columns before they go on, if a tile has not all of them: else half of each row would
-/// be read, and the other half come back for, which memory is slower at.
+/// Number of keys in a run of which few rows read all columns before the next run, if a tile does not cover all
+/// columns: otherwise half of each row would be read first and the other half later, which is slower.
 const RUN: usize = 4 * LANES;
 const _: () = assert!(KEY_BLOCK.is_multiple_of(RUN) && RUN.is_multiple_of(LANES));
 
+/// Accumulates P·V of a row block, one register tile after the other.
+///
 /// # Safety
-/// For every key of every span, `16 · vecs` contiguous elements of its row of values are readable. If rows end, each pointer to one
-/// is good for writing its columns, and nobody else's.
+/// For every key of every span, `16 · vecs` contiguous elements of its row of values are readable. If rows end, each
+/// row's pointer is writable for its columns, which no other worker writes.
 #[inline(always)]
 pub(crate) unsafe fn values<S: Simd, R: ValueOperand<S>>(s: S, a: Values<'_, R>) {
     assert!(a.spans.len() == a.rows.div_ceil(S::TILE_ROWS));
@@ -105,16 +112,16 @@ pub(crate) unsafe fn values<S: Simd, R: ValueOperand<S>>(s: S, a: Values<'_, R>)
     debug_assert!(!a.fresh || !a.spans.iter().any(|span| span.is_empty()));
     let in_runs = a.rows <= READING_ROWS && S::TILE_VECS > 1 && a.vecs > S::TILE_VECS && a.fresh;
     let run = if in_runs { RUN } else { KEY_BLOCK };
-    // How many terms prefetch a few rows ask: so many take [`FAR`] bytes, if all columns are here; whole runs.
+    // Distance in terms at which few rows prefetch: [`FAR`] bytes, if all columns are here; whole runs.
     let row_bytes = a.vecs.max(1) * LANES * R::BYTES;
     let far = FAR / row_bytes;
     let far = if in_runs { far.next_multiple_of(RUN / R::KEYS) } else { far };
     let in_order = in_runs && R::KEYS == 1 && a.values.step() == row_bytes as isize;
     for first in (0..KEY_BLOCK).step_by(run) {
-        // Then columns: a tile of values is read by all the rows before the next columns are touched.
+        // Columns outside, rows inside: all the rows read a tile of values before the next columns are touched.
         let mut vec = 0;
         while vec < a.vecs {
-            // Remainders are shared out evenly: 5 vectors as 3 + 2, not 4 + 1.
+            // Remainders are divided evenly: 5 vectors as 3 + 2, not 4 + 1.
             let tiles_left = (a.vecs - vec).div_ceil(S::TILE_VECS);
             let vecs = (a.vecs - vec).div_ceil(tiles_left);
             for (index, span) in a.spans.iter().enumerate() {
@@ -125,7 +132,8 @@ pub(crate) unsafe fn values<S: Simd, R: ValueOperand<S>>(s: S, a: Values<'_, R>)
                 let row = index * S::TILE_ROWS;
                 let rows = S::TILE_ROWS.min(a.rows - row);
                 // SAFETY: `row + rows ≤ a.rows`, `vec + vecs ≤ a.vecs`, and spans end inside a block, so the assertions
-                // above put weights, factors and outputs inside their slices; the caller vouches for the values.
+                // above put weights, factors and outputs inside their slices; the caller guarantees that the values are
+                // readable.
                 unsafe {
                     let fold = Fold {
                         rescale_prev: a.rescale_prev.as_ptr().add(row),
@@ -167,7 +175,7 @@ pub(crate) unsafe fn values<S: Simd, R: ValueOperand<S>>(s: S, a: Values<'_, R>)
     }
 }
 
-/// Where a tile's sums go: the running outputs of its rows, and their factors.
+/// Destination of a tile's sums: the running outputs of its rows, and their factors.
 #[derive(Clone, Copy)]
 struct Fold {
     rescale_prev: *const f32,
@@ -178,7 +186,7 @@ struct Fold {
     ends: Option<TileEnds>,
 }
 
-/// How the rows of a tile end: columns `first..past`, see [`ColumnEnds`].
+/// Factors and addresses of a tile's rows that end, in columns `first..past`: see [`ColumnEnds`].
 #[derive(Clone, Copy)]
 struct TileEnds {
     factors: *const (f32, f32),
@@ -188,28 +196,29 @@ struct TileEnds {
     finite: *mut f32,
 }
 
-/// What a tile asks for while it computes.
+/// Memory that a tile prefetches while it computes.
 #[derive(Clone, Copy)]
 struct Asking<At> {
-    /// A few rows: values, so many terms prefetch.
+    /// For few rows: distance in terms at which values are prefetched.
     far: Option<usize>,
-    /// In place of that: what lies from here on.
+    /// Instead of `far`: address from which on memory is prefetched in order.
     next: Option<At>,
-    /// A tile that [`asks`]: what comes later, a line with each term.
+    /// For a tile that [`asks`]: memory needed later, one line with each term.
     stream: PrefetchStream,
 }
 
-/// The terms of a span that a tile takes at a time.
+/// Terms of a span that a tile computes at a time.
 struct Part {
     terms: Range<usize>,
-    /// Where those of the span end.
+    /// End of the span's terms.
     all: usize,
-    /// Whether nothing came before.
+    /// True if the part is the span's first.
     first: bool,
 }
 
 impl Part {
-    /// Those of some keys. Spans and runs start at a panel, so with a whole term.
+    /// Returns the terms of `span` that belong to `keys`. Spans and runs start at a panel, so they start with a whole
+    /// term.
     #[inline(always)]
     fn new<S: Simd, R: ValueOperand<S>>(span: Span, keys: Range<usize>) -> Self {
         let (start, end) = (span.keys().start / R::KEYS, span.keys().end.div_ceil(R::KEYS));
@@ -217,24 +226,25 @@ impl Part {
         Self { first: terms.start == start, terms, all: end }
     }
 
-    /// Where a tile from vector `vec` on asks for its share of what lies `far` terms behind the part, if that is even: rows lie one
-    /// right after the other, so the tiles of a part ask for all of it, in its own order.
+    /// Returns the address from which the tile at vector `vec` prefetches its share of the values `far` terms after the
+    /// part's start, if those are evenly spaced: rows are contiguous, so the tiles of a part together prefetch all of
+    /// them, in the order of memory.
     ///
     /// # Safety
     /// The values have the span's terms.
     #[inline(always)]
     unsafe fn later<S: Simd, R: ValueOperand<S>>(&self, values: R, far: usize, vec: usize) -> Option<R::At> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the span's terms, up to `all`.
         let (at, evenly) = unsafe { values.later(self.terms.start + far, self.all)? };
         (evenly >= self.terms.len()).then(|| R::offset(at, (self.terms.len() * vec * LANES * R::BYTES) as isize))
     }
 }
 
-/// `MR` rows by `NV` vectors of columns.
+/// Computes a register tile of `MR` rows by `NV` vectors of columns.
 ///
 /// # Safety
-/// For `MR` rows: weights up to the part's end, two factors, and `16 · NV` outputs, where the part before, if any, left its sums;
-/// values, and where rows end, as for [`values`].
+/// Each of `MR` rows has weights up to the part's end, two factors, and `16 · NV` outputs, where the part before, if
+/// any, left its sums. For the values, and for rows that end, same contract as [`values`].
 #[inline(always)]
 unsafe fn tile<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: usize>(
     s: S,
@@ -249,30 +259,30 @@ unsafe fn tile<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: usize>(
     if !first {
         for (r, sum) in sum.iter_mut().enumerate() {
             for (n, sum) in sum.iter_mut().enumerate() {
-                // SAFETY: as above: what the part before left there.
+                // SAFETY: row `r < MR`, vector `n < NV`: the part before left its sum there.
                 *sum = unsafe { s.load(out(r, n)) };
             }
         }
     }
-    // Not where the full tile has one vector: it would pay for the question.
+    // Where full tiles have one vector, only small tiles prefetch here: the test would cost full tiles time.
     let far = if const { S::TILE_VECS > 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS } { far } else { None };
     let step = values.step();
     while term < end {
-        // SAFETY: the caller vouches for the span's keys.
+        // SAFETY: the caller guarantees the values of the span's keys.
         let (mut at, evenly) = unsafe { (values.at(term), values.evenly(term)) };
         let (mut later, then_evenly, then_step) = if next.is_some() {
             (next, usize::MAX, (NV * LANES * R::BYTES) as isize)
         } else {
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees the values of the span's keys, up to term `all`.
             match far.and_then(|far| unsafe { values.later(term + far, all) }) {
                 Some((later, evenly)) => (Some(later), evenly, step),
                 None => (None, usize::MAX, step),
             }
         };
-        // Rows of pages are many short stretches, which the second-level cache is better at.
+        // Rows of pages are many short stretches: prefetching those to the second-level cache is faster.
         let near = MR <= FEW_ROWS && s.has_large_l1() && evenly >= KEY_BLOCK;
         let level = if near { Level::First } else { Level::Second };
-        // The loop looks nothing up: see `pack::Even`.
+        // The loop over evenly spaced terms looks no address up: see `pack::Even`.
         let stop = end.min(term.saturating_add(evenly.min(then_evenly)));
         for j in term..stop {
             if let Some(later) = &mut later {
@@ -304,7 +314,7 @@ unsafe fn tile<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: usize>(
     if end < all {
         for (r, sum) in sum.iter().enumerate() {
             for (n, &sum) in sum.iter().enumerate() {
-                // SAFETY: as above.
+                // SAFETY: row `r < MR`, vector `n < NV` of the outputs.
                 unsafe { s.store(out(r, n), sum) };
             }
         }
@@ -322,22 +332,22 @@ unsafe fn tile<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: usize>(
         }
     }
     if let Some(ends) = fold.ends.filter(|_| const { R::ENDS && S::ENDS_ROWS }) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the addresses of `MR` rows that end, for these columns.
         return unsafe { end_rows(s, &mut sum, ends) };
     }
     for (r, sum) in sum.iter().enumerate() {
         for (n, &sum) in sum.iter().enumerate() {
-            // SAFETY: as above.
+            // SAFETY: row `r < MR`, vector `n < NV` of the outputs.
             unsafe { s.store(out(r, n), sum) };
         }
     }
 }
 
-/// Writes the rows of a tile as [`finish`](crate::attention::steps::epilogue::finish) does without care: if something in them is found not to be
-/// finite, what was written is worth nothing.
+/// Normalises and writes the rows of a tile, as [`finish`](crate::attention::steps::epilogue::finish) does with
+/// non-finite values ignored: if something in them is not finite, the rows written are not valid.
 ///
 /// # Safety
-/// There are `MR` rows, with as many columns as `NV` vectors hold, or as are left of them.
+/// `ends` has `MR` rows, each with as many columns as `NV` vectors hold, or as are left up to `past`.
 #[inline(always)]
 unsafe fn end_rows<S: Simd, const MR: usize, const NV: usize>(s: S, rows: &mut [[S::V; NV]; MR], ends: TileEnds) {
     let mut finite = s.splat(0.0);
@@ -351,9 +361,9 @@ unsafe fn end_rows<S: Simd, const MR: usize, const NV: usize>(s: S, rows: &mut [
         }
         finite = s.add(finite, found);
     }
-    // SAFETY: sixteen floats.
+    // SAFETY: `ends.finite` is sixteen floats.
     unsafe { s.store(ends.finite, s.add(s.load(ends.finite), finite)) };
-    // Looked at once: in the loop it would rescale_prev that from being unrolled, and the rows out of registers.
+    // Tested once: inside the loop, the test would keep the loop from being unrolled and the rows out of registers.
     if ends.first + NV * LANES <= ends.past {
         for (r, row) in rows.iter().enumerate() {
             for (n, &x) in row.iter().enumerate() {
@@ -366,7 +376,7 @@ unsafe fn end_rows<S: Simd, const MR: usize, const NV: usize>(s: S, rows: &mut [
     for (r, row) in rows.iter().enumerate() {
         for (n, &x) in row.iter().enumerate() {
             let first = ends.first + n * LANES;
-            // SAFETY: as above, as many columns as are left.
+            // SAFETY: row `r < MR` has the columns that are left up to `past`.
             unsafe { s.store_first((*ends.rows.add(r)).add(first), x, LANES.min(ends.past - first)) };
         }
     }

@@ -1,6 +1,7 @@
-//! QKᵀ: the scores of a group of rows against a block of packed keys, made of the register tiles of `dot_tile.rs`.
+//! QKᵀ: the scores of a row block against a block of packed keys, computed with the register tiles of `dot_tile.rs`.
 //!
-//! Panels outside, rows inside: a tile's 16 to 64 keys stay in the first-level cache while the rows pass by.
+//! The outer loop is over panels, the inner one over rows: a tile's 16 to 64 keys stay in the first-level cache for all
+//! rows.
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests;
@@ -14,57 +15,56 @@ use crate::simd::{LANES, Simd};
 use crate::tensor::any::AnyPanels;
 use core::ops::Range;
 
-/// A group of rows, a run of packed keys, and where the scores go.
+/// Operands of QKᵀ: a row block's queries, a run of packed keys, and the score block to write.
 pub(crate) struct Scores<'a, K = AnyPanels> {
-    /// The group's query rows, each `head_dim` contiguous floats, or pairs where keys are. All tiles of rows are full but the
-    /// last.
+    /// Query rows of the row block, each `head_dim` contiguous floats, or pairs if keys are pairs. All tiles of rows
+    /// are full but the last.
     pub(crate) queries: &'a [*const f32],
     /// Packed keys, `[panel][head_dim][16]`, floats or pairs.
     pub(crate) keys: K,
-    /// Which of the block's panels `keys` points at.
+    /// Panels of the block that `keys` points at.
     pub(crate) panels: Range<usize>,
-    /// The keys each tile of rows needs.
+    /// Keys that each tile of rows needs.
     pub(crate) spans: &'a [Span],
-    /// In floats or pairs.
+    /// Length of a query, in floats or pairs.
     pub(crate) head_dim: usize,
     pub(crate) scale: f32,
-    /// A row of a bias for each query, from the block's first key on: read by the pass after this one, and fetched from
-    /// memory while this one computes.
+    /// Row of a bias for each query, from the block's first key on: the next pass reads it, and this one prefetches it.
     pub(crate) next: Option<&'a [Columns<f32>]>,
-    /// Which keys few rows ask for, while they meet the first panel of these, and so on: from where on, and the bytes of an
+    /// Keys that few rows prefetch while they compute the first panel, and so on: their address, and the bytes of an
     /// element of a panel.
     pub(crate) later: Option<(*const u8, usize)>,
-    /// What comes later.
+    /// Memory to prefetch meanwhile.
     pub(crate) prefetch: &'a mut PrefetchQueue,
-    /// `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
+    /// Scores, `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
     pub(crate) out: &'a mut [f32],
 }
 
-/// The tiles of a group of rows and a run of panels.
+/// Loop over the tiles of a row block and a run of panels.
 pub(crate) struct Walk<'a> {
     pub(crate) rows: usize,
-    /// See [`Scores`], as for the rest.
+    /// Panels of the run: see [`Scores`], also for the fields not described here.
     pub(crate) panels: Range<usize>,
     pub(crate) spans: &'a [Span],
-    /// Panels of a tile; of more than [`READING_ROWS`] rows, the last may have one more.
+    /// Number of panels of a tile; with more than [`READING_ROWS`] rows, the last may have one more.
     pub(crate) vecs: usize,
     pub(crate) next: Option<&'a [Columns<f32>]>,
     pub(crate) prefetch: &'a mut PrefetchQueue,
-    /// How many lines of what comes later a full tile asks for.
+    /// Number of lines that a full tile prefetches from `prefetch`.
     pub(crate) lines: usize,
 }
 
 impl Walk<'_> {
-    /// Calls `tile(first row, rows, panels, stream)` for each: rows from a multiple of the tile's, panels that their span needs,
-    /// and what a full tile asks for.
+    /// Calls `tile(first row, rows, panels, stream)` for each tile: the first row is a multiple of the tile's rows, the
+    /// panels are those that the rows' span needs, and the stream is the memory that a full tile prefetches.
     #[inline(always)]
     pub(crate) fn for_each_tile<S: Simd>(self, s: S, mut tile: impl FnMut(usize, usize, Range<usize>, PrefetchStream)) {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
         assert!(self.next.is_none_or(|next| next.len() >= self.rows));
         let mut panel = self.panels.start;
         while panel < self.panels.end {
-            // One panel over goes with the last tile, if registers hold that: alone it loads more than it multiplies. Few rows
-            // wait for memory, and ask for it by tiles of what they are planned for.
+            // A single panel left over is added to the last tile, if registers hold that: alone it takes more loads
+            // than multiplications. Few rows wait for memory, and prefetch it with tiles of the planned size.
             let left = self.panels.end - panel;
             let wider = if self.rows > READING_ROWS { dot_tile::widest::<S>(self.vecs) } else { self.vecs };
             let vecs = if left <= wider { left } else { self.vecs };
@@ -94,7 +94,8 @@ impl Walk<'_> {
 }
 
 impl<K> Scores<'_, K> {
-    /// With these keys. By reference: handed on by value, all of it would be copied on the way.
+    /// Returns these operands with `keys` as the packed keys. By reference: passed by value, the whole struct would be
+    /// copied.
     #[inline(always)]
     pub(crate) fn of<T>(&mut self, keys: T) -> Scores<'_, T> {
         let Scores { queries, ref panels, spans, head_dim, scale, next, later, ref mut prefetch, ref mut out, .. } =
@@ -103,6 +104,8 @@ impl<K> Scores<'_, K> {
     }
 }
 
+/// Computes the scores of a row block against a run of packed keys.
+///
 /// # Safety
 /// Every query is readable for `head_dim` floats, or pairs where keys are, and so are all panels of keys.
 #[inline(always)]
@@ -111,7 +114,7 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: Scores<'_, *cons
     assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
     let scale = s.splat(a.scale);
     let (first, out) = (a.panels.start, a.out.as_mut_ptr());
-    // Rows of pages, of which tiles do not ask for more, are read more slowly two panels at a time.
+    // Rows of pages, which tiles do not prefetch, are read more slowly two panels at a time.
     let few = if a.later.is_some() { T::FEW_VECS } else { 1 };
     let vecs = dot_tile::panels(s, all, [few, T::VECS]);
     let lines = dot_tile::asked::<S, T>(vecs, d);
@@ -121,7 +124,7 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: Scores<'_, *cons
         #[inline(always)]
         |row, rows, panels, stream| {
             // SAFETY: `row + rows ≤ all` and `panels` lies in `a.panels`, so by the assertions above the rows
-            // of `out` are inside their slice; the caller vouches for queries and keys.
+            // of `out` are inside their slice; the caller guarantees that queries and keys are readable.
             unsafe {
                 let n = panels.start - first;
                 let later = a.later.filter(|_| asks_ahead::<S>(row, rows, all));

@@ -1,6 +1,6 @@
-//! Scores of rows of bytes against packed keys of bytes.
+//! QKᵀ of int8 queries and packed int8 keys.
 //!
-//! A tile is that of `dot_tile.rs` with four elements at a time and sums that are integers, so one chain does.
+//! A tile is that of `dot_tile.rs` with four elements at a time and integer sums, so one chain is enough.
 
 use crate::attention::steps::qk::Walk;
 use crate::attention::steps::score_passes::Columns;
@@ -11,26 +11,26 @@ use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::prefetch::asks_ahead;
 use crate::simd::{Int8Dot, Int8DotWork, LANES, Query4};
 
-/// A group of rows, a run of packed keys, and where the scores go.
+/// Operands of int8 QKᵀ: a row block's queries, a run of packed keys, and the score block to write.
 pub(crate) struct Scores<'a> {
-    /// The group's query rows, `[row][quads]`, without gaps.
+    /// Query rows of the row block, `[row][quads]`, without gaps.
     pub(crate) queries: &'a [Query4],
-    /// One for each row.
+    /// Sum and factor of each query row.
     pub(crate) rows: &'a [Row],
     /// Packed keys: see `int8.rs`.
     pub(crate) keys: &'a [i8],
-    /// Scales of those keys in whole panels, if keys have scales.
+    /// Scales of these keys in whole panels, if keys have scales.
     pub(crate) scales: Option<&'a [f32]>,
-    /// Which of the block's panels `keys` holds.
+    /// Panels of the block that `keys` holds.
     pub(crate) panels: core::ops::Range<usize>,
-    /// The keys each tile of rows needs.
+    /// Keys that each tile of rows needs.
     pub(crate) spans: &'a [Span],
     pub(crate) head_dim: usize,
-    /// See [`crate::attention::steps::qk::Scores`].
+    /// Bias rows to prefetch: see [`crate::attention::steps::qk::Scores`].
     pub(crate) next: Option<&'a [Columns<f32>]>,
-    /// What comes later.
+    /// Memory to prefetch meanwhile.
     pub(crate) prefetch: &'a mut PrefetchQueue,
-    /// `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
+    /// Scores, `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
     pub(crate) out: &'a mut [f32],
 }
 
@@ -52,14 +52,14 @@ impl Int8DotWork for Scores<'_> {
             s,
             #[inline(always)]
             |row, rows, panels, _| {
-                // Where registers hold fewer rows than a tile of the group has, in equal parts.
+                // If registers hold fewer rows than a tile of the row block has, it is computed in equal parts.
                 let parts = rows.div_ceil(S::INT8_DOT_ROWS);
                 let mut done = 0;
                 for part in 0..parts {
                     let here = (rows - done).div_ceil(parts - part);
                     let row = row + done;
-                    // SAFETY: `row + here ≤ all` and `panels` lies in `a.panels`, so by the assertions above all of it is
-                    // inside the slices.
+                    // SAFETY: `row + here ≤ all` and `panels` lies in `a.panels`, so by the assertions above all
+                    // addresses are inside the slices.
                     unsafe {
                         let tile = Tile {
                             queries: a.queries.as_ptr().add(row * quads),
@@ -80,7 +80,7 @@ impl Int8DotWork for Scores<'_> {
     }
 }
 
-/// Where a tile's operands lie, and where its scores go.
+/// Addresses of a tile's operands and of its scores.
 #[derive(Clone, Copy)]
 struct Tile {
     queries: *const Query4,
@@ -88,13 +88,13 @@ struct Tile {
     keys: *const i8,
     scales: Option<*const f32>,
     quads: usize,
-    /// Whether to ask for keys to come.
+    /// True to prefetch later keys.
     fetch: bool,
     out: *mut f32,
 }
 
 impl Tile {
-    /// `MR` rows against `NV` panels.
+    /// Computes the scores of `MR` rows against `NV` panels.
     ///
     /// # Safety
     /// There are `MR` rows of `quads` and their factors, `NV` panels and their scales, and in `out` `MR` rows of
@@ -107,7 +107,7 @@ impl Tile {
             // SAFETY: row `r < MR`.
             *sums = [s.start(unsafe { (*rows.add(r)).total }); NV];
         }
-        // Other tiles are those of many rows, which do not ask: nor do they pay for the question.
+        // Other tiles are those of many rows: they do not prefetch, and do not test for it either.
         let fetch = (NV == 1 || NV == 2 && MR <= FEW_ROWS) && fetch;
         let later = Later::in_order(s, keys.wrapping_add(FAR).cast(), 4 * LANES, NV);
         if fetch {
@@ -116,13 +116,13 @@ impl Tile {
         for i in 0..quads {
             // SAFETY: panel `n < NV` is `quads × 64` bytes; `i < quads`.
             let at = |n: usize| unsafe { keys.add((n * quads + i) * 4 * LANES) };
-            // SAFETY: as above.
+            // SAFETY: panel 0 is `quads × 64` bytes; `i < quads`.
             let mut four = [unsafe { s.keys(at(0)) }; NV];
             for (n, four) in four.iter_mut().enumerate() {
                 if fetch {
                     s.prefetch_line(later.level(MR), later.of(i, n));
                 }
-                // SAFETY: as above.
+                // SAFETY: panel `n < NV` is `quads × 64` bytes; `i < quads`.
                 *four = unsafe { s.keys(at(n)) };
             }
             for (r, sums) in sums.iter_mut().enumerate() {
@@ -137,7 +137,7 @@ impl Tile {
             // SAFETY: row `r < MR`.
             let factor = s.splat(unsafe { (*rows.add(r)).factor });
             for (n, &sum) in sums.iter().enumerate() {
-                // SAFETY: sixteen scales of panel `n < NV`; sixteen scores of row `r`.
+                // SAFETY: the caller guarantees sixteen scales of panel `n < NV` and sixteen scores of row `r < MR`.
                 unsafe {
                     let factor = match scales {
                         Some(scales) => s.mul(factor, s.load(scales.add(n * LANES))),

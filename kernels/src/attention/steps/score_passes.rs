@@ -1,33 +1,36 @@
-//! What happens to a block of scores on its way to the softmax: softcap, bias, ALiBi, masks. Each is a pass over the
-//! block, in second-level cache, so that no option multiplies another; a pass is made only when asked for.
+//! Passes over a block of scores before the softmax: softcap, bias, ALiBi, masks. Each is a separate pass over the
+//! block, in second-level cache, so that options do not multiply the number of kernels; a pass is made only if its
+//! option is set.
 
 use crate::attention::options::Mask;
 use crate::attention::steps::span::{KeyRange, SCORE_STRIDE, Span};
 use crate::simd::exp::exp_m1;
 use crate::simd::{LANES, Simd};
 
-/// A row of a bias or mask, from a block's first key on.
+/// Row of a bias or mask, from a block's first key on.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns<T> {
     pub(crate) first: *const T,
     pub(crate) element: isize,
-    /// Columns there are; keys beyond them are hidden.
+    /// Number of columns; keys beyond them are hidden.
     pub(crate) len: usize,
 }
 
 impl<T: Copy> Columns<T> {
     pub(crate) const NONE: Self = Self { first: core::ptr::null(), element: 0, len: 0 };
 
+    /// Returns column `j`.
+    ///
     /// # Safety
     /// The row is readable and `j < len`.
     #[inline(always)]
     unsafe fn get(&self, j: usize) -> T {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees a readable row and `j < len`.
         unsafe { *self.first.offset(j as isize * self.element) }
     }
 
-    /// Calls `f(panel, its sixteen columns)` for each panel: where they lie if they are contiguous and all there,
-    /// otherwise copied and filled up with `fill`.
+    /// Calls `f(panel, its sixteen columns)` for each panel: the columns in place if they are contiguous and complete,
+    /// otherwise a copy padded with `fill`.
     ///
     /// # Safety
     /// The row is readable.
@@ -51,9 +54,9 @@ impl<T: Copy> Columns<T> {
     }
 }
 
-/// A row block's scores against one block.
+/// Scores of a row block against one key block.
 pub(crate) struct ScoreBlock<'a> {
-    /// `[row][SCORE_STRIDE]`.
+    /// Scores, `[row][SCORE_STRIDE]`.
     pub(crate) scores: &'a mut [f32],
     pub(crate) spans: &'a [Span],
     pub(crate) rows: usize,
@@ -67,7 +70,7 @@ impl ScoreBlock<'_> {
         assert!(self.scores.len() >= self.rows * SCORE_STRIDE);
         for row in 0..self.rows {
             let span = self.spans[row / S::TILE_ROWS];
-            // SAFETY: `row < rows`.
+            // SAFETY: `row < rows`, and `scores` has a stride for every row, as asserted above.
             let scores = unsafe { self.scores.as_mut_ptr().add(row * SCORE_STRIDE) };
             f(row, span.first_panel()..span.end_panel(), scores);
         }
@@ -89,12 +92,12 @@ impl ScoreBlock<'_> {
     }
 }
 
-/// Up to here, tanh is an odd polynomial; beyond, (1 − e)/(1 + e) with e = exp(−2|x|).
+/// Limit of |x| up to which tanh is computed as an odd polynomial; beyond, as (1 − e)/(1 + e) with e = exp(−2|x|).
 const TANH_SMALL: f32 = 0.625;
 /// Coefficients of x³, x⁵ … x¹¹ of tanh on ±0.625 (Moshier's Cephes, `tanhf`; error below 1 ULP).
 const TANH: [f32; 5] = [-0.333_332_8, 0.133_314_42, -0.053_739_715, 0.020_639_09, -0.005_704_988_7];
 
-/// `c·tanh(score / c)`.
+/// Replaces each score by `c·tanh(score / c)`.
 #[inline(always)]
 pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32) {
     let (c, over) = (s.splat(cap), s.splat(1.0 / cap));
@@ -115,8 +118,8 @@ pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32) {
         |_, panels, scores| {
             // SAFETY: panels lie inside the row.
             let at = |panel: usize| unsafe { scores.add(panel * LANES) };
-            // Scores are usually far below the cap: ask once a row whether the long form is needed. Where it is, each lane
-            // still takes the form that its own size calls for, so the bits do not depend on the answer.
+            // Scores are usually far below the cap: one test per row finds out if the long form is needed. If it is,
+            // each lane still takes the form for its own size, so the bits do not depend on the test.
             let mut widest = zero;
             for panel in panels.clone() {
                 // SAFETY: a panel of the row.
@@ -159,7 +162,7 @@ pub(crate) unsafe fn bias<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[
                     s.store(at, s.select_eq(bias, hidden, hidden, s.add(s.load(at), bias)));
                 }
             };
-            // SAFETY: the caller vouches for the columns.
+            // SAFETY: the caller guarantees that every row's columns are readable.
             unsafe { rows[row].for_each_panel(panels, f32::NEG_INFINITY, add) };
         },
     );
@@ -170,7 +173,7 @@ pub(crate) unsafe fn bias<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[
 pub(crate) fn alibi<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {
     const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
     assert!(rows.len() >= row_block.rows);
-    // SAFETY: sixteen floats.
+    // SAFETY: `LANE` is sixteen floats.
     let lane = unsafe { s.load(LANE.as_ptr()) };
     row_block.for_each_panel(
         s,
@@ -207,13 +210,13 @@ pub(crate) unsafe fn mask<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[
                     s.store(at, s.select_bytes(bytes, zero, other));
                 }
             };
-            // SAFETY: the caller vouches for the columns.
+            // SAFETY: the caller guarantees that every row's columns are readable.
             unsafe { rows[row].for_each_panel(panels, u8::from(!keep), hide) };
         },
     );
 }
 
-/// Narrows the hull of each row to the keys that its row of the mask keeps.
+/// Narrows the key range of each row to the keys that its row of the mask keeps.
 ///
 /// # Safety
 /// The rows' columns are readable.
@@ -236,7 +239,7 @@ pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ra
             }
             &copy[from..to]
         };
-        // The polarity is settled here, so that the scan's inner loops are free of it.
+        // The polarity is tested here and not in the scan's inner loops.
         let narrow_by_mask = match polarity {
             Mask::Keep(_) => extent(
                 bytes,
@@ -260,14 +263,14 @@ pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ra
     }
 }
 
-/// First, one past the last, and all between. Whole chunks are tested without early exits, which compiles to vector
-/// instructions; single bytes only in the chunks at either end.
+/// Returns the range from the first to the last kept byte, and whether all bytes between are kept. Whole chunks are
+/// tested without early exits, which compiles to vector instructions; single bytes only in the chunks at either end.
 #[inline(always)]
 fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> KeyRange {
     let any = |chunk: &[u8; LANES]| chunk.iter().fold(false, |any, &byte| any | keeps(byte));
     let all = |chunk: &[u8; LANES]| chunk.iter().fold(true, |all, &byte| all & keeps(byte));
     let (chunks, rest) = bytes.as_chunks::<LANES>();
-    // The usual case: all of it.
+    // The usual case: all bytes are kept.
     if chunks.iter().fold(true, |yes, chunk| yes & all(chunk)) && rest.iter().all(|&byte| keeps(byte)) {
         return KeyRange { from: 0, to: bytes.len(), all: true };
     }
@@ -284,10 +287,10 @@ fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> KeyRange {
     KeyRange { from, to: last + 1, all: bytes[from..=last].iter().fold(true, |all, &byte| all & keeps(byte)) }
 }
 
-/// Hides what lies between the last key of a tile's span and the end of its panel.
+/// Hides the padding between the last key of a tile's span and the end of its panel.
 #[inline(always)]
 pub(crate) fn mask_padding<S: Simd>(s: S, mut row_block: ScoreBlock<'_>) {
-    /// Sixteen keys, then none.
+    /// Sixteen bytes for keys, then sixteen for padding.
     const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
     let (spans, hidden) = (row_block.spans, s.splat(f32::NEG_INFINITY));
     row_block.for_each_row(
@@ -297,7 +300,7 @@ pub(crate) fn mask_padding<S: Simd>(s: S, mut row_block: ScoreBlock<'_>) {
             let keys = spans[row / S::TILE_ROWS].keys().end % LANES;
             if keys > 0 {
                 let keys = &KEYS.as_flattened()[LANES - keys..][..LANES];
-                // SAFETY: a span that ends inside a panel has that panel, its last; `keys` is sixteen bytes.
+                // SAFETY: a span that ends inside a panel has that panel as its last; `keys` is sixteen bytes.
                 unsafe {
                     let at = scores.add((panels.end - 1) * LANES);
                     s.store(at, s.select_bytes(keys.as_ptr(), hidden, s.load(at)));
@@ -307,7 +310,8 @@ pub(crate) fn mask_padding<S: Simd>(s: S, mut row_block: ScoreBlock<'_>) {
     );
 }
 
-/// Scores to finished weights: exp(score − reference) · factor, per row; 0 where hidden, even in a row that is NaN.
+/// Turns scores into finished weights: exp(score − reference) · factor, per row; 0 where hidden, even in a row that is
+/// NaN.
 #[inline(always)]
 pub(crate) fn weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {
     assert!(rows.len() >= row_block.rows);
@@ -344,8 +348,8 @@ pub(crate) fn add_weight_sums<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, mass
     );
 }
 
-/// Multiplies each key's weights by its factor. A weight of 0 stays 0, whatever the factor: its key is hidden, or as good
-/// as hidden.
+/// Multiplies each key's weights by its factor. A weight of 0 stays 0, whatever the factor: its key is hidden, or adds
+/// nothing either way.
 #[inline(always)]
 pub(crate) fn scale_columns<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, factors: &[f32]) {
     assert!(row_block.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= factors.len()));

@@ -1,15 +1,15 @@
-//! The online softmax, block by block.
+//! Online softmax, block by block.
 //!
-//! Each 256-key block takes its own maximum, exponentiates against it and sums; the row's running `(max, sum)` and
-//! output then take the block in by two factors. Blocks start at key multiples of 256 and rescale_block in order, so it does
-//! not matter which thread computed them, or whether the rows came one at a time.
-//! (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691; the block-local form is Flash-Decoding's.)
+//! Each 256-key block takes its own maximum, exponentiates against it and sums; the block is then merged into the row's
+//! running `(max, sum)` and output by two factors. Blocks start at key multiples of 256 and are merged in order, so the
+//! result does not depend on the thread that computed them, or on whether the rows came one at a time. (Milakov and
+//! Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691; the block-local form is Flash-Decoding's.)
 //!
-//! Rules for the corners, all here:
-//! - A score of −∞ hides its key. A block with nothing visible has max −∞ and sum 0; −∞ − (−∞) is never computed,
+//! Edge cases, all handled here:
+//! - A score of −∞ hides its key. A block without a visible key has max −∞ and sum 0; −∞ − (−∞) is never computed,
 //!   because a max of −∞ is replaced by 0 before it is subtracted.
-//! - A NaN score makes the row's sum NaN, and so the whole row: maxima pass NaN over, exponentials do not.
-//! - A score of +∞ makes ∞ − ∞ = NaN of itself, as IEEE softmax does.
+//! - A NaN score makes the row's sum NaN, and so the whole row: maxima ignore NaN, exponentials do not.
+//! - A score of +∞ becomes ∞ − ∞ = NaN, as in IEEE softmax.
 //! - The sum of a block is taken in 16 lanes, lane `key mod 16`, each in key order, then a fixed tree.
 
 use crate::attention::steps::infinite;
@@ -18,19 +18,19 @@ use crate::simd::exp::{self, Begun, exp};
 use crate::simd::{LANES, Simd};
 use core::ops::Range;
 
-/// Running state of a group of rows, padded to whole vectors, and what the last block did to it.
+/// Running state of a row block, padded to whole vectors, and the two factors of the last key block.
 pub(crate) struct Rows<'a> {
     /// Largest score so far.
     pub(crate) max: &'a mut [f32],
     /// Σ exp(score − max) so far.
     pub(crate) sum: &'a mut [f32],
-    /// KeyOperand of everything accumulated before this block. On entry of `rescale_block`: the block's own maxima.
+    /// Factor of everything accumulated before this block. On entry to [`rescale_block`]: the block's own maxima.
     pub(crate) rescale_prev: &'a mut [f32],
-    /// KeyOperand of this block. On entry of `rescale_block`: the block's own sums.
+    /// Factor of this block. On entry to [`rescale_block`]: the block's own sums.
     pub(crate) rescale_block: &'a mut [f32],
 }
 
-/// Turns the scores of a block into weights relative to the block's own maximum, and takes the block into the rows'
+/// Turns the scores of a block into weights relative to the block's own maximum, and merges the block into the rows'
 /// running state.
 #[inline(always)]
 pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: usize, state: Rows<'_>) {
@@ -38,13 +38,13 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
     assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
     assert!(state.max.len() >= padded && state.sum.len() >= padded);
     assert!(state.rescale_prev.len() >= padded && state.rescale_block.len() >= padded);
-    // So that a full tile's rows are taken so many at a time, and those that follow are as many.
+    // So that a full tile's rows are computed SIDE_ROWS at a time, and the rows that follow are as many.
     const { assert!(S::TILE_ROWS.is_multiple_of(S::SIDE_ROWS)) };
     let mut known = false;
     for (tile, span) in spans.iter().enumerate() {
         let (mut row, tile_end) = (tile * S::TILE_ROWS, rows.min((tile + 1) * S::TILE_ROWS));
         let panels = span.first_panel()..span.end_panel();
-        // Up to where rows have the same panels, as far as the next tile tells.
+        // End of the rows with the same panels, in this tile and the next.
         let same = spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
         let alike_end = if same { rows.min(tile_end + S::TILE_ROWS) } else { tile_end };
         while row < tile_end {
@@ -53,7 +53,7 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
             let alike = !panels.is_empty() && next + side <= alike_end;
             let max = &mut state.rescale_prev[row..if alike { next + side } else { next }];
             let few = Few { panels: panels.clone(), known, max, sum: &mut state.rescale_block[row..next] };
-            // SAFETY: the rows that `max` is of are below `rows`, and spans end inside a block, so their panels lie inside
+            // SAFETY: `max` belongs to rows below `rows`, and spans end inside a block, so the rows' panels lie inside
             // `scores`.
             unsafe {
                 let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
@@ -70,34 +70,38 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
     rescale_block(s, padded, state);
 }
 
-/// A few rows of a tile that are exponentiated side by side.
+/// Rows of a tile that are exponentiated side by side.
 struct Few<'a> {
     panels: Range<usize>,
-    /// Whether the rows' maxima are there already.
+    /// True if the rows' maxima have been computed already.
     known: bool,
-    /// The rows' maxima; then, if there are panels, and as many rows that follow have the same, room for theirs.
+    /// Maxima of the rows; then, if there are panels and as many rows that follow have the same panels, room for
+    /// theirs.
     max: &'a mut [f32],
     /// Room for the rows' sums.
     sum: &'a mut [f32],
 }
 
-/// Weights of the scores of `N` rows, in place, and their sums, each taken in the order of keys; on the way, the maxima of the
-/// `N` rows that follow: their scores come from the second-level cache, and are waited for beside the exponentials.
+/// Computes the weights of `N` rows of scores, in place, and their sums, each in the order of keys; meanwhile, computes
+/// the maxima of the `N` rows that follow: their scores come from the second-level cache, and the exponentials hide the
+/// latency.
 ///
-/// A panel's exponentials are begun before those of the panel before are ended. One after the other, the core would fill its
-/// queues with operations that all wait for the same few.
+/// A panel's exponentials are begun before those of the panel before are finished. One panel after the other would fill
+/// the core's queues with operations that all wait for the same few.
 ///
 /// # Safety
-/// `scores` is one row of [`SCORE_STRIDE`] for each of `few.max`, whose `panels` are readable, and writable in the first `N`.
+/// `scores` has one row of [`SCORE_STRIDE`] for each of `few.max`, whose `panels` are readable, and writable in the
+/// first `N` rows.
 #[inline(always)]
 unsafe fn weights<S: Simd, const N: usize>(s: S, scores: *mut f32, few: Few<'_>) {
     let Few { panels, known, max, sum } = few;
     let (max, after_max) = max.split_at_mut(N);
     assert!(sum.len() == N && (after_max.is_empty() || after_max.len() == N));
-    // With none to follow, these rows again, for nothing.
+    // If no rows follow, the same rows are read again and the result is not used.
     let after = if after_max.is_empty() { scores } else { scores.wrapping_add(N * SCORE_STRIDE) };
     let none = [s.splat(f32::NEG_INFINITY); N];
-    // SAFETY: here and below, the caller's promise.
+    // SAFETY: the caller guarantees that the rows' panels are readable, and writable in the first `N` rows; `after` is
+    // those rows or the `N` that follow.
     unsafe {
         if !known {
             let mut most = none;
@@ -129,19 +133,19 @@ unsafe fn weights<S: Simd, const N: usize>(s: S, scores: *mut f32, few: Few<'_>)
     }
 }
 
-/// `most` becomes at least the panel's scores.
+/// Raises `most` to the maximum of itself and the panel's scores.
 ///
 /// # Safety
-/// Sixteen readable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
+/// The caller guarantees sixteen readable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
 #[inline(always)]
 unsafe fn raise<S: Simd, const N: usize>(s: S, scores: *const f32, most: &mut [S::V; N]) {
     for (row, most) in most.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees sixteen floats in row `row < N`.
         *most = s.max(unsafe { s.load(scores.add(row * SCORE_STRIDE)) }, *most);
     }
 }
 
-/// The largest lanes of as many vectors as there is room for.
+/// Writes the largest lane of each vector, for as many vectors as `max` has room for.
 #[inline(always)]
 fn reduce<S: Simd, const N: usize>(s: S, most: [S::V; N], max: &mut [f32]) {
     for (max, most) in max.iter_mut().zip(most) {
@@ -152,32 +156,33 @@ fn reduce<S: Simd, const N: usize>(s: S, most: [S::V; N], max: &mut [f32]) {
 /// Begins the exponentials of a panel's scores, less each row's reference.
 ///
 /// # Safety
-/// Sixteen readable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
+/// The caller guarantees sixteen readable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
 #[inline(always)]
 unsafe fn begin<S: Simd, const N: usize>(s: S, scores: *const f32, reference: &[S::V; N]) -> Begun<S::V, N> {
     let mut x = *reference;
     for (row, x) in x.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees sixteen floats in row `row < N`.
         *x = s.sub(unsafe { s.load(scores.add(row * SCORE_STRIDE)) }, *x);
     }
     exp::begin(s, x)
 }
 
-/// Finishes them, writes them and adds them up.
+/// Finishes the exponentials that [`begin`] began, writes them as weights and adds them to the sums.
 ///
 /// # Safety
-/// Sixteen writable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
+/// The caller guarantees sixteen writable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
 #[inline(always)]
 unsafe fn end<S: Simd, const N: usize>(s: S, begun: Begun<S::V, N>, weights: *mut f32, total: &mut [S::V; N]) {
     for (row, weight) in exp::end(s, begun).into_iter().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees sixteen writable floats in row `row < N`.
         unsafe { s.store(weights.add(row * SCORE_STRIDE), weight) };
         total[row] = s.add(total[row], weight);
     }
 }
 
-/// Takes rows accumulated over later keys into rows accumulated over earlier ones, as [`softmax`] and the values kernel do
-/// with a block: `later.max` and `later.sum` go in as `rescale_prev` and `rescale_block`. Rows are `dim` long.
+/// Merges rows accumulated over later keys into rows accumulated over earlier ones, as [`softmax`] and the P·V kernel
+/// do with a block: the later rows' maxima and sums are passed in `rescale_prev` and `rescale_block`. Rows are `dim`
+/// long.
 #[inline(always)]
 pub(crate) fn merge<S: Simd>(s: S, state: Rows<'_>, out: &mut [f32], later: &[f32], dim: usize) {
     let rows = state.max.len();
@@ -191,8 +196,8 @@ pub(crate) fn merge<S: Simd>(s: S, state: Rows<'_>, out: &mut [f32], later: &[f3
     merge_rows([&*rescale_prev, &*factor], out, later, dim, |factors, out, later| merge_vector(s, factors, out, later));
 }
 
-/// Takes outputs accumulated with care over later keys into such outputs over earlier ones, by factors that [`merge`] or [`softmax`]
-/// found: marks of infinite values (`infinite.rs`) stay marks.
+/// Merges outputs over later keys into outputs over earlier ones, both accumulated with non-finite values handled, by
+/// the factors that [`merge`] or [`softmax`] found: marks of infinite values (`infinite.rs`) stay marks.
 #[inline(always)]
 pub(crate) fn merge_marked<S: Simd>(s: S, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize) {
     assert!(out.len() == later.len());
@@ -207,7 +212,7 @@ pub(crate) fn merge_marked<S: Simd>(s: S, factors: [&[f32]; 2], out: &mut [f32],
     });
 }
 
-/// Calls `merge(factors, sixteen elements of out, the same of later)` for all rows of `dim` elements.
+/// Calls `merge(factors, sixteen elements of out, sixteen elements of later)` for all rows of `dim` elements.
 #[inline(always)]
 fn merge_rows(
     [rescale_prev, factor]: [&[f32]; 2],
@@ -232,22 +237,22 @@ fn merge_rows(
     }
 }
 
-/// `out ← out · rescale_prev + later · factor`.
+/// Computes `out ← out · rescale_prev + later · factor`.
 #[inline(always)]
 fn merge_vector<S: Simd>(s: S, [rescale_prev, factor]: [f32; 2], out: &mut [f32; LANES], later: &[f32; LANES]) {
-    // SAFETY: both are sixteen floats.
+    // SAFETY: `out` and `later` are sixteen floats each.
     unsafe {
         let old = s.mul(s.load(out.as_ptr()), s.splat(rescale_prev));
         s.store(out.as_mut_ptr(), s.fma(s.load(later.as_ptr()), s.splat(factor), old));
     }
 }
 
-/// The running `(max, sum)` take the block in; its maxima and sums become the two factors.
+/// Merges the block into the running `(max, sum)`, and replaces the block's maxima and sums by the two factors.
 #[inline(always)]
 fn rescale_block<S: Simd>(s: S, padded: usize, state: Rows<'_>) {
     let hidden = s.splat(f32::NEG_INFINITY);
     for row in (0..padded).step_by(LANES) {
-        // SAFETY: `row + 16 ≤ padded`, which `softmax` checked all four against.
+        // SAFETY: `row + 16 ≤ padded`, and `softmax` and `merge` assert that all four slices are at least so long.
         unsafe {
             let (old_max, old_sum) = (s.load(state.max.as_ptr().add(row)), s.load(state.sum.as_ptr().add(row)));
             let (max, sum) =

@@ -3,24 +3,24 @@
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 
-/// Floats from one row of scores to the next. A vector more than the block, so that the rows of a tile, read side by
-/// side, do not all fall into the same few sets of the first-level cache.
+/// Number of floats from one row of scores to the next. A vector more than a key block, so that the rows of a tile,
+/// read side by side, do not all map to the same few sets of the first-level cache.
 pub(crate) const SCORE_STRIDE: usize = KEY_BLOCK + LANES;
 
-/// The keys of a block that a tile of rows needs: the hull of what its rows see. `lo..hi`, `lo` at the start of a
-/// panel.
+/// Keys of a block that a tile of rows needs: the smallest range `lo..hi` that holds every key visible to one of its
+/// rows, with `lo` moved down to the start of a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) lo: u16,
     pub(crate) hi: u16,
-    /// Some row of the tile does not see all of `lo..hi`.
+    /// True if some key of `lo..hi` is hidden from some row of the tile.
     pub(crate) needs_mask: bool,
 }
 
 impl Span {
     pub(crate) const EMPTY: Self = Self { lo: 0, hi: 0, needs_mask: false };
 
-    /// The hull of `lo..hi`, counted from the start of the block.
+    /// Creates the span of keys `lo..hi`, counted from the start of the block.
     #[inline]
     pub(crate) fn new(lo: usize, hi: usize, needs_mask: bool) -> Self {
         assert!(hi <= KEY_BLOCK);
@@ -36,7 +36,7 @@ impl Span {
         self.lo >= self.hi
     }
 
-    /// The keys, in order.
+    /// Returns the range of keys.
     #[inline]
     pub(crate) fn keys(self) -> core::ops::Range<usize> {
         self.lo as usize..self.hi as usize
@@ -47,14 +47,14 @@ impl Span {
         self.lo as usize / LANES
     }
 
-    /// One past the last panel.
+    /// Returns one past the last panel.
     #[inline]
     pub(crate) fn end_panel(self) -> usize {
         (self.hi as usize).div_ceil(LANES)
     }
 }
 
-/// The keys of a block that one row sees: the smallest range that holds them, and whether it sees all of that.
+/// Keys of a block that are visible to one row: the smallest range that holds them, and whether all of it is visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyRange {
     pub(crate) from: usize,

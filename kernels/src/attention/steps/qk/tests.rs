@@ -5,13 +5,14 @@ use crate::simd::avx512::Avx512;
 use crate::tensor::any::Typed;
 use crate::tensor::element::{Bf16, Element};
 
-/// Scores of so many rows against so many panels, as bits. What a core has room for must not show.
+/// Returns the scores of `rows` rows against `panels` panels, as bits. They must not depend on the core's first-level
+/// cache.
 fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32> {
     let queries: Vec<f32> = (0..rows * d).map(|i| (i as f32 * 0.37).sin()).collect();
     let pointers: Vec<_> = queries.chunks_exact(d).map(<[f32]>::as_ptr).collect();
     let spans = vec![Span::new(0, panels * LANES, false); rows.div_ceil(<Avx512 as Simd>::TILE_ROWS)];
     let mut out = vec![0.0; rows * SCORE_STRIDE];
-    // SAFETY: every query has `d` floats, and the caller made so many panels.
+    // SAFETY: every query has `d` floats, and the caller made `panels` panels.
     unsafe {
         s.scores(Scores {
             queries: &pointers,
