@@ -294,3 +294,20 @@ fn a_rollback_never_strands_a_sequence() {
     let error = KvCache::new(1, 1, [2, 2]).unwrap().rollback(3).unwrap_err().to_string();
     assert_eq!(error, "rollback: needs a sliding cache");
 }
+
+/// A row that sees its own key alone misses nothing, wherever the sequence is cut behind what was evicted.
+#[test]
+fn a_window_of_one_key_is_never_stranded() {
+    let mut cache = sliding(1, 1, [2, 2], 1, 0);
+    let token = Tensor::normal([1, 1, 1, 2], &mut Rng::new(1));
+    for _ in 0..300 {
+        cache.append(token.view(), token.view()).unwrap();
+    }
+    cache.truncate(0, 256).unwrap();
+    cache.append(token.view(), token.view()).unwrap();
+    let mut out = [0.0; 2];
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 2]).unwrap());
+    let attention = Attention::new().align(Alignment::BottomRight).window(window(1, 0));
+    sdpa::attention(&attention, Inputs::cached(token.view(), &cache), outputs).unwrap();
+    assert_eq!(out[..], token.data[..]);
+}

@@ -190,9 +190,7 @@ impl Cache {
     pub fn shortest(&self, sequence: usize) -> usize {
         let evicted = self.evicted(sequence);
         match self.keep {
-            Some(Keep { last, .. }) if !evicted.is_empty() => {
-                (evicted.end + 1).max((evicted.end - 1).saturating_add(last))
-            }
+            Some(Keep { last, .. }) if !evicted.is_empty() => (evicted.end - 1).saturating_add(last),
             _ => 0,
         }
     }

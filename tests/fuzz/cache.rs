@@ -1,0 +1,247 @@
+//! Histories of caches, held against plain lists of tokens.
+
+mod attend;
+
+use super::array::Array;
+use super::draw::{DTYPES, Home, numbers};
+use super::place::AnyPlaced;
+use super::rng::Rng;
+use super::sources::append;
+use core::num::NonZeroUsize;
+use sdpa::{Dtype, KeyScales, KvCache, View};
+
+const MOST_KEYS: usize = 1500;
+const MOST_SEQUENCES: usize = 4;
+
+/// Keys and values of a sequence: `[1, kv_heads, n, dim]` each.
+#[derive(Debug, Clone)]
+struct Sequence {
+    kv: [Array; 2],
+    /// Rows at the end whose windows are there for certain.
+    fresh: usize,
+    /// Keys before this one may have been evicted.
+    gone: usize,
+}
+
+/// A cache, and what should be in it.
+#[derive(Debug, Clone)]
+struct Pair {
+    cache: KvCache,
+    model: Vec<Sequence>,
+    home: Home,
+    /// If keys are evicted: how many of the last and of the first stay, and for how many rolled back there is room.
+    keep: Option<[usize; 3]>,
+    kv_heads: usize,
+    dims: [usize; 2],
+}
+
+/// One random history.
+pub(crate) fn check(rng: &mut Rng) {
+    let mut pair = Pair::new(rng);
+    let mut others = Vec::new();
+    let mut history = String::new();
+    for _ in 0..1 + rng.below(14) {
+        let copy = pair.step(rng, &mut history);
+        others.extend(copy);
+        pair.check_lengths(&history);
+        if rng.one_in(4) {
+            pair.attend(rng, &history);
+        }
+    }
+    for pair in others.iter_mut().chain([&mut pair]) {
+        pair.attend(rng, &history);
+    }
+}
+
+impl Pair {
+    fn new(rng: &mut Rng) -> Self {
+        let home = if rng.one_in(4) { Home::Bytes { channels: None } } else { Home::Cache(rng.pick(&DTYPES)) };
+        let keep = rng.one_in(2).then(|| {
+            let [last, first] = [rng.pick(&[1, 2, 16, 255, 256, 257, 300]), rng.pick(&[0, 0, 1, 4, 256, 300])];
+            [last, first, rng.pick(&[0, 0, 1, 20, 256])]
+        });
+        let (sequences, kv_heads) = (rng.pick(&[0, 1, 1, 1, 2]), 1 + rng.below(2));
+        let dims = [rng.pick(&[1, 5, 16, 17, 33]), rng.pick(&[1, 4, 16, 20, 65])];
+        let cache = match keep {
+            Some([last, first, rollback]) => {
+                let last = NonZeroUsize::new(last).expect("at least one");
+                KvCache::sliding(sequences, kv_heads, dims, last, first).and_then(|cache| cache.rollback(rollback))
+            }
+            None => KvCache::new(sequences, kv_heads, dims),
+        };
+        let cache = cache.expect("good sizes");
+        let cache = match home {
+            Home::Cache(dtype) => cache.dtype(dtype),
+            _ => cache.int8(KeyScales::PerToken),
+        };
+        let empty = dims.map(|dim| Array::from_fn([1, kv_heads, 0, dim], |_| 0.0));
+        let model = vec![Sequence { kv: empty, fresh: 0, gone: 0 }; sequences];
+        Self { cache: cache.expect("it is empty"), model, home, keep, kv_heads, dims }
+    }
+
+    fn dtype(&self) -> Dtype {
+        if let Home::Cache(dtype) = self.home { dtype } else { Dtype::F32 }
+    }
+
+    fn len(&self, b: usize) -> usize {
+        self.model[b].kv[0].shape[2]
+    }
+
+    /// So many tokens of a sequence.
+    fn tokens(&self, rng: &mut Rng, n: usize) -> [Array; 2] {
+        self.dims.map(|dim| {
+            let mut x = numbers(rng, [1, self.kv_heads, n, dim], self.dtype());
+            if let Home::Bytes { .. } = self.home {
+                x.data.iter_mut().for_each(|x| *x = if x.abs() < 1e20 { *x } else { 3.0 });
+            }
+            x
+        })
+    }
+
+    /// Something that may happen to a cache; a copy, if that was it.
+    fn step(&mut self, rng: &mut Rng, history: &mut String) -> Option<Self> {
+        let n = self.model.len();
+        let (b, to) = (rng.below(n), rng.below(n));
+        match rng.below(16) {
+            0 if n < MOST_SEQUENCES => {
+                history.push_str(" add_sequence");
+                assert_eq!(self.cache.add_sequence(), n, "{history}");
+                let kv = self.dims.map(|dim| Array::from_fn([1, self.kv_heads, 0, dim], |_| 0.0));
+                self.model.push(Sequence { kv, fresh: 0, gone: 0 });
+            }
+            1 => {
+                history.push_str(" (copied)");
+                return Some(self.clone());
+            }
+            2 => self.refusals(rng, history),
+            _ if n == 0 => {}
+            3..8 => self.append_to(rng, b, history),
+            8 | 9 => self.append_to_all(rng, history),
+            10 | 11 => {
+                let len = rng.below(self.len(b) + 1);
+                let len = if rng.one_in(3) { len / 256 * 256 } else { len };
+                self.truncate(b, len, history);
+            }
+            12 => {
+                // Drafts that are not taken up.
+                let len = self.len(b);
+                self.append_to(rng, b, history);
+                self.truncate(b, len, history);
+            }
+            13 => {
+                history.push_str(&format!(" clear {b}"));
+                self.cache.clear(b).expect("a sequence");
+                self.cut(b, 0);
+            }
+            _ => {
+                history.push_str(&format!(" fork {b} {to}"));
+                self.cache.fork(b, to).expect("two sequences");
+                self.model[to] = self.model[b].clone();
+            }
+        }
+        None
+    }
+
+    fn some(&self, rng: &mut Rng, b: usize) -> usize {
+        let n = rng.pick(&[0, 1, 1, 2, 15, 16, 17, 40, 255, 256, 257, 400, 700]);
+        n.min(MOST_KEYS - self.len(b))
+    }
+
+    fn extend(&mut self, b: usize, tokens: &[Array; 2]) {
+        let (len, n) = (self.len(b), tokens[0].shape[2]);
+        let sequence = &mut self.model[b];
+        for (all, new) in sequence.kv.iter_mut().zip(tokens) {
+            let [_, h, _, dim] = all.shape;
+            *all = Array::from_fn([1, h, len + n, dim], |[_, h, j, c]| {
+                if j < len { all.get([0, h, j, c]) } else { new.get([0, h, j - len, c]) }
+            });
+        }
+        // What no row to come sees is evicted before anything is appended.
+        if let Some([last, _, rollback]) = self.keep {
+            sequence.gone = sequence.gone.max((len + 1).saturating_sub(last + rollback));
+        }
+        sequence.fresh = n;
+    }
+
+    fn append_to(&mut self, rng: &mut Rng, b: usize, history: &mut String) {
+        let n = self.some(rng, b);
+        history.push_str(&format!(" append {n} to {b}"));
+        let tokens = self.tokens(rng, n);
+        let dtype = self.dtype();
+        append(rng, &mut self.cache, b, tokens.clone(), dtype);
+        self.extend(b, &tokens);
+    }
+
+    fn append_to_all(&mut self, rng: &mut Rng, history: &mut String) {
+        let n = (0..self.model.len()).map(|b| self.some(rng, b)).min().unwrap_or(0);
+        history.push_str(&format!(" append {n} to all"));
+        let tokens: Vec<[Array; 2]> = (0..self.model.len()).map(|_| self.tokens(rng, n)).collect();
+        let [k, v] = [0, 1].map(|of| {
+            let shape = [tokens.len(), self.kv_heads, n, self.dims[of]];
+            let all = Array::from_fn(shape, |[b, h, j, c]| tokens[b][of].get([0, h, j, c]));
+            AnyPlaced::of(rng, &all, self.dtype())
+        });
+        self.cache.append(k.view(), v.view()).expect("they fit");
+        (0..tokens.len()).for_each(|b| self.extend(b, &tokens[b]));
+    }
+
+    fn cut(&mut self, b: usize, len: usize) {
+        let had = self.len(b);
+        let sequence = &mut self.model[b];
+        sequence.kv = [0, 1].map(|of| sequence.kv[of].part(0, 0..len));
+        sequence.fresh = sequence.fresh.saturating_sub(had - len);
+        sequence.gone = if len == 0 { 0 } else { sequence.gone };
+    }
+
+    /// Rolls back. A sliding cache may refuse to, where keys that the next row would see were evicted.
+    fn truncate(&mut self, b: usize, len: usize, history: &mut String) {
+        let gone = self.model[b].gone;
+        match self.cache.truncate(b, len) {
+            Ok(()) => {
+                history.push_str(&format!(" truncate {b} to {len}"));
+                self.cut(b, len);
+            }
+            Err(e) => {
+                history.push_str(&format!(" truncate {b} to {len} refused"));
+                let first = self.keep.map_or(len, |[last, ..]| (len + 1).saturating_sub(last));
+                assert!(len > 0 && first < gone, "{history}, {:?}: {e}", self.keep);
+            }
+        }
+    }
+
+    fn check_lengths(&self, history: &str) {
+        let lens: Vec<usize> = (0..self.model.len()).map(|b| self.len(b)).collect();
+        assert_eq!(self.cache.lens(), lens, "{history}");
+    }
+
+    /// Changes that have to be refused, and to leave everything as it was.
+    fn refusals(&mut self, rng: &mut Rng, history: &str) {
+        let (n, bytes, [d, dv]) = (self.model.len(), self.cache.bytes(), self.dims);
+        let zeros = [0.0f32; 4096];
+        let view = |shape| View::bhld(&zeros, shape).expect("small");
+        let cache = &mut self.cache;
+        // A number that bytes, or f16, have no place for.
+        let unfit = match self.home {
+            Home::Bytes { .. } => [rng.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY])],
+            _ => [rng.pick(&[65_520.0, -1e5, f32::MAX])],
+        };
+        let unfit = View::from_strides(&unfit, 0, [1, self.kv_heads, 1, d], [0; 4]).expect("one element for all");
+        let takes_all = matches!(self.home, Home::Cache(Dtype::F32 | Dtype::Bf16));
+        let result = match rng.below(9) {
+            8 if n > 0 && !takes_all => cache.append_to(0, unfit, view([1, self.kv_heads, 1, dv])),
+            0 => cache.append_to(n, view([1, self.kv_heads, 2, d]), view([1, self.kv_heads, 2, dv])),
+            1 => cache.append(view([n + 1, self.kv_heads, 2, d]), view([n + 1, self.kv_heads, 2, dv])),
+            2 => cache.append(view([n, self.kv_heads, 2, d + 1]), view([n, self.kv_heads, 2, dv])),
+            3 => cache.append(view([n, self.kv_heads, 2, d]), view([n, self.kv_heads, 3, dv])),
+            4 => cache.append(view([n, self.kv_heads + 1, 2, d]), view([n, self.kv_heads, 2, dv])),
+            5 => cache.clear(n + rng.below(2) * (usize::MAX - n)),
+            6 => cache.fork(0, n),
+            _ => match self.model.first() {
+                Some(first) => cache.truncate(0, first.kv[0].shape[2] + 1),
+                None => cache.truncate(0, 0),
+            },
+        };
+        assert!(result.is_err(), "{history}: nothing wrong was found");
+        assert_eq!(self.cache.bytes(), bytes, "{history}");
+    }
+}

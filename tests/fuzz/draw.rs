@@ -1,0 +1,255 @@
+//! Where random cases come from. Sizes are most often next to where something ends: a vector, a tile, a block.
+
+use super::array::Array;
+use super::case::{Case, Cover, Entries, Polarity, Settings, Sides};
+use super::functions::{Functions, Hint, Keep, Origin, Prob, Score};
+use super::place::rounded;
+use super::rng::Rng;
+use sdpa::{Alignment, Dtype, Precision};
+
+/// Around tiles (6 rows, 16 keys), runs of 32 and 64, groups of 96, blocks of 256 and tasks of 384.
+const LENGTHS: [usize; 20] = [1, 1, 2, 4, 6, 12, 16, 17, 31, 33, 48, 64, 96, 128, 192, 256, 257, 384, 512, 768];
+/// Around vectors, chains of 32, tiles of 64 columns, and what is packed at once.
+const DIMS: [usize; 16] = [1, 2, 3, 4, 8, 15, 16, 17, 24, 32, 33, 48, 64, 65, 128, 257];
+const HEADS: [(usize, usize); 8] = [(1, 1), (1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (6, 2), (5, 1)];
+pub(crate) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+
+/// Multiplications from which on a call is shared out over two threads, and some more.
+pub(crate) const SHARED: usize = 4_500_000;
+
+/// Where keys and values come from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Home {
+    Tensors,
+    Pages,
+    Cache(Dtype),
+    /// A cache of bytes; keys have scales, or their channels, for keys up to about so large.
+    Bytes {
+        channels: Option<f32>,
+    },
+}
+
+/// Batch, heads, key/value heads, rows, keys, and the lengths of a key and a value.
+fn sizes(rng: &mut Rng) -> [usize; 7] {
+    let (least, most) = match rng.below(64) {
+        0 => (SHARED, 2 * SHARED),
+        1..4 => (100_000, 1_000_000),
+        4..16 => (5_000, 100_000),
+        _ => (0, 20_000),
+    };
+    loop {
+        let mut near = |sizes: &[usize]| {
+            let n = rng.pick(sizes);
+            match rng.below(16) {
+                0 => n - 1,
+                1 | 2 => n + 1,
+                3 => 1 + rng.below(2 * n),
+                _ => n,
+            }
+        };
+        let (rows, keys, d, dv) = (near(&LENGTHS), near(&LENGTHS), near(&DIMS).max(1), near(&DIMS).max(1));
+        let (heads, kv_heads) = rng.pick(&HEADS);
+        let batch = if rng.one_in(60) { 0 } else { rng.pick(&[1, 1, 2, 3]) };
+        if (least..=most).contains(&(batch * heads * rows * keys * (d + dv))) {
+            return [batch, heads, kv_heads, rows, keys, d, dv];
+        }
+    }
+}
+
+/// Cumulative lengths of sequences, some empty.
+fn ends(rng: &mut Rng, sequences: usize, longest: usize) -> Vec<usize> {
+    let mut ends = vec![0];
+    for b in 0..sequences {
+        let n = if rng.one_in(3) { longest } else { rng.below(longest + 1) };
+        ends.push(ends[b] + n);
+    }
+    ends
+}
+
+/// Numbers of this shape as this type has them: normal, of a few values, all alike; some not finite.
+pub(crate) fn numbers(rng: &mut Rng, shape: [usize; 4], dtype: Dtype) -> Array {
+    let size = rng.pick(&[1.0, 1.0, 1.0, 1.0, 0.01, 6.0, 1e-12, 1e4]);
+    let few = [0.0, -0.0, 1.0, -1.0, 0.5, 2.0];
+    let mut x = match rng.below(10) {
+        0 => Array::from_fn(shape, |_| size * rng.pick(&few)),
+        1 => {
+            let x = rng.normal();
+            Array::from_fn(shape, |_| size * x)
+        }
+        2 => {
+            // The same for every row, or every head.
+            let [b, h, l, d] = shape;
+            let one = if rng.one_in(2) { [b, h, 1, d] } else { [b, 1, l, d] };
+            let one = Array::from_fn(one.map(|n| n.min(isize::MAX as usize)), |_| size * rng.normal());
+            Array::from_fn(shape, |at| one.repeated(at))
+        }
+        _ => Array::from_fn(shape, |_| size * rng.normal()),
+    };
+    if rng.one_in(8) && !x.data.is_empty() {
+        let (odd, many) = (rng.pick(&ODD), x.data.len() / 8);
+        let count = if rng.one_in(4) { 1 + rng.below(many + 3) } else { 1 + rng.below(3) };
+        for _ in 0..count {
+            let at = rng.below(x.data.len());
+            x.data[at] = if rng.one_in(2) { odd } else { rng.pick(&ODD) };
+        }
+    }
+    x.data.iter_mut().for_each(|x| *x = rounded(*x, dtype));
+    x
+}
+
+const ODD: [f32; 12] =
+    [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 1e30, -1e30, 1e-30, 1e-40, -1e-45, 65504.0, 3e5];
+
+/// A call, and where its keys are.
+pub(crate) fn draw(rng: &mut Rng) -> (Case, Home) {
+    let home = match rng.below(10) {
+        0..5 => Home::Tensors,
+        5 | 6 => Home::Pages,
+        7 | 8 => Home::Cache(rng.pick(&DTYPES)),
+        _ => Home::Bytes { channels: rng.one_in(2).then(|| rng.pick(&[0.01, 1.0, 3.0, 1e4])) },
+    };
+    let [batch, heads, kv_heads, rows, mut keys, d, dv] = sizes(rng);
+    let (mut q_shape, mut lens, mut ragged) = ([batch, heads, rows, d], None, None);
+    let mut kv = [batch, kv_heads, keys];
+    if home == Home::Tensors && rng.one_in(4) {
+        let both = [ends(rng, batch, rows), ends(rng, batch, keys)];
+        q_shape = [1, heads, both[0][batch], d];
+        kv = [1, kv_heads, both[1][batch]];
+        ragged = Some(both);
+    }
+    if home != Home::Tensors {
+        lens = Some((0..batch).map(|_| if rng.one_in(2) { keys } else { rng.below(keys + 1) }).collect::<Vec<_>>());
+        keys = lens.iter().flatten().copied().max().unwrap_or(0);
+        kv[2] = keys;
+    }
+    let dtypes = match home {
+        Home::Cache(dtype) => [rng.pick(&DTYPES), dtype, dtype],
+        Home::Bytes { .. } => [rng.pick(&DTYPES), Dtype::F32, Dtype::F32],
+        _ if rng.one_in(2) => [Dtype::F32; 3],
+        _ => [(); 3].map(|()| rng.pick(&DTYPES)),
+    };
+    let [b, h, l] = kv;
+    let [mut k, mut v] = [([b, h, l, d], dtypes[1]), ([b, h, l, dv], dtypes[2])].map(|(s, t)| numbers(rng, s, t));
+    if let Home::Bytes { .. } = home {
+        // Bytes are refused what is not finite.
+        k.data.iter_mut().chain(&mut v.data).for_each(|x| *x = if x.abs() < 1e20 { *x } else { 3.0 });
+    }
+    let q = numbers(rng, q_shape, dtypes[0]);
+    let mut settings = settings(rng, rows, keys);
+    if let Home::Bytes { .. } = home {
+        // Nor are two scales of theirs multiplied by one next to 0.
+        settings.scale = settings.scale.map(|x| if x.abs() < 1e-6 { 0.0 } else { x });
+    }
+    let functions = functions(rng, rows, keys);
+    let (bias, mask, alibi, sinks) = (None, None, None, None);
+    let mut case = Case { q, k, v, dtypes, settings, bias, mask, alibi, sinks, kv_lens: lens, ragged, functions };
+    options(rng, &mut case);
+    (case, home)
+}
+
+/// Any options over keys and values that are there already, of these lengths.
+pub(crate) fn small(rng: &mut Rng, [k, v]: [Array; 2], [k_type, v_type]: [Dtype; 2], lens: Vec<usize>) -> Case {
+    let ([batch, kv_heads, keys, d], rows) = (k.shape, rng.pick(&[0, 1, 1, 2, 5, 17]));
+    let heads = kv_heads * rng.pick(&[1, 1, 2, 4]);
+    let q = numbers(rng, [batch, heads, rows, d], Dtype::F32);
+    let (settings, functions) = (settings(rng, rows, keys), functions(rng, rows, keys));
+    let (bias, mask, alibi, sinks) = (None, None, None, None);
+    let (dtypes, kv_lens, ragged) = ([Dtype::F32, k_type, v_type], Some(lens), None);
+    let mut case = Case { q, k, v, dtypes, settings, bias, mask, alibi, sinks, kv_lens, ragged, functions };
+    options(rng, &mut case);
+    case
+}
+
+fn settings(rng: &mut Rng, rows: usize, keys: usize) -> Settings {
+    let alignment = match rng.below(12) {
+        0..3 => Alignment::TopLeft,
+        3..6 => Alignment::BottomRight,
+        6..9 => Alignment::Offset(rng.below(keys + 2) as isize),
+        9 | 10 => Alignment::Offset(-(rng.below(rows + 2) as isize)),
+        _ => Alignment::Offset(rng.pick(&[isize::MAX, isize::MIN, 1 << 40, -(1 << 24)])),
+    };
+    let window = rng.one_in(4).then(|| {
+        let mut side =
+            || rng.pick(&[None, Some(0), Some(1), Some(5), Some(16), Some(100), Some(256), Some(usize::MAX)]);
+        let (left, right) = (side(), side());
+        Sides { left, right, first: rng.pick(&[0, 0, 1, 4, 20, 256, 260, usize::MAX]) }
+    });
+    Settings {
+        scale: rng.one_in(3).then(|| rng.pick(&[0.0, 1.0, -0.3, 0.05, -1.0, 1e-30])),
+        softcap: rng.one_in(4).then(|| rng.pick(&[0.5, 3.0, 30.0, 1e-4, 1e6])),
+        causal: rng.one_in(3),
+        window,
+        alignment: Some(alignment),
+        precision: if rng.one_in(12) { Precision::Native } else { Precision::Exact },
+    }
+}
+
+fn functions(rng: &mut Rng, rows: usize, keys: usize) -> Functions {
+    let score = match rng.below(16) {
+        0 => Some(Score::Relative(0.02)),
+        1 => Some(Score::Holes(2 + rng.below(5))),
+        _ => None,
+    };
+    let keep = match rng.below(16) {
+        0 => Some(Keep::Bands(1 + rng.below(40))),
+        1 => Some(Keep::Diagonal(rng.below(keys + 1) as isize - rng.below(rows + 1) as isize / 2)),
+        2 => Some(Keep::Holes(2 + rng.below(5))),
+        _ => None,
+    };
+    let prob = rng.one_in(12).then(|| Prob::Tilted(2 + rng.below(5)));
+    let hint = if rng.one_in(2) { Hint::Truth } else { Hint::Nothing };
+    Functions { score, mask: keep.map(|keep| (keep, hint)), prob, origin: Origin::default() }
+}
+
+/// Whatever comes as a tensor or a list.
+fn options(rng: &mut Rng, case: &mut Case) {
+    let (heads, batch, (rows, keys)) = (case.heads(), case.batch(), case.longest());
+    // Each may be 1, and the first keys may be all that are seen.
+    let shape = |rng: &mut Rng| {
+        let [b, h, l] = [batch, heads, rows].map(|n| if rng.one_in(2) { 1 } else { n });
+        match rng.below(6) {
+            0 => ([b, h, l, 1], Cover::AllKeys),
+            1 => ([b, h, l, rng.below(keys + 1)], Cover::FirstKeys),
+            _ => ([b, h, l, keys], Cover::AllKeys),
+        }
+    };
+    if rng.one_in(4) {
+        let ((shape, cover), hides, odd) = (shape(rng), 3 * rng.below(3), rng.one_in(8));
+        let of = Array::from_fn(shape, |_| match hides {
+            n if n > 0 && rng.one_in(n) => f32::NEG_INFINITY,
+            _ if odd && rng.one_in(20) => rng.pick(&[f32::NAN, f32::INFINITY, f32::MIN, 1e30, -1e30]),
+            _ => rng.normal(),
+        });
+        case.bias = Some(Entries { of, cover });
+    }
+    if rng.one_in(4) {
+        // Nearly all nonzero, half, or nearly none; or stretches of either, so that some blocks are wholly hidden.
+        let ((shape, cover), share) = (shape(rng), rng.pick(&[1, 8, 15]));
+        let stretch = rng.pick(&[0, 0, 16, 64, 256]);
+        let of = Array::from_fn(shape, |[b, h, l, j]| {
+            let set = match stretch {
+                0 => rng.below(16) < share,
+                n => (share + b + h + l / n + j / n) % 3 < 2,
+            };
+            if set { 1.0 + rng.below(255) as f32 } else { 0.0 }
+        });
+        let polarity = if rng.one_in(2) { Polarity::NonzeroKeeps } else { Polarity::NonzeroHides };
+        case.mask = Some((Entries { of, cover }, polarity));
+    }
+    if rng.one_in(4) {
+        case.alibi = Some((0..heads).map(|_| rng.pick(&[0.2, -0.1, 1.0, 0.0]) * rng.normal()).collect());
+    }
+    if rng.one_in(4) {
+        let odd = rng.one_in(6);
+        let odds = [f32::NEG_INFINITY, f32::INFINITY, f32::NAN, 1e30, -1e30, 88.0, -0.0];
+        let one = |_| if odd { rng.pick(&odds) } else { 2.0 * rng.normal() };
+        case.sinks = Some((0..heads).map(one).collect());
+    }
+    if case.kv_lens.is_none() && rng.one_in(4) {
+        case.kv_lens = Some((0..batch).map(|b| rng.below(case.keys(b) + 1)).collect());
+    }
+    let even = (0..batch).all(|b| case.rows(b) == case.kv_len(b));
+    if even && rng.one_in(2) {
+        case.settings.alignment = None;
+    }
+}

@@ -1,0 +1,69 @@
+//! Random numbers: the same for ever, from a seed.
+
+/// SplitMix64.
+#[derive(Debug, Clone)]
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    /// The numbers of one call: those of another have nothing to do with them.
+    pub(crate) fn of_call(seed: u64, call: u64) -> Self {
+        let mut rng = Self(seed);
+        let start = rng.bits();
+        Self(start ^ call.wrapping_mul(0xd134_2543_de82_ef95))
+    }
+
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    /// One of `0..n`; 0 if there is none.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n.max(1) as u64) as usize
+    }
+
+    /// True once in so many times.
+    pub(crate) fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 * 2f64.powi(-53)
+    }
+
+    /// Unit normal, by Box and Muller.
+    pub(crate) fn normal(&mut self) -> f32 {
+        let (radius, angle) = ((-2.0 * (1.0 - self.unit()).ln()).sqrt(), core::f64::consts::TAU * self.unit());
+        (radius * angle.cos()) as f32
+    }
+
+    /// `0..n` in any order.
+    pub(crate) fn shuffled(&mut self, n: usize) -> Vec<usize> {
+        let mut all: Vec<usize> = (0..n).collect();
+        (1..n).for_each(|i| all.swap(i, self.below(i + 1)));
+        all
+    }
+
+    /// Cuts `0..n` at random places: runs of one, of whole panels and blocks, of anything.
+    pub(crate) fn cuts(&mut self, n: usize) -> Vec<core::ops::Range<usize>> {
+        let (mut at, mut parts) = (0, Vec::new());
+        let most = self.pick(&[3, n, n]).max(1);
+        while at < n {
+            let step = match self.below(4) {
+                0 => self.pick(&[1, 15, 16, 17, 255, 256, 257]),
+                _ => 1 + self.below(most),
+            };
+            // A handful of parts: every one is a call.
+            let end = if parts.len() == 12 { n } else { n.min(at + step) };
+            parts.push(at..end);
+            at = end;
+        }
+        parts
+    }
+}

@@ -1,0 +1,165 @@
+//! A case put into guarded memory, wherever its keys and values are to be, and run.
+
+use super::array::Array;
+use super::case::{Case, Cover, Polarity};
+use super::compare::Results;
+use super::draw::Home;
+use super::functions::{Bound, Functions, Fuse, Hint, Keep, Prob, Score, Thrown};
+use super::memory::{Flush, Memory, Plain};
+use super::outs::Outs;
+use super::place::{AnyPlaced, Placed};
+use super::rng::Rng;
+use super::sources::{Source, place};
+use sdpa::{Exec, Inputs, Mask, Mods, Outputs, Plan, Problem, Workspace};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+#[derive(Debug)]
+enum Bytes {
+    Numbers(Placed<u8>),
+    Bools(Placed<bool>),
+}
+
+/// Everything that a call reads.
+#[derive(Debug)]
+pub(crate) struct Stage<'c> {
+    pub(crate) case: &'c Case,
+    q: AnyPlaced,
+    pub(crate) source: Source,
+    bias: Option<Placed<f32>>,
+    mask: Option<Bytes>,
+    alibi: Option<Memory<f32>>,
+    sinks: Option<Memory<f32>>,
+    kv_lens: Option<Memory<usize>>,
+    ragged: Option<[Memory<usize>; 2]>,
+}
+
+/// How to run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct How<'a> {
+    pub(crate) exec: Exec,
+    pub(crate) fuse: Option<&'a Fuse>,
+}
+
+impl From<Exec> for How<'_> {
+    fn from(exec: Exec) -> Self {
+        Self { exec, fuse: None }
+    }
+}
+
+pub(crate) fn list<T: Plain>(rng: &mut Rng, elements: &[T]) -> Memory<T> {
+    Memory::of(elements, if rng.one_in(2) { Flush::Low } else { Flush::High })
+}
+
+impl<'c> Stage<'c> {
+    pub(crate) fn new(rng: &mut Rng, case: &'c Case, home: Home) -> Self {
+        let source = place(rng, case, home);
+        Self::over(rng, case, source)
+    }
+
+    /// Over keys and values that are somewhere already.
+    pub(crate) fn over(rng: &mut Rng, case: &'c Case, source: Source) -> Self {
+        let q = AnyPlaced::of(rng, &case.q, case.dtypes[0]);
+        let bias = case.bias.as_ref().map(|x| Placed::of(rng, &x.of));
+        let mask = case.mask.as_ref().map(|(x, _)| {
+            let bools = rng.one_in(3);
+            if bools { Bytes::Bools(Placed::of(rng, &x.of)) } else { Bytes::Numbers(Placed::of(rng, &x.of)) }
+        });
+        let alibi = case.alibi.as_ref().map(|x| list(rng, x));
+        let sinks = case.sinks.as_ref().map(|x| list(rng, x));
+        let kv_lens = case.kv_lens.as_ref().map(|x| list(rng, x));
+        let ragged = case.ragged.as_ref().map(|[q, k]| [list(rng, q), list(rng, k)]);
+        Self { case, q, source, bias, mask, alibi, sinks, kv_lens, ragged }
+    }
+
+    fn with_mask<'a>(&'a self, inputs: Inputs<'a>) -> Inputs<'a> {
+        let (Some(bytes), Some((entries, polarity))) = (&self.mask, &self.case.mask) else { return inputs };
+        let mask = match (bytes, polarity) {
+            (Bytes::Numbers(x), Polarity::NonzeroKeeps) => Mask::keep(x.view()),
+            (Bytes::Numbers(x), Polarity::NonzeroHides) => Mask::drop(x.view()),
+            (Bytes::Bools(x), Polarity::NonzeroKeeps) => Mask::keep(x.view()),
+            (Bytes::Bools(x), Polarity::NonzeroHides) => Mask::drop(x.view()),
+        };
+        match entries.cover {
+            Cover::AllKeys => inputs.mask(mask),
+            Cover::FirstKeys => inputs.mask_prefix(mask),
+        }
+    }
+
+    fn with_bias<'a>(&'a self, inputs: Inputs<'a>) -> Inputs<'a> {
+        let (Some(bias), Some(entries)) = (&self.bias, &self.case.bias) else { return inputs };
+        match entries.cover {
+            Cover::AllKeys => inputs.bias(bias.view()),
+            Cover::FirstKeys => inputs.bias_prefix(bias.view()),
+        }
+    }
+
+    pub(crate) fn inputs(&self) -> Inputs<'_> {
+        let q = self.q.view();
+        let mut inputs = match &self.source {
+            Source::Tensors { k, v } => {
+                let mut inputs = Inputs::of(q, k.view(), v.view());
+                inputs = self.kv_lens.as_ref().map_or(inputs, |x| inputs.kv_lens(x.slice()));
+                self.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q.slice(), k.slice()))
+            }
+            Source::Pool(pool) => Inputs::paged(q, pool.pages().expect("a good table")),
+            Source::Cache(cache) => Inputs::cached(q, cache),
+        };
+        inputs = self.with_mask(self.with_bias(inputs));
+        inputs = self.alibi.as_ref().map_or(inputs, |x| inputs.alibi(x.slice()));
+        self.sinks.as_ref().map_or(inputs, |x| inputs.sinks(x.slice()))
+    }
+
+    /// Runs on one thread, or on those of the pool this is called in. An error if a function threw.
+    pub(crate) fn run_into(&self, outputs: Outputs<'_>, how: How<'_>, workspace: &mut Workspace) -> Result<(), Thrown> {
+        let problem = self.case.attention().problem(self.inputs(), outputs).expect("a good call");
+        let plan = Plan::new(&problem, how.exec);
+        let Some(fuse) = how.fuse else {
+            go(problem, &plan, workspace, &self.case.functions, None);
+            return Ok(());
+        };
+        let run = AssertUnwindSafe(|| go(problem, &plan, workspace, &self.case.functions, Some(fuse)));
+        match catch_unwind(run) {
+            Ok(()) => Ok(()),
+            Err(thrown) if thrown.is::<Thrown>() => Err(Thrown),
+            Err(other) => resume_unwind(other),
+        }
+    }
+
+    /// Everything that a good call writes.
+    pub(crate) fn run(&self, what: &str, outs: &mut Outs, exec: Exec) -> Results {
+        self.run_in(what, outs, exec, &mut Workspace::new())
+    }
+
+    /// The same, in a workspace that others may have used.
+    pub(crate) fn run_in(&self, what: &str, outs: &mut Outs, exec: Exec, workspace: &mut Workspace) -> Results {
+        let done = self.run_into(outs.outputs(), exec.into(), workspace);
+        assert!(done.is_ok(), "{what}: nothing was to be thrown");
+        outs.take(what)
+    }
+}
+
+/// Runs with the functions there are. Each combination is compiled for every instruction set, so those of two functions
+/// go by way of all three.
+fn go(problem: Problem<'_>, plan: &Plan, workspace: &mut Workspace, functions: &Functions, fuse: Option<&Fuse>) {
+    fn bound<'a, F>(function: F, functions: &Functions, fuse: Option<&'a Fuse>) -> Bound<'a, F> {
+        Bound { function, origin: functions.origin, fuse }
+    }
+    let none = Mods::new();
+    match (functions.score, functions.mask, functions.prob) {
+        (None, None, None) => problem.run(plan, workspace),
+        (Some(score), None, None) => problem.run_with(plan, workspace, &none.score(bound(score, functions, fuse))),
+        (None, Some(mask), None) => problem.run_with(plan, workspace, &none.mask(bound(mask, functions, fuse))),
+        (None, None, Some(prob)) => problem.run_with(plan, workspace, &none.prob(bound(prob, functions, fuse))),
+        (score, mask, prob) => {
+            let score = bound(score.unwrap_or(Score::Same), functions, fuse);
+            let mask = bound(mask.unwrap_or((Keep::All, Hint::Truth)), functions, fuse);
+            let prob = bound(prob.unwrap_or(Prob::Same), functions, fuse);
+            problem.run_with(plan, workspace, &none.score(score).mask(mask).prob(prob));
+        }
+    }
+}
+
+/// An array of rows that are there, the rest NaN: what a pool has where nobody's keys are.
+pub(crate) fn nothing(shape: [usize; 4]) -> Array {
+    Array::from_fn(shape, |_| f32::NAN)
+}

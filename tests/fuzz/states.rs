@@ -1,0 +1,71 @@
+//! States and merges whose parts do not fit together.
+
+use super::array::At;
+use super::rng::Rng;
+use sdpa::{Alignment, Attention, AttnState, Error, Exec, View, ViewMut, merge};
+
+const ONE: [f32; 1] = [0.25];
+
+fn view(shape: At) -> View<'static> {
+    View::from_strides(&ONE, 0, shape, [0; 4]).expect("one element for all")
+}
+
+/// One of the sizes that is another than it should be, if any is.
+fn spoiled(rng: &mut Rng, good: At) -> At {
+    let mut shape = good;
+    if rng.one_in(2) {
+        let dim = rng.below(4);
+        shape[dim] = rng.pick(&[0, shape[dim] + 1, shape[dim].saturating_sub(1)]);
+    }
+    shape
+}
+
+pub(crate) fn check(rng: &mut Rng) {
+    if rng.one_in(2) {
+        merges(rng);
+        return;
+    }
+    let [b, g, l, n] = [rng.below(3), rng.below(3), rng.below(4), rng.pick(&[0, 1, 5, 255, 256, 300])];
+    let [h, d, dv] = [g * (1 + rng.below(2)), 1 + rng.below(3), 1 + rng.below(3)];
+    let attention = Attention::new().causal();
+    let exec = Exec::serial();
+    let late = attention.align(Alignment::BottomRight);
+    for attention in [attention, late] {
+        let refused = AttnState::new(attention, view([b, h, l, d]), [g, dv], exec);
+        assert!(matches!(refused, Err(Error::Needs { .. })), "nobody knows where the rows stand");
+    }
+    let attention = attention.align(Alignment::Offset(3));
+    let [q, k, v] = [[b, h, l, d], [b, g, n, d], [b, g, n, dv]].map(|shape| spoiled(rng, shape));
+    let what = format!("{q:?} {k:?} {v:?}, {g} heads, values of {dv}");
+    let fits = q[3] > 0 && (q[1] == g || g > 0 && q[1].is_multiple_of(g));
+    let state = AttnState::new(attention, view(q), [g, dv], exec);
+    assert_eq!(state.is_ok(), fits, "{what}");
+    let Ok(mut state) = state else { return };
+    let fits = k == [q[0], g, k[2], q[3]] && v == [q[0], g, k[2], dv];
+    let pushed = state.push(view(k), view(v));
+    assert_eq!(pushed.is_ok(), fits, "{what}: {pushed:?}");
+    assert_eq!(state.len(), if fits { k[2] } else { 0 }, "{what}");
+    let first = rng.pick(&[0, 256, 512]);
+    let later = AttnState::new(attention, view(q), [g, dv], exec).and_then(|state| state.starting_at(first));
+    let merged = state.merge(&later.expect("a good state"));
+    assert_eq!(merged.is_ok(), first == if fits { k[2] } else { 0 }, "{what}, then from {first}: {merged:?}");
+}
+
+/// Results over parts of the keys: shapes that fit, and untouched where they do not.
+fn merges(rng: &mut Rng) {
+    let good = [rng.below(3), rng.below(3), rng.below(3), rng.below(3)];
+    let with_one = |[b, h, l, _]: At| [b, h, l, 1];
+    let lse = spoiled(rng, with_one(good));
+    let [other, other_lse] = [good, with_one(good)].map(|shape| spoiled(rng, shape));
+    let (mut mine, mut mine_lse) = (vec![7.0; good.iter().product()], vec![0.25; lse.iter().product()]);
+    let views = (ViewMut::bhld(&mut mine, good), ViewMut::bhld(&mut mine_lse, lse));
+    let merged = merge((views.0.expect("dense"), views.1.expect("dense")), (view(other), view(other_lse)));
+    let fits = other == good && lse == with_one(good) && other_lse == with_one(good);
+    assert_eq!(merged.is_ok(), fits, "{good:?} {lse:?} {other:?} {other_lse:?}: {merged:?}");
+    // Both weigh the same.
+    let (out, total) = if fits { (3.625, 0.25 + core::f32::consts::LN_2) } else { (7.0, 0.25) };
+    assert!(
+        mine.iter().all(|&x| x == out) && mine_lse.iter().all(|&x| (x - total).abs() < 1e-6),
+        "{mine:?} {mine_lse:?}"
+    );
+}
