@@ -2,6 +2,7 @@
 
 /// Panic message of `dispatch!`: a token's `detect` cannot fail for an `Isa`, which exists only for a detected
 /// instruction set.
+#[cfg(target_arch = "x86_64")]
 pub(crate) const PROOF: &str = "an Isa is made only for what was detected";
 
 /// Evaluates an expression with the token of an instruction set. This is the one dispatch; the expression is compiled
