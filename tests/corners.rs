@@ -5,8 +5,8 @@ mod support;
 
 use options_support::{Case, Wanted};
 use sdpa::{
-    Alignment, Attention, AttnState, Error, Exec, Inputs, Mask, Mods, Outputs, Plan, Point, Position, View, ViewMut,
-    Window, Workspace, naive,
+    Alignment, Attention, AttnState, Error, Exec, Inputs, Isa, KeyValues, Mask, Mods, Outputs, Plan, Point, Position,
+    View, ViewMut, Window, Workspace, naive, probe,
 };
 use support::{Rng, Tensor, UNWRITTEN, execs};
 
@@ -290,4 +290,18 @@ fn states_beyond_memory_are_refused() {
     assert!(matches!(new(1 << 46, [1, 1]), Error::Memory { what: "state", .. }));
     assert!(matches!(new(1, [1 << 60, 1]), Error::TooLarge { what: "state", .. }));
     assert!(matches!(new(1, [1, 1 << 50]), Error::Memory { what: "state", .. }));
+}
+
+/// Sizes whose product wraps, and values that are fewer than keys: refused wherever they come in.
+#[test]
+fn sizes_that_wrap_or_differ_make_nothing() {
+    let panics = |make: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(make)).is_err();
+    assert!(panics(&|| _ = probe::Bench::new(0, 16, 1 << 60, || 0.0)));
+    assert!(panics(&|| _ = probe::int8::Cache::pack(Isa::detect(), [&[0.0; 4][..], &[]], [4, 1 << 60], None)));
+    let row = [0.5f32; 8];
+    let rows = |n| View::from_strides(&row, 0, [1, 1, n, 8], [0, 0, 0, 1]).unwrap();
+    assert!(KeyValues::of_tensors(rows(65_536), rows(1)).is_none());
+    assert!(KeyValues::of_tensors(rows(3), rows(3)).is_some_and(|kv| probe::read_source(&kv)));
+    let error = Inputs::new(rows(1), rows(65_536), rows(1)).key_values().unwrap_err().to_string();
+    assert_eq!(error, "v: rows is 1, but k has 65536");
 }
