@@ -1,4 +1,4 @@
-//! Whether files can be written to a folder, found out before the work that they are to show.
+//! Check that files can be written to a folder, made before the work that they are to show.
 
 use std::fs::{self, OpenOptions};
 use std::io;

@@ -17,20 +17,20 @@ use std::process::ExitCode;
 
 /// Exit status if an argument or the folder is wrong.
 const REFUSED: u8 = 2;
-/// Where pictures go unless the command line says it.
+/// Folder of pictures unless the command line names one.
 const FOLDER: &str = "target/pictures";
 
 /// A program and what its command line may say.
 pub(crate) struct Program {
     pub(crate) name: &'static str,
-    /// What it does, in a line.
+    /// Description of the program, in a line.
     pub(crate) about: &'static str,
     /// Flags, each with what it does; `--help` aside.
     pub(crate) flags: &'static [(&'static str, &'static str)],
     pub(crate) output: Output,
 }
 
-/// What a program writes.
+/// Files that a program writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Output {
     /// To standard output alone: there is no folder to name.
@@ -39,19 +39,19 @@ pub(crate) enum Output {
     Pictures,
 }
 
-/// What the command line says.
+/// Words of the command line.
 pub(crate) struct Given {
     folder: PathBuf,
     flags: Vec<OsString>,
 }
 
 impl Given {
-    /// Where pictures go.
+    /// Returns the folder of the pictures.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Whether this flag was given.
+    /// Returns true if this flag was given.
     pub(crate) fn has(&self, flag: &str) -> bool {
         self.flags.iter().any(|given| given == flag)
     }

@@ -13,7 +13,7 @@ use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationParams};
 #[derive(Debug)]
 pub(crate) struct Encoder {
     tokenizer: Tokenizer,
-    /// Where that is from.
+    /// Source of it.
     file: PathBuf,
     bert: Bert,
     pooling: Pooling,
