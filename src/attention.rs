@@ -1,4 +1,4 @@
-//! //! Settings of an attention call, without its tensors.
+//! Settings of an attention call, without its tensors.
 
 use crate::cache;
 use crate::error::Error;
@@ -84,8 +84,8 @@ impl Attention {
     /// # Errors
     /// Any [`Error`]; see its variants. Outputs are then untouched.
     pub fn problem<'a>(&self, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
-        let shape = inputs.shape()?;
-        outputs.check(&inputs, &shape)?;
+        let (shape, kv) = inputs.checked()?;
+        outputs.check(&inputs, &shape, &kv)?;
         let scale = self.scale_for(shape.head_dim);
         if !scale.is_finite() {
             return Err(Error::Number { argument: "scale", got: scale, expected: "finite" });
@@ -95,10 +95,9 @@ impl Attention {
         }
         let options = inputs.options(&shape, self.softcap)?;
         let alignment = self.alignment_for(&inputs, &shape, &options)?;
-        let (q, kv) = (inputs.q, inputs.key_values()?);
         scratch_fits(&shape)?;
         let Self { visible, precision, .. } = *self;
-        let call = Call { q, kv, scale, visible, alignment, options, precision };
+        let call = Call { q: inputs.q, kv, scale, visible, alignment, options, precision };
         if let Some(cache) = kv.cache() {
             cache::check_kept(cache, &call, outputs.wants_all_keys())?;
         }
@@ -135,12 +134,32 @@ impl Attention {
 /// Scratch of a worker, in bytes, from which on a trial allocation checks that there is memory for it.
 const MUCH_SCRATCH: usize = 16 << 20;
 
+/// Head dimensions up to which a worker's scratch is less than that on every instruction set.
+const USUAL_DIMS: usize = 1024;
+
 /// Refuses head dimensions for which a worker's scratch cannot be allocated, because running a problem cannot fail.
 fn scratch_fits(shape: &Shape) -> Result<(), Error> {
+    if shape.head_dim.max(shape.value_dim) <= USUAL_DIMS {
+        return Ok(());
+    }
     let (tile_rows, _) = Isa::detect().tile();
     let bytes = Tiling::new(shape.head_dim, shape.value_dim, MAX_TASK, tile_rows).scratch_bytes();
     if bytes >= MUCH_SCRATCH && !has_memory(bytes / size_of::<f32>()) {
         return Err(Error::Memory { what: "scratch of a worker", bytes });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scratch_of_usual_dimensions_is_small() {
+        for isa in Isa::available() {
+            let (tile_rows, _) = isa.tile();
+            let bytes = Tiling::new(USUAL_DIMS, USUAL_DIMS, MAX_TASK, tile_rows).scratch_bytes();
+            assert!(bytes < MUCH_SCRATCH, "{isa}: {bytes} bytes");
+        }
+    }
 }

@@ -193,6 +193,11 @@ impl<'a> Inputs<'a> {
     /// # Errors
     /// [`Error::Mismatch`], [`Error::Heads`], [`Error::Empty`], [`Error::TooLarge`] or [`Error::Entry`].
     pub fn shape(&self) -> Result<Shape, Error> {
+        Ok(self.checked()?.0)
+    }
+
+    /// Returns the sizes of the call, and its keys and values; errors as for [`Self::shape`].
+    pub(crate) fn checked(&self) -> Result<(Shape, KeyValues<'a>), Error> {
         let ([batch, heads, q_len, head_dim], [k_name, v_name]) = (self.q.shape(), self.names());
         if let Source::Tensors { k, v } = self.source {
             same("k", "batch", k.shape()[0], batch, "q")?;
@@ -222,12 +227,12 @@ impl<'a> Inputs<'a> {
             return Err(Error::TooLarge { what: "out", sizes });
         }
         let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
-        let Some(Ragged { q, k }) = self.ragged else { return Ok(shape) };
+        let Some(Ragged { q, k }) = self.ragged else { return Ok((shape, kv)) };
         same("q", "batch", batch, 1, "a ragged call")?;
         let sequences = cumulative("ragged q", q, q_len)?;
         same("ragged k", "number of sequences", cumulative("ragged k", k, kv_len)?, sequences, "ragged q")?;
         let longest = |ends: &[usize]| ends.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
-        Ok(Shape { batch: sequences, q_len: longest(q), kv_len: longest(k), ..shape })
+        Ok((Shape { batch: sequences, q_len: longest(q), kv_len: longest(k), ..shape }, kv))
     }
 
     /// Returns the number of query rows and of keys of one sequence.

@@ -156,6 +156,9 @@ impl Pair {
                 if j < len { all.get([0, h, j, c]) } else { new.get([0, h, j - len, c]) }
             });
         }
+        if n == 0 {
+            return;
+        }
         // What no row to come sees is evicted before anything is appended.
         if let Some([last, _, rollback]) = self.keep {
             sequence.gone = sequence.gone.max((len + 1).saturating_sub(last + rollback));

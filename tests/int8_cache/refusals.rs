@@ -1,8 +1,8 @@
 //! What a cache of bytes does not take.
 
 use super::{All, channels, empty, filled, kinds};
-use crate::support::{Tensors, assert_same_bits, execs};
-use sdpa::{Attention, Dtype, Inputs, KeyScales, KvCache};
+use crate::support::{Tensor, Tensors, assert_same_bits, execs};
+use sdpa::{Alignment, Attention, Dtype, Inputs, KeyScales, KvCache};
 
 #[test]
 fn scales_that_do_not_fit() {
@@ -90,4 +90,25 @@ fn queries_that_are_not_finite() {
     let cache = filled(&t, &KeyScales::PerChannel(scales));
     let all = All::of(&Attention::new(), Inputs::cached(t.q.view(), &cache), execs().next().unwrap().1);
     assert!(all.raw.get([0, 0, 0, 5]).is_nan() && all.raw.get([0, 0, 1, 5]).is_finite());
+}
+
+/// The factors of a large query and a large key overflow together; a dot product of 0 stays 0.
+#[test]
+fn zero_scores_of_huge_factors() {
+    let (rows, d, keys) = (20, 128, 300);
+    // Bytes of 127 and −127 in pairs: the integer sums of even keys are 0, those of odd keys are not.
+    let mut t = Tensors::normal([1, 2, 1, rows, keys, d, 4], 3);
+    t.q = Tensor::from_fn(t.q.shape, |_| f32::MAX);
+    t.k = Tensor::from_fn(t.k.shape, |[_, _, j, i]| if j % 2 == 0 && i % 2 == 1 { -3e5 } else { 3e5 });
+    let cache = filled(&t, &KeyScales::PerToken);
+    for (isa, exec) in execs() {
+        let all = All::of(&Attention::new(), Inputs::cached(t.q.view(), &cache), exec);
+        for at @ [_, _, _, j] in crate::support::indices(all.raw.shape) {
+            let expected = if j % 2 == 0 { 0.0 } else { f32::INFINITY };
+            assert_eq!(all.raw.get(at), expected, "{isa}: {at:?}");
+        }
+        let local = Attention::new().causal().align(Alignment::Offset(0)).scale(0.0);
+        let all = All::of(&local, Inputs::cached(t.q.view(), &cache), exec);
+        assert!(all.out.data.iter().all(|x| x.is_finite()), "{isa}: a scale of 0");
+    }
 }

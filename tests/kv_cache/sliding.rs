@@ -104,6 +104,26 @@ fn every_step_of_a_window_finds_its_keys() {
     }
 }
 
+/// What is appended decides what may go: without a new row, the last row keeps its keys.
+#[test]
+fn nothing_appended_evicts_nothing() {
+    let rng = &mut Rng::new(12);
+    let dims = [5, 16];
+    let mut cache = sliding(1, 2, dims, 2, 0);
+    let [k, v] = dims.map(|dim| Tensor::normal([1, 2, 257, dim], rng));
+    cache.append(k.view(), v.view()).unwrap();
+    let case = rows_at_the_end(rng, &cache, 1, dims, window(2, 0));
+    let before = case.run_over(Inputs::cached(case.q.view(), &cache), Exec::serial(), Wanted::LEAST);
+    let [k, v] = dims.map(|dim| Tensor::from_fn([1, 2, 0, dim], |_| 0.0));
+    cache.append(k.view(), v.view()).unwrap();
+    cache.append_to(0, k.view(), v.view()).unwrap();
+    let after = case.run_over(Inputs::cached(case.q.view(), &cache), Exec::serial(), Wanted::LEAST);
+    same_full("after 0 tokens", &after, &before);
+    let [k, v] = dims.map(|dim| Tensor::normal([1, 2, 1, dim], rng));
+    cache.append(k.view(), v.view()).unwrap();
+    assert_eq!(cache.lens(), [258]);
+}
+
 #[test]
 fn memory_stays_bounded_for_ever() {
     let (k, v) = ([0.5; 8], [0.25; 8]);

@@ -122,7 +122,6 @@ pub(crate) fn quantise(xs: &[f32], out: &mut [i8]) -> f32 {
 
 /// Quantises a row, each channel by its own given scale: values that are too large become ±127, NaN becomes 0. Returns
 /// false if an element was not finite, which bytes cannot express. The rest of `out` becomes zeros.
-/// 0. False if anything was not finite, which bytes cannot say. What is left of `out` becomes zeros.
 #[inline(always)]
 pub(crate) fn quantise_by_channel(xs: &[f32], scales: &[f32], out: &mut [i8]) -> bool {
     assert!(scales.len() == xs.len());

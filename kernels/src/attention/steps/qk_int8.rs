@@ -77,6 +77,30 @@ impl Int8DotWork for Scores<'_> {
                 }
             },
         );
+        if a.rows.iter().any(|row| row.factor.abs() > SAFE_FACTOR) {
+            correct_zero_sums(a.rows, a.scales, first, a.out);
+        }
+    }
+}
+
+/// Largest query factor that no key scale makes infinite: key scales are at most `f32::MAX / 127`.
+const SAFE_FACTOR: f32 = 126.0;
+
+/// Sets the scores of integer sums of 0 to 0 where the factor overflowed: they were computed as 0 · ∞, which is NaN. Any
+/// other sum times such a factor overflows, too, and its score is ±∞ rightly.
+#[cold]
+#[inline(never)]
+fn correct_zero_sums(rows: &[Row], scales: Option<&[f32]>, first_panel: usize, out: &mut [f32]) {
+    for (row, scores) in rows.iter().zip(out.chunks_mut(SCORE_STRIDE)) {
+        if row.factor.is_nan() {
+            continue; // The query is not finite.
+        }
+        for (key, score) in scores[first_panel * LANES..].iter_mut().enumerate() {
+            let scale = scales.map_or(0.0, |scales| scales.get(key).copied().unwrap_or(0.0));
+            if score.is_nan() && !scale.is_nan() {
+                *score = 0.0;
+            }
+        }
     }
 }
 

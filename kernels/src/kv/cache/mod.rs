@@ -205,6 +205,9 @@ impl Cache {
         assert!(b < kb && b < vb && (kh, vh) == (kv_heads, kv_heads), "keys and values do not fit the cache");
         assert!(n == vn && (kd, vd) == (head_dim, value_dim), "keys and values do not fit the cache");
         assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
+        if n == 0 {
+            return; // Without a new row, the last one may still attend.
+        }
         self.evict(sequence);
         let mut int8 = self.int8.take();
         let mut done = 0;
@@ -278,13 +281,16 @@ impl Cache {
     /// enough.
     #[must_use]
     pub fn try_reserve(&mut self, sequences: Range<usize>, tokens: usize) -> bool {
+        if tokens == 0 {
+            return true;
+        }
         let mut blocks = 0usize;
         for sequence in sequences {
             self.evict(sequence);
             let (len, there) = (self.lens[sequence], &self.sequences[sequence]);
             let Some(end) = len.checked_add(tokens) else { return false };
             // Adds one where the last block is shared, and has to be copied.
-            let copied = tokens > 0 && !len.is_multiple_of(KEY_BLOCK) && there.last().is_some_and(is_shared);
+            let copied = !len.is_multiple_of(KEY_BLOCK) && there.last().is_some_and(is_shared);
             blocks = blocks.saturating_add(end.div_ceil(KEY_BLOCK) - there.len() + usize::from(copied));
         }
         let floats = self.block_bytes() / size_of::<f32>();
