@@ -7,7 +7,10 @@ use crate::exec::Exec;
 use crate::plan::{Plan, Sharing};
 use crate::problem::Problem;
 use crate::threads::{current_threads, each};
-use sdpa_kernels::{Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
+use sdpa_kernels::{Isa, Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
+
+/// Work of one worker on a launch.
+type Work<'w> = &'w (dyn Fn(&Launch<'_>, Isa, &mut Scratch) + Sync);
 
 /// Reusable memory of runs: one scratch per worker, which grows to the largest plan so far and is kept.
 ///
@@ -63,14 +66,22 @@ impl Problem<'_> {
         mods: &Mods<S, M, P>,
     ) {
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
+        // A weight function needs every row whole.
+        let plan = if P::ACTIVE { Plan { sharing: Sharing::Rows, ..plan } } else { plan };
+        self.run_as(&plan, workspace, &|launch, isa, scratch| launch.work(isa, scratch, mods));
+    }
+
+    /// Computes the problem by calling `work` on each worker. Not generic, so that a caller's functions do not compile
+    /// it again.
+    fn run_as(self, plan: &Plan, workspace: &mut Workspace, work: Work<'_>) {
         // The plan may have been made for another problem of this shape.
-        let shares_keys = plan.sharing != Sharing::Rows && !P::ACTIVE && plan.shares_keys(&self).is_some();
-        let (scratch, partials) = workspace.for_plan(&plan);
+        let shares_keys = plan.sharing != Sharing::Rows && plan.shares_keys(&self).is_some();
+        let (scratch, partials) = workspace.for_plan(plan);
         let mut launch = Launch::new(self.call, self.outputs, plan.tiling);
         if shares_keys {
             launch = launch.split(partials, plan.tasks);
         }
-        each(scratch, |scratch| launch.work(plan.exec.isa, scratch, mods));
+        each(scratch, |scratch| work(&launch, plan.exec.isa, scratch));
     }
 
     /// Plans and computes the problem with a workspace of its own.

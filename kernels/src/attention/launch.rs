@@ -5,6 +5,7 @@ use crate::attention::forward::task::AttentionTask;
 use crate::attention::forward::task::Next;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::outputs::{Outputs, POINTS, Point, Shared};
+use crate::attention::row_mods::RowMods;
 use crate::attention::split_kv::{self, Partials, Split};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::{Scratch, Tiling};
@@ -84,16 +85,11 @@ impl<'a> Launch<'a> {
     /// scratch; when all calls have returned, the outputs are complete.
     pub fn work<A: ScoreMod, B: MaskMod, C: ProbMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
         assert!(self.split.is_none() || !C::ACTIVE, "a weight function needs every row whole");
-        dispatch!(isa, |s| self.work_on(s, scratch, mods));
+        dispatch!(isa, |s| s.work(self, scratch, mods));
     }
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
-    fn work_on<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod>(
-        &self,
-        s: S,
-        scratch: &mut Scratch,
-        mods: &Mods<A, B, C>,
-    ) {
+    fn work_on<S: Steps>(&self, s: S, scratch: &mut Scratch, mods: &dyn RowMods<S>) {
         let Self { call, outputs, tiling, rows, mass, split, near } = self;
         let fused = |task| AttentionTask::new(s, mods, call, outputs, task, tiling);
         if let Some(split) = split {
@@ -149,6 +145,25 @@ impl<'a> Launch<'a> {
         Task { index, kv_head, rows: first.min(rows)..rows.min(first + task_rows) }
     }
 }
+
+/// Work of a launch, compiled in this crate for each instruction set: the fused pass is no part of the crate that calls
+/// it, whatever functions it calls it with.
+trait Worker: Steps {
+    /// Calls [`Launch::work_on`].
+    fn work(self, launch: &Launch<'_>, scratch: &mut Scratch, mods: &dyn RowMods<Self>);
+}
+
+macro_rules! worker {
+    ($token:ty) => {
+        impl Worker for $token {
+            fn work(self, launch: &Launch<'_>, scratch: &mut Scratch, mods: &dyn RowMods<Self>) {
+                launch.work_on(self, scratch, mods);
+            }
+        }
+    };
+}
+
+for_each_token!(worker);
 
 /// Number of tasks of one key/value head: of one sequence, or of all sequences if they are ragged.
 #[inline]

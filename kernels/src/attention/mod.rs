@@ -7,6 +7,7 @@ pub(crate) mod merge;
 pub(crate) mod mods;
 pub(crate) mod options;
 pub(crate) mod outputs;
+pub(crate) mod row_mods;
 pub(crate) mod split_kv;
 pub(crate) mod steps;
 pub(crate) mod tiling;

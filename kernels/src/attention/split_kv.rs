@@ -11,7 +11,6 @@
 use crate::attention::call::{Call, Sequence, Task};
 use crate::attention::forward::epilogue::EndedRowBlocks;
 use crate::attention::forward::task::{AttentionTask, Next};
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::softmax;
 use crate::attention::tiling::{Regions, Scratch, Tiling};
@@ -285,7 +284,7 @@ impl<'a> Split<'a> {
     }
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Accumulates a unit, if any of its keys is visible to its rows.
     ///
     /// # Safety
@@ -354,10 +353,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
 ///
 /// # Safety
 /// The call is consistent with its outputs, and the split was made for it.
-pub(crate) unsafe fn accumulate<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod + 't, C: ProbMod + 't>(
+pub(crate) unsafe fn accumulate<'t, 'a: 't, S: Steps>(
     split: &Split<'_>,
     call: &Call<'_>,
-    fused: impl Fn(Task) -> AttentionTask<'t, 'a, S, Mods<A, B, C>>,
+    fused: impl Fn(Task) -> AttentionTask<'t, 'a, S>,
     scratch: &mut Scratch,
 ) {
     while let Some(run) = split.runs.take() {
@@ -382,9 +381,9 @@ pub(crate) unsafe fn accumulate<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskM
 ///
 /// # Safety
 /// Same contract as [`accumulate`]; all units are accumulated.
-pub(crate) unsafe fn merge<'t, 'a: 't, S: Steps, A: ScoreMod + 't, B: MaskMod + 't, C: ProbMod + 't>(
+pub(crate) unsafe fn merge<'t, 'a: 't, S: Steps>(
     split: &Split<'_>,
-    fused: impl Fn(Task) -> AttentionTask<'t, 'a, S, Mods<A, B, C>>,
+    fused: impl Fn(Task) -> AttentionTask<'t, 'a, S>,
     scratch: &mut Scratch,
 ) {
     while let Some(number) = split.merges.take() {

@@ -8,7 +8,7 @@
 //!   r·(1 + r·(…)), which takes the fewest operations that keep it below 1 ULP where a product is not rounded.
 //! - 2ⁿ multiplies last and rounds once, so results below 2⁻¹²⁶ underflow gradually.
 //!
-//! Largest error over every non-positive f32: below 1 ULP on every backend (`tests/exp_exhaustive.rs` tries them all).
+//! Largest error over every non-positive f32: below 1 ULP on every backend (`tests/exhaustive/exp.rs` tries them all).
 //! exp(−∞) is exactly 0, exp(0) exactly 1, NaN stays NaN.
 
 use crate::simd::{LANES, SHIFT, Simd};

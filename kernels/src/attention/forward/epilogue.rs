@@ -2,7 +2,6 @@
 
 use crate::attention::forward::state::StateTransfer;
 use crate::attention::forward::task::{AttentionTask, Row};
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::{Finish, RowBlockEnds, RowEnd};
 use crate::attention::tiling::{MAX_ROW_BLOCK, MAX_TASK, Regions};
@@ -40,7 +39,7 @@ impl EndedRowBlocks {
     }
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Returns, for each row of a row block, the reference to subtract from its scores and the factor that turns their
     /// exponentials into weights.
     pub(crate) fn references(&self, row_block: Range<usize>, max: &[f32], sum: &[f32]) -> [(f32, f32); MAX_ROW_BLOCK] {
@@ -154,7 +153,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
                     ends[row.n] = self.end_row(row, row_block.start + row.n, regions);
                     (out[row.n], element) = output.row(self.seq.batch, row.head, self.seq.first_row + row.i);
                 }
-                if C::ACTIVE {
+                if self.given.prob {
                     ends[row.n].factor = (1.0, 0.0);
                 }
             }

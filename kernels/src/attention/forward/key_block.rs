@@ -1,7 +1,6 @@
 //! Key block that the fused loop is computing.
 
 use crate::attention::forward::task::AttentionTask;
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::pack::NonFinite;
@@ -33,7 +32,7 @@ pub(crate) fn tables() -> [Table; 2] {
     [Table::new(), Table::new()]
 }
 
-impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a, S, Mods<A, B, C>> {
+impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
     /// Returns the key block that starts at key `first`.
     ///
     /// # Safety

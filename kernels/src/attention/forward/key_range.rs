@@ -1,14 +1,13 @@
 //! Key range of a task: the key blocks with at least one key that may be visible to some row.
 
 use crate::attention::forward::task::AttentionTask;
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a, S, Mods<A, B, C>> {
+impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
     /// Returns the first key of each block with a key that the range rules make visible to some row.
-    pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, 'a, S, A, B, C> {
+    pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, 'a, S> {
         let keys = self.needed();
         let (kv, batch) = (&self.call.kv, self.seq.batch);
         numbers(keys).map(|block| block * KEY_BLOCK).filter(move |&first| kv.holds(batch, first))

@@ -4,7 +4,6 @@ use crate::attention::call::Task;
 use crate::attention::forward::key_block::tables;
 use crate::attention::forward::scores::Spans;
 use crate::attention::forward::task::AttentionTask;
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax;
@@ -13,7 +12,7 @@ use crate::simd::quiet;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::SharedMut;
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Sums each key's weights over all the rows of the task, in row order.
     ///
     /// Computes a second and a third QKᵀ, row block by row block: one for the rows' maxima and sums, one for their

@@ -19,7 +19,6 @@ use crate::attention::forward::queries::Queries;
 use crate::attention::forward::scores::Spans;
 use crate::attention::forward::state::StateTransfer;
 use crate::attention::forward::task::AttentionTask;
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::outputs::Point;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
@@ -30,7 +29,7 @@ use crate::attention::tiling::Regions;
 use crate::matmul::pack::NonFinite;
 use core::ops::Range;
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Computes the task's rows and writes them.
     ///
     /// # Safety
@@ -54,7 +53,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
             for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
                 let ended =
                     self.accumulate(queries, (nonfinite, self.blocks().next_back()), self.blocks(), &mut regions);
-                if C::ACTIVE {
+                if self.given.prob {
                     self.accumulate_modified(queries, nonfinite, &mut regions);
                 }
                 if self.finish(nonfinite, ended, &mut regions) {
@@ -78,7 +77,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
         // True until the first block is done. Row blocks whose outputs it writes whole are not cleared before.
-        let mut fresh = self.outputs.state.is_none() && !C::ACTIVE;
+        let mut fresh = self.outputs.state.is_none() && !self.given.prob;
         self.clear_state(regions);
         if !fresh {
             self.clear_outputs(0..self.task.rows.len(), regions);
@@ -104,7 +103,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
                     }
                     let seen = self.softmax(&block, (row_block.clone(), nonfinite), &spans, regions);
                     // With a weight function the outputs are accumulated in the second pass.
-                    if C::ACTIVE {
+                    if self.given.prob {
                         continue;
                     }
                     let ending = S::ENDS_ROWS
@@ -183,10 +182,10 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
                     let ends = self.references(row_block.clone(), regions.max, regions.sum);
                     self.s.weights(ScoreBlock { scores, spans: &spans, rows }, &ends);
                     for row in self.rows(row_block.clone()) {
-                        for j in spans[row.n / S::TILE_ROWS].keys().filter(|&j| visible.sees(row.n, j)) {
-                            let weight = &mut regions.scores[row.n * SCORE_STRIDE + j];
-                            *weight = self.mods.prob.weight(*weight, self.position(row, block.first + j));
-                        }
+                        let keys = spans[row.n / S::TILE_ROWS].keys();
+                        let first = self.position(row, block.first + keys.start);
+                        let weights = &mut regions.scores[row.n * SCORE_STRIDE..][keys.clone()];
+                        self.mods.apply_prob(first, weights, keys, visible.of_row(row.n));
                     }
                     let manner = match nonfinite {
                         NonFinite::Handled => Manner::Handled(poisoned.as_ref()),

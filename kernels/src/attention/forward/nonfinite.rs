@@ -2,7 +2,7 @@
 
 use crate::attention::forward::key_block::Block;
 use crate::attention::forward::task::AttentionTask;
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::attention::row_mods::{KeyBits, is_visible};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::infinite;
 use crate::attention::steps::span::{SCORE_STRIDE, Span};
@@ -16,7 +16,7 @@ use core::ops::Range;
 
 /// Bits of the keys of a block that are visible to each row of a row block, recorded before the scores become weights.
 /// A score of −∞ hides its key, whatever the cause.
-pub(crate) struct VisibleBits([[u64; KEY_BLOCK / 64]; MAX_ROW_BLOCK]);
+pub(crate) struct VisibleBits([KeyBits; MAX_ROW_BLOCK]);
 
 impl VisibleBits {
     pub(crate) fn new(tile_rows: usize, spans: &[Span], rows: usize, scores: &[f32]) -> Self {
@@ -31,12 +31,12 @@ impl VisibleBits {
         Self(bits)
     }
 
-    pub(crate) fn sees(&self, row: usize, key: usize) -> bool {
-        self.0[row][key / 64] >> (key % 64) & 1 == 1
+    pub(crate) fn of_row(&self, row: usize) -> &KeyBits {
+        &self.0[row]
     }
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Returns the visible keys of each row, if non-finite values are handled and the block has some.
     ///
     /// # Safety
@@ -75,7 +75,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
             if x.is_finite() {
                 continue;
             }
-            for r in rows.clone().filter(|&r| seen.sees(r, j)) {
+            for r in rows.clone().filter(|&r| is_visible(seen.of_row(r), j)) {
                 let weights = &scores[r * SCORE_STRIDE..][..SCORE_STRIDE];
                 let weight = if native { bf16_pairs::rounded(weights, j) } else { weights[j] };
                 let output = &mut part[(r - rows.start) * width + c];

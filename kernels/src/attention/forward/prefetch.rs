@@ -2,7 +2,6 @@
 
 use crate::attention::call::Task;
 use crate::attention::forward::task::{AttentionTask, Next, Row};
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::{ValuePanels, value_panel};
@@ -15,7 +14,7 @@ use crate::tensor::rows::{KEY_BLOCK, Table};
 /// Number of first rows of a unit to prefetch, a panel's: later keys are prefetched by packing, later values by tiles.
 const FIRST: usize = LANES;
 
-impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a, S, Mods<A, B, C>> {
+impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
     /// Returns the memory to prefetch while a block is computed: the next block; with the last block the task's outputs
     /// and the first block and queries of the next task. For a unit it is the memory the unit accumulates into, the
     /// first rows of its values, and the first keys of the next unit: the rest is prefetched while the unit is read.

@@ -4,7 +4,6 @@ use crate::attention::forward::key_block::Block;
 use crate::attention::forward::nonfinite::VisibleBits;
 use crate::attention::forward::scores::Spans;
 use crate::attention::forward::task::AttentionTask;
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::infinite;
@@ -43,7 +42,7 @@ impl<'a> Manner<'a> {
     }
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Computes `out ← rescale_prev · out + rescale_block · P V` for a row block and a key block.
     ///
     /// # Safety

@@ -4,7 +4,6 @@ use crate::attention::forward::key_block::Block;
 use crate::attention::forward::queries::Queries;
 use crate::attention::forward::scores::After;
 use crate::attention::forward::task::AttentionTask;
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::bf16::PairPanels;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::qk::Scores;
@@ -28,7 +27,7 @@ fn lead(roomy: bool, row: usize) -> usize {
     if roomy { (FAR / row).max(1).next_multiple_of(READING_KEYS) } else { 2 * READING_KEYS }
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Computes QKᵀ of a row block and a key block.
     ///
     /// # Safety

@@ -1,7 +1,6 @@
 //! Query rows of a task in the form that the keys need: in place, copied, as pairs, or as bytes.
 
 use crate::attention::forward::task::AttentionTask;
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Regions;
 use crate::kv::key_block::QueryForm;
@@ -25,7 +24,7 @@ pub(crate) enum Queries<'a> {
     Bytes(*const Query4, *const int8::Row),
 }
 
-impl<'t, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, '_, S, Mods<A, B, C>> {
+impl<'t, S: Steps> AttentionTask<'t, '_, S> {
     /// Copies the task's queries if they are not contiguous, or turns them into pairs or bytes. Returns where the rows
     /// are.
     ///

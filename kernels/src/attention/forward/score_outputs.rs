@@ -2,7 +2,6 @@
 
 use crate::attention::forward::key_block::Block;
 use crate::attention::forward::task::AttentionTask;
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::outputs::{POINTS, Point};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::score_passes::ScoreBlock;
@@ -12,7 +11,7 @@ use crate::simd::quiet;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Writes out the row block's scores of the key block, if there is an output for this point.
     ///
     /// # Safety

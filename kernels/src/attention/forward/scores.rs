@@ -8,7 +8,7 @@
 use crate::attention::forward::key_block::Block;
 use crate::attention::forward::queries::Queries;
 use crate::attention::forward::task::{AttentionTask, Row};
-use crate::attention::mods::{BlockClass, BlockPosition, MaskMod, Mods, ProbMod, ScoreMod};
+use crate::attention::mods::{BlockClass, BlockPosition};
 use crate::attention::options::Mask;
 use crate::attention::outputs::Point;
 use crate::attention::steps::by_isa::Steps;
@@ -49,7 +49,7 @@ impl Deref for Spans {
     }
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Computes the row block's final scores into `regions.scores`, and the keys each tile needs into `spans`. Returns
     /// false if no key of the block is visible to any row.
     ///
@@ -102,7 +102,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
     unsafe fn find_spans(&self, block: &Block, row_block: Range<usize>, mask: Option<MaskRows<'_>>, spans: &mut Spans) {
         spans.len = row_block.len().div_ceil(S::TILE_ROWS);
         let whole = Span::new(0, block.len, false);
-        let ruled = self.call.visible.uses_position() || self.call.options.mask.is_some() || B::ACTIVE;
+        let ruled = self.call.visible.uses_position() || self.call.options.mask.is_some() || self.given.mask;
         if !ruled || self.outputs.wants_all_keys() {
             let whole = Span { needs_mask: ruled, ..whole };
             spans.tiles[..spans.len].fill(whole);
@@ -119,7 +119,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
             // SAFETY: the mask has the row block's rows.
             unsafe { self.s.narrow_by_mask(columns, mask, ranges) };
         }
-        if B::ACTIVE {
+        if self.given.mask {
             for (row, range) in self.rows(row_block).zip(&mut *ranges) {
                 if !range.is_empty() {
                     *range = self.narrow(block, row, *range);
@@ -156,7 +156,7 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
 
     /// Returns the mask function's class of one row and some of the block's keys.
     fn class(&self, block: &Block, row: Row, keys: Range<usize>) -> BlockClass {
-        self.mods.mask.class(BlockPosition {
+        self.mods.class(BlockPosition {
             batch: self.task.index,
             head: row.head,
             rows: row.i..row.i + 1,
@@ -215,21 +215,11 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
             }
             self.s.alibi(ScoreBlock { scores, spans, rows }, &lines);
         }
-        if A::ACTIVE {
+        if self.given.score {
             for row in self.rows(row_block) {
                 let keys = spans[row.n / S::TILE_ROWS].keys();
-                let scores = &mut scores[row.n * SCORE_STRIDE..][keys.clone()];
-                let first = block.first + keys.start;
-                self.s.vectorize(
-                    #[inline(always)]
-                    || {
-                        for (j, score) in scores.iter_mut().enumerate() {
-                            let new = self.mods.score.score(*score, self.position(row, first + j));
-                            // A key that a bias has hidden stays hidden.
-                            *score = if *score == f32::NEG_INFINITY { *score } else { new };
-                        }
-                    },
-                );
+                let first = self.position(row, block.first + keys.start);
+                self.mods.apply_score(self.s, first, &mut scores[row.n * SCORE_STRIDE..][keys]);
             }
         }
     }
@@ -273,26 +263,8 @@ impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mod
                 scores[prefix..start].fill(f32::NEG_INFINITY);
             }
             scores[keys.end.clamp(start, hi)..hi].fill(f32::NEG_INFINITY);
-            if B::ACTIVE {
-                self.apply_mask_function(block, row, lo..hi, scores);
-            }
-        }
-    }
-
-    /// Applies the mask function panel by panel, and key by key where a panel's class is mixed.
-    fn apply_mask_function(&self, block: &Block, row: Row, keys: Range<usize>, scores: &mut [f32]) {
-        for first in keys.clone().step_by(LANES) {
-            let panel = first..keys.end.min(first + LANES);
-            match self.class(block, row, panel.clone()) {
-                BlockClass::All => {}
-                BlockClass::None => scores[panel].fill(f32::NEG_INFINITY),
-                BlockClass::Mixed => {
-                    for j in panel {
-                        if !self.mods.mask.keep(self.position(row, block.first + j)) {
-                            scores[j] = f32::NEG_INFINITY;
-                        }
-                    }
-                }
+            if self.given.mask {
+                self.mods.apply_mask(self.s, self.position(row, block.first + lo), &mut scores[lo..]);
             }
         }
     }

@@ -2,7 +2,6 @@
 //! calls.
 
 use crate::attention::forward::task::AttentionTask;
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Regions;
 use crate::simd::LANES;
@@ -15,7 +14,7 @@ pub(crate) enum StateTransfer {
     Save,
 }
 
-impl<S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'_, '_, S, Mods<A, B, C>> {
+impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Clears maxima, sums and outputs: nothing is accumulated yet.
     pub(crate) fn clear(&self, regions: &mut Regions<'_>) {
         self.clear_state(regions);

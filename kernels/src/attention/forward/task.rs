@@ -1,16 +1,19 @@
 //! Task of the forward pass: some query rows that share a key/value head, and the call, outputs and tiling they need.
 
 use crate::attention::call::{Call, Sequence, Task};
-use crate::attention::mods::{MaskMod, Mods, Position, ProbMod, ScoreMod};
+use crate::attention::mods::Position;
 use crate::attention::outputs::Shared;
+use crate::attention::row_mods::{Given, RowMods};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Tiling;
 use core::ops::Range;
 
 /// Task together with its call, outputs, tiling and kernel steps.
-pub(crate) struct AttentionTask<'t, 'a, S, M> {
+pub(crate) struct AttentionTask<'t, 'a, S> {
     pub(crate) s: S,
-    pub(crate) mods: &'t M,
+    pub(crate) mods: &'t dyn RowMods<S>,
+    /// Functions that `mods` has.
+    pub(crate) given: Given,
     pub(crate) call: &'t Call<'a>,
     pub(crate) outputs: &'t Shared<'a>,
     pub(crate) tiling: &'t Tiling,
@@ -43,20 +46,20 @@ pub(crate) struct Row {
     pub(crate) i: usize,
 }
 
-impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a, S, Mods<A, B, C>> {
+impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
     // Inlined, here and where a step's operands change type: otherwise the whole struct is copied, a few per cent of a
     // tiny call.
     #[inline(always)]
     pub(crate) fn new(
         s: S,
-        mods: &'t Mods<A, B, C>,
+        mods: &'t dyn RowMods<S>,
         call: &'t Call<'a>,
         outputs: &'t Shared<'a>,
         task: Task,
         tiling: &'t Tiling,
     ) -> Self {
         let (seq, group_size) = (call.sequence(task.index), call.group_size());
-        Self { s, mods, call, outputs, tiling, task, seq, group_size, next: Next::Nothing }
+        Self { s, mods, given: mods.given(), call, outputs, tiling, task, seq, group_size, next: Next::Nothing }
     }
 
     /// Sets the predicted next work: its memory is prefetched while this task is computed.
@@ -66,19 +69,19 @@ impl<'t, 'a, S: Steps, A: ScoreMod, B: MaskMod, C: ProbMod> AttentionTask<'t, 'a
     }
 
     /// Returns the row blocks of the task, as ranges of its rows.
-    pub(crate) fn row_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<S, A, B, C> {
+    pub(crate) fn row_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<S> {
         let (rows, step) = (self.task.rows.len(), self.tiling.row_block_rows);
         (0..rows).step_by(step).map(move |first| first..rows.min(first + step))
     }
 
     /// Returns the rows of a row block.
-    pub(crate) fn rows(&self, row_block: Range<usize>) -> impl Iterator<Item = Row> + use<S, A, B, C> {
+    pub(crate) fn rows(&self, row_block: Range<usize>) -> impl Iterator<Item = Row> + use<S> {
         self.stretches(row_block)
             .flat_map(|(Row { n, head, i }, len)| (0..len).map(move |k| Row { n: n + k, head, i: i + k }))
     }
 
     /// Returns the rows of a row block by head: the first row of each head, and the number of rows of that head.
-    pub(crate) fn stretches(&self, row_block: Range<usize>) -> impl Iterator<Item = (Row, usize)> + use<S, A, B, C> {
+    pub(crate) fn stretches(&self, row_block: Range<usize>) -> impl Iterator<Item = (Row, usize)> + use<S> {
         // Divides only if the first row does not belong to the first head.
         let first = self.task.rows.start + row_block.start;
         let q_len = self.seq.q_len;

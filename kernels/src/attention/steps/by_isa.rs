@@ -1,8 +1,7 @@
 //! Kernel steps, each compiled once per instruction set, in this crate.
 //!
-//! The fused loop is generic over [`Steps`] and may be instantiated in another crate (a user's closure causes that), at
-//! that crate's optimisation level. The steps are not: every method below is an ordinary function of this crate whose
-//! body is a kernel inlined into a `#[target_feature]` function.
+//! The fused loop is generic over [`Steps`]. Every method below is an ordinary function whose body is a kernel inlined
+//! into a `#[target_feature]` function.
 
 use crate::attention::options::Mask;
 use crate::attention::steps::bf16::{PairPanels, Round};

@@ -1,0 +1,97 @@
+//! Caller's functions as the fused pass calls them: through a trait object, a row of a key block at a time. A closure
+//! then compiles three short loops for each instruction set, and not the whole pass.
+
+use crate::attention::mods::{BlockClass, BlockPosition, MaskMod, Mods, Position, ProbMod, ScoreMod};
+use crate::simd::{LANES, Simd};
+use crate::tensor::rows::KEY_BLOCK;
+use core::ops::Range;
+
+/// Functions that the caller supplied.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Given {
+    pub(crate) score: bool,
+    pub(crate) mask: bool,
+    pub(crate) prob: bool,
+}
+
+/// A bit for each key of a block: 1 if it is visible to the row.
+pub(crate) type KeyBits = [u64; KEY_BLOCK / 64];
+
+/// Returns true if key `j` of the block is visible.
+#[inline(always)]
+pub(crate) fn is_visible(bits: &KeyBits, j: usize) -> bool {
+    bits[j / 64] >> (j % 64) & 1 == 1
+}
+
+/// [`Mods`] without their types. Positions are those of the first of `scores` or `weights`.
+pub(crate) trait RowMods<S>: Sync {
+    /// Returns which functions there are.
+    fn given(&self) -> Given;
+    /// Applies the score function to consecutive keys of a row.
+    fn apply_score(&self, s: S, first: Position, scores: &mut [f32]);
+    /// Applies the mask function to consecutive keys of a row, from the start of a panel on.
+    fn apply_mask(&self, s: S, first: Position, scores: &mut [f32]);
+    /// Applies the weight function to the visible ones of consecutive keys of a row, which are keys `keys` of the block.
+    fn apply_prob(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits);
+    /// Returns the class that the mask function gives a block.
+    fn class(&self, block: BlockPosition) -> BlockClass;
+}
+
+/// Returns the position of the `j`th key after `first`.
+#[inline(always)]
+fn later(first: Position, j: usize) -> Position {
+    Position { key: first.key + j, ..first }
+}
+
+impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> {
+    fn given(&self) -> Given {
+        Given { score: A::ACTIVE, mask: B::ACTIVE, prob: C::ACTIVE }
+    }
+
+    fn apply_score(&self, s: S, first: Position, scores: &mut [f32]) {
+        s.vectorize(
+            #[inline(always)]
+            || {
+                for (j, score) in scores.iter_mut().enumerate() {
+                    let new = self.score.score(*score, later(first, j));
+                    // A key that a bias has hidden stays hidden.
+                    *score = if *score == f32::NEG_INFINITY { *score } else { new };
+                }
+            },
+        );
+    }
+
+    /// Panel by panel, and key by key where a panel's class is mixed.
+    fn apply_mask(&self, s: S, first: Position, scores: &mut [f32]) {
+        s.vectorize(
+            #[inline(always)]
+            || {
+                for (n, panel) in scores.chunks_mut(LANES).enumerate() {
+                    let at = later(first, n * LANES);
+                    let (rows, keys) = (at.row..at.row + 1, at.key..at.key + panel.len());
+                    match self.mask.class(BlockPosition { batch: at.batch, head: at.head, rows, keys }) {
+                        BlockClass::All => {}
+                        BlockClass::None => panel.fill(f32::NEG_INFINITY),
+                        BlockClass::Mixed => {
+                            for (j, score) in panel.iter_mut().enumerate() {
+                                *score = if self.mask.keep(later(at, j)) { *score } else { f32::NEG_INFINITY };
+                            }
+                        }
+                    }
+                }
+            },
+        );
+    }
+
+    fn apply_prob(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits) {
+        for (i, (weight, j)) in weights.iter_mut().zip(keys).enumerate() {
+            if is_visible(visible, j) {
+                *weight = self.prob.weight(*weight, later(first, i));
+            }
+        }
+    }
+
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        self.mask.class(block)
+    }
+}
