@@ -5,12 +5,12 @@ use safetensors::SafeTensors;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-#[path = "../../tests/support/minilm.rs"]
-mod minilm;
+#[path = "../../tests/support/model_folder.rs"]
+mod model_folder;
 
 /// Texts and their embeddings, as the model's own framework computed them.
 fn recorded(file: &str, list: &str, tensor: &str) -> (Vec<String>, Vec<f32>) {
-    let file = std::fs::read(minilm::fixture(file)).unwrap();
+    let file = std::fs::read(model_folder::fixture(file)).unwrap();
     let (_, header) = SafeTensors::read_metadata(&file).unwrap();
     let texts = serde_json::from_str(&header.metadata().as_ref().unwrap()[list]).unwrap();
     let tensors = SafeTensors::deserialize(&file).unwrap();
@@ -33,7 +33,7 @@ fn assert_recorded(texts: &[String], embedded: &Embedded, expected: &[f32]) {
 
 #[test]
 fn the_ten_texts_are_embedded_as_recorded_where_the_model_is_present() {
-    let Some(folder) = minilm::folder("the_ten_texts_are_embedded_as_recorded") else { return };
+    let Some(folder) = model_folder::folder("the_ten_texts_are_embedded_as_recorded") else { return };
     let (texts, expected) = recorded("minilm_embeddings.safetensors", "texts", "embeddings");
     let encoder = Encoder::load(&folder, None).unwrap();
     let embedded = embed_all(&encoder, &texts).unwrap();

@@ -15,7 +15,7 @@ mod check;
 mod decoders;
 #[path = "../../tests/support/fixture.rs"]
 mod fixture;
-#[path = "../../tests/torch_layers/models.rs"]
+#[path = "../../tests/support/models.rs"]
 mod models;
 #[path = "../pictures/mod.rs"]
 mod pictures;

@@ -1,7 +1,7 @@
 //! ONNX Attention, opsets 23 to 25, in terms of the public API.
 
+use crate::cases::{Data, Tensor};
 use crate::node::Node;
-use crate::support::{Data, Tensor};
 use sdpa::{Alignment, Attention, Exec, Inputs, Isa, Mask, Outputs, Point, View, ViewMut, Window};
 
 const ATTRIBUTES: [&str; 9] = [

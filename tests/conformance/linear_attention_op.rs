@@ -1,7 +1,7 @@
 //! ONNX LinearAttention, opset 27, in terms of the public API.
 
+use crate::cases::Tensor;
 use crate::node::Node;
-use crate::support::Tensor;
 use sdpa::layers::{Compute, Form, LinearAttention, LinearInputs, LinearState, Update};
 use sdpa::{Exec, Isa, View, ViewMut};
 

@@ -1,6 +1,6 @@
 //! One ONNX node with its tensors: attributes, inputs by position, expected outputs by position.
 
-use crate::support::{Case, Tensor, Tolerance, rounded};
+use crate::cases::{Case, Tensor, Tolerance, rounded};
 use serde_json::{Map, Value};
 
 #[derive(Debug)]

@@ -14,7 +14,7 @@ thread_local! {
 
 fn count(bytes: usize) {
     CALLS.set(CALLS.get() + 1);
-    BYTES.set(BYTES.get() + bytes);
+    BYTES.set(BYTES.get().wrapping_add(bytes)); // Some requests are refused for their size.
 }
 
 // SAFETY: every call is passed on to the system's allocator as it came.
@@ -50,5 +50,5 @@ static COUNTING: Counting = Counting;
 pub(crate) fn counted(f: impl FnOnce()) -> (usize, usize) {
     let before = (CALLS.get(), BYTES.get());
     f();
-    (CALLS.get() - before.0, BYTES.get() - before.1)
+    (CALLS.get() - before.0, BYTES.get().wrapping_sub(before.1))
 }

@@ -1,0 +1,222 @@
+//! Products of bfloat16 by the machine's own instruction: one answer however the work is cut and wherever the tensors lie,
+//! within the documented distance of the exact one; and the exact one where there is no such instruction.
+
+use super::short::{Rounded, Short, append, cache_of, empty_cache};
+use crate::kv_support::{Pool, cuts, same_full};
+use crate::options::{Case, Full, Wanted, same_rows};
+use crate::support::{LAYOUTS, Rng, Tensor, execs};
+use sdpa::{Alignment, Attention, BlockTable, Dtype, Exec, Inputs, Outputs, Pages, Plan, Precision, ViewMut};
+
+const BF16: [Dtype; 3] = [Dtype::Bf16; 3];
+
+/// Instruction sets that have it. Says so if there are none.
+fn native() -> Vec<Exec> {
+    let found: Vec<_> = execs().filter(|(isa, _)| isa.has_native_bf16()).map(|(_, exec)| exec).collect();
+    if found.is_empty() {
+        eprintln!("SKIPPED: this machine does not multiply bfloat16 by itself");
+    }
+    found
+}
+
+fn of(case: Case, types: [Dtype; 3]) -> Short {
+    Short::new(Case { precision: Precision::Native, ..case }, types)
+}
+
+fn run(short: &Short, exec: Exec, wanted: Wanted) -> Full {
+    short.wide.run_over(short.source(), exec, wanted)
+}
+
+/// Elsewhere, and where nothing is bfloat16, it is the exact call.
+#[test]
+fn exact_where_there_is_nothing_to_gain() {
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed);
+        let case = Case::random(&mut rng, 300_000);
+        for types in [BF16, [Dtype::Bf16, Dtype::F32, Dtype::F16]] {
+            let short = of(case.clone(), types);
+            let exact = Case { precision: Precision::Exact, ..short.wide.clone() };
+            for (isa, exec) in execs().filter(|(isa, _)| types != BF16 || !isa.has_native_bf16()) {
+                let what = format!("seed {seed}, {types:?}, {isa}");
+                same_full(&what, &run(&short, exec, Wanted::ALL), &exact.run_over(short.source(), exec, Wanted::ALL));
+            }
+        }
+    }
+}
+
+/// Threads, layouts, caches and pages do not show, under any options; what no sequence has may be anything.
+#[test]
+fn one_answer() {
+    for exec in native() {
+        for seed in 0..150 {
+            let mut rng = Rng::new(80_000 + seed);
+            let types =
+                rng.pick(&[BF16, BF16, [Dtype::F32, Dtype::Bf16, Dtype::Bf16], [Dtype::Bf16, Dtype::Bf16, Dtype::F16]]);
+            let mut case = Case::random(&mut rng, 500_000);
+            // Keys and values longer than what is packed at once, too.
+            if seed % 30 == 0 {
+                let (rows, keys) = (1 + rng.below(20), 1 + rng.below(300));
+                case = Case::of_sizes(&mut rng, [1, 2, 1, rows, keys, 301, 290]);
+            }
+            if seed % 2 == 0 {
+                case = case.side_by_side();
+            }
+            let short = of(case, types);
+            for wanted in [Wanted::LEAST, Wanted::ALL] {
+                let expected = run(&short, exec, wanted);
+                same_full(&format!("seed {seed}, threads"), &run(&short, exec.threads(64), wanted), &expected);
+                let mut laid = short.wide.clone();
+                for x in [&mut laid.q, &mut laid.k, &mut laid.v] {
+                    *x = x.laid_out(rng.pick(&LAYOUTS));
+                }
+                same_full(&format!("seed {seed}, layout"), &run(&of(laid, types), exec, wanted), &expected);
+                if seed % 2 != 0 {
+                    continue;
+                }
+                let fill = rng.pick(&[f32::NAN, f32::INFINITY, 1e38]);
+                let page = rng.pick(&[1, 3, 16, 17, 256]);
+                let pool = Pool::of(&short.wide, page, [rng.pick(&LAYOUTS), rng.pick(&LAYOUTS)], fill, &mut rng);
+                let (k, v) = (Rounded::new(&pool.k, types[1]), Rounded::new(&pool.v, types[2]));
+                let table = BlockTable { entries: &pool.entries, lens: &pool.lens };
+                let pages = Pages::new(k.view(), v.view(), table).expect("a good table");
+                let paged = short.wide.run_over(Inputs::paged(short.qkv[0].view(), pages), exec, wanted);
+                same_full(&format!("seed {seed}, pages of {page}"), &paged, &expected);
+                if types[2] == Dtype::Bf16 {
+                    let cache = cache_of(&mut short.wide.clone(), Dtype::Bf16, &mut rng);
+                    let cached = short.wide.run_over(Inputs::cached(short.qkv[0].view(), &cache), exec, wanted);
+                    same_full(&format!("seed {seed}, cache"), &cached, &expected);
+                }
+            }
+        }
+    }
+}
+
+/// Prompts in parts and tokens alone, from a cache: the rows of the prefill. One key more or less beside its pair, too.
+#[test]
+fn chunks_and_steps_are_the_prefill() {
+    for exec in native() {
+        for length in [1, 2, 17, 255, 256, 257, 513] {
+            for n in 0..8 {
+                let mut rng = Rng::new(1000 * length as u64 + n);
+                let [d, dv] = [(); 2].map(|()| rng.pick(&[1, 2, 7, 16, 33, 64, 80, 130, 273]));
+                let mut case = Case::plain(&mut rng, [1, 4, 2, length, length, d, dv]);
+                (case.causal, case.precision) = (true, Precision::Native);
+                case.q = Rounded::new(&case.q, Dtype::Bf16).wide;
+                let mut cache = empty_cache(&case, Dtype::Bf16);
+                let from = length.saturating_sub(5);
+                let parts = cuts(from, &mut rng).into_iter().chain((from..length).map(|i| i..i + 1));
+                let mut answers = Vec::new();
+                for rows in parts {
+                    append((&mut cache, Dtype::Bf16), &mut case, 0, rows.clone(), &mut rng);
+                    let chunk = Case { alignment: Some(Alignment::BottomRight), ..case.chunk(rows.clone(), rows.end) };
+                    let q = Rounded::new(&chunk.q, Dtype::Bf16);
+                    let got = chunk.run_over(Inputs::cached(q.view(), &cache), exec, Wanted::LEAST);
+                    answers.push((rows.start, chunk, got));
+                }
+                case.alignment = Some(Alignment::TopLeft);
+                let short = of(case, BF16);
+                let whole = run(&short, exec, Wanted::LEAST);
+                for (start, chunk, got) in answers {
+                    let place = |[b, h, i]: [usize; 3]| Some([b, h, start + i]);
+                    let what = format!("length {length}, {d} and {dv} long, from {start}");
+                    same_rows(&what, (&chunk, &got), (&short.wide, &whole), place);
+                }
+            }
+        }
+    }
+}
+
+/// What a mask hides from everyone may be NaN or ∞, and rolled back keys too.
+#[test]
+fn hidden_memory_does_not_show() {
+    for exec in native() {
+        for (n, fill) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
+            for sizes in [[1, 4, 2, 1, 301, 64, 64], [2, 2, 1, 40, 77, 33, 80], [1, 3, 3, 7, 257, 2, 5]] {
+                let mut rng = Rng::new(n as u64);
+                let mut case = Case::plain(&mut rng, sizes);
+                let seen = sizes[4] - 1 - n;
+                case.kv_lens = Some(vec![seen; sizes[0]]);
+                let expected = run(&of(case.clone(), BF16), exec, Wanted::LEAST);
+                let mut cache = empty_cache(&case, Dtype::Bf16);
+                let poison = |x: &Tensor| Rounded::new(&Tensor::from_fn(x.shape, |_| fill), Dtype::Bf16);
+                cache.append(poison(&case.k).view(), poison(&case.v).view()).unwrap();
+                for b in 0..sizes[0] {
+                    cache.clear(b).unwrap();
+                    append((&mut cache, Dtype::Bf16), &mut case.clone(), b, 0..seen, &mut Rng::new(0));
+                }
+                for x in [&mut case.k, &mut case.v] {
+                    for at in crate::support::indices(x.shape).filter(|at| at[2] >= seen) {
+                        x.set(at, fill);
+                    }
+                }
+                let short = of(case, BF16);
+                let what = format!("{sizes:?}, {fill}");
+                same_full(&what, &run(&short, exec, Wanted::LEAST), &expected);
+                let held =
+                    Case { kv_lens: None, k: short.wide.k.rows(0..seen), v: short.wide.v.rows(0..seen), ..short.wide };
+                let cached = held.run_over(Inputs::cached(short.qkv[0].view(), &cache), exec, Wanted::LEAST);
+                same_full(&format!("{what}, rolled back"), &cached, &expected);
+            }
+        }
+    }
+}
+
+/// Queries of other types are rounded; weights cost 2⁻⁸ of what they weigh. And it is not the exact call.
+#[test]
+fn errors_are_within_the_documented_bounds() {
+    for exec in native() {
+        let mut different = 0;
+        for seed in 0..60 {
+            let mut rng = Rng::new(90_000 + seed);
+            let mut case = Case::random(&mut rng, 200_000);
+            case.functions = Default::default();
+            let q = Rounded::new(&case.q, Dtype::Bf16);
+            let wide = of(Case { q: case.q.clone(), ..case.clone() }, [Dtype::F32, Dtype::Bf16, Dtype::Bf16]);
+            let short = of(Case { q: q.wide, ..case }, BF16);
+            let got = run(&short, exec, Wanted::LEAST);
+            same_full(&format!("seed {seed}, rounded queries"), &run(&wide, exec, Wanted::LEAST), &got);
+            let exact = short.wide.oracle_over::<f64>(short.source());
+            let mut sizes = short.clone();
+            for x in [&mut sizes.qkv[2].wide, &mut sizes.wide.v] {
+                x.data.iter_mut().for_each(|x| *x = x.abs());
+            }
+            sizes.qkv[2] = Rounded::new(&sizes.qkv[2].wide, Dtype::Bf16);
+            let weighed = sizes.wide.oracle_over::<f64>(sizes.source());
+            let (heads, (rows, _), dv) = (short.wide.heads(), short.wide.longest(), short.wide.v.shape[3]);
+            for [b, h, i] in short.wide.every_row() {
+                let (at, row) = short.wide.row_at(b, i);
+                let n = (b * heads + h) * rows + i;
+                let lse = f64::from(got.lse.get([at, h, row, 0]));
+                let near = lse == exact.lse[n] || (lse - exact.lse[n]).abs() <= 2e-5 * exact.lse[n].abs().max(4.0);
+                assert!(near, "seed {seed}: LSE {lse}, {}", exact.lse[n]);
+                for c in 0..dv {
+                    let (got, exact) = (f64::from(got.out.get([at, h, row, c])), exact.out[n * dv + c]);
+                    let bound = (2f64.powi(-8) + 4e-5) * weighed.out[n * dv + c] + 1e-30;
+                    assert!((got - exact).abs() <= bound, "seed {seed}, {:?}: {got}, not {exact}", [b, h, i, c]);
+                    different += usize::from((got - exact).abs() > 1e-4 * weighed.out[n * dv + c]);
+                }
+            }
+        }
+        assert!(different > 1000, "nothing was rounded: {different}");
+    }
+}
+
+/// A plan says whether it will happen.
+#[test]
+fn plans_say_so() {
+    let says = |types: [Dtype; 3], exec: Exec| {
+        let short = of(Case::plain(&mut Rng::new(1), [1, 1, 1, 2, 3, 4, 5]), types);
+        let mut out = [0.0; 10];
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 2, 5]).unwrap());
+        let problem = Attention::new().precision(Precision::Native).problem(short.source(), outputs).unwrap();
+        Plan::new(&problem, exec).explain(&problem, None).to_string()
+    };
+    for (isa, exec) in execs() {
+        let words = if isa.has_native_bf16() {
+            "bfloat16 is multiplied as it is"
+        } else {
+            "does not multiply bfloat16 by itself"
+        };
+        assert!(says(BF16, exec).contains(words), "{}", says(BF16, exec));
+        assert!(says([Dtype::F32; 3], exec).contains("neither keys nor values are bfloat16"));
+    }
+}

@@ -1,0 +1,282 @@
+//! Caches of bytes: what they hold is what the oracle sees, within the errors that the documentation states, and the bits
+//! do not depend on how it got there.
+
+mod bits;
+mod refusals;
+
+use crate::support::{Rng, Tensor, Tensors, assert_close, execs, largest};
+use sdpa::{
+    Alignment, Attention, Exec, Inputs, KeyScales, KvCache, Mods, NoMod, Outputs, Plan, Point, Position, ProbMod, View,
+    ViewMut, Window, Workspace, naive,
+};
+
+/// Scales of channels that fit unit normal keys, each another.
+fn channels(kv_heads: usize, d: usize) -> Vec<f32> {
+    (0..kv_heads * d).map(|i| (5.0 + (i % 7) as f32 / 3.0) / 127.0).collect()
+}
+
+/// Both kinds of scales.
+fn kinds(kv_heads: usize, d: usize) -> [KeyScales; 2] {
+    [KeyScales::PerToken, KeyScales::PerChannel(channels(kv_heads, d))]
+}
+
+/// An empty cache for such keys and values.
+fn empty(t: &Tensors, kind: &KeyScales) -> KvCache {
+    let ([b, h, _, d], e) = (t.k.shape, t.v.shape[3]);
+    KvCache::new(b, h, [d, e]).unwrap().int8(kind.clone()).unwrap()
+}
+
+/// A cache of them.
+fn filled(t: &Tensors, kind: &KeyScales) -> KvCache {
+    let mut cache = empty(t, kind);
+    cache.append(t.k.view(), t.v.view()).unwrap();
+    cache
+}
+
+/// What the queries are in bytes, as floats.
+fn quantised(q: &Tensor, kind: &KeyScales, kv_heads: usize) -> Tensor {
+    let [_, heads, _, d] = q.shape;
+    Tensor::from_fn(q.shape, |[b, h, l, i]| {
+        let scale = |i: usize| match kind {
+            KeyScales::PerToken => 1.0,
+            KeyScales::PerChannel(scales) => scales[h / (heads / kv_heads) * d + i],
+        };
+        let most = (0..d).map(|i| (q.get([b, h, l, i]) * scale(i)).abs()).fold(0.0, f32::max);
+        let own = (most / 127.0).max(f32::MIN_POSITIVE);
+        (q.get([b, h, l, i]) * scale(i) / own).round_ties_even() * own / scale(i)
+    })
+}
+
+/// All outputs of a call.
+#[derive(Debug)]
+struct All {
+    out: Tensor,
+    lse: Tensor,
+    raw: Tensor,
+    weights: Tensor,
+    mass: Tensor,
+}
+
+impl All {
+    fn blank([b, h, l, _]: [usize; 4], [_, g, keys, e]: [usize; 4]) -> Self {
+        let blank = |shape| Tensor::from_fn(shape, |_| f32::from_bits(crate::support::UNWRITTEN));
+        let [out, lse] = [e, 1].map(|e| blank([b, h, l, e]));
+        let [raw, weights] = [(); 2].map(|()| blank([b, h, l, keys]));
+        Self { out, lse, raw, weights, mass: blank([b, g, keys, 1]) }
+    }
+
+    fn outputs(&mut self) -> Outputs<'_> {
+        fn view(x: &mut Tensor) -> ViewMut<'_> {
+            ViewMut::bhld(&mut x.data, x.shape).unwrap()
+        }
+        Outputs::new(view(&mut self.out))
+            .lse(view(&mut self.lse))
+            .scores(Point::Raw, view(&mut self.raw))
+            .scores(Point::Weights, view(&mut self.weights))
+            .key_weight_sums(view(&mut self.mass))
+    }
+
+    fn of(attention: &Attention, inputs: Inputs<'_>, exec: Exec) -> Self {
+        let mut all = Self::blank(inputs.queries().shape(), inputs.key_values().unwrap().v_shape());
+        let problem = attention.problem(inputs, all.outputs()).unwrap();
+        let plan = Plan::new(&problem, exec);
+        problem.run(&plan, &mut Workspace::new());
+        all
+    }
+
+    fn check(&self, what: &str, oracle: &naive::Answer<f64>, value: f64) {
+        let finite = |xs: &[f64]| xs.iter().filter(|x| x.is_finite()).fold(1.0f64, |m, x| m.max(x.abs()));
+        let unit = 8.0 * f64::from(f32::EPSILON) * finite(&oracle.points[0]);
+        assert_close(&format!("{what}: raw"), &self.raw, &oracle.points[0], unit);
+        assert_close(&format!("{what}: lse"), &self.lse, &oracle.lse, unit);
+        assert_close(&format!("{what}: weights"), &self.weights, &oracle.points[3], unit);
+        assert_close(&format!("{what}: out"), &self.out, &oracle.out, unit * value.max(1.0));
+        assert_close(
+            &format!("{what}: key weight sums"),
+            &self.mass,
+            &oracle.key_weight_sums,
+            unit * finite(&oracle.key_weight_sums),
+        );
+    }
+}
+
+const SIZES: [[usize; 7]; 6] = [
+    [1, 1, 1, 1, 1, 1, 1],
+    [2, 4, 2, 3, 40, 17, 5],
+    [1, 6, 2, 70, 300, 33, 40],
+    [2, 2, 1, 5, 513, 128, 64],
+    [1, 2, 2, 20, 257, 4, 300],
+    [1, 2, 1, 2, 100, 300, 16],
+];
+
+/// Over what a cache holds, with queries in bytes, the answer is that of the formula. Under all options.
+#[test]
+fn the_oracle_agrees_over_what_is_held() {
+    for (seed, sizes) in SIZES.into_iter().enumerate() {
+        let [_, heads, kv_heads, rows, keys, d, _] = sizes;
+        let t = Tensors::normal(sizes, seed as u64);
+        let bias = Tensor::normal([1, heads, rows, keys], &mut Rng::new(9));
+        let (slopes, sinks) = (vec![0.05; heads], vec![0.5; heads]);
+        let plain = Attention::new();
+        let ruled = plain.causal().align(Alignment::BottomRight).softcap(3.0).scale(0.4);
+        let ruled = ruled.window(Window::inclusive(Some(200), None).keep_first(3));
+        for kind in kinds(kv_heads, d) {
+            let cache = filled(&t, &kind);
+            let q = quantised(&t.q, &kind, kv_heads);
+            for (name, attention) in [("plain", plain), ("options", ruled)] {
+                let with = |q: View<'_>, check: &mut dyn FnMut(Inputs<'_>)| {
+                    let inputs = Inputs::cached(q, &cache);
+                    match name {
+                        "plain" => check(inputs),
+                        _ => check(inputs.bias(bias.view()).alibi(&slopes).sinks(&sinks)),
+                    }
+                };
+                let mut oracle = None;
+                with(q.view(), &mut |inputs| oracle = Some(naive::oracle(&attention, &inputs).unwrap()));
+                let oracle = oracle.unwrap();
+                for (isa, exec) in execs() {
+                    with(t.q.view(), &mut |inputs| {
+                        let what = format!("{sizes:?}, {name}, {isa}");
+                        All::of(&attention, inputs, exec).check(&what, &oracle, largest(&t.v.data));
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Keeps even keys, and doubles their weights.
+struct Even;
+
+impl ProbMod for Even {
+    const ACTIVE: bool = true;
+    fn weight(&self, weight: f32, at: Position) -> f32 {
+        if at.key.is_multiple_of(2) { 2.0 * weight } else { 0.0 }
+    }
+}
+
+#[test]
+fn a_weight_function_sees_weights() {
+    let t = Tensors::normal([1, 4, 2, 9, 300, 20, 33], 4);
+    let mods = Mods { score: NoMod, mask: NoMod, prob: Even };
+    for kind in kinds(2, 20) {
+        let (cache, q) = (filled(&t, &kind), quantised(&t.q, &kind, 2));
+        let oracle: naive::Answer<f64> =
+            naive::answer(&Attention::new(), &Inputs::cached(q.view(), &cache), &mods).unwrap();
+        for (isa, exec) in execs() {
+            let inputs = Inputs::cached(t.q.view(), &cache);
+            let mut out = Tensor::from_fn([1, 4, 9, 33], |_| f32::NAN);
+            let outputs = Outputs::new(ViewMut::bhld(&mut out.data, out.shape).unwrap());
+            let problem = Attention::new().problem(inputs, outputs).unwrap();
+            let plan = Plan::new(&problem, exec);
+            problem.run_with(&plan, &mut Workspace::new(), &mods);
+            assert_close(&format!("{isa}"), &out, &oracle.out, 2e-5);
+        }
+    }
+}
+
+/// Elements are off by half a scale at most.
+#[test]
+fn rows_are_kept_within_half_a_scale() {
+    let mut t = Tensors::normal([1, 2, 2, 1, 300, 37, 21], 5);
+    // Rows of any size, the largest and the smallest numbers too.
+    for (l, size) in [(3, 1e-30), (4, 1e30), (5, 0.0), (6, 1e-44)] {
+        for x in [&mut t.k, &mut t.v] {
+            for i in 0..x.shape[3] {
+                x.set([0, 1, l, i], size * x.get([0, 1, l, i]));
+            }
+        }
+    }
+    t.k.set([0, 0, 7, 0], f32::MAX);
+    t.v.set([0, 0, 7, 0], -f32::MAX);
+    let tokens = |cache: &KvCache, from: &Tensor, value: bool| {
+        let inputs = Inputs::cached(View::bhld(&t.q.data, t.q.shape).unwrap(), cache);
+        let held = inputs.key_values().unwrap();
+        for [b, h, l, i] in crate::support::indices(from.shape) {
+            let scale = (0..from.shape[3]).map(|i| from.get([b, h, l, i]).abs()).fold(0.0, f32::max) / 127.0;
+            let (x, at) = (from.get([b, h, l, i]), [b, h, l, i]);
+            let got = if value { held.value(at) } else { held.key(at) }.unwrap();
+            let error = (f64::from(got) - f64::from(x)).abs();
+            assert!(got.is_finite() && error <= 0.500_01 * f64::from(scale) + 1e-38, "{at:?}: {got} for {x}");
+        }
+    };
+    let cache = filled(&t, &KeyScales::PerToken);
+    tokens(&cache, &t.k, false);
+    tokens(&cache, &t.v, true);
+    // By channel: half of the channel's, up to where it is cut off.
+    let scales = channels(2, 37);
+    let cache = filled(&t, &KeyScales::PerChannel(scales.clone()));
+    let inputs = Inputs::cached(t.q.view(), &cache);
+    for at @ [_, h, _, i] in crate::support::indices(t.k.shape) {
+        let (scale, got) = (scales[h * 37 + i], inputs.key_values().unwrap().key(at).unwrap());
+        let x = t.k.get(at).clamp(-127.0 * scale, 127.0 * scale);
+        assert!((got - x).abs() <= 0.500_01 * scale, "{at:?}: {got} for {x}");
+    }
+}
+
+/// The bounds of the documentation, and that they are not empty: errors are a good deal smaller, as said.
+#[test]
+fn errors_are_within_the_documented_bounds() {
+    for d in [16, 64, 128] {
+        let t = Tensors::normal([1, 4, 2, 6, 500, d, 48], d as u64);
+        let scale = 1.0 / (d as f64).sqrt();
+        let most = |x: &Tensor, at: [usize; 3]| {
+            (0..x.shape[3]).map(|i| f64::from(x.get([at[0], at[1], at[2], i]).abs())).fold(0.0, f64::max)
+        };
+        for kind in kinds(2, d) {
+            let all = All::of(&Attention::new(), Inputs::cached(t.q.view(), &filled(&t, &kind)), Exec::default());
+            let (mut squares, mut bounds) = (0.0, 0.0);
+            for [_, h, l, j] in crate::support::indices(all.raw.shape) {
+                let pairs = (0..d).map(|i| [t.q.get([0, h, l, i]), t.k.get([0, h / 2, j, i])].map(f64::from));
+                // Scales of channels belong to the query, and keys are in units of them.
+                let unit = |i: usize| match &kind {
+                    KeyScales::PerToken => 1.0,
+                    KeyScales::PerChannel(scales) => f64::from(scales[h / 2 * d + i]),
+                };
+                let pairs: Vec<_> = pairs.enumerate().map(|(i, [q, k])| [q * unit(i), k / unit(i)]).collect();
+                let sq = pairs.iter().map(|[q, _]| q.abs()).fold(0.0, f64::max) / 127.0;
+                let sk = match &kind {
+                    KeyScales::PerToken => most(&t.k, [0, h / 2, j]) / 127.0,
+                    KeyScales::PerChannel(_) => 1.0,
+                };
+                let (mut exact, mut bound) = (0.0, sq * sk * d as f64 / 4.0);
+                for [q, k] in pairs {
+                    exact += q * k;
+                    bound += sq / 2.0 * k.abs() + sk / 2.0 * q.abs();
+                }
+                let error = (f64::from(all.raw.get([0, h, l, j])) - scale * exact).abs();
+                assert!(error <= scale * bound + 1e-5, "head {h}, row {l}, key {j}: {error}, bound {bound}");
+                squares += error * error;
+                bounds += scale * bound;
+            }
+            let n = all.raw.data.len() as f64;
+            assert!((squares / n).sqrt() < 0.3 * bounds / n, "errors are usually far below the bound");
+        }
+        // With all weights alike: half the largest scale of the values.
+        let even = Attention::new().scale(0.0);
+        let bytes = All::of(&even, Inputs::cached(t.q.view(), &filled(&t, &KeyScales::PerToken)), Exec::default());
+        let mut floats = KvCache::new(1, 2, [d, 48]).unwrap();
+        floats.append(t.k.view(), t.v.view()).unwrap();
+        let floats = All::of(&even, Inputs::cached(t.q.view(), &floats), Exec::default());
+        let bound = largest(&t.v.data) as f32 / 254.0;
+        let off = bytes.out.data.iter().zip(&floats.out.data).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(off > 0.0 && off <= bound, "{off}, bound {bound}");
+    }
+}
+
+#[test]
+fn memory_is_a_quarter() {
+    let (k, v) = (vec![0.5; 8 * 512 * 128], vec![0.5; 8 * 512 * 128]);
+    let bytes = |cache: KvCache| {
+        let mut cache = cache;
+        let view = |x| View::bhld(x, [1, 8, 512, 128]).unwrap();
+        cache.append(view(&k), view(&v)).unwrap();
+        cache.bytes() as f64
+    };
+    let new = || KvCache::new(1, 8, [128, 128]).unwrap();
+    let floats = bytes(new());
+    for (kind, least) in kinds(8, 128).into_iter().zip([3.85, 3.9]) {
+        let ratio = floats / bytes(new().int8(kind).unwrap());
+        assert!((least..4.0).contains(&ratio), "{ratio}");
+    }
+}

@@ -1,0 +1,142 @@
+//! Keys and values of cases put into caches and pages, and exact comparisons of everything a call wrote.
+#![allow(dead_code, unreachable_pub, reason = "every test binary compiles this module and uses its part of it")]
+
+use crate::options::{Case, Full, POINTS};
+use crate::support::{Layout, Rng, Tensor, assert_same_bits, indices};
+use core::ops::Range;
+use sdpa::{BlockTable, KvCache, Pages};
+
+/// An empty cache for the keys and values of a case.
+pub fn empty_cache(case: &Case) -> KvCache {
+    KvCache::new(case.batch(), case.kv_heads(), [case.k.shape[3], case.v.shape[3]]).expect("good sizes")
+}
+
+/// Appends some keys of a sequence of a case.
+pub fn append_part(cache: &mut KvCache, case: &Case, b: usize, keys: Range<usize>) {
+    let part = |x: &Tensor| x.part(b..b + 1, 0..case.kv_heads(), keys.clone());
+    cache.append_to(b, part(&case.k).view(), part(&case.v).view()).expect("fits");
+}
+
+/// Cuts `0..n` at random places: runs of one, of whole panels, of anything.
+pub fn cuts(n: usize, rng: &mut Rng) -> Vec<Range<usize>> {
+    let (mut at, mut parts) = (0, Vec::new());
+    while at < n {
+        let step = match rng.below(4) {
+            0 => 1,
+            1 => rng.pick(&[15, 16, 17, 48, 256]),
+            _ => 1 + rng.below(n),
+        };
+        let end = n.min(at + step);
+        parts.push(at..end);
+        at = end;
+    }
+    parts
+}
+
+/// A cache with the keys of every sequence that exist, appended in random parts.
+pub fn cache_of(case: &Case, rng: &mut Rng) -> KvCache {
+    let mut cache = empty_cache(case);
+    for b in 0..case.batch() {
+        for keys in cuts(case.kv_len(b), rng) {
+            append_part(&mut cache, case, b, keys);
+        }
+    }
+    cache
+}
+
+/// Pools of keys and values, and a table.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    pub k: Tensor,
+    pub v: Tensor,
+    pub entries: Vec<u32>,
+    pub lens: Vec<usize>,
+}
+
+impl Pool {
+    /// The keys of a case that exist, in pages of this size: shuffled, with a few that nobody has. Free pages, the tails of
+    /// last pages and whatever else no sequence has are `fill`; entries that no length reaches are no pages at all.
+    pub fn of(case: &Case, page: usize, layouts: [Layout; 2], fill: f32, rng: &mut Rng) -> Self {
+        let lens: Vec<usize> = (0..case.batch()).map(|b| case.kv_len(b)).collect();
+        let used: usize = lens.iter().map(|len| len.div_ceil(page)).sum();
+        let pages = used + rng.below(4);
+        let mut order: Vec<u32> = (0..pages as u32).collect();
+        (1..pages).for_each(|i| order.swap(i, rng.below(i + 1)));
+        let width = lens.iter().map(|len| len.div_ceil(page)).max().unwrap_or(0) + rng.below(3);
+        let mut entries = vec![u32::MAX; width * lens.len()];
+        let mut free = order.into_iter();
+        for (b, len) in lens.iter().enumerate() {
+            entries[b * width..][..len.div_ceil(page)].fill_with(|| free.next().expect("enough pages"));
+        }
+        let blank = |dim| Tensor::from_fn([pages, case.kv_heads(), page, dim], |_| fill);
+        let mut pool = Self { k: blank(case.k.shape[3]), v: blank(case.v.shape[3]), entries, lens };
+        for b in 0..case.batch() {
+            pool.write(case, b, 0..pool.lens[b]);
+        }
+        let [k, v] = layouts;
+        (pool.k, pool.v) = (filled(&pool.k, k, fill), filled(&pool.v, v, fill));
+        pool
+    }
+
+    /// Writes some keys of a sequence of a case where the table says.
+    pub fn write(&mut self, case: &Case, b: usize, keys: Range<usize>) {
+        let (page, width) = (self.k.shape[2], self.width());
+        for (to, from) in [(&mut self.k, &case.k), (&mut self.v, &case.v)] {
+            for [_, h, j, d] in indices([1, case.kv_heads(), keys.len(), from.shape[3]]) {
+                let j = keys.start + j;
+                let at = self.entries[b * width + j / page] as usize;
+                to.set([at, h, j % page, d], from.get([b, h, j, d]));
+            }
+        }
+    }
+
+    /// Entries of a sequence.
+    pub fn width(&self) -> usize {
+        self.entries.len().checked_div(self.lens.len()).unwrap_or(0)
+    }
+
+    pub fn pages(&self) -> Pages<'_> {
+        self.try_pages().expect("a good table")
+    }
+
+    pub fn try_pages(&self) -> Result<Pages<'_>, sdpa::PageError> {
+        Pages::new(self.k.view(), self.v.view(), BlockTable { entries: &self.entries, lens: &self.lens })
+    }
+}
+
+/// In another layout, with `fill` between the elements.
+fn filled(x: &Tensor, layout: Layout, fill: f32) -> Tensor {
+    let mut laid = x.laid_out(layout);
+    laid.data.fill(fill);
+    for at in indices(x.shape) {
+        laid.set(at, x.get(at));
+    }
+    laid
+}
+
+/// Everything that two calls of one shape wrote, bit for bit.
+#[track_caller]
+pub fn same_full(what: &str, got: &Full, expected: &Full) {
+    assert_same_bits(&format!("{what}: out"), &got.out, &expected.out);
+    assert_same_bits(&format!("{what}: lse"), &got.lse, &expected.lse);
+    for ((point, got), expected) in POINTS.iter().zip(&got.points).zip(&expected.points) {
+        assert_eq!(got.is_some(), expected.is_some(), "{what}: {point:?}");
+        if let (Some(got), Some(expected)) = (got, expected) {
+            assert_same_bits(&format!("{what}: {point:?}"), got, expected);
+        }
+    }
+    assert_eq!(got.mass.is_some(), expected.mass.is_some(), "{what}: key weight sums");
+    if let (Some(got), Some(expected)) = (&got.mass, &expected.mass) {
+        assert_same_bits(&format!("{what}: key weight sums"), got, expected);
+    }
+}
+
+/// Oracle's answers from two sources, bit for bit.
+#[track_caller]
+pub fn same_oracle(what: &str, got: &sdpa::naive::Answer<f64>, expected: &sdpa::naive::Answer<f64>) {
+    let parts = |x: &sdpa::naive::Answer<f64>| {
+        let all = [&x.out, &x.lse, &x.key_weight_sums].into_iter().chain(&x.points).cloned();
+        all.map(|x| x.into_iter().map(f64::to_bits).collect::<Vec<_>>()).collect::<Vec<_>>()
+    };
+    assert!(parts(got) == parts(expected), "{what}: the oracle's answers differ");
+}

@@ -1,0 +1,10 @@
+//! Operators against their specifications: the ONNX conformance suite, and options as PyTorch computes them.
+
+mod attention_op;
+mod cases;
+mod flex_op;
+mod linear_attention_op;
+mod node;
+mod onnx;
+mod options;
+mod subgraph;

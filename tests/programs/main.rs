@@ -1,0 +1,25 @@
+//! The examples as programs: what they print, write and refuse; and the pictures that they draw.
+
+#[path = "../conformance/cases.rs"]
+mod cases;
+#[path = "../support/counting.rs"]
+mod counting;
+#[path = "../../examples/fixtures/mod.rs"]
+mod fixtures;
+#[path = "../support/model_folder.rs"]
+mod model_folder;
+#[path = "compare/program.rs"]
+mod program;
+#[path = "../support/mod.rs"]
+mod support;
+#[path = "../support/tiny_bert.rs"]
+mod tiny_bert;
+
+mod compare_options;
+mod compare_refusals;
+mod compare_sweep;
+mod dictionary;
+mod embed;
+mod pictures;
+mod small_examples;
+mod steps;

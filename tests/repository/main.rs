@@ -1,0 +1,4 @@
+//! The repository itself: its imports and its documents.
+
+mod docs;
+mod imports;

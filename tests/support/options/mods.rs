@@ -1,0 +1,169 @@
+//! The closures of random cases, as values: functions of score, position and weight that can be moved with a case when
+//! it is cut into parts.
+
+use sdpa::{BlockClass, BlockPosition, MaskMod, Position, ProbMod, ScoreMod};
+
+/// Where a part lies in the case it was cut from, so that functions of positions stay the same functions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub first_row: usize,
+    pub batches: [usize; 8],
+}
+
+impl Place {
+    pub const WHOLE: Self = Self { first_row: 0, batches: [0, 1, 2, 3, 4, 5, 6, 7] };
+
+    fn at(&self, p: Position) -> Position {
+        Position { batch: self.batches[p.batch], row: self.first_row + p.row, ..p }
+    }
+}
+
+/// A number that any change of position changes.
+fn mix(p: Position) -> usize {
+    31 * p.row + 17 * p.key + 7 * p.head + 5 * p.batch
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Score {
+    Same,
+    /// Something for every step between row and key.
+    Relative(f32),
+    /// Hides one position in so many; the rest are damped.
+    Holes(usize),
+    /// Hides all keys after this many from the row on.
+    Causal(isize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Keep {
+    All,
+    /// Bands along the diagonal, different for every head and sequence.
+    Bands(usize),
+    /// Keys up to so many after the row.
+    Causal(isize),
+    /// One position in so many is hidden.
+    Holes(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Prob {
+    Same,
+    /// Some keys count more than others.
+    Tilted,
+    /// One position in so many counts nothing: dropout with a known pattern.
+    Dropped(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScoreFn(pub Score, pub Place);
+
+/// The flag: whether to say what is known of whole blocks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MaskFn(pub Keep, pub Place, pub bool);
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProbFn(pub Prob, pub Place);
+
+impl ScoreMod for ScoreFn {
+    fn score(&self, score: f32, p: Position) -> f32 {
+        let p = self.1.at(p);
+        match self.0 {
+            Score::Same => score,
+            Score::Relative(step) => score + step * (p.row as f32 - p.key as f32),
+            Score::Holes(n) if mix(p).is_multiple_of(n) => f32::NEG_INFINITY,
+            Score::Holes(_) => 0.75 * score,
+            Score::Causal(offset) if p.key as isize > p.row as isize + offset => f32::NEG_INFINITY,
+            Score::Causal(_) => score,
+        }
+    }
+}
+
+impl MaskMod for MaskFn {
+    fn keep(&self, p: Position) -> bool {
+        let p = self.1.at(p);
+        match self.0 {
+            Keep::All => true,
+            Keep::Bands(n) => !((p.row + 2 * p.key) / n + p.head + p.batch).is_multiple_of(3),
+            Keep::Causal(offset) => p.key as isize <= p.row as isize + offset,
+            Keep::Holes(n) => !mix(p).is_multiple_of(n),
+        }
+    }
+
+    /// By asking for every pair: right by definition.
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        let BlockPosition { batch, head, rows, keys } = block;
+        if !self.2 {
+            return BlockClass::Mixed;
+        }
+        // These functions go by rows, wherever they stand.
+        let at = move |row, key| Position { batch, head, row, key, position: 0 };
+        let pairs = rows.flat_map(|row| keys.clone().map(move |key| at(row, key)));
+        let (mut some, mut none) = (false, true);
+        for p in pairs {
+            let keep = self.keep(p);
+            (some, none) = (some || keep, none && keep);
+        }
+        match (some, none) {
+            (_, true) => BlockClass::All,
+            (false, _) => BlockClass::None,
+            _ => BlockClass::Mixed,
+        }
+    }
+}
+
+impl ProbMod for ProbFn {
+    fn weight(&self, weight: f32, p: Position) -> f32 {
+        let p = self.1.at(p);
+        match self.0 {
+            Prob::Same => weight,
+            Prob::Tilted => weight * (0.5 + 0.25 * (p.key % 4) as f32),
+            Prob::Dropped(n) if mix(p).is_multiple_of(n) => 0.0,
+            Prob::Dropped(_) => weight,
+        }
+    }
+}
+
+/// The functions of a case; `None` where there is none at all.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Functions {
+    pub score: Option<Score>,
+    pub mask: Option<(Keep, bool)>,
+    pub prob: Option<Prob>,
+}
+
+/// Evaluates `$body` with `$mods` bound to the functions of `$case`. Each combination is compiled for every instruction
+/// set, so those of two functions go by way of all three.
+macro_rules! with_mods {
+    ($case:expr, |$mods:ident| $body:expr) => {{
+        use $crate::options::mods::{Keep, MaskFn, Prob, ProbFn, Score, ScoreFn};
+        let (functions, place) = ($case.functions, $case.place);
+        let none = sdpa::Mods::new();
+        match (functions.score, functions.mask, functions.prob) {
+            (None, None, None) => {
+                let $mods = none;
+                $body
+            }
+            (Some(score), None, None) => {
+                let $mods = none.score(ScoreFn(score, place));
+                $body
+            }
+            (None, Some((keep, hint)), None) => {
+                let $mods = none.mask(MaskFn(keep, place, hint));
+                $body
+            }
+            (None, None, Some(prob)) => {
+                let $mods = none.prob(ProbFn(prob, place));
+                $body
+            }
+            (score, mask, prob) => {
+                let (keep, hint) = mask.unwrap_or((Keep::All, true));
+                let $mods = none
+                    .score(ScoreFn(score.unwrap_or(Score::Same), place))
+                    .mask(MaskFn(keep, place, hint))
+                    .prob(ProbFn(prob.unwrap_or(Prob::Same), place));
+                $body
+            }
+        }
+    }};
+}
+pub(crate) use with_mods;
