@@ -19,7 +19,7 @@ mod compare_options;
 mod compare_refusals;
 mod compare_sweep;
 mod dictionary;
+mod drawing;
 mod embed;
-mod pictures;
 mod small_examples;
 mod steps;
