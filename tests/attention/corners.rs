@@ -119,7 +119,7 @@ fn merge_says_what_is_wrong_with_an_lse() {
 #[test]
 fn key_mass_of_large_scores() {
     for bias in [-1e4, 1e6, 1e8, f32::MIN] {
-        let case = Case { bias: Some(Tensor::from_fn([1, 1, 1, 10], |_| bias)), ..plain(1, 10) };
+        let case = Case { bias: Some(Tensor::filled([1, 1, 1, 10], bias)), ..plain(1, 10) };
         let mass = case.run(Exec::serial(), Wanted::MASS).mass.unwrap();
         let sum: f32 = mass.data.iter().sum();
         assert!((sum - 1.0).abs() < 1e-6, "bias {bias}: {sum}");
@@ -202,7 +202,7 @@ fn columns_of_masks() {
     crate::support::assert_same_bits("zeros", &run(case.inputs().bias(bias)).unwrap(), &whole);
     let got = run(case.inputs().mask(rows(&some))).unwrap();
     for (i, &keeps) in some.iter().enumerate() {
-        let expected = if keeps == 1 { whole.rows(i..i + 1) } else { Tensor::from_fn([1, 1, 1, 3], |_| 0.0) };
+        let expected = if keeps == 1 { whole.rows(i..i + 1) } else { Tensor::filled([1, 1, 1, 3], 0.0) };
         crate::support::assert_same_bits("rows of a mask", &got.rows(i..i + 1), &expected);
     }
     let short = [1u8; 7];

@@ -21,7 +21,7 @@ fn special(keys: usize) -> usize {
 /// Queries of ones, so that the sign of a key is the sign of its scores.
 fn plain(keys: usize) -> Case {
     let mut case = Case::plain(&mut Rng::new(keys as u64), [1, 1, 1, ROWS, keys, D, DV]);
-    case.q = Tensor::from_fn(case.q.shape, |_| 1.0);
+    case.q = Tensor::filled(case.q.shape, 1.0);
     case
 }
 
@@ -333,9 +333,9 @@ fn a_bias_of_minus_infinity() {
 fn a_bias_of_the_smallest_number() {
     expect(bias(plain, f32::MIN), 1, FINITE, Is::Finite, true);
     // Alone it decides nothing: every weight is the same, the row is not empty.
-    let make = |_| Case { bias: Some(Tensor::from_fn([1; 4], |_| f32::MIN)), ..plain(1) };
+    let make = |_| Case { bias: Some(Tensor::filled([1; 4], f32::MIN)), ..plain(1) };
     expect(make, 1, FINITE, Is::This(f32::MIN), true);
-    let make = |keys| Case { bias: Some(Tensor::from_fn([1, 1, 1, keys], |_| f32::MIN)), ..plain(keys) };
+    let make = |keys| Case { bias: Some(Tensor::filled([1, 1, 1, keys], f32::MIN)), ..plain(keys) };
     expect(make, 1, FINITE, Is::This(f32::MIN), true);
 }
 

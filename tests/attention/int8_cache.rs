@@ -59,7 +59,7 @@ struct All {
 
 impl All {
     fn blank([b, h, l, _]: [usize; 4], [_, g, keys, e]: [usize; 4]) -> Self {
-        let blank = |shape| Tensor::from_fn(shape, |_| f32::from_bits(crate::support::UNWRITTEN));
+        let blank = |shape| Tensor::filled(shape, f32::from_bits(crate::support::UNWRITTEN));
         let [out, lse] = [e, 1].map(|e| blank([b, h, l, e]));
         let [raw, weights] = [(); 2].map(|()| blank([b, h, l, keys]));
         Self { out, lse, raw, weights, mass: blank([b, g, keys, 1]) }
@@ -165,7 +165,7 @@ fn a_weight_function_sees_weights() {
             naive::answer(&Attention::new(), &Inputs::cached(q.view(), &cache), &mods).unwrap();
         for (isa, exec) in execs() {
             let inputs = Inputs::cached(t.q.view(), &cache);
-            let mut out = Tensor::from_fn([1, 4, 9, 33], |_| f32::NAN);
+            let mut out = Tensor::filled([1, 4, 9, 33], f32::NAN);
             let outputs = Outputs::new(ViewMut::bhld(&mut out.data, out.shape).unwrap());
             let problem = Attention::new().problem(inputs, outputs).unwrap();
             let plan = Plan::new(&problem, exec);

@@ -26,7 +26,7 @@ fn case(options: usize, functions: usize, length: usize) -> Case {
     let rng = &mut Rng::new(7);
     let on = |name: &str| options >> OPTIONS.iter().position(|&option| option == name).unwrap() & 1 == 1;
     let square = [1, HEADS, length, length];
-    let one = |x: f32| Tensor { shape: square, strides: [0; 4], ..Tensor::from_fn([1; 4], |_| x) };
+    let one = |x: f32| Tensor { shape: square, strides: [0; 4], ..Tensor::filled([1; 4], x) };
     let ragged = on("ragged").then(|| vec![0, length]);
     Case {
         scale: on("scale").then_some(-0.3),

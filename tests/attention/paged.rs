@@ -71,7 +71,7 @@ fn ragged_lengths() {
     }
     // All empty: no entries at all, and outputs of empty rows.
     let case = decode(&mut Rng::new(0), [2, 2, 1, 3, 0, 4, 4], &[0, 0]);
-    let blank = Tensor::from_fn([0, 1, 5, 4], |_| 0.0);
+    let blank = Tensor::filled([0, 1, 5, 4], 0.0);
     let pool = Pool { k: blank.clone(), v: blank, entries: Vec::new(), lens: vec![0, 0] };
     for (isa, exec) in execs() {
         let got = case.run_over(paged(&case, &pool), exec, Wanted::ALL);
@@ -201,7 +201,7 @@ fn the_oracle_sees_the_same_through_pages() {
 /// A pool of six pages of four keys, two heads, dims 3 and 5.
 fn six() -> Pool {
     let (k, v) = ([6, 2, 4, 3], [6, 2, 4, 5]);
-    let blank = |shape| Tensor::from_fn(shape, |_| 0.5);
+    let blank = |shape| Tensor::filled(shape, 0.5);
     Pool { k: blank(k), v: blank(v), entries: vec![5, 0, 3, 1, 2, 4], lens: vec![12, 9] }
 }
 
@@ -231,7 +231,7 @@ fn hostile_entries() {
     }
     // A pool without pages has none.
     let mut pool = six();
-    (pool.k, pool.v) = (Tensor::from_fn([0, 2, 4, 3], |_| 0.0), Tensor::from_fn([0, 2, 4, 5], |_| 0.0));
+    (pool.k, pool.v) = (Tensor::filled([0, 2, 4, 3], 0.0), Tensor::filled([0, 2, 4, 5], 0.0));
     let words = "block table: entry 0 of sequence 0 is page 5, but the pool has 0 pages";
     refused(&pool, PageError::Page { sequence: 0, entry: 0, page: 5, pages: 0 }, words);
 }
@@ -247,8 +247,8 @@ fn entries_beyond_the_length_may_be_anything() {
         let case = Case::plain(&mut Rng::new(1), [2, 2, 2, 1, 9, 3, 5]);
         let longest = lens[0].max(lens[1]);
         let case = Case {
-            k: Tensor::from_fn([2, 2, longest, 3], |_| 0.5),
-            v: Tensor::from_fn([2, 2, longest, 5], |_| 0.5),
+            k: Tensor::filled([2, 2, longest, 3], 0.5),
+            v: Tensor::filled([2, 2, longest, 5], 0.5),
             kv_lens: Some(lens.to_vec()),
             ..case
         };
@@ -275,7 +275,7 @@ fn hostile_lengths() {
     refused(&pool, PageError::Length { sequence: 1, len: 5, entries: 1, page_size: 4 }, words);
     // Pages of no keys have room for none.
     let mut pool = six();
-    (pool.k, pool.v) = (Tensor::from_fn([6, 2, 0, 3], |_| 0.0), Tensor::from_fn([6, 2, 0, 5], |_| 0.0));
+    (pool.k, pool.v) = (Tensor::filled([6, 2, 0, 3], 0.0), Tensor::filled([6, 2, 0, 5], 0.0));
     let words = "block table: sequence 0 has 12 keys, but its 3 entries of 0 have room for 0";
     refused(&pool, PageError::Length { sequence: 0, len: 12, entries: 3, page_size: 0 }, words);
     pool.lens = vec![0, 0];
@@ -318,7 +318,7 @@ fn pools_that_differ() {
         let mut pool = six();
         let mut shape = pool.v.shape;
         let keys = core::mem::replace(&mut shape[at], size);
-        pool.v = Tensor::from_fn(shape, |_| 0.0);
+        pool.v = Tensor::filled(shape, 0.0);
         let words = format!("the pools differ in their {what}: {keys} for keys, {size} for values");
         refused(&pool, PageError::Pools { what, keys, values: size }, &words);
     }
@@ -328,7 +328,7 @@ fn pools_that_differ() {
 fn calls_that_do_not_fit_the_pages() {
     let pool = six();
     let says = |words: &str, shape: [usize; 4], change: fn(Inputs<'_>) -> Inputs<'_>| {
-        let q = Tensor::from_fn(shape, |_| 0.0);
+        let q = Tensor::filled(shape, 0.0);
         let [b, h, l, _] = shape;
         let mut out = vec![42.0; b * h * l * 5];
         let outputs = Outputs::new(ViewMut::bhld(&mut out, [b, h, l, 5]).unwrap());
@@ -345,7 +345,7 @@ fn calls_that_do_not_fit_the_pages() {
     });
     let mut one = six();
     (one.lens, one.entries) = (vec![4], vec![0]);
-    let q = Tensor::from_fn([1, 2, 1, 3], |_| 0.0);
+    let q = Tensor::filled([1, 2, 1, 3], 0.0);
     let table = BlockTable { entries: &one.entries, lens: &one.lens };
     let pages = Pages::new(one.k.view(), one.v.view(), table).unwrap();
     let mut out = vec![0.0; 10];

@@ -194,7 +194,7 @@ fn behind_each_rule_alone() {
         ("keep mask", Case { mask: Some(plain.mask_by(true, sees)), ..plain.clone() }),
         ("drop mask", Case { mask: Some(plain.mask_by(false, sees)), ..plain.clone() }),
         ("bias", Case { bias: Some(Tensor::from_fn([batch, heads, rows, keys], hiding)), ..plain.clone() }),
-        ("short bias", Case { bias: Some(Tensor::from_fn([1, 1, 1, 259], |_| 0.5)), ..plain.clone() }),
+        ("short bias", Case { bias: Some(Tensor::filled([1, 1, 1, 259], 0.5)), ..plain.clone() }),
         ("short mask", Case { mask: Some(plain.mask_by(true, |_| true)), ..plain.clone() }),
         ("kv_lens", Case { kv_lens: Some(vec![259, 3]), ..plain.clone() }),
         ("function", Case { functions: function(false), ..plain.clone() }),
@@ -203,7 +203,7 @@ fn behind_each_rule_alone() {
     for (rule, mut case) in cases {
         if rule == "short mask" {
             let mask = case.mask.take().unwrap();
-            case.mask = Some(mask.over(Tensor::from_fn([1, 1, 1, 259], |_| 1.0)));
+            case.mask = Some(mask.over(Tensor::filled([1, 1, 1, 259], 1.0)));
         }
         let oracle = case.oracle::<f64>();
         for row in [[0, 0, 0], [1, 3, 5], [1, 1, rows - 1]] {

@@ -28,11 +28,11 @@ fn every(mut check: impl FnMut(&str, Rule, Normaliser, LinearAttention)) {
 /// The call cut at these tokens, state carried along.
 fn in_pieces(case: &Case, layer: LinearAttention, cuts: &[usize], exec: Exec) -> Outcome {
     let (mut state, mut compute) = (case.state.clone(), Compute::new(exec));
-    let mut out = Tensor::from_fn(case.out_shape(), |_| f32::from_bits(UNWRITTEN));
+    let mut out = Tensor::filled(case.out_shape(), f32::from_bits(UNWRITTEN));
     for ends in cuts.windows(2) {
         let piece = case.map(|tensor| tensor.rows(ends[0]..ends[1]));
         let shape = piece.out_shape();
-        let mut part = Tensor::from_fn(shape, |_| f32::from_bits(UNWRITTEN));
+        let mut part = Tensor::filled(shape, f32::from_bits(UNWRITTEN));
         let view = ViewMut::bhld(&mut part.data, shape).unwrap();
         layer.forward(piece.inputs(), &mut state, view, &mut compute).unwrap();
         for [b, h, t, m] in crate::support::indices(shape) {
@@ -103,7 +103,7 @@ fn layouts_do_not_show() {
                 tensor.laid_out(LAYOUTS[turn % LAYOUTS.len()])
             });
             let mut state = case.state.clone();
-            let blank = Tensor::from_fn(case.out_shape(), |_| f32::from_bits(UNWRITTEN));
+            let blank = Tensor::filled(case.out_shape(), f32::from_bits(UNWRITTEN));
             let mut out = blank.laid_out(layout);
             let view = ViewMut::from_strides(&mut out.data, out.offset, out.shape, out.strides).unwrap();
             layer.forward(laid_out.inputs(), &mut state, view, &mut Compute::new(Exec::serial())).unwrap();
@@ -229,7 +229,7 @@ fn a_warm_call_allocates_nothing() {
         reaches.extend((rule == Rule::Linear).then_some(whole));
         for layer in reaches {
             let (shape, mut state) = (case.out_shape(), case.state.clone());
-            let mut out = Tensor::from_fn(shape, |_| 0.0);
+            let mut out = Tensor::filled(shape, 0.0);
             let mut run = || {
                 let view = ViewMut::blhd(&mut out.data, [shape[0], shape[2], shape[1], shape[3]]).unwrap();
                 layer.forward(case.inputs(), &mut state, view, &mut compute).unwrap();
@@ -254,7 +254,7 @@ fn packed_rows_need_no_copy() {
     for form in FORMS {
         let layer = LinearAttention::new().form(form);
         let expected = case.run(layer, Exec::serial());
-        let (mut state, mut out) = (case.state.clone(), Tensor::from_fn(case.out_shape(), |_| 0.0));
+        let (mut state, mut out) = (case.state.clone(), Tensor::filled(case.out_shape(), 0.0));
         let (view, inputs) =
             (ViewMut::bhld(&mut out.data, case.out_shape()).unwrap(), LinearInputs::new(q, k, v, Update::Linear));
         layer.forward(inputs, &mut state, view, &mut Compute::new(Exec::serial())).unwrap();

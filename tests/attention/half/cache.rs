@@ -120,7 +120,7 @@ fn histories() {
                     let x = rng.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
                     let poison = |like: &Tensor| {
                         let shape = [1, like.shape[1], tokens, like.shape[3]];
-                        Rounded::new(&Tensor::from_fn(shape, |_| x), dtype)
+                        Rounded::new(&Tensor::filled(shape, x), dtype)
                     };
                     let (k, v) = (poison(&case.k), poison(&case.v));
                     cache.append_to(b, k.view(), v.view()).unwrap();

@@ -6,7 +6,7 @@ use core::num::NonZeroUsize;
 use sdpa::{Attention, Dtype, Error, Exec, Inputs, KvCache, Outputs, unfused};
 
 fn ones(shape: [usize; 4]) -> Tensor {
-    Tensor::from_fn(shape, |_| 1.0)
+    Tensor::filled(shape, 1.0)
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn hidden_memory_does_not_show() {
                 case.kv_lens = Some(vec![seen; sizes[0]]);
                 let expected = run(&of(case.clone(), BF16), exec, Wanted::LEAST);
                 let mut cache = empty_cache(&case, Dtype::Bf16);
-                let poison = |x: &Tensor| Rounded::new(&Tensor::from_fn(x.shape, |_| fill), Dtype::Bf16);
+                let poison = |x: &Tensor| Rounded::new(&Tensor::filled(x.shape, fill), Dtype::Bf16);
                 cache.append(poison(&case.k).view(), poison(&case.v).view()).unwrap();
                 for b in 0..sizes[0] {
                     cache.clear(b).unwrap();

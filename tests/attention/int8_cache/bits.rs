@@ -46,7 +46,7 @@ fn instruction_sets_do_not_show() {
 /// Out and LSE alone, so that keys may be shared out.
 fn least(attention: &Attention, inputs: Inputs<'_>, exec: Exec, workspace: &mut Workspace) -> [Tensor; 2] {
     let ([b, h, l, _], e) = (inputs.queries().shape(), inputs.key_values().unwrap().v_shape()[3]);
-    let [mut out, mut lse] = [e, 1].map(|e| Tensor::from_fn([b, h, l, e], |_| f32::NAN));
+    let [mut out, mut lse] = [e, 1].map(|e| Tensor::filled([b, h, l, e], f32::NAN));
     let outputs = Outputs::new(ViewMut::bhld(&mut out.data, out.shape).unwrap());
     let outputs = outputs.lse(ViewMut::bhld(&mut lse.data, lse.shape).unwrap());
     let problem = attention.problem(inputs, outputs).unwrap();

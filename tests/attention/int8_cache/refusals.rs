@@ -98,7 +98,7 @@ fn zero_scores_of_huge_factors() {
     let (rows, d, keys) = (20, 128, 300);
     // Bytes of 127 and −127 in pairs: the integer sums of even keys are 0, those of odd keys are not.
     let mut t = Tensors::normal([1, 2, 1, rows, keys, d, 4], 3);
-    t.q = Tensor::from_fn(t.q.shape, |_| f32::MAX);
+    t.q = Tensor::filled(t.q.shape, f32::MAX);
     t.k = Tensor::from_fn(t.k.shape, |[_, _, j, i]| if j % 2 == 0 && i % 2 == 1 { -3e5 } else { 3e5 });
     let cache = filled(&t, &KeyScales::PerToken);
     for (isa, exec) in execs() {

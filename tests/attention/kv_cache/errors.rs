@@ -161,7 +161,7 @@ fn calls_that_do_not_fit_the_cache() {
     let q = [1, 4, 2, 6];
     says(&format!("ragged: {own}"), Inputs::cached(zeros(q), &one).ragged(&[0, 2], &[0, 4]), q);
     let (rule, rows) = ("causal: 2 rows and 4 keys differ", [1, 4, 2, 7]);
-    let mut out = Tensor::from_fn(rows, |_| 42.0);
+    let mut out = Tensor::filled(rows, 42.0);
     let outputs = Outputs::new(ViewMut::bhld(&mut out.data, rows).unwrap());
     let error = Attention::new().causal().problem(Inputs::cached(zeros(q), &one), outputs).unwrap_err();
     assert!(error.to_string().starts_with(rule), "{error}");

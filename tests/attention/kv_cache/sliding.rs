@@ -21,7 +21,7 @@ fn rows_at_the_end(rng: &mut Rng, cache: &KvCache, rows: usize, [d, dv]: [usize;
     let longest = cache.lens().iter().copied().max().expect("a sequence");
     let mut case = Case::plain(rng, [cache.lens().len(), 4, 2, rows, 0, d, dv]);
     // Bias over all keys there ever were, gone ones included; the keys themselves come from the caches.
-    (case.k, case.v) = (Tensor::from_fn([0, 2, longest, d], |_| 0.0), Tensor::from_fn([0, 2, longest, dv], |_| 0.0));
+    (case.k, case.v) = (Tensor::filled([0, 2, longest, d], 0.0), Tensor::filled([0, 2, longest, dv], 0.0));
     (case.alignment, case.causal, case.window) = (Some(Alignment::BottomRight), rng.below(2) == 0, Some(window));
     case.bias = (rng.below(3) == 0).then(|| Tensor::normal([1, 4, 1, longest], rng));
     case.alibi = (rng.below(3) == 0).then(|| vec![0.1, -0.05, 0.3, 0.0]);
@@ -71,7 +71,7 @@ fn a_window_from_a_sliding_cache_is_that_from_a_full_one() {
             }
             // A draft that is not taken up.
             if last > 1 && rng.below(2) == 0 {
-                let poison = dims.map(|dim| Tensor::from_fn([1, 2, 30, dim], |_| f32::NAN));
+                let poison = dims.map(|dim| Tensor::filled([1, 2, 30, dim], f32::NAN));
                 for cache in [&mut slid, &mut full] {
                     let len = cache.lens()[1];
                     cache.append_to(1, poison[0].view(), poison[1].view()).unwrap();
@@ -114,7 +114,7 @@ fn nothing_appended_evicts_nothing() {
     cache.append(k.view(), v.view()).unwrap();
     let case = rows_at_the_end(rng, &cache, 1, dims, window(2, 0));
     let before = case.run_over(Inputs::cached(case.q.view(), &cache), Exec::serial(), Wanted::LEAST);
-    let [k, v] = dims.map(|dim| Tensor::from_fn([1, 2, 0, dim], |_| 0.0));
+    let [k, v] = dims.map(|dim| Tensor::filled([1, 2, 0, dim], 0.0));
     cache.append(k.view(), v.view()).unwrap();
     cache.append_to(0, k.view(), v.view()).unwrap();
     let after = case.run_over(Inputs::cached(case.q.view(), &cache), Exec::serial(), Wanted::LEAST);

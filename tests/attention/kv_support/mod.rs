@@ -68,7 +68,7 @@ impl Pool {
         for (b, len) in lens.iter().enumerate() {
             entries[b * width..][..len.div_ceil(page)].fill_with(|| free.next().expect("enough pages"));
         }
-        let blank = |dim| Tensor::from_fn([pages, case.kv_heads(), page, dim], |_| fill);
+        let blank = |dim| Tensor::filled([pages, case.kv_heads(), page, dim], fill);
         let mut pool = Self { k: blank(case.k.shape[3]), v: blank(case.v.shape[3]), entries, lens };
         for b in 0..case.batch() {
             pool.write(case, b, 0..pool.lens[b]);

@@ -91,7 +91,7 @@ impl Case {
 
     pub fn run_with(&self, layer: LinearAttention, compute: &mut Compute) -> Outcome {
         let (shape, mut state) = (self.out_shape(), self.state.clone());
-        let mut out = Tensor::from_fn(shape, |_| f32::from_bits(UNWRITTEN));
+        let mut out = Tensor::filled(shape, f32::from_bits(UNWRITTEN));
         let view = ViewMut::bhld(&mut out.data, shape).unwrap();
         layer.forward(self.inputs(), &mut state, view, compute).expect("a good call");
         Outcome { out, state }

@@ -219,7 +219,7 @@ impl Case {
 
     /// Buffers for what is wanted, not yet written.
     pub fn unwritten(&self, wanted: Wanted) -> Full {
-        let blank = |shape| Tensor::from_fn(shape, |_| f32::from_bits(UNWRITTEN));
+        let blank = |shape| Tensor::filled(shape, f32::from_bits(UNWRITTEN));
         let ([b, h, l, _], [_, hkv, lk, dv], (rows, keys)) = (self.q.shape, self.v.shape, self.longest());
         Full {
             out: blank([b, h, l, dv]),

@@ -96,18 +96,17 @@ impl MaskMod for MaskFn {
             return BlockClass::Mixed;
         }
         // These functions go by rows, wherever they stand.
-        let at = move |row, key| Position { batch, head, row, key, position: 0 };
-        let pairs = rows.flat_map(|row| keys.clone().map(move |key| at(row, key)));
-        let (mut some, mut none) = (false, true);
-        for p in pairs {
-            let keep = self.keep(p);
-            (some, none) = (some || keep, none && keep);
+        let (mut some, mut all) = (false, true);
+        for row in rows {
+            for key in keys.clone() {
+                let keep = self.keep(Position { batch, head, row, key, position: 0 });
+                (some, all) = (some || keep, all && keep);
+            }
+            if some && !all {
+                return BlockClass::Mixed;
+            }
         }
-        match (some, none) {
-            (_, true) => BlockClass::All,
-            (false, _) => BlockClass::None,
-            _ => BlockClass::Mixed,
-        }
+        if all { BlockClass::All } else { BlockClass::None }
     }
 }
 
