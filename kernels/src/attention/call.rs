@@ -151,8 +151,8 @@ impl Call<'_> {
             let shapes = [state.max.shape(), state.sum.shape(), state.out.shape()];
             assert!(shapes == [[b, h, lq, 1], [b, h, lq, 1], [b, h, lq, dv]], "a state does not fit q and v");
         }
-        if let Some(mass) = &out.key_weight_sums {
-            assert!(mass.shape() == [b, hkv, lk, 1], "the key weight sums does not fit k");
+        if let Some(sums) = &out.key_weight_sums {
+            assert!(sums.shape() == [b, hkv, lk, 1], "key_weight_sums does not fit k");
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct Launch<'a> {
     tiling: Tiling,
     rows: Queue,
     /// Queue of sequences and key/value heads whose key weight sums are computed.
-    mass: Queue,
+    key_weight_sums: Queue,
     /// Split-KV, if key blocks are shared out too.
     split: Option<Split<'a>>,
     /// True if all the call's memory is in cache: see [`NEAR`].
@@ -53,15 +53,14 @@ impl<'a> Launch<'a> {
         assert!(fits, "the tiling is for other sizes");
         let (sequences, per_head) = (call.sequences(), rows_per_head(&call, tiling.task_rows));
         let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
-        let massive = outputs.key_weight_sums.as_ref().is_some_and(|mass| !mass.shape().contains(&0));
-        let massive = if massive { sequences * kv_heads } else { 0 };
+        let wanted = outputs.key_weight_sums.as_ref().is_some_and(|sums| !sums.shape().contains(&0));
         Self {
             near: is_near(&call, &outputs),
             call,
             outputs: outputs.into_shared(),
             tiling,
             rows: Queue::new(if heads == 0 { 0 } else { heads * per_head }),
-            mass: Queue::new(massive),
+            key_weight_sums: Queue::new(if wanted { sequences * kv_heads } else { 0 }),
             split: None,
         }
     }
@@ -90,7 +89,7 @@ impl<'a> Launch<'a> {
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Steps>(&self, s: S, scratch: &mut Scratch, mods: &dyn RowMods<S>) {
-        let Self { call, outputs, tiling, rows, mass, split, near } = self;
+        let Self { call, outputs, tiling, rows, key_weight_sums, split, near } = self;
         let fused = |task| AttentionTask::new(s, mods, call, outputs, task, tiling);
         if let Some(split) = split {
             // SAFETY: the call is consistent with its outputs, and the split is its own.
@@ -109,15 +108,15 @@ impl<'a> Launch<'a> {
             // so this worker owns the task's part of the outputs.
             unsafe { fused.run(scratch.regions(tiling)) }
         }
-        let Some(key_weight_sums) = &outputs.key_weight_sums else { return };
+        let Some(output) = &outputs.key_weight_sums else { return };
         let kv_heads = call.kv.kv_heads();
-        while let Some(number) = mass.take() {
+        while let Some(number) = key_weight_sums.take() {
             let (index, kv_head) = (number / kv_heads, number % kv_heads);
             let task = Task { index, kv_head, rows: 0..call.group_size() * call.sequence(index).q_len };
             let fused = AttentionTask::new(s, mods, call, &Shared::NOTHING, task, tiling);
             // SAFETY: the call is consistent with its outputs; every number is taken once and stands for one sequence
             // and head, so this worker owns the sums of their keys.
-            unsafe { fused.key_weight_sums(key_weight_sums, scratch.regions(tiling)) }
+            unsafe { fused.key_weight_sums(output, scratch.regions(tiling)) }
         }
     }
 

@@ -11,8 +11,8 @@ use crate::simd::isa::Isa;
 /// # Panics
 /// If the lengths do not fit together.
 pub fn merge_states(isa: Isa, dim: usize, earlier: [&mut [f32]; 3], later: [&[f32]; 3]) {
-    struct Fold<'a>(usize, [&'a mut [f32]; 3], [&'a [f32]; 3]);
-    impl Fold<'_> {
+    struct Merge<'a>(usize, [&'a mut [f32]; 3], [&'a [f32]; 3]);
+    impl Merge<'_> {
         fn run<S: Steps>(self, s: S) {
             let Self(dim, [max, sum, out], [later_max, later_sum, later_out]) = self;
             let rows = max.len();
@@ -48,5 +48,5 @@ pub fn merge_states(isa: Isa, dim: usize, earlier: [&mut [f32]; 3], later: [&[f3
             }
         }
     }
-    dispatch!(isa, |s| Fold(dim, earlier, later).run(s));
+    dispatch!(isa, |s| Merge(dim, earlier, later).run(s));
 }

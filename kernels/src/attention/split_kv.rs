@@ -57,7 +57,7 @@ impl Partials {
         let mut units = 0;
         for index in 0..call.sequences() {
             self.starts.push(units);
-            units += heads * call.blocks_seen(index).len();
+            units += heads * call.visible_blocks(index).len();
         }
         self.starts.push(units);
         let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
@@ -87,25 +87,25 @@ impl Call<'_> {
         let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
         let (mut units, mut keys) = (0usize, 0usize);
         for index in 0..self.sequences() {
-            units = units.saturating_add(heads.saturating_mul(self.blocks_seen(index).len()));
-            keys = keys.saturating_add(heads.saturating_mul(self.keys_seen(index).len()));
+            units = units.saturating_add(heads.saturating_mul(self.visible_blocks(index).len()));
+            keys = keys.saturating_add(heads.saturating_mul(self.visible_keys(index).len()));
         }
         Accumulation { floats: units.saturating_mul(unit), keys }
     }
 
     /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.
-    fn keys_seen(&self, index: usize) -> Range<usize> {
+    fn visible_keys(&self, index: usize) -> Range<usize> {
         let Sequence { q_len, kv_len, offset, .. } = self.sequence(index);
         match q_len {
             0 => 0..0,
             _ if !self.visible.uses_position() => 0..kv_len,
-            n => self.visible.hull(offset, offset.saturating_add_unsigned(n - 1), kv_len),
+            n => self.visible.key_range(offset, offset.saturating_add_unsigned(n - 1), kv_len),
         }
     }
 
-    /// Returns the numbers of the blocks that hold [`Self::keys_seen`].
-    fn blocks_seen(&self, index: usize) -> Range<usize> {
-        let keys = self.keys_seen(index);
+    /// Returns the numbers of the blocks that hold [`Self::visible_keys`].
+    fn visible_blocks(&self, index: usize) -> Range<usize> {
+        let keys = self.visible_keys(index);
         keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)
     }
 }
@@ -242,7 +242,7 @@ impl<'a> Split<'a> {
     /// Returns the task whose rows a unit belongs to, and the unit's first key.
     fn unit(&self, call: &Call<'_>, unit: usize) -> (Task, usize) {
         let Unit { sequence, head, block } = self.units.at(unit);
-        (self.task(sequence, head), (call.blocks_seen(sequence).start + block) * KEY_BLOCK)
+        (self.task(sequence, head), (call.visible_blocks(sequence).start + block) * KEY_BLOCK)
     }
 
     /// Returns the task of all the rows that share a key/value head.
@@ -271,7 +271,7 @@ impl<'a> Split<'a> {
     /// # Safety
     /// The unit is one of the call's.
     unsafe fn part_at(&self, call: &Call<'_>, task: &Task, first: usize) -> *mut f32 {
-        let block = first / KEY_BLOCK - call.blocks_seen(task.index).start;
+        let block = first / KEY_BLOCK - call.visible_blocks(task.index).start;
         let number = self.units.number(Unit { sequence: task.index, head: task.kv_head, block });
         debug_assert!(number < self.units.len());
         // SAFETY: the caller guarantees the unit, and `new` has reserved memory for every unit.
@@ -302,7 +302,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
             let queries = self.queries(&mut regions);
             // As in `run`: once more, with non-finite values handled, if anything is not finite.
             for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
-                self.accumulate(queries, (nonfinite, None), core::iter::once(first), &mut regions);
+                self.accumulate(queries, nonfinite, None, core::iter::once(first), &mut regions);
                 if self.accumulated_is_finite(&regions) {
                     break;
                 }

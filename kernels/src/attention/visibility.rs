@@ -125,7 +125,7 @@ impl Visible {
     }
 
     /// Returns a range that holds every key visible to any row at positions `first..=last`.
-    pub(crate) fn hull(&self, first: isize, last: isize, kv_len: usize) -> core::ops::Range<usize> {
+    pub(crate) fn key_range(&self, first: isize, last: isize, kv_len: usize) -> core::ops::Range<usize> {
         // Bounds move with the position: the first row's range starts first, the last row's ends last.
         let (first, last) = (self.bounds(first, kv_len), self.bounds(last, kv_len));
         let start = if last.prefix > 0 { 0 } else { first.start.min(kv_len) };
@@ -170,7 +170,7 @@ impl Keys {
 
     /// Returns the smallest range that holds every visible key; `start == end` if there is none.
     #[inline]
-    pub(crate) fn hull(self) -> (usize, usize) {
+    pub(crate) fn key_range(self) -> (usize, usize) {
         let start = if self.prefix > 0 { 0 } else { self.start };
         let end = if self.start < self.end { self.end } else { self.prefix };
         (start, end.max(start))
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hull_holds_what_every_row_sees() {
+    fn a_key_range_holds_what_every_row_sees() {
         let sides = [None, Some(0), Some(2), Some(5)];
         for causality in [Causality::Full, Causality::Causal] {
             for (left, right, keep) in
@@ -224,10 +224,13 @@ mod tests {
             {
                 let rules = Visible { causality, window: Some(Window::inclusive(left, right).keep_first(keep)) };
                 for (first, last) in (-9..15).flat_map(|first| (first..15).map(move |last| (first, last))) {
-                    let hull = rules.hull(first, last, 7);
+                    let key_range = rules.key_range(first, last, 7);
                     let seen = |j| (first..=last).any(|p| sees(&rules, p, j as isize));
-                    assert!(hull.start <= hull.end && hull.end <= 7, "{hull:?}");
-                    assert!((0..7).all(|j| !seen(j) || hull.contains(&j)), "{rules:?} {first}..={last}: {hull:?}");
+                    assert!(key_range.start <= key_range.end && key_range.end <= 7, "{key_range:?}");
+                    assert!(
+                        (0..7).all(|j| !seen(j) || key_range.contains(&j)),
+                        "{rules:?} {first}..={last}: {key_range:?}"
+                    );
                 }
             }
         }
@@ -238,9 +241,9 @@ mod tests {
         let window = Some(Window::inclusive(Some(usize::MAX), Some(usize::MAX)));
         for causality in [Causality::Full, Causality::Causal] {
             let rules = Visible { causality, window };
-            assert_eq!(rules.keys(isize::MAX, 7).hull(), (0, 7));
+            assert_eq!(rules.keys(isize::MAX, 7).key_range(), (0, 7));
             let end = if causality == Causality::Causal { 0 } else { 7 };
-            assert_eq!(rules.keys(isize::MIN, 7).hull().1, end.min(rules.keys(isize::MIN, 7).end));
+            assert_eq!(rules.keys(isize::MIN, 7).key_range().1, end.min(rules.keys(isize::MIN, 7).end));
         }
     }
 }

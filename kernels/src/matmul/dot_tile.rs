@@ -22,9 +22,11 @@
 use crate::matmul::operands::{Bf16Pairs, Floats, MulAdd};
 use crate::matmul::prefetch::PrefetchStream;
 use crate::matmul::prefetch::READING_ROWS;
+use crate::matmul::tile_rows::TileRows;
 use crate::simd::width::LINE_BYTES;
 use crate::simd::{Bf16Dot, Bf16x2, LANES, Level, Simd};
 use crate::tensor::element::Load;
+use core::ops::Range;
 
 /// Largest number of rows for which the time of a tile with fewer than `TILE_ROWS` rows is that of fetching the panels.
 pub(crate) const FEW_ROWS: usize = 4;
@@ -149,7 +151,7 @@ pub(crate) struct Tile<T = f32> {
     pub(crate) stride: usize,
     /// Memory to prefetch, unless another tile prefetches it, or has done so.
     pub(crate) later: Option<Later>,
-    /// Lines that a full tile prefetches as it computes: see [`asked`].
+    /// Lines that a full tile prefetches as it computes: see [`prefetched_lines`].
     pub(crate) stream: PrefetchStream,
 }
 
@@ -175,7 +177,7 @@ pub(crate) const fn widest<S: Simd>(vecs: usize) -> usize {
 
 /// Returns true if a tile of this shape prefetches later memory while it computes: a full tile of several vectors.
 #[inline(always)]
-pub(crate) const fn asks<S: Simd>(rows: usize, vecs: usize) -> bool {
+pub(crate) const fn prefetches<S: Simd>(rows: usize, vecs: usize) -> bool {
     rows == S::TILE_ROWS && vecs > 1
 }
 
@@ -194,12 +196,22 @@ const fn paired<S: Simd>(rows: usize, vecs: usize) -> bool {
 }
 
 /// Returns how many lines a full tile of `vecs` vectors prefetches: one for each element of two chains side by side.
-pub(crate) fn asked<S: Simd, T: KeyOperand<S>>(vecs: usize, depth: usize) -> usize {
-    if !asks::<S>(S::TILE_ROWS, vecs) || !paired::<S>(S::TILE_ROWS, vecs) {
+pub(crate) fn prefetched_lines<S: Simd, T: KeyOperand<S>>(vecs: usize, depth: usize) -> usize {
+    if !prefetches::<S>(S::TILE_ROWS, vecs) || !paired::<S>(S::TILE_ROWS, vecs) {
         return 0;
     }
     let chain = T::chain(depth).max(1);
     (0..depth).step_by(2 * chain).map(|first| (depth - first).saturating_sub(chain).min(chain)).sum()
+}
+
+/// Adds the sums of one chain to those of another.
+#[inline(always)]
+fn add_chain<S: Simd, const MR: usize, const NV: usize>(s: S, sums: &mut [[S::V; NV]; MR], chain: &[[S::V; NV]; MR]) {
+    for (sums, chain) in sums.iter_mut().zip(chain) {
+        for (sum, &other) in sums.iter_mut().zip(chain) {
+            *sum = s.add(*sum, other);
+        }
+    }
 }
 
 /// Computes the tile of `MR` rows against `NV` panels; `finish(n, total)` turns the totals of panel `n` into results.
@@ -217,66 +229,40 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
     let later = if const { reads::<S>(MR, NV) } { later } else { None };
     // SAFETY: the caller guarantees `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
+    let (panels, totals) = (Panels { first: panels, depth, later }, TileRows { out, stride });
     let (mut first, chain) = (0, T::chain(depth));
-    let paired = const { paired::<S>(MR, NV) };
     loop {
         // If paired, runs two chains side by side, `first..middle` and `middle..last`, the second no longer than the
         // first: their totals are added in registers, where one chain at a time would add them in memory.
         let middle = depth.min(first + chain);
-        let last = if paired { depth.min(middle + chain) } else { middle };
+        let last = if const { paired::<S>(MR, NV) } { depth.min(middle + chain) } else { middle };
         let both = last - middle;
-        if let Some(later) = later {
-            // Panels whose lines alternate share their pages.
-            for n in 0..if later.panel < later.step { 1 } else { NV } {
-                s.prefetch_pages(later.level(MR), later.of(first, n), (last - first) * later.step);
-            }
-        }
+        panels.prefetch_pages::<S, MR, NV>(s, first..last);
         let mut sums = [[[s.splat(0.0); NV]; MR]; 2];
         let [one, two] = &mut sums;
         for i in 0..both {
-            if const { asks::<S>(MR, NV) } {
-                stream.ask(s);
+            if const { prefetches::<S>(MR, NV) } {
+                stream.prefetch(s);
             }
             // SAFETY: `first + i < middle + i < last ≤ depth`, inside the rows and panels that the caller guarantees.
             unsafe {
-                add::<S, T, MR, NV>(s, &rows, (panels, depth, later), first + i, one);
-                add::<S, T, MR, NV>(s, &rows, (panels, depth, later), middle + i, two);
+                panels.multiply_add(s, &rows, first + i, one);
+                panels.multiply_add(s, &rows, middle + i, two);
             }
         }
         for i in first + both..middle {
             // SAFETY: `i < depth`, inside the rows and panels that the caller guarantees.
-            unsafe { add::<S, T, MR, NV>(s, &rows, (panels, depth, later), i, one) };
+            unsafe { panels.multiply_add(s, &rows, i, one) };
         }
-        // SAFETY: here and below, row `r < MR`, vector `n < NV` of the tile.
-        let at = |r: usize, n: usize| unsafe { out.add(r * stride + n * LANES) };
-        if paired {
-            // Adds everything in registers first: measured 2 % faster than one element after the other.
-            if first > 0 {
-                for (r, one) in one.iter_mut().enumerate() {
-                    for (n, one) in one.iter_mut().enumerate() {
-                        // SAFETY: row `r < MR`, vector `n < NV` of `out`.
-                        *one = s.add(unsafe { s.load(at(r, n)) }, *one);
-                    }
-                }
-            }
-            if both > 0 {
-                for (one, two) in one.iter_mut().zip(&*two) {
-                    for (one, &two) in one.iter_mut().zip(two) {
-                        *one = s.add(*one, two);
-                    }
-                }
-            }
+        if first > 0 {
+            // SAFETY: the caller guarantees `out`, and an earlier turn of this loop has written it.
+            unsafe { totals.add_to(s, one) };
         }
-        for (r, one) in one.iter().enumerate() {
-            for (n, &one) in one.iter().enumerate() {
-                // SAFETY: row `r < MR`, vector `n < NV` of `out`.
-                unsafe {
-                    let add_here = !paired && first > 0;
-                    let total = if add_here { s.add(s.load(at(r, n)), one) } else { one };
-                    s.store(at(r, n), if last == depth { finish(n, total) } else { total });
-                }
-            }
+        if both > 0 {
+            add_chain(s, one, two);
         }
+        // SAFETY: the caller guarantees `out`.
+        unsafe { totals.store(s, one, |n, total| if last == depth { finish(n, total) } else { total }) };
         if last == depth {
             return;
         }
@@ -284,37 +270,56 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
     }
 }
 
-/// `sums[row][panel] += rows[row][i] · panels[panel][i]`.
-///
-/// # Safety
-/// Same contract as [`tile`]; `i < depth`.
-#[inline(always)]
-unsafe fn add<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: usize>(
-    s: S,
-    rows: &[*const f32; MR],
-    (panels, depth, later): (*const T, usize, Option<Later>),
-    i: usize,
-    sums: &mut [[S::V; NV]; MR],
-) {
-    // SAFETY: panel `n < NV` is `depth × 16` elements; `i < depth`.
-    let at = |n: usize| unsafe { panels.add((n * depth + i) * LANES) };
-    let mut column = [T::By::zero(s); NV];
-    for (n, column) in column.iter_mut().enumerate() {
-        let at = at(n);
-        // Each line is prefetched once, where elements share one.
-        if let Some(later) = later
-            && (NV * i + n).is_multiple_of(const { LINE_BYTES.div_ceil(LANES * size_of::<T>()) })
-        {
-            s.prefetch_line(later.level(MR), later.of(i, n));
+/// Packed columns of a tile.
+#[derive(Clone, Copy)]
+struct Panels<T> {
+    first: *const T,
+    depth: usize,
+    later: Option<Later>,
+}
+
+impl<T> Panels<T> {
+    /// Prefetches the pages that hold what will be read later as these elements are now.
+    #[inline(always)]
+    fn prefetch_pages<S: Simd, const MR: usize, const NV: usize>(self, s: S, elements: Range<usize>) {
+        let Some(later) = self.later else { return };
+        // Panels whose lines alternate share their pages.
+        for n in 0..if later.panel < later.step { 1 } else { NV } {
+            s.prefetch_pages(later.level(MR), later.of(elements.start, n), elements.len() * later.step);
         }
-        // SAFETY: panel `n < NV`, element `i < depth`.
-        *column = unsafe { T::y(s, at) };
     }
-    for (r, sums) in sums.iter_mut().enumerate() {
-        // SAFETY: row `r < MR` has `depth` elements, `i < depth`.
-        let x = unsafe { T::By::x(s, rows[r], i) };
-        for (sum, &column) in sums.iter_mut().zip(&column) {
-            *sum = T::By::fma(s, x, column, *sum);
+
+    /// `sums[row][panel] += rows[row][i] · panels[panel][i]`.
+    ///
+    /// # Safety
+    /// `rows` point to `depth` elements each, there are `NV` panels of `depth × 16` elements, and `i < depth`.
+    #[inline(always)]
+    unsafe fn multiply_add<S: Simd, const MR: usize, const NV: usize>(
+        self,
+        s: S,
+        rows: &[*const f32; MR],
+        i: usize,
+        sums: &mut [[S::V; NV]; MR],
+    ) where
+        T: KeyOperand<S>,
+    {
+        let mut column = [T::By::zero(s); NV];
+        for (n, column) in column.iter_mut().enumerate() {
+            // Each line is prefetched once, where elements share one.
+            if let Some(later) = self.later
+                && (NV * i + n).is_multiple_of(const { LINE_BYTES.div_ceil(LANES * size_of::<T>()) })
+            {
+                s.prefetch_line(later.level(MR), later.of(i, n));
+            }
+            // SAFETY: panel `n < NV` is `depth × 16` elements; `i < depth`.
+            *column = unsafe { T::y(s, self.first.add((n * self.depth + i) * LANES)) };
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: row `r < MR` has `depth` elements, `i < depth`.
+            let x = unsafe { T::By::x(s, rows[r], i) };
+            for (sum, &column) in sums.iter_mut().zip(&column) {
+                *sum = T::By::fma(s, x, column, *sum);
+            }
         }
     }
 }

@@ -9,4 +9,5 @@ pub(crate) mod operands;
 pub(crate) mod pack;
 pub(crate) mod pack_steps;
 pub(crate) mod prefetch;
+pub(crate) mod tile_rows;
 pub(crate) mod value_operand;

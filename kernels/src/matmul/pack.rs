@@ -84,7 +84,7 @@ impl<T: Copy> Even<T> {
 
     /// Prefetches the next panel's rows: the core's own prefetcher does not follow sixteen streams at a time.
     #[inline(always)]
-    fn ask_ahead<S: Simd>(self, s: S) {
+    fn prefetch_ahead<S: Simd>(self, s: S) {
         let Some(mut row) = self.next else { return };
         for _ in 0..LANES {
             s.prefetch_far(Level::Second, row.cast(), LINE_BYTES);
@@ -103,7 +103,7 @@ impl<T: Copy> Even<T> {
     #[inline(always)]
     pub(crate) unsafe fn transpose<S: Simd>(mut self, s: S, columns: usize, mut to: *mut f32) {
         for _ in 0..columns / LANES {
-            self.ask_ahead(s);
+            self.prefetch_ahead(s);
             // SAFETY: the caller guarantees the columns, and a square of room at `to` for each sixteen of them.
             unsafe { s.transpose(self.first.cast(), self.step, to) };
             self = self.columns_from(LANES * size_of::<f32>() / size_of::<T>());
@@ -150,7 +150,7 @@ impl<T: Copy> Sixteen<T> {
     #[inline(always)]
     pub(crate) unsafe fn for_each_row<S: Simd>(&self, s: S, i: usize, mut f: impl FnMut(usize, *const T)) {
         if let Some(even) = self.even.map(|even| even.columns_from(i)) {
-            even.ask_ahead(s);
+            even.prefetch_ahead(s);
             let mut row = even.first;
             for r in 0..LANES {
                 f(r, row);

@@ -18,7 +18,7 @@ pub(crate) const READING_KEYS: usize = 2 * LANES;
 /// Returns true if this tile of a small row block prefetches for all of its rows: the first tile, where full tiles have
 /// room for it; where tiles have one vector, the last, which may be a small one.
 #[inline(always)]
-pub(crate) fn asks_ahead<S: Simd>(row: usize, rows: usize, all: usize) -> bool {
+pub(crate) fn tile_prefetches<S: Simd>(row: usize, rows: usize, all: usize) -> bool {
     all <= READING_ROWS && if S::DOT_VECS > 1 { row == 0 } else { row + rows == all }
 }
 
@@ -55,7 +55,7 @@ impl PrefetchStream {
 
     /// Prefetches the next line.
     #[inline(always)]
-    pub(crate) fn ask<S: Simd>(&mut self, s: S) {
+    pub(crate) fn prefetch<S: Simd>(&mut self, s: S) {
         s.prefetch_second(self.at.cast());
         // Wrapping: a prefetch may have any address.
         self.at = self.at.wrapping_offset(self.step);
@@ -121,11 +121,11 @@ impl PrefetchQueue {
     /// `n` is 0, the next few lines are prefetched after it.
     #[inline(always)]
     pub(crate) fn beside<S: Simd>(&mut self, s: S, n: usize, tile: impl FnOnce(PrefetchStream)) {
-        let asks = n > 0 && self.at < self.len && self.stretches[self.at].lines - self.line >= n;
-        let stream = if asks { self.next(s, n).0 } else { PrefetchStream::none(core::ptr::from_ref(self).cast()) };
+        let streams = n > 0 && self.at < self.len && self.stretches[self.at].lines - self.line >= n;
+        let stream = if streams { self.next(s, n).0 } else { PrefetchStream::none(core::ptr::from_ref(self).cast()) };
         // Called in one place: all tile shapes are compiled there.
         tile(stream);
-        if !asks {
+        if !streams {
             self.fetch(s);
         }
     }
@@ -137,7 +137,7 @@ impl PrefetchQueue {
         while budget > 0 && self.at < self.len {
             let (mut stream, n) = self.next(s, budget);
             for _ in 0..n {
-                stream.ask(s);
+                stream.prefetch(s);
             }
             budget -= n;
         }

@@ -73,7 +73,7 @@ macro_rules! with_function {
 }
 
 /// Rows of a result matrix, or of a part of its columns.
-pub(crate) struct Strip {
+pub(crate) struct Matrix {
     pub(crate) first: *mut f32,
     /// Floats from one row to the next.
     pub(crate) stride: usize,
@@ -86,7 +86,7 @@ pub(crate) struct Strip {
 /// # Safety
 /// The rows, `cols` floats each, are the caller's to read and write.
 #[inline(always)]
-pub(crate) unsafe fn activate<S: Simd>(s: S, activation: Activation, a: Strip) {
+pub(crate) unsafe fn activate<S: Simd>(s: S, activation: Activation, a: Matrix) {
     if activation != Activation::Identity {
         // SAFETY: the caller guarantees exclusive access to the rows.
         unsafe { with_function!(s, activation, each(a)) }
@@ -98,7 +98,7 @@ pub(crate) unsafe fn activate<S: Simd>(s: S, activation: Activation, a: Strip) {
 /// # Safety
 /// Same contract as [`activate`].
 #[inline(always)]
-unsafe fn each<S: Simd>(s: S, a: Strip, f: impl Fn(S::V) -> S::V) {
+unsafe fn each<S: Simd>(s: S, a: Matrix, f: impl Fn(S::V) -> S::V) {
     for row in 0..a.rows {
         // SAFETY: one of the rows, `cols` floats that the caller guarantees exclusive access to.
         let row = unsafe { core::slice::from_raw_parts_mut(a.first.add(row * a.stride), a.cols) };
@@ -115,7 +115,7 @@ unsafe fn each<S: Simd>(s: S, a: Strip, f: impl Fn(S::V) -> S::V) {
 /// Applies [`activate`] to a slice.
 #[inline(always)]
 pub(crate) fn activate_slice<S: Simd>(s: S, activation: Activation, xs: &mut [f32]) {
-    let value_panel = Strip { first: xs.as_mut_ptr(), stride: xs.len(), rows: 1, cols: xs.len() };
+    let value_panel = Matrix { first: xs.as_mut_ptr(), stride: xs.len(), rows: 1, cols: xs.len() };
     // SAFETY: one row, the slice, which is borrowed exclusively.
     unsafe { activate(s, activation, value_panel) }
 }

@@ -179,7 +179,7 @@ impl<'a> Product<'a> {
         // SAFETY: the rows are `inputs` floats each; rows `first..` and the columns of these panels are this task's
         // part of `out`, which has `outputs` columns.
         unsafe {
-            let value_panel = Strip {
+            let value_panel = ProductTile {
                 rows: &pointers[..here],
                 panels: weights.panels.floats(),
                 bias: weights.bias.floats(),
@@ -208,7 +208,7 @@ impl core::fmt::Debug for Product<'_> {
 }
 
 /// Operands of one task: a few rows against a run of panels.
-pub(crate) struct Strip<'a> {
+pub(crate) struct ProductTile<'a> {
     rows: &'a [*const f32],
     /// Packed weights, `[panel][inputs][16]`, all panels.
     panels: &'a [f32],
@@ -229,8 +229,8 @@ pub(crate) struct Strip<'a> {
 /// Every row is readable for `inputs` floats; `out` has a row of `outputs` floats for each, of which those of the
 /// panels in `range` are this caller's to write.
 #[inline(always)]
-pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
-    let Strip { rows, panels, bias, inputs, outputs, activation, range, out } = a;
+pub(crate) unsafe fn product<S: Simd>(s: S, a: ProductTile<'_>) {
+    let ProductTile { rows, panels, bias, inputs, outputs, activation, range, out } = a;
     assert!(range.end <= outputs.div_ceil(LANES));
     assert!(panels.len() >= range.end * inputs * LANES && bias.len() >= range.end * LANES);
     let mut panel = range.start;
@@ -278,7 +278,7 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: Strip<'_>) {
         // SAFETY: the columns just written, which are the caller's.
         unsafe {
             let value_panel =
-                activation::Strip { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };
+                activation::Matrix { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };
             activation::activate(s, activation, value_panel);
         }
         panel += vecs;

@@ -2,7 +2,7 @@
 //! products of bfloat16 pairs need AVX512_BF16 and AVX-512BW.
 
 use super::avx2::Avx2;
-use super::{Bf16Dot, Bf16DotWork, Bf16x2, Int8Dot, Int8DotWork, LANES, Query4, Simd};
+use super::{Bf16DotWork, Int8DotWork, LANES, Simd};
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX-512F and the extension that `EXTRA` names.
@@ -340,89 +340,5 @@ impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
                 _mm512_storeu_ps(out.add(i * LANES), row);
             }
         }
-    }
-}
-
-impl Int8Dot for Avx512Vnni {
-    // 6 × 4 sums, 4 keys, 1 broadcast, the constant that flips signs: 30 of 32 registers.
-    const INT8_DOT_ROWS: usize = 6;
-    type Sums = __m512i;
-    /// Elements plus 128: `vpdpbusd` takes one operand unsigned.
-    type Keys = __m512i;
-
-    #[inline(always)]
-    fn start(self, total: i32) -> __m512i {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_set1_epi32(total.wrapping_mul(-128)) }
-    }
-
-    #[inline(always)]
-    unsafe fn keys(self, p: *const i8) -> __m512i {
-        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
-        unsafe { _mm512_xor_si512(_mm512_loadu_si512(p.cast()), _mm512_set1_epi32(0x8080_8080_u32.cast_signed())) }
-    }
-
-    #[inline(always)]
-    fn dot4(self, sums: __m512i, q: &Query4, keys: __m512i) -> __m512i {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_dpbusd_epi32(sums, keys, _mm512_set1_epi32(q.bytes)) }
-    }
-
-    #[inline(always)]
-    fn to_f32(self, sums: __m512i) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_cvtepi32_ps(sums) }
-    }
-}
-
-/// Word indices that interleave two registers into pairs; words of the second register count from 32.
-const ZIP: [u16; 32] = {
-    let mut at = [0; 32];
-    let mut i = 0;
-    while i < 32 {
-        at[i] = (i / 2 + i % 2 * 32) as u16;
-        i += 1;
-    }
-    at
-};
-
-impl Bf16Dot for Avx512Bf16 {
-    type P = __m512bh;
-
-    #[inline(always)]
-    fn splat_bf16x2(self, x: Bf16x2) -> __m512bh {
-        // SAFETY: `self` proves the features; every bit pattern is a vector of pairs.
-        unsafe { core::mem::transmute(_mm512_set1_epi32(x.0.cast_signed())) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16x2(self, p: *const Bf16x2) -> __m512bh {
-        // SAFETY: `self` proves the features; the caller guarantees the range at `p`; every bit pattern is a vector of
-        // pairs.
-        unsafe { core::mem::transmute(_mm512_loadu_si512(p.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn zip(self, a: *const u16, b: *const u16) -> __m512bh {
-        // SAFETY: `self` proves the features; the caller guarantees the ranges at `a` and `b`; every bit pattern is a
-        // vector of pairs.
-        unsafe {
-            let a = _mm512_castsi256_si512(_mm256_loadu_si256(a.cast()));
-            let b = _mm512_castsi256_si512(_mm256_loadu_si256(b.cast()));
-            core::mem::transmute(_mm512_permutex2var_epi16(a, _mm512_loadu_si512(ZIP.as_ptr().cast()), b))
-        }
-    }
-
-    #[inline(always)]
-    fn dot2(self, sum: __m512, x: __m512bh, y: __m512bh) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_dpbf16_ps(sum, x, y) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_bf16x2(self, p: *mut Bf16x2, v: __m512) {
-        // SAFETY: `self` proves the features; the caller guarantees the range at `p`; every bit pattern is a vector of
-        // pairs.
-        unsafe { _mm256_storeu_si256(p.cast(), core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))) }
     }
 }

@@ -26,6 +26,8 @@ pub(crate) mod aligned;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512_dot;
 pub(crate) mod exp;
 pub(crate) mod isa;
 pub(crate) mod lanes;

@@ -160,10 +160,9 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: Quad) {
-        for (i, part) in v.into_iter().enumerate() {
-            // SAFETY: the caller guarantees `p..p + 16`.
-            unsafe { p.cast::<[f32; 4]>().add(i).write_unaligned(part.to_array()) }
-        }
+        let lanes = [v[0].to_array(), v[1].to_array(), v[2].to_array(), v[3].to_array()];
+        // SAFETY: the caller guarantees `p..p + 16`.
+        unsafe { p.cast::<[[f32; 4]; 4]>().write_unaligned(lanes) }
     }
 
     #[inline(always)]

@@ -71,7 +71,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     ///
     /// # Safety
     /// Same contract as [`Self::run`]; the row block's running maxima and sums include its last scores.
-    pub(crate) unsafe fn end_group(
+    pub(crate) unsafe fn prepare_ends(
         &self,
         row_block: Range<usize>,
         ends: &mut RowBlockEnds,

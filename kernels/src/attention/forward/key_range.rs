@@ -33,7 +33,7 @@ impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
         let one_head = rows.start / q_len == (rows.end - 1) / q_len;
         let (first, last) = if one_head { (rows.start % q_len, (rows.end - 1) % q_len) } else { (0, q_len - 1) };
         let position = |i: usize| self.seq.offset.saturating_add_unsigned(i);
-        self.call.visible.hull(position(first), position(last), self.seq.kv_len)
+        self.call.visible.key_range(position(first), position(last), self.seq.kv_len)
     }
 }
 

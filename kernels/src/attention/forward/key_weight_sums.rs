@@ -21,9 +21,9 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     /// # Safety
     /// Same contract as [`Self::run`], with all keys of the sequence and head in place of the rows; `outputs` has no
     /// score outputs.
-    pub(crate) unsafe fn key_weight_sums(&self, mass: &SharedMut<'_, f32>, mut regions: Regions<'_>) {
+    pub(crate) unsafe fn key_weight_sums(&self, output: &SharedMut<'_, f32>, mut regions: Regions<'_>) {
         // SAFETY: key `j` of the sequence is inside the output, and this task's alone.
-        let at = |j: usize| unsafe { mass.row(self.seq.batch, self.task.kv_head, self.seq.first_key + j).0 };
+        let at = |j: usize| unsafe { output.row(self.seq.batch, self.task.kv_head, self.seq.first_key + j).0 };
         // All keys there is memory for: the sums of keys beyond the sequence's length are 0.
         for j in 0..self.call.keys_of(self.task.index).len() {
             // SAFETY: key `j` is inside the output, and this task's alone.

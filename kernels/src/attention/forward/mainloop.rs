@@ -51,8 +51,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
             // if a hidden or visible one is not, the result shows it, and the task is done again with
             // `NonFinite::Handled`.
             for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
-                let ended =
-                    self.accumulate(queries, (nonfinite, self.blocks().next_back()), self.blocks(), &mut regions);
+                let ended = self.accumulate(queries, nonfinite, self.blocks().next_back(), self.blocks(), &mut regions);
                 if self.given.prob {
                     self.accumulate_modified(queries, nonfinite, &mut regions);
                 }
@@ -72,7 +71,8 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     pub(crate) unsafe fn accumulate(
         &self,
         queries: Queries<'_>,
-        (nonfinite, last): (NonFinite, Option<usize>),
+        nonfinite: NonFinite,
+        last: Option<usize>,
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
@@ -101,7 +101,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
                     if !visible {
                         continue;
                     }
-                    let seen = self.softmax(&block, (row_block.clone(), nonfinite), &spans, regions);
+                    let visible_keys = self.softmax(&block, nonfinite, row_block.clone(), &spans, regions);
                     // With a weight function the outputs are accumulated in the second pass.
                     if self.given.prob {
                         continue;
@@ -109,9 +109,9 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
                     let ending = S::ENDS_ROWS
                         && (nonfinite == NonFinite::Ignored && by_all && last == Some(first))
                         && block.values.are_floats()
-                        && self.end_group(row_block.clone(), &mut ends, regions);
+                        && self.prepare_ends(row_block.clone(), &mut ends, regions);
                     let manner = match nonfinite {
-                        NonFinite::Handled => Manner::Handled(seen.as_ref()),
+                        NonFinite::Handled => Manner::Handled(visible_keys.as_ref()),
                         NonFinite::Ignored if ending => Manner::Ending(&ends),
                         NonFinite::Ignored => Manner::Plain,
                     };
@@ -130,7 +130,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     }
 
     /// Turns a row block's scores into weights and merges them into the running maxima and sums. Returns the visible
-    /// keys of each row as [`Self::seen`] does.
+    /// keys of each row as [`Self::visible_keys`] does.
     ///
     /// # Safety
     /// Same contract as [`Self::run`]; the scores have been [computed](Self::compute_scores).
@@ -138,7 +138,8 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     unsafe fn softmax(
         &self,
         block: &Block,
-        (row_block, nonfinite): (Range<usize>, NonFinite),
+        nonfinite: NonFinite,
+        row_block: Range<usize>,
         spans: &[Span],
         regions: &mut Regions<'_>,
     ) -> Option<VisibleBits> {
@@ -146,7 +147,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
         unsafe {
             self.write_scores(Point::Masked, block, row_block.clone(), regions.scores);
             self.write_scores(Point::Weights, block, row_block.clone(), regions.scores);
-            let seen = self.seen(block, nonfinite, row_block.len(), spans, regions.scores);
+            let visible_keys = self.visible_keys(block, nonfinite, row_block.len(), spans, regions.scores);
             let state = softmax::Rows {
                 max: &mut regions.max[row_block.start..],
                 sum: &mut regions.sum[row_block.start..],
@@ -154,7 +155,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
                 rescale_block: regions.rescale_block,
             };
             self.s.softmax(regions.scores, spans, row_block.len(), state);
-            seen
+            visible_keys
         }
     }
 
@@ -177,7 +178,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
                         continue;
                     }
                     let visible = VisibleBits::new(S::TILE_ROWS, &spans, row_block.len(), regions.scores);
-                    let poisoned = self.seen(&block, nonfinite, row_block.len(), &spans, regions.scores);
+                    let visible_keys = self.visible_keys(&block, nonfinite, row_block.len(), &spans, regions.scores);
                     let (scores, rows) = (&mut *regions.scores, row_block.len());
                     let ends = self.references(row_block.clone(), regions.max, regions.sum);
                     self.s.weights(ScoreBlock { scores, spans: &spans, rows }, &ends);
@@ -188,7 +189,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
                         self.mods.apply_prob(first, weights, keys, visible.of_row(row.n));
                     }
                     let manner = match nonfinite {
-                        NonFinite::Handled => Manner::Handled(poisoned.as_ref()),
+                        NonFinite::Handled => Manner::Handled(visible_keys.as_ref()),
                         NonFinite::Ignored => Manner::Plain,
                     };
                     self.accumulate_pv(&mut block, manner, row_block, &spans, regions);

@@ -36,12 +36,22 @@ impl VisibleBits {
     }
 }
 
+/// Sums over one key block for a tile of rows.
+pub(crate) struct TileSums<'a> {
+    /// Rows of the tile, counted in the row block.
+    pub(crate) rows: Range<usize>,
+    /// Weights of the row block, `[row][SCORE_STRIDE]`.
+    pub(crate) weights: &'a [f32],
+    /// Sums, `[row of the tile][columns of the run, in whole vectors]`.
+    pub(crate) sums: &'a mut [f32],
+}
+
 impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Returns the visible keys of each row, if non-finite values are handled and the block has some.
     ///
     /// # Safety
     /// Same contract as [`AttentionTask::run`].
-    pub(crate) unsafe fn seen(
+    pub(crate) unsafe fn visible_keys(
         &self,
         block: &Block,
         nonfinite: NonFinite,
@@ -55,19 +65,12 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
         .then(|| VisibleBits::new(S::TILE_ROWS, spans, rows, scores))
     }
 
-    /// Marks in `part` the values that [`NonFinite::Handled`] replaced by 0: the non-finite values of a run of columns,
-    /// in the rows that their keys are visible to. `part` holds the outputs of `rows`, counted in the row block, as
-    /// `[row][columns of the run, in whole vectors]`.
+    /// Marks in `tile` the values that [`NonFinite::Handled`] replaced by 0: the non-finite values of a run of columns
+    /// of `len` keys, in the rows that their keys are visible to.
     ///
     /// # Safety
     /// Same contract as [`AttentionTask::run`]; the run is one of the block's.
-    pub(crate) unsafe fn mark_infinite(
-        &self,
-        (run, len): (&Run, usize),
-        seen: &VisibleBits,
-        rows: Range<usize>,
-        (scores, part): (&[f32], &mut [f32]),
-    ) {
+    pub(crate) unsafe fn mark_infinite(&self, run: &Run, len: usize, visible: &VisibleBits, tile: TileSums<'_>) {
         let (width, [_, native]) = (run.cols.next_multiple_of(LANES), self.native());
         for (j, c) in (0..len).flat_map(|j| (0..run.cols).map(move |c| (j, c))) {
             // SAFETY: `j < len` is a key of the block, and `c` a column of the run.
@@ -75,10 +78,10 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
             if x.is_finite() {
                 continue;
             }
-            for r in rows.clone().filter(|&r| is_visible(seen.of_row(r), j)) {
-                let weights = &scores[r * SCORE_STRIDE..][..SCORE_STRIDE];
+            for r in tile.rows.clone().filter(|&r| is_visible(visible.of_row(r), j)) {
+                let weights = &tile.weights[r * SCORE_STRIDE..][..SCORE_STRIDE];
                 let weight = if native { bf16_pairs::rounded(weights, j) } else { weights[j] };
-                let output = &mut part[(r - rows.start) * width + c];
+                let output = &mut tile.sums[(r - tile.rows.start) * width + c];
                 *output = infinite::see(*output, weight * x);
             }
         }

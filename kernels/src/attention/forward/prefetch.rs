@@ -104,8 +104,8 @@ impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
         }
         match values {
             BlockValues::Rows { rows, .. } => prefetch.push_rows(rows, len, self.tiling.value_dim),
-            BlockValues::ValuePanels(value_panels) => push_strips(prefetch, value_panels.bytes(), len),
-            BlockValues::Int8 { value_panels, .. } => push_strips(prefetch, value_panels.bytes(), len),
+            BlockValues::ValuePanels(value_panels) => push_value_panels(prefetch, value_panels.bytes(), len),
+            BlockValues::Int8 { value_panels, .. } => push_value_panels(prefetch, value_panels.bytes(), len),
         }
     }
 
@@ -139,7 +139,7 @@ impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
 
 /// Adds `n` rows of value panels whose elements are `bytes` each. Where the panels differ in width, the memory added is
 /// only approximately those rows.
-fn push_strips(prefetch: &mut PrefetchQueue, (value_panels, bytes): (ValuePanels<u8>, usize), n: usize) {
+fn push_value_panels(prefetch: &mut PrefetchQueue, (value_panels, bytes): (ValuePanels<u8>, usize), n: usize) {
     let cols = value_panel(0, value_panels.width).len() * bytes;
     prefetch.push(
         value_panels.first,

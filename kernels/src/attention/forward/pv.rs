@@ -1,7 +1,7 @@
 //! P·V of a row block and a key block. Values are read in place or packed, as elements, pairs or bytes.
 
 use crate::attention::forward::key_block::Block;
-use crate::attention::forward::nonfinite::VisibleBits;
+use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
 use crate::attention::forward::scores::Spans;
 use crate::attention::forward::task::AttentionTask;
 use crate::attention::steps::by_isa::Steps;
@@ -12,8 +12,8 @@ use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::SCORE_STRIDE;
 use crate::attention::tiling::Regions;
 use crate::kv::key_block::{BlockValues, Run};
+use crate::kv::value_panels;
 use crate::kv::value_panels::WINDOW;
-use crate::kv::value_panels::{self, ValuePanels};
 use crate::matmul::bf16_pairs;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::READING_ROWS;
@@ -42,6 +42,18 @@ impl<'a> Manner<'a> {
     }
 }
 
+/// Run of columns, and its rows as P·V reads them: in place or packed.
+struct ReadyRun<'a> {
+    run: &'a Run,
+    rows: AnyRows,
+}
+
+/// Row block of the task, and the keys that each tile of its rows needs.
+struct RowSpans<'a> {
+    rows: Range<usize>,
+    spans: &'a Spans,
+}
+
 impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Computes `out ← rescale_prev · out + rescale_block · P V` for a row block and a key block.
     ///
@@ -55,10 +67,9 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
         spans: &Spans,
         regions: &mut Regions<'_>,
     ) {
-        if let BlockValues::Int8 { value_panels, scales } = block.values {
-            // SAFETY: the caller guarantees the contract of `run` and a row block inside the task; value panels and
-            // scales are the block's.
-            return unsafe { self.accumulate_pv_int8(block, (value_panels, scales), row_block, spans, regions) };
+        if let BlockValues::Int8 { .. } = block.values {
+            // SAFETY: the caller guarantees the contract of `run` and a row block inside the task.
+            return unsafe { self.accumulate_pv_int8(block, row_block, spans, regions) };
         }
         let nonfinite =
             if matches!(manner, Manner::Handled(Some(_))) { NonFinite::Handled } else { NonFinite::Ignored };
@@ -89,19 +100,20 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
                     if run.first + run.cols == end {
                         block.packed_values = Some((window, nonfinite));
                     }
-                    // SAFETY: the run has its columns for every key of the block; `ready` is true only if they were
-                    // packed before.
-                    unsafe { self.pack_values(&run, block.len, nonfinite, (room, ready)) }
+                    if !ready {
+                        // SAFETY: the run has its columns for every key of the block.
+                        unsafe { self.pack_values(&run, block.len, nonfinite, room) }
+                    }
+                    self.packed_rows(run.cols, room)
                 };
+                let (run, row_block) = (ReadyRun { run: &run, rows }, RowSpans { rows: row_block.clone(), spans });
                 // SAFETY: the rows are those of the run, in whole vectors; the caller guarantees the rest.
                 unsafe {
                     match manner {
-                        Manner::Handled(seen) => {
-                            self.accumulate_run_alone(block, (&run, rows), seen, row_block.clone(), (spans, regions));
+                        Manner::Handled(visible) => {
+                            self.accumulate_run_alone(block, run, visible, row_block, regions);
                         }
-                        _ => {
-                            self.accumulate_run(block, (&run, rows), manner.ends(), row_block.clone(), (spans, regions))
-                        }
+                        _ => self.accumulate_run(block, run, manner.ends(), row_block, regions),
                     }
                 }
             }
@@ -116,11 +128,12 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     unsafe fn accumulate_run(
         &self,
         block: &mut Block,
-        (run, rows): (&Run, AnyRows),
+        ReadyRun { run, rows }: ReadyRun<'_>,
         ends: Option<&RowBlockEnds>,
-        row_block: Range<usize>,
-        (spans, regions): (&Spans, &mut Regions<'_>),
+        row_block: RowSpans<'_>,
+        regions: &mut Regions<'_>,
     ) {
+        let RowSpans { rows: row_block, spans } = row_block;
         let stride = self.tiling.width();
         let values = Values {
             weights: regions.scores,
@@ -148,11 +161,12 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     unsafe fn accumulate_run_alone(
         &self,
         block: &mut Block,
-        (run, rows): (&Run, AnyRows),
-        seen: Option<&VisibleBits>,
-        row_block: Range<usize>,
-        (spans, regions): (&Spans, &mut Regions<'_>),
+        ReadyRun { run, rows }: ReadyRun<'_>,
+        visible: Option<&VisibleBits>,
+        row_block: RowSpans<'_>,
+        regions: &mut Regions<'_>,
     ) {
+        let RowSpans { rows: row_block, spans } = row_block;
         let (stride, width) = (self.tiling.width(), run.cols.next_multiple_of(LANES));
         const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS) };
         let (ones, mut part) = ([1.0; MAX_TILE_ROWS], [0.0; MAX_TILE_ROWS * WINDOW]);
@@ -180,9 +194,10 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
             unsafe { self.values(values, rows, block.len) }
             // Here NaN comes from weights; in the running outputs, from overflow.
             part.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = infinite::mark(*x));
-            if let Some(seen) = seen {
+            if let Some(visible) = visible {
+                let tile = TileSums { rows: here.clone(), weights: regions.scores, sums: part };
                 // SAFETY: the caller guarantees the contract of `run` and that the run is the block's.
-                unsafe { self.mark_infinite((run, block.len), seen, here.clone(), (regions.scores, part)) };
+                unsafe { self.mark_infinite(run, block.len, visible, tile) };
             }
             for (r, part) in here.zip(part.chunks_exact(width)) {
                 let factors = [&regions.rescale_prev[r..=r], &regions.rescale_block[r..=r]];
@@ -210,48 +225,44 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     }
 
     /// Packs columns of values into scratch, padded to whole vectors: as floats, or as bfloat16 if they are multiplied
-    /// as pairs. Returns the packed rows.
+    /// as pairs.
     ///
     /// # Safety
-    /// The run has its columns for `len` keys. With `ready`, `out` holds them already.
-    unsafe fn pack_values(
-        &self,
-        run: &Run,
-        len: usize,
-        nonfinite: NonFinite,
-        (out, ready): (&mut [f32], bool),
-    ) -> AnyRows {
-        let (size, stride) = ([len, run.cols], run.cols.next_multiple_of(LANES) as isize);
-        let [_, native] = self.native();
-        // SAFETY: the caller guarantees `len` keys of the run's columns, and that `out` holds them if `ready`.
+    /// The run has its columns for `len` keys.
+    unsafe fn pack_values(&self, run: &Run, len: usize, nonfinite: NonFinite, out: &mut [f32]) {
+        let (size, [_, native]) = ([len, run.cols], self.native());
+        // SAFETY: the caller guarantees `len` keys of the run's columns.
         unsafe {
             if native {
-                let out = bf16_pairs::as_halves(out);
-                if !ready {
-                    self.s.round_rows(run.rows, size, nonfinite, out);
-                }
-                Typed::Bf16(Rows::strided(out.as_ptr(), stride, 1))
+                self.s.round_rows(run.rows, size, nonfinite, bf16_pairs::as_halves(out));
             } else {
-                if !ready {
-                    self.s.pack_rows(run.rows, size, nonfinite, out);
-                }
-                Typed::F32(Rows::strided(out.as_ptr(), stride, 1))
+                self.s.pack_rows(run.rows, size, nonfinite, out);
             }
+        }
+    }
+
+    /// Returns the rows that [`Self::pack_values`] left in scratch.
+    fn packed_rows(&self, cols: usize, out: &mut [f32]) -> AnyRows {
+        let (stride, [_, native]) = (cols.next_multiple_of(LANES) as isize, self.native());
+        if native {
+            Typed::Bf16(Rows::strided(bf16_pairs::as_halves(out).as_ptr(), stride, 1))
+        } else {
+            Typed::F32(Rows::strided(out.as_ptr(), stride, 1))
         }
     }
 
     /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are not read afterwards.
     ///
     /// # Safety
-    /// Same contract as [`Self::run`]; `row_block` lies inside the task, and value panels and scales are the block's.
+    /// Same contract as [`Self::run`]; `row_block` lies inside the task, and the block's values are int8.
     unsafe fn accumulate_pv_int8(
         &self,
         block: &mut Block,
-        (value_panels, scales): (ValuePanels<i8>, *const [f32]),
         row_block: Range<usize>,
         spans: &Spans,
         regions: &mut Regions<'_>,
     ) {
+        let BlockValues::Int8 { value_panels, scales } = block.values else { unreachable!("values of bytes") };
         let (stride, rows) = (self.tiling.width(), row_block.len());
         // SAFETY: the cache outlives the call; its value panels are whole vectors.
         unsafe {

@@ -1,7 +1,7 @@
 //! QKᵀ of a row block and a key block. Keys are packed already or packed here, as elements, pairs or bytes.
 
 use crate::attention::forward::key_block::Block;
-use crate::attention::forward::queries::Queries;
+use crate::attention::forward::queries::{Int8Queries, Queries};
 use crate::attention::forward::scores::After;
 use crate::attention::forward::task::AttentionTask;
 use crate::attention::steps::bf16::PairPanels;
@@ -14,7 +14,7 @@ use crate::matmul::bf16_pairs::{self, as_pairs};
 use crate::matmul::dot_tile::FAR;
 use crate::matmul::int8;
 use crate::matmul::prefetch::{READING_KEYS, READING_ROWS};
-use crate::simd::{LANES, Query4};
+use crate::simd::LANES;
 use crate::tensor::any::Typed;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
@@ -40,32 +40,12 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
         after: After<'_>,
         regions: &mut Regions<'_>,
     ) {
-        if let Queries::Bytes(bytes, besides) = queries {
+        if let Queries::Int8(queries) = queries {
             // SAFETY: the caller guarantees the contract of `compute_scores`; the queries are the task's.
-            return unsafe { self.compute_qk_int8(block, (bytes, besides), row_block, after, regions.scores) };
+            return unsafe { self.compute_qk_int8(block, queries, row_block, after, regions.scores) };
         }
-        let (d, native) = (self.tiling.head_dim, matches!(queries, Queries::Bf16Dot(_)));
-        // Number of floats of a query, or of pairs.
-        let depth = if native { d.div_ceil(2) } else { d };
-        let After { spans, bias } = after;
-        let mut rows = [core::ptr::null(); MAX_ROW_BLOCK];
-        for (row, n) in self.stretches(row_block.clone()) {
-            let copied = (row_block.start + row.n) * depth;
-            let (first, step) = match queries {
-                // SAFETY: the row is inside the call's queries.
-                Queries::InPlace(q) => unsafe {
-                    (q.row(self.seq.batch, row.head, self.seq.first_row + row.i).0, q.strides()[2])
-                },
-                // SAFETY: the copy has a row for every row of the task.
-                Queries::Copied(first) => unsafe { (first.add(copied), depth as isize) },
-                // SAFETY: the pairs have a row for every row of the task.
-                Queries::Bf16Dot(first) => unsafe { (first.add(copied).cast(), depth as isize) },
-                Queries::Bytes(..) => unreachable!("returned above"),
-            };
-            for (k, at) in rows[row.n..row.n + n].iter_mut().enumerate() {
-                *at = first.wrapping_offset(k as isize * step);
-            }
-        }
+        let native = matches!(queries, Queries::Pairs(_));
+        let d = self.tiling.head_dim;
         let ready = match block.keys {
             Keys::Rows(_) => false,
             Keys::Packed(_) => !native || d.is_multiple_of(2),
@@ -75,26 +55,30 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
         let few = self.task.rows.len() <= READING_ROWS;
         let most = if few { READING_KEYS } else { KEY_BLOCK };
         let run = if ready { KEY_BLOCK } else { self.tiling.pack_keys.min(most) };
+        let n = row_block.len();
+        // SAFETY: the caller guarantees a row block inside the task.
+        let rows = unsafe { self.query_rows(queries, row_block) };
         for first in (0..block.len).step_by(run) {
-            let n = run.min(block.len - first);
-            // SAFETY: keys `first .. first + n` of the block exist; every query row has `head_dim` floats, or pairs;
-            // packed keys come in whole panels.
+            let keys = first..block.len.min(first + run);
+            // SAFETY: these keys of the block exist; every query row has `head_dim` floats, or pairs; packed keys come
+            // in whole panels.
             unsafe {
+                let depth = self.depth(native);
                 let later = if few { self.later(block, first, depth) } else { None };
                 if !ready && block.packed_keys != Some(first) {
                     // The keys to come are prefetched either by these tiles or by packing.
-                    let all = if later.is_some() { n } else { block.len - first };
-                    self.pack_keys(block, first..first + n, all, native, regions.keys);
+                    let all = if later.is_some() { keys.len() } else { block.len - first };
+                    self.pack_keys(block, keys.clone(), all, native, regions.keys);
                     block.packed_keys = Some(first);
                 }
                 let mut scores = Scores {
-                    queries: &rows[..row_block.len()],
+                    queries: &rows[..n],
                     keys: (),
-                    panels: first / LANES..(first + n).div_ceil(LANES),
-                    spans,
+                    panels: first / LANES..keys.end.div_ceil(LANES),
+                    spans: after.spans,
                     head_dim: depth,
                     scale: self.call.scale,
-                    next: bias,
+                    next: after.bias,
                     later,
                     prefetch: &mut block.prefetch,
                     out: regions.scores,
@@ -109,6 +93,40 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
                 }
             }
         }
+    }
+
+    /// Returns the number of floats of a query, or of pairs.
+    #[inline]
+    fn depth(&self, native: bool) -> usize {
+        if native { self.tiling.head_dim.div_ceil(2) } else { self.tiling.head_dim }
+    }
+
+    /// Returns the address of every query of a row block.
+    ///
+    /// # Safety
+    /// Same contract as [`AttentionTask::compute_scores`]; the queries are not bytes.
+    #[inline]
+    unsafe fn query_rows(&self, queries: Queries<'_>, row_block: Range<usize>) -> [*const f32; MAX_ROW_BLOCK] {
+        let depth = self.depth(matches!(queries, Queries::Pairs(_)));
+        let mut rows = [core::ptr::null(); MAX_ROW_BLOCK];
+        for (row, n) in self.stretches(row_block.clone()) {
+            let copied = (row_block.start + row.n) * depth;
+            let (first, step) = match queries {
+                // SAFETY: the row is inside the call's queries.
+                Queries::InPlace(q) => unsafe {
+                    (q.row(self.seq.batch, row.head, self.seq.first_row + row.i).0, q.strides()[2])
+                },
+                // SAFETY: the copy has a row for every row of the task.
+                Queries::Copied(first) => unsafe { (first.add(copied), depth as isize) },
+                // SAFETY: the pairs have a row for every row of the task.
+                Queries::Pairs(first) => unsafe { (first.add(copied).cast(), depth as isize) },
+                Queries::Int8(_) => unreachable!("queries of bytes meet keys of bytes"),
+            };
+            for (k, at) in rows[row.n..row.n + n].iter_mut().enumerate() {
+                *at = first.wrapping_offset(k as isize * step);
+            }
+        }
+        rows
     }
 
     /// Packs some of a block's keys into scratch: in panels, or in panels of pairs. Prefetches the keys after them, up
@@ -168,22 +186,25 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     unsafe fn compute_qk_int8(
         &self,
         block: &mut Block,
-        (bytes, besides): (*const Query4, *const int8::Row),
+        queries: Int8Queries,
         row_block: Range<usize>,
         After { spans, bias }: After<'_>,
         scores: &mut [f32],
     ) {
         let Keys::Int8 { keys, scales } = block.keys else { unreachable!("queries of bytes meet keys of bytes") };
-        let (d, rows) = (self.tiling.head_dim, row_block.len());
-        // SAFETY: `bytes` and `besides` hold every row of the task; the cache outlives the call.
-        let (queries, rows, keys, scales) = unsafe {
-            let quads = int8::quads(d);
-            let queries = core::slice::from_raw_parts(bytes.add(row_block.start * quads), rows * quads);
-            let rows = core::slice::from_raw_parts(besides.add(row_block.start), rows);
-            (queries, rows, &*keys, scales.map(|scales| &*scales))
+        let (d, n) = (self.tiling.head_dim, row_block.len());
+        let quads = int8::quads(d);
+        // SAFETY: the queries are every row of the task; the cache outlives the call.
+        let (query_quads, rows, keys, scales) = unsafe {
+            (
+                core::slice::from_raw_parts(queries.quads.add(row_block.start * quads), n * quads),
+                core::slice::from_raw_parts(queries.rows.add(row_block.start), n),
+                &*keys,
+                scales.map(|scales| &*scales),
+            )
         };
         self.s.scores_int8(qk_int8::Scores {
-            queries,
+            queries: query_quads,
             rows,
             keys,
             scales,

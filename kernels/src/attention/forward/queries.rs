@@ -19,9 +19,18 @@ pub(crate) enum Queries<'a> {
     /// Copied to scratch, `[row of the task][head_dim]`.
     Copied(*const f32),
     /// As bfloat16 pairs in scratch, `[row of the task][pairs]`.
-    Bf16Dot(*const Bf16x2),
-    /// As bytes in scratch, `[row of the task][quads]`, and each row's sum and factor.
-    Bytes(*const Query4, *const int8::Row),
+    Pairs(*const Bf16x2),
+    /// As bytes in scratch.
+    Int8(Int8Queries),
+}
+
+/// Queries quantised to bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Int8Queries {
+    /// Bytes, `[row of the task][quads]`.
+    pub(crate) quads: *const Query4,
+    /// Sum and factor of each row.
+    pub(crate) rows: *const int8::Row,
 }
 
 impl<'t, S: Steps> AttentionTask<'t, '_, S> {
@@ -77,7 +86,7 @@ impl<'t, S: Steps> AttentionTask<'t, '_, S> {
             // An odd last element is paired with the padding.
             pairs.copy_from_slice(&whole[..pairs.len()]);
         }
-        Queries::Bf16Dot(regions.queries.as_ptr().cast())
+        Queries::Pairs(regions.queries.as_ptr().cast())
     }
 
     /// Quantises the task's queries to bytes. They are multiplied by the scales of the keys' channels first, so that
@@ -87,10 +96,10 @@ impl<'t, S: Steps> AttentionTask<'t, '_, S> {
     /// Same contract as [`Self::run`].
     unsafe fn query_bytes(&self, channels: Option<&[f32]>, regions: &mut Regions<'_>) -> Queries<'t> {
         let (d, n) = (self.tiling.head_dim, self.task.rows.len());
-        let (bytes, besides) = int8::cut_queries(regions.queries, n, d);
+        let (quads, rows) = int8::cut_queries(regions.queries, n, d);
         // Keys are not packed here, so their scratch is free: sixteen rows or more.
         let wide = &mut regions.keys[..d.next_multiple_of(LANES)];
-        for ((row, bytes), besides) in self.rows(0..n).zip(bytes.chunks_exact_mut(int8::quads(d))).zip(&mut *besides) {
+        for ((row, quads), factors) in self.rows(0..n).zip(quads.chunks_exact_mut(int8::quads(d))).zip(&mut *rows) {
             // SAFETY: the row is inside the call's queries and has `d` elements.
             unsafe {
                 let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
@@ -103,8 +112,8 @@ impl<'t, S: Steps> AttentionTask<'t, '_, S> {
                     || row.iter_mut().zip(channels).for_each(|(x, scale)| *x *= scale),
                 );
             }
-            *besides = self.s.quantise_query(row, self.call.scale, bytes);
+            *factors = self.s.quantise_query(row, self.call.scale, quads);
         }
-        Queries::Bytes(bytes.as_ptr(), besides.as_ptr())
+        Queries::Int8(Int8Queries { quads: quads.as_ptr(), rows: rows.as_ptr() })
     }
 }

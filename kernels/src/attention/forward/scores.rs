@@ -90,7 +90,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
                 self.s.bias(ScoreBlock { scores, spans, rows }, columns);
             }
             self.add_positional_terms(block, row_block.clone(), spans, regions.scores);
-            self.apply_mask(block, row_block, (spans, mask), regions.scores);
+            self.apply_mask(block, row_block, spans, mask, regions.scores);
             true
         }
     }
@@ -112,7 +112,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
         let ranges = &mut ranges[..row_block.len()];
         for row in self.rows(row_block.clone()) {
             let keys = self.keys_of(block, row);
-            let (from, to) = keys.hull();
+            let (from, to) = keys.key_range();
             ranges[row.n] = KeyRange { from, to, all: keys.prefix == 0 };
         }
         if let Some((mask, columns)) = mask {
@@ -232,7 +232,8 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
         &self,
         block: &Block,
         row_block: Range<usize>,
-        (spans, mask): (&[Span], Option<MaskRows<'_>>),
+        spans: &[Span],
+        mask: Option<MaskRows<'_>>,
         scores: &mut [f32],
     ) {
         let rows = row_block.len();

@@ -45,11 +45,11 @@ pub(crate) trait Steps: PackSteps {
     ///
     /// # Safety
     /// Same contract as [`score_passes::narrow_by_mask`].
-    unsafe fn narrow_by_mask(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [KeyRange]);
+    unsafe fn narrow_by_mask(self, rows: &[Columns<u8>], polarity: Mask<'_>, key_ranges: &mut [KeyRange]);
     /// Turns scores into finished weights: see [`score_passes::weights`].
     fn weights(self, row_block: ScoreBlock<'_>, rows: &[(f32, f32)]);
     /// Adds weights to the sum of each key: see [`score_passes::add_weight_sums`].
-    fn add_weight_sums(self, row_block: ScoreBlock<'_>, mass: &mut [f32]);
+    fn add_weight_sums(self, row_block: ScoreBlock<'_>, sums: &mut [f32]);
     /// Turns scores into weights and merges the block into the rows' running maxima and sums: see [`softmax::softmax`].
     fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>);
     /// Merges rows accumulated over later keys into rows accumulated over earlier ones: see [`softmax::merge`].
@@ -137,11 +137,11 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn narrow_by_mask(self, rows: &[Columns<u8>], polarity: Mask<'_>, hulls: &mut [KeyRange]) {
+            unsafe fn narrow_by_mask(self, rows: &[Columns<u8>], polarity: Mask<'_>, key_ranges: &mut [KeyRange]) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller guarantees the contract of `score_passes::narrow_by_mask`.
-                    || unsafe { score_passes::narrow_by_mask(rows, polarity, hulls) },
+                    || unsafe { score_passes::narrow_by_mask(rows, polarity, key_ranges) },
                 )
             }
 
@@ -152,10 +152,10 @@ macro_rules! steps {
                 )
             }
 
-            fn add_weight_sums(self, row_block: ScoreBlock<'_>, mass: &mut [f32]) {
+            fn add_weight_sums(self, row_block: ScoreBlock<'_>, sums: &mut [f32]) {
                 self.vectorize(
                     #[inline(always)]
-                    || score_passes::add_weight_sums(self, row_block, mass),
+                    || score_passes::add_weight_sums(self, row_block, sums),
                 )
             }
 

@@ -5,6 +5,7 @@ pub(crate) mod by_isa;
 pub(crate) mod epilogue;
 pub(crate) mod infinite;
 pub(crate) mod pv;
+pub(crate) mod pv_tile;
 pub(crate) mod qk;
 pub(crate) mod qk_int8;
 pub(crate) mod score_passes;

@@ -10,7 +10,7 @@ use crate::attention::steps::score_passes::Columns;
 use crate::attention::steps::span::{SCORE_STRIDE, Span};
 use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
 use crate::matmul::prefetch::{PrefetchQueue, PrefetchStream};
-use crate::matmul::prefetch::{READING_ROWS, asks_ahead};
+use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::AnyPanels;
 use core::ops::Range;
@@ -117,7 +117,7 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: Scores<'_, *cons
     // Rows of pages, which tiles do not prefetch, are read more slowly two panels at a time.
     let few = if a.later.is_some() { T::FEW_VECS } else { 1 };
     let vecs = dot_tile::panels(s, all, [few, T::VECS]);
-    let lines = dot_tile::asked::<S, T>(vecs, d);
+    let lines = dot_tile::prefetched_lines::<S, T>(vecs, d);
     let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, prefetch: a.prefetch, lines };
     walk.for_each_tile(
         s,
@@ -127,7 +127,7 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: Scores<'_, *cons
             // of `out` are inside their slice; the caller guarantees that queries and keys are readable.
             unsafe {
                 let n = panels.start - first;
-                let later = a.later.filter(|_| asks_ahead::<S>(row, rows, all));
+                let later = a.later.filter(|_| tile_prefetches::<S>(row, rows, all));
                 let tile = Tile {
                     rows: a.queries.as_ptr().add(row),
                     panels: a.keys.add(n * d * LANES),

@@ -8,7 +8,7 @@ use crate::attention::steps::span::{SCORE_STRIDE, Span};
 use crate::matmul::dot_tile::{self, FAR, FEW_ROWS, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, Row, panel_bytes, quads};
 use crate::matmul::prefetch::PrefetchQueue;
-use crate::matmul::prefetch::asks_ahead;
+use crate::matmul::prefetch::tile_prefetches;
 use crate::simd::{Int8Dot, Int8DotWork, LANES, Query4};
 
 /// Operands of int8 QKᵀ: a row block's queries, a run of packed keys, and the score block to write.
@@ -67,7 +67,7 @@ impl Int8DotWork for Scores<'_> {
                             keys: a.keys.as_ptr().add((panels.start - first) * panel_bytes(a.head_dim)),
                             scales: a.scales.map(|scales| scales.as_ptr().add((panels.start - first) * LANES)),
                             quads,
-                            fetch: asks_ahead::<S>(row, here, all),
+                            fetch: tile_prefetches::<S>(row, here, all),
                             out: out.add(row * SCORE_STRIDE + panels.start * LANES),
                         };
                         let most = const { [S::INT8_DOT_ROWS, S::TILE_VECS] };

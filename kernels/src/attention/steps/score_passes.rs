@@ -222,10 +222,10 @@ pub(crate) unsafe fn mask<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[
 /// The rows' columns are readable.
 #[inline(always)]
 pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ranges: &mut [KeyRange]) {
-    for (row, hull) in rows.iter().zip(ranges) {
-        let (from, to) = (hull.from, hull.to.min(row.len));
+    for (row, range) in rows.iter().zip(ranges) {
+        let (from, to) = (range.from, range.to.min(row.len));
         if from >= to {
-            *hull = KeyRange::EMPTY;
+            *range = KeyRange::EMPTY;
             continue;
         }
         let mut copy = [0u8; crate::tensor::rows::KEY_BLOCK];
@@ -252,12 +252,12 @@ pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ra
                 |byte| byte == 0,
             ),
         };
-        *hull = match narrow_by_mask.is_empty() {
+        *range = match narrow_by_mask.is_empty() {
             true => KeyRange::EMPTY,
             false => KeyRange {
                 from: from + narrow_by_mask.from,
                 to: from + narrow_by_mask.to,
-                all: hull.all && narrow_by_mask.all,
+                all: range.all && narrow_by_mask.all,
             },
         };
     }
@@ -333,15 +333,15 @@ pub(crate) fn weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[(f32
 
 /// Adds the row block's weights to the sum of each key, row after row.
 #[inline(always)]
-pub(crate) fn add_weight_sums<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, mass: &mut [f32]) {
-    assert!(mass.len() >= crate::tensor::rows::KEY_BLOCK);
+pub(crate) fn add_weight_sums<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, sums: &mut [f32]) {
+    assert!(sums.len() >= crate::tensor::rows::KEY_BLOCK);
     row_block.for_each_panel(
         s,
         #[inline(always)]
         |_, first, at| {
-            // SAFETY: a panel of the row block's scores; spans end inside a block, and so inside `mass`.
+            // SAFETY: a panel of the row block's scores; spans end inside a block, and so inside `sums`.
             unsafe {
-                let sum = mass.as_mut_ptr().add(first);
+                let sum = sums.as_mut_ptr().add(first);
                 s.store(sum, s.add(s.load(sum), s.load(at)));
             }
         },

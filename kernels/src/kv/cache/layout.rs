@@ -97,11 +97,11 @@ pub(super) struct Int8 {
 }
 
 /// Returns part of a block, given as a range of bytes.
-pub(super) fn part<T: Plain>(lines: &AlignedBuf, bytes: Range<usize>) -> &[T] {
-    &lines.elements()[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
+pub(super) fn part<T: Plain>(buffer: &AlignedBuf, bytes: Range<usize>) -> &[T] {
+    &buffer.elements()[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
 }
 
 /// Returns part of a block to write to, given as a range of bytes.
-pub(super) fn part_mut<T: Plain>(lines: &mut AlignedBuf, bytes: Range<usize>) -> &mut [T] {
-    &mut lines.elements_mut()[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
+pub(super) fn part_mut<T: Plain>(buffer: &mut AlignedBuf, bytes: Range<usize>) -> &mut [T] {
+    &mut buffer.elements_mut()[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
 }

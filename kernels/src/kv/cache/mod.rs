@@ -6,17 +6,16 @@
 //! scales as in `int8.rs`. Sequences with a common start share blocks; a write to a shared block copies it first.
 
 mod layout;
+mod read;
 mod write;
 
-use crate::kv::key_block::{BlockValues, Keys};
-use crate::kv::value_panels::ValuePanels;
 use crate::simd::aligned::{AlignedBuf, has_memory};
 use crate::simd::isa::Isa;
-use crate::tensor::any::{Tensor, Typed};
-use crate::tensor::element::{Bf16, Dtype, Element, F16, Load};
+use crate::tensor::any::Tensor;
+use crate::tensor::element::{Bf16, Dtype, F16};
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 use core::ops::Range;
-use layout::{Format, Int8, Sizes, part};
+use layout::{Format, Int8, Sizes};
 use std::sync::Arc;
 use write::{Place, Write, WriteBytes};
 
@@ -215,13 +214,13 @@ impl Cache {
             let (block, row) = (self.lens[sequence] / KEY_BLOCK, self.lens[sequence] % KEY_BLOCK);
             let here = (n - done).min(KEY_BLOCK - row);
             let sizes = self.sizes;
-            let lines = self.block_mut(sequence, block);
+            let buffer = self.block_mut(sequence, block);
             let place = Place { sizes, row, kv, b, rows: done..done + here };
             match (format, &mut int8) {
-                (Format::Elements(Dtype::F32), _) => Write(place, lines.floats_mut()).write(isa),
-                (Format::Elements(Dtype::Bf16), _) => Write(place, lines.elements_mut::<Bf16>()).write(isa),
-                (Format::Elements(Dtype::F16), _) => Write(place, lines.elements_mut::<F16>()).write(isa),
-                (Format::Int8 { .. }, Some(int8)) => WriteBytes { place, int8, lines }.write(isa),
+                (Format::Elements(Dtype::F32), _) => Write(place, buffer.floats_mut()).write(isa),
+                (Format::Elements(Dtype::Bf16), _) => Write(place, buffer.elements_mut::<Bf16>()).write(isa),
+                (Format::Elements(Dtype::F16), _) => Write(place, buffer.elements_mut::<F16>()).write(isa),
+                (Format::Int8 { .. }, Some(int8)) => WriteBytes { place, int8, buffer }.write(isa),
                 (Format::Int8 { .. }, None) => unreachable!("a cache of bytes has what that takes"),
             }
             self.lens[sequence] += here;
@@ -300,11 +299,11 @@ impl Cache {
             return false;
         }
         while self.spare.len() < blocks {
-            let mut lines = AlignedBuf::new();
-            if self.spare.try_reserve(1).is_err() || !lines.try_reserve(floats) {
+            let mut buffer = AlignedBuf::new();
+            if self.spare.try_reserve(1).is_err() || !buffer.try_reserve(floats) {
                 return false;
             }
-            self.spare.push(Arc::new(lines));
+            self.spare.push(Arc::new(buffer));
         }
         true
     }
@@ -314,9 +313,9 @@ impl Cache {
         let floats = self.block_bytes() / size_of::<f32>();
         let mut fresh = || {
             self.spare.pop().unwrap_or_else(|| {
-                let mut lines = AlignedBuf::new();
-                lines.reserve(floats);
-                Arc::new(lines)
+                let mut buffer = AlignedBuf::new();
+                buffer.reserve(floats);
+                Arc::new(buffer)
             })
         };
         let blocks = &mut self.sequences[sequence];
@@ -326,92 +325,11 @@ impl Cache {
         let block = blocks[block].as_mut().expect("keys are appended behind the last one, which is never evicted");
         if Arc::get_mut(block).is_none() {
             let mut copy = fresh();
-            let lines = Arc::get_mut(&mut copy).expect("spare blocks are nobody's");
-            lines.floats_mut()[..floats].copy_from_slice(&block.floats()[..floats]);
+            let buffer = Arc::get_mut(&mut copy).expect("spare blocks are nobody's");
+            buffer.floats_mut()[..floats].copy_from_slice(&block.floats()[..floats]);
             *block = copy;
         }
         Arc::get_mut(block).expect("it is nobody else's")
-    }
-
-    fn block(&self, sequence: usize, block: usize) -> Option<&AlignedBuf> {
-        self.sequences.get(sequence)?.get(block)?.as_deref()
-    }
-
-    /// Returns true if the block is held.
-    pub(crate) fn holds(&self, sequence: usize, block: usize) -> bool {
-        self.block(sequence, block).is_some()
-    }
-
-    /// Returns a head's packed keys of a block that is held.
-    pub(crate) fn keys(&self, sequence: usize, head: usize, block: usize) -> Keys {
-        let (lines, at) = (self.held(sequence, block), self.sizes.parts(head));
-        match self.sizes.format {
-            Format::Elements(Dtype::F32) => Keys::Packed(Typed::F32(part(lines, at.keys).as_ptr())),
-            Format::Elements(Dtype::Bf16) => Keys::Packed(Typed::Bf16(part(lines, at.keys).as_ptr())),
-            Format::Elements(Dtype::F16) => Keys::Packed(Typed::F16(part(lines, at.keys).as_ptr())),
-            Format::Int8 { key_scales } => Keys::Int8 {
-                keys: part(lines, at.keys),
-                scales: key_scales.then(|| part(lines, at.key_scales) as *const _),
-            },
-        }
-    }
-
-    /// Returns a head's values of a block that is held: 256 rows.
-    pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
-        fn value_panels<T: Load>(lines: &AlignedBuf, bytes: Range<usize>, width: usize) -> ValuePanels<T> {
-            ValuePanels { first: part(lines, bytes).as_ptr(), width }
-        }
-        let (lines, at, width) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.width());
-        BlockValues::ValuePanels(match self.sizes.format {
-            Format::Elements(Dtype::F32) => Typed::F32(value_panels(lines, at.values, width)),
-            Format::Elements(Dtype::Bf16) => Typed::Bf16(value_panels(lines, at.values, width)),
-            Format::Elements(Dtype::F16) => Typed::F16(value_panels(lines, at.values, width)),
-            Format::Int8 { .. } => {
-                let scales = part(lines, at.value_scales) as *const _;
-                return BlockValues::Int8 { value_panels: value_panels(lines, at.values, width), scales };
-            }
-        })
-    }
-
-    fn held(&self, sequence: usize, block: usize) -> &AlignedBuf {
-        self.block(sequence, block).expect("the block is held")
-    }
-
-    pub(crate) fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        let inside = h < self.sizes.kv_heads && d < self.sizes.head_dim && j < *self.lens.get(b)?;
-        let (block, row) = (self.block(b, j / KEY_BLOCK).filter(|_| inside)?, j % KEY_BLOCK);
-        let (at, i) = (self.sizes.parts(h), self.sizes.key(row, d));
-        Some(match self.sizes.format {
-            Format::Elements(dtype) => element(block, dtype, at.keys, i),
-            Format::Int8 { .. } => {
-                let scale = match self.channels(h)? {
-                    Some(channels) => channels[d],
-                    None => part::<f32>(block, at.key_scales)[row],
-                };
-                f32::from(part::<i8>(block, at.keys)[i]) * scale
-            }
-        })
-    }
-
-    pub(crate) fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
-        let inside = h < self.sizes.kv_heads && d < self.sizes.value_dim && j < *self.lens.get(b)?;
-        let (block, row) = (self.block(b, j / KEY_BLOCK).filter(|_| inside)?, j % KEY_BLOCK);
-        let (at, i) = (self.sizes.parts(h), self.sizes.value(row, d));
-        Some(match self.sizes.format {
-            Format::Elements(dtype) => element(block, dtype, at.values, i),
-            Format::Int8 { .. } => {
-                f32::from(part::<i8>(block, at.values)[i]) * part::<f32>(block, at.value_scales)[row]
-            }
-        })
-    }
-}
-
-/// Returns an element of a part of a block, widened.
-fn element(lines: &AlignedBuf, dtype: Dtype, bytes: Range<usize>, i: usize) -> f32 {
-    match dtype {
-        Dtype::F32 => part::<f32>(lines, bytes)[i],
-        Dtype::Bf16 => part::<Bf16>(lines, bytes)[i].widen(),
-        Dtype::F16 => part::<F16>(lines, bytes)[i].widen(),
     }
 }
 

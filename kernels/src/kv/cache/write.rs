@@ -97,7 +97,7 @@ fn as_floats<T: Element>(elements: &mut [T]) -> Option<&mut [f32]> {
 pub(super) struct WriteBytes<'a> {
     pub(super) place: Place<'a>,
     pub(super) int8: &'a mut Int8,
-    pub(super) lines: &'a mut AlignedBuf,
+    pub(super) buffer: &'a mut AlignedBuf,
 }
 
 impl WriteBytes<'_> {
@@ -106,7 +106,7 @@ impl WriteBytes<'_> {
     }
 
     fn run<S: PackSteps>(self, s: S) {
-        let Self { place: Place { sizes, row, kv, b, rows }, int8: Int8 { channels, row: wide, bytes }, lines } = self;
+        let Self { place: Place { sizes, row, kv, b, rows }, int8: Int8 { channels, row: wide, bytes }, buffer } = self;
         let (d, e, width) = (sizes.head_dim, sizes.value_dim, sizes.width());
         let (key, value) = bytes.split_at_mut(d);
         for h in 0..sizes.kv_heads {
@@ -120,13 +120,13 @@ impl WriteBytes<'_> {
                 match channels {
                     // Keys that are not finite were refused, or are the caller's responsibility.
                     Some(channels) => _ = s.quantise_by_channel(&wide[..d], channels, key),
-                    None => part_mut(lines, key_scales.clone())[j] = s.quantise(&wide[..d], key),
+                    None => part_mut(buffer, key_scales.clone())[j] = s.quantise(&wide[..d], key),
                 }
-                int8::place_key(key, j, part_mut(lines, keys.clone()));
+                int8::place_key(key, j, part_mut(buffer, keys.clone()));
                 // SAFETY: the value has one row of `e` elements.
                 unsafe { s.pack_rows(v, [1, e], NonFinite::Ignored, wide) };
-                part_mut(lines, value_scales.clone())[j] = s.quantise(&wide[..e], value);
-                let places = part_mut(lines, values.clone());
+                part_mut(buffer, value_scales.clone())[j] = s.quantise(&wide[..e], value);
+                let places = part_mut(buffer, values.clone());
                 for value_panel in value_panels(width) {
                     places[sizes.value(j, value_panel.start)..][..value_panel.len()]
                         .copy_from_slice(&value[value_panel]);

@@ -1,0 +1,276 @@
+//! Register tile of P·V: a few rows of weights by a few vectors of columns.
+//!
+//! ```text
+//! sum[MR][NV] = 0, or what the part before left
+//! for each term (a key, or a pair of keys) of the part:
+//!     value[NV] = values[term]
+//!     for each row: sum[row] += weights[row][term] · value
+//! last part: sum = out · rescale_prev + sum · rescale_block
+//! out = sum, or its rows are normalised and written
+//! ```
+
+use crate::attention::steps::epilogue::{if_finite, normalised};
+use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::matmul::dot_tile::{FEW_ROWS, prefetches};
+use crate::matmul::operands::MulAdd;
+use crate::matmul::prefetch::PrefetchStream;
+use crate::matmul::tile_rows::TileRows;
+use crate::matmul::value_operand::ValueOperand;
+use crate::simd::{LANES, Level, Simd};
+use crate::tensor::rows::KEY_BLOCK;
+use core::ops::Range;
+
+/// Destination of a tile's sums: the running outputs of its rows, and their factors.
+#[derive(Clone, Copy)]
+pub(crate) struct RunningRows {
+    pub(crate) rescale_prev: *const f32,
+    pub(crate) rescale_block: *const f32,
+    pub(crate) rows: TileRows,
+    pub(crate) fresh: bool,
+    pub(crate) ends: Option<TileEnds>,
+}
+
+/// Factors and addresses of a tile's rows that end, in columns `first..past`: see [`ColumnEnds`].
+#[derive(Clone, Copy)]
+pub(crate) struct TileEnds {
+    pub(crate) factors: *const (f32, f32),
+    pub(crate) rows: *const *mut f32,
+    pub(crate) first: usize,
+    pub(crate) past: usize,
+    pub(crate) finite: *mut f32,
+}
+
+/// Terms of a span that a tile computes at a time.
+#[derive(Clone)]
+pub(crate) struct Part {
+    pub(crate) terms: Range<usize>,
+    /// End of the span's terms.
+    pub(crate) all: usize,
+    /// True if the part is the span's first.
+    pub(crate) first: bool,
+}
+
+impl Part {
+    /// Returns the terms of `span` that belong to `keys`. Spans and runs start at a panel, so they start with a whole
+    /// term.
+    #[inline(always)]
+    pub(crate) fn new<S: Simd, R: ValueOperand<S>>(span: Span, keys: Range<usize>) -> Self {
+        let (start, end) = (span.keys().start / R::KEYS, span.keys().end.div_ceil(R::KEYS));
+        let terms = start.max(keys.start / R::KEYS)..end.min(keys.end / R::KEYS);
+        Self { first: terms.start == start, terms, all: end }
+    }
+
+    /// Returns the address from which the tile at vector `vec` prefetches its share of the values `far` terms after the
+    /// part's start, if those are evenly spaced: rows are contiguous, so the tiles of a part together prefetch all of
+    /// them, in the order of memory.
+    ///
+    /// # Safety
+    /// The values have the span's terms.
+    #[inline(always)]
+    pub(crate) unsafe fn later<S: Simd, R: ValueOperand<S>>(&self, values: R, far: usize, vec: usize) -> Option<R::At> {
+        // SAFETY: the caller guarantees the span's terms, up to `all`.
+        let (at, evenly) = unsafe { values.later(self.terms.start + far, self.all)? };
+        (evenly >= self.terms.len()).then(|| R::offset(at, (self.terms.len() * vec * LANES * R::BYTES) as isize))
+    }
+}
+
+/// Computes a register tile of `MR` rows by `NV` vectors of columns.
+///
+/// # Safety
+/// Each of `MR` rows has weights up to the part's end, two factors, and `16 · NV` outputs, where the part before, if
+/// any, left its sums. For the values, and for rows that end, same contract as [`values`](super::pv::values).
+#[inline(always)]
+pub(crate) unsafe fn tile<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: usize>(
+    s: S,
+    terms: Terms<R, R::At>,
+    running: RunningRows,
+) {
+    let (first, last) = (terms.part.first, terms.part.terms.end == terms.part.all);
+    let mut sum = [[s.splat(0.0); NV]; MR];
+    // SAFETY: the caller guarantees `MR` rows of weights, factors and outputs, the values of the span's keys, and the
+    // addresses of rows that end, for these columns.
+    unsafe {
+        if !first {
+            running.rows.load(s, &mut sum);
+        }
+        terms.add_to(s, &mut sum);
+        if last {
+            running.merge(s, &mut sum);
+            if let Some(ends) = running.ends.filter(|_| const { R::ENDS && S::ENDS_ROWS }) {
+                return end_rows(s, &mut sum, ends);
+            }
+        }
+        running.rows.store(s, &sum, |_, sum| sum);
+    }
+}
+
+impl RunningRows {
+    /// Merges the running outputs into the sums of a block: `sum ← out·rescale_prev + sum·rescale_block`.
+    ///
+    /// # Safety
+    /// Each of `MR` rows has two factors and `16 · NV` outputs.
+    #[inline(always)]
+    unsafe fn merge<S: Simd, const MR: usize, const NV: usize>(self, s: S, sums: &mut [[S::V; NV]; MR]) {
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: row `r < MR` has two factors and `16 · NV` outputs.
+            unsafe {
+                let (rescale_prev, rescale_block) =
+                    (s.splat(*self.rescale_prev.add(r)), s.splat(*self.rescale_block.add(r)));
+                for (n, sum) in sums.iter_mut().enumerate() {
+                    let before =
+                        if self.fresh { s.splat(0.0) } else { s.mul(s.load(self.rows.at(r, n)), rescale_prev) };
+                    *sum = s.fma(*sum, rescale_block, before);
+                }
+            }
+        }
+    }
+}
+
+/// Terms of a tile's sums, and memory to prefetch meanwhile.
+pub(crate) struct Terms<R, At> {
+    pub(crate) values: R,
+    /// Weights of the tile's first row.
+    pub(crate) weights: *const f32,
+    pub(crate) part: Part,
+    /// For few rows: distance in terms at which values are prefetched.
+    pub(crate) far: Option<usize>,
+    /// Instead of `far`: address from which on memory is prefetched in order.
+    pub(crate) next: Option<At>,
+    /// For a tile that [`prefetches`]: memory needed later, one line with each term.
+    pub(crate) stream: PrefetchStream,
+}
+
+/// Values to prefetch beside evenly spaced terms: the first term, how many are evenly spaced, and by how many bytes.
+struct Later<At> {
+    at: Option<At>,
+    terms: usize,
+    step: isize,
+}
+
+impl<R: Copy, At: Copy> Terms<R, At> {
+    /// Adds the terms, one stretch of evenly spaced values after the other.
+    ///
+    /// # Safety
+    /// Same contract as [`tile`].
+    #[inline(always)]
+    unsafe fn add_to<S: Simd, const MR: usize, const NV: usize>(mut self, s: S, sums: &mut [[S::V; NV]; MR])
+    where
+        R: ValueOperand<S, At = At>,
+    {
+        let Range { start: mut term, end } = self.part.terms;
+        let step = self.values.step();
+        while term < end {
+            // SAFETY: the caller guarantees the values of the span's keys.
+            let (mut at, evenly, mut later) =
+                unsafe { (self.values.at(term), self.values.evenly(term), self.later::<S, MR, NV>(term)) };
+            // Rows of pages are many short stretches: prefetching those to the second-level cache is faster.
+            let near = MR <= FEW_ROWS && s.has_large_l1() && evenly >= KEY_BLOCK;
+            let level = if near { Level::First } else { Level::Second };
+            // The loop over evenly spaced terms looks no address up: see `pack::Even`.
+            let stop = end.min(term.saturating_add(evenly.min(later.terms)));
+            for j in term..stop {
+                if let Some(later_at) = &mut later.at {
+                    for row in R::rows(*later_at) {
+                        s.prefetch_far(level, row, NV * LANES * R::BYTES / R::KEYS);
+                    }
+                    *later_at = R::offset(*later_at, later.step);
+                }
+                if const { prefetches::<S>(MR, NV) } {
+                    self.stream.prefetch(s);
+                }
+                // SAFETY: `at` has been counted to term `j`: terms up to `stop` lie evenly.
+                unsafe { multiply_add::<S, R, MR, NV>(s, at, self.weights, j, sums) };
+                at = R::offset(at, step);
+            }
+            self.next = self.next.and(later.at);
+            term = stop;
+        }
+    }
+
+    /// Returns what to prefetch beside the terms from `term` on.
+    ///
+    /// # Safety
+    /// The values have the span's terms.
+    #[inline(always)]
+    unsafe fn later<S: Simd, const MR: usize, const NV: usize>(&self, term: usize) -> Later<At>
+    where
+        R: ValueOperand<S, At = At>,
+    {
+        if self.next.is_some() {
+            return Later { at: self.next, terms: usize::MAX, step: (NV * LANES * R::BYTES) as isize };
+        }
+        let step = self.values.step();
+        // Where full tiles have one vector, only small tiles prefetch here: the test would cost full tiles time.
+        let far = if const { S::TILE_VECS > 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS } { self.far } else { None };
+        // SAFETY: the caller guarantees the values of the span's keys, up to term `all`.
+        match far.and_then(|far| unsafe { self.values.later(term + far, self.part.all) }) {
+            Some((at, terms)) => Later { at: Some(at), terms, step },
+            None => Later { at: None, terms: usize::MAX, step },
+        }
+    }
+}
+
+/// `sums[row][n] += weights[row][term] · values[term][n]`.
+///
+/// # Safety
+/// `at` is the address of a term with `16 · NV` columns; each of `MR` rows has its weight.
+#[inline(always)]
+unsafe fn multiply_add<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: usize>(
+    s: S,
+    at: R::At,
+    weights: *const f32,
+    term: usize,
+    sums: &mut [[S::V; NV]; MR],
+) {
+    let mut value = [R::By::zero(s); NV];
+    for (n, value) in value.iter_mut().enumerate() {
+        // SAFETY: vector `n < NV` of the term.
+        *value = unsafe { R::y(s, at, n * LANES) };
+    }
+    for (r, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: row `r < MR` has a weight for the term.
+        let weight = unsafe { R::By::x(s, weights.add(r * SCORE_STRIDE), term) };
+        for (sum, &value) in sums.iter_mut().zip(&value) {
+            *sum = R::By::fma(s, weight, value, *sum);
+        }
+    }
+}
+
+/// Normalises and writes the rows of a tile, as [`finish`](crate::attention::steps::epilogue::finish) does with
+/// non-finite values ignored: if something in them is not finite, the rows written are not valid.
+///
+/// # Safety
+/// `ends` has `MR` rows, each with as many columns as `NV` vectors hold, or as are left up to `past`.
+#[inline(always)]
+unsafe fn end_rows<S: Simd, const MR: usize, const NV: usize>(s: S, rows: &mut [[S::V; NV]; MR], ends: TileEnds) {
+    let mut finite = s.splat(0.0);
+    for (r, row) in rows.iter_mut().enumerate() {
+        // SAFETY: row `r < MR` has factors.
+        let (high, low) = unsafe { *ends.factors.add(r) };
+        let mut found = s.splat(0.0);
+        for x in row {
+            found = if_finite(s, *x, found);
+            *x = normalised(s, *x, [s.splat(high), s.splat(low)]);
+        }
+        finite = s.add(finite, found);
+    }
+    // SAFETY: `ends.finite` is sixteen floats.
+    unsafe { s.store(ends.finite, s.add(s.load(ends.finite), finite)) };
+    // Tested once: inside the loop, the test would keep the loop from being unrolled and the rows out of registers.
+    if ends.first + NV * LANES <= ends.past {
+        for (r, row) in rows.iter().enumerate() {
+            for (n, &x) in row.iter().enumerate() {
+                // SAFETY: row `r < MR` has these columns.
+                unsafe { s.store((*ends.rows.add(r)).add(ends.first + n * LANES), x) };
+            }
+        }
+        return;
+    }
+    for (r, row) in rows.iter().enumerate() {
+        for (n, &x) in row.iter().enumerate() {
+            let first = ends.first + n * LANES;
+            // SAFETY: row `r < MR` has the columns that are left up to `past`.
+            unsafe { s.store_first((*ends.rows.add(r)).add(first), x, LANES.min(ends.past - first)) };
+        }
+    }
+}
