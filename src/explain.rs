@@ -56,10 +56,10 @@ impl Plan {
             for tile in (0..sequence.q_len).step_by(tile_rows) {
                 let rows = tile..sequence.q_len.min(tile + tile_rows);
                 for first in (0..sequence.kv_len).step_by(KEY_BLOCK) {
-                    let (seen, hull) = self.tile(problem, &sequence, rows.clone(), first);
-                    pairs += seen as f64;
-                    computed += (hull * rows.len()) as f64;
-                    if hull > 0 { blocks.0 += 1 } else { blocks.1 += 1 }
+                    let (visible, width) = self.tile(problem, &sequence, rows.clone(), first);
+                    pairs += visible as f64;
+                    computed += (width * rows.len()) as f64;
+                    if width > 0 { blocks.0 += 1 } else { blocks.1 += 1 }
                 }
             }
         }
@@ -115,7 +115,7 @@ impl Plan {
             }
         };
         let widest = Isa::detect();
-        note(self.exec.isa != widest, &format!("{} as asked; {widest} is the widest here", self.exec.isa));
+        note(self.exec.isa != widest, &format!("{} as set; {widest} is the widest here", self.exec.isa));
         note(call.q.strides()[3] != 1, "queries are copied: their elements are not contiguous");
         if let Some([k, v]) = call.kv.tensors() {
             note(k.strides()[3] != 1, "keys are packed element by element: they are not contiguous");
@@ -129,7 +129,10 @@ impl Plan {
             note(call.native(|| true) == [false; 2], "nothing native: neither keys nor values are bfloat16");
             note(call.native(|| isa.has_native_bf16()) != [false; 2], "bfloat16 is multiplied as it is");
         }
-        note(self.tiling.pack_keys() < KEY_BLOCK, "head_dim is large: keys are packed in parts, again for every group");
+        note(
+            self.tiling.pack_keys() < KEY_BLOCK,
+            "head_dim is large: keys are packed in parts, again for every row block",
+        );
         note(
             call.options.mask.is_some(),
             "the mask is read tile by tile; what it hides wholly is skipped, uncounted here",

@@ -50,11 +50,11 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     let shape = inputs.shape()?;
     let Shape { batch, heads, kv_heads, q_len, kv_len, .. } = shape;
     let kv = inputs.key_values()?;
-    let mut mass = Vec::new();
+    let mut sums = Vec::new();
     let bytes = (batch * kv_heads * kv_len).saturating_mul(size_of::<T>());
-    mass.try_reserve_exact(batch * kv_heads * kv_len).map_err(|_| Error::Memory { what: "key weight sums", bytes })?;
-    mass.resize(batch * kv_heads * kv_len, T::from(0.0));
-    let mut all = Answer { out: Vec::new(), lse: Vec::new(), points: Default::default(), key_weight_sums: mass };
+    sums.try_reserve_exact(batch * kv_heads * kv_len).map_err(|_| Error::Memory { what: "key weight sums", bytes })?;
+    sums.resize(batch * kv_heads * kv_len, T::from(0.0));
+    let mut all = Answer { out: Vec::new(), lse: Vec::new(), points: Default::default(), key_weight_sums: sums };
     if q_len == 0 || heads == 0 {
         return Ok(all);
     }

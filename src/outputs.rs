@@ -28,7 +28,7 @@ impl<'a> Outputs<'a> {
     }
 
     /// Accumulates the keys of the call into `state` and writes no results.
-    pub(crate) fn gather(state: State<'a>) -> Self {
+    pub(crate) fn accumulate(state: State<'a>) -> Self {
         Self { out: None, lse: None, points: [const { None }; 4], key_weight_sums: None, state: Some(state) }
     }
 
@@ -63,8 +63,8 @@ impl<'a> Outputs<'a> {
     /// as used for cache eviction. Costs two more QKᵀ and no memory; work is divided by sequence and key/value head.
     /// Rows are added in order, so the bits do not depend on threads.
     #[must_use]
-    pub fn key_weight_sums(self, mass: ViewMut<'a>) -> Self {
-        Self { key_weight_sums: Some(mass), ..self }
+    pub fn key_weight_sums(self, sums: ViewMut<'a>) -> Self {
+        Self { key_weight_sums: Some(sums), ..self }
     }
 
     /// Returns true if an output has an element for every key, hidden or not.
@@ -109,8 +109,8 @@ impl<'a> Outputs<'a> {
             same(argument, "rows", l, shape.q_len, "q")?;
             same(argument, "columns", columns, shape.kv_len, "k")?;
         }
-        if let Some(mass) = &self.key_weight_sums {
-            let [b, h, l, last] = mass.shape();
+        if let Some(sums) = &self.key_weight_sums {
+            let [b, h, l, last] = sums.shape();
             same("key weight sums", "batch", b, batch, "k")?;
             same("key weight sums", "heads", h, shape.kv_heads, "k")?;
             same("key weight sums", "rows", l, kv.k_shape()[2], "k")?;

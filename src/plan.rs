@@ -25,12 +25,12 @@ pub struct Plan {
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
     pub(crate) tiling: Tiling,
-    pub(crate) sharing: Sharing,
+    pub(crate) split: Split,
 }
 
 /// Work that is divided among workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Sharing {
+pub(crate) enum Split {
     /// Heads and query rows: every task streams all the keys its rows see.
     Rows,
     /// Blocks of keys too (split-KV), because rows are few; `bytes` is the memory of the partial results of all blocks.
@@ -43,8 +43,8 @@ impl Plan {
         let shape = problem.shape;
         let (tile_rows, _) = exec.isa.tile();
         // Query rows that share a key/value head form one sequence of rows, divided into equal tasks.
-        let sharing = shape.heads / shape.kv_heads.max(1);
-        let rows = sharing.saturating_mul(problem.call.q.shape()[2]);
+        let group_size = shape.heads / shape.kv_heads.max(1);
+        let rows = group_size.saturating_mul(problem.call.q.shape()[2]);
         let heads = problem.call.q.shape()[0].saturating_mul(shape.kv_heads);
         let workers = exec.workers(shape.flops());
         let wanted = if workers > 1 { workers.saturating_mul(TASKS_PER_WORKER).div_ceil(heads.max(1)) } else { 1 };
@@ -53,11 +53,11 @@ impl Plan {
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = heads.saturating_mul(rows.div_ceil(tiling.task_rows()));
         let workers_of = |tasks: usize| workers.min(tasks.max(1));
-        let by_rows = Self { shape, exec, workers: workers_of(tasks), tasks, tiling, sharing: Sharing::Rows };
+        let by_rows = Self { shape, exec, workers: workers_of(tasks), tasks, tiling, split: Split::Rows };
         let Some(bytes) = by_rows.shares_keys(problem) else { return by_rows };
         let units = heads.saturating_mul(shape.kv_len.div_ceil(KEY_BLOCK));
         let runs = if workers > 1 { units.min(workers.saturating_mul(TASKS_PER_WORKER)) } else { 1 };
-        Self { workers: workers_of(runs), tasks: runs, sharing: Sharing::Keys { bytes }, ..by_rows }
+        Self { workers: workers_of(runs), tasks: runs, split: Split::Keys { bytes }, ..by_rows }
     }
 
     /// Returns the bytes of the partial results of the key blocks if blocks are to be divided among workers: few rows,
@@ -70,9 +70,9 @@ impl Plan {
             return None;
         }
         let Accumulation { floats, keys } = call.accumulation();
-        let [gathered, read] = [floats, keys.saturating_mul(shape.head_dim + shape.value_dim)]
+        let [partials, read] = [floats, keys.saturating_mul(shape.head_dim + shape.value_dim)]
             .map(|floats| floats.saturating_mul(size_of::<f32>()));
-        (gathered <= MOST && gathered <= LITTLE.max(read / SHARE)).then_some(gathered)
+        (partials <= MOST && partials <= LITTLE.max(read / SHARE)).then_some(partials)
     }
 
     /// Shrinks the scratch to what this one problem takes.
@@ -98,10 +98,10 @@ impl Plan {
     /// Bytes of the partial results of all key blocks, where these are divided among workers (few rows, many keys): at
     /// most a sixteenth of the bytes of keys and values that are read (counted as `f32`), or 1 MiB, and never more than
     /// 1 GiB. Beyond these limits, and for more rows, only rows are divided: then 0.
-    pub fn gathered_bytes(&self) -> usize {
-        match self.sharing {
-            Sharing::Keys { bytes } => bytes,
-            Sharing::Rows => 0,
+    pub fn partials_bytes(&self) -> usize {
+        match self.split {
+            Split::Keys { bytes } => bytes,
+            Split::Rows => 0,
         }
     }
 
@@ -122,7 +122,7 @@ impl fmt::Display for Plan {
         writeln!(f, "{}, tiles of {rows} rows × {keys} keys, blocks of {KEY_BLOCK} keys", self.exec.isa)?;
         write!(
             f,
-            "{} tasks of up to {} rows, in groups of {}, on {} thread(s), {} KiB of scratch each",
+            "{} tasks of up to {} rows, row blocks of {}, on {} thread(s), {} KiB of scratch each",
             self.tasks,
             self.tiling.task_rows(),
             self.tiling.row_block_rows(),

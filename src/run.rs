@@ -4,7 +4,7 @@
 //! result does not depend on which worker runs it, or when.
 
 use crate::exec::Exec;
-use crate::plan::{Plan, Sharing};
+use crate::plan::{Plan, Split};
 use crate::problem::Problem;
 use crate::threads::{current_threads, each};
 use sdpa_kernels::{Isa, Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
@@ -67,7 +67,7 @@ impl Problem<'_> {
     ) {
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
         // A weight function needs every row whole.
-        let plan = if P::ACTIVE { Plan { sharing: Sharing::Rows, ..plan } } else { plan };
+        let plan = if P::ACTIVE { Plan { split: Split::Rows, ..plan } } else { plan };
         self.run_as(&plan, workspace, &|launch, isa, scratch| launch.work(isa, scratch, mods));
     }
 
@@ -75,7 +75,7 @@ impl Problem<'_> {
     /// it again.
     fn run_as(self, plan: &Plan, workspace: &mut Workspace, work: Work<'_>) {
         // The plan may have been made for another problem of this shape.
-        let shares_keys = plan.sharing != Sharing::Rows && plan.shares_keys(&self).is_some();
+        let shares_keys = plan.split != Split::Rows && plan.shares_keys(&self).is_some();
         let (scratch, partials) = workspace.for_plan(plan);
         let mut launch = Launch::new(self.call, self.outputs, plan.tiling);
         if shares_keys {

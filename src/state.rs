@@ -41,9 +41,9 @@ pub struct AttnState<'a> {
     exec: Exec,
     kv_heads: usize,
     value_dim: usize,
-    /// Position of the first key of this state; `gathered` counts the keys accumulated, in whole blocks.
+    /// Position of the first key of this state; `accumulated` counts the keys accumulated, in whole blocks.
     first: usize,
-    gathered: usize,
+    accumulated: usize,
     max: Vec<f32>,
     sum: Vec<f32>,
     out: Vec<f32>,
@@ -73,7 +73,7 @@ impl<'a> AttnState<'a> {
         }
         let ([batch, heads, rows, dim], [kv_heads, value_dim]) = (q.shape(), keys);
         let product = |sizes| floats("state", sizes);
-        let (n, gathered) = (product([batch, heads, rows, 1])?, product([batch, heads, rows, value_dim])?);
+        let (n, accumulated) = (product([batch, heads, rows, 1])?, product([batch, heads, rows, value_dim])?);
         let (waiting_k, waiting_v) =
             (product([batch, kv_heads, KEY_BLOCK, dim])?, product([batch, kv_heads, KEY_BLOCK, value_dim])?);
         let mut state = Self {
@@ -85,10 +85,10 @@ impl<'a> AttnState<'a> {
             kv_heads,
             value_dim,
             first: 0,
-            gathered: 0,
+            accumulated: 0,
             max: zeros("state", n)?,
             sum: zeros("state", n)?,
-            out: zeros("state", gathered)?,
+            out: zeros("state", accumulated)?,
             waiting: 0,
             waiting_k: zeros("state", waiting_k)?,
             waiting_v: zeros("state", waiting_v)?,
@@ -96,7 +96,7 @@ impl<'a> AttnState<'a> {
         };
         state.max.fill(f32::NEG_INFINITY);
         // A call without keys checks the settings.
-        state.gather(None)?;
+        state.accumulate(None)?;
         Ok(state)
     }
 
@@ -132,7 +132,7 @@ impl<'a> AttnState<'a> {
             return Err(Error::Needs { argument: "alibi", needs: ALIGNMENT });
         }
         self.alibi = Some(slopes);
-        self.gather(None)?;
+        self.accumulate(None)?;
         Ok(self)
     }
 
@@ -142,13 +142,13 @@ impl<'a> AttnState<'a> {
     /// [`Error::Mismatch`] if there are not as many logits as query heads.
     pub fn sinks(mut self, logits: &'a [f32]) -> Result<Self, Error> {
         self.sinks = Some(logits);
-        self.gather(None)?;
+        self.accumulate(None)?;
         Ok(self)
     }
 
     /// Number of keys pushed so far.
     pub fn len(&self) -> usize {
-        self.gathered + self.waiting
+        self.accumulated + self.waiting
     }
 
     /// Returns true if no key was pushed yet.
@@ -174,7 +174,7 @@ impl<'a> AttnState<'a> {
         while next < n {
             if self.waiting == 0 && n - next >= KEY_BLOCK {
                 let whole = next..next + (n - next) / KEY_BLOCK * KEY_BLOCK;
-                self.gather(k.rows(whole.clone()).zip(v.rows(whole.clone())))?;
+                self.accumulate(k.rows(whole.clone()).zip(v.rows(whole.clone())))?;
                 next = whole.end;
                 continue;
             }
@@ -245,7 +245,7 @@ impl<'a> AttnState<'a> {
             [&mut self.max, &mut self.sum, &mut self.out],
             [&later.max, &later.sum, &later.out],
         );
-        self.gathered += later.gathered;
+        self.accumulated += later.accumulated;
         self.waiting = later.waiting;
         self.waiting_k.clone_from(&later.waiting_k);
         self.waiting_v.clone_from(&later.waiting_v);
@@ -257,7 +257,7 @@ impl<'a> AttnState<'a> {
     where
         'a: 'k,
     {
-        let before = self.first + self.gathered;
+        let before = self.first + self.accumulated;
         let offset = match self.attention.alignment {
             Some(Alignment::Offset(n)) => n,
             _ => 0,
@@ -269,7 +269,7 @@ impl<'a> AttnState<'a> {
     }
 
     /// Accumulates whole blocks of keys; without keys, only checks the settings.
-    fn gather(&mut self, keys: Option<(View<'_>, View<'_>)>) -> Result<(), Error> {
+    fn accumulate(&mut self, keys: Option<(View<'_>, View<'_>)>) -> Result<(), Error> {
         let [b, h, rows, dim] = self.q.shape();
         let none =
             (View::bhld(&[], [b, self.kv_heads, 0, dim])?, View::bhld(&[], [b, self.kv_heads, 0, self.value_dim])?);
@@ -283,11 +283,11 @@ impl<'a> AttnState<'a> {
             sum: ViewMut::bhl(&mut self.sum, [b, h, rows])?,
             out: ViewMut::bhld(&mut self.out, [b, h, rows, self.value_dim])?,
         };
-        let problem = attention.problem(inputs, Outputs::gather(state))?;
+        let problem = attention.problem(inputs, Outputs::accumulate(state))?;
         if keys.is_some() {
             let plan = Plan::new(&problem, self.exec);
             problem.run(&plan, &mut self.workspace);
-            self.gathered += k.shape()[2];
+            self.accumulated += k.shape()[2];
         }
         Ok(())
     }
@@ -303,7 +303,7 @@ impl<'a> AttnState<'a> {
             View::bhld(&k, [b, self.kv_heads, KEY_BLOCK, dim])?,
             View::bhld(&v, [b, self.kv_heads, KEY_BLOCK, self.value_dim])?,
         );
-        let done = self.gather(Some(views));
+        let done = self.accumulate(Some(views));
         (self.waiting_k, self.waiting_v, self.waiting) = (k, v, 0);
         done
     }

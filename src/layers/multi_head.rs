@@ -316,7 +316,7 @@ impl MultiHeadAttention {
         let v = View::blhd(v, memory.sequences.stored(keys, [self.kv_heads, self.value_dim]))?;
         let attended = ViewMut::blhd(attended, input.sequences.stored(rows, [self.heads, self.value_dim]))?;
         let (mut attention, mut outputs) = (self.attention, Outputs::new(attended));
-        let mut inputs = match beside {
+        let inputs = match beside {
             Beside::Cache(cache) => {
                 self.check_decodes()?;
                 cache.append(k, v)?;
@@ -329,6 +329,19 @@ impl MultiHeadAttention {
             }
             Beside::Nothing => Inputs::new(q, k, v),
         };
+        let problem = attention.problem(self.with_options(inputs, input, memory)?, outputs)?;
+        let plan = Plan::new(&problem, exec);
+        problem.run(&plan, compute.workspace());
+        Ok(())
+    }
+
+    /// Adds to the inputs of attention what the layer and its input say of sequences, positions, lengths and masks.
+    fn with_options<'a>(
+        &'a self,
+        mut inputs: Inputs<'a>,
+        input: &MultiHeadInput<'a>,
+        memory: &Memory<'a>,
+    ) -> Result<Inputs<'a>, Error> {
         inputs = match (input.sequences, memory.sequences) {
             (Sequences::Ragged(q), Sequences::Ragged(k)) => inputs.ragged(q, k),
             (Sequences::Even { .. }, Sequences::Even { .. }) => inputs,
@@ -343,9 +356,6 @@ impl MultiHeadAttention {
         if let Some(mask) = input.mask {
             inputs = inputs.mask(mask);
         }
-        let problem = attention.problem(inputs, outputs)?;
-        let plan = Plan::new(&problem, exec);
-        problem.run(&plan, compute.workspace());
-        Ok(())
+        Ok(inputs)
     }
 }

@@ -16,15 +16,9 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
 ) -> Result<(), Error> {
     let shape = inputs.shape()?;
     let (q_len, kv_len) = inputs.lengths(&shape, at.batch);
-    let (b, q0, k0) = inputs.ragged.map_or((at.batch, 0, 0), |r| (0, r.q[at.batch], r.k[at.batch]));
+    let (b, _, k0) = first_rows(inputs, at);
     let kv_head = at.head / (shape.heads / shape.kv_heads);
-    let zero = T::from(0.0);
-    let hidden = T::from(f32::NEG_INFINITY);
-    // Biases and masks are broadcast along dimensions of 1. With `Cover::FirstKeys`, a missing column hides its key.
-    let entry = |[b, h, l, columns]: [usize; 4], cover: Cover, j: usize| {
-        let j = if cover == Cover::AllKeys && columns == 1 { 0 } else { j };
-        [at.batch.min(b - 1), at.head.min(h - 1), at.row.min(l - 1), j]
-    };
+    let (zero, hidden) = (T::from(0.0), T::from(f32::NEG_INFINITY));
     let position = at.row as i128
         + match attention.alignment {
             Some(Alignment::BottomRight) => kv_len as i128 - q_len as i128,
@@ -32,6 +26,58 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
             _ => 0,
         };
     let at = Position { position: position.clamp(isize::MIN as i128, isize::MAX as i128) as isize, ..at };
+    let scores = scores(attention, inputs, [q, k], mods, at, position)?;
+    let sink = inputs.sinks.map_or(hidden, |sinks| T::from(sinks[at.head]));
+    let max = scores[2].iter().copied().filter(|_| at.row < q_len).fold(sink, |max, s| if s > max { s } else { max });
+    let reference = if max == hidden { zero } else { max };
+    let exponentials: Vec<T> = scores[2].iter().map(|&s| (s - reference).exp()).collect();
+    let sum = exponentials.iter().fold((sink - reference).exp(), |sum, &e| sum + e);
+    let sees = |j: usize| scores[2][j] != hidden;
+    let weights: Vec<T> = (0..shape.kv_len).map(|j| if sees(j) { exponentials[j] / sum } else { zero }).collect();
+    all.lse.push(if sum == zero { hidden } else { reference + sum.ln() });
+    let mut out = vec![zero; shape.value_dim];
+    for j in (0..shape.kv_len).filter(|&j| sees(j)) {
+        let here = Position { key: j, ..at };
+        let weight = if P::ACTIVE { T::from(mods.prob.weight(weights[j].to_f32(), here)) } else { weights[j] };
+        for (out, &v) in out.iter_mut().zip(v.row(b, kv_head, k0 + j)) {
+            *out = *out + weight * v;
+        }
+    }
+    all.out.extend(out);
+    for (j, &weight) in weights.iter().enumerate() {
+        let sum = &mut all.key_weight_sums[(at.batch * shape.kv_heads + kv_head) * shape.kv_len + j];
+        *sum = *sum + weight;
+    }
+    for (all, row) in all.points.iter_mut().zip(scores.iter().chain([&weights])) {
+        all.extend(row);
+    }
+    Ok(())
+}
+
+/// Returns the tensors' batch entry of a sequence, and the rows of q and of k where it begins.
+fn first_rows(inputs: &Inputs<'_>, at: Position) -> (usize, usize, usize) {
+    inputs.ragged.map_or((at.batch, 0, 0), |r| (0, r.q[at.batch], r.k[at.batch]))
+}
+
+/// Returns the scores of every key at the first three points of [`Answer`]: raw, softcapped, masked.
+fn scores<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
+    attention: &Attention,
+    inputs: &Inputs<'_>,
+    [q, k]: [&Dense<T>; 2],
+    mods: &Mods<S, M, P>,
+    at: Position,
+    position: i128,
+) -> Result<[Vec<T>; 3], Error> {
+    let shape = inputs.shape()?;
+    let (q_len, kv_len) = inputs.lengths(&shape, at.batch);
+    let (b, q0, k0) = first_rows(inputs, at);
+    let kv_head = at.head / (shape.heads / shape.kv_heads);
+    let (zero, hidden) = (T::from(0.0), T::from(f32::NEG_INFINITY));
+    // Biases and masks are broadcast along dimensions of 1. With `Cover::FirstKeys`, a missing column hides its key.
+    let entry = |[b, h, l, columns]: [usize; 4], cover: Cover, j: usize| {
+        let j = if cover == Cover::AllKeys && columns == 1 { 0 } else { j };
+        [at.batch.min(b - 1), at.head.min(h - 1), at.row.min(l - 1), j]
+    };
     let mut scores = [const { Vec::new() }; 3];
     for j in 0..shape.kv_len {
         let exists = at.row < q_len && j < kv_len;
@@ -67,29 +113,5 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
         }
         scores[2].push(s);
     }
-    let sink = inputs.sinks.map_or(hidden, |sinks| T::from(sinks[at.head]));
-    let max = scores[2].iter().copied().filter(|_| at.row < q_len).fold(sink, |max, s| if s > max { s } else { max });
-    let reference = if max == hidden { zero } else { max };
-    let exponentials: Vec<T> = scores[2].iter().map(|&s| (s - reference).exp()).collect();
-    let sum = exponentials.iter().fold((sink - reference).exp(), |sum, &e| sum + e);
-    let sees = |j: usize| scores[2][j] != hidden;
-    let weights: Vec<T> = (0..shape.kv_len).map(|j| if sees(j) { exponentials[j] / sum } else { zero }).collect();
-    all.lse.push(if sum == zero { hidden } else { reference + sum.ln() });
-    let mut out = vec![zero; shape.value_dim];
-    for j in (0..shape.kv_len).filter(|&j| sees(j)) {
-        let here = Position { key: j, ..at };
-        let weight = if P::ACTIVE { T::from(mods.prob.weight(weights[j].to_f32(), here)) } else { weights[j] };
-        for (out, &v) in out.iter_mut().zip(v.row(b, kv_head, k0 + j)) {
-            *out = *out + weight * v;
-        }
-    }
-    all.out.extend(out);
-    for (j, &weight) in weights.iter().enumerate() {
-        let mass = &mut all.key_weight_sums[(at.batch * shape.kv_heads + kv_head) * shape.kv_len + j];
-        *mass = *mass + weight;
-    }
-    for (all, row) in all.points.iter_mut().zip(scores.iter().chain([&weights])) {
-        all.extend(row);
-    }
-    Ok(())
+    Ok(scores)
 }

@@ -121,7 +121,7 @@ fn notes_say_why() {
         "one thread",
     ];
     if narrowest != Isa::detect() {
-        expected.insert(0, "portable as asked");
+        expected.insert(0, "portable as set");
     }
     assert_eq!(e.notes.len(), expected.len(), "{:?}", e.notes);
     for (note, expected) in e.notes.iter().zip(expected) {

@@ -13,7 +13,7 @@ fn a_plan_for_a_batch_serves_ragged_sequences_of_its_shape() {
         let problem =
             Attention::new().problem(tensors.inputs(), Outputs::new(ViewMut::bhld(&mut out, shape).unwrap())).unwrap();
         let plan = Plan::new(&problem, exec);
-        assert!(plan.gathered_bytes() > 0, "{isa}");
+        assert!(plan.partials_bytes() > 0, "{isa}");
         problem.run(&plan, &mut Workspace::new());
         // The same numbers end to end: rows before heads.
         let relaid = |from: View<'_>, rows: usize, heads: usize| -> Vec<f32> {
@@ -56,7 +56,7 @@ fn the_order_of_units_does_not_show() {
             let outputs = Outputs::new(ViewMut::bhld(&mut out, [2, 6, 2, 80]).unwrap());
             let problem = Attention::new().problem(tensors.inputs(), outputs).unwrap();
             let plan = Plan::new(&problem, exec);
-            assert!(plan.gathered_bytes() > 0, "{isa}");
+            assert!(plan.partials_bytes() > 0, "{isa}");
             problem.run(&plan, &mut Workspace::new());
             out
         };
@@ -78,7 +78,7 @@ fn the_longest_keys_are_not_shared_out() {
         let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 4, 1, 16]).unwrap());
         let problem = Attention::new().problem(tensors.inputs(), outputs).unwrap();
         let plan = Plan::new(&problem, Exec::default().threads(threads));
-        assert_eq!(plan.gathered_bytes(), 0);
+        assert_eq!(plan.partials_bytes(), 0);
         problem.run(&plan, &mut Workspace::new());
         outs.push(out);
     }
@@ -136,7 +136,7 @@ fn what_blocks_gather_goes_by_what_each_sequence_sees() {
         let mut out = vec![0.0; lens.len() * heads[0] * dim];
         let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).unwrap());
         let problem = Attention::new().problem(Inputs::paged(q, pages), outputs).unwrap();
-        Plan::new(&problem, Exec::serial()).gathered_bytes()
+        Plan::new(&problem, Exec::serial()).partials_bytes()
     };
     // Four rows share a head: two vectors of maxima and sums, four rows of outputs.
     let unit = 4 * (2 * 16 + 4 * dim);
@@ -159,7 +159,7 @@ fn keys_that_nobody_sees_take_no_memory() {
         let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 2, 2, 16]).unwrap());
         let problem = attention.problem(inputs, outputs).unwrap();
         let plan = Plan::new(&problem, exec);
-        assert!(plan.gathered_bytes() < 1 << 20);
+        assert!(plan.partials_bytes() < 1 << 20);
         problem.run(&plan, &mut Workspace::new());
         out
     };

@@ -36,28 +36,12 @@ impl LinearAttention {
         }
         let log_decay = log_decay.map(|view| repeated("log_decay", view, &shape, head_dim)).transpose()?;
         let beta = beta.map(|view| repeated("beta", view, &shape, 1)).transpose()?;
-        let sizes = ["batch", "heads", "head_dim", "value_dim"].into_iter().zip(state.shape);
-        for ((what, got), (expected, of)) in
-            sizes.zip([(batch, "q"), (kv_heads, "k"), (head_dim, "q"), (value_dim, "v")])
-        {
-            same("state", what, got, expected, of)?;
-        }
+        self.check_state(state, &shape)?;
         let [out_batch, out_heads, out_rows, out_dim] = out;
         same("out", "batch", out_batch, batch, "q")?;
         same("out", "heads", out_heads, heads, "q")?;
         same("out", "rows", out_rows, q_len, "q")?;
         same("out", "value_dim", out_dim, value_dim, "v")?;
-        if state.normaliser != self.normaliser {
-            return Err(match self.normaliser {
-                Normaliser::None => Error::Needs {
-                    argument: "a normalised state",
-                    needs: "the normaliser it was made for: without it the sums of its keys would not go on",
-                },
-                Normaliser::KeySum => {
-                    Error::Needs { argument: "the normaliser", needs: "a state made by LinearState::normalised" }
-                }
-            });
-        }
         let normalised = self.normaliser == Normaliser::KeySum;
         Ok(Call {
             isa: exec.isa,
@@ -82,6 +66,26 @@ impl LinearAttention {
             reach: self.reach,
             feature_map: self.feature_map,
             normaliser: self.normaliser,
+        })
+    }
+
+    fn check_state(&self, state: &LinearState, shape: &Shape) -> Result<(), Error> {
+        let sizes = ["batch", "heads", "head_dim", "value_dim"].into_iter().zip(state.shape);
+        let expected = [(shape.batch, "q"), (shape.kv_heads, "k"), (shape.head_dim, "q"), (shape.value_dim, "v")];
+        for ((what, got), (expected, of)) in sizes.zip(expected) {
+            same("state", what, got, expected, of)?;
+        }
+        if state.normaliser == self.normaliser {
+            return Ok(());
+        }
+        Err(match self.normaliser {
+            Normaliser::None => Error::Needs {
+                argument: "a normalised state",
+                needs: "the normaliser it was made for: without it the sums of its keys would not go on",
+            },
+            Normaliser::KeySum => {
+                Error::Needs { argument: "the normaliser", needs: "a state made by LinearState::normalised" }
+            }
         })
     }
 
