@@ -1,7 +1,6 @@
-//! Attention call: its tensors and options, the check that they fit together, and the tasks it is split into.
+//! Attention call: its tensors and options, its sequences, and the tasks it is split into.
 
 use crate::attention::options::Options;
-use crate::attention::outputs::Outputs;
 use crate::attention::visibility::{Alignment, Visible};
 use crate::kv::source::KeyValues;
 use crate::tensor::any::Tensor;
@@ -100,60 +99,6 @@ impl Call<'_> {
         let first_key = self.options.ragged.map_or(0, |ragged| ragged.k[index]);
         let offset = self.alignment.offset(rows.len(), kv_len);
         Sequence { batch, first_row: rows.start, first_key, q_len: rows.len(), kv_len, offset }
-    }
-
-    /// Asserts that the shapes of all inputs and outputs fit together. The one place where this is checked: all unsafe
-    /// code below relies on it.
-    pub(crate) fn assert_consistent(&self, out: &Outputs<'_>) {
-        let [b, h, lq, d] = self.q.shape();
-        let ([kb, hkv, lk, kd], [vb, vh, lv, dv]) = (self.kv.k_shape(), self.kv.v_shape());
-        assert!(d > 0 && dv > 0, "queries and values need a length");
-        assert!((kb, kd) == (b, d) && (vb, vh, lv) == (b, hkv, lk), "q, k and v do not fit together");
-        assert!(if hkv == 0 { h == 0 } else { h % hkv == 0 }, "query heads are no multiple of key/value heads");
-        match &out.out {
-            Some(out) => assert!(out.shape() == [b, h, lq, dv], "the output does not fit q and v"),
-            None => {
-                let alone =
-                    out.points.iter().all(Option::is_none) && out.key_weight_sums.is_none() && out.lse.is_none();
-                assert!(out.state.is_some() && alone, "without an output there can be a state and nothing else");
-            }
-        }
-        assert!(out.lse.as_ref().is_none_or(|lse| lse.shape() == [b, h, lq, 1]), "the LSE does not fit q");
-        if let Some(ragged) = self.options.ragged {
-            let cumulative = |ends: &[usize], total: usize| {
-                ends.first() == Some(&0) && ends.last() == Some(&total) && ends.is_sorted()
-            };
-            assert!(self.kv.tensors().is_some(), "ragged keys are two tensors");
-            assert!(b == 1 && ragged.q.len() == ragged.k.len(), "ragged sequences do not fit a batch");
-            assert!(cumulative(ragged.q, lq) && cumulative(ragged.k, lk), "cumulative lengths do not fit q and k");
-        }
-        let (n, (rows, keys)) = (self.sequences(), self.longest());
-        assert!(self.kv.lens().is_none() || self.options.kv_lens.is_none(), "key lengths twice");
-        if let Some(lens) = self.options.kv_lens {
-            assert!(lens.len() == n, "key lengths do not fit the batch");
-            assert!(
-                lens.iter().enumerate().all(|(i, &len)| len <= self.keys_of(i).len()),
-                "a key length is beyond its tensor"
-            );
-        }
-        for shape in
-            [self.options.bias.map(|v| v.shape()), self.options.mask.map(|m| m.view().shape())].into_iter().flatten()
-        {
-            assert!(shape[..3] == [n, h, rows], "a bias or mask does not fit");
-        }
-        for per_head in [self.options.alibi, self.options.sinks].into_iter().flatten() {
-            assert!(per_head.len() == h, "slopes or sinks do not fit the heads");
-        }
-        for view in out.points.iter().flatten() {
-            assert!(view.shape() == [n, h, rows, keys], "a score output does not fit");
-        }
-        if let Some(state) = &out.state {
-            let shapes = [state.max.shape(), state.sum.shape(), state.out.shape()];
-            assert!(shapes == [[b, h, lq, 1], [b, h, lq, 1], [b, h, lq, dv]], "a state does not fit q and v");
-        }
-        if let Some(sums) = &out.key_weight_sums {
-            assert!(sums.shape() == [b, hkv, lk, 1], "key_weight_sums does not fit k");
-        }
     }
 }
 

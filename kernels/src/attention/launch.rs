@@ -1,10 +1,11 @@
 //! Launch: a call bound to its outputs and handed out to workers, task by task.
 
 use crate::attention::call::{Call, Task};
-use crate::attention::forward::task::AttentionTask;
-use crate::attention::forward::task::Next;
+use crate::attention::checked::CheckedCall;
+use crate::attention::forward::key_weight_sums;
+use crate::attention::forward::task::{AttentionTask, BoundCall, Next};
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
-use crate::attention::outputs::{Outputs, POINTS, Point, Shared};
+use crate::attention::outputs::{Outputs, POINTS, Point};
 use crate::attention::row_mods::RowMods;
 use crate::attention::split_kv::{self, Partials, Split};
 use crate::attention::steps::by_isa::Steps;
@@ -15,9 +16,7 @@ use crate::work_queue::Queue;
 
 /// Call with its outputs and tiling: a queue of tasks that workers take until it is empty.
 pub struct Launch<'a> {
-    call: Call<'a>,
-    outputs: Shared<'a>,
-    tiling: Tiling,
+    checked: CheckedCall<'a>,
     rows: Queue,
     /// Queue of sequences and key/value heads whose key weight sums are computed.
     key_weight_sums: Queue,
@@ -47,21 +46,19 @@ impl<'a> Launch<'a> {
     /// # Panics
     /// If shapes do not fit together. `sdpa` reports such calls as errors before it makes a launch.
     pub fn new(call: Call<'a>, outputs: Outputs<'a>, tiling: Tiling) -> Self {
-        call.assert_consistent(&outputs);
-        let [_, kv_heads, _, dv] = call.kv.v_shape();
-        let fits = (tiling.head_dim, tiling.value_dim) == (call.q.shape()[3], dv) && tiling.holds(call.longest().1);
-        assert!(fits, "the tiling is for other sizes");
-        let (sequences, per_head) = (call.sequences(), rows_per_head(&call, tiling.task_rows));
-        let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
         let wanted = outputs.key_weight_sums.as_ref().is_some_and(|sums| !sums.shape().contains(&0));
+        let near = is_near(&call, &outputs);
+        let checked = CheckedCall::new(call, outputs, tiling);
+        let (call, tiling) = (checked.call(), checked.tiling());
+        let kv_heads = call.kv.kv_heads();
+        let (sequences, per_head) = (call.sequences(), rows_per_head(call, tiling.task_rows));
+        let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
         Self {
-            near: is_near(&call, &outputs),
-            call,
-            outputs: outputs.into_shared(),
-            tiling,
             rows: Queue::new(if heads == 0 { 0 } else { heads * per_head }),
             key_weight_sums: Queue::new(if wanted { sequences * kv_heads } else { 0 }),
             split: None,
+            near,
+            checked,
         }
     }
 
@@ -73,8 +70,9 @@ impl<'a> Launch<'a> {
     /// row whole: scores or a state.
     #[must_use]
     pub fn split(self, partials: &'a mut Partials, runs: usize) -> Self {
-        assert!(self.outputs.state.is_none() && !self.outputs.wants_all_keys(), "such outputs need every row whole");
-        match Split::new(&self.call, &self.tiling, partials, runs) {
+        let outputs = self.checked.outputs();
+        assert!(outputs.state.is_none() && !outputs.wants_all_keys(), "such outputs need every row whole");
+        match Split::new(self.checked.call(), self.checked.tiling(), partials, runs) {
             Some(split) => Self { split: Some(split), rows: Queue::new(0), ..self },
             None => self,
         }
@@ -89,44 +87,35 @@ impl<'a> Launch<'a> {
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Steps>(&self, s: S, scratch: &mut Scratch, mods: &dyn RowMods<S>) {
-        let Self { call, outputs, tiling, rows, key_weight_sums, split, near } = self;
-        let fused = |task| AttentionTask::new(s, mods, call, outputs, task, tiling);
+        let Self { checked, rows, key_weight_sums, split, near } = self;
+        let bound = BoundCall { s, mods, checked };
         if let Some(split) = split {
-            // SAFETY: the call is consistent with its outputs, and the split is its own.
-            unsafe {
-                split_kv::accumulate(split, call, fused, scratch);
-                if split.is_accumulated() {
-                    split_kv::merge(split, fused, scratch);
-                }
-            }
+            // SAFETY: the split was made for this call.
+            unsafe { split_kv::run(split, bound, scratch) };
         }
         while let Some(number) = rows.take() {
             let next =
                 if *near { Next::Near } else { rows.peek().map_or(Next::Nothing, |next| Next::Task(self.task(next))) };
-            let fused = fused(self.task(number)).followed_by(next);
-            // SAFETY: the call is consistent with its outputs; every number is taken once and no two tasks share a row,
-            // so this worker owns the task's part of the outputs.
-            unsafe { fused.run(scratch.regions(tiling)) }
+            // SAFETY: every number is taken once and no two tasks share a row, so the task's part of the outputs is this
+            // worker's.
+            unsafe { AttentionTask::new(bound, self.task(number)) }.followed_by(next).run(scratch);
         }
-        let Some(output) = &outputs.key_weight_sums else { return };
-        let kv_heads = call.kv.kv_heads();
+        let kv_heads = checked.call().kv.kv_heads();
         while let Some(number) = key_weight_sums.take() {
-            let (index, kv_head) = (number / kv_heads, number % kv_heads);
-            let task = Task { index, kv_head, rows: 0..call.group_size() * call.sequence(index).q_len };
-            let fused = AttentionTask::new(s, mods, call, &Shared::NOTHING, task, tiling);
-            // SAFETY: the call is consistent with its outputs; every number is taken once and stands for one sequence
-            // and head, so this worker owns the sums of their keys.
-            unsafe { fused.key_weight_sums(output, scratch.regions(tiling)) }
+            let head = [number / kv_heads, number % kv_heads];
+            // SAFETY: every number is taken once and stands for one sequence and head, so the sums of their keys are
+            // this worker's.
+            unsafe { key_weight_sums::key_weight_sums(bound, head, scratch) }
         }
     }
 
     #[inline]
     fn task(&self, number: usize) -> Task {
-        let per_head = rows_per_head(&self.call, self.tiling.task_rows);
-        let kv_heads = self.call.kv.kv_heads();
+        let (call, task_rows) = (self.checked.call(), self.checked.tiling().task_rows);
+        let (per_head, kv_heads) = (rows_per_head(call, task_rows), call.kv.kv_heads());
         let (head, part) = (number / per_head, number % per_head);
-        let (group_size, task_rows) = (self.call.group_size(), self.tiling.task_rows);
-        let (index, kv_head, first) = match self.call.options.ragged {
+        let group_size = call.group_size();
+        let (index, kv_head, first) = match call.options.ragged {
             None => (head / kv_heads, head % kv_heads, part * task_rows),
             Some(ragged) => {
                 // Sequence s owns the parts from s + ⌊rows before it / task_rows⌋ on: always enough of them, sometimes
@@ -140,7 +129,7 @@ impl<'a> Launch<'a> {
                 (low, head, (part - first_part(low)) * task_rows)
             }
         };
-        let rows = group_size * self.call.sequence(index).q_len;
+        let rows = group_size * call.sequence(index).q_len;
         Task { index, kv_head, rows: first.min(rows)..rows.min(first + task_rows) }
     }
 }
@@ -178,10 +167,10 @@ fn rows_per_head(call: &Call<'_>, task_rows: usize) -> usize {
 
 impl core::fmt::Debug for Launch<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let written = POINTS.iter().filter(|&&point: &&Point| self.outputs.point(point).is_some());
+        let written = POINTS.iter().filter(|&&point: &&Point| self.checked.outputs().point(point).is_some());
         f.debug_struct("Launch")
-            .field("call", &self.call)
-            .field("tiling", &self.tiling)
+            .field("call", self.checked.call())
+            .field("tiling", self.checked.tiling())
             .field("tasks", &self.rows.len())
             .field("points", &written.collect::<Vec<_>>())
             .finish_non_exhaustive()

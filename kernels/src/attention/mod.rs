@@ -1,6 +1,7 @@
 //! Attention: the call and its options, its tasks and how workers share them, and the one pass over the keys.
 
 pub(crate) mod call;
+pub(crate) mod checked;
 pub(crate) mod forward;
 pub(crate) mod launch;
 pub(crate) mod merge;

@@ -10,7 +10,7 @@
 
 use crate::attention::call::{Call, Sequence, Task};
 use crate::attention::forward::epilogue::EndedRowBlocks;
-use crate::attention::forward::task::{AttentionTask, Next};
+use crate::attention::forward::task::{AttentionTask, BoundCall, Next};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::softmax;
 use crate::attention::tiling::{Regions, Scratch, Tiling};
@@ -174,6 +174,7 @@ impl<'a> Units<'a> {
 
     /// Returns the unit with this number, which is below [`Self::len`].
     pub(crate) fn at(&self, unit: usize) -> Unit {
+        debug_assert!(unit < self.len(), "unit {unit} of {}", self.len());
         let sequence = self.starts.partition_point(|&start| start <= unit) - 1;
         let (unit, blocks) = (unit - self.starts[sequence], self.blocks(sequence));
         let (head, block) = match self.order {
@@ -254,7 +255,7 @@ impl<'a> Split<'a> {
     ///
     /// # Safety
     /// The unit is one of the call's; no other reference to its part exists meanwhile.
-    #[expect(clippy::mut_from_ref, reason = "who may write is the caller's promise")]
+    #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the part")]
     unsafe fn part(&self, call: &Call<'_>, task: &Task, first: usize) -> [&mut [f32]; 3] {
         let padded = self.rows.next_multiple_of(LANES);
         // SAFETY: the caller guarantees the unit and sole access to its part; a part is maxima and sums, both padded,
@@ -284,28 +285,25 @@ impl<'a> Split<'a> {
     }
 }
 
-impl<S: Steps> AttentionTask<'_, '_, S> {
+impl<S: Steps> AttentionTask<'_, S> {
     /// Accumulates a unit, if any of its keys is visible to its rows.
     ///
     /// # Safety
-    /// Same contract as [`AttentionTask::run`], with the unit's part in place of the task's rows.
+    /// The split was made for this call, the task is a unit's, and the unit's part is this worker's alone.
     unsafe fn accumulate_unit(&self, split: &Split<'_>, first: usize, regions: Regions<'_>) {
         if self.task.rows.is_empty() || !self.holds(first) {
             return;
         }
-        // SAFETY: the caller guarantees the contract of `run` and that the unit's part is this worker's alone; the
-        // block is one of the task's, as tested above.
-        unsafe {
-            // Accumulate directly where the merge reads it.
-            let [max, sum, out] = split.part(self.call, &self.task, first);
-            let mut regions = Regions { max, sum, out, ..regions };
-            let queries = self.queries(&mut regions);
-            // As in `run`: once more, with non-finite values handled, if anything is not finite.
-            for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
-                self.accumulate(queries, nonfinite, None, core::iter::once(first), &mut regions);
-                if self.accumulated_is_finite(&regions) {
-                    break;
-                }
+        // SAFETY: the caller guarantees the unit, and that its part is this worker's alone.
+        let [max, sum, out] = unsafe { split.part(self.call, &self.task, first) };
+        // Accumulate directly where the merge reads it.
+        let regions = &mut Regions { max, sum, out, ..regions };
+        let queries = self.queries(regions);
+        // As in `run`: once more, with non-finite values handled, if anything is not finite.
+        for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
+            self.accumulate(queries, nonfinite, None, core::iter::once(first), regions);
+            if self.accumulated_is_finite(regions) {
+                break;
             }
         }
     }
@@ -313,10 +311,10 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Merges the units of the task's rows in the order of their keys, and writes the rows.
     ///
     /// # Safety
-    /// Same contract as [`AttentionTask::run`]; all units are accumulated.
+    /// The split was made for this call, the task is all the rows that share a head, all units are accumulated, and no
+    /// other worker merges these.
     unsafe fn merge_units(&self, split: &Split<'_>, regions: &mut Regions<'_>) {
-        // SAFETY: the caller guarantees the contract of `run`; each sequence and head is merged once.
-        unsafe { self.fill_rows_beyond() };
+        self.fill_rows_beyond();
         if self.task.rows.is_empty() {
             return;
         }
@@ -333,8 +331,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
             };
             self.s.merge(state, &mut regions.out[..out.len()], out, split.width);
         }
-        // SAFETY: the caller guarantees the contract of `run`.
-        if unsafe { self.finish(NonFinite::Ignored, EndedRowBlocks::NONE, regions) } {
+        if self.finish(NonFinite::Ignored, EndedRowBlocks::NONE, regions) {
             return;
         }
         // Merge again with non-finite values handled: marks stay marks. The factors are those of the first merge.
@@ -344,21 +341,30 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
             let [rescale_prev, factor, out] = unsafe { split.part(self.call, &self.task, first) };
             self.s.merge_marked([rescale_prev, factor], &mut regions.out[..out.len()], out, split.width);
         }
-        // SAFETY: the caller guarantees the contract of `run`.
-        unsafe { self.finish(NonFinite::Handled, EndedRowBlocks::NONE, regions) };
+        self.finish(NonFinite::Handled, EndedRowBlocks::NONE, regions);
+    }
+}
+
+/// Accumulates units until none is left, then merges them, unless other workers are still accumulating.
+///
+/// # Safety
+/// The split was made for this call.
+pub(crate) unsafe fn run<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, scratch: &mut Scratch) {
+    // SAFETY: the caller guarantees the split; the units are merged when all are accumulated.
+    unsafe {
+        accumulate(split, bound, scratch);
+        if split.is_accumulated() {
+            merge(split, bound, scratch);
+        }
     }
 }
 
 /// Takes runs of units and accumulates them until none is left.
 ///
 /// # Safety
-/// The call is consistent with its outputs, and the split was made for it.
-pub(crate) unsafe fn accumulate<'t, 'a: 't, S: Steps>(
-    split: &Split<'_>,
-    call: &Call<'_>,
-    fused: impl Fn(Task) -> AttentionTask<'t, 'a, S>,
-    scratch: &mut Scratch,
-) {
+/// The split was made for this call.
+unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, scratch: &mut Scratch) {
+    let (call, tiling) = (bound.checked.call(), bound.checked.tiling());
     while let Some(run) = split.runs.take() {
         let units = split.run(run);
         for unit in units.clone() {
@@ -366,11 +372,10 @@ pub(crate) unsafe fn accumulate<'t, 'a: 't, S: Steps>(
             let next = (unit + 1 < units.end).then(|| split.unit(call, unit + 1));
             // SAFETY: the unit is one of the call's.
             let accumulated = unsafe { split.part_at(call, &task, first) };
-            let fused =
-                fused(task).followed_by(Next::Unit { accumulated: (accumulated.cast(), split.part_bytes()), next });
-            // SAFETY: the caller guarantees the consistent call; the unit belongs to this run, and the run was taken
-            // once, so this worker owns the unit's part.
-            unsafe { fused.accumulate_unit(split, first, scratch.regions(fused.tiling)) }
+            let next = Next::Unit { accumulated: (accumulated.cast(), split.part_bytes()), next };
+            let task = AttentionTask::reading(bound, task).followed_by(next);
+            // SAFETY: the unit belongs to this run, and the run was taken once, so its part is this worker's.
+            unsafe { task.accumulate_unit(split, first, scratch.regions(tiling)) }
         }
         // Release: publishes what this worker wrote. Acquire: this worker may be the one that merges.
         split.accumulated.fetch_add(1, Ordering::AcqRel);
@@ -380,17 +385,14 @@ pub(crate) unsafe fn accumulate<'t, 'a: 't, S: Steps>(
 /// Takes heads and merges their units until none is left.
 ///
 /// # Safety
-/// Same contract as [`accumulate`]; all units are accumulated.
-pub(crate) unsafe fn merge<'t, 'a: 't, S: Steps>(
-    split: &Split<'_>,
-    fused: impl Fn(Task) -> AttentionTask<'t, 'a, S>,
-    scratch: &mut Scratch,
-) {
+/// The split was made for this call; all units are accumulated.
+unsafe fn merge<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, scratch: &mut Scratch) {
     while let Some(number) = split.merges.take() {
         let (index, kv_head) = (number / split.units.heads, number % split.units.heads);
-        let fused = fused(split.task(index, kv_head));
-        // SAFETY: the caller guarantees the consistent call and that all units are accumulated; each head is taken
-        // once, so its rows are this worker's alone.
-        unsafe { fused.merge_units(split, &mut scratch.regions(fused.tiling)) }
+        // SAFETY: each head is taken once, so its rows, and its units' parts, are this worker's.
+        unsafe {
+            let task = AttentionTask::new(bound, split.task(index, kv_head));
+            task.merge_units(split, &mut scratch.regions(task.tiling));
+        }
     }
 }

@@ -43,6 +43,7 @@ impl BlockValues {
     /// # Safety
     /// The values have these columns.
     pub(crate) unsafe fn runs(self, columns: Range<usize>) -> impl Iterator<Item = Run> {
+        debug_assert!(columns.end <= self.readable(), "columns {columns:?} of {}", self.readable());
         let mut first = columns.start;
         core::iter::from_fn(move || {
             if first >= columns.end {

@@ -171,6 +171,14 @@ impl<'a> KeyValues<'a> {
         }
     }
 
+    /// Asserts, in debug builds, that keys `first .. first + len` of a head exist, are of one block, and are held.
+    #[inline(always)]
+    fn debug_assert_inside(&self, [b, h, first]: [usize; 3], len: usize) {
+        let end = || self.lens().map_or(self.k_shape()[2], |lens| lens[b]);
+        debug_assert!(h < self.kv_heads() && (1..=KEY_BLOCK).contains(&len), "{len} keys of head {h}");
+        debug_assert!(first + len <= end() && self.holds(b, first), "keys {first}..{} of {}", first + len, end());
+    }
+
     /// Returns keys `first .. first + len` of a head; `first` is counted in the tensor and, except for tensors, a
     /// multiple of 256.
     ///
@@ -178,6 +186,7 @@ impl<'a> KeyValues<'a> {
     /// The keys exist, and their block is held. The table outlives the result.
     #[inline]
     pub(crate) unsafe fn keys(&self, [b, h, first]: [usize; 3], len: usize, table: &mut Table) -> Keys {
+        self.debug_assert_inside([b, h, first], len);
         // SAFETY: same contract: the caller guarantees that the keys exist and their block is held.
         unsafe {
             match &self.0 {
@@ -194,6 +203,7 @@ impl<'a> KeyValues<'a> {
     /// Same contract as [`Self::keys`].
     #[inline]
     pub(crate) unsafe fn values(&self, [b, h, first]: [usize; 3], len: usize, table: &mut Table) -> BlockValues {
+        self.debug_assert_inside([b, h, first], len);
         // SAFETY: same contract: the caller guarantees that the keys exist and their block is held.
         unsafe {
             match &self.0 {

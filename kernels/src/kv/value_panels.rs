@@ -67,6 +67,7 @@ impl<T: Load> ValuePanels<T> {
     /// # Safety
     /// The column exists, with 256 rows.
     pub(crate) unsafe fn from(self, column: usize) -> Rows<T> {
+        debug_assert!(column < self.width, "column {column} of {}", self.width);
         // SAFETY: the caller guarantees that the column exists.
         let first = unsafe { self.first.add(at(0, column, self.width)) };
         Rows::strided(first, value_panel(column, self.width).len() as isize, 1)

@@ -23,6 +23,7 @@ use crate::matmul::operands::{Bf16Pairs, Floats, MulAdd};
 use crate::matmul::prefetch::PrefetchStream;
 use crate::matmul::prefetch::READING_ROWS;
 use crate::matmul::tile_rows::TileRows;
+use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::simd::width::LINE_BYTES;
 use crate::simd::{Bf16Dot, Bf16x2, LANES, Level, Simd};
 use crate::tensor::element::Load;
@@ -71,7 +72,10 @@ impl Later {
 pub(crate) const FAR: usize = 16 << 10;
 
 /// Elements that columns are made of: numbers, or pairs of bfloat16.
-pub(crate) trait KeyOperand<S: Simd>: Copy {
+///
+/// # Safety
+/// [`Self::y`] reads no more than sixteen elements.
+pub(crate) unsafe trait KeyOperand<S: Simd>: Copy {
     /// Number of vectors of a tile.
     const VECS: usize;
     /// Number of vectors of a tile of few rows, on a core with a large first-level cache.
@@ -88,7 +92,8 @@ pub(crate) trait KeyOperand<S: Simd>: Copy {
     unsafe fn y(s: S, p: *const Self) -> <Self::By as MulAdd<S>>::Y;
 }
 
-impl<S: Simd, T: Load> KeyOperand<S> for T {
+// SAFETY: `Load::load` reads sixteen elements.
+unsafe impl<S: Simd, T: Load> KeyOperand<S> for T {
     const VECS: usize = S::DOT_VECS;
     const FEW_VECS: usize = S::DOT_VECS;
     type By = Floats;
@@ -118,7 +123,8 @@ pub(crate) struct PairColumns<const ORDER: u8>(Bf16x2);
 pub(crate) const BESIDE: u8 = 0;
 pub(crate) const APART: u8 = 1;
 
-impl<S: Bf16Dot, const ORDER: u8> KeyOperand<S> for PairColumns<ORDER> {
+// SAFETY: sixteen pairs are read, at once or as two halves.
+unsafe impl<S: Bf16Dot, const ORDER: u8> KeyOperand<S> for PairColumns<ORDER> {
     const VECS: usize = S::TILE_VECS;
     // Two vectors took 8 % more time reading from memory.
     const FEW_VECS: usize = 1;
@@ -225,7 +231,10 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
     tile: Tile<T>,
     finish: impl Fn(usize, S::V) -> S::V,
 ) {
+    const { assert!(MR <= MAX_TILE_ROWS && NV <= MAX_TILE_VECS) };
     let Tile { rows, panels, depth, out, stride, later, mut stream } = tile;
+    debug_assert!(!rows.is_null() && !panels.is_null() && !out.is_null(), "an operand is missing");
+    debug_assert!(MR == 1 || stride >= NV * LANES, "rows overlap");
     let later = if const { reads::<S>(MR, NV) } { later } else { None };
     // SAFETY: the caller guarantees `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };

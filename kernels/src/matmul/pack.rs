@@ -130,6 +130,7 @@ impl<T: Copy> Sixteen<T> {
     /// The caller guarantees `all` rows, at least `n`.
     #[inline(always)]
     pub(crate) unsafe fn new(rows: Rows<T>, first: usize, [n, all]: [usize; 2]) -> Self {
+        debug_assert!(first < n && n <= all, "rows {first}.. of {n} of {all}");
         let mut sixteen = Self { rows, first, n, all, even: None };
         // SAFETY: the rows are below `n`, that of the next panel is below `all`.
         unsafe {
@@ -223,6 +224,7 @@ pub(crate) unsafe fn pack_rows<S: Simd, T: Element, O: Element>(
     nonfinite: NonFinite,
     out: &mut [O],
 ) {
+    debug_assert!(cols > 0 && out.len() >= n * cols.next_multiple_of(LANES), "{n} rows of {cols} columns");
     let width = cols.next_multiple_of(LANES);
     for (j, out) in out[..n * width].chunks_exact_mut(width).enumerate() {
         // SAFETY: the caller guarantees row `j < n`.

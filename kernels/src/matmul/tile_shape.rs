@@ -3,6 +3,9 @@
 /// Number of rows of the largest register tile of any instruction set.
 pub(crate) const MAX_TILE_ROWS: usize = 6;
 
+/// Number of vectors of the widest register tile of any instruction set.
+pub(crate) const MAX_TILE_VECS: usize = 4;
+
 /// Calls a tile function with its shape as constants: up to 6 rows, up to 4 vectors, bounded by what the backend's
 /// registers hold (`most` rows and vectors, if not the usual numbers) so that no larger tile is compiled for it. This
 /// is the one place where shapes become const generics. Every called function is inlined, and compile time grows more

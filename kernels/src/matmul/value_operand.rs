@@ -6,7 +6,11 @@ use crate::tensor::element::{Bf16, Load};
 use crate::tensor::rows::Rows;
 
 /// Terms of a sum over keys: keys one by one, or in pairs.
-pub(crate) trait ValueOperand<S: Simd>: Copy {
+///
+/// # Safety
+/// Tiles compute the addresses that they read from these answers: terms that are evenly spaced are [`Self::step`] bytes
+/// apart; a term covers [`Self::KEYS`] keys; and only `f32` columns may be [ended](Self::ENDS).
+pub(crate) unsafe trait ValueOperand<S: Simd>: Copy {
     /// Number of keys of a term.
     const KEYS: usize;
     /// Number of bytes of a term in each column.
@@ -53,7 +57,8 @@ pub(crate) trait ValueOperand<S: Simd>: Copy {
     unsafe fn y(s: S, at: Self::At, column: usize) -> <Self::By as MulAdd<S>>::Y;
 }
 
-impl<S: Simd, T: Load> ValueOperand<S> for Rows<T> {
+// SAFETY: a term is a row; rows say how they lie.
+unsafe impl<S: Simd, T: Load> ValueOperand<S> for Rows<T> {
     const KEYS: usize = 1;
     const BYTES: usize = size_of::<T>();
     // Four bytes: `f32`.
@@ -115,7 +120,8 @@ pub(crate) struct RowPairs {
     pub(crate) last: usize,
 }
 
-impl<S: Bf16Dot> ValueOperand<S> for RowPairs {
+// SAFETY: a term is two rows, or the last row twice; both rows of a term are as evenly spaced as they say.
+unsafe impl<S: Bf16Dot> ValueOperand<S> for RowPairs {
     const KEYS: usize = 2;
     const BYTES: usize = size_of::<Bf16x2>();
     type At = [*const Bf16; 2];

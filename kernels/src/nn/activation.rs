@@ -99,6 +99,7 @@ pub(crate) unsafe fn activate<S: Simd>(s: S, activation: Activation, a: Matrix) 
 /// Same contract as [`activate`].
 #[inline(always)]
 unsafe fn each<S: Simd>(s: S, a: Matrix, f: impl Fn(S::V) -> S::V) {
+    debug_assert!(a.rows <= 1 || a.stride >= a.cols, "rows overlap");
     for row in 0..a.rows {
         // SAFETY: one of the rows, `cols` floats that the caller guarantees exclusive access to.
         let row = unsafe { core::slice::from_raw_parts_mut(a.first.add(row * a.stride), a.cols) };

@@ -11,6 +11,7 @@
 use crate::matmul::dot_tile::{self, FAR, Later, Tile};
 use crate::matmul::pack_steps::PackSteps;
 use crate::matmul::prefetch::PrefetchStream;
+use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::nn::activation::{self, Activation};
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
@@ -231,6 +232,7 @@ pub(crate) struct ProductTile<'a> {
 #[inline(always)]
 pub(crate) unsafe fn product<S: Simd>(s: S, a: ProductTile<'_>) {
     let ProductTile { rows, panels, bias, inputs, outputs, activation, range, out } = a;
+    const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS && S::TILE_VECS <= MAX_TILE_VECS) };
     assert!(range.end <= outputs.div_ceil(LANES));
     assert!(panels.len() >= range.end * inputs * LANES && bias.len() >= range.end * LANES);
     let mut panel = range.start;
@@ -241,7 +243,7 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: ProductTile<'_>) {
         while row < rows.len() {
             let tile_rows = S::TILE_ROWS.min(rows.len() - row);
             // A tile that ends inside a vector is written to `whole` first.
-            let mut whole = [0.0f32; 6 * 4 * LANES];
+            let mut whole = [0.0f32; MAX_TILE_ROWS * MAX_TILE_VECS * LANES];
             // SAFETY: row `row` of `out` exists, as the caller guarantees.
             let there = unsafe { out.add(row * outputs + column) };
             let partial = columns < vecs * LANES;

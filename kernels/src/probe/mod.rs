@@ -8,7 +8,6 @@ mod int8_tests;
 pub use crate::machine::peak_flops;
 pub use crate::nn::elementwise::exp_in_place as exp;
 
-use crate::attention::forward::key_block::tables;
 use crate::attention::split_kv::{Unit, Units};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::pv::Values;
@@ -24,9 +23,7 @@ use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
 use crate::tensor::any::Typed;
-use crate::tensor::rows::KEY_BLOCK;
-use crate::tensor::rows::MAX_DIM;
-use crate::tensor::rows::Rows;
+use crate::tensor::rows::{KEY_BLOCK, MAX_DIM, Rows, Table};
 
 /// Reads every float and does next to nothing with it: the time a kernel that waits for memory is held against. Returns true if
 /// all are finite.
@@ -50,7 +47,7 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
             }));
             let units = Units::new(kv, &starts);
             let mut finite = d > 0 && dv > 0;
-            let mut tables = tables();
+            let mut tables = [Table::new(), Table::new()];
             for unit in 0..if finite { units.len() } else { 0 } {
                 let Unit { sequence: b, head: h, block } = units.at(unit);
                 let first = block * KEY_BLOCK;

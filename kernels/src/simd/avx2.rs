@@ -97,7 +97,8 @@ unsafe fn transpose8(r: [__m256; 8]) -> [__m256; 8] {
     }
 }
 
-impl Simd for Avx2 {
+// SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
+unsafe impl Simd for Avx2 {
     type V = Bf16x2;
 
     // 6 × 2 accumulators, 2 loads, 1 broadcast: 15 of 16 registers, 12 chains against the 8 to 10 that two FMA units
@@ -312,7 +313,8 @@ impl Simd for Avx2 {
     }
 }
 
-impl Int8Dot for Avx2 {
+// SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
+unsafe impl Int8Dot for Avx2 {
     // 4 × 2 sums, 4 keys, 2 broadcasts, 1 product: 15 of 16 registers.
     const INT8_DOT_ROWS: usize = 4;
     type Sums = [__m256i; 2];

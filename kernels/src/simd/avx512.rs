@@ -64,7 +64,9 @@ pub(crate) fn with_int8_dot<W: Int8DotWork>(vnni: Option<Avx512Vnni>, work: W) -
     }
 }
 
-impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
+// SAFETY: made by `Isa`, and by itself with more features, where those are detected; loads and stores touch sixteen
+// elements.
+unsafe impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
     type V = __m512;
 
     // 6 × 4 accumulators, 4 loads, 1 broadcast: 29 of 32 registers, and 24 independent chains, which covers the

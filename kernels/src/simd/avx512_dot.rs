@@ -4,7 +4,8 @@ use super::avx512::{Avx512Bf16, Avx512Vnni};
 use super::{Bf16Dot, Bf16x2, Int8Dot, Query4};
 use core::arch::x86_64::*;
 
-impl Int8Dot for Avx512Vnni {
+// SAFETY: made where the feature is detected; loads and stores touch sixteen elements, or four times as many bytes.
+unsafe impl Int8Dot for Avx512Vnni {
     // 6 × 4 sums, 4 keys, 1 broadcast, the constant that flips signs: 30 of 32 registers.
     const INT8_DOT_ROWS: usize = 6;
     type Sums = __m512i;
@@ -47,7 +48,8 @@ const ZIP: [u16; 32] = {
     at
 };
 
-impl Bf16Dot for Avx512Bf16 {
+// SAFETY: made where the feature is detected; loads and stores touch sixteen elements, or four times as many bytes.
+unsafe impl Bf16Dot for Avx512Bf16 {
     type P = __m512bh;
 
     #[inline(always)]

@@ -79,7 +79,11 @@ pub(crate) enum Level {
 }
 
 /// Sixteen `f32` lanes and the operations of the kernels. All operations are lane by lane and IEEE.
-pub(crate) trait Simd: Copy + Send + Sync + 'static {
+///
+/// # Safety
+/// A value of the type exists only where the machine has the instructions. Loads and stores touch the elements that
+/// their contracts name and no others, and register tiles have at least one row and one vector.
+pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Vector of sixteen lanes.
     type V: Copy;
 
@@ -293,7 +297,10 @@ impl Query4 {
 
 /// Dot products of int8 rows with sixteen int8 keys, four elements at a time. Sums are 32-bit integers that wrap, so a
 /// result that fits is exact and every instruction set gives the same. Lanes are keys, as everywhere.
-pub(crate) trait Int8Dot: Simd {
+///
+/// # Safety
+/// As [`Simd`].
+pub(crate) unsafe trait Int8Dot: Simd {
     /// Number of rows of a register tile, at most [`Simd::TILE_ROWS`].
     const INT8_DOT_ROWS: usize;
     /// Sixteen integer sums, one for each key.
@@ -328,7 +335,10 @@ impl Bf16x2 {
 }
 
 /// Dot products of bfloat16 pairs, as the machine computes them: subnormal inputs and outputs count as 0.
-pub(crate) trait Bf16Dot: Simd {
+///
+/// # Safety
+/// As [`Simd`].
+pub(crate) unsafe trait Bf16Dot: Simd {
     /// Vector of sixteen pairs.
     type P: Copy;
 

@@ -114,7 +114,8 @@ unsafe fn store_16(p: *mut u16, v: [i32x4; 4]) {
     }
 }
 
-impl Simd for Portable {
+// SAFETY: made for every machine; loads and stores touch sixteen elements.
+unsafe impl Simd for Portable {
     type V = Quad;
 
     // In SSE2 terms: 3 × 4 accumulators, 3 broadcasts, 1 product on its way to a sum: 16 of 16 registers; the keys are
@@ -282,7 +283,8 @@ impl Simd for Portable {
     }
 }
 
-impl Int8Dot for Portable {
+// SAFETY: made for every machine; loads and stores touch sixteen elements.
+unsafe impl Int8Dot for Portable {
     // In SSE2 terms: 2 × 4 sums, 2 keys at a time, 2 × 2 broadcasts, 1 product: 15 of 16 registers.
     const INT8_DOT_ROWS: usize = 2;
     type Sums = [i32x4; 4];

@@ -20,26 +20,32 @@ pub(crate) type AnyRowsMut<'a> = Typed<&'a [*mut f32], &'a [*mut Bf16], &'a [*mu
 /// Packed keys of any type.
 pub(crate) type AnyPanels = Typed<*const f32, *const Bf16, *const F16>;
 /// Element types that results are written in.
-pub(crate) trait Output: Element {
+///
+/// # Safety
+/// [`Self::rows`] returns the pointers it is given.
+pub(crate) unsafe trait Output: Element {
     /// Wraps pointers to result rows in the variant of this type.
     fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_>;
 }
 
-impl Output for f32 {
+// SAFETY: the same pointers, wrapped.
+unsafe impl Output for f32 {
     #[inline(always)]
     fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_> {
         Typed::F32(rows)
     }
 }
 
-impl Output for Bf16 {
+// SAFETY: the same pointers, wrapped.
+unsafe impl Output for Bf16 {
     #[inline(always)]
     fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_> {
         Typed::Bf16(rows)
     }
 }
 
-impl Output for F16 {
+// SAFETY: the same pointers, wrapped.
+unsafe impl Output for F16 {
     #[inline(always)]
     fn rows(rows: &[*mut Self]) -> AnyRowsMut<'_> {
         Typed::F16(rows)

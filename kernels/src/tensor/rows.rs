@@ -53,6 +53,7 @@ impl<T> Rows<T> {
     /// Row `i` exists: with a table, entry `i` was filled, and the table is still there.
     #[inline(always)]
     pub(crate) unsafe fn at(self, i: usize) -> *const T {
+        debug_assert!(if self.table.is_null() { !self.first.is_null() } else { i < KEY_BLOCK }, "no row {i}");
         // SAFETY: the caller guarantees that row `i` exists: with a table, that its entry was filled and the table is
         // alive.
         unsafe {

@@ -39,7 +39,7 @@ impl EndedRowBlocks {
     }
 }
 
-impl<S: Steps> AttentionTask<'_, '_, S> {
+impl<S: Steps> AttentionTask<'_, S> {
     /// Returns, for each row of a row block, the reference to subtract from its scores and the factor that turns their
     /// exponentials into weights.
     pub(crate) fn references(&self, row_block: Range<usize>, max: &[f32], sum: &[f32]) -> [(f32, f32); MAX_ROW_BLOCK] {
@@ -66,46 +66,37 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     }
 
     /// Sets in `ends` the addresses and factors of a row block's rows, if P·V tiles can write them: if the output is
-    /// contiguous floats. Returns true if so, and then writes their log-sum-exp. Nothing may be accumulated into the
-    /// rows after the current key block.
-    ///
-    /// # Safety
-    /// Same contract as [`Self::run`]; the row block's running maxima and sums include its last scores.
-    pub(crate) unsafe fn prepare_ends(
-        &self,
-        row_block: Range<usize>,
-        ends: &mut RowBlockEnds,
-        regions: &Regions<'_>,
-    ) -> bool {
+    /// contiguous floats. Returns true if so, and then writes their log-sum-exp. The row block's running maxima and sums
+    /// include its last scores, and nothing may be accumulated into its rows after the current key block.
+    pub(crate) fn prepare_ends(&self, row_block: Range<usize>, ends: &mut RowBlockEnds, regions: &Regions<'_>) -> bool {
         let Some(Typed::F32(out)) = &self.outputs.out else { return false };
         let [.., step, element] = out.strides();
         if element != 1 {
             return false;
         }
         for (row, n) in self.stretches(row_block.clone()) {
-            // SAFETY: the rows are inside the output, and this task's alone.
+            // SAFETY: the task's rows are inside the output.
             let (first, _) = unsafe { out.row(self.seq.batch, row.head, self.seq.first_row + row.i) };
             for (k, to) in ends.rows[row.n..row.n + n].iter_mut().enumerate() {
                 *to = first.wrapping_offset(k as isize * step);
             }
         }
         for row in self.rows(row_block.clone()) {
-            // SAFETY: the caller guarantees the contract of `run`; the row is row `row_block.start + row.n` of the
-            // task.
+            // SAFETY: a row of the task.
             ends.factors[row.n] = unsafe { self.end_row(row, row_block.start + row.n, regions) }.factor;
         }
         true
     }
 
-    /// Computes how a row ends, and writes its log-sum-exp.
+    /// Computes how a row, row `r` of the task, ends, and writes its log-sum-exp.
     ///
     /// # Safety
-    /// Same contract as [`Self::run`]; the row is row `r` of the task.
+    /// The row is one of the task's.
     #[inline(always)]
     unsafe fn end_row(&self, row: Row, r: usize, regions: &Regions<'_>) -> RowEnd {
         let end = self.row_end(row, regions.max[r], regions.sum[r]);
         if let Some(lse) = &self.outputs.lse {
-            // SAFETY: the row is inside the output, and this task's alone.
+            // SAFETY: the task's rows are inside the output, and this worker's alone.
             unsafe { *lse.row(self.seq.batch, row.head, self.seq.first_row + row.i).0 = end.lse() };
         }
         end
@@ -113,26 +104,22 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
 
     /// Normalises and writes the task's rows, or saves them unnormalised as a state for more keys to come. Returns
     /// false if something accumulated was not finite.
-    ///
-    /// # Safety
-    /// Same contract as [`Self::run`].
-    pub(crate) unsafe fn finish(&self, nonfinite: NonFinite, ended: EndedRowBlocks, regions: &mut Regions<'_>) -> bool {
+    pub(crate) fn finish(&self, nonfinite: NonFinite, ended: EndedRowBlocks, regions: &mut Regions<'_>) -> bool {
         let Some(output) = &self.outputs.out else {
             let finite = self.accumulated_is_finite(regions);
             if finite || nonfinite == NonFinite::Handled {
-                // SAFETY: the caller guarantees the contract of `run`.
-                unsafe { self.transfer_state(regions, StateTransfer::Save) };
+                self.transfer_state(regions, StateTransfer::Save);
             }
             return finite;
         };
-        // SAFETY: the caller guarantees the contract of `run`.
+        // SAFETY: the call's output.
         by_type!(Typed, output, |out| unsafe { self.finish_into(out, nonfinite, ended, regions) })
     }
 
     /// Normalises and writes the task's rows to an output of element type `T`.
     ///
     /// # Safety
-    /// Same contract as [`Self::run`].
+    /// The output is the call's.
     unsafe fn finish_into<T: Output>(
         &self,
         output: &SharedMut<'_, T>,
@@ -148,7 +135,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
             let mut out = [core::ptr::null_mut::<T>(); END_ROWS];
             let mut element = 1;
             for row in self.rows(row_block.clone()) {
-                // SAFETY: the caller guarantees the contract of `run`; the row is one of the task's, inside the output.
+                // SAFETY: a row of the task, inside the output.
                 unsafe {
                     ends[row.n] = self.end_row(row, row_block.start + row.n, regions);
                     (out[row.n], element) = output.row(self.seq.batch, row.head, self.seq.first_row + row.i);
@@ -158,7 +145,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
                 }
             }
             let stride = self.tiling.width();
-            // SAFETY: every row of the output has `value_dim` elements, and they are this task's alone.
+            // SAFETY: every row of the output has `value_dim` elements, and the task's are this worker's alone.
             finite &= unsafe {
                 let finish = Finish {
                     accumulated: &regions.out[row_block.start * stride..row_block.end * stride],

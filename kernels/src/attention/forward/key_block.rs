@@ -1,20 +1,32 @@
 //! Key block that the fused loop is computing.
 
+use crate::attention::forward::queries::Queries;
+use crate::attention::forward::spans::Spans;
 use crate::attention::forward::task::AttentionTask;
 use crate::attention::steps::by_isa::Steps;
+use crate::attention::tiling::Regions;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::tensor::rows::{KEY_BLOCK, Table};
+use core::marker::PhantomData;
 
 /// Key block that the fused loop is computing: its keys, its values, what of it is packed, and what to prefetch.
-pub(crate) struct Block {
+///
+/// Made only by [`AttentionTask::block`], so its keys and values exist in the task's sequence, and their tables live as
+/// long as it does: its methods rely on that.
+pub(crate) struct KeyBlock<'b, 'r, S> {
+    pub(crate) task: &'b AttentionTask<'b, S>,
     /// First key, counted in the sequence.
     pub(crate) first: usize,
     /// Number of keys.
     pub(crate) len: usize,
     pub(crate) keys: Keys,
     pub(crate) values: BlockValues,
+    pub(crate) queries: Queries<'b>,
+    /// Keys that each tile of the current row block needs.
+    pub(crate) spans: &'b mut Spans,
+    pub(crate) regions: &'b mut Regions<'r>,
     /// First key of the packed run in scratch, if any.
     pub(crate) packed_keys: Option<usize>,
     /// First column of the packed values in scratch, if any, and how they were packed.
@@ -24,28 +36,59 @@ pub(crate) struct Block {
     pub(crate) fresh: bool,
     /// Memory to prefetch while this block is computed.
     pub(crate) prefetch: PrefetchQueue,
+    /// Tables of addresses that `keys` and `values` may point at.
+    tables: PhantomData<&'b mut [Table; 2]>,
 }
 
-/// Creates tables for the addresses of a block's key rows and value rows, used if the rows are scattered.
-#[inline(always)]
-pub(crate) fn tables() -> [Table; 2] {
-    [Table::new(), Table::new()]
+/// Memory that a task's key blocks use one after the other.
+pub(crate) struct BlockMemory {
+    spans: Spans,
+    /// Tables for the addresses of a block's key rows and value rows, used if the rows are scattered.
+    tables: [Table; 2],
 }
 
-impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
+impl BlockMemory {
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self { spans: Spans::NONE, tables: [Table::new(), Table::new()] }
+    }
+}
+
+impl<S: Steps> AttentionTask<'_, S> {
     /// Returns the key block that starts at key `first`.
     ///
-    /// # Safety
-    /// Same contract as [`Self::run`]; `first` is one of [`Self::blocks`], and the tables outlive the block.
-    pub(crate) unsafe fn block(&self, first: usize, [keys, values]: &mut [Table; 2]) -> Block {
+    /// # Panics
+    /// If `first` is none of [`Self::blocks`].
+    #[inline(always)]
+    pub(crate) fn block<'b, 'r>(
+        &'b self,
+        first: usize,
+        queries: Queries<'b>,
+        memory: &'b mut BlockMemory,
+        regions: &'b mut Regions<'r>,
+    ) -> KeyBlock<'b, 'r, S> {
+        assert!(self.holds(first), "not a block of the task");
         let at = self.place(first);
         let len = KEY_BLOCK.min(self.seq.kv_len - first);
-        // SAFETY: keys `first .. first + len` exist; the caller guarantees that their block is held and that the tables
-        // outlive it.
-        unsafe {
-            let (keys, values) = (self.call.kv.keys(at, len, keys), self.call.kv.values(at, len, values));
-            let prefetch = self.prefetch([first, len], values);
-            Block { first, len, keys, values, packed_keys: None, packed_values: None, fresh: false, prefetch }
+        let BlockMemory { spans, tables: [key_table, value_table] } = memory;
+        // SAFETY: keys `first .. first + len` exist and their block is held, as asserted; the tables are borrowed for
+        // as long as the block exists.
+        let (keys, values) =
+            unsafe { (self.call.kv.keys(at, len, key_table), self.call.kv.values(at, len, value_table)) };
+        KeyBlock {
+            task: self,
+            first,
+            len,
+            keys,
+            values,
+            queries,
+            spans,
+            regions,
+            packed_keys: None,
+            packed_values: None,
+            fresh: false,
+            prefetch: self.prefetch([first, len], values),
+            tables: PhantomData,
         }
     }
 }

@@ -5,9 +5,9 @@ use crate::attention::steps::by_isa::Steps;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
+impl<'t, S: Steps> AttentionTask<'t, S> {
     /// Returns the first key of each block with a key that the range rules make visible to some row.
-    pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, 'a, S> {
+    pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
         let keys = self.needed();
         let (kv, batch) = (&self.call.kv, self.seq.batch);
         numbers(keys).map(|block| block * KEY_BLOCK).filter(move |&first| kv.holds(batch, first))
@@ -15,7 +15,10 @@ impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
 
     /// Returns true if the block that starts at key `first` is one of [`Self::blocks`].
     pub(crate) fn holds(&self, first: usize) -> bool {
-        numbers(self.needed()).contains(&(first / KEY_BLOCK)) && self.call.kv.holds(self.seq.batch, first)
+        let number = first / KEY_BLOCK;
+        first.is_multiple_of(KEY_BLOCK)
+            && numbers(self.needed()).contains(&number)
+            && self.call.kv.holds(self.seq.batch, first)
     }
 
     /// Returns the range of keys to compute: all of them if scores are written out, else the visible ones.

@@ -1,73 +1,98 @@
 //! Key weight sums: the sum of the weights that all rows and heads give to each key.
 
 use crate::attention::call::Task;
-use crate::attention::forward::key_block::tables;
-use crate::attention::forward::scores::Spans;
-use crate::attention::forward::task::AttentionTask;
+use crate::attention::forward::key_block::BlockMemory;
+use crate::attention::forward::task::{AttentionTask, BoundCall};
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax;
-use crate::attention::tiling::Regions;
+use crate::attention::tiling::{Regions, Scratch};
 use crate::simd::quiet;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::SharedMut;
 
-impl<S: Steps> AttentionTask<'_, '_, S> {
-    /// Sums each key's weights over all the rows of the task, in row order.
-    ///
-    /// Computes a second and a third QKᵀ, row block by row block: one for the rows' maxima and sums, one for their
-    /// finished weights. That takes no memory, and adds the same numbers in the same order on any worker.
+/// Sums of the keys of one sequence and head, in the caller's memory.
+struct Sums<'t> {
+    output: &'t SharedMut<'t, f32>,
+    /// Batch index, head, first key.
+    first: [usize; 3],
+    /// Number of keys.
+    len: usize,
+}
+
+impl Sums<'_> {
+    /// Returns the address of a key's sum.
+    fn at(&self, key: usize) -> *mut f32 {
+        assert!(key < self.len, "a key outside the sequence");
+        let [b, h, first] = self.first;
+        // SAFETY: the sequence's keys are inside the output, whose rows are one element.
+        unsafe { self.output.row(b, h, first + key).0 }
+    }
+}
+
+/// Sums the weights of each key of a sequence and key/value head over all the rows that share the head, in row order.
+///
+/// Computes a second and a third QKᵀ, row block by row block: one for the rows' maxima and sums, one for their finished
+/// weights. That takes no memory, and adds the same numbers in the same order on any worker.
+///
+/// # Safety
+/// No other worker reads or writes the sums of this sequence and head meanwhile.
+pub(crate) unsafe fn key_weight_sums<S: Steps>(
+    bound: BoundCall<'_, S>,
+    [index, kv_head]: [usize; 2],
+    scratch: &mut Scratch,
+) {
+    let call = bound.checked.call();
+    let Some(output) = &bound.checked.outputs().key_weight_sums else { return };
+    // All keys there is memory for: the sums of keys beyond the sequence's length are 0.
+    let (seq, len) = (call.sequence(index), call.keys_of(index).len());
+    let sums = Sums { output, first: [seq.batch, kv_head, seq.first_key], len };
+    for j in 0..len {
+        // SAFETY: the caller guarantees that the sums are this worker's alone.
+        unsafe { *sums.at(j) = 0.0 };
+    }
+    let (rows, step) = (call.group_size() * seq.q_len, bound.checked.tiling().row_block_rows);
+    for first in (0..rows).step_by(step) {
+        // Each row block is a task of its own: scratch for copied queries and states holds one task's rows, not the
+        // whole head's.
+        let task = AttentionTask::reading(bound, Task { index, kv_head, rows: first..rows.min(first + step) });
+        // SAFETY: the caller guarantees that the sums are this worker's alone.
+        unsafe { task.add_weight_sums(&sums, &mut scratch.regions(task.tiling)) }
+    }
+}
+
+impl<S: Steps> AttentionTask<'_, S> {
+    /// Adds the weights that the task's rows, one row block, give to each key.
     ///
     /// # Safety
-    /// Same contract as [`Self::run`], with all keys of the sequence and head in place of the rows; `outputs` has no
-    /// score outputs.
-    pub(crate) unsafe fn key_weight_sums(&self, output: &SharedMut<'_, f32>, mut regions: Regions<'_>) {
-        // SAFETY: key `j` of the sequence is inside the output, and this task's alone.
-        let at = |j: usize| unsafe { output.row(self.seq.batch, self.task.kv_head, self.seq.first_key + j).0 };
-        // All keys there is memory for: the sums of keys beyond the sequence's length are 0.
-        for j in 0..self.call.keys_of(self.task.index).len() {
-            // SAFETY: key `j` is inside the output, and this task's alone.
-            unsafe { *at(j) = 0.0 };
+    /// The sums are this worker's alone.
+    unsafe fn add_weight_sums(&self, sums: &Sums<'_>, regions: &mut Regions<'_>) {
+        let (s, all, rows) = (self.s, 0..self.task.rows.len(), self.task.rows.len());
+        self.clear_state(regions);
+        let queries = self.queries(regions);
+        let mut memory = BlockMemory::new();
+        for first in self.blocks() {
+            let mut block = self.block(first, queries, &mut memory, regions);
+            if block.compute_scores(all.clone()) {
+                let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut *block.regions;
+                s.softmax(scores, block.spans, rows, softmax::Rows { max, sum, rescale_prev, rescale_block });
+            }
         }
-        if self.task.rows.is_empty() {
-            return;
-        }
-        for row_block in self.row_blocks() {
-            // Each row block is a task of its own: scratch for copied queries and states holds one task's rows, not the
-            // whole head's.
-            let task = Task { rows: row_block.clone(), ..self.task.clone() };
-            let part = Self::new(self.s, self.mods, self.call, self.outputs, task, self.tiling);
-            let (row_block, rows) = (0..row_block.len(), row_block.len());
-            regions.max.fill(f32::NEG_INFINITY);
-            regions.sum.fill(0.0);
-            // SAFETY: the caller guarantees the contract of `run`; the row block lies inside the task.
-            unsafe {
-                let queries = part.queries(&mut regions);
-                let (mut spans, mut tables) = (Spans::NONE, tables());
-                for first in part.blocks() {
-                    let mut block = part.block(first, &mut tables);
-                    if !part.compute_scores(&mut block, queries, row_block.clone(), &mut spans, &mut regions) {
-                        continue;
-                    }
-                    let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut regions;
-                    self.s.softmax(scores, &spans, rows, softmax::Rows { max, sum, rescale_prev, rescale_block });
-                }
-                let references = part.references(row_block.clone(), regions.max, regions.sum);
-                for first in part.blocks() {
-                    let mut block = part.block(first, &mut tables);
-                    if !part.compute_scores(&mut block, queries, row_block.clone(), &mut spans, &mut regions) {
-                        continue;
-                    }
-                    self.s.weights(ScoreBlock { scores: regions.scores, spans: &spans, rows }, &references);
-                    let mut sums = [0.0f32; KEY_BLOCK];
-                    for (j, sum) in sums[..block.len].iter_mut().enumerate() {
-                        *sum = *at(first + j);
-                    }
-                    self.s.add_weight_sums(ScoreBlock { scores: regions.scores, spans: &spans, rows }, &mut sums);
-                    for (j, sum) in sums[..block.len].iter().enumerate() {
-                        *at(first + j) = quiet(*sum);
-                    }
-                }
+        let references = self.references(all.clone(), regions.max, regions.sum);
+        for first in self.blocks() {
+            let mut block = self.block(first, queries, &mut memory, regions);
+            if !block.compute_scores(all.clone()) {
+                continue;
+            }
+            s.weights(block.scores(rows), &references);
+            let mut totals = [0.0f32; KEY_BLOCK];
+            for (key, total) in (first..).zip(&mut totals[..block.len]) {
+                // SAFETY: the caller guarantees that the sums are this worker's alone.
+                *total = unsafe { *sums.at(key) };
+            }
+            s.add_weight_sums(block.scores(rows), &mut totals);
+            for (key, &total) in (first..).zip(&totals[..block.len]) {
+                // SAFETY: the caller guarantees that the sums are this worker's alone.
+                unsafe { *sums.at(key) = quiet(total) };
             }
         }
     }

@@ -12,5 +12,6 @@ pub(crate) mod qk;
 pub(crate) mod queries;
 pub(crate) mod score_outputs;
 pub(crate) mod scores;
+pub(crate) mod spans;
 pub(crate) mod state;
 pub(crate) mod task;

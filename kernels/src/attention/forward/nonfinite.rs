@@ -1,7 +1,6 @@
 //! Non-finite values and masks: for a hidden key, weight 0 times ∞ or NaN is NaN, and must add nothing.
 
-use crate::attention::forward::key_block::Block;
-use crate::attention::forward::task::AttentionTask;
+use crate::attention::forward::key_block::KeyBlock;
 use crate::attention::row_mods::{KeyBits, is_visible};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::infinite;
@@ -46,33 +45,24 @@ pub(crate) struct TileSums<'a> {
     pub(crate) sums: &'a mut [f32],
 }
 
-impl<S: Steps> AttentionTask<'_, '_, S> {
-    /// Returns the visible keys of each row, if non-finite values are handled and the block has some.
-    ///
-    /// # Safety
-    /// Same contract as [`AttentionTask::run`].
-    pub(crate) unsafe fn visible_keys(
-        &self,
-        block: &Block,
-        nonfinite: NonFinite,
-        rows: usize,
-        spans: &[Span],
-        scores: &[f32],
-    ) -> Option<VisibleBits> {
-        // SAFETY: the block's values exist.
-        (nonfinite == NonFinite::Handled
-            && unsafe { !block.values.all_finite(self.s, block.len, self.tiling.value_dim) })
-        .then(|| VisibleBits::new(S::TILE_ROWS, spans, rows, scores))
+impl<S: Steps> KeyBlock<'_, '_, S> {
+    /// Returns the visible keys of each row of a row block of `rows` rows, if non-finite values are handled and the
+    /// block has some.
+    pub(crate) fn visible_keys(&self, nonfinite: NonFinite, rows: usize) -> Option<VisibleBits> {
+        let (s, dim) = (self.task.s, self.task.tiling.value_dim);
+        // SAFETY: the block has a value of `value_dim` columns for every key.
+        (nonfinite == NonFinite::Handled && unsafe { !self.values.all_finite(s, self.len, dim) })
+            .then(|| VisibleBits::new(S::TILE_ROWS, self.spans, rows, self.regions.scores))
     }
 
-    /// Marks in `tile` the values that [`NonFinite::Handled`] replaced by 0: the non-finite values of a run of columns
-    /// of `len` keys, in the rows that their keys are visible to.
+    /// Marks in `tile` the values that [`NonFinite::Handled`] replaced by 0: the non-finite values of a run of columns,
+    /// in the rows that their keys are visible to.
     ///
     /// # Safety
-    /// Same contract as [`AttentionTask::run`]; the run is one of the block's.
-    pub(crate) unsafe fn mark_infinite(&self, run: &Run, len: usize, visible: &VisibleBits, tile: TileSums<'_>) {
-        let (width, [_, native]) = (run.cols.next_multiple_of(LANES), self.native());
-        for (j, c) in (0..len).flat_map(|j| (0..run.cols).map(move |c| (j, c))) {
+    /// The run is one of the block's.
+    pub(crate) unsafe fn mark_infinite(&self, run: &Run, visible: &VisibleBits, tile: TileSums<'_>) {
+        let (width, [_, native]) = (run.cols.next_multiple_of(LANES), self.task.native());
+        for (j, c) in (0..self.len).flat_map(|j| (0..run.cols).map(move |c| (j, c))) {
             // SAFETY: `j < len` is a key of the block, and `c` a column of the run.
             let x = unsafe { run.rows.get(j, c) };
             if x.is_finite() {

@@ -1,6 +1,5 @@
 //! Software prefetch of a task: the memory that tiles prefetch while they compute the current key block.
 
-use crate::attention::call::Task;
 use crate::attention::forward::task::{AttentionTask, Next, Row};
 use crate::attention::steps::by_isa::Steps;
 use crate::kv::key_block::{BlockValues, Keys};
@@ -14,59 +13,45 @@ use crate::tensor::rows::{KEY_BLOCK, Table};
 /// Number of first rows of a unit to prefetch, a panel's: later keys are prefetched by packing, later values by tiles.
 const FIRST: usize = LANES;
 
-impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
+impl<S: Steps> AttentionTask<'_, S> {
     /// Returns the memory to prefetch while a block is computed: the next block; with the last block the task's outputs
     /// and the first block and queries of the next task. For a unit it is the memory the unit accumulates into, the
     /// first rows of its values, and the first keys of the next unit: the rest is prefetched while the unit is read.
     /// Values that lie one after the other, in a cache, are wholly prefetched that way.
-    ///
-    /// # Safety
-    /// Same contract as [`Self::run`]; the block is one of the task's, of `len` keys from `first` on.
-    pub(crate) unsafe fn prefetch(&self, [first, len]: [usize; 2], values: BlockValues) -> PrefetchQueue {
+    #[inline]
+    pub(crate) fn prefetch(&self, [first, len]: [usize; 2], values: BlockValues) -> PrefetchQueue {
         let mut prefetch = PrefetchQueue::nothing();
         if let Next::Near = self.next {
             return prefetch;
         }
-        // SAFETY: the caller guarantees the contract of `run`; a later block exists, so
-        // `first + KEY_BLOCK < kv_len`; the next unit and the next task are the call's.
-        unsafe {
-            if let Next::Unit { accumulated: (at, bytes), next } = &self.next {
-                prefetch.push(*at, 0, 1, *bytes);
-                if let BlockValues::Rows { rows, .. } = values {
-                    prefetch.push_rows(rows, len.min(FIRST), self.tiling.value_dim);
-                    if let Some((task, first)) = next {
-                        self.with_task(task).push_first_keys(*first, &mut prefetch);
-                    }
-                }
-                return prefetch;
-            }
-            match self.blocks().next_back().filter(|&last| first < last) {
-                Some(_) => self.push_block(first + KEY_BLOCK, &mut prefetch),
-                None => {
-                    if let Some(out) = &self.outputs.out {
-                        self.push_rows(&mut prefetch, self.tiling.value_dim, |row| {
-                            out.rows(self.seq.batch, row.head, self.seq.first_row + row.i)
-                        });
-                    }
-                    if let Next::Task(task) = &self.next {
-                        self.with_task(task).push_opening(&mut prefetch);
-                    }
+        if let Next::Unit { accumulated: (at, bytes), next } = &self.next {
+            prefetch.push(*at, 0, 1, *bytes);
+            if let BlockValues::Rows { rows, .. } = values {
+                prefetch.push_rows(rows, len.min(FIRST), self.tiling.value_dim);
+                if let Some((task, first)) = next {
+                    self.peek(task).push_first_keys(*first, &mut prefetch);
                 }
             }
+            return prefetch;
+        }
+        if self.blocks().next_back().is_some_and(|last| first < last) {
+            self.push_block(first + KEY_BLOCK, &mut prefetch);
+            return prefetch;
+        }
+        if let Some(out) = &self.outputs.out {
+            self.push_rows(&mut prefetch, self.tiling.value_dim, |row| {
+                // SAFETY: the task's rows are inside the output.
+                unsafe { out.rows(self.seq.batch, row.head, self.seq.first_row + row.i) }
+            });
+        }
+        if let Next::Task(task) = &self.next {
+            self.peek(task).push_opening(&mut prefetch);
         }
         prefetch
     }
 
-    /// Returns the [`AttentionTask`] of another task of this call.
-    fn with_task(&self, task: &Task) -> Self {
-        Self::new(self.s, self.mods, self.call, self.outputs, task.clone(), self.tiling)
-    }
-
     /// Adds the first keys of a block, if there are any.
-    ///
-    /// # Safety
-    /// Same contract as [`Self::run`].
-    unsafe fn push_first_keys(&self, first: usize, prefetch: &mut PrefetchQueue) {
+    fn push_first_keys(&self, first: usize, prefetch: &mut PrefetchQueue) {
         let len = self.seq.kv_len.saturating_sub(first).min(FIRST);
         if len == 0 || !self.call.kv.holds(self.seq.batch, first) {
             return;
@@ -79,15 +64,12 @@ impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
     }
 
     /// Adds a block's keys and values.
-    ///
-    /// # Safety
-    /// Same contract as [`Self::run`]; `first < kv_len`.
-    unsafe fn push_block(&self, first: usize, prefetch: &mut PrefetchQueue) {
+    fn push_block(&self, first: usize, prefetch: &mut PrefetchQueue) {
         let at = self.place(first);
-        let len = KEY_BLOCK.min(self.seq.kv_len - first);
+        let len = KEY_BLOCK.min(self.seq.kv_len.saturating_sub(first));
         let (d, kv) = (self.tiling.head_dim, &self.call.kv);
         // Pages are not prefetched: their rows are many short stretches.
-        if !kv.holds(at[0], first) || kv.is_paged() {
+        if len == 0 || !kv.holds(at[0], first) || kv.is_paged() {
             return;
         }
         let table = &mut Table::new();
@@ -110,22 +92,17 @@ impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
     }
 
     /// Adds the task's first key block and its queries.
-    ///
-    /// # Safety
-    /// Same contract as [`Self::run`].
-    unsafe fn push_opening(&self, prefetch: &mut PrefetchQueue) {
+    fn push_opening(&self, prefetch: &mut PrefetchQueue) {
         if self.task.rows.is_empty() {
             return;
         }
-        // SAFETY: the caller guarantees the contract of `run`; the first of the task's blocks starts below `kv_len`.
-        unsafe {
-            if let Some(first) = self.blocks().next() {
-                self.push_block(first, prefetch);
-            }
-            self.push_rows(prefetch, self.tiling.head_dim, |row| {
-                self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i)
-            });
+        if let Some(first) = self.blocks().next() {
+            self.push_block(first, prefetch);
         }
+        self.push_rows(prefetch, self.tiling.head_dim, |row| {
+            // SAFETY: the task's rows are inside the call's queries.
+            unsafe { self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i) }
+        });
     }
 
     /// Adds the task's rows of q or of the output, as far as they belong to the first row's head.

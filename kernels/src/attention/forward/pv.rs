@@ -1,19 +1,17 @@
 //! P·V of a row block and a key block. Values are read in place or packed, as elements, pairs or bytes.
 
-use crate::attention::forward::key_block::Block;
+use crate::attention::forward::key_block::KeyBlock;
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
-use crate::attention::forward::scores::Spans;
 use crate::attention::forward::task::AttentionTask;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::infinite;
 use crate::attention::steps::pv::Values;
-use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::SCORE_STRIDE;
 use crate::attention::tiling::Regions;
 use crate::kv::key_block::{BlockValues, Run};
 use crate::kv::value_panels;
-use crate::kv::value_panels::WINDOW;
+use crate::kv::value_panels::{ValuePanels, WINDOW};
 use crate::matmul::bf16_pairs;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::READING_ROWS;
@@ -48,41 +46,28 @@ struct ReadyRun<'a> {
     rows: AnyRows,
 }
 
-/// Row block of the task, and the keys that each tile of its rows needs.
-struct RowSpans<'a> {
-    rows: Range<usize>,
-    spans: &'a Spans,
-}
-
-impl<S: Steps> AttentionTask<'_, '_, S> {
-    /// Computes `out ← rescale_prev · out + rescale_block · P V` for a row block and a key block.
+impl<S: Steps> KeyBlock<'_, '_, S> {
+    /// Computes `out ← rescale_prev · out + rescale_block · P V` for a row block.
     ///
     /// # Safety
-    /// Same contract as [`Self::run`]; `row_block` lies inside the task.
-    pub(crate) unsafe fn accumulate_pv(
-        &self,
-        block: &mut Block,
-        manner: Manner<'_>,
-        row_block: Range<usize>,
-        spans: &Spans,
-        regions: &mut Regions<'_>,
-    ) {
-        if let BlockValues::Int8 { .. } = block.values {
-            // SAFETY: the caller guarantees the contract of `run` and a row block inside the task.
-            return unsafe { self.accumulate_pv_int8(block, row_block, spans, regions) };
+    /// The ends of [`Manner::Ending`], if it is that, were prepared for this row block.
+    pub(crate) unsafe fn accumulate_pv(&mut self, manner: Manner<'_>, row_block: Range<usize>) {
+        if let BlockValues::Int8 { value_panels, scales } = self.values {
+            return self.accumulate_pv_int8(value_panels, scales, row_block);
         }
+        let task = self.task;
         let nonfinite =
             if matches!(manner, Manner::Handled(Some(_))) { NonFinite::Handled } else { NonFinite::Ignored };
-        let (values, stride) = (block.values, self.tiling.width());
-        let [_, native] = self.native();
+        let (values, stride) = (self.values, task.tiling.width());
+        let [_, native] = task.native();
         if native {
-            self.s.round_weights(ScoreBlock { scores: regions.scores, spans, rows: row_block.len() });
+            task.s.round_weights(self.scores(row_block.len()));
         }
-        if block.fresh && matches!(manner, Manner::Handled(_)) {
-            regions.out[row_block.start * stride..row_block.end * stride].fill(0.0);
+        if self.fresh && matches!(manner, Manner::Handled(_)) {
+            self.regions.out[row_block.start * stride..row_block.end * stride].fill(0.0);
         }
-        for window in (0..stride).step_by(self.tiling.pack_cols) {
-            let end = self.tiling.value_dim.min(window + self.tiling.pack_cols);
+        for window in (0..stride).step_by(task.tiling.pack_cols) {
+            let end = task.tiling.value_dim.min(window + task.tiling.pack_cols);
             let in_place = |run: &Run| {
                 let whole = end.next_multiple_of(LANES) <= values.readable();
                 // Larger row blocks share one widened copy.
@@ -91,29 +76,14 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
             };
             // SAFETY: the values have these columns.
             for run in unsafe { values.runs(window..end) } {
-                let rows = if in_place(&run) {
-                    run.rows
-                } else {
-                    // Runs are packed one after the other.
-                    let room = &mut regions.values[(run.first - window) * block.len..];
-                    let ready = block.packed_values == Some((window, nonfinite));
-                    if run.first + run.cols == end {
-                        block.packed_values = Some((window, nonfinite));
-                    }
-                    if !ready {
-                        // SAFETY: the run has its columns for every key of the block.
-                        unsafe { self.pack_values(&run, block.len, nonfinite, room) }
-                    }
-                    self.packed_rows(run.cols, room)
-                };
-                let (run, row_block) = (ReadyRun { run: &run, rows }, RowSpans { rows: row_block.clone(), spans });
-                // SAFETY: the rows are those of the run, in whole vectors; the caller guarantees the rest.
+                // SAFETY: the run is one of the block's, inside the window; in place, its rows are readable to the end of
+                // a vector. The caller guarantees the ends.
                 unsafe {
+                    let rows = if in_place(&run) { run.rows } else { self.packed_values(&run, window..end, nonfinite) };
+                    let (run, row_block) = (ReadyRun { run: &run, rows }, row_block.clone());
                     match manner {
-                        Manner::Handled(visible) => {
-                            self.accumulate_run_alone(block, run, visible, row_block, regions);
-                        }
-                        _ => self.accumulate_run(block, run, manner.ends(), row_block, regions),
+                        Manner::Handled(visible) => self.accumulate_run_alone(run, visible, row_block),
+                        _ => self.accumulate_run(run, manner.ends(), row_block),
                     }
                 }
             }
@@ -123,63 +93,58 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Accumulates the P·V of a run of columns, whose rows are in place or packed.
     ///
     /// # Safety
-    /// Same contract as [`Self::accumulate_pv`]; the rows are whole vectors wide.
+    /// The run is one of the block's; its rows are whole vectors wide. The rows of `ends` are this row block's.
     #[inline(always)]
     unsafe fn accumulate_run(
-        &self,
-        block: &mut Block,
+        &mut self,
         ReadyRun { run, rows }: ReadyRun<'_>,
         ends: Option<&RowBlockEnds>,
-        row_block: RowSpans<'_>,
-        regions: &mut Regions<'_>,
+        row_block: Range<usize>,
     ) {
-        let RowSpans { rows: row_block, spans } = row_block;
-        let stride = self.tiling.width();
+        let (task, stride) = (self.task, self.task.tiling.width());
+        let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
         let values = Values {
-            weights: regions.scores,
+            weights: scores,
             values: (),
             vecs: run.cols.div_ceil(LANES),
-            spans,
+            spans: self.spans,
             rows: row_block.len(),
-            rescale_prev: regions.rescale_prev,
-            rescale_block: regions.rescale_block,
-            fresh: block.fresh,
-            out: &mut regions.out[row_block.start * stride + run.first..],
+            rescale_prev,
+            rescale_block,
+            fresh: self.fresh,
+            out: &mut out[row_block.start * stride + run.first..],
             out_stride: stride,
             ends: ends.map(|ends| ends.of(run.first..run.first + run.cols)),
-            prefetch: &mut block.prefetch,
+            prefetch: &mut self.prefetch,
         };
         // SAFETY: spans end inside the block; rows that end are this row block's.
-        unsafe { self.values(values, rows, block.len) }
+        unsafe { values_of_rows(task, values, rows, self.len) }
     }
 
     /// Accumulates the P·V of a run of columns with non-finite values handled, a tile of rows at a time: computes the
     /// block alone, marks its non-finite values, then merges it.
     ///
     /// # Safety
-    /// Same contract as [`Self::accumulate_run`].
+    /// The run is one of the block's; its rows are whole vectors wide.
     unsafe fn accumulate_run_alone(
-        &self,
-        block: &mut Block,
+        &mut self,
         ReadyRun { run, rows }: ReadyRun<'_>,
         visible: Option<&VisibleBits>,
-        row_block: RowSpans<'_>,
-        regions: &mut Regions<'_>,
+        row_block: Range<usize>,
     ) {
-        let RowSpans { rows: row_block, spans } = row_block;
-        let (stride, width) = (self.tiling.width(), run.cols.next_multiple_of(LANES));
+        let task = self.task;
+        let (stride, width) = (task.tiling.width(), run.cols.next_multiple_of(LANES));
         const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS) };
         let (ones, mut part) = ([1.0; MAX_TILE_ROWS], [0.0; MAX_TILE_ROWS * WINDOW]);
-        for (tile, span) in spans.iter().enumerate() {
+        for tile in 0..self.spans.len() {
             let here = tile * S::TILE_ROWS..row_block.len().min((tile + 1) * S::TILE_ROWS);
             let part = &mut part[..here.len() * width];
             part.fill(0.0);
-            let scores = &regions.scores[here.start * SCORE_STRIDE..];
             let values = Values {
-                weights: scores,
+                weights: &self.regions.scores[here.start * SCORE_STRIDE..],
                 values: (),
                 vecs: width / LANES,
-                spans: core::slice::from_ref(span),
+                spans: &self.spans[tile..=tile],
                 rows: here.len(),
                 rescale_prev: &ones,
                 rescale_block: &ones,
@@ -187,102 +152,99 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
                 out: part,
                 out_stride: width,
                 ends: None,
-                prefetch: &mut block.prefetch,
+                prefetch: &mut self.prefetch,
             };
             // SAFETY: the caller guarantees whole vectors for the rows of the block; the span ends inside the block,
             // and no row ends here.
-            unsafe { self.values(values, rows, block.len) }
+            unsafe { values_of_rows(task, values, rows, self.len) }
             // Here NaN comes from weights; in the running outputs, from overflow.
             part.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = infinite::mark(*x));
             if let Some(visible) = visible {
-                let tile = TileSums { rows: here.clone(), weights: regions.scores, sums: part };
-                // SAFETY: the caller guarantees the contract of `run` and that the run is the block's.
-                unsafe { self.mark_infinite(run, block.len, visible, tile) };
+                let tile = TileSums { rows: here.clone(), weights: self.regions.scores, sums: part };
+                // SAFETY: the caller guarantees a run of the block.
+                unsafe { self.mark_infinite(run, visible, tile) };
             }
+            let Regions { out, rescale_prev, rescale_block, .. } = &mut *self.regions;
             for (r, part) in here.zip(part.chunks_exact(width)) {
-                let factors = [&regions.rescale_prev[r..=r], &regions.rescale_block[r..=r]];
-                let out = &mut regions.out[(row_block.start + r) * stride + run.first..][..width];
-                self.s.merge_marked(factors, out, part, width);
+                let factors = [&rescale_prev[r..=r], &rescale_block[r..=r]];
+                let out = &mut out[(row_block.start + r) * stride + run.first..][..width];
+                task.s.merge_marked(factors, out, part, width);
             }
         }
     }
 
-    /// Runs the P·V step for the element type of the rows.
+    /// Returns the rows of a run of columns in scratch, padded to whole vectors: as floats, or as bfloat16 if they are
+    /// multiplied as pairs. Packs them there if an earlier row block has not. The runs of a window, which is these
+    /// columns, lie one after the other.
     ///
     /// # Safety
-    /// Same contract as [`Steps::values`] or [`Steps::values_pairs`], for these rows; the block has `len` keys, at
-    /// least one.
-    #[inline(always)]
-    unsafe fn values(&self, mut values: Values<'_, ()>, rows: AnyRows, len: usize) {
-        let [_, native] = self.native();
-        // SAFETY: the caller guarantees the step's contract; the last row of pairs is the block's last key.
-        unsafe {
-            match rows {
-                Typed::Bf16(rows) if native => self.s.values_pairs(values.of(RowPairs { rows, last: len - 1 })),
-                rows => self.s.values(values.of(rows)),
-            }
+    /// The run is one of the block's, and starts inside the window.
+    unsafe fn packed_values(&mut self, run: &Run, window: Range<usize>, nonfinite: NonFinite) -> AnyRows {
+        let (task, size, [_, native]) = (self.task, [self.len, run.cols], self.task.native());
+        let room = &mut self.regions.values[(run.first - window.start) * self.len..];
+        let ready = self.packed_values == Some((window.start, nonfinite));
+        if run.first + run.cols == window.end {
+            self.packed_values = Some((window.start, nonfinite));
         }
-    }
-
-    /// Packs columns of values into scratch, padded to whole vectors: as floats, or as bfloat16 if they are multiplied
-    /// as pairs.
-    ///
-    /// # Safety
-    /// The run has its columns for `len` keys.
-    unsafe fn pack_values(&self, run: &Run, len: usize, nonfinite: NonFinite, out: &mut [f32]) {
-        let (size, [_, native]) = ([len, run.cols], self.native());
-        // SAFETY: the caller guarantees `len` keys of the run's columns.
+        let stride = run.cols.next_multiple_of(LANES) as isize;
+        // SAFETY: the caller guarantees a run of the block: it has its columns for every key.
         unsafe {
             if native {
-                self.s.round_rows(run.rows, size, nonfinite, bf16_pairs::as_halves(out));
+                let room = bf16_pairs::as_halves(room);
+                if !ready {
+                    task.s.round_rows(run.rows, size, nonfinite, room);
+                }
+                Typed::Bf16(Rows::strided(room.as_ptr(), stride, 1))
             } else {
-                self.s.pack_rows(run.rows, size, nonfinite, out);
+                if !ready {
+                    task.s.pack_rows(run.rows, size, nonfinite, room);
+                }
+                Typed::F32(Rows::strided(room.as_ptr(), stride, 1))
             }
-        }
-    }
-
-    /// Returns the rows that [`Self::pack_values`] left in scratch.
-    fn packed_rows(&self, cols: usize, out: &mut [f32]) -> AnyRows {
-        let (stride, [_, native]) = (cols.next_multiple_of(LANES) as isize, self.native());
-        if native {
-            Typed::Bf16(Rows::strided(bf16_pairs::as_halves(out).as_ptr(), stride, 1))
-        } else {
-            Typed::F32(Rows::strided(out.as_ptr(), stride, 1))
         }
     }
 
     /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are not read afterwards.
-    ///
-    /// # Safety
-    /// Same contract as [`Self::run`]; `row_block` lies inside the task, and the block's values are int8.
-    unsafe fn accumulate_pv_int8(
-        &self,
-        block: &mut Block,
-        row_block: Range<usize>,
-        spans: &Spans,
-        regions: &mut Regions<'_>,
-    ) {
-        let BlockValues::Int8 { value_panels, scales } = block.values else { unreachable!("values of bytes") };
-        let (stride, rows) = (self.tiling.width(), row_block.len());
-        // SAFETY: the cache outlives the call; its value panels are whole vectors.
-        unsafe {
-            self.s.scale_columns(ScoreBlock { scores: regions.scores, spans, rows }, &*scales);
-            for value_panel in value_panels::value_panels(stride) {
-                self.s.values_int8(Values {
-                    weights: regions.scores,
-                    values: value_panels.from(value_panel.start),
-                    vecs: value_panel.len() / LANES,
-                    spans,
+    fn accumulate_pv_int8(&mut self, panels: ValuePanels<i8>, scales: *const [f32], row_block: Range<usize>) {
+        let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
+        // SAFETY: the cache outlives the call.
+        task.s.scale_columns(self.scores(rows), unsafe { &*scales });
+        let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
+        for panel in value_panels::value_panels(stride) {
+            // SAFETY: a cache's value panels are whole vectors, for the keys of a whole block.
+            unsafe {
+                task.s.values_int8(Values {
+                    weights: scores,
+                    values: panels.from(panel.start),
+                    vecs: panel.len() / LANES,
+                    spans: self.spans,
                     rows,
-                    rescale_prev: regions.rescale_prev,
-                    rescale_block: regions.rescale_block,
-                    fresh: block.fresh,
-                    out: &mut regions.out[row_block.start * stride + value_panel.start..],
+                    rescale_prev,
+                    rescale_block,
+                    fresh: self.fresh,
+                    out: &mut out[row_block.start * stride + panel.start..],
                     out_stride: stride,
                     ends: None,
-                    prefetch: &mut block.prefetch,
+                    prefetch: &mut self.prefetch,
                 });
             }
+        }
+    }
+}
+
+/// Runs the P·V step for the element type of the rows.
+///
+/// # Safety
+/// Same contract as [`Steps::values`] or [`Steps::values_pairs`], for these rows; the block has `len` keys, at least
+/// one.
+#[inline(always)]
+unsafe fn values_of_rows<S: Steps>(task: &AttentionTask<'_, S>, mut values: Values<'_, ()>, rows: AnyRows, len: usize) {
+    let [_, native] = task.native();
+    // SAFETY: the caller guarantees the step's contract; the last row of pairs is the block's last key.
+    unsafe {
+        match rows {
+            Typed::Bf16(rows) if native => task.s.values_pairs(values.of(RowPairs { rows, last: len - 1 })),
+            rows => task.s.values(values.of(rows)),
         }
     }
 }

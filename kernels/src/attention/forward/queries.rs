@@ -4,7 +4,7 @@ use crate::attention::forward::task::AttentionTask;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Regions;
 use crate::kv::key_block::QueryForm;
-use crate::matmul::bf16_pairs::as_halves;
+use crate::matmul::bf16_pairs::{as_halves, as_pairs};
 use crate::matmul::int8;
 use crate::matmul::pack::NonFinite;
 use crate::simd::{Bf16x2, LANES, Query4};
@@ -14,48 +14,50 @@ use crate::tensor::view::View;
 /// Location and form of the task's queries.
 #[derive(Clone, Copy)]
 pub(crate) enum Queries<'a> {
-    /// Contiguous in the caller's memory.
-    InPlace(&'a View<'a>),
-    /// Copied to scratch, `[row of the task][head_dim]`.
-    Copied(*const f32),
-    /// As bfloat16 pairs in scratch, `[row of the task][pairs]`.
-    Pairs(*const Bf16x2),
-    /// As bytes in scratch.
-    Int8(Int8Queries),
+    /// In the caller's memory, contiguous floats.
+    InPlace,
+    /// Copied, `[row of the task][head_dim]`.
+    Copied(&'a [f32]),
+    /// As bfloat16 pairs, `[row of the task][pairs]`.
+    Pairs(&'a [Bf16x2]),
+    /// As bytes.
+    Int8(Int8Queries<'a>),
 }
 
 /// Queries quantised to bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Int8Queries {
+pub(crate) struct Int8Queries<'a> {
     /// Bytes, `[row of the task][quads]`.
-    pub(crate) quads: *const Query4,
+    pub(crate) quads: &'a [Query4],
     /// Sum and factor of each row.
-    pub(crate) rows: *const int8::Row,
+    pub(crate) rows: &'a [int8::Row],
 }
 
-impl<'t, S: Steps> AttentionTask<'t, '_, S> {
-    /// Copies the task's queries if they are not contiguous, or turns them into pairs or bytes. Returns where the rows
-    /// are.
-    ///
-    /// # Safety
-    /// Same contract as [`Self::run`].
-    pub(crate) unsafe fn queries(&self, regions: &mut Regions<'_>) -> Queries<'t> {
+/// Returns true if each query is contiguous.
+#[inline(always)]
+pub(crate) fn are_readable_in_place(q: &View<'_>) -> bool {
+    q.strides()[3] == 1 || q.shape()[3] == 1
+}
+
+impl<S: Steps> AttentionTask<'_, S> {
+    /// Copies the task's queries if they are not contiguous, or turns them into pairs or bytes: they take the regions'
+    /// memory for queries. Returns where the rows are.
+    pub(crate) fn queries<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
         let d = self.tiling.head_dim;
         if let QueryForm::Bytes { channels } = self.call.kv.query_form(self.task.kv_head) {
-            // SAFETY: the caller guarantees the contract of `run`.
-            return unsafe { self.query_bytes(channels, regions) };
+            return self.query_bytes(channels, regions);
         }
         if self.native()[0] {
-            // SAFETY: the caller guarantees the contract of `run`.
-            return unsafe { self.query_pairs(regions) };
+            return self.query_pairs(regions);
         }
         if let Tensor::F32(q) = &self.call.q
-            && (q.strides()[3] == 1 || d == 1)
+            && are_readable_in_place(q)
         {
-            return Queries::InPlace(q);
+            return Queries::InPlace;
         }
-        for (row, copy) in self.rows(0..self.task.rows.len()).zip(regions.queries.chunks_exact_mut(d)) {
-            // SAFETY: the row is inside the call's queries and has `d` elements.
+        let copies = core::mem::take(&mut regions.queries);
+        for (row, copy) in self.rows(0..self.task.rows.len()).zip(copies.chunks_exact_mut(d)) {
+            // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
             unsafe {
                 let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
                 if d.is_multiple_of(LANES) {
@@ -65,20 +67,18 @@ impl<'t, S: Steps> AttentionTask<'t, '_, S> {
                 }
             }
         }
-        Queries::Copied(regions.queries.as_ptr())
+        Queries::Copied(copies)
     }
 
     /// Rounds the task's queries to pairs.
-    ///
-    /// # Safety
-    /// Same contract as [`Self::run`].
-    unsafe fn query_pairs(&self, regions: &mut Regions<'_>) -> Queries<'t> {
+    fn query_pairs<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
         let (d, n) = (self.tiling.head_dim, self.task.rows.len());
         // No keys are packed yet, so their scratch is free: sixteen rows or more.
         let whole = &mut as_halves(regions.keys)[..d.next_multiple_of(LANES)];
-        let pairs = as_halves(regions.queries).chunks_exact_mut(d.next_multiple_of(2));
+        let queries = core::mem::take(&mut regions.queries);
+        let pairs = as_halves(queries).chunks_exact_mut(d.next_multiple_of(2));
         for (row, pairs) in self.rows(0..n).zip(pairs) {
-            // SAFETY: the row is inside the call's queries and has `d` elements.
+            // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
             unsafe {
                 let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
                 self.s.round_rows(rows, [1, d], NonFinite::Ignored, whole);
@@ -86,21 +86,18 @@ impl<'t, S: Steps> AttentionTask<'t, '_, S> {
             // An odd last element is paired with the padding.
             pairs.copy_from_slice(&whole[..pairs.len()]);
         }
-        Queries::Pairs(regions.queries.as_ptr().cast())
+        Queries::Pairs(as_pairs(queries))
     }
 
     /// Quantises the task's queries to bytes. They are multiplied by the scales of the keys' channels first, so that
     /// QKᵀ reads only the keys' bytes.
-    ///
-    /// # Safety
-    /// Same contract as [`Self::run`].
-    unsafe fn query_bytes(&self, channels: Option<&[f32]>, regions: &mut Regions<'_>) -> Queries<'t> {
+    fn query_bytes<'r>(&self, channels: Option<&[f32]>, regions: &mut Regions<'r>) -> Queries<'r> {
         let (d, n) = (self.tiling.head_dim, self.task.rows.len());
-        let (quads, rows) = int8::cut_queries(regions.queries, n, d);
+        let (quads, rows) = int8::cut_queries(core::mem::take(&mut regions.queries), n, d);
         // Keys are not packed here, so their scratch is free: sixteen rows or more.
         let wide = &mut regions.keys[..d.next_multiple_of(LANES)];
         for ((row, quads), factors) in self.rows(0..n).zip(quads.chunks_exact_mut(int8::quads(d))).zip(&mut *rows) {
-            // SAFETY: the row is inside the call's queries and has `d` elements.
+            // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
             unsafe {
                 let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
                 self.s.pack_rows(rows, [1, d], NonFinite::Ignored, wide);
@@ -114,6 +111,6 @@ impl<'t, S: Steps> AttentionTask<'t, '_, S> {
             }
             *factors = self.s.quantise_query(row, self.call.scale, quads);
         }
-        Queries::Int8(Int8Queries { quads: quads.as_ptr(), rows: rows.as_ptr() })
+        Queries::Int8(Int8Queries { quads, rows })
     }
 }

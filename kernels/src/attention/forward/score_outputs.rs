@@ -1,6 +1,6 @@
 //! Score outputs: scores and weights written to the caller's memory.
 
-use crate::attention::forward::key_block::Block;
+use crate::attention::forward::key_block::KeyBlock;
 use crate::attention::forward::task::AttentionTask;
 use crate::attention::outputs::{POINTS, Point};
 use crate::attention::steps::by_isa::Steps;
@@ -11,37 +11,39 @@ use crate::simd::quiet;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-impl<S: Steps> AttentionTask<'_, '_, S> {
+impl<S: Steps> KeyBlock<'_, '_, S> {
     /// Writes out the row block's scores of the key block, if there is an output for this point.
-    ///
-    /// # Safety
-    /// Same contract as [`Self::compute_scores`].
-    pub(crate) unsafe fn write_scores(&self, point: Point, block: &Block, row_block: Range<usize>, scores: &[f32]) {
-        let Some(view) = self.outputs.point(point) else { return };
-        for row in self.rows(row_block) {
-            let scores = &scores[row.n * SCORE_STRIDE..][..block.len];
-            // SAFETY: the row has every key of the sequence, and is this task's alone.
+    pub(crate) fn write_scores(&self, point: Point, row_block: Range<usize>) {
+        let task = self.task;
+        let Some(view) = task.outputs.point(point) else { return };
+        for row in task.rows(row_block) {
+            let scores = &self.regions.scores[row.n * SCORE_STRIDE..][..self.len];
+            // SAFETY: the task's rows are inside the view, with every key of the sequence, and are this worker's alone.
             unsafe {
-                let (first, element) = view.row(self.task.index, row.head, row.i);
-                for (j, &score) in (block.first..).zip(scores) {
+                let (first, element) = view.row(task.task.index, row.head, row.i);
+                for (j, &score) in (self.first..).zip(scores) {
                     *first.offset(j as isize * element) = quiet(score);
                 }
             }
         }
     }
+}
 
+impl<S: Steps> AttentionTask<'_, S> {
     /// Fills the rows of score outputs beyond the length of a ragged sequence.
     ///
-    /// # Safety
-    /// Same contract as [`AttentionTask::run`], for the first task of the sequence and head.
-    pub(crate) unsafe fn fill_rows_beyond(&self) {
+    /// # Panics
+    /// If the task does not start at row 0.
+    pub(crate) fn fill_rows_beyond(&self) {
+        assert!(self.task.rows.start == 0, "those rows belong to another task");
         let group_size = self.call.group_size();
         for (view, point) in self.outputs.points.iter().zip(POINTS) {
             let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
             let [.., rows, columns] = view.shape();
             for head in self.task.kv_head * group_size..(self.task.kv_head + 1) * group_size {
                 for i in self.seq.q_len..rows {
-                    // SAFETY: the row is inside the view, belongs to no other task, and has `columns` elements.
+                    // SAFETY: the row is inside the view, which has `columns` columns; it belongs to the task that starts
+                    // at row 0.
                     unsafe {
                         let (first, element) = view.row(self.task.index, head, i);
                         for j in 0..columns {
@@ -53,24 +55,22 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
         }
     }
 
-    /// Turns the scores written for [`Point::Weights`] into weights, and fills the keys beyond the sequence.
-    ///
-    /// # Safety
-    /// Same contract as [`AttentionTask::run`], which has accumulated all keys.
-    pub(crate) unsafe fn finish_scores(&self, regions: &mut Regions<'_>) {
+    /// Turns the scores written for [`Point::Weights`] into weights, and fills the keys beyond the sequence. The maxima
+    /// and sums are those of all keys.
+    pub(crate) fn finish_scores(&self, regions: &mut Regions<'_>) {
         for (view, point) in self.outputs.points.iter().zip(POINTS) {
             let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
             for row_block in self.row_blocks() {
                 let references = self.references(row_block.clone(), regions.max, regions.sum);
                 for row in self.rows(row_block) {
-                    // SAFETY: the row is inside the view and this task's alone.
+                    // SAFETY: the task's rows are inside the view.
                     let (first, element) = unsafe { view.row(self.task.index, row.head, row.i) };
                     for j in self.seq.kv_len..view.shape()[3] {
-                        // SAFETY: key `j` is inside the row.
+                        // SAFETY: column `j` is inside the row, which is this worker's alone.
                         unsafe { *first.offset(j as isize * element) = point.beyond() };
                     }
                     if point == Point::Weights {
-                        // SAFETY: the row holds a score for every key of the sequence.
+                        // SAFETY: the row has a column for every key of the sequence, and is this worker's alone.
                         unsafe { self.finish_weights(first, element, references[row.n], regions.scores) };
                     }
                 }
@@ -81,7 +81,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Turns one row of scores, in the caller's memory, into weights.
     ///
     /// # Safety
-    /// `first` has `kv_len` elements, `element` apart, all of them this task's.
+    /// `first` has `kv_len` elements, `element` apart, all of them this worker's alone.
     unsafe fn finish_weights(&self, first: *mut f32, element: isize, reference: (f32, f32), scratch: &mut [f32]) {
         for block in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
             let len = KEY_BLOCK.min(self.seq.kv_len - block);

@@ -5,138 +5,105 @@
 //! visible to its rows, a block without a visible key is skipped, and one whose keys are all visible to all rows is not
 //! masked.
 
-use crate::attention::forward::key_block::Block;
-use crate::attention::forward::queries::Queries;
-use crate::attention::forward::task::{AttentionTask, Row};
+use crate::attention::forward::key_block::KeyBlock;
+use crate::attention::forward::spans::Spans;
+use crate::attention::forward::task::Row;
 use crate::attention::mods::{BlockClass, BlockPosition};
 use crate::attention::options::Mask;
 use crate::attention::outputs::Point;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::score_passes::{Columns, ScoreBlock};
 use crate::attention::steps::span::{KeyRange, SCORE_STRIDE, Span};
-use crate::attention::tiling::{MAX_ROW_BLOCK, Regions};
+use crate::attention::tiling::MAX_ROW_BLOCK;
+use crate::attention::visibility;
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
-use core::ops::{Deref, Range};
-
-/// Spans: the keys of a block that each tile of a row block needs. A backend's tile has at least one row.
-pub(crate) struct Spans {
-    tiles: [Span; MAX_ROW_BLOCK],
-    len: usize,
-}
+use core::ops::Range;
 
 /// Mask, and the mask's rows that belong to a row block.
 type MaskRows<'a> = (Mask<'a>, &'a [Columns<u8>]);
 
-/// Further inputs of QKᵀ: the keys each tile needs, and the bias that the next pass adds.
-#[derive(Clone, Copy)]
-pub(crate) struct After<'a> {
-    pub(crate) spans: &'a [Span],
-    pub(crate) bias: Option<&'a [Columns<f32>]>,
-}
-
-impl Spans {
-    /// No spans. A constant to copy: constructing it was 3 % of a tiny call.
-    pub(crate) const NONE: Self = Self { tiles: [Span::EMPTY; MAX_ROW_BLOCK], len: 0 };
-}
-
-impl Deref for Spans {
-    type Target = [Span];
-    #[inline]
-    fn deref(&self) -> &[Span] {
-        &self.tiles[..self.len]
-    }
-}
-
-impl<S: Steps> AttentionTask<'_, '_, S> {
+impl<S: Steps> KeyBlock<'_, '_, S> {
     /// Computes the row block's final scores into `regions.scores`, and the keys each tile needs into `spans`. Returns
     /// false if no key of the block is visible to any row.
-    ///
-    /// # Safety
-    /// Same contract as [`AttentionTask::run`]; `row_block` lies inside the task.
-    pub(crate) unsafe fn compute_scores(
-        &self,
-        block: &mut Block,
-        queries: Queries<'_>,
-        row_block: Range<usize>,
-        spans: &mut Spans,
-        regions: &mut Regions<'_>,
-    ) -> bool {
-        // SAFETY: the caller guarantees the contract of `run` and a row block inside the task; bias and mask are the
-        // call's.
-        unsafe {
-            let mask = self.call.options.mask.map(|mask| {
-                let columns = self.all_columns(&mask.view(), block, row_block.clone());
-                (mask, columns)
-            });
-            let mask = mask.as_ref().map(|(mask, columns)| (*mask, &columns[..]));
-            self.find_spans(block, row_block.clone(), mask, spans);
-            let spans = &*spans;
-            if spans.iter().all(|span| span.is_empty()) {
-                return false;
-            }
-            let bias = self.call.options.bias.map(|bias| self.all_columns(&bias, block, row_block.clone()));
-            let bias = bias.as_ref().map(|rows| &rows[..]);
-            self.compute_qk(block, queries, row_block.clone(), After { spans, bias }, regions);
-            self.write_scores(Point::Raw, block, row_block.clone(), regions.scores);
-            if let Some(cap) = self.call.options.softcap {
-                let (scores, rows) = (&mut *regions.scores, row_block.len());
-                self.s.softcap(ScoreBlock { scores, spans, rows }, cap);
-            }
-            self.write_scores(Point::Softcapped, block, row_block.clone(), regions.scores);
-            if let Some(columns) = bias {
-                let (scores, rows) = (&mut *regions.scores, row_block.len());
-                self.s.bias(ScoreBlock { scores, spans, rows }, columns);
-            }
-            self.add_positional_terms(block, row_block.clone(), spans, regions.scores);
-            self.apply_mask(block, row_block, spans, mask, regions.scores);
-            true
+    pub(crate) fn compute_scores(&mut self, row_block: Range<usize>) -> bool {
+        let (options, rows) = (&self.task.call.options, row_block.len());
+        // SAFETY: the call's mask.
+        let mask = options.mask.map(|mask| (mask, unsafe { self.all_columns(&mask.view(), row_block.clone()) }));
+        let mask = mask.as_ref().map(|(mask, columns)| (*mask, &columns[..]));
+        // SAFETY: rows of the call's mask.
+        unsafe { self.find_spans(row_block.clone(), mask) };
+        if self.spans.iter().all(|span| span.is_empty()) {
+            return false;
         }
+        // SAFETY: the call's bias.
+        let bias = options.bias.map(|bias| unsafe { self.all_columns(&bias, row_block.clone()) });
+        let bias = bias.as_ref().map(|rows| &rows[..]);
+        self.compute_qk(row_block.clone(), bias);
+        self.write_scores(Point::Raw, row_block.clone());
+        if let Some(cap) = options.softcap {
+            self.task.s.softcap(self.scores(rows), cap);
+        }
+        self.write_scores(Point::Softcapped, row_block.clone());
+        if let Some(columns) = bias {
+            // SAFETY: rows of the call's bias.
+            unsafe { self.task.s.bias(self.scores(rows), columns) };
+        }
+        self.add_positional_terms(row_block.clone());
+        // SAFETY: rows of the call's mask.
+        unsafe { self.apply_mask(row_block, mask) };
+        true
+    }
+
+    /// Returns the scores of a row block of `rows` rows, and the keys each tile needs.
+    #[inline(always)]
+    pub(crate) fn scores(&mut self, rows: usize) -> ScoreBlock<'_> {
+        ScoreBlock { scores: self.regions.scores, spans: self.spans, rows }
     }
 
     /// Finds the keys of the block that each tile of the row block needs.
     ///
     /// # Safety
-    /// Same contract as [`Self::compute_scores`].
-    unsafe fn find_spans(&self, block: &Block, row_block: Range<usize>, mask: Option<MaskRows<'_>>, spans: &mut Spans) {
-        spans.len = row_block.len().div_ceil(S::TILE_ROWS);
-        let whole = Span::new(0, block.len, false);
-        let ruled = self.call.visible.uses_position() || self.call.options.mask.is_some() || self.given.mask;
-        if !ruled || self.outputs.wants_all_keys() {
-            let whole = Span { needs_mask: ruled, ..whole };
-            spans.tiles[..spans.len].fill(whole);
+    /// The mask's rows are readable.
+    unsafe fn find_spans(&mut self, row_block: Range<usize>, mask: Option<MaskRows<'_>>) {
+        let task = self.task;
+        let tiles = row_block.len().div_ceil(S::TILE_ROWS);
+        let whole = Span::new(0, self.len, false);
+        let ruled = task.call.visible.uses_position() || task.call.options.mask.is_some() || task.given.mask;
+        if !ruled || task.outputs.wants_all_keys() {
+            self.spans.of_tiles(tiles).fill(Span { needs_mask: ruled, ..whole });
             return;
         }
         let mut ranges = [KeyRange::EMPTY; MAX_ROW_BLOCK];
         let ranges = &mut ranges[..row_block.len()];
-        for row in self.rows(row_block.clone()) {
-            let keys = self.keys_of(block, row);
+        for row in task.rows(row_block.clone()) {
+            let keys = self.visible_to(row);
             let (from, to) = keys.key_range();
             ranges[row.n] = KeyRange { from, to, all: keys.prefix == 0 };
         }
         if let Some((mask, columns)) = mask {
-            // SAFETY: the mask has the row block's rows.
-            unsafe { self.s.narrow_by_mask(columns, mask, ranges) };
+            // SAFETY: the caller guarantees readable rows.
+            unsafe { task.s.narrow_by_mask(columns, mask, ranges) };
         }
-        if self.given.mask {
-            for (row, range) in self.rows(row_block).zip(&mut *ranges) {
+        if task.given.mask {
+            for (row, range) in task.rows(row_block).zip(&mut *ranges) {
                 if !range.is_empty() {
-                    *range = self.narrow(block, row, *range);
+                    *range = self.narrow(row, *range);
                 }
             }
         }
-        for (span, ranges) in spans.tiles.iter_mut().zip(ranges.chunks(S::TILE_ROWS)) {
-            let seen = ranges.iter().filter(|range| !range.is_empty());
-            let (lo, hi) = seen.fold((KEY_BLOCK, 0), |(lo, hi), range| (lo.min(range.from), hi.max(range.to)));
+        for (span, ranges) in self.spans.of_tiles(tiles).iter_mut().zip(ranges.chunks(S::TILE_ROWS)) {
+            let visible = ranges.iter().filter(|range| !range.is_empty());
+            let (lo, hi) = visible.fold((KEY_BLOCK, 0), |(lo, hi), range| (lo.min(range.from), hi.max(range.to)));
             let alike = ranges.iter().all(|range| range.all && (range.from, range.to) == (lo, hi));
             *span = Span::new(lo, hi, !alike);
         }
     }
 
     /// Drops panels at both ends of a row's range that the mask function says are hidden.
-    fn narrow(&self, block: &Block, row: Row, range: KeyRange) -> KeyRange {
-        let class = |keys: Range<usize>| self.class(block, row, keys);
+    fn narrow(&self, row: Row, range: KeyRange) -> KeyRange {
+        let class = |keys: Range<usize>| self.class(row, keys);
         match class(range.from..range.to) {
             BlockClass::All => range,
             BlockClass::None => KeyRange::EMPTY,
@@ -155,34 +122,35 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     }
 
     /// Returns the mask function's class of one row and some of the block's keys.
-    fn class(&self, block: &Block, row: Row, keys: Range<usize>) -> BlockClass {
-        self.mods.class(BlockPosition {
-            batch: self.task.index,
+    fn class(&self, row: Row, keys: Range<usize>) -> BlockClass {
+        self.task.mods.class(BlockPosition {
+            batch: self.task.task.index,
             head: row.head,
             rows: row.i..row.i + 1,
-            keys: block.first + keys.start..block.first + keys.end,
+            keys: self.first + keys.start..self.first + keys.end,
         })
     }
 
     /// Returns the keys of the block that the range rules make visible to a row.
-    fn keys_of(&self, block: &Block, row: Row) -> crate::attention::visibility::Keys {
-        let position = self.seq.offset.saturating_add_unsigned(row.i);
-        self.call.visible.keys(position, self.seq.kv_len).within(block.first, block.len)
+    fn visible_to(&self, row: Row) -> visibility::Keys {
+        let seq = &self.task.seq;
+        let position = seq.offset.saturating_add_unsigned(row.i);
+        self.task.call.visible.keys(position, seq.kv_len).within(self.first, self.len)
     }
 
     /// Returns a row of a bias or mask, from the block's first key on.
     ///
     /// # Safety
     /// The view is as large as the call's bias or mask.
-    unsafe fn columns<T: Copy>(&self, view: &View<'_, T>, block: &Block, row: Row) -> Columns<T> {
-        let len = view.shape()[3].saturating_sub(block.first);
+    unsafe fn columns<T: Copy>(&self, view: &View<'_, T>, row: Row) -> Columns<T> {
+        let len = view.shape()[3].saturating_sub(self.first);
         if len == 0 {
             return Columns::NONE;
         }
-        // SAFETY: the row is inside the view, and its column `block.first` exists.
+        // SAFETY: a bias or mask has every row of the task, and this one has a column `first`.
         unsafe {
-            let (first, element) = view.row(self.task.index, row.head, row.i);
-            Columns { first: first.offset(block.first as isize * element), element, len }
+            let (first, element) = view.row(self.task.task.index, row.head, row.i);
+            Columns { first: first.offset(self.first as isize * element), element, len }
         }
     }
 
@@ -190,36 +158,31 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     ///
     /// # Safety
     /// The view is as large as the call's bias or mask.
-    unsafe fn all_columns<T: Copy>(
-        &self,
-        view: &View<'_, T>,
-        block: &Block,
-        row_block: Range<usize>,
-    ) -> [Columns<T>; MAX_ROW_BLOCK] {
+    unsafe fn all_columns<T: Copy>(&self, view: &View<'_, T>, row_block: Range<usize>) -> [Columns<T>; MAX_ROW_BLOCK] {
         let mut columns = [Columns::NONE; MAX_ROW_BLOCK];
-        for row in self.rows(row_block) {
-            // SAFETY: the caller guarantees that the view is as large as the call's bias or mask.
-            columns[row.n] = unsafe { self.columns(view, block, row) };
+        for row in self.task.rows(row_block) {
+            // SAFETY: the caller guarantees a view as large as the call's bias or mask.
+            columns[row.n] = unsafe { self.columns(view, row) };
         }
         columns
     }
 
     /// Adds ALiBi to the scores, and applies the caller's score function.
-    fn add_positional_terms(&self, block: &Block, row_block: Range<usize>, spans: &[Span], scores: &mut [f32]) {
-        let rows = row_block.len();
-        if let Some(slopes) = self.call.options.alibi {
+    fn add_positional_terms(&mut self, row_block: Range<usize>) {
+        let task = self.task;
+        if let Some(slopes) = task.call.options.alibi {
             let mut lines = [(0.0, 0.0); MAX_ROW_BLOCK];
-            for row in self.rows(row_block.clone()) {
-                let position = self.seq.offset.saturating_add_unsigned(row.i).saturating_sub_unsigned(block.first);
+            for row in task.rows(row_block.clone()) {
+                let position = task.seq.offset.saturating_add_unsigned(row.i).saturating_sub_unsigned(self.first);
                 lines[row.n] = (slopes[row.head], position as f32);
             }
-            self.s.alibi(ScoreBlock { scores, spans, rows }, &lines);
+            task.s.alibi(self.scores(row_block.len()), &lines);
         }
-        if self.given.score {
-            for row in self.rows(row_block) {
-                let keys = spans[row.n / S::TILE_ROWS].keys();
-                let first = self.position(row, block.first + keys.start);
-                self.mods.apply_score(self.s, first, &mut scores[row.n * SCORE_STRIDE..][keys]);
+        if task.given.score {
+            for row in task.rows(row_block) {
+                let keys = self.spans[row.n / S::TILE_ROWS].keys();
+                let first = task.position(row, self.first + keys.start);
+                task.mods.apply_score(task.s, first, &mut self.regions.scores[row.n * SCORE_STRIDE..][keys]);
             }
         }
     }
@@ -227,45 +190,39 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     /// Sets the scores of keys hidden from a row, and of the padding after the last key, to −∞.
     ///
     /// # Safety
-    /// Same contract as [`Self::compute_scores`].
-    unsafe fn apply_mask(
-        &self,
-        block: &Block,
-        row_block: Range<usize>,
-        spans: &[Span],
-        mask: Option<MaskRows<'_>>,
-        scores: &mut [f32],
-    ) {
-        let rows = row_block.len();
+    /// The mask's rows are readable.
+    unsafe fn apply_mask(&mut self, row_block: Range<usize>, mask: Option<MaskRows<'_>>) {
+        let (task, rows) = (self.task, row_block.len());
         if let Some((mask, columns)) = mask {
-            let mut mixed = Spans { len: spans.len(), ..Spans::NONE };
-            for (to, &span) in mixed.tiles.iter_mut().zip(spans).filter(|(_, span)| span.needs_mask) {
-                *to = span;
+            let mut mixed = Spans::NONE;
+            for (to, &span) in mixed.of_tiles(self.spans.len()).iter_mut().zip(&**self.spans) {
+                *to = if span.needs_mask { span } else { Span::EMPTY };
             }
-            // SAFETY: the columns of every row in a span are readable.
-            unsafe { self.s.mask(ScoreBlock { scores, spans: &mixed, rows }, columns, mask) };
+            let block = ScoreBlock { scores: self.regions.scores, spans: &mixed, rows };
+            // SAFETY: the caller guarantees readable rows.
+            unsafe { task.s.mask(block, columns, mask) };
         }
-        if spans.iter().any(|span| !span.keys().end.is_multiple_of(LANES)) {
-            self.s.mask_padding(ScoreBlock { scores, spans, rows });
+        if self.spans.iter().any(|span| !span.keys().end.is_multiple_of(LANES)) {
+            task.s.mask_padding(self.scores(rows));
         }
-        if !spans.iter().any(|span| span.needs_mask) {
+        if !self.spans.iter().any(|span| span.needs_mask) {
             return;
         }
-        for row in self.rows(row_block) {
-            let span = spans[row.n / S::TILE_ROWS];
+        for row in task.rows(row_block) {
+            let span = self.spans[row.n / S::TILE_ROWS];
             if !span.needs_mask || span.is_empty() {
                 continue;
             }
             let (lo, hi) = (span.keys().start, span.keys().end);
-            let scores = &mut scores[row.n * SCORE_STRIDE..][..hi];
-            let keys = self.keys_of(block, row);
+            let keys = self.visible_to(row);
+            let scores = &mut self.regions.scores[row.n * SCORE_STRIDE..][..hi];
             let (prefix, start) = (keys.prefix.clamp(lo, hi), keys.start.clamp(lo, hi));
             if prefix < start {
                 scores[prefix..start].fill(f32::NEG_INFINITY);
             }
             scores[keys.end.clamp(start, hi)..hi].fill(f32::NEG_INFINITY);
-            if self.given.mask {
-                self.mods.apply_mask(self.s, self.position(row, block.first + lo), &mut scores[lo..]);
+            if task.given.mask {
+                task.mods.apply_mask(task.s, task.position(row, self.first + lo), &mut scores[lo..]);
             }
         }
     }

@@ -14,7 +14,7 @@ pub(crate) enum StateTransfer {
     Save,
 }
 
-impl<S: Steps> AttentionTask<'_, '_, S> {
+impl<S: Steps> AttentionTask<'_, S> {
     /// Clears maxima, sums and outputs: nothing is accumulated yet.
     pub(crate) fn clear(&self, regions: &mut Regions<'_>) {
         self.clear_state(regions);
@@ -36,13 +36,10 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
     }
 
     /// Loads the state that earlier calls accumulated for the task's rows, or saves the new one.
-    ///
-    /// # Safety
-    /// Same contract as [`Self::run`].
-    pub(crate) unsafe fn transfer_state(&self, regions: &mut Regions<'_>, way: StateTransfer) {
+    pub(crate) fn transfer_state(&self, regions: &mut Regions<'_>, way: StateTransfer) {
         let Some(state) = &self.outputs.state else { return };
         let swap = |there: *mut f32, here: &mut f32| {
-            // SAFETY: an element of the state that is this task's alone.
+            // SAFETY: an element of the task's rows, which are this worker's alone.
             unsafe {
                 match way {
                     StateTransfer::Load => *here = *there,
@@ -53,7 +50,7 @@ impl<S: Steps> AttentionTask<'_, '_, S> {
         let width = self.tiling.width();
         for row in self.rows(0..self.task.rows.len()) {
             let (b, h, i) = (self.seq.batch, row.head, self.seq.first_row + row.i);
-            // SAFETY: the row is inside the state.
+            // SAFETY: the task's rows are inside the state, which has `value_dim` elements of output for each.
             unsafe {
                 swap(state.max.row(b, h, i).0, &mut regions.max[row.n]);
                 swap(state.sum.row(b, h, i).0, &mut regions.sum[row.n]);

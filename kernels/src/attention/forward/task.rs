@@ -1,6 +1,7 @@
 //! Task of the forward pass: some query rows that share a key/value head, and the call, outputs and tiling they need.
 
 use crate::attention::call::{Call, Sequence, Task};
+use crate::attention::checked::CheckedCall;
 use crate::attention::mods::Position;
 use crate::attention::outputs::Shared;
 use crate::attention::row_mods::{Given, RowMods};
@@ -8,14 +9,26 @@ use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Tiling;
 use core::ops::Range;
 
+/// Checked call, and the kernel steps and functions of the caller that compute it: what a worker's tasks share.
+#[derive(Clone, Copy)]
+pub(crate) struct BoundCall<'t, S> {
+    pub(crate) s: S,
+    pub(crate) mods: &'t dyn RowMods<S>,
+    pub(crate) checked: &'t CheckedCall<'t>,
+}
+
 /// Task together with its call, outputs, tiling and kernel steps.
-pub(crate) struct AttentionTask<'t, 'a, S> {
+///
+/// It stands for three facts, which the unsafe code of its methods relies on: call, outputs and tiling [fit
+/// together](CheckedCall); the task lies inside the call and is no larger than the tiling's; and the task's rows of the
+/// outputs are this worker's alone.
+pub(crate) struct AttentionTask<'t, S> {
     pub(crate) s: S,
     pub(crate) mods: &'t dyn RowMods<S>,
     /// Functions that `mods` has.
     pub(crate) given: Given,
-    pub(crate) call: &'t Call<'a>,
-    pub(crate) outputs: &'t Shared<'a>,
+    pub(crate) call: &'t Call<'t>,
+    pub(crate) outputs: &'t Shared<'t>,
     pub(crate) tiling: &'t Tiling,
     pub(crate) task: Task,
     pub(crate) seq: Sequence,
@@ -46,20 +59,47 @@ pub(crate) struct Row {
     pub(crate) i: usize,
 }
 
-impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
+impl<'t, S: Steps> AttentionTask<'t, S> {
+    /// Binds a task to its call.
+    ///
+    /// # Panics
+    /// If the task does not lie inside the call, or has more rows than the tiling's tasks.
+    ///
+    /// # Safety
+    /// While it exists, no other worker reads or writes the outputs of its rows. A task that starts at row 0 also owns
+    /// the rows of score outputs beyond its sequence, for its heads.
     // Inlined, here and where a step's operands change type: otherwise the whole struct is copied, a few per cent of a
     // tiny call.
     #[inline(always)]
-    pub(crate) fn new(
-        s: S,
-        mods: &'t dyn RowMods<S>,
-        call: &'t Call<'a>,
-        outputs: &'t Shared<'a>,
-        task: Task,
-        tiling: &'t Tiling,
-    ) -> Self {
+    pub(crate) unsafe fn new(bound: BoundCall<'t, S>, task: Task) -> Self {
+        Self::with_outputs(bound, task, bound.checked.outputs())
+    }
+
+    /// Binds a task to its call, to read its inputs alone: it has no outputs.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    #[inline(always)]
+    pub(crate) fn reading(bound: BoundCall<'t, S>, task: Task) -> Self {
+        Self::with_outputs(bound, task, &Shared::NOTHING)
+    }
+
+    #[inline(always)]
+    fn with_outputs(BoundCall { s, mods, checked }: BoundCall<'t, S>, task: Task, outputs: &'t Shared<'t>) -> Self {
+        let (call, tiling) = (checked.call(), checked.tiling());
+        assert_inside(&task, call, tiling);
         let (seq, group_size) = (call.sequence(task.index), call.group_size());
         Self { s, mods, given: mods.given(), call, outputs, tiling, task, seq, group_size, next: Next::Nothing }
+    }
+
+    /// Returns another task of this call, to prefetch its inputs: it has no outputs.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    pub(crate) fn peek(&self, task: &Task) -> Self {
+        assert_inside(task, self.call, self.tiling);
+        let (task, seq) = (task.clone(), self.call.sequence(task.index));
+        Self { task, seq, outputs: &Shared::NOTHING, next: Next::Nothing, ..*self }
     }
 
     /// Sets the predicted next work: its memory is prefetched while this task is computed.
@@ -75,13 +115,20 @@ impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
     }
 
     /// Returns the rows of a row block.
+    ///
+    /// # Panics
+    /// As [`Self::stretches`].
     pub(crate) fn rows(&self, row_block: Range<usize>) -> impl Iterator<Item = Row> + use<S> {
         self.stretches(row_block)
             .flat_map(|(Row { n, head, i }, len)| (0..len).map(move |k| Row { n: n + k, head, i: i + k }))
     }
 
     /// Returns the rows of a row block by head: the first row of each head, and the number of rows of that head.
+    ///
+    /// # Panics
+    /// If the row block does not lie inside the task: every row returned is one of the task's.
     pub(crate) fn stretches(&self, row_block: Range<usize>) -> impl Iterator<Item = (Row, usize)> + use<S> {
+        assert!(row_block.end <= self.task.rows.len(), "a row block outside its task");
         // Divides only if the first row does not belong to the first head.
         let first = self.task.rows.start + row_block.start;
         let q_len = self.seq.q_len;
@@ -109,4 +156,12 @@ impl<'t, 'a, S: Steps> AttentionTask<'t, 'a, S> {
     pub(crate) fn native(&self) -> [bool; 2] {
         self.call.native(|| self.s.has_bf16_dot())
     }
+}
+
+/// Asserts that a task lies inside its call and is no larger than the tiling's.
+#[inline(always)]
+fn assert_inside(Task { index, kv_head, rows }: &Task, call: &Call<'_>, tiling: &Tiling) {
+    assert!(*index < call.sequences() && *kv_head < call.kv.kv_heads(), "a task of another call");
+    let all = call.group_size() * call.sequence(*index).q_len;
+    assert!(rows.end <= all && rows.len() <= tiling.task_rows, "rows outside the call, or more than a task's");
 }

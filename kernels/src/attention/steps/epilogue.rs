@@ -141,6 +141,7 @@ pub(crate) fn normalised<S: Simd>(s: S, x: S::V, [high, low]: [S::V; 2]) -> S::V
 pub(crate) unsafe fn finish<S: Simd, T: Element>(s: S, a: Finish<'_>, out: &[*mut T]) -> bool {
     let width = a.cols.next_multiple_of(LANES);
     assert!(a.ends.len() == out.len() && a.stride >= width && a.accumulated.len() >= out.len() * a.stride);
+    debug_assert!(out.iter().all(|row| !row.is_null()), "a row without an address");
     let (zero, nan) = (s.splat(0.0), s.splat(QUIET_NAN));
     let mut finite = zero;
     let whole = a.element == 1 && a.cols >= LANES;

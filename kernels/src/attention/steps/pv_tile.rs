@@ -15,6 +15,7 @@ use crate::matmul::dot_tile::{FEW_ROWS, prefetches};
 use crate::matmul::operands::MulAdd;
 use crate::matmul::prefetch::PrefetchStream;
 use crate::matmul::tile_rows::TileRows;
+use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::matmul::value_operand::ValueOperand;
 use crate::simd::{LANES, Level, Simd};
 use crate::tensor::rows::KEY_BLOCK;
@@ -85,6 +86,10 @@ pub(crate) unsafe fn tile<S: Simd, R: ValueOperand<S>, const MR: usize, const NV
     terms: Terms<R, R::At>,
     running: RunningRows,
 ) {
+    const { assert!(MR <= MAX_TILE_ROWS && NV <= MAX_TILE_VECS) };
+    debug_assert!(!terms.weights.is_null() && !running.rows.out.is_null(), "an operand is missing");
+    debug_assert!(terms.part.terms.end <= terms.part.all && terms.part.all * R::KEYS < SCORE_STRIDE, "terms outside");
+    debug_assert!(MR == 1 || running.rows.stride >= NV * LANES, "rows overlap");
     let (first, last) = (terms.part.first, terms.part.terms.end == terms.part.all);
     let mut sum = [[s.splat(0.0); NV]; MR];
     // SAFETY: the caller guarantees `MR` rows of weights, factors and outputs, the values of the span's keys, and the

@@ -25,6 +25,7 @@ impl<T: Copy> Columns<T> {
     /// The row is readable and `j < len`.
     #[inline(always)]
     unsafe fn get(&self, j: usize) -> T {
+        debug_assert!(j < self.len, "column {j} of {}", self.len);
         // SAFETY: the caller guarantees a readable row and `j < len`.
         unsafe { *self.first.offset(j as isize * self.element) }
     }
