@@ -7,23 +7,19 @@ mod options;
 #[path = "../support/mod.rs"]
 mod support;
 
-mod alloc;
 mod bits;
 mod corners;
 mod errors;
 mod explain;
 mod half;
+mod hidden;
 mod identities;
 mod ieee;
 mod int8_cache;
 mod kv_cache;
 mod kv_support;
-mod masked_memory;
 mod memory;
-mod metamorphic;
-mod option_errors;
 mod oracle;
 mod paged;
-mod poison;
 mod positions;
 mod split_keys;

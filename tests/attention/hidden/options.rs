@@ -4,12 +4,12 @@
 //! What is hidden is what the `f64` oracle hides. Two kinds of tests: what nobody sees is poisoned, and everything must
 //! stay; what one row does not see is poisoned, and all rows that are as blind must stay, whatever becomes of the rest.
 
+use super::POISONS;
 use crate::options::mods::{Functions, Keep};
 use crate::options::{Case, Full, Wanted, same_rows};
 use crate::support::{Rng, Tensor, assert_same_bits, execs, indices};
 use sdpa::{Alignment, Exec, Point, Window, naive};
 
-const POISONS: [f32; 4] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e38];
 const MOST: usize = 600_000;
 
 /// The case with these rows (sequence, kv head, key) of k and v poisoned.
@@ -215,32 +215,6 @@ fn behind_each_rule_alone() {
                 check(&format!("{rule}, {isa}, {row:?}"), &case, &unseen, Some(&[row]), exec, Wanted::ALL);
                 check(&format!("{rule}, {isa}, {row:?}"), &case, &unseen, Some(&[row]), exec, Wanted::LEAST);
             }
-        }
-    }
-}
-
-/// NaNs of any payload and sign become the one quiet NaN, in everything that is written.
-#[test]
-fn every_output_has_one_nan() {
-    for keys in [5, 300] {
-        let mut case = Case::plain(&mut Rng::new(9), [1, 2, 1, 3, keys, 8, 5]);
-        for (at, bits) in [(0, 0x7fc1_2345), (1, 0xffc5_4321_u32)] {
-            case.q.set([0, at, 1, 0], f32::from_bits(bits));
-            case.v.set([0, 0, at, at], f32::from_bits(bits));
-        }
-        case.k.set([0, 0, keys - 1, 2], f32::from_bits(0xffc0_0007));
-        case.causal = true;
-        case.alignment = Some(Alignment::BottomRight);
-        for (isa, exec) in execs() {
-            let full = case.run(exec, Wanted::ALL);
-            let points = full.points.iter().flatten().flat_map(|x| &x.data);
-            let mass = full.mass.iter().flat_map(|x| &x.data);
-            let (mut nans, all) = (0, full.out.data.iter().chain(&full.lse.data).chain(points).chain(mass));
-            for x in all.filter(|x| x.is_nan()) {
-                assert_eq!(x.to_bits(), 0x7fc0_0000, "{isa}, {keys} keys");
-                nans += 1;
-            }
-            assert!(nans > 4 * keys, "{isa}: {nans} NaNs");
         }
     }
 }

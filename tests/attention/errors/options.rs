@@ -1,4 +1,4 @@
-//! Every way the options of a call can be wrong: the words, and outputs as they were.
+//! Wrong options, outputs and states: the words, and outputs as they were.
 
 use sdpa::{
     Alignment, Attention, AttnState, Bound, Error, Exec, Inputs, Mask, Outputs, Point, View, ViewMut, Window, merge,
