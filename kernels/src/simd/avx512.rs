@@ -64,6 +64,33 @@ pub(crate) fn with_int8_dot<W: Int8DotWork>(vnni: Option<Avx512Vnni>, work: W) -
     }
 }
 
+/// Closure compiled for AVX-512.
+///
+/// Methods of the closure, not functions of this file: the compiler generates code in units that follow the module of
+/// the type whose method it is, and works on several units at once.
+trait Compiled<R>: FnOnce() -> R + Sized {
+    /// # Safety
+    /// The machine has AVX-512F.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn foundation(self) -> R {
+        self()
+    }
+    /// # Safety
+    /// The machine has AVX-512F and VNNI.
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    unsafe fn vnni(self) -> R {
+        self()
+    }
+    /// # Safety
+    /// The machine has AVX-512F, BW and BF16.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn bf16(self) -> R {
+        self()
+    }
+}
+
+impl<R, F: FnOnce() -> R> Compiled<R> for F {}
+
 // SAFETY: made by `Isa`, and by itself with more features, where those are detected; loads and stores touch sixteen
 // elements.
 unsafe impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
@@ -81,24 +108,12 @@ unsafe impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
-        #[target_feature(enable = "avx512f")]
-        fn inner<R>(f: impl FnOnce() -> R) -> R {
-            f()
-        }
-        #[target_feature(enable = "avx512f,avx512vnni")]
-        fn inner_vnni<R>(f: impl FnOnce() -> R) -> R {
-            f()
-        }
-        #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-        fn inner_bf16<R>(f: impl FnOnce() -> R) -> R {
-            f()
-        }
         // SAFETY: `self` proves AVX-512F and the extension that `EXTRA` names.
         unsafe {
             match EXTRA {
-                VNNI => inner_vnni(f),
-                BF16 => inner_bf16(f),
-                _ => inner(f),
+                VNNI => f.vnni(),
+                BF16 => f.bf16(),
+                _ => f.foundation(),
             }
         }
     }

@@ -93,11 +93,8 @@ macro_rules! steps {
     ($token:ty) => {
         impl Steps for $token {
             unsafe fn scores(self, mut a: Scores<'_>) {
-                self.vectorize(
-                    #[inline(always)]
-                    // SAFETY: the caller guarantees the contract of `qk::scores`.
-                    || by_type!(Typed, a.keys, |keys| unsafe { qk::scores(self, a.of(keys)) }),
-                )
+                // SAFETY: the caller guarantees the contract of `qk::scores`.
+                by_type!(Typed, a.keys, |keys| unsafe { qk::compiled(self, &mut a, keys) })
             }
 
             fn softcap(self, row_block: ScoreBlock<'_>, cap: f32) {
@@ -182,11 +179,8 @@ macro_rules! steps {
             }
 
             unsafe fn values(self, mut a: Values<'_>) {
-                self.vectorize(
-                    #[inline(always)]
-                    // SAFETY: the caller guarantees the contract of `pv::values`.
-                    || by_type!(Typed, a.values, |rows| unsafe { pv::values(self, a.of(rows)) }),
-                )
+                // SAFETY: the caller guarantees the contract of `pv::values`.
+                by_type!(Typed, a.values, |rows| unsafe { pv::compiled(self, &mut a, rows) })
             }
 
             fn scores_int8(self, a: qk_int8::Scores<'_>) {
@@ -200,12 +194,10 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn values_int8(self, a: Values<'_, Rows<i8>>) {
-                self.vectorize(
-                    #[inline(always)]
-                    // SAFETY: the caller guarantees the contract of `pv::values`.
-                    || unsafe { pv::values(self, a) },
-                )
+            unsafe fn values_int8(self, mut a: Values<'_, Rows<i8>>) {
+                let rows = a.values;
+                // SAFETY: the caller guarantees the contract of `pv::values`.
+                unsafe { pv::compiled(self, &mut a, rows) }
             }
 
             unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>) {

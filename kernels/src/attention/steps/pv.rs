@@ -218,3 +218,17 @@ unsafe fn accumulate_tile<S: Simd, R: ValueOperand<S>>(
         );
     }
 }
+
+/// Runs [`values`], with these rows, compiled for the instruction set. Here and not beside the other steps, so that it is
+/// a unit of its own to the compiler.
+///
+/// # Safety
+/// Same contract as [`values`].
+#[inline(always)]
+pub(crate) unsafe fn compiled<S: Simd, R: ValueOperand<S>, K>(s: S, a: &mut Values<'_, K>, rows: R) {
+    s.vectorize(
+        #[inline(always)]
+        // SAFETY: the caller guarantees the contract of `values`.
+        || unsafe { values(s, a.of(rows)) },
+    )
+}

@@ -149,3 +149,17 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: Scores<'_, *cons
         },
     );
 }
+
+/// Runs [`scores`], with these keys, compiled for the instruction set. Here and not beside the other steps, so that it is
+/// a unit of its own to the compiler.
+///
+/// # Safety
+/// Same contract as [`scores`].
+#[inline(always)]
+pub(crate) unsafe fn compiled<S: Simd, T: KeyOperand<S>, K>(s: S, a: &mut Scores<'_, K>, keys: *const T) {
+    s.vectorize(
+        #[inline(always)]
+        // SAFETY: the caller guarantees the contract of `scores`.
+        || unsafe { scores(s, a.of(keys)) },
+    )
+}
