@@ -22,6 +22,9 @@ mod settings;
 mod strips;
 mod sweep;
 mod table;
+#[cfg(test)]
+#[path = "../../tests/support/temporary_folder.rs"]
+mod temporary_folder;
 mod timing;
 
 use args::{Args, Command, Format};

@@ -64,29 +64,13 @@ fn refuse(path: &Path, why: &dyn std::fmt::Display) -> Refused {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::temporary_folder::TemporaryFolder;
     use safetensors::SafeTensors;
-
-    /// A folder of this test's own, gone afterwards.
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("sdpa-compare-{name}-{}", std::process::id()));
-            fs::create_dir_all(&path).unwrap();
-            Self(path)
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     #[test]
     fn what_is_written_can_be_read() {
-        let folder = Folder::new("write");
-        let path = folder.0.join("answer.safetensors");
+        let folder = TemporaryFolder::new("write");
+        let path = folder.file("answer.safetensors");
         let (out, lse): (Vec<f32>, Vec<f32>) = ((0..12).map(|i| i as f32).collect(), vec![f32::NEG_INFINITY; 6]);
         for _ in 0..2 {
             let out = Named { name: "out", shape: vec![1, 2, 3, 2], data: &out };
@@ -100,18 +84,18 @@ mod tests {
         assert_eq!((tensor("lse").shape(), tensor("lse").dtype()), (&[1, 2, 3][..], Dtype::F32));
         assert_eq!(tensor("out").data()[44..], 11f32.to_le_bytes());
         assert_eq!(tensor("lse").data()[..4], f32::NEG_INFINITY.to_le_bytes());
-        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "nothing is left beside it");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
     }
 
     #[test]
     fn places_that_cannot_be_written_are_refused() {
-        let folder = Folder::new("refuse");
+        let folder = TemporaryFolder::new("refuse");
         let message = |path: &Path| check(path).unwrap_err().to_string();
-        assert!(check(&folder.0.join("new")).is_ok());
-        assert!(message(&folder.0).ends_with(": not a file name"));
+        assert!(check(&folder.file("new")).is_ok());
+        assert!(message(folder.path()).ends_with(": not a file name"));
         assert!(message(Path::new("")).ends_with(": not a file name"));
-        let inside = folder.0.join("none/out");
-        let none = folder.0.join("none");
+        let inside = folder.file("none/out");
+        let none = folder.file("none");
         assert_eq!(message(&inside), format!("--output: {}: there is no folder {}", inside.display(), none.display()));
     }
 }

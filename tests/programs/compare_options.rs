@@ -2,7 +2,8 @@
 //! with every path it ran.
 
 use crate::cases::{Case, Outcome, Tolerance, run_all};
-use crate::program::{Folder, Written, run};
+use crate::program::{Written, run};
+use crate::temporary_folder::TemporaryFolder;
 use std::ffi::OsStr;
 use std::path::Path;
 
@@ -41,7 +42,7 @@ fn check(case: &Case, written: &Written) -> Result<f64, String> {
 
 #[test]
 fn the_program_writes_the_expected_answers() {
-    let folder = Folder::new("answers");
+    let folder = TemporaryFolder::new("answers");
     run_all("SDPA_OPTION_CASES", CASES, "args", |case| {
         let written = compare(case, "--only fused --repeat 1", &folder.file("out.safetensors"))?;
         if written.names() != ["lse", "out"] {
@@ -54,7 +55,7 @@ fn the_program_writes_the_expected_answers() {
 /// The scores and weights that it writes are those of the output it writes.
 #[test]
 fn the_program_writes_scores_and_weights() {
-    let folder = Folder::new("scores");
+    let folder = TemporaryFolder::new("scores");
     run_all("SDPA_OPTION_CASES", CASES, "args", |case| {
         let flags = "--only fused --repeat 1 --isa portable --weights --scores raw --scores masked --scores softcap";
         let written = compare(case, flags, &folder.file("out.safetensors"))?;

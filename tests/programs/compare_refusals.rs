@@ -1,7 +1,8 @@
 //! How the `compare` program refuses: one line on standard error that names what is wrong, exit status 2, nothing on
 //! standard output and no file.
 
-use crate::program::{Folder, run};
+use crate::program::run;
+use crate::temporary_folder::TemporaryFolder;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use std::ffi::OsString;
@@ -27,7 +28,7 @@ const QKV: [Spec<'_>; 3] =
     [("q", Dtype::F32, &[2, 2, 3, 4]), ("k", Dtype::F32, &[2, 1, 5, 4]), ("v", Dtype::F32, &[2, 1, 5, 6])];
 
 /// Writes these tensors, every byte of them `fill`.
-fn write(folder: &Folder, tensors: &[Spec<'_>], fill: u8) -> PathBuf {
+fn write(folder: &TemporaryFolder, tensors: &[Spec<'_>], fill: u8) -> PathBuf {
     let bytes = vec![fill; 4096];
     let views = tensors.iter().map(|&(name, dtype, shape)| {
         let len = shape.iter().product::<usize>() * dtype.bitsize() / 8;
@@ -67,7 +68,7 @@ fn bad_flags() {
 
 #[test]
 fn bad_tensors_leave_nothing_behind() {
-    let folder = Folder::new("refusals");
+    let folder = TemporaryFolder::new("refusals");
     let output = folder.file("out.safetensors");
     let line = format!("FILE --causal --align bottom-right --output {}", output.display());
     for (extra, fill, expected) in [
@@ -106,7 +107,7 @@ fn bad_tensors_leave_nothing_behind() {
 #[test]
 fn calls_without_rows() {
     const HUGE: usize = 1 << 40;
-    let folder = Folder::new("empty");
+    let folder = TemporaryFolder::new("empty");
     for (q, kv) in [
         ([HUGE, 1, 0, 4], [HUGE, 1, 0, 4]),
         ([1, HUGE, 0, 4], [1, HUGE, 0, 4]),
@@ -129,7 +130,7 @@ fn calls_without_rows() {
 
 #[test]
 fn bad_files() {
-    let folder = Folder::new("files");
+    let folder = TemporaryFolder::new("files");
     let missing = folder.file("missing.safetensors");
     let said = refusal("FILE", &missing);
     assert!(said.starts_with(&missing.display().to_string()), "{said}");

@@ -1,6 +1,7 @@
 //! What a sweep of the `compare` program leaves behind: a picture that opens and says what it shows, and every number.
 
-use crate::program::{Folder, run};
+use crate::program::run;
+use crate::temporary_folder::TemporaryFolder;
 use std::ffi::OsStr;
 
 /// The least there is to time: two lengths, one head size, one run each.
@@ -8,7 +9,7 @@ const TINY: [&str; 8] = ["--sweep", "--lengths", "16,40", "--dims", "32", "--rep
 
 #[test]
 fn a_tiny_sweep_writes_its_files() {
-    let folder = Folder::new("sweep");
+    let folder = TemporaryFolder::new("sweep");
     let into = folder.file("new");
     let ran = run(TINY.map(OsStr::new).into_iter().chain([into.as_os_str()]));
     assert_eq!((ran.status.code(), ran.stderr), (Some(0), Vec::new()));
@@ -44,7 +45,7 @@ fn a_tiny_sweep_writes_its_files() {
 
 #[test]
 fn a_folder_that_cannot_be_is_refused() {
-    let folder = Folder::new("sweep-refused");
+    let folder = TemporaryFolder::new("sweep-refused");
     let file = folder.file("file");
     std::fs::write(&file, "").expect("a file");
     let ran = run(TINY.map(OsStr::new).into_iter().chain([file.as_os_str()]));

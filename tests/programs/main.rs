@@ -6,20 +6,17 @@ mod cases;
 mod counting;
 #[path = "../../examples/fixtures/mod.rs"]
 mod fixtures;
-#[path = "../support/model_folder.rs"]
-mod model_folder;
 #[path = "compare/program.rs"]
 mod program;
 #[path = "../support/mod.rs"]
 mod support;
-#[path = "../support/tiny_bert.rs"]
-mod tiny_bert;
+#[path = "../support/temporary_folder.rs"]
+mod temporary_folder;
 
 mod compare_options;
 mod compare_refusals;
 mod compare_sweep;
 mod dictionary;
 mod drawing;
-mod embed;
 mod small_examples;
 mod steps;

@@ -1,7 +1,7 @@
 //! The small examples as their users meet them: what is wrong with a command line is said before any work, in one line,
 //! with exit status 2.
 
-use crate::program::Folder;
+use crate::temporary_folder::TemporaryFolder;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -10,12 +10,12 @@ const DRAWING: [&str; 4] = ["generate", "heatmap", "translate", "decoder_step"];
 const PRINTING: [&str; 2] = ["steps", "dictionary"];
 
 /// Runs a program elsewhere than here: what it leaves behind is found there.
-fn run(program: &Path, from: &Folder, args: &[&OsStr]) -> Output {
+fn run(program: &Path, from: &TemporaryFolder, args: &[&OsStr]) -> Output {
     Command::new(program).args(args).current_dir(from.file("")).output().expect("the program runs")
 }
 
 /// What is said by a program that refuses, without its name.
-fn refusal(name: &str, from: &Folder, args: &[&OsStr]) -> String {
+fn refusal(name: &str, from: &TemporaryFolder, args: &[&OsStr]) -> String {
     let refused = run(&crate::program::build(name), from, args);
     let said = String::from_utf8(refused.stderr).expect("UTF-8");
     assert_eq!((refused.status.code(), said.lines().count()), (Some(2), 1), "{name} {args:?}: {said}");
@@ -25,7 +25,7 @@ fn refusal(name: &str, from: &Folder, args: &[&OsStr]) -> String {
 
 #[test]
 fn unknown_words_are_refused() {
-    let folder = Folder::new("small-words");
+    let folder = TemporaryFolder::new("small-words");
     for name in DRAWING.iter().chain(&PRINTING) {
         for flag in ["--quik", "-q", "--quick=1"] {
             let said = refusal(name, &folder, &[flag.as_ref()]);
@@ -45,7 +45,7 @@ fn unknown_words_are_refused() {
 
 #[test]
 fn folders_that_cannot_be_written_to_are_refused() {
-    let folder = Folder::new("small-folders");
+    let folder = TemporaryFolder::new("small-folders");
     let file = folder.file("file");
     std::fs::write(&file, "").expect("a file");
     let mut places = vec![file.clone(), file.join("below")];
@@ -64,7 +64,7 @@ fn folders_that_cannot_be_written_to_are_refused() {
 
 #[test]
 fn help_is_printed() {
-    let folder = Folder::new("small-help");
+    let folder = TemporaryFolder::new("small-help");
     for name in DRAWING.iter().chain(&PRINTING) {
         let program = crate::program::build(name);
         for args in [&["--help"][..], &["-h"], &["--nonsense", "--help"]] {
@@ -82,7 +82,7 @@ fn help_is_printed() {
 /// Pictures go where they are told to, and nothing else is left there.
 #[test]
 fn a_new_folder_is_made() {
-    let folder = Folder::new("small-new");
+    let folder = TemporaryFolder::new("small-new");
     let ran = run(&crate::program::build("heatmap"), &folder, &["some/new".as_ref()]);
     assert_eq!(ran.status.code(), Some(0), "{}", String::from_utf8_lossy(&ran.stderr));
     let written = std::fs::read_dir(folder.file("some/new")).expect("the folder");

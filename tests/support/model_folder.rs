@@ -12,7 +12,7 @@ pub(crate) fn folder(test: &str) -> Option<PathBuf> {
         assert!(folder.is_dir(), "SDPA_MINILM is {}, but there is no such folder", folder.display());
         return Some(folder);
     }
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/models/all-MiniLM-L6-v2");
+    let folder = repository().join("target/models/all-MiniLM-L6-v2");
     if folder.is_dir() {
         return Some(folder);
     }
@@ -23,5 +23,11 @@ pub(crate) fn folder(test: &str) -> Option<PathBuf> {
 
 /// A file of `tests/fixtures`.
 pub(crate) fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    repository().join("tests/fixtures").join(name)
+}
+
+/// The repository's folder: that of the package under test, or one above it.
+fn repository() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.ancestors().find(|folder| folder.join("tests/fixtures").is_dir()).expect("the repository's fixtures")
 }

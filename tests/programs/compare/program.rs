@@ -36,28 +36,6 @@ pub(crate) fn run(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Output {
     Command::new(&*PROGRAM).args(args).output().expect("the program runs")
 }
 
-/// A folder of a test's own, gone afterwards.
-#[derive(Debug)]
-pub(crate) struct Folder(PathBuf);
-
-impl Folder {
-    pub(crate) fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("sdpa-compare-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a folder for temporary files");
-        Self(path)
-    }
-
-    pub(crate) fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// The f32 tensors of a file that the program wrote, in `f64`.
 #[derive(Debug)]
 pub(crate) struct Written(Vec<u8>);

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! .ci/fetch-minilm                                                             # the model, once
-//! cargo run --release --example embed -- "A man eats." "A man is eating food."
-//! cargo run --release --example embed -- --help                                # files, limits, JSON
+//! cargo run --release -p embed -- "A man eats." "A man is eating food."
+//! cargo run --release -p embed -- --help                                # files, limits, JSON
 //! ```
 
 mod args;
 mod encoder;
-#[path = "../compare/failure.rs"]
+#[path = "../../compare/failure.rs"]
 mod failure;
 mod panics;
 mod report;
@@ -52,8 +52,7 @@ fn main() -> ExitCode {
 }
 
 fn embed(args: Args) -> Result<()> {
-    // Without the feature the library runs in order, whatever it is told.
-    let threads = if cfg!(feature = "rayon") { args.threads.map_or(0, |n| n.get()) } else { 1 };
+    let threads = args.threads.map_or(0, |n| n.get());
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|e| Refused::new(format_args!("--threads: {threads}, but they cannot be started: {e}")))?;
     let encoder = Encoder::load(&args.model, args.max_tokens)?;

@@ -3,10 +3,14 @@
 use super::*;
 use safetensors::SafeTensors;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-#[path = "../../tests/support/model_folder.rs"]
+#[path = "../../../tests/support/model_folder.rs"]
 mod model_folder;
+#[path = "../../../tests/support/temporary_folder.rs"]
+mod temporary_folder;
+
+use temporary_folder::TemporaryFolder;
 
 /// Texts and their embeddings, as the model's own framework computed them.
 fn recorded(file: &str, list: &str, tensor: &str) -> (Vec<String>, Vec<f32>) {
@@ -60,22 +64,11 @@ fn the_ten_texts_are_embedded_as_recorded_where_the_model_is_present() {
     }
 }
 
-/// A folder of a test's own, gone afterwards.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str, files: &[(&str, &str)]) -> Self {
-        let path = std::env::temp_dir().join(format!("sdpa-embed-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        files.iter().for_each(|(name, text)| std::fs::write(path.join(name), text).unwrap());
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// A folder with these files.
+fn folder(name: &str, files: &[(&str, &str)]) -> TemporaryFolder {
+    let folder = TemporaryFolder::new(&format!("embed-{name}"));
+    files.iter().for_each(|(name, text)| std::fs::write(folder.file(name), text).unwrap());
+    folder
 }
 
 #[test]
@@ -95,21 +88,21 @@ fn folders_that_are_no_model_are_refused_by_name() {
             "configuration: num_attention_heads is 3, but must be a divisor of hidden_size, which is 4",
         ),
     ] {
-        let folder = Folder::new(name, files);
-        let refused = refusal(&folder.0);
-        let at = if file.is_empty() { folder.0.clone() } else { folder.0.join(file) };
+        let folder = folder(name, files);
+        let refused = refusal(folder.path());
+        let at = if file.is_empty() { folder.path().to_owned() } else { folder.file(file) };
         assert!(refused.starts_with(&format!("{}: {why}", at.display())), "{refused}");
     }
 }
 
 #[test]
 fn lines_of_a_file_follow_the_texts_given() {
-    let folder = Folder::new("lines", &[("texts", "b\n\nc\n")]);
-    let file = folder.0.join("texts");
+    let folder = folder("lines", &[("texts", "b\n\nc\n")]);
+    let file = folder.file("texts");
     assert_eq!(texts(vec!["a".to_owned()], Some(&file)).unwrap(), ["a", "b", "", "c"]);
     assert_eq!(texts(vec![], Some(&file)).unwrap(), ["b", "", "c"]);
     assert_eq!(texts(vec![], None).unwrap(), TEXTS);
-    assert!(texts(vec![], Some(&folder.0)).unwrap_err().to_string().ends_with(": not a file"));
+    assert!(texts(vec![], Some(folder.path())).unwrap_err().to_string().ends_with(": not a file"));
     std::fs::write(&file, [0xff]).unwrap();
     assert!(texts(vec![], Some(&file)).unwrap_err().to_string().contains("invalid utf-8"));
 }

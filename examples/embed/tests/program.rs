@@ -1,16 +1,23 @@
 //! The `embed` program as its users meet it: what it prints, and its exit status.
 
-use crate::program::Folder;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::LazyLock;
 
-static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| crate::program::build("embed"));
+#[path = "../../../tests/support/model_folder.rs"]
+mod model_folder;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+#[path = "../../../tests/support/temporary_folder.rs"]
+mod temporary_folder;
+#[path = "../../../tests/support/tiny_bert.rs"]
+mod tiny_bert;
+
+use temporary_folder::TemporaryFolder;
 
 fn run(args: &[&str]) -> Output {
-    Command::new(&*PROGRAM).args(args).output().expect("the program runs")
+    Command::new(env!("CARGO_BIN_EXE_embed")).args(args).output().expect("the program runs")
 }
 
 #[test]
@@ -42,14 +49,14 @@ fn tokenizer(model: &str, post_processor: &str) -> String {
 }
 
 /// A folder with a BERT of random weights.
-fn tiny_model(folder: &Folder) -> PathBuf {
-    let model = crate::tiny_bert::model();
+fn tiny_model(folder: &TemporaryFolder) -> PathBuf {
+    let model = tiny_bert::model();
     let bytes = |data: &[f32]| data.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let tensors: Vec<_> = model.iter().map(|(name, (shape, data))| (name, shape.clone(), bytes(data))).collect();
     let view = |(name, shape, data)| (name, TensorView::new(Dtype::F32, shape, data).unwrap());
     let views = tensors.iter().map(|(name, shape, data)| view((name, shape.clone(), data)));
     let weights = safetensors::serialize(views, None).unwrap();
-    std::fs::write(folder.file("config.json"), crate::tiny_bert::JSON).unwrap();
+    std::fs::write(folder.file("config.json"), tiny_bert::JSON).unwrap();
     std::fs::write(folder.file("model.safetensors"), weights).unwrap();
     folder.file("")
 }
@@ -60,7 +67,7 @@ fn tokenizers_at_which_the_library_panics_are_refused() {
     const WORDS: &str = r#"{"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1, "b": 2}, "unk_token": "[UNK]"}"#;
     const NOTHING: &str = r#"{"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}],
         "pair": [], "special_tokens": {}}"#;
-    let folder = Folder::new("embed-panics");
+    let folder = TemporaryFolder::new("embed-panics");
     let model = tiny_model(&folder);
     let embed = |tokenizer: &str| {
         std::fs::write(folder.file("tokenizer.json"), tokenizer).unwrap();
@@ -87,7 +94,7 @@ fn tokenizers_at_which_the_library_panics_are_refused() {
 
 #[test]
 fn texts_are_compared_where_the_model_is_present() {
-    let Some(folder) = crate::model_folder::folder("texts_are_compared") else { return };
+    let Some(folder) = model_folder::folder("texts_are_compared") else { return };
     let folder = folder.to_str().unwrap();
     let table = run(&["--model", folder, "--threads", "1", "The dog barks.", "A dog is barking.", ""]);
     let (out, error) = (String::from_utf8(table.stdout).unwrap(), String::from_utf8(table.stderr).unwrap());
