@@ -63,10 +63,7 @@ impl KvCache {
             return Err(Error::Needs { argument: "dtype", needs: "an empty cache" });
         }
         if self.cache.is_int8() {
-            return Err(Error::Needs {
-                argument: "dtype",
-                needs: "a cache that does not keep bytes: int8 was asked for",
-            });
+            return Err(Error::Needs { argument: "dtype", needs: "a cache without int8, which is set" });
         }
         Ok(Self { cache: self.cache.with_dtype(dtype), ..self })
     }
@@ -105,7 +102,7 @@ impl KvCache {
             return Err(Error::Needs { argument: "int8", needs: "an empty cache" });
         }
         if self.cache.dtype().is_some_and(|dtype| dtype != Dtype::F32) {
-            return Err(Error::Needs { argument: "int8", needs: "a cache of no other type: dtype was asked for" });
+            return Err(Error::Needs { argument: "int8", needs: "a cache without dtype, which is set" });
         }
         let [_, kv_heads, _, head_dim] = self.cache.shapes()[0];
         if head_dim > MAX_INT8_HEAD_DIM {

@@ -165,7 +165,7 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.plan)?;
         let (computed, skipped) = self.blocks;
-        writeln!(f, "{computed} tile-blocks computed, {skipped} skipped")?;
+        writeln!(f, "tiles of rows against key blocks: {computed} computed, {skipped} skipped")?;
         let percent = 100.0 * self.useful_flops / self.computed_flops.max(1.0);
         writeln!(f, "{:.3} GFLOP useful, {percent:.0} % of what is computed", self.useful_flops / 1e9)?;
         write!(f, "{:.1} MB of tensors", self.bytes / 1e6)?;

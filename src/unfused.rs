@@ -149,7 +149,7 @@ fn one_head(call: &Call<'_>, isa: Isa, head: Head<'_>, scores: &mut [f32]) {
         sums[i] = if sum == 0.0 { 0.0 } else { 1.0 / sum };
     }
 
-    let hides = call.visible.uses_position();
+    let hides = call.visible.hides_keys();
     if hides && !(0..kv_len).all(|j| row_of(&v, j, value_dim).all(f32::is_finite)) {
         // A hidden ∞ or NaN times weight 0 would be NaN: leave hidden keys out one by one.
         head.out.fill(0.0);

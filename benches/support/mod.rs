@@ -56,6 +56,21 @@ pub(crate) const WORKLOADS: &[Workload] = &[
     dims("odd", [3, 5, 5], [333, 1111], [72, 56], false),
 ];
 
+const fn length(name: &'static str, len: usize) -> Workload {
+    dims(name, [1, 12, 12], [len, len], [64, 64], false)
+}
+
+/// 12 heads of 64, nothing masked, as many keys as rows: for curves against length.
+pub(crate) const LENGTHS: &[Workload] = &[
+    length("length-64", 64),
+    length("length-128", 128),
+    length("length-256", 256),
+    length("length-512", 512),
+    length("length-1024", 1024),
+    length("length-2048", 2048),
+    length("length-4096", 4096),
+];
+
 impl Workload {
     /// In test mode, the same kind of shape with little to compute.
     pub(crate) fn for_mode(self) -> Self {

@@ -139,7 +139,7 @@ fn it_prints() {
     let plan = e.plan.to_string();
     assert!(text.starts_with(&plan), "{text}");
     let rest = &lines[plan.lines().count()..];
-    assert_eq!(rest[0], format!("{} tile-blocks computed, {} skipped", e.blocks.0, e.blocks.1));
+    assert_eq!(rest[0], format!("tiles of rows against key blocks: {} computed, {} skipped", e.blocks.0, e.blocks.1));
     let percent = 100.0 * e.useful_flops / e.computed_flops;
     assert_eq!(rest[1], format!("{:.3} GFLOP useful, {percent:.0} % of what is computed", e.useful_flops / 1e9));
     assert_eq!(rest[2], "0.3 MB of tensors, at least 33.587 ms");

@@ -2,13 +2,14 @@
 
 use crate::failure::Result;
 use crate::peers::Entry;
-use crate::support::{self, WORKLOADS, Workload};
+use crate::support::{self, LENGTHS, WORKLOADS, Workload};
 use std::path::PathBuf;
 
 pub(crate) const HELP: &str = "\
 Times sdpa and its peers in turns, and holds each one's answer against f64.
 
 Usage: peers [OPTIONS]             attention, on named workloads
+       peers sweep [OPTIONS]       attention against length, as a table and a picture
        peers embed [OPTIONS]       all-MiniLM-L6-v2: texts to embeddings
 
   --workload NAME,…  attention: those whose names contain one of these (default: all but odd)
@@ -18,6 +19,7 @@ Usage: peers [OPTIONS]             attention, on named workloads
   --check            do not time: compute once and hold the answer against f64
   --markdown         one line a workload, to be read in a README, in place of one a peer
   --json FILE        write everything to a file too
+  --pictures DIR     sweep: folder of the picture (default: target/pictures)
   --python FILE      the interpreter that has the Python peers (default: the one that python/setup.py installs)
   --model DIR        embed: model.safetensors, config.json and tokenizer.json (default: what .ci/fetch-minilm fetches)
   --help             this
@@ -35,6 +37,7 @@ pub(crate) struct Args {
     pub(crate) seconds: f64,
     pub(crate) markdown: bool,
     pub(crate) json: Option<PathBuf>,
+    pub(crate) pictures: PathBuf,
     pub(crate) python: PathBuf,
     pub(crate) model: PathBuf,
 }
@@ -44,6 +47,7 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     Help,
     Attention(Args),
+    Sweep(Args),
     Embed(Args),
     /// To be a worker: of attention or of embeddings, by the peer's name.
     Worker {
@@ -55,23 +59,25 @@ pub(crate) enum Command {
 /// Reads the words after the program's name.
 pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Command> {
     let mut words = words.into_iter().peekable();
-    let first = words.peek().map_or("", String::as_str);
-    let embeds = matches!(first, "embed" | "embed-worker");
-    match first {
-        "worker" | "embed-worker" => {
-            let name = words.nth(1).ok_or("which worker?")?;
-            return Ok(Command::Worker { embeds, name });
+    let first = words.next_if(|word| !word.starts_with('-'));
+    let (command, workloads): (fn(Args) -> Command, _) = match first.as_deref() {
+        Some("worker" | "embed-worker") => {
+            let name = words.next().ok_or("which worker?")?;
+            return Ok(Command::Worker { embeds: first.as_deref() == Some("embed-worker"), name });
         }
-        "embed" => drop(words.next()),
-        _ => {}
-    }
+        Some("embed") => (Command::Embed, WORKLOADS),
+        Some("sweep") => (Command::Sweep, LENGTHS),
+        Some(unknown) => return Err(format!("{unknown}: unknown; --help lists what there is").into()),
+        None => (Command::Attention, WORKLOADS),
+    };
     let mut args = Args {
-        workloads: WORKLOADS.iter().copied().filter(|workload| workload.name != "odd").collect(),
+        workloads: workloads.iter().copied().filter(|workload| workload.name != "odd").collect(),
         peers: None,
         threads: support::thread_counts(),
         seconds: 1.0,
         markdown: false,
         json: None,
+        pictures: "target/pictures".into(),
         python: concat!(env!("CARGO_MANIFEST_DIR"), "/target/python/bin/python").into(),
         model: concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/models/all-MiniLM-L6-v2").into(),
     };
@@ -89,10 +95,11 @@ pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Command> 
             }
         }
     }
-    Ok(if embeds { Command::Embed(args) } else { Command::Attention(args) })
+    Ok(command(args))
 }
 
-const VALUED: [&str; 7] = ["--workload", "--peer", "--threads", "--seconds", "--json", "--python", "--model"];
+const VALUED: [&str; 8] =
+    ["--workload", "--peer", "--threads", "--seconds", "--json", "--pictures", "--python", "--model"];
 
 impl Args {
     fn set(&mut self, flag: &str, value: String) -> Result<()> {
@@ -100,7 +107,7 @@ impl Args {
         match flag {
             "--workload" => {
                 let named = |workload: &&Workload| parts.iter().any(|part| workload.name.contains(part));
-                self.workloads = WORKLOADS.iter().filter(named).copied().collect();
+                self.workloads = WORKLOADS.iter().chain(LENGTHS).filter(named).copied().collect();
                 if self.workloads.is_empty() {
                     let all: Vec<_> = WORKLOADS.iter().map(|workload| workload.name).collect();
                     return Err(format!("none is called {value}, only {}", all.join(", ")).into());
@@ -117,6 +124,7 @@ impl Args {
                 self.seconds = seconds.ok_or("expected a positive number")?;
             }
             "--json" => self.json = Some(value.into()),
+            "--pictures" => self.pictures = value.into(),
             "--python" => self.python = value.into(),
             _ => self.model = value.into(),
         }
@@ -142,7 +150,7 @@ mod tests {
 
     fn attention(line: &str) -> Result<Args> {
         match parse(line.split_whitespace().map(str::to_owned))? {
-            Command::Attention(args) | Command::Embed(args) => Ok(args),
+            Command::Attention(args) | Command::Sweep(args) | Command::Embed(args) => Ok(args),
             other => Err(format!("{other:?}").into()),
         }
     }
@@ -157,6 +165,7 @@ mod tests {
         assert_eq!(peers, ["sdpa", "unfused"]);
         assert!(attention("").unwrap().workloads.iter().all(|workload| workload.name != "odd"));
         assert!(matches!(parse(["embed".to_owned()]).unwrap(), Command::Embed(_)));
+        assert!(attention("sweep").unwrap().workloads.iter().all(|workload| workload.name.starts_with("length-")));
         for bad in ["--workload nobody", "--threads 0", "--seconds -1", "--what", "--json", "embed --threads x"] {
             assert!(attention(bad).is_err(), "{bad}");
         }

@@ -1,7 +1,7 @@
 //! One workload as it is handed to those who compute it: numbers in words, tensors in files.
 
 use crate::failure::Result;
-use crate::support::{Tensors, WORKLOADS, Workload};
+use crate::support::{LENGTHS, Tensors, WORKLOADS, Workload};
 use sdpa::Shape;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -68,7 +68,7 @@ impl Case {
 
     /// The workload by that name.
     pub(crate) fn workload(&self) -> Workload {
-        *WORKLOADS.iter().find(|workload| workload.name == self.name).expect("named by the same program")
+        *WORKLOADS.iter().chain(LENGTHS).find(|workload| workload.name == self.name).expect("named by the same program")
     }
 
     /// Query heads that share a key/value head.

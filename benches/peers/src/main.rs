@@ -6,12 +6,15 @@ mod case;
 mod embed;
 mod failure;
 mod peers;
+#[path = "../../../examples/pictures/mod.rs"]
+mod pictures;
 mod protocol;
 mod reference;
 mod serve;
 mod session;
 #[path = "../../support/mod.rs"]
 mod support;
+mod sweep;
 mod table;
 mod timing;
 mod worker;
@@ -59,6 +62,13 @@ fn run() -> Result<ExitCode> {
             mind_the_build();
             let report = attention::compare(&args)?;
             finish(&args, &report, &attention::print(&report, args.markdown))
+        }
+        Command::Sweep(args) => {
+            mind_the_build();
+            let report = attention::compare(&args)?;
+            let code = finish(&args, &report, &attention::print(&report, args.markdown))?;
+            pictures::save(&sweep::picture(&report, &args), &args.pictures, "peers-sweep").map_err(|e| e.to_string())?;
+            Ok(code)
         }
         Command::Embed(args) => {
             mind_the_build();

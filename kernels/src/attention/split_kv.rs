@@ -31,7 +31,7 @@ const PATIENCE: usize = 1 << 12;
 /// Memory for what units accumulate. Grows to the size calls need and is kept.
 #[derive(Debug, Default)]
 pub struct Partials {
-    lines: AlignedBuf,
+    buffer: AlignedBuf,
     /// Number of each sequence's first unit, then the number of units.
     starts: Vec<usize>,
 }
@@ -39,12 +39,12 @@ pub struct Partials {
 impl Partials {
     /// Creates empty memory; the first use allocates.
     pub const fn new() -> Self {
-        Self { lines: AlignedBuf::new(), starts: Vec::new() }
+        Self { buffer: AlignedBuf::new(), starts: Vec::new() }
     }
 
     /// Number of bytes held.
     pub fn bytes(&self) -> usize {
-        self.lines.bytes() + self.starts.capacity() * size_of::<usize>()
+        self.buffer.bytes() + self.starts.capacity() * size_of::<usize>()
     }
 
     /// Counts the units of a call and reserves memory for them. Returns false if there is no memory.
@@ -54,18 +54,20 @@ impl Partials {
             return false;
         }
         let heads = call.kv.kv_heads();
-        let mut units = 0;
+        let mut units = 0usize;
         for index in 0..call.sequences() {
             self.starts.push(units);
-            units += heads * call.visible_blocks(index).len();
+            let more = heads.checked_mul(call.visible_blocks(index).len()).and_then(|more| units.checked_add(more));
+            let Some(all) = more else { return false };
+            units = all;
         }
         self.starts.push(units);
         let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
         let Some(floats) = units.checked_mul(unit) else { return false };
         // Half as much again if possible, because sequences grow.
-        self.lines.holds(floats)
-            || self.lines.try_reserve(floats.saturating_add(floats / 2))
-            || self.lines.try_reserve(floats)
+        self.buffer.holds(floats)
+            || self.buffer.try_reserve(floats.saturating_add(floats / 2))
+            || self.buffer.try_reserve(floats)
     }
 }
 
@@ -98,7 +100,7 @@ impl Call<'_> {
         let Sequence { q_len, kv_len, offset, .. } = self.sequence(index);
         match q_len {
             0 => 0..0,
-            _ if !self.visible.uses_position() => 0..kv_len,
+            _ if !self.visible.hides_keys() => 0..kv_len,
             n => self.visible.key_range(offset, offset.saturating_add_unsigned(n - 1), kv_len),
         }
     }
@@ -210,12 +212,12 @@ impl<'a> Split<'a> {
         let units = Units::new(&call.kv, &partials.starts);
         let run = units.len().div_ceil(runs.max(1)).max(1);
         Some(Self {
-            partials: partials.lines.floats_mut().as_mut_ptr(),
+            partials: partials.buffer.floats_mut().as_mut_ptr(),
             rows,
             width: tiling.width(),
             run,
             runs: Queue::new(units.len().div_ceil(run)),
-            merges: Queue::new(call.sequences() * units.heads),
+            merges: Queue::new(call.sequences().checked_mul(units.heads)?),
             units,
             accumulated: AtomicUsize::new(0),
             borrow: PhantomData,
@@ -272,10 +274,12 @@ impl<'a> Split<'a> {
     /// # Safety
     /// The unit is one of the call's.
     unsafe fn part_at(&self, call: &Call<'_>, task: &Task, first: usize) -> *mut f32 {
-        let block = first / KEY_BLOCK - call.visible_blocks(task.index).start;
+        // A block before the first wraps around, and is beyond the last.
+        let block = (first / KEY_BLOCK).wrapping_sub(call.visible_blocks(task.index).start);
+        assert!(block < self.units.blocks(task.index), "key {first} belongs to no unit");
         let number = self.units.number(Unit { sequence: task.index, head: task.kv_head, block });
-        debug_assert!(number < self.units.len());
-        // SAFETY: the caller guarantees the unit, and `new` has reserved memory for every unit.
+        // SAFETY: the block was just checked, and the caller guarantees the sequence and head, so the number is below
+        // that of all units; `new` has reserved a part for each.
         unsafe { self.partials.add(number * unit_floats(self.rows, self.width)) }
     }
 

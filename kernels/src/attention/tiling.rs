@@ -131,31 +131,31 @@ impl Tiling {
 /// Scratch memory of one worker. Grows to the size a tiling needs and is kept.
 #[derive(Default)]
 pub struct Scratch {
-    lines: AlignedBuf,
+    buffer: AlignedBuf,
 }
 
 impl Scratch {
     /// Creates empty scratch; the first use allocates.
     pub const fn new() -> Self {
-        Self { lines: AlignedBuf::new() }
+        Self { buffer: AlignedBuf::new() }
     }
 
     /// Reserves the scratch that `tiling` needs. Allocates only if there is less. Returns false if there is no memory.
     #[inline]
     #[must_use]
     pub fn try_reserve(&mut self, tiling: &Tiling) -> bool {
-        self.lines.try_reserve(tiling.lengths().iter().sum())
+        self.buffer.try_reserve(tiling.lengths().iter().sum())
     }
 
     /// Number of bytes held.
     pub fn bytes(&self) -> usize {
-        self.lines.bytes()
+        self.buffer.bytes()
     }
 
     #[inline]
     pub(crate) fn regions(&mut self, tiling: &Tiling) -> Regions<'_> {
         assert!(self.try_reserve(tiling), "no memory for a worker's scratch");
-        let mut rest = self.lines.floats_mut();
+        let mut rest = self.buffer.floats_mut();
         let mut cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this tiling");
         let [keys, values, scores, out, queries, state, factors] = tiling.lengths().map(&mut cut);
         let (max, sum) = state.split_at_mut(tiling.most_rows.next_multiple_of(LANES));

@@ -106,9 +106,9 @@ pub struct Keys {
 }
 
 impl Visible {
-    /// Returns true if the rules depend on the rows' positions among the keys.
-    pub fn uses_position(&self) -> bool {
-        self.causality == Causality::Causal || self.window.is_some()
+    /// Returns true if there is any rule: without one, every row sees every key.
+    pub fn hides_keys(&self) -> bool {
+        *self != Self::default()
     }
 
     /// Returns the keys among `0..kv_len` that are visible to a row at `position`.

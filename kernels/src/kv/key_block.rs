@@ -93,9 +93,8 @@ impl BlockValues {
 /// Form of query rows that the keys require.
 #[derive(Clone, Copy)]
 pub(crate) enum QueryForm<'a> {
-    Floats,
-    /// Int8 queries; the scales of the keys' channels, if there are such, are multiplied into them.
-    Bytes {
-        channels: Option<&'a [f32]>,
-    },
+    /// Rows of f32.
+    F32,
+    /// Rows of int8; the scales of the keys' channels, if there are such, are multiplied into them.
+    Int8 { channels: Option<&'a [f32]> },
 }

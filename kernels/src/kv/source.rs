@@ -155,9 +155,9 @@ impl<'a> KeyValues<'a> {
     #[inline]
     pub(crate) fn query_form(&self, head: usize) -> QueryForm<'a> {
         match &self.0 {
-            Source::Tensors { .. } | Source::Pages(_) => QueryForm::Floats,
+            Source::Tensors { .. } | Source::Pages(_) => QueryForm::F32,
             Source::Cache(cache) => {
-                cache.channels(head).map_or(QueryForm::Floats, |channels| QueryForm::Bytes { channels })
+                cache.channels(head).map_or(QueryForm::F32, |channels| QueryForm::Int8 { channels })
             }
         }
     }

@@ -125,7 +125,7 @@ unsafe impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
 
     #[inline(always)]
     unsafe fn with_bf16_dot<W: Bf16DotWork>(self, work: W) -> W::Output {
-        let s = Avx512Bf16::detect().expect("asked for only where there are pairs");
+        let s = Avx512Bf16::detect().expect("bf16 pairs are made only where AVX512_BF16 is detected");
         s.vectorize(
             #[inline(always)]
             // SAFETY: the caller guarantees what the work requires.

@@ -32,7 +32,7 @@ fn a_cache_that_is_not_empty() {
         assert!(filled(&t, &kind).dtype(Dtype::F32).is_err());
         // Nor one that was asked to keep bytes.
         let error = empty(&t, &kind).dtype(Dtype::F32).unwrap_err();
-        assert_eq!(error.to_string(), "dtype: needs a cache that does not keep bytes: int8 was asked for");
+        assert_eq!(error.to_string(), "dtype: needs a cache without int8, which is set");
     }
 }
 

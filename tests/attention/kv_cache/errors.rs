@@ -186,16 +186,16 @@ fn more_sequences_than_memory_are_refused() {
     }
 }
 
-/// Bytes and another type at once: whichever was asked for last, the other would be dropped in silence.
+/// Int8 and another type at once: whichever is set last, the other would be dropped in silence.
 #[test]
 fn contradictory_builders_are_refused() {
     let new = || KvCache::new(1, 1, [4, 4]).unwrap();
     let int8 = |cache: KvCache| cache.int8(KeyScales::PerToken);
     for dtype in [Dtype::Bf16, Dtype::F16] {
         let error = int8(new()).unwrap().dtype(dtype).unwrap_err().to_string();
-        assert_eq!(error, "dtype: needs a cache that does not keep bytes: int8 was asked for");
+        assert_eq!(error, "dtype: needs a cache without int8, which is set");
         let error = int8(new().dtype(dtype).unwrap()).unwrap_err().to_string();
-        assert_eq!(error, "int8: needs a cache of no other type: dtype was asked for");
+        assert_eq!(error, "int8: needs a cache without dtype, which is set");
         assert!(new().dtype(Dtype::F16).unwrap().dtype(dtype).is_ok());
     }
     assert!(int8(new().dtype(Dtype::F32).unwrap()).is_ok());

@@ -28,7 +28,7 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
 
     /// Returns a range that holds every key that the range rules make visible to any row of the task.
     fn visible(&self) -> Range<usize> {
-        if !self.call.visible.uses_position() {
+        if !self.call.visible.hides_keys() {
             return 0..self.seq.kv_len;
         }
         let (rows, q_len) = (&self.task.rows, self.seq.q_len);

@@ -61,7 +61,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     /// # Safety
     /// The run is one of the block's.
     pub(crate) unsafe fn mark_infinite(&self, run: &Run, visible: &VisibleBits, tile: TileSums<'_>) {
-        let (width, [_, native]) = (run.cols.next_multiple_of(LANES), self.task.native());
+        let (width, native) = (run.cols.next_multiple_of(LANES), self.task.native_values());
         for (j, c) in (0..self.len).flat_map(|j| (0..run.cols).map(move |c| (j, c))) {
             // SAFETY: `j < len` is a key of the block, and `c` a column of the run.
             let x = unsafe { run.rows.get(j, c) };

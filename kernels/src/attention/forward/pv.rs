@@ -59,7 +59,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let nonfinite =
             if matches!(manner, Manner::Handled(Some(_))) { NonFinite::Handled } else { NonFinite::Ignored };
         let (values, stride) = (self.values, task.tiling.width());
-        let [_, native] = task.native();
+        let native = task.native_values();
         if native {
             task.s.round_weights(self.scores(row_block.len()));
         }
@@ -180,7 +180,8 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     /// # Safety
     /// The run is one of the block's, and starts inside the window.
     unsafe fn packed_values(&mut self, run: &Run, window: Range<usize>, nonfinite: NonFinite) -> AnyRows {
-        let (task, size, [_, native]) = (self.task, [self.len, run.cols], self.task.native());
+        let (task, size) = (self.task, [self.len, run.cols]);
+        let native = task.native_values();
         let room = &mut self.regions.values[(run.first - window.start) * self.len..];
         let ready = self.packed_values == Some((window.start, nonfinite));
         if run.first + run.cols == window.end {
@@ -239,7 +240,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
 /// one.
 #[inline(always)]
 unsafe fn values_of_rows<S: Steps>(task: &AttentionTask<'_, S>, mut values: Values<'_, ()>, rows: AnyRows, len: usize) {
-    let [_, native] = task.native();
+    let native = task.native_values();
     // SAFETY: the caller guarantees the step's contract; the last row of pairs is the block's last key.
     unsafe {
         match rows {

@@ -44,10 +44,10 @@ impl<S: Steps> AttentionTask<'_, S> {
     /// memory for queries. Returns where the rows are.
     pub(crate) fn queries<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
         let d = self.tiling.head_dim;
-        if let QueryForm::Bytes { channels } = self.call.kv.query_form(self.task.kv_head) {
+        if let QueryForm::Int8 { channels } = self.call.kv.query_form(self.task.kv_head) {
             return self.query_bytes(channels, regions);
         }
-        if self.native()[0] {
+        if self.native_keys() {
             return self.query_pairs(regions);
         }
         if let Tensor::F32(q) = &self.call.q

@@ -70,7 +70,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let task = self.task;
         let tiles = row_block.len().div_ceil(S::TILE_ROWS);
         let whole = Span::new(0, self.len, false);
-        let ruled = task.call.visible.uses_position() || task.call.options.mask.is_some() || task.given.mask;
+        let ruled = task.call.visible.hides_keys() || task.call.options.mask.is_some() || task.given.mask;
         if !ruled || task.outputs.wants_all_keys() {
             self.spans.of_tiles(tiles).fill(Span { needs_mask: ruled, ..whole });
             return;

@@ -152,9 +152,16 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
         [self.seq.batch, self.task.kv_head, self.seq.first_key + first]
     }
 
-    /// Returns, for keys and for values, true if they are multiplied as bfloat16 pairs.
-    pub(crate) fn native(&self) -> [bool; 2] {
-        self.call.native(|| self.s.has_bf16_dot())
+    /// Returns true if queries and keys are multiplied as bfloat16 pairs.
+    pub(crate) fn native_keys(&self) -> bool {
+        let [keys, _] = self.call.native(|| self.s.has_bf16_dot());
+        keys
+    }
+
+    /// Returns true if weights and values are multiplied as bfloat16 pairs.
+    pub(crate) fn native_values(&self) -> bool {
+        let [_, values] = self.call.native(|| self.s.has_bf16_dot());
+        values
     }
 }
 

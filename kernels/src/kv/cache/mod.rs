@@ -325,11 +325,11 @@ impl Cache {
         let block = blocks[block].as_mut().expect("keys are appended behind the last one, which is never evicted");
         if Arc::get_mut(block).is_none() {
             let mut copy = fresh();
-            let buffer = Arc::get_mut(&mut copy).expect("spare blocks are nobody's");
+            let buffer = Arc::get_mut(&mut copy).expect("a spare block has one owner");
             buffer.floats_mut()[..floats].copy_from_slice(&block.floats()[..floats]);
             *block = copy;
         }
-        Arc::get_mut(block).expect("it is nobody else's")
+        Arc::get_mut(block).expect("the block has one owner")
     }
 }
 
