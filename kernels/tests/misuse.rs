@@ -2,7 +2,10 @@
 //! a slice is read or written.
 
 use sdpa_kernels::gemm::{Matrix, sgemm};
-use sdpa_kernels::{Activation, Center, Isa, Norm, Packed, Product, ViewMut};
+use sdpa_kernels::{
+    Activation, Alignment, BlockTable, Call, Center, F16, Isa, Launch, Norm, Options, Outputs, Packed, Pages, Partials,
+    Precision, Product, Tiling, View, ViewMut, Visible,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const HUGE: [usize; 6] = [1 << 40, 1 << 61, 1 << 62, isize::MAX as usize, usize::MAX - 15, usize::MAX];
@@ -136,4 +139,31 @@ fn gates_and_heads_of_other_sizes_are_refused() {
     // Heads without end, of nothing: handed out one by one.
     let many = ViewMut::bhld(&mut data[..0], [1 << 30, 1 << 30, 0, 2]).unwrap();
     assert_eq!(many.into_heads(1 << 30).take(5).count(), 5);
+}
+
+/// Pages that stand for 2⁴⁸ keys on 2²⁴ heads: 2⁶⁴ key blocks, which no memory holds. The launch goes on without them.
+#[test]
+fn more_units_than_can_be_counted_are_refused() {
+    const HEADS: usize = 1 << 24;
+    let zero = [0.0f32];
+    let tensor = |shape| View::from_strides(&zero, 0, shape, [0; 4]).unwrap();
+    let pool = tensor([1, HEADS, 1 << 38, 1]);
+    let (entries, lens) = ([0; 1 << 10], [1 << 48]);
+    let pages = Pages::new(pool, pool, BlockTable { entries: &entries, lens: &lens }).unwrap();
+    let call = Call {
+        q: tensor([1, HEADS, 1, 1]).into(),
+        kv: pages.into(),
+        scale: 1.0,
+        visible: Visible::default(),
+        alignment: Alignment::TopLeft,
+        options: Options::default(),
+        precision: Precision::Exact,
+    };
+    let mut out = vec![F16::default(); HEADS];
+    let out = ViewMut::bhld(&mut out, [1, HEADS, 1, 1]).unwrap();
+    let outputs =
+        Outputs { out: Some(out.into()), lse: None, points: [const { None }; 4], key_weight_sums: None, state: None };
+    let mut partials = Partials::new();
+    let launch = Launch::new(call, outputs, Tiling::new(1, 1, 1, 1)).split(&mut partials, 1);
+    assert!(format!("{launch:?}").contains(&format!("tasks: {HEADS}")), "rows are shared out");
 }

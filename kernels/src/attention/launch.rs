@@ -1,9 +1,9 @@
 //! Launch: a call bound to its outputs and handed out to workers, task by task.
 
+use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::{Call, Task};
 use crate::attention::checked::CheckedCall;
 use crate::attention::forward::key_weight_sums;
-use crate::attention::forward::task::{AttentionTask, BoundCall, Next};
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::outputs::{Outputs, POINTS, Point};
 use crate::attention::row_mods::RowMods;

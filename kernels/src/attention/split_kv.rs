@@ -8,9 +8,9 @@
 //! that of one pass. It begins when all units are accumulated, on the workers that are awake by then: waking the others
 //! a second time took longer than merging.
 
+use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::{Call, Sequence, Task};
 use crate::attention::forward::epilogue::EndedRowBlocks;
-use crate::attention::forward::task::{AttentionTask, BoundCall, Next};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::softmax;
 use crate::attention::tiling::{Regions, Scratch, Tiling};

@@ -1,13 +1,16 @@
 //! Tiling: the sizes of tasks, row blocks and packed runs, and the scratch that one worker needs for them. Plain data;
 //! no bit of a result depends on any of it.
 
-use crate::attention::steps::span::SCORE_STRIDE;
 use crate::kv::value_panels::WINDOW;
 use crate::matmul::int8::query_floats;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::width::LINE_BYTES;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
+
+/// Number of floats from one row of scores to the next. A vector more than a key block, so that the rows of a tile,
+/// read side by side, do not all map to the same few sets of the first-level cache.
+pub(crate) const SCORE_STRIDE: usize = KEY_BLOCK + LANES;
 
 /// Maximum number of rows in a row block: the rows whose scores are held at once. 96 rows of 256 scores are 104 KB, in
 /// the second-level cache beside the key block's keys and values; 48 measured 1–2 % slower.

@@ -3,7 +3,8 @@
 use super::int8::Cache;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::qk_int8::Scores;
-use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::attention::steps::span::Span;
+use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::int8::*;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::isa::Isa;

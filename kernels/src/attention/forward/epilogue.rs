@@ -1,7 +1,7 @@
 //! Epilogue of a task: each row's normalisation factor, its lse, and the address it is written to.
 
+use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::forward::state::StateTransfer;
-use crate::attention::forward::task::{AttentionTask, Row};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::{Finish, RowBlockEnds, RowEnd};
 use crate::attention::tiling::{MAX_ROW_BLOCK, MAX_TASK, Regions};

@@ -1,8 +1,8 @@
 //! Key weight sums: the sum of the weights that all rows and heads give to each key.
 
+use crate::attention::blocks::key_block::BlockMemory;
+use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::Task;
-use crate::attention::forward::key_block::BlockMemory;
-use crate::attention::forward::task::{AttentionTask, BoundCall};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::softmax;
 use crate::attention::tiling::{Regions, Scratch};

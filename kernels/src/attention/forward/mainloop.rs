@@ -11,19 +11,19 @@
 //! ```
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) No memory grows with the number of keys.
 
+use crate::attention::blocks::key_block::{BlockMemory, KeyBlock};
+use crate::attention::blocks::queries::Queries;
+use crate::attention::blocks::task::AttentionTask;
 use crate::attention::forward::epilogue::EndedRowBlocks;
-use crate::attention::forward::key_block::{BlockMemory, KeyBlock};
 use crate::attention::forward::nonfinite::VisibleBits;
 use crate::attention::forward::pv::Manner;
-use crate::attention::forward::queries::Queries;
 use crate::attention::forward::state::StateTransfer;
-use crate::attention::forward::task::AttentionTask;
 use crate::attention::outputs::Point;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax;
-use crate::attention::steps::span::SCORE_STRIDE;
+use crate::attention::tiling::SCORE_STRIDE;
 use crate::attention::tiling::{Regions, Scratch};
 use crate::matmul::pack::NonFinite;
 use core::ops::Range;

@@ -1,11 +1,12 @@
 //! Non-finite values and masks: for a hidden key, weight 0 times ∞ or NaN is NaN, and must add nothing.
 
-use crate::attention::forward::key_block::KeyBlock;
+use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::row_mods::{KeyBits, is_visible};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::infinite;
-use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::attention::steps::span::Span;
 use crate::attention::tiling::MAX_ROW_BLOCK;
+use crate::attention::tiling::SCORE_STRIDE;
 use crate::kv::key_block::Run;
 use crate::matmul::bf16_pairs;
 use crate::matmul::pack::NonFinite;

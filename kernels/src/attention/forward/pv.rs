@@ -1,14 +1,14 @@
 //! P·V of a row block and a key block. Values are read in place or packed, as elements, pairs or bytes.
 
-use crate::attention::forward::key_block::KeyBlock;
+use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::blocks::task::AttentionTask;
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
-use crate::attention::forward::task::AttentionTask;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::infinite;
 use crate::attention::steps::pv::Values;
-use crate::attention::steps::span::SCORE_STRIDE;
 use crate::attention::tiling::Regions;
+use crate::attention::tiling::SCORE_STRIDE;
 use crate::kv::key_block::{BlockValues, Run};
 use crate::kv::value_panels;
 use crate::kv::value_panels::{ValuePanels, WINDOW};

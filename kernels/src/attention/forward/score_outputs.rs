@@ -1,33 +1,13 @@
 //! Score outputs: scores and weights written to the caller's memory.
 
-use crate::attention::forward::key_block::KeyBlock;
-use crate::attention::forward::task::AttentionTask;
+use crate::attention::blocks::task::AttentionTask;
 use crate::attention::outputs::{POINTS, Point};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::attention::steps::span::Span;
 use crate::attention::tiling::Regions;
 use crate::simd::quiet;
 use crate::tensor::rows::KEY_BLOCK;
-use core::ops::Range;
-
-impl<S: Steps> KeyBlock<'_, '_, S> {
-    /// Writes out the row block's scores of the key block, if there is an output for this point.
-    pub(crate) fn write_scores(&self, point: Point, row_block: Range<usize>) {
-        let task = self.task;
-        let Some(view) = task.outputs.point(point) else { return };
-        for row in task.rows(row_block) {
-            let scores = &self.regions.scores[row.n * SCORE_STRIDE..][..self.len];
-            // SAFETY: the task's rows are inside the view, with every key of the sequence, and are this worker's alone.
-            unsafe {
-                let (first, element) = view.row(task.task.index, row.head, row.i);
-                for (j, &score) in (self.first..).zip(scores) {
-                    *first.offset(j as isize * element) = quiet(score);
-                }
-            }
-        }
-    }
-}
 
 impl<S: Steps> AttentionTask<'_, S> {
     /// Fills the rows of score outputs beyond the length of a ragged sequence.

@@ -1,7 +1,7 @@
 //! Running state of a task's rows: cleared, and loaded from and saved to the caller's state if keys come in several
 //! calls.
 
-use crate::attention::forward::task::AttentionTask;
+use crate::attention::blocks::task::AttentionTask;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Regions;
 use crate::simd::LANES;

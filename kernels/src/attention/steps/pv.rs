@@ -12,7 +12,8 @@
 
 use crate::attention::steps::epilogue::ColumnEnds;
 use crate::attention::steps::pv_tile::{Part, RunningRows, Terms, TileEnds, tile};
-use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::attention::steps::span::Span;
+use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{FAR, prefetches};
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};

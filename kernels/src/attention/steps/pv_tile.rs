@@ -10,7 +10,8 @@
 //! ```
 
 use crate::attention::steps::epilogue::{if_finite, normalised};
-use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::attention::steps::span::Span;
+use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{FEW_ROWS, prefetches};
 use crate::matmul::operands::MulAdd;
 use crate::matmul::prefetch::PrefetchStream;

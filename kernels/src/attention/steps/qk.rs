@@ -7,7 +7,8 @@
 mod tests;
 
 use crate::attention::steps::score_passes::Columns;
-use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::attention::steps::span::Span;
+use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
 use crate::matmul::prefetch::{PrefetchQueue, PrefetchStream};
 use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};

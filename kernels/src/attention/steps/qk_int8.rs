@@ -4,7 +4,8 @@
 
 use crate::attention::steps::qk::Walk;
 use crate::attention::steps::score_passes::Columns;
-use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::attention::steps::span::Span;
+use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{self, FAR, FEW_ROWS, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, Row, panel_bytes, quads};
 use crate::matmul::prefetch::PrefetchQueue;

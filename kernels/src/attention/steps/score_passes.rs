@@ -3,7 +3,8 @@
 //! option is set.
 
 use crate::attention::options::Mask;
-use crate::attention::steps::span::{KeyRange, SCORE_STRIDE, Span};
+use crate::attention::steps::span::{KeyRange, Span};
+use crate::attention::tiling::SCORE_STRIDE;
 use crate::simd::exp::exp_m1;
 use crate::simd::{LANES, Simd};
 

@@ -13,7 +13,8 @@
 //! - The sum of a block is taken in 16 lanes, lane `key mod 16`, each in key order, then a fixed tree.
 
 use crate::attention::steps::infinite;
-use crate::attention::steps::span::{SCORE_STRIDE, Span};
+use crate::attention::steps::span::Span;
+use crate::attention::tiling::SCORE_STRIDE;
 use crate::simd::exp::{self, Begun, exp};
 use crate::simd::{LANES, Simd};
 use core::ops::Range;

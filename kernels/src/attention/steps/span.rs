@@ -3,10 +3,6 @@
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 
-/// Number of floats from one row of scores to the next. A vector more than a key block, so that the rows of a tile,
-/// read side by side, do not all map to the same few sets of the first-level cache.
-pub(crate) const SCORE_STRIDE: usize = KEY_BLOCK + LANES;
-
 /// Keys of a block that a tile of rows needs: the smallest range `lo..hi` that holds every key visible to one of its
 /// rows, with `lo` moved down to the start of a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Key range of a task: the key blocks with at least one key that may be visible to some row.
 
-use crate::attention::forward::task::AttentionTask;
+use crate::attention::blocks::task::AttentionTask;
 use crate::attention::steps::by_isa::Steps;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;

@@ -1,6 +1,6 @@
 //! Software prefetch of a task: the memory that tiles prefetch while they compute the current key block.
 
-use crate::attention::forward::task::{AttentionTask, Next, Row};
+use crate::attention::blocks::task::{AttentionTask, Next, Row};
 use crate::attention::steps::by_isa::Steps;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::{ValuePanels, value_panel};

@@ -5,18 +5,19 @@
 //! visible to its rows, a block without a visible key is skipped, and one whose keys are all visible to all rows is not
 //! masked.
 
-use crate::attention::forward::key_block::KeyBlock;
-use crate::attention::forward::spans::Spans;
-use crate::attention::forward::task::Row;
+use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::blocks::spans::Spans;
+use crate::attention::blocks::task::Row;
 use crate::attention::mods::{BlockClass, BlockPosition};
 use crate::attention::options::Mask;
 use crate::attention::outputs::Point;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::score_passes::{Columns, ScoreBlock};
-use crate::attention::steps::span::{KeyRange, SCORE_STRIDE, Span};
+use crate::attention::steps::span::{KeyRange, Span};
 use crate::attention::tiling::MAX_ROW_BLOCK;
+use crate::attention::tiling::SCORE_STRIDE;
 use crate::attention::visibility;
-use crate::simd::LANES;
+use crate::simd::{LANES, quiet};
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
 use core::ops::Range;
@@ -223,6 +224,22 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             scores[keys.end.clamp(start, hi)..hi].fill(f32::NEG_INFINITY);
             if task.given.mask {
                 task.mods.apply_mask(task.s, task.position(row, self.first + lo), &mut scores[lo..]);
+            }
+        }
+    }
+
+    /// Writes out the row block's scores of the key block, if there is an output for this point.
+    pub(crate) fn write_scores(&self, point: Point, row_block: Range<usize>) {
+        let task = self.task;
+        let Some(view) = task.outputs.point(point) else { return };
+        for row in task.rows(row_block) {
+            let scores = &self.regions.scores[row.n * SCORE_STRIDE..][..self.len];
+            // SAFETY: the task's rows are inside the view, with every key of the sequence, and are this worker's alone.
+            unsafe {
+                let (first, element) = view.row(task.task.index, row.head, row.i);
+                for (j, &score) in (self.first..).zip(scores) {
+                    *first.offset(j as isize * element) = quiet(score);
+                }
             }
         }
     }

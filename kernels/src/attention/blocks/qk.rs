@@ -1,7 +1,7 @@
 //! QKᵀ of a row block and a key block. Keys are packed already or packed here, as elements, pairs or bytes.
 
-use crate::attention::forward::key_block::KeyBlock;
-use crate::attention::forward::queries::{Int8Queries, Queries, are_readable_in_place};
+use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::blocks::queries::{Int8Queries, Queries, are_readable_in_place};
 use crate::attention::steps::bf16::PairPanels;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::qk::Scores;

@@ -1,6 +1,6 @@
 //! Query rows of a task in the form that the keys need: in place, copied, as pairs, or as bytes.
 
-use crate::attention::forward::task::AttentionTask;
+use crate::attention::blocks::task::AttentionTask;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Regions;
 use crate::kv::key_block::QueryForm;

@@ -1,8 +1,8 @@
 //! Key block that the fused loop is computing.
 
-use crate::attention::forward::queries::Queries;
-use crate::attention::forward::spans::Spans;
-use crate::attention::forward::task::AttentionTask;
+use crate::attention::blocks::queries::Queries;
+use crate::attention::blocks::spans::Spans;
+use crate::attention::blocks::task::AttentionTask;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Regions;
 use crate::kv::key_block::{BlockValues, Keys};
