@@ -30,7 +30,7 @@ pub use attention::options::{Mask, Options, Ragged, alibi_slopes};
 pub use attention::outputs::{Outputs, Point, State};
 pub use attention::split_kv::{Accumulation, Partials};
 pub use attention::tiling::{MAX_ROW_BLOCK, MAX_TASK, Scratch, Tiling};
-pub use attention::visibility::{Alignment, Causality, Keys, Visible, Window};
+pub use attention::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use kv::cache::{Cache, Keep};
 pub use kv::pages::{BlockTable, PageError, Pages};
 pub use kv::source::KeyValues;

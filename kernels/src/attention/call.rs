@@ -78,25 +78,25 @@ impl Call<'_> {
         }
     }
 
-    /// Returns the rows of k and v that belong to sequence `index`, including those beyond its key length.
+    /// Returns the rows of k and v that belong to a sequence, including those beyond its key length.
     #[inline]
-    pub(crate) fn keys_of(&self, index: usize) -> Range<usize> {
-        self.options.ragged.map_or(0..self.kv.k_shape()[2], |ragged| ragged.k[index]..ragged.k[index + 1])
+    pub(crate) fn keys_of(&self, sequence: usize) -> Range<usize> {
+        self.options.ragged.map_or(0..self.kv.k_shape()[2], |ragged| ragged.k[sequence]..ragged.k[sequence + 1])
     }
 
-    /// Returns the position and the lengths of sequence `index`.
+    /// Returns the position and the lengths of a sequence.
     #[inline]
-    pub fn sequence(&self, index: usize) -> Sequence {
+    pub fn sequence(&self, sequence: usize) -> Sequence {
         let (batch, rows) = match self.options.ragged {
-            Some(ragged) => (0, ragged.q[index]..ragged.q[index + 1]),
-            None => (index, 0..self.q.shape()[2]),
+            Some(ragged) => (0, ragged.q[sequence]..ragged.q[sequence + 1]),
+            None => (sequence, 0..self.q.shape()[2]),
         };
         // With lengths given, the longest is not computed: this function runs for every task.
         let kv_len = match self.options.kv_lens.or_else(|| self.kv.lens()) {
-            Some(lens) => lens[index],
-            None => self.keys_of(index).len(),
+            Some(lens) => lens[sequence],
+            None => self.keys_of(sequence).len(),
         };
-        let first_key = self.options.ragged.map_or(0, |ragged| ragged.k[index]);
+        let first_key = self.options.ragged.map_or(0, |ragged| ragged.k[sequence]);
         let offset = self.alignment.offset(rows.len(), kv_len);
         Sequence { batch, first_row: rows.start, first_key, q_len: rows.len(), kv_len, offset }
     }
@@ -106,7 +106,7 @@ impl Call<'_> {
 /// `r / q_len`-th query head that shares the key/value head.
 #[derive(Debug, Clone)]
 pub(crate) struct Task {
-    pub(crate) index: usize,
+    pub(crate) sequence: usize,
     pub(crate) kv_head: usize,
     pub(crate) rows: Range<usize>,
 }

@@ -17,27 +17,27 @@ use crate::work_queue::Queue;
 /// Call with its outputs and tiling: a queue of tasks that workers take until it is empty.
 pub struct Launch<'a> {
     checked: CheckedCall<'a>,
-    rows: Queue,
+    tasks: Queue,
     /// Queue of sequences and key/value heads whose key weight sums are computed.
     key_weight_sums: Queue,
     /// Split-KV, if key blocks are shared out too.
     split: Option<Split<'a>>,
-    /// True if all the call's memory is in cache: see [`NEAR`].
+    /// True if all the call's memory is in cache: see [`CACHED_BYTES`].
     near: bool,
 }
 
 /// Bytes of queries, keys, values and outputs together up to which a call counts as near: a second-level cache holds
 /// them, and the caller has just written them. Prefetching them would take 8 % of the time; where they are not in cache
 /// after all, only prefetch hints are lost. 0 under Miri, so that short tests run the prefetching code.
-const NEAR: usize = if cfg!(miri) { 0 } else { 256 << 10 };
+const CACHED_BYTES: usize = if cfg!(miri) { 0 } else { 256 << 10 };
 
-/// Returns true if a call takes at most [`NEAR`] bytes. A cache, or pages, may have been written long ago: false.
+/// Returns true if a call takes at most [`CACHED_BYTES`] bytes. A cache, or pages, may have been written long ago: false.
 fn is_near(call: &Call<'_>, outputs: &Outputs<'_>) -> bool {
     let Some([k, v]) = call.kv.tensors() else { return false };
     let size = |shape: [usize; 4], dtype: Dtype| shape.into_iter().fold(dtype.bytes(), usize::saturating_mul);
     let read = [call.q, k, v].map(|x| size(x.shape(), x.dtype()));
     let written = outputs.out.as_ref().map_or(0, |out| size(out.shape(), out.dtype()));
-    read.into_iter().fold(written, usize::saturating_add) <= NEAR
+    read.into_iter().fold(written, usize::saturating_add) <= CACHED_BYTES
 }
 
 impl<'a> Launch<'a> {
@@ -51,10 +51,10 @@ impl<'a> Launch<'a> {
         let checked = CheckedCall::new(call, outputs, tiling);
         let (call, tiling) = (checked.call(), checked.tiling());
         let kv_heads = call.kv.kv_heads();
-        let (sequences, per_head) = (call.sequences(), rows_per_head(call, tiling.task_rows));
+        let (sequences, per_head) = (call.sequences(), tasks_per_head(call, tiling.task_rows));
         let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
         Self {
-            rows: Queue::new(if heads == 0 { 0 } else { heads * per_head }),
+            tasks: Queue::new(if heads == 0 { 0 } else { heads * per_head }),
             key_weight_sums: Queue::new(if wanted { sequences * kv_heads } else { 0 }),
             split: None,
             near,
@@ -73,7 +73,7 @@ impl<'a> Launch<'a> {
         let outputs = self.checked.outputs();
         assert!(outputs.state.is_none() && !outputs.wants_all_keys(), "such outputs need every row whole");
         match Split::new(self.checked.call(), self.checked.tiling(), partials, runs) {
-            Some(split) => Self { split: Some(split), rows: Queue::new(0), ..self },
+            Some(split) => Self { split: Some(split), tasks: Queue::new(0), ..self },
             None => self,
         }
     }
@@ -87,15 +87,15 @@ impl<'a> Launch<'a> {
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Steps>(&self, s: S, scratch: &mut Scratch, mods: &dyn RowMods<S>) {
-        let Self { checked, rows, key_weight_sums, split, near } = self;
+        let Self { checked, tasks, key_weight_sums, split, near } = self;
         let bound = BoundCall { s, mods, checked };
         if let Some(split) = split {
             // SAFETY: the split was made for this call.
             unsafe { split_kv::run(split, bound, scratch) };
         }
-        while let Some(number) = rows.take() {
+        while let Some(number) = tasks.take() {
             let next =
-                if *near { Next::Near } else { rows.peek().map_or(Next::Nothing, |next| Next::Task(self.task(next))) };
+                if *near { Next::Near } else { tasks.peek().map_or(Next::Nothing, |next| Next::Task(self.task(next))) };
             // SAFETY: every number is taken once and no two tasks share a row, so the task's part of the outputs is this
             // worker's.
             unsafe { AttentionTask::new(bound, self.task(number)) }.followed_by(next).run(scratch);
@@ -112,10 +112,10 @@ impl<'a> Launch<'a> {
     #[inline]
     fn task(&self, number: usize) -> Task {
         let (call, task_rows) = (self.checked.call(), self.checked.tiling().task_rows);
-        let (per_head, kv_heads) = (rows_per_head(call, task_rows), call.kv.kv_heads());
+        let (per_head, kv_heads) = (tasks_per_head(call, task_rows), call.kv.kv_heads());
         let (head, part) = (number / per_head, number % per_head);
         let group_size = call.group_size();
-        let (index, kv_head, first) = match call.options.ragged {
+        let (sequence, kv_head, first) = match call.options.ragged {
             None => (head / kv_heads, head % kv_heads, part * task_rows),
             Some(ragged) => {
                 // Sequence s owns the parts from s + ⌊rows before it / task_rows⌋ on: always enough of them, sometimes
@@ -129,8 +129,8 @@ impl<'a> Launch<'a> {
                 (low, head, (part - first_part(low)) * task_rows)
             }
         };
-        let rows = group_size * call.sequence(index).q_len;
-        Task { index, kv_head, rows: first.min(rows)..rows.min(first + task_rows) }
+        let rows = group_size * call.sequence(sequence).q_len;
+        Task { sequence, kv_head, rows: first.min(rows)..rows.min(first + task_rows) }
     }
 }
 
@@ -155,7 +155,7 @@ for_each_token!(worker);
 
 /// Number of tasks of one key/value head: of one sequence, or of all sequences if they are ragged.
 #[inline]
-fn rows_per_head(call: &Call<'_>, task_rows: usize) -> usize {
+fn tasks_per_head(call: &Call<'_>, task_rows: usize) -> usize {
     // Saturating: without batches or heads the rows may be any number.
     let rows = call.group_size().saturating_mul(call.q.shape()[2]);
     match call.options.ragged {
@@ -171,7 +171,7 @@ impl core::fmt::Debug for Launch<'_> {
         f.debug_struct("Launch")
             .field("call", self.checked.call())
             .field("tiling", self.checked.tiling())
-            .field("tasks", &self.rows.len())
+            .field("tasks", &self.tasks.len())
             .field("points", &written.collect::<Vec<_>>())
             .finish_non_exhaustive()
     }

@@ -1,7 +1,7 @@
 //! Merge of softmax states: a state accumulated over later keys into one accumulated over earlier keys.
 
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::softmax::Rows;
+use crate::attention::steps::softmax::SoftmaxState;
 use crate::simd::LANES;
 use crate::simd::isa::Isa;
 
@@ -30,7 +30,7 @@ pub fn merge_states(isa: Isa, dim: usize, earlier: [&mut [f32]; 3], later: [&[f3
                 let (mut rescale_prev, mut rescale_block) =
                     (lanes(later_max, f32::NEG_INFINITY), lanes(later_sum, 0.0));
                 let values = here.start * dim..here.end * dim;
-                let state = Rows {
+                let state = SoftmaxState {
                     max: &mut m,
                     sum: &mut l,
                     rescale_prev: &mut rescale_prev,

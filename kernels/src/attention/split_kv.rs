@@ -55,9 +55,9 @@ impl Partials {
         }
         let heads = call.kv.kv_heads();
         let mut units = 0usize;
-        for index in 0..call.sequences() {
+        for sequence in 0..call.sequences() {
             self.starts.push(units);
-            let more = heads.checked_mul(call.visible_blocks(index).len()).and_then(|more| units.checked_add(more));
+            let more = heads.checked_mul(call.visible_blocks(sequence).len()).and_then(|more| units.checked_add(more));
             let Some(all) = more else { return false };
             units = all;
         }
@@ -88,16 +88,16 @@ impl Call<'_> {
         let rows = self.group_size().saturating_mul(self.q.shape()[2]);
         let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
         let (mut units, mut keys) = (0usize, 0usize);
-        for index in 0..self.sequences() {
-            units = units.saturating_add(heads.saturating_mul(self.visible_blocks(index).len()));
-            keys = keys.saturating_add(heads.saturating_mul(self.visible_keys(index).len()));
+        for sequence in 0..self.sequences() {
+            units = units.saturating_add(heads.saturating_mul(self.visible_blocks(sequence).len()));
+            keys = keys.saturating_add(heads.saturating_mul(self.visible_keys(sequence).len()));
         }
         Accumulation { floats: units.saturating_mul(unit), keys }
     }
 
     /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.
-    fn visible_keys(&self, index: usize) -> Range<usize> {
-        let Sequence { q_len, kv_len, offset, .. } = self.sequence(index);
+    fn visible_keys(&self, sequence: usize) -> Range<usize> {
+        let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
         match q_len {
             0 => 0..0,
             _ if !self.visible.hides_keys() => 0..kv_len,
@@ -106,8 +106,8 @@ impl Call<'_> {
     }
 
     /// Returns the numbers of the blocks that hold [`Self::visible_keys`].
-    fn visible_blocks(&self, index: usize) -> Range<usize> {
-        let keys = self.visible_keys(index);
+    fn visible_blocks(&self, sequence: usize) -> Range<usize> {
+        let keys = self.visible_keys(sequence);
         keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)
     }
 }
@@ -249,8 +249,8 @@ impl<'a> Split<'a> {
     }
 
     /// Returns the task of all the rows that share a key/value head.
-    fn task(&self, index: usize, kv_head: usize) -> Task {
-        Task { index, kv_head, rows: 0..self.rows }
+    fn task(&self, sequence: usize, kv_head: usize) -> Task {
+        Task { sequence, kv_head, rows: 0..self.rows }
     }
 
     /// Returns a unit's part: maxima, sums, outputs.
@@ -275,9 +275,9 @@ impl<'a> Split<'a> {
     /// The unit is one of the call's.
     unsafe fn part_at(&self, call: &Call<'_>, task: &Task, first: usize) -> *mut f32 {
         // A block before the first wraps around, and is beyond the last.
-        let block = (first / KEY_BLOCK).wrapping_sub(call.visible_blocks(task.index).start);
-        assert!(block < self.units.blocks(task.index), "key {first} belongs to no unit");
-        let number = self.units.number(Unit { sequence: task.index, head: task.kv_head, block });
+        let block = (first / KEY_BLOCK).wrapping_sub(call.visible_blocks(task.sequence).start);
+        assert!(block < self.units.blocks(task.sequence), "key {first} belongs to no unit");
+        let number = self.units.number(Unit { sequence: task.sequence, head: task.kv_head, block });
         // SAFETY: the block was just checked, and the caller guarantees the sequence and head, so the number is below
         // that of all units; `new` has reserved a part for each.
         unsafe { self.partials.add(number * unit_floats(self.rows, self.width)) }
@@ -327,7 +327,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         for first in self.blocks() {
             // SAFETY: the unit is accumulated, and only this worker merges it.
             let [max, sum, out] = unsafe { split.part(self.call, &self.task, first) };
-            let state = softmax::Rows {
+            let state = softmax::SoftmaxState {
                 max: &mut regions.max[..padded],
                 sum: &mut regions.sum[..padded],
                 rescale_prev: max,
@@ -392,10 +392,10 @@ unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, scrat
 /// The split was made for this call; all units are accumulated.
 unsafe fn merge<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, scratch: &mut Scratch) {
     while let Some(number) = split.merges.take() {
-        let (index, kv_head) = (number / split.units.heads, number % split.units.heads);
+        let (sequence, kv_head) = (number / split.units.heads, number % split.units.heads);
         // SAFETY: each head is taken once, so its rows, and its units' parts, are this worker's.
         unsafe {
-            let task = AttentionTask::new(bound, split.task(index, kv_head));
+            let task = AttentionTask::new(bound, split.task(sequence, kv_head));
             task.merge_units(split, &mut scratch.regions(task.tiling));
         }
     }

@@ -94,9 +94,9 @@ pub struct Visible {
     pub window: Option<Window>,
 }
 
-/// Keys visible to a row: `0..prefix` and `start..end`, with `prefix < start` or `prefix == 0`.
+/// VisibleKeys visible to a row: `0..prefix` and `start..end`, with `prefix < start` or `prefix == 0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keys {
+pub struct VisibleKeys {
     /// End of the range at the front, 0 if there is none.
     pub prefix: usize,
     /// First key of the main range.
@@ -113,14 +113,14 @@ impl Visible {
 
     /// Returns the keys among `0..kv_len` that are visible to a row at `position`.
     #[inline]
-    pub fn keys(&self, position: isize, kv_len: usize) -> Keys {
-        let Keys { prefix, start, end } = self.bounds(position, kv_len);
+    pub fn keys(&self, position: isize, kv_len: usize) -> VisibleKeys {
+        let VisibleKeys { prefix, start, end } = self.bounds(position, kv_len);
         if start >= end {
-            Keys { prefix: 0, start: 0, end: prefix }
+            VisibleKeys { prefix: 0, start: 0, end: prefix }
         } else if prefix >= start {
-            Keys { prefix: 0, start: 0, end: end.max(prefix) }
+            VisibleKeys { prefix: 0, start: 0, end: end.max(prefix) }
         } else {
-            Keys { prefix, start, end }
+            VisibleKeys { prefix, start, end }
         }
     }
 
@@ -134,7 +134,7 @@ impl Visible {
 
     /// Returns the two ranges as the rules give them: they may overlap, and `start` may exceed `end`.
     #[inline]
-    fn bounds(&self, position: isize, kv_len: usize) -> Keys {
+    fn bounds(&self, position: isize, kv_len: usize) -> VisibleKeys {
         // Returns one past the last key that a bound `right` keys after the position allows, within 0..=kv_len.
         let end_at = |right: usize| {
             let last = position.saturating_add_unsigned(right);
@@ -145,15 +145,15 @@ impl Visible {
             Causality::Causal => end_at(0),
         };
         let Some(Window { left, right, keep_first }) = self.window else {
-            return Keys { prefix: 0, start: 0, end: causal_end };
+            return VisibleKeys { prefix: 0, start: 0, end: causal_end };
         };
         let start = left.map_or(0, |n| position.saturating_sub_unsigned(n).max(0) as usize);
         let end = right.map_or(kv_len, end_at).min(causal_end);
-        Keys { prefix: keep_first.min(causal_end), start, end }
+        VisibleKeys { prefix: keep_first.min(causal_end), start, end }
     }
 }
 
-impl Keys {
+impl VisibleKeys {
     /// Returns the parts of the main range and of the prefix that lie in the block `first .. first + len`, counted
     /// from `first`.
     #[inline]

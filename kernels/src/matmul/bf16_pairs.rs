@@ -4,7 +4,7 @@
 //! longer. Values are paired as they are stored, key 2i beside key 2i + 1; the weights of the two are rounded to
 //! bfloat16. The accumulator, maximum and sum of a row stay `f32`.
 
-use crate::matmul::pack::{Sixteen, fill_panels};
+use crate::matmul::pack::{PanelRows, fill_panels};
 use crate::simd::{Bf16x2, LANES, Simd};
 use crate::tensor::element::Bf16;
 use crate::tensor::rows::Rows;
@@ -26,7 +26,7 @@ pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2],
         // SAFETY: rows below `n` and `all`, whole squares of pairs, and room for them. A square of pairs has the size
         // of a square of floats, and is transposed as one.
         |first, columns, to| unsafe {
-            let (panel, to) = (Sixteen::new(keys, first, [n, all]), to.cast::<f32>());
+            let (panel, to) = (PanelRows::new(keys, first, [n, all]), to.cast::<f32>());
             if let Some(even) = panel.even {
                 return even.columns_from(2 * columns.start).transpose(s, columns.len(), to);
             }

@@ -71,7 +71,7 @@ impl Later {
 /// Distance in bytes at which memory that is read once, from front to back, is prefetched.
 pub(crate) const FAR: usize = 16 << 10;
 
-/// Elements that columns are made of: numbers, or pairs of bfloat16.
+/// Packed key operand of a dot tile: numbers, or pairs of bfloat16.
 ///
 /// # Safety
 /// [`Self::y`] reads no more than sixteen elements.

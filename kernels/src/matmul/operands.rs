@@ -4,7 +4,10 @@
 use crate::simd::{Bf16Dot, Bf16x2, Simd};
 
 /// Multiply-add: the two operands of a product, and its addition to a sum.
-pub(crate) trait MulAdd<S: Simd> {
+///
+/// # Safety
+/// [`Self::x`] reads no more than element `i`: tiles rely on that.
+pub(crate) unsafe trait MulAdd<S: Simd> {
     /// Element of a row (of queries, of weights), repeated in all lanes.
     type X: Copy;
     /// Element of each of sixteen columns.
@@ -24,7 +27,8 @@ pub(crate) trait MulAdd<S: Simd> {
 /// Operands that are floats, widened where they are shorter than `f32`.
 pub(crate) struct Floats;
 
-impl<S: Simd> MulAdd<S> for Floats {
+// SAFETY: `x` reads one float.
+unsafe impl<S: Simd> MulAdd<S> for Floats {
     type X = S::V;
     type Y = S::V;
 
@@ -48,7 +52,8 @@ impl<S: Simd> MulAdd<S> for Floats {
 /// Operands that are pairs of bfloat16.
 pub(crate) struct Bf16Pairs;
 
-impl<S: Bf16Dot> MulAdd<S> for Bf16Pairs {
+// SAFETY: `x` reads one pair.
+unsafe impl<S: Bf16Dot> MulAdd<S> for Bf16Pairs {
     type X = S::P;
     type Y = S::P;
 

@@ -39,7 +39,7 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
         #[inline(always)]
         // SAFETY: rows below `n` and `all`, whole squares of elements, and room for them.
         |first, columns, to| unsafe {
-            let panel = Sixteen::new(keys, first, [n, all]);
+            let panel = PanelRows::new(keys, first, [n, all]);
             match panel.even {
                 Some(even) if T::DTYPE == Dtype::F32 => {
                     even.columns_from(columns.start).transpose(s, columns.len(), to)
@@ -67,7 +67,7 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
 
 /// Sixteen evenly spaced rows.
 #[derive(Clone, Copy)]
-pub(crate) struct Even<T> {
+pub(crate) struct StridedRows<T> {
     first: *const T,
     /// Address of the next panel's first row, to prefetch that panel, which is assumed to be evenly spaced, too.
     next: Option<*const T>,
@@ -75,7 +75,7 @@ pub(crate) struct Even<T> {
     step: isize,
 }
 
-impl<T: Copy> Even<T> {
+impl<T: Copy> StridedRows<T> {
     /// Returns the same rows from column `i` on.
     #[inline(always)]
     pub(crate) fn columns_from(self, i: usize) -> Self {
@@ -113,17 +113,17 @@ impl<T: Copy> Even<T> {
 }
 
 /// Rows of a panel.
-pub(crate) struct Sixteen<T> {
+pub(crate) struct PanelRows<T> {
     rows: Rows<T>,
     first: usize,
     /// Number of rows to pack.
     n: usize,
     all: usize,
     /// The rows, if there are sixteen of them, evenly spaced.
-    pub(crate) even: Option<Even<T>>,
+    pub(crate) even: Option<StridedRows<T>>,
 }
 
-impl<T: Copy> Sixteen<T> {
+impl<T: Copy> PanelRows<T> {
     /// Takes the rows from row `first < n` on, of `n`, and of `all` for the next panel.
     ///
     /// # Safety
@@ -137,7 +137,7 @@ impl<T: Copy> Sixteen<T> {
             if first + LANES <= n && rows.evenly(first) >= LANES {
                 let next = (first + LANES < all).then(|| rows.at(first + LANES));
                 let step = rows.step().wrapping_mul(size_of::<T>() as isize);
-                sixteen.even = Some(Even { first: rows.at(first), next, step });
+                sixteen.even = Some(StridedRows { first: rows.at(first), next, step });
             }
         }
         sixteen

@@ -9,7 +9,7 @@ use crate::tensor::rows::Rows;
 ///
 /// # Safety
 /// Tiles compute the addresses that they read from these answers: terms that are evenly spaced are [`Self::step`] bytes
-/// apart; a term covers [`Self::KEYS`] keys; and only `f32` columns may be [ended](Self::ENDS).
+/// apart, and a term covers [`Self::KEYS`] keys.
 pub(crate) unsafe trait ValueOperand<S: Simd>: Copy {
     /// Number of keys of a term.
     const KEYS: usize;

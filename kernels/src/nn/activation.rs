@@ -116,9 +116,9 @@ unsafe fn each<S: Simd>(s: S, a: Matrix, f: impl Fn(S::V) -> S::V) {
 /// Applies [`activate`] to a slice.
 #[inline(always)]
 pub(crate) fn activate_slice<S: Simd>(s: S, activation: Activation, xs: &mut [f32]) {
-    let value_panel = Matrix { first: xs.as_mut_ptr(), stride: xs.len(), rows: 1, cols: xs.len() };
+    let matrix = Matrix { first: xs.as_mut_ptr(), stride: xs.len(), rows: 1, cols: xs.len() };
     // SAFETY: one row, the slice, which is borrowed exclusively.
-    unsafe { activate(s, activation, value_panel) }
+    unsafe { activate(s, activation, matrix) }
 }
 
 /// Computes `gate ← f(gate)·up`.

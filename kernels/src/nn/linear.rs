@@ -180,7 +180,7 @@ impl<'a> Product<'a> {
         // SAFETY: the rows are `inputs` floats each; rows `first..` and the columns of these panels are this task's
         // part of `out`, which has `outputs` columns.
         unsafe {
-            let value_panel = ProductTile {
+            let tile = ProductTile {
                 rows: &pointers[..here],
                 panels: weights.panels.floats(),
                 bias: weights.bias.floats(),
@@ -192,7 +192,7 @@ impl<'a> Product<'a> {
             };
             s.vectorize(
                 #[inline(always)]
-                || product(s, value_panel),
+                || product(s, tile),
             );
         }
     }
@@ -279,9 +279,9 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: ProductTile<'_>) {
         }
         // SAFETY: the columns just written, which are the caller's.
         unsafe {
-            let value_panel =
+            let tile =
                 activation::Matrix { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };
-            activation::activate(s, activation, value_panel);
+            activation::activate(s, activation, tile);
         }
         panel += vecs;
     }

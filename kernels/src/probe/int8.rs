@@ -188,7 +188,7 @@ impl Cache {
                         panels: 0..here.div_ceil(LANES),
                         spans: &spans::<S>(rows, here),
                         head_dim: d,
-                        next: None,
+                        next_bias: None,
                         prefetch: &mut PrefetchQueue::nothing(),
                         out: &mut block,
                     });

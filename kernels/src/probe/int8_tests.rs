@@ -107,7 +107,7 @@ impl Case {
             panels: 0..n.div_ceil(LANES),
             spans: &spans,
             head_dim: d,
-            next: None,
+            next_bias: None,
             prefetch: &mut PrefetchQueue::nothing(),
             out: &mut out,
         });

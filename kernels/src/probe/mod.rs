@@ -201,7 +201,7 @@ impl Bench {
                         spans: &spans,
                         head_dim: d,
                         scale: 1.0,
-                        next: None,
+                        next_bias: None,
                         later: None,
                         prefetch: &mut PrefetchQueue::nothing(),
                         out: self.scores.floats_mut(),
@@ -215,7 +215,7 @@ impl Bench {
                     self.scores.floats_mut(),
                     &spans,
                     rows,
-                    softmax::Rows { max, sum, rescale_prev, rescale_block },
+                    softmax::SoftmaxState { max, sum, rescale_prev, rescale_block },
                 );
             }
             // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.

@@ -16,7 +16,7 @@ impl Avx2 {
 }
 
 /// Pair of registers: the low eight lanes, then the high eight.
-pub(crate) type Bf16x2 = [__m256; 2];
+pub(crate) type F32x16 = [__m256; 2];
 
 /// Returns the largest of eight lanes; [`Simd::max`]'s rule for NaN.
 ///
@@ -99,7 +99,7 @@ unsafe fn transpose8(r: [__m256; 8]) -> [__m256; 8] {
 
 // SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
 unsafe impl Simd for Avx2 {
-    type V = Bf16x2;
+    type V = F32x16;
 
     // 6 × 2 accumulators, 2 loads, 1 broadcast: 15 of 16 registers, 12 chains against the 8 to 10 that two FMA units
     // of latency 4 or 5 need.
@@ -128,19 +128,19 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn splat(self, x: f32) -> Bf16x2 {
+    fn splat(self, x: f32) -> F32x16 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_set1_ps(x); 2] }
     }
 
     #[inline(always)]
-    unsafe fn load(self, p: *const f32) -> Bf16x2 {
+    unsafe fn load(self, p: *const f32) -> F32x16 {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
     }
 
     #[inline(always)]
-    unsafe fn load_i8(self, p: *const i8) -> Bf16x2 {
+    unsafe fn load_i8(self, p: *const i8) -> F32x16 {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
@@ -150,7 +150,7 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn store(self, p: *mut f32, v: Bf16x2) {
+    unsafe fn store(self, p: *mut f32, v: F32x16) {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             _mm256_storeu_ps(p, v[0]);
@@ -159,7 +159,7 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16(self, p: *const u16) -> Bf16x2 {
+    unsafe fn load_bf16(self, p: *const u16) -> F32x16 {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
@@ -169,13 +169,13 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_f16(self, p: *const u16) -> Bf16x2 {
+    unsafe fn load_f16(self, p: *const u16) -> F32x16 {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))] }
     }
 
     #[inline(always)]
-    unsafe fn store_bf16(self, p: *mut u16, v: Bf16x2) {
+    unsafe fn store_bf16(self, p: *mut u16, v: F32x16) {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             // Packing works within 128 bits: the quarters come as 0, 2, 1, 3.
@@ -185,7 +185,7 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn store_f16(self, p: *mut u16, v: Bf16x2) {
+    unsafe fn store_f16(self, p: *mut u16, v: F32x16) {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
@@ -194,7 +194,7 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn select_bytes(self, p: *const u8, zero: Bf16x2, other: Bf16x2) -> Bf16x2 {
+    unsafe fn select_bytes(self, p: *const u8, zero: F32x16, other: F32x16) -> F32x16 {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             let is_zero = _mm_cmpeq_epi8(_mm_loadu_si128(p.cast()), _mm_setzero_si128());
@@ -217,43 +217,43 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn add(self, a: Bf16x2, b: Bf16x2) -> Bf16x2 {
+    fn add(self, a: F32x16, b: F32x16) -> F32x16 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn sub(self, a: Bf16x2, b: Bf16x2) -> Bf16x2 {
+    fn sub(self, a: F32x16, b: F32x16) -> F32x16 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn mul(self, a: Bf16x2, b: Bf16x2) -> Bf16x2 {
+    fn mul(self, a: F32x16, b: F32x16) -> F32x16 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn div(self, a: Bf16x2, b: Bf16x2) -> Bf16x2 {
+    fn div(self, a: F32x16, b: F32x16) -> F32x16 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn fma(self, a: Bf16x2, b: Bf16x2, c: Bf16x2) -> Bf16x2 {
+    fn fma(self, a: F32x16, b: F32x16, c: F32x16) -> F32x16 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
     }
 
     #[inline(always)]
-    fn max(self, a: Bf16x2, b: Bf16x2) -> Bf16x2 {
+    fn max(self, a: F32x16, b: F32x16) -> F32x16 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn select_eq(self, a: Bf16x2, b: Bf16x2, then: Bf16x2, otherwise: Bf16x2) -> Bf16x2 {
+    fn select_eq(self, a: F32x16, b: F32x16, then: F32x16, otherwise: F32x16) -> F32x16 {
         let mut halves = otherwise;
         for i in 0..2 {
             // SAFETY: `self` proves the features.
@@ -263,7 +263,7 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn one_plus_scaled(self, (a, b): (Bf16x2, Bf16x2), _: Bf16x2, shifted: Bf16x2) -> Bf16x2 {
+    fn one_plus_scaled(self, (a, b): (F32x16, F32x16), _: F32x16, shifted: F32x16) -> F32x16 {
         // (1 + a·b)·2⁻⁶⁴ is rounded as 1 + a·b is; multiplying by 2^(n + 64), which is always normal, rounds again only
         // where the result is subnormal. Multiplying keeps a NaN a NaN.
         let mut halves = a;
@@ -279,13 +279,13 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn reduce_max(self, v: Bf16x2) -> f32 {
+    fn reduce_max(self, v: F32x16) -> f32 {
         // SAFETY: `self` proves the features.
         unsafe { max8(_mm256_max_ps(v[0], v[1])) }
     }
 
     #[inline(always)]
-    fn reduce_sum(self, v: Bf16x2) -> f32 {
+    fn reduce_sum(self, v: F32x16) -> f32 {
         // SAFETY: `self` proves the features.
         unsafe { sum8(_mm256_add_ps(v[0], v[1])) }
     }
@@ -356,7 +356,7 @@ unsafe impl Int8Dot for Avx2 {
     }
 
     #[inline(always)]
-    fn to_f32(self, sums: Self::Sums) -> Bf16x2 {
+    fn to_f32(self, sums: Self::Sums) -> F32x16 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])] }
     }

@@ -7,9 +7,9 @@ use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX-512F and the extension that `EXTRA` names.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Foundation<const EXTRA: u8> {
+pub(crate) struct Avx512Token<const EXTRA: u8> {
     /// Result of [`Simd::has_large_l1`].
-    roomy: bool,
+    large_l1: bool,
 }
 
 const NOTHING: u8 = 0;
@@ -17,16 +17,16 @@ const VNNI: u8 = 1;
 const BF16: u8 = 2;
 
 /// Proof that this machine has AVX-512F.
-pub(crate) type Avx512 = Foundation<NOTHING>;
+pub(crate) type Avx512 = Avx512Token<NOTHING>;
 
 /// Proof that this machine has AVX-512 VNNI, too. It is not an instruction set to choose: [`Simd::with_int8_dot`] hands
 /// it out.
-pub(crate) type Avx512Vnni = Foundation<VNNI>;
+pub(crate) type Avx512Vnni = Avx512Token<VNNI>;
 
 /// Proof that this machine has AVX512_BF16 and, to shuffle words, AVX-512BW, too: [`Simd::with_bf16_dot`] hands it out.
-pub(crate) type Avx512Bf16 = Foundation<BF16>;
+pub(crate) type Avx512Bf16 = Avx512Token<BF16>;
 
-impl<const EXTRA: u8> Foundation<EXTRA> {
+impl<const EXTRA: u8> Avx512Token<EXTRA> {
     /// Returns the proof if the machine has the features. There is no other constructor.
     pub(crate) fn detect() -> Option<Self> {
         let extra = match EXTRA {
@@ -37,14 +37,14 @@ impl<const EXTRA: u8> Foundation<EXTRA> {
         // Among machines with AVX-512, those with AVX-VNNI have 48 KiB of first-level cache (Zen 5, Sapphire Rapids);
         // of the others some have (Ice Lake), most have 32 (Zen 4, Skylake). The cache size is not queried: a virtual
         // machine takes microseconds to answer.
-        let roomy = is_x86_feature_detected!("avxvnni");
-        (is_x86_feature_detected!("avx512f") && extra).then_some(Self { roomy })
+        let large_l1 = is_x86_feature_detected!("avxvnni");
+        (is_x86_feature_detected!("avx512f") && extra).then_some(Self { large_l1 })
     }
 
     /// Overrides [`Simd::has_large_l1`].
     #[cfg(test)]
-    pub(crate) fn with_room(mut self, roomy: bool) -> Self {
-        self.roomy = roomy;
+    pub(crate) fn with_room(mut self, large_l1: bool) -> Self {
+        self.large_l1 = large_l1;
         self
     }
 }
@@ -93,7 +93,7 @@ impl<R, F: FnOnce() -> R> Compiled<R> for F {}
 
 // SAFETY: made by `Isa`, and by itself with more features, where those are detected; loads and stores touch sixteen
 // elements.
-unsafe impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
+unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     type V = __m512;
 
     // 6 × 4 accumulators, 4 loads, 1 broadcast: 29 of 32 registers, and 24 independent chains, which covers the
@@ -214,7 +214,7 @@ unsafe impl<const EXTRA: u8> Simd for Foundation<EXTRA> {
 
     #[inline(always)]
     fn has_large_l1(self) -> bool {
-        self.roomy
+        self.large_l1
     }
 
     #[inline(always)]

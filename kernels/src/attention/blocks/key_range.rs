@@ -8,7 +8,7 @@ use core::ops::Range;
 impl<'t, S: Steps> AttentionTask<'t, S> {
     /// Returns the first key of each block with a key that the range rules make visible to some row.
     pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
-        let keys = self.needed();
+        let keys = self.keys_to_compute();
         let (kv, batch) = (&self.call.kv, self.seq.batch);
         numbers(keys).map(|block| block * KEY_BLOCK).filter(move |&first| kv.holds(batch, first))
     }
@@ -17,17 +17,17 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
     pub(crate) fn holds(&self, first: usize) -> bool {
         let number = first / KEY_BLOCK;
         first.is_multiple_of(KEY_BLOCK)
-            && numbers(self.needed()).contains(&number)
+            && numbers(self.keys_to_compute()).contains(&number)
             && self.call.kv.holds(self.seq.batch, first)
     }
 
     /// Returns the range of keys to compute: all of them if scores are written out, else the visible ones.
-    fn needed(&self) -> Range<usize> {
-        if self.outputs.wants_all_keys() { 0..self.seq.kv_len } else { self.visible() }
+    fn keys_to_compute(&self) -> Range<usize> {
+        if self.outputs.wants_all_keys() { 0..self.seq.kv_len } else { self.visible_keys() }
     }
 
     /// Returns a range that holds every key that the range rules make visible to any row of the task.
-    fn visible(&self) -> Range<usize> {
+    fn visible_keys(&self) -> Range<usize> {
         if !self.call.visible.hides_keys() {
             return 0..self.seq.kv_len;
         }

@@ -62,7 +62,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 spans: self.spans,
                 head_dim: depth,
                 scale: task.call.scale,
-                next: bias,
+                next_bias: bias,
                 later,
                 prefetch: &mut self.prefetch,
                 out: self.regions.scores,
@@ -176,7 +176,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             panels: 0..self.len.div_ceil(LANES),
             spans: self.spans,
             head_dim: d,
-            next: bias,
+            next_bias: bias,
             prefetch: &mut self.prefetch,
             out: self.regions.scores,
         });

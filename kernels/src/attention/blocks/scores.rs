@@ -13,10 +13,10 @@ use crate::attention::options::Mask;
 use crate::attention::outputs::Point;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::score_passes::{Columns, ScoreBlock};
-use crate::attention::steps::span::{KeyRange, Span};
+use crate::attention::steps::span::{RowKeys, Span};
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::attention::tiling::SCORE_STRIDE;
-use crate::attention::visibility;
+use crate::attention::visibility::VisibleKeys;
 use crate::simd::{LANES, quiet};
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
@@ -51,7 +51,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             // SAFETY: rows of the call's bias.
             unsafe { self.task.s.bias(self.scores(rows), columns) };
         }
-        self.add_positional_terms(row_block.clone());
+        self.add_alibi_and_score_function(row_block.clone());
         // SAFETY: rows of the call's mask.
         unsafe { self.apply_mask(row_block, mask) };
         true
@@ -76,12 +76,12 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             self.spans.of_tiles(tiles).fill(Span { needs_mask: ruled, ..whole });
             return;
         }
-        let mut ranges = [KeyRange::EMPTY; MAX_ROW_BLOCK];
+        let mut ranges = [RowKeys::EMPTY; MAX_ROW_BLOCK];
         let ranges = &mut ranges[..row_block.len()];
         for row in task.rows(row_block.clone()) {
             let keys = self.visible_to(row);
             let (from, to) = keys.key_range();
-            ranges[row.n] = KeyRange { from, to, all: keys.prefix == 0 };
+            ranges[row.n] = RowKeys { from, to, all: keys.prefix == 0 };
         }
         if let Some((mask, columns)) = mask {
             // SAFETY: the caller guarantees readable rows.
@@ -103,11 +103,11 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     }
 
     /// Drops panels at both ends of a row's range that the mask function says are hidden.
-    fn narrow(&self, row: Row, range: KeyRange) -> KeyRange {
+    fn narrow(&self, row: Row, range: RowKeys) -> RowKeys {
         let class = |keys: Range<usize>| self.class(row, keys);
         match class(range.from..range.to) {
             BlockClass::All => range,
-            BlockClass::None => KeyRange::EMPTY,
+            BlockClass::None => RowKeys::EMPTY,
             BlockClass::Mixed => {
                 let panel = |at: usize| (at / LANES * LANES).max(range.from)..((at / LANES + 1) * LANES).min(range.to);
                 let (mut from, mut to) = (range.from, range.to);
@@ -117,7 +117,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 while from < to && class(panel(to - 1)) == BlockClass::None {
                     to = panel(to - 1).start;
                 }
-                KeyRange { from, to, all: false }
+                RowKeys { from, to, all: false }
             }
         }
     }
@@ -125,7 +125,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     /// Returns the mask function's class of one row and some of the block's keys.
     fn class(&self, row: Row, keys: Range<usize>) -> BlockClass {
         self.task.mods.class(BlockPosition {
-            batch: self.task.task.index,
+            batch: self.task.task.sequence,
             head: row.head,
             rows: row.i..row.i + 1,
             keys: self.first + keys.start..self.first + keys.end,
@@ -133,7 +133,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     }
 
     /// Returns the keys of the block that the range rules make visible to a row.
-    fn visible_to(&self, row: Row) -> visibility::Keys {
+    fn visible_to(&self, row: Row) -> VisibleKeys {
         let seq = &self.task.seq;
         let position = seq.offset.saturating_add_unsigned(row.i);
         self.task.call.visible.keys(position, seq.kv_len).within(self.first, self.len)
@@ -150,7 +150,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         }
         // SAFETY: a bias or mask has every row of the task, and this one has a column `first`.
         unsafe {
-            let (first, element) = view.row(self.task.task.index, row.head, row.i);
+            let (first, element) = view.row(self.task.task.sequence, row.head, row.i);
             Columns { first: first.offset(self.first as isize * element), element, len }
         }
     }
@@ -169,7 +169,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     }
 
     /// Adds ALiBi to the scores, and applies the caller's score function.
-    fn add_positional_terms(&mut self, row_block: Range<usize>) {
+    fn add_alibi_and_score_function(&mut self, row_block: Range<usize>) {
         let task = self.task;
         if let Some(slopes) = task.call.options.alibi {
             let mut lines = [(0.0, 0.0); MAX_ROW_BLOCK];
@@ -236,7 +236,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             let scores = &self.regions.scores[row.n * SCORE_STRIDE..][..self.len];
             // SAFETY: the task's rows are inside the view, with every key of the sequence, and are this worker's alone.
             unsafe {
-                let (first, element) = view.row(task.task.index, row.head, row.i);
+                let (first, element) = view.row(task.task.sequence, row.head, row.i);
                 for (j, &score) in (self.first..).zip(scores) {
                     *first.offset(j as isize * element) = quiet(score);
                 }

@@ -88,7 +88,7 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
     fn with_outputs(BoundCall { s, mods, checked }: BoundCall<'t, S>, task: Task, outputs: &'t Shared<'t>) -> Self {
         let (call, tiling) = (checked.call(), checked.tiling());
         assert_inside(&task, call, tiling);
-        let (seq, group_size) = (call.sequence(task.index), call.group_size());
+        let (seq, group_size) = (call.sequence(task.sequence), call.group_size());
         Self { s, mods, given: mods.given(), call, outputs, tiling, task, seq, group_size, next: Next::Nothing }
     }
 
@@ -98,7 +98,7 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
     /// As [`Self::new`].
     pub(crate) fn peek(&self, task: &Task) -> Self {
         assert_inside(task, self.call, self.tiling);
-        let (task, seq) = (task.clone(), self.call.sequence(task.index));
+        let (task, seq) = (task.clone(), self.call.sequence(task.sequence));
         Self { task, seq, outputs: &Shared::NOTHING, next: Next::Nothing, ..*self }
     }
 
@@ -144,7 +144,7 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
 
     pub(crate) fn position(&self, row: Row, key: usize) -> Position {
         let position = self.seq.offset.saturating_add_unsigned(row.i);
-        Position { batch: self.task.index, head: row.head, row: row.i, key, position }
+        Position { batch: self.task.sequence, head: row.head, row: row.i, key, position }
     }
 
     /// Returns the position of key `first` of the sequence in its source: batch index, head, key.
@@ -167,8 +167,8 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
 
 /// Asserts that a task lies inside its call and is no larger than the tiling's.
 #[inline(always)]
-fn assert_inside(Task { index, kv_head, rows }: &Task, call: &Call<'_>, tiling: &Tiling) {
-    assert!(*index < call.sequences() && *kv_head < call.kv.kv_heads(), "a task of another call");
-    let all = call.group_size() * call.sequence(*index).q_len;
+fn assert_inside(Task { sequence, kv_head, rows }: &Task, call: &Call<'_>, tiling: &Tiling) {
+    assert!(*sequence < call.sequences() && *kv_head < call.kv.kv_heads(), "a task of another call");
+    let all = call.group_size() * call.sequence(*sequence).q_len;
     assert!(rows.end <= all && rows.len() <= tiling.task_rows, "rows outside the call, or more than a task's");
 }

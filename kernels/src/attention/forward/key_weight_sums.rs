@@ -38,13 +38,13 @@ impl Sums<'_> {
 /// No other worker reads or writes the sums of this sequence and head meanwhile.
 pub(crate) unsafe fn key_weight_sums<S: Steps>(
     bound: BoundCall<'_, S>,
-    [index, kv_head]: [usize; 2],
+    [sequence, kv_head]: [usize; 2],
     scratch: &mut Scratch,
 ) {
     let call = bound.checked.call();
     let Some(output) = &bound.checked.outputs().key_weight_sums else { return };
     // All keys there is memory for: the sums of keys beyond the sequence's length are 0.
-    let (seq, len) = (call.sequence(index), call.keys_of(index).len());
+    let (seq, len) = (call.sequence(sequence), call.keys_of(sequence).len());
     let sums = Sums { output, first: [seq.batch, kv_head, seq.first_key], len };
     for j in 0..len {
         // SAFETY: the caller guarantees that the sums are this worker's alone.
@@ -54,7 +54,7 @@ pub(crate) unsafe fn key_weight_sums<S: Steps>(
     for first in (0..rows).step_by(step) {
         // Each row block is a task of its own: scratch for copied queries and states holds one task's rows, not the
         // whole head's.
-        let task = AttentionTask::reading(bound, Task { index, kv_head, rows: first..rows.min(first + step) });
+        let task = AttentionTask::reading(bound, Task { sequence, kv_head, rows: first..rows.min(first + step) });
         // SAFETY: the caller guarantees that the sums are this worker's alone.
         unsafe { task.add_weight_sums(&sums, &mut scratch.regions(task.tiling)) }
     }
@@ -74,7 +74,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             let mut block = self.block(first, queries, &mut memory, regions);
             if block.compute_scores(all.clone()) {
                 let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut *block.regions;
-                s.softmax(scores, block.spans, rows, softmax::Rows { max, sum, rescale_prev, rescale_block });
+                s.softmax(scores, block.spans, rows, softmax::SoftmaxState { max, sum, rescale_prev, rescale_block });
             }
         }
         let references = self.references(all.clone(), regions.max, regions.sum);

@@ -16,7 +16,7 @@ use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::forward::epilogue::EndedRowBlocks;
 use crate::attention::forward::nonfinite::VisibleBits;
-use crate::attention::forward::pv::Manner;
+use crate::attention::forward::pv::PvMode;
 use crate::attention::forward::state::StateTransfer;
 use crate::attention::outputs::Point;
 use crate::attention::steps::by_isa::Steps;
@@ -94,13 +94,13 @@ impl<S: Steps> AttentionTask<'_, S> {
                     && block.values.are_floats()
                     && self.prepare_ends(row_block.clone(), &mut ends, block.regions);
                 let manner = match nonfinite {
-                    NonFinite::Handled => Manner::Handled(visible_keys.as_ref()),
-                    NonFinite::Ignored if ending => Manner::Ending(&ends),
-                    NonFinite::Ignored => Manner::Plain,
+                    NonFinite::Handled => PvMode::Handled(visible_keys.as_ref()),
+                    NonFinite::Ignored if ending => PvMode::Ending(&ends),
+                    NonFinite::Ignored => PvMode::Plain,
                 };
                 // SAFETY: rows that end were prepared just now.
                 unsafe { block.accumulate_pv(manner, row_block) };
-                if let Manner::Ending(ends) = manner {
+                if let PvMode::Ending(ends) = manner {
                     ended.add(number, ends);
                 }
             }
@@ -127,8 +127,8 @@ impl<S: Steps> AttentionTask<'_, S> {
                 let visible_keys = block.visible_keys(nonfinite, row_block.len());
                 block.finished_weights(row_block.clone());
                 let manner = match nonfinite {
-                    NonFinite::Handled => Manner::Handled(visible_keys.as_ref()),
-                    NonFinite::Ignored => Manner::Plain,
+                    NonFinite::Handled => PvMode::Handled(visible_keys.as_ref()),
+                    NonFinite::Ignored => PvMode::Plain,
                 };
                 // SAFETY: no row ends.
                 unsafe { block.accumulate_pv(manner, row_block) };
@@ -147,7 +147,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let visible_keys = self.visible_keys(nonfinite, row_block.len());
         let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut *self.regions;
         let (max, sum) = (&mut max[row_block.start..], &mut sum[row_block.start..]);
-        let state = softmax::Rows { max, sum, rescale_prev, rescale_block };
+        let state = softmax::SoftmaxState { max, sum, rescale_prev, rescale_block };
         self.task.s.softmax(scores, self.spans, row_block.len(), state);
         visible_keys
     }

@@ -73,7 +73,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 let weights = &tile.weights[r * SCORE_STRIDE..][..SCORE_STRIDE];
                 let weight = if native { bf16_pairs::rounded(weights, j) } else { weights[j] };
                 let output = &mut tile.sums[(r - tile.rows.start) * width + c];
-                *output = infinite::see(*output, weight * x);
+                *output = infinite::add_nonfinite(*output, weight * x);
             }
         }
     }

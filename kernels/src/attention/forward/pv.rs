@@ -24,7 +24,7 @@ use core::ops::Range;
 
 /// Way in which the P·V of a row block and a key block is accumulated.
 #[derive(Clone, Copy)]
-pub(crate) enum Manner<'a> {
+pub(crate) enum PvMode<'a> {
     /// Values as they are.
     Plain,
     /// Values as they are, and the rows are normalised and written: nothing is accumulated into them afterwards.
@@ -34,7 +34,7 @@ pub(crate) enum Manner<'a> {
     Handled(Option<&'a VisibleBits>),
 }
 
-impl<'a> Manner<'a> {
+impl<'a> PvMode<'a> {
     fn ends(self) -> Option<&'a RowBlockEnds> {
         if let Self::Ending(ends) = self { Some(ends) } else { None }
     }
@@ -50,20 +50,20 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     /// Computes `out ← rescale_prev · out + rescale_block · P V` for a row block.
     ///
     /// # Safety
-    /// The ends of [`Manner::Ending`], if it is that, were prepared for this row block.
-    pub(crate) unsafe fn accumulate_pv(&mut self, manner: Manner<'_>, row_block: Range<usize>) {
+    /// The ends of [`PvMode::Ending`], if it is that, were prepared for this row block.
+    pub(crate) unsafe fn accumulate_pv(&mut self, manner: PvMode<'_>, row_block: Range<usize>) {
         if let BlockValues::Int8 { value_panels, scales } = self.values {
             return self.accumulate_pv_int8(value_panels, scales, row_block);
         }
         let task = self.task;
         let nonfinite =
-            if matches!(manner, Manner::Handled(Some(_))) { NonFinite::Handled } else { NonFinite::Ignored };
+            if matches!(manner, PvMode::Handled(Some(_))) { NonFinite::Handled } else { NonFinite::Ignored };
         let (values, stride) = (self.values, task.tiling.width());
         let native = task.native_values();
         if native {
             task.s.round_weights(self.scores(row_block.len()));
         }
-        if self.fresh && matches!(manner, Manner::Handled(_)) {
+        if self.fresh && matches!(manner, PvMode::Handled(_)) {
             self.regions.out[row_block.start * stride..row_block.end * stride].fill(0.0);
         }
         for window in (0..stride).step_by(task.tiling.pack_cols) {
@@ -82,7 +82,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                     let rows = if in_place(&run) { run.rows } else { self.packed_values(&run, window..end, nonfinite) };
                     let (run, row_block) = (ReadyRun { run: &run, rows }, row_block.clone());
                     match manner {
-                        Manner::Handled(visible) => self.accumulate_run_alone(run, visible, row_block),
+                        PvMode::Handled(visible) => self.accumulate_run_alone(run, visible, row_block),
                         _ => self.accumulate_run(run, manner.ends(), row_block),
                     }
                 }

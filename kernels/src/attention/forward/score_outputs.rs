@@ -25,7 +25,7 @@ impl<S: Steps> AttentionTask<'_, S> {
                     // SAFETY: the row is inside the view, which has `columns` columns; it belongs to the task that starts
                     // at row 0.
                     unsafe {
-                        let (first, element) = view.row(self.task.index, head, i);
+                        let (first, element) = view.row(self.task.sequence, head, i);
                         for j in 0..columns {
                             *first.offset(j as isize * element) = point.beyond();
                         }
@@ -44,7 +44,7 @@ impl<S: Steps> AttentionTask<'_, S> {
                 let references = self.references(row_block.clone(), regions.max, regions.sum);
                 for row in self.rows(row_block) {
                     // SAFETY: the task's rows are inside the view.
-                    let (first, element) = unsafe { view.row(self.task.index, row.head, row.i) };
+                    let (first, element) = unsafe { view.row(self.task.sequence, row.head, row.i) };
                     for j in self.seq.kv_len..view.shape()[3] {
                         // SAFETY: column `j` is inside the row, which is this worker's alone.
                         unsafe { *first.offset(j as isize * element) = point.beyond() };

@@ -14,6 +14,22 @@ pub(crate) enum StateTransfer {
     Save,
 }
 
+impl StateTransfer {
+    /// Copies an element of the caller's state to scratch, or back.
+    ///
+    /// # Safety
+    /// `state` is readable and writable, and no other worker accesses it.
+    unsafe fn copy(self, state: *mut f32, scratch: &mut f32) {
+        // SAFETY: the caller guarantees access to `state`.
+        unsafe {
+            match self {
+                Self::Load => *scratch = *state,
+                Self::Save => *state = *scratch,
+            }
+        }
+    }
+}
+
 impl<S: Steps> AttentionTask<'_, S> {
     /// Clears maxima, sums and outputs: nothing is accumulated yet.
     pub(crate) fn clear(&self, regions: &mut Regions<'_>) {
@@ -38,25 +54,17 @@ impl<S: Steps> AttentionTask<'_, S> {
     /// Loads the state that earlier calls accumulated for the task's rows, or saves the new one.
     pub(crate) fn transfer_state(&self, regions: &mut Regions<'_>, way: StateTransfer) {
         let Some(state) = &self.outputs.state else { return };
-        let swap = |there: *mut f32, here: &mut f32| {
-            // SAFETY: an element of the task's rows, which are this worker's alone.
-            unsafe {
-                match way {
-                    StateTransfer::Load => *here = *there,
-                    StateTransfer::Save => *there = *here,
-                }
-            }
-        };
         let width = self.tiling.width();
         for row in self.rows(0..self.task.rows.len()) {
             let (b, h, i) = (self.seq.batch, row.head, self.seq.first_row + row.i);
-            // SAFETY: the task's rows are inside the state, which has `value_dim` elements of output for each.
+            // SAFETY: the task's rows are inside the state, which has `value_dim` elements of output for each, and they are
+            // this worker's alone.
             unsafe {
-                swap(state.max.row(b, h, i).0, &mut regions.max[row.n]);
-                swap(state.sum.row(b, h, i).0, &mut regions.sum[row.n]);
+                way.copy(state.max.row(b, h, i).0, &mut regions.max[row.n]);
+                way.copy(state.sum.row(b, h, i).0, &mut regions.sum[row.n]);
                 let (out, element) = state.out.row(b, h, i);
                 for c in 0..self.tiling.value_dim {
-                    swap(out.offset(c as isize * element), &mut regions.out[row.n * width + c]);
+                    way.copy(out.offset(c as isize * element), &mut regions.out[row.n * width + c]);
                 }
             }
         }

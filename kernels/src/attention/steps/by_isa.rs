@@ -11,7 +11,7 @@ use crate::attention::steps::qk::{self, Scores};
 use crate::attention::steps::qk_int8;
 use crate::attention::steps::score_passes::{self, Columns, ScoreBlock};
 use crate::attention::steps::softmax;
-use crate::attention::steps::span::{KeyRange, Span};
+use crate::attention::steps::span::{RowKeys, Span};
 use crate::matmul::pack_steps::PackSteps;
 use crate::matmul::value_operand::RowPairs;
 use crate::simd::Simd;
@@ -45,15 +45,15 @@ pub(crate) trait Steps: PackSteps {
     ///
     /// # Safety
     /// Same contract as [`score_passes::narrow_by_mask`].
-    unsafe fn narrow_by_mask(self, rows: &[Columns<u8>], polarity: Mask<'_>, key_ranges: &mut [KeyRange]);
+    unsafe fn narrow_by_mask(self, rows: &[Columns<u8>], polarity: Mask<'_>, key_ranges: &mut [RowKeys]);
     /// Turns scores into finished weights: see [`score_passes::weights`].
     fn weights(self, row_block: ScoreBlock<'_>, rows: &[(f32, f32)]);
     /// Adds weights to the sum of each key: see [`score_passes::add_weight_sums`].
     fn add_weight_sums(self, row_block: ScoreBlock<'_>, sums: &mut [f32]);
     /// Turns scores into weights and merges the block into the rows' running maxima and sums: see [`softmax::softmax`].
-    fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>);
+    fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::SoftmaxState<'_>);
     /// Merges rows accumulated over later keys into rows accumulated over earlier ones: see [`softmax::merge`].
-    fn merge(self, state: softmax::Rows<'_>, out: &mut [f32], later: &[f32], dim: usize);
+    fn merge(self, state: softmax::SoftmaxState<'_>, out: &mut [f32], later: &[f32], dim: usize);
     /// Merges outputs accumulated with non-finite values handled, by known factors: see [`softmax::merge_marked`].
     fn merge_marked(self, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize);
     /// Accumulates P·V: see [`pv::values`].
@@ -134,7 +134,7 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn narrow_by_mask(self, rows: &[Columns<u8>], polarity: Mask<'_>, key_ranges: &mut [KeyRange]) {
+            unsafe fn narrow_by_mask(self, rows: &[Columns<u8>], polarity: Mask<'_>, key_ranges: &mut [RowKeys]) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller guarantees the contract of `score_passes::narrow_by_mask`.
@@ -157,14 +157,14 @@ macro_rules! steps {
             }
 
             #[inline(always)]
-            fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::Rows<'_>) {
+            fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::SoftmaxState<'_>) {
                 self.vectorize(
                     #[inline(always)]
                     || softmax::softmax(self, scores, spans, rows, state),
                 )
             }
 
-            fn merge(self, state: softmax::Rows<'_>, out: &mut [f32], later: &[f32], dim: usize) {
+            fn merge(self, state: softmax::SoftmaxState<'_>, out: &mut [f32], later: &[f32], dim: usize) {
                 self.vectorize(
                     #[inline(always)]
                     || softmax::merge(self, state, out, later, dim),

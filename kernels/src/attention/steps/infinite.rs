@@ -32,7 +32,7 @@ fn marked(x: f32) -> Option<f32> {
 }
 
 /// Adds to an output the product of a weight and a non-finite value, and returns the new mark.
-pub(crate) fn see(output: f32, product: f32) -> f32 {
+pub(crate) fn add_nonfinite(output: f32, product: f32) -> f32 {
     mark(marked(output).map_or(product, |before| before + product))
 }
 

@@ -172,7 +172,7 @@ impl<R: Copy, At: Copy> Terms<R, At> {
             // Rows of pages are many short stretches: prefetching those to the second-level cache is faster.
             let near = MR <= FEW_ROWS && s.has_large_l1() && evenly >= KEY_BLOCK;
             let level = if near { Level::First } else { Level::Second };
-            // The loop over evenly spaced terms looks no address up: see `pack::Even`.
+            // The loop over evenly spaced terms looks no address up: see `pack::StridedRows`.
             let stop = end.min(term.saturating_add(evenly.min(later.terms)));
             for j in term..stop {
                 if let Some(later_at) = &mut later.at {

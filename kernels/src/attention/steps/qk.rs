@@ -31,7 +31,7 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
     pub(crate) head_dim: usize,
     pub(crate) scale: f32,
     /// Row of a bias for each query, from the block's first key on: the next pass reads it, and this one prefetches it.
-    pub(crate) next: Option<&'a [Columns<f32>]>,
+    pub(crate) next_bias: Option<&'a [Columns<f32>]>,
     /// Keys that few rows prefetch while they compute the first panel, and so on: their address, and the bytes of an
     /// element of a panel.
     pub(crate) later: Option<(*const u8, usize)>,
@@ -49,7 +49,7 @@ pub(crate) struct Walk<'a> {
     pub(crate) spans: &'a [Span],
     /// Number of panels of a tile; with more than [`READING_ROWS`] rows, the last may have one more.
     pub(crate) vecs: usize,
-    pub(crate) next: Option<&'a [Columns<f32>]>,
+    pub(crate) next_bias: Option<&'a [Columns<f32>]>,
     pub(crate) prefetch: &'a mut PrefetchQueue,
     /// Number of lines that a full tile prefetches from `prefetch`.
     pub(crate) lines: usize,
@@ -61,7 +61,7 @@ impl Walk<'_> {
     #[inline(always)]
     pub(crate) fn for_each_tile<S: Simd>(self, s: S, mut tile: impl FnMut(usize, usize, Range<usize>, PrefetchStream)) {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
-        assert!(self.next.is_none_or(|next| next.len() >= self.rows));
+        assert!(self.next_bias.is_none_or(|next| next.len() >= self.rows));
         let mut panel = self.panels.start;
         while panel < self.panels.end {
             // A single panel left over is added to the last tile, if registers hold that: alone it takes more loads
@@ -76,7 +76,7 @@ impl Walk<'_> {
                 }
                 let row = index * S::TILE_ROWS;
                 let rows = S::TILE_ROWS.min(self.rows - row);
-                for columns in self.next.iter().flat_map(|next| &next[row..row + rows]) {
+                for columns in self.next_bias.iter().flat_map(|next| &next[row..row + rows]) {
                     for panel in from..to {
                         s.prefetch(columns.first.wrapping_add(panel * LANES));
                     }
@@ -99,9 +99,9 @@ impl<K> Scores<'_, K> {
     /// copied.
     #[inline(always)]
     pub(crate) fn of<T>(&mut self, keys: T) -> Scores<'_, T> {
-        let Scores { queries, ref panels, spans, head_dim, scale, next, later, ref mut prefetch, ref mut out, .. } =
+        let Scores { queries, ref panels, spans, head_dim, scale, next_bias, later, ref mut prefetch, ref mut out, .. } =
             *self;
-        Scores { queries, keys, panels: panels.clone(), spans, head_dim, scale, next, later, prefetch, out }
+        Scores { queries, keys, panels: panels.clone(), spans, head_dim, scale, next_bias, later, prefetch, out }
     }
 }
 
@@ -119,7 +119,7 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: Scores<'_, *cons
     let few = if a.later.is_some() { T::FEW_VECS } else { 1 };
     let vecs = dot_tile::panels(s, all, [few, T::VECS]);
     let lines = dot_tile::prefetched_lines::<S, T>(vecs, d);
-    let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, prefetch: a.prefetch, lines };
+    let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next_bias: a.next_bias, prefetch: a.prefetch, lines };
     walk.for_each_tile(
         s,
         #[inline(always)]

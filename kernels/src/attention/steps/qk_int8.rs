@@ -28,7 +28,7 @@ pub(crate) struct Scores<'a> {
     pub(crate) spans: &'a [Span],
     pub(crate) head_dim: usize,
     /// Bias rows to prefetch: see [`crate::attention::steps::qk::Scores`].
-    pub(crate) next: Option<&'a [Columns<f32>]>,
+    pub(crate) next_bias: Option<&'a [Columns<f32>]>,
     /// Memory to prefetch meanwhile.
     pub(crate) prefetch: &'a mut PrefetchQueue,
     /// Scores, `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
@@ -48,7 +48,7 @@ impl Int8DotWork for Scores<'_> {
         let out = a.out.as_mut_ptr();
         let vecs = dot_tile::panels(s, all, [S::DOT_VECS, S::TILE_VECS]);
         let walk =
-            Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next: a.next, prefetch: a.prefetch, lines: 0 };
+            Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next_bias: a.next_bias, prefetch: a.prefetch, lines: 0 };
         walk.for_each_tile(
             s,
             #[inline(always)]

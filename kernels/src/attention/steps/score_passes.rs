@@ -3,7 +3,7 @@
 //! option is set.
 
 use crate::attention::options::Mask;
-use crate::attention::steps::span::{KeyRange, Span};
+use crate::attention::steps::span::{RowKeys, Span};
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::simd::exp::exp_m1;
 use crate::simd::{LANES, Simd};
@@ -223,11 +223,11 @@ pub(crate) unsafe fn mask<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[
 /// # Safety
 /// The rows' columns are readable.
 #[inline(always)]
-pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ranges: &mut [KeyRange]) {
+pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ranges: &mut [RowKeys]) {
     for (row, range) in rows.iter().zip(ranges) {
         let (from, to) = (range.from, range.to.min(row.len));
         if from >= to {
-            *range = KeyRange::EMPTY;
+            *range = RowKeys::EMPTY;
             continue;
         }
         let mut copy = [0u8; crate::tensor::rows::KEY_BLOCK];
@@ -242,7 +242,7 @@ pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ra
             &copy[from..to]
         };
         // The polarity is tested here and not in the scan's inner loops.
-        let narrow_by_mask = match polarity {
+        let kept = match polarity {
             Mask::Keep(_) => extent(
                 bytes,
                 #[inline(always)]
@@ -254,12 +254,12 @@ pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ra
                 |byte| byte == 0,
             ),
         };
-        *range = match narrow_by_mask.is_empty() {
-            true => KeyRange::EMPTY,
-            false => KeyRange {
-                from: from + narrow_by_mask.from,
-                to: from + narrow_by_mask.to,
-                all: range.all && narrow_by_mask.all,
+        *range = match kept.is_empty() {
+            true => RowKeys::EMPTY,
+            false => RowKeys {
+                from: from + kept.from,
+                to: from + kept.to,
+                all: range.all && kept.all,
             },
         };
     }
@@ -268,16 +268,16 @@ pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ra
 /// Returns the range from the first to the last kept byte, and whether all bytes between are kept. Whole chunks are
 /// tested without early exits, which compiles to vector instructions; single bytes only in the chunks at either end.
 #[inline(always)]
-fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> KeyRange {
+fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> RowKeys {
     let any = |chunk: &[u8; LANES]| chunk.iter().fold(false, |any, &byte| any | keeps(byte));
     let all = |chunk: &[u8; LANES]| chunk.iter().fold(true, |all, &byte| all & keeps(byte));
     let (chunks, rest) = bytes.as_chunks::<LANES>();
     // The usual case: all bytes are kept.
     if chunks.iter().fold(true, |yes, chunk| yes & all(chunk)) && rest.iter().all(|&byte| keeps(byte)) {
-        return KeyRange { from: 0, to: bytes.len(), all: true };
+        return RowKeys { from: 0, to: bytes.len(), all: true };
     }
     let skip = chunks.iter().position(any).unwrap_or(chunks.len()) * LANES;
-    let Some(first) = bytes[skip..].iter().position(|&byte| keeps(byte)) else { return KeyRange::EMPTY };
+    let Some(first) = bytes[skip..].iter().position(|&byte| keeps(byte)) else { return RowKeys::EMPTY };
     let from = skip + first;
     let last = match rest.iter().rposition(|&byte| keeps(byte)) {
         Some(i) => chunks.len() * LANES + i,
@@ -286,7 +286,7 @@ fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> KeyRange {
             bytes[..end.min(bytes.len())].iter().rposition(|&byte| keeps(byte)).unwrap_or(from)
         }
     };
-    KeyRange { from, to: last + 1, all: bytes[from..=last].iter().fold(true, |all, &byte| all & keeps(byte)) }
+    RowKeys { from, to: last + 1, all: bytes[from..=last].iter().fold(true, |all, &byte| all & keeps(byte)) }
 }
 
 /// Hides the padding between the last key of a tile's span and the end of its panel.

@@ -20,21 +20,21 @@ use crate::simd::{LANES, Simd};
 use core::ops::Range;
 
 /// Running state of a row block, padded to whole vectors, and the two factors of the last key block.
-pub(crate) struct Rows<'a> {
+pub(crate) struct SoftmaxState<'a> {
     /// Largest score so far.
     pub(crate) max: &'a mut [f32],
     /// Σ exp(score − max) so far.
     pub(crate) sum: &'a mut [f32],
-    /// Factor of everything accumulated before this block. On entry to [`rescale_block`]: the block's own maxima.
+    /// Factor of everything accumulated before this block. On entry to [`merge_block_state`]: the block's own maxima.
     pub(crate) rescale_prev: &'a mut [f32],
-    /// Factor of this block. On entry to [`rescale_block`]: the block's own sums.
+    /// Factor of this block. On entry to [`merge_block_state`]: the block's own sums.
     pub(crate) rescale_block: &'a mut [f32],
 }
 
 /// Turns the scores of a block into weights relative to the block's own maximum, and merges the block into the rows'
 /// running state.
 #[inline(always)]
-pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: usize, state: Rows<'_>) {
+pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: usize, state: SoftmaxState<'_>) {
     let padded = rows.next_multiple_of(LANES);
     assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
     assert!(state.max.len() >= padded && state.sum.len() >= padded);
@@ -68,7 +68,7 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
             (row, known) = (next, alike);
         }
     }
-    rescale_block(s, padded, state);
+    merge_block_state(s, padded, state);
 }
 
 /// Rows of a tile that are exponentiated side by side.
@@ -185,15 +185,15 @@ unsafe fn end<S: Simd, const N: usize>(s: S, begun: Begun<S::V, N>, weights: *mu
 /// do with a block: the later rows' maxima and sums are passed in `rescale_prev` and `rescale_block`. Rows are `dim`
 /// long.
 #[inline(always)]
-pub(crate) fn merge<S: Simd>(s: S, state: Rows<'_>, out: &mut [f32], later: &[f32], dim: usize) {
+pub(crate) fn merge<S: Simd>(s: S, state: SoftmaxState<'_>, out: &mut [f32], later: &[f32], dim: usize) {
     let rows = state.max.len();
     assert!(
         rows.is_multiple_of(LANES)
             && [state.sum.len(), state.rescale_prev.len(), state.rescale_block.len()] == [rows; 3]
     );
     assert!(out.len() == later.len() && out.len() <= rows * dim);
-    let Rows { max, sum, rescale_prev, rescale_block: factor } = state;
-    rescale_block(s, rows, Rows { max, sum, rescale_prev: &mut *rescale_prev, rescale_block: &mut *factor });
+    let SoftmaxState { max, sum, rescale_prev, rescale_block: factor } = state;
+    merge_block_state(s, rows, SoftmaxState { max, sum, rescale_prev: &mut *rescale_prev, rescale_block: &mut *factor });
     merge_rows([&*rescale_prev, &*factor], out, later, dim, |factors, out, later| merge_vector(s, factors, out, later));
 }
 
@@ -250,7 +250,7 @@ fn merge_vector<S: Simd>(s: S, [rescale_prev, factor]: [f32; 2], out: &mut [f32;
 
 /// Merges the block into the running `(max, sum)`, and replaces the block's maxima and sums by the two factors.
 #[inline(always)]
-fn rescale_block<S: Simd>(s: S, padded: usize, state: Rows<'_>) {
+fn merge_block_state<S: Simd>(s: S, padded: usize, state: SoftmaxState<'_>) {
     let hidden = s.splat(f32::NEG_INFINITY);
     for row in (0..padded).step_by(LANES) {
         // SAFETY: `row + 16 ≤ padded`, and `softmax` and `merge` assert that all four slices are at least so long.

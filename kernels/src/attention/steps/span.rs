@@ -52,13 +52,13 @@ impl Span {
 
 /// Keys of a block that are visible to one row: the smallest range that holds them, and whether all of it is visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeyRange {
+pub(crate) struct RowKeys {
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) all: bool,
 }
 
-impl KeyRange {
+impl RowKeys {
     pub(crate) const EMPTY: Self = Self { from: 0, to: 0, all: true };
 
     pub(crate) fn is_empty(self) -> bool {

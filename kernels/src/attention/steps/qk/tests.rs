@@ -21,7 +21,7 @@ fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32>
             spans: &spans,
             head_dim: d,
             scale: 0.7,
-            next: None,
+            next_bias: None,
             later: Some((queries.as_ptr().cast(), 64)),
             prefetch: &mut PrefetchQueue::nothing(),
             out: &mut out,
