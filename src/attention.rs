@@ -67,7 +67,7 @@ impl Attention {
     }
 
     /// Sets which precision shortcuts the kernels may take. None by default: bfloat16 tensors then give the results
-    /// that the same numbers in `f32` give. [`Precision::Native`] takes about 0.6 of the time on bfloat16; its
+    /// that the same numbers in `f32` give. [`Precision::Native`] takes less time on bfloat16; its
     /// documentation states the cost in accuracy.
     #[must_use]
     pub fn precision(self, precision: Precision) -> Self {

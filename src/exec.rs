@@ -20,8 +20,7 @@ impl Default for Exec {
     ///
     /// A caller outside the pool hands its work over and sleeps meanwhile: two threads have to be woken, one after the
     /// other. A caller inside ([`rayon::scope`], `ThreadPool::install`) works too. That matters for calls of about a
-    /// millisecond, such as decode steps: measured on two threads, 1.8 × the speed of one from inside, 1.0 × from
-    /// outside.
+    /// millisecond, such as decode steps, which two threads may not make faster at all from outside.
     ///
     /// [`rayon::scope`]: https://docs.rs/rayon/latest/rayon/fn.scope.html
     fn default() -> Self {

@@ -58,7 +58,7 @@ impl Problem<'_> {
         self.run_with(plan, workspace, &Mods::new());
     }
 
-    /// Computes the problem with the caller's functions of scores, positions or weights, compiled into the fused pass.
+    /// Computes the problem with the caller's functions of scores, positions or weights, in the fused pass.
     pub fn run_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
         self,
         plan: &Plan,

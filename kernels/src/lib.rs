@@ -3,8 +3,8 @@
 //! An implementation detail of the `sdpa` crate, which re-exports what users need. All the unsafe code of the project
 //! is here. Kernels start no threads and, once scratch has grown, allocate nothing.
 //!
-//! Control flow: a [`Call`] (views and options, consistent by assertion) and its outputs make a [`Launch`]; the launch
-//! hands out tasks, each once; a task runs the fused loop of `attention/forward/mainloop.rs`, whose steps (`scores`,
+//! Control flow: a [`Call`] (views and options) and its outputs make a [`Launch`], which asserts that they fit together
+//! and hands out tasks, each once; a task runs the fused loop of `attention/forward/mainloop.rs`, whose steps (`scores`,
 //! `softmax`, `values`) are written on the sixteen-lane vector of `simd/mod.rs`.
 
 #[macro_use]

@@ -27,8 +27,8 @@ pub struct Launch<'a> {
 }
 
 /// Bytes of queries, keys, values and outputs together up to which a call counts as near: a second-level cache holds
-/// them, and the caller has just written them. Prefetching them would take 8 % of the time; where they are not in cache
-/// after all, only prefetch hints are lost. 0 under Miri, so that short tests run the prefetching code.
+/// them, and the caller has just written them. Prefetching them would only take time; where they are not in cache after
+/// all, only prefetch hints are lost. 0 under Miri, so that short tests run the prefetching code.
 const CACHED_BYTES: usize = if cfg!(miri) { 0 } else { 256 << 10 };
 
 /// Returns true if a call takes at most [`CACHED_BYTES`] bytes. A cache, or pages, may have been written long ago: false.

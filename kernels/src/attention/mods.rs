@@ -131,7 +131,7 @@ impl ProbMod for NoMod {
     }
 }
 
-/// Caller's functions, each compiled into the fused pass.
+/// Caller's functions of scores, positions and weights. The fused pass calls them for a row and a run of keys at a time.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mods<S = NoMod, M = NoMod, P = NoMod> {
     /// Score function.

@@ -13,7 +13,7 @@ use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 pub(crate) const SCORE_STRIDE: usize = KEY_BLOCK + LANES;
 
 /// Maximum number of rows in a row block: the rows whose scores are held at once. 96 rows of 256 scores are 104 KB, in
-/// the second-level cache beside the key block's keys and values; 48 measured 1–2 % slower.
+/// the second-level cache beside the key block's keys and values.
 pub const MAX_ROW_BLOCK: usize = 96;
 const _: () = assert!(MAX_ROW_BLOCK.is_multiple_of(LANES));
 

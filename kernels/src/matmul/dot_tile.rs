@@ -6,7 +6,7 @@
 //! shape nor the register width can change the bits. The short chains are for accuracy: rounding errors grow with the
 //! size of the running sum, and those of large scores dominate an attention output's worst error. One chain would do no
 //! better than the naive loop; chains of 32 nearly halve the error at head_dim 64. Chains of 16 would do a little
-//! better still, for 3 % of the time.
+//! better still, and take more time (docs/experiments.md).
 //!
 //! ```text
 //! for each 6 × 64 tile:                 registers (AVX-512): 24 sums, 4 columns, 1 element of a row
@@ -126,7 +126,7 @@ pub(crate) const APART: u8 = 1;
 // SAFETY: sixteen pairs are read, at once or as two halves.
 unsafe impl<S: Bf16Dot, const ORDER: u8> KeyOperand<S> for PairColumns<ORDER> {
     const VECS: usize = S::TILE_VECS;
-    // Two vectors took 8 % more time reading from memory.
+    // Two vectors read from memory more slowly.
     const FEW_VECS: usize = 1;
     type By = Bf16Pairs;
 

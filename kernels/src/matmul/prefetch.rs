@@ -1,7 +1,7 @@
 //! Software prefetch: tiles issue prefetches for later memory while they compute, or a few lines after each tile.
 //!
 //! A block's keys and values, and a task's queries and outputs, are read once and come from far away. Prefetching them
-//! a block (or a task) ahead hides that latency: measured 16 % at 128 rows and keys of 64, 2 % at 512.
+//! a block (or a task) ahead hides that latency.
 
 use crate::simd::width::LINE_BYTES;
 use crate::simd::{LANES, Level, Simd};
@@ -11,8 +11,7 @@ use crate::tensor::any::AnyRows;
 pub(crate) const READING_ROWS: usize = 16;
 
 /// Number of keys that a task of so few rows packs at a time before it computes their scores: 16 KiB of floats at
-/// head_dim 128, in the first-level cache. A whole block would be written to the second-level cache and read back: 5 to
-/// 10 % of the time.
+/// head_dim 128, in the first-level cache. A whole block would be written to the second-level cache and read back.
 pub(crate) const READING_KEYS: usize = 2 * LANES;
 
 /// Returns true if this tile of a small row block prefetches for all of its rows: the first tile, where full tiles have

@@ -279,8 +279,7 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: ProductTile<'_>) {
         }
         // SAFETY: the columns just written, which are the caller's.
         unsafe {
-            let tile =
-                activation::Matrix { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };
+            let tile = activation::Matrix { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };
             activation::activate(s, activation, tile);
         }
         panel += vecs;

@@ -368,7 +368,8 @@ pub(crate) trait Bf16DotWork {
     /// Runs the work. Implementations are marked `#[inline(always)]`.
     ///
     /// # Safety
-    /// The caller guarantees what the comment on the implementation requires.
+    /// What the work points at is readable, and writable where it is written, in the sizes that the work states: each
+    /// implementation names the function whose contract it has.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "other backends have no products of pairs"))]
     unsafe fn run<S: Bf16Dot>(self, s: S) -> Self::Output;
 }

@@ -4,12 +4,11 @@ use core::mem::MaybeUninit;
 
 /// Number of keys in a block. Blocks always start at multiples of this key index: it is part of what defines a result's
 /// bits, so it is one constant for every machine. 256 keys make the rescaling (`value_dim` multiplications and FMAs a
-/// row) less than 1 % of the block's work, and 48 rows of scores fit the second-level cache many times over; 128
-/// measured 2–3 % slower.
+/// row) less than 1 % of the block's work, and a row block's scores fit the second-level cache.
 pub const KEY_BLOCK: usize = 256;
 
-/// Length of the longest query, key or value. Sixteen keys of this length take a gigabyte of scratch; with this limit,
-/// no product of sizes below can overflow.
+/// Length of the longest query, key or value. Sixteen keys of this length take a gigabyte of scratch; with this limit, no
+/// size of scratch overflows 64 bits.
 pub const MAX_DIM: usize = 1 << 24;
 
 /// Rows of numbers in memory, elements `element` apart: rows at a fixed distance, or each at the address in a table.

@@ -319,7 +319,8 @@ impl<T> SharedMut<'_, T> {
     /// Returns a pointer to element `[b, h, l, 0]` and the stride from one element of the row to the next.
     ///
     /// # Safety
-    /// `b`, `h`, `l` are inside the shape and the row has an element; no other thread touches this row meanwhile.
+    /// `b`, `h`, `l` are inside the shape and the row has an element. All `dim` elements of the row may then be read and
+    /// written, while no other thread accesses them.
     #[inline]
     pub(crate) unsafe fn row(&self, b: usize, h: usize, l: usize) -> (*mut T, isize) {
         // SAFETY: `Layout::checked` verified that every index inside the shape is inside the slice.

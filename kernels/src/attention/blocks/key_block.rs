@@ -14,7 +14,8 @@ use core::marker::PhantomData;
 /// Key block that the fused loop is computing: its keys, its values, what of it is packed, and what to prefetch.
 ///
 /// Made only by [`AttentionTask::block`], so its keys and values exist in the task's sequence, and their tables live as
-/// long as it does: its methods rely on that.
+/// long as it does: its methods rely on that. `task`, `first`, `len`, `keys` and `values` are set here alone; elsewhere
+/// they are read.
 pub(crate) struct KeyBlock<'b, 'r, S> {
     pub(crate) task: &'b AttentionTask<'b, S>,
     /// First key, counted in the sequence.

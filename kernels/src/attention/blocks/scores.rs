@@ -30,15 +30,15 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     /// false if no key of the block is visible to any row.
     pub(crate) fn compute_scores(&mut self, row_block: Range<usize>) -> bool {
         let (options, rows) = (&self.task.call.options, row_block.len());
-        // SAFETY: the call's mask.
+        // SAFETY: the call's mask, whose sizes `CheckedCall` has checked.
         let mask = options.mask.map(|mask| (mask, unsafe { self.all_columns(&mask.view(), row_block.clone()) }));
         let mask = mask.as_ref().map(|(mask, columns)| (*mask, &columns[..]));
-        // SAFETY: rows of the call's mask.
+        // SAFETY: the columns are rows of the mask, just taken.
         unsafe { self.find_spans(row_block.clone(), mask) };
         if self.spans.iter().all(|span| span.is_empty()) {
             return false;
         }
-        // SAFETY: the call's bias.
+        // SAFETY: the call's bias, whose sizes `CheckedCall` has checked.
         let bias = options.bias.map(|bias| unsafe { self.all_columns(&bias, row_block.clone()) });
         let bias = bias.as_ref().map(|rows| &rows[..]);
         self.compute_qk(row_block.clone(), bias);
@@ -48,11 +48,11 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         }
         self.write_scores(Point::Softcapped, row_block.clone());
         if let Some(columns) = bias {
-            // SAFETY: rows of the call's bias.
+            // SAFETY: the columns are rows of the bias, taken above.
             unsafe { self.task.s.bias(self.scores(rows), columns) };
         }
         self.add_alibi_and_score_function(row_block.clone());
-        // SAFETY: rows of the call's mask.
+        // SAFETY: the columns are rows of the mask, taken above.
         unsafe { self.apply_mask(row_block, mask) };
         true
     }
@@ -148,7 +148,8 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         if len == 0 {
             return Columns::NONE;
         }
-        // SAFETY: a bias or mask has every row of the task, and this one has a column `first`.
+        // SAFETY: the caller guarantees a view that `CheckedCall` has checked: it has a row for each sequence, query head
+        // and query row, of which this is one of the task's; and `first` is below the number of columns.
         unsafe {
             let (first, element) = view.row(self.task.task.sequence, row.head, row.i);
             Columns { first: first.offset(self.first as isize * element), element, len }

@@ -21,7 +21,7 @@ pub(crate) struct BoundCall<'t, S> {
 ///
 /// It stands for three facts, which the unsafe code of its methods relies on: call, outputs and tiling [fit
 /// together](CheckedCall); the task lies inside the call and is no larger than the tiling's; and the task's rows of the
-/// outputs are this worker's alone.
+/// outputs are this worker's alone. Its fields are set here alone; elsewhere they are read.
 pub(crate) struct AttentionTask<'t, S> {
     pub(crate) s: S,
     pub(crate) mods: &'t dyn RowMods<S>,

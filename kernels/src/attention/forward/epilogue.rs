@@ -75,7 +75,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             return false;
         }
         for (row, n) in self.stretches(row_block.clone()) {
-            // SAFETY: the task's rows are inside the output.
+            // SAFETY: the task's rows are inside the output. Addresses alone: nothing is accessed yet.
             let (first, _) = unsafe { out.row(self.seq.batch, row.head, self.seq.first_row + row.i) };
             for (k, to) in ends.rows[row.n..row.n + n].iter_mut().enumerate() {
                 *to = first.wrapping_offset(k as isize * step);

@@ -24,7 +24,8 @@ impl Sums<'_> {
     fn at(&self, key: usize) -> *mut f32 {
         assert!(key < self.len, "a key outside the sequence");
         let [b, h, first] = self.first;
-        // SAFETY: the sequence's keys are inside the output, whose rows are one element.
+        // SAFETY: the sequence's keys are inside the output, whose rows are one element. An address alone: nothing is
+        // accessed.
         unsafe { self.output.row(b, h, first + key).0 }
     }
 }

@@ -43,7 +43,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             for row_block in self.row_blocks() {
                 let references = self.references(row_block.clone(), regions.max, regions.sum);
                 for row in self.rows(row_block) {
-                    // SAFETY: the task's rows are inside the view.
+                    // SAFETY: the task's rows are inside the view. An address alone: nothing is accessed yet.
                     let (first, element) = unsafe { view.row(self.task.sequence, row.head, row.i) };
                     for j in self.seq.kv_len..view.shape()[3] {
                         // SAFETY: column `j` is inside the row, which is this worker's alone.

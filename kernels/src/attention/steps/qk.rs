@@ -99,8 +99,9 @@ impl<K> Scores<'_, K> {
     /// copied.
     #[inline(always)]
     pub(crate) fn of<T>(&mut self, keys: T) -> Scores<'_, T> {
-        let Scores { queries, ref panels, spans, head_dim, scale, next_bias, later, ref mut prefetch, ref mut out, .. } =
-            *self;
+        let Scores {
+            queries, ref panels, spans, head_dim, scale, next_bias, later, ref mut prefetch, ref mut out, ..
+        } = *self;
         Scores { queries, keys, panels: panels.clone(), spans, head_dim, scale, next_bias, later, prefetch, out }
     }
 }
@@ -119,7 +120,8 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: Scores<'_, *cons
     let few = if a.later.is_some() { T::FEW_VECS } else { 1 };
     let vecs = dot_tile::panels(s, all, [few, T::VECS]);
     let lines = dot_tile::prefetched_lines::<S, T>(vecs, d);
-    let walk = Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next_bias: a.next_bias, prefetch: a.prefetch, lines };
+    let walk =
+        Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next_bias: a.next_bias, prefetch: a.prefetch, lines };
     walk.for_each_tile(
         s,
         #[inline(always)]

@@ -47,8 +47,15 @@ impl Int8DotWork for Scores<'_> {
         assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
         let out = a.out.as_mut_ptr();
         let vecs = dot_tile::panels(s, all, [S::DOT_VECS, S::TILE_VECS]);
-        let walk =
-            Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next_bias: a.next_bias, prefetch: a.prefetch, lines: 0 };
+        let walk = Walk {
+            rows: all,
+            panels: a.panels,
+            spans: a.spans,
+            vecs,
+            next_bias: a.next_bias,
+            prefetch: a.prefetch,
+            lines: 0,
+        };
         walk.for_each_tile(
             s,
             #[inline(always)]

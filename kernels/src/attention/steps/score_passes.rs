@@ -256,11 +256,7 @@ pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ra
         };
         *range = match kept.is_empty() {
             true => RowKeys::EMPTY,
-            false => RowKeys {
-                from: from + kept.from,
-                to: from + kept.to,
-                all: range.all && kept.all,
-            },
+            false => RowKeys { from: from + kept.from, to: from + kept.to, all: range.all && kept.all },
         };
     }
 }

@@ -193,7 +193,11 @@ pub(crate) fn merge<S: Simd>(s: S, state: SoftmaxState<'_>, out: &mut [f32], lat
     );
     assert!(out.len() == later.len() && out.len() <= rows * dim);
     let SoftmaxState { max, sum, rescale_prev, rescale_block: factor } = state;
-    merge_block_state(s, rows, SoftmaxState { max, sum, rescale_prev: &mut *rescale_prev, rescale_block: &mut *factor });
+    merge_block_state(
+        s,
+        rows,
+        SoftmaxState { max, sum, rescale_prev: &mut *rescale_prev, rescale_block: &mut *factor },
+    );
     merge_rows([&*rescale_prev, &*factor], out, later, dim, |factors, out, later| merge_vector(s, factors, out, later));
 }
 
