@@ -97,7 +97,7 @@ fn circle(imports: &Imports) -> Option<String> {
 
 fn room(module: &str) -> Option<usize> {
     let holds = |part: &&str| module.strip_prefix(*part).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"));
-    ROOMS.iter().position(|room| room.iter().any(|part| holds(part)))
+    ROOMS.iter().position(|room| room.iter().any(holds))
 }
 
 #[test]
