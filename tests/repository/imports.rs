@@ -20,6 +20,7 @@ const ROOMS: [&[&str]; 11] = [
         "attention::outputs",
         "attention::row_mods",
         "attention::tiling",
+        "attention::units",
         "attention::visibility",
     ],
     &["attention::steps"],

@@ -13,4 +13,5 @@ pub(crate) mod row_mods;
 pub(crate) mod split_kv;
 pub(crate) mod steps;
 pub(crate) mod tiling;
+pub(crate) mod units;
 pub(crate) mod visibility;

@@ -8,7 +8,6 @@ mod int8_tests;
 pub use crate::machine::peak_flops;
 pub use crate::nn::elementwise::exp_in_place as exp;
 
-use crate::attention::split_kv::{Unit, Units};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::qk::Scores;
@@ -16,6 +15,7 @@ use crate::attention::steps::softmax;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::attention::tiling::SCORE_STRIDE;
+use crate::attention::units::{Unit, Units};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::source::KeyValues;
 use crate::kv::value_panels::ValuePanels;
