@@ -24,6 +24,16 @@ struct Heads {
 }
 
 impl Heads {
+    /// An output for these queries, in their own layout.
+    fn output<'a>(&self, y: &'a mut [f32], value_dim: usize) -> Result<ViewMut<'a>, String> {
+        let [b, h, l, _] = self.shape;
+        let view = match self.rows_first {
+            true => ViewMut::blhd(y, [b, l, h, value_dim]),
+            false => ViewMut::bhld(y, [b, h, l, value_dim]),
+        };
+        view.map_err(|e| e.to_string())
+    }
+
     fn new(tensor: &Tensor, heads: Option<i64>) -> Result<Self, String> {
         let data = tensor.f32s()?;
         let heads = heads.map(|n| usize::try_from(n).map_err(|_| format!("{n} heads"))).transpose()?;
@@ -74,19 +84,13 @@ pub(crate) fn run(node: &Node<'_>) -> Result<f64, String> {
     let (q_heads, kv_heads) = (node.int("q_num_heads")?, node.int("kv_num_heads")?);
     let q = Heads::new(node.needed(0)?, q_heads)?;
     let (new_k, new_v) = (Heads::new(node.needed(1)?, kv_heads)?, Heads::new(node.needed(2)?, kv_heads)?);
-    let (past_k, past_v) = (node.input(4), node.input(5));
-    if past_k.is_some() != past_v.is_some() {
-        return Err("one of past_key and past_value without the other".into());
-    }
+    let (past_k, past_v) = past(node)?;
     let (k, v) = (new_k.after(past_k)?, new_v.after(past_v)?);
     let mut worst = node.check(1, "present_key", &k.data, &k.shape)?;
     worst = worst.max(node.check(2, "present_value", &v.data, &v.shape)?);
 
     let past = k.shape[2] - new_k.shape[2];
     let nonpad = node.input(6).map(Tensor::lengths).transpose()?;
-    if nonpad.is_some() && past_k.is_some() {
-        return Err("past_key and nonpad_kv_seqlen exclude each other".into());
-    }
     // Rows stand after the past; or, at the end of the keys that are no padding; or at key 0.
     let alignment = if nonpad.is_some() { Alignment::BottomRight } else { Alignment::Offset(past as isize) };
     let attention = settings(node)?.align(alignment);
@@ -100,35 +104,18 @@ pub(crate) fn run(node: &Node<'_>) -> Result<f64, String> {
     let mask = node.input(3);
     let float_mask = mask.filter(|mask| mask.floats().is_ok()).map(Tensor::f32s).transpose()?;
     if let Some(mask) = mask {
-        let shape = mask.shape4()?;
-        inputs = match (&mask.data, &float_mask) {
-            (Data::Bool(keep), _) => {
-                inputs.mask_prefix(Mask::keep(View::bhld(keep, shape).map_err(|e| e.to_string())?))
-            }
-            (_, Some(bias)) => inputs.bias_prefix(View::bhld(bias, shape).map_err(|e| e.to_string())?),
-            _ => return Err(format!("attn_mask of {:?}", mask.dtype)),
-        };
+        inputs = masked(inputs, mask, float_mask.as_deref())?;
     }
     let unpadded = inputs;
     if let Some(lens) = &nonpad {
         inputs = inputs.kv_lens(lens);
     }
 
-    let point = match node.int("qk_matmul_output_mode")?.unwrap_or(0) {
-        0 => Point::Raw,
-        1 => Point::Softcapped,
-        2 => Point::Masked,
-        3 => Point::Weights,
-        mode => return Err(format!("qk_matmul_output_mode {mode}")),
-    };
+    let point = point(node)?;
     for isa in Isa::available() {
         let (mut y, mut qk) = (vec![f32::NAN; b * h * l * d], vec![f32::NAN; b * h * l * keys]);
         let mut call = |inputs: Inputs<'_>, wants_qk: bool| -> Result<(), String> {
-            let y = match q.rows_first {
-                true => ViewMut::blhd(&mut y, [b, l, h, d]),
-                false => ViewMut::bhld(&mut y, [b, h, l, d]),
-            };
-            let mut outputs = Outputs::new(y.map_err(|e| e.to_string())?);
+            let mut outputs = Outputs::new(q.output(&mut y, d)?);
             if wants_qk {
                 outputs = outputs.scores(point, ViewMut::bhld(&mut qk, [b, h, l, keys]).map_err(|e| e.to_string())?);
             }
@@ -150,6 +137,39 @@ pub(crate) fn run(node: &Node<'_>) -> Result<f64, String> {
         worst = worst.max(node.check(3, &format!("{isa}: qk_matmul_output"), &qk, &[b, h, l, keys])?);
     }
     Ok(worst)
+}
+
+/// The keys and values before the new ones: both, or neither, and then only without lengths.
+fn past<'a>(node: &Node<'a>) -> Result<(Option<&'a Tensor>, Option<&'a Tensor>), String> {
+    let (past_k, past_v) = (node.input(4), node.input(5));
+    if past_k.is_some() != past_v.is_some() {
+        return Err("one of past_key and past_value without the other".into());
+    }
+    if past_k.is_some() && node.input(6).is_some() {
+        return Err("past_key and nonpad_kv_seqlen exclude each other".into());
+    }
+    Ok((past_k, past_v))
+}
+
+/// What the mask hides or adds; `bias` is the mask in f32, if it is one of numbers.
+fn masked<'a>(inputs: Inputs<'a>, mask: &'a Tensor, bias: Option<&'a [f32]>) -> Result<Inputs<'a>, String> {
+    let shape = mask.shape4()?;
+    Ok(match (&mask.data, bias) {
+        (Data::Bool(keep), _) => inputs.mask_prefix(Mask::keep(View::bhld(keep, shape).map_err(|e| e.to_string())?)),
+        (_, Some(bias)) => inputs.bias_prefix(View::bhld(bias, shape).map_err(|e| e.to_string())?),
+        _ => return Err(format!("attn_mask of {:?}", mask.dtype)),
+    })
+}
+
+/// Which scores the node's fourth output is.
+fn point(node: &Node<'_>) -> Result<Point, String> {
+    match node.int("qk_matmul_output_mode")?.unwrap_or(0) {
+        0 => Ok(Point::Raw),
+        1 => Ok(Point::Softcapped),
+        2 => Ok(Point::Masked),
+        3 => Ok(Point::Weights),
+        mode => Err(format!("qk_matmul_output_mode {mode}")),
+    }
 }
 
 /// What the attributes say to compute.

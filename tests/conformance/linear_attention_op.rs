@@ -47,21 +47,9 @@ pub(crate) fn run(node: &Node<'_>) -> Result<f64, String> {
     // One strength for all heads, or one for each.
     let beta_heads = |beta: &Tensor| if beta.shape.last() == Some(&1) { 1 } else { kv_heads };
     let beta = node.input(5).map(|beta| Packed::new("beta", beta, beta_heads(beta))).transpose()?;
-    let rule = node.attribute("update_rule").map_or(Some("gated_delta"), |rule| rule.as_str());
     let (log_decay, beta) =
         (decay.as_ref().map(Packed::view).transpose()?, beta.as_ref().map(Packed::view).transpose()?);
-    let update = match (rule, log_decay, beta) {
-        (Some("linear"), None, None) => Update::Linear,
-        (Some("gated"), Some(log_decay), None) => Update::Gated { log_decay },
-        (Some("delta"), None, Some(beta)) => Update::Delta { beta },
-        (Some("gated_delta"), Some(log_decay), Some(beta)) => Update::GatedDelta { log_decay, beta },
-        (Some(rule @ ("linear" | "gated" | "delta" | "gated_delta")), log_decay, beta) => {
-            let given = |x: bool| if x { "given" } else { "left out" };
-            let (decay, beta) = (given(log_decay.is_some()), given(beta.is_some()));
-            return Err(format!("{rule} needs or forbids: decay is {decay}, beta is {beta}"));
-        }
-        (rule, ..) => return Err(format!("update_rule {rule:?}")),
-    };
+    let update = update(node, log_decay, beta)?;
     // Says how to compute, not what.
     let chunk = node.int("chunk_size")?.unwrap_or(DEFAULT_CHUNK);
     let chunk = usize::try_from(chunk).ok().filter(|&n| n > 0).ok_or(format!("chunk_size {chunk}"))?;
@@ -94,4 +82,21 @@ pub(crate) fn run(node: &Node<'_>) -> Result<f64, String> {
         }
     }
     Ok(worst)
+}
+
+/// What the node's rule does with the decay and the strength that it is given.
+fn update<'a>(node: &Node<'_>, log_decay: Option<View<'a>>, beta: Option<View<'a>>) -> Result<Update<'a>, String> {
+    let rule = node.attribute("update_rule").map_or(Some("gated_delta"), |rule| rule.as_str());
+    Ok(match (rule, log_decay, beta) {
+        (Some("linear"), None, None) => Update::Linear,
+        (Some("gated"), Some(log_decay), None) => Update::Gated { log_decay },
+        (Some("delta"), None, Some(beta)) => Update::Delta { beta },
+        (Some("gated_delta"), Some(log_decay), Some(beta)) => Update::GatedDelta { log_decay, beta },
+        (Some(rule @ ("linear" | "gated" | "delta" | "gated_delta")), log_decay, beta) => {
+            let given = |x: bool| if x { "given" } else { "left out" };
+            let (decay, beta) = (given(log_decay.is_some()), given(beta.is_some()));
+            return Err(format!("{rule} needs or forbids: decay is {decay}, beta is {beta}"));
+        }
+        (rule, ..) => return Err(format!("update_rule {rule:?}")),
+    })
 }

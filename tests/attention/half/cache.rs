@@ -118,11 +118,8 @@ fn histories() {
                 }
                 2 | 3 => {
                     let x = rng.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
-                    let poison = |like: &Tensor| {
-                        let shape = [1, like.shape[1], tokens, like.shape[3]];
-                        Rounded::new(&Tensor::filled(shape, x), dtype)
-                    };
-                    let (k, v) = (poison(&case.k), poison(&case.v));
+                    let [k, v] = [&case.k, &case.v]
+                        .map(|like| Rounded::new(&Tensor::filled([1, like.shape[1], tokens, like.shape[3]], x), dtype));
                     cache.append_to(b, k.view(), v.view()).unwrap();
                     cache.truncate(b, lens[b]).unwrap();
                 }

@@ -106,6 +106,24 @@ fn parts_and_steps_are_the_prefill() {
     }
 }
 
+/// The same queries, with keys and values times a factor.
+fn scaled(t: &Tensors, factor: f32) -> Tensors {
+    let mut t = t.clone();
+    for x in [&mut t.k, &mut t.v] {
+        x.data.iter_mut().for_each(|x| *x *= factor);
+    }
+    t
+}
+
+/// Appends to each sequence those tokens of `t` that are listed for it.
+fn append_picked(cache: &mut KvCache, t: &Tensors, model: &[Vec<usize>]) {
+    for (s, tokens) in model.iter().enumerate() {
+        let pick =
+            |x: &Tensor| Tensor::from_fn([1, 2, tokens.len(), x.shape[3]], |[_, h, j, i]| x.get([0, h, tokens[j], i]));
+        cache.append_to(s, pick(&t.k).view(), pick(&t.v).view()).unwrap();
+    }
+}
+
 /// Sequences that were rolled back, forked, cleared, copied: as if they had been appended at once.
 #[test]
 fn histories_do_not_show() {
@@ -113,11 +131,8 @@ fn histories_do_not_show() {
         let rng = &mut Rng::new(seed);
         let (d, e) = (1 + rng.below(40), 1 + rng.below(40));
         let t = Tensors::normal([1, 2, 2, 2, 900, d, e], seed);
-        let mut wild = t.clone();
         // What is rolled back is much larger than what stays.
-        for x in [&mut wild.k, &mut wild.v] {
-            x.data.iter_mut().for_each(|x| *x *= 1e30);
-        }
+        let wild = scaled(&t, 1e30);
         let kind = &kinds(2, d)[seed as usize % 2];
         let mut cache = KvCache::new(3, 2, [d, e]).unwrap().int8(kind.clone()).unwrap();
         // Tokens of each sequence.
@@ -160,12 +175,7 @@ fn histories_do_not_show() {
         copies.push((cache, model));
         for (cache, model) in copies {
             let mut fresh = KvCache::new(model.len(), 2, [d, e]).unwrap().int8(kind.clone()).unwrap();
-            for (s, tokens) in model.iter().enumerate() {
-                let pick = |x: &Tensor| {
-                    Tensor::from_fn([1, 2, tokens.len(), x.shape[3]], |[_, h, j, i]| x.get([0, h, tokens[j], i]))
-                };
-                fresh.append_to(s, pick(&t.k).view(), pick(&t.v).view()).unwrap();
-            }
+            append_picked(&mut fresh, &t, &model);
             assert_eq!(cache.lens(), fresh.lens());
             let q = Tensor::normal([model.len(), 4, 2, d], rng);
             for (isa, exec) in execs() {

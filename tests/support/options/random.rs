@@ -69,28 +69,10 @@ impl Case {
         });
         let (rows, keys) = case.longest();
         if some(rng, 4) {
-            let hides = rng.below(2) * 5;
-            let shape = broadcast(rng, [batch, heads, rows], keys);
-            let bias = Tensor::from_fn(shape, |_| match hides {
-                n if n > 0 && rng.below(n) == 0 => f32::NEG_INFINITY,
-                _ => rng.normal(),
-            });
-            case.bias = Some(bias.laid_out(rng.pick(&LAYOUTS)));
+            case.bias = Some(bias(rng, [batch, heads, rows], keys));
         }
         if some(rng, 4) {
-            // Nearly all nonzero, half, or nearly none; or blocks of either, so that some are wholly hidden.
-            let (share, blocks) = (rng.pick(&[1, 8, 15]), rng.below(2) * 64);
-            let shape = broadcast(rng, [batch, heads, rows], keys);
-            let seed = rng.below(16);
-            let mask = Tensor::from_fn(shape, |[b, h, l, j]| {
-                let set = match blocks {
-                    0 => rng.below(16) < share,
-                    n => (seed + b + h + l / n + j / n) % 3 < 2,
-                };
-                if set { 1.0 + rng.below(255) as f32 } else { 0.0 }
-            });
-            let (keep, bools) = (some(rng, 2), some(rng, 2));
-            case.mask = Some(MaskData::new(keep, bools, mask.laid_out(rng.pick(&LAYOUTS))));
+            case.mask = Some(mask(rng, [batch, heads, rows], keys));
         }
         case.functions = functions(rng, rows, keys);
         case
@@ -161,4 +143,31 @@ fn functions(rng: &mut Rng, rows: usize, keys: usize) -> Functions {
         _ => None,
     };
     Functions { score, mask: mask.map(|keep| (keep, rng.below(2) == 0)), prob }
+}
+
+/// Normal numbers; or one in five is −∞.
+fn bias(rng: &mut Rng, sizes: [usize; 3], keys: usize) -> Tensor {
+    let hides = rng.below(2) * 5;
+    let shape = broadcast(rng, sizes, keys);
+    let bias = Tensor::from_fn(shape, |_| match hides {
+        n if n > 0 && rng.below(n) == 0 => f32::NEG_INFINITY,
+        _ => rng.normal(),
+    });
+    bias.laid_out(rng.pick(&LAYOUTS))
+}
+
+/// Nearly all nonzero, half, or nearly none; or blocks of either, so that some are wholly hidden.
+fn mask(rng: &mut Rng, sizes: [usize; 3], keys: usize) -> MaskData {
+    let (share, blocks) = (rng.pick(&[1, 8, 15]), rng.below(2) * 64);
+    let shape = broadcast(rng, sizes, keys);
+    let seed = rng.below(16);
+    let mask = Tensor::from_fn(shape, |[b, h, l, j]| {
+        let set = match blocks {
+            0 => rng.below(16) < share,
+            n => (seed + b + h + l / n + j / n) % 3 < 2,
+        };
+        if set { 1.0 + rng.below(255) as f32 } else { 0.0 }
+    });
+    let (keep, bools) = (rng.below(2) == 0, rng.below(2) == 0);
+    MaskData::new(keep, bools, mask.laid_out(rng.pick(&LAYOUTS)))
 }
