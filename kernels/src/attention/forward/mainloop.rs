@@ -23,8 +23,7 @@ use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax;
-use crate::attention::tiling::SCORE_STRIDE;
-use crate::attention::tiling::{Regions, Scratch};
+use crate::attention::tiling::{Regions, SCORE_STRIDE, Scratch};
 use crate::matmul::pack::NonFinite;
 use core::ops::Range;
 
