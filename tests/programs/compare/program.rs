@@ -19,9 +19,8 @@ pub(crate) fn build(example: &str) -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
     cargo.args(["build", "--quiet", "--example", example, "--message-format", "json", "--profile", &profile]);
-    if cfg!(not(feature = "rayon")) {
-        cargo.arg("--no-default-features");
-    }
+    // With the features of `cargo test --workspace`, else the library would be compiled again.
+    cargo.arg(if cfg!(feature = "rayon") { "--workspace" } else { "--no-default-features" });
     let built = cargo.output().expect("cargo runs");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let messages = String::from_utf8_lossy(&built.stdout);
