@@ -34,13 +34,13 @@ impl<T: Copy> Typed<T> {
     {
         let s = workload.shape;
         let [q, k, v] = &self.parts;
-        let inputs = Inputs::of(
+        let inputs = Inputs::new(
             View::bhld(q, [s.batch, s.heads, s.q_len, s.head_dim]).expect("q fits"),
             View::bhld(k, [s.batch, s.kv_heads, s.kv_len, s.head_dim]).expect("k fits"),
             View::bhld(v, [s.batch, s.kv_heads, s.kv_len, s.value_dim]).expect("v fits"),
         );
         let out = ViewMut::bhld(&mut self.out, [s.batch, s.heads, s.q_len, s.value_dim]).expect("out fits");
-        let problem = attention.problem(black_box(inputs), Outputs::of(out)).expect("the shapes fit");
+        let problem = attention.problem(black_box(inputs), Outputs::new(out)).expect("the shapes fit");
         let plan = Plan::new(&problem, exec);
         problem.run(&plan, workspace);
     }

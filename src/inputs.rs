@@ -53,26 +53,20 @@ pub(crate) enum Cover {
 
 impl<'a> Inputs<'a> {
     /// Takes queries `[batch, heads, q_len, head_dim]`, keys `[batch, kv_heads, kv_len, head_dim]` and values
-    /// `[batch, kv_heads, kv_len, value_dim]`, all `f32`; `heads` must be a multiple of `kv_heads`.
-    pub fn new(q: View<'a>, k: View<'a>, v: View<'a>) -> Self {
-        Self::of(q, k, v)
-    }
-
-    /// Takes queries, keys and values of any element types, in any mix: `f32`, [`Bf16`](crate::Bf16),
-    /// [`F16`](crate::F16); shapes as for [`Self::new`]. 16-bit elements are widened in registers, and results have the
-    /// bits that `f32` tensors of the same numbers give. With the feature `half`, views of `half::bf16` and `half::f16`
-    /// are accepted as well.
+    /// `[batch, kv_heads, kv_len, value_dim]`; `heads` must be a multiple of `kv_heads`. Elements are of any types, in
+    /// any mix: `f32`, [`Bf16`](crate::Bf16), [`F16`](crate::F16) and, with the feature `half`, that crate's types.
+    /// 16-bit elements are widened in registers, and results have the bits that `f32` tensors of the same numbers give.
     ///
     /// ```
     /// use sdpa::{Attention, Bf16, F16, Inputs, Outputs, View, ViewMut};
     /// let (q, kv, mut out) = ([Bf16::from_f32(0.5); 2 * 8], [F16::from_f32(0.25); 3 * 8], [F16::default(); 2 * 8]);
     /// let (q, kv) = (View::bhld(&q, [1, 1, 2, 8])?, View::bhld(&kv, [1, 1, 3, 8])?);
-    /// let outputs = Outputs::of(ViewMut::bhld(&mut out, [1, 1, 2, 8])?);
-    /// sdpa::attention(&Attention::new(), Inputs::of(q, kv, kv), outputs)?;
+    /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 2, 8])?);
+    /// sdpa::attention(&Attention::new(), Inputs::new(q, kv, kv), outputs)?;
     /// assert_eq!(out[0].to_f32(), 0.25);
     /// # Ok::<(), sdpa::Error>(())
     /// ```
-    pub fn of(q: impl Into<Tensor<'a>>, k: impl Into<Tensor<'a>>, v: impl Into<Tensor<'a>>) -> Self {
+    pub fn new(q: impl Into<Tensor<'a>>, k: impl Into<Tensor<'a>>, v: impl Into<Tensor<'a>>) -> Self {
         Self::with(q.into(), Source::Tensors { k: k.into(), v: v.into() })
     }
 

@@ -16,14 +16,9 @@ pub struct Outputs<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    /// Takes the `f32` output tensor, `[batch, heads, q_len, value_dim]`; no other outputs.
-    pub fn new(out: ViewMut<'a>) -> Self {
-        Self::of(out)
-    }
-
-    /// Takes an output tensor of any element type, `[batch, heads, q_len, value_dim]`: results are rounded once, to
-    /// nearest even, when they are written. The other outputs are `f32`.
-    pub fn of(out: impl Into<TensorMut<'a>>) -> Self {
+    /// Takes the output tensor, `[batch, heads, q_len, value_dim]`, of any element type: results are rounded once, to
+    /// nearest even, when they are written. No other outputs; those that are added are `f32`.
+    pub fn new(out: impl Into<TensorMut<'a>>) -> Self {
         Self { out: Some(out.into()), lse: None, points: [const { None }; 4], key_weight_sums: None, state: None }
     }
 

@@ -120,7 +120,7 @@ fn unfused_carries(cut: &Cut<'_>) -> Result<()> {
         return Ok(());
     }
     let (attention, inputs) = cut.call(&Strip { batch: 0, head: 0, first: 0, len: 0 })?;
-    let out = ViewMut::bhld(&mut [], [1, 1, 0, cut.shape.value_dim])?;
+    let out = ViewMut::<f32>::bhld(&mut [], [1, 1, 0, cut.shape.value_dim])?;
     unfused::attention(&attention, inputs, Outputs::new(out), Exec::serial())
         .map_err(|e| Refused::new(format_args!("no unfused path: {e}")))
 }

@@ -140,7 +140,7 @@ fn dimensions_beyond_reason() {
     let none = view([0, 1 << 40, 1 << 40, 8]);
     let inputs = sdpa::Inputs::new(none, view([0, 1 << 40, 7, 8]), view([0, 1 << 40, 7, 1]));
     let shape = [0, 1 << 40, 1 << 40, 1];
-    let outputs = Outputs::new(ViewMut::from_strides(&mut [], 0, shape, [1; 4]).unwrap());
+    let outputs = Outputs::new(ViewMut::<f32>::from_strides(&mut [], 0, shape, [1; 4]).unwrap());
     Attention::new().problem(inputs, outputs).unwrap().run_once(Exec::default());
 }
 
@@ -255,7 +255,7 @@ fn a_huge_batch_without_rows_returns_at_once() {
         let unfused = sdpa::unfused::attention(
             &Attention::new(),
             Inputs::new(q, kv, kv),
-            Outputs::new(ViewMut::bhld(&mut [], [BATCH, 1, 0, 4]).unwrap()),
+            Outputs::new(ViewMut::<f32>::bhld(&mut [], [BATCH, 1, 0, 4]).unwrap()),
             Exec::default(),
         );
         assert!(unfused.is_ok());

@@ -33,9 +33,9 @@ fn slices_of_half() {
     let (q, k) = (numbers.map(half::bf16::from_f32), numbers.map(half::f16::from_f32));
     let (shape, mut out) = ([1, 1, 2, 2], [half::f16::ZERO; 4]);
     let wide = || View::bhld(&numbers, shape).unwrap();
-    let inputs = Inputs::of(View::bhld(&q, shape).unwrap(), View::bhld(&k, shape).unwrap(), wide());
+    let inputs = Inputs::new(View::bhld(&q, shape).unwrap(), View::bhld(&k, shape).unwrap(), wide());
     assert_eq!(inputs.queries().dtype(), Dtype::Bf16);
-    sdpa::attention(&Attention::new(), inputs, Outputs::of(ViewMut::bhld(&mut out, shape).unwrap())).unwrap();
+    sdpa::attention(&Attention::new(), inputs, Outputs::new(ViewMut::bhld(&mut out, shape).unwrap())).unwrap();
     let mut expected = [0.0; 4];
     let outputs = Outputs::new(ViewMut::bhld(&mut expected, shape).unwrap());
     sdpa::attention(&Attention::new(), Inputs::new(wide(), wide(), wide()), outputs).unwrap();

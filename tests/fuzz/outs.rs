@@ -62,7 +62,7 @@ impl Outs {
 
     pub(crate) fn outputs(&mut self) -> Outputs<'_> {
         let Self { out, lse, points, mass, .. } = self;
-        let mut outputs = Outputs::of(out.view_mut());
+        let mut outputs = Outputs::new(out.view_mut());
         if let Some(lse) = lse {
             outputs = outputs.lse(lse.view_mut());
         }

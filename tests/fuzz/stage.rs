@@ -97,7 +97,7 @@ impl<'c> Stage<'c> {
         let q = self.q.view();
         let mut inputs = match &self.source {
             Source::Tensors { k, v } => {
-                let mut inputs = Inputs::of(q, k.view(), v.view());
+                let mut inputs = Inputs::new(q, k.view(), v.view());
                 inputs = self.kv_lens.as_ref().map_or(inputs, |x| inputs.kv_lens(x.slice()));
                 self.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q.slice(), k.slice()))
             }

@@ -56,8 +56,8 @@ fn the_unfused_baseline() {
         let [q, k, v] = [types[0], types[1], types[2]].map(|dtype| Rounded::new(&tensor, dtype));
         let mut out = Elements::of(&[f32::from_bits(UNWRITTEN); 24], types[3]);
         let before = out.bits();
-        let inputs = Inputs::of(q.view(), k.view(), v.view());
-        let outputs = Outputs::of(out.view_mut(&tensor));
+        let inputs = Inputs::new(q.view(), k.view(), v.view());
+        let outputs = Outputs::new(out.view_mut(&tensor));
         let answer = unfused::attention(&Attention::new(), inputs, outputs, Exec::serial());
         if types == [Dtype::F32; 4] {
             answer.unwrap();
@@ -80,8 +80,8 @@ fn outputs_that_do_not_fit() {
         let short = Rounded::new(&tensor, dtype);
         let mut out = short.elements.clone();
         let like = ones([1, 2, 2, 4]);
-        let inputs = Inputs::of(short.view(), short.view(), short.view());
-        let error = Attention::new().problem(inputs, Outputs::of(out.view_mut(&like))).unwrap_err();
+        let inputs = Inputs::new(short.view(), short.view(), short.view());
+        let error = Attention::new().problem(inputs, Outputs::new(out.view_mut(&like))).unwrap_err();
         assert_eq!(error.to_string(), "out: rows is 2, but q has 3");
     }
 }

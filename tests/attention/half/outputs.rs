@@ -20,7 +20,7 @@ fn check(what: &str, short: &Short, exec: Exec, dtype: Dtype, layout: Layout) {
     }
     let mut full = short.wide.unwritten(Wanted::MASS);
     let mass = full.mass.as_mut().expect("it is wanted");
-    let outputs = Outputs::of(memory.view_mut(&like))
+    let outputs = Outputs::new(memory.view_mut(&like))
         .lse(sdpa::ViewMut::bhld(&mut full.lse.data, full.lse.shape).unwrap())
         .key_weight_sums(sdpa::ViewMut::bhld(&mut mass.data, mass.shape).unwrap());
     let inputs = short.wide.inputs_over(short.source());
@@ -139,7 +139,7 @@ fn a_state_is_read_in_any_type() {
         state.read(Outputs::new(sdpa::ViewMut::bhld(&mut out.data, shape).unwrap())).unwrap();
         for dtype in SHORT {
             let mut short = Rounded::new(&case.unwritten(Wanted::LEAST).out, dtype).elements;
-            state.read(Outputs::of(short.view_mut(&out))).unwrap();
+            state.read(Outputs::new(short.view_mut(&out))).unwrap();
             assert_eq!(short.bits(), Elements::of(&out.data, dtype).bits(), "{isa}, {dtype}");
         }
     }

@@ -106,7 +106,7 @@ impl Short {
     /// The tensors, and the lengths that belong to them.
     pub(crate) fn source(&self) -> Inputs<'_> {
         let [q, k, v] = self.qkv.each_ref().map(Rounded::view);
-        let mut inputs = Inputs::of(q, k, v);
+        let mut inputs = Inputs::new(q, k, v);
         inputs = self.wide.kv_lens.as_ref().map_or(inputs, |x| inputs.kv_lens(x));
         self.wide.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q, k))
     }

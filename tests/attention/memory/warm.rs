@@ -67,9 +67,9 @@ fn a_warm_run_on_short_elements_allocates_nothing() {
                     let q = view(&short_q, &q);
                     let inputs = match cached {
                         true => Inputs::cached(q, &cache),
-                        false => Inputs::of(q, view(&short_k, &k), view(&short_v, &v)),
+                        false => Inputs::new(q, view(&short_k, &k), view(&short_v, &v)),
                     };
-                    let outputs = Outputs::of(ViewMut::bhld(&mut out, shape).unwrap());
+                    let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).unwrap());
                     let problem = Attention::new().problem(inputs, outputs).unwrap();
                     let plan = Plan::new(&problem, exec);
                     problem.run(&plan, &mut workspace);
