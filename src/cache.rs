@@ -7,6 +7,15 @@ use core::ops::Range;
 use sdpa_kernels::{Cache, Call, Dtype, Isa, Keep, MAX_DIM, MAX_INT8_HEAD_DIM, Tensor};
 
 /// Scales of the keys of an int8 cache: see [`KvCache::int8`].
+///
+/// ```
+/// use sdpa::{KeyScales, KvCache};
+/// // Largest magnitude of each channel among some keys of the model: two heads of four.
+/// let largest = [0.5, 0.5, 9.0, 0.5, 0.5, 0.5, 0.5, 12.0];
+/// let scales = KeyScales::PerChannel(largest.map(|x| x / 127.0).to_vec());
+/// let cache = KvCache::new(1, 2, [4, 4])?.int8(scales)?;
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub enum KeyScales {
     /// One scale per key and head: 1/127 of the key's largest magnitude.

@@ -4,6 +4,15 @@ use core::fmt;
 use sdpa_kernels::{LayoutError, PageError};
 
 /// Reason why a call was refused. Outputs are then untouched.
+///
+/// ```
+/// use sdpa::{Error, Inputs, View};
+/// let (q, kv) = ([0.0; 2 * 8], [0.0; 3 * 4]);
+/// let (q, kv) = (View::bhld(&q, [1, 1, 2, 8])?, View::bhld(&kv, [1, 1, 3, 4])?);
+/// let error = Inputs::new(q, kv, kv).shape().unwrap_err();
+/// assert!(matches!(error, Error::Mismatch { argument: "k", what: "head_dim", got: 4, expected: 8, .. }));
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
@@ -127,6 +136,16 @@ pub enum Error {
 }
 
 /// Side of a limit on which a value must lie.
+///
+/// ```
+/// use sdpa::{Attention, Bound, Error, Inputs, Outputs, View, ViewMut};
+/// let (x, mut out) = ([0.0; 3 * 4], [0.0; 3 * 4]);
+/// let x = View::bhld(&x, [1, 1, 3, 4])?;
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 4])?);
+/// let error = sdpa::attention(&Attention::new(), Inputs::new(x, x, x).kv_lens(&[7]), outputs).unwrap_err();
+/// assert!(matches!(error, Error::Entry { argument: "kv_lens", got: 7, bound: Bound::AtMost, limit: 3, .. }));
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
     /// At least the limit.

@@ -8,6 +8,18 @@ use sdpa_kernels::Isa;
 const FLOPS_PER_WORKER: f64 = 4e6;
 
 /// Execution settings of a problem: instruction set and threads.
+///
+/// ```
+/// use sdpa::{Attention, Exec, Inputs, Isa, Outputs, View, ViewMut};
+/// let (x, mut out) = ([0.5; 3 * 4], [0.0; 3 * 4]);
+/// let x = View::bhld(&x, [1, 1, 3, 4])?;
+/// let problem =
+///     Attention::new().problem(Inputs::new(x, x, x), Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 4])?))?;
+/// let narrowest = Isa::available().next().unwrap();
+/// problem.run_once(Exec::default().threads(2).isa(narrowest)); // two threads at most
+/// assert_eq!(out, [0.5; 3 * 4]);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Exec {
     pub(crate) isa: Isa,

@@ -6,6 +6,12 @@ use core::fmt;
 use sdpa_kernels::{Isa, KEY_BLOCK, Precision, Sequence, peak_flops, read_bandwidth};
 
 /// Peak rates of a machine: the two numbers of the roofline model.
+///
+/// ```
+/// use sdpa::{Isa, Machine};
+/// let machine = Machine::measure(Isa::detect());
+/// assert!(machine.flops > 0.0 && machine.bytes > 0.0);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Machine {
     /// Floating-point operations per second of one core.
@@ -22,6 +28,19 @@ impl Machine {
 }
 
 /// Explanation of a plan for one problem. `Display` prints it.
+///
+/// ```
+/// use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut};
+/// let (x, mut out) = (vec![0.5; 1024 * 16], vec![0.0; 1024 * 16]);
+/// let x = View::bhld(&x, [1, 1, 1024, 16])?;
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1024, 16])?);
+/// let problem = Attention::new().causal().problem(Inputs::new(x, x, x), outputs)?;
+/// let explanation = Plan::new(&problem, Exec::default()).explain(&problem, None);
+/// assert_eq!(explanation.useful_flops, 2.0 * (16.0 + 16.0) * (1024.0 * 1025.0 / 2.0));
+/// assert!(explanation.blocks.1 > 0); // blocks above the diagonal are skipped
+/// println!("{explanation}");
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Explanation {

@@ -24,6 +24,7 @@ mod decoder;
 mod dictionary;
 mod embedding;
 mod feed_forward;
+mod layer_input;
 mod linear;
 mod linear_attention;
 mod model;
@@ -41,6 +42,7 @@ pub use decoder::DecoderState;
 pub use dictionary::{Dictionary, Found, Weighable};
 pub use embedding::Embedding;
 pub use feed_forward::FeedForward;
+pub use layer_input::LayerInput;
 pub use linear::{Linear, Weights};
 pub use linear_attention::{FeatureMap, Form, LinearAttention, LinearInputs, LinearState, Normaliser, Reach, Update};
 #[cfg(feature = "safetensors")]
@@ -50,7 +52,16 @@ pub use multi_head::{MultiHeadAttention, MultiHeadInput};
 pub use norm::Norm;
 pub use pool::{Pooling, normalize};
 pub use positions::{Rope, RopePairs};
+/// Function applied to each number by itself, in a [`FeedForward`] or after a [`Linear`].
+///
+/// ```
+/// use sdpa::Isa;
+/// use sdpa::layers::Activation;
+/// let mut x = [-1.0, 0.0, 2.0];
+/// Activation::Relu.apply(Isa::detect(), &mut x);
+/// assert_eq!(x, [0.0, 0.0, 2.0]);
+/// ```
 pub use sdpa_kernels::Activation;
 pub use sequences::{Sequences, Start};
 pub use steps::{Steps, StepsRow};
-pub use transformer::{LayerInput, NormOrder, Transformer, TransformerLayer};
+pub use transformer::{NormOrder, Transformer, TransformerLayer};

@@ -73,6 +73,20 @@ pub use state::{AttnState, merge};
 /// Computes attention with a plan made on the spot, on all threads of the current rayon pool and the widest instruction
 /// set.
 ///
+/// ```
+/// use sdpa::{Attention, Inputs, Outputs, View, ViewMut};
+/// let (q, k, v) = ([1.0], [0.0, 3f32.ln()], [10.0, 20.0]); // one row, two keys of one number, two values
+/// let inputs = Inputs::new(
+///     View::bhld(&q, [1, 1, 1, 1])?,
+///     View::bhld(&k, [1, 1, 2, 1])?,
+///     View::bhld(&v, [1, 1, 2, 1])?,
+/// );
+/// let mut out = [0.0];
+/// sdpa::attention(&Attention::new(), inputs, Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?))?;
+/// assert!((out[0] - 17.5).abs() < 1e-5); // scores 0 and ln 3, so weights 1/4 and 3/4
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
 /// # Errors
 /// Any [`Error`]; outputs are then untouched.
 pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>) -> Result<(), Error> {

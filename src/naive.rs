@@ -10,6 +10,16 @@ use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod
 /// Results of attention, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
 /// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_weight_sums` `[batch, kv_heads, kv_len]`. Ragged
 /// sequences count as batch, each padded to the longest with the results of an empty row.
+///
+/// ```
+/// use sdpa::{Attention, Inputs, View, naive};
+/// let x = [0.0; 2 * 4];
+/// let x = View::bhld(&x, [1, 1, 2, 4])?;
+/// let naive::Answer { out, lse, points: [_, _, _, weights], .. } =
+///     naive::oracle(&Attention::new().causal(), &Inputs::new(x, x, x))?;
+/// assert_eq!((out.len(), lse, weights), (8, vec![0.0, 2f64.ln()], vec![1.0, 0.0, 0.5, 0.5]));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer<T> {
     /// Weighted sums of values.
@@ -24,6 +34,19 @@ pub struct Answer<T> {
 
 /// Computes attention in `f64`: exact but for the rounding of `f64` sums. Time B·H·Lq·Lk·(D + Dv).
 ///
+/// ```
+/// use sdpa::{Attention, Inputs, Outputs, View, ViewMut, naive};
+/// let x: Vec<f32> = (0..40 * 8).map(|i| (i as f32).sin()).collect();
+/// let x = View::bhld(&x, [1, 1, 40, 8])?;
+/// let mut out = vec![0.0; 40 * 8];
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 40, 8])?);
+/// sdpa::attention(&Attention::new(), Inputs::new(x, x, x), outputs)?;
+/// let exact = naive::oracle(&Attention::new(), &Inputs::new(x, x, x))?.out;
+/// let error = out.iter().zip(&exact).map(|(&x, exact)| (f64::from(x) - exact).abs()).fold(0.0, f64::max);
+/// assert!(error < 1e-6);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
 /// # Errors
 /// Errors of [`Attention::problem`] that concern inputs.
 pub fn oracle(attention: &Attention, inputs: &Inputs<'_>) -> Result<Answer<f64>, Error> {
@@ -32,6 +55,15 @@ pub fn oracle(attention: &Attention, inputs: &Inputs<'_>) -> Result<Answer<f64>,
 
 /// Computes attention in `f32`, in three passes.
 ///
+/// ```
+/// use sdpa::{Attention, Inputs, View, naive};
+/// let x = [1.0, 2.0];
+/// let x = View::bhld(&x, [1, 1, 2, 1])?;
+/// let answer = naive::attention(&Attention::new().causal(), &Inputs::new(x, x, x))?;
+/// assert_eq!(answer.out[0], 1.0); // the first row sees the first value only
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`oracle`].
 pub fn attention(attention: &Attention, inputs: &Inputs<'_>) -> Result<Answer<f32>, Error> {
@@ -39,6 +71,16 @@ pub fn attention(attention: &Attention, inputs: &Inputs<'_>) -> Result<Answer<f3
 }
 
 /// Computes attention in `f32` or `f64` with the caller's functions.
+///
+/// ```
+/// use sdpa::{Attention, Inputs, Mods, Position, View, naive};
+/// let x = [0.0; 3];
+/// let (x, v) = (View::bhld(&x, [1, 1, 3, 1])?, View::bhld(&[1.0f32, 2.0, 6.0], [1, 1, 3, 1])?);
+/// let others = Mods::new().mask(|at: Position| at.key != at.row);
+/// let answer: naive::Answer<f64> = naive::answer(&Attention::new(), &Inputs::new(x, x, v), &others)?;
+/// assert_eq!(answer.out, [4.0, 3.5, 1.5]); // the means of the other two
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`oracle`].
@@ -96,6 +138,15 @@ impl<T: Real> Dense<T> {
 }
 
 /// Number type that the oracle computes in.
+///
+/// ```
+/// use sdpa::naive::Real;
+/// fn log_of_sum<T: Real>(a: T, b: T) -> T {
+///     (a.exp() + b.exp()).ln()
+/// }
+/// assert!((log_of_sum(0f64, 3f64.ln()) - 4f64.ln()).abs() < 1e-15);
+/// assert!((log_of_sum(0f32, 3f32.ln()) - 4f32.ln()).abs() < 1e-6);
+/// ```
 pub trait Real:
     Copy
     + From<f32>

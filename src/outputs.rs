@@ -6,6 +6,20 @@ use crate::shape::Shape;
 use sdpa_kernels::{KeyValues, Point, State, TensorMut, ViewMut};
 
 /// Tensors that a call writes.
+///
+/// ```
+/// use sdpa::{Attention, Inputs, Outputs, View, ViewMut};
+/// let x = [0.0; 2 * 4];
+/// let x = View::bhld(&x, [1, 1, 2, 4])?;
+/// let (mut out, mut lse, mut weights) = ([0.0; 2 * 4], [0.0; 2], [0.0; 2 * 2]);
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 2, 4])?)
+///     .lse(ViewMut::bhl(&mut lse, [1, 1, 2])?)
+///     .weights(ViewMut::bhld(&mut weights, [1, 1, 2, 2])?);
+/// sdpa::attention(&Attention::new().causal(), Inputs::new(x, x, x), outputs)?;
+/// assert_eq!(weights, [1.0, 0.0, 0.5, 0.5]);
+/// assert!(lse[0] == 0.0 && (lse[1] - 2f32.ln()).abs() < 1e-6);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Outputs<'a> {
     out: Option<TensorMut<'a>>,

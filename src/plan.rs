@@ -18,6 +18,18 @@ const SHARE: usize = 16;
 const LITTLE: usize = 1 << 20;
 const MOST: usize = 1 << 30;
 /// Division of a problem of one shape into tasks. No bit of the result depends on it.
+///
+/// ```
+/// use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut};
+/// let (x, mut out) = ([0.5; 3 * 4], [0.0; 3 * 4]);
+/// let x = View::bhld(&x, [1, 1, 3, 4])?;
+/// let problem =
+///     Attention::new().problem(Inputs::new(x, x, x), Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 4])?))?;
+/// let plan = Plan::new(&problem, Exec::default());
+/// assert_eq!((plan.tasks(), plan.workers()), (1, 1)); // too small to be shared out
+/// println!("{plan}");
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Plan {
     pub(crate) shape: Shape,

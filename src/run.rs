@@ -15,6 +15,20 @@ type Work<'w> = &'w (dyn Fn(&Launch<'_>, Isa, &mut Scratch) + Sync);
 /// Reusable memory of runs: one scratch per worker, which grows to the largest plan so far and is kept.
 ///
 /// A second run of the same plan with the same workspace allocates nothing.
+///
+/// ```
+/// use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut, Workspace};
+/// let (x, mut out, mut workspace, mut plan) = ([0.5; 3 * 4], [0.0; 3 * 4], Workspace::new(), None);
+/// for _ in 0..10 {
+///     let x = View::bhld(&x, [1, 1, 3, 4])?;
+///     let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 4])?);
+///     let problem = Attention::new().problem(Inputs::new(x, x, x), outputs)?;
+///     let plan = *plan.get_or_insert_with(|| Plan::new(&problem, Exec::serial())); // made once, kept
+///     problem.run(&plan, &mut workspace); // allocates the first time only
+/// }
+/// assert!(workspace.bytes() > 0);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct Workspace {
     workers: Vec<Scratch>,

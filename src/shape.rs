@@ -1,6 +1,17 @@
 //! Sizes of a call.
 
 /// Sizes of a call.
+///
+/// ```
+/// use sdpa::{Inputs, Shape, View};
+/// let (q, kv) = ([0.0; 8 * 2 * 16], [0.0; 2 * 5 * 16]);
+/// let (q, kv) = (View::bhld(&q, [1, 8, 2, 16])?, View::bhld(&kv, [1, 2, 5, 16])?);
+/// let shape = Inputs::new(q, kv, kv).shape()?;
+/// let Shape { heads, kv_heads, q_len, kv_len, .. } = shape;
+/// assert_eq!((heads, kv_heads, q_len, kv_len), (8, 2, 2, 5));
+/// assert_eq!(shape.flops(), 2.0 * 8.0 * 2.0 * 5.0 * 32.0);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Number of sequences.

@@ -336,6 +336,19 @@ fn copy_rows(from: View<'_>, rows: std::ops::Range<usize>, to: &mut [f32], at: u
 /// A sink must be part of only one of the two results. (Flash-Decoding; `merge_state` in FlashInfer. The log is
 /// natural.)
 ///
+/// ```
+/// use sdpa::{View, ViewMut};
+/// // One row: 1 from a part with Σ exp(score) = 1, and 5 from a part with Σ exp(score) = 3.
+/// let ((mut out, mut lse), (other_out, other_lse)) = (([1.0], [0.0]), ([5.0], [3f32.ln()]));
+/// let shape = [1, 1, 1, 1];
+/// sdpa::merge(
+///     (ViewMut::bhld(&mut out, shape)?, ViewMut::bhld(&mut lse, shape)?),
+///     (View::bhld(&other_out, shape)?, View::bhld(&other_lse, shape)?),
+/// )?;
+/// assert!((out[0] - 4.0).abs() < 1e-6 && (lse[0] - 4f32.ln()).abs() < 1e-6);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Mismatch`] if the shapes differ; `out` and `lse` are then untouched.
 pub fn merge(

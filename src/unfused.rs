@@ -28,6 +28,16 @@ use sdpa_kernels::{Call, Dtype, Tensor, TensorMut};
 ///
 /// Gives the results of [`attention`](crate::attention()) up to rounding; its bits depend on shapes and on the machine.
 ///
+/// ```
+/// use sdpa::{Attention, Exec, Inputs, Outputs, View, ViewMut, unfused};
+/// let (x, mut out) = ([0.5; 3 * 4], [0.0; 3 * 4]);
+/// let x = View::bhld(&x, [1, 1, 3, 4])?;
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 4])?);
+/// unfused::attention(&Attention::new().causal(), Inputs::new(x, x, x), outputs, Exec::serial())?;
+/// assert!(out.iter().all(|x| (x - 0.5).abs() < 1e-6));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`Attention::problem`]; [`Error::TooLarge`] or [`Error::Memory`] if a head's scores do not fit in memory;
 /// [`Error::Needs`] for options and outputs beyond scale, range rules and the LSE, which the baseline does not support.

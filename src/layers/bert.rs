@@ -21,6 +21,13 @@ const BATCH: usize = 384;
 const COST: f64 = 8.0;
 
 /// Input of a [`Bert`]: texts as token numbers, laid end to end.
+///
+/// ```
+/// use sdpa::layers::{BertInput, Sequences};
+/// // Two texts of three tokens and of two, laid end to end; 2 and 3 stand for [CLS] and [SEP].
+/// let input = BertInput::new(&[2, 7, 3, 2, 3], Sequences::Ragged(&[0, 3, 5])).types(&[0; 5]);
+/// # let _ = input;
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct BertInput<'a> {
     tokens: &'a [u32],

@@ -9,6 +9,16 @@ use crate::threads::current_threads;
 ///
 /// Keep one and pass it to every call: buffers grow to what the largest call needs and are kept, so that a warm call on
 /// one thread allocates nothing.
+///
+/// ```
+/// use sdpa::Exec;
+/// use sdpa::layers::{Compute, Norm};
+/// let mut compute = Compute::new(Exec::serial()); // one for all layers and all calls
+/// let (norm, mut out) = (Norm::rms([1.0, 1.0], 0.0)?, [0.0; 4]);
+/// norm.forward(&[1.0, -1.0, 3.0, 3.0], &mut out, &mut compute)?;
+/// assert_eq!(out, [1.0, -1.0, 1.0, 1.0]);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct Compute {
     exec: Exec,

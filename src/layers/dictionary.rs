@@ -15,6 +15,25 @@ use sdpa_kernels::{MAX_DIM, Point, View, ViewMut};
 const BEST_ROWS: usize = 128;
 
 /// Type with weighted sums: a list of numbers, of the same length for every value of a dictionary.
+///
+/// ```
+/// use sdpa::layers::{Compute, Dictionary, Weighable};
+/// /// Colour that can be mixed.
+/// struct Colour([f32; 3]);
+/// impl Weighable for Colour {
+///     fn write(&self, numbers: &mut Vec<f32>) {
+///         numbers.extend(self.0);
+///     }
+///     fn read(numbers: &[f32]) -> Self {
+///         Self([numbers[0], numbers[1], numbers[2]])
+///     }
+/// }
+/// let mut colours = Dictionary::new(2, 0.1)?; // keys: warm, light
+/// colours.insert(&[1.0, 0.2], Colour([1.0, 0.0, 0.0]))?;
+/// colours.insert(&[0.2, 1.0], Colour([1.0, 1.0, 0.0]))?;
+/// assert_eq!(colours.get(&[1.0, 1.0], &mut Compute::default())?.value.0, [1.0, 0.5, 0.0]); // orange
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 pub trait Weighable: Sized {
     /// Appends the numbers of this value to `numbers`.
     fn write(&self, numbers: &mut Vec<f32>);
@@ -84,6 +103,16 @@ pub struct Dictionary<V> {
 }
 
 /// Result of [`Dictionary::get`].
+///
+/// ```
+/// use sdpa::layers::{Compute, Dictionary, Found};
+/// let mut dictionary = Dictionary::new(2, 0.001)?;
+/// dictionary.insert(&[0.0, 1.0], 3.0)?;
+/// dictionary.insert(&[1.0, 0.0], 5.0)?;
+/// let Found { best, similarity, weights, value } = dictionary.get(&[2.0, 0.0], &mut Compute::default())?;
+/// assert_eq!((best, similarity, weights, value), (1, 1.0, vec![0.0, 1.0], 5.0));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found<V> {
     /// Index, by the order of insertion, of the entry whose key is most similar to the query; the first if several are.

@@ -90,6 +90,15 @@ impl<'a> Weights<'a> {
 /// Takes 2·rows·inputs·outputs operations. Rows, or columns if there are few rows, are divided among the threads of the
 /// current rayon pool; a row's results depend on that row and the weights alone, to the bit. The sums are computed like
 /// those of attention scores: chains of at most 32 FMAs, added up in order.
+///
+/// ```
+/// use sdpa::layers::{Activation, Compute, Linear, Weights};
+/// let linear = Linear::new(Weights::rows(&[1.0, 2.0, -1.0, -2.0], [2, 2])?).then(Activation::Relu);
+/// let mut out = [0.0; 4];
+/// linear.forward(&[1.0, 1.0, 0.0, -1.0], &mut out, &mut Compute::default())?; // two rows
+/// assert_eq!(out, [3.0, 0.0, 0.0, 2.0]);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Linear {
     packed: Packed,

@@ -40,6 +40,16 @@ use head::Head;
 use sdpa_kernels::{View, ViewMut, vectorized};
 
 /// Tensors that a call of linear attention reads.
+///
+/// ```
+/// use sdpa::View;
+/// use sdpa::layers::{LinearInputs, Update};
+/// let (x, log_decay) = ([0.5; 3 * 4], [-0.1]);
+/// let (x, log_decay) = (View::bhld(&x, [1, 1, 3, 4])?, View::bhld(&log_decay, [1, 1, 1, 1])?); // one decay for all
+/// let inputs = LinearInputs::new(x, x, x, Update::Gated { log_decay });
+/// # let _ = inputs;
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct LinearInputs<'a> {
     q: View<'a>,

@@ -13,6 +13,16 @@ use crate::share;
 use sdpa_kernels::{Alignment, Causality, Mask, View, ViewMut};
 
 /// Input of a [`MultiHeadAttention`] call: the rows of queries, keys and values, and the keys that are visible.
+///
+/// ```
+/// use sdpa::layers::{MultiHeadInput, Sequences};
+/// // Two sequences: three and two rows of a decoder on five and four rows of an encoder, of which the last is padding.
+/// let (x, memory) = ([0.0; 5 * 8], [0.0; 9 * 8]);
+/// let input = MultiHeadInput::new(&x, Sequences::Ragged(&[0, 3, 5]))
+///     .memory(&memory, Sequences::Ragged(&[0, 5, 9]))
+///     .kv_lens(&[5, 3]);
+/// # let _ = input;
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct MultiHeadInput<'a> {
     x: &'a [f32],

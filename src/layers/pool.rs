@@ -5,6 +5,16 @@ use super::linear::{check_rows, rows_of};
 use crate::error::Error;
 
 /// Reduction of the rows of a sequence to one.
+///
+/// ```
+/// use sdpa::layers::{Pooling, Sequences};
+/// let x = [1.0, 2.0, 3.0, 4.0, 10.0, 20.0]; // a sequence of two rows, and one of one row
+/// let (mut mean, mut first, sequences) = ([0.0; 4], [0.0; 4], Sequences::Ragged(&[0, 2, 3]));
+/// Pooling::Mean.forward(&x, 2, sequences, &mut mean)?;
+/// Pooling::First.forward(&x, 2, sequences, &mut first)?;
+/// assert_eq!((mean, first), ([2.0, 3.0, 10.0, 20.0], [1.0, 2.0, 10.0, 20.0]));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Pooling {
@@ -48,6 +58,13 @@ impl Pooling {
 }
 
 /// Scales each row of this width to length 1 in the Euclidean norm; rows of zeros are unchanged.
+///
+/// ```
+/// let mut x = [3.0, 4.0, 0.0, 0.0]; // two rows of two
+/// sdpa::layers::normalize(&mut x, 2)?;
+/// assert_eq!(x, [0.6, 0.8, 0.0, 0.0]);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Mismatch`] if `x` is not whole rows; it is then untouched.

@@ -12,6 +12,16 @@ use std::sync::Arc;
 const COST: f64 = 16.0;
 
 /// Pairs of columns of a head that are rotated together.
+///
+/// ```
+/// use sdpa::layers::{Compute, Rope, RopePairs, Sequences};
+/// let rope = Rope::new(8, 4, 1.0, RopePairs::Interleaved)?; // θ = 1: both pairs by one radian a position
+/// let mut x = [1.0, 0.0, 0.0, 1.0];
+/// rope.rotate(&mut x, [1, 4], Sequences::one(1), 1, &mut Compute::default())?; // one row, at position 1
+/// let (cos, sin) = (1f32.cos(), 1f32.sin());
+/// assert_eq!(x, [cos, sin, -sin, cos]);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RopePairs {
     /// Column i with i + dim/2: GPT-NeoX, and Llama as Hugging Face stores it ("rotate half").

@@ -5,6 +5,13 @@ use crate::error::{Bound, Error};
 use crate::inputs::cumulative;
 
 /// Division of rows into sequences.
+///
+/// ```
+/// use sdpa::layers::Sequences;
+/// let (even, ragged) = (Sequences::Even { batch: 2, len: 3 }, Sequences::Ragged(&[0, 3, 5]));
+/// assert_eq!((even.count(), even.rows(1)), (2, 3..6));
+/// assert_eq!((ragged.count(), ragged.rows(1)), (2, 3..5));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sequences<'a> {
     /// A batch of sequences of one length.
@@ -73,6 +80,16 @@ impl Sequences<'_> {
 
 /// Position of the first row of each sequence: `0` for whole sequences, the number of earlier rows for sequences that
 /// began in an earlier call.
+///
+/// ```
+/// use sdpa::layers::{Compute, Embedding, Sequences, Start};
+/// let positions = Embedding::new([0.0, 0.1, 0.2, 0.3], 1)?;
+/// let mut x = [5.0, 6.0]; // one new row of each of two sequences, which stand at 3 and at 1
+/// let one_each = Sequences::Even { batch: 2, len: 1 };
+/// positions.add_positions(&mut x, one_each, Start::Each(&[3, 1]), &mut Compute::default())?;
+/// assert_eq!(x, [5.3, 6.1]);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start<'a> {
     /// One position for all sequences.

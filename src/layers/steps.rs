@@ -36,6 +36,16 @@ pub struct Steps {
 }
 
 /// Intermediate results of one query row.
+///
+/// ```
+/// use sdpa::layers::{Compute, Steps, StepsRow};
+/// use sdpa::{Attention, Inputs, View};
+/// let x = View::bhld(&[0.0f32, 0.0], [1, 1, 2, 1])?;
+/// let steps = Steps::new(&Attention::new().causal(), Inputs::new(x, x, x), &mut Compute::default())?;
+/// let StepsRow { scores, weights, output } = steps.row(0, 0).expect("two rows");
+/// assert_eq!((scores, weights, output), (&[0.0, f32::NEG_INFINITY][..], &[1.0, 0.0][..], &[0.0][..]));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepsRow<'a> {
     /// Input of the softmax, one score for each key; −∞ for keys that the row does not see.

@@ -2,64 +2,29 @@
 
 use super::compute::Buffer;
 use super::linear::{check_rows, rows_of};
-use super::{Compute, FeedForward, MultiHeadAttention, MultiHeadInput, Norm, Sequences};
+use super::{Compute, FeedForward, LayerInput, MultiHeadAttention, MultiHeadInput, Norm};
 use crate::cache::KvCache;
 use crate::error::Error;
 use crate::error::same;
 use crate::share;
 use crate::share::Rows;
-use sdpa_kernels::Mask;
 
 /// Cost of adding a number, in the operations that [`crate::Exec`] counts: the time of memory.
 const COST: f64 = 8.0;
 
 /// Position of the norms.
+///
+/// ```
+/// use sdpa::layers::NormOrder;
+/// let order = |norm_first: bool| if norm_first { NormOrder::Pre } else { NormOrder::Post }; // of PyTorch's layers
+/// assert_eq!(order(false), NormOrder::Post);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NormOrder {
     /// Before each part, x + part(norm(x)): GPT-2, Llama (Xiong et al. 2020, arXiv:2002.04745).
     Pre,
     /// After each sum, norm(x + part(x)): the original, and BERT (Vaswani et al. 2017, arXiv:1706.03762).
     Post,
-}
-
-/// Rows, their division into sequences, and the rows that are visible.
-#[derive(Debug, Clone, Copy)]
-pub struct LayerInput<'a> {
-    rows: &'a [f32],
-    sequences: Sequences<'a>,
-    kv_lens: Option<&'a [usize]>,
-    mask: Option<Mask<'a>>,
-}
-
-impl<'a> LayerInput<'a> {
-    /// Takes rows that are all visible within their sequence, as far as the layer's own rules allow.
-    pub fn new(rows: &'a [f32], sequences: Sequences<'a>) -> Self {
-        Self { rows, sequences, kv_lens: None, mask: None }
-    }
-
-    /// Sets key padding: the number of rows of each sequence that are visible, from the first on.
-    #[must_use]
-    pub fn kv_lens(self, lens: &'a [usize]) -> Self {
-        Self { kv_lens: Some(lens), ..self }
-    }
-
-    /// Sets a mask of these rows that each row of the layer may see: `[sequences, heads, rows, keys]`, the first three
-    /// broadcast from 1.
-    #[must_use]
-    pub fn mask(self, mask: Mask<'a>) -> Self {
-        Self { mask: Some(mask), ..self }
-    }
-
-    /// Adds key padding and mask to the input of an attention.
-    fn keys(self, mut input: MultiHeadInput<'a>) -> MultiHeadInput<'a> {
-        if let Some(lens) = self.kv_lens {
-            input = input.kv_lens(lens);
-        }
-        if let Some(mask) = self.mask {
-            input = input.mask(mask);
-        }
-        input
-    }
 }
 
 /// Transformer layer: self-attention, cross-attention in a decoder, and feed-forward, each on a residual stream and
@@ -228,6 +193,24 @@ fn check_attention(
 
 /// Stack of transformer layers, with an optional norm of the result: an encoder, a decoder, or a language model without
 /// its embedding tables.
+///
+/// ```
+/// # use sdpa::layers::{Activation, FeedForward, Linear, MultiHeadAttention, NormOrder, TransformerLayer, Weights};
+/// use sdpa::layers::{Compute, LayerInput, Norm, Sequences, Transformer};
+/// # let linear = |outputs, inputs| Weights::rows(&[0.0; 32][..outputs * inputs], [outputs, inputs]).map(Linear::new);
+/// # let layer = || {
+/// #     let attention = MultiHeadAttention::new([2, 2], [linear(4, 4)?, linear(4, 4)?, linear(4, 4)?, linear(4, 4)?])?;
+/// #     let feed_forward = FeedForward::new(Activation::Gelu, linear(8, 4)?, linear(4, 8)?)?;
+/// #     let norm = || Norm::layer([1.0; 4], 1e-5);
+/// #     TransformerLayer::encoder(NormOrder::Pre, (attention, norm()?), (feed_forward, norm()?))
+/// # };
+/// // Two layers of width 4, whose weights come to nothing
+/// let encoder = Transformer::new(vec![layer()?, layer()?])?.norm(Norm::rms([1.0; 4], 0.0)?)?;
+/// let (x, mut out) = ([2.0; 3 * 4], [0.0; 3 * 4]);
+/// encoder.forward(LayerInput::new(&x, Sequences::one(3)), &mut out, &mut Compute::default())?;
+/// assert_eq!(out, [1.0; 3 * 4]);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug)]
 #[doc(alias = "Encoder", alias = "Decoder")]
 pub struct Transformer {

@@ -1,13 +1,14 @@
-//! What the kernels' doc comments say is read in this crate's documentation, by people who have no kernels.
+//! The documentation: what is public has an example that whoever copies it can compile. What the kernels' doc comments
+//! say is read in this crate's documentation, by people who have no kernels.
 
 use std::path::{Path, PathBuf};
 
-/// Every file of the kernels, with its text.
-fn kernels() -> Vec<(PathBuf, String)> {
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/src")];
+/// Every file of a folder of the repository, with its text.
+fn sources(folder: &str) -> Vec<(PathBuf, String)> {
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)];
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).expect("the kernels' sources") {
+        for entry in std::fs::read_dir(folder).expect("a folder of sources") {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
                 folders.push(path);
@@ -17,8 +18,108 @@ fn kernels() -> Vec<(PathBuf, String)> {
             }
         }
     }
+    files
+}
+
+/// Every file of the kernels, with its text.
+fn kernels() -> Vec<(PathBuf, String)> {
+    let files = sources("kernels/src");
     assert!(files.len() > 50, "only {} files", files.len());
     files
+}
+
+/// A file of this crate.
+fn source(path: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(path)).expect("a source")
+}
+
+/// The text of a doc comment just above a line, attributes between them left out.
+fn comment_above(lines: &[&str], at: usize) -> String {
+    let above = lines[..at].iter().rev().skip_while(|line| line.starts_with(['#', ' ', ')']));
+    let mut comment: Vec<_> = above.take_while(|line| line.starts_with("///")).map(|line| &line[3..]).collect();
+    comment.reverse();
+    comment.join("\n")
+}
+
+/// True if a doc comment has a snippet that is compiled and run.
+fn has_example(comment: &str) -> bool {
+    let mut fences = comment.lines().filter_map(|line| line.trim_start().strip_prefix("```"));
+    // Every other one opens a snippet, in the language that it names.
+    std::iter::from_fn(|| Some((fences.next()?, fences.next()?))).any(|(language, _)| language.is_empty())
+}
+
+/// The names that a file shows of its modules: where their definitions are, relative to `src`, without an extension.
+fn shown_of_modules(file: &str) -> Vec<(String, String)> {
+    let (text, folder) = (source(file), file.strip_suffix(".rs").expect("a source"));
+    let mut names = Vec::new();
+    for part in text.split("\npub use ").skip(1) {
+        let path = part.split(';').next().expect("a first part");
+        let (module, list) = path.split_once("::").expect("a module");
+        if ["kernels", "sdpa_kernels"].contains(&module) {
+            continue; // Each of these has its own `pub use`.
+        }
+        let module = if folder == "lib" { module.to_owned() } else { format!("{folder}/{module}") };
+        let words = list.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+        names.extend(words.map(|word| (module.clone(), word.to_owned())));
+    }
+    names
+}
+
+const KINDS: [&str; 4] = ["struct", "enum", "trait", "fn"];
+
+/// Finds the line that defines an item for users.
+fn defines(line: &str, name: &str) -> bool {
+    let rest = KINDS.iter().find_map(|kind| line.strip_prefix(&format!("pub {kind} "))).unwrap_or_default();
+    rest.strip_prefix(name).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
+}
+
+/// Doc comments of what users see: the path of each item, and what is said of it.
+fn documented() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for (module, name) in ["lib.rs", "layers.rs"].into_iter().flat_map(shown_of_modules) {
+        let inside = |path: &Path| {
+            let path = path.with_extension("");
+            path.ends_with(Path::new("src").join(&module)) || path.parent().is_some_and(|up| up.ends_with(&module))
+        };
+        let mut comments = Vec::new();
+        for (_, text) in sources("src").iter().filter(|(path, _)| inside(path)) {
+            let lines: Vec<_> = text.lines().collect();
+            let at = (0..lines.len()).filter(|&at| defines(lines[at], &name));
+            comments.extend(at.map(|at| comment_above(&lines, at)));
+        }
+        let [comment] = &comments[..] else { panic!("{module}: {} definitions of {name}", comments.len()) };
+        found.push((format!("{module}: {name}"), comment.clone()));
+    }
+    // What these define themselves, and what they show of the kernels.
+    for file in ["kernels.rs", "layers.rs", "lib.rs", "naive.rs", "unfused.rs"] {
+        let text = source(file);
+        let lines: Vec<_> = text.lines().collect();
+        for (at, line) in lines.iter().enumerate() {
+            let own = KINDS.iter().any(|kind| line.starts_with(&format!("pub {kind} ")));
+            if own || line.starts_with("pub use sdpa_kernels::") && !line.ends_with("::probe;") {
+                assert!(own || !line.contains('{'), "{file}: one `pub use` for each, with its example: {line}");
+                found.push((format!("{file}: {line}"), comment_above(&lines, at)));
+            }
+        }
+    }
+    assert!(found.len() > 80, "only {} items", found.len());
+    found
+}
+
+#[test]
+fn everything_public_has_an_example() {
+    let without: Vec<_> = documented().into_iter().filter(|(_, comment)| !has_example(comment)).collect();
+    assert!(without.is_empty(), "no example: {:#?}", without.iter().map(|(item, _)| item).collect::<Vec<_>>());
+}
+
+#[test]
+fn examples_name_no_kernels() {
+    for (path, text) in sources("src") {
+        for (n, line) in text.lines().enumerate().map(|(n, line)| (n + 1, line.trim_start())) {
+            let read = line.starts_with("//");
+            assert!(!read || !line.contains("sdpa_kernels::"), "{}:{n}: {line}", path.display());
+        }
+    }
 }
 
 /// Their examples would not compile for whoever copies them; those of this crate stand beside its `pub use`.

@@ -3,6 +3,13 @@
 use crate::layers::{Activation, ModelError};
 
 /// Sizes and constants of a BERT, under the names they have in `config.json`. The default is bert-base-uncased.
+///
+/// ```
+/// use sdpa::layers::BertConfig;
+/// // all-MiniLM-L6-v2
+/// let config = BertConfig { hidden_size: 384, num_hidden_layers: 6, intermediate_size: 1536, ..BertConfig::default() };
+/// assert_eq!(config.hidden_size / config.num_attention_heads, 32);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "the names are the documentation: those of the file")]
 pub struct BertConfig {

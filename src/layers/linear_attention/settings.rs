@@ -8,6 +8,20 @@ use sdpa_kernels::View;
 /// may be 1 and is then broadcast. Logarithms are natural: 0 keeps everything, −∞ forgets everything, positive ones let
 /// the state grow. Delta rules expect keys of length about 1, for which a β of 1 replaces the value of a key; neither
 /// is checked, and a growing state may overflow.
+///
+/// ```
+/// use sdpa::layers::{Compute, LinearAttention, LinearInputs, LinearState, Update};
+/// use sdpa::{View, ViewMut};
+/// // Two tokens with the same key, of length 1: the second replaces the value of the first.
+/// let (k, v, beta) = ([1.0, 1.0], [3.0, 5.0], [1.0]);
+/// let (k, v) = (View::bhld(&k, [1, 1, 2, 1])?, View::bhld(&v, [1, 1, 2, 1])?);
+/// let update = Update::Delta { beta: View::bhld(&beta, [1, 1, 1, 1])? };
+/// let (mut state, mut out) = (LinearState::new([1, 1, 1, 1])?, [0.0; 2]);
+/// let out_view = ViewMut::bhld(&mut out, [1, 1, 2, 1])?;
+/// LinearAttention::new().forward(LinearInputs::new(k, k, v, update), &mut state, out_view, &mut Compute::default())?;
+/// assert_eq!(out, [3.0, 5.0]); // `Update::Linear` would give 3 and 8
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub enum Update<'a> {
@@ -50,6 +64,13 @@ impl<'a> Update<'a> {
 }
 
 /// Order in which the sums are taken. Results of the forms differ by rounding only.
+///
+/// ```
+/// use sdpa::layers::{Form, LinearAttention};
+/// let prompt = LinearAttention::new().form(Form::Chunked(16));
+/// assert_eq!(LinearAttention::new().form(Form::Recurrent), LinearAttention::new());
+/// # let _ = prompt;
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Form {
     /// Token by token: for decoding, and wherever parts of a sequence must give the bits of the whole.
@@ -62,6 +83,13 @@ pub enum Form {
 }
 
 /// Keys that a row sees.
+///
+/// ```
+/// use sdpa::layers::{LinearAttention, Reach};
+/// let encoder = LinearAttention::new().reach(Reach::Whole);
+/// assert_eq!(LinearAttention::new().reach(Reach::Causal), LinearAttention::new());
+/// # let _ = encoder;
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Reach {
     /// The initial state, and the keys up to the row's own.
@@ -74,6 +102,13 @@ pub enum Reach {
 }
 
 /// Function applied to each element of queries and keys first.
+///
+/// ```
+/// use sdpa::layers::{FeatureMap, LinearAttention, Normaliser};
+/// // As in "Transformers are RNNs": weights are positive and divided by their sum.
+/// let attention = LinearAttention::new().feature_map(FeatureMap::EluPlusOne).normaliser(Normaliser::KeySum);
+/// # let _ = attention;
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum FeatureMap {
     /// Identity.
@@ -84,6 +119,22 @@ pub enum FeatureMap {
 }
 
 /// Divisor of a row's sum.
+///
+/// ```
+/// use sdpa::layers::{Compute, FeatureMap, LinearAttention, LinearInputs, LinearState, Normaliser, Update};
+/// use sdpa::{View, ViewMut};
+/// let (k, v) = ([0.0, 0.0], [3.0, 5.0]); // equal keys, so equal weights
+/// let (k, v) = (View::bhld(&k, [1, 1, 2, 1])?, View::bhld(&v, [1, 1, 2, 1])?);
+/// let (mut state, mut out) = (LinearState::normalised([1, 1, 1, 1])?, [0.0; 2]);
+/// LinearAttention::new().feature_map(FeatureMap::EluPlusOne).normaliser(Normaliser::KeySum).forward(
+///     LinearInputs::new(k, k, v, Update::Linear),
+///     &mut state,
+///     ViewMut::bhld(&mut out, [1, 1, 2, 1])?,
+///     &mut Compute::default(),
+/// )?;
+/// assert_eq!(out, [3.0, 4.0]); // the mean of the values so far
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Normaliser {
     /// No divisor: the sum is multiplied by the scale.

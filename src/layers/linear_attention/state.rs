@@ -4,6 +4,15 @@ use super::settings::Normaliser;
 use crate::error::{Error, floats, zeros};
 
 /// State of linear attention: one matrix for each batch entry and key/value head, zeros before the first token.
+///
+/// ```
+/// use sdpa::layers::LinearState;
+/// let mut state = LinearState::new([1, 2, 8, 16])?; // one sequence, two heads, keys of 8, values of 16
+/// let saved = state.as_slice().to_vec();
+/// state.as_mut_slice().copy_from_slice(&saved);
+/// assert_eq!(saved.len(), 2 * 8 * 16);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinearState {
     /// `[batch, kv_heads, head_dim, value_dim]`; a normaliser adds one column, in which values count as 1.

@@ -4,6 +4,14 @@ use crate::error::Error;
 use core::fmt;
 
 /// Reason why a model was not made, or a call to it was refused; outputs are then untouched.
+///
+/// ```
+/// use sdpa::layers::{Bert, BertConfig, ModelError, Tensor};
+/// use std::collections::HashMap;
+/// let weights: HashMap<String, Tensor<'_>> = HashMap::new();
+/// let error = Bert::new(BertConfig::default(), &weights).unwrap_err();
+/// assert!(matches!(error, ModelError::Missing { tensor } if tensor == "embeddings.word_embeddings.weight"));
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum ModelError {

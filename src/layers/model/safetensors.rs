@@ -9,6 +9,19 @@ const FORMAT: &str = "a safetensors file";
 /// Safetensors file in memory, with f32, f16 or bf16 tensors; each is widened when it is read.
 ///
 /// The bytes may be read or memory-mapped; the crate does not map files itself, as it forbids the `unsafe` this takes.
+///
+/// ```
+/// use sdpa::layers::{SafeTensorsFile, TensorSource};
+/// # let header = br#"{"gain":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+/// # let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+/// # bytes.extend(header);
+/// # bytes.extend([1.0f32, 2.0].map(f32::to_le_bytes).concat());
+/// // bytes: as `std::fs::read("model.safetensors")` gives them
+/// let file = SafeTensorsFile::new(&bytes)?;
+/// let gain = file.tensor("gain")?.unwrap();
+/// assert_eq!((gain.shape(), gain.data()), (&[2][..], &[1.0, 2.0][..]));
+/// # Ok::<(), sdpa::layers::ModelError>(())
+/// ```
 #[derive(Debug)]
 pub struct SafeTensorsFile<'a> {
     tensors: SafeTensors<'a>,

@@ -9,6 +9,15 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 
 /// Row-major tensor of a model: borrowed, or owned if it had to be widened.
+///
+/// ```
+/// use sdpa::layers::Tensor;
+/// let numbers = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+/// let borrowed = Tensor::new([2, 3], &numbers[..])?;
+/// let owned = Tensor::new([2, 3], numbers.to_vec())?;
+/// assert_eq!(borrowed, owned);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor<'a> {
     shape: Vec<usize>,
@@ -40,6 +49,22 @@ impl<'a> Tensor<'a> {
 }
 
 /// Source of named tensors: a file, a map, or anything else that holds a model.
+///
+/// ```
+/// use sdpa::layers::{ModelError, Tensor, TensorSource};
+/// /// Model whose every bias is 0.
+/// struct Zeros;
+/// impl TensorSource for Zeros {
+///     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, ModelError> {
+///         Ok(if self.contains(name) { Some(Tensor::new([4], vec![0.0; 4])?) } else { None })
+///     }
+///     fn contains(&self, name: &str) -> bool {
+///         name.ends_with(".bias")
+///     }
+/// }
+/// assert!(Zeros.tensor("pooler.bias")?.is_some() && Zeros.tensor("pooler.weight")?.is_none());
+/// # Ok::<(), ModelError>(())
+/// ```
 pub trait TensorSource {
     /// Returns the tensor of this name, if there is one.
     ///
