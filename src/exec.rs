@@ -1,5 +1,6 @@
 //! Execution settings of a problem: instruction set and threads.
 
+use crate::executor::Executor;
 use crate::threads::current_threads;
 use sdpa_kernels::Isa;
 
@@ -46,13 +47,20 @@ impl Exec {
         Self { isa: Isa::detect(), threads: 1 }
     }
 
+    /// Returns the widest instruction set, on all threads of an executor: for plans that [`Problem::run_on`] runs.
+    ///
+    /// [`Problem::run_on`]: crate::Problem::run_on
+    pub fn on(executor: &dyn Executor) -> Self {
+        Self::serial().threads(executor.threads())
+    }
+
     /// Sets the instruction set.
     #[must_use]
     pub fn isa(self, isa: Isa) -> Self {
         Self { isa, ..self }
     }
 
-    /// Sets the largest number of threads of the current pool to use; 0 counts as 1.
+    /// Sets the largest number of threads to use, of the current pool or of the executor; 0 counts as 1.
     #[must_use]
     pub fn threads(self, threads: usize) -> Self {
         Self { threads: threads.max(1), ..self }

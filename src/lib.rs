@@ -19,6 +19,7 @@
 //! | outputs | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key weight sums |
 //! | functions of the caller | [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]), weights ([`ProbMod`]) |
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
+//! | threads of the host's, deadlines | [`Executor`], for [`Problem::run_on`] and [`Problem::run_until`] |
 //! | layers around attention | [`layers`]: projections, multi-head attention, norms, positions, transformers |
 //! | keys in several parts | [`AttnState`], [`merge`] |
 //! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits or int8 ([`KeyScales`]); [`Pages`] of the caller's by a [`BlockTable`] |
@@ -34,6 +35,7 @@ mod attention;
 mod cache;
 mod error;
 mod exec;
+mod executor;
 mod explain;
 #[cfg(doctest)]
 mod guide;
@@ -57,18 +59,20 @@ pub use attention::Attention;
 pub use cache::{KeyScales, KvCache};
 pub use error::{Bound, Error};
 pub use exec::Exec;
+pub use executor::Executor;
 pub use explain::{Explanation, Machine};
 pub use inputs::Inputs;
 pub use kernels::*;
 pub use outputs::Outputs;
 pub use plan::Plan;
 pub use problem::Problem;
-pub use run::Workspace;
+pub use run::{Stopped, Workspace};
 #[cfg(feature = "_probe")]
 #[doc(hidden)]
 pub use sdpa_kernels::probe;
 pub use shape::Shape;
 pub use state::{AttnState, merge};
+pub use threads::CurrentPool;
 
 /// Computes attention with a plan made on the spot, on all threads of the current rayon pool and the widest instruction
 /// set.

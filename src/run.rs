@@ -4,13 +4,41 @@
 //! result does not depend on which worker runs it, or when.
 
 use crate::exec::Exec;
+use crate::executor::Executor;
 use crate::plan::{Plan, Split};
 use crate::problem::Problem;
-use crate::threads::{current_threads, each};
+use crate::threads::CurrentPool;
+use core::fmt;
 use sdpa_kernels::{Isa, Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, PoisonError};
 
 /// Work of one worker on a launch.
 type Work<'w> = &'w (dyn Fn(&Launch<'_>, Isa, &mut Scratch) + Sync);
+
+/// Threads to run on, and the function that says when to stop, if there is one.
+#[derive(Clone, Copy)]
+struct Host<'h> {
+    executor: &'h dyn Executor,
+    stop: Option<&'h (dyn Fn() -> bool + Sync)>,
+}
+
+/// Answer of a call that was stopped before all of its rows were computed: see [`Problem::run_until`].
+///
+/// ```
+/// let error: Box<dyn std::error::Error> = sdpa::Stopped.into();
+/// assert_eq!(error.to_string(), "stopped before all rows were computed");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stopped;
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("stopped before all rows were computed")
+    }
+}
+
+impl core::error::Error for Stopped {}
 
 /// Reusable memory of runs: one scratch per worker, which grows to the largest plan so far and is kept.
 ///
@@ -31,7 +59,8 @@ type Work<'w> = &'w (dyn Fn(&Launch<'_>, Isa, &mut Scratch) + Sync);
 /// ```
 #[derive(Debug, Default)]
 pub struct Workspace {
-    workers: Vec<Scratch>,
+    /// Locked while in use, so that an executor that calls a worker twice at once makes one of the two do nothing.
+    workers: Vec<Mutex<Scratch>>,
     /// Partial results of key blocks, where these are divided among workers.
     partials: Partials,
 }
@@ -44,23 +73,29 @@ impl Workspace {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.workers.iter().map(Scratch::bytes).sum::<usize>() + self.partials.bytes()
+        let bytes = |worker: &Mutex<Scratch>| worker.lock().unwrap_or_else(PoisonError::into_inner).bytes();
+        self.workers.iter().map(bytes).sum::<usize>() + self.partials.bytes()
     }
 
-    fn for_plan(&mut self, plan: &Plan) -> (&mut [Scratch], &mut Partials) {
-        // At most as many workers as the pool has threads, whatever the plan says. One thread needs no pool, and
-        // querying the pool's size would start it.
-        let workers = if plan.workers > 1 { plan.workers.min(current_threads()) } else { 1 };
+    fn for_plan(&mut self, plan: &Plan, executor: &dyn Executor) -> (&mut [Mutex<Scratch>], &mut Partials) {
+        // At most as many workers as there are threads, whatever the plan says. One thread needs no pool, and asking
+        // for the size of rayon's would start it.
+        let workers = if plan.workers > 1 { plan.workers.min(executor.threads()).max(1) } else { 1 };
         if self.workers.len() < workers {
-            self.workers.resize_with(workers, Scratch::new);
+            self.workers.resize_with(workers, Mutex::default);
         }
         // Reserve the scratch here, not in the workers: which of them find tasks differs from run to run. Use as many
         // workers as there is memory for; there was memory for one when the problem was made.
         let ready =
-            self.workers[..workers].iter_mut().map_while(|worker| worker.try_reserve(&plan.tiling).then_some(()));
+            self.workers[..workers].iter_mut().map_while(|worker| own(worker).try_reserve(&plan.tiling).then_some(()));
         let ready = ready.count();
         (&mut self.workers[..ready.max(1)], &mut self.partials)
     }
+}
+
+/// Returns the scratch of a worker that nobody else holds.
+fn own(worker: &mut Mutex<Scratch>) -> &mut Scratch {
+    worker.get_mut().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Problem<'_> {
@@ -73,29 +108,114 @@ impl Problem<'_> {
     }
 
     /// Computes the problem with the caller's functions of scores, positions or weights, in the fused pass.
+    ///
+    /// # Panics
+    /// If one of the functions does: the panic reaches the caller when all workers have come to rest. Outputs are then
+    /// partly written: rows are whole, untouched, or, in tasks that a function panicked in, anything. The workspace, the
+    /// plan, caches and the pool serve other calls as before.
     pub fn run_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
         self,
         plan: &Plan,
         workspace: &mut Workspace,
         mods: &Mods<S, M, P>,
     ) {
+        self.run_on(plan, workspace, mods, &CurrentPool);
+    }
+
+    /// Computes the problem on threads of the host's. [`Mods::new`] stands for no functions.
+    ///
+    /// The plan should be made for as many threads: [`Exec::on`]. Bits do not depend on it, or on the executor.
+    ///
+    /// # Panics
+    /// As [`Self::run_with`].
+    pub fn run_on<S: ScoreMod, M: MaskMod, P: ProbMod>(
+        self,
+        plan: &Plan,
+        workspace: &mut Workspace,
+        mods: &Mods<S, M, P>,
+        executor: &dyn Executor,
+    ) {
+        // Without a function that stops it, a call that returns has been computed.
+        let _ = self.run_in(plan, workspace, mods, Host { executor, stop: None });
+    }
+
+    /// Computes the problem unless `stop` returns true meanwhile: at a deadline, say, or by a flag that another thread
+    /// sets. [`CurrentPool`] stands for rayon's threads.
+    ///
+    /// `stop` is called by each worker before each task: up to 384 query rows of one key/value head against all the keys
+    /// they see (at head_dim 64 about a millisecond for every 1000 keys). Where few rows are computed key block by key
+    /// block ([`Plan::partials_bytes`] is not 0), it is called before each block of 256 keys, some microseconds of work.
+    ///
+    /// # Errors
+    /// [`Stopped`] if work was left undone. Every row of every output is then either computed, with the bits it always
+    /// has, or untouched; which ones is not said. Key weight sums are likewise computed or untouched, by sequence and
+    /// head. Where few rows are computed key block by key block, a call that is stopped before the last block leaves all
+    /// of them untouched. The workspace serves other calls as before.
+    ///
+    /// # Panics
+    /// As [`Self::run_with`]; also if `stop` does.
+    ///
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use sdpa::{Attention, CurrentPool, Exec, Inputs, Mods, Outputs, Plan, Stopped, View, ViewMut, Workspace};
+    /// # let (q, k, v) = (vec![0.5; 2 * 4 * 8], vec![0.25; 2 * 4 * 8], vec![1.0; 2 * 4 * 8]);
+    /// # let (shape, mut out) = ([1, 2, 4, 8], vec![0.0; 2 * 4 * 8]);
+    /// # let inputs = Inputs::new(View::bhld(&q, shape)?, View::bhld(&k, shape)?, View::bhld(&v, shape)?);
+    /// # let outputs = Outputs::new(ViewMut::bhld(&mut out, shape)?);
+    /// let problem = Attention::new().problem(inputs, outputs)?;
+    /// let plan = Plan::new(&problem, Exec::default());
+    /// let deadline = Instant::now() + Duration::from_secs(60);
+    /// let late = || Instant::now() > deadline;
+    /// match problem.run_until(&plan, &mut Workspace::new(), &Mods::new(), &CurrentPool, &late) {
+    ///     Ok(()) => assert_eq!(out[0], 1.0),
+    ///     Err(Stopped) => panic!("four rows took a minute"),
+    /// }
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    pub fn run_until<S: ScoreMod, M: MaskMod, P: ProbMod>(
+        self,
+        plan: &Plan,
+        workspace: &mut Workspace,
+        mods: &Mods<S, M, P>,
+        executor: &dyn Executor,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<(), Stopped> {
+        self.run_in(plan, workspace, mods, Host { executor, stop: Some(stop) })
+    }
+
+    fn run_in<S: ScoreMod, M: MaskMod, P: ProbMod>(
+        self,
+        plan: &Plan,
+        workspace: &mut Workspace,
+        mods: &Mods<S, M, P>,
+        host: Host<'_>,
+    ) -> Result<(), Stopped> {
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
         // A weight function needs every row whole.
         let plan = if P::ACTIVE { Plan { split: Split::Rows, ..plan } } else { plan };
-        self.run_as(&plan, workspace, &|launch, isa, scratch| launch.work(isa, scratch, mods));
+        self.run_as(&plan, workspace, host, &|launch, isa, scratch| launch.work(isa, scratch, mods))
     }
 
     /// Computes the problem by calling `work` on each worker. Not generic, so that a caller's functions do not compile
     /// it again.
-    fn run_as(self, plan: &Plan, workspace: &mut Workspace, work: Work<'_>) {
+    fn run_as(self, plan: &Plan, workspace: &mut Workspace, host: Host<'_>, work: Work<'_>) -> Result<(), Stopped> {
         // The plan may have been made for another problem of this shape.
         let shares_keys = plan.split != Split::Rows && plan.shares_keys(&self).is_some();
-        let (scratch, partials) = workspace.for_plan(plan);
+        let (workers, partials) = workspace.for_plan(plan, host.executor);
         let mut launch = Launch::new(self.call, self.outputs, plan.tiling);
         if shares_keys {
             launch = launch.split(partials, plan.tasks);
         }
-        each(scratch, |scratch| work(&launch, plan.exec.isa, scratch));
+        if let Some(stop) = host.stop {
+            launch = launch.until(stop);
+        }
+        let work = |scratch: &mut Scratch| work(&launch, plan.exec.isa, scratch);
+        if workers.len() > 1 {
+            share(&launch, workers, host.executor, &work);
+        }
+        // The calling thread alone, or what an executor that broke its promise left undone.
+        work(own(&mut workers[0]));
+        if launch.is_stopped() { Err(Stopped) } else { Ok(()) }
     }
 
     /// Plans and computes the problem with a workspace of its own.
@@ -107,5 +227,27 @@ impl Problem<'_> {
     pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(self, exec: Exec, mods: &Mods<S, M, P>) {
         let plan = Plan::new(&self, exec).shrink_to();
         self.run_with(&plan, &mut Workspace::new(), mods);
+    }
+}
+
+/// Calls `work` on each worker, on the threads of an executor. Passes on the first panic in it; workers then begin no
+/// further task.
+fn share(
+    launch: &Launch<'_>,
+    workers: &[Mutex<Scratch>],
+    executor: &dyn Executor,
+    work: &(dyn Fn(&mut Scratch) + Sync),
+) {
+    let panic = Mutex::new(None);
+    executor.run(workers.len(), &|index| {
+        let Some(Ok(mut scratch)) = workers.get(index).map(Mutex::try_lock) else { return };
+        // Unwind safe: tasks overwrite whatever scratch holds.
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(&mut scratch))) {
+            launch.stop();
+            panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+        }
+    });
+    if let Some(payload) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        resume_unwind(payload);
     }
 }

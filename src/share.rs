@@ -1,7 +1,8 @@
 //! Row-wise work divided among threads: products with weights, and loops over rows.
 
 use crate::exec::Exec;
-use crate::threads::{current_threads, join, workers_do};
+use crate::executor::Executor;
+use crate::threads::{CurrentPool, current_threads, join};
 use sdpa_kernels::{Packed, Product};
 
 /// Multiplies rows with weights, several such products side by side, each `(x, weights, out)`. One fork and one join
@@ -10,8 +11,7 @@ pub(crate) fn multiply<const N: usize>(exec: Exec, products: [(&[f32], &Packed, 
     let cost: f64 = products.iter().map(|(x, weights, _)| weights.cost(x.len() / weights.inputs())).sum();
     let workers = exec.workers(cost).min(if exec.threads > 1 { current_threads() } else { 1 });
     let products = products.map(|(x, weights, out)| Product::new(x, weights, out, workers));
-    let work = || products.iter().for_each(|product| product.work(exec.isa));
-    workers_do(workers, work);
+    CurrentPool.run(workers, &|_| products.iter().for_each(|product| product.work(exec.isa)));
 }
 
 /// A slice as rows of this width.

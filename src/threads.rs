@@ -1,31 +1,39 @@
-//! Threads: the only file that uses them, apart from the kernels' own work counters. They are rayon's, from the
-//! caller's pool; without the feature `rayon`, everything runs in order.
+//! Rayon's threads, from the caller's pool; without the feature `rayon`, everything runs in order. No other file names
+//! rayon.
 
-use sdpa_kernels::Scratch;
+use crate::executor::Executor;
 use std::sync::{Mutex, PoisonError};
 
-/// Calls `work` once for each scratch, in parallel where threads are available. `work` must dispatch on the instruction
-/// set inside: a closure handed to rayon does not inherit the caller's target features.
-pub(crate) fn each(scratch: &mut [Scratch], work: impl Fn(&mut Scratch) + Sync + Send) {
-    #[cfg(feature = "rayon")]
-    if scratch.len() > 1 {
-        use rayon::prelude::*;
-        scratch.par_iter_mut().with_max_len(1).for_each(work);
-        return;
-    }
-    scratch.iter_mut().take(1).for_each(work);
-}
+/// Rayon's current pool: the one the calling thread belongs to, else the global one. Without the feature `rayon`, the
+/// calling thread alone.
+///
+/// The executor of every call that names none.
+///
+/// ```
+/// use sdpa::{CurrentPool, Executor};
+/// use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+/// let sum = AtomicUsize::new(0);
+/// CurrentPool.run(5, &|index| drop(sum.fetch_add(index, Relaxed)));
+/// assert_eq!(sum.into_inner(), 10);
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CurrentPool;
 
-/// Calls `work` `workers` times, in parallel where threads are available.
-pub(crate) fn workers_do(workers: usize, work: impl Fn() + Sync) {
-    #[cfg(feature = "rayon")]
-    if workers > 1 {
-        use rayon::prelude::*;
-        (0..workers).into_par_iter().with_max_len(1).for_each(|_| work());
-        return;
+impl Executor for CurrentPool {
+    fn threads(&self) -> usize {
+        current_threads()
     }
-    let _ = workers;
-    work();
+
+    /// Runs tasks on the pool. They must dispatch on the instruction set inside: a closure handed to rayon does not
+    /// inherit the caller's target features.
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        #[cfg(feature = "rayon")]
+        if tasks > 1 {
+            use rayon::prelude::*;
+            return (0..tasks).into_par_iter().with_max_len(1).for_each(task);
+        }
+        (0..tasks).for_each(task);
+    }
 }
 
 /// Calls `a` and `b`, in parallel where threads are available.

@@ -1,6 +1,44 @@
-//! Queue of task numbers that workers take from.
+//! Queue of task numbers that workers take from, until it is empty or they are asked to stop.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Request to leave the rest of the work undone, from the caller or from a worker that cannot go on.
+pub(crate) struct Stop<'a> {
+    /// Function of the caller's that says if it is time to stop, if there is one.
+    when: Option<&'a (dyn Fn() -> bool + Sync)>,
+    /// True once work was left undone, for all workers and for good: then `when` is not asked again.
+    stopped: AtomicBool,
+}
+
+impl<'a> Stop<'a> {
+    pub(crate) fn when(when: Option<&'a (dyn Fn() -> bool + Sync)>) -> Self {
+        Self { when, stopped: AtomicBool::new(false) }
+    }
+
+    /// Returns true if the work that comes next is to be left undone. Asked only if there is some.
+    #[inline]
+    pub(crate) fn leaves(&self) -> bool {
+        // Relaxed: the flag orders nothing but itself; joining the workers publishes the results.
+        if self.is_stopped() {
+            return true;
+        }
+        let stop = self.when.is_some_and(|when| when());
+        if stop {
+            self.now();
+        }
+        stop
+    }
+
+    /// Leaves all work undone from now on.
+    pub(crate) fn now(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+}
 
 /// Queue of the numbers below `len`, each taken once.
 pub(crate) struct Queue {
@@ -25,6 +63,12 @@ impl Queue {
         // Reset, so that no number of calls can wrap the counter round.
         self.next.store(self.len, Ordering::Relaxed);
         None
+    }
+
+    /// Takes the next number, unless it is to be left undone.
+    #[inline]
+    pub(crate) fn take_unless(&self, stop: &Stop<'_>) -> Option<usize> {
+        self.take().filter(|_| !stop.leaves())
     }
 
     /// Returns the number that the next call of [`Self::take`] would return. Another worker may take it first.

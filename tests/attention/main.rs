@@ -10,6 +10,7 @@ mod support;
 mod bits;
 mod corners;
 mod errors;
+mod executors;
 mod explain;
 mod half;
 mod hidden;

@@ -12,7 +12,7 @@ use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::{Scratch, Tiling};
 use crate::simd::isa::Isa;
 use crate::tensor::element::Dtype;
-use crate::work_queue::Queue;
+use crate::work_queue::{Queue, Stop};
 
 /// Call with its outputs and tiling: a queue of tasks that workers take until it is empty.
 pub struct Launch<'a> {
@@ -22,6 +22,7 @@ pub struct Launch<'a> {
     key_weight_sums: Queue,
     /// Split-KV, if key blocks are shared out too.
     split: Option<Split<'a>>,
+    stop: Stop<'a>,
     /// True if all the call's memory is in cache: see [`CACHED_BYTES`].
     near: bool,
 }
@@ -57,6 +58,7 @@ impl<'a> Launch<'a> {
             tasks: Queue::new(if heads == 0 { 0 } else { heads * per_head }),
             key_weight_sums: Queue::new(if wanted { sequences * kv_heads } else { 0 }),
             split: None,
+            stop: Stop::when(None),
             near,
             checked,
         }
@@ -78,8 +80,26 @@ impl<'a> Launch<'a> {
         }
     }
 
+    /// Sets a function that is asked before each task, and under split-KV before each key block: if it returns true, the
+    /// rest is left undone.
+    #[must_use]
+    pub fn until(self, stop: &'a (dyn Fn() -> bool + Sync)) -> Self {
+        Self { stop: Stop::when(Some(stop)), ..self }
+    }
+
+    /// Leaves undone what no worker has begun.
+    pub fn stop(&self) {
+        self.stop.now();
+    }
+
+    /// Returns true if work was left undone.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.is_stopped()
+    }
+
     /// Takes tasks and runs them until none is left. Any number of workers may call this at once, each with its own
-    /// scratch; when all calls have returned, the outputs are complete.
+    /// scratch; when all calls have returned, the outputs are complete, unless
+    /// the launch [was stopped](Self::is_stopped): then tasks that were begun are done, and the rows of others are untouched.
     pub fn work<A: ScoreMod, B: MaskMod, C: ProbMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
         assert!(self.split.is_none() || !C::ACTIVE, "a weight function needs every row whole");
         dispatch!(isa, |s| s.work(self, scratch, mods));
@@ -87,13 +107,13 @@ impl<'a> Launch<'a> {
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Steps>(&self, s: S, scratch: &mut Scratch, mods: &dyn RowMods<S>) {
-        let Self { checked, tasks, key_weight_sums, split, near } = self;
+        let Self { checked, tasks, key_weight_sums, split, stop, near } = self;
         let bound = BoundCall { s, mods, checked };
         if let Some(split) = split {
             // SAFETY: the split was made for this call.
-            unsafe { split_kv::run(split, bound, scratch) };
+            unsafe { split_kv::run(split, bound, stop, scratch) };
         }
-        while let Some(number) = tasks.take() {
+        while let Some(number) = tasks.take_unless(stop) {
             let next =
                 if *near { Next::Near } else { tasks.peek().map_or(Next::Nothing, |next| Next::Task(self.task(next))) };
             // SAFETY: every number is taken once and no two tasks share a row, so the task's part of the outputs is this
@@ -101,7 +121,7 @@ impl<'a> Launch<'a> {
             unsafe { AttentionTask::new(bound, self.task(number)) }.followed_by(next).run(scratch);
         }
         let kv_heads = checked.call().kv.kv_heads();
-        while let Some(number) = key_weight_sums.take() {
+        while let Some(number) = key_weight_sums.take_unless(stop) {
             let head = [number / kv_heads, number % kv_heads];
             // SAFETY: every number is taken once and stands for one sequence and head, so the sums of their keys are
             // this worker's.

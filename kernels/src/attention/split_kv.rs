@@ -19,7 +19,7 @@ use crate::matmul::pack::NonFinite;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
-use crate::work_queue::Queue;
+use crate::work_queue::{Queue, Stop};
 use core::marker::PhantomData;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -295,12 +295,12 @@ impl<S: Steps> AttentionTask<'_, S> {
 ///
 /// # Safety
 /// The split was made for this call.
-pub(crate) unsafe fn run<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, scratch: &mut Scratch) {
+pub(crate) unsafe fn run<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
     // SAFETY: the caller guarantees the split; the units are merged when all are accumulated.
     unsafe {
-        accumulate(split, bound, scratch);
-        if split.is_accumulated() {
-            merge(split, bound, scratch);
+        accumulate(split, bound, stop, scratch);
+        if !stop.is_stopped() && split.is_accumulated() {
+            merge(split, bound, stop, scratch);
         }
     }
 }
@@ -309,11 +309,15 @@ pub(crate) unsafe fn run<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, s
 ///
 /// # Safety
 /// The split was made for this call.
-unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, scratch: &mut Scratch) {
+unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
     let (call, tiling) = (bound.checked.call(), bound.checked.tiling());
-    while let Some(run) = split.runs.take() {
+    while let Some(run) = split.runs.take_unless(stop) {
         let units = split.run(run);
         for unit in units.clone() {
+            // A run that is not done is not counted, so nothing is merged.
+            if stop.leaves() {
+                return;
+            }
             let (task, first) = split.unit(call, unit);
             let next = (unit + 1 < units.end).then(|| split.unit(call, unit + 1));
             // SAFETY: the unit is one of the call's.
@@ -332,8 +336,8 @@ unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, scrat
 ///
 /// # Safety
 /// The split was made for this call; all units are accumulated.
-unsafe fn merge<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, scratch: &mut Scratch) {
-    while let Some(number) = split.merges.take() {
+unsafe fn merge<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
+    while let Some(number) = split.merges.take_unless(stop) {
         let (sequence, kv_head) = (number / split.units.heads, number % split.units.heads);
         // SAFETY: each head is taken once, so its rows, and its units' parts, are this worker's.
         unsafe {

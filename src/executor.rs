@@ -1,0 +1,50 @@
+//! Threads of the host's: the trait by which a call runs on them.
+
+/// Threads that run closures: a pool of the host's own, for [`Problem::run_on`](crate::Problem::run_on).
+///
+/// Safe code cannot break the promises below in a way that makes a call unsound. An index that is not called is done by
+/// the calling thread in the end; one that is called twice, or is not below `tasks`, does nothing more. An
+/// implementation that extends lifetimes by `unsafe` code must not return before every call of `task` has.
+///
+/// ```
+/// use sdpa::{Attention, Exec, Executor, Inputs, Mods, Outputs, Plan, View, ViewMut, Workspace};
+///
+/// /// Threads of the standard library, started anew for each call.
+/// struct Threads(usize);
+///
+/// impl Executor for Threads {
+///     fn threads(&self) -> usize {
+///         self.0
+///     }
+///     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+///         std::thread::scope(|scope| {
+///             (1..tasks).for_each(|index| drop(scope.spawn(move || task(index))));
+///             task(0); // the calling thread works too
+///         });
+///     }
+/// }
+///
+/// let (q, k, v) = (vec![0.5; 8 * 64 * 32], vec![0.25; 8 * 300 * 32], vec![1.0; 8 * 300 * 32]);
+/// let (rows, keys) = ([1, 8, 64, 32], [1, 8, 300, 32]); // batch, heads, rows, head_dim
+/// let inputs = Inputs::new(View::bhld(&q, rows)?, View::bhld(&k, keys)?, View::bhld(&v, keys)?);
+/// let mut out = vec![0.0; 8 * 64 * 32];
+/// let problem = Attention::new().problem(inputs, Outputs::new(ViewMut::bhld(&mut out, rows)?))?;
+/// let threads = Threads(2);
+/// let plan = Plan::new(&problem, Exec::on(&threads));
+/// problem.run_on(&plan, &mut Workspace::new(), &Mods::new(), &threads);
+/// assert!(out.iter().all(|&x| x == 1.0));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub trait Executor {
+    /// Number of threads that may work on one call at the same time, the calling thread included if it works too. 0
+    /// counts as 1.
+    fn threads(&self) -> usize;
+
+    /// Calls `task` once with each index below `tasks`, at most [`Self::threads`] of them, in any order and on any
+    /// threads, and returns when all calls have returned.
+    ///
+    /// An index stands for a worker, not for a piece of work: workers share the work out among themselves, and those
+    /// that begin late find less of it. No call waits for another, so calling them one after the other is right too,
+    /// if slow. `task` never panics: a panic of the caller's functions is carried to the calling thread.
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync));
+}

@@ -1,0 +1,117 @@
+//! Threads that are not rayon's: the bits of one thread on any executor, whether it keeps its promise or not.
+
+mod pools;
+
+use crate::counting::counted;
+use crate::support::{Answer, Tensors, assert_same, execs, outputs, unwritten};
+use pools::{Backwards, Lazy, Pool, Recorded, Scoped, Twice};
+use sdpa::{Attention, CurrentPool, Exec, Executor, Inputs, KvCache, Mods, Plan, Position, Workspace};
+
+const THREADS: usize = 3;
+
+/// Rows of whole tasks, and one row against many keys, whose blocks are shared out. Enough work for three threads each.
+const SIZES: [[usize; 7]; 2] = [[1, 4, 2, 210, 500, 20, 33], [1, 8, 2, 1, 6000, 64, 64]];
+
+/// Runs a call planned for three threads; returns its answer and the number of workers.
+fn run(inputs: Inputs<'_>, exec: Exec, executor: &dyn Executor, workspace: &mut Workspace) -> (Answer, usize) {
+    let mut answer = unwritten(&inputs);
+    let problem = Attention::new().problem(inputs, outputs(&mut answer)).unwrap();
+    let plan = Plan::new(&problem, exec);
+    problem.run_on(&plan, workspace, &Mods::new(), executor);
+    (answer, plan.workers())
+}
+
+/// Executors that keep their promise.
+fn good() -> [(&'static str, Box<dyn Executor>); 4] {
+    [
+        ("threads of the standard library", Box::new(Scoped(THREADS))),
+        ("a pool on a channel", Box::new(Pool::new(THREADS))),
+        ("one after the other, last first", Box::new(Backwards(THREADS))),
+        ("rayon", Box::new(CurrentPool)),
+    ]
+}
+
+/// Executors that do not.
+fn bad() -> [(&'static str, Box<dyn Executor>); 4] {
+    [
+        ("nothing is called", Box::new(Lazy { threads: THREADS, every: usize::MAX })),
+        ("every second index is left out", Box::new(Lazy { threads: THREADS, every: 2 })),
+        ("every index twice at once, and one too many", Box::new(Twice(THREADS))),
+        ("no threads", Box::new(Backwards(0))),
+    ]
+}
+
+#[test]
+fn any_executor_gives_the_bits_of_one_thread() {
+    for (sizes, (isa, serial)) in SIZES.into_iter().flat_map(|sizes| execs().map(move |exec| (sizes, exec))) {
+        let tensors = Tensors::normal(sizes, 11);
+        let (expected, one) = run(tensors.inputs(), serial, &CurrentPool, &mut Workspace::new());
+        assert_eq!(one, 1);
+        // One workspace for all: an executor leaves nothing behind that another would see.
+        let mut workspace = Workspace::new();
+        for (name, executor) in good().into_iter().chain(bad()) {
+            let exec = serial.threads(THREADS);
+            let (answer, workers) = run(tensors.inputs(), exec, &*executor, &mut workspace);
+            assert_eq!(workers, THREADS, "{name}");
+            assert_same(&format!("{sizes:?}, {isa}, {name}"), &answer, &expected);
+        }
+    }
+}
+
+#[test]
+fn an_executor_is_called_once_with_a_task_for_each_worker() {
+    let tensors = Tensors::normal(SIZES[0], 12);
+    for (threads, calls) in [(0, vec![]), (1, vec![]), (2, vec![2]), (THREADS, vec![THREADS]), (100, vec![THREADS])] {
+        let executor = Recorded::new(threads);
+        run(tensors.inputs(), Exec::serial().threads(THREADS), &executor, &mut Workspace::new());
+        assert_eq!(executor.calls(), calls, "{threads} threads");
+    }
+    // One thread is the calling one.
+    let executor = Recorded::new(THREADS);
+    run(tensors.inputs(), Exec::serial(), &executor, &mut Workspace::new());
+    assert!(executor.calls().is_empty());
+    assert_eq!(Exec::on(&executor), Exec::serial().threads(THREADS));
+}
+
+#[test]
+fn functions_and_caches_run_on_an_executor() {
+    let [b, h, kv, rows, keys, dim, width] = SIZES[0];
+    let tensors = Tensors::normal(SIZES[0], 13);
+    let mut cache = KvCache::new(b, kv, [dim, width]).unwrap();
+    cache.append(tensors.k.view(), tensors.v.view()).unwrap();
+    let mods = Mods::new()
+        .score(|score: f32, at: Position| score - 0.25 * at.head as f32)
+        .mask(|at: Position| (at.row + at.key) % 3 != 0)
+        .prob(|weight: f32, at: Position| weight * (at.key % 5) as f32);
+    assert!(b * h * rows * keys * (dim + width) * 2 > THREADS * 4_000_000, "too little work for three threads");
+    let run = |exec: Exec, executor: &dyn Executor| {
+        let mut answer = unwritten(&tensors.inputs());
+        let inputs = Inputs::cached(tensors.q.view(), &cache);
+        let problem = Attention::new().problem(inputs, outputs(&mut answer)).unwrap();
+        let plan = Plan::new(&problem, exec);
+        problem.run_on(&plan, &mut Workspace::new(), &mods, executor);
+        answer
+    };
+    let expected = run(Exec::serial(), &CurrentPool);
+    for (name, executor) in good().into_iter().chain(bad()) {
+        assert_same(name, &run(Exec::serial().threads(THREADS), &*executor), &expected);
+    }
+}
+
+#[test]
+fn a_warm_run_on_an_executor_allocates_nothing() {
+    for sizes in SIZES {
+        let tensors = Tensors::normal(sizes, 14);
+        let mut answer = unwritten(&tensors.inputs());
+        let mut workspace = Workspace::new();
+        // The executor allocates nothing itself.
+        let executor = Backwards(THREADS);
+        let mut call = || {
+            let problem = Attention::new().problem(tensors.inputs(), outputs(&mut answer)).unwrap();
+            let plan = Plan::new(&problem, Exec::on(&executor));
+            problem.run_on(&plan, &mut workspace, &Mods::new(), &executor);
+        };
+        call();
+        assert_eq!(counted(call), (0, 0), "{sizes:?}");
+    }
+}
