@@ -174,9 +174,9 @@ impl Problem<'_> {
         let out = self.outputs.out.as_ref();
         let ends = elements(call.q.shape()) * call.q.dtype().bytes() as f64
             + out.map_or(0.0, |out| elements(out.shape()) * out.dtype().bytes() as f64);
-        let floats = call.options.bias.map_or(0.0, |bias| elements(bias.shape()))
-            + self.outputs.points.iter().flatten().map(|view| elements(view.shape())).sum::<f64>();
-        keys + ends + 4.0 * floats + call.options.mask.map_or(0.0, |mask| elements(mask.view().shape()))
+        let bias = call.options.bias.map_or(0.0, |bias| elements(bias.shape()) * bias.dtype().bytes() as f64);
+        let floats = self.outputs.points.iter().flatten().map(|view| elements(view.shape())).sum::<f64>();
+        keys + ends + bias + 4.0 * floats + call.options.mask.map_or(0.0, |mask| elements(mask.view().shape()))
     }
 }
 

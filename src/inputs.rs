@@ -3,7 +3,7 @@
 use crate::cache::KvCache;
 use crate::error::{Bound, Error, same};
 use crate::shape::Shape;
-use sdpa_kernels::{KeyValues, MAX_DIM, Mask, Options, Pages, Ragged, Tensor, View};
+use sdpa_kernels::{KeyValues, MAX_DIM, Mask, Options, Pages, Ragged, Tensor};
 
 /// Tensors that a call reads: queries, keys and values, and those that options add.
 ///
@@ -19,7 +19,7 @@ use sdpa_kernels::{KeyValues, MAX_DIM, Mask, Options, Pages, Ragged, Tensor, Vie
 pub struct Inputs<'a> {
     pub(crate) q: Tensor<'a>,
     source: Source<'a>,
-    pub(crate) bias: Option<Covered<View<'a>>>,
+    pub(crate) bias: Option<Covered<Tensor<'a>>>,
     pub(crate) mask: Option<Covered<Mask<'a>>>,
     pub(crate) alibi: Option<&'a [f32]>,
     pub(crate) sinks: Option<&'a [f32]>,
@@ -127,18 +127,19 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// Adds a bias to the scores, after softcap; −∞ hides the key. Shape `[batch, heads, q_len, kv_len]`; dimensions of
-    /// 1 are broadcast.
+    /// Adds a bias of any element type to the scores, after softcap; −∞ hides the key. Shape
+    /// `[batch, heads, q_len, kv_len]`; dimensions of 1 are broadcast. 16-bit elements are widened in registers: results
+    /// have the bits that an `f32` bias of the same numbers gives.
     #[must_use]
-    pub fn bias(self, bias: View<'a>) -> Self {
-        Self { bias: Some(Covered { of: bias, cover: Cover::AllKeys }), ..self }
+    pub fn bias(self, bias: impl Into<Tensor<'a>>) -> Self {
+        Self { bias: Some(Covered { of: bias.into(), cover: Cover::AllKeys }), ..self }
     }
 
     /// Adds a bias with columns for the first keys only: keys beyond its last column are hidden (as in ONNX). Batch,
     /// heads and rows of 1 are broadcast.
     #[must_use]
-    pub fn bias_prefix(self, bias: View<'a>) -> Self {
-        Self { bias: Some(Covered { of: bias, cover: Cover::FirstKeys }), ..self }
+    pub fn bias_prefix(self, bias: impl Into<Tensor<'a>>) -> Self {
+        Self { bias: Some(Covered { of: bias.into(), cover: Cover::FirstKeys }), ..self }
     }
 
     /// Sets a mask of the keys that each row may see; shapes as for [`Self::bias`].
@@ -276,9 +277,19 @@ impl<'a> Inputs<'a> {
             }
         }
         let [keys, _] = self.names();
-        let bias = self.bias.map(|Covered { of, cover }| broadcast("bias", of, cover, shape, keys)).transpose()?;
+        let too_large = |what, sizes| Error::TooLarge { what, sizes };
+        let bias = match self.bias {
+            Some(Covered { of, cover }) => {
+                let to = broadcast_shape("bias", of.shape(), cover, shape, keys)?;
+                Some(of.broadcast(to).ok_or(too_large("bias", to))?)
+            }
+            None => None,
+        };
         let mask = match self.mask {
-            Some(Covered { of, cover }) => Some(of.with_view(broadcast("mask", of.view(), cover, shape, keys)?)),
+            Some(Covered { of, cover }) => {
+                let to = broadcast_shape("mask", of.view().shape(), cover, shape, keys)?;
+                Some(of.with_view(of.view().broadcast(to).ok_or(too_large("mask", to))?))
+            }
             None => None,
         };
         let Self { alibi, sinks, kv_lens, ragged, .. } = *self;
@@ -305,25 +316,26 @@ pub(crate) fn cumulative(argument: &'static str, ends: &[usize], total: usize) -
     Ok(last)
 }
 
-/// Broadcasts a bias or mask to the batch, heads, rows and keys of the call; `keys` is the caller's name for the keys.
-fn broadcast<'a, T>(
+/// Returns the batch, heads, rows and columns that a bias or mask is broadcast to; `keys` is the caller's name for the
+/// keys.
+fn broadcast_shape(
     argument: &'static str,
-    view: View<'a, T>,
+    given: [usize; 4],
     cover: Cover,
     shape: &Shape,
     keys: &'static str,
-) -> Result<View<'a, T>, Error> {
+) -> Result<[usize; 4], Error> {
     let columns = match cover {
-        Cover::FirstKeys => view.shape()[3].min(shape.kv_len),
+        Cover::FirstKeys => given[3].min(shape.kv_len),
         Cover::AllKeys => shape.kv_len,
     };
     let to = [shape.batch, shape.heads, shape.q_len, columns];
-    for ((what, got), expected) in ["batch", "heads", "rows", "columns"].into_iter().zip(view.shape()).zip(to) {
+    for ((what, got), expected) in ["batch", "heads", "rows", "columns"].into_iter().zip(given).zip(to) {
         let repeats = got == 1 && (what != "columns" || cover == Cover::AllKeys);
         if got != expected && !repeats {
             let of = if what == "columns" { keys } else { "the call" };
             return Err(Error::Mismatch { argument, what, got, expected, of });
         }
     }
-    view.broadcast(to).ok_or(Error::TooLarge { what: argument, sizes: to })
+    Ok(to)
 }

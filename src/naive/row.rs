@@ -95,9 +95,9 @@ fn scores<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
         let ahead = position - j as i128;
         let window = attention.visible.window.is_none_or(|w| w.sees(ahead) || j < w.kept_first());
         let causal = attention.visible.causality == Causality::Full || ahead >= 0;
-        let bias = inputs.bias.map_or(0.0, |Covered { of, cover }| {
-            of.get(entry(of.shape(), cover, j)).copied().unwrap_or(f32::NEG_INFINITY)
-        });
+        let bias = inputs
+            .bias
+            .map_or(0.0, |Covered { of, cover }| of.get(entry(of.shape(), cover, j)).unwrap_or(f32::NEG_INFINITY));
         let masked = inputs.mask.is_some_and(|Covered { of, cover }| {
             let byte = of.view().get(entry(of.view().shape(), cover, j));
             byte.is_none_or(|&byte| (byte != 0) != matches!(of, Mask::Keep(_)))

@@ -15,7 +15,7 @@ fn plain(rows: usize, keys: usize) -> Case {
 #[test]
 fn a_score_function_does_not_show_what_a_bias_hides() {
     let hiding = |[.., j]: [usize; 4]| if j == 2 { f32::NEG_INFINITY } else { 0.0 };
-    let case = Case { bias: Some(Tensor::from_fn([1, 1, 1, 5], hiding)), ..plain(2, 5) };
+    let case = Case { bias: Some(Tensor::from_fn([1, 1, 1, 5], hiding).into()), ..plain(2, 5) };
     let mods = Mods::new().score(|score: f32, _: Position| score.max(-1.0));
     let oracle = naive::answer::<f64, _, _, _>(&case.attention(), &case.inputs(), &mods).unwrap();
     for (isa, exec) in execs() {
@@ -119,7 +119,7 @@ fn merge_says_what_is_wrong_with_an_lse() {
 #[test]
 fn key_mass_of_large_scores() {
     for bias in [-1e4, 1e6, 1e8, f32::MIN] {
-        let case = Case { bias: Some(Tensor::filled([1, 1, 1, 10], bias)), ..plain(1, 10) };
+        let case = Case { bias: Some(Tensor::filled([1, 1, 1, 10], bias).into()), ..plain(1, 10) };
         let mass = case.run(Exec::serial(), Wanted::MASS).mass.unwrap();
         let sum: f32 = mass.data.iter().sum();
         assert!((sum - 1.0).abs() < 1e-6, "bias {bias}: {sum}");

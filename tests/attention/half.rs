@@ -1,5 +1,6 @@
 //! Elements of 16 bits: the same bits as if everything had been widened before the call and rounded after it.
 
+mod bias;
 mod cache;
 mod errors;
 mod hidden;
@@ -79,8 +80,8 @@ fn any_mix_is_the_widened_call() {
                 for wanted in [Wanted::LEAST, Wanted::ALL] {
                     let what = format!("{mix:?}, seed {seed}, {isa}");
                     let expected = short.wide.run(exec, wanted);
-                    same_full(&what, &short.wide.run_over(short.source(), exec, wanted), &expected);
-                    let threads = short.wide.run_over(short.source(), exec.threads(64), wanted);
+                    same_full(&what, &short.case.run_over(short.source(), exec, wanted), &expected);
+                    let threads = short.case.run_over(short.source(), exec.threads(64), wanted);
                     same_full(&format!("{what}, threads"), &threads, &expected);
                 }
             }
@@ -105,7 +106,7 @@ fn any_mix_decodes_like_the_widened_call() {
                 let short = Short::new(case.clone(), mix);
                 for (isa, exec) in execs() {
                     let what = format!("{mix:?}, {sizes:?}, {layout:?}, {isa}");
-                    let got = short.wide.run_over(short.source(), exec, Wanted::LEAST);
+                    let got = short.case.run_over(short.source(), exec, Wanted::LEAST);
                     same_full(&what, &got, &short.wide.run(exec, Wanted::LEAST));
                 }
             }
@@ -125,7 +126,7 @@ fn every_layout() {
                 let short = Short::new(case, [dtype; 3]);
                 for (isa, exec) in execs() {
                     let what = format!("{dtype}, {sizes:?}, {layouts:?}, {isa}");
-                    let got = short.wide.run_over(short.source(), exec, Wanted::LEAST);
+                    let got = short.case.run_over(short.source(), exec, Wanted::LEAST);
                     same_full(&what, &got, &short.wide.run(exec, Wanted::LEAST));
                 }
             }
@@ -148,7 +149,7 @@ fn threads_do_not_show() {
                     let mut full = short.wide.unwritten(Wanted::MASS);
                     let problem = short.wide.attention().problem(short.source(), full.outputs()).unwrap();
                     assert!(Plan::new(&problem, exec).workers() > 1, "not enough work for this test");
-                    let got = pool.install(|| short.wide.run_over(short.source(), exec, Wanted::MASS));
+                    let got = pool.install(|| short.case.run_over(short.source(), exec, Wanted::MASS));
                     same_full(&format!("{mix:?}, {sizes:?}, {isa}, {threads} threads"), &got, &expected);
                 }
             }
@@ -165,7 +166,7 @@ fn a_workspace_for_all_types() {
             for mix in mixes() {
                 let short = Short::new(Case::random(&mut rng, 200_000), mix);
                 let mut got = short.wide.unwritten(Wanted::LEAST);
-                short.wide.run_over_into(short.source(), exec, &mut got, &mut workspace);
+                short.case.run_over_into(short.source(), exec, &mut got, &mut workspace);
                 same_full(&format!("round {round}, {mix:?}, {isa}"), &got, &short.wide.run(exec, Wanted::LEAST));
             }
         }
@@ -191,7 +192,7 @@ fn elements_of_every_kind() {
             let short = Short::new(case, mix);
             for (isa, exec) in execs() {
                 let what = format!("{mix:?}, case {i}, {isa}");
-                let got = short.wide.run_over(short.source(), exec, Wanted::ALL);
+                let got = short.case.run_over(short.source(), exec, Wanted::ALL);
                 same_full(&what, &got, &short.wide.run(exec, Wanted::ALL));
             }
         }
@@ -204,10 +205,10 @@ fn the_oracle_sees_the_same() {
         for i in 0..2 {
             let seed = 70_000 + 10 * n as u64 + i;
             let short = Short::new(Case::random(&mut Rng::new(seed), 100_000), mix);
-            let oracle = short.wide.oracle_over::<f64>(short.source());
+            let oracle = short.case.oracle_over::<f64>(short.source());
             same_oracle(&format!("{mix:?}, seed {seed}"), &oracle, &short.wide.oracle());
             for (isa, exec) in execs() {
-                let got = short.wide.run_over(short.source(), exec, Wanted::ALL);
+                let got = short.case.run_over(short.source(), exec, Wanted::ALL);
                 check_against_oracle(&format!("{mix:?}, seed {seed}, {isa}"), &short.wide, &got, &oracle);
             }
         }
@@ -235,7 +236,7 @@ fn pages_of_any_types() {
                     let expected = short.wide.run(exec, wanted);
                     for exec in [exec, exec.threads(64)] {
                         let source = Inputs::paged(short.qkv[0].view(), pages);
-                        same_full(&what, &short.wide.run_over(source, exec, wanted), &expected);
+                        same_full(&what, &short.case.run_over(source, exec, wanted), &expected);
                     }
                 }
             }
@@ -243,7 +244,7 @@ fn pages_of_any_types() {
             if m % 9 == 4 {
                 same_oracle(
                     &format!("pages of {page}, seed {seed}"),
-                    &short.wide.oracle_over(source),
+                    &short.case.oracle_over(source),
                     &short.wide.oracle(),
                 );
             }

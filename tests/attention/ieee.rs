@@ -187,7 +187,7 @@ fn a_sink_of_plus_infinity_or_nan() {
 fn bias(make: fn(usize) -> Case, x: f32) -> impl Fn(usize) -> Case {
     move |keys| {
         let at_special = |[.., j]: [usize; 4]| if j == special(keys) { x } else { 0.25 };
-        Case { bias: Some(Tensor::from_fn([1, 1, 1, keys], at_special)), ..make(keys) }
+        Case { bias: Some(Tensor::from_fn([1, 1, 1, keys], at_special).into()), ..make(keys) }
     }
 }
 
@@ -219,9 +219,9 @@ fn a_bias_of_minus_infinity() {
 fn a_bias_of_the_smallest_number() {
     expect(bias(plain, f32::MIN), 1, FINITE, Is::Finite, true);
     // Alone it decides nothing: every weight is the same, the row is not empty.
-    let make = |_| Case { bias: Some(Tensor::filled([1; 4], f32::MIN)), ..plain(1) };
+    let make = |_| Case { bias: Some(Tensor::filled([1; 4], f32::MIN).into()), ..plain(1) };
     expect(make, 1, FINITE, Is::This(f32::MIN), true);
-    let make = |keys| Case { bias: Some(Tensor::filled([1, 1, 1, keys], f32::MIN)), ..plain(keys) };
+    let make = |keys| Case { bias: Some(Tensor::filled([1, 1, 1, keys], f32::MIN).into()), ..plain(keys) };
     expect(make, 1, FINITE, Is::This(f32::MIN), true);
 }
 

@@ -60,8 +60,8 @@ pub(crate) struct Case {
     /// What q, k and v are made of; their numbers are rounded to it.
     pub(crate) dtypes: [Dtype; 3],
     pub(crate) settings: Settings,
-    /// Each of batch, heads and rows may be 1.
-    pub(crate) bias: Option<Entries>,
+    /// Each of batch, heads and rows may be 1. The numbers of a bias are rounded to its type.
+    pub(crate) bias: Option<(Entries, Dtype)>,
     pub(crate) mask: Option<(Entries, Polarity)>,
     pub(crate) alibi: Option<Vec<f32>>,
     pub(crate) sinks: Option<Vec<f32>>,
@@ -194,7 +194,7 @@ impl Case {
         });
         let bias = || {
             but == Some(Rule::Bias)
-                || self.bias.as_ref().is_none_or(|x| x.get([b, h, i, j]).is_some_and(|x| x != f32::NEG_INFINITY))
+                || self.bias.as_ref().is_none_or(|(x, _)| x.get([b, h, i, j]).is_some_and(|x| x != f32::NEG_INFINITY))
         };
         let mask = || {
             but == Some(Rule::Mask)
@@ -241,7 +241,7 @@ impl Case {
             v: self.v.part(kb, key..key + keys),
             dtypes: self.dtypes,
             settings: Settings { alignment, ..self.settings },
-            bias: self.bias.as_ref().map(cut),
+            bias: self.bias.as_ref().map(|(x, dtype)| (cut(x), *dtype)),
             mask: self.mask.as_ref().map(|(x, polarity)| (cut(x), *polarity)),
             alibi: self.alibi.clone(),
             sinks: self.sinks.clone(),
@@ -255,7 +255,7 @@ impl Case {
     pub(crate) fn describe(&self) -> String {
         let Self { settings, alibi, sinks, kv_lens, ragged, functions, dtypes, .. } = self;
         let shapes = [&self.q, &self.k, &self.v].map(|x| x.shape);
-        let bias = self.bias.as_ref().map(|x| (x.of.shape, x.cover));
+        let bias = self.bias.as_ref().map(|(x, dtype)| (x.of.shape, x.cover, dtype));
         let mask = self.mask.as_ref().map(|(x, polarity)| (x.of.shape, x.cover, polarity));
         format!(
             "q, k, v {shapes:?} {dtypes:?} {settings:?} bias {bias:?} mask {mask:?} alibi {alibi:?} sinks {sinks:?} \

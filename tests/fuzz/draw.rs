@@ -215,12 +215,16 @@ fn options(rng: &mut Rng, case: &mut Case) {
     };
     if rng.one_in(4) {
         let ((shape, cover), hides, odd) = (shape(rng), 3 * rng.below(3), rng.one_in(8));
-        let of = Array::from_fn(shape, |_| match hides {
-            n if n > 0 && rng.one_in(n) => f32::NEG_INFINITY,
-            _ if odd && rng.one_in(20) => rng.pick(&[f32::NAN, f32::INFINITY, f32::MIN, 1e30, -1e30]),
-            _ => rng.normal(),
+        let dtype = rng.pick(&DTYPES);
+        let of = Array::from_fn(shape, |_| {
+            let x = match hides {
+                n if n > 0 && rng.one_in(n) => f32::NEG_INFINITY,
+                _ if odd && rng.one_in(20) => rng.pick(&[f32::NAN, f32::INFINITY, f32::MIN, 1e30, -1e30]),
+                _ => rng.normal(),
+            };
+            rounded(x, dtype)
         });
-        case.bias = Some(Entries { of, cover });
+        case.bias = Some((Entries { of, cover }, dtype));
     }
     if rng.one_in(4) {
         // Nearly all nonzero, half, or nearly none; or stretches of either, so that some blocks are wholly hidden.

@@ -176,7 +176,7 @@ impl<'a> Oracle<'a> {
     /// A visible score with all that is added to it.
     fn change(&self, row: [usize; 3], j: usize, score: Num) -> Num {
         let (case, [b, h, i], mut s) = (self.case, row, score);
-        if let Some(bias) = &case.bias {
+        if let Some((bias, _)) = &case.bias {
             let bias = bias.get([b, h, i, j]).expect("a key without a column is hidden");
             s = Num::rounded(s.x + f64::from(bias), s.e);
         }

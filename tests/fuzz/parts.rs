@@ -57,7 +57,7 @@ fn with_keys(case: Case) -> Case {
     Case {
         k: rows(&case.k),
         v: rows(&case.v),
-        bias: case.bias.as_ref().map(|x| x.first(keys)),
+        bias: case.bias.as_ref().map(|(x, dtype)| (x.first(keys), *dtype)),
         mask: case.mask.as_ref().map(|(x, polarity)| (x.first(keys), *polarity)),
         kv_lens: case.kv_lens.is_some().then(|| vec![keys]),
         ..case

@@ -76,11 +76,11 @@ fn options(rng: &mut Rng, case: &Case, bad: &mut Case, targets: &[[usize; 3]]) {
     };
     let both = bad.bias.is_some() && bad.mask.is_some();
     let first = rng.one_in(2);
-    if let Some(bias) = &mut bad.bias
+    if let Some((bias, dtype)) = &mut bad.bias
         && (!both || first)
     {
         let matters = matters(bias, Rule::Bias);
-        let x = rng.pick(&POISONS);
+        let x = rounded(rng.pick(&POISONS), *dtype);
         indices(bias.of.shape).filter(|&at| !matters.get(at)).for_each(|at| bias.of.set(at, x));
     }
     if let Some((mask, _)) = &mut bad.mask

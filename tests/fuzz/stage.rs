@@ -25,7 +25,7 @@ pub(crate) struct Stage<'c> {
     pub(crate) case: &'c Case,
     q: AnyPlaced,
     pub(crate) source: Source,
-    bias: Option<Placed<f32>>,
+    bias: Option<AnyPlaced>,
     mask: Option<Bytes>,
     alibi: Option<Memory<f32>>,
     sinks: Option<Memory<f32>>,
@@ -59,7 +59,7 @@ impl<'c> Stage<'c> {
     /// Over keys and values that are somewhere already.
     pub(crate) fn over(rng: &mut Rng, case: &'c Case, source: Source) -> Self {
         let q = AnyPlaced::of(rng, &case.q, case.dtypes[0]);
-        let bias = case.bias.as_ref().map(|x| Placed::of(rng, &x.of));
+        let bias = case.bias.as_ref().map(|(x, dtype)| AnyPlaced::of(rng, &x.of, *dtype));
         let mask = case.mask.as_ref().map(|(x, _)| {
             let bools = rng.one_in(3);
             if bools { Bytes::Bools(Placed::of(rng, &x.of)) } else { Bytes::Numbers(Placed::of(rng, &x.of)) }
@@ -86,7 +86,7 @@ impl<'c> Stage<'c> {
     }
 
     fn with_bias<'a>(&'a self, inputs: Inputs<'a>) -> Inputs<'a> {
-        let (Some(bias), Some(entries)) = (&self.bias, &self.case.bias) else { return inputs };
+        let (Some(bias), Some((entries, _))) = (&self.bias, &self.case.bias) else { return inputs };
         match entries.cover {
             Cover::AllKeys => inputs.bias(bias.view()),
             Cover::FirstKeys => inputs.bias_prefix(bias.view()),

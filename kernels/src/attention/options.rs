@@ -1,6 +1,7 @@
 //! Settings and tensors that change scores between Q·Kᵀ and the softmax. The order is fixed: softcap, bias, ALiBi,
 //! the caller's score function; then everything that hides keys.
 
+use crate::tensor::any::Tensor;
 use crate::tensor::view::View;
 
 /// Boolean mask: the keys a row may attend to, key by key. The variant names the polarity: projects disagree, so there
@@ -60,8 +61,9 @@ pub struct Ragged<'a> {
 pub struct Options<'a> {
     /// Softcap `c`: scores become c·tanh(score / c). Positive and finite.
     pub softcap: Option<f32>,
-    /// Bias added to the scores; −∞ hides. `[batch, heads, rows, columns]`; keys beyond its columns are hidden.
-    pub bias: Option<View<'a>>,
+    /// Bias added to the scores; −∞ hides. `[batch, heads, rows, columns]`, of any element type; keys beyond its columns
+    /// are hidden.
+    pub bias: Option<Tensor<'a>>,
     /// ALiBi slopes, one per query head: −slope·|p − j| is added.
     pub alibi: Option<&'a [f32]>,
     /// Keys that rows may attend to, `[batch, heads, rows, columns]`; those beyond its columns are hidden.

@@ -123,6 +123,12 @@ impl Tensor<'_> {
         by_type!(Tensor, self, |view| view.get(at).map(|x| x.widen()))
     }
 
+    /// Returns the same elements, repeated to `shape` along dimensions of length 1. `None` if a dimension is neither 1
+    /// nor that of `shape`.
+    pub fn broadcast(&self, shape: [usize; 4]) -> Option<Self> {
+        Some(by_type!(Tensor => Tensor, self, |view| view.broadcast(shape)?))
+    }
+
     /// Returns the first finite element that rounds to ∞ in binary16, and its index.
     pub fn beyond_f16(&self, isa: Isa) -> Option<([usize; 4], f32)> {
         if self.dtype() == Dtype::F16 {
@@ -266,7 +272,7 @@ pub(crate) struct FirstRows {
 }
 
 /// Returns the size in bytes of the pointer's target type.
-const fn size_of_val_of<T>(_: *const T) -> usize {
+pub(crate) const fn size_of_val_of<T>(_: *const T) -> usize {
     size_of::<T>()
 }
 

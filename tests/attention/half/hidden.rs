@@ -39,11 +39,11 @@ fn check(what: &str, case: &Case, hidden: impl Fn(usize) -> bool) {
             let mix = [Dtype::Bf16, k, v];
             let clean = Short::new(case.clone(), mix);
             for (isa, exec) in execs() {
-                let expected = clean.wide.run_over(clean.source(), exec, Wanted::MASS);
+                let expected = clean.case.run_over(clean.source(), exec, Wanted::MASS);
                 for x in POISONS {
                     for case in poisoned(case, &hidden, x) {
                         let short = Short::new(case, mix);
-                        let got = short.wide.run_over(short.source(), exec, Wanted::MASS);
+                        let got = short.case.run_over(short.source(), exec, Wanted::MASS);
                         same_full(&format!("{what}, {x}, {mix:?}, {isa}"), &got, &expected);
                     }
                 }
@@ -93,12 +93,12 @@ fn from_the_rows_before() {
         for dtype in SHORT {
             let clean = Short::new(case.clone(), [dtype; 3]);
             for (isa, exec) in execs() {
-                let expected = clean.wide.run_over(clean.source(), exec, Wanted::LEAST);
+                let expected = clean.case.run_over(clean.source(), exec, Wanted::LEAST);
                 for cut in [1, 5, 16, 37, 255, 257, 299].into_iter().filter(|&j| j < keys) {
                     for x in POISONS {
                         for case in poisoned(&case, |j| j >= cut, x) {
                             let short = Short::new(case, [dtype; 3]);
-                            let got = short.wide.run_over(short.source(), exec, Wanted::LEAST);
+                            let got = short.case.run_over(short.source(), exec, Wanted::LEAST);
                             let what = format!("{dtype}, {x} from key {cut}, {isa}");
                             assert_same_bits(&what, &got.out.rows(0..cut), &expected.out.rows(0..cut));
                             same_full(&what, &got, &short.wide.run(exec, Wanted::LEAST));

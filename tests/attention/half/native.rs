@@ -23,7 +23,7 @@ fn of(case: Case, types: [Dtype; 3]) -> Short {
 }
 
 fn run(short: &Short, exec: Exec, wanted: Wanted) -> Full {
-    short.wide.run_over(short.source(), exec, wanted)
+    short.case.run_over(short.source(), exec, wanted)
 }
 
 /// Elsewhere, and where nothing is bfloat16, it is the exact call.
@@ -78,11 +78,11 @@ fn one_answer() {
                 let (k, v) = (Rounded::new(&pool.k, types[1]), Rounded::new(&pool.v, types[2]));
                 let table = BlockTable { entries: &pool.entries, lens: &pool.lens };
                 let pages = Pages::new(k.view(), v.view(), table).expect("a good table");
-                let paged = short.wide.run_over(Inputs::paged(short.qkv[0].view(), pages), exec, wanted);
+                let paged = short.case.run_over(Inputs::paged(short.qkv[0].view(), pages), exec, wanted);
                 same_full(&format!("seed {seed}, pages of {page}"), &paged, &expected);
                 if types[2] == Dtype::Bf16 {
                     let cache = cache_of(&mut short.wide.clone(), Dtype::Bf16, &mut rng);
-                    let cached = short.wide.run_over(Inputs::cached(short.qkv[0].view(), &cache), exec, wanted);
+                    let cached = short.case.run_over(Inputs::cached(short.qkv[0].view(), &cache), exec, wanted);
                     same_full(&format!("seed {seed}, cache"), &cached, &expected);
                 }
             }
@@ -174,13 +174,13 @@ fn errors_are_within_the_documented_bounds() {
             let short = of(Case { q: q.wide, ..case }, BF16);
             let got = run(&short, exec, Wanted::LEAST);
             same_full(&format!("seed {seed}, rounded queries"), &run(&wide, exec, Wanted::LEAST), &got);
-            let exact = short.wide.oracle_over::<f64>(short.source());
+            let exact = short.case.oracle_over::<f64>(short.source());
             let mut sizes = short.clone();
             for x in [&mut sizes.qkv[2].wide, &mut sizes.wide.v] {
                 x.data.iter_mut().for_each(|x| *x = x.abs());
             }
             sizes.qkv[2] = Rounded::new(&sizes.qkv[2].wide, Dtype::Bf16);
-            let weighed = sizes.wide.oracle_over::<f64>(sizes.source());
+            let weighed = sizes.case.oracle_over::<f64>(sizes.source());
             let (heads, (rows, _), dv) = (short.wide.heads(), short.wide.longest(), short.wide.v.shape[3]);
             for [b, h, i] in short.wide.every_row() {
                 let (at, row) = short.wide.row_at(b, i);

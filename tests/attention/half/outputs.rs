@@ -23,7 +23,7 @@ fn check(what: &str, short: &Short, exec: Exec, dtype: Dtype, layout: Layout) {
     let outputs = Outputs::new(memory.view_mut(&like))
         .lse(sdpa::ViewMut::bhld(&mut full.lse.data, full.lse.shape).unwrap())
         .key_weight_sums(sdpa::ViewMut::bhld(&mut mass.data, mass.shape).unwrap());
-    let inputs = short.wide.inputs_over(short.source());
+    let inputs = short.case.inputs_over(short.source());
     short.wide.run_outputs(inputs, exec, outputs, &mut Workspace::new());
     let got = memory.bits();
     if let Some(i) = (0..size).find(|&i| got[i] != wanted[i]) {

@@ -1,98 +1,18 @@
-//! Tensors of 16-bit elements, with the same numbers as `f32` beside them. The crate `half` does the rounding here.
+//! Cases of 16-bit elements, with the same numbers as `f32` beside them.
 
 use crate::options::Case;
+pub(crate) use crate::options::elements::{DTYPES, Elements, Rounded, SHORT, bits, rounded};
 use crate::support::{Rng, Tensor, indices};
-use half::{bf16, f16};
-use sdpa::{Dtype, Inputs, KvCache, View, ViewMut};
+use sdpa::{Dtype, Inputs, KvCache};
 use std::ops::Range;
 
-pub(crate) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-pub(crate) const SHORT: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
-
-/// A number as an element of this type has it.
-pub(crate) fn rounded(x: f32, dtype: Dtype) -> f32 {
-    match dtype {
-        Dtype::F32 => x,
-        Dtype::Bf16 => bf16::from_f32(x).to_f32(),
-        Dtype::F16 => f16::from_f32(x).to_f32(),
-    }
-}
-
-/// The bits of that element, as the last of these 32.
-pub(crate) fn bits(x: f32, dtype: Dtype) -> u32 {
-    match dtype {
-        Dtype::F32 => x.to_bits(),
-        Dtype::Bf16 => bf16::from_f32(x).to_bits().into(),
-        Dtype::F16 => f16::from_f32(x).to_bits().into(),
-    }
-}
-
-/// Memory of elements of a type.
-#[derive(Debug, Clone)]
-pub(crate) enum Elements {
-    F32(Vec<f32>),
-    Bf16(Vec<bf16>),
-    F16(Vec<f16>),
-}
-
-impl Elements {
-    pub(crate) fn of(data: &[f32], dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32(data.to_vec()),
-            Dtype::Bf16 => Self::Bf16(data.iter().map(|&x| bf16::from_f32(x)).collect()),
-            Dtype::F16 => Self::F16(data.iter().map(|&x| f16::from_f32(x)).collect()),
-        }
-    }
-
-    pub(crate) fn bits(&self) -> Vec<u32> {
-        match self {
-            Self::F32(data) => data.iter().map(|x| x.to_bits()).collect(),
-            Self::Bf16(data) => data.iter().map(|x| x.to_bits().into()).collect(),
-            Self::F16(data) => data.iter().map(|x| x.to_bits().into()).collect(),
-        }
-    }
-
-    /// A writable tensor that lies like `like`.
-    pub(crate) fn view_mut(&mut self, like: &Tensor) -> sdpa::TensorMut<'_> {
-        let &Tensor { offset, shape, strides, .. } = like;
-        let fits = "it fits its memory";
-        match self {
-            Self::F32(data) => ViewMut::from_strides(data, offset, shape, strides).expect(fits).into(),
-            Self::Bf16(data) => ViewMut::from_strides(data, offset, shape, strides).expect(fits).into(),
-            Self::F16(data) => ViewMut::from_strides(data, offset, shape, strides).expect(fits).into(),
-        }
-    }
-}
-
-/// A tensor rounded to a type, as elements of it and widened again.
-#[derive(Debug, Clone)]
-pub(crate) struct Rounded {
-    pub(crate) elements: Elements,
-    pub(crate) wide: Tensor,
-}
-
-impl Rounded {
-    pub(crate) fn new(x: &Tensor, dtype: Dtype) -> Self {
-        let data = x.data.iter().map(|&x| rounded(x, dtype)).collect();
-        Self { elements: Elements::of(&x.data, dtype), wide: Tensor { data, ..x.clone() } }
-    }
-
-    pub(crate) fn view(&self) -> sdpa::Tensor<'_> {
-        let Tensor { offset, shape, strides, .. } = self.wide;
-        let fits = "it fits its memory";
-        match &self.elements {
-            Elements::F32(data) => View::from_strides(data, offset, shape, strides).expect(fits).into(),
-            Elements::Bf16(data) => View::from_strides(data, offset, shape, strides).expect(fits).into(),
-            Elements::F16(data) => View::from_strides(data, offset, shape, strides).expect(fits).into(),
-        }
-    }
-}
-
-/// A case whose tensors are of these types.
+/// A case whose queries, keys and values are of these types.
 #[derive(Debug, Clone)]
 pub(crate) struct Short {
     /// With the same numbers as `f32`.
     pub(crate) wide: Case,
+    /// The options to run with [`Self::source`]: those of `wide`, the bias in its own type.
+    pub(crate) case: Case,
     pub(crate) qkv: [Rounded; 3],
 }
 
@@ -100,7 +20,9 @@ impl Short {
     pub(crate) fn new(case: Case, [q, k, v]: [Dtype; 3]) -> Self {
         let qkv = [Rounded::new(&case.q, q), Rounded::new(&case.k, k), Rounded::new(&case.v, v)];
         let [q, k, v] = qkv.each_ref().map(|x| x.wide.clone());
-        Self { wide: Case { q, k, v, ..case }, qkv }
+        let case = Case { q, k, v, ..case };
+        let bias = case.bias.as_ref().map(|bias| bias.wide.clone().into());
+        Self { wide: Case { bias, ..case.clone() }, case, qkv }
     }
 
     /// The tensors, and the lengths that belong to them.

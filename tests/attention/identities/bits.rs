@@ -1,5 +1,6 @@
 //! The same attention said in different ways has the same bits, whatever the options.
 
+use crate::options::elements::Rounded;
 use crate::options::mods::{Functions, Keep, Score};
 use crate::options::{Case, Full, MaskData, Wanted, same_rows};
 use crate::support::{LAYOUTS, Rng, Tensor, assert_same_bits, execs};
@@ -51,7 +52,7 @@ fn causal_in_seven_ways() {
         let mut ways = vec![
             ("keep mask", with(&|case| case.mask = Some(plain.mask_by(true, sees)))),
             ("drop mask", with(&|case| case.mask = Some(plain.mask_by(false, sees)))),
-            ("bias", with(&|case| case.bias = Some(hiding.clone()))),
+            ("bias", with(&|case| case.bias = Some(hiding.clone().into()))),
         ];
         // The closures take one offset for all sequences.
         if (1..plain.batch()).all(|b| plain.offset(b) == plain.offset(0)) && plain.batch() > 0 {
@@ -151,9 +152,10 @@ fn layouts_hints_and_kinds_of_masks_do_not_show() {
     every(55_000, 60, |what, rng, case, exec| {
         let expected = case.run(exec, Wanted::MASS);
         let mut other = case.clone();
-        for tensor in [&mut other.q, &mut other.k, &mut other.v].into_iter().chain(&mut other.bias) {
+        for tensor in [&mut other.q, &mut other.k, &mut other.v] {
             *tensor = tensor.laid_out(rng.pick(&LAYOUTS));
         }
+        other.bias = case.bias.as_ref().map(|x| Rounded::new(&x.wide.laid_out(rng.pick(&LAYOUTS)), x.dtype()));
         other.mask = case.mask.as_ref().map(|mask| {
             let tensor = mask.tensor.laid_out(rng.pick(&LAYOUTS));
             MaskData::new(mask.keep, mask.bools.is_none(), tensor)

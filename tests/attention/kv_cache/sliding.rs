@@ -23,7 +23,7 @@ fn rows_at_the_end(rng: &mut Rng, cache: &KvCache, rows: usize, [d, dv]: [usize;
     // Bias over all keys there ever were, gone ones included; the keys themselves come from the caches.
     (case.k, case.v) = (Tensor::filled([0, 2, longest, d], 0.0), Tensor::filled([0, 2, longest, dv], 0.0));
     (case.alignment, case.causal, case.window) = (Some(Alignment::BottomRight), rng.below(2) == 0, Some(window));
-    case.bias = (rng.below(3) == 0).then(|| Tensor::normal([1, 4, 1, longest], rng));
+    case.bias = (rng.below(3) == 0).then(|| Tensor::normal([1, 4, 1, longest], rng).into());
     case.alibi = (rng.below(3) == 0).then(|| vec![0.1, -0.05, 0.3, 0.0]);
     case.sinks = (rng.below(3) == 0).then(|| vec![1.0, -2.0, 0.0, 3.0]);
     case

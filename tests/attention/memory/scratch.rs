@@ -117,7 +117,7 @@ fn case(options: usize, functions: usize, length: usize) -> Case {
         q: one_row([1, HEADS, length, DIMS.0], rng),
         k: one_row([1, 1, length, DIMS.0], rng),
         v: one_row([1, 1, length, DIMS.1], rng),
-        bias: on("bias").then(|| one(0.5)),
+        bias: on("bias").then(|| one(0.5).into()),
         mask: on("mask").then(|| MaskData::new(true, true, one(1.0))),
         alibi: on("alibi").then(|| vec![0.01; HEADS]),
         sinks: on("sinks").then(|| vec![0.5; HEADS]),

@@ -131,7 +131,7 @@ pub fn options_of(case: &Case) -> [(&'static str, bool); 14] {
 /// The case without its numbers.
 pub fn describe(case: &Case) -> String {
     let Case { scale, softcap, causal, window, alignment, alibi, sinks, kv_lens, ragged, functions, .. } = case;
-    let bias = case.bias.as_ref().map(|x| (x.shape, x.strides));
+    let bias = case.bias.as_ref().map(|x| (x.dtype(), x.wide.shape, x.wide.strides));
     let mask = case.mask.as_ref().map(|x| (x.keep, x.bools.is_some(), x.tensor.shape, x.tensor.strides));
     let layouts = [&case.q, &case.k, &case.v].map(|x| (x.shape, x.strides));
     format!(

@@ -1,5 +1,6 @@
 //! Parts of cases, and other ways to say the same.
 
+use super::elements::Rounded;
 use super::{Case, MaskData};
 use crate::support::{Tensor, indices};
 use core::ops::Range;
@@ -23,7 +24,7 @@ impl Case {
         }
         place.first_row += rows.start;
         Self {
-            bias: self.bias.as_ref().map(|x| cut(x, batches, rows.clone(), columns)),
+            bias: self.bias.as_ref().map(|x| Rounded::new(&cut(&x.wide, batches, rows.clone(), columns), x.dtype())),
             mask: self.mask.as_ref().map(|x| x.over(cut(&x.tensor, batches, rows.clone(), columns))),
             place,
             ..self.clone()

@@ -8,12 +8,14 @@
 
 mod compare;
 mod derive;
+pub mod elements;
 pub mod mods;
 mod random;
 
 pub use compare::{check_against_oracle, larger, options_of, same_rows};
 
 use crate::support::{Tensor, UNWRITTEN};
+use elements::Rounded;
 use mods::{Functions, Place, with_mods};
 use sdpa::{
     Alignment, Attention, Exec, Inputs, Isa, Mask, Outputs, Plan, Point, Precision, View, ViewMut, Window, Workspace,
@@ -70,7 +72,7 @@ pub struct Case {
     pub q: Tensor,
     pub k: Tensor,
     pub v: Tensor,
-    pub bias: Option<Tensor>,
+    pub bias: Option<Rounded>,
     pub mask: Option<MaskData>,
     pub alibi: Option<Vec<f32>>,
     pub sinks: Option<Vec<f32>>,
@@ -145,7 +147,7 @@ impl Case {
         // One column stands for all keys, fewer than all for the first ones.
         let covers_all = |x: &Tensor| x.shape[3] == 1 || x.shape[3] == keys;
         inputs = match &self.bias {
-            Some(bias) if covers_all(bias) => inputs.bias(bias.view()),
+            Some(bias) if covers_all(&bias.wide) => inputs.bias(bias.view()),
             Some(bias) => inputs.bias_prefix(bias.view()),
             None => inputs,
         };

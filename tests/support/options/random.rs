@@ -1,5 +1,6 @@
 //! Where random cases come from.
 
+use super::elements::{DTYPES, Rounded};
 use super::mods::{Functions, Keep, Place, Prob, Score};
 use super::{Case, MaskData};
 use crate::support::{LAYOUTS, Rng, Sizes, Tensor};
@@ -69,12 +70,15 @@ impl Case {
         });
         let (rows, keys) = case.longest();
         if some(rng, 4) {
-            case.bias = Some(bias(rng, [batch, heads, rows], keys));
+            case.bias = Some(bias(rng, [batch, heads, rows], keys).into());
         }
         if some(rng, 4) {
             case.mask = Some(mask(rng, [batch, heads, rows], keys));
         }
         case.functions = functions(rng, rows, keys);
+        // Last, whether there is one or not: the other draws are the same for every type.
+        let dtype = rng.pick(&DTYPES);
+        case.bias = case.bias.map(|bias| Rounded::new(&bias.wide, dtype));
         case
     }
 

@@ -6,7 +6,7 @@ use crate::attention::steps::bf16::PairPanels;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::qk::Scores;
 use crate::attention::steps::qk_int8;
-use crate::attention::steps::score_passes::Columns;
+use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::kv::key_block::Keys;
 use crate::matmul::bf16_pairs::{self, as_pairs};
@@ -28,7 +28,7 @@ fn lead(roomy: bool, row: usize) -> usize {
 
 impl<S: Steps> KeyBlock<'_, '_, S> {
     /// Computes QKᵀ of a row block. `bias` is the bias rows that the next pass adds, if there are any.
-    pub(crate) fn compute_qk(&mut self, row_block: Range<usize>, bias: Option<&[Columns<f32>]>) {
+    pub(crate) fn compute_qk(&mut self, row_block: Range<usize>, bias: Option<AnyColumns<'_>>) {
         if let Queries::Int8(queries) = self.queries {
             return self.compute_qk_int8(queries, row_block, bias);
         }
@@ -162,7 +162,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     }
 
     /// Computes QKᵀ of int8 queries and keys.
-    fn compute_qk_int8(&mut self, queries: Int8Queries<'_>, rows: Range<usize>, bias: Option<&[Columns<f32>]>) {
+    fn compute_qk_int8(&mut self, queries: Int8Queries<'_>, rows: Range<usize>, bias: Option<AnyColumns<'_>>) {
         let Keys::Int8 { keys, scales } = self.keys else { unreachable!("queries of bytes meet keys of bytes") };
         let d = self.task.tiling.head_dim;
         let quads = int8::quads(d);

@@ -17,6 +17,7 @@ use crate::attention::steps::span::{RowKeys, Span};
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::visibility::VisibleKeys;
 use crate::simd::{LANES, quiet};
+use crate::tensor::any::{Tensor, Typed};
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
 use core::ops::Range;
@@ -38,8 +39,10 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             return false;
         }
         // SAFETY: the call's bias, whose sizes `CheckedCall` has checked.
-        let bias = options.bias.map(|bias| unsafe { self.all_columns(&bias, row_block.clone()) });
-        let bias = bias.as_ref().map(|rows| &rows[..]);
+        let bias = options
+            .bias
+            .map(|bias| by_type!(Tensor => Typed, bias, |bias| unsafe { self.all_columns(&bias, row_block.clone()) }));
+        let bias = bias.as_ref().map(|rows| by_type!(Typed => Typed, rows, |rows| &rows[..]));
         self.compute_qk(row_block.clone(), bias);
         self.write_scores(Point::Raw, row_block.clone());
         if let Some(cap) = options.softcap {

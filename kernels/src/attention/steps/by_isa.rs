@@ -9,7 +9,7 @@ use crate::attention::steps::epilogue::{self, Finish};
 use crate::attention::steps::pv::{self, Values};
 use crate::attention::steps::qk::{self, Scores};
 use crate::attention::steps::qk_int8;
-use crate::attention::steps::score_passes::{self, Columns, ScoreBlock};
+use crate::attention::steps::score_passes::{self, AnyColumns, Columns, ScoreBlock};
 use crate::attention::steps::softmax;
 use crate::attention::steps::span::{RowKeys, Span};
 use crate::matmul::pack_steps::PackSteps;
@@ -31,7 +31,7 @@ pub(crate) trait Steps: PackSteps {
     ///
     /// # Safety
     /// Same contract as [`score_passes::bias`].
-    unsafe fn bias(self, row_block: ScoreBlock<'_>, rows: &[Columns<f32>]);
+    unsafe fn bias(self, row_block: ScoreBlock<'_>, rows: AnyColumns<'_>);
     /// Adds ALiBi, −slope·|p − j|: see [`score_passes::alibi`].
     fn alibi(self, row_block: ScoreBlock<'_>, rows: &[(f32, f32)]);
     /// Hides the keys that a mask hides: see [`score_passes::mask`].
@@ -104,11 +104,11 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn bias(self, row_block: ScoreBlock<'_>, rows: &[Columns<f32>]) {
+            unsafe fn bias(self, row_block: ScoreBlock<'_>, rows: AnyColumns<'_>) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller guarantees the contract of `score_passes::bias`.
-                    || unsafe { score_passes::bias(self, row_block, rows) },
+                    || by_type!(Typed, rows, |rows| unsafe { score_passes::bias(self, row_block, rows) }),
                 )
             }
 

@@ -6,7 +6,7 @@
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests;
 
-use crate::attention::steps::score_passes::Columns;
+use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
@@ -31,7 +31,7 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
     pub(crate) head_dim: usize,
     pub(crate) scale: f32,
     /// Row of a bias for each query, from the block's first key on: the next pass reads it, and this one prefetches it.
-    pub(crate) next_bias: Option<&'a [Columns<f32>]>,
+    pub(crate) next_bias: Option<AnyColumns<'a>>,
     /// Keys that few rows prefetch while they compute the first panel, and so on: their address, and the bytes of an
     /// element of a panel.
     pub(crate) later: Option<(*const u8, usize)>,
@@ -49,7 +49,7 @@ pub(crate) struct Walk<'a> {
     pub(crate) spans: &'a [Span],
     /// Number of panels of a tile; with more than [`READING_ROWS`] rows, the last may have one more.
     pub(crate) vecs: usize,
-    pub(crate) next_bias: Option<&'a [Columns<f32>]>,
+    pub(crate) next_bias: Option<AnyColumns<'a>>,
     pub(crate) prefetch: &'a mut PrefetchQueue,
     /// Number of lines that a full tile prefetches from `prefetch`.
     pub(crate) lines: usize,
@@ -76,9 +76,11 @@ impl Walk<'_> {
                 }
                 let row = index * S::TILE_ROWS;
                 let rows = S::TILE_ROWS.min(self.rows - row);
-                for columns in self.next_bias.iter().flat_map(|next| &next[row..row + rows]) {
+                for (first, bytes) in
+                    self.next_bias.iter().flat_map(|next| (row..row + rows).map(|row| next.panels(row)))
+                {
                     for panel in from..to {
-                        s.prefetch(columns.first.wrapping_add(panel * LANES));
+                        s.prefetch(first.wrapping_add(panel * bytes).cast());
                     }
                 }
                 let full = rows == S::TILE_ROWS && to - from == self.vecs;

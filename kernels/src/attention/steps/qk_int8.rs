@@ -3,7 +3,7 @@
 //! A tile is that of `dot_tile.rs` with four elements at a time and integer sums, so one chain is enough.
 
 use crate::attention::steps::qk::Walk;
-use crate::attention::steps::score_passes::Columns;
+use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{self, FAR, FEW_ROWS, Later};
@@ -28,7 +28,7 @@ pub(crate) struct Scores<'a> {
     pub(crate) spans: &'a [Span],
     pub(crate) head_dim: usize,
     /// Bias rows to prefetch: see [`crate::attention::steps::qk::Scores`].
-    pub(crate) next_bias: Option<&'a [Columns<f32>]>,
+    pub(crate) next_bias: Option<AnyColumns<'a>>,
     /// Memory to prefetch meanwhile.
     pub(crate) prefetch: &'a mut PrefetchQueue,
     /// Scores, `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.

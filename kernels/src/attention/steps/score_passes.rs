@@ -7,6 +7,8 @@ use crate::attention::steps::span::{RowKeys, Span};
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::simd::exp::exp_m1;
 use crate::simd::{LANES, Simd};
+use crate::tensor::any::{Typed, size_of_val_of};
+use crate::tensor::element::{Bf16, Element, F16};
 
 /// Row of a bias or mask, from a block's first key on.
 #[derive(Clone, Copy)]
@@ -53,6 +55,25 @@ impl<T: Copy> Columns<T> {
             }
             f(panel, lanes.as_ptr());
         }
+    }
+}
+
+/// Bias rows of a row block, of elements of any type.
+pub(crate) type AnyColumns<'a> = Typed<&'a [Columns<f32>], &'a [Columns<Bf16>], &'a [Columns<F16>]>;
+
+impl AnyColumns<'_> {
+    /// Returns the number of rows.
+    pub(crate) fn len(&self) -> usize {
+        by_type!(Typed, self, |rows| rows.len())
+    }
+
+    /// Returns the address of a row's first panel, if its columns are contiguous, and the bytes of a panel.
+    #[inline(always)]
+    pub(crate) fn panels(&self, row: usize) -> (*const u8, usize) {
+        by_type!(Typed, self, |rows| {
+            let first = rows[row].first;
+            (first.cast(), LANES * size_of_val_of(first))
+        })
     }
 }
 
@@ -145,27 +166,27 @@ pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32) {
     );
 }
 
-/// Adds a bias; −∞ hides whatever the score was.
+/// Adds a bias, widened as it is read; −∞ hides whatever the score was.
 ///
 /// # Safety
 /// Every row's columns are readable.
 #[inline(always)]
-pub(crate) unsafe fn bias<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[Columns<f32>]) {
+pub(crate) unsafe fn bias<S: Simd, T: Element>(s: S, mut row_block: ScoreBlock<'_>, rows: &[Columns<T>]) {
     assert!(rows.len() >= row_block.rows);
     let hidden = s.splat(f32::NEG_INFINITY);
     row_block.for_each_row(
         s,
         #[inline(always)]
         |row, panels, scores| {
-            let add = |panel: usize, bias: *const f32| {
-                // SAFETY: a panel of the row's scores, and sixteen floats.
+            let add = |panel: usize, bias: *const T| {
+                // SAFETY: a panel of the row's scores, and sixteen elements.
                 unsafe {
-                    let (at, bias) = (scores.add(panel * LANES), s.load(bias));
+                    let (at, bias) = (scores.add(panel * LANES), T::load(s, bias));
                     s.store(at, s.select_eq(bias, hidden, hidden, s.add(s.load(at), bias)));
                 }
             };
             // SAFETY: the caller guarantees that every row's columns are readable.
-            unsafe { rows[row].for_each_panel(panels, f32::NEG_INFINITY, add) };
+            unsafe { rows[row].for_each_panel(panels, T::narrow(f32::NEG_INFINITY), add) };
         },
     );
 }
