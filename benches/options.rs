@@ -10,8 +10,8 @@ mod interleaved;
 
 use interleaved::{median, random};
 use sdpa::{
-    Alignment, Attention, BlockClass, BlockPosition, Exec, Inputs, Isa, Mask, MaskMod, Mods, Outputs, Plan, Position,
-    View, ViewMut, Window, Workspace, alibi_slopes,
+    Alignment, Attention, Bf16, BlockClass, BlockPosition, Exec, Inputs, Isa, Mask, MaskMod, Mods, Outputs, Plan,
+    Position, View, ViewMut, Window, Workspace, alibi_slopes,
 };
 use std::num::NonZero;
 use std::time::Instant;
@@ -59,6 +59,7 @@ struct Tensors {
     len: usize,
     qkv: [Vec<f32>; 3],
     bias: Vec<f32>,
+    bf16_bias: Vec<Bf16>,
     masks: [Vec<u8>; 3],
     slopes: Vec<f32>,
     sinks: Vec<f32>,
@@ -68,10 +69,12 @@ struct Tensors {
 impl Tensors {
     fn new(len: usize) -> Self {
         let pairs = len * len;
+        let bias = random(HEADS * pairs, 4);
         Self {
             len,
             qkv: [1, 2, 3].map(|seed| random(HEADS * len * DIM, seed)),
-            bias: random(HEADS * pairs, 4),
+            bf16_bias: bias.iter().map(|&x| Bf16::from_f32(x)).collect(),
+            bias,
             masks: [
                 (0..pairs).map(|i| u8::from(i * 7919 % 13 != 0)).collect(),
                 vec![1; pairs],
@@ -91,6 +94,7 @@ impl Tensors {
         let [random, ones, triangle] =
             self.masks.each_ref().map(|x| Mask::Keep(View::bhld(x, [1, 1, l, l]).expect("dense")));
         let bias = View::bhld(&self.bias, [1, HEADS, l, l]).expect("dense");
+        let bf16_bias = View::bhld(&self.bf16_bias, [1, HEADS, l, l]).expect("dense");
         let window = Window::last_tokens(NonZero::new(256).expect("not 0"));
         let variant = |name, attention, inputs, extra| Variant { name, attention, inputs, extra };
         vec![
@@ -109,6 +113,7 @@ impl Tensors {
             variant("mask, 1 in 13 hidden", plain, base.mask(random), Extra::None),
             variant("mask, none hidden", plain, base.mask(ones), Extra::None),
             variant("bias per head", plain, base.bias(bias), Extra::None),
+            variant("bias per head, bf16", plain, base.bias(bf16_bias), Extra::None),
             variant("weights", plain, base, Extra::Weights),
         ]
     }

@@ -7,7 +7,8 @@
 use crate::tensor::layout::{Layout, LayoutError, blhd_layout, dense};
 use core::fmt;
 
-/// Read-only view `[batch, heads, rows, dim]` of a slice. Strides are in elements; 0 broadcasts.
+/// Read-only view `[batch, heads, rows, dim]` of a slice. Strides are in elements; 0 broadcasts. The slice may be longer
+/// than the view needs; elements that no index reaches are never read.
 #[derive(Clone, Copy)]
 pub struct View<'a, T = f32> {
     data: &'a [T],
@@ -169,7 +170,8 @@ impl<T> fmt::Debug for View<'_, T> {
     }
 }
 
-/// Writable view `[batch, heads, rows, dim]` in which no element is held twice.
+/// Writable view `[batch, heads, rows, dim]` in which no element is held twice. The slice may be longer than the view
+/// needs; elements that no index reaches are never written.
 pub struct ViewMut<'a, T = f32> {
     data: &'a mut [T],
     layout: Layout,
