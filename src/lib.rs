@@ -53,6 +53,7 @@ mod shape;
 mod share;
 mod state;
 mod threads;
+#[cfg(feature = "unfused")]
 pub mod unfused;
 
 pub use attention::Attention;

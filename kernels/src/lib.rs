@@ -40,6 +40,7 @@ pub use nn::activation::Activation;
 pub use nn::elementwise::exp_in_place;
 pub use nn::linear::{Packed, Product};
 pub use nn::norm::{Center, Norm};
+#[cfg(feature = "unfused")]
 pub use nn::sgemm as gemm;
 pub use simd::aligned::{has_memory, zeros};
 pub use simd::isa::{Isa, vectorized};

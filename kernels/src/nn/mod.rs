@@ -4,4 +4,5 @@ pub(crate) mod activation;
 pub(crate) mod elementwise;
 pub(crate) mod linear;
 pub(crate) mod norm;
+#[cfg(feature = "unfused")]
 pub mod sgemm;
