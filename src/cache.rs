@@ -328,7 +328,8 @@ impl KvCache {
 /// Refuses calls whose rows would see keys that a sliding cache has evicted.
 pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, wants_all_keys: bool) -> Result<(), Error> {
     for index in 0..call.sequences() {
-        let (evicted, sequence) = (cache.evicted(index), call.sequence(index));
+        let sequence = call.sequence(index);
+        let evicted = cache.evicted(sequence.source);
         if evicted.is_empty() || sequence.q_len == 0 || call.q.shape()[1] == 0 {
             continue;
         }

@@ -170,7 +170,12 @@ impl Problem<'_> {
         let elements = |shape: [usize; 4]| shape.iter().map(|&n| n as f64).product::<f64>();
         let call = &self.call;
         let [k_bytes, v_bytes] = call.kv.element_bytes().map(|bytes| bytes as f64);
-        let keys = elements(call.kv.k_shape()) * k_bytes + elements(call.kv.v_shape()) * v_bytes;
+        let [batch, heads, kv_len, head_dim] = call.kv.k_shape().map(|n| n as f64);
+        let keys = match call.options.sequences {
+            Some(_) => (0..call.sequences()).map(|index| call.sequence(index).kv_len as f64).sum(),
+            None => batch * kv_len,
+        };
+        let keys = keys * heads * (head_dim * k_bytes + self.shape.value_dim as f64 * v_bytes);
         let out = self.outputs.out.as_ref();
         let ends = elements(call.q.shape()) * call.q.dtype().bytes() as f64
             + out.map_or(0.0, |out| elements(out.shape()) * out.dtype().bytes() as f64);

@@ -25,6 +25,7 @@ pub struct Inputs<'a> {
     pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) kv_lens: Option<&'a [usize]>,
     pub(crate) ragged: Option<Ragged<'a>>,
+    pub(crate) sequences: Option<&'a [usize]>,
 }
 
 /// Source of keys and values. Two separate tensors are not yet checked against each other.
@@ -83,7 +84,17 @@ impl<'a> Inputs<'a> {
     }
 
     fn with(q: Tensor<'a>, source: Source<'a>) -> Self {
-        Self { q, source, bias: None, mask: None, alibi: None, sinks: None, kv_lens: None, ragged: None }
+        Self {
+            q,
+            source,
+            bias: None,
+            mask: None,
+            alibi: None,
+            sinks: None,
+            kv_lens: None,
+            ragged: None,
+            sequences: None,
+        }
     }
 
     /// Queries.
@@ -180,7 +191,39 @@ impl<'a> Inputs<'a> {
     /// score outputs are `[sequences, heads, longest q, longest k]`.
     #[must_use]
     pub fn ragged(self, q: &'a [usize], k: &'a [usize]) -> Self {
-        Self { ragged: Some(Ragged { q, k }), ..self }
+        Self { ragged: Some(Ragged { q, k: Some(k) }), ..self }
+    }
+
+    /// Sets ragged queries over a cache or pages, laid end to end, with batch 1: sequence `s` of the call has rows
+    /// `q[s]..q[s + 1]` of the queries and outputs. Prompts and single steps are thus computed together, in one plan;
+    /// a sequence may also have no rows. Biases, masks and score outputs are `[sequences, heads, longest q, longest k]`.
+    ///
+    /// ```
+    /// use sdpa::{Alignment, Attention, Inputs, KvCache, Outputs, View, ViewMut};
+    /// let mut cache = KvCache::new(3, 2, [8, 8])?; // three sequences
+    /// for (sequence, tokens) in [(0, 40), (2, 5)] {
+    ///     let (k, v) = (vec![0.5; 2 * tokens * 8], vec![0.25; 2 * tokens * 8]);
+    ///     let shape = [1, 2, tokens, 8];
+    ///     cache.append_to(sequence, View::bhld(&k, shape)?, View::bhld(&v, shape)?)?;
+    /// }
+    /// // The last 30 rows of sequence 0 and the last row of sequence 2, laid end to end; four query heads.
+    /// let (q, mut out) = (vec![0.5; 4 * 31 * 8], vec![0.0; 4 * 31 * 8]);
+    /// let inputs = Inputs::cached(View::bhld(&q, [1, 4, 31, 8])?, &cache).sequences(&[0, 2]).ragged_queries(&[0, 30, 31]);
+    /// let attention = Attention::new().causal().align(Alignment::BottomRight);
+    /// sdpa::attention(&attention, inputs, Outputs::new(ViewMut::bhld(&mut out, [1, 4, 31, 8])?))?;
+    /// assert_eq!(out, vec![0.25; 4 * 31 * 8]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    #[must_use]
+    pub fn ragged_queries(self, q: &'a [usize]) -> Self {
+        Self { ragged: Some(Ragged { q, k: None }), ..self }
+    }
+
+    /// Sets the sequences of the cache or pages that the queries belong to, in the order of the queries: by default all
+    /// of them, in their own order. A sequence may stand in the list more than once.
+    #[must_use]
+    pub fn sequences(self, sequences: &'a [usize]) -> Self {
+        Self { sequences: Some(sequences), ..self }
     }
 
     /// Returns the sizes of the call, if queries, keys and values (and cumulative lengths) fit together.
@@ -200,8 +243,7 @@ impl<'a> Inputs<'a> {
             same("k", "head_dim", k.shape()[3], head_dim, "q")?;
         }
         let kv = self.key_values()?;
-        let ([sequences, kv_heads, kv_len, kd], [.., value_dim]) = (kv.k_shape(), kv.v_shape());
-        same(k_name, "number of sequences", sequences, batch, "q")?;
+        let ([_, kv_heads, kv_len, kd], [.., value_dim]) = (kv.k_shape(), kv.v_shape());
         same(k_name, "head_dim", kd, head_dim, "q")?;
         if head_dim == 0 {
             return Err(Error::Empty { argument: "q", what: "head_dim" });
@@ -222,21 +264,78 @@ impl<'a> Inputs<'a> {
             return Err(Error::TooLarge { what: "out", sizes });
         }
         let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
-        let Some(Ragged { q, k }) = self.ragged else { return Ok((shape, kv)) };
-        same("q", "batch", batch, 1, "a ragged call")?;
-        let sequences = cumulative("ragged q", q, q_len)?;
-        same("ragged k", "number of sequences", cumulative("ragged k", k, kv_len)?, sequences, "ragged q")?;
-        let longest = |ends: &[usize]| ends.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
-        Ok((Shape { batch: sequences, q_len: longest(q), kv_len: longest(k), ..shape }, kv))
+        Ok((self.sequences_of(shape, &kv)?, kv))
+    }
+
+    /// Returns the sizes of a call whose tensors are `shape`, with the number and the lengths of its sequences.
+    fn sequences_of(&self, shape: Shape, kv: &KeyValues<'_>) -> Result<Shape, Error> {
+        let lens = self.source_lens();
+        self.suits_source(lens.is_some())?;
+        let rows = match self.ragged {
+            Some(Ragged { q, k }) => {
+                same("q", "batch", shape.batch, 1, "a ragged call")?;
+                let name = if k.is_some() { "ragged q" } else { "ragged queries" };
+                Shape { batch: cumulative(name, q, shape.q_len)?, q_len: longest(q), ..shape }
+            }
+            None => shape,
+        };
+        if let Some(Ragged { k: Some(k), .. }) = self.ragged {
+            let sequences = cumulative("ragged k", k, shape.kv_len)?;
+            same("ragged k", "number of sequences", sequences, rows.batch, "ragged q")?;
+            return Ok(Shape { kv_len: longest(k), ..rows });
+        }
+        let queries = if self.ragged.is_some() { "ragged queries" } else { "q" };
+        let (Some(sequences), Some(lens)) = (self.sequences, lens) else {
+            same(self.names()[0], "number of sequences", kv.k_shape()[0], rows.batch, queries)?;
+            return Ok(rows);
+        };
+        same("sequences", "length", sequences.len(), rows.batch, queries)?;
+        if let Some(&got) = sequences.iter().find(|&&sequence| sequence >= lens.len()) {
+            return Err(Error::Sequence { argument: "sequences", got, sequences: lens.len() });
+        }
+        let kv_len = sequences.iter().map(|&sequence| lens[sequence]).max().unwrap_or(0);
+        Ok(Shape { kv_len, ..rows })
+    }
+
+    /// Refuses ways to name sequences that the source of the keys does not have; `has_lens` is true for a cache and
+    /// pages.
+    fn suits_source(&self, has_lens: bool) -> Result<(), Error> {
+        let cumulative_keys = self.ragged.map(|ragged| ragged.k.is_some());
+        let refused = match has_lens {
+            true => [("kv_lens", self.kv_lens.is_some()), ("ragged", cumulative_keys == Some(true))],
+            false => [("sequences", self.sequences.is_some()), ("ragged queries", cumulative_keys == Some(false))],
+        };
+        let needs = match has_lens {
+            true => "tensors; caches and pages have lengths of their own",
+            false => "a cache or pages; tensors laid end to end take `ragged`",
+        };
+        match refused.into_iter().find(|&(_, given)| given) {
+            Some((argument, _)) => Err(Error::Needs { argument, needs }),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the index of a sequence's keys and values: its batch index in the tensors, or its number in the cache or
+    /// pages.
+    pub(crate) fn source_of(&self, sequence: usize) -> usize {
+        match (self.sequences, self.ragged) {
+            (Some(sequences), _) => sequences[sequence],
+            (None, Some(Ragged { k: Some(_), .. })) => 0,
+            (None, _) => sequence,
+        }
     }
 
     /// Returns the number of query rows and of keys of one sequence.
     pub(crate) fn lengths(&self, shape: &Shape, sequence: usize) -> (usize, usize) {
-        let (q_len, kv_len) = match self.ragged {
-            Some(Ragged { q, k }) => (q[sequence + 1] - q[sequence], k[sequence + 1] - k[sequence]),
-            None => (shape.q_len, shape.kv_len),
+        let between = |ends: &[usize]| ends[sequence + 1] - ends[sequence];
+        let q_len = self.ragged.map_or(shape.q_len, |ragged| between(ragged.q));
+        let kv_len = match (self.kv_lens, self.source_lens(), self.ragged) {
+            (Some(lens), ..) => lens[sequence],
+            (_, Some(lens), _) => lens[self.source_of(sequence)],
+            (_, _, Some(Ragged { k: Some(k), .. })) => between(k),
+            _ => shape.kv_len,
         };
-        (q_len, self.kv_lens.or_else(|| self.source_lens()).map_or(kv_len, |lens| lens[sequence]))
+        (q_len, kv_len)
     }
 
     /// Returns true if sequences may differ in rows or keys.
@@ -254,22 +353,12 @@ impl<'a> Inputs<'a> {
         if let Some(slope) = self.alibi.and_then(|slopes| slopes.iter().find(|slope| !slope.is_finite())) {
             return Err(Error::Number { argument: "alibi slopes", got: *slope, expected: "finite" });
         }
-        if self.source_lens().is_some() {
-            for (argument, given) in [("kv_lens", self.kv_lens.is_some()), ("ragged", self.ragged.is_some())] {
-                if given {
-                    return Err(Error::Needs {
-                        argument,
-                        needs: "tensors; caches and pages have lengths of their own",
-                    });
-                }
-            }
-        }
         if let Some(lens) = self.kv_lens {
             same("kv_lens", "length", lens.len(), shape.batch, "the batch")?;
             for (index, &got) in lens.iter().enumerate() {
                 let limit = match self.ragged {
-                    Some(Ragged { k, .. }) => k[index + 1] - k[index],
-                    None => shape.kv_len,
+                    Some(Ragged { k: Some(k), .. }) => k[index + 1] - k[index],
+                    _ => shape.kv_len,
                 };
                 if got > limit {
                     return Err(Error::Entry { argument: "kv_lens", index, got, bound: Bound::AtMost, limit });
@@ -292,9 +381,14 @@ impl<'a> Inputs<'a> {
             }
             None => None,
         };
-        let Self { alibi, sinks, kv_lens, ragged, .. } = *self;
-        Ok(Options { softcap, bias, alibi, mask, sinks, kv_lens, ragged })
+        let Self { alibi, sinks, kv_lens, ragged, sequences, .. } = *self;
+        Ok(Options { softcap, bias, alibi, mask, sinks, kv_lens, ragged, sequences })
     }
+}
+
+/// Returns the largest of the lengths whose running totals are `ends`.
+fn longest(ends: &[usize]) -> usize {
+    ends.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0)
 }
 
 /// Returns the number of sequences, if `ends` are cumulative lengths from 0 to `total`.

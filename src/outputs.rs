@@ -3,7 +3,7 @@
 use crate::error::{Error, same};
 use crate::inputs::Inputs;
 use crate::shape::Shape;
-use sdpa_kernels::{KeyValues, Point, State, TensorMut, ViewMut};
+use sdpa_kernels::{KeyValues, Point, Ragged, State, TensorMut, ViewMut};
 
 /// Tensors that a call writes.
 ///
@@ -95,6 +95,12 @@ impl<'a> Outputs<'a> {
 
     pub(crate) fn check(&self, inputs: &Inputs<'_>, shape: &Shape, kv: &KeyValues<'_>) -> Result<(), Error> {
         let [batch, _, q_rows, _] = inputs.q.shape();
+        // Tensors laid end to end have the sums of all sequences end to end, too.
+        let (sums_batch, keys, keys_of) = match inputs.ragged {
+            Some(Ragged { k: Some(_), .. }) => (1, kv.k_shape()[2], "k"),
+            Some(Ragged { k: None, .. }) => (shape.batch, shape.kv_len, "the call"),
+            None => (shape.batch, shape.kv_len, "k"),
+        };
         let rows = |argument: &'static str, [b, h, l, _]: [usize; 4]| {
             same(argument, "batch", b, batch, "q")?;
             same(argument, "heads", h, shape.heads, "q")?;
@@ -120,9 +126,9 @@ impl<'a> Outputs<'a> {
         }
         if let Some(sums) = &self.key_weight_sums {
             let [b, h, l, last] = sums.shape();
-            same("key weight sums", "batch", b, batch, "k")?;
+            same("key weight sums", "batch", b, sums_batch, keys_of)?;
             same("key weight sums", "heads", h, shape.kv_heads, "k")?;
-            same("key weight sums", "rows", l, kv.k_shape()[2], "k")?;
+            same("key weight sums", "rows", l, keys, keys_of)?;
             same("key weight sums", "last dimension", last, 1, "one value a key")?;
         }
         Ok(())

@@ -45,8 +45,18 @@ pub struct Plan {
 pub(crate) enum Split {
     /// Heads and query rows: every task streams all the keys its rows see.
     Rows,
-    /// Blocks of keys too (split-KV), because rows are few; `bytes` is the memory of the partial results of all blocks.
-    Keys { bytes: usize },
+    /// Blocks of keys too, in `runs` runs, of the sequences whose rows are few (split-KV); `bytes` is the memory of the
+    /// partial results of all blocks.
+    Keys { runs: usize, bytes: usize },
+}
+
+/// Work on the sequences with few rows, key block by key block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FewRowsWork {
+    /// Number of key blocks, counted for each key/value head.
+    units: usize,
+    /// Bytes of their partial results.
+    bytes: usize,
 }
 
 impl Plan {
@@ -58,7 +68,7 @@ impl Plan {
         let group_size = shape.heads / shape.kv_heads.max(1);
         let rows = group_size.saturating_mul(problem.call.q.shape()[2]);
         let heads = problem.call.q.shape()[0].saturating_mul(shape.kv_heads);
-        let workers = exec.workers(shape.flops());
+        let workers = exec.workers(problem.flops());
         let wanted = if workers > 1 { workers.saturating_mul(TASKS_PER_WORKER).div_ceil(heads.max(1)) } else { 1 };
         let parts = wanted.min(rows.div_ceil(MIN_TASK)).max(rows.div_ceil(MAX_TASK)).max(1);
         let task_rows = rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);
@@ -66,25 +76,32 @@ impl Plan {
         let tasks = heads.saturating_mul(rows.div_ceil(tiling.task_rows()));
         let workers_of = |tasks: usize| workers.min(tasks.max(1));
         let by_rows = Self { shape, exec, workers: workers_of(tasks), tasks, tiling, split: Split::Rows };
-        let Some(bytes) = by_rows.shares_keys(problem) else { return by_rows };
-        let units = heads.saturating_mul(shape.kv_len.div_ceil(KEY_BLOCK));
+        let Some(FewRowsWork { units, bytes }) = by_rows.shares_keys(problem) else { return by_rows };
         let runs = if workers > 1 { units.min(workers.saturating_mul(TASKS_PER_WORKER)) } else { 1 };
-        Self { workers: workers_of(runs), tasks: runs, split: Split::Keys { bytes }, ..by_rows }
+        // Ragged sequences may be of both kinds, with few rows and with many.
+        let tasks = if problem.call.options.ragged.is_some() { tasks.saturating_add(runs) } else { runs };
+        Self { workers: workers_of(tasks), tasks, split: Split::Keys { runs, bytes }, ..by_rows }
     }
 
-    /// Returns the bytes of the partial results of the key blocks if blocks are to be divided among workers: few rows,
+    /// Returns the work on the sequences with few rows, if their key blocks are to be divided among workers: there are
     /// several blocks (decoding), and memory in proportion.
-    pub(crate) fn shares_keys(&self, problem: &Problem<'_>) -> Option<usize> {
-        let (shape, call) = (problem.shape, &problem.call);
-        let rows = call.group_size().saturating_mul(call.q.shape()[2]);
-        let few = (1..=FEW_ROWS.min(self.tiling.task_rows())).contains(&rows);
-        if !few || shape.kv_len <= KEY_BLOCK || problem.needs_whole_rows() || call.visible.window.is_some() {
+    pub(crate) fn shares_keys(&self, problem: &Problem<'_>) -> Option<FewRowsWork> {
+        let (shape, call, few) = (problem.shape, &problem.call, self.few_rows());
+        // Sequences that are not ragged have as many rows each; there may be any number of them without rows.
+        let rows = (shape.heads / shape.kv_heads.max(1)).saturating_mul(shape.q_len);
+        let none = call.options.ragged.is_none() && !(1..=few).contains(&rows);
+        if none || shape.kv_len <= KEY_BLOCK || problem.needs_whole_rows() || call.visible.window.is_some() {
             return None;
         }
-        let Accumulation { floats, keys } = call.accumulation();
-        let [partials, read] = [floats, keys.saturating_mul(shape.head_dim + shape.value_dim)]
+        let Accumulation { units, floats, keys } = call.accumulation(few);
+        let [bytes, read] = [floats, keys.saturating_mul(shape.head_dim + shape.value_dim)]
             .map(|floats| floats.saturating_mul(size_of::<f32>()));
-        (partials <= MOST && partials <= LITTLE.max(read / SHARE)).then_some(partials)
+        (units > 0 && bytes <= MOST && bytes <= LITTLE.max(read / SHARE)).then_some(FewRowsWork { units, bytes })
+    }
+
+    /// Largest number of rows a key/value head of a sequence whose key blocks are divided among workers.
+    pub(crate) fn few_rows(&self) -> usize {
+        FEW_ROWS.min(self.tiling.task_rows())
     }
 
     /// Shrinks the scratch to what this one problem takes.
@@ -112,7 +129,7 @@ impl Plan {
     /// 1 GiB. Beyond these limits, and for more rows, only rows are divided: then 0.
     pub fn partials_bytes(&self) -> usize {
         match self.split {
-            Split::Keys { bytes } => bytes,
+            Split::Keys { bytes, .. } => bytes,
             Split::Rows => 0,
         }
     }

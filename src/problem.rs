@@ -24,11 +24,19 @@ pub struct Problem<'a> {
 }
 
 impl Problem<'_> {
-    /// Returns true if blocks of keys cannot be divided among workers: an output needs whole rows, or the rows are
-    /// ragged.
+    /// Returns true if blocks of keys cannot be divided among workers: an output needs whole rows.
     pub(crate) fn needs_whole_rows(&self) -> bool {
-        let outputs = self.outputs.state.is_some() || self.outputs.points.iter().any(Option::is_some);
-        outputs || self.call.options.ragged.is_some()
+        self.outputs.state.is_some() || self.outputs.points.iter().any(Option::is_some)
+    }
+
+    /// Floating-point operations of QKᵀ and PV with every key of a row's own sequence visible.
+    pub(crate) fn flops(&self) -> f64 {
+        if self.call.options.ragged.is_none() {
+            return self.shape.flops();
+        }
+        let sequences = (0..self.call.sequences()).map(|index| self.call.sequence(index));
+        let pairs: f64 = sequences.map(|sequence| sequence.q_len as f64 * sequence.kv_len as f64).sum();
+        2.0 * pairs * self.shape.heads as f64 * (self.shape.head_dim + self.shape.value_dim) as f64
     }
 
     /// Sizes of the call.

@@ -9,7 +9,7 @@ use crate::plan::{Plan, Split};
 use crate::problem::Problem;
 use crate::threads::CurrentPool;
 use core::fmt;
-use sdpa_kernels::{Isa, Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
+use sdpa_kernels::{FewRows, Isa, Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, PoisonError};
 
@@ -199,12 +199,17 @@ impl Problem<'_> {
     /// Computes the problem by calling `work` on each worker. Not generic, so that a caller's functions do not compile
     /// it again.
     fn run_as(self, plan: &Plan, workspace: &mut Workspace, host: Host<'_>, work: Work<'_>) -> Result<(), Stopped> {
-        // The plan may have been made for another problem of this shape.
-        let shares_keys = plan.split != Split::Rows && plan.shares_keys(&self).is_some();
+        let few_rows = match plan.split {
+            // The plan may have been made for another problem of this shape.
+            Split::Keys { runs, .. } if plan.shares_keys(&self).is_some() => {
+                Some(FewRows { few: plan.few_rows(), runs })
+            }
+            _ => None,
+        };
         let (workers, partials) = workspace.for_plan(plan, host.executor);
         let mut launch = Launch::new(self.call, self.outputs, plan.tiling);
-        if shares_keys {
-            launch = launch.split(partials, plan.tasks);
+        if let Some(few_rows) = few_rows {
+            launch = launch.split(partials, few_rows);
         }
         if let Some(stop) = host.stop {
             launch = launch.until(stop);

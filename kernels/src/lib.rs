@@ -28,7 +28,7 @@ pub use attention::merge::merge_states;
 pub use attention::mods::{BlockClass, BlockPosition, MaskMod, Mods, NoMod, Position, ProbMod, ScoreMod};
 pub use attention::options::{Mask, Options, Ragged, alibi_slopes};
 pub use attention::outputs::{Outputs, Point, State};
-pub use attention::split_kv::{Accumulation, Partials};
+pub use attention::split_kv::{Accumulation, FewRows, Partials};
 pub use attention::tiling::{MAX_ROW_BLOCK, MAX_TASK, Scratch, Tiling};
 pub use attention::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use kv::cache::{Cache, Keep};

@@ -16,7 +16,7 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
 ) -> Result<(), Error> {
     let shape = inputs.shape()?;
     let (q_len, kv_len) = inputs.lengths(&shape, at.batch);
-    let (b, _, k0) = first_rows(inputs, at);
+    let (source, k0) = first_key(inputs, at);
     let kv_head = at.head / (shape.heads / shape.kv_heads);
     let (zero, hidden) = (T::from(0.0), T::from(f32::NEG_INFINITY));
     let position = at.row as i128
@@ -39,7 +39,7 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     for j in (0..shape.kv_len).filter(|&j| sees(j)) {
         let here = Position { key: j, ..at };
         let weight = if P::ACTIVE { T::from(mods.prob.weight(weights[j].to_f32(), here)) } else { weights[j] };
-        for (out, &v) in out.iter_mut().zip(v.row(b, kv_head, k0 + j)) {
+        for (out, &v) in out.iter_mut().zip(v.row(source, kv_head, k0 + j)) {
             *out = *out + weight * v;
         }
     }
@@ -54,9 +54,15 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     Ok(())
 }
 
-/// Returns the tensors' batch entry of a sequence, and the rows of q and of k where it begins.
-fn first_rows(inputs: &Inputs<'_>, at: Position) -> (usize, usize, usize) {
-    inputs.ragged.map_or((at.batch, 0, 0), |r| (0, r.q[at.batch], r.k[at.batch]))
+/// Returns the batch index of a sequence's rows of q, and the first of them.
+fn first_row(inputs: &Inputs<'_>, at: Position) -> (usize, usize) {
+    inputs.ragged.map_or((at.batch, 0), |ragged| (0, ragged.q[at.batch]))
+}
+
+/// Returns the index of a sequence's keys in their source, and the first of them.
+fn first_key(inputs: &Inputs<'_>, at: Position) -> (usize, usize) {
+    let first = inputs.ragged.and_then(|ragged| ragged.k).map_or(0, |k| k[at.batch]);
+    (inputs.source_of(at.batch), first)
 }
 
 /// Returns the scores of every key at the first three points of [`Answer`]: raw, softcapped, masked.
@@ -70,7 +76,7 @@ fn scores<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
 ) -> Result<[Vec<T>; 3], Error> {
     let shape = inputs.shape()?;
     let (q_len, kv_len) = inputs.lengths(&shape, at.batch);
-    let (b, q0, k0) = first_rows(inputs, at);
+    let ((b, q0), (source, k0)) = (first_row(inputs, at), first_key(inputs, at));
     let kv_head = at.head / (shape.heads / shape.kv_heads);
     let (zero, hidden) = (T::from(0.0), T::from(f32::NEG_INFINITY));
     // Biases and masks are broadcast along dimensions of 1. With `Cover::FirstKeys`, a missing column hides its key.
@@ -83,7 +89,7 @@ fn scores<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
         let exists = at.row < q_len && j < kv_len;
         let mut s = hidden;
         if exists {
-            let (query, key) = (q.row(b, at.head, q0 + at.row), k.row(b, kv_head, k0 + j));
+            let (query, key) = (q.row(b, at.head, q0 + at.row), k.row(source, kv_head, k0 + j));
             let dot = query.iter().zip(key).fold(zero, |sum, (&q, &k)| sum + q * k);
             s = dot * T::from(attention.scale_for(shape.head_dim));
         }

@@ -20,6 +20,7 @@ mod int8_cache;
 mod kv_cache;
 mod kv_support;
 mod memory;
+mod mixed;
 mod oracle;
 mod paged;
 mod positions;

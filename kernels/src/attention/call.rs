@@ -1,6 +1,6 @@
 //! Attention call: its tensors and options, its sequences, and the tasks it is split into.
 
-use crate::attention::options::Options;
+use crate::attention::options::{Options, Ragged};
 use crate::attention::visibility::{Alignment, Visible};
 use crate::kv::source::KeyValues;
 use crate::tensor::any::Tensor;
@@ -8,7 +8,7 @@ use crate::tensor::element::{Dtype, Precision};
 use core::ops::Range;
 
 /// Inputs and options of one attention call: shapes q `[B, H, Lq, D]`, k `[B, Hkv, Lk, D]`, v `[B, Hkv, Lk, Dv]`;
-/// with ragged sequences `B` is 1.
+/// with ragged sequences the `B` of q, and of k and v if they are tensors, is 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
     /// Queries.
@@ -30,8 +30,10 @@ pub struct Call<'a> {
 /// Position of one sequence in the call's tensors, and its lengths.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence {
-    /// Batch index of its tensors.
+    /// Batch index of its queries and outputs.
     pub(crate) batch: usize,
+    /// Index of its keys and values: the batch index of tensors, or a sequence of the cache or pages.
+    pub source: usize,
     /// First query row in the tensors.
     pub(crate) first_row: usize,
     /// First key in the tensors.
@@ -72,16 +74,45 @@ impl Call<'_> {
         match self.options.ragged {
             Some(ragged) => {
                 let longest = |ends: &[usize]| ends.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
-                (longest(ragged.q), longest(ragged.k))
+                (longest(ragged.q), ragged.k.map_or_else(|| self.most_keys(), longest))
             }
-            None => (self.q.shape()[2], self.kv.k_shape()[2]),
+            None => (self.q.shape()[2], self.most_keys()),
         }
     }
 
-    /// Returns the rows of k and v that belong to a sequence, including those beyond its key length.
+    /// Returns the largest key length among the sequences of the call, if their keys are not laid end to end.
+    fn most_keys(&self) -> usize {
+        match (self.options.sequences, self.kv.lens()) {
+            (Some(sequences), Some(lens)) => sequences.iter().map(|&sequence| lens[sequence]).max().unwrap_or(0),
+            _ => self.kv.k_shape()[2],
+        }
+    }
+
+    /// Returns the shape of the key weight sums, which have an element for each key of each key/value head.
+    pub(crate) fn key_weight_sums_shape(&self) -> [usize; 4] {
+        let (batch, keys) = match self.options.ragged {
+            Some(Ragged { k: Some(_), .. }) => (1, self.kv.k_shape()[2]),
+            _ => (self.sequences(), self.longest().1),
+        };
+        [batch, self.kv.kv_heads(), keys, 1]
+    }
+
+    /// Returns the batch index and the rows of the key weight sums that belong to a sequence.
+    pub(crate) fn key_weight_sums_of(&self, sequence: usize) -> (usize, Range<usize>) {
+        match self.options.ragged {
+            Some(Ragged { k: Some(k), .. }) => (0, k[sequence]..k[sequence + 1]),
+            _ => (sequence, 0..self.longest().1),
+        }
+    }
+
+    /// Returns the rows of k and v, if these are tensors, that belong to a sequence, including those beyond its key
+    /// length.
     #[inline]
     pub(crate) fn keys_of(&self, sequence: usize) -> Range<usize> {
-        self.options.ragged.map_or(0..self.kv.k_shape()[2], |ragged| ragged.k[sequence]..ragged.k[sequence + 1])
+        match self.options.ragged {
+            Some(Ragged { k: Some(k), .. }) => k[sequence]..k[sequence + 1],
+            _ => 0..self.kv.k_shape()[2],
+        }
     }
 
     /// Returns the position and the lengths of a sequence.
@@ -91,14 +122,27 @@ impl Call<'_> {
             Some(ragged) => (0, ragged.q[sequence]..ragged.q[sequence + 1]),
             None => (sequence, 0..self.q.shape()[2]),
         };
-        // With lengths given, the longest is not computed: this function runs for every task.
-        let kv_len = match self.options.kv_lens.or_else(|| self.kv.lens()) {
-            Some(lens) => lens[sequence],
-            None => self.keys_of(sequence).len(),
+        let (source, first_key) = match (self.options.sequences, self.options.ragged) {
+            (Some(sequences), _) => (sequences[sequence], 0),
+            (None, Some(Ragged { k: Some(k), .. })) => (0, k[sequence]),
+            (None, _) => (sequence, 0),
         };
-        let first_key = self.options.ragged.map_or(0, |ragged| ragged.k[sequence]);
+        // With lengths given, the longest is not computed: this function runs for every task.
+        let kv_len = match (self.options.kv_lens, self.kv.lens()) {
+            (Some(lens), _) => lens[sequence],
+            (None, Some(lens)) => lens[source],
+            (None, None) => self.keys_of(sequence).len(),
+        };
         let offset = self.alignment.offset(rows.len(), kv_len);
-        Sequence { batch, first_row: rows.start, first_key, q_len: rows.len(), kv_len, offset }
+        Sequence { batch, source, first_row: rows.start, first_key, q_len: rows.len(), kv_len, offset }
+    }
+
+    /// Number of query rows of a sequence that share a key/value head.
+    #[inline]
+    pub(crate) fn rows_of(&self, sequence: usize) -> usize {
+        let q_len = self.options.ragged.map_or(self.q.shape()[2], |Ragged { q, .. }| q[sequence + 1] - q[sequence]);
+        // Saturating: without heads the rows may be any number.
+        self.group_size().saturating_mul(q_len)
     }
 }
 

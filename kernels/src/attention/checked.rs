@@ -49,7 +49,16 @@ fn assert_inputs(call: &Call<'_>) {
     let [b, h, _, d] = call.q.shape();
     let ([kb, hkv, lk, kd], [vb, vh, lv, dv]) = (call.kv.k_shape(), call.kv.v_shape());
     assert!(d > 0 && dv > 0, "queries and values need a length");
-    assert!((kb, kd) == (b, d) && (vb, vh, lv) == (b, hkv, lk), "q, k and v do not fit together");
+    assert!(kd == d && (vb, vh, lv) == (kb, hkv, lk), "q, k and v do not fit together");
+    // Tensors have the batch of q; a cache or pages have the call's sequences.
+    let tensors = call.kv.tensors().is_some();
+    match call.options.sequences {
+        None => assert!(kb == if tensors { b } else { call.sequences() }, "q, k and v do not fit together"),
+        Some(sequences) => {
+            assert!(!tensors && sequences.len() == call.sequences(), "sequences do not fit the queries");
+            assert!(sequences.iter().all(|&sequence| sequence < kb), "no such sequence");
+        }
+    }
     assert!(if hkv == 0 { h == 0 } else { h % hkv == 0 }, "query heads are no multiple of key/value heads");
 }
 
@@ -59,9 +68,10 @@ fn assert_lengths(call: &Call<'_>) {
     if let Some(ragged) = call.options.ragged {
         let cumulative =
             |ends: &[usize], total: usize| ends.first() == Some(&0) && ends.last() == Some(&total) && ends.is_sorted();
-        assert!(call.kv.tensors().is_some(), "ragged keys are two tensors");
-        assert!(b == 1 && ragged.q.len() == ragged.k.len(), "ragged sequences do not fit a batch");
-        assert!(cumulative(ragged.q, lq) && cumulative(ragged.k, lk), "cumulative lengths do not fit q and k");
+        assert!(b == 1 && cumulative(ragged.q, lq), "cumulative lengths do not fit q");
+        assert!(call.kv.tensors().is_some() == ragged.k.is_some(), "cumulative key lengths are those of two tensors");
+        let fits = ragged.k.is_none_or(|k| k.len() == ragged.q.len() && cumulative(k, lk));
+        assert!(fits, "cumulative lengths do not fit k");
     }
     assert!(call.kv.lens().is_none() || call.options.kv_lens.is_none(), "key lengths twice");
     if let Some(lens) = call.options.kv_lens {
@@ -86,7 +96,7 @@ fn assert_options(call: &Call<'_>) {
 
 /// Asserts that every output fits the inputs.
 fn assert_outputs(call: &Call<'_>, outputs: &Outputs<'_>) {
-    let ([b, h, lq, _], [_, hkv, lk, _], [.., dv]) = (call.q.shape(), call.kv.k_shape(), call.kv.v_shape());
+    let ([b, h, lq, _], [.., dv]) = (call.q.shape(), call.kv.v_shape());
     let (n, (rows, keys)) = (call.sequences(), call.longest());
     match &outputs.out {
         Some(out) => assert!(out.shape() == [b, h, lq, dv], "the output does not fit q and v"),
@@ -105,6 +115,6 @@ fn assert_outputs(call: &Call<'_>, outputs: &Outputs<'_>) {
         assert!(shapes == [[b, h, lq, 1], [b, h, lq, 1], [b, h, lq, dv]], "a state does not fit q and v");
     }
     if let Some(sums) = &outputs.key_weight_sums {
-        assert!(sums.shape() == [b, hkv, lk, 1], "key_weight_sums does not fit k");
+        assert!(sums.shape() == call.key_weight_sums_shape(), "key_weight_sums does not fit k");
     }
 }

@@ -7,7 +7,7 @@ use crate::attention::forward::key_weight_sums;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::outputs::{Outputs, POINTS, Point};
 use crate::attention::row_mods::RowMods;
-use crate::attention::split_kv::{self, Partials, Split};
+use crate::attention::split_kv::{self, FewRows, Partials, Split};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::{Scratch, Tiling};
 use crate::simd::isa::Isa;
@@ -20,7 +20,7 @@ pub struct Launch<'a> {
     tasks: Queue,
     /// Queue of sequences and key/value heads whose key weight sums are computed.
     key_weight_sums: Queue,
-    /// Split-KV, if key blocks are shared out too.
+    /// Split-KV of the sequences with few rows, if their key blocks are shared out.
     split: Option<Split<'a>>,
     stop: Stop<'a>,
     /// True if all the call's memory is in cache: see [`CACHED_BYTES`].
@@ -64,20 +64,19 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Shares out key blocks instead of rows (split-KV), in about `runs` runs: `partials` is memory for what each block
-    /// accumulates. If it cannot grow to the size needed, rows are shared out as before.
+    /// Shares out the key blocks, not the rows, of sequences with few rows (split-KV): `partials` is memory for what each
+    /// block accumulates. If it cannot grow to the size needed, rows are shared out as before.
     ///
     /// # Panics
-    /// If the rows that share a head are more than a task's, sequences are ragged, or there are outputs that need every
-    /// row whole: scores or a state.
+    /// If few rows are more than a task's, or there are outputs that need every row whole: scores or a state.
     #[must_use]
-    pub fn split(self, partials: &'a mut Partials, runs: usize) -> Self {
-        let outputs = self.checked.outputs();
+    pub fn split(self, partials: &'a mut Partials, few: FewRows) -> Self {
+        let (call, outputs) = (self.checked.call(), self.checked.outputs());
         assert!(outputs.state.is_none() && !outputs.wants_all_keys(), "such outputs need every row whole");
-        match Split::new(self.checked.call(), self.checked.tiling(), partials, runs) {
-            Some(split) => Self { split: Some(split), tasks: Queue::new(0), ..self },
-            None => self,
-        }
+        let Some(split) = Split::new(call, self.checked.tiling(), partials, few) else { return self };
+        let all = (0..call.sequences()).all(|sequence| split.covers(call, sequence));
+        let tasks = if all { Queue::new(0) } else { self.tasks };
+        Self { split: Some(split), tasks, ..self }
     }
 
     /// Sets a function that is asked before each task, and under split-KV before each key block: if it returns true, the
@@ -109,16 +108,18 @@ impl<'a> Launch<'a> {
     fn work_on<S: Steps>(&self, s: S, scratch: &mut Scratch, mods: &dyn RowMods<S>) {
         let Self { checked, tasks, key_weight_sums, split, stop, near } = self;
         let bound = BoundCall { s, mods, checked };
-        if let Some(split) = split {
-            // SAFETY: the split was made for this call.
-            unsafe { split_kv::run(split, bound, stop, scratch) };
-        }
         while let Some(number) = tasks.take_unless(stop) {
             let next =
                 if *near { Next::Near } else { tasks.peek().map_or(Next::Nothing, |next| Next::Task(self.task(next))) };
             // SAFETY: every number is taken once and no two tasks share a row, so the task's part of the outputs is this
             // worker's.
             unsafe { AttentionTask::new(bound, self.task(number)) }.followed_by(next).run(scratch);
+        }
+        // After the tasks, of which each takes longer than a run of units: the last to finish then keep the others
+        // waiting least.
+        if let Some(split) = split {
+            // SAFETY: the split was made for this call.
+            unsafe { split_kv::run(split, bound, stop, scratch) };
         }
         let kv_heads = checked.call().kv.kv_heads();
         while let Some(number) = key_weight_sums.take_unless(stop) {
@@ -149,7 +150,12 @@ impl<'a> Launch<'a> {
                 (low, head, (part - first_part(low)) * task_rows)
             }
         };
-        let rows = group_size * call.sequence(sequence).q_len;
+        // Sequences that are split have no rows left.
+        let rows = if self.split.as_ref().is_some_and(|split| split.covers(call, sequence)) {
+            0
+        } else {
+            call.rows_of(sequence)
+        };
         Task { sequence, kv_head, rows: first.min(rows)..rows.min(first + task_rows) }
     }
 }

@@ -52,8 +52,8 @@ impl<'a> Mask<'a> {
 pub struct Ragged<'a> {
     /// Cumulative query lengths: 0 first, never falling, one more than there are sequences.
     pub q: &'a [usize],
-    /// Cumulative key lengths, likewise.
-    pub k: &'a [usize],
+    /// Cumulative key lengths, likewise. `None` for a cache or pages, whose sequences have lengths of their own.
+    pub k: Option<&'a [usize]>,
 }
 
 /// Settings and tensors that change scores. All off by default.
@@ -74,6 +74,9 @@ pub struct Options<'a> {
     pub kv_lens: Option<&'a [usize]>,
     /// Sequences laid end to end, in place of a batch.
     pub ragged: Option<Ragged<'a>>,
+    /// Sequences of the cache or of the pages that the call's sequences are, in the order of the queries; all of them
+    /// in their own order by default.
+    pub sequences: Option<&'a [usize]>,
 }
 
 /// Returns the ALiBi slopes for `heads` heads as in the paper (Press, Smith and Lewis 2022, arXiv:2108.12409): for a

@@ -14,7 +14,7 @@ use crate::attention::forward::epilogue::EndedRowBlocks;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::softmax;
 use crate::attention::tiling::{Regions, Scratch, Tiling};
-use crate::attention::units::{Unit, Units};
+use crate::attention::units::{Start, Unit, Units};
 use crate::matmul::pack::NonFinite;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
@@ -32,8 +32,8 @@ const PATIENCE: usize = 1 << 12;
 #[derive(Debug, Default)]
 pub struct Partials {
     buffer: AlignedBuf,
-    /// Number of each sequence's first unit, then the number of units.
-    starts: Vec<usize>,
+    /// Start of each sequence, then the end of the last.
+    starts: Vec<Start>,
 }
 
 impl Partials {
@@ -44,55 +44,70 @@ impl Partials {
 
     /// Number of bytes held.
     pub fn bytes(&self) -> usize {
-        self.buffer.bytes() + self.starts.capacity() * size_of::<usize>()
+        self.buffer.bytes() + self.starts.capacity() * size_of::<Start>()
     }
 
-    /// Counts the units of a call and reserves memory for them. Returns false if there is no memory.
-    fn try_reserve(&mut self, call: &Call<'_>, rows: usize, value_dim: usize) -> bool {
+    /// Counts the units of the sequences with at most `few` rows and reserves memory for them. Returns false if there
+    /// is no memory.
+    fn try_reserve(&mut self, call: &Call<'_>, few: usize) -> bool {
         self.starts.clear();
         if self.starts.try_reserve(call.sequences() + 1).is_err() {
             return false;
         }
-        let heads = call.kv.kv_heads();
-        let mut units = 0usize;
+        let mut all = Start::default();
+        self.starts.push(all);
         for sequence in 0..call.sequences() {
-            self.starts.push(units);
-            let more = heads.checked_mul(call.visible_blocks(sequence).len()).and_then(|more| units.checked_add(more));
-            let Some(all) = more else { return false };
-            units = all;
+            let Some(next) = call.units_of(sequence, few).and_then(|its| all.plus(its)) else { return false };
+            all = next;
+            self.starts.push(all);
         }
-        self.starts.push(units);
-        let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
-        let Some(floats) = units.checked_mul(unit) else { return false };
         // Half as much again if possible, because sequences grow.
-        self.buffer.holds(floats)
-            || self.buffer.try_reserve(floats.saturating_add(floats / 2))
-            || self.buffer.try_reserve(floats)
+        self.buffer.holds(all.floats)
+            || self.buffer.try_reserve(all.floats.saturating_add(all.floats / 2))
+            || self.buffer.try_reserve(all.floats)
     }
 }
 
-/// Amount of data that the key blocks of a call accumulate under split-KV, and of keys that they read for it.
+/// Amount of data that the units of a call accumulate under split-KV, and of keys that they read for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accumulation {
-    /// Number of floats accumulated by all blocks together; `usize::MAX` if it overflows.
+    /// Number of units; `usize::MAX` if it overflows.
+    pub units: usize,
+    /// Number of floats accumulated by all units together; `usize::MAX` if it overflows.
     pub floats: usize,
     /// Number of keys read, counted once for each key/value head.
     pub keys: usize,
 }
 
 impl Call<'_> {
-    /// Returns how much the key blocks would accumulate under split-KV: maxima, sums and outputs of all the rows that
-    /// share a head, for each block with a key that may be visible to some row of its sequence.
-    pub fn accumulation(&self) -> Accumulation {
-        let (heads, [.., value_dim]) = (self.kv.kv_heads(), self.kv.v_shape());
-        let rows = self.group_size().saturating_mul(self.q.shape()[2]);
-        let unit = unit_floats(rows, value_dim.next_multiple_of(LANES));
-        let (mut units, mut keys) = (0usize, 0usize);
-        for sequence in 0..self.sequences() {
-            units = units.saturating_add(heads.saturating_mul(self.visible_blocks(sequence).len()));
-            keys = keys.saturating_add(heads.saturating_mul(self.visible_keys(sequence).len()));
+    /// Returns how much the key blocks of the sequences with at most `few` rows a key/value head would accumulate under
+    /// split-KV: maxima, sums and outputs of all the rows that share a head, for each block with a key that may be
+    /// visible to some row of its sequence.
+    pub fn accumulation(&self, few: usize) -> Accumulation {
+        const OVERFLOW: Start = Start { units: usize::MAX, floats: usize::MAX };
+        let (mut all, mut keys) = (Start::default(), 0usize);
+        for sequence in (0..self.sequences()).filter(|&sequence| self.has_few_rows(sequence, few)) {
+            all = self.units_of(sequence, few).and_then(|its| all.plus(its)).unwrap_or(OVERFLOW);
+            keys = keys.saturating_add(self.kv.kv_heads().saturating_mul(self.visible_keys(sequence).len()));
         }
-        Accumulation { floats: units.saturating_mul(unit), keys }
+        Accumulation { units: all.units, floats: all.floats, keys }
+    }
+
+    /// Returns true if at most `few` rows of a sequence share a key/value head.
+    fn has_few_rows(&self, sequence: usize, few: usize) -> bool {
+        self.rows_of(sequence) <= few
+    }
+
+    /// Returns the units of a sequence and what they accumulate: none if it has more than `few` rows. `None` if a number
+    /// overflows.
+    fn units_of(&self, sequence: usize, few: usize) -> Option<Start> {
+        if !self.has_few_rows(sequence, few) {
+            return Some(Start::default());
+        }
+        let units = self.kv.kv_heads().checked_mul(self.visible_blocks(sequence).len())?;
+        let [.., value_dim] = self.kv.v_shape();
+        let part = unit_floats(self.rows_of(sequence), value_dim.next_multiple_of(LANES));
+        Some(Start { units, floats: units.checked_mul(part)? })
     }
 
     /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.
@@ -112,12 +127,21 @@ impl Call<'_> {
     }
 }
 
-/// Units of a call, and memory for what each accumulates.
+/// Sequences that are split into units, and how the units are handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FewRows {
+    /// Largest number of rows a key/value head of a sequence that is split.
+    pub few: usize,
+    /// Number of runs that the units are handed out in, about.
+    pub runs: usize,
+}
+
+/// Units of the sequences with few rows, and memory for what each accumulates.
 pub(crate) struct Split<'a> {
     partials: *mut f32,
     units: Units<'a>,
-    /// Number of rows of a unit.
-    rows: usize,
+    /// Number of rows a key/value head up to which a sequence is split into units.
+    few: usize,
     width: usize,
     /// Number of units of a run.
     run: usize,
@@ -141,21 +165,26 @@ fn unit_floats(rows: usize, width: usize) -> usize {
 }
 
 impl<'a> Split<'a> {
-    /// Splits the call into about `runs` runs. `None` if there is no memory for what they accumulate.
+    /// Splits the sequences with at most `few` rows a head into units, in about `runs` runs. `None` if there is no memory
+    /// for what they accumulate.
     ///
     /// # Panics
-    /// If the rows of a head are more than a task's, or sequences are ragged.
-    pub(crate) fn new(call: &Call<'_>, tiling: &Tiling, partials: &'a mut Partials, runs: usize) -> Option<Self> {
-        let rows = call.group_size().saturating_mul(call.q.shape()[2]);
-        assert!(rows <= tiling.task_rows && call.options.ragged.is_none(), "the rows of a head are no task");
-        if !partials.try_reserve(call, rows, tiling.value_dim) {
+    /// If `few` rows are more than a task's.
+    pub(crate) fn new(
+        call: &Call<'_>,
+        tiling: &Tiling,
+        partials: &'a mut Partials,
+        FewRows { few, runs }: FewRows,
+    ) -> Option<Self> {
+        assert!(few <= tiling.task_rows, "the rows of a head are no task");
+        if !partials.try_reserve(call, few) {
             return None;
         }
         let units = Units::new(&call.kv, &partials.starts);
         let run = units.len().div_ceil(runs.max(1)).max(1);
         Some(Self {
             partials: partials.buffer.floats_mut().as_mut_ptr(),
-            rows,
+            few,
             width: tiling.width(),
             run,
             runs: Queue::new(units.len().div_ceil(run)),
@@ -164,6 +193,11 @@ impl<'a> Split<'a> {
             accumulated: AtomicUsize::new(0),
             borrow: PhantomData,
         })
+    }
+
+    /// Returns true if a sequence is split into units.
+    pub(crate) fn covers(&self, call: &Call<'_>, sequence: usize) -> bool {
+        call.has_few_rows(sequence, self.few)
     }
 
     /// Waits a little until all runs are done, and returns true if they are. A worker that comes too early leaves the
@@ -187,47 +221,49 @@ impl<'a> Split<'a> {
     /// Returns the task whose rows a unit belongs to, and the unit's first key.
     fn unit(&self, call: &Call<'_>, unit: usize) -> (Task, usize) {
         let Unit { sequence, head, block } = self.units.at(unit);
-        (self.task(sequence, head), (call.visible_blocks(sequence).start + block) * KEY_BLOCK)
+        (self.task(call, [sequence, head]), (call.visible_blocks(sequence).start + block) * KEY_BLOCK)
     }
 
-    /// Returns the task of all the rows that share a key/value head.
-    fn task(&self, sequence: usize, kv_head: usize) -> Task {
-        Task { sequence, kv_head, rows: 0..self.rows }
+    /// Returns the task of all the rows of a sequence that share a key/value head.
+    fn task(&self, call: &Call<'_>, [sequence, kv_head]: [usize; 2]) -> Task {
+        Task { sequence, kv_head, rows: 0..call.rows_of(sequence) }
     }
 
     /// Returns a unit's part: maxima, sums, outputs.
     ///
     /// # Safety
-    /// The unit is one of the call's; no other reference to its part exists meanwhile.
+    /// The unit is one of the call's, and the task is all its rows; no other reference to its part exists meanwhile.
     #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the part")]
     unsafe fn part(&self, call: &Call<'_>, task: &Task, first: usize) -> [&mut [f32]; 3] {
-        let padded = self.rows.next_multiple_of(LANES);
+        let rows = task.rows.len();
+        let padded = rows.next_multiple_of(LANES);
         // SAFETY: the caller guarantees the unit and sole access to its part; a part is maxima and sums, both padded,
         // and `rows` rows of outputs.
         unsafe {
             let at = self.part_at(call, task, first);
             let part = |at: *mut f32, n: usize| core::slice::from_raw_parts_mut(at, n);
-            [part(at, padded), part(at.add(padded), padded), part(at.add(2 * padded), self.rows * self.width)]
+            [part(at, padded), part(at.add(padded), padded), part(at.add(2 * padded), rows * self.width)]
         }
     }
 
     /// Returns the address of a unit's part.
     ///
     /// # Safety
-    /// The unit is one of the call's.
+    /// The unit is one of the call's, and the task is all its rows.
     unsafe fn part_at(&self, call: &Call<'_>, task: &Task, first: usize) -> *mut f32 {
         // A block before the first wraps around, and is beyond the last.
         let block = (first / KEY_BLOCK).wrapping_sub(call.visible_blocks(task.sequence).start);
         assert!(block < self.units.blocks(task.sequence), "key {first} belongs to no unit");
-        let number = self.units.number(Unit { sequence: task.sequence, head: task.kv_head, block });
-        // SAFETY: the block was just checked, and the caller guarantees the sequence and head, so the number is below
-        // that of all units; `new` has reserved a part for each.
-        unsafe { self.partials.add(number * unit_floats(self.rows, self.width)) }
+        let unit = Unit { sequence: task.sequence, head: task.kv_head, block };
+        let offset = self.units.offset(unit, unit_floats(task.rows.len(), self.width));
+        // SAFETY: the block was just checked, and the caller guarantees the sequence and head, and that the task is all
+        // their rows, so the part lies among those of its sequence; `new` has reserved a part for each unit.
+        unsafe { self.partials.add(offset) }
     }
 
     /// Number of bytes of a unit's part.
-    fn part_bytes(&self) -> usize {
-        unit_floats(self.rows, self.width) * size_of::<f32>()
+    fn part_bytes(&self, task: &Task) -> usize {
+        unit_floats(task.rows.len(), self.width) * size_of::<f32>()
     }
 }
 
@@ -322,7 +358,7 @@ unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop:
             let next = (unit + 1 < units.end).then(|| split.unit(call, unit + 1));
             // SAFETY: the unit is one of the call's.
             let accumulated = unsafe { split.part_at(call, &task, first) };
-            let next = Next::Unit { accumulated: (accumulated.cast(), split.part_bytes()), next };
+            let next = Next::Unit { accumulated: (accumulated.cast(), split.part_bytes(&task)), next };
             let task = AttentionTask::reading(bound, task).followed_by(next);
             // SAFETY: the unit belongs to this run, and the run was taken once, so its part is this worker's.
             unsafe { task.accumulate_unit(split, first, scratch.regions(tiling)) }
@@ -338,10 +374,13 @@ unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop:
 /// The split was made for this call; all units are accumulated.
 unsafe fn merge<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
     while let Some(number) = split.merges.take_unless(stop) {
-        let (sequence, kv_head) = (number / split.units.heads, number % split.units.heads);
+        let head = [number / split.units.heads, number % split.units.heads];
+        if !split.covers(bound.checked.call(), head[0]) {
+            continue;
+        }
         // SAFETY: each head is taken once, so its rows, and its units' parts, are this worker's.
         unsafe {
-            let task = AttentionTask::new(bound, split.task(sequence, kv_head));
+            let task = AttentionTask::new(bound, split.task(bound.checked.call(), head));
             task.merge_units(split, &mut scratch.regions(task.tiling));
         }
     }

@@ -14,7 +14,7 @@ use crate::attention::steps::qk::Scores;
 use crate::attention::steps::softmax;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::attention::units::{Unit, Units};
+use crate::attention::units::{Start, Unit, Units};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::source::KeyValues;
 use crate::kv::value_panels::ValuePanels;
@@ -40,10 +40,10 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
             let kv = self.0;
             let ([sequences, _, longest, d], [.., dv]) = (kv.k_shape(), kv.v_shape());
             let lens = |b: usize| kv.lens().map_or(longest, |lens| lens[b]);
-            let mut starts = vec![0];
+            let mut starts = vec![Start::default()];
             starts.extend((0..sequences).scan(0, |units, b| {
                 *units += kv.kv_heads() * lens(b).div_ceil(KEY_BLOCK);
-                Some(*units)
+                Some(Start { units: *units, floats: 0 })
             }));
             let units = Units::new(kv, &starts);
             let mut finite = d > 0 && dv > 0;

@@ -9,8 +9,8 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
     /// Returns the first key of each block with a key that the range rules make visible to some row.
     pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
         let keys = self.keys_to_compute();
-        let (kv, batch) = (&self.call.kv, self.seq.batch);
-        numbers(keys).map(|block| block * KEY_BLOCK).filter(move |&first| kv.holds(batch, first))
+        let (kv, source) = (&self.call.kv, self.seq.source);
+        numbers(keys).map(|block| block * KEY_BLOCK).filter(move |&first| kv.holds(source, first))
     }
 
     /// Returns true if the block that starts at key `first` is one of [`Self::blocks`].
@@ -18,7 +18,7 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
         let number = first / KEY_BLOCK;
         first.is_multiple_of(KEY_BLOCK)
             && numbers(self.keys_to_compute()).contains(&number)
-            && self.call.kv.holds(self.seq.batch, first)
+            && self.call.kv.holds(self.seq.source, first)
     }
 
     /// Returns the range of keys to compute: all of them if scores are written out, else the visible ones.

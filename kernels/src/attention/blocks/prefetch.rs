@@ -53,7 +53,7 @@ impl<S: Steps> AttentionTask<'_, S> {
     /// Adds the first keys of a block, if there are any.
     fn push_first_keys(&self, first: usize, prefetch: &mut PrefetchQueue) {
         let len = self.seq.kv_len.saturating_sub(first).min(FIRST);
-        if len == 0 || !self.call.kv.holds(self.seq.batch, first) {
+        if len == 0 || !self.call.kv.holds(self.seq.source, first) {
             return;
         }
         let (at, table) = (self.place(first), &mut Table::new());

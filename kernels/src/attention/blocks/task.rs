@@ -147,9 +147,9 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
         Position { batch: self.task.sequence, head: row.head, row: row.i, key, position }
     }
 
-    /// Returns the position of key `first` of the sequence in its source: batch index, head, key.
+    /// Returns the position of key `first` of the sequence in its source: sequence or batch index, head, key.
     pub(crate) fn place(&self, first: usize) -> [usize; 3] {
-        [self.seq.batch, self.task.kv_head, self.seq.first_key + first]
+        [self.seq.source, self.task.kv_head, self.seq.first_key + first]
     }
 
     /// Returns true if queries and keys are multiplied as bfloat16 pairs.

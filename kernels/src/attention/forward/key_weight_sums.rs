@@ -45,13 +45,13 @@ pub(crate) unsafe fn key_weight_sums<S: Steps>(
     let call = bound.checked.call();
     let Some(output) = &bound.checked.outputs().key_weight_sums else { return };
     // All keys there is memory for: the sums of keys beyond the sequence's length are 0.
-    let (seq, len) = (call.sequence(sequence), call.keys_of(sequence).len());
-    let sums = Sums { output, first: [seq.batch, kv_head, seq.first_key], len };
-    for j in 0..len {
+    let (batch, keys) = call.key_weight_sums_of(sequence);
+    let sums = Sums { output, first: [batch, kv_head, keys.start], len: keys.len() };
+    for j in 0..keys.len() {
         // SAFETY: the caller guarantees that the sums are this worker's alone.
         unsafe { *sums.at(j) = 0.0 };
     }
-    let (rows, step) = (call.group_size() * seq.q_len, bound.checked.tiling().row_block_rows);
+    let (rows, step) = (call.rows_of(sequence), bound.checked.tiling().row_block_rows);
     for first in (0..rows).step_by(step) {
         // Each row block is a task of its own: scratch for copied queries and states holds one task's rows, not the
         // whole head's.
