@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const DRAWING: [&str; 4] = ["generate", "heatmap", "translate", "decoder_step"];
+const DRAWING: [&str; 5] = ["generate", "heatmap", "translate", "decoder_step", "guide"];
 const PRINTING: [&str; 2] = ["steps", "dictionary"];
 
 /// Runs a program elsewhere than here: what it leaves behind is found there.

@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Every file of a folder of the repository, with its text.
-fn sources(folder: &str) -> Vec<(PathBuf, String)> {
+/// Every file of a folder of the repository that has this extension, with its text.
+fn sources(folder: &str, extension: &str) -> Vec<(PathBuf, String)> {
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)];
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
@@ -12,7 +12,7 @@ fn sources(folder: &str) -> Vec<(PathBuf, String)> {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
                 folders.push(path);
-            } else {
+            } else if path.extension().is_some_and(|found| found == extension) {
                 let text = std::fs::read_to_string(&path).expect("a source");
                 files.push((path, text));
             }
@@ -23,7 +23,7 @@ fn sources(folder: &str) -> Vec<(PathBuf, String)> {
 
 /// Every file of the kernels, with its text.
 fn kernels() -> Vec<(PathBuf, String)> {
-    let files = sources("kernels/src");
+    let files = sources("kernels/src", "rs");
     assert!(files.len() > 50, "only {} files", files.len());
     files
 }
@@ -82,7 +82,7 @@ fn documented() -> Vec<(String, String)> {
             path.ends_with(Path::new("src").join(&module)) || path.parent().is_some_and(|up| up.ends_with(&module))
         };
         let mut comments = Vec::new();
-        for (_, text) in sources("src").iter().filter(|(path, _)| inside(path)) {
+        for (_, text) in sources("src", "rs").iter().filter(|(path, _)| inside(path)) {
             let lines: Vec<_> = text.lines().collect();
             let at = (0..lines.len()).filter(|&at| defines(lines[at], &name));
             comments.extend(at.map(|at| comment_above(&lines, at)));
@@ -114,12 +114,45 @@ fn everything_public_has_an_example() {
 
 #[test]
 fn examples_name_no_kernels() {
-    for (path, text) in sources("src") {
+    for (path, text) in sources("src", "rs").into_iter().chain(sources("docs/guide", "md")) {
         for (n, line) in text.lines().enumerate().map(|(n, line)| (n + 1, line.trim_start())) {
-            let read = line.starts_with("//");
+            let read = path.extension().is_some_and(|extension| extension == "md") || line.starts_with("//");
             assert!(!read || !line.contains("sdpa_kernels::"), "{}:{n}: {line}", path.display());
         }
     }
+}
+
+/// The snippets of every page are tests, and the index leads to it.
+#[test]
+fn pages_of_the_guide_are_tested() {
+    let (tested, pages) = (source("guide.rs"), sources("docs/guide", "md"));
+    let index = pages.iter().find(|(path, _)| path.ends_with("README.md")).expect("an index").1.clone();
+    assert!(pages.len() > 10, "only {} pages", pages.len());
+    for (path, _) in pages.iter().filter(|(path, _)| !path.ends_with("README.md")) {
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
+        assert!(tested.contains(&format!("include_str!(\"../docs/guide/{name}\")")), "src/guide.rs: {name}");
+        assert!(index.contains(&format!("({name})")), "docs/guide/README.md: {name}");
+    }
+}
+
+/// Links of documents to files of the repository, pictures among them.
+#[test]
+fn documents_link_to_what_is_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let of_root = ["CHANGELOG", "CONTRIBUTING", "DESIGN", "README"].map(|name| root.join(name).with_extension("md"));
+    let of_root = of_root.map(|path| (path.clone(), std::fs::read_to_string(path).expect("a document")));
+    let mut links = 0;
+    for (path, text) in of_root.into_iter().chain(sources("docs", "md")) {
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next()) {
+            let file = target.split('#').next().unwrap_or_default();
+            if file.is_empty() || file.contains("://") {
+                continue;
+            }
+            assert!(path.with_file_name(file).exists(), "{}: {target}", path.display());
+            links += 1;
+        }
+    }
+    assert!(links > 50, "only {links} links");
 }
 
 /// Their examples would not compile for whoever copies them; those of this crate stand beside its `pub use`.
