@@ -166,21 +166,21 @@ impl<'a> Inputs<'a> {
         Self { mask: Some(Covered { of: mask, cover: Cover::FirstKeys }), ..self }
     }
 
-    /// Sets ALiBi slopes, one per query head: −slope·|p − j| is added to the score of a row at position p and key j.
-    /// See [`crate::alibi_slopes`].
+    /// Sets ALiBi slopes, `[heads]`, one per query head: −slope·|p − j| is added to the score of a row at position p
+    /// and key j. See [`crate::alibi_slopes`].
     #[must_use]
     pub fn alibi(self, slopes: &'a [f32]) -> Self {
         Self { alibi: Some(slopes), ..self }
     }
 
-    /// Sets attention sinks, one logit per query head: it is added to the denominator of the softmax (and to the LSE)
-    /// with value 0.
+    /// Sets attention sinks, `[heads]`, one logit per query head: it is added to the denominator of the softmax (and to
+    /// the LSE) with value 0.
     #[must_use]
     pub fn sinks(self, logits: &'a [f32]) -> Self {
         Self { sinks: Some(logits), ..self }
     }
 
-    /// Sets the number of valid keys of each sequence; keys beyond it are never visible.
+    /// Sets the number of valid keys of each sequence, `[batch]`; keys beyond it are never visible.
     #[must_use]
     pub fn kv_lens(self, lens: &'a [usize]) -> Self {
         Self { kv_lens: Some(lens), ..self }

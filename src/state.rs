@@ -119,7 +119,7 @@ impl<'a> AttnState<'a> {
         Ok(Self { first, ..self })
     }
 
-    /// Sets ALiBi slopes, one per query head.
+    /// Sets ALiBi slopes, `[heads]`, one per query head.
     ///
     /// # Errors
     /// [`Error::Mismatch`] or [`Error::Number`] for slopes that do not fit; [`Error::Needs`] if keys were pushed
@@ -136,7 +136,7 @@ impl<'a> AttnState<'a> {
         Ok(self)
     }
 
-    /// Sets attention sinks, one logit per query head. They are added once, when the state is read.
+    /// Sets attention sinks, `[heads]`, one logit per query head. They are added once, when the state is read.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if there are not as many logits as query heads.

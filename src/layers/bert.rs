@@ -107,7 +107,7 @@ impl Bert {
         self.config.hidden_size
     }
 
-    /// Writes the last hidden state of each token, `[tokens, hidden]`.
+    /// Writes the last hidden state of each token to `out`, `[tokens, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Token`] for a token or type beyond its table, [`ModelError::TooLong`] for a sequence longer than
@@ -116,8 +116,8 @@ impl Bert {
         self.forward_to(self.config.num_hidden_layers, input, out, compute)
     }
 
-    /// Writes the hidden states after the first `layers` layers, `[tokens, hidden]`; after 0, the normed sum of
-    /// embeddings.
+    /// Writes the hidden states after the first `layers` layers to `out`, `[tokens, hidden]`; after 0, the normed sum
+    /// of embeddings.
     ///
     /// # Errors
     /// As for [`Self::forward`]; [`Error::Mismatch`] if there are fewer layers.
@@ -134,9 +134,9 @@ impl Bert {
         self.run(layers, input, out, compute)
     }
 
-    /// Writes one row of length 1 for each sequence, `[sequences, hidden]`: hidden states pooled, then normalised.
-    /// Sequences are processed in batches of some hundred tokens per thread, so that memory does not grow with their
-    /// number.
+    /// Writes to `out`, `[sequences, hidden]`, one row of length 1 for each sequence: hidden states pooled, then
+    /// normalised. Sequences are processed in batches of some hundred tokens per thread, so that memory does not grow
+    /// with their number.
     ///
     /// # Errors
     /// As for [`Self::forward`]; if there is no memory for a sequence, `out` may hold the rows of the sequences before

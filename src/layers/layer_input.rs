@@ -21,12 +21,12 @@ pub struct LayerInput<'a> {
 }
 
 impl<'a> LayerInput<'a> {
-    /// Takes rows that are all visible within their sequence, as far as the layer's own rules allow.
+    /// Takes rows, `[rows, width]`, that are all visible within their sequence, as far as the layer's own rules allow.
     pub fn new(rows: &'a [f32], sequences: Sequences<'a>) -> Self {
         Self { rows, sequences, kv_lens: None, mask: None }
     }
 
-    /// Sets key padding: the number of rows of each sequence that are visible, from the first on.
+    /// Sets key padding: `lens` `[sequences]` is the number of rows of each that are visible, from the first on.
     #[must_use]
     pub fn kv_lens(self, lens: &'a [usize]) -> Self {
         Self { kv_lens: Some(lens), ..self }

@@ -133,7 +133,8 @@ impl LinearAttention {
         Self { normaliser, ..self }
     }
 
-    /// Updates the state with the tokens and writes the results of their queries, `[batch, heads, len, value_dim]`.
+    /// Updates the state with the tokens and writes to `out`, `[batch, heads, len, value_dim]`, the results of their
+    /// queries.
     ///
     /// Key/value heads are divided among threads, one at a time. With D = head_dim, E = value_dim, time is B·L·D·E for
     /// each key/value head (two passes over the state, three under a delta rule) and each query head, and chunks of C

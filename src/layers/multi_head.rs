@@ -41,24 +41,26 @@ struct Memory<'a> {
 }
 
 impl<'a> MultiHeadInput<'a> {
-    /// Self-attention: rows of `x` see rows of `x`, within each sequence.
+    /// Self-attention: rows of `x`, `[rows, inputs]`, see rows of `x`, within each sequence.
     pub fn new(x: &'a [f32], sequences: Sequences<'a>) -> Self {
         Self { x, sequences, memory: None, kv_lens: None, mask: None }
     }
 
-    /// Sets cross-attention: rows of `x` see rows of `memory`, sequence by sequence.
+    /// Sets cross-attention: rows of x see rows of `memory`, `[keys, width]`, sequence by sequence; `sequences` divides
+    /// the memory.
     #[must_use]
     pub fn memory(self, memory: &'a [f32], sequences: Sequences<'a>) -> Self {
         self.keys_and_values(memory, memory, sequences)
     }
 
-    /// Sets cross-attention with keys from one tensor and values from another, with as many rows each.
+    /// Sets cross-attention with keys from one tensor, `[keys, width]`, and values from another, with as many rows;
+    /// `sequences` divides both.
     #[must_use]
     pub fn keys_and_values(self, keys: &'a [f32], values: &'a [f32], sequences: Sequences<'a>) -> Self {
         Self { memory: Some(Memory { keys, values, sequences }), ..self }
     }
 
-    /// Sets key padding: the number of valid keys of each sequence, from the first on.
+    /// Sets key padding: `lens` `[sequences]` is the number of valid keys of each, from the first on.
     #[must_use]
     pub fn kv_lens(self, lens: &'a [usize]) -> Self {
         Self { kv_lens: Some(lens), ..self }

@@ -41,7 +41,7 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// Layer norm of rows as wide as the gain, without a bias.
+    /// Layer norm of rows as wide as the gain, `[width]`, without a bias.
     ///
     /// # Errors
     /// [`Error::Empty`] if the width is 0, [`Error::Number`] unless `eps` is finite and not negative.
@@ -49,7 +49,7 @@ impl Norm {
         Self::new(Center::Mean, gain.into(), eps)
     }
 
-    /// RMS norm of rows as wide as the gain, without a bias.
+    /// RMS norm of rows as wide as the gain, `[width]`, without a bias.
     ///
     /// # Errors
     /// As for [`Self::layer`].
@@ -82,7 +82,7 @@ impl Norm {
         self.gain.len()
     }
 
-    /// Writes the norm of each row of `x`, `[rows, width]`, to `out`.
+    /// Writes the norm of each row of `x` to `out`, `[rows, width]` both.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if `x` is not whole rows or `out` does not have as many; `out` is then untouched.
@@ -95,8 +95,8 @@ impl Norm {
         Ok(())
     }
 
-    /// Computes `x ← x + add`, then writes the norm of each row of `x`: the end of a residual branch and the norm that
-    /// follows it.
+    /// Computes `x ← x + add`, then writes the norm of each row of `x` to `out`, `[rows, width]` all three: the end of
+    /// a residual branch and the norm that follows it.
     ///
     /// # Errors
     /// As for [`Self::forward`]; `x` is then untouched too.

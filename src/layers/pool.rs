@@ -26,7 +26,7 @@ pub enum Pooling {
 }
 
 impl Pooling {
-    /// Writes one row of this width for each sequence of rows of `x`.
+    /// Writes to `out`, `[sequences, width]`, one row for each sequence of rows of `x`, `[rows, width]`.
     ///
     /// # Errors
     /// [`Error::Mismatch`], [`Error::Entry`] and other [`Error`]s if `x` does not have the rows of the sequences, or
@@ -57,7 +57,7 @@ impl Pooling {
     }
 }
 
-/// Scales each row of this width to length 1 in the Euclidean norm; rows of zeros are unchanged.
+/// Scales each row of `x`, `[rows, width]`, to length 1 in the Euclidean norm; rows of zeros are unchanged.
 ///
 /// ```
 /// let mut x = [3.0, 4.0, 0.0, 0.0]; // two rows of two

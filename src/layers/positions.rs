@@ -104,8 +104,8 @@ impl Rope {
         self.dim
     }
 
-    /// Rotates rows of `heads × head_dim`, in place. Positions count from `start`: one number, or one for each
-    /// sequence.
+    /// Rotates rows of `x`, `[rows, heads × head_dim]`, in place. Positions count from `start`: one number, or one for
+    /// each sequence.
     ///
     /// # Errors
     /// [`Error::Entry`] for a position beyond the table, with the index of its row and the last valid position;

@@ -7,8 +7,8 @@ use crate::tensor::view::View;
 /// Boolean mask: the keys a row may attend to, key by key. The variant names the polarity: projects disagree, so there
 /// is no default.
 ///
-/// Shapes broadcast: each of batch, heads, rows and columns may be 1. A mask over the first keys alone has a method of
-/// its own (`Inputs::mask_prefix`).
+/// Shape `[batch, heads, q_len, kv_len]`; each of the four may be 1 and is then broadcast. A mask over the first keys
+/// alone has a method of its own (`Inputs::mask_prefix`).
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Mask<'a> {

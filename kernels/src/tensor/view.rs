@@ -16,14 +16,21 @@ pub struct View<'a, T = f32> {
 }
 
 impl<'a, T> View<'a, T> {
-    /// Makes a view of a dense array stored batch, heads, rows, dim; `shape` in that order.
+    /// Makes a view of a dense array stored batch, heads, rows, dim: `shape` is `[batch, heads, rows, dim]`.
+    ///
+    /// # Errors
+    /// [`LayoutError::OutOfBounds`] if `data` is shorter, [`LayoutError::TooLarge`] if the shape does not fit the
+    /// address space.
     pub fn bhld(data: &'a [T], shape: [usize; 4]) -> Result<Self, LayoutError> {
         let strides = dense(shape).map_err(|()| LayoutError::TooLarge { shape })?;
         Self::from_strides(data, 0, shape, strides)
     }
 
-    /// Makes a view of a dense array stored batch, rows, heads, dim; `stored` in that order. The view's shape is still
-    /// `[batch, heads, rows, dim]`.
+    /// Makes a view of a dense array stored batch, rows, heads, dim: `stored` is `[batch, rows, heads, dim]`. The
+    /// view's shape is still `[batch, heads, rows, dim]`.
+    ///
+    /// # Errors
+    /// As for [`Self::bhld`].
     pub fn blhd(data: &'a [T], stored: [usize; 4]) -> Result<Self, LayoutError> {
         let (shape, strides) = blhd_layout(stored)?;
         Self::from_strides(data, 0, shape, strides)
@@ -31,6 +38,9 @@ impl<'a, T> View<'a, T> {
 
     /// Makes the three views of a packed projection: each row holds `heads` query heads, then `kv_heads` key heads,
     /// then `kv_heads` value heads, all of `dim` elements. `shape` is `[batch, rows, heads, dim]` of the queries.
+    ///
+    /// # Errors
+    /// [`LayoutError::Heads`] if `heads` is not a multiple of `kv_heads`; others as for [`Self::bhld`].
     pub fn packed_qkv(data: &'a [T], shape: [usize; 4], kv_heads: usize) -> Result<[Self; 3], LayoutError> {
         let [b, l, h, d] = shape;
         if kv_heads == 0 || h % kv_heads != 0 {
@@ -178,20 +188,30 @@ pub struct ViewMut<'a, T = f32> {
 }
 
 impl<'a, T> ViewMut<'a, T> {
-    /// Makes a writable view of a dense array stored batch, heads, rows, dim.
+    /// Makes a writable view of a dense array stored batch, heads, rows, dim: `shape` is `[batch, heads, rows, dim]`.
+    ///
+    /// # Errors
+    /// As for [`View::bhld`].
     pub fn bhld(data: &'a mut [T], shape: [usize; 4]) -> Result<Self, LayoutError> {
         let strides = dense(shape).map_err(|()| LayoutError::TooLarge { shape })?;
         Self::from_strides(data, 0, shape, strides)
     }
 
-    /// Makes a writable view of a dense array stored batch, rows, heads, dim; `stored` in that order.
+    /// Makes a writable view of a dense array stored batch, rows, heads, dim: `stored` is `[batch, rows, heads, dim]`.
+    /// The view's shape is still `[batch, heads, rows, dim]`.
+    ///
+    /// # Errors
+    /// As for [`View::bhld`].
     pub fn blhd(data: &'a mut [T], stored: [usize; 4]) -> Result<Self, LayoutError> {
         let (shape, strides) = blhd_layout(stored)?;
         Self::from_strides(data, 0, shape, strides)
     }
 
-    /// Makes a writable view of one element a row: a dense `[batch, heads, rows]` array, as LSE is written. The view's
-    /// shape is `[batch, heads, rows, 1]`.
+    /// Makes a writable view of one element a row, as LSE is written: `shape` is `[batch, heads, rows]` of a dense
+    /// array. The view's shape is `[batch, heads, rows, 1]`.
+    ///
+    /// # Errors
+    /// As for [`View::bhld`].
     pub fn bhl(data: &'a mut [T], shape: [usize; 3]) -> Result<Self, LayoutError> {
         let [b, h, l] = shape;
         Self::bhld(data, [b, h, l, 1])
