@@ -32,7 +32,7 @@ pub use sdpa_kernels::Bf16;
 ///     keys if keys.end <= 100 => BlockClass::None,
 ///     _ => BlockClass::Mixed,
 /// };
-/// let block = BlockPosition { batch: 0, head: 0, rows: 0..6, keys: 96..112 };
+/// let block = BlockPosition { batch: 0, head: 0, rows: 0..6, keys: 96..112, position: 90 };
 /// assert_eq!(class(block), BlockClass::Mixed);
 /// ```
 pub use sdpa_kernels::BlockClass;
@@ -40,8 +40,10 @@ pub use sdpa_kernels::BlockClass;
 ///
 /// ```
 /// use sdpa::BlockPosition;
-/// let block = BlockPosition { batch: 0, head: 0, rows: 0..6, keys: 16..32 };
-/// assert!(block.rows.end <= block.keys.start); // no row of the block is behind a key of it
+/// // Rows 0, 1 and 2 of a chunk that stands behind 90 keys, and keys 96 and 97.
+/// let block = BlockPosition { batch: 0, head: 0, rows: 0..3, keys: 96..98, position: 90 };
+/// assert!(block.pairs().all(|at| at.position < at.key as isize)); // a causal function hides the whole block
+/// assert_eq!(block.pairs().count(), 6);
 /// ```
 pub use sdpa_kernels::BlockPosition;
 /// Table of the pages of each sequence, for [`Pages::new`].

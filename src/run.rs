@@ -192,7 +192,7 @@ impl Problem<'_> {
     ) -> Result<(), Stopped> {
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
         // A weight function needs every row whole.
-        let plan = if P::ACTIVE { Plan { split: Split::Rows, ..plan } } else { plan };
+        let plan = if mods.prob.is_given() { Plan { split: Split::Rows, ..plan } } else { plan };
         self.run_as(&plan, workspace, host, &|launch, isa, scratch| launch.work(isa, scratch, mods))
     }
 

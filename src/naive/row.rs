@@ -38,7 +38,8 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     let mut out = vec![zero; shape.value_dim];
     for j in (0..shape.kv_len).filter(|&j| sees(j)) {
         let here = Position { key: j, ..at };
-        let weight = if P::ACTIVE { T::from(mods.prob.weight(weights[j].to_f32(), here)) } else { weights[j] };
+        let weight =
+            if mods.prob.is_given() { T::from(mods.prob.weight(weights[j].to_f32(), here)) } else { weights[j] };
         for (out, &v) in out.iter_mut().zip(v.row(source, kv_head, k0 + j)) {
             *out = *out + weight * v;
         }
@@ -115,7 +116,7 @@ fn scores<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
         } else {
             s = s + T::from(bias)
                 - inputs.alibi.map_or(zero, |slopes| T::from(slopes[at.head]) * T::from(ahead.abs() as f32));
-            s = if S::ACTIVE && s != hidden { T::from(mods.score.score(s.to_f32(), here)) } else { s };
+            s = if mods.score.is_given() && s != hidden { T::from(mods.score.score(s.to_f32(), here)) } else { s };
         }
         scores[2].push(s);
     }

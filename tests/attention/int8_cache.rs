@@ -149,7 +149,6 @@ fn the_oracle_agrees_over_what_is_held() {
 struct Even;
 
 impl ProbMod for Even {
-    const ACTIVE: bool = true;
     fn weight(&self, weight: f32, at: Position) -> f32 {
         if at.key.is_multiple_of(2) { 2.0 * weight } else { 0.0 }
     }

@@ -170,18 +170,13 @@ impl MaskMod for Bound<'_, (Keep, Hint)> {
 
     fn class(&self, block: BlockPosition) -> BlockClass {
         Fuse::burn(self.fuse, Part::Class);
-        let BlockPosition { batch, head, rows, keys } = block;
-        let Origin { batch: b, row: first } = self.origin;
         match self.function.1 {
             Hint::Nothing => BlockClass::Mixed,
             Hint::Truth => {
-                // Blocks have no positions, which masks here do not go by.
-                let position = 0;
-                let pair = |row: usize, key: usize| Pair { batch: b + batch, head, row: first + row, key, position };
-                let mut all = rows.flat_map(|row| keys.clone().map(move |key| pair(row, key)));
-                match all.next().map(|p| self.function.0.keeps(p)) {
+                let mut all = block.pairs().map(|p| self.function.0.keeps(self.at(p)));
+                match all.next() {
                     None => BlockClass::All,
-                    Some(kept) if all.all(|p| self.function.0.keeps(p) == kept) => {
+                    Some(kept) if all.all(|keep| keep == kept) => {
                         if kept {
                             BlockClass::All
                         } else {
@@ -191,11 +186,13 @@ impl MaskMod for Bound<'_, (Keep, Hint)> {
                     Some(_) => BlockClass::Mixed,
                 }
             }
-            Hint::Lies(seed) => match (seed + rows.start + 3 * keys.start / 16 + 5 * rows.len() + head) % 3 {
-                0 => BlockClass::All,
-                1 => BlockClass::None,
-                _ => BlockClass::Mixed,
-            },
+            Hint::Lies(seed) => {
+                match (seed + block.rows.start + 3 * block.keys.start / 16 + 5 * block.rows.len() + block.head) % 3 {
+                    0 => BlockClass::All,
+                    1 => BlockClass::None,
+                    _ => BlockClass::Mixed,
+                }
+            }
         }
     }
 }

@@ -100,7 +100,7 @@ impl<'a> Launch<'a> {
     /// scratch; when all calls have returned, the outputs are complete, unless
     /// the launch [was stopped](Self::is_stopped): then tasks that were begun are done, and the rows of others are untouched.
     pub fn work<A: ScoreMod, B: MaskMod, C: ProbMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
-        assert!(self.split.is_none() || !C::ACTIVE, "a weight function needs every row whole");
+        assert!(self.split.is_none() || !mods.prob.is_given(), "a weight function needs every row whole");
         dispatch!(isa, |s| s.work(self, scratch, mods));
     }
 

@@ -1,5 +1,8 @@
 //! Score, mask and weight functions supplied by the caller.
 
+use core::ops::Range;
+use std::sync::Arc;
+
 /// Position of a score: sequence, query head, row and key within the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Position {
@@ -16,17 +19,30 @@ pub struct Position {
     pub position: isize,
 }
 
-/// Rows and keys of one head, for [`MaskMod::class`].
+/// Rows and keys of one head, for [`MaskMod::class`]: every one of the rows with every one of the keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockPosition {
     /// Sequence of the batch.
     pub batch: usize,
     /// Query head.
     pub head: usize,
-    /// Query rows.
-    pub rows: core::ops::Range<usize>,
-    /// Keys.
-    pub keys: core::ops::Range<usize>,
+    /// Query rows, counted in the call; at least one.
+    pub rows: Range<usize>,
+    /// Keys, counted in the sequence; at least one.
+    pub keys: Range<usize>,
+    /// Position of the first row, as [`Position::position`]; the next row's is one more.
+    pub position: isize,
+}
+
+impl BlockPosition {
+    /// Returns the positions of all pairs of a row and a key of the block, row by row.
+    pub fn pairs(&self) -> impl Iterator<Item = Position> + use<> {
+        let Self { batch, head, rows, keys, position } = self.clone();
+        rows.enumerate().flat_map(move |(n, row)| {
+            let position = position.saturating_add_unsigned(n);
+            keys.clone().map(move |key| Position { batch, head, row, key, position })
+        })
+    }
 }
 
 /// Visibility of a whole block, as far as a mask function knows it without testing every pair.
@@ -42,57 +58,66 @@ pub enum BlockClass {
 
 /// Function of score and position, applied after softcap, bias and ALiBi and before keys are hidden. −∞ hides.
 ///
-/// Closures `Fn(f32, Position) -> f32` are score functions.
-pub trait ScoreMod: Sync {
-    /// False for [`NoMod`], so that its pass is never compiled.
-    #[doc(hidden)]
-    const ACTIVE: bool = true;
+/// Closures `Fn(f32, Position) -> f32` are score functions, and so are `&dyn ScoreMod`, `Box<dyn ScoreMod>` and
+/// `Arc<dyn ScoreMod>`, for functions chosen at run time.
+pub trait ScoreMod: Send + Sync {
     /// Returns the new score.
     fn score(&self, score: f32, at: Position) -> f32;
+    /// Returns false for [`NoMod`] alone: its pass is not made.
+    #[doc(hidden)]
+    fn is_given(&self) -> bool {
+        true
+    }
 }
 
 /// Mask function: decides which keys a row may attend to.
 ///
-/// Closures `Fn(Position) -> bool` are mask functions; implement the trait to give the block hint as well.
-pub trait MaskMod: Sync {
-    /// False for [`NoMod`].
-    #[doc(hidden)]
-    const ACTIVE: bool = true;
+/// Closures `Fn(Position) -> bool` are mask functions; implement the trait to classify blocks as well. So are
+/// `&dyn MaskMod`, `Box<dyn MaskMod>` and `Arc<dyn MaskMod>`, for functions chosen at run time.
+pub trait MaskMod: Send + Sync {
     /// Returns true if the row may attend to the key.
     fn keep(&self, at: Position) -> bool;
-    /// Classifies a whole block; must agree with [`Self::keep`].
+    /// Classifies a block: some rows of one head and some keys, each range not empty.
     fn class(&self, block: BlockPosition) -> BlockClass {
         let _ = block;
         BlockClass::Mixed
+    }
+    /// Returns false for [`NoMod`] alone: its pass is not made.
+    #[doc(hidden)]
+    fn is_given(&self) -> bool {
+        true
     }
 }
 
 /// Function of the finished weight and its position, applied to visible keys. Costs a second pass over the keys.
 ///
-/// Closures `Fn(f32, Position) -> f32` are weight functions.
-pub trait ProbMod: Sync {
-    /// False for [`NoMod`].
-    #[doc(hidden)]
-    const ACTIVE: bool = true;
+/// Closures `Fn(f32, Position) -> f32` are weight functions, and so are `&dyn ProbMod`, `Box<dyn ProbMod>` and
+/// `Arc<dyn ProbMod>`, for functions chosen at run time.
+pub trait ProbMod: Send + Sync {
     /// Returns the new weight.
     fn weight(&self, weight: f32, at: Position) -> f32;
+    /// Returns false for [`NoMod`] alone: its pass is not made.
+    #[doc(hidden)]
+    fn is_given(&self) -> bool {
+        true
+    }
 }
 
-impl<F: Fn(f32, Position) -> f32 + Sync> ScoreMod for F {
+impl<F: Fn(f32, Position) -> f32 + Send + Sync> ScoreMod for F {
     #[inline(always)]
     fn score(&self, score: f32, at: Position) -> f32 {
         self(score, at)
     }
 }
 
-impl<F: Fn(Position) -> bool + Sync> MaskMod for F {
+impl<F: Fn(Position) -> bool + Send + Sync> MaskMod for F {
     #[inline(always)]
     fn keep(&self, at: Position) -> bool {
         self(at)
     }
 }
 
-impl<F: Fn(f32, Position) -> f32 + Sync> ProbMod for F {
+impl<F: Fn(f32, Position) -> f32 + Send + Sync> ProbMod for F {
     #[inline(always)]
     fn weight(&self, weight: f32, at: Position) -> f32 {
         self(weight, at)
@@ -104,15 +129,16 @@ impl<F: Fn(f32, Position) -> f32 + Sync> ProbMod for F {
 pub struct NoMod;
 
 impl ScoreMod for NoMod {
-    const ACTIVE: bool = false;
     fn score(&self, score: f32, at: Position) -> f32 {
         let _ = at;
         score
     }
+    fn is_given(&self) -> bool {
+        false
+    }
 }
 
 impl MaskMod for NoMod {
-    const ACTIVE: bool = false;
     fn keep(&self, at: Position) -> bool {
         let _ = at;
         true
@@ -121,15 +147,60 @@ impl MaskMod for NoMod {
         let _ = block;
         BlockClass::All
     }
+    fn is_given(&self) -> bool {
+        false
+    }
 }
 
 impl ProbMod for NoMod {
-    const ACTIVE: bool = false;
     fn weight(&self, weight: f32, at: Position) -> f32 {
         let _ = at;
         weight
     }
+    fn is_given(&self) -> bool {
+        false
+    }
 }
+
+/// Implements the traits for a pointer to functions that are known at run time alone. One generic implementation for all
+/// pointers would overlap with those of closures.
+macro_rules! through_pointer {
+    ($score:ty, $mask:ty, $prob:ty) => {
+        impl ScoreMod for $score {
+            fn score(&self, score: f32, at: Position) -> f32 {
+                (**self).score(score, at)
+            }
+            fn is_given(&self) -> bool {
+                (**self).is_given()
+            }
+        }
+
+        impl MaskMod for $mask {
+            fn keep(&self, at: Position) -> bool {
+                (**self).keep(at)
+            }
+            fn class(&self, block: BlockPosition) -> BlockClass {
+                (**self).class(block)
+            }
+            fn is_given(&self) -> bool {
+                (**self).is_given()
+            }
+        }
+
+        impl ProbMod for $prob {
+            fn weight(&self, weight: f32, at: Position) -> f32 {
+                (**self).weight(weight, at)
+            }
+            fn is_given(&self) -> bool {
+                (**self).is_given()
+            }
+        }
+    };
+}
+
+through_pointer!(&(dyn ScoreMod + '_), &(dyn MaskMod + '_), &(dyn ProbMod + '_));
+through_pointer!(Box<dyn ScoreMod + '_>, Box<dyn MaskMod + '_>, Box<dyn ProbMod + '_>);
+through_pointer!(Arc<dyn ScoreMod + '_>, Arc<dyn MaskMod + '_>, Arc<dyn ProbMod + '_>);
 
 /// Caller's functions of scores, positions and weights. The fused pass calls them for a row and a run of keys at a time.
 #[derive(Debug, Clone, Copy, Default)]

@@ -45,7 +45,7 @@ fn later(first: Position, j: usize) -> Position {
 
 impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> {
     fn given(&self) -> Given {
-        Given { score: A::ACTIVE, mask: B::ACTIVE, prob: C::ACTIVE }
+        Given { score: self.score.is_given(), mask: self.mask.is_given(), prob: self.prob.is_given() }
     }
 
     fn apply_score(&self, s: S, first: Position, scores: &mut [f32]) {
@@ -69,7 +69,8 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> 
                 for (n, panel) in scores.chunks_mut(LANES).enumerate() {
                     let at = later(first, n * LANES);
                     let (rows, keys) = (at.row..at.row + 1, at.key..at.key + panel.len());
-                    match self.mask.class(BlockPosition { batch: at.batch, head: at.head, rows, keys }) {
+                    let Position { batch, head, position, .. } = at;
+                    match self.mask.class(BlockPosition { batch, head, rows, keys, position }) {
                         BlockClass::All => {}
                         BlockClass::None => panel.fill(f32::NEG_INFINITY),
                         BlockClass::Mixed => {

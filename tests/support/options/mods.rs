@@ -91,22 +91,16 @@ impl MaskMod for MaskFn {
 
     /// By asking for every pair: right by definition.
     fn class(&self, block: BlockPosition) -> BlockClass {
-        let BlockPosition { batch, head, rows, keys } = block;
         if !self.2 {
             return BlockClass::Mixed;
         }
-        // These functions go by rows, wherever they stand.
-        let (mut some, mut all) = (false, true);
-        for row in rows {
-            for key in keys.clone() {
-                let keep = self.keep(Position { batch, head, row, key, position: 0 });
-                (some, all) = (some || keep, all && keep);
-            }
-            if some && !all {
-                return BlockClass::Mixed;
-            }
+        let mut pairs = block.pairs().map(|p| self.keep(p));
+        match pairs.next() {
+            None => BlockClass::All,
+            Some(first) if pairs.any(|keep| keep != first) => BlockClass::Mixed,
+            Some(true) => BlockClass::All,
+            Some(false) => BlockClass::None,
         }
-        if all { BlockClass::All } else { BlockClass::None }
     }
 }
 

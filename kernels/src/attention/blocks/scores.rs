@@ -131,6 +131,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             head: row.head,
             rows: row.i..row.i + 1,
             keys: self.first + keys.start..self.first + keys.end,
+            position: self.task.seq.offset.saturating_add_unsigned(row.i),
         })
     }
 
