@@ -151,17 +151,20 @@ pub use sdpa_kernels::Mask;
 /// assert!(!mods.mask.keep(Position { batch: 1, head: 0, row: 0, key: 20, position: 0 }));
 /// ```
 pub use sdpa_kernels::MaskMod;
-/// Caller's functions of scores, positions and weights, for [`Problem::run_with`](crate::Problem::run_with).
+/// Caller's functions of scores, positions and weights, for [`attention_with`](crate::attention_with) and
+/// [`Problem::run_with`](crate::Problem::run_with). `cargo run --release --example functions` shows some at work.
 ///
 /// ```
-/// use sdpa::{Attention, Exec, Inputs, Mods, Outputs, Position, View, ViewMut};
+/// use sdpa::{Attention, Inputs, Mods, Outputs, Position, View, ViewMut};
 /// let (q, k, v) = ([0.0; 2], [1.0; 4 * 2], [0.0, 1.0, 2.0, 3.0]); // one row, four keys
 /// let (q, k) = (View::bhld(&q, [1, 1, 1, 2])?, View::bhld(&k, [1, 1, 4, 2])?);
 /// let inputs = Inputs::new(q, k, View::bhld(&v, [1, 1, 4, 1])?);
 /// let mut out = [0.0];
-/// let problem = Attention::new().problem(inputs, Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?))?;
-/// let odd = Mods::new().mask(|at: Position| at.key % 2 == 1);
-/// problem.run_once_with(Exec::default(), &odd.prob(|weight: f32, _: Position| 10.0 * weight));
+/// let mods = Mods::new()
+///     .mask(|at: Position| at.key % 2 == 1)
+///     .prob(|weight: f32, _: Position| 10.0 * weight);
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?);
+/// sdpa::attention_with(&Attention::new(), inputs, outputs, &mods)?;
 /// assert_eq!(out, [20.0]); // ten times the mean of 1 and 3
 /// # Ok::<(), sdpa::Error>(())
 /// ```
@@ -256,6 +259,17 @@ pub use sdpa_kernels::ProbMod;
 /// };
 /// let mods = Mods::new().score(near);
 /// assert_eq!(mods.score.score(2.0, Position { batch: 0, head: 0, row: 9, key: 8, position: 9 }), 1.5);
+///
+/// // Chosen at run time: one type for any function.
+/// let named = |name: &str| -> Box<dyn ScoreMod> {
+///     match name {
+///         "near" => Box::new(near),
+///         "same" => Box::new(|score: f32, _: Position| score),
+///         _ => Box::new(sdpa::NoMod),
+///     }
+/// };
+/// let mods = Mods::new().score(named("near"));
+/// # assert_eq!(mods.score.score(2.0, Position { batch: 0, head: 0, row: 9, key: 8, position: 9 }), 1.5);
 /// ```
 pub use sdpa_kernels::ScoreMod;
 /// View of any element type, which calls take; views convert to it.

@@ -17,7 +17,7 @@
 //! | settings | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
 //! | inputs | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |
 //! | outputs | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key weight sums |
-//! | functions of the caller | [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]), weights ([`ProbMod`]) |
+//! | functions of the caller | [`attention_with`] [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]), weights ([`ProbMod`]) |
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
 //! | threads of the host's, deadlines | [`Executor`], for [`Problem::run_on`] and [`Problem::run_until`] |
 //! | layers around attention | [`layers`]: projections, multi-head attention, norms, positions, transformers |
@@ -95,6 +95,35 @@ pub use threads::CurrentPool;
 /// # Errors
 /// Any [`Error`]; outputs are then untouched.
 pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>) -> Result<(), Error> {
-    attention.problem(inputs, outputs)?.run_once(Exec::default());
+    attention_with(attention, inputs, outputs, &Mods::new())
+}
+
+/// Computes attention with functions of your own, otherwise as [`attention()`].
+///
+/// ```
+/// use sdpa::{Attention, Inputs, Mods, Outputs, Position, View, ViewMut};
+/// let (q, k, v) = ([0.0; 2], [1.0; 4 * 2], [0.0, 1.0, 2.0, 3.0]); // one row, four keys
+/// let (q, k) = (View::bhld(&q, [1, 1, 1, 2])?, View::bhld(&k, [1, 1, 4, 2])?);
+/// let inputs = Inputs::new(q, k, View::bhld(&v, [1, 1, 4, 1])?);
+/// let mut out = [0.0];
+/// let odd = Mods::new().mask(|at: Position| at.key % 2 == 1);
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?);
+/// sdpa::attention_with(&Attention::new(), inputs, outputs, &odd)?;
+/// assert_eq!(out, [2.0]); // the mean of 1 and 3
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
+/// # Errors
+/// Any [`Error`]; outputs are then untouched.
+///
+/// # Panics
+/// If one of the functions does: see [`Problem::run_with`].
+pub fn attention_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+    attention: &Attention,
+    inputs: Inputs<'_>,
+    outputs: Outputs<'_>,
+    mods: &Mods<S, M, P>,
+) -> Result<(), Error> {
+    attention.problem(inputs, outputs)?.run_once_with(Exec::default(), mods);
     Ok(())
 }

@@ -12,6 +12,7 @@ mod corners;
 mod errors;
 mod executors;
 mod explain;
+mod functions;
 mod half;
 mod hidden;
 mod identities;

@@ -77,7 +77,15 @@ pub trait ScoreMod: Send + Sync {
 pub trait MaskMod: Send + Sync {
     /// Returns true if the row may attend to the key.
     fn keep(&self, at: Position) -> bool;
-    /// Classifies a block: some rows of one head and some keys, each range not empty.
+    /// Classifies a block. [`BlockClass::Mixed`] is always right; the answer of closures.
+    ///
+    /// A block is at least one row of one query head of the call, and at least one key that the sequence has; its keys lie
+    /// in one stretch of 256 from a multiple of 256. Any such block may be asked about, any number of times, by several
+    /// threads at once, before or without [`Self::keep`] being called for its pairs; pairs that other rules hide may be
+    /// among them. Blocks of one row and up to 16 keys are common, so an answer should take no longer than some pairs.
+    ///
+    /// An answer other than `Mixed` must be what `keep` says of every pair of the block. If it is not, which of the two
+    /// counts for a pair is unspecified, and the output may be wrong in these rows; nothing else is.
     fn class(&self, block: BlockPosition) -> BlockClass {
         let _ = block;
         BlockClass::Mixed

@@ -1,0 +1,45 @@
+//! Functions of the caller: by any pointer the same bits.
+
+use crate::support::{Answer, Tensors, assert_same, execs, outputs, unwritten};
+use sdpa::{Alignment, Attention, Exec, MaskMod, Mods, NoMod, Plan, Position, ProbMod, ScoreMod, Workspace};
+use std::sync::Arc;
+
+fn run_mods<S: ScoreMod, M: MaskMod, P: ProbMod>(tensors: &Tensors, exec: Exec, mods: &Mods<S, M, P>) -> Answer {
+    let mut answer = unwritten(&tensors.inputs());
+    let attention = Attention::new().causal().align(Alignment::BottomRight);
+    let problem = attention.problem(tensors.inputs(), outputs(&mut answer)).expect("a good call");
+    let plan = Plan::new(&problem, exec);
+    problem.run_with(&plan, &mut Workspace::new(), mods);
+    answer
+}
+
+#[test]
+fn functions_chosen_at_run_time_have_the_same_bits() {
+    let score = |score: f32, at: Position| score - 0.1 * (at.position - at.key as isize) as f32;
+    let mask = |at: Position| !(at.key + at.head).is_multiple_of(5);
+    let prob = |weight: f32, at: Position| if at.key.is_multiple_of(3) { 0.0 } else { weight };
+    // A prompt, and few rows over many keys, whose key blocks are shared out unless there is a weight function.
+    for sizes in [[1, 4, 2, 40, 70, 16, 24], [2, 4, 1, 2, 1500, 32, 32]] {
+        let tensors = Tensors::normal(sizes, 1);
+        for (isa, exec) in execs() {
+            let what = |pointer| format!("{sizes:?}, {isa}, {pointer}");
+            let (plain, none) = (run_mods(&tensors, exec, &Mods::new()), &NoMod);
+            let nothing =
+                Mods::new().score(none as &dyn ScoreMod).mask(none as &dyn MaskMod).prob(none as &dyn ProbMod);
+            assert_same(&what("nothing"), &run_mods(&tensors, exec, &nothing), &plain);
+            let expected = run_mods(&tensors, exec, &Mods::new().score(score).mask(mask));
+            assert!(expected.out.data != plain.out.data);
+            let mods = Mods::new().score(&score as &dyn ScoreMod).mask(&mask as &dyn MaskMod);
+            assert_same(&what("two by reference"), &run_mods(&tensors, exec, &mods), &expected);
+            let expected = run_mods(&tensors, exec, &Mods::new().score(score).mask(mask).prob(prob));
+            let mods = mods.prob(&prob as &dyn ProbMod);
+            assert_same(&what("references"), &run_mods(&tensors, exec, &mods), &expected);
+            let (a, b): (Box<dyn ScoreMod>, Box<dyn MaskMod>) = (Box::new(score), Box::new(mask));
+            let mods = Mods::new().score(a).mask(b).prob(Box::new(prob) as Box<dyn ProbMod>);
+            assert_same(&what("boxes"), &run_mods(&tensors, exec, &mods), &expected);
+            let (a, b): (Arc<dyn ScoreMod>, Arc<dyn MaskMod>) = (Arc::new(score), Arc::new(mask));
+            let mods = Mods::new().score(a).mask(b).prob(Arc::new(prob) as Arc<dyn ProbMod>);
+            assert_same(&what("shared pointers"), &run_mods(&tensors, exec, &mods), &expected);
+        }
+    }
+}
