@@ -1,6 +1,6 @@
 //! Threads that are not rayon's: the bits of one thread on any executor, whether it keeps its promise or not.
 
-mod pools;
+pub(crate) mod pools;
 
 use crate::counting::counted;
 use crate::support::{Answer, Tensors, assert_same, execs, outputs, unwritten};

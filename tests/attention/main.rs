@@ -18,6 +18,7 @@ mod hidden;
 mod identities;
 mod ieee;
 mod int8_cache;
+mod interrupted;
 mod kv_cache;
 mod kv_support;
 mod memory;
