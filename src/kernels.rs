@@ -302,6 +302,26 @@ pub use sdpa_kernels::TensorMut;
 /// assert_eq!(view.shape(), other.shape());
 /// # Ok::<(), sdpa::LayoutError>(())
 /// ```
+///
+/// With the feature `ndarray`, arrays of that crate (0.17) convert, whatever their strides and without copies. So do
+/// writable arrays to [`ViewMut`].
+///
+/// ```
+/// use ndarray::{Array4, s};
+/// use sdpa::{Attention, Inputs, Outputs, View, ViewMut};
+/// let (q, kv) = (Array4::<f32>::zeros([1, 10, 8, 64]), Array4::<f32>::ones([1, 10, 2, 64])); // batch, rows, heads, dim
+/// let kv = View::try_from(kv.view().permuted_axes([0, 2, 1, 3]))?;
+/// let mut out = Array4::<f32>::zeros([1, 8, 10, 64]);
+/// sdpa::attention(
+///     &Attention::new(),
+///     Inputs::new(View::try_from(q.view().permuted_axes([0, 2, 1, 3]))?, kv, kv),
+///     Outputs::new(ViewMut::try_from(&mut out)?),
+/// )?;
+/// assert_eq!(out[[0, 7, 9, 63]], 1.0);
+/// assert_eq!(View::try_from(out.slice(s![.., ..;-1, .., ..;2]))?.strides(), [5120, -640, 64, 2]);
+/// assert!(View::try_from(out.index_axis(ndarray::Axis(0), 0)).is_err()); // three dimensions
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 pub use sdpa_kernels::View;
 /// Writable tensor view with any layout in memory, each element once.
 ///

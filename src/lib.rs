@@ -12,7 +12,7 @@
 //!
 //! | task | items |
 //! |---|---|
-//! | layout of tensors | [`View`], [`ViewMut`]: any strides, checked once |
+//! | layout of tensors | [`View`], [`ViewMut`]: any strides, checked once; with the feature `ndarray`, that crate's arrays |
 //! | element types | `f32`, [`Bf16`], [`F16`]: [`Tensor`], [`TensorMut`]; with the feature `half`, that crate's types |
 //! | settings | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
 //! | inputs | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |

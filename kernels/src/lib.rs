@@ -49,4 +49,5 @@ pub use tensor::element::{Bf16, Dtype, F16, Precision, narrow, widen};
 pub use tensor::head_writer::HeadsMut;
 pub use tensor::layout::LayoutError;
 pub use tensor::rows::{KEY_BLOCK, MAX_DIM};
-pub use tensor::view::{View, ViewMut};
+pub use tensor::view::View;
+pub use tensor::view_mut::ViewMut;

@@ -23,6 +23,7 @@ mod kv_cache;
 mod kv_support;
 mod memory;
 mod mixed;
+mod ndarray;
 mod oracle;
 mod paged;
 mod positions;

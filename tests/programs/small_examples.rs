@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 const DRAWING: [&str; 5] = ["generate", "heatmap", "translate", "decoder_step", "guide"];
-const PRINTING: [&str; 3] = ["steps", "dictionary", "functions"];
+const PRINTING: [&str; 4] = ["steps", "dictionary", "functions", "ndarray_heads"];
 
 /// Runs a program elsewhere than here: what it leaves behind is found there.
 fn run(program: &Path, from: &TemporaryFolder, args: &[&OsStr]) -> Output {

@@ -1,7 +1,7 @@
 //! Outputs of a call: the attention output, lse, scores, key weight sums, and the state carried between calls.
 
 use crate::tensor::any::{AnyShared, TensorMut};
-use crate::tensor::view::{SharedMut, ViewMut};
+use crate::tensor::view_mut::{SharedMut, ViewMut};
 
 /// Stages of the score computation at which scores can be written out, `[batch, heads, rows, keys]`. Such an output is
 /// the only thing that takes memory proportional to rows times keys, and that memory is the caller's.

@@ -3,7 +3,8 @@
 use crate::simd::isa::{Isa, vectorized};
 use crate::tensor::element::{Bf16, Dtype, Element, F16};
 use crate::tensor::rows::Rows;
-use crate::tensor::view::{SharedMut, View, ViewMut};
+use crate::tensor::view::View;
+use crate::tensor::view_mut::{SharedMut, ViewMut};
 
 /// One of three values, by element type.
 #[derive(Clone, Copy)]

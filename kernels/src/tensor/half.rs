@@ -3,7 +3,8 @@
 
 use crate::tensor::any::{Tensor, TensorMut};
 use crate::tensor::element::{Bf16, F16};
-use crate::tensor::view::{View, ViewMut};
+use crate::tensor::view::View;
+use crate::tensor::view_mut::ViewMut;
 
 macro_rules! from_half {
     ($($half:ty, $Element:ty;)*) => {$(

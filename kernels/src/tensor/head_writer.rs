@@ -1,6 +1,6 @@
 //! Heads of an output, split for independent writers.
 
-use crate::tensor::view::{SharedMut, ViewMut};
+use crate::tensor::view_mut::{SharedMut, ViewMut};
 use core::fmt;
 use core::ops::Range;
 

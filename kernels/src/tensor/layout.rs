@@ -39,6 +39,11 @@ pub enum LayoutError {
         /// Number of key/value heads.
         kv_heads: usize,
     },
+    /// An array of another number of dimensions than four.
+    Dimensions {
+        /// Number of dimensions.
+        got: usize,
+    },
     /// A dimension or the element count does not fit the address space.
     TooLarge {
         /// Requested shape.
@@ -65,6 +70,9 @@ impl fmt::Display for LayoutError {
             Self::Heads { heads, kv_heads } => {
                 write!(f, "packed heads do not fit: {heads} query heads, {kv_heads} key/value heads")
             }
+            Self::Dimensions { got } => {
+                write!(f, "a view has 4 dimensions, [batch, heads, rows, dim], but the array has {got}")
+            }
             Self::TooLarge { shape } => write!(f, "a view of shape {shape:?} is larger than the address space"),
         }
     }
@@ -88,27 +96,66 @@ impl Layout {
         shape: [usize; 4],
         strides: [isize; 4],
     ) -> Result<Self, LayoutError> {
-        if shape.iter().any(|&n| n > isize::MAX as usize)
-            || shape.iter().try_fold(1usize, |n, &s| n.checked_mul(s)).is_none()
-        {
+        let layout = Self { offset, shape, strides };
+        if !layout.shape_is_countable() {
             return Err(LayoutError::TooLarge { shape });
         }
-        if !shape.contains(&0) {
-            // i128 holds offset + 4 · (2⁶³ · 2⁶³) without overflow... barely: each product is below 2¹²⁶.
-            let mut reach = (offset as i128, offset as i128);
-            for (&n, &stride) in shape.iter().zip(&strides) {
-                let span = (n as i128 - 1).saturating_mul(stride as i128);
-                if span < 0 {
-                    reach.0 = reach.0.saturating_add(span);
-                } else {
-                    reach.1 = reach.1.saturating_add(span);
-                }
-            }
-            if reach.0 < 0 || reach.1 >= len as i128 {
-                return Err(LayoutError::OutOfBounds { shape, strides, reach, len });
+        if let Some(reach) = layout.reach()
+            && (reach.0 < 0 || reach.1 >= len as i128)
+        {
+            return Err(LayoutError::OutOfBounds { shape, strides, reach, len });
+        }
+        Ok(layout)
+    }
+
+    /// Returns the layout whose lowest element has index 0.
+    #[cfg(feature = "ndarray")]
+    pub(crate) fn from_lowest(shape: [usize; 4], strides: [isize; 4]) -> Result<Self, LayoutError> {
+        let reach = Self { offset: 0, shape, strides }.reach().unwrap_or((0, -1));
+        let numbers = usize::try_from(-reach.0).ok().zip(usize::try_from(reach.1 - reach.0 + 1).ok());
+        let (offset, len) = numbers.ok_or(LayoutError::TooLarge { shape })?;
+        Self::checked(len, offset, shape, strides)
+    }
+
+    /// Returns true if the dimensions and the number of elements fit the address space.
+    pub(crate) fn shape_is_countable(&self) -> bool {
+        self.shape.iter().all(|&n| n <= isize::MAX as usize)
+            && self.shape.iter().try_fold(1usize, |n, &s| n.checked_mul(s)).is_some()
+    }
+
+    /// Returns the lowest and the highest index, unless there are no elements.
+    fn reach(&self) -> Option<(i128, i128)> {
+        if self.shape.contains(&0) {
+            return None;
+        }
+        // i128 holds offset + 4 · (2⁶³ · 2⁶³) without overflow... barely: each product is below 2¹²⁶.
+        let mut reach = (self.offset as i128, self.offset as i128);
+        for (&n, &stride) in self.shape.iter().zip(&self.strides) {
+            let span = (n as i128 - 1).saturating_mul(stride as i128);
+            if span < 0 {
+                reach.0 = reach.0.saturating_add(span);
+            } else {
+                reach.1 = reach.1.saturating_add(span);
             }
         }
-        Ok(Self { offset, shape, strides })
+        Some(reach)
+    }
+
+    /// Returns true if every index from the lowest to the highest is that of an element.
+    #[cfg(feature = "ndarray")]
+    pub(crate) fn has_no_gaps(&self) -> bool {
+        let count = self.shape.iter().product::<usize>() as i128;
+        self.reach().is_none_or(|(low, high)| high - low + 1 == count) && self.is_injective() == Some(true)
+    }
+
+    /// Returns the layout itself if no element is held twice.
+    pub(crate) fn holds_each_once(self) -> Result<Self, LayoutError> {
+        let Self { shape, strides, .. } = self;
+        match self.is_injective() {
+            Some(true) => Ok(self),
+            Some(false) => Err(LayoutError::Overlap { shape, strides }),
+            None => Err(LayoutError::Interleaved { shape, strides }),
+        }
     }
 
     /// Returns true if no element is held twice. Layouts whose dimensions nest (sorted by stride, every stride steps
@@ -141,6 +188,11 @@ impl Layout {
         debug_assert!(b < self.shape[0] && h < self.shape[1] && l < self.shape[2]);
         let [sb, sh, sl, _] = self.strides;
         (self.offset as isize + b as isize * sb + h as isize * sh + l as isize * sl) as usize
+    }
+
+    /// Returns the index of an element inside the shape.
+    pub(crate) fn element(&self, [b, h, l, d]: [usize; 4]) -> usize {
+        (self.row(b, h, l) as isize + d as isize * self.strides[3]) as usize
     }
 }
 

@@ -7,5 +7,8 @@ pub(crate) mod element;
 mod half;
 pub(crate) mod head_writer;
 pub(crate) mod layout;
+#[cfg(feature = "ndarray")]
+mod ndarray;
 pub(crate) mod rows;
 pub(crate) mod view;
+pub(crate) mod view_mut;

@@ -8,7 +8,7 @@ use crate::attention::tiling::{MAX_ROW_BLOCK, MAX_TASK, Regions};
 use crate::matmul::pack::NonFinite;
 use crate::tensor::any::{Output, Typed};
 use crate::tensor::rows::Rows;
-use crate::tensor::view::SharedMut;
+use crate::tensor::view_mut::SharedMut;
 use core::ops::Range;
 
 /// Number of rows finished together: few, so that a task of few rows does not set up many.

@@ -8,7 +8,7 @@ use crate::attention::steps::softmax;
 use crate::attention::tiling::{Regions, Scratch};
 use crate::simd::quiet;
 use crate::tensor::rows::KEY_BLOCK;
-use crate::tensor::view::SharedMut;
+use crate::tensor::view_mut::SharedMut;
 
 /// Sums of the keys of one sequence and head, in the caller's memory.
 struct Sums<'t> {
