@@ -85,6 +85,20 @@ pub enum Error {
         /// Number of sequences of the cache.
         sequences: usize,
     },
+    /// A sequence of a cache was removed, and not added again.
+    Removed {
+        /// Name of the argument or call at fault.
+        argument: &'static str,
+        /// Index of the sequence.
+        sequence: usize,
+    },
+    /// A list names a sequence twice.
+    Repeated {
+        /// Name of the list.
+        argument: &'static str,
+        /// Index of the sequence.
+        sequence: usize,
+    },
     /// One of several values is outside its range.
     Entry {
         /// Name of the argument at fault.
@@ -130,6 +144,13 @@ pub enum Error {
         argument: &'static str,
         /// Argument or condition that is required.
         needs: &'static str,
+    },
+    /// A file of a cache cannot be made or read: see [`KvCache::import`](crate::KvCache).
+    File {
+        /// Name of the call.
+        what: &'static str,
+        /// Reason, in words.
+        why: String,
     },
     /// A view does not fit its slice.
     Layout(LayoutError),
@@ -187,6 +208,8 @@ impl fmt::Display for Error {
             Self::Sequence { argument, got, sequences } => {
                 write!(f, "{argument}: there is no sequence {got}, the cache has {sequences}")
             }
+            Self::Removed { argument, sequence } => write!(f, "{argument}: sequence {sequence} was removed"),
+            Self::Repeated { argument, sequence } => write!(f, "{argument}: sequence {sequence} is named twice"),
             Self::Entry { argument, index, got, bound, limit } => {
                 write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}")
             }
@@ -200,6 +223,7 @@ impl fmt::Display for Error {
             ),
             Self::Pages(e) => e.fmt(f),
             Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),
+            Self::File { what, why } => write!(f, "{what}: {why}"),
             Self::Layout(e) => e.fmt(f),
         }
     }

@@ -293,6 +293,9 @@ impl<'a> Inputs<'a> {
         if let Some(&got) = sequences.iter().find(|&&sequence| sequence >= lens.len()) {
             return Err(Error::Sequence { argument: "sequences", got, sequences: lens.len() });
         }
+        if let Source::Cache(cache) = self.source {
+            sequences.iter().try_for_each(|&sequence| cache.there("sequences", sequence))?;
+        }
         let kv_len = sequences.iter().map(|&sequence| lens[sequence]).max().unwrap_or(0);
         Ok(Shape { kv_len, ..rows })
     }

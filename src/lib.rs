@@ -57,7 +57,7 @@ mod threads;
 pub mod unfused;
 
 pub use attention::Attention;
-pub use cache::{KeyScales, KvCache};
+pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
 pub use error::{Bound, Error};
 pub use exec::Exec;
 pub use executor::Executor;

@@ -2,6 +2,9 @@
 
 mod errors;
 mod history;
+mod keep;
+mod places;
+mod ragged;
 mod sliding;
 
 use crate::kv_support::{append_part, cache_of, cuts, empty_cache, same_full, same_oracle};

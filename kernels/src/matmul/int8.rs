@@ -87,6 +87,11 @@ pub(crate) fn scale(xs: &[f32]) -> f32 {
     }
 }
 
+/// Returns true if a number is the [`scale`] of some finite row.
+pub fn is_int8_scale(scale: f32) -> bool {
+    scale.to_bits() == 0 || (f32::MIN_POSITIVE..=MAX_SCALE).contains(&scale)
+}
+
 /// Returns the largest magnitude; ∞ or NaN if an element is not finite.
 #[inline(always)]
 fn largest(xs: &[f32]) -> f32 {

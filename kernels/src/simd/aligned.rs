@@ -14,6 +14,8 @@ pub(crate) unsafe trait Plain: Copy {}
 unsafe impl Plain for f32 {}
 // SAFETY: a one-byte number of which every bit pattern is valid.
 unsafe impl Plain for i8 {}
+// SAFETY: a one-byte number of which every bit pattern is valid.
+unsafe impl Plain for u8 {}
 
 /// A cache line of floats.
 type Line = [f32; LANES];

@@ -1,10 +1,10 @@
 //! Keys and values of cases put into caches and pages, and exact comparisons of everything a call wrote.
 #![allow(dead_code, unreachable_pub, reason = "every test binary compiles this module and uses its part of it")]
 
-use crate::options::{Case, Full, POINTS};
-use crate::support::{Layout, Rng, Tensor, assert_same_bits, indices};
+use crate::options::{Case, Full, POINTS, Wanted};
+use crate::support::{Layout, Rng, Tensor, assert_same_bits, execs, indices};
 use core::ops::Range;
-use sdpa::{BlockTable, KvCache, Pages};
+use sdpa::{Alignment, BlockTable, Dtype, Inputs, KeyScales, KvCache, Pages, Window};
 
 /// An empty cache for the keys and values of a case.
 pub fn empty_cache(case: &Case) -> KvCache {
@@ -139,4 +139,62 @@ pub fn same_oracle(what: &str, got: &sdpa::naive::Answer<f64>, expected: &sdpa::
         all.map(|x| x.into_iter().map(f64::to_bits).collect::<Vec<_>>()).collect::<Vec<_>>()
     };
     assert!(parts(got) == parts(expected), "{what}: the oracle's answers differ");
+}
+
+/// An empty cache in every format.
+pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 5] {
+    let dtype = |dtype| empty.clone().dtype(dtype).expect("an empty cache");
+    let int8 = |scales| empty.clone().int8(scales).expect("an empty cache");
+    let channels = (0..empty.kv_heads() * empty.head_dim()).map(|i| (4.0 + (i % 5) as f32) / 127.0).collect();
+    [
+        ("f32", dtype(Dtype::F32)),
+        ("bf16", dtype(Dtype::Bf16)),
+        ("f16", dtype(Dtype::F16)),
+        ("int8 per token", int8(KeyScales::PerToken)),
+        ("int8 per channel", int8(KeyScales::PerChannel(channels))),
+    ]
+}
+
+/// Rows `[1, kv_heads, n, dim]` of keys and values of the right sizes.
+pub fn new_tokens(cache: &KvCache, n: usize, rng: &mut Rng) -> [Tensor; 2] {
+    [cache.head_dim(), cache.value_dim()].map(|dim| Tensor::normal([1, cache.kv_heads(), n, dim], rng))
+}
+
+/// Some rows of tokens, in this order.
+pub fn picked([k, v]: &[Tensor; 2], rows: &[usize]) -> [Tensor; 2] {
+    let pick = |x: &Tensor| {
+        let [b, h, _, dim] = x.shape;
+        Tensor::from_fn([b, h, rows.len(), dim], |[b, h, j, d]| x.get([b, h, rows[j], d]))
+    };
+    [pick(k), pick(v)]
+}
+
+/// Appends tokens to a sequence.
+pub fn append_tokens(cache: &mut KvCache, sequence: usize, [k, v]: &[Tensor; 2]) {
+    cache.append_to(sequence, k.view(), v.view()).expect("they fit");
+}
+
+/// Two caches that hold the same bits, and give them: under the window they were made for, on every instruction set.
+#[track_caller]
+pub fn same_cache(what: &str, got: &KvCache, expected: &KvCache) {
+    assert_eq!(got.lens(), expected.lens(), "{what}");
+    let (batch, longest) = (got.sequences(), got.lens().iter().copied().max().unwrap_or(0));
+    let [d, dv] = [got.head_dim(), got.value_dim()];
+    let mut case = Case::plain(&mut Rng::new(77), [batch, 2 * got.kv_heads(), got.kv_heads(), 1, 0, d, dv]);
+    let empty = |dim| Tensor::filled([0, got.kv_heads(), longest, dim], 0.0);
+    (case.k, case.v, case.alignment) = (empty(d), empty(dv), Some(Alignment::BottomRight));
+    case.window = got.sliding_window().map(|keys| Window::last_tokens(keys.last).keep_first(keys.first));
+    let wanted = if case.window.is_some() { Wanted::LEAST } else { Wanted::ALL };
+    for (isa, exec) in execs() {
+        let [got, expected] = [got, expected].map(|x| case.run_over(Inputs::cached(case.q.view(), x), exec, wanted));
+        same_full(&format!("{what}, {isa}"), &got, &expected);
+    }
+    let held = [got, expected].map(|x| Inputs::cached(case.q.view(), x).key_values().expect("a cache"));
+    for at @ [b, _, j, _] in indices([batch, got.kv_heads(), longest, d.max(dv)]) {
+        let [got, expected] = held.map(|held| [held.key(at), held.value(at)].map(|x| x.map(f32::to_bits)));
+        assert_eq!(got, expected, "{what}: token {j} of sequence {b}");
+    }
+    for b in (0..batch).filter(|&b| got.has_sequence(b)) {
+        assert_eq!(got.evicted(b), expected.evicted(b), "{what}");
+    }
 }

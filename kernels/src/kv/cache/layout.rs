@@ -91,9 +91,17 @@ impl Sizes {
 pub(super) struct Int8 {
     /// Scales of the keys' channels, `[kv_heads][head_dim]`, if keys have none of their own.
     pub(super) channels: Option<Box<[f32]>>,
-    /// Scratch of a row: widened, in whole vectors; then a key and a value as bytes.
+    /// Scratch of a row: widened, in whole vectors; then a key and a value as bytes. Empty until it is reserved.
     pub(super) row: Vec<f32>,
     pub(super) bytes: Vec<i8>,
+}
+
+impl Int8 {
+    /// Makes the scratch as long as rows of these sizes take.
+    pub(super) fn fit(&mut self, sizes: Sizes) {
+        self.row.resize(sizes.head_dim.max(sizes.value_dim).next_multiple_of(LANES), 0.0);
+        self.bytes.resize(sizes.head_dim + sizes.width(), 0);
+    }
 }
 
 /// Returns part of a block, given as a range of bytes.

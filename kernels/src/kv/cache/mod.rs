@@ -5,8 +5,10 @@
 //! whole vectors, in value panels of columns (`value_panels.rs`); both are of the cache's element type, or bytes and
 //! scales as in `int8.rs`. Sequences with a common start share blocks; a write to a shared block copies it first.
 
+mod blocks;
 mod layout;
 mod read;
+mod tokens;
 mod write;
 
 use crate::simd::aligned::{AlignedBuf, has_memory};
@@ -14,9 +16,11 @@ use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
 use crate::tensor::element::{Bf16, Dtype, F16};
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
+use blocks::{Block, Blocks};
 use core::ops::Range;
 use layout::{Format, Int8, Sizes};
 use std::sync::Arc;
+pub use tokens::TokenPart;
 use write::{Place, Write, WriteBytes};
 
 /// Keys and values of several sequences, packed.
@@ -27,8 +31,8 @@ pub struct Cache {
     int8: Option<Int8>,
     /// Numbers of last and first keys that stay, if keys are evicted.
     keep: Option<Keep>,
-    /// Blocks of each sequence; `None` where they were evicted.
-    sequences: Vec<Vec<Option<Block>>>,
+    /// Blocks of each sequence.
+    sequences: Vec<Blocks>,
     lens: Vec<usize>,
     /// Blocks that no sequence uses.
     spare: Vec<Block>,
@@ -46,9 +50,6 @@ impl Clone for Cache {
     }
 }
 
-/// Memory of a block.
-type Block = Arc<AlignedBuf>;
-
 /// Keys that a sliding cache keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keep {
@@ -58,6 +59,17 @@ pub struct Keep {
     pub first: usize,
     /// Number of keys that stay beyond the last, for rows that come after a rollback.
     pub rollback: usize,
+}
+
+/// Tokens to append to a sequence: rows of batch `b` of two tensors.
+#[derive(Debug, Clone)]
+pub struct NewTokens {
+    /// Sequence to append to.
+    pub sequence: usize,
+    /// Batch of the tensors.
+    pub b: usize,
+    /// Rows of the tensors.
+    pub rows: Range<usize>,
 }
 
 impl Cache {
@@ -76,13 +88,13 @@ impl Cache {
         let (mut blocks, mut lens) = (Vec::new(), Vec::new());
         blocks.try_reserve_exact(sequences).ok()?;
         lens.try_reserve_exact(sequences).ok()?;
-        blocks.resize(sequences, Vec::new());
+        blocks.resize(sequences, Blocks::default());
         lens.resize(sequences, 0);
         Some(Self { sizes, int8: None, keep, sequences: blocks, lens, spare: Vec::new() })
     }
 
     /// Number of bytes of an empty sequence.
-    pub const SEQUENCE_BYTES: usize = size_of::<Vec<Option<Block>>>() + size_of::<usize>();
+    pub const SEQUENCE_BYTES: usize = size_of::<Blocks>() + size_of::<usize>();
 
     /// Returns the cache emptied, with elements of another type.
     #[must_use]
@@ -99,30 +111,36 @@ impl Cache {
 
     /// Returns the cache without keys and memory.
     fn emptied(mut self) -> Self {
-        self.sequences.iter_mut().for_each(Vec::clear);
+        self.sequences.fill(Blocks::default());
         self.lens.fill(0);
         self.spare.clear();
         self
     }
 
     /// Returns the cache emptied, as an int8 cache: every value has a scale of its own, and so has every key, unless
-    /// its channels have scales, `[kv_heads][head_dim]`.
+    /// its channels have scales, `[kv_heads][head_dim]`. The scratch for appending is not allocated yet.
     ///
     /// # Panics
     /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or the number of scales is not that of
     /// the channels.
     #[must_use]
     pub fn with_int8(self, channels: Option<Box<[f32]>>) -> Self {
-        let Sizes { kv_heads, head_dim, value_dim, .. } = self.sizes;
+        let Sizes { kv_heads, head_dim, .. } = self.sizes;
         assert!(head_dim <= crate::matmul::int8::MAX_HEAD_DIM, "keys are too long for bytes");
         assert!(
             channels.as_ref().is_none_or(|scales| Some(scales.len()) == kv_heads.checked_mul(head_dim)),
             "a scale for each channel"
         );
         let format = Format::Int8 { key_scales: channels.is_none() };
-        let row = vec![0.0; head_dim.max(value_dim).next_multiple_of(crate::simd::LANES)];
-        let int8 = Int8 { channels, row, bytes: vec![0; head_dim + self.sizes.width()] };
+        let int8 = Int8 { channels, row: Vec::new(), bytes: Vec::new() };
         Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..self.emptied() }
+    }
+
+    /// Allocates the scratch that appending takes, where it is not there yet.
+    pub fn reserve_scratch(&mut self) {
+        if let Some(int8) = &mut self.int8 {
+            int8.fit(self.sizes);
+        }
     }
 
     /// Returns the type of its elements; `None` for int8.
@@ -133,6 +151,16 @@ impl Cache {
         }
     }
 
+    /// Returns the scales of the keys' channels, `[kv_heads][head_dim]`, if it is int8 and they have any.
+    pub fn channel_scales(&self) -> Option<&[f32]> {
+        self.int8.as_ref()?.channels.as_deref()
+    }
+
+    /// Returns the keys that stay, if others are evicted.
+    pub fn keeps(&self) -> Option<Keep> {
+        self.keep
+    }
+
     /// Returns true if the cache is int8.
     pub fn is_int8(&self) -> bool {
         self.int8.is_some()
@@ -141,8 +169,8 @@ impl Cache {
     /// Returns the scales of the channels of a head's keys, if those have any; `None` if the cache is not int8.
     pub(crate) fn channels(&self, head: usize) -> Option<Option<&[f32]>> {
         let d = self.sizes.head_dim;
-        let channels = self.int8.as_ref()?.channels.as_ref();
-        Some(channels.map(|scales| &scales[head * d..][..d]))
+        self.int8.as_ref()?;
+        Some(self.channel_scales().map(|scales| &scales[head * d..][..d]))
     }
 
     /// Returns the shapes of keys and values in a call.
@@ -163,7 +191,8 @@ impl Cache {
 
     /// Returns the number of bytes held, shared blocks counted once, spare ones included.
     pub fn bytes(&self) -> usize {
-        let mut held: Vec<_> = self.sequences.iter().flatten().flatten().chain(&self.spare).map(Arc::as_ptr).collect();
+        let mut held: Vec<_> =
+            self.sequences.iter().flat_map(Blocks::held).chain(&self.spare).map(Arc::as_ptr).collect();
         held.sort_unstable();
         held.dedup();
         held.len() * self.block_bytes()
@@ -171,17 +200,15 @@ impl Cache {
 
     /// Adds an empty sequence and returns its number.
     pub fn add_sequence(&mut self) -> usize {
-        self.sequences.push(Vec::new());
+        self.sequences.push(Blocks::default());
         self.lens.push(0);
         self.lens.len() - 1
     }
 
     /// Returns the keys of a sequence that were evicted.
     pub fn evicted(&self, sequence: usize) -> Range<usize> {
-        let blocks = &self.sequences[sequence];
-        let first = blocks.iter().position(Option::is_none).unwrap_or(0);
-        let end = blocks.iter().rposition(Option::is_none).map_or(first, |last| last + 1);
-        first * KEY_BLOCK..end * KEY_BLOCK
+        let blocks = self.sequences[sequence].evicted();
+        blocks.start * KEY_BLOCK..blocks.end * KEY_BLOCK
     }
 
     /// Returns the shortest length, above that of the keys at the front, to which a sequence can be truncated: the next
@@ -194,25 +221,26 @@ impl Cache {
         }
     }
 
-    /// Appends the rows of head-first tensors `[_, kv_heads, n, dim]`, batch `b` of them, to a sequence.
+    /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to a sequence.
     ///
     /// # Panics
     /// If the shapes do not fit. Tokens for an int8 cache must be finite, or scores and outputs are NaN.
-    pub fn append(&mut self, isa: Isa, sequence: usize, b: usize, kv: [Tensor<'_>; 2]) {
-        let Sizes { format, kv_heads, head_dim, value_dim } = self.sizes;
+    pub fn append(&mut self, isa: Isa, tokens: NewTokens, kv: [Tensor<'_>; 2]) {
+        let (Sizes { format, kv_heads, head_dim, value_dim }, NewTokens { sequence, b, rows }) = (self.sizes, tokens);
         let ([kb, kh, n, kd], [vb, vh, vn, vd]) = (kv[0].shape(), kv[1].shape());
         assert!(b < kb && b < vb && (kh, vh) == (kv_heads, kv_heads), "keys and values do not fit the cache");
-        assert!(n == vn && (kd, vd) == (head_dim, value_dim), "keys and values do not fit the cache");
+        assert!(rows.end <= n.min(vn) && (kd, vd) == (head_dim, value_dim), "keys and values do not fit the cache");
         assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
-        if n == 0 {
+        if rows.is_empty() {
             return; // Without a new row, the last one may still attend.
         }
         self.evict(sequence);
+        self.reserve_scratch();
         let mut int8 = self.int8.take();
-        let mut done = 0;
-        while done < n {
+        let mut done = rows.start;
+        while done < rows.end {
             let (block, row) = (self.lens[sequence] / KEY_BLOCK, self.lens[sequence] % KEY_BLOCK);
-            let here = (n - done).min(KEY_BLOCK - row);
+            let here = (rows.end - done).min(KEY_BLOCK - row);
             let sizes = self.sizes;
             let buffer = self.block_mut(sequence, block);
             let place = Place { sizes, row, kv, b, rows: done..done + here };
@@ -233,7 +261,7 @@ impl Cache {
     pub fn truncate(&mut self, sequence: usize, len: usize) {
         if len < self.lens[sequence] {
             self.lens[sequence] = len;
-            for block in self.sequences[sequence].drain(len.div_ceil(KEY_BLOCK)..).flatten() {
+            for block in self.sequences[sequence].truncate(len.div_ceil(KEY_BLOCK)) {
                 spare(&mut self.spare, block);
             }
         }
@@ -246,27 +274,24 @@ impl Cache {
             return;
         }
         self.truncate(to, 0);
-        let (source, target) = if from < to {
-            let (low, high) = self.sequences.split_at_mut(to);
-            (&low[from], &mut high[0])
-        } else {
-            let (low, high) = self.sequences.split_at_mut(from);
-            (&high[0], &mut low[to])
-        };
-        target.extend_from_slice(source);
+        let [source, target] = self.sequences.get_disjoint_mut([from, to]).expect("two sequences");
+        target.share(source);
         self.lens[to] = self.lens[from];
+    }
+
+    /// Returns the blocks, evicted ones included, that no later row will see.
+    fn evictable(&self, sequence: usize) -> Range<usize> {
+        let Some(Keep { last, first, rollback }) = self.keep else { return 0..0 };
+        // The next row is its own last key, which is not in the cache yet.
+        let from = first.div_ceil(KEY_BLOCK);
+        let to = (self.lens[sequence] + 1).saturating_sub(last.saturating_add(rollback)) / KEY_BLOCK;
+        from..to.min(self.sequences[sequence].len()).max(from)
     }
 
     /// Evicts the keys that no later row will see.
     fn evict(&mut self, sequence: usize) {
-        let Some(Keep { last, first, rollback }) = self.keep else { return };
-        // The next row is its own last key, which is not in the cache yet.
-        let from = first.div_ceil(KEY_BLOCK);
-        let to = (self.lens[sequence] + 1).saturating_sub(last.saturating_add(rollback)) / KEY_BLOCK;
-        let blocks = &mut self.sequences[sequence];
-        let to = to.min(blocks.len());
-        // The blocks before them were evicted earlier.
-        for block in blocks[from.min(to)..to].iter_mut().rev().map_while(Option::take) {
+        let evictable = self.evictable(sequence);
+        for block in self.sequences[sequence].evict(evictable) {
             spare(&mut self.spare, block);
         }
     }
@@ -276,22 +301,29 @@ impl Cache {
         self.sizes.bytes().expect("counted when the cache was made")
     }
 
-    /// Allocates the memory for appending `tokens` tokens to each of these sequences. Returns false if there is not
-    /// enough.
+    /// Allocates the memory for appending tokens to several sequences, each at most once, and evicts what no later row
+    /// of theirs will see. Returns false if there is not enough memory; nothing is evicted then.
     #[must_use]
-    pub fn try_reserve(&mut self, sequences: Range<usize>, tokens: usize) -> bool {
-        if tokens == 0 {
-            return true;
-        }
-        let mut blocks = 0usize;
-        for sequence in sequences {
-            self.evict(sequence);
+    pub fn try_reserve(&mut self, tokens: impl Iterator<Item = NewTokens> + Clone) -> bool {
+        let tokens = tokens.filter(|tokens| !tokens.rows.is_empty());
+        let (mut blocks, mut evicted) = (0usize, 0);
+        for NewTokens { sequence, rows, .. } in tokens.clone() {
             let (len, there) = (self.lens[sequence], &self.sequences[sequence]);
-            let Some(end) = len.checked_add(tokens) else { return false };
+            let Some(end) = len.checked_add(rows.len()) else { return false };
             // Adds one where the last block is shared, and has to be copied.
-            let copied = !len.is_multiple_of(KEY_BLOCK) && there.last().is_some_and(is_shared);
+            let copied = !len.is_multiple_of(KEY_BLOCK) && there.held().last().is_some_and(is_shared);
             blocks = blocks.saturating_add(end.div_ceil(KEY_BLOCK) - there.len() + usize::from(copied));
+            evicted += there.held_in(self.evictable(sequence)).iter().filter(|block| !is_shared(block)).count();
         }
+        if !self.try_reserve_blocks(blocks.saturating_sub(evicted)) {
+            return false;
+        }
+        tokens.for_each(|tokens| self.evict(tokens.sequence));
+        true
+    }
+
+    /// Makes sure that there are so many blocks that no sequence uses. Returns false if there is not enough memory.
+    fn try_reserve_blocks(&mut self, blocks: usize) -> bool {
         let floats = self.block_bytes() / size_of::<f32>();
         // Requested at once first: block by block, the system would grant more than it has.
         let all = blocks.saturating_sub(self.spare.len()).saturating_mul(floats);
@@ -320,9 +352,9 @@ impl Cache {
         };
         let blocks = &mut self.sequences[sequence];
         if block == blocks.len() {
-            blocks.push(Some(fresh()));
+            blocks.push(fresh());
         }
-        let block = blocks[block].as_mut().expect("keys are appended behind the last one, which is never evicted");
+        let block = blocks.get_mut(block).expect("keys are appended behind the last one, which is never evicted");
         if Arc::get_mut(block).is_none() {
             let mut copy = fresh();
             let buffer = Arc::get_mut(&mut copy).expect("a spare block has one owner");
@@ -334,8 +366,8 @@ impl Cache {
 }
 
 /// Returns true if another sequence or cache has the block, too.
-fn is_shared(block: &Option<Block>) -> bool {
-    block.as_ref().is_some_and(|block| Arc::strong_count(block) > 1)
+fn is_shared(block: &Block) -> bool {
+    Arc::strong_count(block) > 1
 }
 
 /// Keeps a block for later, if it is not shared.

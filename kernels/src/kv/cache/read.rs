@@ -12,7 +12,7 @@ use core::ops::Range;
 
 impl Cache {
     fn block(&self, sequence: usize, block: usize) -> Option<&AlignedBuf> {
-        self.sequences.get(sequence)?.get(block)?.as_deref()
+        self.sequences.get(sequence)?.get(block).map(AsRef::as_ref)
     }
 
     /// Returns true if the block is held.

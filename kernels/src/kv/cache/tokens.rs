@@ -1,0 +1,190 @@
+//! Stored tokens, bit for bit: moved within a sequence, read, and written.
+
+use super::blocks::{Block, Blocks};
+use super::layout::{Format, Parts, Sizes};
+use super::{Cache, Keep, is_shared};
+use crate::kv::value_panels::value_panel;
+use crate::tensor::rows::KEY_BLOCK;
+use core::ops::Range;
+use std::sync::Arc;
+
+/// Part of a stored token in one head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenPart {
+    /// Elements of the key.
+    Key,
+    /// Scale of the key, an `f32`: only in an int8 cache whose keys have scales of their own.
+    KeyScale,
+    /// Elements of the value.
+    Value,
+    /// Scale of the value, an `f32`: only in an int8 cache.
+    ValueScale,
+}
+
+impl TokenPart {
+    /// All parts.
+    pub const ALL: [Self; 4] = [Self::Key, Self::KeyScale, Self::Value, Self::ValueScale];
+}
+
+impl Sizes {
+    /// Returns the number of elements of a part of a token, 0 if the format lacks it; and the bytes of each.
+    fn elements(self, part: TokenPart) -> [usize; 2] {
+        let (bytes, scales) = match self.format {
+            Format::Elements(dtype) => (dtype.bytes(), [0, 0]),
+            Format::Int8 { key_scales } => (1, [usize::from(key_scales), 1]),
+        };
+        match part {
+            TokenPart::Key => [self.head_dim, bytes],
+            TokenPart::Value => [self.value_dim, bytes],
+            TokenPart::KeyScale => [scales[0], size_of::<f32>()],
+            TokenPart::ValueScale => [scales[1], size_of::<f32>()],
+        }
+    }
+
+    /// Iterates over the elements of a part of a token, in runs that lie together in a block.
+    fn runs(self, part: TokenPart) -> impl Iterator<Item = Range<usize>> {
+        let [elements, _] = self.elements(part);
+        let together = if matches!(self.format, Format::Int8 { .. }) { 4 } else { 1 };
+        let next = move |first: usize| {
+            let end = match part {
+                TokenPart::Value => value_panel(first, self.width()).end,
+                TokenPart::Key => first + together,
+                TokenPart::KeyScale | TokenPart::ValueScale => first + 1,
+            };
+            first..end.min(elements)
+        };
+        core::iter::successors((elements > 0).then(|| next(0)), move |run| (run.end < elements).then(|| next(run.end)))
+    }
+
+    /// Returns the bytes in a block of a run of elements of a part of token `row`.
+    fn run_bytes(self, part: TokenPart, [head, row]: [usize; 2], run: Range<usize>) -> Range<usize> {
+        let Parts { key_scales, keys, value_scales, values } = self.parts(head);
+        let [_, bytes] = self.elements(part);
+        let start = match part {
+            TokenPart::Key => keys.start + self.key(row, run.start) * bytes,
+            TokenPart::Value => values.start + self.value(row, run.start) * bytes,
+            TokenPart::KeyScale => key_scales.start + row * bytes,
+            TokenPart::ValueScale => value_scales.start + row * bytes,
+        };
+        start..start + run.len() * bytes
+    }
+
+    /// Calls `copy` with the bytes of two tokens in their blocks, run by run.
+    fn for_each_run(self, [to, from]: [usize; 2], mut copy: impl FnMut(Range<usize>, Range<usize>)) {
+        for head in 0..self.kv_heads {
+            for part in TokenPart::ALL {
+                for run in self.runs(part) {
+                    copy(self.run_bytes(part, [head, to], run.clone()), self.run_bytes(part, [head, from], run));
+                }
+            }
+        }
+    }
+}
+
+/// Returns the bytes of a block that is not shared.
+fn bytes_mut(block: &mut Block) -> &mut [u8] {
+    Arc::get_mut(block).expect("the block has one owner").elements_mut()
+}
+
+impl Cache {
+    /// Returns the number of elements of a part of a token in one head, 0 if the cache's format lacks it; and the bytes
+    /// of each.
+    pub fn token_elements(&self, part: TokenPart) -> [usize; 2] {
+        self.sizes.elements(part)
+    }
+
+    /// Copies the elements of a part of token `[sequence, head, token]`, which is held.
+    pub fn read_token(&self, part: TokenPart, [sequence, head, token]: [usize; 3], to: &mut [u8]) {
+        let [_, bytes] = self.sizes.elements(part);
+        let block = self.sequences[sequence].get(token / KEY_BLOCK).expect("the token is held").elements();
+        for run in self.sizes.runs(part) {
+            let place = run.start * bytes..run.end * bytes;
+            to[place].copy_from_slice(&block[self.sizes.run_bytes(part, [head, token % KEY_BLOCK], run)]);
+        }
+    }
+
+    /// Writes the elements of a part of token `[sequence, head, token]`, which is held, in a block that is not shared.
+    /// Those of an int8 cache must be -127 at least, and scales those of rows
+    /// ([`is_int8_scale`](crate::is_int8_scale)).
+    pub fn write_token(&mut self, part: TokenPart, [sequence, head, token]: [usize; 3], from: &[u8]) {
+        let [_, bytes] = self.sizes.elements(part);
+        let block = bytes_mut(self.sequences[sequence].get_mut(token / KEY_BLOCK).expect("the token is held"));
+        for run in self.sizes.runs(part) {
+            let place = run.start * bytes..run.end * bytes;
+            block[self.sizes.run_bytes(part, [head, token % KEY_BLOCK], run)].copy_from_slice(&from[place]);
+        }
+    }
+
+    /// Returns true if a sequence of this cache could come to have `len` keys, of which these were evicted.
+    pub fn could_have(&self, len: usize, evicted: &Range<usize>) -> bool {
+        if evicted == &(0..0) {
+            return true;
+        }
+        let Some(Keep { last, first, .. }) = self.keep else { return false };
+        let whole = evicted.start.is_multiple_of(KEY_BLOCK) && evicted.end.is_multiple_of(KEY_BLOCK);
+        let starts = evicted.start / KEY_BLOCK == first.div_ceil(KEY_BLOCK);
+        let seen = !evicted.is_empty() && (evicted.end - 1).checked_add(last).is_some_and(|shortest| len >= shortest);
+        whole && starts && seen && len <= isize::MAX as usize
+    }
+
+    /// Makes a sequence that is empty one of `len` keys, of which these were evicted; the others are to be written.
+    /// Returns false, and changes nothing, if there is no memory for them.
+    ///
+    /// # Panics
+    /// If the sequence is not empty, or could not come to have these keys.
+    #[must_use]
+    pub fn try_restore(&mut self, sequence: usize, len: usize, evicted: Range<usize>) -> bool {
+        assert!(self.lens[sequence] == 0 && self.could_have(len, &evicted), "{len} keys without {evicted:?}");
+        let gap = evicted.start / KEY_BLOCK..evicted.end / KEY_BLOCK;
+        let held = len.div_ceil(KEY_BLOCK) - gap.len();
+        if !self.try_reserve_blocks(held) {
+            return false;
+        }
+        let blocks = self.spare.drain(self.spare.len() - held..).collect();
+        self.sequences[sequence] = Blocks::with_gap(blocks, gap);
+        self.lens[sequence] = len;
+        true
+    }
+
+    /// Keeps the first `from` tokens of a sequence and some of those behind: token `from + accepted[i]` becomes token
+    /// `from + i`, with the bits it has. Returns false, and changes nothing, if there is no memory to copy blocks that
+    /// are shared.
+    ///
+    /// # Panics
+    /// If `accepted` does not increase, or names a token that is not there or was evicted, or one would move to a block
+    /// that was evicted.
+    #[must_use]
+    pub fn keep(&mut self, sequence: usize, from: usize, accepted: &[usize]) -> bool {
+        let len = from + accepted.len();
+        let in_place = accepted.iter().enumerate().take_while(|&(i, &token)| i == token).count();
+        let moved = from + in_place..len;
+        if !moved.is_empty() {
+            let blocks = moved.start / KEY_BLOCK..len.div_ceil(KEY_BLOCK);
+            let shared = |block: &usize| self.sequences[sequence].get(*block).is_some_and(is_shared);
+            let copies = blocks.clone().filter(shared).count();
+            if !self.try_reserve_blocks(copies) {
+                return false;
+            }
+            blocks.for_each(|block| _ = self.block_mut(sequence, block));
+            for (to, &token) in moved.zip(&accepted[in_place..]) {
+                assert!(to < from + token && from + token < self.lens[sequence], "token {token} behind {from}");
+                self.move_token(sequence, [to, from + token]);
+            }
+        }
+        self.truncate(sequence, len);
+        true
+    }
+
+    /// Copies a token of a sequence over another one, whose block is not shared.
+    fn move_token(&mut self, sequence: usize, at @ [to, from]: [usize; 2]) {
+        let (sizes, rows, blocks) = (self.sizes, at.map(|at| at % KEY_BLOCK), &mut self.sequences[sequence]);
+        if to / KEY_BLOCK == from / KEY_BLOCK {
+            let block = bytes_mut(blocks.get_mut(to / KEY_BLOCK).expect("the block is held"));
+            sizes.for_each_run(rows, |to, from| block.copy_within(from, to.start));
+        } else {
+            let [to, from] = blocks.get_two(at.map(|at| at / KEY_BLOCK)).expect("both blocks are held");
+            let (to, from) = (bytes_mut(to), from.elements());
+            sizes.for_each_run(rows, |place, source| to[place].copy_from_slice(&from[source]));
+        }
+    }
+}

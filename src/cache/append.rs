@@ -1,0 +1,130 @@
+//! Appending tokens.
+
+use crate::cache::KvCache;
+use crate::error::{Error, same};
+use crate::inputs::cumulative;
+use sdpa_kernels::{Dtype, NewTokens, Tensor};
+
+impl KvCache {
+    /// Appends `n` tokens to every sequence: keys `[sequences, kv_heads, n, head_dim]` and values
+    /// `[sequences, kv_heads, n, value_dim]`.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for shapes that do not fit; [`Error::Row`] for elements that the cache cannot store:
+    /// non-finite ones in an int8 cache, finite ones of magnitude 65520 and more, which would become ∞, in an f16
+    /// cache; [`Error::Removed`] if a sequence was removed ([`Self::append_ragged`] names those that it appends to);
+    /// [`Error::Memory`]. The cache is then unchanged.
+    pub fn append<'t>(&mut self, k: impl Into<Tensor<'t>>, v: impl Into<Tensor<'t>>) -> Result<(), Error> {
+        let (k, v) = (k.into(), v.into());
+        let sequences = self.sequences();
+        same("k", "batch", k.shape()[0], sequences, "the cache")?;
+        if let Some(&sequence) = self.removed.first() {
+            return Err(Error::Removed { argument: "append", sequence });
+        }
+        self.check(k, v)?;
+        let rows = 0..k.shape()[2];
+        self.write([k, v], (0..sequences).map(|sequence| NewTokens { sequence, b: sequence, rows: rows.clone() }))
+    }
+
+    /// Appends `n` tokens to one sequence: keys `[1, kv_heads, n, head_dim]` and values `[1, kv_heads, n, value_dim]`.
+    ///
+    /// # Errors
+    /// As [`Self::append`], and [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed.
+    /// The cache is then unchanged.
+    pub fn append_to<'t>(
+        &mut self,
+        sequence: usize,
+        k: impl Into<Tensor<'t>>,
+        v: impl Into<Tensor<'t>>,
+    ) -> Result<(), Error> {
+        let (k, v) = (k.into(), v.into());
+        self.there("sequence", sequence)?;
+        same("k", "batch", k.shape()[0], 1, "one sequence")?;
+        self.check(k, v)?;
+        self.write([k, v], [NewTokens { sequence, b: 0, rows: 0..k.shape()[2] }].into_iter())
+    }
+
+    /// Appends tokens of different numbers to some of the sequences, in any order: keys `[1, kv_heads, total, head_dim]`
+    /// and values `[1, kv_heads, total, value_dim]`, laid end to end. `ends` are cumulative: rows `ends[i]..ends[i + 1]`
+    /// go to sequence `sequences[i]`, so there is one more of them than sequences, the first is 0 and the last is the
+    /// number of rows. [`Inputs::ragged_queries`](crate::Inputs::ragged_queries) takes rows in the same way.
+    ///
+    /// ```
+    /// use sdpa::{KvCache, View};
+    /// let mut cache = KvCache::new(3, 1, [2, 2])?;
+    /// let rows = [0.5; 5 * 2]; // four tokens for sequence 2, one for sequence 0
+    /// let rows = View::bhld(&rows, [1, 1, 5, 2])?;
+    /// cache.append_ragged(&[2, 0], &[0, 4, 5], rows, rows)?;
+    /// assert_eq!(cache.lens(), [1, 0, 4]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::append_to`] for every sequence; [`Error::Repeated`] for one that is named twice; [`Error::Mismatch`],
+    /// [`Error::Empty`] or [`Error::Entry`] for ends that do not fit. The cache is then unchanged.
+    pub fn append_ragged<'t>(
+        &mut self,
+        sequences: &[usize],
+        ends: &[usize],
+        k: impl Into<Tensor<'t>>,
+        v: impl Into<Tensor<'t>>,
+    ) -> Result<(), Error> {
+        let (k, v) = (k.into(), v.into());
+        sequences.iter().try_for_each(|&sequence| self.there("sequences", sequence))?;
+        self.refuse_repeated(sequences)?;
+        same("k", "batch", k.shape()[0], 1, "a ragged append")?;
+        let parts = cumulative("ends", ends, k.shape()[2])?;
+        same("ends", "number of sequences", parts, sequences.len(), "sequences")?;
+        self.check(k, v)?;
+        let parts = sequences.iter().zip(ends.windows(2));
+        self.write([k, v], parts.map(|(&sequence, at)| NewTokens { sequence, b: 0, rows: at[0]..at[1] }))
+    }
+
+    fn refuse_repeated(&mut self, sequences: &[usize]) -> Result<(), Error> {
+        self.sorted.clear();
+        self.sorted.extend_from_slice(sequences);
+        self.sorted.sort_unstable();
+        match self.sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(Error::Repeated { argument: "sequences", sequence: pair[0] }),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes tokens that were checked. A sliding cache reuses the blocks it evicts meanwhile.
+    fn write(&mut self, kv: [Tensor<'_>; 2], tokens: impl Iterator<Item = NewTokens> + Clone) -> Result<(), Error> {
+        if !self.cache.try_reserve(tokens.clone()) {
+            let rows = tokens.fold(0usize, |rows, tokens| rows.saturating_add(tokens.rows.len()));
+            return Err(self.no_memory(rows));
+        }
+        tokens.for_each(|tokens| self.cache.append(self.isa, tokens, kv));
+        Ok(())
+    }
+
+    /// Returns the error for a number of tokens that there is no memory for.
+    pub(super) fn no_memory(&self, tokens: usize) -> Error {
+        let token = [self.kv_heads(), self.head_dim() + self.value_dim(), size_of::<f32>()];
+        Error::Memory { what: "cache", bytes: token.into_iter().fold(tokens, usize::saturating_mul) }
+    }
+
+    fn check(&self, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
+        let ([batch, _, rows, _], [_, kv_heads, _, head_dim]) = (k.shape(), self.cache.shapes()[0]);
+        same("k", "heads", k.shape()[1], kv_heads, "the cache")?;
+        same("k", "head_dim", k.shape()[3], head_dim, "the cache")?;
+        same("v", "batch", v.shape()[0], batch, "k")?;
+        same("v", "heads", v.shape()[1], kv_heads, "the cache")?;
+        same("v", "rows", v.shape()[2], rows, "k")?;
+        same("v", "value_dim", v.shape()[3], self.cache.shapes()[1][3], "the cache")?;
+        for (argument, x) in [("k", k), ("v", v)] {
+            let (unfit, expected) = match self.cache.dtype() {
+                // An int8 element cannot represent a non-finite number.
+                None => (x.not_finite(self.isa), "finite"),
+                Some(Dtype::F16) => (x.beyond_f16(self.isa), "below 65520 in size, as f16 is"),
+                Some(_) => continue,
+            };
+            if let Some(([_, _, row, _], got)) = unfit {
+                return Err(Error::Row { argument, what: "an element", row, got, expected });
+            }
+        }
+        Ok(())
+    }
+}

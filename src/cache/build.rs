@@ -1,0 +1,157 @@
+//! Building a cache: sizes, element format, sliding window.
+
+use crate::cache::{KeyScales, KvCache};
+use crate::error::{Error, same};
+use core::num::NonZeroUsize;
+use sdpa_kernels::{Cache, Dtype, Isa, Keep, MAX_DIM, MAX_INT8_HEAD_DIM};
+use std::collections::BTreeSet;
+
+impl KvCache {
+    /// Creates an empty `f32` cache for `sequences` sequences and `kv_heads` key/value heads; `dims` is
+    /// `[head_dim, value_dim]`.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] for a length of 0, [`Error::Mismatch`] for lengths beyond the largest possible,
+    /// [`Error::TooLarge`] or [`Error::Memory`].
+    pub fn new(sequences: usize, kv_heads: usize, dims: [usize; 2]) -> Result<Self, Error> {
+        Self::with([sequences, kv_heads], dims, None)
+    }
+
+    /// Sets the element type. Appended keys and values are rounded to it once and widened again in registers. 16-bit
+    /// elements take half the memory of `f32` and half the time to read.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if something was appended already or the cache is an int8 cache.
+    pub fn dtype(self, dtype: Dtype) -> Result<Self, Error> {
+        if self.bytes() > 0 {
+            return Err(Error::Needs { argument: "dtype", needs: "an empty cache" });
+        }
+        if self.cache.is_int8() {
+            return Err(Error::Needs { argument: "dtype", needs: "a cache without int8, which is set" });
+        }
+        Ok(Self { cache: self.cache.with_dtype(dtype), ..self })
+    }
+
+    /// Sets int8 elements: about a quarter of the memory of `f32` and of the time to read it. Every value has a scale
+    /// `s`, and so has every key, or every channel of the keys; an element `x` is stored as the integer nearest to
+    /// `x / s`, at most ±127. A query row is quantised in the same way, once for all keys, after it is multiplied by
+    /// the scales of the channels if there are any; int8 products are accumulated exactly. Everything else, the softmax
+    /// included, is computed in `f32`.
+    ///
+    /// **Accuracy.** Apart from `f32` rounding, the error of an element is at most half its scale: for a value or key,
+    /// 1/254 of the largest magnitude in its row. The error of an output is therefore at most half the largest scale of
+    /// the values it sees, and that of a score `c·Σ q·k`, with scales `s` of the query row and `t` of the key, at most
+    /// `|c|·(s/2·Σ|k| + t/2·Σ|q| + s·t·head_dim/4)`. That is the worst case: the signs of such errors vary, so the
+    /// common error has a factor near √head_dim in place of head_dim. With scales `tᵢ` of channels the query row is
+    /// `qᵢ·tᵢ`, and the bound is `|c|·(s/2·Σ|kᵢ|/tᵢ + Σ|qᵢ|·tᵢ/2 + s·head_dim/4)`, provided that no key is beyond 127
+    /// scales. The error of a score changes the weight by a factor `exp(±error)`.
+    ///
+    /// The bits are the same on every instruction set with FMA, for any number of threads, for rows computed together
+    /// or one by one, and whatever the cache held before. Non-finite keys and values are refused when they are
+    /// appended; a query row that is non-finite, or becomes so when multiplied by the scales of the channels, has NaN
+    /// scores.
+    ///
+    /// ```
+    /// use sdpa::{KeyScales, KvCache};
+    /// let cache = KvCache::new(1, 8, [128, 128])?.int8(KeyScales::PerToken)?;
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if something was appended already or another element type was set, [`Error::Mismatch`] for keys
+    /// longer than 131,072 or if there are not `kv_heads × head_dim` scales, [`Error::Number`] for a scale that is not
+    /// positive and finite.
+    pub fn int8(self, keys: KeyScales) -> Result<Self, Error> {
+        let mut cache = self.with_int8(keys)?;
+        cache.cache.reserve_scratch();
+        Ok(cache)
+    }
+
+    /// Sets int8 elements, as [`Self::int8`] does, without memory for appending.
+    pub(super) fn with_int8(self, keys: KeyScales) -> Result<Self, Error> {
+        if self.bytes() > 0 {
+            return Err(Error::Needs { argument: "int8", needs: "an empty cache" });
+        }
+        if self.cache.dtype().is_some_and(|dtype| dtype != Dtype::F32) {
+            return Err(Error::Needs { argument: "int8", needs: "a cache without dtype, which is set" });
+        }
+        let [_, kv_heads, _, head_dim] = self.cache.shapes()[0];
+        if head_dim > MAX_INT8_HEAD_DIM {
+            let (what, of) = ("head_dim", "the largest possible of bytes");
+            return Err(Error::Mismatch { argument: "int8", what, got: head_dim, expected: MAX_INT8_HEAD_DIM, of });
+        }
+        let channels = match keys {
+            KeyScales::PerToken => None,
+            KeyScales::PerChannel(scales) => {
+                let all = kv_heads.saturating_mul(head_dim);
+                same("key scales", "length", scales.len(), all, "the cache (kv_heads × head_dim)")?;
+                if let Some(&got) = scales.iter().find(|scale| !(**scale > 0.0 && scale.is_finite())) {
+                    return Err(Error::Number { argument: "key scales", got, expected: "positive and finite" });
+                }
+                Some(scales.into_boxed_slice())
+            }
+        };
+        Ok(Self { cache: self.cache.with_int8(channels), ..self })
+    }
+
+    /// Creates an empty cache for a sliding window: keys that no later row can see are evicted, a block of 256 at a
+    /// time. Rows may see the last `last` keys, their own included, and the first `first`. Other arguments as for
+    /// [`Self::new`].
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn sliding(
+        sequences: usize,
+        kv_heads: usize,
+        dims: [usize; 2],
+        last: NonZeroUsize,
+        first: usize,
+    ) -> Result<Self, Error> {
+        Self::with([sequences, kv_heads], dims, Some(Keep { last: last.get(), first, rollback: 0 }))
+    }
+
+    /// Keeps `tokens` more of the last keys than rows may see, so that [`Self::truncate`] can always take back that
+    /// many tokens, counted from before the last append. For sliding caches.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if something was appended already or the cache is not a sliding one.
+    pub fn rollback(self, tokens: usize) -> Result<Self, Error> {
+        if self.bytes() > 0 {
+            return Err(Error::Needs { argument: "rollback", needs: "an empty cache" });
+        }
+        let cache = self.cache.with_rollback(tokens);
+        Ok(Self { cache: cache.ok_or(Error::Needs { argument: "rollback", needs: "a sliding cache" })?, ..self })
+    }
+
+    fn with(heads: [usize; 2], dims: [usize; 2], keep: Option<Keep>) -> Result<Self, Error> {
+        for (what, got) in ["head_dim", "value_dim"].into_iter().zip(dims) {
+            if got == 0 {
+                return Err(Error::Empty { argument: "cache", what });
+            }
+            if got > MAX_DIM {
+                return Err(Error::Mismatch {
+                    argument: "cache",
+                    what,
+                    got,
+                    expected: MAX_DIM,
+                    of: "the largest possible",
+                });
+            }
+        }
+        let [sequences, kv_heads] = heads;
+        let [head_dim, value_dim] = dims;
+        // Size of a block of 256 keys and values in floats, rows padded to whole vectors.
+        let row = head_dim.next_multiple_of(16) + value_dim.next_multiple_of(16);
+        if kv_heads.checked_mul(row * 256 * 4).is_none_or(|bytes| bytes > isize::MAX as usize) {
+            return Err(Error::TooLarge { what: "cache", sizes: [sequences, kv_heads, head_dim, value_dim] });
+        }
+        let cache = Cache::new(Dtype::F32, heads, dims, keep);
+        let bytes = sequences.saturating_mul(Cache::SEQUENCE_BYTES);
+        Ok(Self {
+            cache: cache.ok_or(Error::Memory { what: "cache", bytes })?,
+            isa: Isa::detect(),
+            removed: BTreeSet::new(),
+            sorted: Vec::new(),
+        })
+    }
+}

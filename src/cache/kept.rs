@@ -1,0 +1,30 @@
+//! Keys that a sliding cache still has.
+
+use crate::error::Error;
+use sdpa_kernels::{Cache, Call};
+
+/// Refuses calls whose rows would see keys that a sliding cache has evicted.
+pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, wants_all_keys: bool) -> Result<(), Error> {
+    for index in 0..call.sequences() {
+        let sequence = call.sequence(index);
+        let evicted = cache.evicted(sequence.source);
+        if evicted.is_empty() || sequence.q_len == 0 || call.q.shape()[1] == 0 {
+            continue;
+        }
+        if wants_all_keys {
+            return Err(Error::Needs { argument: "scores or key weight sums", needs: "a cache that keeps all keys" });
+        }
+        // Check every row: rows in the middle may be the only ones whose windows reach evicted keys.
+        for row in 0..sequence.q_len {
+            let keys = call.visible.keys(sequence.offset.saturating_add_unsigned(row), sequence.kv_len);
+            let seen = [(0, keys.prefix), (keys.start, keys.end)]
+                .into_iter()
+                .map(|(from, to)| (from.max(evicted.start), to.min(evicted.end)))
+                .find(|(from, to)| from < to);
+            if let Some((key, _)) = seen {
+                return Err(Error::Evicted { sequence: index, row, key, end: evicted.end });
+            }
+        }
+    }
+    Ok(())
+}

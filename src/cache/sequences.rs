@@ -1,0 +1,157 @@
+//! Sequences of a cache: rolled back, forked, removed, added.
+
+use crate::cache::KvCache;
+use crate::error::{Bound, Error};
+
+impl KvCache {
+    /// Returns an error unless there is such a sequence.
+    pub(crate) fn there(&self, argument: &'static str, sequence: usize) -> Result<(), Error> {
+        let (got, sequences) = (sequence, self.lens().len());
+        if got >= sequences {
+            return Err(Error::Sequence { argument, got, sequences });
+        }
+        if self.removed.contains(&sequence) { Err(Error::Removed { argument, sequence }) } else { Ok(()) }
+    }
+
+    /// Removes the keys of a sequence from position `len` on: a rollback. Memory is kept for later tokens.
+    ///
+    /// # Errors
+    /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Entry`] if it is shorter than `len`, or if a sliding
+    /// cache has evicted keys that the next row would see: see [`Self::rollback`].
+    pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
+        self.there("sequence", sequence)?;
+        self.check_length(sequence, len)?;
+        self.cache.truncate(sequence, len);
+        Ok(())
+    }
+
+    /// Refuses a length to which a sequence cannot be cut.
+    fn check_length(&self, sequence: usize, len: usize) -> Result<(), Error> {
+        let (had, shortest) = (self.lens()[sequence], self.cache.shortest(sequence));
+        let (bound, limit) = if len > had {
+            (Bound::AtMost, had)
+        } else if len > self.cache.evicted(sequence).start && len < shortest {
+            (Bound::AtLeast, shortest)
+        } else {
+            return Ok(());
+        };
+        Err(Error::Entry { argument: "length", index: sequence, got: len, bound, limit })
+    }
+
+    /// Keeps the first `from` tokens of a sequence, and of those behind only the accepted ones, moved up: for a tree of
+    /// draft tokens that was appended behind `from` committed ones, of which a path was taken. `accepted` are indices
+    /// into what lies behind `from`, increasing: token `from + accepted[i]` becomes token `from + i`, with the bits it
+    /// is stored in. The cache is then as if these tokens alone had been appended, which a sliding cache has room for
+    /// whatever was accepted if `from` is its length before the draft.
+    ///
+    /// Keys are moved as they are. If the caller rotated them by their position (rotary embeddings), they must have been
+    /// rotated by the position that they have once accepted, which in a tree is `from` plus their depth, not plus their
+    /// index.
+    ///
+    /// Takes time in proportion to the tokens that move, and memory only where they move to blocks that are shared.
+    ///
+    /// ```
+    /// use sdpa::{KvCache, View};
+    /// let mut cache = KvCache::new(1, 1, [2, 2])?;
+    /// let (prompt, draft) = ([0.5; 7 * 2], [0.25; 5 * 2]);
+    /// let (prompt, draft) = (View::bhld(&prompt, [1, 1, 7, 2])?, View::bhld(&draft, [1, 1, 5, 2])?);
+    /// cache.append(prompt, prompt)?;
+    /// cache.append(draft, draft)?; // a tree of five tokens
+    /// cache.keep(0, 7, &[0, 2, 4])?; // of which one path was accepted
+    /// assert_eq!(cache.lens(), [10]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Entry`] if it is
+    /// shorter than `from`, if `accepted` does not increase or names a token beyond the end, or where a sliding cache
+    /// has evicted a token to be moved, its new place, or keys that the next row would see; [`Error::Mismatch`] for more
+    /// tokens than there are behind `from`; [`Error::Memory`]. The cache is then unchanged.
+    pub fn keep(&mut self, sequence: usize, from: usize, accepted: &[usize]) -> Result<(), Error> {
+        self.there("sequence", sequence)?;
+        let len = self.lens()[sequence];
+        let Some(behind) = len.checked_sub(from) else {
+            let bound = Bound::AtMost;
+            return Err(Error::Entry { argument: "from", index: sequence, got: from, bound, limit: len });
+        };
+        if accepted.len() > behind {
+            let (argument, got, of) = ("accepted", accepted.len(), "the sequence behind `from`");
+            return Err(Error::Mismatch { argument, what: "length", got, expected: behind, of });
+        }
+        let mut least = 0;
+        for (index, &got) in accepted.iter().enumerate() {
+            let (bound, limit) = if got < least { (Bound::AtLeast, least) } else { (Bound::AtMost, behind - 1) };
+            if got < least || got > limit {
+                return Err(Error::Entry { argument: "accepted", index, got, bound, limit });
+            }
+            least = got + 1;
+        }
+        self.check_moves(sequence, from, accepted)?;
+        self.check_length(sequence, from + accepted.len())?;
+        if self.cache.keep(sequence, from, accepted) { Ok(()) } else { Err(self.no_memory(accepted.len())) }
+    }
+
+    /// Refuses moves of evicted tokens, or to where there are such.
+    fn check_moves(&self, sequence: usize, from: usize, accepted: &[usize]) -> Result<(), Error> {
+        let (evicted, bound) = (self.cache.evicted(sequence), Bound::AtLeast);
+        let in_place = accepted.iter().enumerate().take_while(|&(i, &token)| i == token).count();
+        let mut moved = accepted.iter().enumerate().skip(in_place);
+        if let Some((index, &got)) = moved.clone().find(|&(_, token)| evicted.contains(&(from + token))) {
+            return Err(Error::Entry { argument: "accepted", index, got, bound, limit: evicted.end - from });
+        }
+        if moved.any(|(i, _)| evicted.contains(&(from + i))) {
+            return Err(Error::Entry { argument: "from", index: sequence, got: from, bound, limit: evicted.end });
+        }
+        Ok(())
+    }
+
+    /// Removes all keys of a sequence. Memory is kept for later tokens.
+    ///
+    /// # Errors
+    /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed.
+    pub fn clear(&mut self, sequence: usize) -> Result<(), Error> {
+        self.there("sequence", sequence)?;
+        self.cache.truncate(sequence, 0);
+        Ok(())
+    }
+
+    /// Makes sequence `to` a copy of `from`. The two share memory, block by block, until one of them writes to it.
+    ///
+    /// # Errors
+    /// [`Error::Sequence`] if either sequence does not exist, [`Error::Removed`] if it was removed.
+    pub fn fork(&mut self, from: usize, to: usize) -> Result<(), Error> {
+        self.there("from", from)?;
+        self.there("to", to)?;
+        self.cache.fork(from, to);
+        Ok(())
+    }
+
+    /// Removes a sequence. Its memory is kept for later tokens of any sequence, and its index is the next that
+    /// [`Self::add_sequence`] gives out, if it is the lowest of those removed.
+    ///
+    /// Other sequences keep their indices. In a call over the whole cache, a removed sequence counts as one of length 0:
+    /// its query rows see nothing, and give 0. Whatever names it is refused until it is added again, and so is
+    /// [`Self::append`], which has tokens for every sequence.
+    ///
+    /// ```
+    /// use sdpa::KvCache;
+    /// let mut cache = KvCache::new(3, 1, [8, 8])?;
+    /// cache.remove_sequence(1)?;
+    /// assert!(cache.clear(1).is_err());
+    /// assert_eq!([cache.add_sequence(), cache.add_sequence()], [1, 3]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed before.
+    pub fn remove_sequence(&mut self, sequence: usize) -> Result<(), Error> {
+        self.clear(sequence)?;
+        self.removed.insert(sequence);
+        Ok(())
+    }
+
+    /// Adds an empty sequence and returns its index: the lowest of a removed one, else one more than the last.
+    pub fn add_sequence(&mut self) -> usize {
+        self.removed.pop_first().unwrap_or_else(|| self.cache.add_sequence())
+    }
+}
