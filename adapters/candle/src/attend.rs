@@ -1,0 +1,157 @@
+//! Calls of `sdpa` as candle's operations.
+
+use crate::settings::{Mask, Sdpa};
+use crate::views;
+use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor};
+use half::{bf16, f16};
+use sdpa::{Inputs, Outputs, TensorMut, ViewMut};
+
+/// Order of the output's elements in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Batch, heads, rows, dim.
+    HeadsFirst,
+    /// Batch, rows, heads, dim.
+    RowsFirst,
+}
+
+impl Order {
+    /// Returns the order in which the queries lie in memory.
+    pub(crate) fn of(q: &Tensor) -> Self {
+        match (q.dims(), q.stride()) {
+            (&[_, heads, rows, _], &[_, head, row, _]) if heads > 1 && rows > 1 && 0 < head && head < row => {
+                Self::RowsFirst
+            }
+            _ => Self::HeadsFirst,
+        }
+    }
+
+    /// Returns an output of an operation as `[batch, heads, rows, dim]`.
+    pub(crate) fn restore(self, out: Tensor) -> Result<Tensor> {
+        match self {
+            Self::HeadsFirst => Ok(out),
+            Self::RowsFirst => out.transpose(1, 2),
+        }
+    }
+}
+
+/// Attention over keys and values in tensors.
+pub(crate) struct Op {
+    pub(crate) sdpa: Sdpa,
+    pub(crate) order: Order,
+}
+
+impl CustomOp3 for Op {
+    fn name(&self) -> &'static str {
+        "sdpa"
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        k: &CpuStorage,
+        k_layout: &Layout,
+        v: &CpuStorage,
+        v_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let queries = views::tensor("q", q, q_layout)?;
+        let inputs = Inputs::new(queries, views::tensor("k", k, k_layout)?, views::tensor("v", v, v_layout)?);
+        self.sdpa.run(inputs, q, self.order)
+    }
+}
+
+/// Attention over keys and values in a cache.
+pub(crate) struct CachedOp<'a> {
+    pub(crate) sdpa: &'a Sdpa,
+    pub(crate) cache: &'a sdpa::KvCache,
+    pub(crate) order: Order,
+}
+
+impl CustomOp1 for CachedOp<'_> {
+    fn name(&self) -> &'static str {
+        "sdpa over a cache"
+    }
+
+    fn cpu_fwd(&self, q: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let inputs = Inputs::cached(views::tensor("q", q, layout)?, self.cache);
+        self.sdpa.run(inputs, q, self.order)
+    }
+}
+
+impl Sdpa {
+    /// Runs the call with all options. Returns its output in the type of `q` and the given order, and the shape in that
+    /// order.
+    fn run(&self, inputs: Inputs<'_>, q: &CpuStorage, order: Order) -> Result<(CpuStorage, Shape)> {
+        let alibi = self.alibi.as_ref().map(|slopes| views::numbers("alibi", slopes)).transpose()?;
+        let sinks = self.sinks.as_ref().map(|logits| views::numbers("sinks", logits)).transpose()?;
+        let kv_lens = self.kv_lens.as_ref().map(|lens| views::lengths("kv_lens", lens)).transpose()?;
+        let bias = self.bias.as_ref().map(Tensor::storage_and_layout);
+        let mask = self.mask.as_ref().map(|mask| (mask, mask.tensor().storage_and_layout()));
+        // Borrows that end with this function join the caller's.
+        let mut inputs = inputs;
+        if let Some(slopes) = &alibi {
+            inputs = inputs.alibi(slopes);
+        }
+        if let Some(logits) = &sinks {
+            inputs = inputs.sinks(logits);
+        }
+        if let Some(lens) = &kv_lens {
+            inputs = inputs.kv_lens(lens);
+        }
+        if let Some((storage, layout)) = &bias {
+            inputs = inputs.bias(views::floats("bias", views::on_cpu("bias", storage)?, layout)?);
+        }
+        if let Some((mask, (storage, layout))) = &mask {
+            inputs = inputs.mask(mask.over(views::mask(views::on_cpu("mask", storage)?, layout)?));
+        }
+        match q {
+            CpuStorage::BF16(_) => self.filled(inputs, order, bf16::ZERO, CpuStorage::BF16),
+            CpuStorage::F16(_) => self.filled(inputs, order, f16::ZERO, CpuStorage::F16),
+            _ => self.filled(inputs, order, 0f32, CpuStorage::F32),
+        }
+    }
+
+    /// Runs the call into new memory, zeros at first.
+    fn filled<T: Clone>(
+        &self,
+        inputs: Inputs<'_>,
+        order: Order,
+        zero: T,
+        storage: fn(Vec<T>) -> CpuStorage,
+    ) -> Result<(CpuStorage, Shape)>
+    where
+        for<'a> ViewMut<'a, T>: Into<TensorMut<'a>>,
+    {
+        let sdpa::Shape { batch, heads, q_len, value_dim, .. } = inputs.shape().map_err(views::refused)?;
+        let mut out = vec![zero; batch * heads * q_len * value_dim];
+        let (view, shape) = match order {
+            Order::HeadsFirst => {
+                let shape = [batch, heads, q_len, value_dim];
+                (ViewMut::bhld(&mut out, shape), shape)
+            }
+            Order::RowsFirst => {
+                let shape = [batch, q_len, heads, value_dim];
+                (ViewMut::blhd(&mut out, shape), shape)
+            }
+        };
+        let outputs = Outputs::new(view.map_err(views::refused)?);
+        sdpa::attention(&self.attention, inputs, outputs).map_err(views::refused)?;
+        Ok((storage(out), shape.to_vec().into()))
+    }
+}
+
+impl Mask {
+    fn tensor(&self) -> &Tensor {
+        match self {
+            Self::Keep(tensor) | Self::Drop(tensor) => tensor,
+        }
+    }
+
+    fn over<'a>(&self, view: sdpa::View<'a, u8>) -> sdpa::Mask<'a> {
+        match self {
+            Self::Keep(_) => sdpa::Mask::keep(view),
+            Self::Drop(_) => sdpa::Mask::drop(view),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Keys and values kept from call to call.
+
+use crate::attend::{CachedOp, Order};
+use crate::settings::Sdpa;
+use crate::views::{self, on_cpu, refused};
+use candle_core::{DType, Result, Tensor, bail};
+use core::ops::{Deref, DerefMut};
+use sdpa::{Dtype, KeyScales};
+
+/// Keys and values of one layer for a batch of sequences, kept packed from call to call: [`sdpa::KvCache`] filled from
+/// candle's tensors. Its other methods (`truncate`, `fork`, `lens`, …) are those of [`sdpa::KvCache`].
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use sdpa_candle::{Alignment, Attention, KvCache, Sdpa};
+/// # fn main() -> candle_core::Result<()> {
+/// let sdpa = Sdpa::new(Attention::new().causal().align(Alignment::BottomRight));
+/// let mut cache = KvCache::new(1, 2, [64, 64])?.dtype(DType::BF16)?; // one sequence, two key/value heads
+/// for rows in [10, 1, 1] {
+///     let q = Tensor::randn(0f32, 1.0, (1, 8, rows, 64), &Device::Cpu)?;
+///     let kv = Tensor::randn(0f32, 1.0, (1, 2, rows, 64), &Device::Cpu)?;
+///     cache.append(&kv, &kv)?;
+///     assert_eq!(cache.attend(&q, &sdpa)?.dims(), [1, 8, rows, 64]);
+/// }
+/// assert_eq!(cache.lens(), [12]);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct KvCache(sdpa::KvCache);
+
+impl KvCache {
+    /// Creates an empty `f32` cache for `sequences` sequences and `kv_heads` key/value heads; `dims` is
+    /// `[head_dim, value_dim]`. A sliding cache is made with [`sdpa::KvCache::sliding`] and `From`.
+    ///
+    /// # Errors
+    /// As [`sdpa::KvCache::new`].
+    pub fn new(sequences: usize, kv_heads: usize, dims: [usize; 2]) -> Result<Self> {
+        sdpa::KvCache::new(sequences, kv_heads, dims).map(Self).map_err(refused)
+    }
+
+    /// Sets the element type of the empty cache: `f32`, `bf16` or `f16`.
+    ///
+    /// # Errors
+    /// Any other type, or as [`sdpa::KvCache::dtype`].
+    pub fn dtype(self, dtype: DType) -> Result<Self> {
+        let dtype = match dtype {
+            DType::F32 => Dtype::F32,
+            DType::BF16 => Dtype::Bf16,
+            DType::F16 => Dtype::F16,
+            other => bail!("sdpa: dtype: type is {}, but must be f32, bf16 or f16", other.as_str()),
+        };
+        self.0.dtype(dtype).map(Self).map_err(refused)
+    }
+
+    /// Sets int8 elements with scales: see [`sdpa::KvCache::int8`], which bounds their error.
+    ///
+    /// # Errors
+    /// As [`sdpa::KvCache::int8`].
+    pub fn int8(self, keys: KeyScales) -> Result<Self> {
+        self.0.int8(keys).map(Self).map_err(refused)
+    }
+
+    /// Appends keys `[sequences, kv_heads, rows, head_dim]` and values `[sequences, kv_heads, rows, value_dim]` to all
+    /// sequences, from tensors of any strides and of types `f32`, `bf16` and `f16` in any mix.
+    ///
+    /// # Errors
+    /// As [`sdpa::KvCache::append`]; the cache is then unchanged.
+    pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<()> {
+        with_views(k, v, |k, v| self.0.append(k, v))
+    }
+
+    /// Appends keys and values of batch 1 to one sequence; otherwise as [`Self::append`].
+    ///
+    /// # Errors
+    /// As [`sdpa::KvCache::append_to`]; the cache is then unchanged.
+    pub fn append_to(&mut self, sequence: usize, k: &Tensor, v: &Tensor) -> Result<()> {
+        with_views(k, v, |k, v| self.0.append_to(sequence, k, v))
+    }
+
+    /// Computes attention of queries `[sequences, heads, q_len, head_dim]` over the cache. The output is as for
+    /// [`Sdpa::forward`], but is not tracked for gradients.
+    ///
+    /// # Errors
+    /// As [`Sdpa::forward`].
+    pub fn attend(&self, q: &Tensor, sdpa: &Sdpa) -> Result<Tensor> {
+        let order = Order::of(q);
+        order.restore(q.apply_op1_no_bwd(&CachedOp { sdpa, cache: &self.0, order })?)
+    }
+}
+
+/// Calls `append` with keys and values as they lie in memory.
+fn with_views(
+    k: &Tensor,
+    v: &Tensor,
+    append: impl FnOnce(sdpa::Tensor<'_>, sdpa::Tensor<'_>) -> std::result::Result<(), sdpa::Error>,
+) -> Result<()> {
+    let ((k, k_layout), (v, v_layout)) = (k.storage_and_layout(), v.storage_and_layout());
+    let k = views::tensor("k", on_cpu("k", &k)?, k_layout)?;
+    let v = views::tensor("v", on_cpu("v", &v)?, v_layout)?;
+    append(k, v).map_err(refused)
+}
+
+impl From<sdpa::KvCache> for KvCache {
+    fn from(cache: sdpa::KvCache) -> Self {
+        Self(cache)
+    }
+}
+
+impl Deref for KvCache {
+    type Target = sdpa::KvCache;
+
+    fn deref(&self) -> &sdpa::KvCache {
+        &self.0
+    }
+}
+
+impl DerefMut for KvCache {
+    fn deref_mut(&mut self) -> &mut sdpa::KvCache {
+        &mut self.0
+    }
+}

@@ -1,0 +1,12 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod attend;
+mod cache;
+mod settings;
+mod views;
+
+pub use cache::KvCache;
+pub use sdpa;
+pub use sdpa::{Alignment, Attention, KeyScales, Precision, Window, alibi_slopes};
+pub use settings::Sdpa;

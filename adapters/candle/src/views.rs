@@ -1,0 +1,88 @@
+//! Tensors of candle as views of `sdpa`: the same memory, shape and strides.
+
+use candle_core::{CpuStorage, DType, Error, Layout, Result, Storage, Tensor, bail};
+use sdpa::View;
+
+/// Returns candle's error with the message of one of `sdpa`'s.
+pub(crate) fn refused(e: impl Into<sdpa::Error>) -> Error {
+    Error::msg(format_args!("sdpa: {}", e.into()))
+}
+
+/// Returns the memory of a tensor, if it is the CPU's.
+pub(crate) fn on_cpu<'a>(argument: &str, storage: &'a Storage) -> Result<&'a CpuStorage> {
+    match storage {
+        Storage::Cpu(storage) => Ok(storage),
+        Storage::Cuda(_) | Storage::Metal(_) => bail!("sdpa: {argument}: the tensor is not on the CPU"),
+    }
+}
+
+/// Returns queries, keys or values as they lie in memory.
+pub(crate) fn tensor<'a>(argument: &str, storage: &'a CpuStorage, layout: &Layout) -> Result<sdpa::Tensor<'a>> {
+    if layout.dims().len() != 4 {
+        bail!("sdpa: {argument}: shape is {:?}, but must be [batch, heads, rows, dim]", layout.dims());
+    }
+    floats(argument, storage, layout)
+}
+
+/// Returns elements of any float type that `sdpa` reads, in at most four dimensions, as they lie in memory.
+pub(crate) fn floats<'a>(argument: &str, storage: &'a CpuStorage, layout: &Layout) -> Result<sdpa::Tensor<'a>> {
+    Ok(match storage {
+        CpuStorage::F32(data) => view(argument, data, layout)?.into(),
+        CpuStorage::BF16(data) => view(argument, data, layout)?.into(),
+        CpuStorage::F16(data) => view(argument, data, layout)?.into(),
+        other => return Err(wrong_type(argument, other, "f32, bf16 or f16")),
+    })
+}
+
+/// Returns a mask as it lies in memory.
+pub(crate) fn mask<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<View<'a, u8>> {
+    match storage {
+        CpuStorage::U8(data) => view("mask", data, layout),
+        other => Err(wrong_type("mask", other, "u8")),
+    }
+}
+
+fn wrong_type(argument: &str, storage: &CpuStorage, expected: &str) -> Error {
+    use candle_core::backend::BackendStorage;
+    Error::msg(format_args!("sdpa: {argument}: type is {}, but must be {expected}", storage.dtype().as_str()))
+}
+
+/// Returns a view of at most four dimensions; those missing in front are 1.
+fn view<'a, T>(argument: &str, data: &'a [T], layout: &Layout) -> Result<View<'a, T>> {
+    let (dims, strides) = (layout.dims(), layout.stride());
+    let Some(missing) = 4usize.checked_sub(dims.len()) else {
+        bail!("sdpa: {argument}: shape is {dims:?}, but must have at most four dimensions")
+    };
+    let (mut shape4, mut strides4) = ([1; 4], [0; 4]);
+    shape4[missing..].copy_from_slice(dims);
+    for (to, &stride) in strides4[missing..].iter_mut().zip(strides) {
+        // Elements of memory are fewer than isize::MAX; only a dimension that is never stepped along has more.
+        *to = isize::try_from(stride).unwrap_or_default();
+    }
+    View::from_strides(data, layout.start_offset(), shape4, strides4).map_err(refused)
+}
+
+/// Returns the numbers of a list, in `f32`.
+pub(crate) fn numbers(argument: &str, list: &Tensor) -> Result<Vec<f32>> {
+    check_list(argument, list, list.dtype().is_float(), "of floats")?;
+    list.to_dtype(DType::F32)?.to_vec1()
+}
+
+/// Returns the numbers of a list of lengths.
+pub(crate) fn lengths(argument: &str, list: &Tensor) -> Result<Vec<usize>> {
+    check_list(argument, list, list.dtype().is_int(), "of integers")?;
+    let list = list.to_dtype(DType::I64)?.to_vec1::<i64>()?.into_iter().enumerate();
+    list.map(|(index, got)| {
+        usize::try_from(got)
+            .map_err(|_| Error::msg(format_args!("sdpa: {argument}: entry {index} is {got}, but must be at least 0")))
+    })
+    .collect()
+}
+
+fn check_list(argument: &str, list: &Tensor, fits: bool, expected: &str) -> Result<()> {
+    if !fits || list.rank() != 1 {
+        let (dims, dtype) = (list.dims(), list.dtype().as_str());
+        bail!("sdpa: {argument}: shape is {dims:?} of {dtype}, but must be one dimension {expected}");
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! What does not fit is an error of candle's that says what is wrong.
+
+use crate::oracle::random;
+use candle_core::{DType, Device, Result, Tensor, Var};
+use sdpa_candle::{Attention, KeyScales, KvCache, Sdpa};
+
+fn refused<T>(result: Result<T>, message: &str) {
+    let error = result.err().expect("an error").to_string();
+    assert!(error.starts_with(message), "{error}");
+}
+
+/// Queries `[1, 4, 3, 8]`, keys and values `[1, 2, 5, 8]`.
+fn qkv() -> [Tensor; 3] {
+    [random((1, 4, 3, 8), 1), random((1, 2, 5, 8), 2), random((1, 2, 5, 8), 3)]
+}
+
+#[test]
+fn shapes() {
+    let [q, k, v] = qkv();
+    let call = |q: &Tensor, k: &Tensor, v: &Tensor| Sdpa::default().forward(q, k, v);
+    refused(call(&q, &random((1, 2, 5, 9), 1), &v), "sdpa: k: head_dim is 9, but q has 8");
+    refused(call(&q, &k, &random((1, 2, 6, 8), 1)), "sdpa: v: rows is 6, but k has 5");
+    refused(call(&random((1, 3, 3, 8), 1), &k, &v), "sdpa: q: 3 heads are no multiple of the 2 heads of k");
+    refused(call(&random((4, 3, 8), 1), &k, &v), "sdpa: q: shape is [4, 3, 8], but must be [batch, heads, rows, dim]");
+    refused(call(&q, &random((1, 1, 2, 5, 8), 1), &v), "sdpa: k: shape is [1, 1, 2, 5, 8]");
+}
+
+#[test]
+fn types() {
+    let [q, k, v] = qkv();
+    let wide = k.to_dtype(DType::F64).unwrap();
+    refused(Sdpa::default().forward(&q, &wide, &v), "sdpa: k: type is f64, but must be f32, bf16 or f16");
+    refused(Sdpa::default().keep_mask(&k).forward(&q, &k, &v), "sdpa: mask: type is f32, but must be u8");
+    let bias = random((3, 5), 1).to_dtype(DType::F64).unwrap();
+    refused(Sdpa::default().bias(&bias).forward(&q, &k, &v), "sdpa: bias: type is f64, but must be f32, bf16 or f16");
+}
+
+#[test]
+fn options() {
+    let [q, k, v] = qkv();
+    let call = |sdpa: Sdpa| sdpa.forward(&q, &k, &v);
+    refused(call(Attention::new().causal().into()), "sdpa: causal: 3 rows and 5 keys differ, and no alignment");
+    refused(call(Attention::new().softcap(0.0).into()), "sdpa: softcap: 0");
+    refused(call(Sdpa::default().sinks(&random(3, 1))), "sdpa: sinks: length is 3, but q (heads) has 4");
+    refused(call(Sdpa::default().sinks(&random((1, 4), 1))), "sdpa: sinks: shape is [1, 4] of f32, but must be one");
+    refused(call(Sdpa::default().alibi(&random(3, 1))), "sdpa: alibi slopes: length is 3, but q (heads) has 4");
+    refused(call(Sdpa::default().bias(&random((4, 5), 1))), "sdpa: bias: rows is 4, but the call has 3");
+    let mask = Tensor::zeros((3, 4), DType::U8, &Device::Cpu).unwrap();
+    refused(call(Sdpa::default().keep_mask(&mask)), "sdpa: mask: columns is 4, but k has 5");
+    let five = Tensor::zeros((1, 1, 1, 3, 5), DType::U8, &Device::Cpu).unwrap();
+    refused(call(Sdpa::default().keep_mask(&five)), "sdpa: mask: shape is [1, 1, 1, 3, 5], but must have at most four");
+}
+
+#[test]
+fn lengths() {
+    let [q, k, v] = qkv();
+    let call = |lens: &[i64]| Sdpa::default().kv_lens(&Tensor::new(lens, &Device::Cpu).unwrap()).forward(&q, &k, &v);
+    refused(call(&[6]), "sdpa: kv_lens: entry 0 is 6, but must be at most 5");
+    refused(call(&[-1]), "sdpa: kv_lens: entry 0 is -1, but must be at least 0");
+    refused(call(&[5, 5]), "sdpa: kv_lens: length is 2, but the batch has 1");
+    let floats = Sdpa::default().kv_lens(&random(1, 1)).forward(&q, &k, &v);
+    refused(floats, "sdpa: kv_lens: shape is [1] of f32, but must be one dimension of integers");
+}
+
+#[test]
+fn caches() {
+    let [q, k, v] = qkv();
+    let new = || KvCache::new(1, 2, [8, 8]).unwrap();
+    let mut cache = new();
+    refused(KvCache::new(1, 2, [0, 8]), "sdpa: ");
+    refused(new().dtype(DType::U8), "sdpa: dtype: type is u8, but must be f32, bf16 or f16");
+    refused(new().int8(KeyScales::PerChannel(vec![1.0])), "sdpa: key scales: length is 1");
+    refused(cache.append(&q, &v), "sdpa: k: heads is 4, but the cache has 2");
+    refused(cache.append_to(1, &k, &v), "sdpa: sequence: there is no sequence 1, the cache has 1");
+    assert_eq!(cache.lens(), [0]);
+    cache.append(&k, &v).unwrap();
+    let lens = Tensor::new(&[5u32], &Device::Cpu).unwrap();
+    refused(cache.attend(&q, &Sdpa::default().kv_lens(&lens)), "sdpa: kv_lens: needs tensors");
+    refused(cache.attend(&random((1, 4, 3, 9), 1), &Sdpa::default()), "sdpa: cache: head_dim is 8, but q has 9");
+}
+
+#[test]
+fn gradients_are_not_there_yet() {
+    let [q, k, v] = qkv();
+    let q = Var::from_tensor(&q).unwrap();
+    let out = Sdpa::default().forward(&q, &k, &v).unwrap();
+    refused(out.sum_all().unwrap().backward(), "backward is not supported for sdpa");
+}
