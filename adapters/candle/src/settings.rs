@@ -12,12 +12,13 @@ use sdpa::Attention;
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use sdpa_candle::{Attention, Sdpa};
+/// use sdpa_candle::{Alignment, Attention, Sdpa};
 /// # fn main() -> candle_core::Result<()> {
 /// let x = Tensor::randn(0f32, 1.0, (2, 10, 8, 64), &Device::Cpu)?.transpose(1, 2)?; // batch, heads, rows, head_dim
 /// let kv = x.narrow(1, 0, 2)?; // two key/value heads for eight query heads
 /// let lens = Tensor::new(&[10u32, 7], &Device::Cpu)?;
-/// let out = Sdpa::new(Attention::new().causal()).kv_lens(&lens).forward(&x, &kv, &kv)?;
+/// let causal = Attention::new().causal().align(Alignment::TopLeft); // row 0 is at key 0, in the shorter sequence too
+/// let out = Sdpa::new(causal).kv_lens(&lens).forward(&x, &kv, &kv)?;
 /// assert_eq!(out.dims(), [2, 8, 10, 64]);
 /// # Ok(()) }
 /// ```

@@ -56,8 +56,8 @@ fn view<'a, T>(argument: &str, data: &'a [T], layout: &Layout) -> Result<View<'a
     let (mut shape4, mut strides4) = ([1; 4], [0; 4]);
     shape4[missing..].copy_from_slice(dims);
     for (to, &stride) in strides4[missing..].iter_mut().zip(strides) {
-        // Elements of memory are fewer than isize::MAX; only a dimension that is never stepped along has more.
-        *to = isize::try_from(stride).unwrap_or_default();
+        // A stride beyond the address space is refused as out of bounds, unless nothing is stepped along it.
+        *to = isize::try_from(stride).unwrap_or(isize::MAX);
     }
     View::from_strides(data, layout.start_offset(), shape4, strides4).map_err(refused)
 }

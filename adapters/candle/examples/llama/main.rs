@@ -16,9 +16,9 @@ type Kind = (&'static str, fn(KvCache) -> Result<KvCache>, f32);
 
 const KINDS: [Kind; 4] = [
     ("f32", Ok, 1e-5),
-    ("bf16", |cache| cache.dtype(DType::BF16), 2e-2),
-    ("f16", |cache| cache.dtype(DType::F16), 2e-3),
-    ("int8", |cache| cache.int8(KeyScales::PerToken), 2e-2),
+    ("bf16", |cache| cache.dtype(DType::BF16), 5e-2),
+    ("f16", |cache| cache.dtype(DType::F16), 1e-2),
+    ("int8", |cache| cache.int8(KeyScales::PerToken), 0.1),
 ];
 
 fn main() -> Result<()> {
