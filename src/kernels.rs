@@ -318,7 +318,7 @@ pub use sdpa_kernels::TensorMut;
 ///     Outputs::new(ViewMut::try_from(&mut out)?),
 /// )?;
 /// assert_eq!(out[[0, 7, 9, 63]], 1.0);
-/// assert_eq!(View::try_from(out.slice(s![.., ..;-1, .., ..;2]))?.strides(), [5120, -640, 64, 2]);
+/// assert_eq!(View::try_from(out.slice(s![.., ..;-1, .., ..;2]))?.strides()[1..], [-640, 64, 2]);
 /// assert!(View::try_from(out.index_axis(ndarray::Axis(0), 0)).is_err()); // three dimensions
 /// # Ok::<(), sdpa::Error>(())
 /// ```
