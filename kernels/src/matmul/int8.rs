@@ -87,7 +87,7 @@ pub(crate) fn scale(xs: &[f32]) -> f32 {
     }
 }
 
-/// Returns true if a number is the [`scale`] of some finite row.
+/// Returns true if a number is the scale of some finite row.
 pub fn is_int8_scale(scale: f32) -> bool {
     scale.to_bits() == 0 || (f32::MIN_POSITIVE..=MAX_SCALE).contains(&scale)
 }
