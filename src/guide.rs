@@ -33,6 +33,9 @@ struct Masks;
 #[doc = include_str!("../docs/guide/caches.md")]
 struct Caches;
 
+#[doc = include_str!("../docs/guide/serving.md")]
+struct Serving;
+
 #[doc = include_str!("../docs/guide/threads.md")]
 struct Threads;
 

@@ -174,8 +174,8 @@ fn the_kernels_have_no_examples_of_their_own() {
 /// What this crate shows of the kernels.
 fn shown() -> Vec<String> {
     let mut names = Vec::new();
-    for file in ["src/kernels.rs", "src/layers.rs", "src/lib.rs"] {
-        let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).expect("a source");
+    for file in ["kernels.rs", "layers.rs", "lib.rs"] {
+        let text = source(file);
         for part in text.split("pub use sdpa_kernels::").skip(1) {
             let part = part.split(';').next().unwrap_or_default();
             let words = part.split(|c: char| !c.is_alphanumeric() && c != '_');
