@@ -33,6 +33,15 @@ fn source(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(path)).expect("a source")
 }
 
+/// The files of this crate that say what is public: its root, what that shows of the kernels, and its public modules.
+fn public_files() -> Vec<String> {
+    let root = source("lib.rs");
+    let modules = root.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';'));
+    let files: Vec<_> = ["lib", "kernels"].into_iter().chain(modules).map(|name| format!("{name}.rs")).collect();
+    assert!(files.len() > 4 && files.contains(&"layers.rs".to_owned()), "{files:?}");
+    files
+}
+
 /// The text of a doc comment just above a line, attributes between them left out.
 fn comment_above(lines: &[&str], at: usize) -> String {
     let above = lines[..at].iter().rev().skip_while(|line| line.starts_with(['#', ' ', ')']));
@@ -76,7 +85,7 @@ fn defines(line: &str, name: &str) -> bool {
 /// Doc comments of what users see: the path of each item, and what is said of it.
 fn documented() -> Vec<(String, String)> {
     let mut found = Vec::new();
-    for (module, name) in ["lib.rs", "layers.rs"].into_iter().flat_map(shown_of_modules) {
+    for (module, name) in public_files().iter().flat_map(|file| shown_of_modules(file)) {
         let inside = |path: &Path| {
             let path = path.with_extension("");
             path.ends_with(Path::new("src").join(&module)) || path.parent().is_some_and(|up| up.ends_with(&module))
@@ -91,8 +100,8 @@ fn documented() -> Vec<(String, String)> {
         found.push((format!("{module}: {name}"), comment.clone()));
     }
     // What these define themselves, and what they show of the kernels.
-    for file in ["kernels.rs", "layers.rs", "lib.rs", "naive.rs", "unfused.rs"] {
-        let text = source(file);
+    for file in public_files() {
+        let text = source(&file);
         let lines: Vec<_> = text.lines().collect();
         for (at, line) in lines.iter().enumerate() {
             let own = KINDS.iter().any(|kind| line.starts_with(&format!("pub {kind} ")));
@@ -174,8 +183,8 @@ fn the_kernels_have_no_examples_of_their_own() {
 /// What this crate shows of the kernels.
 fn shown() -> Vec<String> {
     let mut names = Vec::new();
-    for file in ["kernels.rs", "layers.rs", "lib.rs"] {
-        let text = source(file);
+    for file in public_files() {
+        let text = source(&file);
         for part in text.split("pub use sdpa_kernels::").skip(1) {
             let part = part.split(';').next().unwrap_or_default();
             let words = part.split(|c: char| !c.is_alphanumeric() && c != '_');
