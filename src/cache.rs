@@ -2,6 +2,8 @@
 
 mod append;
 mod build;
+#[cfg(feature = "safetensors")]
+mod file;
 mod kept;
 mod sequences;
 

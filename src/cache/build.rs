@@ -110,8 +110,9 @@ impl KvCache {
         Self::with([sequences, kv_heads], dims, Some(Keep { last: last.get(), first, rollback: 0 }))
     }
 
-    /// Keeps `tokens` more of the last keys than rows may see, so that [`Self::truncate`] can always take back that
-    /// many tokens, counted from before the last append. For sliding caches.
+    /// Keeps `tokens` more of the last keys than rows may see, so that [`Self::truncate`] and [`Self::keep`] can always
+    /// take back that many tokens, counted from before the last append. What the last append brought can be taken back
+    /// without such room. For sliding caches.
     ///
     /// # Errors
     /// [`Error::Needs`] if something was appended already or the cache is not a sliding one.

@@ -16,8 +16,8 @@ impl KvCache {
     /// Removes the keys of a sequence from position `len` on: a rollback. Memory is kept for later tokens.
     ///
     /// # Errors
-    /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Entry`] if it is shorter than `len`, or if a sliding
-    /// cache has evicted keys that the next row would see: see [`Self::rollback`].
+    /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Entry`] if it is
+    /// shorter than `len`, or if a sliding cache has evicted keys that the next row would see: see [`Self::rollback`].
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         self.there("sequence", sequence)?;
         self.check_length(sequence, len)?;

@@ -1,6 +1,7 @@
 //! Attention from a cache: the same bits as from tensors, whatever was appended, rolled back or shared before.
 
 mod errors;
+mod file;
 mod history;
 mod keep;
 mod places;

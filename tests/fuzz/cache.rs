@@ -1,6 +1,7 @@
 //! Histories of caches, held against plain lists of tokens.
 
 mod attend;
+mod changes;
 
 use super::array::Array;
 use super::draw::{DTYPES, Home, numbers};
@@ -8,7 +9,7 @@ use super::place::AnyPlaced;
 use super::rng::Rng;
 use super::sources::append;
 use core::num::NonZeroUsize;
-use sdpa::{Dtype, KeyScales, KvCache, View};
+use sdpa::{Dtype, Error, KeyScales, KvCache, View};
 
 const MOST_KEYS: usize = 1500;
 const MOST_SEQUENCES: usize = 4;
@@ -21,6 +22,8 @@ struct Sequence {
     fresh: usize,
     /// Keys before this one may have been evicted.
     gone: usize,
+    /// Whether its place is free.
+    removed: bool,
 }
 
 /// A cache, and what should be in it.
@@ -74,9 +77,9 @@ impl Pair {
             Home::Cache(dtype) => cache.dtype(dtype),
             _ => cache.int8(KeyScales::PerToken),
         };
-        let empty = dims.map(|dim| Array::from_fn([1, kv_heads, 0, dim], |_| 0.0));
-        let model = vec![Sequence { kv: empty, fresh: 0, gone: 0 }; sequences];
-        Self { cache: cache.expect("it is empty"), model, home, keep, kv_heads, dims }
+        let mut pair = Self { cache: cache.expect("it is empty"), model: Vec::new(), home, keep, kv_heads, dims };
+        pair.model = vec![pair.blank(); sequences];
+        pair
     }
 
     fn dtype(&self) -> Dtype {
@@ -102,19 +105,25 @@ impl Pair {
     fn step(&mut self, rng: &mut Rng, history: &mut String) -> Option<Self> {
         let n = self.model.len();
         let (b, to) = (rng.below(n), rng.below(n));
-        match rng.below(16) {
-            0 if n < MOST_SEQUENCES => {
-                history.push_str(" add_sequence");
-                assert_eq!(self.cache.add_sequence(), n, "{history}");
-                let kv = self.dims.map(|dim| Array::from_fn([1, self.kv_heads, 0, dim], |_| 0.0));
-                self.model.push(Sequence { kv, fresh: 0, gone: 0 });
-            }
+        let is_free = self.model.iter().any(|sequence| sequence.removed);
+        match rng.below(24) {
+            0 | 16 if n < MOST_SEQUENCES || is_free => self.add(history),
             1 => {
                 history.push_str(" (copied)");
                 return Some(self.clone());
             }
             2 => self.refusals(rng, history),
             _ if n == 0 => {}
+            17 => self.export(rng, history),
+            18 | 19 => self.append_ragged(rng, history),
+            _ if self.model[b].removed => self.name_removed(rng, b, history),
+            20 => self.remove(b, history),
+            21..24 => {
+                if rng.one_in(2) {
+                    self.append_to(rng, b, history);
+                }
+                self.keep_some(rng, b, history);
+            }
             3..8 => self.append_to(rng, b, history),
             8 | 9 => self.append_to_all(rng, history),
             10 | 11 => {
@@ -132,6 +141,9 @@ impl Pair {
                 history.push_str(&format!(" clear {b}"));
                 self.cache.clear(b).expect("a sequence");
                 self.cut(b, 0);
+            }
+            _ if self.model[to].removed => {
+                assert!(matches!(self.cache.fork(b, to), Err(Error::Removed { .. })), "{history}: fork {b} {to}");
             }
             _ => {
                 history.push_str(&format!(" fork {b} {to}"));
@@ -184,7 +196,12 @@ impl Pair {
             let all = Array::from_fn(shape, |[b, h, j, c]| tokens[b][of].get([0, h, j, c]));
             AnyPlaced::of(rng, &all, self.dtype())
         });
-        self.cache.append(k.view(), v.view()).expect("they fit");
+        let result = self.cache.append(k.view(), v.view());
+        if self.model.iter().any(|sequence| sequence.removed) {
+            assert!(matches!(result, Err(Error::Removed { .. })), "{history}: {result:?}");
+            return history.push_str(" refused");
+        }
+        result.expect("they fit");
         (0..tokens.len()).for_each(|b| self.extend(b, &tokens[b]));
     }
 

@@ -1,0 +1,88 @@
+//! Description of a cache in a file's metadata.
+
+use crate::cache::{CacheFormat, KvCache};
+use core::num::NonZeroUsize;
+use sdpa_kernels::Dtype;
+use serde::{Deserialize, Serialize};
+
+/// Version of the format that is written, the only one that is read.
+pub(super) const VERSION: u64 = 1;
+
+/// Version of a description; whatever else it has depends on that.
+#[derive(Debug, Deserialize)]
+pub(super) struct Version {
+    pub(super) version: u64,
+}
+
+/// Description of a cache.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Description {
+    version: u64,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) value_dim: usize,
+    pub(super) elements: ElementFormat,
+    /// Keys that a sliding cache keeps.
+    pub(super) window: Option<Window>,
+    /// Sequences; none where one was removed.
+    pub(super) sequences: Vec<Option<Sequence>>,
+}
+
+/// Element format, in words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum ElementFormat {
+    #[serde(rename = "f32")]
+    F32,
+    #[serde(rename = "bf16")]
+    Bf16,
+    #[serde(rename = "f16")]
+    F16,
+    #[serde(rename = "int8 per token")]
+    Int8PerToken,
+    #[serde(rename = "int8 per channel")]
+    Int8PerChannel,
+}
+
+/// Keys that a sliding cache keeps.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Window {
+    pub(super) last: NonZeroUsize,
+    pub(super) first: usize,
+    pub(super) rollback: usize,
+}
+
+/// Keys of a sequence.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Sequence {
+    /// Number of keys, evicted ones included.
+    pub(super) len: usize,
+    /// First evicted key, and the first behind it that is held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) evicted: Option<[usize; 2]>,
+}
+
+impl Description {
+    pub(super) fn of(cache: &KvCache) -> Self {
+        let window =
+            cache.sliding_window().map(|keys| Window { last: keys.last, first: keys.first, rollback: keys.rollback });
+        let sequence = |(sequence, &len): (usize, &usize)| {
+            let evicted = cache.evicted(sequence).ok()?;
+            Some(Sequence { len, evicted: (!evicted.is_empty()).then_some([evicted.start, evicted.end]) })
+        };
+        Self {
+            version: VERSION,
+            kv_heads: cache.kv_heads(),
+            head_dim: cache.head_dim(),
+            value_dim: cache.value_dim(),
+            elements: match cache.format() {
+                CacheFormat::Elements(Dtype::F32) => ElementFormat::F32,
+                CacheFormat::Elements(Dtype::Bf16) => ElementFormat::Bf16,
+                CacheFormat::Elements(Dtype::F16) => ElementFormat::F16,
+                CacheFormat::Int8PerToken => ElementFormat::Int8PerToken,
+                CacheFormat::Int8PerChannel(_) => ElementFormat::Int8PerChannel,
+            },
+            window,
+            sequences: cache.lens().iter().enumerate().map(sequence).collect(),
+        }
+    }
+}
