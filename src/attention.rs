@@ -1,6 +1,7 @@
 //! Settings of an attention call, without its tensors.
 
 use crate::cache;
+use crate::cause;
 use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::outputs::Outputs;
@@ -84,8 +85,16 @@ impl Attention {
     /// # Errors
     /// Any [`Error`]; see its variants. Outputs are then untouched.
     pub fn problem<'a>(&self, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
+        match self.checked(&inputs, &outputs) {
+            Ok((call, shape)) => Ok(Problem { call, outputs: outputs.into_kernel(), shape }),
+            Err(error) => Err(cause::of_call(error, &inputs, &outputs)),
+        }
+    }
+
+    /// Returns the call and its sizes, if everything fits together; errors as for [`Self::problem`].
+    fn checked<'a>(&self, inputs: &Inputs<'a>, outputs: &Outputs<'_>) -> Result<(Call<'a>, Shape), Error> {
         let (shape, kv) = inputs.checked()?;
-        outputs.check(&inputs, &shape, &kv)?;
+        outputs.check(inputs, &shape, &kv)?;
         let scale = self.scale_for(shape.head_dim);
         if !scale.is_finite() {
             return Err(Error::Number { argument: "scale", got: scale, expected: "finite" });
@@ -94,14 +103,14 @@ impl Attention {
             return Err(Error::Number { argument: "softcap", got: c, expected: "positive and finite" });
         }
         let options = inputs.options(&shape, self.softcap)?;
-        let alignment = self.alignment_for(&inputs, &shape, &options)?;
+        let alignment = self.alignment_for(inputs, &shape, &options)?;
         scratch_fits(&shape)?;
         let Self { visible, precision, .. } = *self;
         let call = Call { q: inputs.q, kv, scale, visible, alignment, options, precision };
         if let Some(cache) = kv.cache() {
             cache::check_kept(cache, &call, outputs.wants_all_keys())?;
         }
-        Ok(Problem { call, outputs: outputs.into_kernel(), shape })
+        Ok((call, shape))
     }
 
     /// Returns the alignment of the call: the given one, or top-left if no rule needs one.
@@ -119,6 +128,20 @@ impl Attention {
             }
         }
         Ok(Alignment::TopLeft)
+    }
+
+    /// Returns the name of the first setting that differs from another's, if any.
+    pub(crate) fn difference(&self, other: &Self) -> Option<&'static str> {
+        let Self { scale, softcap, visible: Visible { causality, window }, alignment, precision } = *self;
+        let differ = [
+            ("scale", scale != other.scale),
+            ("softcap", softcap != other.softcap),
+            ("causal rule", causality != other.visible.causality),
+            ("window", window != other.visible.window),
+            ("alignment", alignment != other.alignment),
+            ("precision", precision != other.precision),
+        ];
+        differ.into_iter().find(|(_, differs)| *differs).map(|(setting, _)| setting)
     }
 
     /// Returns the rule, if any, that depends on the positions of the rows relative to the keys.

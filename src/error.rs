@@ -1,5 +1,6 @@
 //! Errors: everything that can be wrong with a call, under the names of the caller's arguments.
 
+use crate::cause::Cause;
 use core::fmt;
 use sdpa_kernels::{LayoutError, PageError};
 
@@ -35,6 +36,8 @@ pub enum Error {
         q_heads: usize,
         /// Number of key/value heads.
         kv_heads: usize,
+        /// Source of the key/value heads: `k`, `cache` or `pages`.
+        of: &'static str,
     },
     /// A size that must be at least 1 is 0.
     Empty {
@@ -112,6 +115,18 @@ pub enum Error {
         /// Limit of the range.
         limit: usize,
     },
+    /// A sequence of a cache cannot be cut to a length.
+    Length {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Length asked for.
+        got: usize,
+        /// Kind of bound that the length breaks: at most the number of keys there are, or at least what a sliding cache
+        /// needs for the next row.
+        bound: Bound,
+        /// Limit of the range.
+        limit: usize,
+    },
     /// A row would see a key that its cache has evicted.
     Evicted {
         /// Index of the sequence.
@@ -152,8 +167,29 @@ pub enum Error {
         /// Reason, in words.
         why: String,
     },
+    /// An output is given twice.
+    Twice {
+        /// Name of the output.
+        argument: &'static str,
+    },
+    /// Two arguments have different settings.
+    Differs {
+        /// Name of the argument at fault.
+        argument: &'static str,
+        /// Name of the setting.
+        what: &'static str,
+        /// Source of the expected setting.
+        of: &'static str,
+    },
     /// A view does not fit its slice.
     Layout(LayoutError),
+    /// An error whose likely cause the sizes of the call give away.
+    Likely {
+        /// Reason why the call was refused; not itself of this kind.
+        error: Box<Error>,
+        /// Cause.
+        cause: Cause,
+    },
 }
 
 /// Side of a limit on which a value must lie.
@@ -193,8 +229,8 @@ impl fmt::Display for Error {
             Self::Mismatch { argument, what, got, expected, of } => {
                 write!(f, "{argument}: {what} is {got}, but {of} has {expected}")
             }
-            Self::Heads { q_heads, kv_heads } => {
-                write!(f, "q: {q_heads} heads are no multiple of the {kv_heads} heads of k")
+            Self::Heads { q_heads, kv_heads, of } => {
+                write!(f, "q: {q_heads} heads are no multiple of the {kv_heads} heads of {of}")
             }
             Self::Empty { argument, what } => write!(f, "{argument}: {what} is 0, but must be at least 1"),
             Self::Number { argument, got, expected } => write!(f, "{argument}: {got}, but must be {expected}"),
@@ -213,18 +249,29 @@ impl fmt::Display for Error {
             Self::Entry { argument, index, got, bound, limit } => {
                 write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}")
             }
+            Self::Length { sequence, got, bound: Bound::AtLeast, limit } => write!(
+                f,
+                "length: {got}, but must be at least {limit} for sequence {sequence}: the sliding cache has evicted keys \
+                 that its next row would see (KvCache::rollback keeps more)"
+            ),
+            Self::Length { sequence, got, limit, .. } => {
+                write!(f, "length: {got}, but sequence {sequence} has {limit} keys")
+            }
             Self::Row { argument, what, row, got, expected } => {
                 write!(f, "{argument}: {what} of row {row} is {got}, but must be {expected}")
             }
             Self::Evicted { sequence, row, key, end } => write!(
                 f,
                 "cache: row {row} of sequence {sequence} sees key {key}, but the sliding cache has evicted keys before {end}: \
-                 the call's window (or that of rows so far back) is wider than what the cache keeps"
+                 the call has no window, or one that reaches further back than the cache keeps"
             ),
             Self::Pages(e) => e.fmt(f),
             Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),
             Self::File { what, why } => write!(f, "{what}: {why}"),
+            Self::Twice { argument } => write!(f, "{argument}: given twice, but an output is written once"),
+            Self::Differs { argument, what, of } => write!(f, "{argument}: has another {what} than {of}"),
             Self::Layout(e) => e.fmt(f),
+            Self::Likely { error, cause } => write!(f, "{error}; {cause}"),
         }
     }
 }
@@ -239,6 +286,7 @@ impl core::error::Error for Error {
         match self {
             Self::Layout(e) => Some(e),
             Self::Pages(e) => Some(e),
+            Self::Likely { error, .. } => Some(&**error),
             _ => None,
         }
     }

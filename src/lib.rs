@@ -33,6 +33,7 @@
 
 mod attention;
 mod cache;
+mod cause;
 mod error;
 mod exec;
 mod executor;
@@ -58,6 +59,7 @@ pub mod unfused;
 
 pub use attention::Attention;
 pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
+pub use cause::Cause;
 pub use error::{Bound, Error};
 pub use exec::Exec;
 pub use executor::Executor;

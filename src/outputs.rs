@@ -27,18 +27,26 @@ pub struct Outputs<'a> {
     points: [Option<ViewMut<'a>>; 4],
     key_weight_sums: Option<ViewMut<'a>>,
     state: Option<State<'a>>,
+    /// Name of an output that was given more than once.
+    twice: Option<&'static str>,
 }
 
+/// Names of the scores at each [`Point`] in error messages.
+const POINTS: [&str; 4] = ["raw scores", "softcapped scores", "masked scores", "weights"];
+
 impl<'a> Outputs<'a> {
+    const NONE: Self =
+        Self { out: None, lse: None, points: [const { None }; 4], key_weight_sums: None, state: None, twice: None };
+
     /// Takes the output tensor, `[batch, heads, q_len, value_dim]`, of any element type: results are rounded once, to
     /// nearest even, when they are written. No other outputs; those that are added are `f32`.
     pub fn new(out: impl Into<TensorMut<'a>>) -> Self {
-        Self { out: Some(out.into()), lse: None, points: [const { None }; 4], key_weight_sums: None, state: None }
+        Self { out: Some(out.into()), ..Self::NONE }
     }
 
     /// Accumulates the keys of the call into `state` and writes no results.
     pub(crate) fn accumulate(state: State<'a>) -> Self {
-        Self { out: None, lse: None, points: [const { None }; 4], key_weight_sums: None, state: Some(state) }
+        Self { state: Some(state), ..Self::NONE }
     }
 
     /// Continues from the state accumulated by earlier calls.
@@ -50,7 +58,8 @@ impl<'a> Outputs<'a> {
     /// visible.
     #[must_use]
     pub fn lse(self, lse: ViewMut<'a>) -> Self {
-        Self { lse: Some(lse), ..self }
+        let twice = self.twice.or(self.lse.is_some().then_some("lse"));
+        Self { lse: Some(lse), twice, ..self }
     }
 
     /// Adds the weights, `[batch, heads, q_len, kv_len]`: each row sums to 1 (less the weight of a sink), hidden keys
@@ -64,7 +73,8 @@ impl<'a> Outputs<'a> {
     /// written as −∞ (weight 0). Blocks that masks hide are no longer skipped, so this costs time as well as memory.
     #[must_use]
     pub fn scores(mut self, point: Point, scores: ViewMut<'a>) -> Self {
-        self.points[point as usize] = Some(scores);
+        let before = self.points[point as usize].replace(scores);
+        self.twice = self.twice.or(before.map(|_| POINTS[point as usize]));
         self
     }
 
@@ -73,7 +83,8 @@ impl<'a> Outputs<'a> {
     /// Rows are added in order, so the bits do not depend on threads.
     #[must_use]
     pub fn key_weight_sums(self, sums: ViewMut<'a>) -> Self {
-        Self { key_weight_sums: Some(sums), ..self }
+        let twice = self.twice.or(self.key_weight_sums.is_some().then_some("key weight sums"));
+        Self { key_weight_sums: Some(sums), twice, ..self }
     }
 
     /// Returns true if an output has an element for every key, hidden or not.
@@ -94,12 +105,15 @@ impl<'a> Outputs<'a> {
     }
 
     pub(crate) fn check(&self, inputs: &Inputs<'_>, shape: &Shape, kv: &KeyValues<'_>) -> Result<(), Error> {
-        let [batch, _, q_rows, _] = inputs.q.shape();
+        if let Some(argument) = self.twice {
+            return Err(Error::Twice { argument });
+        }
+        let ([batch, _, q_rows, _], [keys, values]) = (inputs.q.shape(), inputs.names());
         // Tensors laid end to end have the sums of all sequences end to end, too.
-        let (sums_batch, keys, keys_of) = match inputs.ragged {
-            Some(Ragged { k: Some(_), .. }) => (1, kv.k_shape()[2], "k"),
+        let (sums_batch, sums_keys, keys_of) = match inputs.ragged {
+            Some(Ragged { k: Some(_), .. }) => (1, kv.k_shape()[2], keys),
             Some(Ragged { k: None, .. }) => (shape.batch, shape.kv_len, "the call"),
-            None => (shape.batch, shape.kv_len, "k"),
+            None => (shape.batch, shape.kv_len, keys),
         };
         let rows = |argument: &'static str, [b, h, l, _]: [usize; 4]| {
             same(argument, "batch", b, batch, "q")?;
@@ -108,34 +122,44 @@ impl<'a> Outputs<'a> {
         };
         if let Some(out) = &self.out {
             rows("out", out.shape())?;
-            same("out", "value_dim", out.shape()[3], shape.value_dim, "v")?;
+            same("out", "value_dim", out.shape()[3], shape.value_dim, values)?;
         }
         if let Some(lse) = &self.lse {
             rows("lse", lse.shape())?;
             same("lse", "last dimension", lse.shape()[3], 1, "one value a row")?;
         }
-        for (argument, view) in
-            ["raw scores", "softcapped scores", "masked scores", "weights"].into_iter().zip(&self.points)
-        {
+        for (argument, view) in POINTS.into_iter().zip(&self.points) {
             let Some(view) = view else { continue };
             let [b, h, l, columns] = view.shape();
             same(argument, "batch", b, shape.batch, "the call")?;
             same(argument, "heads", h, shape.heads, "q")?;
             same(argument, "rows", l, shape.q_len, "q")?;
-            same(argument, "columns", columns, shape.kv_len, "k")?;
+            same(argument, "columns", columns, shape.kv_len, keys)?;
         }
         if let Some(sums) = &self.key_weight_sums {
             let [b, h, l, last] = sums.shape();
             same("key weight sums", "batch", b, sums_batch, keys_of)?;
-            same("key weight sums", "heads", h, shape.kv_heads, "k")?;
-            same("key weight sums", "rows", l, keys, keys_of)?;
+            same("key weight sums", "heads", h, shape.kv_heads, keys)?;
+            same("key weight sums", "rows", l, sums_keys, keys_of)?;
             same("key weight sums", "last dimension", last, 1, "one value a key")?;
         }
         Ok(())
     }
 
+    /// Shape of an output, by its name in error messages.
+    pub(crate) fn shape_of(&self, argument: &str) -> Option<[usize; 4]> {
+        match argument {
+            "out" => self.out.as_ref().map(|out| out.shape()),
+            "lse" => self.lse.as_ref().map(|lse| lse.shape()),
+            _ => {
+                let point = POINTS.iter().position(|&point| point == argument)?;
+                self.points[point].as_ref().map(|view| view.shape())
+            }
+        }
+    }
+
     pub(crate) fn into_kernel(self) -> sdpa_kernels::Outputs<'a> {
-        let Self { out, lse, points, key_weight_sums, state } = self;
+        let Self { out, lse, points, key_weight_sums, state, twice: _ } = self;
         sdpa_kernels::Outputs { out, lse, points, key_weight_sums, state }
     }
 }

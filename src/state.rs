@@ -164,10 +164,10 @@ impl<'a> AttnState<'a> {
     pub fn push(&mut self, k: View<'_>, v: View<'_>) -> Result<(), Error> {
         let ([batch, _, _, dim], [kb, kh, n, kd], [vb, vh, vn, vd]) = (self.q.shape(), k.shape(), v.shape());
         same("k", "batch", kb, batch, "q")?;
-        same("k", "heads", kh, self.kv_heads, "the state")?;
+        same("k", "heads", kh, self.kv_heads, "the state").map_err(|e| e.or_exchanged("k", [kh, n]))?;
         same("k", "head_dim", kd, dim, "q")?;
         same("v", "batch", vb, batch, "q")?;
-        same("v", "heads", vh, self.kv_heads, "the state")?;
+        same("v", "heads", vh, self.kv_heads, "the state").map_err(|e| e.or_exchanged("v", [vh, vn]))?;
         same("v", "rows", vn, n, "k")?;
         same("v", "value_dim", vd, self.value_dim, "the state")?;
         let mut next = 0;
@@ -222,7 +222,7 @@ impl<'a> AttnState<'a> {
     /// `later` holds one block; otherwise it is equal up to rounding, because the sums are taken in another order.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the shapes differ; [`Error::Needs`] if the settings or slopes differ; [`Error::Entry`] if
+    /// [`Error::Mismatch`] if the shapes differ; [`Error::Differs`] if the settings or slopes do; [`Error::Entry`] if
     /// `later` does not start where this state ends.
     pub fn merge(&mut self, later: &AttnState<'_>) -> Result<(), Error> {
         for (what, index) in [("batch", 0), ("heads", 1), ("rows", 2), ("head_dim", 3)] {
@@ -230,8 +230,9 @@ impl<'a> AttnState<'a> {
         }
         same("later state", "kv_heads", later.kv_heads, self.kv_heads, "this state")?;
         same("later state", "value_dim", later.value_dim, self.value_dim, "this state")?;
-        if later.attention != self.attention || later.alibi != self.alibi {
-            return Err(Error::Needs { argument: "later state", needs: "the settings and slopes of this state" });
+        let slopes = (later.alibi != self.alibi).then_some("list of ALiBi slopes");
+        if let Some(what) = self.attention.difference(&later.attention).or(slopes) {
+            return Err(Error::Differs { argument: "later state", what, of: "this state" });
         }
         let end = self.first + self.len();
         if later.first != end {

@@ -108,16 +108,19 @@ impl KvCache {
 
     fn check(&self, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
         let ([batch, _, rows, _], [_, kv_heads, _, head_dim]) = (k.shape(), self.cache.shapes()[0]);
-        same("k", "heads", k.shape()[1], kv_heads, "the cache")?;
+        let heads = |argument, [_, heads, rows, _]: [usize; 4]| {
+            same(argument, "heads", heads, kv_heads, "the cache").map_err(|e| e.or_exchanged(argument, [heads, rows]))
+        };
+        heads("k", k.shape())?;
         same("k", "head_dim", k.shape()[3], head_dim, "the cache")?;
         same("v", "batch", v.shape()[0], batch, "k")?;
-        same("v", "heads", v.shape()[1], kv_heads, "the cache")?;
+        heads("v", v.shape())?;
         same("v", "rows", v.shape()[2], rows, "k")?;
         same("v", "value_dim", v.shape()[3], self.cache.shapes()[1][3], "the cache")?;
         for (argument, x) in [("k", k), ("v", v)] {
             let (unfit, expected) = match self.cache.dtype() {
                 // An int8 element cannot represent a non-finite number.
-                None => (x.not_finite(self.isa), "finite"),
+                None => (x.not_finite(self.isa), "finite in an int8 cache"),
                 Some(Dtype::F16) => (x.beyond_f16(self.isa), "below 65520 in size, as f16 is"),
                 Some(_) => continue,
             };

@@ -16,7 +16,7 @@ impl KvCache {
     /// Removes the keys of a sequence from position `len` on: a rollback. Memory is kept for later tokens.
     ///
     /// # Errors
-    /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Entry`] if it is
+    /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Length`] if it is
     /// shorter than `len`, or if a sliding cache has evicted keys that the next row would see: see [`Self::rollback`].
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         self.there("sequence", sequence)?;
@@ -35,7 +35,7 @@ impl KvCache {
         } else {
             return Ok(());
         };
-        Err(Error::Entry { argument: "length", index: sequence, got: len, bound, limit })
+        Err(Error::Length { sequence, got: len, bound, limit })
     }
 
     /// Keeps the first `from` tokens of a sequence, and of those behind only the accepted ones, moved up: for a tree of

@@ -105,7 +105,7 @@ impl DecoderState {
     /// Removes the rows of a sequence from position `len` on: a rollback. Memory is kept for later rows.
     ///
     /// # Errors
-    /// [`Error::Sequence`] if there is no such sequence, [`Error::Entry`] if it is shorter than `len`; the state is
+    /// [`Error::Sequence`] if there is no such sequence, [`Error::Length`] if it is shorter than `len`; the state is
     /// then unchanged.
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         self.caches.iter_mut().try_for_each(|cache| cache.truncate(sequence, len))?;

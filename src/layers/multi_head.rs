@@ -130,7 +130,7 @@ impl MultiHeadAttention {
     /// if the projections do not divide into heads or do not fit together.
     pub fn new([heads, kv_heads]: [usize; 2], [q, k, v, out]: [Linear; 4]) -> Result<Self, Error> {
         if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            return Err(Error::Heads { q_heads: heads, kv_heads });
+            return Err(Error::Heads { q_heads: heads, kv_heads, of: "k" });
         }
         let (key_dim, value_dim) = (q.outputs() / heads, v.outputs() / kv_heads);
         same("q projection", "outputs", q.outputs(), heads * key_dim, "its heads")?;

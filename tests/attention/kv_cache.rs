@@ -14,6 +14,14 @@ use crate::support::{Rng, Tensor, Tensors, execs};
 use sdpa::{Alignment, Exec, Inputs, KvCache, Plan, View, Window, Workspace};
 use std::ops::Range;
 
+/// Refusal of a length to which sequence 0 of a sliding cache cannot be cut.
+fn too_short(len: usize, least: usize) -> String {
+    format!(
+        "length: {len}, but must be at least {least} for sequence 0: the sliding cache has evicted keys that its next row \
+         would see (KvCache::rollback keeps more)"
+    )
+}
+
 /// Around panels, blocks and two blocks.
 const LENGTHS: [usize; 9] = [1, 15, 16, 17, 255, 256, 257, 511, 513];
 /// Around vectors, strips of values (80 makes two) and runs of strips.

@@ -22,6 +22,7 @@ mod interrupted;
 mod kv_cache;
 mod kv_support;
 mod memory;
+mod mistakes;
 mod mixed;
 mod ndarray;
 mod oracle;

@@ -276,7 +276,7 @@ fn hostile_lengths() {
     // Pages of no keys have room for none.
     let mut pool = six();
     (pool.k, pool.v) = (Tensor::filled([6, 2, 0, 3], 0.0), Tensor::filled([6, 2, 0, 5], 0.0));
-    let words = "block table: sequence 0 has 12 keys, but its 3 entries of 0 have room for 0";
+    let words = "pages: the page size is 0, but sequence 0 of the block table has 12 keys";
     refused(&pool, PageError::Length { sequence: 0, len: 12, entries: 3, page_size: 0 }, words);
     pool.lens = vec![0, 0];
     assert_eq!(pool.pages().page_size(), 0);
@@ -339,7 +339,7 @@ fn calls_that_do_not_fit_the_pages() {
     };
     says("pages: number of sequences is 2, but q has 3", [3, 2, 1, 3], |inputs| inputs);
     says("pages: head_dim is 3, but q has 4", [2, 2, 1, 4], |inputs| inputs);
-    says("q: 3 heads are no multiple of the 2 heads of k", [2, 3, 1, 3], |inputs| inputs);
+    says("q: 3 heads are no multiple of the 2 heads of pages", [2, 3, 1, 3], |inputs| inputs);
     says("kv_lens: needs tensors; caches and pages have lengths of their own", [2, 2, 1, 3], |inputs| {
         inputs.kv_lens(&[12, 9])
     });

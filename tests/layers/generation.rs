@@ -361,7 +361,7 @@ fn after_a_refusal_everything_is_as_it_was() {
     let refused = capped.decode(&x[..WIDTH], &mut cache, &mut out[..WIDTH], compute);
     refused!(refused, "softcap: -1, but must be positive and finite");
     assert_eq!(cache.lens(), [0]);
-    refused!(state.truncate(0, 301), "length: entry 0 is 301, but must be at most 300");
+    refused!(state.truncate(0, 301), "length: 301, but sequence 0 has 300 keys");
     refused!(state.truncate(1, 0), "sequence: there is no sequence 1, the cache has 1");
     refused!(state.fork(0, 1), "to: there is no sequence 1, the cache has 1");
     assert!(out.iter().all(|x| x.to_bits() == UNWRITTEN));

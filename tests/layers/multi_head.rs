@@ -180,8 +180,8 @@ fn what_does_not_fit_is_refused_by_name() {
     let linears =
         |shapes: [[usize; 2]; 4]| shapes.map(|[o, i]| Linear::new(Weights::rows(&vec![0.0; o * i], [o, i]).unwrap()));
     for (heads, shapes, error) in [
-        ([6, 4], SELF.shapes(), Error::Heads { q_heads: 6, kv_heads: 4 }),
-        ([0, 0], SELF.shapes(), Error::Heads { q_heads: 0, kv_heads: 0 }),
+        ([6, 4], SELF.shapes(), Error::Heads { q_heads: 6, kv_heads: 4, of: "k" }),
+        ([0, 0], SELF.shapes(), Error::Heads { q_heads: 0, kv_heads: 0, of: "k" }),
         ([2, 2], [[5, 4], [4, 4], [4, 4], [4, 4]], mismatch("q projection", "outputs", 5, 4, "its heads")),
         ([2, 1], [[4, 4], [4, 4], [2, 4], [4, 4]], mismatch("k projection", "outputs", 4, 2, "q's heads")),
         ([2, 2], [[4, 4], [4, 4], [5, 4], [4, 4]], mismatch("v projection", "outputs", 5, 4, "its heads")),

@@ -76,6 +76,9 @@ impl fmt::Display for PageError {
             Self::Entries { entries, sequences } => {
                 write!(f, "block table: {entries} entries cannot be shared out evenly over {sequences} sequences")
             }
+            Self::Length { sequence, len, page_size: 0, .. } => {
+                write!(f, "pages: the page size is 0, but sequence {sequence} of the block table has {len} keys")
+            }
             Self::Length { sequence, len, entries, page_size } => write!(
                 f,
                 "block table: sequence {sequence} has {len} keys, but its {entries} entries of {page_size} have room for {}",

@@ -56,11 +56,15 @@ impl fmt::Display for LayoutError {
         match self {
             Self::OutOfBounds { shape, strides, reach, len } => write!(
                 f,
-                "a view of shape {shape:?} with strides {strides:?} reaches elements {}..={}, but the slice has {len}",
-                reach.0, reach.1
+                "a view of shape {shape:?} with strides {strides:?} reaches elements {}..={}, but the slice has {len}{}",
+                reach.0,
+                reach.1,
+                if reach.0 < 0 { "; negative strides need an offset that leaves room before it" } else { "" }
             ),
             Self::Overlap { shape, strides } => {
-                write!(f, "a mutable view of shape {shape:?} with strides {strides:?} holds an element twice")
+                let repeats = shape.iter().zip(strides).any(|(&n, &stride)| n > 1 && stride == 0);
+                let cause = if repeats { "; a stride of 0 repeats elements, which only inputs may" } else { "" };
+                write!(f, "a mutable view of shape {shape:?} with strides {strides:?} holds an element twice{cause}")
             }
             Self::Interleaved { shape, strides } => write!(
                 f,

@@ -11,6 +11,10 @@ const V: [usize; 4] = [2, 2, 5, 7];
 const OUT: [usize; 4] = [2, 4, 3, 7];
 
 static ZEROS: [f32; 512] = [0.0; 512];
+/// What is added to a message where the sizes give a cause away.
+const FEWER: &str = "; mask_prefix and bias_prefix take fewer columns and hide the other keys";
+const KEY_HEADS: &str = "; that is the number of key/value heads, and query heads count here";
+
 static BYTES: [u8; 512] = [0; 512];
 
 fn floats(shape: [usize; 4]) -> View<'static> {
@@ -74,18 +78,19 @@ fn good_options_are_no_error() {
 #[test]
 fn bias_and_mask_of_wrong_shapes() {
     let cases = [
-        ([3, 1, 1, 5], "batch is 3, but the call has 2"),
-        ([0, 1, 1, 5], "batch is 0, but the call has 2"),
-        ([1, 2, 1, 5], "heads is 2, but the call has 4"),
-        ([1, 0, 1, 5], "heads is 0, but the call has 4"),
-        ([1, 1, 2, 5], "rows is 2, but the call has 3"),
-        ([2, 4, 4, 5], "rows is 4, but the call has 3"),
-        ([1, 1, 0, 5], "rows is 0, but the call has 3"),
-        ([1, 1, 1, 6], "columns is 6, but k has 5"),
-        ([1, 1, 1, 4], "columns is 4, but k has 5"),
-        ([1, 1, 1, 0], "columns is 0, but k has 5"),
+        ([3, 1, 1, 5], "batch is 3, but the call has 2", ""),
+        ([0, 1, 1, 5], "batch is 0, but the call has 2", ""),
+        ([1, 2, 1, 5], "heads is 2, but the call has 4", KEY_HEADS),
+        ([1, 0, 1, 5], "heads is 0, but the call has 4", ""),
+        ([1, 1, 2, 5], "rows is 2, but the call has 3", ""),
+        ([2, 4, 4, 5], "rows is 4, but the call has 3", ""),
+        ([1, 1, 0, 5], "rows is 0, but the call has 3", ""),
+        ([1, 1, 1, 6], "columns is 6, but k has 5", ""),
+        ([1, 1, 1, 4], "columns is 4, but k has 5", FEWER),
+        ([1, 1, 1, 0], "columns is 0, but k has 5", FEWER),
     ];
-    for (shape, words) in cases {
+    for (shape, words, cause) in cases {
+        let words = format!("{words}{cause}");
         inputs_say(good().bias(floats(shape)), &format!("bias: {words}"));
         inputs_say(good().mask(Mask::keep(bytes(shape))), &format!("mask: {words}"));
         inputs_say(good().mask(Mask::drop(bytes(shape))), &format!("mask: {words}"));
@@ -123,9 +128,13 @@ fn cumulative_lengths() {
         (&[0, 6], &[2, 9], "ragged k: entry 0 is 2, but must be exactly 0"),
         (&[0, 4, 3, 6], &[0, 1, 2, 9], "ragged q: entry 2 is 3, but must be at least 4"),
         (&[0, 1, 2, 6], &[0, 5, 4, 9], "ragged k: entry 2 is 4, but must be at least 5"),
-        (&[0, 5], &[0, 9], "ragged q: entry 1 is 5, but must be exactly 6"),
-        (&[0, 7], &[0, 9], "ragged q: entry 1 is 7, but must be exactly 6"),
-        (&[0, 6], &[0, 10], "ragged k: entry 1 is 10, but must be exactly 9"),
+        (&[0, 5], &[0, 9], "ragged q: entry 1 is 5, but must be exactly 6; the last one is the number of rows of q, 6"),
+        (&[0, 7], &[0, 9], "ragged q: entry 1 is 7, but must be exactly 6; the last one is the number of rows of q, 6"),
+        (
+            &[0, 6],
+            &[0, 10],
+            "ragged k: entry 1 is 10, but must be exactly 9; the last one is the number of rows of k, 9",
+        ),
         (&[0, 2, 6], &[0, 9], "ragged k: number of sequences is 1, but ragged q has 2"),
     ];
     for (q, k, words) in cases {
@@ -152,8 +161,9 @@ fn cumulative_lengths() {
 fn slopes_and_sinks() {
     for values in [&[][..], &[0.0; 2], &[0.0; 5]] {
         let n = values.len();
-        inputs_say(good().alibi(values), &format!("alibi slopes: length is {n}, but q (heads) has 4"));
-        inputs_say(good().sinks(values), &format!("sinks: length is {n}, but q (heads) has 4"));
+        let cause = if n == K[1] { KEY_HEADS } else { "" };
+        inputs_say(good().alibi(values), &format!("alibi slopes: length is {n}, but q (heads) has 4{cause}"));
+        inputs_say(good().sinks(values), &format!("sinks: length is {n}, but q (heads) has 4{cause}"));
     }
     for (bad, words) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
         let slopes = [0.0, 1.0, bad, 2.0];
@@ -209,7 +219,7 @@ fn outputs_of_wrong_shapes() {
         ($($point:ident $name:literal),*) => {$(
             let say = |error, words: &str| says(error, &format!("{}: {words}", $name));
             say(with!(o, m => o.scores(Point::$point, ViewMut::bhld(m, [1, 4, 3, 5]).unwrap())), "batch is 1, but the call has 2");
-            say(with!(o, m => o.scores(Point::$point, ViewMut::bhld(m, [2, 2, 3, 5]).unwrap())), "heads is 2, but q has 4");
+            say(with!(o, m => o.scores(Point::$point, ViewMut::bhld(m, [2, 2, 3, 5]).unwrap())), &format!("heads is 2, but q has 4{KEY_HEADS}"));
             say(with!(o, m => o.scores(Point::$point, ViewMut::bhld(m, [2, 4, 1, 5]).unwrap())), "rows is 1, but q has 3");
             say(with!(o, m => o.scores(Point::$point, ViewMut::bhld(m, [2, 4, 3, 6]).unwrap())), "columns is 6, but k has 5");
         )*};
@@ -232,7 +242,7 @@ fn outputs_of_wrong_shapes() {
         with!(o, m => o.key_weight_sums(ViewMut::bhld(m, [2, 2, 5, 2]).unwrap())),
         "key weight sums: last dimension is 2, but one value a key has 1",
     );
-    says(with!(o, m => o.lse(ViewMut::bhl(m, [2, 4, 5]).unwrap())), "lse: rows is 5, but q has 3");
+    says(with!(o, m => o.lse(ViewMut::bhl(m, [2, 4, 5]).unwrap())), "lse: given twice, but an output is written once");
 }
 
 fn state(attention: Attention) -> Result<AttnState<'static>, Error> {
@@ -300,7 +310,8 @@ fn keys_that_do_not_fit_a_state() {
     };
     says(read(OUT, true, false), "scores: needs a call over all keys, not a state");
     says(read(OUT, false, true), "key weight sums: needs a call over all keys, not a state");
-    says(read([2, 4, 3, 6], false, false), "out: value_dim is 6, but v has 7");
+    let cause = "; that is the head_dim of q, and results are as long as values";
+    says(read([2, 4, 3, 6], false, false), &format!("out: value_dim is 6, but v has 7{cause}"));
 }
 
 #[test]

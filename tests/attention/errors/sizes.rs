@@ -86,15 +86,19 @@ fn sizes_that_do_not_match() {
 
 #[test]
 fn heads_that_do_not_divide() {
-    says(with(0, 1, 5), &Error::Heads { q_heads: 5, kv_heads: 2 }, "q: 5 heads are no multiple of the 2 heads of k");
+    says(
+        with(0, 1, 5),
+        &Error::Heads { q_heads: 5, kv_heads: 2, of: "k" },
+        "q: 5 heads are no multiple of the 2 heads of k",
+    );
     let mut shapes = GOOD;
     (shapes[1][1], shapes[2][1]) = (0, 0);
     let error = refusal(Attention::new(), shapes);
-    says(error, &Error::Heads { q_heads: 4, kv_heads: 0 }, "q: 4 heads are no multiple of the 0 heads of k");
+    says(error, &Error::Heads { q_heads: 4, kv_heads: 0, of: "k" }, "q: 4 heads are no multiple of the 0 heads of k");
     // More key/value heads than query heads do not divide either.
     (shapes[1][1], shapes[2][1]) = (8, 8);
     let error = refusal(Attention::new(), shapes);
-    says(error, &Error::Heads { q_heads: 4, kv_heads: 8 }, "q: 4 heads are no multiple of the 8 heads of k");
+    says(error, &Error::Heads { q_heads: 4, kv_heads: 8, of: "k" }, "q: 4 heads are no multiple of the 8 heads of k");
 }
 
 #[test]
@@ -173,7 +177,8 @@ fn views_that_do_not_fit() {
         (
             View::from_strides(&data, 0, shape, [0, -12, 4, 1]).err(),
             outside([0, -12, 4, 1], (-12, 11), 24),
-            "a view of shape [1, 2, 3, 4] with strides [0, -12, 4, 1] reaches elements -12..=11, but the slice has 24",
+            "a view of shape [1, 2, 3, 4] with strides [0, -12, 4, 1] reaches elements -12..=11, but the slice has 24; \
+             negative strides need an offset that leaves room before it",
         ),
         (
             View::bhld(&data, [max, max, 1, 1]).err(),
@@ -188,7 +193,8 @@ fn views_that_do_not_fit() {
         (
             ViewMut::from_strides(&mut data, 0, shape, [24, 0, 4, 1]).err(),
             LayoutError::Overlap { shape, strides: [24, 0, 4, 1] },
-            "a mutable view of shape [1, 2, 3, 4] with strides [24, 0, 4, 1] holds an element twice",
+            "a mutable view of shape [1, 2, 3, 4] with strides [24, 0, 4, 1] holds an element twice; \
+             a stride of 0 repeats elements, which only inputs may",
         ),
     ];
     for (got, expected, words) in cases {
@@ -215,6 +221,6 @@ fn threads_may_share_them_and_question_marks_pass_them_on() {
     shared::<sdpa::Problem<'_>>();
     error::<Error>();
     error::<LayoutError>();
-    let boxed: Box<dyn core::error::Error + Send + Sync> = Error::Heads { q_heads: 1, kv_heads: 2 }.into();
+    let boxed: Box<dyn core::error::Error + Send + Sync> = Error::Heads { q_heads: 1, kv_heads: 2, of: "k" }.into();
     assert!(boxed.source().is_none());
 }

@@ -115,10 +115,10 @@ fn sequences_that_are_not_there() {
 
 #[test]
 fn rollbacks_beyond_the_length() {
-    refused("length: entry 0 is 6, but must be at most 5", |cache| cache.truncate(0, 6));
-    refused("length: entry 1 is 256, but must be at most 20", |cache| cache.truncate(1, 256));
-    refused("length: entry 2 is 1, but must be at most 0", |cache| cache.truncate(2, 1));
-    let huge = format!("length: entry 2 is {}, but must be at most 0", usize::MAX);
+    refused("length: 6, but sequence 0 has 5 keys", |cache| cache.truncate(0, 6));
+    refused("length: 256, but sequence 1 has 20 keys", |cache| cache.truncate(1, 256));
+    refused("length: 1, but sequence 2 has 0 keys", |cache| cache.truncate(2, 1));
+    let huge = format!("length: {}, but sequence 2 has 0 keys", usize::MAX);
     refused(&huge, |cache| cache.truncate(2, usize::MAX));
 }
 
@@ -151,7 +151,7 @@ fn calls_that_do_not_fit_the_cache() {
     let q = [3, 4, 2, 6];
     says("cache: number of sequences is 3, but q has 2", over([2, 4, 2, 6]), q);
     says("cache: head_dim is 6, but q has 5", over([3, 4, 2, 5]), q);
-    says("q: 3 heads are no multiple of the 2 heads of k", over([3, 3, 2, 6]), q);
+    says("q: 3 heads are no multiple of the 2 heads of cache", over([3, 3, 2, 6]), q);
     says("bias: columns is 21, but cache has 20", over(q).bias(zeros([1, 1, 1, 21])), q);
     let own = "needs tensors; caches and pages have lengths of their own";
     says(&format!("kv_lens: {own}"), over(q).kv_lens(&[5, 20, 0]), q);

@@ -148,8 +148,8 @@ fn what_cannot_be_kept_is_refused() {
     let cache = gappy();
     says("accepted: entry 0 is 111, but must be at least 312", &cache, 200, &[111, 400]);
     says("from: entry 0 is 250, but must be at least 512", &cache, 250, &(300..320).collect::<Vec<_>>());
-    says("length: entry 0 is 514, but must be at least 527", &cache, 512, &[3, 8]);
-    says("length: entry 0 is 300, but must be at least 527", &cache, 300, &[]);
+    says(&super::too_short(514, 527), &cache, 512, &[3, 8]);
+    says(&super::too_short(300, 527), &cache, 300, &[]);
 }
 
 /// What a sliding cache still has may move, to behind the gap or to before it.

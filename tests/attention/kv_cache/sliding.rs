@@ -228,11 +228,11 @@ fn a_rollback_into_what_was_let_go_is_refused() {
         let error = cache.truncate(0, len).err();
         match (limit, len) {
             (Some(limit), _) => {
-                let says = format!("length: entry 0 is {len}, but must be at least {limit}");
+                let says = super::too_short(len, limit);
                 assert_eq!(error.map(|e| e.to_string()), Some(says));
             }
             (None, 602) => {
-                let says = "length: entry 0 is 602, but must be at most 601".to_owned();
+                let says = "length: 602, but sequence 0 has 601 keys".to_owned();
                 assert_eq!(error.map(|e| e.to_string()), Some(says));
             }
             _ => assert_eq!(error, None),
@@ -299,7 +299,7 @@ fn a_rollback_never_strands_a_sequence() {
     let bare = || sliding(1, 1, [2, 2], 100, 0);
     for to in [257, 353, 354] {
         let error = rolled_back(bare(), 357, to).unwrap_err().to_string();
-        assert_eq!(error, format!("length: entry 0 is {to}, but must be at least 355"));
+        assert_eq!(error, super::too_short(to, 355));
     }
     assert_eq!(rolled_back(bare(), 357, 355), Ok(None));
     for room in [1, 4, 5, 30, 300] {

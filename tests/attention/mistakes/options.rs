@@ -1,0 +1,155 @@
+//! 22–37: numbers, biases, masks, lists and lengths.
+
+use super::{ACCEPTED, K, KEY_HEADS, Mistake, OUT, Q, V, answer, bytes, call, floats, good, inputs, mistake, numbers};
+use sdpa::{Attention, BlockTable, Inputs, KvCache, Mask, Pages, View};
+
+pub(super) fn mistakes() -> Vec<Mistake> {
+    let scale = |x| call(Attention::new().scale(x), good(), OUT, &[]);
+    let softcap = |x| call(Attention::new().softcap(x), good(), OUT, &[]);
+    let keep = |shape| Mask::keep(bytes(shape));
+    let fewer = "; mask_prefix and bias_prefix take fewer columns and hide the other keys";
+    let three = Inputs::new(floats([3, 4, 3, 6]), floats([3, 2, 5, 6]), floats([3, 2, 5, 7]));
+    let (few, infinite) = ([0.5; 2], f32::INFINITY);
+    let short = inputs(good().mask(keep([1, 1, 3, 4])));
+    let two = call(Attention::new(), three.bias(floats([2, 1, 1, 5])), [3, 4, 3, 7], &[]);
+    vec![
+        mistake(22, "scale NaN", scale(f32::NAN), "scale: NaN, but must be finite"),
+        mistake(22, "scale ∞", scale(infinite), "scale: inf, but must be finite"),
+        mistake(23, "softcap 0", softcap(0.0), "softcap: 0, but must be positive and finite"),
+        mistake(23, "softcap negative", softcap(-30.0), "softcap: -30, but must be positive and finite"),
+        mistake(23, "softcap NaN", softcap(f32::NAN), "softcap: NaN, but must be positive and finite"),
+        mistake(24, "mask one column short", short, format!("mask: columns is 4, but k has 5{fewer}")),
+        mistake(25, "mask with one column", one_column(), ACCEPTED),
+        mistake(
+            26,
+            "mask per kv head",
+            inputs(good().mask(keep([2, 2, 3, 5]))),
+            format!("mask: heads is 2, but the call has 4{KEY_HEADS}"),
+        ),
+        mistake(27, "bias with batch 2 for batch 3", two, "bias: batch is 2, but the call has 3"),
+        mistake(28, "bias NaN", nan_bias(), ACCEPTED),
+        mistake(
+            29,
+            "slopes by kv_heads",
+            inputs(good().alibi(&few)),
+            format!("alibi slopes: length is 2, but q (heads) has 4{KEY_HEADS}"),
+        ),
+        mistake(
+            30,
+            "sinks by kv_heads",
+            inputs(good().sinks(&few)),
+            format!("sinks: length is 2, but q (heads) has 4{KEY_HEADS}"),
+        ),
+    ]
+}
+
+/// One column stands for all keys, row by row: what it hides from a row is everything.
+fn one_column() -> String {
+    let column = [1, 0, 1];
+    let all: Vec<u8> = column.iter().flat_map(|&byte| [byte; 5]).collect();
+    let [one, all] = [(&column[..], 1), (&all, 5)].map(|(data, n)| Mask::keep(View::bhld(data, [1, 1, 3, n]).unwrap()));
+    let out = answer(Attention::new(), good().mask(one), OUT);
+    assert_eq!(out, answer(Attention::new(), good().mask(all), OUT));
+    inputs(good().mask(one))
+}
+
+/// A NaN on a visible key makes its row NaN, and no other.
+fn nan_bias() -> String {
+    let mut bias = [0.0; 15];
+    bias[5 + 2] = f32::NAN;
+    let bias = View::bhld(&bias, [1, 1, 3, 5]).unwrap();
+    let out = answer(Attention::new(), good().bias(bias), OUT);
+    for (i, row) in out.chunks(7).enumerate() {
+        assert!(row.iter().all(|x| x.is_nan() == (i % 3 == 1)), "row {i}");
+    }
+    inputs(good().bias(bias))
+}
+
+/// 31–33: key lengths.
+pub(super) fn lengths() -> Vec<Mistake> {
+    let own = "needs tensors; caches and pages have lengths of their own";
+    let rows = numbers(2 * 2 * 5 * 7);
+    let [k, v] = [(K, 120), (V, 140)].map(|(shape, n)| View::bhld(&rows[..n], shape).unwrap());
+    let mut cache = KvCache::new(2, 2, [6, 7]).unwrap();
+    cache.append(k, v).unwrap();
+    let pages = Pages::new(k, v, BlockTable { entries: &[1, 0], lens: &[5, 4] }).unwrap();
+    vec![
+        mistake(
+            31,
+            "kv_lens of another batch",
+            inputs(good().kv_lens(&[5])),
+            "kv_lens: length is 1, but the batch has 2",
+        ),
+        mistake(
+            32,
+            "kv_lens beyond kv_len",
+            inputs(good().kv_lens(&[5, 6])),
+            "kv_lens: entry 1 is 6, but must be at most 5",
+        ),
+        mistake(
+            33,
+            "kv_lens with a cache",
+            inputs(Inputs::cached(floats(Q), &cache).kv_lens(&[5, 5])),
+            format!("kv_lens: {own}"),
+        ),
+        mistake(
+            33,
+            "kv_lens with pages",
+            inputs(Inputs::paged(floats(Q), pages).kv_lens(&[5, 4])),
+            format!("kv_lens: {own}"),
+        ),
+    ]
+}
+
+/// 34–37: ragged sequences.
+pub(super) fn ragged() -> Vec<Mistake> {
+    let ragged = |q: &[usize], k: &[usize]| {
+        let inputs = Inputs::new(floats([1, 4, 6, 6]), floats([1, 2, 9, 6]), floats([1, 2, 9, 7])).ragged(q, k);
+        call(Attention::new(), inputs, [1, 4, 6, 7], &[])
+    };
+    let lengths = "; these look like lengths; cumulative lengths are their running sums, from 0 on";
+    vec![
+        mistake(
+            34,
+            "cumulative lengths that fall",
+            ragged(&[0, 4, 3, 6], &[0, 1, 2, 9]),
+            "ragged q: entry 2 is 3, but must be at least 4",
+        ),
+        mistake(
+            34,
+            "lengths in place of cumulative ones",
+            ragged(&[2, 4], &[0, 9]),
+            format!("ragged q: entry 0 is 2, but must be exactly 0{lengths}"),
+        ),
+        mistake(
+            34,
+            "key lengths in place of cumulative ones",
+            ragged(&[0, 2, 6], &[4, 5]),
+            format!("ragged k: entry 0 is 4, but must be exactly 0{lengths}"),
+        ),
+        mistake(
+            35,
+            "cumulative lengths that end early",
+            ragged(&[0, 5], &[0, 9]),
+            "ragged q: entry 1 is 5, but must be exactly 6; the last one is the number of rows of q, 6",
+        ),
+        mistake(
+            35,
+            "cumulative lengths that end late",
+            ragged(&[0, 6], &[0, 10]),
+            "ragged k: entry 1 is 10, but must be exactly 9; the last one is the number of rows of k, 9",
+        ),
+        mistake(
+            36,
+            "ragged with batch > 1",
+            inputs(good().ragged(&[0, 3], &[0, 5])),
+            "q: batch is 2, but a ragged call has 1",
+        ),
+        mistake(
+            37,
+            "ragged with unequal counts",
+            ragged(&[0, 2, 6], &[0, 9]),
+            "ragged k: number of sequences is 1, but ragged q has 2",
+        ),
+    ]
+}
