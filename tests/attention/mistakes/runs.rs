@@ -5,7 +5,7 @@ use sdpa::{Attention, Bf16, Exec, Inputs, Isa, Outputs, Plan, Precision, View, V
 
 pub(super) fn mistakes() -> Vec<Mistake> {
     let missing = Isa::known().filter(|name| Isa::available().all(|isa| isa.name() != *name));
-    let mut all: Vec<_> = missing.map(|name| lacking(name)).collect();
+    let mut all: Vec<_> = missing.map(lacking).collect();
     all.extend([lacking("avx1024"), lacking("")]);
     all.extend([
         mistake(54, "native precision without the instruction", native(), ACCEPTED),

@@ -38,10 +38,12 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         if self.spans.iter().all(|span| span.is_empty()) {
             return false;
         }
-        // SAFETY: the call's bias, whose sizes `CheckedCall` has checked.
-        let bias = options
-            .bias
-            .map(|bias| by_type!(Tensor => Typed, bias, |bias| unsafe { self.all_columns(&bias, row_block.clone()) }));
+        let bias = options.bias.map(|bias| {
+            by_type!(Tensor => Typed, bias, |bias| {
+                // SAFETY: the call's bias, whose sizes `CheckedCall` has checked.
+                unsafe { self.all_columns(&bias, row_block.clone()) }
+            })
+        });
         let bias = bias.as_ref().map(|rows| by_type!(Typed => Typed, rows, |rows| &rows[..]));
         self.compute_qk(row_block.clone(), bias);
         self.write_scores(Point::Raw, row_block.clone());
