@@ -1,9 +1,9 @@
 //! Settings of an attention call, without its tensors.
 
 use crate::cache;
-use crate::cause;
 use crate::error::Error;
 use crate::inputs::Inputs;
+use crate::likely;
 use crate::outputs::Outputs;
 use crate::problem::Problem;
 use crate::shape::Shape;
@@ -87,7 +87,7 @@ impl Attention {
     pub fn problem<'a>(&self, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
         match self.checked(&inputs, &outputs) {
             Ok((call, shape)) => Ok(Problem { call, outputs: outputs.into_kernel(), shape }),
-            Err(error) => Err(cause::of_call(error, &inputs, &outputs)),
+            Err(error) => Err(likely::of_call(error, &inputs, &outputs)),
         }
     }
 

@@ -276,6 +276,24 @@ impl fmt::Display for Error {
     }
 }
 
+impl Error {
+    /// Adds a cause, if there is one.
+    pub(crate) fn likely(self, cause: Option<Cause>) -> Self {
+        match cause {
+            Some(cause) => Self::Likely { error: Box::new(self), cause },
+            None => self,
+        }
+    }
+
+    /// Adds that heads and rows of keys or values look exchanged, if their number of heads is refused and `[heads, rows]`
+    /// would have the expected number of heads the other way round.
+    pub(crate) fn or_exchanged(self, argument: &'static str, [heads, rows]: [usize; 2]) -> Self {
+        let looks = matches!(self, Self::Mismatch { argument: at, what: "heads", expected, .. }
+            if at == argument && expected == rows && rows > 1 && heads != rows);
+        self.likely(looks.then_some(Cause::Exchanged { argument }))
+    }
+}
+
 /// Returns `len` zeros, or [`Error::Memory`] for `what`.
 pub(crate) fn zeros(what: &'static str, len: usize) -> Result<Vec<f32>, Error> {
     sdpa_kernels::zeros(len).ok_or(Error::Memory { what, bytes: len.saturating_mul(size_of::<f32>()) })

@@ -45,6 +45,7 @@ pub mod ieee {}
 mod inputs;
 mod kernels;
 pub mod layers;
+mod likely;
 pub mod naive;
 mod outputs;
 mod plan;
