@@ -5,6 +5,8 @@
 //!
 //! `cargo bench --bench bert [-- --longest 128] [--turns 41]`
 
+#[path = "../../../benches/support/interleaved.rs"]
+mod interleaved;
 #[path = "../examples/bert/minilm.rs"]
 mod minilm;
 #[path = "../examples/bert/model.rs"]
@@ -12,6 +14,7 @@ mod model;
 
 use candle_core::{CpuStorage, Device, Storage, Tensor};
 use candle_transformers::models::bert::BertModel;
+use interleaved::median;
 use minilm::{Batch, MiniLm, Result};
 use model::Bert;
 use rand::seq::SliceRandom;
@@ -103,13 +106,8 @@ fn in_turns(turns: usize, cases: &mut [(&str, &mut dyn FnMut())]) {
         }
     }
     for ((name, _), own) in cases.iter().zip(&seconds) {
-        let ratio = median(own.iter().zip(&seconds[0]).map(|(own, first)| own / first));
-        println!("{name:>24} {:8.3} ms, {ratio:.3} of the first", 1e3 * median(own.iter().copied()));
+        let mut ratios: Vec<_> = own.iter().zip(&seconds[0]).map(|(own, first)| own / first).collect();
+        let (seconds, ratio) = (median(&mut own.clone()), median(&mut ratios));
+        println!("{name:>24} {:8.3} ms, {ratio:.3} of the first", 1e3 * seconds);
     }
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<_> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

@@ -1,6 +1,8 @@
 //! Attention on candle's tensors, held against candle's own: matmul, softmax, matmul.
 
 mod cache;
+#[path = "../../../../benches/support/interleaved.rs"]
+mod interleaved;
 mod layouts;
 mod options;
 mod oracle;

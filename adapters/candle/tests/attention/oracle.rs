@@ -1,5 +1,6 @@
 //! Candle's own attention, and tensors for it.
 
+use crate::interleaved;
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 
@@ -24,16 +25,10 @@ impl Scores {
     }
 }
 
-/// Numbers of a normal distribution, the same for the same seed.
+/// Numbers of about a normal distribution, the same for the same seed.
 pub(crate) fn random(shape: impl Into<candle_core::Shape>, seed: u64) -> Tensor {
     let shape = shape.into();
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut uniform = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-    };
-    let numbers = (0..shape.elem_count()).map(|_| (0..6).map(|_| uniform()).sum::<f32>() * 2f32.sqrt()).collect();
-    Tensor::from_vec::<_, f32>(numbers, shape, &Device::Cpu).unwrap()
+    Tensor::from_vec(interleaved::random(shape.elem_count(), seed), shape, &Device::Cpu).unwrap()
 }
 
 /// A mask `[1, 1, rows, keys]` by a rule of row and key.
