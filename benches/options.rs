@@ -45,6 +45,15 @@ enum Extra {
     Lse,
     Weights,
     Function,
+    Closure(Closure),
+}
+
+/// Mask functions without a hint.
+#[derive(Clone, Copy, PartialEq)]
+enum Closure {
+    Causal,
+    Modulo,
+    Table,
 }
 
 struct Variant<'a> {
@@ -64,6 +73,8 @@ struct Tensors {
     slopes: Vec<f32>,
     sinks: Vec<f32>,
     lens: Vec<usize>,
+    /// Keys that a closure keeps.
+    keys: Vec<bool>,
 }
 
 impl Tensors {
@@ -83,6 +94,7 @@ impl Tensors {
             slopes: alibi_slopes(HEADS),
             sinks: vec![0.5; HEADS],
             lens: vec![len - 1],
+            keys: (0..len).map(|key| key * 7919 % 13 != 0).collect(),
         }
     }
 
@@ -102,6 +114,9 @@ impl Tensors {
             variant("full", full, base, Extra::None),
             variant("causal", full.causal(), base, Extra::None),
             variant("causal by function", full, base, Extra::Function),
+            variant("causal by closure", full, base, Extra::Closure(Closure::Causal)),
+            variant("closure: key modulo 13", full, base, Extra::Closure(Closure::Modulo)),
+            variant("closure: table of keys", full, base, Extra::Closure(Closure::Table)),
             variant("causal by mask", full, base.mask(triangle), Extra::None),
             variant("window 256, causal", full.causal().window(window), base, Extra::None),
             variant("lse", plain, base, Extra::Lse),
@@ -132,13 +147,26 @@ fn measure(name: &str, len: usize, plain: Attention, rounds: usize) {
             let outputs = match variant.extra {
                 Extra::Lse => outputs.lse(ViewMut::bhl(&mut lse, [1, HEADS, len]).expect("dense")),
                 Extra::Weights => outputs.weights(ViewMut::bhld(&mut weights, [1, HEADS, len, len]).expect("dense")),
-                Extra::None | Extra::Function => outputs,
+                Extra::None | Extra::Function | Extra::Closure(_) => outputs,
             };
             let problem = variant.attention.problem(variant.inputs, outputs).expect("consistent");
             let plan = Plan::new(&problem, Exec::serial());
             let start = Instant::now();
             match variant.extra {
                 Extra::Function => problem.run_with(&plan, &mut workspace, &Mods::new().mask(Causal)),
+                Extra::Closure(Closure::Causal) => {
+                    problem.run_with(&plan, &mut workspace, &Mods::new().mask(|at: Position| at.key <= at.row));
+                }
+                Extra::Closure(Closure::Modulo) => {
+                    problem.run_with(
+                        &plan,
+                        &mut workspace,
+                        &Mods::new().mask(|at: Position| (at.key + at.row) % 13 != 0),
+                    );
+                }
+                Extra::Closure(Closure::Table) => {
+                    problem.run_with(&plan, &mut workspace, &Mods::new().mask(|at: Position| tensors.keys[at.key]));
+                }
                 _ => problem.run(&plan, &mut workspace),
             }
             seconds.push(start.elapsed().as_secs_f64());

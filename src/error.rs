@@ -2,7 +2,7 @@
 
 use crate::cause::Cause;
 use core::fmt;
-use sdpa_kernels::{LayoutError, PageError};
+use sdpa_kernels::{LayoutError, MaskError, PageError};
 
 /// Reason why a call was refused. Outputs are then untouched.
 ///
@@ -140,6 +140,8 @@ pub enum Error {
     },
     /// A block table, or the page pool it refers to, is invalid.
     Pages(PageError),
+    /// A mask function of [`masks`](crate::masks) is invalid.
+    Mask(MaskError),
     /// One of several rows is not valid for its use.
     Row {
         /// Name of the argument at fault.
@@ -266,6 +268,7 @@ impl fmt::Display for Error {
                  the call has no window, or one that reaches further back than the cache keeps"
             ),
             Self::Pages(e) => e.fmt(f),
+            Self::Mask(e) => e.fmt(f),
             Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),
             Self::File { what, why } => write!(f, "{what}: {why}"),
             Self::Twice { argument } => write!(f, "{argument}: given twice, but an output is written once"),
@@ -304,6 +307,7 @@ impl core::error::Error for Error {
         match self {
             Self::Layout(e) => Some(e),
             Self::Pages(e) => Some(e),
+            Self::Mask(e) => Some(e),
             Self::Likely { error, .. } => Some(&**error),
             _ => None,
         }
@@ -313,6 +317,12 @@ impl core::error::Error for Error {
 impl From<LayoutError> for Error {
     fn from(e: LayoutError) -> Self {
         Self::Layout(e)
+    }
+}
+
+impl From<MaskError> for Error {
+    fn from(e: MaskError) -> Self {
+        Self::Mask(e)
     }
 }
 

@@ -17,7 +17,7 @@
 //! | settings | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
 //! | inputs | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |
 //! | outputs | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key weight sums |
-//! | functions of the caller | [`attention_with`] [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]), weights ([`ProbMod`]) |
+//! | functions of the caller | [`attention_with`] [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]; stock ones in [`masks`]), weights ([`ProbMod`]) |
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
 //! | threads of the host's, deadlines | [`Executor`], for [`Problem::run_on`] and [`Problem::run_until`] |
 //! | layers around attention | [`layers`]: projections, multi-head attention, norms, positions, transformers |
@@ -46,6 +46,7 @@ mod inputs;
 mod kernels;
 pub mod layers;
 mod likely;
+pub mod masks;
 pub mod naive;
 mod outputs;
 mod plan;

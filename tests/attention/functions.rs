@@ -1,16 +1,23 @@
 //! Functions of the caller: by any pointer the same bits.
 
 use crate::support::{Answer, Tensors, assert_same, execs, outputs, unwritten};
-use sdpa::{Alignment, Attention, Exec, MaskMod, Mods, NoMod, Plan, Position, ProbMod, ScoreMod, Workspace};
+use sdpa::{Alignment, Attention, Exec, Inputs, MaskMod, Mods, NoMod, Position, ProbMod, ScoreMod};
 use std::sync::Arc;
 
-fn run_mods<S: ScoreMod, M: MaskMod, P: ProbMod>(tensors: &Tensors, exec: Exec, mods: &Mods<S, M, P>) -> Answer {
-    let mut answer = unwritten(&tensors.inputs());
-    let attention = Attention::new().causal().align(Alignment::BottomRight);
-    let problem = attention.problem(tensors.inputs(), outputs(&mut answer)).expect("a good call");
-    let plan = Plan::new(&problem, exec);
-    problem.run_with(&plan, &mut Workspace::new(), mods);
+/// Runs a call with functions, with plan and memory of its own.
+pub(crate) fn run_as<S: ScoreMod, M: MaskMod, P: ProbMod>(
+    attention: &Attention,
+    inputs: Inputs<'_>,
+    exec: Exec,
+    mods: &Mods<S, M, P>,
+) -> Answer {
+    let mut answer = unwritten(&inputs);
+    attention.problem(inputs, outputs(&mut answer)).expect("a good call").run_once_with(exec, mods);
     answer
+}
+
+fn run_mods<S: ScoreMod, M: MaskMod, P: ProbMod>(tensors: &Tensors, exec: Exec, mods: &Mods<S, M, P>) -> Answer {
+    run_as(&Attention::new().causal().align(Alignment::BottomRight), tensors.inputs(), exec, mods)
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod int8_cache;
 mod interrupted;
 mod kv_cache;
 mod kv_support;
+mod masks;
 mod memory;
 mod mistakes;
 mod mixed;

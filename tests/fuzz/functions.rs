@@ -172,20 +172,7 @@ impl MaskMod for Bound<'_, (Keep, Hint)> {
         Fuse::burn(self.fuse, Part::Class);
         match self.function.1 {
             Hint::Nothing => BlockClass::Mixed,
-            Hint::Truth => {
-                let mut all = block.pairs().map(|p| self.function.0.keeps(self.at(p)));
-                match all.next() {
-                    None => BlockClass::All,
-                    Some(kept) if all.all(|keep| keep == kept) => {
-                        if kept {
-                            BlockClass::All
-                        } else {
-                            BlockClass::None
-                        }
-                    }
-                    Some(_) => BlockClass::Mixed,
-                }
-            }
+            Hint::Truth => block.pairs().map(|p| self.function.0.keeps(self.at(p))).collect(),
             Hint::Lies(seed) => {
                 match (seed + block.rows.start + 3 * block.keys.start / 16 + 5 * block.rows.len() + block.head) % 3 {
                     0 => BlockClass::All,

@@ -15,6 +15,7 @@ const ROOMS: [&[&str]; 11] = [
     &[
         "attention::call",
         "attention::checked",
+        "attention::masks",
         "attention::mods",
         "attention::options",
         "attention::outputs",

@@ -5,6 +5,7 @@ pub(crate) mod call;
 pub(crate) mod checked;
 pub(crate) mod forward;
 pub(crate) mod launch;
+pub(crate) mod masks;
 pub(crate) mod merge;
 pub(crate) mod mods;
 pub(crate) mod options;

@@ -1,6 +1,6 @@
 //! Score, mask and weight functions supplied by the caller.
 
-use core::ops::Range;
+use core::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 /// Position of a score: sequence, query head, row and key within the sequence.
@@ -35,6 +35,11 @@ pub struct BlockPosition {
 }
 
 impl BlockPosition {
+    /// Returns the first and the last row's [`Position::position`].
+    pub fn positions(&self) -> RangeInclusive<isize> {
+        self.position..=self.position.saturating_add_unsigned(self.rows.len().saturating_sub(1))
+    }
+
     /// Returns the positions of all pairs of a row and a key of the block, row by row.
     pub fn pairs(&self) -> impl Iterator<Item = Position> + use<> {
         let Self { batch, head, rows, keys, position } = self.clone();
@@ -54,6 +59,19 @@ pub enum BlockClass {
     None,
     /// The function is called for each pair.
     Mixed,
+}
+
+impl FromIterator<bool> for BlockClass {
+    /// Classifies a block by what a mask function says of its pairs; stops at the second answer that differs.
+    fn from_iter<T: IntoIterator<Item = bool>>(pairs: T) -> Self {
+        let mut pairs = pairs.into_iter();
+        match pairs.next() {
+            None => Self::All,
+            Some(first) if pairs.any(|keep| keep != first) => Self::Mixed,
+            Some(true) => Self::All,
+            Some(false) => Self::None,
+        }
+    }
 }
 
 /// Function of score and position, applied after softcap, bias and ALiBi and before keys are hidden. −∞ hides.
@@ -90,10 +108,93 @@ pub trait MaskMod: Send + Sync {
         let _ = block;
         BlockClass::Mixed
     }
+    /// Returns the mask of what both masks keep.
+    fn and<M: MaskMod>(self, other: M) -> And<Self, M>
+    where
+        Self: Sized,
+    {
+        And(self, other)
+    }
+    /// Returns the mask of what one of the masks keeps, or both.
+    fn or<M: MaskMod>(self, other: M) -> Or<Self, M>
+    where
+        Self: Sized,
+    {
+        Or(self, other)
+    }
+    /// Returns the mask of what this one hides.
+    fn not(self) -> Not<Self>
+    where
+        Self: Sized,
+    {
+        Not(self)
+    }
     /// Returns false for [`NoMod`] alone: its pass is not made.
     #[doc(hidden)]
     fn is_given(&self) -> bool {
         true
+    }
+}
+
+/// Mask of what both masks keep: [`MaskMod::and`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct And<A, B>(A, B);
+
+/// Mask of what one of the masks keeps, or both: [`MaskMod::or`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Or<A, B>(A, B);
+
+/// Mask of what another one hides: [`MaskMod::not`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Not<A>(A);
+
+impl<A: MaskMod, B: MaskMod> MaskMod for And<A, B> {
+    #[inline(always)]
+    fn keep(&self, at: Position) -> bool {
+        self.0.keep(at) && self.1.keep(at)
+    }
+
+    #[inline]
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        match self.0.class(block.clone()) {
+            BlockClass::All => self.1.class(block),
+            BlockClass::None => BlockClass::None,
+            BlockClass::Mixed if self.1.class(block) == BlockClass::None => BlockClass::None,
+            BlockClass::Mixed => BlockClass::Mixed,
+        }
+    }
+}
+
+impl<A: MaskMod, B: MaskMod> MaskMod for Or<A, B> {
+    #[inline(always)]
+    fn keep(&self, at: Position) -> bool {
+        self.0.keep(at) || self.1.keep(at)
+    }
+
+    #[inline]
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        match self.0.class(block.clone()) {
+            BlockClass::None => self.1.class(block),
+            BlockClass::All => BlockClass::All,
+            BlockClass::Mixed if self.1.class(block) == BlockClass::All => BlockClass::All,
+            BlockClass::Mixed => BlockClass::Mixed,
+        }
+    }
+}
+
+impl<A: MaskMod> MaskMod for Not<A> {
+    #[inline(always)]
+    fn keep(&self, at: Position) -> bool {
+        !self.0.keep(at)
+    }
+
+    #[inline]
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        match self.0.class(block) {
+            BlockClass::All => BlockClass::None,
+            BlockClass::None => BlockClass::All,
+            BlockClass::Mixed => BlockClass::Mixed,
+        }
     }
 }
 

@@ -94,13 +94,7 @@ impl MaskMod for MaskFn {
         if !self.2 {
             return BlockClass::Mixed;
         }
-        let mut pairs = block.pairs().map(|p| self.keep(p));
-        match pairs.next() {
-            None => BlockClass::All,
-            Some(first) if pairs.any(|keep| keep != first) => BlockClass::Mixed,
-            Some(true) => BlockClass::All,
-            Some(false) => BlockClass::None,
-        }
+        block.pairs().map(|p| self.keep(p)).collect()
     }
 }
 

@@ -92,23 +92,38 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             unsafe { task.s.narrow_by_mask(columns, mask, ranges) };
         }
         if task.given.mask {
-            for (row, range) in task.rows(row_block).zip(&mut *ranges) {
-                if !range.is_empty() {
-                    *range = self.narrow(row, *range);
-                }
+            for (first, len) in task.stretches(row_block) {
+                self.narrow_rows(first, &mut ranges[first.n..first.n + len]);
             }
         }
         for (span, ranges) in self.spans.of_tiles(tiles).iter_mut().zip(ranges.chunks(S::TILE_ROWS)) {
-            let visible = ranges.iter().filter(|range| !range.is_empty());
-            let (lo, hi) = visible.fold((KEY_BLOCK, 0), |(lo, hi), range| (lo.min(range.from), hi.max(range.to)));
+            let (lo, hi) = union(ranges);
             let alike = ranges.iter().all(|range| range.all && (range.from, range.to) == (lo, hi));
             *span = Span::new(lo, hi, !alike);
         }
     }
 
+    /// Narrows the ranges of consecutive rows of a head by the mask function: first all together, then row by row.
+    fn narrow_rows(&self, first: Row, ranges: &mut [RowKeys]) {
+        let (lo, hi) = union(ranges);
+        if lo >= hi {
+            return;
+        }
+        if ranges.len() > 1 {
+            match self.class(first, ranges.len(), lo..hi) {
+                BlockClass::All => return,
+                BlockClass::None => return ranges.fill(RowKeys::EMPTY),
+                BlockClass::Mixed => {}
+            }
+        }
+        for (k, range) in ranges.iter_mut().enumerate().filter(|(_, range)| !range.is_empty()) {
+            *range = self.narrow(Row { n: first.n + k, i: first.i + k, ..first }, *range);
+        }
+    }
+
     /// Drops panels at both ends of a row's range that the mask function says are hidden.
     fn narrow(&self, row: Row, range: RowKeys) -> RowKeys {
-        let class = |keys: Range<usize>| self.class(row, keys);
+        let class = |keys: Range<usize>| self.class(row, 1, keys);
         match class(range.from..range.to) {
             BlockClass::All => range,
             BlockClass::None => RowKeys::EMPTY,
@@ -126,12 +141,12 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         }
     }
 
-    /// Returns the mask function's class of one row and some of the block's keys.
-    fn class(&self, row: Row, keys: Range<usize>) -> BlockClass {
+    /// Returns the mask function's class of some rows of a head, from `row` on, and some of the block's keys.
+    fn class(&self, row: Row, rows: usize, keys: Range<usize>) -> BlockClass {
         self.task.mods.class(BlockPosition {
             batch: self.task.task.sequence,
             head: row.head,
-            rows: row.i..row.i + 1,
+            rows: row.i..row.i + rows,
             keys: self.first + keys.start..self.first + keys.end,
             position: self.task.seq.offset.saturating_add_unsigned(row.i),
         })
@@ -249,4 +264,10 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             }
         }
     }
+}
+
+/// Returns the smallest range that holds the keys of all rows; one that ends before it starts if there are none.
+fn union(ranges: &[RowKeys]) -> (usize, usize) {
+    let visible = ranges.iter().filter(|range| !range.is_empty());
+    visible.fold((KEY_BLOCK, 0), |(lo, hi), range| (lo.min(range.from), hi.max(range.to)))
 }

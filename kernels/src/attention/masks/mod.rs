@@ -1,0 +1,85 @@
+//! Stock mask functions: documents in one sequence, a prefix that all rows see, trees of drafted tokens.
+//!
+//! All go by the rows' positions, so that they say the same of a prompt, of its chunks and of single rows. Their classes
+//! are exact: `Mixed` only where a block has both visible and hidden pairs.
+
+mod documents;
+mod error;
+mod tree;
+
+pub use documents::Documents;
+pub use error::MaskError;
+pub use tree::Tree;
+
+use crate::attention::mods::{BlockClass, BlockPosition, MaskMod, Position};
+
+/// Mask of a prefix language model: the first keys are visible to every row, the others to rows at their position or
+/// later.
+///
+/// `PrefixLm::new(0)` is the causal mask. It goes by [`Position::position`]: name the call's alignment where rows and keys
+/// differ in number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefixLm {
+    prefix: usize,
+}
+
+impl PrefixLm {
+    /// Creates the mask for a prefix of so many keys.
+    pub const fn new(prefix: usize) -> Self {
+        Self { prefix }
+    }
+
+    /// Returns one past the last key that a row at `position` sees.
+    #[inline]
+    fn end(self, position: isize) -> usize {
+        usize::try_from(position).map_or(self.prefix, |position| self.prefix.max(position.saturating_add(1)))
+    }
+}
+
+impl MaskMod for PrefixLm {
+    #[inline(always)]
+    fn keep(&self, at: Position) -> bool {
+        at.key < self.prefix || at.key as isize <= at.position
+    }
+
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        let positions = block.positions();
+        if block.keys.end <= self.end(*positions.start()) {
+            BlockClass::All
+        } else if block.keys.start >= self.end(*positions.end()) {
+            BlockClass::None
+        } else {
+            BlockClass::Mixed
+        }
+    }
+}
+
+/// Mask of its own for each sequence of a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PerSequence<M> {
+    masks: Vec<M>,
+}
+
+impl<M> PerSequence<M> {
+    /// Creates the mask of a batch: `masks[b]` is the mask of sequence `b`. A call with more sequences than masks panics.
+    pub fn new(masks: impl Into<Vec<M>>) -> Self {
+        Self { masks: masks.into() }
+    }
+
+    #[inline(always)]
+    fn of(&self, sequence: usize) -> &M {
+        let masks = self.masks.len();
+        self.masks.get(sequence).unwrap_or_else(|| panic!("sequence {sequence} of a batch with masks for {masks}"))
+    }
+}
+
+impl<M: MaskMod> MaskMod for PerSequence<M> {
+    #[inline(always)]
+    fn keep(&self, at: Position) -> bool {
+        self.of(at.batch).keep(at)
+    }
+
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        self.of(block.batch).class(block)
+    }
+}
