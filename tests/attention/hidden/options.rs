@@ -137,8 +137,9 @@ fn dead_entries(case: &Case, bias: &Tensor) -> Vec<[usize; 4]> {
     let mut alive = vec![false; bias.shape.iter().product()];
     let [nb, nh, nl, n] = bias.shape;
     for row @ [b, h, i] in case.every_row() {
-        for j in (0..n.min(case.keys(b))).filter(|&j| !without.hides(&oracle, row, j)) {
-            alive[((dim(nb, b) * nh + dim(nh, h)) * nl + dim(nl, i)) * n + j] = true;
+        // One column is every key's.
+        for j in (0..case.keys(b)).filter(|&j| (n == 1 || j < n) && !without.hides(&oracle, row, j)) {
+            alive[((dim(nb, b) * nh + dim(nh, h)) * nl + dim(nl, i)) * n + dim(n, j)] = true;
         }
     }
     indices(bias.shape).zip(alive).filter(|(_, alive)| !alive).map(|(at, _)| at).collect()
