@@ -87,7 +87,7 @@ fn what_does_not_fit_is_refused() {
     refused("ends: entry 2 is 2, but must be exactly 3", &[0, 1], &[0, 1, 2], rows(3));
     refused("ends: the list of cumulative lengths is 0, but must be at least 1", &[], &[], rows(0));
     refused("k: batch is 2, but a ragged append has 1", &[0], &[0, 2], [[2, 2, 2, 17], [2, 2, 2, 20]]);
-    refused("k: heads is 1, but the cache has 2", &[0], &[0, 2], [[1, 1, 2, 17], [1, 2, 2, 20]]);
+    refused("k: heads is 1, but the cache has 2", &[0], &[0, 3], [[1, 1, 3, 17], [1, 2, 3, 20]]);
     refused("v: rows is 3, but k has 2", &[0], &[0, 2], [[1, 2, 2, 17], [1, 2, 3, 20]]);
     refused("v: value_dim is 21, but the cache has 20", &[0], &[0, 2], [[1, 2, 2, 17], [1, 2, 2, 21]]);
 }
