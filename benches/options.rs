@@ -94,7 +94,7 @@ impl Tensors {
             slopes: alibi_slopes(HEADS),
             sinks: vec![0.5; HEADS],
             lens: vec![len - 1],
-            keys: (0..len).map(|key| key * 7919 % 13 != 0).collect(),
+            keys: (0..len).map(|key| !(key * 7919).is_multiple_of(13)).collect(),
         }
     }
 
@@ -161,7 +161,7 @@ fn measure(name: &str, len: usize, plain: Attention, rounds: usize) {
                     problem.run_with(
                         &plan,
                         &mut workspace,
-                        &Mods::new().mask(|at: Position| (at.key + at.row) % 13 != 0),
+                        &Mods::new().mask(|at: Position| !(at.key + at.row).is_multiple_of(13)),
                     );
                 }
                 Extra::Closure(Closure::Table) => {

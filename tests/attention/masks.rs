@@ -62,7 +62,7 @@ fn masks_keep_what_they_say() {
         }
     }
     let ends = Documents::by_ends(&[0, 3, 3, 5]).expect("in order");
-    assert_eq!(ends.keep(at(3, 2)), false);
+    assert!(!ends.keep(at(3, 2)));
     assert!((3..5).all(|key| ends.keep(at(3, key))) && !ends.keep(at(3, 5)));
     assert!(ends.keep(at(5, 99)), "keys behind the last end are one more document");
 }

@@ -29,7 +29,7 @@ pub(crate) trait RowMods<S>: Sync {
     fn given(&self) -> Given;
     /// Applies the score function to consecutive keys of a row.
     fn apply_score(&self, s: S, first: Position, scores: &mut [f32]);
-    /// Applies the mask function to consecutive keys of a row, from the start of a panel on.
+    /// Applies the mask function to consecutive keys of a row, at least one, from the start of a panel on.
     fn apply_mask(&self, s: S, first: Position, scores: &mut [f32]);
     /// Applies the weight function to the visible ones of consecutive keys of a row, which are keys `keys` of the block.
     fn apply_prob(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits);
@@ -61,24 +61,44 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> 
         );
     }
 
-    /// Panel by panel, and key by key where a panel's class is mixed.
+    /// By runs of panels of one class, and key by key where that is mixed: first all answers, then all scores, since the
+    /// two loops together are often not vectorised.
     fn apply_mask(&self, s: S, first: Position, scores: &mut [f32]) {
+        let Position { batch, head, row, key, position } = first;
         s.vectorize(
             #[inline(always)]
             || {
-                for (n, panel) in scores.chunks_mut(LANES).enumerate() {
-                    let at = later(first, n * LANES);
-                    let (rows, keys) = (at.row..at.row + 1, at.key..at.key + panel.len());
-                    let Position { batch, head, position, .. } = at;
-                    match self.mask.class(BlockPosition { batch, head, rows, keys, position }) {
+                let len = scores.len();
+                let class = |from: usize| {
+                    let keys = key + from..key + len.min(from + LANES);
+                    self.mask.class(BlockPosition { batch, head, rows: row..row + 1, keys, position })
+                };
+                let (mut from, mut next) = (0, class(0));
+                while from < len {
+                    let (run, mut to) = (next, from + LANES);
+                    while to < len {
+                        next = class(to);
+                        if next != run {
+                            break;
+                        }
+                        to += LANES;
+                    }
+                    let scores = &mut scores[from..to.min(len)];
+                    match run {
                         BlockClass::All => {}
-                        BlockClass::None => panel.fill(f32::NEG_INFINITY),
+                        BlockClass::None => scores.fill(f32::NEG_INFINITY),
                         BlockClass::Mixed => {
-                            for (j, score) in panel.iter_mut().enumerate() {
-                                *score = if self.mask.keep(later(at, j)) { *score } else { f32::NEG_INFINITY };
+                            let (start, mut keep) = (later(first, from), [false; KEY_BLOCK]);
+                            let keep = &mut keep[..scores.len()];
+                            for (j, keep) in keep.iter_mut().enumerate() {
+                                *keep = self.mask.keep(later(start, j));
+                            }
+                            for (score, &mut keep) in scores.iter_mut().zip(keep) {
+                                *score = if keep { *score } else { f32::NEG_INFINITY };
                             }
                         }
                     }
+                    from = to;
                 }
             },
         );
