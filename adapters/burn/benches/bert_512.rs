@@ -5,9 +5,13 @@
 //!
 //! `cargo bench --bench bert_512 [-- --turns 101]`
 
+#[path = "../../../benches/support/interleaved.rs"]
+mod interleaved;
+
 use burn_tensor::module::attention as burns;
 use burn_tensor::ops::AttentionModuleOptions;
 use burn_tensor::{Device, Distribution, Tensor};
+use interleaved::median;
 use rand::SeedableRng;
 use rand::rngs::ChaCha8Rng;
 use rand::seq::SliceRandom;
@@ -62,9 +66,4 @@ fn compare(layout: &str, tensors: [Tensor<4>; 3], turns: usize) {
     let mut ratios: Vec<f64> = times[1].iter().zip(&times[0]).map(|(ours, burns)| ours / burns).collect();
     let [burns, ours] = times.each_mut().map(|all| median(all));
     println!("{layout:<28} {:>6.2} ms {:>6.2} ms {:>6.2}", burns * 1e3, ours * 1e3, median(&mut ratios));
-}
-
-fn median(numbers: &mut [f64]) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
 }
