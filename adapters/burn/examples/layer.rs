@@ -15,6 +15,8 @@ use safetensors::{Dtype, SafeTensors};
 use std::error::Error;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
+/// Attention of queries, keys and values.
+type Attends<'a> = &'a dyn Fn([Tensor<4>; 3]) -> Result<Tensor<4>>;
 
 const HEADS: usize = 12;
 const EPSILON: f64 = 1e-12;
@@ -30,7 +32,7 @@ fn main() -> Result<()> {
     let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: false };
 
     println!("attention  largest error against the model's own output");
-    let attentions: [(&str, &dyn Fn([Tensor<4>; 3]) -> Result<Tensor<4>>); 2] = [
+    let attentions: [(&str, Attends<'_>); 2] = [
         ("burn's", &|[q, k, v]| Ok(burns_attention(q, k, v, None, None, options))),
         ("sdpa's", &|[q, k, v]| Ok(sdpa_burn::attention(q, k, v, None, None, options)?)),
     ];
@@ -48,7 +50,7 @@ fn main() -> Result<()> {
 struct Layer<'a>(SafeTensors<'a>);
 
 impl Layer<'_> {
-    fn forward(&self, x: Tensor<3>, attention: &dyn Fn([Tensor<4>; 3]) -> Result<Tensor<4>>) -> Result<Tensor<3>> {
+    fn forward(&self, x: Tensor<3>, attention: Attends<'_>) -> Result<Tensor<3>> {
         let [batch, rows, width] = x.dims();
         let project = |name: &str| -> Result<Tensor<4>> {
             let projected = self.linear(&format!("attention.self.{name}"), x.clone())?;
