@@ -8,7 +8,7 @@ use crate::outputs::Outputs;
 use crate::problem::Problem;
 use crate::shape::Shape;
 use sdpa_kernels::{
-    Alignment, Call, Causality, Isa, MAX_TASK, Options, Precision, Tiling, Visible, Window, has_memory,
+    Alignment, Call, Causality, Isa, KeyValues, MAX_TASK, Options, Precision, Tiling, Visible, Window, has_memory,
 };
 
 /// Settings of an attention call. Plain data; the tensors come with [`Inputs`] and [`Outputs`].
@@ -95,6 +95,15 @@ impl Attention {
     fn checked<'a>(&self, inputs: &Inputs<'a>, outputs: &Outputs<'_>) -> Result<(Call<'a>, Shape), Error> {
         let (shape, kv) = inputs.checked()?;
         outputs.check(inputs, &shape, &kv)?;
+        let call = self.call(inputs, &shape, kv)?;
+        if let Some(cache) = kv.cache() {
+            cache::check_kept(cache, &call, outputs.wants_all_keys())?;
+        }
+        Ok((call, shape))
+    }
+
+    /// Returns the kernels' call, if settings and options fit the shape.
+    pub(crate) fn call<'a>(&self, inputs: &Inputs<'a>, shape: &Shape, kv: KeyValues<'a>) -> Result<Call<'a>, Error> {
         let scale = self.scale_for(shape.head_dim);
         if !scale.is_finite() {
             return Err(Error::Number { argument: "scale", got: scale, expected: "finite" });
@@ -102,15 +111,11 @@ impl Attention {
         if let Some(c) = self.softcap.filter(|c| !(c.is_finite() && *c > 0.0)) {
             return Err(Error::Number { argument: "softcap", got: c, expected: "positive and finite" });
         }
-        let options = inputs.options(&shape, self.softcap)?;
-        let alignment = self.alignment_for(inputs, &shape, &options)?;
-        scratch_fits(&shape)?;
+        let options = inputs.options(shape, self.softcap)?;
+        let alignment = self.alignment_for(inputs, shape, &options)?;
+        scratch_fits(shape)?;
         let Self { visible, precision, .. } = *self;
-        let call = Call { q: inputs.q, kv, scale, visible, alignment, options, precision };
-        if let Some(cache) = kv.cache() {
-            cache::check_kept(cache, &call, outputs.wants_all_keys())?;
-        }
-        Ok((call, shape))
+        Ok(Call { q: inputs.q, kv, scale, visible, alignment, options, precision })
     }
 
     /// Returns the alignment of the call: the given one, or top-left if no rule needs one.

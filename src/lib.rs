@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod backward;
 mod cache;
 mod cause;
 mod error;
@@ -58,8 +59,10 @@ mod state;
 mod threads;
 #[cfg(feature = "unfused")]
 pub mod unfused;
+mod workers;
 
 pub use attention::Attention;
+pub use backward::{BackwardPlan, BackwardProblem, BackwardWorkspace, Gradients, Saved, attention_backward};
 pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
 pub use cause::Cause;
 pub use error::{Bound, Error};

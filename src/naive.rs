@@ -3,7 +3,10 @@
 //! yardstick for the error of the fused path. It shares nothing with the fused path but the argument types. The
 //! arithmetic is all in `row.rs`.
 
+mod backward;
 mod row;
+
+pub use backward::{Gradient, gradients};
 
 use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape};
 
@@ -129,6 +132,12 @@ impl<T: Real> Dense<T> {
         let [batch, heads, rows, dim] = shape;
         let index = |i: usize| [i / dim / rows / heads, i / dim / rows % heads, i / dim % rows, i % dim];
         Self { shape, data: (0..batch * heads * rows * dim).map(|i| T::from(element(index(i)))).collect() }
+    }
+
+    /// Returns the part of `of`, a tensor of this shape, that is a row.
+    fn slot<'x>(&self, [b, h, l]: [usize; 3], of: &'x mut [T]) -> &'x mut [T] {
+        let [_, heads, rows, dim] = self.shape;
+        &mut of[((b * heads + h) * rows + l) * dim..][..dim]
     }
 
     fn row(&self, b: usize, h: usize, l: usize) -> &[T] {

@@ -8,9 +8,9 @@ use crate::executor::Executor;
 use crate::plan::{Plan, Split};
 use crate::problem::Problem;
 use crate::threads::CurrentPool;
+use crate::workers::{own, share};
 use core::fmt;
 use sdpa_kernels::{FewRows, Isa, Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, PoisonError};
 
 /// Work of one worker on a launch.
@@ -91,11 +91,6 @@ impl Workspace {
         let ready = ready.count();
         (&mut self.workers[..ready.max(1)], &mut self.partials)
     }
-}
-
-/// Returns the scratch of a worker that nobody else holds.
-fn own(worker: &mut Mutex<Scratch>) -> &mut Scratch {
-    worker.get_mut().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Problem<'_> {
@@ -216,7 +211,7 @@ impl Problem<'_> {
         }
         let work = |scratch: &mut Scratch| work(&launch, plan.exec.isa, scratch);
         if workers.len() > 1 {
-            share(&launch, workers, host.executor, &work);
+            share(workers, host.executor, &|| launch.stop(), &work);
         }
         // The calling thread alone, or what an executor that broke its promise left undone.
         work(own(&mut workers[0]));
@@ -232,27 +227,5 @@ impl Problem<'_> {
     pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(self, exec: Exec, mods: &Mods<S, M, P>) {
         let plan = Plan::new(&self, exec).shrink_to();
         self.run_with(&plan, &mut Workspace::new(), mods);
-    }
-}
-
-/// Calls `work` on each worker, on the threads of an executor. Passes on the first panic in it; workers then begin no
-/// further task.
-fn share(
-    launch: &Launch<'_>,
-    workers: &[Mutex<Scratch>],
-    executor: &dyn Executor,
-    work: &(dyn Fn(&mut Scratch) + Sync),
-) {
-    let panic = Mutex::new(None);
-    executor.run(workers.len(), &|index| {
-        let Some(Ok(mut scratch)) = workers.get(index).map(Mutex::try_lock) else { return };
-        // Unwind safe: tasks overwrite whatever scratch holds.
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(&mut scratch))) {
-            launch.stop();
-            panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
-        }
-    });
-    if let Some(payload) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        resume_unwind(payload);
     }
 }

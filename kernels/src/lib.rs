@@ -22,6 +22,9 @@ mod nn;
 pub mod probe;
 mod work_queue;
 
+pub use attention::backward::call::{Gradients, Saved};
+pub use attention::backward::launch::BackwardLaunch;
+pub use attention::backward::memory::{BackwardMemory, BackwardScratch};
 pub use attention::call::{Call, Sequence};
 pub use attention::launch::Launch;
 pub use attention::masks::{Documents, MaskError, PerSequence, PrefixLm, Tree};

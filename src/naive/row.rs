@@ -56,14 +56,21 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
 }
 
 /// Returns the batch index of a sequence's rows of q, and the first of them.
-fn first_row(inputs: &Inputs<'_>, at: Position) -> (usize, usize) {
+pub(super) fn first_row(inputs: &Inputs<'_>, at: Position) -> (usize, usize) {
     inputs.ragged.map_or((at.batch, 0), |ragged| (0, ragged.q[at.batch]))
 }
 
 /// Returns the index of a sequence's keys in their source, and the first of them.
-fn first_key(inputs: &Inputs<'_>, at: Position) -> (usize, usize) {
+pub(super) fn first_key(inputs: &Inputs<'_>, at: Position) -> (usize, usize) {
     let first = inputs.ragged.and_then(|ragged| ragged.k).map_or(0, |k| k[at.batch]);
     (inputs.source_of(at.batch), first)
+}
+
+/// Returns the index of a row's entry for key `j` in a bias or mask, which is broadcast along dimensions of 1. With
+/// [`Cover::FirstKeys`], a missing column hides its key.
+pub(super) fn entry(at: Position, [b, h, l, columns]: [usize; 4], cover: Cover, j: usize) -> [usize; 4] {
+    let j = if cover == Cover::AllKeys && columns == 1 { 0 } else { j };
+    [at.batch.min(b - 1), at.head.min(h - 1), at.row.min(l - 1), j]
 }
 
 /// Returns the scores of every key at the first three points of [`Answer`]: raw, softcapped, masked.
@@ -80,11 +87,6 @@ fn scores<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     let ((b, q0), (source, k0)) = (first_row(inputs, at), first_key(inputs, at));
     let kv_head = at.head / (shape.heads / shape.kv_heads);
     let (zero, hidden) = (T::from(0.0), T::from(f32::NEG_INFINITY));
-    // Biases and masks are broadcast along dimensions of 1. With `Cover::FirstKeys`, a missing column hides its key.
-    let entry = |[b, h, l, columns]: [usize; 4], cover: Cover, j: usize| {
-        let j = if cover == Cover::AllKeys && columns == 1 { 0 } else { j };
-        [at.batch.min(b - 1), at.head.min(h - 1), at.row.min(l - 1), j]
-    };
     let mut scores = [const { Vec::new() }; 3];
     for j in 0..shape.kv_len {
         let exists = at.row < q_len && j < kv_len;
@@ -104,9 +106,9 @@ fn scores<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
         let causal = attention.visible.causality == Causality::Full || ahead >= 0;
         let bias = inputs
             .bias
-            .map_or(0.0, |Covered { of, cover }| of.get(entry(of.shape(), cover, j)).unwrap_or(f32::NEG_INFINITY));
+            .map_or(0.0, |Covered { of, cover }| of.get(entry(at, of.shape(), cover, j)).unwrap_or(f32::NEG_INFINITY));
         let masked = inputs.mask.is_some_and(|Covered { of, cover }| {
-            let byte = of.view().get(entry(of.view().shape(), cover, j));
+            let byte = of.view().get(entry(at, of.view().shape(), cover, j));
             byte.is_none_or(|&byte| (byte != 0) != matches!(of, Mask::Keep(_)))
         });
         let here = Position { key: j, ..at };

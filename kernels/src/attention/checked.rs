@@ -18,14 +18,22 @@ impl<'a> CheckedCall<'a> {
     /// # Panics
     /// If shapes do not fit together. `sdpa` reports such calls as errors before it makes a launch.
     pub(crate) fn new(call: Call<'a>, outputs: Outputs<'a>, tiling: Tiling) -> Self {
+        assert_outputs(&call, &outputs);
+        Self { outputs: outputs.into_shared(), ..Self::reading(call, tiling) }
+    }
+
+    /// Checks a call whose inputs alone are read: it has no outputs.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    pub(crate) fn reading(call: Call<'a>, tiling: Tiling) -> Self {
         assert_inputs(&call);
         assert_lengths(&call);
         assert_options(&call);
-        assert_outputs(&call, &outputs);
         let (head_dim, value_dim) = (call.q.shape()[3], call.kv.v_shape()[3]);
         let fits = (tiling.head_dim, tiling.value_dim) == (head_dim, value_dim) && tiling.holds(call.longest().1);
         assert!(fits, "the tiling is for other sizes");
-        Self { call, outputs: outputs.into_shared(), tiling }
+        Self { call, outputs: Shared::NOTHING, tiling }
     }
 
     #[inline(always)]

@@ -1,5 +1,6 @@
 //! Attention: the call and its options, its tasks and how workers share them, and the one pass over the keys.
 
+pub(crate) mod backward;
 pub(crate) mod blocks;
 pub(crate) mod call;
 pub(crate) mod checked;

@@ -73,6 +73,17 @@ impl Tiling {
         Self { head_dim, value_dim, task_rows, most_rows, row_block_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols }
     }
 
+    /// Creates the tiling of the backward pass: a task is one row block, of [`MAX_ROW_BLOCK`] rows whatever the
+    /// dimensions, because the order of its sums depends on that.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    pub fn for_backward(head_dim: usize, value_dim: usize, tile_rows: usize) -> Self {
+        let rows = MAX_ROW_BLOCK;
+        let tiling = Self::new(head_dim, value_dim, rows, tile_rows);
+        Self { task_rows: rows, most_rows: rows, row_block_rows: rows, ..tiling }
+    }
+
     /// Returns this tiling with no more scratch than a call of `kv_len` keys takes: for a call that allocates its own
     /// scratch and does not keep it. Otherwise a quarter of a tiny call's time goes to the system, which finds the
     /// memory.

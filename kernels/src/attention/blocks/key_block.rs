@@ -35,6 +35,8 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
     /// True if this is the first block that the current row block accumulates, and every tile's span of it is nonempty:
     /// running outputs are written, not read.
     pub(crate) fresh: bool,
+    /// Copy of the scores after the softcap, `[row][SCORE_STRIDE]`, if the backward pass asks for one.
+    pub(crate) capped: Option<&'b mut [f32]>,
     /// Memory to prefetch while this block is computed.
     pub(crate) prefetch: PrefetchQueue,
     /// Tables of addresses that `keys` and `values` may point at.
@@ -88,6 +90,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             packed_keys: None,
             packed_values: None,
             fresh: false,
+            capped: None,
             prefetch: self.prefetch([first, len], values),
             tables: PhantomData,
         }

@@ -49,6 +49,9 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         self.write_scores(Point::Raw, row_block.clone());
         if let Some(cap) = options.softcap {
             self.task.s.softcap(self.scores(rows), cap);
+            if let Some(copy) = &mut self.capped {
+                copy[..rows * SCORE_STRIDE].copy_from_slice(&self.regions.scores[..rows * SCORE_STRIDE]);
+            }
         }
         self.write_scores(Point::Softcapped, row_block.clone());
         if let Some(columns) = bias {

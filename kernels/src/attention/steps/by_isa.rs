@@ -6,11 +6,13 @@
 use crate::attention::options::Mask;
 use crate::attention::steps::bf16::{PairPanels, Round};
 use crate::attention::steps::epilogue::{self, Finish};
+use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::pv::{self, Values};
 use crate::attention::steps::qk::{self, Scores};
 use crate::attention::steps::qk_int8;
 use crate::attention::steps::score_passes::{self, AnyColumns, Columns, ScoreBlock};
 use crate::attention::steps::softmax;
+use crate::attention::steps::softmax_backward::{self, SavedRow};
 use crate::attention::steps::span::{RowKeys, Span};
 use crate::matmul::pack_steps::PackSteps;
 use crate::matmul::value_operand::RowPairs;
@@ -82,6 +84,21 @@ pub(crate) trait Steps: PackSteps {
     /// # Safety
     /// Same contract as [`pv::values`], with rounded weights.
     unsafe fn values_pairs(self, a: Values<'_, RowPairs>);
+    /// Turns scores into weights, and gradients of weights into those of scores: see
+    /// [`softmax_backward::softmax_backward`].
+    fn softmax_backward(self, row_block: ScoreBlock<'_>, gradients: &mut [f32], saved: &[SavedRow]);
+    /// Takes gradients back through the softcap: see [`softmax_backward::softcap_backward`].
+    fn softcap_backward(self, gradients: ScoreBlock<'_>, capped: &[f32], cap: f32);
+    /// Computes dot products of rows: see [`softmax_backward::row_dots`].
+    ///
+    /// # Safety
+    /// Same contract as [`softmax_backward::row_dots`].
+    unsafe fn row_dots(self, rows: [&[*const f32]; 2], vecs: usize, dots: &mut [f32]);
+    /// Adds Pᵀ·X to sums of keys: see [`key_sums::key_sums`].
+    ///
+    /// # Safety
+    /// Same contract as [`key_sums::key_sums`].
+    unsafe fn key_sums(self, a: KeySums<'_>);
     /// Normalises and writes rows: see [`epilogue::finish`].
     ///
     /// # Safety
@@ -213,6 +230,36 @@ macro_rules! steps {
             unsafe fn values_pairs(self, a: Values<'_, RowPairs>) {
                 // SAFETY: the caller guarantees the contract of `pv::values`, for pairs.
                 unsafe { self.with_bf16_dot(a) }
+            }
+
+            fn softmax_backward(self, row_block: ScoreBlock<'_>, gradients: &mut [f32], saved: &[SavedRow]) {
+                self.vectorize(
+                    #[inline(always)]
+                    || softmax_backward::softmax_backward(self, row_block, gradients, saved),
+                )
+            }
+
+            fn softcap_backward(self, gradients: ScoreBlock<'_>, capped: &[f32], cap: f32) {
+                self.vectorize(
+                    #[inline(always)]
+                    || softmax_backward::softcap_backward(self, gradients, capped, cap),
+                )
+            }
+
+            unsafe fn row_dots(self, rows: [&[*const f32]; 2], vecs: usize, dots: &mut [f32]) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller guarantees the contract of `softmax_backward::row_dots`.
+                    || unsafe { softmax_backward::row_dots(self, rows, vecs, dots) },
+                )
+            }
+
+            unsafe fn key_sums(self, a: KeySums<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    // SAFETY: the caller guarantees the contract of `key_sums::key_sums`.
+                    || unsafe { key_sums::key_sums(self, a) },
+                )
             }
 
             unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool {

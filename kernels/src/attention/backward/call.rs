@@ -1,0 +1,141 @@
+//! Inputs of the backward pass beside those of the forward pass, and the gradients that it writes.
+
+use crate::attention::call::Call;
+use crate::tensor::any::{AnyShared, Tensor, TensorMut};
+use crate::tensor::view::{SharedMut, View, ViewMut};
+
+/// Results of the forward pass, and the gradients of a loss in them.
+#[derive(Debug, Clone, Copy)]
+pub struct Saved<'a> {
+    /// Output of the forward pass, `[batch, heads, q_len, value_dim]`.
+    pub out: Tensor<'a>,
+    /// Log-sum-exp of the forward pass, `[batch, heads, q_len, 1]`.
+    pub lse: View<'a>,
+    /// Gradient in the output.
+    pub d_out: Tensor<'a>,
+    /// Gradient in the log-sum-exp, if the loss depends on it.
+    pub d_lse: Option<View<'a>>,
+}
+
+/// Gradients to compute.
+#[derive(Debug, Default)]
+pub struct Gradients<'a> {
+    /// Gradient in the queries, in the shape of q.
+    pub q: Option<TensorMut<'a>>,
+    /// Gradient in the keys, in the shape of k.
+    pub k: Option<TensorMut<'a>>,
+    /// Gradient in the values, in the shape of v.
+    pub v: Option<TensorMut<'a>>,
+    /// Gradient in the bias, in the bias's own shape: summed over what was broadcast.
+    pub bias: Option<ViewMut<'a>>,
+    /// Gradients in the sinks, one a query head.
+    pub sinks: Option<&'a mut [f32]>,
+    /// Gradients in the ALiBi slopes, one a query head.
+    pub slopes: Option<&'a mut [f32]>,
+    /// Gradient in the scale.
+    pub scale: Option<&'a mut f32>,
+}
+
+/// Gradients that workers write, each to its own rows.
+pub(crate) struct SharedGradients<'a> {
+    pub(crate) q: Option<AnyShared<'a>>,
+    pub(crate) k: Option<AnyShared<'a>>,
+    pub(crate) v: Option<AnyShared<'a>>,
+    pub(crate) bias: Option<BiasGradient<'a>>,
+}
+
+/// Gradient in the bias, and how the bias was broadcast.
+pub(crate) struct BiasGradient<'a> {
+    pub(crate) view: SharedMut<'a, f32>,
+    /// Sequences or heads, of different key/value heads, that share elements.
+    pub(crate) sharing: BiasSharing,
+    /// Elements that a row's keys add to.
+    pub(crate) columns: BiasColumns,
+}
+
+/// Elements of a bias that several key/value heads add to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BiasSharing {
+    /// None: each element belongs to one sequence and query head.
+    None,
+    /// Some: a key block waits for that of the sequence or head before it.
+    Heads,
+}
+
+/// Elements of a bias that a row's keys add to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BiasColumns {
+    /// One for each key; keys beyond the last are hidden.
+    ByKey,
+    /// A single one for all keys: its sum is taken row by row.
+    One,
+}
+
+impl BiasGradient<'_> {
+    /// Sets every element to 0. No worker has begun.
+    pub(crate) fn clear(&self) {
+        let [batch, heads, rows, columns] = self.view.shape();
+        for row in 0..if columns == 0 { 0 } else { batch * heads * rows } {
+            // SAFETY: the row is inside the view, which is borrowed exclusively and not handed out yet.
+            unsafe {
+                let (at, element) = self.view.row(row / rows / heads, row / rows % heads, row % rows);
+                (0..columns).for_each(|column| *at.offset(column as isize * element) = 0.0);
+            }
+        }
+    }
+
+    /// Returns the index of the bias row of a sequence, head and row.
+    pub(crate) fn row(&self, at: [usize; 3]) -> [usize; 3] {
+        let [batch, heads, rows, _] = self.view.shape();
+        [at[0].min(batch - 1), at[1].min(heads - 1), at[2].min(rows - 1)]
+    }
+}
+
+/// Parts of [`Gradients`] that are sums over all rows, taken when the workers are done.
+pub(crate) struct Reduced<'a> {
+    pub(crate) sinks: Option<&'a mut [f32]>,
+    pub(crate) slopes: Option<&'a mut [f32]>,
+    pub(crate) scale: Option<&'a mut f32>,
+}
+
+impl<'a> Gradients<'a> {
+    /// Splits the gradients into those that workers write and those that are sums over all rows.
+    pub(crate) fn split(self, call: &Call<'_>) -> (SharedGradients<'a>, Reduced<'a>) {
+        let Self { q, k, v, bias, sinks, slopes, scale } = self;
+        let bias = bias.map(|view| {
+            let [batch, heads, _, columns] = view.shape();
+            let apart = (batch == call.sequences() || call.sequences() == 1)
+                && (heads == call.q.shape()[1] || call.kv.kv_heads() == 1);
+            let one = columns == 1 && call.longest().1 != 1;
+            BiasGradient {
+                view: view.into_shared(),
+                sharing: if apart { BiasSharing::None } else { BiasSharing::Heads },
+                columns: if one { BiasColumns::One } else { BiasColumns::ByKey },
+            }
+        });
+        let [q, k, v] = [q, k, v].map(|gradient| gradient.map(TensorMut::into_shared));
+        (SharedGradients { q, k, v, bias }, Reduced { sinks, slopes, scale })
+    }
+}
+
+/// Asserts that saved results and gradients fit the call.
+pub(crate) fn assert_fits(call: &Call<'_>, saved: &Saved<'_>, gradients: &Gradients<'_>) {
+    let ([b, h, lq, d], k, v) = (call.q.shape(), call.kv.k_shape(), call.kv.v_shape());
+    let out = [b, h, lq, v[3]];
+    assert!(call.kv.tensors().is_some(), "keys and values are two tensors");
+    assert!(saved.out.shape() == out && saved.d_out.shape() == out, "an output does not fit q and v");
+    assert!(saved.lse.shape() == [b, h, lq, 1], "the LSE does not fit q");
+    assert!(saved.d_lse.is_none_or(|lse| lse.shape() == [b, h, lq, 1]), "the LSE's gradient does not fit q");
+    for (gradient, shape) in [(&gradients.q, [b, h, lq, d]), (&gradients.k, k), (&gradients.v, v)] {
+        assert!(gradient.as_ref().is_none_or(|gradient| gradient.shape() == shape), "a gradient does not fit");
+    }
+    if let Some(bias) = &gradients.bias {
+        let whole = [call.sequences(), h, call.longest().0];
+        let fits = bias.shape().iter().zip(whole).all(|(&n, all)| n == 1 || n == all);
+        let of = call.options.bias.map_or(0, |bias| bias.shape()[3]);
+        assert!(fits && (bias.shape()[3] == of || bias.shape()[3] == 1), "the bias's gradient does not fit");
+    }
+    for per_head in [&gradients.sinks, &gradients.slopes].into_iter().flatten() {
+        assert!(per_head.len() == h, "gradients of slopes or sinks do not fit the heads");
+    }
+}

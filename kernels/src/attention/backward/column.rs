@@ -1,0 +1,191 @@
+//! Column of the backward pass: one key block of one key/value head, and all the query rows that share the head.
+//!
+//! ```text
+//! for each query head of the group, in order:
+//!     (dK, dV) ← 0
+//!     for each row block of up to 96 rows, in order:      tile.rs
+//!         S ← final scores of the row block                Q Kᵀ again, and the options
+//!         P ← exp(S − lse);  dP ← dO Vᵀ;  dS ← P · (dP − δ)
+//!         dV ← dV + Pᵀ dO;  dK ← dK + dSᵀ Q;  dQ ← dQ + dS K
+//!     total ← total + (dK, dV)
+//! ```
+//! (Dao 2023, arXiv:2307.08691, algorithm 2.) A query head's sums are taken by themselves, so grouped heads give the sums
+//! of repeated ones.
+
+use crate::attention::backward::launch::BackwardLaunch;
+use crate::attention::backward::memory::{BackwardScratch, KeyGradients, Own};
+use crate::attention::backward::rows::finite_rows;
+use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
+use crate::attention::call::Task;
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::tiling::MAX_ROW_BLOCK;
+use crate::kv::key_block::{BlockValues, Keys};
+use crate::simd::{LANES, quiet};
+use crate::tensor::any::{AnyRows, AnyShared, Typed};
+use crate::tensor::element::Element;
+use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
+use crate::tensor::view::SharedMut;
+use core::ops::Range;
+use core::sync::atomic::Ordering;
+
+/// Key block of a key/value head.
+pub(crate) struct Column<'t, S> {
+    pub(crate) bound: BoundCall<'t, S>,
+    pub(crate) launch: &'t BackwardLaunch<'t>,
+    pub(crate) sequence: usize,
+    pub(crate) kv_head: usize,
+    /// Number of the key block in its sequence.
+    pub(crate) number: usize,
+}
+
+/// Keys of a column as tiles read them; its values are packed in scratch.
+pub(crate) struct ColumnKeys {
+    /// Rows of finite floats in whole vectors.
+    pub(crate) rows: AnyRows,
+    /// First key of the packed run in scratch, if any.
+    pub(crate) packed: Option<usize>,
+}
+
+impl<S: Steps> Column<'_, S> {
+    /// Computes the gradients of the column's keys and values, and adds to those of its queries.
+    ///
+    /// # Safety
+    /// The column exists, and its gradients are this worker's alone.
+    pub(crate) unsafe fn run(&self, scratch: &mut BackwardScratch) {
+        let (call, tiling) = (self.bound.checked.call(), self.bound.checked.tiling());
+        let (mut scores, mut own) = scratch.parts(tiling);
+        if !self.wait_for_shared_bias() {
+            return;
+        }
+        let mut keys = self.prepare_keys(&mut own);
+        let (q_len, group_size) = (call.sequence(self.sequence).q_len, call.group_size());
+        own.total.clear();
+        let mut done = 0;
+        for g in 0..group_size {
+            if group_size > 1 {
+                own.head.clear();
+            }
+            for first in (0..q_len).step_by(MAX_ROW_BLOCK) {
+                let rows = g * q_len + first..g * q_len + q_len.min(first + MAX_ROW_BLOCK);
+                let task = Task { sequence: self.sequence, kv_head: self.kv_head, rows };
+                let task = AttentionTask::reading(self.bound, task).followed_by(Next::Near);
+                // SAFETY: the row block is the `done`th of the column, whose turn it is when the tile has waited.
+                if !unsafe { self.tile(&task, done, &mut keys, &mut scores, &mut own) } {
+                    return;
+                }
+                done += 1;
+                // Release: publishes what this worker has added.
+                self.progress().store(done, Ordering::Release);
+            }
+            if group_size > 1 {
+                own.total.add(&own.head);
+            }
+        }
+        // SAFETY: the caller guarantees that the column's gradients are this worker's alone.
+        unsafe { self.write_keys(&own.total) }
+    }
+
+    fn progress(&self) -> &core::sync::atomic::AtomicUsize {
+        self.launch.progress([self.sequence, self.kv_head, self.number])
+    }
+
+    /// Returns the keys of the column, counted in the sequence.
+    pub(crate) fn keys(&self) -> Range<usize> {
+        let kv_len = self.bound.checked.call().sequence(self.sequence).kv_len;
+        let first = self.number * KEY_BLOCK;
+        first.min(kv_len)..kv_len.min(first + KEY_BLOCK)
+    }
+
+    /// Waits for the same key block of the sequence or head before, if elements of a bias are shared with it. Returns
+    /// false if the work was stopped.
+    fn wait_for_shared_bias(&self) -> bool {
+        use crate::attention::backward::call::BiasSharing;
+        let bias = self.launch.gradients.bias.as_ref();
+        if bias.is_none_or(|bias| bias.sharing == BiasSharing::None) {
+            return true;
+        }
+        let kv_heads = self.bound.checked.call().kv.kv_heads();
+        let before = (0..self.sequence * kv_heads + self.kv_head).rev().map(|head| (head / kv_heads, head % kv_heads));
+        let Some((sequence, kv_head)) = before.into_iter().find(|&(b, _)| self.number < self.launch.columns_of(b))
+        else {
+            return true;
+        };
+        self.launch.wait([sequence, kv_head, self.number], self.launch.row_blocks(sequence))
+    }
+
+    /// Packs the column's values, and finds its keys as rows.
+    fn prepare_keys(&self, own: &mut Own<'_>) -> ColumnKeys {
+        let (call, tiling) = (self.bound.checked.call(), self.bound.checked.tiling());
+        let (keys, seq) = (self.keys(), call.sequence(self.sequence));
+        let none = ColumnKeys { rows: Typed::F32(Rows::strided(own.keys.as_ptr(), 0, 1)), packed: None };
+        if keys.is_empty() {
+            return none;
+        }
+        let (at, len) = ([seq.source, self.kv_head, seq.first_key + keys.start], keys.len());
+        let (table, other) = (&mut Table::new(), &mut Table::new());
+        // SAFETY: the keys exist, in tensors, whose rows need no table.
+        unsafe {
+            let Keys::Rows(rows) = call.kv.keys(at, len, table) else { return none };
+            let BlockValues::Rows { rows: values, .. } = call.kv.values(at, len, other) else { return none };
+            self.bound.s.pack_keys(values, [len, len], tiling.value_dim, own.values);
+            ColumnKeys { rows: finite_rows(self.bound.s, rows, [len, tiling.head_dim], own.keys), packed: None }
+        }
+    }
+
+    /// Writes the gradients of the column's keys and values; the first column writes zeros for the keys that are beyond
+    /// the sequence's length.
+    ///
+    /// # Safety
+    /// The gradients are this worker's alone.
+    unsafe fn write_keys(&self, total: &KeyGradients<'_>) {
+        let call = self.bound.checked.call();
+        let (keys, seq, all) = (self.keys(), call.sequence(self.sequence), call.keys_of(self.sequence).len());
+        let beyond = if self.number == 0 { seq.kv_len..all } else { 0..0 };
+        let at =
+            |key: usize| [if call.options.ragged.is_some() { 0 } else { seq.batch }, self.kv_head, seq.first_key + key];
+        let parts = [(&self.launch.gradients.k, &*total.k, call.scale), (&self.launch.gradients.v, &*total.v, 1.0)];
+        for (gradient, sums, scale) in parts {
+            let Some(gradient) = gradient else { continue };
+            let width = dim_of(gradient).next_multiple_of(LANES);
+            // SAFETY: the keys are the sequence's, so the rows are inside the gradient; the caller guarantees that they
+            // are this worker's alone.
+            unsafe {
+                for (key, sums) in keys.clone().zip(sums.chunks_exact(width)) {
+                    write_row(gradient, at(key), sums, scale);
+                }
+                for key in beyond.clone() {
+                    write_row(gradient, at(key), &[], scale);
+                }
+            }
+        }
+    }
+}
+
+fn dim_of(gradient: &AnyShared<'_>) -> usize {
+    by_type!(Typed, gradient, |gradient| gradient.shape()[3])
+}
+
+/// Writes a row of a gradient: `scale` times each sum, or zeros where there are no sums.
+///
+/// # Safety
+/// The row is inside the gradient, and this worker's alone.
+pub(crate) unsafe fn write_row(gradient: &AnyShared<'_>, at: [usize; 3], sums: &[f32], scale: f32) {
+    /// Writes a row of one element type.
+    ///
+    /// # Safety
+    /// Same contract as [`write_row`].
+    unsafe fn write<T: Element>(gradient: &SharedMut<'_, T>, [b, h, l]: [usize; 3], sums: &[f32], scale: f32) {
+        let dim = gradient.shape()[3];
+        // SAFETY: the caller guarantees a row inside the gradient, which has `dim` elements.
+        unsafe {
+            let (first, element) = gradient.row(b, h, l);
+            for d in 0..dim {
+                // A zero is positive, and a NaN the quiet one.
+                let x = sums.get(d).map_or(0.0, |&sum| quiet(sum * scale + 0.0));
+                *first.offset(d as isize * element) = T::narrow(x);
+            }
+        }
+    }
+    // SAFETY: the caller guarantees the contract.
+    by_type!(Typed, gradient, |gradient| unsafe { write(gradient, at, sums, scale) })
+}

@@ -1,0 +1,205 @@
+//! Memory of the backward pass: what workers share, and the scratch of each.
+
+use crate::attention::call::Call;
+use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE, Scratch, Tiling};
+use crate::simd::LANES;
+use crate::simd::aligned::AlignedBuf;
+use crate::tensor::rows::KEY_BLOCK;
+use core::marker::PhantomData;
+use core::sync::atomic::AtomicUsize;
+
+/// Memory that the workers of a backward pass share: gradients of queries as they accumulate, in `f32`, a few numbers
+/// for each row, and the progress of each key block. Grows to the size calls need and is kept.
+#[derive(Debug, Default)]
+pub struct BackwardMemory {
+    rows: AlignedBuf,
+    pub(crate) progress: Vec<AtomicUsize>,
+}
+
+impl BackwardMemory {
+    /// Creates empty memory; the first use allocates.
+    pub const fn new() -> Self {
+        Self { rows: AlignedBuf::new(), progress: Vec::new() }
+    }
+
+    /// Number of bytes held.
+    pub fn bytes(&self) -> usize {
+        self.rows.bytes() + self.progress.capacity() * size_of::<AtomicUsize>()
+    }
+
+    /// Reserves the memory for a call's rows and `columns` key blocks. Returns false if there is not enough.
+    #[must_use]
+    pub(crate) fn try_reserve(&mut self, call: &Call<'_>, columns: usize) -> bool {
+        let more = columns.saturating_sub(self.progress.len());
+        if self.progress.try_reserve(more).is_err() {
+            return false;
+        }
+        self.progress.resize_with(self.progress.len().max(columns), AtomicUsize::default);
+        self.progress.iter_mut().for_each(|done| *done.get_mut() = 0);
+        let rows = call.q.shape()[..3].iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+        let floats = rows.and_then(|rows| rows.checked_mul(RowMemory::floats(call.q.shape()[3])));
+        floats.is_some_and(|floats| self.rows.try_reserve(floats))
+    }
+
+    /// Returns the rows' memory and the key blocks' progress.
+    pub(crate) fn parts(&mut self, call: &Call<'_>) -> (RowMemory<'_>, &[AtomicUsize]) {
+        let [b, h, l, d] = call.q.shape();
+        let floats = self.rows.floats_mut();
+        assert!(floats.len() >= b * h * l * RowMemory::floats(d), "reserved for another call");
+        (RowMemory { first: floats.as_mut_ptr(), heads: h, q_len: l, head_dim: d, borrow: PhantomData }, &self.progress)
+    }
+}
+
+/// Numbers of a row besides the gradient of its query.
+#[derive(Debug, Clone, Copy)]
+#[repr(usize)]
+pub(crate) enum RowNumber {
+    /// Σ do·o − dlse.
+    Delta,
+    /// Σ over keys of the score's gradient times the distance to the key.
+    Distance,
+    /// Σ over keys of the score's gradient.
+    Bias,
+    /// Query times its gradient, without the scale.
+    Dot,
+}
+
+/// Memory of each row of the call: the gradient of its query, without the scale, in whole vectors; then [`RowNumber`]s.
+pub(crate) struct RowMemory<'a> {
+    first: *mut f32,
+    heads: usize,
+    q_len: usize,
+    head_dim: usize,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: an exclusive borrow of floats; a row is accessed only by the worker whose turn it is, as `launch.rs` says.
+unsafe impl Send for RowMemory<'_> {}
+// SAFETY: as for `Send`: shared access alone gives no access to a row.
+unsafe impl Sync for RowMemory<'_> {}
+
+impl RowMemory<'_> {
+    /// Number of floats of a row.
+    fn floats(head_dim: usize) -> usize {
+        head_dim.next_multiple_of(LANES) + LANES
+    }
+
+    /// Returns a row's gradient and its numbers.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    ///
+    /// # Safety
+    /// Nobody else accesses the row meanwhile.
+    #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the row")]
+    pub(crate) unsafe fn row(&self, [batch, head, row]: [usize; 3]) -> (&mut [f32], &mut [f32; LANES]) {
+        assert!(head < self.heads && row < self.q_len, "no such row");
+        let width = self.head_dim.next_multiple_of(LANES);
+        let at = ((batch * self.heads + head) * self.q_len + row) * Self::floats(self.head_dim);
+        // SAFETY: `parts` has checked that there are that many floats for each row of the call; the caller guarantees
+        // sole access.
+        unsafe {
+            let first = self.first.add(at);
+            (core::slice::from_raw_parts_mut(first, width), &mut *first.add(width).cast::<[f32; LANES]>())
+        }
+    }
+}
+
+/// Scratch memory of one worker of the backward pass. Grows to the size a tiling needs and is kept.
+#[derive(Debug, Default)]
+pub struct BackwardScratch {
+    /// Scratch of the scores, as in the forward pass.
+    scores: Scratch,
+    own: AlignedBuf,
+}
+
+/// Scratch of the scores, and room for a copy of them after the softcap, `[row of the row block][SCORE_STRIDE]`.
+pub(crate) struct ScoreScratch<'a> {
+    pub(crate) scratch: &'a mut Scratch,
+    pub(crate) capped: &'a mut [f32],
+}
+
+/// Parts of a worker's scratch that the backward pass adds to the forward pass's.
+pub(crate) struct Own<'a> {
+    /// Gradients of weights, then of scores, `[row of the row block][SCORE_STRIDE]`.
+    pub(crate) gradients: &'a mut [f32],
+    /// Packed values, `[panel][value_dim][16]`.
+    pub(crate) values: &'a mut [f32],
+    /// Copied keys, `[key][head_dim in whole vectors]`.
+    pub(crate) keys: &'a mut [f32],
+    /// Copies of a row block's queries, output gradients and outputs, rows in whole vectors.
+    pub(crate) q: &'a mut [f32],
+    pub(crate) d_out: &'a mut [f32],
+    pub(crate) out: &'a mut [f32],
+    /// Gradients of a row block's queries, rows in whole vectors.
+    pub(crate) dq: &'a mut [f32],
+    /// Gradients of the key block's keys and values of one query head, and of all that share them.
+    pub(crate) head: KeyGradients<'a>,
+    pub(crate) total: KeyGradients<'a>,
+}
+
+/// Gradients of a key block's keys and values, `[key][dimension in whole vectors]`.
+pub(crate) struct KeyGradients<'a> {
+    pub(crate) k: &'a mut [f32],
+    pub(crate) v: &'a mut [f32],
+}
+
+impl KeyGradients<'_> {
+    pub(crate) fn clear(&mut self) {
+        self.k.fill(0.0);
+        self.v.fill(0.0);
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (sums, others) in [(&mut *self.k, &*other.k), (&mut *self.v, &*other.v)] {
+            sums.iter_mut().zip(others).for_each(|(sum, &other)| *sum += other);
+        }
+    }
+}
+
+impl BackwardScratch {
+    /// Creates empty scratch; the first use allocates.
+    pub const fn new() -> Self {
+        Self { scores: Scratch::new(), own: AlignedBuf::new() }
+    }
+
+    /// Reserves the scratch that `tiling` needs. Allocates only if there is less. Returns false if there is no memory.
+    #[must_use]
+    pub fn try_reserve(&mut self, tiling: &Tiling) -> bool {
+        self.scores.try_reserve(tiling) && self.own.try_reserve(Self::lengths(tiling).iter().sum())
+    }
+
+    /// Number of bytes held.
+    pub fn bytes(&self) -> usize {
+        self.scores.bytes() + self.own.bytes()
+    }
+
+    /// Number of bytes that `tiling` needs. Independent of the number of rows and keys.
+    pub fn bytes_for(tiling: &Tiling) -> usize {
+        tiling.scratch_bytes() + Self::lengths(tiling).iter().sum::<usize>() * size_of::<f32>()
+    }
+
+    /// Returns the lengths in floats of the parts, in the order of [`Self::parts`].
+    fn lengths(tiling: &Tiling) -> [usize; 12] {
+        let [d, e] = [tiling.head_dim, tiling.value_dim].map(|dim| dim.next_multiple_of(LANES));
+        let (block, rows) = (MAX_ROW_BLOCK * SCORE_STRIDE, MAX_ROW_BLOCK);
+        let [keys, values] = [d, e].map(|dim| KEY_BLOCK * dim);
+        [block, block, values, keys, rows * d, rows * e, rows * e, rows * d, keys, values, keys, values]
+    }
+
+    /// Returns the scratch of the scores, and the parts of the rest.
+    ///
+    /// # Panics
+    /// If there is no memory.
+    pub(crate) fn parts(&mut self, tiling: &Tiling) -> (ScoreScratch<'_>, Own<'_>) {
+        assert!(self.try_reserve(tiling), "no memory for a worker's scratch");
+        let mut rest = self.own.floats_mut();
+        let cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this tiling");
+        let [gradients, capped, values, keys, q, d_out, out, dq, k, v, all_k, all_v] = Self::lengths(tiling).map(cut);
+        let (head, total) = (KeyGradients { k, v }, KeyGradients { k: all_k, v: all_v });
+        (
+            ScoreScratch { scratch: &mut self.scores, capped },
+            Own { gradients, values, keys, q, d_out, out, dq, head, total },
+        )
+    }
+}

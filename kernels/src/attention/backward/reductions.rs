@@ -1,0 +1,77 @@
+//! Gradients that are sums over all rows: of sinks, slopes, scale, and a bias of one column. Taken when all key blocks are
+//! done, row after row, in `f64`.
+
+use crate::attention::backward::call::BiasColumns;
+use crate::attention::backward::launch::BackwardLaunch;
+use crate::attention::backward::memory::RowNumber;
+
+impl BackwardLaunch<'_> {
+    /// Completes the gradients. Call it when every call of [`Self::work`] has returned.
+    ///
+    /// # Panics
+    /// If the work was stopped: then some gradients were not computed.
+    pub fn finish(mut self) {
+        assert!(!self.is_stopped(), "stopped before the gradients were complete");
+        let heads = self.checked.call().q.shape()[1];
+        for head in 0..heads {
+            let logit = self.checked.call().options.sinks.map(|sinks| f64::from(sinks[head]));
+            let (mut sink, mut slope) = (0.0, 0.0);
+            for at in self.rows_of_head(head) {
+                let [delta, distance] = self.numbers(at, [RowNumber::Delta, RowNumber::Distance]);
+                slope -= distance;
+                let [b, h, l] = at.place;
+                let lse = f64::from(self.saved.lse.get([b, h, l, 0]).copied().unwrap_or(f32::NAN));
+                // The sink's weight is what the keys leave of 1; its value is 0.
+                sink -=
+                    logit.map_or(0.0, |logit| if lse == f64::NEG_INFINITY { 0.0 } else { (logit - lse).exp() * delta });
+            }
+            if let Some(sinks) = &mut self.reduced.sinks {
+                sinks[head] = sink as f32;
+            }
+            if let Some(slopes) = &mut self.reduced.slopes {
+                slopes[head] = slope as f32;
+            }
+        }
+        let rows = || (0..heads).flat_map(|head| self.rows_of_head(head));
+        let dots = |at| self.numbers(at, [RowNumber::Dot])[0];
+        let scale = self.reduced.scale.is_some().then(|| rows().map(dots).sum::<f64>());
+        if let (Some(to), Some(scale)) = (&mut self.reduced.scale, scale) {
+            **to = scale as f32;
+        }
+        self.finish_bias(heads);
+    }
+
+    /// Adds each row's sum to its element of a bias of one column.
+    fn finish_bias(&self, heads: usize) {
+        let Some(bias) = self.gradients.bias.as_ref().filter(|bias| bias.columns == BiasColumns::One) else { return };
+        for at in (0..heads).flat_map(|head| self.rows_of_head(head)) {
+            let [b, h, l] = bias.row([at.sequence, at.place[1], at.row]);
+            let [sum] = self.numbers(at, [RowNumber::Bias]);
+            // SAFETY: an element of the bias; all workers are done.
+            unsafe { *bias.view.row(b, h, l).0 += sum as f32 };
+        }
+    }
+
+    fn numbers<const N: usize>(&self, at: RowAt, which: [RowNumber; N]) -> [f64; N] {
+        // SAFETY: a row of the call; all workers are done.
+        let (_, numbers) = unsafe { self.rows.row(at.place) };
+        which.map(|number| f64::from(numbers[number as usize]))
+    }
+
+    /// Iterates over the rows of a query head, sequence after sequence.
+    fn rows_of_head(&self, head: usize) -> impl Iterator<Item = RowAt> + use<'_> {
+        let call = *self.checked.call();
+        (0..call.sequences()).flat_map(move |sequence| {
+            let seq = call.sequence(sequence);
+            (0..seq.q_len).map(move |row| RowAt { sequence, row, place: [seq.batch, head, seq.first_row + row] })
+        })
+    }
+}
+
+/// Row of a sequence, and its place in q: batch, head, row.
+#[derive(Debug, Clone, Copy)]
+struct RowAt {
+    sequence: usize,
+    row: usize,
+    place: [usize; 3],
+}

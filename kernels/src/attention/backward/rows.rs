@@ -1,0 +1,123 @@
+//! Query rows of a row block as the backward pass reads them: queries, output gradients, and what was saved of each row.
+
+use crate::attention::backward::call::Saved;
+use crate::attention::blocks::task::AttentionTask;
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::softmax_backward::SavedRow;
+use crate::attention::tiling::MAX_ROW_BLOCK;
+use crate::matmul::pack::NonFinite;
+use crate::simd::{LANES, QUIET_NAN};
+use crate::tensor::any::{AnyRows, Tensor, Typed};
+
+/// Rows of a tensor that belong to a row block, each contiguous floats in whole vectors.
+pub(crate) struct BlockRows {
+    at: [*const f32; MAX_ROW_BLOCK],
+    n: usize,
+    /// Rows with an element that is not finite; in copies made with [`NonFinite::Handled`] it is 0.
+    pub(crate) nonfinite: NonFiniteRows,
+}
+
+/// A bit for each row of a row block.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct NonFiniteRows(u128);
+const _: () = assert!(MAX_ROW_BLOCK <= u128::BITS as usize);
+
+impl NonFiniteRows {
+    pub(crate) fn has(self, row: usize) -> bool {
+        self.0 >> row & 1 == 1
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self == Self::default()
+    }
+}
+
+impl BlockRows {
+    /// Returns the address of each row.
+    pub(crate) fn addresses(&self) -> &[*const f32] {
+        &self.at[..self.n]
+    }
+}
+
+impl<S: Steps> AttentionTask<'_, S> {
+    /// Returns the task's rows of a tensor: in place if they are contiguous finite floats in whole vectors, else copied
+    /// to `copy`. The task's rows belong to one head and are no more than a row block.
+    ///
+    /// # Safety
+    /// The tensor has the batch, heads and rows of q.
+    pub(crate) unsafe fn block_rows(&self, tensor: &Tensor<'_>, nonfinite: NonFinite, copy: &mut [f32]) -> BlockRows {
+        let (n, [.., dim]) = (self.task.rows.len(), tensor.shape());
+        let width = dim.next_multiple_of(LANES);
+        assert!(n <= MAX_ROW_BLOCK && copy.len() >= n * width, "more rows than a row block");
+        let mut block = BlockRows { at: [core::ptr::null(); MAX_ROW_BLOCK], n, nonfinite: NonFiniteRows::default() };
+        let Some((row, alike)) = self.stretches(0..n).next() else { return block };
+        assert!(alike == n, "rows of several heads");
+        // SAFETY: the caller guarantees that the task's rows are inside the tensor; they are of one head, so they are
+        // evenly spaced.
+        unsafe {
+            let rows = tensor.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
+            if nonfinite == NonFinite::Handled && !self.s.all_finite(rows, n, dim) {
+                for i in 0..n {
+                    let finite = self.s.all_finite(rows.rows_from(i), 1, dim);
+                    block.nonfinite.0 |= u128::from(!finite) << i;
+                }
+            }
+            match rows {
+                Typed::F32(rows) if rows.element == 1 && width == dim && block.nonfinite.is_empty() => {
+                    (0..n).for_each(|i| block.at[i] = rows.at(i));
+                }
+                rows => {
+                    self.s.pack_rows(rows, [n, dim], nonfinite, copy);
+                    copy.chunks_exact(width).zip(&mut block.at[..n]).for_each(|(row, at)| *at = row.as_ptr());
+                }
+            }
+        }
+        block
+    }
+
+    /// Returns what was saved of each of the task's rows, whose output gradients are `d_out`; `copy` is memory for a row
+    /// block of outputs.
+    ///
+    /// # Safety
+    /// The saved tensors fit the call; `d_out` is of this task.
+    pub(crate) unsafe fn saved_rows(
+        &self,
+        saved: &Saved<'_>,
+        d_out: &BlockRows,
+        copy: &mut [f32],
+    ) -> [SavedRow; MAX_ROW_BLOCK] {
+        let vecs = self.tiling.value_dim.div_ceil(LANES);
+        let mut deltas = [0.0; MAX_ROW_BLOCK];
+        // SAFETY: the caller guarantees that the saved output fits the call; block rows are whole vectors.
+        unsafe {
+            let out = self.block_rows(&saved.out, NonFinite::Ignored, copy);
+            self.s.row_dots([d_out.addresses(), out.addresses()], vecs, &mut deltas);
+        }
+        let mut rows = [SavedRow::default(); MAX_ROW_BLOCK];
+        for row in self.rows(0..self.task.rows.len()) {
+            let at = [self.seq.batch, row.head, self.seq.first_row + row.i, 0];
+            let one = |view: &crate::tensor::view::View<'_>| view.get(at).copied().unwrap_or(QUIET_NAN);
+            let d_lse = saved.d_lse.as_ref().map_or(0.0, one);
+            let delta = if d_out.nonfinite.has(row.n) { QUIET_NAN } else { deltas[row.n] - d_lse };
+            rows[row.n] = SavedRow { lse: one(&saved.lse), delta };
+        }
+        rows
+    }
+}
+
+/// Returns the rows as tiles of weighted sums read them: in place if they are contiguous floats in whole vectors and
+/// finite, else copied to `copy`, with 0 in place of what is not finite.
+///
+/// # Safety
+/// There are `n` rows of `dim` elements.
+pub(crate) unsafe fn finite_rows<S: Steps>(s: S, rows: AnyRows, [n, dim]: [usize; 2], copy: &mut [f32]) -> AnyRows {
+    let width = dim.next_multiple_of(LANES);
+    // SAFETY: the caller guarantees the rows.
+    unsafe {
+        if matches!(rows, Typed::F32(_)) && rows.element() == 1 && width == dim && s.all_finite(rows, n, dim) {
+            return rows;
+        }
+        s.pack_rows(rows, [n, dim], NonFinite::Handled, copy);
+    }
+    Typed::F32(crate::tensor::rows::Rows::strided(copy.as_ptr(), width as isize, 1))
+}

@@ -1,0 +1,337 @@
+//! One row block against one key block, in the backward pass.
+
+use crate::attention::backward::column::{Column, ColumnKeys, write_row};
+use crate::attention::backward::memory::{Own, RowNumber, ScoreScratch};
+use crate::attention::backward::rows::BlockRows;
+use crate::attention::blocks::key_block::{BlockMemory, KeyBlock};
+use crate::attention::blocks::task::{AttentionTask, Row};
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::key_sums::KeySums;
+use crate::attention::steps::pv::Values;
+use crate::attention::steps::qk::Scores;
+use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::softmax_backward::SavedRow;
+use crate::attention::steps::span::Span;
+use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
+use crate::matmul::pack::NonFinite;
+use crate::matmul::prefetch::PrefetchQueue;
+use crate::simd::{LANES, QUIET_NAN};
+use crate::tensor::any::Typed;
+
+/// Factors of sums that are not rescaled.
+const ONES: [f32; MAX_ROW_BLOCK] = [1.0; MAX_ROW_BLOCK];
+
+/// Scores of a row block against the column's keys, which become weights, and the rows they belong to.
+struct TileScores<'b> {
+    scores: &'b mut [f32],
+    /// Scores after the softcap, if there is one.
+    capped: Option<&'b mut [f32]>,
+    spans: &'b [Span],
+    q: BlockRows,
+    d_out: BlockRows,
+    saved: [SavedRow; MAX_ROW_BLOCK],
+}
+
+/// Place of a key block among those that a row block sees.
+#[derive(Clone, Copy)]
+struct Place {
+    is_first: bool,
+    is_last: bool,
+}
+
+impl<S: Steps> Column<'_, S> {
+    /// Adds what a row block, the `number`th of the column, contributes to the gradients of the column's keys and values,
+    /// and of its own queries. Returns false if the work was stopped.
+    ///
+    /// # Safety
+    /// The column's gradients are this worker's alone, and so are the row block's once the same row block of the column
+    /// before is done.
+    pub(crate) unsafe fn tile(
+        &self,
+        task: &AttentionTask<'_, S>,
+        number: usize,
+        keys: &mut ColumnKeys,
+        scores: &mut ScoreScratch<'_>,
+        own: &mut Own<'_>,
+    ) -> bool {
+        let (first, mut blocks) = (self.keys().start, task.blocks());
+        let Some(first_block) = blocks.next() else {
+            if self.number == 0 {
+                // SAFETY: no column adds to the gradients of these queries, and one worker has the first.
+                unsafe { self.write_unseen(task) };
+            }
+            return true;
+        };
+        if self.keys().is_empty() || !task.holds(first) {
+            return true;
+        }
+        let place =
+            Place { is_first: first == first_block, is_last: first == blocks.next_back().unwrap_or(first_block) };
+        if !place.is_first && !self.launch.wait([self.sequence, self.kv_head, self.number - 1], number + 1) {
+            return false;
+        }
+        let regions = &mut scores.scratch.regions(task.tiling);
+        let queries = task.queries(regions);
+        let mut memory = BlockMemory::new();
+        let mut block = task.block(first, queries, &mut memory, regions);
+        block.packed_keys = keys.packed;
+        block.capped = task.call.options.softcap.is_some().then_some(&mut *scores.capped);
+        let seen = block.compute_scores(0..task.task.rows.len());
+        keys.packed = block.packed_keys;
+        let KeyBlock { spans, regions, capped, .. } = block;
+        // SAFETY: the saved tensors fit the call.
+        let mut scores = unsafe {
+            let d_out = task.block_rows(&self.launch.saved.d_out, NonFinite::Handled, own.d_out);
+            let saved = task.saved_rows(&self.launch.saved, &d_out, own.out);
+            let q = task.block_rows(&task.call.q, NonFinite::Handled, own.q);
+            TileScores { scores: regions.scores, capped, spans, q, d_out, saved }
+        };
+        // SAFETY: the caller guarantees the column; the row block's turn has come.
+        unsafe {
+            self.begin_rows(task, &scores, place, own);
+            if seen {
+                self.compute_weights(task, &mut scores, own);
+                self.add_option_gradients(task, &mut scores, own);
+                self.add_key_gradients(task, &mut scores, own);
+                self.add_query_gradients(task, &mut scores, (keys, place), own);
+            }
+            self.end_rows(task, &scores, place, own);
+        }
+        true
+    }
+
+    /// Turns scores into weights, and computes the gradients of the scores.
+    fn compute_weights(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
+        let rows = task.task.rows.len();
+        let scores = Scores {
+            queries: tile.d_out.addresses(),
+            keys: Typed::F32(own.values.as_ptr()),
+            panels: 0..self.keys().len().div_ceil(LANES),
+            spans: tile.spans,
+            head_dim: task.tiling.value_dim,
+            scale: 1.0,
+            next_bias: None,
+            later: None,
+            prefetch: &mut PrefetchQueue::nothing(),
+            out: own.gradients,
+        };
+        // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
+        unsafe { task.s.scores(scores) };
+        let block = ScoreBlock { scores: tile.scores, spans: tile.spans, rows };
+        task.s.softmax_backward(block, own.gradients, &tile.saved);
+        if tile.d_out.nonfinite.is_empty() {
+            return;
+        }
+        // A row of output gradients that is not finite was copied with zeros: its weights carry the NaN to the keys it
+        // sees, whose gradients are NaN already.
+        for row in (0..rows).filter(|&row| tile.d_out.nonfinite.has(row)) {
+            let at = row * SCORE_STRIDE..row * SCORE_STRIDE + SCORE_STRIDE;
+            for (weight, gradient) in tile.scores[at.clone()].iter_mut().zip(&own.gradients[at]) {
+                *weight = if gradient.is_nan() { QUIET_NAN } else { *weight };
+            }
+        }
+    }
+
+    /// Adds the gradients of the column's keys and values, and turns gradients of capped scores into those of scores.
+    ///
+    /// # Safety
+    /// The rows of `tile` are the task's.
+    unsafe fn add_key_gradients(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
+        let Own { gradients, head, total, .. } = own;
+        let sums = if task.call.group_size() > 1 { head } else { total };
+        let vecs = |dim: usize| dim.div_ceil(LANES);
+        // SAFETY: rows are whole vectors, as the caller guarantees.
+        unsafe {
+            if self.launch.gradients.v.is_some() {
+                let (weights, rows, vecs) = (&*tile.scores, tile.d_out.addresses(), vecs(task.tiling.value_dim));
+                task.s.key_sums(KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v });
+            }
+            if let (Some(cap), Some(capped)) = (task.call.options.softcap, &tile.capped) {
+                let block = ScoreBlock { scores: gradients, spans: tile.spans, rows: rows_of(task) };
+                task.s.softcap_backward(block, capped, cap);
+            }
+            if self.launch.gradients.k.is_some() {
+                let (weights, rows, vecs) = (&**gradients, tile.q.addresses(), vecs(task.tiling.head_dim));
+                task.s.key_sums(KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.k });
+            }
+        }
+    }
+
+    /// Adds the gradients of the row block's queries, without the scale.
+    ///
+    /// # Safety
+    /// The keys are the column's.
+    unsafe fn add_query_gradients(
+        &self,
+        task: &AttentionTask<'_, S>,
+        tile: &mut TileScores<'_>,
+        (keys, place): (&ColumnKeys, Place),
+        own: &mut Own<'_>,
+    ) {
+        let stride = task.tiling.head_dim.next_multiple_of(LANES);
+        let values = Values {
+            weights: own.gradients,
+            values: keys.rows,
+            vecs: stride / LANES,
+            spans: tile.spans,
+            rows: rows_of(task),
+            rescale_prev: &ONES,
+            rescale_block: &ONES,
+            fresh: place.is_first && !tile.spans.iter().any(|span| span.is_empty()),
+            out: own.dq,
+            out_stride: stride,
+            ends: None,
+            prefetch: &mut PrefetchQueue::nothing(),
+        };
+        // SAFETY: the caller guarantees the column's keys, rows of whole vectors.
+        unsafe { task.s.values(values) };
+    }
+
+    /// Adds the gradients of bias and slopes: all that a row's keys add to.
+    ///
+    /// # Safety
+    /// The column's gradients are this worker's, and so are the row block's numbers.
+    unsafe fn add_option_gradients(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
+        let (bias, slopes) = (self.launch.gradients.bias.as_ref(), self.launch.reduced.slopes.is_some());
+        if bias.is_none() && !slopes {
+            return;
+        }
+        for row in task.rows(0..rows_of(task)) {
+            let keys = tile.spans[row.n / S::TILE_ROWS].keys();
+            let gradients = &own.gradients[row.n * SCORE_STRIDE..][keys.clone()];
+            let first = self.keys().start + keys.start;
+            // SAFETY: the caller guarantees the row's numbers, and the elements of the bias that the column adds to.
+            unsafe {
+                let (_, numbers) = self.launch.rows.row(place_of(task, row));
+                if slopes {
+                    let position = task.position(row, 0).position;
+                    let distance = |key: usize| position.abs_diff(first as isize + key as isize) as f32;
+                    numbers[RowNumber::Distance as usize] += lane_sum(gradients, distance);
+                }
+                if let Some(bias) = bias {
+                    let sum = &mut numbers[RowNumber::Bias as usize];
+                    bias.add([task.task.sequence, row.head, row.i], first, gradients, sum);
+                }
+            }
+        }
+    }
+
+    /// Makes the row block's numbers and running gradients ready: zeros before its first key block.
+    ///
+    /// # Safety
+    /// The row block's memory is this worker's.
+    unsafe fn begin_rows(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>, place: Place, own: &mut Own<'_>) {
+        let width = task.tiling.head_dim.next_multiple_of(LANES);
+        for (row, dq) in task.rows(0..rows_of(task)).zip(own.dq.chunks_exact_mut(width)) {
+            // SAFETY: the caller guarantees the row.
+            let (gradient, numbers) = unsafe { self.launch.rows.row(place_of(task, row)) };
+            if place.is_first {
+                *numbers = [0.0; LANES];
+                numbers[RowNumber::Delta as usize] = tile.saved[row.n].delta;
+                dq.fill(0.0);
+            } else {
+                dq.copy_from_slice(gradient);
+            }
+        }
+    }
+
+    /// Keeps the row block's running gradients, or writes them with its last key block.
+    ///
+    /// # Safety
+    /// The row block's memory and gradients are this worker's.
+    unsafe fn end_rows(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>, place: Place, own: &mut Own<'_>) {
+        let width = task.tiling.head_dim.next_multiple_of(LANES);
+        let mut dots = [0.0; MAX_ROW_BLOCK];
+        if place.is_last && self.launch.reduced.scale.is_some() {
+            let mut dq = [core::ptr::null(); MAX_ROW_BLOCK];
+            dq.iter_mut().zip(own.dq.chunks_exact(width)).for_each(|(at, row)| *at = row.as_ptr());
+            // SAFETY: both are rows of whole vectors.
+            unsafe { task.s.row_dots([tile.q.addresses(), &dq], width / LANES, &mut dots) };
+        }
+        for (row, dq) in task.rows(0..rows_of(task)).zip(own.dq.chunks_exact(width)) {
+            // SAFETY: the caller guarantees the row.
+            unsafe {
+                let (gradient, numbers) = self.launch.rows.row(place_of(task, row));
+                if !place.is_last {
+                    gradient.copy_from_slice(dq);
+                    continue;
+                }
+                numbers[RowNumber::Dot as usize] = dots[row.n];
+                if let Some(gradient) = &self.launch.gradients.q {
+                    write_row(gradient, place_of(task, row), dq, task.call.scale);
+                }
+            }
+        }
+    }
+
+    /// Writes the gradients of queries that see no key: zeros.
+    ///
+    /// # Safety
+    /// The row block's memory and gradients are this worker's.
+    unsafe fn write_unseen(&self, task: &AttentionTask<'_, S>) {
+        for row in task.rows(0..rows_of(task)) {
+            let [b, h, l] = place_of(task, row);
+            let d_lse = self.launch.saved.d_lse.and_then(|d_lse| d_lse.get([b, h, l, 0]).copied()).unwrap_or(0.0);
+            // SAFETY: the caller guarantees the row.
+            unsafe {
+                let (_, numbers) = self.launch.rows.row([b, h, l]);
+                *numbers = [0.0; LANES];
+                numbers[RowNumber::Delta as usize] = -d_lse;
+                if let Some(gradient) = &self.launch.gradients.q {
+                    write_row(gradient, [b, h, l], &[], 1.0);
+                }
+            }
+        }
+    }
+}
+
+fn rows_of<S>(task: &AttentionTask<'_, S>) -> usize {
+    task.task.rows.len()
+}
+
+/// Returns the place of a row in q: batch, head, row.
+fn place_of<S>(task: &AttentionTask<'_, S>, row: Row) -> [usize; 3] {
+    [task.seq.batch, row.head, task.seq.first_row + row.i]
+}
+
+/// Returns the sum of `x · weight(its index)`, in sixteen lanes, then by the tree of `Simd::reduce_sum`. `xs` starts with
+/// a panel.
+fn lane_sum(xs: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    for (n, panel) in xs.chunks(LANES).enumerate() {
+        for (i, (lane, &x)) in lanes.iter_mut().zip(panel).enumerate() {
+            *lane += x * weight(n * LANES + i);
+        }
+    }
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] += lanes[i + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+impl super::call::BiasGradient<'_> {
+    /// Adds the gradients of a row's scores, from key `first` on, to the elements of the bias, or all of them to `sum`.
+    ///
+    /// # Safety
+    /// The elements are this worker's.
+    unsafe fn add(&self, row: [usize; 3], first: usize, gradients: &[f32], sum: &mut f32) {
+        use super::call::BiasColumns;
+        let [.., columns] = self.view.shape();
+        if self.columns == BiasColumns::One {
+            *sum += lane_sum(gradients, |_| 1.0);
+            return;
+        }
+        let [b, h, l] = self.row(row);
+        for (key, &gradient) in (first..columns).zip(gradients) {
+            // SAFETY: the row is one of the bias's, and `key` one of its columns; the caller guarantees the elements.
+            unsafe {
+                let (at, element) = self.view.row(b, h, l);
+                *at.offset(key as isize * element) += gradient;
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Backward pass over a block of scores: weights from the saved log-sum-exp, and the gradients of the scores from those
+//! of the weights.
+//!
+//! ```text
+//! p  = exp(s − lse)               0 where hidden
+//! ds = p · (dp − δ)               δ = Σ do·o − dlse, one number a row
+//! ```
+//! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135, appendix B.)
+
+use crate::attention::steps::key_sums::all_keys;
+use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::tiling::SCORE_STRIDE;
+use crate::simd::exp::exp;
+use crate::simd::{LANES, Simd};
+
+/// Saved results of a row.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SavedRow {
+    /// Log-sum-exp of the row's scores.
+    pub(crate) lse: f32,
+    /// Σ do·o − dlse.
+    pub(crate) delta: f32,
+}
+
+/// Turns final scores into weights, and gradients of weights, `[row][SCORE_STRIDE]`, into gradients of scores. Both are 0
+/// where hidden, and in whole panels from the first to the last key that some row sees.
+#[inline(always)]
+pub(crate) fn softmax_backward<S: Simd>(
+    s: S,
+    mut row_block: ScoreBlock<'_>,
+    gradients: &mut [f32],
+    saved: &[SavedRow],
+) {
+    assert!(saved.len() >= row_block.rows && gradients.len() >= row_block.rows * SCORE_STRIDE);
+    let (zero, hidden) = (s.splat(0.0), s.splat(f32::NEG_INFINITY));
+    let keys = all_keys(row_block.spans);
+    let all = keys.start / LANES..keys.end.div_ceil(LANES);
+    let gradients = gradients.as_mut_ptr();
+    row_block.for_each_row(
+        s,
+        #[inline(always)]
+        |row, panels, scores| {
+            let SavedRow { lse, delta } = saved[row];
+            let (lse, delta) = (s.splat(lse), s.splat(delta));
+            // SAFETY: `gradients` has a stride for every row, as asserted; panels lie inside a row's stride.
+            let at = |panel: usize| unsafe {
+                (scores.add(panel * LANES), gradients.add(row * SCORE_STRIDE + panel * LANES))
+            };
+            let outside = (all.start..panels.start.min(all.end)).chain(panels.end.max(all.start)..all.end);
+            for (score, gradient) in outside.map(at) {
+                // SAFETY: a panel of the row, in both blocks.
+                unsafe {
+                    s.store(score, zero);
+                    s.store(gradient, zero);
+                }
+            }
+            for (score_at, gradient_at) in panels.map(at) {
+                // SAFETY: a panel of the row, in both blocks.
+                unsafe {
+                    let score = s.load(score_at);
+                    let weight = s.select_eq(score, hidden, zero, exp(s, s.sub(score, lse)));
+                    let gradient = s.mul(weight, s.sub(s.load(gradient_at), delta));
+                    s.store(score_at, weight);
+                    s.store(gradient_at, s.select_eq(score, hidden, zero, gradient));
+                }
+            }
+        },
+    );
+}
+
+/// Multiplies gradients of capped scores by the derivative of the softcap, 1 − (score / cap)²; `capped` holds the scores
+/// after the softcap. What is 0 stays 0.
+#[inline(always)]
+pub(crate) fn softcap_backward<S: Simd>(s: S, mut gradients: ScoreBlock<'_>, capped: &[f32], cap: f32) {
+    assert!(capped.len() >= gradients.rows * SCORE_STRIDE);
+    let (zero, one, over) = (s.splat(0.0), s.splat(1.0), s.splat(1.0 / cap));
+    gradients.for_each_row(
+        s,
+        #[inline(always)]
+        |row, panels, gradients| {
+            for panel in panels {
+                // SAFETY: a panel of the row's gradients; `capped` has a stride for every row, as asserted.
+                unsafe {
+                    let at = gradients.add(panel * LANES);
+                    let y = s.mul(s.load(capped.as_ptr().add(row * SCORE_STRIDE + panel * LANES)), over);
+                    let slope = s.sub(one, s.mul(y, y));
+                    let gradient = s.load(at);
+                    s.store(at, s.select_eq(gradient, zero, zero, s.mul(gradient, slope)));
+                }
+            }
+        },
+    );
+}
+
+/// Computes the dot product of each row of `a` with the row of `b`, in sixteen lanes, then by one tree.
+///
+/// # Safety
+/// Each row is readable for `16 · vecs` floats.
+#[inline(always)]
+pub(crate) unsafe fn row_dots<S: Simd>(s: S, [a, b]: [&[*const f32]; 2], vecs: usize, dots: &mut [f32]) {
+    for ((&a, &b), dot) in a.iter().zip(b).zip(dots) {
+        let mut sum = s.splat(0.0);
+        for i in (0..vecs).map(|vec| vec * LANES) {
+            // SAFETY: the caller guarantees `16 · vecs` floats of both rows.
+            sum = s.fma(unsafe { s.load(a.add(i)) }, unsafe { s.load(b.add(i)) }, sum);
+        }
+        *dot = s.reduce_sum(sum);
+    }
+}

@@ -1,0 +1,116 @@
+//! Backward pass: gradients of attention, in one fused pass over the keys.
+
+mod gradients;
+mod run;
+
+pub use gradients::{Gradients, Saved};
+pub use run::{BackwardPlan, BackwardWorkspace};
+
+use crate::attention::Attention;
+use crate::error::{Error, same};
+use crate::exec::Exec;
+use crate::inputs::Inputs;
+use crate::shape::Shape;
+use sdpa_kernels::{BackwardScratch, Call, Isa, Precision, Tiling, has_memory};
+
+/// Checked backward call, bound to its inputs and gradients.
+#[derive(Debug)]
+pub struct BackwardProblem<'a> {
+    pub(crate) call: Call<'a>,
+    pub(crate) saved: sdpa_kernels::Saved<'a>,
+    pub(crate) gradients: sdpa_kernels::Gradients<'a>,
+    pub(crate) shape: Shape,
+}
+
+impl BackwardProblem<'_> {
+    /// Sizes of the call.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+}
+
+/// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the
+/// widest instruction set.
+///
+/// `inputs` are those of the forward call, `saved` its output and log-sum-exp and the gradients that flow back into them.
+/// Scores and weights are computed again, so memory is O(rows · head_dim) and time 2.5 times the forward pass's (Dao
+/// 2023, arXiv:2307.08691). Gradients have the same bits for any number of threads.
+///
+/// ```
+/// use sdpa::{Attention, Gradients, Inputs, Outputs, Saved, View, ViewMut};
+/// let shape = [1, 2, 4, 8]; // batch, heads, rows, head_dim
+/// let n = 2 * 4 * 8;
+/// let (q, k, v, d_out) = (vec![0.5f32; n], vec![0.25f32; n], vec![1.0f32; n], vec![1.0f32; n]);
+/// let inputs = Inputs::new(View::bhld(&q, shape)?, View::bhld(&k, shape)?, View::bhld(&v, shape)?);
+/// let attention = Attention::new().causal();
+/// let (mut out, mut lse) = (vec![0.0f32; n], vec![0.0f32; 2 * 4]);
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, shape)?).lse(ViewMut::bhl(&mut lse, [1, 2, 4])?);
+/// sdpa::attention(&attention, inputs, outputs)?;
+///
+/// let saved = Saved::new(View::bhld(&out, shape)?, View::bhld(&lse, [1, 2, 4, 1])?, View::bhld(&d_out, shape)?);
+/// let mut dv = vec![0.0f32; n];
+/// let gradients = Gradients::new().v(ViewMut::bhld(&mut dv, shape)?);
+/// sdpa::attention_backward(&attention, inputs, saved, gradients)?;
+/// // The first value has weight 1 in the first row, 1/2 in the second, 1/3 and 1/4 in the others.
+/// assert!((dv[0] - (1.0 + 1.0 / 2.0 + 1.0 / 3.0 + 1.0 / 4.0)).abs() < 1e-6);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
+/// # Errors
+/// Any [`Error`] of [`Attention::backward`]; gradients are then untouched. [`Error::Memory`].
+pub fn attention_backward(
+    attention: &Attention,
+    inputs: Inputs<'_>,
+    saved: Saved<'_>,
+    gradients: Gradients<'_>,
+) -> Result<(), Error> {
+    attention.backward(inputs, saved, gradients)?.run_once(Exec::default())
+}
+
+/// Scratch of a worker, in bytes, from which on a trial allocation checks that there is memory for it.
+const MUCH_SCRATCH: usize = 16 << 20;
+
+impl Attention {
+    /// Binds inputs, saved results and gradients of a backward call, and checks everything that can be wrong with it.
+    ///
+    /// Every option of the forward pass has its derivative here. Keys and values must be tensors: those of caches and
+    /// pages have no gradients. [`Precision::Native`] computes as [`Precision::Exact`].
+    ///
+    /// # Errors
+    /// Any [`Error`] of [`Self::problem`] that concerns inputs; [`Error::Mismatch`] for saved results or gradients of
+    /// other shapes; [`Error::Needs`] for caches and pages, and for gradients of options that the call does not have.
+    /// Gradients are then untouched.
+    pub fn backward<'a>(
+        &self,
+        inputs: Inputs<'a>,
+        saved: Saved<'a>,
+        gradients: Gradients<'a>,
+    ) -> Result<BackwardProblem<'a>, Error> {
+        if inputs.key_values()?.tensors().is_none() {
+            return Err(Error::Needs {
+                argument: "backward",
+                needs: "keys and values as tensors, not a cache or pages",
+            });
+        }
+        let (shape, kv) = inputs.checked()?;
+        saved.check(&inputs, &shape)?;
+        gradients.check(&inputs, &shape)?;
+        let call = self.call(&inputs, &shape, kv)?;
+        let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, Isa::detect().tile().0);
+        let bytes = BackwardScratch::bytes_for(&tiling);
+        if bytes >= MUCH_SCRATCH && !has_memory(bytes / size_of::<f32>()) {
+            return Err(Error::Memory { what: "scratch of a worker", bytes });
+        }
+        let call = Call { precision: Precision::Exact, ..call };
+        Ok(BackwardProblem { call, saved: saved.into_kernel(), gradients: gradients.into_kernel(), shape })
+    }
+}
+
+/// Checks that a tensor has a row for each of the queries, of `dim` elements.
+pub(crate) fn has_rows(argument: &'static str, shape: [usize; 4], q: [usize; 4], dim: usize) -> Result<(), Error> {
+    same(argument, "batch", shape[0], q[0], "q")?;
+    same(argument, "heads", shape[1], q[1], "q")?;
+    same(argument, "rows", shape[2], q[2], "q")?;
+    let (what, of) = if dim == 1 { ("last dimension", "one value a row") } else { ("value_dim", "v") };
+    same(argument, what, shape[3], dim, of)
+}

@@ -1,0 +1,149 @@
+//! Plans and execution of backward calls.
+
+use crate::backward::BackwardProblem;
+use crate::error::Error;
+use crate::exec::Exec;
+use crate::executor::Executor;
+use crate::shape::Shape;
+use crate::threads::CurrentPool;
+use crate::workers::{own, share};
+use sdpa_kernels::{BackwardLaunch, BackwardMemory, BackwardScratch, Isa, KEY_BLOCK, Tiling};
+use std::sync::Mutex;
+
+/// Division of a backward problem of one shape into tasks: key blocks, each with all the query rows that see it. No bit
+/// of the result depends on it.
+///
+/// ```
+/// # use sdpa::{Attention, BackwardPlan, Exec, Gradients, Inputs, Saved, View};
+/// # let (x, lse) = ([0.5f32; 300 * 8], [1.0f32; 300]);
+/// # let (shape, rows) = ([1, 1, 300, 8], View::bhld(&lse, [1, 1, 300, 1])?);
+/// # let x = View::bhld(&x, shape)?;
+/// let problem = Attention::new().backward(Inputs::new(x, x, x), Saved::new(x, rows, x), Gradients::new())?;
+/// let plan = BackwardPlan::new(&problem, Exec::serial());
+/// assert_eq!((plan.workers(), plan.tasks()), (1, 2)); // 300 keys are two blocks
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BackwardPlan {
+    shape: Shape,
+    exec: Exec,
+    workers: usize,
+    tasks: usize,
+    tiling: Tiling,
+}
+
+impl BackwardPlan {
+    /// Plans for problems of this problem's shape.
+    pub fn new(problem: &BackwardProblem<'_>, exec: Exec) -> Self {
+        let shape = problem.shape;
+        let heads = shape.batch.saturating_mul(shape.kv_heads);
+        let tasks = heads.saturating_mul(shape.kv_len.div_ceil(KEY_BLOCK).max(1));
+        // Five products of matrices where the forward pass has two.
+        let workers = exec.workers(2.5 * shape.flops()).min(tasks.max(1));
+        let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, exec.isa.tile().0);
+        Self { shape, exec, workers, tasks, tiling }
+    }
+
+    /// Instruction set of the plan.
+    pub fn isa(&self) -> Isa {
+        self.exec.isa
+    }
+
+    /// Largest number of threads that will work.
+    pub fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// Number of tasks: key blocks, counted for each key/value head.
+    pub fn tasks(&self) -> usize {
+        self.tasks
+    }
+
+    /// Scratch of one worker in bytes. Independent of lengths, heads and batch.
+    pub fn scratch_bytes(&self) -> usize {
+        BackwardScratch::bytes_for(&self.tiling)
+    }
+}
+
+/// Reusable memory of backward calls: one scratch per worker, and for each query row its gradient in `f32`.
+///
+/// A second run of the same plan with the same workspace allocates nothing.
+///
+/// ```
+/// let workspace = sdpa::BackwardWorkspace::new();
+/// assert_eq!(workspace.bytes(), 0);
+/// ```
+#[derive(Debug, Default)]
+pub struct BackwardWorkspace {
+    workers: Vec<Mutex<BackwardScratch>>,
+    memory: BackwardMemory,
+}
+
+impl BackwardWorkspace {
+    /// Creates an empty workspace; the first run fills it.
+    pub const fn new() -> Self {
+        Self { workers: Vec::new(), memory: BackwardMemory::new() }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let bytes = |worker: &Mutex<BackwardScratch>| worker.lock().map_or(0, |scratch| scratch.bytes());
+        self.workers.iter().map(bytes).sum::<usize>() + self.memory.bytes()
+    }
+}
+
+impl BackwardProblem<'_> {
+    /// Computes the gradients. A plan made for another shape is replaced by one for this shape.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]; gradients are then untouched.
+    pub fn run(self, plan: &BackwardPlan, workspace: &mut BackwardWorkspace) -> Result<(), Error> {
+        self.run_on(plan, workspace, &CurrentPool)
+    }
+
+    /// Computes the gradients on threads of the host's.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_on(
+        self,
+        plan: &BackwardPlan,
+        workspace: &mut BackwardWorkspace,
+        executor: &dyn Executor,
+    ) -> Result<(), Error> {
+        let plan = if plan.shape == self.shape { *plan } else { BackwardPlan::new(&self, plan.exec) };
+        let BackwardWorkspace { workers, memory } = workspace;
+        let wanted = if plan.workers > 1 { plan.workers.min(executor.threads()).max(1) } else { 1 };
+        if workers.len() < wanted {
+            workers.resize_with(wanted, Mutex::default);
+        }
+        let ready =
+            workers[..wanted].iter_mut().map_while(|worker| own(worker).try_reserve(&plan.tiling).then_some(()));
+        let ready = ready.count();
+        let Some(launch) =
+            BackwardLaunch::new(self.call, self.saved, self.gradients, plan.tiling, memory).filter(|_| ready > 0)
+        else {
+            let rows = [self.shape.batch, self.shape.heads, self.shape.q_len, self.shape.head_dim];
+            let bytes = rows.into_iter().fold(size_of::<f32>(), usize::saturating_mul);
+            return Err(Error::Memory { what: "workspace of the backward pass", bytes });
+        };
+        let workers = &mut workers[..ready];
+        let work = |scratch: &mut BackwardScratch| launch.work(plan.exec.isa, scratch);
+        if workers.len() > 1 {
+            share(workers, executor, &|| launch.stop(), &work);
+        }
+        // The calling thread alone, or what an executor that broke its promise left undone.
+        work(own(&mut workers[0]));
+        launch.finish();
+        Ok(())
+    }
+
+    /// Plans and computes the gradients with a workspace of its own.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_once(self, exec: Exec) -> Result<(), Error> {
+        let plan = BackwardPlan::new(&self, exec);
+        self.run(&plan, &mut BackwardWorkspace::new())
+    }
+}

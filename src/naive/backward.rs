@@ -1,0 +1,157 @@
+//! Backward pass of the oracle: gradients from the weights of the forward oracle, one pair of row and key at a time.
+//!
+//! With w the weights, s the scores, dp = do·v and δ = Σ w·dp − dlse: ds = w·(dp − δ), times 1 − (s/cap)² under a softcap;
+//! then dq = c·Σ ds·k, dk = c·Σ ds·q, dv = Σ w·do. (Dao and others 2022, arXiv:2205.14135, appendix B.2.)
+
+use super::row::{entry, first_key, first_row};
+use super::{Answer, Dense, Real, answer};
+use crate::inputs::Covered;
+use crate::{Attention, Error, Inputs, Mods, Position, Shape};
+use sdpa_kernels::{Alignment, Tensor, View};
+
+/// Gradients of attention, each dense and in the shape of what it is a gradient in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gradient<T> {
+    /// Gradient in the queries.
+    pub q: Vec<T>,
+    /// Gradient in the keys.
+    pub k: Vec<T>,
+    /// Gradient in the values.
+    pub v: Vec<T>,
+    /// Gradient in the bias, in the bias's own shape; empty without one.
+    pub bias: Vec<T>,
+    /// Gradient in the sinks, one per query head; zeros without them.
+    pub sinks: Vec<T>,
+    /// Gradient in the ALiBi slopes, one per query head.
+    pub slopes: Vec<T>,
+    /// Gradient in the scale.
+    pub scale: T,
+}
+
+/// Computes the gradients of attention in `f64` or, in the usual passes over whole rows, `f32`. `d_out` is the gradient
+/// in the output, `[batch, heads, q_len, value_dim]`, `d_lse` that in the log-sum-exp, `[batch, heads, q_len, 1]`.
+///
+/// Complexity: time B·H·Lq·Lk·(D + Dv), memory B·H·Lq·Lk.
+///
+/// ```
+/// use sdpa::{Attention, Inputs, View, naive};
+/// let (q, k, v, d_out) = ([0.0f32; 2], [1.0f32; 2 * 2], [1.0f32, 3.0], [1.0f32]);
+/// let view = |x, shape| View::bhld(x, shape);
+/// let inputs = Inputs::new(view(&q, [1, 1, 1, 2])?, view(&k, [1, 1, 2, 2])?, view(&v, [1, 1, 2, 1])?);
+/// let gradient = naive::gradients::<f64>(&Attention::new(), &inputs, view(&d_out, [1, 1, 1, 1])?, None)?;
+/// assert_eq!(gradient.v, [0.5, 0.5]); // both keys have weight 1/2
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`oracle`](super::oracle).
+pub fn gradients<'t, T: Real>(
+    attention: &Attention,
+    inputs: &Inputs<'_>,
+    d_out: impl Into<Tensor<'t>>,
+    d_lse: Option<View<'t>>,
+) -> Result<Gradient<T>, Error> {
+    let (shape, kv, d_out) = (inputs.shape()?, inputs.key_values()?, d_out.into());
+    let forward: Answer<T> = answer(attention, inputs, &Mods::new())?;
+    let dense = |x: [usize; 4], at: &dyn Fn([usize; 4]) -> Option<f32>| Dense::new(x, |i| at(i).unwrap_or(f32::NAN));
+    let tensors = [
+        dense(inputs.q.shape(), &|at| inputs.q.get(at)),
+        dense(kv.k_shape(), &|at| kv.key(at)),
+        dense(kv.v_shape(), &|at| kv.value(at)),
+        dense(d_out.shape(), &|at| d_out.get(at)),
+    ];
+    let zeros = |n: usize| vec![T::from(0.0); n];
+    let [q, k, v, _] = tensors.each_ref().map(|x| zeros(x.data.len()));
+    let bias = inputs.bias.map_or(0, |bias| bias.of.shape().iter().product());
+    let per_head = zeros(shape.heads);
+    let mut all =
+        Gradient { q, k, v, bias: zeros(bias), sinks: per_head.clone(), slopes: per_head, scale: T::from(0.0) };
+    for row in 0..shape.batch * shape.heads * shape.q_len {
+        let (b, h, i) = (row / shape.q_len / shape.heads, row / shape.q_len % shape.heads, row % shape.q_len);
+        if i < inputs.lengths(&shape, b).0 {
+            let at = Position { batch: b, head: h, row: i, key: 0, position: 0 };
+            let d_lse = d_lse.and_then(|d_lse| {
+                let (b, first) = first_row(inputs, at);
+                d_lse.get([b, h, first + i, 0]).copied()
+            });
+            let call = Call { attention, inputs, shape, d_lse: T::from(d_lse.unwrap_or(0.0)) };
+            call.row(&forward, &tensors, at, &mut all);
+        }
+    }
+    Ok(all)
+}
+
+/// Settings and inputs of a call, and the gradient in a row's log-sum-exp.
+struct Call<'a, T> {
+    attention: &'a Attention,
+    inputs: &'a Inputs<'a>,
+    shape: Shape,
+    d_lse: T,
+}
+
+impl<T: Real> Call<'_, T> {
+    /// Adds what one row contributes to every gradient.
+    fn row(&self, forward: &Answer<T>, [q, k, v, d_out]: &[Dense<T>; 4], at: Position, all: &mut Gradient<T>) {
+        let (inputs, Shape { heads, kv_heads, q_len, kv_len, head_dim, .. }) = (self.inputs, self.shape);
+        let (zero, one, hidden) = (T::from(0.0), T::from(1.0), T::from(f32::NEG_INFINITY));
+        let number = (at.batch * heads + at.head) * q_len + at.row;
+        let [_, capped, masked, weights] = forward.points.each_ref().map(|x| &x[number * kv_len..][..kv_len]);
+        let ((b, row), (source, first)) = (first_row(inputs, at), first_key(inputs, at));
+        let (q_row, d_out_row) = ([b, at.head, row + at.row], d_out.row(b, at.head, row + at.row));
+        let key = |j: usize| [source, at.head / (heads / kv_heads), first + j];
+        let visible: Vec<usize> = (0..kv_len).filter(|&j| masked[j] != hidden).collect();
+        let dot = |x: &[T], y: &[T]| x.iter().zip(y).fold(zero, |sum, (&x, &y)| sum + x * y);
+        let dp: Vec<T> = (0..kv_len)
+            .map(|j| {
+                let [b, h, l] = key(j);
+                if masked[j] == hidden { zero } else { dot(d_out_row, v.row(b, h, l)) }
+            })
+            .collect();
+        let delta = visible.iter().fold(zero, |sum, &j| sum + weights[j] * dp[j]) - self.d_lse;
+        let scale = T::from(self.attention.scale_for(head_dim));
+        for &j in &visible {
+            let [kb, kh, kl] = key(j);
+            let ds = weights[j] * (dp[j] - delta);
+            self.option_gradients(at, j, ds, all);
+            let slope = self.attention.softcap.map_or(one, |cap| {
+                let y = capped[j] / T::from(cap);
+                one - y * y
+            });
+            let ds = ds * slope;
+            let (q_row_data, k_row) = (q.row(q_row[0], q_row[1], q_row[2]), k.row(kb, kh, kl));
+            all.scale = all.scale + ds * dot(q_row_data, k_row);
+            add(q.slot(q_row, &mut all.q), ds * scale, k_row);
+            add(k.slot([kb, kh, kl], &mut all.k), ds * scale, q_row_data);
+            add(v.slot([kb, kh, kl], &mut all.v), weights[j], d_out_row);
+        }
+        if let Some(sinks) = inputs.sinks
+            && forward.lse[number] != hidden
+        {
+            let weight = (T::from(sinks[at.head]) - forward.lse[number]).exp();
+            all.sinks[at.head] = all.sinks[at.head] - weight * delta;
+        }
+    }
+
+    /// Adds a score's gradient to those of slope and bias.
+    fn option_gradients(&self, at: Position, j: usize, ds: T, all: &mut Gradient<T>) {
+        let (q_len, kv_len) = self.inputs.lengths(&self.shape, at.batch);
+        let offset = match self.attention.alignment {
+            Some(Alignment::BottomRight) => kv_len as i128 - q_len as i128,
+            Some(Alignment::Offset(n)) => n as i128,
+            _ => 0,
+        };
+        let distance = (at.row as i128 + offset - j as i128).unsigned_abs();
+        all.slopes[at.head] = all.slopes[at.head] - ds * T::from(distance as f32);
+        if let Some(Covered { of, cover }) = self.inputs.bias {
+            let [b, h, l, c] = entry(at, of.shape(), cover, j);
+            let [_, heads, rows, columns] = of.shape();
+            let element = &mut all.bias[((b * heads + h) * rows + l) * columns + c];
+            *element = *element + ds;
+        }
+    }
+}
+
+/// Adds `factor · x` to a row of sums.
+fn add<T: Real>(sums: &mut [T], factor: T, x: &[T]) {
+    sums.iter_mut().zip(x).for_each(|(sum, &x)| *sum = *sum + factor * x);
+}
