@@ -1,4 +1,4 @@
-//! The forward pass: its results against the oracle, its bits, its memory, its errors.
+//! The forward and the backward pass: results against the oracle, bits, memory, errors.
 
 #[path = "../support/counting.rs"]
 mod counting;
@@ -7,6 +7,7 @@ mod options;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod backward;
 mod bits;
 mod corners;
 mod errors;

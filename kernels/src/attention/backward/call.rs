@@ -2,7 +2,8 @@
 
 use crate::attention::call::Call;
 use crate::tensor::any::{AnyShared, Tensor, TensorMut};
-use crate::tensor::view::{SharedMut, View, ViewMut};
+use crate::tensor::view::View;
+use crate::tensor::view_mut::{SharedMut, ViewMut};
 
 /// Results of the forward pass, and the gradients of a loss in them.
 #[derive(Debug, Clone, Copy)]

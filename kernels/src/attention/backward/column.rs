@@ -24,7 +24,7 @@ use crate::simd::{LANES, quiet};
 use crate::tensor::any::{AnyRows, AnyShared, Typed};
 use crate::tensor::element::Element;
 use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
-use crate::tensor::view::SharedMut;
+use crate::tensor::view_mut::SharedMut;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 

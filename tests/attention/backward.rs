@@ -1,0 +1,8 @@
+//! The backward pass: its gradients against the oracle, the oracle against differences, its bits, what hidden memory does
+//! to it (nothing), its memory, its errors.
+
+mod bits;
+mod hidden;
+mod oracle;
+mod refusals;
+mod support;

@@ -1,0 +1,161 @@
+//! Backward calls of random cases: every gradient that a case has.
+
+use crate::options::Case;
+use crate::options::elements::{Elements, Rounded};
+use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits};
+use sdpa::{BackwardPlan, BackwardWorkspace, Dtype, Exec, Gradients, Outputs, Saved, ViewMut, Workspace, naive};
+
+/// A case without functions of its own, with gradients of its output and log-sum-exp.
+#[derive(Debug, Clone)]
+pub(super) struct Back {
+    pub(super) case: Case,
+    pub(super) d_out: Tensor,
+    pub(super) d_lse: Option<Tensor>,
+}
+
+/// Every gradient of a call.
+#[derive(Debug, Clone)]
+pub(super) struct Full {
+    pub(super) q: Tensor,
+    pub(super) k: Tensor,
+    pub(super) v: Tensor,
+    pub(super) bias: Tensor,
+    pub(super) sinks: Tensor,
+    pub(super) slopes: Tensor,
+    pub(super) scale: Tensor,
+}
+
+impl Full {
+    pub(super) fn named(&self) -> [(&'static str, &Tensor); 7] {
+        let Self { q, k, v, bias, sinks, slopes, scale } = self;
+        [("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks), ("slopes", slopes), ("scale", scale)]
+    }
+
+    #[track_caller]
+    pub(super) fn same(&self, what: &str, other: &Self) {
+        for ((name, x), (_, y)) in self.named().into_iter().zip(other.named()) {
+            assert_same_bits(&format!("{what}: gradient in {name}"), x, y);
+        }
+    }
+}
+
+impl Back {
+    /// A random case of at most so many products, with any options that have derivatives.
+    pub(super) fn random(rng: &mut Rng, most: usize) -> Self {
+        let case = Case::random(rng, most);
+        Self::of(rng, Case { functions: Default::default(), ..case })
+    }
+
+    pub(super) fn of(rng: &mut Rng, case: Case) -> Self {
+        let ([b, h, l, _], [.., dv]) = (case.q.shape, case.v.shape);
+        let d_out = Tensor::normal([b, h, l, dv], rng);
+        let d_lse = (rng.below(3) == 0).then(|| Tensor::normal([b, h, l, 1], rng));
+        Self { case, d_out, d_lse }
+    }
+
+    fn blank(shape: [usize; 4]) -> Tensor {
+        Tensor::filled(shape, f32::from_bits(UNWRITTEN))
+    }
+
+    /// Memory for every gradient, not yet written.
+    fn unwritten(&self) -> Full {
+        let Self { case, .. } = self;
+        let list = |list: &Option<Vec<f32>>| Self::blank([1, 1, 1, list.as_ref().map_or(0, Vec::len)]);
+        Full {
+            q: Self::blank(case.q.shape),
+            k: Self::blank(case.k.shape),
+            v: Self::blank(case.v.shape),
+            bias: Self::blank(case.bias.as_ref().map_or([0; 4], |bias| bias.wide.shape)),
+            sinks: list(&case.sinks),
+            slopes: list(&case.alibi),
+            scale: Self::blank([1; 4]),
+        }
+    }
+
+    /// Output and log-sum-exp.
+    pub(super) fn forward(&self, exec: Exec) -> [Tensor; 2] {
+        let ([b, h, l, _], [.., dv]) = (self.case.q.shape, self.case.v.shape);
+        let (mut out, mut lse) = (Self::blank([b, h, l, dv]), Self::blank([b, h, l, 1]));
+        let outputs = Outputs::new(ViewMut::bhld(&mut out.data, out.shape).unwrap());
+        let outputs = outputs.lse(ViewMut::bhld(&mut lse.data, lse.shape).unwrap());
+        self.case.run_outputs(self.case.inputs(), exec, outputs, &mut Workspace::new());
+        [out, lse]
+    }
+
+    pub(super) fn run(&self, exec: Exec) -> Full {
+        self.run_in(exec, &mut BackwardWorkspace::new())
+    }
+
+    /// Every gradient, in a workspace that others may have used.
+    pub(super) fn run_in(&self, exec: Exec, workspace: &mut BackwardWorkspace) -> Full {
+        let [out, lse] = self.forward(exec);
+        let mut full = self.unwritten();
+        self.run_into(exec, [&out, &lse], &mut full, workspace);
+        full
+    }
+
+    /// Runs on given memory and saved results.
+    pub(super) fn run_into(
+        &self,
+        exec: Exec,
+        [out, lse]: [&Tensor; 2],
+        full: &mut Full,
+        workspace: &mut BackwardWorkspace,
+    ) {
+        let mut saved = Saved::new(out.view(), lse.view(), self.d_out.view());
+        if let Some(d_lse) = &self.d_lse {
+            saved = saved.d_lse(d_lse.view());
+        }
+        fn view(x: &mut Tensor) -> ViewMut<'_> {
+            ViewMut::bhld(&mut x.data, x.shape).unwrap()
+        }
+        let Full { q, k, v, bias, sinks, slopes, scale } = full;
+        let mut gradients = Gradients::new().q(view(q)).k(view(k)).v(view(v)).scale(&mut scale.data[0]);
+        if self.case.bias.is_some() {
+            gradients = gradients.bias(view(bias));
+        }
+        if self.case.sinks.is_some() {
+            gradients = gradients.sinks(&mut sinks.data);
+        }
+        if self.case.alibi.is_some() {
+            gradients = gradients.alibi(&mut slopes.data);
+        }
+        let problem = self.case.attention().backward(self.case.inputs(), saved, gradients).expect("a good call");
+        let plan = BackwardPlan::new(&problem, exec);
+        problem.run(&plan, workspace).expect("memory");
+    }
+
+    /// What the oracle says, in the numbers asked for.
+    pub(super) fn oracle<T: naive::Real>(&self) -> [(&'static str, Vec<T>); 7] {
+        let d_lse = self.d_lse.as_ref().map(Tensor::view);
+        let gradient = naive::gradients(&self.case.attention(), &self.case.inputs(), self.d_out.view(), d_lse);
+        let naive::Gradient { q, k, v, bias, sinks, slopes, scale } = gradient.expect("a good call");
+        let sinks = if self.case.sinks.is_some() { sinks } else { Vec::new() };
+        let slopes = if self.case.alibi.is_some() { slopes } else { Vec::new() };
+        let scale = vec![scale];
+        [("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks), ("slopes", slopes), ("scale", scale)]
+    }
+
+    /// Gradients in q, k and v, written as elements of a type, of tensors of that type; and of the same numbers as `f32`.
+    pub(super) fn run_as(&self, dtype: Dtype, exec: Exec) -> [[Elements; 3]; 2] {
+        let Self { case, d_out, .. } = self;
+        let short = [&case.q, &case.k, &case.v, d_out].map(|x| Rounded::new(x, dtype));
+        let [q, k, v, d_out] = short.each_ref().map(|x| x.wide.clone());
+        let wide = Self { case: Case { q, k, v, ..case.clone() }, d_out, d_lse: None };
+        let [out, lse] = wide.forward(exec);
+        let as_f32 = [&wide.case.q, &wide.case.k, &wide.case.v, &wide.d_out].map(|x| Rounded::from(x.clone()));
+        [&short, &as_f32].map(|tensors| {
+            let [q, k, v, d_out] = tensors.each_ref().map(Rounded::view);
+            let inputs = wide.case.inputs_over(sdpa::Inputs::new(q, k, v));
+            let inputs = wide.case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
+            let shapes = [&wide.case.q, &wide.case.k, &wide.case.v].map(|x| Tensor::filled(x.shape, 0.0));
+            let mut written = shapes.each_ref().map(|x| Elements::of(&x.data, dtype));
+            let [dq, dk, dv] = &mut written;
+            let gradients = Gradients::new().q(dq.view_mut(&shapes[0])).k(dk.view_mut(&shapes[1]));
+            let saved = Saved::new(out.view(), lse.view(), d_out);
+            let problem = wide.case.attention().backward(inputs, saved, gradients.v(dv.view_mut(&shapes[2])));
+            problem.expect("a good call").run_once(exec).expect("memory");
+            written
+        })
+    }
+}
