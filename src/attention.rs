@@ -1,6 +1,7 @@
 //! Settings of an attention call, without its tensors.
 
 use crate::cache;
+use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::likely;
@@ -25,6 +26,7 @@ pub struct Attention {
     pub(crate) visible: Visible,
     pub(crate) alignment: Option<Alignment>,
     pub(crate) precision: Precision,
+    pub(crate) dropout: Option<Dropout>,
 }
 
 impl Attention {
@@ -75,6 +77,13 @@ impl Attention {
         Self { precision, ..self }
     }
 
+    /// Sets dropout of the weights, with probability `p` (at least 0, below 1) and random numbers by seed and offset: see
+    /// [`Dropout`]. For training; 0 is as none.
+    #[must_use]
+    pub fn dropout(self, p: f32, seed: u64, offset: u32) -> Self {
+        Self { dropout: Some(Dropout { p, seed, offset }), ..self }
+    }
+
     /// Returns the factor of the dot products for queries and keys of length `head_dim`.
     pub fn scale_for(&self, head_dim: usize) -> f32 {
         self.scale.unwrap_or_else(|| (1.0 / (head_dim as f64).sqrt()) as f32)
@@ -111,7 +120,8 @@ impl Attention {
         if let Some(c) = self.softcap.filter(|c| !(c.is_finite() && *c > 0.0)) {
             return Err(Error::Number { argument: "softcap", got: c, expected: "positive and finite" });
         }
-        let options = inputs.options(shape, self.softcap)?;
+        let dropout = self.dropout.map_or(Ok(None), Dropout::checked)?;
+        let options = Options { dropout, ..inputs.options(shape, self.softcap)? };
         let alignment = self.alignment_for(inputs, shape, &options)?;
         scratch_fits(shape)?;
         let Self { visible, precision, .. } = *self;

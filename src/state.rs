@@ -68,6 +68,9 @@ impl<'a> AttnState<'a> {
                 needs: "the number of keys, which a state does not know",
             });
         }
+        if attention.dropout.is_some() {
+            return Err(Error::Needs { argument: "dropout", needs: "a call over all keys, not a state" });
+        }
         if attention.alignment.is_none() {
             attention.rule(false).map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
         }

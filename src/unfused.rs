@@ -83,6 +83,7 @@ fn refuse_extras(call: &Call<'_>, outputs: &sdpa_kernels::Outputs<'_>) -> Result
         ("sinks", options.sinks.is_some()),
         ("kv_lens", options.kv_lens.is_some()),
         ("ragged", options.ragged.is_some()),
+        ("dropout", options.dropout.is_some()),
         ("cache or pages", call.kv.tensors().is_none()),
         ("16-bit elements", !plain),
         ("scores", outputs.points.iter().any(Option::is_some)),

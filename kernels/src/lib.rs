@@ -30,7 +30,7 @@ pub use attention::launch::Launch;
 pub use attention::masks::{Documents, MaskError, PerSequence, PrefixLm, Tree};
 pub use attention::merge::merge_states;
 pub use attention::mods::{And, BlockClass, BlockPosition, MaskMod, Mods, NoMod, Not, Or, Position, ProbMod, ScoreMod};
-pub use attention::options::{Mask, Options, Ragged, alibi_slopes};
+pub use attention::options::{Dropout, Mask, Options, Ragged, alibi_slopes};
 pub use attention::outputs::{Outputs, Point, State};
 pub use attention::split_kv::{Accumulation, FewRows, Partials};
 pub use attention::tiling::{MAX_ROW_BLOCK, MAX_TASK, Scratch, Tiling};

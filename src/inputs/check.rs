@@ -157,7 +157,7 @@ impl<'a> Inputs<'a> {
             None => None,
         };
         let Self { alibi, sinks, kv_lens, ragged, sequences, .. } = *self;
-        Ok(Options { softcap, bias, alibi, mask, sinks, kv_lens, ragged, sequences })
+        Ok(Options { softcap, bias, alibi, mask, sinks, kv_lens, ragged, sequences, dropout: None })
     }
 }
 

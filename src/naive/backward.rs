@@ -3,7 +3,7 @@
 //! With w the weights, s the scores, dp = do·v and δ = Σ w·dp − dlse: ds = w·(dp − δ), times 1 − (s/cap)² under a softcap;
 //! then dq = c·Σ ds·k, dk = c·Σ ds·q, dv = Σ w·do. (Dao and others 2022, arXiv:2205.14135, appendix B.2.)
 
-use super::row::{entry, first_key, first_row};
+use super::row::{dropout_factor, entry, first_key, first_row};
 use super::{Answer, Dense, Real, answer};
 use crate::inputs::Covered;
 use crate::{Attention, Error, Inputs, Mods, Position, Shape};
@@ -101,10 +101,11 @@ impl<T: Real> Call<'_, T> {
         let key = |j: usize| [source, at.head / (heads / kv_heads), first + j];
         let visible: Vec<usize> = (0..kv_len).filter(|&j| masked[j] != hidden).collect();
         let dot = |x: &[T], y: &[T]| x.iter().zip(y).fold(zero, |sum, (&x, &y)| sum + x * y);
+        let kept = |j: usize| dropout_factor::<T>(self.attention, Position { key: j, ..at }, heads);
         let dp: Vec<T> = (0..kv_len)
             .map(|j| {
                 let [b, h, l] = key(j);
-                if masked[j] == hidden { zero } else { dot(d_out_row, v.row(b, h, l)) }
+                if masked[j] == hidden { zero } else { dot(d_out_row, v.row(b, h, l)) * kept(j) }
             })
             .collect();
         let delta = visible.iter().fold(zero, |sum, &j| sum + weights[j] * dp[j]) - self.d_lse;
@@ -122,7 +123,7 @@ impl<T: Real> Call<'_, T> {
             all.scale = all.scale + ds * dot(q_row_data, k_row);
             add(q.slot(q_row, &mut all.q), ds * scale, k_row);
             add(k.slot([kb, kh, kl], &mut all.k), ds * scale, q_row_data);
-            add(v.slot([kb, kh, kl], &mut all.v), weights[j], d_out_row);
+            add(v.slot([kb, kh, kl], &mut all.v), weights[j] * kept(j), d_out_row);
         }
         if let Some(sinks) = inputs.sinks
             && forward.lse[number] != hidden

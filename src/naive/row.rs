@@ -40,6 +40,7 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
         let here = Position { key: j, ..at };
         let weight =
             if mods.prob.is_given() { T::from(mods.prob.weight(weights[j].to_f32(), here)) } else { weights[j] };
+        let weight = weight * dropout_factor(attention, here, shape.heads);
         for (out, &v) in out.iter_mut().zip(v.row(source, kv_head, k0 + j)) {
             *out = *out + weight * v;
         }
@@ -64,6 +65,13 @@ pub(super) fn first_row(inputs: &Inputs<'_>, at: Position) -> (usize, usize) {
 pub(super) fn first_key(inputs: &Inputs<'_>, at: Position) -> (usize, usize) {
     let first = inputs.ragged.and_then(|ragged| ragged.k).map_or(0, |k| k[at.batch]);
     (inputs.source_of(at.batch), first)
+}
+
+/// Returns what dropout multiplies a weight by.
+pub(super) fn dropout_factor<T: Real>(attention: &Attention, at: Position, heads: usize) -> T {
+    attention
+        .dropout
+        .map_or(T::from(1.0), |dropout| T::from(if dropout.keeps(at, heads) { dropout.factor() } else { 0.0 }))
 }
 
 /// Returns the index of a row's entry for key `j` in a bias or mask, which is broadcast along dimensions of 1. With

@@ -10,6 +10,8 @@ mod support;
 mod backward;
 mod bits;
 mod corners;
+mod dropout;
+mod dropout;
 mod errors;
 mod executors;
 mod explain;

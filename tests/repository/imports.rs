@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// The rooms of the kernels, ground floor first, each with its modules: a file imports from its own room and those
 /// before it.
-const ROOMS: [&[&str]; 11] = [
+const ROOMS: [&[&str]; 12] = [
     &["simd"],
     &["tensor"],
     &["matmul"],
@@ -27,6 +27,7 @@ const ROOMS: [&[&str]; 11] = [
     &["attention::steps"],
     &["attention::blocks"],
     &["attention::forward"],
+    &["attention::backward"],
     &["attention::launch", "attention::merge", "attention::split_kv"],
     &["probe"],
 ];

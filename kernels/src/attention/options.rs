@@ -56,6 +56,19 @@ pub struct Ragged<'a> {
     pub k: Option<&'a [usize]>,
 }
 
+/// Dropout of weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dropout {
+    /// Seed of the random numbers.
+    pub seed: u64,
+    /// Offset of the random numbers: another one for each call with the same seed.
+    pub offset: u32,
+    /// A weight whose random number is below this is dropped: p · 2³².
+    pub threshold: u32,
+    /// Factor of the weights that are kept: 1/(1 − p).
+    pub factor: f32,
+}
+
 /// Settings and tensors that change scores. All off by default.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options<'a> {
@@ -77,6 +90,8 @@ pub struct Options<'a> {
     /// Sequences of the cache or of the pages that the call's sequences are, in the order of the queries; all of them
     /// in their own order by default.
     pub sequences: Option<&'a [usize]>,
+    /// Dropout of weights, after the softmax.
+    pub dropout: Option<Dropout>,
 }
 
 /// Returns the ALiBi slopes for `heads` heads as in the paper (Press, Smith and Lewis 2022, arXiv:2108.12409): for a

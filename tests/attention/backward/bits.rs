@@ -5,7 +5,7 @@ use crate::counting::counted;
 use crate::options::Case;
 use crate::options::elements::SHORT;
 use crate::support::{LAYOUTS, Rng, Tensor, assert_same_bits, execs};
-use sdpa::{BackwardWorkspace, Exec, Isa};
+use sdpa::{BackwardWorkspace, Dropout, Exec, Isa};
 
 /// Sizes with several key blocks and row blocks.
 const SIZES: [[usize; 7]; 4] =
@@ -16,7 +16,8 @@ fn every(mut check: impl FnMut(&str, &mut Rng, &Back)) {
         for seed in 0..4 {
             let mut rng = Rng::new(100 * n as u64 + seed);
             let case = Case { functions: Default::default(), ..Case::of_sizes(&mut rng, sizes) };
-            let back = Back::of(&mut rng, case);
+            let dropout = (seed == 3).then_some(Dropout { p: 0.2, seed, offset: 1 });
+            let back = Back { dropout, ..Back::of(&mut rng, case) };
             check(&format!("sizes {sizes:?}, seed {seed}"), &mut rng, &back);
         }
     }
@@ -33,7 +34,7 @@ fn threads_and_instruction_sets_do_not_show() {
         let mut first: Option<super::support::Full> = None;
         for (isa, exec) in execs() {
             let alone = back.run(exec);
-            if exec_has_fma(&isa) {
+            if isa.has_fma() {
                 first.get_or_insert_with(|| alone.clone()).same(&format!("{what}, {isa}"), &alone);
             }
             let mut workspace = BackwardWorkspace::new();
@@ -46,10 +47,6 @@ fn threads_and_instruction_sets_do_not_show() {
     });
 }
 
-fn exec_has_fma(isa: &Isa) -> bool {
-    isa.has_fma()
-}
-
 #[test]
 fn layouts_do_not_show() {
     every(|what, rng, back| {
@@ -58,7 +55,7 @@ fn layouts_do_not_show() {
             let other = |x: &Tensor, rng: &mut Rng| x.laid_out(rng.pick(&LAYOUTS));
             let Case { q, k, v, .. } = &back.case;
             let case = Case { q: other(q, rng), k: other(k, rng), v: other(v, rng), ..back.case.clone() };
-            let laid = Back { case, d_out: other(&back.d_out, rng), d_lse: back.d_lse.clone() };
+            let laid = Back { case, d_out: other(&back.d_out, rng), ..back.clone() };
             expected.same(&format!("{what}, {isa}"), &laid.run(exec));
         }
     });
@@ -69,7 +66,8 @@ fn layouts_do_not_show() {
 fn a_batch_is_its_sequences() {
     every(|what, _, back| {
         let case = &back.case;
-        if case.ragged.is_some() || case.bias.is_some() {
+        // A sequence's number is part of what dropout goes by.
+        if case.ragged.is_some() || case.bias.is_some() || back.dropout.is_some() {
             return;
         }
         for (isa, exec) in execs() {
@@ -77,7 +75,7 @@ fn a_batch_is_its_sequences() {
             for b in 0..case.batch() {
                 let part = |x: &Tensor| x.part(b..b + 1, 0..x.shape[1], 0..x.shape[2]);
                 let d_lse = back.d_lse.as_ref().map(part);
-                let alone = Back { case: case.sequence(b), d_out: part(&back.d_out), d_lse }.run(exec);
+                let alone = Back { case: case.sequence(b), d_out: part(&back.d_out), d_lse, dropout: None }.run(exec);
                 for ((name, got), (_, all)) in alone.named().into_iter().zip(whole.named()).take(3) {
                     assert_same_bits(&format!("{what}, {isa}, sequence {b}: {name}"), got, &part(all));
                 }

@@ -3,7 +3,9 @@
 use crate::options::Case;
 use crate::options::elements::{Elements, Rounded};
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits};
-use sdpa::{BackwardPlan, BackwardWorkspace, Dtype, Exec, Gradients, Outputs, Saved, ViewMut, Workspace, naive};
+use sdpa::{
+    Attention, BackwardPlan, BackwardWorkspace, Dropout, Dtype, Exec, Gradients, Outputs, Saved, ViewMut, naive,
+};
 
 /// A case without functions of its own, with gradients of its output and log-sum-exp.
 #[derive(Debug, Clone)]
@@ -11,6 +13,7 @@ pub(super) struct Back {
     pub(super) case: Case,
     pub(super) d_out: Tensor,
     pub(super) d_lse: Option<Tensor>,
+    pub(super) dropout: Option<Dropout>,
 }
 
 /// Every gradient of a call.
@@ -43,14 +46,20 @@ impl Back {
     /// A random case of at most so many products, with any options that have derivatives.
     pub(super) fn random(rng: &mut Rng, most: usize) -> Self {
         let case = Case::random(rng, most);
-        Self::of(rng, Case { functions: Default::default(), ..case })
+        let dropout = (rng.below(4) == 0).then(|| Dropout { p: rng.pick(&[0.1, 0.5]), seed: rng.bits(), offset: 3 });
+        Self { dropout, ..Self::of(rng, Case { functions: Default::default(), ..case }) }
+    }
+
+    pub(super) fn attention(&self) -> Attention {
+        let attention = self.case.attention();
+        self.dropout.map_or(attention, |Dropout { p, seed, offset }| attention.dropout(p, seed, offset))
     }
 
     pub(super) fn of(rng: &mut Rng, case: Case) -> Self {
         let ([b, h, l, _], [.., dv]) = (case.q.shape, case.v.shape);
         let d_out = Tensor::normal([b, h, l, dv], rng);
         let d_lse = (rng.below(3) == 0).then(|| Tensor::normal([b, h, l, 1], rng));
-        Self { case, d_out, d_lse }
+        Self { case, d_out, d_lse, dropout: None }
     }
 
     fn blank(shape: [usize; 4]) -> Tensor {
@@ -78,7 +87,7 @@ impl Back {
         let (mut out, mut lse) = (Self::blank([b, h, l, dv]), Self::blank([b, h, l, 1]));
         let outputs = Outputs::new(ViewMut::bhld(&mut out.data, out.shape).unwrap());
         let outputs = outputs.lse(ViewMut::bhld(&mut lse.data, lse.shape).unwrap());
-        self.case.run_outputs(self.case.inputs(), exec, outputs, &mut Workspace::new());
+        self.attention().problem(self.case.inputs(), outputs).expect("a good call").run_once(exec);
         [out, lse]
     }
 
@@ -120,7 +129,7 @@ impl Back {
         if self.case.alibi.is_some() {
             gradients = gradients.alibi(&mut slopes.data);
         }
-        let problem = self.case.attention().backward(self.case.inputs(), saved, gradients).expect("a good call");
+        let problem = self.attention().backward(self.case.inputs(), saved, gradients).expect("a good call");
         let plan = BackwardPlan::new(&problem, exec);
         problem.run(&plan, workspace).expect("memory");
     }
@@ -128,7 +137,7 @@ impl Back {
     /// What the oracle says, in the numbers asked for.
     pub(super) fn oracle<T: naive::Real>(&self) -> [(&'static str, Vec<T>); 7] {
         let d_lse = self.d_lse.as_ref().map(Tensor::view);
-        let gradient = naive::gradients(&self.case.attention(), &self.case.inputs(), self.d_out.view(), d_lse);
+        let gradient = naive::gradients(&self.attention(), &self.case.inputs(), self.d_out.view(), d_lse);
         let naive::Gradient { q, k, v, bias, sinks, slopes, scale } = gradient.expect("a good call");
         let sinks = if self.case.sinks.is_some() { sinks } else { Vec::new() };
         let slopes = if self.case.alibi.is_some() { slopes } else { Vec::new() };
@@ -141,7 +150,7 @@ impl Back {
         let Self { case, d_out, .. } = self;
         let short = [&case.q, &case.k, &case.v, d_out].map(|x| Rounded::new(x, dtype));
         let [q, k, v, d_out] = short.each_ref().map(|x| x.wide.clone());
-        let wide = Self { case: Case { q, k, v, ..case.clone() }, d_out, d_lse: None };
+        let wide = Self { case: Case { q, k, v, ..case.clone() }, d_out, d_lse: None, dropout: None };
         let [out, lse] = wide.forward(exec);
         let as_f32 = [&wide.case.q, &wide.case.k, &wide.case.v, &wide.d_out].map(|x| Rounded::from(x.clone()));
         [&short, &as_f32].map(|tensors| {

@@ -117,6 +117,7 @@ impl<S: Steps> Column<'_, S> {
         };
         // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
         unsafe { task.s.scores(scores) };
+        self.drop_weights(task, ScoreBlock { scores: own.gradients, spans: tile.spans, rows });
         let block = ScoreBlock { scores: tile.scores, spans: tile.spans, rows };
         task.s.softmax_backward(block, own.gradients, &tile.saved);
         if tile.d_out.nonfinite.is_empty() {
@@ -132,12 +133,21 @@ impl<S: Steps> Column<'_, S> {
         }
     }
 
+    /// Multiplies what belongs to weights by the factors of dropout, if the call has it.
+    fn drop_weights(&self, task: &AttentionTask<'_, S>, block: ScoreBlock<'_>) {
+        if let Some(dropout) = task.call.options.dropout {
+            let rows = task.counter_rows(0..block.rows);
+            task.s.dropout(block, self.keys().start, &rows, dropout);
+        }
+    }
+
     /// Adds the gradients of the column's keys and values, and turns gradients of capped scores into those of scores.
     ///
     /// # Safety
     /// The rows of `tile` are the task's.
     unsafe fn add_key_gradients(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
         let Own { gradients, head, total, .. } = own;
+        self.drop_weights(task, ScoreBlock { scores: tile.scores, spans: tile.spans, rows: rows_of(task) });
         let sums = if task.call.group_size() > 1 { head } else { total };
         let vecs = |dim: usize| dim.div_ceil(LANES);
         // SAFETY: rows are whole vectors, as the caller guarantees.

@@ -64,6 +64,13 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         true
     }
 
+    /// Drops weights of a row block at random, if the call asks for it.
+    pub(crate) fn drop_weights(&mut self, row_block: Range<usize>) {
+        let Some(dropout) = self.task.call.options.dropout else { return };
+        let (task, first) = (self.task, self.first);
+        task.s.dropout(self.scores(row_block.len()), first, &task.counter_rows(row_block), dropout);
+    }
+
     /// Returns the scores of a row block of `rows` rows, and the keys each tile needs.
     #[inline(always)]
     pub(crate) fn scores(&mut self, rows: usize) -> ScoreBlock<'_> {

@@ -6,7 +6,8 @@ use crate::attention::mods::Position;
 use crate::attention::outputs::Shared;
 use crate::attention::row_mods::{Given, RowMods};
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::tiling::Tiling;
+use crate::attention::steps::dropout::CounterRow;
+use crate::attention::tiling::{MAX_ROW_BLOCK, Tiling};
 use core::ops::Range;
 
 /// Checked call, and the kernel steps and functions of the caller that compute it: what a worker's tasks share.
@@ -145,6 +146,16 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
     pub(crate) fn position(&self, row: Row, key: usize) -> Position {
         let position = self.seq.offset.saturating_add_unsigned(row.i);
         Position { batch: self.task.sequence, head: row.head, row: row.i, key, position }
+    }
+
+    /// Returns the rows of a row block as the counters of dropout have them.
+    pub(crate) fn counter_rows(&self, row_block: Range<usize>) -> [CounterRow; MAX_ROW_BLOCK] {
+        let mut rows = [[0; 2]; MAX_ROW_BLOCK];
+        let heads = self.call.q.shape()[1];
+        for row in self.rows(row_block) {
+            rows[row.n] = [(self.task.sequence * heads + row.head) as u32, row.i as u32];
+        }
+        rows
     }
 
     /// Returns the position of key `first` of the sequence in its source: sequence or batch index, head, key.

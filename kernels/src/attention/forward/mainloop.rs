@@ -88,6 +88,7 @@ impl<S: Steps> AttentionTask<'_, S> {
                 if self.given.prob {
                     continue;
                 }
+                block.drop_weights(row_block.clone());
                 let ending = S::ENDS_ROWS
                     && (nonfinite == NonFinite::Ignored && by_all && last == Some(first))
                     && block.values.are_floats()
@@ -125,6 +126,7 @@ impl<S: Steps> AttentionTask<'_, S> {
                 }
                 let visible_keys = block.visible_keys(nonfinite, row_block.len());
                 block.finished_weights(row_block.clone());
+                block.drop_weights(row_block.clone());
                 let manner = match nonfinite {
                     NonFinite::Handled => PvMode::Handled(visible_keys.as_ref()),
                     NonFinite::Ignored => PvMode::Plain,

@@ -3,8 +3,9 @@
 //! The fused loop is generic over [`Steps`]. Every method below is an ordinary function whose body is a kernel inlined
 //! into a `#[target_feature]` function.
 
-use crate::attention::options::Mask;
+use crate::attention::options::{Dropout, Mask};
 use crate::attention::steps::bf16::{PairPanels, Round};
+use crate::attention::steps::dropout::{self, CounterRow};
 use crate::attention::steps::epilogue::{self, Finish};
 use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::pv::{self, Values};
@@ -84,6 +85,8 @@ pub(crate) trait Steps: PackSteps {
     /// # Safety
     /// Same contract as [`pv::values`], with rounded weights.
     unsafe fn values_pairs(self, a: Values<'_, RowPairs>);
+    /// Drops weights at random: see [`dropout::dropout`].
+    fn dropout(self, row_block: ScoreBlock<'_>, first: usize, rows: &[CounterRow], dropout: Dropout);
     /// Turns scores into weights, and gradients of weights into those of scores: see
     /// [`softmax_backward::softmax_backward`].
     fn softmax_backward(self, row_block: ScoreBlock<'_>, gradients: &mut [f32], saved: &[SavedRow]);
@@ -230,6 +233,13 @@ macro_rules! steps {
             unsafe fn values_pairs(self, a: Values<'_, RowPairs>) {
                 // SAFETY: the caller guarantees the contract of `pv::values`, for pairs.
                 unsafe { self.with_bf16_dot(a) }
+            }
+
+            fn dropout(self, row_block: ScoreBlock<'_>, first: usize, rows: &[CounterRow], dropout: Dropout) {
+                self.vectorize(
+                    #[inline(always)]
+                    || dropout::dropout(self, row_block, first, rows, dropout),
+                )
             }
 
             fn softmax_backward(self, row_block: ScoreBlock<'_>, gradients: &mut [f32], saved: &[SavedRow]) {

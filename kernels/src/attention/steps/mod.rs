@@ -2,6 +2,7 @@
 
 pub(crate) mod bf16;
 pub(crate) mod by_isa;
+pub(crate) mod dropout;
 pub(crate) mod epilogue;
 pub(crate) mod infinite;
 pub(crate) mod key_sums;

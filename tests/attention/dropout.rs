@@ -1,0 +1,99 @@
+//! Dropout: what the rule says is dropped, forward and backward, in any cut of the work; nothing else changes.
+
+use crate::options::{Case, Full, Wanted, same_rows};
+use crate::support::{Rng, Tensor, assert_close, assert_same_bits, execs};
+use sdpa::{Attention, AttnState, Dropout, Exec, Inputs, KvCache, Outputs, Plan, Position, View, ViewMut, Workspace};
+
+/// A case without ragged sequences and functions, and its settings with dropout.
+fn case(seed: u64, sizes: [usize; 7]) -> Case {
+    let case = Case::of_sizes(&mut Rng::new(seed), sizes);
+    if case.ragged.is_some() { self::case(seed + 1000, sizes) } else { Case { functions: Default::default(), ..case } }
+}
+
+fn run(case: &Case, attention: &Attention, inputs: Inputs<'_>, exec: Exec) -> Full {
+    let mut full = case.unwritten(Wanted::LEAST);
+    let problem = attention.problem(inputs, full.outputs()).expect("a good call");
+    let plan = Plan::new(&problem, exec);
+    problem.run(&plan, &mut Workspace::new());
+    full
+}
+
+#[test]
+fn it_drops_what_the_rule_says() {
+    for seed in 0..20 {
+        let case = case(seed, [2, 4, 2, [1, 7, 100][seed as usize % 3], 300, 16, 24]);
+        let attention = case.attention().dropout([0.1, 0.5, 0.9][seed as usize % 3], seed << 33 | 7, seed as u32);
+        let expected = sdpa::naive::oracle(&attention, &case.inputs()).expect("a good call");
+        for (isa, exec) in execs() {
+            let got = run(&case, &attention, case.inputs(), exec);
+            assert_close(&format!("seed {seed}, {isa}"), &got.out, &expected.out, 2e-5);
+            let none = run(&case, &case.attention(), case.inputs(), exec);
+            assert_same_bits("log-sum-exp", &got.lse, &none.lse);
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+            let shared = pool.install(|| run(&case, &attention, case.inputs(), exec.threads(3)));
+            assert_same_bits(&format!("seed {seed}, {isa}, three threads"), &shared.out, &got.out);
+        }
+    }
+}
+
+/// With rows of the unit matrix for values, outputs are weights: each is 0 or the weight without dropout times a factor.
+#[test]
+fn every_weight_is_dropped_or_scaled() {
+    const KEYS: usize = 300;
+    let mut rng = Rng::new(3);
+    let plain = Case::plain(&mut rng, [1, 2, 1, 40, KEYS, 8, KEYS]);
+    let v = Tensor::from_fn([1, 1, KEYS, KEYS], |[_, _, j, d]| if j == d { 1.0 } else { 0.0 });
+    let case = Case { v, ..plain };
+    let dropout = Dropout { p: 0.3, seed: 99, offset: 5 };
+    let attention = case.attention().dropout(dropout.p, dropout.seed, dropout.offset);
+    for (isa, exec) in execs() {
+        let (kept, all) =
+            (run(&case, &attention, case.inputs(), exec), run(&case, &case.attention(), case.inputs(), exec));
+        for ([b, h, i, j], (got, weight)) in
+            crate::support::indices(all.out.shape).zip(kept.out.data.iter().zip(&all.out.data))
+        {
+            let keeps = dropout.keeps(Position { batch: b, head: h, row: i, key: j, position: 0 }, 2);
+            let expected = if keeps { weight * dropout.factor() } else { 0.0 };
+            assert!((got - expected).abs() <= 1e-6 * expected, "{isa}, row {i}, key {j}: {got}, expected {expected}");
+        }
+    }
+}
+
+#[test]
+fn a_probability_of_zero_is_none() {
+    let case = case(5, [2, 2, 2, 50, 270, 16, 16]);
+    let zero = case.attention().dropout(0.0, 1, 2);
+    for (isa, exec) in execs() {
+        let [with, without] = [zero, case.attention()].map(|attention| run(&case, &attention, case.inputs(), exec));
+        assert_same_bits(&isa.to_string(), &with.out, &without.out);
+    }
+}
+
+/// One row against a cache, shared out by keys, drops what row 0 of a call drops.
+#[test]
+fn few_rows_over_a_cache_drop_alike() {
+    let mut rng = Rng::new(8);
+    let case = Case::plain(&mut rng, [2, 4, 2, 1, 700, 16, 16]);
+    let mut cache = KvCache::new(2, 2, [16, 16]).unwrap();
+    cache.append(case.k.view(), case.v.view()).unwrap();
+    let attention = case.attention().dropout(0.4, 11, 0);
+    for (isa, exec) in execs() {
+        let tensors = run(&case, &attention, case.inputs(), exec);
+        let cached = run(&case, &attention, Inputs::cached(case.q.view(), &cache), exec.threads(2));
+        same_rows(&isa.to_string(), (&case, &cached), (&case, &tensors), Some);
+    }
+}
+
+#[test]
+fn probabilities_and_states_are_refused() {
+    let x = [0.5f32; 8];
+    let (view, mut out) = (View::bhld(&x, [1, 1, 1, 8]).unwrap(), [7.0f32; 8]);
+    for p in [-0.1, 1.0, f32::NAN] {
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 8]).unwrap());
+        let error = Attention::new().dropout(p, 0, 0).problem(Inputs::new(view, view, view), outputs).unwrap_err();
+        assert_eq!(error.to_string(), format!("dropout: {p}, but must be at least 0 and below 1"));
+    }
+    assert_eq!(out, [7.0; 8]);
+    let error = AttnState::new(Attention::new().dropout(0.5, 0, 0), view, [1, 8], Exec::serial()).unwrap_err();
+    assert_eq!(error.to_string(), "dropout: needs a call over all keys, not a state");
+}
