@@ -147,7 +147,7 @@ impl Attention {
 
     /// Returns the name of the first setting that differs from another's, if any.
     pub(crate) fn difference(&self, other: &Self) -> Option<&'static str> {
-        let Self { scale, softcap, visible: Visible { causality, window }, alignment, precision } = *self;
+        let Self { scale, softcap, visible: Visible { causality, window }, alignment, precision, dropout } = *self;
         let differ = [
             ("scale", scale != other.scale),
             ("softcap", softcap != other.softcap),
@@ -155,6 +155,7 @@ impl Attention {
             ("window", window != other.visible.window),
             ("alignment", alignment != other.alignment),
             ("precision", precision != other.precision),
+            ("dropout", dropout != other.dropout),
         ];
         differ.into_iter().find(|(_, differs)| *differs).map(|(setting, _)| setting)
     }
