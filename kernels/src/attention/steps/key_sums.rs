@@ -48,25 +48,55 @@ pub(crate) unsafe fn key_sums<S: Simd>(s: S, a: KeySums<'_>) {
     let mut vec = 0;
     // Columns outside, keys inside: the rows' part of a tile stays in the first-level cache for all keys.
     while vec < a.vecs {
-        let tiles_left = (a.vecs - vec).div_ceil(S::TILE_VECS);
-        let vecs = (a.vecs - vec).div_ceil(tiles_left);
-        for key in keys.clone().step_by(S::TILE_ROWS) {
-            let here = S::TILE_ROWS.min(keys.end - key);
-            let sees = |span: &Span| !span.is_empty() && span.keys().start < key + here && span.keys().end > key;
+        // Whole tiles, then remainders of a few shapes: each shape is compiled for each instruction set.
+        let vecs = if a.vecs - vec >= S::TILE_VECS { S::TILE_VECS } else { 1 };
+        let mut key = keys.start;
+        while key < keys.end {
+            let left = keys.end - key;
+            let here =
+                [S::TILE_ROWS, REMAINDER.min(S::TILE_ROWS), 1].into_iter().find(|&here| here <= left).unwrap_or(1);
+            let at = key;
+            key += here;
+            let sees = |span: &Span| !span.is_empty() && span.keys().start < at + here && span.keys().end > at;
             let Some(first) = a.spans.iter().position(sees) else { continue };
             let last = a.spans.iter().rposition(sees).unwrap_or(first);
             let rows = first * S::TILE_ROWS..a.rows.len().min((last + 1) * S::TILE_ROWS);
             let weighted = WeightedRows {
-                weights: a.weights[rows.start * SCORE_STRIDE + key..].as_ptr(),
+                weights: a.weights[rows.start * SCORE_STRIDE + at..].as_ptr(),
                 rows: &a.rows[rows],
                 column: vec * LANES,
             };
-            let sums = TileRows { out: a.sums[key * stride + vec * LANES..].as_mut_ptr(), stride };
-            // SAFETY: `here` keys from `key` on lie below `keys.end`, so by the assertions above weights and sums lie
+            let sums = TileRows { out: a.sums[at * stride + vec * LANES..].as_mut_ptr(), stride };
+            // SAFETY: `here` keys from `at` on lie below `keys.end`, so by the assertions above weights and sums lie
             // inside their slices; `vec + vecs ≤ a.vecs`; the caller guarantees the rows.
-            unsafe { by_tile_shape!(S, here, vecs, |MK, NV| tile::<S, MK, NV>(s, weighted, sums)) }
+            unsafe { tile_of(s, [here, vecs], weighted, sums) }
         }
         vec += vecs;
+    }
+}
+
+/// Keys of a tile for what whole tiles of six leave of a block of 256.
+const REMAINDER: usize = 4;
+
+/// Adds the sums of a tile of `keys` keys, [`Simd::TILE_ROWS`], [`REMAINDER`] or 1, in `vecs` vectors, [`Simd::TILE_VECS`]
+/// or 1.
+///
+/// # Safety
+/// Same contract as [`tile`], for this shape.
+#[inline(always)]
+unsafe fn tile_of<S: Simd>(s: S, [keys, vecs]: [usize; 2], weighted: WeightedRows<'_>, sums: TileRows) {
+    // SAFETY: the caller guarantees the contract for the shape.
+    unsafe {
+        match (keys, vecs) {
+            (6, 4) if S::TILE_ROWS >= 6 && S::TILE_VECS >= 4 => tile::<S, 6, 4>(s, weighted, sums),
+            (4, 4) if S::TILE_ROWS >= 4 && S::TILE_VECS >= 4 => tile::<S, 4, 4>(s, weighted, sums),
+            (1, 4) if S::TILE_VECS >= 4 => tile::<S, 1, 4>(s, weighted, sums),
+            (6, 1) if S::TILE_ROWS >= 6 => tile::<S, 6, 1>(s, weighted, sums),
+            (4, 1) if S::TILE_ROWS >= 4 => tile::<S, 4, 1>(s, weighted, sums),
+            (2, 1) if S::TILE_ROWS == 2 => tile::<S, 2, 1>(s, weighted, sums),
+            (1, 1) => tile::<S, 1, 1>(s, weighted, sums),
+            shape => unreachable!("a tile of {shape:?}"),
+        }
     }
 }
 
