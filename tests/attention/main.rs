@@ -11,7 +11,6 @@ mod backward;
 mod bits;
 mod corners;
 mod dropout;
-mod dropout;
 mod errors;
 mod executors;
 mod explain;
