@@ -22,11 +22,12 @@ fn run(case: &Case, attention: &Attention, inputs: Inputs<'_>, exec: Exec) -> Fu
 fn it_drops_what_the_rule_says() {
     for seed in 0..20 {
         let case = case(seed, [2, 4, 2, [1, 7, 100][seed as usize % 3], 300, 16, 24]);
-        let attention = case.attention().dropout([0.1, 0.5, 0.9][seed as usize % 3], seed << 33 | 7, seed as u32);
+        let p = [0.1, 0.5, 0.9][seed as usize % 3];
+        let attention = case.attention().dropout(p, seed << 33 | 7, seed as u32);
         let expected = sdpa::naive::oracle(&attention, &case.inputs()).expect("a good call");
         for (isa, exec) in execs() {
             let got = run(&case, &attention, case.inputs(), exec);
-            assert_close(&format!("seed {seed}, {isa}"), &got.out, &expected.out, 2e-5);
+            assert_close(&format!("seed {seed}, {isa}"), &got.out, &expected.out, 2e-5 / f64::from(1.0 - p));
             let none = run(&case, &case.attention(), case.inputs(), exec);
             assert_same_bits("log-sum-exp", &got.lse, &none.lse);
             let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();

@@ -20,8 +20,10 @@ fn random_options_have_the_gradients_of_the_oracle() {
         for (isa, exec) in execs() {
             let got = back.run(exec);
             for (((name, got), (_, expected)), (_, plain)) in got.named().into_iter().zip(&expected).zip(&plain) {
-                // Sums of terms of either sign may be small beside their terms: there the plain passes err as much.
-                let bound = 2e-5f64.max(2.0 * error(plain, expected));
+                // Sums of terms of either sign may be small beside their terms: there the plain passes err as much. Those
+                // of slopes and scale are over all rows and keys.
+                let usual = if ["slopes", "scale"].contains(&name) { 1e-4f64 } else { 5e-5 };
+                let bound = usual.max(2.0 * error(plain, expected));
                 let error = error(&got.data, expected);
                 assert!(
                     error < bound,
