@@ -1,33 +1,18 @@
 //! Backward pass: gradients of attention, in one fused pass over the keys.
 
 mod gradients;
+mod problem;
 mod run;
 
 pub use gradients::{Gradients, Saved};
+pub use problem::BackwardProblem;
 pub use run::{BackwardPlan, BackwardWorkspace};
 
 use crate::attention::Attention;
-use crate::error::{Error, same};
+use crate::error::Error;
 use crate::exec::Exec;
 use crate::inputs::Inputs;
-use crate::shape::Shape;
 use sdpa_kernels::{BackwardScratch, Call, Isa, Precision, Tiling, has_memory};
-
-/// Checked backward call, bound to its inputs and gradients.
-#[derive(Debug)]
-pub struct BackwardProblem<'a> {
-    pub(crate) call: Call<'a>,
-    pub(crate) saved: sdpa_kernels::Saved<'a>,
-    pub(crate) gradients: sdpa_kernels::Gradients<'a>,
-    pub(crate) shape: Shape,
-}
-
-impl BackwardProblem<'_> {
-    /// Sizes of the call.
-    pub fn shape(&self) -> Shape {
-        self.shape
-    }
-}
 
 /// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the
 /// widest instruction set.
@@ -104,13 +89,4 @@ impl Attention {
         let call = Call { precision: Precision::Exact, ..call };
         Ok(BackwardProblem { call, saved: saved.into_kernel(), gradients: gradients.into_kernel(), shape })
     }
-}
-
-/// Checks that a tensor has a row for each of the queries, of `dim` elements.
-pub(crate) fn has_rows(argument: &'static str, shape: [usize; 4], q: [usize; 4], dim: usize) -> Result<(), Error> {
-    same(argument, "batch", shape[0], q[0], "q")?;
-    same(argument, "heads", shape[1], q[1], "q")?;
-    same(argument, "rows", shape[2], q[2], "q")?;
-    let (what, of) = if dim == 1 { ("last dimension", "one value a row") } else { ("value_dim", "v") };
-    same(argument, what, shape[3], dim, of)
 }

@@ -1,6 +1,5 @@
 //! Tensors of a backward call: saved results of the forward call, and the gradients to compute.
 
-use crate::backward::has_rows;
 use crate::error::{Error, same};
 use crate::inputs::Inputs;
 use crate::shape::Shape;
@@ -149,4 +148,13 @@ fn fits(argument: &'static str, shape: [usize; 4], expected: [usize; 4], of: &'s
         .zip(shape)
         .zip(expected)
         .try_for_each(|((what, got), expected)| same(argument, what, got, expected, of))
+}
+
+/// Checks that a tensor has a row for each of the queries, of `dim` elements.
+fn has_rows(argument: &'static str, shape: [usize; 4], q: [usize; 4], dim: usize) -> Result<(), Error> {
+    same(argument, "batch", shape[0], q[0], "q")?;
+    same(argument, "heads", shape[1], q[1], "q")?;
+    same(argument, "rows", shape[2], q[2], "q")?;
+    let (what, of) = if dim == 1 { ("last dimension", "one value a row") } else { ("value_dim", "v") };
+    same(argument, what, shape[3], dim, of)
 }

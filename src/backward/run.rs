@@ -1,6 +1,6 @@
 //! Plans and execution of backward calls.
 
-use crate::backward::BackwardProblem;
+use crate::backward::problem::BackwardProblem;
 use crate::error::Error;
 use crate::exec::Exec;
 use crate::executor::Executor;

@@ -9,7 +9,15 @@ use crate::inputs::Covered;
 use crate::{Attention, Error, Inputs, Mods, Position, Shape};
 use sdpa_kernels::{Alignment, Tensor, View};
 
-/// Gradients of attention, each dense and in the shape of what it is a gradient in.
+/// Gradients of attention, each dense and in the shape of what it is a gradient in: the result of [`gradients`].
+///
+/// ```
+/// use sdpa::{Attention, Inputs, View, naive};
+/// let x = View::bhld(&[1.0f32], [1, 1, 1, 1])?; // one row, one key: its weight is 1 whatever the numbers
+/// let naive::Gradient { q, k, v, .. } = naive::gradients::<f64>(&Attention::new(), &Inputs::new(x, x, x), x, None)?;
+/// assert_eq!((q, k, v), (vec![0.0], vec![0.0], vec![1.0]));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gradient<T> {
     /// Gradient in the queries.

@@ -12,8 +12,8 @@
 //! (Dao 2023, arXiv:2307.08691, algorithm 2.) A query head's sums are taken by themselves, so grouped heads give the sums
 //! of repeated ones.
 
-use crate::attention::backward::launch::BackwardLaunch;
 use crate::attention::backward::memory::{BackwardScratch, KeyGradients, Own};
+use crate::attention::backward::pass::BackwardPass;
 use crate::attention::backward::rows::finite_rows;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::Task;
@@ -31,7 +31,7 @@ use core::sync::atomic::Ordering;
 /// Key block of a key/value head.
 pub(crate) struct Column<'t, S> {
     pub(crate) bound: BoundCall<'t, S>,
-    pub(crate) launch: &'t BackwardLaunch<'t>,
+    pub(crate) pass: &'t BackwardPass<'t>,
     pub(crate) sequence: usize,
     pub(crate) kv_head: usize,
     /// Number of the key block in its sequence.
@@ -86,7 +86,7 @@ impl<S: Steps> Column<'_, S> {
     }
 
     fn progress(&self) -> &core::sync::atomic::AtomicUsize {
-        self.launch.progress([self.sequence, self.kv_head, self.number])
+        self.pass.progress([self.sequence, self.kv_head, self.number])
     }
 
     /// Returns the keys of the column, counted in the sequence.
@@ -100,17 +100,16 @@ impl<S: Steps> Column<'_, S> {
     /// false if the work was stopped.
     fn wait_for_shared_bias(&self) -> bool {
         use crate::attention::backward::call::BiasSharing;
-        let bias = self.launch.gradients.bias.as_ref();
+        let bias = self.pass.gradients.bias.as_ref();
         if bias.is_none_or(|bias| bias.sharing == BiasSharing::None) {
             return true;
         }
         let kv_heads = self.bound.checked.call().kv.kv_heads();
         let before = (0..self.sequence * kv_heads + self.kv_head).rev().map(|head| (head / kv_heads, head % kv_heads));
-        let Some((sequence, kv_head)) = before.into_iter().find(|&(b, _)| self.number < self.launch.columns_of(b))
-        else {
+        let Some((sequence, kv_head)) = before.into_iter().find(|&(b, _)| self.number < self.pass.columns_of(b)) else {
             return true;
         };
-        self.launch.wait([sequence, kv_head, self.number], self.launch.row_blocks(sequence))
+        self.pass.wait([sequence, kv_head, self.number], self.pass.row_blocks(sequence))
     }
 
     /// Packs the column's values, and finds its keys as rows.
@@ -143,7 +142,7 @@ impl<S: Steps> Column<'_, S> {
         let beyond = if self.number == 0 { seq.kv_len..all } else { 0..0 };
         let at =
             |key: usize| [if call.options.ragged.is_some() { 0 } else { seq.batch }, self.kv_head, seq.first_key + key];
-        let parts = [(&self.launch.gradients.k, &*total.k, call.scale), (&self.launch.gradients.v, &*total.v, 1.0)];
+        let parts = [(&self.pass.gradients.k, &*total.k, call.scale), (&self.pass.gradients.v, &*total.v, 1.0)];
         for (gradient, sums, scale) in parts {
             let Some(gradient) = gradient else { continue };
             let width = dim_of(gradient).next_multiple_of(LANES);

@@ -2,16 +2,12 @@
 //! done, row after row, in `f64`.
 
 use crate::attention::backward::call::BiasColumns;
-use crate::attention::backward::launch::BackwardLaunch;
 use crate::attention::backward::memory::RowNumber;
+use crate::attention::backward::pass::BackwardPass;
 
-impl BackwardLaunch<'_> {
-    /// Completes the gradients. Call it when every call of [`Self::work`] has returned.
-    ///
-    /// # Panics
-    /// If the work was stopped: then some gradients were not computed.
-    pub fn finish(mut self) {
-        assert!(!self.is_stopped(), "stopped before the gradients were complete");
+impl BackwardPass<'_> {
+    /// Takes the sums over all rows. All workers are done.
+    pub(crate) fn reduce(mut self) {
         let heads = self.checked.call().q.shape()[1];
         for head in 0..heads {
             let logit = self.checked.call().options.sinks.map(|sinks| f64::from(sinks[head]));

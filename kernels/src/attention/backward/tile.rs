@@ -67,7 +67,7 @@ impl<S: Steps> Column<'_, S> {
         }
         let place =
             Place { is_first: first == first_block, is_last: first == blocks.next_back().unwrap_or(first_block) };
-        if !place.is_first && !self.launch.wait([self.sequence, self.kv_head, self.number - 1], number + 1) {
+        if !place.is_first && !self.pass.wait([self.sequence, self.kv_head, self.number - 1], number + 1) {
             return false;
         }
         let regions = &mut scores.scratch.regions(task.tiling);
@@ -81,8 +81,8 @@ impl<S: Steps> Column<'_, S> {
         let KeyBlock { spans, regions, capped, .. } = block;
         // SAFETY: the saved tensors fit the call.
         let mut scores = unsafe {
-            let d_out = task.block_rows(&self.launch.saved.d_out, NonFinite::Handled, own.d_out);
-            let saved = task.saved_rows(&self.launch.saved, &d_out, own.out);
+            let d_out = task.block_rows(&self.pass.saved.d_out, NonFinite::Handled, own.d_out);
+            let saved = task.saved_rows(&self.pass.saved, &d_out, own.out);
             let q = task.block_rows(&task.call.q, NonFinite::Handled, own.q);
             TileScores { scores: regions.scores, capped, spans, q, d_out, saved }
         };
@@ -152,7 +152,7 @@ impl<S: Steps> Column<'_, S> {
         let vecs = |dim: usize| dim.div_ceil(LANES);
         // SAFETY: rows are whole vectors, as the caller guarantees.
         unsafe {
-            if self.launch.gradients.v.is_some() {
+            if self.pass.gradients.v.is_some() {
                 let (weights, rows, vecs) = (&*tile.scores, tile.d_out.addresses(), vecs(task.tiling.value_dim));
                 task.s.key_sums(KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v });
             }
@@ -160,7 +160,7 @@ impl<S: Steps> Column<'_, S> {
                 let block = ScoreBlock { scores: gradients, spans: tile.spans, rows: rows_of(task) };
                 task.s.softcap_backward(block, capped, cap);
             }
-            if self.launch.gradients.k.is_some() {
+            if self.pass.gradients.k.is_some() {
                 let (weights, rows, vecs) = (&**gradients, tile.q.addresses(), vecs(task.tiling.head_dim));
                 task.s.key_sums(KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.k });
             }
@@ -202,7 +202,7 @@ impl<S: Steps> Column<'_, S> {
     /// # Safety
     /// The column's gradients are this worker's, and so are the row block's numbers.
     unsafe fn add_option_gradients(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
-        let (bias, slopes) = (self.launch.gradients.bias.as_ref(), self.launch.reduced.slopes.is_some());
+        let (bias, slopes) = (self.pass.gradients.bias.as_ref(), self.pass.reduced.slopes.is_some());
         if bias.is_none() && !slopes {
             return;
         }
@@ -212,7 +212,7 @@ impl<S: Steps> Column<'_, S> {
             let first = self.keys().start + keys.start;
             // SAFETY: the caller guarantees the row's numbers, and the elements of the bias that the column adds to.
             unsafe {
-                let (_, numbers) = self.launch.rows.row(place_of(task, row));
+                let (_, numbers) = self.pass.rows.row(place_of(task, row));
                 if slopes {
                     let position = task.position(row, 0).position;
                     let distance = |key: usize| position.abs_diff(first as isize + key as isize) as f32;
@@ -234,7 +234,7 @@ impl<S: Steps> Column<'_, S> {
         let width = task.tiling.head_dim.next_multiple_of(LANES);
         for (row, dq) in task.rows(0..rows_of(task)).zip(own.dq.chunks_exact_mut(width)) {
             // SAFETY: the caller guarantees the row.
-            let (gradient, numbers) = unsafe { self.launch.rows.row(place_of(task, row)) };
+            let (gradient, numbers) = unsafe { self.pass.rows.row(place_of(task, row)) };
             if place.is_first {
                 *numbers = [0.0; LANES];
                 numbers[RowNumber::Delta as usize] = tile.saved[row.n].delta;
@@ -252,7 +252,7 @@ impl<S: Steps> Column<'_, S> {
     unsafe fn end_rows(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>, place: Place, own: &mut Own<'_>) {
         let width = task.tiling.head_dim.next_multiple_of(LANES);
         let mut dots = [0.0; MAX_ROW_BLOCK];
-        if place.is_last && self.launch.reduced.scale.is_some() {
+        if place.is_last && self.pass.reduced.scale.is_some() {
             let mut dq = [core::ptr::null(); MAX_ROW_BLOCK];
             dq.iter_mut().zip(own.dq.chunks_exact(width)).for_each(|(at, row)| *at = row.as_ptr());
             // SAFETY: both are rows of whole vectors.
@@ -261,13 +261,13 @@ impl<S: Steps> Column<'_, S> {
         for (row, dq) in task.rows(0..rows_of(task)).zip(own.dq.chunks_exact(width)) {
             // SAFETY: the caller guarantees the row.
             unsafe {
-                let (gradient, numbers) = self.launch.rows.row(place_of(task, row));
+                let (gradient, numbers) = self.pass.rows.row(place_of(task, row));
                 if !place.is_last {
                     gradient.copy_from_slice(dq);
                     continue;
                 }
                 numbers[RowNumber::Dot as usize] = dots[row.n];
-                if let Some(gradient) = &self.launch.gradients.q {
+                if let Some(gradient) = &self.pass.gradients.q {
                     write_row(gradient, place_of(task, row), dq, task.call.scale);
                 }
             }
@@ -281,13 +281,13 @@ impl<S: Steps> Column<'_, S> {
     unsafe fn write_unseen(&self, task: &AttentionTask<'_, S>) {
         for row in task.rows(0..rows_of(task)) {
             let [b, h, l] = place_of(task, row);
-            let d_lse = self.launch.saved.d_lse.and_then(|d_lse| d_lse.get([b, h, l, 0]).copied()).unwrap_or(0.0);
+            let d_lse = self.pass.saved.d_lse.and_then(|d_lse| d_lse.get([b, h, l, 0]).copied()).unwrap_or(0.0);
             // SAFETY: the caller guarantees the row.
             unsafe {
-                let (_, numbers) = self.launch.rows.row([b, h, l]);
+                let (_, numbers) = self.pass.rows.row([b, h, l]);
                 *numbers = [0.0; LANES];
                 numbers[RowNumber::Delta as usize] = -d_lse;
-                if let Some(gradient) = &self.launch.gradients.q {
+                if let Some(gradient) = &self.pass.gradients.q {
                     write_row(gradient, [b, h, l], &[], 1.0);
                 }
             }

@@ -1,0 +1,60 @@
+//! What the workers of a backward pass share: the call, what was saved of it, its gradients, and how far each key block is.
+
+use crate::attention::backward::call::{Reduced, Saved, SharedGradients};
+use crate::attention::backward::memory::RowMemory;
+use crate::attention::checked::CheckedCall;
+use crate::attention::tiling::MAX_ROW_BLOCK;
+use crate::tensor::rows::KEY_BLOCK;
+use crate::work_queue::Stop;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+/// Call of the backward pass, and what its workers share.
+pub(crate) struct BackwardPass<'a> {
+    pub(crate) checked: CheckedCall<'a>,
+    pub(crate) saved: Saved<'a>,
+    pub(crate) gradients: SharedGradients<'a>,
+    pub(crate) reduced: Reduced<'a>,
+    pub(crate) rows: RowMemory<'a>,
+    /// Number of key blocks of the longest sequence, at least 1.
+    pub(crate) columns_per_head: usize,
+    /// Number of row blocks that each key block is done with, `[sequence and head][key block]`.
+    pub(crate) progress: &'a [AtomicUsize],
+    pub(crate) stop: Stop<'a>,
+}
+
+/// Number of times a waiting worker looks again before it lets other threads run: some microseconds.
+const PATIENCE: usize = 1 << 10;
+
+impl BackwardPass<'_> {
+    /// Returns the number of key blocks of a sequence, at least 1.
+    pub(crate) fn columns_of(&self, sequence: usize) -> usize {
+        self.checked.call().sequence(sequence).kv_len.div_ceil(KEY_BLOCK).max(1)
+    }
+
+    /// Returns the counter of the row blocks that a key block is done with.
+    pub(crate) fn progress(&self, [sequence, kv_head, column]: [usize; 3]) -> &AtomicUsize {
+        let head = sequence * self.checked.call().kv.kv_heads() + kv_head;
+        &self.progress[head * self.columns_per_head + column]
+    }
+
+    /// Returns the number of row blocks of a sequence and key/value head.
+    pub(crate) fn row_blocks(&self, sequence: usize) -> usize {
+        let call = self.checked.call();
+        call.group_size() * call.sequence(sequence).q_len.div_ceil(MAX_ROW_BLOCK)
+    }
+
+    /// Waits until a key block is done with `row_blocks` row blocks. Returns false if the work was stopped.
+    pub(crate) fn wait(&self, column: [usize; 3], row_blocks: usize) -> bool {
+        let progress = self.progress(column);
+        let mut looks = 0;
+        // Acquire: makes what the other worker has added visible.
+        while progress.load(Ordering::Acquire) < row_blocks {
+            if self.stop.is_stopped() {
+                return false;
+            }
+            looks += 1;
+            if looks < PATIENCE { core::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        true
+    }
+}

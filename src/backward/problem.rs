@@ -1,0 +1,29 @@
+//! Checked backward calls.
+
+use crate::shape::Shape;
+use sdpa_kernels::Call;
+
+/// Checked backward call, bound to its inputs and gradients: [`Attention::backward`](crate::Attention::backward) makes it.
+///
+/// ```
+/// # use sdpa::{Attention, Gradients, Inputs, Saved, View};
+/// # let (x, lse) = ([0.5f32; 3 * 8], [1.0f32; 3]);
+/// # let (x, rows) = (View::bhld(&x, [1, 1, 3, 8])?, View::bhld(&lse, [1, 1, 3, 1])?);
+/// let problem = Attention::new().backward(Inputs::new(x, x, x), Saved::new(x, rows, x), Gradients::new())?;
+/// assert_eq!(problem.shape().q_len, 3);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct BackwardProblem<'a> {
+    pub(crate) call: Call<'a>,
+    pub(crate) saved: sdpa_kernels::Saved<'a>,
+    pub(crate) gradients: sdpa_kernels::Gradients<'a>,
+    pub(crate) shape: Shape,
+}
+
+impl BackwardProblem<'_> {
+    /// Sizes of the call.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+}
