@@ -12,52 +12,12 @@ use std::str::FromStr;
 /// More threads than any machine this is meant for has, and few enough to start.
 const MAX_THREADS: usize = 1024;
 
-pub(crate) const HELP: &str = "\
-Compares every way this crate computes attention: naive, unfused, and fused on each instruction set.
-
-Usage: compare [OPTIONS] [FILE.safetensors]
-       compare --sweep [OPTIONS] [DIR]
-
-  FILE.safetensors           tensors q [B,H,Lq,D], k [B,Hkv,Lk,D], v [B,Hkv,Lk,Dv], f32; and if it has them:
-                               bias f32 and mask bool or u8 (nonzero keeps), [B or 1,H or 1,Lq or 1,Lk or 1];
-                               sinks and alibi_slopes f32 [H]; kv_lens, integers [B]
-  --shape B,H,HKV,LQ,LK,D,DV unit-normal data of this shape, from a fixed seed
-                             (with neither: layer 3 of all-MiniLM-L6-v2 on a paragraph of 268 tokens)
-
-  --scale X                  factor of the dot products, in place of 1/sqrt(D)
-  --causal                   a row sees the keys up to its own position only
-  --align WHERE              where the rows stand among the keys: top-left, bottom-right, or the number of keys
-                             before the first row (may be negative)
-  --window L,R               a row sees L keys before its own position and R after it; - for all on that side
-  --softcap X                scores become X*tanh(score/X)
-
-  --only fused|naive|unfused time this path only
-  --isa NAME                 fused on this instruction set only: portable, avx2, avx512
-  --threads N                on N threads only (default: on one, and on all)
-  --repeat N                 runs of each path (default: about a second's worth, at least 3)
-
-  --output OUT.safetensors   write out [B,H,Lq,Dv] and lse [B,H,Lq] of the fused path, f32
-  --weights                  write the weights too, [B,H,Lq,Lk]; the paths are timed without
-  --scores POINT             write the scores too, as scores.POINT; raw, softcap or masked; may be given for each
-
-  --explain                  say for each fused path what it does and why, and how long it must take at least
-  --json                     one JSON object a line for each path, instead of the table
-  --help                     this
-
-  --sweep                    draw GFLOP/s against length: sweep.svg, sweep.png and, with every number, sweep.csv, into
-                             DIR or else target/pictures. About two minutes; answers are not checked; goes with
-                             --only, --isa, --threads and --repeat
-  --lengths N,N,...          of these rows and keys (default: 16, 32, 64 and so on to 16384)
-  --dims N,N,...             on heads of these sizes (default: 32, 64, 128, 256)
-
-Exit status: 0 if every error is within its bound, 1 if one is not, 2 if an argument, a file or a shape is wrong.
-";
-
 /// What the program was asked to do.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Command {
     Help,
     Compare(Box<Args>),
+    Backward(Box<Args>),
     Sweep(Box<Args>, Sweep),
 }
 
@@ -119,7 +79,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command
         };
         match flag {
             "--help" | "-h" => return Ok(Command::Help),
-            "--causal" | "--weights" | "--explain" | "--json" if attached.is_some() => {
+            "--causal" | "--weights" | "--backward" | "--explain" | "--json" if attached.is_some() => {
                 return Err(Refused::new(format_args!(
                     "{flag}: takes no value, but got {}",
                     text[flag.len()..].trim_start_matches('=')
@@ -131,6 +91,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command
             }
             "--causal" => given.settings.causality = Causality::Causal,
             "--weights" => given.weights = true,
+            "--backward" => given.backward = true,
             "--explain" => given.explain = true,
             "--json" => given.json = true,
             _ => {
@@ -177,6 +138,7 @@ struct Given {
     output: Option<PathBuf>,
     scores: Vec<Point>,
     weights: bool,
+    backward: bool,
     explain: bool,
     json: bool,
     sweep: bool,
@@ -240,6 +202,7 @@ impl Given {
         match flag {
             "--causal" => self.settings.causality == Causality::Causal,
             "--weights" => self.weights,
+            "--backward" => self.backward,
             "--explain" => self.explain,
             "--json" => self.json,
             _ => self.seen.contains(&flag),
@@ -277,6 +240,14 @@ impl Given {
         if self.json && self.explain {
             return Err(Refused::new("--explain: goes with the table, but got --json too"));
         }
+        if self.backward
+            && let Some(flag) = ["--weights", "--scores", "--explain"].into_iter().find(|flag| self.has(flag))
+        {
+            return Err(Refused::new(format_args!("{flag}: is about the forward pass, but got --backward too")));
+        }
+        if self.backward && self.only == Some(Only::Unfused) {
+            return Err(Refused::new("--only: unfused has no backward pass, but got --backward too"));
+        }
         let mut points = self.scores;
         if self.weights {
             points.push(Point::Weights);
@@ -301,6 +272,7 @@ impl Given {
         });
         Ok(match sweep {
             Some(sweep) => Command::Sweep(args, sweep),
+            None if self.backward => Command::Backward(args),
             None => Command::Compare(args),
         })
     }

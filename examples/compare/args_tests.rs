@@ -1,6 +1,7 @@
 //! Every flag, and every way to get one wrong.
 
 use super::*;
+use crate::help::HELP;
 
 fn parse_words(line: &str) -> Result<Command> {
     parse(line.split_whitespace().map(OsString::from))

@@ -34,10 +34,13 @@ pub(crate) struct Tensors {
     pub(crate) sinks: Option<Vec<f32>>,
     pub(crate) alibi_slopes: Option<Vec<f32>>,
     pub(crate) kv_lens: Option<Vec<usize>>,
+    /// Gradients in the output, and in the log-sum-exp, `[batch, heads, rows, 1]`, for the backward pass.
+    pub(crate) d_out: Option<Tensor>,
+    pub(crate) d_lse: Option<Tensor>,
 }
 
 impl<T> Tensor<T> {
-    fn view(&self) -> Result<View<'_, T>> {
+    pub(crate) fn view(&self) -> Result<View<'_, T>> {
         Ok(View::bhld(&self.data, self.shape)?)
     }
 
@@ -63,7 +66,19 @@ impl<T> Tensor<T> {
 
 impl Tensors {
     fn new(title: String, [q, k, v]: [Tensor; 3]) -> Self {
-        Self { title, q, k, v, bias: None, mask: None, sinks: None, alibi_slopes: None, kv_lens: None }
+        Self {
+            title,
+            q,
+            k,
+            v,
+            bias: None,
+            mask: None,
+            sinks: None,
+            alibi_slopes: None,
+            kv_lens: None,
+            d_out: None,
+            d_lse: None,
+        }
     }
 
     /// Views of all there is.
@@ -151,6 +166,11 @@ fn paragraph_title(bytes: &[u8]) -> String {
     let text = metadata.and_then(|mut metadata| metadata.remove("text")).unwrap_or_default();
     let words: Vec<_> = text.split_whitespace().take(12).collect();
     format!("layer 3 of all-MiniLM-L6-v2 reading “{} …”", words.join(" "))
+}
+
+/// A unit-normal gradient in the output of a call.
+pub(crate) fn made_up_gradient(shape: [usize; 4]) -> Result<Tensor> {
+    unit_normal(shape, &mut ChaCha8Rng::seed_from_u64(SEED + 1))
 }
 
 /// Unit-normal tensors.

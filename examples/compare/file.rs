@@ -43,6 +43,8 @@ fn tensors(bytes: &[u8], prefix: &str, title: String) -> Result<Tensors> {
         sinks: given("sinks").map(|sinks| sinks.list("heads")).transpose()?,
         alibi_slopes: given("alibi_slopes").map(|slopes| slopes.list("heads")).transpose()?,
         kv_lens: given("kv_lens").map(|lens| lens.lengths()).transpose()?,
+        d_out: given("d_out").map(|gradient| gradient.floats()).transpose()?,
+        d_lse: given("d_lse").map(|gradient| gradient.numbers_of_rows()).transpose()?,
     })
 }
 
@@ -69,6 +71,13 @@ impl<'a> Named<'a> {
     fn bytes(&self) -> Result<Tensor<u8>> {
         self.dtype(&[Dtype::BOOL, Dtype::U8], "BOOL or U8")?;
         Ok(Tensor { shape: self.shape("batch, heads, rows, keys")?, data: self.view.data().to_vec() })
+    }
+
+    /// `[batch, heads, rows]` of f32.
+    fn numbers_of_rows(&self) -> Result<Tensor> {
+        self.dtype(&[Dtype::F32], "F32")?;
+        let [batch, heads, rows] = self.shape("batch, heads, rows")?;
+        Ok(Tensor { shape: [batch, heads, rows, 1], data: self.f32s() })
     }
 
     /// `[heads]` of f32.

@@ -7,11 +7,13 @@
 //! ```
 
 mod args;
+mod backward;
 mod data;
 mod failure;
 mod file;
 #[path = "../arguments/folder.rs"]
 mod folder;
+mod help;
 mod output;
 mod paths;
 #[path = "../pictures/mod.rs"]
@@ -43,7 +45,7 @@ use strips::{Cut, Rows};
 use timing::Peaks;
 
 /// Exit status if an error exceeds its bound.
-const EXCEEDED: u8 = 1;
+pub(crate) const EXCEEDED: u8 = 1;
 /// Exit status if an argument, a file or a shape is wrong.
 const REFUSED: u8 = 2;
 /// A machine that does other things now and then shows its peak at one time or another; sooner than this it is the same
@@ -52,8 +54,9 @@ const SAME_TIME: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     let done = args::parse(std::env::args_os().skip(1)).and_then(|command| match command {
-        Command::Help => print(args::HELP).map(|()| ExitCode::SUCCESS),
+        Command::Help => print(help::HELP).map(|()| ExitCode::SUCCESS),
         Command::Compare(args) => compare(&args),
+        Command::Backward(args) => backward::compare(&args),
         Command::Sweep(args, sweep) => sweep::run(&args, &sweep).map(|()| ExitCode::SUCCESS),
     });
     done.unwrap_or_else(|refused| {
@@ -116,7 +119,7 @@ fn compare(args: &Args) -> Result<ExitCode> {
 }
 
 /// What is computed.
-fn introduction(settings: &Settings, tensors: &Tensors, shape: &Shape) -> String {
+pub(crate) fn introduction(settings: &Settings, tensors: &Tensors, shape: &Shape) -> String {
     let scale = settings.attention().scale_for(shape.head_dim);
     let mut options = vec![format!("scale {scale}"), settings.to_string()];
     options.extend(tensors.options());
@@ -156,7 +159,7 @@ fn explanations(paths: &Paths, runner: &mut Runner<'_>) -> Result<String> {
 }
 
 /// A pool of so many threads.
-fn pool(threads: usize) -> Result<rayon::ThreadPool> {
+pub(crate) fn pool(threads: usize) -> Result<rayon::ThreadPool> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     pool.map_err(|e| Refused::new(format_args!("--threads: {threads}, but they cannot be started: {e}")))
 }
@@ -168,12 +171,12 @@ fn progress() -> ProgressBar {
 }
 
 /// A line on standard error; if nobody listens there, there is nothing more to say.
-fn complain(line: &dyn std::fmt::Display) {
+pub(crate) fn complain(line: &dyn std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "compare: {line}");
 }
 
 /// To standard output. A reader that has seen enough and hung up is no failure.
-fn print(text: &str) -> Result<()> {
+pub(crate) fn print(text: &str) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Refused::new(format_args!("standard output: {e}"))),

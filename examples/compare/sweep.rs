@@ -25,7 +25,8 @@ use std::time::Duration;
 pub(crate) const LONGEST: usize = 65536;
 pub(crate) const WIDEST: usize = 1024;
 /// Flags that make no sense here.
-pub(crate) const OF_ONE_CALL: [&str; 11] = [
+pub(crate) const OF_ONE_CALL: [&str; 12] = [
+    "--backward",
     "--shape",
     "--scale",
     "--align",

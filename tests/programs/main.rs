@@ -13,6 +13,7 @@ mod support;
 #[path = "../support/temporary_folder.rs"]
 mod temporary_folder;
 
+mod compare_backward;
 mod compare_options;
 mod compare_refusals;
 mod compare_sweep;

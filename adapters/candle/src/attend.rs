@@ -2,9 +2,10 @@
 
 use crate::settings::{Mask, Sdpa};
 use crate::views;
-use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
 use sdpa::{Inputs, Outputs, TensorMut, ViewMut};
+use std::sync::OnceLock;
 
 /// Order of the output's elements in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +40,8 @@ impl Order {
 pub(crate) struct Op {
     pub(crate) sdpa: Sdpa,
     pub(crate) order: Order,
+    /// Log-sum-exp of the forward call, which the backward pass needs.
+    pub(crate) lse: OnceLock<Vec<f32>>,
 }
 
 impl CustomOp3 for Op {
@@ -57,7 +60,25 @@ impl CustomOp3 for Op {
     ) -> Result<(CpuStorage, Shape)> {
         let queries = views::tensor("q", q, q_layout)?;
         let inputs = Inputs::new(queries, views::tensor("k", k, k_layout)?, views::tensor("v", v, v_layout)?);
-        self.sdpa.run(inputs, q, self.order)
+        let mut lse = Vec::new();
+        let out = self.sdpa.run(inputs, q, self.order, Some(&mut lse))?;
+        // Candle calls an operation once: there is nothing set yet.
+        let _ = self.lse.set(lse);
+        Ok(out)
+    }
+
+    fn bwd(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        out: &Tensor,
+        d_out: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let Some(lse) = self.lse.get() else { bail!("sdpa: backward without a forward call on the CPU") };
+        let [out, d_out] = [self.order.restore(out.clone())?, self.order.restore(d_out.clone())?];
+        let [dq, dk, dv] = self.sdpa.gradients([q, k, v], [&out, &d_out], lse)?;
+        Ok((Some(dq), Some(dk), Some(dv)))
     }
 }
 
@@ -75,14 +96,31 @@ impl CustomOp1 for CachedOp<'_> {
 
     fn cpu_fwd(&self, q: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let inputs = Inputs::cached(views::tensor("q", q, layout)?, self.cache);
-        self.sdpa.run(inputs, q, self.order)
+        self.sdpa.run(inputs, q, self.order, None)
     }
 }
 
 impl Sdpa {
     /// Runs the call with all options. Returns its output in the type of `q` and the given order, and the shape in that
-    /// order.
-    fn run(&self, inputs: Inputs<'_>, q: &CpuStorage, order: Order) -> Result<(CpuStorage, Shape)> {
+    /// order; and its log-sum-exp, if there is a vector for it.
+    fn run(
+        &self,
+        inputs: Inputs<'_>,
+        q: &CpuStorage,
+        order: Order,
+        lse: Option<&mut Vec<f32>>,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.with_options(inputs, |inputs| match q {
+            CpuStorage::BF16(_) => {
+                self.filled(inputs, order, vec![bf16::ZERO; out_len(&inputs)?], lse, CpuStorage::BF16)
+            }
+            CpuStorage::F16(_) => self.filled(inputs, order, vec![f16::ZERO; out_len(&inputs)?], lse, CpuStorage::F16),
+            _ => self.filled(inputs, order, vec![0f32; out_len(&inputs)?], lse, CpuStorage::F32),
+        })
+    }
+
+    /// Calls `work` with the inputs and the tensors that options add.
+    pub(crate) fn with_options<R>(&self, inputs: Inputs<'_>, work: impl FnOnce(Inputs<'_>) -> Result<R>) -> Result<R> {
         let alibi = self.alibi.as_ref().map(|slopes| views::numbers("alibi", slopes)).transpose()?;
         let sinks = self.sinks.as_ref().map(|logits| views::numbers("sinks", logits)).transpose()?;
         let kv_lens = self.kv_lens.as_ref().map(|lens| views::lengths("kv_lens", lens)).transpose()?;
@@ -105,26 +143,22 @@ impl Sdpa {
         if let Some((mask, (storage, layout))) = &mask {
             inputs = inputs.mask(mask.over(views::mask(views::on_cpu("mask", storage)?, layout)?));
         }
-        match q {
-            CpuStorage::BF16(_) => self.filled(inputs, order, bf16::ZERO, CpuStorage::BF16),
-            CpuStorage::F16(_) => self.filled(inputs, order, f16::ZERO, CpuStorage::F16),
-            _ => self.filled(inputs, order, 0f32, CpuStorage::F32),
-        }
+        work(inputs)
     }
 
-    /// Runs the call into new memory, zeros at first.
-    fn filled<T: Clone>(
+    /// Runs the call into `out`, and its log-sum-exp into `lse`, if there is such a vector.
+    fn filled<T>(
         &self,
         inputs: Inputs<'_>,
         order: Order,
-        zero: T,
+        mut out: Vec<T>,
+        lse: Option<&mut Vec<f32>>,
         storage: fn(Vec<T>) -> CpuStorage,
     ) -> Result<(CpuStorage, Shape)>
     where
         for<'a> ViewMut<'a, T>: Into<TensorMut<'a>>,
     {
         let sdpa::Shape { batch, heads, q_len, value_dim, .. } = inputs.shape().map_err(views::refused)?;
-        let mut out = vec![zero; batch * heads * q_len * value_dim];
         let (view, shape) = match order {
             Order::HeadsFirst => {
                 let shape = [batch, heads, q_len, value_dim];
@@ -135,10 +169,20 @@ impl Sdpa {
                 (ViewMut::blhd(&mut out, shape), shape)
             }
         };
-        let outputs = Outputs::new(view.map_err(views::refused)?);
+        let mut outputs = Outputs::new(view.map_err(views::refused)?);
+        if let Some(lse) = lse {
+            lse.resize(batch * heads * q_len, 0.0);
+            outputs = outputs.lse(ViewMut::bhl(lse, [batch, heads, q_len]).map_err(views::refused)?);
+        }
         sdpa::attention(&self.attention, inputs, outputs).map_err(views::refused)?;
         Ok((storage(out), shape.to_vec().into()))
     }
+}
+
+/// Returns the number of elements of the output.
+fn out_len(inputs: &Inputs<'_>) -> Result<usize> {
+    let sdpa::Shape { batch, heads, q_len, value_dim, .. } = inputs.shape().map_err(views::refused)?;
+    Ok(batch * heads * q_len * value_dim)
 }
 
 impl Mask {

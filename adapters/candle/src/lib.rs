@@ -3,6 +3,7 @@
 
 mod attend;
 mod cache;
+mod gradients;
 mod settings;
 mod views;
 

@@ -3,6 +3,7 @@
 use crate::attend::{Op, Order};
 use candle_core::{Result, Tensor};
 use sdpa::Attention;
+use std::sync::OnceLock;
 
 /// Attention as an operation on candle's CPU tensors: settings, and the tensors that options add.
 ///
@@ -98,9 +99,12 @@ impl Sdpa {
     ///
     /// # Errors
     /// Candle's error with the message of [`sdpa::Error`], which names the argument, if something does not fit. Tensors
-    /// must be on the CPU. There is no backward pass: candle's `backward` through the result is an error.
+    /// must be on the CPU.
+    ///
+    /// Candle's `backward` gives gradients in `q`, `k` and `v`, by [`sdpa::attention_backward`]; tensors of options (bias,
+    /// slopes, sinks) get none.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let order = Order::of(q);
-        order.restore(q.apply_op3(k, v, Op { sdpa: self.clone(), order })?)
+        order.restore(q.apply_op3(k, v, Op { sdpa: self.clone(), order, lse: OnceLock::new() })?)
     }
 }

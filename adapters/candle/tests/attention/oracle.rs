@@ -2,7 +2,7 @@
 
 use crate::interleaved;
 use candle_core::{D, DType, Device, Result, Tensor};
-use candle_nn::ops::softmax_last_dim;
+use candle_nn::ops::softmax;
 
 pub(crate) const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
@@ -62,7 +62,7 @@ pub(crate) fn candle(q: &Tensor, k: &Tensor, v: &Tensor, scores: &Scores) -> Res
     if let Some(sinks) = &scores.sinks {
         s = Tensor::cat(&[s, sinks.reshape((1, heads, 1, 1))?.broadcast_as((batch, heads, rows, 1))?], 3)?;
     }
-    softmax_last_dim(&s.contiguous()?)?.narrow(D::Minus1, 0, keys)?.contiguous()?.matmul(&v)
+    softmax(&s, D::Minus1)?.narrow(D::Minus1, 0, keys)?.contiguous()?.matmul(&v)
 }
 
 /// Elements in the order of the shape, in `f32`.
