@@ -209,6 +209,17 @@ impl Given {
         }
     }
 
+    /// Refuses flags that do not go with `--backward`.
+    fn check_backward(&self) -> Result<()> {
+        if let Some(flag) = ["--weights", "--scores", "--explain"].into_iter().find(|flag| self.has(flag)) {
+            return Err(Refused::new(format_args!("{flag}: is about the forward pass, but got --backward too")));
+        }
+        if self.only == Some(Only::Unfused) {
+            return Err(Refused::new("--only: unfused has no backward pass, but got --backward too"));
+        }
+        Ok(())
+    }
+
     fn finish(mut self) -> Result<Command> {
         let sweep = match self.sweep {
             true => {
@@ -240,13 +251,8 @@ impl Given {
         if self.json && self.explain {
             return Err(Refused::new("--explain: goes with the table, but got --json too"));
         }
-        if self.backward
-            && let Some(flag) = ["--weights", "--scores", "--explain"].into_iter().find(|flag| self.has(flag))
-        {
-            return Err(Refused::new(format_args!("{flag}: is about the forward pass, but got --backward too")));
-        }
-        if self.backward && self.only == Some(Only::Unfused) {
-            return Err(Refused::new("--only: unfused has no backward pass, but got --backward too"));
+        if self.backward {
+            self.check_backward()?;
         }
         let mut points = self.scores;
         if self.weights {
