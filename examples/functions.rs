@@ -18,7 +18,7 @@ use sdpa::{
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Of the model's first layer, a head that looks for what belongs together.
+/// Head of the model's first layer that looks for what belongs together.
 const HEAD: usize = 4;
 
 fn main() -> ExitCode {
@@ -144,7 +144,7 @@ impl MaskMod for Stretches {
     }
 }
 
-/// The same rule without the hint and with it: the same bits, in less time.
+/// Runs one rule without the hint and with it: the same bits, in less time.
 fn blocks() -> Result<(), Error> {
     const SHAPE: [usize; 4] = [1, 2, 2048, 64];
     let size = SHAPE.iter().product::<usize>();

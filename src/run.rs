@@ -8,10 +8,10 @@ use crate::executor::Executor;
 use crate::plan::{Plan, Split};
 use crate::problem::Problem;
 use crate::threads::CurrentPool;
-use crate::workers::{own, share};
+use crate::workers::{self, own, reserved, share};
 use core::fmt;
 use sdpa_kernels::{FewRows, Isa, Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Work of one worker on a launch.
 type Work<'w> = &'w (dyn Fn(&Launch<'_>, Isa, &mut Scratch) + Sync);
@@ -73,23 +73,7 @@ impl Workspace {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        let bytes = |worker: &Mutex<Scratch>| worker.lock().unwrap_or_else(PoisonError::into_inner).bytes();
-        self.workers.iter().map(bytes).sum::<usize>() + self.partials.bytes()
-    }
-
-    fn for_plan(&mut self, plan: &Plan, executor: &dyn Executor) -> (&mut [Mutex<Scratch>], &mut Partials) {
-        // At most as many workers as there are threads, whatever the plan says. One thread needs no pool, and asking
-        // for the size of rayon's would start it.
-        let workers = if plan.workers > 1 { plan.workers.min(executor.threads()).max(1) } else { 1 };
-        if self.workers.len() < workers {
-            self.workers.resize_with(workers, Mutex::default);
-        }
-        // Reserve the scratch here, not in the workers: which of them find tasks differs from run to run. Use as many
-        // workers as there is memory for; there was memory for one when the problem was made.
-        let ready =
-            self.workers[..workers].iter_mut().map_while(|worker| own(worker).try_reserve(&plan.tiling).then_some(()));
-        let ready = ready.count();
-        (&mut self.workers[..ready.max(1)], &mut self.partials)
+        workers::bytes(&self.workers, Scratch::bytes) + self.partials.bytes()
     }
 }
 
@@ -201,7 +185,10 @@ impl Problem<'_> {
             }
             _ => None,
         };
-        let (workers, partials) = workspace.for_plan(plan, host.executor);
+        let Workspace { workers, partials } = workspace;
+        // At least one: there was memory for it when the problem was made.
+        let ready = reserved(workers, plan.workers, host.executor, |scratch| scratch.try_reserve(&plan.tiling)).len();
+        let workers = &mut workers[..ready.max(1)];
         let mut launch = Launch::new(self.call, self.outputs, plan.tiling);
         if let Some(few_rows) = few_rows {
             launch = launch.split(partials, few_rows);

@@ -9,6 +9,30 @@ pub(crate) fn own<T>(worker: &mut Mutex<T>) -> &mut T {
     worker.get_mut().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the workers that a plan for `planned` of them runs on, each with the memory that `reserve` takes; fewer where
+/// there are fewer threads or there is no more memory.
+pub(crate) fn reserved<'w, T: Default>(
+    workers: &'w mut Vec<Mutex<T>>,
+    planned: usize,
+    executor: &dyn Executor,
+    reserve: impl Fn(&mut T) -> bool,
+) -> &'w mut [Mutex<T>] {
+    // At most as many workers as there are threads, whatever the plan says. One thread needs no pool, and asking for the
+    // size of rayon's would start it.
+    let wanted = if planned > 1 { planned.min(executor.threads()).max(1) } else { 1 };
+    if workers.len() < wanted {
+        workers.resize_with(wanted, Mutex::default);
+    }
+    // Reserve here, not in the workers: which of them find tasks differs from run to run.
+    let ready = workers[..wanted].iter_mut().map_while(|worker| reserve(own(worker)).then_some(())).count();
+    &mut workers[..ready]
+}
+
+/// Returns the sum of what `bytes` says of each worker's memory.
+pub(crate) fn bytes<T>(workers: &[Mutex<T>], bytes: impl Fn(&T) -> usize) -> usize {
+    workers.iter().map(|worker| bytes(&worker.lock().unwrap_or_else(PoisonError::into_inner))).sum()
+}
+
 /// Calls `work` on each worker, on the threads of an executor. Passes on the first panic in it; `stop` is called before,
 /// so that workers begin no further task.
 pub(crate) fn share<T: Send>(

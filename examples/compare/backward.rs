@@ -7,16 +7,15 @@ use crate::args::{Args, Format, Only};
 use crate::data;
 use crate::failure::{Refused, Result};
 use crate::paths::{Method, Path, thread_counts};
-use crate::timing::Peaks;
+use crate::timing::{PER_PATH, Peaks, median};
 use crate::{EXCEEDED, complain, introduction, output, pool, print};
 use call::{Call, Gradient};
 use report::{Bounds, Row};
 use sdpa::Isa;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// How long the runs of one path may take together, unless the user says how many they are; and the fewest.
-const PER_PATH: Duration = Duration::from_secs(1);
+/// Fewest runs of one path.
 const FEWEST: usize = 3;
 
 /// Pairs of row and key up to which the oracle, which holds them all, checks the answers.
@@ -99,15 +98,10 @@ fn measure(call: &mut Call<'_>, path: Path, args: &Args, bounds: Option<&Bounds>
             backward.push(back);
         }
     }
-    let seconds = [median(&mut both), median(&mut backward)];
+    let seconds = [&both, &backward].map(|times| median(times).as_secs_f64());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let peak = peaks.of(path.method.isa()) * path.threads.min(cores) as f64;
     Ok(Row { path, seconds, runs: both.len(), share: 3.5 * call.useful_flops()? / seconds[0] / peak, errors })
-}
-
-fn median(times: &mut [Duration]) -> f64 {
-    times.sort_unstable();
-    times.get(times.len() / 2).map_or(0.0, Duration::as_secs_f64)
 }
 
 /// Nothing to time.

@@ -1,4 +1,4 @@
-//! What `--help` prints.
+//! Text of `--help`.
 
 pub(crate) const HELP: &str = "\
 Compares every way this crate computes attention: naive, unfused, and fused on each instruction set.

@@ -7,8 +7,8 @@ use sdpa::{Isa, Plan, probe};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-/// How long the runs of one path may take together, unless the user says how many they are.
-const PER_PATH: Duration = Duration::from_secs(1);
+/// Time that the runs of one path may take together, unless the user says how many they are.
+pub(crate) const PER_PATH: Duration = Duration::from_secs(1);
 /// Fewest and most runs in that time.
 const RUNS: [f64; 2] = [3.0, 5000.0];
 
@@ -38,12 +38,7 @@ impl Timed {
 
     /// The time in the middle.
     pub(crate) fn median(&self) -> Duration {
-        let mut times = self.times.clone();
-        times.sort_unstable();
-        match times.len() {
-            0 => Duration::ZERO,
-            n => (times[(n - 1) / 2] + times[n / 2]) / 2,
-        }
+        median(&self.times)
     }
 
     /// Runs timed.
@@ -55,6 +50,16 @@ impl Timed {
     fn is_due(&self, round: usize, rounds: usize) -> bool {
         let done_by = |round: usize| round as u128 * self.runs as u128 / rounds as u128;
         done_by(round + 1) > done_by(round)
+    }
+}
+
+/// Returns the time in the middle, or the mean of the two there.
+pub(crate) fn median(times: &[Duration]) -> Duration {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    match times.len() {
+        0 => Duration::ZERO,
+        n => (times[(n - 1) / 2] + times[n / 2]) / 2,
     }
 }
 

@@ -6,7 +6,7 @@ use crate::exec::Exec;
 use crate::executor::Executor;
 use crate::shape::Shape;
 use crate::threads::CurrentPool;
-use crate::workers::{own, share};
+use crate::workers::{self, own, reserved, share};
 use sdpa_kernels::{BackwardLaunch, BackwardMemory, BackwardScratch, Isa, KEY_BLOCK, Tiling};
 use std::sync::Mutex;
 
@@ -87,8 +87,7 @@ impl BackwardWorkspace {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        let bytes = |worker: &Mutex<BackwardScratch>| worker.lock().map_or(0, |scratch| scratch.bytes());
-        self.workers.iter().map(bytes).sum::<usize>() + self.memory.bytes()
+        workers::bytes(&self.workers, BackwardScratch::bytes) + self.memory.bytes()
     }
 }
 
@@ -113,21 +112,14 @@ impl BackwardProblem<'_> {
     ) -> Result<(), Error> {
         let plan = if plan.shape == self.shape { *plan } else { BackwardPlan::new(&self, plan.exec) };
         let BackwardWorkspace { workers, memory } = workspace;
-        let wanted = if plan.workers > 1 { plan.workers.min(executor.threads()).max(1) } else { 1 };
-        if workers.len() < wanted {
-            workers.resize_with(wanted, Mutex::default);
-        }
-        let ready =
-            workers[..wanted].iter_mut().map_while(|worker| own(worker).try_reserve(&plan.tiling).then_some(()));
-        let ready = ready.count();
-        let Some(launch) =
-            BackwardLaunch::new(self.call, self.saved, self.gradients, plan.tiling, memory).filter(|_| ready > 0)
+        let workers = reserved(workers, plan.workers, executor, |scratch| scratch.try_reserve(&plan.tiling));
+        let Some(launch) = BackwardLaunch::new(self.call, self.saved, self.gradients, plan.tiling, memory)
+            .filter(|_| !workers.is_empty())
         else {
             let rows = [self.shape.batch, self.shape.heads, self.shape.q_len, self.shape.head_dim];
             let bytes = rows.into_iter().fold(size_of::<f32>(), usize::saturating_mul);
             return Err(Error::Memory { what: "workspace of the backward pass", bytes });
         };
-        let workers = &mut workers[..ready];
         let work = |scratch: &mut BackwardScratch| launch.work(plan.exec.isa, scratch);
         if workers.len() > 1 {
             share(workers, executor, &|| launch.stop(), &work);

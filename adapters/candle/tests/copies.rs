@@ -24,7 +24,7 @@ fn bytes(x: &Tensor) -> usize {
     x.elem_count() * x.dtype().size_in_bytes()
 }
 
-/// The same elements dense, with rows before heads, with elements before rows, as a part of more, and broadcast.
+/// Returns the same elements dense, with rows before heads, with elements before rows, as a part of more, and broadcast.
 fn layouts(dtype: DType) -> Vec<Tensor> {
     let x = Tensor::randn(0f32, 1.0, (4, 8, 512, 80), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
     let stored = |a: usize, b: usize| x.transpose(a, b).unwrap().contiguous().unwrap().transpose(a, b).unwrap();

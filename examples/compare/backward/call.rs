@@ -114,7 +114,7 @@ impl<'a> Call<'a> {
         Ok(Plan::new(&problem, Exec::serial()).explain(&problem, None).useful_flops)
     }
 
-    /// How large the terms may be that each gradient is a sum of, in the order of [`Gradient`]: a gradient of a weight is
+    /// Returns the largest size of the terms that each gradient is a sum of, in the order of [`Gradient`]: a gradient of a weight is
     /// as large as output gradients times values, over the square root of so many.
     pub(super) fn largest_terms(&self) -> [f64; 6] {
         let largest =
@@ -126,7 +126,7 @@ impl<'a> Call<'a> {
         [scale * weight * k, scale * weight * q, d_out, weight, weight * rows.sqrt(), weight * self.shape.kv_len as f64]
     }
 
-    /// What the plain passes say, in `f32` or `f64`.
+    /// Returns the gradients of the plain passes, in `f32` or `f64`.
     pub(super) fn naive<T: naive::Real>(&self) -> Result<Gradient<T>> {
         let gradient = naive::gradients(&self.attention, &self.inputs, self.d_out, self.d_lse)?;
         let naive::Gradient { q, k, v, bias, mut sinks, mut slopes, .. } = gradient;

@@ -1,4 +1,4 @@
-//! What does not fit is an error of candle's that says what is wrong.
+//! Refusals: errors of candle's that say what does not fit.
 
 use crate::oracle::random;
 use candle_core::{DType, Device, Result, Tensor};

@@ -12,6 +12,7 @@
 //! (Dao 2023, arXiv:2307.08691, algorithm 2.) A query head's sums are taken by themselves, so grouped heads give the sums
 //! of repeated ones.
 
+use crate::attention::backward::call::BiasSharing;
 use crate::attention::backward::memory::{BackwardScratch, KeyGradients, Own};
 use crate::attention::backward::pass::BackwardPass;
 use crate::attention::backward::rows::finite_rows;
@@ -99,14 +100,14 @@ impl<S: Steps> Column<'_, S> {
     /// Waits for the same key block of the sequence or head before, if elements of a bias are shared with it. Returns
     /// false if the work was stopped.
     fn wait_for_shared_bias(&self) -> bool {
-        use crate::attention::backward::call::BiasSharing;
         let bias = self.pass.gradients.bias.as_ref();
         if bias.is_none_or(|bias| bias.sharing == BiasSharing::None) {
             return true;
         }
         let kv_heads = self.bound.checked.call().kv.kv_heads();
-        let before = (0..self.sequence * kv_heads + self.kv_head).rev().map(|head| (head / kv_heads, head % kv_heads));
-        let Some((sequence, kv_head)) = before.into_iter().find(|&(b, _)| self.number < self.pass.columns_of(b)) else {
+        let mut before =
+            (0..self.sequence * kv_heads + self.kv_head).rev().map(|head| (head / kv_heads, head % kv_heads));
+        let Some((sequence, kv_head)) = before.find(|&(b, _)| self.number < self.pass.columns_of(b)) else {
             return true;
         };
         self.pass.wait([sequence, kv_head, self.number], self.pass.row_blocks(sequence))

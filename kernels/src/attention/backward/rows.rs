@@ -8,6 +8,8 @@ use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, QUIET_NAN};
 use crate::tensor::any::{AnyRows, Tensor, Typed};
+use crate::tensor::rows::Rows;
+use crate::tensor::view::View;
 
 /// Rows of a tensor that belong to a row block, each contiguous floats in whole vectors.
 pub(crate) struct BlockRows {
@@ -96,7 +98,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         let mut rows = [SavedRow::default(); MAX_ROW_BLOCK];
         for row in self.rows(0..self.task.rows.len()) {
             let at = [self.seq.batch, row.head, self.seq.first_row + row.i, 0];
-            let one = |view: &crate::tensor::view::View<'_>| view.get(at).copied().unwrap_or(QUIET_NAN);
+            let one = |view: &View<'_>| view.get(at).copied().unwrap_or(QUIET_NAN);
             let d_lse = saved.d_lse.as_ref().map_or(0.0, one);
             let delta = if d_out.nonfinite.has(row.n) { QUIET_NAN } else { deltas[row.n] - d_lse };
             rows[row.n] = SavedRow { lse: one(&saved.lse), delta };
@@ -119,5 +121,5 @@ pub(crate) unsafe fn finite_rows<S: Steps>(s: S, rows: AnyRows, [n, dim]: [usize
         }
         s.pack_rows(rows, [n, dim], NonFinite::Handled, copy);
     }
-    Typed::F32(crate::tensor::rows::Rows::strided(copy.as_ptr(), width as isize, 1))
+    Typed::F32(Rows::strided(copy.as_ptr(), width as isize, 1))
 }

@@ -1,5 +1,6 @@
 //! One row block against one key block, in the backward pass.
 
+use crate::attention::backward::call::{BiasColumns, BiasGradient};
 use crate::attention::backward::column::{Column, ColumnKeys, write_row};
 use crate::attention::backward::memory::{Own, RowNumber, ScoreScratch};
 use crate::attention::backward::rows::BlockRows;
@@ -323,13 +324,12 @@ fn lane_sum(xs: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
     lanes[0]
 }
 
-impl super::call::BiasGradient<'_> {
+impl BiasGradient<'_> {
     /// Adds the gradients of a row's scores, from key `first` on, to the elements of the bias, or all of them to `sum`.
     ///
     /// # Safety
     /// The elements are this worker's.
     unsafe fn add(&self, row: [usize; 3], first: usize, gradients: &[f32], sum: &mut f32) {
-        use super::call::BiasColumns;
         let [.., columns] = self.view.shape();
         if self.columns == BiasColumns::One {
             *sum += lane_sum(gradients, |_| 1.0);
