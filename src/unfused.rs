@@ -13,16 +13,20 @@
 //! of the fused path does not grow. Heads are divided among threads; one head is never split. Scores of hidden keys are
 //! computed and then masked, as two calls of sgemm entail.
 
+mod backward;
+
+pub use backward::attention_backward;
+
 use crate::error::{floats, zeros};
 use crate::exec::Exec;
 use crate::outputs::Outputs;
 use crate::problem::Problem;
 use crate::threads::parts;
-use crate::{Attention, Error, Inputs, Isa, View, ViewMut};
+use crate::{Attention, Error, Inputs, Isa, Shape, View, ViewMut};
 use core::ops::Range;
 use sdpa_kernels::exp_in_place;
 use sdpa_kernels::gemm::{Matrix, sgemm};
-use sdpa_kernels::{Call, Dtype, Tensor, TensorMut};
+use sdpa_kernels::{Call, Dtype, Tensor, TensorMut, VisibleKeys};
 
 /// Computes attention through the full matrix of scores.
 ///
@@ -43,38 +47,42 @@ use sdpa_kernels::{Call, Dtype, Tensor, TensorMut};
 /// [`Error::Needs`] for options and outputs beyond scale, range rules and the LSE, which the baseline does not support.
 pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>, exec: Exec) -> Result<(), Error> {
     let Problem { call, outputs, shape } = attention.problem(inputs, outputs)?;
-    refuse_extras(&call, &outputs)?;
-    let sdpa_kernels::Outputs { out: Some(out), lse, .. } = outputs else { return Ok(()) };
-    let sizes = [1, 1, shape.q_len, shape.kv_len];
-    if shape.q_len.checked_mul(shape.kv_len).is_none_or(|n| n > isize::MAX as usize / size_of::<f32>()) {
-        return Err(Error::TooLarge { what: "scores", sizes });
-    }
+    let plain = outputs.out.as_ref().is_none_or(|out| out.dtype() == Dtype::F32);
+    let extras = [
+        (SHORT, !plain),
+        ("scores", outputs.points.iter().any(Option::is_some)),
+        ("key weight sums", outputs.key_weight_sums.is_some()),
+    ];
+    refuse_extras(&call, extras)?;
+    let sdpa_kernels::Outputs { out, lse, .. } = outputs;
+    let Some(out) = out else { return Ok(()) };
+    check_scores(&shape)?;
     let heads = shape.batch * shape.heads;
     if heads == 0 || shape.q_len == 0 {
         return Ok(());
     }
     let mut row_lse = zeros("lse", heads * shape.q_len)?;
-    let TensorMut::F32(out) = out else { unreachable!("other types were refused") };
-    match out.into_dense() {
-        Ok(out) => all_heads(&call, out, &mut row_lse, exec)?,
-        Err(mut out) => {
-            let mut dense = zeros("out", heads * shape.q_len * shape.value_dim)?;
-            all_heads(&call, &mut dense, &mut row_lse, exec)?;
-            scatter(&dense, &mut out);
-        }
-    }
+    let mut out = Dense::new("out", Some(out), heads * shape.q_len * shape.value_dim)?;
+    all_heads(&call, out.elements(), &mut row_lse, exec)?;
+    out.finish();
     if let Some(mut lse) = lse {
         scatter(&row_lse, &mut lse);
     }
     Ok(())
 }
 
-/// Refuses options and outputs that only the fused path supports.
-fn refuse_extras(call: &Call<'_>, outputs: &sdpa_kernels::Outputs<'_>) -> Result<(), Error> {
+/// Checks that the scores of a head are few enough to be held.
+fn check_scores(shape: &Shape) -> Result<(), Error> {
+    floats("scores", [1, 1, shape.q_len, shape.kv_len]).map(drop)
+}
+
+/// Name of elements that are not `f32`.
+const SHORT: &str = "16-bit elements";
+
+/// Refuses options that only the fused path supports, and `others` that are given.
+fn refuse_extras<const N: usize>(call: &Call<'_>, others: [(&'static str, bool); N]) -> Result<(), Error> {
     let options = call.options;
-    let out = outputs.out.as_ref().is_none_or(|out| out.dtype() == Dtype::F32);
-    let tensors = call.kv.tensors().into_iter().flatten().chain([call.q]);
-    let plain = out && tensors.map(|tensor| tensor.dtype()).all(|dtype| dtype == Dtype::F32);
+    let mut tensors = call.kv.tensors().into_iter().flatten().chain([call.q]);
     let extras = [
         ("softcap", options.softcap.is_some()),
         ("bias", options.bias.is_some()),
@@ -85,15 +93,49 @@ fn refuse_extras(call: &Call<'_>, outputs: &sdpa_kernels::Outputs<'_>) -> Result
         ("ragged", options.ragged.is_some()),
         ("dropout", options.dropout.is_some()),
         ("cache or pages", call.kv.tensors().is_none()),
-        ("16-bit elements", !plain),
-        ("scores", outputs.points.iter().any(Option::is_some)),
-        ("key weight sums", outputs.key_weight_sums.is_some()),
+        (SHORT, tensors.any(|tensor| tensor.dtype() != Dtype::F32)),
     ];
-    match extras.into_iter().find(|(_, given)| *given) {
+    match extras.into_iter().chain(others).find(|(_, given)| *given) {
         Some((argument, _)) => {
             Err(Error::Needs { argument, needs: "the fused path; the unfused baseline has no such option" })
         }
         None => Ok(()),
+    }
+}
+
+/// Memory of a result, dense in the order batch, heads, rows, dim.
+enum Dense<'a> {
+    /// That of the caller's view.
+    InPlace(&'a mut [f32]),
+    /// Memory beside it, for a view of other strides or, if nobody asked for the result, for none.
+    Copied(Vec<f32>, Option<ViewMut<'a>>),
+}
+
+impl<'a> Dense<'a> {
+    fn new(what: &'static str, to: Option<TensorMut<'a>>, len: usize) -> Result<Self, Error> {
+        let to = to.map(|to| match to {
+            TensorMut::F32(to) => to,
+            _ => unreachable!("other types were refused"),
+        });
+        Ok(match to.map(ViewMut::into_dense) {
+            Some(Ok(elements)) => Self::InPlace(elements),
+            Some(Err(to)) => Self::Copied(zeros(what, len)?, Some(to)),
+            None => Self::Copied(zeros(what, len)?, None),
+        })
+    }
+
+    fn elements(&mut self) -> &mut [f32] {
+        match self {
+            Self::InPlace(elements) => elements,
+            Self::Copied(elements, _) => elements,
+        }
+    }
+
+    /// Copies the elements to the caller's view, if they are not there yet.
+    fn finish(self) {
+        if let Self::Copied(elements, Some(mut to)) = self {
+            scatter(&elements, &mut to);
+        }
     }
 }
 
@@ -128,10 +170,7 @@ fn all_heads(call: &Call<'_>, out: &mut [f32], lse: &mut [f32], exec: Exec) -> R
 
 fn one_head(call: &Call<'_>, isa: Isa, head: Head<'_>, scores: &mut [f32]) {
     let ([_, heads, q_len, head_dim], [_, kv_heads, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
-    let Some([Tensor::F32(k), Tensor::F32(v)]) = call.kv.tensors() else {
-        unreachable!("other sources and types were refused")
-    };
-    let Tensor::F32(q) = call.q else { unreachable!("other types were refused") };
+    let [q, k, v] = inputs(call);
     let (b, h) = (head.index / heads, head.index % heads);
     let kv_head = h / (heads / kv_heads);
     let mut copies = [const { Vec::new() }; 3];
@@ -142,8 +181,7 @@ fn one_head(call: &Call<'_>, isa: Isa, head: Head<'_>, scores: &mut [f32]) {
     let k_transposed = Matrix { data: k.data, strides: (k.strides.1, k.strides.0) };
     sgemm([q_len, head_dim, kv_len], call.scale, q, k_transposed, scores);
 
-    let offset = call.alignment.offset(q_len, kv_len);
-    let seen = |i: usize| call.visible.keys(offset.saturating_add_unsigned(i), kv_len);
+    let seen = visible_keys(call);
     // Sums of the rows' weights, replaced by their reciprocals once the LSE is written.
     let mut sums = vec![0.0; q_len];
     for i in 0..q_len {
@@ -176,6 +214,24 @@ fn one_head(call: &Call<'_>, isa: Isa, head: Head<'_>, scores: &mut [f32]) {
     for (out, factor) in head.out.chunks_exact_mut(value_dim).zip(sums) {
         out.iter_mut().for_each(|x| *x *= factor);
     }
+}
+
+/// Returns queries, keys and values.
+fn inputs<'a>(call: &Call<'a>) -> [View<'a>; 3] {
+    let Some([k, v]) = call.kv.tensors() else { unreachable!("other sources were refused") };
+    [call.q, k, v].map(f32_view)
+}
+
+fn f32_view(tensor: Tensor<'_>) -> View<'_> {
+    let Tensor::F32(view) = tensor else { unreachable!("other types were refused") };
+    view
+}
+
+/// Returns the function that says which keys a row sees.
+fn visible_keys(call: &Call<'_>) -> impl Fn(usize) -> VisibleKeys {
+    let ([_, _, q_len, _], [_, _, kv_len, _]) = (call.q.shape(), call.kv.v_shape());
+    let (offset, visible) = (call.alignment.offset(q_len, kv_len), call.visible);
+    move |i| visible.keys(offset.saturating_add_unsigned(i), kv_len)
 }
 
 /// Returns a head as a matrix for sgemm. Its strides may be any but negative ones; a head with those is copied.
@@ -232,7 +288,7 @@ mod tests {
     use crate::{Alignment, naive};
 
     /// Reproducible numbers between −2 and 2, whose sums do not cancel out.
-    fn fill(n: usize, seed: usize) -> Vec<f32> {
+    pub(super) fn fill(n: usize, seed: usize) -> Vec<f32> {
         (0..n).map(|i| ((i * 7919 + seed * 104_729) % 251) as f32 / 62.5 - 2.0).collect()
     }
 

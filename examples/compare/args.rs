@@ -214,9 +214,6 @@ impl Given {
         if let Some(flag) = ["--weights", "--scores", "--explain"].into_iter().find(|flag| self.has(flag)) {
             return Err(Refused::new(format_args!("{flag}: is about the forward pass, but got --backward too")));
         }
-        if self.only == Some(Only::Unfused) {
-            return Err(Refused::new("--only: unfused has no backward pass, but got --backward too"));
-        }
         Ok(())
     }
 

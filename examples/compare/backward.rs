@@ -3,20 +3,19 @@
 mod call;
 mod report;
 
-use crate::args::{Args, Format, Only};
+use crate::args::{Args, Format};
 use crate::data;
 use crate::failure::{Refused, Result};
-use crate::paths::{Method, Path, thread_counts};
-use crate::timing::{PER_PATH, Peaks, median};
-use crate::{EXCEEDED, complain, introduction, output, pool, print};
+use crate::paths::{self, Method, Pass, Path};
+use crate::strips::Cut;
+use crate::timing::{self, PER_PATH, Peaks, Timed, median};
+use crate::{EXCEEDED, complain, introduction, output, pool, print, progress};
 use call::{Call, Gradient};
+use indicatif::ProgressBar;
 use report::{Bounds, Row};
-use sdpa::Isa;
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
-use std::time::Instant;
-
-/// Fewest runs of one path.
-const FEWEST: usize = 3;
+use std::time::Duration;
 
 /// Pairs of row and key up to which the oracle, which holds them all, checks the answers.
 const CHECKED_PAIRS: u128 = 1 << 24;
@@ -33,6 +32,7 @@ pub(crate) fn compare(args: &Args) -> Result<ExitCode> {
         tensors.d_out = Some(data::made_up_gradient(out)?);
     }
     let mut call = Call::new(&tensors, args.settings, shape)?;
+    let mut paths = paths::paths(args, &Cut::new(&tensors, args.settings, shape), Pass::Both)?;
     if args.format == Format::Table {
         let d_out = if made_up { "d_out is made up" } else { "d_out from the file" };
         print(&format!(
@@ -42,15 +42,18 @@ pub(crate) fn compare(args: &Args) -> Result<ExitCode> {
     }
     let pairs = [shape.batch, shape.heads, shape.q_len, shape.kv_len].iter().fold(1u128, |n, &size| n * size as u128);
     let bounds = (pairs <= CHECKED_PAIRS).then(|| Bounds::compute(&call)).transpose()?;
-    let paths = paths(args, bounds.is_some());
-    let peaks = Peaks::measure(&paths);
-    let most = paths.iter().map(|path| path.threads).max().unwrap_or(1);
-    let rows = pool(most)?.install(|| {
-        paths.iter().map(|&path| measure(&mut call, path, args, bounds.as_ref(), &peaks)).collect::<Result<Vec<_>>>()
-    })?;
+    if let Some(why) = &paths.left_out {
+        complain(why);
+    }
+    // What takes the oracle too long takes the naive path too long.
+    paths.all.retain(|path| path.method != Method::Naive || bounds.is_some());
+    let peaks = Peaks::measure(&paths.all);
+    let (pool, progress) = (pool(paths.most_threads())?, progress());
+    let measured = pool.install(|| measure(&mut call, &paths.all, args.repeat, bounds.as_ref(), &progress))?;
+    progress.finish_and_clear();
+    let rows = figures(&measured, call.useful_flops()?, &peaks);
     if let Some(path) = &args.output {
-        let widest = args.isa.unwrap_or_else(Isa::detect);
-        let gradient = call.fused(Path { method: Method::Fused(widest), threads: most })?;
+        let gradient = pool.install(|| call.gradient(paths.answer))?;
         output::write(path, &gradient.named(&tensors))?;
     }
     match args.format {
@@ -64,44 +67,56 @@ pub(crate) fn compare(args: &Args) -> Result<ExitCode> {
     Ok(if excesses.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXCEEDED) })
 }
 
-/// The paths that the arguments ask for, slowest first; the naive one only where it takes seconds.
-fn paths(args: &Args, small: bool) -> Vec<Path> {
-    let wanted = |only| args.only.is_none_or(|it| it == only);
-    let naive = (wanted(Only::Naive) && small).then_some(Path { method: Method::Naive, threads: 1 });
-    let isas = Isa::available().filter(|&isa| args.isa.is_none_or(|forced| forced == isa) && wanted(Only::Fused));
-    let fused = isas.flat_map(|isa| {
-        thread_counts(args.threads).into_iter().map(move |threads| Path { method: Method::Fused(isa), threads })
-    });
-    naive.into_iter().chain(fused).collect()
+/// A path's times and errors.
+#[derive(Debug)]
+struct Measured {
+    /// Forward and backward together.
+    timed: Timed,
+    backward: Vec<Duration>,
+    errors: Option<[f64; 6]>,
 }
 
-/// Runs a path, once to check its answer and then as often as it takes to time it.
-fn measure(call: &mut Call<'_>, path: Path, args: &Args, bounds: Option<&Bounds>, peaks: &Peaks) -> Result<Row> {
-    let start = Instant::now();
-    let (gradient, naive) = match path.method {
-        Method::Naive => (call.naive::<f32>()?, true),
-        _ => (call.fused(path)?, false),
-    };
-    let first = start.elapsed();
-    let errors = bounds.map(|bounds| bounds.errors(&gradient));
-    let fit = (PER_PATH.as_secs_f64() / first.as_secs_f64().max(1e-9)) as usize;
-    let runs = args.repeat.map_or(fit.max(FEWEST), usize::from);
-    let (mut both, mut backward) = (Vec::new(), Vec::new());
-    if naive {
-        // Forward is a part of its backward pass.
-        both.push(first);
-        backward.push(first);
-    } else {
-        for _ in 0..runs {
-            let [forward, back] = call.timed(path)?;
-            both.push(forward + back);
-            backward.push(back);
+/// Runs every path once to check its answer, then as often as it takes to time it.
+fn measure(
+    call: &mut Call<'_>,
+    paths: &[Path],
+    repeat: Option<NonZeroUsize>,
+    bounds: Option<&Bounds>,
+    progress: &ProgressBar,
+) -> Result<Vec<Measured>> {
+    let (mut timed, mut errors, mut backward) = (Vec::new(), Vec::new(), Vec::new());
+    for &path in paths {
+        call.clear();
+        let [forward, back] = call.run(path)?;
+        let first = forward + back;
+        let is_naive = path.method == Method::Naive;
+        errors.push(bounds.map(|bounds| if is_naive { bounds.naive } else { bounds.errors(&call.gradient) }));
+        if is_naive && first > PER_PATH {
+            timed.push(Timed::new(path, None, first, Some(NonZeroUsize::MIN)).counting(first));
+            backward.push(vec![back]);
+        } else {
+            timed.push(Timed::new(path, None, first, repeat));
+            backward.push(Vec::new());
         }
     }
-    let seconds = [&both, &backward].map(|times| median(times).as_secs_f64());
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let peak = peaks.of(path.method.isa()) * path.threads.min(cores) as f64;
-    Ok(Row { path, seconds, runs: both.len(), share: 3.5 * call.useful_flops()? / seconds[0] / peak, errors })
+    timing::time(&mut timed, progress, |index, timed| {
+        let [forward, back] = call.run(timed.path)?;
+        backward[index].push(back);
+        Ok(forward + back)
+    })?;
+    let all = timed.into_iter().zip(backward).zip(errors);
+    Ok(all.map(|((timed, backward), errors)| Measured { timed, backward, errors }).collect())
+}
+
+/// A row of the table for each path; `forward` is what the forward pass has to compute, in operations.
+fn figures(measured: &[Measured], forward: f64, peaks: &Peaks) -> Vec<Row> {
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let row = |Measured { timed, backward, errors }: &Measured| {
+        let (path, seconds) = (timed.path, [timed.median(), median(backward)].map(|time| time.as_secs_f64()));
+        let peak = peaks.of(path.method.isa()) * path.threads.min(cores) as f64;
+        Row { path, seconds, runs: timed.runs(), share: 3.5 * forward / seconds[0] / peak, errors: *errors }
+    };
+    measured.iter().map(row).collect()
 }
 
 /// Nothing to time.

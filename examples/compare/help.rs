@@ -28,9 +28,9 @@ Usage: compare [OPTIONS] [FILE.safetensors]
   --weights                  write the weights too, [B,H,Lq,Lk]; the paths are timed without
   --scores POINT             write the scores too, as scores.POINT; raw, softcap or masked; may be given for each
 
-  --backward                 time the backward pass, too, and check every gradient: rows for naive and fused; the file may
-                             also hold d_out [B,H,Lq,Dv] and d_lse [B,H,Lq] f32 (else d_out is made up); --output writes
-                             dq, dk, dv and, where the option is there, dbias, dsinks, dalibi_slopes
+  --backward                 time the backward pass, too, and check every gradient; the file may also hold d_out
+                             [B,H,Lq,Dv] and d_lse [B,H,Lq] f32 (else d_out is made up); --output writes dq, dk, dv and,
+                             where the option is there, dbias, dsinks, dalibi_slopes
 
   --explain                  say for each fused path what it does and why, and how long it must take at least
   --json                     one JSON object a line for each path, instead of the table

@@ -33,7 +33,7 @@ use args::{Args, Command, Format};
 use data::Tensors;
 use failure::{Refused, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use paths::{Paths, Runner};
+use paths::{Pass, Paths, Runner};
 use reference::Reference;
 use sdpa::{Isa, Machine, Shape};
 use settings::Settings;
@@ -82,7 +82,7 @@ fn compare(args: &Args) -> Result<ExitCode> {
     // Says whether the settings and tensors go together, before anything is cut out of them.
     runner.problem().map(drop)?;
     let cut = Cut::new(&tensors, args.settings, shape);
-    let paths = paths::paths(args, &cut)?;
+    let paths = paths::paths(args, &cut, Pass::Forward)?;
     let explanation = runner.explain(paths.answer, None)?;
     if args.format == Format::Table {
         print(&introduction(&args.settings, &tensors, &shape))?;

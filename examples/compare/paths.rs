@@ -50,7 +50,7 @@ impl Method {
 
 impl Path {
     /// Where the library is told to run.
-    fn exec(self) -> Exec {
+    pub(crate) fn exec(self) -> Exec {
         let exec = Exec::serial().threads(self.threads);
         self.method.isa().map_or(exec, |isa| exec.isa(isa))
     }
@@ -74,11 +74,19 @@ impl Paths {
     }
 }
 
+/// What of a call is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pass {
+    Forward,
+    /// Forward, then backward.
+    Both,
+}
+
 /// Chooses the paths.
 ///
 /// # Errors
 /// If nothing but the unfused path is wanted, and it does not carry the options or memory cannot hold its scores.
-pub(crate) fn paths(args: &Args, cut: &Cut<'_>) -> Result<Paths> {
+pub(crate) fn paths(args: &Args, cut: &Cut<'_>, pass: Pass) -> Result<Paths> {
     let threads = thread_counts(args.threads);
     let wanted = |only| args.only.is_none_or(|it| it == only);
     let mut all = Vec::new();
@@ -88,7 +96,7 @@ pub(crate) fn paths(args: &Args, cut: &Cut<'_>) -> Result<Paths> {
         add(Method::Naive, &[1]);
     }
     if wanted(Only::Unfused) {
-        let possible = unfused_carries(cut).and_then(|()| scores_fit(&cut.shape, threads[threads.len() - 1]));
+        let possible = unfused_carries(cut).and_then(|()| scores_fit(&cut.shape, threads[threads.len() - 1], pass));
         match possible {
             Ok(()) => add(Method::Unfused, &threads),
             Err(refused) if args.only.is_some() => return Err(refused),
@@ -125,9 +133,10 @@ fn unfused_carries(cut: &Cut<'_>) -> Result<()> {
         .map_err(|e| Refused::new(format_args!("no unfused path: {e}")))
 }
 
-/// The unfused path holds all scores of a head for every thread.
-fn scores_fit(shape: &Shape, threads: usize) -> Result<()> {
-    let heads = shape.batch.saturating_mul(shape.heads).min(threads);
+/// The unfused path holds all scores of a head for every thread; backward, their gradients too.
+fn scores_fit(shape: &Shape, threads: usize, pass: Pass) -> Result<()> {
+    let matrices = if pass == Pass::Both { 2 } else { 1 };
+    let heads = shape.batch.saturating_mul(shape.heads).min(threads).saturating_mul(matrices);
     let sizes = [shape.q_len, shape.kv_len, heads, size_of::<f32>()];
     let needed = sizes.iter().fold(1, |bytes: u128, &n| bytes.saturating_mul(n as u128));
     let there = available_memory() / 2;
@@ -297,7 +306,7 @@ mod tests {
     /// The paths for these tensors, as if they had this shape.
     fn chosen(line: &str, tensors: &Tensors, shape: &Shape) -> Result<Paths> {
         let Ok(Command::Compare(args)) = parse(line.split_whitespace().map(Into::into)) else { panic!("{line}") };
-        paths(&args, &Cut::new(tensors, args.settings, *shape))
+        paths(&args, &Cut::new(tensors, args.settings, *shape), Pass::Forward)
     }
 
     fn names(line: &str) -> Vec<String> {

@@ -38,7 +38,7 @@ pub(crate) fn measure(
         });
         timed.push(Timed::new(path, plan, first, repeat));
     }
-    timing::time(runner, &mut timed, progress)?;
+    timing::time(&mut timed, progress, |_, timed| runner.run(timed.path, timed.plan.as_ref()))?;
     Ok(Measured { paths: timed.into_iter().zip(errors).collect() })
 }
 

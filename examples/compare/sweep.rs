@@ -9,7 +9,7 @@ mod picture;
 use crate::args::{Args, Source, wrong};
 use crate::failure::{Refused, Result};
 use crate::folder::try_writing;
-use crate::paths::{self, Method, Path, Runner};
+use crate::paths::{self, Method, Pass, Path, Runner};
 use crate::settings::Settings;
 use crate::strips::{Cut, Rows, Strip};
 use crate::timing::{self, Peaks, Timed};
@@ -147,7 +147,7 @@ impl Line<'_> {
             let tensors = data::load(&Source::Random(shape))?;
             let rows = naive_rows(&shape);
             let cut = Cut::new(&tensors, Settings::default(), shape);
-            let mut paths = paths::paths(self.args, &cut)?;
+            let mut paths = paths::paths(self.args, &cut, Pass::Forward)?;
             if let Some(why) = paths.left_out.as_ref().filter(|_| !complained) {
                 progress.suspend(|| complain(&format_args!("heads of {}, {length} keys and more: {why}", self.dim)));
                 complained = true;
@@ -188,7 +188,7 @@ impl Line<'_> {
             let timed = Timed::new(path, plan, first, runs);
             all.push(if first >= COUNTED { timed.counting(first) } else { timed });
         }
-        timing::time(runner, &mut all, &ProgressBar::hidden())?;
+        timing::time(&mut all, &ProgressBar::hidden(), |_, timed| runner.run(timed.path, timed.plan.as_ref()))?;
         Ok(all)
     }
 

@@ -1,8 +1,12 @@
-//! Times the paths in turns, so that whatever else the machine does meets them all alike.
+//! Times the paths in turns, each round in an order of its own, so that whatever else the machine does meets them all
+//! alike.
 
 use crate::failure::Result;
-use crate::paths::{Path, Runner};
+use crate::paths::Path;
 use indicatif::ProgressBar;
+use rand::SeedableRng;
+use rand::rngs::ChaCha8Rng;
+use rand::seq::SliceRandom;
 use sdpa::{Isa, Plan, probe};
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -16,7 +20,7 @@ const RUNS: [f64; 2] = [3.0, 5000.0];
 #[derive(Debug)]
 pub(crate) struct Timed {
     pub(crate) path: Path,
-    plan: Option<Plan>,
+    pub(crate) plan: Option<Plan>,
     runs: usize,
     times: Vec<Duration>,
 }
@@ -63,16 +67,23 @@ pub(crate) fn median(times: &[Duration]) -> Duration {
     }
 }
 
-/// Runs every path as often as it should be, in turns.
-pub(crate) fn time(runner: &mut Runner<'_>, paths: &mut [Timed], progress: &ProgressBar) -> Result<()> {
+/// Runs every path as often as it should be, in turns; `run` is told which path of `paths` it is.
+pub(crate) fn time(
+    paths: &mut [Timed],
+    progress: &ProgressBar,
+    mut run: impl FnMut(usize, &Timed) -> Result<Duration>,
+) -> Result<()> {
+    let mut rng = ChaCha8Rng::seed_from_u64(0);
     let rounds = paths.iter().map(|path| path.runs).max().unwrap_or(0);
     progress.reset();
     progress.set_length(paths.iter().map(|path| path.runs as u64).sum());
     progress.set_message("timing");
     for round in 0..rounds {
-        for timed in paths.iter_mut().filter(|path| path.is_due(round, rounds)) {
-            let time = runner.run(timed.path, timed.plan.as_ref())?;
-            timed.times.push(time);
+        let mut due: Vec<_> = (0..paths.len()).filter(|&path| paths[path].is_due(round, rounds)).collect();
+        due.shuffle(&mut rng);
+        for path in due {
+            let time = run(path, &paths[path])?;
+            paths[path].times.push(time);
             progress.inc(1);
         }
     }
@@ -131,6 +142,19 @@ mod tests {
         assert_eq!(Timed::new(path, None, Duration::ZERO, None).runs, 5000);
         let counting = timed(3).counting(Duration::from_millis(1));
         assert_eq!((counting.runs, counting.runs()), (2, 1));
+    }
+
+    #[test]
+    fn turns_are_shuffled() {
+        let (mut paths, mut order) = ([timed(50), timed(50)], Vec::new());
+        let run = |path, _: &Timed| {
+            order.push(path);
+            Ok(Duration::from_millis(1))
+        };
+        time(&mut paths, &ProgressBar::hidden(), run).unwrap();
+        assert!(paths.iter().all(|path| path.runs() == 50));
+        let first = order.chunks(2).filter(|round| round[0] == 0).count();
+        assert!((10..40).contains(&first) && order.chunks(2).all(|round| round[0] != round[1]), "{order:?}");
     }
 
     #[test]

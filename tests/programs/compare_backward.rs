@@ -50,11 +50,43 @@ fn check(case: &Case, folder: &TemporaryFolder) -> Result<Outcome, String> {
     Ok(Outcome::Passed(worst))
 }
 
+/// Every path has its row, with the errors of all gradients within their bounds; one that cannot be is named.
+#[test]
+fn there_is_a_row_for_every_path() {
+    let shape = ["--backward", "--shape", "2,4,2,37,70,8,12", "--repeat", "2", "--threads", "1", "--json"];
+    for (options, unfused, complaint) in [
+        (&["--causal", "--align", "bottom-right"][..], true, ""),
+        (
+            &["--softcap", "5"],
+            false,
+            "compare: no unfused path: softcap: needs the fused path; the unfused baseline has no such option\n",
+        ),
+    ] {
+        let ran = run(shape.iter().chain(options));
+        assert_eq!((ran.status.code(), String::from_utf8_lossy(&ran.stderr).as_ref()), (Some(0), complaint));
+        let rows: Vec<serde_json::Value> =
+            String::from_utf8_lossy(&ran.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        for path in ["naive", "unfused", "fused"] {
+            assert_eq!(rows.iter().any(|row| row["path"] == path), unfused || path != "unfused", "{path}");
+        }
+        for row in rows {
+            assert_eq!(row["runs"], 2);
+            let errors = ["dq", "dk", "dv"].map(|name| row["max_abs_errors"][name].as_f64().unwrap());
+            assert!(errors.iter().all(|error| (1e-9..1e-5).contains(error)), "{row}");
+            let [both, backward] = ["median_ms", "backward_ms"].map(|key| row[key].as_f64().unwrap());
+            assert!(0.0 < backward && (backward < both || row["path"] == "naive"), "{row}");
+        }
+    }
+}
+
 #[test]
 fn contradictions_are_refused() {
     for (flags, message) in [
         (&["--backward", "--explain"][..], "--explain: is about the forward pass, but got --backward too"),
-        (&["--backward", "--only", "unfused"], "--only: unfused has no backward pass, but got --backward too"),
+        (
+            &["--backward", "--only", "unfused", "--shape", "1,1,1,5,5,4,4", "--softcap", "2"],
+            "no unfused path: softcap: needs the fused path; the unfused baseline has no such option",
+        ),
         (&["--sweep", "--backward"], "--backward: is about one call, but --sweep makes many"),
     ] {
         let ran = run(flags);

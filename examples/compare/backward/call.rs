@@ -7,9 +7,10 @@ use crate::output::Named;
 use crate::paths::{Method, Path};
 use crate::settings::Settings;
 use sdpa::{
-    Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Isa, Outputs, Plan, Saved, Shape, View,
-    ViewMut, Workspace, naive,
+    Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut,
+    Workspace, naive, unfused,
 };
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 /// Gradients in what a call reads; empty where it does not read that.
@@ -52,7 +53,7 @@ pub(super) struct Call<'a> {
     shape: Shape,
     out: Vec<f32>,
     lse: Vec<f32>,
-    gradient: Gradient,
+    pub(super) gradient: Gradient,
     bias: [usize; 4],
     workspace: Workspace,
     backward: BackwardWorkspace,
@@ -135,30 +136,51 @@ impl<'a> Call<'a> {
         Ok(Gradient { q, k, v, bias, sinks, slopes })
     }
 
-    /// The gradients of the fused path.
-    pub(super) fn fused(&mut self, path: Path) -> Result<Gradient> {
-        self.timed(path)?;
-        Ok(self.gradient.clone())
+    /// The gradients that a path computes.
+    pub(super) fn gradient(&mut self, path: Path) -> Result<&Gradient> {
+        self.run(path)?;
+        Ok(&self.gradient)
     }
 
-    /// Runs forward and backward; returns the time of each.
-    pub(super) fn timed(&mut self, path: Path) -> Result<[Duration; 2]> {
-        let exec = Exec::serial().threads(path.threads).isa(match path.method {
-            Method::Fused(isa) => isa,
-            _ => Isa::detect(),
-        });
-        let (shape, lse_shape, shapes) = (self.out_shape(), self.lse_shape(), self.shapes()?);
+    /// Forgets what was computed: an element that the next run leaves out is then no number.
+    pub(super) fn clear(&mut self) {
+        let Gradient { q, k, v, bias, sinks, slopes } = &mut self.gradient;
+        [q, k, v, bias, sinks, slopes].into_iter().for_each(|gradient| gradient.fill(f32::NAN));
+    }
+
+    /// Runs forward and backward; returns the time of each. The naive path computes forward within its backward pass, and
+    /// leaves no gradients here.
+    pub(super) fn run(&mut self, path: Path) -> Result<[Duration; 2]> {
         let start = Instant::now();
+        if path.method == Method::Naive {
+            black_box(self.naive::<f32>()?);
+            return Ok([Duration::ZERO, start.elapsed()]);
+        }
+        self.forward(path)?;
+        let forward = start.elapsed();
+        self.backward(path)?;
+        Ok([forward, start.elapsed() - forward])
+    }
+
+    fn forward(&mut self, path: Path) -> Result<()> {
+        let (shape, lse_shape) = (self.out_shape(), self.lse_shape());
         let outputs = Outputs::new(ViewMut::bhld(&mut self.out, shape)?);
         let outputs = outputs.lse(ViewMut::bhld(&mut self.lse, lse_shape)?);
+        if path.method == Method::Unfused {
+            return Ok(unfused::attention(&self.attention, self.inputs, outputs, path.exec())?);
+        }
         let problem = self.attention.problem(self.inputs, outputs)?;
-        let plan = Plan::new(&problem, exec);
+        let plan = Plan::new(&problem, path.exec());
         problem.run(&plan, &mut self.workspace);
-        let forward = start.elapsed();
-        let saved = Saved::new(View::bhld(&self.out, shape)?, View::bhld(&self.lse, lse_shape)?, self.d_out);
+        Ok(())
+    }
+
+    fn backward(&mut self, path: Path) -> Result<()> {
+        let [q_shape, k_shape, v_shape] = self.shapes()?;
+        let (out, lse) = (View::bhld(&self.out, self.out_shape())?, View::bhld(&self.lse, self.lse_shape())?);
+        let saved = Saved::new(out, lse, self.d_out);
         let saved = self.d_lse.map_or(saved, |d_lse| saved.d_lse(d_lse));
         let Gradient { q, k, v, bias, sinks, slopes } = &mut self.gradient;
-        let [q_shape, k_shape, v_shape] = shapes;
         let mut gradients =
             Gradients::new().q(ViewMut::bhld(q, q_shape)?).k(ViewMut::bhld(k, k_shape)?).v(ViewMut::bhld(v, v_shape)?);
         if !bias.is_empty() {
@@ -170,10 +192,12 @@ impl<'a> Call<'a> {
         if !slopes.is_empty() {
             gradients = gradients.alibi(slopes);
         }
+        if path.method == Method::Unfused {
+            return Ok(unfused::attention_backward(&self.attention, self.inputs, saved, gradients, path.exec())?);
+        }
         let problem = self.attention.backward(self.inputs, saved, gradients)?;
-        let plan = BackwardPlan::new(&problem, exec);
-        problem.run(&plan, &mut self.backward)?;
-        Ok([forward, start.elapsed() - forward])
+        let plan = BackwardPlan::new(&problem, path.exec());
+        Ok(problem.run(&plan, &mut self.backward)?)
     }
 
     /// Shapes of q, k and v.

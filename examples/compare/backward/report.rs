@@ -16,7 +16,7 @@ const ROUNDINGS: f64 = 4.0;
 pub(super) struct Bounds {
     exact: Gradient<f64>,
     /// Errors of the plain passes in f32.
-    naive: [f64; 6],
+    pub(super) naive: [f64; 6],
     bounds: [f64; 6],
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Row {
 pub(super) fn table(rows: &[Row], bounds: Option<&Bounds>, peaks: &Peaks) -> String {
     let there = bounds.map_or_else(Vec::new, Bounds::there);
     let mut text = format!(
-        "{:<7}{:<10}{:>8}{:>20}{:>12}{:>9}",
+        "{:<9}{:<10}{:>8}{:>20}{:>12}{:>9}",
         "path", "isa", "threads", "forward + backward", "backward", "of peak"
     );
     there.iter().for_each(|(_, name)| _ = write!(text, "{:>16}", format!("error of {name}")));
@@ -73,7 +73,7 @@ pub(super) fn table(rows: &[Row], bounds: Option<&Bounds>, peaks: &Peaks) -> Str
         let share = format!("{:.1} %", 100.0 * share);
         let _ = write!(
             text,
-            "{:<7}{isa:<10}{:>8}{:>17.3} ms{:>9.3} ms{share:>9}",
+            "{:<9}{isa:<10}{:>8}{:>17.3} ms{:>9.3} ms{share:>9}",
             path.method.name(),
             path.threads,
             both * 1e3,
