@@ -29,6 +29,8 @@ def answer(peer, request):
 def peer_by(word, name):
     if word == "embed-worker":
         return importlib.import_module(f"embed_{name.split('-')[0]}").Peer(name)
+    if word == "backward-worker":
+        return importlib.import_module(f"backward_{name}").Peer()
     return importlib.import_module(f"with_{name}").Peer()
 
 

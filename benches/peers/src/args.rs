@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::backward::Elements;
 use crate::failure::Result;
 use crate::peers::Entry;
 use crate::support::{self, LENGTHS, WORKLOADS, Workload};
@@ -10,6 +11,7 @@ Times sdpa and its peers in turns, and holds each one's answer against f64.
 
 Usage: peers [OPTIONS]             attention, on named workloads
        peers sweep [OPTIONS]       attention against length, as a table and a picture
+       peers backward [OPTIONS]    attention and its gradients: forward and backward together
        peers embed [OPTIONS]       all-MiniLM-L6-v2: texts to embeddings
 
   --workload NAME,…  attention: those whose names contain one of these (default: all but odd)
@@ -19,6 +21,7 @@ Usage: peers [OPTIONS]             attention, on named workloads
   --check            do not time: compute once and hold the answer against f64
   --markdown         one line a workload, to be read in a README, in place of one a peer
   --json FILE        write everything to a file too
+  --elements NAME    backward: elements of tensors and gradients, f32 or bf16 (default: f32)
   --pictures DIR     sweep: folder of the picture (default: target/pictures)
   --python FILE      the interpreter that has the Python peers (default: the one that python/setup.py installs)
   --model DIR        embed: model.safetensors, config.json and tokenizer.json (default: what .ci/fetch-minilm fetches)
@@ -40,6 +43,7 @@ pub(crate) struct Args {
     pub(crate) pictures: PathBuf,
     pub(crate) python: PathBuf,
     pub(crate) model: PathBuf,
+    pub(crate) elements: Elements,
 }
 
 /// What the program was asked to do.
@@ -48,12 +52,32 @@ pub(crate) enum Command {
     Help,
     Attention(Args),
     Sweep(Args),
+    Backward(Args),
     Embed(Args),
-    /// To be a worker: of attention or of embeddings, by the peer's name.
+    /// To be a worker, by the peer's name.
     Worker {
-        embeds: bool,
+        of: Part,
         name: String,
     },
+}
+
+/// What a worker computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Attention,
+    Gradients,
+    Embeddings,
+}
+
+impl Part {
+    /// The word that makes this program, or worker.py, a worker of it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Attention => "worker",
+            Self::Gradients => "backward-worker",
+            Self::Embeddings => "embed-worker",
+        }
+    }
 }
 
 /// Reads the words after the program's name.
@@ -61,17 +85,22 @@ pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Command> 
     let mut words = words.into_iter().peekable();
     let first = words.next_if(|word| !word.starts_with('-'));
     let (command, workloads): (fn(Args) -> Command, _) = match first.as_deref() {
-        Some("worker" | "embed-worker") => {
+        Some(word) if let Some(of) = PARTS.into_iter().find(|part| part.word() == word) => {
             let name = words.next().ok_or("which worker?")?;
-            return Ok(Command::Worker { embeds: first.as_deref() == Some("embed-worker"), name });
+            return Ok(Command::Worker { of, name });
         }
         Some("embed") => (Command::Embed, WORKLOADS),
+        Some("backward") => (Command::Backward, WORKLOADS),
         Some("sweep") => (Command::Sweep, LENGTHS),
         Some(unknown) => return Err(format!("{unknown}: unknown; --help lists what there is").into()),
         None => (Command::Attention, WORKLOADS),
     };
+    let usual = |workload: &Workload| match first.as_deref() {
+        Some("backward") => TRAINED.contains(&workload.name),
+        _ => workload.name != "odd",
+    };
     let mut args = Args {
-        workloads: workloads.iter().copied().filter(|workload| workload.name != "odd").collect(),
+        workloads: workloads.iter().copied().filter(usual).collect(),
         peers: None,
         threads: support::thread_counts(),
         seconds: 1.0,
@@ -80,6 +109,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Command> 
         pictures: "target/pictures".into(),
         python: concat!(env!("CARGO_MANIFEST_DIR"), "/target/python/bin/python").into(),
         model: concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/models/all-MiniLM-L6-v2").into(),
+        elements: Elements::F32,
     };
     while let Some(flag) = words.next() {
         match flag.as_str() {
@@ -98,8 +128,13 @@ pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Command> 
     Ok(command(args))
 }
 
-const VALUED: [&str; 8] =
-    ["--workload", "--peer", "--threads", "--seconds", "--json", "--pictures", "--python", "--model"];
+const PARTS: [Part; 3] = [Part::Attention, Part::Gradients, Part::Embeddings];
+
+/// Workloads of `backward`, unless others are named.
+const TRAINED: [&str; 4] = ["bert-512", "gpt2-1024-causal", "long-4096", "llama-2048-gqa"];
+
+const VALUED: [&str; 9] =
+    ["--workload", "--peer", "--threads", "--seconds", "--json", "--pictures", "--python", "--model", "--elements"];
 
 impl Args {
     fn set(&mut self, flag: &str, value: String) -> Result<()> {
@@ -126,6 +161,11 @@ impl Args {
             "--json" => self.json = Some(value.into()),
             "--pictures" => self.pictures = value.into(),
             "--python" => self.python = value.into(),
+            "--elements" => {
+                let all = [Elements::F32, Elements::Bf16];
+                let named = all.into_iter().find(|elements| elements.name() == value);
+                self.elements = named.ok_or_else(|| format!("{value}: neither f32 nor bf16"))?;
+            }
             _ => self.model = value.into(),
         }
         Ok(())
@@ -150,7 +190,9 @@ mod tests {
 
     fn attention(line: &str) -> Result<Args> {
         match parse(line.split_whitespace().map(str::to_owned))? {
-            Command::Attention(args) | Command::Sweep(args) | Command::Embed(args) => Ok(args),
+            Command::Attention(args) | Command::Sweep(args) | Command::Embed(args) | Command::Backward(args) => {
+                Ok(args)
+            }
             other => Err(format!("{other:?}").into()),
         }
     }
@@ -166,7 +208,17 @@ mod tests {
         assert!(attention("").unwrap().workloads.iter().all(|workload| workload.name != "odd"));
         assert!(matches!(parse(["embed".to_owned()]).unwrap(), Command::Embed(_)));
         assert!(attention("sweep").unwrap().workloads.iter().all(|workload| workload.name.starts_with("length-")));
-        for bad in ["--workload nobody", "--threads 0", "--seconds -1", "--what", "--json", "embed --threads x"] {
+        let args = attention("backward --elements bf16").unwrap();
+        assert_eq!((args.workloads.len(), args.elements), (4, Elements::Bf16));
+        for bad in [
+            "backward --elements f8",
+            "--workload nobody",
+            "--threads 0",
+            "--seconds -1",
+            "--what",
+            "--json",
+            "embed --threads x",
+        ] {
             assert!(attention(bad).is_err(), "{bad}");
         }
         assert!(attention("--peer nobody").unwrap().choose(PEERS).is_err());

@@ -1,11 +1,11 @@
 //! Attention on the named workloads.
 
-use crate::args::Args;
+use crate::args::{Args, Part};
 use crate::case::Case;
 use crate::failure::Result;
 use crate::peers::{OURS, PEERS};
 use crate::reference::Reference;
-use crate::session::{Folder, Task, Workers};
+use crate::session::{Folder, Task, WRONG, Workers};
 use crate::support::{self, Workload};
 use crate::table::{Report, Work};
 use sdpa::Shape;
@@ -17,7 +17,7 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
     let mut report = Report { machine: support::machine(), rows: Vec::new(), left_out: Vec::new() };
     let mut references: HashMap<&str, Reference> = HashMap::new();
     for &threads in &args.threads {
-        let mut workers = Workers::start(&entries, "worker", threads, args, &mut report)?;
+        let mut workers = Workers::start(&entries, Part::Attention, threads, args, &mut report)?;
         for workload in &args.workloads {
             eprint!("{}: the answer in f64{:40}\r", workload.name, "");
             let tensors = workload.tensors();
@@ -31,9 +31,10 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
                 body: Case::write(&tensors, threads, folder.as_ref())?,
                 work: work(workload),
                 rows_checked: reference.rows(),
+                wrong: WRONG,
             };
             drop(tensors);
-            workers.run(&task, |out| reference.error(out), args.seconds, &folder, &mut report);
+            workers.run(&task, |out| Ok(vec![reference.error(out)?]), args.seconds, &folder, &mut report);
         }
     }
     Ok(report)

@@ -5,10 +5,10 @@ mod candle;
 mod ours;
 mod texts;
 
-use crate::args::Args;
+use crate::args::{Args, Part};
 use crate::failure::Result;
 use crate::peers::{Entry, Home, OURS, Peer};
-use crate::session::{Folder, Task, Workers};
+use crate::session::{Folder, Task, WRONG, Workers};
 use crate::support;
 use crate::table::{Report, Work};
 use serde::{Deserialize, Serialize};
@@ -106,7 +106,7 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
             batches: Batches::new(&tokens),
             exact,
         };
-        let mut workers = Workers::start(&entries, "embed-worker", threads, args, &mut report)?;
+        let mut workers = Workers::start(&entries, Part::Embeddings, threads, args, &mut report)?;
         let truth =
             workers.answer(&texts(true), &folder).ok_or("nobody here can embed in f64: candle and torch can")?;
         let task = Task {
@@ -115,8 +115,9 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
             body: texts(false),
             work: Work::Tokens(total as f64),
             rows_checked: [tokens.len(); 2],
+            wrong: WRONG,
         };
-        workers.run(&task, |out| error(out, &truth), args.seconds, &folder, &mut report);
+        workers.run(&task, |out| Ok(vec![error(out, &truth)?]), args.seconds, &folder, &mut report);
     }
     Ok(report)
 }

@@ -2,6 +2,7 @@
 
 mod args;
 mod attention;
+mod backward;
 mod case;
 mod embed;
 mod failure;
@@ -19,7 +20,7 @@ mod table;
 mod timing;
 mod worker;
 
-use args::{Args, Command};
+use args::{Args, Command, Part};
 use failure::Result;
 use peers::{Home, PEERS};
 use std::process::ExitCode;
@@ -46,16 +47,8 @@ fn run() -> Result<ExitCode> {
             print!("{}", args::HELP);
             Ok(ExitCode::SUCCESS)
         }
-        Command::Worker { embeds: false, name } => {
-            let mut peer = peers::rust_peer(&name).ok_or_else(|| format!("no peer is called {name}"))?;
-            let home = PEERS.iter().find(|entry| entry.name == name).map(|entry| entry.home);
-            let Some(Home::Rust { package }) = home else { return Err(format!("{name} is no worker").into()) };
-            serve::serve(peers::version(package), &mut *peer)?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Command::Worker { embeds: true, name } => {
-            let (mut peer, package) = embed::rust_peer(&name).ok_or_else(|| format!("no peer is called {name}"))?;
-            serve::serve(peers::version(package), &mut *peer)?;
+        Command::Worker { of, name } => {
+            work(of, &name)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Attention(args) => {
@@ -67,13 +60,40 @@ fn run() -> Result<ExitCode> {
             mind_the_build();
             let report = attention::compare(&args)?;
             let code = finish(&args, &report, &attention::print(&report, args.markdown))?;
-            pictures::save(&sweep::picture(&report, &args), &args.pictures, "peers-sweep").map_err(|e| e.to_string())?;
+            pictures::save(&sweep::picture(&report, &args), &args.pictures, "peers-sweep")
+                .map_err(|e| e.to_string())?;
             Ok(code)
+        }
+        Command::Backward(args) => {
+            mind_the_build();
+            let report = backward::compare(&args)?;
+            finish(&args, &report, &backward::print(&report))
         }
         Command::Embed(args) => {
             mind_the_build();
             let report = embed::compare(&args)?;
             finish(&args, &report, &embed::print(&report, args.markdown))
+        }
+    }
+}
+
+/// Computes what the program asks for, until it asks no more.
+fn work(of: Part, name: &str) -> Result<()> {
+    let unknown = || format!("no peer is called {name}");
+    match of {
+        Part::Attention => {
+            let mut peer = peers::rust_peer(name).ok_or_else(unknown)?;
+            let home = PEERS.iter().find(|entry| entry.name == name).map(|entry| entry.home);
+            let Some(Home::Rust { package }) = home else { return Err(format!("{name} is no worker").into()) };
+            serve::serve(peers::version(package), &mut *peer)
+        }
+        Part::Gradients => {
+            let (mut peer, package) = backward::rust_peer(name).ok_or_else(unknown)?;
+            serve::serve(peers::version(package), &mut *peer)
+        }
+        Part::Embeddings => {
+            let (mut peer, package) = embed::rust_peer(name).ok_or_else(unknown)?;
+            serve::serve(peers::version(package), &mut *peer)
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One task at a time: everyone gets ready, answers, is held against the truth, and then runs in turns.
 
-use crate::args::Args;
+use crate::args::{Args, Part};
 use crate::failure::Result;
 use crate::peers::{Entry, Home};
 use crate::table::{LeftOut, Report, Row, Work};
@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What an answer may be off by before it counts as wrong. Every f32 peer is within 2e-6 on unit-normal data.
+/// What an answer in f32 may be off by before it counts as wrong. Every f32 peer is within 2e-6 on unit-normal data.
 pub(crate) const WRONG: f64 = 1e-5;
 
 /// A task as everyone gets it, and what is known about it.
@@ -21,6 +21,8 @@ pub(crate) struct Task<T> {
     pub(crate) body: T,
     pub(crate) work: Work,
     pub(crate) rows_checked: [usize; 2],
+    /// What an answer may be off by before it counts as wrong.
+    pub(crate) wrong: f64,
 }
 
 /// Who runs, on some number of threads.
@@ -28,10 +30,10 @@ pub(crate) struct Task<T> {
 pub(crate) struct Workers(Vec<(Entry, Worker)>);
 
 impl Workers {
-    /// Starts them. `word` is what makes this program, or worker.py, a worker.
+    /// Starts them.
     pub(crate) fn start(
         entries: &[Entry],
-        word: &str,
+        part: Part,
         threads: usize,
         args: &Args,
         report: &mut Report,
@@ -52,7 +54,7 @@ impl Workers {
                     command
                 }
             };
-            command.args([word, entry.name]);
+            command.args([part.word(), entry.name]);
             match Worker::start(command, threads) {
                 Ok(worker) => workers.push((entry, worker)),
                 Err(e) => report.fail("start", threads, entry.name, &*e),
@@ -75,20 +77,20 @@ impl Workers {
         })
     }
 
-    /// Lets everyone compute a task. `error` says how far an output is from the truth.
+    /// Lets everyone compute a task. `errors` says how far the parts of an output are from the truth.
     pub(crate) fn run<T: Serialize>(
         &mut self,
         task: &Task<T>,
-        error: impl Fn(&[f32]) -> Result<f64>,
+        errors: impl Fn(&[f32]) -> Result<Vec<f64>>,
         seconds: f64,
         folder: &Folder,
         report: &mut Report,
     ) {
-        let Task { name, threads, body, work, rows_checked } = task;
-        let mut contenders: Vec<(Entry, &mut Worker, String, f64, Timed)> = Vec::new();
+        let Task { name, threads, body, work, rows_checked, wrong } = task;
+        let mut contenders: Vec<(Entry, &mut Worker, String, Vec<f64>, Timed)> = Vec::new();
         for (entry, worker) in &mut self.0 {
             eprint!("{name}, {threads} thread(s): {:60}\r", entry.name);
-            let mut start = || -> Result<Option<(String, f64, Timed)>> {
+            let mut start = || -> Result<Option<(String, Vec<f64>, Timed)>> {
                 let how = match worker.prepare(body)? {
                     Prepared::How(how) => how,
                     Prepared::Unsupported(why) => {
@@ -97,15 +99,15 @@ impl Workers {
                     }
                 };
                 let timed = Timed::start(worker, seconds)?;
-                let error = error(&worker.output(&folder.path("output"))?)?;
-                if error.is_nan() || error > WRONG {
+                let errors = errors(&worker.output(&folder.path("output"))?)?;
+                if let Some(error) = errors.iter().find(|error| error.is_nan() || **error > *wrong) {
                     report.leave_out_failed(name, *threads, entry.name, format!("wrong, by {error:.1e}"));
                     return Ok(None);
                 }
-                Ok(Some((how, error, timed)))
+                Ok(Some((how, errors, timed)))
             };
             match start() {
-                Ok(Some((how, error, timed))) => contenders.push((*entry, worker, how, error, timed)),
+                Ok(Some((how, errors, timed))) => contenders.push((*entry, worker, how, errors, timed)),
                 Ok(None) => {}
                 Err(e) => report.fail(name, *threads, entry.name, &*e),
             }
@@ -115,7 +117,7 @@ impl Workers {
         let names: Vec<_> = contenders.iter().map(|contender| contender.0.name).collect();
         let turns = contenders.iter_mut().map(|(_, worker, _, _, timed)| (&mut **worker, timed));
         timing::time(turns, |index, e| report.fail(name, *threads, names[index], &*e));
-        for (entry, worker, how, error, timed) in contenders {
+        for (entry, worker, how, errors, timed) in contenders {
             report.rows.push(Row {
                 task: name.clone(),
                 threads: *threads,
@@ -126,7 +128,8 @@ impl Workers {
                 seconds: timed.median(),
                 least_seconds: timed.least(),
                 runs: timed.runs(),
-                max_abs_error: error,
+                max_abs_error: errors.iter().copied().fold(0.0, f64::max),
+                errors,
                 rows_checked: *rows_checked,
             });
         }

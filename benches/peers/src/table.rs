@@ -16,7 +16,7 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    fn rate(self, seconds: f64) -> String {
+    pub(crate) fn rate(self, seconds: f64) -> String {
         match self {
             Self::Flops(n) => format!("{:.1} GFLOP/s", n / seconds / 1e9),
             Self::Bytes(n) => format!("{:.1} GB/s", n / seconds / 1e9),
@@ -39,6 +39,8 @@ pub(crate) struct Row {
     pub(crate) least_seconds: Option<f64>,
     pub(crate) runs: usize,
     pub(crate) max_abs_error: f64,
+    /// Largest absolute error of each part of the answer: of the output, or of each gradient.
+    pub(crate) errors: Vec<f64>,
     /// Of how many.
     pub(crate) rows_checked: [usize; 2],
 }
@@ -63,7 +65,7 @@ pub(crate) struct Report {
 }
 
 /// Four digits and a unit.
-fn time(seconds: f64) -> String {
+pub(crate) fn time(seconds: f64) -> String {
     let (value, unit) = match seconds {
         s if s < 1e-3 => (s * 1e6, "µs"),
         s if s < 1.0 => (s * 1e3, "ms"),
@@ -75,7 +77,7 @@ fn time(seconds: f64) -> String {
 
 impl Report {
     /// Rows of one task on one number of threads, the fastest first.
-    fn groups(&self) -> Vec<Vec<&Row>> {
+    pub(crate) fn groups(&self) -> Vec<Vec<&Row>> {
         let mut groups: Vec<Vec<&Row>> = Vec::new();
         for row in &self.rows {
             let same = |group: &&mut Vec<&Row>| group[0].task == row.task && group[0].threads == row.threads;
@@ -173,7 +175,7 @@ impl Report {
 }
 
 /// Columns under each other, to the left where so said.
-fn aligned<const N: usize>(lines: &[[String; N]], left: &[bool; N]) -> String {
+pub(crate) fn aligned<const N: usize>(lines: &[[String; N]], left: &[bool; N]) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);
     let mut text = String::new();
@@ -204,6 +206,7 @@ mod tests {
             least_seconds: seconds,
             runs: 3,
             max_abs_error: 1e-7,
+            errors: vec![1e-7],
             rows_checked: [1, 1],
         }
     }

@@ -1,0 +1,259 @@
+//! Forward and backward of the named workloads: gradients in queries, keys and values.
+
+#[cfg(feature = "candle")]
+mod candle;
+mod ours;
+
+use crate::args::{Args, Part};
+use crate::case::{self, Case};
+use crate::failure::Result;
+use crate::peers::{Entry, Home, OURS, Peer};
+use crate::session::{Folder, Task, WRONG, Workers};
+use crate::support::{self, Workload};
+use crate::table::{self, Report, Work, aligned};
+use rayon::prelude::*;
+use sdpa::{Bf16, Inputs, Shape, View, naive};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Elements of tensors and gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Elements {
+    F32,
+    Bf16,
+}
+
+impl Elements {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    fn rounded(self, x: f32) -> f32 {
+        match self {
+            Self::F32 => x,
+            Self::Bf16 => Bf16::from_f32(x).to_f32(),
+        }
+    }
+
+    /// What a gradient may be off by before it counts as wrong. Gradients in bf16, which are rounded to 8 bits and may be
+    /// summed so, are compared, not judged.
+    fn wrong(self) -> f64 {
+        match self {
+            Self::F32 => WRONG,
+            Self::Bf16 => 1.0,
+        }
+    }
+}
+
+/// A call and the gradient in its output, `[batch, heads, rows, dim]` in a file of f32 that `elements` can hold.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Step {
+    #[serde(flatten)]
+    case: Case,
+    d_out: PathBuf,
+    elements: Elements,
+}
+
+const ENTRIES: &[Entry] = &[
+    Entry { name: OURS, home: Home::Rust { package: "sdpa" } },
+    Entry { name: "unfused", home: Home::Rust { package: "matrixmultiply" } },
+    #[cfg(feature = "candle")]
+    Entry { name: "candle", home: Home::Rust { package: "candle-core" } },
+    Entry { name: "torch", home: Home::Python },
+];
+
+/// The code behind a name, and its package.
+pub(crate) fn rust_peer(name: &str) -> Option<(Box<dyn Peer<Step>>, &'static str)> {
+    let entry = ENTRIES.iter().find(|entry| entry.name == name)?;
+    let Home::Rust { package } = entry.home else { return None };
+    let peer: Box<dyn Peer<Step>> = match name {
+        OURS => Box::new(ours::Ours::fused()),
+        "unfused" => Box::new(ours::Ours::unfused()),
+        #[cfg(feature = "candle")]
+        "candle" => Box::new(candle::Plain::default()),
+        _ => return None,
+    };
+    Some((peer, package))
+}
+
+pub(crate) fn compare(args: &Args) -> Result<Report> {
+    let entries = args.choose(ENTRIES)?;
+    let folder = Folder::new()?;
+    let mut report = Report { machine: support::machine(), rows: Vec::new(), left_out: Vec::new() };
+    for &threads in &args.threads {
+        let mut workers = Workers::start(&entries, Part::Gradients, threads, args, &mut report)?;
+        for &workload in &args.workloads {
+            eprint!("{}: the gradients in f64{:40}\r", workload.name, "");
+            let tensors = Tensors::new(workload, args.elements);
+            let reference = Reference::compute(&tensors)?;
+            let mut case = Case::write(&workload.tensors(), threads, folder.as_ref())?;
+            case.files.iter().zip(&tensors.data).try_for_each(|(file, data)| case::write(file, data))?;
+            case.threads = threads;
+            let body = Step { case, d_out: folder.path("d_out"), elements: args.elements };
+            case::write(&body.d_out, &tensors.data[3])?;
+            drop(tensors);
+            let task = Task {
+                name: workload.name.to_owned(),
+                threads,
+                body,
+                work: Work::Flops(3.5 * workload.flops() as f64),
+                rows_checked: reference.rows(),
+                wrong: args.elements.wrong(),
+            };
+            workers.run(&task, |gradients| reference.errors(gradients), args.seconds, &folder, &mut report);
+        }
+    }
+    Ok(report)
+}
+
+/// The table that people read.
+pub(crate) fn print(report: &Report) -> String {
+    let headings = ["task", "threads", "peer", "median", "rate", "ours / its", "error of dq", "of dk", "of dv", "runs"];
+    let mut lines = vec![headings.map(String::from)];
+    for group in report.groups() {
+        let ours = group.iter().find(|row| row.peer == OURS).and_then(|row| row.seconds);
+        for row in group {
+            let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
+            let [dq, dk, dv] = [0, 1, 2].map(|i| or_dash(row.errors.get(i).map(|error| format!("{error:.1e}"))));
+            lines.push([
+                row.task.clone(),
+                row.threads.to_string(),
+                row.peer.clone(),
+                or_dash(row.seconds.map(table::time)),
+                or_dash(row.seconds.map(|seconds| row.work.rate(seconds))),
+                or_dash(row.seconds.zip(ours).map(|(its, ours)| format!("{:.3}", ours / its))),
+                dq,
+                dk,
+                dv,
+                row.runs.to_string(),
+            ]);
+        }
+    }
+    let table = aligned(&lines, &[true, false, true, false, false, false, false, false, false, false]);
+    let rate = "Times: forward and backward. Rates: 3.5 times the forward pass's useful operations. Errors: largest, absolute, \
+                against f64.";
+    format!("{}\n\n{table}\n{rate}\n\n{}{}", report.machine, report.ways(), report.notes())
+}
+
+/// A workload's queries, keys, values and gradient in the output, as the elements hold them.
+struct Tensors {
+    workload: Workload,
+    data: [Vec<f32>; 4],
+}
+
+impl Tensors {
+    fn new(workload: Workload, elements: Elements) -> Self {
+        let Shape { batch, heads, q_len, value_dim, .. } = workload.shape;
+        let tensors = workload.tensors();
+        let [q, k, v] = tensors.parts().map(<[f32]>::to_vec);
+        let mut normal = support::normal(43);
+        let d_out = (0..batch * heads * q_len * value_dim).map(|_| normal()).collect();
+        let data = [q, k, v, d_out].map(|x: Vec<f32>| x.into_iter().map(|x| elements.rounded(x)).collect());
+        Self { workload, data }
+    }
+
+    /// Key/value head `n` of all batches and the query heads on it, as a call of its own.
+    fn gradients(&self, n: usize) -> Result<[Vec<f64>; 3]> {
+        let Shape { heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = self.workload.shape;
+        let group = heads / kv_heads;
+        let part = |i: usize, [heads, rows, dim]: [usize; 3]| {
+            let len = heads * rows * dim;
+            View::bhld(&self.data[i][n * len..][..len], [1, heads, rows, dim])
+        };
+        let inputs = Inputs::new(
+            part(0, [group, q_len, head_dim])?,
+            part(1, [1, kv_len, head_dim])?,
+            part(2, [1, kv_len, value_dim])?,
+        );
+        let d_out = part(3, [group, q_len, value_dim])?;
+        let gradient = naive::gradients::<f64>(&self.workload.attention(), &inputs, d_out, None)?;
+        Ok([gradient.q, gradient.k, gradient.v])
+    }
+}
+
+/// Pairs of row and key worth their time: some seconds. Of more, key/value heads are a sample, the first and the last
+/// among them.
+const BUDGET: usize = 1 << 25;
+
+/// Gradients in f64 of some key/value heads.
+struct Reference {
+    shape: Shape,
+    heads: Vec<(usize, [Vec<f64>; 3])>,
+}
+
+/// The key/value heads that are worth their time.
+fn choose(shape: &Shape) -> Vec<usize> {
+    let all = shape.batch * shape.kv_heads;
+    let each = shape.heads / shape.kv_heads * shape.q_len * shape.kv_len;
+    let some = (BUDGET / each.max(1)).clamp(2, all.max(2)).min(all);
+    (0..some).map(|n| if some == 1 { 0 } else { n * (all - 1) / (some - 1) }).collect()
+}
+
+impl Reference {
+    fn compute(tensors: &Tensors) -> Result<Self> {
+        let heads = choose(&tensors.workload.shape).into_par_iter().map(|n| Ok((n, tensors.gradients(n)?)));
+        Ok(Self { shape: tensors.workload.shape, heads: heads.collect::<Result<_>>()? })
+    }
+
+    /// Rows of queries that have an answer, and all rows.
+    fn rows(&self) -> [usize; 2] {
+        let Shape { batch, heads, kv_heads, q_len, .. } = self.shape;
+        [self.heads.len() * (heads / kv_heads) * q_len, batch * heads * q_len]
+    }
+
+    /// The largest absolute errors of dq, dk and dv, which lie end to end; infinite if an element is not finite.
+    fn errors(&self, gradients: &[f32]) -> Result<Vec<f64>> {
+        let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.shape;
+        let keys = batch * kv_heads * kv_len;
+        let lens = [batch * heads * q_len * head_dim, keys * head_dim, keys * value_dim];
+        let wanted: usize = lens.iter().sum();
+        if gradients.len() != wanted {
+            return Err(format!("{} elements of gradients, but {wanted} wanted", gradients.len()).into());
+        }
+        let starts = [0, lens[0], lens[0] + lens[1]];
+        let error = |i: usize| {
+            let all = &gradients[starts[i]..][..lens[i]];
+            if !all.iter().all(|x| x.is_finite()) {
+                return f64::INFINITY;
+            }
+            let errors = self.heads.iter().flat_map(|(n, wanted)| {
+                let wanted = &wanted[i];
+                wanted.iter().zip(&all[n * wanted.len()..]).map(|(want, &got)| (want - f64::from(got)).abs())
+            });
+            errors.fold(0.0, f64::max)
+        };
+        Ok((0..3).map(error).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On something whose sizes are all odd, with grouped heads besides.
+    #[test]
+    fn rust_peers_are_right() {
+        let folder = Folder::new().unwrap();
+        let odd = *support::WORKLOADS.iter().find(|workload| workload.name == "odd").unwrap();
+        let tensors = Tensors::new(odd, Elements::F32);
+        let reference = Reference::compute(&tensors).unwrap();
+        let case = Case::write(&odd.tensors(), 2, folder.as_ref()).unwrap();
+        let step = Step { case, d_out: folder.path("d_out"), elements: Elements::F32 };
+        case::write(&step.d_out, &tensors.data[3]).unwrap();
+        for entry in ENTRIES.iter().filter(|entry| entry.home != Home::Python) {
+            let (mut peer, _) = rust_peer(entry.name).unwrap();
+            peer.prepare(&step).unwrap();
+            peer.run().unwrap();
+            let gradients = peer.output().unwrap();
+            let errors = reference.errors(&gradients).unwrap();
+            assert!(errors.iter().all(|&error| error < WRONG), "{}: {errors:?}", entry.name);
+            let mut wrong = gradients;
+            wrong[7] += 0.5;
+            assert!((reference.errors(&wrong).unwrap()[0] - 0.5).abs() < 1e-5);
+        }
+    }
+}

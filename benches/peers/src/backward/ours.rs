@@ -1,0 +1,175 @@
+//! This crate: the fused passes, and the unfused ones on matrixmultiply.
+
+use super::{Elements, Step};
+use crate::case::{self, Qkv};
+use crate::failure::Result;
+use crate::peers::{OURS, Peer};
+use sdpa::{
+    Attention, BackwardPlan, BackwardWorkspace, Bf16, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, Tensor,
+    TensorMut, View, ViewMut, Workspace, unfused,
+};
+use std::hint::black_box;
+
+/// Which passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Fused,
+    Unfused,
+}
+
+/// Forward and backward; checked and planned anew each run, workspaces kept.
+#[derive(Debug)]
+pub(super) struct Ours {
+    way: Way,
+    ready: Option<Ready>,
+    workspace: Workspace,
+    backward: BackwardWorkspace,
+}
+
+/// Elements of one of the types.
+#[derive(Debug)]
+enum Data {
+    F32(Vec<f32>),
+    Bf16(Vec<Bf16>),
+}
+
+impl Data {
+    fn new(elements: Elements, data: Vec<f32>) -> Self {
+        match elements {
+            Elements::F32 => Self::F32(data),
+            Elements::Bf16 => Self::Bf16(data.into_iter().map(Bf16::from_f32).collect()),
+        }
+    }
+
+    fn view(&self, shape: [usize; 4]) -> Result<Tensor<'_>> {
+        Ok(match self {
+            Self::F32(data) => View::bhld(data, shape)?.into(),
+            Self::Bf16(data) => View::bhld(data, shape)?.into(),
+        })
+    }
+
+    fn view_mut(&mut self, shape: [usize; 4]) -> Result<TensorMut<'_>> {
+        Ok(match self {
+            Self::F32(data) => ViewMut::bhld(data, shape)?.into(),
+            Self::Bf16(data) => ViewMut::bhld(data, shape)?.into(),
+        })
+    }
+
+    fn widened(&self) -> Vec<f32> {
+        match self {
+            Self::F32(data) => data.clone(),
+            Self::Bf16(data) => data.iter().map(|x| x.to_f32()).collect(),
+        }
+    }
+}
+
+/// Tensors, and room for results and gradients.
+#[derive(Debug)]
+struct Ready {
+    attention: Attention,
+    /// Shapes of q, k, v and the output.
+    shapes: [[usize; 4]; 4],
+    /// q, k, v and the gradient in the output.
+    tensors: [Data; 4],
+    out: Data,
+    lse: Vec<f32>,
+    gradients: [Data; 3],
+    exec: Exec,
+}
+
+impl Ours {
+    pub(super) fn fused() -> Self {
+        Self::new(Way::Fused)
+    }
+
+    pub(super) fn unfused() -> Self {
+        Self::new(Way::Unfused)
+    }
+
+    fn new(way: Way) -> Self {
+        Self { way, ready: None, workspace: Workspace::new(), backward: BackwardWorkspace::new() }
+    }
+}
+
+impl Ready {
+    fn new(step: &Step) -> Result<Self> {
+        let workload = step.case.workload();
+        let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = workload.shape;
+        let shapes = [
+            [batch, heads, q_len, head_dim],
+            [batch, kv_heads, kv_len, head_dim],
+            [batch, kv_heads, kv_len, value_dim],
+            [batch, heads, q_len, value_dim],
+        ];
+        let Qkv { q, k, v } = step.case.read()?;
+        let zeros = |shape: [usize; 4]| Data::new(step.elements, vec![0.0; shape.iter().product()]);
+        let [of_q, of_k, of_v, of_out] = shapes;
+        Ok(Self {
+            attention: workload.attention(),
+            shapes,
+            tensors: [q, k, v, case::read(&step.d_out)?].map(|data| Data::new(step.elements, data)),
+            out: zeros(of_out),
+            lse: vec![0.0; batch * heads * q_len],
+            gradients: [of_q, of_k, of_v].map(zeros),
+            exec: Exec::default().threads(step.case.threads),
+        })
+    }
+}
+
+const UNPREPARED: &str = "not prepared";
+
+impl Peer<Step> for Ours {
+    fn name(&self) -> &'static str {
+        if self.way == Way::Fused { OURS } else { "unfused" }
+    }
+
+    fn supports(&self, step: &Step) -> std::result::Result<(), String> {
+        match self.way {
+            Way::Unfused if step.case.softcap.is_some() => Err("no softcap".to_owned()),
+            Way::Unfused if step.elements != Elements::F32 => Err("f32 only".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    fn prepare(&mut self, step: &Step) -> Result<String> {
+        self.ready = Some(Ready::new(step)?);
+        Ok(match self.way {
+            Way::Fused => "Problem::run and BackwardProblem::run, workspaces kept",
+            Way::Unfused => "sdpa::unfused: matrixmultiply's sgemm per head",
+        }
+        .to_owned())
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let Ready { attention, shapes, tensors, out, lse, gradients, exec } = self.ready.as_mut().ok_or(UNPREPARED)?;
+        let [of_q, of_k, of_v, of_out] = *shapes;
+        let [batch, heads, rows, _] = of_out;
+        let [q, k, v, d_out] = black_box(tensors);
+        let inputs = Inputs::new(q.view(of_q)?, k.view(of_k)?, v.view(of_v)?);
+        let outputs = Outputs::new(out.view_mut(of_out)?).lse(ViewMut::bhl(lse, [batch, heads, rows])?);
+        match self.way {
+            Way::Unfused => unfused::attention(attention, inputs, outputs, *exec)?,
+            Way::Fused => {
+                let problem = attention.problem(inputs, outputs)?;
+                let plan = Plan::new(&problem, *exec);
+                problem.run(&plan, &mut self.workspace);
+            }
+        }
+        let saved = Saved::new(out.view(of_out)?, View::bhld(lse, [batch, heads, rows, 1])?, d_out.view(of_out)?);
+        let [dq, dk, dv] = gradients;
+        let gradients = Gradients::new().q(dq.view_mut(of_q)?).k(dk.view_mut(of_k)?).v(dv.view_mut(of_v)?);
+        match self.way {
+            Way::Unfused => unfused::attention_backward(attention, inputs, saved, gradients, *exec)?,
+            Way::Fused => {
+                let problem = attention.backward(inputs, saved, gradients)?;
+                let plan = BackwardPlan::new(&problem, *exec);
+                problem.run(&plan, &mut self.backward)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn output(&mut self) -> Result<Vec<f32>> {
+        Ok(self.ready.as_ref().ok_or(UNPREPARED)?.gradients.iter().flat_map(Data::widened).collect())
+    }
+}
