@@ -2,6 +2,9 @@
 //! shapes that people train. `cargo bench --bench backward`, with a filter on names: `-- bert`.
 //!
 //! Operations are 2.5 times the forward pass's for backward and 3.5 times for both: five products of matrices beside two.
+//!
+//! Then pairs of calls in turns, as ratios: what dropout costs, what causal rows and windows save, and a second thread.
+//! Their names begin with `ratio`: `-- ratio`.
 
 #[path = "support/interleaved.rs"]
 mod interleaved;
@@ -123,6 +126,65 @@ fn compare(workload: &Workload, isa: Isa, threads: usize) {
     );
 }
 
+/// A call as another one changes it.
+#[derive(Clone, Copy)]
+struct Case {
+    workload: Workload,
+    attention: Attention,
+    threads: usize,
+}
+
+impl Case {
+    fn new(workload: Workload) -> Self {
+        Self { workload, attention: workload.attention(), threads: 1 }
+    }
+
+    fn dropout(self, p: f32) -> Self {
+        Self { attention: self.attention.dropout(p, 42, 0), ..self }
+    }
+}
+
+/// A name, a call, and the call that it is held against.
+fn ratios() -> Vec<(&'static str, Case, Case)> {
+    let named = |name| *WORKLOADS.iter().find(|workload| workload.name == name).expect("a workload of that name");
+    let [bert, gpt2, long, window] =
+        ["bert-512", "gpt2-1024-causal", "long-4096", "window-256-of-4096"].map(named).map(Workload::for_mode);
+    let full = Case::new(Workload { causal: false, ..gpt2 });
+    let one_head = Case::new(Workload { shape: Shape { heads: 1, kv_heads: 1, ..long.shape }, ..long });
+    let [bert, gpt2, long, window] = [bert, gpt2, long, window].map(Case::new);
+    vec![
+        ("ratio: dropout over none, bert-512", bert.dropout(0.1), bert),
+        ("ratio: dropout over none, gpt2-1024-causal", gpt2.dropout(0.1), gpt2),
+        ("ratio: causal over full, 1024", gpt2, full),
+        ("ratio: window of 256 over full, 4096", window, long),
+        ("ratio: two threads over one, one head of 4096", Case { threads: 2, ..one_head }, one_head),
+    ]
+}
+
+/// Times a pair in turns, forward, and forward and backward.
+fn compare_pair(name: &str, case: Case, against: Case) {
+    let step = |case: &Case| Step { attention: case.attention, ..Step::new(&case.workload) };
+    let exec = |case: &Case| Exec::default().threads(case.threads);
+    let [mut first, mut second, mut third, mut fourth] = [&case, &against, &case, &against].map(step);
+    let rounds = if support::test_mode() { 1 } else { ROUNDS };
+    let [forward, forward_against, both, both_against] = medians(
+        rounds,
+        [
+            &mut || first.forward(exec(&case)),
+            &mut || second.forward(exec(&against)),
+            &mut || {
+                third.forward(exec(&case));
+                third.backward(exec(&case));
+            },
+            &mut || {
+                fourth.forward(exec(&against));
+                fourth.backward(exec(&against));
+            },
+        ],
+    );
+    println!("{name:46} forward {:.3}, forward + backward {:.3}", forward / forward_against, both / both_against);
+}
+
 fn main() {
     support::print_machine();
     let filter: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
@@ -135,5 +197,8 @@ fn main() {
                 compare(&workload, isa, threads);
             }
         }
+    }
+    for (name, case, against) in ratios().into_iter().filter(|(name, ..)| wanted(name)) {
+        compare_pair(name, case, against);
     }
 }
