@@ -58,8 +58,12 @@ pub(crate) struct Step {
     elements: Elements,
 }
 
+/// Ours on inputs of 16 bits, with output and gradients in f32.
+const WIDE: &str = "sdpa-f32-out";
+
 const ENTRIES: &[Entry] = &[
     Entry { name: OURS, home: Home::Rust { package: "sdpa" } },
+    Entry { name: WIDE, home: Home::Rust { package: "sdpa" } },
     Entry { name: "unfused", home: Home::Rust { package: "matrixmultiply" } },
     #[cfg(feature = "candle")]
     Entry { name: "candle", home: Home::Rust { package: "candle-core" } },
@@ -72,6 +76,7 @@ pub(crate) fn rust_peer(name: &str) -> Option<(Box<dyn Peer<Step>>, &'static str
     let Home::Rust { package } = entry.home else { return None };
     let peer: Box<dyn Peer<Step>> = match name {
         OURS => Box::new(ours::Ours::fused()),
+        WIDE => Box::new(ours::Ours::wide()),
         "unfused" => Box::new(ours::Ours::unfused()),
         #[cfg(feature = "candle")]
         "candle" => Box::new(candle::Plain::default()),
@@ -246,6 +251,9 @@ mod tests {
         case::write(&step.d_out, &tensors.data[3]).unwrap();
         for entry in ENTRIES.iter().filter(|entry| entry.home != Home::Python) {
             let (mut peer, _) = rust_peer(entry.name).unwrap();
+            if peer.supports(&step).is_err() {
+                continue;
+            }
             peer.prepare(&step).unwrap();
             peer.run().unwrap();
             let gradients = peer.output().unwrap();

@@ -1,6 +1,6 @@
 //! This crate: the fused passes, and the unfused ones on matrixmultiply.
 
-use super::{Elements, Step};
+use super::{Elements, Step, WIDE};
 use crate::case::{self, Qkv};
 use crate::failure::Result;
 use crate::peers::{OURS, Peer};
@@ -14,6 +14,8 @@ use std::hint::black_box;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Fused,
+    /// Fused, with output and gradients in f32 whatever the inputs are.
+    Wide,
     Unfused,
 }
 
@@ -82,6 +84,10 @@ impl Ours {
         Self::new(Way::Fused)
     }
 
+    pub(super) fn wide() -> Self {
+        Self::new(Way::Wide)
+    }
+
     pub(super) fn unfused() -> Self {
         Self::new(Way::Unfused)
     }
@@ -92,7 +98,7 @@ impl Ours {
 }
 
 impl Ready {
-    fn new(step: &Step) -> Result<Self> {
+    fn new(step: &Step, results: Elements) -> Result<Self> {
         let workload = step.case.workload();
         let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = workload.shape;
         let shapes = [
@@ -102,7 +108,7 @@ impl Ready {
             [batch, heads, q_len, value_dim],
         ];
         let Qkv { q, k, v } = step.case.read()?;
-        let zeros = |shape: [usize; 4]| Data::new(step.elements, vec![0.0; shape.iter().product()]);
+        let zeros = |shape: [usize; 4]| Data::new(results, vec![0.0; shape.iter().product()]);
         let [of_q, of_k, of_v, of_out] = shapes;
         Ok(Self {
             attention: workload.attention(),
@@ -120,21 +126,28 @@ const UNPREPARED: &str = "not prepared";
 
 impl Peer<Step> for Ours {
     fn name(&self) -> &'static str {
-        if self.way == Way::Fused { OURS } else { "unfused" }
+        match self.way {
+            Way::Fused => OURS,
+            Way::Wide => WIDE,
+            Way::Unfused => "unfused",
+        }
     }
 
     fn supports(&self, step: &Step) -> std::result::Result<(), String> {
         match self.way {
             Way::Unfused if step.case.softcap.is_some() => Err("no softcap".to_owned()),
             Way::Unfused if step.elements != Elements::F32 => Err("f32 only".to_owned()),
+            Way::Wide if step.elements == Elements::F32 => Err("f32 anyway".to_owned()),
             _ => Ok(()),
         }
     }
 
     fn prepare(&mut self, step: &Step) -> Result<String> {
-        self.ready = Some(Ready::new(step)?);
+        let results = if self.way == Way::Wide { Elements::F32 } else { step.elements };
+        self.ready = Some(Ready::new(step, results)?);
         Ok(match self.way {
             Way::Fused => "Problem::run and BackwardProblem::run, workspaces kept",
+            Way::Wide => "as sdpa, output and gradients in f32",
             Way::Unfused => "sdpa::unfused: matrixmultiply's sgemm per head",
         }
         .to_owned())
@@ -149,7 +162,7 @@ impl Peer<Step> for Ours {
         let outputs = Outputs::new(out.view_mut(of_out)?).lse(ViewMut::bhl(lse, [batch, heads, rows])?);
         match self.way {
             Way::Unfused => unfused::attention(attention, inputs, outputs, *exec)?,
-            Way::Fused => {
+            Way::Fused | Way::Wide => {
                 let problem = attention.problem(inputs, outputs)?;
                 let plan = Plan::new(&problem, *exec);
                 problem.run(&plan, &mut self.workspace);
@@ -160,7 +173,7 @@ impl Peer<Step> for Ours {
         let gradients = Gradients::new().q(dq.view_mut(of_q)?).k(dk.view_mut(of_k)?).v(dv.view_mut(of_v)?);
         match self.way {
             Way::Unfused => unfused::attention_backward(attention, inputs, saved, gradients, *exec)?,
-            Way::Fused => {
+            Way::Fused | Way::Wide => {
                 let problem = attention.backward(inputs, saved, gradients)?;
                 let plan = BackwardPlan::new(&problem, *exec);
                 problem.run(&plan, &mut self.backward)?;
