@@ -239,7 +239,7 @@ impl Reference {
 mod tests {
     use super::*;
 
-    /// On something whose sizes are all odd, with grouped heads besides.
+    /// On something whose sizes are all odd.
     #[test]
     fn rust_peers_are_right() {
         let folder = Folder::new().unwrap();
