@@ -211,10 +211,10 @@ impl Given {
 
     /// Refuses flags that do not go with `--backward`.
     fn check_backward(&self) -> Result<()> {
-        if let Some(flag) = ["--weights", "--scores", "--explain"].into_iter().find(|flag| self.has(flag)) {
-            return Err(Refused::new(format_args!("{flag}: is about the forward pass, but got --backward too")));
+        match ["--weights", "--scores", "--explain"].into_iter().find(|flag| self.backward && self.has(flag)) {
+            Some(flag) => Err(Refused::new(format_args!("{flag}: is about the forward pass, but got --backward too"))),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn finish(mut self) -> Result<Command> {
@@ -248,9 +248,7 @@ impl Given {
         if self.json && self.explain {
             return Err(Refused::new("--explain: goes with the table, but got --json too"));
         }
-        if self.backward {
-            self.check_backward()?;
-        }
+        self.check_backward()?;
         let mut points = self.scores;
         if self.weights {
             points.push(Point::Weights);
