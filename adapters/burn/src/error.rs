@@ -7,7 +7,7 @@ use core::fmt;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
-    /// A tensor is not on burn's CPU backend, Flex, or is tracked for gradients.
+    /// A tensor is not on burn's CPU backend, Flex, or has another strategy of autodiff than the others.
     Backend {
         /// Name of the argument at fault.
         argument: &'static str,
@@ -31,7 +31,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Backend { argument, reason } => {
-                write!(f, "{argument}: not a plain tensor of burn's Flex backend: {reason}")
+                write!(f, "{argument}: not a tensor of burn's Flex backend like the others: {reason}")
             }
             Self::Dtype { argument, got, expected } => {
                 write!(f, "{argument}: elements are {got:?}, but must be {expected}")

@@ -3,6 +3,7 @@
 
 mod call;
 mod error;
+mod gradients;
 mod views;
 
 pub use call::{attention, attention_with};

@@ -15,7 +15,7 @@ pub(crate) fn bool(argument: &'static str, tensor: Tensor<4, Bool>) -> Result<Fl
     tensor.try_into_primitive::<Flex>().map_err(|e| elsewhere(argument, e))
 }
 
-fn elsewhere(argument: &'static str, e: PrimitiveConversionError) -> Error {
+pub(crate) fn elsewhere(argument: &'static str, e: PrimitiveConversionError) -> Error {
     let (PrimitiveConversionError::BackendMismatch(reason) | PrimitiveConversionError::KindMismatch(reason)) = e;
     Error::Backend { argument, reason }
 }
