@@ -25,7 +25,7 @@ use crate::matmul::prefetch::READING_ROWS;
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::simd::width::LINE_BYTES;
-use crate::simd::{Bf16Dot, Bf16x2, LANES, Level, Simd};
+use crate::simd::{Bf16Dot, Bf16x2, LANES, Level, NO_LEVEL, SECOND_OR_NONE, Simd};
 use crate::tensor::element::Load;
 use core::ops::Range;
 
@@ -42,23 +42,20 @@ pub(crate) struct Later {
     pub(crate) step: usize,
     /// Bytes from the address of one panel to that of the next.
     pub(crate) panel: usize,
-    /// Cache level that a tile of few rows prefetches into.
-    pub(crate) level: Level,
 }
 
 impl Later {
     /// Describes memory that is read in order by tiles of `vecs` panels, from `at` on; an element of a panel has
     /// `bytes`, a line or less.
     #[inline(always)]
-    pub(crate) fn in_order<S: Simd>(s: S, at: *const u8, bytes: usize, vecs: usize) -> Self {
-        let level = if s.has_large_l1() { Level::First } else { Level::Second };
-        Self { at, step: vecs * bytes, panel: bytes, level }
+    pub(crate) fn in_order(at: *const u8, bytes: usize, vecs: usize) -> Self {
+        Self { at, step: vecs * bytes, panel: bytes }
     }
 
     /// Returns the cache level that a tile of `rows` rows prefetches into.
     #[inline(always)]
-    pub(crate) fn level(self, rows: usize) -> Level {
-        if rows <= FEW_ROWS { self.level } else { Level::Second }
+    pub(crate) fn level<S: Simd>(s: S, rows: usize) -> Level {
+        if rows <= FEW_ROWS && s.has_large_l1() { Level::First } else { Level::Second }
     }
 
     /// Returns the address that corresponds to an element of a panel. It wraps: a prefetch may have any address.
@@ -221,12 +218,14 @@ fn add_chain<S: Simd, const MR: usize, const NV: usize>(s: S, sums: &mut [[S::V;
 }
 
 /// Computes the tile of `MR` rows against `NV` panels; `finish(n, total)` turns the totals of panel `n` into results.
+/// `LEVEL` stands for the [`Level`] that later memory is prefetched into: as a constant, since a test inside the loops
+/// takes registers that they have not.
 ///
 /// # Safety
 /// `rows` holds `MR` pointers to `depth` floats each (pairs, if the columns are pairs), `panels` holds `NV` panels of
 /// `depth × 16` elements, and `out` has `MR` rows of `NV × 16` writable floats, `stride` apart.
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: usize>(
+pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: usize, const LEVEL: u8>(
     s: S,
     tile: Tile<T>,
     finish: impl Fn(usize, S::V) -> S::V,
@@ -235,7 +234,12 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
     let Tile { rows, panels, depth, out, stride, later, mut stream } = tile;
     debug_assert!(!rows.is_null() && !panels.is_null() && !out.is_null(), "an operand is missing");
     debug_assert!(MR == 1 || stride >= NV * LANES, "rows overlap");
-    let later = if const { reads::<S>(MR, NV) } { later } else { None };
+    let later = match LEVEL {
+        NO_LEVEL => None,
+        _ if const { !reads::<S>(MR, NV) } => None,
+        SECOND_OR_NONE => later,
+        _ => Some(later.expect("memory to prefetch")),
+    };
     // SAFETY: the caller guarantees `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (panels, totals) = (Panels { first: panels, depth, later }, TileRows { out, stride });
@@ -246,7 +250,7 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
         let middle = depth.min(first + chain);
         let last = if const { paired::<S>(MR, NV) } { depth.min(middle + chain) } else { middle };
         let both = last - middle;
-        panels.prefetch_pages::<S, MR, NV>(s, first..last);
+        panels.prefetch_pages::<S, NV, LEVEL>(s, first..last);
         let mut sums = [[[s.splat(0.0); NV]; MR]; 2];
         let [one, two] = &mut sums;
         for i in 0..both {
@@ -255,13 +259,13 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
             }
             // SAFETY: `first + i < middle + i < last ≤ depth`, inside the rows and panels that the caller guarantees.
             unsafe {
-                panels.multiply_add(s, &rows, first + i, one);
-                panels.multiply_add(s, &rows, middle + i, two);
+                panels.multiply_add::<S, MR, NV, LEVEL>(s, &rows, first + i, one);
+                panels.multiply_add::<S, MR, NV, LEVEL>(s, &rows, middle + i, two);
             }
         }
         for i in first + both..middle {
             // SAFETY: `i < depth`, inside the rows and panels that the caller guarantees.
-            unsafe { panels.multiply_add(s, &rows, i, one) };
+            unsafe { panels.multiply_add::<S, MR, NV, LEVEL>(s, &rows, i, one) };
         }
         if first > 0 {
             // SAFETY: the caller guarantees `out`, and an earlier turn of this loop has written it.
@@ -290,11 +294,11 @@ struct Panels<T> {
 impl<T> Panels<T> {
     /// Prefetches the pages that hold what will be read later as these elements are now.
     #[inline(always)]
-    fn prefetch_pages<S: Simd, const MR: usize, const NV: usize>(self, s: S, elements: Range<usize>) {
+    fn prefetch_pages<S: Simd, const NV: usize, const LEVEL: u8>(self, s: S, elements: Range<usize>) {
         let Some(later) = self.later else { return };
         // Panels whose lines alternate share their pages.
         for n in 0..if later.panel < later.step { 1 } else { NV } {
-            s.prefetch_pages(later.level(MR), later.of(elements.start, n), elements.len() * later.step);
+            s.prefetch_pages(const { Level::of(LEVEL) }, later.of(elements.start, n), elements.len() * later.step);
         }
     }
 
@@ -303,7 +307,7 @@ impl<T> Panels<T> {
     /// # Safety
     /// `rows` point to `depth` elements each, there are `NV` panels of `depth × 16` elements, and `i < depth`.
     #[inline(always)]
-    unsafe fn multiply_add<S: Simd, const MR: usize, const NV: usize>(
+    unsafe fn multiply_add<S: Simd, const MR: usize, const NV: usize, const LEVEL: u8>(
         self,
         s: S,
         rows: &[*const f32; MR],
@@ -318,7 +322,7 @@ impl<T> Panels<T> {
             if let Some(later) = self.later
                 && (NV * i + n).is_multiple_of(const { LINE_BYTES.div_ceil(LANES * size_of::<T>()) })
             {
-                s.prefetch_line(later.level(MR), later.of(i, n));
+                s.prefetch_line(const { Level::of(LEVEL) }, later.of(i, n));
             }
             // SAFETY: panel `n < NV` is `depth × 16` elements; `i < depth`.
             *column = unsafe { T::y(s, self.first.add((n * self.depth + i) * LANES)) };

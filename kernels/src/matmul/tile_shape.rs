@@ -1,4 +1,9 @@
 //! Register tile shapes as constants.
+//!
+//! Compile time grows with the square of the number of shapes in one function. So a step is compiled once for each number
+//! of vectors, as a function of its own (`by_tile_vecs!` around [`Simd::vectorize`](crate::simd::Simd::vectorize)), which
+//! computes all tiles that are so wide, one after the other, and holds one shape for each number of rows
+//! (`by_tile_rows!`).
 
 /// Number of rows of the largest register tile of any instruction set.
 pub(crate) const MAX_TILE_ROWS: usize = 6;
@@ -6,34 +11,31 @@ pub(crate) const MAX_TILE_ROWS: usize = 6;
 /// Number of vectors of the widest register tile of any instruction set.
 pub(crate) const MAX_TILE_VECS: usize = 4;
 
-/// Calls a tile function with its shape as constants: up to 6 rows, up to 4 vectors, bounded by what the backend's
-/// registers hold (`most` rows and vectors, if not the usual numbers) so that no larger tile is compiled for it. This
-/// is the one place where shapes become const generics. Every called function is inlined, and compile time grows more
-/// than in proportion to the inlined code: so each tile function has one call in one place, and no shape that never
-/// occurs.
-macro_rules! by_tile_shape {
-    ($S:ty, $rows:expr, $vecs:expr, |$MR:ident, $NV:ident| $call:expr) => {
-        by_tile_shape!($rows, $vecs, most [<$S as Simd>::TILE_ROWS, <$S as Simd>::TILE_VECS], |$MR, $NV| $call)
+/// Evaluates a call with a tile's number of vectors as a constant, at most `most`, so that no wider tile is compiled than
+/// the backend's registers hold.
+macro_rules! by_tile_vecs {
+    ($vecs:expr, most $most:expr, |$NV:ident| $call:expr) => {
+        by_number!($vecs, $most, $NV, $call, "vectors", 1 2 3 4)
     };
-    ($rows:expr, $vecs:expr, most $most:expr, |$MR:ident, $NV:ident| $call:expr) => {
-        by_tile_shape!(@rows $rows, $vecs, $most, $MR, $NV, $call, 1 2 3 4 5 6)
+}
+
+/// Evaluates a call with a tile's number of rows as a constant, at most `most`. Every called function is inlined: so each
+/// tile function has one call in one place.
+macro_rules! by_tile_rows {
+    ($rows:expr, most $most:expr, |$MR:ident| $call:expr) => {
+        by_number!($rows, $most, $MR, $call, "rows", 1 2 3 4 5 6)
     };
-    (@rows $rows:expr, $vecs:expr, $most:expr, $MR:ident, $NV:ident, $call:expr, $($mr:literal)*) => {
-        match $rows {
-            $($mr if $mr <= $most[0] => {
-                const $MR: usize = $mr;
-                by_tile_shape!(@vecs $vecs, $most, $NV, $call, 1 2 3 4)
-            })*
-            rows => unreachable!("a tile of {rows} rows"),
-        }
-    };
-    (@vecs $vecs:expr, $most:expr, $NV:ident, $call:expr, $($nv:literal)*) => {
-        match $vecs {
-            $($nv if $nv <= $most[1] => {
-                const $NV: usize = $nv;
+}
+
+/// Evaluates a call with one of some numbers, at most `most`, as a constant.
+macro_rules! by_number {
+    ($number:expr, $most:expr, $N:ident, $call:expr, $what:literal, $($n:literal)*) => {
+        match $number {
+            $($n if $n <= $most => {
+                const $N: usize = $n;
                 $call
             })*
-            vecs => unreachable!("a tile of {vecs} vectors"),
+            number => unreachable!("a tile of {number} {}", $what),
         }
     };
 }

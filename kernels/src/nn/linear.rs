@@ -16,7 +16,7 @@ use crate::nn::activation::{self, Activation};
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
 use crate::simd::width::LINE_BYTES;
-use crate::simd::{LANES, Level, Simd};
+use crate::simd::{LANES, SECOND, Simd};
 use crate::tensor::any::Typed;
 use crate::tensor::rows::Rows;
 use crate::work_queue::Queue;
@@ -190,10 +190,7 @@ impl<'a> Product<'a> {
                 range: panel..weights.panels().min(panel + task_panels),
                 out: self.out.add(first * weights.outputs),
             };
-            s.vectorize(
-                #[inline(always)]
-                || product(s, tile),
-            );
+            product(s, tile);
         }
     }
 }
@@ -229,59 +226,68 @@ pub(crate) struct ProductTile<'a> {
 /// # Safety
 /// Every row is readable for `inputs` floats; `out` has a row of `outputs` floats for each, of which those of the
 /// panels in `range` are this caller's to write.
-#[inline(always)]
 pub(crate) unsafe fn product<S: Simd>(s: S, a: ProductTile<'_>) {
-    let ProductTile { rows, panels, bias, inputs, outputs, activation, range, out } = a;
     const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS && S::TILE_VECS <= MAX_TILE_VECS) };
-    assert!(range.end <= outputs.div_ceil(LANES));
-    assert!(panels.len() >= range.end * inputs * LANES && bias.len() >= range.end * LANES);
-    let mut panel = range.start;
-    while panel < range.end {
-        let vecs = S::TILE_VECS.min(range.end - panel);
-        let (column, columns) = (panel * LANES, outputs.min((panel + vecs) * LANES) - panel * LANES);
-        let mut row = 0;
-        while row < rows.len() {
-            let tile_rows = S::TILE_ROWS.min(rows.len() - row);
-            // A tile that ends inside a vector is written to `whole` first.
-            let mut whole = [0.0f32; MAX_TILE_ROWS * MAX_TILE_VECS * LANES];
-            // SAFETY: row `row` of `out` exists, as the caller guarantees.
-            let there = unsafe { out.add(row * outputs + column) };
-            let partial = columns < vecs * LANES;
-            let (to, stride) = if partial { (whole.as_mut_ptr(), 4 * LANES) } else { (there, outputs) };
-            // SAFETY: rows and panels are inside their slices by the assertions above; `to` has room for a tile, and in
-            // `out` its columns are the caller's.
-            unsafe {
-                let (rows, bias) = (rows.as_ptr().add(row), bias.as_ptr().add(column));
-                let panels = panels.as_ptr().add(panel * inputs * LANES);
-                // Panels are read side by side.
-                let later = Later {
-                    at: panels.wrapping_byte_add(FAR / vecs).cast(),
-                    step: LINE_BYTES,
-                    panel: inputs * LINE_BYTES,
-                    level: Level::Second,
-                };
-                let (later, stream) = (Some(later), PrefetchStream::none(panels));
-                let tile = Tile { rows, panels, depth: inputs, out: to, stride, later, stream };
-                by_tile_shape!(S, tile_rows, vecs, |MR, NV| dot_tile::tile::<S, f32, MR, NV>(
-                    s,
-                    tile,
-                    #[inline(always)]
-                    |n, total| s.add(total, s.load(bias.add(n * LANES))),
-                ));
-            }
-            if partial {
-                for (r, row) in whole.chunks_exact(4 * LANES).take(tile_rows).enumerate() {
-                    // SAFETY: `columns` floats of a row of `out`, which are the caller's to write.
-                    unsafe { there.add(r * outputs).copy_from_nonoverlapping(row.as_ptr(), columns) };
-                }
-            }
-            row += tile_rows;
-        }
-        // SAFETY: the columns just written, which are the caller's.
-        unsafe {
-            let tile = activation::Matrix { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };
-            activation::activate(s, activation, tile);
-        }
+    assert!(a.range.end <= a.outputs.div_ceil(LANES));
+    assert!(a.panels.len() >= a.range.end * a.inputs * LANES && a.bias.len() >= a.range.end * LANES);
+    let mut panel = a.range.start;
+    while panel < a.range.end {
+        let vecs = S::TILE_VECS.min(a.range.end - panel);
+        by_tile_vecs!(vecs, most S::TILE_VECS, |NV| s.vectorize(
+            #[inline(always)]
+            // SAFETY: panels `panel..panel + NV` are in `a.range`; the caller guarantees rows and outputs.
+            || unsafe { columns::<S, NV>(s, &a, panel) }
+        ));
         panel += vecs;
+    }
+}
+
+/// Computes the columns of `NV` panels from `panel` on.
+///
+/// # Safety
+/// Same contract as [`product`], whose assertions hold; the panels are some of `a.range`.
+#[inline(always)]
+unsafe fn columns<S: Simd, const NV: usize>(s: S, a: &ProductTile<'_>, panel: usize) {
+    let ProductTile { rows, panels, bias, inputs, outputs, activation, ref range, out } = *a;
+    debug_assert!(range.start <= panel && panel + NV <= range.end, "panels outside the task");
+    let (column, columns) = (panel * LANES, outputs.min((panel + NV) * LANES) - panel * LANES);
+    let mut row = 0;
+    while row < rows.len() {
+        let tile_rows = S::TILE_ROWS.min(rows.len() - row);
+        // A tile that ends inside a vector is written to `whole` first.
+        let mut whole = [0.0f32; MAX_TILE_ROWS * MAX_TILE_VECS * LANES];
+        // SAFETY: row `row` of `out` exists, as the caller guarantees.
+        let there = unsafe { out.add(row * outputs + column) };
+        let partial = columns < NV * LANES;
+        let (to, stride) = if partial { (whole.as_mut_ptr(), 4 * LANES) } else { (there, outputs) };
+        // SAFETY: rows and panels are inside their slices by the assertions of `product`; `to` has room for a tile, and
+        // in `out` its columns are the caller's.
+        unsafe {
+            let (rows, bias) = (rows.as_ptr().add(row), bias.as_ptr().add(column));
+            let panels = panels.as_ptr().add(panel * inputs * LANES);
+            // Panels are read side by side.
+            let later =
+                Later { at: panels.wrapping_byte_add(FAR / NV).cast(), step: LINE_BYTES, panel: inputs * LINE_BYTES };
+            let (later, stream) = (Some(later), PrefetchStream::none(panels));
+            let tile = Tile { rows, panels, depth: inputs, out: to, stride, later, stream };
+            by_tile_rows!(tile_rows, most S::TILE_ROWS, |MR| dot_tile::tile::<S, f32, MR, NV, SECOND>(
+                s,
+                tile,
+                #[inline(always)]
+                |n, total| s.add(total, s.load(bias.add(n * LANES))),
+            ));
+        }
+        if partial {
+            for (r, row) in whole.chunks_exact(4 * LANES).take(tile_rows).enumerate() {
+                // SAFETY: `columns` floats of a row of `out`, which are the caller's to write.
+                unsafe { there.add(r * outputs).copy_from_nonoverlapping(row.as_ptr(), columns) };
+            }
+        }
+        row += tile_rows;
+    }
+    // SAFETY: the columns just written, which are the caller's.
+    unsafe {
+        let tile = activation::Matrix { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };
+        activation::activate(s, activation, tile);
     }
 }

@@ -121,10 +121,7 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
-        self.vectorize(
-            #[inline(always)]
-            || work.run(self),
-        )
+        work.run(self)
     }
 
     #[inline(always)]

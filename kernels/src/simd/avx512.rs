@@ -56,10 +56,7 @@ const _: () = assert!(Avx2::TILE_ROWS == Avx512::TILE_ROWS);
 #[inline(always)]
 pub(crate) fn with_int8_dot<W: Int8DotWork>(vnni: Option<Avx512Vnni>, work: W) -> W::Output {
     match vnni {
-        Some(vnni) => vnni.vectorize(
-            #[inline(always)]
-            || work.run(vnni),
-        ),
+        Some(vnni) => work.run(vnni),
         None => Avx2::detect().expect("AVX-512F includes AVX2 and FMA").with_int8_dot(work),
     }
 }
@@ -105,6 +102,7 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     const SIDE_ROWS: usize = 3;
 
     const FUSED: bool = true;
+    const MAY_HAVE_LARGE_L1: bool = true;
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
@@ -126,11 +124,8 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     #[inline(always)]
     unsafe fn with_bf16_dot<W: Bf16DotWork>(self, work: W) -> W::Output {
         let s = Avx512Bf16::detect().expect("bf16 pairs are made only where AVX512_BF16 is detected");
-        s.vectorize(
-            #[inline(always)]
-            // SAFETY: the caller guarantees what the work requires.
-            || unsafe { work.run(s) },
-        )
+        // SAFETY: the caller guarantees what the work requires.
+        unsafe { work.run(s) }
     }
 
     #[inline(always)]

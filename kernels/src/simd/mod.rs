@@ -11,7 +11,7 @@
 //! 2. Functions generic over `S: Simd` are `#[inline(always)]`. One that is not inlined into its
 //!    `#[target_feature]` caller runs a hundred times slower.
 //! 3. [`Simd::vectorize`] is the only `#[target_feature]` boundary. It is entered once per kernel step, which covers a
-//!    row block times a key block; never per tile. [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] enter it, too.
+//!    row block times a key block, or a strip of it; never per tile.
 //! 4. Below the boundary: no rayon, no `dyn`, no function pointers, no allocation.
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
 //! 6. An operation is added where backends implement it differently, not because one caller would like it.
@@ -78,6 +78,20 @@ pub(crate) enum Level {
     Second,
 }
 
+/// Constant parameters that stand for a [`Level`], or none.
+pub(crate) const NO_LEVEL: u8 = 0;
+pub(crate) const FIRST: u8 = 1;
+pub(crate) const SECOND: u8 = 2;
+/// [`SECOND`], in some calls.
+pub(crate) const SECOND_OR_NONE: u8 = 3;
+
+impl Level {
+    /// Returns the level that a constant parameter stands for.
+    pub(crate) const fn of(level: u8) -> Self {
+        if level == FIRST { Self::First } else { Self::Second }
+    }
+}
+
 /// Sixteen `f32` lanes and the operations of the kernels. All operations are lane by lane and IEEE.
 ///
 /// # Safety
@@ -109,8 +123,8 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// `#[inline(always)]` that calls `#[inline(always)]` functions.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
 
-    /// Runs `work` with the best dot products of bytes that come with this instruction set, inside [`Self::vectorize`].
-    /// The token handed to `work` may be of another type, with the same [`Self::TILE_ROWS`].
+    /// Runs `work` with the best dot products of bytes that come with this instruction set. The token handed to `work` may
+    /// be of another type, with the same [`Self::TILE_ROWS`]; the work enters its [`Self::vectorize`].
     fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output;
 
     /// Returns true if the machine has dot products of bfloat16 pairs that go with this instruction set.
@@ -118,8 +132,8 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
         false
     }
 
-    /// Runs `work` with dot products of bfloat16 pairs, inside [`Self::vectorize`]. The token handed to `work` is of
-    /// another type, with the same tile shape.
+    /// Runs `work` with dot products of bfloat16 pairs. The token handed to `work` is of another type, with the same tile
+    /// shape; the work enters its [`Self::vectorize`].
     ///
     /// # Panics
     /// If [`Self::has_bf16_dot`] is false.
@@ -193,6 +207,9 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Prefetches the cache line at `p` into the second-level cache. Zen 4 drops this prefetch where the page is not in
     /// the TLB.
     fn prefetch_second(self, p: *const f32);
+
+    /// True if [`Self::has_large_l1`] may be.
+    const MAY_HAVE_LARGE_L1: bool = false;
 
     /// Returns true if the first-level cache has room, and buffers for misses, to prefetch the next keys and values of
     /// a small row block into it.

@@ -135,10 +135,7 @@ unsafe impl Simd for Portable {
 
     #[inline(always)]
     fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
-        self.vectorize(
-            #[inline(always)]
-            || work.run(self),
-        )
+        work.run(self)
     }
 
     #[inline(always)]

@@ -24,8 +24,8 @@ impl Bf16DotWork for Scores<'_, PairPanels> {
         // SAFETY: the caller guarantees the contract of `scores` for these keys.
         unsafe {
             match self.keys {
-                PairPanels::Packed(keys) => scores(s, self.of(keys)),
-                PairPanels::Apart(keys) => scores(s, self.of(keys)),
+                PairPanels::Packed(keys) => scores(s, &mut self.of(keys)),
+                PairPanels::Apart(keys) => scores(s, &mut self.of(keys)),
             }
         }
     }
@@ -35,9 +35,9 @@ impl Bf16DotWork for Scores<'_, PairPanels> {
 impl Bf16DotWork for Values<'_, RowPairs> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Bf16Dot>(self, s: S) {
+    unsafe fn run<S: Bf16Dot>(mut self, s: S) {
         // SAFETY: the caller guarantees the contract of `values`.
-        unsafe { values(s, self) }
+        unsafe { values(s, &mut self) }
     }
 }
 
@@ -49,8 +49,17 @@ impl Bf16DotWork for Round<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Bf16Dot>(self, s: S) {
-        let mut row_block = self.0;
-        row_block.for_each_row(
+        s.vectorize(
+            #[inline(always)]
+            || self.round(s),
+        );
+    }
+}
+
+impl Round<'_> {
+    #[inline(always)]
+    fn round<S: Bf16Dot>(mut self, s: S) {
+        self.0.for_each_row(
             s,
             #[inline(always)]
             |_, panels, weights| {

@@ -114,7 +114,7 @@ macro_rules! steps {
         impl Steps for $token {
             unsafe fn scores(self, mut a: Scores<'_>) {
                 // SAFETY: the caller guarantees the contract of `qk::scores`.
-                by_type!(Typed, a.keys, |keys| unsafe { qk::compiled(self, &mut a, keys) })
+                by_type!(Typed, a.keys, |keys| unsafe { qk::scores(self, &mut a.of(keys)) })
             }
 
             fn softcap(self, row_block: ScoreBlock<'_>, cap: f32) {
@@ -200,7 +200,7 @@ macro_rules! steps {
 
             unsafe fn values(self, mut a: Values<'_>) {
                 // SAFETY: the caller guarantees the contract of `pv::values`.
-                by_type!(Typed, a.values, |rows| unsafe { pv::compiled(self, &mut a, rows) })
+                by_type!(Typed, a.values, |rows| unsafe { pv::values(self, &mut a.of(rows)) })
             }
 
             fn scores_int8(self, a: qk_int8::Scores<'_>) {
@@ -215,9 +215,8 @@ macro_rules! steps {
             }
 
             unsafe fn values_int8(self, mut a: Values<'_, Rows<i8>>) {
-                let rows = a.values;
                 // SAFETY: the caller guarantees the contract of `pv::values`.
-                unsafe { pv::compiled(self, &mut a, rows) }
+                unsafe { pv::values(self, &mut a) }
             }
 
             unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>) {

@@ -140,96 +140,103 @@ impl<R> Values<'_, R> {
     }
 }
 
+/// Vectors of columns, as many as a tile has, that all rows accumulate for a run of keys.
+#[derive(Clone)]
+struct Strip {
+    first_vec: usize,
+    keys: Range<usize>,
+    reading: Reading,
+}
+
 /// Accumulates P·V of a row block, one register tile after the other.
 ///
 /// # Safety
 /// For every key of every span, `16 · vecs` contiguous elements of its row of values are readable. If rows end, each
 /// row's pointer is writable for its columns, which no other worker writes.
 #[inline(always)]
-pub(crate) unsafe fn values<S: Simd, R: ValueOperand<S>>(s: S, mut a: Values<'_, R>) {
+pub(crate) unsafe fn values<S: Simd, R: ValueOperand<S>>(s: S, a: &mut Values<'_, R>) {
     a.check::<S>();
     let reading = a.reading::<S>();
     for first in (0..KEY_BLOCK).step_by(reading.run) {
         // Columns outside, rows inside: all the rows read a tile of values before the next columns are touched.
-        let mut vec = 0;
-        while vec < a.vecs {
+        let mut first_vec = 0;
+        while first_vec < a.vecs {
             // Remainders are divided evenly: 5 vectors as 3 + 2, not 4 + 1.
-            let tiles_left = (a.vecs - vec).div_ceil(S::TILE_VECS);
-            let vecs = (a.vecs - vec).div_ceil(tiles_left);
-            for (index, span) in a.spans.iter().enumerate() {
-                let part = Part::new::<S, R>(*span, first..first + reading.run);
-                if !part.terms.is_empty() {
-                    // SAFETY: there is a span for every tile of rows, the vectors are some of `a.vecs`, and the caller
-                    // guarantees values and rows that end.
-                    unsafe { accumulate_tile(s, &mut a, index, vec..vec + vecs, part, reading) }
-                }
-            }
-            vec += vecs;
+            let tiles_left = (a.vecs - first_vec).div_ceil(S::TILE_VECS);
+            let vecs = (a.vecs - first_vec).div_ceil(tiles_left);
+            let strip = Strip { first_vec, keys: first..first + reading.run, reading };
+            by_tile_vecs!(vecs, most S::TILE_VECS, |NV| s.vectorize(
+                #[inline(always)]
+                // SAFETY: `NV = vecs` vectors from `first_vec` on are some of `a.vecs`; the caller guarantees values and
+                // rows that end.
+                || unsafe { accumulate_strip::<S, R, NV>(s, a, strip) }
+            ));
+            first_vec += vecs;
         }
     }
 }
 
-/// Accumulates a part of P·V for the tile of rows `index` and some vectors of columns.
+/// Accumulates P·V for `NV` vectors of columns and a run of keys.
 ///
 /// # Safety
-/// Same contract as [`values`]; `a` was [checked](Values::check), the tile has rows, and the vectors are some of
-/// `a.vecs`.
+/// Same contract as [`values`]; `a` was [checked](Values::check), and the vectors are some of `a.vecs`.
 #[inline(always)]
-unsafe fn accumulate_tile<S: Simd, R: ValueOperand<S>>(
+unsafe fn accumulate_strip<S: Simd, R: ValueOperand<S>, const NV: usize>(s: S, a: &mut Values<'_, R>, strip: Strip) {
+    for (index, span) in a.spans.iter().enumerate() {
+        let part = Part::new::<S, R>(*span, strip.keys.clone());
+        if !part.terms.is_empty() {
+            // SAFETY: there is a span for every tile of rows; the caller guarantees the rest.
+            unsafe { accumulate_tile::<S, R, NV>(s, a, index, part, &strip) }
+        }
+    }
+}
+
+/// Accumulates a part of P·V for the tile of rows `index` and `NV` vectors of columns.
+///
+/// # Safety
+/// Same contract as [`accumulate_strip`]; the tile has rows.
+#[inline(always)]
+unsafe fn accumulate_tile<S: Simd, R: ValueOperand<S>, const NV: usize>(
     s: S,
     a: &mut Values<'_, R>,
     index: usize,
-    vecs: Range<usize>,
     part: Part,
-    reading: Reading,
+    strip: &Strip,
 ) {
     let row = index * S::TILE_ROWS;
     let rows = S::TILE_ROWS.min(a.rows - row);
-    // SAFETY: `row + rows ≤ a.rows`, `vecs` is inside `a.vecs`, and spans end inside a block, so what was checked puts
-    // weights, factors and outputs inside their slices; the caller guarantees that the values are readable.
+    let Strip { first_vec, reading, .. } = *strip;
+    // SAFETY: `row + rows ≤ a.rows`, the vectors are some of `a.vecs`, and spans end inside a block, so what was checked
+    // puts weights, factors and outputs inside their slices; the caller guarantees that the values are readable.
     unsafe {
         let running = RunningRows {
             rescale_prev: a.rescale_prev.as_ptr().add(row),
             rescale_block: a.rescale_block.as_ptr().add(row),
             rows: TileRows {
-                out: a.out.as_mut_ptr().add(row * a.out_stride + vecs.start * LANES),
+                out: a.out.as_mut_ptr().add(row * a.out_stride + first_vec * LANES),
                 stride: a.out_stride,
             },
             fresh: a.fresh,
             ends: a.ends.map(|ends| TileEnds {
                 factors: ends.factors.as_ptr().add(row),
                 rows: ends.rows.as_ptr().add(row),
-                first: ends.first + vecs.start * LANES,
+                first: ends.first + first_vec * LANES,
                 past: ends.past,
                 finite: ends.finite.as_ptr().cast(),
             }),
         };
         let weights = a.weights.as_ptr().add(row * SCORE_STRIDE);
-        let values = a.values.columns_from(vecs.start * LANES);
+        let values = a.values.columns_from(first_vec * LANES);
         let far = tile_prefetches::<S>(row, rows, a.rows).then_some(reading.far);
-        let next = if reading.in_order { far.and_then(|far| part.later(a.values, far, vecs.start)) } else { None };
+        let next = if reading.in_order { far.and_then(|far| part.later(a.values, far, first_vec)) } else { None };
         a.prefetch.beside(
             s,
-            if prefetches::<S>(rows, vecs.len()) { part.terms.len() } else { 0 },
+            if prefetches::<S>(rows, NV) { part.terms.len() } else { 0 },
             #[inline(always)]
             |stream| {
                 let terms = Terms { values, weights, part, far, next, stream };
-                by_tile_shape!(S, rows, vecs.len(), |MR, NV| tile::<S, R, MR, NV>(s, terms, running));
+                by_tile_rows!(rows, most S::TILE_ROWS, |MR| tile::<S, R, MR, NV>(s, terms, running));
             },
         );
     }
-}
-
-/// Runs [`values`], with these rows, compiled for the instruction set. Here and not beside the other steps, so that it is
-/// a unit of its own to the compiler.
-///
-/// # Safety
-/// Same contract as [`values`].
-#[inline(always)]
-pub(crate) unsafe fn compiled<S: Simd, R: ValueOperand<S>, K>(s: S, a: &mut Values<'_, K>, rows: R) {
-    s.vectorize(
-        #[inline(always)]
-        // SAFETY: the caller guarantees the contract of `values`.
-        || unsafe { values(s, a.of(rows)) },
-    )
 }

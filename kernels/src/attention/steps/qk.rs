@@ -9,10 +9,10 @@ mod tests;
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
-use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
+use crate::matmul::dot_tile::{self, FEW_ROWS, KeyOperand, Later, Tile};
 use crate::matmul::prefetch::{PrefetchQueue, PrefetchStream};
 use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
-use crate::simd::{LANES, Simd};
+use crate::simd::{FIRST, LANES, Level, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
 use crate::tensor::any::AnyPanels;
 use core::ops::Range;
 
@@ -55,43 +55,90 @@ pub(crate) struct Walk<'a> {
     pub(crate) lines: usize,
 }
 
+/// Neighbouring tiles of rows that need the same panels, of which each tile takes `vecs` at a time.
+#[derive(Clone)]
+pub(crate) struct Strip {
+    tiles: Range<usize>,
+    pub(crate) panels: Range<usize>,
+    pub(crate) vecs: usize,
+}
+
+/// Tile of a [`Strip`].
+pub(crate) struct StripTile {
+    pub(crate) first_row: usize,
+    pub(crate) rows: usize,
+    pub(crate) panel: usize,
+    /// Memory that a full tile prefetches.
+    pub(crate) stream: PrefetchStream,
+}
+
 impl Walk<'_> {
-    /// Calls `tile(first row, rows, panels, stream)` for each tile: the first row is a multiple of the tile's rows, the
-    /// panels are those that the rows' span needs, and the stream is the memory that a full tile prefetches.
+    /// Calls `compute` for each strip, in the order of panels, then of rows.
     #[inline(always)]
-    pub(crate) fn for_each_tile<S: Simd>(self, s: S, mut tile: impl FnMut(usize, usize, Range<usize>, PrefetchStream)) {
+    pub(crate) fn for_each_strip<S: Simd>(&mut self, mut compute: impl FnMut(&mut Self, Strip)) {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
         assert!(self.next_bias.is_none_or(|next| next.len() >= self.rows));
+        // A single panel left over is added to the last tile, if registers hold that: alone it takes more loads than
+        // multiplications. Few rows wait for memory, and prefetch it with tiles of the planned size.
+        let wider = if self.rows > READING_ROWS { dot_tile::widest::<S>(self.vecs) } else { self.vecs };
+        let all = self
+            .spans
+            .iter()
+            .fold(self.panels.clone(), |all, span| all.start.max(span.first_panel())..all.end.min(span.end_panel()));
         let mut panel = self.panels.start;
         while panel < self.panels.end {
-            // A single panel left over is added to the last tile, if registers hold that: alone it takes more loads
-            // than multiplications. Few rows wait for memory, and prefetch it with tiles of the planned size.
             let left = self.panels.end - panel;
-            let wider = if self.rows > READING_ROWS { dot_tile::widest::<S>(self.vecs) } else { self.vecs };
+            // Planned tiles of panels that all rows need make one strip.
+            let common = if panel < all.start { 0 } else { all.end.saturating_sub(panel) };
+            let planned = left.saturating_sub(wider).div_ceil(self.vecs).min(common / self.vecs) * self.vecs;
+            if planned > 0 {
+                let (tiles, panels) = (0..self.spans.len(), panel..panel + planned);
+                compute(self, Strip { tiles, panels, vecs: self.vecs });
+                panel += planned;
+                continue;
+            }
             let vecs = if left <= wider { left } else { self.vecs };
-            for (index, span) in self.spans.iter().enumerate() {
-                let (from, to) = (panel.max(span.first_panel()), (panel + vecs).min(span.end_panel()));
-                if from >= to {
-                    continue;
+            let needed = |span: &Span| panel.max(span.first_panel())..(panel + vecs).min(span.end_panel());
+            let mut index = 0;
+            for spans in self.spans.chunk_by(|a, b| needed(a) == needed(b)) {
+                let (tiles, panels) = (index..index + spans.len(), needed(&spans[0]));
+                index = tiles.end;
+                if !panels.is_empty() {
+                    let vecs = panels.len();
+                    compute(self, Strip { tiles, panels, vecs });
                 }
-                let row = index * S::TILE_ROWS;
-                let rows = S::TILE_ROWS.min(self.rows - row);
-                for (first, bytes) in
-                    self.next_bias.iter().flat_map(|next| (row..row + rows).map(|row| next.panels(row)))
-                {
-                    for panel in from..to {
-                        s.prefetch(first.wrapping_add(panel * bytes).cast());
+            }
+            panel += vecs;
+        }
+    }
+
+    /// Calls `tile` for each tile of a strip of `NV` panels at a time; the first row is a multiple of a tile's rows.
+    #[inline(always)]
+    pub(crate) fn for_each_tile<S: Simd, const NV: usize>(
+        &mut self,
+        s: S,
+        strip: &Strip,
+        mut tile: impl FnMut(StripTile),
+    ) {
+        debug_assert!(strip.vecs == NV && strip.panels.len().is_multiple_of(NV), "a strip of another width");
+        for panel in strip.panels.clone().step_by(NV) {
+            for index in strip.tiles.clone() {
+                let first_row = index * S::TILE_ROWS;
+                let rows = S::TILE_ROWS.min(self.rows - first_row);
+                let bias = self.next_bias.iter();
+                for (bias, bytes) in bias.flat_map(|next| (first_row..first_row + rows).map(|row| next.panels(row))) {
+                    for panel in panel..panel + NV {
+                        s.prefetch(bias.wrapping_add(panel * bytes).cast());
                     }
                 }
-                let full = rows == S::TILE_ROWS && to - from == self.vecs;
+                let full = rows == S::TILE_ROWS && NV == self.vecs;
                 self.prefetch.beside(
                     s,
                     if full { self.lines } else { 0 },
                     #[inline(always)]
-                    |stream| tile(row, rows, from..to, stream),
+                    |stream| tile(StripTile { first_row, rows, panel, stream }),
                 );
             }
-            panel += vecs;
         }
     }
 }
@@ -113,38 +160,93 @@ impl<K> Scores<'_, K> {
 /// # Safety
 /// Every query is readable for `head_dim` floats, or pairs where keys are, and so are all panels of keys.
 #[inline(always)]
-pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: Scores<'_, *const T>) {
-    let (d, all) = (a.head_dim, a.queries.len());
-    assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
-    let scale = s.splat(a.scale);
-    let (first, out) = (a.panels.start, a.out.as_mut_ptr());
+pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: &mut Scores<'_, *const T>) {
+    let rows = a.queries.len();
+    assert!(a.out.len() >= rows * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
     // Rows of pages, which tiles do not prefetch, are read more slowly two panels at a time.
     let few = if a.later.is_some() { T::FEW_VECS } else { 1 };
-    let vecs = dot_tile::panels(s, all, [few, T::VECS]);
-    let lines = dot_tile::prefetched_lines::<S, T>(vecs, d);
-    let walk =
-        Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next_bias: a.next_bias, prefetch: a.prefetch, lines };
-    walk.for_each_tile(
+    let vecs = dot_tile::panels(s, rows, [few, T::VECS]);
+    let lines = dot_tile::prefetched_lines::<S, T>(vecs, a.head_dim);
+    let Scores { queries, keys, ref panels, spans, head_dim, scale, next_bias, later, .. } = *a;
+    let (first_panel, out) = (panels.start, a.out.as_mut_ptr());
+    let operands = Operands { queries, keys, first_panel, depth: head_dim, later, scale, out };
+    let mut walk = Walk { rows, panels: panels.clone(), spans, vecs, next_bias, prefetch: &mut *a.prefetch, lines };
+    let level = match later.filter(|_| rows <= READING_ROWS).map(|_| Later::level(s, rows)) {
+        None => NO_LEVEL,
+        Some(Level::First) => FIRST,
+        Some(Level::Second) if spans.len() == 1 => SECOND,
+        Some(Level::Second) => SECOND_OR_NONE,
+    };
+    // SAFETY: rows and panels of a strip are those of `a`, so by the assertion above their scores are inside `a.out`; the
+    // caller guarantees that queries and keys are readable.
+    walk.for_each_strip::<S>(|walk, strip| unsafe {
+        match level {
+            NO_LEVEL => by_tile_vecs!(strip.vecs, most const { dot_tile::widest::<S>(T::VECS) }, |NV| s.vectorize(
+                #[inline(always)]
+                || strip_scores::<S, T, NV, NO_LEVEL>(s, walk, strip, operands)
+            )),
+            FIRST if const { S::MAY_HAVE_LARGE_L1 } => by_tile_vecs!(strip.vecs, most const { T::FEW_VECS }, |NV| s
+            .vectorize(
+                #[inline(always)]
+                || strip_scores::<S, T, NV, FIRST>(s, walk, strip, operands)
+            )),
+            SECOND => s.vectorize(
+                #[inline(always)]
+                || strip_scores::<S, T, 1, SECOND>(s, walk, strip, operands),
+            ),
+            _ => s.vectorize(
+                #[inline(always)]
+                || strip_scores::<S, T, 1, SECOND_OR_NONE>(s, walk, strip, operands),
+            ),
+        }
+    });
+}
+
+/// Addresses of the operands and results of [`scores`].
+#[derive(Clone, Copy)]
+struct Operands<'a, T> {
+    queries: &'a [*const f32],
+    keys: *const T,
+    /// Panel of the block that `keys` points at.
+    first_panel: usize,
+    depth: usize,
+    later: Option<(*const u8, usize)>,
+    scale: f32,
+    out: *mut f32,
+}
+
+/// Computes the scores of a strip, `NV` panels at a time.
+///
+/// # Safety
+/// The strip's rows and panels are readable; their scores lie inside `operands.out`.
+#[inline(always)]
+unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: u8>(
+    s: S,
+    walk: &mut Walk<'_>,
+    strip: Strip,
+    a: Operands<'_, T>,
+) {
+    let (d, all, scale) = (a.depth, walk.rows, s.splat(a.scale));
+    walk.for_each_tile::<S, NV>(
         s,
+        &strip,
         #[inline(always)]
-        |row, rows, panels, stream| {
-            // SAFETY: `row + rows ≤ all` and `panels` lies in `a.panels`, so by the assertions above the rows
-            // of `out` are inside their slice; the caller guarantees that queries and keys are readable.
+        |StripTile { first_row, rows, panel, stream }| {
+            // SAFETY: the caller guarantees rows and panels of the strip.
             unsafe {
-                let n = panels.start - first;
-                let later = a.later.filter(|_| tile_prefetches::<S>(row, rows, all));
+                let n = panel - a.first_panel;
+                let later = a.later.filter(|_| tile_prefetches::<S>(first_row, rows, all));
                 let tile = Tile {
-                    rows: a.queries.as_ptr().add(row),
+                    rows: a.queries.as_ptr().add(first_row),
                     panels: a.keys.add(n * d * LANES),
                     depth: d,
-                    out: out.add(row * SCORE_STRIDE + panels.start * LANES),
+                    out: a.out.add(first_row * SCORE_STRIDE + panel * LANES),
                     stride: SCORE_STRIDE,
-                    later: later
-                        .map(|(at, bytes)| Later::in_order(s, at.wrapping_add(n * d * bytes), bytes, panels.len())),
+                    later: later.map(|(at, bytes)| Later::in_order(at.wrapping_add(n * d * bytes), bytes, NV)),
                     stream,
                 };
-                let most = const { [S::TILE_ROWS, dot_tile::widest::<S>(T::VECS)] };
-                by_tile_shape!(rows, panels.len(), most most, |MR, NV| dot_tile::tile::<S, T, MR, NV>(
+                let most = const { if LEVEL == FIRST && FEW_ROWS < S::TILE_ROWS { FEW_ROWS } else { S::TILE_ROWS } };
+                by_tile_rows!(rows, most most, |MR| dot_tile::tile::<S, T, MR, NV, LEVEL>(
                     s,
                     tile,
                     #[inline(always)]
@@ -153,18 +255,4 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: Scores<'_, *cons
             }
         },
     );
-}
-
-/// Runs [`scores`], with these keys, compiled for the instruction set. Here and not beside the other steps, so that it is
-/// a unit of its own to the compiler.
-///
-/// # Safety
-/// Same contract as [`scores`].
-#[inline(always)]
-pub(crate) unsafe fn compiled<S: Simd, T: KeyOperand<S>, K>(s: S, a: &mut Scores<'_, K>, keys: *const T) {
-    s.vectorize(
-        #[inline(always)]
-        // SAFETY: the caller guarantees the contract of `scores`.
-        || unsafe { scores(s, a.of(keys)) },
-    )
 }

@@ -2,7 +2,7 @@
 //!
 //! A tile is that of `dot_tile.rs` with four elements at a time and integer sums, so one chain is enough.
 
-use crate::attention::steps::qk::Walk;
+use crate::attention::steps::qk::{Strip, StripTile, Walk};
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
@@ -47,7 +47,7 @@ impl Int8DotWork for Scores<'_> {
         assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
         let out = a.out.as_mut_ptr();
         let vecs = dot_tile::panels(s, all, [S::DOT_VECS, S::TILE_VECS]);
-        let walk = Walk {
+        let mut walk = Walk {
             rows: all,
             panels: a.panels,
             spans: a.spans,
@@ -56,35 +56,25 @@ impl Int8DotWork for Scores<'_> {
             prefetch: a.prefetch,
             lines: 0,
         };
-        walk.for_each_tile(
-            s,
-            #[inline(always)]
-            |row, rows, panels, _| {
-                // If registers hold fewer rows than a tile of the row block has, it is computed in equal parts.
-                let parts = rows.div_ceil(S::INT8_DOT_ROWS);
-                let mut done = 0;
-                for part in 0..parts {
-                    let here = (rows - done).div_ceil(parts - part);
-                    let row = row + done;
-                    // SAFETY: `row + here ≤ all` and `panels` lies in `a.panels`, so by the assertions above all
-                    // addresses are inside the slices.
-                    unsafe {
-                        let tile = Tile {
-                            queries: a.queries.as_ptr().add(row * quads),
-                            rows: a.rows.as_ptr().add(row),
-                            keys: a.keys.as_ptr().add((panels.start - first) * panel_bytes(a.head_dim)),
-                            scales: a.scales.map(|scales| scales.as_ptr().add((panels.start - first) * LANES)),
-                            quads,
-                            fetch: tile_prefetches::<S>(row, here, all),
-                            out: out.add(row * SCORE_STRIDE + panels.start * LANES),
-                        };
-                        let most = const { [S::INT8_DOT_ROWS, S::TILE_VECS] };
-                        by_tile_shape!(here, panels.len(), most most, |MR, NV| tile.run::<S, MR, NV>(s));
-                    }
-                    done += here;
-                }
-            },
-        );
+        walk.for_each_strip::<S>(|walk, strip| {
+            // SAFETY: rows and panels of a strip are those of the operands, so by the assertions above all addresses
+            // are inside the slices.
+            unsafe {
+                let operands = Tile {
+                    queries: a.queries.as_ptr(),
+                    rows: a.rows.as_ptr(),
+                    keys: a.keys.as_ptr(),
+                    scales: a.scales.map(<[f32]>::as_ptr),
+                    quads,
+                    fetch: false,
+                    out: out.add(first * LANES),
+                };
+                by_tile_vecs!(strip.vecs, most S::TILE_VECS, |NV| s.vectorize(
+                    #[inline(always)]
+                    || operands.run_strip::<S, NV>(s, walk, strip)
+                ));
+            }
+        });
         if a.rows.iter().any(|row| row.factor.abs() > SAFE_FACTOR) {
             correct_zero_sums(a.rows, a.scales, first, a.out);
         }
@@ -126,6 +116,56 @@ struct Tile {
 }
 
 impl Tile {
+    /// Computes the scores of a strip, `NV` panels at a time. The addresses of `self` are those of all rows and panels.
+    ///
+    /// # Safety
+    /// The strip's tiles have the contract of [`Tile::run`].
+    #[inline(always)]
+    unsafe fn run_strip<S: Int8Dot, const NV: usize>(self, s: S, walk: &mut Walk<'_>, strip: Strip) {
+        let (all, first_panel) = (walk.rows, walk.panels.start);
+        walk.for_each_tile::<S, NV>(
+            s,
+            &strip,
+            #[inline(always)]
+            |StripTile { first_row, rows, panel, .. }| {
+                // If registers hold fewer rows than a tile of the row block has, it is computed in equal parts.
+                let parts = rows.div_ceil(S::INT8_DOT_ROWS);
+                let mut done = 0;
+                for part in 0..parts {
+                    let here = (rows - done).div_ceil(parts - part);
+                    let row = first_row + done;
+                    // SAFETY: `row + here` is at most the end of the tile's rows; the caller guarantees those and the
+                    // panels.
+                    unsafe {
+                        let tile = self.at(row, panel - first_panel, tile_prefetches::<S>(row, here, all));
+                        by_tile_rows!(here, most S::INT8_DOT_ROWS, |MR| tile.run::<S, MR, NV>(s));
+                    }
+                    done += here;
+                }
+            },
+        );
+    }
+
+    /// Returns the tile of rows and panels from these on.
+    ///
+    /// # Safety
+    /// Row and panel are some of the operands'.
+    #[inline(always)]
+    unsafe fn at(self, row: usize, panel: usize, fetch: bool) -> Self {
+        // SAFETY: the caller guarantees the row and the panel.
+        unsafe {
+            Self {
+                queries: self.queries.add(row * self.quads),
+                rows: self.rows.add(row),
+                keys: self.keys.add(panel * self.quads * 4 * LANES),
+                scales: self.scales.map(|scales| scales.add(panel * LANES)),
+                fetch,
+                out: self.out.add(row * SCORE_STRIDE + panel * LANES),
+                ..self
+            }
+        }
+    }
+
     /// Computes the scores of `MR` rows against `NV` panels.
     ///
     /// # Safety
@@ -141,9 +181,10 @@ impl Tile {
         }
         // Other tiles are those of many rows: they do not prefetch, and do not test for it either.
         let fetch = (NV == 1 || NV == 2 && MR <= FEW_ROWS) && fetch;
-        let later = Later::in_order(s, keys.wrapping_add(FAR).cast(), 4 * LANES, NV);
+        let later = Later::in_order(keys.wrapping_add(FAR).cast(), 4 * LANES, NV);
+        let level = Later::level(s, MR);
         if fetch {
-            s.prefetch_pages(later.level(MR), later.of(0, 0), NV * quads * 4 * LANES);
+            s.prefetch_pages(level, later.of(0, 0), NV * quads * 4 * LANES);
         }
         for i in 0..quads {
             // SAFETY: panel `n < NV` is `quads × 64` bytes; `i < quads`.
@@ -152,7 +193,7 @@ impl Tile {
             let mut four = [unsafe { s.keys(at(0)) }; NV];
             for (n, four) in four.iter_mut().enumerate() {
                 if fetch {
-                    s.prefetch_line(later.level(MR), later.of(i, n));
+                    s.prefetch_line(level, later.of(i, n));
                 }
                 // SAFETY: panel `n < NV` is `quads × 64` bytes; `i < quads`.
                 *four = unsafe { s.keys(at(n)) };
