@@ -1,9 +1,11 @@
 //! Backward pass: gradients of attention, in one fused pass over the keys.
 
+mod functions;
 mod gradients;
 mod problem;
 mod run;
 
+pub(crate) use functions::{NO_DERIVATIVE, WEIGHT_FUNCTION};
 pub use gradients::{Gradients, Saved};
 pub use problem::BackwardProblem;
 pub use run::{BackwardPlan, BackwardWorkspace};
@@ -12,7 +14,7 @@ use crate::attention::Attention;
 use crate::error::Error;
 use crate::exec::Exec;
 use crate::inputs::Inputs;
-use sdpa_kernels::{BackwardScratch, Call, Isa, Precision, Tiling, has_memory};
+use sdpa_kernels::{BackwardScratch, Call, Isa, MaskMod, Mods, Precision, ProbMod, ScoreMod, Tiling, has_memory};
 
 /// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the
 /// widest instruction set.
@@ -49,7 +51,49 @@ pub fn attention_backward(
     saved: Saved<'_>,
     gradients: Gradients<'_>,
 ) -> Result<(), Error> {
-    attention.backward(inputs, saved, gradients)?.run_once(Exec::default())
+    attention_backward_with(attention, inputs, saved, gradients, &Mods::new())
+}
+
+/// Computes the gradients of attention with functions of your own, otherwise as [`attention_backward`].
+///
+/// The functions are those of the forward call. A score function needs its derivative: [`ScoreMod::derivative`], or
+/// [`WithDerivative`](crate::WithDerivative). Mask functions need none.
+///
+/// ```
+/// use sdpa::{Attention, Gradients, Inputs, Mods, Outputs, Position, Saved, View, ViewMut, WithDerivative};
+/// let (q, k, v) = ([1.0f32], [1.0f32, 2.0], [0.0f32, 1.0]); // one row, two keys of one number, two values
+/// let (row, keys) = ([1, 1, 1, 1], [1, 1, 2, 1]);
+/// let inputs = Inputs::new(View::bhld(&q, row)?, View::bhld(&k, keys)?, View::bhld(&v, keys)?);
+/// // Scores are squared: d s² / d s = 2s.
+/// let mods = Mods::new().score(WithDerivative::new(|s: f32, _: Position| s * s, |s: f32, _: Position| 2.0 * s));
+/// let (attention, mut out, mut lse) = (Attention::new(), [0.0f32], [0.0f32]);
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, row)?).lse(ViewMut::bhl(&mut lse, [1, 1, 1])?);
+/// sdpa::attention_with(&attention, inputs, outputs, &mods)?;
+///
+/// let (d_out, mut dq) = ([1.0f32], [0.0f32]);
+/// let saved = Saved::new(View::bhld(&out, row)?, View::bhld(&lse, row)?, View::bhld(&d_out, row)?);
+/// let gradients = Gradients::new().q(ViewMut::bhld(&mut dq, row)?);
+/// sdpa::attention_backward_with(&attention, inputs, saved, gradients, &mods)?;
+/// // The output is the second key's weight w = 1 / (1 + exp((k₀q)² − (k₁q)²)): d w / d q = w (1 − w) · 2 (k₁² − k₀²) q.
+/// let w = 1.0 / (1.0 + (1.0f32 - 4.0).exp());
+/// assert!((dq[0] - w * (1.0 - w) * 6.0).abs() < 1e-6);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`attention_backward`]; [`Error::Needs`] for a score function without a derivative and for a weight function.
+/// Gradients are then untouched.
+///
+/// # Panics
+/// If one of the functions does: see [`BackwardProblem::run_with`].
+pub fn attention_backward_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+    attention: &Attention,
+    inputs: Inputs<'_>,
+    saved: Saved<'_>,
+    gradients: Gradients<'_>,
+    mods: &Mods<S, M, P>,
+) -> Result<(), Error> {
+    attention.backward(inputs, saved, gradients)?.run_once_with(Exec::default(), mods)
 }
 
 /// Scratch of a worker, in bytes, from which on a trial allocation checks that there is memory for it.

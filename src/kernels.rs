@@ -347,6 +347,19 @@ pub use sdpa_kernels::ViewMut;
 /// # let _ = streaming;
 /// ```
 pub use sdpa_kernels::Window;
+/// Score function with its derivative, made of two closures: for calls that have a backward pass.
+///
+/// ```
+/// use sdpa::{Mods, Position, ScoreMod, WithDerivative};
+/// // A soft limit: s / √(1 + s²).
+/// let limit = |s: f32, _: Position| s / (1.0 + s * s).sqrt();
+/// let slope = |s: f32, _: Position| (1.0 + s * s).powf(-1.5);
+/// let mods = Mods::new().score(WithDerivative::new(limit, slope));
+/// let at = Position { batch: 0, head: 0, row: 9, key: 8, position: 9 };
+/// assert_eq!((mods.score.score(0.0, at), mods.score.derivative(0.0, at)), (0.0, Some(1.0)));
+/// assert_eq!(limit.derivative(0.0, at), None); // a closure alone has none
+/// ```
+pub use sdpa_kernels::WithDerivative;
 /// Returns the ALiBi slopes of `heads` query heads, for [`Inputs::alibi`](crate::Inputs::alibi).
 ///
 /// ```

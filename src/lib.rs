@@ -63,7 +63,9 @@ pub mod unfused;
 mod workers;
 
 pub use attention::Attention;
-pub use backward::{BackwardPlan, BackwardProblem, BackwardWorkspace, Gradients, Saved, attention_backward};
+pub use backward::{
+    BackwardPlan, BackwardProblem, BackwardWorkspace, Gradients, Saved, attention_backward, attention_backward_with,
+};
 pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
 pub use cause::Cause;
 pub use dropout::Dropout;

@@ -6,7 +6,7 @@
 mod backward;
 mod row;
 
-pub use backward::{Gradient, gradients};
+pub use backward::{Gradient, gradients, gradients_with};
 
 use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape};
 

@@ -29,7 +29,9 @@ pub use attention::call::{Call, Sequence};
 pub use attention::launch::Launch;
 pub use attention::masks::{Documents, MaskError, PerSequence, PrefixLm, Tree};
 pub use attention::merge::merge_states;
-pub use attention::mods::{And, BlockClass, BlockPosition, MaskMod, Mods, NoMod, Not, Or, Position, ProbMod, ScoreMod};
+pub use attention::mods::{
+    And, BlockClass, BlockPosition, MaskMod, Mods, NoMod, Not, Or, Position, ProbMod, ScoreMod, WithDerivative,
+};
 pub use attention::options::{Dropout, Mask, Options, Ragged, alibi_slopes};
 pub use attention::outputs::{Outputs, Point, State};
 pub use attention::split_kv::{Accumulation, FewRows, Partials};

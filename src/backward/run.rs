@@ -1,5 +1,6 @@
 //! Plans and execution of backward calls.
 
+use crate::backward::functions;
 use crate::backward::problem::BackwardProblem;
 use crate::error::Error;
 use crate::exec::Exec;
@@ -7,8 +8,13 @@ use crate::executor::Executor;
 use crate::shape::Shape;
 use crate::threads::CurrentPool;
 use crate::workers::{self, own, reserved, share};
-use sdpa_kernels::{BackwardLaunch, BackwardMemory, BackwardScratch, Isa, KEY_BLOCK, Tiling};
+use sdpa_kernels::{
+    BackwardLaunch, BackwardMemory, BackwardScratch, Isa, KEY_BLOCK, MaskMod, Mods, ProbMod, ScoreMod, Tiling,
+};
 use std::sync::Mutex;
+
+/// Work of one worker on a launch.
+type Work<'w> = &'w (dyn Fn(&BackwardLaunch<'_>, Isa, &mut BackwardScratch) + Sync);
 
 /// Division of a backward problem of one shape into tasks: key blocks, each with all the query rows that see it. No bit
 /// of the result depends on it.
@@ -97,18 +103,53 @@ impl BackwardProblem<'_> {
     /// # Errors
     /// [`Error::Memory`]; gradients are then untouched.
     pub fn run(self, plan: &BackwardPlan, workspace: &mut BackwardWorkspace) -> Result<(), Error> {
-        self.run_on(plan, workspace, &CurrentPool)
+        self.run_with(plan, workspace, &Mods::new())
     }
 
-    /// Computes the gradients on threads of the host's.
+    /// Computes the gradients of a call with the caller's functions, in the fused pass.
     ///
     /// # Errors
-    /// As [`Self::run`].
-    pub fn run_on(
+    /// As [`Self::run`]; [`Error::Needs`] for a score function without a [derivative](ScoreMod::derivative) and for a
+    /// weight function. Gradients are then untouched.
+    ///
+    /// # Panics
+    /// If one of the functions does: the panic reaches the caller when all workers have come to rest. Gradients are then
+    /// partly written. The workspace, the plan and the pool serve other calls as before.
+    pub fn run_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+        self,
+        plan: &BackwardPlan,
+        workspace: &mut BackwardWorkspace,
+        mods: &Mods<S, M, P>,
+    ) -> Result<(), Error> {
+        self.run_on(plan, workspace, mods, &CurrentPool)
+    }
+
+    /// Computes the gradients on threads of the host's. [`Mods::new`] stands for no functions.
+    ///
+    /// # Errors
+    /// As [`Self::run_with`].
+    ///
+    /// # Panics
+    /// As [`Self::run_with`].
+    pub fn run_on<S: ScoreMod, M: MaskMod, P: ProbMod>(
+        self,
+        plan: &BackwardPlan,
+        workspace: &mut BackwardWorkspace,
+        mods: &Mods<S, M, P>,
+        executor: &dyn Executor,
+    ) -> Result<(), Error> {
+        functions::check(&self.call, mods)?;
+        self.run_as(plan, workspace, executor, &|launch, isa, scratch| launch.work(isa, scratch, mods))
+    }
+
+    /// Computes the gradients by calling `work` on each worker. Not generic, so that a caller's functions do not compile
+    /// it again.
+    fn run_as(
         self,
         plan: &BackwardPlan,
         workspace: &mut BackwardWorkspace,
         executor: &dyn Executor,
+        work: Work<'_>,
     ) -> Result<(), Error> {
         let plan = if plan.shape == self.shape { *plan } else { BackwardPlan::new(&self, plan.exec) };
         let BackwardWorkspace { workers, memory } = workspace;
@@ -120,7 +161,7 @@ impl BackwardProblem<'_> {
             let bytes = rows.into_iter().fold(size_of::<f32>(), usize::saturating_mul);
             return Err(Error::Memory { what: "workspace of the backward pass", bytes });
         };
-        let work = |scratch: &mut BackwardScratch| launch.work(plan.exec.isa, scratch);
+        let work = |scratch: &mut BackwardScratch| work(&launch, plan.exec.isa, scratch);
         if workers.len() > 1 {
             share(workers, executor, &|| launch.stop(), &work);
         }
@@ -135,7 +176,22 @@ impl BackwardProblem<'_> {
     /// # Errors
     /// As [`Self::run`].
     pub fn run_once(self, exec: Exec) -> Result<(), Error> {
+        self.run_once_with(exec, &Mods::new())
+    }
+
+    /// Plans and computes the gradients of a call with the caller's functions, with a workspace of its own.
+    ///
+    /// # Errors
+    /// As [`Self::run_with`].
+    ///
+    /// # Panics
+    /// As [`Self::run_with`].
+    pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+        self,
+        exec: Exec,
+        mods: &Mods<S, M, P>,
+    ) -> Result<(), Error> {
         let plan = BackwardPlan::new(&self, exec);
-        self.run(&plan, &mut BackwardWorkspace::new())
+        self.run_with(&plan, &mut BackwardWorkspace::new(), mods)
     }
 }

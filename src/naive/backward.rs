@@ -1,13 +1,14 @@
 //! Backward pass of the oracle: gradients from the weights of the forward oracle, one pair of row and key at a time.
 //!
-//! With w the weights, s the scores, dp = do·v and δ = Σ w·dp − dlse: ds = w·(dp − δ), times 1 − (s/cap)² under a softcap;
-//! then dq = c·Σ ds·k, dk = c·Σ ds·q, dv = Σ w·do. (Dao and others 2022, arXiv:2205.14135, appendix B.2.)
+//! With w the weights, s the scores, dp = do·v and δ = Σ w·dp − dlse: ds = w·(dp − δ), times the derivative of the caller's
+//! score function, which gives dbias and dslope, times 1 − (s/cap)² under a softcap; then dq = c·Σ ds·k, dk = c·Σ ds·q, dv = Σ w·do. (Dao and others 2022, arXiv:2205.14135, appendix B.2.)
 
-use super::row::{dropout_factor, entry, first_key, first_row};
+use super::row::{at_position, dropout_factor, entry, first_key, first_row, position};
 use super::{Answer, Dense, Real, answer};
+use crate::backward::{NO_DERIVATIVE, WEIGHT_FUNCTION};
 use crate::inputs::Covered;
-use crate::{Attention, Error, Inputs, Mods, Position, Shape};
-use sdpa_kernels::{Alignment, Tensor, View};
+use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape};
+use sdpa_kernels::{Tensor, View};
 
 /// Gradients of attention, each dense and in the shape of what it is a gradient in: the result of [`gradients`].
 ///
@@ -59,8 +60,36 @@ pub fn gradients<'t, T: Real>(
     d_out: impl Into<Tensor<'t>>,
     d_lse: Option<View<'t>>,
 ) -> Result<Gradient<T>, Error> {
+    gradients_with(attention, inputs, d_out, d_lse, &Mods::new())
+}
+
+/// Computes the gradients of attention with the caller's functions, otherwise as [`gradients`].
+///
+/// ```
+/// use sdpa::{Attention, Inputs, Mods, Position, View, WithDerivative, naive};
+/// let (x, v, d_out) = ([2.0f32, 3.0], [0.0f32, 1.0], [1.0f32; 2]);
+/// let view = |x| View::bhld(x, [1, 1, 2, 1]);
+/// let inputs = Inputs::new(view(&x)?, view(&x)?, view(&v)?);
+/// let halved = Mods::new().score(WithDerivative::new(|s: f32, _: Position| 0.5 * s, |_, _: Position| 0.5));
+/// let gradient = naive::gradients_with::<f64, _, _, _>(&Attention::new(), &inputs, view(&d_out)?, None, &halved)?;
+/// assert_eq!(gradient.q, naive::gradients::<f64>(&Attention::new().scale(0.5), &inputs, view(&d_out)?, None)?.q);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`gradients`]; [`Error::Needs`] for a score function without a derivative and for a weight function.
+pub fn gradients_with<'t, T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
+    attention: &Attention,
+    inputs: &Inputs<'_>,
+    d_out: impl Into<Tensor<'t>>,
+    d_lse: Option<View<'t>>,
+    mods: &Mods<S, M, P>,
+) -> Result<Gradient<T>, Error> {
+    if mods.prob.is_given() {
+        return Err(WEIGHT_FUNCTION);
+    }
     let (shape, kv, d_out) = (inputs.shape()?, inputs.key_values()?, d_out.into());
-    let forward: Answer<T> = answer(attention, inputs, &Mods::new())?;
+    let forward: Answer<T> = answer(attention, inputs, mods)?;
     let dense = |x: [usize; 4], at: &dyn Fn([usize; 4]) -> Option<f32>| Dense::new(x, |i| at(i).unwrap_or(f32::NAN));
     let tensors = [
         dense(inputs.q.shape(), &|at| inputs.q.get(at)),
@@ -82,24 +111,31 @@ pub fn gradients<'t, T: Real>(
                 let (b, first) = first_row(inputs, at);
                 d_lse.get([b, h, first + i, 0]).copied()
             });
-            let call = Call { attention, inputs, shape, d_lse: T::from(d_lse.unwrap_or(0.0)) };
-            call.row(&forward, &tensors, at, &mut all);
+            let call = Call { attention, inputs, shape, score: &mods.score, d_lse: T::from(d_lse.unwrap_or(0.0)) };
+            call.row(&forward, &tensors, at, &mut all)?;
         }
     }
     Ok(all)
 }
 
-/// Settings and inputs of a call, and the gradient in a row's log-sum-exp.
-struct Call<'a, T> {
+/// Settings, inputs and score function of a call, and the gradient in a row's log-sum-exp.
+struct Call<'a, T, S> {
     attention: &'a Attention,
     inputs: &'a Inputs<'a>,
     shape: Shape,
+    score: &'a S,
     d_lse: T,
 }
 
-impl<T: Real> Call<'_, T> {
+impl<T: Real, S: ScoreMod> Call<'_, T, S> {
     /// Adds what one row contributes to every gradient.
-    fn row(&self, forward: &Answer<T>, [q, k, v, d_out]: &[Dense<T>; 4], at: Position, all: &mut Gradient<T>) {
+    fn row(
+        &self,
+        forward: &Answer<T>,
+        [q, k, v, d_out]: &[Dense<T>; 4],
+        at: Position,
+        all: &mut Gradient<T>,
+    ) -> Result<(), Error> {
         let (inputs, Shape { heads, kv_heads, q_len, kv_len, head_dim, .. }) = (self.inputs, self.shape);
         let (zero, one, hidden) = (T::from(0.0), T::from(1.0), T::from(f32::NEG_INFINITY));
         let number = (at.batch * heads + at.head) * q_len + at.row;
@@ -120,7 +156,7 @@ impl<T: Real> Call<'_, T> {
         let scale = T::from(self.attention.scale_for(head_dim));
         for &j in &visible {
             let [kb, kh, kl] = key(j);
-            let ds = weights[j] * (dp[j] - delta);
+            let ds = weights[j] * (dp[j] - delta) * self.derivative(at, j, capped[j])?;
             self.option_gradients(at, j, ds, all);
             let slope = self.attention.softcap.map_or(one, |cap| {
                 let y = capped[j] / T::from(cap);
@@ -139,17 +175,31 @@ impl<T: Real> Call<'_, T> {
             let weight = (T::from(sinks[at.head]) - forward.lse[number]).exp();
             all.sinks[at.head] = all.sinks[at.head] - weight * delta;
         }
+        Ok(())
+    }
+
+    /// Returns the position of a row among the keys.
+    fn position(&self, at: Position) -> i128 {
+        let (q_len, kv_len) = self.inputs.lengths(&self.shape, at.batch);
+        position(self.attention, [q_len, kv_len], at.row)
+    }
+
+    /// Returns the derivative of the score function at the score that bias and ALiBi make of a capped score.
+    fn derivative(&self, at: Position, j: usize, capped: T) -> Result<T, Error> {
+        if !self.score.is_given() {
+            return Ok(T::from(1.0));
+        }
+        let (inputs, position) = (self.inputs, self.position(at));
+        let bias = inputs.bias.and_then(|Covered { of, cover }| of.get(entry(at, of.shape(), cover, j))).unwrap_or(0.0);
+        let slope = T::from(inputs.alibi.map_or(0.0, |slopes| slopes[at.head]));
+        let score = capped + T::from(bias) - slope * T::from((position - j as i128).unsigned_abs() as f32);
+        let here = Position { key: j, ..at_position(at, position) };
+        self.score.derivative(score.to_f32(), here).map(T::from).ok_or(NO_DERIVATIVE)
     }
 
     /// Adds a score's gradient to those of slope and bias.
     fn option_gradients(&self, at: Position, j: usize, ds: T, all: &mut Gradient<T>) {
-        let (q_len, kv_len) = self.inputs.lengths(&self.shape, at.batch);
-        let offset = match self.attention.alignment {
-            Some(Alignment::BottomRight) => kv_len as i128 - q_len as i128,
-            Some(Alignment::Offset(n)) => n as i128,
-            _ => 0,
-        };
-        let distance = (at.row as i128 + offset - j as i128).unsigned_abs();
+        let distance = (self.position(at) - j as i128).unsigned_abs();
         all.slopes[at.head] = all.slopes[at.head] - ds * T::from(distance as f32);
         if let Some(Covered { of, cover }) = self.inputs.bias {
             let [b, h, l, c] = entry(at, of.shape(), cover, j);

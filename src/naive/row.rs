@@ -19,13 +19,8 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     let (source, k0) = first_key(inputs, at);
     let kv_head = at.head / (shape.heads / shape.kv_heads);
     let (zero, hidden) = (T::from(0.0), T::from(f32::NEG_INFINITY));
-    let position = at.row as i128
-        + match attention.alignment {
-            Some(Alignment::BottomRight) => kv_len as i128 - q_len as i128,
-            Some(Alignment::Offset(n)) => n as i128,
-            _ => 0,
-        };
-    let at = Position { position: position.clamp(isize::MIN as i128, isize::MAX as i128) as isize, ..at };
+    let position = position(attention, [q_len, kv_len], at.row);
+    let at = at_position(at, position);
     let scores = scores(attention, inputs, [q, k], mods, at, position)?;
     let sink = inputs.sinks.map_or(hidden, |sinks| T::from(sinks[at.head]));
     let max = scores[2].iter().copied().filter(|_| at.row < q_len).fold(sink, |max, s| if s > max { s } else { max });
@@ -54,6 +49,21 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
         all.extend(row);
     }
     Ok(())
+}
+
+/// Returns the position of a row among the keys of its sequence.
+pub(super) fn position(attention: &Attention, [q_len, kv_len]: [usize; 2], row: usize) -> i128 {
+    let offset = match attention.alignment {
+        Some(Alignment::BottomRight) => kv_len as i128 - q_len as i128,
+        Some(Alignment::Offset(n)) => n as i128,
+        _ => 0,
+    };
+    row as i128 + offset
+}
+
+/// Sets a row's position as functions of the caller's are told it.
+pub(super) fn at_position(at: Position, position: i128) -> Position {
+    Position { position: position.clamp(isize::MIN as i128, isize::MAX as i128) as isize, ..at }
 }
 
 /// Returns the batch index of a sequence's rows of q, and the first of them.

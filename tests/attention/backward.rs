@@ -2,6 +2,7 @@
 //! to it (nothing), its memory, its errors.
 
 mod bits;
+mod functions;
 mod hidden;
 mod oracle;
 mod refusals;

@@ -81,6 +81,16 @@ impl FromIterator<bool> for BlockClass {
 pub trait ScoreMod: Send + Sync {
     /// Returns the new score.
     fn score(&self, score: f32, at: Position) -> f32;
+    /// Returns the derivative of the new score in the score, which is that before the function. The backward pass
+    /// multiplies the score's gradient by it; a gradient of 0 stays 0.
+    ///
+    /// `None`, the answer of closures, says that the function has no derivative: it has no backward pass. It is the answer
+    /// everywhere or nowhere: the first pair of the call is asked about before the pass begins. [`WithDerivative`] makes a
+    /// function of two closures.
+    fn derivative(&self, score: f32, at: Position) -> Option<f32> {
+        let _ = (score, at);
+        None
+    }
     /// Returns false for [`NoMod`] alone: its pass is not made.
     #[doc(hidden)]
     fn is_given(&self) -> bool {
@@ -133,6 +143,40 @@ pub trait MaskMod: Send + Sync {
     #[doc(hidden)]
     fn is_given(&self) -> bool {
         true
+    }
+}
+
+/// Score function made of two closures: the function, and its derivative in the score.
+#[derive(Debug, Clone, Copy)]
+pub struct WithDerivative<F, D> {
+    score: F,
+    derivative: D,
+}
+
+impl<F, D> WithDerivative<F, D>
+where
+    F: Fn(f32, Position) -> f32 + Send + Sync,
+    D: Fn(f32, Position) -> f32 + Send + Sync,
+{
+    /// Joins a score function and its derivative. Both take the score before the function.
+    pub fn new(score: F, derivative: D) -> Self {
+        Self { score, derivative }
+    }
+}
+
+impl<F, D> ScoreMod for WithDerivative<F, D>
+where
+    F: Fn(f32, Position) -> f32 + Send + Sync,
+    D: Fn(f32, Position) -> f32 + Send + Sync,
+{
+    #[inline(always)]
+    fn score(&self, score: f32, at: Position) -> f32 {
+        (self.score)(score, at)
+    }
+
+    #[inline(always)]
+    fn derivative(&self, score: f32, at: Position) -> Option<f32> {
+        Some((self.derivative)(score, at))
     }
 }
 
@@ -278,6 +322,9 @@ macro_rules! through_pointer {
         impl ScoreMod for $score {
             fn score(&self, score: f32, at: Position) -> f32 {
                 (**self).score(score, at)
+            }
+            fn derivative(&self, score: f32, at: Position) -> Option<f32> {
+                (**self).derivative(score, at)
             }
             fn is_given(&self) -> bool {
                 (**self).is_given()

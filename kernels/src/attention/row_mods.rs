@@ -1,5 +1,5 @@
 //! Caller's functions as the fused pass calls them: through a trait object, a row of a key block at a time. A closure
-//! then compiles three short loops for each instruction set, and not the whole pass.
+//! then compiles four short loops for each instruction set, and not the whole pass.
 
 use crate::attention::mods::{BlockClass, BlockPosition, MaskMod, Mods, Position, ProbMod, ScoreMod};
 use crate::simd::{LANES, Simd};
@@ -29,6 +29,9 @@ pub(crate) trait RowMods<S>: Sync {
     fn given(&self) -> Given;
     /// Applies the score function to consecutive keys of a row.
     fn apply_score(&self, s: S, first: Position, scores: &mut [f32]);
+    /// Multiplies gradients of what the score function returned, of consecutive keys of a row, by its derivative at the
+    /// scores before it. A gradient of 0 stays 0; others become NaN if there is no derivative.
+    fn apply_derivative(&self, s: S, first: Position, scores: &[f32], gradients: &mut [f32]);
     /// Applies the mask function to consecutive keys of a row, at least one, from the start of a panel on.
     fn apply_mask(&self, s: S, first: Position, scores: &mut [f32]);
     /// Applies the weight function to the visible ones of consecutive keys of a row, which are keys `keys` of the block.
@@ -56,6 +59,19 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> 
                     let new = self.score.score(*score, later(first, j));
                     // A key that a bias has hidden stays hidden.
                     *score = if *score == f32::NEG_INFINITY { *score } else { new };
+                }
+            },
+        );
+    }
+
+    fn apply_derivative(&self, s: S, first: Position, scores: &[f32], gradients: &mut [f32]) {
+        s.vectorize(
+            #[inline(always)]
+            || {
+                for (j, (&score, gradient)) in scores.iter().zip(gradients).enumerate() {
+                    let derivative = self.score.derivative(score, later(first, j)).unwrap_or(f32::NAN);
+                    // The derivative of a hidden score may be anything.
+                    *gradient = if *gradient == 0.0 { 0.0 } else { *gradient * derivative };
                 }
             },
         );

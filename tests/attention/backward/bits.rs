@@ -4,6 +4,7 @@ use super::support::Back;
 use crate::counting::counted;
 use crate::options::Case;
 use crate::options::elements::SHORT;
+use crate::options::mods::{Functions, Keep, Score};
 use crate::support::{LAYOUTS, Rng, Tensor, assert_same_bits, execs};
 use sdpa::{BackwardWorkspace, Dropout, Exec, Isa};
 
@@ -15,7 +16,7 @@ fn every(mut check: impl FnMut(&str, &mut Rng, &Back)) {
     for (n, sizes) in SIZES.into_iter().enumerate() {
         for seed in 0..4 {
             let mut rng = Rng::new(100 * n as u64 + seed);
-            let case = Case { functions: Default::default(), ..Case::of_sizes(&mut rng, sizes) };
+            let case = Case::of_sizes(&mut rng, sizes);
             let dropout = (seed == 3).then_some(Dropout { p: 0.2, seed, offset: 1 });
             let back = Back { dropout, ..Back::of(&mut rng, case) };
             check(&format!("sizes {sizes:?}, seed {seed}"), &mut rng, &back);
@@ -90,8 +91,7 @@ fn grouped_heads_are_repeated_heads() {
     for seed in 0..6 {
         let mut rng = Rng::new(seed);
         let case = Case::of_sizes(&mut rng, [1, 6, 2, 130, 300, 24, 32]);
-        let case = Case { functions: Default::default(), bias: None, ..case };
-        let grouped = Back::of(&mut rng, case);
+        let grouped = Back::of(&mut rng, Case { bias: None, ..case });
         let repeated = Back { case: grouped.case.repeated_heads(), ..grouped.clone() };
         for (isa, exec) in execs() {
             let (one, other) = (grouped.run(exec), repeated.run(exec));
@@ -114,7 +114,7 @@ fn short_elements_are_the_widened_call() {
     for (seed, dtype) in SHORT.into_iter().cycle().take(8).enumerate() {
         let mut rng = Rng::new(seed as u64);
         let case = Case::of_sizes(&mut rng, [2, 4, 2, 100, 270, [24, 32][seed % 2], 32]);
-        let back = Back::of(&mut rng, Case { functions: Default::default(), ragged: None, ..case });
+        let back = Back::of(&mut rng, Case { ragged: None, ..case });
         if back.case.q.shape[0] != 2 {
             continue;
         }
@@ -130,7 +130,8 @@ fn short_elements_are_the_widened_call() {
 #[test]
 fn a_warm_call_allocates_nothing() {
     let mut rng = Rng::new(1);
-    let case = Case { functions: Default::default(), ..Case::plain(&mut rng, [2, 4, 2, 150, 300, 32, 32]) };
+    let functions = Functions { score: Some(Score::Bent), mask: Some((Keep::Bands(9), true)), prob: None };
+    let case = Case { functions, ..Case::plain(&mut rng, [2, 4, 2, 150, 300, 32, 32]) };
     let back = Back::of(&mut rng, case);
     let [out, lse] = back.forward(Exec::serial());
     let (mut full, mut workspace) = (back.run(Exec::serial()), BackwardWorkspace::new());

@@ -2,12 +2,14 @@
 
 use crate::options::Case;
 use crate::options::elements::{Elements, Rounded};
+use crate::options::mods::with_mods;
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits};
 use sdpa::{
-    Attention, BackwardPlan, BackwardWorkspace, Dropout, Dtype, Exec, Gradients, Outputs, Saved, ViewMut, naive,
+    Attention, BackwardPlan, BackwardWorkspace, Dropout, Dtype, Error, Exec, Gradients, MaskMod, Mods, Outputs,
+    ProbMod, Saved, ScoreMod, ViewMut, naive,
 };
 
-/// A case without functions of its own, with gradients of its output and log-sum-exp.
+/// A case without a weight function, with gradients of its output and log-sum-exp.
 #[derive(Debug, Clone)]
 pub(super) struct Back {
     pub(super) case: Case,
@@ -47,7 +49,7 @@ impl Back {
     pub(super) fn random(rng: &mut Rng, most: usize) -> Self {
         let case = Case::random(rng, most);
         let dropout = (rng.below(4) == 0).then(|| Dropout { p: rng.pick(&[0.1, 0.5]), seed: rng.bits(), offset: 3 });
-        Self { dropout, ..Self::of(rng, Case { functions: Default::default(), ..case }) }
+        Self { dropout, ..Self::of(rng, case) }
     }
 
     pub(super) fn attention(&self) -> Attention {
@@ -55,7 +57,9 @@ impl Back {
         self.dropout.map_or(attention, |Dropout { p, seed, offset }| attention.dropout(p, seed, offset))
     }
 
+    /// The case without its weight function, if it has one.
     pub(super) fn of(rng: &mut Rng, case: Case) -> Self {
+        let case = Case { functions: case.functions.with_derivatives(), ..case };
         let ([b, h, l, _], [.., dv]) = (case.q.shape, case.v.shape);
         let d_out = Tensor::normal([b, h, l, dv], rng);
         let d_lse = (rng.below(3) == 0).then(|| Tensor::normal([b, h, l, 1], rng));
@@ -67,7 +71,7 @@ impl Back {
     }
 
     /// Memory for every gradient, not yet written.
-    fn unwritten(&self) -> Full {
+    pub(super) fn unwritten(&self) -> Full {
         let Self { case, .. } = self;
         let list = |list: &Option<Vec<f32>>| Self::blank([1, 1, 1, list.as_ref().map_or(0, Vec::len)]);
         Full {
@@ -87,7 +91,8 @@ impl Back {
         let (mut out, mut lse) = (Self::blank([b, h, l, dv]), Self::blank([b, h, l, 1]));
         let outputs = Outputs::new(ViewMut::bhld(&mut out.data, out.shape).unwrap());
         let outputs = outputs.lse(ViewMut::bhld(&mut lse.data, lse.shape).unwrap());
-        self.attention().problem(self.case.inputs(), outputs).expect("a good call").run_once(exec);
+        let problem = self.attention().problem(self.case.inputs(), outputs).expect("a good call");
+        with_mods!(self.case, |mods| problem.run_once_with(exec, &mods));
         [out, lse]
     }
 
@@ -111,6 +116,18 @@ impl Back {
         full: &mut Full,
         workspace: &mut BackwardWorkspace,
     ) {
+        with_mods!(self.case, |mods| self.run_as_mods(exec, [out, lse], full, workspace, &mods)).expect("memory");
+    }
+
+    /// Runs with functions that stand for those of the case.
+    pub(super) fn run_as_mods<S: ScoreMod, M: MaskMod, P: ProbMod>(
+        &self,
+        exec: Exec,
+        [out, lse]: [&Tensor; 2],
+        full: &mut Full,
+        workspace: &mut BackwardWorkspace,
+        mods: &Mods<S, M, P>,
+    ) -> Result<(), Error> {
         let mut saved = Saved::new(out.view(), lse.view(), self.d_out.view());
         if let Some(d_lse) = &self.d_lse {
             saved = saved.d_lse(d_lse.view());
@@ -131,13 +148,15 @@ impl Back {
         }
         let problem = self.attention().backward(self.case.inputs(), saved, gradients).expect("a good call");
         let plan = BackwardPlan::new(&problem, exec);
-        problem.run(&plan, workspace).expect("memory");
+        problem.run_with(&plan, workspace, mods)
     }
 
     /// What the oracle says, in the numbers asked for.
     pub(super) fn oracle<T: naive::Real>(&self) -> [(&'static str, Vec<T>); 7] {
         let d_lse = self.d_lse.as_ref().map(Tensor::view);
-        let gradient = naive::gradients(&self.attention(), &self.case.inputs(), self.d_out.view(), d_lse);
+        let (attention, inputs) = (self.attention(), self.case.inputs());
+        let gradient =
+            with_mods!(self.case, |mods| naive::gradients_with(&attention, &inputs, self.d_out.view(), d_lse, &mods));
         let naive::Gradient { q, k, v, bias, sinks, slopes, scale } = gradient.expect("a good call");
         let sinks = if self.case.sinks.is_some() { sinks } else { Vec::new() };
         let slopes = if self.case.alibi.is_some() { slopes } else { Vec::new() };
@@ -163,7 +182,8 @@ impl Back {
             let gradients = Gradients::new().q(dq.view_mut(&shapes[0])).k(dk.view_mut(&shapes[1]));
             let saved = Saved::new(out.view(), lse.view(), d_out);
             let problem = wide.case.attention().backward(inputs, saved, gradients.v(dv.view_mut(&shapes[2])));
-            problem.expect("a good call").run_once(exec).expect("memory");
+            let problem = problem.expect("a good call");
+            with_mods!(wide.case, |mods| problem.run_once_with(exec, &mods)).expect("memory");
             written
         })
     }

@@ -32,6 +32,8 @@ pub enum Score {
     Holes(usize),
     /// Hides all keys after this many from the row on.
     Causal(isize),
+    /// Twice the score where it is small, and less than 8 where it is large.
+    Bent,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -74,7 +76,24 @@ impl ScoreMod for ScoreFn {
             Score::Holes(_) => 0.75 * score,
             Score::Causal(offset) if p.key as isize > p.row as isize + offset => f32::NEG_INFINITY,
             Score::Causal(_) => score,
+            Score::Bent => 2.0 * score / (1.0 + score * score / 16.0).sqrt(),
         }
+    }
+
+    /// Nothing good where the key is hidden.
+    fn derivative(&self, score: f32, p: Position) -> Option<f32> {
+        let p = self.1.at(p);
+        Some(match self.0 {
+            Score::Same | Score::Relative(_) => 1.0,
+            Score::Holes(n) if mix(p).is_multiple_of(n) => f32::NAN,
+            Score::Holes(_) => 0.75,
+            Score::Causal(offset) if p.key as isize > p.row as isize + offset => f32::INFINITY,
+            Score::Causal(_) => 1.0,
+            Score::Bent => {
+                let root = (1.0 + score * score / 16.0).sqrt();
+                2.0 / (root * root * root)
+            }
+        })
     }
 }
 
@@ -118,8 +137,15 @@ pub struct Functions {
     pub prob: Option<Prob>,
 }
 
+impl Functions {
+    /// Those that have a backward pass.
+    pub fn with_derivatives(self) -> Self {
+        Self { prob: None, ..self }
+    }
+}
+
 /// Evaluates `$body` with `$mods` bound to the functions of `$case`. Each combination is compiled for every instruction
-/// set, so those of two functions go by way of all three.
+/// set, so those of a weight function and another go by way of all three.
 macro_rules! with_mods {
     ($case:expr, |$mods:ident| $body:expr) => {{
         use $crate::options::mods::{Keep, MaskFn, Prob, ProbFn, Score, ScoreFn};
@@ -140,6 +166,10 @@ macro_rules! with_mods {
             }
             (None, None, Some(prob)) => {
                 let $mods = none.prob(ProbFn(prob, place));
+                $body
+            }
+            (Some(score), Some((keep, hint)), None) => {
+                let $mods = none.score(ScoreFn(score, place)).mask(MaskFn(keep, place, hint));
                 $body
             }
             (score, mask, prob) => {

@@ -133,6 +133,7 @@ fn functions(rng: &mut Rng, rows: usize, keys: usize) -> Functions {
         0 => Some(Score::Relative(0.02)),
         1 => Some(Score::Holes(2 + rng.below(5))),
         2 => Some(Score::Causal(offset(rng))),
+        3 => Some(Score::Bent),
         _ => None,
     };
     let mask = match rng.below(12) {

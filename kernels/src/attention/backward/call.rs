@@ -85,6 +85,21 @@ impl BiasGradient<'_> {
         }
     }
 
+    /// Adds the gradients of a row's scores, from key `first` on, to the elements of [`BiasColumns::ByKey`].
+    ///
+    /// # Safety
+    /// The elements are this worker's.
+    pub(crate) unsafe fn add(&self, row: [usize; 3], first: usize, gradients: &[f32]) {
+        let ([.., columns], [b, h, l]) = (self.view.shape(), self.row(row));
+        // SAFETY: the row is one of the bias's, and each key one of its columns; the caller guarantees the elements.
+        unsafe {
+            let (at, element) = self.view.row(b, h, l);
+            for (key, &gradient) in (first..columns).zip(gradients) {
+                *at.offset(key as isize * element) += gradient;
+            }
+        }
+    }
+
     /// Returns the index of the bias row of a sequence, head and row.
     pub(crate) fn row(&self, at: [usize; 3]) -> [usize; 3] {
         let [batch, heads, rows, _] = self.view.shape();

@@ -14,7 +14,7 @@ use crate::attention::backward::pass::BackwardPass;
 use crate::attention::blocks::task::BoundCall;
 use crate::attention::call::Call;
 use crate::attention::checked::CheckedCall;
-use crate::attention::mods::Mods;
+use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::row_mods::RowMods;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Tiling;
@@ -90,9 +90,19 @@ impl<'a> BackwardLaunch<'a> {
     }
 
     /// Takes key blocks and computes them until none is left. Any number of workers may call this at once, each with its
-    /// own scratch; when all calls have returned, [`Self::finish`] completes the gradients.
-    pub fn work(&self, isa: Isa, scratch: &mut BackwardScratch) {
-        dispatch!(isa, |s| s.backward(self, scratch));
+    /// own scratch; when all calls have returned, [`Self::finish`] completes the gradients. A score function without a
+    /// derivative makes NaN of them.
+    ///
+    /// # Panics
+    /// If there is a weight function. `sdpa` reports such calls, and a missing derivative, as errors.
+    pub fn work<A: ScoreMod, B: MaskMod, C: ProbMod>(
+        &self,
+        isa: Isa,
+        scratch: &mut BackwardScratch,
+        mods: &Mods<A, B, C>,
+    ) {
+        assert!(!mods.prob.is_given(), "a weight function has no backward pass");
+        dispatch!(isa, |s| s.backward(self, scratch, mods));
     }
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
@@ -131,14 +141,14 @@ impl Drop for StopOnUnwind<'_> {
 /// Work of a launch, compiled in this crate for each instruction set.
 trait Worker: Steps {
     /// Calls [`BackwardLaunch::work_on`].
-    fn backward(self, launch: &BackwardLaunch<'_>, scratch: &mut BackwardScratch);
+    fn backward(self, launch: &BackwardLaunch<'_>, scratch: &mut BackwardScratch, mods: &dyn RowMods<Self>);
 }
 
 macro_rules! worker {
     ($token:ty) => {
         impl Worker for $token {
-            fn backward(self, launch: &BackwardLaunch<'_>, scratch: &mut BackwardScratch) {
-                launch.work_on(self, scratch, &Mods::new());
+            fn backward(self, launch: &BackwardLaunch<'_>, scratch: &mut BackwardScratch, mods: &dyn RowMods<Self>) {
+                launch.work_on(self, scratch, mods);
             }
         }
     };

@@ -35,7 +35,7 @@ impl BackwardMemory {
             return false;
         }
         self.progress.resize_with(self.progress.len().max(columns), AtomicUsize::default);
-        self.progress.iter_mut().for_each(|done| *done.get_mut() = 0);
+        self.progress[..columns].iter_mut().for_each(|done| *done.get_mut() = 0);
         let rows = call.q.shape()[..3].iter().try_fold(1usize, |n, &size| n.checked_mul(size));
         let floats = rows.and_then(|rows| rows.checked_mul(RowMemory::floats(call.q.shape()[3])));
         floats.is_some_and(|floats| self.rows.try_reserve(floats))
@@ -113,10 +113,11 @@ pub struct BackwardScratch {
     own: AlignedBuf,
 }
 
-/// Scratch of the scores, and room for a copy of them after the softcap, `[row of the row block][SCORE_STRIDE]`.
+/// Scratch of the scores, and room for copies of them: [`KeptScores`](crate::attention::blocks::key_block::KeptScores).
 pub(crate) struct ScoreScratch<'a> {
     pub(crate) scratch: &'a mut Scratch,
     pub(crate) capped: &'a mut [f32],
+    pub(crate) biased: &'a mut [f32],
 }
 
 /// Parts of a worker's scratch that the backward pass adds to the forward pass's.
@@ -180,11 +181,11 @@ impl BackwardScratch {
     }
 
     /// Returns the lengths in floats of the parts, in the order of [`Self::parts`].
-    fn lengths(tiling: &Tiling) -> [usize; 12] {
+    fn lengths(tiling: &Tiling) -> [usize; 13] {
         let [d, e] = [tiling.head_dim, tiling.value_dim].map(|dim| dim.next_multiple_of(LANES));
         let (block, rows) = (MAX_ROW_BLOCK * SCORE_STRIDE, MAX_ROW_BLOCK);
         let [keys, values] = [d, e].map(|dim| KEY_BLOCK * dim);
-        [block, block, values, keys, rows * d, rows * e, rows * e, rows * d, keys, values, keys, values]
+        [block, block, block, values, keys, rows * d, rows * e, rows * e, rows * d, keys, values, keys, values]
     }
 
     /// Returns the scratch of the scores, and the parts of the rest.
@@ -195,10 +196,11 @@ impl BackwardScratch {
         assert!(self.try_reserve(tiling), "no memory for a worker's scratch");
         let mut rest = self.own.floats_mut();
         let cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this tiling");
-        let [gradients, capped, values, keys, q, d_out, out, dq, k, v, all_k, all_v] = Self::lengths(tiling).map(cut);
+        let [gradients, capped, biased, values, keys, q, d_out, out, dq, k, v, all_k, all_v] =
+            Self::lengths(tiling).map(cut);
         let (head, total) = (KeyGradients { k, v }, KeyGradients { k: all_k, v: all_v });
         (
-            ScoreScratch { scratch: &mut self.scores, capped },
+            ScoreScratch { scratch: &mut self.scores, capped, biased },
             Own { gradients, values, keys, q, d_out, out, dq, head, total },
         )
     }

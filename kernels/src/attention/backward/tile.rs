@@ -1,10 +1,10 @@
 //! One row block against one key block, in the backward pass.
 
-use crate::attention::backward::call::{BiasColumns, BiasGradient};
+use crate::attention::backward::call::BiasColumns;
 use crate::attention::backward::column::{Column, ColumnKeys, write_row};
 use crate::attention::backward::memory::{Own, RowNumber, ScoreScratch};
 use crate::attention::backward::rows::BlockRows;
-use crate::attention::blocks::key_block::{BlockMemory, KeyBlock};
+use crate::attention::blocks::key_block::{BlockMemory, KeptScores, KeyBlock};
 use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::key_sums::KeySums;
@@ -25,8 +25,8 @@ const ONES: [f32; MAX_ROW_BLOCK] = [1.0; MAX_ROW_BLOCK];
 /// Scores of a row block against the column's keys, which become weights, and the rows they belong to.
 struct TileScores<'b> {
     scores: &'b mut [f32],
-    /// Scores after the softcap, if there is one.
-    capped: Option<&'b mut [f32]>,
+    /// Scores after the softcap, and before the caller's function, if there is one.
+    kept: KeptScores<'b>,
     spans: &'b [Span],
     q: BlockRows,
     d_out: BlockRows,
@@ -76,22 +76,26 @@ impl<S: Steps> Column<'_, S> {
         let mut memory = BlockMemory::new();
         let mut block = task.block(first, queries, &mut memory, regions);
         block.packed_keys = keys.packed;
-        block.capped = task.call.options.softcap.is_some().then_some(&mut *scores.capped);
+        block.kept = KeptScores {
+            capped: task.call.options.softcap.is_some().then_some(&mut *scores.capped),
+            biased: task.given.score.then_some(&mut *scores.biased),
+        };
         let seen = block.compute_scores(0..task.task.rows.len());
         keys.packed = block.packed_keys;
-        let KeyBlock { spans, regions, capped, .. } = block;
+        let KeyBlock { spans, regions, kept, .. } = block;
         // SAFETY: the saved tensors fit the call.
         let mut scores = unsafe {
             let d_out = task.block_rows(&self.pass.saved.d_out, NonFinite::Handled, own.d_out);
             let saved = task.saved_rows(&self.pass.saved, &d_out, own.out);
             let q = task.block_rows(&task.call.q, NonFinite::Handled, own.q);
-            TileScores { scores: regions.scores, capped, spans, q, d_out, saved }
+            TileScores { scores: regions.scores, kept, spans, q, d_out, saved }
         };
         // SAFETY: the caller guarantees the column; the row block's turn has come.
         unsafe {
             self.begin_rows(task, &scores, place, own);
             if seen {
                 self.compute_weights(task, &mut scores, own);
+                self.apply_derivative(task, &scores, own);
                 self.add_option_gradients(task, &mut scores, own);
                 self.add_key_gradients(task, &mut scores, own);
                 self.add_query_gradients(task, &mut scores, (keys, place), own);
@@ -134,6 +138,17 @@ impl<S: Steps> Column<'_, S> {
         }
     }
 
+    /// Turns gradients of what the caller's score function returned into gradients of the scores before it.
+    fn apply_derivative(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>, own: &mut Own<'_>) {
+        let Some(biased) = &tile.kept.biased else { return };
+        for row in task.rows(0..rows_of(task)) {
+            let keys = tile.spans[row.n / S::TILE_ROWS].keys();
+            let first = task.position(row, self.keys().start + keys.start);
+            let at = row.n * SCORE_STRIDE + keys.start..row.n * SCORE_STRIDE + keys.end;
+            task.mods.apply_derivative(task.s, first, &biased[at.clone()], &mut own.gradients[at]);
+        }
+    }
+
     /// Multiplies what belongs to weights by the factors of dropout, if the call has it.
     fn drop_weights(&self, task: &AttentionTask<'_, S>, block: ScoreBlock<'_>) {
         if let Some(dropout) = task.call.options.dropout {
@@ -157,7 +172,7 @@ impl<S: Steps> Column<'_, S> {
                 let (weights, rows, vecs) = (&*tile.scores, tile.d_out.addresses(), vecs(task.tiling.value_dim));
                 task.s.key_sums(KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v });
             }
-            if let (Some(cap), Some(capped)) = (task.call.options.softcap, &tile.capped) {
+            if let (Some(cap), Some(capped)) = (task.call.options.softcap, &tile.kept.capped) {
                 let block = ScoreBlock { scores: gradients, spans: tile.spans, rows: rows_of(task) };
                 task.s.softcap_backward(block, capped, cap);
             }
@@ -216,12 +231,19 @@ impl<S: Steps> Column<'_, S> {
                 let (_, numbers) = self.pass.rows.row(place_of(task, row));
                 if slopes {
                     let position = task.position(row, 0).position;
-                    let distance = |key: usize| position.abs_diff(first as isize + key as isize) as f32;
-                    numbers[RowNumber::Distance as usize] += lane_sum(gradients, distance);
+                    numbers[RowNumber::Distance as usize] += lane_sum(
+                        task.s,
+                        gradients,
+                        #[inline(always)]
+                        |key| position.abs_diff(first as isize + key as isize) as f32,
+                    );
                 }
-                if let Some(bias) = bias {
-                    let sum = &mut numbers[RowNumber::Bias as usize];
-                    bias.add([task.task.sequence, row.head, row.i], first, gradients, sum);
+                match bias {
+                    Some(bias) if bias.columns == BiasColumns::One => {
+                        numbers[RowNumber::Bias as usize] += lane_sum(task.s, gradients, |_| 1.0);
+                    }
+                    Some(bias) => bias.add([task.task.sequence, row.head, row.i], first, gradients),
+                    None => {}
                 }
             }
         }
@@ -305,43 +327,19 @@ fn place_of<S>(task: &AttentionTask<'_, S>, row: Row) -> [usize; 3] {
     [task.seq.batch, row.head, task.seq.first_row + row.i]
 }
 
-/// Returns the sum of `x · weight(its index)`, in sixteen lanes, then by the tree of `Simd::reduce_sum`. `xs` starts with
-/// a panel.
-fn lane_sum(xs: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    for (n, panel) in xs.chunks(LANES).enumerate() {
-        for (i, (lane, &x)) in lanes.iter_mut().zip(panel).enumerate() {
-            *lane += x * weight(n * LANES + i);
-        }
-    }
-    let mut half = LANES / 2;
-    while half > 0 {
-        for i in 0..half {
-            lanes[i] += lanes[i + half];
-        }
-        half /= 2;
-    }
-    lanes[0]
-}
-
-impl BiasGradient<'_> {
-    /// Adds the gradients of a row's scores, from key `first` on, to the elements of the bias, or all of them to `sum`.
-    ///
-    /// # Safety
-    /// The elements are this worker's.
-    unsafe fn add(&self, row: [usize; 3], first: usize, gradients: &[f32], sum: &mut f32) {
-        let [.., columns] = self.view.shape();
-        if self.columns == BiasColumns::One {
-            *sum += lane_sum(gradients, |_| 1.0);
-            return;
-        }
-        let [b, h, l] = self.row(row);
-        for (key, &gradient) in (first..columns).zip(gradients) {
-            // SAFETY: the row is one of the bias's, and `key` one of its columns; the caller guarantees the elements.
-            unsafe {
-                let (at, element) = self.view.row(b, h, l);
-                *at.offset(key as isize * element) += gradient;
+/// Returns the sum of `x · weight(its index)`, in sixteen lanes, then by one tree. `xs` starts with a panel.
+fn lane_sum<S: Steps>(s: S, xs: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
+    s.vectorize(
+        #[inline(always)]
+        || {
+            let mut lanes = [0.0f32; LANES];
+            for (n, panel) in xs.chunks(LANES).enumerate() {
+                for (i, (lane, &x)) in lanes.iter_mut().zip(panel).enumerate() {
+                    *lane += x * weight(n * LANES + i);
+                }
             }
-        }
-    }
+            // SAFETY: an array of sixteen floats.
+            s.reduce_sum(unsafe { s.load(lanes.as_ptr()) })
+        },
+    )
 }

@@ -35,12 +35,21 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
     /// True if this is the first block that the current row block accumulates, and every tile's span of it is nonempty:
     /// running outputs are written, not read.
     pub(crate) fresh: bool,
-    /// Copy of the scores after the softcap, `[row][SCORE_STRIDE]`, if the backward pass asks for one.
-    pub(crate) capped: Option<&'b mut [f32]>,
+    /// Copies of the scores that the backward pass asks for.
+    pub(crate) kept: KeptScores<'b>,
     /// Memory to prefetch while this block is computed.
     pub(crate) prefetch: PrefetchQueue,
     /// Tables of addresses that `keys` and `values` may point at.
     tables: PhantomData<&'b mut [Table; 2]>,
+}
+
+/// Memory for copies of the scores before they are final, each `[row][SCORE_STRIDE]`.
+#[derive(Default)]
+pub(crate) struct KeptScores<'b> {
+    /// Scores after the softcap.
+    pub(crate) capped: Option<&'b mut [f32]>,
+    /// Scores after bias and ALiBi, before the caller's score function.
+    pub(crate) biased: Option<&'b mut [f32]>,
 }
 
 /// Memory that a task's key blocks use one after the other.
@@ -90,7 +99,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             packed_keys: None,
             packed_values: None,
             fresh: false,
-            capped: None,
+            kept: KeptScores::default(),
             prefetch: self.prefetch([first, len], values),
             tables: PhantomData,
         }

@@ -49,9 +49,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         self.write_scores(Point::Raw, row_block.clone());
         if let Some(cap) = options.softcap {
             self.task.s.softcap(self.scores(rows), cap);
-            if let Some(copy) = &mut self.capped {
-                copy[..rows * SCORE_STRIDE].copy_from_slice(&self.regions.scores[..rows * SCORE_STRIDE]);
-            }
+            keep(&mut self.kept.capped, self.regions.scores, rows);
         }
         self.write_scores(Point::Softcapped, row_block.clone());
         if let Some(columns) = bias {
@@ -211,6 +209,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             task.s.alibi(self.scores(row_block.len()), &lines);
         }
         if task.given.score {
+            keep(&mut self.kept.biased, self.regions.scores, row_block.len());
             for row in task.rows(row_block) {
                 let keys = self.spans[row.n / S::TILE_ROWS].keys();
                 let first = task.position(row, self.first + keys.start);
@@ -273,6 +272,13 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 }
             }
         }
+    }
+}
+
+/// Copies the scores of `rows` rows, if there is memory for a copy.
+fn keep(copy: &mut Option<&mut [f32]>, scores: &[f32], rows: usize) {
+    if let Some(copy) = copy {
+        copy[..rows * SCORE_STRIDE].copy_from_slice(&scores[..rows * SCORE_STRIDE]);
     }
 }
 

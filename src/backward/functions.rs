@@ -1,0 +1,36 @@
+//! Functions of the caller in a backward call.
+
+use crate::error::Error;
+use sdpa_kernels::{Call, MaskMod, Mods, Position, ProbMod, ScoreMod};
+
+/// Refusal of a score function without a derivative.
+pub(crate) const NO_DERIVATIVE: Error = Error::Needs {
+    argument: "score function",
+    needs: "a derivative in a backward call: ScoreMod::derivative, or WithDerivative",
+};
+
+/// Refusal of a weight function.
+pub(crate) const WEIGHT_FUNCTION: Error =
+    Error::Needs { argument: "backward", needs: "a call without a weight function, which has no derivative" };
+
+/// Checks that the functions have what the backward pass needs.
+pub(crate) fn check<S: ScoreMod, M: MaskMod, P: ProbMod>(call: &Call<'_>, mods: &Mods<S, M, P>) -> Result<(), Error> {
+    if mods.prob.is_given() {
+        return Err(WEIGHT_FUNCTION);
+    }
+    match first_pair(call).filter(|_| mods.score.is_given()) {
+        Some(at) => mods.score.derivative(0.0, at).map(|_| ()).ok_or(NO_DERIVATIVE),
+        None => Ok(()),
+    }
+}
+
+/// Returns the first pair of a row and a key of a call, if there is one.
+fn first_pair(call: &Call<'_>) -> Option<Position> {
+    let heads = call.q.shape()[1];
+    let sequences = if heads == 0 { 0 } else { call.sequences() };
+    (0..sequences).find_map(|batch| {
+        let sequence = call.sequence(batch);
+        let position = sequence.offset;
+        (sequence.q_len > 0 && sequence.kv_len > 0).then_some(Position { batch, head: 0, row: 0, key: 0, position })
+    })
+}
