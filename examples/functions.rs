@@ -1,4 +1,5 @@
-//! Functions of one's own in the fused pass: of scores, of positions (with a hint for whole blocks), and of weights.
+//! Functions of one's own in the fused pass: of scores, of positions (with a hint for whole blocks), and of weights; and
+//! gradients through a score function.
 //!
 //! ```text
 //! cargo run --release --example functions
@@ -12,8 +13,8 @@ mod fixtures;
 use arguments::{Output, Program};
 use fixtures::{HEAD_DIM, HEADS, Sentence, sentence};
 use sdpa::{
-    Attention, BlockClass, BlockPosition, Error, Inputs, MaskMod, Mods, Outputs, Position, ProbMod, ScoreMod, View,
-    ViewMut,
+    Attention, BlockClass, BlockPosition, Error, Gradients, Inputs, MaskMod, Mods, Outputs, Position, ProbMod, Saved,
+    ScoreMod, View, ViewMut, WithDerivative, naive,
 };
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -33,6 +34,7 @@ fn run() -> Result<(), Error> {
     scores_and_masks(&sentence)?;
     weights(&sentence)?;
     chosen_at_run_time(&sentence)?;
+    gradients(&sentence)?;
     blocks()
 }
 
@@ -118,6 +120,44 @@ fn chosen_at_run_time(sentence: &Sentence) -> Result<(), Error> {
         let row = &weights[park * n..][..n];
         let best = (0..n).max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("a word");
         println!("  {name:<18} {} {:.2}", sentence.tokens[best], row[best]);
+    }
+    Ok(())
+}
+
+/// A score function with its derivative takes part in learning. With the sum of all outputs as the loss, its derivatives in
+/// a query are also had by moving the query.
+fn gradients(sentence: &Sentence) -> Result<(), Error> {
+    let (n, layer, attention) = (sentence.tokens.len(), &sentence.layers[0], Attention::new());
+    let (shape, rows) = ([1, HEADS, n, HEAD_DIM], [1, HEADS, n, 1]);
+    let mods = Mods::new().score(WithDerivative::new(
+        |score: f32, _: Position| score / (1.0 + score.abs()),
+        |score: f32, _: Position| (1.0 + score.abs()).powi(-2),
+    ));
+    let inputs = layer.attends()?;
+    let (mut out, mut lse) = (vec![0.0; layer.q.len()], vec![0.0; HEADS * n]);
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, shape)?).lse(ViewMut::bhld(&mut lse, rows)?);
+    sdpa::attention_with(&attention, inputs, outputs, &mods)?;
+    let (d_out, mut dq) = (vec![1.0; out.len()], vec![0.0; out.len()]);
+    let saved = Saved::new(View::bhld(&out, shape)?, View::bhld(&lse, rows)?, View::bhld(&d_out, shape)?);
+    let wanted = Gradients::new().q(ViewMut::bhld(&mut dq, shape)?);
+    sdpa::attention_backward_with(&attention, inputs, saved, wanted, &mods)?;
+    println!(
+        "
+Score function score / (1 + |score|): derivatives of the sum of outputs in a query, and by moving it:
+"
+    );
+    let first = HEAD * n * HEAD_DIM;
+    for at in first..first + 4 {
+        const STEP: f32 = 1.0 / 64.0;
+        let loss = |step: f32| -> Result<f64, Error> {
+            let mut q = layer.q.clone();
+            q[at] += step;
+            let inputs = Inputs::new(fixtures::heads(&q)?, fixtures::heads(&layer.k)?, fixtures::heads(&layer.v)?);
+            Ok(naive::answer::<f64, _, _, _>(&attention, &inputs, &mods)?.out.iter().sum())
+        };
+        let moved: f64 = (loss(STEP)? - loss(-STEP)?) / f64::from(2.0 * STEP);
+        println!("  {:9.5} {moved:9.5}", dq[at]);
+        assert!((f64::from(dq[at]) - moved).abs() < 1e-3, "the derivative is the function's");
     }
     Ok(())
 }

@@ -39,6 +39,9 @@ struct Serving;
 #[doc = include_str!("../docs/guide/threads.md")]
 struct Threads;
 
+#[doc = include_str!("../docs/guide/gradients.md")]
+struct Gradients;
+
 #[doc = include_str!("../docs/guide/types.md")]
 struct Types;
 
