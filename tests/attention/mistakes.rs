@@ -1,6 +1,5 @@
 //! The mistakes that callers make, by number, with what becomes of each: the whole message, so that they can be read
-//! side by side, or `accepted`. Whoever refuses has written nothing. (65, an option that the backward pass has no
-//! derivative for, waits for a backward pass.)
+//! side by side, or `accepted`. Whoever refuses has written nothing.
 
 mod caches;
 mod models;
@@ -118,6 +117,7 @@ fn every_mistake_has_its_answer() {
         options::mistakes(),
         options::lengths(),
         options::ragged(),
+        options::backward(),
         pages::mistakes(),
         caches::mistakes(),
         caches::elements(),
@@ -139,5 +139,5 @@ fn every_mistake_has_its_answer() {
         seen.insert(*number);
     }
     assert_eq!(wrong, 0, "of {} answers", all.len());
-    assert_eq!(seen, (1..=64).collect(), "every mistake has a case");
+    assert_eq!(seen, (1..=65).collect(), "every mistake has a case");
 }

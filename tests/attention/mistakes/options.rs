@@ -1,7 +1,10 @@
-//! 22–37: numbers, biases, masks, lists and lengths.
+//! 22–37: numbers, biases, masks, lists and lengths. 65: options without a derivative.
 
 use super::{ACCEPTED, K, KEY_HEADS, Mistake, OUT, Q, V, answer, bytes, call, floats, good, inputs, mistake, numbers};
-use sdpa::{Attention, BlockTable, Inputs, KvCache, Mask, Pages, View};
+use sdpa::{
+    Attention, BlockTable, Gradients, Inputs, KvCache, Mask, Mods, Pages, Position, ProbMod, Saved, ScoreMod, View,
+    ViewMut, WithDerivative,
+};
 
 pub(super) fn mistakes() -> Vec<Mistake> {
     let scale = |x| call(Attention::new().scale(x), good(), OUT, &[]);
@@ -151,5 +154,29 @@ pub(super) fn ragged() -> Vec<Mistake> {
             ragged(&[0, 2, 6], &[0, 9]),
             "ragged k: number of sequences is 1, but ragged q has 2",
         ),
+    ]
+}
+
+/// Backward calls with something that has no derivative.
+pub(super) fn backward() -> Vec<Mistake> {
+    fn outcome_of<S: ScoreMod, P: ProbMod>(inputs: Inputs<'_>, mods: &Mods<S, sdpa::NoMod, P>) -> String {
+        let (mut dq, rows) = ([42.0f32; 4 * 3 * 6 * 2], floats([2, 4, 3, 1]));
+        let gradients = Gradients::new().q(ViewMut::bhld(&mut dq, Q).expect("dense"));
+        let saved = Saved::new(floats(OUT), rows, floats(OUT));
+        let result = sdpa::attention_backward_with(&Attention::new(), inputs, saved, gradients, mods);
+        assert!(result.is_ok() || dq.iter().all(|&x| x == 42.0), "a refused call wrote: {result:?}");
+        super::outcome(result)
+    }
+    let (none, half) = (Mods::new(), |x: f32, _: Position| x / 2.0);
+    let cache = KvCache::new(2, 2, [6, 7]).expect("small");
+    let closure = "score function: needs a derivative in a backward call: ScoreMod::derivative, or WithDerivative";
+    let weights = "backward: needs a call without a weight function, which has no derivative";
+    let cached = "backward: needs keys and values as tensors, not a cache or pages";
+    let both = WithDerivative::new(half, |_, _| 0.5);
+    vec![
+        mistake(65, "backward of a score closure", outcome_of(good(), &none.score(half)), closure),
+        mistake(65, "backward of one with a derivative", outcome_of(good(), &none.score(both)), ACCEPTED),
+        mistake(65, "backward of a weight function", outcome_of(good(), &none.prob(half)), weights),
+        mistake(65, "backward of a cache", outcome_of(Inputs::cached(floats(Q), &cache), &none), cached),
     ]
 }
