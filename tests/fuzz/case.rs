@@ -3,7 +3,7 @@
 use super::array::Array;
 use super::functions::{Functions, Origin, Pair};
 use core::ops::Range;
-use sdpa::{Alignment, Attention, Dtype, Precision, Window};
+use sdpa::{Alignment, Attention, Dropout, Dtype, Position, Precision, Window};
 
 /// A sliding window: keys up to `left` before a row and `right` behind it, and the first ones.
 #[derive(Debug, Clone, Copy)]
@@ -21,6 +21,7 @@ pub(crate) struct Settings {
     pub(crate) window: Option<Sides>,
     pub(crate) alignment: Option<Alignment>,
     pub(crate) precision: Precision,
+    pub(crate) dropout: Option<Dropout>,
 }
 
 /// Which bytes of a mask let a row see a key.
@@ -178,6 +179,13 @@ impl Case {
         Pair { batch: batch + b, head: h, row: row + i, key, position }
     }
 
+    /// What dropout multiplies a weight by.
+    pub(crate) fn kept(&self, [batch, head, row]: [usize; 3], key: usize) -> f32 {
+        let at = Position { batch, head, row, key, position: 0 };
+        let kept = |dropout: Dropout| if dropout.keeps(at, self.heads()) { dropout.factor() } else { 0.0 };
+        self.settings.dropout.map_or(1.0, kept)
+    }
+
     /// How far a key is behind a row's position; ahead if negative.
     pub(crate) fn behind(&self, [b, _, i]: [usize; 3], j: usize) -> i128 {
         self.offset(b) as i128 + i as i128 - j as i128
@@ -211,11 +219,12 @@ impl Case {
     }
 
     pub(crate) fn attention(&self) -> Attention {
-        let Settings { scale, softcap, causal, window, alignment, precision } = self.settings;
+        let Settings { scale, softcap, causal, window, alignment, precision, dropout } = self.settings;
         let mut attention = Attention::new().precision(precision);
         attention = scale.map_or(attention, |x| attention.scale(x));
         attention = softcap.map_or(attention, |x| attention.softcap(x));
         attention = alignment.map_or(attention, |x| attention.align(x));
+        attention = dropout.map_or(attention, |Dropout { p, seed, offset }| attention.dropout(p, seed, offset));
         attention = window.map_or(attention, |Sides { left, right, first }| {
             attention.window(Window::inclusive(left, right).keep_first(first))
         });

@@ -5,7 +5,7 @@ use super::case::{Case, Cover, Entries, Polarity, Settings, Sides};
 use super::functions::{Functions, Hint, Keep, Origin, Prob, Score};
 use super::place::rounded;
 use super::rng::Rng;
-use sdpa::{Alignment, Dtype, Precision};
+use sdpa::{Alignment, Dropout, Dtype, Precision};
 
 /// Around tiles (6 rows, 16 keys), runs of 32 and 64, groups of 96, blocks of 256 and tasks of 384.
 const LENGTHS: [usize; 20] = [1, 1, 2, 4, 6, 12, 16, 17, 31, 33, 48, 64, 96, 128, 192, 256, 257, 384, 512, 768];
@@ -108,6 +108,11 @@ pub(crate) fn draw(rng: &mut Rng) -> (Case, Home) {
         7 | 8 => Home::Cache(rng.pick(&DTYPES)),
         _ => Home::Bytes { channels: rng.one_in(2).then(|| rng.pick(&[0.01, 1.0, 3.0, 1e4])) },
     };
+    (draw_at(rng, home), home)
+}
+
+/// A call whose keys are there.
+pub(crate) fn draw_at(rng: &mut Rng, home: Home) -> Case {
     let [batch, heads, kv_heads, rows, mut keys, d, dv] = sizes(rng);
     let (mut q_shape, mut lens, mut ragged) = ([batch, heads, rows, d], None, None);
     let mut kv = [batch, kv_heads, keys];
@@ -144,7 +149,7 @@ pub(crate) fn draw(rng: &mut Rng) -> (Case, Home) {
     let (bias, mask, alibi, sinks) = (None, None, None, None);
     let mut case = Case { q, k, v, dtypes, settings, bias, mask, alibi, sinks, kv_lens: lens, ragged, functions };
     options(rng, &mut case);
-    (case, home)
+    case
 }
 
 /// Any options over keys and values that are there already, of these lengths.
@@ -160,7 +165,7 @@ pub(crate) fn small(rng: &mut Rng, [k, v]: [Array; 2], [k_type, v_type]: [Dtype;
     case
 }
 
-fn settings(rng: &mut Rng, rows: usize, keys: usize) -> Settings {
+pub(crate) fn settings(rng: &mut Rng, rows: usize, keys: usize) -> Settings {
     let alignment = match rng.below(12) {
         0..3 => Alignment::TopLeft,
         3..6 => Alignment::BottomRight,
@@ -181,7 +186,12 @@ fn settings(rng: &mut Rng, rows: usize, keys: usize) -> Settings {
         window,
         alignment: Some(alignment),
         precision: if rng.one_in(12) { Precision::Native } else { Precision::Exact },
+        dropout: rng.one_in(6).then(|| dropout(rng)),
     }
+}
+
+fn dropout(rng: &mut Rng) -> Dropout {
+    Dropout { p: rng.pick(&[0.0, 0.1, 0.5, 0.9]), seed: rng.bits(), offset: rng.bits() as u32 }
 }
 
 fn functions(rng: &mut Rng, rows: usize, keys: usize) -> Functions {
@@ -202,7 +212,7 @@ fn functions(rng: &mut Rng, rows: usize, keys: usize) -> Functions {
 }
 
 /// Whatever comes as a tensor or a list.
-fn options(rng: &mut Rng, case: &mut Case) {
+pub(crate) fn options(rng: &mut Rng, case: &mut Case) {
     let (heads, batch, (rows, keys)) = (case.heads(), case.batch(), case.longest());
     // Each may be 1, and the first keys may be all that are seen.
     let shape = |rng: &mut Rng| {

@@ -119,6 +119,7 @@ pub(crate) struct Fuse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Score,
+    Derivative,
     Keep,
     Class,
     Prob,
@@ -159,6 +160,12 @@ impl ScoreMod for Bound<'_, Score> {
     fn score(&self, score: f32, p: Position) -> f32 {
         Fuse::burn(self.fuse, Part::Score);
         self.function.line(self.at(p)).map_or(f32::NEG_INFINITY, |(factor, shift)| factor * score + shift)
+    }
+
+    /// Nothing good where the key is hidden.
+    fn derivative(&self, _: f32, p: Position) -> Option<f32> {
+        Fuse::burn(self.fuse, Part::Derivative);
+        Some(self.function.line(self.at(p)).map_or(f32::NAN, |(factor, _)| factor))
     }
 }
 

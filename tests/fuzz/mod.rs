@@ -5,6 +5,8 @@
 //! |---|---|
 //! | calls: sizes, strides, types, options, sources | an oracle in `f64` with its own bounds; the same bits by other ways |
 //! | what is behind masks | the same bits |
+//! | gradients | the plain passes in `f64`; the same bits on two threads, in other layouts, behind masks, after a panic |
+//! | mixed batches over caches and pages | the oracle; the bits of ragged tensors, and of each sequence alone |
 //! | functions that lie or panic | nothing else is written; the next call is right |
 //! | histories of caches | lists of tokens; the same bits from tensors |
 //! | block tables, views, sizes that do not fit together | rules of one line each |
@@ -18,8 +20,10 @@ mod case;
 mod compare;
 mod draw;
 mod functions;
+mod gradients;
 mod memory;
 mod misfit;
+mod mixed;
 mod oracle;
 mod outs;
 mod pages;
@@ -51,6 +55,8 @@ pub(crate) fn call(seed: u64, number: u64) -> bool {
             5 | 6 => some(&mut rng, misfit::check),
             7 => some(&mut rng, states::check),
             8 => some(&mut rng, views::check),
+            9 | 10 => mixed::check(&mut rng),
+            11..15 => gradients::check(&mut rng),
             _ => attention::check(&mut rng),
         }
     });

@@ -115,7 +115,8 @@ impl<'a> Oracle<'a> {
         let seen: Vec<(usize, Num)> = (0..weights.len())
             .filter(|&j| masked[j].x != f64::NEG_INFINITY || masked[j].is_any())
             .map(|j| {
-                let factor = case.functions.prob.map_or(1.0, |prob| prob.factor(case.pair(row, j)).into());
+                let factor: f64 = case.functions.prob.map_or(1.0, |prob| prob.factor(case.pair(row, j)).into());
+                let factor = factor * f64::from(case.kept(row, j));
                 let Num { x, e } = weights[j];
                 (j, Num { x: x * factor, e: if weights[j].is_any() { e } else { e * factor } })
             })

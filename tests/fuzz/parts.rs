@@ -14,7 +14,8 @@ use sdpa::{Alignment, AttnState, Dtype, Exec, Precision, Tensor, View};
 /// Rows of a sequence, cut at random places, each part as a call of its own.
 pub(crate) fn rows(rng: &mut Rng, whole: &Whole<'_>) {
     let case = whole.case;
-    if case.batch() == 0 || far(case) {
+    // What is dropped goes by sequence and row.
+    if case.batch() == 0 || far(case) || case.settings.dropout.is_some() {
         return;
     }
     let wanted = if rng.one_in(2) { Wanted::ALL } else { Wanted::LEAST };
@@ -67,7 +68,7 @@ fn with_keys(case: Case) -> Case {
 /// What a state can take of a case: one sequence, no options of single keys.
 fn stateful(case: &Case, b: usize) -> Case {
     let one = with_keys(case.some_rows(b, 0..case.rows(b)));
-    let settings = Settings { precision: Precision::Exact, ..one.settings };
+    let settings = Settings { precision: Precision::Exact, dropout: None, ..one.settings };
     let functions = Functions { score: None, mask: None, prob: None, ..one.functions };
     let dtypes = [Dtype::F32; 3];
     Case { bias: None, mask: None, kv_lens: None, settings, functions, dtypes, ..one }

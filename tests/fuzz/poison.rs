@@ -20,13 +20,7 @@ pub(crate) fn behind_masks(rng: &mut Rng, whole: &Whole<'_>) {
     }
     let one = rng.one_in(2).then(|| rng.pick(&rows));
     let targets = one.map_or(rows, |row| vec![row]);
-    let mut bad = case.clone();
-    // Bytes are refused what is not finite.
-    let bytes = matches!(whole.home, Home::Bytes { .. });
-    let poison = |rng: &mut Rng| if bytes { 1e19 } else { rng.pick(&POISONS) };
-    let x = poison(rng);
-    keys(case, &mut bad, &targets, x);
-    options(rng, case, &mut bad, &targets);
+    let (bad, x) = changed(rng, case, whole.home, &targets);
     let wanted = if rng.one_in(2) { Wanted::ALL } else { Wanted { mass: one.is_none(), ..Wanted::LEAST } };
     let expected = whole.run(rng, "once more", case, wanted).without_raw();
     let got = whole.run(rng, "changed", &bad, wanted).without_raw();
@@ -39,6 +33,16 @@ pub(crate) fn behind_masks(rng: &mut Rng, whole: &Whole<'_>) {
             got.same_row(&format!("{what} of {:?}", [b, h, i]), place, &expected, place);
         }
     }
+}
+
+/// The case with everything changed that no target sees, and what keys and values became.
+pub(crate) fn changed(rng: &mut Rng, case: &Case, home: Home, targets: &[[usize; 3]]) -> (Case, f32) {
+    let mut bad = case.clone();
+    // Bytes are refused what is not finite.
+    let x = if matches!(home, Home::Bytes { .. }) { 1e19 } else { rng.pick(&POISONS) };
+    keys(case, &mut bad, targets, x);
+    options(rng, case, &mut bad, targets);
+    (bad, x)
 }
 
 /// Keys and values that no target sees.

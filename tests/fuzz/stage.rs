@@ -31,6 +31,8 @@ pub(crate) struct Stage<'c> {
     sinks: Option<Memory<f32>>,
     kv_lens: Option<Memory<usize>>,
     ragged: Option<[Memory<usize>; 2]>,
+    /// Sequences of a cache or pool that the call is about; all of them if there is no list.
+    names: Option<Memory<usize>>,
 }
 
 /// How to run.
@@ -68,7 +70,12 @@ impl<'c> Stage<'c> {
         let sinks = case.sinks.as_ref().map(|x| list(rng, x));
         let kv_lens = case.kv_lens.as_ref().map(|x| list(rng, x));
         let ragged = case.ragged.as_ref().map(|[q, k]| [list(rng, q), list(rng, k)]);
-        Self { case, q, source, bias, mask, alibi, sinks, kv_lens, ragged }
+        Self { case, q, source, bias, mask, alibi, sinks, kv_lens, ragged, names: None }
+    }
+
+    /// About some sequences of a cache or pool, by name.
+    pub(crate) fn about(self, rng: &mut Rng, names: &[usize]) -> Self {
+        Self { names: Some(list(rng, names)), ..self }
     }
 
     fn with_mask<'a>(&'a self, inputs: Inputs<'a>) -> Inputs<'a> {
@@ -104,6 +111,10 @@ impl<'c> Stage<'c> {
             Source::Pool(pool) => Inputs::paged(q, pool.pages().expect("a good table")),
             Source::Cache(cache) => Inputs::cached(q, cache),
         };
+        if let Some(names) = &self.names {
+            inputs = inputs.sequences(names.slice());
+            inputs = self.ragged.as_ref().map_or(inputs, |[q, _]| inputs.ragged_queries(q.slice()));
+        }
         inputs = self.with_mask(self.with_bias(inputs));
         inputs = self.alibi.as_ref().map_or(inputs, |x| inputs.alibi(x.slice()));
         self.sinks.as_ref().map_or(inputs, |x| inputs.sinks(x.slice()))

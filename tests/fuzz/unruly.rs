@@ -16,7 +16,7 @@ pub(crate) fn check(rng: &mut Rng, whole: &Whole<'_>) {
     let mut case = Case { functions: Functions { score, mask, prob, origin }, ..whole.case.clone() };
     let functions = &mut case.functions;
     match part {
-        Part::Score => functions.score = Some(score.unwrap_or(Score::Relative(0.1))),
+        Part::Score | Part::Derivative => functions.score = Some(score.unwrap_or(Score::Relative(0.1))),
         Part::Keep | Part::Class => functions.mask = Some((keep, Hint::Truth)),
         Part::Prob => functions.prob = Some(prob.unwrap_or(Prob::Tilted(5))),
     }

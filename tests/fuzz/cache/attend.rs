@@ -106,6 +106,7 @@ impl Pair {
             window,
             alignment: Some(Alignment::BottomRight),
             precision: Precision::Exact,
+            dropout: None,
         };
         let heads = self.kv_heads * rng.pick(&[1, 1, 2, 4]);
         let q = numbers(rng, [batch, heads, rows, d], Dtype::F32);

@@ -14,7 +14,7 @@
 
 use crate::attention::backward::call::BiasSharing;
 use crate::attention::backward::memory::{BackwardScratch, KeyGradients, Own};
-use crate::attention::backward::pass::BackwardPass;
+use crate::attention::backward::pass::{BackwardPass, BlockAt};
 use crate::attention::backward::rows::finite_rows;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::Task;
@@ -33,10 +33,7 @@ use core::sync::atomic::Ordering;
 pub(crate) struct Column<'t, S> {
     pub(crate) bound: BoundCall<'t, S>,
     pub(crate) pass: &'t BackwardPass<'t>,
-    pub(crate) sequence: usize,
-    pub(crate) kv_head: usize,
-    /// Number of the key block in its sequence.
-    pub(crate) number: usize,
+    pub(crate) at: BlockAt,
 }
 
 /// Keys of a column as tiles read them; its values are packed in scratch.
@@ -59,7 +56,7 @@ impl<S: Steps> Column<'_, S> {
             return;
         }
         let mut keys = self.prepare_keys(&mut own);
-        let (q_len, group_size) = (call.sequence(self.sequence).q_len, call.group_size());
+        let (q_len, group_size) = (call.sequence(self.at.sequence).q_len, call.group_size());
         own.total.clear();
         let mut done = 0;
         for g in 0..group_size {
@@ -68,7 +65,7 @@ impl<S: Steps> Column<'_, S> {
             }
             for first in (0..q_len).step_by(MAX_ROW_BLOCK) {
                 let rows = g * q_len + first..g * q_len + q_len.min(first + MAX_ROW_BLOCK);
-                let task = Task { sequence: self.sequence, kv_head: self.kv_head, rows };
+                let task = Task { sequence: self.at.sequence, kv_head: self.at.kv_head, rows };
                 let task = AttentionTask::reading(self.bound, task).followed_by(Next::Near);
                 // SAFETY: the row block is the `done`th of the column, whose turn it is when the tile has waited.
                 if !unsafe { self.tile(&task, done, &mut keys, &mut scores, &mut own) } {
@@ -76,7 +73,7 @@ impl<S: Steps> Column<'_, S> {
                 }
                 done += 1;
                 // Release: publishes what this worker has added.
-                self.progress().store(done, Ordering::Release);
+                self.pass.progress(self.at).store(done, Ordering::Release);
             }
             if group_size > 1 {
                 own.total.add(&own.head);
@@ -86,14 +83,10 @@ impl<S: Steps> Column<'_, S> {
         unsafe { self.write_keys(&own.total) }
     }
 
-    fn progress(&self) -> &core::sync::atomic::AtomicUsize {
-        self.pass.progress([self.sequence, self.kv_head, self.number])
-    }
-
     /// Returns the keys of the column, counted in the sequence.
     pub(crate) fn keys(&self) -> Range<usize> {
-        let kv_len = self.bound.checked.call().sequence(self.sequence).kv_len;
-        let first = self.number * KEY_BLOCK;
+        let kv_len = self.bound.checked.call().sequence(self.at.sequence).kv_len;
+        let first = self.at.number * KEY_BLOCK;
         first.min(kv_len)..kv_len.min(first + KEY_BLOCK)
     }
 
@@ -106,22 +99,22 @@ impl<S: Steps> Column<'_, S> {
         }
         let kv_heads = self.bound.checked.call().kv.kv_heads();
         let mut before =
-            (0..self.sequence * kv_heads + self.kv_head).rev().map(|head| (head / kv_heads, head % kv_heads));
-        let Some((sequence, kv_head)) = before.find(|&(b, _)| self.number < self.pass.columns_of(b)) else {
+            (0..self.at.sequence * kv_heads + self.at.kv_head).rev().map(|head| (head / kv_heads, head % kv_heads));
+        let Some((sequence, kv_head)) = before.find(|&(b, _)| self.at.number < self.pass.columns_of(b)) else {
             return true;
         };
-        self.pass.wait([sequence, kv_head, self.number], self.pass.row_blocks(sequence))
+        self.pass.wait(BlockAt { sequence, kv_head, ..self.at }, self.pass.row_blocks(sequence))
     }
 
     /// Packs the column's values, and finds its keys as rows.
     fn prepare_keys(&self, own: &mut Own<'_>) -> ColumnKeys {
         let (call, tiling) = (self.bound.checked.call(), self.bound.checked.tiling());
-        let (keys, seq) = (self.keys(), call.sequence(self.sequence));
+        let (keys, seq) = (self.keys(), call.sequence(self.at.sequence));
         let none = ColumnKeys { rows: Typed::F32(Rows::strided(own.keys.as_ptr(), 0, 1)), packed: None };
         if keys.is_empty() {
             return none;
         }
-        let (at, len) = ([seq.source, self.kv_head, seq.first_key + keys.start], keys.len());
+        let (at, len) = ([seq.source, self.at.kv_head, seq.first_key + keys.start], keys.len());
         let (table, other) = (&mut Table::new(), &mut Table::new());
         // SAFETY: the keys exist, in tensors, whose rows need no table.
         unsafe {
@@ -139,10 +132,11 @@ impl<S: Steps> Column<'_, S> {
     /// The gradients are this worker's alone.
     unsafe fn write_keys(&self, total: &KeyGradients<'_>) {
         let call = self.bound.checked.call();
-        let (keys, seq, all) = (self.keys(), call.sequence(self.sequence), call.keys_of(self.sequence).len());
-        let beyond = if self.number == 0 { seq.kv_len..all } else { 0..0 };
-        let at =
-            |key: usize| [if call.options.ragged.is_some() { 0 } else { seq.batch }, self.kv_head, seq.first_key + key];
+        let (keys, seq, all) = (self.keys(), call.sequence(self.at.sequence), call.keys_of(self.at.sequence).len());
+        let beyond = if self.at.number == 0 { seq.kv_len..all } else { 0..0 };
+        let at = |key: usize| {
+            [if call.options.ragged.is_some() { 0 } else { seq.batch }, self.at.kv_head, seq.first_key + key]
+        };
         let parts = [(&self.pass.gradients.k, &*total.k, call.scale), (&self.pass.gradients.v, &*total.v, 1.0)];
         for (gradient, sums, scale) in parts {
             let Some(gradient) = gradient else { continue };

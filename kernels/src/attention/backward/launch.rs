@@ -10,7 +10,7 @@
 use crate::attention::backward::call::{Gradients, Saved, assert_fits};
 use crate::attention::backward::column::Column;
 use crate::attention::backward::memory::{BackwardMemory, BackwardScratch};
-use crate::attention::backward::pass::BackwardPass;
+use crate::attention::backward::pass::{BackwardPass, BlockAt};
 use crate::attention::blocks::task::BoundCall;
 use crate::attention::call::Call;
 use crate::attention::checked::CheckedCall;
@@ -114,12 +114,12 @@ impl<'a> BackwardLaunch<'a> {
             // The queue counts down.
             let number = self.columns.len() - 1 - number;
             let heads = self.columns.len() / pass.columns_per_head;
-            let (head, column) = (number % heads, number / heads);
-            let (sequence, kv_head) = (head / kv_heads, head % kv_heads);
-            if column >= pass.columns_of(sequence) {
+            let (head, number) = (number % heads, number / heads);
+            let at = BlockAt { sequence: head / kv_heads, kv_head: head % kv_heads, number };
+            if number >= pass.columns_of(at.sequence) {
                 continue;
             }
-            let column = Column { bound, pass, sequence, kv_head, number: column };
+            let column = Column { bound, pass, at };
             // A worker that panics does not leave others waiting.
             let guard = StopOnUnwind(&pass.stop);
             // SAFETY: every number is taken once, so the key block's gradients are this worker's.

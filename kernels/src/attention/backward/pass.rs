@@ -22,6 +22,14 @@ pub(crate) struct BackwardPass<'a> {
     pub(crate) stop: Stop<'a>,
 }
 
+/// Key block of a key/value head, by its number in the sequence.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockAt {
+    pub(crate) sequence: usize,
+    pub(crate) kv_head: usize,
+    pub(crate) number: usize,
+}
+
 /// Number of times a waiting worker looks again before it lets other threads run: some microseconds.
 const PATIENCE: usize = 1 << 10;
 
@@ -32,9 +40,9 @@ impl BackwardPass<'_> {
     }
 
     /// Returns the counter of the row blocks that a key block is done with.
-    pub(crate) fn progress(&self, [sequence, kv_head, column]: [usize; 3]) -> &AtomicUsize {
+    pub(crate) fn progress(&self, BlockAt { sequence, kv_head, number }: BlockAt) -> &AtomicUsize {
         let head = sequence * self.checked.call().kv.kv_heads() + kv_head;
-        &self.progress[head * self.columns_per_head + column]
+        &self.progress[head * self.columns_per_head + number]
     }
 
     /// Returns the number of row blocks of a sequence and key/value head.
@@ -44,8 +52,8 @@ impl BackwardPass<'_> {
     }
 
     /// Waits until a key block is done with `row_blocks` row blocks. Returns false if the work was stopped.
-    pub(crate) fn wait(&self, column: [usize; 3], row_blocks: usize) -> bool {
-        let progress = self.progress(column);
+    pub(crate) fn wait(&self, block: BlockAt, row_blocks: usize) -> bool {
+        let progress = self.progress(block);
         let mut looks = 0;
         // Acquire: makes what the other worker has added visible.
         while progress.load(Ordering::Acquire) < row_blocks {

@@ -3,6 +3,7 @@
 use crate::attention::backward::call::BiasColumns;
 use crate::attention::backward::column::{Column, ColumnKeys, write_row};
 use crate::attention::backward::memory::{Own, RowNumber, ScoreScratch};
+use crate::attention::backward::pass::BlockAt;
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::key_block::{BlockMemory, KeptScores, KeyBlock};
 use crate::attention::blocks::task::{AttentionTask, Row};
@@ -57,7 +58,7 @@ impl<S: Steps> Column<'_, S> {
     ) -> bool {
         let (first, mut blocks) = (self.keys().start, task.blocks());
         let Some(first_block) = blocks.next() else {
-            if self.number == 0 {
+            if self.at.number == 0 {
                 // SAFETY: no column adds to the gradients of these queries, and one worker has the first.
                 unsafe { self.write_unseen(task) };
             }
@@ -68,7 +69,7 @@ impl<S: Steps> Column<'_, S> {
         }
         let place =
             Place { is_first: first == first_block, is_last: first == blocks.next_back().unwrap_or(first_block) };
-        if !place.is_first && !self.pass.wait([self.sequence, self.kv_head, self.number - 1], number + 1) {
+        if !place.is_first && !self.pass.wait(BlockAt { number: self.at.number - 1, ..self.at }, number + 1) {
             return false;
         }
         let regions = &mut scores.scratch.regions(task.tiling);

@@ -1,0 +1,334 @@
+//! Gradients: against the plain passes in `f64` where numbers are tame, and then the same bits in other ways.
+
+use super::array::{Array, Layout};
+use super::attention::pool;
+use super::case::Case;
+use super::compare::Written;
+use super::draw::{DTYPES, Home, draw_at, numbers};
+use super::functions::{Bound, Fuse, Part, Thrown};
+use super::memory::{Flush, Memory};
+use super::outs::{Outs, Wanted};
+use super::place::{AnyPlaced, Placed, value};
+use super::poison;
+use super::rng::Rng;
+use super::stage::Stage;
+use sdpa::{BackwardPlan, BackwardWorkspace, Dtype, Error, Exec, Gradients, Isa, Mods, Saved, TensorMut, naive};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+const NAMES: [&str; 7] = ["dq", "dk", "dv", "dbias", "dsinks", "dslopes", "dscale"];
+
+/// A call, and the gradients of a loss in what it gives.
+#[derive(Debug, Clone)]
+struct Back {
+    case: Case,
+    d_out: (Array, Dtype),
+    d_lse: Option<Array>,
+    /// Which gradients are asked for, of those that the call has, and the types of the first three.
+    which: [bool; 7],
+    dtypes: [Dtype; 3],
+}
+
+/// What a backward call wrote; `None` for what was not asked for.
+type All = [Option<Written>; 7];
+
+/// Memory for one gradient.
+#[derive(Debug)]
+enum Slot {
+    Tensor(AnyPlaced, Dtype),
+    List(Memory<f32>),
+}
+
+/// How to run a backward call.
+struct How<'a> {
+    exec: Exec,
+    fuse: Option<&'a Fuse>,
+    workspace: &'a mut BackwardWorkspace,
+}
+
+/// Gradients of one random call.
+pub(crate) fn check(rng: &mut Rng) {
+    let back = Back::draw(rng);
+    let result = catch_unwind(AssertUnwindSafe(|| back.check(rng)));
+    if let Err(panic) = result {
+        let Back { case, d_lse, which, dtypes, .. } = &back;
+        eprintln!("d_lse {} {which:?} {dtypes:?}: {}", d_lse.is_some(), case.describe());
+        resume_unwind(panic);
+    }
+}
+
+/// True if a number and its products are no source of large errors.
+fn is_tame(x: f32) -> bool {
+    x == 0.0 || (1e-6..=20.0).contains(&x.abs())
+}
+
+impl Back {
+    fn draw(rng: &mut Rng) -> Self {
+        let mut case = draw_at(rng, Home::Tensors);
+        case.functions.prob = None;
+        let tame = rng.below(4) > 0;
+        if tame {
+            make_tame(&mut case);
+        }
+        let ([b, h, l, _], [.., dv]) = (case.q.shape, case.v.shape);
+        let d_type = rng.pick(&[Dtype::F32, Dtype::F32, Dtype::Bf16, Dtype::F16]);
+        let mut d_out = numbers(rng, [b, h, l, dv], d_type);
+        let mut d_lse = rng.one_in(3).then(|| numbers(rng, [b, h, l, 1], Dtype::F32));
+        if tame {
+            let all = d_out.data.iter_mut().chain(d_lse.iter_mut().flat_map(|x| &mut x.data));
+            all.for_each(|x| *x = if is_tame(*x) { *x } else { 0.5 });
+        }
+        let few = rng.one_in(3);
+        let which = [(); 7].map(|()| !few || rng.one_in(2));
+        let dtypes = if rng.one_in(2) { [Dtype::F32; 3] } else { [(); 3].map(|()| rng.pick(&DTYPES)) };
+        Self { case, d_out: (d_out, d_type), d_lse, which, dtypes }
+    }
+
+    /// True if `f32` can be held against `f64` element by element.
+    fn is_tame(&self) -> bool {
+        let Case { q, k, v, settings, bias, sinks, .. } = &self.case;
+        let all = [q, k, v, &self.d_out.0].into_iter().chain(&self.d_lse).flat_map(|x| &x.data);
+        all.chain(sinks.iter().flatten()).all(|&x| is_tame(x))
+            && bias.iter().flat_map(|(x, _)| &x.of.data).all(|&x| is_tame(x) || x == f32::NEG_INFINITY)
+            && settings.softcap.is_none_or(is_tame)
+            && settings
+                .alignment
+                .is_none_or(|_| (0..self.case.batch()).all(|b| self.case.offset(b).unsigned_abs() < 2000))
+    }
+
+    fn check(&self, rng: &mut Rng) {
+        let (mut first, mut workspace): (Option<All>, _) = (None, BackwardWorkspace::new());
+        let oracle = self.is_tame().then(|| (self.oracle::<f64>(), self.oracle::<f32>()));
+        for isa in Isa::available() {
+            let what = format!("gradients, {isa}");
+            let exec = Exec::serial().isa(isa);
+            let all = self.run(rng, &what, How { exec, fuse: None, workspace: &mut workspace });
+            if let Some((expected, plain)) = &oracle {
+                close(&what, &all, expected, plain);
+            }
+            if isa.has_fma() {
+                same(&format!("{what}, beside another"), &all, first.get_or_insert_with(|| all.clone()));
+            }
+        }
+        let isas: Vec<Isa> = Isa::available().collect();
+        let exec = Exec::serial().isa(rng.pick(&isas));
+        let expected = self.run(rng, "once more", How { exec, fuse: None, workspace: &mut workspace });
+        match rng.below(4) {
+            0 => {
+                let how = How { exec: exec.threads(2), fuse: None, workspace: &mut workspace };
+                same("two threads", &pool().install(|| self.run(rng, "two threads", how)), &expected);
+            }
+            1 => {
+                let rows = self.case.every_row();
+                let (case, x) = poison::changed(rng, &self.case, Home::Tensors, &rows);
+                let bad = Self { case, ..self.clone() };
+                let how = How { exec, fuse: None, workspace: &mut workspace };
+                let got = bad.run(rng, "changed", how);
+                same(&format!("{x} behind masks"), &got, &expected);
+            }
+            2 => self.panics(rng, exec, &mut workspace, &expected),
+            _ => {}
+        }
+    }
+
+    /// A function that panics: nothing beside the gradients is written, and the next call is right.
+    fn panics(&self, rng: &mut Rng, exec: Exec, workspace: &mut BackwardWorkspace, expected: &All) {
+        let part = rng.pick(&[Part::Score, Part::Derivative, Part::Keep, Part::Class]);
+        let (most, threads) = (rng.pick(&[1, 10, 300, 10_000]), rng.pick(&[1, 2]));
+        let fuse = Fuse::new(part, rng.below(most));
+        let how = How { exec: exec.threads(threads), fuse: Some(&fuse), workspace: &mut *workspace };
+        let run = AssertUnwindSafe(|| pool().install(|| self.run(rng, "a function that may panic", how)));
+        match catch_unwind(run) {
+            Ok(all) => same("a function that might have panicked", &all, expected),
+            Err(thrown) if thrown.is::<Thrown>() => {}
+            Err(other) => resume_unwind(other),
+        }
+        let how = How { exec, fuse: None, workspace };
+        same("the next call", &self.run(rng, "the next call", how), expected);
+    }
+
+    /// Forward and backward in guarded memory, each time in other layouts.
+    fn run(&self, rng: &mut Rng, what: &str, how: How<'_>) -> All {
+        let case = &self.case;
+        let stage = Stage::new(rng, case, Home::Tensors);
+        let forward = stage.run(what, &mut Outs::blank(rng, case, Wanted::LEAST), how.exec);
+        let numbers = |x: &Written| Array {
+            shape: x.bits.shape,
+            data: x.bits.data.iter().map(|&bits| f32::from_bits(bits)).collect(),
+        };
+        let out = Placed::<f32>::of(rng, &numbers(&forward.out));
+        let lse = Placed::<f32>::of(rng, &numbers(forward.lse.as_ref().expect("it was asked for")));
+        let d_out = AnyPlaced::of(rng, &self.d_out.0, self.d_out.1);
+        let d_lse = self.d_lse.as_ref().map(|x| Placed::<f32>::of(rng, x));
+        let mut saved = Saved::new(out.view(), lse.view(), d_out.view());
+        if let Some(d_lse) = &d_lse {
+            saved = saved.d_lse(d_lse.view());
+        }
+        let mut slots = self.blank(rng);
+        let run = || self.run_into(&stage, saved, &mut slots, how);
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(result) => result.expect("a good call"),
+            Err(panic) => {
+                self.take(what, &mut slots);
+                resume_unwind(panic);
+            }
+        }
+        let all = self.take(what, &mut slots);
+        for (name, written) in NAMES.iter().zip(&all) {
+            let Some(Written { bits, dtype }) = written else { continue };
+            let blank = if *dtype == Dtype::F32 { u32::MAX } else { u32::from(u16::MAX) };
+            assert!(!bits.data.contains(&blank), "{what}: not all of {name} was written");
+        }
+        all
+    }
+
+    fn run_into(
+        &self,
+        stage: &Stage<'_>,
+        saved: Saved<'_>,
+        slots: &mut [Option<Slot>; 7],
+        how: How<'_>,
+    ) -> Result<(), Error> {
+        let mut gradients = Gradients::new();
+        for (n, slot) in slots.iter_mut().enumerate() {
+            gradients = match (n, slot) {
+                (0, Some(Slot::Tensor(x, _))) => gradients.q(x.view_mut()),
+                (1, Some(Slot::Tensor(x, _))) => gradients.k(x.view_mut()),
+                (2, Some(Slot::Tensor(x, _))) => gradients.v(x.view_mut()),
+                (_, Some(Slot::Tensor(x, _))) => match x.view_mut() {
+                    TensorMut::F32(x) => gradients.bias(x),
+                    _ => unreachable!("it is f32"),
+                },
+                (4, Some(Slot::List(x))) => gradients.sinks(x.slice_mut()),
+                (5, Some(Slot::List(x))) => gradients.alibi(x.slice_mut()),
+                (_, Some(Slot::List(x))) => gradients.scale(&mut x.slice_mut()[0]),
+                (_, None) => gradients,
+            };
+        }
+        let problem = self.case.attention().backward(stage.inputs(), saved, gradients)?;
+        let plan = BackwardPlan::new(&problem, how.exec);
+        let (functions, fuse, none) = (self.case.functions, how.fuse, Mods::new());
+        let origin = functions.origin;
+        let score = functions.score.map(|function| Bound { function, origin, fuse });
+        let mask = functions.mask.map(|function| Bound { function, origin, fuse });
+        match (score, mask) {
+            (None, None) => problem.run(&plan, how.workspace),
+            (Some(score), None) => problem.run_with(&plan, how.workspace, &none.score(score)),
+            (None, Some(mask)) => problem.run_with(&plan, how.workspace, &none.mask(mask)),
+            (Some(score), Some(mask)) => problem.run_with(&plan, how.workspace, &none.score(score).mask(mask)),
+        }
+    }
+
+    /// Shapes of the gradients there are.
+    fn shapes(&self) -> [Option<[usize; 4]>; 7] {
+        let Case { q, k, v, bias, sinks, alibi, .. } = &self.case;
+        let list = |x: &Option<Vec<f32>>| x.as_ref().map(|x| [1, 1, 1, x.len()]);
+        let bias = bias.as_ref().map(|(x, _)| x.of.shape);
+        let all = [Some(q.shape), Some(k.shape), Some(v.shape), bias, list(sinks), list(alibi), Some([1; 4])];
+        core::array::from_fn(|n| all[n].filter(|_| self.which[n]))
+    }
+
+    fn blank(&self, rng: &mut Rng) -> [Option<Slot>; 7] {
+        let mut slots = [const { None }; 7];
+        for (n, (slot, shape)) in slots.iter_mut().zip(self.shapes()).enumerate() {
+            let Some(shape) = shape else { continue };
+            *slot = Some(if n < 4 {
+                let dtype = self.dtypes.get(n).copied().unwrap_or(Dtype::F32);
+                let layout = Layout::draw(rng, shape);
+                Slot::Tensor(AnyPlaced::blank(rng, layout, dtype), dtype)
+            } else {
+                Slot::List(Memory::new(shape[3], if rng.one_in(2) { Flush::Low } else { Flush::High }))
+            });
+        }
+        slots
+    }
+
+    /// Whatever was written. Panics if something beside the gradients was.
+    fn take(&self, what: &str, slots: &mut [Option<Slot>; 7]) -> All {
+        let mut all = [const { None }; 7];
+        for ((written, slot), name) in all.iter_mut().zip(slots).zip(NAMES) {
+            *written = slot.as_mut().map(|slot| match slot {
+                Slot::Tensor(x, dtype) => Written { bits: x.take(&format!("{what}: {name}")), dtype: *dtype },
+                Slot::List(x) => {
+                    let data: Vec<u32> = x.slice().iter().map(|x| x.to_bits()).collect();
+                    (0..data.len()).for_each(|i| x.blank(i));
+                    assert!(x.is_blank(), "{what}: memory beside {name} was written");
+                    Written { bits: Array { shape: [1, 1, 1, data.len()], data }, dtype: Dtype::F32 }
+                }
+            });
+        }
+        all
+    }
+
+    /// What the plain passes say.
+    fn oracle<T: naive::Real>(&self) -> [Vec<T>; 7] {
+        let rng = &mut Rng::of_call(0, 0);
+        let stage = Stage::new(rng, &self.case, Home::Tensors);
+        let d_out = AnyPlaced::of(rng, &self.d_out.0, self.d_out.1);
+        let d_lse = self.d_lse.as_ref().map(|x| Placed::<f32>::of(rng, x));
+        let (attention, inputs, functions) = (self.case.attention(), stage.inputs(), self.case.functions);
+        let (d_out, d_lse) = (d_out.view(), d_lse.as_ref().map(Placed::view));
+        let (none, fuse, origin) = (Mods::new(), None, functions.origin);
+        let score = functions.score.map(|function| Bound { function, origin, fuse });
+        let mask = functions.mask.map(|function| Bound { function, origin, fuse });
+        let gradient = match (score, mask) {
+            (None, None) => naive::gradients(&attention, &inputs, d_out, d_lse),
+            (Some(score), None) => naive::gradients_with(&attention, &inputs, d_out, d_lse, &none.score(score)),
+            (None, Some(mask)) => naive::gradients_with(&attention, &inputs, d_out, d_lse, &none.mask(mask)),
+            (Some(score), Some(mask)) => {
+                naive::gradients_with(&attention, &inputs, d_out, d_lse, &none.score(score).mask(mask))
+            }
+        };
+        let naive::Gradient { q, k, v, bias, sinks, slopes, scale } = gradient.expect("a good call");
+        [q, k, v, bias, sinks, slopes, vec![scale]]
+    }
+}
+
+/// Numbers without extremes, of the types that they have.
+fn make_tame(case: &mut Case) {
+    let tame = |x: &mut f32| *x = if is_tame(*x) { *x } else { 0.5 };
+    [&mut case.q, &mut case.k, &mut case.v].into_iter().flat_map(|x| &mut x.data).for_each(tame);
+    case.sinks.iter_mut().flatten().for_each(tame);
+    let bias = case.bias.iter_mut().flat_map(|(x, _)| &mut x.of.data);
+    bias.filter(|x| **x != f32::NEG_INFINITY).for_each(tame);
+}
+
+/// Panics unless gradients are as close to those in `f64` as those of the plain passes in `f32`, about.
+fn close(what: &str, all: &All, expected: &[Vec<f64>; 7], plain: &[Vec<f32>; 7]) {
+    for (n, written) in all.iter().enumerate() {
+        let Some(Written { bits, dtype }) = written else { continue };
+        let (expected, plain) = (&expected[n], &plain[n]);
+        assert_eq!(bits.data.len(), expected.len(), "{what}: {}", NAMES[n]);
+        let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        let off = plain.iter().zip(expected).fold(0.0f64, |most, (x, y)| most.max((f64::from(*x) - y).abs()));
+        // Sums over all rows cancel: few are left of many terms.
+        let share = if n > 3 { 1e-3 } else { 1e-4 };
+        let rounding = match dtype {
+            Dtype::F32 => 0.0,
+            Dtype::Bf16 => 1.0 / 256.0,
+            Dtype::F16 => 1.0 / 2048.0,
+        };
+        for (i, (&bits, expected)) in bits.data.iter().zip(expected).enumerate() {
+            let got = f64::from(value(bits, *dtype));
+            let bound = 8.0 * off + share * largest.max(1.0) + rounding * expected.abs();
+            let beyond = *dtype == Dtype::F16 && expected.abs() > 65_000.0;
+            assert!(
+                beyond || (got - expected).abs() <= bound,
+                "{what}: element {i} of {} is {got:e}, expected {expected:e}, at most {bound:e} off; plain {off:e}",
+                NAMES[n]
+            );
+        }
+    }
+}
+
+/// Panics unless two calls wrote the same, to the bit.
+fn same(what: &str, all: &All, expected: &All) {
+    for ((got, expected), name) in all.iter().zip(expected).zip(NAMES) {
+        let (Some(got), Some(expected)) = (got, expected) else { continue };
+        assert_eq!(got.bits.shape, expected.bits.shape, "{what}: {name}");
+        let differ = got.bits.data.iter().zip(&expected.bits.data).position(|(a, b)| a != b);
+        if let Some(i) = differ {
+            let [got, expected] = [got, expected].map(|x| x.bits.data[i]);
+            panic!("{what}: element {i} of {name} is {got:#x}, expected {expected:#x}");
+        }
+    }
+}
