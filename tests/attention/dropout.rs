@@ -2,7 +2,9 @@
 
 use crate::options::{Case, Full, Wanted, same_rows};
 use crate::support::{Rng, Tensor, assert_close, assert_same_bits, execs};
-use sdpa::{Attention, AttnState, Dropout, Exec, Inputs, KvCache, Outputs, Plan, Position, View, ViewMut, Workspace};
+use sdpa::{
+    Attention, AttnState, Dropout, Exec, Inputs, KvCache, Mods, Outputs, Plan, Position, View, ViewMut, Workspace,
+};
 
 /// A case without ragged sequences and functions, and its settings with dropout.
 fn case(seed: u64, sizes: [usize; 7]) -> Case {
@@ -82,6 +84,24 @@ fn few_rows_over_a_cache_drop_alike() {
         let tensors = run(&case, &attention, case.inputs(), exec);
         let cached = run(&case, &attention, Inputs::cached(case.q.view(), &cache), exec.threads(2));
         same_rows(&isa.to_string(), (&case, &cached), (&case, &tensors), Some);
+    }
+}
+
+/// What is dropped is multiplied by 0: NaN stays NaN, under a weight function too.
+#[test]
+fn a_dropped_nan_is_nan() {
+    let mut rng = Rng::new(12);
+    let mut case = Case::plain(&mut rng, [1, 1, 1, 4, 3, 8, 8]);
+    case.q.fill_row(2, f32::NAN);
+    let halved = Mods::new().prob(|weight: f32, _: Position| 0.5 * weight);
+    for (isa, exec) in execs() {
+        let mut full = case.unwritten(Wanted::LEAST);
+        let attention = case.attention().dropout(0.99, 3, 0);
+        attention.problem(case.inputs(), full.outputs()).expect("a good call").run_once_with(exec, &halved);
+        for i in 0..4 {
+            let all = (0..8).all(|d| full.out.get([0, 0, i, d]).is_nan() == (i == 2));
+            assert!(all, "{isa}, row {i}");
+        }
     }
 }
 

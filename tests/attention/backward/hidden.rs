@@ -2,7 +2,7 @@
 
 use super::support::Back;
 use crate::options::Case;
-use crate::support::{Rng, execs};
+use crate::support::{Rng, Tensor, execs};
 
 /// Keys and values that no row sees are NaN: nothing changes, and their gradients are 0.
 #[test]
@@ -68,6 +68,32 @@ fn rows_do_not_matter_to_keys_they_do_not_see() {
                         (0..24).all(|d| clean.q.get([0, 1, i, d]).to_bits() == dirty.q.get([0, 1, i, d]).to_bits());
                     assert!(same, "{isa}: {what} of row 60 shows in row {i}");
                 }
+            }
+        }
+    }
+}
+
+/// However NaN came about, gradients have the quiet one, and zeros are positive.
+#[test]
+fn nan_has_no_sign() {
+    let mut rng = Rng::new(11);
+    let sizes = [1, 2, 1, 40, 300, 16, 16];
+    for columns in [1, 300] {
+        let case = Case {
+            bias: Some(Tensor::filled([1, 2, 40, columns], 0.5).into()),
+            alibi: Some(vec![0.1, 0.2]),
+            alignment: Some(sdpa::Alignment::TopLeft),
+            sinks: Some(vec![f32::INFINITY, 0.0]),
+            ..Case::plain(&mut rng, sizes)
+        };
+        let mut back = Back::of(&mut rng, case);
+        back.case.q.fill_row(7, -f32::NAN);
+        for (isa, exec) in execs() {
+            for (name, x) in back.run(exec).named() {
+                let found = x.data.iter().filter(|x| x.is_nan()).count();
+                assert!(found > 0, "{isa}: {name} has no NaN");
+                let odd = |x: &&f32| x.is_nan() && x.to_bits() != 0x7fc0_0000 || x.to_bits() == 0x8000_0000;
+                assert_eq!(x.data.iter().find(odd).map(|x| x.to_bits()), None, "{isa}: {name}, {columns} columns");
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Inputs of the backward pass beside those of the forward pass, and the gradients that it writes.
 
 use crate::attention::call::Call;
+use crate::simd::quiet;
 use crate::tensor::any::{AnyShared, Tensor, TensorMut};
 use crate::tensor::view::View;
 use crate::tensor::view_mut::{SharedMut, ViewMut};
@@ -91,11 +92,19 @@ impl BiasGradient<'_> {
     /// The elements are this worker's.
     pub(crate) unsafe fn add(&self, row: [usize; 3], first: usize, gradients: &[f32]) {
         let ([.., columns], [b, h, l]) = (self.view.shape(), self.row(row));
-        // SAFETY: the row is one of the bias's, and each key one of its columns; the caller guarantees the elements.
+        // SAFETY: the row is one of the bias's, and each key one of its columns, side by side where the step between them is
+        // 1; the caller guarantees the elements.
         unsafe {
             let (at, element) = self.view.row(b, h, l);
+            if element == 1 {
+                let n = columns.saturating_sub(first).min(gradients.len());
+                let sums = core::slice::from_raw_parts_mut(at.add(columns.min(first)), n);
+                sums.iter_mut().zip(gradients).for_each(|(sum, &gradient)| *sum = quiet(*sum + gradient));
+                return;
+            }
             for (key, &gradient) in (first..columns).zip(gradients) {
-                *at.offset(key as isize * element) += gradient;
+                let sum = at.offset(key as isize * element);
+                *sum = quiet(*sum + gradient);
             }
         }
     }

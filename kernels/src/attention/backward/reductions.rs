@@ -4,6 +4,12 @@
 use crate::attention::backward::call::BiasColumns;
 use crate::attention::backward::memory::RowNumber;
 use crate::attention::backward::pass::BackwardPass;
+use crate::simd::quiet;
+
+/// Returns a sum as it is written: a zero is positive, and a NaN the quiet one.
+fn written(sum: f64) -> f32 {
+    quiet(sum as f32 + 0.0)
+}
 
 impl BackwardPass<'_> {
     /// Takes the sums over all rows. All workers are done.
@@ -22,17 +28,17 @@ impl BackwardPass<'_> {
                     logit.map_or(0.0, |logit| if lse == f64::NEG_INFINITY { 0.0 } else { (logit - lse).exp() * delta });
             }
             if let Some(sinks) = &mut self.reduced.sinks {
-                sinks[head] = sink as f32;
+                sinks[head] = written(sink);
             }
             if let Some(slopes) = &mut self.reduced.slopes {
-                slopes[head] = slope as f32;
+                slopes[head] = written(slope);
             }
         }
         let rows = || (0..heads).flat_map(|head| self.rows_of_head(head));
         let dots = |at| self.numbers(at, [RowNumber::Dot])[0];
         let scale = self.reduced.scale.is_some().then(|| rows().map(dots).sum::<f64>());
         if let (Some(to), Some(scale)) = (&mut self.reduced.scale, scale) {
-            **to = scale as f32;
+            **to = written(scale);
         }
         self.finish_bias(heads);
     }
@@ -44,7 +50,10 @@ impl BackwardPass<'_> {
             let [b, h, l] = bias.row([at.sequence, at.place[1], at.row]);
             let [sum] = self.numbers(at, [RowNumber::Bias]);
             // SAFETY: an element of the bias; all workers are done.
-            unsafe { *bias.view.row(b, h, l).0 += sum as f32 };
+            unsafe {
+                let (element, _) = bias.view.row(b, h, l);
+                *element = quiet(*element + sum as f32);
+            }
         }
     }
 

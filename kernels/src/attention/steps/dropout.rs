@@ -46,8 +46,8 @@ fn philox(seed: u64, [first, second, third]: [u32; 3], last: u32) -> [[u32; LANE
     words
 }
 
-/// Drops weights of a row block against the keys of a block that starts at key `first`, a multiple of 256. Weights of 0
-/// stay 0.
+/// Drops weights of a row block against the keys of a block that starts at key `first`, a multiple of 256: multiplies them by
+/// 0 or the factor. Weights of 0 stay 0, and NaN stays NaN.
 #[inline(always)]
 pub(crate) fn dropout<S: Simd>(
     s: S,
@@ -81,7 +81,7 @@ pub(crate) fn dropout<S: Simd>(
                 // SAFETY: a panel of the row's weights; sixteen bytes.
                 unsafe {
                     let at = weights.add(key);
-                    s.store(at, s.select_bytes(kept.as_ptr(), zero, s.mul(s.load(at), factor)));
+                    s.store(at, s.mul(s.load(at), s.select_bytes(kept.as_ptr(), zero, factor)));
                 }
             }
         },
