@@ -289,18 +289,19 @@ impl Back {
     /// How far off a score's gradient may be that cancels wholly, and that times all that it is multiplied by and added up
     /// with in each gradient: about, since errors go either way.
     fn noise(&self) -> [f64; 7] {
-        let Case { q, k, v, alibi, .. } = &self.case;
+        let Case { q, k, v, alibi, settings, .. } = &self.case;
+        let factor = settings.dropout.map_or(1.0, |dropout| dropout.factor().into());
         let largest = |x: &Array| x.data.iter().fold(0.0f64, |most, &x| most.max(f64::from(x).abs()));
         let norm = |x: &Array| largest(x) * (x.shape[3] as f64).sqrt();
         let (rows, keys) = self.case.longest();
         let d_lse = self.d_lse.as_ref().map_or(0.0, largest);
-        let one = 1e-6 * (norm(&self.d_out.0) * norm(v) + d_lse);
+        let one = 1e-6 * (factor * norm(&self.d_out.0) * norm(v) + d_lse);
         let scale = f64::from(self.case.scale()).abs();
         let of_key = ((self.case.sharing() * rows) as f64).sqrt();
         let all = ((self.case.batch() * self.case.heads() * rows) as f64).sqrt();
         let far = (0..self.case.batch()).map(|b| self.case.offset(b).unsigned_abs()).max().unwrap_or(0);
         let distance = if alibi.is_some() { (far + rows + keys) as f64 } else { 0.0 };
-        let dv = 1e-6 * of_key * largest(&self.d_out.0);
+        let dv = 1e-6 * factor * of_key * largest(&self.d_out.0);
         [
             one * scale * largest(k),
             one * scale * largest(q) * of_key,
