@@ -8,6 +8,7 @@ use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::key_block::{BlockMemory, KeptScores, KeyBlock};
 use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::dropout::Kept;
 use crate::attention::steps::key_sums::KeySums;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::qk::Scores;
@@ -28,6 +29,8 @@ struct TileScores<'b> {
     scores: &'b mut [f32],
     /// Scores after the softcap, and before the caller's function, if there is one.
     kept: KeptScores<'b>,
+    /// Weights that dropout keeps, if the call drops any.
+    dropout: Option<Kept>,
     spans: &'b [Span],
     q: BlockRows,
     d_out: BlockRows,
@@ -89,7 +92,8 @@ impl<S: Steps> Column<'_, S> {
             let d_out = task.block_rows(&self.pass.saved.d_out, NonFinite::Handled, own.d_out);
             let saved = task.saved_rows(&self.pass.saved, &d_out, own.out);
             let q = task.block_rows(&task.call.q, NonFinite::Handled, own.q);
-            TileScores { scores: regions.scores, kept, spans, q, d_out, saved }
+            let dropout = task.draw_kept(0..rows_of(task), spans, first);
+            TileScores { scores: regions.scores, kept, dropout, spans, q, d_out, saved }
         };
         // SAFETY: the caller guarantees the column; the row block's turn has come.
         unsafe {
@@ -123,7 +127,7 @@ impl<S: Steps> Column<'_, S> {
         };
         // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
         unsafe { task.s.scores(scores) };
-        self.drop_weights(task, ScoreBlock { scores: own.gradients, spans: tile.spans, rows });
+        drop_weights(task.s, &tile.dropout, ScoreBlock { scores: own.gradients, spans: tile.spans, rows });
         let block = ScoreBlock { scores: tile.scores, spans: tile.spans, rows };
         task.s.softmax_backward(block, own.gradients, &tile.saved);
         if tile.d_out.nonfinite.is_empty() {
@@ -150,21 +154,14 @@ impl<S: Steps> Column<'_, S> {
         }
     }
 
-    /// Multiplies what belongs to weights by the factors of dropout, if the call has it.
-    fn drop_weights(&self, task: &AttentionTask<'_, S>, block: ScoreBlock<'_>) {
-        if let Some(dropout) = task.call.options.dropout {
-            let rows = task.counter_rows(0..block.rows);
-            task.s.dropout(block, self.keys().start, &rows, dropout);
-        }
-    }
-
     /// Adds the gradients of the column's keys and values, and turns gradients of capped scores into those of scores.
     ///
     /// # Safety
     /// The rows of `tile` are the task's.
     unsafe fn add_key_gradients(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
         let Own { gradients, head, total, .. } = own;
-        self.drop_weights(task, ScoreBlock { scores: tile.scores, spans: tile.spans, rows: rows_of(task) });
+        let rows = rows_of(task);
+        drop_weights(task.s, &tile.dropout, ScoreBlock { scores: tile.scores, spans: tile.spans, rows });
         let sums = if task.call.group_size() > 1 { head } else { total };
         let vecs = |dim: usize| dim.div_ceil(LANES);
         // SAFETY: rows are whole vectors, as the caller guarantees.
@@ -316,6 +313,13 @@ impl<S: Steps> Column<'_, S> {
                 }
             }
         }
+    }
+}
+
+/// Multiplies what belongs to weights by the factors of dropout, if there is any.
+fn drop_weights<S: Steps>(s: S, dropout: &Option<Kept>, block: ScoreBlock<'_>) {
+    if let Some(kept) = dropout {
+        s.drop_weights(block, kept);
     }
 }
 

@@ -64,9 +64,10 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
 
     /// Drops weights of a row block at random, if the call asks for it.
     pub(crate) fn drop_weights(&mut self, row_block: Range<usize>) {
-        let Some(dropout) = self.task.call.options.dropout else { return };
-        let (task, first) = (self.task, self.first);
-        task.s.dropout(self.scores(row_block.len()), first, &task.counter_rows(row_block), dropout);
+        let (s, rows) = (self.task.s, row_block.len());
+        if let Some(kept) = self.task.draw_kept(row_block, self.spans, self.first) {
+            s.drop_weights(self.scores(rows), &kept);
+        }
     }
 
     /// Returns the scores of a row block of `rows` rows, and the keys each tile needs.

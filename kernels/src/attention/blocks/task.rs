@@ -6,8 +6,10 @@ use crate::attention::mods::Position;
 use crate::attention::outputs::Shared;
 use crate::attention::row_mods::{Given, RowMods};
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::dropout::CounterRow;
+use crate::attention::steps::dropout::Kept;
+use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, Tiling};
+use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
 /// Checked call, and the kernel steps and functions of the caller that compute it: what a worker's tasks share.
@@ -148,14 +150,16 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
         Position { batch: self.task.sequence, head: row.head, row: row.i, key, position }
     }
 
-    /// Returns the rows of a row block as the counters of dropout have them.
-    pub(crate) fn counter_rows(&self, row_block: Range<usize>) -> [CounterRow; MAX_ROW_BLOCK] {
-        let mut rows = [[0; 2]; MAX_ROW_BLOCK];
-        let heads = self.call.q.shape()[1];
-        for row in self.rows(row_block) {
+    /// Draws which weights of a row block are kept, against the key block at `first`, if the call drops any.
+    pub(crate) fn draw_kept(&self, row_block: Range<usize>, spans: &[Span], first: usize) -> Option<Kept> {
+        let dropout = self.call.options.dropout?;
+        let (mut rows, heads) = ([[0; 2]; MAX_ROW_BLOCK], self.call.q.shape()[1]);
+        for row in self.rows(row_block.clone()) {
             rows[row.n] = [(self.task.sequence * heads + row.head) as u32, row.i as u32];
         }
-        rows
+        let mut kept = Kept { weights: [[0; KEY_BLOCK / 4]; MAX_ROW_BLOCK], factor: dropout.factor };
+        self.s.draw(spans, first, &rows[..row_block.len()], dropout, &mut kept.weights);
+        Some(kept)
     }
 
     /// Returns the position of key `first` of the sequence in its source: sequence or batch index, head, key.

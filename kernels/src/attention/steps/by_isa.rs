@@ -5,7 +5,7 @@
 
 use crate::attention::options::{Dropout, Mask};
 use crate::attention::steps::bf16::{PairPanels, Round};
-use crate::attention::steps::dropout::{self, CounterRow};
+use crate::attention::steps::dropout::{self, CounterRow, Kept, KeptWeights};
 use crate::attention::steps::epilogue::{self, Finish};
 use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::pv::{self, Values};
@@ -85,8 +85,10 @@ pub(crate) trait Steps: PackSteps {
     /// # Safety
     /// Same contract as [`pv::values`], with rounded weights.
     unsafe fn values_pairs(self, a: Values<'_, RowPairs>);
-    /// Drops weights at random: see [`dropout::dropout`].
-    fn dropout(self, row_block: ScoreBlock<'_>, first: usize, rows: &[CounterRow], dropout: Dropout);
+    /// Draws which weights are kept: see [`dropout::draw`].
+    fn draw(self, spans: &[Span], first: usize, rows: &[CounterRow], dropout: Dropout, kept: &mut [KeptWeights]);
+    /// Drops weights: see [`dropout::drop_weights`].
+    fn drop_weights(self, row_block: ScoreBlock<'_>, kept: &Kept);
     /// Turns scores into weights, and gradients of weights into those of scores: see
     /// [`softmax_backward::softmax_backward`].
     fn softmax_backward(self, row_block: ScoreBlock<'_>, gradients: &mut [f32], saved: &[SavedRow]);
@@ -234,10 +236,24 @@ macro_rules! steps {
                 unsafe { self.with_bf16_dot(a) }
             }
 
-            fn dropout(self, row_block: ScoreBlock<'_>, first: usize, rows: &[CounterRow], dropout: Dropout) {
+            fn draw(
+                self,
+                spans: &[Span],
+                first: usize,
+                rows: &[CounterRow],
+                dropout: Dropout,
+                kept: &mut [KeptWeights],
+            ) {
                 self.vectorize(
                     #[inline(always)]
-                    || dropout::dropout(self, row_block, first, rows, dropout),
+                    || dropout::draw(self, spans, first, rows, dropout, kept),
+                )
+            }
+
+            fn drop_weights(self, row_block: ScoreBlock<'_>, kept: &Kept) {
+                self.vectorize(
+                    #[inline(always)]
+                    || dropout::drop_weights(self, row_block, kept),
                 )
             }
 
