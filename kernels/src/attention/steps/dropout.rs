@@ -16,8 +16,10 @@ const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: usize = 10;
 
-/// Keys whose random numbers are taken at once: a counter in each lane, four numbers a counter.
-const AT_ONCE: usize = 4 * LANES;
+/// Counters whose numbers are taken at once.
+const COUNTERS: usize = LANES;
+/// Keys of these counters, four numbers each.
+const AT_ONCE: usize = 4 * COUNTERS;
 const _: () = assert!(KEY_BLOCK.is_multiple_of(AT_ONCE));
 
 /// Row of a row block, as the counter has it: sequence · heads + head, row.
@@ -35,17 +37,17 @@ pub(crate) struct Kept {
 /// Low half of a lane.
 const LOW: u64 = u32::MAX as u64;
 
-/// Returns the random numbers of sixteen counters that differ in the last word, `last` and the fifteen after it: the
+/// Returns the random numbers of counters that differ in the last word, `last` and those after it: the
 /// `t`th number of counter `i` is the low half of `[t][i]`. Words stay in low halves throughout, which is where products
 /// of 32 bits take their factors from; what the upper halves hold does not matter.
 #[inline(always)]
-fn philox(seed: u64, [first, second, third]: [u32; 3], last: u32) -> [[u64; LANES]; 4] {
-    let [first, second, third] = [first, second, third].map(|word| [u64::from(word); LANES]);
+fn philox(seed: u64, [first, second, third]: [u32; 3], last: u32) -> [[u64; COUNTERS]; 4] {
+    let [first, second, third] = [first, second, third].map(|word| [u64::from(word); COUNTERS]);
     let mut words = [first, second, third, core::array::from_fn(|i| u64::from(last.wrapping_add(i as u32)))];
     let mut key = [seed as u32, (seed >> 32) as u32];
     for _ in 0..ROUNDS {
-        let mut next = [[0; LANES]; 4];
-        for i in 0..LANES {
+        let mut next = [[0; COUNTERS]; 4];
+        for i in 0..COUNTERS {
             let product = |multiplier: u32, x: u64| u64::from(multiplier) * (x & LOW);
             let (a, b) = (product(MULTIPLIERS[0], words[0][i]), product(MULTIPLIERS[1], words[2][i]));
             next[0][i] = (b >> 32) ^ words[1][i] ^ u64::from(key[0]);
@@ -71,16 +73,19 @@ pub(crate) fn draw<S: Simd>(
     kept: &mut [KeptWeights],
 ) {
     assert!(spans.len() == rows.len().div_ceil(S::TILE_ROWS));
-    let threshold = u64::from(dropout.threshold);
+    let carry = (1 << 32) - u64::from(dropout.threshold);
     for (row, (&[head, i], kept)) in rows.iter().zip(kept).enumerate() {
         let keys = spans[row / S::TILE_ROWS].keys();
         for run in keys.start / AT_ONCE..keys.end.div_ceil(AT_ONCE) {
             let last = ((first + run * AT_ONCE) / 4) as u32;
             let numbers = philox(dropout.seed, [dropout.offset, head, i], last);
-            for (counter, kept) in kept[run * LANES..][..LANES].iter_mut().enumerate() {
-                let bit = |t: usize| u64::from(numbers[t][counter] & LOW >= threshold) << t;
-                *kept = (bit(0) | bit(1) | bit(2) | bit(3)) as u8;
+            let mut bits = [0; COUNTERS];
+            for (counter, bits) in bits.iter_mut().enumerate() {
+                // The carry of a number that is no less than the threshold.
+                let bit = |t: usize| (numbers[t][counter] & LOW) + carry >> 32;
+                *bits = (bit(0) | bit(1) << 1 | bit(2) << 2 | bit(3) << 3) as u8;
             }
+            kept[run * COUNTERS..][..COUNTERS].copy_from_slice(&bits);
         }
     }
 }
