@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const DRAWING: [&str; 5] = ["generate", "heatmap", "translate", "decoder_step", "guide"];
+const DRAWING: [&str; 5] = ["generate", "heatmap", "alignment", "decoder_step", "guide"];
 const PRINTING: [&str; 4] = ["steps", "dictionary", "functions", "ndarray_heads"];
 
 /// Runs a program elsewhere than here: what it leaves behind is found there.

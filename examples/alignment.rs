@@ -1,12 +1,12 @@
 //! Alignment by cross-attention: the words of one text query the words of another.
 //!
-//! No translation model is in this repository, so nothing here is learned for translating: queries and keys are word
-//! vectors, or the states of a sentence model, made to length 1, and the score is their cosine over a temperature. What
-//! it shows is what cross-attention does with such scores, and the picture that is drawn of it.
+//! Nothing here is learned for translating, as it is in the example `translate`: queries and keys are word vectors, or the
+//! states of a sentence model, made to length 1, and the score is their cosine over a temperature. What it shows is what
+//! cross-attention does with such scores, and the picture that is drawn of it.
 //!
 //! ```text
-//! cargo run --release --example translate              # to target/pictures
-//! cargo run --release --example translate -- FOLDER
+//! cargo run --release --example alignment              # to target/pictures
+//! cargo run --release --example alignment -- FOLDER
 //! ```
 
 #[path = "arguments/mod.rs"]
@@ -32,7 +32,7 @@ const STATES: usize = 2;
 
 fn main() -> ExitCode {
     let about = "Draws alignments by cross-attention: the words of one text query the words of another.";
-    Program { name: "translate", about, flags: &[], output: Output::Pictures }.run(run)
+    Program { name: "alignment", about, flags: &[], output: Output::Pictures }.run(run)
 }
 
 fn run(given: &Given) -> Result<(), Box<dyn Error>> {
@@ -63,7 +63,7 @@ fn wordings(folder: &Path, compute: &mut Compute) -> Result<(), Box<dyn Error>> 
     report(&steps, &to, &from);
     println!("Nearest word to each context: {}", named(&nearest, &all));
     let note = "Queries and keys are word vectors of all-MiniLM-L6-v2";
-    save(&alignment(&steps, &to, &from, "Alignment of two wordings", note), folder, "translate-words")
+    save(&alignment(&steps, &to, &from, "Alignment of two wordings", note), folder, "alignment-words")
 }
 
 /// Two sentences of one build.
@@ -75,7 +75,7 @@ fn sentences(folder: &Path, compute: &mut Compute) -> Result<(), Box<dyn Error>>
     report(&steps, &to.tokens, &from.tokens);
     let note = format!("Queries and keys are states of all-MiniLM-L6-v2 after layer {}", STATES - 1);
     let picture = alignment(&steps, &to.tokens, &from.tokens, "Alignment of two sentences", &note);
-    save(&picture, folder, "translate-sentences")
+    save(&picture, folder, "alignment-sentences")
 }
 
 /// Rows of length 1 attend to others, which are keys and values.
