@@ -6,10 +6,12 @@
 mod failure;
 mod folder;
 
-use failure::{Refused, Result};
+pub(crate) use failure::Refused;
+
+use failure::Result;
 use folder::try_writing;
 use std::error::Error;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -37,18 +39,26 @@ pub(crate) enum Output {
     Text,
     /// Pictures too.
     Pictures,
+    /// Pictures too, to the usual folder: words that are no flags are a text.
+    PicturesOfText,
 }
 
 /// Words of the command line.
 pub(crate) struct Given {
     folder: PathBuf,
     flags: Vec<OsString>,
+    text: Vec<OsString>,
 }
 
 impl Given {
     /// Returns the folder of the pictures.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Returns the words that are no flags, with spaces between them.
+    pub(crate) fn text(&self) -> String {
+        self.text.join(OsStr::new(" ")).to_string_lossy().into_owned()
     }
 
     /// Returns true if this flag was given.
@@ -69,6 +79,7 @@ impl Program {
         match self.read(words) {
             Ok(given) => match work(&given) {
                 Ok(()) => ExitCode::SUCCESS,
+                Err(e) if e.is::<Refused>() => self.complain(ExitCode::from(REFUSED), &e),
                 Err(e) => self.complain(ExitCode::FAILURE, &e),
             },
             Err(refused) => self.complain(ExitCode::from(REFUSED), &refused),
@@ -76,7 +87,7 @@ impl Program {
     }
 
     fn read(&self, words: Vec<OsString>) -> Result<Given> {
-        let (mut folders, mut flags) = (Vec::new(), Vec::new());
+        let (mut folders, mut flags, mut text) = (Vec::new(), Vec::new(), Vec::new());
         for word in words {
             let is_flag = word.len() > 1 && word.as_encoded_bytes().starts_with(b"-");
             let known = self.flags.iter().any(|&(flag, _)| word == flag);
@@ -85,6 +96,7 @@ impl Program {
                 (true, _) => {
                     return Err(Refused::new(format_args!("{}: unknown flag; --help lists them", word.display())));
                 }
+                (false, Output::PicturesOfText) => text.push(word),
                 (false, Output::Pictures) => folders.push(PathBuf::from(word)),
                 (false, Output::Text) => {
                     return Err(Refused::new(format_args!("{}: there is nothing to name; see --help", word.display())));
@@ -96,18 +108,19 @@ impl Program {
             return Err(Refused::new(format_args!("one folder at a time, but got {first} and {second}")));
         }
         let folder = folders.pop().unwrap_or_else(|| PathBuf::from(FOLDER));
-        if self.output == Output::Pictures {
+        if self.output != Output::Text {
             std::fs::create_dir_all(&folder).and_then(|()| try_writing(&folder)).map_err(|e| {
                 Refused::new(format_args!("{}: not a folder that can be written to: {e}", folder.display()))
             })?;
         }
-        Ok(Given { folder, flags })
+        Ok(Given { folder, flags, text })
     }
 
     fn help(&self) -> String {
         let folder = format!("where pictures go (default: {FOLDER})");
         let (usage, folder) = match self.output {
             Output::Pictures => (" [FOLDER]", Some(("FOLDER", folder.as_str()))),
+            Output::PicturesOfText => (" [TEXT]...", Some(("TEXT", "to translate; - for lines of standard input"))),
             Output::Text => ("", None),
         };
         let mut text = format!("{}\n\nUsage: {} [OPTIONS]{usage}\n\n", self.about, self.name);

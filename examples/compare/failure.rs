@@ -22,6 +22,8 @@ impl fmt::Display for Refused {
     }
 }
 
+impl std::error::Error for Refused {}
+
 impl From<sdpa::Error> for Refused {
     fn from(e: sdpa::Error) -> Self {
         Self::new(e)

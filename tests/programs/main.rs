@@ -21,3 +21,4 @@ mod dictionary;
 mod drawing;
 mod small_examples;
 mod steps;
+mod translate;
