@@ -23,11 +23,6 @@ pub(crate) enum Extent {
     Continue,
 }
 
-/// Folder of checkpoints and pictures.
-pub(crate) fn folder(name: &str) -> PathBuf {
-    PathBuf::from("target/learned").join(name)
-}
-
 const HELP: &str = "\
   --train                   from nothing to the end; without it a few steps, to see that it works
   --continue                from the checkpoint to the end
@@ -38,6 +33,12 @@ const HELP: &str = "\
 Checkpoints and pictures go to target/learned.";
 
 impl Arguments {
+    /// Folder of checkpoints and pictures; a few steps leave those of a whole training alone.
+    pub(crate) fn folder(&self, name: &str) -> PathBuf {
+        let part = if self.extent == Extent::Glimpse { "glimpse" } else { "" };
+        PathBuf::from("target/learned").join(name).join(part)
+    }
+
     /// Reads the command line; `None` if it asked for help, which has then been printed.
     pub(crate) fn read(about: &str) -> Result<Option<Self>> {
         let mut words = std::env::args().skip(1);

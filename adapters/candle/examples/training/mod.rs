@@ -9,7 +9,7 @@ mod layers;
 pub(crate) mod pictures;
 mod trainer;
 
-pub(crate) use arguments::{Arguments, Extent, folder};
+pub(crate) use arguments::{Arguments, Extent};
 pub(crate) use curve::curve;
 pub(crate) use layers::{Attend, FeedForward, MultiHead, Norm, Visible, positions, projection};
 pub(crate) use trainer::{Batch, Schedule, Trainer};

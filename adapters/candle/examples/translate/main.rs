@@ -55,7 +55,7 @@ fn main() -> Result<()> {
     let model = Translator::new(arguments.attend, sizes, &VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
     let mut trainer = Trainer::new(&vars, SEED)?;
 
-    let folder = training::folder("translate");
+    let folder = arguments.folder("translate");
     let checkpoint = folder.join("checkpoint.safetensors");
     if arguments.extent == Extent::Continue {
         trainer.restore(&checkpoint)?;

@@ -40,7 +40,7 @@ fn main() -> Result<()> {
     let vars = VarMap::new();
     let model = Gpt::new(arguments.attend, &VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
     let mut trainer = Trainer::new(&vars, SEED)?;
-    let folder = training::folder("write");
+    let folder = arguments.folder("write");
     let checkpoint = folder.join("checkpoint.safetensors");
     if arguments.extent == Extent::Continue {
         trainer.restore(&checkpoint)?;
