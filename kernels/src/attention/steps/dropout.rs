@@ -82,8 +82,8 @@ pub(crate) fn draw<S: Simd>(
             let mut bits = [0; COUNTERS];
             for (counter, bits) in bits.iter_mut().enumerate() {
                 // The carry of a number that is no less than the threshold.
-                let bit = |t: usize| (numbers[t][counter] & LOW) + carry >> 32;
-                *bits = (bit(0) | bit(1) << 1 | bit(2) << 2 | bit(3) << 3) as u8;
+                let bit = |t: usize| ((numbers[t][counter] & LOW) + carry) >> 32;
+                *bits = (bit(0) | (bit(1) << 1) | (bit(2) << 2) | (bit(3) << 3)) as u8;
             }
             kept[run * COUNTERS..][..COUNTERS].copy_from_slice(&bits);
         }
@@ -104,7 +104,7 @@ pub(crate) fn drop_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, kept: &
                 let bits = &kept.weights[row][panel * LANES / 4..][..LANES / 4];
                 let mut bytes = [[0u8; 4]; LANES / 4];
                 for (bytes, &bits) in bytes.iter_mut().zip(bits) {
-                    *bytes = (u32::from(bits) * 0x0020_4081 & 0x0101_0101).to_le_bytes();
+                    *bytes = ((u32::from(bits) * 0x0020_4081) & 0x0101_0101).to_le_bytes();
                 }
                 // SAFETY: a panel of the row's weights; sixteen bytes.
                 unsafe {
