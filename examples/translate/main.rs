@@ -22,7 +22,8 @@ use pictures::{HeatMap, Labels, Picture, colour_bar, page, save};
 use std::io::BufRead;
 use std::path::Path;
 use std::process::ExitCode;
-use translator::{POSITIONS, Result, Translation, Translator};
+use translator::{Result, Translation, Translator};
+use words::POSITIONS;
 
 const MODEL: &[u8] = include_bytes!("../models/translator.safetensors");
 
@@ -92,7 +93,7 @@ fn report(translator: &Translator, sentence: &str, translation: &Translation) ->
     for (n, (step, word)) in translation.steps.iter().zip(&french).enumerate() {
         println!("  {n:>3} {word:>14} {:.3}  {}", step.probability, bars(&english, &step.looks_at));
     }
-    let text = words::french(french[..french.len() - 1].iter().copied());
+    let text = words::french(translation.words().map(|word| translator.french(word)));
     println!("→ {text}\n");
 
     let french: Vec<String> = french.into_iter().map(str::to_owned).collect();

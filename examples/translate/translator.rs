@@ -1,5 +1,6 @@
 //! The translator: a model that the example of the same name in `adapters/candle` has trained, run by `sdpa::layers`.
 
+use crate::words::{END, POSITIONS};
 use safetensors::SafeTensors;
 use sdpa::layers::{
     Activation, Compute, Embedding, FeedForward, LayerInput, Linear, MultiHeadAttention, MultiHeadInput, Norm,
@@ -10,10 +11,6 @@ use std::error::Error;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Mark at the end of either text, and before the first French word.
-const END: u32 = 0;
-/// Longest text, in words and the mark of its end.
-pub(crate) const POSITIONS: usize = 64;
 const EPS: f32 = 1e-6;
 
 pub(crate) struct Translator {
@@ -51,7 +48,7 @@ pub(crate) struct Step {
     pub(crate) logits: Vec<f32>,
 }
 
-/// A text, and what was made of it step by step; the last step is the mark of the end.
+/// A text, and what was made of it step by step. The last step is the mark of the end, unless [`POSITIONS`] steps came first.
 #[derive(Debug)]
 pub(crate) struct Translation {
     /// English words and the mark of the end, by number.
@@ -59,6 +56,13 @@ pub(crate) struct Translation {
     /// States of the encoder, a row for each.
     pub(crate) states: Vec<f32>,
     pub(crate) steps: Vec<Step>,
+}
+
+impl Translation {
+    /// Returns the French words, without the mark of the end.
+    pub(crate) fn words(&self) -> impl Iterator<Item = u32> {
+        self.steps.iter().map(|step| step.word).take_while(|&word| word != END)
+    }
 }
 
 impl Translator {

@@ -1,6 +1,11 @@
 //! Texts to words and back, as the translator was trained on them.
 #![allow(dead_code, reason = "its training compiles this module, too, and uses a part of it")]
 
+/// Mark at the end of either text, and before the first French word.
+pub(crate) const END: u32 = 0;
+/// Longest text, in words and the mark of its end.
+pub(crate) const POSITIONS: usize = 64;
+
 /// Texts that training never saw.
 pub(crate) const EXAMPLES: [&str; 6] = [
     "I like to go to the park and play.",

@@ -11,7 +11,7 @@ pub(crate) const NO_DERIVATIVE: Error = Error::Needs {
 
 /// Refusal of a weight function.
 pub(crate) const WEIGHT_FUNCTION: Error =
-    Error::Needs { argument: "backward", needs: "a call without a weight function, which has no derivative" };
+    Error::Needs { argument: "weight function", needs: "a forward call: it has no derivative" };
 
 /// Checks that the functions have what the backward pass needs.
 pub(crate) fn check<S: ScoreMod, M: MaskMod, P: ProbMod>(call: &Call<'_>, mods: &Mods<S, M, P>) -> Result<(), Error> {

@@ -1,7 +1,8 @@
 //! Backward pass of the oracle: gradients from the weights of the forward oracle, one pair of row and key at a time.
 //!
 //! With w the weights, s the scores, dp = do·v and δ = Σ w·dp − dlse: ds = w·(dp − δ), times the derivative of the caller's
-//! score function, which gives dbias and dslope, times 1 − (s/cap)² under a softcap; then dq = c·Σ ds·k, dk = c·Σ ds·q, dv = Σ w·do. (Dao and others 2022, arXiv:2205.14135, appendix B.2.)
+//! score function, which gives dbias and dslope, times 1 − (s/cap)² under a softcap; then dq = c·Σ ds·k, dk = c·Σ ds·q,
+//! dv = Σ w·do. (Dao and others 2022, arXiv:2205.14135, appendix B.2.)
 
 use super::row::{at_position, dropout_factor, entry, first_key, first_row, position};
 use super::{Answer, Dense, Real, answer};
@@ -77,7 +78,8 @@ pub fn gradients<'t, T: Real>(
 /// ```
 ///
 /// # Errors
-/// As [`gradients`]; [`Error::Needs`] for a score function without a derivative and for a weight function.
+/// As [`gradients`]; [`Error::Needs`] for a weight function, and for a score function without a derivative if a row sees a
+/// key.
 pub fn gradients_with<'t, T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     attention: &Attention,
     inputs: &Inputs<'_>,
@@ -156,7 +158,8 @@ impl<T: Real, S: ScoreMod> Call<'_, T, S> {
         let scale = T::from(self.attention.scale_for(head_dim));
         for &j in &visible {
             let [kb, kh, kl] = key(j);
-            let ds = weights[j] * (dp[j] - delta) * self.derivative(at, j, capped[j])?;
+            let (ds, slope) = (weights[j] * (dp[j] - delta), self.derivative(at, j, capped[j])?);
+            let ds = if ds == zero { zero } else { ds * slope };
             self.option_gradients(at, j, ds, all);
             let slope = self.attention.softcap.map_or(one, |cap| {
                 let y = capped[j] / T::from(cap);

@@ -23,7 +23,7 @@ use sdpa_kernels::{Call, Dtype, TensorMut, VisibleKeys};
 /// Computes the gradients of attention through the full matrix of weights.
 ///
 /// Gives the results of [`attention_backward`](crate::attention_backward()) up to rounding. Key/value heads are divided
-/// among threads. Complexity: time O(B·H·Lq·Lk·(D + Dv)), memory 2·Lq·Lk numbers a thread. Gradients that are not named are
+/// among threads. Complexity: time O(B·H·Lq·Lk·(D + Dv)), memory 2·Lq·Lk + Lk·max(D, Dv) numbers a thread. Gradients that are not named are
 /// computed too, and dropped.
 ///
 /// ```
@@ -42,7 +42,8 @@ use sdpa_kernels::{Call, Dtype, TensorMut, VisibleKeys};
 /// ```
 ///
 /// # Errors
-/// As [`Attention::backward`], and those of [`unfused::attention`](super::attention()).
+/// As [`Attention::backward`], and those of [`unfused::attention`](super::attention()); an error for `dscale` and
+/// for saved results or gradients that are not f32. Gradients are then untouched.
 pub fn attention_backward(
     attention: &Attention,
     inputs: Inputs<'_>,
@@ -205,7 +206,7 @@ impl Products<'_> {
         d_v.iter_mut().zip(&product).for_each(|(sum, x)| *sum += x);
     }
 
-    /// Whether nothing that is multiplied by 0 where a key is hidden is ∞ or NaN.
+    /// Returns true if nothing that is multiplied by 0 where a key is hidden is ∞ or NaN.
     fn are_finite(&self, call: &Call<'_>) -> bool {
         let ([_, _, q_len, head_dim], [_, _, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
         let finite = |x: &Matrix<'_>, rows: usize, dim| (0..rows).all(|i| row_of(x, i, dim).all(f32::is_finite));

@@ -85,8 +85,8 @@ pub trait ScoreMod: Send + Sync {
     /// multiplies the score's gradient by it; a gradient of 0 stays 0.
     ///
     /// `None`, the answer of closures, says that the function has no derivative: it has no backward pass. It is the answer
-    /// everywhere or nowhere: the first pair of the call is asked about before the pass begins. [`WithDerivative`] makes a
-    /// function of two closures.
+    /// everywhere or nowhere: before the pass begins, the first pair of the call, hidden or not, is asked about at a score
+    /// of 0. [`WithDerivative`] makes a function of two closures.
     fn derivative(&self, score: f32, at: Position) -> Option<f32> {
         let _ = (score, at);
         None

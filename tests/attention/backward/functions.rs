@@ -99,7 +99,7 @@ fn functions_without_derivatives_are_refused() {
     let same = |s: f32, _: Position| s;
     let no_derivative =
         "score function: needs a derivative in a backward call: ScoreMod::derivative, or WithDerivative";
-    let no_weights = "backward: needs a call without a weight function, which has no derivative";
+    let no_weights = "weight function: needs a forward call: it has no derivative";
     macro_rules! refused {
         ($mods:expr, $expected:expr) => {
             let (mods, expected) = ($mods, $expected);

@@ -170,7 +170,7 @@ pub(super) fn backward() -> Vec<Mistake> {
     let (none, half) = (Mods::new(), |x: f32, _: Position| x / 2.0);
     let cache = KvCache::new(2, 2, [6, 7]).expect("small");
     let closure = "score function: needs a derivative in a backward call: ScoreMod::derivative, or WithDerivative";
-    let weights = "backward: needs a call without a weight function, which has no derivative";
+    let weights = "weight function: needs a forward call: it has no derivative";
     let cached = "backward: needs keys and values as tensors, not a cache or pages";
     let both = WithDerivative::new(half, |_, _| 0.5);
     vec![

@@ -18,7 +18,7 @@ struct Parameter {
 const BETA1: f64 = 0.9;
 const BETA2: f64 = 0.98;
 const EPS: f32 = 1e-9;
-/// Of matrices; gains of norms do not decay.
+/// Weight decay of matrices; gains of norms do not decay.
 const DECAY: f64 = 0.01;
 /// Largest norm of all gradients together.
 const CLIP: f64 = 1.0;

@@ -1,9 +1,9 @@
-//! Command line of the learners.
+//! Command line of both examples.
 
 use super::{Attend, Result};
 use std::path::PathBuf;
 
-/// What is asked for.
+/// Settings of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Arguments {
     pub(crate) extent: Extent,
@@ -12,11 +12,11 @@ pub(crate) struct Arguments {
     pub(crate) at_most: usize,
 }
 
-/// How long to train.
+/// Length of a training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// A few steps, to see that it works.
-    Glimpse,
+    Trial,
     /// From nothing to the end.
     Train,
     /// From the checkpoint to the end.
@@ -24,7 +24,7 @@ pub(crate) enum Extent {
 }
 
 const HELP: &str = "\
-  --train                   from nothing to the end; without it a few steps, to see that it works
+  --train                   from nothing to the end, in place of the last checkpoint; without it a few steps, to see that it works
   --continue                from the checkpoint to the end
   --steps N                 stop after so many steps, to go on later with --continue
   --attention sdpa|candle   this crate's operation (the default), or matmul, softmax, matmul
@@ -33,16 +33,20 @@ const HELP: &str = "\
 Checkpoints and pictures go to target/learned.";
 
 impl Arguments {
-    /// Folder of checkpoints and pictures; a few steps leave those of a whole training alone.
+    /// Folder of checkpoints and pictures. A few steps leave those of a whole training alone, and so does candle's attention.
     pub(crate) fn folder(&self, name: &str) -> PathBuf {
-        let part = if self.extent == Extent::Glimpse { "glimpse" } else { "" };
+        let part = match (self.extent, self.attend) {
+            (Extent::Trial, _) => "trial",
+            (_, Attend::Candle) => "candle",
+            (_, Attend::Sdpa) => "",
+        };
         PathBuf::from("target/learned").join(name).join(part)
     }
 
     /// Reads the command line; `None` if it asked for help, which has then been printed.
     pub(crate) fn read(about: &str) -> Result<Option<Self>> {
         let mut words = std::env::args().skip(1);
-        let mut arguments = Self { extent: Extent::Glimpse, attend: Attend::Sdpa, at_most: usize::MAX };
+        let mut arguments = Self { extent: Extent::Trial, attend: Attend::Sdpa, at_most: usize::MAX };
         while let Some(word) = words.next() {
             match word.as_str() {
                 "--help" | "-h" => {

@@ -5,7 +5,7 @@ use candle_nn::{Init, Linear, VarBuilder, linear_no_bias, ops};
 use sdpa_candle::sdpa::layers::{Compute, Embedding};
 use sdpa_candle::{Alignment, Attention, KvCache, Sdpa};
 
-/// Whose attention a model has.
+/// Implementation of attention in a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attend {
     /// This crate's operation.
@@ -14,7 +14,7 @@ pub(crate) enum Attend {
     Candle,
 }
 
-/// Which keys a row sees, for either attention.
+/// Visibility of keys to a row, for either attention.
 #[derive(Debug, Clone)]
 pub(crate) struct Visible {
     sdpa: Sdpa,

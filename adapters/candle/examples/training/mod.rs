@@ -1,4 +1,4 @@
-//! What the two learners share: layers, optimiser, loop, checkpoints, the curve of the loss, the command line.
+//! Parts that both examples share: layers, optimiser, loop, checkpoints, the curve of the loss, the command line.
 #![allow(dead_code, unused_imports, reason = "every program compiles this module and uses its part of it")]
 
 mod adamw;

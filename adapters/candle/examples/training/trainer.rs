@@ -45,7 +45,7 @@ pub(crate) struct Speed {
 
 impl Speed {
     pub(crate) fn tokens_per_second(&self) -> f64 {
-        self.tokens as f64 / self.time.as_secs_f64()
+        self.tokens as f64 / self.time.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 }
 

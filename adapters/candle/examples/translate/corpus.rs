@@ -1,14 +1,13 @@
 //! The corpus: pairs that the grammar makes, those that are held out, and batches of the others.
 
 use crate::grammar::{And, Grammar, Phrase, is_held_out};
+use crate::words::END;
 use candle_core::{Device, Result, Tensor};
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use std::collections::{BTreeSet, HashMap};
 
-/// Mark at the end of either text, and before the first French word.
-pub(crate) const END: u32 = 0;
 /// Numbers of which all are in training: their words are in all others.
 const BASIC: usize = 100;
 const NUMBERS: usize = 10_000;

@@ -36,7 +36,7 @@ struct Course {
 impl Course {
     fn of(extent: Extent) -> Self {
         match extent {
-            Extent::Glimpse => Self { schedule: Schedule { steps: 10, warmup: 2, peak: 2e-3 }, pairs: 8, held_out: 4 },
+            Extent::Trial => Self { schedule: Schedule { steps: 10, warmup: 2, peak: 2e-3 }, pairs: 8, held_out: 4 },
             Extent::Train | Extent::Continue => {
                 Self { schedule: Schedule { steps: 4000, warmup: 100, peak: 2e-3 }, pairs: 128, held_out: 5000 }
             }
@@ -60,7 +60,7 @@ fn main() -> Result<()> {
     if arguments.extent == Extent::Continue {
         trainer.restore(&checkpoint)?;
     }
-    let keep = (arguments.extent != Extent::Glimpse).then_some(&*checkpoint);
+    let keep = (arguments.extent != Extent::Trial).then_some(&*checkpoint);
     let speed = trainer.run(schedule, arguments.at_most, keep, |step| {
         let batch = corpus.batch(step, pairs)?;
         Ok(Batch { loss: model.loss(&batch)?, tokens: batch.tokens })

@@ -1,7 +1,8 @@
 //! The translator: an encoder of English, a decoder of French that looks at its states.
 
-use crate::corpus::{Batch, END};
+use crate::corpus::Batch;
 use crate::training::{Attend, FeedForward, MultiHead, Norm, Visible, positions, projection};
+use crate::words::{END, POSITIONS};
 use candle_core::{D, Device, Module, Result, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, embedding, loss};
 use sdpa_candle::KvCache;
@@ -18,9 +19,6 @@ pub(crate) struct Sizes {
     /// Layers of encoder and decoder, each.
     pub(crate) layers: usize,
 }
-
-/// Longest text, in words.
-pub(crate) const POSITIONS: usize = 64;
 
 pub(crate) struct Translator {
     embeddings: [Embedding; 2],

@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let about = "Learns to write English letter by letter, and is held against a bigram model.";
     let Some(arguments) = Arguments::read(about)? else { return Ok(()) };
     let (schedule, rows) = match arguments.extent {
-        Extent::Glimpse => (Schedule { steps: 5, warmup: 2, peak: 2e-3 }, 2),
+        Extent::Trial => (Schedule { steps: 5, warmup: 2, peak: 2e-3 }, 2),
         Extent::Train | Extent::Continue => (Schedule { steps: 1000, warmup: 50, peak: 3e-3 }, 16),
     };
     let vars = VarMap::new();
@@ -46,7 +46,7 @@ fn main() -> Result<()> {
         trainer.restore(&checkpoint)?;
     }
     let text = Text::new();
-    let keep = (arguments.extent != Extent::Glimpse).then_some(&*checkpoint);
+    let keep = (arguments.extent != Extent::Trial).then_some(&*checkpoint);
     let speed = trainer.run(schedule, arguments.at_most, keep, |step| {
         let batch = text::tensor(&text.rows(Part::Training, step as u64, rows))?;
         Ok(Batch { loss: model.loss(&batch)?, tokens: rows * text::LENGTH })

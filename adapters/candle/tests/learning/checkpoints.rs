@@ -93,7 +93,7 @@ fn caches_and_files_change_no_word() {
     let texts = learner.model.translate(&batch.source, &batch.lens).unwrap();
     for (text, phrase) in texts.iter().zip(&phrases) {
         let source = learner.corpus.pairs(std::slice::from_ref(phrase)).remove(0).source;
-        let end = (text.len() < crate::model::POSITIONS).then_some(crate::corpus::END);
+        let end = (text.len() < crate::words::POSITIONS).then_some(crate::words::END);
         let target: Vec<u32> = text.iter().copied().chain(end).collect();
         let whole = learner.model.logits(&Batch::new(&[Pair { source, target: target.clone() }]).unwrap()).unwrap();
         assert_eq!(whole.squeeze(0).unwrap().argmax(D::Minus1).unwrap().to_vec1::<u32>().unwrap(), target);

@@ -1,4 +1,4 @@
-//! The learners of the examples: their grammar, their training and its checkpoints, and the translator in the repository.
+//! The examples that learn: their grammar, their training and its checkpoints, and the translator in the repository.
 
 #[allow(dead_code, reason = "of an example; no test uses all of it")]
 #[path = "../../examples/write/bigram.rs"]

@@ -113,7 +113,7 @@ pub struct BackwardScratch {
     own: AlignedBuf,
 }
 
-/// Scratch of the scores, and room for copies of them: [`KeptScores`](crate::attention::blocks::key_block::KeptScores).
+/// Scratch of the scores, and room for copies of them: [`ScoreCopies`](crate::attention::blocks::key_block::ScoreCopies).
 pub(crate) struct ScoreScratch<'a> {
     pub(crate) scratch: &'a mut Scratch,
     pub(crate) capped: &'a mut [f32],

@@ -5,7 +5,7 @@ use crate::attention::backward::column::{Column, ColumnKeys, write_row};
 use crate::attention::backward::memory::{Own, RowNumber, ScoreScratch};
 use crate::attention::backward::pass::BlockAt;
 use crate::attention::backward::rows::BlockRows;
-use crate::attention::blocks::key_block::{BlockMemory, KeptScores, KeyBlock};
+use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, ScoreCopies};
 use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::dropout::Kept;
@@ -28,7 +28,7 @@ const ONES: [f32; MAX_ROW_BLOCK] = [1.0; MAX_ROW_BLOCK];
 struct TileScores<'b> {
     scores: &'b mut [f32],
     /// Scores after the softcap, and before the caller's function, if there is one.
-    kept: KeptScores<'b>,
+    copies: ScoreCopies<'b>,
     /// Weights that dropout keeps, if the call drops any.
     dropout: Option<Kept>,
     spans: &'b [Span],
@@ -80,20 +80,20 @@ impl<S: Steps> Column<'_, S> {
         let mut memory = BlockMemory::new();
         let mut block = task.block(first, queries, &mut memory, regions);
         block.packed_keys = keys.packed;
-        block.kept = KeptScores {
+        block.copies = ScoreCopies {
             capped: task.call.options.softcap.is_some().then_some(&mut *scores.capped),
             biased: task.given.score.then_some(&mut *scores.biased),
         };
         let seen = block.compute_scores(0..task.task.rows.len());
         keys.packed = block.packed_keys;
-        let KeyBlock { spans, regions, kept, .. } = block;
+        let KeyBlock { spans, regions, copies, .. } = block;
         // SAFETY: the saved tensors fit the call.
         let mut scores = unsafe {
             let d_out = task.block_rows(&self.pass.saved.d_out, NonFinite::Handled, own.d_out);
             let saved = task.saved_rows(&self.pass.saved, &d_out, own.out);
             let q = task.block_rows(&task.call.q, NonFinite::Handled, own.q);
             let dropout = task.draw_kept(0..rows_of(task), spans, first);
-            TileScores { scores: regions.scores, kept, dropout, spans, q, d_out, saved }
+            TileScores { scores: regions.scores, copies, dropout, spans, q, d_out, saved }
         };
         // SAFETY: the caller guarantees the column; the row block's turn has come.
         unsafe {
@@ -145,7 +145,7 @@ impl<S: Steps> Column<'_, S> {
 
     /// Turns gradients of what the caller's score function returned into gradients of the scores before it.
     fn apply_derivative(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>, own: &mut Own<'_>) {
-        let Some(biased) = &tile.kept.biased else { return };
+        let Some(biased) = &tile.copies.biased else { return };
         for row in task.rows(0..rows_of(task)) {
             let keys = tile.spans[row.n / S::TILE_ROWS].keys();
             let first = task.position(row, self.keys().start + keys.start);
@@ -170,7 +170,7 @@ impl<S: Steps> Column<'_, S> {
                 let (weights, rows, vecs) = (&*tile.scores, tile.d_out.addresses(), vecs(task.tiling.value_dim));
                 task.s.key_sums(KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v });
             }
-            if let (Some(cap), Some(capped)) = (task.call.options.softcap, &tile.kept.capped) {
+            if let (Some(cap), Some(capped)) = (task.call.options.softcap, &tile.copies.capped) {
                 let block = ScoreBlock { scores: gradients, spans: tile.spans, rows: rows_of(task) };
                 task.s.softcap_backward(block, capped, cap);
             }
@@ -238,7 +238,12 @@ impl<S: Steps> Column<'_, S> {
                 }
                 match bias {
                     Some(bias) if bias.columns == BiasColumns::One => {
-                        numbers[RowNumber::Bias as usize] += lane_sum(task.s, gradients, |_| 1.0);
+                        numbers[RowNumber::Bias as usize] += lane_sum(
+                            task.s,
+                            gradients,
+                            #[inline(always)]
+                            |_| 1.0,
+                        );
                     }
                     Some(bias) => bias.add([task.task.sequence, row.head, row.i], first, gradients),
                     None => {}

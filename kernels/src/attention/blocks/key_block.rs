@@ -36,7 +36,7 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
     /// running outputs are written, not read.
     pub(crate) fresh: bool,
     /// Copies of the scores that the backward pass asks for.
-    pub(crate) kept: KeptScores<'b>,
+    pub(crate) copies: ScoreCopies<'b>,
     /// Memory to prefetch while this block is computed.
     pub(crate) prefetch: PrefetchQueue,
     /// Tables of addresses that `keys` and `values` may point at.
@@ -45,7 +45,7 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
 
 /// Memory for copies of the scores before they are final, each `[row][SCORE_STRIDE]`.
 #[derive(Default)]
-pub(crate) struct KeptScores<'b> {
+pub(crate) struct ScoreCopies<'b> {
     /// Scores after the softcap.
     pub(crate) capped: Option<&'b mut [f32]>,
     /// Scores after bias and ALiBi, before the caller's score function.
@@ -99,7 +99,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             packed_keys: None,
             packed_values: None,
             fresh: false,
-            kept: KeptScores::default(),
+            copies: ScoreCopies::default(),
             prefetch: self.prefetch([first, len], values),
             tables: PhantomData,
         }

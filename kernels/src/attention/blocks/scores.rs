@@ -49,7 +49,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         self.write_scores(Point::Raw, row_block.clone());
         if let Some(cap) = options.softcap {
             self.task.s.softcap(self.scores(rows), cap);
-            keep(&mut self.kept.capped, self.regions.scores, rows);
+            keep(&mut self.copies.capped, self.regions.scores, rows);
         }
         self.write_scores(Point::Softcapped, row_block.clone());
         if let Some(columns) = bias {
@@ -210,7 +210,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             task.s.alibi(self.scores(row_block.len()), &lines);
         }
         if task.given.score {
-            keep(&mut self.kept.biased, self.regions.scores, row_block.len());
+            keep(&mut self.copies.biased, self.regions.scores, row_block.len());
             for row in task.rows(row_block) {
                 let keys = self.spans[row.n / S::TILE_ROWS].keys();
                 let first = task.position(row, self.first + keys.start);

@@ -141,7 +141,6 @@ impl<R> Values<'_, R> {
 }
 
 /// Vectors of columns, as many as a tile has, that all rows accumulate for a run of keys.
-#[derive(Clone)]
 struct Strip {
     first_vec: usize,
     keys: Range<usize>,

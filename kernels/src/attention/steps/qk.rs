@@ -56,7 +56,6 @@ pub(crate) struct Walk<'a> {
 }
 
 /// Neighbouring tiles of rows that need the same panels, of which each tile takes `vecs` at a time.
-#[derive(Clone)]
 pub(crate) struct Strip {
     tiles: Range<usize>,
     pub(crate) panels: Range<usize>,
@@ -120,7 +119,7 @@ impl Walk<'_> {
         strip: &Strip,
         mut tile: impl FnMut(StripTile),
     ) {
-        debug_assert!(strip.vecs == NV && strip.panels.len().is_multiple_of(NV), "a strip of another width");
+        assert!(strip.panels.len().is_multiple_of(NV), "a strip of another width");
         for panel in strip.panels.clone().step_by(NV) {
             for index in strip.tiles.clone() {
                 let first_row = index * S::TILE_ROWS;

@@ -1,5 +1,5 @@
 //! A grammar that makes English sentences and their French translations.
-#![allow(dead_code, reason = "both learners compile this module and use their part of it")]
+#![allow(dead_code, reason = "both examples compile this module and use their part of it")]
 
 mod lexicon;
 pub(crate) mod numbers;

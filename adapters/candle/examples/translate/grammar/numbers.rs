@@ -2,7 +2,7 @@
 
 use super::lexicon::Gender;
 
-/// Whether "and" stands before tens and units: "one hundred and five".
+/// Presence of "and" before tens and units: "one hundred and five".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum And {
     Said,
