@@ -178,8 +178,7 @@ fn one_head(call: &Call<'_>, isa: Isa, head: Head<'_>, scores: &mut [f32]) {
     let q = matrix(&q, b, h, q_copy);
     let k = matrix(&k, b, kv_head, k_copy);
     let v = matrix(&v, b, kv_head, v_copy);
-    let k_transposed = Matrix { data: k.data, strides: (k.strides.1, k.strides.0) };
-    sgemm([q_len, head_dim, kv_len], call.scale, q, k_transposed, scores);
+    sgemm([q_len, head_dim, kv_len], call.scale, q, transposed(k), scores);
 
     let seen = visible_keys(call);
     // Sums of the rows' weights, replaced by their reciprocals once the LSE is written.
@@ -203,8 +202,8 @@ fn one_head(call: &Call<'_>, isa: Isa, head: Head<'_>, scores: &mut [f32]) {
         // A hidden ∞ or NaN times weight 0 would be NaN: leave hidden keys out one by one.
         head.out.fill(0.0);
         for (i, out) in head.out.chunks_exact_mut(value_dim).enumerate() {
-            let (weights, keys) = (&scores[i * kv_len..][..kv_len], seen(i));
-            for j in (0..keys.prefix).chain(keys.start..keys.end) {
+            let weights = &scores[i * kv_len..][..kv_len];
+            for j in each_key(seen(i)) {
                 out.iter_mut().zip(row_of(&v, j, value_dim)).for_each(|(o, x)| *o += weights[j] * x);
             }
         }
@@ -234,6 +233,11 @@ fn visible_keys(call: &Call<'_>) -> impl Fn(usize) -> VisibleKeys {
     move |i| visible.keys(offset.saturating_add_unsigned(i), kv_len)
 }
 
+/// Iterates over the keys that a row sees.
+fn each_key(VisibleKeys { prefix, start, end }: VisibleKeys) -> impl Iterator<Item = usize> {
+    (0..prefix).chain(start..end)
+}
+
 /// Returns a head as a matrix for sgemm. Its strides may be any but negative ones; a head with those is copied.
 fn matrix<'a>(view: &View<'a>, b: usize, h: usize, copy: &'a mut Vec<f32>) -> Matrix<'a> {
     if let Some((data, strides)) = view.head(b, h) {
@@ -243,6 +247,10 @@ fn matrix<'a>(view: &View<'a>, b: usize, h: usize, copy: &'a mut Vec<f32>) -> Ma
     let at = |i| *view.get([b, h, i / dim, i % dim]).expect("inside the shape");
     *copy = (0..rows * dim).map(at).collect();
     Matrix { data: copy, strides: (dim, 1) }
+}
+
+fn transposed(Matrix { data, strides: (rows, columns) }: Matrix<'_>) -> Matrix<'_> {
+    Matrix { data, strides: (columns, rows) }
 }
 
 /// Iterates over row `j` of a matrix.

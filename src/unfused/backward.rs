@@ -11,7 +11,9 @@
 //! The weights are computed again from the log-sum-exp, as by the fused pass: those of all heads, kept from the forward
 //! pass, would take memory for `heads × q_len × kv_len` numbers.
 
-use super::{Dense, SHORT, check_scores, f32_view, inputs, matrix, refuse_extras, row_of, visible_keys};
+use super::{
+    Dense, SHORT, check_scores, each_key, f32_view, inputs, matrix, refuse_extras, row_of, transposed, visible_keys,
+};
 use crate::backward::BackwardProblem;
 use crate::error::{floats, zeros};
 use crate::threads::parts;
@@ -95,8 +97,12 @@ fn all_heads(
     let gradients = q.chunks_exact_mut(of_q).zip(k.chunks_exact_mut(of_k)).zip(v.chunks_exact_mut(of_v));
     let heads_of = gradients.enumerate().map(|(index, ((q, k), v))| KvHead { index, q, k, v });
     let workers = exec.threads.min(heads).max(1);
-    let mut scratch = zeros("scores", floats("scores", [2, workers, q_len, kv_len])?)?;
-    parts(&mut scratch, 2 * q_len * kv_len, heads_of, |scratch, head| {
+    // Weights, gradients in scores, and a product.
+    let widest = call.q.shape()[3].max(call.kv.v_shape()[3]);
+    let scores = floats("scores", [2, workers, q_len, kv_len])?;
+    let products = floats("products", [1, workers, kv_len, widest])?;
+    let mut scratch = zeros("scores", scores.saturating_add(products))?;
+    parts(&mut scratch, 2 * q_len * kv_len + kv_len * widest, heads_of, |scratch, head| {
         one_kv_head(call, saved, exec.isa, scratch, head)
     });
     Ok(())
@@ -105,7 +111,8 @@ fn all_heads(
 fn one_kv_head(call: &Call<'_>, saved: &sdpa_kernels::Saved<'_>, isa: Isa, scratch: &mut [f32], head: KvHead<'_>) {
     let ([_, heads, q_len, head_dim], [_, kv_heads, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
     let [q, k, v] = inputs(call);
-    let (weights, d_scores) = scratch.split_at_mut(q_len * kv_len);
+    let (weights, rest) = scratch.split_at_mut(q_len * kv_len);
+    let (d_scores, product) = rest.split_at_mut(q_len * kv_len);
     let (b, kv_head, group) = (head.index / kv_heads, head.index % kv_heads, heads / kv_heads);
     let mut copies = [const { Vec::new() }; 2];
     let [k_copy, v_copy] = &mut copies;
@@ -128,13 +135,9 @@ fn one_kv_head(call: &Call<'_>, saved: &sdpa_kernels::Saved<'_>, isa: Isa, scrat
         if call.visible.hides_keys() && !products.are_finite(call) {
             products.add_by_pairs(call, gradients);
         } else {
-            products.add(call, gradients);
+            products.add(call, gradients, product);
         }
     }
-}
-
-fn transposed(Matrix { data, strides: (rows, columns) }: Matrix<'_>) -> Matrix<'_> {
-    Matrix { data, strides: (columns, rows) }
 }
 
 /// Sets what a row does not see to 0.
@@ -195,15 +198,14 @@ struct Products<'a> {
 }
 
 impl Products<'_> {
-    /// Adds to the gradients in queries, keys and values.
-    fn add(&self, call: &Call<'_>, [d_q, d_k, d_v]: [&mut [f32]; 3]) {
+    /// Adds to the gradients in queries, keys and values; `product` holds a product for all keys.
+    fn add(&self, call: &Call<'_>, [d_q, d_k, d_v]: [&mut [f32]; 3], product: &mut [f32]) {
         let ([_, _, q_len, head_dim], [_, _, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
         sgemm([q_len, kv_len, head_dim], call.scale, self.d_scores, self.k, d_q);
-        let mut product = vec![0.0; kv_len * head_dim.max(value_dim)];
-        sgemm([kv_len, q_len, head_dim], call.scale, transposed(self.d_scores), self.q, &mut product);
-        d_k.iter_mut().zip(&product).for_each(|(sum, x)| *sum += x);
-        sgemm([kv_len, q_len, value_dim], 1.0, transposed(self.weights), self.d_out, &mut product);
-        d_v.iter_mut().zip(&product).for_each(|(sum, x)| *sum += x);
+        sgemm([kv_len, q_len, head_dim], call.scale, transposed(self.d_scores), self.q, product);
+        d_k.iter_mut().zip(&*product).for_each(|(sum, x)| *sum += x);
+        sgemm([kv_len, q_len, value_dim], 1.0, transposed(self.weights), self.d_out, product);
+        d_v.iter_mut().zip(&*product).for_each(|(sum, x)| *sum += x);
     }
 
     /// Returns true if nothing that is multiplied by 0 where a key is hidden is ∞ or NaN.
@@ -223,8 +225,7 @@ impl Products<'_> {
         };
         d_q.fill(0.0);
         for i in 0..q_len {
-            let VisibleKeys { prefix, start, end } = seen(i);
-            for j in (0..prefix).chain(start..end) {
+            for j in each_key(seen(i)) {
                 let (weight, d_score) =
                     (self.weights.data[i * kv_len + j], call.scale * self.d_scores.data[i * kv_len + j]);
                 add(&mut d_q[i * head_dim..][..head_dim], d_score, &self.k, j);

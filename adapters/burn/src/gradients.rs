@@ -96,7 +96,7 @@ impl Call {
     }
 }
 
-/// What the backward pass needs of the forward one.
+/// Results and inputs of the forward pass that the backward pass needs.
 #[derive(Debug, Clone)]
 struct State {
     attention: Attention,

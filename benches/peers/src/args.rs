@@ -61,7 +61,7 @@ pub(crate) enum Command {
     },
 }
 
-/// What a worker computes.
+/// Results that a worker computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Attention,

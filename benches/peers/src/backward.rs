@@ -39,7 +39,7 @@ impl Elements {
         }
     }
 
-    /// What a gradient may be off by before it counts as wrong. Gradients in bf16, which are rounded to 8 bits and may be
+    /// Largest error of a gradient that does not count as wrong. Gradients in bf16, which are rounded to 8 bits and may be
     /// summed so, are compared, not judged.
     fn wrong(self) -> f64 {
         match self {

@@ -35,7 +35,7 @@ impl Visible {
     }
 }
 
-/// What is added to scores for candle: −∞ where a key is hidden.
+/// Mask that is added to scores for candle: −∞ where a key is hidden.
 fn bias(shape: (usize, usize, usize, usize), seen: impl Fn(usize) -> bool) -> Result<Tensor> {
     let numbers = (0..shape.0 * shape.2 * shape.3).map(|n| if seen(n) { 0.0 } else { f32::NEG_INFINITY });
     Tensor::from_iter(numbers, &Device::Cpu)?.reshape(shape)

@@ -66,7 +66,7 @@ pub(crate) struct Batch {
     pub(crate) source: Tensor,
     /// Words of each source.
     pub(crate) lens: Vec<u32>,
-    /// What the decoder is given: the target, one word late.
+    /// Inputs of the decoder: the target, one word late.
     pub(crate) input: Tensor,
     /// Places of the flattened input that are no padding, and the words that belong there.
     pub(crate) places: Tensor,

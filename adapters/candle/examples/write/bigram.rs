@@ -3,7 +3,7 @@
 use crate::text::letters;
 
 pub(crate) struct Bigram {
-    /// How often a letter came after another, `[before, after]`, counted from 1.
+    /// Number of times that a letter came after another, `[before, after]`, counted from 1.
     counts: Vec<f64>,
 }
 

@@ -60,7 +60,7 @@ fn numbers_are_spelled_right() {
     assert_eq!(all.len(), 10_000, "no two numbers are alike");
 }
 
-/// What the rules of French come to, wherever it turns up in many sentences.
+/// Spellings that the rules of French exclude or demand, wherever they turn up in many sentences.
 #[test]
 fn words_agree_and_meet_as_in_french() {
     let corpus = Corpus::new(1);

@@ -25,7 +25,7 @@ pub(crate) enum Person {
     They,
 }
 
-/// What a noun names, by which adjectives and verbs choose.
+/// Kind of thing that a noun names, by which adjectives and verbs choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Being,
