@@ -7,6 +7,11 @@
 //! and hands out tasks, each once; a task runs the fused loop of `attention/forward/mainloop.rs`, whose steps (`scores`,
 //! `softmax`, `values`) are written on the sixteen-lane vector of `simd/mod.rs`.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over the rows and vectors of a register tile count: iterators take a seventh more compile time to unroll"
+)]
+
 #[macro_use]
 mod simd;
 #[macro_use]

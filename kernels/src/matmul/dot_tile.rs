@@ -210,9 +210,9 @@ pub(crate) fn prefetched_lines<S: Simd, T: KeyOperand<S>>(vecs: usize, depth: us
 /// Adds the sums of one chain to those of another.
 #[inline(always)]
 fn add_chain<S: Simd, const MR: usize, const NV: usize>(s: S, sums: &mut [[S::V; NV]; MR], chain: &[[S::V; NV]; MR]) {
-    for (sums, chain) in sums.iter_mut().zip(chain) {
-        for (sum, &other) in sums.iter_mut().zip(chain) {
-            *sum = s.add(*sum, other);
+    for r in 0..MR {
+        for n in 0..NV {
+            sums[r][n] = s.add(sums[r][n], chain[r][n]);
         }
     }
 }
@@ -317,7 +317,7 @@ impl<T> Panels<T> {
         T: KeyOperand<S>,
     {
         let mut column = [T::By::zero(s); NV];
-        for (n, column) in column.iter_mut().enumerate() {
+        for n in 0..NV {
             // Each line is prefetched once, where elements share one.
             if let Some(later) = self.later
                 && (NV * i + n).is_multiple_of(const { LINE_BYTES.div_ceil(LANES * size_of::<T>()) })
@@ -325,13 +325,13 @@ impl<T> Panels<T> {
                 s.prefetch_line(const { Level::of(LEVEL) }, later.of(i, n));
             }
             // SAFETY: panel `n < NV` is `depth × 16` elements; `i < depth`.
-            *column = unsafe { T::y(s, self.first.add((n * self.depth + i) * LANES)) };
+            column[n] = unsafe { T::y(s, self.first.add((n * self.depth + i) * LANES)) };
         }
-        for (r, sums) in sums.iter_mut().enumerate() {
+        for r in 0..MR {
             // SAFETY: row `r < MR` has `depth` elements, `i < depth`.
             let x = unsafe { T::By::x(s, rows[r], i) };
-            for (sum, &column) in sums.iter_mut().zip(&column) {
-                *sum = T::By::fma(s, x, column, *sum);
+            for n in 0..NV {
+                sums[r][n] = T::By::fma(s, x, column[n], sums[r][n]);
             }
         }
     }

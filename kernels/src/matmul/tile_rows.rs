@@ -23,10 +23,10 @@ impl TileRows {
     /// `out` has `MR` rows of `NV × 16` readable floats.
     #[inline(always)]
     pub(crate) unsafe fn load<S: Simd, const MR: usize, const NV: usize>(self, s: S, sums: &mut [[S::V; NV]; MR]) {
-        for (r, sums) in sums.iter_mut().enumerate() {
-            for (n, sum) in sums.iter_mut().enumerate() {
+        for r in 0..MR {
+            for n in 0..NV {
                 // SAFETY: row `r < MR`, vector `n < NV`, readable by this function's contract.
-                *sum = unsafe { s.load(self.at(r, n)) };
+                sums[r][n] = unsafe { s.load(self.at(r, n)) };
             }
         }
     }
@@ -37,10 +37,10 @@ impl TileRows {
     /// `out` has `MR` rows of `NV × 16` readable floats.
     #[inline(always)]
     pub(crate) unsafe fn add_to<S: Simd, const MR: usize, const NV: usize>(self, s: S, sums: &mut [[S::V; NV]; MR]) {
-        for (r, sums) in sums.iter_mut().enumerate() {
-            for (n, sum) in sums.iter_mut().enumerate() {
+        for r in 0..MR {
+            for n in 0..NV {
                 // SAFETY: row `r < MR`, vector `n < NV`, readable by this function's contract.
-                *sum = s.add(unsafe { s.load(self.at(r, n)) }, *sum);
+                sums[r][n] = s.add(unsafe { s.load(self.at(r, n)) }, sums[r][n]);
             }
         }
     }
@@ -56,10 +56,10 @@ impl TileRows {
         sums: &[[S::V; NV]; MR],
         finish: impl Fn(usize, S::V) -> S::V,
     ) {
-        for (r, sums) in sums.iter().enumerate() {
-            for (n, &sum) in sums.iter().enumerate() {
+        for r in 0..MR {
+            for n in 0..NV {
                 // SAFETY: row `r < MR`, vector `n < NV`, writable by this function's contract.
-                unsafe { s.store(self.at(r, n), finish(n, sum)) }
+                unsafe { s.store(self.at(r, n), finish(n, sums[r][n])) }
             }
         }
     }

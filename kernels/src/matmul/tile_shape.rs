@@ -3,7 +3,7 @@
 //! Compile time grows with the square of the number of shapes in one function. So a step is compiled once for each number
 //! of vectors, as a function of its own (`by_tile_vecs!` around [`Simd::vectorize`](crate::simd::Simd::vectorize)), which
 //! computes all tiles that are so wide, one after the other, and holds one shape for each number of rows
-//! (`by_tile_rows!`).
+//! (`by_tile_rows!`). Loops over its rows and vectors count: they are unrolled in every shape, and iterators take longer.
 
 /// Number of rows of the largest register tile of any instruction set.
 pub(crate) const MAX_TILE_ROWS: usize = 6;

@@ -61,8 +61,8 @@ fn a_window_from_a_sliding_cache_is_that_from_a_full_one() {
             for window in [window(last, first), window(1 + rng.below(last), rng.below(first + 1))] {
                 let rows = 1 + rng.below(n.min(7));
                 let case = rows_at_the_end(rng, &slid, rows, dims, window);
+                compared += 1;
                 for (isa, exec) in execs() {
-                    compared += 1;
                     let [got, expected] = [&slid, &full]
                         .map(|cache| case.run_over(Inputs::cached(case.q.view(), cache), exec, Wanted::LEAST));
                     let what = format!("last {last}, first {first}, {:?} keys, {window:?}, {isa}", slid.lens());
@@ -79,7 +79,7 @@ fn a_window_from_a_sliding_cache_is_that_from_a_full_one() {
                 }
             }
         }
-        assert!(compared > 10 && slid.lens() == full.lens());
+        assert!(compared > 3 && slid.lens() == full.lens());
         assert!(full.bytes() > slid.bytes() || last + first > 500, "last {last}, first {first}: nothing was evicted");
     }
 }

@@ -121,15 +121,15 @@ unsafe fn tile<S: Simd, const MK: usize, const NV: usize>(s: S, a: WeightedRows<
     let mut weights = a.weights;
     for row in a.rows {
         let mut x = [s.splat(0.0); NV];
-        for (n, x) in x.iter_mut().enumerate() {
+        for n in 0..NV {
             // SAFETY: the caller guarantees `16 · NV` columns of the row from `column` on.
-            *x = unsafe { s.load(row.add(a.column + n * LANES)) };
+            x[n] = unsafe { s.load(row.add(a.column + n * LANES)) };
         }
-        for (k, sum) in sum.iter_mut().enumerate() {
+        for k in 0..MK {
             // SAFETY: the caller guarantees `MK` weights of the row.
             let weight = s.splat(unsafe { *weights.add(k) });
-            for (sum, &x) in sum.iter_mut().zip(&x) {
-                *sum = s.fma(weight, x, *sum);
+            for n in 0..NV {
+                sum[k][n] = s.fma(weight, x[n], sum[k][n]);
             }
         }
         weights = weights.wrapping_add(SCORE_STRIDE);

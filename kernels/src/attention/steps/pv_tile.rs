@@ -117,15 +117,15 @@ impl RunningRows {
     /// Each of `MR` rows has two factors and `16 · NV` outputs.
     #[inline(always)]
     unsafe fn merge<S: Simd, const MR: usize, const NV: usize>(self, s: S, sums: &mut [[S::V; NV]; MR]) {
-        for (r, sums) in sums.iter_mut().enumerate() {
+        for r in 0..MR {
             // SAFETY: row `r < MR` has two factors and `16 · NV` outputs.
             unsafe {
                 let (rescale_prev, rescale_block) =
                     (s.splat(*self.rescale_prev.add(r)), s.splat(*self.rescale_block.add(r)));
-                for (n, sum) in sums.iter_mut().enumerate() {
+                for n in 0..NV {
                     let before =
                         if self.fresh { s.splat(0.0) } else { s.mul(s.load(self.rows.at(r, n)), rescale_prev) };
-                    *sum = s.fma(*sum, rescale_block, before);
+                    sums[r][n] = s.fma(sums[r][n], rescale_block, before);
                 }
             }
         }
@@ -229,15 +229,15 @@ unsafe fn multiply_add<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: u
     sums: &mut [[S::V; NV]; MR],
 ) {
     let mut value = [R::By::zero(s); NV];
-    for (n, value) in value.iter_mut().enumerate() {
+    for n in 0..NV {
         // SAFETY: vector `n < NV` of the term.
-        *value = unsafe { R::y(s, at, n * LANES) };
+        value[n] = unsafe { R::y(s, at, n * LANES) };
     }
-    for (r, sums) in sums.iter_mut().enumerate() {
+    for r in 0..MR {
         // SAFETY: row `r < MR` has a weight for the term.
         let weight = unsafe { R::By::x(s, weights.add(r * SCORE_STRIDE), term) };
-        for (sum, &value) in sums.iter_mut().zip(&value) {
-            *sum = R::By::fma(s, weight, value, *sum);
+        for n in 0..NV {
+            sums[r][n] = R::By::fma(s, weight, value[n], sums[r][n]);
         }
     }
 }
@@ -250,13 +250,13 @@ unsafe fn multiply_add<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: u
 #[inline(always)]
 unsafe fn end_rows<S: Simd, const MR: usize, const NV: usize>(s: S, rows: &mut [[S::V; NV]; MR], ends: TileEnds) {
     let mut finite = s.splat(0.0);
-    for (r, row) in rows.iter_mut().enumerate() {
+    for r in 0..MR {
         // SAFETY: row `r < MR` has factors.
         let (high, low) = unsafe { *ends.factors.add(r) };
         let mut found = s.splat(0.0);
-        for x in row {
-            found = if_finite(s, *x, found);
-            *x = normalised(s, *x, [s.splat(high), s.splat(low)]);
+        for n in 0..NV {
+            found = if_finite(s, rows[r][n], found);
+            rows[r][n] = normalised(s, rows[r][n], [s.splat(high), s.splat(low)]);
         }
         finite = s.add(finite, found);
     }
@@ -264,19 +264,19 @@ unsafe fn end_rows<S: Simd, const MR: usize, const NV: usize>(s: S, rows: &mut [
     unsafe { s.store(ends.finite, s.add(s.load(ends.finite), finite)) };
     // Tested once: inside the loop, the test would keep the loop from being unrolled and the rows out of registers.
     if ends.first + NV * LANES <= ends.past {
-        for (r, row) in rows.iter().enumerate() {
-            for (n, &x) in row.iter().enumerate() {
+        for r in 0..MR {
+            for n in 0..NV {
                 // SAFETY: row `r < MR` has these columns.
-                unsafe { s.store((*ends.rows.add(r)).add(ends.first + n * LANES), x) };
+                unsafe { s.store((*ends.rows.add(r)).add(ends.first + n * LANES), rows[r][n]) };
             }
         }
         return;
     }
-    for (r, row) in rows.iter().enumerate() {
-        for (n, &x) in row.iter().enumerate() {
+    for r in 0..MR {
+        for n in 0..NV {
             let first = ends.first + n * LANES;
             // SAFETY: row `r < MR` has the columns that are left up to `past`.
-            unsafe { s.store_first((*ends.rows.add(r)).add(first), x, LANES.min(ends.past - first)) };
+            unsafe { s.store_first((*ends.rows.add(r)).add(first), rows[r][n], LANES.min(ends.past - first)) };
         }
     }
 }

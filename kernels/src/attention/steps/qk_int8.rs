@@ -175,9 +175,9 @@ impl Tile {
     unsafe fn run<S: Int8Dot, const MR: usize, const NV: usize>(self, s: S) {
         let Self { queries, rows, keys, scales, quads, fetch, out } = self;
         let mut sums = [[s.start(0); NV]; MR];
-        for (r, sums) in sums.iter_mut().enumerate() {
+        for r in 0..MR {
             // SAFETY: row `r < MR`.
-            *sums = [s.start(unsafe { (*rows.add(r)).total }); NV];
+            sums[r] = [s.start(unsafe { (*rows.add(r)).total }); NV];
         }
         // Other tiles are those of many rows: they do not prefetch, and do not test for it either.
         let fetch = (NV == 1 || NV == 2 && MR <= FEW_ROWS) && fetch;
@@ -191,32 +191,32 @@ impl Tile {
             let at = |n: usize| unsafe { keys.add((n * quads + i) * 4 * LANES) };
             // SAFETY: panel 0 is `quads × 64` bytes; `i < quads`.
             let mut four = [unsafe { s.keys(at(0)) }; NV];
-            for (n, four) in four.iter_mut().enumerate() {
+            for n in 0..NV {
                 if fetch {
                     s.prefetch_line(level, later.of(i, n));
                 }
                 // SAFETY: panel `n < NV` is `quads × 64` bytes; `i < quads`.
-                *four = unsafe { s.keys(at(n)) };
+                four[n] = unsafe { s.keys(at(n)) };
             }
-            for (r, sums) in sums.iter_mut().enumerate() {
+            for r in 0..MR {
                 // SAFETY: row `r < MR`, `i < quads`.
                 let q = unsafe { &*queries.add(r * quads + i) };
-                for (sum, &four) in sums.iter_mut().zip(&four) {
-                    *sum = s.dot4(*sum, q, four);
+                for n in 0..NV {
+                    sums[r][n] = s.dot4(sums[r][n], q, four[n]);
                 }
             }
         }
-        for (r, sums) in sums.iter().enumerate() {
+        for r in 0..MR {
             // SAFETY: row `r < MR`.
             let factor = s.splat(unsafe { (*rows.add(r)).factor });
-            for (n, &sum) in sums.iter().enumerate() {
+            for n in 0..NV {
                 // SAFETY: the caller guarantees sixteen scales of panel `n < NV` and sixteen scores of row `r < MR`.
                 unsafe {
                     let factor = match scales {
                         Some(scales) => s.mul(factor, s.load(scales.add(n * LANES))),
                         None => factor,
                     };
-                    s.store(out.add(r * SCORE_STRIDE + n * LANES), s.mul(factor, s.to_f32(sum)));
+                    s.store(out.add(r * SCORE_STRIDE + n * LANES), s.mul(factor, s.to_f32(sums[r][n])));
                 }
             }
         }

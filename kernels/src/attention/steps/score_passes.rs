@@ -9,6 +9,7 @@ use crate::simd::exp::exp_m1;
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{Typed, size_of_val_of};
 use crate::tensor::element::{Bf16, Element, F16};
+use crate::tensor::rows::KEY_BLOCK;
 
 /// Row of a bias or mask, from a block's first key on.
 #[derive(Clone, Copy)]
@@ -251,7 +252,7 @@ pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ra
             *range = RowKeys::EMPTY;
             continue;
         }
-        let mut copy = [0u8; crate::tensor::rows::KEY_BLOCK];
+        let mut copy = [0u8; KEY_BLOCK];
         let bytes = if row.element == 1 {
             // SAFETY: contiguous columns of the row.
             unsafe { &core::slice::from_raw_parts(row.first, to)[from..] }
@@ -262,19 +263,7 @@ pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ra
             }
             &copy[from..to]
         };
-        // The polarity is tested here and not in the scan's inner loops.
-        let kept = match polarity {
-            Mask::Keep(_) => extent(
-                bytes,
-                #[inline(always)]
-                |byte| byte != 0,
-            ),
-            Mask::Drop(_) => extent(
-                bytes,
-                #[inline(always)]
-                |byte| byte == 0,
-            ),
-        };
+        let kept = extent(bytes, polarity);
         *range = match kept.is_empty() {
             true => RowKeys::EMPTY,
             false => RowKeys { from: from + kept.from, to: from + kept.to, all: range.all && kept.all },
@@ -282,28 +271,30 @@ pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ra
     }
 }
 
-/// Returns the range from the first to the last kept byte, and whether all bytes between are kept. Whole chunks are
-/// tested without early exits, which compiles to vector instructions; single bytes only in the chunks at either end.
+/// Returns the range from the first to the last kept byte of a block's row, and whether all bytes between are kept.
 #[inline(always)]
-fn extent(bytes: &[u8], keeps: impl Fn(u8) -> bool + Copy) -> RowKeys {
-    let any = |chunk: &[u8; LANES]| chunk.iter().fold(false, |any, &byte| any | keeps(byte));
-    let all = |chunk: &[u8; LANES]| chunk.iter().fold(true, |all, &byte| all & keeps(byte));
+fn extent(bytes: &[u8], polarity: Mask<'_>) -> RowKeys {
     let (chunks, rest) = bytes.as_chunks::<LANES>();
-    // The usual case: all bytes are kept.
-    if chunks.iter().fold(true, |yes, chunk| yes & all(chunk)) && rest.iter().all(|&byte| keeps(byte)) {
-        return RowKeys { from: 0, to: bytes.len(), all: true };
+    // Bytes that are not 0, in each chunk: a loop of vector instructions.
+    let mut counts = [0u8; KEY_BLOCK / LANES + 1];
+    for (count, chunk) in counts.iter_mut().zip(chunks) {
+        *count = chunk.iter().map(|&byte| u8::from(byte != 0)).sum();
     }
-    let skip = chunks.iter().position(any).unwrap_or(chunks.len()) * LANES;
-    let Some(first) = bytes[skip..].iter().position(|&byte| keeps(byte)) else { return RowKeys::EMPTY };
-    let from = skip + first;
-    let last = match rest.iter().rposition(|&byte| keeps(byte)) {
-        Some(i) => chunks.len() * LANES + i,
-        None => {
-            let end = (chunks.iter().rposition(any).unwrap_or(0) + 1) * LANES;
-            bytes[..end.min(bytes.len())].iter().rposition(|&byte| keeps(byte)).unwrap_or(from)
+    counts[chunks.len()] = rest.iter().map(|&byte| u8::from(byte != 0)).sum();
+    let counts = &mut counts[..=chunks.len()];
+    if let Mask::Drop(_) = polarity {
+        for (i, count) in counts.iter_mut().enumerate() {
+            *count = if i < chunks.len() { LANES as u8 } else { rest.len() as u8 } - *count;
         }
-    };
-    RowKeys { from, to: last + 1, all: bytes[from..=last].iter().fold(true, |all, &byte| all & keeps(byte)) }
+    }
+    let Some(first) = counts.iter().position(|&kept| kept > 0) else { return RowKeys::EMPTY };
+    let last = counts.iter().rposition(|&kept| kept > 0).unwrap_or(first);
+    let keeps = |byte: &u8| matches!(polarity, Mask::Keep(_)) == (*byte != 0);
+    let from = first * LANES + bytes[first * LANES..].iter().position(keeps).unwrap_or(0);
+    let end = bytes.len().min((last + 1) * LANES);
+    let to = end - bytes[..end].iter().rev().position(keeps).unwrap_or(0);
+    let kept: usize = counts.iter().map(|&kept| usize::from(kept)).sum();
+    RowKeys { from, to, all: kept == to - from }
 }
 
 /// Hides the padding between the last key of a tile's span and the end of its panel.
@@ -353,7 +344,7 @@ pub(crate) fn weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[(f32
 /// Adds the row block's weights to the sum of each key, row after row.
 #[inline(always)]
 pub(crate) fn add_weight_sums<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, sums: &mut [f32]) {
-    assert!(sums.len() >= crate::tensor::rows::KEY_BLOCK);
+    assert!(sums.len() >= KEY_BLOCK);
     row_block.for_each_panel(
         s,
         #[inline(always)]
