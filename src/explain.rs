@@ -55,6 +55,10 @@ pub struct Explanation {
     pub computed_flops: f64,
     /// Bytes of the tensors read and written, each element counted once.
     pub bytes: f64,
+    /// Bytes of keys and values, among [`Self::bytes`], that are not read again for every sequence, because several
+    /// sequences have them in the same memory: forks of a cache, and tables that name the same pages at the same places,
+    /// in whole key blocks of the sequences with few rows ([`Plan::partials_bytes`] is not 0).
+    pub shared_bytes: f64,
     /// Lower bound of the time in seconds by the roofline, if the machine is known: the larger of all workers at peak,
     /// and memory at full speed.
     pub seconds: Option<f64>,
@@ -84,22 +88,33 @@ impl Plan {
         }
         let heads = shape.heads as u64;
         let flops = |pairs: f64| pairs * heads as f64 * 2.0 * (shape.head_dim + shape.value_dim) as f64;
-        let bytes = problem.bytes();
+        let (bytes, shared_bytes) = (problem.bytes(), self.shared_bytes(problem));
         // Native bfloat16 instructions do two products in the time of an FMA.
         let [k, v] = call.native(|| self.exec.isa.has_native_bf16()).map(|native| if native { 0.5 } else { 1.0 });
         let dims = [shape.head_dim as f64, shape.value_dim as f64];
         let share = (k * dims[0] + v * dims[1]) / (dims[0] + dims[1]);
         let computing = |m: &Machine| share * flops(pairs) / m.flops / self.workers as f64;
-        let seconds = machine.map(|m| computing(&m).max(bytes / m.bytes));
+        let seconds = machine.map(|m| computing(&m).max((bytes - shared_bytes) / m.bytes));
         Explanation {
             plan: *self,
             blocks: (blocks.0 * heads, blocks.1 * heads),
             useful_flops: flops(pairs),
             computed_flops: flops(computed),
             bytes,
+            shared_bytes,
             seconds,
             notes: self.notes(problem),
         }
+    }
+
+    /// Returns the bytes of keys and values that split-KV does not read again.
+    fn shared_bytes(&self, problem: &Problem<'_>) -> f64 {
+        if self.partials_bytes() == 0 || self.shares_keys(problem).is_none() {
+            return 0.0;
+        }
+        let [k_bytes, v_bytes] = problem.call.kv.element_bytes();
+        let row = self.shape.head_dim * k_bytes + self.shape.value_dim * v_bytes;
+        problem.call.shared_keys(self.few_rows()).unwrap_or(0) as f64 * row as f64
     }
 
     /// Returns the pairs that a tile of rows sees of a block, and the keys it computes: the key range, in whole panels.
@@ -193,6 +208,9 @@ impl fmt::Display for Explanation {
         let percent = 100.0 * self.useful_flops / self.computed_flops.max(1.0);
         writeln!(f, "{:.3} GFLOP useful, {percent:.0} % of what is computed", self.useful_flops / 1e9)?;
         write!(f, "{:.1} MB of tensors", self.bytes / 1e6)?;
+        if self.shared_bytes > 0.0 {
+            write!(f, ", {:.1} MB of them shared and not read again", self.shared_bytes / 1e6)?;
+        }
         if let Some(seconds) = self.seconds {
             write!(f, ", at least {:.3} ms", seconds * 1e3)?;
         }

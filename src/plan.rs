@@ -104,9 +104,13 @@ impl Plan {
         FEW_ROWS.min(self.tiling.task_rows())
     }
 
-    /// Shrinks the scratch to what this one problem takes.
+    /// Shrinks the scratch to what this one problem takes. Where key blocks are divided, rows of several sequences may
+    /// be gathered in it.
     pub(crate) fn shrink_to(self) -> Self {
-        Self { tiling: self.tiling.shrink_to(self.shape.kv_len), ..self }
+        match self.split {
+            Split::Rows => Self { tiling: self.tiling.shrink_to(self.shape.kv_len), ..self },
+            Split::Keys { .. } => self,
+        }
     }
 
     /// Instruction set of the plan.

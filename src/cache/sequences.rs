@@ -115,7 +115,8 @@ impl KvCache {
         Ok(())
     }
 
-    /// Makes sequence `to` a copy of `from`. The two share memory, block by block, until one of them writes to it.
+    /// Makes sequence `to` a copy of `from`. The two share memory, block by block, until one of them writes to it. A
+    /// call over both with few rows of each (decoding) reads the blocks they share once.
     ///
     /// # Errors
     /// [`Error::Sequence`] if either sequence does not exist, [`Error::Removed`] if it was removed.

@@ -31,4 +31,5 @@ mod ndarray;
 mod oracle;
 mod paged;
 mod positions;
+mod shared_prefixes;
 mod split_keys;

@@ -28,7 +28,13 @@ const ROOMS: [&[&str]; 12] = [
     &["attention::blocks"],
     &["attention::forward"],
     &["attention::backward"],
-    &["attention::launch", "attention::merge", "attention::split_kv"],
+    &[
+        "attention::launch",
+        "attention::merge",
+        "attention::partials",
+        "attention::shared_blocks",
+        "attention::split_kv",
+    ],
     &["probe"],
 ];
 

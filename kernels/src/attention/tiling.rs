@@ -93,6 +93,21 @@ impl Tiling {
         Self { most_rows: self.task_rows, block_keys, pack_keys: self.pack_keys.min(block_keys), ..self }
     }
 
+    /// Maximum number of rows of several sequences that are gathered to one task: one row block, and scratch for two copies
+    /// of its queries.
+    pub(crate) fn gathered_rows(&self) -> usize {
+        (self.most_rows / 2).min(MAX_ROW_BLOCK)
+    }
+
+    /// Returns the tiling of a task of `rows` rows in the same scratch.
+    ///
+    /// # Panics
+    /// If these are more than [`Self::gathered_rows`].
+    pub(crate) fn with_rows(self, rows: usize) -> Self {
+        assert!(rows <= self.gathered_rows(), "{rows} rows are more than there is scratch for");
+        Self { task_rows: rows, row_block_rows: rows, ..self }
+    }
+
     /// Returns true if there is scratch for the blocks of a sequence of `kv_len` keys.
     pub(crate) fn holds(&self, kv_len: usize) -> bool {
         kv_len.min(KEY_BLOCK) <= self.block_keys

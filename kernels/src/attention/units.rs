@@ -1,22 +1,19 @@
-//! Units of split-KV: key blocks of a call, numbered in the order in which their memory lies.
+//! Units of split-KV: key blocks of a call, numbered in the order in which their memory lies. Blocks that several
+//! sequences share, a common prefix, are numbered once.
 
+use crate::attention::call::{Call, Sequence};
+use crate::attention::tiling::MAX_ROW_BLOCK;
+use crate::attention::visibility::VisibleKeys;
 use crate::kv::source::KeyValues;
+use crate::simd::LANES;
+use crate::tensor::rows::KEY_BLOCK;
+use core::cmp::Ordering;
+use core::ops::Range;
 
-/// Key blocks of all sequences and heads, in the order in which their memory lies.
-pub(crate) struct Units<'a> {
-    /// Number of key/value heads.
-    pub(crate) heads: usize,
-    /// Start of each sequence, then the end of the last.
-    starts: &'a [Start],
-    order: Order,
-}
-
-/// Start of a sequence: what the sequences before it take.
+/// Number of units, and of floats that they accumulate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Start {
-    /// Number of units.
     pub(crate) units: usize,
-    /// Number of floats that these accumulate.
     pub(crate) floats: usize,
 }
 
@@ -28,7 +25,102 @@ impl Start {
     }
 }
 
-/// Order of units within a sequence.
+/// Sequence whose key blocks are units, or parts of other sequences' units.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// Index of the sequence in the call.
+    sequence: usize,
+    /// Number of its first key blocks that lie in the same memory as those of the place before this one.
+    shared: usize,
+    /// What the places before this one take.
+    start: Start,
+}
+
+/// Sequences with few rows, in an order in which those with a common prefix are neighbours.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    /// The places in order, then the end of the last.
+    list: Vec<Place>,
+}
+
+impl Places {
+    /// Creates an empty list; the first use allocates.
+    pub(crate) const fn new() -> Self {
+        Self { list: Vec::new() }
+    }
+
+    /// Number of bytes held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.list.capacity() * size_of::<Place>()
+    }
+
+    /// Fills the list with the sequences of at most `few` rows a key/value head. Returns what they take together; `None`
+    /// if a number overflows or there is no memory.
+    ///
+    /// Complexity: n log n comparisons of sequences, each as long as their common prefix in key blocks.
+    pub(crate) fn try_fill(&mut self, call: &Call<'_>, few: usize) -> Option<Start> {
+        self.list.clear();
+        self.list.try_reserve(call.sequences().checked_add(1)?).ok()?;
+        let sequences = (0..call.sequences()).filter(|&sequence| call.has_few_rows(sequence, few));
+        self.list.extend(sequences.map(|sequence| Place { sequence, shared: 0, start: Start::default() }));
+        if call.may_share_keys() {
+            // First all blocks that might be shared, then those that are.
+            self.list.iter_mut().for_each(|place| place.shared = call.whole_blocks(place.sequence));
+            self.list.sort_unstable_by(|a, b| common_blocks(call, a, b).1.then(a.sequence.cmp(&b.sequence)));
+            for i in (1..self.list.len()).rev() {
+                self.list[i].shared = common_blocks(call, &self.list[i - 1], &self.list[i]).0;
+            }
+            self.list.iter_mut().take(1).for_each(|first| first.shared = 0);
+            self.limit_rows(call);
+        }
+        let mut all = Start::default();
+        for place in &mut self.list {
+            place.start = all;
+            let Start { units, floats } = call.units_of(place.sequence, few)?;
+            all = all.plus(Start { units: units - place.shared * call.kv.kv_heads(), floats })?;
+        }
+        self.list.push(Place { sequence: usize::MAX, shared: 0, start: all });
+        Some(all)
+    }
+
+    /// Lets at most [`MAX_ROW_BLOCK`] rows share a block: where more would, a later place reads it again.
+    fn limit_rows(&mut self, call: &Call<'_>) {
+        let mut rows = 0usize;
+        for place in &mut self.list {
+            let its = call.rows_of(place.sequence);
+            rows = if place.shared == 0 { its } else { rows.saturating_add(its) };
+            if rows > MAX_ROW_BLOCK {
+                (place.shared, rows) = (0, its);
+            }
+        }
+    }
+
+    /// Number of key blocks that are units of another sequence, all sequences together.
+    pub(crate) fn shared_blocks(&self) -> usize {
+        self.list.iter().map(|place| place.shared).sum()
+    }
+}
+
+/// Returns the number of first key blocks that two places have in the same memory, of those that `shared` says might be,
+/// and the order of the places by the memory of their blocks.
+fn common_blocks(call: &Call<'_>, a: &Place, b: &Place) -> (usize, Ordering) {
+    let sources = [a, b].map(|place| call.sequence(place.sequence).source);
+    let orders = (0..a.shared.min(b.shared)).map(|block| call.kv.compare_memory(sources, block));
+    match orders.enumerate().find(|(_, order)| order.is_ne()) {
+        Some(differ) => differ,
+        None => (a.shared.min(b.shared), a.shared.cmp(&b.shared)),
+    }
+}
+
+/// Key blocks of all places and heads, in the order in which their memory lies.
+pub(crate) struct Units<'a> {
+    /// Number of key/value heads.
+    pub(crate) heads: usize,
+    places: &'a [Place],
+    order: Order,
+}
+
+/// Order of units within a place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     /// All blocks of a head, then the next head.
@@ -37,43 +129,155 @@ enum Order {
     Blocks,
 }
 
-/// Unit: a key block of a sequence and head, counted from the first block that the sequence has units for.
-#[derive(Clone, Copy)]
+/// Unit: a key block of a place and head, counted from the first block that the place's sequence sees.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Unit {
-    pub(crate) sequence: usize,
+    pub(crate) place: usize,
     pub(crate) head: usize,
     pub(crate) block: usize,
 }
 
 impl<'a> Units<'a> {
-    pub(crate) fn new(kv: &KeyValues<'_>, starts: &'a [Start]) -> Self {
+    pub(crate) fn new(kv: &KeyValues<'_>, places: &'a Places) -> Self {
         let order = if kv.has_heads_inside() { Order::Blocks } else { Order::Heads };
-        Self { heads: kv.kv_heads(), starts, order }
+        Self { heads: kv.kv_heads(), places: &places.list, order }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.starts.last().map_or(0, |end| end.units)
+        self.places.last().map_or(0, |end| end.start.units)
     }
 
-    /// Number of key blocks that a sequence has units for.
-    pub(crate) fn blocks(&self, sequence: usize) -> usize {
-        (self.starts[sequence + 1].units - self.starts[sequence].units) / self.heads.max(1)
+    /// Number of places.
+    pub(crate) fn places(&self) -> usize {
+        self.places.len().saturating_sub(1)
+    }
+
+    /// Returns the sequence at a place.
+    pub(crate) fn sequence(&self, place: usize) -> usize {
+        self.places[..self.places()][place].sequence
     }
 
     /// Returns the unit with this number, which is below [`Self::len`].
     pub(crate) fn at(&self, unit: usize) -> Unit {
         debug_assert!(unit < self.len(), "unit {unit} of {}", self.len());
-        let sequence = self.starts.partition_point(|start| start.units <= unit) - 1;
-        let (unit, blocks) = (unit - self.starts[sequence].units, self.blocks(sequence));
+        let place = self.places.partition_point(|place| place.start.units <= unit) - 1;
+        let Place { start, shared, .. } = self.places[place];
+        let unit = unit - start.units;
         let (head, block) = match self.order {
-            Order::Heads => (unit / blocks, unit % blocks),
+            Order::Heads => {
+                let blocks = (self.places[place + 1].start.units - start.units) / self.heads;
+                (unit / blocks, unit % blocks)
+            }
             Order::Blocks => (unit % self.heads, unit / self.heads),
         };
-        Unit { sequence, head, block }
+        Unit { place, head, block: shared + block }
     }
 
-    /// Returns the offset of a unit's part among all parts, if each part of its sequence is `part` floats.
-    pub(crate) fn offset(&self, Unit { sequence, head, block }: Unit, part: usize) -> usize {
-        self.starts[sequence].floats + (head * self.blocks(sequence) + block) * part
+    /// Returns the places that a unit's block belongs to: its own, and those after it that share the block.
+    pub(crate) fn sharers(&self, Unit { place, block, .. }: Unit) -> Range<usize> {
+        let others = self.places[place + 1..].iter().take_while(|other| block < other.shared);
+        place..place + 1 + others.count()
+    }
+
+    /// Returns the offset of a unit's part among all parts, if each part of its place is `part` floats and the place's
+    /// sequence sees `blocks` key blocks.
+    pub(crate) fn offset(&self, Unit { place, head, block }: Unit, blocks: usize, part: usize) -> usize {
+        self.places[place].start.floats + (head * blocks + block) * part
+    }
+}
+
+/// Number of floats of a unit's part: maxima and sums in whole vectors, then rows of outputs.
+pub(crate) fn unit_floats(rows: usize, width: usize) -> usize {
+    let padded = rows.checked_next_multiple_of(LANES).unwrap_or(usize::MAX);
+    padded.saturating_mul(2).saturating_add(rows.saturating_mul(width))
+}
+
+/// Amount of data that the units of a call accumulate under split-KV, and of keys that they read for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accumulation {
+    /// Number of units; `usize::MAX` if it overflows.
+    pub units: usize,
+    /// Number of floats accumulated by all units together; `usize::MAX` if it overflows.
+    pub floats: usize,
+    /// Number of keys read, counted once for each key/value head.
+    pub keys: usize,
+}
+
+impl Call<'_> {
+    /// Returns how much the key blocks of the sequences with at most `few` rows a key/value head would accumulate under
+    /// split-KV: maxima, sums and outputs of all the rows that share a head, for each block with a key that may be
+    /// visible to some row of its sequence.
+    pub fn accumulation(&self, few: usize) -> Accumulation {
+        const OVERFLOW: Start = Start { units: usize::MAX, floats: usize::MAX };
+        let (mut all, mut keys) = (Start::default(), 0usize);
+        for sequence in (0..self.sequences()).filter(|&sequence| self.has_few_rows(sequence, few)) {
+            all = self.units_of(sequence, few).and_then(|its| all.plus(its)).unwrap_or(OVERFLOW);
+            keys = keys.saturating_add(self.kv.kv_heads().saturating_mul(self.visible_keys(sequence).len()));
+        }
+        Accumulation { units: all.units, floats: all.floats, keys }
+    }
+
+    /// Returns the number of keys, counted once for each key/value head, that split-KV of the sequences with at most `few`
+    /// rows a key/value head does not read again, because other sequences have them in the same memory. `None` if there
+    /// is no memory for the list of sequences.
+    pub fn shared_keys(&self, few: usize) -> Option<usize> {
+        let mut places = Places::new();
+        places.try_fill(self, few)?;
+        Some(places.shared_blocks().saturating_mul(KEY_BLOCK).saturating_mul(self.kv.kv_heads()))
+    }
+
+    /// Returns true if at most `few` rows of a sequence share a key/value head.
+    pub(crate) fn has_few_rows(&self, sequence: usize, few: usize) -> bool {
+        self.rows_of(sequence) <= few
+    }
+
+    /// Returns the units of a sequence and what they accumulate: none if it has more than `few` rows. `None` if a number
+    /// overflows.
+    fn units_of(&self, sequence: usize, few: usize) -> Option<Start> {
+        if !self.has_few_rows(sequence, few) {
+            return Some(Start::default());
+        }
+        let units = self.kv.kv_heads().checked_mul(self.visible_blocks(sequence).len())?;
+        let [.., value_dim] = self.kv.v_shape();
+        let part = unit_floats(self.rows_of(sequence), value_dim.next_multiple_of(LANES));
+        Some(Start { units, floats: units.checked_mul(part)? })
+    }
+
+    /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.
+    fn visible_keys(&self, sequence: usize) -> Range<usize> {
+        let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
+        match q_len {
+            0 => 0..0,
+            _ if !self.visible.hides_keys() => 0..kv_len,
+            n => self.visible.key_range(offset, offset.saturating_add_unsigned(n - 1), kv_len),
+        }
+    }
+
+    /// Returns true if every row of a sequence sees all of these keys by its length and the range rules.
+    pub(crate) fn sees_all(&self, sequence: usize, keys: Range<usize>) -> bool {
+        let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
+        (0..q_len).all(|row| {
+            let visible = self.visible.keys(offset.saturating_add_unsigned(row), kv_len);
+            let VisibleKeys { prefix, start, end } = visible.within(keys.start, keys.len());
+            prefix == keys.len() || (start, end) == (0, keys.len())
+        })
+    }
+
+    /// Returns true if sequences may have keys in the same memory.
+    fn may_share_keys(&self) -> bool {
+        let cumulative = self.options.ragged.is_some_and(|ragged| ragged.k.is_some());
+        self.sequences() > 1 && !cumulative && self.kv.may_share_memory()
+    }
+
+    /// Returns the number of first key blocks of a sequence that are whole and may be visible.
+    fn whole_blocks(&self, sequence: usize) -> usize {
+        let visible = self.visible_blocks(sequence);
+        if visible.start == 0 { visible.end.min(self.sequence(sequence).kv_len / KEY_BLOCK) } else { 0 }
+    }
+
+    /// Returns the numbers of the blocks that hold [`Self::visible_keys`].
+    pub(crate) fn visible_blocks(&self, sequence: usize) -> Range<usize> {
+        let keys = self.visible_keys(sequence);
+        keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)
     }
 }

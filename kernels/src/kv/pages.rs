@@ -4,7 +4,9 @@
 use crate::tensor::any::{AnyRows, Tensor, Typed};
 use crate::tensor::rows::{Rows, Table};
 use crate::tensor::view::View;
+use core::cmp::Ordering;
 use core::fmt;
+use core::ops::Range;
 
 /// Pages of the sequences of a call, in order: `lens.len()` rows of equally many entries, of which a sequence uses as
 /// many as its length needs. Pages may be shared, and come in any order.
@@ -162,6 +164,14 @@ impl<'a> Pages<'a> {
     /// Returns the number of keys of a page.
     pub fn page_size(&self) -> usize {
         self.k.shape()[2]
+    }
+
+    /// Compares two sequences by the entries of keys that both have.
+    pub(crate) fn compare_entries(&self, sequences: [usize; 2], keys: Range<usize>) -> Ordering {
+        let size = self.page_size();
+        let [a, b] = sequences
+            .map(|sequence| &self.table.entries[sequence * self.width..][keys.start / size..keys.end.div_ceil(size)]);
+        a.cmp(b)
     }
 
     /// Returns an element of one of the two pools.

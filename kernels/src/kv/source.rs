@@ -10,6 +10,7 @@ use crate::tensor::any::Tensor;
 use crate::tensor::element::Dtype;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::rows::Table;
+use core::cmp::Ordering;
 
 /// Keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call. There are as
 /// many values as keys: it cannot be made of two tensors that differ in batch, heads or rows.
@@ -86,6 +87,24 @@ impl<'a> KeyValues<'a> {
                 head.unsigned_abs() < key.unsigned_abs()
             }
             Source::Cache(_) => true,
+        }
+    }
+
+    /// Returns true if two sequences may have keys in the same memory.
+    pub(crate) fn may_share_memory(&self) -> bool {
+        match &self.0 {
+            Source::Tensors { k, v } => k.strides()[0] == 0 && v.strides()[0] == 0,
+            Source::Pages(_) | Source::Cache(_) => true,
+        }
+    }
+
+    /// Compares two sequences by the memory of a key block that both have: equal if it is the same for every head.
+    pub(crate) fn compare_memory(&self, sequences: [usize; 2], block: usize) -> Ordering {
+        match &self.0 {
+            Source::Tensors { .. } if self.may_share_memory() => Ordering::Equal,
+            Source::Tensors { .. } => sequences[0].cmp(&sequences[1]),
+            Source::Pages(pages) => pages.compare_entries(sequences, block * KEY_BLOCK..(block + 1) * KEY_BLOCK),
+            Source::Cache(cache) => cache.compare_memory(sequences, block),
         }
     }
 

@@ -14,7 +14,6 @@ use crate::attention::steps::qk::Scores;
 use crate::attention::steps::softmax;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::attention::units::{Start, Unit, Units};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::source::KeyValues;
 use crate::kv::value_panels::ValuePanels;
@@ -40,16 +39,15 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
             let kv = self.0;
             let ([sequences, _, longest, d], [.., dv]) = (kv.k_shape(), kv.v_shape());
             let lens = |b: usize| kv.lens().map_or(longest, |lens| lens[b]);
-            let mut starts = vec![Start::default()];
-            starts.extend((0..sequences).scan(0, |units, b| {
-                *units += kv.kv_heads() * lens(b).div_ceil(KEY_BLOCK);
-                Some(Start { units: *units, floats: 0 })
-            }));
-            let units = Units::new(kv, &starts);
+            let (heads, inside) = (kv.kv_heads(), kv.has_heads_inside());
+            let blocks = (0..sequences).flat_map(|b| {
+                let blocks = lens(b).div_ceil(KEY_BLOCK);
+                (0..heads * blocks)
+                    .map(move |n| if inside { [b, n % heads, n / heads] } else { [b, n / blocks, n % blocks] })
+            });
             let mut finite = d > 0 && dv > 0;
             let mut tables = [Table::new(), Table::new()];
-            for unit in 0..if finite { units.len() } else { 0 } {
-                let Unit { sequence: b, head: h, block } = units.at(unit);
+            for [b, h, block] in blocks.take_while(|_| d > 0 && dv > 0) {
                 let first = block * KEY_BLOCK;
                 let len = (lens(b) - first).min(KEY_BLOCK);
                 if !kv.holds(b, first) {

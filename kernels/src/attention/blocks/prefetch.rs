@@ -5,7 +5,7 @@ use crate::attention::steps::by_isa::Steps;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::{ValuePanels, value_panel};
 use crate::matmul::int8;
-use crate::matmul::prefetch::PrefetchQueue;
+use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS};
 use crate::simd::LANES;
 use crate::tensor::any::AnyRows;
 use crate::tensor::rows::{KEY_BLOCK, Table};
@@ -25,6 +25,12 @@ impl<S: Steps> AttentionTask<'_, S> {
             return prefetch;
         }
         if let Next::Unit { accumulated: (at, bytes), next } = &self.next {
+            if self.task.rows.len() > READING_ROWS {
+                if let Some((task, first)) = next {
+                    self.peek(task).push_block(*first, &mut prefetch);
+                }
+                return prefetch;
+            }
             prefetch.push(*at, 0, 1, *bytes);
             if let BlockValues::Rows { rows, .. } = values {
                 prefetch.push_rows(rows, len.min(FIRST), self.tiling.value_dim);

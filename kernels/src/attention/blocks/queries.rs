@@ -43,7 +43,6 @@ impl<S: Steps> AttentionTask<'_, S> {
     /// Copies the task's queries if they are not contiguous, or turns them into pairs or bytes: they take the regions'
     /// memory for queries. Returns where the rows are.
     pub(crate) fn queries<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
-        let d = self.tiling.head_dim;
         if let QueryForm::Int8 { channels } = self.call.kv.query_form(self.task.kv_head) {
             return self.query_bytes(channels, regions);
         }
@@ -56,6 +55,13 @@ impl<S: Steps> AttentionTask<'_, S> {
             return Queries::InPlace;
         }
         let copies = core::mem::take(&mut regions.queries);
+        self.copy_queries(copies);
+        Queries::Copied(copies)
+    }
+
+    /// Copies the task's queries, widened, one after the other.
+    pub(crate) fn copy_queries(&self, copies: &mut [f32]) {
+        let d = self.tiling.head_dim;
         for (row, copy) in self.rows(0..self.task.rows.len()).zip(copies.chunks_exact_mut(d)) {
             // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
             unsafe {
@@ -67,7 +73,6 @@ impl<S: Steps> AttentionTask<'_, S> {
                 }
             }
         }
-        Queries::Copied(copies)
     }
 
     /// Rounds the task's queries to pairs.

@@ -8,6 +8,7 @@ use crate::simd::aligned::AlignedBuf;
 use crate::tensor::any::Typed;
 use crate::tensor::element::{Bf16, Dtype, Element, F16, Load};
 use crate::tensor::rows::KEY_BLOCK;
+use core::cmp::Ordering;
 use core::ops::Range;
 
 impl Cache {
@@ -18,6 +19,12 @@ impl Cache {
     /// Returns true if the block is held.
     pub(crate) fn holds(&self, sequence: usize, block: usize) -> bool {
         self.block(sequence, block).is_some()
+    }
+
+    /// Compares two sequences by the address of a block. Blocks that are not held are equal.
+    pub(crate) fn compare_memory(&self, sequences: [usize; 2], block: usize) -> Ordering {
+        let [a, b] = sequences.map(|sequence| self.block(sequence, block).map(core::ptr::from_ref));
+        a.cmp(&b)
     }
 
     /// Returns a head's packed keys of a block that is held.

@@ -1,0 +1,195 @@
+//! Partial results of split-KV: memory for what each unit accumulates, and the queues that hand units out.
+
+use crate::attention::blocks::task::Next;
+use crate::attention::call::{Call, Task};
+use crate::attention::tiling::Tiling;
+use crate::attention::units::{Places, Unit, Units, unit_floats};
+use crate::simd::LANES;
+use crate::simd::aligned::AlignedBuf;
+use crate::tensor::rows::KEY_BLOCK;
+use crate::work_queue::Queue;
+use core::marker::PhantomData;
+use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+/// Number of times a worker with nothing more to accumulate checks if the others are done: some 50 µs, the time of a
+/// run. Then it leaves the merge to them: they may not be running at all.
+const PATIENCE: usize = 1 << 12;
+
+/// Factor of the number of runs where sequences share key blocks: the work of a unit then depends on how many they are.
+const SHARED_RUNS: usize = 4;
+
+/// Memory for what units accumulate. Grows to the size calls need and is kept.
+#[derive(Debug, Default)]
+pub struct Partials {
+    buffer: AlignedBuf,
+    places: Places,
+}
+
+impl Partials {
+    /// Creates empty memory; the first use allocates.
+    pub const fn new() -> Self {
+        Self { buffer: AlignedBuf::new(), places: Places::new() }
+    }
+
+    /// Number of bytes held.
+    pub fn bytes(&self) -> usize {
+        self.buffer.bytes() + self.places.bytes()
+    }
+
+    /// Counts the units of the sequences with at most `few` rows and reserves memory for them. Returns false if there
+    /// is no memory.
+    fn try_reserve(&mut self, call: &Call<'_>, few: usize) -> bool {
+        let Some(all) = self.places.try_fill(call, few) else { return false };
+        // Half as much again if possible, because sequences grow.
+        self.buffer.holds(all.floats)
+            || self.buffer.try_reserve(all.floats.saturating_add(all.floats / 2))
+            || self.buffer.try_reserve(all.floats)
+    }
+}
+
+/// Sequences that are split into units, and how the units are handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FewRows {
+    /// Largest number of rows a key/value head of a sequence that is split.
+    pub few: usize,
+    /// Number of runs that the units are handed out in, about.
+    pub runs: usize,
+}
+
+/// Units of the sequences with few rows, memory for what each accumulates, and the queues that hand them out.
+pub(crate) struct Split<'a> {
+    partials: *mut f32,
+    pub(crate) units: Units<'a>,
+    /// Number of rows a key/value head up to which a sequence is split into units.
+    few: usize,
+    /// Number of floats from one row of outputs to the next.
+    pub(crate) width: usize,
+    /// Number of units of a run.
+    run: usize,
+    pub(crate) runs: Queue,
+    /// Queue of places and key/value heads whose units are merged.
+    pub(crate) merges: Queue,
+    /// Number of runs that are done.
+    pub(crate) accumulated: AtomicUsize,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: `partials` is an exclusive borrow of floats; the parts of a key block and head are written only by the worker
+// that takes the run of the block's one unit, and a part is read and rewritten only by the worker that merges its place
+// and head, after all runs are done.
+unsafe impl Send for Split<'_> {}
+// SAFETY: shared access obeys the same rule: one worker writes a part, and one merges it after all runs are done.
+unsafe impl Sync for Split<'_> {}
+
+impl<'a> Split<'a> {
+    /// Splits the sequences with at most `few` rows a head into units, in about `runs` runs. `None` if there is no memory
+    /// for what they accumulate.
+    ///
+    /// # Panics
+    /// If `few` rows are more than a task's.
+    pub(crate) fn new(
+        call: &Call<'_>,
+        tiling: &Tiling,
+        partials: &'a mut Partials,
+        FewRows { few, runs }: FewRows,
+    ) -> Option<Self> {
+        assert!(few <= tiling.task_rows, "the rows of a head are no task");
+        if !partials.try_reserve(call, few) {
+            return None;
+        }
+        let finer = if runs > 1 && partials.places.shared_blocks() > 0 { SHARED_RUNS } else { 1 };
+        let units = Units::new(&call.kv, &partials.places);
+        let run = units.len().div_ceil(runs.saturating_mul(finer).max(1)).max(1);
+        Some(Self {
+            partials: partials.buffer.floats_mut().as_mut_ptr(),
+            few,
+            width: tiling.width(),
+            run,
+            runs: Queue::new(units.len().div_ceil(run)),
+            merges: Queue::new(units.places().checked_mul(units.heads)?),
+            units,
+            accumulated: AtomicUsize::new(0),
+            borrow: PhantomData,
+        })
+    }
+
+    /// Returns true if a sequence is split into units.
+    pub(crate) fn covers(&self, call: &Call<'_>, sequence: usize) -> bool {
+        call.has_few_rows(sequence, self.few)
+    }
+
+    /// Waits a little until all runs are done, and returns true if they are. A worker that comes too early leaves the
+    /// merge to the others; the last one to finish its runs always finds all of them done.
+    pub(crate) fn is_accumulated(&self) -> bool {
+        // Acquire: makes the parts written by all workers visible.
+        (0..PATIENCE).any(|_| {
+            let done = self.accumulated.load(Ordering::Acquire) == self.runs.len();
+            if !done {
+                core::hint::spin_loop();
+            }
+            done
+        })
+    }
+
+    /// Returns the numbers of a run's units. The queue counts down: prefixes that sequences share come first, the short
+    /// blocks at their ends last.
+    pub(crate) fn run(&self, run: usize) -> Range<usize> {
+        let run = self.runs.len() - 1 - run;
+        run * self.run..self.units.len().min((run + 1) * self.run)
+    }
+
+    /// Returns the first key of a unit's block.
+    pub(crate) fn first_key(&self, call: &Call<'_>, unit: Unit) -> usize {
+        (call.visible_blocks(self.units.sequence(unit.place)).start + unit.block) * KEY_BLOCK
+    }
+
+    /// Returns the task of all the rows of a place that share a key/value head.
+    pub(crate) fn task(&self, call: &Call<'_>, [place, kv_head]: [usize; 2]) -> Task {
+        let sequence = self.units.sequence(place);
+        Task { sequence, kv_head, rows: 0..call.rows_of(sequence) }
+    }
+
+    /// Returns a unit's part: maxima, sums, outputs.
+    ///
+    /// # Safety
+    /// The unit is one of the call's; no other reference to its part exists meanwhile.
+    #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the part")]
+    pub(crate) unsafe fn part(&self, call: &Call<'_>, unit: Unit) -> [&mut [f32]; 3] {
+        let rows = call.rows_of(self.units.sequence(unit.place));
+        let padded = rows.next_multiple_of(LANES);
+        // SAFETY: the caller guarantees the unit and sole access to its part; a part is maxima and sums, both padded,
+        // and `rows` rows of outputs.
+        unsafe {
+            let at = self.part_at(call, unit);
+            let part = |at: *mut f32, n: usize| core::slice::from_raw_parts_mut(at, n);
+            [part(at, padded), part(at.add(padded), padded), part(at.add(2 * padded), rows * self.width)]
+        }
+    }
+
+    /// Returns the address of a unit's part.
+    ///
+    /// # Safety
+    /// The unit is one of the call's.
+    unsafe fn part_at(&self, call: &Call<'_>, unit: Unit) -> *mut f32 {
+        let sequence = self.units.sequence(unit.place);
+        let blocks = call.visible_blocks(sequence).len();
+        assert!(unit.block < blocks && unit.head < self.units.heads, "{unit:?} is none of the call's");
+        let offset = self.units.offset(unit, blocks, unit_floats(call.rows_of(sequence), self.width));
+        // SAFETY: place, head and block were just checked, so the part lies among those of its place; `new` has reserved
+        // a part for every visible block of every head.
+        unsafe { self.partials.add(offset) }
+    }
+
+    /// Returns the work of a unit that another one follows in its run.
+    ///
+    /// # Safety
+    /// The unit is one of the call's.
+    pub(crate) unsafe fn followed_by(&self, call: &Call<'_>, unit: Unit, next: Option<Unit>) -> Next {
+        // SAFETY: same contract: the caller guarantees the unit.
+        let at = unsafe { self.part_at(call, unit) }.cast_const().cast();
+        let bytes = unit_floats(call.rows_of(self.units.sequence(unit.place)), self.width) * size_of::<f32>();
+        let next = next.map(|next| (self.task(call, [next.place, next.head]), self.first_key(call, next)));
+        Next::Unit { accumulated: (at, bytes), next }
+    }
+}

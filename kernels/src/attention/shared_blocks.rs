@@ -1,0 +1,183 @@
+//! A unit of split-KV, for all the sequences that have its key block in common: the block is read once.
+//!
+//! The query rows of those sequences are gathered and meet the block as rows of one task; what they accumulate is then
+//! handed back to each sequence. No bit of a row depends on the rows beside it, so none shows who shares. Where rows are
+//! more than their scores, because a mask, a bias, ALiBi, dropout or a function of the caller's treats each by its
+//! place, sequences meet the block one after the other, while it is in cache.
+
+use crate::attention::blocks::task::{AttentionTask, BoundCall};
+use crate::attention::call::{Call, Task};
+use crate::attention::checked::CheckedCall;
+use crate::attention::options::Options;
+use crate::attention::partials::Split;
+use crate::attention::row_mods::Given;
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::tiling::{Regions, Scratch};
+use crate::attention::units::Unit;
+use crate::attention::visibility::Visible;
+use crate::matmul::pack::NonFinite;
+use crate::tensor::rows::KEY_BLOCK;
+use crate::tensor::view::View;
+use core::ops::Range;
+
+/// Unit, and the one after it in its run, if any.
+#[derive(Clone, Copy)]
+pub(crate) struct Step {
+    pub(crate) unit: Unit,
+    pub(crate) next: Option<Unit>,
+}
+
+/// Accumulates a unit, for each sequence that shares its block, as far as any of its keys is visible to the sequence.
+///
+/// # Safety
+/// The split was made for this call; the parts of the unit and of the same block and head of the places that share it
+/// are this worker's alone.
+pub(crate) unsafe fn accumulate<S: Steps>(
+    split: &Split<'_>,
+    bound: BoundCall<'_, S>,
+    step: Step,
+    scratch: &mut Scratch,
+) {
+    let (call, tiling) = (bound.checked.call(), bound.checked.tiling());
+    let mut places = split.units.sharers(step.unit);
+    let most = if places.len() > 1 && are_alike(call, bound.mods.given()) { tiling.gathered_rows() } else { 0 };
+    while !places.is_empty() {
+        let unit = Unit { place: places.start, ..step.unit };
+        let (together, rows) = gatherable(split, call, unit, places.end, most);
+        // SAFETY: the places share the unit's block, so the caller guarantees that their parts are this worker's.
+        unsafe {
+            let regions = scratch.regions(tiling);
+            if together > 1 {
+                gather(split, bound, Step { unit, ..step }, Gathered { places: together, rows }, regions);
+            } else {
+                accumulate_alone(split, bound, Step { unit, ..step }, regions);
+            }
+        }
+        places.start += together.max(1);
+    }
+}
+
+/// Returns true if nothing but its scores tells a row from another that sees the same keys.
+fn are_alike(call: &Call<'_>, given: Given) -> bool {
+    let Options { bias, alibi, mask, dropout, .. } = &call.options;
+    bias.is_none() && alibi.is_none() && mask.is_none() && dropout.is_none() && !given.score && !given.mask
+}
+
+/// Returns how many places from the unit's on, before place `end`, have at most `most` rows together, all of which see
+/// the whole block; and how many rows these are.
+fn gatherable(split: &Split<'_>, call: &Call<'_>, unit: Unit, end: usize, most: usize) -> (usize, usize) {
+    let (mut places, mut rows) = (0, 0);
+    let first = split.first_key(call, unit);
+    for place in unit.place..end {
+        let sequence = split.units.sequence(place);
+        let more = rows + call.rows_of(sequence);
+        if more > most || !call.sees_all(sequence, first..first + KEY_BLOCK) {
+            break;
+        }
+        (places, rows) = (places + 1, more);
+    }
+    (places, rows)
+}
+
+/// Accumulates a unit for one sequence.
+///
+/// # Safety
+/// The split was made for this call; the unit's part is this worker's alone.
+unsafe fn accumulate_alone<S: Steps>(
+    split: &Split<'_>,
+    bound: BoundCall<'_, S>,
+    Step { unit, next }: Step,
+    regions: Regions<'_>,
+) {
+    let call = bound.checked.call();
+    let (first, task) = (split.first_key(call, unit), split.task(call, [unit.place, unit.head]));
+    // SAFETY: the caller guarantees the unit.
+    let next = unsafe { split.followed_by(call, unit, next) };
+    let task = AttentionTask::reading(bound, task).followed_by(next);
+    if task.task.rows.is_empty() || !task.holds(first) {
+        return;
+    }
+    // SAFETY: the caller guarantees the unit, and that its part is this worker's alone.
+    let [max, sum, out] = unsafe { split.part(call, unit) };
+    // Accumulate directly where the merge reads it.
+    task.accumulate_block(first, &mut Regions { max, sum, out, ..regions });
+}
+
+/// Places whose rows are gathered, from a unit's on, and the number of their rows.
+#[derive(Clone, Copy)]
+struct Gathered {
+    places: usize,
+    rows: usize,
+}
+
+/// Accumulates a unit for several sequences at once, all of whose rows see all of its keys.
+///
+/// # Safety
+/// The split was made for this call; the places share the unit's block, and their parts are this worker's alone.
+unsafe fn gather<S: Steps>(
+    split: &Split<'_>,
+    bound: BoundCall<'_, S>,
+    Step { unit, next }: Step,
+    Gathered { places, rows }: Gathered,
+    mut regions: Regions<'_>,
+) {
+    let (call, d) = (bound.checked.call(), bound.checked.tiling().head_dim);
+    let first = split.first_key(call, unit);
+    let places = unit.place..unit.place + places;
+    let (queries, rest) = core::mem::take(&mut regions.queries).split_at_mut(rows * d);
+    regions.queries = rest;
+    for (place, at) in rows_of(split, call, places.clone()) {
+        let task = AttentionTask::reading(bound, split.task(call, [place, unit.head]));
+        task.copy_queries(&mut queries[at.start * d..at.end * d]);
+    }
+    // The gathered rows stand for all rows of every sequence and head; those of the unit's are computed.
+    let shape = [call.sequences(), split.units.heads, rows, d];
+    let q = View::from_strides(queries, 0, shape, [0, 0, d as isize, 1]).expect("as many rows as were gathered");
+    let Options { softcap, kv_lens, sequences, .. } = call.options;
+    let options = Options { softcap, kv_lens, sequences, ..Options::default() };
+    let gathered = Call { q: q.into(), visible: Visible::default(), options, ..*call };
+    let checked = CheckedCall::reading(gathered, bound.checked.tiling().with_rows(rows));
+    let bound = BoundCall { checked: &checked, ..bound };
+    let sequence = split.units.sequence(unit.place);
+    // SAFETY: the caller guarantees the unit.
+    let next = unsafe { split.followed_by(call, unit, next) };
+    let task = AttentionTask::reading(bound, Task { sequence, kv_head: unit.head, rows: 0..rows }).followed_by(next);
+    if !task.holds(first) {
+        return;
+    }
+    task.accumulate_block(first, &mut regions);
+    for (place, at) in rows_of(split, call, places) {
+        // SAFETY: the caller guarantees the places and that their parts are this worker's.
+        let [max, sum, out] = unsafe { split.part(call, Unit { place, ..unit }) };
+        // Steps work on whole vectors of rows.
+        max.fill(f32::NEG_INFINITY);
+        sum.fill(0.0);
+        max[..at.len()].copy_from_slice(&regions.max[at.clone()]);
+        sum[..at.len()].copy_from_slice(&regions.sum[at.clone()]);
+        out.copy_from_slice(&regions.out[at.start * split.width..at.end * split.width]);
+    }
+}
+
+/// Returns the rows of each place among those of all places.
+fn rows_of(split: &Split<'_>, call: &Call<'_>, places: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut end = 0;
+    places.map(move |place| {
+        let start = end;
+        end += call.rows_of(split.units.sequence(place));
+        (place, start..end)
+    })
+}
+
+impl<S: Steps> AttentionTask<'_, S> {
+    /// Accumulates one of the task's key blocks into the regions' maxima, sums and outputs.
+    fn accumulate_block(&self, first: usize, regions: &mut Regions<'_>) {
+        let queries = self.queries(regions);
+        // As in `run`: once more, with non-finite values handled, if anything is not finite.
+        for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
+            self.accumulate(queries, nonfinite, None, core::iter::once(first), regions);
+            if self.accumulated_is_finite(regions) {
+                break;
+            }
+        }
+    }
+}
