@@ -3,7 +3,7 @@
 use crate::plan::Plan;
 use crate::problem::Problem;
 use core::fmt;
-use sdpa_kernels::{Isa, KEY_BLOCK, Precision, Sequence, peak_flops, read_bandwidth};
+use sdpa_kernels::{FewRows, Isa, KEY_BLOCK, Precision, Sequence, peak_flops, read_bandwidth};
 
 /// Peak rates of a machine: the two numbers of the roofline model.
 ///
@@ -109,12 +109,10 @@ impl Plan {
 
     /// Returns the bytes of keys and values that split-KV does not read again.
     fn shared_bytes(&self, problem: &Problem<'_>) -> f64 {
-        if self.partials_bytes() == 0 || self.shares_keys(problem).is_none() {
-            return 0.0;
-        }
+        let Some(FewRows { few, .. }) = self.few_rows(problem) else { return 0.0 };
         let [k_bytes, v_bytes] = problem.call.kv.element_bytes();
         let row = self.shape.head_dim * k_bytes + self.shape.value_dim * v_bytes;
-        problem.call.shared_keys(self.few_rows()).unwrap_or(0) as f64 * row as f64
+        problem.call.shared_keys(few).unwrap_or(0) as f64 * row as f64
     }
 
     /// Returns the pairs that a tile of rows sees of a block, and the keys it computes: the key range, in whole panels.

@@ -34,6 +34,7 @@
 
 mod attention;
 mod backward;
+mod balance;
 mod cache;
 mod cause;
 mod dropout;
@@ -58,6 +59,7 @@ mod run;
 mod shape;
 mod share;
 mod state;
+mod task_rows;
 mod threads;
 #[cfg(feature = "unfused")]
 pub mod unfused;
@@ -67,6 +69,7 @@ pub use attention::Attention;
 pub use backward::{
     BackwardPlan, BackwardProblem, BackwardWorkspace, Gradients, Saved, attention_backward, attention_backward_with,
 };
+pub use balance::Balance;
 pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
 pub use cause::Cause;
 pub use dropout::Dropout;

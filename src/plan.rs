@@ -3,20 +3,23 @@
 use crate::exec::Exec;
 use crate::problem::Problem;
 use crate::shape::Shape;
+use crate::task_rows::Rows;
 use core::fmt;
-use sdpa_kernels::{Accumulation, Isa, KEY_BLOCK, MAX_TASK, Tiling};
+use sdpa_kernels::{Accumulation, FewRows, Isa, KEY_BLOCK, Tiling};
 
-/// Tasks per worker, enough that the last ones to finish do not keep the others waiting long.
-const TASKS_PER_WORKER: usize = 4;
-/// Fewest rows of a task worth packing the keys for: at 32 rows, packing is already a tenth of the work.
-const MIN_TASK: usize = 32;
+/// Runs of units per worker, enough that the last ones to finish do not keep the others waiting long.
+const RUNS_PER_WORKER: usize = 4;
 /// Rows per key/value head up to which blocks of keys are divided among workers (split-KV).
 const FEW_ROWS: usize = 16;
+/// The same where workers would have nothing to do otherwise.
+const SOME_ROWS: usize = 128;
 /// Blocks of keys are divided among workers only if their partial results take at most 1/`SHARE` of the bytes of the
-/// keys and values they read (counted as `f32`) or at most [`LITTLE`] bytes; and never more than [`MOST`] bytes.
+/// keys and values they read (counted as `f32`) or at most [`LITTLE`] bytes (with more than [`FEW_ROWS`] rows, for each
+/// thread); and never more than [`MOST`] bytes.
 const SHARE: usize = 16;
 const LITTLE: usize = 1 << 20;
 const MOST: usize = 1 << 30;
+
 /// Division of a problem of one shape into tasks. No bit of the result depends on it.
 ///
 /// ```
@@ -45,9 +48,9 @@ pub struct Plan {
 pub(crate) enum Split {
     /// Heads and query rows: every task streams all the keys its rows see.
     Rows,
-    /// Blocks of keys too, in `runs` runs, of the sequences whose rows are few (split-KV); `bytes` is the memory of the
-    /// partial results of all blocks.
-    Keys { runs: usize, bytes: usize },
+    /// Blocks of keys too, in `runs` runs, of the sequences with at most `few` rows a key/value head (split-KV); `bytes` is
+    /// the memory of the partial results of all blocks.
+    Keys { few: usize, runs: usize, bytes: usize },
 }
 
 /// Work on the sequences with few rows, key block by key block.
@@ -64,44 +67,71 @@ impl Plan {
     pub fn new(problem: &Problem<'_>, exec: Exec) -> Self {
         let shape = problem.shape;
         let (tile_rows, _) = exec.isa.tile();
-        // Query rows that share a key/value head form one sequence of rows, divided into equal tasks.
-        let group_size = shape.heads / shape.kv_heads.max(1);
-        let rows = group_size.saturating_mul(problem.call.q.shape()[2]);
-        let heads = problem.call.q.shape()[0].saturating_mul(shape.kv_heads);
+        let rows = Rows::of(problem);
         let workers = exec.workers(problem.flops());
-        let wanted = if workers > 1 { workers.saturating_mul(TASKS_PER_WORKER).div_ceil(heads.max(1)) } else { 1 };
-        let parts = wanted.min(rows.div_ceil(MIN_TASK)).max(rows.div_ceil(MAX_TASK)).max(1);
-        let task_rows = rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);
+        let task_rows = rows.per_task(workers, tile_rows);
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
-        let tasks = heads.saturating_mul(rows.div_ceil(tiling.task_rows()));
-        let workers_of = |tasks: usize| workers.min(tasks.max(1));
-        let by_rows = Self { shape, exec, workers: workers_of(tasks), tasks, tiling, split: Split::Rows };
-        let Some(FewRowsWork { units, bytes }) = by_rows.shares_keys(problem) else { return by_rows };
-        let runs = if workers > 1 { units.min(workers.saturating_mul(TASKS_PER_WORKER)) } else { 1 };
-        // Ragged sequences may be of both kinds, with few rows and with many.
-        let tasks = if problem.call.options.ragged.is_some() { tasks.saturating_add(runs) } else { runs };
-        Self { workers: workers_of(tasks), tasks, split: Split::Keys { runs, bytes }, ..by_rows }
+        let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
+        let by_rows = Self { shape, exec, workers: workers.min(tasks.max(1)), tasks, tiling, split: Split::Rows };
+        let few = FEW_ROWS.min(tiling.task_rows());
+        if problem.call.visible.window.is_none()
+            && let Some(work) = by_rows.shares_keys(problem, few)
+        {
+            return by_rows.by_keys(problem, workers, few, work);
+        }
+        // More rows than memory takes the time of, or a window: only for workers that have no rows.
+        if tasks < workers && rows.rows <= SOME_ROWS && problem.call.options.ragged.is_none() {
+            let few = rows.rows;
+            let tiling = Tiling::new(shape.head_dim, shape.value_dim, few.next_multiple_of(tile_rows), tile_rows);
+            let whole = Self { tiling, ..by_rows };
+            if few <= tiling.task_rows()
+                && let Some(work) = whole.shares_keys(problem, few).filter(|work| work.units > tasks)
+            {
+                return whole.by_keys(problem, workers, few, work);
+            }
+        }
+        by_rows
     }
 
-    /// Returns the work on the sequences with few rows, if their key blocks are to be divided among workers: there are
-    /// several blocks (decoding), and memory in proportion.
-    pub(crate) fn shares_keys(&self, problem: &Problem<'_>) -> Option<FewRowsWork> {
-        let (shape, call, few) = (problem.shape, &problem.call, self.few_rows());
+    /// Divides the key blocks of the sequences with at most `few` rows among up to `workers` workers.
+    fn by_keys(
+        self,
+        problem: &Problem<'_>,
+        workers: usize,
+        few: usize,
+        FewRowsWork { units, bytes }: FewRowsWork,
+    ) -> Self {
+        let runs = if workers > 1 { units.min(workers.saturating_mul(RUNS_PER_WORKER)) } else { 1 };
+        // Ragged sequences may be of both kinds, with few rows and with many.
+        let tasks = if problem.call.options.ragged.is_some() { self.tasks.saturating_add(runs) } else { runs };
+        Self { workers: workers.min(tasks.max(1)), tasks, split: Split::Keys { few, runs, bytes }, ..self }
+    }
+
+    /// Returns the work on the sequences with at most `few` rows a key/value head, if their key blocks can be divided among
+    /// workers: there are several blocks, and memory in proportion.
+    pub(crate) fn shares_keys(&self, problem: &Problem<'_>, few: usize) -> Option<FewRowsWork> {
+        let (shape, call) = (problem.shape, &problem.call);
         // Sequences that are not ragged have as many rows each; there may be any number of them without rows.
         let rows = (shape.heads / shape.kv_heads.max(1)).saturating_mul(shape.q_len);
         let none = call.options.ragged.is_none() && !(1..=few).contains(&rows);
-        if none || shape.kv_len <= KEY_BLOCK || problem.needs_whole_rows() || call.visible.window.is_some() {
+        if none || shape.kv_len <= KEY_BLOCK || problem.needs_whole_rows() {
             return None;
         }
         let Accumulation { units, floats, keys } = call.accumulation(few);
         let [bytes, read] = [floats, keys.saturating_mul(shape.head_dim + shape.value_dim)]
             .map(|floats| floats.saturating_mul(size_of::<f32>()));
-        (units > 0 && bytes <= MOST && bytes <= LITTLE.max(read / SHARE)).then_some(FewRowsWork { units, bytes })
+        let little = if few > FEW_ROWS { LITTLE.saturating_mul(self.exec.threads) } else { LITTLE };
+        let most = little.max(read / SHARE).min(MOST);
+        (units > 0 && bytes <= most).then_some(FewRowsWork { units, bytes })
     }
 
-    /// Largest number of rows a key/value head of a sequence whose key blocks are divided among workers.
-    pub(crate) fn few_rows(&self) -> usize {
-        FEW_ROWS.min(self.tiling.task_rows())
+    /// Returns how the sequences with few rows are split, if they are.
+    pub(crate) fn few_rows(&self, problem: &Problem<'_>) -> Option<FewRows> {
+        match self.split {
+            // The plan may have been made for another problem of this shape.
+            Split::Keys { few, runs, .. } if self.shares_keys(problem, few).is_some() => Some(FewRows { few, runs }),
+            _ => None,
+        }
     }
 
     /// Shrinks the scratch to what this one problem takes. Where key blocks are divided, rows of several sequences may
@@ -130,7 +160,8 @@ impl Plan {
 
     /// Bytes of the partial results of all key blocks, where these are divided among workers (few rows, many keys): at
     /// most a sixteenth of the bytes of keys and values that are read (counted as `f32`), or 1 MiB, and never more than
-    /// 1 GiB. Beyond these limits, and for more rows, only rows are divided: then 0.
+    /// 1 GiB. For 17 to 128 rows that share a key/value head, the 1 MiB is for each thread. Beyond these limits, and for
+    /// more rows, only rows are divided: then 0.
     pub fn partials_bytes(&self) -> usize {
         match self.split {
             Split::Keys { bytes, .. } => bytes,

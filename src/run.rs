@@ -10,7 +10,7 @@ use crate::problem::Problem;
 use crate::threads::CurrentPool;
 use crate::workers::{self, own, reserved, share};
 use core::fmt;
-use sdpa_kernels::{FewRows, Isa, Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
+use sdpa_kernels::{Isa, Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
 use std::sync::Mutex;
 
 /// Work of one worker on a launch.
@@ -178,13 +178,7 @@ impl Problem<'_> {
     /// Computes the problem by calling `work` on each worker. Not generic, so that a caller's functions do not compile
     /// it again.
     fn run_as(self, plan: &Plan, workspace: &mut Workspace, host: Host<'_>, work: Work<'_>) -> Result<(), Stopped> {
-        let few_rows = match plan.split {
-            // The plan may have been made for another problem of this shape.
-            Split::Keys { runs, .. } if plan.shares_keys(&self).is_some() => {
-                Some(FewRows { few: plan.few_rows(), runs })
-            }
-            _ => None,
-        };
+        let few_rows = plan.few_rows(&self);
         let Workspace { workers, partials } = workspace;
         // At least one: there was memory for it when the problem was made.
         let ready = reserved(workers, plan.workers, host.executor, |scratch| scratch.try_reserve(&plan.tiling)).len();

@@ -8,6 +8,7 @@ mod options;
 mod support;
 
 mod backward;
+mod balance;
 mod bits;
 mod corners;
 mod dropout;

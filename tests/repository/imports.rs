@@ -34,6 +34,7 @@ const ROOMS: [&[&str]; 12] = [
         "attention::partials",
         "attention::shared_blocks",
         "attention::split_kv",
+        "attention::tasks",
     ],
     &["probe"],
 ];

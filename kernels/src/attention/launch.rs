@@ -1,7 +1,7 @@
 //! Launch: a call bound to its outputs and handed out to workers, task by task.
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
-use crate::attention::call::{Call, Task};
+use crate::attention::call::Call;
 use crate::attention::checked::CheckedCall;
 use crate::attention::forward::key_weight_sums;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
@@ -10,6 +10,7 @@ use crate::attention::partials::{FewRows, Partials, Split};
 use crate::attention::row_mods::RowMods;
 use crate::attention::split_kv;
 use crate::attention::steps::by_isa::Steps;
+use crate::attention::tasks::Tasks;
 use crate::attention::tiling::{Scratch, Tiling};
 use crate::simd::isa::Isa;
 use crate::tensor::element::Dtype;
@@ -18,7 +19,8 @@ use crate::work_queue::{Queue, Stop};
 /// Call with its outputs and tiling: a queue of tasks that workers take until it is empty.
 pub struct Launch<'a> {
     checked: CheckedCall<'a>,
-    tasks: Queue,
+    tasks: Tasks,
+    queue: Queue,
     /// Queue of sequences and key/value heads whose key weight sums are computed.
     key_weight_sums: Queue,
     /// Split-KV of the sequences with few rows, if their key blocks are shared out.
@@ -53,10 +55,10 @@ impl<'a> Launch<'a> {
         let checked = CheckedCall::new(call, outputs, tiling);
         let (call, tiling) = (checked.call(), checked.tiling());
         let kv_heads = call.kv.kv_heads();
-        let (sequences, per_head) = (call.sequences(), tasks_per_head(call, tiling.task_rows));
-        let heads = if call.options.ragged.is_some() { kv_heads } else { sequences * kv_heads };
+        let (sequences, tasks) = (call.sequences(), Tasks::new(tiling));
         Self {
-            tasks: Queue::new(if heads == 0 { 0 } else { heads * per_head }),
+            tasks,
+            queue: Queue::new(tasks.len(call)),
             key_weight_sums: Queue::new(if wanted { sequences * kv_heads } else { 0 }),
             split: None,
             stop: Stop::when(None),
@@ -75,9 +77,9 @@ impl<'a> Launch<'a> {
         let (call, outputs) = (self.checked.call(), self.checked.outputs());
         assert!(outputs.state.is_none() && !outputs.wants_all_keys(), "such outputs need every row whole");
         let Some(split) = Split::new(call, self.checked.tiling(), partials, few) else { return self };
-        let all = (0..call.sequences()).all(|sequence| split.covers(call, sequence));
-        let tasks = if all { Queue::new(0) } else { self.tasks };
-        Self { split: Some(split), tasks, ..self }
+        let tasks = self.tasks.without(few.few);
+        let queue = Queue::new(tasks.len(call));
+        Self { split: Some(split), tasks, queue, ..self }
     }
 
     /// Sets a function that is asked before each task, and under split-KV before each key block: if it returns true, the
@@ -107,14 +109,15 @@ impl<'a> Launch<'a> {
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Steps>(&self, s: S, scratch: &mut Scratch, mods: &dyn RowMods<S>) {
-        let Self { checked, tasks, key_weight_sums, split, stop, near } = self;
+        let Self { checked, tasks, queue, key_weight_sums, split, stop, near } = self;
+        let task = |number| tasks.at(checked.call(), number);
         let bound = BoundCall { s, mods, checked };
-        while let Some(number) = tasks.take_unless(stop) {
+        while let Some(number) = queue.take_unless(stop) {
             let next =
-                if *near { Next::Near } else { tasks.peek().map_or(Next::Nothing, |next| Next::Task(self.task(next))) };
+                if *near { Next::Near } else { queue.peek().map_or(Next::Nothing, |next| Next::Task(task(next))) };
             // SAFETY: every number is taken once and no two tasks share a row, so the task's part of the outputs is this
             // worker's.
-            unsafe { AttentionTask::new(bound, self.task(number)) }.followed_by(next).run(scratch);
+            unsafe { AttentionTask::new(bound, task(number)) }.followed_by(next).run(scratch);
         }
         // After the tasks, of which each takes longer than a run of units: the last to finish then keep the others
         // waiting least.
@@ -129,35 +132,6 @@ impl<'a> Launch<'a> {
             // this worker's.
             unsafe { key_weight_sums::key_weight_sums(bound, head, scratch) }
         }
-    }
-
-    #[inline]
-    fn task(&self, number: usize) -> Task {
-        let (call, task_rows) = (self.checked.call(), self.checked.tiling().task_rows);
-        let (per_head, kv_heads) = (tasks_per_head(call, task_rows), call.kv.kv_heads());
-        let (head, part) = (number / per_head, number % per_head);
-        let group_size = call.group_size();
-        let (sequence, kv_head, first) = match call.options.ragged {
-            None => (head / kv_heads, head % kv_heads, part * task_rows),
-            Some(ragged) => {
-                // Sequence s owns the parts from s + ⌊rows before it / task_rows⌋ on: always enough of them, sometimes
-                // one more.
-                let first_part = |s: usize| ragged.q[s] * group_size / task_rows + s;
-                let (mut low, mut high) = (0, ragged.q.len() - 1);
-                while high - low > 1 {
-                    let middle = low.midpoint(high);
-                    if first_part(middle) <= part { low = middle } else { high = middle }
-                }
-                (low, head, (part - first_part(low)) * task_rows)
-            }
-        };
-        // Sequences that are split have no rows left.
-        let rows = if self.split.as_ref().is_some_and(|split| split.covers(call, sequence)) {
-            0
-        } else {
-            call.rows_of(sequence)
-        };
-        Task { sequence, kv_head, rows: first.min(rows)..rows.min(first + task_rows) }
     }
 }
 
@@ -180,25 +154,13 @@ macro_rules! worker {
 
 for_each_token!(worker);
 
-/// Number of tasks of one key/value head: of one sequence, or of all sequences if they are ragged.
-#[inline]
-fn tasks_per_head(call: &Call<'_>, task_rows: usize) -> usize {
-    // Saturating: without batches or heads the rows may be any number.
-    let rows = call.group_size().saturating_mul(call.q.shape()[2]);
-    match call.options.ragged {
-        None => rows.div_ceil(task_rows),
-        Some(ragged) if ragged.q.len() > 1 => rows / task_rows + ragged.q.len() - 1,
-        Some(_) => 0,
-    }
-}
-
 impl core::fmt::Debug for Launch<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let written = POINTS.iter().filter(|&&point: &&Point| self.checked.outputs().point(point).is_some());
         f.debug_struct("Launch")
             .field("call", self.checked.call())
             .field("tiling", self.checked.tiling())
-            .field("tasks", &self.tasks.len())
+            .field("tasks", &self.queue.len())
             .field("points", &written.collect::<Vec<_>>())
             .finish_non_exhaustive()
     }

@@ -16,6 +16,7 @@ pub(crate) mod row_mods;
 pub(crate) mod shared_blocks;
 pub(crate) mod split_kv;
 pub(crate) mod steps;
+pub(crate) mod tasks;
 pub(crate) mod tiling;
 pub(crate) mod units;
 pub(crate) mod visibility;

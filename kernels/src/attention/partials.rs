@@ -48,6 +48,42 @@ impl Partials {
     }
 }
 
+/// Number of rows whose units are merged together: a vector of rows.
+const MERGED_ROWS: usize = LANES;
+
+/// Rows of a place and key/value head whose units are merged together, and the place.
+pub(crate) struct Merge {
+    pub(crate) place: usize,
+    pub(crate) task: Task,
+}
+
+/// Runs of units: neighbours that a worker takes at once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Runs {
+    /// Number of units of all runs.
+    units: usize,
+    /// Number of units of a run.
+    run: usize,
+}
+
+impl Runs {
+    /// Cuts the units into about `runs` runs, or more where units differ.
+    pub(crate) fn new(units: &Units<'_>, places: &Places, runs: usize) -> Self {
+        let finer = if runs > 1 && places.shared_blocks() > 0 { SHARED_RUNS } else { 1 };
+        Self { units: units.len(), run: units.len().div_ceil(runs.saturating_mul(finer).max(1)).max(1) }
+    }
+
+    /// Number of runs.
+    pub(crate) fn len(self) -> usize {
+        self.units.div_ceil(self.run)
+    }
+
+    /// Returns the numbers of a run's units.
+    pub(crate) fn units(self, run: usize) -> Range<usize> {
+        run * self.run..self.units.min((run + 1) * self.run)
+    }
+}
+
 /// Sequences that are split into units, and how the units are handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FewRows {
@@ -65,10 +101,9 @@ pub(crate) struct Split<'a> {
     few: usize,
     /// Number of floats from one row of outputs to the next.
     pub(crate) width: usize,
-    /// Number of units of a run.
-    run: usize,
-    pub(crate) runs: Queue,
-    /// Queue of places and key/value heads whose units are merged.
+    runs: Runs,
+    pub(crate) queue: Queue,
+    /// Queue of [merges](Merge).
     pub(crate) merges: Queue,
     /// Number of runs that are done.
     pub(crate) accumulated: AtomicUsize,
@@ -98,25 +133,20 @@ impl<'a> Split<'a> {
         if !partials.try_reserve(call, few) {
             return None;
         }
-        let finer = if runs > 1 && partials.places.shared_blocks() > 0 { SHARED_RUNS } else { 1 };
         let units = Units::new(&call.kv, &partials.places);
-        let run = units.len().div_ceil(runs.saturating_mul(finer).max(1)).max(1);
+        let runs = Runs::new(&units, &partials.places, runs);
+        let merges = units.places().checked_mul(units.heads)?.checked_mul(few.div_ceil(MERGED_ROWS).max(1))?;
         Some(Self {
             partials: partials.buffer.floats_mut().as_mut_ptr(),
             few,
             width: tiling.width(),
-            run,
-            runs: Queue::new(units.len().div_ceil(run)),
-            merges: Queue::new(units.places().checked_mul(units.heads)?),
+            runs,
+            queue: Queue::new(runs.len()),
+            merges: Queue::new(merges),
             units,
             accumulated: AtomicUsize::new(0),
             borrow: PhantomData,
         })
-    }
-
-    /// Returns true if a sequence is split into units.
-    pub(crate) fn covers(&self, call: &Call<'_>, sequence: usize) -> bool {
-        call.has_few_rows(sequence, self.few)
     }
 
     /// Waits a little until all runs are done, and returns true if they are. A worker that comes too early leaves the
@@ -124,7 +154,7 @@ impl<'a> Split<'a> {
     pub(crate) fn is_accumulated(&self) -> bool {
         // Acquire: makes the parts written by all workers visible.
         (0..PATIENCE).any(|_| {
-            let done = self.accumulated.load(Ordering::Acquire) == self.runs.len();
+            let done = self.accumulated.load(Ordering::Acquire) == self.queue.len();
             if !done {
                 core::hint::spin_loop();
             }
@@ -132,11 +162,21 @@ impl<'a> Split<'a> {
         })
     }
 
-    /// Returns the numbers of a run's units. The queue counts down: prefixes that sequences share come first, the short
-    /// blocks at their ends last.
-    pub(crate) fn run(&self, run: usize) -> Range<usize> {
-        let run = self.runs.len() - 1 - run;
-        run * self.run..self.units.len().min((run + 1) * self.run)
+    /// Returns the numbers of the units of the run that the queue gives this number. The queue counts down: prefixes that
+    /// sequences share come first, the short blocks at their ends last.
+    pub(crate) fn run(&self, number: usize) -> Range<usize> {
+        self.runs.units(self.queue.len() - 1 - number)
+    }
+
+    /// Returns the merge that the queue gives this number, if it has rows, or is the first of its place and head.
+    pub(crate) fn merge(&self, call: &Call<'_>, number: usize) -> Option<Merge> {
+        let chunks = self.few.div_ceil(MERGED_ROWS).max(1);
+        let (number, chunk) = (number / chunks, number % chunks);
+        let (place, head) = (number / self.units.heads, number % self.units.heads);
+        let Task { sequence, kv_head, rows } = self.task(call, [place, head]);
+        let first = chunk * MERGED_ROWS;
+        let rows = first..rows.end.min(first + MERGED_ROWS);
+        (chunk == 0 || !rows.is_empty()).then_some(Merge { place, task: Task { sequence, kv_head, rows } })
     }
 
     /// Returns the first key of a unit's block.
@@ -150,20 +190,30 @@ impl<'a> Split<'a> {
         Task { sequence, kv_head, rows: 0..call.rows_of(sequence) }
     }
 
-    /// Returns a unit's part: maxima, sums, outputs.
+    /// Returns some rows of a unit's part, from a whole vector of rows on: maxima and sums, both padded to whole vectors,
+    /// and outputs.
+    ///
+    /// # Panics
+    /// If the rows are none of the part's, or begin inside a vector.
     ///
     /// # Safety
-    /// The unit is one of the call's; no other reference to its part exists meanwhile.
+    /// The unit is one of the call's; no other reference to these rows of its part exists meanwhile.
     #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the part")]
-    pub(crate) unsafe fn part(&self, call: &Call<'_>, unit: Unit) -> [&mut [f32]; 3] {
-        let rows = call.rows_of(self.units.sequence(unit.place));
-        let padded = rows.next_multiple_of(LANES);
-        // SAFETY: the caller guarantees the unit and sole access to its part; a part is maxima and sums, both padded,
-        // and `rows` rows of outputs.
+    pub(crate) unsafe fn part(&self, call: &Call<'_>, unit: Unit, rows: Range<usize>) -> [&mut [f32]; 3] {
+        let all = call.rows_of(self.units.sequence(unit.place));
+        assert!(rows.end <= all && rows.start.is_multiple_of(LANES), "rows {rows:?} of {all}");
+        let [all, padded] = [all, rows.len()].map(|rows| rows.next_multiple_of(LANES));
+        // SAFETY: the caller guarantees the unit and sole access to the rows of its part, which are some of it: a part is
+        // maxima and sums, both padded, and rows of outputs.
         unsafe {
             let at = self.part_at(call, unit);
             let part = |at: *mut f32, n: usize| core::slice::from_raw_parts_mut(at, n);
-            [part(at, padded), part(at.add(padded), padded), part(at.add(2 * padded), rows * self.width)]
+            let out = at.add(2 * all + rows.start * self.width);
+            [
+                part(at.add(rows.start), padded),
+                part(at.add(all + rows.start), padded),
+                part(out, rows.len() * self.width),
+            ]
         }
     }
 

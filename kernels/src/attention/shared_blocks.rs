@@ -98,7 +98,7 @@ unsafe fn accumulate_alone<S: Steps>(
         return;
     }
     // SAFETY: the caller guarantees the unit, and that its part is this worker's alone.
-    let [max, sum, out] = unsafe { split.part(call, unit) };
+    let [max, sum, out] = unsafe { split.part(call, unit, task.task.rows.clone()) };
     // Accumulate directly where the merge reads it.
     task.accumulate_block(first, &mut Regions { max, sum, out, ..regions });
 }
@@ -148,7 +148,7 @@ unsafe fn gather<S: Steps>(
     task.accumulate_block(first, &mut regions);
     for (place, at) in rows_of(split, call, places) {
         // SAFETY: the caller guarantees the places and that their parts are this worker's.
-        let [max, sum, out] = unsafe { split.part(call, Unit { place, ..unit }) };
+        let [max, sum, out] = unsafe { split.part(call, Unit { place, ..unit }, 0..at.len()) };
         // Steps work on whole vectors of rows.
         max.fill(f32::NEG_INFINITY);
         sum.fill(0.0);

@@ -11,7 +11,7 @@
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::forward::epilogue::EndedRowBlocks;
-use crate::attention::partials::Split;
+use crate::attention::partials::{Merge, Split};
 use crate::attention::shared_blocks::{self, Step};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::softmax;
@@ -27,10 +27,12 @@ impl<S: Steps> AttentionTask<'_, S> {
     /// Merges the units of the task's rows in the order of their keys, and writes the rows.
     ///
     /// # Safety
-    /// The split was made for this call, the task is all the rows of a place that share a head, all units are accumulated,
-    /// and no other worker merges these.
+    /// The split was made for this call, the task is one of its merges, at this place, all units are accumulated, and no
+    /// other worker does this merge.
     unsafe fn merge_units(&self, split: &Split<'_>, place: usize, regions: &mut Regions<'_>) {
-        self.fill_rows_beyond();
+        if self.task.rows.start == 0 {
+            self.fill_rows_beyond();
+        }
         if self.task.rows.is_empty() {
             return;
         }
@@ -43,7 +45,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         };
         for unit in units() {
             // SAFETY: the unit is accumulated, and only this worker merges it.
-            let [max, sum, out] = unsafe { split.part(self.call, unit) };
+            let [max, sum, out] = unsafe { split.part(self.call, unit, self.task.rows.clone()) };
             let state = softmax::SoftmaxState {
                 max: &mut regions.max[..padded],
                 sum: &mut regions.sum[..padded],
@@ -59,7 +61,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         self.clear_outputs(0..self.task.rows.len(), regions);
         for unit in units() {
             // SAFETY: the unit is accumulated, and only this worker merges it.
-            let [rescale_prev, factor, out] = unsafe { split.part(self.call, unit) };
+            let [rescale_prev, factor, out] = unsafe { split.part(self.call, unit, self.task.rows.clone()) };
             self.s.merge_marked([rescale_prev, factor], &mut regions.out[..out.len()], out, split.width);
         }
         self.finish(NonFinite::Handled, EndedRowBlocks::NONE, regions);
@@ -85,7 +87,7 @@ pub(crate) unsafe fn run<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, s
 /// # Safety
 /// The split was made for this call.
 unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
-    while let Some(run) = split.runs.take_unless(stop) {
+    while let Some(run) = split.queue.take_unless(stop) {
         let units = split.run(run);
         for unit in units.clone() {
             // A run that is not done is not counted, so nothing is merged.
@@ -102,16 +104,16 @@ unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop:
     }
 }
 
-/// Takes heads and merges their units until none is left.
+/// Takes merges until none is left.
 ///
 /// # Safety
 /// The split was made for this call; all units are accumulated.
 unsafe fn merge<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
     while let Some(number) = split.merges.take_unless(stop) {
-        let (place, head) = (number / split.units.heads, number % split.units.heads);
-        // SAFETY: each head is taken once, so its rows, and its units' parts, are this worker's.
+        let Some(Merge { place, task }) = split.merge(bound.checked.call(), number) else { continue };
+        // SAFETY: each merge is taken once, so its rows, of the outputs and of its units' parts, are this worker's.
         unsafe {
-            let task = AttentionTask::new(bound, split.task(bound.checked.call(), [place, head]));
+            let task = AttentionTask::new(bound, task);
             task.merge_units(split, place, &mut scratch.regions(task.tiling));
         }
     }

@@ -1,0 +1,64 @@
+//! Balance of a plan: what each worker's share of the work is.
+
+use crate::plan::Plan;
+use crate::problem::Problem;
+use sdpa_kernels::Costs;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Division of a call's work among workers, if all of them are equally fast and work from the start.
+///
+/// ```
+/// use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut};
+/// let (x, mut out) = (vec![0.5; 12 * 512 * 64], vec![0.0; 12 * 512 * 64]);
+/// let x = View::bhld(&x, [1, 12, 512, 64])?;
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 12, 512, 64])?);
+/// let problem = Attention::new().problem(Inputs::new(x, x, x), outputs)?;
+/// let plan = Plan::new(&problem, Exec::default().threads(8)); // 24 tasks
+/// let balance = plan.balance(&problem, 8);
+/// assert_eq!(balance.shares.len(), 8);
+/// assert!(balance.efficiency > 0.9, "{}", balance.efficiency);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Balance {
+    /// Share of the work that each worker does: 1 in all.
+    pub shares: Vec<f64>,
+    /// Part of the workers' time in which they work and do not wait for the last to finish, from 0 to 1.
+    pub efficiency: f64,
+}
+
+impl Plan {
+    /// Returns what each of `workers` workers would do of a problem under this plan, whatever number the plan was made for.
+    /// 0 workers count as 1.
+    ///
+    /// Work is counted in visible pairs of query rows and keys, and in reading or packing keys; masks and functions of the
+    /// caller's do not count.
+    ///
+    /// Complexity: query rows, and for sequences with few rows, key blocks.
+    pub fn balance(&self, problem: &Problem<'_>, workers: usize) -> Balance {
+        let Costs { accumulated, merged } = problem.call.costs(&self.tiling, self.few_rows(problem));
+        let workers = workers.max(1);
+        let mut done = vec![0; workers];
+        // Nobody merges before all is accumulated.
+        let time = [accumulated, merged].map(|costs| take_in_turn(&costs, &mut done)).iter().sum::<u64>() as f64;
+        let all = done.iter().sum::<u64>() as f64;
+        Balance {
+            shares: done.iter().map(|&done| if all > 0.0 { done as f64 / all } else { 1.0 / workers as f64 }).collect(),
+            efficiency: if all > 0.0 { all / (time * workers as f64) } else { 1.0 },
+        }
+    }
+}
+
+/// Lets each worker take the next piece of work as soon as it is done with the one before. Adds what they do to `done`, and
+/// returns the time until the last is done.
+fn take_in_turn(costs: &[u64], done: &mut [u64]) -> u64 {
+    let mut free: BinaryHeap<_> = (0..done.len()).map(|worker| Reverse((0, worker))).collect();
+    for &cost in costs {
+        let Some(Reverse((time, worker))) = free.pop() else { break };
+        done[worker] += cost;
+        free.push(Reverse((time + cost, worker)));
+    }
+    free.into_iter().map(|Reverse((time, _))| time).max().unwrap_or(0)
+}

@@ -1,0 +1,84 @@
+//! Size of tasks: the number of query rows with which workers have equal shares.
+
+use crate::problem::Problem;
+use sdpa_kernels::MAX_TASK;
+
+/// Fewest rows of a task worth packing the keys for: at 32 rows, packing is already a tenth of the work.
+const MIN_TASK: usize = 32;
+/// Number of rows that take the time of packing the keys for a task.
+const PACKING: usize = 3;
+/// Most tasks per worker that are tried for the sake of balance.
+const MOST_TASKS: usize = 16;
+
+/// Query rows of a problem that is divided into tasks of equally many.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rows {
+    /// Number of key/value heads, each batch index counted.
+    pub(crate) heads: usize,
+    /// Number of rows that share one of these.
+    pub(crate) rows: usize,
+    cost: RowCost,
+}
+
+/// How much rows differ in the number of keys they see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RowCost {
+    /// By a fifth at most.
+    Even,
+    Uneven,
+}
+
+impl RowCost {
+    /// Compares the first and the last row of the sequence with the most rows.
+    fn of(problem: &Problem<'_>) -> Self {
+        let call = &problem.call;
+        if !call.visible.hides_keys() {
+            return Self::Even;
+        }
+        // Sequences that are not ragged have as many rows each; there may be any number of them.
+        let count = if call.options.ragged.is_some() { call.sequences() } else { call.sequences().min(1) };
+        let longest = (0..count).map(|index| call.sequence(index)).max_by_key(|sequence| sequence.q_len);
+        let Some(sequence) = longest.filter(|sequence| sequence.q_len > 0) else { return Self::Even };
+        let seen = |row: usize| {
+            let keys = call.visible.keys(sequence.offset.saturating_add_unsigned(row), sequence.kv_len);
+            keys.prefix + keys.end.saturating_sub(keys.start)
+        };
+        let [first, last] = [seen(0), seen(sequence.q_len - 1)];
+        if first.min(last) >= first.max(last) / 5 * 4 { Self::Even } else { Self::Uneven }
+    }
+}
+
+impl Rows {
+    pub(crate) fn of(problem: &Problem<'_>) -> Self {
+        let shape = problem.shape;
+        // Query rows that share a key/value head form one sequence of rows, divided into equal tasks.
+        let group_size = shape.heads / shape.kv_heads.max(1);
+        let [batch, _, q_len, _] = problem.call.q.shape();
+        let (heads, rows) = (batch.saturating_mul(shape.kv_heads), group_size.saturating_mul(q_len));
+        Self { heads, rows, cost: RowCost::of(problem) }
+    }
+
+    /// Returns the number of rows of a task, in whole tiles of `tile_rows`: that with which `workers` workers are done
+    /// soonest, or the largest of several.
+    pub(crate) fn per_task(self, workers: usize, tile_rows: usize) -> usize {
+        let fewest = self.rows.div_ceil(MAX_TASK).max(1);
+        let enough = MOST_TASKS.saturating_mul(workers).div_ceil(self.heads.max(1));
+        let most = if workers > 1 { enough.min(self.rows.div_ceil(MIN_TASK)).max(fewest) } else { fewest };
+        let size = |parts: usize| self.rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);
+        let best = (fewest..=most).min_by_key(|&parts| self.time(size(parts), workers));
+        size(best.unwrap_or(fewest))
+    }
+
+    /// Returns about how long tasks of `size` rows take, in eighths of a row of one head.
+    fn time(self, size: usize, workers: usize) -> usize {
+        let tasks = self.heads.saturating_mul(self.rows.div_ceil(size.max(1)));
+        let task = 8 * (size + PACKING);
+        // A worker may be late by a task: other work keeps it.
+        let late = task / 4;
+        late.saturating_add(match self.cost {
+            RowCost::Even => tasks.div_ceil(workers).saturating_mul(task),
+            // The longest are taken first, head by head, so the last are short; but none takes less time than the longest.
+            RowCost::Uneven => (tasks.saturating_mul(task) / workers + task / 2).max(2 * task),
+        })
+    }
+}

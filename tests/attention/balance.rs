@@ -1,0 +1,143 @@
+//! `Plan::balance`: equal shares for many workers; and calls whose keys are divided because rows are too few for them.
+
+use crate::kv_support::{cache_of, same_full};
+use crate::options::{Case, Wanted};
+use crate::support::{Rng, execs};
+use sdpa::{
+    Alignment, Attention, Balance, Exec, Inputs, KvCache, Outputs, Plan, Problem, Shape, View, ViewMut, Window,
+};
+use std::num::NonZeroUsize;
+
+/// Calls `f` with a problem whose tensors are one row that is read again and again; only plans are made of it.
+fn planned<T>(shape: Shape, attention: Attention, f: impl FnOnce(&Problem<'_>) -> T) -> T {
+    let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
+    let row = vec![0.5f32; head_dim.max(value_dim)];
+    let view = |heads, rows, dim| View::from_strides(&row, 0, [batch, heads, rows, dim], [0, 0, 0, 1]).unwrap();
+    let inputs =
+        Inputs::new(view(heads, q_len, head_dim), view(kv_heads, kv_len, head_dim), view(kv_heads, kv_len, value_dim));
+    let mut out = vec![0.0; batch * heads * q_len * value_dim];
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [batch, heads, q_len, value_dim]).unwrap());
+    f(&attention.problem(inputs, outputs).unwrap())
+}
+
+fn shape([batch, heads, kv_heads]: [usize; 3], [q_len, kv_len]: [usize; 2], dim: usize) -> Shape {
+    Shape { batch, heads, kv_heads, q_len, kv_len, head_dim: dim, value_dim: dim }
+}
+
+/// Plans for a number of workers and returns their balance: of all up to 64, for which every problem here has enough to do,
+/// and beyond of those that the plan has work for.
+fn balance(problem: &Problem<'_>, workers: usize) -> Balance {
+    let plan = Plan::new(problem, Exec::default().threads(workers));
+    plan.balance(problem, workers.min(plan.workers().max(64)))
+}
+
+#[test]
+fn many_workers_have_equal_shares() {
+    let causal = Attention::new().causal().align(Alignment::BottomRight);
+    let calls = [
+        ("long-4096", shape([1, 12, 12], [4096; 2], 64), Attention::new()),
+        ("long-4096-causal", shape([1, 12, 12], [4096; 2], 64), causal),
+        ("llama-2048-gqa", shape([1, 32, 8], [2048; 2], 128), causal),
+        ("bert-b8-128", shape([8, 12, 12], [128; 2], 64), Attention::new()),
+        ("decode-16k", shape([1, 32, 8], [1, 16384], 128), causal),
+        ("one head of 4096", shape([1, 1, 1], [4096; 2], 64), Attention::new()),
+        ("one head of 4096, causal", shape([1, 1, 1], [4096; 2], 64), causal),
+        ("100 rows of one head, 64k keys", shape([1, 1, 1], [100, 1 << 16], 128), causal),
+    ];
+    for (name, shape, attention) in calls {
+        planned(shape, attention, |problem| {
+            // The last of 114 tasks, as small as they are made, takes twice as long as the middle one.
+            let last = if name == "one head of 4096, causal" { [0.85, 0.5] } else { [0.9, 0.8] };
+            for (workers, least) in [(2, 0.92), (16, 0.9), (64, last[0]), (128, last[1])] {
+                let Balance { shares, efficiency, .. } = balance(problem, workers);
+                assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{name}: {shares:?}");
+                assert!(efficiency >= least, "{name}, {workers} workers: {efficiency:.3}");
+            }
+        });
+    }
+}
+
+/// One prompt of 300 rows and five single steps over a cache of long sequences.
+#[test]
+fn a_mixed_batch_is_balanced() {
+    let lens = [8000, 9000, 12_000, 16_000, 7000, 8192];
+    let row = [0.5f32; 128];
+    let mut cache = KvCache::new(lens.len(), 2, [64, 64]).unwrap();
+    for (sequence, &len) in lens.iter().enumerate() {
+        let kv = View::from_strides(&row, 0, [1, 2, len, 64], [0, 0, 0, 1]).unwrap();
+        cache.append_to(sequence, kv, kv).unwrap();
+    }
+    let ends = [0, 300, 301, 302, 303, 304, 305];
+    let q = View::from_strides(&row, 0, [1, 8, 305, 64], [0, 0, 0, 1]).unwrap();
+    let mut out = vec![0.0; 8 * 305 * 64];
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 8, 305, 64]).unwrap());
+    let attention = Attention::new().causal().align(Alignment::BottomRight);
+    let problem = attention.problem(Inputs::cached(q, &cache).ragged_queries(&ends), outputs).unwrap();
+    for (workers, least) in [(2, 0.95), (16, 0.9), (64, 0.9)] {
+        let Balance { efficiency, .. } = balance(&problem, workers);
+        assert!(efficiency >= least, "{workers} workers: {efficiency:.3}");
+    }
+}
+
+/// A worker alone does everything; more workers than tasks have nothing to do; nothing to do is done at once.
+#[test]
+fn the_ends_of_balance() {
+    planned(shape([1, 2, 2], [100, 100], 16), Attention::new(), |problem| {
+        let plan = Plan::new(problem, Exec::serial());
+        assert_eq!(plan.tasks(), 2);
+        let alone = plan.balance(problem, 1);
+        assert_eq!((alone.shares.as_slice(), alone.efficiency), (&[1.0][..], 1.0));
+        assert_eq!(plan.balance(problem, 0), alone);
+        let Balance { shares, efficiency, .. } = plan.balance(problem, 8);
+        assert_eq!((shares.iter().filter(|&&share| share == 0.5).count(), efficiency), (2, 0.25));
+    });
+    planned(shape([1, 2, 2], [0, 100], 16), Attention::new(), |problem| {
+        assert_eq!(Plan::new(problem, Exec::serial()).balance(problem, 4).efficiency, 1.0);
+    });
+}
+
+/// Up to 128 rows that share a head, and windows: keys are divided where workers would have nothing to do otherwise, with
+/// the bits of whole rows.
+#[test]
+fn keys_divided_among_many_workers_have_the_same_bits() {
+    let mut rng = Rng::new(11);
+    let last = Some(Alignment::BottomRight);
+    let window = Window::last_tokens(NonZeroUsize::new(1000).unwrap());
+    for ([heads, kv_heads], rows) in [([1, 1], 17), ([1, 1], 97), ([1, 1], 128), ([4, 1], 25), ([4, 2], 1), ([3, 1], 5)]
+    {
+        for window in [None, Some(window), Some(window.keep_first(300))] {
+            let sizes = [1, heads, kv_heads, rows, 9000, 48, 80];
+            let case = Case { causal: true, alignment: last, window, ..Case::plain(&mut rng, sizes) };
+            let case = Case { kv_lens: Some(vec![9000]), ..case };
+            let cache = cache_of(&case, &mut rng);
+            for (isa, exec) in execs() {
+                let what = format!("{heads}/{kv_heads} heads, {rows} rows, {window:?}, {isa}");
+                let expected = case.run(exec.threads(1), Wanted::LEAST);
+                for threads in [8, 64] {
+                    let exec = exec.threads(threads);
+                    same_full(&what, &case.run(exec, Wanted::LEAST), &expected);
+                    let cached = Inputs::cached(case.q.view(), &cache);
+                    same_full(&format!("{what}, cache"), &case.run_over(cached, exec, Wanted::LEAST), &expected);
+                }
+            }
+        }
+    }
+}
+
+/// What is gathered of key blocks is bounded for each thread.
+#[test]
+fn some_rows_are_divided_within_bounds() {
+    let bytes = |rows: usize, keys: usize, threads: usize| {
+        planned(shape([1, 1, 1], [rows, keys], 128), Attention::new(), |problem| {
+            Plan::new(problem, Exec::default().threads(threads)).partials_bytes()
+        })
+    };
+    let unit = |rows: usize| 4 * (2 * rows.next_multiple_of(16) + rows * 128);
+    // Two threads have a task of rows each.
+    assert_eq!(bytes(100, 1 << 16, 2), 0);
+    assert_eq!(bytes(100, 1 << 16, 64), 256 * unit(100));
+    assert_eq!(bytes(128, 1 << 16, 64), 256 * unit(128));
+    assert_eq!(bytes(129, 1 << 16, 64), 0);
+    // More than 1 MiB for each thread.
+    assert!(bytes(128, 1 << 19, 64) == 0 && 2048 * unit(128) > 64 << 20);
+}
