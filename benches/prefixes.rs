@@ -19,7 +19,7 @@ const DIM: usize = 128;
 const SEQUENCES: usize = 8;
 const OWN: usize = 64;
 const PAGE: usize = 16;
-/// More than any third-level cache here: 128 MiB.
+/// Number of floats that no third-level cache here holds: 128 MiB.
 const FLUSH: usize = 32 << 20;
 
 fn prompt() -> usize {
@@ -30,7 +30,7 @@ fn view(data: &[f32], shape: [usize; 4]) -> View<'_> {
     View::bhld(data, shape).expect("as many as the shape has")
 }
 
-/// Whether the sequences share the prompt.
+/// Home of the prompt: one for all sequences, or one for each.
 #[derive(Clone, Copy, PartialEq)]
 enum Prompt {
     Shared,

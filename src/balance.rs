@@ -16,14 +16,14 @@ use std::collections::BinaryHeap;
 /// let problem = Attention::new().problem(Inputs::new(x, x, x), outputs)?;
 /// let plan = Plan::new(&problem, Exec::default().threads(8)); // 24 tasks
 /// let balance = plan.balance(&problem, 8);
-/// assert_eq!(balance.shares.len(), 8);
+/// assert_eq!(balance.shares.len(), 8); // none is without work
 /// assert!(balance.efficiency > 0.9, "{}", balance.efficiency);
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Balance {
-    /// Share of the work that each worker does: 1 in all.
+    /// Share of the work that each worker does who finds some: 1 in all.
     pub shares: Vec<f64>,
     /// Part of the workers' time in which they work and do not wait for the last to finish, from 0 to 1.
     pub efficiency: f64,
@@ -31,21 +31,23 @@ pub struct Balance {
 
 impl Plan {
     /// Returns what each of `workers` workers would do of a problem under this plan, whatever number the plan was made for.
-    /// 0 workers count as 1.
+    /// 0 workers count as 1. A plan for another shape is replaced by one for this shape, as in [`Problem::run`].
     ///
     /// Work is counted in visible pairs of query rows and keys, and in reading or packing keys; masks and functions of the
     /// caller's do not count.
     ///
     /// Complexity: query rows, and for sequences with few rows, key blocks.
     pub fn balance(&self, problem: &Problem<'_>, workers: usize) -> Balance {
-        let Costs { accumulated, merged } = problem.call.costs(&self.tiling, self.few_rows(problem));
+        // A plan for another shape is replaced when it runs.
+        let plan = if self.shape == problem.shape { *self } else { Self::new(problem, self.exec) };
+        let Costs { accumulated, merged } = problem.call.costs(&plan.tiling, plan.few_rows(problem));
         let workers = workers.max(1);
-        let mut done = vec![0; workers];
+        let mut done = vec![0; workers.min(accumulated.len().max(merged.len()))];
         // Nobody merges before all is accumulated.
-        let time = [accumulated, merged].map(|costs| take_in_turn(&costs, &mut done)).iter().sum::<u64>() as f64;
-        let all = done.iter().sum::<u64>() as f64;
+        let [accumulating, merging] = [accumulated, merged].map(|costs| take_in_turn(&costs, &mut done) as f64);
+        let (time, all) = (accumulating + merging, done.iter().map(|&done| done as f64).sum::<f64>());
         Balance {
-            shares: done.iter().map(|&done| if all > 0.0 { done as f64 / all } else { 1.0 / workers as f64 }).collect(),
+            shares: done.iter().filter(|&&done| done > 0).map(|&done| done as f64 / all).collect(),
             efficiency: if all > 0.0 { all / (time * workers as f64) } else { 1.0 },
         }
     }
@@ -57,8 +59,8 @@ fn take_in_turn(costs: &[u64], done: &mut [u64]) -> u64 {
     let mut free: BinaryHeap<_> = (0..done.len()).map(|worker| Reverse((0, worker))).collect();
     for &cost in costs {
         let Some(Reverse((time, worker))) = free.pop() else { break };
-        done[worker] += cost;
-        free.push(Reverse((time + cost, worker)));
+        done[worker] = u64::saturating_add(done[worker], cost);
+        free.push(Reverse((u64::saturating_add(time, cost), worker)));
     }
     free.into_iter().map(|Reverse((time, _))| time).max().unwrap_or(0)
 }

@@ -56,8 +56,9 @@ pub struct Explanation {
     /// Bytes of the tensors read and written, each element counted once.
     pub bytes: f64,
     /// Bytes of keys and values, among [`Self::bytes`], that are not read again for every sequence, because several
-    /// sequences have them in the same memory: forks of a cache, and tables that name the same pages at the same places,
-    /// in whole key blocks of the sequences with few rows ([`Plan::partials_bytes`] is not 0).
+    /// sequences have them in the same memory: forks of a cache, tables that name the same pages at the same places, and
+    /// tensors that a batch broadcasts, in whole key blocks of the sequences with few rows ([`Plan::partials_bytes`] is
+    /// not 0). A block is read once for every 96 rows that share it.
     pub shared_bytes: f64,
     /// Lower bound of the time in seconds by the roofline, if the machine is known: the larger of all workers at peak,
     /// and memory at full speed.

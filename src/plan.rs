@@ -11,7 +11,7 @@ use sdpa_kernels::{Accumulation, FewRows, Isa, KEY_BLOCK, Tiling};
 const RUNS_PER_WORKER: usize = 4;
 /// Rows per key/value head up to which blocks of keys are divided among workers (split-KV).
 const FEW_ROWS: usize = 16;
-/// The same where workers would have nothing to do otherwise.
+/// Rows per key/value head up to which they are divided where workers would have nothing to do otherwise.
 const SOME_ROWS: usize = 128;
 /// Blocks of keys are divided among workers only if their partial results take at most 1/`SHARE` of the bytes of the
 /// keys and values they read (counted as `f32`) or at most [`LITTLE`] bytes (with more than [`FEW_ROWS`] rows, for each
@@ -79,8 +79,10 @@ impl Plan {
         {
             return by_rows.by_keys(problem, workers, few, work);
         }
-        // More rows than memory takes the time of, or a window: only for workers that have no rows.
-        if tasks < workers && rows.rows <= SOME_ROWS && problem.call.options.ragged.is_none() {
+        // More rows than memory takes the time of, or a window: only for workers that have no rows. Not a window beside
+        // first keys that it keeps: most blocks between are hidden.
+        let together = problem.call.visible.window.is_none_or(|window| window.kept_first() == 0);
+        if tasks < workers && rows.rows <= SOME_ROWS && together && problem.call.options.ragged.is_none() {
             let few = rows.rows;
             let tiling = Tiling::new(shape.head_dim, shape.value_dim, few.next_multiple_of(tile_rows), tile_rows);
             let whole = Self { tiling, ..by_rows };

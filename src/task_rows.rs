@@ -23,8 +23,9 @@ pub(crate) struct Rows {
 /// How much rows differ in the number of keys they see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RowCost {
-    /// By a fifth at most.
+    /// Difference of a fifth at most.
     Even,
+    /// Larger differences.
     Uneven,
 }
 
@@ -78,7 +79,7 @@ impl Rows {
         late.saturating_add(match self.cost {
             RowCost::Even => tasks.div_ceil(workers).saturating_mul(task),
             // The longest are taken first, head by head, so the last are short; but none takes less time than the longest.
-            RowCost::Uneven => (tasks.saturating_mul(task) / workers + task / 2).max(2 * task),
+            RowCost::Uneven => (tasks.saturating_mul(task) / workers).saturating_add(task / 2).max(2 * task),
         })
     }
 }

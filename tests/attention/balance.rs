@@ -88,6 +88,8 @@ fn the_ends_of_balance() {
         let alone = plan.balance(problem, 1);
         assert_eq!((alone.shares.as_slice(), alone.efficiency), (&[1.0][..], 1.0));
         assert_eq!(plan.balance(problem, 0), alone);
+        let many = plan.balance(problem, usize::MAX);
+        assert_eq!((many.shares.as_slice(), many.efficiency < 1e-9), (&[0.5; 2][..], true));
         let Balance { shares, efficiency, .. } = plan.balance(problem, 8);
         assert_eq!((shares.iter().filter(|&&share| share == 0.5).count(), efficiency), (2, 0.25));
     });

@@ -199,6 +199,48 @@ fn broadcast(x: &Tensor, batch: usize) -> View<'_> {
     View::from_strides(&x.data, 0, [batch, h, l, d], [0, (l * d) as isize, d as isize, 1]).unwrap()
 }
 
+/// Two sequences that share all their pages, then one with more rows than theirs together.
+#[test]
+fn few_gathered_rows_before_many() {
+    let mut rng = Rng::new(12);
+    let case = Case { kv_lens: Some(vec![512, 512, 300]), ..Case::plain(&mut rng, [3, 1, 1, 1, 512, 16, 16]) };
+    let mut pool = Pool::of(&case, 256, [Layout::Bhld; 2], f32::NAN, &mut rng);
+    let width = pool.width();
+    pool.entries.copy_within(0..2, width);
+    let q = Tensor::normal([1, 1, 12, 16], &mut rng);
+    let run = |exec: Exec, q: View<'_>, ends: &[usize], sequences: &[usize]| {
+        let mut out = Tensor::filled(q.shape(), f32::NAN);
+        let inputs = Inputs::paged(q, pool.pages()).sequences(sequences).ragged_queries(ends);
+        let outputs = Outputs::new(ViewMut::bhld(&mut out.data, q.shape()).unwrap());
+        Attention::new().problem(inputs, outputs).unwrap().run_once(exec);
+        out
+    };
+    for (isa, exec) in execs() {
+        let together = run(exec, q.view(), &[0, 1, 2, 12], &[0, 1, 2]);
+        for (n, rows) in [0..1, 1..2, 2..12].into_iter().enumerate() {
+            let alone = run(exec, q.rows(rows.clone()).view(), &[0, rows.len()], &[n]);
+            assert_same_bits(&format!("{isa}, sequence {n}"), &together.rows(rows), &alone);
+        }
+    }
+}
+
+/// Sequences without heads have no rows to gather, however many rows their queries have.
+#[test]
+fn forks_without_query_heads_return_at_once() {
+    let mut cache = KvCache::new(2, 1, [16; 2]).unwrap();
+    let kv = Tensor::filled([1, 1, 600, 16], 0.5);
+    cache.append_to(0, kv.view(), kv.view()).unwrap();
+    cache.fork(0, 1).unwrap();
+    for rows in [1, 1usize << 60] {
+        let shape = [1, 0, 2 * rows, 16];
+        let q = View::<f32>::from_strides(&[], 0, shape, [0; 4]).unwrap();
+        let out = ViewMut::<f32>::from_strides(&mut [], 0, shape, [0; 4]).unwrap();
+        let ends = [0, rows, 2 * rows];
+        let inputs = Inputs::cached(q, &cache).ragged_queries(&ends);
+        Attention::new().problem(inputs, Outputs::new(out)).unwrap().run_once(Exec::serial());
+    }
+}
+
 /// More sequences than one gathering takes, all with one prompt; keys and values of tensors that a batch broadcasts.
 #[test]
 fn many_sequences_and_broadcast_tensors() {

@@ -49,7 +49,12 @@ impl Partials {
 }
 
 /// Number of rows whose units are merged together: a vector of rows.
-const MERGED_ROWS: usize = LANES;
+pub(crate) const MERGED_ROWS: usize = LANES;
+
+/// Returns the number of merges of the units of `rows` rows; one if there are none.
+pub(crate) fn merges(rows: usize) -> usize {
+    rows.div_ceil(MERGED_ROWS).max(1)
+}
 
 /// Rows of a place and key/value head whose units are merged together, and the place.
 pub(crate) struct Merge {
@@ -111,10 +116,10 @@ pub(crate) struct Split<'a> {
 }
 
 // SAFETY: `partials` is an exclusive borrow of floats; the parts of a key block and head are written only by the worker
-// that takes the run of the block's one unit, and a part is read and rewritten only by the worker that merges its place
-// and head, after all runs are done.
+// that takes the run of the block's one unit; after all runs are done, each row of a part is read and rewritten only by
+// the worker that takes the merge of its place, head and rows.
 unsafe impl Send for Split<'_> {}
-// SAFETY: shared access obeys the same rule: one worker writes a part, and one merges it after all runs are done.
+// SAFETY: shared access obeys the same rule: at any time, one worker has a part, or a row of it.
 unsafe impl Sync for Split<'_> {}
 
 impl<'a> Split<'a> {
@@ -135,14 +140,14 @@ impl<'a> Split<'a> {
         }
         let units = Units::new(&call.kv, &partials.places);
         let runs = Runs::new(&units, &partials.places, runs);
-        let merges = units.places().checked_mul(units.heads)?.checked_mul(few.div_ceil(MERGED_ROWS).max(1))?;
+        let merged = units.places().checked_mul(units.heads)?.checked_mul(merges(few))?;
         Some(Self {
             partials: partials.buffer.floats_mut().as_mut_ptr(),
             few,
             width: tiling.width(),
             runs,
             queue: Queue::new(runs.len()),
-            merges: Queue::new(merges),
+            merges: Queue::new(merged),
             units,
             accumulated: AtomicUsize::new(0),
             borrow: PhantomData,
@@ -170,7 +175,7 @@ impl<'a> Split<'a> {
 
     /// Returns the merge that the queue gives this number, if it has rows, or is the first of its place and head.
     pub(crate) fn merge(&self, call: &Call<'_>, number: usize) -> Option<Merge> {
-        let chunks = self.few.div_ceil(MERGED_ROWS).max(1);
+        let chunks = merges(self.few);
         let (number, chunk) = (number / chunks, number % chunks);
         let (place, head) = (number / self.units.heads, number % self.units.heads);
         let Task { sequence, kv_head, rows } = self.task(call, [place, head]);
@@ -239,7 +244,9 @@ impl<'a> Split<'a> {
         // SAFETY: same contract: the caller guarantees the unit.
         let at = unsafe { self.part_at(call, unit) }.cast_const().cast();
         let bytes = unit_floats(call.rows_of(self.units.sequence(unit.place)), self.width) * size_of::<f32>();
-        let next = next.map(|next| (self.task(call, [next.place, next.head]), self.first_key(call, next)));
+        // Without rows: its keys are prefetched, and it may have more rows than the task that prefetches them.
+        let keys_of = |unit: Unit| Task { rows: 0..0, ..self.task(call, [unit.place, unit.head]) };
+        let next = next.map(|next| (keys_of(next), self.first_key(call, next)));
         Next::Unit { accumulated: (at, bytes), next }
     }
 }

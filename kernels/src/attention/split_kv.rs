@@ -44,7 +44,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             blocks.map(|block| Unit { place, head: self.task.kv_head, block })
         };
         for unit in units() {
-            // SAFETY: the unit is accumulated, and only this worker merges it.
+            // SAFETY: the unit is accumulated, and only this worker merges these rows of it.
             let [max, sum, out] = unsafe { split.part(self.call, unit, self.task.rows.clone()) };
             let state = softmax::SoftmaxState {
                 max: &mut regions.max[..padded],
@@ -60,7 +60,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         // Merge again with non-finite values handled: marks stay marks. The factors are those of the first merge.
         self.clear_outputs(0..self.task.rows.len(), regions);
         for unit in units() {
-            // SAFETY: the unit is accumulated, and only this worker merges it.
+            // SAFETY: the unit is accumulated, and only this worker merges these rows of it.
             let [rescale_prev, factor, out] = unsafe { split.part(self.call, unit, self.task.rows.clone()) };
             self.s.merge_marked([rescale_prev, factor], &mut regions.out[..out.len()], out, split.width);
         }

@@ -1,7 +1,7 @@
 //! Tasks of a call: its query rows, cut up and numbered; and what tasks and units cost, for plans.
 
 use crate::attention::call::{Call, Task};
-use crate::attention::partials::{FewRows, Runs};
+use crate::attention::partials::{FewRows, MERGED_ROWS, Runs, merges};
 use crate::attention::tiling::Tiling;
 use crate::attention::units::{Places, Unit, Units};
 use crate::simd::LANES;
@@ -78,8 +78,8 @@ impl Tasks {
 /// Rows that reading or packing a key takes the time of.
 const READING: u64 = 3;
 
-/// Cost of all that workers take one after the other, in the order in which they take it. Units are the time of a query
-/// row and a key.
+/// Costs of all that workers take one after the other, in the order in which they take it, in visible pairs of a query row
+/// and a key; `u64::MAX` if one overflows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Costs {
     /// Costs of tasks, then of runs of units.
@@ -110,11 +110,11 @@ impl Call<'_> {
                 let units = runs.units(run).map(|number| self.unit_cost(&units, units.at(number)));
                 units.sum::<u64>()
             }));
-            for place in 0..units.places() {
+            for place in (0..units.places()).rev() {
                 let sequence = units.sequence(place);
-                let cost = (self.rows_of(sequence).min(LANES) * self.visible_blocks(sequence).len()) as u64;
-                let chunks = units.heads * self.rows_of(sequence).div_ceil(LANES);
-                costs.merged.extend(core::iter::repeat_n(cost, chunks));
+                let cost = (self.rows_of(sequence).min(MERGED_ROWS) * self.visible_blocks(sequence).len()) as u64;
+                let merges = units.heads * merges(self.rows_of(sequence));
+                costs.merged.extend(core::iter::repeat_n(cost, merges));
             }
         }
         costs
@@ -123,16 +123,16 @@ impl Call<'_> {
     /// Cost of a task: the keys that each of its rows sees, and reading all of them.
     fn task_cost(&self, task: &Task) -> u64 {
         let sequence = self.sequence(task.sequence);
-        let (mut pairs, mut first, mut end) = (0, usize::MAX, 0);
+        let (mut pairs, mut first, mut end) = (0u64, usize::MAX, 0);
         for row in task.rows.clone() {
             let position = sequence.offset.saturating_add_unsigned(row % sequence.q_len);
             let (from, to) = self.visible.keys(position, sequence.kv_len).key_range();
             if from < to {
-                pairs += (to - from) as u64;
+                pairs = pairs.saturating_add((to - from) as u64);
                 (first, end) = (first.min(from), end.max(to));
             }
         }
-        pairs + READING * end.saturating_sub(first) as u64
+        pairs.saturating_add(READING.saturating_mul(end.saturating_sub(first) as u64))
     }
 
     /// Cost of a unit, for all the sequences that share its block.

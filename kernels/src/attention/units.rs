@@ -32,7 +32,7 @@ struct Place {
     sequence: usize,
     /// Number of its first key blocks that lie in the same memory as those of the place before this one.
     shared: usize,
-    /// What the places before this one take.
+    /// Number of units and floats of the places before this one.
     start: Start,
 }
 
@@ -104,12 +104,14 @@ impl Places {
 /// Returns the number of first key blocks that two places have in the same memory, of those that `shared` says might be,
 /// and the order of the places by the memory of their blocks.
 fn common_blocks(call: &Call<'_>, a: &Place, b: &Place) -> (usize, Ordering) {
+    let most = (a.shared.min(b.shared), a.shared.cmp(&b.shared));
+    // Tensors that may share memory share all of it.
+    if call.kv.tensors().is_some() {
+        return most;
+    }
     let sources = [a, b].map(|place| call.sequence(place.sequence).source);
     let orders = (0..a.shared.min(b.shared)).map(|block| call.kv.compare_memory(sources, block));
-    match orders.enumerate().find(|(_, order)| order.is_ne()) {
-        Some(differ) => differ,
-        None => (a.shared.min(b.shared), a.shared.cmp(&b.shared)),
-    }
+    orders.enumerate().find(|(_, order)| order.is_ne()).unwrap_or(most)
 }
 
 /// Key blocks of all places and heads, in the order in which their memory lies.
@@ -231,10 +233,10 @@ impl Call<'_> {
         self.rows_of(sequence) <= few
     }
 
-    /// Returns the units of a sequence and what they accumulate: none if it has more than `few` rows. `None` if a number
-    /// overflows.
+    /// Returns the units of a sequence and what they accumulate: none if it has more than `few` rows, or no rows. `None` if
+    /// a number overflows.
     fn units_of(&self, sequence: usize, few: usize) -> Option<Start> {
-        if !self.has_few_rows(sequence, few) {
+        if !self.has_few_rows(sequence, few) || self.rows_of(sequence) == 0 {
             return Some(Start::default());
         }
         let units = self.kv.kv_heads().checked_mul(self.visible_blocks(sequence).len())?;
@@ -272,7 +274,11 @@ impl Call<'_> {
     /// Returns the number of first key blocks of a sequence that are whole and may be visible.
     fn whole_blocks(&self, sequence: usize) -> usize {
         let visible = self.visible_blocks(sequence);
-        if visible.start == 0 { visible.end.min(self.sequence(sequence).kv_len / KEY_BLOCK) } else { 0 }
+        if visible.start == 0 && self.rows_of(sequence) > 0 {
+            visible.end.min(self.sequence(sequence).kv_len / KEY_BLOCK)
+        } else {
+            0
+        }
     }
 
     /// Returns the numbers of the blocks that hold [`Self::visible_keys`].

@@ -274,22 +274,19 @@ pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ra
 /// Returns the range from the first to the last kept byte of a block's row, and whether all bytes between are kept.
 #[inline(always)]
 fn extent(bytes: &[u8], polarity: Mask<'_>) -> RowKeys {
+    let nonzero_keeps = matches!(polarity, Mask::Keep(_));
+    let keeps = |byte: &u8| (*byte != 0) == nonzero_keeps;
+    let count = |bytes: &[u8]| -> u8 { bytes.iter().map(|byte| u8::from(keeps(byte))).sum() };
     let (chunks, rest) = bytes.as_chunks::<LANES>();
-    // Bytes that are not 0, in each chunk: a loop of vector instructions.
-    let mut counts = [0u8; KEY_BLOCK / LANES + 1];
-    for (count, chunk) in counts.iter_mut().zip(chunks) {
-        *count = chunk.iter().map(|&byte| u8::from(byte != 0)).sum();
+    // Kept bytes of each chunk: a loop of vector instructions.
+    let mut counts = [0; KEY_BLOCK / LANES + 1];
+    for (kept, chunk) in counts.iter_mut().zip(chunks) {
+        *kept = count(chunk);
     }
-    counts[chunks.len()] = rest.iter().map(|&byte| u8::from(byte != 0)).sum();
-    let counts = &mut counts[..=chunks.len()];
-    if let Mask::Drop(_) = polarity {
-        for (i, count) in counts.iter_mut().enumerate() {
-            *count = if i < chunks.len() { LANES as u8 } else { rest.len() as u8 } - *count;
-        }
-    }
+    counts[chunks.len()] = count(rest);
+    let counts = &counts[..=chunks.len()];
     let Some(first) = counts.iter().position(|&kept| kept > 0) else { return RowKeys::EMPTY };
     let last = counts.iter().rposition(|&kept| kept > 0).unwrap_or(first);
-    let keeps = |byte: &u8| matches!(polarity, Mask::Keep(_)) == (*byte != 0);
     let from = first * LANES + bytes[first * LANES..].iter().position(keeps).unwrap_or(0);
     let end = bytes.len().min((last + 1) * LANES);
     let to = end - bytes[..end].iter().rev().position(keeps).unwrap_or(0);
