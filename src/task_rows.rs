@@ -20,7 +20,7 @@ pub(crate) struct Rows {
     cost: RowCost,
 }
 
-/// How much rows differ in the number of keys they see.
+/// Difference between rows in the number of keys they see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RowCost {
     /// Difference of a fifth at most.
@@ -70,11 +70,11 @@ impl Rows {
         size(best.unwrap_or(fewest))
     }
 
-    /// Returns about how long tasks of `size` rows take, in eighths of a row of one head.
+    /// Returns the estimated time of tasks of `size` rows, in eighths of a row of one head.
     fn time(self, size: usize, workers: usize) -> usize {
         let tasks = self.heads.saturating_mul(self.rows.div_ceil(size.max(1)));
         let task = 8 * (size + PACKING);
-        // A worker may be late by a task: other work keeps it.
+        // Slack for a worker that other work keeps from its last task.
         let late = task / 4;
         late.saturating_add(match self.cost {
             RowCost::Even => tasks.div_ceil(workers).saturating_mul(task),

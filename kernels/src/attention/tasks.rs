@@ -120,7 +120,7 @@ impl Call<'_> {
         costs
     }
 
-    /// Cost of a task: the keys that each of its rows sees, and reading all of them.
+    /// Returns the cost of a task: the keys that each of its rows sees, and reading all of them.
     fn task_cost(&self, task: &Task) -> u64 {
         let sequence = self.sequence(task.sequence);
         let (mut pairs, mut first, mut end) = (0u64, usize::MAX, 0);
@@ -135,7 +135,7 @@ impl Call<'_> {
         pairs.saturating_add(READING.saturating_mul(end.saturating_sub(first) as u64))
     }
 
-    /// Cost of a unit, for all the sequences that share its block.
+    /// Returns the cost of a unit, for all the sequences that share its block.
     fn unit_cost(&self, units: &Units<'_>, unit: Unit) -> u64 {
         let first = |sequence: usize| (self.visible_blocks(sequence).start + unit.block) * KEY_BLOCK;
         let keys = |sequence: usize| KEY_BLOCK.min(self.sequence(sequence).kv_len.saturating_sub(first(sequence)));
