@@ -22,8 +22,6 @@ const DIM: usize = 128;
 const PAGE: usize = 16;
 /// Layers whose appends make up a step.
 const LAYERS: usize = 32;
-/// More than any third-level cache here: 128 MiB.
-const FLUSH: usize = 32 << 20;
 
 /// What is decoded.
 struct Shape {
@@ -228,7 +226,7 @@ fn append() {
 fn main() {
     support::print_machine();
     let filter: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let flush = vec![1.0; if support::test_mode() { 1024 } else { FLUSH }];
+    let flush = support::flush();
     append();
     for shape in
         SHAPES.iter().filter(|shape| filter.is_empty() || filter.iter().any(|f| shape.name.contains(f.as_str())))

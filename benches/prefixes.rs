@@ -19,8 +19,6 @@ const DIM: usize = 128;
 const SEQUENCES: usize = 8;
 const OWN: usize = 64;
 const PAGE: usize = 16;
-/// Number of floats that no third-level cache here holds: 128 MiB.
-const FLUSH: usize = 32 << 20;
 
 fn prompt() -> usize {
     if support::test_mode() { 512 } else { 4096 }
@@ -141,7 +139,7 @@ fn run(heads: [usize; 2], flush: &[f32]) {
 
 fn main() {
     support::print_machine();
-    let flush = vec![1.0; if support::test_mode() { 1024 } else { FLUSH }];
+    let flush = support::flush();
     for heads in HEADS {
         run(heads, &flush);
     }

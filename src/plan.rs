@@ -69,7 +69,7 @@ impl Plan {
         let (tile_rows, _) = exec.isa.tile();
         let rows = Rows::of(problem);
         let workers = exec.workers(problem.flops());
-        let task_rows = rows.per_task(workers, tile_rows);
+        let task_rows = rows.per_task(problem, workers, tile_rows);
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
         let by_rows = Self { shape, exec, workers: workers.min(tasks.max(1)), tasks, tiling, split: Split::Rows };
@@ -79,10 +79,8 @@ impl Plan {
         {
             return by_rows.by_keys(problem, workers, few, work);
         }
-        // More rows than memory takes the time of, or a window: only for workers that have no rows. Not a window beside
-        // first keys that it keeps: most blocks between are hidden.
-        let together = problem.call.visible.window.is_none_or(|window| window.kept_first() == 0);
-        if tasks < workers && rows.rows <= SOME_ROWS && together && problem.call.options.ragged.is_none() {
+        // More rows than memory takes the time of, or a window: only for workers that have no rows.
+        if tasks < workers && rows.rows <= SOME_ROWS && problem.call.options.ragged.is_none() {
             let few = rows.rows;
             let tiling = Tiling::new(shape.head_dim, shape.value_dim, few.next_multiple_of(tile_rows), tile_rows);
             let whole = Self { tiling, ..by_rows };
@@ -116,7 +114,9 @@ impl Plan {
         // Sequences that are not ragged have as many rows each; there may be any number of them without rows.
         let rows = (shape.heads / shape.kv_heads.max(1)).saturating_mul(shape.q_len);
         let none = call.options.ragged.is_none() && !(1..=few).contains(&rows);
-        if none || shape.kv_len <= KEY_BLOCK || problem.needs_whole_rows() {
+        // A window beside first keys that it keeps: most blocks between are hidden.
+        let apart = call.visible.window.is_some_and(|window| window.kept_first() > 0);
+        if none || apart || shape.kv_len <= KEY_BLOCK || problem.needs_whole_rows() {
             return None;
         }
         let Accumulation { units, floats, keys } = call.accumulation(few);

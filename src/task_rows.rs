@@ -17,7 +17,6 @@ pub(crate) struct Rows {
     pub(crate) heads: usize,
     /// Number of rows that share one of these.
     pub(crate) rows: usize,
-    cost: RowCost,
 }
 
 /// Difference between rows in the number of keys they see.
@@ -55,28 +54,31 @@ impl Rows {
         // Query rows that share a key/value head form one sequence of rows, divided into equal tasks.
         let group_size = shape.heads / shape.kv_heads.max(1);
         let [batch, _, q_len, _] = problem.call.q.shape();
-        let (heads, rows) = (batch.saturating_mul(shape.kv_heads), group_size.saturating_mul(q_len));
-        Self { heads, rows, cost: RowCost::of(problem) }
+        Self { heads: batch.saturating_mul(shape.kv_heads), rows: group_size.saturating_mul(q_len) }
     }
 
     /// Returns the number of rows of a task, in whole tiles of `tile_rows`: that with which `workers` workers are done
     /// soonest, or the largest of several.
-    pub(crate) fn per_task(self, workers: usize, tile_rows: usize) -> usize {
+    pub(crate) fn per_task(self, problem: &Problem<'_>, workers: usize, tile_rows: usize) -> usize {
         let fewest = self.rows.div_ceil(MAX_TASK).max(1);
         let enough = MOST_TASKS.saturating_mul(workers).div_ceil(self.heads.max(1));
         let most = if workers > 1 { enough.min(self.rows.div_ceil(MIN_TASK)).max(fewest) } else { fewest };
         let size = |parts: usize| self.rows.div_ceil(parts).next_multiple_of(tile_rows).min(MAX_TASK);
-        let best = (fewest..=most).min_by_key(|&parts| self.time(size(parts), workers));
+        if most == fewest {
+            return size(fewest);
+        }
+        let cost = RowCost::of(problem);
+        let best = (fewest..=most).min_by_key(|&parts| self.time(size(parts), workers, cost));
         size(best.unwrap_or(fewest))
     }
 
     /// Returns the estimated time of tasks of `size` rows, in eighths of a row of one head.
-    fn time(self, size: usize, workers: usize) -> usize {
+    fn time(self, size: usize, workers: usize, cost: RowCost) -> usize {
         let tasks = self.heads.saturating_mul(self.rows.div_ceil(size.max(1)));
         let task = 8 * (size + PACKING);
         // Slack for a worker that other work keeps from its last task.
         let late = task / 4;
-        late.saturating_add(match self.cost {
+        late.saturating_add(match cost {
             RowCost::Even => tasks.div_ceil(workers).saturating_mul(task),
             // The longest are taken first, head by head, so the last are short; but none takes less time than the longest.
             RowCost::Uneven => (tasks.saturating_mul(task) / workers).saturating_add(task / 2).max(2 * task),

@@ -126,7 +126,7 @@ fn keys_divided_among_many_workers_have_the_same_bits() {
     }
 }
 
-/// What is gathered of key blocks is bounded for each thread.
+/// Partial results of key blocks are bounded for each thread.
 #[test]
 fn some_rows_are_divided_within_bounds() {
     let bytes = |rows: usize, keys: usize, threads: usize| {

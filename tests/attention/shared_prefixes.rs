@@ -72,7 +72,7 @@ impl Family {
         cache
     }
 
-    /// The same pool, with tables that name the parent's pages where these hold keys that are common.
+    /// Returns the pool with tables that name the parent's pages where these hold keys that are common.
     fn pooled(&self, pool: &Pool) -> Pool {
         let (mut pool, width, page) = (pool.clone(), pool.width(), pool.k.shape[2]);
         for (b, &(parent, common)) in self.origins.iter().enumerate() {

@@ -295,8 +295,7 @@ impl Back {
         let norm = |x: &Array| largest(x) * (x.shape[3] as f64).sqrt();
         let (rows, keys) = self.case.longest();
         let d_lse = self.d_lse.as_ref().map_or(0.0, largest);
-        // Of some hundred thousand elements, the largest is twice as far off as most.
-        let one = 2e-6 * (factor * norm(&self.d_out.0) * norm(v) + d_lse);
+        let one = 1e-6 * (factor * norm(&self.d_out.0) * norm(v) + d_lse);
         let scale = f64::from(self.case.scale()).abs();
         let of_key = ((self.case.sharing() * rows) as f64).sqrt();
         let all = ((self.case.batch() * self.case.heads() * rows) as f64).sqrt();

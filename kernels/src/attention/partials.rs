@@ -6,7 +6,6 @@ use crate::attention::tiling::Tiling;
 use crate::attention::units::{Places, Unit, Units, unit_floats};
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
-use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::Queue;
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -184,11 +183,6 @@ impl<'a> Split<'a> {
         (chunk == 0 || !rows.is_empty()).then_some(Merge { place, task: Task { sequence, kv_head, rows } })
     }
 
-    /// Returns the first key of a unit's block.
-    pub(crate) fn first_key(&self, call: &Call<'_>, unit: Unit) -> usize {
-        (call.visible_blocks(self.units.sequence(unit.place)).start + unit.block) * KEY_BLOCK
-    }
-
     /// Returns the task of all the rows of a place that share a key/value head.
     pub(crate) fn task(&self, call: &Call<'_>, [place, kv_head]: [usize; 2]) -> Task {
         let sequence = self.units.sequence(place);
@@ -246,7 +240,7 @@ impl<'a> Split<'a> {
         let bytes = unit_floats(call.rows_of(self.units.sequence(unit.place)), self.width) * size_of::<f32>();
         // Without rows: its keys are prefetched, and it may have more rows than the task that prefetches them.
         let keys_of = |unit: Unit| Task { rows: 0..0, ..self.task(call, [unit.place, unit.head]) };
-        let next = next.map(|next| (keys_of(next), self.first_key(call, next)));
+        let next = next.map(|next| (keys_of(next), self.units.first_key(call, next)));
         Next::Unit { accumulated: (at, bytes), next }
     }
 }

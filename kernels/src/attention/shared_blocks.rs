@@ -39,6 +39,11 @@ pub(crate) unsafe fn accumulate<S: Steps>(
     scratch: &mut Scratch,
 ) {
     let (call, tiling) = (bound.checked.call(), bound.checked.tiling());
+    // A block that a cache has evicted is evicted for all that share it.
+    let source = call.sequence(split.units.sequence(step.unit.place)).source;
+    if !call.kv.holds(source, split.units.first_key(call, step.unit)) {
+        return;
+    }
     let mut places = split.units.sharers(step.unit);
     let most = if places.len() > 1 && are_alike(call, bound.mods.given()) { tiling.gathered_rows() } else { 0 };
     while !places.is_empty() {
@@ -67,7 +72,7 @@ fn are_alike(call: &Call<'_>, given: Given) -> bool {
 /// the whole block; and how many rows these are.
 fn gatherable(split: &Split<'_>, call: &Call<'_>, unit: Unit, end: usize, most: usize) -> (usize, usize) {
     let (mut places, mut rows) = (0, 0);
-    let first = split.first_key(call, unit);
+    let first = split.units.first_key(call, unit);
     for place in unit.place..end {
         let sequence = split.units.sequence(place);
         let more = rows + call.rows_of(sequence);
@@ -79,7 +84,7 @@ fn gatherable(split: &Split<'_>, call: &Call<'_>, unit: Unit, end: usize, most: 
     (places, rows)
 }
 
-/// Accumulates a unit for one sequence.
+/// Accumulates a unit, whose block is held, for one sequence.
 ///
 /// # Safety
 /// The split was made for this call; the unit's part is this worker's alone.
@@ -90,13 +95,10 @@ unsafe fn accumulate_alone<S: Steps>(
     regions: Regions<'_>,
 ) {
     let call = bound.checked.call();
-    let (first, task) = (split.first_key(call, unit), split.task(call, [unit.place, unit.head]));
+    let (first, task) = (split.units.first_key(call, unit), split.task(call, [unit.place, unit.head]));
     // SAFETY: the caller guarantees the unit.
     let next = unsafe { split.followed_by(call, unit, next) };
     let task = AttentionTask::reading(bound, task).followed_by(next);
-    if task.task.rows.is_empty() || !task.holds(first) {
-        return;
-    }
     // SAFETY: the caller guarantees the unit, and that its part is this worker's alone.
     let [max, sum, out] = unsafe { split.part(call, unit, task.task.rows.clone()) };
     // Accumulate directly where the merge reads it.
@@ -110,7 +112,7 @@ struct Gathered {
     rows: usize,
 }
 
-/// Accumulates a unit for several sequences at once, all of whose rows see all of its keys.
+/// Accumulates a unit, whose block is held, for several sequences at once, all of whose rows see all of its keys.
 ///
 /// # Safety
 /// The split was made for this call; the places share the unit's block, and their parts are this worker's alone.
@@ -122,7 +124,7 @@ unsafe fn gather<S: Steps>(
     mut regions: Regions<'_>,
 ) {
     let (call, d) = (bound.checked.call(), bound.checked.tiling().head_dim);
-    let first = split.first_key(call, unit);
+    let first = split.units.first_key(call, unit);
     let places = unit.place..unit.place + places;
     let (queries, rest) = core::mem::take(&mut regions.queries).split_at_mut(rows * d);
     regions.queries = rest;
@@ -142,9 +144,6 @@ unsafe fn gather<S: Steps>(
     // SAFETY: the caller guarantees the unit.
     let next = unsafe { split.followed_by(call, unit, next) };
     let task = AttentionTask::reading(bound, Task { sequence, kv_head: unit.head, rows: 0..rows }).followed_by(next);
-    if !task.holds(first) {
-        return;
-    }
     task.accumulate_block(first, &mut regions);
     for (place, at) in rows_of(split, call, places) {
         // SAFETY: the caller guarantees the places and that their parts are this worker's.

@@ -12,13 +12,13 @@ use core::ops::Range;
 
 /// Number of units, and of floats that they accumulate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Start {
+pub(crate) struct Amount {
     pub(crate) units: usize,
     pub(crate) floats: usize,
 }
 
-impl Start {
-    /// Returns the start of what follows `more`; `None` if a number overflows.
+impl Amount {
+    /// Returns the sum; `None` if a number overflows.
     pub(crate) fn plus(self, more: Self) -> Option<Self> {
         let (units, floats) = (self.units.checked_add(more.units)?, self.floats.checked_add(more.floats)?);
         Some(Self { units, floats })
@@ -32,8 +32,8 @@ struct Place {
     sequence: usize,
     /// Number of its first key blocks that lie in the same memory as those of the place before this one.
     shared: usize,
-    /// Number of units and floats of the places before this one.
-    start: Start,
+    /// Amount of the places before this one.
+    start: Amount,
 }
 
 /// Sequences with few rows, in an order in which those with a common prefix are neighbours.
@@ -58,11 +58,11 @@ impl Places {
     /// if a number overflows or there is no memory.
     ///
     /// Complexity: n log n comparisons of sequences, each as long as their common prefix in key blocks.
-    pub(crate) fn try_fill(&mut self, call: &Call<'_>, few: usize) -> Option<Start> {
+    pub(crate) fn try_fill(&mut self, call: &Call<'_>, few: usize) -> Option<Amount> {
         self.list.clear();
         self.list.try_reserve(call.sequences().checked_add(1)?).ok()?;
         let sequences = (0..call.sequences()).filter(|&sequence| call.has_few_rows(sequence, few));
-        self.list.extend(sequences.map(|sequence| Place { sequence, shared: 0, start: Start::default() }));
+        self.list.extend(sequences.map(|sequence| Place { sequence, shared: 0, start: Amount::default() }));
         if call.may_share_keys() {
             // First all blocks that might be shared, then those that are.
             self.list.iter_mut().for_each(|place| place.shared = call.whole_blocks(place.sequence));
@@ -70,14 +70,16 @@ impl Places {
             for i in (1..self.list.len()).rev() {
                 self.list[i].shared = common_blocks(call, &self.list[i - 1], &self.list[i]).0;
             }
-            self.list.iter_mut().take(1).for_each(|first| first.shared = 0);
+            if let Some(first) = self.list.first_mut() {
+                first.shared = 0;
+            }
             self.limit_rows(call);
         }
-        let mut all = Start::default();
+        let mut all = Amount::default();
         for place in &mut self.list {
             place.start = all;
-            let Start { units, floats } = call.units_of(place.sequence, few)?;
-            all = all.plus(Start { units: units - place.shared * call.kv.kv_heads(), floats })?;
+            let Amount { units, floats } = call.units_of(place.sequence)?;
+            all = all.plus(Amount { units: units - place.shared * call.kv.kv_heads(), floats })?;
         }
         self.list.push(Place { sequence: usize::MAX, shared: 0, start: all });
         Some(all)
@@ -159,6 +161,11 @@ impl<'a> Units<'a> {
         self.places[..self.places()][place].sequence
     }
 
+    /// Returns the first key of a unit's block.
+    pub(crate) fn first_key(&self, call: &Call<'_>, unit: Unit) -> usize {
+        (call.visible_blocks(self.sequence(unit.place)).start + unit.block) * KEY_BLOCK
+    }
+
     /// Returns the unit with this number, which is below [`Self::len`].
     pub(crate) fn at(&self, unit: usize) -> Unit {
         debug_assert!(unit < self.len(), "unit {unit} of {}", self.len());
@@ -210,10 +217,10 @@ impl Call<'_> {
     /// split-KV: maxima, sums and outputs of all the rows that share a head, for each block with a key that may be
     /// visible to some row of its sequence.
     pub fn accumulation(&self, few: usize) -> Accumulation {
-        const OVERFLOW: Start = Start { units: usize::MAX, floats: usize::MAX };
-        let (mut all, mut keys) = (Start::default(), 0usize);
+        const OVERFLOW: Amount = Amount { units: usize::MAX, floats: usize::MAX };
+        let (mut all, mut keys) = (Amount::default(), 0usize);
         for sequence in (0..self.sequences()).filter(|&sequence| self.has_few_rows(sequence, few)) {
-            all = self.units_of(sequence, few).and_then(|its| all.plus(its)).unwrap_or(OVERFLOW);
+            all = self.units_of(sequence).and_then(|its| all.plus(its)).unwrap_or(OVERFLOW);
             keys = keys.saturating_add(self.kv.kv_heads().saturating_mul(self.visible_keys(sequence).len()));
         }
         Accumulation { units: all.units, floats: all.floats, keys }
@@ -233,16 +240,16 @@ impl Call<'_> {
         self.rows_of(sequence) <= few
     }
 
-    /// Returns the units of a sequence and what they accumulate: none if it has more than `few` rows, or no rows. `None` if
-    /// a number overflows.
-    fn units_of(&self, sequence: usize, few: usize) -> Option<Start> {
-        if !self.has_few_rows(sequence, few) || self.rows_of(sequence) == 0 {
-            return Some(Start::default());
+    /// Returns the units of a sequence that is split, and what they accumulate: none if it has no rows. `None` if a number
+    /// overflows.
+    fn units_of(&self, sequence: usize) -> Option<Amount> {
+        if self.rows_of(sequence) == 0 {
+            return Some(Amount::default());
         }
         let units = self.kv.kv_heads().checked_mul(self.visible_blocks(sequence).len())?;
         let [.., value_dim] = self.kv.v_shape();
         let part = unit_floats(self.rows_of(sequence), value_dim.next_multiple_of(LANES));
-        Some(Start { units, floats: units.checked_mul(part)? })
+        Some(Amount { units, floats: units.checked_mul(part)? })
     }
 
     /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.
