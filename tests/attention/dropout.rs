@@ -105,6 +105,32 @@ fn a_dropped_nan_is_nan() {
     }
 }
 
+/// A weight that dropout has made larger than 1 overflows with the largest values; beside an infinite value that is nothing.
+#[test]
+fn an_infinite_value_outweighs_those_that_overflow() {
+    for keys in [40, 300] {
+        let mut case = Case::plain(&mut Rng::new(12), [1, 1, 1, 6, keys, 8, 20]);
+        case.q.data.fill(0.0);
+        for j in 0..keys {
+            case.v.set([0, 0, j, 17], if j % 3 == 0 { f32::MIN } else { f32::MAX });
+        }
+        case.v.set([0, 0, keys - 1, 17], f32::NEG_INFINITY);
+        let (attention, mut kept) = (case.attention().dropout(0.5, 3, 0), 0);
+        for (isa, exec) in execs() {
+            let out = run(&case, &attention, case.inputs(), exec).out;
+            for row in 0..6 {
+                let here = Position { batch: 0, head: 0, row, key: keys - 1, position: 0 };
+                let keeps = Dropout { p: 0.5, seed: 3, offset: 0 }.keeps(here, 1);
+                // 0 times infinity is NaN.
+                let expected = if keeps { f32::NEG_INFINITY } else { f32::NAN };
+                assert_eq!(out.get([0, 0, row, 17]).to_bits(), expected.to_bits(), "{isa}, {keys} keys, row {row}");
+                kept += usize::from(keeps);
+            }
+        }
+        assert!(kept > 0, "some row keeps it");
+    }
+}
+
 #[test]
 fn probabilities_and_states_are_refused() {
     let x = [0.5f32; 8];

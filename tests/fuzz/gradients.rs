@@ -15,6 +15,7 @@ use super::stage::Stage;
 use sdpa::{
     BackwardPlan, BackwardWorkspace, Dtype, Error, Exec, Gradients, Isa, Mods, Precision, Saved, TensorMut, naive,
 };
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 const NAMES: [&str; 7] = ["dq", "dk", "dv", "dbias", "dsinks", "dslopes", "dscale"];
@@ -286,6 +287,24 @@ impl Back {
         [q, k, v, bias, sinks, slopes, vec![scale]]
     }
 
+    /// How much larger than one row's error the sum over all rows is, and the sum over the rows that share a key, about: errors
+    /// of different rows go either way, those of equal rows the same way.
+    fn sums_of_rows(&self) -> (f64, f64) {
+        let (heads, sharing) = (self.case.heads(), self.case.sharing());
+        let mut equal: HashMap<(Option<usize>, Vec<u32>), f64> = HashMap::new();
+        for [b, h, i] in self.case.every_row() {
+            let (at, l) = self.case.row_at(b, i);
+            let row: Vec<u32> = self.d_out.0.row(at, h, l).iter().map(|x| x.to_bits()).collect();
+            let group = b * (heads / sharing) + h / sharing;
+            *equal.entry((Some(group), row.clone())).or_default() += 1.0;
+            *equal.entry((None, row)).or_default() += 1.0;
+        }
+        let mut squares: HashMap<Option<usize>, f64> = HashMap::new();
+        equal.iter().for_each(|((group, _), n)| *squares.entry(*group).or_default() += n * n);
+        let all = squares.remove(&None).unwrap_or(0.0);
+        (all.sqrt(), squares.values().fold(0.0, |most: f64, x| most.max(*x)).sqrt())
+    }
+
     /// How far off a score's gradient may be that cancels wholly, and that times all that it is multiplied by and added up
     /// with in each gradient: about, since errors go either way.
     fn noise(&self) -> [f64; 7] {
@@ -297,8 +316,7 @@ impl Back {
         let d_lse = self.d_lse.as_ref().map_or(0.0, largest);
         let one = 1e-6 * (factor * norm(&self.d_out.0) * norm(v) + d_lse);
         let scale = f64::from(self.case.scale()).abs();
-        let of_key = ((self.case.sharing() * rows) as f64).sqrt();
-        let all = ((self.case.batch() * self.case.heads() * rows) as f64).sqrt();
+        let (all, of_key) = self.sums_of_rows();
         let far = (0..self.case.batch()).map(|b| self.case.offset(b).unsigned_abs()).max().unwrap_or(0);
         let distance = if alibi.is_some() { (far + rows + keys) as f64 } else { 0.0 };
         let dv = 1e-6 * factor * of_key * largest(&self.d_out.0);

@@ -55,13 +55,27 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             .then(|| VisibleBits::new(S::TILE_ROWS, self.spans, rows, self.regions.scores))
     }
 
+    /// Marks the sums of `width` columns that are NaN because a weight of their row is not finite. Other NaNs come of
+    /// products that overflow: values times weights above 1, which dropout's factor makes.
+    pub(crate) fn mark_nan_weights(&self, width: usize, tile: &mut TileSums<'_>) {
+        for (r, sums) in tile.rows.clone().zip(tile.sums.chunks_exact_mut(width)) {
+            if !sums.iter().any(|x| x.is_nan()) {
+                continue;
+            }
+            let mut keys = self.spans[r / S::TILE_ROWS].keys();
+            if keys.any(|j| !self.weight(tile.weights, r, j).is_finite()) {
+                sums.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = infinite::mark(*x));
+            }
+        }
+    }
+
     /// Marks in `tile` the values that [`NonFinite::Handled`] replaced by 0: the non-finite values of a run of columns,
     /// in the rows that their keys are visible to.
     ///
     /// # Safety
     /// The run is one of the block's.
     pub(crate) unsafe fn mark_infinite(&self, run: &Run, visible: &VisibleBits, tile: TileSums<'_>) {
-        let (width, native) = (run.cols.next_multiple_of(LANES), self.task.native_values());
+        let width = run.cols.next_multiple_of(LANES);
         for (j, c) in (0..self.len).flat_map(|j| (0..run.cols).map(move |c| (j, c))) {
             // SAFETY: `j < len` is a key of the block, and `c` a column of the run.
             let x = unsafe { run.rows.get(j, c) };
@@ -69,11 +83,16 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 continue;
             }
             for r in tile.rows.clone().filter(|&r| is_visible(visible.of_row(r), j)) {
-                let weights = &tile.weights[r * SCORE_STRIDE..][..SCORE_STRIDE];
-                let weight = if native { bf16_pairs::rounded(weights, j) } else { weights[j] };
+                let weight = self.weight(tile.weights, r, j);
                 let output = &mut tile.sums[(r - tile.rows.start) * width + c];
                 *output = infinite::add_nonfinite(*output, weight * x);
             }
         }
+    }
+
+    /// Returns the weight of key `j` in row `row` of a row block's weights, floats or pairs of bfloat16.
+    fn weight(&self, weights: &[f32], row: usize, j: usize) -> f32 {
+        let weights = &weights[row * SCORE_STRIDE..][..SCORE_STRIDE];
+        if self.task.native_values() { bf16_pairs::rounded(weights, j) } else { weights[j] }
     }
 }

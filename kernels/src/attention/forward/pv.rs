@@ -5,7 +5,6 @@ use crate::attention::blocks::task::AttentionTask;
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
-use crate::attention::steps::infinite;
 use crate::attention::steps::pv::Values;
 use crate::attention::tiling::{Regions, SCORE_STRIDE};
 use crate::kv::key_block::{BlockValues, Run};
@@ -156,12 +155,11 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             // SAFETY: the caller guarantees whole vectors for the rows of the block; the span ends inside the block,
             // and no row ends here.
             unsafe { values_of_rows(task, values, rows, self.len) }
-            // Here NaN comes from weights; in the running outputs, from overflow.
-            part.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = infinite::mark(*x));
+            let mut sums = TileSums { rows: here.clone(), weights: self.regions.scores, sums: part };
+            self.mark_nan_weights(width, &mut sums);
             if let Some(visible) = visible {
-                let tile = TileSums { rows: here.clone(), weights: self.regions.scores, sums: part };
                 // SAFETY: the caller guarantees a run of the block.
-                unsafe { self.mark_infinite(run, visible, tile) };
+                unsafe { self.mark_infinite(run, visible, sums) };
             }
             let Regions { out, rescale_prev, rescale_block, .. } = &mut *self.regions;
             for (r, part) in here.zip(part.chunks_exact(width)) {
