@@ -10,8 +10,8 @@ mod support;
 
 use interleaved::median;
 use sdpa::{
-    Alignment, Attention, BlockTable, Dtype, Exec, Inputs, KeyScales, KvCache, Outputs, Pages, Plan, Precision, View,
-    ViewMut, Workspace, probe,
+    Alignment, Attention, BlockTable, Dtype, Exec, Inputs, KeyScales, KvCache, Outputs, PagePool, Pages, Plan,
+    Precision, View, ViewMut, Workspace, probe,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -45,6 +45,7 @@ struct Forms {
     tensors: [Vec<f32>; 2],
     caches: Vec<(&'static str, KvCache)>,
     pools: [Vec<f32>; 2],
+    packed_pools: Vec<(&'static str, PagePool)>,
     entries: Vec<u32>,
     lens: Vec<usize>,
 }
@@ -85,8 +86,23 @@ impl Forms {
             }
             pool
         };
-        let pools = [pool(&k), pool(&v)];
-        Self { tensors: [k, v], caches: caches.into(), pools, entries, lens: vec![keys; batch] }
+        let (pools, lens) = ([pool(&k), pool(&v)], vec![keys; batch]);
+        let empty = || PagePool::new(pages, PAGE, heads, [DIM; 2]);
+        let typed = |dtype| empty().and_then(|pool| pool.dtype(dtype));
+        let packed_pools = [
+            ("pool, f32", typed(Dtype::F32)),
+            ("pool, bf16", typed(Dtype::Bf16)),
+            ("pool, f16", typed(Dtype::F16)),
+            ("pool, int8", empty().and_then(|pool| pool.int8(KeyScales::PerToken))),
+        ];
+        let packed_pools = packed_pools.map(|(name, pool)| {
+            let mut pool = pool.expect("a pool");
+            let table = BlockTable { entries: &entries, lens: &lens };
+            pool.append(table, view(&k, shape), view(&v, shape)).expect("they fit");
+            (name, pool)
+        });
+        let packed_pools = packed_pools.into();
+        Self { tensors: [k, v], caches: caches.into(), pools, packed_pools, entries, lens }
     }
 }
 
@@ -175,6 +191,10 @@ fn decode(shape: &Shape, flush: &[f32]) {
         ..*case
     });
     cases.extend(native);
+    cases.extend(forms.packed_pools.iter().map(|(name, pool)| {
+        let pages = pool.pages(table).expect("a good table");
+        Case { name, precision: Precision::Exact, inputs: Inputs::paged(q, pages), slices: &[] }
+    }));
     let exact = |name, inputs, slices| Case { name, precision: Precision::Exact, inputs, slices };
     // The same memory, as if a head's keys lay together, and as if a key's heads did.
     for (layout, [tensors, pages]) in

@@ -6,13 +6,16 @@ mod build;
 mod file;
 mod kept;
 mod sequences;
+mod token_form;
 
 use crate::error::Error;
+pub(crate) use build::key_scales;
 use core::num::NonZeroUsize;
 use core::ops::Range;
 pub(crate) use kept::check_kept;
 use sdpa_kernels::{Cache, Dtype, Isa, Keep};
 use std::collections::BTreeSet;
+pub(crate) use token_form::{TokenForm, check_dims};
 
 /// Scales of the keys of an int8 cache: see [`KvCache::int8`].
 ///
@@ -33,7 +36,7 @@ pub enum KeyScales {
     PerChannel(Vec<f32>),
 }
 
-/// Format of the elements of a [`KvCache`].
+/// Format of the elements of a [`KvCache`] or a [`PagePool`](crate::PagePool).
 ///
 /// ```
 /// use sdpa::{CacheFormat, Dtype, KeyScales, KvCache};
@@ -135,11 +138,7 @@ impl KvCache {
 
     /// Format of the elements, as [`Self::dtype`] or [`Self::int8`] set it.
     pub fn format(&self) -> CacheFormat<'_> {
-        match (self.cache.dtype(), self.cache.channel_scales()) {
-            (Some(dtype), _) => CacheFormat::Elements(dtype),
-            (None, None) => CacheFormat::Int8PerToken,
-            (None, Some(scales)) => CacheFormat::Int8PerChannel(scales),
-        }
+        format_of(self.cache.dtype(), self.cache.channel_scales())
     }
 
     /// Keys that stay, if the cache is a sliding one.
@@ -170,5 +169,14 @@ impl KvCache {
 
     pub(crate) fn kernel(&self) -> &Cache {
         &self.cache
+    }
+}
+
+/// Returns the format of elements of this type, `None` for int8, with these scales of the keys' channels.
+pub(crate) fn format_of(dtype: Option<Dtype>, channels: Option<&[f32]>) -> CacheFormat<'_> {
+    match (dtype, channels) {
+        (Some(dtype), _) => CacheFormat::Elements(dtype),
+        (None, None) => CacheFormat::Int8PerToken,
+        (None, Some(scales)) => CacheFormat::Int8PerChannel(scales),
     }
 }

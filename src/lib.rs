@@ -23,7 +23,7 @@
 //! | threads of the host's, deadlines | [`Executor`], for [`Problem::run_on`] and [`Problem::run_until`] |
 //! | layers around attention | [`layers`]: projections, multi-head attention, norms, positions, transformers |
 //! | keys in several parts | [`AttnState`], [`merge`] |
-//! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits or int8 ([`KeyScales`]); [`Pages`] of the caller's by a [`BlockTable`] |
+//! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits or int8 ([`KeyScales`]); pages by a [`BlockTable`]: of a [`PagePool`], or of a pool of the caller's ([`Pages`]) |
 //! | references | [`naive`]: the oracle; [`unfused`]: the baseline |
 //!
 //! Order of operations for one score: scale·(q·k) → softcap → bias → ALiBi → score function → masks set −∞ → sink added
@@ -53,6 +53,7 @@ mod likely;
 pub mod masks;
 pub mod naive;
 mod outputs;
+mod page_pool;
 mod plan;
 mod problem;
 mod run;
@@ -80,6 +81,7 @@ pub use explain::{Explanation, Machine};
 pub use inputs::Inputs;
 pub use kernels::*;
 pub use outputs::Outputs;
+pub use page_pool::PagePool;
 pub use plan::Plan;
 pub use problem::Problem;
 pub use run::{Stopped, Workspace};

@@ -1,9 +1,9 @@
 //! Appending tokens.
 
-use crate::cache::KvCache;
+use crate::cache::{KvCache, TokenForm};
 use crate::error::{Error, same};
 use crate::inputs::cumulative;
-use sdpa_kernels::{Dtype, NewTokens, Tensor};
+use sdpa_kernels::{NewTokens, Tensor};
 
 impl KvCache {
     /// Appends `n` tokens to every sequence: keys `[sequences, kv_heads, n, head_dim]` and values
@@ -107,27 +107,7 @@ impl KvCache {
     }
 
     fn check(&self, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
-        let ([batch, _, rows, _], [_, kv_heads, _, head_dim]) = (k.shape(), self.cache.shapes()[0]);
-        let heads = |argument, [_, heads, rows, _]: [usize; 4]| {
-            same(argument, "heads", heads, kv_heads, "the cache").map_err(|e| e.or_exchanged(argument, [heads, rows]))
-        };
-        heads("k", k.shape())?;
-        same("k", "head_dim", k.shape()[3], head_dim, "the cache")?;
-        same("v", "batch", v.shape()[0], batch, "k")?;
-        heads("v", v.shape())?;
-        same("v", "rows", v.shape()[2], rows, "k")?;
-        same("v", "value_dim", v.shape()[3], self.cache.shapes()[1][3], "the cache")?;
-        for (argument, x) in [("k", k), ("v", v)] {
-            let (unfit, expected) = match self.cache.dtype() {
-                // An int8 element cannot represent a non-finite number.
-                None => (x.not_finite(self.isa), "finite in an int8 cache"),
-                Some(Dtype::F16) => (x.beyond_f16(self.isa), "below 65520 in size, as f16 is"),
-                Some(_) => continue,
-            };
-            if let Some(([_, _, row, _], got)) = unfit {
-                return Err(Error::Row { argument, what: "an element", row, got, expected });
-            }
-        }
-        Ok(())
+        let (kv_heads, dims, dtype) = (self.kv_heads(), [self.head_dim(), self.value_dim()], self.cache.dtype());
+        TokenForm { kv_heads, dims, dtype, of: "the cache" }.check(self.isa, k, v)
     }
 }

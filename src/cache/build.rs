@@ -1,9 +1,9 @@
 //! Building a cache: sizes, element format, sliding window.
 
-use crate::cache::{KeyScales, KvCache};
+use crate::cache::{KeyScales, KvCache, check_dims};
 use crate::error::{Error, same};
 use core::num::NonZeroUsize;
-use sdpa_kernels::{Cache, Dtype, Isa, Keep, MAX_DIM, MAX_INT8_HEAD_DIM};
+use sdpa_kernels::{Cache, Dtype, Isa, Keep, MAX_INT8_HEAD_DIM};
 use std::collections::BTreeSet;
 
 impl KvCache {
@@ -75,22 +75,7 @@ impl KvCache {
         if self.cache.dtype().is_some_and(|dtype| dtype != Dtype::F32) {
             return Err(Error::Needs { argument: "int8", needs: "a cache without dtype, which is set" });
         }
-        let [_, kv_heads, _, head_dim] = self.cache.shapes()[0];
-        if head_dim > MAX_INT8_HEAD_DIM {
-            let (what, of) = ("head_dim", "the largest possible of bytes");
-            return Err(Error::Mismatch { argument: "int8", what, got: head_dim, expected: MAX_INT8_HEAD_DIM, of });
-        }
-        let channels = match keys {
-            KeyScales::PerToken => None,
-            KeyScales::PerChannel(scales) => {
-                let all = kv_heads.saturating_mul(head_dim);
-                same("key scales", "length", scales.len(), all, "the cache (kv_heads × head_dim)")?;
-                if let Some(&got) = scales.iter().find(|scale| !(**scale > 0.0 && scale.is_finite())) {
-                    return Err(Error::Number { argument: "key scales", got, expected: "positive and finite" });
-                }
-                Some(scales.into_boxed_slice())
-            }
-        };
+        let channels = key_scales(keys, [self.kv_heads(), self.head_dim()], "the cache (kv_heads × head_dim)")?;
         Ok(Self { cache: self.cache.with_int8(channels), ..self })
     }
 
@@ -125,20 +110,7 @@ impl KvCache {
     }
 
     fn with(heads: [usize; 2], dims: [usize; 2], keep: Option<Keep>) -> Result<Self, Error> {
-        for (what, got) in ["head_dim", "value_dim"].into_iter().zip(dims) {
-            if got == 0 {
-                return Err(Error::Empty { argument: "cache", what });
-            }
-            if got > MAX_DIM {
-                return Err(Error::Mismatch {
-                    argument: "cache",
-                    what,
-                    got,
-                    expected: MAX_DIM,
-                    of: "the largest possible",
-                });
-            }
-        }
+        check_dims("cache", dims)?;
         let [sequences, kv_heads] = heads;
         let [head_dim, value_dim] = dims;
         // Size of a block of 256 keys and values in floats, rows padded to whole vectors.
@@ -155,4 +127,22 @@ impl KvCache {
             sorted: Vec::new(),
         })
     }
+}
+
+/// Returns the scales of channels, if that is what keys have: checked against the heads and lengths of the keys of `of`.
+pub(crate) fn key_scales(
+    keys: KeyScales,
+    [kv_heads, head_dim]: [usize; 2],
+    of: &'static str,
+) -> Result<Option<Box<[f32]>>, Error> {
+    if head_dim > MAX_INT8_HEAD_DIM {
+        let (what, of) = ("head_dim", "the largest possible of bytes");
+        return Err(Error::Mismatch { argument: "int8", what, got: head_dim, expected: MAX_INT8_HEAD_DIM, of });
+    }
+    let KeyScales::PerChannel(scales) = keys else { return Ok(None) };
+    same("key scales", "length", scales.len(), kv_heads.saturating_mul(head_dim), of)?;
+    if let Some(&got) = scales.iter().find(|scale| !(**scale > 0.0 && scale.is_finite())) {
+        return Err(Error::Number { argument: "key scales", got, expected: "positive and finite" });
+    }
+    Ok(Some(scales.into_boxed_slice()))
 }

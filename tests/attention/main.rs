@@ -30,6 +30,7 @@ mod mistakes;
 mod mixed;
 mod ndarray;
 mod oracle;
+mod page_pool;
 mod paged;
 mod positions;
 mod shared_prefixes;

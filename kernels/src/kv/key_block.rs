@@ -4,6 +4,7 @@
 use crate::kv::value_panels::{AnyValuePanels, ValuePanels, value_panel};
 use crate::matmul::pack_steps::PackSteps;
 use crate::tensor::any::{AnyPanels, AnyRows, Typed};
+use crate::tensor::rows::Rows;
 use core::ops::Range;
 
 /// Keys of a block.
@@ -11,10 +12,10 @@ use core::ops::Range;
 pub(crate) enum Keys {
     /// Rows that are not packed yet.
     Rows(AnyRows),
-    /// Packed keys, `[panel][head_dim][16]`, whole panels.
+    /// Packed keys, whole panels.
     Packed(AnyPanels),
-    /// Int8 keys of a whole block: see `int8.rs`.
-    Int8 { keys: *const [i8], scales: Option<*const [f32]> },
+    /// Panels of int8 keys (`int8.rs`), and the keys' scales, in whole panels, if they have such.
+    Int8 { panels: Rows<i8>, scales: Option<*const [f32]> },
 }
 
 /// Values of a block.
@@ -24,8 +25,40 @@ pub(crate) enum BlockValues {
     Rows { rows: AnyRows, readable: usize },
     /// Value panels.
     ValuePanels(AnyValuePanels),
-    /// Value panels of int8 values, all finite; and the scales of a whole block.
-    Int8 { value_panels: ValuePanels<i8>, scales: *const [f32] },
+    /// Int8 values, all finite, and their scales, in whole panels.
+    Int8 { values: Int8Values, scales: *const [f32] },
+}
+
+/// Int8 values of a block.
+#[derive(Clone, Copy)]
+pub(crate) enum Int8Values {
+    /// Value panels of 256 rows.
+    Panels(ValuePanels<i8>),
+    /// Rows of so many columns, whole vectors.
+    Rows { rows: Rows<i8>, width: usize },
+}
+
+impl Int8Values {
+    /// Returns the number of columns, whole vectors.
+    pub(crate) fn width(self) -> usize {
+        match self {
+            Self::Panels(panels) => panels.width,
+            Self::Rows { width, .. } => width,
+        }
+    }
+
+    /// Iterates over the columns, in runs that lie together: the columns, and rows that start with the first of them.
+    pub(crate) fn runs(self) -> impl Iterator<Item = (Range<usize>, Rows<i8>)> {
+        let width = self.width();
+        let next = move |first: usize| {
+            (first < width).then(|| match self {
+                // SAFETY: the column is one of the panels'.
+                Self::Panels(panels) => (value_panel(first, width), unsafe { panels.from(first) }),
+                Self::Rows { rows, .. } => (0..width, rows),
+            })
+        };
+        core::iter::successors(next(0), move |(columns, _)| next(columns.end))
+    }
 }
 
 /// Columns of a block's values that are contiguous.
@@ -76,7 +109,7 @@ impl BlockValues {
         match self {
             Self::Rows { readable, .. } => readable,
             Self::ValuePanels(value_panels) => by_type!(Typed, value_panels, |value_panels| value_panels.width),
-            Self::Int8 { value_panels, .. } => value_panels.width,
+            Self::Int8 { values, .. } => values.width(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Keys and values: their sources, and the block of them that attention works on.
 
+pub(crate) mod block_table;
 pub(crate) mod cache;
 pub(crate) mod key_block;
 pub(crate) mod pages;

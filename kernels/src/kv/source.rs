@@ -73,7 +73,8 @@ impl<'a> KeyValues<'a> {
     #[inline]
     pub fn kv_heads(&self) -> usize {
         match &self.0 {
-            Source::Tensors { k, .. } | Source::Pages(Pages { k, .. }) => k.shape()[1],
+            Source::Tensors { k, .. } => k.shape()[1],
+            Source::Pages(pages) => pages.kv_heads(),
             Source::Cache(cache) => cache.kv_heads(),
         }
     }
@@ -82,10 +83,8 @@ impl<'a> KeyValues<'a> {
     /// tensors or pages of `[keys, heads, dim]`), false if it is stored beside the other blocks of its head.
     pub(crate) fn has_heads_inside(&self) -> bool {
         match &self.0 {
-            Source::Tensors { k, .. } | Source::Pages(Pages { k, .. }) => {
-                let [_, head, key, _] = k.strides();
-                head.unsigned_abs() < key.unsigned_abs()
-            }
+            Source::Tensors { k, .. } => k.has_heads_inside(),
+            Source::Pages(pages) => pages.has_heads_inside(),
             Source::Cache(_) => true,
         }
     }
@@ -117,7 +116,8 @@ impl<'a> KeyValues<'a> {
     #[inline]
     pub fn dtypes(&self) -> [Option<Dtype>; 2] {
         match &self.0 {
-            Source::Tensors { k, v } | Source::Pages(Pages { k, v, .. }) => [k, v].map(|x| Some(x.dtype())),
+            Source::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),
+            Source::Pages(pages) => pages.dtypes(),
             Source::Cache(cache) => [cache.dtype(); 2],
         }
     }
@@ -155,7 +155,7 @@ impl<'a> KeyValues<'a> {
         let [b, h, j, d] = index;
         match &self.0 {
             Source::Tensors { k, .. } => k.get([b, h, j, d]),
-            Source::Pages(pages) => pages.element(&pages.k, [b, h, j, d]),
+            Source::Pages(pages) => pages.key([b, h, j, d]),
             Source::Cache(cache) => cache.key([b, h, j, d]),
         }
     }
@@ -165,7 +165,7 @@ impl<'a> KeyValues<'a> {
         let [b, h, j, d] = index;
         match &self.0 {
             Source::Tensors { v, .. } => v.get([b, h, j, d]),
-            Source::Pages(pages) => pages.element(&pages.v, [b, h, j, d]),
+            Source::Pages(pages) => pages.value([b, h, j, d]),
             Source::Cache(cache) => cache.value([b, h, j, d]),
         }
     }
@@ -173,12 +173,12 @@ impl<'a> KeyValues<'a> {
     /// Returns the form of query rows that the keys of a head require.
     #[inline]
     pub(crate) fn query_form(&self, head: usize) -> QueryForm<'a> {
-        match &self.0 {
-            Source::Tensors { .. } | Source::Pages(_) => QueryForm::F32,
-            Source::Cache(cache) => {
-                cache.channels(head).map_or(QueryForm::F32, |channels| QueryForm::Int8 { channels })
-            }
-        }
+        let channels = match &self.0 {
+            Source::Tensors { .. } => None,
+            Source::Pages(pages) => pages.pool().and_then(|pool| pool.channels(head)),
+            Source::Cache(cache) => cache.channels(head),
+        };
+        channels.map_or(QueryForm::F32, |channels| QueryForm::Int8 { channels })
     }
 
     /// Returns true if the block of keys that starts at `first` is held: a cache that keeps a window evicts blocks.
@@ -210,7 +210,7 @@ impl<'a> KeyValues<'a> {
         unsafe {
             match &self.0 {
                 Source::Tensors { k, .. } => Keys::Rows(k.rows(b, h, first)),
-                Source::Pages(pages) => Keys::Rows(pages.rows(&pages.k, [b, h, first], len, table)),
+                Source::Pages(pages) => pages.keys([b, h, first], len, table),
                 Source::Cache(cache) => cache.keys(b, h, first / KEY_BLOCK),
             }
         }
@@ -227,10 +227,7 @@ impl<'a> KeyValues<'a> {
         unsafe {
             match &self.0 {
                 Source::Tensors { v, .. } => BlockValues::Rows { rows: v.rows(b, h, first), readable: v.shape()[3] },
-                Source::Pages(pages) => {
-                    let rows = pages.rows(&pages.v, [b, h, first], len, table);
-                    BlockValues::Rows { rows, readable: self.v_shape()[3] }
-                }
+                Source::Pages(pages) => pages.values([b, h, first], len, table),
                 Source::Cache(cache) => cache.values(b, h, first / KEY_BLOCK),
             }
         }

@@ -33,13 +33,6 @@ pub(crate) fn value_panel(column: usize, width: usize) -> Range<usize> {
     }
 }
 
-/// Iterates over the columns of each value panel.
-pub(crate) fn value_panels(width: usize) -> impl Iterator<Item = Range<usize>> {
-    core::iter::successors((width > 0).then(|| value_panel(0, width)), move |last| {
-        (last.end < width).then(|| value_panel(last.end, width))
-    })
-}
-
 /// Returns the index of element `column` of row `j` in the value panels.
 pub(crate) fn at(j: usize, column: usize, width: usize) -> usize {
     let value_panel = value_panel(column, width);

@@ -179,18 +179,24 @@ impl Cache {
                 let mut block = vec![0.0; rows * SCORE_STRIDE];
                 for first in keys.clone().step_by(KEY_BLOCK) {
                     let here = KEY_BLOCK.min(keys.end - first);
-                    s.scores_int8(Scores {
-                        queries: &bytes,
-                        rows: &factors,
-                        keys: &cache.keys.elements::<i8>()[first / LANES * panel_bytes(d)..],
-                        scales: cache.channels.is_none().then_some(&cache.key_scales[first..]),
-                        panels: 0..here.div_ceil(LANES),
-                        spans: &spans::<S>(rows, here),
-                        head_dim: d,
-                        next_bias: None,
-                        prefetch: &mut PrefetchQueue::nothing(),
-                        out: &mut block,
-                    });
+                    let panels = here.div_ceil(LANES);
+                    let packed =
+                        &cache.keys.elements::<i8>()[first / LANES * panel_bytes(d)..][..panels * panel_bytes(d)];
+                    // SAFETY: `packed` holds these panels.
+                    unsafe {
+                        s.scores_int8(Scores {
+                            queries: &bytes,
+                            rows: &factors,
+                            keys: Rows::strided(packed.as_ptr(), panel_bytes(d) as isize, 1),
+                            scales: cache.channels.is_none().then_some(&cache.key_scales[first..]),
+                            panels: 0..panels,
+                            spans: &spans::<S>(rows, here),
+                            head_dim: d,
+                            next_bias: None,
+                            prefetch: &mut PrefetchQueue::nothing(),
+                            out: &mut block,
+                        });
+                    }
                     for (out, block) in out.chunks_exact_mut(keys.len()).zip(block.chunks_exact(SCORE_STRIDE)) {
                         out[first - keys.start..][..here].copy_from_slice(&block[..here]);
                     }

@@ -9,6 +9,7 @@ use crate::matmul::int8::*;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::isa::Isa;
 use crate::simd::{LANES, Query4};
+use crate::tensor::rows::Rows;
 
 mod rows;
 mod values;
@@ -75,10 +76,16 @@ impl Case {
         #[cfg(target_arch = "x86_64")]
         if Isa::from_name("avx512").is_some() {
             use crate::simd::avx512::{Avx512Vnni, with_int8_dot};
-            self.check_form("avx512 without vnni", 6, &span_of, |scores| with_int8_dot(None, scores));
+            self.check_form("avx512 without vnni", 6, &span_of, |scores| {
+                // SAFETY: the scores' keys are in whole panels.
+                unsafe { with_int8_dot(None, scores) }
+            });
             for (name, room) in [("avx512, roomy", true), ("avx512, not roomy", false)] {
                 let vnni = Avx512Vnni::detect().map(|vnni| vnni.with_room(room));
-                self.check_form(name, 6, &span_of, |scores| with_int8_dot(vnni, scores));
+                self.check_form(name, 6, &span_of, |scores| {
+                    // SAFETY: the scores' keys are in whole panels.
+                    unsafe { with_int8_dot(vnni, scores) }
+                });
             }
         }
     }
@@ -102,7 +109,7 @@ impl Case {
         run(Scores {
             queries: &queries,
             rows: &row_data,
-            keys: &keys,
+            keys: Rows::strided(keys.as_ptr(), panel_bytes(d) as isize, 1),
             scales: self.scales.as_deref(),
             panels: 0..n.div_ceil(LANES),
             spans: &spans,
@@ -130,7 +137,8 @@ struct Step<'a>(Scores<'a>);
 
 impl Step<'_> {
     fn run<S: Steps>(self, s: S) {
-        s.scores_int8(self.0);
+        // SAFETY: the scores' keys are in whole panels.
+        unsafe { s.scores_int8(self.0) }
     }
 }
 

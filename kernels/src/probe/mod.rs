@@ -14,9 +14,10 @@ use crate::attention::steps::qk::Scores;
 use crate::attention::steps::softmax;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::kv::key_block::{BlockValues, Keys};
+use crate::kv::key_block::{BlockValues, Int8Values, Keys};
 use crate::kv::source::KeyValues;
 use crate::kv::value_panels::ValuePanels;
+use crate::matmul::int8::panel_bytes;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
@@ -67,15 +68,17 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                     let at = [b, h, first];
                     let keys = match kv.keys(at, len, keys) {
                         Keys::Rows(rows) => s.all_finite(rows, len, d),
-                        Keys::Packed(panels) => {
-                            let rows = by_type!(Typed => Typed, panels, |at| Rows::strided(at, 0, 1));
-                            s.all_finite(rows, 1, len / LANES * LANES * d)
+                        Keys::Packed(panels) => s.all_finite(panels, len / LANES, LANES * d),
+                        Keys::Int8 { panels, .. } => {
+                            (0..len / LANES).all(|panel| bytes(panels.at(panel), panel_bytes(d)))
                         }
-                        Keys::Int8 { keys, .. } => bytes(keys.cast(), keys.len() / KEY_BLOCK * len),
                     };
                     keys & match kv.values(at, len, values) {
-                        BlockValues::Int8 { value_panels: ValuePanels { first, width }, .. } => {
+                        BlockValues::Int8 { values: Int8Values::Panels(ValuePanels { first, width }), .. } => {
                             bytes(first, len * width)
+                        }
+                        BlockValues::Int8 { values: Int8Values::Rows { rows, width }, .. } => {
+                            (0..len).all(|row| bytes(rows.at(row), width))
                         }
                         values => values.all_finite(s, len, dv),
                     }
@@ -193,7 +196,7 @@ impl Bench {
                 unsafe {
                     s.scores(Scores {
                         queries: &queries,
-                        keys: Typed::F32(self.packed.floats().as_ptr()),
+                        keys: Typed::F32(Rows::strided(self.packed.floats().as_ptr(), (d * LANES) as isize, 1)),
                         panels: 0..self.keys / LANES,
                         spans: &spans,
                         head_dim: d,

@@ -85,17 +85,25 @@ impl AlignedBuf {
 
     /// Returns the buffer as elements of another type.
     pub(crate) fn elements<T: Plain>(&self) -> &[T] {
-        let floats = self.floats();
-        // SAFETY: as many bytes as the floats are, aligned for them: `Plain`.
-        unsafe { core::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats) / size_of::<T>()) }
+        elements(self.floats())
     }
 
     pub(crate) fn elements_mut<T: Plain>(&mut self) -> &mut [T] {
-        let floats = self.floats_mut();
-        // SAFETY: as many bytes as the floats are, aligned for them (`Plain`), borrowed exclusively; every pattern of
-        // four bytes is a valid f32.
-        unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats) / size_of::<T>()) }
+        elements_mut(self.floats_mut())
     }
+}
+
+/// Returns floats as elements of another type.
+pub(crate) fn elements<T: Plain>(floats: &[f32]) -> &[T] {
+    // SAFETY: as many bytes as the floats are, aligned for them: `Plain`.
+    unsafe { core::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats) / size_of::<T>()) }
+}
+
+/// Returns floats as elements of another type, to write to.
+pub(crate) fn elements_mut<T: Plain>(floats: &mut [f32]) -> &mut [T] {
+    // SAFETY: as many bytes as the floats are, aligned for them (`Plain`), borrowed exclusively; every pattern of four
+    // bytes is a valid f32.
+    unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats) / size_of::<T>()) }
 }
 
 /// Allocates `len` zeros, untouched until they are used. Returns `None` if there is no memory for them.

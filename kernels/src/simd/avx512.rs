@@ -53,11 +53,17 @@ impl<const EXTRA: u8> Avx512Token<EXTRA> {
 const _: () = assert!(Avx2::TILE_ROWS == Avx512::TILE_ROWS);
 
 /// Implements [`Simd::with_int8_dot`] for a machine with or without `vnni`.
+///
+/// # Safety
+/// Same contract as [`Simd::with_int8_dot`].
 #[inline(always)]
-pub(crate) fn with_int8_dot<W: Int8DotWork>(vnni: Option<Avx512Vnni>, work: W) -> W::Output {
-    match vnni {
-        Some(vnni) => work.run(vnni),
-        None => Avx2::detect().expect("AVX-512F includes AVX2 and FMA").with_int8_dot(work),
+pub(crate) unsafe fn with_int8_dot<W: Int8DotWork>(vnni: Option<Avx512Vnni>, work: W) -> W::Output {
+    // SAFETY: the caller guarantees what the work requires.
+    unsafe {
+        match vnni {
+            Some(vnni) => work.run(vnni),
+            None => Avx2::detect().expect("AVX-512F includes AVX2 and FMA").with_int8_dot(work),
+        }
     }
 }
 
@@ -129,8 +135,9 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     }
 
     #[inline(always)]
-    fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
-        with_int8_dot(Avx512Vnni::detect(), work)
+    unsafe fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
+        // SAFETY: the caller guarantees what the work requires.
+        unsafe { with_int8_dot(Avx512Vnni::detect(), work) }
     }
 
     #[inline(always)]

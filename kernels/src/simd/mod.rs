@@ -125,7 +125,10 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
 
     /// Runs `work` with the best dot products of bytes that come with this instruction set. The token handed to `work` may
     /// be of another type, with the same [`Self::TILE_ROWS`]; the work enters its [`Self::vectorize`].
-    fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output;
+    ///
+    /// # Safety
+    /// The caller guarantees what [`Int8DotWork::run`] of this work requires.
+    unsafe fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output;
 
     /// Returns true if the machine has dot products of bfloat16 pairs that go with this instruction set.
     fn has_bf16_dot(self) -> bool {
@@ -395,5 +398,8 @@ pub(crate) trait Bf16DotWork {
 pub(crate) trait Int8DotWork {
     type Output;
     /// Runs the work. Implementations are marked `#[inline(always)]`.
-    fn run<S: Int8Dot>(self, s: S) -> Self::Output;
+    ///
+    /// # Safety
+    /// What the work points at is readable, and writable where it is written, in the sizes that the work states.
+    unsafe fn run<S: Int8Dot>(self, s: S) -> Self::Output;
 }

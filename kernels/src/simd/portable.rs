@@ -134,8 +134,9 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
-        work.run(self)
+    unsafe fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
+        // SAFETY: the caller guarantees what the work requires.
+        unsafe { work.run(self) }
     }
 
     #[inline(always)]

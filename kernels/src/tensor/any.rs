@@ -18,8 +18,8 @@ pub(crate) enum Typed<A, B, C> {
 pub(crate) type AnyRows = Typed<Rows<f32>, Rows<Bf16>, Rows<F16>>;
 /// Pointers to result rows of any type.
 pub(crate) type AnyRowsMut<'a> = Typed<&'a [*mut f32], &'a [*mut Bf16], &'a [*mut F16]>;
-/// Packed keys of any type.
-pub(crate) type AnyPanels = Typed<*const f32, *const Bf16, *const F16>;
+/// Panels of packed keys of any type: row `i` is panel `i`, `[head_dim][16]`.
+pub(crate) type AnyPanels = AnyRows;
 /// Element types that results are written in.
 ///
 /// # Safety
@@ -74,6 +74,26 @@ macro_rules! by_type {
     };
 }
 
+/// Evaluates the same expression for the element type of a [`Dtype`], with that type as `$T`.
+macro_rules! by_dtype {
+    ($dtype:expr, |$T:ident| $e:expr) => {
+        match $dtype {
+            $crate::tensor::element::Dtype::F32 => {
+                type $T = f32;
+                $crate::tensor::any::Typed::F32($e)
+            }
+            $crate::tensor::element::Dtype::Bf16 => {
+                type $T = $crate::tensor::element::Bf16;
+                $crate::tensor::any::Typed::Bf16($e)
+            }
+            $crate::tensor::element::Dtype::F16 => {
+                type $T = $crate::tensor::element::F16;
+                $crate::tensor::any::Typed::F16($e)
+            }
+        }
+    };
+}
+
 /// View `[batch, heads, rows, dim]` of elements of any type.
 #[derive(Debug, Clone, Copy)]
 pub enum Tensor<'a> {
@@ -107,6 +127,13 @@ impl Tensor<'_> {
     #[inline]
     pub fn strides(&self) -> [isize; 4] {
         by_type!(Tensor, self, |view| view.strides())
+    }
+
+    /// Returns true if a row of one head is stored beside the same row of the other heads.
+    #[inline]
+    pub(crate) fn has_heads_inside(&self) -> bool {
+        let [_, head, row, _] = self.strides();
+        head.unsigned_abs() < row.unsigned_abs()
     }
 
     /// Returns the type of the elements.
@@ -218,6 +245,12 @@ impl AnyRows {
         by_type!(Typed, self, |rows| rows.element)
     }
 
+    /// Returns true if the rows' addresses are in a table.
+    #[inline]
+    pub(crate) fn are_scattered(self) -> bool {
+        by_type!(Typed, self, |rows| rows.are_scattered())
+    }
+
     /// Returns rows `i` and on.
     ///
     /// # Safety
@@ -275,13 +308,6 @@ pub(crate) struct FirstRows {
 /// Returns the size in bytes of the pointer's target type.
 pub(crate) const fn size_of_val_of<T>(_: *const T) -> usize {
     size_of::<T>()
-}
-
-impl AnyPanels {
-    /// Returns the panels as bytes, and the number of bytes of an element.
-    pub(crate) fn bytes(self) -> (*const u8, usize) {
-        by_type!(Typed, self, |panels| (panels.cast(), size_of_val_of(panels)))
-    }
 }
 
 impl AnyShared<'_> {

@@ -78,6 +78,12 @@ impl<T> Rows<T> {
         (i < n).then(|| unsafe { (self.at(i), self.evenly(i)) })
     }
 
+    /// Returns true if the rows' addresses are in a table.
+    #[inline(always)]
+    pub(crate) fn are_scattered(self) -> bool {
+        !self.table.is_null()
+    }
+
     /// Returns the distance between rows, where they are evenly spaced.
     #[inline(always)]
     pub(crate) fn step(self) -> isize {
@@ -134,9 +140,10 @@ struct Entry {
     together: usize,
 }
 
-/// Locations of the rows of a block.
+/// Locations of the rows of a block, and a number for each: the scales of rows of bytes.
 pub(crate) struct Table {
     rows: [MaybeUninit<Entry>; KEY_BLOCK],
+    scales: [MaybeUninit<f32>; KEY_BLOCK],
 }
 
 impl Table {
@@ -144,7 +151,10 @@ impl Table {
     /// an array of a value, or a constant table, is filled in, 3 % of a tiny call.)
     #[inline(always)]
     pub(crate) const fn new() -> Self {
-        Self { rows: [const { MaybeUninit::uninit() }; KEY_BLOCK] }
+        Self {
+            rows: [const { MaybeUninit::uninit() }; KEY_BLOCK],
+            scales: [const { MaybeUninit::uninit() }; KEY_BLOCK],
+        }
     }
 
     /// Fills entries `at .. at + n`: existing rows, `stride` apart as everywhere in the table.
@@ -152,5 +162,19 @@ impl Table {
         for (i, row) in self.rows[at..at + n].iter_mut().enumerate() {
             row.write(Entry { row: first.wrapping_offset(i as isize * stride).cast(), together: n - i });
         }
+    }
+
+    /// Copies scales to their rows' places, one stretch after the other, and returns all of them.
+    pub(crate) fn fill_scales<'a>(&mut self, stretches: impl Iterator<Item = &'a [f32]>) -> &[f32] {
+        let mut filled = 0;
+        for stretch in stretches {
+            for (to, &scale) in self.scales[filled..][..stretch.len()].iter_mut().zip(stretch) {
+                to.write(scale);
+            }
+            filled += stretch.len();
+        }
+        let scales = &self.scales[..filled];
+        // SAFETY: the first `filled` were written.
+        unsafe { core::slice::from_raw_parts(scales.as_ptr().cast(), filled) }
     }
 }

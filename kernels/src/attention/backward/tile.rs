@@ -20,6 +20,7 @@ use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::{LANES, QUIET_NAN};
 use crate::tensor::any::Typed;
+use crate::tensor::rows::Rows;
 
 /// Factors of sums that are not rescaled.
 const ONES: [f32; MAX_ROW_BLOCK] = [1.0; MAX_ROW_BLOCK];
@@ -115,7 +116,7 @@ impl<S: Steps> Column<'_, S> {
         let rows = task.task.rows.len();
         let scores = Scores {
             queries: tile.d_out.addresses(),
-            keys: Typed::F32(own.values.as_ptr()),
+            keys: Typed::F32(Rows::strided(own.values.as_ptr(), (task.tiling.value_dim * LANES) as isize, 1)),
             panels: 0..self.keys().len().div_ceil(LANES),
             spans: tile.spans,
             head_dim: task.tiling.value_dim,

@@ -2,7 +2,7 @@
 
 use crate::attention::blocks::task::{AttentionTask, Next, Row};
 use crate::attention::steps::by_isa::Steps;
-use crate::kv::key_block::{BlockValues, Keys};
+use crate::kv::key_block::{BlockValues, Int8Values, Keys};
 use crate::kv::value_panels::{ValuePanels, value_panel};
 use crate::matmul::int8;
 use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS};
@@ -64,8 +64,12 @@ impl<S: Steps> AttentionTask<'_, S> {
         }
         let (at, table) = (self.place(first), &mut Table::new());
         // SAFETY: `len` keys from `first` on exist, and their block is held.
-        if let Keys::Rows(rows) = unsafe { self.call.kv.keys(at, len, table) } {
-            prefetch.push_rows(rows, len, self.tiling.head_dim);
+        match unsafe { self.call.kv.keys(at, len, table) } {
+            Keys::Rows(rows) => prefetch.push_rows(rows, len, self.tiling.head_dim),
+            Keys::Packed(panels) if panels.are_scattered() => {
+                prefetch.push_rows(panels, 1, LANES * self.tiling.head_dim);
+            }
+            _ => {}
         }
     }
 
@@ -83,17 +87,21 @@ impl<S: Steps> AttentionTask<'_, S> {
         let (keys, values) = unsafe { (kv.keys(at, len, table), kv.values(at, len, table)) };
         match keys {
             Keys::Rows(rows) => prefetch.push_rows(rows, len, d),
-            Keys::Packed(panels) => {
-                let (first, bytes) = panels.bytes();
-                prefetch.push(first, 0, 1, len.next_multiple_of(LANES) * d * bytes);
-            }
+            Keys::Packed(panels) => prefetch.push_rows(panels, len.div_ceil(LANES), LANES * d),
             // Scales are not prefetched: they are a thirtieth of the memory.
-            Keys::Int8 { keys, .. } => prefetch.push(keys.cast(), 0, 1, len.div_ceil(LANES) * int8::panel_bytes(d)),
+            Keys::Int8 { panels, .. } => {
+                // SAFETY: the block has a panel.
+                let first = unsafe { panels.at(0) };
+                prefetch.push(first.cast(), 0, 1, len.div_ceil(LANES) * int8::panel_bytes(d));
+            }
         }
         match values {
             BlockValues::Rows { rows, .. } => prefetch.push_rows(rows, len, self.tiling.value_dim),
             BlockValues::ValuePanels(value_panels) => push_value_panels(prefetch, value_panels.bytes(), len),
-            BlockValues::Int8 { value_panels, .. } => push_value_panels(prefetch, value_panels.bytes(), len),
+            BlockValues::Int8 { values: Int8Values::Panels(panels), .. } => {
+                push_value_panels(prefetch, panels.bytes(), len);
+            }
+            BlockValues::Int8 { values: Int8Values::Rows { .. }, .. } => unreachable!("rows of bytes are in pages"),
         }
     }
 

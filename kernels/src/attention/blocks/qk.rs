@@ -4,7 +4,7 @@ use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::queries::{Int8Queries, Queries, are_readable_in_place};
 use crate::attention::steps::bf16::PairPanels;
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::qk::Scores;
+use crate::attention::steps::qk::{LaterKeys, Scores};
 use crate::attention::steps::qk_int8;
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::tiling::MAX_ROW_BLOCK;
@@ -12,10 +12,11 @@ use crate::kv::key_block::Keys;
 use crate::matmul::bf16_pairs::{self, as_pairs};
 use crate::matmul::dot_tile::FAR;
 use crate::matmul::int8;
+use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::{READING_KEYS, READING_ROWS};
 use crate::simd::LANES;
 use crate::tensor::any::{Tensor, Typed};
-use crate::tensor::rows::KEY_BLOCK;
+use crate::tensor::rows::{KEY_BLOCK, Rows};
 use core::ops::Range;
 
 /// Distance in keys at which tiles prefetch key rows that are not packed yet, of `row` bytes each: the run after the
@@ -35,13 +36,15 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let task = self.task;
         let native = matches!(self.queries, Queries::Pairs(_));
         let d = task.tiling.head_dim;
+        // Few rows of the whole task, not of the row block: a later row block finds its keys packed already.
+        let few = task.task.rows.len() <= READING_ROWS;
         let ready = match self.keys {
             Keys::Rows(_) => false,
+            // Many rows read panels side by side.
+            Keys::Packed(panels) if panels.are_scattered() => few && !native,
             Keys::Packed(_) => !native || d.is_multiple_of(2),
             Keys::Int8 { .. } => unreachable!("keys of bytes meet queries of bytes"),
         };
-        // Few rows of the whole task, not of the row block: a later row block finds its keys packed already.
-        let few = task.task.rows.len() <= READING_ROWS;
         let most = if few { READING_KEYS } else { KEY_BLOCK };
         let run = if ready { KEY_BLOCK } else { task.tiling.pack_keys.min(most) };
         let n = row_block.len();
@@ -67,17 +70,21 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 prefetch: &mut self.prefetch,
                 out: self.regions.scores,
             };
-            let packed = self.regions.keys.as_ptr();
+            let (packed, panel) = (self.regions.keys.as_ptr(), (depth * LANES) as isize);
             // SAFETY: every query row has `depth` floats, or pairs; keys are packed in whole panels, from key `first`
-            // on.
+            // on, which is 0 if they were packed before.
             unsafe {
                 match self.keys {
                     Keys::Packed(Typed::Bf16(panels)) if native && ready => {
-                        task.s.scores_pairs(scores.of(PairPanels::Apart(panels.cast())));
+                        let pairs = Rows::strided(panels.at(0).cast(), panel, 1);
+                        task.s.scores_pairs(scores.of(PairPanels::Apart(pairs)));
                     }
-                    _ if native => task.s.scores_pairs(scores.of(PairPanels::Packed(packed.cast()))),
-                    Keys::Packed(panels) => task.s.scores(scores.of(panels)),
-                    _ => task.s.scores(scores.of(Typed::F32(packed))),
+                    _ if native => {
+                        let pairs = Rows::strided(packed.cast(), panel, 1);
+                        task.s.scores_pairs(scores.of(PairPanels::Packed(pairs)));
+                    }
+                    Keys::Packed(panels) if ready => task.s.scores(scores.of(panels)),
+                    _ => task.s.scores(scores.of(Typed::F32(Rows::strided(packed, panel, 1)))),
                 }
             }
         }
@@ -128,10 +135,17 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                     task.s.pack_pairs(rows.rows_from(keys.start), n, d, as_pairs(out));
                 }
                 Keys::Packed(Typed::Bf16(panels)) if native => {
-                    bf16_pairs::pair_up(panels.add(keys.start * d), keys.len().div_ceil(LANES), d, as_pairs(out));
+                    let pairs = as_pairs(out).chunks_exact_mut(d.div_ceil(2) * LANES);
+                    for (panel, pairs) in (keys.start / LANES..keys.end.div_ceil(LANES)).zip(pairs) {
+                        bf16_pairs::pair_up(panels.at(panel), 1, d, pairs);
+                    }
+                }
+                Keys::Packed(panels) => {
+                    let (panels, all) = (panels.rows_from(keys.start / LANES), keys.len().div_ceil(LANES));
+                    task.s.pack_rows(panels, [all, d * LANES], NonFinite::Ignored, out);
                 }
                 Keys::Rows(rows) => task.s.pack_keys(rows.rows_from(keys.start), n, d, out),
-                _ => unreachable!("packed as they are"),
+                Keys::Int8 { .. } => unreachable!("bytes are read as they are"),
             }
         }
     }
@@ -140,13 +154,20 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     /// each element of a panel: packed keys [`FAR`] bytes after these, or rows [`lead`] keys after these, if they are
     /// contiguous. The tiles prefetch, one line with each step, and not the packing, which reads its lines sixteen at a
     /// time: this way memory is busy while nothing waits for it.
-    fn later(&self, first: usize, depth: usize) -> Option<(*const u8, usize)> {
+    fn later(&self, first: usize, depth: usize) -> Option<LaterKeys> {
         let head_dim = self.task.tiling.head_dim;
         match self.keys {
             Keys::Packed(panels) => {
-                let (at, element) = panels.bytes();
-                let bytes = LANES * head_dim * element;
-                Some((at.wrapping_add(first / LANES * bytes + FAR), bytes / depth))
+                // SAFETY: the block has at least one panel.
+                let panel = unsafe { panels.first() };
+                let bytes = LANES * head_dim * panel.element;
+                Some(match panels.are_scattered() {
+                    true => LaterKeys::Panels { ahead: FAR.div_ceil(bytes.max(1)), bytes: bytes / depth },
+                    false => {
+                        let at = panel.at.wrapping_add(first / LANES * bytes + FAR);
+                        LaterKeys::InOrder { at, bytes: bytes / depth }
+                    }
+                })
             }
             Keys::Rows(rows) if rows.element() == 1 => {
                 // SAFETY: the block has at least one key.
@@ -155,7 +176,8 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 let dense = rows.n == usize::MAX && rows.step == row as isize;
                 let then = first + lead(self.task.s.has_large_l1(), row);
                 let there = dense && self.first + then < self.task.seq.kv_len;
-                there.then(|| (rows.at.wrapping_add(then * row), LANES * row / depth))
+                let at = rows.at.wrapping_add(then * row);
+                there.then(|| LaterKeys::InOrder { at, bytes: LANES * row / depth })
             }
             _ => None,
         }
@@ -163,22 +185,23 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
 
     /// Computes QKᵀ of int8 queries and keys.
     fn compute_qk_int8(&mut self, queries: Int8Queries<'_>, rows: Range<usize>, bias: Option<AnyColumns<'_>>) {
-        let Keys::Int8 { keys, scales } = self.keys else { unreachable!("queries of bytes meet keys of bytes") };
+        let Keys::Int8 { panels, scales } = self.keys else { unreachable!("queries of bytes meet keys of bytes") };
         let d = self.task.tiling.head_dim;
         let quads = int8::quads(d);
-        // SAFETY: the cache outlives the call.
-        let (keys, scales) = unsafe { (&*keys, scales.map(|scales| &*scales)) };
-        self.task.s.scores_int8(qk_int8::Scores {
-            queries: &queries.quads[rows.start * quads..rows.end * quads],
-            rows: &queries.rows[rows],
-            keys,
-            scales,
-            panels: 0..self.len.div_ceil(LANES),
-            spans: self.spans,
-            head_dim: d,
-            next_bias: bias,
-            prefetch: &mut self.prefetch,
-            out: self.regions.scores,
-        });
+        // SAFETY: the block has these panels; the cache outlives the call, and the block's table the block.
+        unsafe {
+            self.task.s.scores_int8(qk_int8::Scores {
+                queries: &queries.quads[rows.start * quads..rows.end * quads],
+                rows: &queries.rows[rows],
+                keys: panels,
+                scales: scales.map(|scales| &*scales),
+                panels: 0..self.len.div_ceil(LANES),
+                spans: self.spans,
+                head_dim: d,
+                next_bias: bias,
+                prefetch: &mut self.prefetch,
+                out: self.regions.scores,
+            });
+        }
     }
 }

@@ -7,9 +7,8 @@ use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::pv::Values;
 use crate::attention::tiling::{Regions, SCORE_STRIDE};
-use crate::kv::key_block::{BlockValues, Run};
-use crate::kv::value_panels;
-use crate::kv::value_panels::{ValuePanels, WINDOW};
+use crate::kv::key_block::{BlockValues, Int8Values, Run};
+use crate::kv::value_panels::WINDOW;
 use crate::matmul::bf16_pairs;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::READING_ROWS;
@@ -50,8 +49,8 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     /// # Safety
     /// The ends of [`PvMode::Ending`], if it is that, were prepared for this row block.
     pub(crate) unsafe fn accumulate_pv(&mut self, manner: PvMode<'_>, row_block: Range<usize>) {
-        if let BlockValues::Int8 { value_panels, scales } = self.values {
-            return self.accumulate_pv_int8(value_panels, scales, row_block);
+        if let BlockValues::Int8 { values, scales } = self.values {
+            return self.accumulate_pv_int8(values, scales, row_block);
         }
         let task = self.task;
         let nonfinite =
@@ -203,24 +202,24 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     }
 
     /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are not read afterwards.
-    fn accumulate_pv_int8(&mut self, panels: ValuePanels<i8>, scales: *const [f32], row_block: Range<usize>) {
+    fn accumulate_pv_int8(&mut self, values: Int8Values, scales: *const [f32], row_block: Range<usize>) {
         let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
-        // SAFETY: the cache outlives the call.
+        // SAFETY: the cache outlives the call, and the block's table the block.
         task.s.scale_columns(self.scores(rows), unsafe { &*scales });
         let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
-        for panel in value_panels::value_panels(stride) {
-            // SAFETY: a cache's value panels are whole vectors, for the keys of a whole block.
+        for (columns, values) in values.runs() {
+            // SAFETY: value panels, and rows of bytes, are whole vectors, for every key of the block.
             unsafe {
                 task.s.values_int8(Values {
                     weights: scores,
-                    values: panels.from(panel.start),
-                    vecs: panel.len() / LANES,
+                    values,
+                    vecs: columns.len() / LANES,
                     spans: self.spans,
                     rows,
                     rescale_prev,
                     rescale_block,
                     fresh: self.fresh,
-                    out: &mut out[row_block.start * stride + panel.start..],
+                    out: &mut out[row_block.start * stride + columns.start..],
                     out_stride: stride,
                     ends: None,
                     prefetch: &mut self.prefetch,

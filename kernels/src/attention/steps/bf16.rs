@@ -6,14 +6,15 @@ use crate::attention::steps::score_passes::ScoreBlock;
 use crate::matmul::dot_tile::{APART, BESIDE, PairColumns};
 use crate::matmul::value_operand::RowPairs;
 use crate::simd::{Bf16Dot, Bf16DotWork, LANES};
+use crate::tensor::rows::Rows;
 
 /// Packed keys, of which two neighbouring elements make a pair.
 #[derive(Clone, Copy)]
 pub(crate) enum PairPanels {
     /// Pairs, `[panel][pair][16]`.
-    Packed(*const PairColumns<BESIDE>),
+    Packed(Rows<PairColumns<BESIDE>>),
     /// Single elements, `[panel][head_dim][16]`, with an even number of dimensions.
-    Apart(*const PairColumns<APART>),
+    Apart(Rows<PairColumns<APART>>),
 }
 
 /// Same contract as [`scores`], with queries as pairs.

@@ -65,7 +65,10 @@ pub(crate) trait Steps: PackSteps {
     /// Same contract as [`pv::values`].
     unsafe fn values(self, a: Values<'_>);
     /// Computes scores of int8 queries and keys: see [`qk_int8::Scores`].
-    fn scores_int8(self, a: qk_int8::Scores<'_>);
+    ///
+    /// # Safety
+    /// Same contract as [`qk_int8::Scores`].
+    unsafe fn scores_int8(self, a: qk_int8::Scores<'_>);
     /// Multiplies each key's weights by its factor: see [`score_passes::scale_columns`].
     fn scale_columns(self, row_block: ScoreBlock<'_>, factors: &[f32]);
     /// Accumulates P·V of int8 values: see [`pv::values`].
@@ -205,8 +208,9 @@ macro_rules! steps {
                 by_type!(Typed, a.values, |rows| unsafe { pv::values(self, &mut a.of(rows)) })
             }
 
-            fn scores_int8(self, a: qk_int8::Scores<'_>) {
-                self.with_int8_dot(a)
+            unsafe fn scores_int8(self, a: qk_int8::Scores<'_>) {
+                // SAFETY: the caller guarantees the contract of `qk_int8::Scores`.
+                unsafe { self.with_int8_dot(a) }
             }
 
             fn scale_columns(self, row_block: ScoreBlock<'_>, factors: &[f32]) {

@@ -14,6 +14,7 @@ use crate::matmul::prefetch::{PrefetchQueue, PrefetchStream};
 use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
 use crate::simd::{FIRST, LANES, Level, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
 use crate::tensor::any::AnyPanels;
+use crate::tensor::rows::Rows;
 use core::ops::Range;
 
 /// Operands of QKᵀ: a row block's queries, a run of packed keys, and the score block to write.
@@ -21,7 +22,7 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
     /// Query rows of the row block, each `head_dim` contiguous floats, or pairs if keys are pairs. All tiles of rows
     /// are full but the last.
     pub(crate) queries: &'a [*const f32],
-    /// Packed keys, `[panel][head_dim][16]`, floats or pairs.
+    /// Panels of packed keys, floats or pairs. Only those of few rows may be scattered.
     pub(crate) keys: K,
     /// Panels of the block that `keys` points at.
     pub(crate) panels: Range<usize>,
@@ -32,13 +33,21 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
     pub(crate) scale: f32,
     /// Row of a bias for each query, from the block's first key on: the next pass reads it, and this one prefetches it.
     pub(crate) next_bias: Option<AnyColumns<'a>>,
-    /// Keys that few rows prefetch while they compute the first panel, and so on: their address, and the bytes of an
-    /// element of a panel.
-    pub(crate) later: Option<(*const u8, usize)>,
+    /// Keys that few rows prefetch meanwhile.
+    pub(crate) later: Option<LaterKeys>,
     /// Memory to prefetch meanwhile.
     pub(crate) prefetch: &'a mut PrefetchQueue,
     /// Scores, `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
     pub(crate) out: &'a mut [f32],
+}
+
+/// Keys that few rows prefetch while they compute others.
+#[derive(Clone, Copy)]
+pub(crate) enum LaterKeys {
+    /// Memory from `at` on, which is prefetched as the keys are read; an element of a panel takes `bytes`.
+    InOrder { at: *const u8, bytes: usize },
+    /// Panels of the run itself, so many after the one that is computed; of elements of `bytes`.
+    Panels { ahead: usize, bytes: usize },
 }
 
 /// Loop over the tiles of a row block and a run of panels.
@@ -159,16 +168,18 @@ impl<K> Scores<'_, K> {
 /// # Safety
 /// Every query is readable for `head_dim` floats, or pairs where keys are, and so are all panels of keys.
 #[inline(always)]
-pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: &mut Scores<'_, *const T>) {
+pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: &mut Scores<'_, Rows<T>>) {
     let rows = a.queries.len();
     assert!(a.out.len() >= rows * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
-    // Rows of pages, which tiles do not prefetch, are read more slowly two panels at a time.
-    let few = if a.later.is_some() { T::FEW_VECS } else { 1 };
+    assert!(!a.keys.are_scattered() || rows <= READING_ROWS, "many rows read panels side by side");
+    // Rows of pages, which tiles do not prefetch, are read more slowly two panels at a time; scattered panels are read one
+    // by one.
+    let few = if matches!(a.later, Some(LaterKeys::InOrder { .. })) { T::FEW_VECS } else { 1 };
     let vecs = dot_tile::panels(s, rows, [few, T::VECS]);
     let lines = dot_tile::prefetched_lines::<S, T>(vecs, a.head_dim);
     let Scores { queries, keys, ref panels, spans, head_dim, scale, next_bias, later, .. } = *a;
-    let (first_panel, out) = (panels.start, a.out.as_mut_ptr());
-    let operands = Operands { queries, keys, first_panel, depth: head_dim, later, scale, out };
+    let out = a.out.as_mut_ptr();
+    let operands = Operands { queries, keys, panels: panels.clone(), depth: head_dim, later, scale, out };
     let mut walk = Walk { rows, panels: panels.clone(), spans, vecs, next_bias, prefetch: &mut *a.prefetch, lines };
     let level = match later.filter(|_| rows <= READING_ROWS).map(|_| Later::level(s, rows)) {
         None => NO_LEVEL,
@@ -182,36 +193,53 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: &mut Scores<'_, 
         match level {
             NO_LEVEL => by_tile_vecs!(strip.vecs, most const { dot_tile::widest::<S>(T::VECS) }, |NV| s.vectorize(
                 #[inline(always)]
-                || strip_scores::<S, T, NV, NO_LEVEL>(s, walk, strip, operands)
+                || strip_scores::<S, T, NV, NO_LEVEL>(s, walk, strip, &operands)
             )),
             FIRST if const { S::MAY_HAVE_LARGE_L1 } => by_tile_vecs!(strip.vecs, most const { T::FEW_VECS }, |NV| s
             .vectorize(
                 #[inline(always)]
-                || strip_scores::<S, T, NV, FIRST>(s, walk, strip, operands)
+                || strip_scores::<S, T, NV, FIRST>(s, walk, strip, &operands)
             )),
             SECOND => s.vectorize(
                 #[inline(always)]
-                || strip_scores::<S, T, 1, SECOND>(s, walk, strip, operands),
+                || strip_scores::<S, T, 1, SECOND>(s, walk, strip, &operands),
             ),
             _ => s.vectorize(
                 #[inline(always)]
-                || strip_scores::<S, T, 1, SECOND_OR_NONE>(s, walk, strip, operands),
+                || strip_scores::<S, T, 1, SECOND_OR_NONE>(s, walk, strip, &operands),
             ),
         }
     });
 }
 
 /// Addresses of the operands and results of [`scores`].
-#[derive(Clone, Copy)]
 struct Operands<'a, T> {
     queries: &'a [*const f32],
-    keys: *const T,
-    /// Panel of the block that `keys` points at.
-    first_panel: usize,
+    keys: Rows<T>,
+    /// Panels of the block that `keys` are.
+    panels: Range<usize>,
     depth: usize,
-    later: Option<(*const u8, usize)>,
+    later: Option<LaterKeys>,
     scale: f32,
     out: *mut f32,
+}
+
+impl<T> Operands<'_, T> {
+    /// Returns what a tile of `vecs` panels, the first of which is panel `n` of the run, prefetches.
+    ///
+    /// # Safety
+    /// The run has such a panel.
+    #[inline(always)]
+    unsafe fn later(&self, later: LaterKeys, n: usize, vecs: usize) -> Later {
+        match later {
+            LaterKeys::InOrder { at, bytes } => Later::in_order(at.wrapping_add(n * self.depth * bytes), bytes, vecs),
+            LaterKeys::Panels { ahead, bytes } => {
+                // SAFETY: the caller guarantees that the run is not empty; this is one of its panels.
+                let at = unsafe { self.keys.at((n + ahead).min(self.panels.len() - 1)) };
+                Later::in_order(at.cast(), bytes, vecs)
+            }
+        }
+    }
 }
 
 /// Computes the scores of a strip, `NV` panels at a time.
@@ -223,7 +251,7 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
     s: S,
     walk: &mut Walk<'_>,
     strip: Strip,
-    a: Operands<'_, T>,
+    a: &Operands<'_, T>,
 ) {
     let (d, all, scale) = (a.depth, walk.rows, s.splat(a.scale));
     walk.for_each_tile::<S, NV>(
@@ -233,15 +261,15 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
         |StripTile { first_row, rows, panel, stream }| {
             // SAFETY: the caller guarantees rows and panels of the strip.
             unsafe {
-                let n = panel - a.first_panel;
+                let n = panel - a.panels.start;
                 let later = a.later.filter(|_| tile_prefetches::<S>(first_row, rows, all));
                 let tile = Tile {
                     rows: a.queries.as_ptr().add(first_row),
-                    panels: a.keys.add(n * d * LANES),
+                    panels: a.keys.at(n),
                     depth: d,
                     out: a.out.add(first_row * SCORE_STRIDE + panel * LANES),
                     stride: SCORE_STRIDE,
-                    later: later.map(|(at, bytes)| Later::in_order(at.wrapping_add(n * d * bytes), bytes, NV)),
+                    later: later.map(|later| a.later(later, n, NV)),
                     stream,
                 };
                 let most = const { if LEVEL == FIRST && FEW_ROWS < S::TILE_ROWS { FEW_ROWS } else { S::TILE_ROWS } };

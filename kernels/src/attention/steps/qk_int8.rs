@@ -7,19 +7,21 @@ use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{self, FAR, FEW_ROWS, Later};
-use crate::matmul::int8::{MAX_HEAD_DIM, Row, panel_bytes, quads};
+use crate::matmul::int8::{MAX_HEAD_DIM, Row, quads};
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::prefetch::tile_prefetches;
 use crate::simd::{Int8Dot, Int8DotWork, LANES, Query4};
+use crate::tensor::rows::Rows;
 
-/// Operands of int8 QKᵀ: a row block's queries, a run of packed keys, and the score block to write.
+/// Operands of int8 QKᵀ: a row block's queries, a run of packed keys, and the score block to write. To run them requires
+/// that all panels of keys are readable.
 pub(crate) struct Scores<'a> {
     /// Query rows of the row block, `[row][quads]`, without gaps.
     pub(crate) queries: &'a [Query4],
     /// Sum and factor of each query row.
     pub(crate) rows: &'a [Row],
-    /// Packed keys: see `int8.rs`.
-    pub(crate) keys: &'a [i8],
+    /// Panels of packed keys: see `int8.rs`.
+    pub(crate) keys: Rows<i8>,
     /// Scales of these keys in whole panels, if keys have scales.
     pub(crate) scales: Option<&'a [f32]>,
     /// Panels of the block that `keys` holds.
@@ -35,18 +37,21 @@ pub(crate) struct Scores<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
+/// The contract is that of [`Scores`].
 impl Int8DotWork for Scores<'_> {
     type Output = ();
     #[inline(always)]
-    fn run<S: Int8Dot>(self, s: S) {
+    unsafe fn run<S: Int8Dot>(self, s: S) {
         let a = self;
-        let (all, quads, first) = (a.rows.len(), quads(a.head_dim), a.panels.start);
+        let (all, quads, first, panels) = (a.rows.len(), quads(a.head_dim), a.panels.start, a.panels.len());
         assert!(a.head_dim <= MAX_HEAD_DIM && a.queries.len() >= all * quads);
-        assert!(a.keys.len() >= a.panels.len() * panel_bytes(a.head_dim));
         assert!(a.scales.is_none_or(|scales| scales.len() >= a.panels.len() * LANES));
         assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
         let out = a.out.as_mut_ptr();
-        let vecs = dot_tile::panels(s, all, [S::DOT_VECS, S::TILE_VECS]);
+        let vecs = match a.keys.are_scattered() {
+            true => 1,
+            false => dot_tile::panels(s, all, [S::DOT_VECS, S::TILE_VECS]),
+        };
         let mut walk = Walk {
             rows: all,
             panels: a.panels,
@@ -58,15 +63,15 @@ impl Int8DotWork for Scores<'_> {
         };
         walk.for_each_strip::<S>(|walk, strip| {
             // SAFETY: rows and panels of a strip are those of the operands, so by the assertions above all addresses
-            // are inside the slices.
+            // are inside the slices; the caller guarantees the keys.
             unsafe {
-                let operands = Tile {
+                let operands = Operands {
                     queries: a.queries.as_ptr(),
                     rows: a.rows.as_ptr(),
-                    keys: a.keys.as_ptr(),
+                    keys: a.keys,
+                    panels,
                     scales: a.scales.map(<[f32]>::as_ptr),
                     quads,
-                    fetch: false,
                     out: out.add(first * LANES),
                 };
                 by_tile_vecs!(strip.vecs, most S::TILE_VECS, |NV| s.vectorize(
@@ -102,21 +107,34 @@ fn correct_zero_sums(rows: &[Row], scales: Option<&[f32]>, first_panel: usize, o
     }
 }
 
+/// Addresses of the operands and of the scores.
+#[derive(Clone, Copy)]
+struct Operands {
+    queries: *const Query4,
+    rows: *const Row,
+    keys: Rows<i8>,
+    /// Number of panels of keys.
+    panels: usize,
+    scales: Option<*const f32>,
+    quads: usize,
+    out: *mut f32,
+}
+
 /// Addresses of a tile's operands and of its scores.
 #[derive(Clone, Copy)]
 struct Tile {
     queries: *const Query4,
     rows: *const Row,
     keys: *const i8,
+    /// Keys to prefetch, in the order in which these are read.
+    later: Option<*const i8>,
     scales: Option<*const f32>,
     quads: usize,
-    /// True to prefetch later keys.
-    fetch: bool,
     out: *mut f32,
 }
 
-impl Tile {
-    /// Computes the scores of a strip, `NV` panels at a time. The addresses of `self` are those of all rows and panels.
+impl Operands {
+    /// Computes the scores of a strip, `NV` panels at a time.
     ///
     /// # Safety
     /// The strip's tiles have the contract of [`Tile::run`].
@@ -151,21 +169,28 @@ impl Tile {
     /// # Safety
     /// Row and panel are some of the operands'.
     #[inline(always)]
-    unsafe fn at(self, row: usize, panel: usize, fetch: bool) -> Self {
-        // SAFETY: the caller guarantees the row and the panel.
+    unsafe fn at(self, row: usize, panel: usize, fetch: bool) -> Tile {
+        let bytes = (self.quads * 4 * LANES).max(1);
+        // SAFETY: the caller guarantees the row and the panel, so there is a last panel, too.
         unsafe {
-            Self {
+            let keys = self.keys.at(panel);
+            Tile {
                 queries: self.queries.add(row * self.quads),
                 rows: self.rows.add(row),
-                keys: self.keys.add(panel * self.quads * 4 * LANES),
+                keys,
+                later: fetch.then(|| match self.keys.are_scattered() {
+                    true => self.keys.at((panel + FAR.div_ceil(bytes)).min(self.panels - 1)),
+                    false => keys.wrapping_add(FAR),
+                }),
                 scales: self.scales.map(|scales| scales.add(panel * LANES)),
-                fetch,
+                quads: self.quads,
                 out: self.out.add(row * SCORE_STRIDE + panel * LANES),
-                ..self
             }
         }
     }
+}
 
+impl Tile {
     /// Computes the scores of `MR` rows against `NV` panels.
     ///
     /// # Safety
@@ -173,17 +198,17 @@ impl Tile {
     /// `NV × 16` writable floats, `SCORE_STRIDE` apart.
     #[inline(always)]
     unsafe fn run<S: Int8Dot, const MR: usize, const NV: usize>(self, s: S) {
-        let Self { queries, rows, keys, scales, quads, fetch, out } = self;
+        let Self { queries, rows, keys, later, scales, quads, out } = self;
         let mut sums = [[s.start(0); NV]; MR];
         for r in 0..MR {
             // SAFETY: row `r < MR`.
             sums[r] = [s.start(unsafe { (*rows.add(r)).total }); NV];
         }
         // Other tiles are those of many rows: they do not prefetch, and do not test for it either.
-        let fetch = (NV == 1 || NV == 2 && MR <= FEW_ROWS) && fetch;
-        let later = Later::in_order(keys.wrapping_add(FAR).cast(), 4 * LANES, NV);
+        let later =
+            later.filter(|_| NV == 1 || NV == 2 && MR <= FEW_ROWS).map(|at| Later::in_order(at.cast(), 4 * LANES, NV));
         let level = Later::level(s, MR);
-        if fetch {
+        if let Some(later) = later {
             s.prefetch_pages(level, later.of(0, 0), NV * quads * 4 * LANES);
         }
         for i in 0..quads {
@@ -192,7 +217,7 @@ impl Tile {
             // SAFETY: panel 0 is `quads × 64` bytes; `i < quads`.
             let mut four = [unsafe { s.keys(at(0)) }; NV];
             for n in 0..NV {
-                if fetch {
+                if let Some(later) = later {
                     s.prefetch_line(level, later.of(i, n));
                 }
                 // SAFETY: panel `n < NV` is `quads × 64` bytes; `i < quads`.

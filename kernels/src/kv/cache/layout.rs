@@ -1,11 +1,11 @@
-//! Layout of a cache block.
+//! Layout of a block of a cache, and of a page of a pool.
 
 use crate::kv::value_panels;
 use crate::matmul::int8;
 use crate::simd::LANES;
-use crate::simd::aligned::{AlignedBuf, Plain};
+use crate::simd::aligned::{Plain, elements, elements_mut};
+use crate::simd::width::LINE_BYTES;
 use crate::tensor::element::Dtype;
-use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
 /// Storage format of keys and values.
@@ -18,10 +18,22 @@ pub(super) enum Format {
     },
 }
 
+/// Order of the values of a head in a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ValueOrder {
+    /// Value panels (`value_panels.rs`) of 256 rows.
+    Panels,
+    /// Rows, one after the other.
+    Rows,
+}
+
 /// Sizes of a block's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) format: Format,
+    /// Number of keys of a block, in whole panels.
+    pub(super) rows: usize,
+    pub(super) value_order: ValueOrder,
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
     pub(super) value_dim: usize,
@@ -36,34 +48,45 @@ pub(super) struct Parts {
 }
 
 impl Sizes {
+    /// Returns the type of the elements; `None` for int8.
+    pub(super) fn dtype(self) -> Option<Dtype> {
+        match self.format {
+            Format::Elements(dtype) => Some(dtype),
+            Format::Int8 { .. } => None,
+        }
+    }
+
     /// Returns the number of columns of values, filled up to whole vectors.
     pub(super) fn width(self) -> usize {
         self.value_dim.next_multiple_of(LANES)
     }
 
-    /// Returns the number of bytes of each part of a head.
-    fn lens(self) -> [usize; 4] {
-        let (keys, values) = (KEY_BLOCK * self.head_dim, KEY_BLOCK * self.width());
-        let scales = KEY_BLOCK * size_of::<f32>();
-        match self.format {
-            Format::Elements(dtype) => [0, keys * dtype.bytes(), 0, values * dtype.bytes()],
+    /// Returns the number of bytes of each part of a head, whole cache lines; `None` if one overflows.
+    fn lens(self) -> Option<[usize; 4]> {
+        let rows = |each: usize, bytes: usize| {
+            self.rows.checked_mul(each)?.checked_mul(bytes)?.checked_next_multiple_of(LINE_BYTES)
+        };
+        Some(match self.format {
+            Format::Elements(dtype) => [0, rows(self.head_dim, dtype.bytes())?, 0, rows(self.width(), dtype.bytes())?],
             Format::Int8 { key_scales } => {
-                let keys = KEY_BLOCK / LANES * int8::panel_bytes(self.head_dim);
-                [if key_scales { scales } else { 0 }, keys, scales, values]
+                let scales = rows(1, size_of::<f32>())?;
+                let keys = (self.rows / LANES).checked_mul(int8::panel_bytes(self.head_dim))?;
+                [if key_scales { scales } else { 0 }, keys, scales, rows(self.width(), 1)?]
             }
-        }
+        })
     }
 
     /// Returns the number of bytes of a block; `None` if it overflows.
     pub(super) fn bytes(self) -> Option<usize> {
-        self.kv_heads.checked_mul(self.lens().iter().sum::<usize>())
+        let head = self.lens()?.into_iter().try_fold(0usize, usize::checked_add)?;
+        self.kv_heads.checked_mul(head)
     }
 
     /// Returns the ranges of a head's parts in a block: one behind the other, and the next head's behind them, so that
     /// a step reads a block from front to back. Scales are stored before what they scale: those of keys are read with
     /// the first scores, those of values are multiplied into weights.
     pub(super) fn parts(self, head: usize) -> Parts {
-        let lens = self.lens();
+        let lens = self.lens().expect("counted when the sizes were chosen");
         let mut at = head * lens.iter().sum::<usize>();
         let [key_scales, keys, value_scales, values] = lens.map(|len| {
             at += len;
@@ -72,15 +95,41 @@ impl Sizes {
         Parts { key_scales, keys, value_scales, values }
     }
 
+    /// Returns the number of elements of a panel of sixteen keys.
+    pub(super) fn panel(self) -> usize {
+        match self.format {
+            Format::Elements(_) => self.head_dim * LANES,
+            Format::Int8 { .. } => int8::panel_bytes(self.head_dim),
+        }
+    }
+
+    /// Returns the columns from one on that lie together in a value.
+    pub(super) fn value_run(self, column: usize) -> Range<usize> {
+        match self.value_order {
+            ValueOrder::Panels => value_panels::value_panel(column, self.width()),
+            ValueOrder::Rows => 0..self.width(),
+        }
+    }
+
+    /// Iterates over the columns of a value that lie together.
+    pub(super) fn value_runs(self) -> impl Iterator<Item = Range<usize>> {
+        core::iter::successors((self.width() > 0).then(|| self.value_run(0)), move |run| {
+            (run.end < self.width()).then(|| self.value_run(run.end))
+        })
+    }
+
     /// Returns the index of column `d` of value `row` of a head among the head's values.
     pub(super) fn value(self, row: usize, d: usize) -> usize {
-        value_panels::at(row, d, self.width())
+        match self.value_order {
+            ValueOrder::Panels => value_panels::at(row, d, self.width()),
+            ValueOrder::Rows => row * self.width() + d,
+        }
     }
 
     /// Returns the index of element `d` of key `row` of a head among the head's packed keys.
     pub(super) fn key(self, row: usize, d: usize) -> usize {
         match self.format {
-            Format::Elements(_) => (row / LANES * self.head_dim + d) * LANES + row % LANES,
+            Format::Elements(_) => row / LANES * self.panel() + d * LANES + row % LANES,
             Format::Int8 { .. } => int8::key_at(self.head_dim, row, d),
         }
     }
@@ -97,6 +146,25 @@ pub(super) struct Int8 {
 }
 
 impl Int8 {
+    /// Makes the state, without scratch yet, of memory of these sizes.
+    ///
+    /// # Panics
+    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or the number of scales is not that of the
+    /// channels.
+    pub(super) fn new(sizes: Sizes, channels: Option<Box<[f32]>>) -> Self {
+        assert!(sizes.head_dim <= int8::MAX_HEAD_DIM, "keys are too long for bytes");
+        assert!(
+            channels.as_ref().is_none_or(|scales| Some(scales.len()) == sizes.kv_heads.checked_mul(sizes.head_dim)),
+            "a scale for each channel"
+        );
+        Self { channels, row: Vec::new(), bytes: Vec::new() }
+    }
+
+    /// Returns the scales of the channels of a head's keys, of `head_dim` elements, if those have any.
+    pub(super) fn channels_of(&self, head: usize, head_dim: usize) -> Option<&[f32]> {
+        self.channels.as_deref().map(|scales| &scales[head * head_dim..][..head_dim])
+    }
+
     /// Makes the scratch as long as rows of these sizes take.
     pub(super) fn fit(&mut self, sizes: Sizes) {
         self.row.resize(sizes.head_dim.max(sizes.value_dim).next_multiple_of(LANES), 0.0);
@@ -105,11 +173,11 @@ impl Int8 {
 }
 
 /// Returns part of a block, given as a range of bytes.
-pub(super) fn part<T: Plain>(buffer: &AlignedBuf, bytes: Range<usize>) -> &[T] {
-    &buffer.elements()[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
+pub(super) fn part<T: Plain>(block: &[f32], bytes: Range<usize>) -> &[T] {
+    &elements(block)[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
 }
 
 /// Returns part of a block to write to, given as a range of bytes.
-pub(super) fn part_mut<T: Plain>(buffer: &mut AlignedBuf, bytes: Range<usize>) -> &mut [T] {
-    &mut buffer.elements_mut()[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
+pub(super) fn part_mut<T: Plain>(block: &mut [f32], bytes: Range<usize>) -> &mut [T] {
+    &mut elements_mut(block)[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]
 }

@@ -7,6 +7,7 @@
 
 mod blocks;
 mod layout;
+mod pool;
 mod read;
 mod tokens;
 mod write;
@@ -14,14 +15,15 @@ mod write;
 use crate::simd::aligned::{AlignedBuf, has_memory};
 use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
-use crate::tensor::element::{Bf16, Dtype, F16};
+use crate::tensor::element::Dtype;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 use blocks::{Block, Blocks};
 use core::ops::Range;
-use layout::{Format, Int8, Sizes};
+use layout::{Format, Int8, Sizes, ValueOrder};
+pub use pool::PagePool;
 use std::sync::Arc;
-pub use tokens::TokenPart;
-use write::{Place, Write, WriteBytes};
+pub use tokens::{NewTokens, TokenPart};
+use write::Place;
 
 /// Keys and values of several sequences, packed.
 #[derive(Debug)]
@@ -61,17 +63,6 @@ pub struct Keep {
     pub rollback: usize,
 }
 
-/// Tokens to append to a sequence: rows of batch `b` of two tensors.
-#[derive(Debug, Clone)]
-pub struct NewTokens {
-    /// Sequence to append to.
-    pub sequence: usize,
-    /// Batch of the tensors.
-    pub b: usize,
-    /// Rows of the tensors.
-    pub rows: Range<usize>,
-}
-
 impl Cache {
     /// Makes an empty cache of `sequences` sequences: keys of `head_dim`, values of `value_dim` elements. `None` if
     /// there is no memory for so many.
@@ -83,7 +74,8 @@ impl Cache {
     ) -> Option<Self> {
         let last = keep.is_none_or(|keep| keep.last > 0);
         assert!(last && head_dim.max(value_dim) <= MAX_DIM, "a window without keys, or a dimension beyond MAX_DIM");
-        let sizes = Sizes { format: Format::Elements(dtype), kv_heads, head_dim, value_dim };
+        let (format, value_order) = (Format::Elements(dtype), ValueOrder::Panels);
+        let sizes = Sizes { format, rows: KEY_BLOCK, value_order, kv_heads, head_dim, value_dim };
         sizes.bytes().filter(|&bytes| bytes <= isize::MAX as usize)?;
         let (mut blocks, mut lens) = (Vec::new(), Vec::new());
         blocks.try_reserve_exact(sequences).ok()?;
@@ -125,14 +117,8 @@ impl Cache {
     /// the channels.
     #[must_use]
     pub fn with_int8(self, channels: Option<Box<[f32]>>) -> Self {
-        let Sizes { kv_heads, head_dim, .. } = self.sizes;
-        assert!(head_dim <= crate::matmul::int8::MAX_HEAD_DIM, "keys are too long for bytes");
-        assert!(
-            channels.as_ref().is_none_or(|scales| Some(scales.len()) == kv_heads.checked_mul(head_dim)),
-            "a scale for each channel"
-        );
         let format = Format::Int8 { key_scales: channels.is_none() };
-        let int8 = Int8 { channels, row: Vec::new(), bytes: Vec::new() };
+        let int8 = Int8::new(self.sizes, channels);
         Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..self.emptied() }
     }
 
@@ -145,10 +131,7 @@ impl Cache {
 
     /// Returns the type of its elements; `None` for int8.
     pub fn dtype(&self) -> Option<Dtype> {
-        match self.sizes.format {
-            Format::Elements(dtype) => Some(dtype),
-            Format::Int8 { .. } => None,
-        }
+        self.sizes.dtype()
     }
 
     /// Returns the scales of the keys' channels, `[kv_heads][head_dim]`, if it is int8 and they have any.
@@ -168,9 +151,7 @@ impl Cache {
 
     /// Returns the scales of the channels of a head's keys, if those have any; `None` if the cache is not int8.
     pub(crate) fn channels(&self, head: usize) -> Option<Option<&[f32]>> {
-        let d = self.sizes.head_dim;
-        self.int8.as_ref()?;
-        Some(self.channel_scales().map(|scales| &scales[head * d..][..d]))
+        Some(self.int8.as_ref()?.channels_of(head, self.sizes.head_dim))
     }
 
     /// Returns the shapes of keys and values in a call.
@@ -226,11 +207,8 @@ impl Cache {
     /// # Panics
     /// If the shapes do not fit. Tokens for an int8 cache must be finite, or scores and outputs are NaN.
     pub fn append(&mut self, isa: Isa, tokens: NewTokens, kv: [Tensor<'_>; 2]) {
-        let (Sizes { format, kv_heads, head_dim, value_dim }, NewTokens { sequence, b, rows }) = (self.sizes, tokens);
-        let ([kb, kh, n, kd], [vb, vh, vn, vd]) = (kv[0].shape(), kv[1].shape());
-        assert!(b < kb && b < vb && (kh, vh) == (kv_heads, kv_heads), "keys and values do not fit the cache");
-        assert!(rows.end <= n.min(vn) && (kd, vd) == (head_dim, value_dim), "keys and values do not fit the cache");
-        assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
+        let (sizes, NewTokens { sequence, b, rows }) = (self.sizes, tokens);
+        assert!(sizes.head_dim > 0 && sizes.value_dim > 0, "keys and values need a length");
         if rows.is_empty() {
             return; // Without a new row, the last one may still attend.
         }
@@ -241,16 +219,8 @@ impl Cache {
         while done < rows.end {
             let (block, row) = (self.lens[sequence] / KEY_BLOCK, self.lens[sequence] % KEY_BLOCK);
             let here = (rows.end - done).min(KEY_BLOCK - row);
-            let sizes = self.sizes;
-            let buffer = self.block_mut(sequence, block);
             let place = Place { sizes, row, kv, b, rows: done..done + here };
-            match (format, &mut int8) {
-                (Format::Elements(Dtype::F32), _) => Write(place, buffer.floats_mut()).write(isa),
-                (Format::Elements(Dtype::Bf16), _) => Write(place, buffer.elements_mut::<Bf16>()).write(isa),
-                (Format::Elements(Dtype::F16), _) => Write(place, buffer.elements_mut::<F16>()).write(isa),
-                (Format::Int8 { .. }, Some(int8)) => WriteBytes { place, int8, buffer }.write(isa),
-                (Format::Int8 { .. }, None) => unreachable!("a cache of bytes has what that takes"),
-            }
+            place.write(isa, self.block_mut(sequence, block).floats_mut(), int8.as_mut());
             self.lens[sequence] += here;
             done += here;
         }

@@ -1,13 +1,13 @@
 //! Reading a cache: blocks of packed keys and values for the kernels, and single elements.
 
-use super::layout::{Format, part};
+use super::layout::{Format, Sizes, part};
 use crate::kv::cache::Cache;
-use crate::kv::key_block::{BlockValues, Keys};
+use crate::kv::key_block::{BlockValues, Int8Values, Keys};
 use crate::kv::value_panels::ValuePanels;
 use crate::simd::aligned::AlignedBuf;
 use crate::tensor::any::Typed;
-use crate::tensor::element::{Bf16, Dtype, Element, F16, Load};
-use crate::tensor::rows::KEY_BLOCK;
+use crate::tensor::element::{Dtype, Element};
+use crate::tensor::rows::{KEY_BLOCK, Rows};
 use core::cmp::Ordering;
 use core::ops::Range;
 
@@ -29,73 +29,79 @@ impl Cache {
 
     /// Returns a head's packed keys of a block that is held.
     pub(crate) fn keys(&self, sequence: usize, head: usize, block: usize) -> Keys {
-        let (buffer, at) = (self.held(sequence, block), self.sizes.parts(head));
-        match self.sizes.format {
-            Format::Elements(Dtype::F32) => Keys::Packed(Typed::F32(part(buffer, at.keys).as_ptr())),
-            Format::Elements(Dtype::Bf16) => Keys::Packed(Typed::Bf16(part(buffer, at.keys).as_ptr())),
-            Format::Elements(Dtype::F16) => Keys::Packed(Typed::F16(part(buffer, at.keys).as_ptr())),
+        let (block, at, panel) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.panel() as isize);
+        let format = self.sizes.format;
+        match format {
+            Format::Elements(dtype) => {
+                Keys::Packed(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.keys).as_ptr(), panel, 1)))
+            }
             Format::Int8 { key_scales } => Keys::Int8 {
-                keys: part(buffer, at.keys),
-                scales: key_scales.then(|| part(buffer, at.key_scales) as *const _),
+                panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
+                scales: key_scales.then(|| part(block, at.key_scales) as *const _),
             },
         }
     }
 
     /// Returns a head's values of a block that is held: 256 rows.
     pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
-        fn value_panels<T: Load>(buffer: &AlignedBuf, bytes: Range<usize>, width: usize) -> ValuePanels<T> {
-            ValuePanels { first: part(buffer, bytes).as_ptr(), width }
+        let (block, at, width) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.width());
+        match self.sizes.format {
+            Format::Elements(dtype) => BlockValues::ValuePanels(by_dtype!(dtype, |T| {
+                ValuePanels { first: part::<T>(block, at.values).as_ptr(), width }
+            })),
+            Format::Int8 { .. } => BlockValues::Int8 {
+                values: Int8Values::Panels(ValuePanels { first: part(block, at.values).as_ptr(), width }),
+                scales: part(block, at.value_scales),
+            },
         }
-        let (buffer, at, width) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.width());
-        BlockValues::ValuePanels(match self.sizes.format {
-            Format::Elements(Dtype::F32) => Typed::F32(value_panels(buffer, at.values, width)),
-            Format::Elements(Dtype::Bf16) => Typed::Bf16(value_panels(buffer, at.values, width)),
-            Format::Elements(Dtype::F16) => Typed::F16(value_panels(buffer, at.values, width)),
-            Format::Int8 { .. } => {
-                let scales = part(buffer, at.value_scales) as *const _;
-                return BlockValues::Int8 { value_panels: value_panels(buffer, at.values, width), scales };
-            }
-        })
     }
 
-    fn held(&self, sequence: usize, block: usize) -> &AlignedBuf {
-        self.block(sequence, block).expect("the block is held")
+    fn held(&self, sequence: usize, block: usize) -> &[f32] {
+        self.block(sequence, block).expect("the block is held").floats()
     }
 
     pub(crate) fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         let inside = h < self.sizes.kv_heads && d < self.sizes.head_dim && j < *self.lens.get(b)?;
-        let (block, row) = (self.block(b, j / KEY_BLOCK).filter(|_| inside)?, j % KEY_BLOCK);
-        let (at, i) = (self.sizes.parts(h), self.sizes.key(row, d));
-        Some(match self.sizes.format {
-            Format::Elements(dtype) => element(block, dtype, at.keys, i),
-            Format::Int8 { .. } => {
-                let scale = match self.channels(h)? {
-                    Some(channels) => channels[d],
-                    None => part::<f32>(block, at.key_scales)[row],
-                };
-                f32::from(part::<i8>(block, at.keys)[i]) * scale
-            }
-        })
+        let block = self.block(b, j / KEY_BLOCK).filter(|_| inside)?;
+        Some(self.sizes.key_element(block.floats(), [h, j % KEY_BLOCK, d], self.channel_scales()))
     }
 
     pub(crate) fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         let inside = h < self.sizes.kv_heads && d < self.sizes.value_dim && j < *self.lens.get(b)?;
-        let (block, row) = (self.block(b, j / KEY_BLOCK).filter(|_| inside)?, j % KEY_BLOCK);
-        let (at, i) = (self.sizes.parts(h), self.sizes.value(row, d));
-        Some(match self.sizes.format {
+        let block = self.block(b, j / KEY_BLOCK).filter(|_| inside)?;
+        Some(self.sizes.value_element(block.floats(), [h, j % KEY_BLOCK, d]))
+    }
+}
+
+impl Sizes {
+    /// Returns element `d` of key `row` of a head, widened; `channels` are the scales of the keys' channels, if they have such.
+    pub(super) fn key_element(self, block: &[f32], [h, row, d]: [usize; 3], channels: Option<&[f32]>) -> f32 {
+        let (at, i) = (self.parts(h), self.key(row, d));
+        match self.format {
+            Format::Elements(dtype) => element(block, dtype, at.keys, i),
+            Format::Int8 { .. } => {
+                let scale = match channels {
+                    Some(channels) => channels[h * self.head_dim + d],
+                    None => part::<f32>(block, at.key_scales)[row],
+                };
+                f32::from(part::<i8>(block, at.keys)[i]) * scale
+            }
+        }
+    }
+
+    /// Returns element `d` of value `row` of a head, widened.
+    pub(super) fn value_element(self, block: &[f32], [h, row, d]: [usize; 3]) -> f32 {
+        let (at, i) = (self.parts(h), self.value(row, d));
+        match self.format {
             Format::Elements(dtype) => element(block, dtype, at.values, i),
             Format::Int8 { .. } => {
                 f32::from(part::<i8>(block, at.values)[i]) * part::<f32>(block, at.value_scales)[row]
             }
-        })
+        }
     }
 }
 
 /// Returns an element of a part of a block, widened.
-fn element(buffer: &AlignedBuf, dtype: Dtype, bytes: Range<usize>, i: usize) -> f32 {
-    match dtype {
-        Dtype::F32 => part::<f32>(buffer, bytes)[i],
-        Dtype::Bf16 => part::<Bf16>(buffer, bytes)[i].widen(),
-        Dtype::F16 => part::<F16>(buffer, bytes)[i].widen(),
-    }
+fn element(block: &[f32], dtype: Dtype, bytes: Range<usize>, i: usize) -> f32 {
+    by_type!(Typed, by_dtype!(dtype, |T| part::<T>(block, bytes)[i]), |x| x.widen())
 }

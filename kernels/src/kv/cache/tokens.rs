@@ -1,12 +1,22 @@
-//! Stored tokens, bit for bit: moved within a sequence, read, and written.
+//! Tokens: new ones; and stored ones, bit for bit, moved within a sequence, read, and written.
 
 use super::blocks::{Block, Blocks};
 use super::layout::{Format, Parts, Sizes};
 use super::{Cache, Keep, is_shared};
-use crate::kv::value_panels::value_panel;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 use std::sync::Arc;
+
+/// Tokens to append to a sequence: rows of batch `b` of two tensors.
+#[derive(Debug, Clone)]
+pub struct NewTokens {
+    /// Sequence to append to.
+    pub sequence: usize,
+    /// Batch of the tensors.
+    pub b: usize,
+    /// Rows of the tensors.
+    pub rows: Range<usize>,
+}
 
 /// Part of a stored token in one head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +57,7 @@ impl Sizes {
         let together = if matches!(self.format, Format::Int8 { .. }) { 4 } else { 1 };
         let next = move |first: usize| {
             let end = match part {
-                TokenPart::Value => value_panel(first, self.width()).end,
+                TokenPart::Value => self.value_run(first).end,
                 TokenPart::Key => first + together,
                 TokenPart::KeyScale | TokenPart::ValueScale => first + 1,
             };

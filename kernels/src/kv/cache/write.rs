@@ -1,15 +1,14 @@
-//! Writing tokens to blocks.
+//! Writing tokens to blocks and pages.
 
-use super::layout::{Int8, Parts, Sizes, part_mut};
-use crate::kv::value_panels::value_panels;
+use super::layout::{Format, Int8, Parts, Sizes, part_mut};
 use crate::matmul::int8;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::pack_steps::PackSteps;
 use crate::simd::LANES;
-use crate::simd::aligned::AlignedBuf;
+use crate::simd::aligned::elements_mut;
 use crate::simd::isa::Isa;
 use crate::tensor::any::{AnyRows, Tensor};
-use crate::tensor::element::{Dtype, Element};
+use crate::tensor::element::{Bf16, Dtype, Element, F16};
 use core::ops::Range;
 
 /// Rows of keys and values, and their place in a block.
@@ -23,34 +22,55 @@ pub(super) struct Place<'a> {
     pub(super) rows: Range<usize>,
 }
 
+impl Place<'_> {
+    /// Writes the rows to a block. `int8` is there if the format is that.
+    ///
+    /// # Panics
+    /// If the tensors do not have the rows, or the block has no room for them.
+    pub(super) fn write(self, isa: Isa, block: &mut [f32], int8: Option<&mut Int8>) {
+        let Sizes { rows, kv_heads, head_dim, value_dim, .. } = self.sizes;
+        let ([kb, kh, kn, kd], [vb, vh, vn, vd]) = (self.kv[0].shape(), self.kv[1].shape());
+        assert!(self.b < kb.min(vb) && self.rows.end <= kn.min(vn), "rows outside the tensors");
+        assert!([kh, vh, kd, vd] == [kv_heads, kv_heads, head_dim, value_dim], "keys and values do not fit the block");
+        assert!(self.row + self.rows.len() <= rows, "more rows than a block has");
+        match (self.sizes.format, int8) {
+            (Format::Elements(Dtype::F32), _) => Write(self, block).write(isa),
+            (Format::Elements(Dtype::Bf16), _) => Write(self, elements_mut::<Bf16>(block)).write(isa),
+            (Format::Elements(Dtype::F16), _) => Write(self, elements_mut::<F16>(block)).write(isa),
+            (Format::Int8 { .. }, Some(int8)) => WriteBytes { place: self, int8, block }.write(isa),
+            (Format::Int8 { .. }, None) => unreachable!("bytes have what writing them takes"),
+        }
+    }
+}
+
 /// Writes rows to a block's elements.
-pub(super) struct Write<'a, T>(pub(super) Place<'a>, pub(super) &'a mut [T]);
+struct Write<'a, T>(Place<'a>, &'a mut [T]);
 
 impl<T: Element> Write<'_, T> {
-    pub(super) fn write(self, isa: Isa) {
+    fn write(self, isa: Isa) {
         dispatch!(isa, |s| self.run(s))
     }
 
     fn run<S: PackSteps>(self, s: S) {
         let Self(Place { sizes, row, kv: [k, v], b, rows }, elements) = self;
         for h in 0..sizes.kv_heads {
-            // SAFETY: `append` checked that the head and the rows are inside both tensors.
+            // SAFETY: the head and the rows are inside both tensors, as `Place::write` asserted.
             let (k, v) = unsafe { (k.rows(b, h, rows.start), v.rows(b, h, rows.start)) };
             let Parts { keys, values, .. } = sizes.parts(h);
             let [keys, values] = [keys, values].map(|at| at.start / size_of::<T>()..at.end / size_of::<T>());
-            // SAFETY: `append` checked that the rows, of `head_dim` and `value_dim` columns, are inside both tensors; a
-            // value panel starts below `value_dim`.
+            // SAFETY: the rows, of `head_dim` and `value_dim` columns, are inside both tensors, as `Place::write` asserted; a
+            // run starts below `value_dim`.
             unsafe {
                 write_keys(s, k, sizes, row..row + rows.len(), &mut elements[keys]);
-                for value_panel in value_panels(sizes.width()) {
-                    let v = v.columns_from(value_panel.start);
-                    let cols = sizes.value_dim.min(value_panel.end) - value_panel.start;
-                    let places = &mut elements[values.clone()][sizes.value(row, value_panel.start)..];
+                for run in sizes.value_runs() {
+                    let v = v.columns_from(run.start);
+                    let cols = sizes.value_dim.min(run.end) - run.start;
+                    let places = &mut elements[values.clone()][sizes.value(row, run.start)..];
                     if let Some(floats) = as_floats(places) {
                         s.pack_rows(v, [rows.len(), cols], NonFinite::Ignored, floats);
                         continue;
                     }
-                    for (j, place) in places.chunks_exact_mut(value_panel.len()).take(rows.len()).enumerate() {
+                    for (j, place) in places.chunks_exact_mut(run.len()).take(rows.len()).enumerate() {
                         for (d, x) in place[..cols].iter_mut().enumerate() {
                             *x = T::narrow(v.get(j, d));
                         }
@@ -94,42 +114,41 @@ fn as_floats<T: Element>(elements: &mut [T]) -> Option<&mut [f32]> {
 }
 
 /// Writes rows to an int8 block.
-pub(super) struct WriteBytes<'a> {
-    pub(super) place: Place<'a>,
-    pub(super) int8: &'a mut Int8,
-    pub(super) buffer: &'a mut AlignedBuf,
+struct WriteBytes<'a> {
+    place: Place<'a>,
+    int8: &'a mut Int8,
+    block: &'a mut [f32],
 }
 
 impl WriteBytes<'_> {
-    pub(super) fn write(self, isa: Isa) {
+    fn write(self, isa: Isa) {
         dispatch!(isa, |s| self.run(s))
     }
 
     fn run<S: PackSteps>(self, s: S) {
-        let Self { place: Place { sizes, row, kv, b, rows }, int8: Int8 { channels, row: wide, bytes }, buffer } = self;
-        let (d, e, width) = (sizes.head_dim, sizes.value_dim, sizes.width());
+        let Self { place: Place { sizes, row, kv, b, rows }, int8: Int8 { channels, row: wide, bytes }, block } = self;
+        let (d, e) = (sizes.head_dim, sizes.value_dim);
         let (key, value) = bytes.split_at_mut(d);
         for h in 0..sizes.kv_heads {
             let Parts { keys, key_scales, values, value_scales } = sizes.parts(h);
             let channels = channels.as_ref().map(|scales| &scales[h * d..][..d]);
             for (i, j) in rows.clone().zip(row..) {
-                // SAFETY: `append` checked that the head and the row are inside both tensors.
+                // SAFETY: the head and the row are inside both tensors, as `Place::write` asserted.
                 let [k, v] = kv.map(|x| unsafe { x.rows(b, h, i) });
                 // SAFETY: the key has one row of `d` elements.
                 unsafe { s.pack_rows(k, [1, d], NonFinite::Ignored, wide) };
                 match channels {
                     // Keys that are not finite were refused, or are the caller's responsibility.
                     Some(channels) => _ = s.quantise_by_channel(&wide[..d], channels, key),
-                    None => part_mut(buffer, key_scales.clone())[j] = s.quantise(&wide[..d], key),
+                    None => part_mut(block, key_scales.clone())[j] = s.quantise(&wide[..d], key),
                 }
-                int8::place_key(key, j, part_mut(buffer, keys.clone()));
+                int8::place_key(key, j, part_mut(block, keys.clone()));
                 // SAFETY: the value has one row of `e` elements.
                 unsafe { s.pack_rows(v, [1, e], NonFinite::Ignored, wide) };
-                part_mut(buffer, value_scales.clone())[j] = s.quantise(&wide[..e], value);
-                let places = part_mut(buffer, values.clone());
-                for value_panel in value_panels(width) {
-                    places[sizes.value(j, value_panel.start)..][..value_panel.len()]
-                        .copy_from_slice(&value[value_panel]);
+                part_mut(block, value_scales.clone())[j] = s.quantise(&wide[..e], value);
+                let places = part_mut(block, values.clone());
+                for run in sizes.value_runs() {
+                    places[sizes.value(j, run.start)..][..run.len()].copy_from_slice(&value[run]);
                 }
             }
         }

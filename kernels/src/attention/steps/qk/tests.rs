@@ -22,7 +22,7 @@ fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32>
             head_dim: d,
             scale: 0.7,
             next_bias: None,
-            later: Some((queries.as_ptr().cast(), 64)),
+            later: Some(LaterKeys::InOrder { at: queries.as_ptr().cast(), bytes: 64 }),
             prefetch: &mut PrefetchQueue::nothing(),
             out: &mut out,
         });
@@ -41,7 +41,9 @@ fn a_roomy_core_gives_the_same_bits() {
             let keys: Vec<f32> = (0..panels * d * LANES).map(|i| (i as f32 * 0.11).cos()).collect();
             let halves: Vec<Bf16> = keys.iter().map(|&x| Bf16::narrow(x)).collect();
             for rows in (1..=7).chain([16, 17, 24]) {
-                for keys in [Typed::F32(keys.as_ptr()), Typed::Bf16(halves.as_ptr())] {
+                let panel = (d * LANES) as isize;
+                let keys = Rows::strided(keys.as_ptr(), panel, 1);
+                for keys in [Typed::F32(keys), Typed::Bf16(Rows::strided(halves.as_ptr(), panel, 1))] {
                     let [roomy, narrow] = [true, false].map(|room| scores(s.with_room(room), [rows, panels, d], keys));
                     assert_eq!(roomy, narrow, "{rows} rows, {panels} panels, head_dim {d}");
                 }
@@ -59,7 +61,7 @@ fn an_odd_panel_gives_the_same_bits() {
     for d in [1, 16, 33, 64, 100, 128] {
         let most = 6;
         let keys: Vec<f32> = (0..most * d * LANES).map(|i| (i as f32 * 0.11).cos()).collect();
-        let all = Typed::F32(keys.as_ptr());
+        let all = Typed::F32(Rows::strided(keys.as_ptr(), (d * LANES) as isize, 1));
         for rows in [16, 17, 20, 96] {
             let whole = scores(s, [rows, most, d], all);
             for panels in 1..most {

@@ -1,0 +1,165 @@
+//! Block tables: which pages of a pool hold the keys of each sequence.
+
+use core::fmt;
+
+/// Pages of the sequences of a call, in order: `lens.len()` rows of equally many entries, of which a sequence uses as
+/// many as its length needs. Pages may be shared, and come in any order.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockTable<'a> {
+    /// Page numbers, `[sequence][entry]`.
+    pub entries: &'a [u32],
+    /// Number of keys of each sequence.
+    pub lens: &'a [usize],
+}
+
+/// Error in a block table or the pool it is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PageError {
+    /// The pools of keys and values differ in a size: `pages`, `heads` or `page size`.
+    Pools {
+        /// Name of the size.
+        what: &'static str,
+        /// Size in the pool of keys.
+        keys: usize,
+        /// Size in the pool of values.
+        values: usize,
+    },
+    /// The number of entries is not a multiple of the number of sequences.
+    Entries {
+        /// Number of entries.
+        entries: usize,
+        /// Number of sequences.
+        sequences: usize,
+    },
+    /// A sequence has more keys than its entries have room for.
+    Length {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Length of the sequence.
+        len: usize,
+        /// Number of entries of the sequence.
+        entries: usize,
+        /// Number of keys of a page.
+        page_size: usize,
+    },
+    /// A sequence has more keys than positions can count, `isize::MAX`.
+    TooLong {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Length of the sequence.
+        len: usize,
+    },
+    /// An entry that a sequence uses is no page of the pool.
+    Page {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Index of the entry in the sequence.
+        entry: usize,
+        /// Page number in the entry.
+        page: u32,
+        /// Number of pages in the pool.
+        pages: usize,
+    },
+    /// A sequence has fewer keys than tokens are appended to it.
+    New {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Length of the sequence, which counts the new tokens.
+        len: usize,
+        /// Number of new tokens.
+        new: usize,
+    },
+    /// Pages of a pool have no whole number of 16 keys.
+    PageSize {
+        /// Number of keys of a page.
+        page_size: usize,
+    },
+    /// Two sequences would append tokens to the same page.
+    Shared {
+        /// Page number.
+        page: u32,
+        /// Indices of the sequences.
+        sequences: [usize; 2],
+    },
+}
+
+impl fmt::Display for PageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pools { what, keys, values } => {
+                write!(f, "the pools differ in their {what}: {keys} for keys, {values} for values")
+            }
+            Self::Entries { entries, sequences } => {
+                write!(f, "block table: {entries} entries cannot be shared out evenly over {sequences} sequences")
+            }
+            Self::Length { sequence, len, page_size: 0, .. } => {
+                write!(f, "pages: the page size is 0, but sequence {sequence} of the block table has {len} keys")
+            }
+            Self::Length { sequence, len, entries, page_size } => write!(
+                f,
+                "block table: sequence {sequence} has {len} keys, but its {entries} entries of {page_size} have room for {}",
+                entries.saturating_mul(*page_size)
+            ),
+            Self::TooLong { sequence, len } => {
+                write!(f, "block table: sequence {sequence} has {len} keys, but positions end at {}", isize::MAX)
+            }
+            Self::New { sequence, len, new } => write!(
+                f,
+                "block table: sequence {sequence} has {len} keys, but {new} are appended to it (lengths count them already)"
+            ),
+            Self::PageSize { page_size } => {
+                write!(f, "page pool: pages have {page_size} keys, but must have 16 or a multiple of that")
+            }
+            Self::Shared { page, sequences: [a, b] } => write!(
+                f,
+                "block table: sequences {a} and {b} would both append to page {page} (a page that is shared is copied first)"
+            ),
+            Self::Page { sequence, entry, page, pages } => write!(
+                f,
+                "block table: entry {entry} of sequence {sequence} is page {page}, but the pool has {pages} pages"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for PageError {}
+
+impl<'a> BlockTable<'a> {
+    /// Returns the number of entries of a sequence, if every entry that is used is one of `pages` pages of `page_size` keys.
+    ///
+    /// # Errors
+    /// [`PageError`] if the table does not fit them.
+    pub(crate) fn checked(&self, pages: usize, page_size: usize) -> Result<usize, PageError> {
+        let (entries, sequences) = (self.entries.len(), self.lens.len());
+        let width = entries.checked_div(sequences).unwrap_or(0);
+        if width * sequences != entries {
+            return Err(PageError::Entries { entries, sequences });
+        }
+        for (sequence, &len) in self.lens.iter().enumerate() {
+            if len > width.saturating_mul(page_size) {
+                return Err(PageError::Length { sequence, len, entries: width, page_size });
+            }
+            if len > isize::MAX as usize {
+                return Err(PageError::TooLong { sequence, len });
+            }
+            // A length above 0 fits only pages of some size.
+            let used = if len == 0 { 0 } else { len.div_ceil(page_size) };
+            let row = &self.entries[sequence * width..][..used];
+            if let Some((entry, &page)) = row.iter().enumerate().find(|&(_, &page)| page as usize >= pages) {
+                return Err(PageError::Page { sequence, entry, page, pages });
+            }
+        }
+        Ok(width)
+    }
+}
+
+/// Keys of a sequence that lie together in a page.
+#[derive(Clone, Copy)]
+pub(crate) struct Stretch {
+    pub(crate) page: usize,
+    /// First key in the page.
+    pub(crate) row: usize,
+    /// Number of keys.
+    pub(crate) len: usize,
+}

@@ -1,0 +1,301 @@
+//! Pool of pages that are packed as a cache's blocks are: a page is a small block, whose values lie row by row.
+//!
+//! Which page belongs to which sequence is the caller's affair: block tables say so (`pages.rs`).
+
+use super::layout::{Format, Int8, Sizes, ValueOrder, part};
+use super::tokens::NewTokens;
+use super::write::Place;
+use crate::kv::block_table::{BlockTable, PageError, Stretch};
+use crate::kv::key_block::{BlockValues, Int8Values, Keys};
+use crate::simd::LANES;
+use crate::simd::aligned::AlignedBuf;
+use crate::simd::isa::Isa;
+use crate::tensor::any::Tensor;
+use crate::tensor::element::{Dtype, Load};
+use crate::tensor::rows::{Rows, Table};
+use core::fmt;
+use core::ops::Range;
+
+/// Keys and values in pages.
+pub struct PagePool {
+    sizes: Sizes,
+    pages: usize,
+    memory: AlignedBuf,
+    /// Scratch and channel scales, if the pool is int8.
+    int8: Option<Int8>,
+    /// Scratch: the pages that an append writes, and their sequences.
+    written: Vec<(u32, usize)>,
+    /// True if something was written.
+    used: bool,
+}
+
+impl fmt::Debug for PagePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sizes, pages, .. } = self;
+        f.debug_struct("PagePool").field("pages", pages).field("sizes", sizes).finish_non_exhaustive()
+    }
+}
+
+impl PagePool {
+    /// Makes a pool of pages of `page_size` keys, whole panels of 16: keys of `head_dim`, values of `value_dim` elements, all 0.
+    /// `None` if there is no memory for them.
+    ///
+    /// # Panics
+    /// If a page does not have whole panels, or a length is 0.
+    pub fn new([pages, page_size]: [usize; 2], kv_heads: usize, [head_dim, value_dim]: [usize; 2]) -> Option<Self> {
+        assert!(page_size > 0 && page_size.is_multiple_of(LANES), "pages of {page_size} keys");
+        assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
+        let format = Format::Elements(Dtype::F32);
+        let sizes = Sizes { format, rows: page_size, value_order: ValueOrder::Rows, kv_heads, head_dim, value_dim };
+        Self::of(pages, sizes, None)
+    }
+
+    fn of(pages: usize, sizes: Sizes, int8: Option<Int8>) -> Option<Self> {
+        let floats = (sizes.bytes()? / size_of::<f32>()).checked_mul(pages)?;
+        let mut memory = AlignedBuf::new();
+        memory.try_reserve(floats).then_some(Self { sizes, pages, memory, int8, written: Vec::new(), used: false })
+    }
+
+    /// Returns an empty pool of the same sizes with elements of another type. `None` if there is no memory for it.
+    pub fn with_dtype(&self, dtype: Dtype) -> Option<Self> {
+        Self::of(self.pages, Sizes { format: Format::Elements(dtype), ..self.sizes }, None)
+    }
+
+    /// Returns an empty int8 pool of the same sizes: every value has a scale of its own, and so has every key, unless its
+    /// channels have scales, `[kv_heads][head_dim]`. `None` if there is no memory for it.
+    ///
+    /// # Panics
+    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or the number of scales is not that of the
+    /// channels.
+    pub fn with_int8(&self, channels: Option<Box<[f32]>>) -> Option<Self> {
+        let format = Format::Int8 { key_scales: channels.is_none() };
+        let sizes = Sizes { format, ..self.sizes };
+        let mut int8 = Int8::new(sizes, channels);
+        int8.fit(sizes);
+        Self::of(self.pages, sizes, Some(int8))
+    }
+
+    /// Number of pages.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Number of keys of a page.
+    pub fn page_size(&self) -> usize {
+        self.sizes.rows
+    }
+
+    /// Number of key/value heads.
+    pub fn kv_heads(&self) -> usize {
+        self.sizes.kv_heads
+    }
+
+    /// Numbers of elements of a key and of a value.
+    pub fn dims(&self) -> [usize; 2] {
+        [self.sizes.head_dim, self.sizes.value_dim]
+    }
+
+    /// Returns the type of its elements; `None` for int8.
+    pub fn dtype(&self) -> Option<Dtype> {
+        self.sizes.dtype()
+    }
+
+    /// Returns the scales of the keys' channels, `[kv_heads][head_dim]`, if it is int8 and they have any.
+    pub fn channel_scales(&self) -> Option<&[f32]> {
+        self.int8.as_ref()?.channels.as_deref()
+    }
+
+    /// Returns the scales of the channels of a head's keys, if those have any; `None` if the pool is not int8.
+    pub(crate) fn channels(&self, head: usize) -> Option<Option<&[f32]>> {
+        Some(self.int8.as_ref()?.channels_of(head, self.sizes.head_dim))
+    }
+
+    /// Number of bytes held.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    /// Returns true if something was written.
+    pub fn is_used(&self) -> bool {
+        self.used
+    }
+
+    /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to sequences of a table, whose lengths count them already:
+    /// they are the last ones of each sequence. Appends nothing if the table does not fit.
+    ///
+    /// # Errors
+    /// [`PageError`] if the table does not fit the pool, a sequence has fewer keys than new tokens, or two would append to
+    /// the same page.
+    ///
+    /// # Panics
+    /// If the tensors do not fit the pool or have fewer rows. Tokens for an int8 pool must be finite, or scores and outputs
+    /// are NaN.
+    pub fn append(
+        &mut self,
+        isa: Isa,
+        table: BlockTable<'_>,
+        kv: [Tensor<'_>; 2],
+        tokens: impl Iterator<Item = NewTokens> + Clone,
+    ) -> Result<(), PageError> {
+        let width = table.checked(self.pages, self.sizes.rows)?;
+        self.check_new(table, width, tokens.clone())?;
+        let (sizes, size) = (self.sizes, self.sizes.rows);
+        for NewTokens { sequence, b, rows } in tokens {
+            let mut at = table.lens[sequence].checked_sub(rows.len()).expect("checked above");
+            let mut next = rows.start;
+            while next < rows.end {
+                let (page, row) = (table.entries[sequence * width + at / size], at % size);
+                let here = (rows.end - next).min(size - row);
+                let place = Place { sizes, row, kv, b, rows: next..next + here };
+                let at_page = self.place(page as usize);
+                place.write(isa, &mut self.memory.floats_mut()[at_page], self.int8.as_mut());
+                self.used = true;
+                (next, at) = (next + here, at + here);
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses appends of two sequences to one page, and sequences shorter than their new tokens.
+    fn check_new(
+        &mut self,
+        table: BlockTable<'_>,
+        width: usize,
+        tokens: impl Iterator<Item = NewTokens>,
+    ) -> Result<(), PageError> {
+        self.written.clear();
+        for NewTokens { sequence, rows, .. } in tokens.filter(|tokens| !tokens.rows.is_empty()) {
+            let (len, new) = (table.lens[sequence], rows.len());
+            let Some(first) = len.checked_sub(new) else { return Err(PageError::New { sequence, len, new }) };
+            let pages = first / self.sizes.rows..len.div_ceil(self.sizes.rows);
+            let entries = &table.entries[sequence * width..][pages];
+            self.written.extend(entries.iter().map(|&page| (page, sequence)));
+        }
+        self.written.sort_unstable();
+        match self.written.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            Some(&[(page, a), (_, b)]) => Err(PageError::Shared { page, sequences: [a, b] }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Copies a page over another one.
+    ///
+    /// # Panics
+    /// If the pool has no such pages.
+    pub fn copy(&mut self, from: usize, to: usize) {
+        let (from, to) = (self.place(from), self.place(to));
+        self.memory.floats_mut().copy_within(from, to.start);
+    }
+
+    /// Returns the place of a page in memory, in floats.
+    ///
+    /// # Panics
+    /// If the pool has no such page.
+    fn place(&self, page: usize) -> Range<usize> {
+        assert!(page < self.pages, "page {page} of {}", self.pages);
+        let floats = self.sizes.bytes().expect("counted when the pool was made") / size_of::<f32>();
+        page * floats..(page + 1) * floats
+    }
+
+    fn page(&self, page: usize) -> &[f32] {
+        &self.memory.floats()[self.place(page)]
+    }
+
+    /// Returns packed keys of a head: stretches of a sequence, which start with a panel.
+    pub(crate) fn keys(
+        &self,
+        head: usize,
+        stretches: impl Iterator<Item = Stretch> + Clone,
+        table: &mut Table,
+    ) -> Keys {
+        let at = self.sizes.parts(head);
+        match self.sizes.format {
+            Format::Elements(dtype) => Keys::Packed(by_dtype!(dtype, |T| self.panels::<T>(&at.keys, stretches, table))),
+            Format::Int8 { key_scales } => {
+                let panels = self.panels(&at.keys, stretches.clone(), table);
+                let scales = key_scales.then(|| self.scales(&at.key_scales, stretches, table));
+                Keys::Int8 { panels, scales }
+            }
+        }
+    }
+
+    /// Returns values of a head: stretches of a sequence, which start with a panel.
+    pub(crate) fn values(
+        &self,
+        head: usize,
+        stretches: impl Iterator<Item = Stretch> + Clone,
+        table: &mut Table,
+    ) -> BlockValues {
+        let (at, width) = (self.sizes.parts(head), self.sizes.width());
+        match self.sizes.format {
+            Format::Elements(dtype) => {
+                let rows = by_dtype!(dtype, |T| self.rows::<T>(&at.values, stretches, table));
+                BlockValues::Rows { rows, readable: width }
+            }
+            Format::Int8 { .. } => {
+                let rows = self.rows(&at.values, stretches.clone(), table);
+                let scales = self.scales(&at.value_scales, stretches, table);
+                BlockValues::Int8 { values: Int8Values::Rows { rows, width }, scales }
+            }
+        }
+    }
+
+    /// Returns panels of keys as rows in a table.
+    fn panels<T: Load>(
+        &self,
+        keys: &Range<usize>,
+        stretches: impl Iterator<Item = Stretch>,
+        table: &mut Table,
+    ) -> Rows<T> {
+        let (panel, mut filled) = (self.sizes.panel(), 0);
+        for Stretch { page, row, len } in stretches {
+            let panels = len.div_ceil(LANES);
+            let first = &part::<T>(self.page(page), keys.clone())[row / LANES * panel..][..panels * panel];
+            table.fill(filled, panels, first.as_ptr(), panel as isize);
+            filled += panels;
+        }
+        Rows::scattered(table, panel as isize, 1)
+    }
+
+    /// Returns values as rows in a table.
+    fn rows<T: Load>(
+        &self,
+        values: &Range<usize>,
+        stretches: impl Iterator<Item = Stretch>,
+        table: &mut Table,
+    ) -> Rows<T> {
+        let (width, mut filled) = (self.sizes.width(), 0);
+        for Stretch { page, row, len } in stretches {
+            let first = &part::<T>(self.page(page), values.clone())[row * width..][..len * width];
+            table.fill(filled, len, first.as_ptr(), width as isize);
+            filled += len;
+        }
+        Rows::scattered(table, width as isize, 1)
+    }
+
+    /// Copies the scales of keys or values, in whole panels, to a table.
+    fn scales(
+        &self,
+        scales: &Range<usize>,
+        stretches: impl Iterator<Item = Stretch>,
+        table: &mut Table,
+    ) -> *const [f32] {
+        table.fill_scales(stretches.map(|Stretch { page, row, len }| {
+            &part::<f32>(self.page(page), scales.clone())[row..][..len.next_multiple_of(LANES)]
+        }))
+    }
+
+    /// Returns element `[page, head, row, d]` of the keys, widened.
+    pub(crate) fn key(&self, [page, head, row, d]: [usize; 4]) -> Option<f32> {
+        let Sizes { rows, kv_heads, head_dim, .. } = self.sizes;
+        let inside = page < self.pages && head < kv_heads && row < rows && d < head_dim;
+        inside.then(|| self.sizes.key_element(self.page(page), [head, row, d], self.channel_scales()))
+    }
+
+    /// Returns element `[page, head, row, d]` of the values, widened.
+    pub(crate) fn value(&self, [page, head, row, d]: [usize; 4]) -> Option<f32> {
+        let Sizes { rows, kv_heads, value_dim, .. } = self.sizes;
+        let inside = page < self.pages && head < kv_heads && row < rows && d < value_dim;
+        inside.then(|| self.sizes.value_element(self.page(page), [head, row, d]))
+    }
+}

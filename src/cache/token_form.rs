@@ -1,0 +1,57 @@
+//! Form of the tokens that a cache or a page pool takes.
+
+use crate::error::{Error, same};
+use sdpa_kernels::{Dtype, Isa, MAX_DIM, Tensor};
+
+/// Form of the tokens that a cache or a page pool takes.
+pub(crate) struct TokenForm {
+    pub(crate) kv_heads: usize,
+    /// Lengths of a key and a value.
+    pub(crate) dims: [usize; 2],
+    /// Element type; `None` for int8.
+    pub(crate) dtype: Option<Dtype>,
+    /// Name of what takes the tokens, in messages.
+    pub(crate) of: &'static str,
+}
+
+impl TokenForm {
+    /// Refuses keys and values that do not fit, or have elements that cannot be stored.
+    pub(crate) fn check(&self, isa: Isa, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
+        let Self { kv_heads, dims: [head_dim, value_dim], dtype, of } = *self;
+        let [batch, _, rows, _] = k.shape();
+        let heads = |argument, [_, heads, rows, _]: [usize; 4]| {
+            same(argument, "heads", heads, kv_heads, of).map_err(|e| e.or_exchanged(argument, [heads, rows]))
+        };
+        heads("k", k.shape())?;
+        same("k", "head_dim", k.shape()[3], head_dim, of)?;
+        same("v", "batch", v.shape()[0], batch, "k")?;
+        heads("v", v.shape())?;
+        same("v", "rows", v.shape()[2], rows, "k")?;
+        same("v", "value_dim", v.shape()[3], value_dim, of)?;
+        for (argument, x) in [("k", k), ("v", v)] {
+            let (unfit, expected) = match dtype {
+                // An int8 element cannot represent a non-finite number.
+                None => (x.not_finite(isa), "finite in an int8 cache"),
+                Some(Dtype::F16) => (x.beyond_f16(isa), "below 65520 in size, as f16 is"),
+                Some(_) => continue,
+            };
+            if let Some(([_, _, row, _], got)) = unfit {
+                return Err(Error::Row { argument, what: "an element", row, got, expected });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses lengths of keys and values that are 0 or beyond the largest possible.
+pub(crate) fn check_dims(argument: &'static str, dims: [usize; 2]) -> Result<(), Error> {
+    for (what, got) in ["head_dim", "value_dim"].into_iter().zip(dims) {
+        if got == 0 {
+            return Err(Error::Empty { argument, what });
+        }
+        if got > MAX_DIM {
+            return Err(Error::Mismatch { argument, what, got, expected: MAX_DIM, of: "the largest possible" });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! Page pool: keys and values in pages that are packed as a cache's blocks are.
+
+use crate::cache::{CacheFormat, KeyScales, TokenForm, check_dims, format_of, key_scales};
+use crate::error::{Bound, Error, same};
+use crate::inputs::cumulative;
+use sdpa_kernels::{BlockTable, Dtype, Isa, NewTokens, PageError, Pages, Tensor};
+
+/// Keys and values of one layer in pages, for servers that share memory out page by page: [`Pages`] as the kernels read
+/// them. Keys are packed when they are appended, so a decoding step reads them as fast as those of a
+/// [`KvCache`](crate::KvCache), where it packs those of a pool of your own anew in every call.
+///
+/// Which page belongs to which sequence is for you to say, in a [`BlockTable`]: pages come in any order, and sequences
+/// that begin alike may share them; a decoding step reads shared blocks of 256 keys once. A page that two sequences are to go
+/// on in separately is copied first ([`Self::copy_pages`]). Appending takes a table, too. Pages hold zeros before they are
+/// written.
+///
+/// All memory is allocated when the pool is made; no call allocates more, once the number of tokens appended at a time has
+/// been seen.
+///
+/// ```
+/// use sdpa::{Alignment, Attention, BlockTable, Inputs, Outputs, PagePool, View, ViewMut};
+/// let mut pool = PagePool::new(100, 16, 2, [8, 8])?; // 100 pages of 16 keys; two key/value heads of eight
+/// // A prompt of 20 tokens in pages 7 and 3. The lengths of the table count them already.
+/// let prompt = BlockTable { entries: &[7, 3], lens: &[20] };
+/// let kv = vec![0.5; 2 * 20 * 8];
+/// let kv = View::bhld(&kv, [1, 2, 20, 8])?;
+/// pool.append(prompt, kv, kv)?;
+/// // A step: one more token, then its row of four query heads against all keys.
+/// let step = BlockTable { lens: &[21], ..prompt };
+/// let (kv, q, mut out) = (vec![0.5; 2 * 8], vec![0.1; 4 * 8], vec![0.0; 4 * 8]);
+/// let kv = View::bhld(&kv, [1, 2, 1, 8])?;
+/// pool.append(step, kv, kv)?;
+/// let inputs = Inputs::paged(View::bhld(&q, [1, 4, 1, 8])?, pool.pages(step)?);
+/// let attention = Attention::new().causal().align(Alignment::BottomRight);
+/// sdpa::attention(&attention, inputs, Outputs::new(ViewMut::bhld(&mut out, [1, 4, 1, 8])?))?;
+/// assert!(out.iter().all(|&x| (x - 0.5).abs() < 1e-6));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct PagePool {
+    pool: sdpa_kernels::PagePool,
+    isa: Isa,
+}
+
+impl PagePool {
+    /// Creates a pool of `pages` pages of `page_size` keys, a multiple of 16, for `kv_heads` key/value heads, of `f32` elements;
+    /// `dims` is `[head_dim, value_dim]`.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] for a length of 0, [`Error::Mismatch`] for lengths beyond the largest possible, [`Error::Pages`] for
+    /// another page size, [`Error::Memory`].
+    pub fn new(pages: usize, page_size: usize, kv_heads: usize, dims: [usize; 2]) -> Result<Self, Error> {
+        check_dims("page pool", dims)?;
+        if page_size == 0 || !page_size.is_multiple_of(16) {
+            return Err(PageError::PageSize { page_size }.into());
+        }
+        let keys = [pages, page_size, kv_heads];
+        let pool = sdpa_kernels::PagePool::new([pages, page_size], kv_heads, dims);
+        Ok(Self { pool: pool.ok_or_else(|| no_memory(keys, dims, size_of::<f32>()))?, isa: Isa::detect() })
+    }
+
+    /// Sets the element type, as [`KvCache::dtype`](crate::KvCache::dtype) does.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if something was appended already or the pool is an int8 pool, [`Error::Memory`].
+    pub fn dtype(self, dtype: Dtype) -> Result<Self, Error> {
+        self.needs_empty("dtype")?;
+        if self.pool.dtype().is_none() {
+            return Err(Error::Needs { argument: "dtype", needs: "a pool without int8, which is set" });
+        }
+        let pool = self.pool.with_dtype(dtype);
+        Ok(Self { pool: pool.ok_or_else(|| self.no_memory(dtype.bytes()))?, ..self })
+    }
+
+    /// Sets int8 elements, as [`KvCache::int8`](crate::KvCache::int8) does, with the errors that it states.
+    ///
+    /// # Errors
+    /// As [`KvCache::int8`](crate::KvCache::int8), and [`Error::Memory`].
+    pub fn int8(self, keys: KeyScales) -> Result<Self, Error> {
+        self.needs_empty("int8")?;
+        if self.pool.dtype() != Some(Dtype::F32) {
+            return Err(Error::Needs { argument: "int8", needs: "a pool without dtype or int8, which is set" });
+        }
+        let channels = key_scales(keys, [self.kv_heads(), self.head_dim()], "the pool (kv_heads × head_dim)")?;
+        let pool = self.pool.with_int8(channels);
+        Ok(Self { pool: pool.ok_or_else(|| self.no_memory(1))?, ..self })
+    }
+
+    fn needs_empty(&self, argument: &'static str) -> Result<(), Error> {
+        if self.pool.is_used() { Err(Error::Needs { argument, needs: "an empty pool" }) } else { Ok(()) }
+    }
+
+    fn no_memory(&self, element: usize) -> Error {
+        no_memory([self.page_count(), self.page_size(), self.kv_heads()], self.pool.dims(), element)
+    }
+
+    /// Number of pages.
+    pub fn page_count(&self) -> usize {
+        self.pool.pages()
+    }
+
+    /// Number of keys of a page.
+    pub fn page_size(&self) -> usize {
+        self.pool.page_size()
+    }
+
+    /// Number of key/value heads.
+    pub fn kv_heads(&self) -> usize {
+        self.pool.kv_heads()
+    }
+
+    /// Number of elements of a key.
+    pub fn head_dim(&self) -> usize {
+        self.pool.dims()[0]
+    }
+
+    /// Number of elements of a value.
+    pub fn value_dim(&self) -> usize {
+        self.pool.dims()[1]
+    }
+
+    /// Format of the elements, as [`Self::dtype`] or [`Self::int8`] set it.
+    pub fn format(&self) -> CacheFormat<'_> {
+        format_of(self.pool.dtype(), self.pool.channel_scales())
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.pool.bytes()
+    }
+
+    /// Keys and values of the sequences of a table, for [`Inputs::paged`](crate::Inputs::paged).
+    ///
+    /// # Errors
+    /// [`Error::Pages`] if the table does not fit the pool.
+    pub fn pages<'a>(&'a self, table: BlockTable<'a>) -> Result<Pages<'a>, Error> {
+        Ok(Pages::packed(&self.pool, table)?)
+    }
+
+    /// Appends `n` tokens to every sequence of a table, whose lengths count them already: keys
+    /// `[sequences, kv_heads, n, head_dim]` and values `[sequences, kv_heads, n, value_dim]` are the last `n` of each.
+    ///
+    /// # Errors
+    /// [`Error::Pages`] if the table does not fit the pool, a sequence is shorter than `n`, or two would write to one page;
+    /// [`Error::Mismatch`] for shapes that do not fit; [`Error::Row`] as for [`KvCache::append`](crate::KvCache::append). The
+    /// pool is then unchanged.
+    pub fn append<'t>(
+        &mut self,
+        table: BlockTable<'_>,
+        k: impl Into<Tensor<'t>>,
+        v: impl Into<Tensor<'t>>,
+    ) -> Result<(), Error> {
+        let (k, v) = (k.into(), v.into());
+        same("k", "batch", k.shape()[0], table.lens.len(), "the block table")?;
+        let rows = 0..k.shape()[2];
+        let tokens = (0..table.lens.len()).map(|sequence| NewTokens { sequence, b: sequence, rows: rows.clone() });
+        self.write(table, [k, v], tokens)
+    }
+
+    /// Appends tokens of different numbers to the sequences of a table, whose lengths count them already: keys
+    /// `[1, kv_heads, total, head_dim]` and values `[1, kv_heads, total, value_dim]`, laid end to end; rows
+    /// `ends[i]..ends[i + 1]` are the last ones of sequence `i`, as in
+    /// [`Inputs::ragged_queries`](crate::Inputs::ragged_queries).
+    ///
+    /// ```
+    /// use sdpa::{BlockTable, PagePool, View};
+    /// let mut pool = PagePool::new(8, 16, 1, [2, 2])?;
+    /// let rows = [0.5; 21 * 2]; // a prompt of 20 tokens, and one more token of a sequence that has 16
+    /// let rows = View::bhld(&rows, [1, 1, 21, 2])?;
+    /// pool.append_ragged(BlockTable { entries: &[0, 1, 5, 2], lens: &[20, 17] }, &[0, 20, 21], rows, rows)?;
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::append`]; [`Error::Mismatch`], [`Error::Empty`] or [`Error::Entry`] for ends that do not fit.
+    pub fn append_ragged<'t>(
+        &mut self,
+        table: BlockTable<'_>,
+        ends: &[usize],
+        k: impl Into<Tensor<'t>>,
+        v: impl Into<Tensor<'t>>,
+    ) -> Result<(), Error> {
+        let (k, v) = (k.into(), v.into());
+        same("k", "batch", k.shape()[0], 1, "a ragged append")?;
+        let parts = cumulative("ends", ends, k.shape()[2])?;
+        same("ends", "number of sequences", parts, table.lens.len(), "the block table")?;
+        let tokens = ends.windows(2).enumerate();
+        let tokens = tokens.map(|(sequence, at)| NewTokens { sequence, b: 0, rows: at[0]..at[1] });
+        self.write(table, [k, v], tokens)
+    }
+
+    fn write(
+        &mut self,
+        table: BlockTable<'_>,
+        [k, v]: [Tensor<'_>; 2],
+        tokens: impl Iterator<Item = NewTokens> + Clone,
+    ) -> Result<(), Error> {
+        let (kv_heads, dims, dtype) = (self.kv_heads(), self.pool.dims(), self.pool.dtype());
+        TokenForm { kv_heads, dims, dtype, of: "the pool" }.check(self.isa, k, v)?;
+        Ok(self.pool.append(self.isa, table, [k, v], tokens)?)
+    }
+
+    /// Copies pages, `[from, to]` each, one after the other: of sequences that share a page, one takes a copy of it before it
+    /// goes on.
+    ///
+    /// ```
+    /// use sdpa::{BlockTable, PagePool, View};
+    /// let mut pool = PagePool::new(8, 16, 1, [2, 2])?;
+    /// let row = [0.5; 2];
+    /// let row = View::bhld(&row, [1, 1, 1, 2])?;
+    /// pool.append(BlockTable { entries: &[3], lens: &[1] }, row, row)?;
+    /// pool.copy_pages(&[[3, 6]])?; // two sequences go on from here: in page 3, and in page 6
+    /// pool.append(BlockTable { entries: &[6], lens: &[2] }, row, row)?;
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Entry`] for a page that the pool does not have. Nothing is copied then.
+    pub fn copy_pages(&mut self, copies: &[[u32; 2]]) -> Result<(), Error> {
+        let pages = self.page_count();
+        for (index, copy) in copies.iter().enumerate() {
+            if let Some(&page) = copy.iter().find(|&&page| page as usize >= pages) {
+                let (got, limit) = (page as usize, pages.saturating_sub(1));
+                return Err(Error::Entry { argument: "copies", index, got, bound: Bound::AtMost, limit });
+            }
+        }
+        copies.iter().for_each(|&[from, to]| self.pool.copy(from as usize, to as usize));
+        Ok(())
+    }
+}
+
+fn no_memory(keys: [usize; 3], dims: [usize; 2], element: usize) -> Error {
+    let row = dims[0].saturating_add(dims[1]).saturating_mul(element);
+    Error::Memory { what: "page pool", bytes: keys.into_iter().fold(row, usize::saturating_mul) }
+}
