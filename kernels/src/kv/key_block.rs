@@ -1,7 +1,7 @@
 //! Keys and values of a block, independent of their source: rows to be packed, or panels that are packed already; rows
 //! of values, or value panels of their columns.
 
-use crate::kv::value_panels::{AnyValuePanels, ValuePanels, value_panel};
+use crate::kv::value_panels::{AnyValuePanels, ValuePanels};
 use crate::matmul::pack_steps::PackSteps;
 use crate::tensor::any::{AnyPanels, AnyRows, Typed};
 use crate::tensor::rows::Rows;
@@ -26,39 +26,7 @@ pub(crate) enum BlockValues {
     /// Value panels.
     ValuePanels(AnyValuePanels),
     /// Int8 values, all finite, and their scales, in whole panels.
-    Int8 { values: Int8Values, scales: *const [f32] },
-}
-
-/// Int8 values of a block.
-#[derive(Clone, Copy)]
-pub(crate) enum Int8Values {
-    /// Value panels of 256 rows.
-    Panels(ValuePanels<i8>),
-    /// Rows of so many columns, whole vectors.
-    Rows { rows: Rows<i8>, width: usize },
-}
-
-impl Int8Values {
-    /// Returns the number of columns, whole vectors.
-    pub(crate) fn width(self) -> usize {
-        match self {
-            Self::Panels(panels) => panels.width,
-            Self::Rows { width, .. } => width,
-        }
-    }
-
-    /// Iterates over the columns, in runs that lie together: the columns, and rows that start with the first of them.
-    pub(crate) fn runs(self) -> impl Iterator<Item = (Range<usize>, Rows<i8>)> {
-        let width = self.width();
-        let next = move |first: usize| {
-            (first < width).then(|| match self {
-                // SAFETY: the column is one of the panels'.
-                Self::Panels(panels) => (value_panel(first, width), unsafe { panels.from(first) }),
-                Self::Rows { rows, .. } => (0..width, rows),
-            })
-        };
-        core::iter::successors(next(0), move |(columns, _)| next(columns.end))
-    }
+    Int8 { values: ValuePanels<i8>, scales: *const [f32] },
 }
 
 /// Columns of a block's values that are contiguous.
@@ -87,7 +55,7 @@ impl BlockValues {
                 match self {
                     Self::Rows { rows, .. } => (rows.columns_from(first), usize::MAX),
                     Self::ValuePanels(value_panels) => {
-                        (value_panels.from(first), value_panel(first, self.readable()).end - first)
+                        (value_panels.from(first), value_panels.layout().panel(first).end - first)
                     }
                     Self::Int8 { .. } => return None,
                 }
@@ -108,8 +76,8 @@ impl BlockValues {
     pub(crate) fn readable(self) -> usize {
         match self {
             Self::Rows { readable, .. } => readable,
-            Self::ValuePanels(value_panels) => by_type!(Typed, value_panels, |value_panels| value_panels.width),
-            Self::Int8 { values, .. } => values.width(),
+            Self::ValuePanels(value_panels) => value_panels.layout().width,
+            Self::Int8 { values, .. } => values.layout.width,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Value panels: a block's values by panels of columns, `[value panel][256 keys][columns of the value panel]`.
+//! Value panels: a block's values by panels of columns, `[value panel][keys][columns of the value panel]`.
 //!
 //! A register tile covers 64 columns at most. Where rows are wider, a tile of few rows would read a piece of each, skip
 //! the rest, and come back for it: a pattern that the core's prefetcher follows badly. A value panel is what one tile
@@ -7,7 +7,6 @@
 use crate::simd::LANES;
 use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::element::{Bf16, F16, Load};
-use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::rows::Rows;
 use core::ops::Range;
 
@@ -20,7 +19,7 @@ pub(crate) const VALUE_PANEL: usize = 4 * LANES;
 pub(crate) const WINDOW: usize = 256;
 
 /// Returns the columns of the value panel that holds `column`, in rows of `width`, a whole number of vectors.
-pub(crate) fn value_panel(column: usize, width: usize) -> Range<usize> {
+fn value_panel(column: usize, width: usize) -> Range<usize> {
     let mut first = column / WINDOW * WINDOW;
     let end = width.min(first + WINDOW);
     loop {
@@ -33,37 +32,78 @@ pub(crate) fn value_panel(column: usize, width: usize) -> Range<usize> {
     }
 }
 
-/// Returns the index of element `column` of row `j` in the value panels.
-pub(crate) fn at(j: usize, column: usize, width: usize) -> usize {
-    let value_panel = value_panel(column, width);
-    value_panel.start * KEY_BLOCK + j * value_panel.len() + column - value_panel.start
+/// Order of the values of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ValueOrder {
+    /// Value panels, one after the other.
+    Panels,
+    /// Rows, one after the other: a single panel, however wide.
+    Rows,
 }
 
-/// Value panels of a block.
-#[derive(Clone, Copy)]
-pub(crate) struct ValuePanels<T> {
-    pub(crate) first: *const T,
+/// Places of the values of a block, in panels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ValueLayout {
+    pub(crate) order: ValueOrder,
+    /// Number of rows of a block.
+    pub(crate) rows: usize,
     /// Number of columns in all panels: whole vectors.
     pub(crate) width: usize,
 }
 
-impl<T> ValuePanels<T> {
-    /// Returns the panels as bytes, and the number of bytes of an element.
-    pub(crate) fn bytes(self) -> (ValuePanels<u8>, usize) {
-        (ValuePanels { first: self.first.cast(), width: self.width }, size_of::<T>())
+impl ValueLayout {
+    /// Returns the columns of the panel that holds `column`.
+    pub(crate) fn panel(self, column: usize) -> Range<usize> {
+        match self.order {
+            ValueOrder::Panels => value_panel(column, self.width),
+            ValueOrder::Rows => 0..self.width,
+        }
+    }
+
+    /// Iterates over the columns of each panel.
+    pub(crate) fn panels(self) -> impl Iterator<Item = Range<usize>> {
+        core::iter::successors((self.width > 0).then(|| self.panel(0)), move |last| {
+            (last.end < self.width).then(|| self.panel(last.end))
+        })
+    }
+
+    /// Returns the index of element `column` of row `j`.
+    pub(crate) fn at(self, j: usize, column: usize) -> usize {
+        let panel = self.panel(column);
+        panel.start * self.rows + j * panel.len() + column - panel.start
     }
 }
 
+/// Values of a block in panels.
+#[derive(Clone, Copy)]
+pub(crate) struct ValuePanels<T> {
+    /// Rows of the first panel. If they are scattered, all panels are equally wide.
+    pub(crate) first: Rows<T>,
+    pub(crate) layout: ValueLayout,
+}
+
 impl<T: Load> ValuePanels<T> {
-    /// Returns the rows from a column on, to the end of its value panel.
+    /// Makes the panels of a whole block that starts at an address.
+    pub(crate) fn together(first: *const T, layout: ValueLayout) -> Self {
+        Self { first: Rows::strided(first, layout.panel(0).len() as isize, 1), layout }
+    }
+
+    /// Returns the rows from a column on, to the end of its panel.
     ///
     /// # Safety
-    /// The column exists, with 256 rows.
+    /// The column exists.
     pub(crate) unsafe fn from(self, column: usize) -> Rows<T> {
-        debug_assert!(column < self.width, "column {column} of {}", self.width);
-        // SAFETY: the caller guarantees that the column exists.
-        let first = unsafe { self.first.add(at(0, column, self.width)) };
-        Rows::strided(first, value_panel(column, self.width).len() as isize, 1)
+        debug_assert!(column < self.layout.width, "column {column} of {}", self.layout.width);
+        // SAFETY: the caller guarantees that the column exists: all panels of a block lie in the memory that starts with
+        // the first.
+        let rows = unsafe { self.first.columns_from(self.layout.at(0, column)) };
+        rows.with_step(self.layout.panel(column).len() as isize)
+    }
+
+    /// Iterates over the panels: their columns, and their rows.
+    pub(crate) fn panels(self) -> impl Iterator<Item = (Range<usize>, Rows<T>)> {
+        // SAFETY: the panel exists.
+        self.layout.panels().map(move |columns| (columns.clone(), unsafe { self.from(columns.start) }))
     }
 }
 
@@ -71,24 +111,32 @@ impl<T: Load> ValuePanels<T> {
 pub(crate) type AnyValuePanels = Typed<ValuePanels<f32>, ValuePanels<Bf16>, ValuePanels<F16>>;
 
 impl AnyValuePanels {
-    /// Returns the rows from a column on, to the end of its value panel.
+    /// Returns the places of the values.
+    #[inline]
+    pub(crate) fn layout(self) -> ValueLayout {
+        by_type!(Typed, self, |value_panels| value_panels.layout)
+    }
+
+    /// Returns the rows of the first panel.
+    #[inline]
+    pub(crate) fn first(self) -> AnyRows {
+        by_type!(Typed => Typed, self, |value_panels| value_panels.first)
+    }
+
+    /// Returns the rows from a column on, to the end of its panel.
     ///
     /// # Safety
-    /// The column exists, with 256 rows.
+    /// The column exists.
     pub(crate) unsafe fn from(self, column: usize) -> AnyRows {
         // SAFETY: the caller guarantees that the column exists.
         by_type!(Typed => Typed, self, |value_panels| unsafe { value_panels.from(column) })
-    }
-
-    /// Returns the panels as bytes, and the number of bytes of an element.
-    pub(crate) fn bytes(self) -> (ValuePanels<u8>, usize) {
-        by_type!(Typed, self, |value_panels| value_panels.bytes())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::rows::KEY_BLOCK;
 
     #[test]
     fn every_element_has_its_own_place() {
@@ -103,7 +151,8 @@ mod tests {
                             && value_panel.len().is_multiple_of(LANES)
                     );
                     assert!(value_panel.start / WINDOW == (value_panel.end - 1) / WINDOW);
-                    assert!(!core::mem::replace(&mut seen[at(j, column, width)], true));
+                    let layout = ValueLayout { order: ValueOrder::Panels, rows: KEY_BLOCK, width };
+                    assert!(!core::mem::replace(&mut seen[layout.at(j, column)], true));
                 }
             }
         }

@@ -14,9 +14,8 @@ use crate::attention::steps::qk::Scores;
 use crate::attention::steps::softmax;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::kv::key_block::{BlockValues, Int8Values, Keys};
+use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::source::KeyValues;
-use crate::kv::value_panels::ValuePanels;
 use crate::matmul::int8::panel_bytes;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::LANES;
@@ -74,12 +73,13 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                         }
                     };
                     keys & match kv.values(at, len, values) {
-                        BlockValues::Int8 { values: Int8Values::Panels(ValuePanels { first, width }), .. } => {
-                            bytes(first, len * width)
-                        }
-                        BlockValues::Int8 { values: Int8Values::Rows { rows, width }, .. } => {
-                            (0..len).all(|row| bytes(rows.at(row), width))
-                        }
+                        BlockValues::Int8 { values, .. } => values.panels().all(|(columns, rows)| {
+                            let together = rows.evenly(0).min(len);
+                            (0..len).step_by(together).all(|row| {
+                                let n = together.min(len - row);
+                                bytes(rows.at(row), n * columns.len())
+                            })
+                        }),
                         values => values.all_finite(s, len, dv),
                     }
                 };

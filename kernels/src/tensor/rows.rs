@@ -90,6 +90,13 @@ impl<T> Rows<T> {
         self.step
     }
 
+    /// Returns the same rows, if there is a table; rows `step` apart, if not.
+    #[inline]
+    pub(crate) fn with_step(self, step: isize) -> Self {
+        debug_assert!(self.table.is_null() || step == self.step, "evenly spaced rows of a table");
+        Self { step, ..self }
+    }
+
     /// Returns how many rows from row `i` on are evenly spaced.
     ///
     /// # Safety

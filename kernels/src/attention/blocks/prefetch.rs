@@ -2,8 +2,8 @@
 
 use crate::attention::blocks::task::{AttentionTask, Next, Row};
 use crate::attention::steps::by_isa::Steps;
-use crate::kv::key_block::{BlockValues, Int8Values, Keys};
-use crate::kv::value_panels::{ValuePanels, value_panel};
+use crate::kv::key_block::{BlockValues, Keys};
+use crate::kv::value_panels::ValueLayout;
 use crate::matmul::int8;
 use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS};
 use crate::simd::LANES;
@@ -32,8 +32,15 @@ impl<S: Steps> AttentionTask<'_, S> {
                 return prefetch;
             }
             prefetch.push(*at, 0, 1, *bytes);
-            if let BlockValues::Rows { rows, .. } = values {
-                prefetch.push_rows(rows, len.min(FIRST), self.tiling.value_dim);
+            let rows = match values {
+                BlockValues::Rows { rows, .. } => Some((rows, self.tiling.value_dim)),
+                BlockValues::ValuePanels(panels) if panels.first().are_scattered() => {
+                    Some((panels.first(), panels.layout().panel(0).len()))
+                }
+                _ => None,
+            };
+            if let Some((rows, columns)) = rows {
+                prefetch.push_rows(rows, len.min(FIRST), columns);
                 if let Some((task, first)) = next {
                     self.peek(task).push_first_keys(*first, &mut prefetch);
                 }
@@ -97,11 +104,16 @@ impl<S: Steps> AttentionTask<'_, S> {
         }
         match values {
             BlockValues::Rows { rows, .. } => prefetch.push_rows(rows, len, self.tiling.value_dim),
-            BlockValues::ValuePanels(value_panels) => push_value_panels(prefetch, value_panels.bytes(), len),
-            BlockValues::Int8 { values: Int8Values::Panels(panels), .. } => {
-                push_value_panels(prefetch, panels.bytes(), len);
+            BlockValues::ValuePanels(panels) => {
+                // SAFETY: the block has at least one row.
+                let first = unsafe { panels.first().first() };
+                push_value_panels(prefetch, panels.layout(), [first.element, len], first.at);
             }
-            BlockValues::Int8 { values: Int8Values::Rows { .. }, .. } => unreachable!("rows of bytes are in pages"),
+            BlockValues::Int8 { values, .. } => {
+                // SAFETY: the block has at least one row.
+                let first = unsafe { values.first.at(0) };
+                push_value_panels(prefetch, values.layout, [1, len], first.cast());
+            }
         }
     }
 
@@ -128,14 +140,9 @@ impl<S: Steps> AttentionTask<'_, S> {
     }
 }
 
-/// Adds `n` rows of value panels whose elements are `bytes` each. Where the panels differ in width, the memory added is
-/// only approximately those rows.
-fn push_value_panels(prefetch: &mut PrefetchQueue, (value_panels, bytes): (ValuePanels<u8>, usize), n: usize) {
-    let cols = value_panel(0, value_panels.width).len() * bytes;
-    prefetch.push(
-        value_panels.first,
-        (KEY_BLOCK * cols) as isize,
-        (value_panels.width * bytes).div_ceil(cols),
-        n * cols,
-    );
+/// Adds `n` rows of value panels that start at an address; elements are `bytes` each. Where the panels differ in width, the
+/// memory added is only approximately those rows.
+fn push_value_panels(prefetch: &mut PrefetchQueue, layout: ValueLayout, [bytes, n]: [usize; 2], first: *const u8) {
+    let cols = layout.panel(0).len() * bytes;
+    prefetch.push(first, (layout.rows * cols) as isize, (layout.width * bytes).div_ceil(cols), n * cols);
 }

@@ -7,8 +7,8 @@ use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::pv::Values;
 use crate::attention::tiling::{Regions, SCORE_STRIDE};
-use crate::kv::key_block::{BlockValues, Int8Values, Run};
-use crate::kv::value_panels::WINDOW;
+use crate::kv::key_block::{BlockValues, Run};
+use crate::kv::value_panels::{ValuePanels, WINDOW};
 use crate::matmul::bf16_pairs;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::READING_ROWS;
@@ -202,13 +202,13 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     }
 
     /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are not read afterwards.
-    fn accumulate_pv_int8(&mut self, values: Int8Values, scales: *const [f32], row_block: Range<usize>) {
+    fn accumulate_pv_int8(&mut self, values: ValuePanels<i8>, scales: *const [f32], row_block: Range<usize>) {
         let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
         // SAFETY: the cache outlives the call, and the block's table the block.
         task.s.scale_columns(self.scores(rows), unsafe { &*scales });
         let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
-        for (columns, values) in values.runs() {
-            // SAFETY: value panels, and rows of bytes, are whole vectors, for every key of the block.
+        for (columns, values) in values.panels() {
+            // SAFETY: value panels are whole vectors, for every key of the block.
             unsafe {
                 task.s.values_int8(Values {
                     weights: scores,

@@ -1,6 +1,6 @@
 //! Layout of a block of a cache, and of a page of a pool.
 
-use crate::kv::value_panels;
+use crate::kv::value_panels::{ValueLayout, ValueOrder};
 use crate::matmul::int8;
 use crate::simd::LANES;
 use crate::simd::aligned::{Plain, elements, elements_mut};
@@ -16,15 +16,6 @@ pub(super) enum Format {
     Int8 {
         key_scales: bool,
     },
-}
-
-/// Order of the values of a head in a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ValueOrder {
-    /// Value panels (`value_panels.rs`) of 256 rows.
-    Panels,
-    /// Rows, one after the other.
-    Rows,
 }
 
 /// Sizes of a block's contents.
@@ -103,27 +94,9 @@ impl Sizes {
         }
     }
 
-    /// Returns the columns from one on that lie together in a value.
-    pub(super) fn value_run(self, column: usize) -> Range<usize> {
-        match self.value_order {
-            ValueOrder::Panels => value_panels::value_panel(column, self.width()),
-            ValueOrder::Rows => 0..self.width(),
-        }
-    }
-
-    /// Iterates over the columns of a value that lie together.
-    pub(super) fn value_runs(self) -> impl Iterator<Item = Range<usize>> {
-        core::iter::successors((self.width() > 0).then(|| self.value_run(0)), move |run| {
-            (run.end < self.width()).then(|| self.value_run(run.end))
-        })
-    }
-
-    /// Returns the index of column `d` of value `row` of a head among the head's values.
-    pub(super) fn value(self, row: usize, d: usize) -> usize {
-        match self.value_order {
-            ValueOrder::Panels => value_panels::at(row, d, self.width()),
-            ValueOrder::Rows => row * self.width() + d,
-        }
+    /// Returns the places of a head's values.
+    pub(super) fn value_layout(self) -> ValueLayout {
+        ValueLayout { order: self.value_order, rows: self.rows, width: self.width() }
     }
 
     /// Returns the index of element `d` of key `row` of a head among the head's packed keys.

@@ -12,6 +12,7 @@ mod read;
 mod tokens;
 mod write;
 
+use crate::kv::value_panels::ValueOrder;
 use crate::simd::aligned::{AlignedBuf, has_memory};
 use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
@@ -19,7 +20,7 @@ use crate::tensor::element::Dtype;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 use blocks::{Block, Blocks};
 use core::ops::Range;
-use layout::{Format, Int8, Sizes, ValueOrder};
+use layout::{Format, Int8, Sizes};
 pub use pool::PagePool;
 use std::sync::Arc;
 pub use tokens::{NewTokens, TokenPart};

@@ -1,12 +1,13 @@
-//! Pool of pages that are packed as a cache's blocks are: a page is a small block, whose values lie row by row.
+//! Pool of pages that are packed as a cache's blocks are: a page is a small block.
 //!
 //! Which page belongs to which sequence is the caller's affair: block tables say so (`pages.rs`).
 
-use super::layout::{Format, Int8, Sizes, ValueOrder, part};
+use super::layout::{Format, Int8, Sizes, part};
 use super::tokens::NewTokens;
 use super::write::Place;
 use crate::kv::block_table::{BlockTable, PageError, Stretch};
-use crate::kv::key_block::{BlockValues, Int8Values, Keys};
+use crate::kv::key_block::{BlockValues, Keys};
+use crate::kv::value_panels::{ValueOrder, ValuePanels};
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
@@ -45,9 +46,12 @@ impl PagePool {
     pub fn new([pages, page_size]: [usize; 2], kv_heads: usize, [head_dim, value_dim]: [usize; 2]) -> Option<Self> {
         assert!(page_size > 0 && page_size.is_multiple_of(LANES), "pages of {page_size} keys");
         assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
-        let format = Format::Elements(Dtype::F32);
-        let sizes = Sizes { format, rows: page_size, value_order: ValueOrder::Rows, kv_heads, head_dim, value_dim };
-        Self::of(pages, sizes, None)
+        let (format, value_order) = (Format::Elements(Dtype::F32), ValueOrder::Panels);
+        let sizes = Sizes { format, rows: page_size, value_order, kv_heads, head_dim, value_dim };
+        // A table has one address for the rows of all panels of a page, which therefore must be equally wide.
+        let cols = sizes.value_layout().panel(0).len();
+        let equal = sizes.value_layout().panels().all(|panel| panel.len() == cols);
+        Self::of(pages, Sizes { value_order: if equal { value_order } else { ValueOrder::Rows }, ..sizes }, None)
     }
 
     fn of(pages: usize, sizes: Sizes, int8: Option<Int8>) -> Option<Self> {
@@ -226,16 +230,14 @@ impl PagePool {
         stretches: impl Iterator<Item = Stretch> + Clone,
         table: &mut Table,
     ) -> BlockValues {
-        let (at, width) = (self.sizes.parts(head), self.sizes.width());
+        let at = self.sizes.parts(head);
         match self.sizes.format {
             Format::Elements(dtype) => {
-                let rows = by_dtype!(dtype, |T| self.rows::<T>(&at.values, stretches, table));
-                BlockValues::Rows { rows, readable: width }
+                BlockValues::ValuePanels(by_dtype!(dtype, |T| self.value_panels::<T>(&at.values, stretches, table)))
             }
             Format::Int8 { .. } => {
-                let rows = self.rows(&at.values, stretches.clone(), table);
-                let scales = self.scales(&at.value_scales, stretches, table);
-                BlockValues::Int8 { values: Int8Values::Rows { rows, width }, scales }
+                let values = self.value_panels(&at.values, stretches.clone(), table);
+                BlockValues::Int8 { values, scales: self.scales(&at.value_scales, stretches, table) }
             }
         }
     }
@@ -257,20 +259,22 @@ impl PagePool {
         Rows::scattered(table, panel as isize, 1)
     }
 
-    /// Returns values as rows in a table.
-    fn rows<T: Load>(
+    /// Returns values as rows of the first panel in a table.
+    fn value_panels<T: Load>(
         &self,
         values: &Range<usize>,
         stretches: impl Iterator<Item = Stretch>,
         table: &mut Table,
-    ) -> Rows<T> {
-        let (width, mut filled) = (self.sizes.width(), 0);
+    ) -> ValuePanels<T> {
+        let (layout, mut filled) = (self.sizes.value_layout(), 0);
+        let cols = layout.panel(0).len();
         for Stretch { page, row, len } in stretches {
-            let first = &part::<T>(self.page(page), values.clone())[row * width..][..len * width];
-            table.fill(filled, len, first.as_ptr(), width as isize);
+            assert!(row + len <= layout.rows, "rows beyond a page");
+            let first = &part::<T>(self.page(page), values.clone())[row * cols..][..len * cols];
+            table.fill(filled, len, first.as_ptr(), cols as isize);
             filled += len;
         }
-        Rows::scattered(table, width as isize, 1)
+        ValuePanels { first: Rows::scattered(table, cols as isize, 1), layout }
     }
 
     /// Copies the scales of keys or values, in whole panels, to a table.

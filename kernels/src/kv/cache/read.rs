@@ -2,7 +2,7 @@
 
 use super::layout::{Format, Sizes, part};
 use crate::kv::cache::Cache;
-use crate::kv::key_block::{BlockValues, Int8Values, Keys};
+use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::ValuePanels;
 use crate::simd::aligned::AlignedBuf;
 use crate::tensor::any::Typed;
@@ -44,13 +44,13 @@ impl Cache {
 
     /// Returns a head's values of a block that is held: 256 rows.
     pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
-        let (block, at, width) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.width());
+        let (block, at, layout) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.value_layout());
         match self.sizes.format {
             Format::Elements(dtype) => BlockValues::ValuePanels(by_dtype!(dtype, |T| {
-                ValuePanels { first: part::<T>(block, at.values).as_ptr(), width }
+                ValuePanels::together(part::<T>(block, at.values).as_ptr(), layout)
             })),
             Format::Int8 { .. } => BlockValues::Int8 {
-                values: Int8Values::Panels(ValuePanels { first: part(block, at.values).as_ptr(), width }),
+                values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
                 scales: part(block, at.value_scales),
             },
         }
@@ -91,7 +91,7 @@ impl Sizes {
 
     /// Returns element `d` of value `row` of a head, widened.
     pub(super) fn value_element(self, block: &[f32], [h, row, d]: [usize; 3]) -> f32 {
-        let (at, i) = (self.parts(h), self.value(row, d));
+        let (at, i) = (self.parts(h), self.value_layout().at(row, d));
         match self.format {
             Format::Elements(dtype) => element(block, dtype, at.values, i),
             Format::Int8 { .. } => {

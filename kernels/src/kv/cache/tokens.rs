@@ -57,7 +57,7 @@ impl Sizes {
         let together = if matches!(self.format, Format::Int8 { .. }) { 4 } else { 1 };
         let next = move |first: usize| {
             let end = match part {
-                TokenPart::Value => self.value_run(first).end,
+                TokenPart::Value => self.value_layout().panel(first).end,
                 TokenPart::Key => first + together,
                 TokenPart::KeyScale | TokenPart::ValueScale => first + 1,
             };
@@ -72,7 +72,7 @@ impl Sizes {
         let [_, bytes] = self.elements(part);
         let start = match part {
             TokenPart::Key => keys.start + self.key(row, run.start) * bytes,
-            TokenPart::Value => values.start + self.value(row, run.start) * bytes,
+            TokenPart::Value => values.start + self.value_layout().at(row, run.start) * bytes,
             TokenPart::KeyScale => key_scales.start + row * bytes,
             TokenPart::ValueScale => value_scales.start + row * bytes,
         };

@@ -62,10 +62,10 @@ impl<T: Element> Write<'_, T> {
             // run starts below `value_dim`.
             unsafe {
                 write_keys(s, k, sizes, row..row + rows.len(), &mut elements[keys]);
-                for run in sizes.value_runs() {
+                for run in sizes.value_layout().panels() {
                     let v = v.columns_from(run.start);
                     let cols = sizes.value_dim.min(run.end) - run.start;
-                    let places = &mut elements[values.clone()][sizes.value(row, run.start)..];
+                    let places = &mut elements[values.clone()][sizes.value_layout().at(row, run.start)..];
                     if let Some(floats) = as_floats(places) {
                         s.pack_rows(v, [rows.len(), cols], NonFinite::Ignored, floats);
                         continue;
@@ -147,8 +147,8 @@ impl WriteBytes<'_> {
                 unsafe { s.pack_rows(v, [1, e], NonFinite::Ignored, wide) };
                 part_mut(block, value_scales.clone())[j] = s.quantise(&wide[..e], value);
                 let places = part_mut(block, values.clone());
-                for run in sizes.value_runs() {
-                    places[sizes.value(j, run.start)..][..run.len()].copy_from_slice(&value[run]);
+                for run in sizes.value_layout().panels() {
+                    places[sizes.value_layout().at(j, run.start)..][..run.len()].copy_from_slice(&value[run]);
                 }
             }
         }
