@@ -103,7 +103,7 @@ fn elsewhere(rng: &mut Rng, whole: &Whole<'_>) {
         // Sequences end to end are not to be had elsewhere; nor are two types in a cache.
         _ if case.ragged.is_some() || case.kv_lens.is_none() || shorter(case) => Home::Tensors,
         _ if k != v => rng.pick(&[Home::Tensors, Home::Pages]),
-        _ => rng.pick(&[Home::Tensors, Home::Pages, Home::Cache(k)]),
+        _ => rng.pick(&[Home::Tensors, Home::Pages, Home::Pool(k), Home::Cache(k)]),
     };
     let what = format!("from {other:?}");
     let stage = Stage::new(rng, case, other);

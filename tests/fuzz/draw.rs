@@ -22,6 +22,8 @@ pub(crate) const SHARED: usize = 4_500_000;
 pub(crate) enum Home {
     Tensors,
     Pages,
+    /// Pages of a pool of the crate's.
+    Pool(Dtype),
     Cache(Dtype),
     /// A cache of bytes; keys have scales, or their channels, for keys up to about so large.
     Bytes {
@@ -104,7 +106,8 @@ const ODD: [f32; 12] =
 pub(crate) fn draw(rng: &mut Rng) -> (Case, Home) {
     let home = match rng.below(10) {
         0..5 => Home::Tensors,
-        5 | 6 => Home::Pages,
+        5 => Home::Pages,
+        6 => Home::Pool(rng.pick(&DTYPES)),
         7 | 8 => Home::Cache(rng.pick(&DTYPES)),
         _ => Home::Bytes { channels: rng.one_in(2).then(|| rng.pick(&[0.01, 1.0, 3.0, 1e4])) },
     };
@@ -128,7 +131,7 @@ pub(crate) fn draw_at(rng: &mut Rng, home: Home) -> Case {
         kv[2] = keys;
     }
     let dtypes = match home {
-        Home::Cache(dtype) => [rng.pick(&DTYPES), dtype, dtype],
+        Home::Cache(dtype) | Home::Pool(dtype) => [rng.pick(&DTYPES), dtype, dtype],
         Home::Bytes { .. } => [rng.pick(&DTYPES), Dtype::F32, Dtype::F32],
         _ if rng.one_in(2) => [Dtype::F32; 3],
         _ => [(); 3].map(|()| rng.pick(&DTYPES)),

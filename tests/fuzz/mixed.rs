@@ -29,8 +29,9 @@ struct Mixed {
 /// One mixed batch.
 pub(crate) fn check(rng: &mut Rng) {
     let dtype = rng.pick(&DTYPES);
-    let home = match rng.below(4) {
+    let home = match rng.below(5) {
         0 => Home::Pages,
+        4 => Home::Pool(dtype),
         1 => Home::Bytes { channels: None },
         _ => Home::Cache(dtype),
     };

@@ -9,12 +9,13 @@ use super::place::AnyPlaced;
 use super::rng::Rng;
 use super::stage::{list, nothing};
 use core::ops::Range;
-use sdpa::{BlockTable, Dtype, Inputs, KeyScales, KvCache, PageError, Pages, View};
+use sdpa::{BlockTable, Dtype, Inputs, KeyScales, KvCache, PageError, PagePool, Pages, View};
 
 #[derive(Debug)]
 pub(crate) enum Source {
     Tensors { k: AnyPlaced, v: AnyPlaced },
     Pool(Pool),
+    Packed(Packed),
     Cache(KvCache),
 }
 
@@ -34,6 +35,21 @@ impl Pool {
     }
 }
 
+/// A pool of the crate's, and a table.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    pool: PagePool,
+    entries: Memory<u32>,
+    lens: Memory<usize>,
+}
+
+impl Packed {
+    pub(crate) fn pages(&self) -> Pages<'_> {
+        let table = BlockTable { entries: self.entries.slice(), lens: self.lens.slice() };
+        self.pool.pages(table).expect("a good table")
+    }
+}
+
 pub(crate) fn place(rng: &mut Rng, case: &Case, home: Home) -> Source {
     match home {
         Home::Tensors => {
@@ -41,6 +57,7 @@ pub(crate) fn place(rng: &mut Rng, case: &Case, home: Home) -> Source {
             Source::Tensors { k: AnyPlaced::of(rng, &case.k, k), v: AnyPlaced::of(rng, &case.v, v) }
         }
         Home::Pages => Source::Pool(pool(rng, case)),
+        Home::Pool(dtype) => Source::Packed(packed(rng, case, dtype)),
         Home::Cache(dtype) => {
             let cache = empty(case).dtype(dtype).expect("it is empty");
             Source::Cache(filled(rng, case, cache, dtype))
@@ -93,20 +110,68 @@ pub(crate) fn append(rng: &mut Rng, cache: &mut KvCache, b: usize, kv: [Array; 2
     cache.append_to(b, k.view(), v.view()).expect("they fit");
 }
 
-/// The keys that exist in shuffled pages, with a few that nobody has. Of what no sequence has, all is NaN; entries that no
-/// length reaches are no pages at all.
+/// Shuffled pages for the keys that exist, with a few that nobody has; entries that no length reaches are no pages at all.
+struct Places {
+    pages: usize,
+    width: usize,
+    entries: Vec<u32>,
+    lens: Vec<usize>,
+}
+
+impl Places {
+    fn draw(rng: &mut Rng, case: &Case, size: usize) -> Self {
+        let lens: Vec<usize> = (0..case.batch()).map(|b| case.kv_len(b)).collect();
+        let used = lens.iter().map(|len| len.div_ceil(size)).sum::<usize>();
+        let pages = used + rng.below(3);
+        let width = lens.iter().map(|len| len.div_ceil(size)).max().unwrap_or(0) + rng.below(2);
+        let mut free = rng.shuffled(pages).into_iter();
+        let mut entries = vec![u32::MAX; width * lens.len()];
+        for (b, len) in lens.iter().enumerate() {
+            let mine = &mut entries[b * width..][..len.div_ceil(size)];
+            mine.fill_with(|| free.next().expect("enough pages") as u32);
+        }
+        Self { pages, width, entries, lens }
+    }
+
+    fn of(&self, b: usize) -> &[u32] {
+        &self.entries[b * self.width..][..self.width]
+    }
+}
+
+/// A pool of the crate's with the keys that exist, appended in random parts; all of it was NaN before.
+fn packed(rng: &mut Rng, case: &Case, dtype: Dtype) -> Packed {
+    let size = rng.pick(&[16, 32, 48, 64, 256, 272]);
+    let places = Places::draw(rng, case, size);
+    let dims = [case.k.shape[3], case.value_dim()];
+    let pool = PagePool::new(places.pages, size, case.kv_heads(), dims).and_then(|pool| pool.dtype(dtype));
+    let mut pool = pool.expect("good sizes");
+    let all: Vec<u32> = (0..places.pages as u32).collect();
+    let keys = places.pages * size;
+    if keys > 0 {
+        let [k, v] = dims.map(|dim| AnyPlaced::of(rng, &nothing([1, case.kv_heads(), keys, dim]), Dtype::F32));
+        pool.append(BlockTable { entries: &all, lens: &[keys] }, k.view(), v.view()).expect("they fit");
+    }
+    for b in 0..case.batch() {
+        for keys in rng.cuts(case.kv_len(b)) {
+            let table = BlockTable { entries: places.of(b), lens: &[keys.end] };
+            let [k, v] = [case.k.part(b, keys.clone()), case.v.part(b, keys)].map(|x| {
+                let dtype = if rng.one_in(2) { dtype } else { Dtype::F32 };
+                AnyPlaced::of(rng, &x, dtype)
+            });
+            pool.append(table, k.view(), v.view()).expect("they fit");
+        }
+    }
+    Packed { pool, entries: list(rng, &places.entries), lens: list(rng, &places.lens) }
+}
+
+/// The keys that exist in pages. Of what no sequence has, all is NaN.
 fn pool(rng: &mut Rng, case: &Case) -> Pool {
     let size = rng.pick(&[1, 2, 3, 7, 16, 17, 64, 256, 300]);
-    let lens: Vec<usize> = (0..case.batch()).map(|b| case.kv_len(b)).collect();
-    let used = lens.iter().map(|len| len.div_ceil(size)).sum::<usize>();
-    let pages = used + rng.below(3);
-    let width = lens.iter().map(|len| len.div_ceil(size)).max().unwrap_or(0) + rng.below(2);
-    let mut free = rng.shuffled(pages).into_iter();
-    let mut entries = vec![u32::MAX; width * lens.len()];
+    let places = Places::draw(rng, case, size);
+    let Places { pages, ref lens, .. } = places;
     let [mut k, mut v] = [&case.k, &case.v].map(|x| nothing([pages, case.kv_heads(), size, x.shape[3]]));
     for (b, len) in lens.iter().enumerate() {
-        let mine = &mut entries[b * width..][..len.div_ceil(size)];
-        mine.fill_with(|| free.next().expect("enough pages") as u32);
+        let mine = places.of(b);
         for (to, from) in [(&mut k, &case.k), (&mut v, &case.v)] {
             for j in 0..*len {
                 for h in 0..case.kv_heads() {
@@ -115,7 +180,7 @@ fn pool(rng: &mut Rng, case: &Case) -> Pool {
             }
         }
     }
-    let (entries, lens) = (list(rng, &entries), list(rng, &lens));
+    let (entries, lens) = (list(rng, &places.entries), list(rng, &places.lens));
     let [_, k_type, v_type] = case.dtypes;
     Pool { k: AnyPlaced::of(rng, &k, k_type), v: AnyPlaced::of(rng, &v, v_type), entries, lens }
 }

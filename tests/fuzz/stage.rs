@@ -109,6 +109,7 @@ impl<'c> Stage<'c> {
                 self.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q.slice(), k.slice()))
             }
             Source::Pool(pool) => Inputs::paged(q, pool.pages().expect("a good table")),
+            Source::Packed(pool) => Inputs::paged(q, pool.pages()),
             Source::Cache(cache) => Inputs::cached(q, cache),
         };
         if let Some(names) = &self.names {
