@@ -15,7 +15,7 @@ use core::ops::Range;
 pub(crate) use kept::check_kept;
 use sdpa_kernels::{Cache, Dtype, Isa, Keep};
 use std::collections::BTreeSet;
-pub(crate) use token_form::{TokenForm, check_dims};
+pub(crate) use token_form::{TokenForm, ValuePlace, check_dims};
 
 /// Scales of the keys of an int8 cache: see [`KvCache::int8`].
 ///
@@ -139,6 +139,11 @@ impl KvCache {
     /// Format of the elements, as [`Self::dtype`] or [`Self::int8`] set it.
     pub fn format(&self) -> CacheFormat<'_> {
         format_of(self.cache.dtype(), self.cache.channel_scales())
+    }
+
+    /// Returns true if values are the first columns of the keys ([`Self::latent`]).
+    pub fn is_latent(&self) -> bool {
+        self.cache.is_latent()
     }
 
     /// Keys that stay, if the cache is a sliding one.

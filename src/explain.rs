@@ -111,9 +111,7 @@ impl Plan {
     /// Returns the bytes of keys and values that split-KV does not read again.
     fn shared_bytes(&self, problem: &Problem<'_>) -> f64 {
         let Some(FewRows { few, .. }) = self.few_rows(problem) else { return 0.0 };
-        let [k_bytes, v_bytes] = problem.call.kv.element_bytes();
-        let row = self.shape.head_dim * k_bytes + self.shape.value_dim * v_bytes;
-        problem.call.shared_keys(few).unwrap_or(0) as f64 * row as f64
+        problem.call.shared_keys(few).unwrap_or(0) as f64 * problem.call.kv.token_bytes() as f64
     }
 
     /// Returns the pairs that a tile of rows sees of a block, and the keys it computes: the key range, in whole panels.
@@ -183,13 +181,12 @@ impl Problem<'_> {
     fn bytes(&self) -> f64 {
         let elements = |shape: [usize; 4]| shape.iter().map(|&n| n as f64).product::<f64>();
         let call = &self.call;
-        let [k_bytes, v_bytes] = call.kv.element_bytes().map(|bytes| bytes as f64);
-        let [batch, heads, kv_len, head_dim] = call.kv.k_shape().map(|n| n as f64);
+        let [batch, heads, kv_len, _] = call.kv.k_shape().map(|n| n as f64);
         let keys = match call.options.sequences {
             Some(_) => (0..call.sequences()).map(|index| call.sequence(index).kv_len as f64).sum(),
             None => batch * kv_len,
         };
-        let keys = keys * heads * (head_dim * k_bytes + self.shape.value_dim as f64 * v_bytes);
+        let keys = keys * heads * call.kv.token_bytes() as f64;
         let out = self.outputs.out.as_ref();
         let ends = elements(call.q.shape()) * call.q.dtype().bytes() as f64
             + out.map_or(0.0, |out| elements(out.shape()) * out.dtype().bytes() as f64);

@@ -1,6 +1,6 @@
 //! Page pool: keys and values in pages that are packed as a cache's blocks are.
 
-use crate::cache::{CacheFormat, KeyScales, TokenForm, check_dims, format_of, key_scales};
+use crate::cache::{CacheFormat, KeyScales, TokenForm, ValuePlace, check_dims, format_of, key_scales};
 use crate::error::{Bound, Error, same};
 use crate::inputs::cumulative;
 use sdpa_kernels::{BlockTable, Dtype, Isa, NewTokens, PageError, Pages, Tensor};
@@ -196,7 +196,8 @@ impl PagePool {
         tokens: impl Iterator<Item = NewTokens> + Clone,
     ) -> Result<(), Error> {
         let (kv_heads, dims, dtype) = (self.kv_heads(), self.pool.dims(), self.pool.dtype());
-        TokenForm { kv_heads, dims, dtype, of: "the pool" }.check(self.isa, k, v)?;
+        let values = ValuePlace::Apart;
+        TokenForm { kv_heads, dims, dtype, values, of: "the pool" }.check(self.isa, k, v)?;
         Ok(self.pool.append(self.isa, table, [k, v], tokens)?)
     }
 

@@ -1,6 +1,6 @@
 //! Appending tokens.
 
-use crate::cache::{KvCache, TokenForm};
+use crate::cache::{KvCache, TokenForm, ValuePlace};
 use crate::error::{Error, same};
 use crate::inputs::cumulative;
 use sdpa_kernels::{NewTokens, Tensor};
@@ -108,6 +108,7 @@ impl KvCache {
 
     fn check(&self, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
         let (kv_heads, dims, dtype) = (self.kv_heads(), [self.head_dim(), self.value_dim()], self.cache.dtype());
-        TokenForm { kv_heads, dims, dtype, of: "the cache" }.check(self.isa, k, v)
+        let values = if self.cache.is_latent() { ValuePlace::InKeys } else { ValuePlace::Apart };
+        TokenForm { kv_heads, dims, dtype, values, of: "the cache" }.check(self.isa, k, v)
     }
 }

@@ -32,6 +32,45 @@ impl KvCache {
         Ok(Self { cache: self.cache.with_dtype(dtype), ..self })
     }
 
+    /// Makes the cache one of latent heads, whose values are the first `value_dim` columns of the keys: multi-head latent
+    /// attention (DeepSeek-V2, arXiv:2405.04434) in its absorbed form, where 128 query heads share one key of 576 elements, of
+    /// which 512 are the value. What is stored are rows of keys: little more than half of what keys and values apart take.
+    ///
+    /// Tokens are appended as to any cache, `k` and `v`, where `v` must be the first columns of `k`
+    /// ([`View::columns`](crate::View::columns)). Results have the bits that tensors of the same numbers give.
+    ///
+    /// ```
+    /// use sdpa::{Alignment, Attention, Inputs, KvCache, Outputs, View, ViewMut};
+    /// let mut cache = KvCache::new(1, 1, [24, 16])?.latent()?; // keys of 24, of which 16 are the value
+    /// let rows = vec![0.5; 5 * 24]; // five tokens: 16 latent elements, then 8 with the position
+    /// let k = View::bhld(&rows, [1, 1, 5, 24])?;
+    /// cache.append(k, k.columns(0..16).unwrap())?;
+    /// let (q, mut out) = (vec![0.1; 32 * 24], vec![0.0; 32 * 16]); // 32 query heads, one row
+    /// let inputs = Inputs::cached(View::bhld(&q, [1, 32, 1, 24])?, &cache);
+    /// let attention = Attention::new().causal().align(Alignment::BottomRight);
+    /// sdpa::attention(&attention, inputs, Outputs::new(ViewMut::bhld(&mut out, [1, 32, 1, 16])?))?;
+    /// assert!(out.iter().all(|&x| (x - 0.5).abs() < 1e-6));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if something was appended already or the cache is an int8 cache; [`Error::Mismatch`] if values are longer
+    /// than keys.
+    pub fn latent(self) -> Result<Self, Error> {
+        if self.bytes() > 0 {
+            return Err(Error::Needs { argument: "latent", needs: "an empty cache" });
+        }
+        if self.cache.is_int8() {
+            return Err(Error::Needs { argument: "latent", needs: "a cache without int8, which is set" });
+        }
+        let (got, expected) = (self.value_dim(), self.head_dim());
+        if got > expected {
+            let (what, of) = ("value_dim", "the key, of which the value is the first columns,");
+            return Err(Error::Mismatch { argument: "latent", what, got, expected, of });
+        }
+        Ok(Self { cache: self.cache.with_latent(), ..self })
+    }
+
     /// Sets int8 elements: about a quarter of the memory of `f32` and of the time to read it. Every value has a scale
     /// `s`, and so has every key, or every channel of the keys; an element `x` is stored as the integer nearest to
     /// `x / s`, at most ±127. A query row is quantised in the same way, once for all keys, after it is multiplied by
@@ -58,7 +97,8 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already or another element type was set, [`Error::Mismatch`] for keys
+    /// [`Error::Needs`] if something was appended already, another element type was set or the cache is latent,
+    /// [`Error::Mismatch`] for keys
     /// longer than 131,072 or if there are not `kv_heads × head_dim` scales, [`Error::Number`] for a scale that is not
     /// positive and finite.
     pub fn int8(self, keys: KeyScales) -> Result<Self, Error> {
@@ -74,6 +114,9 @@ impl KvCache {
         }
         if self.cache.dtype().is_some_and(|dtype| dtype != Dtype::F32) {
             return Err(Error::Needs { argument: "int8", needs: "a cache without dtype, which is set" });
+        }
+        if self.cache.is_latent() {
+            return Err(Error::Needs { argument: "int8", needs: "a cache that is not latent" });
         }
         let channels = key_scales(keys, [self.kv_heads(), self.head_dim()], "the cache (kv_heads × head_dim)")?;
         Ok(Self { cache: self.cache.with_int8(channels), ..self })

@@ -112,7 +112,7 @@ impl KvCache {
     ///
     /// For every sequence with keys, the file has the tensors `sequences.N.keys` `[kv_heads, len, head_dim]` and
     /// `sequences.N.values` `[kv_heads, len, value_dim]` in the type of the cache's elements, without what a sliding
-    /// cache has evicted. Those of an int8 cache are bytes, with the scales `sequences.N.value_scales` and, by token,
+    /// cache has evicted; a latent cache has no `values`. Those of an int8 cache are bytes, with the scales `sequences.N.value_scales` and, by token,
     /// `sequences.N.key_scales` `[kv_heads, len]`, or, by channel, one tensor `channel_scales` `[kv_heads, head_dim]`. The
     /// metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format, sliding window, and the
     /// length of each sequence; removed ones are null. Keys and values that sequences share are in the file once for

@@ -3,6 +3,15 @@
 use crate::error::{Error, same};
 use sdpa_kernels::{Dtype, Isa, MAX_DIM, Tensor};
 
+/// Place of the values of tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ValuePlace {
+    /// Beside the keys.
+    Apart,
+    /// In the first columns of the keys.
+    InKeys,
+}
+
 /// Form of the tokens that a cache or a page pool takes.
 pub(crate) struct TokenForm {
     pub(crate) kv_heads: usize,
@@ -10,6 +19,8 @@ pub(crate) struct TokenForm {
     pub(crate) dims: [usize; 2],
     /// Element type; `None` for int8.
     pub(crate) dtype: Option<Dtype>,
+    /// Place of the values.
+    pub(crate) values: ValuePlace,
     /// Name of what takes the tokens, in messages.
     pub(crate) of: &'static str,
 }
@@ -17,7 +28,7 @@ pub(crate) struct TokenForm {
 impl TokenForm {
     /// Refuses keys and values that do not fit, or have elements that cannot be stored.
     pub(crate) fn check(&self, isa: Isa, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
-        let Self { kv_heads, dims: [head_dim, value_dim], dtype, of } = *self;
+        let Self { kv_heads, dims: [head_dim, value_dim], dtype, values, of } = *self;
         let [batch, _, rows, _] = k.shape();
         let heads = |argument, [_, heads, rows, _]: [usize; 4]| {
             same(argument, "heads", heads, kv_heads, of).map_err(|e| e.or_exchanged(argument, [heads, rows]))
@@ -28,6 +39,10 @@ impl TokenForm {
         heads("v", v.shape())?;
         same("v", "rows", v.shape()[2], rows, "k")?;
         same("v", "value_dim", v.shape()[3], value_dim, of)?;
+        if values == ValuePlace::InKeys && !v.is_start_of(&k) {
+            let needs = "the first columns of k (View::columns), which are the values of a latent cache";
+            return Err(Error::Needs { argument: "v", needs });
+        }
         for (argument, x) in [("k", k), ("v", v)] {
             let (unfit, expected) = match dtype {
                 // An int8 element cannot represent a non-finite number.

@@ -24,6 +24,7 @@ mod int8_cache;
 mod interrupted;
 mod kv_cache;
 mod kv_support;
+mod latent;
 mod masks;
 mod memory;
 mod mistakes;

@@ -112,6 +112,13 @@ impl<'a> KeyValues<'a> {
         self.dtypes().map(|dtype| dtype.map_or(1, Dtype::bytes))
     }
 
+    /// Returns the number of bytes of a key and its value in one head, without scales.
+    pub fn token_bytes(&self) -> usize {
+        let [key, value] = self.element_bytes();
+        let latent = self.cache().is_some_and(Cache::is_latent);
+        self.k_shape()[3] * key + if latent { 0 } else { self.v_shape()[3] * value }
+    }
+
     /// Returns the types of keys and of values; `None` for int8.
     #[inline]
     pub fn dtypes(&self) -> [Option<Dtype>; 2] {

@@ -129,6 +129,17 @@ impl Tensor<'_> {
         by_type!(Tensor, self, |view| view.strides())
     }
 
+    /// Returns true if these elements are the first columns of another tensor: the same memory, as
+    /// [`View::columns`] gives it.
+    pub fn is_start_of(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::F32(a), Self::F32(b)) => a.is_start_of(b),
+            (Self::Bf16(a), Self::Bf16(b)) => a.is_start_of(b),
+            (Self::F16(a), Self::F16(b)) => a.is_start_of(b),
+            _ => false,
+        }
+    }
+
     /// Returns true if a row of one head is stored beside the same row of the other heads.
     #[inline]
     pub(crate) fn has_heads_inside(&self) -> bool {

@@ -178,6 +178,29 @@ impl<'a, T> View<'a, T> {
         Some(Self { layout, ..*self })
     }
 
+    /// Returns some of the columns, of every row. `None` if the range is outside the columns.
+    pub fn columns(&self, columns: core::ops::Range<usize>) -> Option<Self> {
+        let mut layout = self.layout;
+        if columns.start > columns.end || columns.end > layout.shape[3] {
+            return None;
+        }
+        layout.shape[3] = columns.len();
+        if !layout.shape.contains(&0) {
+            // The first column kept exists, so its index is in bounds.
+            layout.offset = self.layout.element([0, 0, 0, columns.start]);
+        }
+        Some(Self { layout, ..*self })
+    }
+
+    /// Returns true if these elements are the first columns of another view: the same memory.
+    pub(crate) fn is_start_of(&self, other: &Self) -> bool {
+        let (layout, of) = (&self.layout, &other.layout);
+        let first = |view: &Self| view.data.wrapping_add(view.layout.offset);
+        layout.shape[..3] == of.shape[..3]
+            && layout.shape[3] <= of.shape[3]
+            && (layout.shape.contains(&0) || first(self) == first(other) && layout.strides == of.strides)
+    }
+
     /// Returns the rows of one head as a matrix: the slice from its first element to its last, and the distances, in
     /// elements, from one row and from one column to the next. `None` outside the shape, if the head has no elements, if
     /// a stride is negative, or if what lies between the elements is not the view's to read.

@@ -22,6 +22,9 @@ pub(super) struct Description {
     pub(super) head_dim: usize,
     pub(super) value_dim: usize,
     pub(super) elements: ElementFormat,
+    /// True if values are the first columns of the keys.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub(super) latent: bool,
     /// Keys that a sliding cache keeps.
     pub(super) window: Option<Window>,
     /// Sequences; none where one was removed.
@@ -81,6 +84,7 @@ impl Description {
                 CacheFormat::Int8PerToken => ElementFormat::Int8PerToken,
                 CacheFormat::Int8PerChannel(_) => ElementFormat::Int8PerChannel,
             },
+            latent: cache.is_latent(),
             window,
             sequences: cache.lens().iter().enumerate().map(sequence).collect(),
         }

@@ -56,7 +56,7 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::File`] for anything but such a file, with the reason; [`Error::Memory`]; for sizes that no cache has, the
-    /// errors of [`Self::new`] and [`Self::int8`].
+    /// errors of [`Self::new`], [`Self::latent`] and [`Self::int8`].
     pub fn import(bytes: &[u8]) -> Result<Self, Error> {
         let file = File::read(bytes)?;
         let description = file.description()?;
@@ -73,7 +73,7 @@ impl KvCache {
 
 /// Makes a cache as described, without keys.
 fn empty(file: &File<'_>, description: &Description) -> Result<KvCache, Error> {
-    let &Description { kv_heads, head_dim, value_dim, elements, window, ref sequences, .. } = description;
+    let &Description { kv_heads, head_dim, value_dim, elements, latent, window, ref sequences, .. } = description;
     if kv_heads == 0 {
         return Err(Error::Empty { argument: "cache", what: "kv_heads" });
     }
@@ -82,6 +82,7 @@ fn empty(file: &File<'_>, description: &Description) -> Result<KvCache, Error> {
         Some(keys) => KvCache::sliding(sequences, kv_heads, dims, keys.last, keys.first)?.rollback(keys.rollback)?,
         None => KvCache::new(sequences, kv_heads, dims)?,
     };
+    let cache = if latent { cache.latent()? } else { cache };
     match elements {
         ElementFormat::F32 => Ok(cache),
         ElementFormat::Bf16 => cache.dtype(Elements::Bf16),

@@ -104,6 +104,8 @@ impl<S: Steps> AttentionTask<'_, S> {
         }
         match values {
             BlockValues::Rows { rows, .. } => prefetch.push_rows(rows, len, self.tiling.value_dim),
+            // The rows of latent keys hold the values.
+            BlockValues::ValuePanels(_) if matches!(keys, Keys::Rows(_)) => {}
             BlockValues::ValuePanels(panels) => {
                 // SAFETY: the block has at least one row.
                 let first = unsafe { panels.first().first() };

@@ -18,12 +18,22 @@ pub(super) enum Format {
     },
 }
 
+/// Order of the keys of a head in a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeyOrder {
+    /// Packed, beside the values.
+    Packed,
+    /// Rows, of which the values are the first columns: latent heads.
+    Latent,
+}
+
 /// Sizes of a block's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) format: Format,
     /// Number of keys of a block, in whole panels.
     pub(super) rows: usize,
+    pub(super) key_order: KeyOrder,
     pub(super) value_order: ValueOrder,
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
@@ -47,9 +57,17 @@ impl Sizes {
         }
     }
 
-    /// Returns the number of columns of values, filled up to whole vectors.
+    /// Returns the number of columns of values, filled up to whole vectors; of latent keys, which hold the values.
     pub(super) fn width(self) -> usize {
-        self.value_dim.next_multiple_of(LANES)
+        self.row_dim().next_multiple_of(LANES)
+    }
+
+    /// Returns the number of elements that are stored in the place of a value.
+    pub(super) fn row_dim(self) -> usize {
+        match self.key_order {
+            KeyOrder::Packed => self.value_dim,
+            KeyOrder::Latent => self.head_dim,
+        }
     }
 
     /// Returns the number of bytes of each part of a head, whole cache lines; `None` if one overflows.
@@ -58,7 +76,10 @@ impl Sizes {
             self.rows.checked_mul(each)?.checked_mul(bytes)?.checked_next_multiple_of(LINE_BYTES)
         };
         Some(match self.format {
-            Format::Elements(dtype) => [0, rows(self.head_dim, dtype.bytes())?, 0, rows(self.width(), dtype.bytes())?],
+            Format::Elements(dtype) => {
+                let key = if self.key_order == KeyOrder::Packed { self.head_dim } else { 0 };
+                [0, rows(key, dtype.bytes())?, 0, rows(self.width(), dtype.bytes())?]
+            }
             Format::Int8 { key_scales } => {
                 let scales = rows(1, size_of::<f32>())?;
                 let keys = (self.rows / LANES).checked_mul(int8::panel_bytes(self.head_dim))?;

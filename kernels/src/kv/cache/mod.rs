@@ -20,7 +20,7 @@ use crate::tensor::element::Dtype;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 use blocks::{Block, Blocks};
 use core::ops::Range;
-use layout::{Format, Int8, Sizes};
+use layout::{Format, Int8, KeyOrder, Sizes};
 pub use pool::PagePool;
 use std::sync::Arc;
 pub use tokens::{NewTokens, TokenPart};
@@ -76,7 +76,8 @@ impl Cache {
         let last = keep.is_none_or(|keep| keep.last > 0);
         assert!(last && head_dim.max(value_dim) <= MAX_DIM, "a window without keys, or a dimension beyond MAX_DIM");
         let (format, value_order) = (Format::Elements(dtype), ValueOrder::Panels);
-        let sizes = Sizes { format, rows: KEY_BLOCK, value_order, kv_heads, head_dim, value_dim };
+        let key_order = KeyOrder::Packed;
+        let sizes = Sizes { format, rows: KEY_BLOCK, key_order, value_order, kv_heads, head_dim, value_dim };
         sizes.bytes().filter(|&bytes| bytes <= isize::MAX as usize)?;
         let (mut blocks, mut lens) = (Vec::new(), Vec::new());
         blocks.try_reserve_exact(sequences).ok()?;
@@ -93,6 +94,22 @@ impl Cache {
     #[must_use]
     pub fn with_dtype(self, dtype: Dtype) -> Self {
         Self { sizes: Sizes { format: Format::Elements(dtype), ..self.sizes }, int8: None, ..self.emptied() }
+    }
+
+    /// Returns the cache emptied, with keys as rows, of which the values are the first columns.
+    ///
+    /// # Panics
+    /// If values are longer than keys, or the cache is int8.
+    #[must_use]
+    pub fn with_latent(self) -> Self {
+        assert!(self.sizes.value_dim <= self.sizes.head_dim && !self.is_int8(), "values are columns of the keys");
+        let sizes = Sizes { key_order: KeyOrder::Latent, value_order: ValueOrder::Rows, ..self.sizes };
+        Self { sizes, ..self.emptied() }
+    }
+
+    /// Returns true if values are the first columns of the keys.
+    pub fn is_latent(&self) -> bool {
+        self.sizes.key_order == KeyOrder::Latent
     }
 
     /// Returns the cache emptied, with room for rollbacks of `tokens` tokens. `None` if all keys stay.
@@ -114,11 +131,12 @@ impl Cache {
     /// its channels have scales, `[kv_heads][head_dim]`. The scratch for appending is not allocated yet.
     ///
     /// # Panics
-    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or the number of scales is not that of
-    /// the channels.
+    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), the number of scales is not that of the
+    /// channels, or the cache is latent.
     #[must_use]
     pub fn with_int8(self, channels: Option<Box<[f32]>>) -> Self {
         let format = Format::Int8 { key_scales: channels.is_none() };
+        assert!(!self.is_latent(), "rows of bytes have one scale");
         let int8 = Int8::new(self.sizes, channels);
         Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..self.emptied() }
     }

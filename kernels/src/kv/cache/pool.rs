@@ -2,7 +2,7 @@
 //!
 //! Which page belongs to which sequence is the caller's affair: block tables say so (`pages.rs`).
 
-use super::layout::{Format, Int8, Sizes, part};
+use super::layout::{Format, Int8, KeyOrder, Sizes, part};
 use super::tokens::NewTokens;
 use super::write::Place;
 use crate::kv::block_table::{BlockTable, PageError, Stretch};
@@ -47,7 +47,8 @@ impl PagePool {
         assert!(page_size > 0 && page_size.is_multiple_of(LANES), "pages of {page_size} keys");
         assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
         let (format, value_order) = (Format::Elements(Dtype::F32), ValueOrder::Panels);
-        let sizes = Sizes { format, rows: page_size, value_order, kv_heads, head_dim, value_dim };
+        let key_order = KeyOrder::Packed;
+        let sizes = Sizes { format, rows: page_size, key_order, value_order, kv_heads, head_dim, value_dim };
         // A table has one address for the rows of all panels of a page, which therefore must be equally wide.
         let cols = sizes.value_layout().panel(0).len();
         let equal = sizes.value_layout().panels().all(|panel| panel.len() == cols);

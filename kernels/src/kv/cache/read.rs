@@ -1,6 +1,6 @@
 //! Reading a cache: blocks of packed keys and values for the kernels, and single elements.
 
-use super::layout::{Format, Sizes, part};
+use super::layout::{Format, KeyOrder, Sizes, part};
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::ValuePanels;
@@ -32,6 +32,10 @@ impl Cache {
         let (block, at, panel) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.panel() as isize);
         let format = self.sizes.format;
         match format {
+            Format::Elements(dtype) if self.is_latent() => {
+                let row = self.sizes.width() as isize;
+                Keys::Rows(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.values).as_ptr(), row, 1)))
+            }
             Format::Elements(dtype) => {
                 Keys::Packed(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.keys).as_ptr(), panel, 1)))
             }
@@ -78,6 +82,9 @@ impl Sizes {
     pub(super) fn key_element(self, block: &[f32], [h, row, d]: [usize; 3], channels: Option<&[f32]>) -> f32 {
         let (at, i) = (self.parts(h), self.key(row, d));
         match self.format {
+            Format::Elements(dtype) if self.key_order == KeyOrder::Latent => {
+                element(block, dtype, at.values, self.value_layout().at(row, d))
+            }
             Format::Elements(dtype) => element(block, dtype, at.keys, i),
             Format::Int8 { .. } => {
                 let scale = match channels {

@@ -1,7 +1,7 @@
 //! Tokens: new ones; and stored ones, bit for bit, moved within a sequence, read, and written.
 
 use super::blocks::{Block, Blocks};
-use super::layout::{Format, Parts, Sizes};
+use super::layout::{Format, KeyOrder, Parts, Sizes};
 use super::{Cache, Keep, is_shared};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
@@ -25,7 +25,7 @@ pub enum TokenPart {
     Key,
     /// Scale of the key, an `f32`: only in an int8 cache whose keys have scales of their own.
     KeyScale,
-    /// Elements of the value.
+    /// Elements of the value; none in a latent cache, where they are some of the key's.
     Value,
     /// Scale of the value, an `f32`: only in an int8 cache.
     ValueScale,
@@ -45,6 +45,7 @@ impl Sizes {
         };
         match part {
             TokenPart::Key => [self.head_dim, bytes],
+            TokenPart::Value if self.key_order == KeyOrder::Latent => [0, bytes],
             TokenPart::Value => [self.value_dim, bytes],
             TokenPart::KeyScale => [scales[0], size_of::<f32>()],
             TokenPart::ValueScale => [scales[1], size_of::<f32>()],
@@ -57,6 +58,7 @@ impl Sizes {
         let together = if matches!(self.format, Format::Int8 { .. }) { 4 } else { 1 };
         let next = move |first: usize| {
             let end = match part {
+                TokenPart::Key if self.key_order == KeyOrder::Latent => elements,
                 TokenPart::Value => self.value_layout().panel(first).end,
                 TokenPart::Key => first + together,
                 TokenPart::KeyScale | TokenPart::ValueScale => first + 1,
@@ -71,6 +73,9 @@ impl Sizes {
         let Parts { key_scales, keys, value_scales, values } = self.parts(head);
         let [_, bytes] = self.elements(part);
         let start = match part {
+            TokenPart::Key if self.key_order == KeyOrder::Latent => {
+                values.start + self.value_layout().at(row, run.start) * bytes
+            }
             TokenPart::Key => keys.start + self.key(row, run.start) * bytes,
             TokenPart::Value => values.start + self.value_layout().at(row, run.start) * bytes,
             TokenPart::KeyScale => key_scales.start + row * bytes,

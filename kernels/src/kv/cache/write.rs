@@ -1,6 +1,6 @@
 //! Writing tokens to blocks and pages.
 
-use super::layout::{Format, Int8, Parts, Sizes, part_mut};
+use super::layout::{Format, Int8, KeyOrder, Parts, Sizes, part_mut};
 use crate::matmul::int8;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::pack_steps::PackSteps;
@@ -59,12 +59,18 @@ impl<T: Element> Write<'_, T> {
             let Parts { keys, values, .. } = sizes.parts(h);
             let [keys, values] = [keys, values].map(|at| at.start / size_of::<T>()..at.end / size_of::<T>());
             // SAFETY: the rows, of `head_dim` and `value_dim` columns, are inside both tensors, as `Place::write` asserted; a
-            // run starts below `value_dim`.
+            // run starts below `row_dim`, the length of the rows that are written.
             unsafe {
-                write_keys(s, k, sizes, row..row + rows.len(), &mut elements[keys]);
+                let v = match sizes.key_order {
+                    KeyOrder::Packed => {
+                        write_keys(s, k, sizes, row..row + rows.len(), &mut elements[keys]);
+                        v
+                    }
+                    KeyOrder::Latent => k,
+                };
                 for run in sizes.value_layout().panels() {
                     let v = v.columns_from(run.start);
-                    let cols = sizes.value_dim.min(run.end) - run.start;
+                    let cols = sizes.row_dim().min(run.end) - run.start;
                     let places = &mut elements[values.clone()][sizes.value_layout().at(row, run.start)..];
                     if let Some(floats) = as_floats(places) {
                         s.pack_rows(v, [rows.len(), cols], NonFinite::Ignored, floats);

@@ -1,0 +1,178 @@
+//! Latent caches, whose values are the first columns of the keys: the bits of a cache that stores both, in less memory.
+
+use crate::counting::counted;
+use crate::kv_support::{append_part, cuts, empty_cache, same_cache, same_full};
+use crate::options::{Case, Wanted};
+use crate::support::{Rng, Tensor, execs};
+use core::num::NonZeroUsize;
+use sdpa::{
+    Alignment, Attention, Dtype, Error, Inputs, KeyScales, KvCache, Outputs, Plan, Precision, View, ViewMut, Window,
+    Workspace,
+};
+
+const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+
+/// The case with the first columns of its keys for values, as many as it has or as keys have.
+fn latent(case: Case) -> Case {
+    let [b, h, n, _] = case.v.shape;
+    let dim = case.v.shape[3].min(case.k.shape[3]);
+    let v = Tensor::from_fn([b, h, n, dim], |at| case.k.get(at));
+    Case { v, ..case }
+}
+
+/// Appends some keys of a sequence of a case.
+fn append(cache: &mut KvCache, case: &Case, b: usize, keys: core::ops::Range<usize>) {
+    let k = case.k.part(b..b + 1, 0..case.kv_heads(), keys);
+    let (k, columns) = (k.view(), 0..case.v.shape[3]);
+    cache.append_to(b, k, k.columns(columns).expect("it has these")).expect("they fit");
+}
+
+/// A latent cache of a case, appended in random parts, and one that stores keys and values.
+fn both(case: &Case, empty: &KvCache, dtype: Dtype, rng: &mut Rng) -> [KvCache; 2] {
+    let empty = empty.clone().dtype(dtype).expect("an empty cache");
+    let mut stored = [empty.clone().latent().expect("an empty cache"), empty];
+    for b in 0..case.batch() {
+        cuts(case.kv_len(b), rng).into_iter().for_each(|keys| append(&mut stored[0], case, b, keys));
+        append_part(&mut stored[1], case, b, 0..case.kv_len(b));
+    }
+    stored
+}
+
+fn check(what: &str, case: &Case, rng: &mut Rng) {
+    for dtype in DTYPES {
+        let caches = both(case, &empty_cache(case), dtype, rng);
+        assert!(caches[0].is_latent() && !caches[1].is_latent());
+        for (isa, exec) in execs() {
+            for (wanted, threads) in [(Wanted::LEAST, 1), (Wanted::ALL, 64)] {
+                let over = |cache| case.run_over(Inputs::cached(case.q.view(), cache), exec.threads(threads), wanted);
+                same_full(&format!("{what}, {dtype:?}, {isa}"), &over(&caches[0]), &over(&caches[1]));
+            }
+        }
+    }
+}
+
+#[test]
+fn any_options() {
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed);
+        let case = latent(Case::random(&mut rng, 300_000).side_by_side());
+        check(&format!("seed {seed}"), &case, &mut rng);
+    }
+}
+
+/// Many heads on one key, as models have them; few rows, chunks and prompts.
+#[test]
+fn many_heads_on_one_key() {
+    for (heads, rows, [d, dv]) in [(16, 1, [72, 64]), (128, 1, [96, 80]), (16, 3, [576, 512]), (4, 40, [33, 17])] {
+        for precision in [Precision::Exact, Precision::Native] {
+            let mut rng = Rng::new(heads as u64);
+            let mut case = latent(Case::plain(&mut rng, [2, heads, 1, rows, 520, d, dv]));
+            (case.causal, case.alignment, case.precision) = (true, Some(Alignment::BottomRight), precision);
+            case.kv_lens = Some(vec![520, 300]);
+            check(&format!("{heads} heads, {rows} rows, {d}, {dv}, {precision:?}"), &case, &mut rng);
+        }
+    }
+}
+
+/// Elements that only keys have, and values, that are not finite.
+#[test]
+fn infinities_and_nan() {
+    for (column, x) in [(3, f32::INFINITY), (3, f32::NAN), (30, f32::NEG_INFINITY), (30, f32::NAN)] {
+        let mut rng = Rng::new(8);
+        let mut case = Case::plain(&mut rng, [1, 4, 1, 5, 300, 40, 24]);
+        case.k.set([0, 0, 290, column], x);
+        (case.causal, case.alignment) = (true, Some(Alignment::BottomRight));
+        check(&format!("{x} in column {column}"), &latent(case), &mut rng);
+    }
+}
+
+/// Forks, truncation, kept tokens, eviction and files.
+#[test]
+fn a_cache_like_any_other() {
+    let mut rng = Rng::new(4);
+    let case = latent(Case::plain(&mut rng, [3, 2, 1, 1, 700, 80, 64]));
+    for dtype in DTYPES {
+        let mut caches =
+            both(&Case { kv_lens: Some(vec![700, 300, 0]), ..case.clone() }, &empty_cache(&case), dtype, &mut rng);
+        for (cache, append) in caches.iter_mut().zip([append, append_part]) {
+            cache.fork(0, 2).expect("sequences");
+            cache.truncate(2, 600).expect("it is shorter");
+            append(cache, &case, 2, 0..30);
+            cache.keep(2, 590, &[3, 20, 39]).expect("it has these");
+            cache.keep(1, 200, &[1, 70, 71]).expect("it has these");
+        }
+        let [latent, stored] = &caches;
+        same_cache(&format!("{dtype:?}"), latent, stored);
+        assert!(latent.bytes() < stored.bytes() * 2 / 3, "{} of {} bytes", latent.bytes(), stored.bytes());
+        #[cfg(feature = "safetensors")]
+        {
+            let imported = KvCache::import(&latent.export().expect("a cache")).expect("its file");
+            assert!(imported.is_latent());
+            same_cache(&format!("{dtype:?}, imported"), &imported, stored);
+        }
+    }
+    // A sliding one evicts blocks that no row sees.
+    let last = NonZeroUsize::new(100).expect("some");
+    let sliding = || KvCache::sliding(3, 1, [80, 64], last, 4).expect("good sizes");
+    let (mut latent, mut stored) = (sliding().latent().expect("an empty cache"), sliding());
+    for keys in [0..400, 400..650, 650..700] {
+        append(&mut latent, &case, 1, keys.clone());
+        append_part(&mut stored, &case, 1, keys);
+    }
+    assert!(!latent.evicted(1).expect("a sequence").is_empty());
+    let windowed = Case { window: Some(Window::last_tokens(last).keep_first(4)), ..case };
+    assert_eq!(windowed.window.is_some(), latent.sliding_window().is_some());
+    same_cache("sliding", &latent, &stored);
+}
+
+#[test]
+fn a_warm_step_allocates_nothing() {
+    let (rows, q) = (vec![0.5; 300 * 40], vec![0.1; 16 * 40]);
+    let mut cache = KvCache::new(1, 1, [40, 24]).and_then(KvCache::latent).expect("a cache");
+    let k = View::bhld(&rows, [1, 1, 300, 40]).expect("it fits");
+    cache.append(k, k.columns(0..24).expect("it has these")).expect("they fit");
+    let token = k.rows(0..1).expect("it has one");
+    for (isa, exec) in execs() {
+        let (mut workspace, mut out) = (Workspace::new(), vec![0.0; 16 * 24]);
+        let mut step = || {
+            cache.append(token, token.columns(0..24).expect("it has these")).expect("they fit");
+            let inputs = Inputs::cached(View::bhld(&q, [1, 16, 1, 40]).expect("it fits"), &cache);
+            let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 16, 1, 24]).expect("it fits"));
+            let problem = Attention::new().problem(inputs, outputs).expect("a good call");
+            let plan = Plan::new(&problem, exec);
+            problem.run(&plan, &mut workspace);
+        };
+        step();
+        assert_eq!(counted(step), (0, 0), "{isa}");
+    }
+}
+
+#[test]
+fn what_is_no_latent_cache_is_refused() {
+    let said = |result: Result<KvCache, Error>| result.expect_err("a mistake").to_string();
+    let new = |dims| KvCache::new(1, 1, dims).expect("good sizes");
+    assert_eq!(
+        said(new([8, 9]).latent()),
+        "latent: value_dim is 9, but the key, of which the value is the first columns, has 8"
+    );
+    let bytes = new([8, 8]).int8(KeyScales::PerToken).expect("an empty cache");
+    assert_eq!(said(bytes.latent()), "latent: needs a cache without int8, which is set");
+    let latent = new([8, 4]).latent().expect("an empty cache");
+    assert_eq!(said(latent.int8(KeyScales::PerToken)), "int8: needs a cache that is not latent");
+    let mut cache = new([8, 4]).latent().expect("an empty cache");
+    let rows = [0.5; 2 * 8];
+    let k = View::bhld(&rows, [1, 1, 2, 8]).expect("it fits");
+    let copy = [0.5; 2 * 4];
+    let mistakes = [k.columns(4..8).expect("it has these"), View::bhld(&copy, [1, 1, 2, 4]).expect("it fits")];
+    for v in mistakes {
+        assert_eq!(
+            cache.append(k, v).expect_err("a mistake").to_string(),
+            "v: needs the first columns of k (View::columns), which are the values of a latent cache"
+        );
+    }
+    assert_eq!(cache.lens(), [0]);
+    cache.append(k, k.columns(0..4).expect("it has these")).expect("they fit");
+    assert_eq!(said(cache.latent()), "latent: needs an empty cache");
+    assert!(k.columns(5..4).is_none() && k.columns(0..9).is_none());
+    assert_eq!(k.columns(8..8).expect("none of them").shape(), [1, 1, 2, 0]);
+}
