@@ -8,7 +8,7 @@ import time
 
 
 class Unsupported(Exception):
-    """This peer does not do that; the message says why."""
+    """This peer does not do that, or nothing here; the message says why."""
 
 
 def answer(peer, request):
@@ -42,7 +42,11 @@ def main(word, name):
     def say(reply):
         print(json.dumps(reply), file=lines, flush=True)
 
-    peer = peer_by(word, name)
+    try:
+        peer = peer_by(word, name)
+    except Unsupported as why:
+        say({"unsupported": {"why": str(why)}})
+        return
     say({"ready": {"version": peer.version}})
     for line in sys.stdin:
         try:
