@@ -11,10 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from case import Case
+from torch_elements import ELEMENTS, tensors, widened
 from worker import Unsupported
-
-ELEMENTS = {"f32": torch.float32, "bf16": torch.bfloat16}
-
 
 class Peer:
     version = torch.__version__
@@ -28,10 +26,9 @@ class Peer:
         if case.head_dim != case.value_dim or case.window or case.softcap:
             raise Unsupported("head_dim and value_dim must be equal; no window, no softcap")
         torch.set_num_threads(case.threads)
-        elements = ELEMENTS[case.elements]
-        q, k, v = [torch.from_numpy(tensor).to(elements).requires_grad_() for tensor in (case.q, case.k, case.v)]
+        q, k, v = [tensor.requires_grad_() for tensor in tensors(case)]
         d_out = numpy.fromfile(case.d_out, numpy.float32).reshape(case.batch, case.heads, case.q_len, case.value_dim)
-        d_out = torch.from_numpy(d_out).to(elements)
+        d_out = torch.from_numpy(d_out).to(ELEMENTS[case.elements])
         options = {"is_causal": case.causal, "enable_gqa": case.group > 1}
 
         def run():
@@ -42,4 +39,4 @@ class Peer:
         return "scaled_dot_product_attention, flash, and torch.autograd.grad"
 
     def output(self):
-        return numpy.concatenate([gradient.float().contiguous().numpy().ravel() for gradient in self.gradients])
+        return numpy.concatenate([widened(gradient).ravel() for gradient in self.gradients])

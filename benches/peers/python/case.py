@@ -14,6 +14,16 @@ class Case:
         self.decode = self.q_len == 1
 
 
+def bf16_bits(tensor):
+    """Numbers that bf16 holds, as its bits."""
+    return (numpy.ascontiguousarray(tensor).view(numpy.uint32) >> 16).astype(numpy.uint16)
+
+
+def bf16_numbers(bits):
+    """And back."""
+    return (bits.astype(numpy.uint32) << 16).view(numpy.float32)
+
+
 def packed(tensor):
     """[batch, heads, rows, dim] as [batch, rows, heads · dim]."""
     batch, _, rows, _ = tensor.shape

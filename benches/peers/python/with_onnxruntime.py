@@ -3,8 +3,9 @@
 import numpy
 import onnxruntime
 from onnx import TensorProto, helper
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
-from case import Case, packed, unpacked
+from case import Case, bf16_bits, bf16_numbers, packed, unpacked
 from worker import Unsupported
 
 
@@ -61,10 +62,11 @@ class Peer:
 
     def session(self, operator, inputs, attributes, outputs):
         """A model of one node, and its inputs bound."""
-        types = {"float32": TensorProto.FLOAT, "int32": TensorProto.INT32}
+        self.elements = {"f32": TensorProto.FLOAT, "bf16": TensorProto.BFLOAT16}[self.case.elements]
+        types = {"float32": self.elements, "int32": TensorProto.INT32}
         info = [helper.make_tensor_value_info(n, types[str(x.dtype)], x.shape) for n, x in inputs.items()]
         node = helper.make_node(operator, list(inputs), outputs, domain="com.microsoft", **attributes)
-        shapeless = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+        shapeless = [helper.make_tensor_value_info(name, self.elements, None) for name in outputs]
         graph = helper.make_graph([node], "one node", info, shapeless)
         operators = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
         model = helper.make_model(graph, opset_imports=operators, ir_version=10)
@@ -73,19 +75,31 @@ class Peer:
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         providers = ["CPUExecutionProvider"]
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
+        try:
+            session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
+        except NoKernel:
+            raise Unsupported(f"no {operator} in {self.case.elements}") from None
         self.binding = session.io_binding()
         # These are views of the arrays, which must live as long.
-        self.arrays, self.values = inputs, {}
+        self.arrays, self.values = {}, {}
         for name, array in inputs.items():
-            self.values[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+            self.bind(name, array)
             self.binding.bind_ortvalue_input(name, self.values[name])
         self.run = lambda: session.run_with_iobinding(self.binding)
 
     def bind_output(self, name, shape):
-        self.arrays[name] = numpy.zeros(shape, numpy.float32)
-        self.values[name] = onnxruntime.OrtValue.ortvalue_from_numpy(self.arrays[name])
+        self.bind(name, numpy.zeros(shape, numpy.float32))
         self.binding.bind_ortvalue_output(name, self.values[name])
 
+    def bind(self, name, array):
+        """Keeps an array, floats in the case's type, and a view of it."""
+        if array.dtype == numpy.float32 and self.elements == TensorProto.BFLOAT16:
+            array = bf16_bits(array)
+            value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, self.elements)
+        else:
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        self.arrays[name], self.values[name] = array, value
+
     def output(self):
-        return unpacked(self.values["y"].numpy(), self.case.heads)
+        y = self.arrays["y"]
+        return unpacked(y if y.dtype == numpy.float32 else bf16_numbers(y), self.case.heads)

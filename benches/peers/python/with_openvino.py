@@ -4,7 +4,7 @@ import numpy
 import openvino
 from openvino import opset13
 
-from case import Case
+from case import Case, bf16_bits, bf16_numbers
 from worker import Unsupported
 
 
@@ -18,7 +18,9 @@ class Peer:
         case = self.case = Case(fields)
         if case.softcap:
             raise Unsupported("no softcap")
-        how = "scaled_dot_product_attention of opset 13"
+        if case.elements == "bf16" and "BF16" not in self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise Unsupported("no bf16 on this machine, where it would compute in f32")
+        how = f"scaled_dot_product_attention of opset 13, {case.elements}"
         q, k, v = case.q, case.k, case.v
         if case.group > 1:
             # Heads must be as many on either side, or one: key/value heads become batches. For one row a head, those
@@ -28,21 +30,21 @@ class Peer:
             k, v = [x.reshape(-1, 1, case.kv_len, x.shape[-1]) for x in (k, v)]
             how += ", query heads as rows" if case.decode else ", key/value heads as batches"
         # Row-major copies, aligned as OpenVINO wants them, that outlive this function.
-        self.tensors = [openvino.Tensor(numpy.ascontiguousarray(x)) for x in (q, k, v)]
-        inputs = [opset13.parameter(x.shape, numpy.float32) for x in (q, k, v)]
+        self.tensors = [self.tensor(x) for x in (q, k, v)]
+        inputs = [opset13.parameter(tensor.shape, tensor.element_type) for tensor in self.tensors]
         if case.window:
             # No option for it; a mask that all heads share.
             rows, keys = numpy.arange(case.q_len)[:, None], numpy.arange(case.kv_len)
             seen = (keys <= rows) & (rows - keys < case.window)
             mask = numpy.where(seen, numpy.float32(0), numpy.float32(-numpy.inf))
-            self.tensors.append(openvino.Tensor(mask))
-            inputs.append(opset13.parameter(mask.shape, numpy.float32))
+            self.tensors.append(self.tensor(mask))
+            inputs.append(opset13.parameter(mask.shape, self.tensors[-1].element_type))
             how += ", window as a mask"
         node = opset13.scaled_dot_product_attention(*inputs, causal=case.causal and not case.window)
         settings = {
             "NUM_STREAMS": "1",
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": case.elements,
             "INFERENCE_NUM_THREADS": case.threads,
         }
         request = self.core.compile_model(openvino.Model([node], inputs), "CPU", settings).create_infer_request()
@@ -51,5 +53,12 @@ class Peer:
         self.request, self.run = request, request.infer
         return how
 
+    def tensor(self, data):
+        """One in elements of the case's type."""
+        if self.case.elements == "f32":
+            return openvino.Tensor(numpy.ascontiguousarray(data))
+        return openvino.Tensor(bf16_bits(data), openvino.Shape(data.shape), openvino.Type.bf16)
+
     def output(self):
-        return self.request.get_output_tensor(0).data
+        out = self.request.get_output_tensor(0)
+        return out.data if out.element_type == openvino.Type.f32 else bf16_numbers(out.data.view(numpy.uint16))

@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from case import Case
+from torch_elements import tensors, widened
 from worker import Unsupported
 
 
@@ -32,7 +33,7 @@ class Peer:
         if case.head_dim != case.value_dim:
             raise Unsupported("head_dim and value_dim must be equal")
         torch.set_num_threads(case.threads)
-        q, k, v = [torch.from_numpy(tensor) for tensor in (case.q, case.k, case.v)]
+        q, k, v = tensors(case)
         if case.window or case.softcap:
             return self.prepare_flex(q, k, v)
         if case.decode:
@@ -69,4 +70,4 @@ class Peer:
         return "flex_attention, compiled"
 
     def output(self):
-        return self.answer.contiguous().numpy()
+        return widened(self.answer)

@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::backward::Elements;
+use crate::elements::Elements;
 use crate::failure::Result;
 use crate::peers::Entry;
 use crate::support::{self, LENGTHS, WORKLOADS, Workload};
@@ -21,9 +21,10 @@ Usage: peers [OPTIONS]             attention, on named workloads
   --check            do not time: compute once and hold the answer against f64
   --markdown         one line a workload, to be read in a README, in place of one a peer
   --json FILE        write everything to a file too
-  --elements NAME    backward: elements of tensors and gradients, f32 or bf16 (default: f32)
+  --elements NAME,…  attention: elements of tensors, f32 or bf16, or of keys and values, f16 or int8;
+                     backward: of tensors and gradients, f32 or bf16 (default: f32)
   --pictures DIR     sweep: folder of the picture (default: target/pictures)
-  --python FILE      the interpreter that has the Python peers (default: the one that python/setup.py installs)
+  --python FILE      the interpreter that has the Python peers but zentorch (default: what python/setup.py installs)
   --model DIR        embed: model.safetensors, config.json and tokenizer.json (default: what .ci/fetch-minilm fetches)
   --help             this
 
@@ -43,7 +44,7 @@ pub(crate) struct Args {
     pub(crate) pictures: PathBuf,
     pub(crate) python: PathBuf,
     pub(crate) model: PathBuf,
-    pub(crate) elements: Elements,
+    pub(crate) elements: Vec<Elements>,
 }
 
 /// What the program was asked to do.
@@ -109,7 +110,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Command> 
         pictures: "target/pictures".into(),
         python: concat!(env!("CARGO_MANIFEST_DIR"), "/target/python/bin/python").into(),
         model: concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/models/all-MiniLM-L6-v2").into(),
-        elements: Elements::F32,
+        elements: vec![Elements::F32],
     };
     while let Some(flag) = words.next() {
         match flag.as_str() {
@@ -125,7 +126,20 @@ pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Command> 
             }
         }
     }
-    Ok(command(args))
+    let known = known_elements(first.as_deref());
+    match args.elements.iter().find(|elements| !known.contains(elements)) {
+        Some(other) => Err(format!("--elements: not {} here", other.name()).into()),
+        None => Ok(command(args)),
+    }
+}
+
+/// Elements that a command computes on.
+fn known_elements(command: Option<&str>) -> &'static [Elements] {
+    match command {
+        Some("embed") => &[Elements::F32],
+        Some("backward") => &[Elements::F32, Elements::Bf16],
+        _ => &Elements::ALL,
+    }
 }
 
 const PARTS: [Part; 3] = [Part::Attention, Part::Gradients, Part::Embeddings];
@@ -162,9 +176,9 @@ impl Args {
             "--pictures" => self.pictures = value.into(),
             "--python" => self.python = value.into(),
             "--elements" => {
-                let all = [Elements::F32, Elements::Bf16];
-                let named = all.into_iter().find(|elements| elements.name() == value);
-                self.elements = named.ok_or_else(|| format!("{value}: neither f32 nor bf16"))?;
+                let named = |part: &&str| Elements::ALL.into_iter().find(|elements| elements.name() == *part);
+                let elements: Option<_> = parts.iter().map(named).collect();
+                self.elements = elements.ok_or("expected some of f32, bf16, f16, int8")?;
             }
             _ => self.model = value.into(),
         }
@@ -209,9 +223,12 @@ mod tests {
         assert!(matches!(parse(["embed".to_owned()]).unwrap(), Command::Embed(_)));
         assert!(attention("sweep").unwrap().workloads.iter().all(|workload| workload.name.starts_with("length-")));
         let args = attention("backward --elements bf16").unwrap();
-        assert_eq!((args.workloads.len(), args.elements), (4, Elements::Bf16));
+        assert_eq!((args.workloads.len(), args.elements), (4, vec![Elements::Bf16]));
+        assert_eq!(attention("--elements f32,bf16,f16,int8").unwrap().elements, Elements::ALL);
         for bad in [
             "backward --elements f8",
+            "backward --elements f16",
+            "embed --elements bf16",
             "--workload nobody",
             "--threads 0",
             "--seconds -1",

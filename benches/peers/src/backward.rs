@@ -5,69 +5,48 @@ mod candle;
 mod ours;
 
 use crate::args::{Args, Part};
-use crate::case::{self, Case};
+use crate::case::{self, Case, Qkv};
+use crate::elements::Elements;
 use crate::failure::Result;
-use crate::peers::{Entry, Home, OURS, Peer};
+use crate::peers::{Entry, Home, OURS, Peer, python, rust};
+use crate::rounded::Rounded;
 use crate::session::{Folder, Task, WRONG, Workers};
 use crate::support::{self, Workload};
 use crate::table::{self, Report, Work, aligned};
 use rayon::prelude::*;
-use sdpa::{Bf16, Inputs, Shape, View, naive};
+use sdpa::{Inputs, Shape, View, naive};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Elements of tensors and gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Elements {
-    F32,
-    Bf16,
-}
-
-impl Elements {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-        }
-    }
-
-    fn rounded(self, x: f32) -> f32 {
-        match self {
-            Self::F32 => x,
-            Self::Bf16 => Bf16::from_f32(x).to_f32(),
-        }
-    }
-
-    /// Largest error of a gradient that does not count as wrong. Gradients in bf16, which are rounded to 8 bits and may be
-    /// summed so, are compared, not judged.
-    fn wrong(self) -> f64 {
-        match self {
-            Self::F32 => WRONG,
-            Self::Bf16 => 1.0,
-        }
+/// Largest error of a gradient that does not count as wrong. Gradients in bf16, which are rounded to 8 bits and may be summed
+/// so, are compared, not judged.
+fn wrong(elements: Elements) -> f64 {
+    match elements {
+        Elements::F32 => WRONG,
+        _ => 1.0,
     }
 }
 
-/// A call and the gradient in its output, `[batch, heads, rows, dim]` in a file of f32 that `elements` can hold.
+/// A call and the gradient in its output, `[batch, heads, rows, dim]` in a file of f32 that its elements can hold.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Step {
     #[serde(flatten)]
     case: Case,
     d_out: PathBuf,
-    elements: Elements,
 }
 
 /// Ours on inputs of 16 bits, with output and gradients in f32.
 const WIDE: &str = "sdpa-f32-out";
 
+const BOTH: &[Elements] = &[Elements::F32, Elements::Bf16];
+
 const ENTRIES: &[Entry] = &[
-    Entry { name: OURS, home: Home::Rust { package: "sdpa" } },
-    Entry { name: WIDE, home: Home::Rust { package: "sdpa" } },
-    Entry { name: "unfused", home: Home::Rust { package: "matrixmultiply" } },
+    rust(OURS, "sdpa").takes(BOTH),
+    rust(WIDE, "sdpa").takes(&[Elements::Bf16]),
+    rust("unfused", "matrixmultiply"),
     #[cfg(feature = "candle")]
-    Entry { name: "candle", home: Home::Rust { package: "candle-core" } },
-    Entry { name: "torch", home: Home::Python },
+    rust("candle", "candle-core"),
+    python("torch").takes(BOTH),
 ];
 
 /// The code behind a name, and its package.
@@ -92,24 +71,25 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
     for &threads in &args.threads {
         let mut workers = Workers::start(&entries, Part::Gradients, threads, args, &mut report)?;
         for &workload in &args.workloads {
-            eprint!("{}: the gradients in f64{:40}\r", workload.name, "");
-            let tensors = Tensors::new(workload, args.elements);
-            let reference = Reference::compute(&tensors)?;
-            let mut case = Case::write(&workload.tensors(), threads, folder.as_ref())?;
-            case.files.iter().zip(&tensors.data).try_for_each(|(file, data)| case::write(file, data))?;
-            case.threads = threads;
-            let body = Step { case, d_out: folder.path("d_out"), elements: args.elements };
-            case::write(&body.d_out, &tensors.data[3])?;
-            drop(tensors);
-            let task = Task {
-                name: workload.name.to_owned(),
-                threads,
-                body,
-                work: Work::Flops(3.5 * workload.flops() as f64),
-                rows_checked: reference.rows(),
-                wrong: args.elements.wrong(),
-            };
-            workers.run(&task, |gradients| reference.errors(gradients), args.seconds, &folder, &mut report);
+            for &elements in &args.elements {
+                eprint!("{}: the gradients in f64{:40}\r", workload.name, "");
+                let tensors = Tensors::new(workload, elements);
+                let reference = Reference::compute(&tensors)?;
+                let case = Case::write(&tensors.rounded, threads, folder.as_ref())?;
+                let body = Step { case, d_out: folder.path("d_out") };
+                case::write(&body.d_out, &tensors.d_out)?;
+                drop(tensors);
+                let task = Task {
+                    name: workload.name.to_owned(),
+                    threads,
+                    elements,
+                    body,
+                    work: Work::Flops(3.5 * workload.flops() as f64),
+                    rows_checked: reference.rows(),
+                    wrong: wrong(elements),
+                };
+                workers.run(&task, |gradients| reference.errors(gradients), args.seconds, &folder, &mut report);
+            }
         }
     }
     Ok(report)
@@ -117,7 +97,19 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
 
 /// The table that people read.
 pub(crate) fn print(report: &Report) -> String {
-    let headings = ["task", "threads", "peer", "median", "rate", "ours / its", "error of dq", "of dk", "of dv", "runs"];
+    let headings = [
+        "task",
+        "threads",
+        "elements",
+        "peer",
+        "median",
+        "rate",
+        "ours / its",
+        "error of dq",
+        "of dk",
+        "of dv",
+        "runs",
+    ];
     let mut lines = vec![headings.map(String::from)];
     for group in report.groups() {
         let ours = group.iter().find(|row| row.peer == OURS).and_then(|row| row.seconds);
@@ -127,6 +119,7 @@ pub(crate) fn print(report: &Report) -> String {
             lines.push([
                 row.task.clone(),
                 row.threads.to_string(),
+                row.elements.name().to_owned(),
                 row.peer.clone(),
                 or_dash(row.seconds.map(table::time)),
                 or_dash(row.seconds.map(|seconds| row.work.rate(seconds))),
@@ -138,7 +131,7 @@ pub(crate) fn print(report: &Report) -> String {
             ]);
         }
     }
-    let table = aligned(&lines, &[true, false, true, false, false, false, false, false, false, false]);
+    let table = aligned(&lines, &[true, false, true, true, false, false, false, false, false, false, false]);
     let rate = "Times: forward and backward. Rates: 3.5 times the forward pass's useful operations. Errors: largest, absolute, \
                 against f64.";
     format!("{}\n\n{table}\n{rate}\n\n{}{}", report.machine, report.ways(), report.notes())
@@ -146,36 +139,35 @@ pub(crate) fn print(report: &Report) -> String {
 
 /// A workload's queries, keys, values and gradient in the output, as the elements hold them.
 struct Tensors {
-    workload: Workload,
-    data: [Vec<f32>; 4],
+    rounded: Rounded,
+    d_out: Vec<f32>,
 }
 
 impl Tensors {
     fn new(workload: Workload, elements: Elements) -> Self {
         let Shape { batch, heads, q_len, value_dim, .. } = workload.shape;
-        let tensors = workload.tensors();
-        let [q, k, v] = tensors.parts().map(<[f32]>::to_vec);
         let mut normal = support::normal(43);
-        let d_out = (0..batch * heads * q_len * value_dim).map(|_| normal()).collect();
-        let data = [q, k, v, d_out].map(|x: Vec<f32>| x.into_iter().map(|x| elements.rounded(x)).collect());
-        Self { workload, data }
+        let d_out = (0..batch * heads * q_len * value_dim).map(|_| elements.rounded(normal())).collect();
+        Self { rounded: Rounded::new(workload, elements), d_out }
     }
 
     /// Key/value head `n` of all batches and the query heads on it, as a call of its own.
     fn gradients(&self, n: usize) -> Result<[Vec<f64>; 3]> {
-        let Shape { heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = self.workload.shape;
+        let Rounded { workload, qkv: Qkv { q, k, v }, .. } = &self.rounded;
+        let Shape { heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = workload.shape;
         let group = heads / kv_heads;
-        let part = |i: usize, [heads, rows, dim]: [usize; 3]| {
+        let part = |data, [heads, rows, dim]: [usize; 3]| {
             let len = heads * rows * dim;
-            View::bhld(&self.data[i][n * len..][..len], [1, heads, rows, dim])
+            let data: &[f32] = data;
+            View::bhld(&data[n * len..][..len], [1, heads, rows, dim])
         };
         let inputs = Inputs::new(
-            part(0, [group, q_len, head_dim])?,
-            part(1, [1, kv_len, head_dim])?,
-            part(2, [1, kv_len, value_dim])?,
+            part(q, [group, q_len, head_dim])?,
+            part(k, [1, kv_len, head_dim])?,
+            part(v, [1, kv_len, value_dim])?,
         );
-        let d_out = part(3, [group, q_len, value_dim])?;
-        let gradient = naive::gradients::<f64>(&self.workload.attention(), &inputs, d_out, None)?;
+        let d_out = part(&self.d_out, [group, q_len, value_dim])?;
+        let gradient = naive::gradients::<f64>(&workload.attention(), &inputs, d_out, None)?;
         Ok([gradient.q, gradient.k, gradient.v])
     }
 }
@@ -200,8 +192,8 @@ fn choose(shape: &Shape) -> Vec<usize> {
 
 impl Reference {
     fn compute(tensors: &Tensors) -> Result<Self> {
-        let heads = choose(&tensors.workload.shape).into_par_iter().map(|n| Ok((n, tensors.gradients(n)?)));
-        Ok(Self { shape: tensors.workload.shape, heads: heads.collect::<Result<_>>()? })
+        let heads = choose(&tensors.rounded.workload.shape).into_par_iter().map(|n| Ok((n, tensors.gradients(n)?)));
+        Ok(Self { shape: tensors.rounded.workload.shape, heads: heads.collect::<Result<_>>()? })
     }
 
     /// Rows of queries that have an answer, and all rows.
@@ -246,11 +238,11 @@ mod tests {
         let odd = *support::WORKLOADS.iter().find(|workload| workload.name == "odd").unwrap();
         let tensors = Tensors::new(odd, Elements::F32);
         let reference = Reference::compute(&tensors).unwrap();
-        let case = Case::write(&odd.tensors(), 2, folder.as_ref()).unwrap();
-        let step = Step { case, d_out: folder.path("d_out"), elements: Elements::F32 };
-        case::write(&step.d_out, &tensors.data[3]).unwrap();
-        for entry in ENTRIES.iter().filter(|entry| entry.home != Home::Python) {
-            let (mut peer, _) = rust_peer(entry.name).unwrap();
+        let case = Case::write(&tensors.rounded, 2, folder.as_ref()).unwrap();
+        let step = Step { case, d_out: folder.path("d_out") };
+        case::write(&step.d_out, &tensors.d_out).unwrap();
+        for entry in ENTRIES.iter().filter(|entry| entry.elements.contains(&Elements::F32)) {
+            let Some((mut peer, _)) = rust_peer(entry.name) else { continue };
             if peer.supports(&step).is_err() {
                 continue;
             }

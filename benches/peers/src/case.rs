@@ -1,13 +1,15 @@
 //! One workload as it is handed to those who compute it: numbers in words, tensors in files.
 
+use crate::elements::Elements;
 use crate::failure::Result;
-use crate::support::{LENGTHS, Tensors, WORKLOADS, Workload};
+use crate::rounded::Rounded;
+use crate::support::{LENGTHS, WORKLOADS, Workload};
 use sdpa::Shape;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What to compute, on how many threads. All f32, scale 1/√head_dim, causal rows and keys aligned.
+/// What to compute, on how many threads, in elements of what type. Scale 1/√head_dim, causal rows and keys aligned.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Case {
     pub(crate) name: String,
@@ -23,7 +25,8 @@ pub(crate) struct Case {
     /// Keys that a row sees at most, its own included.
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
-    /// q, k and v: `[batch, heads, rows, dim]`, native byte order, nothing else in the file.
+    pub(crate) elements: Elements,
+    /// q, k and v: `[batch, heads, rows, dim]`, f32 that `elements` can hold, native byte order, nothing else in the file.
     pub(crate) files: [PathBuf; 3],
 }
 
@@ -37,11 +40,12 @@ pub(crate) struct Qkv {
 
 impl Case {
     /// Writes a workload's tensors to a folder.
-    pub(crate) fn write(tensors: &Tensors, threads: usize, folder: &Path) -> Result<Self> {
+    pub(crate) fn write(tensors: &Rounded, threads: usize, folder: &Path) -> Result<Self> {
         let Workload { name, shape, causal, window, softcap } = tensors.workload;
         let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
         let files = ["q", "k", "v"].map(|part| folder.join(part));
-        for (file, part) in files.iter().zip(tensors.parts()) {
+        let Qkv { q, k, v } = &tensors.qkv;
+        for (file, part) in files.iter().zip([q, k, v]) {
             write(file, part)?;
         }
         Ok(Self {
@@ -57,6 +61,7 @@ impl Case {
             causal,
             window: window.map(usize::from),
             softcap,
+            elements: tensors.elements,
             files,
         })
     }

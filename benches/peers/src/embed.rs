@@ -6,8 +6,9 @@ mod ours;
 mod texts;
 
 use crate::args::{Args, Part};
+use crate::elements::Elements;
 use crate::failure::Result;
-use crate::peers::{Entry, Home, OURS, Peer};
+use crate::peers::{Entry, Home, OURS, Peer, python, rust};
 use crate::session::{Folder, Task, WRONG, Workers};
 use crate::support;
 use crate::table::{Report, Work};
@@ -57,26 +58,21 @@ impl Batches {
     }
 }
 
-const fn candle(name: &'static str) -> Entry {
-    Entry { name, home: Home::Rust { package: "candle-transformers" } }
-}
-
-const fn torch(name: &'static str) -> Entry {
-    Entry { name, home: Home::Python }
-}
+#[cfg(feature = "candle")]
+const CANDLE: &str = "candle-transformers";
 
 /// Ours, which takes texts of any lengths end to end, and the others in every way that they can be used.
 const WAYS: &[Entry] = &[
-    Entry { name: OURS, home: Home::Rust { package: "sdpa" } },
+    rust(OURS, "sdpa"),
     #[cfg(feature = "candle")]
-    candle("candle-padded"),
+    rust("candle-padded", CANDLE),
     #[cfg(feature = "candle")]
-    candle("candle-sorted"),
+    rust("candle-sorted", CANDLE),
     #[cfg(feature = "candle")]
-    candle("candle-single"),
-    torch("torch-padded"),
-    torch("torch-sorted"),
-    torch("torch-single"),
+    rust("candle-single", CANDLE),
+    python("torch-padded"),
+    python("torch-sorted"),
+    python("torch-single"),
 ];
 
 /// The code behind a name, and its package.
@@ -112,6 +108,7 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
         let task = Task {
             name: format!("{} texts, {total} tokens", tokens.len()),
             threads,
+            elements: Elements::F32,
             body: texts(false),
             work: Work::Tokens(total as f64),
             rows_checked: [tokens.len(); 2],

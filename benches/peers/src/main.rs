@@ -4,6 +4,7 @@ mod args;
 mod attention;
 mod backward;
 mod case;
+mod elements;
 mod embed;
 mod failure;
 mod peers;
@@ -11,6 +12,7 @@ mod peers;
 mod pictures;
 mod protocol;
 mod reference;
+mod rounded;
 mod serve;
 mod session;
 #[path = "../../support/mod.rs"]

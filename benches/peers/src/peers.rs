@@ -13,6 +13,7 @@ mod ours;
 mod rten;
 
 use crate::case::Case;
+use crate::elements::Elements;
 use crate::failure::Result;
 
 /// Something that computes a task, in the program's own language.
@@ -40,7 +41,15 @@ pub(crate) enum Home {
     /// In this program; the package in Cargo.lock whose version it has.
     Rust { package: &'static str },
     /// In `python/`, which installs it.
-    Python,
+    Python(Environment),
+}
+
+/// A virtual environment that `python/setup.py` makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Environment {
+    Common,
+    /// zentorch and the release of torch that it is built for.
+    Zentorch,
 }
 
 /// A peer by name.
@@ -48,22 +57,45 @@ pub(crate) enum Home {
 pub(crate) struct Entry {
     pub(crate) name: &'static str,
     pub(crate) home: Home,
+    /// Types of elements that it computes on.
+    pub(crate) elements: &'static [Elements],
 }
 
-const fn rust(name: &'static str, package: &'static str) -> Entry {
-    Entry { name, home: Home::Rust { package } }
+impl Entry {
+    /// The same peer, which computes on these.
+    pub(crate) const fn takes(self, elements: &'static [Elements]) -> Self {
+        Self { elements, ..self }
+    }
+
+    const fn of(self, environment: Environment) -> Self {
+        Self { home: Home::Python(environment), ..self }
+    }
+
+    /// True for this crate, however it is used.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.name.starts_with(OURS)
+    }
 }
 
-const fn python(name: &'static str) -> Entry {
-    Entry { name, home: Home::Python }
+/// A peer in this program, for f32.
+pub(crate) const fn rust(name: &'static str, package: &'static str) -> Entry {
+    Entry { name, home: Home::Rust { package }, elements: &[Elements::F32] }
+}
+
+/// A peer in Python, for f32.
+pub(crate) const fn python(name: &'static str) -> Entry {
+    Entry { name, home: Home::Python(Environment::Common), elements: &[Elements::F32] }
 }
 
 /// Ours.
 pub(crate) const OURS: &str = "sdpa";
+/// Ours with the machine's own products of bf16.
+pub(crate) const NATIVE: &str = "sdpa-native";
 
 /// Ours first, then everyone that was built in or may be installed.
 pub(crate) const PEERS: &[Entry] = &[
-    rust(OURS, "sdpa"),
+    rust(OURS, "sdpa").takes(&Elements::ALL),
+    rust(NATIVE, "sdpa").takes(&[Elements::Bf16]),
     rust("unfused", "matrixmultiply"),
     #[cfg(feature = "gemm")]
     rust("gemm", "gemm"),
@@ -77,15 +109,18 @@ pub(crate) const PEERS: &[Entry] = &[
     rust("candle-flash", "candle-nn"),
     #[cfg(feature = "burn")]
     rust("burn", "burn-flex"),
-    python("torch"),
-    python("onnxruntime"),
-    python("openvino"),
+    python("torch").takes(&[Elements::F32, Elements::Bf16, Elements::F16]),
+    python("onnxruntime").takes(&[Elements::F32, Elements::Bf16]),
+    python("openvino").takes(&[Elements::F32, Elements::Bf16]),
+    python("zentorch").takes(&[Elements::F32, Elements::Bf16]).of(Environment::Zentorch),
+    python("ggml").takes(&Elements::ALL),
 ];
 
 /// The code behind a name.
 pub(crate) fn rust_peer(name: &str) -> Option<Box<dyn Peer<Case>>> {
     let all: Vec<Box<dyn Peer<Case>>> = vec![
-        Box::new(ours::Fused::default()),
+        Box::new(ours::Fused::exact()),
+        Box::new(ours::Fused::native()),
         Box::new(ours::Unfused::default()),
         #[cfg(feature = "gemm")]
         Box::new(by_hand::ByHand::new(by_hand::Gemm)),
@@ -115,26 +150,33 @@ pub(crate) fn version(package: &str) -> String {
 mod tests {
     use super::*;
     use crate::reference::Reference;
-    use crate::session::{Folder, WRONG};
+    use crate::rounded::Rounded;
+    use crate::session::Folder;
     use crate::support::WORKLOADS;
 
     /// On something small, and on something whose sizes are all odd; one after the other, as a worker has it.
     #[test]
     fn rust_peers_are_right() {
         let folder = Folder::new().unwrap();
-        for name in ["tiny-16", "odd"] {
-            let tensors = WORKLOADS.iter().find(|workload| workload.name == name).unwrap().tensors();
+        for (name, elements) in ["tiny-16", "odd"].into_iter().flat_map(|name| Elements::ALL.map(|e| (name, e))) {
+            let workload = *WORKLOADS.iter().find(|workload| workload.name == name).unwrap();
+            let tensors = Rounded::new(workload, elements);
             let reference = Reference::compute(&tensors).unwrap();
             let case = Case::write(&tensors, 2, folder.as_ref()).unwrap();
-            for entry in PEERS.iter().filter(|entry| entry.home != Home::Python) {
-                let mut peer = rust_peer(entry.name).unwrap();
+            for entry in PEERS.iter().filter(|entry| entry.elements.contains(&elements)) {
+                let Some(mut peer) = rust_peer(entry.name) else { continue };
                 if peer.supports(&case).is_err() {
                     continue;
                 }
                 peer.prepare(&case).unwrap();
                 peer.run().unwrap();
                 let error = reference.error(&peer.output().unwrap()).unwrap();
-                assert!(error < WRONG, "{}, {name}: {error}", entry.name);
+                assert!(
+                    error < elements.wrong(reference.largest()),
+                    "{}, {name}, {}: {error}",
+                    entry.name,
+                    elements.name()
+                );
             }
         }
     }

@@ -31,7 +31,7 @@ pub(crate) enum Reply {
     Prepared {
         how: String,
     },
-    /// This peer does not do that.
+    /// This peer does not do that; as the first line, it does nothing on this machine.
     Unsupported {
         why: String,
     },

@@ -1,7 +1,7 @@
 //! The answer in f64, and how far a peer's is from it.
 
 use crate::failure::Result;
-use crate::support::Tensors;
+use crate::rounded::Rounded;
 use rayon::prelude::*;
 use sdpa::{Shape, naive};
 use std::ops::Range;
@@ -38,13 +38,13 @@ fn choose(shape: &Shape) -> Vec<Range<usize>> {
 }
 
 impl Reference {
-    pub(crate) fn compute(tensors: &Tensors) -> Result<Self> {
+    pub(crate) fn compute(tensors: &Rounded) -> Result<Self> {
         let shape = tensors.workload.shape;
         let places = (0..shape.batch * shape.heads)
             .into_par_iter()
             .flat_map_iter(|n| choose(&shape).into_iter().map(move |rows| (n / shape.heads, n % shape.heads, rows)));
         let strips = places.map(|(batch, head, rows)| {
-            let (attention, inputs) = tensors.strip([batch, head], rows.clone());
+            let (attention, inputs) = tensors.strip([batch, head], rows.clone())?;
             Ok(Strip { batch, head, rows, out: naive::oracle(&attention, &inputs)?.out })
         });
         Ok(Self { shape, strips: strips.collect::<Result<_>>()? })
@@ -54,6 +54,11 @@ impl Reference {
     pub(crate) fn rows(&self) -> [usize; 2] {
         let Shape { batch, heads, q_len, .. } = self.shape;
         [self.strips.iter().map(|strip| strip.rows.len()).sum(), batch * heads * q_len]
+    }
+
+    /// The largest magnitude in an answer.
+    pub(crate) fn largest(&self) -> f64 {
+        self.strips.iter().flat_map(|strip| &strip.out).fold(0.0, |most, x| x.abs().max(most))
     }
 
     /// The largest absolute error of an output; infinite if any element, with or without an answer, is not finite.
@@ -77,6 +82,7 @@ impl Reference {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::elements::Elements;
     use crate::support::WORKLOADS;
 
     #[test]
@@ -91,8 +97,8 @@ mod tests {
 
     #[test]
     fn errors_are_found() {
-        let tensors = WORKLOADS.iter().find(|workload| workload.name == "tiny-16").unwrap().tensors();
-        let reference = Reference::compute(&tensors).unwrap();
+        let tiny = *WORKLOADS.iter().find(|workload| workload.name == "tiny-16").unwrap();
+        let reference = Reference::compute(&Rounded::new(tiny, Elements::F32)).unwrap();
         assert_eq!(reference.rows(), [192, 192]);
         let mut out: Vec<f32> = reference.strips.iter().flat_map(|strip| &strip.out).map(|&x| x as f32).collect();
         assert!(reference.error(&out).unwrap() < 1e-6);

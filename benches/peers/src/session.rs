@@ -1,14 +1,16 @@
 //! One task at a time: everyone gets ready, answers, is held against the truth, and then runs in turns.
 
 use crate::args::{Args, Part};
+use crate::elements::Elements;
 use crate::failure::Result;
-use crate::peers::{Entry, Home};
+use crate::peers::{Entry, Environment, Home};
 use crate::table::{LeftOut, Report, Row, Work};
 use crate::timing::{self, Timed};
-use crate::worker::{Prepared, Worker};
+use crate::worker::{Prepared, Started, Worker};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What an answer in f32 may be off by before it counts as wrong. Every f32 peer is within 2e-6 on unit-normal data.
 pub(crate) const WRONG: f64 = 1e-5;
@@ -18,11 +20,26 @@ pub(crate) const WRONG: f64 = 1e-5;
 pub(crate) struct Task<T> {
     pub(crate) name: String,
     pub(crate) threads: usize,
+    pub(crate) elements: Elements,
     pub(crate) body: T,
     pub(crate) work: Work,
     pub(crate) rows_checked: [usize; 2],
     /// What an answer may be off by before it counts as wrong.
     pub(crate) wrong: f64,
+}
+
+/// Where a result belongs: a task, on so many threads, in elements of a type.
+#[derive(Debug, Clone, Copy)]
+struct Place<'a> {
+    task: &'a str,
+    threads: usize,
+    elements: Elements,
+}
+
+impl<T> Task<T> {
+    fn place(&self) -> Place<'_> {
+        Place { task: &self.name, threads: self.threads, elements: self.elements }
+    }
 }
 
 /// Who runs, on some number of threads.
@@ -40,31 +57,27 @@ impl Workers {
     ) -> Result<Self> {
         let this = std::env::current_exe()?;
         let mut workers = Vec::new();
-        let mut missing = Vec::new();
         for &entry in entries {
             let mut command = match entry.home {
                 Home::Rust { .. } => Command::new(&this),
-                Home::Python if !args.python.exists() => {
-                    missing.push(entry.name);
-                    continue;
-                }
-                Home::Python => {
-                    let mut command = Command::new(&args.python);
+                Home::Python(environment) => {
+                    let python = interpreter(environment, args);
+                    if !python.exists() {
+                        let why = format!("there is no {}; python/setup.py installs it", python.display());
+                        report.skip(threads, entry.name, why, Outcome::Absent);
+                        continue;
+                    }
+                    let mut command = Command::new(python);
                     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/python/worker.py"));
                     command
                 }
             };
             command.args([part.word(), entry.name]);
             match Worker::start(command, threads) {
-                Ok(worker) => workers.push((entry, worker)),
-                Err(e) => report.fail("start", threads, entry.name, &*e),
+                Ok(Started::Worker(worker)) => workers.push((entry, worker)),
+                Ok(Started::Unsupported(why)) => report.skip(threads, entry.name, why, Outcome::Absent),
+                Err(e) => report.skip(threads, entry.name, format!("failed: {e}"), Outcome::Failed),
             }
-        }
-        if !missing.is_empty() {
-            let (names, python) = (missing.join(", "), args.python.display());
-            eprintln!(
-                "peers: without {names}: there is no {python}; python3 benches/peers/python/setup.py installs it"
-            );
         }
         Ok(Self(workers))
     }
@@ -86,82 +99,133 @@ impl Workers {
         folder: &Folder,
         report: &mut Report,
     ) {
-        let Task { name, threads, body, work, rows_checked, wrong } = task;
-        let mut contenders: Vec<(Entry, &mut Worker, String, Vec<f64>, Timed)> = Vec::new();
+        let (place, mut contenders) = (task.place(), Vec::new());
         for (entry, worker) in &mut self.0 {
-            eprint!("{name}, {threads} thread(s): {:60}\r", entry.name);
-            let mut start = || -> Result<Option<(String, Vec<f64>, Timed)>> {
-                let how = match worker.prepare(body)? {
-                    Prepared::How(how) => how,
-                    Prepared::Unsupported(why) => {
-                        report.leave_out(name, *threads, entry.name, why);
-                        return Ok(None);
-                    }
-                };
-                let timed = Timed::start(worker, seconds)?;
-                let errors = errors(&worker.output(&folder.path("output"))?)?;
-                if let Some(error) = errors.iter().find(|error| error.is_nan() || **error > *wrong) {
-                    report.leave_out_failed(name, *threads, entry.name, format!("wrong, by {error:.1e}"));
-                    return Ok(None);
+            eprint!("{}, {} thread(s): {:60}\r", place.task, place.threads, entry.name);
+            if !entry.elements.contains(&place.elements) {
+                // What another way of using this crate computes is no lack.
+                if !entry.is_ours() {
+                    report.leave_out(place, entry.name, format!("no {}", place.elements.name()));
                 }
-                Ok(Some((how, errors, timed)))
-            };
-            match start() {
-                Ok(Some((how, errors, timed))) => contenders.push((*entry, worker, how, errors, timed)),
-                Ok(None) => {}
-                Err(e) => report.fail(name, *threads, entry.name, &*e),
+                continue;
+            }
+            match enter(worker, task, &errors, seconds, folder) {
+                Ok(Entered::In { how, errors, timed }) => contenders.push((*entry, worker, how, errors, timed)),
+                Ok(Entered::Unsupported(why)) => report.leave_out(place, entry.name, why),
+                Ok(Entered::Wrong(error)) => {
+                    report.leave_out_failed(place, entry.name, format!("wrong, by {error:.1e}"))
+                }
+                Err(e) => report.fail(place, entry.name, &*e),
             }
         }
         let what = if seconds > 0.0 { "timed in turns" } else { "checked" };
-        eprintln!("{name}, {threads} thread(s): {} {what}{:40}", contenders.len(), "");
+        let Place { task: name, threads, elements } = place;
+        eprintln!("{name}, {threads} thread(s), {}: {} {what}{:40}", elements.name(), contenders.len(), "");
         let names: Vec<_> = contenders.iter().map(|contender| contender.0.name).collect();
         let turns = contenders.iter_mut().map(|(_, worker, _, _, timed)| (&mut **worker, timed));
-        timing::time(turns, |index, e| report.fail(name, *threads, names[index], &*e));
+        timing::time(turns, |index, e| report.fail(place, names[index], &*e));
         for (entry, worker, how, errors, timed) in contenders {
             report.rows.push(Row {
-                task: name.clone(),
-                threads: *threads,
+                task: name.to_owned(),
+                threads,
+                elements,
                 peer: entry.name.to_owned(),
                 version: worker.version.clone(),
                 how,
-                work: *work,
+                work: task.work,
                 seconds: timed.median(),
                 least_seconds: timed.least(),
                 runs: timed.runs(),
                 max_abs_error: errors.iter().copied().fold(0.0, f64::max),
                 errors,
-                rows_checked: *rows_checked,
+                rows_checked: task.rows_checked,
             });
         }
     }
 }
 
+/// The interpreter of an environment.
+fn interpreter(environment: Environment, args: &Args) -> PathBuf {
+    match environment {
+        Environment::Common => args.python.clone(),
+        Environment::Zentorch => concat!(env!("CARGO_MANIFEST_DIR"), "/target/zentorch/bin/python").into(),
+    }
+}
+
+/// What came of a worker's first runs of a task.
+enum Entered {
+    In {
+        how: String,
+        errors: Vec<f64>,
+        timed: Timed,
+    },
+    Unsupported(String),
+    /// By how much.
+    Wrong(f64),
+}
+
+/// Lets a worker get ready, run, and be held against the truth.
+fn enter<T: Serialize>(
+    worker: &mut Worker,
+    task: &Task<T>,
+    errors: impl Fn(&[f32]) -> Result<Vec<f64>>,
+    seconds: f64,
+    folder: &Folder,
+) -> Result<Entered> {
+    let how = match worker.prepare(&task.body)? {
+        Prepared::How(how) => how,
+        Prepared::Unsupported(why) => return Ok(Entered::Unsupported(why)),
+    };
+    let timed = Timed::start(worker, seconds)?;
+    let errors = errors(&worker.output(&folder.path("output"))?)?;
+    Ok(match errors.iter().find(|error| error.is_nan() || **error > task.wrong) {
+        Some(&error) => Entered::Wrong(error),
+        None => Entered::In { how, errors, timed },
+    })
+}
+
 impl Report {
-    pub(crate) fn leave_out(&mut self, task: &str, threads: usize, peer: &str, why: String) {
-        let (task, peer) = (task.to_owned(), peer.to_owned());
-        self.left_out.push(LeftOut { task, threads, peer, why, failed: false });
+    fn leave_out(&mut self, place: Place<'_>, peer: &str, why: String) {
+        let (task, peer, elements) = (place.task.to_owned(), peer.to_owned(), Some(place.elements));
+        self.left_out.push(LeftOut { task, threads: place.threads, elements, peer, why, failed: false });
     }
 
-    fn leave_out_failed(&mut self, task: &str, threads: usize, peer: &str, why: String) {
-        eprintln!("peers: {peer}, {task}, {threads} thread(s): {why}");
-        self.leave_out(task, threads, peer, why);
+    fn leave_out_failed(&mut self, place: Place<'_>, peer: &str, why: String) {
+        eprintln!("peers: {peer}, {}, {} thread(s), {}: {why}", place.task, place.threads, place.elements.name());
+        self.leave_out(place, peer, why);
         if let Some(last) = self.left_out.last_mut() {
             last.failed = true;
         }
     }
 
-    fn fail(&mut self, task: &str, threads: usize, peer: &str, error: &dyn std::error::Error) {
-        self.leave_out_failed(task, threads, peer, format!("failed: {error}"));
+    fn fail(&mut self, place: Place<'_>, peer: &str, error: &dyn std::error::Error) {
+        self.leave_out_failed(place, peer, format!("failed: {error}"));
+    }
+
+    /// Leaves a peer out of everything.
+    fn skip(&mut self, threads: usize, peer: &str, why: String, outcome: Outcome) {
+        eprintln!("peers: without {peer}: {why}");
+        let (task, failed) = ("everything".to_owned(), outcome == Outcome::Failed);
+        self.left_out.push(LeftOut { task, threads, elements: None, peer: peer.to_owned(), why, failed });
     }
 }
 
-/// A folder for tensors on their way, gone afterwards.
+/// Whether a peer that does not start should have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Absent,
+    Failed,
+}
+
+/// A folder of its own for tensors on their way, gone afterwards.
 #[derive(Debug)]
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
     pub(crate) fn new() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("sdpa-peers-{}", std::process::id()));
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let made = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("sdpa-peers-{}-{made}", std::process::id()));
         std::fs::create_dir_all(&path)?;
         Ok(Self(path))
     }

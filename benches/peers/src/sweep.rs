@@ -1,10 +1,11 @@
 //! GFLOP/s against length: a panel for every number of threads.
 
 use crate::args::Args;
+use crate::elements::Elements;
 use crate::peers::PEERS;
 use crate::pictures::{Axis, Level, LineChart, Picture, Scale, Series, page};
 use crate::support::Workload;
-use crate::table::{Report, Work};
+use crate::table::{Report, Row, Work};
 use sdpa::{Isa, probe};
 
 /// Of the frame of a panel.
@@ -12,15 +13,16 @@ const SIZE: (f64, f64) = (420.0, 220.0);
 /// More lines than colours cannot be told apart.
 const LINES: usize = 7;
 
-/// Draws the curves of ours and of the peers that are fastest at the greatest length.
+/// Draws the curves of ours and of the peers that are fastest at the greatest length, in the first type of elements.
 pub(crate) fn picture(report: &Report, args: &Args) -> Picture {
     let names = fastest(report, args);
     let peak = Isa::available().map(probe::peak_flops).fold(0.0, f64::max) / 1e9;
     let mut plots = Vec::new();
     let mut legend = None;
+    let elements = args.elements[0];
     for &threads in &args.threads {
         let points = |peer: &&str| {
-            let rate = |workload| rate(report, peer, threads, workload).unwrap_or(f64::NAN);
+            let rate = |workload| rate(report, peer, (threads, elements), workload).unwrap_or(f64::NAN);
             args.workloads.iter().map(|workload| (workload.shape.q_len as f64, rate(workload))).collect::<Vec<_>>()
         };
         let points: Vec<_> = names.iter().map(points).collect();
@@ -42,8 +44,8 @@ pub(crate) fn picture(report: &Report, args: &Args) -> Picture {
 }
 
 /// Useful operations over the median, in 10⁹ a second; nothing if the peer did not take part.
-fn rate(report: &Report, peer: &str, threads: usize, workload: &Workload) -> Option<f64> {
-    let mine = |row: &&crate::table::Row| (&*row.task, row.threads, &*row.peer) == (workload.name, threads, peer);
+fn rate(report: &Report, peer: &str, place: (usize, Elements), workload: &Workload) -> Option<f64> {
+    let mine = |row: &&Row| (&*row.task, &*row.peer) == (workload.name, peer) && (row.threads, row.elements) == place;
     let row = report.rows.iter().find(mine)?;
     let Work::Flops(flops) = row.work else { return None };
     Some(flops / row.seconds? / 1e9)
@@ -51,7 +53,9 @@ fn rate(report: &Report, peer: &str, threads: usize, workload: &Workload) -> Opt
 
 /// Ours first, then the peers in the order of their rates at the greatest length.
 fn fastest(report: &Report, args: &Args) -> Vec<&'static str> {
-    let at = |peer| Some(rate(report, peer, *args.threads.first()?, args.workloads.last()?).unwrap_or(0.0));
+    let at = |peer| {
+        Some(rate(report, peer, (*args.threads.first()?, args.elements[0]), args.workloads.last()?).unwrap_or(0.0))
+    };
     let mut names: Vec<_> = PEERS.iter().map(|entry| entry.name).collect();
     names[1..].sort_by(|a, b| at(b).partial_cmp(&at(a)).expect("rates are finite"));
     names.retain(|peer| report.rows.iter().any(|row| row.peer == *peer));

@@ -1,5 +1,6 @@
 //! What is printed: a line for each peer, or one for each task; and what is written for programs.
 
+use crate::elements::Elements;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -30,6 +31,7 @@ impl Work {
 pub(crate) struct Row {
     pub(crate) task: String,
     pub(crate) threads: usize,
+    pub(crate) elements: Elements,
     pub(crate) peer: String,
     pub(crate) version: String,
     pub(crate) how: String,
@@ -50,6 +52,8 @@ pub(crate) struct Row {
 pub(crate) struct LeftOut {
     pub(crate) task: String,
     pub(crate) threads: usize,
+    /// Nothing if it took no part in anything.
+    pub(crate) elements: Option<Elements>,
     pub(crate) peer: String,
     pub(crate) why: String,
     /// True if it should have.
@@ -76,19 +80,20 @@ pub(crate) fn time(seconds: f64) -> String {
 }
 
 impl Report {
-    /// Rows of one task on one number of threads, the fastest first.
+    /// Rows of one task on one number of threads, in elements of one type, the fastest first.
     pub(crate) fn groups(&self) -> Vec<Vec<&Row>> {
         let mut groups: Vec<Vec<&Row>> = Vec::new();
         for row in &self.rows {
-            let same = |group: &&mut Vec<&Row>| group[0].task == row.task && group[0].threads == row.threads;
+            let place = |row: &Row| (row.threads, row.elements);
+            let same = |group: &&mut Vec<&Row>| group[0].task == row.task && place(group[0]) == place(row);
             match groups.iter_mut().find(same) {
                 Some(group) => group.push(row),
                 None => groups.push(vec![row]),
             }
         }
-        // Tasks in the order in which they came up, each on its numbers of threads.
+        // Tasks in the order in which they came up, each in its types, on its numbers of threads.
         let place = |task: &str| self.rows.iter().position(|row| row.task == task);
-        groups.sort_by_key(|group| (place(&group[0].task), group[0].threads));
+        groups.sort_by_key(|group| (place(&group[0].task), group[0].elements, group[0].threads));
         for group in &mut groups {
             group.sort_by(|a, b| a.seconds.unwrap_or(0.0).total_cmp(&b.seconds.unwrap_or(0.0)));
         }
@@ -97,8 +102,8 @@ impl Report {
 
     /// A line for each peer.
     pub(crate) fn table(&self, ours: &str) -> String {
-        let mut lines =
-            vec![["task", "threads", "peer", "median", "rate", "× ours", "max abs error", "runs"].map(String::from)];
+        let headings = ["task", "threads", "elements", "peer", "median", "rate", "× ours", "max abs error", "runs"];
+        let mut lines = vec![headings.map(String::from)];
         for group in self.groups() {
             let reference = group.iter().find(|row| row.peer == ours).and_then(|row| row.seconds);
             for (n, row) in group.iter().enumerate() {
@@ -106,6 +111,7 @@ impl Report {
                 lines.push([
                     if n == 0 { row.task.clone() } else { String::new() },
                     if n == 0 { row.threads.to_string() } else { String::new() },
+                    if n == 0 { row.elements.name().to_owned() } else { String::new() },
                     row.peer.clone(),
                     or_dash(row.seconds.map(time)),
                     or_dash(row.seconds.map(|seconds| row.work.rate(seconds))),
@@ -115,27 +121,32 @@ impl Report {
                 ]);
             }
         }
-        aligned(&lines, &[true, false, true, false, false, false, false, false])
+        aligned(&lines, &[true, false, true, true, false, false, false, false, false])
     }
 
     /// A line for each task, in Markdown.
     pub(crate) fn markdown(&self, ours: &str) -> String {
-        let mut text =
-            format!("| workload | threads | {ours} | fastest peer | × | the others |\n|---|---|---|---|---|---|\n");
+        let mut text = format!(
+            "| workload | threads | elements | {ours} | fastest peer | × | the others |\n|---|---|---|---|---|---|---|\n"
+        );
         for group in self.groups() {
             let timed: Vec<_> =
                 group.iter().filter_map(|row| Some((row.peer.as_str(), row.seconds?, row.work))).collect();
             let Some(&(_, mine, work)) = timed.iter().find(|row| row.0 == ours) else { continue };
-            let mut peers = timed.iter().filter(|row| row.0 != ours);
-            let first = peers.next();
-            let others: Vec<_> = peers.map(|(peer, seconds, _)| format!("{peer} {}", time(*seconds))).collect();
-            let (fastest, times) = first.map_or_else(Default::default, |(peer, seconds, _)| {
+            // Other ways of using ours are among the others.
+            let peers: Vec<_> = timed.iter().filter(|row| row.0 != ours).collect();
+            let first = peers.iter().position(|row| !row.0.starts_with(ours));
+            let rest = peers.iter().enumerate().filter(|(n, _)| Some(*n) != first);
+            let others: Vec<_> = rest.map(|(_, (peer, seconds, _))| format!("{peer} {}", time(*seconds))).collect();
+            let (fastest, times) = first.map_or_else(Default::default, |n| {
+                let (peer, seconds, _) = peers[n];
                 (format!("{peer} {}", time(*seconds)), format!("{:.2}", seconds / mine))
             });
-            let (task, threads) = (&group[0].task, group[0].threads);
+            let Row { task, threads, elements, .. } = group[0];
             let _ = writeln!(
                 text,
-                "| {task} | {threads} | {} ({}) | {fastest} | {times} | {} |",
+                "| {task} | {threads} | {} | {} ({}) | {fastest} | {times} | {} |",
+                elements.name(),
                 time(mine),
                 work.rate(mine),
                 others.join(", ")
@@ -146,18 +157,31 @@ impl Report {
 
     /// What did not take part, and why; each reason once.
     pub(crate) fn notes(&self) -> String {
-        let mut notes: Vec<(String, Vec<&str>)> = Vec::new();
-        for LeftOut { task, peer, why, .. } in &self.left_out {
-            let why = format!("{peer}: {why}");
-            match notes.iter_mut().find(|(known, _)| *known == why) {
-                Some((_, tasks)) if tasks.contains(&task.as_str()) => {}
-                Some((_, tasks)) => tasks.push(task),
-                None => notes.push((why, vec![task])),
+        let mut notes: Vec<(&str, &str, Vec<String>)> = Vec::new();
+        for LeftOut { task, elements, peer, why, .. } in &self.left_out {
+            // A type that is not said is f32.
+            let task = match elements {
+                None | Some(Elements::F32) => task.clone(),
+                Some(elements) => format!("{task} in {}", elements.name()),
+            };
+            match notes.iter_mut().find(|(who, known, _)| who == peer && known == why) {
+                Some((.., tasks)) if tasks.contains(&task) => {}
+                Some((.., tasks)) => tasks.push(task),
+                None => notes.push((peer, why, vec![task])),
             }
         }
-        notes
-            .iter()
-            .fold(String::new(), |text, (why, tasks)| text + &format!("Left out: {why} ({})\n", tasks.join(", ")))
+        // Peers that are left out of the same tasks for the same reason share a line.
+        let mut lines: Vec<(Vec<&str>, &str, Vec<String>)> = Vec::new();
+        for (peer, why, tasks) in notes {
+            match lines.iter_mut().find(|(_, known, same)| *known == why && *same == tasks) {
+                Some((peers, ..)) => peers.push(peer),
+                None => lines.push((vec![peer], why, tasks)),
+            }
+        }
+        let line = |(peers, why, tasks): &(Vec<&str>, &str, Vec<String>)| {
+            format!("Left out: {}: {why} ({})\n", peers.join(", "), tasks.join(", "))
+        };
+        lines.iter().map(line).collect()
     }
 
     /// Versions, and how each peer goes about its tasks; each way once.
@@ -198,6 +222,7 @@ mod tests {
         Row {
             task: task.to_owned(),
             threads,
+            elements: Elements::F32,
             peer: peer.to_owned(),
             version: "1.0".to_owned(),
             how: "somehow".to_owned(),
@@ -223,16 +248,16 @@ mod tests {
         let report = Report { machine: String::new(), rows, left_out: Vec::new() };
         let table = report.table("sdpa");
         let words: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(words[1][..5], ["b", "1", "sdpa", "10.00", "ms"]);
+        assert_eq!(words[1][..6], ["b", "1", "f32", "sdpa", "10.00", "ms"]);
         assert_eq!(words[2][0], "y");
         assert_eq!(words[3][0], "x");
-        assert_eq!(words[4][..5], ["b", "2", "sdpa", "500.0", "µs"]);
-        assert_eq!(words[5][..4], ["a", "1", "sdpa", "-"]);
+        assert_eq!(words[4][..6], ["b", "2", "f32", "sdpa", "500.0", "µs"]);
+        assert_eq!(words[5][..5], ["a", "1", "f32", "sdpa", "-"]);
         let markdown = report.markdown("sdpa");
         assert!(
-            markdown.contains("| b | 1 | 10.00 ms (100.0 GFLOP/s) | y 20.00 ms | 2.00 | x 30.00 ms |"),
+            markdown.contains("| b | 1 | f32 | 10.00 ms (100.0 GFLOP/s) | y 20.00 ms | 2.00 | x 30.00 ms |"),
             "{markdown}"
         );
-        assert!(markdown.contains("| b | 2 | 500.0 µs (2000.0 GFLOP/s) |  |  |  |"), "{markdown}");
+        assert!(markdown.contains("| b | 2 | f32 | 500.0 µs (2000.0 GFLOP/s) |  |  |  |"), "{markdown}");
     }
 }

@@ -21,6 +21,14 @@ pub(crate) struct Worker {
     from: BufReader<ChildStdout>,
 }
 
+/// What came of starting.
+#[derive(Debug)]
+pub(crate) enum Started {
+    Worker(Worker),
+    /// It is not made for this machine, or is not here; why.
+    Unsupported(String),
+}
+
 /// What came of preparing.
 #[derive(Debug)]
 pub(crate) enum Prepared {
@@ -30,7 +38,7 @@ pub(crate) enum Prepared {
 
 impl Worker {
     /// Starts one; `threads` reaches those that read it from the environment.
-    pub(crate) fn start(mut command: Command, threads: usize) -> Result<Self> {
+    pub(crate) fn start(mut command: Command, threads: usize) -> Result<Started> {
         for variable in ["RAYON_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
             command.env(variable, threads.to_string());
         }
@@ -43,9 +51,10 @@ impl Worker {
         let mut worker = Self { version: String::new(), child, to, from };
         match worker.reply()? {
             Reply::Ready { version } => worker.version = version,
+            Reply::Unsupported { why } => return Ok(Started::Unsupported(why)),
             other => return Err(unexpected(other)),
         }
-        Ok(worker)
+        Ok(Started::Worker(worker))
     }
 
     pub(crate) fn prepare<T: Serialize>(&mut self, task: T) -> Result<Prepared> {

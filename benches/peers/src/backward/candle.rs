@@ -1,6 +1,6 @@
 //! candle: matmul, softmax, matmul, and back through its own graph.
 
-use super::{Elements, Step};
+use super::Step;
 use crate::case::{self, Qkv};
 use crate::failure::Result;
 use crate::peers::Peer;
@@ -32,11 +32,7 @@ impl Peer<Step> for Plain {
     }
 
     fn supports(&self, step: &Step) -> std::result::Result<(), String> {
-        if step.elements == Elements::F32 && step.case.softcap.is_none() {
-            Ok(())
-        } else {
-            Err("f32 without softcap only".to_owned())
-        }
+        step.case.softcap.map_or(Ok(()), |_| Err("no softcap".to_owned()))
     }
 
     fn prepare(&mut self, step: &Step) -> Result<String> {

@@ -1,12 +1,13 @@
 //! This crate: the fused passes, and the unfused ones on matrixmultiply.
 
-use super::{Elements, Step, WIDE};
+use super::{Step, WIDE};
 use crate::case::{self, Qkv};
+use crate::elements::{Data, Elements};
 use crate::failure::Result;
 use crate::peers::{OURS, Peer};
 use sdpa::{
-    Attention, BackwardPlan, BackwardWorkspace, Bf16, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, Tensor,
-    TensorMut, View, ViewMut, Workspace, unfused,
+    Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut,
+    Workspace, unfused,
 };
 use std::hint::black_box;
 
@@ -26,43 +27,6 @@ pub(super) struct Ours {
     ready: Option<Ready>,
     workspace: Workspace,
     backward: BackwardWorkspace,
-}
-
-/// Elements of one of the types.
-#[derive(Debug)]
-enum Data {
-    F32(Vec<f32>),
-    Bf16(Vec<Bf16>),
-}
-
-impl Data {
-    fn new(elements: Elements, data: Vec<f32>) -> Self {
-        match elements {
-            Elements::F32 => Self::F32(data),
-            Elements::Bf16 => Self::Bf16(data.into_iter().map(Bf16::from_f32).collect()),
-        }
-    }
-
-    fn view(&self, shape: [usize; 4]) -> Result<Tensor<'_>> {
-        Ok(match self {
-            Self::F32(data) => View::bhld(data, shape)?.into(),
-            Self::Bf16(data) => View::bhld(data, shape)?.into(),
-        })
-    }
-
-    fn view_mut(&mut self, shape: [usize; 4]) -> Result<TensorMut<'_>> {
-        Ok(match self {
-            Self::F32(data) => ViewMut::bhld(data, shape)?.into(),
-            Self::Bf16(data) => ViewMut::bhld(data, shape)?.into(),
-        })
-    }
-
-    fn widened(&self) -> Vec<f32> {
-        match self {
-            Self::F32(data) => data.clone(),
-            Self::Bf16(data) => data.iter().map(|x| x.to_f32()).collect(),
-        }
-    }
 }
 
 /// Tensors, and room for results and gradients.
@@ -113,7 +77,7 @@ impl Ready {
         Ok(Self {
             attention: workload.attention(),
             shapes,
-            tensors: [q, k, v, case::read(&step.d_out)?].map(|data| Data::new(step.elements, data)),
+            tensors: [q, k, v, case::read(&step.d_out)?].map(|data| Data::new(step.case.elements, data)),
             out: zeros(of_out),
             lse: vec![0.0; batch * heads * q_len],
             gradients: [of_q, of_k, of_v].map(zeros),
@@ -136,14 +100,12 @@ impl Peer<Step> for Ours {
     fn supports(&self, step: &Step) -> std::result::Result<(), String> {
         match self.way {
             Way::Unfused if step.case.softcap.is_some() => Err("no softcap".to_owned()),
-            Way::Unfused if step.elements != Elements::F32 => Err("f32 only".to_owned()),
-            Way::Wide if step.elements == Elements::F32 => Err("f32 anyway".to_owned()),
             _ => Ok(()),
         }
     }
 
     fn prepare(&mut self, step: &Step) -> Result<String> {
-        let results = if self.way == Way::Wide { Elements::F32 } else { step.elements };
+        let results = if self.way == Way::Wide { Elements::F32 } else { step.case.elements };
         self.ready = Some(Ready::new(step, results)?);
         Ok(match self.way {
             Way::Fused => "Problem::run and BackwardProblem::run, workspaces kept",

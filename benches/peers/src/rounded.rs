@@ -1,0 +1,38 @@
+//! A workload's tensors as elements of a type hold them.
+
+use crate::case::Qkv;
+use crate::elements::Elements;
+use crate::failure::Result;
+use crate::support::Workload;
+use sdpa::{Alignment, Attention, Inputs, Shape, View};
+use std::ops::Range;
+
+/// A workload and its queries, keys and values, in f32 that the elements can hold.
+#[derive(Debug)]
+pub(crate) struct Rounded {
+    pub(crate) workload: Workload,
+    pub(crate) elements: Elements,
+    pub(crate) qkv: Qkv,
+}
+
+impl Rounded {
+    pub(crate) fn new(workload: Workload, elements: Elements) -> Self {
+        let tensors = workload.tensors();
+        let [q, k, v] = tensors.parts().map(|part| part.iter().map(|&x| elements.rounded(x)).collect());
+        Self { workload, elements, qkv: Qkv { q, k, v } }
+    }
+
+    /// Some rows of one head as a problem of their own.
+    pub(crate) fn strip(&self, [b, h]: [usize; 2], rows: Range<usize>) -> Result<(Attention, Inputs<'_>)> {
+        let Shape { heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = self.workload.shape;
+        let kv = b * kv_heads + h / (heads / kv_heads);
+        let row = (b * heads + h) * q_len + rows.start;
+        let Qkv { q, k, v } = &self.qkv;
+        let inputs = Inputs::new(
+            View::bhld(&q[row * head_dim..], [1, 1, rows.len(), head_dim])?,
+            View::bhld(&k[kv * kv_len * head_dim..], [1, 1, kv_len, head_dim])?,
+            View::bhld(&v[kv * kv_len * value_dim..], [1, 1, kv_len, value_dim])?,
+        );
+        Ok((self.workload.attention().align(Alignment::Offset(rows.start as isize)), inputs))
+    }
+}
