@@ -56,11 +56,28 @@ impl Elements {
             // The output is rounded by 2⁻⁹ of itself; weights that are rounded too, and sums of either, add some times
             // as much.
             Self::Bf16 => largest / 64.0,
-            // By 2⁻¹². But sums that are kept in f16, as ggml does for one row a head, are rounded at every key: over
-            // thousands of keys that is one part in a hundred.
-            Self::F16 => largest / 32.0,
+            // By 2⁻¹², and so on.
+            Self::F16 => largest / 256.0,
             // Keys and values are off by up to 1/254 of the largest of their row or block, and weights by a few per cent.
             Self::Int8 => largest / 16.0,
+        }
+    }
+}
+
+/// Type in which a peer sums weighted values that are kept in f16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sums {
+    F32,
+    F16,
+}
+
+impl Sums {
+    /// How many times as much an answer may be off by as [`Elements::wrong`] says. A sum in f16 is rounded by up to 2⁻¹² of
+    /// itself at every key: by chance, √n times that over n keys, 1/32 for 16384, and some outputs have four times as much.
+    pub(crate) fn allowance(self, elements: Elements) -> f64 {
+        match (self, elements) {
+            (Self::F16, Elements::F16) => 32.0,
+            _ => 1.0,
         }
     }
 }

@@ -13,7 +13,7 @@ mod ours;
 mod rten;
 
 use crate::case::Case;
-use crate::elements::Elements;
+use crate::elements::{Elements, Sums};
 use crate::failure::Result;
 
 /// Something that computes a task, in the program's own language.
@@ -59,12 +59,17 @@ pub(crate) struct Entry {
     pub(crate) home: Home,
     /// Types of elements that it computes on.
     pub(crate) elements: &'static [Elements],
+    pub(crate) sums: Sums,
 }
 
 impl Entry {
     /// The same peer, which computes on these.
     pub(crate) const fn takes(self, elements: &'static [Elements]) -> Self {
         Self { elements, ..self }
+    }
+
+    const fn sums(self, sums: Sums) -> Self {
+        Self { sums, ..self }
     }
 
     const fn of(self, environment: Environment) -> Self {
@@ -79,12 +84,12 @@ impl Entry {
 
 /// A peer in this program, for f32.
 pub(crate) const fn rust(name: &'static str, package: &'static str) -> Entry {
-    Entry { name, home: Home::Rust { package }, elements: &[Elements::F32] }
+    Entry { name, home: Home::Rust { package }, elements: &[Elements::F32], sums: Sums::F32 }
 }
 
 /// A peer in Python, for f32.
 pub(crate) const fn python(name: &'static str) -> Entry {
-    Entry { name, home: Home::Python(Environment::Common), elements: &[Elements::F32] }
+    Entry { name, home: Home::Python(Environment::Common), elements: &[Elements::F32], sums: Sums::F32 }
 }
 
 /// Ours.
@@ -113,7 +118,8 @@ pub(crate) const PEERS: &[Entry] = &[
     python("onnxruntime").takes(&[Elements::F32, Elements::Bf16]),
     python("openvino").takes(&[Elements::F32, Elements::Bf16]),
     python("zentorch").takes(&[Elements::F32, Elements::Bf16]).of(Environment::Zentorch),
-    python("ggml").takes(&Elements::ALL),
+    // Of one row a head, and of few.
+    python("ggml").takes(&Elements::ALL).sums(Sums::F16),
 ];
 
 /// The code behind a name.

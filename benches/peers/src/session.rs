@@ -109,7 +109,8 @@ impl Workers {
                 }
                 continue;
             }
-            match enter(worker, task, &errors, seconds, folder) {
+            let wrong = task.wrong * entry.sums.allowance(place.elements);
+            match enter(worker, (&task.body, wrong), &errors, seconds, folder) {
                 Ok(Entered::In { how, errors, timed }) => contenders.push((*entry, worker, how, errors, timed)),
                 Ok(Entered::Unsupported(why)) => report.leave_out(place, entry.name, why),
                 Ok(Entered::Wrong(error)) => {
@@ -164,21 +165,21 @@ enum Entered {
     Wrong(f64),
 }
 
-/// Lets a worker get ready, run, and be held against the truth.
+/// Lets a worker get ready for a task, run, and be held against the truth; more than `wrong` off is wrong.
 fn enter<T: Serialize>(
     worker: &mut Worker,
-    task: &Task<T>,
+    (body, wrong): (&T, f64),
     errors: impl Fn(&[f32]) -> Result<Vec<f64>>,
     seconds: f64,
     folder: &Folder,
 ) -> Result<Entered> {
-    let how = match worker.prepare(&task.body)? {
+    let how = match worker.prepare(body)? {
         Prepared::How(how) => how,
         Prepared::Unsupported(why) => return Ok(Entered::Unsupported(why)),
     };
     let timed = Timed::start(worker, seconds)?;
     let errors = errors(&worker.output(&folder.path("output"))?)?;
-    Ok(match errors.iter().find(|error| error.is_nan() || **error > task.wrong) {
+    Ok(match errors.iter().find(|error| error.is_nan() || **error > wrong) {
         Some(&error) => Entered::Wrong(error),
         None => Entered::In { how, errors, timed },
     })
