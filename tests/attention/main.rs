@@ -10,6 +10,7 @@ mod support;
 mod backward;
 mod balance;
 mod bits;
+mod columns;
 mod corners;
 mod dropout;
 mod errors;

@@ -1,8 +1,9 @@
 //! Rows of a register tile in memory.
 
-use crate::simd::{LANES, Simd};
+use crate::simd::Vector;
 
-/// Rows of a register tile in memory: vector `n` of row `r` lies at `out + r·stride + 16·n`.
+/// Rows of a register tile in memory: vector `n` of row `r` lies at `out + r·stride + n·LANES`, with the
+/// vector's lanes.
 #[derive(Clone, Copy)]
 pub(crate) struct TileRows {
     pub(crate) out: *mut f32,
@@ -11,22 +12,22 @@ pub(crate) struct TileRows {
 }
 
 impl TileRows {
-    /// Returns the address of a vector. It wraps: only those of the tile may be used.
+    /// Returns the address of a vector of `W`. It wraps: only those of the tile may be used.
     #[inline(always)]
-    pub(crate) fn at(self, row: usize, vector: usize) -> *mut f32 {
-        self.out.wrapping_add(row * self.stride + vector * LANES)
+    pub(crate) fn at<W: Vector>(self, row: usize, vector: usize) -> *mut f32 {
+        self.out.wrapping_add(row * self.stride + vector * W::LANES)
     }
 
     /// Loads the tile.
     ///
     /// # Safety
-    /// `out` has `MR` rows of `NV × 16` readable floats.
+    /// `out` has `MR` rows of `NV` vectors of readable floats.
     #[inline(always)]
-    pub(crate) unsafe fn load<S: Simd, const MR: usize, const NV: usize>(self, s: S, sums: &mut [[S::V; NV]; MR]) {
+    pub(crate) unsafe fn load<W: Vector, const MR: usize, const NV: usize>(self, w: W, sums: &mut [[W::V; NV]; MR]) {
         for r in 0..MR {
             for n in 0..NV {
                 // SAFETY: row `r < MR`, vector `n < NV`, readable by this function's contract.
-                sums[r][n] = unsafe { s.load(self.at(r, n)) };
+                sums[r][n] = unsafe { w.load(self.at::<W>(r, n)) };
             }
         }
     }
@@ -34,13 +35,13 @@ impl TileRows {
     /// Adds what is stored to the sums, all in registers: measured 2 % faster than one element after the other.
     ///
     /// # Safety
-    /// `out` has `MR` rows of `NV × 16` readable floats.
+    /// `out` has `MR` rows of `NV` vectors of readable floats.
     #[inline(always)]
-    pub(crate) unsafe fn add_to<S: Simd, const MR: usize, const NV: usize>(self, s: S, sums: &mut [[S::V; NV]; MR]) {
+    pub(crate) unsafe fn add_to<W: Vector, const MR: usize, const NV: usize>(self, w: W, sums: &mut [[W::V; NV]; MR]) {
         for r in 0..MR {
             for n in 0..NV {
                 // SAFETY: row `r < MR`, vector `n < NV`, readable by this function's contract.
-                sums[r][n] = s.add(unsafe { s.load(self.at(r, n)) }, sums[r][n]);
+                sums[r][n] = w.add(unsafe { w.load(self.at::<W>(r, n)) }, sums[r][n]);
             }
         }
     }
@@ -48,18 +49,18 @@ impl TileRows {
     /// Stores `finish(n, sum)` of every sum of panel `n`.
     ///
     /// # Safety
-    /// `out` has `MR` rows of `NV × 16` writable floats.
+    /// `out` has `MR` rows of `NV` vectors of writable floats.
     #[inline(always)]
-    pub(crate) unsafe fn store<S: Simd, const MR: usize, const NV: usize>(
+    pub(crate) unsafe fn store<W: Vector, const MR: usize, const NV: usize>(
         self,
-        s: S,
-        sums: &[[S::V; NV]; MR],
-        finish: impl Fn(usize, S::V) -> S::V,
+        w: W,
+        sums: &[[W::V; NV]; MR],
+        finish: impl Fn(usize, W::V) -> W::V,
     ) {
         for r in 0..MR {
             for n in 0..NV {
                 // SAFETY: row `r < MR`, vector `n < NV`, writable by this function's contract.
-                unsafe { s.store(self.at(r, n), finish(n, sums[r][n])) }
+                unsafe { w.store(self.at::<W>(r, n), finish(n, sums[r][n])) }
             }
         }
     }

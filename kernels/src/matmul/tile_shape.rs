@@ -15,27 +15,41 @@ pub(crate) const MAX_TILE_VECS: usize = 4;
 /// the backend's registers hold.
 macro_rules! by_tile_vecs {
     ($vecs:expr, most $most:expr, |$NV:ident| $call:expr) => {
-        by_number!($vecs, $most, $NV, $call, "vectors", 1 2 3 4)
+        by_number!($vecs, 1, $most, $NV, $call, "vectors", 1 2 3 4)
     };
 }
 
-/// Evaluates a call with a tile's number of rows as a constant, at most `most`. Every called function is inlined: so each
+/// Evaluates a call with a tile's number of rows as a constant, at most `most`, and at least `from` where that is given:
+/// tiles of half vectors have twice the rows of the largest tile, never fewer. Every called function is inlined: so each
 /// tile function has one call in one place.
 macro_rules! by_tile_rows {
     ($rows:expr, most $most:expr, |$MR:ident| $call:expr) => {
-        by_number!($rows, $most, $MR, $call, "rows", 1 2 3 4 5 6)
+        by_number!($rows, 1, $most, $MR, $call, "rows", 1 2 3 4 5 6)
+    };
+    ($rows:expr, from $least:expr, most $most:expr, |$MR:ident| $call:expr) => {
+        by_number!($rows, $least, $most, $MR, $call, "rows", 1 2 3 4 5 6 12)
     };
 }
 
-/// Evaluates a call with one of some numbers, at most `most`, as a constant.
+/// Evaluates a call with one of some numbers, from `least` to `most`, as a constant.
 macro_rules! by_number {
-    ($number:expr, $most:expr, $N:ident, $call:expr, $what:literal, $($n:literal)*) => {
+    ($number:expr, $least:expr, $most:expr, $N:ident, $call:expr, $what:literal, $($n:literal)*) => {
         match $number {
-            $($n if $n <= $most => {
+            // A constant condition by itself, not a guard: the call is then not compiled at all where it is false.
+            $($n => if const { $least <= $n && $n <= $most } {
                 const $N: usize = $n;
                 $call
-            })*
-            number => unreachable!("a tile of {number} {}", $what),
+            } else {
+                no_tile!($n, $what)
+            },)*
+            number => no_tile!(number, $what),
         }
+    };
+}
+
+/// Panics because a tile has a shape that never occurs.
+macro_rules! no_tile {
+    ($number:expr, $what:literal) => {
+        unreachable!("a tile of {} {}", $number, $what)
     };
 }

@@ -1,7 +1,7 @@
 //! Terms of sums over keys: values row by row, or in pairs of rows.
 
 use crate::matmul::operands::{Bf16Pairs, Floats, MulAdd};
-use crate::simd::{Bf16Dot, Bf16x2, Simd};
+use crate::simd::{Bf16Dot, Bf16x2, Vector};
 use crate::tensor::element::{Bf16, Load};
 use crate::tensor::rows::Rows;
 
@@ -10,7 +10,7 @@ use crate::tensor::rows::Rows;
 /// # Safety
 /// Tiles compute the addresses that they read from these answers: terms that are evenly spaced are [`Self::step`] bytes
 /// apart, and a term covers [`Self::KEYS`] keys.
-pub(crate) unsafe trait ValueOperand<S: Simd>: Copy {
+pub(crate) unsafe trait ValueOperand<W: Vector>: Copy {
     /// Number of keys of a term.
     const KEYS: usize;
     /// Number of bytes of a term in each column.
@@ -21,7 +21,7 @@ pub(crate) unsafe trait ValueOperand<S: Simd>: Copy {
     /// Address of a term's columns.
     type At: Copy;
     /// Multiply-add of a term with its weight.
-    type By: MulAdd<S>;
+    type By: MulAdd<W>;
 
     /// Returns the number of bytes from one term to the next, where terms are evenly spaced.
     fn step(self) -> isize;
@@ -50,15 +50,15 @@ pub(crate) unsafe trait ValueOperand<S: Simd>: Copy {
     fn offset(at: Self::At, bytes: isize) -> Self::At;
     /// Returns the address of each key of a term.
     fn rows(at: Self::At) -> impl Iterator<Item = *const f32>;
-    /// Loads a term in sixteen columns.
+    /// Loads a vector of a term's columns.
     ///
     /// # Safety
-    /// The term has sixteen columns from `column` on.
-    unsafe fn y(s: S, at: Self::At, column: usize) -> <Self::By as MulAdd<S>>::Y;
+    /// The term has as many columns from `column` on as the vector has lanes.
+    unsafe fn y(w: W, at: Self::At, column: usize) -> <Self::By as MulAdd<W>>::Y;
 }
 
 // SAFETY: a term is a row; rows say how they lie.
-unsafe impl<S: Simd, T: Load> ValueOperand<S> for Rows<T> {
+unsafe impl<W: Vector, T: Load> ValueOperand<W> for Rows<T> {
     const KEYS: usize = 1;
     const BYTES: usize = size_of::<T>();
     // Four bytes: `f32`.
@@ -106,9 +106,9 @@ unsafe impl<S: Simd, T: Load> ValueOperand<S> for Rows<T> {
     }
 
     #[inline(always)]
-    unsafe fn y(s: S, at: *const T, column: usize) -> S::V {
-        // SAFETY: the caller guarantees sixteen columns from `column` on.
-        unsafe { T::load(s, at.add(column)) }
+    unsafe fn y(w: W, at: *const T, column: usize) -> W::V {
+        // SAFETY: the caller guarantees a column for each lane from `column` on.
+        unsafe { T::load(w, at.add(column)) }
     }
 }
 

@@ -236,7 +236,7 @@ impl Cache {
                         s.values_int8(Values {
                             weights: &block,
                             values: Rows::strided(values.as_ptr(), width as isize, 1),
-                            vecs: width / LANES,
+                            cols: width,
                             spans: &spans,
                             rows,
                             rescale_prev: &ones,

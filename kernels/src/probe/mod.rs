@@ -223,7 +223,7 @@ impl Bench {
                 s.values(Values {
                     weights: self.scores.floats(),
                     values: Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1)),
-                    vecs: d / LANES,
+                    cols: d,
                     spans: &spans,
                     rows,
                     rescale_prev,

@@ -1,6 +1,7 @@
 //! AVX2 with FMA and F16C: two registers are one vector.
 
-use super::{Int8Dot, Int8DotWork, LANES, Query4, Simd, TWO_TO_MINUS_64};
+use super::avx2_half::Avx2Half;
+use super::{Int8Dot, Int8DotWork, LANES, Query4, Simd, TWO_TO_MINUS_64, Vector};
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX2, FMA and F16C. Only [`Avx2::detect`] makes one.
@@ -12,6 +13,13 @@ impl Avx2 {
         let present =
             is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
         present.then_some(Self(()))
+    }
+
+    /// Returns the token of vectors of eight lanes.
+    #[inline(always)]
+    fn eight(self) -> Avx2Half {
+        // SAFETY: `self` proves the features.
+        unsafe { Avx2Half::new() }
     }
 }
 
@@ -98,8 +106,74 @@ unsafe fn transpose8(r: [__m256; 8]) -> [__m256; 8] {
 }
 
 // SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
-unsafe impl Simd for Avx2 {
+unsafe impl Vector for Avx2 {
     type V = F32x16;
+    const LANES: usize = LANES;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> F32x16 {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> F32x16 {
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
+        unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> F32x16 {
+        let half = self.eight();
+        // SAFETY: the caller guarantees sixteen readable elements at `p`, of which each half loads eight.
+        unsafe { [half.load_i8(p), half.load_i8(p.add(8))] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> F32x16 {
+        let half = self.eight();
+        // SAFETY: the caller guarantees sixteen readable elements at `p`, of which each half loads eight.
+        unsafe { [half.load_bf16(p), half.load_bf16(p.add(8))] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> F32x16 {
+        let half = self.eight();
+        // SAFETY: the caller guarantees sixteen readable elements at `p`, of which each half loads eight.
+        unsafe { [half.load_f16(p), half.load_f16(p.add(8))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: F32x16) {
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
+        unsafe {
+            _mm256_storeu_ps(p, v[0]);
+            _mm256_storeu_ps(p.add(8), v[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: F32x16, b: F32x16) -> F32x16 {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: F32x16, b: F32x16) -> F32x16 {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: F32x16, b: F32x16, c: F32x16) -> F32x16 {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+}
+
+// SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
+unsafe impl Simd for Avx2 {
+    type Half = Avx2Half;
 
     // 6 × 2 accumulators, 2 loads, 1 broadcast: 15 of 16 registers, 12 chains against the 8 to 10 that two FMA units
     // of latency 4 or 5 need.
@@ -120,56 +194,14 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn half(self) -> Option<Avx2Half> {
+        Some(self.eight())
+    }
+
+    #[inline(always)]
     unsafe fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
         // SAFETY: the caller guarantees what the work requires.
         unsafe { work.run(self) }
-    }
-
-    #[inline(always)]
-    fn splat(self, x: f32) -> F32x16 {
-        // SAFETY: `self` proves the features.
-        unsafe { [_mm256_set1_ps(x); 2] }
-    }
-
-    #[inline(always)]
-    unsafe fn load(self, p: *const f32) -> F32x16 {
-        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
-        unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
-    }
-
-    #[inline(always)]
-    unsafe fn load_i8(self, p: *const i8) -> F32x16 {
-        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
-        unsafe {
-            let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
-            let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()));
-            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32, v: F32x16) {
-        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
-        unsafe {
-            _mm256_storeu_ps(p, v[0]);
-            _mm256_storeu_ps(p.add(8), v[1]);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, p: *const u16) -> F32x16 {
-        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
-        unsafe {
-            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
-            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8).cast()));
-            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))]
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(self, p: *const u16) -> F32x16 {
-        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
-        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))] }
     }
 
     #[inline(always)]
@@ -215,33 +247,15 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn add(self, a: F32x16, b: F32x16) -> F32x16 {
-        // SAFETY: `self` proves the features.
-        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
-    }
-
-    #[inline(always)]
     fn sub(self, a: F32x16, b: F32x16) -> F32x16 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn mul(self, a: F32x16, b: F32x16) -> F32x16 {
-        // SAFETY: `self` proves the features.
-        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
-    }
-
-    #[inline(always)]
     fn div(self, a: F32x16, b: F32x16) -> F32x16 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
-    }
-
-    #[inline(always)]
-    fn fma(self, a: F32x16, b: F32x16, c: F32x16) -> F32x16 {
-        // SAFETY: `self` proves the features.
-        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
     }
 
     #[inline(always)]

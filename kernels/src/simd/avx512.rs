@@ -2,7 +2,8 @@
 //! products of bfloat16 pairs need AVX512_BF16 and AVX-512BW.
 
 use super::avx2::Avx2;
-use super::{Bf16DotWork, Int8DotWork, LANES, Simd};
+use super::avx2_half::Avx2Half;
+use super::{Bf16DotWork, Int8DotWork, LANES, Simd, Vector};
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX-512F and the extension that `EXTRA` names.
@@ -10,6 +11,8 @@ use core::arch::x86_64::*;
 pub(crate) struct Avx512Token<const EXTRA: u8> {
     /// Result of [`Simd::has_large_l1`].
     large_l1: bool,
+    /// True if a multiply-add of half a register takes half the time of a whole one.
+    cheap_halves: bool,
 }
 
 const NOTHING: u8 = 0;
@@ -38,7 +41,11 @@ impl<const EXTRA: u8> Avx512Token<EXTRA> {
         // of the others some have (Ice Lake), most have 32 (Zen 4, Skylake). The cache size is not queried: a virtual
         // machine takes microseconds to answer.
         let large_l1 = is_x86_feature_detected!("avxvnni");
-        (is_x86_feature_detected!("avx512f") && extra).then_some(Self { large_l1 })
+        // Zen 4 computes whole registers in two passes. Of the machines without AVX-VNNI it alone has both extensions:
+        // Cooper Lake lacks VBMI2, Ice Lake bfloat16. Others compute as many whole registers a cycle as halves.
+        let cheap_halves =
+            !large_l1 && is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi2");
+        (is_x86_feature_detected!("avx512f") && extra).then_some(Self { large_l1, cheap_halves })
     }
 
     /// Overrides [`Simd::has_large_l1`].
@@ -96,8 +103,78 @@ impl<R, F: FnOnce() -> R> Compiled<R> for F {}
 
 // SAFETY: made by `Isa`, and by itself with more features, where those are detected; loads and stores touch sixteen
 // elements.
-unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
+unsafe impl<const EXTRA: u8> Vector for Avx512Token<EXTRA> {
     type V = __m512;
+    const LANES: usize = LANES;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> __m512 {
+        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> __m512 {
+        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> __m512 {
+        // SAFETY: `self` proves the feature, and AVX with it; the caller guarantees the range at `p`.
+        unsafe {
+            let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(low))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> __m512 {
+        // SAFETY: `self` proves the feature, and AVX with it; the caller guarantees the range at `p`.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: __m512) {
+        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, p: *mut f32, v: __m512, n: usize) {
+        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
+        unsafe { _mm512_mask_storeu_ps(p, ((1u32 << n) - 1) as __mmask16, v) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+}
+
+// SAFETY: made by `Isa`, and by itself with more features, where those are detected; loads and stores touch sixteen
+// elements.
+unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
+    type Half = Avx2Half;
 
     // 6 × 4 accumulators, 4 loads, 1 broadcast: 29 of 32 registers, and 24 independent chains, which covers the
     // 4-cycle FMA latency six times over. In dot products, 6 × 2 of two chains each: as many.
@@ -123,6 +200,11 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     }
 
     #[inline(always)]
+    fn half(self) -> Option<Avx2Half> {
+        if self.cheap_halves { Avx2::detect()?.half() } else { None }
+    }
+
+    #[inline(always)]
     fn has_bf16_dot(self) -> bool {
         Avx512Bf16::detect().is_some()
     }
@@ -138,51 +220,6 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     unsafe fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
         // SAFETY: the caller guarantees what the work requires.
         unsafe { with_int8_dot(Avx512Vnni::detect(), work) }
-    }
-
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m512 {
-        // SAFETY: `self` proves the feature.
-        unsafe { _mm512_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(self, p: *const f32) -> __m512 {
-        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
-        unsafe { _mm512_loadu_ps(p) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_i8(self, p: *const i8) -> __m512 {
-        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32, v: __m512) {
-        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
-        unsafe { _mm512_storeu_ps(p, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_first(self, p: *mut f32, v: __m512, n: usize) {
-        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
-        unsafe { _mm512_mask_storeu_ps(p, ((1u32 << n) - 1) as __mmask16, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, p: *const u16) -> __m512 {
-        // SAFETY: `self` proves the feature, and AVX with it; the caller guarantees the range at `p`.
-        unsafe {
-            let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(low))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(self, p: *const u16) -> __m512 {
-        // SAFETY: `self` proves the feature, and AVX with it; the caller guarantees the range at `p`.
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
 
     #[inline(always)]
@@ -246,33 +283,15 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     }
 
     #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the feature.
-        unsafe { _mm512_add_ps(a, b) }
-    }
-
-    #[inline(always)]
     fn sub(self, a: __m512, b: __m512) -> __m512 {
         // SAFETY: `self` proves the feature.
         unsafe { _mm512_sub_ps(a, b) }
     }
 
     #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the feature.
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
     fn div(self, a: __m512, b: __m512) -> __m512 {
         // SAFETY: `self` proves the feature.
         unsafe { _mm512_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: `self` proves the feature.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
     }
 
     #[inline(always)]

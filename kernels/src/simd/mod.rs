@@ -16,6 +16,7 @@
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
 //! 6. An operation is added where backends implement it differently, not because one caller would like it.
 
+pub(crate) use crate::simd::vector::Vector;
 pub(crate) use crate::simd::width::LANES;
 use crate::simd::width::LINE_BYTES;
 
@@ -25,6 +26,8 @@ pub(crate) mod aligned;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2_half;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512_dot;
@@ -32,6 +35,8 @@ pub(crate) mod exp;
 pub(crate) mod isa;
 pub(crate) mod lanes;
 pub(crate) mod portable;
+pub(crate) mod portable_half;
+pub(crate) mod vector;
 pub(crate) mod width;
 
 /// The only NaN that results are written with, whatever payload arithmetic left.
@@ -95,11 +100,11 @@ impl Level {
 /// Sixteen `f32` lanes and the operations of the kernels. All operations are lane by lane and IEEE.
 ///
 /// # Safety
-/// A value of the type exists only where the machine has the instructions. Loads and stores touch the elements that
-/// their contracts name and no others, and register tiles have at least one row and one vector.
-pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
-    /// Vector of sixteen lanes.
-    type V: Copy;
+/// As [`Vector`], of which [`LANES`](Vector::LANES) is sixteen, and eight for [`Self::Half`]. Register tiles have at least
+/// one row and one vector.
+pub(crate) unsafe trait Simd: Vector {
+    /// Token of vectors of half the lanes.
+    type Half: Vector;
 
     /// Number of rows of a register tile. With [`Self::TILE_VECS`], as large as the register file allows: see each
     /// backend.
@@ -116,8 +121,12 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// True if P·V tiles end (finish) rows to which no later key block is added.
     const ENDS_ROWS: bool = true;
 
-    /// True if [`Self::fma`] rounds once.
+    /// True if [`Vector::fma`] rounds once.
     const FUSED: bool;
+
+    /// Returns vectors of half the lanes, for code in the same [`Self::vectorize`], if one takes half the time of a whole
+    /// one.
+    fn half(self) -> Option<Self::Half>;
 
     /// Runs `f` compiled for this instruction set. `f` must be inlinable into it: pass a closure marked
     /// `#[inline(always)]` that calls `#[inline(always)]` functions.
@@ -148,46 +157,6 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
         unreachable!("no products of pairs")
     }
 
-    /// Returns a vector with `x` in every lane.
-    fn splat(self, x: f32) -> Self::V;
-    /// Loads sixteen floats.
-    ///
-    /// # Safety
-    /// `p..p + 16` is readable. No alignment is needed.
-    unsafe fn load(self, p: *const f32) -> Self::V;
-    /// Loads sixteen signed bytes, converted to `f32`.
-    ///
-    /// # Safety
-    /// `p..p + 16` is readable.
-    unsafe fn load_i8(self, p: *const i8) -> Self::V;
-    /// Stores sixteen floats.
-    ///
-    /// # Safety
-    /// `p..p + 16` is writable. No alignment is needed.
-    unsafe fn store(self, p: *mut f32, v: Self::V);
-    /// Stores the first `n` lanes.
-    ///
-    /// # Safety
-    /// `p..p + n` is writable, `n ≤ 16`. No alignment is needed.
-    #[inline(always)]
-    unsafe fn store_first(self, p: *mut f32, v: Self::V, n: usize) {
-        let mut lanes = [0.0; LANES];
-        // SAFETY: `lanes` holds sixteen floats; the caller guarantees `n ≤ 16` writable ones at `p`.
-        unsafe {
-            self.store(lanes.as_mut_ptr(), v);
-            core::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n);
-        }
-    }
-    /// Loads sixteen bfloat16, widened exactly: they are the upper halves of `f32`, NaN's payload included.
-    ///
-    /// # Safety
-    /// `p..p + 16` is readable. No alignment is needed.
-    unsafe fn load_bf16(self, p: *const u16) -> Self::V;
-    /// Loads sixteen IEEE binary16, widened exactly, subnormal numbers too. NaN keeps its payload and becomes quiet.
-    ///
-    /// # Safety
-    /// `p..p + 16` is readable. No alignment is needed.
-    unsafe fn load_f16(self, p: *const u16) -> Self::V;
     /// Stores as bfloat16, rounded to nearest even: numbers beyond the largest become ±∞, subnormal numbers are rounded
     /// like all others. NaN becomes quiet and keeps the part of its payload that fits.
     ///
@@ -261,17 +230,13 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
         v
     }
 
-    fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
-    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// Returns `a·b + c`, rounded once where the machine can.
-    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// Returns `a > b ? a : b`: the second operand wherever either is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// Returns `a == b ? then : otherwise`; NaN equals nothing.
     fn select_eq(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
-    /// Returns `(1 + a·b)·2ⁿ`: the sum as by [`Self::fma`], then the product, which is exact unless subnormal. `n` is
+    /// Returns `(1 + a·b)·2ⁿ`: the sum as by [`Vector::fma`], then the product, which is exact unless subnormal. `n` is
     /// integral, −151 ..= 1; `shifted` is `n` + [`SHIFT`], whose lowest bits are an exponent field. NaN stays NaN.
     fn one_plus_scaled(self, ab: (Self::V, Self::V), n: Self::V, shifted: Self::V) -> Self::V;
 

@@ -2,8 +2,9 @@
 //! code elsewhere. `wide` selects instructions when the crate is compiled, so with default flags on x86-64 this is
 //! 128-bit and has no FMA; the wider x86 backends are this crate's own and chosen at run time.
 
+use super::portable_half::{PortableHalf, bits, from_bits, ints};
 use super::{
-    F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, Int8Dot, Int8DotWork, LANES, Query4, Simd, TWO_TO_MINUS_64,
+    F16_BIAS, F16_END, F16_NORMAL, INFINITY, Int8Dot, Int8DotWork, LANES, Query4, Simd, TWO_TO_MINUS_64, Vector,
 };
 use wide::{f32x4, i16x8, i32x4, i32x8};
 
@@ -13,6 +14,12 @@ pub(crate) struct Portable;
 
 /// Sixteen lanes as four times four.
 type Quad = [f32x4; 4];
+
+/// Returns the vector of two halves.
+#[inline(always)]
+fn whole(low: [f32x4; 2], high: [f32x4; 2]) -> Quad {
+    [low[0], low[1], high[0], high[1]]
+}
 
 #[inline(always)]
 fn each(f: impl Fn(usize) -> f32x4) -> Quad {
@@ -28,38 +35,6 @@ fn greater(a: f32x4, b: f32x4) -> f32x4 {
     } else {
         a.simd_gt(b).bitselect(a, b)
     }
-}
-
-#[inline(always)]
-fn bits(x: f32x4) -> i32x4 {
-    // SAFETY: both are 16 bytes, and every bit pattern is a valid i32.
-    unsafe { core::mem::transmute::<f32x4, i32x4>(x) }
-}
-
-#[inline(always)]
-fn from_bits(x: i32x4) -> f32x4 {
-    // SAFETY: both are 16 bytes, and every bit pattern is a valid f32.
-    unsafe { core::mem::transmute::<i32x4, f32x4>(x) }
-}
-
-/// Returns a vector with the bits `x` in every lane. Unsigned, as most constants are.
-#[inline(always)]
-fn ints(x: u32) -> i32x4 {
-    i32x4::splat(x.cast_signed())
-}
-
-/// Widens binary16 in the lower halves of 32 bits. Comparisons leave out the sign, so that signed ones suffice.
-#[inline(always)]
-fn widen_f16(half: i32x4) -> f32x4 {
-    let unsigned = half & ints(0x7FFF);
-    let sign = (half ^ unsigned) << 16;
-    let placed = unsigned << 13;
-    // Infinity and NaN move from the last exponent of one format to that of the other.
-    let last = unsigned.simd_gt(ints(0x7BFF)) & ints(F16_BIAS);
-    let quiet = unsigned.simd_gt(ints(0x7C00)) & ints(0x0040_0000);
-    let normal = (placed + ints(F16_BIAS) + last) | quiet;
-    let subnormal = bits(unsigned.round_float() * f32x4::splat(F16_UNIT));
-    from_bits(ints(0x0400).simd_gt(unsigned).bitselect(subnormal, normal) | sign)
 }
 
 /// Rounds to nearest even: binary16, sign-extended to 32 bits.
@@ -86,18 +61,6 @@ fn narrow_bf16(x: f32x4) -> i32x4 {
     is_nan.bitselect(bits | ints(0x0040_0000), bits + ints(0x7FFF) + odd) >> 16
 }
 
-/// Loads sixteen 16-bit numbers, zero-extended.
-///
-/// # Safety
-/// `p..p + 16` is readable.
-#[inline(always)]
-unsafe fn load_16(p: *const u16) -> [i32x4; 4] {
-    // SAFETY: the caller guarantees `p..p + 16`.
-    let p = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
-    let part = |i: usize| i32x4::new([p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]].map(i32::from));
-    [part(0), part(1), part(2), part(3)]
-}
-
 /// Stores sixteen numbers that fit 16 bits, sign included.
 ///
 /// # Safety
@@ -115,8 +78,65 @@ unsafe fn store_16(p: *mut u16, v: [i32x4; 4]) {
 }
 
 // SAFETY: made for every machine; loads and stores touch sixteen elements.
-unsafe impl Simd for Portable {
+unsafe impl Vector for Portable {
     type V = Quad;
+    const LANES: usize = LANES;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Quad {
+        [f32x4::splat(x); 4]
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Quad {
+        // SAFETY: the caller guarantees `p..p + 16`.
+        each(|i| f32x4::new(unsafe { p.cast::<[f32; 4]>().add(i).read_unaligned() }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Quad {
+        // SAFETY: the caller guarantees sixteen readable elements at `p`, of which each half loads eight.
+        unsafe { whole(PortableHalf.load_i8(p), PortableHalf.load_i8(p.add(8))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> Quad {
+        // SAFETY: the caller guarantees sixteen readable elements at `p`, of which each half loads eight.
+        unsafe { whole(PortableHalf.load_bf16(p), PortableHalf.load_bf16(p.add(8))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> Quad {
+        // SAFETY: the caller guarantees sixteen readable elements at `p`, of which each half loads eight.
+        unsafe { whole(PortableHalf.load_f16(p), PortableHalf.load_f16(p.add(8))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Quad) {
+        let lanes = [v[0].to_array(), v[1].to_array(), v[2].to_array(), v[3].to_array()];
+        // SAFETY: the caller guarantees `p..p + 16`.
+        unsafe { p.cast::<[[f32; 4]; 4]>().write_unaligned(lanes) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Quad, b: Quad) -> Quad {
+        each(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Quad, b: Quad) -> Quad {
+        each(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Quad, b: Quad, c: Quad) -> Quad {
+        each(|i| a[i].mul_add(b[i], c[i]))
+    }
+}
+
+// SAFETY: made for every machine; loads and stores touch sixteen elements.
+unsafe impl Simd for Portable {
+    type Half = PortableHalf;
 
     // In SSE2 terms: 3 × 4 accumulators, 3 broadcasts, 1 product on its way to a sum: 16 of 16 registers; the keys are
     // read as memory operands.
@@ -134,48 +154,14 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn half(self) -> Option<PortableHalf> {
+        Some(PortableHalf)
+    }
+
+    #[inline(always)]
     unsafe fn with_int8_dot<W: Int8DotWork>(self, work: W) -> W::Output {
         // SAFETY: the caller guarantees what the work requires.
         unsafe { work.run(self) }
-    }
-
-    #[inline(always)]
-    fn splat(self, x: f32) -> Quad {
-        [f32x4::splat(x); 4]
-    }
-
-    #[inline(always)]
-    unsafe fn load(self, p: *const f32) -> Quad {
-        // SAFETY: the caller guarantees `p..p + 16`.
-        each(|i| f32x4::new(unsafe { p.cast::<[f32; 4]>().add(i).read_unaligned() }))
-    }
-
-    #[inline(always)]
-    unsafe fn load_i8(self, p: *const i8) -> Quad {
-        // SAFETY: the caller guarantees `p..p + 16`.
-        let bytes = unsafe { p.cast::<[[i8; 4]; 4]>().read_unaligned() };
-        each(|i| f32x4::new(bytes[i].map(f32::from)))
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32, v: Quad) {
-        let lanes = [v[0].to_array(), v[1].to_array(), v[2].to_array(), v[3].to_array()];
-        // SAFETY: the caller guarantees `p..p + 16`.
-        unsafe { p.cast::<[[f32; 4]; 4]>().write_unaligned(lanes) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, p: *const u16) -> Quad {
-        // SAFETY: the caller guarantees `p..p + 16`.
-        let halves = unsafe { load_16(p) };
-        each(|i| from_bits(halves[i] << 16))
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(self, p: *const u16) -> Quad {
-        // SAFETY: the caller guarantees `p..p + 16`.
-        let halves = unsafe { load_16(p) };
-        each(|i| widen_f16(halves[i]))
     }
 
     #[inline(always)]
@@ -207,28 +193,13 @@ unsafe impl Simd for Portable {
     fn prefetch_second(self, _: *const f32) {}
 
     #[inline(always)]
-    fn add(self, a: Quad, b: Quad) -> Quad {
-        each(|i| a[i] + b[i])
-    }
-
-    #[inline(always)]
     fn sub(self, a: Quad, b: Quad) -> Quad {
         each(|i| a[i] - b[i])
     }
 
     #[inline(always)]
-    fn mul(self, a: Quad, b: Quad) -> Quad {
-        each(|i| a[i] * b[i])
-    }
-
-    #[inline(always)]
     fn div(self, a: Quad, b: Quad) -> Quad {
         each(|i| a[i] / b[i])
-    }
-
-    #[inline(always)]
-    fn fma(self, a: Quad, b: Quad, c: Quad) -> Quad {
-        each(|i| a[i].mul_add(b[i], c[i]))
     }
 
     #[inline(always)]

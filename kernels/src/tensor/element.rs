@@ -8,7 +8,7 @@
 use crate::simd::aligned::Plain;
 use crate::simd::isa::Isa;
 use crate::simd::lanes::{load, load_part, store, store_part};
-use crate::simd::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, LANES, Simd};
+use crate::simd::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, LANES, Simd, Vector};
 use core::fmt;
 
 /// Type of a tensor's elements.
@@ -109,22 +109,22 @@ impl F16 {
 /// Types that keys and values are stored in.
 ///
 /// # Safety
-/// The implementation's `load` reads sixteen elements and nothing else.
+/// The implementation's `load` reads as many elements as the vector has lanes, and nothing else.
 pub(crate) unsafe trait Load: Plain + Send + Sync + 'static {
-    /// Loads sixteen elements, widened.
+    /// Loads as many elements as the vector has lanes, widened.
     ///
     /// # Safety
-    /// Sixteen elements are readable at `p`. No alignment is needed.
-    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
+    /// So many elements are readable at `p`. No alignment is needed.
+    unsafe fn load<W: Vector>(w: W, p: *const Self) -> W::V;
 }
 
 /// Signed bytes as numbers, without their scale, which is multiplied into the weights.
-// SAFETY: `load_i8` reads sixteen bytes.
+// SAFETY: `load_i8` reads a byte for each lane.
 unsafe impl Load for i8 {
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-        // SAFETY: the caller guarantees sixteen readable elements at `p`.
-        unsafe { s.load_i8(p) }
+    unsafe fn load<W: Vector>(w: W, p: *const Self) -> W::V {
+        // SAFETY: the caller guarantees a readable element for each lane at `p`.
+        unsafe { w.load_i8(p) }
     }
 }
 
@@ -146,12 +146,12 @@ pub(crate) unsafe trait Element: Load {
     fn narrow(x: f32) -> Self;
 }
 
-// SAFETY: the vector load reads sixteen elements.
+// SAFETY: the vector load reads an element for each lane.
 unsafe impl Load for f32 {
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-        // SAFETY: the caller guarantees sixteen readable elements at `p`.
-        unsafe { s.load(p) }
+    unsafe fn load<W: Vector>(w: W, p: *const Self) -> W::V {
+        // SAFETY: the caller guarantees a readable element for each lane at `p`.
+        unsafe { w.load(p) }
     }
 }
 
@@ -176,12 +176,12 @@ unsafe impl Element for f32 {
     }
 }
 
-// SAFETY: the vector load reads sixteen elements.
+// SAFETY: the vector load reads an element for each lane.
 unsafe impl Load for Bf16 {
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-        // SAFETY: the caller guarantees sixteen readable elements at `p`.
-        unsafe { s.load_bf16(p.cast()) }
+    unsafe fn load<W: Vector>(w: W, p: *const Self) -> W::V {
+        // SAFETY: the caller guarantees a readable element for each lane at `p`.
+        unsafe { w.load_bf16(p.cast()) }
     }
 }
 
@@ -209,12 +209,12 @@ unsafe impl Element for Bf16 {
     }
 }
 
-// SAFETY: the vector load reads sixteen elements.
+// SAFETY: the vector load reads an element for each lane.
 unsafe impl Load for F16 {
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-        // SAFETY: the caller guarantees sixteen readable elements at `p`.
-        unsafe { s.load_f16(p.cast()) }
+    unsafe fn load<W: Vector>(w: W, p: *const Self) -> W::V {
+        // SAFETY: the caller guarantees a readable element for each lane at `p`.
+        unsafe { w.load_f16(p.cast()) }
     }
 }
 

@@ -197,7 +197,7 @@ impl<S: Steps> Column<'_, S> {
         let values = Values {
             weights: own.gradients,
             values: keys.rows,
-            vecs: stride / LANES,
+            cols: task.tiling.head_dim,
             spans: tile.spans,
             rows: rows_of(task),
             rescale_prev: &ONES,

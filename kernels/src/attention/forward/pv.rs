@@ -103,7 +103,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let values = Values {
             weights: scores,
             values: (),
-            vecs: run.cols.div_ceil(LANES),
+            cols: run.cols,
             spans: self.spans,
             rows: row_block.len(),
             rescale_prev,
@@ -140,7 +140,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             let values = Values {
                 weights: &self.regions.scores[here.start * SCORE_STRIDE..],
                 values: (),
-                vecs: width / LANES,
+                cols: width,
                 spans: &self.spans[tile..=tile],
                 rows: here.len(),
                 rescale_prev: &ones,
@@ -204,6 +204,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are not read afterwards.
     fn accumulate_pv_int8(&mut self, values: ValuePanels<i8>, scales: *const [f32], row_block: Range<usize>) {
         let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
+        let value_dim = task.tiling.value_dim;
         // SAFETY: the cache outlives the call, and the block's table the block.
         task.s.scale_columns(self.scores(rows), unsafe { &*scales });
         let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
@@ -213,7 +214,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 task.s.values_int8(Values {
                     weights: scores,
                     values,
-                    vecs: columns.len() / LANES,
+                    cols: columns.end.min(value_dim) - columns.start,
                     spans: self.spans,
                     rows,
                     rescale_prev,

@@ -205,7 +205,14 @@ macro_rules! steps {
 
             unsafe fn values(self, mut a: Values<'_>) {
                 // SAFETY: the caller guarantees the contract of `pv::values`.
-                by_type!(Typed, a.values, |rows| unsafe { pv::values(self, &mut a.of(rows)) })
+                unsafe {
+                    match a.values {
+                        Typed::F32(rows) => pv::values_to_half(self, &mut a.of(rows)),
+                        // Few rows: more have them packed as floats.
+                        Typed::Bf16(rows) => pv::values(self, &mut a.of(rows)),
+                        Typed::F16(rows) => pv::values(self, &mut a.of(rows)),
+                    }
+                }
             }
 
             unsafe fn scores_int8(self, a: qk_int8::Scores<'_>) {
@@ -222,7 +229,7 @@ macro_rules! steps {
 
             unsafe fn values_int8(self, mut a: Values<'_, Rows<i8>>) {
                 // SAFETY: the caller guarantees the contract of `pv::values`.
-                unsafe { pv::values(self, &mut a) }
+                unsafe { pv::values_to_half(self, &mut a) }
             }
 
             unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>) {

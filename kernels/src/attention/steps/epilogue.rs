@@ -4,7 +4,7 @@
 use crate::attention::steps::infinite::infinities;
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::matmul::pack::NonFinite;
-use crate::simd::{LANES, QUIET_NAN, Simd, quiet};
+use crate::simd::{LANES, QUIET_NAN, Simd, Vector, quiet};
 use crate::tensor::element::Element;
 use core::cell::Cell;
 use core::ops::Range;
@@ -121,14 +121,14 @@ pub(crate) struct Finish<'a> {
 
 /// Returns `found`, or NaN if `x` is not finite: x·0 is 0 for a finite `x` and NaN for others. A NaN `found` stays NaN.
 #[inline(always)]
-pub(crate) fn if_finite<S: Simd>(s: S, x: S::V, found: S::V) -> S::V {
-    s.fma(x, s.splat(0.0), found)
+pub(crate) fn if_finite<W: Vector>(w: W, x: W::V, found: W::V) -> W::V {
+    w.fma(x, w.splat(0.0), found)
 }
 
 /// Multiplies an accumulated output by its row's factor. A zero result is positive.
 #[inline(always)]
-pub(crate) fn normalised<S: Simd>(s: S, x: S::V, [high, low]: [S::V; 2]) -> S::V {
-    s.add(s.fma(x, high, s.mul(x, low)), s.splat(0.0))
+pub(crate) fn normalised<W: Vector>(w: W, x: W::V, [high, low]: [W::V; 2]) -> W::V {
+    w.add(w.fma(x, high, w.mul(x, low)), w.splat(0.0))
 }
 
 /// Writes the rows: accumulated outputs times their factors. Zeros are written positive and NaNs as the one quiet NaN,

@@ -5,6 +5,9 @@
 //! hidden from a row have weight exactly 0 and add exactly nothing, so it does not matter how many of them a tile
 //! covers.
 //!
+//! Last columns that fill at most half a vector are computed as one, if rows are many: lane by lane the same operations,
+//! so the same bits.
+//!
 //! Rows that end with the block are not accumulated but normalised and written by the tile that has their sums.
 //!
 //! Few rows read wide values a run of keys at a time. Between runs their sums are stored in the running outputs, which
@@ -19,7 +22,7 @@ use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::value_operand::ValueOperand;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, Vector};
 use crate::tensor::any::AnyRows;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
@@ -30,8 +33,8 @@ pub(crate) struct Values<'a, R = AnyRows> {
     pub(crate) weights: &'a [f32],
     /// Values from key 0 of the block and the first column of the run on, with contiguous columns.
     pub(crate) values: R,
-    /// Number of vectors (16 columns each) of the run.
-    pub(crate) vecs: usize,
+    /// Number of columns of the run.
+    pub(crate) cols: usize,
     /// Keys that each tile of rows needs.
     pub(crate) spans: &'a [Span],
     pub(crate) rows: usize,
@@ -59,7 +62,7 @@ impl<R> Values<'_, R> {
     pub(crate) fn of<T>(&mut self, values: T) -> Values<'_, T> {
         let Values {
             weights,
-            vecs,
+            cols,
             spans,
             rows,
             rescale_prev,
@@ -74,7 +77,7 @@ impl<R> Values<'_, R> {
         Values {
             weights,
             values,
-            vecs,
+            cols,
             spans,
             rows,
             rescale_prev,
@@ -105,13 +108,19 @@ struct Reading {
 }
 
 impl<R> Values<'_, R> {
+    /// Number of whole vectors that hold the columns.
+    #[inline(always)]
+    fn vecs(&self) -> usize {
+        self.cols.div_ceil(LANES)
+    }
+
     #[inline(always)]
     fn reading<S: Simd>(&self) -> Reading
     where
         R: ValueOperand<S>,
     {
-        let in_runs = self.rows <= READING_ROWS && S::TILE_VECS > 1 && self.vecs > S::TILE_VECS && self.fresh;
-        let row_bytes = self.vecs.max(1) * LANES * R::BYTES;
+        let in_runs = self.rows <= READING_ROWS && S::TILE_VECS > 1 && self.vecs() > S::TILE_VECS && self.fresh;
+        let row_bytes = self.vecs().max(1) * LANES * R::BYTES;
         let far = FAR / row_bytes;
         Reading {
             run: if in_runs { RUN } else { KEY_BLOCK },
@@ -133,16 +142,18 @@ impl<R> Values<'_, R> {
             R::ENDS
                 && S::ENDS_ROWS
                 && ends.factors.len().min(ends.rows.len()) >= self.rows
-                && ends.columns().div_ceil(LANES) == self.vecs
+                && ends.columns() == self.cols
         }));
-        assert!(self.rows == 0 || self.out.len() >= (self.rows - 1) * self.out_stride + self.vecs * LANES);
+        assert!(self.rows == 0 || self.out.len() >= (self.rows - 1) * self.out_stride + self.vecs() * LANES);
         debug_assert!(!self.fresh || !self.spans.iter().any(|span| span.is_empty()));
     }
 }
 
-/// Vectors of columns, as many as a tile has, that all rows accumulate for a run of keys.
+/// Vectors of columns, as many as a tile has, that tiles of rows accumulate for a run of keys.
 struct Strip {
     first_vec: usize,
+    /// Tiles of rows, each of [`Simd::TILE_ROWS`].
+    tiles: Range<usize>,
     keys: Range<usize>,
     reading: Reading,
 }
@@ -150,62 +161,149 @@ struct Strip {
 /// Accumulates P·V of a row block, one register tile after the other.
 ///
 /// # Safety
-/// For every key of every span, `16 · vecs` contiguous elements of its row of values are readable. If rows end, each
-/// row's pointer is writable for its columns, which no other worker writes.
+/// For every key of every span, `cols` contiguous elements of its row of values are readable, and those up to the next
+/// multiple of 16. If rows end, each row's pointer is writable for its columns, which no other worker writes.
 #[inline(always)]
 pub(crate) unsafe fn values<S: Simd, R: ValueOperand<S>>(s: S, a: &mut Values<'_, R>) {
     a.check::<S>();
+    // SAFETY: checked; the caller guarantees the rest.
+    unsafe { accumulate_whole(s, a, 0..a.vecs(), 0..a.spans.len()) }
+}
+
+/// Accumulates P·V as [`values`] does. If the last columns fill no more than half a vector, many rows multiply them as
+/// half vectors, two tiles of rows at a time, since one has too few sums to keep the machine busy.
+///
+/// # Safety
+/// Same contract as [`values`].
+#[inline(always)]
+pub(crate) unsafe fn values_to_half<S, R>(s: S, a: &mut Values<'_, R>)
+where
+    S: Simd,
+    R: ValueOperand<S> + ValueOperand<S::Half>,
+{
+    a.check::<S>();
+    let (tiles, last) = (a.spans.len(), a.cols / LANES);
+    let fits = (1..=S::Half::LANES).contains(&(a.cols % LANES)) && a.rows > READING_ROWS;
+    let half = s.half().filter(|_| fits);
+    // SAFETY: checked; the caller guarantees the rest.
+    unsafe { accumulate_whole(s, a, 0..if half.is_some() { last } else { a.vecs() }, 0..tiles) }
+    let Some(half) = half else { return };
+    if a.fresh && a.ends.is_none() {
+        // Beside the columns there are zeros, as whole vectors leave.
+        for row in 0..a.rows {
+            a.out[row * a.out_stride..][a.cols..(last + 1) * LANES].fill(0.0);
+        }
+    }
+    let mut tile = 0;
+    while tile < tiles {
+        let pairs = a.pairs::<S>(tile);
+        let end = tile + (2 * pairs).max(1);
+        // SAFETY: vector `last` has columns; the tiles are some of those that there are, in pairs if as half vectors; the
+        // caller guarantees the rest.
+        unsafe {
+            if pairs == 0 {
+                accumulate_whole(s, a, last..last + 1, tile..end);
+            } else {
+                let reading = a.reading::<S>();
+                let strip = Strip { first_vec: last, tiles: tile..end, keys: 0..KEY_BLOCK, reading };
+                s.vectorize(
+                    #[inline(always)]
+                    || accumulate_strip::<S, S::Half, R, 1>((s, half), a, strip),
+                );
+            }
+        }
+        tile = end;
+    }
+}
+
+impl<R> Values<'_, R> {
+    /// Returns how many pairs of tiles follow each other from `tile` on, both with all their rows and the same keys.
+    #[inline(always)]
+    fn pairs<S: Simd>(&self, tile: usize) -> usize {
+        let full = &self.spans[..self.rows / S::TILE_ROWS];
+        let pairs = full.get(tile..).unwrap_or_default().as_chunks::<2>().0;
+        pairs.iter().take_while(|[a, b]| a.keys() == b.keys()).count()
+    }
+}
+
+/// Accumulates P·V for some vectors of columns and some tiles of rows.
+///
+/// # Safety
+/// Same contract as [`values`]; `a` was [checked](Values::check), and the vectors and tiles are some of its own.
+#[inline(always)]
+unsafe fn accumulate_whole<S: Simd, R: ValueOperand<S>>(
+    s: S,
+    a: &mut Values<'_, R>,
+    columns: Range<usize>,
+    tiles: Range<usize>,
+) {
     let reading = a.reading::<S>();
     for first in (0..KEY_BLOCK).step_by(reading.run) {
         // Columns outside, rows inside: all the rows read a tile of values before the next columns are touched.
-        let mut first_vec = 0;
-        while first_vec < a.vecs {
+        let mut first_vec = columns.start;
+        while first_vec < columns.end {
             // Remainders are divided evenly: 5 vectors as 3 + 2, not 4 + 1.
-            let tiles_left = (a.vecs - first_vec).div_ceil(S::TILE_VECS);
-            let vecs = (a.vecs - first_vec).div_ceil(tiles_left);
-            let strip = Strip { first_vec, keys: first..first + reading.run, reading };
+            let tiles_left = (columns.end - first_vec).div_ceil(S::TILE_VECS);
+            let vecs = (columns.end - first_vec).div_ceil(tiles_left);
+            let strip = Strip { first_vec, tiles: tiles.clone(), keys: first..first + reading.run, reading };
             by_tile_vecs!(vecs, most S::TILE_VECS, |NV| s.vectorize(
                 #[inline(always)]
-                // SAFETY: `NV = vecs` vectors from `first_vec` on are some of `a.vecs`; the caller guarantees values and
-                // rows that end.
-                || unsafe { accumulate_strip::<S, R, NV>(s, a, strip) }
+                // SAFETY: `NV = vecs` vectors from `first_vec` on are some of those of `a`; the caller guarantees tiles,
+                // values and rows that end.
+                || unsafe { accumulate_strip::<S, S, R, NV>((s, s), a, strip) }
             ));
             first_vec += vecs;
         }
     }
 }
 
-/// Accumulates P·V for `NV` vectors of columns and a run of keys.
+/// Number of tiles of rows that are computed at once, as one tile of vectors of `W`: two with half vectors.
+const fn tiles_at_once<W: Vector>() -> usize {
+    LANES / W::LANES
+}
+
+/// Smallest number of rows of a tile of vectors of `W`: where several tiles are computed at once, they have all their rows.
+const fn least_rows<S: Simd, W: Vector>() -> usize {
+    if tiles_at_once::<W>() == 1 { 1 } else { tiles_at_once::<W>() * S::TILE_ROWS }
+}
+
+/// Accumulates P·V for `NV` vectors of columns, some tiles of rows and a run of keys.
 ///
 /// # Safety
-/// Same contract as [`values`]; `a` was [checked](Values::check), and the vectors are some of `a.vecs`.
+/// Same contract as [`values`], but of the columns those of the vectors are enough; `a` was [checked](Values::check), the
+/// vectors begin inside its columns, and the tiles are some of its own: as many of the same span as are computed at once,
+/// with all their rows, unless that is one.
 #[inline(always)]
-unsafe fn accumulate_strip<S: Simd, R: ValueOperand<S>, const NV: usize>(s: S, a: &mut Values<'_, R>, strip: Strip) {
-    for (index, span) in a.spans.iter().enumerate() {
-        let part = Part::new::<S, R>(*span, strip.keys.clone());
+unsafe fn accumulate_strip<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usize>(
+    sw: (S, W),
+    a: &mut Values<'_, R>,
+    strip: Strip,
+) {
+    for index in strip.tiles.clone().step_by(tiles_at_once::<W>()) {
+        let part = Part::new::<W, R>(a.spans[index], strip.keys.clone());
         if !part.terms.is_empty() {
             // SAFETY: there is a span for every tile of rows; the caller guarantees the rest.
-            unsafe { accumulate_tile::<S, R, NV>(s, a, index, part, &strip) }
+            unsafe { accumulate_tile::<S, W, R, NV>(sw, a, index, part, &strip) }
         }
     }
 }
 
-/// Accumulates a part of P·V for the tile of rows `index` and `NV` vectors of columns.
+/// Accumulates a part of P·V for the tile of rows `index`, with those computed at once, and `NV` vectors of columns.
 ///
 /// # Safety
 /// Same contract as [`accumulate_strip`]; the tile has rows.
 #[inline(always)]
-unsafe fn accumulate_tile<S: Simd, R: ValueOperand<S>, const NV: usize>(
-    s: S,
+unsafe fn accumulate_tile<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usize>(
+    (s, w): (S, W),
     a: &mut Values<'_, R>,
     index: usize,
     part: Part,
     strip: &Strip,
 ) {
     let row = index * S::TILE_ROWS;
-    let rows = S::TILE_ROWS.min(a.rows - row);
+    let rows = (tiles_at_once::<W>() * S::TILE_ROWS).min(a.rows - row);
     let Strip { first_vec, reading, .. } = *strip;
-    // SAFETY: `row + rows ≤ a.rows`, the vectors are some of `a.vecs`, and spans end inside a block, so what was checked
+    // SAFETY: `row + rows ≤ a.rows`, the vectors are some of those of `a`, and spans end inside a block, so what was checked
     // puts weights, factors and outputs inside their slices; the caller guarantees that the values are readable.
     unsafe {
         let running = RunningRows {
@@ -234,7 +332,9 @@ unsafe fn accumulate_tile<S: Simd, R: ValueOperand<S>, const NV: usize>(
             #[inline(always)]
             |stream| {
                 let terms = Terms { values, weights, part, far, next, stream };
-                by_tile_rows!(rows, most S::TILE_ROWS, |MR| tile::<S, R, MR, NV>(s, terms, running));
+                by_tile_rows!(rows, from least_rows::<S, W>(), most tiles_at_once::<W>() * S::TILE_ROWS, |MR| {
+                    tile::<S, W, R, MR, NV>((s, w), terms, running)
+                });
             },
         );
     }

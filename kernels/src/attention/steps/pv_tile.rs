@@ -18,7 +18,7 @@ use crate::matmul::prefetch::PrefetchStream;
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::matmul::value_operand::ValueOperand;
-use crate::simd::{LANES, Level, Simd};
+use crate::simd::{LANES, Level, Simd, Vector};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
@@ -56,7 +56,7 @@ impl Part {
     /// Returns the terms of `span` that belong to `keys`. Spans and runs start at a panel, so they start with a whole
     /// term.
     #[inline(always)]
-    pub(crate) fn new<S: Simd, R: ValueOperand<S>>(span: Span, keys: Range<usize>) -> Self {
+    pub(crate) fn new<W: Vector, R: ValueOperand<W>>(span: Span, keys: Range<usize>) -> Self {
         let (start, end) = (span.keys().start / R::KEYS, span.keys().end.div_ceil(R::KEYS));
         let terms = start.max(keys.start / R::KEYS)..end.min(keys.end / R::KEYS);
         Self { first: terms.start == start, terms, all: end }
@@ -69,7 +69,12 @@ impl Part {
     /// # Safety
     /// The values have the span's terms.
     #[inline(always)]
-    pub(crate) unsafe fn later<S: Simd, R: ValueOperand<S>>(&self, values: R, far: usize, vec: usize) -> Option<R::At> {
+    pub(crate) unsafe fn later<W: Vector, R: ValueOperand<W>>(
+        &self,
+        values: R,
+        far: usize,
+        vec: usize,
+    ) -> Option<R::At> {
         // SAFETY: the caller guarantees the span's terms, up to `all`.
         let (at, evenly) = unsafe { values.later(self.terms.start + far, self.all)? };
         (evenly >= self.terms.len()).then(|| R::offset(at, (self.terms.len() * vec * LANES * R::BYTES) as isize))
@@ -79,34 +84,34 @@ impl Part {
 /// Computes a register tile of `MR` rows by `NV` vectors of columns.
 ///
 /// # Safety
-/// Each of `MR` rows has weights up to the part's end, two factors, and `16 · NV` outputs, where the part before, if
+/// Each of `MR` rows has weights up to the part's end, two factors, and outputs for `NV` vectors, where the part before, if
 /// any, left its sums. For the values, and for rows that end, same contract as [`values`](super::pv::values).
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: usize>(
-    s: S,
+pub(crate) unsafe fn tile<S: Simd, W: Vector, R: ValueOperand<W>, const MR: usize, const NV: usize>(
+    (s, w): (S, W),
     terms: Terms<R, R::At>,
     running: RunningRows,
 ) {
-    const { assert!(MR <= MAX_TILE_ROWS && NV <= MAX_TILE_VECS) };
+    debug_assert!(MR * W::LANES <= MAX_TILE_ROWS * LANES && NV <= MAX_TILE_VECS, "a tile of {MR} rows");
     debug_assert!(!terms.weights.is_null() && !running.rows.out.is_null(), "an operand is missing");
     debug_assert!(terms.part.terms.end <= terms.part.all && terms.part.all * R::KEYS < SCORE_STRIDE, "terms outside");
-    debug_assert!(MR == 1 || running.rows.stride >= NV * LANES, "rows overlap");
+    debug_assert!(MR == 1 || running.rows.stride >= NV * W::LANES, "rows overlap");
     let (first, last) = (terms.part.first, terms.part.terms.end == terms.part.all);
-    let mut sum = [[s.splat(0.0); NV]; MR];
+    let mut sum = [[w.splat(0.0); NV]; MR];
     // SAFETY: the caller guarantees `MR` rows of weights, factors and outputs, the values of the span's keys, and the
     // addresses of rows that end, for these columns.
     unsafe {
         if !first {
-            running.rows.load(s, &mut sum);
+            running.rows.load(w, &mut sum);
         }
-        terms.add_to(s, &mut sum);
+        terms.add_to((s, w), &mut sum);
         if last {
-            running.merge(s, &mut sum);
+            running.merge(w, &mut sum);
             if let Some(ends) = running.ends.filter(|_| const { R::ENDS && S::ENDS_ROWS }) {
-                return end_rows(s, &mut sum, ends);
+                return end_rows(w, &mut sum, ends);
             }
         }
-        running.rows.store(s, &sum, |_, sum| sum);
+        running.rows.store(w, &sum, |_, sum| sum);
     }
 }
 
@@ -114,18 +119,18 @@ impl RunningRows {
     /// Merges the running outputs into the sums of a block: `sum ← out·rescale_prev + sum·rescale_block`.
     ///
     /// # Safety
-    /// Each of `MR` rows has two factors and `16 · NV` outputs.
+    /// Each of `MR` rows has two factors and outputs for `NV` vectors.
     #[inline(always)]
-    unsafe fn merge<S: Simd, const MR: usize, const NV: usize>(self, s: S, sums: &mut [[S::V; NV]; MR]) {
+    unsafe fn merge<W: Vector, const MR: usize, const NV: usize>(self, w: W, sums: &mut [[W::V; NV]; MR]) {
         for r in 0..MR {
-            // SAFETY: row `r < MR` has two factors and `16 · NV` outputs.
+            // SAFETY: row `r < MR` has two factors and outputs for `NV` vectors.
             unsafe {
                 let (rescale_prev, rescale_block) =
-                    (s.splat(*self.rescale_prev.add(r)), s.splat(*self.rescale_block.add(r)));
+                    (w.splat(*self.rescale_prev.add(r)), w.splat(*self.rescale_block.add(r)));
                 for n in 0..NV {
                     let before =
-                        if self.fresh { s.splat(0.0) } else { s.mul(s.load(self.rows.at(r, n)), rescale_prev) };
-                    sums[r][n] = s.fma(sums[r][n], rescale_block, before);
+                        if self.fresh { w.splat(0.0) } else { w.mul(w.load(self.rows.at::<W>(r, n)), rescale_prev) };
+                    sums[r][n] = w.fma(sums[r][n], rescale_block, before);
                 }
             }
         }
@@ -159,16 +164,19 @@ impl<R: Copy, At: Copy> Terms<R, At> {
     /// # Safety
     /// Same contract as [`tile`].
     #[inline(always)]
-    unsafe fn add_to<S: Simd, const MR: usize, const NV: usize>(mut self, s: S, sums: &mut [[S::V; NV]; MR])
-    where
-        R: ValueOperand<S, At = At>,
+    unsafe fn add_to<S: Simd, W: Vector, const MR: usize, const NV: usize>(
+        mut self,
+        (s, w): (S, W),
+        sums: &mut [[W::V; NV]; MR],
+    ) where
+        R: ValueOperand<W, At = At>,
     {
         let Range { start: mut term, end } = self.part.terms;
         let step = self.values.step();
         while term < end {
             // SAFETY: the caller guarantees the values of the span's keys.
             let (mut at, evenly, mut later) =
-                unsafe { (self.values.at(term), self.values.evenly(term), self.later::<S, MR, NV>(term)) };
+                unsafe { (self.values.at(term), self.values.evenly(term), self.later::<S, W, MR, NV>(term)) };
             // Rows of pages are many short stretches: prefetching those to the second-level cache is faster.
             let near = MR <= FEW_ROWS && s.has_large_l1() && evenly >= KEY_BLOCK;
             let level = if near { Level::First } else { Level::Second };
@@ -177,7 +185,7 @@ impl<R: Copy, At: Copy> Terms<R, At> {
             for j in term..stop {
                 if let Some(later_at) = &mut later.at {
                     for row in R::rows(*later_at) {
-                        s.prefetch_far(level, row, NV * LANES * R::BYTES / R::KEYS);
+                        s.prefetch_far(level, row, NV * W::LANES * R::BYTES / R::KEYS);
                     }
                     *later_at = R::offset(*later_at, later.step);
                 }
@@ -185,7 +193,7 @@ impl<R: Copy, At: Copy> Terms<R, At> {
                     self.stream.prefetch(s);
                 }
                 // SAFETY: `at` has been counted to term `j`: terms up to `stop` lie evenly.
-                unsafe { multiply_add::<S, R, MR, NV>(s, at, self.weights, j, sums) };
+                unsafe { multiply_add::<W, R, MR, NV>(w, at, self.weights, j, sums) };
                 at = R::offset(at, step);
             }
             self.next = self.next.and(later.at);
@@ -198,12 +206,12 @@ impl<R: Copy, At: Copy> Terms<R, At> {
     /// # Safety
     /// The values have the span's terms.
     #[inline(always)]
-    unsafe fn later<S: Simd, const MR: usize, const NV: usize>(&self, term: usize) -> Later<At>
+    unsafe fn later<S: Simd, W: Vector, const MR: usize, const NV: usize>(&self, term: usize) -> Later<At>
     where
-        R: ValueOperand<S, At = At>,
+        R: ValueOperand<W, At = At>,
     {
         if self.next.is_some() {
-            return Later { at: self.next, terms: usize::MAX, step: (NV * LANES * R::BYTES) as isize };
+            return Later { at: self.next, terms: usize::MAX, step: (NV * W::LANES * R::BYTES) as isize };
         }
         let step = self.values.step();
         // Where full tiles have one vector, only small tiles prefetch here: the test would cost full tiles time.
@@ -219,25 +227,25 @@ impl<R: Copy, At: Copy> Terms<R, At> {
 /// `sums[row][n] += weights[row][term] · values[term][n]`.
 ///
 /// # Safety
-/// `at` is the address of a term with `16 · NV` columns; each of `MR` rows has its weight.
+/// `at` is the address of a term with columns for `NV` vectors; each of `MR` rows has its weight.
 #[inline(always)]
-unsafe fn multiply_add<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: usize>(
-    s: S,
+unsafe fn multiply_add<W: Vector, R: ValueOperand<W>, const MR: usize, const NV: usize>(
+    w: W,
     at: R::At,
     weights: *const f32,
     term: usize,
-    sums: &mut [[S::V; NV]; MR],
+    sums: &mut [[W::V; NV]; MR],
 ) {
-    let mut value = [R::By::zero(s); NV];
+    let mut value = [R::By::zero(w); NV];
     for n in 0..NV {
         // SAFETY: vector `n < NV` of the term.
-        value[n] = unsafe { R::y(s, at, n * LANES) };
+        value[n] = unsafe { R::y(w, at, n * W::LANES) };
     }
     for r in 0..MR {
         // SAFETY: row `r < MR` has a weight for the term.
-        let weight = unsafe { R::By::x(s, weights.add(r * SCORE_STRIDE), term) };
+        let weight = unsafe { R::By::x(w, weights.add(r * SCORE_STRIDE), term) };
         for n in 0..NV {
-            sums[r][n] = R::By::fma(s, weight, value[n], sums[r][n]);
+            sums[r][n] = R::By::fma(w, weight, value[n], sums[r][n]);
         }
     }
 }
@@ -248,35 +256,35 @@ unsafe fn multiply_add<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: u
 /// # Safety
 /// `ends` has `MR` rows, each with as many columns as `NV` vectors hold, or as are left up to `past`.
 #[inline(always)]
-unsafe fn end_rows<S: Simd, const MR: usize, const NV: usize>(s: S, rows: &mut [[S::V; NV]; MR], ends: TileEnds) {
-    let mut finite = s.splat(0.0);
+unsafe fn end_rows<W: Vector, const MR: usize, const NV: usize>(w: W, rows: &mut [[W::V; NV]; MR], ends: TileEnds) {
+    let mut finite = w.splat(0.0);
     for r in 0..MR {
         // SAFETY: row `r < MR` has factors.
         let (high, low) = unsafe { *ends.factors.add(r) };
-        let mut found = s.splat(0.0);
+        let mut found = w.splat(0.0);
         for n in 0..NV {
-            found = if_finite(s, rows[r][n], found);
-            rows[r][n] = normalised(s, rows[r][n], [s.splat(high), s.splat(low)]);
+            found = if_finite(w, rows[r][n], found);
+            rows[r][n] = normalised(w, rows[r][n], [w.splat(high), w.splat(low)]);
         }
-        finite = s.add(finite, found);
+        finite = w.add(finite, found);
     }
     // SAFETY: `ends.finite` is sixteen floats.
-    unsafe { s.store(ends.finite, s.add(s.load(ends.finite), finite)) };
+    unsafe { w.store(ends.finite, w.add(w.load(ends.finite), finite)) };
     // Tested once: inside the loop, the test would keep the loop from being unrolled and the rows out of registers.
-    if ends.first + NV * LANES <= ends.past {
+    if ends.first + NV * W::LANES <= ends.past {
         for r in 0..MR {
             for n in 0..NV {
                 // SAFETY: row `r < MR` has these columns.
-                unsafe { s.store((*ends.rows.add(r)).add(ends.first + n * LANES), rows[r][n]) };
+                unsafe { w.store((*ends.rows.add(r)).add(ends.first + n * W::LANES), rows[r][n]) };
             }
         }
         return;
     }
     for r in 0..MR {
         for n in 0..NV {
-            let first = ends.first + n * LANES;
+            let first = ends.first + n * W::LANES;
             // SAFETY: row `r < MR` has the columns that are left up to `past`.
-            unsafe { s.store_first((*ends.rows.add(r)).add(first), rows[r][n], LANES.min(ends.past - first)) };
+            unsafe { w.store_first((*ends.rows.add(r)).add(first), rows[r][n], W::LANES.min(ends.past - first)) };
         }
     }
 }

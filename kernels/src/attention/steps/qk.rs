@@ -242,6 +242,11 @@ impl<T> Operands<'_, T> {
     }
 }
 
+/// Returns the largest number of rows of a tile that prefetches into `level`: those that do into the first have few.
+const fn most_rows<S: Simd>(level: u8) -> usize {
+    if level == FIRST && FEW_ROWS < S::TILE_ROWS { FEW_ROWS } else { S::TILE_ROWS }
+}
+
 /// Computes the scores of a strip, `NV` panels at a time.
 ///
 /// # Safety
@@ -272,8 +277,7 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
                     later: later.map(|later| a.later(later, n, NV)),
                     stream,
                 };
-                let most = const { if LEVEL == FIRST && FEW_ROWS < S::TILE_ROWS { FEW_ROWS } else { S::TILE_ROWS } };
-                by_tile_rows!(rows, most most, |MR| dot_tile::tile::<S, T, MR, NV, LEVEL>(
+                by_tile_rows!(rows, most most_rows::<S>(LEVEL), |MR| dot_tile::tile::<S, T, MR, NV, LEVEL>(
                     s,
                     tile,
                     #[inline(always)]

@@ -30,7 +30,7 @@ impl BothValues<'_> {
                 Values {
                     weights,
                     values: $values,
-                    vecs: width / LANES,
+                    cols: width,
                     spans: &spans,
                     rows,
                     rescale_prev: &rescale_prev,
