@@ -10,8 +10,8 @@ mod support;
 
 use interleaved::median;
 use sdpa::{
-    Alignment, Attention, BlockTable, Dtype, Exec, Inputs, KeyScales, KvCache, Outputs, PagePool, Pages, Plan,
-    Precision, View, ViewMut, Workspace, probe,
+    Alignment, Attention, BlockTable, CacheFormat, Dtype, Exec, Inputs, KeyScales, KvCache, Outputs, PagePool, Pages,
+    Plan, Precision, View, ViewMut, Workspace, probe,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -87,16 +87,14 @@ impl Forms {
             pool
         };
         let (pools, lens) = ([pool(&k), pool(&v)], vec![keys; batch]);
-        let empty = || PagePool::new(pages, PAGE, heads, [DIM; 2]);
-        let typed = |dtype| empty().and_then(|pool| pool.dtype(dtype));
         let packed_pools = [
-            ("pool, f32", typed(Dtype::F32)),
-            ("pool, bf16", typed(Dtype::Bf16)),
-            ("pool, f16", typed(Dtype::F16)),
-            ("pool, int8", empty().and_then(|pool| pool.int8(KeyScales::PerToken))),
+            ("pool, f32", CacheFormat::Elements(Dtype::F32)),
+            ("pool, bf16", CacheFormat::Elements(Dtype::Bf16)),
+            ("pool, f16", CacheFormat::Elements(Dtype::F16)),
+            ("pool, int8", CacheFormat::Int8PerToken),
         ];
-        let packed_pools = packed_pools.map(|(name, pool)| {
-            let mut pool = pool.expect("a pool");
+        let packed_pools = packed_pools.map(|(name, format)| {
+            let mut pool = PagePool::new(pages, PAGE, heads, [DIM; 2], format).expect("a pool");
             let table = BlockTable { entries: &entries, lens: &lens };
             pool.append(table, view(&k, shape), view(&v, shape)).expect("they fit");
             (name, pool)

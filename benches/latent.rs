@@ -7,7 +7,9 @@ mod interleaved;
 mod support;
 
 use interleaved::{medians, random};
-use sdpa::{Alignment, Attention, Dtype, Exec, Inputs, Isa, KvCache, Outputs, Plan, View, ViewMut, Workspace, probe};
+use sdpa::{
+    Alignment, Attention, Dtype, Error, Exec, Inputs, Isa, KvCache, Outputs, Plan, View, ViewMut, Workspace, probe,
+};
 
 const HEADS: usize = 128;
 const ROUNDS: usize = 9;
@@ -39,10 +41,8 @@ impl<'a> Step<'a> {
     }
 }
 
-/// A cache of keys that hold their values, or of both.
-fn cache(dtype: Dtype, k: View<'_>, v: View<'_>, latent: bool) -> KvCache {
-    let cache = KvCache::new(1, 1, [k.shape()[3], v.shape()[3]]).and_then(|cache| cache.dtype(dtype));
-    let cache = if latent { cache.and_then(KvCache::latent) } else { cache };
+/// A cache with these tokens.
+fn filled(cache: Result<KvCache, Error>, k: View<'_>, v: View<'_>) -> KvCache {
     let mut cache = cache.expect("a cache");
     cache.append(k, v).expect("they fit");
     cache
@@ -53,8 +53,12 @@ fn steps(keys: usize, threads: usize) {
     let (heads, narrow) = ([random(keys * 128, 3), random(keys * 128, 4)], random(HEADS * 128, 5));
     let (k, q) = (view(&rows, 1, keys), view(&q, HEADS, 1));
     let v = k.columns(0..512).expect("it has these");
-    let caches = [(Dtype::F32, true), (Dtype::Bf16, true), (Dtype::F32, false), (Dtype::Bf16, false)]
-        .map(|(dtype, latent)| cache(dtype, k, v, latent));
+    let stored = |dtype| KvCache::new(1, 1, [576, 512]).and_then(|cache| cache.dtype(dtype));
+    let [floats, halves] = [Dtype::F32, Dtype::Bf16].map(|dtype| move || stored(dtype));
+    let latent = [floats(), halves()].map(|cache| cache.and_then(KvCache::latent));
+    let [a, b] = latent.map(|cache| filled(cache, k, v));
+    let [c, d] = [floats(), halves()].map(|cache| filled(cache, k, v));
+    let caches = [a, b, c, d];
     let [a, b, c, d] = caches.each_ref().map(|cache| Inputs::cached(q, cache));
     let [hk, hv] = heads.each_ref().map(|rows| view(rows, 1, keys));
     let mut steps = [

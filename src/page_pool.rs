@@ -3,7 +3,7 @@
 use crate::cache::{CacheFormat, KeyScales, TokenForm, ValuePlace, check_dims, format_of, key_scales};
 use crate::error::{Bound, Error, same};
 use crate::inputs::cumulative;
-use sdpa_kernels::{BlockTable, Dtype, Isa, NewTokens, PageError, Pages, Tensor};
+use sdpa_kernels::{BlockTable, Isa, NewTokens, PageError, Pages, PoolElements, Tensor};
 
 /// Keys and values of one layer in pages, for servers that share memory out page by page: [`Pages`] as the kernels read
 /// them. Keys are packed when they are appended, so a decoding step reads them as fast as those of a
@@ -11,15 +11,16 @@ use sdpa_kernels::{BlockTable, Dtype, Isa, NewTokens, PageError, Pages, Tensor};
 ///
 /// Which page belongs to which sequence is for you to say, in a [`BlockTable`]: pages come in any order, and sequences
 /// that begin alike may share them; a decoding step reads shared blocks of 256 keys once. A page that two sequences are to go
-/// on in separately is copied first ([`Self::copy_pages`]). Appending takes a table, too. Pages hold zeros before they are
-/// written.
+/// on in separately is copied first ([`Self::copy_pages`]). Appending takes a table, too: it writes where the table says, and
+/// knows nothing of keys that another table has there. Pages hold zeros before they are written.
 ///
 /// All memory is allocated when the pool is made; no call allocates more, once the number of tokens appended at a time has
 /// been seen.
 ///
 /// ```
-/// use sdpa::{Alignment, Attention, BlockTable, Inputs, Outputs, PagePool, View, ViewMut};
-/// let mut pool = PagePool::new(100, 16, 2, [8, 8])?; // 100 pages of 16 keys; two key/value heads of eight
+/// use sdpa::{Alignment, Attention, BlockTable, CacheFormat, Dtype, Inputs, Outputs, PagePool, View, ViewMut};
+/// // 100 pages of 16 keys; two key/value heads of eight
+/// let mut pool = PagePool::new(100, 16, 2, [8, 8], CacheFormat::Elements(Dtype::F32))?;
 /// // A prompt of 20 tokens in pages 7 and 3. The lengths of the table count them already.
 /// let prompt = BlockTable { entries: &[7, 3], lens: &[20] };
 /// let kv = vec![0.5; 2 * 20 * 8];
@@ -43,55 +44,44 @@ pub struct PagePool {
 }
 
 impl PagePool {
-    /// Creates a pool of `pages` pages of `page_size` keys, a multiple of 16, for `kv_heads` key/value heads, of `f32` elements;
-    /// `dims` is `[head_dim, value_dim]`.
+    /// Creates a pool of `pages` pages of `page_size` keys, a multiple of 16, for `kv_heads` key/value heads; `dims` is
+    /// `[head_dim, value_dim]`. Formats are those of a cache, with its accuracy: see
+    /// [`KvCache::dtype`](crate::KvCache::dtype) and [`KvCache::int8`](crate::KvCache::int8).
+    ///
+    /// ```
+    /// use sdpa::{CacheFormat, PagePool};
+    /// let pool = PagePool::new(1000, 16, 8, [128, 128], CacheFormat::Int8PerToken)?;
+    /// assert_eq!((pool.page_count(), pool.page_size(), pool.kv_heads()), (1000, 16, 8));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`Error::Empty`] for a length of 0, [`Error::Mismatch`] for lengths beyond the largest possible, [`Error::Pages`] for
-    /// another page size, [`Error::Memory`].
-    pub fn new(pages: usize, page_size: usize, kv_heads: usize, dims: [usize; 2]) -> Result<Self, Error> {
+    /// [`Error::Empty`] for a length of 0, [`Error::Mismatch`] for lengths beyond the largest possible or a number of channel
+    /// scales that does not fit, [`Error::Number`] for a scale that is not positive and finite, [`Error::Pages`] for another
+    /// page size, [`Error::Memory`].
+    pub fn new(
+        pages: usize,
+        page_size: usize,
+        kv_heads: usize,
+        dims: [usize; 2],
+        format: CacheFormat<'_>,
+    ) -> Result<Self, Error> {
         check_dims("page pool", dims)?;
         if page_size == 0 || !page_size.is_multiple_of(16) {
             return Err(PageError::PageSize { page_size }.into());
         }
-        let keys = [pages, page_size, kv_heads];
-        let pool = sdpa_kernels::PagePool::new([pages, page_size], kv_heads, dims);
-        Ok(Self { pool: pool.ok_or_else(|| no_memory(keys, dims, size_of::<f32>()))?, isa: Isa::detect() })
-    }
-
-    /// Sets the element type, as [`KvCache::dtype`](crate::KvCache::dtype) does.
-    ///
-    /// # Errors
-    /// [`Error::Needs`] if something was appended already or the pool is an int8 pool, [`Error::Memory`].
-    pub fn dtype(self, dtype: Dtype) -> Result<Self, Error> {
-        self.needs_empty("dtype")?;
-        if self.pool.dtype().is_none() {
-            return Err(Error::Needs { argument: "dtype", needs: "a pool without int8, which is set" });
-        }
-        let pool = self.pool.with_dtype(dtype);
-        Ok(Self { pool: pool.ok_or_else(|| self.no_memory(dtype.bytes()))?, ..self })
-    }
-
-    /// Sets int8 elements, as [`KvCache::int8`](crate::KvCache::int8) does, with the errors that it states.
-    ///
-    /// # Errors
-    /// As [`KvCache::int8`](crate::KvCache::int8), and [`Error::Memory`].
-    pub fn int8(self, keys: KeyScales) -> Result<Self, Error> {
-        self.needs_empty("int8")?;
-        if self.pool.dtype() != Some(Dtype::F32) {
-            return Err(Error::Needs { argument: "int8", needs: "a pool without dtype or int8, which is set" });
-        }
-        let channels = key_scales(keys, [self.kv_heads(), self.head_dim()], "the pool (kv_heads × head_dim)")?;
-        let pool = self.pool.with_int8(channels);
-        Ok(Self { pool: pool.ok_or_else(|| self.no_memory(1))?, ..self })
-    }
-
-    fn needs_empty(&self, argument: &'static str) -> Result<(), Error> {
-        if self.pool.is_used() { Err(Error::Needs { argument, needs: "an empty pool" }) } else { Ok(()) }
-    }
-
-    fn no_memory(&self, element: usize) -> Error {
-        no_memory([self.page_count(), self.page_size(), self.kv_heads()], self.pool.dims(), element)
+        let channels = |keys| key_scales(keys, [kv_heads, dims[0]], "the pool (kv_heads × head_dim)");
+        let (bytes, elements) = match format {
+            CacheFormat::Elements(dtype) => (dtype.bytes(), PoolElements::Floats(dtype)),
+            CacheFormat::Int8PerToken => (1, PoolElements::Int8 { channels: channels(KeyScales::PerToken)? }),
+            CacheFormat::Int8PerChannel(scales) => {
+                (1, PoolElements::Int8 { channels: channels(KeyScales::PerChannel(scales.to_vec()))? })
+            }
+        };
+        let pool = sdpa_kernels::PagePool::new([pages, page_size], kv_heads, dims, elements);
+        let row = dims[0].saturating_add(dims[1]).saturating_mul(bytes);
+        let bytes = [pages, page_size, kv_heads].into_iter().fold(row, usize::saturating_mul);
+        Ok(Self { pool: pool.ok_or(Error::Memory { what: "page pool", bytes })?, isa: Isa::detect() })
     }
 
     /// Number of pages.
@@ -119,7 +109,7 @@ impl PagePool {
         self.pool.dims()[1]
     }
 
-    /// Format of the elements, as [`Self::dtype`] or [`Self::int8`] set it.
+    /// Format of the elements.
     pub fn format(&self) -> CacheFormat<'_> {
         format_of(self.pool.dtype(), self.pool.channel_scales())
     }
@@ -163,8 +153,8 @@ impl PagePool {
     /// [`Inputs::ragged_queries`](crate::Inputs::ragged_queries).
     ///
     /// ```
-    /// use sdpa::{BlockTable, PagePool, View};
-    /// let mut pool = PagePool::new(8, 16, 1, [2, 2])?;
+    /// use sdpa::{BlockTable, CacheFormat, Dtype, PagePool, View};
+    /// let mut pool = PagePool::new(8, 16, 1, [2, 2], CacheFormat::Elements(Dtype::Bf16))?;
     /// let rows = [0.5; 21 * 2]; // a prompt of 20 tokens, and one more token of a sequence that has 16
     /// let rows = View::bhld(&rows, [1, 1, 21, 2])?;
     /// pool.append_ragged(BlockTable { entries: &[0, 1, 5, 2], lens: &[20, 17] }, &[0, 20, 21], rows, rows)?;
@@ -205,8 +195,8 @@ impl PagePool {
     /// goes on.
     ///
     /// ```
-    /// use sdpa::{BlockTable, PagePool, View};
-    /// let mut pool = PagePool::new(8, 16, 1, [2, 2])?;
+    /// use sdpa::{BlockTable, CacheFormat, Dtype, PagePool, View};
+    /// let mut pool = PagePool::new(8, 16, 1, [2, 2], CacheFormat::Elements(Dtype::Bf16))?;
     /// let row = [0.5; 2];
     /// let row = View::bhld(&row, [1, 1, 1, 2])?;
     /// pool.append(BlockTable { entries: &[3], lens: &[1] }, row, row)?;
@@ -228,9 +218,4 @@ impl PagePool {
         copies.iter().for_each(|&[from, to]| self.pool.copy(from as usize, to as usize));
         Ok(())
     }
-}
-
-fn no_memory(keys: [usize; 3], dims: [usize; 2], element: usize) -> Error {
-    let row = dims[0].saturating_add(dims[1]).saturating_mul(element);
-    Error::Memory { what: "page pool", bytes: keys.into_iter().fold(row, usize::saturating_mul) }
 }

@@ -45,7 +45,7 @@ pub use attention::tiling::{MAX_ROW_BLOCK, MAX_TASK, Scratch, Tiling};
 pub use attention::units::Accumulation;
 pub use attention::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use kv::block_table::{BlockTable, PageError};
-pub use kv::cache::{Cache, Keep, NewTokens, PagePool, TokenPart};
+pub use kv::cache::{Cache, Keep, NewTokens, PagePool, PoolElements, TokenPart};
 pub use kv::pages::Pages;
 pub use kv::source::KeyValues;
 pub use machine::{peak_flops, read_bandwidth};

@@ -12,7 +12,8 @@ impl KvCache {
     /// # Errors
     /// [`Error::Mismatch`] for shapes that do not fit; [`Error::Row`] for elements that the cache cannot store:
     /// non-finite ones in an int8 cache, finite ones of magnitude 65520 and more, which would become ∞, in an f16
-    /// cache; [`Error::Removed`] if a sequence was removed ([`Self::append_ragged`] names those that it appends to);
+    /// cache; [`Error::Needs`] in a latent cache for values that are not the first columns of `k`; [`Error::Removed`] if a
+    /// sequence was removed ([`Self::append_ragged`] names those that it appends to);
     /// [`Error::Memory`]. The cache is then unchanged.
     pub fn append<'t>(&mut self, k: impl Into<Tensor<'t>>, v: impl Into<Tensor<'t>>) -> Result<(), Error> {
         let (k, v) = (k.into(), v.into());

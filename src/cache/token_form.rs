@@ -46,7 +46,7 @@ impl TokenForm {
         for (argument, x) in [("k", k), ("v", v)] {
             let (unfit, expected) = match dtype {
                 // An int8 element cannot represent a non-finite number.
-                None => (x.not_finite(isa), "finite in an int8 cache"),
+                None => (x.not_finite(isa), "finite where elements are int8"),
                 Some(Dtype::F16) => (x.beyond_f16(isa), "below 65520 in size, as f16 is"),
                 Some(_) => continue,
             };

@@ -5,8 +5,8 @@ use crate::kv_support::{append_part, cuts, empty_cache, every_format, same_full,
 use crate::options::{Case, Wanted};
 use crate::support::{Rng, Tensor, execs};
 use sdpa::{
-    Alignment, Attention, BlockTable, CacheFormat, Dtype, Error, Exec, Inputs, KeyScales, KvCache, Outputs, PageError,
-    PagePool, Plan, Precision, View, ViewMut, Workspace,
+    Alignment, Attention, BlockTable, CacheFormat, Dtype, Error, Exec, Inputs, KvCache, Outputs, PageError, PagePool,
+    Plan, Precision, View, ViewMut, Workspace,
 };
 
 /// One panel, several, part of a block and more, a whole one, more.
@@ -65,14 +65,8 @@ impl Paged {
 }
 
 fn pool_like(cache: &KvCache, pages: usize, page: usize) -> PagePool {
-    let pool = PagePool::new(pages, page, cache.kv_heads(), [cache.head_dim(), cache.value_dim()]).expect("a pool");
-    let pool = match cache.format() {
-        CacheFormat::Int8PerToken => pool.int8(KeyScales::PerToken),
-        CacheFormat::Int8PerChannel(scales) => pool.int8(KeyScales::PerChannel(scales.to_vec())),
-        CacheFormat::Elements(dtype) => pool.dtype(dtype),
-        other => unreachable!("{other:?}"),
-    };
-    let pool = pool.expect("an empty pool");
+    let dims = [cache.head_dim(), cache.value_dim()];
+    let pool = PagePool::new(pages, page, cache.kv_heads(), dims, cache.format()).expect("a pool");
     assert_eq!(pool.format(), cache.format());
     pool
 }
@@ -295,15 +289,21 @@ fn a_warm_step_allocates_nothing() {
 #[test]
 fn bad_pools_and_tables_are_refused() {
     let said = |result: Result<(), Error>| result.expect_err("a mistake").to_string();
+    let new = |size, dims, format| PagePool::new(4, size, 2, dims, format);
+    let floats = CacheFormat::Elements(Dtype::F32);
     assert_eq!(
-        said(PagePool::new(4, 20, 1, [8, 8]).map(drop)),
+        said(new(20, [8, 8], floats).map(drop)),
         "page pool: pages have 20 keys, but must have 16 or a multiple of that"
     );
-    assert!(matches!(PagePool::new(4, 0, 1, [8, 8]), Err(Error::Pages(PageError::PageSize { page_size: 0 }))));
-    assert_eq!(said(PagePool::new(4, 16, 1, [8, 0]).map(drop)), "page pool: value_dim is 0, but must be at least 1");
-    let much = PagePool::new(usize::MAX / 2, 16, 3, [8, 8]);
+    assert!(matches!(new(0, [8, 8], floats), Err(Error::Pages(PageError::PageSize { page_size: 0 }))));
+    assert_eq!(said(new(16, [8, 0], floats).map(drop)), "page pool: value_dim is 0, but must be at least 1");
+    assert_eq!(
+        said(new(16, [8, 6], CacheFormat::Int8PerChannel(&[1.0; 8])).map(drop)),
+        "key scales: length is 8, but the pool (kv_heads × head_dim) has 16"
+    );
+    let much = PagePool::new(usize::MAX / 2, 16, 3, [8, 8], floats);
     assert!(matches!(much, Err(Error::Memory { what: "page pool", .. })), "{much:?}");
-    let mut pool = PagePool::new(4, 16, 2, [8, 6]).expect("a pool");
+    let mut pool = new(16, [8, 6], floats).expect("a pool");
     let [k, v] = [8, 6].map(|dim| Tensor::filled([2, 2, 3, dim], 0.5));
     let append = |pool: &mut PagePool, entries: &[u32], lens: &[usize]| {
         said(pool.append(BlockTable { entries, lens }, k.view(), v.view()))
@@ -320,6 +320,7 @@ fn bad_pools_and_tables_are_refused() {
         append(&mut pool, &[2, 2], &[3, 3]),
         "block table: sequences 0 and 1 would both append to page 2 (a page that is shared is copied first)"
     );
+    assert_eq!(append(&mut pool, &[0, 1, 3, 3], &[3, 17]), "block table: sequence 1 would append to page 3 twice");
     assert_eq!(append(&mut pool, &[0], &[3]), "k: batch is 2, but the block table has 1");
     let table = BlockTable { entries: &[0, 1], lens: &[3, 3] };
     assert_eq!(said(pool.append(table, v.view(), v.view())), "k: head_dim is 6, but the pool has 8");
@@ -328,16 +329,26 @@ fn bad_pools_and_tables_are_refused() {
         "ends: number of sequences is 1, but the block table has 2"
     );
     assert_eq!(said(pool.copy_pages(&[[0, 1], [2, 4]])), "copies: entry 1 is 4, but must be at most 3");
-    // Nothing was written: the element type can still be set.
-    let pool = pool.dtype(Dtype::F16).expect("an empty pool");
-    assert_eq!(
-        said(pool.int8(KeyScales::PerToken).map(drop)),
-        "int8: needs a pool without dtype or int8, which is set"
-    );
-    let mut pool = PagePool::new(4, 16, 2, [8, 6]).and_then(|pool| pool.int8(KeyScales::PerToken)).expect("a pool");
+    // Nothing was written.
+    let pages = BlockTable { entries: &[0, 1, 2, 3], lens: &[64] };
+    let q = Tensor::filled([1, 2, 1, 8], 1.0);
+    let held = Inputs::paged(q.view(), pool.pages(pages).expect("a good table")).key_values().expect("as many");
+    assert!((0..64).all(|j| held.key([0, 1, j, 7]) == Some(0.0) && held.value([0, 0, j, 5]) == Some(0.0)));
+    let mut pool = new(16, [8, 6], CacheFormat::Int8PerToken).expect("a pool");
     let mut bad = k.clone();
     bad.set([1, 0, 2, 3], f32::NAN);
     assert!(matches!(pool.append(table, bad.view(), v.view()), Err(Error::Row { argument: "k", row: 2, .. })));
     pool.append(table, k.view(), v.view()).expect("they fit");
-    assert_eq!(said(pool.dtype(Dtype::F32).map(drop)), "dtype: needs an empty pool");
+}
+
+/// Values as wide as several panels, equally wide and not, and wider than what is packed at once.
+#[test]
+fn wide_values() {
+    for (n, value_dim) in [80, 96, 112, 128, 144, 272, 512].into_iter().enumerate() {
+        for rows in [1, 30] {
+            let mut case = Case::plain(&mut Rng::new(n as u64), [2, 2, 1, rows, 400, 16, value_dim]);
+            case.kv_lens = Some(vec![368, 400]);
+            check(n as u64, &case, [16, 48, 80][n % 3]);
+        }
+    }
 }

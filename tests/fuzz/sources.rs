@@ -9,7 +9,7 @@ use super::place::AnyPlaced;
 use super::rng::Rng;
 use super::stage::{list, nothing};
 use core::ops::Range;
-use sdpa::{BlockTable, Dtype, Inputs, KeyScales, KvCache, PageError, PagePool, Pages, View};
+use sdpa::{BlockTable, CacheFormat, Dtype, Inputs, KeyScales, KvCache, PageError, PagePool, Pages, View};
 
 #[derive(Debug)]
 pub(crate) enum Source {
@@ -140,11 +140,11 @@ impl Places {
 
 /// A pool of the crate's with the keys that exist, appended in random parts; all of it was NaN before.
 fn packed(rng: &mut Rng, case: &Case, dtype: Dtype) -> Packed {
-    let size = rng.pick(&[16, 32, 48, 64, 256, 272]);
+    let size = rng.pick(&[16, 32, 48, 64, 80, 96, 256, 272]);
     let places = Places::draw(rng, case, size);
     let dims = [case.k.shape[3], case.value_dim()];
-    let pool = PagePool::new(places.pages, size, case.kv_heads(), dims).and_then(|pool| pool.dtype(dtype));
-    let mut pool = pool.expect("good sizes");
+    let format = CacheFormat::Elements(dtype);
+    let mut pool = PagePool::new(places.pages, size, case.kv_heads(), dims, format).expect("good sizes");
     let all: Vec<u32> = (0..places.pages as u32).collect();
     let keys = places.pages * size;
     if keys > 0 {

@@ -75,7 +75,7 @@ pub enum PageError {
         /// Number of keys of a page.
         page_size: usize,
     },
-    /// Two sequences would append tokens to the same page.
+    /// Two sequences, or one twice, would append tokens to the same page.
     Shared {
         /// Page number.
         page: u32,
@@ -110,6 +110,9 @@ impl fmt::Display for PageError {
             ),
             Self::PageSize { page_size } => {
                 write!(f, "page pool: pages have {page_size} keys, but must have 16 or a multiple of that")
+            }
+            Self::Shared { page, sequences: [a, b] } if a == b => {
+                write!(f, "block table: sequence {a} would append to page {page} twice")
             }
             Self::Shared { page, sequences: [a, b] } => write!(
                 f,

@@ -6,7 +6,7 @@ use crate::kv::cache::PagePool;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::tensor::any::{AnyRows, Tensor, Typed};
 use crate::tensor::element::Dtype;
-use crate::tensor::rows::{Rows, Table};
+use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 use core::cmp::Ordering;
 use core::ops::Range;
 
@@ -96,7 +96,8 @@ impl<'a> Pages<'a> {
     pub(crate) fn has_heads_inside(&self) -> bool {
         match &self.pool {
             Pool::Tensors { k, .. } => k.has_heads_inside(),
-            Pool::Packed(_) => true,
+            // Larger pages have the blocks of a head together.
+            Pool::Packed(pool) => pool.page_size() <= KEY_BLOCK,
         }
     }
 

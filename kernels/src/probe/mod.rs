@@ -57,7 +57,7 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                 // Int8 data is read as floats, whatever their values.
                 let bytes = |at: *const i8, n: usize| {
                     let rows = Typed::F32(Rows::strided(at.cast(), 0, 1));
-                    // SAFETY: `n` bytes that exist, starting on a cache line.
+                    // SAFETY: `n` bytes that exist, aligned for floats: panels and rows are whole vectors of bytes.
                     core::hint::black_box(unsafe { s.all_finite(rows, 1, n / size_of::<f32>()) });
                     true
                 };
@@ -74,11 +74,13 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                     };
                     keys & match kv.values(at, len, values) {
                         BlockValues::Int8 { values, .. } => values.panels().all(|(columns, rows)| {
-                            let together = rows.evenly(0).min(len);
-                            (0..len).step_by(together).all(|row| {
-                                let n = together.min(len - row);
-                                bytes(rows.at(row), n * columns.len())
-                            })
+                            let mut row = 0;
+                            while row < len {
+                                let n = rows.evenly(row).min(len - row);
+                                bytes(rows.at(row), n * columns.len());
+                                row += n;
+                            }
+                            true
                         }),
                         values => values.all_finite(s, len, dv),
                     }

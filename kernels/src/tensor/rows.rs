@@ -150,8 +150,12 @@ struct Entry {
 /// Locations of the rows of a block, and a number for each: the scales of rows of bytes.
 pub(crate) struct Table {
     rows: [MaybeUninit<Entry>; KEY_BLOCK],
-    scales: [MaybeUninit<f32>; KEY_BLOCK],
+    /// Apart from the rows: filling them leaves addresses of those alone.
+    pub(crate) scales: Scales,
 }
+
+/// Scales of the rows of a block.
+pub(crate) struct Scales([MaybeUninit<f32>; KEY_BLOCK]);
 
 impl Table {
     /// Makes a table without rows. It costs nothing: entries are written before they are read. (It uses a const block:
@@ -160,7 +164,7 @@ impl Table {
     pub(crate) const fn new() -> Self {
         Self {
             rows: [const { MaybeUninit::uninit() }; KEY_BLOCK],
-            scales: [const { MaybeUninit::uninit() }; KEY_BLOCK],
+            scales: Scales([const { MaybeUninit::uninit() }; KEY_BLOCK]),
         }
     }
 
@@ -170,17 +174,19 @@ impl Table {
             row.write(Entry { row: first.wrapping_offset(i as isize * stride).cast(), together: n - i });
         }
     }
+}
 
+impl Scales {
     /// Copies scales to their rows' places, one stretch after the other, and returns all of them.
-    pub(crate) fn fill_scales<'a>(&mut self, stretches: impl Iterator<Item = &'a [f32]>) -> &[f32] {
+    pub(crate) fn fill<'a>(&mut self, stretches: impl Iterator<Item = &'a [f32]>) -> &[f32] {
         let mut filled = 0;
         for stretch in stretches {
-            for (to, &scale) in self.scales[filled..][..stretch.len()].iter_mut().zip(stretch) {
+            for (to, &scale) in self.0[filled..][..stretch.len()].iter_mut().zip(stretch) {
                 to.write(scale);
             }
             filled += stretch.len();
         }
-        let scales = &self.scales[..filled];
+        let scales = &self.0[..filled];
         // SAFETY: the first `filled` were written.
         unsafe { core::slice::from_raw_parts(scales.as_ptr().cast(), filled) }
     }

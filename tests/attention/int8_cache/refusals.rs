@@ -49,8 +49,10 @@ fn tokens_that_are_not_finite() {
                 let mut t = t.clone();
                 let x = if argument == "k" { &mut t.k } else { &mut t.v };
                 x.set(at, bad);
-                let words =
-                    format!("{argument}: an element of row {} is {bad}, but must be finite in an int8 cache", at[2]);
+                let words = format!(
+                    "{argument}: an element of row {} is {bad}, but must be finite where elements are int8",
+                    at[2]
+                );
                 assert_eq!(cache.append(t.k.view(), t.v.view()).unwrap_err().to_string(), words);
                 let one = at[0]..at[0] + 1;
                 let part = |x: &crate::support::Tensor| x.part(one.clone(), 0..2, 0..40);

@@ -133,8 +133,18 @@ pub(super) fn elements() -> Vec<Mistake> {
     let [large_k, large_v] = append(new().dtype(Dtype::F16).unwrap(), 70000.0);
     let half = "an element of row 2 is 70000, but must be below 65520 in size, as f16 is";
     vec![
-        mistake(51, "int8 with NaN in k", nan_k, "k: an element of row 2 is NaN, but must be finite in an int8 cache"),
-        mistake(51, "int8 with NaN in v", nan_v, "v: an element of row 2 is NaN, but must be finite in an int8 cache"),
+        mistake(
+            51,
+            "int8 with NaN in k",
+            nan_k,
+            "k: an element of row 2 is NaN, but must be finite where elements are int8",
+        ),
+        mistake(
+            51,
+            "int8 with NaN in v",
+            nan_v,
+            "v: an element of row 2 is NaN, but must be finite where elements are int8",
+        ),
         mistake(52, "f16 with 70000 in k", large_k, format!("k: {half}")),
         mistake(52, "f16 with 70000 in v", large_v, format!("v: {half}")),
         mistake(

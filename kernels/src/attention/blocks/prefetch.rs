@@ -109,12 +109,12 @@ impl<S: Steps> AttentionTask<'_, S> {
             BlockValues::ValuePanels(panels) => {
                 // SAFETY: the block has at least one row.
                 let first = unsafe { panels.first().first() };
-                push_value_panels(prefetch, panels.layout(), [first.element, len], first.at);
+                push_value_panels(prefetch, panels.layout(), first.at, first.element, len);
             }
             BlockValues::Int8 { values, .. } => {
                 // SAFETY: the block has at least one row.
                 let first = unsafe { values.first.at(0) };
-                push_value_panels(prefetch, values.layout, [1, len], first.cast());
+                push_value_panels(prefetch, values.layout, first.cast(), 1, len);
             }
         }
     }
@@ -144,7 +144,7 @@ impl<S: Steps> AttentionTask<'_, S> {
 
 /// Adds `n` rows of value panels that start at an address; elements are `bytes` each. Where the panels differ in width, the
 /// memory added is only approximately those rows.
-fn push_value_panels(prefetch: &mut PrefetchQueue, layout: ValueLayout, [bytes, n]: [usize; 2], first: *const u8) {
+fn push_value_panels(prefetch: &mut PrefetchQueue, layout: ValueLayout, first: *const u8, bytes: usize, n: usize) {
     let cols = layout.panel(0).len() * bytes;
     prefetch.push(first, (layout.rows * cols) as isize, (layout.width * bytes).div_ceil(cols), n * cols);
 }

@@ -157,6 +157,8 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     fn later(&self, first: usize, depth: usize) -> Option<LaterKeys> {
         let head_dim = self.task.tiling.head_dim;
         match self.keys {
+            // Scattered panels are paired up in scratch first.
+            Keys::Packed(panels) if panels.are_scattered() && matches!(self.queries, Queries::Pairs(_)) => None,
             Keys::Packed(panels) => {
                 // SAFETY: the block has at least one panel.
                 let panel = unsafe { panels.first() };
@@ -175,7 +177,10 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 let row = head_dim * rows.element;
                 let dense = rows.n == usize::MAX && rows.step == row as isize;
                 let then = first + lead(self.task.s.has_large_l1(), row);
-                let there = dense && self.first + then < self.task.seq.kv_len;
+                // A cache's blocks are not one behind the other.
+                let held =
+                    if self.task.call.kv.cache().is_some() { self.len } else { self.task.seq.kv_len - self.first };
+                let there = dense && then < held;
                 let at = rows.at.wrapping_add(then * row);
                 there.then(|| LaterKeys::InOrder { at, bytes: LANES * row / depth })
             }

@@ -3,7 +3,7 @@
 //! A sequence is a list of blocks of 256 keys, each with its own memory, so growing copies nothing. A block holds, for
 //! each key/value head, sixteen panels of packed keys `[panel][head_dim][16]` and the values of 256 keys, padded to
 //! whole vectors, in value panels of columns (`value_panels.rs`); both are of the cache's element type, or bytes and
-//! scales as in `int8.rs`. Sequences with a common start share blocks; a write to a shared block copies it first.
+//! scales as in `int8.rs`. Latent keys are rows instead, of which the values are the first columns. Sequences with a common start share blocks; a write to a shared block copies it first.
 
 mod blocks;
 mod layout;
@@ -21,7 +21,7 @@ use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 use blocks::{Block, Blocks};
 use core::ops::Range;
 use layout::{Format, Int8, KeyOrder, Sizes};
-pub use pool::PagePool;
+pub use pool::{PagePool, PoolElements};
 use std::sync::Arc;
 pub use tokens::{NewTokens, TokenPart};
 use write::Place;

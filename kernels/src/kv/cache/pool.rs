@@ -1,6 +1,6 @@
 //! Pool of pages that are packed as a cache's blocks are: a page is a small block.
 //!
-//! Which page belongs to which sequence is the caller's affair: block tables say so (`pages.rs`).
+//! Which page belongs to which sequence is the caller's affair: block tables say so (`block_table.rs`).
 
 use super::layout::{Format, Int8, KeyOrder, Sizes, part};
 use super::tokens::NewTokens;
@@ -26,8 +26,19 @@ pub struct PagePool {
     int8: Option<Int8>,
     /// Scratch: the pages that an append writes, and their sequences.
     written: Vec<(u32, usize)>,
-    /// True if something was written.
-    used: bool,
+}
+
+/// Elements of a pool.
+#[derive(Debug, Clone)]
+pub enum PoolElements {
+    /// Floating-point elements of this type.
+    Floats(Dtype),
+    /// Int8: every value has a scale of its own, and so has every key, unless its channels have scales,
+    /// `[kv_heads][head_dim]`.
+    Int8 {
+        /// Scales of the channels.
+        channels: Option<Box<[f32]>>,
+    },
 }
 
 impl fmt::Debug for PagePool {
@@ -42,42 +53,34 @@ impl PagePool {
     /// `None` if there is no memory for them.
     ///
     /// # Panics
-    /// If a page does not have whole panels, or a length is 0.
-    pub fn new([pages, page_size]: [usize; 2], kv_heads: usize, [head_dim, value_dim]: [usize; 2]) -> Option<Self> {
+    /// If a page does not have whole panels, or a length is 0; for int8, if keys are longer than
+    /// [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or the number of scales is not that of the channels.
+    pub fn new(
+        [pages, page_size]: [usize; 2],
+        kv_heads: usize,
+        [head_dim, value_dim]: [usize; 2],
+        elements: PoolElements,
+    ) -> Option<Self> {
         assert!(page_size > 0 && page_size.is_multiple_of(LANES), "pages of {page_size} keys");
         assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
-        let (format, value_order) = (Format::Elements(Dtype::F32), ValueOrder::Panels);
-        let key_order = KeyOrder::Packed;
+        let (format, channels) = match elements {
+            PoolElements::Floats(dtype) => (Format::Elements(dtype), None),
+            PoolElements::Int8 { channels } => (Format::Int8 { key_scales: channels.is_none() }, Some(channels)),
+        };
+        let (key_order, value_order) = (KeyOrder::Packed, ValueOrder::Panels);
         let sizes = Sizes { format, rows: page_size, key_order, value_order, kv_heads, head_dim, value_dim };
         // A table has one address for the rows of all panels of a page, which therefore must be equally wide.
         let cols = sizes.value_layout().panel(0).len();
         let equal = sizes.value_layout().panels().all(|panel| panel.len() == cols);
-        Self::of(pages, Sizes { value_order: if equal { value_order } else { ValueOrder::Rows }, ..sizes }, None)
-    }
-
-    fn of(pages: usize, sizes: Sizes, int8: Option<Int8>) -> Option<Self> {
-        let floats = (sizes.bytes()? / size_of::<f32>()).checked_mul(pages)?;
+        let sizes = Sizes { value_order: if equal { value_order } else { ValueOrder::Rows }, ..sizes };
+        let int8 = channels.map(|channels| {
+            let mut int8 = Int8::new(sizes, channels);
+            int8.fit(sizes);
+            int8
+        });
         let mut memory = AlignedBuf::new();
-        memory.try_reserve(floats).then_some(Self { sizes, pages, memory, int8, written: Vec::new(), used: false })
-    }
-
-    /// Returns an empty pool of the same sizes with elements of another type. `None` if there is no memory for it.
-    pub fn with_dtype(&self, dtype: Dtype) -> Option<Self> {
-        Self::of(self.pages, Sizes { format: Format::Elements(dtype), ..self.sizes }, None)
-    }
-
-    /// Returns an empty int8 pool of the same sizes: every value has a scale of its own, and so has every key, unless its
-    /// channels have scales, `[kv_heads][head_dim]`. `None` if there is no memory for it.
-    ///
-    /// # Panics
-    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or the number of scales is not that of the
-    /// channels.
-    pub fn with_int8(&self, channels: Option<Box<[f32]>>) -> Option<Self> {
-        let format = Format::Int8 { key_scales: channels.is_none() };
-        let sizes = Sizes { format, ..self.sizes };
-        let mut int8 = Int8::new(sizes, channels);
-        int8.fit(sizes);
-        Self::of(self.pages, sizes, Some(int8))
+        let floats = (sizes.bytes()? / size_of::<f32>()).checked_mul(pages)?;
+        memory.try_reserve(floats).then_some(Self { sizes, pages, memory, int8, written: Vec::new() })
     }
 
     /// Number of pages.
@@ -120,11 +123,6 @@ impl PagePool {
         self.memory.bytes()
     }
 
-    /// Returns true if something was written.
-    pub fn is_used(&self) -> bool {
-        self.used
-    }
-
     /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to sequences of a table, whose lengths count them already:
     /// they are the last ones of each sequence. Appends nothing if the table does not fit.
     ///
@@ -154,7 +152,6 @@ impl PagePool {
                 let place = Place { sizes, row, kv, b, rows: next..next + here };
                 let at_page = self.place(page as usize);
                 place.write(isa, &mut self.memory.floats_mut()[at_page], self.int8.as_mut());
-                self.used = true;
                 (next, at) = (next + here, at + here);
             }
         }
@@ -271,8 +268,9 @@ impl PagePool {
         let cols = layout.panel(0).len();
         for Stretch { page, row, len } in stretches {
             assert!(row + len <= layout.rows, "rows beyond a page");
-            let first = &part::<T>(self.page(page), values.clone())[row * cols..][..len * cols];
-            table.fill(filled, len, first.as_ptr(), cols as isize);
+            // The address of the first panel's rows, for all panels behind it.
+            let first = part::<T>(self.page(page), values.clone()).as_ptr().wrapping_add(row * cols);
+            table.fill(filled, len, first, cols as isize);
             filled += len;
         }
         ValuePanels { first: Rows::scattered(table, cols as isize, 1), layout }
@@ -285,7 +283,7 @@ impl PagePool {
         stretches: impl Iterator<Item = Stretch>,
         table: &mut Table,
     ) -> *const [f32] {
-        table.fill_scales(stretches.map(|Stretch { page, row, len }| {
+        table.scales.fill(stretches.map(|Stretch { page, row, len }| {
             &part::<f32>(self.page(page), scales.clone())[row..][..len.next_multiple_of(LANES)]
         }))
     }
