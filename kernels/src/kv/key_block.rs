@@ -12,9 +12,9 @@ use core::ops::Range;
 pub(crate) enum Keys {
     /// Rows that are not packed yet.
     Rows(AnyRows),
-    /// Packed keys, whole panels.
+    /// Packed keys, whole panels. If they are scattered, as many entries of the table follow: memory to prefetch.
     Packed(AnyPanels),
-    /// Panels of int8 keys (`int8.rs`), and the keys' scales, in whole panels, if they have such.
+    /// Panels of int8 keys (`int8.rs`), as packed keys are, and the keys' scales, in whole panels, if they have such.
     Int8 { panels: Rows<i8>, scales: Option<*const [f32]> },
 }
 

@@ -25,6 +25,8 @@ pub(crate) unsafe trait ValueOperand<W: Vector>: Copy {
 
     /// Returns the number of bytes from one term to the next, where terms are evenly spaced.
     fn step(self) -> isize;
+    /// Returns true if the terms' addresses are in a table.
+    fn are_scattered(self) -> bool;
     /// Returns how many terms from this one on are evenly spaced.
     ///
     /// # Safety
@@ -69,6 +71,11 @@ unsafe impl<W: Vector, T: Load> ValueOperand<W> for Rows<T> {
     #[inline(always)]
     fn step(self) -> isize {
         Rows::step(self).wrapping_mul(size_of::<T>() as isize)
+    }
+
+    #[inline(always)]
+    fn are_scattered(self) -> bool {
+        Rows::are_scattered(self)
     }
 
     #[inline(always)]
@@ -130,6 +137,11 @@ unsafe impl<S: Bf16Dot> ValueOperand<S> for RowPairs {
     #[inline(always)]
     fn step(self) -> isize {
         self.rows.step().wrapping_mul(2 * size_of::<Bf16>() as isize)
+    }
+
+    #[inline(always)]
+    fn are_scattered(self) -> bool {
+        self.rows.are_scattered()
     }
 
     #[inline(always)]

@@ -96,6 +96,9 @@ impl<R> Values<'_, R> {
 const RUN: usize = 4 * LANES;
 const _: () = assert!(KEY_BLOCK.is_multiple_of(RUN) && RUN.is_multiple_of(LANES));
 
+/// Largest distance in keys at which values in pages are prefetched.
+const SCATTERED_FAR: usize = 2 * LANES;
+
 /// Order in which tiles read values, and the distance at which few rows prefetch them.
 #[derive(Clone, Copy)]
 struct Reading {
@@ -121,7 +124,10 @@ impl<R> Values<'_, R> {
     {
         let in_runs = self.rows <= READING_ROWS && S::TILE_VECS > 1 && self.vecs() > S::TILE_VECS && self.fresh;
         let row_bytes = self.vecs().max(1) * LANES * R::BYTES;
+        // Nothing follows the last row of a table: the first rows are prefetched before, and a longer distance would leave more of
+        // them.
         let far = FAR / row_bytes;
+        let far = if self.values.are_scattered() { far.min(SCATTERED_FAR / R::KEYS) } else { far };
         Reading {
             run: if in_runs { RUN } else { KEY_BLOCK },
             far: if in_runs { far.next_multiple_of(RUN / R::KEYS) } else { far },

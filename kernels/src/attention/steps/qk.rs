@@ -22,7 +22,8 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
     /// Query rows of the row block, each `head_dim` contiguous floats, or pairs if keys are pairs. All tiles of rows
     /// are full but the last.
     pub(crate) queries: &'a [*const f32],
-    /// Panels of packed keys, floats or pairs. Only those of few rows may be scattered.
+    /// Panels of packed keys, floats or pairs. Only those of few rows may be scattered; the run is then all that the table
+    /// has.
     pub(crate) keys: K,
     /// Panels of the block that `keys` points at.
     pub(crate) panels: Range<usize>,
@@ -46,7 +47,8 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
 pub(crate) enum LaterKeys {
     /// Memory from `at` on, which is prefetched as the keys are read; an element of a panel takes `bytes`.
     InOrder { at: *const u8, bytes: usize },
-    /// Panels of the run itself, so many after the one that is computed; of elements of `bytes`.
+    /// Panels of the run itself, so many after the one that is computed, and what follows them in the table; of elements of
+    /// `bytes`.
     Panels { ahead: usize, bytes: usize },
 }
 
@@ -234,8 +236,8 @@ impl<T> Operands<'_, T> {
         match later {
             LaterKeys::InOrder { at, bytes } => Later::in_order(at.wrapping_add(n * self.depth * bytes), bytes, vecs),
             LaterKeys::Panels { ahead, bytes } => {
-                // SAFETY: the caller guarantees that the run is not empty; this is one of its panels.
-                let at = unsafe { self.keys.at((n + ahead).min(self.panels.len() - 1)) };
+                // SAFETY: the caller guarantees that the run is not empty, and the table has twice as many entries.
+                let at = unsafe { self.keys.at((n + ahead).min(2 * self.panels.len() - 1)) };
                 Later::in_order(at.cast(), bytes, vecs)
             }
         }

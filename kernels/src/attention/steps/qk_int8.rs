@@ -171,7 +171,7 @@ impl Operands {
     #[inline(always)]
     unsafe fn at(self, row: usize, panel: usize, fetch: bool) -> Tile {
         let bytes = (self.quads * 4 * LANES).max(1);
-        // SAFETY: the caller guarantees the row and the panel, so there is a last panel, too.
+        // SAFETY: the caller guarantees the row and the panel; a table has twice as many entries as panels.
         unsafe {
             let keys = self.keys.at(panel);
             Tile {
@@ -179,7 +179,7 @@ impl Operands {
                 rows: self.rows.add(row),
                 keys,
                 later: fetch.then(|| match self.keys.are_scattered() {
-                    true => self.keys.at((panel + FAR.div_ceil(bytes)).min(self.panels - 1)),
+                    true => self.keys.at((panel + FAR.div_ceil(bytes)).min(2 * self.panels - 1)),
                     false => keys.wrapping_add(FAR),
                 }),
                 scales: self.scales.map(|scales| scales.add(panel * LANES)),

@@ -2,7 +2,7 @@
 //!
 //! Which page belongs to which sequence is the caller's affair: block tables say so (`block_table.rs`).
 
-use super::layout::{Format, Int8, KeyOrder, Sizes, part};
+use super::layout::{Format, Int8, KeyOrder, Parts, Sizes, part};
 use super::tokens::NewTokens;
 use super::write::Place;
 use crate::kv::block_table::{BlockTable, PageError, Stretch};
@@ -212,9 +212,9 @@ impl PagePool {
     ) -> Keys {
         let at = self.sizes.parts(head);
         match self.sizes.format {
-            Format::Elements(dtype) => Keys::Packed(by_dtype!(dtype, |T| self.panels::<T>(&at.keys, stretches, table))),
+            Format::Elements(dtype) => Keys::Packed(by_dtype!(dtype, |T| self.panels::<T>(&at, stretches, table))),
             Format::Int8 { key_scales } => {
-                let panels = self.panels(&at.keys, stretches.clone(), table);
+                let panels = self.panels(&at, stretches.clone(), table);
                 let scales = key_scales.then(|| self.scales(&at.key_scales, stretches, table));
                 Keys::Int8 { panels, scales }
             }
@@ -240,18 +240,26 @@ impl PagePool {
         }
     }
 
-    /// Returns panels of keys as rows in a table.
+    /// Returns panels of keys as rows in a table. As many entries follow, for prefetches: the values of the same keys, which are
+    /// read next.
     fn panels<T: Load>(
         &self,
-        keys: &Range<usize>,
-        stretches: impl Iterator<Item = Stretch>,
+        at: &Parts,
+        stretches: impl Iterator<Item = Stretch> + Clone,
         table: &mut Table,
     ) -> Rows<T> {
         let (panel, mut filled) = (self.sizes.panel(), 0);
+        for Stretch { page, row, len } in stretches.clone() {
+            let panels = len.div_ceil(LANES);
+            let first = &part::<T>(self.page(page), at.keys.clone())[row / LANES * panel..][..panels * panel];
+            table.fill(filled, panels, first.as_ptr(), panel as isize);
+            filled += panels;
+        }
+        let cols = self.sizes.value_layout().panel(0).len();
         for Stretch { page, row, len } in stretches {
             let panels = len.div_ceil(LANES);
-            let first = &part::<T>(self.page(page), keys.clone())[row / LANES * panel..][..panels * panel];
-            table.fill(filled, panels, first.as_ptr(), panel as isize);
+            let first = part::<T>(self.page(page), at.values.clone()).as_ptr().wrapping_add(row * cols);
+            table.fill(filled, panels, first, (LANES * cols) as isize);
             filled += panels;
         }
         Rows::scattered(table, panel as isize, 1)
