@@ -166,28 +166,26 @@ impl<'a, T> View<'a, T> {
 
     /// Returns some of the rows, of every batch and head. `None` if the range is outside the rows.
     pub fn rows(&self, rows: core::ops::Range<usize>) -> Option<Self> {
-        let mut layout = self.layout;
-        if rows.start > rows.end || rows.end > layout.shape[2] {
-            return None;
-        }
-        layout.shape[2] = rows.len();
-        if !layout.shape.contains(&0) {
-            // The first row kept exists, so its index is in bounds.
-            layout.offset = self.layout.row(0, 0, rows.start);
-        }
-        Some(Self { layout, ..*self })
+        self.some(2, rows)
     }
 
     /// Returns some of the columns, of every row. `None` if the range is outside the columns.
     pub fn columns(&self, columns: core::ops::Range<usize>) -> Option<Self> {
+        self.some(3, columns)
+    }
+
+    /// Returns the elements with some of the indices of a dimension.
+    fn some(&self, dimension: usize, indices: core::ops::Range<usize>) -> Option<Self> {
         let mut layout = self.layout;
-        if columns.start > columns.end || columns.end > layout.shape[3] {
+        if indices.start > indices.end || indices.end > layout.shape[dimension] {
             return None;
         }
-        layout.shape[3] = columns.len();
+        layout.shape[dimension] = indices.len();
         if !layout.shape.contains(&0) {
-            // The first column kept exists, so its index is in bounds.
-            layout.offset = self.layout.element([0, 0, 0, columns.start]);
+            // The first element kept exists, so its index is in bounds.
+            let mut first = [0; 4];
+            first[dimension] = indices.start;
+            layout.offset = self.layout.element(first);
         }
         Some(Self { layout, ..*self })
     }
