@@ -45,11 +45,12 @@ fn poisoned(attention: &Attention, exec: Exec) -> Workspace {
 /// Every number of columns, few and many rows, one and two key blocks, full and causal, on every instruction set.
 fn every(mut check: impl FnMut(&str, &Attention, &Tensors, Exec, &mut Workspace)) {
     for (seed, (rows, keys)) in ROWS.into_iter().flat_map(|rows| KEYS.map(|keys| (rows, keys))).enumerate() {
-        let all = Tensors::normal([1, 2, 1, rows, keys, 16, 48], seed as u64);
+        let all = Tensors::normal([1, 2, 1, rows, keys, 16, 272], seed as u64);
         for attention in [Attention::new(), Attention::new().causal().align(Alignment::BottomRight)] {
             for (isa, exec) in execs() {
                 let mut memory = poisoned(&attention, exec);
-                for e in 1..=40 {
+                // All up to two vectors and a half; several value panels; more than is packed at once.
+                for e in (1..=40).chain([72, 100, 136, 264]) {
                     let tensors = Tensors { v: columns(&all.v, e), ..all.clone() };
                     let what = format!("{rows} rows, {keys} keys, {e} columns, {attention:?}, {isa}");
                     check(&what, &attention, &tensors, exec, &mut memory);

@@ -170,6 +170,7 @@ fn what_is_no_latent_cache_is_refused() {
     assert_eq!(cache.lens(), [0]);
     cache.append(k, k.columns(0..4).expect("it has these")).expect("they fit");
     assert_eq!(said(cache.latent()), "latent: needs an empty cache");
-    assert!(k.columns(0..9).is_none() && k.columns(9..9).is_none());
+    let reversed = core::ops::Range { start: 5, end: 4 };
+    assert!(k.columns(0..9).is_none() && k.columns(reversed).is_none());
     assert_eq!(k.columns(8..8).expect("none of them").shape(), [1, 1, 2, 0]);
 }

@@ -11,8 +11,6 @@ use core::arch::x86_64::*;
 pub(crate) struct Avx512Token<const EXTRA: u8> {
     /// Result of [`Simd::has_large_l1`].
     large_l1: bool,
-    /// True if a multiply-add of half a register takes half the time of a whole one.
-    cheap_halves: bool,
 }
 
 const NOTHING: u8 = 0;
@@ -41,11 +39,7 @@ impl<const EXTRA: u8> Avx512Token<EXTRA> {
         // of the others some have (Ice Lake), most have 32 (Zen 4, Skylake). The cache size is not queried: a virtual
         // machine takes microseconds to answer.
         let large_l1 = is_x86_feature_detected!("avxvnni");
-        // Zen 4 computes whole registers in two passes. Of the machines without AVX-VNNI it alone has both extensions:
-        // Cooper Lake lacks VBMI2, Ice Lake bfloat16. Others compute as many whole registers a cycle as halves.
-        let cheap_halves =
-            !large_l1 && is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi2");
-        (is_x86_feature_detected!("avx512f") && extra).then_some(Self { large_l1, cheap_halves })
+        (is_x86_feature_detected!("avx512f") && extra).then_some(Self { large_l1 })
     }
 
     /// Overrides [`Simd::has_large_l1`].
@@ -201,7 +195,8 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
 
     #[inline(always)]
     fn half(self) -> Option<Avx2Half> {
-        if self.cheap_halves { Avx2::detect()?.half() } else { None }
+        // Where a whole register is computed in two passes (Zen 4) halves may pay, but that has not been measured.
+        None
     }
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Sixteen-lane vector that every kernel is written in, with its few operations.
+//! Sixteen-lane vector, and its half, that every kernel is written in, with their few operations.
 //!
 //! A vector has 16 lanes whatever the machine: one AVX-512 register, two AVX2 registers, four SSE2 or NEON
 //! registers. Lanes run over keys in the scores and over value columns in the output, never across `head_dim`, so a
@@ -7,7 +7,8 @@
 //!
 //! Rules (DESIGN.md, "Traps", has the reason for each):
 //! 1. A token (`Avx2`, `Avx512`, …) is a zero-sized proof that the machine has the instructions; only
-//!    [`Isa`](crate::Isa), [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] make one, after detection.
+//!    [`Isa`](crate::Isa), [`Simd::with_int8_dot`] and [`Simd::with_bf16_dot`] make one, after detection; [`Simd::half`]
+//!    makes that of its half.
 //! 2. Functions generic over `S: Simd` that run below the boundary are `#[inline(always)]`. One that is not inlined into its
 //!    `#[target_feature]` caller runs a hundred times slower.
 //! 3. [`Simd::vectorize`] is the only `#[target_feature]` boundary. It is entered once per kernel step, which covers a

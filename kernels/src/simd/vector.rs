@@ -7,11 +7,11 @@ use crate::simd::width::LANES;
 ///
 /// # Safety
 /// A value of the type exists only where the machine has the instructions. Loads and stores touch the elements that
-/// their contracts name and no others.
+/// their contracts name and no others. The number of lanes is one of the two.
 pub(crate) unsafe trait Vector: Copy + Send + Sync + 'static {
     /// Vector of [`Self::LANES`] lanes.
     type V: Copy;
-    /// Number of lanes: sixteen, or a number that divides it.
+    /// Number of lanes: sixteen or eight.
     const LANES: usize;
 
     /// Returns a vector with `x` in every lane.
@@ -19,38 +19,38 @@ pub(crate) unsafe trait Vector: Copy + Send + Sync + 'static {
     /// Loads as many floats as there are lanes.
     ///
     /// # Safety
-    /// `p..p + LANES` is readable. No alignment is needed.
+    /// `p..p + Self::LANES` is readable. No alignment is needed.
     unsafe fn load(self, p: *const f32) -> Self::V;
     /// Loads as many signed bytes as there are lanes, converted to `f32`.
     ///
     /// # Safety
-    /// `p..p + LANES` is readable.
+    /// `p..p + Self::LANES` is readable.
     unsafe fn load_i8(self, p: *const i8) -> Self::V;
     /// Loads as many bfloat16 as there are lanes, widened exactly: they are the upper halves of `f32`, NaN's payload
     /// included.
     ///
     /// # Safety
-    /// `p..p + LANES` is readable. No alignment is needed.
+    /// `p..p + Self::LANES` is readable. No alignment is needed.
     unsafe fn load_bf16(self, p: *const u16) -> Self::V;
     /// Loads as many IEEE binary16 as there are lanes, widened exactly, subnormal numbers too. NaN keeps its payload and
     /// becomes quiet.
     ///
     /// # Safety
-    /// `p..p + LANES` is readable. No alignment is needed.
+    /// `p..p + Self::LANES` is readable. No alignment is needed.
     unsafe fn load_f16(self, p: *const u16) -> Self::V;
     /// Stores all lanes as floats.
     ///
     /// # Safety
-    /// `p..p + LANES` is writable. No alignment is needed.
+    /// `p..p + Self::LANES` is writable. No alignment is needed.
     unsafe fn store(self, p: *mut f32, v: Self::V);
     /// Stores the first `n` lanes.
     ///
     /// # Safety
-    /// `p..p + n` is writable, `n ≤ LANES`. No alignment is needed.
+    /// `p..p + n` is writable, `n ≤ Self::LANES`. No alignment is needed.
     #[inline(always)]
     unsafe fn store_first(self, p: *mut f32, v: Self::V, n: usize) {
         let mut lanes = [0.0; LANES];
-        // SAFETY: `lanes` holds sixteen floats, which no vector exceeds; the caller guarantees `n ≤ LANES` writable ones
+        // SAFETY: `lanes` holds sixteen floats, which no vector exceeds; the caller guarantees `n ≤ Self::LANES` writable ones
         // at `p`.
         unsafe {
             self.store(lanes.as_mut_ptr(), v);

@@ -190,12 +190,12 @@ where
     a.check::<S>();
     let (tiles, last) = (a.spans.len(), a.cols / LANES);
     let fits = (1..=S::Half::LANES).contains(&(a.cols % LANES)) && a.rows > READING_ROWS;
-    let half = s.half().filter(|_| fits);
+    let half = if fits { s.half() } else { None };
     // SAFETY: checked; the caller guarantees the rest.
     unsafe { accumulate_whole(s, a, 0..if half.is_some() { last } else { a.vecs() }, 0..tiles) }
     let Some(half) = half else { return };
     if a.fresh && a.ends.is_none() {
-        // Beside the columns there are zeros, as whole vectors leave.
+        // Zeros beside the columns, in which the epilogue finds nothing that is not finite.
         for row in 0..a.rows {
             a.out[row * a.out_stride..][a.cols..(last + 1) * LANES].fill(0.0);
         }
@@ -306,6 +306,7 @@ unsafe fn accumulate_tile<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usiz
     part: Part,
     strip: &Strip,
 ) {
+    const { assert!(matches!(tiles_at_once::<W>() * S::TILE_ROWS, 1..=6 | 12), "a tile that `by_tile_rows` lacks") };
     let row = index * S::TILE_ROWS;
     let rows = (tiles_at_once::<W>() * S::TILE_ROWS).min(a.rows - row);
     let Strip { first_vec, reading, .. } = *strip;
