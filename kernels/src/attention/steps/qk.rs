@@ -181,7 +181,8 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: &mut Scores<'_, 
     let lines = dot_tile::prefetched_lines::<S, T>(vecs, a.head_dim);
     let Scores { queries, keys, ref panels, spans, head_dim, scale, next_bias, later, .. } = *a;
     let out = a.out.as_mut_ptr();
-    let operands = Operands { queries, keys, panels: panels.clone(), depth: head_dim, later, scale, out };
+    let (first_panel, panels_of_keys) = (panels.start, panels.len());
+    let operands = Operands { queries, keys, first_panel, panels: panels_of_keys, depth: head_dim, later, scale, out };
     let mut walk = Walk { rows, panels: panels.clone(), spans, vecs, next_bias, prefetch: &mut *a.prefetch, lines };
     let level = match later.filter(|_| rows <= READING_ROWS).map(|_| Later::level(s, rows)) {
         None => NO_LEVEL,
@@ -195,31 +196,33 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: &mut Scores<'_, 
         match level {
             NO_LEVEL => by_tile_vecs!(strip.vecs, most const { dot_tile::widest::<S>(T::VECS) }, |NV| s.vectorize(
                 #[inline(always)]
-                || strip_scores::<S, T, NV, NO_LEVEL>(s, walk, strip, &operands)
+                || strip_scores::<S, T, NV, NO_LEVEL>(s, walk, strip, operands)
             )),
             FIRST if const { S::MAY_HAVE_LARGE_L1 } => by_tile_vecs!(strip.vecs, most const { T::FEW_VECS }, |NV| s
             .vectorize(
                 #[inline(always)]
-                || strip_scores::<S, T, NV, FIRST>(s, walk, strip, &operands)
+                || strip_scores::<S, T, NV, FIRST>(s, walk, strip, operands)
             )),
             SECOND => s.vectorize(
                 #[inline(always)]
-                || strip_scores::<S, T, 1, SECOND>(s, walk, strip, &operands),
+                || strip_scores::<S, T, 1, SECOND>(s, walk, strip, operands),
             ),
             _ => s.vectorize(
                 #[inline(always)]
-                || strip_scores::<S, T, 1, SECOND_OR_NONE>(s, walk, strip, &operands),
+                || strip_scores::<S, T, 1, SECOND_OR_NONE>(s, walk, strip, operands),
             ),
         }
     });
 }
 
 /// Addresses of the operands and results of [`scores`].
+#[derive(Clone, Copy)]
 struct Operands<'a, T> {
     queries: &'a [*const f32],
     keys: Rows<T>,
-    /// Panels of the block that `keys` are.
-    panels: Range<usize>,
+    /// First panel of the block that `keys` are, and their number.
+    first_panel: usize,
+    panels: usize,
     depth: usize,
     later: Option<LaterKeys>,
     scale: f32,
@@ -237,7 +240,7 @@ impl<T> Operands<'_, T> {
             LaterKeys::InOrder { at, bytes } => Later::in_order(at.wrapping_add(n * self.depth * bytes), bytes, vecs),
             LaterKeys::Panels { ahead, bytes } => {
                 // SAFETY: the caller guarantees that the run is not empty, and the table has twice as many entries.
-                let at = unsafe { self.keys.at((n + ahead).min(2 * self.panels.len() - 1)) };
+                let at = unsafe { self.keys.at((n + ahead).min(2 * self.panels - 1)) };
                 Later::in_order(at.cast(), bytes, vecs)
             }
         }
@@ -258,9 +261,11 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
     s: S,
     walk: &mut Walk<'_>,
     strip: Strip,
-    a: &Operands<'_, T>,
+    a: Operands<'_, T>,
 ) {
-    let (d, all, scale) = (a.depth, walk.rows, s.splat(a.scale));
+    let (d, all, scale, scattered) = (a.depth, walk.rows, s.splat(a.scale), a.keys.are_scattered());
+    // SAFETY: the run has a panel.
+    let keys = unsafe { a.keys.at(0) };
     walk.for_each_tile::<S, NV>(
         s,
         &strip,
@@ -268,11 +273,11 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
         |StripTile { first_row, rows, panel, stream }| {
             // SAFETY: the caller guarantees rows and panels of the strip.
             unsafe {
-                let n = panel - a.panels.start;
+                let n = panel - a.first_panel;
                 let later = a.later.filter(|_| tile_prefetches::<S>(first_row, rows, all));
                 let tile = Tile {
                     rows: a.queries.as_ptr().add(first_row),
-                    panels: a.keys.at(n),
+                    panels: if scattered { a.keys.at(n) } else { keys.add(n * d * LANES) },
                     depth: d,
                     out: a.out.add(first_row * SCORE_STRIDE + panel * LANES),
                     stride: SCORE_STRIDE,
