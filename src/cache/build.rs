@@ -74,12 +74,14 @@ impl KvCache {
     /// Sets int8 elements: about a quarter of the memory of `f32` and of the time to read it. Every value has a scale
     /// `s`, and so has every key, or every channel of the keys; an element `x` is stored as the integer nearest to
     /// `x / s`, at most ±127. A query row is quantised in the same way, once for all keys, after it is multiplied by
-    /// the scales of the channels if there are any; int8 products are accumulated exactly. Everything else, the softmax
-    /// included, is computed in `f32`.
+    /// the scales of the channels if there are any. Weights, multiplied by the scales of their values, are rounded to 16
+    /// bits: in each block of 256 keys to a 32767th of the row's largest. Products of integers are accumulated exactly.
+    /// Everything else, the softmax included, is computed in `f32`.
     ///
     /// **Accuracy.** Apart from `f32` rounding, the error of an element is at most half its scale: for a value or key,
     /// 1/254 of the largest magnitude in its row. The error of an output is therefore at most half the largest scale of
-    /// the values it sees, and that of a score `c·Σ q·k`, with scales `s` of the query row and `t` of the key, at most
+    /// the values it sees; rounded weights add at most as much again, and commonly a thousandth of that. The error of a
+    /// score `c·Σ q·k`, with scales `s` of the query row and `t` of the key, is at most
     /// `|c|·(s/2·Σ|k| + t/2·Σ|q| + s·t·head_dim/4)`. That is the worst case: the signs of such errors vary, so the
     /// common error has a factor near √head_dim in place of head_dim. With scales `tᵢ` of channels the query row is
     /// `qᵢ·tᵢ`, and the bound is `|c|·(s/2·Σ|kᵢ|/tᵢ + Σ|qᵢ|·tᵢ/2 + s·head_dim/4)`, provided that no key is beyond 127

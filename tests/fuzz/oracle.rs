@@ -240,8 +240,27 @@ impl<'a> Oracle<'a> {
         if self.is_native(2) {
             e += size / 256.0 + 1.2e-38 * (values + seen.len() as f64);
         }
-        // Weights times the scales of bytes may be subnormal.
-        Num::rounded(sum, e + if self.in_bytes { 200.0 } else { 1.0 } * TINY * n)
+        if self.in_bytes {
+            // Weights times the scales of bytes may be subnormal.
+            e += self.rounded_weights([b, h / case.sharing()], seen, c) + 200.0 * TINY * n;
+        }
+        Num::rounded(sum, e + TINY * n)
+    }
+
+    /// How far off a sum of bytes is because weights, times the scales, are rounded: in each block of 256 keys to a 32767th
+    /// of the largest.
+    fn rounded_weights(&self, [b, g]: [usize; 2], seen: &[(usize, Num)], c: usize) -> f64 {
+        let block = |block: &[(usize, Num)]| {
+            let (mut largest, mut bytes) = (0.0f64, 0.0f64);
+            for &(j, w) in block.iter().filter(|(_, w)| w.x.abs() + w.e > 0.0) {
+                let (kb, n) = self.case.key_at(b, j);
+                let scale = self.v.row(kb, g, n).iter().fold(0.0f64, |most, x| most.max(x.abs())) / 127.0;
+                largest = largest.max((w.x.abs() + w.e) * scale);
+                bytes += if scale > 0.0 { self.v.get([kb, g, n, c]).abs() / scale } else { 0.0 };
+            }
+            0.501 / 32767.0 * largest * bytes
+        };
+        seen.chunk_by(|a, b| a.0 / 256 == b.0 / 256).map(block).sum()
     }
 }
 

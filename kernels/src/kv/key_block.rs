@@ -2,6 +2,7 @@
 //! of values, or value panels of their columns.
 
 use crate::kv::value_panels::{AnyValuePanels, ValuePanels};
+use crate::matmul::int8::ValueQuad;
 use crate::matmul::pack_steps::PackSteps;
 use crate::tensor::any::{AnyPanels, AnyRows, Typed};
 use crate::tensor::rows::Rows;
@@ -26,7 +27,7 @@ pub(crate) enum BlockValues {
     /// Value panels.
     ValuePanels(AnyValuePanels),
     /// Int8 values, all finite, and their scales, in whole panels.
-    Int8 { values: ValuePanels<i8>, scales: *const [f32] },
+    Int8 { values: ValuePanels<ValueQuad>, scales: *const [f32] },
 }
 
 /// Columns of a block's values that are contiguous.

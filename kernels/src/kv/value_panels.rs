@@ -6,7 +6,7 @@
 
 use crate::simd::LANES;
 use crate::tensor::any::{AnyRows, Typed};
-use crate::tensor::element::{Bf16, F16, Load};
+use crate::tensor::element::{Bf16, F16};
 use crate::tensor::rows::Rows;
 use core::ops::Range;
 
@@ -45,7 +45,7 @@ pub(crate) enum ValueOrder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ValueLayout {
     pub(crate) order: ValueOrder,
-    /// Number of rows of a block.
+    /// Number of rows of a block; of int8, which has the values of four keys in a row, a quarter of its keys.
     pub(crate) rows: usize,
     /// Number of columns in all panels: whole vectors.
     pub(crate) width: usize,
@@ -82,7 +82,7 @@ pub(crate) struct ValuePanels<T> {
     pub(crate) layout: ValueLayout,
 }
 
-impl<T: Load> ValuePanels<T> {
+impl<T: Copy> ValuePanels<T> {
     /// Makes the panels of a whole block that starts at an address.
     pub(crate) fn together(first: *const T, layout: ValueLayout) -> Self {
         Self { first: Rows::strided(first, layout.panel(0).len() as isize, 1), layout }

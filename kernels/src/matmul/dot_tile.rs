@@ -80,7 +80,7 @@ pub(crate) unsafe trait KeyOperand<S: Simd>: Copy {
     /// Returns the part of the depth that one chain covers.
     fn chain(depth: usize) -> usize;
     /// Multiply-add of these columns with rows.
-    type By: MulAdd<S>;
+    type By: MulAdd<S, Sum = S::V>;
 
     /// Loads an element of each of sixteen columns.
     ///
@@ -316,7 +316,8 @@ impl<T> Panels<T> {
     ) where
         T: KeyOperand<S>,
     {
-        let mut column = [T::By::zero(s); NV];
+        // SAFETY: panel 0 is `depth × 16` elements; `i < depth`.
+        let mut column = [unsafe { T::y(s, self.first.add(i * LANES)) }; NV];
         for n in 0..NV {
             // Each line is prefetched once, where elements share one.
             if let Some(later) = self.later

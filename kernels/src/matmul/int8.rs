@@ -3,21 +3,47 @@
 //! A row x is stored as bytes b, ±127 at most, and a scale s, so that x ≈ s·b with an error of half of s. Keys may have
 //! one scale a channel instead, which is then multiplied into the query before that is quantised. A score is (scale of
 //! the query row)·(scale of the key)·Σ q·k with the sum an exact integer; an output is Σ (w·t)·v, where the scale t of
-//! a value is multiplied into its weight.
+//! a value is multiplied into its weight. In each block of keys, a row's weights w·t are rounded to 16 bits: integers of
+//! ±32767 at most, times a 32767th of the largest, so each is off by 2⁻¹⁶ of the largest at most, and the block's sum is
+//! an exact integer, too.
 //!
 //! ```text
 //! keys     [panel of 16 keys][head_dim / 4, rounded up][16][4]     zeros past head_dim
-//! values   [value panel][key][columns of the value panel]          see value_panels.rs; zeros past value_dim
+//! values   [value panel][four keys][columns of the value panel][4] see value_panels.rs; zeros past value_dim
 //! scales   one f32 a key, filled up to whole panels
 //! ```
 //!
 //! Every function here is a plain loop over a row, made of operations that are the same on every machine; the compiler
 //! vectorises it inside [`Simd::vectorize`](crate::simd::Simd::vectorize).
 
-use crate::simd::{LANES, Query4};
+use crate::simd::aligned::Plain;
+use crate::simd::{LANES, Query4, Words4};
+use crate::tensor::rows::KEY_BLOCK;
 
 /// Largest byte. One less than the negative limit, so that bytes are symmetric.
 const MOST: f32 = 127.0;
+
+/// Unit of 16-bit weights, as a part of a row's largest weight.
+pub(crate) const WEIGHT_UNIT: f32 = 1.0 / MOST_WEIGHT;
+
+/// Place of its largest weight, in floats, in a row of 16-bit weights: behind all keys of a block.
+pub(crate) const LARGEST_WEIGHT: usize = KEY_BLOCK;
+
+/// Largest 16-bit weight.
+const MOST_WEIGHT: f32 = 32767.0;
+const _: () = assert!(127 * 32767 * (KEY_BLOCK as u64) < 1 << 31, "a block's sums fit 32 bits");
+
+/// Values of four keys in one column.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct ValueQuad(pub(crate) [i8; QUAD]);
+
+// SAFETY: four bytes of which every bit pattern is valid, aligned as a byte is.
+unsafe impl Plain for ValueQuad {}
+
+/// Number of keys of a [`ValueQuad`].
+pub(crate) const QUAD: usize = 4;
+const _: () = assert!(LANES.is_multiple_of(QUAD));
 
 /// Longest key: sums of this many products of bytes still fit 32 bits.
 pub const MAX_HEAD_DIM: usize = 1 << 17;
@@ -163,6 +189,44 @@ pub(crate) fn quantise_query(xs: &[f32], scale: f32, out: &mut [Query4]) -> Row 
     }
     Row { total: totals.iter().sum(), factor: own * scale }
 }
+
+/// Multiplies weights by the scales of their values and returns the largest magnitude; ∞ or NaN if a product is not
+/// finite. A weight of 0 stays 0, whatever the scale: its key is hidden, or adds nothing either way.
+#[inline(always)]
+pub(crate) fn scale_weights(weights: &mut [f32], scales: &[f32]) -> f32 {
+    for (weight, scale) in weights.iter_mut().zip(scales) {
+        *weight = if *weight == 0.0 { 0.0 } else { *weight * scale };
+    }
+    largest(weights)
+}
+
+/// Divisor of weights as they are rounded to 16 bits: two factors, because the reciprocal of a small one is infinite.
+#[derive(Clone, Copy)]
+pub(crate) struct WeightFactors(f32, f32);
+
+impl WeightFactors {
+    /// Makes the factors that turn the largest weight into [`MOST_WEIGHT`]; 0 if it is 0 or not finite.
+    #[inline(always)]
+    pub(crate) fn new(largest: f32) -> Self {
+        // A power of two, so the first product is exact.
+        let first = if largest < SMALL_WEIGHT { 1.0 / SMALL_WEIGHT } else { 1.0 };
+        let known = largest > 0.0 && largest < f32::INFINITY;
+        Self(first, if known { MOST_WEIGHT / (largest * first) } else { 0.0 })
+    }
+
+    /// Rounds a panel of weights to 16 bits. Those that are not finite become any number.
+    #[inline(always)]
+    pub(crate) fn round(self, weights: &[f32; LANES]) -> [Words4; LANES / QUAD] {
+        let word = |i: usize| (weights[i] * self.0 * self.1 + ROUND).to_bits();
+        core::array::from_fn(|four| {
+            let pair = |i: usize| (word(QUAD * four + i) & 0xFFFF | word(QUAD * four + i + 2) << 16).cast_signed();
+            Words4 { even: pair(0), odd: pair(1) }
+        })
+    }
+}
+
+/// Limit below which a weight is small: its reciprocal times [`MOST_WEIGHT`] may be infinite.
+const SMALL_WEIGHT: f32 = f32::from_bits((127 - 64) << 23);
 
 /// Returns the index of element `d` of key `j` among packed keys.
 pub(crate) const fn key_at(head_dim: usize, j: usize, d: usize) -> usize {

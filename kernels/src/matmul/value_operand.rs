@@ -1,7 +1,8 @@
-//! Terms of sums over keys: values row by row, or in pairs of rows.
+//! Terms of sums over keys: values row by row, in pairs of rows, or in fours.
 
-use crate::matmul::operands::{Bf16Pairs, Floats, MulAdd};
-use crate::simd::{Bf16Dot, Bf16x2, Vector};
+use crate::matmul::int8::{QUAD, ValueQuad};
+use crate::matmul::operands::{Bf16Pairs, Floats, Int8Fours, MulAdd};
+use crate::simd::{Bf16Dot, Bf16x2, Int8Dot, Vector};
 use crate::tensor::element::{Bf16, Load};
 use crate::tensor::rows::Rows;
 
@@ -59,14 +60,59 @@ pub(crate) unsafe trait ValueOperand<W: Vector>: Copy {
     unsafe fn y(w: W, at: Self::At, column: usize) -> <Self::By as MulAdd<W>>::Y;
 }
 
-// SAFETY: a term is a row; rows say how they lie.
-unsafe impl<W: Vector, T: Load> ValueOperand<W> for Rows<T> {
+/// Elements of rows that are terms.
+///
+/// # Safety
+/// [`Self::y`] reads as many elements as the vector has lanes, and nothing else; an element holds [`Self::KEYS`] keys.
+pub(crate) unsafe trait ValueElement<W: Vector> {
+    /// Number of keys of an element.
+    const KEYS: usize;
+    /// Same as [`ValueOperand::ENDS`].
+    const ENDS: bool;
+    /// Multiply-add of elements with a weight.
+    type By: MulAdd<W>;
+
+    /// Loads an element of each of a vector's columns.
+    ///
+    /// # Safety
+    /// As many elements as the vector has lanes are readable at `p`.
+    unsafe fn y(w: W, p: *const Self) -> <Self::By as MulAdd<W>>::Y;
+}
+
+// SAFETY: `Load::load` reads an element for each lane; it is one key's.
+unsafe impl<W: Vector, T: Load> ValueElement<W> for T {
     const KEYS: usize = 1;
-    const BYTES: usize = size_of::<T>();
     // Four bytes: `f32`.
     const ENDS: bool = size_of::<T>() == size_of::<f32>();
-    type At = *const T;
     type By = Floats;
+
+    #[inline(always)]
+    unsafe fn y(w: W, p: *const T) -> W::V {
+        // SAFETY: the caller guarantees a readable element for each lane at `p`.
+        unsafe { T::load(w, p) }
+    }
+}
+
+// SAFETY: `Int8Dot::words` reads sixteen fours of bytes.
+unsafe impl<S: Int8Dot> ValueElement<S> for ValueQuad {
+    const KEYS: usize = QUAD;
+    const ENDS: bool = false;
+    type By = Int8Fours;
+
+    #[inline(always)]
+    unsafe fn y(s: S, p: *const Self) -> S::Words {
+        // SAFETY: the caller guarantees sixteen readable fours at `p`.
+        unsafe { s.words(p.cast()) }
+    }
+}
+
+// SAFETY: a term is a row; rows say how they lie.
+unsafe impl<W: Vector, T: ValueElement<W>> ValueOperand<W> for Rows<T> {
+    const KEYS: usize = T::KEYS;
+    const BYTES: usize = size_of::<T>();
+    const ENDS: bool = T::ENDS;
+    type At = *const T;
+    type By = T::By;
 
     #[inline(always)]
     fn step(self) -> isize {
@@ -113,9 +159,9 @@ unsafe impl<W: Vector, T: Load> ValueOperand<W> for Rows<T> {
     }
 
     #[inline(always)]
-    unsafe fn y(w: W, at: *const T, column: usize) -> W::V {
+    unsafe fn y(w: W, at: *const T, column: usize) -> <T::By as MulAdd<W>>::Y {
         // SAFETY: the caller guarantees a column for each lane from `column` on.
-        unsafe { T::load(w, at.add(column)) }
+        unsafe { T::y(w, at.add(column)) }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::attention::steps::qk_int8::Scores;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::matmul::int8::{MAX_HEAD_DIM, Row, pack_keys, panel_bytes, place_key, quads};
+use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, Row, ValueQuad, pack_keys, panel_bytes, place_key, quads};
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
@@ -95,8 +95,12 @@ impl Cache {
     }
 
     fn put_value<S: Steps>(&mut self, s: S, j: usize, value: &[f32]) {
-        let width = self.width();
-        self.value_scales[j] = s.quantise(value, &mut self.values.elements_mut::<i8>()[j * width..][..width]);
+        let mut bytes = vec![0; self.width()];
+        self.value_scales[j] = s.quantise(value, &mut bytes);
+        for (i, byte) in bytes.into_iter().enumerate() {
+            let at = self.value_at(j, i);
+            self.values.elements_mut::<i8>()[at] = byte;
+        }
     }
 
     /// Returns the number of tokens held.
@@ -131,7 +135,11 @@ impl Cache {
 
     /// Returns element `i` of value `j` as it is stored, and its scale.
     pub fn value(&self, j: usize, i: usize) -> (i8, f32) {
-        (self.values.elements::<i8>()[j * self.width() + i], self.value_scales[j])
+        (self.values.elements::<i8>()[self.value_at(j, i)], self.value_scales[j])
+    }
+
+    fn value_at(&self, j: usize, i: usize) -> usize {
+        (j / QUAD * self.width() + i) * QUAD + j % QUAD
     }
 
     /// Appends a token.
@@ -224,14 +232,16 @@ impl Cache {
                 let ones = vec![1.0; rows];
                 for first in keys.clone().step_by(KEY_BLOCK) {
                     let here = KEY_BLOCK.min(keys.end - first);
+                    block.fill(0.0);
                     for (block, weights) in block.chunks_exact_mut(SCORE_STRIDE).zip(weights.chunks_exact(keys.len())) {
                         block[..here].copy_from_slice(&weights[first - keys.start..][..here]);
                     }
                     let spans = spans::<S>(rows, here);
                     let row_block = ScoreBlock { scores: &mut block, spans: &spans, rows };
-                    s.scale_columns(row_block, &cache.value_scales[first..]);
-                    let values = &cache.values.elements::<i8>()[first * width..][..here * width];
-                    // SAFETY: `values` holds `here` rows of whole vectors.
+                    s.round_weights_int8(row_block, &cache.value_scales[first..]);
+                    let values = &cache.values.elements::<ValueQuad>()[first / QUAD * width..];
+                    let values = &values[..here.div_ceil(QUAD) * width];
+                    // SAFETY: `values` holds `here` rows of whole vectors, in fours; weights were rounded just now.
                     unsafe {
                         s.values_int8(Values {
                             weights: &block,

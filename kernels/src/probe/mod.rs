@@ -16,7 +16,7 @@ use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::source::KeyValues;
-use crate::matmul::int8::panel_bytes;
+use crate::matmul::int8::{QUAD, panel_bytes};
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
@@ -74,10 +74,10 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                     };
                     keys & match kv.values(at, len, values) {
                         BlockValues::Int8 { values, .. } => values.panels().all(|(columns, rows)| {
-                            let mut row = 0;
+                            let (mut row, len) = (0, len.div_ceil(QUAD));
                             while row < len {
                                 let n = rows.evenly(row).min(len - row);
-                                bytes(rows.at(row), n * columns.len());
+                                bytes(rows.at(row).cast(), n * columns.len() * QUAD);
                                 row += n;
                             }
                             true

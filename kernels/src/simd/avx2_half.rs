@@ -37,12 +37,6 @@ unsafe impl Vector for Avx2Half {
     }
 
     #[inline(always)]
-    unsafe fn load_i8(self, p: *const i8) -> __m256 {
-        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
-    }
-
-    #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> __m256 {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {

@@ -20,8 +20,8 @@ const BF16: u8 = 2;
 /// Proof that this machine has AVX-512F.
 pub(crate) type Avx512 = Avx512Token<NOTHING>;
 
-/// Proof that this machine has AVX-512 VNNI, too. It is not an instruction set to choose: [`Simd::with_int8_dot`] hands
-/// it out.
+/// Proof that this machine has AVX-512 VNNI and, for 16-bit numbers, AVX-512BW, too. It is not an instruction set to
+/// choose: [`Simd::with_int8_dot`] hands it out.
 pub(crate) type Avx512Vnni = Avx512Token<VNNI>;
 
 /// Proof that this machine has AVX512_BF16 and, to shuffle words, AVX-512BW, too: [`Simd::with_bf16_dot`] hands it out.
@@ -31,7 +31,7 @@ impl<const EXTRA: u8> Avx512Token<EXTRA> {
     /// Returns the proof if the machine has the features. There is no other constructor.
     pub(crate) fn detect() -> Option<Self> {
         let extra = match EXTRA {
-            VNNI => is_x86_feature_detected!("avx512vnni"),
+            VNNI => is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni"),
             BF16 => is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512bf16"),
             _ => true,
         };
@@ -80,8 +80,8 @@ trait Compiled<R>: FnOnce() -> R + Sized {
         self()
     }
     /// # Safety
-    /// The machine has AVX-512F and VNNI.
-    #[target_feature(enable = "avx512f,avx512vnni")]
+    /// The machine has AVX-512F, BW and VNNI.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     unsafe fn vnni(self) -> R {
         self()
     }
@@ -111,12 +111,6 @@ unsafe impl<const EXTRA: u8> Vector for Avx512Token<EXTRA> {
     unsafe fn load(self, p: *const f32) -> __m512 {
         // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
         unsafe { _mm512_loadu_ps(p) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_i8(self, p: *const i8) -> __m512 {
-        // SAFETY: `self` proves the feature; the caller guarantees the range at `p`.
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
     }
 
     #[inline(always)]

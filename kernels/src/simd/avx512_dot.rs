@@ -1,16 +1,20 @@
-//! Dot products of AVX-512: of bytes, with AVX-512 VNNI, and of bfloat16 pairs, with AVX512_BF16 and AVX-512BW.
+//! Dot products of AVX-512, with AVX-512BW: of bytes, with AVX-512 VNNI, and of bfloat16 pairs, with AVX512_BF16.
 
 use super::avx512::{Avx512Bf16, Avx512Vnni};
-use super::{Bf16Dot, Bf16x2, Int8Dot, Query4};
+use super::{Bf16Dot, Bf16x2, Int8Dot, Query4, Words4};
 use core::arch::x86_64::*;
 
 // SAFETY: made where the feature is detected; loads and stores touch sixteen elements, or four times as many bytes.
 unsafe impl Int8Dot for Avx512Vnni {
     // 6 × 4 sums, 4 keys, 1 broadcast, the constant that flips signs: 30 of 32 registers.
     const INT8_DOT_ROWS: usize = 6;
+    // 4 × 4 sums, 8 columns, 2 broadcasts: 26 of 32 registers.
+    const WEIGHT_ROWS: usize = 4;
     type Sums = __m512i;
     /// Elements plus 128: `vpdpbusd` takes one operand unsigned.
     type Keys = __m512i;
+    /// Sixteen-bit elements 0 and 2 of each column, then 1 and 3.
+    type Words = [__m512i; 2];
 
     #[inline(always)]
     fn start(self, total: i32) -> __m512i {
@@ -28,6 +32,24 @@ unsafe impl Int8Dot for Avx512Vnni {
     fn dot4(self, sums: __m512i, q: &Query4, keys: __m512i) -> __m512i {
         // SAFETY: `self` proves the features.
         unsafe { _mm512_dpbusd_epi32(sums, keys, _mm512_set1_epi32(q.bytes)) }
+    }
+
+    #[inline(always)]
+    unsafe fn words(self, p: *const i8) -> [__m512i; 2] {
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
+        unsafe {
+            let bytes = _mm512_loadu_si512(p.cast());
+            [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)), _mm512_srai_epi16::<8>(bytes)]
+        }
+    }
+
+    #[inline(always)]
+    fn dot4_words(self, sums: __m512i, x: Words4, columns: [__m512i; 2]) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let sums = _mm512_dpwssd_epi32(sums, columns[0], _mm512_set1_epi32(x.even));
+            _mm512_dpwssd_epi32(sums, columns[1], _mm512_set1_epi32(x.odd))
+        }
     }
 
     #[inline(always)]

@@ -254,21 +254,28 @@ pub(crate) unsafe trait Simd: Vector {
     unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32);
 }
 
+/// Four 16-bit numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Words4 {
+    /// Numbers 0 and 2, number 0 in the lower half.
+    pub(crate) even: i32,
+    /// Numbers 1 and 3, number 1 in the lower half.
+    pub(crate) odd: i32,
+}
+
 /// Four consecutive elements of an int8 query row, in the two forms that the instruction sets take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Query4 {
     /// The four bytes, the first in the lowest.
     bytes: i32,
-    /// Elements 0 and 2, sixteen bits each, element 0 in the lower half.
-    even: i32,
-    /// Elements 1 and 3, sixteen bits each, element 1 in the lower half.
-    odd: i32,
+    words: Words4,
 }
 
 impl Query4 {
     #[cfg(any(test, feature = "_probe"))]
-    pub(crate) const ZERO: Self = Self { bytes: 0, even: 0, odd: 0 };
+    pub(crate) const ZERO: Self = Self { bytes: 0, words: Words4 { even: 0, odd: 0 } };
 
     #[inline(always)]
     pub(crate) fn new(e: [i8; 4]) -> Self {
@@ -277,22 +284,27 @@ impl Query4 {
         // made at once.)
         let even = (bytes << 8 >> 24 << 16) | (bytes << 24 >> 24 & 0xFFFF);
         let odd = (bytes >> 24 << 16) | (bytes << 16 >> 24 & 0xFFFF);
-        Self { bytes, even, odd }
+        Self { bytes, words: Words4 { even, odd } }
     }
 }
 
-/// Dot products of int8 rows with sixteen int8 keys, four elements at a time. Sums are 32-bit integers that wrap, so a
-/// result that fits is exact and every instruction set gives the same. Lanes are keys, as everywhere.
+/// Dot products of bytes, four elements at a time: of int8 rows with sixteen int8 keys, and of weights, 16-bit numbers,
+/// with sixteen columns of int8 values. Sums are 32-bit integers that wrap, so a result that fits is exact and every
+/// instruction set gives the same. Lanes are keys or columns, as everywhere.
 ///
 /// # Safety
 /// As [`Simd`].
 pub(crate) unsafe trait Int8Dot: Simd {
-    /// Number of rows of a register tile, at most [`Simd::TILE_ROWS`].
+    /// Number of rows of a register tile of int8 rows, at most [`Simd::TILE_ROWS`].
     const INT8_DOT_ROWS: usize;
-    /// Sixteen integer sums, one for each key.
+    /// Number of rows of a register tile of weights, at most [`Simd::TILE_ROWS`].
+    const WEIGHT_ROWS: usize;
+    /// Sixteen integer sums, one for each key or column.
     type Sums: Copy;
     /// Four elements of each key, in the form that the instruction takes.
     type Keys: Copy;
+    /// Four elements of each column, widened to 16 bits.
+    type Words: Copy;
 
     /// Returns the initial sums of a row, given the sum `total` of its elements: 0, or the correction for keys that are
     /// offset (see `Keys` of the backend).
@@ -304,6 +316,13 @@ pub(crate) unsafe trait Int8Dot: Simd {
     unsafe fn keys(self, p: *const i8) -> Self::Keys;
     /// Returns `sums[l] + Σ q[e]·keys[4·l + e]` in lane `l`.
     fn dot4(self, sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums;
+    /// Loads four elements of each of sixteen columns.
+    ///
+    /// # Safety
+    /// `p..p + 64` is readable: four elements of a column, then four of the next.
+    unsafe fn words(self, p: *const i8) -> Self::Words;
+    /// Returns `sums[l] + Σ x[e]·columns[4·l + e]` in lane `l`.
+    fn dot4_words(self, sums: Self::Sums, x: Words4, columns: Self::Words) -> Self::Sums;
     /// Converts the sums to `f32`, each rounded once.
     fn to_f32(self, sums: Self::Sums) -> Self::V;
 }

@@ -4,7 +4,7 @@
 
 use super::portable_half::{PortableHalf, bits, from_bits, ints};
 use super::{
-    F16_BIAS, F16_END, F16_NORMAL, INFINITY, Int8Dot, Int8DotWork, LANES, Query4, Simd, TWO_TO_MINUS_64, Vector,
+    F16_BIAS, F16_END, F16_NORMAL, INFINITY, Int8Dot, Int8DotWork, LANES, Query4, Simd, TWO_TO_MINUS_64, Vector, Words4,
 };
 use wide::{f32x4, i16x8, i32x4, i32x8};
 
@@ -91,12 +91,6 @@ unsafe impl Vector for Portable {
     unsafe fn load(self, p: *const f32) -> Quad {
         // SAFETY: the caller guarantees `p..p + 16`.
         each(|i| f32x4::new(unsafe { p.cast::<[f32; 4]>().add(i).read_unaligned() }))
-    }
-
-    #[inline(always)]
-    unsafe fn load_i8(self, p: *const i8) -> Quad {
-        // SAFETY: the caller guarantees sixteen readable elements at `p`, of which each half loads eight.
-        unsafe { whole(PortableHalf.load_i8(p), PortableHalf.load_i8(p.add(8))) }
     }
 
     #[inline(always)]
@@ -256,9 +250,11 @@ unsafe impl Simd for Portable {
 unsafe impl Int8Dot for Portable {
     // In SSE2 terms: 2 × 4 sums, 2 keys at a time, 2 × 2 broadcasts, 1 product: 15 of 16 registers.
     const INT8_DOT_ROWS: usize = 2;
+    const WEIGHT_ROWS: usize = 2;
     type Sums = [i32x4; 4];
-    /// Sixteen-bit elements 0 and 2 of each key, then 1 and 3; four keys after four keys.
-    type Keys = [[i16x8; 2]; 4];
+    type Keys = Self::Words;
+    /// Sixteen-bit elements 0 and 2 of each key or column, then 1 and 3; four after four.
+    type Words = [[i16x8; 2]; 4];
 
     #[inline(always)]
     fn start(self, _: i32) -> Self::Sums {
@@ -267,6 +263,17 @@ unsafe impl Int8Dot for Portable {
 
     #[inline(always)]
     unsafe fn keys(self, p: *const i8) -> Self::Keys {
+        // SAFETY: same contract: the caller guarantees the range at `p`.
+        unsafe { self.words(p) }
+    }
+
+    #[inline(always)]
+    fn dot4(self, sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums {
+        self.dot4_words(sums, q.words, keys)
+    }
+
+    #[inline(always)]
+    unsafe fn words(self, p: *const i8) -> Self::Words {
         // SAFETY: the caller guarantees `p..p + 64`.
         let bytes = unsafe { p.cast::<[[[u8; 2]; 8]; 4]>().read_unaligned() };
         bytes.map(|bytes| {
@@ -276,10 +283,10 @@ unsafe impl Int8Dot for Portable {
     }
 
     #[inline(always)]
-    fn dot4(self, mut sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums {
-        let (even, odd) = (pairs(q.even), pairs(q.odd));
-        for (sum, keys) in sums.iter_mut().zip(keys) {
-            *sum = *sum + keys[0].dot(even) + keys[1].dot(odd);
+    fn dot4_words(self, mut sums: Self::Sums, x: Words4, columns: Self::Words) -> Self::Sums {
+        let (even, odd) = (pairs(x.even), pairs(x.odd));
+        for (sum, columns) in sums.iter_mut().zip(columns) {
+            *sum = *sum + columns[0].dot(even) + columns[1].dot(odd);
         }
         sums
     }

@@ -71,13 +71,6 @@ unsafe impl Vector for PortableHalf {
     }
 
     #[inline(always)]
-    unsafe fn load_i8(self, p: *const i8) -> Pair {
-        // SAFETY: the caller guarantees `p..p + 8`.
-        let p = unsafe { p.cast::<[[i8; 4]; 2]>().read_unaligned() };
-        [f32x4::new(p[0].map(f32::from)), f32x4::new(p[1].map(f32::from))]
-    }
-
-    #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> Pair {
         // SAFETY: the caller guarantees `p..p + 8`.
         let words = unsafe { load_16(p) };

@@ -21,11 +21,6 @@ pub(crate) unsafe trait Vector: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p..p + Self::LANES` is readable. No alignment is needed.
     unsafe fn load(self, p: *const f32) -> Self::V;
-    /// Loads as many signed bytes as there are lanes, converted to `f32`.
-    ///
-    /// # Safety
-    /// `p..p + Self::LANES` is readable.
-    unsafe fn load_i8(self, p: *const i8) -> Self::V;
     /// Loads as many bfloat16 as there are lanes, widened exactly: they are the upper halves of `f32`, NaN's payload
     /// included.
     ///

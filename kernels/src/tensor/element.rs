@@ -118,16 +118,6 @@ pub(crate) unsafe trait Load: Plain + Send + Sync + 'static {
     unsafe fn load<W: Vector>(w: W, p: *const Self) -> W::V;
 }
 
-/// Signed bytes as numbers, without their scale, which is multiplied into the weights.
-// SAFETY: `load_i8` reads a byte for each lane.
-unsafe impl Load for i8 {
-    #[inline(always)]
-    unsafe fn load<W: Vector>(w: W, p: *const Self) -> W::V {
-        // SAFETY: the caller guarantees a readable element for each lane at `p`.
-        unsafe { w.load_i8(p) }
-    }
-}
-
 /// Types of tensor elements.
 ///
 /// # Safety

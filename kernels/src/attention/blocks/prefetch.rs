@@ -4,7 +4,7 @@ use crate::attention::blocks::task::{AttentionTask, Next, Row};
 use crate::attention::steps::by_isa::Steps;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::ValueLayout;
-use crate::matmul::int8;
+use crate::matmul::int8::{self, QUAD, ValueQuad};
 use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS};
 use crate::simd::LANES;
 use crate::tensor::any::AnyRows;
@@ -114,7 +114,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             BlockValues::Int8 { values, .. } => {
                 // SAFETY: the block has at least one row.
                 let first = unsafe { values.first.at(0) };
-                push_value_panels(prefetch, values.layout, first.cast(), 1, len);
+                push_value_panels(prefetch, values.layout, first.cast(), size_of::<ValueQuad>(), len.div_ceil(QUAD));
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::attention::tiling::{Regions, SCORE_STRIDE};
 use crate::kv::key_block::{BlockValues, Run};
 use crate::kv::value_panels::{ValuePanels, WINDOW};
 use crate::matmul::bf16_pairs;
+use crate::matmul::int8::ValueQuad;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::READING_ROWS;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
@@ -201,15 +202,16 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         }
     }
 
-    /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are not read afterwards.
-    fn accumulate_pv_int8(&mut self, values: ValuePanels<i8>, scales: *const [f32], row_block: Range<usize>) {
+    /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are rounded and not read
+    /// afterwards.
+    fn accumulate_pv_int8(&mut self, values: ValuePanels<ValueQuad>, scales: *const [f32], row_block: Range<usize>) {
         let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
         let value_dim = task.tiling.value_dim;
         // SAFETY: the cache outlives the call, and the block's table the block.
-        task.s.scale_columns(self.scores(rows), unsafe { &*scales });
+        task.s.round_weights_int8(self.scores(rows), unsafe { &*scales });
         let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
         for (columns, values) in values.panels() {
-            // SAFETY: value panels are whole vectors, for every key of the block.
+            // SAFETY: value panels are whole vectors, for every key of the block; weights were rounded just now.
             unsafe {
                 task.s.values_int8(Values {
                     weights: scores,

@@ -9,12 +9,14 @@ use crate::attention::steps::dropout::{self, CounterRow, Kept, KeptWeights};
 use crate::attention::steps::epilogue::{self, Finish};
 use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::pv::{self, Values};
+use crate::attention::steps::pv_int8;
 use crate::attention::steps::qk::{self, Scores};
 use crate::attention::steps::qk_int8;
 use crate::attention::steps::score_passes::{self, AnyColumns, Columns, ScoreBlock};
 use crate::attention::steps::softmax;
 use crate::attention::steps::softmax_backward::{self, SavedRow};
 use crate::attention::steps::span::{RowKeys, Span};
+use crate::matmul::int8::ValueQuad;
 use crate::matmul::pack_steps::PackSteps;
 use crate::matmul::value_operand::RowPairs;
 use crate::simd::Simd;
@@ -69,13 +71,13 @@ pub(crate) trait Steps: PackSteps {
     /// # Safety
     /// Same contract as [`qk_int8::Scores`].
     unsafe fn scores_int8(self, a: qk_int8::Scores<'_>);
-    /// Multiplies each key's weights by its factor: see [`score_passes::scale_columns`].
-    fn scale_columns(self, row_block: ScoreBlock<'_>, factors: &[f32]);
+    /// Scales weights of int8 values and rounds them to 16 bits: see [`pv_int8::round_weights`].
+    fn round_weights_int8(self, row_block: ScoreBlock<'_>, scales: &[f32]);
     /// Accumulates P·V of int8 values: see [`pv::values`].
     ///
     /// # Safety
-    /// Same contract as [`pv::values`].
-    unsafe fn values_int8(self, a: Values<'_, Rows<i8>>);
+    /// Same contract as [`pv::values`], with rounded weights.
+    unsafe fn values_int8(self, a: Values<'_, Rows<ValueQuad>>);
     /// Computes scores of bfloat16 pairs: see [`qk::scores`].
     ///
     /// # Safety
@@ -220,16 +222,16 @@ macro_rules! steps {
                 unsafe { self.with_int8_dot(a) }
             }
 
-            fn scale_columns(self, row_block: ScoreBlock<'_>, factors: &[f32]) {
+            fn round_weights_int8(self, row_block: ScoreBlock<'_>, scales: &[f32]) {
                 self.vectorize(
                     #[inline(always)]
-                    || score_passes::scale_columns(self, row_block, factors),
+                    || pv_int8::round_weights(self, row_block, scales),
                 )
             }
 
-            unsafe fn values_int8(self, mut a: Values<'_, Rows<i8>>) {
-                // SAFETY: the caller guarantees the contract of `pv::values`.
-                unsafe { pv::values_to_half(self, &mut a) }
+            unsafe fn values_int8(self, a: Values<'_, Rows<ValueQuad>>) {
+                // SAFETY: the caller guarantees the contract of `pv::values`, for fours.
+                unsafe { self.with_int8_dot(a) }
             }
 
             unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>) {

@@ -18,6 +18,7 @@ use crate::attention::steps::pv_tile::{Part, RunningRows, Terms, TileEnds, tile}
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{FAR, prefetches};
+use crate::matmul::operands::MulAdd;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
 use crate::matmul::tile_rows::TileRows;
@@ -122,7 +123,10 @@ impl<R> Values<'_, R> {
     where
         R: ValueOperand<S>,
     {
-        let in_runs = self.rows <= READING_ROWS && S::TILE_VECS > 1 && self.vecs() > S::TILE_VECS && self.fresh;
+        let in_runs = const { R::By::RESUMES && S::TILE_VECS > 1 }
+            && self.rows <= READING_ROWS
+            && self.vecs() > S::TILE_VECS
+            && self.fresh;
         let row_bytes = self.vecs().max(1) * LANES * R::BYTES;
         // Nothing follows the last row of a table: the first rows are prefetched before, and a longer distance would leave more of
         // them.
@@ -268,6 +272,12 @@ const fn tiles_at_once<W: Vector>() -> usize {
     LANES / W::LANES
 }
 
+/// Largest number of rows of a tile of vectors of `W` and these operands.
+const fn most_rows<S: Simd, W: Vector, R: ValueOperand<W>>() -> usize {
+    let rows = tiles_at_once::<W>() * S::TILE_ROWS;
+    if rows < R::By::TILE_ROWS { rows } else { R::By::TILE_ROWS }
+}
+
 /// Smallest number of rows of a tile of vectors of `W`: where several tiles are computed at once, they have all their rows.
 const fn least_rows<S: Simd, W: Vector>() -> usize {
     if tiles_at_once::<W>() == 1 { 1 } else { tiles_at_once::<W>() * S::TILE_ROWS }
@@ -287,28 +297,34 @@ unsafe fn accumulate_strip<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usi
 ) {
     for index in strip.tiles.clone().step_by(tiles_at_once::<W>()) {
         let part = Part::new::<W, R>(a.spans[index], strip.keys.clone());
-        if !part.terms.is_empty() {
-            // SAFETY: there is a span for every tile of rows; the caller guarantees the rest.
-            unsafe { accumulate_tile::<S, W, R, NV>(sw, a, index, part, &strip) }
+        if part.terms.is_empty() {
+            continue;
+        }
+        let (mut row, end) = (index * S::TILE_ROWS, a.rows.min((index + tiles_at_once::<W>()) * S::TILE_ROWS));
+        // If registers hold fewer rows than a tile of the row block has, it is computed in equal parts.
+        for parts in (1..=(end - row).div_ceil(most_rows::<S, W, R>())).rev() {
+            let here = (end - row).div_ceil(parts);
+            // SAFETY: these rows are some of the tile's; the caller guarantees the rest.
+            unsafe { accumulate_tile::<S, W, R, NV>(sw, a, row..row + here, part.clone(), &strip) }
+            row += here;
         }
     }
 }
 
-/// Accumulates a part of P·V for the tile of rows `index`, with those computed at once, and `NV` vectors of columns.
+/// Accumulates a part of P·V for a tile of rows, or two that are computed at once, and `NV` vectors of columns.
 ///
 /// # Safety
-/// Same contract as [`accumulate_strip`]; the tile has rows.
+/// Same contract as [`accumulate_strip`]; the rows are at most [`most_rows`].
 #[inline(always)]
 unsafe fn accumulate_tile<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usize>(
     (s, w): (S, W),
     a: &mut Values<'_, R>,
-    index: usize,
+    rows: Range<usize>,
     part: Part,
     strip: &Strip,
 ) {
-    const { assert!(matches!(tiles_at_once::<W>() * S::TILE_ROWS, 1..=6 | 12), "a tile that `by_tile_rows` lacks") };
-    let row = index * S::TILE_ROWS;
-    let rows = (tiles_at_once::<W>() * S::TILE_ROWS).min(a.rows - row);
+    const { assert!(matches!(most_rows::<S, W, R>(), 1..=6 | 12), "a tile that `by_tile_rows` lacks") };
+    let (row, rows) = (rows.start, rows.len());
     let Strip { first_vec, reading, .. } = *strip;
     // SAFETY: `row + rows ≤ a.rows`, the vectors are some of those of `a`, and spans end inside a block, so what was checked
     // puts weights, factors and outputs inside their slices; the caller guarantees that the values are readable.
@@ -339,7 +355,7 @@ unsafe fn accumulate_tile<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usiz
             #[inline(always)]
             |stream| {
                 let terms = Terms { values, weights, part, far, next, stream };
-                by_tile_rows!(rows, from least_rows::<S, W>(), most tiles_at_once::<W>() * S::TILE_ROWS, |MR| {
+                by_tile_rows!(rows, from least_rows::<S, W>(), most most_rows::<S, W, R>(), |MR| {
                     tile::<S, W, R, MR, NV>((s, w), terms, running)
                 });
             },

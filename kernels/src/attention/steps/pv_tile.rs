@@ -96,15 +96,26 @@ pub(crate) unsafe fn tile<S: Simd, W: Vector, R: ValueOperand<W>, const MR: usiz
     debug_assert!(!terms.weights.is_null() && !running.rows.out.is_null(), "an operand is missing");
     debug_assert!(terms.part.terms.end <= terms.part.all && terms.part.all * R::KEYS < SCORE_STRIDE, "terms outside");
     debug_assert!(MR == 1 || running.rows.stride >= NV * W::LANES, "rows overlap");
+    let weights = terms.weights;
     let (first, last) = (terms.part.first, terms.part.terms.end == terms.part.all);
-    let mut sum = [[w.splat(0.0); NV]; MR];
+    let (mut sums, mut sum) = ([[R::By::start(w); NV]; MR], [[w.splat(0.0); NV]; MR]);
     // SAFETY: the caller guarantees `MR` rows of weights, factors and outputs, the values of the span's keys, and the
     // addresses of rows that end, for these columns.
     unsafe {
-        if !first {
+        if const { R::By::RESUMES } && !first {
             running.rows.load(w, &mut sum);
+            for r in 0..MR {
+                for n in 0..NV {
+                    sums[r][n] = R::By::resume(w, sum[r][n]);
+                }
+            }
         }
-        terms.add_to((s, w), &mut sum);
+        terms.add_to((s, w), &mut sums);
+        for r in 0..MR {
+            for n in 0..NV {
+                sum[r][n] = R::By::total(w, weights.wrapping_add(r * SCORE_STRIDE), sums[r][n]);
+            }
+        }
         if last {
             running.merge(w, &mut sum);
             if let Some(ends) = running.ends.filter(|_| const { R::ENDS && S::ENDS_ROWS }) {
@@ -137,6 +148,9 @@ impl RunningRows {
     }
 }
 
+/// Type of a tile's sums.
+type SumOf<W, R> = <<R as ValueOperand<W>>::By as MulAdd<W>>::Sum;
+
 /// Terms of a tile's sums, and memory to prefetch meanwhile.
 pub(crate) struct Terms<R, At> {
     pub(crate) values: R,
@@ -167,7 +181,7 @@ impl<R: Copy, At: Copy> Terms<R, At> {
     unsafe fn add_to<S: Simd, W: Vector, const MR: usize, const NV: usize>(
         mut self,
         (s, w): (S, W),
-        sums: &mut [[W::V; NV]; MR],
+        sums: &mut [[SumOf<W, R>; NV]; MR],
     ) where
         R: ValueOperand<W, At = At>,
     {
@@ -234,9 +248,10 @@ unsafe fn multiply_add<W: Vector, R: ValueOperand<W>, const MR: usize, const NV:
     at: R::At,
     weights: *const f32,
     term: usize,
-    sums: &mut [[W::V; NV]; MR],
+    sums: &mut [[SumOf<W, R>; NV]; MR],
 ) {
-    let mut value = [R::By::zero(w); NV];
+    // SAFETY: vector 0 of the term.
+    let mut value = [unsafe { R::y(w, at, 0) }; NV];
     for n in 0..NV {
         // SAFETY: vector `n < NV` of the term.
         value[n] = unsafe { R::y(w, at, n * W::LANES) };

@@ -354,23 +354,3 @@ pub(crate) fn add_weight_sums<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, sums
         },
     );
 }
-
-/// Multiplies each key's weights by its factor. A weight of 0 stays 0, whatever the factor: its key is hidden, or adds
-/// nothing either way.
-#[inline(always)]
-pub(crate) fn scale_columns<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, factors: &[f32]) {
-    assert!(row_block.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= factors.len()));
-    let zero = s.splat(0.0);
-    row_block.for_each_panel(
-        s,
-        #[inline(always)]
-        |_, first, at| {
-            // SAFETY: a panel of the row block's scores; spans end inside `factors`, by the assertion above.
-            unsafe {
-                let weight = s.load(at);
-                let scaled = s.mul(weight, s.load(factors.as_ptr().add(first)));
-                s.store(at, s.select_eq(weight, zero, zero, scaled));
-            }
-        },
-    );
-}

@@ -115,9 +115,23 @@ impl Sizes {
         }
     }
 
-    /// Returns the places of a head's values.
+    /// Returns the places of a head's values: of rows, or of fours of keys.
     pub(super) fn value_layout(self) -> ValueLayout {
-        ValueLayout { order: self.value_order, rows: self.rows, width: self.width() }
+        ValueLayout { order: self.value_order, rows: self.rows / self.keys_together(), width: self.width() }
+    }
+
+    /// Returns the number of keys whose values lie together, column by column.
+    pub(super) fn keys_together(self) -> usize {
+        match self.format {
+            Format::Elements(_) => 1,
+            Format::Int8 { .. } => int8::QUAD,
+        }
+    }
+
+    /// Returns the index of element `column` of value `row` of a head among the head's values.
+    pub(super) fn value(self, row: usize, column: usize) -> usize {
+        let together = self.keys_together();
+        self.value_layout().at(row / together, column) * together + row % together
     }
 
     /// Returns the index of element `d` of key `row` of a head among the head's packed keys.

@@ -9,10 +9,10 @@ use crate::kv::block_table::{BlockTable, PageError, Stretch};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::{ValueOrder, ValuePanels};
 use crate::simd::LANES;
-use crate::simd::aligned::AlignedBuf;
+use crate::simd::aligned::{AlignedBuf, Plain};
 use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
-use crate::tensor::element::{Dtype, Load};
+use crate::tensor::element::Dtype;
 use crate::tensor::rows::{Rows, Table};
 use core::fmt;
 use core::ops::Range;
@@ -242,7 +242,7 @@ impl PagePool {
 
     /// Returns panels of keys as rows in a table. As many entries follow, for prefetches: the values of the same keys, which are
     /// read next.
-    fn panels<T: Load>(
+    fn panels<T: Plain>(
         &self,
         at: &Parts,
         stretches: impl Iterator<Item = Stretch> + Clone,
@@ -265,16 +265,18 @@ impl PagePool {
         Rows::scattered(table, panel as isize, 1)
     }
 
-    /// Returns values as rows of the first panel in a table.
-    fn value_panels<T: Load>(
+    /// Returns values as rows of the first panel in a table; of int8, a row is the values of four keys.
+    fn value_panels<T: Plain>(
         &self,
         values: &Range<usize>,
         stretches: impl Iterator<Item = Stretch>,
         table: &mut Table,
     ) -> ValuePanels<T> {
-        let (layout, mut filled) = (self.sizes.value_layout(), 0);
+        let (layout, together, mut filled) = (self.sizes.value_layout(), self.sizes.keys_together(), 0);
         let cols = layout.panel(0).len();
         for Stretch { page, row, len } in stretches {
+            // A stretch starts with a panel.
+            let (row, len) = (row / together, len.div_ceil(together));
             assert!(row + len <= layout.rows, "rows beyond a page");
             // The address of the first panel's rows, for all panels behind it.
             let first = part::<T>(self.page(page), values.clone()).as_ptr().wrapping_add(row * cols);

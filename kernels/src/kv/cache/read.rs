@@ -83,7 +83,7 @@ impl Sizes {
         let (at, i) = (self.parts(h), self.key(row, d));
         match self.format {
             Format::Elements(dtype) if self.key_order == KeyOrder::Latent => {
-                element(block, dtype, at.values, self.value_layout().at(row, d))
+                element(block, dtype, at.values, self.value(row, d))
             }
             Format::Elements(dtype) => element(block, dtype, at.keys, i),
             Format::Int8 { .. } => {
@@ -98,7 +98,7 @@ impl Sizes {
 
     /// Returns element `d` of value `row` of a head, widened.
     pub(super) fn value_element(self, block: &[f32], [h, row, d]: [usize; 3]) -> f32 {
-        let (at, i) = (self.parts(h), self.value_layout().at(row, d));
+        let (at, i) = (self.parts(h), self.value(row, d));
         match self.format {
             Format::Elements(dtype) => element(block, dtype, at.values, i),
             Format::Int8 { .. } => {

@@ -59,7 +59,8 @@ impl Sizes {
         let next = move |first: usize| {
             let end = match part {
                 TokenPart::Key if self.key_order == KeyOrder::Latent => elements,
-                TokenPart::Value => self.value_layout().panel(first).end,
+                TokenPart::Value if self.keys_together() == 1 => self.value_layout().panel(first).end,
+                TokenPart::Value => first + 1,
                 TokenPart::Key => first + together,
                 TokenPart::KeyScale | TokenPart::ValueScale => first + 1,
             };
@@ -73,11 +74,9 @@ impl Sizes {
         let Parts { key_scales, keys, value_scales, values } = self.parts(head);
         let [_, bytes] = self.elements(part);
         let start = match part {
-            TokenPart::Key if self.key_order == KeyOrder::Latent => {
-                values.start + self.value_layout().at(row, run.start) * bytes
-            }
+            TokenPart::Key if self.key_order == KeyOrder::Latent => values.start + self.value(row, run.start) * bytes,
             TokenPart::Key => keys.start + self.key(row, run.start) * bytes,
-            TokenPart::Value => values.start + self.value_layout().at(row, run.start) * bytes,
+            TokenPart::Value => values.start + self.value(row, run.start) * bytes,
             TokenPart::KeyScale => key_scales.start + row * bytes,
             TokenPart::ValueScale => value_scales.start + row * bytes,
         };

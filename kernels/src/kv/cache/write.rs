@@ -71,7 +71,7 @@ impl<T: Element> Write<'_, T> {
                 for run in sizes.value_layout().panels() {
                     let v = v.columns_from(run.start);
                     let cols = sizes.row_dim().min(run.end) - run.start;
-                    let places = &mut elements[values.clone()][sizes.value_layout().at(row, run.start)..];
+                    let places = &mut elements[values.clone()][sizes.value(row, run.start)..];
                     if let Some(floats) = as_floats(places) {
                         s.pack_rows(v, [rows.len(), cols], NonFinite::Ignored, floats);
                         continue;
@@ -154,7 +154,10 @@ impl WriteBytes<'_> {
                 part_mut(block, value_scales.clone())[j] = s.quantise(&wide[..e], value);
                 let places = part_mut(block, values.clone());
                 for run in sizes.value_layout().panels() {
-                    places[sizes.value_layout().at(j, run.start)..][..run.len()].copy_from_slice(&value[run]);
+                    let places = places[sizes.value(j, run.start)..].iter_mut().step_by(int8::QUAD);
+                    for (place, &byte) in places.zip(&value[run]) {
+                        *place = byte;
+                    }
                 }
             }
         }

@@ -1,0 +1,52 @@
+//! P·V of int8 values: weights are rounded to 16 bits, in place, and multiplied by bytes in fours of keys.
+
+use crate::attention::steps::pv::{Values, values};
+use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::tiling::SCORE_STRIDE;
+use crate::matmul::int8::{LARGEST_WEIGHT, QUAD, ValueQuad, WeightFactors, scale_weights};
+use crate::simd::{Int8Dot, Int8DotWork, LANES, Simd, Words4};
+use crate::tensor::rows::Rows;
+
+/// Same contract as [`values`], with rounded weights.
+impl Int8DotWork for Values<'_, Rows<ValueQuad>> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Int8Dot>(mut self, s: S) {
+        // SAFETY: the caller guarantees the contract of `values`.
+        unsafe { values(s, &mut self) }
+    }
+}
+
+/// Multiplies weights by the scales of their values and rounds them to 16 bits: four weights become a [`Words4`], which is
+/// written to the first half of the row, and the largest [behind them](LARGEST_WEIGHT); it is NaN if a weight is not
+/// finite.
+#[inline(always)]
+pub(crate) fn round_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, scales: &[f32]) {
+    const { assert!(LARGEST_WEIGHT < SCORE_STRIDE) }
+    assert!(row_block.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= scales.len()));
+    row_block.for_each_row(
+        s,
+        #[inline(always)]
+        |_, panels, weights| {
+            if panels.is_empty() {
+                return;
+            }
+            let (first, len) = (panels.start * LANES, panels.len() * LANES);
+            // SAFETY: panels lie inside the row.
+            let scaled = unsafe { core::slice::from_raw_parts_mut(weights.add(first), len) };
+            let largest = scale_weights(scaled, &scales[first..][..len]);
+            let round = WeightFactors::new(largest);
+            // SAFETY: a row is longer than a block has keys.
+            unsafe { *weights.add(LARGEST_WEIGHT) = if largest < f32::INFINITY { largest } else { f32::NAN } };
+            for panel in panels {
+                // SAFETY: a panel of the row is read, and its words are written to the first half of the row, over weights
+                // that have been read already or belong to no key of the span.
+                unsafe {
+                    let panel_weights = *weights.add(panel * LANES).cast::<[f32; LANES]>();
+                    let words = weights.cast::<Words4>().add(panel * (LANES / QUAD));
+                    *words.cast::<[Words4; LANES / QUAD]>() = round.round(&panel_weights);
+                }
+            }
+        },
+    );
+}
