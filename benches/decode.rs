@@ -10,8 +10,8 @@ mod support;
 
 use interleaved::median;
 use sdpa::{
-    Alignment, Attention, BlockTable, CacheFormat, Dtype, Exec, Inputs, KeyScales, KvCache, Outputs, PagePool, Pages,
-    Plan, Precision, View, ViewMut, Workspace, probe,
+    Alignment, Attention, BlockTable, CacheFormat, Dtype, Exec, Inputs, Int4, KeyScales, KvCache, Outputs, PagePool,
+    Pages, Plan, Precision, View, ViewMut, Workspace, probe,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -60,11 +60,13 @@ impl Forms {
         let shape = [batch, heads, keys, DIM];
         let typed = |dtype| KvCache::new(batch, heads, [DIM; 2]).and_then(|cache| cache.dtype(dtype));
         let bytes = KvCache::new(batch, heads, [DIM; 2]).and_then(|cache| cache.int8(KeyScales::PerToken));
+        let bits = KvCache::new(batch, heads, [DIM; 2]).and_then(|cache| cache.int4(Int4::Symmetric));
         let caches = [
             ("cache, f32", typed(Dtype::F32)),
             ("cache, bf16", typed(Dtype::Bf16)),
             ("cache, f16", typed(Dtype::F16)),
             ("cache, int8", bytes),
+            ("cache, int4", bits),
         ];
         let caches = caches.map(|(name, cache)| {
             let mut cache = cache.expect("a cache");

@@ -13,7 +13,7 @@ pub(crate) use build::key_scales;
 use core::num::NonZeroUsize;
 use core::ops::Range;
 pub(crate) use kept::check_kept;
-use sdpa_kernels::{Cache, Dtype, Isa, Keep};
+use sdpa_kernels::{Cache, Dtype, Int4, Isa, Keep};
 use std::collections::BTreeSet;
 pub(crate) use token_form::{TokenForm, ValuePlace, check_dims};
 
@@ -55,6 +55,8 @@ pub enum CacheFormat<'a> {
     /// Bytes, with a scale for each value of a head, and for each channel of the keys ([`KeyScales::PerChannel`]):
     /// these, `[kv_heads × head_dim]`.
     Int8PerChannel(&'a [f32]),
+    /// Four bits, with numbers for each block of 32 elements ([`KvCache::int4`]).
+    Int4(Int4),
 }
 
 /// Keys that a sliding cache keeps: see [`KvCache::sliding`].
@@ -136,9 +138,12 @@ impl KvCache {
         self.cache.shapes()[1][3]
     }
 
-    /// Format of the elements, as [`Self::dtype`] or [`Self::int8`] set it.
+    /// Format of the elements, as [`Self::dtype`], [`Self::int8`] or [`Self::int4`] set it.
     pub fn format(&self) -> CacheFormat<'_> {
-        format_of(self.cache.dtype(), self.cache.channel_scales())
+        match self.cache.int4() {
+            Some(kind) => CacheFormat::Int4(kind),
+            None => format_of(self.cache.dtype(), self.cache.channel_scales()),
+        }
     }
 
     /// Returns true if values are the first columns of the keys ([`Self::latent`]).

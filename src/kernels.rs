@@ -83,6 +83,14 @@ pub use sdpa_kernels::Dtype;
 /// assert_eq!(F16::from_f32(F16::LEAST_INFINITE).to_f32(), f32::INFINITY);
 /// ```
 pub use sdpa_kernels::F16;
+/// Numbers beside each block of 32 elements of an int4 cache: see [`KvCache::int4`](crate::KvCache::int4).
+///
+/// ```
+/// use sdpa::{Int4, KvCache};
+/// let cache = KvCache::new(1, 8, [128, 128])?.int4(Int4::Centred)?;
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::Int4;
 /// Instruction set to run on: the widest available by default, another by [`Exec::isa`](crate::Exec::isa).
 ///
 /// ```

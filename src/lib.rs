@@ -23,7 +23,7 @@
 //! | threads of the host's, deadlines | [`Executor`], for [`Problem::run_on`] and [`Problem::run_until`] |
 //! | layers around attention | [`layers`]: projections, multi-head attention, norms, positions, transformers |
 //! | keys in several parts | [`AttnState`], [`merge`] |
-//! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits or int8 ([`KeyScales`]); pages by a [`BlockTable`]: of a [`PagePool`], or of a pool of the caller's ([`Pages`]) |
+//! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of a pool of the caller's ([`Pages`]) |
 //! | references | [`naive`]: the oracle; [`unfused`]: the baseline |
 //!
 //! Order of operations for one score: scale·(q·k) → softcap → bias → ALiBi → score function → masks set −∞ → sink added

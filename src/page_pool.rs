@@ -45,7 +45,7 @@ pub struct PagePool {
 
 impl PagePool {
     /// Creates a pool of `pages` pages of `page_size` keys, a multiple of 16, for `kv_heads` key/value heads; `dims` is
-    /// `[head_dim, value_dim]`. Formats are those of a cache, with its accuracy: see
+    /// `[head_dim, value_dim]`. Formats are those of a cache but for int4, with its accuracy: see
     /// [`KvCache::dtype`](crate::KvCache::dtype) and [`KvCache::int8`](crate::KvCache::int8).
     ///
     /// ```
@@ -58,7 +58,7 @@ impl PagePool {
     /// # Errors
     /// [`Error::Empty`] for a length of 0, [`Error::Mismatch`] for lengths beyond the largest possible or a number of channel
     /// scales that does not fit, [`Error::Number`] for a scale that is not positive and finite, [`Error::Pages`] for another
-    /// page size, [`Error::Memory`].
+    /// page size, [`Error::Needs`] for int4, [`Error::Memory`].
     pub fn new(
         pages: usize,
         page_size: usize,
@@ -76,6 +76,9 @@ impl PagePool {
             CacheFormat::Int8PerToken => (1, PoolElements::Int8 { channels: channels(KeyScales::PerToken)? }),
             CacheFormat::Int8PerChannel(scales) => {
                 (1, PoolElements::Int8 { channels: channels(KeyScales::PerChannel(scales.to_vec()))? })
+            }
+            CacheFormat::Int4(_) => {
+                return Err(Error::Needs { argument: "page pool", needs: "elements of eight bits or more" });
             }
         };
         let pool = sdpa_kernels::PagePool::new([pages, page_size], kv_heads, dims, elements);
@@ -185,9 +188,9 @@ impl PagePool {
         [k, v]: [Tensor<'_>; 2],
         tokens: impl Iterator<Item = NewTokens> + Clone,
     ) -> Result<(), Error> {
-        let (kv_heads, dims, dtype) = (self.kv_heads(), self.pool.dims(), self.pool.dtype());
+        let (kv_heads, dims, format) = (self.kv_heads(), self.pool.dims(), self.format());
         let values = ValuePlace::Apart;
-        TokenForm { kv_heads, dims, dtype, values, of: "the pool" }.check(self.isa, k, v)?;
+        TokenForm { kv_heads, dims, format, values, of: "the pool" }.check(self.isa, k, v)?;
         Ok(self.pool.append(self.isa, table, [k, v], tokens)?)
     }
 

@@ -49,6 +49,7 @@ pub use kv::cache::{Cache, Keep, NewTokens, PagePool, PoolElements, TokenPart};
 pub use kv::pages::Pages;
 pub use kv::source::KeyValues;
 pub use machine::{peak_flops, read_bandwidth};
+pub use matmul::int4::Int4;
 pub use matmul::int8::{MAX_HEAD_DIM as MAX_INT8_HEAD_DIM, is_int8_scale};
 pub use nn::activation::Activation;
 pub use nn::elementwise::exp_in_place;

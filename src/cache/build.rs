@@ -1,9 +1,9 @@
 //! Building a cache: sizes, element format, sliding window.
 
-use crate::cache::{KeyScales, KvCache, check_dims};
+use crate::cache::{CacheFormat, KeyScales, KvCache, check_dims};
 use crate::error::{Error, same};
 use core::num::NonZeroUsize;
-use sdpa_kernels::{Cache, Dtype, Isa, Keep, MAX_INT8_HEAD_DIM};
+use sdpa_kernels::{Cache, Dtype, Int4, Isa, Keep, MAX_INT8_HEAD_DIM};
 use std::collections::BTreeSet;
 
 impl KvCache {
@@ -21,14 +21,12 @@ impl KvCache {
     /// elements take half the memory of `f32` and half the time to read.
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already or the cache is an int8 cache.
+    /// [`Error::Needs`] if something was appended already or the cache is an int8 or int4 cache.
     pub fn dtype(self, dtype: Dtype) -> Result<Self, Error> {
         if self.bytes() > 0 {
             return Err(Error::Needs { argument: "dtype", needs: "an empty cache" });
         }
-        if self.cache.is_int8() {
-            return Err(Error::Needs { argument: "dtype", needs: "a cache without int8, which is set" });
-        }
+        self.refuse_integers("dtype")?;
         Ok(Self { cache: self.cache.with_dtype(dtype), ..self })
     }
 
@@ -60,9 +58,7 @@ impl KvCache {
         if self.bytes() > 0 {
             return Err(Error::Needs { argument: "latent", needs: "an empty cache" });
         }
-        if self.cache.is_int8() {
-            return Err(Error::Needs { argument: "latent", needs: "a cache without int8, which is set" });
-        }
+        self.refuse_integers("latent")?;
         let (got, expected) = (self.value_dim(), self.head_dim());
         if got > expected {
             let (what, of) = ("value_dim", "the key, of which the value is the first columns,");
@@ -108,17 +104,60 @@ impl KvCache {
         Ok(cache)
     }
 
+    /// Sets elements of four bits: about an eighth of the memory of `f32`. Rows are divided into blocks of 32 elements; the
+    /// last is filled up with zeros. Each block has a scale `s` and, with [`Int4::Centred`], a centre `c`, which is its zero
+    /// point; both are stored as `f16`. An element `x` is stored as the integer nearest to `(x − c)/s`, at most ±7. Queries
+    /// and weights are quantised as for [`Self::int8`], weights for each block of columns, and products of integers are
+    /// accumulated exactly.
+    ///
+    /// **Accuracy.** The error of an element is at most half its block's scale: a 14th of the largest magnitude in the block,
+    /// or, with centres, a 28th of the difference between its largest and its smallest element; or 3·10⁻⁸, the smallest
+    /// step of `f16`. What follows for outputs and scores is said at [`Self::int8`], with this error in place of that one.
+    /// Keys with a few large channels take centres, or [`Self::int8`]. docs/benchmarks.md has the errors on a real model's tensors.
+    ///
+    /// The bits are the same as far as those of an int8 cache are.
+    ///
+    /// ```
+    /// use sdpa::{Int4, KvCache};
+    /// let cache = KvCache::new(1, 8, [128, 128])?.int4(Int4::Symmetric)?;
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if something was appended already, another element type was set or the cache is latent,
+    /// [`Error::Mismatch`] for keys longer than 131,072.
+    pub fn int4(self, numbers: Int4) -> Result<Self, Error> {
+        self.refuse_set("int4")?;
+        key_length("int4", self.head_dim())?;
+        Ok(Self { cache: self.cache.with_int4(numbers), ..self })
+    }
+
+    /// Refuses a setting that elements of integers, which were set before, do not have.
+    fn refuse_integers(&self, argument: &'static str) -> Result<(), Error> {
+        let needs = match self.format() {
+            CacheFormat::Elements(_) => return Ok(()),
+            CacheFormat::Int8PerToken | CacheFormat::Int8PerChannel(_) => "a cache without int8, which is set",
+            CacheFormat::Int4(_) => "a cache without int4, which is set",
+        };
+        Err(Error::Needs { argument, needs })
+    }
+
+    /// Refuses to have elements of integers in a cache that is not empty, or for which something else was set.
+    fn refuse_set(&self, argument: &'static str) -> Result<(), Error> {
+        let needs = match self.cache.dtype() {
+            _ if self.bytes() > 0 => "an empty cache",
+            Some(Dtype::F32) if self.cache.is_latent() => "a cache that is not latent",
+            Some(Dtype::F32) => return Ok(()),
+            Some(_) => "a cache without dtype, which is set",
+            None if self.cache.int4().is_some() == (argument == "int4") => return Ok(()),
+            None => return self.refuse_integers(argument),
+        };
+        Err(Error::Needs { argument, needs })
+    }
+
     /// Sets int8 elements, as [`Self::int8`] does, without memory for appending.
     pub(super) fn with_int8(self, keys: KeyScales) -> Result<Self, Error> {
-        if self.bytes() > 0 {
-            return Err(Error::Needs { argument: "int8", needs: "an empty cache" });
-        }
-        if self.cache.dtype().is_some_and(|dtype| dtype != Dtype::F32) {
-            return Err(Error::Needs { argument: "int8", needs: "a cache without dtype, which is set" });
-        }
-        if self.cache.is_latent() {
-            return Err(Error::Needs { argument: "int8", needs: "a cache that is not latent" });
-        }
+        self.refuse_set("int8")?;
         let channels = key_scales(keys, [self.kv_heads(), self.head_dim()], "the cache (kv_heads × head_dim)")?;
         Ok(Self { cache: self.cache.with_int8(channels), ..self })
     }
@@ -173,16 +212,22 @@ impl KvCache {
     }
 }
 
+/// Refuses keys that are too long to be multiplied as bytes.
+fn key_length(argument: &'static str, head_dim: usize) -> Result<(), Error> {
+    if head_dim > MAX_INT8_HEAD_DIM {
+        let (what, of) = ("head_dim", "the largest possible of bytes");
+        return Err(Error::Mismatch { argument, what, got: head_dim, expected: MAX_INT8_HEAD_DIM, of });
+    }
+    Ok(())
+}
+
 /// Returns the scales of channels, if that is what keys have: checked against the heads and lengths of the keys of `of`.
 pub(crate) fn key_scales(
     keys: KeyScales,
     [kv_heads, head_dim]: [usize; 2],
     of: &'static str,
 ) -> Result<Option<Box<[f32]>>, Error> {
-    if head_dim > MAX_INT8_HEAD_DIM {
-        let (what, of) = ("head_dim", "the largest possible of bytes");
-        return Err(Error::Mismatch { argument: "int8", what, got: head_dim, expected: MAX_INT8_HEAD_DIM, of });
-    }
+    key_length("int8", head_dim)?;
     let KeyScales::PerChannel(scales) = keys else { return Ok(None) };
     same("key scales", "length", scales.len(), kv_heads.saturating_mul(head_dim), of)?;
     if let Some(&got) = scales.iter().find(|scale| !(**scale > 0.0 && scale.is_finite())) {

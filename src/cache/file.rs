@@ -34,10 +34,22 @@ fn tensor_name(sequence: usize, part: TokenPart) -> String {
 /// Element type of the tensors with a part of tokens.
 fn tensor_dtype(part: TokenPart, format: ElementFormat) -> Dtype {
     match (part, format) {
+        (TokenPart::KeyScale | TokenPart::ValueScale, ElementFormat::Int4 | ElementFormat::Int4Centred) => Dtype::F16,
         (TokenPart::KeyScale | TokenPart::ValueScale, _) | (_, ElementFormat::F32) => Dtype::F32,
         (_, ElementFormat::Bf16) => Dtype::BF16,
         (_, ElementFormat::F16) => Dtype::F16,
         (_, ElementFormat::Int8PerToken | ElementFormat::Int8PerChannel) => Dtype::I8,
+        (_, ElementFormat::Int4 | ElementFormat::Int4Centred) => Dtype::U8,
+    }
+}
+
+/// Shape of the tensors with a part of tokens, of which each has so many elements in a head.
+fn tensor_shape(part: TokenPart, [heads, held, elements]: [usize; 3], format: ElementFormat) -> Vec<usize> {
+    match (part, format) {
+        (TokenPart::KeyScale | TokenPart::ValueScale, ElementFormat::Int8PerToken | ElementFormat::Int8PerChannel) => {
+            vec![heads, held]
+        }
+        _ => vec![heads, held, elements],
     }
 }
 
@@ -112,9 +124,11 @@ impl KvCache {
     ///
     /// For every sequence with keys, the file has the tensors `sequences.N.keys` `[kv_heads, len, head_dim]` and
     /// `sequences.N.values` `[kv_heads, len, value_dim]` in the type of the cache's elements, without what a sliding
-    /// cache has evicted; a latent cache has no `values`. Those of an int8 cache are bytes, with the scales `sequences.N.value_scales` and, by token,
-    /// `sequences.N.key_scales` `[kv_heads, len]`, or, by channel, one tensor `channel_scales` `[kv_heads, head_dim]`. The
-    /// metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format, sliding window, and the
+    /// cache has evicted; a latent cache has no `values`. Those of an int8 cache are bytes, with the scales
+    /// `sequences.N.value_scales` and, by token, `sequences.N.key_scales` `[kv_heads, len]`, or, by channel, one tensor
+    /// `channel_scales` `[kv_heads, head_dim]`. Those of an int4 cache are bytes of two elements, sixteen of which are a block:
+    /// byte `i` has elements `i` and, in its upper half, `16 + i`; the scales, in `f16`, are `[kv_heads, len, blocks]`, or
+    /// `[kv_heads, len, 2·blocks]` with a centre behind each. The metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format, sliding window, and the
     /// length of each sequence; removed ones are null. Keys and values that sequences share are in the file once for
     /// each.
     ///
@@ -151,12 +165,11 @@ impl KvCache {
         for (sequence, &len) in self.lens().iter().enumerate().filter(|&(_, &len)| len > 0) {
             for part in TokenPart::ALL {
                 let ([elements, _], evicted) = (self.cache.token_elements(part), self.cache.evicted(sequence));
-                let mut shape = vec![self.kv_heads(), len - evicted.len()];
-                match part {
-                    _ if elements == 0 => continue,
-                    TokenPart::Key | TokenPart::Value => shape.push(elements),
-                    TokenPart::KeyScale | TokenPart::ValueScale => {}
+                if elements == 0 {
+                    continue;
                 }
+                let sizes = [self.kv_heads(), len - evicted.len(), elements];
+                let shape = tensor_shape(part, sizes, description.elements);
                 let contents = Contents::Tokens { cache: &self.cache, sequence, part };
                 let tensor = FileTensor { dtype: tensor_dtype(part, description.elements), shape, contents };
                 tensors.push((tensor_name(sequence, part), tensor));

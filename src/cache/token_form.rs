@@ -1,5 +1,6 @@
 //! Form of the tokens that a cache or a page pool takes.
 
+use crate::cache::CacheFormat;
 use crate::error::{Error, same};
 use sdpa_kernels::{Dtype, Isa, MAX_DIM, Tensor};
 
@@ -13,22 +14,22 @@ pub(crate) enum ValuePlace {
 }
 
 /// Form of the tokens that a cache or a page pool takes.
-pub(crate) struct TokenForm {
+pub(crate) struct TokenForm<'a> {
     pub(crate) kv_heads: usize,
     /// Lengths of a key and a value.
     pub(crate) dims: [usize; 2],
-    /// Element type; `None` for int8.
-    pub(crate) dtype: Option<Dtype>,
+    /// Format of the elements.
+    pub(crate) format: CacheFormat<'a>,
     /// Place of the values.
     pub(crate) values: ValuePlace,
     /// Name of what takes the tokens, in messages.
     pub(crate) of: &'static str,
 }
 
-impl TokenForm {
+impl TokenForm<'_> {
     /// Refuses keys and values that do not fit, or have elements that cannot be stored.
     pub(crate) fn check(&self, isa: Isa, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
-        let Self { kv_heads, dims: [head_dim, value_dim], dtype, values, of } = *self;
+        let Self { kv_heads, dims: [head_dim, value_dim], format, values, of } = *self;
         let [batch, _, rows, _] = k.shape();
         let heads = |argument, [_, heads, rows, _]: [usize; 4]| {
             same(argument, "heads", heads, kv_heads, of).map_err(|e| e.or_exchanged(argument, [heads, rows]))
@@ -44,11 +45,18 @@ impl TokenForm {
             return Err(Error::Needs { argument: "v", needs });
         }
         for (argument, x) in [("k", k), ("v", v)] {
-            let (unfit, expected) = match dtype {
-                // An int8 element cannot represent a non-finite number.
-                None => (x.not_finite(isa), "finite where elements are int8"),
-                Some(Dtype::F16) => (x.beyond_f16(isa), "below 65520 in size, as f16 is"),
-                Some(_) => continue,
+            let beyond_f16 = || x.beyond_f16(isa);
+            let (unfit, expected) = match format {
+                // An integer cannot represent a non-finite number.
+                CacheFormat::Int8PerToken | CacheFormat::Int8PerChannel(_) => {
+                    (x.not_finite(isa), "finite where elements are int8")
+                }
+                CacheFormat::Int4(_) => (
+                    x.not_finite(isa).or_else(beyond_f16),
+                    "below 65520 in size where elements are int4, with scales of f16",
+                ),
+                CacheFormat::Elements(Dtype::F16) => (beyond_f16(), "below 65520 in size, as f16 is"),
+                CacheFormat::Elements(_) => continue,
             };
             if let Some(([_, _, row, _], got)) = unfit {
                 return Err(Error::Row { argument, what: "an element", row, got, expected });

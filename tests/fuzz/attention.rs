@@ -6,7 +6,7 @@ use super::draw::{Home, SHARED, draw};
 use super::oracle::Oracle;
 use super::outs::{Outs, Wanted};
 use super::rng::Rng;
-use super::sources::{Source, in_bytes};
+use super::sources::{Source, in_integers};
 use super::stage::{How, Stage};
 use super::{parts, poison, unruly};
 use sdpa::{Exec, Isa, Precision, Workspace};
@@ -25,7 +25,7 @@ pub(crate) fn check(rng: &mut Rng) {
 fn check_case(rng: &mut Rng, case: &Case, home: Home) {
     let stage = Stage::new(rng, case, home);
     let oracle = match (home, &stage.source) {
-        (Home::Bytes { channels }, Source::Cache(cache)) => in_bytes(case, cache, channels),
+        (_, Source::Cache(cache)) if home.is_integers() => in_integers(case, cache, home),
         _ => Oracle::of(case),
     };
     let answer = oracle.answer();
@@ -99,7 +99,7 @@ fn elsewhere(rng: &mut Rng, whole: &Whole<'_>) {
     let expected = whole.run(rng, "once more", case, Wanted::ALL);
     let [_, k, v] = case.dtypes;
     let other = match home {
-        Home::Bytes { .. } => home,
+        _ if home.is_integers() => home,
         // Sequences end to end are not to be had elsewhere; nor are two types in a cache.
         _ if case.ragged.is_some() || case.kv_lens.is_none() || shorter(case) => Home::Tensors,
         _ if k != v => rng.pick(&[Home::Tensors, Home::Pages]),

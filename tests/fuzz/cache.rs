@@ -58,7 +58,7 @@ pub(crate) fn check(rng: &mut Rng) {
 
 impl Pair {
     fn new(rng: &mut Rng) -> Self {
-        let home = if rng.one_in(4) { Home::Bytes { channels: None } } else { Home::Cache(rng.pick(&DTYPES)) };
+        let home = if rng.one_in(4) { Home::integers(rng) } else { Home::Cache(rng.pick(&DTYPES)) };
         let keep = rng.one_in(2).then(|| {
             let [last, first] = [rng.pick(&[1, 2, 16, 255, 256, 257, 300]), rng.pick(&[0, 0, 1, 4, 256, 300])];
             [last, first, rng.pick(&[0, 0, 1, 20, 256])]
@@ -75,6 +75,7 @@ impl Pair {
         let cache = cache.expect("good sizes");
         let cache = match home {
             Home::Cache(dtype) => cache.dtype(dtype),
+            Home::Bits(numbers) => cache.int4(numbers),
             _ => cache.int8(KeyScales::PerToken),
         };
         let mut pair = Self { cache: cache.expect("it is empty"), model: Vec::new(), home, keep, kv_heads, dims };
@@ -94,9 +95,7 @@ impl Pair {
     fn tokens(&self, rng: &mut Rng, n: usize) -> [Array; 2] {
         self.dims.map(|dim| {
             let mut x = numbers(rng, [1, self.kv_heads, n, dim], self.dtype());
-            if let Home::Bytes { .. } = self.home {
-                x.data.iter_mut().for_each(|x| *x = if x.abs() < 1e20 { *x } else { 3.0 });
-            }
+            self.home.tame(&mut x.data);
             x
         })
     }
@@ -242,7 +241,7 @@ impl Pair {
         let cache = &mut self.cache;
         // A number that bytes, or f16, have no place for.
         let unfit = match self.home {
-            Home::Bytes { .. } => [rng.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY])],
+            Home::Bytes { .. } | Home::Bits(_) => [rng.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY])],
             _ => [rng.pick(&[65_520.0, -1e5, f32::MAX])],
         };
         let unfit = View::from_strides(&unfit, 0, [1, self.kv_heads, 1, d], [0; 4]).expect("one element for all");

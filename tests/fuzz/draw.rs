@@ -5,7 +5,7 @@ use super::case::{Case, Cover, Entries, Polarity, Settings, Sides};
 use super::functions::{Functions, Hint, Keep, Origin, Prob, Score};
 use super::place::rounded;
 use super::rng::Rng;
-use sdpa::{Alignment, Dropout, Dtype, Precision};
+use sdpa::{Alignment, Dropout, Dtype, Int4, Precision};
 
 /// Around tiles (6 rows, 16 keys), runs of 32 and 64, groups of 96, blocks of 256 and tasks of 384.
 const LENGTHS: [usize; 20] = [1, 1, 2, 4, 6, 12, 16, 17, 31, 33, 48, 64, 96, 128, 192, 256, 257, 384, 512, 768];
@@ -29,6 +29,30 @@ pub(crate) enum Home {
     Bytes {
         channels: Option<f32>,
     },
+    /// A cache of four bits.
+    Bits(Int4),
+}
+
+impl Home {
+    /// True if numbers are kept as integers, and what they stand for is not what was appended.
+    pub(crate) fn is_integers(self) -> bool {
+        matches!(self, Self::Bytes { .. } | Self::Bits(_))
+    }
+
+    /// A random one of those.
+    pub(crate) fn integers(rng: &mut Rng) -> Self {
+        rng.pick(&[Self::Bytes { channels: None }, Self::Bits(Int4::Symmetric), Self::Bits(Int4::Centred)])
+    }
+
+    /// Replaces what is refused where numbers are kept as integers: what is not finite, or too large.
+    pub(crate) fn tame(self, data: &mut [f32]) {
+        let most = match self {
+            Self::Bytes { .. } => 1e20,
+            Self::Bits(_) => 6e4,
+            _ => return,
+        };
+        data.iter_mut().for_each(|x| *x = if x.abs() < most { *x } else { 3.0 });
+    }
 }
 
 /// Batch, heads, key/value heads, rows, keys, and the lengths of a key and a value.
@@ -109,6 +133,7 @@ pub(crate) fn draw(rng: &mut Rng) -> (Case, Home) {
         5 => Home::Pages,
         6 => Home::Pool(rng.pick(&DTYPES)),
         7 | 8 => Home::Cache(rng.pick(&DTYPES)),
+        _ if rng.one_in(2) => Home::integers(rng),
         _ => Home::Bytes { channels: rng.one_in(2).then(|| rng.pick(&[0.01, 1.0, 3.0, 1e4])) },
     };
     (draw_at(rng, home), home)
@@ -132,19 +157,17 @@ pub(crate) fn draw_at(rng: &mut Rng, home: Home) -> Case {
     }
     let dtypes = match home {
         Home::Cache(dtype) | Home::Pool(dtype) => [rng.pick(&DTYPES), dtype, dtype],
-        Home::Bytes { .. } => [rng.pick(&DTYPES), Dtype::F32, Dtype::F32],
+        Home::Bytes { .. } | Home::Bits(_) => [rng.pick(&DTYPES), Dtype::F32, Dtype::F32],
         _ if rng.one_in(2) => [Dtype::F32; 3],
         _ => [(); 3].map(|()| rng.pick(&DTYPES)),
     };
     let [b, h, l] = kv;
     let [mut k, mut v] = [([b, h, l, d], dtypes[1]), ([b, h, l, dv], dtypes[2])].map(|(s, t)| numbers(rng, s, t));
-    if let Home::Bytes { .. } = home {
-        // Bytes are refused what is not finite.
-        k.data.iter_mut().chain(&mut v.data).for_each(|x| *x = if x.abs() < 1e20 { *x } else { 3.0 });
-    }
+    home.tame(&mut k.data);
+    home.tame(&mut v.data);
     let q = numbers(rng, q_shape, dtypes[0]);
     let mut settings = settings(rng, rows, keys);
-    if let Home::Bytes { .. } = home {
+    if home.is_integers() {
         // Nor are two scales of theirs multiplied by one next to 0.
         settings.scale = settings.scale.map(|x| if x.abs() < 1e-6 { 0.0 } else { x });
     }

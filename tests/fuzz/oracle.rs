@@ -3,7 +3,8 @@
 
 use super::array::Array;
 use super::case::Case;
-use sdpa::{Dtype, Precision};
+use core::ops::Range;
+use sdpa::{Dtype, Int4, Precision};
 
 /// What a number is, and how far off it may be; ∞ if anything will do, where `f32` may overflow and `f64` does not.
 #[derive(Debug, Clone, Copy)]
@@ -58,15 +59,54 @@ pub(crate) struct Oracle<'a> {
     pub(crate) q: Array<f64>,
     pub(crate) k: Array<f64>,
     pub(crate) v: Array<f64>,
-    /// Whether they are bytes times scales.
-    pub(crate) in_bytes: bool,
+    /// How they are integers times scales, if they are.
+    pub(crate) code: Option<Code>,
+}
+
+/// How numbers are integers times scales.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Code {
+    Bytes,
+    Bits(Int4),
+}
+
+impl Code {
+    /// The columns that share a scale with this one.
+    fn columns(self, column: usize, all: usize) -> Range<usize> {
+        match self {
+            Self::Bytes => 0..all,
+            Self::Bits(_) => column / 32 * 32..all.min((column / 32 + 1) * 32),
+        }
+    }
+
+    /// The largest that the scale of an element of a row can be.
+    pub(crate) fn scale<T: Copy + Into<f64>>(self, row: &[T], column: usize) -> f32 {
+        let (columns, zero) = (self.columns(column, row.len()), [f64::INFINITY, f64::NEG_INFINITY]);
+        let [low, high] = row[columns].iter().fold(zero, |[low, high], &x| [low.min(x.into()), high.max(x.into())]);
+        let half = match self {
+            Self::Bits(Int4::Centred) => (high - low) / 2.0 + 2e-3 * high.max(-low),
+            _ => high.max(-low),
+        };
+        // As `f16` a scale is rounded up.
+        (half / if let Self::Bytes = self { 127.0 } else { 6.99 }) as f32
+    }
+
+    /// How far off the smallest numbers may be, where scales are next to 0.
+    pub(crate) fn least(self) -> f64 {
+        if let Self::Bytes = self { 1e-38 } else { 1.2e-7 }
+    }
+
+    /// The largest integer.
+    fn most(self) -> f64 {
+        if let Self::Bytes = self { 127.0 } else { 7.0 }
+    }
 }
 
 impl<'a> Oracle<'a> {
     pub(crate) fn of(case: &'a Case) -> Self {
         let [q, k, v] = [&case.q, &case.k, &case.v]
             .map(|x| Array { shape: x.shape, data: x.data.iter().map(|&x| x.into()).collect() });
-        Self { case, q, k, v, in_bytes: false }
+        Self { case, q, k, v, code: None }
     }
 
     /// True if elements of this type, the keys' or the values', may be multiplied with less precision.
@@ -161,7 +201,7 @@ impl<'a> Oracle<'a> {
         let roundings = (d.min(32) + d / 16 + 6) as f64;
         let mut e = roundings * U * size * scale.abs() + 2.0 * TINY * d as f64 * scale.abs().max(1.0);
         let mut overflows = size.max(size * scale.abs()) > 1e38;
-        if self.in_bytes {
+        if self.code.is_some() {
             // Sums of bytes are multiplied by the scales of the query, the softmax and the key, whose product may be
             // subnormal or overflow by itself.
             e += 200.0 * TINY * (queries + keys) + 4e3 * TINY * d as f64;
@@ -240,25 +280,24 @@ impl<'a> Oracle<'a> {
         if self.is_native(2) {
             e += size / 256.0 + 1.2e-38 * (values + seen.len() as f64);
         }
-        if self.in_bytes {
-            // Weights times the scales of bytes may be subnormal.
-            e += self.rounded_weights([b, h / case.sharing()], seen, c) + 200.0 * TINY * n;
+        if let Some(code) = self.code {
+            // Weights times scales may be subnormal.
+            e += self.rounded_weights(code, [b, h / case.sharing()], seen, c) + 200.0 * TINY * n;
         }
         Num::rounded(sum, e + TINY * n)
     }
 
-    /// How far off a sum of bytes is because weights, times the scales, are rounded: in each block of 256 keys to a 32767th
-    /// of the largest.
-    fn rounded_weights(&self, [b, g]: [usize; 2], seen: &[(usize, Num)], c: usize) -> f64 {
+    /// How far off a sum of integers is because weights, times the scales, are rounded: in each block of 256 keys to a
+    /// 32767th of the largest.
+    fn rounded_weights(&self, code: Code, [b, g]: [usize; 2], seen: &[(usize, Num)], c: usize) -> f64 {
         let block = |block: &[(usize, Num)]| {
-            let (mut largest, mut bytes) = (0.0f64, 0.0f64);
+            let (mut largest, mut integers) = (0.0f64, 0.0f64);
             for &(j, w) in block.iter().filter(|(_, w)| w.x.abs() + w.e > 0.0) {
                 let (kb, n) = self.case.key_at(b, j);
-                let scale = self.v.row(kb, g, n).iter().fold(0.0f64, |most, x| most.max(x.abs())) / 127.0;
-                largest = largest.max((w.x.abs() + w.e) * scale);
-                bytes += if scale > 0.0 { self.v.get([kb, g, n, c]).abs() / scale } else { 0.0 };
+                largest = largest.max((w.x.abs() + w.e) * f64::from(code.scale(self.v.row(kb, g, n), c)));
+                integers += code.most();
             }
-            0.501 / 32767.0 * largest * bytes
+            0.501 / 32767.0 * largest * integers
         };
         seen.chunk_by(|a, b| a.0 / 256 == b.0 / 256).map(block).sum()
     }

@@ -38,8 +38,12 @@ pub(crate) fn behind_masks(rng: &mut Rng, whole: &Whole<'_>) {
 /// The case with everything changed that no target sees, and what keys and values became.
 pub(crate) fn changed(rng: &mut Rng, case: &Case, home: Home, targets: &[[usize; 3]]) -> (Case, f32) {
     let mut bad = case.clone();
-    // Bytes are refused what is not finite.
-    let x = if matches!(home, Home::Bytes { .. }) { 1e19 } else { rng.pick(&POISONS) };
+    // Integers are refused what is not finite.
+    let x = match home {
+        Home::Bytes { .. } => 1e19,
+        Home::Bits(_) => 5e4,
+        _ => rng.pick(&POISONS),
+    };
     keys(case, &mut bad, targets, x);
     options(rng, case, &mut bad, targets);
     (bad, x)

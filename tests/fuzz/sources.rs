@@ -4,7 +4,7 @@ use super::array::{Array, indices};
 use super::case::Case;
 use super::draw::Home;
 use super::memory::Memory;
-use super::oracle::Oracle;
+use super::oracle::{Code, Oracle};
 use super::place::AnyPlaced;
 use super::rng::Rng;
 use super::stage::{list, nothing};
@@ -66,6 +66,10 @@ pub(crate) fn place(rng: &mut Rng, case: &Case, home: Home) -> Source {
             let by_channel = |most| KeyScales::PerChannel(channel_scales(case, most));
             let scales = channels.map_or(KeyScales::PerToken, by_channel);
             let cache = empty(case).int8(scales).expect("it is empty");
+            Source::Cache(filled(rng, case, cache, Dtype::F32))
+        }
+        Home::Bits(numbers) => {
+            let cache = empty(case).int4(numbers).expect("it is empty");
             Source::Cache(filled(rng, case, cache, Dtype::F32))
         }
     }
@@ -185,28 +189,32 @@ fn pool(rng: &mut Rng, case: &Case) -> Pool {
     Pool { k: AnyPlaced::of(rng, &k, k_type), v: AnyPlaced::of(rng, &v, v_type), entries, lens }
 }
 
-/// The numbers of a case as a cache of bytes has them: keys and values as it says, within half a scale of what they were;
-/// queries rounded to bytes.
-pub(crate) fn in_bytes<'c>(case: &'c Case, cache: &KvCache, channels: Option<f32>) -> Oracle<'c> {
-    let mut oracle = Oracle { in_bytes: true, ..Oracle::of(case) };
-    let scales = channels.map(|most| channel_scales(case, most));
+/// The numbers of a case as a cache of integers has them: keys and values as it says, within half a scale of what they
+/// were; queries rounded to bytes.
+pub(crate) fn in_integers<'c>(case: &'c Case, cache: &KvCache, home: Home) -> Oracle<'c> {
+    let (code, scales) = match home {
+        Home::Bytes { channels } => (Code::Bytes, channels.map(|most| channel_scales(case, most))),
+        Home::Bits(numbers) => (Code::Bits(numbers), None),
+        _ => unreachable!("{home:?} has no integers"),
+    };
+    let mut oracle = Oracle { code: Some(code), ..Oracle::of(case) };
     let none = View::<f32>::bhld(&[], [case.batch(), 0, 0, 1]).expect("nothing");
     let inputs = Inputs::cached(none, cache);
     let held = inputs.key_values().expect("as many values as keys");
     let d = case.k.shape[3];
     for (of, x, wide) in [(0, &case.k, &mut oracle.k), (1, &case.v, &mut oracle.v)] {
         for at @ [b, h, j, c] in indices(x.shape).filter(|&[b, _, j, _]| j < case.kv_len(b)) {
-            let (was, most) = (x.get(at), x.row(b, h, j).iter().fold(0.0f32, |most, x| most.max(x.abs())));
+            let was = x.get(at);
             let (scale, was) = match &scales {
                 Some(scales) if of == 0 => {
                     let scale = scales[h * d + c];
                     (scale, was.clamp(-127.0 * scale, 127.0 * scale))
                 }
-                _ => (most / 127.0, was),
+                _ => (code.scale(x.row(b, h, j), c), was),
             };
             let is = if of == 0 { held.key(at) } else { held.value(at) }.expect("it is there");
             let off = (f64::from(is) - f64::from(was)).abs();
-            assert!(off <= 0.500_01 * f64::from(scale) + 1e-38, "{at:?} is held as {is:e}, was {was:e}");
+            assert!(off <= 0.500_01 * f64::from(scale) + code.least(), "{at:?} is held as {is:e}, was {was:e}");
             wide.set(at, is.into());
         }
     }

@@ -16,6 +16,7 @@ mod tiny_bert;
 mod activations;
 mod bert;
 mod bert_refusals;
+mod cache_errors;
 mod generation;
 mod layer_sizes;
 mod linear;

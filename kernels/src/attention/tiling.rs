@@ -2,7 +2,8 @@
 //! no bit of a result depends on any of it.
 
 use crate::kv::value_panels::WINDOW;
-use crate::matmul::int8::query_floats;
+use crate::matmul::int4;
+use crate::matmul::int8::QuerySize;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::width::LINE_BYTES;
@@ -134,6 +135,12 @@ impl Tiling {
         self.value_dim.next_multiple_of(LANES)
     }
 
+    /// Returns the number of floats that a query takes in any form.
+    fn query_floats(&self) -> usize {
+        let d = self.head_dim;
+        d.max(QuerySize::int8(d).floats()).max(int4::query_size(d).floats())
+    }
+
     /// Returns the lengths in floats of the regions of a worker's scratch, in the order of [`Regions`].
     #[inline]
     fn lengths(&self) -> [usize; 7] {
@@ -143,7 +150,7 @@ impl Tiling {
             self.block_keys * self.pack_cols,
             group * SCORE_STRIDE,
             rows * self.width(),
-            rows * self.head_dim.max(query_floats(self.head_dim)),
+            rows * self.query_floats(),
             2 * rows.next_multiple_of(LANES),
             2 * group.next_multiple_of(LANES),
         ]

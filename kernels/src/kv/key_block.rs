@@ -2,9 +2,11 @@
 //! of values, or value panels of their columns.
 
 use crate::kv::value_panels::{AnyValuePanels, ValuePanels};
+use crate::matmul::int4::{Int4, NibbleQuad};
 use crate::matmul::int8::ValueQuad;
 use crate::matmul::pack_steps::PackSteps;
 use crate::tensor::any::{AnyPanels, AnyRows, Typed};
+use crate::tensor::element::F16;
 use crate::tensor::rows::Rows;
 use core::ops::Range;
 
@@ -17,6 +19,8 @@ pub(crate) enum Keys {
     Packed(AnyPanels),
     /// Panels of int8 keys (`int8.rs`), as packed keys are, and the keys' scales, in whole panels, if they have such.
     Int8 { panels: Rows<i8>, scales: Option<*const [f32]> },
+    /// Panels of int4 keys (`int4.rs`), and the numbers of their blocks, in whole panels.
+    Int4 { panels: Rows<i8>, kind: Int4, numbers: *const [F16] },
 }
 
 /// Values of a block.
@@ -28,6 +32,8 @@ pub(crate) enum BlockValues {
     ValuePanels(AnyValuePanels),
     /// Int8 values, all finite, and their scales, in whole panels.
     Int8 { values: ValuePanels<ValueQuad>, scales: *const [f32] },
+    /// Int4 values, in panels of a block of columns, and the numbers of those blocks.
+    Int4 { values: ValuePanels<NibbleQuad<false>>, kind: Int4, numbers: *const [F16] },
 }
 
 /// Columns of a block's values that are contiguous.
@@ -40,7 +46,7 @@ pub(crate) struct Run {
 }
 
 impl BlockValues {
-    /// Iterates over some of the columns, in runs. Int8 values have no runs.
+    /// Iterates over some of the columns, in runs. Int8 and int4 values have no runs.
     ///
     /// # Safety
     /// The values have these columns.
@@ -58,7 +64,7 @@ impl BlockValues {
                     Self::ValuePanels(value_panels) => {
                         (value_panels.from(first), value_panels.layout().panel(first).end - first)
                     }
-                    Self::Int8 { .. } => return None,
+                    Self::Int8 { .. } | Self::Int4 { .. } => return None,
                 }
             };
             let run = Run { rows, first, cols: together.min(columns.end - first) };
@@ -79,10 +85,12 @@ impl BlockValues {
             Self::Rows { readable, .. } => readable,
             Self::ValuePanels(value_panels) => value_panels.layout().width,
             Self::Int8 { values, .. } => values.layout.width,
+            // A four holds two columns.
+            Self::Int4 { values, .. } => 2 * values.layout.width,
         }
     }
 
-    /// Returns true if all of `len` keys' values are finite. Int8 values always are.
+    /// Returns true if all of `len` keys' values are finite. Int8 and int4 values always are.
     ///
     /// # Safety
     /// The block has `len` values of `cols` columns.
@@ -99,4 +107,6 @@ pub(crate) enum QueryForm<'a> {
     F32,
     /// Rows of int8; the scales of the keys' channels, if there are such, are multiplied into them.
     Int8 { channels: Option<&'a [f32]> },
+    /// Rows of int8, with the sum of each block.
+    Int4,
 }

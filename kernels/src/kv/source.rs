@@ -107,19 +107,22 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Returns the number of bytes of an element of a key and of a value.
+    /// Returns the number of bytes of an element of a key and of a value; 1 for int4, which has two in one.
     pub fn element_bytes(&self) -> [usize; 2] {
         self.dtypes().map(|dtype| dtype.map_or(1, Dtype::bytes))
     }
 
     /// Returns the number of bytes of a key and its value in one head, without scales.
     pub fn token_bytes(&self) -> usize {
-        let [key, value] = self.element_bytes();
-        let latent = self.cache().is_some_and(Cache::is_latent);
-        self.k_shape()[3] * key + if latent { 0 } else { self.v_shape()[3] * value }
+        let ([key, value], [k, v]) = (self.element_bytes(), [self.k_shape()[3], self.v_shape()[3]]);
+        match self.cache() {
+            Some(cache) if cache.int4().is_some() => (k + v).div_ceil(2),
+            Some(cache) if cache.is_latent() => k * key,
+            _ => k * key + v * value,
+        }
     }
 
-    /// Returns the types of keys and of values; `None` for int8.
+    /// Returns the types of keys and of values; `None` for int8 and int4.
     #[inline]
     pub fn dtypes(&self) -> [Option<Dtype>; 2] {
         match &self.0 {
@@ -180,6 +183,9 @@ impl<'a> KeyValues<'a> {
     /// Returns the form of query rows that the keys of a head require.
     #[inline]
     pub(crate) fn query_form(&self, head: usize) -> QueryForm<'a> {
+        if self.cache().is_some_and(|cache| cache.int4().is_some()) {
+            return QueryForm::Int4;
+        }
         let channels = match &self.0 {
             Source::Tensors { .. } => None,
             Source::Pages(pages) => pages.pool().and_then(|pool| pool.channels(head)),

@@ -39,15 +39,17 @@ pub(crate) enum ValueOrder {
     Panels,
     /// Rows, one after the other: a single panel, however wide.
     Rows,
+    /// Panels of one vector, one after the other.
+    Vectors,
 }
 
 /// Places of the values of a block, in panels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ValueLayout {
     pub(crate) order: ValueOrder,
-    /// Number of rows of a block; of int8, which has the values of four keys in a row, a quarter of its keys.
+    /// Number of rows of a block; of int8 and int4, which have the values of four keys in a row, a quarter of its keys.
     pub(crate) rows: usize,
-    /// Number of columns in all panels: whole vectors.
+    /// Number of columns in all panels: whole vectors; of int4, which has two columns in one, half of them.
     pub(crate) width: usize,
 }
 
@@ -57,6 +59,7 @@ impl ValueLayout {
         match self.order {
             ValueOrder::Panels => value_panel(column, self.width),
             ValueOrder::Rows => 0..self.width,
+            ValueOrder::Vectors => column / LANES * LANES..(column / LANES + 1) * LANES,
         }
     }
 

@@ -29,6 +29,9 @@ pub(crate) const WEIGHT_UNIT: f32 = 1.0 / MOST_WEIGHT;
 /// Place of its largest weight, in floats, in a row of 16-bit weights: behind all keys of a block.
 pub(crate) const LARGEST_WEIGHT: usize = KEY_BLOCK;
 
+/// Place of the weighted sum of the centres of int4 values.
+pub(crate) const CENTRES: usize = LARGEST_WEIGHT + 1;
+
 /// Largest 16-bit weight.
 const MOST_WEIGHT: f32 = 32767.0;
 const _: () = assert!(127 * 32767 * (KEY_BLOCK as u64) < 1 << 31, "a block's sums fit 32 bits");
@@ -69,7 +72,7 @@ pub(crate) const fn panel_bytes(head_dim: usize) -> usize {
     quads(head_dim) * 4 * LANES
 }
 
-/// Sum and factor of an int8 query row, stored beside its bytes.
+/// Sum and factor of an int8 query row, or of a block of it, stored beside its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub(crate) struct Row {
@@ -79,22 +82,38 @@ pub(crate) struct Row {
     pub(crate) factor: f32,
 }
 
-/// Returns the number of floats of scratch that an int8 query row takes, its [`Row`] included.
-pub(crate) const fn query_floats(head_dim: usize) -> usize {
-    (quads(head_dim) * size_of::<Query4>() + size_of::<Row>()) / size_of::<f32>()
+/// Sizes of a query row as bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QuerySize {
+    /// Number of groups of four elements.
+    pub(crate) quads: usize,
+    /// Number of integer sums of which a score is made, each with its own [`Row`].
+    pub(crate) sums: usize,
 }
 
-/// Splits scratch for query rows, [`query_floats`] each, into their bytes, `[row][quads]`, and their [`Row`]s.
-pub(crate) fn cut_queries(scratch: &mut [f32], rows: usize, head_dim: usize) -> (&mut [Query4], &mut [Row]) {
+impl QuerySize {
+    /// Returns the sizes of a row that meets int8 keys.
+    pub(crate) const fn int8(head_dim: usize) -> Self {
+        Self { quads: quads(head_dim), sums: 1 }
+    }
+
+    /// Returns the number of floats of scratch that a row takes.
+    pub(crate) const fn floats(self) -> usize {
+        (self.quads * size_of::<Query4>() + self.sums * size_of::<Row>()) / size_of::<f32>()
+    }
+}
+
+/// Splits scratch for query rows into their bytes, `[row][quads]`, and their [`Row`]s, `[row][sums]`.
+pub(crate) fn cut_queries(scratch: &mut [f32], rows: usize, size: QuerySize) -> (&mut [Query4], &mut [Row]) {
     const { assert!(align_of::<Query4>() <= align_of::<f32>() && align_of::<Row>() <= align_of::<f32>()) }
-    let (n, scratch) = (rows * quads(head_dim), &mut scratch[..rows * query_floats(head_dim)]);
+    let (n, scratch) = (rows * size.quads, &mut scratch[..rows * size.floats()]);
     let (bytes, besides) = scratch.split_at_mut(n * size_of::<Query4>() / size_of::<f32>());
     // SAFETY: as many bytes as the floats, aligned as floats are; both types are made of four-byte numbers without
     // gaps, so every bit pattern is valid for them and for floats.
     unsafe {
         (
             core::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), n),
-            core::slice::from_raw_parts_mut(besides.as_mut_ptr().cast(), rows),
+            core::slice::from_raw_parts_mut(besides.as_mut_ptr().cast(), rows * size.sums),
         )
     }
 }
@@ -168,13 +187,14 @@ pub(crate) fn quantise_by_channel(xs: &[f32], scales: &[f32], out: &mut [i8]) ->
     largest(xs) < f32::INFINITY
 }
 
-/// Quantises a query row. `scale` is that of the softmax.
+/// Quantises a query row; the rest of `out` becomes zeros. `scale` is that of the softmax.
 #[inline(always)]
 pub(crate) fn quantise_query(xs: &[f32], scale: f32, out: &mut [Query4]) -> Row {
+    let (out, padding) = out.split_at_mut(quads(xs.len()));
+    padding.fill(Query4::ZERO);
     // Sums run lane by lane: integers have the same sum in any order.
     let mut totals = [0i32; LANES];
     let own = self::scale(xs);
-    assert!(out.len() == quads(xs.len()));
     for (xs, out) in xs.chunks(CHUNK).zip(out.chunks_mut(CHUNK / 4)) {
         let mut bytes = [0; CHUNK];
         to_bytes(xs, own, &mut bytes[..xs.len()]);
@@ -191,13 +211,24 @@ pub(crate) fn quantise_query(xs: &[f32], scale: f32, out: &mut [Query4]) -> Row 
 }
 
 /// Multiplies weights by the scales of their values and returns the largest magnitude; ∞ or NaN if a product is not
-/// finite. A weight of 0 stays 0, whatever the scale: its key is hidden, or adds nothing either way.
+/// finite. A weight of 0 stays 0, whatever the scale: its key is hidden, or adds nothing either way. `from` may be `to`.
+///
+/// # Safety
+/// `from` has as many readable floats as there are scales, and `to` as many writable ones.
 #[inline(always)]
-pub(crate) fn scale_weights(weights: &mut [f32], scales: &[f32]) -> f32 {
-    for (weight, scale) in weights.iter_mut().zip(scales) {
-        *weight = if *weight == 0.0 { 0.0 } else { *weight * scale };
+pub(crate) unsafe fn scale_weights(from: *const f32, scales: &[f32], to: *mut f32) -> f32 {
+    // Magnitudes have the order of their bits, NaN last.
+    let mut most = 0;
+    for (i, scale) in scales.iter().enumerate() {
+        // SAFETY: the caller guarantees float `i` of both.
+        unsafe {
+            let weight = *from.add(i);
+            let scaled = if weight == 0.0 { 0.0 } else { weight * scale };
+            *to.add(i) = scaled;
+            most = most.max(scaled.to_bits() & 0x7FFF_FFFF);
+        }
     }
-    largest(weights)
+    f32::from_bits(most)
 }
 
 /// Divisor of weights as they are rounded to 16 bits: two factors, because the reciprocal of a small one is infinite.

@@ -4,7 +4,9 @@
 pub(crate) mod tile_shape;
 pub(crate) mod bf16_pairs;
 pub(crate) mod dot_tile;
+pub(crate) mod int4;
 pub(crate) mod int8;
+pub(crate) mod key_code;
 pub(crate) mod operands;
 pub(crate) mod pack;
 pub(crate) mod pack_steps;

@@ -1,7 +1,7 @@
 //! Operands of products: numbers; pairs of bfloat16, two products a lane; or fours of bytes and 16-bit weights. Scores and
 //! outputs are sums of the same kinds of product.
 
-use crate::matmul::int8::{LARGEST_WEIGHT, WEIGHT_UNIT};
+use crate::matmul::int8::{CENTRES, LARGEST_WEIGHT, WEIGHT_UNIT};
 use crate::simd::{Bf16Dot, Bf16x2, Int8Dot, Vector, Words4};
 
 /// Multiply-add: the two operands of a product, and its addition to a sum.
@@ -18,6 +18,8 @@ pub(crate) unsafe trait MulAdd<W: Vector> {
     type Sum: Copy;
     /// Largest number of rows of a register tile, where that is not the backend's.
     const TILE_ROWS: usize = usize::MAX;
+    /// Largest number of vectors of a register tile, where that is not the backend's.
+    const TILE_VECS: usize = usize::MAX;
     /// True if sums can be stored as floats and gone on with.
     const RESUMES: bool = true;
 
@@ -150,5 +152,45 @@ unsafe impl<S: Int8Dot> MulAdd<S> for Int8Fours {
 
     fn resume(_: S, _: S::V) -> S::Sums {
         unreachable!("sums of integers are taken at once")
+    }
+}
+
+/// Operands that are fours of four-bit elements, and of weights as for [`Int8Fours`].
+pub(crate) struct Int4Fours;
+
+// SAFETY: `x` reads four weights, `total` the largest and the sum of centres.
+unsafe impl<S: Int8Dot> MulAdd<S> for Int4Fours {
+    type X = Words4;
+    type Y = S::Words;
+    type Sum = S::Sums;
+    const TILE_ROWS: usize = S::WEIGHT_ROWS;
+    // Columns of one half of a block.
+    const TILE_VECS: usize = 1;
+    const RESUMES: bool = false;
+
+    #[inline(always)]
+    fn start(s: S) -> S::Sums {
+        s.start(0)
+    }
+
+    #[inline(always)]
+    unsafe fn x(s: S, row: *const f32, i: usize) -> Words4 {
+        // SAFETY: same contract: the caller guarantees a row of 16-bit weights.
+        unsafe { Int8Fours::x(s, row, i) }
+    }
+
+    #[inline(always)]
+    fn fma(s: S, x: Words4, y: S::Words, sum: S::Sums) -> S::Sums {
+        s.dot4_words(sum, x, y)
+    }
+
+    #[inline(always)]
+    unsafe fn total(s: S, row: *const f32, sum: S::Sums) -> S::V {
+        // SAFETY: the caller guarantees a row of 16-bit weights, with what lies behind them.
+        unsafe { s.add(Int8Fours::total(s, row, sum), s.splat(*row.add(CENTRES))) }
+    }
+
+    fn resume(s: S, total: S::V) -> S::Sums {
+        Int8Fours::resume(s, total)
     }
 }

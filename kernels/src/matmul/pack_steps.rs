@@ -1,12 +1,13 @@
 //! Packing steps, compiled once per instruction set: ordinary functions of this crate, however many callers there are.
 
 use crate::matmul::bf16_pairs;
+use crate::matmul::int4::{self, Int4};
 use crate::matmul::int8;
 use crate::matmul::pack::{self, NonFinite};
 use crate::simd::isa::Isa;
 use crate::simd::{Bf16x2, Query4, Simd};
 use crate::tensor::any::{AnyRows, Tensor, Typed};
-use crate::tensor::element::Bf16;
+use crate::tensor::element::{Bf16, F16};
 use crate::tensor::rows::Rows;
 
 /// Steps that pack rows into the form that tiles read.
@@ -40,6 +41,8 @@ pub(crate) trait PackSteps: Simd {
     fn quantise(self, xs: &[f32], out: &mut [i8]) -> f32;
     /// Quantises a row, each channel by its own scale: see [`int8::quantise_by_channel`].
     fn quantise_by_channel(self, xs: &[f32], scales: &[f32], out: &mut [i8]) -> bool;
+    /// Quantises a block of a row to four bits: see [`int4::quantise`].
+    fn quantise_int4(self, xs: &[f32], kind: Int4, out: &mut [i8; int4::BLOCK]) -> [F16; 2];
     /// Quantises a query row: see [`int8::quantise_query`].
     fn quantise_query(self, xs: &[f32], scale: f32, out: &mut [Query4]) -> int8::Row;
 }
@@ -98,6 +101,13 @@ macro_rules! pack_steps {
                 self.vectorize(
                     #[inline(always)]
                     || int8::quantise_by_channel(xs, scales, out),
+                )
+            }
+
+            fn quantise_int4(self, xs: &[f32], kind: Int4, out: &mut [i8; int4::BLOCK]) -> [F16; 2] {
+                self.vectorize(
+                    #[inline(always)]
+                    || int4::quantise(xs, kind, out),
                 )
             }
 

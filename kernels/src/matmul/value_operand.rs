@@ -1,7 +1,8 @@
 //! Terms of sums over keys: values row by row, in pairs of rows, or in fours.
 
+use crate::matmul::int4::NibbleQuad;
 use crate::matmul::int8::{QUAD, ValueQuad};
-use crate::matmul::operands::{Bf16Pairs, Floats, Int8Fours, MulAdd};
+use crate::matmul::operands::{Bf16Pairs, Floats, Int4Fours, Int8Fours, MulAdd};
 use crate::simd::{Bf16Dot, Bf16x2, Int8Dot, Vector};
 use crate::tensor::element::{Bf16, Load};
 use crate::tensor::rows::Rows;
@@ -103,6 +104,19 @@ unsafe impl<S: Int8Dot> ValueElement<S> for ValueQuad {
     unsafe fn y(s: S, p: *const Self) -> S::Words {
         // SAFETY: the caller guarantees sixteen readable fours at `p`.
         unsafe { s.words(p.cast()) }
+    }
+}
+
+// SAFETY: `Int8Dot::nibble_words` reads sixteen fours of bytes.
+unsafe impl<S: Int8Dot, const FAR: bool> ValueElement<S> for NibbleQuad<FAR> {
+    const KEYS: usize = QUAD;
+    const ENDS: bool = false;
+    type By = Int4Fours;
+
+    #[inline(always)]
+    unsafe fn y(s: S, p: *const Self) -> S::Words {
+        // SAFETY: the caller guarantees sixteen readable fours at `p`.
+        unsafe { s.nibble_words::<FAR>(p.cast()) }
     }
 }
 

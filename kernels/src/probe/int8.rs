@@ -6,7 +6,8 @@ use crate::attention::steps::qk_int8::Scores;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, Row, ValueQuad, pack_keys, panel_bytes, place_key, quads};
+use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row, ValueQuad, pack_keys, panel_bytes, place_key, quads};
+use crate::matmul::key_code::Int8Keys;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
@@ -196,10 +197,10 @@ impl Cache {
                             queries: &bytes,
                             rows: &factors,
                             keys: Rows::strided(packed.as_ptr(), panel_bytes(d) as isize, 1),
-                            scales: cache.channels.is_none().then_some(&cache.key_scales[first..]),
+                            code: Int8Keys(cache.channels.is_none().then_some(&cache.key_scales[first..])),
                             panels: 0..panels,
                             spans: &spans::<S>(rows, here),
-                            head_dim: d,
+                            size: QuerySize::int8(d),
                             next_bias: None,
                             prefetch: &mut PrefetchQueue::nothing(),
                             out: &mut block,

@@ -6,6 +6,7 @@ use crate::attention::steps::qk_int8::Scores;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::int8::*;
+use crate::matmul::key_code::Int8Keys;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::isa::Isa;
 use crate::simd::{LANES, Query4};
@@ -90,7 +91,13 @@ impl Case {
         }
     }
 
-    fn check_form(&self, name: &str, tile: usize, span_of: impl Fn(usize) -> Span, run: impl Fn(Scores<'_>)) {
+    fn check_form(
+        &self,
+        name: &str,
+        tile: usize,
+        span_of: impl Fn(usize) -> Span,
+        run: impl Fn(Scores<'_, Int8Keys<'_>>),
+    ) {
         let (n, d, rows) = (self.keys.len(), self.head_dim, self.rows.len());
         let mut queries = Vec::new();
         let mut row_data = Vec::new();
@@ -110,10 +117,10 @@ impl Case {
             queries: &queries,
             rows: &row_data,
             keys: Rows::strided(keys.as_ptr(), panel_bytes(d) as isize, 1),
-            scales: self.scales.as_deref(),
+            code: Int8Keys(self.scales.as_deref()),
             panels: 0..n.div_ceil(LANES),
             spans: &spans,
-            head_dim: d,
+            size: QuerySize::int8(d),
             next_bias: None,
             prefetch: &mut PrefetchQueue::nothing(),
             out: &mut out,
@@ -133,7 +140,7 @@ impl Case {
     }
 }
 
-struct Step<'a>(Scores<'a>);
+struct Step<'a>(Scores<'a, Int8Keys<'a>>);
 
 impl Step<'_> {
     fn run<S: Steps>(self, s: S) {

@@ -16,6 +16,7 @@ use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::source::KeyValues;
+use crate::matmul::int4;
 use crate::matmul::int8::{QUAD, panel_bytes};
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::LANES;
@@ -71,6 +72,9 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                         Keys::Int8 { panels, .. } => {
                             (0..len / LANES).all(|panel| bytes(panels.at(panel), panel_bytes(d)))
                         }
+                        Keys::Int4 { panels, .. } => {
+                            (0..len / LANES).all(|panel| bytes(panels.at(panel), int4::blocks(d) * int4::BLOCK_BYTES))
+                        }
                     };
                     keys & match kv.values(at, len, values) {
                         BlockValues::Int8 { values, .. } => values.panels().all(|(columns, rows)| {
@@ -82,6 +86,9 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                             }
                             true
                         }),
+                        BlockValues::Int4 { values, .. } => values
+                            .panels()
+                            .all(|(columns, rows)| bytes(rows.at(0).cast(), len.div_ceil(QUAD) * columns.len() * QUAD)),
                         values => values.all_finite(s, len, dv),
                     }
                 };

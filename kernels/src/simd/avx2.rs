@@ -1,7 +1,7 @@
 //! AVX2 with FMA and F16C: two registers are one vector.
 
 use super::avx2_half::Avx2Half;
-use super::{Int8Dot, Int8DotWork, LANES, Query4, Simd, TWO_TO_MINUS_64, Vector, Words4};
+use super::{Int8DotWork, LANES, Simd, TWO_TO_MINUS_64, Vector};
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX2, FMA and F16C. Only [`Avx2::detect`] makes one.
@@ -315,67 +315,5 @@ unsafe impl Simd for Avx2 {
                 }
             }
         }
-    }
-}
-
-// SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
-unsafe impl Int8Dot for Avx2 {
-    // 4 × 2 sums, 4 keys, 2 broadcasts, 1 product: 15 of 16 registers.
-    const INT8_DOT_ROWS: usize = 4;
-    const WEIGHT_ROWS: usize = 4;
-    type Sums = [__m256i; 2];
-    type Keys = Self::Words;
-    /// Sixteen-bit elements 0 and 2 of each key or column, then 1 and 3; the first eight, then the others.
-    type Words = [[__m256i; 2]; 2];
-
-    #[inline(always)]
-    fn start(self, _: i32) -> Self::Sums {
-        // SAFETY: `self` proves the features.
-        unsafe { [_mm256_setzero_si256(); 2] }
-    }
-
-    #[inline(always)]
-    unsafe fn keys(self, p: *const i8) -> Self::Keys {
-        // SAFETY: same contract: the caller guarantees the range at `p`.
-        unsafe { self.words(p) }
-    }
-
-    #[inline(always)]
-    fn dot4(self, sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums {
-        self.dot4_words(sums, q.words, keys)
-    }
-
-    #[inline(always)]
-    unsafe fn words(self, p: *const i8) -> Self::Words {
-        // Widened by shifts, not by `vpmovsxbw`, so that each pair of products is added up in its own lane.
-        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
-        unsafe {
-            let bytes = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
-            let mut words = [bytes; 2];
-            for (words, bytes) in words.iter_mut().zip(bytes) {
-                *words = [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)];
-            }
-            words
-        }
-    }
-
-    #[inline(always)]
-    fn dot4_words(self, mut sums: Self::Sums, x: Words4, columns: Self::Words) -> Self::Sums {
-        // `vpmaddwd` is exact: two products of a byte are far from the end of 32 bits.
-        // SAFETY: `self` proves the features.
-        unsafe {
-            let (even, odd) = (_mm256_set1_epi32(x.even), _mm256_set1_epi32(x.odd));
-            for (sum, columns) in sums.iter_mut().zip(columns) {
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(columns[0], even));
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(columns[1], odd));
-            }
-        }
-        sums
-    }
-
-    #[inline(always)]
-    fn to_f32(self, sums: Self::Sums) -> F32x16 {
-        // SAFETY: `self` proves the features.
-        unsafe { [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])] }
     }
 }

@@ -13,6 +13,8 @@ unsafe impl Int8Dot for Avx512Vnni {
     type Sums = __m512i;
     /// Elements plus 128: `vpdpbusd` takes one operand unsigned.
     type Keys = __m512i;
+    /// Elements plus 8: lower halves, then upper ones.
+    type Nibbles = [__m512i; 2];
     /// Sixteen-bit elements 0 and 2 of each column, then 1 and 3.
     type Words = [__m512i; 2];
 
@@ -20,6 +22,46 @@ unsafe impl Int8Dot for Avx512Vnni {
     fn start(self, total: i32) -> __m512i {
         // SAFETY: `self` proves the features.
         unsafe { _mm512_set1_epi32(total.wrapping_mul(-128)) }
+    }
+
+    #[inline(always)]
+    fn start_nibbles(self, total: i32) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_set1_epi32(total.wrapping_mul(-8)) }
+    }
+
+    #[inline(always)]
+    unsafe fn nibbles(self, p: *const i8) -> [__m512i; 2] {
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
+        unsafe {
+            let (mask, sign) = (_mm512_set1_epi32(0x0F0F_0F0F), _mm512_set1_epi32(0x0808_0808));
+            let bytes = _mm512_loadu_si512(p.cast());
+            let elements = |bytes| _mm512_xor_si512(_mm512_and_si512(bytes, mask), sign);
+            [elements(bytes), elements(_mm512_srli_epi16::<4>(bytes))]
+        }
+    }
+
+    #[inline(always)]
+    fn dot8(self, sums: __m512i, lower: &Query4, upper: &Query4, keys: [__m512i; 2]) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let sums = _mm512_dpbusd_epi32(sums, keys[0], _mm512_set1_epi32(lower.bytes));
+            _mm512_dpbusd_epi32(sums, keys[1], _mm512_set1_epi32(upper.bytes))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn nibble_words<const HIGH: bool>(self, p: *const i8) -> [__m512i; 2] {
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
+        unsafe {
+            let bytes = _mm512_loadu_si512(p.cast());
+            // As with AVX2.
+            let (even, odd) = match HIGH {
+                false => (_mm512_slli_epi16::<12>(bytes), _mm512_slli_epi16::<4>(bytes)),
+                true => (_mm512_slli_epi16::<8>(bytes), bytes),
+            };
+            [_mm512_srai_epi16::<12>(even), _mm512_srai_epi16::<12>(odd)]
+        }
     }
 
     #[inline(always)]

@@ -17,6 +17,7 @@
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
 //! 6. An operation is added where backends implement it differently, not because one caller would like it.
 
+pub(crate) use crate::simd::quads::{Query4, Words4};
 pub(crate) use crate::simd::vector::Vector;
 pub(crate) use crate::simd::width::LANES;
 use crate::simd::width::LINE_BYTES;
@@ -26,6 +27,8 @@ pub(crate) mod dispatch;
 pub(crate) mod aligned;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2_dot;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2_half;
 #[cfg(target_arch = "x86_64")]
@@ -37,6 +40,7 @@ pub(crate) mod isa;
 pub(crate) mod lanes;
 pub(crate) mod portable;
 pub(crate) mod portable_half;
+pub(crate) mod quads;
 pub(crate) mod vector;
 pub(crate) mod width;
 
@@ -254,40 +258,6 @@ pub(crate) unsafe trait Simd: Vector {
     unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32);
 }
 
-/// Four 16-bit numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct Words4 {
-    /// Numbers 0 and 2, number 0 in the lower half.
-    pub(crate) even: i32,
-    /// Numbers 1 and 3, number 1 in the lower half.
-    pub(crate) odd: i32,
-}
-
-/// Four consecutive elements of an int8 query row, in the two forms that the instruction sets take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct Query4 {
-    /// The four bytes, the first in the lowest.
-    bytes: i32,
-    words: Words4,
-}
-
-impl Query4 {
-    #[cfg(any(test, feature = "_probe"))]
-    pub(crate) const ZERO: Self = Self { bytes: 0, words: Words4 { even: 0, odd: 0 } };
-
-    #[inline(always)]
-    pub(crate) fn new(e: [i8; 4]) -> Self {
-        let bytes = i32::from_le_bytes(e.map(i8::cast_unsigned));
-        // Shifting up and back extends the sign. (Not one element at a time: so several groups of four in a row are
-        // made at once.)
-        let even = (bytes << 8 >> 24 << 16) | (bytes << 24 >> 24 & 0xFFFF);
-        let odd = (bytes >> 24 << 16) | (bytes << 16 >> 24 & 0xFFFF);
-        Self { bytes, words: Words4 { even, odd } }
-    }
-}
-
 /// Dot products of bytes, four elements at a time: of int8 rows with sixteen int8 keys, and of weights, 16-bit numbers,
 /// with sixteen columns of int8 values. Sums are 32-bit integers that wrap, so a result that fits is exact and every
 /// instruction set gives the same. Lanes are keys or columns, as everywhere.
@@ -303,17 +273,29 @@ pub(crate) unsafe trait Int8Dot: Simd {
     type Sums: Copy;
     /// Four elements of each key, in the form that the instruction takes.
     type Keys: Copy;
+    /// Eight elements of each key, in the form that the instruction takes.
+    type Nibbles: Copy;
     /// Four elements of each column, widened to 16 bits.
     type Words: Copy;
 
     /// Returns the initial sums of a row, given the sum `total` of its elements: 0, or the correction for keys that are
     /// offset (see `Keys` of the backend).
     fn start(self, total: i32) -> Self::Sums;
+    /// Returns the same for keys of [four bits](Self::nibbles).
+    fn start_nibbles(self, total: i32) -> Self::Sums;
     /// Loads four elements of each of sixteen keys.
     ///
     /// # Safety
     /// `p..p + 64` is readable: four elements of a key, then four of the next.
     unsafe fn keys(self, p: *const i8) -> Self::Keys;
+    /// Loads eight elements of each of sixteen keys, of four bits with a sign: four in the lower halves of bytes, four in the
+    /// upper ones.
+    ///
+    /// # Safety
+    /// `p..p + 64` is readable: four bytes of a key, then four of the next.
+    unsafe fn nibbles(self, p: *const i8) -> Self::Nibbles;
+    /// Returns the sums with the products of such keys: `lower` with the lower halves, `upper` with the upper ones.
+    fn dot8(self, sums: Self::Sums, lower: &Query4, upper: &Query4, keys: Self::Nibbles) -> Self::Sums;
     /// Returns `sums[l] + Σ q[e]·keys[4·l + e]` in lane `l`.
     fn dot4(self, sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums;
     /// Loads four elements of each of sixteen columns.
@@ -321,6 +303,12 @@ pub(crate) unsafe trait Int8Dot: Simd {
     /// # Safety
     /// `p..p + 64` is readable: four elements of a column, then four of the next.
     unsafe fn words(self, p: *const i8) -> Self::Words;
+    /// Loads four elements of each of sixteen columns, of four bits with a sign: the lower halves of bytes, or the `HIGH`
+    /// ones.
+    ///
+    /// # Safety
+    /// `p..p + 64` is readable: four bytes of a column, then four of the next.
+    unsafe fn nibble_words<const HIGH: bool>(self, p: *const i8) -> Self::Words;
     /// Returns `sums[l] + Σ x[e]·columns[4·l + e]` in lane `l`.
     fn dot4_words(self, sums: Self::Sums, x: Words4, columns: Self::Words) -> Self::Sums;
     /// Converts the sums to `f32`, each rounded once.

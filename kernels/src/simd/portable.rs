@@ -253,12 +253,41 @@ unsafe impl Int8Dot for Portable {
     const WEIGHT_ROWS: usize = 2;
     type Sums = [i32x4; 4];
     type Keys = Self::Words;
+    type Nibbles = [Self::Words; 2];
     /// Sixteen-bit elements 0 and 2 of each key or column, then 1 and 3; four after four.
     type Words = [[i16x8; 2]; 4];
 
     #[inline(always)]
     fn start(self, _: i32) -> Self::Sums {
         [i32x4::splat(0); 4]
+    }
+
+    #[inline(always)]
+    fn start_nibbles(self, total: i32) -> Self::Sums {
+        self.start(total)
+    }
+
+    #[inline(always)]
+    unsafe fn nibbles(self, p: *const i8) -> Self::Nibbles {
+        // SAFETY: same contract: the caller guarantees the range at `p`.
+        unsafe { [self.nibble_words::<false>(p), self.nibble_words::<true>(p)] }
+    }
+
+    #[inline(always)]
+    fn dot8(self, sums: Self::Sums, lower: &Query4, upper: &Query4, keys: Self::Nibbles) -> Self::Sums {
+        self.dot4_words(self.dot4_words(sums, lower.words, keys[0]), upper.words, keys[1])
+    }
+
+    #[inline(always)]
+    unsafe fn nibble_words<const HIGH: bool>(self, p: *const i8) -> Self::Words {
+        // SAFETY: the caller guarantees `p..p + 64`.
+        let bytes = unsafe { p.cast::<[[[u8; 2]; 8]; 4]>().read_unaligned() };
+        bytes.map(|bytes| {
+            let pairs = i16x8::new(bytes.map(i16::from_le_bytes));
+            // As with AVX2.
+            let [even, odd] = if HIGH { [pairs << 8, pairs] } else { [pairs << 12, pairs << 4] };
+            [even >> 12, odd >> 12]
+        })
     }
 
     #[inline(always)]

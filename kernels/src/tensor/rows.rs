@@ -78,6 +78,13 @@ impl<T> Rows<T> {
         (i < n).then(|| unsafe { (self.at(i), self.evenly(i)) })
     }
 
+    /// Returns the same rows as rows of another type.
+    pub(crate) fn cast<U>(self) -> Rows<U> {
+        const { assert!(size_of::<T>() == size_of::<U>()) }
+        let Self { first, step, table, shift, element } = self;
+        Rows { first: first.cast(), step, table, shift, element }
+    }
+
     /// Returns true if the rows' addresses are in a table.
     #[inline(always)]
     pub(crate) fn are_scattered(self) -> bool {

@@ -2,7 +2,7 @@
 
 use crate::cache::{CacheFormat, KvCache};
 use core::num::NonZeroUsize;
-use sdpa_kernels::Dtype;
+use sdpa_kernels::{Dtype, Int4};
 use serde::{Deserialize, Serialize};
 
 /// Version of the format that is written, the only one that is read.
@@ -44,6 +44,10 @@ pub(super) enum ElementFormat {
     Int8PerToken,
     #[serde(rename = "int8 per channel")]
     Int8PerChannel,
+    #[serde(rename = "int4")]
+    Int4,
+    #[serde(rename = "int4 with centres")]
+    Int4Centred,
 }
 
 /// Keys that a sliding cache keeps.
@@ -83,6 +87,8 @@ impl Description {
                 CacheFormat::Elements(Dtype::F16) => ElementFormat::F16,
                 CacheFormat::Int8PerToken => ElementFormat::Int8PerToken,
                 CacheFormat::Int8PerChannel(_) => ElementFormat::Int8PerChannel,
+                CacheFormat::Int4(Int4::Symmetric) => ElementFormat::Int4,
+                CacheFormat::Int4(Int4::Centred) => ElementFormat::Int4Centred,
             },
             latent: cache.is_latent(),
             window,

@@ -1,11 +1,11 @@
 //! Caches from their files.
 
 use super::description::{Description, ElementFormat, Sequence, VERSION, Version};
-use super::{CHANNEL_SCALES, DESCRIPTION, MOST_KEYS, swap_order, tensor_dtype, tensor_name, too_long};
+use super::{CHANNEL_SCALES, DESCRIPTION, MOST_KEYS, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long};
 use crate::cache::{KeyScales, KvCache};
 use crate::error::Error;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
-use sdpa_kernels::{Dtype as Elements, TokenPart, is_int8_scale};
+use sdpa_kernels::{Dtype as Elements, F16, Int4, TokenPart, is_int8_scale};
 
 fn wrong(why: impl Into<String>) -> Error {
     Error::File { what: "import", why: why.into() }
@@ -56,7 +56,7 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::File`] for anything but such a file, with the reason; [`Error::Memory`]; for sizes that no cache has, the
-    /// errors of [`Self::new`], [`Self::latent`] and [`Self::int8`].
+    /// errors of [`Self::new`], [`Self::latent`], [`Self::int8`] and [`Self::int4`].
     pub fn import(bytes: &[u8]) -> Result<Self, Error> {
         let file = File::read(bytes)?;
         let description = file.description()?;
@@ -93,6 +93,8 @@ fn empty(file: &File<'_>, description: &Description) -> Result<KvCache, Error> {
             let scales = scales.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x));
             cache.with_int8(KeyScales::PerChannel(scales.collect()))
         }
+        ElementFormat::Int4 => cache.int4(Int4::Symmetric),
+        ElementFormat::Int4Centred => cache.int4(Int4::Centred),
     }
 }
 
@@ -116,14 +118,12 @@ fn restore(cache: &mut KvCache, sequence: usize, contents: &Sequence, file: &Fil
     let mut tensors = Vec::new();
     for part in TokenPart::ALL {
         let [row, size] = cache.cache.token_elements(part);
-        let (name, shape) = (tensor_name(sequence, part), [heads, held, row]);
-        let shape = match part {
-            _ if row == 0 => continue,
-            TokenPart::Key | TokenPart::Value => &shape[..],
-            TokenPart::KeyScale | TokenPart::ValueScale => &shape[..2],
-        };
-        let bytes = file.tensor(&name, tensor_dtype(part, elements), shape)?;
-        check_int8(&name, part, bytes, elements)?;
+        if row == 0 {
+            continue;
+        }
+        let (name, shape) = (tensor_name(sequence, part), tensor_shape(part, [heads, held, row], elements));
+        let bytes = file.tensor(&name, tensor_dtype(part, elements), &shape)?;
+        check_integers(&name, part, bytes, elements)?;
         tensors.push((part, row * size, bytes));
     }
     if !cache.cache.try_restore(sequence, len, evicted.clone()) {
@@ -144,8 +144,11 @@ fn restore(cache: &mut KvCache, sequence: usize, contents: &Sequence, file: &Fil
     Ok(())
 }
 
-/// Refuses bytes and scales that no int8 cache has.
-fn check_int8(name: &str, part: TokenPart, bytes: &[u8], elements: ElementFormat) -> Result<(), Error> {
+/// Refuses elements and scales that no int8 or int4 cache has.
+fn check_integers(name: &str, part: TokenPart, bytes: &[u8], elements: ElementFormat) -> Result<(), Error> {
+    if let ElementFormat::Int4 | ElementFormat::Int4Centred = elements {
+        return check_int4(name, part, bytes, elements);
+    }
     let int8 = matches!(elements, ElementFormat::Int8PerToken | ElementFormat::Int8PerChannel);
     match part {
         TokenPart::Key | TokenPart::Value if int8 && bytes.contains(&i8::MIN.cast_unsigned()) => {
@@ -159,5 +162,25 @@ fn check_int8(name: &str, part: TokenPart, bytes: &[u8], elements: ElementFormat
             }
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses elements and numbers that no int4 cache has.
+fn check_int4(name: &str, part: TokenPart, bytes: &[u8], elements: ElementFormat) -> Result<(), Error> {
+    match part {
+        TokenPart::Key | TokenPart::Value => match bytes.iter().find(|&&byte| byte & 0x0F == 8 || byte >> 4 == 8) {
+            Some(_) => Err(wrong(format!("{name}: an element is -8, but must be at least -7"))),
+            None => Ok(()),
+        },
+        TokenPart::KeyScale | TokenPart::ValueScale => {
+            let numbers = bytes.as_chunks().0.iter().map(|&x| F16(u16::from_le_bytes(x)).to_f32());
+            let each = if elements == ElementFormat::Int4 { 1 } else { 2 };
+            match numbers.enumerate().find(|&(i, x)| !x.is_finite() || i % each == 0 && x < 0.0) {
+                Some((_, bad)) => {
+                    Err(wrong(format!("{name}: a number is {bad}, but must be one that int4 blocks have")))
+                }
+                None => Ok(()),
+            }
+        }
     }
 }

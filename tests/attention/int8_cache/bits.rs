@@ -1,12 +1,10 @@
 //! The same bits, however the tokens came into the cache and whoever computes.
 
-use super::{All, empty, filled, kinds};
+use super::{All, Kind, empty, filled, kinds};
 use crate::support::{LAYOUTS, Rng, Tensor, Tensors, assert_same_bits, execs};
 use core::num::NonZeroUsize;
 use core::ops::Range;
-use sdpa::{
-    Alignment, Attention, Bf16, Exec, Inputs, KeyScales, KvCache, Outputs, Plan, View, ViewMut, Window, Workspace,
-};
+use sdpa::{Alignment, Attention, Bf16, Exec, Inputs, KvCache, Outputs, Plan, View, ViewMut, Window, Workspace};
 
 fn causal() -> Attention {
     Attention::new().causal().align(Alignment::BottomRight)
@@ -132,9 +130,9 @@ fn histories_do_not_show() {
         let (d, e) = (1 + rng.below(40), 1 + rng.below(40));
         let t = Tensors::normal([1, 2, 2, 2, 900, d, e], seed);
         // What is rolled back is much larger than what stays.
-        let wild = scaled(&t, 1e30);
-        let kind = &kinds(2, d)[seed as usize % 2];
-        let mut cache = KvCache::new(3, 2, [d, e]).unwrap().int8(kind.clone()).unwrap();
+        let kind = &kinds(2, d)[seed as usize % 4];
+        let wild = scaled(&t, if let Kind::Int4(_) = kind { 1e4 } else { 1e30 });
+        let mut cache = kind.of(KvCache::new(3, 2, [d, e]).unwrap()).unwrap();
         // Tokens of each sequence.
         let mut model: Vec<Vec<usize>> = vec![Vec::new(); 3];
         let mut copies = Vec::new();
@@ -174,7 +172,7 @@ fn histories_do_not_show() {
         }
         copies.push((cache, model));
         for (cache, model) in copies {
-            let mut fresh = KvCache::new(model.len(), 2, [d, e]).unwrap().int8(kind.clone()).unwrap();
+            let mut fresh = kind.of(KvCache::new(model.len(), 2, [d, e]).unwrap()).unwrap();
             append_picked(&mut fresh, &t, &model);
             assert_eq!(cache.lens(), fresh.lens());
             let q = Tensor::normal([model.len(), 4, 2, d], rng);
@@ -193,7 +191,7 @@ fn a_sliding_cache_is_a_full_one_under_the_window() {
     let attention = causal().window(Window::last_tokens(last).keep_first(3));
     let t = Tensors::normal([1, 4, 2, 1500, 1500, 18, 35], 6);
     for kind in kinds(2, 18) {
-        let mut slid = KvCache::sliding(1, 2, [18, 35], last, 3).unwrap().int8(kind.clone()).unwrap();
+        let mut slid = kind.of(KvCache::sliding(1, 2, [18, 35], last, 3).unwrap()).unwrap();
         let (mut full, mut workspace) = (empty(&t, &kind), Workspace::new());
         for first in (0..1500).step_by(50) {
             for cache in [&mut slid, &mut full] {
@@ -236,7 +234,7 @@ fn layouts_and_types_do_not_show() {
 #[test]
 fn rows_do_not_know_each_other() {
     let t = Tensors::normal([1, 4, 1, 150, 300, 64, 64], 8);
-    let cache = filled(&t, &KeyScales::PerToken);
+    let cache = filled(&t, &Kind::PER_TOKEN);
     for (isa, exec) in execs() {
         let run = |q: &Tensor| least(&Attention::new(), Inputs::cached(q.view(), &cache), exec, &mut Workspace::new());
         let all = run(&t.q);

@@ -1,8 +1,8 @@
 //! What a cache of bytes does not take.
 
-use super::{All, channels, empty, filled, kinds};
+use super::{All, Kind, channels, empty, filled, kinds, scales};
 use crate::support::{Tensor, Tensors, assert_same_bits, execs};
-use sdpa::{Alignment, Attention, Dtype, Inputs, KeyScales, KvCache};
+use sdpa::{Alignment, Attention, CacheFormat, Dtype, Error, Inputs, Int4, KeyScales, KvCache, PagePool};
 
 #[test]
 fn scales_that_do_not_fit() {
@@ -26,8 +26,8 @@ fn scales_that_do_not_fit() {
 #[test]
 fn a_cache_that_is_not_empty() {
     let t = Tensors::normal([1, 1, 1, 1, 3, 8, 8], 0);
-    for kind in kinds(1, 8) {
-        let error = filled(&t, &kind).int8(kind.clone()).unwrap_err();
+    for kind in scales(1, 8).map(Kind::Int8) {
+        let error = kind.of(filled(&t, &kind)).unwrap_err();
         assert_eq!(error.to_string(), "int8: needs an empty cache");
         assert!(filled(&t, &kind).dtype(Dtype::F32).is_err());
         // Nor one that was asked to keep bytes.
@@ -36,10 +36,57 @@ fn a_cache_that_is_not_empty() {
     }
 }
 
+/// What was set already, and what four bits are not for.
+#[test]
+fn four_bits_beside_other_settings() {
+    let new = || KvCache::new(1, 1, [8, 8]).unwrap();
+    let says = |cache: Result<KvCache, Error>, words: &str| assert_eq!(cache.unwrap_err().to_string(), words);
+    for numbers in [Int4::Symmetric, Int4::Centred] {
+        let int4 = |cache: KvCache| cache.int4(numbers);
+        says(int4(new().dtype(Dtype::Bf16).unwrap()), "int4: needs a cache without dtype, which is set");
+        says(int4(new().int8(KeyScales::PerToken).unwrap()), "int4: needs a cache without int8, which is set");
+        says(int4(new().latent().unwrap()), "int4: needs a cache that is not latent");
+        says(int4(new()).unwrap().int8(KeyScales::PerToken), "int8: needs a cache without int4, which is set");
+        says(int4(new()).unwrap().dtype(Dtype::F32), "dtype: needs a cache without int4, which is set");
+        says(int4(new()).unwrap().latent(), "latent: needs a cache without int4, which is set");
+        let t = Tensors::normal([1, 1, 1, 1, 3, 8, 8], 0);
+        says(int4(filled(&t, &Kind::Int4(numbers))), "int4: needs an empty cache");
+        let long = KvCache::new(1, 1, [(1 << 17) + 1, 4]).unwrap();
+        says(int4(long), "int4: head_dim is 131073, but the largest possible of bytes has 131072");
+        let pool = PagePool::new(4, 16, 1, [8, 8], CacheFormat::Int4(numbers)).unwrap_err();
+        assert_eq!(pool.to_string(), "page pool: needs elements of eight bits or more");
+    }
+}
+
+/// Scales are `f16`, and so is what they have to reach.
+#[test]
+fn tokens_that_four_bits_do_not_reach() {
+    let t = Tensors::normal([1, 1, 1, 1, 20, 40, 8], 1);
+    for kind in [Int4::Symmetric, Int4::Centred].map(Kind::Int4) {
+        let mut cache = filled(&t, &kind);
+        for bad in [f32::NAN, f32::NEG_INFINITY, 65520.0, -1e30] {
+            for (argument, row) in [("k", 7), ("v", 19)] {
+                let mut t = t.clone();
+                let x = if argument == "k" { &mut t.k } else { &mut t.v };
+                x.set([0, 0, row, 3], bad);
+                let error = cache.append(t.k.view(), t.v.view()).unwrap_err().to_string();
+                let rest = "but must be below 65520 in size where elements are int4, with scales of f16";
+                assert_eq!(error, format!("{argument}: an element of row {row} is {bad}, {rest}"));
+                assert_eq!(cache.lens(), [20]);
+            }
+        }
+        let most = Tensor::filled([1, 1, 1, 40], 65519.0);
+        cache.append(most.view(), Tensor::filled([1, 1, 1, 8], -65519.0).view()).unwrap();
+        let inputs = Inputs::cached(t.q.view(), &cache);
+        let held = inputs.key_values().unwrap().key([0, 0, 20, 39]).unwrap();
+        assert!((held - 65519.0).abs() <= 65519.0 / 14.0, "{held}");
+    }
+}
+
 #[test]
 fn tokens_that_are_not_finite() {
     let t = Tensors::normal([2, 4, 2, 2, 40, 17, 20], 1);
-    for kind in kinds(2, 17) {
+    for kind in scales(2, 17).map(Kind::Int8) {
         let mut cache = filled(&t, &kind);
         let before = All::of(&Attention::new(), Inputs::cached(t.q.view(), &cache), execs().next().unwrap().1);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -90,7 +137,7 @@ fn queries_that_are_not_finite() {
     let mut scales = channels(1, 17);
     scales[0] = 1e20;
     t.q.set([0, 0, 0, 0], 1e30);
-    let cache = filled(&t, &KeyScales::PerChannel(scales));
+    let cache = filled(&t, &Kind::Int8(KeyScales::PerChannel(scales)));
     let all = All::of(&Attention::new(), Inputs::cached(t.q.view(), &cache), execs().next().unwrap().1);
     assert!(all.raw.get([0, 0, 0, 5]).is_nan() && all.raw.get([0, 0, 1, 5]).is_finite());
 }
@@ -103,7 +150,7 @@ fn zero_scores_of_huge_factors() {
     let mut t = Tensors::normal([1, 2, 1, rows, keys, d, 4], 3);
     t.q = Tensor::filled(t.q.shape, f32::MAX);
     t.k = Tensor::from_fn(t.k.shape, |[_, _, j, i]| if j % 2 == 0 && i % 2 == 1 { -3e5 } else { 3e5 });
-    let cache = filled(&t, &KeyScales::PerToken);
+    let cache = filled(&t, &Kind::PER_TOKEN);
     for (isa, exec) in execs() {
         let all = All::of(&Attention::new(), Inputs::cached(t.q.view(), &cache), exec);
         for at @ [_, _, _, j] in crate::support::indices(all.raw.shape) {

@@ -5,7 +5,7 @@ use crate::kv_support::{append_tokens, every_format, new_tokens, same_cache};
 use crate::support::Rng;
 use core::num::NonZeroUsize;
 use safetensors::SafeTensors;
-use sdpa::{Error, KeyScales, KvCache};
+use sdpa::{Error, F16, KeyScales, KvCache};
 
 fn sliding(sequences: usize, last: usize, first: usize) -> KvCache {
     KvCache::sliding(sequences, 2, [17, 20], NonZeroUsize::new(last).unwrap(), first).unwrap()
@@ -186,34 +186,63 @@ fn evicted_keys_take_no_memory() {
     assert!(out.iter().all(|x| x.is_finite() && *x != 0.0));
 }
 
+/// Bytes of a tensor of a file, changed in the middle: what import says to that.
+fn changed(bytes: &[u8], name: &str, with: &[u8]) -> Result<(), String> {
+    let file = SafeTensors::deserialize(bytes).unwrap();
+    let data = file.tensor(name).unwrap().data();
+    let at = data.as_ptr() as usize - bytes.as_ptr() as usize + data.len() / 2 / 4 * 4;
+    let mut changed = bytes.to_vec();
+    changed[at..at + with.len()].copy_from_slice(with);
+    KvCache::import(&changed).map(drop).map_err(|e| e.to_string())
+}
+
 /// Bytes and scales that no cache has.
 #[test]
 fn int8_tensors_are_looked_at() {
-    let cache = four(&every_format(&KvCache::new(4, 2, [17, 20]).unwrap())[3].1);
-    let bytes = cache.export().unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let place = |name: &str| {
-        let data = file.tensor(name).unwrap().data();
-        data.as_ptr() as usize - bytes.as_ptr() as usize + data.len() / 2 / 4 * 4
-    };
-    let changed = |name: &str, with: &[u8]| {
-        let (mut changed, at) = (bytes.clone(), place(name));
-        changed[at..at + with.len()].copy_from_slice(with);
-        KvCache::import(&changed).map(drop).map_err(|e| e.to_string())
-    };
+    let bytes = four(&every_format(&KvCache::new(4, 2, [17, 20]).unwrap())[3].1).export().unwrap();
     for (part, with) in [("keys", 0x81), ("values", 0x7f)] {
-        assert_eq!(changed(&format!("sequences.0.{part}"), &[with]), Ok(()));
+        assert_eq!(changed(&bytes, &format!("sequences.0.{part}"), &[with]), Ok(()));
         let says = format!("import: sequences.0.{part}: an element is -128, but must be at least -127");
-        assert_eq!(changed(&format!("sequences.0.{part}"), &[0x80]), Err(says));
+        assert_eq!(changed(&bytes, &format!("sequences.0.{part}"), &[0x80]), Err(says));
     }
     for part in ["key_scales", "value_scales"] {
         let name = format!("sequences.2.{part}");
         for good in [0.0, 1.5f32, f32::MIN_POSITIVE] {
-            assert_eq!(changed(&name, &good.to_le_bytes()), Ok(()));
+            assert_eq!(changed(&bytes, &name, &good.to_le_bytes()), Ok(()));
         }
         for bad in [-1.0, f32::NAN, f32::INFINITY, f32::MAX, f32::from_bits(1), -0.0] {
             let says = format!("import: {name}: a scale is {bad}, but must be one that int8 rows have");
-            assert_eq!(changed(&name, &bad.to_le_bytes()), Err(says));
+            assert_eq!(changed(&bytes, &name, &bad.to_le_bytes()), Err(says));
+        }
+    }
+}
+
+/// The same of four bits.
+#[test]
+fn int4_tensors_are_looked_at() {
+    for (i, centred) in [(5, false), (6, true)] {
+        let bytes = four(&every_format(&KvCache::new(4, 2, [17, 20]).unwrap())[i].1).export().unwrap();
+        for name in ["sequences.0.keys", "sequences.0.values"] {
+            assert_eq!(changed(&bytes, name, &[0x97, 0x79]), Ok(()));
+            for with in [0x08, 0x80] {
+                let says = format!("import: {name}: an element is -8, but must be at least -7");
+                assert_eq!(changed(&bytes, name, &[with]), Err(says));
+            }
+        }
+        for name in ["sequences.2.key_scales", "sequences.2.value_scales"] {
+            let number = |scale: f32, centre: f32| {
+                let [scale, centre] = [scale, centre].map(|x| F16::from_f32(x).0.to_le_bytes());
+                changed(&bytes, name, &[scale, centre].concat())
+            };
+            assert_eq!(number(2.0, 65504.0), Ok(()));
+            let says =
+                |bad: f32| Err(format!("import: {name}: a number is {bad}, but must be one that int4 blocks have"));
+            // What is no centre is a scale.
+            assert_eq!(number(2.0, -1.0), if centred { Ok(()) } else { says(-1.0) });
+            for bad in [-1.0, f32::NAN, f32::INFINITY] {
+                assert_eq!(number(bad, 1.0), says(bad));
+            }
+            assert_eq!(number(1.0, f32::NEG_INFINITY), says(f32::NEG_INFINITY));
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::kv_support::{append_tokens, every_format, new_tokens, same_cache};
 use crate::support::{Rng, Tensor, assert_same_bits};
 use core::num::NonZeroUsize;
-use sdpa::{Attention, CacheFormat, Dtype, Error, Inputs, KvCache, Outputs, View, ViewMut};
+use sdpa::{Attention, CacheFormat, Dtype, Error, Inputs, Int4, KvCache, Outputs, View, ViewMut};
 
 #[test]
 fn getters_say_what_the_cache_was_made_of() {
@@ -22,6 +22,8 @@ fn getters_say_what_the_cache_was_made_of() {
                 "bf16" => assert_eq!(format, CacheFormat::Elements(Dtype::Bf16)),
                 "f16" => assert_eq!(format, CacheFormat::Elements(Dtype::F16)),
                 "int8 per token" => assert_eq!(format, CacheFormat::Int8PerToken),
+                "int4" => assert_eq!(format, CacheFormat::Int4(Int4::Symmetric)),
+                "int4 with centres" => assert_eq!(format, CacheFormat::Int4(Int4::Centred)),
                 _ => assert!(matches!(format, CacheFormat::Int8PerChannel(scales) if scales.len() == 3 * 17)),
             }
             let window = cache.sliding_window().map(|keys| (keys.last, keys.first, keys.rollback));

@@ -4,7 +4,7 @@
 use crate::options::{Case, Full, POINTS, Wanted};
 use crate::support::{Layout, Rng, Tensor, assert_same_bits, execs, indices};
 use core::ops::Range;
-use sdpa::{Alignment, BlockTable, Dtype, Inputs, KeyScales, KvCache, Pages, Window};
+use sdpa::{Alignment, BlockTable, Dtype, Inputs, Int4, KeyScales, KvCache, Pages, Window};
 
 /// An empty cache for the keys and values of a case.
 pub fn empty_cache(case: &Case) -> KvCache {
@@ -142,9 +142,10 @@ pub fn same_oracle(what: &str, got: &sdpa::naive::Answer<f64>, expected: &sdpa::
 }
 
 /// An empty cache in every format.
-pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 5] {
+pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 7] {
     let dtype = |dtype| empty.clone().dtype(dtype).expect("an empty cache");
     let int8 = |scales| empty.clone().int8(scales).expect("an empty cache");
+    let int4 = |numbers| empty.clone().int4(numbers).expect("an empty cache");
     let channels = (0..empty.kv_heads() * empty.head_dim()).map(|i| (4.0 + (i % 5) as f32) / 127.0).collect();
     [
         ("f32", dtype(Dtype::F32)),
@@ -152,6 +153,8 @@ pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 5] {
         ("f16", dtype(Dtype::F16)),
         ("int8 per token", int8(KeyScales::PerToken)),
         ("int8 per channel", int8(KeyScales::PerChannel(channels))),
+        ("int4", int4(Int4::Symmetric)),
+        ("int4 with centres", int4(Int4::Centred)),
     ]
 }
 

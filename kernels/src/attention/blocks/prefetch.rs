@@ -4,6 +4,7 @@ use crate::attention::blocks::task::{AttentionTask, Next, Row};
 use crate::attention::steps::by_isa::Steps;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::ValueLayout;
+use crate::matmul::int4;
 use crate::matmul::int8::{self, QUAD, ValueQuad};
 use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS};
 use crate::simd::LANES;
@@ -101,6 +102,11 @@ impl<S: Steps> AttentionTask<'_, S> {
                 let first = unsafe { panels.at(0) };
                 prefetch.push(first.cast(), 0, 1, len.div_ceil(LANES) * int8::panel_bytes(d));
             }
+            Keys::Int4 { panels, .. } => {
+                // SAFETY: the block has a panel.
+                let first = unsafe { panels.at(0) };
+                prefetch.push(first.cast(), 0, 1, len.div_ceil(LANES) * int4::blocks(d) * int4::BLOCK_BYTES);
+            }
         }
         match values {
             BlockValues::Rows { rows, .. } => prefetch.push_rows(rows, len, self.tiling.value_dim),
@@ -112,6 +118,11 @@ impl<S: Steps> AttentionTask<'_, S> {
                 push_value_panels(prefetch, panels.layout(), first.at, first.element, len);
             }
             BlockValues::Int8 { values, .. } => {
+                // SAFETY: the block has at least one row.
+                let first = unsafe { values.first.at(0) };
+                push_value_panels(prefetch, values.layout, first.cast(), size_of::<ValueQuad>(), len.div_ceil(QUAD));
+            }
+            BlockValues::Int4 { values, .. } => {
                 // SAFETY: the block has at least one row.
                 let first = unsafe { values.first.at(0) };
                 push_value_panels(prefetch, values.layout, first.cast(), size_of::<ValueQuad>(), len.div_ceil(QUAD));

@@ -11,7 +11,7 @@ use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::kv::key_block::Keys;
 use crate::matmul::bf16_pairs::{self, as_pairs};
 use crate::matmul::dot_tile::FAR;
-use crate::matmul::int8;
+use crate::matmul::key_code::{Int4Keys, Int8Keys, KeyCode};
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::{READING_KEYS, READING_ROWS};
 use crate::simd::LANES;
@@ -43,7 +43,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             // Many rows read panels side by side.
             Keys::Packed(panels) if panels.are_scattered() => few && !native,
             Keys::Packed(_) => !native || d.is_multiple_of(2),
-            Keys::Int8 { .. } => unreachable!("keys of bytes meet queries of bytes"),
+            Keys::Int8 { .. } | Keys::Int4 { .. } => unreachable!("keys of bytes meet queries of bytes"),
         };
         let most = if few { READING_KEYS } else { KEY_BLOCK };
         let run = if ready { KEY_BLOCK } else { task.tiling.pack_keys.min(most) };
@@ -145,7 +145,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                     task.s.pack_rows(panels, [all, d * LANES], NonFinite::Ignored, out);
                 }
                 Keys::Rows(rows) => task.s.pack_keys(rows.rows_from(keys.start), n, d, out),
-                Keys::Int8 { .. } => unreachable!("bytes are read as they are"),
+                Keys::Int8 { .. } | Keys::Int4 { .. } => unreachable!("bytes are read as they are"),
             }
         }
     }
@@ -188,22 +188,46 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         }
     }
 
-    /// Computes QKᵀ of int8 queries and keys.
+    /// Computes QKᵀ of int8 queries and keys of eight or four bits.
     fn compute_qk_int8(&mut self, queries: Int8Queries<'_>, rows: Range<usize>, bias: Option<AnyColumns<'_>>) {
-        let Keys::Int8 { panels, scales } = self.keys else { unreachable!("queries of bytes meet keys of bytes") };
-        let d = self.task.tiling.head_dim;
-        let quads = int8::quads(d);
-        // SAFETY: the block has these panels; the cache outlives the call, and the block's table the block.
+        // SAFETY: the cache outlives the call, and the block's table the block.
+        unsafe {
+            match self.keys {
+                Keys::Int8 { panels, scales } => {
+                    self.integer_scores(queries, rows, bias, panels, Int8Keys(scales.map(|scales| &*scales)));
+                }
+                Keys::Int4 { panels, kind, numbers } => {
+                    self.integer_scores(queries, rows, bias, panels, Int4Keys { kind, numbers: &*numbers });
+                }
+                _ => unreachable!("queries of bytes meet keys of bytes"),
+            }
+        }
+    }
+
+    /// Computes QKᵀ of int8 queries and the block's keys, which are these panels.
+    ///
+    /// # Safety
+    /// The block has these panels.
+    unsafe fn integer_scores(
+        &mut self,
+        queries: Int8Queries<'_>,
+        rows: Range<usize>,
+        next_bias: Option<AnyColumns<'_>>,
+        keys: Rows<i8>,
+        code: impl KeyCode,
+    ) {
+        let (quads, rows) = queries.rows(rows);
+        // SAFETY: the caller guarantees the panels.
         unsafe {
             self.task.s.scores_int8(qk_int8::Scores {
-                queries: &queries.quads[rows.start * quads..rows.end * quads],
-                rows: &queries.rows[rows],
-                keys: panels,
-                scales: scales.map(|scales| &*scales),
+                queries: quads,
+                rows,
+                keys,
+                code,
                 panels: 0..self.len.div_ceil(LANES),
                 spans: self.spans,
-                head_dim: d,
-                next_bias: bias,
+                size: queries.size,
+                next_bias,
                 prefetch: &mut self.prefetch,
                 out: self.regions.scores,
             });

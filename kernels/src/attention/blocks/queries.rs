@@ -5,11 +5,13 @@ use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Regions;
 use crate::kv::key_block::QueryForm;
 use crate::matmul::bf16_pairs::{as_halves, as_pairs};
-use crate::matmul::int8;
+use crate::matmul::int4;
+use crate::matmul::int8::{self, QuerySize};
 use crate::matmul::pack::NonFinite;
 use crate::simd::{Bf16x2, LANES, Query4};
 use crate::tensor::any::Tensor;
 use crate::tensor::view::View;
+use core::ops::Range;
 
 /// Location and form of the task's queries.
 #[derive(Clone, Copy)]
@@ -29,8 +31,18 @@ pub(crate) enum Queries<'a> {
 pub(crate) struct Int8Queries<'a> {
     /// Bytes, `[row of the task][quads]`.
     pub(crate) quads: &'a [Query4],
-    /// Sum and factor of each row.
+    /// Sums and factors, `[row of the task][sums]`.
     pub(crate) rows: &'a [int8::Row],
+    /// Sizes of a row.
+    pub(crate) size: QuerySize,
+}
+
+impl<'a> Int8Queries<'a> {
+    /// Returns some of the rows: their bytes, and their sums and factors.
+    pub(crate) fn rows(self, rows: Range<usize>) -> (&'a [Query4], &'a [int8::Row]) {
+        let QuerySize { quads, sums } = self.size;
+        (&self.quads[rows.start * quads..rows.end * quads], &self.rows[rows.start * sums..rows.end * sums])
+    }
 }
 
 /// Returns true if each query is contiguous.
@@ -43,8 +55,12 @@ impl<S: Steps> AttentionTask<'_, S> {
     /// Copies the task's queries if they are not contiguous, or turns them into pairs or bytes: they take the regions'
     /// memory for queries. Returns where the rows are.
     pub(crate) fn queries<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
-        if let QueryForm::Int8 { channels } = self.call.kv.query_form(self.task.kv_head) {
-            return self.query_bytes(channels, regions);
+        match self.call.kv.query_form(self.task.kv_head) {
+            QueryForm::F32 => {}
+            QueryForm::Int8 { channels } => {
+                return self.query_bytes(QuerySize::int8(self.tiling.head_dim), channels, regions);
+            }
+            QueryForm::Int4 => return self.query_bytes(int4::query_size(self.tiling.head_dim), None, regions),
         }
         if self.native_keys() {
             return self.query_pairs(regions);
@@ -96,12 +112,13 @@ impl<S: Steps> AttentionTask<'_, S> {
 
     /// Quantises the task's queries to bytes. They are multiplied by the scales of the keys' channels first, so that
     /// QKᵀ reads only the keys' bytes.
-    fn query_bytes<'r>(&self, channels: Option<&[f32]>, regions: &mut Regions<'r>) -> Queries<'r> {
+    fn query_bytes<'r>(&self, size: QuerySize, channels: Option<&[f32]>, regions: &mut Regions<'r>) -> Queries<'r> {
         let (d, n) = (self.tiling.head_dim, self.task.rows.len());
-        let (quads, rows) = int8::cut_queries(core::mem::take(&mut regions.queries), n, d);
+        let (quads, rows) = int8::cut_queries(core::mem::take(&mut regions.queries), n, size);
         // Keys are not packed here, so their scratch is free: sixteen rows or more.
         let wide = &mut regions.keys[..d.next_multiple_of(LANES)];
-        for ((row, quads), factors) in self.rows(0..n).zip(quads.chunks_exact_mut(int8::quads(d))).zip(&mut *rows) {
+        let places = quads.chunks_exact_mut(size.quads).zip(rows.chunks_exact_mut(size.sums));
+        for (row, (quads, sums)) in self.rows(0..n).zip(places) {
             // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
             unsafe {
                 let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
@@ -114,8 +131,12 @@ impl<S: Steps> AttentionTask<'_, S> {
                     || row.iter_mut().zip(channels).for_each(|(x, scale)| *x *= scale),
                 );
             }
-            *factors = self.s.quantise_query(row, self.call.scale, quads);
+            let whole = self.s.quantise_query(row, self.call.scale, quads);
+            match sums {
+                [sum] => *sum = whole,
+                blocks => int4::block_sums(whole, quads, blocks),
+            }
         }
-        Queries::Int8(Int8Queries { quads, rows })
+        Queries::Int8(Int8Queries { quads, rows, size })
     }
 }

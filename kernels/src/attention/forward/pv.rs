@@ -3,14 +3,14 @@
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
+use crate::attention::forward::pv_int8::Int4Values;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::pv::Values;
 use crate::attention::tiling::{Regions, SCORE_STRIDE};
 use crate::kv::key_block::{BlockValues, Run};
-use crate::kv::value_panels::{ValuePanels, WINDOW};
+use crate::kv::value_panels::WINDOW;
 use crate::matmul::bf16_pairs;
-use crate::matmul::int8::ValueQuad;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::READING_ROWS;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
@@ -50,8 +50,12 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     /// # Safety
     /// The ends of [`PvMode::Ending`], if it is that, were prepared for this row block.
     pub(crate) unsafe fn accumulate_pv(&mut self, manner: PvMode<'_>, row_block: Range<usize>) {
-        if let BlockValues::Int8 { values, scales } = self.values {
-            return self.accumulate_pv_int8(values, scales, row_block);
+        match self.values {
+            BlockValues::Int8 { values, scales } => return self.accumulate_pv_int8(values, scales, row_block),
+            BlockValues::Int4 { values, kind, numbers } => {
+                return self.accumulate_pv_int4(Int4Values { values, kind, numbers }, row_block);
+            }
+            _ => {}
         }
         let task = self.task;
         let nonfinite =
@@ -198,35 +202,6 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                     task.s.pack_rows(run.rows, size, nonfinite, room);
                 }
                 Typed::F32(Rows::strided(room.as_ptr(), stride, 1))
-            }
-        }
-    }
-
-    /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are rounded and not read
-    /// afterwards.
-    fn accumulate_pv_int8(&mut self, values: ValuePanels<ValueQuad>, scales: *const [f32], row_block: Range<usize>) {
-        let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
-        let value_dim = task.tiling.value_dim;
-        // SAFETY: the cache outlives the call, and the block's table the block.
-        task.s.round_weights_int8(self.scores(rows), unsafe { &*scales });
-        let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
-        for (columns, values) in values.panels() {
-            // SAFETY: value panels are whole vectors, for every key of the block; weights were rounded just now.
-            unsafe {
-                task.s.values_int8(Values {
-                    weights: scores,
-                    values,
-                    cols: columns.end.min(value_dim) - columns.start,
-                    spans: self.spans,
-                    rows,
-                    rescale_prev,
-                    rescale_block,
-                    fresh: self.fresh,
-                    out: &mut out[row_block.start * stride + columns.start..],
-                    out_stride: stride,
-                    ends: None,
-                    prefetch: &mut self.prefetch,
-                });
             }
         }
     }

@@ -9,18 +9,21 @@ use crate::attention::steps::dropout::{self, CounterRow, Kept, KeptWeights};
 use crate::attention::steps::epilogue::{self, Finish};
 use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::pv::{self, Values};
-use crate::attention::steps::pv_int8;
+use crate::attention::steps::pv_int8::{self, TileWeights, ValueNumbers};
 use crate::attention::steps::qk::{self, Scores};
 use crate::attention::steps::qk_int8;
 use crate::attention::steps::score_passes::{self, AnyColumns, Columns, ScoreBlock};
 use crate::attention::steps::softmax;
 use crate::attention::steps::softmax_backward::{self, SavedRow};
 use crate::attention::steps::span::{RowKeys, Span};
+use crate::matmul::int4::NibbleQuad;
 use crate::matmul::int8::ValueQuad;
+use crate::matmul::key_code::KeyCode;
 use crate::matmul::pack_steps::PackSteps;
 use crate::matmul::value_operand::RowPairs;
 use crate::simd::Simd;
 use crate::tensor::any::{AnyRowsMut, Typed};
+use crate::tensor::element::F16;
 use crate::tensor::rows::Rows;
 
 /// Steps of the fused loop. Each call covers a row block and a key block.
@@ -66,11 +69,11 @@ pub(crate) trait Steps: PackSteps {
     /// # Safety
     /// Same contract as [`pv::values`].
     unsafe fn values(self, a: Values<'_>);
-    /// Computes scores of int8 queries and keys: see [`qk_int8::Scores`].
+    /// Computes scores of int8 queries and int8 or int4 keys: see [`qk_int8::Scores`].
     ///
     /// # Safety
     /// Same contract as [`qk_int8::Scores`].
-    unsafe fn scores_int8(self, a: qk_int8::Scores<'_>);
+    unsafe fn scores_int8<C: KeyCode>(self, a: qk_int8::Scores<'_, C>);
     /// Scales weights of int8 values and rounds them to 16 bits: see [`pv_int8::round_weights`].
     fn round_weights_int8(self, row_block: ScoreBlock<'_>, scales: &[f32]);
     /// Accumulates P·V of int8 values: see [`pv::values`].
@@ -78,6 +81,15 @@ pub(crate) trait Steps: PackSteps {
     /// # Safety
     /// Same contract as [`pv::values`], with rounded weights.
     unsafe fn values_int8(self, a: Values<'_, Rows<ValueQuad>>);
+    /// Widens the numbers of a block of columns of int4 values: see [`ValueNumbers::widen`].
+    fn widen_numbers(self, to: &mut ValueNumbers, scales: &[F16], centres: Option<&[F16]>, keys: usize);
+    /// Scales weights of int4 values and rounds them to 16 bits: see [`pv_int8::round_tile`].
+    fn round_tile_int4(self, tile: TileWeights<'_>);
+    /// Accumulates P·V of int4 values, a half of a block's columns: see [`pv::values`].
+    ///
+    /// # Safety
+    /// Same contract as [`pv::values`], with rounded weights and weighted centres.
+    unsafe fn values_int4<const FAR: bool>(self, a: Values<'_, Rows<NibbleQuad<FAR>>>);
     /// Computes scores of bfloat16 pairs: see [`qk::scores`].
     ///
     /// # Safety
@@ -217,7 +229,7 @@ macro_rules! steps {
                 }
             }
 
-            unsafe fn scores_int8(self, a: qk_int8::Scores<'_>) {
+            unsafe fn scores_int8<C: KeyCode>(self, a: qk_int8::Scores<'_, C>) {
                 // SAFETY: the caller guarantees the contract of `qk_int8::Scores`.
                 unsafe { self.with_int8_dot(a) }
             }
@@ -230,6 +242,25 @@ macro_rules! steps {
             }
 
             unsafe fn values_int8(self, a: Values<'_, Rows<ValueQuad>>) {
+                // SAFETY: the caller guarantees the contract of `pv::values`, for fours.
+                unsafe { self.with_int8_dot(a) }
+            }
+
+            fn widen_numbers(self, to: &mut ValueNumbers, scales: &[F16], centres: Option<&[F16]>, keys: usize) {
+                self.vectorize(
+                    #[inline(always)]
+                    || to.widen(self, scales, centres, keys),
+                )
+            }
+
+            fn round_tile_int4(self, tile: TileWeights<'_>) {
+                self.vectorize(
+                    #[inline(always)]
+                    || pv_int8::round_tile(self, tile),
+                )
+            }
+
+            unsafe fn values_int4<const FAR: bool>(self, a: Values<'_, Rows<NibbleQuad<FAR>>>) {
                 // SAFETY: the caller guarantees the contract of `pv::values`, for fours.
                 unsafe { self.with_int8_dot(a) }
             }

@@ -253,10 +253,10 @@ unsafe fn accumulate_whole<S: Simd, R: ValueOperand<S>>(
         let mut first_vec = columns.start;
         while first_vec < columns.end {
             // Remainders are divided evenly: 5 vectors as 3 + 2, not 4 + 1.
-            let tiles_left = (columns.end - first_vec).div_ceil(S::TILE_VECS);
+            let tiles_left = (columns.end - first_vec).div_ceil(const { most_vecs::<S, R>() });
             let vecs = (columns.end - first_vec).div_ceil(tiles_left);
             let strip = Strip { first_vec, tiles: tiles.clone(), keys: first..first + reading.run, reading };
-            by_tile_vecs!(vecs, most S::TILE_VECS, |NV| s.vectorize(
+            by_tile_vecs!(vecs, most const { most_vecs::<S, R>() }, |NV| s.vectorize(
                 #[inline(always)]
                 // SAFETY: `NV = vecs` vectors from `first_vec` on are some of those of `a`; the caller guarantees tiles,
                 // values and rows that end.
@@ -276,6 +276,11 @@ const fn tiles_at_once<W: Vector>() -> usize {
 const fn most_rows<S: Simd, W: Vector, R: ValueOperand<W>>() -> usize {
     let rows = tiles_at_once::<W>() * S::TILE_ROWS;
     if rows < R::By::TILE_ROWS { rows } else { R::By::TILE_ROWS }
+}
+
+/// Largest number of vectors of a tile of these operands.
+const fn most_vecs<S: Simd, R: ValueOperand<S>>() -> usize {
+    if S::TILE_VECS < R::By::TILE_VECS { S::TILE_VECS } else { R::By::TILE_VECS }
 }
 
 /// Smallest number of rows of a tile of vectors of `W`: where several tiles are computed at once, they have all their rows.

@@ -1,11 +1,15 @@
-//! P·V of int8 values: weights are rounded to 16 bits, in place, and multiplied by bytes in fours of keys.
+//! P·V of int8 and int4 values: weights are rounded to 16 bits and multiplied by bytes, or halves of them, in fours of keys.
 
 use crate::attention::steps::pv::{Values, values};
 use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
-use crate::matmul::int8::{LARGEST_WEIGHT, QUAD, ValueQuad, WeightFactors, scale_weights};
+use crate::matmul::int4::NibbleQuad;
+use crate::matmul::int8::{CENTRES, LARGEST_WEIGHT, QUAD, ValueQuad, WeightFactors, scale_weights};
 use crate::simd::{Int8Dot, Int8DotWork, LANES, Simd, Words4};
-use crate::tensor::rows::Rows;
+use crate::tensor::element::F16;
+use crate::tensor::rows::{KEY_BLOCK, Rows};
+use core::ops::Range;
 
 /// Same contract as [`values`], with rounded weights.
 impl Int8DotWork for Values<'_, Rows<ValueQuad>> {
@@ -17,36 +21,114 @@ impl Int8DotWork for Values<'_, Rows<ValueQuad>> {
     }
 }
 
-/// Multiplies weights by the scales of their values and rounds them to 16 bits: four weights become a [`Words4`], which is
-/// written to the first half of the row, and the largest [behind them](LARGEST_WEIGHT); it is NaN if a weight is not
-/// finite.
+/// Same contract as [`values`], with rounded weights and weighted centres.
+impl<const FAR: bool> Int8DotWork for Values<'_, Rows<NibbleQuad<FAR>>> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Int8Dot>(mut self, s: S) {
+        // SAFETY: the caller guarantees the contract of `values`.
+        unsafe { values(s, &mut self) }
+    }
+}
+
+/// Multiplies weights by the scales of their values and rounds them to 16 bits, in place: four weights become a [`Words4`],
+/// which is written to the first half of the row, and the largest [behind them](LARGEST_WEIGHT); it is NaN if a weight is
+/// not finite.
 #[inline(always)]
 pub(crate) fn round_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, scales: &[f32]) {
-    const { assert!(LARGEST_WEIGHT < SCORE_STRIDE) }
     assert!(row_block.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= scales.len()));
     row_block.for_each_row(
         s,
         #[inline(always)]
-        |_, panels, weights| {
-            if panels.is_empty() {
-                return;
-            }
-            let (first, len) = (panels.start * LANES, panels.len() * LANES);
-            // SAFETY: panels lie inside the row.
-            let scaled = unsafe { core::slice::from_raw_parts_mut(weights.add(first), len) };
-            let largest = scale_weights(scaled, &scales[first..][..len]);
-            let round = WeightFactors::new(largest);
-            // SAFETY: a row is longer than a block has keys.
-            unsafe { *weights.add(LARGEST_WEIGHT) = if largest < f32::INFINITY { largest } else { f32::NAN } };
-            for panel in panels {
-                // SAFETY: a panel of the row is read, and its words are written to the first half of the row, over weights
-                // that have been read already or belong to no key of the span.
-                unsafe {
-                    let panel_weights = *weights.add(panel * LANES).cast::<[f32; LANES]>();
-                    let words = weights.cast::<Words4>().add(panel * (LANES / QUAD));
-                    *words.cast::<[Words4; LANES / QUAD]>() = round.round(&panel_weights);
-                }
-            }
-        },
+        // SAFETY: panels lie inside the row, and inside `scales`.
+        |_, panels, weights| unsafe { round_row(weights, panels, scales, weights) },
     );
+}
+
+/// Rounds the weights of some panels of a row, which may be in place.
+///
+/// # Safety
+/// The panels lie inside both rows, of [`SCORE_STRIDE`] floats each, and inside `scales`.
+#[inline(always)]
+unsafe fn round_row(from: *const f32, panels: Range<usize>, scales: &[f32], to: *mut f32) {
+    const { assert!(LARGEST_WEIGHT < SCORE_STRIDE && CENTRES < SCORE_STRIDE) }
+    if panels.is_empty() {
+        return;
+    }
+    let keys = panels.start * LANES..panels.end * LANES;
+    // SAFETY: the caller guarantees the panels in both rows; a row is longer than a block has keys. Words are written to the
+    // first half of the row, over weights that have been read already or belong to no key of the span.
+    unsafe {
+        let largest = scale_weights(from.add(keys.start), &scales[keys.clone()], to.add(keys.start));
+        let round = WeightFactors::new(largest);
+        *to.add(LARGEST_WEIGHT) = if largest < f32::INFINITY { largest } else { f32::NAN };
+        for panel in panels {
+            let weights = *to.add(panel * LANES).cast::<[f32; LANES]>();
+            let words = to.cast::<Words4>().add(panel * (LANES / QUAD));
+            *words.cast::<[Words4; LANES / QUAD]>() = round.round(&weights);
+        }
+    }
+}
+
+/// Scales and centres of a block of int4 values, widened: a block of columns has its own.
+pub(crate) struct ValueNumbers {
+    scales: [f32; KEY_BLOCK],
+    centres: [f32; KEY_BLOCK],
+    has_centres: bool,
+}
+
+impl ValueNumbers {
+    pub(crate) const fn new() -> Self {
+        Self { scales: [0.0; KEY_BLOCK], centres: [0.0; KEY_BLOCK], has_centres: false }
+    }
+
+    /// Replaces them by those of `keys` keys, whole panels, widened.
+    #[inline(always)]
+    pub(crate) fn widen<S: Simd>(&mut self, s: S, scales: &[F16], centres: Option<&[F16]>, keys: usize) {
+        let widen = |from: &[F16], to: &mut [f32; KEY_BLOCK]| {
+            for (from, to) in from[..keys].as_chunks::<LANES>().0.iter().zip(to.as_chunks_mut::<LANES>().0) {
+                // SAFETY: sixteen numbers each.
+                unsafe { s.store(to.as_mut_ptr(), s.load_f16(from.as_ptr().cast())) };
+            }
+        };
+        widen(scales, &mut self.scales);
+        if let Some(centres) = centres {
+            widen(centres, &mut self.centres);
+        }
+        self.has_centres = centres.is_some();
+    }
+}
+
+/// Weights of a tile of rows for one block of columns of int4 values.
+pub(crate) struct TileWeights<'a> {
+    /// Weights of the rows, which other blocks of columns read too.
+    pub(crate) from: &'a [f32],
+    pub(crate) span: Span,
+    pub(crate) rows: usize,
+    pub(crate) numbers: &'a ValueNumbers,
+    /// Room for the rows' rounded weights.
+    pub(crate) to: &'a mut [f32],
+}
+
+/// Rounds the weights of a tile as [`round_weights`] does, elsewhere, and writes the [weighted sum](CENTRES) of the centres
+/// beside them.
+#[inline(always)]
+pub(crate) fn round_tile<S: Simd>(s: S, tile: TileWeights<'_>) {
+    let TileWeights { from, span, rows, numbers, to } = tile;
+    let panels = span.first_panel()..span.end_panel();
+    assert!(from.len() >= rows * SCORE_STRIDE && to.len() >= rows * SCORE_STRIDE);
+    for (from, to) in from.chunks_exact(SCORE_STRIDE).zip(to.chunks_exact_mut(SCORE_STRIDE)).take(rows) {
+        // SAFETY: spans end inside a block, and so inside rows and scales.
+        unsafe { round_row(from.as_ptr(), panels.clone(), &numbers.scales, to.as_mut_ptr()) };
+        let mut sum = s.splat(0.0);
+        for panel in panels.clone().take_while(|_| numbers.has_centres) {
+            // SAFETY: as above.
+            sum = unsafe {
+                let (weights, centres) =
+                    (from.as_ptr().add(panel * LANES), numbers.centres.as_ptr().add(panel * LANES));
+                s.fma(s.load(weights), s.load(centres), sum)
+            };
+        }
+        to[CENTRES] = s.reduce_sum(sum);
+    }
 }

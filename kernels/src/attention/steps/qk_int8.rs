@@ -1,34 +1,36 @@
-//! QKᵀ of int8 queries and packed int8 keys.
+//! QKᵀ of int8 queries and packed keys of eight or four bits.
 //!
-//! A tile is that of `dot_tile.rs` with four elements at a time and integer sums, so one chain is enough.
+//! A tile is that of `dot_tile.rs` with four elements at a time and integer sums, so one chain is enough. Keys of four bits
+//! have a scale for each block of their elements: their sums are taken block by block, and added up as floats.
 
 use crate::attention::steps::qk::{Strip, StripTile, Walk};
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{self, FAR, FEW_ROWS, Later};
-use crate::matmul::int8::{MAX_HEAD_DIM, Row, quads};
+use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row};
+use crate::matmul::key_code::{BlockAt, KeyCode};
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::prefetch::tile_prefetches;
 use crate::simd::{Int8Dot, Int8DotWork, LANES, Query4};
 use crate::tensor::rows::Rows;
 
-/// Operands of int8 QKᵀ: a row block's queries, a run of packed keys, and the score block to write. To run them requires
+/// Operands of integer QKᵀ: a row block's queries, a run of packed keys, and the score block to write. To run them requires
 /// that all panels of keys are readable.
-pub(crate) struct Scores<'a> {
+pub(crate) struct Scores<'a, C> {
     /// Query rows of the row block, `[row][quads]`, without gaps.
     pub(crate) queries: &'a [Query4],
-    /// Sum and factor of each query row.
+    /// Sum and factor of each block of each query row; a row is one block for int8 keys.
     pub(crate) rows: &'a [Row],
-    /// Panels of packed keys: see `int8.rs`.
+    /// Panels of packed keys: see `int8.rs` and `int4.rs`.
     pub(crate) keys: Rows<i8>,
-    /// Scales of these keys in whole panels, if keys have scales.
-    pub(crate) scales: Option<&'a [f32]>,
+    /// Numbers that belong to the keys.
+    pub(crate) code: C,
     /// Panels of the block that `keys` holds.
     pub(crate) panels: core::ops::Range<usize>,
     /// Keys that each tile of rows needs.
     pub(crate) spans: &'a [Span],
-    pub(crate) head_dim: usize,
+    pub(crate) size: QuerySize,
     /// Bias rows to prefetch: see [`crate::attention::steps::qk::Scores`].
     pub(crate) next_bias: Option<AnyColumns<'a>>,
     /// Memory to prefetch meanwhile.
@@ -38,14 +40,15 @@ pub(crate) struct Scores<'a> {
 }
 
 /// The contract is that of [`Scores`].
-impl Int8DotWork for Scores<'_> {
+impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Int8Dot>(self, s: S) {
         let a = self;
-        let (all, quads, first, panels) = (a.rows.len(), quads(a.head_dim), a.panels.start, a.panels.len());
-        assert!(a.head_dim <= MAX_HEAD_DIM && a.queries.len() >= all * quads);
-        assert!(a.scales.is_none_or(|scales| scales.len() >= a.panels.len() * LANES));
+        let (first, panels, QuerySize { quads, sums }) = (a.panels.start, a.panels.len(), a.size);
+        let all = a.rows.len() / sums.max(1);
+        a.code.check(a.size, panels);
+        assert!(quads <= MAX_HEAD_DIM / QUAD && a.queries.len() >= all * quads && a.rows.len() == all * sums);
         assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
         let out = a.out.as_mut_ptr();
         let vecs = match a.keys.are_scattered() {
@@ -70,8 +73,8 @@ impl Int8DotWork for Scores<'_> {
                     rows: a.rows.as_ptr(),
                     keys: a.keys,
                     panels,
-                    scales: a.scales.map(<[f32]>::as_ptr),
-                    quads,
+                    code: a.code,
+                    size: a.size,
                     out: out.add(first * LANES),
                 };
                 by_tile_vecs!(strip.vecs, most S::TILE_VECS, |NV| s.vectorize(
@@ -81,7 +84,7 @@ impl Int8DotWork for Scores<'_> {
             }
         });
         if a.rows.iter().any(|row| row.factor.abs() > SAFE_FACTOR) {
-            correct_zero_sums(a.rows, a.scales, first, a.out);
+            correct_zero_sums(a.rows.chunks_exact(sums), a.code, first, a.out);
         }
     }
 }
@@ -89,18 +92,22 @@ impl Int8DotWork for Scores<'_> {
 /// Largest query factor that no key scale makes infinite: key scales are at most `f32::MAX / 127`.
 const SAFE_FACTOR: f32 = 126.0;
 
-/// Sets the scores of integer sums of 0 to 0 where the factor overflowed: they were computed as 0 · ∞, which is NaN. Any
-/// other sum times such a factor overflows, too, and its score is ±∞ rightly.
+/// Sets the scores of sums of 0 to 0 where the factor overflowed: they were computed as 0 · ∞, which is NaN. Any other sum
+/// times such a factor overflows, too, and its score is ±∞ rightly.
 #[cold]
 #[inline(never)]
-fn correct_zero_sums(rows: &[Row], scales: Option<&[f32]>, first_panel: usize, out: &mut [f32]) {
-    for (row, scores) in rows.iter().zip(out.chunks_mut(SCORE_STRIDE)) {
-        if row.factor.is_nan() {
+fn correct_zero_sums<'a>(
+    rows: impl Iterator<Item = &'a [Row]>,
+    code: impl KeyCode,
+    first_panel: usize,
+    out: &mut [f32],
+) {
+    for (row, scores) in rows.zip(out.chunks_mut(SCORE_STRIDE)) {
+        if row[0].factor.is_nan() {
             continue; // The query is not finite.
         }
         for (key, score) in scores[first_panel * LANES..].iter_mut().enumerate() {
-            let scale = scales.map_or(0.0, |scales| scales.get(key).copied().unwrap_or(0.0));
-            if score.is_nan() && !scale.is_nan() {
+            if score.is_nan() && !code.scale(key).is_some_and(f32::is_nan) {
                 *score = 0.0;
             }
         }
@@ -109,31 +116,31 @@ fn correct_zero_sums(rows: &[Row], scales: Option<&[f32]>, first_panel: usize, o
 
 /// Addresses of the operands and of the scores.
 #[derive(Clone, Copy)]
-struct Operands {
+struct Operands<C> {
     queries: *const Query4,
     rows: *const Row,
     keys: Rows<i8>,
     /// Number of panels of keys.
     panels: usize,
-    scales: Option<*const f32>,
-    quads: usize,
+    code: C,
+    size: QuerySize,
     out: *mut f32,
 }
 
 /// Addresses of a tile's operands and of its scores.
 #[derive(Clone, Copy)]
-struct Tile {
+struct Tile<C> {
     queries: *const Query4,
     rows: *const Row,
     keys: *const i8,
     /// Keys to prefetch, in the order in which these are read.
     later: Option<*const i8>,
-    scales: Option<*const f32>,
-    quads: usize,
+    code: C,
+    size: QuerySize,
     out: *mut f32,
 }
 
-impl Operands {
+impl<C: KeyCode> Operands<C> {
     /// Computes the scores of a strip, `NV` panels at a time.
     ///
     /// # Safety
@@ -169,80 +176,111 @@ impl Operands {
     /// # Safety
     /// Row and panel are some of the operands'.
     #[inline(always)]
-    unsafe fn at(self, row: usize, panel: usize, fetch: bool) -> Tile {
-        let bytes = (self.quads * 4 * LANES).max(1);
+    unsafe fn at(self, row: usize, panel: usize, fetch: bool) -> Tile<C> {
+        let bytes = (self.size.quads / C::HALVES * 4 * LANES).max(1);
         // SAFETY: the caller guarantees the row and the panel; a table has twice as many entries as panels.
         unsafe {
             let keys = self.keys.at(panel);
             Tile {
-                queries: self.queries.add(row * self.quads),
-                rows: self.rows.add(row),
+                queries: self.queries.add(row * self.size.quads),
+                rows: self.rows.add(row * self.size.sums),
                 keys,
                 later: fetch.then(|| match self.keys.are_scattered() {
                     true => self.keys.at((panel + FAR.div_ceil(bytes)).min(2 * self.panels - 1)),
                     false => keys.wrapping_add(FAR),
                 }),
-                scales: self.scales.map(|scales| scales.add(panel * LANES)),
-                quads: self.quads,
+                code: self.code.panel(self.size, panel),
+                size: self.size,
                 out: self.out.add(row * SCORE_STRIDE + panel * LANES),
             }
         }
     }
 }
 
-impl Tile {
+impl<C: KeyCode> Tile<C> {
     /// Computes the scores of `MR` rows against `NV` panels.
     ///
     /// # Safety
-    /// There are `MR` rows of `quads` and their factors, `NV` panels and their scales, and in `out` `MR` rows of
-    /// `NV × 16` writable floats, `SCORE_STRIDE` apart.
+    /// There are `MR` rows of quads and their sums, `NV` panels and their numbers, and in `out` `MR` rows of `NV × 16`
+    /// writable floats, `SCORE_STRIDE` apart.
     #[inline(always)]
     unsafe fn run<S: Int8Dot, const MR: usize, const NV: usize>(self, s: S) {
-        let Self { queries, rows, keys, later, scales, quads, out } = self;
-        let mut sums = [[s.start(0); NV]; MR];
-        for r in 0..MR {
-            // SAFETY: row `r < MR`.
-            sums[r] = [s.start(unsafe { (*rows.add(r)).total }); NV];
-        }
-        // Other tiles are those of many rows: they do not prefetch, and do not test for it either.
-        let later =
-            later.filter(|_| NV == 1 || NV == 2 && MR <= FEW_ROWS).map(|at| Later::in_order(at.cast(), 4 * LANES, NV));
-        let level = Later::level(s, MR);
+        let QuerySize { quads, sums } = self.size;
+        let loads = quads / C::HALVES;
+        let (blocks, block_loads) = match C::BLOCK_LOADS {
+            Some(block_loads) => (sums, block_loads),
+            None => (1, loads),
+        };
+        let later = self.later.filter(|_| NV == 1 || NV == 2 && MR <= FEW_ROWS);
+        let later = later.map(|at| Later::in_order(at.cast(), 4 * LANES, NV));
         if let Some(later) = later {
-            s.prefetch_pages(level, later.of(0, 0), NV * quads * 4 * LANES);
+            s.prefetch_pages(Later::level(s, MR), later.of(0, 0), NV * loads * 4 * LANES);
         }
-        for i in 0..quads {
-            // SAFETY: panel `n < NV` is `quads × 64` bytes; `i < quads`.
-            let at = |n: usize| unsafe { keys.add((n * quads + i) * 4 * LANES) };
-            // SAFETY: panel 0 is `quads × 64` bytes; `i < quads`.
-            let mut four = [unsafe { s.keys(at(0)) }; NV];
-            for n in 0..NV {
+        let mut scores = [[C::none(s); NV]; MR];
+        for block in 0..blocks {
+            let mut sums = [[s.start(0); NV]; MR];
+            for r in 0..MR {
+                // SAFETY: row `r < MR` has a sum for each block.
+                sums[r] = [C::start(s, unsafe { (*self.rows.add(r * blocks + block)).total }); NV];
+            }
+            for load in block * block_loads..(block + 1) * block_loads {
                 if let Some(later) = later {
-                    s.prefetch_line(level, later.of(i, n));
+                    for n in 0..NV {
+                        s.prefetch_line(Later::level(s, MR), later.of(load, n));
+                    }
                 }
-                // SAFETY: panel `n < NV` is `quads × 64` bytes; `i < quads`.
-                four[n] = unsafe { s.keys(at(n)) };
+                // The halves of a load are quads of either half of the block.
+                let quad = load + block * block_loads * (C::HALVES - 1);
+                // SAFETY: the panels have `loads` times 64 bytes, and the rows as many quads, or twice as many.
+                unsafe { self.multiply::<S, MR, NV>(s, load, quad, &mut sums) };
             }
             for r in 0..MR {
-                // SAFETY: row `r < MR`, `i < quads`.
-                let q = unsafe { &*queries.add(r * quads + i) };
+                // SAFETY: row `r < MR` has a sum for each block.
+                let total = unsafe { (*self.rows.add(r * blocks + block)).total };
                 for n in 0..NV {
-                    sums[r][n] = s.dot4(sums[r][n], q, four[n]);
+                    // SAFETY: the caller guarantees the numbers of panel `n < NV`.
+                    scores[r][n] =
+                        unsafe { self.code.add(s, BlockAt { n, block, blocks, total }, sums[r][n], scores[r][n]) };
                 }
             }
         }
         for r in 0..MR {
             // SAFETY: row `r < MR`.
-            let factor = s.splat(unsafe { (*rows.add(r)).factor });
+            let factor = s.splat(unsafe { (*self.rows.add(r * blocks)).factor });
             for n in 0..NV {
-                // SAFETY: the caller guarantees sixteen scales of panel `n < NV` and sixteen scores of row `r < MR`.
+                // SAFETY: the caller guarantees the numbers of panel `n < NV` and sixteen scores of row `r < MR`.
                 unsafe {
-                    let factor = match scales {
-                        Some(scales) => s.mul(factor, s.load(scales.add(n * LANES))),
-                        None => factor,
-                    };
-                    s.store(out.add(r * SCORE_STRIDE + n * LANES), s.mul(factor, s.to_f32(sums[r][n])));
+                    let score = self.code.score(s, factor, n, scores[r][n]);
+                    s.store(self.out.add(r * SCORE_STRIDE + n * LANES), score);
                 }
+            }
+        }
+    }
+
+    /// Adds the products of quad `quad` of `MR` rows, and its other one if there are two, and load `load` of `NV` panels.
+    ///
+    /// # Safety
+    /// There are `NV` panels of more loads, and `MR` rows with these quads.
+    #[inline(always)]
+    unsafe fn multiply<S: Int8Dot, const MR: usize, const NV: usize>(
+        self,
+        s: S,
+        load: usize,
+        quad: usize,
+        sums: &mut [[S::Sums; NV]; MR],
+    ) {
+        let QuerySize { quads, .. } = self.size;
+        // SAFETY: the caller guarantees load `load` of panel `n < NV`.
+        let keys = |n: usize| unsafe { C::keys(s, self.keys.add((n * (quads / C::HALVES) + load) * 4 * LANES)) };
+        let mut four = [keys(0); NV];
+        for n in 1..NV {
+            four[n] = keys(n);
+        }
+        for r in 0..MR {
+            let query = self.queries.wrapping_add(r * quads + quad);
+            for n in 0..NV {
+                // SAFETY: the caller guarantees the quads of row `r < MR`.
+                sums[r][n] = unsafe { C::dot(s, sums[r][n], query, four[n]) };
             }
         }
     }

@@ -1,11 +1,12 @@
 //! Layout of a block of a cache, and of a page of a pool.
 
 use crate::kv::value_panels::{ValueLayout, ValueOrder};
+use crate::matmul::int4::{self, Int4, Place};
 use crate::matmul::int8;
 use crate::simd::LANES;
 use crate::simd::aligned::{Plain, elements, elements_mut};
 use crate::simd::width::LINE_BYTES;
-use crate::tensor::element::Dtype;
+use crate::tensor::element::{Dtype, F16};
 use core::ops::Range;
 
 /// Storage format of keys and values.
@@ -16,6 +17,8 @@ pub(super) enum Format {
     Int8 {
         key_scales: bool,
     },
+    /// Int4: keys and values have numbers for each block of elements.
+    Int4(Int4),
 }
 
 /// Order of the keys of a head in a block.
@@ -49,17 +52,18 @@ pub(super) struct Parts {
 }
 
 impl Sizes {
-    /// Returns the type of the elements; `None` for int8.
+    /// Returns the type of the elements; `None` for int8 and int4.
     pub(super) fn dtype(self) -> Option<Dtype> {
         match self.format {
             Format::Elements(dtype) => Some(dtype),
-            Format::Int8 { .. } => None,
+            Format::Int8 { .. } | Format::Int4(_) => None,
         }
     }
 
-    /// Returns the number of columns of values, filled up to whole vectors; of latent keys, which hold the values.
+    /// Returns the number of columns of values, filled up to whole vectors or blocks; of latent keys, which hold the values.
     pub(super) fn width(self) -> usize {
-        self.row_dim().next_multiple_of(LANES)
+        let multiple = if let Format::Int4(_) = self.format { int4::BLOCK } else { LANES };
+        self.row_dim().next_multiple_of(multiple)
     }
 
     /// Returns the number of elements that are stored in the place of a value.
@@ -84,6 +88,11 @@ impl Sizes {
                 let scales = rows(1, size_of::<f32>())?;
                 let keys = (self.rows / LANES).checked_mul(int8::panel_bytes(self.head_dim))?;
                 [if key_scales { scales } else { 0 }, keys, scales, rows(self.width(), 1)?]
+            }
+            Format::Int4(kind) => {
+                let numbers = |dim: usize| rows(int4::blocks(dim) * kind.numbers(), size_of::<F16>());
+                let elements = |dim: usize| rows(int4::blocks(dim) * (int4::BLOCK / 2), 1);
+                [numbers(self.head_dim)?, elements(self.head_dim)?, numbers(self.value_dim)?, elements(self.value_dim)?]
             }
         })
     }
@@ -112,33 +121,44 @@ impl Sizes {
         match self.format {
             Format::Elements(_) => self.head_dim * LANES,
             Format::Int8 { .. } => int8::panel_bytes(self.head_dim),
+            Format::Int4(_) => int4::blocks(self.head_dim) * int4::BLOCK_BYTES,
         }
     }
 
     /// Returns the places of a head's values: of rows, or of fours of keys.
     pub(super) fn value_layout(self) -> ValueLayout {
-        ValueLayout { order: self.value_order, rows: self.rows / self.keys_together(), width: self.width() }
+        let rows = self.rows / self.keys_together();
+        match self.format {
+            Format::Int4(_) => ValueLayout { order: ValueOrder::Vectors, rows, width: self.width() / 2 },
+            _ => ValueLayout { order: self.value_order, rows, width: self.width() },
+        }
     }
 
     /// Returns the number of keys whose values lie together, column by column.
     pub(super) fn keys_together(self) -> usize {
         match self.format {
             Format::Elements(_) => 1,
-            Format::Int8 { .. } => int8::QUAD,
+            Format::Int8 { .. } | Format::Int4(_) => int8::QUAD,
         }
     }
 
-    /// Returns the index of element `column` of value `row` of a head among the head's values.
+    /// Returns the index of element `column` of value `row` of a head among the head's values, which are not int4.
     pub(super) fn value(self, row: usize, column: usize) -> usize {
         let together = self.keys_together();
         self.value_layout().at(row / together, column) * together + row % together
     }
 
-    /// Returns the index of element `d` of key `row` of a head among the head's packed keys.
+    /// Returns the place of an element of a head's int4 keys.
+    pub(super) fn int4_key(self, kind: Int4, at: [usize; 2]) -> Place {
+        Place::of_key(kind, int4::blocks(self.head_dim), at)
+    }
+
+    /// Returns the index of element `d` of key `row` of a head among the head's packed keys; of int4, of its byte.
     pub(super) fn key(self, row: usize, d: usize) -> usize {
         match self.format {
             Format::Elements(_) => row / LANES * self.panel() + d * LANES + row % LANES,
             Format::Int8 { .. } => int8::key_at(self.head_dim, row, d),
+            Format::Int4(kind) => self.int4_key(kind, [row, d]).byte,
         }
     }
 }

@@ -3,7 +3,7 @@
 //! A sequence is a list of blocks of 256 keys, each with its own memory, so growing copies nothing. A block holds, for
 //! each key/value head, sixteen panels of packed keys `[panel][head_dim][16]` and the values of 256 keys, padded to
 //! whole vectors, in value panels of columns (`value_panels.rs`); both are of the cache's element type, or bytes and
-//! scales as in `int8.rs`. Latent keys are rows instead, of which the values are the first columns. Sequences with a common start share blocks; a write to a shared block copies it first.
+//! scales as in `int8.rs` and `int4.rs`. Latent keys are rows instead, of which the values are the first columns. Sequences with a common start share blocks; a write to a shared block copies it first.
 
 mod blocks;
 mod layout;
@@ -13,6 +13,8 @@ mod tokens;
 mod write;
 
 use crate::kv::value_panels::ValueOrder;
+use crate::matmul::int4::Int4;
+use crate::matmul::int8::MAX_HEAD_DIM;
 use crate::simd::aligned::{AlignedBuf, has_memory};
 use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
@@ -141,6 +143,21 @@ impl Cache {
         Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..self.emptied() }
     }
 
+    /// Returns the cache emptied, as an int4 cache.
+    ///
+    /// # Panics
+    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or the cache is latent.
+    #[must_use]
+    pub fn with_int4(self, kind: Int4) -> Self {
+        assert!(!self.is_latent() && self.sizes.head_dim <= MAX_HEAD_DIM, "keys that four bits do not take");
+        Self { sizes: Sizes { format: Format::Int4(kind), ..self.sizes }, int8: None, ..self.emptied() }
+    }
+
+    /// Returns what blocks of elements have beside them, if the cache is int4.
+    pub fn int4(&self) -> Option<Int4> {
+        if let Format::Int4(kind) = self.sizes.format { Some(kind) } else { None }
+    }
+
     /// Allocates the scratch that appending takes, where it is not there yet.
     pub fn reserve_scratch(&mut self) {
         if let Some(int8) = &mut self.int8 {
@@ -148,7 +165,7 @@ impl Cache {
         }
     }
 
-    /// Returns the type of its elements; `None` for int8.
+    /// Returns the type of its elements; `None` for int8 and int4.
     pub fn dtype(&self) -> Option<Dtype> {
         self.sizes.dtype()
     }

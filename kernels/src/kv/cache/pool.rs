@@ -17,6 +17,9 @@ use crate::tensor::rows::{Rows, Table};
 use core::fmt;
 use core::ops::Range;
 
+/// Reason why a page is never int4: [`PoolElements`] has no such elements.
+const NO_INT4: &str = "pools have elements or bytes";
+
 /// Keys and values in pages.
 pub struct PagePool {
     sizes: Sizes,
@@ -218,6 +221,7 @@ impl PagePool {
                 let scales = key_scales.then(|| self.scales(&at.key_scales, stretches, table));
                 Keys::Int8 { panels, scales }
             }
+            Format::Int4(_) => unreachable!("{NO_INT4}"),
         }
     }
 
@@ -237,6 +241,7 @@ impl PagePool {
                 let values = self.value_panels(&at.values, stretches.clone(), table);
                 BlockValues::Int8 { values, scales: self.scales(&at.value_scales, stretches, table) }
             }
+            Format::Int4(_) => unreachable!("{NO_INT4}"),
         }
     }
 

@@ -4,6 +4,7 @@ use super::layout::{Format, KeyOrder, Sizes, part};
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::ValuePanels;
+use crate::matmul::int4::Place;
 use crate::simd::aligned::AlignedBuf;
 use crate::tensor::any::Typed;
 use crate::tensor::element::{Dtype, Element};
@@ -43,6 +44,11 @@ impl Cache {
                 panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
                 scales: key_scales.then(|| part(block, at.key_scales) as *const _),
             },
+            Format::Int4(kind) => Keys::Int4 {
+                panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
+                kind,
+                numbers: part(block, at.key_scales),
+            },
         }
     }
 
@@ -56,6 +62,11 @@ impl Cache {
             Format::Int8 { .. } => BlockValues::Int8 {
                 values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
                 scales: part(block, at.value_scales),
+            },
+            Format::Int4(kind) => BlockValues::Int4 {
+                values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
+                kind,
+                numbers: part(block, at.value_scales),
             },
         }
     }
@@ -93,16 +104,24 @@ impl Sizes {
                 };
                 f32::from(part::<i8>(block, at.keys)[i]) * scale
             }
+            Format::Int4(kind) => {
+                self.int4_key(kind, [row, d]).read(kind, part(block, at.keys), part(block, at.key_scales))
+            }
         }
     }
 
     /// Returns element `d` of value `row` of a head, widened.
     pub(super) fn value_element(self, block: &[f32], [h, row, d]: [usize; 3]) -> f32 {
-        let (at, i) = (self.parts(h), self.value(row, d));
+        let at = self.parts(h);
         match self.format {
-            Format::Elements(dtype) => element(block, dtype, at.values, i),
+            Format::Elements(dtype) => element(block, dtype, at.values, self.value(row, d)),
             Format::Int8 { .. } => {
-                f32::from(part::<i8>(block, at.values)[i]) * part::<f32>(block, at.value_scales)[row]
+                let byte = part::<i8>(block, at.values)[self.value(row, d)];
+                f32::from(byte) * part::<f32>(block, at.value_scales)[row]
+            }
+            Format::Int4(kind) => {
+                let place = Place::of_value(kind, self.rows, [row, d]);
+                place.read(kind, part(block, at.values), part(block, at.value_scales))
             }
         }
     }

@@ -3,6 +3,9 @@
 use super::blocks::{Block, Blocks};
 use super::layout::{Format, KeyOrder, Parts, Sizes};
 use super::{Cache, Keep, is_shared};
+use crate::matmul::int4::{self, Int4, Place};
+use crate::matmul::int8;
+use crate::tensor::element::F16;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 use std::sync::Arc;
@@ -21,13 +24,14 @@ pub struct NewTokens {
 /// Part of a stored token in one head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenPart {
-    /// Elements of the key.
+    /// Elements of the key; in an int4 cache the bytes that hold them: of each block of 32, elements `i` and `16 + i`.
     Key,
-    /// Scale of the key, an `f32`: only in an int8 cache whose keys have scales of their own.
+    /// Scale of the key, an `f32`: only in an int8 cache whose keys have scales of their own. In an int4 cache the `f16`
+    /// numbers of the key's blocks: a scale, and a centre if it has centres.
     KeyScale,
     /// Elements of the value; none in a latent cache, where they are some of the key's.
     Value,
-    /// Scale of the value, an `f32`: only in an int8 cache.
+    /// Scale of the value, an `f32`: only in an int8 cache. In an int4 cache as for keys.
     ValueScale,
 }
 
@@ -42,6 +46,14 @@ impl Sizes {
         let (bytes, scales) = match self.format {
             Format::Elements(dtype) => (dtype.bytes(), [0, 0]),
             Format::Int8 { key_scales } => (1, [usize::from(key_scales), 1]),
+            Format::Int4(kind) => {
+                let dim = if let TokenPart::Key | TokenPart::KeyScale = part { self.head_dim } else { self.value_dim };
+                let blocks = int4::blocks(dim);
+                return match part {
+                    TokenPart::Key | TokenPart::Value => [blocks * int4::BLOCK / 2, 1],
+                    TokenPart::KeyScale | TokenPart::ValueScale => [blocks * kind.numbers(), size_of::<F16>()],
+                };
+            }
         };
         match part {
             TokenPart::Key => [self.head_dim, bytes],
@@ -55,7 +67,7 @@ impl Sizes {
     /// Iterates over the elements of a part of a token, in runs that lie together in a block.
     fn runs(self, part: TokenPart) -> impl Iterator<Item = Range<usize>> {
         let [elements, _] = self.elements(part);
-        let together = if matches!(self.format, Format::Int8 { .. }) { 4 } else { 1 };
+        let together = if let Format::Elements(_) = self.format { 1 } else { int8::QUAD };
         let next = move |first: usize| {
             let end = match part {
                 TokenPart::Key if self.key_order == KeyOrder::Latent => elements,
@@ -73,6 +85,17 @@ impl Sizes {
     fn run_bytes(self, part: TokenPart, [head, row]: [usize; 2], run: Range<usize>) -> Range<usize> {
         let Parts { key_scales, keys, value_scales, values } = self.parts(head);
         let [_, bytes] = self.elements(part);
+        if let Format::Int4(kind) = self.format {
+            let start = self.int4_start(kind, part, row, run.start) * bytes;
+            let start = start
+                + match part {
+                    TokenPart::Key => keys.start,
+                    TokenPart::KeyScale => key_scales.start,
+                    TokenPart::Value => values.start,
+                    TokenPart::ValueScale => value_scales.start,
+                };
+            return start..start + run.len() * bytes;
+        }
         let start = match part {
             TokenPart::Key if self.key_order == KeyOrder::Latent => values.start + self.value(row, run.start) * bytes,
             TokenPart::Key => keys.start + self.key(row, run.start) * bytes,
@@ -81,6 +104,19 @@ impl Sizes {
             TokenPart::ValueScale => value_scales.start + row * bytes,
         };
         start..start + run.len() * bytes
+    }
+
+    /// Returns the index in its part of a head of element `i` of a part of token `row`, which is int4.
+    fn int4_start(self, kind: Int4, part: TokenPart, row: usize, i: usize) -> usize {
+        // Elements of the lower halves of bytes, and those that blocks begin with.
+        let element = i / (int4::BLOCK / 2) * int4::BLOCK + i % (int4::BLOCK / 2);
+        let (block, number) = (i / kind.numbers() * int4::BLOCK, i % kind.numbers());
+        match part {
+            TokenPart::Key => self.int4_key(kind, [row, element]).byte,
+            TokenPart::Value => Place::of_value(kind, self.rows, [row, element]).byte,
+            TokenPart::KeyScale => self.int4_key(kind, [row, block]).numbers()[number],
+            TokenPart::ValueScale => Place::of_value(kind, self.rows, [row, block]).numbers()[number],
+        }
     }
 
     /// Calls `copy` with the bytes of two tokens in their blocks, run by run.

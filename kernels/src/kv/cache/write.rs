@@ -1,6 +1,7 @@
 //! Writing tokens to blocks and pages.
 
 use super::layout::{Format, Int8, KeyOrder, Parts, Sizes, part_mut};
+use crate::matmul::int4::{self, Int4};
 use crate::matmul::int8;
 use crate::matmul::pack::NonFinite;
 use crate::matmul::pack_steps::PackSteps;
@@ -38,6 +39,7 @@ impl Place<'_> {
             (Format::Elements(Dtype::Bf16), _) => Write(self, elements_mut::<Bf16>(block)).write(isa),
             (Format::Elements(Dtype::F16), _) => Write(self, elements_mut::<F16>(block)).write(isa),
             (Format::Int8 { .. }, Some(int8)) => WriteBytes { place: self, int8, block }.write(isa),
+            (Format::Int4(kind), _) => WriteInt4 { place: self, kind, block }.write(isa),
             (Format::Int8 { .. }, None) => unreachable!("bytes have what writing them takes"),
         }
     }
@@ -160,6 +162,68 @@ impl WriteBytes<'_> {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Writes rows to an int4 block.
+struct WriteInt4<'a> {
+    place: Place<'a>,
+    kind: Int4,
+    block: &'a mut [f32],
+}
+
+impl WriteInt4<'_> {
+    fn write(self, isa: Isa) {
+        dispatch!(isa, |s| self.run(s))
+    }
+
+    fn run<S: PackSteps>(self, s: S) {
+        let Self { place: Place { sizes, row, kv: [k, v], b, rows }, kind, block } = self;
+        for h in 0..sizes.kv_heads {
+            let Parts { keys, key_scales, values, value_scales } = sizes.parts(h);
+            let (keys, values) = (Int4Parts(keys, key_scales), Int4Parts(values, value_scales));
+            for (i, j) in rows.clone().zip(row..) {
+                // SAFETY: the head and the row are inside both tensors, as `Place::write` asserted, and so long.
+                unsafe {
+                    let (k, v) = (Int4Row(k.rows(b, h, i), kind), Int4Row(v.rows(b, h, i), kind));
+                    k.write(s, sizes.head_dim, &keys, block, |d| sizes.int4_key(kind, [j, d]));
+                    v.write(s, sizes.value_dim, &values, block, |c| int4::Place::of_value(kind, sizes.rows, [j, c]));
+                }
+            }
+        }
+    }
+}
+
+/// Ranges of bytes of a head's elements, and of the numbers of their blocks.
+struct Int4Parts(Range<usize>, Range<usize>);
+
+/// Row to be written as int4.
+struct Int4Row(AnyRows, Int4);
+
+impl Int4Row {
+    /// Writes the row to a block, each element where `place` says.
+    ///
+    /// # Safety
+    /// The row has `dim` elements.
+    unsafe fn write<S: PackSteps>(
+        &self,
+        s: S,
+        dim: usize,
+        Int4Parts(elements, numbers): &Int4Parts,
+        block: &mut [f32],
+        place: impl Fn(usize) -> int4::Place,
+    ) {
+        let &Self(row, kind) = self;
+        for first in (0..dim).step_by(int4::BLOCK) {
+            let (mut xs, mut integers, n) = ([0.0; int4::BLOCK], [0; int4::BLOCK], (dim - first).min(int4::BLOCK));
+            // SAFETY: the caller guarantees `n` elements from `first` on.
+            unsafe { s.pack_rows(row.columns_from(first), [1, n], NonFinite::Ignored, &mut xs) };
+            let own = s.quantise_int4(&xs[..n], kind, &mut integers);
+            for (i, &x) in integers[..n].iter().enumerate() {
+                place(first + i).write(x, part_mut(block, elements.clone()));
+            }
+            place(first).write_numbers(kind, own, part_mut(block, numbers.clone()));
         }
     }
 }

@@ -1,0 +1,122 @@
+//! P·V of a row block and a key block whose values are int8 or int4.
+
+use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv_int8::{TileWeights, ValueNumbers};
+use crate::attention::tiling::{Regions, SCORE_STRIDE};
+use crate::kv::value_panels::ValuePanels;
+use crate::matmul::int4::{BLOCK, Int4, NibbleQuad};
+use crate::matmul::int8::{QUAD, ValueQuad};
+use crate::matmul::tile_shape::MAX_TILE_ROWS;
+use crate::simd::LANES;
+use crate::tensor::element::F16;
+use crate::tensor::rows::Rows;
+use core::ops::Range;
+
+impl<S: Steps> KeyBlock<'_, '_, S> {
+    /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are rounded and not read
+    /// afterwards.
+    pub(crate) fn accumulate_pv_int8(
+        &mut self,
+        values: ValuePanels<ValueQuad>,
+        scales: *const [f32],
+        row_block: Range<usize>,
+    ) {
+        let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
+        let value_dim = task.tiling.value_dim;
+        // SAFETY: the cache outlives the call, and the block's table the block.
+        task.s.round_weights_int8(self.scores(rows), unsafe { &*scales });
+        let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
+        for (columns, values) in values.panels() {
+            // SAFETY: value panels are whole vectors, for every key of the block; weights were rounded just now.
+            unsafe {
+                task.s.values_int8(Values {
+                    weights: scores,
+                    values,
+                    cols: columns.end.min(value_dim) - columns.start,
+                    spans: self.spans,
+                    rows,
+                    rescale_prev,
+                    rescale_block,
+                    fresh: self.fresh,
+                    out: &mut out[row_block.start * stride + columns.start..],
+                    out_stride: stride,
+                    ends: None,
+                    prefetch: &mut self.prefetch,
+                });
+            }
+        }
+    }
+
+    /// Accumulates the P·V of int4 values, a block of columns after the other. Each has its own scales, so the weights are
+    /// rounded for each, a tile of rows at a time.
+    pub(crate) fn accumulate_pv_int4(&mut self, values: Int4Values, row_block: Range<usize>) {
+        let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
+        let keys = self.len.next_multiple_of(LANES);
+        let (mut room, mut numbers) = ([0.0; MAX_TILE_ROWS * SCORE_STRIDE], ValueNumbers::new());
+        for (block, (_, first)) in values.values.panels().enumerate() {
+            let (scales, centres) = values.numbers(block);
+            task.s.widen_numbers(&mut numbers, scales, centres, keys);
+            for (tile, &span) in self.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()) {
+                let first_row = tile * S::TILE_ROWS;
+                let here = S::TILE_ROWS.min(rows - first_row);
+                let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
+                task.s.round_tile_int4(TileWeights {
+                    from: &scores[first_row * SCORE_STRIDE..],
+                    span,
+                    rows: here,
+                    numbers: &numbers,
+                    to: &mut room,
+                });
+                let columns = block * BLOCK..stride.min((block + 1) * BLOCK);
+                let mut half = Values {
+                    weights: &room,
+                    values: (),
+                    cols: LANES,
+                    spans: &[span],
+                    rows: here,
+                    rescale_prev: &rescale_prev[first_row..],
+                    rescale_block: &rescale_block[first_row..],
+                    fresh: self.fresh,
+                    out: &mut out[(row_block.start + first_row) * stride + columns.start..],
+                    out_stride: stride,
+                    ends: None,
+                    prefetch: &mut self.prefetch,
+                };
+                // SAFETY: value panels are whole vectors of fours, for every key of the block; weights were rounded just now.
+                unsafe {
+                    task.s.values_int4::<false>(half.of(first));
+                    if columns.len() > LANES {
+                        half.out = &mut half.out[LANES..];
+                        task.s.values_int4::<true>(half.of(far(first)));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Int4 values of a block of keys, and the numbers of their blocks of columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Int4Values {
+    pub(crate) values: ValuePanels<NibbleQuad<false>>,
+    pub(crate) kind: Int4,
+    pub(crate) numbers: *const [F16],
+}
+
+impl Int4Values {
+    /// Returns the scales, and the centres if there are any, of a block of columns.
+    fn numbers(&self, block: usize) -> (&[F16], Option<&[F16]>) {
+        let rows = self.values.layout.rows * QUAD;
+        // SAFETY: the cache outlives the call.
+        let numbers = unsafe { &*self.numbers };
+        let (scales, centres) = numbers[block * self.kind.numbers() * rows..].split_at(rows);
+        (scales, (self.kind == Int4::Centred).then_some(centres))
+    }
+}
+
+/// Returns the same fours as those of the columns sixteen further.
+fn far(near: Rows<NibbleQuad<false>>) -> Rows<NibbleQuad<true>> {
+    near.cast()
+}

@@ -1,0 +1,194 @@
+//! Packed keys as integers: what the tile of integer QKᵀ has to know of their code.
+
+use crate::matmul::int4::{BLOCK_QUADS, Int4};
+use crate::matmul::int8::QuerySize;
+use crate::simd::{Int8Dot, LANES, Query4};
+use crate::tensor::element::F16;
+
+/// Code of keys: how many bits their elements have, and what turns integer sums into scores.
+///
+/// # Safety
+/// [`Self::add`] and [`Self::score`] read the numbers of the panels named by [`Self::panel`] and those behind them.
+pub(crate) unsafe trait KeyCode: Copy {
+    /// Number of groups of four elements in sixteen keys' 64 bytes: two of four bits.
+    const HALVES: usize;
+    /// Number of such 64 bytes of a block, where the block is not the whole key.
+    const BLOCK_LOADS: Option<usize>;
+    /// Elements of sixteen keys as they are multiplied.
+    type Keys<S: Int8Dot>: Copy;
+    /// Sum of a score.
+    type Sum<S: Int8Dot>: Copy;
+
+    /// Panics unless there are the numbers of so many panels.
+    fn check(self, size: QuerySize, panels: usize);
+    /// Returns the scale of a key, where it has one.
+    fn scale(self, key: usize) -> Option<f32>;
+    /// Returns the numbers of the panels from this one on.
+    fn panel(self, size: QuerySize, panel: usize) -> Self;
+    /// Returns the integer sums that a block begins with, given the sum of the query's bytes.
+    fn start<S: Int8Dot>(s: S, total: i32) -> S::Sums;
+    /// Loads 64 bytes of sixteen keys.
+    ///
+    /// # Safety
+    /// `p..p + 64` is readable.
+    unsafe fn keys<S: Int8Dot>(s: S, p: *const i8) -> Self::Keys<S>;
+    /// Adds the products of such keys and a query's quads. `query` is the first quad; of four bits, the second is one of the
+    /// upper half of the block, as many quads further as a block has loads.
+    ///
+    /// # Safety
+    /// These quads are readable.
+    unsafe fn dot<S: Int8Dot>(s: S, sums: S::Sums, query: *const Query4, keys: Self::Keys<S>) -> S::Sums;
+    /// Returns a score's sum of nothing.
+    fn none<S: Int8Dot>(s: S) -> Self::Sum<S>;
+    /// Adds a block's integer sums to the scores' of panel `n`.
+    ///
+    /// # Safety
+    /// There are the numbers of the panel and the block.
+    unsafe fn add<S: Int8Dot>(self, s: S, at: BlockAt, sums: S::Sums, to: Self::Sum<S>) -> Self::Sum<S>;
+    /// Returns the scores of panel `n`.
+    ///
+    /// # Safety
+    /// There are the numbers of the panel.
+    unsafe fn score<S: Int8Dot>(self, s: S, factor: S::V, n: usize, sum: Self::Sum<S>) -> S::V;
+}
+
+/// Block of a panel, how many blocks there are, and the sum of the query's bytes in it.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockAt {
+    pub(crate) n: usize,
+    pub(crate) block: usize,
+    pub(crate) blocks: usize,
+    pub(crate) total: i32,
+}
+
+/// Int8 keys, with their scales in whole panels, if they have scales.
+#[derive(Clone, Copy)]
+pub(crate) struct Int8Keys<'a>(pub(crate) Option<&'a [f32]>);
+
+// SAFETY: a panel has sixteen scales.
+unsafe impl KeyCode for Int8Keys<'_> {
+    const HALVES: usize = 1;
+    const BLOCK_LOADS: Option<usize> = None;
+    type Keys<S: Int8Dot> = S::Keys;
+    type Sum<S: Int8Dot> = S::Sums;
+
+    fn check(self, size: QuerySize, panels: usize) {
+        assert!(size.sums == 1 && self.0.is_none_or(|scales| scales.len() >= panels * LANES));
+    }
+
+    fn scale(self, key: usize) -> Option<f32> {
+        self.0.map(|scales| scales.get(key).copied().unwrap_or(0.0))
+    }
+
+    #[inline(always)]
+    fn panel(self, _: QuerySize, panel: usize) -> Self {
+        Self(self.0.map(|scales| &scales[panel * LANES..]))
+    }
+
+    #[inline(always)]
+    fn start<S: Int8Dot>(s: S, total: i32) -> S::Sums {
+        s.start(total)
+    }
+
+    #[inline(always)]
+    unsafe fn keys<S: Int8Dot>(s: S, p: *const i8) -> S::Keys {
+        // SAFETY: same contract: the caller guarantees the range at `p`.
+        unsafe { s.keys(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<S: Int8Dot>(s: S, sums: S::Sums, query: *const Query4, keys: S::Keys) -> S::Sums {
+        // SAFETY: the caller guarantees the quad.
+        s.dot4(sums, unsafe { &*query }, keys)
+    }
+
+    #[inline(always)]
+    fn none<S: Int8Dot>(s: S) -> S::Sums {
+        s.start(0)
+    }
+
+    #[inline(always)]
+    unsafe fn add<S: Int8Dot>(self, _: S, _: BlockAt, sums: S::Sums, _: S::Sums) -> S::Sums {
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn score<S: Int8Dot>(self, s: S, factor: S::V, n: usize, sum: S::Sums) -> S::V {
+        let factor = match self.0 {
+            // SAFETY: the caller guarantees sixteen scales of panel `n`.
+            Some(scales) => s.mul(factor, unsafe { s.load(scales.as_ptr().add(n * LANES)) }),
+            None => factor,
+        };
+        s.mul(factor, s.to_f32(sum))
+    }
+}
+
+/// Int4 keys: the scales, and centres, of their blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct Int4Keys<'a> {
+    pub(crate) kind: Int4,
+    pub(crate) numbers: &'a [F16],
+}
+
+// SAFETY: a panel has sixteen scales for each block, and as many centres if they are centred.
+unsafe impl KeyCode for Int4Keys<'_> {
+    const HALVES: usize = 2;
+    const BLOCK_LOADS: Option<usize> = Some(BLOCK_QUADS / 2);
+    type Keys<S: Int8Dot> = S::Nibbles;
+    type Sum<S: Int8Dot> = S::V;
+
+    fn check(self, size: QuerySize, panels: usize) {
+        assert!(size.quads == size.sums * BLOCK_QUADS);
+        assert!(self.numbers.len() >= panels * size.sums * self.kind.numbers() * LANES);
+    }
+
+    fn scale(self, _: usize) -> Option<f32> {
+        None
+    }
+
+    #[inline(always)]
+    fn panel(self, size: QuerySize, panel: usize) -> Self {
+        Self { numbers: &self.numbers[panel * size.sums * self.kind.numbers() * LANES..], ..self }
+    }
+
+    #[inline(always)]
+    fn start<S: Int8Dot>(s: S, total: i32) -> S::Sums {
+        s.start_nibbles(total)
+    }
+
+    #[inline(always)]
+    unsafe fn keys<S: Int8Dot>(s: S, p: *const i8) -> S::Nibbles {
+        // SAFETY: same contract: the caller guarantees the range at `p`.
+        unsafe { s.nibbles(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<S: Int8Dot>(s: S, sums: S::Sums, query: *const Query4, keys: S::Nibbles) -> S::Sums {
+        // SAFETY: the caller guarantees both quads.
+        unsafe { s.dot8(sums, &*query, &*query.add(BLOCK_QUADS / 2), keys) }
+    }
+
+    #[inline(always)]
+    fn none<S: Int8Dot>(s: S) -> S::V {
+        s.splat(0.0)
+    }
+
+    #[inline(always)]
+    unsafe fn add<S: Int8Dot>(self, s: S, at: BlockAt, sums: S::Sums, to: S::V) -> S::V {
+        let first = (at.n * at.blocks + at.block) * self.kind.numbers() * LANES;
+        // SAFETY: the caller guarantees the numbers of the panel and the block.
+        unsafe {
+            let numbers = self.numbers.as_ptr().cast::<u16>().add(first);
+            let sum = s.fma(s.to_f32(sums), s.load_f16(numbers), to);
+            match self.kind {
+                Int4::Symmetric => sum,
+                Int4::Centred => s.fma(s.splat(at.total as f32), s.load_f16(numbers.add(LANES)), sum),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn score<S: Int8Dot>(self, s: S, factor: S::V, _: usize, sum: S::V) -> S::V {
+        s.mul(factor, sum)
+    }
+}

@@ -1,0 +1,123 @@
+//! Dot products of AVX2.
+
+use super::avx2::{Avx2, F32x16};
+use super::{Int8Dot, Query4, Words4};
+use core::arch::x86_64::*;
+
+// SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
+unsafe impl Int8Dot for Avx2 {
+    // 4 × 2 sums, 4 keys, 2 broadcasts, 1 product: 15 of 16 registers.
+    const INT8_DOT_ROWS: usize = 4;
+    const WEIGHT_ROWS: usize = 4;
+    type Sums = [__m256i; 2];
+    type Keys = Self::Words;
+    /// Elements plus 8, because `vpmaddubsw` takes one operand unsigned: lower halves, then upper ones; the first eight keys,
+    /// then the others.
+    type Nibbles = [[__m256i; 2]; 2];
+    /// Sixteen-bit elements 0 and 2 of each key or column, then 1 and 3; the first eight, then the others.
+    type Words = [[__m256i; 2]; 2];
+
+    #[inline(always)]
+    fn start(self, _: i32) -> Self::Sums {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    fn start_nibbles(self, total: i32) -> Self::Sums {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_set1_epi32(total.wrapping_mul(-8)); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn nibbles(self, p: *const i8) -> Self::Nibbles {
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
+        unsafe {
+            let (mask, sign) = (_mm256_set1_epi8(0x0F), _mm256_set1_epi8(0x08));
+            let elements = |bytes| _mm256_xor_si256(_mm256_and_si256(bytes, mask), sign);
+            let half = |p: *const i8| {
+                let bytes = _mm256_loadu_si256(p.cast());
+                [elements(bytes), elements(_mm256_srli_epi16::<4>(bytes))]
+            };
+            [half(p), half(p.add(32))]
+        }
+    }
+
+    #[inline(always)]
+    fn dot8(self, mut sums: Self::Sums, lower: &Query4, upper: &Query4, keys: Self::Nibbles) -> Self::Sums {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let (lower, upper) = (_mm256_set1_epi32(lower.bytes), _mm256_set1_epi32(upper.bytes));
+            for (sum, keys) in sums.iter_mut().zip(keys) {
+                // Four products of a byte and at most 15 are exact in 16 bits.
+                let pairs =
+                    _mm256_add_epi16(_mm256_maddubs_epi16(keys[0], lower), _mm256_maddubs_epi16(keys[1], upper));
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn keys(self, p: *const i8) -> Self::Keys {
+        // SAFETY: same contract: the caller guarantees the range at `p`.
+        unsafe { self.words(p) }
+    }
+
+    #[inline(always)]
+    fn dot4(self, sums: Self::Sums, q: &Query4, keys: Self::Keys) -> Self::Sums {
+        self.dot4_words(sums, q.words, keys)
+    }
+
+    #[inline(always)]
+    unsafe fn words(self, p: *const i8) -> Self::Words {
+        // Widened by shifts, not by `vpmovsxbw`, so that each pair of products is added up in its own lane.
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
+        unsafe {
+            let bytes = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
+            let mut words = [bytes; 2];
+            for (words, bytes) in words.iter_mut().zip(bytes) {
+                *words = [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)];
+            }
+            words
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn nibble_words<const HIGH: bool>(self, p: *const i8) -> Self::Words {
+        // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
+        unsafe {
+            let bytes = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
+            let mut words = [bytes; 2];
+            for (words, bytes) in words.iter_mut().zip(bytes) {
+                // Each element up to the end of its 16 bits, and back with its sign.
+                let (even, odd) = match HIGH {
+                    false => (_mm256_slli_epi16::<12>(bytes), _mm256_slli_epi16::<4>(bytes)),
+                    true => (_mm256_slli_epi16::<8>(bytes), bytes),
+                };
+                *words = [_mm256_srai_epi16::<12>(even), _mm256_srai_epi16::<12>(odd)];
+            }
+            words
+        }
+    }
+
+    #[inline(always)]
+    fn dot4_words(self, mut sums: Self::Sums, x: Words4, columns: Self::Words) -> Self::Sums {
+        // `vpmaddwd` is exact: two products of a byte are far from the end of 32 bits.
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let (even, odd) = (_mm256_set1_epi32(x.even), _mm256_set1_epi32(x.odd));
+            for (sum, columns) in sums.iter_mut().zip(columns) {
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(columns[0], even));
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(columns[1], odd));
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn to_f32(self, sums: Self::Sums) -> F32x16 {
+        // SAFETY: `self` proves the features.
+        unsafe { [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])] }
+    }
+}
