@@ -211,8 +211,8 @@ fn decode(shape: &Shape, flush: &[f32]) {
     }
     for threads in support::thread_counts() {
         for case in &cases {
-            let element_bytes = case.inputs.key_values().expect("a good call").element_bytes().iter().sum::<usize>();
-            let bytes = (kv_shape.iter().product::<usize>() * element_bytes) as f64;
+            let kv = case.inputs.key_values().expect("a good call");
+            let bytes = (kv_shape[..3].iter().product::<usize>() * kv.token_bytes()) as f64;
             let [step, read] = rayon::scope(|_| time(shape, case, Exec::default().threads(threads), flush));
             println!(
                 "{:8} {threads} thread(s)  {:13} {:9.1} µs  {:6.1} GB/s  {:5.0} % of one thread's plain read of it",

@@ -55,7 +55,8 @@ pub enum CacheFormat<'a> {
     /// Bytes, with a scale for each value of a head, and for each channel of the keys ([`KeyScales::PerChannel`]):
     /// these, `[kv_heads × head_dim]`.
     Int8PerChannel(&'a [f32]),
-    /// Four bits, with numbers for each block of 32 elements ([`KvCache::int4`]).
+    /// Four bits, with a scale, and a centre if asked for, for each block of 32 elements ([`KvCache::int4`]). Not for a page
+    /// pool.
     Int4(Int4),
 }
 

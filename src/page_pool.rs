@@ -45,7 +45,7 @@ pub struct PagePool {
 
 impl PagePool {
     /// Creates a pool of `pages` pages of `page_size` keys, a multiple of 16, for `kv_heads` key/value heads; `dims` is
-    /// `[head_dim, value_dim]`. Formats are those of a cache but for int4, with its accuracy: see
+    /// `[head_dim, value_dim]`. Formats are those of a cache except int4, with the same accuracy: see
     /// [`KvCache::dtype`](crate::KvCache::dtype) and [`KvCache::int8`](crate::KvCache::int8).
     ///
     /// ```
@@ -78,7 +78,7 @@ impl PagePool {
                 (1, PoolElements::Int8 { channels: channels(KeyScales::PerChannel(scales.to_vec()))? })
             }
             CacheFormat::Int4(_) => {
-                return Err(Error::Needs { argument: "page pool", needs: "elements of eight bits or more" });
+                return Err(Error::Needs { argument: "format", needs: "one other than int4, which pools do not have" });
             }
         };
         let pool = sdpa_kernels::PagePool::new([pages, page_size], kv_heads, dims, elements);

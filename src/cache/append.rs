@@ -11,8 +11,8 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::Mismatch`] for shapes that do not fit; [`Error::Row`] for elements that the cache cannot store:
-    /// non-finite ones in an int8 or int4 cache, those of magnitude 65520 and more, which would become ∞, in an int4 or, if
-    /// finite, an f16 cache; [`Error::Needs`] in a latent cache for values that are not the first columns of `k`; [`Error::Removed`] if a
+    /// non-finite ones in an int8 cache; finite ones of magnitude 65520 and more, which would become ∞, in an f16 cache; both
+    /// in an int4 cache; [`Error::Needs`] in a latent cache for values that are not the first columns of `k`; [`Error::Removed`] if a
     /// sequence was removed ([`Self::append_ragged`] names those that it appends to);
     /// [`Error::Memory`]. The cache is then unchanged.
     pub fn append<'t>(&mut self, k: impl Into<Tensor<'t>>, v: impl Into<Tensor<'t>>) -> Result<(), Error> {

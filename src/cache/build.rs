@@ -86,7 +86,7 @@ impl KvCache {
     /// The bits are the same on every instruction set with FMA, for any number of threads, for rows computed together
     /// or one by one, and whatever the cache held before. Non-finite keys and values are refused when they are
     /// appended; a query row that is non-finite, or becomes so when multiplied by the scales of the channels, has NaN
-    /// scores.
+    /// scores. Weights that are not finite, which only a weight function gives, make the outputs of their row NaN.
     ///
     /// ```
     /// use sdpa::{KeyScales, KvCache};
@@ -104,18 +104,20 @@ impl KvCache {
         Ok(cache)
     }
 
-    /// Sets elements of four bits: about an eighth of the memory of `f32`. Rows are divided into blocks of 32 elements; the
-    /// last is filled up with zeros. Each block has a scale `s` and, with [`Int4::Centred`], a centre `c`, which is its zero
-    /// point; both are stored as `f16`. An element `x` is stored as the integer nearest to `(x − c)/s`, at most ±7. Queries
-    /// and weights are quantised as for [`Self::int8`], weights for each block of columns, and products of integers are
-    /// accumulated exactly.
+    /// Sets elements of four bits: about a seventh of the memory of `f32`, a sixth with centres, where rows fill their blocks.
+    /// Rows are divided into blocks of 32 elements; the last is filled up with zeros. Each block has a scale `s` and, with
+    /// [`Int4::Centred`], a centre `m`, the number that the integer 0 stands for (asymmetric quantisation); both are stored
+    /// as `f16`. An element `x` is stored as the integer nearest to `(x − m)/s`, at most ±7. Queries and weights are
+    /// quantised as for [`Self::int8`], weights for each block of columns, and products of integers are accumulated exactly.
     ///
-    /// **Accuracy.** The error of an element is at most half its block's scale: a 14th of the largest magnitude in the block,
-    /// or, with centres, a 28th of the difference between its largest and its smallest element; or 3·10⁻⁸, the smallest
-    /// step of `f16`. What follows for outputs and scores is said at [`Self::int8`], with this error in place of that one.
-    /// Keys with a few large channels take centres, or [`Self::int8`]. docs/benchmarks.md has the errors on a real model's tensors.
+    /// **Accuracy.** The error of an element is at most half its block's scale. That is a 14th of the block's largest
+    /// magnitude or, with centres, a 28th of the difference between its largest and smallest element plus a 28,672nd of its
+    /// largest magnitude, as the centre is rounded to `f16`; in either case a thousandth of that more, as the scale is
+    /// rounded up, plus 3·10⁻⁸, half the smallest step of `f16`. The bounds of [`Self::int8`] for outputs and scores hold
+    /// with a block's scale in place of that of the value or key. Keys with a few large channels take centres, or
+    /// [`Self::int8`]. docs/benchmarks.md has the errors on a real model's tensors.
     ///
-    /// The bits are the same as far as those of an int8 cache are.
+    /// What [`Self::int8`] says of bits holds here, too.
     ///
     /// ```
     /// use sdpa::{Int4, KvCache};
@@ -126,10 +128,12 @@ impl KvCache {
     /// # Errors
     /// [`Error::Needs`] if something was appended already, another element type was set or the cache is latent,
     /// [`Error::Mismatch`] for keys longer than 131,072.
-    pub fn int4(self, numbers: Int4) -> Result<Self, Error> {
-        self.refuse_set("int4")?;
+    pub fn int4(self, kind: Int4) -> Result<Self, Error> {
+        if self.cache.int4().is_none() || self.bytes() > 0 {
+            self.refuse_set("int4")?;
+        }
         key_length("int4", self.head_dim())?;
-        Ok(Self { cache: self.cache.with_int4(numbers), ..self })
+        Ok(Self { cache: self.cache.with_int4(kind), ..self })
     }
 
     /// Refuses a setting that elements of integers, which were set before, do not have.
@@ -149,7 +153,6 @@ impl KvCache {
             Some(Dtype::F32) if self.cache.is_latent() => "a cache that is not latent",
             Some(Dtype::F32) => return Ok(()),
             Some(_) => "a cache without dtype, which is set",
-            None if self.cache.int4().is_some() == (argument == "int4") => return Ok(()),
             None => return self.refuse_integers(argument),
         };
         Err(Error::Needs { argument, needs })
@@ -157,7 +160,9 @@ impl KvCache {
 
     /// Sets int8 elements, as [`Self::int8`] does, without memory for appending.
     pub(super) fn with_int8(self, keys: KeyScales) -> Result<Self, Error> {
-        self.refuse_set("int8")?;
+        if !self.cache.is_int8() || self.bytes() > 0 {
+            self.refuse_set("int8")?;
+        }
         let channels = key_scales(keys, [self.kv_heads(), self.head_dim()], "the cache (kv_heads × head_dim)")?;
         Ok(Self { cache: self.cache.with_int8(channels), ..self })
     }
@@ -215,7 +220,7 @@ impl KvCache {
 /// Refuses keys that are too long to be multiplied as bytes.
 fn key_length(argument: &'static str, head_dim: usize) -> Result<(), Error> {
     if head_dim > MAX_INT8_HEAD_DIM {
-        let (what, of) = ("head_dim", "the largest possible of bytes");
+        let (what, of) = ("head_dim", "the largest possible of integers");
         return Err(Error::Mismatch { argument, what, got: head_dim, expected: MAX_INT8_HEAD_DIM, of });
     }
     Ok(())

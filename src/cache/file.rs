@@ -126,9 +126,11 @@ impl KvCache {
     /// `sequences.N.values` `[kv_heads, len, value_dim]` in the type of the cache's elements, without what a sliding
     /// cache has evicted; a latent cache has no `values`. Those of an int8 cache are bytes, with the scales
     /// `sequences.N.value_scales` and, by token, `sequences.N.key_scales` `[kv_heads, len]`, or, by channel, one tensor
-    /// `channel_scales` `[kv_heads, head_dim]`. Those of an int4 cache are bytes of two elements, sixteen of which are a block:
-    /// byte `i` has elements `i` and, in its upper half, `16 + i`; the scales, in `f16`, are `[kv_heads, len, blocks]`, or
-    /// `[kv_heads, len, 2·blocks]` with a centre behind each. The metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format, sliding window, and the
+    /// `channel_scales` `[kv_heads, head_dim]`. Those of an int4 cache are `U8`
+    /// `[kv_heads, len, 16·blocks]`, with a block for each 32 elements of a row, the last filled up with zeros: byte `i` of a
+    /// block has element `i` in its lower half and `16 + i` in its upper one, in two's complement. `key_scales` and
+    /// `value_scales` are `F16` `[kv_heads, len, blocks]`, or `[kv_heads, len, 2·blocks]` with each block's centre behind its
+    /// scale. The metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format, sliding window, and the
     /// length of each sequence; removed ones are null. Keys and values that sequences share are in the file once for
     /// each.
     ///

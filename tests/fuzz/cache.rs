@@ -241,7 +241,7 @@ impl Pair {
         let cache = &mut self.cache;
         // A number that bytes, or f16, have no place for.
         let unfit = match self.home {
-            Home::Bytes { .. } | Home::Bits(_) => [rng.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY])],
+            home if home.is_integers() => [rng.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY])],
             _ => [rng.pick(&[65_520.0, -1e5, f32::MAX])],
         };
         let unfit = View::from_strides(&unfit, 0, [1, self.kv_heads, 1, d], [0; 4]).expect("one element for all");

@@ -157,7 +157,7 @@ pub(crate) fn draw_at(rng: &mut Rng, home: Home) -> Case {
     }
     let dtypes = match home {
         Home::Cache(dtype) | Home::Pool(dtype) => [rng.pick(&DTYPES), dtype, dtype],
-        Home::Bytes { .. } | Home::Bits(_) => [rng.pick(&DTYPES), Dtype::F32, Dtype::F32],
+        home if home.is_integers() => [rng.pick(&DTYPES), Dtype::F32, Dtype::F32],
         _ if rng.one_in(2) => [Dtype::F32; 3],
         _ => [(); 3].map(|()| rng.pick(&DTYPES)),
     };

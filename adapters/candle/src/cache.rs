@@ -5,7 +5,7 @@ use crate::settings::Sdpa;
 use crate::views::{self, on_cpu, refused};
 use candle_core::{DType, Result, Tensor, bail};
 use core::ops::{Deref, DerefMut};
-use sdpa::{Dtype, KeyScales};
+use sdpa::{Dtype, Int4, KeyScales};
 
 /// Keys and values of one layer for a batch of sequences, kept packed from call to call: [`sdpa::KvCache`] filled from
 /// candle's tensors. Its other methods (`truncate`, `fork`, `lens`, …) are those of [`sdpa::KvCache`].
@@ -58,6 +58,14 @@ impl KvCache {
     /// As [`sdpa::KvCache::int8`].
     pub fn int8(self, keys: KeyScales) -> Result<Self> {
         self.0.int8(keys).map(Self).map_err(refused)
+    }
+
+    /// Sets elements of four bits: see [`sdpa::KvCache::int4`], which bounds their error.
+    ///
+    /// # Errors
+    /// As [`sdpa::KvCache::int4`].
+    pub fn int4(self, kind: Int4) -> Result<Self> {
+        self.0.int4(kind).map(Self).map_err(refused)
     }
 
     /// Appends keys `[sequences, kv_heads, rows, head_dim]` and values `[sequences, kv_heads, rows, value_dim]` to all

@@ -5,6 +5,7 @@ use crate::kv::value_panels::{AnyValuePanels, ValuePanels};
 use crate::matmul::int4::{Int4, NibbleQuad};
 use crate::matmul::int8::ValueQuad;
 use crate::matmul::pack_steps::PackSteps;
+use crate::simd::Lower;
 use crate::tensor::any::{AnyPanels, AnyRows, Typed};
 use crate::tensor::element::F16;
 use crate::tensor::rows::Rows;
@@ -33,7 +34,7 @@ pub(crate) enum BlockValues {
     /// Int8 values, all finite, and their scales, in whole panels.
     Int8 { values: ValuePanels<ValueQuad>, scales: *const [f32] },
     /// Int4 values, in panels of a block of columns, and the numbers of those blocks.
-    Int4 { values: ValuePanels<NibbleQuad<false>>, kind: Int4, numbers: *const [F16] },
+    Int4 { values: ValuePanels<NibbleQuad<Lower>>, kind: Int4, numbers: *const [F16] },
 }
 
 /// Columns of a block's values that are contiguous.

@@ -107,14 +107,10 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Returns the number of bytes of an element of a key and of a value; 1 for int4, which has two in one.
-    pub fn element_bytes(&self) -> [usize; 2] {
-        self.dtypes().map(|dtype| dtype.map_or(1, Dtype::bytes))
-    }
-
     /// Returns the number of bytes of a key and its value in one head, without scales.
     pub fn token_bytes(&self) -> usize {
-        let ([key, value], [k, v]) = (self.element_bytes(), [self.k_shape()[3], self.v_shape()[3]]);
+        let [key, value] = self.dtypes().map(|dtype| dtype.map_or(1, Dtype::bytes));
+        let [k, v] = [self.k_shape()[3], self.v_shape()[3]];
         match self.cache() {
             Some(cache) if cache.int4().is_some() => (k + v).div_ceil(2),
             Some(cache) if cache.is_latent() => k * key,

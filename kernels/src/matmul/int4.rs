@@ -7,16 +7,17 @@
 //! those of int8 values are.
 //!
 //! ```text
-//! keys     [panel of 16 keys][block][4][16][4 bytes]     byte e of part i: elements 4·i + e, and 16 more in its upper half
+//! keys     [panel of 16 keys][block][4][16][4 bytes]     byte e of part i: element 4·i + e, and element 16 + 4·i + e in its upper half
 //! scales   [panel of 16 keys][block][scale, centre][16]
 //! values   [block of columns][four keys][16][4 bytes]    byte e of column c: key e, and column c + 16 in its upper half
 //! scales   [block of columns][scale, centre][key]
 //! ```
 
-use crate::matmul::int8::{QUAD, QuerySize, Row};
+use crate::matmul::int8::{QUAD, QuerySize, ROUND, Row};
 use crate::simd::aligned::Plain;
-use crate::simd::{LANES, Query4};
+use crate::simd::{Half, LANES, Query4};
 use crate::tensor::element::{Element, F16};
+use core::marker::PhantomData;
 
 /// Number of elements of a block.
 pub(crate) const BLOCK: usize = 32;
@@ -34,9 +35,6 @@ pub(crate) const BLOCK_BYTES: usize = BLOCK / 2 * LANES;
 
 /// Largest integer.
 const MOST: f32 = 7.0;
-
-/// Constant that rounds as that of `int8.rs` does.
-const ROUND: f32 = 12_582_912.0;
 
 /// Returns the number of blocks of a row.
 pub(crate) const fn blocks(dim: usize) -> usize {
@@ -62,15 +60,15 @@ impl Int4 {
     }
 }
 
-/// Values of four keys in two columns, sixteen apart: of the nearer, or of the `FAR` one.
+/// Values of four keys in two columns, sixteen apart, of which one half of the bytes is meant.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(crate) struct NibbleQuad<const FAR: bool>(pub(crate) [u8; QUAD]);
+pub(crate) struct NibbleQuad<H>(pub(crate) [u8; QUAD], PhantomData<H>);
 
 // SAFETY: four bytes of which every bit pattern is valid, aligned as a byte is.
-unsafe impl<const FAR: bool> Plain for NibbleQuad<FAR> {}
+unsafe impl<H: Half> Plain for NibbleQuad<H> {}
 
-/// Quantises a block of at most 32 finite elements, smaller than the largest `f16`; the rest of `out` becomes zeros.
+/// Quantises a block of at most 32 elements of magnitude below 65520; the rest of `out` becomes zeros.
 /// Returns its scale and its centre.
 #[inline(always)]
 pub(crate) fn quantise(xs: &[f32], kind: Int4, out: &mut [i8; BLOCK]) -> [F16; 2] {
@@ -212,6 +210,25 @@ mod tests {
             }
             let (off, _) = error(&[2f32.powi(-26), -2f32.powi(-26)], kind);
             assert!(off <= 0.501, "{off}: smaller than any scale");
+        }
+        // The bounds of the documentation.
+        for (kind, size, shift) in
+            [(Int4::Symmetric, 1.0, 0.3), (Int4::Centred, 0.05, 130.0), (Int4::Centred, 3.0, -1.0)]
+        {
+            let xs: Vec<f32> = numbers(BLOCK).map(|x| size * x + shift).collect();
+            let [low, high] = [f32::min, f32::max].map(|f| xs.iter().copied().fold(xs[0], f));
+            let largest = high.max(-low);
+            let bound = match kind {
+                Int4::Symmetric => largest / 14.0,
+                Int4::Centred => (high - low) / 28.0 + largest / 28_672.0,
+            };
+            let mut out = [0; BLOCK];
+            let [scale, centre] = quantise(&xs, kind, &mut out).map(|x| x.widen());
+            let off = xs.iter().zip(out).map(|(x, n)| (centre + scale * f32::from(n) - x).abs()).fold(0.0, f32::max);
+            assert!(
+                off <= 1.001 * bound + 3e-8 + 1e-7 * largest && 3.0 * off > bound,
+                "{kind:?}: {off}, bound {bound}"
+            );
         }
         // What a centre is for.
         let xs: Vec<f32> = numbers(BLOCK).map(|x| 10.0 + x).collect();

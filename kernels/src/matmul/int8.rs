@@ -57,7 +57,7 @@ const MAX_SCALE: f32 = f32::from_bits((f32::MAX / MOST).to_bits() - 1);
 
 /// Constant that rounds a number below 2²² to an integer when added to it, ties to even, and leaves the integer in the
 /// lowest bits.
-const ROUND: f32 = 12_582_912.0;
+pub(crate) const ROUND: f32 = 12_582_912.0;
 
 /// Number of bytes of a row that are computed before they are stored.
 const CHUNK: usize = 64;

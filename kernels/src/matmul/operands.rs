@@ -7,8 +7,8 @@ use crate::simd::{Bf16Dot, Bf16x2, Int8Dot, Vector, Words4};
 /// Multiply-add: the two operands of a product, and its addition to a sum.
 ///
 /// # Safety
-/// [`Self::x`] reads no more than element `i`, and [`Self::total`] no more than a row's unit, where rows have one: tiles
-/// rely on that.
+/// [`Self::x`] reads no more than element `i`, and [`Self::total`] no more than what lies behind a row's weights:
+/// tiles rely on that.
 pub(crate) unsafe trait MulAdd<W: Vector> {
     /// Element of a row (of queries, of weights), repeated in all lanes.
     type X: Copy;
@@ -28,14 +28,16 @@ pub(crate) unsafe trait MulAdd<W: Vector> {
     /// Loads element `i` of a row, repeated in all lanes.
     ///
     /// # Safety
-    /// Element `i` of the row is readable; where operands are pairs, the row is one of pairs.
+    /// Element `i` of the row is readable; where operands are pairs, the row is one of pairs; where they
+    /// are fours, one of 16-bit weights.
     unsafe fn x(w: W, row: *const f32, i: usize) -> Self::X;
     /// Returns `sum + x·y`.
     fn fma(w: W, x: Self::X, y: Self::Y, sum: Self::Sum) -> Self::Sum;
     /// Returns the sums of a row as floats.
     ///
     /// # Safety
-    /// The row is readable, and one of 16-bit weights, with their unit, where operands are fours of bytes.
+    /// The row is readable, and one of 16-bit weights, with the largest and, of int4, the weighted centres behind them, where
+    /// operands are fours.
     unsafe fn total(w: W, row: *const f32, sum: Self::Sum) -> W::V;
     /// Returns the sums of which these are the [totals](Self::total), if it [does](Self::RESUMES).
     fn resume(w: W, total: W::V) -> Self::Sum;

@@ -3,7 +3,7 @@
 use crate::matmul::int4::NibbleQuad;
 use crate::matmul::int8::{QUAD, ValueQuad};
 use crate::matmul::operands::{Bf16Pairs, Floats, Int4Fours, Int8Fours, MulAdd};
-use crate::simd::{Bf16Dot, Bf16x2, Int8Dot, Vector};
+use crate::simd::{Bf16Dot, Bf16x2, Half, Int8Dot, Vector};
 use crate::tensor::element::{Bf16, Load};
 use crate::tensor::rows::Rows;
 
@@ -17,6 +17,8 @@ pub(crate) unsafe trait ValueOperand<W: Vector>: Copy {
     const KEYS: usize;
     /// Number of bytes of a term in each column.
     const BYTES: usize;
+    /// Number of those bytes that lie at each of the term's [addresses](Self::rows).
+    const ROW_BYTES: usize;
     /// True if tiles of these terms can end (finish) rows: only with floats, so that the code is not compiled for
     /// others.
     const ENDS: bool = false;
@@ -108,7 +110,7 @@ unsafe impl<S: Int8Dot> ValueElement<S> for ValueQuad {
 }
 
 // SAFETY: `Int8Dot::nibble_words` reads sixteen fours of bytes.
-unsafe impl<S: Int8Dot, const FAR: bool> ValueElement<S> for NibbleQuad<FAR> {
+unsafe impl<S: Int8Dot, H: Half> ValueElement<S> for NibbleQuad<H> {
     const KEYS: usize = QUAD;
     const ENDS: bool = false;
     type By = Int4Fours;
@@ -116,7 +118,7 @@ unsafe impl<S: Int8Dot, const FAR: bool> ValueElement<S> for NibbleQuad<FAR> {
     #[inline(always)]
     unsafe fn y(s: S, p: *const Self) -> S::Words {
         // SAFETY: the caller guarantees sixteen readable fours at `p`.
-        unsafe { s.nibble_words::<FAR>(p.cast()) }
+        unsafe { s.nibble_words::<H>(p.cast()) }
     }
 }
 
@@ -124,6 +126,7 @@ unsafe impl<S: Int8Dot, const FAR: bool> ValueElement<S> for NibbleQuad<FAR> {
 unsafe impl<W: Vector, T: ValueElement<W>> ValueOperand<W> for Rows<T> {
     const KEYS: usize = T::KEYS;
     const BYTES: usize = size_of::<T>();
+    const ROW_BYTES: usize = size_of::<T>();
     const ENDS: bool = T::ENDS;
     type At = *const T;
     type By = T::By;
@@ -191,6 +194,7 @@ pub(crate) struct RowPairs {
 unsafe impl<S: Bf16Dot> ValueOperand<S> for RowPairs {
     const KEYS: usize = 2;
     const BYTES: usize = size_of::<Bf16x2>();
+    const ROW_BYTES: usize = size_of::<Bf16>();
     type At = [*const Bf16; 2];
     type By = Bf16Pairs;
 

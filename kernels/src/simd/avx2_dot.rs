@@ -1,12 +1,12 @@
 //! Dot products of AVX2.
 
 use super::avx2::{Avx2, F32x16};
-use super::{Int8Dot, Query4, Words4};
+use super::{Half, Int8Dot, Query4, Words4};
 use core::arch::x86_64::*;
 
 // SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
 unsafe impl Int8Dot for Avx2 {
-    // 4 × 2 sums, 4 keys, 2 broadcasts, 1 product: 15 of 16 registers.
+    // 4 × 2 sums, 4 keys, 2 broadcasts, 1 product: 15 of 16 registers. Of four bits, 1 of ones, too: 16.
     const INT8_DOT_ROWS: usize = 4;
     const WEIGHT_ROWS: usize = 4;
     type Sums = [__m256i; 2];
@@ -84,14 +84,14 @@ unsafe impl Int8Dot for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn nibble_words<const HIGH: bool>(self, p: *const i8) -> Self::Words {
+    unsafe fn nibble_words<H: Half>(self, p: *const i8) -> Self::Words {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             let bytes = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
             let mut words = [bytes; 2];
             for (words, bytes) in words.iter_mut().zip(bytes) {
                 // Each element up to the end of its 16 bits, and back with its sign.
-                let (even, odd) = match HIGH {
+                let (even, odd) = match H::IS_UPPER {
                     false => (_mm256_slli_epi16::<12>(bytes), _mm256_slli_epi16::<4>(bytes)),
                     true => (_mm256_slli_epi16::<8>(bytes), bytes),
                 };
@@ -103,7 +103,7 @@ unsafe impl Int8Dot for Avx2 {
 
     #[inline(always)]
     fn dot4_words(self, mut sums: Self::Sums, x: Words4, columns: Self::Words) -> Self::Sums {
-        // `vpmaddwd` is exact: two products of a byte are far from the end of 32 bits.
+        // `vpmaddwd` is exact: two products of a byte and 16 bits are far from the end of 32.
         // SAFETY: `self` proves the features.
         unsafe {
             let (even, odd) = (_mm256_set1_epi32(x.even), _mm256_set1_epi32(x.odd));

@@ -1,7 +1,7 @@
 //! Dot products of AVX-512, with AVX-512BW: of bytes, with AVX-512 VNNI, and of bfloat16 pairs, with AVX512_BF16.
 
 use super::avx512::{Avx512Bf16, Avx512Vnni};
-use super::{Bf16Dot, Bf16x2, Int8Dot, Query4, Words4};
+use super::{Bf16Dot, Bf16x2, Half, Int8Dot, Query4, Words4};
 use core::arch::x86_64::*;
 
 // SAFETY: made where the feature is detected; loads and stores touch sixteen elements, or four times as many bytes.
@@ -51,12 +51,12 @@ unsafe impl Int8Dot for Avx512Vnni {
     }
 
     #[inline(always)]
-    unsafe fn nibble_words<const HIGH: bool>(self, p: *const i8) -> [__m512i; 2] {
+    unsafe fn nibble_words<H: Half>(self, p: *const i8) -> [__m512i; 2] {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             let bytes = _mm512_loadu_si512(p.cast());
             // As with AVX2.
-            let (even, odd) = match HIGH {
+            let (even, odd) = match H::IS_UPPER {
                 false => (_mm512_slli_epi16::<12>(bytes), _mm512_slli_epi16::<4>(bytes)),
                 true => (_mm512_slli_epi16::<8>(bytes), bytes),
             };

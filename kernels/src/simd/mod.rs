@@ -17,7 +17,7 @@
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
 //! 6. An operation is added where backends implement it differently, not because one caller would like it.
 
-pub(crate) use crate::simd::quads::{Query4, Words4};
+pub(crate) use crate::simd::quads::{Half, Lower, Query4, Upper, Words4};
 pub(crate) use crate::simd::vector::Vector;
 pub(crate) use crate::simd::width::LANES;
 use crate::simd::width::LINE_BYTES;
@@ -258,8 +258,8 @@ pub(crate) unsafe trait Simd: Vector {
     unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32);
 }
 
-/// Dot products of bytes, four elements at a time: of int8 rows with sixteen int8 keys, and of weights, 16-bit numbers,
-/// with sixteen columns of int8 values. Sums are 32-bit integers that wrap, so a result that fits is exact and every
+/// Dot products of integers, four or eight elements at a time: of int8 rows with sixteen keys of eight or four bits, and of
+/// 16-bit weights with sixteen columns of values of either. Sums are 32-bit integers that wrap, so a result that fits is exact and every
 /// instruction set gives the same. Lanes are keys or columns, as everywhere.
 ///
 /// # Safety
@@ -303,12 +303,11 @@ pub(crate) unsafe trait Int8Dot: Simd {
     /// # Safety
     /// `p..p + 64` is readable: four elements of a column, then four of the next.
     unsafe fn words(self, p: *const i8) -> Self::Words;
-    /// Loads four elements of each of sixteen columns, of four bits with a sign: the lower halves of bytes, or the `HIGH`
-    /// ones.
+    /// Loads four elements of each of sixteen columns, of four bits with a sign: one half of bytes.
     ///
     /// # Safety
     /// `p..p + 64` is readable: four bytes of a column, then four of the next.
-    unsafe fn nibble_words<const HIGH: bool>(self, p: *const i8) -> Self::Words;
+    unsafe fn nibble_words<H: Half>(self, p: *const i8) -> Self::Words;
     /// Returns `sums[l] + Σ x[e]·columns[4·l + e]` in lane `l`.
     fn dot4_words(self, sums: Self::Sums, x: Words4, columns: Self::Words) -> Self::Sums;
     /// Converts the sums to `f32`, each rounded once.

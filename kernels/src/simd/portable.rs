@@ -4,7 +4,8 @@
 
 use super::portable_half::{PortableHalf, bits, from_bits, ints};
 use super::{
-    F16_BIAS, F16_END, F16_NORMAL, INFINITY, Int8Dot, Int8DotWork, LANES, Query4, Simd, TWO_TO_MINUS_64, Vector, Words4,
+    F16_BIAS, F16_END, F16_NORMAL, Half, INFINITY, Int8Dot, Int8DotWork, LANES, Lower, Query4, Simd, TWO_TO_MINUS_64,
+    Upper, Vector, Words4,
 };
 use wide::{f32x4, i16x8, i32x4, i32x8};
 
@@ -270,7 +271,7 @@ unsafe impl Int8Dot for Portable {
     #[inline(always)]
     unsafe fn nibbles(self, p: *const i8) -> Self::Nibbles {
         // SAFETY: same contract: the caller guarantees the range at `p`.
-        unsafe { [self.nibble_words::<false>(p), self.nibble_words::<true>(p)] }
+        unsafe { [self.nibble_words::<Lower>(p), self.nibble_words::<Upper>(p)] }
     }
 
     #[inline(always)]
@@ -279,13 +280,13 @@ unsafe impl Int8Dot for Portable {
     }
 
     #[inline(always)]
-    unsafe fn nibble_words<const HIGH: bool>(self, p: *const i8) -> Self::Words {
+    unsafe fn nibble_words<H: Half>(self, p: *const i8) -> Self::Words {
         // SAFETY: the caller guarantees `p..p + 64`.
         let bytes = unsafe { p.cast::<[[[u8; 2]; 8]; 4]>().read_unaligned() };
         bytes.map(|bytes| {
             let pairs = i16x8::new(bytes.map(i16::from_le_bytes));
             // As with AVX2.
-            let [even, odd] = if HIGH { [pairs << 8, pairs] } else { [pairs << 12, pairs << 4] };
+            let [even, odd] = if H::IS_UPPER { [pairs << 8, pairs] } else { [pairs << 12, pairs << 4] };
             [even >> 12, odd >> 12]
         })
     }

@@ -10,6 +10,27 @@ pub(crate) struct Words4 {
     pub(crate) odd: i32,
 }
 
+/// Half of a byte.
+pub(crate) trait Half: Copy + 'static {
+    const IS_UPPER: bool;
+}
+
+/// Lower half of a byte.
+#[derive(Clone, Copy)]
+pub(crate) struct Lower;
+
+/// Upper half of a byte.
+#[derive(Clone, Copy)]
+pub(crate) struct Upper;
+
+impl Half for Lower {
+    const IS_UPPER: bool = false;
+}
+
+impl Half for Upper {
+    const IS_UPPER: bool = true;
+}
+
 /// Four consecutive elements of an int8 query row, in the two forms that the instruction sets take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]

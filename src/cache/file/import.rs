@@ -176,9 +176,10 @@ fn check_int4(name: &str, part: TokenPart, bytes: &[u8], elements: ElementFormat
             let numbers = bytes.as_chunks().0.iter().map(|&x| F16(u16::from_le_bytes(x)).to_f32());
             let each = if elements == ElementFormat::Int4 { 1 } else { 2 };
             match numbers.enumerate().find(|&(i, x)| !x.is_finite() || i % each == 0 && x < 0.0) {
-                Some((_, bad)) => {
-                    Err(wrong(format!("{name}: a number is {bad}, but must be one that int4 blocks have")))
+                Some((i, bad)) if i % each == 0 => {
+                    Err(wrong(format!("{name}: a scale is {bad}, but must be finite and not negative")))
                 }
+                Some((_, bad)) => Err(wrong(format!("{name}: a centre is {bad}, but must be finite"))),
                 None => Ok(()),
             }
         }

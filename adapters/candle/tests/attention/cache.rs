@@ -3,7 +3,7 @@
 use crate::oracle::{Scores, TYPES, assert_close, assert_same, candle, mask, random};
 use candle_core::{DType, Tensor};
 use sdpa_candle::sdpa;
-use sdpa_candle::{Alignment, Attention, KeyScales, KvCache, Sdpa};
+use sdpa_candle::{Alignment, Attention, Int4, KeyScales, KvCache, Sdpa};
 use std::num::NonZeroUsize;
 
 const KEYS: usize = 262;
@@ -60,6 +60,7 @@ fn types_of_caches_are_near_candles_own() {
         ("f16", new().dtype(DType::F16).unwrap(), 4e-3),
         ("int8", new().int8(KeyScales::PerToken).unwrap(), 6e-2),
         ("int8 by channel", new().int8(channels).unwrap(), 6e-2),
+        ("int4", new().int4(Int4::Symmetric).unwrap(), 6e-1),
     ];
     for (name, cache, bound) in caches {
         let got = in_pieces(cache, &[q.clone(), k.clone(), v.clone()]);

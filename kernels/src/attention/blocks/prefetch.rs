@@ -5,11 +5,11 @@ use crate::attention::steps::by_isa::Steps;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::ValueLayout;
 use crate::matmul::int4;
-use crate::matmul::int8::{self, QUAD, ValueQuad};
+use crate::matmul::int8::{self, QUAD};
 use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS};
 use crate::simd::LANES;
 use crate::tensor::any::AnyRows;
-use crate::tensor::rows::{KEY_BLOCK, Table};
+use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 
 /// Number of first rows of a unit to prefetch, a panel's: later keys are prefetched by packing, later values by tiles.
 const FIRST: usize = LANES;
@@ -96,17 +96,9 @@ impl<S: Steps> AttentionTask<'_, S> {
         match keys {
             Keys::Rows(rows) => prefetch.push_rows(rows, len, d),
             Keys::Packed(panels) => prefetch.push_rows(panels, len.div_ceil(LANES), LANES * d),
-            // Scales are not prefetched: they are a thirtieth of the memory.
-            Keys::Int8 { panels, .. } => {
-                // SAFETY: the block has a panel.
-                let first = unsafe { panels.at(0) };
-                prefetch.push(first.cast(), 0, 1, len.div_ceil(LANES) * int8::panel_bytes(d));
-            }
-            Keys::Int4 { panels, .. } => {
-                // SAFETY: the block has a panel.
-                let first = unsafe { panels.at(0) };
-                prefetch.push(first.cast(), 0, 1, len.div_ceil(LANES) * int4::blocks(d) * int4::BLOCK_BYTES);
-            }
+            // Scales are not prefetched: they are a thirtieth of the memory, or of int4 an eighth.
+            Keys::Int8 { panels, .. } => push_panels(prefetch, panels, len, int8::panel_bytes(d)),
+            Keys::Int4 { panels, .. } => push_panels(prefetch, panels, len, int4::blocks(d) * int4::BLOCK_BYTES),
         }
         match values {
             BlockValues::Rows { rows, .. } => prefetch.push_rows(rows, len, self.tiling.value_dim),
@@ -117,16 +109,8 @@ impl<S: Steps> AttentionTask<'_, S> {
                 let first = unsafe { panels.first().first() };
                 push_value_panels(prefetch, panels.layout(), first.at, first.element, len);
             }
-            BlockValues::Int8 { values, .. } => {
-                // SAFETY: the block has at least one row.
-                let first = unsafe { values.first.at(0) };
-                push_value_panels(prefetch, values.layout, first.cast(), size_of::<ValueQuad>(), len.div_ceil(QUAD));
-            }
-            BlockValues::Int4 { values, .. } => {
-                // SAFETY: the block has at least one row.
-                let first = unsafe { values.first.at(0) };
-                push_value_panels(prefetch, values.layout, first.cast(), size_of::<ValueQuad>(), len.div_ceil(QUAD));
-            }
+            BlockValues::Int8 { values, .. } => push_fours(prefetch, values.layout, values.first, len),
+            BlockValues::Int4 { values, .. } => push_fours(prefetch, values.layout, values.first, len),
         }
     }
 
@@ -151,6 +135,20 @@ impl<S: Steps> AttentionTask<'_, S> {
             prefetch.push_rows(at(row), self.task.rows.len().min(self.seq.q_len - row.i), dim);
         }
     }
+}
+
+/// Adds the panels of `len` keys, at least one, of so many bytes each.
+fn push_panels(prefetch: &mut PrefetchQueue, panels: Rows<i8>, len: usize, bytes: usize) {
+    // SAFETY: there is a panel.
+    let first = unsafe { panels.at(0) };
+    prefetch.push(first.cast(), 0, 1, len.div_ceil(LANES) * bytes);
+}
+
+/// Adds the values of `len` keys, at least one, in fours.
+fn push_fours<T>(prefetch: &mut PrefetchQueue, layout: ValueLayout, fours: Rows<T>, len: usize) {
+    // SAFETY: there is a row.
+    let first = unsafe { fours.at(0) };
+    push_value_panels(prefetch, layout, first.cast(), size_of::<T>(), len.div_ceil(QUAD));
 }
 
 /// Adds `n` rows of value panels that start at an address; elements are `bytes` each. Where the panels differ in width, the

@@ -43,7 +43,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             // Many rows read panels side by side.
             Keys::Packed(panels) if panels.are_scattered() => few && !native,
             Keys::Packed(_) => !native || d.is_multiple_of(2),
-            Keys::Int8 { .. } | Keys::Int4 { .. } => unreachable!("keys of bytes meet queries of bytes"),
+            Keys::Int8 { .. } | Keys::Int4 { .. } => unreachable!("keys of integers meet queries of bytes"),
         };
         let most = if few { READING_KEYS } else { KEY_BLOCK };
         let run = if ready { KEY_BLOCK } else { task.tiling.pack_keys.min(most) };
@@ -145,7 +145,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                     task.s.pack_rows(panels, [all, d * LANES], NonFinite::Ignored, out);
                 }
                 Keys::Rows(rows) => task.s.pack_keys(rows.rows_from(keys.start), n, d, out),
-                Keys::Int8 { .. } | Keys::Int4 { .. } => unreachable!("bytes are read as they are"),
+                Keys::Int8 { .. } | Keys::Int4 { .. } => unreachable!("integers are read as they are"),
             }
         }
     }
@@ -199,7 +199,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 Keys::Int4 { panels, kind, numbers } => {
                     self.integer_scores(queries, rows, bias, panels, Int4Keys { kind, numbers: &*numbers });
                 }
-                _ => unreachable!("queries of bytes meet keys of bytes"),
+                _ => unreachable!("queries of bytes meet keys of integers"),
             }
         }
     }

@@ -51,10 +51,14 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     /// The ends of [`PvMode::Ending`], if it is that, were prepared for this row block.
     pub(crate) unsafe fn accumulate_pv(&mut self, manner: PvMode<'_>, row_block: Range<usize>) {
         match self.values {
-            BlockValues::Int8 { values, scales } => return self.accumulate_pv_int8(values, scales, row_block),
-            BlockValues::Int4 { values, kind, numbers } => {
+            // SAFETY: the values and what belongs to them are the block's.
+            BlockValues::Int8 { values, scales } => unsafe {
+                return self.accumulate_pv_int8(values, scales, row_block);
+            },
+            // SAFETY: as above.
+            BlockValues::Int4 { values, kind, numbers } => unsafe {
                 return self.accumulate_pv_int4(Int4Values { values, kind, numbers }, row_block);
-            }
+            },
             _ => {}
         }
         let task = self.task;

@@ -9,15 +9,17 @@ use crate::kv::value_panels::ValuePanels;
 use crate::matmul::int4::{BLOCK, Int4, NibbleQuad};
 use crate::matmul::int8::{QUAD, ValueQuad};
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
-use crate::simd::LANES;
+use crate::simd::{LANES, Lower, Upper};
 use crate::tensor::element::F16;
-use crate::tensor::rows::Rows;
 use core::ops::Range;
 
 impl<S: Steps> KeyBlock<'_, '_, S> {
     /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are rounded and not read
     /// afterwards.
-    pub(crate) fn accumulate_pv_int8(
+    ///
+    /// # Safety
+    /// The values and scales are the block's.
+    pub(crate) unsafe fn accumulate_pv_int8(
         &mut self,
         values: ValuePanels<ValueQuad>,
         scales: *const [f32],
@@ -25,7 +27,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     ) {
         let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
         let value_dim = task.tiling.value_dim;
-        // SAFETY: the cache outlives the call, and the block's table the block.
+        // SAFETY: the caller guarantees the block's scales: the cache outlives the call, and the block's table the block.
         task.s.round_weights_int8(self.scores(rows), unsafe { &*scales });
         let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
         for (columns, values) in values.panels() {
@@ -51,12 +53,16 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
 
     /// Accumulates the P·V of int4 values, a block of columns after the other. Each has its own scales, so the weights are
     /// rounded for each, a tile of rows at a time.
-    pub(crate) fn accumulate_pv_int4(&mut self, values: Int4Values, row_block: Range<usize>) {
+    ///
+    /// # Safety
+    /// The values and numbers are the block's.
+    pub(crate) unsafe fn accumulate_pv_int4(&mut self, values: Int4Values, row_block: Range<usize>) {
         let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
         let keys = self.len.next_multiple_of(LANES);
         let (mut room, mut numbers) = ([0.0; MAX_TILE_ROWS * SCORE_STRIDE], ValueNumbers::new());
         for (block, (_, first)) in values.values.panels().enumerate() {
-            let (scales, centres) = values.numbers(block);
+            // SAFETY: the caller guarantees the block's numbers.
+            let (scales, centres) = unsafe { values.numbers(block) };
             task.s.widen_numbers(&mut numbers, scales, centres, keys);
             for (tile, &span) in self.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()) {
                 let first_row = tile * S::TILE_ROWS;
@@ -86,10 +92,10 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 };
                 // SAFETY: value panels are whole vectors of fours, for every key of the block; weights were rounded just now.
                 unsafe {
-                    task.s.values_int4::<false>(half.of(first));
+                    task.s.values_int4(half.of(first));
                     if columns.len() > LANES {
                         half.out = &mut half.out[LANES..];
-                        task.s.values_int4::<true>(half.of(far(first)));
+                        task.s.values_int4(half.of(first.cast::<NibbleQuad<Upper>>()));
                     }
                 }
             }
@@ -100,23 +106,21 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
 /// Int4 values of a block of keys, and the numbers of their blocks of columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Int4Values {
-    pub(crate) values: ValuePanels<NibbleQuad<false>>,
+    pub(crate) values: ValuePanels<NibbleQuad<Lower>>,
     pub(crate) kind: Int4,
     pub(crate) numbers: *const [F16],
 }
 
 impl Int4Values {
     /// Returns the scales, and the centres if there are any, of a block of columns.
-    fn numbers(&self, block: usize) -> (&[F16], Option<&[F16]>) {
+    ///
+    /// # Safety
+    /// The numbers are those of a block of keys that is held.
+    unsafe fn numbers(&self, block: usize) -> (&[F16], Option<&[F16]>) {
         let rows = self.values.layout.rows * QUAD;
-        // SAFETY: the cache outlives the call.
+        // SAFETY: the caller guarantees the numbers; the cache outlives the call.
         let numbers = unsafe { &*self.numbers };
         let (scales, centres) = numbers[block * self.kind.numbers() * rows..].split_at(rows);
         (scales, (self.kind == Int4::Centred).then_some(centres))
     }
-}
-
-/// Returns the same fours as those of the columns sixteen further.
-fn far(near: Rows<NibbleQuad<false>>) -> Rows<NibbleQuad<true>> {
-    near.cast()
 }

@@ -6,7 +6,7 @@ use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::int4::NibbleQuad;
 use crate::matmul::int8::{CENTRES, LARGEST_WEIGHT, QUAD, ValueQuad, WeightFactors, scale_weights};
-use crate::simd::{Int8Dot, Int8DotWork, LANES, Simd, Words4};
+use crate::simd::{Half, Int8Dot, Int8DotWork, LANES, Simd, Words4};
 use crate::tensor::element::F16;
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 use core::ops::Range;
@@ -22,7 +22,7 @@ impl Int8DotWork for Values<'_, Rows<ValueQuad>> {
 }
 
 /// Same contract as [`values`], with rounded weights and weighted centres.
-impl<const FAR: bool> Int8DotWork for Values<'_, Rows<NibbleQuad<FAR>>> {
+impl<H: Half> Int8DotWork for Values<'_, Rows<NibbleQuad<H>>> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Int8Dot>(mut self, s: S) {

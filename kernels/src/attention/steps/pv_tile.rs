@@ -199,7 +199,7 @@ impl<R: Copy, At: Copy> Terms<R, At> {
             for j in term..stop {
                 if let Some(later_at) = &mut later.at {
                     for row in R::rows(*later_at) {
-                        s.prefetch_far(level, row, NV * W::LANES * R::BYTES / R::KEYS);
+                        s.prefetch_far(level, row, NV * W::LANES * R::ROW_BYTES);
                     }
                     *later_at = R::offset(*later_at, later.step);
                 }

@@ -39,6 +39,11 @@ pub(crate) struct Scores<'a, C> {
     pub(crate) out: &'a mut [f32],
 }
 
+/// Number of panels of a tile of many rows.
+const fn tile_vecs<S: Int8Dot, C: KeyCode>() -> usize {
+    if C::FLOAT_SUMS { S::DOT_VECS } else { S::TILE_VECS }
+}
+
 /// The contract is that of [`Scores`].
 impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
     type Output = ();
@@ -53,7 +58,7 @@ impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
         let out = a.out.as_mut_ptr();
         let vecs = match a.keys.are_scattered() {
             true => 1,
-            false => dot_tile::panels(s, all, [S::DOT_VECS, S::TILE_VECS]),
+            false => dot_tile::panels(s, all, [S::DOT_VECS, const { tile_vecs::<S, C>() }]),
         };
         let mut walk = Walk {
             rows: all,
@@ -77,7 +82,7 @@ impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
                     size: a.size,
                     out: out.add(first * LANES),
                 };
-                by_tile_vecs!(strip.vecs, most S::TILE_VECS, |NV| s.vectorize(
+                by_tile_vecs!(strip.vecs, most const { dot_tile::widest::<S>(tile_vecs::<S, C>()) }, |NV| s.vectorize(
                     #[inline(always)]
                     || operands.run_strip::<S, NV>(s, walk, strip)
                 ));

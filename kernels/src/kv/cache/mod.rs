@@ -101,10 +101,13 @@ impl Cache {
     /// Returns the cache emptied, with keys as rows, of which the values are the first columns.
     ///
     /// # Panics
-    /// If values are longer than keys, or the cache is int8.
+    /// If values are longer than keys, or the cache is int8 or int4.
     #[must_use]
     pub fn with_latent(self) -> Self {
-        assert!(self.sizes.value_dim <= self.sizes.head_dim && !self.is_int8(), "values are columns of the keys");
+        assert!(
+            self.sizes.value_dim <= self.sizes.head_dim && self.dtype().is_some(),
+            "values are columns of the keys"
+        );
         let sizes = Sizes { key_order: KeyOrder::Latent, value_order: ValueOrder::Rows, ..self.sizes };
         Self { sizes, ..self.emptied() }
     }
@@ -241,7 +244,7 @@ impl Cache {
     /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to a sequence.
     ///
     /// # Panics
-    /// If the shapes do not fit. Tokens for an int8 cache must be finite, or scores and outputs are NaN.
+    /// If the shapes do not fit. Tokens for an int8 or int4 cache must be finite, or scores and outputs are wrong.
     pub fn append(&mut self, isa: Isa, tokens: NewTokens, kv: [Tensor<'_>; 2]) {
         let (sizes, NewTokens { sequence, b, rows }) = (self.sizes, tokens);
         assert!(sizes.head_dim > 0 && sizes.value_dim > 0, "keys and values need a length");

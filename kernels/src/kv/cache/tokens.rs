@@ -85,24 +85,21 @@ impl Sizes {
     fn run_bytes(self, part: TokenPart, [head, row]: [usize; 2], run: Range<usize>) -> Range<usize> {
         let Parts { key_scales, keys, value_scales, values } = self.parts(head);
         let [_, bytes] = self.elements(part);
-        if let Format::Int4(kind) = self.format {
-            let start = self.int4_start(kind, part, row, run.start) * bytes;
-            let start = start
-                + match part {
-                    TokenPart::Key => keys.start,
-                    TokenPart::KeyScale => key_scales.start,
-                    TokenPart::Value => values.start,
-                    TokenPart::ValueScale => value_scales.start,
-                };
-            return start..start + run.len() * bytes;
-        }
         let start = match part {
-            TokenPart::Key if self.key_order == KeyOrder::Latent => values.start + self.value(row, run.start) * bytes,
-            TokenPart::Key => keys.start + self.key(row, run.start) * bytes,
-            TokenPart::Value => values.start + self.value(row, run.start) * bytes,
-            TokenPart::KeyScale => key_scales.start + row * bytes,
-            TokenPart::ValueScale => value_scales.start + row * bytes,
+            TokenPart::Key if self.key_order == KeyOrder::Latent => values.start,
+            TokenPart::Key => keys.start,
+            TokenPart::KeyScale => key_scales.start,
+            TokenPart::Value => values.start,
+            TokenPart::ValueScale => value_scales.start,
         };
+        let start = start
+            + bytes
+                * match (self.format, part) {
+                    (Format::Int4(kind), _) => self.int4_start(kind, part, row, run.start),
+                    (_, TokenPart::Key) if self.key_order == KeyOrder::Packed => self.key(row, run.start),
+                    (_, TokenPart::Key | TokenPart::Value) => self.value(row, run.start),
+                    (_, TokenPart::KeyScale | TokenPart::ValueScale) => row,
+                };
         start..start + run.len() * bytes
     }
 
@@ -155,7 +152,7 @@ impl Cache {
 
     /// Writes the elements of a part of token `[sequence, head, token]`, which is held, in a block that is not shared.
     /// Those of an int8 cache must be -127 at least, and scales those of rows
-    /// ([`is_int8_scale`](crate::is_int8_scale)).
+    /// ([`is_int8_scale`](crate::is_int8_scale)); those of an int4 cache -7, and numbers of blocks finite.
     pub fn write_token(&mut self, part: TokenPart, [sequence, head, token]: [usize; 3], from: &[u8]) {
         let [_, bytes] = self.sizes.elements(part);
         let block = bytes_mut(self.sequences[sequence].get_mut(token / KEY_BLOCK).expect("the token is held"));
