@@ -96,8 +96,8 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::Needs`] if something was appended already, another element type was set or the cache is latent,
-    /// [`Error::Mismatch`] for keys longer than 131,072 or if there are not `kv_heads × head_dim` scales, [`Error::Number`] for a scale that is not
-    /// positive and finite.
+    /// [`Error::Mismatch`] for keys longer than 131,072 or if there are not `kv_heads × head_dim` scales, [`Error::Number`] for
+    /// a scale that is not positive and finite.
     pub fn int8(self, keys: KeyScales) -> Result<Self, Error> {
         let mut cache = self.with_int8(keys)?;
         cache.cache.reserve_scratch();

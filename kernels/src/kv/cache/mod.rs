@@ -3,7 +3,8 @@
 //! A sequence is a list of blocks of 256 keys, each with its own memory, so growing copies nothing. A block holds, for
 //! each key/value head, sixteen panels of packed keys `[panel][head_dim][16]` and the values of 256 keys, padded to
 //! whole vectors, in value panels of columns (`value_panels.rs`); both are of the cache's element type, or bytes and
-//! scales as in `int8.rs` and `int4.rs`. Latent keys are rows instead, of which the values are the first columns. Sequences with a common start share blocks; a write to a shared block copies it first.
+//! scales as in `int8.rs` and `int4.rs`. Latent keys are rows instead, of which the values are the first columns. Sequences
+//! with a common start share blocks; a write to a shared block copies it first.
 
 mod blocks;
 mod layout;
