@@ -94,6 +94,7 @@ impl Forms {
             ("pool, bf16", CacheFormat::Elements(Dtype::Bf16)),
             ("pool, f16", CacheFormat::Elements(Dtype::F16)),
             ("pool, int8", CacheFormat::Int8PerToken),
+            ("pool, int4", CacheFormat::Int4(Int4::Symmetric)),
         ];
         let packed_pools = packed_pools.map(|(name, format)| {
             let mut pool = PagePool::new(pages, PAGE, heads, [DIM; 2], format).expect("a pool");

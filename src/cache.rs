@@ -9,7 +9,7 @@ mod sequences;
 mod token_form;
 
 use crate::error::Error;
-pub(crate) use build::key_scales;
+pub(crate) use build::{key_length, key_scales};
 use core::num::NonZeroUsize;
 use core::ops::Range;
 pub(crate) use kept::check_kept;
@@ -55,8 +55,7 @@ pub enum CacheFormat<'a> {
     /// Bytes, with a scale for each value of a head, and for each channel of the keys ([`KeyScales::PerChannel`]):
     /// these, `[kv_heads × head_dim]`.
     Int8PerChannel(&'a [f32]),
-    /// Four bits, with a scale, and a centre if asked for, for each block of 32 elements ([`KvCache::int4`]). Not for a page
-    /// pool.
+    /// Four bits, with a scale, and a centre if asked for, for each block of 32 elements ([`KvCache::int4`]).
     Int4(Int4),
 }
 
@@ -141,10 +140,7 @@ impl KvCache {
 
     /// Format of the elements, as [`Self::dtype`], [`Self::int8`] or [`Self::int4`] set it.
     pub fn format(&self) -> CacheFormat<'_> {
-        match self.cache.int4() {
-            Some(kind) => CacheFormat::Int4(kind),
-            None => format_of(self.cache.dtype(), self.cache.channel_scales()),
-        }
+        format_of(self.cache.dtype(), self.cache.int4(), self.cache.channel_scales())
     }
 
     /// Returns true if values are the first columns of the keys ([`Self::latent`]).
@@ -183,11 +179,13 @@ impl KvCache {
     }
 }
 
-/// Returns the format of elements of this type, `None` for int8, with these scales of the keys' channels.
-pub(crate) fn format_of(dtype: Option<Dtype>, channels: Option<&[f32]>) -> CacheFormat<'_> {
-    match (dtype, channels) {
-        (Some(dtype), _) => CacheFormat::Elements(dtype),
-        (None, None) => CacheFormat::Int8PerToken,
-        (None, Some(scales)) => CacheFormat::Int8PerChannel(scales),
+/// Returns the format of elements of this type; if there is none, of int4 if that is given, or of int8 with these scales of the
+/// keys' channels.
+pub(crate) fn format_of(dtype: Option<Dtype>, int4: Option<Int4>, channels: Option<&[f32]>) -> CacheFormat<'_> {
+    match (dtype, int4, channels) {
+        (Some(dtype), ..) => CacheFormat::Elements(dtype),
+        (None, Some(kind), _) => CacheFormat::Int4(kind),
+        (None, None, None) => CacheFormat::Int8PerToken,
+        (None, None, Some(scales)) => CacheFormat::Int8PerChannel(scales),
     }
 }

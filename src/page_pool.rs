@@ -1,6 +1,6 @@
 //! Page pool: keys and values in pages that are packed as a cache's blocks are.
 
-use crate::cache::{CacheFormat, KeyScales, TokenForm, ValuePlace, check_dims, format_of, key_scales};
+use crate::cache::{CacheFormat, KeyScales, TokenForm, ValuePlace, check_dims, format_of, key_length, key_scales};
 use crate::error::{Bound, Error, same};
 use crate::inputs::cumulative;
 use sdpa_kernels::{BlockTable, Isa, NewTokens, PageError, Pages, PoolElements, Tensor};
@@ -45,8 +45,8 @@ pub struct PagePool {
 
 impl PagePool {
     /// Creates a pool of `pages` pages of `page_size` keys, a multiple of 16, for `kv_heads` key/value heads; `dims` is
-    /// `[head_dim, value_dim]`. Formats are those of a cache except int4, with the same accuracy: see
-    /// [`KvCache::dtype`](crate::KvCache::dtype) and [`KvCache::int8`](crate::KvCache::int8).
+    /// `[head_dim, value_dim]`. Formats are those of a cache, with the same accuracy: see
+    /// [`KvCache::dtype`](crate::KvCache::dtype), [`KvCache::int8`](crate::KvCache::int8) and [`KvCache::int4`](crate::KvCache::int4).
     ///
     /// ```
     /// use sdpa::{CacheFormat, PagePool};
@@ -58,7 +58,7 @@ impl PagePool {
     /// # Errors
     /// [`Error::Empty`] for a length of 0, [`Error::Mismatch`] for lengths beyond the largest possible or a number of channel
     /// scales that does not fit, [`Error::Number`] for a scale that is not positive and finite, [`Error::Pages`] for another
-    /// page size, [`Error::Needs`] for int4, [`Error::Memory`].
+    /// page size, [`Error::Memory`].
     pub fn new(
         pages: usize,
         page_size: usize,
@@ -77,8 +77,9 @@ impl PagePool {
             CacheFormat::Int8PerChannel(scales) => {
                 (1, PoolElements::Int8 { channels: channels(KeyScales::PerChannel(scales.to_vec()))? })
             }
-            CacheFormat::Int4(_) => {
-                return Err(Error::Needs { argument: "format", needs: "one other than int4, which pools do not have" });
+            CacheFormat::Int4(kind) => {
+                key_length("int4", dims[0])?;
+                (1, PoolElements::Int4(kind))
             }
         };
         let pool = sdpa_kernels::PagePool::new([pages, page_size], kv_heads, dims, elements);
@@ -114,7 +115,7 @@ impl PagePool {
 
     /// Format of the elements.
     pub fn format(&self) -> CacheFormat<'_> {
-        format_of(self.pool.dtype(), self.pool.channel_scales())
+        format_of(self.pool.dtype(), self.pool.int4(), self.pool.channel_scales())
     }
 
     /// Bytes held.

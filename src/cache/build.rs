@@ -218,7 +218,7 @@ impl KvCache {
 }
 
 /// Refuses keys that are too long to be multiplied as bytes.
-fn key_length(argument: &'static str, head_dim: usize) -> Result<(), Error> {
+pub(crate) fn key_length(argument: &'static str, head_dim: usize) -> Result<(), Error> {
     if head_dim > MAX_INT8_HEAD_DIM {
         let (what, of) = ("head_dim", "the largest possible of integers");
         return Err(Error::Mismatch { argument, what, got: head_dim, expected: MAX_INT8_HEAD_DIM, of });

@@ -64,11 +64,6 @@ impl Paged {
     }
 }
 
-/// Empty caches in the formats that pools have.
-fn pool_formats(empty: &KvCache) -> impl Iterator<Item = (&'static str, KvCache)> {
-    every_format(empty).into_iter().filter(|(_, cache)| !matches!(cache.format(), CacheFormat::Int4(_)))
-}
-
 fn pool_like(cache: &KvCache, pages: usize, page: usize) -> PagePool {
     let dims = [cache.head_dim(), cache.value_dim()];
     let pool = PagePool::new(pages, page, cache.kv_heads(), dims, cache.format()).expect("a pool");
@@ -89,7 +84,7 @@ fn cached(empty: &KvCache, case: &Case) -> KvCache {
 
 /// Holds calls over pages against calls over a cache, in every format.
 fn check(seed: u64, case: &Case, page: usize) {
-    for (format, empty) in pool_formats(&empty_cache(case)) {
+    for (format, empty) in every_format(&empty_cache(case)) {
         let mut rng = Rng::new(seed);
         let cache = cached(&empty, case);
         let pages = Paged::empty(case, &empty, page, &mut rng).filled(case, &mut rng);
@@ -171,7 +166,7 @@ fn visible_infinities_and_nan() {
 fn the_oracle_answers_alike() {
     let mut rng = Rng::new(3);
     let case = Case::plain(&mut rng, [2, 2, 1, 2, 40, 9, 7]);
-    for (format, empty) in pool_formats(&empty_cache(&case)) {
+    for (format, empty) in every_format(&empty_cache(&case)) {
         let pages = Paged::empty(&case, &empty, 16, &mut rng).filled(&case, &mut rng);
         let cache = cached(&empty, &case);
         let [got, expected] = [pages.over(&case), Inputs::cached(case.q.view(), &cache)].map(|x| case.oracle_over(x));
@@ -183,7 +178,7 @@ fn the_oracle_answers_alike() {
 #[test]
 fn shared_pages_and_copies() {
     let (page, prompt, sequences) = (64, 512, 4);
-    for (format, empty) in pool_formats(&KvCache::new(1, 2, [32, 48]).expect("good sizes")) {
+    for (format, empty) in every_format(&KvCache::new(1, 2, [32, 48]).expect("good sizes")) {
         let mut rng = Rng::new(11);
         let mut pool = pool_like(&empty, 30, page);
         let [k, v] = [32, 48].map(|dim| Tensor::normal([1, 2, prompt + 1, dim], &mut rng));
@@ -223,8 +218,12 @@ fn shared_pages_and_copies() {
 
 /// Bytes of a key and a value of one head, without scales.
 fn problem_bytes(pool: &PagePool) -> [usize; 2] {
-    let element = if let CacheFormat::Elements(dtype) = pool.format() { dtype.bytes() } else { 1 };
-    [pool.head_dim(), pool.value_dim()].map(|dim| dim * element)
+    let bits = match pool.format() {
+        CacheFormat::Elements(dtype) => 8 * dtype.bytes(),
+        CacheFormat::Int4(_) => 4,
+        _ => 8,
+    };
+    [pool.head_dim(), pool.value_dim()].map(|dim| dim * bits / 8)
 }
 
 /// One prompt and steps of others in one append and one call, with the bits of a cache.
@@ -233,7 +232,7 @@ fn mixed_batches() {
     let (heads, dims, rows) = ([4, 2], [16, 24], [1, 30, 2]);
     let before = [300, 0, 17];
     let ends = [0, 1, 31, 33];
-    for (format, empty) in pool_formats(&KvCache::new(3, heads[1], dims).expect("good sizes")) {
+    for (format, empty) in every_format(&KvCache::new(3, heads[1], dims).expect("good sizes")) {
         let mut rng = Rng::new(21);
         let (mut cache, mut pool) = (empty.clone(), pool_like(&empty, 40, 16));
         let entries: Vec<u32> = (0..3 * 20).map(|n| if n < 20 { 39 - n } else { n % 20 + 10 * (n / 20 - 1) }).collect();
@@ -267,7 +266,7 @@ fn mixed_batches() {
 
 #[test]
 fn a_warm_step_allocates_nothing() {
-    for (format, empty) in pool_formats(&KvCache::new(2, 2, [24, 40]).expect("good sizes")) {
+    for (format, empty) in every_format(&KvCache::new(2, 2, [24, 40]).expect("good sizes")) {
         let mut pool = pool_like(&empty, 64, 16);
         let entries: Vec<u32> = (0..60).rev().collect();
         let [k, v] = [24, 40].map(|dim| Tensor::filled([2, 2, 400, dim], 0.5));

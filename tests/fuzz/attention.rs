@@ -9,7 +9,7 @@ use super::rng::Rng;
 use super::sources::{Source, in_integers};
 use super::stage::{How, Stage};
 use super::{parts, poison, unruly};
-use sdpa::{Exec, Isa, Precision, Workspace};
+use sdpa::{CacheFormat, Exec, Isa, Precision, Workspace};
 use std::sync::OnceLock;
 
 /// One random call.
@@ -99,6 +99,8 @@ fn elsewhere(rng: &mut Rng, whole: &Whole<'_>) {
     let expected = whole.run(rng, "once more", case, Wanted::ALL);
     let [_, k, v] = case.dtypes;
     let other = match home {
+        Home::Bytes { channels: None } if rng.one_in(2) => Home::IntegerPool(CacheFormat::Int8PerToken),
+        Home::Bits(kind) if rng.one_in(2) => Home::IntegerPool(CacheFormat::Int4(kind)),
         _ if home.is_integers() => home,
         // Sequences end to end are not to be had elsewhere; nor are two types in a cache.
         _ if case.ragged.is_some() || case.kv_lens.is_none() || shorter(case) => Home::Tensors,

@@ -5,7 +5,7 @@ use super::case::{Case, Cover, Entries, Polarity, Settings, Sides};
 use super::functions::{Functions, Hint, Keep, Origin, Prob, Score};
 use super::place::rounded;
 use super::rng::Rng;
-use sdpa::{Alignment, Dropout, Dtype, Int4, Precision};
+use sdpa::{Alignment, CacheFormat, Dropout, Dtype, Int4, Precision};
 
 /// Around tiles (6 rows, 16 keys), runs of 32 and 64, groups of 96, blocks of 256 and tasks of 384.
 const LENGTHS: [usize; 20] = [1, 1, 2, 4, 6, 12, 16, 17, 31, 33, 48, 64, 96, 128, 192, 256, 257, 384, 512, 768];
@@ -31,6 +31,8 @@ pub(crate) enum Home {
     },
     /// A cache of four bits.
     Bits(Int4),
+    /// Pages of a pool of the crate's, of integers.
+    IntegerPool(CacheFormat<'static>),
 }
 
 impl Home {

@@ -57,7 +57,8 @@ pub(crate) fn place(rng: &mut Rng, case: &Case, home: Home) -> Source {
             Source::Tensors { k: AnyPlaced::of(rng, &case.k, k), v: AnyPlaced::of(rng, &case.v, v) }
         }
         Home::Pages => Source::Pool(pool(rng, case)),
-        Home::Pool(dtype) => Source::Packed(packed(rng, case, dtype)),
+        Home::Pool(dtype) => Source::Packed(packed(rng, case, dtype, CacheFormat::Elements(dtype))),
+        Home::IntegerPool(format) => Source::Packed(packed(rng, case, Dtype::F32, format)),
         Home::Cache(dtype) => {
             let cache = empty(case).dtype(dtype).expect("it is empty");
             Source::Cache(filled(rng, case, cache, dtype))
@@ -143,16 +144,22 @@ impl Places {
 }
 
 /// A pool of the crate's with the keys that exist, appended in random parts; all of it was NaN before.
-fn packed(rng: &mut Rng, case: &Case, dtype: Dtype) -> Packed {
+fn packed(rng: &mut Rng, case: &Case, dtype: Dtype, format: CacheFormat<'_>) -> Packed {
     let size = rng.pick(&[16, 32, 48, 64, 80, 96, 256, 272]);
     let places = Places::draw(rng, case, size);
     let dims = [case.k.shape[3], case.value_dim()];
-    let format = CacheFormat::Elements(dtype);
     let mut pool = PagePool::new(places.pages, size, case.kv_heads(), dims, format).expect("good sizes");
     let all: Vec<u32> = (0..places.pages as u32).collect();
     let keys = places.pages * size;
     if keys > 0 {
-        let [k, v] = dims.map(|dim| AnyPlaced::of(rng, &nothing([1, case.kv_heads(), keys, dim]), Dtype::F32));
+        let [k, v] = dims.map(|dim| {
+            let mut rows = nothing([1, case.kv_heads(), keys, dim]);
+            if !matches!(format, CacheFormat::Elements(_)) {
+                // Integers are refused what is not finite.
+                rows.data.fill(5e4);
+            }
+            AnyPlaced::of(rng, &rows, Dtype::F32)
+        });
         pool.append(BlockTable { entries: &all, lens: &[keys] }, k.view(), v.view()).expect("they fit");
     }
     for b in 0..case.batch() {

@@ -20,8 +20,8 @@ pub(crate) enum Keys {
     Packed(AnyPanels),
     /// Panels of int8 keys (`int8.rs`), as packed keys are, and the keys' scales, in whole panels, if they have such.
     Int8 { panels: Rows<i8>, scales: Option<*const [f32]> },
-    /// Panels of int4 keys (`int4.rs`), and the numbers of their blocks, in whole panels.
-    Int4 { panels: Rows<i8>, kind: Int4, numbers: *const [F16] },
+    /// Panels of int4 keys (`int4.rs`), and the numbers of each panel.
+    Int4 { panels: Rows<i8>, kind: Int4, numbers: Rows<F16> },
 }
 
 /// Values of a block.
@@ -34,7 +34,17 @@ pub(crate) enum BlockValues {
     /// Int8 values, all finite, and their scales, in whole panels.
     Int8 { values: ValuePanels<ValueQuad>, scales: *const [f32] },
     /// Int4 values, in panels of a block of columns, and the numbers of those blocks.
-    Int4 { values: ValuePanels<NibbleQuad<Lower>>, kind: Int4, numbers: *const [F16] },
+    Int4 { values: ValuePanels<NibbleQuad<Lower>>, numbers: Int4Numbers },
+}
+
+/// Numbers of int4 values.
+#[derive(Clone, Copy)]
+pub(crate) struct Int4Numbers {
+    pub(crate) kind: Int4,
+    /// Scales of the first block of columns, a panel of sixteen keys a row.
+    pub(crate) first: Rows<F16>,
+    /// Distance from them to the next numbers of the same keys: centres if there are any, then those of the next block.
+    pub(crate) step: usize,
 }
 
 /// Columns of a block's values that are contiguous.

@@ -6,6 +6,7 @@
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Keys, QueryForm};
 use crate::kv::pages::Pages;
+use crate::matmul::int4::Int4;
 use crate::tensor::any::Tensor;
 use crate::tensor::element::Dtype;
 use crate::tensor::rows::KEY_BLOCK;
@@ -112,7 +113,7 @@ impl<'a> KeyValues<'a> {
         let [key, value] = self.dtypes().map(|dtype| dtype.map_or(1, Dtype::bytes));
         let [k, v] = [self.k_shape()[3], self.v_shape()[3]];
         match self.cache() {
-            Some(cache) if cache.int4().is_some() => (k + v).div_ceil(2),
+            _ if self.int4().is_some() => (k + v).div_ceil(2),
             Some(cache) if cache.is_latent() => k * key,
             _ => k * key + v * value,
         }
@@ -125,6 +126,16 @@ impl<'a> KeyValues<'a> {
             Source::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),
             Source::Pages(pages) => pages.dtypes(),
             Source::Cache(cache) => [cache.dtype(); 2],
+        }
+    }
+
+    /// Returns what blocks of elements have beside them, if keys and values are int4.
+    #[inline]
+    pub(crate) fn int4(&self) -> Option<Int4> {
+        match &self.0 {
+            Source::Tensors { .. } => None,
+            Source::Pages(pages) => pages.pool()?.int4(),
+            Source::Cache(cache) => cache.int4(),
         }
     }
 
@@ -179,7 +190,7 @@ impl<'a> KeyValues<'a> {
     /// Returns the form of query rows that the keys of a head require.
     #[inline]
     pub(crate) fn query_form(&self, head: usize) -> QueryForm<'a> {
-        if self.cache().is_some_and(|cache| cache.int4().is_some()) {
+        if self.int4().is_some() {
             return QueryForm::Int4;
         }
         let channels = match &self.0 {

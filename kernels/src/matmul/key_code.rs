@@ -4,12 +4,11 @@ use crate::matmul::int4::{BLOCK_QUADS, Int4};
 use crate::matmul::int8::QuerySize;
 use crate::simd::{Int8Dot, LANES, Query4};
 use crate::tensor::element::F16;
+use crate::tensor::rows::Rows;
 
 /// Code of keys: how many bits their elements have, and what turns integer sums into scores.
 ///
-/// # Safety
-/// [`Self::add`] and [`Self::score`] read the numbers of the panels named by [`Self::panel`] and those behind them.
-pub(crate) unsafe trait KeyCode: Copy {
+pub(crate) trait KeyCode: Copy {
     /// Number of groups of four elements of each key in 64 bytes of sixteen keys: 1 of eight bits, 2 of four.
     const HALVES: usize;
     /// Number of such 64 bytes of a block, where the block is not the whole key.
@@ -21,12 +20,15 @@ pub(crate) unsafe trait KeyCode: Copy {
     /// Sum of a score.
     type Sum<S: Int8Dot>: Copy;
 
-    /// Panics unless there are the numbers of so many panels.
+    /// Panics unless queries are cut for such keys, and what is a slice has the numbers of so many panels.
     fn check(self, size: QuerySize, panels: usize);
     /// Returns the scale of a key, where it has one.
     fn scale(self, key: usize) -> Option<f32>;
     /// Returns the numbers of the panels from this one on.
-    fn panel(self, size: QuerySize, panel: usize) -> Self;
+    ///
+    /// # Safety
+    /// There is the panel.
+    unsafe fn panel(self, panel: usize) -> Self;
     /// Returns the integer sums that a block begins with, given the sum of the query's bytes.
     fn start<S: Int8Dot>(s: S, total: i32) -> S::Sums;
     /// Loads 64 bytes of sixteen keys.
@@ -54,12 +56,11 @@ pub(crate) unsafe trait KeyCode: Copy {
     unsafe fn score<S: Int8Dot>(self, s: S, factor: S::V, n: usize, sum: Self::Sum<S>) -> S::V;
 }
 
-/// Block of a panel, how many blocks there are, and the sum of the query's bytes in it.
+/// Block of a panel, and the sum of the query's bytes in it.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockAt {
     pub(crate) n: usize,
     pub(crate) block: usize,
-    pub(crate) blocks: usize,
     pub(crate) total: i32,
 }
 
@@ -67,8 +68,7 @@ pub(crate) struct BlockAt {
 #[derive(Clone, Copy)]
 pub(crate) struct Int8Keys<'a>(pub(crate) Option<&'a [f32]>);
 
-// SAFETY: a panel has sixteen scales.
-unsafe impl KeyCode for Int8Keys<'_> {
+impl KeyCode for Int8Keys<'_> {
     const HALVES: usize = 1;
     const BLOCK_LOADS: Option<usize> = None;
     const FLOAT_SUMS: bool = false;
@@ -84,7 +84,7 @@ unsafe impl KeyCode for Int8Keys<'_> {
     }
 
     #[inline(always)]
-    fn panel(self, _: QuerySize, panel: usize) -> Self {
+    unsafe fn panel(self, panel: usize) -> Self {
         Self(self.0.map(|scales| &scales[panel * LANES..]))
     }
 
@@ -128,22 +128,21 @@ unsafe impl KeyCode for Int8Keys<'_> {
 
 /// Int4 keys: the scales, and centres, of their blocks.
 #[derive(Clone, Copy)]
-pub(crate) struct Int4Keys<'a> {
+pub(crate) struct Int4Keys {
     pub(crate) kind: Int4,
-    pub(crate) numbers: &'a [F16],
+    /// Numbers of each panel, `[block][scale, centre][16]`.
+    pub(crate) numbers: Rows<F16>,
 }
 
-// SAFETY: a panel has sixteen scales for each block, and as many centres if they are centred.
-unsafe impl KeyCode for Int4Keys<'_> {
+impl KeyCode for Int4Keys {
     const HALVES: usize = 2;
     const BLOCK_LOADS: Option<usize> = Some(BLOCK_QUADS / 2);
     const FLOAT_SUMS: bool = true;
     type Keys<S: Int8Dot> = S::Nibbles;
     type Sum<S: Int8Dot> = S::V;
 
-    fn check(self, size: QuerySize, panels: usize) {
+    fn check(self, size: QuerySize, _: usize) {
         assert!(size.quads == size.sums * BLOCK_QUADS);
-        assert!(self.numbers.len() >= panels * size.sums * self.kind.numbers() * LANES);
     }
 
     fn scale(self, _: usize) -> Option<f32> {
@@ -151,8 +150,9 @@ unsafe impl KeyCode for Int4Keys<'_> {
     }
 
     #[inline(always)]
-    fn panel(self, size: QuerySize, panel: usize) -> Self {
-        Self { numbers: &self.numbers[panel * size.sums * self.kind.numbers() * LANES..], ..self }
+    unsafe fn panel(self, panel: usize) -> Self {
+        // SAFETY: the caller guarantees the panel.
+        Self { numbers: unsafe { self.numbers.rows_from(panel) }, ..self }
     }
 
     #[inline(always)]
@@ -179,10 +179,9 @@ unsafe impl KeyCode for Int4Keys<'_> {
 
     #[inline(always)]
     unsafe fn add<S: Int8Dot>(self, s: S, at: BlockAt, sums: S::Sums, to: S::V) -> S::V {
-        let first = (at.n * at.blocks + at.block) * self.kind.numbers() * LANES;
         // SAFETY: the caller guarantees the numbers of the panel and the block.
         unsafe {
-            let numbers = self.numbers.as_ptr().cast::<u16>().add(first);
+            let numbers = self.numbers.at(at.n).cast::<u16>().add(at.block * self.kind.numbers() * LANES);
             let sum = s.fma(s.to_f32(sums), s.load_f16(numbers), to);
             match self.kind {
                 Int4::Symmetric => sum,

@@ -77,18 +77,12 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                         }
                     };
                     keys & match kv.values(at, len, values) {
-                        BlockValues::Int8 { values, .. } => values.panels().all(|(columns, rows)| {
-                            let (mut row, len) = (0, len.div_ceil(QUAD));
-                            while row < len {
-                                let n = rows.evenly(row).min(len - row);
-                                bytes(rows.at(row).cast(), n * columns.len() * QUAD);
-                                row += n;
-                            }
-                            true
-                        }),
+                        BlockValues::Int8 { values, .. } => values
+                            .panels()
+                            .all(|(columns, fours)| read_fours(fours, len.div_ceil(QUAD), columns.len(), bytes)),
                         BlockValues::Int4 { values, .. } => values
                             .panels()
-                            .all(|(columns, rows)| bytes(rows.at(0).cast(), len.div_ceil(QUAD) * columns.len() * QUAD)),
+                            .all(|(columns, fours)| read_fours(fours, len.div_ceil(QUAD), columns.len(), bytes)),
                         values => values.all_finite(s, len, dv),
                     }
                 };
@@ -97,6 +91,21 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
         }
     }
     dispatch!(Isa::detect(), |s| ReadSource(kv).run(s))
+}
+
+/// Reads rows of fours of bytes, `columns` each, as far as they lie together at a time.
+///
+/// # Safety
+/// There are `n` rows.
+unsafe fn read_fours<T>(fours: Rows<T>, n: usize, columns: usize, bytes: impl Fn(*const i8, usize) -> bool) -> bool {
+    let mut row = 0;
+    while row < n {
+        // SAFETY: row `row < n`.
+        let (at, together) = unsafe { (fours.at(row), fours.evenly(row).min(n - row)) };
+        bytes(at.cast(), together * columns * size_of::<T>());
+        row += together;
+    }
+    true
 }
 
 /// One row block and one key block, on which the steps can be run one at a time.

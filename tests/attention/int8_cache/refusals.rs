@@ -53,8 +53,8 @@ fn four_bits_beside_other_settings() {
         says(int4(filled(&t, &Kind::Int4(numbers))), "int4: needs an empty cache");
         let long = KvCache::new(1, 1, [(1 << 17) + 1, 4]).unwrap();
         says(int4(long), "int4: head_dim is 131073, but the largest possible of integers has 131072");
-        let pool = PagePool::new(4, 16, 1, [8, 8], CacheFormat::Int4(numbers)).unwrap_err();
-        assert_eq!(pool.to_string(), "format: needs one other than int4, which pools do not have");
+        let pool = PagePool::new(1, 16, 1, [(1 << 17) + 1, 4], CacheFormat::Int4(numbers)).unwrap_err();
+        assert_eq!(pool.to_string(), "int4: head_dim is 131073, but the largest possible of integers has 131072");
     }
 }
 

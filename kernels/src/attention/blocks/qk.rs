@@ -197,7 +197,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                     self.integer_scores(queries, rows, bias, panels, Int8Keys(scales.map(|scales| &*scales)));
                 }
                 Keys::Int4 { panels, kind, numbers } => {
-                    self.integer_scores(queries, rows, bias, panels, Int4Keys { kind, numbers: &*numbers });
+                    self.integer_scores(queries, rows, bias, panels, Int4Keys { kind, numbers });
                 }
                 _ => unreachable!("queries of bytes meet keys of integers"),
             }
@@ -207,7 +207,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     /// Computes QKᵀ of int8 queries and the block's keys, which are these panels.
     ///
     /// # Safety
-    /// The block has these panels.
+    /// The block has these panels, and their numbers.
     unsafe fn integer_scores(
         &mut self,
         queries: Int8Queries<'_>,

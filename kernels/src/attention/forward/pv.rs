@@ -3,7 +3,6 @@
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
-use crate::attention::forward::pv_int8::Int4Values;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::pv::Values;
@@ -56,8 +55,8 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 return self.accumulate_pv_int8(values, scales, row_block);
             },
             // SAFETY: as above.
-            BlockValues::Int4 { values, kind, numbers } => unsafe {
-                return self.accumulate_pv_int4(Int4Values { values, kind, numbers }, row_block);
+            BlockValues::Int4 { values, numbers } => unsafe {
+                return self.accumulate_pv_int4(values, numbers, row_block);
             },
             _ => {}
         }

@@ -5,12 +5,12 @@ use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_int8::{TileWeights, ValueNumbers};
 use crate::attention::tiling::{Regions, SCORE_STRIDE};
+use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::ValuePanels;
-use crate::matmul::int4::{BLOCK, Int4, NibbleQuad};
-use crate::matmul::int8::{QUAD, ValueQuad};
+use crate::matmul::int4::{BLOCK, NibbleQuad};
+use crate::matmul::int8::ValueQuad;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
 use crate::simd::{LANES, Lower, Upper};
-use crate::tensor::element::F16;
 use core::ops::Range;
 
 impl<S: Steps> KeyBlock<'_, '_, S> {
@@ -56,14 +56,18 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     ///
     /// # Safety
     /// The values and numbers are the block's.
-    pub(crate) unsafe fn accumulate_pv_int4(&mut self, values: Int4Values, row_block: Range<usize>) {
+    pub(crate) unsafe fn accumulate_pv_int4(
+        &mut self,
+        values: ValuePanels<NibbleQuad<Lower>>,
+        stored: Int4Numbers,
+        row_block: Range<usize>,
+    ) {
         let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
-        let keys = self.len.next_multiple_of(LANES);
+        let panels = self.len.div_ceil(LANES);
         let (mut room, mut numbers) = ([0.0; MAX_TILE_ROWS * SCORE_STRIDE], ValueNumbers::new());
-        for (block, (_, first)) in values.values.panels().enumerate() {
-            // SAFETY: the caller guarantees the block's numbers.
-            let (scales, centres) = unsafe { values.numbers(block) };
-            task.s.widen_numbers(&mut numbers, scales, centres, keys);
+        for (block, (_, first)) in values.panels().enumerate() {
+            // SAFETY: the caller guarantees the block's numbers, in whole panels.
+            unsafe { task.s.widen_numbers(&mut numbers, stored, block, panels) };
             for (tile, &span) in self.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()) {
                 let first_row = tile * S::TILE_ROWS;
                 let here = S::TILE_ROWS.min(rows - first_row);
@@ -100,27 +104,5 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 }
             }
         }
-    }
-}
-
-/// Int4 values of a block of keys, and the numbers of their blocks of columns.
-#[derive(Clone, Copy)]
-pub(crate) struct Int4Values {
-    pub(crate) values: ValuePanels<NibbleQuad<Lower>>,
-    pub(crate) kind: Int4,
-    pub(crate) numbers: *const [F16],
-}
-
-impl Int4Values {
-    /// Returns the scales, and the centres if there are any, of a block of columns.
-    ///
-    /// # Safety
-    /// The numbers are those of a block of keys that is held.
-    unsafe fn numbers(&self, block: usize) -> (&[F16], Option<&[F16]>) {
-        let rows = self.values.layout.rows * QUAD;
-        // SAFETY: the caller guarantees the numbers; the cache outlives the call.
-        let numbers = unsafe { &*self.numbers };
-        let (scales, centres) = numbers[block * self.kind.numbers() * rows..].split_at(rows);
-        (scales, (self.kind == Int4::Centred).then_some(centres))
     }
 }

@@ -16,6 +16,7 @@ use crate::attention::steps::score_passes::{self, AnyColumns, Columns, ScoreBloc
 use crate::attention::steps::softmax;
 use crate::attention::steps::softmax_backward::{self, SavedRow};
 use crate::attention::steps::span::{RowKeys, Span};
+use crate::kv::key_block::Int4Numbers;
 use crate::matmul::int4::NibbleQuad;
 use crate::matmul::int8::ValueQuad;
 use crate::matmul::key_code::KeyCode;
@@ -23,7 +24,6 @@ use crate::matmul::pack_steps::PackSteps;
 use crate::matmul::value_operand::RowPairs;
 use crate::simd::{Half, Simd};
 use crate::tensor::any::{AnyRowsMut, Typed};
-use crate::tensor::element::F16;
 use crate::tensor::rows::Rows;
 
 /// Steps of the fused loop. Each call covers a row block and a key block.
@@ -82,7 +82,10 @@ pub(crate) trait Steps: PackSteps {
     /// Same contract as [`pv::values`], with rounded weights.
     unsafe fn values_int8(self, a: Values<'_, Rows<ValueQuad>>);
     /// Widens the numbers of a block of columns of int4 values: see [`ValueNumbers::widen`].
-    fn widen_numbers(self, to: &mut ValueNumbers, scales: &[F16], centres: Option<&[F16]>, keys: usize);
+    ///
+    /// # Safety
+    /// Same contract as [`ValueNumbers::widen`].
+    unsafe fn widen_numbers(self, to: &mut ValueNumbers, stored: Int4Numbers, block: usize, panels: usize);
     /// Scales weights of int4 values and rounds them to 16 bits: see [`pv_int8::round_tile`].
     fn round_tile_int4(self, tile: TileWeights<'_>);
     /// Accumulates P·V of int4 values, a half of a block's columns: see [`pv::values`].
@@ -246,10 +249,11 @@ macro_rules! steps {
                 unsafe { self.with_int8_dot(a) }
             }
 
-            fn widen_numbers(self, to: &mut ValueNumbers, scales: &[F16], centres: Option<&[F16]>, keys: usize) {
+            unsafe fn widen_numbers(self, to: &mut ValueNumbers, stored: Int4Numbers, block: usize, panels: usize) {
                 self.vectorize(
                     #[inline(always)]
-                    || to.widen(self, scales, centres, keys),
+                    // SAFETY: the caller guarantees the contract of `ValueNumbers::widen`.
+                    || unsafe { to.widen(self, stored, block, panels) },
                 )
             }
 

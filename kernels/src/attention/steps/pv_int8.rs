@@ -4,10 +4,10 @@ use crate::attention::steps::pv::{Values, values};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
-use crate::matmul::int4::NibbleQuad;
+use crate::kv::key_block::Int4Numbers;
+use crate::matmul::int4::{Int4, NibbleQuad};
 use crate::matmul::int8::{CENTRES, LARGEST_WEIGHT, QUAD, ValueQuad, WeightFactors, scale_weights};
 use crate::simd::{Half, Int8Dot, Int8DotWork, LANES, Simd, Words4};
-use crate::tensor::element::F16;
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 use core::ops::Range;
 
@@ -82,20 +82,25 @@ impl ValueNumbers {
         Self { scales: [0.0; KEY_BLOCK], centres: [0.0; KEY_BLOCK], has_centres: false }
     }
 
-    /// Replaces them by those of `keys` keys, whole panels, widened.
+    /// Replaces them by those of a block of columns, for so many panels of sixteen keys, widened.
+    ///
+    /// # Safety
+    /// The numbers of these panels and of the block are readable; there are at most a block's panels.
     #[inline(always)]
-    pub(crate) fn widen<S: Simd>(&mut self, s: S, scales: &[F16], centres: Option<&[F16]>, keys: usize) {
-        let widen = |from: &[F16], to: &mut [f32; KEY_BLOCK]| {
-            for (from, to) in from[..keys].as_chunks::<LANES>().0.iter().zip(to.as_chunks_mut::<LANES>().0) {
-                // SAFETY: sixteen numbers each.
-                unsafe { s.store(to.as_mut_ptr(), s.load_f16(from.as_ptr().cast())) };
+    pub(crate) unsafe fn widen<S: Simd>(&mut self, s: S, stored: Int4Numbers, block: usize, panels: usize) {
+        let Int4Numbers { kind, first, step } = stored;
+        self.has_centres = kind == Int4::Centred;
+        let scales = self.scales.as_chunks_mut::<LANES>().0.iter_mut();
+        for (panel, (scales, centres)) in scales.zip(self.centres.as_chunks_mut::<LANES>().0).take(panels).enumerate() {
+            // SAFETY: the caller guarantees sixteen scales of the panel, and as many centres if there are any.
+            unsafe {
+                let from = first.at(panel).cast::<u16>().add(block * kind.numbers() * step);
+                s.store(scales.as_mut_ptr(), s.load_f16(from));
+                if self.has_centres {
+                    s.store(centres.as_mut_ptr(), s.load_f16(from.add(step)));
+                }
             }
-        };
-        widen(scales, &mut self.scales);
-        if let Some(centres) = centres {
-            widen(centres, &mut self.centres);
         }
-        self.has_centres = centres.is_some();
     }
 }
 

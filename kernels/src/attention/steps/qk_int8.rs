@@ -16,7 +16,7 @@ use crate::simd::{Int8Dot, Int8DotWork, LANES, Query4};
 use crate::tensor::rows::Rows;
 
 /// Operands of integer QKᵀ: a row block's queries, a run of packed keys, and the score block to write. To run them requires
-/// that all panels of keys are readable.
+/// that all panels of keys, and the numbers that belong to them, are readable.
 pub(crate) struct Scores<'a, C> {
     /// Query rows of the row block, `[row][quads]`, without gaps.
     pub(crate) queries: &'a [Query4],
@@ -194,7 +194,7 @@ impl<C: KeyCode> Operands<C> {
                     true => self.keys.at((panel + FAR.div_ceil(bytes)).min(2 * self.panels - 1)),
                     false => keys.wrapping_add(FAR),
                 }),
-                code: self.code.panel(self.size, panel),
+                code: self.code.panel(panel),
                 size: self.size,
                 out: self.out.add(row * SCORE_STRIDE + panel * LANES),
             }
@@ -244,8 +244,7 @@ impl<C: KeyCode> Tile<C> {
                 let total = unsafe { (*self.rows.add(r * blocks + block)).total };
                 for n in 0..NV {
                     // SAFETY: the caller guarantees the numbers of panel `n < NV`.
-                    scores[r][n] =
-                        unsafe { self.code.add(s, BlockAt { n, block, blocks, total }, sums[r][n], scores[r][n]) };
+                    scores[r][n] = unsafe { self.code.add(s, BlockAt { n, block, total }, sums[r][n], scores[r][n]) };
                 }
             }
         }

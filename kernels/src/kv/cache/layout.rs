@@ -125,6 +125,16 @@ impl Sizes {
         }
     }
 
+    /// Returns what blocks of elements have beside them, if the format is int4.
+    pub(super) fn int4(self) -> Option<Int4> {
+        if let Format::Int4(kind) = self.format { Some(kind) } else { None }
+    }
+
+    /// Returns how many numbers the blocks of a panel of int4 keys have.
+    pub(super) fn panel_numbers(self, kind: Int4) -> usize {
+        int4::blocks(self.head_dim) * kind.numbers() * LANES
+    }
+
     /// Returns the places of a head's values: of rows, or of fours of keys.
     pub(super) fn value_layout(self) -> ValueLayout {
         let rows = self.rows / self.keys_together();

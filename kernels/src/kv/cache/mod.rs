@@ -159,7 +159,7 @@ impl Cache {
 
     /// Returns what blocks of elements have beside them, if the cache is int4.
     pub fn int4(&self) -> Option<Int4> {
-        if let Format::Int4(kind) = self.sizes.format { Some(kind) } else { None }
+        self.sizes.int4()
     }
 
     /// Allocates the scratch that appending takes, where it is not there yet.

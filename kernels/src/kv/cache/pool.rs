@@ -6,19 +6,22 @@ use super::layout::{Format, Int8, KeyOrder, Parts, Sizes, part};
 use super::tokens::NewTokens;
 use super::write::Place;
 use crate::kv::block_table::{BlockTable, PageError, Stretch};
-use crate::kv::key_block::{BlockValues, Keys};
+use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
 use crate::kv::value_panels::{ValueOrder, ValuePanels};
+use crate::matmul::int4::Int4;
+use crate::matmul::int8::{MAX_HEAD_DIM, QUAD};
 use crate::simd::LANES;
 use crate::simd::aligned::{AlignedBuf, Plain};
 use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
-use crate::tensor::element::Dtype;
-use crate::tensor::rows::{Rows, Table};
+use crate::tensor::element::{Dtype, F16};
+use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 use core::fmt;
 use core::ops::Range;
 
-/// Reason why a page is never int4: [`PoolElements`] has no such elements.
-const NO_INT4: &str = "pools have elements or bytes";
+/// Number of entries of a table that keys or values take at most; those of the numbers of int4 blocks are behind them.
+const ENTRIES: usize = KEY_BLOCK / QUAD;
+const _: () = assert!(2 * (KEY_BLOCK / LANES) <= ENTRIES && ENTRIES + KEY_BLOCK / LANES <= KEY_BLOCK);
 
 /// Keys and values in pages.
 pub struct PagePool {
@@ -42,6 +45,8 @@ pub enum PoolElements {
         /// Scales of the channels.
         channels: Option<Box<[f32]>>,
     },
+    /// Int4, with these numbers for each block of elements.
+    Int4(Int4),
 }
 
 impl fmt::Debug for PagePool {
@@ -56,8 +61,8 @@ impl PagePool {
     /// `None` if there is no memory for them.
     ///
     /// # Panics
-    /// If a page does not have whole panels, or a length is 0; for int8, if keys are longer than
-    /// [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or the number of scales is not that of the channels.
+    /// If a page does not have whole panels, or a length is 0; for int8 and int4, if keys are longer than
+    /// [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or, for int8, the number of scales is not that of the channels.
     pub fn new(
         [pages, page_size]: [usize; 2],
         kv_heads: usize,
@@ -66,9 +71,12 @@ impl PagePool {
     ) -> Option<Self> {
         assert!(page_size > 0 && page_size.is_multiple_of(LANES), "pages of {page_size} keys");
         assert!(head_dim > 0 && value_dim > 0, "keys and values need a length");
+        let fits = head_dim <= MAX_HEAD_DIM || !matches!(elements, PoolElements::Int4(_));
+        assert!(fits, "keys that four bits do not take");
         let (format, channels) = match elements {
             PoolElements::Floats(dtype) => (Format::Elements(dtype), None),
             PoolElements::Int8 { channels } => (Format::Int8 { key_scales: channels.is_none() }, Some(channels)),
+            PoolElements::Int4(kind) => (Format::Int4(kind), None),
         };
         let (key_order, value_order) = (KeyOrder::Packed, ValueOrder::Panels);
         let sizes = Sizes { format, rows: page_size, key_order, value_order, kv_heads, head_dim, value_dim };
@@ -106,7 +114,12 @@ impl PagePool {
         [self.sizes.head_dim, self.sizes.value_dim]
     }
 
-    /// Returns the type of its elements; `None` for int8.
+    /// Returns what blocks of elements have beside them, if the pool is int4.
+    pub fn int4(&self) -> Option<Int4> {
+        self.sizes.int4()
+    }
+
+    /// Returns the type of its elements; `None` for int8 and int4.
     pub fn dtype(&self) -> Option<Dtype> {
         self.sizes.dtype()
     }
@@ -134,8 +147,8 @@ impl PagePool {
     /// the same page.
     ///
     /// # Panics
-    /// If the tensors do not fit the pool or have fewer rows. Tokens for an int8 pool must be finite, or scores and outputs
-    /// are NaN.
+    /// If the tensors do not fit the pool or have fewer rows. Tokens for an int8 or int4 pool must be finite, or scores and
+    /// outputs are wrong.
     pub fn append(
         &mut self,
         isa: Isa,
@@ -221,7 +234,11 @@ impl PagePool {
                 let scales = key_scales.then(|| self.scales(&at.key_scales, stretches, table));
                 Keys::Int8 { panels, scales }
             }
-            Format::Int4(_) => unreachable!("{NO_INT4}"),
+            Format::Int4(kind) => {
+                let panels = self.panels(&at, stretches.clone(), table);
+                let numbers = self.numbers(&at.key_scales, self.sizes.panel_numbers(kind), stretches, table);
+                Keys::Int4 { panels, kind, numbers }
+            }
         }
     }
 
@@ -241,7 +258,11 @@ impl PagePool {
                 let values = self.value_panels(&at.values, stretches.clone(), table);
                 BlockValues::Int8 { values, scales: self.scales(&at.value_scales, stretches, table) }
             }
-            Format::Int4(_) => unreachable!("{NO_INT4}"),
+            Format::Int4(kind) => {
+                let values = self.value_panels(&at.values, stretches.clone(), table);
+                let first = self.numbers(&at.value_scales, LANES, stretches, table);
+                BlockValues::Int4 { values, numbers: Int4Numbers { kind, first, step: self.sizes.rows } }
+            }
         }
     }
 
@@ -289,6 +310,25 @@ impl PagePool {
             filled += len;
         }
         ValuePanels { first: Rows::scattered(table, cols as isize, 1), layout }
+    }
+
+    /// Returns the numbers of int4 blocks, `each` for a panel of sixteen keys, as rows in a table.
+    fn numbers(
+        &self,
+        numbers: &Range<usize>,
+        each: usize,
+        stretches: impl Iterator<Item = Stretch>,
+        table: &mut Table,
+    ) -> Rows<F16> {
+        let mut filled = ENTRIES;
+        for Stretch { page, row, len } in stretches {
+            let panels = len.div_ceil(LANES);
+            let first = &part::<F16>(self.page(page), numbers.clone())[row / LANES * each..][..panels * each];
+            table.fill(filled, panels, first.as_ptr(), each as isize);
+            filled += panels;
+        }
+        // SAFETY: the stretches have a key, so the first entry was filled.
+        unsafe { Rows::scattered(table, each as isize, 1).rows_from(ENTRIES) }
     }
 
     /// Copies the scales of keys or values, in whole panels, to a table.

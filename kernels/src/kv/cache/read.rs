@@ -2,9 +2,10 @@
 
 use super::layout::{Format, KeyOrder, Sizes, part};
 use crate::kv::cache::Cache;
-use crate::kv::key_block::{BlockValues, Keys};
+use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
 use crate::kv::value_panels::ValuePanels;
 use crate::matmul::int4::Place;
+use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::tensor::any::Typed;
 use crate::tensor::element::{Dtype, Element};
@@ -47,7 +48,7 @@ impl Cache {
             Format::Int4(kind) => Keys::Int4 {
                 panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
                 kind,
-                numbers: part(block, at.key_scales),
+                numbers: Rows::strided(part(block, at.key_scales).as_ptr(), self.sizes.panel_numbers(kind) as isize, 1),
             },
         }
     }
@@ -65,8 +66,11 @@ impl Cache {
             },
             Format::Int4(kind) => BlockValues::Int4 {
                 values: ValuePanels::together(part(block, at.values).as_ptr(), layout),
-                kind,
-                numbers: part(block, at.value_scales),
+                numbers: Int4Numbers {
+                    kind,
+                    first: Rows::strided(part(block, at.value_scales).as_ptr(), LANES as isize, 1),
+                    step: self.sizes.rows,
+                },
             },
         }
     }
