@@ -117,7 +117,7 @@ impl KvCache {
     /// with a block's scale in place of that of the value or key. Keys with a few large channels take centres, or
     /// [`Self::int8`]. docs/benchmarks.md has the errors on a real model's tensors.
     ///
-    /// What [`Self::int8`] says of bits holds here, too.
+    /// Bits are the same as far as those of an [int8](Self::int8) cache are.
     ///
     /// ```
     /// use sdpa::{Int4, KvCache};

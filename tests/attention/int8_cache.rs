@@ -15,7 +15,7 @@ fn channels(kv_heads: usize, d: usize) -> Vec<f32> {
     (0..kv_heads * d).map(|i| (5.0 + (i % 7) as f32 / 3.0) / 127.0).collect()
 }
 
-/// What elements are, and what scales they have.
+/// Kind of elements, and their scales.
 #[derive(Debug, Clone)]
 enum Kind {
     Int8(KeyScales),

@@ -59,11 +59,11 @@ pub(crate) struct Oracle<'a> {
     pub(crate) q: Array<f64>,
     pub(crate) k: Array<f64>,
     pub(crate) v: Array<f64>,
-    /// How they are integers times scales, if they are.
+    /// Code of the numbers, if they are integers times scales.
     pub(crate) code: Option<Code>,
 }
 
-/// How numbers are integers times scales.
+/// Code of numbers that are integers times scales.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Code {
     Bytes,
@@ -91,7 +91,7 @@ impl Code {
         (half / if let Self::Bytes = self { 127.0 } else { 6.99 }) as f32
     }
 
-    /// How far off the smallest numbers may be, where scales are next to 0.
+    /// Error of the smallest numbers, where scales are next to 0.
     pub(crate) fn least(self) -> f64 {
         if let Self::Bytes = self { 1e-38 } else { 1.2e-7 }
     }

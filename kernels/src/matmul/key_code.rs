@@ -11,10 +11,8 @@ use crate::tensor::rows::Rows;
 pub(crate) trait KeyCode: Copy {
     /// Number of groups of four elements of each key in 64 bytes of sixteen keys: 1 of eight bits, 2 of four.
     const HALVES: usize;
-    /// Number of such 64 bytes of a block, where the block is not the whole key.
+    /// Number of such 64 bytes of a block, where the block is not the whole key: scores are then float sums over blocks.
     const BLOCK_LOADS: Option<usize>;
-    /// True if a tile has float sums beside the integer ones, and so half as many panels.
-    const FLOAT_SUMS: bool;
     /// Elements of sixteen keys as they are multiplied.
     type Keys<S: Int8Dot>: Copy;
     /// Sum of a score.
@@ -71,7 +69,6 @@ pub(crate) struct Int8Keys<'a>(pub(crate) Option<&'a [f32]>);
 impl KeyCode for Int8Keys<'_> {
     const HALVES: usize = 1;
     const BLOCK_LOADS: Option<usize> = None;
-    const FLOAT_SUMS: bool = false;
     type Keys<S: Int8Dot> = S::Keys;
     type Sum<S: Int8Dot> = S::Sums;
 
@@ -137,7 +134,6 @@ pub(crate) struct Int4Keys {
 impl KeyCode for Int4Keys {
     const HALVES: usize = 2;
     const BLOCK_LOADS: Option<usize> = Some(BLOCK_QUADS / 2);
-    const FLOAT_SUMS: bool = true;
     type Keys<S: Int8Dot> = S::Nibbles;
     type Sum<S: Int8Dot> = S::V;
 

@@ -1,4 +1,4 @@
-//! What caches of eight and four bits do not take.
+//! Refusals of caches of eight and four bits.
 
 use super::{All, Kind, channels, empty, filled, kinds, scales};
 use crate::support::{Tensor, Tensors, assert_same_bits, execs};
@@ -36,7 +36,7 @@ fn a_cache_that_is_not_empty() {
     }
 }
 
-/// What was set already, and what four bits are not for.
+/// Settings that four bits do not go with, and keys that are too long.
 #[test]
 fn four_bits_beside_other_settings() {
     let new = || KvCache::new(1, 1, [8, 8]).unwrap();

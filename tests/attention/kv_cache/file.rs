@@ -217,7 +217,7 @@ fn int8_tensors_are_looked_at() {
     }
 }
 
-/// The same of four bits.
+/// Elements and numbers that no int4 cache has.
 #[test]
 fn int4_tensors_are_looked_at() {
     for (i, centred) in [(5, false), (6, true)] {

@@ -39,9 +39,9 @@ pub(crate) struct Scores<'a, C> {
     pub(crate) out: &'a mut [f32],
 }
 
-/// Number of panels of a tile of many rows.
+/// Number of panels of a tile of many rows: fewer with float sums over blocks beside the integer ones.
 const fn tile_vecs<S: Int8Dot, C: KeyCode>() -> usize {
-    if C::FLOAT_SUMS { S::DOT_VECS } else { S::TILE_VECS }
+    if C::BLOCK_LOADS.is_some() { S::DOT_VECS } else { S::TILE_VECS }
 }
 
 /// The contract is that of [`Scores`].

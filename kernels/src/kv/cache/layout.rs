@@ -152,8 +152,11 @@ impl Sizes {
         }
     }
 
-    /// Returns the index of element `column` of value `row` of a head among the head's values, which are not int4.
+    /// Returns the index of element `column` of value `row` of a head among the head's values; of int4, of its byte.
     pub(super) fn value(self, row: usize, column: usize) -> usize {
+        if let Format::Int4(kind) = self.format {
+            return self.int4_value(kind, [row, column]).byte;
+        }
         let together = self.keys_together();
         self.value_layout().at(row / together, column) * together + row % together
     }
@@ -161,6 +164,11 @@ impl Sizes {
     /// Returns the place of an element of a head's int4 keys.
     pub(super) fn int4_key(self, kind: Int4, at: [usize; 2]) -> Place {
         Place::of_key(kind, int4::blocks(self.head_dim), at)
+    }
+
+    /// Returns the place of an element of a head's int4 values.
+    pub(super) fn int4_value(self, kind: Int4, at: [usize; 2]) -> Place {
+        Place::of_value(kind, self.rows, at)
     }
 
     /// Returns the index of element `d` of key `row` of a head among the head's packed keys; of int4, of its byte.

@@ -4,7 +4,6 @@ use super::layout::{Format, KeyOrder, Sizes, part};
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
 use crate::kv::value_panels::ValuePanels;
-use crate::matmul::int4::Place;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::tensor::any::Typed;
@@ -95,18 +94,18 @@ impl Cache {
 impl Sizes {
     /// Returns element `d` of key `row` of a head, widened; `channels` are the scales of the keys' channels, if they have such.
     pub(super) fn key_element(self, block: &[f32], [h, row, d]: [usize; 3], channels: Option<&[f32]>) -> f32 {
-        let (at, i) = (self.parts(h), self.key(row, d));
+        let at = self.parts(h);
         match self.format {
             Format::Elements(dtype) if self.key_order == KeyOrder::Latent => {
                 element(block, dtype, at.values, self.value(row, d))
             }
-            Format::Elements(dtype) => element(block, dtype, at.keys, i),
+            Format::Elements(dtype) => element(block, dtype, at.keys, self.key(row, d)),
             Format::Int8 { .. } => {
                 let scale = match channels {
                     Some(channels) => channels[h * self.head_dim + d],
                     None => part::<f32>(block, at.key_scales)[row],
                 };
-                f32::from(part::<i8>(block, at.keys)[i]) * scale
+                f32::from(part::<i8>(block, at.keys)[self.key(row, d)]) * scale
             }
             Format::Int4(kind) => {
                 self.int4_key(kind, [row, d]).read(kind, part(block, at.keys), part(block, at.key_scales))
@@ -124,7 +123,7 @@ impl Sizes {
                 f32::from(byte) * part::<f32>(block, at.value_scales)[row]
             }
             Format::Int4(kind) => {
-                let place = Place::of_value(kind, self.rows, [row, d]);
+                let place = self.int4_value(kind, [row, d]);
                 place.read(kind, part(block, at.values), part(block, at.value_scales))
             }
         }

@@ -3,7 +3,7 @@
 use super::blocks::{Block, Blocks};
 use super::layout::{Format, KeyOrder, Parts, Sizes};
 use super::{Cache, Keep, is_shared};
-use crate::matmul::int4::{self, Int4, Place};
+use crate::matmul::int4;
 use crate::matmul::int8;
 use crate::tensor::element::F16;
 use crate::tensor::rows::KEY_BLOCK;
@@ -92,28 +92,29 @@ impl Sizes {
             TokenPart::Value => values.start,
             TokenPart::ValueScale => value_scales.start,
         };
-        let start = start
-            + bytes
-                * match (self.format, part) {
-                    (Format::Int4(kind), _) => self.int4_start(kind, part, row, run.start),
-                    (_, TokenPart::Key) if self.key_order == KeyOrder::Packed => self.key(row, run.start),
-                    (_, TokenPart::Key | TokenPart::Value) => self.value(row, run.start),
-                    (_, TokenPart::KeyScale | TokenPart::ValueScale) => row,
-                };
+        let index = match part {
+            TokenPart::Key if self.key_order == KeyOrder::Packed => self.key(row, self.first_element(run.start)),
+            TokenPart::Key | TokenPart::Value => self.value(row, self.first_element(run.start)),
+            TokenPart::KeyScale | TokenPart::ValueScale => self.scale(part, row, run.start),
+        };
+        let start = start + index * bytes;
         start..start + run.len() * bytes
     }
 
-    /// Returns the index in its part of a head of element `i` of a part of token `row`, which is int4.
-    fn int4_start(self, kind: Int4, part: TokenPart, row: usize, i: usize) -> usize {
-        // Elements of the lower halves of bytes, and those that blocks begin with.
-        let element = i / (int4::BLOCK / 2) * int4::BLOCK + i % (int4::BLOCK / 2);
-        let (block, number) = (i / kind.numbers() * int4::BLOCK, i % kind.numbers());
-        match part {
-            TokenPart::Key => self.int4_key(kind, [row, element]).byte,
-            TokenPart::Value => Place::of_value(kind, self.rows, [row, element]).byte,
-            TokenPart::KeyScale => self.int4_key(kind, [row, block]).numbers()[number],
-            TokenPart::ValueScale => Place::of_value(kind, self.rows, [row, block]).numbers()[number],
+    /// Returns the first element that is stored in element `i` of a part, which is a byte of two if the format is int4.
+    fn first_element(self, i: usize) -> usize {
+        match self.format {
+            Format::Int4(_) => i / (int4::BLOCK / 2) * int4::BLOCK + i % (int4::BLOCK / 2),
+            _ => i,
         }
+    }
+
+    /// Returns the index of scale `i` of token `row` among the head's scales; of int4, of a number of a block.
+    fn scale(self, part: TokenPart, row: usize, i: usize) -> usize {
+        let Format::Int4(kind) = self.format else { return row };
+        let at = [row, i / kind.numbers() * int4::BLOCK];
+        let place = if part == TokenPart::KeyScale { self.int4_key(kind, at) } else { self.int4_value(kind, at) };
+        place.numbers()[i % kind.numbers()]
     }
 
     /// Calls `copy` with the bytes of two tokens in their blocks, run by run.

@@ -188,7 +188,7 @@ impl WriteInt4<'_> {
                 unsafe {
                     let (k, v) = (Int4Row(k.rows(b, h, i), kind), Int4Row(v.rows(b, h, i), kind));
                     k.write(s, sizes.head_dim, &keys, block, |d| sizes.int4_key(kind, [j, d]));
-                    v.write(s, sizes.value_dim, &values, block, |c| int4::Place::of_value(kind, sizes.rows, [j, c]));
+                    v.write(s, sizes.value_dim, &values, block, |c| sizes.int4_value(kind, [j, c]));
                 }
             }
         }
@@ -220,8 +220,9 @@ impl Int4Row {
             // SAFETY: the caller guarantees `n` elements from `first` on.
             unsafe { s.pack_rows(row.columns_from(first), [1, n], NonFinite::Ignored, &mut xs) };
             let own = s.quantise_int4(&xs[..n], kind, &mut integers);
+            let bytes = part_mut(block, elements.clone());
             for (i, &x) in integers[..n].iter().enumerate() {
-                place(first + i).write(x, part_mut(block, elements.clone()));
+                place(first + i).write(x, bytes);
             }
             place(first).write_numbers(kind, own, part_mut(block, numbers.clone()));
         }
