@@ -148,9 +148,31 @@ fn a_sample_of_every_binade() {
     print_and_check(&check.worst);
 }
 
+/// The form for weights that are rounded to bfloat16, which keeps eight bits.
+#[test]
+fn the_short_form_is_off_by_less_than_2_to_the_minus_13() {
+    let sample = (MINUS_ZERO..=(-87.3f32).to_bits()).step_by(101).map(f32::from_bits);
+    let near = ((-0.3f32).to_bits()..=(-2.0f32).to_bits()).step_by(61).map(f32::from_bits);
+    let xs: Vec<f32> = sample.chain(near).collect();
+    for isa in Isa::available() {
+        let mut got = xs.clone();
+        probe::exp_for_bf16(isa, &mut got);
+        let mut worst = (0.0f64, 0.0f32);
+        for (&x, &got) in xs.iter().zip(&got) {
+            let error = (f64::from(got) / f64::from(x).exp() - 1.0).abs();
+            if error.is_nan() || error > worst.0 {
+                worst = (error, x);
+            }
+        }
+        println!("{isa}: worst relative error {:.4e}, at {:e}", worst.0, worst.1);
+        assert!(worst.0 < 2f64.powi(-13), "{isa}: off by {:e} at {:e}", worst.0, worst.1);
+    }
+}
+
 #[test]
 fn exact_where_it_must_be() {
-    for isa in Isa::available() {
+    for (isa, exp) in Isa::available().flat_map(|isa| [(isa, probe::exp as fn(_, &mut _)), (isa, probe::exp_for_bf16)])
+    {
         let mut xs = [
             0.0,
             -0.0,
@@ -165,7 +187,7 @@ fn exact_where_it_must_be() {
             f32::from_bits(0x7f80_0001),
             f32::from_bits(0xffff_ffff),
         ];
-        probe::exp(isa, &mut xs);
+        exp(isa, &mut xs);
         let bits = xs.map(f32::to_bits);
         assert_eq!(bits[..2], [1f32.to_bits(); 2], "{isa}: exp(0)");
         assert_eq!(bits[2..6], [0; 4], "{isa}: exp of −∞ and of what is far below any result");

@@ -1,12 +1,22 @@
 //! Functions of every element of a slice.
 
+use crate::simd::Simd;
+use crate::simd::exp::{self, Accuracy, ForBf16, Full};
 use crate::simd::isa::Isa;
-use crate::simd::{Simd, exp};
 
 /// Computes `eˣ` of every element in place, as the softmax does: for x ≤ 0.
 pub fn exp_in_place(isa: Isa, xs: &mut [f32]) {
+    exp_to::<Full>(isa, xs);
+}
+
+/// Computes `eˣ` of every element in place, as the softmax does for weights that are rounded to bfloat16: for x ≤ 0.
+pub fn exp_for_bf16_in_place(isa: Isa, xs: &mut [f32]) {
+    exp_to::<ForBf16>(isa, xs);
+}
+
+fn exp_to<A: Accuracy>(isa: Isa, xs: &mut [f32]) {
     dispatch!(isa, |s| s.vectorize(
         #[inline(always)]
-        || exp::exp_slice(s, xs),
+        || exp::exp_slice::<_, A>(s, xs),
     ));
 }

@@ -6,11 +6,12 @@ pub mod int8;
 mod int8_tests;
 
 pub use crate::machine::peak_flops;
-pub use crate::nn::elementwise::exp_in_place as exp;
+pub use crate::nn::elementwise::{exp_for_bf16_in_place as exp_for_bf16, exp_in_place as exp};
 
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::qk::Scores;
+use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
@@ -229,12 +230,8 @@ impl Bench {
             Step::Softmax => {
                 max.fill(f32::NEG_INFINITY);
                 sum.fill(0.0);
-                s.softmax(
-                    self.scores.floats_mut(),
-                    &spans,
-                    rows,
-                    softmax::SoftmaxState { max, sum, rescale_prev, rescale_block },
-                );
+                let row_block = ScoreBlock { scores: self.scores.floats_mut(), spans: &spans, rows };
+                s.softmax(row_block, softmax::SoftmaxState { max, sum, rescale_prev, rescale_block });
             }
             // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.
             Step::Values => unsafe {

@@ -147,9 +147,13 @@ unsafe impl Bf16Dot for Avx512Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn store_bf16x2(self, p: *mut Bf16x2, v: __m512) {
+    unsafe fn store_bf16x2(self, p: *mut Bf16x2, v: __m512) -> __m512 {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`; every bit pattern is a vector of
         // pairs.
-        unsafe { _mm256_storeu_si256(p.cast(), core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))) }
+        unsafe {
+            let rounded = core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
+            _mm256_storeu_si256(p.cast(), rounded);
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(rounded)))
+        }
     }
 }

@@ -9,7 +9,8 @@
 //! - 2ⁿ multiplies last and rounds once, so results below 2⁻¹²⁶ underflow gradually.
 //!
 //! Largest error over every non-positive f32: below 1 ULP on every backend (`tests/exhaustive/exp.rs` tries them all).
-//! exp(−∞) is exactly 0, exp(0) exactly 1, NaN stays NaN.
+//! exp(−∞) is exactly 0, exp(0) exactly 1, NaN stays NaN. [`ForBf16`] is a shorter form, of which the same test says how
+//! far it is off.
 
 use crate::simd::{LANES, SHIFT, Simd};
 
@@ -22,6 +23,22 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 
 /// Coefficients of r² … r⁶; those of 1 and r are 1.
 const C: [f32; 5] = [0.499_999_97, 0.166_665_32, 0.041_668_184, 0.008_368_527_5, 0.001_383_048];
+
+/// Coefficients of r, r² and r³ in [`ForBf16`]; that of 1 is 1. The largest relative error, 1.013·10⁻⁴, is the least.
+const SHORT: [f32; 3] = [1.000_195_9, 0.504_130_4, 0.165_179_61];
+
+/// How exactly an exponential is computed.
+pub(crate) trait Accuracy {
+    /// Returns eˣ·2⁻ⁿ − 1 as a pair of factors, for x that [`begin`] has limited and its n.
+    fn factors<S: Simd, const N: usize>(s: S, x: [S::V; N], n: [S::V; N]) -> [(S::V, S::V); N];
+}
+
+/// Off by less than 1 ULP.
+pub(crate) struct Full;
+
+/// Off by less than 2⁻¹³ of the result: for weights that are rounded to the eight bits of bfloat16. Four operations
+/// shorter: r is found in one step, and a polynomial of degree 3 is enough.
+pub(crate) struct ForBf16;
 
 /// Exponentials of `N` vectors that are [begun](begin): n is known, r is not.
 #[derive(Clone, Copy)]
@@ -48,13 +65,13 @@ pub(crate) fn begin<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> Begun<S:
 
 /// Computes the rest of `eˣ`, after [`begin`].
 #[inline(always)]
-pub(crate) fn end<S: Simd, const N: usize>(s: S, begun: Begun<S::V, N>) -> [S::V; N] {
+pub(crate) fn end<S: Simd, A: Accuracy, const N: usize>(s: S, begun: Begun<S::V, N>) -> [S::V; N] {
     let mut n = begun.shifted;
     for n in &mut n {
         *n = s.sub(*n, s.splat(SHIFT));
     }
     n = pin_order(s, n);
-    let factors = factors(s, begun.x, n);
+    let factors = A::factors(s, begun.x, n);
     let mut y = n;
     for i in 0..N {
         y[i] = s.one_plus_scaled(factors[i], n[i], begun.shifted[i]);
@@ -62,37 +79,58 @@ pub(crate) fn end<S: Simd, const N: usize>(s: S, begun: Begun<S::V, N>) -> [S::V
     y
 }
 
-/// Returns eʳ − 1 as a pair of factors.
-#[inline(always)]
-fn factors<S: Simd, const N: usize>(s: S, x: [S::V; N], n: [S::V; N]) -> [(S::V, S::V); N] {
-    let (mut near, mut rest, mut r) = (x, x, x);
-    for i in 0..N {
-        // Exact, and nearly all of r.
-        near[i] = s.fma(n[i], s.splat(-LN2_HIGH), x[i]);
-    }
-    near = pin_order(s, near);
-    for i in 0..N {
-        rest[i] = s.mul(n[i], s.splat(-LN2_LOW));
-        r[i] = if S::FUSED { s.fma(n[i], s.splat(-LN2_LOW), near[i]) } else { s.add(near[i], rest[i]) };
-    }
-    r = pin_order(s, r);
-    let mut tail = [s.splat(C[4]); N];
-    for c in [C[3], C[2], C[1], C[0]] {
+impl Accuracy for Full {
+    #[inline(always)]
+    fn factors<S: Simd, const N: usize>(s: S, x: [S::V; N], n: [S::V; N]) -> [(S::V, S::V); N] {
+        let (mut near, mut rest, mut r) = (x, x, x);
         for i in 0..N {
-            tail[i] = s.fma(tail[i], r[i], s.splat(c));
+            // Exact, and nearly all of r.
+            near[i] = s.fma(n[i], s.splat(-LN2_HIGH), x[i]);
+        }
+        near = pin_order(s, near);
+        for i in 0..N {
+            rest[i] = s.mul(n[i], s.splat(-LN2_LOW));
+            r[i] = if S::FUSED { s.fma(n[i], s.splat(-LN2_LOW), near[i]) } else { s.add(near[i], rest[i]) };
+        }
+        r = pin_order(s, r);
+        let mut tail = [s.splat(C[4]); N];
+        for c in [C[3], C[2], C[1], C[0]] {
+            for i in 0..N {
+                tail[i] = s.fma(tail[i], r[i], s.splat(c));
+            }
+            tail = pin_order(s, tail);
+        }
+        let mut factors = [(s.splat(0.0), s.splat(1.0)); N];
+        for i in 0..N {
+            factors[i] = if S::FUSED {
+                (r[i], s.fma(tail[i], r[i], s.splat(1.0)))
+            } else {
+                // Where every product is rounded, keeping two parts of r apart to the end saves a quarter of an ULP.
+                (s.add(near[i], s.fma(tail[i], s.mul(r[i], r[i]), rest[i])), s.splat(1.0))
+            };
+        }
+        factors
+    }
+}
+
+impl Accuracy for ForBf16 {
+    #[inline(always)]
+    fn factors<S: Simd, const N: usize>(s: S, x: [S::V; N], n: [S::V; N]) -> [(S::V, S::V); N] {
+        let (mut r, mut tail) = (x, x);
+        for i in 0..N {
+            r[i] = s.fma(n[i], s.splat(-core::f32::consts::LN_2), x[i]);
+        }
+        r = pin_order(s, r);
+        for i in 0..N {
+            tail[i] = s.fma(r[i], s.splat(SHORT[2]), s.splat(SHORT[1]));
         }
         tail = pin_order(s, tail);
+        let mut factors = [(s.splat(0.0), s.splat(1.0)); N];
+        for i in 0..N {
+            factors[i] = (r[i], s.fma(tail[i], r[i], s.splat(SHORT[0])));
+        }
+        factors
     }
-    let mut factors = [(s.splat(0.0), s.splat(1.0)); N];
-    for i in 0..N {
-        factors[i] = if S::FUSED {
-            (r[i], s.fma(tail[i], r[i], s.splat(1.0)))
-        } else {
-            // Where every product is rounded, keeping two parts of r apart to the end saves a quarter of an ULP.
-            (s.add(near[i], s.fma(tail[i], s.mul(r[i], r[i]), rest[i])), s.splat(1.0))
-        };
-    }
-    factors
 }
 
 /// Returns the same vectors, whose interleaving the compiler then keeps: see [`Simd::pin_order`].
@@ -109,7 +147,7 @@ fn pin_order<S: Simd, const N: usize>(s: S, mut v: [S::V; N]) -> [S::V; N] {
 /// Computes `eˣ`, x ≤ 0 or NaN in every lane.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
-    let [y] = end(s, begin(s, [x]));
+    let [y] = end::<S, Full, 1>(s, begin(s, [x]));
     y
 }
 
@@ -118,19 +156,22 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
 pub(crate) fn exp_m1<S: Simd>(s: S, x: S::V) -> S::V {
     let Begun { x, shifted: [shifted] } = begin(s, [x]);
     let n = s.sub(shifted, s.splat(SHIFT));
-    let [(a, b)] = factors(s, x, [n]);
+    let [(a, b)] = Full::factors(s, x, [n]);
     let power = s.one_plus_scaled((s.splat(0.0), s.splat(0.0)), n, shifted);
     s.fma(s.mul(a, b), power, s.sub(power, s.splat(1.0)))
 }
 
-/// Computes [`exp`] of every element of a slice.
+/// Computes `eˣ` of every element of a slice, x ≤ 0 or NaN.
 #[inline(always)]
-pub(crate) fn exp_slice<S: Simd>(s: S, xs: &mut [f32]) {
+pub(crate) fn exp_slice<S: Simd, A: Accuracy>(s: S, xs: &mut [f32]) {
     for chunk in xs.chunks_mut(LANES) {
         let mut lanes = [0.0; LANES];
         lanes[..chunk.len()].copy_from_slice(chunk);
         // SAFETY: `lanes` is an array of 16 floats, readable and writable.
-        unsafe { s.store(lanes.as_mut_ptr(), exp(s, s.load(lanes.as_ptr()))) };
+        unsafe {
+            let [y] = end::<S, A, 1>(s, begin(s, [s.load(lanes.as_ptr())]));
+            s.store(lanes.as_mut_ptr(), y);
+        }
         chunk.copy_from_slice(&lanes[..chunk.len()]);
     }
 }

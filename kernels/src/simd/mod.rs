@@ -347,11 +347,12 @@ pub(crate) unsafe trait Bf16Dot: Simd {
     unsafe fn zip(self, a: *const u16, b: *const u16) -> Self::P;
     /// Returns `sum` plus both products of each pair.
     fn dot2(self, sum: Self::V, x: Self::P, y: Self::P) -> Self::V;
-    /// Stores sixteen numbers as eight pairs, rounded to nearest even; subnormal numbers become 0.
+    /// Stores sixteen numbers as eight pairs, rounded to nearest even; subnormal numbers become 0. Returns them as they
+    /// are stored.
     ///
     /// # Safety
     /// `p..p + 8` is writable.
-    unsafe fn store_bf16x2(self, p: *mut Bf16x2, v: Self::V);
+    unsafe fn store_bf16x2(self, p: *mut Bf16x2, v: Self::V) -> Self::V;
 }
 
 /// Work that uses dot products of bfloat16 pairs: see [`Simd::with_bf16_dot`].

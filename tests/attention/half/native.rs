@@ -160,7 +160,8 @@ fn hidden_memory_does_not_show() {
     }
 }
 
-/// Queries of other types are rounded; weights cost 2⁻⁸ of what they weigh. And it is not the exact call.
+/// Queries of other types are rounded; weights cost 2⁻⁸ of what they weigh (0.0042 is the bound), and their sum is that of
+/// rounded weights. And it is not the exact call.
 #[test]
 fn errors_are_within_the_documented_bounds() {
     for exec in native() {
@@ -186,7 +187,8 @@ fn errors_are_within_the_documented_bounds() {
                 let (at, row) = short.wide.row_at(b, i);
                 let n = (b * heads + h) * rows + i;
                 let lse = f64::from(got.lse.get([at, h, row, 0]));
-                let near = lse == exact.lse[n] || (lse - exact.lse[n]).abs() <= 2e-5 * exact.lse[n].abs().max(4.0);
+                let bound = 0.0021 + 2e-5 * exact.lse[n].abs();
+                let near = lse == exact.lse[n] || (lse - exact.lse[n]).abs() <= bound;
                 assert!(near, "seed {seed}: LSE {lse}, {}", exact.lse[n]);
                 for c in 0..dv {
                     let (got, exact) = (f64::from(got.out.get([at, h, row, c])), exact.out[n * dv + c]);

@@ -178,6 +178,11 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
         let [_, values] = self.call.native(|| self.s.has_bf16_dot());
         values
     }
+
+    /// Returns true if the softmax writes weights as bfloat16 pairs: those that nothing changes before they meet values.
+    pub(crate) fn softmax_rounds(&self) -> bool {
+        self.native_values() && !self.given.prob && self.call.options.dropout.is_none()
+    }
 }
 
 /// Asserts that a task lies inside its call and is no larger than the tiling's.

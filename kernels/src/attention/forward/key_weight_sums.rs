@@ -4,6 +4,7 @@ use crate::attention::blocks::key_block::BlockMemory;
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::Task;
 use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax;
 use crate::attention::tiling::{Regions, Scratch};
 use crate::simd::quiet;
@@ -75,7 +76,8 @@ impl<S: Steps> AttentionTask<'_, S> {
             let mut block = self.block(first, queries, &mut memory, regions);
             if block.compute_scores(all.clone()) {
                 let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut *block.regions;
-                s.softmax(scores, block.spans, rows, softmax::SoftmaxState { max, sum, rescale_prev, rescale_block });
+                let row_block = ScoreBlock { scores, spans: block.spans, rows };
+                s.softmax(row_block, softmax::SoftmaxState { max, sum, rescale_prev, rescale_block });
             }
         }
         let references = self.references(all.clone(), regions.max, regions.sum);

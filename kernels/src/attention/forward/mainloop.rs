@@ -149,7 +149,12 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut *self.regions;
         let (max, sum) = (&mut max[row_block.start..], &mut sum[row_block.start..]);
         let state = softmax::SoftmaxState { max, sum, rescale_prev, rescale_block };
-        self.task.s.softmax(scores, self.spans, row_block.len(), state);
+        let block = ScoreBlock { scores, spans: self.spans, rows: row_block.len() };
+        if self.task.softmax_rounds() {
+            self.task.s.softmax_pairs(block, state);
+        } else {
+            self.task.s.softmax(block, state);
+        }
         visible_keys
     }
 

@@ -65,7 +65,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             if matches!(manner, PvMode::Handled(Some(_))) { NonFinite::Handled } else { NonFinite::Ignored };
         let (values, stride) = (self.values, task.tiling.width());
         let native = task.native_values();
-        if native {
+        if native && !task.softmax_rounds() {
             task.s.round_weights(self.scores(row_block.len()));
         }
         if self.fresh && matches!(manner, PvMode::Handled(_)) {

@@ -3,8 +3,10 @@
 use crate::attention::steps::pv::{Values, values};
 use crate::attention::steps::qk::{Scores, scores};
 use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::softmax::{SoftmaxState, WeightForm, softmax};
 use crate::matmul::dot_tile::{APART, BESIDE, PairColumns};
 use crate::matmul::value_operand::RowPairs;
+use crate::simd::exp::ForBf16;
 use crate::simd::{Bf16Dot, Bf16DotWork, LANES};
 use crate::tensor::rows::Rows;
 
@@ -42,7 +44,40 @@ impl Bf16DotWork for Values<'_, RowPairs> {
     }
 }
 
-/// Weights to be rounded in place: the pair of keys 2i and 2i + 1 is written where the weight of key i was.
+/// Weights as bfloat16: the pair of keys 2i and 2i + 1 lies where the score of key i was.
+struct Pairs;
+
+impl<S: Bf16Dot> WeightForm<S> for Pairs {
+    type Accuracy = ForBf16;
+
+    #[inline(always)]
+    unsafe fn store(s: S, row: *mut f32, panel: usize, weights: S::V) -> S::V {
+        // SAFETY: the pairs of a panel take half of its size: they end at its end, or at that of one before. The caller
+        // guarantees that those are writable.
+        unsafe { s.store_bf16x2(row.add(panel * LANES / 2).cast(), weights) }
+    }
+}
+
+/// Scores of a row block that become weights, rounded to pairs: see [`softmax`].
+pub(crate) struct SoftmaxPairs<'a> {
+    pub(crate) row_block: ScoreBlock<'a>,
+    pub(crate) state: SoftmaxState<'a>,
+}
+
+/// Has no contract: it is safe for any score block.
+impl Bf16DotWork for SoftmaxPairs<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
+        let ScoreBlock { scores, spans, rows } = self.row_block;
+        s.vectorize(
+            #[inline(always)]
+            || softmax::<S, Pairs>(s, scores, spans, rows, self.state),
+        );
+    }
+}
+
+/// Finished weights to be rounded in place, to the same pairs.
 pub(crate) struct Round<'a>(pub(crate) ScoreBlock<'a>);
 
 /// Has no contract: it is safe for any score block.

@@ -4,7 +4,7 @@
 //! into a `#[target_feature]` function.
 
 use crate::attention::options::{Dropout, Mask};
-use crate::attention::steps::bf16::{PairPanels, Round};
+use crate::attention::steps::bf16::{PairPanels, Round, SoftmaxPairs};
 use crate::attention::steps::dropout::{self, CounterRow, Kept, KeptWeights};
 use crate::attention::steps::epilogue::{self, Finish};
 use crate::attention::steps::key_sums::{self, KeySums};
@@ -59,7 +59,9 @@ pub(crate) trait Steps: PackSteps {
     /// Adds weights to the sum of each key: see [`score_passes::add_weight_sums`].
     fn add_weight_sums(self, row_block: ScoreBlock<'_>, sums: &mut [f32]);
     /// Turns scores into weights and merges the block into the rows' running maxima and sums: see [`softmax::softmax`].
-    fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::SoftmaxState<'_>);
+    fn softmax(self, row_block: ScoreBlock<'_>, state: softmax::SoftmaxState<'_>);
+    /// The same, with weights of bfloat16 pairs: see [`SoftmaxPairs`].
+    fn softmax_pairs(self, row_block: ScoreBlock<'_>, state: softmax::SoftmaxState<'_>);
     /// Merges rows accumulated over later keys into rows accumulated over earlier ones: see [`softmax::merge`].
     fn merge(self, state: softmax::SoftmaxState<'_>, out: &mut [f32], later: &[f32], dim: usize);
     /// Merges outputs accumulated with non-finite values handled, by known factors: see [`softmax::merge_marked`].
@@ -98,7 +100,7 @@ pub(crate) trait Steps: PackSteps {
     /// # Safety
     /// Same contract as [`qk::scores`], with queries of pairs.
     unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>);
-    /// Rounds weights to bfloat16 pairs: see [`Round`].
+    /// Rounds finished weights to bfloat16 pairs: see [`Round`].
     fn round_weights(self, row_block: ScoreBlock<'_>);
     /// Accumulates P·V of bfloat16 pairs: see [`pv::values`].
     ///
@@ -199,11 +201,17 @@ macro_rules! steps {
             }
 
             #[inline(always)]
-            fn softmax(self, scores: &mut [f32], spans: &[Span], rows: usize, state: softmax::SoftmaxState<'_>) {
+            fn softmax(self, row_block: ScoreBlock<'_>, state: softmax::SoftmaxState<'_>) {
+                let ScoreBlock { scores, spans, rows } = row_block;
                 self.vectorize(
                     #[inline(always)]
-                    || softmax::softmax(self, scores, spans, rows, state),
+                    || softmax::softmax::<_, softmax::Floats>(self, scores, spans, rows, state),
                 )
+            }
+
+            fn softmax_pairs(self, row_block: ScoreBlock<'_>, state: softmax::SoftmaxState<'_>) {
+                // SAFETY: `SoftmaxPairs` has no contract.
+                unsafe { self.with_bf16_dot(SoftmaxPairs { row_block, state }) }
             }
 
             fn merge(self, state: softmax::SoftmaxState<'_>, out: &mut [f32], later: &[f32], dim: usize) {

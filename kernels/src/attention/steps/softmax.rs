@@ -10,12 +10,13 @@
 //!   because a max of −∞ is replaced by 0 before it is subtracted.
 //! - A NaN score makes the row's sum NaN, and so the whole row: maxima ignore NaN, exponentials do not.
 //! - A score of +∞ becomes ∞ − ∞ = NaN, as in IEEE softmax.
-//! - The sum of a block is taken in 16 lanes, lane `key mod 16`, each in key order, then a fixed tree.
+//! - The sum of a block is taken in 16 lanes, lane `key mod 16`, each in key order, then a fixed tree; over weights as
+//!   they are stored, so what P·V multiplies is what the output is divided by.
 
 use crate::attention::steps::infinite;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
-use crate::simd::exp::{self, Begun, exp};
+use crate::simd::exp::{self, Accuracy, Begun, exp};
 use crate::simd::{LANES, Simd};
 use core::ops::Range;
 
@@ -31,10 +32,42 @@ pub(crate) struct SoftmaxState<'a> {
     pub(crate) rescale_block: &'a mut [f32],
 }
 
-/// Turns the scores of a block into weights relative to the block's own maximum, and merges the block into the rows'
-/// running state.
+/// Form in which weights are stored, and how exactly they are computed for it.
+pub(crate) trait WeightForm<S: Simd> {
+    type Accuracy: Accuracy;
+
+    /// Writes the sixteen weights of a panel of a row of scores, and returns them as they were written: the numbers that
+    /// the row's sum is taken over.
+    ///
+    /// # Safety
+    /// The panel and those before it are writable, and their scores have been read.
+    unsafe fn store(s: S, row: *mut f32, panel: usize, weights: S::V) -> S::V;
+}
+
+/// Weights as floats, each where its score was.
+pub(crate) struct Floats;
+
+impl<S: Simd> WeightForm<S> for Floats {
+    type Accuracy = exp::Full;
+
+    #[inline(always)]
+    unsafe fn store(s: S, row: *mut f32, panel: usize, weights: S::V) -> S::V {
+        // SAFETY: the caller guarantees that the panel is writable.
+        unsafe { s.store(row.add(panel * LANES), weights) };
+        weights
+    }
+}
+
+/// Turns the scores of a block into weights relative to the block's own maximum, in the form `W`, and merges the block
+/// into the rows' running state.
 #[inline(always)]
-pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: usize, state: SoftmaxState<'_>) {
+pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(
+    s: S,
+    scores: &mut [f32],
+    spans: &[Span],
+    rows: usize,
+    state: SoftmaxState<'_>,
+) {
     let padded = rows.next_multiple_of(LANES);
     assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
     assert!(state.max.len() >= padded && state.sum.len() >= padded);
@@ -59,9 +92,9 @@ pub(crate) fn softmax<S: Simd>(s: S, scores: &mut [f32], spans: &[Span], rows: u
             unsafe {
                 let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
                 match side {
-                    3 if const { S::SIDE_ROWS >= 3 } => weights::<S, 3>(s, scores, few),
-                    2 if const { S::SIDE_ROWS >= 2 } => weights::<S, 2>(s, scores, few),
-                    1 => weights::<S, 1>(s, scores, few),
+                    3 if const { S::SIDE_ROWS >= 3 } => weights::<S, W, 3>(s, scores, few),
+                    2 if const { S::SIDE_ROWS >= 2 } => weights::<S, W, 2>(s, scores, few),
+                    1 => weights::<S, W, 1>(s, scores, few),
                     _ => unreachable!("1 to SIDE_ROWS, at most 3"),
                 }
             }
@@ -94,7 +127,7 @@ struct Few<'a> {
 /// `scores` has one row of [`SCORE_STRIDE`] for each of `few.max`, whose `panels` are readable, and writable in the
 /// first `N` rows.
 #[inline(always)]
-unsafe fn weights<S: Simd, const N: usize>(s: S, scores: *mut f32, few: Few<'_>) {
+unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut f32, few: Few<'_>) {
     let Few { panels, known, max, sum } = few;
     let (max, after_max) = max.split_at_mut(N);
     assert!(sum.len() == N && (after_max.is_empty() || after_max.len() == N));
@@ -122,11 +155,11 @@ unsafe fn weights<S: Simd, const N: usize>(s: S, scores: *mut f32, few: Few<'_>)
             for panel in panels.start..last {
                 let next = begin(s, scores.add((panel + 1) * LANES), &reference);
                 raise(s, after.add((panel + 1) * LANES), &mut most);
-                end(s, begun, scores.add(panel * LANES), &mut total);
+                end::<S, W, N>(s, begun, (scores, panel), &mut total);
                 begun = next;
             }
             reduce(s, most, after_max);
-            end(s, begun, scores.add(last * LANES), &mut total);
+            end::<S, W, N>(s, begun, (scores, last), &mut total);
         }
         for (sum, total) in sum.iter_mut().zip(total) {
             *sum = s.reduce_sum(total);
@@ -168,15 +201,21 @@ unsafe fn begin<S: Simd, const N: usize>(s: S, scores: *const f32, reference: &[
     exp::begin(s, x)
 }
 
-/// Finishes the exponentials that [`begin`] began, writes them as weights and adds them to the sums.
+/// Finishes the exponentials that [`begin`] began for a panel, writes them as weights and adds them to the sums.
 ///
 /// # Safety
-/// The caller guarantees sixteen writable floats in each of `N` rows, [`SCORE_STRIDE`] apart.
+/// The panel and those before it are writable in each of `N` rows, [`SCORE_STRIDE`] apart, and their scores have been
+/// read.
 #[inline(always)]
-unsafe fn end<S: Simd, const N: usize>(s: S, begun: Begun<S::V, N>, weights: *mut f32, total: &mut [S::V; N]) {
-    for (row, weight) in exp::end(s, begun).into_iter().enumerate() {
-        // SAFETY: the caller guarantees sixteen writable floats in row `row < N`.
-        unsafe { s.store(weights.add(row * SCORE_STRIDE), weight) };
+unsafe fn end<S: Simd, W: WeightForm<S>, const N: usize>(
+    s: S,
+    begun: Begun<S::V, N>,
+    (scores, panel): (*mut f32, usize),
+    total: &mut [S::V; N],
+) {
+    for (row, weight) in exp::end::<S, W::Accuracy, N>(s, begun).into_iter().enumerate() {
+        // SAFETY: the caller guarantees this for row `row < N`.
+        let weight = unsafe { W::store(s, scores.add(row * SCORE_STRIDE), panel, weight) };
         total[row] = s.add(total[row], weight);
     }
 }
