@@ -58,8 +58,10 @@ pub(crate) struct Walk<'a> {
     /// Panels of the run: see [`Scores`], also for the fields not described here.
     pub(crate) panels: Range<usize>,
     pub(crate) spans: &'a [Span],
-    /// Number of panels of a tile; with more than [`READING_ROWS`] rows, the last may have one more.
+    /// Number of panels of a tile, and of the last one at most: a single panel left over is added to it, if registers
+    /// hold that. Alone it takes more loads than multiplications.
     pub(crate) vecs: usize,
+    pub(crate) widest: usize,
     pub(crate) next_bias: Option<AnyColumns<'a>>,
     pub(crate) prefetch: &'a mut PrefetchQueue,
     /// Number of lines that a full tile prefetches from `prefetch`.
@@ -88,9 +90,6 @@ impl Walk<'_> {
     pub(crate) fn for_each_strip<S: Simd>(&mut self, mut compute: impl FnMut(&mut Self, Strip)) {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
         assert!(self.next_bias.is_none_or(|next| next.len() >= self.rows));
-        // A single panel left over is added to the last tile, if registers hold that: alone it takes more loads than
-        // multiplications. Few rows wait for memory, and prefetch it with tiles of the planned size.
-        let wider = if self.rows > READING_ROWS { dot_tile::widest::<S>(self.vecs) } else { self.vecs };
         let all = self
             .spans
             .iter()
@@ -100,14 +99,14 @@ impl Walk<'_> {
             let left = self.panels.end - panel;
             // Planned tiles of panels that all rows need make one strip.
             let common = if panel < all.start { 0 } else { all.end.saturating_sub(panel) };
-            let planned = left.saturating_sub(wider).div_ceil(self.vecs).min(common / self.vecs) * self.vecs;
+            let planned = left.saturating_sub(self.widest).div_ceil(self.vecs).min(common / self.vecs) * self.vecs;
             if planned > 0 {
                 let (tiles, panels) = (0..self.spans.len(), panel..panel + planned);
                 compute(self, Strip { tiles, panels, vecs: self.vecs });
                 panel += planned;
                 continue;
             }
-            let vecs = if left <= wider { left } else { self.vecs };
+            let vecs = if left <= self.widest { left } else { self.vecs };
             let needed = |span: &Span| panel.max(span.first_panel())..(panel + vecs).min(span.end_panel());
             let mut index = 0;
             for spans in self.spans.chunk_by(|a, b| needed(a) == needed(b)) {
@@ -183,7 +182,10 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: &mut Scores<'_, 
     let out = a.out.as_mut_ptr();
     let (first_panel, panels_of_keys) = (panels.start, panels.len());
     let operands = Operands { queries, keys, first_panel, panels: panels_of_keys, depth: head_dim, later, scale, out };
-    let mut walk = Walk { rows, panels: panels.clone(), spans, vecs, next_bias, prefetch: &mut *a.prefetch, lines };
+    // Few rows wait for memory, and prefetch it with tiles of the planned size.
+    let widest = if rows > READING_ROWS { dot_tile::widest::<S>(vecs) } else { vecs };
+    let prefetch = &mut *a.prefetch;
+    let mut walk = Walk { rows, panels: panels.clone(), spans, vecs, widest, next_bias, prefetch, lines };
     let level = match later.filter(|_| rows <= READING_ROWS).map(|_| Later::level(s, rows)) {
         None => NO_LEVEL,
         Some(Level::First) => FIRST,

@@ -65,6 +65,8 @@ impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
             panels: a.panels,
             spans: a.spans,
             vecs,
+            // All tiles are of full width or less, in registers that float sums leave.
+            widest: vecs,
             next_bias: a.next_bias,
             prefetch: a.prefetch,
             lines: 0,
@@ -82,7 +84,7 @@ impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
                     size: a.size,
                     out: out.add(first * LANES),
                 };
-                by_tile_vecs!(strip.vecs, most const { dot_tile::widest::<S>(tile_vecs::<S, C>()) }, |NV| s.vectorize(
+                by_tile_vecs!(strip.vecs, most const { tile_vecs::<S, C>() }, |NV| s.vectorize(
                     #[inline(always)]
                     || operands.run_strip::<S, NV>(s, walk, strip)
                 ));
