@@ -53,12 +53,12 @@ pub enum Precision {
     /// bfloat16: twice the arithmetic in the same time.
     ///
     /// Against bfloat16 keys, queries of other types are rounded to bfloat16; against bfloat16 values, weights are, by
-    /// up to 2⁻⁹ of themselves, after an exponential that is off by up to 2⁻¹³. Outputs are divided by the sum of the
-    /// weights as rounded. Sums are `f32`. Rounding is to nearest even, and subnormal numbers count as 0. So a score
-    /// differs by at most scale·2⁻⁸·Σ|q·k| from that of an unrounded query (not at all if the query was bfloat16
-    /// already), an output by at most 0.0042·Σ|w·v| because of its weights, and the log-sum-exp by at most 0.0021,
-    /// besides the rounding of any `f32` sum. With dropout or a weight function, weights are rounded after it, and the
-    /// sum is that of exact weights.
+    /// up to 2⁻⁸ of themselves, after an exponential that is off by up to 2⁻¹³. Outputs are divided by the sum of the
+    /// weights as rounded: a mean error of the weights then cancels. Sums are `f32`. Rounding is to nearest even, and
+    /// subnormal numbers count as 0. So a score differs by at most scale·2⁻⁸·Σ|q·k| from that of an unrounded query (not
+    /// at all if the query was bfloat16 already); because of its weights w, an output o by at most 0.0041·Σ w·|v − o|,
+    /// and the log-sum-exp by at most 0.0041; besides the rounding of any `f32` sum. With dropout or a weight function,
+    /// weights are rounded after it, and divided by an exact sum: an output is then off by at most 2⁻⁸·Σ|w·v|.
     ///
     /// Where the machine has none, or neither keys nor values are bfloat16, this is [`Precision::Exact`];
     /// [`Isa::has_native_bf16`](crate::Isa::has_native_bf16) tells. On the same machine results have the same bits for
