@@ -9,8 +9,8 @@
 //! - 2ⁿ multiplies last and rounds once, so results below 2⁻¹²⁶ underflow gradually.
 //!
 //! Largest error over every non-positive f32: below 1 ULP on every backend (`tests/exhaustive/exp.rs` tries them all).
-//! exp(−∞) is exactly 0, exp(0) exactly 1, NaN stays NaN. [`ForBf16`] is a shorter form, of which the same test says how
-//! far it is off.
+//! exp(−∞) is exactly 0, exp(0) exactly 1, NaN stays NaN. [`ForBf16`] is a shorter form, less exact, of
+//! which the same file tests a sample.
 
 use crate::simd::{LANES, SHIFT, Simd};
 
@@ -24,19 +24,20 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Coefficients of r² … r⁶; those of 1 and r are 1.
 const C: [f32; 5] = [0.499_999_97, 0.166_665_32, 0.041_668_184, 0.008_368_527_5, 0.001_383_048];
 
-/// Coefficients of r, r² and r³ in [`ForBf16`]; that of 1 is 1. The largest relative error, 1.013·10⁻⁴, is the least.
+/// Coefficients of r, r² and r³ in [`ForBf16`]; that of 1 is 1. Its largest relative error, 1.013·10⁻⁴, is the smallest
+/// that such a polynomial can have.
 const SHORT: [f32; 3] = [1.000_195_9, 0.504_130_4, 0.165_179_61];
 
-/// How exactly an exponential is computed.
+/// Accuracy of an exponential.
 pub(crate) trait Accuracy {
     /// Returns eˣ·2⁻ⁿ − 1 as a pair of factors, for x that [`begin`] has limited and its n.
     fn factors<S: Simd, const N: usize>(s: S, x: [S::V; N], n: [S::V; N]) -> [(S::V, S::V); N];
 }
 
-/// Off by less than 1 ULP.
+/// Accuracy to less than 1 ULP.
 pub(crate) struct Full;
 
-/// Off by less than 2⁻¹³ of the result: for weights that are rounded to the eight bits of bfloat16. Four operations
+/// Accuracy to less than 2⁻¹³ of a normal result, for weights that are rounded to the eight bits of bfloat16. Four operations
 /// shorter: r is found in one step, and a polynomial of degree 3 is enough.
 pub(crate) struct ForBf16;
 

@@ -57,8 +57,10 @@ pub enum Precision {
     /// weights as rounded: a mean error of the weights then cancels. Sums are `f32`. Rounding is to nearest even, and
     /// subnormal numbers count as 0. So a score differs by at most scale·2⁻⁸·Σ|q·k| from that of an unrounded query (not
     /// at all if the query was bfloat16 already); because of its weights w, an output o by at most 0.0041·Σ w·|v − o|,
-    /// and the log-sum-exp by at most 0.0041; besides the rounding of any `f32` sum. With dropout or a weight function,
-    /// weights are rounded after it, and divided by an exact sum: an output is then off by at most 2⁻⁸·Σ|w·v|.
+    /// and the log-sum-exp by at most 0.0041; besides the rounding of any `f32` sum. Weights that are written out are
+    /// exp(score − log-sum-exp), so off by at most 0.0041 of themselves; key weight sums are exact. With dropout or a
+    /// weight function, weights are divided by an exact sum and rounded last: an output is then off by at most
+    /// 2⁻⁸·Σ|w·v|.
     ///
     /// Where the machine has none, or neither keys nor values are bfloat16, this is [`Precision::Exact`];
     /// [`Isa::has_native_bf16`](crate::Isa::has_native_bf16) tells. On the same machine results have the same bits for

@@ -52,8 +52,8 @@ impl<S: Bf16Dot> WeightForm<S> for Pairs {
 
     #[inline(always)]
     unsafe fn store(s: S, row: *mut f32, panel: usize, weights: S::V) -> S::V {
-        // SAFETY: the pairs of a panel take half of its size: they end at its end, or at that of one before. The caller
-        // guarantees that those are writable.
+        // SAFETY: eight pairs, floats 8·panel to 8·panel + 8 of the row: they end before the panel does, so they lie in it
+        // or in those before it, which the caller guarantees are writable and have been read.
         unsafe { s.store_bf16x2(row.add(panel * LANES / 2).cast(), weights) }
     }
 }

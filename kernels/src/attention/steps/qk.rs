@@ -58,9 +58,10 @@ pub(crate) struct Walk<'a> {
     /// Panels of the run: see [`Scores`], also for the fields not described here.
     pub(crate) panels: Range<usize>,
     pub(crate) spans: &'a [Span],
-    /// Number of panels of a tile, and of the last one at most: a single panel left over is added to it, if registers
-    /// hold that. Alone it takes more loads than multiplications.
+    /// Number of panels of a tile.
     pub(crate) vecs: usize,
+    /// Largest number of panels of the last tile: `vecs`, or one more where registers hold that, so that a single panel
+    /// is not left over. Alone it takes more loads than multiplications.
     pub(crate) widest: usize,
     pub(crate) next_bias: Option<AnyColumns<'a>>,
     pub(crate) prefetch: &'a mut PrefetchQueue,

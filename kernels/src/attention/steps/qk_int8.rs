@@ -65,7 +65,7 @@ impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
             panels: a.panels,
             spans: a.spans,
             vecs,
-            // All tiles are of full width or less, in registers that float sums leave.
+            // None wider: int8's tiles fill the registers, and int4's with their float sums.
             widest: vecs,
             next_bias: a.next_bias,
             prefetch: a.prefetch,

@@ -11,7 +11,7 @@
 //! - A NaN score makes the row's sum NaN, and so the whole row: maxima ignore NaN, exponentials do not.
 //! - A score of +∞ becomes ∞ − ∞ = NaN, as in IEEE softmax.
 //! - The sum of a block is taken in 16 lanes, lane `key mod 16`, each in key order, then a fixed tree; over weights as
-//!   they are stored, so what P·V multiplies is what the output is divided by.
+//!   this step stores them.
 
 use crate::attention::steps::infinite;
 use crate::attention::steps::span::Span;
@@ -87,8 +87,8 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(
             let alike = !panels.is_empty() && next + side <= alike_end;
             let max = &mut state.rescale_prev[row..if alike { next + side } else { next }];
             let few = Few { panels: panels.clone(), known, max, sum: &mut state.rescale_block[row..next] };
-            // SAFETY: `max` belongs to rows below `rows`, and spans end inside a block, so the rows' panels lie inside
-            // `scores`.
+            // SAFETY: `max` belongs to rows below `rows`, which lie inside `scores`; spans end inside a block, so panels
+            // inside a row.
             unsafe {
                 let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
                 match side {
@@ -124,8 +124,8 @@ struct Few<'a> {
 /// the core's queues with operations that all wait for the same few.
 ///
 /// # Safety
-/// `scores` has one row of [`SCORE_STRIDE`] for each of `few.max`, whose `panels` are readable, and writable in the
-/// first `N` rows.
+/// `scores` has one row of [`SCORE_STRIDE`] readable floats for each of `few.max`, the first `N` of them writable, and
+/// `panels` lie inside a row.
 #[inline(always)]
 unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut f32, few: Few<'_>) {
     let Few { panels, known, max, sum } = few;
@@ -134,8 +134,8 @@ unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut 
     // If no rows follow, the same rows are read again and the result is not used.
     let after = if after_max.is_empty() { scores } else { scores.wrapping_add(N * SCORE_STRIDE) };
     let none = [s.splat(f32::NEG_INFINITY); N];
-    // SAFETY: the caller guarantees that the rows' panels are readable, and writable in the first `N` rows; `after` is
-    // those rows or the `N` that follow.
+    // SAFETY: the caller guarantees that whole rows are readable, and the first `N` writable; `after` is those rows or the
+    // `N` that follow. A panel is written once it has been read, and the one after it too.
     unsafe {
         if !known {
             let mut most = none;
