@@ -154,7 +154,7 @@ impl<'a> Oracle<'a> {
         all.lse.set([at, h, l, 0], Num { e: lse.e + if lse.x.is_finite() { sum } else { 0.0 }, ..lse });
         for (j, &weight) in weights.iter().enumerate() {
             let Num { x, e } = weight;
-            let written = if x.is_finite() { Num { x, e: e + sum * (x + e) } } else { weight };
+            let written = if sum * (x + e) > 0.0 { Num { x, e: e + sum * (x + e) } } else { weight };
             all.points[3].set([b, h, i, j], written);
             let ((at, n), g) = (case.key_at(b, j), h / case.sharing());
             let Num { x, e } = all.mass.get([at, g, n, 0]);
