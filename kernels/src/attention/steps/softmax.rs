@@ -155,11 +155,11 @@ unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut 
             for panel in panels.start..last {
                 let next = begin(s, scores.add((panel + 1) * LANES), &reference);
                 raise(s, after.add((panel + 1) * LANES), &mut most);
-                end::<S, W, N>(s, begun, (scores, panel), &mut total);
+                end::<S, W, N>(s, begun, scores, panel, &mut total);
                 begun = next;
             }
             reduce(s, most, after_max);
-            end::<S, W, N>(s, begun, (scores, last), &mut total);
+            end::<S, W, N>(s, begun, scores, last, &mut total);
         }
         for (sum, total) in sum.iter_mut().zip(total) {
             *sum = s.reduce_sum(total);
@@ -210,7 +210,8 @@ unsafe fn begin<S: Simd, const N: usize>(s: S, scores: *const f32, reference: &[
 unsafe fn end<S: Simd, W: WeightForm<S>, const N: usize>(
     s: S,
     begun: Begun<S::V, N>,
-    (scores, panel): (*mut f32, usize),
+    scores: *mut f32,
+    panel: usize,
     total: &mut [S::V; N],
 ) {
     for (row, weight) in exp::end::<S, W::Accuracy, N>(s, begun).into_iter().enumerate() {
