@@ -114,9 +114,12 @@ impl<'a> Oracle<'a> {
         self.case.settings.precision == Precision::Native && self.case.dtypes[of] == Dtype::Bf16
     }
 
-    /// Whether weights are divided by the sum of their rounded selves: off by at most 0.0041 of themselves, then.
+    /// Whether weights are divided by the sum of their rounded selves: off by at most 0.0041 of themselves, then. Dropout of
+    /// nothing is none.
     fn is_sum_rounded(&self) -> bool {
-        self.is_native(2) && self.case.settings.dropout.is_none() && self.case.functions.prob.is_none()
+        self.is_native(2)
+            && self.case.settings.dropout.is_none_or(|dropout| dropout.p == 0.0)
+            && self.case.functions.prob.is_none()
     }
 
     pub(crate) fn answer(&self) -> Answer {
