@@ -114,7 +114,7 @@ impl<'a> Oracle<'a> {
         self.case.settings.precision == Precision::Native && self.case.dtypes[of] == Dtype::Bf16
     }
 
-    /// Whether weights are divided by the sum of their rounded selves: off by at most 0.0041 of themselves, then. Dropout of
+    /// True if weights are divided by the sum of rounded ones, and so off by at most 0.0041 of themselves. Dropout of
     /// nothing is none.
     fn is_sum_rounded(&self) -> bool {
         self.is_native(2)

@@ -148,7 +148,13 @@ fn pin_order<S: Simd, const N: usize>(s: S, mut v: [S::V; N]) -> [S::V; N] {
 /// Computes `eˣ`, x ≤ 0 or NaN in every lane.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
-    let [y] = end::<S, Full, 1>(s, begin(s, [x]));
+    exp_as::<S, Full>(s, x)
+}
+
+/// Computes `eˣ` to an accuracy, x ≤ 0 or NaN in every lane.
+#[inline(always)]
+fn exp_as<S: Simd, A: Accuracy>(s: S, x: S::V) -> S::V {
+    let [y] = end::<S, A, 1>(s, begin(s, [x]));
     y
 }
 
@@ -169,10 +175,7 @@ pub(crate) fn exp_slice<S: Simd, A: Accuracy>(s: S, xs: &mut [f32]) {
         let mut lanes = [0.0; LANES];
         lanes[..chunk.len()].copy_from_slice(chunk);
         // SAFETY: `lanes` is an array of 16 floats, readable and writable.
-        unsafe {
-            let [y] = end::<S, A, 1>(s, begin(s, [s.load(lanes.as_ptr())]));
-            s.store(lanes.as_mut_ptr(), y);
-        }
+        unsafe { s.store(lanes.as_mut_ptr(), exp_as::<S, A>(s, s.load(lanes.as_ptr()))) };
         chunk.copy_from_slice(&lanes[..chunk.len()]);
     }
 }

@@ -69,10 +69,9 @@ impl Bf16DotWork for SoftmaxPairs<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Bf16Dot>(self, s: S) {
-        let ScoreBlock { scores, spans, rows } = self.row_block;
         s.vectorize(
             #[inline(always)]
-            || softmax::<S, Pairs>(s, scores, spans, rows, self.state),
+            || softmax::<S, Pairs>(s, self.row_block, self.state),
         );
     }
 }
@@ -104,7 +103,7 @@ impl Round<'_> {
                     // weights that have been read already or belong to no key of the span.
                     unsafe {
                         let v = s.load(weights.add(panel * LANES));
-                        s.store_bf16x2(weights.add(panel * LANES / 2).cast(), v);
+                        Pairs::store(s, weights, panel, v);
                     }
                 }
             },

@@ -60,7 +60,7 @@ pub(crate) trait Steps: PackSteps {
     fn add_weight_sums(self, row_block: ScoreBlock<'_>, sums: &mut [f32]);
     /// Turns scores into weights and merges the block into the rows' running maxima and sums: see [`softmax::softmax`].
     fn softmax(self, row_block: ScoreBlock<'_>, state: softmax::SoftmaxState<'_>);
-    /// The same, with weights of bfloat16 pairs: see [`SoftmaxPairs`].
+    /// Turns scores into weights of bfloat16 pairs, and merges the block as [`Self::softmax`] does: see [`SoftmaxPairs`].
     fn softmax_pairs(self, row_block: ScoreBlock<'_>, state: softmax::SoftmaxState<'_>);
     /// Merges rows accumulated over later keys into rows accumulated over earlier ones: see [`softmax::merge`].
     fn merge(self, state: softmax::SoftmaxState<'_>, out: &mut [f32], later: &[f32], dim: usize);
@@ -202,10 +202,9 @@ macro_rules! steps {
 
             #[inline(always)]
             fn softmax(self, row_block: ScoreBlock<'_>, state: softmax::SoftmaxState<'_>) {
-                let ScoreBlock { scores, spans, rows } = row_block;
                 self.vectorize(
                     #[inline(always)]
-                    || softmax::softmax::<_, softmax::Floats>(self, scores, spans, rows, state),
+                    || softmax::softmax::<_, softmax::Floats>(self, row_block, state),
                 )
             }
 

@@ -14,7 +14,7 @@
 //!   this step stores them.
 
 use crate::attention::steps::infinite;
-use crate::attention::steps::span::Span;
+use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::simd::exp::{self, Accuracy, Begun, exp};
 use crate::simd::{LANES, Simd};
@@ -61,13 +61,8 @@ impl<S: Simd> WeightForm<S> for Floats {
 /// Turns the scores of a block into weights relative to the block's own maximum, in the form `W`, and merges the block
 /// into the rows' running state.
 #[inline(always)]
-pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(
-    s: S,
-    scores: &mut [f32],
-    spans: &[Span],
-    rows: usize,
-    state: SoftmaxState<'_>,
-) {
+pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>, state: SoftmaxState<'_>) {
+    let ScoreBlock { scores, spans, rows } = row_block;
     let padded = rows.next_multiple_of(LANES);
     assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
     assert!(state.max.len() >= padded && state.sum.len() >= padded);
