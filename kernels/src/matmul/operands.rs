@@ -166,8 +166,8 @@ unsafe impl<S: Int8Dot> MulAdd<S> for Int4Fours {
     type Y = S::Words;
     type Sum = S::Sums;
     const TILE_ROWS: usize = S::WEIGHT_ROWS;
-    // Columns of one half of a block.
-    const TILE_VECS: usize = 1;
+    // Both halves of a block, which share their bytes; one, where tiles have one vector.
+    const TILE_VECS: usize = if S::TILE_VECS > 1 { 2 } else { 1 };
     const RESUMES: bool = false;
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 use crate::matmul::int4::NibbleQuad;
 use crate::matmul::int8::{QUAD, ValueQuad};
 use crate::matmul::operands::{Bf16Pairs, Floats, Int4Fours, Int8Fours, MulAdd};
-use crate::simd::{Bf16Dot, Bf16x2, Half, Int8Dot, Vector};
+use crate::simd::{Bf16Dot, Bf16x2, Half, Int8Dot, LANES, Upper, Vector};
 use crate::tensor::element::{Bf16, Load};
 use crate::tensor::rows::Rows;
 
@@ -66,67 +66,79 @@ pub(crate) unsafe trait ValueOperand<W: Vector>: Copy {
 /// Elements of rows that are terms.
 ///
 /// # Safety
-/// [`Self::y`] reads as many elements as the vector has lanes, and nothing else; an element holds [`Self::KEYS`] keys.
+/// [`Self::y`] reads the elements that hold a vector's columns, and nothing else; an element holds [`Self::KEYS`] keys.
 pub(crate) unsafe trait ValueElement<W: Vector> {
     /// Number of keys of an element.
     const KEYS: usize;
+    /// Number of bytes of an element in each of its columns.
+    const COLUMN_BYTES: usize;
     /// Same as [`ValueOperand::ENDS`].
     const ENDS: bool;
     /// Multiply-add of elements with a weight.
     type By: MulAdd<W>;
 
-    /// Loads an element of each of a vector's columns.
+    /// Loads the elements of a vector's columns, from `column` on. `p` is the first element of a row.
     ///
     /// # Safety
-    /// As many elements as the vector has lanes are readable at `p`.
-    unsafe fn y(w: W, p: *const Self) -> <Self::By as MulAdd<W>>::Y;
+    /// The row has these columns.
+    unsafe fn y(w: W, p: *const Self, column: usize) -> <Self::By as MulAdd<W>>::Y;
 }
 
 // SAFETY: `Load::load` reads an element for each lane; it is one key's.
 unsafe impl<W: Vector, T: Load> ValueElement<W> for T {
     const KEYS: usize = 1;
+    const COLUMN_BYTES: usize = size_of::<T>();
     // Four bytes: `f32`.
     const ENDS: bool = size_of::<T>() == size_of::<f32>();
     type By = Floats;
 
     #[inline(always)]
-    unsafe fn y(w: W, p: *const T) -> W::V {
-        // SAFETY: the caller guarantees a readable element for each lane at `p`.
-        unsafe { T::load(w, p) }
+    unsafe fn y(w: W, p: *const T, column: usize) -> W::V {
+        // SAFETY: the caller guarantees an element for each lane from `column` on.
+        unsafe { T::load(w, p.add(column)) }
     }
 }
 
 // SAFETY: `Int8Dot::words` reads sixteen fours of bytes.
 unsafe impl<S: Int8Dot> ValueElement<S> for ValueQuad {
     const KEYS: usize = QUAD;
+    const COLUMN_BYTES: usize = size_of::<Self>();
     const ENDS: bool = false;
     type By = Int8Fours;
 
     #[inline(always)]
-    unsafe fn y(s: S, p: *const Self) -> S::Words {
-        // SAFETY: the caller guarantees sixteen readable fours at `p`.
-        unsafe { s.words(p.cast()) }
+    unsafe fn y(s: S, p: *const Self, column: usize) -> S::Words {
+        // SAFETY: the caller guarantees sixteen fours from `column` on.
+        unsafe { s.words(p.add(column).cast()) }
     }
 }
 
-// SAFETY: `Int8Dot::nibble_words` reads sixteen fours of bytes.
+// SAFETY: `Int8Dot::nibble_words` reads sixteen fours of bytes, which hold the columns of both halves of a block.
 unsafe impl<S: Int8Dot, H: Half> ValueElement<S> for NibbleQuad<H> {
     const KEYS: usize = QUAD;
+    // Two columns share a four; where tiles have one vector, each reads all of it.
+    const COLUMN_BYTES: usize = size_of::<Self>() / <Int4Fours as MulAdd<S>>::TILE_VECS;
     const ENDS: bool = false;
     type By = Int4Fours;
 
     #[inline(always)]
-    unsafe fn y(s: S, p: *const Self) -> S::Words {
-        // SAFETY: the caller guarantees sixteen readable fours at `p`.
-        unsafe { s.nibble_words::<H>(p.cast()) }
+    unsafe fn y(s: S, p: *const Self, column: usize) -> S::Words {
+        debug_assert!(column == 0 || column == LANES && !H::IS_UPPER, "column {column} of half a block");
+        // SAFETY: the caller guarantees the columns, so there are sixteen fours at `p`.
+        unsafe {
+            match column {
+                0 => s.nibble_words::<H>(p.cast()),
+                _ => s.nibble_words::<Upper>(p.cast()),
+            }
+        }
     }
 }
 
 // SAFETY: a term is a row; rows say how they lie.
 unsafe impl<W: Vector, T: ValueElement<W>> ValueOperand<W> for Rows<T> {
     const KEYS: usize = T::KEYS;
-    const BYTES: usize = size_of::<T>();
-    const ROW_BYTES: usize = size_of::<T>();
+    const BYTES: usize = T::COLUMN_BYTES;
+    const ROW_BYTES: usize = T::COLUMN_BYTES;
     const ENDS: bool = T::ENDS;
     type At = *const T;
     type By = T::By;
@@ -177,8 +189,8 @@ unsafe impl<W: Vector, T: ValueElement<W>> ValueOperand<W> for Rows<T> {
 
     #[inline(always)]
     unsafe fn y(w: W, at: *const T, column: usize) -> <T::By as MulAdd<W>>::Y {
-        // SAFETY: the caller guarantees a column for each lane from `column` on.
-        unsafe { T::y(w, at.add(column)) }
+        // SAFETY: same contract: the caller guarantees a column for each lane from `column` on.
+        unsafe { T::y(w, at, column) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Functions of every element of a slice.
 
 use crate::simd::Simd;
-use crate::simd::exp::{self, Accuracy, ForBf16, Full};
+use crate::simd::exp::{self, Accuracy, Full};
 use crate::simd::isa::Isa;
 
 /// Computes `eˣ` of every element in place, as the softmax does: for x ≤ 0.
@@ -10,8 +10,9 @@ pub fn exp_in_place(isa: Isa, xs: &mut [f32]) {
 }
 
 /// Computes `eˣ` of every element in place, as the softmax does for weights that are rounded to bfloat16: for x ≤ 0.
+#[cfg(any(test, feature = "_probe"))]
 pub fn exp_for_bf16_in_place(isa: Isa, xs: &mut [f32]) {
-    exp_to::<ForBf16>(isa, xs);
+    exp_to::<exp::ForBf16>(isa, xs);
 }
 
 fn exp_to<A: Accuracy>(isa: Isa, xs: &mut [f32]) {

@@ -10,7 +10,7 @@ use crate::kv::value_panels::ValuePanels;
 use crate::matmul::int4::{BLOCK, NibbleQuad};
 use crate::matmul::int8::ValueQuad;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
-use crate::simd::{LANES, Lower, Upper};
+use crate::simd::{LANES, Lower};
 use core::ops::Range;
 
 impl<S: Steps> KeyBlock<'_, '_, S> {
@@ -80,27 +80,22 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                     to: &mut room,
                 });
                 let columns = block * BLOCK..stride.min((block + 1) * BLOCK);
-                let mut half = Values {
-                    weights: &room,
-                    values: (),
-                    cols: LANES,
-                    spans: &[span],
-                    rows: here,
-                    rescale_prev: &rescale_prev[first_row..],
-                    rescale_block: &rescale_block[first_row..],
-                    fresh: self.fresh,
-                    out: &mut out[(row_block.start + first_row) * stride + columns.start..],
-                    out_stride: stride,
-                    ends: None,
-                    prefetch: &mut self.prefetch,
-                };
                 // SAFETY: value panels are whole vectors of fours, for every key of the block; weights were rounded just now.
                 unsafe {
-                    task.s.values_int4(half.of(first));
-                    if columns.len() > LANES {
-                        half.out = &mut half.out[LANES..];
-                        task.s.values_int4(half.of(first.cast::<NibbleQuad<Upper>>()));
-                    }
+                    task.s.values_int4(Values {
+                        weights: &room,
+                        values: first,
+                        cols: columns.len(),
+                        spans: &[span],
+                        rows: here,
+                        rescale_prev: &rescale_prev[first_row..],
+                        rescale_block: &rescale_block[first_row..],
+                        fresh: self.fresh,
+                        out: &mut out[(row_block.start + first_row) * stride + columns.start..],
+                        out_stride: stride,
+                        ends: None,
+                        prefetch: &mut self.prefetch,
+                    });
                 }
             }
         }

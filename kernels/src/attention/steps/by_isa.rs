@@ -22,7 +22,7 @@ use crate::matmul::int8::ValueQuad;
 use crate::matmul::key_code::KeyCode;
 use crate::matmul::pack_steps::PackSteps;
 use crate::matmul::value_operand::RowPairs;
-use crate::simd::{Half, Simd};
+use crate::simd::{Lower, Simd};
 use crate::tensor::any::{AnyRowsMut, Typed};
 use crate::tensor::rows::Rows;
 
@@ -94,7 +94,7 @@ pub(crate) trait Steps: PackSteps {
     ///
     /// # Safety
     /// Same contract as [`pv::values`], with rounded weights and weighted centres.
-    unsafe fn values_int4<H: Half>(self, a: Values<'_, Rows<NibbleQuad<H>>>);
+    unsafe fn values_int4(self, a: Values<'_, Rows<NibbleQuad<Lower>>>);
     /// Computes scores of bfloat16 pairs: see [`qk::scores`].
     ///
     /// # Safety
@@ -271,7 +271,7 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn values_int4<H: Half>(self, a: Values<'_, Rows<NibbleQuad<H>>>) {
+            unsafe fn values_int4(self, a: Values<'_, Rows<NibbleQuad<Lower>>>) {
                 // SAFETY: the caller guarantees the contract of `pv::values`, for fours.
                 unsafe { self.with_int8_dot(a) }
             }

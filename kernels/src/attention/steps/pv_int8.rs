@@ -7,7 +7,8 @@ use crate::attention::tiling::SCORE_STRIDE;
 use crate::kv::key_block::Int4Numbers;
 use crate::matmul::int4::{Int4, NibbleQuad};
 use crate::matmul::int8::{CENTRES, LARGEST_WEIGHT, QUAD, ValueQuad, WeightFactors, scale_weights};
-use crate::simd::{Half, Int8Dot, Int8DotWork, LANES, Simd, Words4};
+use crate::matmul::operands::{Int4Fours, MulAdd};
+use crate::simd::{Int8Dot, Int8DotWork, LANES, Lower, Simd, Upper, Words4};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 use core::ops::Range;
 
@@ -21,13 +22,25 @@ impl Int8DotWork for Values<'_, Rows<ValueQuad>> {
     }
 }
 
-/// Same contract as [`values`], with rounded weights and weighted centres.
-impl<H: Half> Int8DotWork for Values<'_, Rows<NibbleQuad<H>>> {
+/// Same contract as [`values`], with rounded weights and weighted centres; the columns are one block's.
+impl Int8DotWork for Values<'_, Rows<NibbleQuad<Lower>>> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Int8Dot>(mut self, s: S) {
-        // SAFETY: the caller guarantees the contract of `values`.
-        unsafe { values(s, &mut self) }
+        let upper = self.cols.saturating_sub(LANES);
+        // SAFETY: the caller guarantees the contract of `values`; the upper half of a block's columns lies in the same bytes
+        // as the lower, and the outputs are those of both.
+        unsafe {
+            if const { <Int4Fours as MulAdd<S>>::TILE_VECS > 1 } || upper == 0 {
+                return values(s, &mut self);
+            }
+            self.cols = LANES;
+            values(s, &mut self);
+            let fours = self.values.cast::<NibbleQuad<Upper>>();
+            let mut half = self.of(fours);
+            (half.cols, half.out) = (upper, &mut core::mem::take(&mut half.out)[LANES..]);
+            values(s, &mut half);
+        }
     }
 }
 
