@@ -4,6 +4,7 @@
 //! the rest, and come back for it: a pattern that the core's prefetcher follows badly. A value panel is what one tile
 //! reads, from front to back.
 
+use crate::matmul::tile_shape::next_part;
 use crate::simd::LANES;
 use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::element::{Bf16, F16};
@@ -23,8 +24,7 @@ fn value_panel(column: usize, width: usize) -> Range<usize> {
     let mut first = column / WINDOW * WINDOW;
     let end = width.min(first + WINDOW);
     loop {
-        let vecs = (end - first) / LANES;
-        let next = first + vecs.div_ceil(vecs.div_ceil(VALUE_PANEL / LANES)) * LANES;
+        let next = first + next_part((end - first) / LANES, VALUE_PANEL / LANES) * LANES;
         if column < next {
             return first..next;
         }
@@ -95,6 +95,7 @@ impl<T: Copy> ValuePanels<T> {
     ///
     /// # Safety
     /// The column exists.
+    #[inline]
     pub(crate) unsafe fn from(self, column: usize) -> Rows<T> {
         debug_assert!(column < self.layout.width, "column {column} of {}", self.layout.width);
         // SAFETY: the caller guarantees that the column exists: all panels of a block lie in the memory that starts with

@@ -11,6 +11,20 @@ pub(crate) const MAX_TILE_ROWS: usize = 6;
 /// Number of vectors of the widest register tile of any instruction set.
 pub(crate) const MAX_TILE_VECS: usize = 4;
 
+/// Returns how many of `left` rows or vectors the next tile takes, if it takes at most `most`: they are cut into as few parts
+/// as that allows, and these are as equal as can be, 5 with at most 4 into 3 and 2.
+#[inline(always)]
+pub(crate) const fn next_part(left: usize, most: usize) -> usize {
+    // First what takes no division.
+    if left <= most {
+        left
+    } else if left.is_multiple_of(most) {
+        most
+    } else {
+        left.div_ceil(left.div_ceil(most))
+    }
+}
+
 /// Evaluates a call with a tile's number of vectors as a constant, at most `most`, so that no wider tile is compiled than
 /// the backend's registers hold.
 macro_rules! by_tile_vecs {

@@ -22,6 +22,7 @@ use crate::matmul::operands::MulAdd;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
 use crate::matmul::tile_rows::TileRows;
+use crate::matmul::tile_shape::next_part;
 use crate::matmul::value_operand::ValueOperand;
 use crate::simd::{LANES, Simd, Vector};
 use crate::tensor::any::AnyRows;
@@ -252,9 +253,7 @@ unsafe fn accumulate_whole<S: Simd, R: ValueOperand<S>>(
         // Columns outside, rows inside: all the rows read a tile of values before the next columns are touched.
         let mut first_vec = columns.start;
         while first_vec < columns.end {
-            // Remainders are divided evenly: 5 vectors as 3 + 2, not 4 + 1.
-            let tiles_left = (columns.end - first_vec).div_ceil(const { most_vecs::<S, R>() });
-            let vecs = (columns.end - first_vec).div_ceil(tiles_left);
+            let vecs = next_part(columns.end - first_vec, const { most_vecs::<S, R>() });
             let strip = Strip { first_vec, tiles: tiles.clone(), keys: first..first + reading.run, reading };
             by_tile_vecs!(vecs, most const { most_vecs::<S, R>() }, |NV| s.vectorize(
                 #[inline(always)]
@@ -300,15 +299,17 @@ unsafe fn accumulate_strip<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usi
     a: &mut Values<'_, R>,
     strip: Strip,
 ) {
-    for index in strip.tiles.clone().step_by(tiles_at_once::<W>()) {
+    let mut index = strip.tiles.start;
+    while index < strip.tiles.end {
         let part = Part::new::<W, R>(a.spans[index], strip.keys.clone());
+        let (mut row, end) = (index * S::TILE_ROWS, a.rows.min((index + tiles_at_once::<W>()) * S::TILE_ROWS));
+        index += tiles_at_once::<W>();
         if part.terms.is_empty() {
             continue;
         }
-        let (mut row, end) = (index * S::TILE_ROWS, a.rows.min((index + tiles_at_once::<W>()) * S::TILE_ROWS));
-        // If registers hold fewer rows than a tile of the row block has, it is computed in equal parts.
-        for parts in (1..=(end - row).div_ceil(most_rows::<S, W, R>())).rev() {
-            let here = (end - row).div_ceil(parts);
+        // Registers may hold fewer rows than a tile of the row block has.
+        while row < end {
+            let here = next_part(end - row, const { most_rows::<S, W, R>() });
             // SAFETY: these rows are some of the tile's; the caller guarantees the rest.
             unsafe { accumulate_tile::<S, W, R, NV>(sw, a, row..row + here, part.clone(), &strip) }
             row += here;

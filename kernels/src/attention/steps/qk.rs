@@ -131,7 +131,8 @@ impl Walk<'_> {
         mut tile: impl FnMut(StripTile),
     ) {
         assert!(strip.panels.len().is_multiple_of(NV), "a strip of another width");
-        for panel in strip.panels.clone().step_by(NV) {
+        let mut panel = strip.panels.start;
+        while panel < strip.panels.end {
             for index in strip.tiles.clone() {
                 let first_row = index * S::TILE_ROWS;
                 let rows = S::TILE_ROWS.min(self.rows - first_row);
@@ -149,6 +150,7 @@ impl Walk<'_> {
                     |stream| tile(StripTile { first_row, rows, panel, stream }),
                 );
             }
+            panel += NV;
         }
     }
 }

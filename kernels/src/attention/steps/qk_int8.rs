@@ -12,6 +12,7 @@ use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row};
 use crate::matmul::key_code::{BlockAt, KeyCode};
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::prefetch::tile_prefetches;
+use crate::matmul::tile_shape::next_part;
 use crate::simd::{Int8Dot, Int8DotWork, LANES, Query4};
 use crate::tensor::rows::Rows;
 
@@ -160,11 +161,10 @@ impl<C: KeyCode> Operands<C> {
             &strip,
             #[inline(always)]
             |StripTile { first_row, rows, panel, .. }| {
-                // If registers hold fewer rows than a tile of the row block has, it is computed in equal parts.
-                let parts = rows.div_ceil(S::INT8_DOT_ROWS);
+                // Registers may hold fewer rows than a tile of the row block has.
                 let mut done = 0;
-                for part in 0..parts {
-                    let here = (rows - done).div_ceil(parts - part);
+                while done < rows {
+                    let here = next_part(rows - done, S::INT8_DOT_ROWS);
                     let row = first_row + done;
                     // SAFETY: `row + here` is at most the end of the tile's rows; the caller guarantees those and the
                     // panels.
