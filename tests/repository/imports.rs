@@ -29,6 +29,7 @@ const ROOMS: [&[&str]; 12] = [
     &["attention::forward"],
     &["attention::backward"],
     &[
+        "attention::kept_queries",
         "attention::launch",
         "attention::merge",
         "attention::partials",

@@ -5,6 +5,7 @@ pub(crate) mod blocks;
 pub(crate) mod call;
 pub(crate) mod checked;
 pub(crate) mod forward;
+mod kept_queries;
 pub(crate) mod launch;
 pub(crate) mod masks;
 pub(crate) mod merge;

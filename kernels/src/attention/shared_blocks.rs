@@ -5,9 +5,11 @@
 //! more than their scores, because a mask, a bias, ALiBi, dropout or a function of the caller's treats each by its
 //! place, sequences meet the block one after the other, while it is in cache.
 
+use crate::attention::blocks::queries::QueryMemory;
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::{Call, Task};
 use crate::attention::checked::CheckedCall;
+use crate::attention::kept_queries::{KeptQueries, Slot};
 use crate::attention::options::Options;
 use crate::attention::partials::Split;
 use crate::attention::row_mods::Given;
@@ -20,11 +22,18 @@ use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
 use core::ops::Range;
 
-/// Unit, and the one after it in its run, if any.
-#[derive(Clone, Copy)]
-pub(crate) struct Step {
+/// Unit, the one after it in its run, if any, and the queries that the worker keeps.
+pub(crate) struct Step<'a> {
     pub(crate) unit: Unit,
     pub(crate) next: Option<Unit>,
+    pub(crate) kept: &'a mut KeptQueries,
+}
+
+impl Step<'_> {
+    /// Returns this step for other places that share its block, from one on.
+    fn from(&mut self, place: usize) -> Step<'_> {
+        Step { unit: Unit { place, ..self.unit }, next: self.next, kept: self.kept }
+    }
 }
 
 /// Accumulates a unit, for each sequence that shares its block, as far as any of its keys is visible to the sequence.
@@ -35,7 +44,7 @@ pub(crate) struct Step {
 pub(crate) unsafe fn accumulate<S: Steps>(
     split: &Split<'_>,
     bound: BoundCall<'_, S>,
-    step: Step,
+    mut step: Step<'_>,
     scratch: &mut Scratch,
 ) {
     let (call, tiling) = (bound.checked.call(), bound.checked.tiling());
@@ -53,9 +62,9 @@ pub(crate) unsafe fn accumulate<S: Steps>(
         unsafe {
             let regions = scratch.regions(tiling);
             if together > 1 {
-                gather(split, bound, Step { unit, ..step }, Gathered { places: together, rows }, regions);
+                gather(split, bound, step.from(places.start), Gathered { places: together, rows }, regions);
             } else {
-                accumulate_alone(split, bound, Step { unit, ..step }, regions);
+                accumulate_alone(split, bound, step.from(places.start), regions);
             }
         }
         places.start += together.max(1);
@@ -91,18 +100,21 @@ fn gatherable(split: &Split<'_>, call: &Call<'_>, unit: Unit, end: usize, most: 
 unsafe fn accumulate_alone<S: Steps>(
     split: &Split<'_>,
     bound: BoundCall<'_, S>,
-    Step { unit, next }: Step,
-    regions: Regions<'_>,
+    Step { unit, next, kept }: Step<'_>,
+    mut regions: Regions<'_>,
 ) {
-    let call = bound.checked.call();
+    let (call, tiling) = (bound.checked.call(), bound.checked.tiling());
     let (first, task) = (split.units.first_key(call, unit), split.task(call, [unit.place, unit.head]));
     // SAFETY: the caller guarantees the unit.
     let next = unsafe { split.followed_by(call, unit, next) };
     let task = AttentionTask::reading(bound, task).followed_by(next);
     // SAFETY: the caller guarantees the unit, and that its part is this worker's alone.
     let [max, sum, out] = unsafe { split.part(call, unit, task.task.rows.clone()) };
+    let floats = task.task.rows.len() * tiling.query_floats();
+    let slot = Slot { heads: split.units.heads, floats, head: unit.head };
+    let (queries, memory) = kept.take(core::mem::take(&mut regions.queries), slot, unit.place..unit.place + 1);
     // Accumulate directly where the merge reads it.
-    task.accumulate_block(first, &mut Regions { max, sum, out, ..regions });
+    task.accumulate_block(first, memory, &mut Regions { max, sum, out, queries, ..regions });
 }
 
 /// Places whose rows are gathered, from a unit's on, and the number of their rows.
@@ -119,18 +131,23 @@ struct Gathered {
 unsafe fn gather<S: Steps>(
     split: &Split<'_>,
     bound: BoundCall<'_, S>,
-    Step { unit, next }: Step,
+    Step { unit, next, kept }: Step<'_>,
     Gathered { places, rows }: Gathered,
     mut regions: Regions<'_>,
 ) {
     let (call, d) = (bound.checked.call(), bound.checked.tiling().head_dim);
     let first = split.units.first_key(call, unit);
     let places = unit.place..unit.place + places;
-    let (queries, rest) = core::mem::take(&mut regions.queries).split_at_mut(rows * d);
+    let floats = rows * (d + bound.checked.tiling().query_floats());
+    let slot = Slot { heads: split.units.heads, floats, head: unit.head };
+    let (queries, memory) = kept.take(core::mem::take(&mut regions.queries), slot, places.clone());
+    let (queries, rest) = queries.split_at_mut(rows * d);
     regions.queries = rest;
-    for (place, at) in rows_of(split, call, places.clone()) {
-        let task = AttentionTask::reading(bound, split.task(call, [place, unit.head]));
-        task.copy_queries(&mut queries[at.start * d..at.end * d]);
+    if memory == QueryMemory::Free {
+        for (place, at) in rows_of(split, call, places.clone()) {
+            let task = AttentionTask::reading(bound, split.task(call, [place, unit.head]));
+            task.copy_queries(&mut queries[at.start * d..at.end * d]);
+        }
     }
     // The gathered rows stand for all rows of every sequence and head; those of the unit's are computed.
     let shape = [call.sequences(), split.units.heads, rows, d];
@@ -144,7 +161,7 @@ unsafe fn gather<S: Steps>(
     // SAFETY: the caller guarantees the unit.
     let next = unsafe { split.followed_by(call, unit, next) };
     let task = AttentionTask::reading(bound, Task { sequence, kv_head: unit.head, rows: 0..rows }).followed_by(next);
-    task.accumulate_block(first, &mut regions);
+    task.accumulate_block(first, memory, &mut regions);
     for (place, at) in rows_of(split, call, places) {
         // SAFETY: the caller guarantees the places and that their parts are this worker's.
         let [max, sum, out] = unsafe { split.part(call, Unit { place, ..unit }, 0..at.len()) };
@@ -169,8 +186,8 @@ fn rows_of(split: &Split<'_>, call: &Call<'_>, places: Range<usize>) -> impl Ite
 
 impl<S: Steps> AttentionTask<'_, S> {
     /// Accumulates one of the task's key blocks into the regions' maxima, sums and outputs.
-    fn accumulate_block(&self, first: usize, regions: &mut Regions<'_>) {
-        let queries = self.queries(regions);
+    fn accumulate_block(&self, first: usize, memory: QueryMemory, regions: &mut Regions<'_>) {
+        let queries = self.queries(memory, regions);
         // As in `run`: once more, with non-finite values handled, if anything is not finite.
         for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
             self.accumulate(queries, nonfinite, None, core::iter::once(first), regions);

@@ -11,6 +11,7 @@
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::forward::epilogue::EndedRowBlocks;
+use crate::attention::kept_queries::KeptQueries;
 use crate::attention::partials::{Merge, Split};
 use crate::attention::shared_blocks::{self, Step};
 use crate::attention::steps::by_isa::Steps;
@@ -87,6 +88,7 @@ pub(crate) unsafe fn run<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, s
 /// # Safety
 /// The split was made for this call.
 unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
+    let mut kept = KeptQueries::NONE;
     while let Some(run) = split.queue.take_unless(stop) {
         let units = split.run(run);
         for unit in units.clone() {
@@ -95,7 +97,7 @@ unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop:
                 return;
             }
             let next = (unit + 1 < units.end).then(|| split.units.at(unit + 1));
-            let step = Step { unit: split.units.at(unit), next };
+            let step = Step { unit: split.units.at(unit), next, kept: &mut kept };
             // SAFETY: the unit belongs to this run, and the run was taken once, so its parts are this worker's.
             unsafe { shared_blocks::accumulate(split, bound, step, scratch) }
         }

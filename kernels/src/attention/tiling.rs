@@ -136,7 +136,7 @@ impl Tiling {
     }
 
     /// Returns the number of floats that a query takes in any form.
-    fn query_floats(&self) -> usize {
+    pub(crate) fn query_floats(&self) -> usize {
         let d = self.head_dim;
         d.max(QuerySize::int8(d).floats()).max(int4::query_size(d).floats())
     }

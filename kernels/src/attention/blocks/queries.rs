@@ -26,6 +26,15 @@ pub(crate) enum Queries<'a> {
     Int8(Int8Queries<'a>),
 }
 
+/// Contents of the memory for queries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QueryMemory {
+    /// Anything.
+    Free,
+    /// The task's queries, as an earlier call of [`AttentionTask::queries`] has left them.
+    Filled,
+}
+
 /// Queries quantised to bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Int8Queries<'a> {
@@ -53,17 +62,19 @@ pub(crate) fn are_readable_in_place(q: &View<'_>) -> bool {
 
 impl<S: Steps> AttentionTask<'_, S> {
     /// Copies the task's queries if they are not contiguous, or turns them into pairs or bytes: they take the regions'
-    /// memory for queries. Returns where the rows are.
-    pub(crate) fn queries<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
+    /// memory for queries, unless that holds them already. Returns where the rows are.
+    pub(crate) fn queries<'r>(&self, memory: QueryMemory, regions: &mut Regions<'r>) -> Queries<'r> {
         match self.call.kv.query_form(self.task.kv_head) {
             QueryForm::F32 => {}
             QueryForm::Int8 { channels } => {
-                return self.query_bytes(QuerySize::int8(self.tiling.head_dim), channels, regions);
+                return self.query_bytes(QuerySize::int8(self.tiling.head_dim), channels, memory, regions);
             }
-            QueryForm::Int4 => return self.query_bytes(int4::query_size(self.tiling.head_dim), None, regions),
+            QueryForm::Int4 => {
+                return self.query_bytes(int4::query_size(self.tiling.head_dim), None, memory, regions);
+            }
         }
         if self.native_keys() {
-            return self.query_pairs(regions);
+            return self.query_pairs(memory, regions);
         }
         if let Tensor::F32(q) = &self.call.q
             && are_readable_in_place(q)
@@ -71,7 +82,9 @@ impl<S: Steps> AttentionTask<'_, S> {
             return Queries::InPlace;
         }
         let copies = core::mem::take(&mut regions.queries);
-        self.copy_queries(copies);
+        if memory == QueryMemory::Free {
+            self.copy_queries(copies);
+        }
         Queries::Copied(copies)
     }
 
@@ -92,11 +105,14 @@ impl<S: Steps> AttentionTask<'_, S> {
     }
 
     /// Rounds the task's queries to pairs.
-    fn query_pairs<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
+    fn query_pairs<'r>(&self, memory: QueryMemory, regions: &mut Regions<'r>) -> Queries<'r> {
         let (d, n) = (self.tiling.head_dim, self.task.rows.len());
         // No keys are packed yet, so their scratch is free: sixteen rows or more.
         let whole = &mut as_halves(regions.keys)[..d.next_multiple_of(LANES)];
         let queries = core::mem::take(&mut regions.queries);
+        if memory == QueryMemory::Filled {
+            return Queries::Pairs(as_pairs(queries));
+        }
         let pairs = as_halves(queries).chunks_exact_mut(d.next_multiple_of(2));
         for (row, pairs) in self.rows(0..n).zip(pairs) {
             // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
@@ -112,9 +128,18 @@ impl<S: Steps> AttentionTask<'_, S> {
 
     /// Quantises the task's queries to bytes. They are multiplied by the scales of the keys' channels first, so that
     /// QKᵀ reads only the keys' bytes.
-    fn query_bytes<'r>(&self, size: QuerySize, channels: Option<&[f32]>, regions: &mut Regions<'r>) -> Queries<'r> {
+    fn query_bytes<'r>(
+        &self,
+        size: QuerySize,
+        channels: Option<&[f32]>,
+        memory: QueryMemory,
+        regions: &mut Regions<'r>,
+    ) -> Queries<'r> {
         let (d, n) = (self.tiling.head_dim, self.task.rows.len());
         let (quads, rows) = int8::cut_queries(core::mem::take(&mut regions.queries), n, size);
+        if memory == QueryMemory::Filled {
+            return Queries::Int8(Int8Queries { quads, rows, size });
+        }
         // Keys are not packed here, so their scratch is free: sixteen rows or more.
         let wide = &mut regions.keys[..d.next_multiple_of(LANES)];
         let places = quads.chunks_exact_mut(size.quads).zip(rows.chunks_exact_mut(size.sums));

@@ -1,0 +1,49 @@
+//! Queries that a worker keeps from unit to unit of split-KV, in the form that the keys need: the blocks of a head meet the same
+//! ones.
+
+use crate::attention::blocks::queries::QueryMemory;
+use crate::simd::LANES;
+use core::ops::Range;
+
+/// Which places' queries a worker's memory for queries holds, each head's in a slot of its own: units are often a block of
+/// every head, then the next block.
+pub(crate) struct KeptQueries {
+    places: Range<usize>,
+    /// Bit `h` is set if the slot of head `h` is filled.
+    filled: u64,
+}
+
+/// Number of slots, one for each key/value head, the number of floats of each, and the slot that is wanted.
+#[derive(Clone, Copy)]
+pub(crate) struct Slot {
+    pub(crate) heads: usize,
+    pub(crate) floats: usize,
+    pub(crate) head: usize,
+}
+
+impl KeptQueries {
+    /// No queries.
+    pub(crate) const NONE: Self = Self { places: 0..0, filled: 0 };
+
+    /// Takes the slot of a head for the queries of some places from the memory for queries, and tells if it holds them
+    /// already: from now on it does. All the memory, if it has no room for so many slots.
+    pub(crate) fn take<'r>(
+        &mut self,
+        memory: &'r mut [f32],
+        Slot { heads, floats, head }: Slot,
+        places: Range<usize>,
+    ) -> (&'r mut [f32], QueryMemory) {
+        let floats = floats.next_multiple_of(LANES);
+        if self.places != places {
+            *self = Self { places, filled: 0 };
+        }
+        if heads > u64::BITS as usize || heads * floats > memory.len() {
+            self.filled = 0;
+            return (memory, QueryMemory::Free);
+        }
+        let before = self.filled;
+        self.filled |= 1 << head;
+        let state = if self.filled == before { QueryMemory::Filled } else { QueryMemory::Free };
+        (&mut memory[head * floats..][..floats], state)
+    }
+}
