@@ -47,3 +47,34 @@ impl KeptQueries {
         (&mut memory[head * floats..][..floats], state)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_filled_until_other_places_come() {
+        let (mut kept, mut memory) = (KeptQueries::NONE, [0.0; 100]);
+        let mut take = |heads, floats, head, places| {
+            let (slot, state) = kept.take(&mut memory, Slot { heads, floats, head }, places);
+            slot[0] = head as f32 + 1.0;
+            (slot.len(), state == QueryMemory::Filled)
+        };
+        // Three slots of two vectors.
+        for filled in [false, true] {
+            for head in [0, 2, 1] {
+                assert_eq!(take(3, 20, head, 5..6), (32, filled), "head {head}");
+            }
+        }
+        assert_eq!([take(3, 20, 2, 6..7), take(3, 20, 2, 6..7)], [(32, false), (32, true)]);
+        assert_eq!([take(3, 20, 1, 5..6), take(3, 20, 2, 5..6)], [(32, false); 2], "forgotten");
+        // No room for seven slots, or for the second of two.
+        assert_eq!([take(7, 16, 1, 5..6), take(7, 16, 1, 5..6)], [(100, false); 2]);
+        assert_eq!([take(2, 60, 1, 5..6), take(2, 60, 1, 5..6)], [(100, false); 2]);
+        assert_eq!(take(3, 20, 1, 5..6), (32, false), "overwritten");
+        // More heads than bits, and no queries.
+        assert_eq!([take(65, 0, 64, 5..6), take(65, 0, 64, 5..6)], [(100, false); 2]);
+        let [first, second] = [0, 1].map(|head| memory[head * 32]);
+        assert_eq!([first, second], [65.0, 2.0]);
+    }
+}

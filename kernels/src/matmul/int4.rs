@@ -60,7 +60,7 @@ impl Int4 {
     }
 }
 
-/// Values of four keys in two columns, sixteen apart, of which one half of the bytes is meant.
+/// Values of four keys in two columns, sixteen apart, a half of each byte for either. Columns are counted from those of `H`.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct NibbleQuad<H>(pub(crate) [u8; QUAD], PhantomData<H>);
