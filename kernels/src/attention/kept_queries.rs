@@ -5,7 +5,7 @@ use crate::attention::blocks::queries::QueryMemory;
 use crate::simd::LANES;
 use core::ops::Range;
 
-/// Which places' queries a worker's memory for queries holds, each head's in a slot of its own: units are often a block of
+/// Record of whose queries a worker's memory for queries holds: those of some places, each head's in a slot of its own, since units are often a block of
 /// every head, then the next block.
 pub(crate) struct KeptQueries {
     places: Range<usize>,
@@ -25,8 +25,8 @@ impl KeptQueries {
     /// No queries.
     pub(crate) const NONE: Self = Self { places: 0..0, filled: 0 };
 
-    /// Takes the slot of a head for the queries of some places from the memory for queries, and tells if it holds them
-    /// already: from now on it does. All the memory, if it has no room for so many slots.
+    /// Takes the slot of a head for the queries of some places from the memory for queries, and tells if it is filled. If it is
+    /// not, the caller fills it. Returns all the memory, of which nothing is kept, if it has no room for so many slots.
     pub(crate) fn take<'r>(
         &mut self,
         memory: &'r mut [f32],

@@ -21,6 +21,7 @@ pub(crate) const WINDOW: usize = 256;
 
 /// Returns the columns of the value panel that holds `column`, in rows of `width`, a whole number of vectors.
 fn value_panel(column: usize, width: usize) -> Range<usize> {
+    assert!(column < width, "column {column} of {width}");
     let mut first = column / WINDOW * WINDOW;
     let end = width.min(first + WINDOW);
     loop {

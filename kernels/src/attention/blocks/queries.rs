@@ -62,7 +62,7 @@ pub(crate) fn are_readable_in_place(q: &View<'_>) -> bool {
 
 impl<S: Steps> AttentionTask<'_, S> {
     /// Copies the task's queries if they are not contiguous, or turns them into pairs or bytes: they take the regions'
-    /// memory for queries, unless that holds them already. Returns where the rows are.
+    /// memory for queries. Nothing is copied if that is filled. Returns where the rows are.
     pub(crate) fn queries<'r>(&self, memory: QueryMemory, regions: &mut Regions<'r>) -> Queries<'r> {
         match self.call.kv.query_form(self.task.kv_head) {
             QueryForm::F32 => {}

@@ -90,10 +90,10 @@ pub(crate) trait Steps: PackSteps {
     unsafe fn widen_numbers(self, to: &mut ValueNumbers, stored: Int4Numbers, block: usize, panels: usize);
     /// Scales weights of int4 values and rounds them to 16 bits: see [`pv_int8::round_tile`].
     fn round_tile_int4(self, tile: TileWeights<'_>);
-    /// Accumulates P·V of int4 values, a half of a block's columns: see [`pv::values`].
+    /// Accumulates P·V of int4 values for the columns of one block, or for those of its lower half: see [`pv::values`].
     ///
     /// # Safety
-    /// Same contract as [`pv::values`], with rounded weights and weighted centres.
+    /// Same contract as [`pv::values`], with rounded weights and weighted centres; the columns are one block's.
     unsafe fn values_int4(self, a: Values<'_, Rows<NibbleQuad<Lower>>>);
     /// Computes scores of bfloat16 pairs: see [`qk::scores`].
     ///

@@ -172,8 +172,8 @@ struct Strip {
 /// Accumulates P·V of a row block, one register tile after the other.
 ///
 /// # Safety
-/// For every key of every span, `cols` contiguous elements of its row of values are readable, and those up to the next
-/// multiple of 16. If rows end, each row's pointer is writable for its columns, which no other worker writes.
+/// For every key of every span, the contiguous elements that hold `cols` columns of its row of values are readable, and those up to
+/// the next multiple of 16. If rows end, each row's pointer is writable for its columns, which no other worker writes.
 #[inline(always)]
 pub(crate) unsafe fn values<S: Simd, R: ValueOperand<S>>(s: S, a: &mut Values<'_, R>) {
     a.check::<S>();

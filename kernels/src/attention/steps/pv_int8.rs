@@ -27,6 +27,7 @@ impl Int8DotWork for Values<'_, Rows<NibbleQuad<Lower>>> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Int8Dot>(mut self, s: S) {
+        debug_assert!(self.cols <= 2 * LANES, "{} columns of one block", self.cols);
         let upper = self.cols.saturating_sub(LANES);
         // SAFETY: the caller guarantees the contract of `values`; the upper half of a block's columns lies in the same bytes
         // as the lower, and the outputs are those of both.
