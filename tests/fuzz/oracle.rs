@@ -18,6 +18,8 @@ const U: f64 = 1.0 / 16_777_216.0;
 /// What is lost where numbers become subnormal, or 0.
 const TINY: f64 = 1e-44;
 const TINY_WEIGHT: f64 = 2e-37;
+/// Largest error of a sum of weights that are rounded to bfloat16, relative.
+const ROUNDED_SUM: f64 = 0.0041;
 const HIDDEN: Num = Num::exactly(f64::NEG_INFINITY);
 const NAN: Num = Num::exactly(f64::NAN);
 const ANY: Num = Num { x: 0.0, e: f64::INFINITY };
@@ -114,7 +116,7 @@ impl<'a> Oracle<'a> {
         self.case.settings.precision == Precision::Native && self.case.dtypes[of] == Dtype::Bf16
     }
 
-    /// True if weights are divided by the sum of rounded ones, and so off by at most 0.0041 of themselves. Dropout of
+    /// True if weights are divided by the sum of rounded ones, and so off by at most [`ROUNDED_SUM`]. Dropout of
     /// nothing is none.
     fn is_sum_rounded(&self) -> bool {
         self.is_native(2)
@@ -153,7 +155,7 @@ impl<'a> Oracle<'a> {
         let masked: Vec<Num> = scores.iter().map(|scores| scores[2]).collect();
         let (weights, lse) = softmax(&masked, sink);
         let (at, l) = case.row_at(b, i);
-        let sum = if self.is_sum_rounded() { 0.0041 } else { 0.0 };
+        let sum = if self.is_sum_rounded() { ROUNDED_SUM } else { 0.0 };
         all.lse.set([at, h, l, 0], Num { e: lse.e + if lse.x.is_finite() { sum } else { 0.0 }, ..lse });
         for (j, &weight) in weights.iter().enumerate() {
             let Num { x, e } = weight;
@@ -289,7 +291,7 @@ impl<'a> Oracle<'a> {
         let (n, blocks) = (seen.len().min(256) as f64, case.kv_len(b).div_ceil(256) as f64);
         let mut e = e + U * (2.0 * n + 8.0 * blocks + 16.0) * size + TINY_WEIGHT * values;
         if self.is_native(2) {
-            e += if self.is_sum_rounded() { 0.0041 * (size + sum.abs()) } else { size / 256.0 };
+            e += if self.is_sum_rounded() { ROUNDED_SUM * (size + sum.abs()) } else { size / 256.0 };
             e += 1.2e-38 * (values + seen.len() as f64);
         }
         if let Some(code) = self.code {

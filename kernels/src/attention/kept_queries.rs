@@ -1,12 +1,12 @@
 //! Queries that a worker keeps from unit to unit of split-KV, in the form that the keys need: the blocks of a head meet the same
 //! ones.
 
-use crate::attention::blocks::queries::QueryMemory;
+use crate::attention::tiling::{QueryMemory, Regions};
 use crate::simd::LANES;
 use core::ops::Range;
 
-/// Record of whose queries a worker's memory for queries holds: those of some places, each head's in a slot of its own, since units are often a block of
-/// every head, then the next block.
+/// Record of whose queries a worker's memory for queries holds: those of some places, each head's in a slot of its own, since
+/// units are often a block of every head, then the next block.
 pub(crate) struct KeptQueries {
     places: Range<usize>,
     /// Bit `h` is set if the slot of head `h` is filled.
@@ -25,13 +25,19 @@ impl KeptQueries {
     /// No queries.
     pub(crate) const NONE: Self = Self { places: 0..0, filled: 0 };
 
-    /// Takes the slot of a head for the queries of some places from the memory for queries, and tells if it is filled. If it is
-    /// not, the caller fills it. Returns all the memory, of which nothing is kept, if it has no room for so many slots.
-    pub(crate) fn take<'r>(
+    /// Leaves of the regions' memory for queries the slot of a head for the queries of some places, and says if it is filled. If
+    /// it is not, the caller fills it. Leaves all the memory, of which nothing is kept, if it has no room for so many slots.
+    pub(crate) fn choose_slot(&mut self, places: Range<usize>, slot: Slot, regions: &mut Regions<'_>) {
+        let (memory, state) = self.take(places, slot, core::mem::take(&mut regions.queries));
+        (regions.queries, regions.query_memory) = (memory, state);
+    }
+
+    /// Returns the slot and what it holds.
+    fn take<'r>(
         &mut self,
-        memory: &'r mut [f32],
-        Slot { heads, floats, head }: Slot,
         places: Range<usize>,
+        Slot { heads, floats, head }: Slot,
+        memory: &'r mut [f32],
     ) -> (&'r mut [f32], QueryMemory) {
         let floats = floats.next_multiple_of(LANES);
         if self.places != places {
@@ -41,9 +47,9 @@ impl KeptQueries {
             self.filled = 0;
             return (memory, QueryMemory::Free);
         }
-        let before = self.filled;
-        self.filled |= 1 << head;
-        let state = if self.filled == before { QueryMemory::Filled } else { QueryMemory::Free };
+        let bit = 1 << head;
+        let state = if self.filled & bit == 0 { QueryMemory::Free } else { QueryMemory::Filled };
+        self.filled |= bit;
         (&mut memory[head * floats..][..floats], state)
     }
 }
@@ -56,7 +62,7 @@ mod tests {
     fn a_slot_is_filled_until_other_places_come() {
         let (mut kept, mut memory) = (KeptQueries::NONE, [0.0; 100]);
         let mut take = |heads, floats, head, places| {
-            let (slot, state) = kept.take(&mut memory, Slot { heads, floats, head }, places);
+            let (slot, state) = kept.take(places, Slot { heads, floats, head }, &mut memory);
             slot[0] = head as f32 + 1.0;
             (slot.len(), state == QueryMemory::Filled)
         };

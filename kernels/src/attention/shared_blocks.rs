@@ -5,7 +5,6 @@
 //! more than their scores, because a mask, a bias, ALiBi, dropout or a function of the caller's treats each by its
 //! place, sequences meet the block one after the other, while it is in cache.
 
-use crate::attention::blocks::queries::QueryMemory;
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::{Call, Task};
 use crate::attention::checked::CheckedCall;
@@ -14,7 +13,7 @@ use crate::attention::options::Options;
 use crate::attention::partials::Split;
 use crate::attention::row_mods::Given;
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::tiling::{Regions, Scratch};
+use crate::attention::tiling::{QueryMemory, Regions, Scratch};
 use crate::attention::units::Unit;
 use crate::attention::visibility::Visible;
 use crate::matmul::pack::NonFinite;
@@ -112,9 +111,9 @@ unsafe fn accumulate_alone<S: Steps>(
     let [max, sum, out] = unsafe { split.part(call, unit, task.task.rows.clone()) };
     let floats = task.task.rows.len() * tiling.query_floats();
     let slot = Slot { heads: split.units.heads, floats, head: unit.head };
-    let (queries, memory) = kept.take(core::mem::take(&mut regions.queries), slot, unit.place..unit.place + 1);
+    kept.choose_slot(unit.place..unit.place + 1, slot, &mut regions);
     // Accumulate directly where the merge reads it.
-    task.accumulate_block(first, memory, &mut Regions { max, sum, out, queries, ..regions });
+    task.accumulate_block(first, &mut Regions { max, sum, out, ..regions });
 }
 
 /// Places whose rows are gathered, from a unit's on, and the number of their rows.
@@ -140,10 +139,10 @@ unsafe fn gather<S: Steps>(
     let places = unit.place..unit.place + places;
     let floats = rows * (d + bound.checked.tiling().query_floats());
     let slot = Slot { heads: split.units.heads, floats, head: unit.head };
-    let (queries, memory) = kept.take(core::mem::take(&mut regions.queries), slot, places.clone());
-    let (queries, rest) = queries.split_at_mut(rows * d);
+    kept.choose_slot(places.clone(), slot, &mut regions);
+    let (queries, rest) = core::mem::take(&mut regions.queries).split_at_mut(rows * d);
     regions.queries = rest;
-    if memory == QueryMemory::Free {
+    if regions.query_memory == QueryMemory::Free {
         for (place, at) in rows_of(split, call, places.clone()) {
             let task = AttentionTask::reading(bound, split.task(call, [place, unit.head]));
             task.copy_queries(&mut queries[at.start * d..at.end * d]);
@@ -161,7 +160,7 @@ unsafe fn gather<S: Steps>(
     // SAFETY: the caller guarantees the unit.
     let next = unsafe { split.followed_by(call, unit, next) };
     let task = AttentionTask::reading(bound, Task { sequence, kv_head: unit.head, rows: 0..rows }).followed_by(next);
-    task.accumulate_block(first, memory, &mut regions);
+    task.accumulate_block(first, &mut regions);
     for (place, at) in rows_of(split, call, places) {
         // SAFETY: the caller guarantees the places and that their parts are this worker's.
         let [max, sum, out] = unsafe { split.part(call, Unit { place, ..unit }, 0..at.len()) };
@@ -186,8 +185,8 @@ fn rows_of(split: &Split<'_>, call: &Call<'_>, places: Range<usize>) -> impl Ite
 
 impl<S: Steps> AttentionTask<'_, S> {
     /// Accumulates one of the task's key blocks into the regions' maxima, sums and outputs.
-    fn accumulate_block(&self, first: usize, memory: QueryMemory, regions: &mut Regions<'_>) {
-        let queries = self.queries(memory, regions);
+    fn accumulate_block(&self, first: usize, regions: &mut Regions<'_>) {
+        let queries = self.queries(regions);
         // As in `run`: once more, with non-finite values handled, if anything is not finite.
         for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
             self.accumulate(queries, nonfinite, None, core::iter::once(first), regions);

@@ -197,7 +197,8 @@ impl Scratch {
         let (max, sum) = state.split_at_mut(tiling.most_rows.next_multiple_of(LANES));
         let (rescale_prev, rescale_block) =
             factors.split_at_mut(tiling.most_rows.min(MAX_ROW_BLOCK).next_multiple_of(LANES));
-        Regions { keys, values, scores, out, queries, max, sum, rescale_prev, rescale_block }
+        let query_memory = QueryMemory::Free;
+        Regions { keys, values, scores, out, queries, query_memory, max, sum, rescale_prev, rescale_block }
     }
 }
 
@@ -205,6 +206,15 @@ impl core::fmt::Debug for Scratch {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Scratch").field("bytes", &self.bytes()).finish()
     }
+}
+
+/// Contents of the memory for queries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QueryMemory {
+    /// Anything.
+    Free,
+    /// The task's queries, as an earlier call of [`queries`](crate::attention::blocks::task::AttentionTask::queries) has left them.
+    Filled,
 }
 
 /// Worker's scratch, split into its parts.
@@ -220,6 +230,8 @@ pub(crate) struct Regions<'a> {
     /// Copied queries, `[row of the task][head_dim]`, if the caller's are not contiguous; or queries as pairs or as
     /// bytes: see `queries.rs`.
     pub(crate) queries: &'a mut [f32],
+    /// What that memory holds.
+    pub(crate) query_memory: QueryMemory,
     /// Running maximum and sum of each row of the task.
     pub(crate) max: &'a mut [f32],
     pub(crate) sum: &'a mut [f32],

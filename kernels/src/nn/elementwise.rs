@@ -9,13 +9,8 @@ pub fn exp_in_place(isa: Isa, xs: &mut [f32]) {
     exp_to::<Full>(isa, xs);
 }
 
-/// Computes `eˣ` of every element in place, as the softmax does for weights that are rounded to bfloat16: for x ≤ 0.
-#[cfg(any(test, feature = "_probe"))]
-pub fn exp_for_bf16_in_place(isa: Isa, xs: &mut [f32]) {
-    exp_to::<exp::ForBf16>(isa, xs);
-}
-
-fn exp_to<A: Accuracy>(isa: Isa, xs: &mut [f32]) {
+/// Computes `eˣ` of every element in place, to an accuracy, for x ≤ 0.
+pub(crate) fn exp_to<A: Accuracy>(isa: Isa, xs: &mut [f32]) {
     dispatch!(isa, |s| s.vectorize(
         #[inline(always)]
         || exp::exp_slice::<_, A>(s, xs),

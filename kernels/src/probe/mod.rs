@@ -6,7 +6,7 @@ pub mod int8;
 mod int8_tests;
 
 pub use crate::machine::peak_flops;
-pub use crate::nn::elementwise::{exp_for_bf16_in_place as exp_for_bf16, exp_in_place as exp};
+pub use crate::nn::elementwise::exp_in_place as exp;
 
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::pv::Values;
@@ -20,11 +20,18 @@ use crate::kv::source::KeyValues;
 use crate::matmul::int4;
 use crate::matmul::int8::{QUAD, panel_bytes};
 use crate::matmul::prefetch::PrefetchQueue;
+use crate::nn::elementwise::exp_to;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
+use crate::simd::exp::ForBf16;
 use crate::simd::isa::Isa;
 use crate::tensor::any::Typed;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM, Rows, Table};
+
+/// Computes `eˣ` of every element in place, as the softmax does for weights that are rounded to bfloat16: for x ≤ 0.
+pub fn exp_for_bf16(isa: Isa, xs: &mut [f32]) {
+    exp_to::<ForBf16>(isa, xs);
+}
 
 /// Reads every float and does next to nothing with it: the time a kernel that waits for memory is held against. Returns true if
 /// all are finite.

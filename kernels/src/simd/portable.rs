@@ -133,8 +133,7 @@ unsafe impl Vector for Portable {
 unsafe impl Simd for Portable {
     type Half = PortableHalf;
 
-    // In SSE2 terms: 3 × 4 accumulators, 3 broadcasts, 1 product on its way to a sum: 16 of 16 registers; the keys are
-    // read as memory operands.
+    // In SSE2 terms: 2 × 4 accumulators, 4 keys, 1 broadcast, 1 product on its way to a sum: 14 of 16 registers.
     const TILE_ROWS: usize = 2;
     const TILE_VECS: usize = 1;
     const DOT_VECS: usize = 1;

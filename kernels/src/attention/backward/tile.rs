@@ -6,7 +6,6 @@ use crate::attention::backward::memory::{Own, RowNumber, ScoreScratch};
 use crate::attention::backward::pass::BlockAt;
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, ScoreCopies};
-use crate::attention::blocks::queries::QueryMemory;
 use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::dropout::Kept;
@@ -78,7 +77,7 @@ impl<S: Steps> Column<'_, S> {
             return false;
         }
         let regions = &mut scores.scratch.regions(task.tiling);
-        let queries = task.queries(QueryMemory::Free, regions);
+        let queries = task.queries(regions);
         let mut memory = BlockMemory::new();
         let mut block = task.block(first, queries, &mut memory, regions);
         block.packed_keys = keys.packed;

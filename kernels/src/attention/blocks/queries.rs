@@ -2,7 +2,7 @@
 
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::tiling::Regions;
+use crate::attention::tiling::{QueryMemory, Regions};
 use crate::kv::key_block::QueryForm;
 use crate::matmul::bf16_pairs::{as_halves, as_pairs};
 use crate::matmul::int4;
@@ -24,15 +24,6 @@ pub(crate) enum Queries<'a> {
     Pairs(&'a [Bf16x2]),
     /// As bytes.
     Int8(Int8Queries<'a>),
-}
-
-/// Contents of the memory for queries.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum QueryMemory {
-    /// Anything.
-    Free,
-    /// The task's queries, as an earlier call of [`AttentionTask::queries`] has left them.
-    Filled,
 }
 
 /// Queries quantised to bytes.
@@ -62,19 +53,17 @@ pub(crate) fn are_readable_in_place(q: &View<'_>) -> bool {
 
 impl<S: Steps> AttentionTask<'_, S> {
     /// Copies the task's queries if they are not contiguous, or turns them into pairs or bytes: they take the regions'
-    /// memory for queries. Nothing is copied if that is filled. Returns where the rows are.
-    pub(crate) fn queries<'r>(&self, memory: QueryMemory, regions: &mut Regions<'r>) -> Queries<'r> {
+    /// memory for queries, where nothing is written if they are there already. Returns where the rows are.
+    pub(crate) fn queries<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
         match self.call.kv.query_form(self.task.kv_head) {
             QueryForm::F32 => {}
             QueryForm::Int8 { channels } => {
-                return self.query_bytes(QuerySize::int8(self.tiling.head_dim), channels, memory, regions);
+                return self.query_bytes(QuerySize::int8(self.tiling.head_dim), channels, regions);
             }
-            QueryForm::Int4 => {
-                return self.query_bytes(int4::query_size(self.tiling.head_dim), None, memory, regions);
-            }
+            QueryForm::Int4 => return self.query_bytes(int4::query_size(self.tiling.head_dim), None, regions),
         }
         if self.native_keys() {
-            return self.query_pairs(memory, regions);
+            return self.query_pairs(regions);
         }
         if let Tensor::F32(q) = &self.call.q
             && are_readable_in_place(q)
@@ -82,7 +71,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             return Queries::InPlace;
         }
         let copies = core::mem::take(&mut regions.queries);
-        if memory == QueryMemory::Free {
+        if regions.query_memory == QueryMemory::Free {
             self.copy_queries(copies);
         }
         Queries::Copied(copies)
@@ -105,12 +94,12 @@ impl<S: Steps> AttentionTask<'_, S> {
     }
 
     /// Rounds the task's queries to pairs.
-    fn query_pairs<'r>(&self, memory: QueryMemory, regions: &mut Regions<'r>) -> Queries<'r> {
+    fn query_pairs<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
         let (d, n) = (self.tiling.head_dim, self.task.rows.len());
         // No keys are packed yet, so their scratch is free: sixteen rows or more.
         let whole = &mut as_halves(regions.keys)[..d.next_multiple_of(LANES)];
         let queries = core::mem::take(&mut regions.queries);
-        if memory == QueryMemory::Filled {
+        if regions.query_memory == QueryMemory::Filled {
             return Queries::Pairs(as_pairs(queries));
         }
         let pairs = as_halves(queries).chunks_exact_mut(d.next_multiple_of(2));
@@ -128,16 +117,10 @@ impl<S: Steps> AttentionTask<'_, S> {
 
     /// Quantises the task's queries to bytes. They are multiplied by the scales of the keys' channels first, so that
     /// QKᵀ reads only the keys' bytes.
-    fn query_bytes<'r>(
-        &self,
-        size: QuerySize,
-        channels: Option<&[f32]>,
-        memory: QueryMemory,
-        regions: &mut Regions<'r>,
-    ) -> Queries<'r> {
+    fn query_bytes<'r>(&self, size: QuerySize, channels: Option<&[f32]>, regions: &mut Regions<'r>) -> Queries<'r> {
         let (d, n) = (self.tiling.head_dim, self.task.rows.len());
         let (quads, rows) = int8::cut_queries(core::mem::take(&mut regions.queries), n, size);
-        if memory == QueryMemory::Filled {
+        if regions.query_memory == QueryMemory::Filled {
             return Queries::Int8(Int8Queries { quads, rows, size });
         }
         // Keys are not packed here, so their scratch is free: sixteen rows or more.

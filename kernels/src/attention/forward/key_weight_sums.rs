@@ -1,7 +1,6 @@
 //! Key weight sums: the sum of the weights that all rows and heads give to each key.
 
 use crate::attention::blocks::key_block::BlockMemory;
-use crate::attention::blocks::queries::QueryMemory;
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::Task;
 use crate::attention::steps::by_isa::Steps;
@@ -71,7 +70,7 @@ impl<S: Steps> AttentionTask<'_, S> {
     unsafe fn add_weight_sums(&self, sums: &Sums<'_>, regions: &mut Regions<'_>) {
         let (s, all, rows) = (self.s, 0..self.task.rows.len(), self.task.rows.len());
         self.clear_state(regions);
-        let queries = self.queries(QueryMemory::Free, regions);
+        let queries = self.queries(regions);
         let mut memory = BlockMemory::new();
         for first in self.blocks() {
             let mut block = self.block(first, queries, &mut memory, regions);

@@ -12,7 +12,7 @@
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135.) No memory grows with the number of keys.
 
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock};
-use crate::attention::blocks::queries::{Queries, QueryMemory};
+use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::forward::epilogue::EndedRowBlocks;
 use crate::attention::forward::nonfinite::VisibleBits;
@@ -37,7 +37,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         if self.task.rows.is_empty() {
             return;
         }
-        let queries = self.queries(QueryMemory::Free, regions);
+        let queries = self.queries(regions);
         // Hidden values have weight 0, and 0 times a finite number adds nothing. Assume that all values are finite; if a
         // hidden or visible one is not, the result shows it, and the task is done again with `NonFinite::Handled`.
         for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
