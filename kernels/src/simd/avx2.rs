@@ -228,6 +228,48 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn select_bits(self, bits: u16, zero: F32x16, other: F32x16) -> F32x16 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let (low, high) = (_mm256_set1_epi32(i32::from(bits)), _mm256_set1_epi32(i32::from(bits >> 8)));
+            let lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let low = _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(low, lanes), lanes));
+            let high = _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(high, lanes), lanes));
+            [_mm256_blendv_ps(zero[0], other[0], low), _mm256_blendv_ps(zero[1], other[1], high)]
+        }
+    }
+
+    #[inline(always)]
+    fn bits_at_least(self, words: [&[u64; LANES / 2]; 4], least: u32) -> [u16; 2] {
+        /// Compares four lanes of each word, those at `first`.
+        #[target_feature(enable = "avx2")]
+        #[inline]
+        unsafe fn half([a, b, c, d]: [&[u64; LANES / 2]; 4], first: usize, least: __m256i) -> [u16; 2] {
+            // SAFETY: the caller guarantees four lanes at `first`.
+            unsafe {
+                let (a, b) = (a.as_ptr().add(first).cast(), b.as_ptr().add(first).cast());
+                let (c, d) = (c.as_ptr().add(first).cast(), d.as_ptr().add(first).cast());
+                let ab = _mm256_shuffle_ps::<0x88>(_mm256_loadu_ps(a), _mm256_loadu_ps(b));
+                let cd = _mm256_shuffle_ps::<0x88>(_mm256_loadu_ps(c), _mm256_loadu_ps(d));
+                let even = _mm256_castps_si256(_mm256_shuffle_ps::<0x88>(ab, cd));
+                let odd = _mm256_castps_si256(_mm256_shuffle_ps::<0xDD>(ab, cd));
+                let even = _mm256_cmpeq_epi32(_mm256_max_epu32(even, least), even);
+                let odd = _mm256_cmpeq_epi32(_mm256_max_epu32(odd, least), odd);
+                [
+                    _mm256_movemask_ps(_mm256_castsi256_ps(even)) as u16,
+                    _mm256_movemask_ps(_mm256_castsi256_ps(odd)) as u16,
+                ]
+            }
+        }
+        // SAFETY: `self` proves the feature; a word has eight lanes.
+        let ([even, odd], [even_high, odd_high]) = unsafe {
+            let least = _mm256_set1_epi32(least as i32);
+            (half(words, 0, least), half(words, 4, least))
+        };
+        [even | (even_high << 8), odd | (odd_high << 8)]
+    }
+
+    #[inline(always)]
     fn prefetch(self, p: *const f32) {
         // SAFETY: `self` proves the features; a prefetch reads nothing that could fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }

@@ -241,6 +241,26 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
     }
 
     #[inline(always)]
+    fn select_bits(self, bits: u16, zero: __m512, other: __m512) -> __m512 {
+        // SAFETY: `self` proves the feature.
+        unsafe { _mm512_mask_blend_ps(bits, zero, other) }
+    }
+
+    #[inline(always)]
+    fn bits_at_least(self, [a, b, c, d]: [&[u64; LANES / 2]; 4], least: u32) -> [u16; 2] {
+        // SAFETY: `self` proves the feature; a word is eight lanes of eight bytes.
+        unsafe {
+            let least = _mm512_set1_epi32(least as i32);
+            let (a, b) = (_mm512_loadu_ps(a.as_ptr().cast()), _mm512_loadu_ps(b.as_ptr().cast()));
+            let (c, d) = (_mm512_loadu_ps(c.as_ptr().cast()), _mm512_loadu_ps(d.as_ptr().cast()));
+            let (ab, cd) = (_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0x88>(c, d));
+            let even = _mm512_castps_si512(_mm512_shuffle_ps::<0x88>(ab, cd));
+            let odd = _mm512_castps_si512(_mm512_shuffle_ps::<0xDD>(ab, cd));
+            [_mm512_cmpge_epu32_mask(even, least), _mm512_cmpge_epu32_mask(odd, least)]
+        }
+    }
+
+    #[inline(always)]
     fn has_large_l1(self) -> bool {
         self.large_l1
     }

@@ -181,6 +181,22 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn select_bits(self, bits: u16, zero: Quad, other: Quad) -> Quad {
+        each(|i| {
+            let lanes = i32x4::new(core::array::from_fn(|lane| -i32::from(bits >> (4 * i + lane) & 1 == 0)));
+            from_bits(lanes).bitselect(zero[i], other[i])
+        })
+    }
+
+    #[inline(always)]
+    fn bits_at_least(self, words: [&[u64; LANES / 2]; 4], least: u32) -> [u16; 2] {
+        [0, 1].map(|odd| {
+            let bit = |i: usize| u16::from(words[i % 4][2 * (i / 4) + odd] as u32 >= least) << i;
+            (0..LANES).fold(0, |bits, i| bits | bit(i))
+        })
+    }
+
+    #[inline(always)]
     fn prefetch(self, _: *const f32) {}
 
     #[inline(always)]

@@ -9,6 +9,7 @@ use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::dropout::Kept;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, Tiling};
+use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
@@ -157,7 +158,7 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
         for row in self.rows(row_block.clone()) {
             rows[row.n] = [(self.task.sequence * heads + row.head) as u32, row.i as u32];
         }
-        let mut kept = Kept { weights: [[0; KEY_BLOCK / 4]; MAX_ROW_BLOCK], factor: dropout.factor };
+        let mut kept = Kept { weights: [[0; KEY_BLOCK / LANES]; MAX_ROW_BLOCK], factor: dropout.factor };
         self.s.draw(spans, first, &rows[..row_block.len()], dropout, &mut kept.weights);
         Some(kept)
     }

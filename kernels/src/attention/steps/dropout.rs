@@ -10,23 +10,18 @@ use crate::attention::steps::span::Span;
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
+use core::ops::Range;
 
 /// Multipliers and increments of the key of Philox4x32.
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: usize = 10;
 
-/// Counters whose numbers are taken at once.
-const COUNTERS: usize = LANES;
-/// Keys of these counters, four numbers each.
-const AT_ONCE: usize = 4 * COUNTERS;
-const _: () = assert!(KEY_BLOCK.is_multiple_of(AT_ONCE));
-
 /// Row of a row block, as the counter has it: sequence · heads + head, row.
 pub(crate) type CounterRow = [u32; 2];
 
-/// Weights of a row that dropout keeps, against a key block: bit `t` of byte `i` stands for key 4·i + t.
-pub(crate) type KeptWeights = [u8; KEY_BLOCK / 4];
+/// Weights of a row that dropout keeps, against a key block: a bit for each key, by panels.
+pub(crate) type KeptWeights = [u16; KEY_BLOCK / LANES];
 
 /// Weights of a row block that dropout keeps, against a key block, and their factor.
 pub(crate) struct Kept {
@@ -34,38 +29,139 @@ pub(crate) struct Kept {
     pub(crate) factor: f32,
 }
 
+/// A word of each of some counters, in the low half of a lane, which is where products of 32 bits take their factors from.
+/// What the upper half holds does not matter.
+type Word<const COUNTERS: usize> = [u64; COUNTERS];
 /// Low half of a lane.
 const LOW: u64 = u32::MAX as u64;
 
-/// Returns the random numbers of counters that differ in the last word, `last` and those after it: the
-/// `t`th number of counter `i` is the low half of `[t][i]`. Words stay in low halves throughout, which is where products
-/// of 32 bits take their factors from; what the upper halves hold does not matter.
-#[inline(always)]
-fn philox(seed: u64, [first, second, third]: [u32; 3], last: u32) -> [[u64; COUNTERS]; 4] {
-    let [first, second, third] = [first, second, third].map(|word| [u64::from(word); COUNTERS]);
-    let mut words = [first, second, third, core::array::from_fn(|i| u64::from(last.wrapping_add(i as u32)))];
-    let mut key = [seed as u32, (seed >> 32) as u32];
-    for _ in 0..ROUNDS {
-        let mut next = [[0; COUNTERS]; 4];
-        for i in 0..COUNTERS {
-            let product = |multiplier: u32, x: u64| u64::from(multiplier) * (x & LOW);
-            let (a, b) = (product(MULTIPLIERS[0], words[0][i]), product(MULTIPLIERS[1], words[2][i]));
-            next[0][i] = (b >> 32) ^ words[1][i] ^ u64::from(key[0]);
-            next[1][i] = b;
-            next[2][i] = (a >> 32) ^ words[3][i] ^ u64::from(key[1]);
-            next[3][i] = a;
-        }
-        words = next;
-        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+/// Counters whose numbers go to two panels of keys, four a counter.
+const FOR_TWO_PANELS: usize = LANES / 2;
+
+/// Returns the counter of each lane: of eight, even lanes hold the first four, whose numbers go to one panel, odd lanes the
+/// others.
+const fn in_lanes<const COUNTERS: usize>() -> Word<COUNTERS> {
+    let mut counters = [0; COUNTERS];
+    let mut i = 0;
+    while i < COUNTERS {
+        counters[i] = (i / 8 * 8 + i % 2 * 4 + i % 8 / 2) as u64;
+        i += 1;
     }
-    words
+    counters
+}
+
+/// Keys of the rounds of Philox.
+struct RoundKeys([[u64; 2]; ROUNDS]);
+
+impl RoundKeys {
+    fn new(seed: u64) -> Self {
+        let words = [seed & LOW, seed >> 32];
+        Self(core::array::from_fn(|round| {
+            core::array::from_fn(|i| u64::from((words[i] as u32).wrapping_add(WEYL[i].wrapping_mul(round as u32))))
+        }))
+    }
+}
+
+/// Product of a word and the multiplier of Philox that goes with it, 64 bits.
+#[inline(always)]
+fn product<const I: usize>(word: u64) -> u64 {
+    u64::from(MULTIPLIERS[I]) * (word & LOW)
+}
+
+/// Random numbers of a row: what is the same for all its keys, which is most of the first three rounds, where only the
+/// last word of the counter differs.
+struct RowNumbers<'a> {
+    keys: &'a RoundKeys,
+    /// First round: of word 2, what goes to the last word of the counter.
+    first: u64,
+    /// Second round: of word 0, what goes to the upper half of the product.
+    second: u64,
+    /// Third round: of words 0 and 2, what goes to a word or the upper half of a product; word 1.
+    third: [u64; 3],
+}
+
+impl<'a> RowNumbers<'a> {
+    /// Computes what is the same for all counters that begin with three words.
+    #[inline(always)]
+    fn new(keys: &'a RoundKeys, counter: [u32; 3]) -> Self {
+        let [word0, word1, word2] = counter.map(u64::from);
+        let [key1, key2, key3] = [keys.0[0], keys.0[1], keys.0[2]];
+        let (a1, b1) = (product::<0>(word0), product::<1>(word2));
+        let a2 = product::<0>((b1 >> 32) ^ word1 ^ key1[0]);
+        let b3 = product::<1>((a2 >> 32) ^ a1 ^ key2[1]);
+        Self {
+            keys,
+            first: (a1 >> 32) ^ key1[1],
+            second: b1 ^ key2[0],
+            third: [(b3 >> 32) ^ key3[0], a2 ^ key3[1], b3],
+        }
+    }
+
+    /// Returns the random numbers of the counters that end with `last` and those after it: the `t`th number of counter
+    /// `in_lanes()[i]` is the low half of `[t][i]`.
+    #[inline(always)]
+    fn philox<const COUNTERS: usize>(&self, last: u32) -> [Word<COUNTERS>; 4] {
+        let in_lane = const { in_lanes::<COUNTERS>() };
+        let mut words = [[0; COUNTERS], [0; COUNTERS], [0; COUNTERS], [0; COUNTERS]];
+        for i in 0..COUNTERS {
+            let b2 = product::<1>(self.first ^ (u64::from(last) + in_lane[i]));
+            let a3 = product::<0>((b2 >> 32) ^ self.second);
+            words[0][i] = b2 ^ self.third[0];
+            words[1][i] = self.third[2];
+            words[2][i] = (a3 >> 32) ^ self.third[1];
+            words[3][i] = a3;
+        }
+        for &key in &self.keys.0[3..] {
+            words = round(words, key);
+        }
+        words
+    }
+
+    /// Draws which weights of the row are kept against the key block at key `first`: at least those of `keys`, keys of it.
+    #[inline(always)]
+    fn draw<S: Simd, const COUNTERS: usize>(
+        &self,
+        s: S,
+        first: usize,
+        keys: Range<usize>,
+        threshold: u32,
+        kept: &mut KeptWeights,
+    ) {
+        let at_once = const {
+            assert!(KEY_BLOCK.is_multiple_of(4 * COUNTERS) && COUNTERS.is_multiple_of(FOR_TWO_PANELS));
+            4 * COUNTERS
+        };
+        let (kept, _) = kept.as_chunks_mut::<2>();
+        for run in keys.start / at_once..keys.end.div_ceil(at_once) {
+            let [a, b, c, d] = self.philox::<COUNTERS>(((first + run * at_once) / 4) as u32);
+            let kept = &mut kept[run * COUNTERS / FOR_TWO_PANELS..];
+            for (i, kept) in kept[..COUNTERS / FOR_TWO_PANELS].iter_mut().enumerate() {
+                let words = [&a, &b, &c, &d].map(|word| &word.as_chunks().0[i]);
+                *kept = s.bits_at_least(words, threshold);
+            }
+        }
+    }
+}
+
+/// One round of Philox.
+#[inline(always)]
+fn round<const COUNTERS: usize>(words: [Word<COUNTERS>; 4], key: [u64; 2]) -> [Word<COUNTERS>; 4] {
+    let mut next = [[0; COUNTERS]; 4];
+    for i in 0..COUNTERS {
+        let (a, b) = (product::<0>(words[0][i]), product::<1>(words[2][i]));
+        next[0][i] = (b >> 32) ^ words[1][i] ^ key[0];
+        next[1][i] = b;
+        next[2][i] = (a >> 32) ^ words[3][i] ^ key[1];
+        next[3][i] = a;
+    }
+    next
 }
 
 /// Draws which weights of a row block are kept, against the keys of a block that starts at key `first`, a multiple of 256:
 /// at least those of each row's span.
 #[inline(always)]
 pub(crate) fn draw<S: Simd>(
-    _: S,
+    s: S,
     spans: &[Span],
     first: usize,
     rows: &[CounterRow],
@@ -73,20 +169,17 @@ pub(crate) fn draw<S: Simd>(
     kept: &mut [KeptWeights],
 ) {
     assert!(spans.len() == rows.len().div_ceil(S::TILE_ROWS));
-    let carry = (1 << 32) - u64::from(dropout.threshold);
+    let keys = RoundKeys::new(dropout.seed);
     for (row, (&[head, i], kept)) in rows.iter().zip(kept).enumerate() {
+        let numbers = RowNumbers::new(&keys, [dropout.offset, head, i]);
         let keys = spans[row / S::TILE_ROWS].keys();
-        for run in keys.start / AT_ONCE..keys.end.div_ceil(AT_ONCE) {
-            let last = ((first + run * AT_ONCE) / 4) as u32;
-            let numbers = philox(dropout.seed, [dropout.offset, head, i], last);
-            let mut bits = [0; COUNTERS];
-            for (counter, bits) in bits.iter_mut().enumerate() {
-                // The carry of a number that is no less than the threshold.
-                let bit = |t: usize| ((numbers[t][counter] & LOW) + carry) >> 32;
-                *bits = (bit(0) | (bit(1) << 1) | (bit(2) << 2) | (bit(3) << 3)) as u8;
-            }
-            kept[run * COUNTERS..][..COUNTERS].copy_from_slice(&bits);
+        let (mut start, whole) = (keys.start, keys.end / (8 * LANES) * (8 * LANES));
+        // Where there are registers for it, words of twice as many counters, whose rounds overlap better.
+        if S::TILE_VECS > 1 && start < whole {
+            numbers.draw::<S, { 2 * LANES }>(s, first, start..whole, dropout.threshold, kept);
+            start = whole;
         }
+        numbers.draw::<S, LANES>(s, first, start..keys.end, dropout.threshold, kept);
     }
 }
 
@@ -100,16 +193,10 @@ pub(crate) fn drop_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, kept: &
         #[inline(always)]
         |row, panels, weights| {
             for panel in panels {
-                // A byte for each of four bits.
-                let bits = &kept.weights[row][panel * LANES / 4..][..LANES / 4];
-                let mut bytes = [[0u8; 4]; LANES / 4];
-                for (bytes, &bits) in bytes.iter_mut().zip(bits) {
-                    *bytes = ((u32::from(bits) * 0x0020_4081) & 0x0101_0101).to_le_bytes();
-                }
-                // SAFETY: a panel of the row's weights; sixteen bytes.
+                let factors = s.select_bits(kept.weights[row][panel], zero, factor);
+                // SAFETY: a panel of the row's weights.
                 unsafe {
                     let at = weights.add(panel * LANES);
-                    let factors = s.select_bytes(bytes.as_flattened().as_ptr(), zero, factor);
                     s.store(at, s.mul(s.load(at), factors));
                 }
             }
@@ -124,13 +211,13 @@ mod tests {
     /// The known answers of the authors' own implementation, for key and counter of zeros and of ones.
     #[test]
     fn philox_has_the_known_answers() {
-        let numbers = philox(0, [0, 0, 0], 0);
+        let numbers = RowNumbers::new(&RoundKeys::new(0), [0, 0, 0]).philox::<8>(0);
         assert_eq!(numbers.map(|word| word[0] as u32), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        let numbers = philox(u64::MAX, [u32::MAX; 3], u32::MAX);
+        let numbers = RowNumbers::new(&RoundKeys::new(u64::MAX), [u32::MAX; 3]).philox::<8>(u32::MAX);
         assert_eq!(numbers.map(|word| word[0] as u32), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         // In digits of π: counter, then key.
         let (counter, key) = ([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e], 0x299f_31d0_a409_3822);
-        let numbers = philox(key, counter, 0x0370_7344);
+        let numbers = RowNumbers::new(&RoundKeys::new(key), counter).philox::<8>(0x0370_7344);
         assert_eq!(numbers.map(|word| word[0] as u32), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
     }
 }
