@@ -14,10 +14,11 @@ const FEW_ROWS: usize = 16;
 /// Rows per key/value head up to which they are divided where workers would have nothing to do otherwise.
 const SOME_ROWS: usize = 128;
 /// Blocks of keys are divided among workers only if their partial results take at most 1/`SHARE` of the bytes of the
-/// keys and values they read (counted as `f32`) or at most [`LITTLE`] bytes (with more than [`FEW_ROWS`] rows, for each
-/// thread); and never more than [`MOST`] bytes.
+/// keys and values they read (counted as `f32`) or at most [`LITTLE`] bytes (with more than [`FEW_ROWS`] rows,
+/// [`LITTLE_EACH`] for each thread); and never more than [`MOST`] bytes.
 const SHARE: usize = 16;
 const LITTLE: usize = 1 << 20;
+const LITTLE_EACH: usize = 4 << 20;
 const MOST: usize = 1 << 30;
 
 /// Division of a problem of one shape into tasks. No bit of the result depends on it.
@@ -82,7 +83,7 @@ impl Plan {
         // More rows than memory takes the time of, or a window: only for workers that have no rows.
         if tasks < workers && rows.rows <= SOME_ROWS && problem.call.options.ragged.is_none() {
             let few = rows.rows;
-            let tiling = Tiling::new(shape.head_dim, shape.value_dim, few.next_multiple_of(tile_rows), tile_rows);
+            let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, few, tile_rows);
             let whole = Self { tiling, ..by_rows };
             if few <= tiling.task_rows()
                 && let Some(work) = whole.shares_keys(problem, few).filter(|work| work.units > tasks)
@@ -122,7 +123,7 @@ impl Plan {
         let Accumulation { units, floats, keys } = call.accumulation(few);
         let [bytes, read] = [floats, keys.saturating_mul(shape.head_dim + shape.value_dim)]
             .map(|floats| floats.saturating_mul(size_of::<f32>()));
-        let little = if few > FEW_ROWS { LITTLE.saturating_mul(self.exec.threads) } else { LITTLE };
+        let little = if few > FEW_ROWS { LITTLE_EACH.saturating_mul(self.exec.threads) } else { LITTLE };
         let most = little.max(read / SHARE).min(MOST);
         (units > 0 && bytes <= most).then_some(FewRowsWork { units, bytes })
     }
@@ -162,7 +163,7 @@ impl Plan {
 
     /// Bytes of the partial results of all key blocks, where these are divided among workers (few rows, many keys): at
     /// most a sixteenth of the bytes of keys and values that are read (counted as `f32`), or 1 MiB, and never more than
-    /// 1 GiB. For 17 to 128 rows that share a key/value head, the 1 MiB is for each thread. Beyond these limits, and for
+    /// 1 GiB. For 17 to 128 rows that share a key/value head, 4 MiB for each thread. Beyond these limits, and for
     /// more rows, only rows are divided: then 0.
     pub fn partials_bytes(&self) -> usize {
         match self.split {

@@ -48,6 +48,7 @@ pub(crate) const WORKLOADS: &[Workload] = &[
     dims("minilm-b32-128", [32, 12, 12], [128, 128], [32, 32], false),
     dims("vit-b8-197", [8, 12, 12], [197, 197], [64, 64], false),
     dims("sd-cross", [2, 8, 8], [4096, 77], [40, 40], false),
+    dims("siglip-729", [1, 16, 16], [729, 729], [72, 72], false),
     causal("gpt2-1024-causal", 1024),
     dims("long-4096", [1, 12, 12], [4096, 4096], [64, 64], false),
     causal("long-4096-causal", 4096),

@@ -43,6 +43,7 @@ fn many_workers_have_equal_shares() {
         ("one head of 4096", shape([1, 1, 1], [4096; 2], 64), Attention::new()),
         ("one head of 4096, causal", shape([1, 1, 1], [4096; 2], 64), causal),
         ("100 rows of one head, 64k keys", shape([1, 1, 1], [100, 1 << 16], 128), causal),
+        ("128 latent heads, 16k keys", Shape { value_dim: 512, ..shape([1, 128, 1], [1, 1 << 14], 576) }, causal),
     ];
     for (name, shape, attention) in calls {
         planned(shape, attention, |problem| {
@@ -111,17 +112,24 @@ fn keys_divided_among_many_workers_have_the_same_bits() {
             let sizes = [1, heads, kv_heads, rows, 9000, 48, 80];
             let case = Case { causal: true, alignment: last, window, ..Case::plain(&mut rng, sizes) };
             let case = Case { kv_lens: Some(vec![9000]), ..case };
-            let cache = cache_of(&case, &mut rng);
-            for (isa, exec) in execs() {
-                let what = format!("{heads}/{kv_heads} heads, {rows} rows, {window:?}, {isa}");
-                let expected = case.run(exec.threads(1), Wanted::LEAST);
-                for threads in [8, 64] {
-                    let exec = exec.threads(threads);
-                    same_full(&what, &case.run(exec, Wanted::LEAST), &expected);
-                    let cached = Inputs::cached(case.q.view(), &cache);
-                    same_full(&format!("{what}, cache"), &case.run_over(cached, exec, Wanted::LEAST), &expected);
-                }
-            }
+            same_bits_by_workers(&format!("{heads}/{kv_heads} heads, {rows} rows, {window:?}"), &case, &mut rng);
+        }
+    }
+    // Rows so long that a task by rows holds fewer.
+    let case = Case::plain(&mut rng, [1, 128, 1, 1, 1100, 576, 512]);
+    same_bits_by_workers("128 latent heads", &Case { kv_lens: Some(vec![1100]), ..case }, &mut rng);
+}
+
+/// Checks that tensors and a cache give the same bits on many workers as tensors on one.
+fn same_bits_by_workers(what: &str, case: &Case, rng: &mut Rng) {
+    let cache = cache_of(case, rng);
+    for (isa, exec) in execs() {
+        let expected = case.run(exec.threads(1), Wanted::LEAST);
+        for threads in [8, 64] {
+            let exec = exec.threads(threads);
+            same_full(&format!("{what}, {isa}"), &case.run(exec, Wanted::LEAST), &expected);
+            let cached = Inputs::cached(case.q.view(), &cache);
+            same_full(&format!("{what}, {isa}, cache"), &case.run_over(cached, exec, Wanted::LEAST), &expected);
         }
     }
 }
@@ -140,6 +148,7 @@ fn some_rows_are_divided_within_bounds() {
     assert_eq!(bytes(100, 1 << 16, 64), 256 * unit(100));
     assert_eq!(bytes(128, 1 << 16, 64), 256 * unit(128));
     assert_eq!(bytes(129, 1 << 16, 64), 0);
-    // More than 1 MiB for each thread.
-    assert!(bytes(128, 1 << 19, 64) == 0 && 2048 * unit(128) > 64 << 20);
+    // More than 4 MiB for each thread.
+    assert_eq!(bytes(128, 1 << 19, 64), 2048 * unit(128));
+    assert!(bytes(128, 1 << 21, 64) == 0 && 8192 * unit(128) > 256 << 20);
 }

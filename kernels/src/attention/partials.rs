@@ -11,8 +11,8 @@ use core::marker::PhantomData;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Number of times a worker with nothing more to accumulate checks if the others are done: some 50 µs, the time of a
-/// run. Then it leaves the merge to them: they may not be running at all.
+/// Number of times a worker with nothing more to accumulate checks if the others are done, for each vector of rows: some
+/// 50 µs, the time of a run. Then it leaves the merge to them: they may not be running at all.
 const PATIENCE: usize = 1 << 12;
 
 /// Factor of the number of runs where sequences share key blocks: the work of a unit then depends on how many they are.
@@ -157,7 +157,7 @@ impl<'a> Split<'a> {
     /// merge to the others; the last one to finish its runs always finds all of them done.
     pub(crate) fn is_accumulated(&self) -> bool {
         // Acquire: makes the parts written by all workers visible.
-        (0..PATIENCE).any(|_| {
+        (0..PATIENCE * self.few.div_ceil(LANES)).any(|_| {
             let done = self.accumulated.load(Ordering::Acquire) == self.queue.len();
             if !done {
                 core::hint::spin_loop();
