@@ -96,7 +96,7 @@ impl Attention {
     pub fn problem<'a>(&self, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
         match self.checked(&inputs, &outputs) {
             Ok((call, shape)) => Ok(Problem { call, outputs: outputs.into_kernel(), shape }),
-            Err(error) => Err(likely::of_call(error, &inputs, &outputs)),
+            Err(error) => Err(likely::of_call(error, &inputs, |name| outputs.shape_of(name))),
         }
     }
 

@@ -14,6 +14,8 @@ use crate::attention::Attention;
 use crate::error::Error;
 use crate::exec::Exec;
 use crate::inputs::Inputs;
+use crate::likely;
+use crate::shape::Shape;
 use sdpa_kernels::{BackwardScratch, Call, Isa, MaskMod, Mods, Precision, ProbMod, ScoreMod, Tiling, has_memory};
 
 /// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the
@@ -117,16 +119,9 @@ impl Attention {
         saved: Saved<'a>,
         gradients: Gradients<'a>,
     ) -> Result<BackwardProblem<'a>, Error> {
-        if inputs.key_values()?.tensors().is_none() {
-            return Err(Error::Needs {
-                argument: "backward",
-                needs: "keys and values as tensors, not a cache or pages",
-            });
-        }
-        let (shape, kv) = inputs.checked()?;
-        saved.check(&inputs, &shape)?;
-        gradients.check(&inputs, &shape)?;
-        let call = self.call(&inputs, &shape, kv)?;
+        let (call, shape) = self.checked_backward(&inputs, &saved, &gradients).map_err(|error| {
+            likely::of_call(error, &inputs, |name| saved.shape_of(name).or_else(|| gradients.shape_of(name)))
+        })?;
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, Isa::detect().tile().0);
         let bytes = BackwardScratch::bytes_for(&tiling);
         if bytes >= MUCH_SCRATCH && !has_memory(bytes / size_of::<f32>()) {
@@ -134,5 +129,24 @@ impl Attention {
         }
         let call = Call { precision: Precision::Exact, ..call };
         Ok(BackwardProblem { call, saved: saved.into_kernel(), gradients: gradients.into_kernel(), shape })
+    }
+
+    /// Returns the call and its sizes, if everything fits together.
+    fn checked_backward<'a>(
+        &self,
+        inputs: &Inputs<'a>,
+        saved: &Saved<'_>,
+        gradients: &Gradients<'_>,
+    ) -> Result<(Call<'a>, Shape), Error> {
+        if !inputs.has_tensors() {
+            return Err(Error::Needs {
+                argument: "backward",
+                needs: "keys and values as tensors, not a cache or pages",
+            });
+        }
+        let (shape, kv) = inputs.checked()?;
+        saved.check(inputs, &shape)?;
+        gradients.check(inputs, &shape)?;
+        Ok((self.call(inputs, &shape, kv)?, shape))
     }
 }

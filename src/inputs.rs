@@ -142,6 +142,11 @@ impl<'a> Inputs<'a> {
         }
     }
 
+    /// Returns true if keys and values are tensors of the call, not of a cache or pages.
+    pub(crate) fn has_tensors(&self) -> bool {
+        matches!(self.source, Source::Tensors { .. })
+    }
+
     /// Names of the keys and values in error messages.
     pub(crate) fn names(&self) -> [&'static str; 2] {
         match self.source {

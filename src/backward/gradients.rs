@@ -39,6 +39,18 @@ impl<'a> Saved<'a> {
         d_lse.map_or(Ok(()), |d_lse| has_rows("d_lse", d_lse.shape(), q, 1))
     }
 
+    /// Shape of a tensor, by its name in error messages.
+    pub(crate) fn shape_of(&self, argument: &str) -> Option<[usize; 4]> {
+        let sdpa_kernels::Saved { out, lse, d_out, d_lse } = &self.0;
+        match argument {
+            "out" => Some(out.shape()),
+            "lse" => Some(lse.shape()),
+            "d_out" => Some(d_out.shape()),
+            "d_lse" => d_lse.map(|d_lse| d_lse.shape()),
+            _ => None,
+        }
+    }
+
     pub(crate) fn into_kernel(self) -> sdpa_kernels::Saved<'a> {
         self.0
     }
@@ -133,6 +145,18 @@ impl<'a> Gradients<'a> {
             same(argument, "length", gradient.len(), shape.heads, "q (heads)")?;
         }
         Ok(())
+    }
+
+    /// Shape of a gradient, by its name in error messages.
+    pub(crate) fn shape_of(&self, argument: &str) -> Option<[usize; 4]> {
+        let sdpa_kernels::Gradients { q, k, v, .. } = &self.0;
+        let gradient = match argument {
+            "dq" => q,
+            "dk" => k,
+            "dv" => v,
+            _ => return None,
+        };
+        gradient.as_ref().map(|gradient| gradient.shape())
     }
 
     pub(crate) fn into_kernel(self) -> sdpa_kernels::Gradients<'a> {

@@ -2,6 +2,7 @@
 //! side by side, or `accepted`. Whoever refuses has written nothing.
 
 mod caches;
+mod exchanged;
 mod models;
 mod options;
 mod outputs;
@@ -113,6 +114,7 @@ fn good_calls_are_accepted() {
 fn every_mistake_has_its_answer() {
     let all = [
         sizes::mistakes(),
+        exchanged::mistakes(),
         views::mistakes(),
         options::mistakes(),
         options::lengths(),

@@ -3,14 +3,14 @@
 use super::{ACCEPTED, K, Mistake, More, OUT, Q, V, ZEROS, bytes, call, floats, good, inputs, mistake, outcome};
 use sdpa::{Attention, Inputs, KvCache, Mask, Outputs, View, ViewMut, Window};
 
-fn exchanged(words: &str, argument: &str) -> String {
+pub(super) fn exchanged(words: &str, argument: &str) -> String {
     format!(
         "{words}; heads and rows of {argument} look exchanged (View::bhld takes batch, heads, rows, dim; View::blhd batch, \
          rows, heads, dim)"
     )
 }
 
-fn unaligned(rule: &str, rows: usize, keys: usize) -> String {
+pub(super) fn unaligned(rule: &str, rows: usize, keys: usize) -> String {
     format!(
         "{rule}: {rows} rows and {keys} keys differ, and no alignment says where the rows stand among the keys (top-left, \
          bottom-right or an offset)"
