@@ -106,7 +106,7 @@ impl Attention {
         outputs.check(inputs, &shape, &kv)?;
         let call = self.call(inputs, &shape, kv)?;
         if let Some(cache) = kv.cache() {
-            cache::check_kept(cache, &call, outputs.wants_all_keys())?;
+            cache::check_kept(cache, &call, outputs.of_all_keys())?;
         }
         Ok((call, shape))
     }

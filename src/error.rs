@@ -129,7 +129,7 @@ pub enum Error {
     },
     /// A row would see a key that its cache has evicted.
     Evicted {
-        /// Index of the sequence.
+        /// Index of the sequence in the cache.
         sequence: usize,
         /// Index of the query row.
         row: usize,

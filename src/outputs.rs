@@ -87,21 +87,16 @@ impl<'a> Outputs<'a> {
         Self { key_weight_sums: Some(sums), twice, ..self }
     }
 
-    /// Returns true if an output has an element for every key, hidden or not.
-    pub(crate) fn wants_all_keys(&self) -> bool {
-        self.points.iter().any(Option::is_some) || self.key_weight_sums.is_some()
+    /// Returns the name of the first output, if any, that has an element for every key, hidden or not.
+    pub(crate) fn of_all_keys(&self) -> Option<&'static str> {
+        let point = POINTS.into_iter().zip(&self.points).find(|(_, given)| given.is_some());
+        point.map(|(name, _)| name).or(self.key_weight_sums.as_ref().map(|_| "key weight sums"))
     }
 
     /// Refuses outputs that need all keys at once.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let needs = "a call over all keys, not a state";
-        if self.points.iter().any(Option::is_some) {
-            return Err(Error::Needs { argument: "scores", needs });
-        }
-        if self.key_weight_sums.is_some() {
-            return Err(Error::Needs { argument: "key weight sums", needs });
-        }
-        Ok(())
+        self.of_all_keys().map_or(Ok(()), |argument| Err(Error::Needs { argument, needs }))
     }
 
     pub(crate) fn check(&self, inputs: &Inputs<'_>, shape: &Shape, kv: &KeyValues<'_>) -> Result<(), Error> {

@@ -3,16 +3,17 @@
 use crate::error::Error;
 use sdpa_kernels::{Cache, Call};
 
-/// Refuses calls whose rows would see keys that a sliding cache has evicted.
-pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, wants_all_keys: bool) -> Result<(), Error> {
+/// Refuses calls whose rows would see keys that a sliding cache has evicted; `of_all_keys` is the name of an output that
+/// has an element for every key, if there is one.
+pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'static str>) -> Result<(), Error> {
     for index in 0..call.sequences() {
         let sequence = call.sequence(index);
         let evicted = cache.evicted(sequence.source);
         if evicted.is_empty() || sequence.q_len == 0 || call.q.shape()[1] == 0 {
             continue;
         }
-        if wants_all_keys {
-            return Err(Error::Needs { argument: "scores or key weight sums", needs: "a cache that keeps all keys" });
+        if let Some(argument) = of_all_keys {
+            return Err(Error::Needs { argument, needs: "a cache that keeps all keys" });
         }
         // Check every row: rows in the middle may be the only ones whose windows reach evicted keys.
         for row in 0..sequence.q_len {
@@ -22,7 +23,7 @@ pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, wants_all_keys: bool) -
                 .map(|(from, to)| (from.max(evicted.start), to.min(evicted.end)))
                 .find(|(from, to)| from < to);
             if let Some((key, _)) = seen {
-                return Err(Error::Evicted { sequence: index, row, key, end: evicted.end });
+                return Err(Error::Evicted { sequence: sequence.source, row, key, end: evicted.end });
             }
         }
     }

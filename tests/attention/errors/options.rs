@@ -308,7 +308,7 @@ fn keys_that_do_not_fit_a_state() {
         assert!(out.iter().chain(&more).all(|&x| x == 42.0), "a refused read wrote");
         error
     };
-    says(read(OUT, true, false), "scores: needs a call over all keys, not a state");
+    says(read(OUT, true, false), "weights: needs a call over all keys, not a state");
     says(read(OUT, false, true), "key weight sums: needs a call over all keys, not a state");
     let cause = "; that is the head_dim of q, and results are as long as values";
     says(read([2, 4, 3, 6], false, false), &format!("out: value_dim is 6, but v has 7{cause}"));

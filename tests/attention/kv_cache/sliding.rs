@@ -207,8 +207,8 @@ fn who_would_see_a_key_let_go_is_refused() {
 #[test]
 fn scores_and_key_mass_need_all_keys() {
     let attention = Attention::new().align(Alignment::BottomRight).window(window(16, 4));
-    for extra in ["raw", "weights", "mass"] {
-        let needs = Error::Needs { argument: "scores or key weight sums", needs: "a cache that keeps all keys" };
+    for (extra, argument) in [("raw", "raw scores"), ("weights", "weights"), ("mass", "key weight sums")] {
+        let needs = Error::Needs { argument, needs: "a cache that keeps all keys" };
         assert_eq!(refusal(&attention, &gappy(), 1, Some(extra)), Some(needs), "{extra}");
     }
     // As long as nothing was evicted they are there.

@@ -96,7 +96,7 @@ fn evicted() -> Vec<Mistake> {
     assert_eq!(attend(window(100), &[]), super::ACCEPTED);
     let wide = "the sliding cache has evicted keys before 768: the call has no window, or one that reaches further back \
                 than the cache keeps";
-    let all = "scores or key weight sums: needs a cache that keeps all keys";
+    let all = |output| format!("{output}: needs a cache that keeps all keys");
     vec![
         mistake(
             49,
@@ -114,10 +114,29 @@ fn evicted() -> Vec<Mistake> {
             50,
             "weights of all keys of a sliding cache",
             attend(window(100), &[(More::Weights, [1, 1, 1, 1000])]),
-            all,
+            all("weights"),
         ),
-        mistake(50, "key weight sums of a sliding cache", attend(window(100), &[(More::Sums, [1, 1, 1000, 1])]), all),
+        mistake(
+            50,
+            "key weight sums of a sliding cache",
+            attend(window(100), &[(More::Sums, [1, 1, 1000, 1])]),
+            all("key weight sums"),
+        ),
+        mistake(
+            50,
+            "attention over all keys of the second sequence",
+            second_of_two(),
+            format!("cache: row 0 of sequence 1 sees key 0, but {wide}"),
+        ),
     ]
+}
+
+/// Outcome of a call over the second sequence of a sliding cache alone, the first of the call.
+fn second_of_two() -> String {
+    let mut cache = KvCache::sliding(2, 1, [2, 2], NonZeroUsize::new(100).unwrap(), 0).unwrap();
+    (0..10).for_each(|_| cache.append_to(1, floats([1, 1, 100, 2]), floats([1, 1, 100, 2])).unwrap());
+    let inputs = Inputs::cached(floats([1, 1, 1, 2]), &cache).sequences(&[1]);
+    call(Attention::new(), inputs, [1, 1, 1, 2], &[])
 }
 
 /// 51–53: elements that a cache has no place for, and scales of another length.

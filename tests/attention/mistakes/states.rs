@@ -1,7 +1,7 @@
 //! 61 and 62: results and states that do not belong together.
 
 use super::{K, Mistake, Q, V, floats, mistake, outcome};
-use sdpa::{Alignment, Attention, AttnState, Exec, ViewMut, Window, merge};
+use sdpa::{Alignment, Attention, AttnState, Exec, Outputs, ViewMut, Window, merge};
 
 pub(super) fn mistakes() -> Vec<Mistake> {
     let other = |attention: Attention, slopes: Option<&'static [f32]>| {
@@ -36,7 +36,19 @@ pub(super) fn mistakes() -> Vec<Mistake> {
             merged(other(Attention::new(), Some(&[0.5; 4])).unwrap()),
             other_than("list of ALiBi slopes"),
         ),
+        mistake(62, "weights of a state", weights(), "weights: needs a call over all keys, not a state"),
     ]
+}
+
+/// Outcome of reading a state with its weights.
+fn weights() -> String {
+    let mut state = AttnState::new(Attention::new(), floats(Q), [2, 7], Exec::serial()).unwrap();
+    state.push(floats(K), floats(V)).unwrap();
+    let (mut out, mut weights) = ([42.0; 168], [42.0; 120]);
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [2, 4, 3, 7]).unwrap());
+    let result = state.read(outputs.weights(ViewMut::bhld(&mut weights, [2, 4, 3, 5]).unwrap()));
+    assert!(out.iter().chain(&weights).all(|&x| x == 42.0), "a refused read wrote");
+    outcome(result)
 }
 
 fn merged_out(other: [usize; 4]) -> String {
