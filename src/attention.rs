@@ -145,21 +145,6 @@ impl Attention {
         Ok(Alignment::TopLeft)
     }
 
-    /// Returns the name of the first setting that differs from another's, if any.
-    pub(crate) fn difference(&self, other: &Self) -> Option<&'static str> {
-        let Self { scale, softcap, visible: Visible { causality, window }, alignment, precision, dropout } = *self;
-        let differ = [
-            ("scale", scale != other.scale),
-            ("softcap", softcap != other.softcap),
-            ("causal rule", causality != other.visible.causality),
-            ("window", window != other.visible.window),
-            ("alignment", alignment != other.alignment),
-            ("precision", precision != other.precision),
-            ("dropout", dropout != other.dropout),
-        ];
-        differ.into_iter().find(|(_, differs)| *differs).map(|(setting, _)| setting)
-    }
-
     /// Returns the rule, if any, that depends on the positions of the rows relative to the keys.
     pub(crate) fn rule(&self, alibi: bool) -> Option<&'static str> {
         match (self.visible.causality, self.visible.window) {

@@ -1,7 +1,8 @@
 //! Errors: everything that can be wrong with a call, under the names of the caller's arguments.
 
+mod words;
+
 use crate::cause::Cause;
-use core::fmt;
 use sdpa_kernels::{LayoutError, MaskError, PageError};
 
 /// Reason why a call was refused. Outputs are then untouched.
@@ -180,8 +181,28 @@ pub enum Error {
         argument: &'static str,
         /// Name of the setting.
         what: &'static str,
+        /// Setting found in that argument, in words.
+        got: String,
+        /// Setting it should have.
+        expected: String,
         /// Source of the expected setting.
         of: &'static str,
+    },
+    /// A number is no multiple of another.
+    Multiple {
+        /// Name of the number at fault.
+        argument: &'static str,
+        /// Number found.
+        got: usize,
+        /// Number of which it should be a multiple.
+        of: usize,
+    },
+    /// The keys of a state do not follow those of the state that it is to be merged into.
+    Apart {
+        /// Position of the state's first key.
+        first: usize,
+        /// Position after the last key of the state that it is to be merged into.
+        end: usize,
     },
     /// A view does not fit its slice.
     Layout(LayoutError),
@@ -213,70 +234,6 @@ pub enum Bound {
     AtMost,
     /// Exactly the limit.
     Exactly,
-}
-
-impl fmt::Display for Bound {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::AtLeast => "at least",
-            Self::AtMost => "at most",
-            Self::Exactly => "exactly",
-        })
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Mismatch { argument, what, got, expected, of } => {
-                write!(f, "{argument}: {what} is {got}, but {of} has {expected}")
-            }
-            Self::Heads { q_heads, kv_heads, of } => {
-                write!(f, "q: {q_heads} heads are no multiple of the {kv_heads} heads of {of}")
-            }
-            Self::Empty { argument, what } => write!(f, "{argument}: {what} is 0, but must be at least 1"),
-            Self::Number { argument, got, expected } => write!(f, "{argument}: {got}, but must be {expected}"),
-            Self::Unaligned { rule, q_len, kv_len } => write!(
-                f,
-                "{rule}: {q_len} rows and {kv_len} keys differ, and no alignment says where the rows stand among the keys \
-                 (top-left, bottom-right or an offset)"
-            ),
-            Self::TooLarge { what, sizes } => write!(f, "{what}: sizes {sizes:?} do not fit the address space"),
-            Self::Memory { what, bytes } => write!(f, "{what}: {bytes} bytes cannot be had"),
-            Self::Sequence { argument, got, sequences } => {
-                write!(f, "{argument}: there is no sequence {got}, the cache has {sequences}")
-            }
-            Self::Removed { argument, sequence } => write!(f, "{argument}: sequence {sequence} was removed"),
-            Self::Repeated { argument, sequence } => write!(f, "{argument}: sequence {sequence} is named twice"),
-            Self::Entry { argument, index, got, bound, limit } => {
-                write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}")
-            }
-            Self::Length { sequence, got, bound: Bound::AtLeast, limit } => write!(
-                f,
-                "length: {got}, but must be at least {limit} for sequence {sequence}: the sliding cache has evicted keys \
-                 that its next row would see (KvCache::rollback keeps more)"
-            ),
-            Self::Length { sequence, got, limit, .. } => {
-                write!(f, "length: {got}, but sequence {sequence} has {limit} keys")
-            }
-            Self::Row { argument, what, row, got, expected } => {
-                write!(f, "{argument}: {what} of row {row} is {got}, but must be {expected}")
-            }
-            Self::Evicted { sequence, row, key, end } => write!(
-                f,
-                "cache: row {row} of sequence {sequence} sees key {key}, but the sliding cache has evicted keys before {end}: \
-                 the call has no window, or one that reaches further back than the cache keeps"
-            ),
-            Self::Pages(e) => e.fmt(f),
-            Self::Mask(e) => e.fmt(f),
-            Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),
-            Self::File { what, why } => write!(f, "{what}: {why}"),
-            Self::Twice { argument } => write!(f, "{argument}: given twice, but an output is written once"),
-            Self::Differs { argument, what, of } => write!(f, "{argument}: has another {what} than {of}"),
-            Self::Layout(e) => e.fmt(f),
-            Self::Likely { error, cause } => write!(f, "{error}; {cause}"),
-        }
-    }
 }
 
 impl Error {

@@ -1,14 +1,16 @@
 //! Partial results: attention over keys that arrive in parts, and merging of results.
 
+mod merge;
+
 use crate::Attention;
-use crate::error::same;
-use crate::error::{Bound, Error, floats, zeros};
+use crate::error::{Error, floats, same, zeros};
 use crate::exec::Exec;
 use crate::inputs::Inputs;
 use crate::outputs::Outputs;
 use crate::plan::Plan;
 use crate::run::Workspace;
-use sdpa_kernels::{Alignment, KEY_BLOCK, State, View, ViewMut, merge_states};
+pub use merge::merge;
+use sdpa_kernels::{Alignment, KEY_BLOCK, State, View, ViewMut};
 
 /// Requirement of position-dependent rules on a state, which does not know the final number of keys.
 const ALIGNMENT: &str = "an alignment: top-left or an offset, since a state does not know how many keys will come";
@@ -106,15 +108,14 @@ impl<'a> AttnState<'a> {
     /// Sets the position of the first key, a multiple of 256: for a state that is to be merged into an earlier one.
     ///
     /// # Errors
-    /// [`Error::Entry`] if `first` is not a multiple of 256; [`Error::TooLarge`] if it does not fit the address space;
+    /// [`Error::Multiple`] if `first` is not a multiple of 256; [`Error::TooLarge`] if it does not fit the address space;
     /// [`Error::Needs`] if keys were pushed already.
     pub fn starting_at(self, first: usize) -> Result<Self, Error> {
         if !self.is_empty() {
             return Err(Error::Needs { argument: "first key", needs: "a state without keys" });
         }
         if !first.is_multiple_of(KEY_BLOCK) {
-            let limit = first / KEY_BLOCK * KEY_BLOCK;
-            return Err(Error::Entry { argument: "first key", index: 0, got: first, bound: Bound::Exactly, limit });
+            return Err(Error::Multiple { argument: "first key", got: first, of: KEY_BLOCK });
         }
         if first > isize::MAX as usize {
             return Err(Error::TooLarge { what: "first key", sizes: [first, 1, 1, 1] });
@@ -220,42 +221,6 @@ impl<'a> AttnState<'a> {
         Ok(())
     }
 
-    /// Merges a state over the keys that follow this state's keys, for the same queries. The sinks of `later` are
-    /// ignored: those of this state are added when it is read. The result has the bits of one state over all keys if
-    /// `later` holds one block; otherwise it is equal up to rounding, because the sums are taken in another order.
-    ///
-    /// # Errors
-    /// [`Error::Mismatch`] if the shapes differ; [`Error::Differs`] if the settings or slopes do; [`Error::Entry`] if
-    /// `later` does not start where this state ends.
-    pub fn merge(&mut self, later: &AttnState<'_>) -> Result<(), Error> {
-        for (what, index) in [("batch", 0), ("heads", 1), ("rows", 2), ("head_dim", 3)] {
-            same("later q", what, later.q.shape()[index], self.q.shape()[index], "this state")?;
-        }
-        same("later state", "kv_heads", later.kv_heads, self.kv_heads, "this state")?;
-        same("later state", "value_dim", later.value_dim, self.value_dim, "this state")?;
-        let slopes = (later.alibi != self.alibi).then_some("list of ALiBi slopes");
-        if let Some(what) = self.attention.difference(&later.attention).or(slopes) {
-            return Err(Error::Differs { argument: "later state", what, of: "this state" });
-        }
-        let end = self.first + self.len();
-        if later.first != end {
-            let bound = Bound::Exactly;
-            return Err(Error::Entry { argument: "first key", index: 0, got: later.first, bound, limit: end });
-        }
-        // The other state starts at a whole block, so this state holds no incomplete block.
-        merge_states(
-            self.exec.isa,
-            self.value_dim,
-            [&mut self.max, &mut self.sum, &mut self.out],
-            [&later.max, &later.sum, &later.out],
-        );
-        self.accumulated += later.accumulated;
-        self.waiting = later.waiting;
-        self.waiting_k.clone_from(&later.waiting_k);
-        self.waiting_v.clone_from(&later.waiting_v);
-        Ok(())
-    }
-
     /// Returns the settings and tensors of a call over keys that follow those accumulated.
     fn call<'k>(&self, k: View<'k>, v: View<'k>) -> (Attention, Inputs<'k>)
     where
@@ -332,56 +297,4 @@ fn copy_rows(from: View<'_>, rows: std::ops::Range<usize>, to: &mut [f32], at: u
             }
         }
     }
-}
-
-/// Merges two results over different keys by their LSEs: `out` and `lse` become, up to rounding, the result of
-/// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`.
-///
-/// A sink must be part of only one of the two results. (Flash-Decoding; `merge_state` in FlashInfer. The log is
-/// natural.)
-///
-/// ```
-/// use sdpa::{View, ViewMut};
-/// // One row: 1 from a part with Σ exp(score) = 1, and 5 from a part with Σ exp(score) = 3.
-/// let ((mut out, mut lse), (other_out, other_lse)) = (([1.0], [0.0]), ([5.0], [3f32.ln()]));
-/// let shape = [1, 1, 1, 1];
-/// sdpa::merge(
-///     (ViewMut::bhld(&mut out, shape)?, ViewMut::bhld(&mut lse, shape)?),
-///     (View::bhld(&other_out, shape)?, View::bhld(&other_lse, shape)?),
-/// )?;
-/// assert!((out[0] - 4.0).abs() < 1e-6 && (lse[0] - 4f32.ln()).abs() < 1e-6);
-/// # Ok::<(), sdpa::Error>(())
-/// ```
-///
-/// # Errors
-/// [`Error::Mismatch`] if the shapes differ; `out` and `lse` are then untouched.
-pub fn merge(
-    (mut out, mut lse): (ViewMut<'_>, ViewMut<'_>),
-    (other_out, other_lse): (View<'_>, View<'_>),
-) -> Result<(), Error> {
-    let [batch, heads, rows, dim] = out.shape();
-    for (index, what) in ["batch", "heads", "rows", "value_dim"].into_iter().enumerate() {
-        same("other out", what, other_out.shape()[index], out.shape()[index], "out")?;
-        let expected = if index == 3 { 1 } else { out.shape()[index] };
-        let (what, of) = if index == 3 { ("last dimension", "one value a row") } else { (what, "out") };
-        same("lse", what, lse.shape()[index], expected, of)?;
-        same("other lse", what, other_lse.shape()[index], expected, of)?;
-    }
-    for row in 0..batch * heads * rows {
-        let at = |d| [row / rows / heads, row / rows % heads, row % rows, d];
-        let (Some(a), Some(&b)) = (lse.get_mut(at(0)), other_lse.get(at(0))) else { continue };
-        let (mine, others) = (*a as f64, b as f64);
-        let top = if others > mine { others } else { mine };
-        if top == f64::NEG_INFINITY && !mine.is_nan() && !others.is_nan() {
-            continue;
-        }
-        let (wa, wb) = ((mine - top).exp(), (others - top).exp());
-        *a = (top + (wa + wb).ln()) as f32;
-        for d in 0..dim {
-            if let (Some(x), Some(&y)) = (out.get_mut(at(d)), other_out.get(at(d))) {
-                *x = ((*x as f64 * wa + y as f64 * wb) / (wa + wb)) as f32;
-            }
-        }
-    }
-    Ok(())
 }

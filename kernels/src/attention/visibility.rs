@@ -73,6 +73,11 @@ impl Window {
         self.left.is_none_or(|n| behind <= n as i128) && self.right.is_none_or(|n| behind >= -(n as i128))
     }
 
+    /// Numbers of keys before and after a row's own that are inside the window; `None` for no bound.
+    pub fn sides(&self) -> [Option<usize>; 2] {
+        [self.left, self.right]
+    }
+
     /// Number of first keys that are always visible.
     pub fn kept_first(&self) -> usize {
         self.keep_first

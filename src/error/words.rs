@@ -1,0 +1,80 @@
+//! Messages of errors.
+
+use crate::error::{Bound, Error};
+use core::fmt;
+use sdpa_kernels::KEY_BLOCK;
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AtLeast => "at least",
+            Self::AtMost => "at most",
+            Self::Exactly => "exactly",
+        })
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mismatch { argument, what, got, expected, of } => {
+                write!(f, "{argument}: {what} is {got}, but {of} has {expected}")
+            }
+            Self::Heads { q_heads, kv_heads, of } => {
+                write!(f, "q: {q_heads} heads are no multiple of the {kv_heads} heads of {of}")
+            }
+            Self::Empty { argument, what } => write!(f, "{argument}: {what} is 0, but must be at least 1"),
+            Self::Number { argument, got, expected } => write!(f, "{argument}: {got}, but must be {expected}"),
+            Self::Unaligned { rule, q_len, kv_len } => write!(
+                f,
+                "{rule}: {q_len} rows and {kv_len} keys differ, and no alignment says where the rows stand among the keys \
+                 (top-left, bottom-right or an offset)"
+            ),
+            Self::TooLarge { what, sizes } => write!(f, "{what}: sizes {sizes:?} do not fit the address space"),
+            Self::Memory { what, bytes } => write!(f, "{what}: {bytes} bytes cannot be had"),
+            Self::Sequence { argument, got, sequences } => {
+                write!(f, "{argument}: there is no sequence {got}, the cache has {sequences}")
+            }
+            Self::Removed { argument, sequence } => write!(f, "{argument}: sequence {sequence} was removed"),
+            Self::Repeated { argument, sequence } => write!(f, "{argument}: sequence {sequence} is named twice"),
+            Self::Entry { argument, index, got, bound, limit } => {
+                write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}")
+            }
+            Self::Length { sequence, got, bound: Bound::AtLeast, limit } => write!(
+                f,
+                "length: {got}, but must be at least {limit} for sequence {sequence}: the sliding cache has evicted keys \
+                 that its next row would see (KvCache::rollback keeps more)"
+            ),
+            Self::Length { sequence, got, limit, .. } => {
+                write!(f, "length: {got}, but sequence {sequence} has {limit} keys")
+            }
+            Self::Row { argument, what, row, got, expected } => {
+                write!(f, "{argument}: {what} of row {row} is {got}, but must be {expected}")
+            }
+            Self::Evicted { sequence, row, key, end } => write!(
+                f,
+                "cache: row {row} of sequence {sequence} sees key {key}, but the sliding cache has evicted keys before {end}: \
+                 the call has no window, or one that reaches further back than the cache keeps"
+            ),
+            Self::Pages(e) => e.fmt(f),
+            Self::Mask(e) => e.fmt(f),
+            Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),
+            Self::File { what, why } => write!(f, "{what}: {why}"),
+            Self::Twice { argument } => write!(f, "{argument}: given twice, but an output is written once"),
+            Self::Differs { argument, what, got, expected, of } => {
+                write!(f, "{argument}: {what} is {got}, but {of} has {expected}")
+            }
+            Self::Multiple { argument, got, of } => write!(f, "{argument}: {got}, but must be a multiple of {of}"),
+            Self::Apart { first, end } if end.is_multiple_of(KEY_BLOCK) => write!(
+                f,
+                "later state: its first key is {first}, but this state ends at {end} (AttnState::starting_at)"
+            ),
+            Self::Apart { end, .. } => write!(
+                f,
+                "later state: this state ends at {end}, and merges only at a multiple of {KEY_BLOCK}: push the keys to it"
+            ),
+            Self::Layout(e) => e.fmt(f),
+            Self::Likely { error, cause } => write!(f, "{error}; {cause}"),
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Merging of states and of results.
+
+use crate::attention::Attention;
+use crate::error::{Error, same};
+use crate::state::AttnState;
+use sdpa_kernels::{Alignment, Causality, Precision, View, ViewMut, Visible, Window, merge_states};
+
+impl AttnState<'_> {
+    /// Merges a state over the keys that follow this state's keys, for the same queries. The sinks of `later` are
+    /// ignored: those of this state are added when it is read. The result has the bits of one state over all keys if
+    /// `later` holds one block; otherwise it is equal up to rounding, because the sums are taken in another order.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if the shapes differ; [`Error::Differs`] if the settings or slopes do; [`Error::Apart`] if
+    /// `later` does not start where this state ends.
+    pub fn merge(&mut self, later: &AttnState<'_>) -> Result<(), Error> {
+        for (what, index) in [("batch", 0), ("heads", 1), ("rows", 2), ("head_dim", 3)] {
+            same("later q", what, later.q.shape()[index], self.q.shape()[index], "this state")?;
+        }
+        same("later state", "kv_heads", later.kv_heads, self.kv_heads, "this state")?;
+        same("later state", "value_dim", later.value_dim, self.value_dim, "this state")?;
+        if let Some((what, [got, expected])) = self.difference(later) {
+            return Err(Error::Differs { argument: "later state", what, got, expected, of: "this state" });
+        }
+        let (first, end) = (later.first, self.first + self.len());
+        if first != end {
+            return Err(Error::Apart { first, end });
+        }
+        // The other state starts at a whole block, so this state holds no incomplete block.
+        merge_states(
+            self.exec.isa,
+            self.value_dim,
+            [&mut self.max, &mut self.sum, &mut self.out],
+            [&later.max, &later.sum, &later.out],
+        );
+        self.accumulated += later.accumulated;
+        self.waiting = later.waiting;
+        self.waiting_k.clone_from(&later.waiting_k);
+        self.waiting_v.clone_from(&later.waiting_v);
+        Ok(())
+    }
+
+    /// Returns the name of the first setting, if any, in which another state differs, and in words what it has and what
+    /// this state has.
+    fn difference(&self, later: &AttnState<'_>) -> Option<(&'static str, [String; 2])> {
+        let settings = [Settings::of(later), Settings::of(self)];
+        if settings[0] == settings[1] && later.alibi == self.alibi {
+            return None;
+        }
+        let [got, expected] = settings.map(Settings::in_words);
+        let differ = got.into_iter().zip(expected).find(|((_, got), (_, expected))| got != expected);
+        if let Some(((what, got), (_, expected))) = differ {
+            return Some((what, [got, expected]));
+        }
+        let slope = |state: &AttnState<'_>, head: usize| {
+            state.alibi.and_then(|slopes| slopes.get(head)).map_or("none".to_owned(), f32::to_string)
+        };
+        let slopes = (0..self.q.shape()[1]).map(|head| [later, self].map(|state| slope(state, head)));
+        slopes.into_iter().find(|[got, expected]| got != expected).map(|slopes| ("an ALiBi slope", slopes))
+    }
+}
+
+/// Settings in which states must agree, as they take effect: whatever is set in two ways that do the same is equal.
+#[derive(Clone, Copy, PartialEq)]
+struct Settings {
+    scale: f32,
+    softcap: Option<f32>,
+    causality: Causality,
+    window: Option<Window>,
+    /// Position of the first row, 0 where no rule depends on positions.
+    offset: isize,
+    precision: Precision,
+}
+
+impl Settings {
+    fn of(state: &AttnState<'_>) -> Self {
+        let Attention { softcap, visible: Visible { causality, window }, alignment, precision, .. } = state.attention;
+        let offset = match alignment {
+            Some(Alignment::Offset(n)) if state.attention.rule(state.alibi.is_some()).is_some() => n,
+            _ => 0,
+        };
+        let window = window.filter(|window| window.sides() != [None; 2]);
+        let scale = state.attention.scale_for(state.q.shape()[3]);
+        Self { scale, softcap, causality, window, offset, precision }
+    }
+
+    /// Returns the settings with their names.
+    fn in_words(self) -> [(&'static str, String); 6] {
+        let Self { scale, softcap, causality, window, offset, precision } = self;
+        let none = || "none".to_owned();
+        let causal = match causality {
+            Causality::Full => none(),
+            Causality::Causal => "causal".to_owned(),
+        };
+        let window = window.map_or_else(none, |window| {
+            let [before, after] = window.sides().map(|side| side.map_or("all".to_owned(), |n| n.to_string()));
+            format!("{before} before, {after} after, the first {}", window.kept_first())
+        });
+        let precision = match precision {
+            Precision::Exact => "exact",
+            Precision::Native => "native",
+        };
+        [
+            ("scale", scale.to_string()),
+            ("softcap", softcap.map_or_else(none, |c| c.to_string())),
+            ("causal rule", causal),
+            ("window", window),
+            ("alignment", format!("offset {offset}")),
+            ("precision", precision.to_owned()),
+        ]
+    }
+}
+
+/// Merges two results over different keys by their LSEs: `out` and `lse` become, up to rounding, the result of
+/// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`.
+///
+/// A sink must be part of only one of the two results. (Flash-Decoding; `merge_state` in FlashInfer. The log is
+/// natural.)
+///
+/// ```
+/// use sdpa::{View, ViewMut};
+/// // One row: 1 from a part with Σ exp(score) = 1, and 5 from a part with Σ exp(score) = 3.
+/// let ((mut out, mut lse), (other_out, other_lse)) = (([1.0], [0.0]), ([5.0], [3f32.ln()]));
+/// let shape = [1, 1, 1, 1];
+/// sdpa::merge(
+///     (ViewMut::bhld(&mut out, shape)?, ViewMut::bhld(&mut lse, shape)?),
+///     (View::bhld(&other_out, shape)?, View::bhld(&other_lse, shape)?),
+/// )?;
+/// assert!((out[0] - 4.0).abs() < 1e-6 && (lse[0] - 4f32.ln()).abs() < 1e-6);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Mismatch`] if the shapes differ; `out` and `lse` are then untouched.
+pub fn merge(
+    (mut out, mut lse): (ViewMut<'_>, ViewMut<'_>),
+    (other_out, other_lse): (View<'_>, View<'_>),
+) -> Result<(), Error> {
+    let [batch, heads, rows, dim] = out.shape();
+    for (index, what) in ["batch", "heads", "rows", "value_dim"].into_iter().enumerate() {
+        same("other out", what, other_out.shape()[index], out.shape()[index], "out")?;
+        let expected = if index == 3 { 1 } else { out.shape()[index] };
+        let (what, of) = if index == 3 { ("last dimension", "one value a row") } else { (what, "out") };
+        same("lse", what, lse.shape()[index], expected, of)?;
+        same("other lse", what, other_lse.shape()[index], expected, of)?;
+    }
+    for row in 0..batch * heads * rows {
+        let at = |d| [row / rows / heads, row / rows % heads, row % rows, d];
+        let (Some(a), Some(&b)) = (lse.get_mut(at(0)), other_lse.get(at(0))) else { continue };
+        let (mine, others) = (*a as f64, b as f64);
+        let top = if others > mine { others } else { mine };
+        if top == f64::NEG_INFINITY && !mine.is_nan() && !others.is_nan() {
+            continue;
+        }
+        let (wa, wb) = ((mine - top).exp(), (others - top).exp());
+        *a = (top + (wa + wb).ln()) as f32;
+        for d in 0..dim {
+            if let (Some(x), Some(&y)) = (out.get_mut(at(d)), other_out.get(at(d))) {
+                *x = ((*x as f64 * wa + y as f64 * wb) / (wa + wb)) as f32;
+            }
+        }
+    }
+    Ok(())
+}
