@@ -111,6 +111,17 @@ impl Attention {
         Ok((call, shape))
     }
 
+    /// Returns the sizes of a call without outputs, if settings and inputs fit together; errors as for [`Self::problem`].
+    pub(crate) fn checked_shape(&self, inputs: &Inputs<'_>) -> Result<Shape, Error> {
+        let checked = || {
+            let (shape, kv) = inputs.checked()?;
+            let call = self.call(inputs, &shape, kv)?;
+            kv.cache().map_or(Ok(()), |cache| cache::check_kept(cache, &call, None))?;
+            Ok(shape)
+        };
+        checked().map_err(|error| likely::of_call(error, inputs, |_| None))
+    }
+
     /// Returns the kernels' call, if settings and options fit the shape.
     pub(crate) fn call<'a>(&self, inputs: &Inputs<'a>, shape: &Shape, kv: KeyValues<'a>) -> Result<Call<'a>, Error> {
         let scale = self.scale_for(shape.head_dim);

@@ -1,7 +1,7 @@
 //! Reference implementation to be read: attention as the formula states it, one pair of row and key at a time. In `f64`
 //! it is the oracle; in `f32` it is the usual three passes (scores, softmax, weighted sum), whose error is the
-//! yardstick for the error of the fused path. It shares nothing with the fused path but the argument types. The
-//! arithmetic is all in `row.rs`.
+//! yardstick for the error of the fused path. It shares nothing with the fused path but the argument types and
+//! their checks. The arithmetic is all in `row.rs`.
 
 mod backward;
 mod row;
@@ -92,7 +92,7 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     inputs: &Inputs<'_>,
     mods: &Mods<S, M, P>,
 ) -> Result<Answer<T>, Error> {
-    let shape = inputs.shape()?;
+    let shape = attention.checked_shape(inputs)?;
     let Shape { batch, heads, kv_heads, q_len, kv_len, .. } = shape;
     let kv = inputs.key_values()?;
     let mut sums = Vec::new();

@@ -90,7 +90,7 @@ pub fn gradients_with<'t, T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     if mods.prob.is_given() {
         return Err(WEIGHT_FUNCTION);
     }
-    let (shape, kv, d_out) = (inputs.shape()?, inputs.key_values()?, d_out.into());
+    let (shape, kv, d_out) = (attention.checked_shape(inputs)?, inputs.key_values()?, d_out.into());
     let forward: Answer<T> = answer(attention, inputs, mods)?;
     let dense = |x: [usize; 4], at: &dyn Fn([usize; 4]) -> Option<f32>| Dense::new(x, |i| at(i).unwrap_or(f32::NAN));
     let tensors = [

@@ -5,6 +5,7 @@ mod caches;
 mod exchanged;
 mod models;
 mod options;
+mod oracle;
 mod outputs;
 mod pages;
 mod runs;
@@ -117,6 +118,7 @@ fn every_mistake_has_its_answer() {
         exchanged::mistakes(),
         views::mistakes(),
         options::mistakes(),
+        oracle::mistakes(),
         options::lengths(),
         options::ragged(),
         options::backward(),
