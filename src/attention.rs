@@ -150,7 +150,8 @@ impl Attention {
         for sequence in 0..if differ { shape.batch } else { shape.batch.min(1) } {
             let (q_len, kv_len) = inputs.lengths(shape, sequence);
             if q_len != kv_len {
-                return Err(Error::Unaligned { rule, q_len, kv_len });
+                let number = inputs.sequences.map_or(sequence, |sequences| sequences[sequence]);
+                return Err(Error::Unaligned { rule, sequence: differ.then_some(number), q_len, kv_len });
             }
         }
         Ok(Alignment::TopLeft)

@@ -31,6 +31,17 @@ pub enum Error {
         /// Source of the expected size.
         of: &'static str,
     },
+    /// A size is not the only one that is possible.
+    Size {
+        /// Name of the argument at fault.
+        argument: &'static str,
+        /// Name of the size.
+        what: &'static str,
+        /// Size found in that argument.
+        got: usize,
+        /// Size that is valid, and why.
+        expected: &'static str,
+    },
     /// The number of query heads is not a multiple of the number of key/value heads.
     Heads {
         /// Number of query heads.
@@ -61,6 +72,8 @@ pub enum Error {
     Unaligned {
         /// Name of the rule.
         rule: &'static str,
+        /// Index of the sequence, in the cache or pages if keys are there; `None` if all are of the same lengths.
+        sequence: Option<usize>,
         /// Query rows of the sequence.
         q_len: usize,
         /// Keys of the sequence.
@@ -304,6 +317,14 @@ pub(crate) fn room<T>(what: &'static str, len: usize) -> Result<Vec<T>, Error> {
         Err(_) => Err(Error::Memory { what, bytes: len.saturating_mul(size_of::<T>()) }),
     }
 }
+
+/// Returns [`Error::Size`] unless the last dimension, `got`, is 1: `expected` says so, and why.
+pub(crate) fn one(argument: &'static str, got: usize, expected: &'static str) -> Result<(), Error> {
+    if got == 1 { Ok(()) } else { Err(Error::Size { argument, what: "last dimension", got, expected }) }
+}
+
+/// Last dimension of a tensor with one value for each row of the queries.
+pub(crate) const ONE_A_ROW: &str = "1 (one value a row)";
 
 /// Returns [`Error::Mismatch`] unless `got` equals `expected`.
 pub(crate) fn same(

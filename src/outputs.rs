@@ -1,6 +1,6 @@
 //! Tensors that a call writes, and checks that they fit its inputs.
 
-use crate::error::{Error, same};
+use crate::error::{Error, ONE_A_ROW, one, same};
 use crate::inputs::Inputs;
 use crate::shape::Shape;
 use sdpa_kernels::{KeyValues, Point, Ragged, State, TensorMut, ViewMut};
@@ -121,7 +121,7 @@ impl<'a> Outputs<'a> {
         }
         if let Some(lse) = &self.lse {
             rows("lse", lse.shape())?;
-            same("lse", "last dimension", lse.shape()[3], 1, "one value a row")?;
+            one("lse", lse.shape()[3], ONE_A_ROW)?;
         }
         for (argument, view) in POINTS.into_iter().zip(&self.points) {
             let Some(view) = view else { continue };
@@ -136,7 +136,7 @@ impl<'a> Outputs<'a> {
             same("key weight sums", "batch", b, sums_batch, keys_of)?;
             same("key weight sums", "heads", h, shape.kv_heads, keys)?;
             same("key weight sums", "rows", l, sums_keys, keys_of)?;
-            same("key weight sums", "last dimension", last, 1, "one value a key")?;
+            one("key weight sums", last, "1 (one value a key)")?;
         }
         Ok(())
     }

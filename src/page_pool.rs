@@ -58,7 +58,7 @@ impl PagePool {
     /// # Errors
     /// [`Error::Empty`] for a length of 0, [`Error::Mismatch`] for lengths beyond the largest possible or a number of channel
     /// scales that does not fit, [`Error::Number`] for a scale that is not positive and finite, [`Error::Pages`] for another
-    /// page size, [`Error::Memory`].
+    /// page size, [`Error::TooLarge`], [`Error::Memory`].
     pub fn new(
         pages: usize,
         page_size: usize,
@@ -83,8 +83,10 @@ impl PagePool {
             }
         };
         let pool = sdpa_kernels::PagePool::new([pages, page_size], kv_heads, dims, elements);
-        let row = dims[0].saturating_add(dims[1]).saturating_mul(bytes);
-        let bytes = [pages, page_size, kv_heads].into_iter().fold(row, usize::saturating_mul);
+        let sizes = [pages, page_size, kv_heads, dims[0] + dims[1]];
+        let bytes = sizes.iter().try_fold(bytes, |bytes, &size| bytes.checked_mul(size));
+        let bytes = bytes.filter(|&bytes| bytes <= isize::MAX as usize);
+        let bytes = bytes.ok_or(Error::TooLarge { what: "page pool", sizes })?;
         Ok(Self { pool: pool.ok_or(Error::Memory { what: "page pool", bytes })?, isa: Isa::detect() })
     }
 

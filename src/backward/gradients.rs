@@ -1,6 +1,6 @@
 //! Tensors of a backward call: saved results of the forward call, and the gradients to compute.
 
-use crate::error::{Error, same};
+use crate::error::{Error, ONE_A_ROW, one, same};
 use crate::inputs::Inputs;
 use crate::shape::Shape;
 use sdpa_kernels::{Tensor, TensorMut, View, ViewMut};
@@ -34,9 +34,9 @@ impl<'a> Saved<'a> {
     pub(crate) fn check(&self, inputs: &Inputs<'_>, shape: &Shape) -> Result<(), Error> {
         let (q, sdpa_kernels::Saved { out, lse, d_out, d_lse }) = (inputs.q.shape(), &self.0);
         has_rows("out", out.shape(), q, shape.value_dim)?;
-        has_rows("lse", lse.shape(), q, 1)?;
+        has_values("lse", lse.shape(), q)?;
         has_rows("d_out", d_out.shape(), q, shape.value_dim)?;
-        d_lse.map_or(Ok(()), |d_lse| has_rows("d_lse", d_lse.shape(), q, 1))
+        d_lse.map_or(Ok(()), |d_lse| has_values("d_lse", d_lse.shape(), q))
     }
 
     /// Shape of a tensor, by its name in error messages.
@@ -176,9 +176,18 @@ fn fits(argument: &'static str, shape: [usize; 4], expected: [usize; 4], of: &'s
 
 /// Checks that a tensor has a row for each of the queries, of `dim` elements.
 fn has_rows(argument: &'static str, shape: [usize; 4], q: [usize; 4], dim: usize) -> Result<(), Error> {
+    each_row(argument, shape, q)?;
+    same(argument, "value_dim", shape[3], dim, "v")
+}
+
+/// Checks that a tensor has one value for each row of the queries.
+fn has_values(argument: &'static str, shape: [usize; 4], q: [usize; 4]) -> Result<(), Error> {
+    each_row(argument, shape, q)?;
+    one(argument, shape[3], ONE_A_ROW)
+}
+
+fn each_row(argument: &'static str, shape: [usize; 4], q: [usize; 4]) -> Result<(), Error> {
     same(argument, "batch", shape[0], q[0], "q")?;
     same(argument, "heads", shape[1], q[1], "q")?;
-    same(argument, "rows", shape[2], q[2], "q")?;
-    let (what, of) = if dim == 1 { ("last dimension", "one value a row") } else { ("value_dim", "v") };
-    same(argument, what, shape[3], dim, of)
+    same(argument, "rows", shape[2], q[2], "q")
 }

@@ -203,11 +203,13 @@ impl KvCache {
         let [head_dim, value_dim] = dims;
         // Size of a block of 256 keys and values in floats, rows padded to whole vectors.
         let row = head_dim.next_multiple_of(16) + value_dim.next_multiple_of(16);
-        if kv_heads.checked_mul(row * 256 * 4).is_none_or(|bytes| bytes > isize::MAX as usize) {
+        let fits = |bytes: &usize| *bytes <= isize::MAX as usize;
+        let block = kv_heads.checked_mul(row * 256 * 4).filter(fits);
+        let bytes = sequences.checked_mul(Cache::SEQUENCE_BYTES).filter(fits);
+        let (Some(_), Some(bytes)) = (block, bytes) else {
             return Err(Error::TooLarge { what: "cache", sizes: [sequences, kv_heads, head_dim, value_dim] });
-        }
+        };
         let cache = Cache::new(Dtype::F32, heads, dims, keep);
-        let bytes = sequences.saturating_mul(Cache::SEQUENCE_BYTES);
         Ok(Self {
             cache: cache.ok_or(Error::Memory { what: "cache", bytes })?,
             isa: Isa::detect(),

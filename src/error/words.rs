@@ -20,16 +20,23 @@ impl fmt::Display for Error {
             Self::Mismatch { argument, what, got, expected, of } => {
                 write!(f, "{argument}: {what} is {got}, but {of} has {expected}")
             }
+            Self::Size { argument, what, got, expected } => {
+                write!(f, "{argument}: {what} is {got}, but must be {expected}")
+            }
             Self::Heads { q_heads, kv_heads, of } => {
                 write!(f, "q: {q_heads} heads are no multiple of the {kv_heads} heads of {of}")
             }
             Self::Empty { argument, what } => write!(f, "{argument}: {what} is 0, but must be at least 1"),
             Self::Number { argument, got, expected } => write!(f, "{argument}: {got}, but must be {expected}"),
-            Self::Unaligned { rule, q_len, kv_len } => write!(
-                f,
-                "{rule}: {q_len} rows and {kv_len} keys differ, and no alignment says where the rows stand among the keys \
-                 (top-left, bottom-right or an offset)"
-            ),
+            Self::Unaligned { rule, sequence, q_len, kv_len } => {
+                match sequence {
+                    Some(sequence) => write!(f, "{rule}: sequence {sequence} has {q_len} rows and {kv_len} keys")?,
+                    None => write!(f, "{rule}: {q_len} rows and {kv_len} keys differ")?,
+                }
+                f.write_str(
+                    ", and no alignment says where the rows stand among the keys (top-left, bottom-right or an offset)",
+                )
+            }
             Self::TooLarge { what, sizes } => write!(f, "{what}: sizes {sizes:?} do not fit the address space"),
             Self::Memory { what, bytes } => write!(f, "{what}: {bytes} bytes cannot be had"),
             Self::Sequence { argument, got, sequences } => {

@@ -1,7 +1,7 @@
 //! Merging of states and of results.
 
 use crate::attention::Attention;
-use crate::error::{Error, same};
+use crate::error::{Error, ONE_A_ROW, one, same};
 use crate::state::AttnState;
 use sdpa_kernels::{Alignment, Causality, Precision, View, ViewMut, Visible, Window, merge_states};
 
@@ -139,10 +139,12 @@ pub fn merge(
     let [batch, heads, rows, dim] = out.shape();
     for (index, what) in ["batch", "heads", "rows", "value_dim"].into_iter().enumerate() {
         same("other out", what, other_out.shape()[index], out.shape()[index], "out")?;
-        let expected = if index == 3 { 1 } else { out.shape()[index] };
-        let (what, of) = if index == 3 { ("last dimension", "one value a row") } else { (what, "out") };
-        same("lse", what, lse.shape()[index], expected, of)?;
-        same("other lse", what, other_lse.shape()[index], expected, of)?;
+        for (argument, got) in [("lse", lse.shape()[index]), ("other lse", other_lse.shape()[index])] {
+            match index {
+                3 => one(argument, got, ONE_A_ROW)?,
+                _ => same(argument, what, got, out.shape()[index], "out")?,
+            }
+        }
     }
     for row in 0..batch * heads * rows {
         let at = |d| [row / rows / heads, row / rows % heads, row % rows, d];

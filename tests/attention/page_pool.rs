@@ -305,8 +305,10 @@ fn bad_pools_and_tables_are_refused() {
         said(new(16, [8, 6], CacheFormat::Int8PerChannel(&[1.0; 8])).map(drop)),
         "key scales: length is 8, but the pool (kv_heads × head_dim) has 16"
     );
-    let much = PagePool::new(usize::MAX / 2, 16, 3, [8, 8], floats);
-    assert!(matches!(much, Err(Error::Memory { what: "page pool", .. })), "{much:?}");
+    let much = |pages| PagePool::new(pages, 16, 3, [8, 8], floats);
+    assert!(matches!(much(1 << 50), Err(Error::Memory { what: "page pool", .. })), "{:?}", much(1 << 50));
+    let pages = usize::MAX / 2;
+    assert_eq!(much(pages).err(), Some(Error::TooLarge { what: "page pool", sizes: [pages, 16, 3, 16] }));
     let mut pool = new(16, [8, 6], floats).expect("a pool");
     let [k, v] = [8, 6].map(|dim| Tensor::filled([2, 2, 3, dim], 0.5));
     let append = |pool: &mut PagePool, entries: &[u32], lens: &[usize]| {

@@ -54,13 +54,14 @@ pub enum LayoutError {
 impl fmt::Display for LayoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OutOfBounds { shape, strides, reach, len } => write!(
-                f,
-                "a view of shape {shape:?} with strides {strides:?} reaches elements {}..={}, but the slice has {len}{}",
-                reach.0,
-                reach.1,
-                if reach.0 < 0 { "; negative strides need an offset that leaves room before it" } else { "" }
-            ),
+            Self::OutOfBounds { shape, strides, reach: (low, high), len } => {
+                write!(f, "a view of shape {shape:?} with strides {strides:?} ")?;
+                if *low == 0 {
+                    return write!(f, "takes {} elements, but the slice has {len}", high.saturating_add(1));
+                }
+                let cause = if *low < 0 { "; negative strides need an offset that leaves room before it" } else { "" };
+                write!(f, "reaches elements {low}..={high}, but the slice has {len}{cause}")
+            }
             Self::Overlap { shape, strides } => {
                 let repeats = shape.iter().zip(strides).any(|(&n, &stride)| n > 1 && stride == 0);
                 let cause = if repeats { "; a stride of 0 repeats elements, which only inputs may" } else { "" };

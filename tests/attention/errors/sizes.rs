@@ -69,11 +69,12 @@ fn sizes_that_do_not_match() {
         (4, 0, "lse", "batch", 9, 2, "q", "lse: batch is 9, but q has 2"),
         (4, 1, "lse", "heads", 9, 4, "q", "lse: heads is 9, but q has 4"),
         (4, 2, "lse", "rows", 9, 3, "q", "lse: rows is 9, but q has 3"),
-        (4, 3, "lse", "last dimension", 9, 1, "one value a row", "lse: last dimension is 9, but one value a row has 1"),
     ];
     for (tensor, dim, argument, what, got, expected, of, words) in cases {
         says(with(tensor, dim, got), &Error::Mismatch { argument, what, got, expected, of }, words);
     }
+    let one = Error::Size { argument: "lse", what: "last dimension", got: 9, expected: "1 (one value a row)" };
+    says(with(4, 3, 9), &one, "lse: last dimension is 9, but must be 1 (one value a row)");
     // Too short is as wrong as too long, and 0 is not a wildcard.
     for got in [0, 1] {
         says(
@@ -135,7 +136,7 @@ fn scales_that_are_not_finite() {
 
 #[test]
 fn rules_that_need_an_alignment() {
-    let unaligned = |rule| Error::Unaligned { rule, q_len: 3, kv_len: 5 };
+    let unaligned = |rule| Error::Unaligned { rule, sequence: None, q_len: 3, kv_len: 5 };
     let words = "3 rows and 5 keys differ, and no alignment says where the rows stand among the keys \
                  (top-left, bottom-right or an offset)";
     says(refusal(Attention::new().causal(), GOOD), &unaligned("causal"), &format!("causal: {words}"));
@@ -172,7 +173,7 @@ fn views_that_do_not_fit() {
         (
             View::bhld(&data[..23], shape).err(),
             outside(strides, (0, 23), 23),
-            "a view of shape [1, 2, 3, 4] with strides [24, 12, 4, 1] reaches elements 0..=23, but the slice has 23",
+            "a view of shape [1, 2, 3, 4] with strides [24, 12, 4, 1] takes 24 elements, but the slice has 23",
         ),
         (
             View::from_strides(&data, 0, shape, [0, -12, 4, 1]).err(),

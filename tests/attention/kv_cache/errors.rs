@@ -160,7 +160,7 @@ fn calls_that_do_not_fit_the_cache() {
     one.append(zeros([1, 2, 4, 6]), zeros([1, 2, 4, 7])).unwrap();
     let q = [1, 4, 2, 6];
     says(&format!("ragged: {own}"), Inputs::cached(zeros(q), &one).ragged(&[0, 2], &[0, 4]), q);
-    let (rule, rows) = ("causal: 2 rows and 4 keys differ", [1, 4, 2, 7]);
+    let (rule, rows) = ("causal: sequence 0 has 2 rows and 4 keys, and no alignment", [1, 4, 2, 7]);
     let mut out = Tensor::filled(rows, 42.0);
     let outputs = Outputs::new(ViewMut::bhld(&mut out.data, rows).unwrap());
     let error = Attention::new().causal().problem(Inputs::cached(zeros(q), &one), outputs).unwrap_err();
@@ -180,9 +180,11 @@ fn a_cache_whose_blocks_have_no_address_is_refused() {
 
 #[test]
 fn more_sequences_than_memory_are_refused() {
-    for sequences in [usize::MAX, isize::MAX as usize, 1 << 56] {
+    let error = KvCache::new(1 << 56, 1, [64, 64]).unwrap_err();
+    assert!(matches!(error, Error::Memory { what: "cache", .. }), "{error}");
+    for sequences in [usize::MAX, isize::MAX as usize] {
         let error = KvCache::new(sequences, 1, [64, 64]).unwrap_err();
-        assert!(matches!(error, Error::Memory { what: "cache", .. }), "{error}");
+        assert_eq!(error, Error::TooLarge { what: "cache", sizes: [sequences, 1, 64, 64] });
     }
 }
 

@@ -1,7 +1,7 @@
 //! 1–10 and 18–21: sizes of tensors that do not fit, tensors in the wrong layout, and rules without positions.
 
 use super::{ACCEPTED, K, Mistake, More, OUT, Q, V, ZEROS, bytes, call, floats, good, inputs, mistake, outcome};
-use sdpa::{Attention, Inputs, KvCache, Mask, Outputs, View, ViewMut, Window};
+use sdpa::{Attention, CacheFormat, Dtype, Inputs, KvCache, Mask, Outputs, PagePool, View, ViewMut, Window};
 
 pub(super) fn exchanged(words: &str, argument: &str) -> String {
     format!(
@@ -34,6 +34,7 @@ pub(super) fn mistakes() -> Vec<Mistake> {
         mistake(6, "q and out of different rows", of(Q, K, V, [2, 4, 5, 7]), "out: rows is 5, but q has 3"),
         mistake(7, "out with q's head_dim", of(Q, K, V, Q), seven),
         mistake(8, "causal", call(Attention::new().causal(), good(), OUT, &[]), unaligned("causal", 3, 5)),
+        mistake(8, "causal over a cache", second_of_two(), unaligned_second()),
         mistake(9, "window", call(window, good(), OUT, &[]), unaligned("window", 3, 5)),
         mistake(10, "ALiBi", inputs(good().alibi(&slopes)), unaligned("alibi", 3, 5)),
         mistake(19, "head_dim 0", of([2, 4, 3, 0], [2, 2, 5, 0], V, OUT), "q: head_dim is 0, but must be at least 1"),
@@ -46,6 +47,18 @@ pub(super) fn mistakes() -> Vec<Mistake> {
     all.extend(stored_otherwise());
     all.extend(too_large());
     all
+}
+
+/// Outcome of a causal call over the second sequence of a cache alone, the first of the call.
+fn second_of_two() -> String {
+    let mut cache = KvCache::new(2, 2, [6, 7]).unwrap();
+    cache.append(floats(K), floats(V)).unwrap();
+    let inputs = Inputs::cached(floats([1, 4, 3, 6]), &cache).sequences(&[1]);
+    call(Attention::new().causal(), inputs, [1, 4, 3, 7], &[])
+}
+
+fn unaligned_second() -> String {
+    unaligned("causal", 3, 5).replace("3 rows and 5 keys differ", "sequence 1 has 3 rows and 5 keys")
 }
 
 /// Nothing to see: zeros, and −∞ as the log of their sum.
@@ -149,6 +162,18 @@ fn too_large() -> Vec<Mistake> {
             "an output beyond usize",
             call,
             format!("out: sizes {:?} do not fit the address space", [1, 1, big, 1 << 24]),
+        ),
+        mistake(
+            18,
+            "a cache beyond usize",
+            outcome(KvCache::new(usize::MAX, 1, [64, 64])),
+            format!("cache: sizes {:?} do not fit the address space", [usize::MAX, 1, 64, 64]),
+        ),
+        mistake(
+            18,
+            "a page pool beyond usize",
+            outcome(PagePool::new(1 << 50, 16, 1 << 10, [64, 48], CacheFormat::Elements(Dtype::F32))),
+            format!("page pool: sizes {:?} do not fit the address space", [1usize << 50, 16, 1 << 10, 112]),
         ),
     ]
 }

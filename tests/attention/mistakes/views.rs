@@ -15,13 +15,19 @@ pub(super) fn mistakes() -> Vec<Mistake> {
             11,
             "slice one element short",
             outcome(View::bhld(&data[..23], SHAPE)),
-            format!("{a} [24, 12, 4, 1] reaches elements 0..=23, but the slice has 23"),
+            format!("{a} [24, 12, 4, 1] takes 24 elements, but the slice has 23"),
         ),
         mistake(
             13,
             "strides beyond the slice",
             strided([0, 12, 5, 1]),
-            format!("{a} [0, 12, 5, 1] reaches elements 0..=25, but the slice has 24"),
+            format!("{a} [0, 12, 5, 1] takes 26 elements, but the slice has 24"),
+        ),
+        mistake(
+            13,
+            "an offset and a slice without room for it",
+            outcome(View::from_strides(&data, 1, SHAPE, [24, 12, 4, 1])),
+            format!("{a} [24, 12, 4, 1] reaches elements 1..=24, but the slice has 24"),
         ),
         mistake(
             14,
