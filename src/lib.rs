@@ -42,6 +42,8 @@ mod error;
 mod exec;
 mod executor;
 mod explain;
+#[cfg(feature = "safetensors")]
+mod file_length;
 #[cfg(doctest)]
 mod guide;
 #[doc = include_str!("ieee.md")]

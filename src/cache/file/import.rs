@@ -4,6 +4,7 @@ use super::description::{Description, ElementFormat, Sequence, VERSION, Version}
 use super::{CHANNEL_SCALES, DESCRIPTION, MOST_KEYS, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long};
 use crate::cache::{KeyScales, KvCache};
 use crate::error::Error;
+use crate::file_length::expected_length;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use sdpa_kernels::{Dtype as Elements, F16, Int4, TokenPart, is_int8_scale};
 
@@ -20,7 +21,10 @@ struct File<'a> {
 impl<'a> File<'a> {
     fn read(bytes: &'a [u8]) -> Result<Self, Error> {
         let header = SafeTensors::read_metadata(bytes);
-        let (len, header) = header.map_err(|e| wrong(format!("no safetensors file: {e}")))?;
+        let (len, header) = header.map_err(|e| match expected_length(bytes, &e) {
+            Some(expected) => wrong(format!("the file has {} bytes, but its header speaks of {expected}", bytes.len())),
+            None => wrong(format!("no safetensors file: {e}")),
+        })?;
         Ok(Self { header, data: &bytes[size_of::<u64>() + len..] })
     }
 

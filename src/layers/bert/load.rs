@@ -7,8 +7,8 @@ use crate::layers::{
     Embedding, FeedForward, ModelError, MultiHeadAttention, NormOrder, TensorSource, Transformer, TransformerLayer,
 };
 
-/// A tensor that every layer has.
-const IN_A_LAYER: &str = "attention.self.query.weight";
+/// Tensors that every layer has.
+const IN_EVERY_LAYER: [&str; 2] = ["attention.self.query.weight", "attention.self.key.weight"];
 
 impl Bert {
     /// Takes the weights under their usual names, those of PyTorch and Hugging Face:
@@ -17,7 +17,7 @@ impl Bert {
     /// heads of other tasks) are ignored. Weights are packed: one copy, in another order.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for a configuration that contradicts itself or has fewer layers than the weights;
+    /// [`ModelError::Config`] for a configuration that contradicts itself or has more or fewer layers than the weights;
     /// [`ModelError::Missing`]; [`ModelError::Shape`] with both shapes; or any error of the source.
     pub fn new(config: BertConfig, weights: &dyn TensorSource) -> Result<Self, ModelError> {
         config.check()?;
@@ -31,9 +31,16 @@ impl Bert {
         // No preallocated capacity: the number of layers has not been checked against the weights yet.
         let mut layers = Vec::new();
         for layer in 0..config.num_hidden_layers {
+            let name = |tensor| format!("encoder.layer.{layer}.{tensor}");
+            // One of them alone may be missing for another reason.
+            if layer > 0 && !IN_EVERY_LAYER.into_iter().any(|tensor| weights.contains(&name(tensor))) {
+                let (field, got) = ("num_hidden_layers", config.num_hidden_layers.to_string());
+                let expected = format!("at most {layer}: there is no {}", name(IN_EVERY_LAYER[0]));
+                return Err(ModelError::Config { field, got, expected });
+            }
             layers.push(encoder_layer(&config, &weights.below(format_args!("encoder.layer.{layer}.")))?);
         }
-        let beyond = format!("encoder.layer.{}.{IN_A_LAYER}", layers.len());
+        let beyond = format!("encoder.layer.{}.{}", layers.len(), IN_EVERY_LAYER[0]);
         if weights.contains(&beyond) {
             let (field, got) = ("num_hidden_layers", layers.len().to_string());
             return Err(ModelError::Config { field, got, expected: format!("more: there is {beyond}") });

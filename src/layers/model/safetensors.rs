@@ -1,8 +1,9 @@
 //! Weights from safetensors files.
 
 use super::{ModelError, Tensor, TensorSource};
+use crate::file_length::expected_length;
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors};
+use safetensors::tensor::{Dtype, SafeTensors};
 
 const FORMAT: &str = "a safetensors file";
 
@@ -36,36 +37,12 @@ impl<'a> SafeTensorsFile<'a> {
     pub fn new(bytes: &'a [u8]) -> Result<Self, ModelError> {
         match SafeTensors::deserialize(bytes) {
             Ok(tensors) => Ok(Self { tensors }),
-            Err(e) => Err(refusal(bytes, &e)),
+            Err(e) => Err(match expected_length(bytes, &e) {
+                Some(expected) => ModelError::Length { got: bytes.len() as u64, expected },
+                None => ModelError::Format { format: FORMAT, why: e.to_string() },
+            }),
         }
     }
-}
-
-/// Returns both lengths if these are wrong, otherwise the message of the reader.
-fn refusal(bytes: &[u8], e: &SafeTensorError) -> ModelError {
-    let expected = match e {
-        SafeTensorError::MetadataIncompleteBuffer => expected_length(bytes),
-        SafeTensorError::InvalidHeaderLength => header_end(bytes),
-        _ => None,
-    };
-    match expected {
-        Some(expected) => ModelError::Length { got: bytes.len() as u64, expected },
-        None => ModelError::Format { format: FORMAT, why: e.to_string() },
-    }
-}
-
-/// End of the header, whose length is in the first eight bytes.
-fn header_end(bytes: &[u8]) -> Option<u64> {
-    u64::from_le_bytes(*bytes.first_chunk()?).checked_add(8)
-}
-
-/// End of the last tensor, by a complete header.
-fn expected_length(bytes: &[u8]) -> Option<u64> {
-    let end = header_end(bytes)?;
-    let header = bytes.get(8..usize::try_from(end).ok()?)?;
-    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
-    let ends = header.values().filter_map(|tensor| tensor["data_offsets"][1].as_u64());
-    end.checked_add(ends.max()?)
 }
 
 impl TensorSource for SafeTensorsFile<'_> {

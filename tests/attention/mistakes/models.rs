@@ -1,7 +1,8 @@
 //! 63 and 64: models whose files do not fit, or are none.
 
-use super::{Mistake, mistake, outcome};
+use super::{Mistake, floats, mistake, outcome};
 use safetensors::tensor::{Dtype, TensorView};
+use sdpa::KvCache;
 use sdpa::layers::{Bert, BertConfig, SafeTensorsFile, Tensor};
 use std::collections::HashMap;
 
@@ -24,6 +25,9 @@ pub(super) fn mistakes() -> Vec<Mistake> {
     // What follows are the reader's own words.
     let no_file = |bytes: &[u8]| file(bytes).split_once(": ").map_or("?".to_owned(), |(words, _)| words.to_owned());
     let whole = doubles();
+    let mut cache = KvCache::new(1, 1, [4, 4]).unwrap();
+    cache.append(floats([1, 1, 3, 4]), floats([1, 1, 3, 4])).unwrap();
+    let cache = cache.export().unwrap();
     vec![
         mistake(63, "missing tensor", bert(config(), None), format!("{WORDS}: no such tensor")),
         mistake(
@@ -56,6 +60,12 @@ pub(super) fn mistakes() -> Vec<Mistake> {
             "a file cut off",
             file(&whole[..whole.len() - 1]),
             format!("the file has {} bytes, but its header speaks of {}", whole.len() - 1, whole.len()),
+        ),
+        mistake(
+            64,
+            "a file of a cache cut off",
+            outcome(KvCache::import(&cache[..cache.len() - 1])),
+            format!("import: the file has {} bytes, but its header speaks of {}", cache.len() - 1, cache.len()),
         ),
     ]
 }
