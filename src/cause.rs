@@ -30,6 +30,8 @@ pub enum Cause {
     FirstKeys,
     /// Lengths are given where cumulative lengths are expected.
     Lengths,
+    /// Cumulative lengths do not begin with 0.
+    Begin,
     /// Cumulative lengths do not end with the last row.
     End {
         /// Name of the tensor.
@@ -50,6 +52,7 @@ impl fmt::Display for Cause {
             Self::KeyHeads => f.write_str("that is the number of key/value heads, and query heads count here"),
             Self::HeadDim => f.write_str("that is the head_dim of q, and results are as long as values"),
             Self::FirstKeys => f.write_str("mask_prefix and bias_prefix take fewer columns and hide the other keys"),
+            Self::Begin => f.write_str("cumulative lengths begin with 0"),
             Self::End { of, rows } => write!(f, "the last one is the number of rows of {of}, {rows}"),
             Self::Lengths => {
                 f.write_str("these look like lengths; cumulative lengths are their running sums, from 0 on")

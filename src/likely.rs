@@ -50,21 +50,7 @@ pub(crate) fn of_call(error: Error, inputs: &Inputs<'_>, shape_of: impl Fn(&str)
         Error::Mismatch { what: "heads", got, expected, .. } if expected == q[1] => {
             (got == k[1]).then_some(Cause::KeyHeads)
         }
-        Error::Entry { argument: "ragged q" | "ragged queries", index, .. } => {
-            inputs.ragged.and_then(|ragged| of_ends(ragged.q, index, ("q", q[2])))
-        }
-        Error::Entry { argument: "ragged k", index, .. } => {
-            inputs.ragged.and_then(|ragged| of_ends(ragged.k?, index, ("k", k[2])))
-        }
         _ => None,
     };
     error.likely(cause)
-}
-
-/// Returns the likely cause of a refused entry of cumulative lengths, of a tensor of so many rows.
-fn of_ends(ends: &[usize], index: usize, (of, rows): (&'static str, usize)) -> Option<Cause> {
-    let sum = ends.iter().try_fold(0usize, |sum, &len| sum.checked_add(len));
-    // An end that falls is refused for that, even if it is the last.
-    let last = index > 0 && index + 1 == ends.len() && ends.is_sorted();
-    if sum == Some(rows) { Some(Cause::Lengths) } else { last.then_some(Cause::End { of, rows }) }
 }

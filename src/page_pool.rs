@@ -178,7 +178,7 @@ impl PagePool {
     ) -> Result<(), Error> {
         let (k, v) = (k.into(), v.into());
         same("k", "batch", k.shape()[0], 1, "a ragged append")?;
-        let parts = cumulative("ends", ends, k.shape()[2])?;
+        let parts = cumulative("ends", ends, ("k", k.shape()[2]))?;
         same("ends", "number of sequences", parts, table.lens.len(), "the block table")?;
         let tokens = ends.windows(2).enumerate();
         let tokens = tokens.map(|(sequence, at)| NewTokens { sequence, b: 0, rows: at[0]..at[1] });

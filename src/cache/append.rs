@@ -74,7 +74,7 @@ impl KvCache {
         sequences.iter().try_for_each(|&sequence| self.there("sequences", sequence))?;
         self.refuse_repeated(sequences)?;
         same("k", "batch", k.shape()[0], 1, "a ragged append")?;
-        let parts = cumulative("ends", ends, k.shape()[2])?;
+        let parts = cumulative("ends", ends, ("k", k.shape()[2]))?;
         same("ends", "number of sequences", parts, sequences.len(), "sequences")?;
         self.check(k, v)?;
         let parts = sequences.iter().zip(ends.windows(2));

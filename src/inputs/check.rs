@@ -1,5 +1,6 @@
 //! Checks that queries, keys, values and options fit together.
 
+use crate::cause::Cause;
 use crate::error::{Bound, Error, same};
 use crate::inputs::{Cover, Covered, Inputs, Source};
 use crate::shape::Shape;
@@ -47,12 +48,12 @@ impl<'a> Inputs<'a> {
             Some(Ragged { q, k }) => {
                 same("q", "batch", shape.batch, 1, "a ragged call")?;
                 let name = if k.is_some() { "ragged q" } else { "ragged queries" };
-                Shape { batch: cumulative(name, q, shape.q_len)?, q_len: longest(q), ..shape }
+                Shape { batch: cumulative(name, q, ("q", shape.q_len))?, q_len: longest(q), ..shape }
             }
             None => shape,
         };
         if let Some(Ragged { k: Some(k), .. }) = self.ragged {
-            let sequences = cumulative("ragged k", k, shape.kv_len)?;
+            let sequences = cumulative("ragged k", k, ("k", shape.kv_len))?;
             same("ragged k", "number of sequences", sequences, rows.batch, "ragged q")?;
             return Ok(Shape { kv_len: longest(k), ..rows });
         }
@@ -166,21 +167,26 @@ fn longest(ends: &[usize]) -> usize {
     ends.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0)
 }
 
-/// Returns the number of sequences, if `ends` are cumulative lengths from 0 to `total`.
-pub(crate) fn cumulative(argument: &'static str, ends: &[usize], total: usize) -> Result<usize, Error> {
-    let entry =
-        |index: usize, bound: Bound, limit: usize| Error::Entry { argument, index, got: ends[index], bound, limit };
+/// Returns the number of sequences, if `ends` are cumulative lengths from 0 to the number of rows of a tensor.
+pub(crate) fn cumulative(
+    argument: &'static str,
+    ends: &[usize],
+    (of, rows): (&'static str, usize),
+) -> Result<usize, Error> {
+    let sum = || ends.iter().try_fold(0usize, |sum, &len| sum.checked_add(len));
+    let lengths = || (sum() == Some(rows)).then_some(Cause::Lengths);
+    let entry = |index: usize, bound, limit| Error::Entry { argument, index, got: ends[index], bound, limit };
     let Some(last) = ends.len().checked_sub(1) else {
         return Err(Error::Empty { argument, what: "the list of cumulative lengths" });
     };
     if ends[0] != 0 {
-        return Err(entry(0, Bound::Exactly, 0));
+        return Err(entry(0, Bound::Exactly, 0).likely(lengths().or(Some(Cause::Begin))));
     }
     if let Some(index) = (1..ends.len()).find(|&i| ends[i] < ends[i - 1]) {
-        return Err(entry(index, Bound::AtLeast, ends[index - 1]));
+        return Err(entry(index, Bound::AtLeast, ends[index - 1]).likely(lengths()));
     }
-    if ends[last] != total {
-        return Err(entry(last, Bound::Exactly, total));
+    if ends[last] != rows {
+        return Err(entry(last, Bound::Exactly, rows).likely(Some(Cause::End { of, rows })));
     }
     Ok(last)
 }

@@ -65,7 +65,7 @@ impl Sequences<'_> {
                 Some(all) => same(argument, "rows", rows, all, "the sequences"),
                 None => Err(Error::TooLarge { what: "sequences", sizes: [*batch, *len, 1, 1] }),
             },
-            Self::Ragged(ends) => cumulative("sequences", ends, rows).map(|_| ()),
+            Self::Ragged(ends) => cumulative("sequences", ends, (argument, rows)).map(|_| ()),
         }
     }
 

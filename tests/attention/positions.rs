@@ -177,6 +177,11 @@ fn sizes_that_do_not_fit_are_refused() {
     );
     let falling = Sequences::Ragged(&[0, 3, 2, 4]);
     refused!(table.add_positions(&mut x, falling, 0, &mut compute), "sequences: entry 2 is 2, but must be at least 3");
+    let lengths = "sequences: entry 0 is 3, but must be exactly 0; these look like lengths; cumulative lengths are their \
+                   running sums, from 0 on";
+    refused!(table.add_positions(&mut x, Sequences::Ragged(&[3, 1]), 0, &mut compute), lengths);
+    let early = "sequences: entry 1 is 3, but must be exactly 4; the last one is the number of rows of x, 4";
+    refused!(table.add_positions(&mut x, Sequences::Ragged(&[0, 3]), 0, &mut compute), early);
     refused!(rope.rotate(&mut x, [4, 2], Sequences::one(1), 0, &mut compute), "x: head_dim is 2, but rope (dim) has 4");
     refused!(rope.rotate(&mut x, [0, 4], Sequences::one(1), 0, &mut compute), "x: heads is 0, but must be at least 1");
     refused!(rope.rotate(&mut x, [1, 4], Sequences::one(1), 0, &mut compute), "x: rows is 2, but the sequences has 1");

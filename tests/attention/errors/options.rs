@@ -124,8 +124,8 @@ fn cumulative_lengths() {
     let cases: [(&[usize], &[usize], &str); 10] = [
         (&[], &[0, 9], "ragged q: the list of cumulative lengths is 0, but must be at least 1"),
         (&[0, 6], &[], "ragged k: the list of cumulative lengths is 0, but must be at least 1"),
-        (&[1, 6], &[0, 9], "ragged q: entry 0 is 1, but must be exactly 0"),
-        (&[0, 6], &[2, 9], "ragged k: entry 0 is 2, but must be exactly 0"),
+        (&[1, 6], &[0, 9], "ragged q: entry 0 is 1, but must be exactly 0; cumulative lengths begin with 0"),
+        (&[0, 6], &[2, 9], "ragged k: entry 0 is 2, but must be exactly 0; cumulative lengths begin with 0"),
         (&[0, 4, 3, 6], &[0, 1, 2, 9], "ragged q: entry 2 is 3, but must be at least 4"),
         (&[0, 1, 2, 6], &[0, 5, 4, 9], "ragged k: entry 2 is 4, but must be at least 5"),
         (&[0, 5], &[0, 9], "ragged q: entry 1 is 5, but must be exactly 6; the last one is the number of rows of q, 6"),

@@ -126,6 +126,12 @@ pub(super) fn ragged() -> Vec<Mistake> {
         ),
         mistake(
             34,
+            "cumulative lengths without the 0",
+            ragged(&[2, 6], &[0, 4, 9]),
+            "ragged q: entry 0 is 2, but must be exactly 0; cumulative lengths begin with 0",
+        ),
+        mistake(
+            34,
             "key lengths in place of cumulative ones",
             ragged(&[0, 2, 6], &[4, 5]),
             format!("ragged k: entry 0 is 4, but must be exactly 0{lengths}"),
