@@ -129,8 +129,10 @@ pub enum Error {
         /// Limit of the range.
         limit: usize,
     },
-    /// A sequence of a cache cannot be cut to a length.
+    /// A sequence of a cache cannot be cut to a length, or at a position.
     Length {
+        /// Name of the length or position.
+        argument: &'static str,
         /// Index of the sequence.
         sequence: usize,
         /// Length asked for.
@@ -151,6 +153,21 @@ pub enum Error {
         key: usize,
         /// End of the evicted keys (exclusive).
         end: usize,
+    },
+    /// A row would see a key that its cache has evicted, through a window that is wider than the cache's.
+    Wider {
+        /// Side of the keys on which it is wider, `last` or `first`.
+        side: &'static str,
+        /// Number of keys there that the window shows, of the last ones the row's own included.
+        got: usize,
+        /// Number of keys there that the cache keeps.
+        keeps: usize,
+        /// Index of the sequence in the cache.
+        sequence: usize,
+        /// Index of the query row.
+        row: usize,
+        /// First evicted key that the row would see.
+        key: usize,
     },
     /// A block table, or the page pool it refers to, is invalid.
     Pages(PageError),

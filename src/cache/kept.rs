@@ -23,9 +23,25 @@ pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'s
                 .map(|(from, to)| (from.max(evicted.start), to.min(evicted.end)))
                 .find(|(from, to)| from < to);
             if let Some((key, _)) = seen {
-                return Err(Error::Evicted { sequence: sequence.source, row, key, end: evicted.end });
+                let sequence = sequence.source;
+                return Err(match wider(cache, call, key) {
+                    Some((side, [got, keeps])) => Error::Wider { side, got, keeps, sequence, row, key },
+                    None => Error::Evicted { sequence, row, key, end: evicted.end },
+                });
             }
         }
     }
     Ok(())
+}
+
+/// Returns the side on which the call's window shows more keys, this evicted one among them, than the cache keeps, with
+/// both numbers; `None` if it is no wider, or has no end.
+fn wider(cache: &Cache, call: &Call<'_>, key: usize) -> Option<(&'static str, [usize; 2])> {
+    let (window, keep) = (call.visible.window?, cache.keeps()?);
+    let (first, last) = (window.kept_first(), window.sides()[0]?.saturating_add(1));
+    if key < first && first > keep.first {
+        Some(("first", [first, keep.first]))
+    } else {
+        (last > keep.last).then_some(("last", [last, keep.last]))
+    }
 }

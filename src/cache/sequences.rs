@@ -35,7 +35,7 @@ impl KvCache {
         } else {
             return Ok(());
         };
-        Err(Error::Length { sequence, got: len, bound, limit })
+        Err(Error::Length { argument: "length", sequence, got: len, bound, limit })
     }
 
     /// Keeps the first `from` tokens of a sequence, and of those behind only the accepted ones, moved up: for a tree of
@@ -63,16 +63,16 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Entry`] if it is
-    /// shorter than `from`, if `accepted` does not increase or names a token beyond the end, or where a sliding cache
-    /// has evicted a token to be moved, its new place, or keys that the next row would see; [`Error::Mismatch`] for more
+    /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Length`] if it is
+    /// shorter than `from`, or where a sliding cache has evicted keys that the next row would see or the new place of a
+    /// token; [`Error::Entry`] if `accepted` does not increase, or names a token beyond the end or an evicted one; [`Error::Mismatch`] for more
     /// tokens than there are behind `from`; [`Error::Memory`]. The cache is then unchanged.
     pub fn keep(&mut self, sequence: usize, from: usize, accepted: &[usize]) -> Result<(), Error> {
         self.there("sequence", sequence)?;
         let len = self.lens()[sequence];
         let Some(behind) = len.checked_sub(from) else {
             let bound = Bound::AtMost;
-            return Err(Error::Entry { argument: "from", index: sequence, got: from, bound, limit: len });
+            return Err(Error::Length { argument: "from", sequence, got: from, bound, limit: len });
         };
         if accepted.len() > behind {
             let (argument, got, of) = ("accepted", accepted.len(), "the sequence behind `from`");
@@ -100,7 +100,7 @@ impl KvCache {
             return Err(Error::Entry { argument: "accepted", index, got, bound, limit: evicted.end - from });
         }
         if moved.any(|(i, _)| evicted.contains(&(from + i))) {
-            return Err(Error::Entry { argument: "from", index: sequence, got: from, bound, limit: evicted.end });
+            return Err(Error::Length { argument: "from", sequence, got: from, bound, limit: evicted.end });
         }
         Ok(())
     }

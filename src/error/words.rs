@@ -47,13 +47,18 @@ impl fmt::Display for Error {
             Self::Entry { argument, index, got, bound, limit } => {
                 write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}")
             }
-            Self::Length { sequence, got, bound: Bound::AtLeast, limit } => write!(
-                f,
-                "length: {got}, but must be at least {limit} for sequence {sequence}: the sliding cache has evicted keys \
-                 that its next row would see (KvCache::rollback keeps more)"
-            ),
-            Self::Length { sequence, got, limit, .. } => {
-                write!(f, "length: {got}, but sequence {sequence} has {limit} keys")
+            Self::Length { argument, sequence, got, bound: Bound::AtLeast, limit } => {
+                write!(
+                    f,
+                    "{argument}: {got}, but must be at least {limit} for sequence {sequence}: the sliding cache has "
+                )?;
+                f.write_str(match *argument {
+                    "length" => "evicted keys that its next row would see (KvCache::rollback keeps more)",
+                    _ => "evicted keys to whose places accepted ones would move",
+                })
+            }
+            Self::Length { argument, sequence, got, limit, .. } => {
+                write!(f, "{argument}: {got}, but sequence {sequence} has {limit} keys")
             }
             Self::Row { argument, what, row, got, expected } => {
                 write!(f, "{argument}: {what} of row {row} is {got}, but must be {expected}")
@@ -62,6 +67,11 @@ impl fmt::Display for Error {
                 f,
                 "cache: row {row} of sequence {sequence} sees key {key}, but the sliding cache has evicted keys before {end}: \
                  the call has no window, or one that reaches further back than the cache keeps"
+            ),
+            Self::Wider { side, got, keeps, sequence, row, key } => write!(
+                f,
+                "window: shows the {side} {got} keys, but the sliding cache keeps the {side} {keeps} (row {row} of sequence \
+                 {sequence} would see key {key}, which is evicted)"
             ),
             Self::Pages(e) => e.fmt(f),
             Self::Mask(e) => e.fmt(f),

@@ -135,7 +135,7 @@ fn what_cannot_be_kept_is_refused() {
     let mut cache = KvCache::new(1, 1, [8, 8]).unwrap();
     let tokens = new_tokens(&cache, 20, &mut Rng::new(1));
     append_tokens(&mut cache, 0, &tokens);
-    says("from: entry 0 is 21, but must be at most 20", &cache, 21, &[]);
+    says("from: 21, but sequence 0 has 20 keys", &cache, 21, &[]);
     says("accepted: length is 3, but the sequence behind `from` has 2", &cache, 18, &[0, 1, 2]);
     says("accepted: length is 1, but the sequence behind `from` has 0", &cache, 20, &[0]);
     says("accepted: entry 1 is 10, but must be at most 9", &cache, 10, &[0, 10]);
@@ -147,7 +147,9 @@ fn what_cannot_be_kept_is_refused() {
     // Evicted: a token to be moved, a place to move to, a key that the next row would see.
     let cache = gappy();
     says("accepted: entry 0 is 111, but must be at least 312", &cache, 200, &[111, 400]);
-    says("from: entry 0 is 250, but must be at least 512", &cache, 250, &(300..320).collect::<Vec<_>>());
+    let place = "from: 250, but must be at least 512 for sequence 0: the sliding cache has evicted keys to whose places \
+                 accepted ones would move";
+    says(place, &cache, 250, &(300..320).collect::<Vec<_>>());
     says(&super::too_short(514, 527), &cache, 512, &[3, 8]);
     says(&super::too_short(300, 527), &cache, 300, &[]);
 }

@@ -179,14 +179,16 @@ fn who_would_see_a_key_let_go_is_refused() {
     let end = Attention::new().align(Alignment::BottomRight);
     let at = |offset| Attention::new().align(Alignment::Offset(offset));
     let gone = |row, key| Some(Error::Evicted { sequence: 0, row, key, end: 512 });
+    let wider =
+        |[row, key]: [usize; 2], side, got, keeps| Some(Error::Wider { side, got, keeps, sequence: 0, row, key });
     for (name, attention, rows, expected) in [
         ("everything", Attention::new(), 1, gone(0, 256)),
         ("causal", end.causal(), 1, gone(0, 256)),
         ("the window it was made for", end.window(window(16, 4)), 1, None),
         ("the widest that is there", end.window(window(89, 256)), 1, None),
-        ("one key too far back", end.window(window(90, 0)), 1, gone(0, 511)),
-        ("one first key too many", end.window(window(16, 257)), 1, gone(0, 256)),
-        ("a row earlier", end.window(window(89, 0)), 2, gone(0, 511)),
+        ("one key too far back", end.window(window(90, 0)), 1, wider([0, 511], "last", 90, 16)),
+        ("one first key too many", end.window(window(16, 257)), 1, wider([0, 256], "first", 257, 4)),
+        ("a row earlier", end.window(window(89, 0)), 2, wider([0, 511], "last", 89, 16)),
         ("rows as far back as there are keys", end.window(window(16, 4)), 75, gone(0, 511)),
         ("one fewer", end.window(window(16, 4)), 74, None),
         ("among the first", at(0).causal(), 256, None),

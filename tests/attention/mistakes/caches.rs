@@ -61,6 +61,19 @@ pub(super) fn mistakes() -> Vec<Mistake> {
             "sequence: there is no sequence 2, the cache has 2",
         ),
         mistake(
+            34,
+            "append_ragged with lengths",
+            change(cache(), |cache| cache.append_ragged(&[0, 1], &[2, 1], k, v)),
+            "ends: entry 0 is 2, but must be exactly 0; these look like lengths; cumulative lengths are their running sums, \
+             from 0 on",
+        ),
+        mistake(
+            35,
+            "append_ragged that ends early",
+            change(cache(), |cache| cache.append_ragged(&[0, 1], &[0, 1, 2], k, v)),
+            "ends: entry 2 is 2, but must be exactly 3; the last one is the number of rows of k, 3",
+        ),
+        mistake(
             46,
             "append k of 3 tokens, v of 2",
             change(cache(), |cache| cache.append_to(1, k, floats([1, 2, 2, 7]))),
@@ -71,6 +84,12 @@ pub(super) fn mistakes() -> Vec<Mistake> {
             "truncate beyond the length",
             change(cache(), |cache| cache.truncate(0, 6)),
             "length: 6, but sequence 0 has 5 keys",
+        ),
+        mistake(
+            47,
+            "keep more than there are",
+            change(cache(), |cache| cache.keep(1, 9, &[])),
+            "from: 9, but sequence 1 has 3 keys",
         ),
         mistake(
             48,
@@ -93,6 +112,7 @@ fn evicted() -> Vec<Mistake> {
         call(attention, Inputs::cached(floats([1, 1, 1, 2]), &cache), [1, 1, 1, 2], more)
     };
     let window = |n| Attention::new().window(Window::last_tokens(NonZeroUsize::new(n).unwrap()).keep_first(4));
+    let keep_first = |n| Window::last_tokens(NonZeroUsize::MIN).keep_first(n);
     assert_eq!(attend(window(100), &[]), super::ACCEPTED);
     let wide = "the sliding cache has evicted keys before 768: the call has no window, or one that reaches further back \
                 than the cache keeps";
@@ -102,7 +122,15 @@ fn evicted() -> Vec<Mistake> {
             49,
             "window wider than a sliding cache's",
             attend(window(500), &[]),
-            format!("cache: row 0 of sequence 0 sees key 500, but {wide}"),
+            "window: shows the last 500 keys, but the sliding cache keeps the last 100 (row 0 of sequence 0 would see key 500, \
+             which is evicted)",
+        ),
+        mistake(
+            49,
+            "more first keys than a sliding cache's",
+            attend(Attention::new().window(keep_first(300)), &[]),
+            "window: shows the first 300 keys, but the sliding cache keeps the first 4 (row 0 of sequence 0 would see key 256, \
+             which is evicted)",
         ),
         mistake(
             50,

@@ -48,7 +48,7 @@ impl Pair {
         let mut outs = Outs::blank(rng, case, wanted);
         let refused = case.attention().problem(stage.inputs(), outs.outputs()).err();
         match refused {
-            Some(Error::Evicted { .. }) if sight == Sight::Uncertain => {
+            Some(Error::Evicted { .. } | Error::Wider { .. }) if sight == Sight::Uncertain => {
                 assert!(outs.is_blank(), "{history}: a refused call wrote");
             }
             Some(e) => panic!("{history}: {e}"),
