@@ -28,15 +28,7 @@ impl fmt::Display for Error {
             }
             Self::Empty { argument, what } => write!(f, "{argument}: {what} is 0, but must be at least 1"),
             Self::Number { argument, got, expected } => write!(f, "{argument}: {got}, but must be {expected}"),
-            Self::Unaligned { rule, sequence, q_len, kv_len } => {
-                match sequence {
-                    Some(sequence) => write!(f, "{rule}: sequence {sequence} has {q_len} rows and {kv_len} keys")?,
-                    None => write!(f, "{rule}: {q_len} rows and {kv_len} keys differ")?,
-                }
-                f.write_str(
-                    ", and no alignment says where the rows stand among the keys (top-left, bottom-right or an offset)",
-                )
-            }
+            Self::Unaligned { rule, sequence, q_len, kv_len } => unaligned(f, rule, *sequence, [*q_len, *kv_len]),
             Self::TooLarge { what, sizes } => write!(f, "{what}: sizes {sizes:?} do not fit the address space"),
             Self::Memory { what, bytes } => write!(f, "{what}: {bytes} bytes cannot be had"),
             Self::Sequence { argument, got, sequences } => {
@@ -48,14 +40,7 @@ impl fmt::Display for Error {
                 write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}")
             }
             Self::Length { argument, sequence, got, bound: Bound::AtLeast, limit } => {
-                write!(
-                    f,
-                    "{argument}: {got}, but must be at least {limit} for sequence {sequence}: the sliding cache has "
-                )?;
-                f.write_str(match *argument {
-                    "length" => "evicted keys that its next row would see (KvCache::rollback keeps more)",
-                    _ => "evicted keys to whose places accepted ones would move",
-                })
+                too_short(f, argument, *sequence, [*got, *limit])
             }
             Self::Length { argument, sequence, got, limit, .. } => {
                 write!(f, "{argument}: {got}, but sequence {sequence} has {limit} keys")
@@ -82,16 +67,44 @@ impl fmt::Display for Error {
                 write!(f, "{argument}: {what} is {got}, but {of} has {expected}")
             }
             Self::Multiple { argument, got, of } => write!(f, "{argument}: {got}, but must be a multiple of {of}"),
-            Self::Apart { first, end } if end.is_multiple_of(KEY_BLOCK) => write!(
-                f,
-                "later state: its first key is {first}, but this state ends at {end} (AttnState::starting_at)"
-            ),
-            Self::Apart { end, .. } => write!(
-                f,
-                "later state: this state ends at {end}, and merges only at a multiple of {KEY_BLOCK}: push the keys to it"
-            ),
+            Self::Apart { first, end } => apart(f, *first, *end),
             Self::Layout(e) => e.fmt(f),
             Self::Likely { error, cause } => write!(f, "{error}; {cause}"),
         }
+    }
+}
+
+fn unaligned(
+    f: &mut fmt::Formatter<'_>,
+    rule: &str,
+    sequence: Option<usize>,
+    [q_len, kv_len]: [usize; 2],
+) -> fmt::Result {
+    match sequence {
+        Some(sequence) => write!(f, "{rule}: sequence {sequence} has {q_len} rows and {kv_len} keys")?,
+        None => write!(f, "{rule}: {q_len} rows and {kv_len} keys differ")?,
+    }
+    f.write_str(", and no alignment says where the rows stand among the keys (top-left, bottom-right or an offset)")
+}
+
+fn too_short(f: &mut fmt::Formatter<'_>, argument: &str, sequence: usize, [got, least]: [usize; 2]) -> fmt::Result {
+    let evicted = match argument {
+        "length" => "keys that its next row would see (KvCache::rollback keeps more)",
+        _ => "keys to whose places accepted ones would move",
+    };
+    write!(
+        f,
+        "{argument}: {got}, but must be at least {least} for sequence {sequence}: the sliding cache has evicted {evicted}"
+    )
+}
+
+fn apart(f: &mut fmt::Formatter<'_>, first: usize, end: usize) -> fmt::Result {
+    if end.is_multiple_of(KEY_BLOCK) {
+        write!(f, "later state: its first key is {first}, but this state ends at {end} (AttnState::starting_at)")
+    } else {
+        write!(
+            f,
+            "later state: this state ends at {end}, and merges only at a multiple of {KEY_BLOCK}: push the keys to it"
+        )
     }
 }

@@ -33,7 +33,6 @@ pub(super) fn mistakes() -> Vec<Mistake> {
         let [b, h, l, _] = q;
         call(Attention::new(), Inputs::cached(floats(q), &cached), [b, h, l, 7], &[])
     };
-    let (k, v) = (floats([1, 2, 3, 6]), floats([1, 2, 3, 7]));
     vec![
         mistake(42, "cache of another head_dim", over([2, 4, 1, 5]), "cache: head_dim is 6, but q has 5"),
         mistake(
@@ -54,6 +53,17 @@ pub(super) fn mistakes() -> Vec<Mistake> {
             over([3, 4, 1, 6]),
             "cache: number of sequences is 2, but q has 3",
         ),
+    ]
+    .into_iter()
+    .chain(changes())
+    .chain(evicted())
+    .collect()
+}
+
+/// 34, 35 and 45–48: changes.
+fn changes() -> Vec<Mistake> {
+    let (k, v) = (floats([1, 2, 3, 6]), floats([1, 2, 3, 7]));
+    vec![
         mistake(
             45,
             "append to a sequence that is not there",
@@ -99,9 +109,6 @@ pub(super) fn mistakes() -> Vec<Mistake> {
              see (KvCache::rollback keeps more)",
         ),
     ]
-    .into_iter()
-    .chain(evicted())
-    .collect()
 }
 
 /// 49 and 50: rows that would see keys which a sliding cache has let go.
