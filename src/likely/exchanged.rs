@@ -127,6 +127,8 @@ impl Sizes {
             _ if has("v") => "v",
             [true, ..] if has("out") => "q or out",
             _ if has("out") => "out",
+            // As many heads as keys have, and more rows than keys: one may be as unusual as the other.
+            [false, false, true] if found("out", false) => "out, or of q, k and v,",
             [false, false, false] => return None,
             [true, false, false] => "q",
             [false, true, false] => "k and v",

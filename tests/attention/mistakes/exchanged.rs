@@ -53,7 +53,7 @@ fn of_queries_or_outputs() -> Vec<Mistake> {
         says("q, a step", [[1, 8], [2, 33], [2, 33], [8, 1]], &heads(1, 2), "q"),
         says("q and out, a step", [[1, 8], [2, 33], [2, 33], [1, 8]], &heads(1, 2), "q"),
         says("q, cross", [[10, 8], [4, 14], [4, 14], [8, 10]], &heads(10, 4), "q"),
-        says("all but out", [[10, 8], [10, 2], [10, 2], [8, 10]], &out_heads(8, 10), "q, k and v"),
+        says("all but out", [[10, 8], [10, 2], [10, 2], [8, 10]], &out_heads(8, 10), "out, or of q, k and v,"),
     ]
 }
 
