@@ -119,7 +119,7 @@ pub use sdpa_kernels::KeyValues;
 /// use sdpa::{LayoutError, View};
 /// let error = View::bhld(&[0.0; 6], [1, 1, 2, 4]).unwrap_err();
 /// assert!(matches!(error, LayoutError::OutOfBounds { reach: (0, 7), len: 6, .. }));
-/// assert!(error.to_string().ends_with("reaches elements 0..=7, but the slice has 6"));
+/// assert!(error.to_string().ends_with("takes 8 elements, but the slice has 6"));
 /// ```
 pub use sdpa_kernels::LayoutError;
 /// Mask given as a tensor, for [`Inputs::mask`](crate::Inputs::mask).

@@ -186,9 +186,8 @@ fn what_does_not_fit_is_named() {
     let view = |batch: usize, rows: usize| View::bhld(&q[..batch * 8 * rows * 64], [batch, 8, rows, 64]).unwrap();
     let cached = |q| Inputs::cached(q, &cache);
     let message = |inputs: Inputs<'_>| match inputs.shape() {
-        Err(e @ (Error::Mismatch { .. } | Error::Needs { .. } | Error::Sequence { .. } | Error::Entry { .. })) => {
-            e.to_string()
-        }
+        Err(e @ (Error::Mismatch { .. } | Error::Needs { .. } | Error::Sequence { .. })) => e.to_string(),
+        Err(Error::Likely { error, cause }) if matches!(*error, Error::Entry { .. }) => format!("{error}; {cause}"),
         other => panic!("{other:?}"),
     };
     let tensors = || Inputs::new(view(3, 1), case.k.view(), case.v.view());
@@ -197,7 +196,10 @@ fn what_does_not_fit_is_named() {
         (cached(view(2, 1)).sequences(&[0]), "sequences: length is 1, but q has 2"),
         (cached(view(2, 1)).sequences(&[0, 3]), "sequences: there is no sequence 3, the cache has 3"),
         (cached(view(1, 4)).ragged_queries(&[0, 4]), "cache: number of sequences is 3, but ragged queries has 1"),
-        (cached(view(1, 4)).ragged_queries(&[0, 1, 2, 3]), "ragged queries: entry 3 is 3, but must be exactly 4"),
+        (
+            cached(view(1, 4)).ragged_queries(&[0, 1, 2, 3]),
+            "ragged queries: entry 3 is 3, but must be exactly 4; the last one is the number of rows of q, 4",
+        ),
         (
             cached(view(1, 4)).ragged_queries(&[0, 1, 4]).sequences(&[0]),
             "sequences: length is 1, but ragged queries has 2",

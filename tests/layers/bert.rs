@@ -4,7 +4,7 @@ use crate::counting::counted;
 use crate::support::{Rng, UNWRITTEN};
 use crate::tiny_bert::{CONFIG, Model, Reference, model, source};
 use sdpa::layers::{Bert, BertInput, Compute, Pooling, Sequences, Tensor, normalize};
-use sdpa::{Bound, Error, Exec, Isa};
+use sdpa::{Bound, Cause, Error, Exec, Isa};
 use std::collections::HashMap;
 
 const WIDTH: usize = CONFIG.hidden_size;
@@ -103,16 +103,19 @@ fn embeddings_are_pooled_and_of_length_one() {
 #[test]
 fn pooling_refuses_what_is_no_cumulative_lengths() {
     let entry = |index, got, bound, limit| Error::Entry { argument: "sequences", index, got, bound, limit };
+    let likely = |error, cause| Error::Likely { error: Box::new(error), cause };
+    let begin = |got| likely(entry(0, got, Bound::Exactly, 0), Cause::Begin);
+    let end = |index, got| likely(entry(index, got, Bound::Exactly, 3), Cause::End { of: "x", rows: 3 });
     let empty = Error::Empty { argument: "sequences", what: "the list of cumulative lengths" };
     for (ends, error) in [
         (&[0, 5, 3][..], entry(2, 3, Bound::AtLeast, 5)),
         (&[0, 2, 1, 3], entry(2, 1, Bound::AtLeast, 2)),
-        (&[1, 3], entry(0, 1, Bound::Exactly, 0)),
-        (&[usize::MAX, 3], entry(0, usize::MAX, Bound::Exactly, 0)),
-        (&[3], entry(0, 3, Bound::Exactly, 0)),
+        (&[1, 3], begin(1)),
+        (&[usize::MAX, 3], begin(usize::MAX)),
+        (&[3], likely(entry(0, 3, Bound::Exactly, 0), Cause::Lengths)),
         (&[0, usize::MAX, 3], entry(2, 3, Bound::AtLeast, usize::MAX)),
-        (&[0, 2], entry(1, 2, Bound::Exactly, 3)),
-        (&[0, 1, 4], entry(2, 4, Bound::Exactly, 3)),
+        (&[0, 2], end(1, 2)),
+        (&[0, 1, 4], end(2, 4)),
         (&[], empty),
     ] {
         for pooling in [Pooling::Mean, Pooling::First] {
