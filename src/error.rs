@@ -1,6 +1,6 @@
 //! Errors: everything that can be wrong with a call, under the names of the caller's arguments.
 
-mod words;
+mod messages;
 
 use crate::cause::Cause;
 use sdpa_kernels::{LayoutError, MaskError, PageError};
