@@ -40,8 +40,8 @@ impl Order {
 pub(crate) struct Op {
     pub(crate) sdpa: Sdpa,
     pub(crate) order: Order,
-    /// Log-sum-exp of the forward call, which the backward pass needs.
-    pub(crate) lse: OnceLock<Vec<f32>>,
+    /// Log-sum-exp of the forward call, which the backward pass needs, if there may be one.
+    pub(crate) lse: Option<OnceLock<Vec<f32>>>,
 }
 
 impl CustomOp3 for Op {
@@ -60,10 +60,11 @@ impl CustomOp3 for Op {
     ) -> Result<(CpuStorage, Shape)> {
         let queries = views::tensor("q", q, q_layout)?;
         let inputs = Inputs::new(queries, views::tensor("k", k, k_layout)?, views::tensor("v", v, v_layout)?);
+        let Some(saved) = &self.lse else { return self.sdpa.run(inputs, q, self.order, None) };
         let mut lse = Vec::new();
         let out = self.sdpa.run(inputs, q, self.order, Some(&mut lse))?;
         // Candle calls an operation once: there is nothing set yet.
-        let _ = self.lse.set(lse);
+        let _ = saved.set(lse);
         Ok(out)
     }
 
@@ -75,7 +76,7 @@ impl CustomOp3 for Op {
         out: &Tensor,
         d_out: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let Some(lse) = self.lse.get() else { bail!("sdpa: backward without a forward call on the CPU") };
+        let Some(lse) = self.lse.as_ref().and_then(OnceLock::get) else { bail!("sdpa: backward without a forward call on the CPU") };
         let [out, d_out] = [self.order.restore(out.clone())?, self.order.restore(d_out.clone())?];
         let [dq, dk, dv] = self.sdpa.gradients([q, k, v], [&out, &d_out], lse)?;
         Ok((Some(dq), Some(dk), Some(dv)))

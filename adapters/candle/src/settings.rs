@@ -105,6 +105,8 @@ impl Sdpa {
     /// slopes, sinks) get none.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let order = Order::of(q);
-        order.restore(q.apply_op3(k, v, Op { sdpa: self.clone(), order, lse: OnceLock::new() })?)
+        // Candle asks only operations on variables, and on what depends on them, for gradients.
+        let lse = [q, k, v].iter().any(|x| x.track_op()).then(OnceLock::new);
+        order.restore(q.apply_op3(k, v, Op { sdpa: self.clone(), order, lse })?)
     }
 }
