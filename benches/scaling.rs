@@ -1,6 +1,6 @@
 //! Threads: how many times faster a call is on 2, 4, 8, … threads than on one, beside what callers that share nothing reach
-//! on as many threads: each runs the same call by itself, on tensors of its own. `cargo bench --bench scaling`, with a filter on
-//! names: `-- long`.
+//! on as many threads: each runs the same call by itself, on tensors of its own. Calls are made from within rayon's pool.
+//! `cargo bench --bench scaling`, with a filter on names: `-- long`.
 //!
 //! Where cores share memory's bandwidth, power or execution units, the callers fall short of the number of threads too:
 //! the second figure is what the crate answers for.
@@ -55,6 +55,11 @@ impl Caller {
         problem.run(&plan, &mut self.workspace);
     }
 
+    /// Returns the seconds of a call from within the pool, by as many calls as a burst has time for.
+    fn burst_in_pool(&mut self, exec: Exec) -> f64 {
+        rayon::scope(|_| self.burst(exec))
+    }
+
     /// Returns the seconds of a call, by as many calls as a burst has time for.
     fn burst(&mut self, exec: Exec) -> f64 {
         let (start, mut calls) = (Instant::now(), 0);
@@ -100,7 +105,7 @@ fn compare(workload: Workload, counts: &[usize]) {
     // A round before those that count: memory is touched, threads are started.
     for round in 0..if support::test_mode() { 1 } else { ROUNDS + 1 } {
         for (&threads, [together, alone]) in counts.iter().zip(&mut seconds) {
-            let times = [callers[0].burst(Exec::default().threads(threads)), apart(&mut callers[..threads])];
+            let times = [callers[0].burst_in_pool(Exec::default().threads(threads)), apart(&mut callers[..threads])];
             if round > 0 || support::test_mode() {
                 together.push(times[0]);
                 alone.push(times[1]);

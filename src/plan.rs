@@ -5,14 +5,14 @@ use crate::problem::Problem;
 use crate::shape::Shape;
 use crate::task_rows::Rows;
 use core::fmt;
-use sdpa_kernels::{Accumulation, FewRows, Isa, KEY_BLOCK, Tiling};
+use sdpa_kernels::{Accumulation, FewRows, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Tiling};
 
 /// Runs of units per worker, enough that the last ones to finish do not keep the others waiting long.
 const RUNS_PER_WORKER: usize = 4;
 /// Rows per key/value head up to which blocks of keys are divided among workers (split-KV).
 const FEW_ROWS: usize = 16;
 /// Rows per key/value head up to which they are divided where workers would have nothing to do otherwise.
-const SOME_ROWS: usize = 128;
+const SOME_ROWS: usize = MAX_SPLIT_ROWS;
 /// Blocks of keys are divided among workers only if their partial results take at most 1/`SHARE` of the bytes of the
 /// keys and values they read (counted as `f32`) or at most [`LITTLE`] bytes (with more than [`FEW_ROWS`] rows,
 /// [`LITTLE_EACH`] for each thread); and never more than [`MOST`] bytes.
@@ -163,7 +163,7 @@ impl Plan {
 
     /// Bytes of the partial results of all key blocks, where these are divided among workers (few rows, many keys): at
     /// most a sixteenth of the bytes of keys and values that are read (counted as `f32`), or 1 MiB, and never more than
-    /// 1 GiB. For 17 to 128 rows that share a key/value head, 4 MiB for each thread. Beyond these limits, and for
+    /// 1 GiB. For 17 to 128 rows that share a key/value head, 4 MiB for each thread take the place of the 1 MiB. Beyond these limits, and for
     /// more rows, only rows are divided: then 0.
     pub fn partials_bytes(&self) -> usize {
         match self.split {

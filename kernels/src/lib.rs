@@ -41,7 +41,7 @@ pub use attention::options::{Dropout, Mask, Options, Ragged, alibi_slopes};
 pub use attention::outputs::{Outputs, Point, State};
 pub use attention::partials::{FewRows, Partials};
 pub use attention::tasks::Costs;
-pub use attention::tiling::{MAX_ROW_BLOCK, MAX_TASK, Scratch, Tiling};
+pub use attention::tiling::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scratch, Tiling};
 pub use attention::units::Accumulation;
 pub use attention::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use kv::block_table::{BlockTable, PageError};

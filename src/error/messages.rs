@@ -90,7 +90,7 @@ fn unaligned(
 fn too_short(f: &mut fmt::Formatter<'_>, argument: &str, sequence: usize, [got, least]: [usize; 2]) -> fmt::Result {
     let evicted = match argument {
         "length" => "keys that its next row would see (KvCache::rollback keeps more)",
-        _ => "keys to whose places accepted ones would move",
+        _ => "keys from places that accepted keys would move to",
     };
     write!(
         f,
@@ -104,7 +104,7 @@ fn apart(f: &mut fmt::Formatter<'_>, first: usize, end: usize) -> fmt::Result {
     } else {
         write!(
             f,
-            "later state: this state ends at {end}, and merges only at a multiple of {KEY_BLOCK}: push the keys to it"
+            "later state: this state ends at {end}, and merges only at a multiple of {KEY_BLOCK}: push the later keys to this state instead"
         )
     }
 }

@@ -56,11 +56,12 @@ impl AttnState<'_> {
             state.alibi.and_then(|slopes| slopes.get(head)).map_or("none".to_owned(), f32::to_string)
         };
         let slopes = (0..self.q.shape()[1]).map(|head| [later, self].map(|state| slope(state, head)));
-        slopes.into_iter().find(|[got, expected]| got != expected).map(|slopes| ("an ALiBi slope", slopes))
+        slopes.into_iter().find(|[got, expected]| got != expected).map(|slopes| ("ALiBi slope of a head", slopes))
     }
 }
 
-/// Settings in which states must agree, as they take effect: whatever is set in two ways that do the same is equal.
+/// Settings in which states must agree, as they take effect: the default scale is equal to the same number, a window without
+/// bounds to none, and the offsets of rows are equal where no rule depends on them.
 #[derive(Clone, Copy, PartialEq)]
 struct Settings {
     scale: f32,
@@ -94,7 +95,11 @@ impl Settings {
         };
         let window = window.map_or_else(none, |window| {
             let [before, after] = window.sides().map(|side| side.map_or("all".to_owned(), |n| n.to_string()));
-            format!("{before} before, {after} after, the first {}", window.kept_first())
+            let first = match window.kept_first() {
+                0 => String::new(),
+                n => format!(", the first {n}"),
+            };
+            format!("{before} before, {after} after{first}")
         });
         let precision = match precision {
             Precision::Exact => "exact",
@@ -131,7 +136,8 @@ impl Settings {
 /// ```
 ///
 /// # Errors
-/// [`Error::Mismatch`] if the shapes differ; `out` and `lse` are then untouched.
+/// [`Error::Mismatch`] if the shapes differ, [`Error::Size`] if an LSE has more than one value a row; `out` and `lse` are then
+/// untouched.
 pub fn merge(
     (mut out, mut lse): (ViewMut<'_>, ViewMut<'_>),
     (other_out, other_lse): (View<'_>, View<'_>),

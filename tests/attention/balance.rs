@@ -1,10 +1,10 @@
 //! `Plan::balance`: equal shares for many workers; and calls whose keys are divided because rows are too few for them.
 
-use crate::kv_support::{cache_of, same_full};
+use crate::kv_support::{append_part, cache_of, empty_cache, same_full};
 use crate::options::{Case, Wanted};
 use crate::support::{Rng, execs};
 use sdpa::{
-    Alignment, Attention, Balance, Exec, Inputs, KvCache, Outputs, Plan, Problem, Shape, View, ViewMut, Window,
+    Alignment, Attention, Balance, Dtype, Exec, Inputs, KvCache, Outputs, Plan, Problem, Shape, View, ViewMut, Window,
 };
 use std::num::NonZeroUsize;
 
@@ -115,21 +115,29 @@ fn keys_divided_among_many_workers_have_the_same_bits() {
             same_bits_by_workers(&format!("{heads}/{kv_heads} heads, {rows} rows, {window:?}"), &case, &mut rng);
         }
     }
-    // Rows so long that a task by rows holds fewer.
-    let case = Case::plain(&mut rng, [1, 128, 1, 1, 1100, 576, 512]);
-    same_bits_by_workers("128 latent heads", &Case { kv_lens: Some(vec![1100]), ..case }, &mut rng);
+    // Rows so long that a task by rows holds fewer: two row blocks meet a key block, for which values of 16 bits and those
+    // that are not finite are packed each time.
+    for (dim, last) in [(512, 1.0), (500, f32::INFINITY)] {
+        let mut case = Case::plain(&mut rng, [1, 128, 1, 1, 1100, 576, dim]);
+        case.kv_lens = Some(vec![1100]);
+        *case.v.data.last_mut().expect("there are values") = last;
+        same_bits_by_workers(&format!("128 latent heads, {dim}, {last}"), &case, &mut rng);
+    }
 }
 
-/// Checks that tensors and a cache give the same bits on many workers as tensors on one.
+/// Checks that tensors and a cache give the same bits on many workers as tensors on one, and a cache of 16 bits as on one.
 fn same_bits_by_workers(what: &str, case: &Case, rng: &mut Rng) {
     let cache = cache_of(case, rng);
+    let mut narrow = empty_cache(case).dtype(Dtype::Bf16).unwrap();
+    append_part(&mut narrow, case, 0, 0..case.kv_len(0));
+    let over = |cache, exec| case.run_over(Inputs::cached(case.q.view(), cache), exec, Wanted::LEAST);
     for (isa, exec) in execs() {
         let expected = case.run(exec.threads(1), Wanted::LEAST);
-        for threads in [8, 64] {
-            let exec = exec.threads(threads);
+        let narrowed = over(&narrow, exec.threads(1));
+        for exec in [8, 64].map(|threads| exec.threads(threads)) {
             same_full(&format!("{what}, {isa}"), &case.run(exec, Wanted::LEAST), &expected);
-            let cached = Inputs::cached(case.q.view(), &cache);
-            same_full(&format!("{what}, {isa}, cache"), &case.run_over(cached, exec, Wanted::LEAST), &expected);
+            same_full(&format!("{what}, {isa}, cache"), &over(&cache, exec), &expected);
+            same_full(&format!("{what}, {isa}, bf16"), &over(&narrow, exec), &narrowed);
         }
     }
 }
@@ -147,6 +155,10 @@ fn some_rows_are_divided_within_bounds() {
     assert_eq!(bytes(100, 1 << 16, 2), 0);
     assert_eq!(bytes(100, 1 << 16, 64), 256 * unit(100));
     assert_eq!(bytes(128, 1 << 16, 64), 256 * unit(128));
+    let latent = Shape { value_dim: 512, ..shape([1, 128, 1], [1, 1100], 576) };
+    let latent =
+        planned(latent, Attention::new(), |problem| Plan::new(problem, Exec::default().threads(8)).partials_bytes());
+    assert_eq!(latent, 5 * 4 * (2 * 128 + 128 * 512));
     assert_eq!(bytes(129, 1 << 16, 64), 0);
     // More than 4 MiB for each thread.
     assert_eq!(bytes(128, 1 << 19, 64), 2048 * unit(128));

@@ -6,13 +6,13 @@ use crate::attention::tiling::Tiling;
 use crate::attention::units::{Places, Unit, Units, unit_floats};
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
-use crate::work_queue::Queue;
+use crate::work_queue::{Queue, Stop};
 use core::marker::PhantomData;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Number of times a worker with nothing more to accumulate checks if the others are done, for each vector of rows: some
-/// 50 µs, the time of a run. Then it leaves the merge to them: they may not be running at all.
+/// 50 to 200 µs, the time of a run. Then it leaves the merge to them: they may not be running at all.
 const PATIENCE: usize = 1 << 12;
 
 /// Factor of the number of runs where sequences share key blocks: the work of a unit then depends on how many they are.
@@ -153,17 +153,18 @@ impl<'a> Split<'a> {
         })
     }
 
-    /// Waits a little until all runs are done, and returns true if they are. A worker that comes too early leaves the
-    /// merge to the others; the last one to finish its runs always finds all of them done.
-    pub(crate) fn is_accumulated(&self) -> bool {
-        // Acquire: makes the parts written by all workers visible.
-        (0..PATIENCE * self.few.div_ceil(LANES)).any(|_| {
+    /// Waits a little until all runs are done, and returns true if they are. A worker that comes too early, or sees that
+    /// the call is stopped, leaves the merge to the others; the last one to finish its runs always finds all of them done.
+    pub(crate) fn is_accumulated(&self, stop: &Stop<'_>) -> bool {
+        for _ in 0..PATIENCE * merges(self.few) {
+            // Acquire: makes the parts written by all workers visible.
             let done = self.accumulated.load(Ordering::Acquire) == self.queue.len();
-            if !done {
-                core::hint::spin_loop();
+            if done || stop.is_stopped() {
+                return done;
             }
-            done
-        })
+            core::hint::spin_loop();
+        }
+        false
     }
 
     /// Returns the numbers of the units of the run that the queue gives this number. The queue counts down: prefixes that

@@ -77,7 +77,7 @@ pub(crate) unsafe fn run<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, s
     // SAFETY: the caller guarantees the split; the units are merged when all are accumulated.
     unsafe {
         accumulate(split, bound, stop, scratch);
-        if !stop.is_stopped() && split.is_accumulated() {
+        if !stop.is_stopped() && split.is_accumulated(stop) {
             merge(split, bound, stop, scratch);
         }
     }

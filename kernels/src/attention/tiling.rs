@@ -28,8 +28,10 @@ const KEY_FLOATS: usize = 64 * 1024;
 const VALUE_COLS: usize = WINDOW;
 /// Number of floats of running output, and of packed queries, held by a task.
 const ROW_FLOATS: usize = 48 * 1024;
-/// Number of them where a task is a key block of split-KV: the 128 heads of multi-head latent attention, whose queries
-/// have 576 elements, in whole tiles.
+/// Maximum number of rows that share a key/value head whose key blocks are divided among workers.
+pub const MAX_SPLIT_ROWS: usize = 128;
+/// Number of floats of their queries up to which they are one task: those of 128 heads of multi-head latent attention, of
+/// 576 elements, in whole tiles.
 const SPLIT_ROW_FLOATS: usize = 75 * 1024;
 
 /// Sizes of the tasks, row blocks and packed runs that a call is split into.
@@ -70,26 +72,29 @@ impl Tiling {
         // If a block's keys or values do not fit at once, they are packed again for every row block: then a task has
         // only one.
         let most = if pack_keys < KEY_BLOCK || pack_cols < width { MAX_ROW_BLOCK } else { MAX_TASK };
-        let most_rows = whole(most.min(fits));
-        let task_rows = whole(rows.min(most_rows));
+        let most_task = whole(most.min(fits));
+        let task_rows = whole(rows.min(most_task));
+        let most_split = MAX_SPLIT_ROWS.next_multiple_of(tile_rows);
+        let most_rows = match most_split * head_dim.max(width) <= SPLIT_ROW_FLOATS {
+            true => most_task.max(most_split),
+            false => most_task,
+        };
         // If a task has several row blocks, they do not share a vector of row states: MAX_ROW_BLOCK is whole vectors.
         let row_block_rows = task_rows.min(MAX_ROW_BLOCK);
         Self { head_dim, value_dim, task_rows, most_rows, row_block_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols }
     }
 
-    /// Creates the tiling for split-KV, where a task is a key block with all the `rows` rows that share its head: as [`Self::new`],
-    /// but with more rows where these are all the rows and are not too long. Keys and values that are packed for every row
-    /// block are then packed twice, which is less than to leave workers without work.
+    /// Creates the tiling for split-KV, where a task is a key block with all the `rows` rows that share its head: like
+    /// [`Self::new`], but a task holds all of them, if they are at most [`MAX_SPLIT_ROWS`] and not too long. Keys and values
+    /// that do not fit at once are then packed for each of two row blocks, which is less than to leave workers without work.
     ///
     /// # Panics
     /// As [`Self::new`].
     pub fn for_split(head_dim: usize, value_dim: usize, rows: usize, tile_rows: usize) -> Self {
-        let whole = rows.next_multiple_of(tile_rows);
-        let tiling = Self::new(head_dim, value_dim, whole, tile_rows);
-        if tiling.task_rows >= rows || whole * tiling.head_dim.max(tiling.width()) > SPLIT_ROW_FLOATS {
-            return tiling;
-        }
-        Self { task_rows: whole, most_rows: whole, row_block_rows: whole.min(MAX_ROW_BLOCK), ..tiling }
+        let rows = rows.min(MAX_SPLIT_ROWS).next_multiple_of(tile_rows);
+        let tiling = Self::new(head_dim, value_dim, rows, tile_rows);
+        let task_rows = rows.min(tiling.most_rows);
+        Self { task_rows, row_block_rows: task_rows.min(MAX_ROW_BLOCK), ..tiling }
     }
 
     /// Creates the tiling of the backward pass: a task is one row block, of [`MAX_ROW_BLOCK`] rows whatever the
@@ -175,8 +180,8 @@ impl Tiling {
         .map(|floats| floats.next_multiple_of(LANES))
     }
 
-    /// Returns the bytes of scratch that each worker needs. Independent of the number of rows and keys; at most 1 MiB
-    /// for dimensions up to 4096, or 1.25 MiB [for split-KV](Self::for_split).
+    /// Returns the bytes of scratch that each worker needs. Independent of the number of rows and keys; at most 1.25 MiB
+    /// for dimensions up to 4096.
     pub fn scratch_bytes(&self) -> usize {
         self.lengths().iter().sum::<usize>() * size_of::<f32>() + LINE_BYTES
     }

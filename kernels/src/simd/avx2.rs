@@ -241,10 +241,13 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     fn bits_at_least(self, words: [&[u64; LANES / 2]; 4], least: u32) -> [u16; 2] {
-        /// Compares four lanes of each word, those at `first`.
+        /// Compares four lanes of each word.
+        ///
+        /// # Safety
+        /// The machine has AVX2; the lanes from `first` on are at least four.
         #[target_feature(enable = "avx2")]
         #[inline]
-        unsafe fn half([a, b, c, d]: [&[u64; LANES / 2]; 4], first: usize, least: __m256i) -> [u16; 2] {
+        unsafe fn four_lanes([a, b, c, d]: [&[u64; LANES / 2]; 4], first: usize, least: __m256i) -> [u16; 2] {
             // SAFETY: the caller guarantees four lanes at `first`.
             unsafe {
                 let (a, b) = (a.as_ptr().add(first).cast(), b.as_ptr().add(first).cast());
@@ -264,7 +267,7 @@ unsafe impl Simd for Avx2 {
         // SAFETY: `self` proves the feature; a word has eight lanes.
         let ([even, odd], [even_high, odd_high]) = unsafe {
             let least = _mm256_set1_epi32(least as i32);
-            (half(words, 0, least), half(words, 4, least))
+            (four_lanes(words, 0, least), four_lanes(words, 4, least))
         };
         [even | (even_high << 8), odd | (odd_high << 8)]
     }

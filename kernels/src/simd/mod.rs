@@ -180,8 +180,8 @@ pub(crate) unsafe trait Simd: Vector {
     unsafe fn select_bytes(self, p: *const u8, zero: Self::V, other: Self::V) -> Self::V;
     /// Selects `zero` in lane `i` where bit `i` is 0, `other` where it is not.
     fn select_bits(self, bits: u16, zero: Self::V, other: Self::V) -> Self::V;
-    /// Compares the low halves of the lanes of four words with `least`: bit `4·i + t` of the first result is 1 where lane `2·i` of
-    /// word `t` is `least` or greater, of the second where lane `2·i + 1` is.
+    /// Compares the low halves of the lanes of four words with `least`: bit `4·i + t` of the first result is 1 where lane
+    /// `2·i` of word `t` is `least` or greater, of the second where lane `2·i + 1` is.
     fn bits_at_least(self, words: [&[u64; LANES / 2]; 4], least: u32) -> [u16; 2];
 
     /// Prefetches the cache line at `p` into the first-level cache. The address need not exist.

@@ -322,7 +322,7 @@ fn states_that_do_not_follow_each_other() {
         state
     };
     let mut first = with_keys(0);
-    let at_five = "later state: this state ends at 5, and merges only at a multiple of 256: push the keys to it";
+    let at_five = "later state: this state ends at 5, and merges only at a multiple of 256: push the later keys to this state instead";
     says(first.merge(&with_keys(256)).err(), at_five);
     says(first.merge(&with_keys(0)).err(), at_five);
     assert_eq!(first.len(), 5);

@@ -147,8 +147,8 @@ fn what_cannot_be_kept_is_refused() {
     // Evicted: a token to be moved, a place to move to, a key that the next row would see.
     let cache = gappy();
     says("accepted: entry 0 is 111, but must be at least 312", &cache, 200, &[111, 400]);
-    let place = "from: 250, but must be at least 512 for sequence 0: the sliding cache has evicted keys to whose places \
-                 accepted ones would move";
+    let place = "from: 250, but must be at least 512 for sequence 0: the sliding cache has evicted keys from places that \
+                 accepted keys would move to";
     says(place, &cache, 250, &(300..320).collect::<Vec<_>>());
     says(&super::too_short(514, 527), &cache, 512, &[3, 8]);
     says(&super::too_short(300, 527), &cache, 300, &[]);

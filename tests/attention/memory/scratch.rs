@@ -50,13 +50,14 @@ fn planned(rows: usize, keys: usize, d: usize, dv: usize, exec: Exec) -> usize {
 #[test]
 fn scratch_is_bounded() {
     for isa in Isa::available() {
-        for d in [1, 16, 64, 65, 128, 256, 257, 512, 1024] {
-            for dv in [1, 16, 64, 65, 128, 256, 257, 512, 1024] {
+        for d in [1, 16, 64, 65, 128, 256, 257, 512, 581, 1024] {
+            for dv in [1, 16, 64, 65, 128, 256, 257, 512, 581, 1024] {
                 for threads in [1, 2, 8] {
                     let exec = Exec::serial().isa(isa).threads(threads);
-                    for length in [1, 256, 8192] {
-                        let bytes = planned(length, length, d, dv, exec);
-                        assert!(bytes <= 1 << 20, "{isa} {d} {dv} length {length}: {bytes} bytes");
+                    // Few rows, too: their key blocks are divided.
+                    for (rows, keys) in [(1, 1), (256, 256), (8192, 8192), (85, 8192), (128, 8192)] {
+                        let bytes = planned(rows, keys, d, dv, exec);
+                        assert!(bytes <= 5 << 18, "{isa} {d} {dv} {rows} × {keys}: {bytes} bytes");
                     }
                 }
             }
@@ -67,9 +68,10 @@ fn scratch_is_bounded() {
 #[test]
 fn scratch_does_not_grow_with_the_keys() {
     for (isa, exec) in execs() {
-        for (d, dv) in [(64, 64), (128, 128), (300, 20), (1024, 1024)] {
+        for (d, dv) in [(64, 64), (128, 128), (300, 20), (576, 512), (1024, 1024)] {
             assert_eq!(planned(256, 256, d, dv, exec), planned(256, 8192, d, dv, exec), "{isa} {d} {dv}");
             assert_eq!(planned(1, 256, d, dv, exec), planned(1, 1 << 40, d, dv, exec), "{isa} {d} {dv}");
+            assert_eq!(planned(128, 256, d, dv, exec), planned(128, 8192, d, dv, exec.threads(16)), "{isa} {d} {dv}");
         }
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn mistakes() -> Vec<Mistake> {
     let differs = |what, got, expected| format!("later state: {what} is {got}, but this state has {expected}");
     let new = Attention::new;
     let window = |n| Window::inclusive(Some(n), None);
-    let slope = |got, expected| differs("an ALiBi slope", got, expected);
+    let slope = |got, expected| differs("ALiBi slope of a head", got, expected);
     let mut all = vec![
         mistake(61, "merge of other rows", merged_out([2, 4, 2, 7]), "other out: rows is 2, but out has 3"),
         mistake(61, "merge of other values", merged_out([2, 4, 3, 6]), "other out: value_dim is 6, but out has 7"),
@@ -74,7 +74,7 @@ fn starts() -> Vec<Mistake> {
             61,
             "merge after 270 keys",
             merged(270, 256),
-            "later state: this state ends at 270, and merges only at a multiple of 256: push the keys to it",
+            "later state: this state ends at 270, and merges only at a multiple of 256: push the later keys to this state instead",
         ),
     ]
 }
@@ -98,7 +98,7 @@ fn positions() -> Vec<Mistake> {
             62,
             "another slope",
             outcome(slopes(&[0.25]).merge(&slopes(&[0.5]))),
-            "later state: an ALiBi slope is 0.5, but this state has 0.25",
+            "later state: ALiBi slope of a head is 0.5, but this state has 0.25",
         ),
         mistake(62, "the default scale in numbers", merged(plain, plain.scale(0.5)), ACCEPTED),
         mistake(62, "top-left as an offset", merged(top_left.causal(), at(0).causal()), ACCEPTED),

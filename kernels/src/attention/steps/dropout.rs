@@ -20,7 +20,7 @@ const ROUNDS: usize = 10;
 /// Row of a row block, as the counter has it: sequence · heads + head, row.
 pub(crate) type CounterRow = [u32; 2];
 
-/// Weights of a row that dropout keeps, against a key block: a bit for each key, by panels.
+/// Weights of a row that dropout keeps, against a key block: bit `i` of number `p` stands for key 16·p + i.
 pub(crate) type KeptWeights = [u16; KEY_BLOCK / LANES];
 
 /// Weights of a row block that dropout keeps, against a key block, and their factor.
@@ -71,29 +71,32 @@ fn product<const I: usize>(word: u64) -> u64 {
 /// Random numbers of a row: what is the same for all its keys, which is most of the first three rounds, where only the
 /// last word of the counter differs.
 struct RowNumbers<'a> {
-    keys: &'a RoundKeys,
-    /// First round: of word 2, what goes to the last word of the counter.
-    first: u64,
-    /// Second round: of word 0, what goes to the upper half of the product.
-    second: u64,
-    /// Third round: of words 0 and 2, what goes to a word or the upper half of a product; word 1.
-    third: [u64; 3],
+    round_keys: &'a RoundKeys,
+    /// What word 2 of the first round is XORed from, beside the last word of the counter.
+    with_counter: u64,
+    /// What word 0 of the second round is XORed from, beside the upper half of a product.
+    with_product: u64,
+    /// What words 0 and 2 of the third round are XORed from, beside word 1 and the upper half of a product.
+    with_words: [u64; 2],
+    /// Word 1 of the third round.
+    word1: u64,
 }
 
 impl<'a> RowNumbers<'a> {
     /// Computes what is the same for all counters that begin with three words.
     #[inline(always)]
-    fn new(keys: &'a RoundKeys, counter: [u32; 3]) -> Self {
+    fn new(round_keys: &'a RoundKeys, counter: [u32; 3]) -> Self {
         let [word0, word1, word2] = counter.map(u64::from);
-        let [key1, key2, key3] = [keys.0[0], keys.0[1], keys.0[2]];
+        let [key1, key2, key3] = [round_keys.0[0], round_keys.0[1], round_keys.0[2]];
         let (a1, b1) = (product::<0>(word0), product::<1>(word2));
         let a2 = product::<0>((b1 >> 32) ^ word1 ^ key1[0]);
         let b3 = product::<1>((a2 >> 32) ^ a1 ^ key2[1]);
         Self {
-            keys,
-            first: (a1 >> 32) ^ key1[1],
-            second: b1 ^ key2[0],
-            third: [(b3 >> 32) ^ key3[0], a2 ^ key3[1], b3],
+            round_keys,
+            with_counter: (a1 >> 32) ^ key1[1],
+            with_product: b1 ^ key2[0],
+            with_words: [(b3 >> 32) ^ key3[0], a2 ^ key3[1]],
+            word1: b3,
         }
     }
 
@@ -104,14 +107,14 @@ impl<'a> RowNumbers<'a> {
         let in_lane = const { in_lanes::<COUNTERS>() };
         let mut words = [[0; COUNTERS], [0; COUNTERS], [0; COUNTERS], [0; COUNTERS]];
         for i in 0..COUNTERS {
-            let b2 = product::<1>(self.first ^ (u64::from(last) + in_lane[i]));
-            let a3 = product::<0>((b2 >> 32) ^ self.second);
-            words[0][i] = b2 ^ self.third[0];
-            words[1][i] = self.third[2];
-            words[2][i] = (a3 >> 32) ^ self.third[1];
+            let b2 = product::<1>(self.with_counter ^ (u64::from(last) + in_lane[i]));
+            let a3 = product::<0>((b2 >> 32) ^ self.with_product);
+            words[0][i] = b2 ^ self.with_words[0];
+            words[1][i] = self.word1;
+            words[2][i] = (a3 >> 32) ^ self.with_words[1];
             words[3][i] = a3;
         }
-        for &key in &self.keys.0[3..] {
+        for &key in &self.round_keys.0[3..] {
             words = round(words, key);
         }
         words
@@ -169,12 +172,12 @@ pub(crate) fn draw<S: Simd>(
     kept: &mut [KeptWeights],
 ) {
     assert!(spans.len() == rows.len().div_ceil(S::TILE_ROWS));
-    let keys = RoundKeys::new(dropout.seed);
+    let round_keys = RoundKeys::new(dropout.seed);
     for (row, (&[head, i], kept)) in rows.iter().zip(kept).enumerate() {
-        let numbers = RowNumbers::new(&keys, [dropout.offset, head, i]);
+        let numbers = RowNumbers::new(&round_keys, [dropout.offset, head, i]);
         let keys = spans[row / S::TILE_ROWS].keys();
         let (mut start, whole) = (keys.start, keys.end / (8 * LANES) * (8 * LANES));
-        // Where there are registers for it, words of twice as many counters, whose rounds overlap better.
+        // Where there are registers for it (AVX-512), words of twice as many counters, whose rounds overlap better.
         if S::TILE_VECS > 1 && start < whole {
             numbers.draw::<S, { 2 * LANES }>(s, first, start..whole, dropout.threshold, kept);
             start = whole;
@@ -215,6 +218,9 @@ mod tests {
         assert_eq!(numbers.map(|word| word[0] as u32), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         let numbers = RowNumbers::new(&RoundKeys::new(u64::MAX), [u32::MAX; 3]).philox::<8>(u32::MAX);
         assert_eq!(numbers.map(|word| word[0] as u32), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        // Lane 2 is the next counter, which is 0 after the last.
+        let first = RowNumbers::new(&RoundKeys::new(u64::MAX), [u32::MAX; 3]).philox::<32>(0);
+        assert_eq!(numbers.map(|word| word[2] as u32), first.map(|word| word[0] as u32));
         // In digits of π: counter, then key.
         let (counter, key) = ([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e], 0x299f_31d0_a409_3822);
         let numbers = RowNumbers::new(&RoundKeys::new(key), counter).philox::<8>(0x0370_7344);
