@@ -15,23 +15,44 @@ pub(super) struct Sizes {
     sets: &'static [Set],
 }
 
-/// Tensors that may be exchanged together, and their name in a message. Whoever stores q otherwise stores the output so,
-/// too, and needs no word on it.
-type Set = (&'static str, &'static [&'static str]);
+/// Tensor of a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tensor {
+    Q,
+    K,
+    V,
+    Out,
+}
+
+/// Words of a message for the tensors at fault.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Q,
+    K,
+    V,
+    Out,
+    KeysAndValues,
+    Inputs,
+}
+
+/// Tensors that may be exchanged together, and what a message names for them. Whoever exchanges heads and rows of q does so
+/// in the output, too, and needs no word on it.
+type Set = (Fault, &'static [Tensor]);
 
 const OF_TENSORS: [Set; 8] = [
-    ("k", &["k"]),
-    ("v", &["v"]),
-    ("out", &["out"]),
-    ("q", &["q"]),
-    ("q", &["q", "out"]),
-    ("k and v", &["k", "v"]),
-    ("q, k and v", &["q", "k", "v"]),
-    ("q, k and v", &["q", "k", "v", "out"]),
+    (Fault::K, &[Tensor::K]),
+    (Fault::V, &[Tensor::V]),
+    (Fault::Out, &[Tensor::Out]),
+    (Fault::Q, &[Tensor::Q]),
+    (Fault::Q, &[Tensor::Q, Tensor::Out]),
+    (Fault::KeysAndValues, &[Tensor::K, Tensor::V]),
+    (Fault::Inputs, &[Tensor::Q, Tensor::K, Tensor::V]),
+    (Fault::Inputs, &[Tensor::Q, Tensor::K, Tensor::V, Tensor::Out]),
 ];
 
 /// Keys and values of a cache or pages were checked when they were appended.
-const OF_STORED_KEYS: [Set; 3] = [("out", &["out"]), ("q", &["q"]), ("q", &["q", "out"])];
+const OF_STORED_KEYS: [Set; 3] =
+    [(Fault::Out, &[Tensor::Out]), (Fault::Q, &[Tensor::Q]), (Fault::Q, &[Tensor::Q, Tensor::Out])];
 
 impl Sizes {
     /// Takes the sizes of a call and the shape of its output.
@@ -46,15 +67,15 @@ impl Sizes {
     pub(super) fn of_heads(self) -> Option<Cause> {
         // No call that fits has more key/value heads than query heads.
         let more_keys = self.k[0] > self.q[0];
-        // Nothing looks exchanged where there are as many rows as keys and the output is like q, unless there are more
-        // key/value heads; nor if these are a multiple, where the two numbers are taken for each other.
-        let numbers = !more_keys || self.q[0] > 1 && self.k[0].is_multiple_of(self.q[0]);
-        if numbers && self.is_square() && !self.out_is_exchanged() {
+        // Where there are as many rows as keys and the output is like q, nothing looks exchanged: either the numbers of heads
+        // just do not go together, or q has that of k and k that of q.
+        let wrong_heads = !more_keys || self.q[0] > 1 && self.k[0].is_multiple_of(self.q[0]);
+        if wrong_heads && self.is_square() && !self.out_is_exchanged() {
             return None;
         }
         let more_heads = self.q[0] > self.q[1] && self.k[0] > self.k[1];
-        self.named(|name, fits| {
-            more_keys || self.out_is_exchanged() || fits.is_square() || name == "q, k and v" && more_heads
+        self.named(|fault, fits| {
+            more_keys || self.out_is_exchanged() || fits.is_square() || fault == Fault::Inputs && more_heads
         })
     }
 
@@ -70,7 +91,7 @@ impl Sizes {
             return None;
         }
         // The output says nothing of them.
-        let cause = Self { out: None, ..self }.named(|name, _| name == "k" || name == "v");
+        let cause = Self { out: None, ..self }.named(|fault, _| fault == Fault::K || fault == Fault::V);
         Some(cause.unwrap_or(Cause::Exchanged { argument: "k or v" }))
     }
 
@@ -100,35 +121,35 @@ impl Sizes {
     }
 
     /// Returns the sizes with heads and rows of some tensors exchanged.
-    fn exchange(self, tensors: &[&str]) -> Self {
+    fn exchange(self, tensors: &[Tensor]) -> Self {
         let exchange = |tensor, [heads, rows]: [usize; 2]| match tensors.contains(&tensor) {
             true => [rows, heads],
             false => [heads, rows],
         };
         let Self { q, k, v, out, sets } = self;
-        let out = out.map(|out| exchange("out", out));
-        Self { q: exchange("q", q), k: exchange("k", k), v: exchange("v", v), out, sets }
+        let (q, k) = (exchange(Tensor::Q, q), exchange(Tensor::K, k));
+        Self { q, k, v: exchange(Tensor::V, v), out: out.map(|out| exchange(Tensor::Out, out)), sets }
     }
 
     /// Returns the cause that names the tensors with which the call fits the other way round: among those that are
     /// plausible, and with which there are as many rows as keys if there are such.
-    fn named(self, plausible: impl Fn(&str, Self) -> bool) -> Option<Cause> {
-        let found = |name: &str, square: bool| {
+    fn named(self, plausible: impl Fn(Fault, Self) -> bool) -> Option<Cause> {
+        let found = |fault, square: bool| {
             self.sets.iter().any(|&(other, tensors)| {
                 let fits = self.exchange(tensors);
-                name == other && fits.fit() && plausible(name, fits) && (!square || fits.is_square())
+                fault == other && fits.fit() && plausible(fault, fits) && (!square || fits.is_square())
             })
         };
-        let square = self.sets.iter().any(|(name, _)| found(name, true));
-        let has = |name| found(name, square);
-        let argument = match [has("q"), has("k and v"), has("q, k and v")] {
-            _ if has("k") && has("v") => "k or v",
-            _ if has("k") => "k",
-            _ if has("v") => "v",
-            [true, ..] if has("out") => "q or out",
-            _ if has("out") => "out",
-            // As many heads as keys have, and more rows than keys: one may be as unusual as the other.
-            [false, false, true] if found("out", false) => "out, or of q, k and v,",
+        let square = self.sets.iter().any(|&(fault, _)| found(fault, true));
+        let has = |fault| found(fault, square);
+        let argument = match [Fault::Q, Fault::KeysAndValues, Fault::Inputs].map(has) {
+            _ if has(Fault::K) && has(Fault::V) => "k or v",
+            _ if has(Fault::K) => "k",
+            _ if has(Fault::V) => "v",
+            [true, ..] if has(Fault::Out) => "q or out",
+            _ if has(Fault::Out) => "out",
+            // With the output alone the call fits, too, but has more rows than keys.
+            [false, false, true] if found(Fault::Out, false) => "out, or of q, k and v,",
             [false, false, false] => return None,
             [true, false, false] => "q",
             [false, true, false] => "k and v",
