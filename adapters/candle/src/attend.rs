@@ -76,7 +76,9 @@ impl CustomOp3 for Op {
         out: &Tensor,
         d_out: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let Some(lse) = self.lse.as_ref().and_then(OnceLock::get) else { bail!("sdpa: backward without a forward call on the CPU") };
+        let Some(lse) = self.lse.as_ref().and_then(OnceLock::get) else {
+            bail!("sdpa: backward without a forward call on the CPU")
+        };
         let [out, d_out] = [self.order.restore(out.clone())?, self.order.restore(d_out.clone())?];
         let [dq, dk, dv] = self.sdpa.gradients([q, k, v], [&out, &d_out], lse)?;
         Ok((Some(dq), Some(dk), Some(dv)))
