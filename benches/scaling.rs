@@ -2,15 +2,15 @@
 //! on as many threads: each runs the same call by itself, on tensors of its own. Calls are made from within rayon's pool.
 //! `cargo bench --bench scaling`, with a filter on names: `-- long`.
 //!
-//! Where cores share memory's bandwidth, power or execution units, the callers fall short of the number of threads too:
-//! the second figure is what the crate answers for.
+//! The callers fall short of the number of threads, too, where cores share memory's bandwidth, power or execution units: the
+//! second figure is what the crate answers for.
 
 #[path = "support/interleaved.rs"]
 mod interleaved;
 mod support;
 
 use interleaved::median;
-use sdpa::{Exec, Plan, Shape, Workspace};
+use sdpa::{Exec, Plan, Problem, Shape, Workspace};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use support::{Tensors, WORKLOADS, Workload};
@@ -27,13 +27,20 @@ const NAMES: [&str; 9] = [
     "decode-16k",
 ];
 const ROUNDS: usize = 7;
-/// How long a case runs in each round, at least once.
+/// Time that a case runs in each round, at least once.
 const BURST: Duration = Duration::from_millis(40);
 
 /// One head of 4096 rows: nothing but rows to share out.
 fn one_head() -> Workload {
     let long = WORKLOADS.iter().find(|workload| workload.name == "long-4096").expect("a named workload");
     Workload { name: "one-head-4096", shape: Shape { heads: 1, kv_heads: 1, ..long.shape }, ..*long }
+}
+
+/// Returns the call of a workload's tensors.
+fn problem(tensors: &mut Tensors) -> Problem<'_> {
+    let attention = tensors.workload.attention();
+    let (inputs, outputs) = tensors.bind();
+    attention.problem(inputs, outputs).expect("a good call")
 }
 
 /// A call, its tensors and the memory that is kept between runs.
@@ -48,9 +55,7 @@ impl Caller {
     }
 
     fn call(&mut self, exec: Exec) {
-        let attention = self.tensors.workload.attention();
-        let (inputs, outputs) = self.tensors.bind();
-        let problem = attention.problem(inputs, outputs).expect("a good call");
+        let problem = problem(&mut self.tensors);
         let plan = Plan::new(&problem, exec);
         problem.run(&plan, &mut self.workspace);
     }
@@ -92,9 +97,7 @@ fn apart(callers: &mut [Caller]) -> f64 {
 
 /// Efficiency of the work's division among threads, as the plan has it.
 fn planned(caller: &mut Caller, threads: usize) -> f64 {
-    let attention = caller.tensors.workload.attention();
-    let (inputs, outputs) = caller.tensors.bind();
-    let problem = attention.problem(inputs, outputs).expect("a good call");
+    let problem = problem(&mut caller.tensors);
     Plan::new(&problem, Exec::default().threads(threads)).balance(&problem, threads).efficiency
 }
 

@@ -11,8 +11,6 @@ use sdpa_kernels::{Accumulation, FewRows, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Tiling
 const RUNS_PER_WORKER: usize = 4;
 /// Rows per key/value head up to which blocks of keys are divided among workers (split-KV).
 const FEW_ROWS: usize = 16;
-/// Rows per key/value head up to which they are divided where workers would have nothing to do otherwise.
-const SOME_ROWS: usize = MAX_SPLIT_ROWS;
 /// Blocks of keys are divided among workers only if their partial results take at most 1/`SHARE` of the bytes of the
 /// keys and values they read (counted as `f32`) or at most [`LITTLE`] bytes (with more than [`FEW_ROWS`] rows,
 /// [`LITTLE_EACH`] for each thread); and never more than [`MOST`] bytes.
@@ -81,7 +79,7 @@ impl Plan {
             return by_rows.by_keys(problem, workers, few, work);
         }
         // More rows than memory takes the time of, or a window: only for workers that have no rows.
-        if tasks < workers && rows.rows <= SOME_ROWS && problem.call.options.ragged.is_none() {
+        if tasks < workers && rows.rows <= MAX_SPLIT_ROWS && problem.call.options.ragged.is_none() {
             let few = rows.rows;
             let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, few, tile_rows);
             let whole = Self { tiling, ..by_rows };
@@ -163,8 +161,8 @@ impl Plan {
 
     /// Bytes of the partial results of all key blocks, where these are divided among workers (few rows, many keys): at
     /// most a sixteenth of the bytes of keys and values that are read (counted as `f32`), or 1 MiB, and never more than
-    /// 1 GiB. For 17 to 128 rows that share a key/value head, 4 MiB for each thread take the place of the 1 MiB. Beyond these limits, and for
-    /// more rows, only rows are divided: then 0.
+    /// 1 GiB. For 17 to 128 rows that share a key/value head, 4 MiB for each thread take the place of the 1 MiB. Beyond
+    /// these limits, and for more rows, only rows are divided: then 0.
     pub fn partials_bytes(&self) -> usize {
         match self.split {
             Split::Keys { bytes, .. } => bytes,

@@ -67,8 +67,8 @@ impl KvCache {
         Ok(Self { cache: self.cache.with_latent(), ..self })
     }
 
-    /// Sets int8 elements: about a quarter of the memory of `f32`, and 0.3 to 0.4 of the time of a step that reads it. Every value has a scale
-    /// `s`, and so has every key, or every channel of the keys; an element `x` is stored as the integer nearest to
+    /// Sets int8 elements: about a quarter of the memory of `f32`, and 0.3 to 0.4 of the time of a step that reads it.
+    /// Every value has a scale `s`, and so has every key, or every channel of the keys; an element `x` is stored as the integer nearest to
     /// `x / s`, at most ±127. A query row is quantised in the same way, once for all keys, after it is multiplied by
     /// the scales of the channels if there are any. Weights, multiplied by the scales of their values, are rounded to 16
     /// bits: in each block of 256 keys to a 32767th of the row's largest. Products of integers are accumulated exactly.

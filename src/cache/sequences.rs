@@ -65,8 +65,8 @@ impl KvCache {
     /// # Errors
     /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Length`] if it is
     /// shorter than `from`, or where a sliding cache has evicted keys that the next row would see or the new place of a
-    /// token; [`Error::Entry`] if `accepted` does not increase, or names a token beyond the end or an evicted one; [`Error::Mismatch`] for more
-    /// tokens than there are behind `from`; [`Error::Memory`]. The cache is then unchanged.
+    /// token; [`Error::Entry`] if `accepted` does not increase, or names a token beyond the end or an evicted one;
+    /// [`Error::Mismatch`] for more tokens than there are behind `from`; [`Error::Memory`]. The cache is then unchanged.
     pub fn keep(&mut self, sequence: usize, from: usize, accepted: &[usize]) -> Result<(), Error> {
         self.there("sequence", sequence)?;
         let len = self.lens()[sequence];

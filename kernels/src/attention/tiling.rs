@@ -253,7 +253,7 @@ pub(crate) struct Regions<'a> {
     /// Copied queries, `[row of the task][head_dim]`, if the caller's are not contiguous; or queries as pairs or as
     /// bytes: see `queries.rs`.
     pub(crate) queries: &'a mut [f32],
-    /// What that memory holds.
+    /// Contents of that memory.
     pub(crate) query_memory: QueryMemory,
     /// Running maximum and sum of each row of the task.
     pub(crate) max: &'a mut [f32],

@@ -29,8 +29,8 @@ pub(crate) struct Kept {
     pub(crate) factor: f32,
 }
 
-/// A word of each of some counters, in the low half of a lane, which is where products of 32 bits take their factors from.
-/// What the upper half holds does not matter.
+/// A word of each of some counters, in the low half of a lane, which is where products of 32 bits take their factors from;
+/// the upper half may hold anything.
 type Word<const COUNTERS: usize> = [u64; COUNTERS];
 /// Low half of a lane.
 const LOW: u64 = u32::MAX as u64;
@@ -38,13 +38,14 @@ const LOW: u64 = u32::MAX as u64;
 /// Counters whose numbers go to two panels of keys, four a counter.
 const FOR_TWO_PANELS: usize = LANES / 2;
 
-/// Returns the counter of each lane: of eight, even lanes hold the first four, whose numbers go to one panel, odd lanes the
-/// others.
+/// Returns the counter of each lane: of those for two panels, even lanes hold the first half, whose numbers go to one panel,
+/// odd lanes the other.
 const fn in_lanes<const COUNTERS: usize>() -> Word<COUNTERS> {
     let mut counters = [0; COUNTERS];
     let mut i = 0;
     while i < COUNTERS {
-        counters[i] = (i / 8 * 8 + i % 2 * 4 + i % 8 / 2) as u64;
+        counters[i] =
+            (i / FOR_TWO_PANELS * FOR_TWO_PANELS + i % 2 * (FOR_TWO_PANELS / 2) + i % FOR_TWO_PANELS / 2) as u64;
         i += 1;
     }
     counters
@@ -72,11 +73,11 @@ fn product<const I: usize>(word: u64) -> u64 {
 /// last word of the counter differs.
 struct RowNumbers<'a> {
     round_keys: &'a RoundKeys,
-    /// What word 2 of the first round is XORed from, beside the last word of the counter.
+    /// Part of word 2 of the first round, which is XORed with the last word of the counter.
     with_counter: u64,
-    /// What word 0 of the second round is XORed from, beside the upper half of a product.
+    /// Part of word 0 of the second round, which is XORed with the upper half of a product.
     with_product: u64,
-    /// What words 0 and 2 of the third round are XORed from, beside word 1 and the upper half of a product.
+    /// Parts of words 0 and 2 of the third round, which are XORed with word 1 and the upper half of a product.
     with_words: [u64; 2],
     /// Word 1 of the third round.
     word1: u64,
