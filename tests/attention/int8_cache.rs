@@ -2,6 +2,7 @@
 //! do not depend on how it got there.
 
 mod bits;
+mod byte_weights;
 mod refusals;
 
 use crate::support::{Rng, Tensor, Tensors, assert_close, execs, largest};
@@ -73,9 +74,9 @@ fn quantised(q: &Tensor, kind: &Kind, kv_heads: usize) -> Tensor {
     })
 }
 
-/// Largest error of an output that comes of weights rounded to 16 bits, given the exact ones, `[batch, heads, rows, keys]`:
-/// in each block of 256 keys, half a 32767th of the largest weight times its value's scale, for each unit of the others'
-/// integers.
+/// Largest error of an output that comes of rounded weights, given the exact ones, `[batch, heads, rows, keys]`: in each block
+/// of 256 keys, half a 32767th of the largest weight times its value's scale, for each unit of the others' integers; of int4
+/// a 255th.
 fn rounding(kind: &Kind, weights: &[f64], [batch, heads, rows]: [usize; 3], kv: &KeyValues<'_>) -> f64 {
     let [_, kv_heads, keys, dim] = kv.v_shape();
     let mut worst = 0.0f64;
@@ -99,7 +100,7 @@ fn rounding(kind: &Kind, weights: &[f64], [batch, heads, rows]: [usize; 3], kv: 
                 for j in block.filter(|&j| row[j] > 0.0 && scales[j] > 0.0) {
                     for (error, x) in errors.iter_mut().zip(&values[j][columns.clone()]) {
                         let units = if most == 7.0 { most } else { x.abs() / scales[j] };
-                        *error += 0.501 / 32767.0 * largest * units;
+                        *error += if most == 7.0 { 1.002 / 255.0 } else { 0.501 / 32767.0 } * largest * units;
                     }
                 }
             }
@@ -221,10 +222,24 @@ impl ProbMod for Even {
     }
 }
 
+/// Makes the weights of odd keys negative.
+struct Signed;
+
+impl ProbMod for Signed {
+    fn weight(&self, weight: f32, at: Position) -> f32 {
+        if at.key.is_multiple_of(2) { weight } else { -1.5 * weight }
+    }
+}
+
 #[test]
 fn a_weight_function_sees_weights() {
+    sees_weights(Even);
+    sees_weights(Signed);
+}
+
+fn sees_weights(function: impl ProbMod) {
     let t = Tensors::normal([1, 4, 2, 9, 300, 20, 33], 4);
-    let mods = Mods { score: NoMod, mask: NoMod, prob: Even };
+    let mods = Mods { score: NoMod, mask: NoMod, prob: function };
     for kind in kinds(2, 20) {
         let (cache, q) = (filled(&t, &kind), quantised(&t.q, &kind, 2));
         let oracle: naive::Answer<f64> =

@@ -302,7 +302,7 @@ impl<'a> Oracle<'a> {
     }
 
     /// How far off a sum of integers is because weights, times the scales, are rounded: in each block of 256 keys to a
-    /// 32767th of the largest.
+    /// 32767th of the largest, of int4 to a 255th, up or down.
     fn rounded_weights(&self, code: Code, [b, g]: [usize; 2], seen: &[(usize, Num)], c: usize) -> f64 {
         let block = |block: &[(usize, Num)]| {
             let (mut largest, mut integers) = (0.0f64, 0.0f64);
@@ -311,7 +311,8 @@ impl<'a> Oracle<'a> {
                 largest = largest.max((w.x.abs() + w.e) * f64::from(code.scale(self.v.row(kb, g, n), c)));
                 integers += code.most();
             }
-            0.501 / 32767.0 * largest * integers
+            let unit = if let Code::Bytes = code { 0.501 / 32767.0 } else { 1.002 / 255.0 };
+            unit * largest * integers
         };
         seen.chunk_by(|a, b| a.0 / 256 == b.0 / 256).map(block).sum()
     }

@@ -3,8 +3,8 @@
 //! Each block has a scale s and a centre c, both `f16`; the centre may be left out, and then is 0. An element x is stored as
 //! the integer n nearest to (x − c)/s, ±7 at most, so that x ≈ c + s·n with an error of half of s. Query rows are bytes, as
 //! for int8 keys (`int8.rs`). A score is (scale of the query row)·Σ (s·Σ q·n + c·Σ q), a term for each block of the key,
-//! with sums over the block that are exact integers. An output is Σ (w·s)·n + Σ w·c, with weights w·s rounded to 16 bits as
-//! those of int8 values are.
+//! with sums over the block that are exact integers. An output is Σ (w·s)·n + Σ w·c, with weights w·s rounded to bytes
+//! (`byte_weights.rs`).
 //!
 //! ```text
 //! keys     [panel of 16 keys][block][4][16][4 bytes]     byte e of part i: element 4·i + e, and element 16 + 4·i + e in its upper half

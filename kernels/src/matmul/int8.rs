@@ -29,9 +29,6 @@ pub(crate) const WEIGHT_UNIT: f32 = 1.0 / MOST_WEIGHT;
 /// Place of its largest weight, in floats, in a row of 16-bit weights: behind all keys of a block.
 pub(crate) const LARGEST_WEIGHT: usize = KEY_BLOCK;
 
-/// Place of the weighted sum of the centres of int4 values.
-pub(crate) const CENTRES: usize = LARGEST_WEIGHT + 1;
-
 /// Largest 16-bit weight.
 const MOST_WEIGHT: f32 = 32767.0;
 const _: () = assert!(127 * 32767 * (KEY_BLOCK as u64) < 1 << 31, "a block's sums fit 32 bits");
@@ -211,20 +208,20 @@ pub(crate) fn quantise_query(xs: &[f32], scale: f32, out: &mut [Query4]) -> Row 
 }
 
 /// Multiplies weights by the scales of their values and returns the largest magnitude; ∞ or NaN if a product is not
-/// finite. A weight of 0 stays 0, whatever the scale: its key is hidden, or adds nothing either way. `from` may be `to`.
+/// finite. A weight of 0 stays 0, whatever the scale: its key is hidden, or adds nothing either way.
 ///
 /// # Safety
-/// `from` has as many readable floats as there are scales, and `to` as many writable ones.
+/// There are as many writable weights as scales.
 #[inline(always)]
-pub(crate) unsafe fn scale_weights(from: *const f32, scales: &[f32], to: *mut f32) -> f32 {
+pub(crate) unsafe fn scale_weights(weights: *mut f32, scales: &[f32]) -> f32 {
     // Magnitudes have the order of their bits, NaN last.
     let mut most = 0;
     for (i, scale) in scales.iter().enumerate() {
-        // SAFETY: the caller guarantees float `i` of both.
+        // SAFETY: the caller guarantees weight `i`.
         unsafe {
-            let weight = *from.add(i);
+            let weight = *weights.add(i);
             let scaled = if weight == 0.0 { 0.0 } else { weight * scale };
-            *to.add(i) = scaled;
+            *weights.add(i) = scaled;
             most = most.max(scaled.to_bits() & 0x7FFF_FFFF);
         }
     }

@@ -1,7 +1,8 @@
 //! Operands of products: numbers; pairs of bfloat16, two products a lane; or fours of bytes and 16-bit weights. Scores and
 //! outputs are sums of the same kinds of product.
 
-use crate::matmul::int8::{CENTRES, LARGEST_WEIGHT, WEIGHT_UNIT};
+use crate::matmul::byte_weights::{CENTRES, ROW_FLOATS, UNIT};
+use crate::matmul::int8::{LARGEST_WEIGHT, WEIGHT_UNIT};
 use crate::simd::{Bf16Dot, Bf16x2, Int8Dot, Vector, Words4};
 
 /// Multiply-add: the two operands of a product, and its addition to a sum.
@@ -20,6 +21,8 @@ pub(crate) unsafe trait MulAdd<W: Vector> {
     const TILE_ROWS: usize = usize::MAX;
     /// Largest number of vectors of a register tile, where that is not the backend's.
     const TILE_VECS: usize = usize::MAX;
+    /// Number of floats from one row to the next in P·V, where that is not the scores'.
+    const ROW_FLOATS: Option<usize> = None;
     /// True if sums can be stored as floats and gone on with.
     const RESUMES: bool = true;
 
@@ -29,15 +32,14 @@ pub(crate) unsafe trait MulAdd<W: Vector> {
     ///
     /// # Safety
     /// Element `i` of the row is readable; where operands are pairs, the row is one of pairs; where they
-    /// are fours, one of 16-bit weights.
+    /// are fours, one of rounded weights.
     unsafe fn x(w: W, row: *const f32, i: usize) -> Self::X;
     /// Returns `sum + x·y`.
     fn fma(w: W, x: Self::X, y: Self::Y, sum: Self::Sum) -> Self::Sum;
     /// Returns the sums of a row as floats.
     ///
     /// # Safety
-    /// The row is readable, and one of 16-bit weights, with the largest and, of int4, the weighted centres behind them, where
-    /// operands are fours.
+    /// The row is readable, and one of rounded weights where operands are fours, with what else they have behind them.
     unsafe fn total(w: W, row: *const f32, sum: Self::Sum) -> W::V;
     /// Returns the sums of which these are the [totals](Self::total), if it [does](Self::RESUMES).
     fn resume(w: W, total: W::V) -> Self::Sum;
@@ -157,17 +159,18 @@ unsafe impl<S: Int8Dot> MulAdd<S> for Int8Fours {
     }
 }
 
-/// Operands that are fours of four-bit elements, and of weights as for [`Int8Fours`].
+/// Operands that are fours of four-bit elements, and of weights as bytes (`byte_weights.rs`). Sums are exact integers.
 pub(crate) struct Int4Fours;
 
-// SAFETY: `x` reads four weights, `total` the largest and the sum of centres.
+// SAFETY: `x` reads four weights, `total` their unit and the sum of centres.
 unsafe impl<S: Int8Dot> MulAdd<S> for Int4Fours {
-    type X = Words4;
-    type Y = S::Words;
+    type X = u32;
+    type Y = S::NibbleColumns;
     type Sum = S::Sums;
     const TILE_ROWS: usize = S::WEIGHT_ROWS;
     // Both halves of a block, which share their bytes; one, where tiles have one vector.
     const TILE_VECS: usize = if S::TILE_VECS > 1 { 2 } else { 1 };
+    const ROW_FLOATS: Option<usize> = Some(ROW_FLOATS);
     const RESUMES: bool = false;
 
     #[inline(always)]
@@ -176,20 +179,21 @@ unsafe impl<S: Int8Dot> MulAdd<S> for Int4Fours {
     }
 
     #[inline(always)]
-    unsafe fn x(s: S, row: *const f32, i: usize) -> Words4 {
-        // SAFETY: same contract: the caller guarantees a row of 16-bit weights.
-        unsafe { Int8Fours::x(s, row, i) }
+    unsafe fn x(_: S, row: *const f32, i: usize) -> u32 {
+        // SAFETY: the caller guarantees that four `i` of a row of bytes is readable, which is aligned as floats are.
+        unsafe { *row.cast::<u32>().add(i) }
     }
 
     #[inline(always)]
-    fn fma(s: S, x: Words4, y: S::Words, sum: S::Sums) -> S::Sums {
-        s.dot4_words(sum, x, y)
+    fn fma(s: S, x: u32, y: S::NibbleColumns, sum: S::Sums) -> S::Sums {
+        s.dot4_bytes(sum, x, y)
     }
 
     #[inline(always)]
     unsafe fn total(s: S, row: *const f32, sum: S::Sums) -> S::V {
-        // SAFETY: the caller guarantees a row of 16-bit weights, with what lies behind them.
-        unsafe { s.add(Int8Fours::total(s, row, sum), s.splat(*row.add(CENTRES))) }
+        // SAFETY: the caller guarantees a row of bytes, with what lies behind them.
+        let [unit, centres] = unsafe { [*row.add(UNIT), *row.add(CENTRES)] };
+        s.fma(s.nibble_sums(sum), s.splat(unit), s.splat(centres))
     }
 
     fn resume(s: S, total: S::V) -> S::Sums {

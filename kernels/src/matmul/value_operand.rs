@@ -123,13 +123,13 @@ unsafe impl<S: Int8Dot, H: Half> ValueElement<S> for NibbleQuad<H> {
     type By = Int4Fours;
 
     #[inline(always)]
-    unsafe fn y(s: S, p: *const Self, column: usize) -> S::Words {
+    unsafe fn y(s: S, p: *const Self, column: usize) -> S::NibbleColumns {
         debug_assert!(column == 0 || column == LANES && !H::IS_UPPER, "column {column} of half a block");
         // SAFETY: the caller guarantees the columns, so there are sixteen fours at `p`.
         unsafe {
             match column {
-                0 => s.nibble_words::<H>(p.cast()),
-                _ => s.nibble_words::<Upper>(p.cast()),
+                0 => s.nibble_columns::<H>(p.cast()),
+                _ => s.nibble_columns::<Upper>(p.cast()),
             }
         }
     }

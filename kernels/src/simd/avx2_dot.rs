@@ -16,6 +16,8 @@ unsafe impl Int8Dot for Avx2 {
     type Nibbles = [[__m256i; 2]; 2];
     /// Sixteen-bit elements 0 and 2 of each key or column, then 1 and 3; the first eight, then the others.
     type Words = [[__m256i; 2]; 2];
+    /// Elements as bytes: the first eight columns, then the others.
+    type NibbleColumns = [__m256i; 2];
 
     #[inline(always)]
     fn start(self, _: i32) -> Self::Sums {
@@ -84,21 +86,42 @@ unsafe impl Int8Dot for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn nibble_words<H: Half>(self, p: *const i8) -> Self::Words {
+    unsafe fn nibble_columns<H: Half>(self, p: *const i8) -> Self::NibbleColumns {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
-            let bytes = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
-            let mut words = [bytes; 2];
-            for (words, bytes) in words.iter_mut().zip(bytes) {
-                // Each element up to the end of its 16 bits, and back with its sign.
-                let (even, odd) = match H::IS_UPPER {
-                    false => (_mm256_slli_epi16::<12>(bytes), _mm256_slli_epi16::<4>(bytes)),
-                    true => (_mm256_slli_epi16::<8>(bytes), bytes),
-                };
-                *words = [_mm256_srai_epi16::<12>(even), _mm256_srai_epi16::<12>(odd)];
-            }
-            words
+            // The integers that four bits stand for, in the order of the bits.
+            let integers = _mm256_setr_epi64x(
+                0x0706_0504_0302_0100,
+                0xFFFE_FDFC_FBFA_F9F8_u64.cast_signed(),
+                0x0706_0504_0302_0100,
+                0xFFFE_FDFC_FBFA_F9F8_u64.cast_signed(),
+            );
+            let half = |p: *const i8| {
+                let bytes = _mm256_loadu_si256(p.cast());
+                let lowered = if H::IS_UPPER { _mm256_srli_epi16::<4>(bytes) } else { bytes };
+                _mm256_shuffle_epi8(integers, _mm256_and_si256(lowered, _mm256_set1_epi8(0x0F)))
+            };
+            [half(p), half(p.add(32))]
         }
+    }
+
+    #[inline(always)]
+    fn dot4_bytes(self, mut sums: Self::Sums, x: u32, columns: Self::NibbleColumns) -> Self::Sums {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let x = _mm256_set1_epi32(x.cast_signed());
+            for (sum, columns) in sums.iter_mut().zip(columns) {
+                // Two products of a byte and at most 8 are exact in 16 bits.
+                let pairs = _mm256_maddubs_epi16(x, columns);
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn nibble_sums(self, sums: Self::Sums) -> F32x16 {
+        self.to_f32(sums)
     }
 
     #[inline(always)]

@@ -17,6 +17,8 @@ unsafe impl Int8Dot for Avx512Vnni {
     type Nibbles = [__m512i; 2];
     /// Sixteen-bit elements 0 and 2 of each column, then 1 and 3.
     type Words = [__m512i; 2];
+    /// Sixteen times the elements, which need no shift to get their sign.
+    type NibbleColumns = __m512i;
 
     #[inline(always)]
     fn start(self, total: i32) -> __m512i {
@@ -51,17 +53,25 @@ unsafe impl Int8Dot for Avx512Vnni {
     }
 
     #[inline(always)]
-    unsafe fn nibble_words<H: Half>(self, p: *const i8) -> [__m512i; 2] {
+    unsafe fn nibble_columns<H: Half>(self, p: *const i8) -> __m512i {
         // SAFETY: `self` proves the features; the caller guarantees the range at `p`.
         unsafe {
             let bytes = _mm512_loadu_si512(p.cast());
-            // As with AVX2.
-            let (even, odd) = match H::IS_UPPER {
-                false => (_mm512_slli_epi16::<12>(bytes), _mm512_slli_epi16::<4>(bytes)),
-                true => (_mm512_slli_epi16::<8>(bytes), bytes),
-            };
-            [_mm512_srai_epi16::<12>(even), _mm512_srai_epi16::<12>(odd)]
+            let raised = if H::IS_UPPER { bytes } else { _mm512_slli_epi16::<4>(bytes) };
+            _mm512_and_si512(raised, _mm512_set1_epi32(0xF0F0_F0F0_u32.cast_signed()))
         }
+    }
+
+    #[inline(always)]
+    fn dot4_bytes(self, sums: __m512i, x: u32, columns: __m512i) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(x.cast_signed()), columns) }
+    }
+
+    #[inline(always)]
+    fn nibble_sums(self, sums: __m512i) -> __m512 {
+        // SAFETY: `self` proves the features. Below 2²⁴, so the conversion is exact, and so is the product.
+        unsafe { _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(1.0 / 16.0)) }
     }
 
     #[inline(always)]

@@ -264,7 +264,7 @@ pub(crate) unsafe trait Simd: Vector {
 }
 
 /// Dot products of integers, four or eight elements at a time: of int8 rows with sixteen keys of eight or four bits, and of
-/// 16-bit weights with sixteen columns of values of either. Sums are 32-bit integers that wrap, so a result that fits is exact and every
+/// weights with sixteen columns of values of either, of 16 bits or eight. Sums are 32-bit integers that wrap, so a result that fits is exact and every
 /// instruction set gives the same. Lanes are keys or columns, as everywhere.
 ///
 /// # Safety
@@ -282,6 +282,8 @@ pub(crate) unsafe trait Int8Dot: Simd {
     type Nibbles: Copy;
     /// Four elements of each column, widened to 16 bits.
     type Words: Copy;
+    /// Four elements of each column, of four bits, in the form that products with bytes take.
+    type NibbleColumns: Copy;
 
     /// Returns the initial sums of a row, given the sum `total` of its elements: 0, or the correction for keys that are
     /// offset (see `Keys` of the backend).
@@ -312,9 +314,13 @@ pub(crate) unsafe trait Int8Dot: Simd {
     ///
     /// # Safety
     /// `p..p + 64` is readable: four bytes of a column, then four of the next.
-    unsafe fn nibble_words<H: Half>(self, p: *const i8) -> Self::Words;
+    unsafe fn nibble_columns<H: Half>(self, p: *const i8) -> Self::NibbleColumns;
     /// Returns `sums[l] + Σ x[e]·columns[4·l + e]` in lane `l`.
     fn dot4_words(self, sums: Self::Sums, x: Words4, columns: Self::Words) -> Self::Sums;
+    /// Returns the sums with the products of such columns and four bytes without a sign, the first in the lowest.
+    fn dot4_bytes(self, sums: Self::Sums, x: u32, columns: Self::NibbleColumns) -> Self::Sums;
+    /// Converts sums of such products, below 2²⁰, to `f32`.
+    fn nibble_sums(self, sums: Self::Sums) -> Self::V;
     /// Converts the sums to `f32`, each rounded once.
     fn to_f32(self, sums: Self::Sums) -> Self::V;
 }

@@ -272,6 +272,7 @@ unsafe impl Int8Dot for Portable {
     type Nibbles = [Self::Words; 2];
     /// Sixteen-bit elements 0 and 2 of each key or column, then 1 and 3; four after four.
     type Words = [[i16x8; 2]; 4];
+    type NibbleColumns = Self::Words;
 
     #[inline(always)]
     fn start(self, _: i32) -> Self::Sums {
@@ -286,7 +287,7 @@ unsafe impl Int8Dot for Portable {
     #[inline(always)]
     unsafe fn nibbles(self, p: *const i8) -> Self::Nibbles {
         // SAFETY: same contract: the caller guarantees the range at `p`.
-        unsafe { [self.nibble_words::<Lower>(p), self.nibble_words::<Upper>(p)] }
+        unsafe { [self.nibble_columns::<Lower>(p), self.nibble_columns::<Upper>(p)] }
     }
 
     #[inline(always)]
@@ -295,15 +296,26 @@ unsafe impl Int8Dot for Portable {
     }
 
     #[inline(always)]
-    unsafe fn nibble_words<H: Half>(self, p: *const i8) -> Self::Words {
+    unsafe fn nibble_columns<H: Half>(self, p: *const i8) -> Self::Words {
         // SAFETY: the caller guarantees `p..p + 64`.
         let bytes = unsafe { p.cast::<[[[u8; 2]; 8]; 4]>().read_unaligned() };
         bytes.map(|bytes| {
             let pairs = i16x8::new(bytes.map(i16::from_le_bytes));
-            // As with AVX2.
+            // Each element up to the end of its 16 bits, and back with its sign.
             let [even, odd] = if H::IS_UPPER { [pairs << 8, pairs] } else { [pairs << 12, pairs << 4] };
             [even >> 12, odd >> 12]
         })
+    }
+
+    #[inline(always)]
+    fn dot4_bytes(self, sums: Self::Sums, x: u32, columns: Self::Words) -> Self::Sums {
+        let alternate = |bytes: u32| (bytes & 0x00FF_00FF).cast_signed();
+        self.dot4_words(sums, Words4 { even: alternate(x), odd: alternate(x >> 8) }, columns)
+    }
+
+    #[inline(always)]
+    fn nibble_sums(self, sums: Self::Sums) -> Quad {
+        self.to_f32(sums)
     }
 
     #[inline(always)]

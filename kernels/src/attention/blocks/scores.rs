@@ -16,6 +16,7 @@ use crate::attention::steps::score_passes::{Columns, ScoreBlock};
 use crate::attention::steps::span::{RowKeys, Span};
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::visibility::VisibleKeys;
+use crate::matmul::tile_shape::MAX_TILE_ROWS;
 use crate::simd::{LANES, quiet};
 use crate::tensor::any::{Tensor, Typed};
 use crate::tensor::rows::KEY_BLOCK;
@@ -89,13 +90,17 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             self.spans.of_tiles(tiles).fill(Span { needs_mask: ruled, ..whole });
             return;
         }
-        let mut ranges = [RowKeys::EMPTY; MAX_ROW_BLOCK];
-        let ranges = &mut ranges[..row_block.len()];
-        for row in task.rows(row_block.clone()) {
-            let keys = self.visible_to(row);
-            let (from, to) = keys.key_range();
-            ranges[row.n] = RowKeys { from, to, all: keys.prefix == 0 };
+        if mask.is_none() && !task.given.mask {
+            for tile in 0..tiles {
+                let first = row_block.start + tile * S::TILE_ROWS;
+                let rows = first..row_block.end.min(first + S::TILE_ROWS);
+                let span = span_of(self.visible_ranges(rows, &mut [RowKeys::EMPTY; MAX_TILE_ROWS]));
+                self.spans.of_tiles(tiles)[tile] = span;
+            }
+            return;
         }
+        let mut ranges = [RowKeys::EMPTY; MAX_ROW_BLOCK];
+        let ranges = self.visible_ranges(row_block.clone(), &mut ranges);
         if let Some((mask, columns)) = mask {
             // SAFETY: the caller guarantees readable rows.
             unsafe { task.s.narrow_by_mask(columns, mask, ranges) };
@@ -106,10 +111,19 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             }
         }
         for (span, ranges) in self.spans.of_tiles(tiles).iter_mut().zip(ranges.chunks(S::TILE_ROWS)) {
-            let (lo, hi) = union(ranges);
-            let alike = ranges.iter().all(|range| range.all && (range.from, range.to) == (lo, hi));
-            *span = Span::new(lo, hi, !alike);
+            *span = span_of(ranges);
         }
+    }
+
+    /// Writes the keys of the block that the range rules make visible to each of some rows of the task, and returns them.
+    fn visible_ranges<'a>(&self, rows: Range<usize>, ranges: &'a mut [RowKeys]) -> &'a mut [RowKeys] {
+        let ranges = &mut ranges[..rows.len()];
+        for row in self.task.rows(rows) {
+            let keys = self.visible_to(row);
+            let (from, to) = keys.key_range();
+            ranges[row.n] = RowKeys { from, to, all: keys.prefix == 0 };
+        }
+        ranges
     }
 
     /// Narrows the ranges of consecutive rows of a head by the mask function: first all together, then row by row.
@@ -287,4 +301,11 @@ fn keep(copy: &mut Option<&mut [f32]>, scores: &[f32], rows: usize) {
 fn union(ranges: &[RowKeys]) -> (usize, usize) {
     let visible = ranges.iter().filter(|range| !range.is_empty());
     visible.fold((KEY_BLOCK, 0), |(lo, hi), range| (lo.min(range.from), hi.max(range.to)))
+}
+
+/// Returns the span of a tile of rows that see these keys.
+fn span_of(ranges: &[RowKeys]) -> Span {
+    let (lo, hi) = union(ranges);
+    let alike = ranges.iter().all(|range| range.all && (range.from, range.to) == (lo, hi));
+    Span::new(lo, hi, !alike)
 }

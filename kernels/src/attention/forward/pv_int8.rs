@@ -7,6 +7,7 @@ use crate::attention::steps::pv_int8::{TileWeights, ValueNumbers};
 use crate::attention::tiling::{Regions, SCORE_STRIDE};
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::ValuePanels;
+use crate::matmul::byte_weights::ROW_FLOATS;
 use crate::matmul::int4::{BLOCK, NibbleQuad};
 use crate::matmul::int8::ValueQuad;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
@@ -51,8 +52,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         }
     }
 
-    /// Accumulates the P·V of int4 values, a block of columns after the other. Each has its own scales, so the weights are
-    /// rounded for each, a tile of rows at a time.
+    /// Accumulates the P·V of int4 values, whose weights are rounded to bytes and not read afterwards.
     ///
     /// # Safety
     /// The values and numbers are the block's.
@@ -62,9 +62,34 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         stored: Int4Numbers,
         row_block: Range<usize>,
     ) {
+        // SAFETY: the caller guarantees the values and numbers.
+        unsafe { self.accumulate_positive_int4(values, stored, row_block.clone()) };
+        if !self.task.given.prob {
+            return;
+        }
+        // A weight function may give weights below 0, which bytes cannot express.
+        let rows = row_block.len();
+        self.regions.scores[..rows * SCORE_STRIDE].iter_mut().for_each(|weight| *weight = -*weight);
+        self.regions.rescale_block[..rows].fill(-1.0);
+        // SAFETY: as above.
+        unsafe { self.accumulate_positive_int4(values, stored, row_block) };
+        self.regions.rescale_block[..rows].fill(1.0);
+    }
+
+    /// Accumulates the P·V of int4 values and the weights above 0, a block of columns after the other. Each has its own scales,
+    /// so the weights are rounded for each, a tile of rows at a time.
+    ///
+    /// # Safety
+    /// The values and numbers are the block's.
+    unsafe fn accumulate_positive_int4(
+        &mut self,
+        values: ValuePanels<NibbleQuad<Lower>>,
+        stored: Int4Numbers,
+        row_block: Range<usize>,
+    ) {
         let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
         let panels = self.len.div_ceil(LANES);
-        let (mut room, mut numbers) = ([0.0; MAX_TILE_ROWS * SCORE_STRIDE], ValueNumbers::new());
+        let (mut room, mut numbers) = ([0.0; MAX_TILE_ROWS * ROW_FLOATS], ValueNumbers::new());
         for (block, (_, first)) in values.panels().enumerate() {
             // SAFETY: the caller guarantees the block's numbers, in whole panels.
             unsafe { task.s.widen_numbers(&mut numbers, stored, block, panels) };

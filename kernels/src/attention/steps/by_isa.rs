@@ -88,12 +88,12 @@ pub(crate) trait Steps: PackSteps {
     /// # Safety
     /// Same contract as [`ValueNumbers::widen`].
     unsafe fn widen_numbers(self, to: &mut ValueNumbers, stored: Int4Numbers, block: usize, panels: usize);
-    /// Scales weights of int4 values and rounds them to 16 bits: see [`pv_int8::round_tile`].
+    /// Scales weights of int4 values and rounds them to bytes: see [`pv_int8::round_tile`].
     fn round_tile_int4(self, tile: TileWeights<'_>);
     /// Accumulates P·V of int4 values for the columns of one block, or for those of its lower half: see [`pv::values`].
     ///
     /// # Safety
-    /// Same contract as [`pv::values`], with rounded weights and weighted centres; the columns are one block's.
+    /// Same contract as [`pv::values`], with weights as bytes and what belongs to them; the columns are one block's.
     unsafe fn values_int4(self, a: Values<'_, Rows<NibbleQuad<Lower>>>);
     /// Computes scores of bfloat16 pairs: see [`qk::scores`].
     ///
@@ -251,9 +251,9 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn values_int8(self, a: Values<'_, Rows<ValueQuad>>) {
+            unsafe fn values_int8(self, mut a: Values<'_, Rows<ValueQuad>>) {
                 // SAFETY: the caller guarantees the contract of `pv::values`, for fours.
-                unsafe { self.with_int8_dot(a) }
+                unsafe { self.with_int8_dot(&mut a) }
             }
 
             unsafe fn widen_numbers(self, to: &mut ValueNumbers, stored: Int4Numbers, block: usize, panels: usize) {
@@ -271,9 +271,9 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn values_int4(self, a: Values<'_, Rows<NibbleQuad<Lower>>>) {
+            unsafe fn values_int4(self, mut a: Values<'_, Rows<NibbleQuad<Lower>>>) {
                 // SAFETY: the caller guarantees the contract of `pv::values`, for fours.
-                unsafe { self.with_int8_dot(a) }
+                unsafe { self.with_int8_dot(&mut a) }
             }
 
             unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>) {

@@ -14,9 +14,8 @@
 //! hold nothing else yet.
 
 use crate::attention::steps::epilogue::ColumnEnds;
-use crate::attention::steps::pv_tile::{Part, RunningRows, Terms, TileEnds, tile};
+use crate::attention::steps::pv_tile::{Part, RunningRows, Terms, TileEnds, row_floats, tile};
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{FAR, prefetches};
 use crate::matmul::operands::MulAdd;
 use crate::matmul::prefetch::PrefetchQueue;
@@ -31,7 +30,7 @@ use core::ops::Range;
 
 /// Operands of P·V: a row block's weights for one key block, the block's values, and the running outputs.
 pub(crate) struct Values<'a, R = AnyRows> {
-    /// Weights, `[row][SCORE_STRIDE]`, zero where hidden.
+    /// Weights, zero where hidden, [so many floats](row_floats) a row.
     pub(crate) weights: &'a [f32],
     /// Values from key 0 of the block and the first column of the run on, with contiguous columns.
     pub(crate) values: R,
@@ -147,7 +146,7 @@ impl<R> Values<'_, R> {
         R: ValueOperand<S>,
     {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
-        assert!(self.weights.len() >= self.rows * SCORE_STRIDE);
+        assert!(self.weights.len() >= self.rows * row_floats::<S, R>());
         assert!(self.rescale_prev.len() >= self.rows && self.rescale_block.len() >= self.rows);
         assert!(self.ends.is_none_or(|ends| {
             R::ENDS
@@ -351,7 +350,7 @@ unsafe fn accumulate_tile<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usiz
                 finite: ends.finite.as_ptr().cast(),
             }),
         };
-        let weights = a.weights.as_ptr().add(row * SCORE_STRIDE);
+        let weights = a.weights.as_ptr().add(row * row_floats::<W, R>());
         let values = a.values.columns_from(first_vec * LANES);
         let far = tile_prefetches::<S>(row, rows, a.rows).then_some(reading.far);
         let next = if reading.in_order { far.and_then(|far| part.later(a.values, far, first_vec)) } else { None };

@@ -1,42 +1,46 @@
-//! P·V of int8 and int4 values: weights are rounded to 16 bits and multiplied by bytes, or halves of them, in fours of keys.
+//! P·V of int8 and int4 values: weights are rounded, to 16 bits or to bytes, and multiplied by bytes, or halves of them, in fours
+//! of keys.
 
 use crate::attention::steps::pv::{Values, values};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::kv::key_block::Int4Numbers;
+use crate::matmul::byte_weights::{self, CENTRES, ROW_FLOATS, UNIT, Unit};
 use crate::matmul::int4::{Int4, NibbleQuad};
-use crate::matmul::int8::{CENTRES, LARGEST_WEIGHT, QUAD, ValueQuad, WeightFactors, scale_weights};
+use crate::matmul::int8::{LARGEST_WEIGHT, QUAD, ValueQuad, WeightFactors, scale_weights};
 use crate::matmul::operands::{Int4Fours, MulAdd};
+use crate::matmul::tile_shape::MAX_TILE_ROWS;
+use crate::simd::aligned::elements_mut;
 use crate::simd::{Int8Dot, Int8DotWork, LANES, Lower, Simd, Upper, Words4};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 use core::ops::Range;
 
 /// Same contract as [`values`], with rounded weights.
-impl Int8DotWork for Values<'_, Rows<ValueQuad>> {
+impl Int8DotWork for &mut Values<'_, Rows<ValueQuad>> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Int8Dot>(mut self, s: S) {
+    unsafe fn run<S: Int8Dot>(self, s: S) {
         // SAFETY: the caller guarantees the contract of `values`.
-        unsafe { values(s, &mut self) }
+        unsafe { values(s, self) }
     }
 }
 
-/// Same contract as [`values`], with rounded weights and weighted centres; the columns are one block's.
-impl Int8DotWork for Values<'_, Rows<NibbleQuad<Lower>>> {
+/// Same contract as [`values`], with weights as bytes and what belongs to them; the columns are one block's.
+impl Int8DotWork for &mut Values<'_, Rows<NibbleQuad<Lower>>> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Int8Dot>(mut self, s: S) {
+    unsafe fn run<S: Int8Dot>(self, s: S) {
         debug_assert!(self.cols <= 2 * LANES, "{} columns of one block", self.cols);
         let upper = self.cols.saturating_sub(LANES);
         // SAFETY: the caller guarantees the contract of `values`; the upper half of a block's columns lies in the same bytes
         // as the lower, and the outputs are those of both.
         unsafe {
             if const { <Int4Fours as MulAdd<S>>::TILE_VECS > 1 } || upper == 0 {
-                return values(s, &mut self);
+                return values(s, self);
             }
             self.cols = LANES;
-            values(s, &mut self);
+            values(s, self);
             let fours = self.values.cast::<NibbleQuad<Upper>>();
             let mut half = self.of(fours);
             (half.cols, half.out) = (upper, &mut core::mem::take(&mut half.out)[LANES..]);
@@ -55,30 +59,30 @@ pub(crate) fn round_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, scales
         s,
         #[inline(always)]
         // SAFETY: panels lie inside the row, and inside `scales`.
-        |_, panels, weights| unsafe { round_row(weights, panels, scales, weights) },
+        |_, panels, weights| unsafe { round_row(weights, panels, scales) },
     );
 }
 
-/// Rounds the weights of some panels of a row, which may be in place.
+/// Rounds the weights of some panels of a row.
 ///
 /// # Safety
-/// The panels lie inside both rows, of [`SCORE_STRIDE`] floats each, and inside `scales`.
+/// The panels lie inside the row, of [`SCORE_STRIDE`] floats, and inside `scales`.
 #[inline(always)]
-unsafe fn round_row(from: *const f32, panels: Range<usize>, scales: &[f32], to: *mut f32) {
-    const { assert!(LARGEST_WEIGHT < SCORE_STRIDE && CENTRES < SCORE_STRIDE) }
+unsafe fn round_row(row: *mut f32, panels: Range<usize>, scales: &[f32]) {
+    const { assert!(LARGEST_WEIGHT < SCORE_STRIDE) }
     if panels.is_empty() {
         return;
     }
     let keys = panels.start * LANES..panels.end * LANES;
-    // SAFETY: the caller guarantees the panels in both rows; a row is longer than a block has keys. Words are written to the
-    // first half of the row, over weights that have been read already or belong to no key of the span.
+    // SAFETY: the caller guarantees the panels; a row is longer than a block has keys. Words are written to the first half of
+    // the row, over weights that have been read already or belong to no key of the span.
     unsafe {
-        let largest = scale_weights(from.add(keys.start), &scales[keys.clone()], to.add(keys.start));
+        let largest = scale_weights(row.add(keys.start), &scales[keys.clone()]);
         let round = WeightFactors::new(largest);
-        *to.add(LARGEST_WEIGHT) = if largest < f32::INFINITY { largest } else { f32::NAN };
+        *row.add(LARGEST_WEIGHT) = if largest < f32::INFINITY { largest } else { f32::NAN };
         for panel in panels {
-            let weights = *to.add(panel * LANES).cast::<[f32; LANES]>();
-            let words = to.cast::<Words4>().add(panel * (LANES / QUAD));
+            let weights = *row.add(panel * LANES).cast::<[f32; LANES]>();
+            let words = row.cast::<Words4>().add(panel * (LANES / QUAD));
             *words.cast::<[Words4; LANES / QUAD]>() = round.round(&weights);
         }
     }
@@ -129,23 +133,30 @@ pub(crate) struct TileWeights<'a> {
     pub(crate) to: &'a mut [f32],
 }
 
-/// Rounds the weights of a tile as [`round_weights`] does, elsewhere, and writes the [weighted sum](CENTRES) of the centres
-/// beside them.
+/// Rounds the weights of a tile to bytes, with their [unit](UNIT) and the [weighted sum](CENTRES) of the centres behind them.
 #[inline(always)]
 pub(crate) fn round_tile<S: Simd>(s: S, tile: TileWeights<'_>) {
     let TileWeights { from, span, rows, numbers, to } = tile;
     let panels = span.first_panel()..span.end_panel();
-    assert!(from.len() >= rows * SCORE_STRIDE && to.len() >= rows * SCORE_STRIDE);
-    for (from, to) in from.chunks_exact(SCORE_STRIDE).zip(to.chunks_exact_mut(SCORE_STRIDE)).take(rows) {
-        // SAFETY: spans end inside a block, and so inside rows and scales.
-        unsafe { round_row(from.as_ptr(), panels.clone(), &numbers.scales, to.as_mut_ptr()) };
+    assert!(from.len() >= rows * SCORE_STRIDE && to.len() >= rows * ROW_FLOATS);
+    let keys = panels.start * LANES..panels.end * LANES;
+    let scales = &numbers.scales[keys.clone()];
+    // Row after row would wait for each row's largest.
+    let mut units = [Unit::new(0.0); MAX_TILE_ROWS];
+    for (unit, from) in units[..rows].iter_mut().zip(from.chunks_exact(SCORE_STRIDE)) {
+        *unit = Unit::new(byte_weights::largest(&from[keys.clone()], scales));
+    }
+    let weights = from.chunks_exact(SCORE_STRIDE).zip(to.chunks_exact_mut(ROW_FLOATS));
+    for ((from, to), unit) in weights.zip(&units[..rows]) {
+        to[UNIT] = unit.size;
+        unit.round(&from[keys.clone()], scales, keys.start, &mut elements_mut(to)[keys.clone()]);
         let mut sum = s.splat(0.0);
         for panel in panels.clone().take_while(|_| numbers.has_centres) {
-            // SAFETY: as above.
+            // SAFETY: spans end inside a block, and so inside rows and centres.
             sum = unsafe {
                 let (weights, centres) =
                     (from.as_ptr().add(panel * LANES), numbers.centres.as_ptr().add(panel * LANES));
-                s.fma(s.load(weights), s.load(centres), sum)
+                s.fma(s.max(s.load(weights), s.splat(0.0)), s.load(centres), sum)
             };
         }
         to[CENTRES] = s.reduce_sum(sum);

@@ -81,6 +81,14 @@ impl Part {
     }
 }
 
+/// Returns the number of floats from one row of weights to the next.
+pub(crate) const fn row_floats<W: Vector, R: ValueOperand<W>>() -> usize {
+    match R::By::ROW_FLOATS {
+        Some(floats) => floats,
+        None => SCORE_STRIDE,
+    }
+}
+
 /// Computes a register tile of `MR` rows by `NV` vectors of columns.
 ///
 /// # Safety
@@ -113,7 +121,7 @@ pub(crate) unsafe fn tile<S: Simd, W: Vector, R: ValueOperand<W>, const MR: usiz
         terms.add_to((s, w), &mut sums);
         for r in 0..MR {
             for n in 0..NV {
-                sum[r][n] = R::By::total(w, weights.wrapping_add(r * SCORE_STRIDE), sums[r][n]);
+                sum[r][n] = R::By::total(w, weights.wrapping_add(r * row_floats::<W, R>()), sums[r][n]);
             }
         }
         if last {
@@ -258,7 +266,7 @@ unsafe fn multiply_add<W: Vector, R: ValueOperand<W>, const MR: usize, const NV:
     }
     for r in 0..MR {
         // SAFETY: row `r < MR` has a weight for the term.
-        let weight = unsafe { R::By::x(w, weights.add(r * SCORE_STRIDE), term) };
+        let weight = unsafe { R::By::x(w, weights.add(r * row_floats::<W, R>()), term) };
         for n in 0..NV {
             sums[r][n] = R::By::fma(w, weight, value[n], sums[r][n]);
         }

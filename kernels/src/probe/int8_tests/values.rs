@@ -95,7 +95,7 @@ impl Sums<'_> {
                 isa.tile().0,
                 |row_block| dispatch!(isa, |s| Round(row_block, self.scales).run(s)),
                 // SAFETY: as `by` says.
-                |values| unsafe { crate::simd::avx512::with_int8_dot(None, values) },
+                |mut values| unsafe { crate::simd::avx512::with_int8_dot(None, &mut values) },
             );
             assert_eq!(got, fused, "avx512 without vnni");
         }
