@@ -75,8 +75,8 @@ fn quantised(q: &Tensor, kind: &Kind, kv_heads: usize) -> Tensor {
 }
 
 /// Largest error of an output that comes of rounded weights, given the exact ones, `[batch, heads, rows, keys]`: in each block
-/// of 256 keys, half a 32767th of the largest weight times its value's scale, for each unit of the others' integers; of int4
-/// a 255th.
+/// of 256 keys, half a 32767th of the largest weight times its value's scale, for each unit of the others' integers. Of int4
+/// it is a 255th, by thresholds that do not depend on the values: so twice the root of the sum of squares, not the sum.
 fn rounding(kind: &Kind, weights: &[f64], [batch, heads, rows]: [usize; 3], kv: &KeyValues<'_>) -> f64 {
     let [_, kv_heads, keys, dim] = kv.v_shape();
     let mut worst = 0.0f64;
@@ -100,11 +100,15 @@ fn rounding(kind: &Kind, weights: &[f64], [batch, heads, rows]: [usize; 3], kv: 
                 for j in block.filter(|&j| row[j] > 0.0 && scales[j] > 0.0) {
                     for (error, x) in errors.iter_mut().zip(&values[j][columns.clone()]) {
                         let units = if most == 7.0 { most } else { x.abs() / scales[j] };
-                        *error += if most == 7.0 { 1.002 / 255.0 } else { 0.501 / 32767.0 } * largest * units;
+                        *error += match kind {
+                            Kind::Int4(_) => (1.002 / 255.0 * largest * units).powi(2),
+                            Kind::Int8(_) => 0.501 / 32767.0 * largest * units,
+                        };
                     }
                 }
             }
-            worst = errors.into_iter().fold(worst, f64::max);
+            let all = |error: f64| if let Kind::Int4(_) = kind { 2.0 * error.sqrt() } else { error };
+            worst = errors.into_iter().map(all).fold(worst, f64::max);
         }
     }
     worst

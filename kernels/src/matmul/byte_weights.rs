@@ -38,20 +38,14 @@ static OFFSETS: [f32; KEY_BLOCK] = {
     offsets
 };
 
-/// Returns the product of a weight and its value's scale, which is finite and not negative; below 0 it counts as 0.
-#[inline(always)]
-fn scaled(weight: f32, scale: f32) -> f32 {
-    let product = weight * scale;
-    if 0.0 > product { 0.0 } else { product }
-}
-
-/// Returns the largest of the weights, each times the scale of its value; ∞ or NaN if a product is not finite.
+/// Returns the largest of the weights, each times the scale of its value; ∞ or NaN if a product is not finite. None is below 0;
+/// scales are finite, so a weight of 0 stays 0.
 #[inline(always)]
 pub(crate) fn largest(weights: &[f32], scales: &[f32]) -> f32 {
-    // Numbers that are not negative have the order of their bits, NaN last.
+    // Magnitudes have the order of their bits, NaN last.
     let mut most = 0;
     for (&weight, &scale) in weights.iter().zip(scales) {
-        most = most.max(scaled(weight, scale).to_bits());
+        most = most.max((weight * scale).to_bits() & 0x7FFF_FFFF);
     }
     f32::from_bits(most)
 }
@@ -79,7 +73,7 @@ impl Unit {
     #[inline(always)]
     pub(crate) fn round(self, weights: &[f32], scales: &[f32], first: usize, bytes: &mut [u8]) {
         for (((byte, &weight), &scale), offset) in bytes.iter_mut().zip(weights).zip(scales).zip(&OFFSETS[first..]) {
-            *byte = ((scaled(weight, scale) * self.reciprocal + offset).to_bits() >> FRACTION) as u8;
+            *byte = ((weight * scale * self.reciprocal + offset).to_bits() >> FRACTION) as u8;
         }
     }
 }
@@ -129,7 +123,7 @@ mod tests {
     #[test]
     fn what_is_not_a_weight() {
         let bytes = &mut [99; 4];
-        let unit = round(&[1.0, -3.0, 0.0, -0.0], &[2.0, 1.0, f32::MAX, 1.0], bytes);
+        let unit = round(&[1.0, 3.0, 0.0, -0.0], &[2.0, 0.0, f32::MAX, 1.0], bytes);
         assert!((unit * MOST - 2.0).abs() < 1e-6, "{unit}");
         assert_eq!(*bytes, [255, 0, 0, 0]);
         for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {

@@ -14,6 +14,30 @@ use crate::matmul::tile_shape::MAX_TILE_ROWS;
 use crate::simd::{LANES, Lower};
 use core::ops::Range;
 
+/// Weights that are multiplied as bytes, which have no sign.
+#[derive(Clone, Copy)]
+enum Signs {
+    /// All: none is below 0.
+    Positive,
+    /// Those above 0, of a weight function that may give others.
+    Above,
+    /// Those below 0, with the sign changed.
+    Below,
+}
+
+impl Signs {
+    /// Returns these of the weights of a tile; the others become 0, and NaN stays.
+    fn part(self, weights: &[f32]) -> [f32; MAX_TILE_ROWS * SCORE_STRIDE] {
+        let mut part = [0.0; MAX_TILE_ROWS * SCORE_STRIDE];
+        let sign = if let Self::Below = self { -1.0 } else { 1.0 };
+        for (part, weight) in part.iter_mut().zip(weights) {
+            let weight = sign * weight;
+            *part = if weight <= 0.0 { 0.0 } else { weight };
+        }
+        part
+    }
+}
+
 impl<S: Steps> KeyBlock<'_, '_, S> {
     /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are rounded and not read
     /// afterwards.
@@ -62,30 +86,30 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         stored: Int4Numbers,
         row_block: Range<usize>,
     ) {
-        // SAFETY: the caller guarantees the values and numbers.
-        unsafe { self.accumulate_positive_int4(values, stored, row_block.clone()) };
         if !self.task.given.prob {
-            return;
+            // SAFETY: the caller guarantees the values and numbers.
+            return unsafe { self.accumulate_bytes(values, stored, row_block, Signs::Positive) };
         }
-        // A weight function may give weights below 0, which bytes cannot express.
         let rows = row_block.len();
-        self.regions.scores[..rows * SCORE_STRIDE].iter_mut().for_each(|weight| *weight = -*weight);
+        // SAFETY: as above.
+        unsafe { self.accumulate_bytes(values, stored, row_block.clone(), Signs::Above) };
         self.regions.rescale_block[..rows].fill(-1.0);
         // SAFETY: as above.
-        unsafe { self.accumulate_positive_int4(values, stored, row_block) };
+        unsafe { self.accumulate_bytes(values, stored, row_block, Signs::Below) };
         self.regions.rescale_block[..rows].fill(1.0);
     }
 
-    /// Accumulates the P·V of int4 values and the weights above 0, a block of columns after the other. Each has its own scales,
-    /// so the weights are rounded for each, a tile of rows at a time.
+    /// Accumulates the P·V of int4 values and some weights, a block of columns after the other. Each has its own scales, so the
+    /// weights are rounded for each, a tile of rows at a time.
     ///
     /// # Safety
     /// The values and numbers are the block's.
-    unsafe fn accumulate_positive_int4(
+    unsafe fn accumulate_bytes(
         &mut self,
         values: ValuePanels<NibbleQuad<Lower>>,
         stored: Int4Numbers,
         row_block: Range<usize>,
+        signs: Signs,
     ) {
         let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
         let panels = self.len.div_ceil(LANES);
@@ -97,13 +121,16 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 let first_row = tile * S::TILE_ROWS;
                 let here = S::TILE_ROWS.min(rows - first_row);
                 let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
-                task.s.round_tile_int4(TileWeights {
-                    from: &scores[first_row * SCORE_STRIDE..],
-                    span,
-                    rows: here,
-                    numbers: &numbers,
-                    to: &mut room,
-                });
+                let weights = &scores[first_row * SCORE_STRIDE..][..here * SCORE_STRIDE];
+                let part;
+                let from = match signs {
+                    Signs::Positive => weights,
+                    Signs::Above | Signs::Below => {
+                        part = signs.part(weights);
+                        &part
+                    }
+                };
+                task.s.round_tile_int4(TileWeights { from, span, rows: here, numbers: &numbers, to: &mut room });
                 let columns = block * BLOCK..stride.min((block + 1) * BLOCK);
                 // SAFETY: value panels are whole vectors of fours, for every key of the block; weights were rounded just now.
                 unsafe {

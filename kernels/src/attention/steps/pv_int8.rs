@@ -156,7 +156,7 @@ pub(crate) fn round_tile<S: Simd>(s: S, tile: TileWeights<'_>) {
             sum = unsafe {
                 let (weights, centres) =
                     (from.as_ptr().add(panel * LANES), numbers.centres.as_ptr().add(panel * LANES));
-                s.fma(s.max(s.load(weights), s.splat(0.0)), s.load(centres), sum)
+                s.fma(s.load(weights), s.load(centres), sum)
             };
         }
         to[CENTRES] = s.reduce_sum(sum);
