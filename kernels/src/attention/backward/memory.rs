@@ -80,8 +80,24 @@ unsafe impl Sync for RowMemory<'_> {}
 
 impl RowMemory<'_> {
     /// Number of floats of a row.
-    fn floats(head_dim: usize) -> usize {
+    pub(crate) fn floats(head_dim: usize) -> usize {
         head_dim.next_multiple_of(LANES) + LANES
+    }
+
+    /// Returns the memory of `n` rows of a head, from one on.
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    ///
+    /// # Safety
+    /// Nobody else accesses the rows meanwhile.
+    #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the rows")]
+    pub(crate) unsafe fn rows(&self, [batch, head, row]: [usize; 3], n: usize) -> &mut [f32] {
+        assert!(head < self.heads && row <= self.q_len && n <= self.q_len - row, "no such rows");
+        let (at, floats) = ((batch * self.heads + head) * self.q_len + row, Self::floats(self.head_dim));
+        // SAFETY: `parts` has checked that there are that many floats for each row of the call; the caller guarantees
+        // sole access.
+        unsafe { core::slice::from_raw_parts_mut(self.first.add(at * floats), n * floats) }
     }
 
     /// Returns a row's gradient and its numbers.
@@ -93,15 +109,9 @@ impl RowMemory<'_> {
     /// Nobody else accesses the row meanwhile.
     #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the row")]
     pub(crate) unsafe fn row(&self, [batch, head, row]: [usize; 3]) -> (&mut [f32], &mut [f32; LANES]) {
-        assert!(head < self.heads && row < self.q_len, "no such row");
-        let width = self.head_dim.next_multiple_of(LANES);
-        let at = ((batch * self.heads + head) * self.q_len + row) * Self::floats(self.head_dim);
-        // SAFETY: `parts` has checked that there are that many floats for each row of the call; the caller guarantees
-        // sole access.
-        unsafe {
-            let first = self.first.add(at);
-            (core::slice::from_raw_parts_mut(first, width), &mut *first.add(width).cast::<[f32; LANES]>())
-        }
+        // SAFETY: same contract.
+        let row = unsafe { self.rows([batch, head, row], 1) };
+        row.split_last_chunk_mut().expect("a row is longer than its numbers")
     }
 }
 
@@ -132,8 +142,6 @@ pub(crate) struct Own<'a> {
     pub(crate) q: &'a mut [f32],
     pub(crate) d_out: &'a mut [f32],
     pub(crate) out: &'a mut [f32],
-    /// Gradients of a row block's queries, rows in whole vectors.
-    pub(crate) dq: &'a mut [f32],
     /// Gradients of the key block's keys and values of one query head, and of all that share them.
     pub(crate) head: KeyGradients<'a>,
     pub(crate) total: KeyGradients<'a>,
@@ -181,11 +189,11 @@ impl BackwardScratch {
     }
 
     /// Returns the lengths in floats of the parts, in the order of [`Self::parts`].
-    fn lengths(tiling: &Tiling) -> [usize; 13] {
+    fn lengths(tiling: &Tiling) -> [usize; 12] {
         let [d, e] = [tiling.head_dim, tiling.value_dim].map(|dim| dim.next_multiple_of(LANES));
         let (block, rows) = (MAX_ROW_BLOCK * SCORE_STRIDE, MAX_ROW_BLOCK);
         let [keys, values] = [d, e].map(|dim| KEY_BLOCK * dim);
-        [block, block, block, values, keys, rows * d, rows * e, rows * e, rows * d, keys, values, keys, values]
+        [block, block, block, values, keys, rows * d, rows * e, rows * e, keys, values, keys, values]
     }
 
     /// Returns the scratch of the scores, and the parts of the rest.
@@ -196,12 +204,12 @@ impl BackwardScratch {
         assert!(self.try_reserve(tiling), "no memory for a worker's scratch");
         let mut rest = self.own.floats_mut();
         let cut = |n: usize| rest.split_off_mut(..n).expect("scratch was reserved for this tiling");
-        let [gradients, capped, biased, values, keys, q, d_out, out, dq, k, v, all_k, all_v] =
+        let [gradients, capped, biased, values, keys, q, d_out, out, k, v, all_k, all_v] =
             Self::lengths(tiling).map(cut);
         let (head, total) = (KeyGradients { k, v }, KeyGradients { k: all_k, v: all_v });
         (
             ScoreScratch { scratch: &mut self.scores, capped, biased },
-            Own { gradients, values, keys, q, d_out, out, dq, head, total },
+            Own { gradients, values, keys, q, d_out, out, head, total },
         )
     }
 }

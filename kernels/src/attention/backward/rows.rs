@@ -1,7 +1,7 @@
 //! Query rows of a row block as the backward pass reads them: queries, output gradients, and what was saved of each row.
 
 use crate::attention::backward::call::Saved;
-use crate::attention::blocks::task::AttentionTask;
+use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::softmax_backward::SavedRow;
 use crate::attention::tiling::MAX_ROW_BLOCK;
@@ -77,17 +77,17 @@ impl<S: Steps> AttentionTask<'_, S> {
         block
     }
 
-    /// Returns what was saved of each of the task's rows, whose output gradients are `d_out`; `copy` is memory for a row
+    /// Returns Σ do·o − dlse of each of the task's rows, whose output gradients are `d_out`; `copy` is memory for a row
     /// block of outputs.
     ///
     /// # Safety
     /// The saved tensors fit the call; `d_out` is of this task.
-    pub(crate) unsafe fn saved_rows(
+    pub(crate) unsafe fn deltas(
         &self,
         saved: &Saved<'_>,
         d_out: &BlockRows,
         copy: &mut [f32],
-    ) -> [SavedRow; MAX_ROW_BLOCK] {
+    ) -> [f32; MAX_ROW_BLOCK] {
         let vecs = self.tiling.value_dim.div_ceil(LANES);
         let mut deltas = [0.0; MAX_ROW_BLOCK];
         // SAFETY: the caller guarantees that the saved output fits the call; block rows are whole vectors.
@@ -95,15 +95,26 @@ impl<S: Steps> AttentionTask<'_, S> {
             let out = self.block_rows(&saved.out, NonFinite::Ignored, copy);
             self.s.row_dots([d_out.addresses(), out.addresses()], vecs, &mut deltas);
         }
+        for row in self.rows(0..self.task.rows.len()) {
+            let d_lse = saved.d_lse.as_ref().map_or(0.0, |d_lse| self.of_row(d_lse, row));
+            let delta = &mut deltas[row.n];
+            *delta = if d_out.nonfinite.has(row.n) { QUIET_NAN } else { *delta - d_lse };
+        }
+        deltas
+    }
+
+    /// Returns what was saved of each of the task's rows, with these [deltas](Self::deltas).
+    pub(crate) fn saved_rows(&self, lse: &View<'_>, deltas: &[f32; MAX_ROW_BLOCK]) -> [SavedRow; MAX_ROW_BLOCK] {
         let mut rows = [SavedRow::default(); MAX_ROW_BLOCK];
         for row in self.rows(0..self.task.rows.len()) {
-            let at = [self.seq.batch, row.head, self.seq.first_row + row.i, 0];
-            let one = |view: &View<'_>| view.get(at).copied().unwrap_or(QUIET_NAN);
-            let d_lse = saved.d_lse.as_ref().map_or(0.0, one);
-            let delta = if d_out.nonfinite.has(row.n) { QUIET_NAN } else { deltas[row.n] - d_lse };
-            rows[row.n] = SavedRow { lse: one(&saved.lse), delta };
+            rows[row.n] = SavedRow { lse: self.of_row(lse, row), delta: deltas[row.n] };
         }
         rows
+    }
+
+    /// Returns a row's element of a view that has one for each.
+    fn of_row(&self, view: &View<'_>, row: Row) -> f32 {
+        view.get([self.seq.batch, row.head, self.seq.first_row + row.i, 0]).copied().unwrap_or(QUIET_NAN)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::attention::backward::call::BiasColumns;
 use crate::attention::backward::column::{Column, ColumnKeys, write_row};
-use crate::attention::backward::memory::{Own, RowNumber, ScoreScratch};
+use crate::attention::backward::memory::{Own, RowMemory, RowNumber, ScoreScratch};
 use crate::attention::backward::pass::BlockAt;
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, ScoreCopies};
@@ -91,29 +91,53 @@ impl<S: Steps> Column<'_, S> {
         // SAFETY: the saved tensors fit the call.
         let mut scores = unsafe {
             let d_out = task.block_rows(&self.pass.saved.d_out, NonFinite::Handled, own.d_out);
-            let saved = task.saved_rows(&self.pass.saved, &d_out, own.out);
+            let deltas = match place.is_first {
+                true => task.deltas(&self.pass.saved, &d_out, own.out),
+                false => self.kept_deltas(task),
+            };
+            let saved = task.saved_rows(&self.pass.saved.lse, &deltas);
             let q = task.block_rows(&task.call.q, NonFinite::Handled, own.q);
             let dropout = task.draw_kept(0..rows_of(task), spans, first);
             TileScores { scores: regions.scores, copies, dropout, spans, q, d_out, saved }
         };
         // SAFETY: the caller guarantees the column; the row block's turn has come.
         unsafe {
-            self.begin_rows(task, &scores, place, own);
+            if place.is_first {
+                self.begin_rows(task, &scores);
+            }
             if seen {
-                self.compute_weights(task, &mut scores, own);
+                self.compute_weights(task, &mut scores, place, own);
                 self.apply_derivative(task, &scores, own);
                 self.add_option_gradients(task, &mut scores, own);
                 self.add_key_gradients(task, &mut scores, own);
                 self.add_query_gradients(task, &mut scores, (keys, place), own);
             }
-            self.end_rows(task, &scores, place, own);
+            if place.is_last {
+                self.end_rows(task, &scores);
+            }
         }
         true
     }
 
     /// Turns scores into weights, and computes the gradients of the scores.
-    fn compute_weights(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
+    ///
+    /// # Safety
+    /// The row block's memory is this worker's.
+    unsafe fn compute_weights(
+        &self,
+        task: &AttentionTask<'_, S>,
+        tile: &mut TileScores<'_>,
+        place: Place,
+        own: &mut Own<'_>,
+    ) {
         let rows = task.task.rows.len();
+        let mut prefetch = PrefetchQueue::nothing();
+        if !place.is_first {
+            // SAFETY: the caller guarantees the row block's memory.
+            let (gradients, bytes) = unsafe { (self.memory_of(task), size_of::<f32>()) };
+            let step = gradients.len() / rows.max(1) * bytes;
+            prefetch.push(gradients.as_ptr().cast(), step as isize, rows, task.tiling.head_dim * bytes);
+        }
         let scores = Scores {
             queries: tile.d_out.addresses(),
             keys: Typed::F32(Rows::strided(own.values.as_ptr(), (task.tiling.value_dim * LANES) as isize, 1)),
@@ -123,7 +147,7 @@ impl<S: Steps> Column<'_, S> {
             scale: 1.0,
             next_bias: None,
             later: None,
-            prefetch: &mut PrefetchQueue::nothing(),
+            prefetch: &mut prefetch,
             out: own.gradients,
         };
         // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
@@ -185,7 +209,7 @@ impl<S: Steps> Column<'_, S> {
     /// Adds the gradients of the row block's queries, without the scale.
     ///
     /// # Safety
-    /// The keys are the column's.
+    /// The keys are the column's, and the row block's memory is this worker's.
     unsafe fn add_query_gradients(
         &self,
         task: &AttentionTask<'_, S>,
@@ -193,7 +217,8 @@ impl<S: Steps> Column<'_, S> {
         (keys, place): (&ColumnKeys, Place),
         own: &mut Own<'_>,
     ) {
-        let stride = task.tiling.head_dim.next_multiple_of(LANES);
+        // SAFETY: the caller guarantees the row block's memory.
+        let memory = unsafe { self.memory_of(task) };
         let values = Values {
             weights: own.gradients,
             values: keys.rows,
@@ -203,8 +228,8 @@ impl<S: Steps> Column<'_, S> {
             rescale_prev: &ONES,
             rescale_block: &ONES,
             fresh: place.is_first && !tile.spans.iter().any(|span| span.is_empty()),
-            out: own.dq,
-            out_stride: stride,
+            out: memory,
+            out_stride: RowMemory::floats(task.tiling.head_dim),
             ends: None,
             prefetch: &mut PrefetchQueue::nothing(),
         };
@@ -253,49 +278,60 @@ impl<S: Steps> Column<'_, S> {
         }
     }
 
-    /// Makes the row block's numbers and running gradients ready: zeros before its first key block.
+    /// Returns the memory of the row block's rows, in which the gradients of its queries accumulate.
+    ///
+    /// # Safety
+    /// It is this worker's, and nothing else of it is borrowed.
+    #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the rows")]
+    unsafe fn memory_of(&self, task: &AttentionTask<'_, S>) -> &mut [f32] {
+        let Some((first, n)) = task.stretches(0..rows_of(task)).next() else { return &mut [] };
+        // SAFETY: the caller guarantees sole access; the rows of a row block are of one head.
+        unsafe { self.pass.rows.rows(place_of(task, first), n) }
+    }
+
+    /// Returns the rows' deltas, as the row block's first key block has left them.
     ///
     /// # Safety
     /// The row block's memory is this worker's.
-    unsafe fn begin_rows(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>, place: Place, own: &mut Own<'_>) {
-        let width = task.tiling.head_dim.next_multiple_of(LANES);
-        for (row, dq) in task.rows(0..rows_of(task)).zip(own.dq.chunks_exact_mut(width)) {
+    unsafe fn kept_deltas(&self, task: &AttentionTask<'_, S>) -> [f32; MAX_ROW_BLOCK] {
+        let mut deltas = [0.0; MAX_ROW_BLOCK];
+        for row in task.rows(0..rows_of(task)) {
+            // SAFETY: the caller guarantees the row.
+            let (_, numbers) = unsafe { self.pass.rows.row(place_of(task, row)) };
+            deltas[row.n] = numbers[RowNumber::Delta as usize];
+        }
+        deltas
+    }
+
+    /// Makes the row block's numbers and running gradients ready, before its first key block.
+    ///
+    /// # Safety
+    /// The row block's memory is this worker's.
+    unsafe fn begin_rows(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>) {
+        for row in task.rows(0..rows_of(task)) {
             // SAFETY: the caller guarantees the row.
             let (gradient, numbers) = unsafe { self.pass.rows.row(place_of(task, row)) };
-            if place.is_first {
-                *numbers = [0.0; LANES];
-                numbers[RowNumber::Delta as usize] = tile.saved[row.n].delta;
-                dq.fill(0.0);
-            } else {
-                dq.copy_from_slice(gradient);
-            }
+            gradient.fill(0.0);
+            *numbers = [0.0; LANES];
+            numbers[RowNumber::Delta as usize] = tile.saved[row.n].delta;
         }
     }
 
-    /// Keeps the row block's running gradients, or writes them with its last key block.
+    /// Writes the row block's gradients, after its last key block.
     ///
     /// # Safety
     /// The row block's memory and gradients are this worker's.
-    unsafe fn end_rows(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>, place: Place, own: &mut Own<'_>) {
-        let width = task.tiling.head_dim.next_multiple_of(LANES);
-        let mut dots = [0.0; MAX_ROW_BLOCK];
-        if place.is_last && self.pass.reduced.scale.is_some() {
-            let mut dq = [core::ptr::null(); MAX_ROW_BLOCK];
-            dq.iter_mut().zip(own.dq.chunks_exact(width)).for_each(|(at, row)| *at = row.as_ptr());
-            // SAFETY: both are rows of whole vectors.
-            unsafe { task.s.row_dots([tile.q.addresses(), &dq], width / LANES, &mut dots) };
-        }
-        for (row, dq) in task.rows(0..rows_of(task)).zip(own.dq.chunks_exact(width)) {
-            // SAFETY: the caller guarantees the row.
+    unsafe fn end_rows(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>) {
+        for row in task.rows(0..rows_of(task)) {
+            // SAFETY: the caller guarantees the row; queries and gradients are whole vectors.
             unsafe {
-                let (gradient, numbers) = self.pass.rows.row(place_of(task, row));
-                if !place.is_last {
-                    gradient.copy_from_slice(dq);
-                    continue;
+                let (sums, numbers) = self.pass.rows.row(place_of(task, row));
+                if self.pass.reduced.scale.is_some() {
+                    let (q, dot) = (&tile.q.addresses()[row.n..=row.n], RowNumber::Dot as usize);
+                    task.s.row_dots([q, &[sums.as_ptr()]], sums.len() / LANES, &mut numbers[dot..=dot]);
                 }
-                numbers[RowNumber::Dot as usize] = dots[row.n];
                 if let Some(gradient) = &self.pass.gradients.q {
-                    write_row(gradient, place_of(task, row), dq, task.call.scale);
+                    write_row(gradient, place_of(task, row), sums, task.call.scale);
                 }
             }
         }
