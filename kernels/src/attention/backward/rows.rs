@@ -82,12 +82,7 @@ impl<S: Steps> AttentionTask<'_, S> {
     ///
     /// # Safety
     /// The saved tensors fit the call; `d_out` is of this task.
-    pub(crate) unsafe fn deltas(
-        &self,
-        saved: &Saved<'_>,
-        d_out: &BlockRows,
-        copy: &mut [f32],
-    ) -> [f32; MAX_ROW_BLOCK] {
+    pub(crate) unsafe fn deltas(&self, saved: &Saved<'_>, d_out: &BlockRows, copy: &mut [f32]) -> [f32; MAX_ROW_BLOCK] {
         let vecs = self.tiling.value_dim.div_ceil(LANES);
         let mut deltas = [0.0; MAX_ROW_BLOCK];
         // SAFETY: the caller guarantees that the saved output fits the call; block rows are whole vectors.

@@ -138,6 +138,7 @@ impl<S: Steps> Column<'_, S> {
             let step = gradients.len() / rows.max(1) * bytes;
             prefetch.push(gradients.as_ptr().cast(), step as isize, rows, task.tiling.head_dim * bytes);
         }
+        self.prefetch_rows(task, &mut prefetch);
         let scores = Scores {
             queries: tile.d_out.addresses(),
             keys: Typed::F32(Rows::strided(own.values.as_ptr(), (task.tiling.value_dim * LANES) as isize, 1)),
@@ -164,6 +165,19 @@ impl<S: Steps> Column<'_, S> {
             let at = row * SCORE_STRIDE..row * SCORE_STRIDE + SCORE_STRIDE;
             for (weight, gradient) in tile.scores[at.clone()].iter_mut().zip(&own.gradients[at]) {
                 *weight = if gradient.is_nan() { QUIET_NAN } else { *weight };
+            }
+        }
+    }
+
+    /// Adds the queries and output gradients of the head's next row block, if there is one.
+    fn prefetch_rows(&self, task: &AttentionTask<'_, S>, prefetch: &mut PrefetchQueue) {
+        let Some((first, n)) = task.stretches(0..rows_of(task)).next() else { return };
+        let left = (task.seq.q_len - first.i - n).min(MAX_ROW_BLOCK);
+        if left > 0 {
+            for tensor in [&task.call.q, &self.pass.saved.d_out] {
+                // SAFETY: row `first.i + n` is below the sequence's number of rows, which the tensor has.
+                let rows = unsafe { tensor.rows(task.seq.batch, first.head, task.seq.first_row + first.i + n) };
+                prefetch.push_rows(rows, left, tensor.shape()[3]);
             }
         }
     }
