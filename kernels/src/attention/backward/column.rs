@@ -144,12 +144,10 @@ impl<S: Steps> Column<'_, S> {
             // SAFETY: the keys are the sequence's, so the rows are inside the gradient; the caller guarantees that they
             // are this worker's alone.
             unsafe {
-                for (key, sums) in keys.clone().zip(sums.chunks_exact(width)) {
-                    write_row(gradient, at(key), sums, scale);
-                }
-                for key in beyond.clone() {
-                    write_row(gradient, at(key), &[], scale);
-                }
+                let none: &[f32] = &[];
+                let rows = sums.chunks_exact(width).take(keys.len());
+                write_rows(self.bound.s, gradient, at(keys.start), rows, scale);
+                write_rows(self.bound.s, gradient, at(beyond.start), beyond.clone().map(|_| none), scale);
             }
         }
     }
@@ -159,27 +157,45 @@ fn dim_of(gradient: &AnyShared<'_>) -> usize {
     by_type!(Typed, gradient, |gradient| gradient.shape()[3])
 }
 
-/// Writes a row of a gradient: `scale` times each sum, or zeros where there are no sums.
+/// Writes rows of a gradient, from one on: `scale` times each sum, or zeros where a row has no sums.
 ///
 /// # Safety
-/// The row is inside the gradient, and this worker's alone.
-pub(crate) unsafe fn write_row(gradient: &AnyShared<'_>, at: [usize; 3], sums: &[f32], scale: f32) {
-    /// Writes a row of one element type.
-    ///
-    /// # Safety
-    /// Same contract as [`write_row`].
-    unsafe fn write<T: Element>(gradient: &SharedMut<'_, T>, [b, h, l]: [usize; 3], sums: &[f32], scale: f32) {
-        let dim = gradient.shape()[3];
-        // SAFETY: the caller guarantees a row inside the gradient, which has `dim` elements.
-        unsafe {
-            let (first, element) = gradient.row(b, h, l);
-            for d in 0..dim {
-                // A zero is positive, and a NaN the quiet one.
-                let x = sums.get(d).map_or(0.0, |&sum| quiet(sum * scale + 0.0));
-                *first.offset(d as isize * element) = T::narrow(x);
-            }
+/// The rows are inside the gradient, and this worker's alone.
+pub(crate) unsafe fn write_rows<'a, S: Steps>(
+    s: S,
+    gradient: &AnyShared<'_>,
+    [b, h, first]: [usize; 3],
+    rows: impl Iterator<Item = &'a [f32]>,
+    scale: f32,
+) {
+    by_type!(Typed, gradient, |gradient| s.vectorize(
+        #[inline(always)]
+        || for (i, sums) in rows.enumerate() {
+            // SAFETY: the caller guarantees the contract.
+            unsafe { write_row(gradient, [b, h, first + i], sums, scale) };
+        }
+    ));
+}
+
+/// Writes a row of one element type.
+///
+/// # Safety
+/// Same contract as [`write_rows`].
+#[inline(always)]
+unsafe fn write_row<T: Element>(gradient: &SharedMut<'_, T>, [b, h, l]: [usize; 3], sums: &[f32], scale: f32) {
+    // A zero is positive, and a NaN the quiet one.
+    let scaled = |sum: f32| T::narrow(quiet(sum * scale + 0.0));
+    let dim = gradient.shape()[3];
+    // SAFETY: the caller guarantees a row inside the gradient, which has `dim` elements.
+    unsafe {
+        let (first, element) = gradient.row(b, h, l);
+        if element == 1 && sums.len() >= dim {
+            let row = core::slice::from_raw_parts_mut(first, dim);
+            row.iter_mut().zip(sums).for_each(|(x, &sum)| *x = scaled(sum));
+            return;
+        }
+        for d in 0..dim {
+            *first.offset(d as isize * element) = sums.get(d).map_or(T::narrow(0.0), |&sum| scaled(sum));
         }
     }
-    // SAFETY: the caller guarantees the contract.
-    by_type!(Typed, gradient, |gradient| unsafe { write(gradient, at, sums, scale) })
 }

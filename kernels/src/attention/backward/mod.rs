@@ -7,5 +7,6 @@ pub(crate) mod launch;
 pub(crate) mod memory;
 pub(crate) mod pass;
 pub(crate) mod reductions;
+pub(crate) mod row_block;
 pub(crate) mod rows;
 pub(crate) mod tile;

@@ -1,12 +1,13 @@
 //! One row block against one key block, in the backward pass.
 
 use crate::attention::backward::call::BiasColumns;
-use crate::attention::backward::column::{Column, ColumnKeys, write_row};
+use crate::attention::backward::column::{Column, ColumnKeys};
 use crate::attention::backward::memory::{Own, RowMemory, RowNumber, ScoreScratch};
 use crate::attention::backward::pass::BlockAt;
+use crate::attention::backward::row_block::{place_of, rows_of};
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, ScoreCopies};
-use crate::attention::blocks::task::{AttentionTask, Row};
+use crate::attention::blocks::task::AttentionTask;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::dropout::Kept;
 use crate::attention::steps::key_sums::KeySums;
@@ -103,7 +104,7 @@ impl<S: Steps> Column<'_, S> {
         // SAFETY: the caller guarantees the column; the row block's turn has come.
         unsafe {
             if place.is_first {
-                self.begin_rows(task, &scores);
+                self.begin_rows(task, &scores.saved);
             }
             if seen {
                 self.compute_weights(task, &mut scores, place, own);
@@ -113,7 +114,7 @@ impl<S: Steps> Column<'_, S> {
                 self.add_query_gradients(task, &mut scores, (keys, place), own);
             }
             if place.is_last {
-                self.end_rows(task, &scores);
+                self.end_rows(task, &scores.q);
             }
         }
         true
@@ -291,85 +292,6 @@ impl<S: Steps> Column<'_, S> {
             }
         }
     }
-
-    /// Returns the memory of the row block's rows, in which the gradients of its queries accumulate.
-    ///
-    /// # Safety
-    /// It is this worker's, and nothing else of it is borrowed.
-    #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the rows")]
-    unsafe fn memory_of(&self, task: &AttentionTask<'_, S>) -> &mut [f32] {
-        let Some((first, n)) = task.stretches(0..rows_of(task)).next() else { return &mut [] };
-        // SAFETY: the caller guarantees sole access; the rows of a row block are of one head.
-        unsafe { self.pass.rows.rows(place_of(task, first), n) }
-    }
-
-    /// Returns the rows' deltas, as the row block's first key block has left them.
-    ///
-    /// # Safety
-    /// The row block's memory is this worker's.
-    unsafe fn kept_deltas(&self, task: &AttentionTask<'_, S>) -> [f32; MAX_ROW_BLOCK] {
-        let mut deltas = [0.0; MAX_ROW_BLOCK];
-        for row in task.rows(0..rows_of(task)) {
-            // SAFETY: the caller guarantees the row.
-            let (_, numbers) = unsafe { self.pass.rows.row(place_of(task, row)) };
-            deltas[row.n] = numbers[RowNumber::Delta as usize];
-        }
-        deltas
-    }
-
-    /// Makes the row block's numbers and running gradients ready, before its first key block.
-    ///
-    /// # Safety
-    /// The row block's memory is this worker's.
-    unsafe fn begin_rows(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>) {
-        for row in task.rows(0..rows_of(task)) {
-            // SAFETY: the caller guarantees the row.
-            let (gradient, numbers) = unsafe { self.pass.rows.row(place_of(task, row)) };
-            gradient.fill(0.0);
-            *numbers = [0.0; LANES];
-            numbers[RowNumber::Delta as usize] = tile.saved[row.n].delta;
-        }
-    }
-
-    /// Writes the row block's gradients, after its last key block.
-    ///
-    /// # Safety
-    /// The row block's memory and gradients are this worker's.
-    unsafe fn end_rows(&self, task: &AttentionTask<'_, S>, tile: &TileScores<'_>) {
-        for row in task.rows(0..rows_of(task)) {
-            // SAFETY: the caller guarantees the row; queries and gradients are whole vectors.
-            unsafe {
-                let (sums, numbers) = self.pass.rows.row(place_of(task, row));
-                if self.pass.reduced.scale.is_some() {
-                    let (q, dot) = (&tile.q.addresses()[row.n..=row.n], RowNumber::Dot as usize);
-                    task.s.row_dots([q, &[sums.as_ptr()]], sums.len() / LANES, &mut numbers[dot..=dot]);
-                }
-                if let Some(gradient) = &self.pass.gradients.q {
-                    write_row(gradient, place_of(task, row), sums, task.call.scale);
-                }
-            }
-        }
-    }
-
-    /// Writes the gradients of queries that see no key: zeros.
-    ///
-    /// # Safety
-    /// The row block's memory and gradients are this worker's.
-    unsafe fn write_unseen(&self, task: &AttentionTask<'_, S>) {
-        for row in task.rows(0..rows_of(task)) {
-            let [b, h, l] = place_of(task, row);
-            let d_lse = self.pass.saved.d_lse.and_then(|d_lse| d_lse.get([b, h, l, 0]).copied()).unwrap_or(0.0);
-            // SAFETY: the caller guarantees the row.
-            unsafe {
-                let (_, numbers) = self.pass.rows.row([b, h, l]);
-                *numbers = [0.0; LANES];
-                numbers[RowNumber::Delta as usize] = -d_lse;
-                if let Some(gradient) = &self.pass.gradients.q {
-                    write_row(gradient, [b, h, l], &[], 1.0);
-                }
-            }
-        }
-    }
 }
 
 /// Multiplies what belongs to weights by the factors of dropout, if there is any.
@@ -377,15 +299,6 @@ fn drop_weights<S: Steps>(s: S, dropout: &Option<Kept>, block: ScoreBlock<'_>) {
     if let Some(kept) = dropout {
         s.drop_weights(block, kept);
     }
-}
-
-fn rows_of<S>(task: &AttentionTask<'_, S>) -> usize {
-    task.task.rows.len()
-}
-
-/// Returns the place of a row in q: batch, head, row.
-fn place_of<S>(task: &AttentionTask<'_, S>, row: Row) -> [usize; 3] {
-    [task.seq.batch, row.head, task.seq.first_row + row.i]
 }
 
 /// Returns the sum of `x · weight(its index)`, in sixteen lanes, then by one tree. `xs` starts with a panel.
