@@ -110,17 +110,18 @@ impl KvCache {
     /// as `f16`. An element `x` is stored as the integer nearest to `(x − m)/s`, at most ±7. Queries are quantised as for
     /// [`Self::int8`]. Weights, multiplied by the scales of their values, are rounded to bytes: in each block of 256 keys and
     /// 32 columns to a 255th of the row's largest, up or down by thresholds that are spread evenly over the keys, so that
-    /// many small weights keep their sum. Products of integers are accumulated exactly.
+    /// many small weights keep their sum; those below 0, which only a weight function gives, apart. Products of integers are accumulated exactly.
     ///
     /// **Accuracy.** The error of an element is at most half its block's scale. That is a 14th of the block's largest
     /// magnitude or, with centres, a 28th of the difference between its largest and smallest element plus a 28,672nd of its
     /// largest magnitude, as the centre is rounded to `f16`; in either case a thousandth of that more, as the scale is
     /// rounded up, plus 3·10⁻⁸, half the smallest step of `f16`. The bound of [`Self::int8`] for scores holds with a block's
-    /// scale in place of that of the key, and that of an output is half the largest scale of the values it sees, to which
-    /// rounded weights add: each is off by less than a 255th of the largest, which at worst, with 256 keys whose errors have the
-    /// signs of their values, makes seven scales. The signs vary: with normally distributed values rounded weights add, root
-    /// mean square, at most a 14th to the error of the values' own rounding, and commonly nothing that is seen. Keys with a few large channels take
-    /// centres, or [`Self::int8`]. docs/benchmarks.md has the errors on a real model's tensors.
+    /// scale in place of that of the key; that of an output is half the largest scale of the values it sees, to which rounded
+    /// weights add. Each weight is off by less than a 255th of the largest: with 256 keys whose errors have the signs of their
+    /// values that makes seven scales at worst. The signs vary. With normally distributed values and one weight far above 255
+    /// others of half a unit, rounded weights add, root mean square, an 18th to the error of the values' own rounding; with
+    /// usual weights nothing that is seen. Keys with a few large channels take centres, or [`Self::int8`]. docs/benchmarks.md
+    /// has the errors on a real model's tensors.
     ///
     /// Bits are the same as far as those of an [int8](Self::int8) cache are.
     ///

@@ -53,7 +53,7 @@ pub(crate) fn largest(weights: &[f32], scales: &[f32]) -> f32 {
 /// Unit of a row's weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Unit {
-    /// The unit; NaN if a weight is not finite.
+    /// The unit; NaN if a weight times its scale is not finite.
     pub(crate) size: f32,
     /// Number of units in 1.
     reciprocal: f32,

@@ -1,4 +1,5 @@
-//! Operands of products: numbers; pairs of bfloat16, two products a lane; or fours of bytes and 16-bit weights. Scores and
+//! Operands of products: numbers; pairs of bfloat16, two products a lane; or fours of bytes, or halves of
+//! bytes, and rounded weights. Scores and
 //! outputs are sums of the same kinds of product.
 
 use crate::matmul::byte_weights::{CENTRES, ROW_FLOATS, UNIT};
@@ -181,7 +182,7 @@ unsafe impl<S: Int8Dot> MulAdd<S> for Int4Fours {
     #[inline(always)]
     unsafe fn x(_: S, row: *const f32, i: usize) -> u32 {
         // SAFETY: the caller guarantees that four `i` of a row of bytes is readable, which is aligned as floats are.
-        unsafe { *row.cast::<u32>().add(i) }
+        u32::from_le(unsafe { *row.cast::<u32>().add(i) })
     }
 
     #[inline(always)]

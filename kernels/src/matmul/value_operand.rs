@@ -113,7 +113,7 @@ unsafe impl<S: Int8Dot> ValueElement<S> for ValueQuad {
     }
 }
 
-// SAFETY: `Int8Dot::nibble_words` reads sixteen fours of bytes, which hold the columns of both halves of a block.
+// SAFETY: `Int8Dot::nibble_columns` reads sixteen fours of bytes, which hold the columns of both halves of a block.
 unsafe impl<S: Int8Dot, H: Half> ValueElement<S> for NibbleQuad<H> {
     const KEYS: usize = QUAD;
     // Two columns share a four; where tiles have one vector, each reads all of it. (A last block of which only the lower half is

@@ -12,6 +12,7 @@ use crate::simd::isa::Isa;
 use crate::simd::{LANES, Query4};
 use crate::tensor::rows::Rows;
 
+mod nibbles;
 mod rows;
 mod values;
 

@@ -264,8 +264,8 @@ pub(crate) unsafe trait Simd: Vector {
 }
 
 /// Dot products of integers, four or eight elements at a time: of int8 rows with sixteen keys of eight or four bits, and of
-/// weights with sixteen columns of values of either, of 16 bits or eight. Sums are 32-bit integers that wrap, so a result that fits is exact and every
-/// instruction set gives the same. Lanes are keys or columns, as everywhere.
+/// weights, of 16 bits or bytes, with sixteen columns of values of eight or four bits. Sums are 32-bit integers that wrap, so a
+/// result that fits is exact and every instruction set gives the same. Lanes are keys or columns, as everywhere.
 ///
 /// # Safety
 /// As [`Simd`].

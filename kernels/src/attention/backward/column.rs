@@ -177,7 +177,7 @@ pub(crate) unsafe fn write_rows<'a, S: Steps>(
     ));
 }
 
-/// Writes a row of one element type.
+/// Writes a row of a gradient, as [`write_rows`] does.
 ///
 /// # Safety
 /// Same contract as [`write_rows`].
@@ -186,7 +186,8 @@ unsafe fn write_row<T: Element>(gradient: &SharedMut<'_, T>, [b, h, l]: [usize; 
     // A zero is positive, and a NaN the quiet one.
     let scaled = |sum: f32| T::narrow(quiet(sum * scale + 0.0));
     let dim = gradient.shape()[3];
-    // SAFETY: the caller guarantees a row inside the gradient, which has `dim` elements.
+    // SAFETY: the caller guarantees a row inside the gradient, which has `dim` elements and is this worker's alone; they lie side
+    // by side where their distance is 1.
     unsafe {
         let (first, element) = gradient.row(b, h, l);
         if element == 1 && sums.len() >= dim {

@@ -87,26 +87,26 @@ impl RowMemory<'_> {
     /// Returns the memory of `n` rows of a head, from one on.
     ///
     /// # Panics
-    /// If there are no such rows.
+    /// If there is no such head, or it has no such rows.
     ///
     /// # Safety
-    /// Nobody else accesses the rows meanwhile.
+    /// The batch is one of the call's. Nobody else accesses the rows meanwhile.
     #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the rows")]
     pub(crate) unsafe fn rows(&self, [batch, head, row]: [usize; 3], n: usize) -> &mut [f32] {
         assert!(head < self.heads && row <= self.q_len && n <= self.q_len - row, "no such rows");
         let (at, floats) = ((batch * self.heads + head) * self.q_len + row, Self::floats(self.head_dim));
-        // SAFETY: `parts` has checked that there are that many floats for each row of the call; the caller guarantees
-        // sole access.
+        // SAFETY: `parts` has checked that there are that many floats for each row of the call, of which these are some by the
+        // caller's word and the assertion; the caller guarantees sole access.
         unsafe { core::slice::from_raw_parts_mut(self.first.add(at * floats), n * floats) }
     }
 
     /// Returns a row's gradient and its numbers.
     ///
     /// # Panics
-    /// If there is no such row.
+    /// If there is no such head, or it has no such row.
     ///
     /// # Safety
-    /// Nobody else accesses the row meanwhile.
+    /// The batch is one of the call's. Nobody else accesses the row meanwhile.
     #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the row")]
     pub(crate) unsafe fn row(&self, [batch, head, row]: [usize; 3]) -> (&mut [f32], &mut [f32; LANES]) {
         // SAFETY: same contract.

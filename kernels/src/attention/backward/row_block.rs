@@ -67,7 +67,7 @@ impl<S: Steps> Column<'_, S> {
         let Some(first) = task.rows(0..rows_of(task)).next() else { return };
         let (floats, width) = (RowMemory::floats(task.tiling.head_dim), task.tiling.head_dim.next_multiple_of(LANES));
         if let Some(gradient) = &self.pass.gradients.q {
-            // SAFETY: the caller guarantees the memory and the gradients.
+            // SAFETY: the caller guarantees the memory, of which no row is borrowed any more, and the gradients.
             unsafe {
                 let sums = self.memory_of(task).chunks_exact(floats).map(|row| &row[..width]);
                 write_rows(task.s, gradient, place_of(task, first), sums, task.call.scale);

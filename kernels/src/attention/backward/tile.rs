@@ -89,35 +89,51 @@ impl<S: Steps> Column<'_, S> {
         let seen = block.compute_scores(0..task.task.rows.len());
         keys.packed = block.packed_keys;
         let KeyBlock { spans, regions, copies, .. } = block;
-        // SAFETY: the saved tensors fit the call.
+        // SAFETY: the saved tensors fit the call; the row block's turn has come, so its memory is this worker's.
         let mut scores = unsafe {
             let d_out = task.block_rows(&self.pass.saved.d_out, NonFinite::Handled, own.d_out);
-            let deltas = match place.is_first {
-                true => task.deltas(&self.pass.saved, &d_out, own.out),
-                false => self.kept_deltas(task),
-            };
-            let saved = task.saved_rows(&self.pass.saved.lse, &deltas);
+            let saved = self.saved_rows(task, &d_out, place, own.out);
             let q = task.block_rows(&task.call.q, NonFinite::Handled, own.q);
             let dropout = task.draw_kept(0..rows_of(task), spans, first);
             TileScores { scores: regions.scores, copies, dropout, spans, q, d_out, saved }
         };
         // SAFETY: the caller guarantees the column; the row block's turn has come.
         unsafe {
-            if place.is_first {
-                self.begin_rows(task, &scores.saved);
-            }
             if seen {
                 self.compute_weights(task, &mut scores, place, own);
                 self.apply_derivative(task, &scores, own);
                 self.add_option_gradients(task, &mut scores, own);
                 self.add_key_gradients(task, &mut scores, own);
-                self.add_query_gradients(task, &mut scores, (keys, place), own);
+                self.add_query_gradients(task, &mut scores, keys, place, own);
             }
             if place.is_last {
                 self.end_rows(task, &scores.q);
             }
         }
         true
+    }
+
+    /// Returns what was saved of the row block's rows, whose output gradients are `d_out`. With the first key block it computes
+    /// their deltas, for which `copy` is memory for a row block of outputs, and makes the row block's memory ready.
+    ///
+    /// # Safety
+    /// The saved tensors fit the call; the row block's memory is this worker's.
+    unsafe fn saved_rows(
+        &self,
+        task: &AttentionTask<'_, S>,
+        d_out: &BlockRows,
+        place: Place,
+        copy: &mut [f32],
+    ) -> [SavedRow; MAX_ROW_BLOCK] {
+        // SAFETY: same contract.
+        unsafe {
+            if !place.is_first {
+                return task.saved_rows(&self.pass.saved.lse, &self.kept_deltas(task));
+            }
+            let saved = task.saved_rows(&self.pass.saved.lse, &task.deltas(&self.pass.saved, d_out, copy));
+            self.begin_rows(task, &saved);
+            saved
+        }
     }
 
     /// Turns scores into weights, and computes the gradients of the scores.
@@ -134,10 +150,11 @@ impl<S: Steps> Column<'_, S> {
         let rows = task.task.rows.len();
         let mut prefetch = PrefetchQueue::nothing();
         if !place.is_first {
-            // SAFETY: the caller guarantees the row block's memory.
-            let (gradients, bytes) = unsafe { (self.memory_of(task), size_of::<f32>()) };
-            let step = gradients.len() / rows.max(1) * bytes;
-            prefetch.push(gradients.as_ptr().cast(), step as isize, rows, task.tiling.head_dim * bytes);
+            // SAFETY: the caller guarantees the row block's memory, of which nothing is borrowed.
+            let gradients = unsafe { self.memory_of(task) };
+            let [step, bytes] =
+                [RowMemory::floats(task.tiling.head_dim), task.tiling.head_dim].map(|floats| floats * size_of::<f32>());
+            prefetch.push(gradients.as_ptr().cast(), step as isize, rows, bytes);
         }
         self.prefetch_rows(task, &mut prefetch);
         let scores = Scores {
@@ -170,7 +187,7 @@ impl<S: Steps> Column<'_, S> {
         }
     }
 
-    /// Adds the queries and output gradients of the head's next row block, if there is one.
+    /// Queues the queries and output gradients of the head's next row block for prefetching, if there is one.
     fn prefetch_rows(&self, task: &AttentionTask<'_, S>, prefetch: &mut PrefetchQueue) {
         let Some((first, n)) = task.stretches(0..rows_of(task)).next() else { return };
         let left = (task.seq.q_len - first.i - n).min(MAX_ROW_BLOCK);
@@ -229,10 +246,11 @@ impl<S: Steps> Column<'_, S> {
         &self,
         task: &AttentionTask<'_, S>,
         tile: &mut TileScores<'_>,
-        (keys, place): (&ColumnKeys, Place),
+        keys: &ColumnKeys,
+        place: Place,
         own: &mut Own<'_>,
     ) {
-        // SAFETY: the caller guarantees the row block's memory.
+        // SAFETY: the caller guarantees the row block's memory, of which nothing is borrowed.
         let memory = unsafe { self.memory_of(task) };
         let values = Values {
             weights: own.gradients,

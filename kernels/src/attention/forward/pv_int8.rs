@@ -14,11 +14,11 @@ use crate::matmul::tile_shape::MAX_TILE_ROWS;
 use crate::simd::{LANES, Lower};
 use core::ops::Range;
 
-/// Weights that are multiplied as bytes, which have no sign.
+/// Choice of weights by their sign: bytes have none.
 #[derive(Clone, Copy)]
 enum Signs {
     /// All: none is below 0.
-    Positive,
+    NonNegative,
     /// Those above 0, of a weight function that may give others.
     Above,
     /// Those below 0, with the sign changed.
@@ -76,7 +76,8 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         }
     }
 
-    /// Accumulates the P·V of int4 values, whose weights are rounded to bytes and not read afterwards.
+    /// Accumulates the P·V of int4 values, with weights rounded to bytes: those of a weight function in two passes, first those
+    /// above 0.
     ///
     /// # Safety
     /// The values and numbers are the block's.
@@ -88,9 +89,11 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     ) {
         if !self.task.given.prob {
             // SAFETY: the caller guarantees the values and numbers.
-            return unsafe { self.accumulate_bytes(values, stored, row_block, Signs::Positive) };
+            return unsafe { self.accumulate_bytes(values, stored, row_block, Signs::NonNegative) };
         }
         let rows = row_block.len();
+        // Weights of a function are final: nothing is rescaled.
+        debug_assert!(!self.fresh && self.regions.rescale_prev[..rows].iter().all(|&factor| factor == 1.0));
         // SAFETY: as above.
         unsafe { self.accumulate_bytes(values, stored, row_block.clone(), Signs::Above) };
         self.regions.rescale_block[..rows].fill(-1.0);
@@ -124,7 +127,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 let weights = &scores[first_row * SCORE_STRIDE..][..here * SCORE_STRIDE];
                 let part;
                 let from = match signs {
-                    Signs::Positive => weights,
+                    Signs::NonNegative => weights,
                     Signs::Above | Signs::Below => {
                         part = signs.part(weights);
                         &part
