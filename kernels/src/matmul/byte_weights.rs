@@ -24,8 +24,8 @@ const MOST: f32 = 255.0;
 /// Number of bits below a unit in a sum with an [offset](OFFSETS).
 const FRACTION: u32 = 9;
 
-/// What is added to the weight of each key of a block before fractions are cut off: 1 less its threshold, and a constant that
-/// leaves a number below 256 in the lowest bits, as [`FRACTION`] bits of fraction and eight of the integer.
+/// Addends of the weights of a block's keys, in units, before fractions are cut off: 1 less each key's threshold, and a constant
+/// that leaves a number below 256 in the lowest bits, as [`FRACTION`] bits of fraction and eight of the integer.
 static OFFSETS: [f32; KEY_BLOCK] = {
     let mut offsets = [0.0; KEY_BLOCK];
     let mut key = 0;

@@ -209,21 +209,13 @@ pub(crate) fn quantise_query(xs: &[f32], scale: f32, out: &mut [Query4]) -> Row 
 
 /// Multiplies weights by the scales of their values and returns the largest magnitude; ∞ or NaN if a product is not
 /// finite. A weight of 0 stays 0, whatever the scale: its key is hidden, or adds nothing either way.
-///
-/// # Safety
-/// There are as many writable weights as scales.
 #[inline(always)]
-pub(crate) unsafe fn scale_weights(weights: *mut f32, scales: &[f32]) -> f32 {
+pub(crate) fn scale_weights(weights: &mut [f32], scales: &[f32]) -> f32 {
     // Magnitudes have the order of their bits, NaN last.
     let mut most = 0;
-    for (i, scale) in scales.iter().enumerate() {
-        // SAFETY: the caller guarantees weight `i`.
-        unsafe {
-            let weight = *weights.add(i);
-            let scaled = if weight == 0.0 { 0.0 } else { weight * scale };
-            *weights.add(i) = scaled;
-            most = most.max(scaled.to_bits() & 0x7FFF_FFFF);
-        }
+    for (weight, scale) in weights.iter_mut().zip(scales) {
+        *weight = if *weight == 0.0 { 0.0 } else { *weight * scale };
+        most = most.max(weight.to_bits() & 0x7FFF_FFFF);
     }
     f32::from_bits(most)
 }

@@ -1,6 +1,5 @@
-//! Operands of products: numbers; pairs of bfloat16, two products a lane; or fours of bytes, or halves of
-//! bytes, and rounded weights. Scores and
-//! outputs are sums of the same kinds of product.
+//! Operands of products: numbers; pairs of bfloat16, two products a lane; or fours of bytes, or halves of bytes, and rounded
+//! weights. Scores and outputs are sums of the same kinds of product.
 
 use crate::matmul::byte_weights::{CENTRES, ROW_FLOATS, UNIT};
 use crate::matmul::int8::{LARGEST_WEIGHT, WEIGHT_UNIT};

@@ -5,7 +5,6 @@ use crate::attention::backward::memory::{RowMemory, RowNumber};
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::softmax_backward::SavedRow;
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::simd::LANES;
 
@@ -21,16 +20,26 @@ impl<S: Steps> Column<'_, S> {
         unsafe { self.pass.rows.rows(place_of(task, first), n) }
     }
 
+    /// Iterates over the row block's rows: the gradient of each row's query, and the row's numbers.
+    ///
+    /// # Safety
+    /// Same contract as [`Self::memory_of`].
+    unsafe fn each_row(&self, task: &AttentionTask<'_, S>) -> impl Iterator<Item = (&mut [f32], &mut [f32; LANES])> {
+        // SAFETY: same contract.
+        let memory = unsafe { self.memory_of(task) };
+        let rows = memory.chunks_exact_mut(RowMemory::floats(task.tiling.head_dim));
+        rows.map(|row| row.split_last_chunk_mut().expect("a row is longer than its numbers"))
+    }
+
     /// Returns the rows' deltas, as the row block's first key block has left them.
     ///
     /// # Safety
     /// The row block's memory is this worker's.
     pub(crate) unsafe fn kept_deltas(&self, task: &AttentionTask<'_, S>) -> [f32; MAX_ROW_BLOCK] {
         let mut deltas = [0.0; MAX_ROW_BLOCK];
-        for row in task.rows(0..rows_of(task)) {
-            // SAFETY: the caller guarantees the row.
-            let (_, numbers) = unsafe { self.pass.rows.row(place_of(task, row)) };
-            deltas[row.n] = numbers[RowNumber::Delta as usize];
+        // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
+        for (delta, (_, numbers)) in deltas.iter_mut().zip(unsafe { self.each_row(task) }) {
+            *delta = numbers[RowNumber::Delta as usize];
         }
         deltas
     }
@@ -39,13 +48,12 @@ impl<S: Steps> Column<'_, S> {
     ///
     /// # Safety
     /// The row block's memory is this worker's.
-    pub(crate) unsafe fn begin_rows(&self, task: &AttentionTask<'_, S>, saved: &[SavedRow]) {
-        for row in task.rows(0..rows_of(task)) {
-            // SAFETY: the caller guarantees the row.
-            let (gradient, numbers) = unsafe { self.pass.rows.row(place_of(task, row)) };
+    pub(crate) unsafe fn begin_rows(&self, task: &AttentionTask<'_, S>, deltas: &[f32; MAX_ROW_BLOCK]) {
+        // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
+        for (delta, (gradient, numbers)) in deltas.iter().zip(unsafe { self.each_row(task) }) {
             gradient.fill(0.0);
             *numbers = [0.0; LANES];
-            numbers[RowNumber::Delta as usize] = saved[row.n].delta;
+            numbers[RowNumber::Delta as usize] = *delta;
         }
     }
 
@@ -54,22 +62,18 @@ impl<S: Steps> Column<'_, S> {
     /// # Safety
     /// The row block's memory and gradients are this worker's.
     pub(crate) unsafe fn end_rows(&self, task: &AttentionTask<'_, S>, q: &BlockRows) {
-        if self.pass.reduced.scale.is_some() {
-            for row in task.rows(0..rows_of(task)) {
-                let (q, dot) = (&q.addresses()[row.n..=row.n], RowNumber::Dot as usize);
-                // SAFETY: the caller guarantees the row; queries and gradients are whole vectors.
-                unsafe {
-                    let (sums, numbers) = self.pass.rows.row(place_of(task, row));
-                    task.s.row_dots([q, &[sums.as_ptr()]], sums.len() / LANES, &mut numbers[dot..=dot]);
+        let Some(first) = task.rows(0..rows_of(task)).next() else { return };
+        // SAFETY: the caller guarantees the memory, of which nothing else is borrowed, and the gradients; queries and their
+        // gradients are whole vectors.
+        unsafe {
+            if self.pass.reduced.scale.is_some() {
+                for (&q, (sums, numbers)) in q.addresses().iter().zip(self.each_row(task)) {
+                    let dot = &mut numbers[RowNumber::Dot as usize..][..1];
+                    task.s.row_dots([&[q], &[sums.as_ptr()]], sums.len() / LANES, dot);
                 }
             }
-        }
-        let Some(first) = task.rows(0..rows_of(task)).next() else { return };
-        let (floats, width) = (RowMemory::floats(task.tiling.head_dim), task.tiling.head_dim.next_multiple_of(LANES));
-        if let Some(gradient) = &self.pass.gradients.q {
-            // SAFETY: the caller guarantees the memory, of which no row is borrowed any more, and the gradients.
-            unsafe {
-                let sums = self.memory_of(task).chunks_exact(floats).map(|row| &row[..width]);
+            if let Some(gradient) = &self.pass.gradients.q {
+                let sums = self.each_row(task).map(|(sums, _)| &*sums);
                 write_rows(task.s, gradient, place_of(task, first), sums, task.call.scale);
             }
         }
@@ -80,17 +84,17 @@ impl<S: Steps> Column<'_, S> {
     /// # Safety
     /// The row block's memory and gradients are this worker's.
     pub(crate) unsafe fn write_unseen(&self, task: &AttentionTask<'_, S>) {
+        let Some(first) = task.rows(0..rows_of(task)).next() else { return };
+        let mut deltas = [0.0; MAX_ROW_BLOCK];
         for row in task.rows(0..rows_of(task)) {
-            let [b, h, l] = place_of(task, row);
-            let d_lse = self.pass.saved.d_lse.and_then(|d_lse| d_lse.get([b, h, l, 0]).copied()).unwrap_or(0.0);
-            // SAFETY: the caller guarantees the row.
-            unsafe {
-                let (_, numbers) = self.pass.rows.row([b, h, l]);
-                *numbers = [0.0; LANES];
-                numbers[RowNumber::Delta as usize] = -d_lse;
-                if let Some(gradient) = &self.pass.gradients.q {
-                    write_rows(task.s, gradient, [b, h, l], core::iter::once(&[][..]), 1.0);
-                }
+            deltas[row.n] = -self.pass.saved.d_lse.as_ref().map_or(0.0, |d_lse| task.of_row(d_lse, row));
+        }
+        // SAFETY: the caller guarantees the memory and the gradients.
+        unsafe {
+            self.begin_rows(task, &deltas);
+            if let Some(gradient) = &self.pass.gradients.q {
+                let none: &[f32] = &[];
+                write_rows(task.s, gradient, place_of(task, first), (0..rows_of(task)).map(|_| none), 1.0);
             }
         }
     }

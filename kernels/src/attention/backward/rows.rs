@@ -108,7 +108,7 @@ impl<S: Steps> AttentionTask<'_, S> {
     }
 
     /// Returns a row's element of a view that has one for each.
-    fn of_row(&self, view: &View<'_>, row: Row) -> f32 {
+    pub(crate) fn of_row(&self, view: &View<'_>, row: Row) -> f32 {
         view.get([self.seq.batch, row.head, self.seq.first_row + row.i, 0]).copied().unwrap_or(QUIET_NAN)
     }
 }

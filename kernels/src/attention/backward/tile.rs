@@ -130,9 +130,9 @@ impl<S: Steps> Column<'_, S> {
             if !place.is_first {
                 return task.saved_rows(&self.pass.saved.lse, &self.kept_deltas(task));
             }
-            let saved = task.saved_rows(&self.pass.saved.lse, &task.deltas(&self.pass.saved, d_out, copy));
-            self.begin_rows(task, &saved);
-            saved
+            let deltas = task.deltas(&self.pass.saved, d_out, copy);
+            self.begin_rows(task, &deltas);
+            task.saved_rows(&self.pass.saved.lse, &deltas)
         }
     }
 
@@ -148,15 +148,6 @@ impl<S: Steps> Column<'_, S> {
         own: &mut Own<'_>,
     ) {
         let rows = task.task.rows.len();
-        let mut prefetch = PrefetchQueue::nothing();
-        if !place.is_first {
-            // SAFETY: the caller guarantees the row block's memory, of which nothing is borrowed.
-            let gradients = unsafe { self.memory_of(task) };
-            let [step, bytes] =
-                [RowMemory::floats(task.tiling.head_dim), task.tiling.head_dim].map(|floats| floats * size_of::<f32>());
-            prefetch.push(gradients.as_ptr().cast(), step as isize, rows, bytes);
-        }
-        self.prefetch_rows(task, &mut prefetch);
         let scores = Scores {
             queries: tile.d_out.addresses(),
             keys: Typed::F32(Rows::strided(own.values.as_ptr(), (task.tiling.value_dim * LANES) as isize, 1)),
@@ -166,7 +157,8 @@ impl<S: Steps> Column<'_, S> {
             scale: 1.0,
             next_bias: None,
             later: None,
-            prefetch: &mut prefetch,
+            // SAFETY: the caller guarantees the row block's memory.
+            prefetch: &mut unsafe { self.prefetch(task, place) },
             out: own.gradients,
         };
         // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
@@ -187,9 +179,20 @@ impl<S: Steps> Column<'_, S> {
         }
     }
 
-    /// Queues the queries and output gradients of the head's next row block for prefetching, if there is one.
-    fn prefetch_rows(&self, task: &AttentionTask<'_, S>, prefetch: &mut PrefetchQueue) {
-        let Some((first, n)) = task.stretches(0..rows_of(task)).next() else { return };
+    /// Returns the memory to prefetch: the row block's running gradients, if key blocks before have added to them, and the
+    /// queries and output gradients of the head's next row block, if there is one.
+    ///
+    /// # Safety
+    /// The row block's memory is this worker's.
+    unsafe fn prefetch(&self, task: &AttentionTask<'_, S>, place: Place) -> PrefetchQueue {
+        let mut prefetch = PrefetchQueue::nothing();
+        let Some((first, n)) = task.stretches(0..rows_of(task)).next() else { return prefetch };
+        if !place.is_first {
+            let (d, bytes) = (task.tiling.head_dim, size_of::<f32>());
+            // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
+            let gradients = unsafe { self.memory_of(task) };
+            prefetch.push(gradients.as_ptr().cast(), (RowMemory::floats(d) * bytes) as isize, n, d * bytes);
+        }
         let left = (task.seq.q_len - first.i - n).min(MAX_ROW_BLOCK);
         if left > 0 {
             for tensor in [&task.call.q, &self.pass.saved.d_out] {
@@ -198,6 +201,7 @@ impl<S: Steps> Column<'_, S> {
                 prefetch.push_rows(rows, left, tensor.shape()[3]);
             }
         }
+        prefetch
     }
 
     /// Turns gradients of what the caller's score function returned into gradients of the scores before it.

@@ -77,7 +77,8 @@ unsafe fn round_row(row: *mut f32, panels: Range<usize>, scales: &[f32]) {
     // SAFETY: the caller guarantees the panels; a row is longer than a block has keys. Words are written to the first half of
     // the row, over weights that have been read already or belong to no key of the span.
     unsafe {
-        let largest = scale_weights(row.add(keys.start), &scales[keys.clone()]);
+        let weights = core::slice::from_raw_parts_mut(row.add(keys.start), keys.len());
+        let largest = scale_weights(weights, &scales[keys]);
         let round = WeightFactors::new(largest);
         *row.add(LARGEST_WEIGHT) = if largest < f32::INFINITY { largest } else { f32::NAN };
         for panel in panels {
