@@ -5,6 +5,7 @@ use crate::attention::backward::memory::{RowMemory, RowNumber};
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::softmax_backward::{Delta, RowDot};
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::simd::LANES;
 
@@ -35,11 +36,12 @@ impl<S: Steps> Column<'_, S> {
     ///
     /// # Safety
     /// The row block's memory is this worker's.
-    pub(crate) unsafe fn kept_deltas(&self, task: &AttentionTask<'_, S>) -> [f32; MAX_ROW_BLOCK] {
-        let mut deltas = [0.0; MAX_ROW_BLOCK];
+    pub(crate) unsafe fn kept_deltas(&self, task: &AttentionTask<'_, S>) -> [Delta; MAX_ROW_BLOCK] {
+        let mut deltas = [Delta::default(); MAX_ROW_BLOCK];
         // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
         for (delta, (_, numbers)) in deltas.iter_mut().zip(unsafe { self.each_row(task) }) {
-            *delta = numbers[RowNumber::Delta as usize];
+            let [value, rounding] = [RowNumber::Delta, RowNumber::DeltaRounding].map(|n| numbers[n as usize]);
+            *delta = Delta { value, rounding };
         }
         deltas
     }
@@ -48,12 +50,13 @@ impl<S: Steps> Column<'_, S> {
     ///
     /// # Safety
     /// The row block's memory is this worker's.
-    pub(crate) unsafe fn begin_rows(&self, task: &AttentionTask<'_, S>, deltas: &[f32; MAX_ROW_BLOCK]) {
+    pub(crate) unsafe fn begin_rows(&self, task: &AttentionTask<'_, S>, deltas: &[Delta; MAX_ROW_BLOCK]) {
         // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
         for (delta, (gradient, numbers)) in deltas.iter().zip(unsafe { self.each_row(task) }) {
             gradient.fill(0.0);
             *numbers = [0.0; LANES];
-            numbers[RowNumber::Delta as usize] = *delta;
+            numbers[RowNumber::Delta as usize] = delta.value;
+            numbers[RowNumber::DeltaRounding as usize] = delta.rounding;
         }
     }
 
@@ -68,8 +71,9 @@ impl<S: Steps> Column<'_, S> {
         unsafe {
             if self.pass.reduced.scale.is_some() {
                 for (&q, (sums, numbers)) in q.addresses().iter().zip(self.each_row(task)) {
-                    let dot = &mut numbers[RowNumber::Dot as usize..][..1];
-                    task.s.row_dots([&[q], &[sums.as_ptr()]], sums.len() / LANES, dot);
+                    let mut dot = [RowDot::default()];
+                    task.s.row_dots([&[q], &[sums.as_ptr()]], sums.len() / LANES, &mut dot);
+                    numbers[RowNumber::Dot as usize] = dot[0].sum;
                 }
             }
             if let Some(gradient) = &self.pass.gradients.q {
@@ -85,9 +89,9 @@ impl<S: Steps> Column<'_, S> {
     /// The row block's memory and gradients are this worker's.
     pub(crate) unsafe fn write_unseen(&self, task: &AttentionTask<'_, S>) {
         let Some(first) = task.rows(0..rows_of(task)).next() else { return };
-        let mut deltas = [0.0; MAX_ROW_BLOCK];
+        let mut deltas = [Delta::default(); MAX_ROW_BLOCK];
         for row in task.rows(0..rows_of(task)) {
-            deltas[row.n] = -self.pass.saved.d_lse.as_ref().map_or(0.0, |d_lse| task.of_row(d_lse, row));
+            deltas[row.n] = Delta::new(RowDot::default(), task.d_lse(&self.pass.saved, row));
         }
         // SAFETY: the caller guarantees the memory and the gradients.
         unsafe {

@@ -3,7 +3,7 @@
 use crate::attention::backward::call::Saved;
 use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::softmax_backward::SavedRow;
+use crate::attention::steps::softmax_backward::{Delta, RowDot, SavedRow};
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, QUIET_NAN};
@@ -82,29 +82,41 @@ impl<S: Steps> AttentionTask<'_, S> {
     ///
     /// # Safety
     /// The saved tensors fit the call; `d_out` is of this task.
-    pub(crate) unsafe fn deltas(&self, saved: &Saved<'_>, d_out: &BlockRows, copy: &mut [f32]) -> [f32; MAX_ROW_BLOCK] {
+    pub(crate) unsafe fn deltas(
+        &self,
+        saved: &Saved<'_>,
+        d_out: &BlockRows,
+        copy: &mut [f32],
+    ) -> [Delta; MAX_ROW_BLOCK] {
         let vecs = self.tiling.value_dim.div_ceil(LANES);
-        let mut deltas = [0.0; MAX_ROW_BLOCK];
+        let (mut deltas, mut products) = ([Delta::default(); MAX_ROW_BLOCK], [RowDot::default(); MAX_ROW_BLOCK]);
         // SAFETY: the caller guarantees that the saved output fits the call; block rows are whole vectors.
         unsafe {
             let out = self.block_rows(&saved.out, NonFinite::Ignored, copy);
-            self.s.row_dots([d_out.addresses(), out.addresses()], vecs, &mut deltas);
+            self.s.row_dots([d_out.addresses(), out.addresses()], vecs, &mut products);
         }
         for row in self.rows(0..self.task.rows.len()) {
-            let d_lse = saved.d_lse.as_ref().map_or(0.0, |d_lse| self.of_row(d_lse, row));
-            let delta = &mut deltas[row.n];
-            *delta = if d_out.nonfinite.has(row.n) { QUIET_NAN } else { *delta - d_lse };
+            deltas[row.n] = Delta::new(products[row.n], self.d_lse(saved, row));
+            if d_out.nonfinite.has(row.n) {
+                deltas[row.n].value = QUIET_NAN;
+            }
         }
         deltas
     }
 
     /// Returns what was saved of each of the task's rows, with these [deltas](Self::deltas).
-    pub(crate) fn saved_rows(&self, lse: &View<'_>, deltas: &[f32; MAX_ROW_BLOCK]) -> [SavedRow; MAX_ROW_BLOCK] {
+    pub(crate) fn saved_rows(&self, saved: &Saved<'_>, deltas: &[Delta; MAX_ROW_BLOCK]) -> [SavedRow; MAX_ROW_BLOCK] {
         let mut rows = [SavedRow::default(); MAX_ROW_BLOCK];
         for row in self.rows(0..self.task.rows.len()) {
-            rows[row.n] = SavedRow { lse: self.of_row(lse, row), delta: deltas[row.n] };
+            let (lse, d_lse) = (self.of_row(&saved.lse, row), self.d_lse(saved, row));
+            rows[row.n] = SavedRow { lse, d_lse, delta: deltas[row.n] };
         }
         rows
+    }
+
+    /// Returns the gradient of a row's log-sum-exp: 0 if none was given.
+    pub(crate) fn d_lse(&self, saved: &Saved<'_>, row: Row) -> f32 {
+        saved.d_lse.as_ref().map_or(0.0, |d_lse| self.of_row(d_lse, row))
     }
 
     /// Returns a row's element of a view that has one for each.

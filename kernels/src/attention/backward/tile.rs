@@ -128,11 +128,11 @@ impl<S: Steps> Column<'_, S> {
         // SAFETY: same contract.
         unsafe {
             if !place.is_first {
-                return task.saved_rows(&self.pass.saved.lse, &self.kept_deltas(task));
+                return task.saved_rows(&self.pass.saved, &self.kept_deltas(task));
             }
             let deltas = task.deltas(&self.pass.saved, d_out, copy);
             self.begin_rows(task, &deltas);
-            task.saved_rows(&self.pass.saved.lse, &deltas)
+            task.saved_rows(&self.pass.saved, &deltas)
         }
     }
 

@@ -14,7 +14,7 @@ use crate::attention::steps::qk::{self, Scores};
 use crate::attention::steps::qk_int8;
 use crate::attention::steps::score_passes::{self, AnyColumns, Columns, ScoreBlock};
 use crate::attention::steps::softmax;
-use crate::attention::steps::softmax_backward::{self, SavedRow};
+use crate::attention::steps::softmax_backward::{self, RowDot, SavedRow};
 use crate::attention::steps::span::{RowKeys, Span};
 use crate::kv::key_block::Int4Numbers;
 use crate::matmul::int4::NibbleQuad;
@@ -120,7 +120,7 @@ pub(crate) trait Steps: PackSteps {
     ///
     /// # Safety
     /// Same contract as [`softmax_backward::row_dots`].
-    unsafe fn row_dots(self, rows: [&[*const f32]; 2], vecs: usize, dots: &mut [f32]);
+    unsafe fn row_dots(self, rows: [&[*const f32]; 2], vecs: usize, dots: &mut [RowDot]);
     /// Adds Pᵀ·X to sums of keys: see [`key_sums::key_sums`].
     ///
     /// # Safety
@@ -326,7 +326,7 @@ macro_rules! steps {
                 )
             }
 
-            unsafe fn row_dots(self, rows: [&[*const f32]; 2], vecs: usize, dots: &mut [f32]) {
+            unsafe fn row_dots(self, rows: [&[*const f32]; 2], vecs: usize, dots: &mut [RowDot]) {
                 self.vectorize(
                     #[inline(always)]
                     // SAFETY: the caller guarantees the contract of `softmax_backward::row_dots`.

@@ -6,6 +6,11 @@
 //! ds = p · (dp − δ)               δ = Σ do·o − dlse, one number a row
 //! ```
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135, appendix B.)
+//!
+//! Where the block holds all the weight of a row, Σ p = 1 and Σ ds = dlse. What Σ ds differs by is then rounding: δ comes from
+//! the saved output, dp from the values. It is taken out, p times the difference from each ds: otherwise it would be all that is left
+//! of a row that sees one key, and much of one that sees a few. A block that holds a part of the weight is told by a Σ ds
+//! beyond rounding; if it is within it by chance, what is taken out is no more than rounding, too.
 
 use crate::attention::steps::key_sums::all_keys;
 use crate::attention::steps::score_passes::ScoreBlock;
@@ -16,10 +21,29 @@ use crate::simd::{LANES, Simd};
 /// Saved results of a row.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SavedRow {
-    /// Log-sum-exp of the row's scores.
+    /// Log-sum-exp of the row's scores, and its gradient.
     pub(crate) lse: f32,
+    pub(crate) d_lse: f32,
+    pub(crate) delta: Delta,
+}
+
+/// δ of a row.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Delta {
     /// Σ do·o − dlse.
-    pub(crate) delta: f32,
+    pub(crate) value: f32,
+    /// Difference that rounding can make between δ and Σ p·dp − dlse.
+    pub(crate) rounding: f32,
+}
+
+/// Rounding of a dot product of floats, as a part of the sum of its products' absolute values.
+const ROUNDING: f32 = 16.0 * f32::EPSILON;
+
+impl Delta {
+    /// Creates a row's δ from the products do·o and the gradient of its log-sum-exp.
+    pub(crate) fn new(products: RowDot, d_lse: f32) -> Self {
+        Self { value: products.sum - d_lse, rounding: (products.absolute_sum + d_lse.abs()) * ROUNDING }
+    }
 }
 
 /// Turns final scores into weights, and gradients of weights, `[row][SCORE_STRIDE]`, into gradients of scores. Both are 0
@@ -40,8 +64,8 @@ pub(crate) fn softmax_backward<S: Simd>(
         s,
         #[inline(always)]
         |row, panels, scores| {
-            let SavedRow { lse, delta } = saved[row];
-            let (lse, delta) = (s.splat(lse), s.splat(delta));
+            let SavedRow { lse, d_lse, delta } = saved[row];
+            let (lse, value) = (s.splat(lse), s.splat(delta.value));
             // SAFETY: `gradients` has a stride for every row, as asserted; panels lie inside a row's stride.
             let at = |panel: usize| unsafe {
                 (scores.add(panel * LANES), gradients.add(row * SCORE_STRIDE + panel * LANES))
@@ -54,14 +78,27 @@ pub(crate) fn softmax_backward<S: Simd>(
                     s.store(gradient, zero);
                 }
             }
-            for (score_at, gradient_at) in panels.map(at) {
+            let mut sum = zero;
+            for (score_at, gradient_at) in panels.clone().map(at) {
                 // SAFETY: a panel of the row, in both blocks.
                 unsafe {
                     let score = s.load(score_at);
                     let weight = s.select_eq(score, hidden, zero, exp(s, s.sub(score, lse)));
-                    let gradient = s.mul(weight, s.sub(s.load(gradient_at), delta));
+                    let gradient = s.mul(weight, s.sub(s.load(gradient_at), value));
+                    let gradient = s.select_eq(score, hidden, zero, gradient);
+                    sum = s.add(sum, gradient);
                     s.store(score_at, weight);
-                    s.store(gradient_at, s.select_eq(score, hidden, zero, gradient));
+                    s.store(gradient_at, gradient);
+                }
+            }
+            let error = s.reduce_sum(sum) - d_lse;
+            if error.abs() < delta.rounding {
+                for (weight, gradient) in panels.map(at) {
+                    // SAFETY: a panel of the row, in both blocks.
+                    unsafe {
+                        let less = s.mul(s.load(weight), s.splat(error));
+                        s.store(gradient, s.sub(s.load(gradient), less));
+                    }
                 }
             }
         },
@@ -92,18 +129,28 @@ pub(crate) fn softcap_backward<S: Simd>(s: S, mut gradients: ScoreBlock<'_>, cap
     );
 }
 
+/// Products of the elements of two rows.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RowDot {
+    pub(crate) sum: f32,
+    pub(crate) absolute_sum: f32,
+}
+
 /// Computes the dot product of each row of `a` with the row of `b`, in sixteen lanes, then by one tree.
 ///
 /// # Safety
 /// Each row is readable for `16 · vecs` floats.
 #[inline(always)]
-pub(crate) unsafe fn row_dots<S: Simd>(s: S, [a, b]: [&[*const f32]; 2], vecs: usize, dots: &mut [f32]) {
+pub(crate) unsafe fn row_dots<S: Simd>(s: S, [a, b]: [&[*const f32]; 2], vecs: usize, dots: &mut [RowDot]) {
     for ((&a, &b), dot) in a.iter().zip(b).zip(dots) {
-        let mut sum = s.splat(0.0);
+        let (zero, mut sum, mut absolute_sum) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
         for i in (0..vecs).map(|vec| vec * LANES) {
             // SAFETY: the caller guarantees `16 · vecs` floats of both rows.
-            sum = s.fma(unsafe { s.load(a.add(i)) }, unsafe { s.load(b.add(i)) }, sum);
+            let (a, b) = unsafe { (s.load(a.add(i)), s.load(b.add(i))) };
+            let product = s.mul(a, b);
+            sum = s.fma(a, b, sum);
+            absolute_sum = s.add(absolute_sum, s.max(product, s.sub(zero, product)));
         }
-        *dot = s.reduce_sum(sum);
+        *dot = RowDot { sum: s.reduce_sum(sum), absolute_sum: s.reduce_sum(absolute_sum) };
     }
 }

@@ -1,0 +1,87 @@
+//! Rows whose weight a few keys hold, where the gradients of scores are differences of large numbers; and keys that are
+//! spread over several calls, so that a call's weights do not sum to 1.
+
+use super::support::Back;
+use crate::options::Case;
+use crate::support::{Rng, Tensor, execs};
+use sdpa::BackwardWorkspace;
+
+/// The score of the only key does not change the output.
+#[test]
+fn rows_that_see_one_key_have_gradients_of_zero() {
+    let mut rng = Rng::new(1);
+    let case = Case { causal: true, ..Case::plain(&mut rng, [1, 12, 12, 150, 150, 64, 64]) };
+    let back = Back { d_lse: None, ..Back::of(&mut rng, case) };
+    for (isa, exec) in execs() {
+        let got = back.run(exec);
+        for head in 0..12 {
+            let row = (0..64).map(|d| got.q.get([0, head, 0, d]));
+            assert!(row.clone().all(|x| x == 0.0), "{isa}, head {head}: {:?}", row.collect::<Vec<_>>());
+        }
+    }
+}
+
+/// Largest errors of dq in the rows that see up to eight keys, of the fused pass and of the plain passes.
+#[test]
+fn rows_that_see_a_few_keys_are_as_near_as_in_plain_passes() {
+    let (mut fused, mut plain) = (0.0f64, 0.0f64);
+    for seed in 0..20 {
+        let mut rng = Rng::new(seed);
+        let case = Case { causal: true, ..Case::plain(&mut rng, [1, 4, 4, 8, 8, 64, 64]) };
+        let back = Back { d_lse: None, ..Back::of(&mut rng, case) };
+        let ([(_, exact), ..], [(_, rounded), ..]) = (back.oracle::<f64>(), back.oracle::<f32>());
+        let largest = |x: &[f32]| x.iter().zip(&exact).map(|(&x, e)| (f64::from(x) - e).abs()).fold(0.0, f64::max);
+        plain += largest(&rounded);
+        for (_, exec) in execs() {
+            fused += largest(&back.run(exec).q.data) / execs().count() as f64;
+        }
+    }
+    assert!(fused <= plain, "{fused:e} fused, {plain:e} in plain passes");
+}
+
+/// Gradients of a call over a part of the keys, with what was saved of all of them: parts add up.
+#[test]
+fn keys_may_be_spread_over_calls() {
+    for (seed, far, large) in [(1, 0.0, 1.0), (2, 2.0, 1.0), (3, 14.0, 1e5), (4, 16.0, 1e3)] {
+        let mut rng = Rng::new(seed);
+        let mut case = Case::plain(&mut rng, [1, 2, 2, 70, 120, 16, 16]);
+        // Keys of the second part have scores lower by `far`, and values larger by a factor.
+        for [b, h, l] in (0..2).flat_map(|h| (0..120).map(move |l| [0, h, l])) {
+            if l < 70 {
+                case.q.set([b, h, l, 0], 1.0);
+            }
+            case.k.set([b, h, l, 0], if l < 60 { 0.0 } else { -far * 4.0 });
+            for d in 0..if l < 60 { 0 } else { 16 } {
+                let x = case.v.get([b, h, l, d]);
+                case.v.set([b, h, l, d], x * large);
+            }
+        }
+        let back = Back::of(&mut rng, case);
+        let [(_, exact_q), (_, exact_k), (_, exact_v), ..] = back.oracle::<f64>();
+        for (isa, exec) in execs() {
+            let [out, lse] = back.forward(exec);
+            let parts = [0..60, 60..120].map(|keys| {
+                let part = |x: &Tensor| x.part(0..1, 0..2, keys.clone());
+                let case = Case { k: part(&back.case.k), v: part(&back.case.v), ..back.case.clone() };
+                let part = Back { case, ..back.clone() };
+                let mut full = part.unwritten();
+                part.run_into(exec, [&out, &lse], &mut full, &mut BackwardWorkspace::new());
+                full
+            });
+            let sum = |at: usize| parts[0].q.data[at] + parts[1].q.data[at];
+            let q: Vec<f32> = (0..exact_q.len()).map(sum).collect();
+            let joined = |of: fn(&super::support::Full) -> &Tensor| -> Vec<f32> {
+                let rows = |h: usize| parts.each_ref().map(|part| of(part).data[h * 960..][..960].to_vec()).concat();
+                [rows(0), rows(1)].concat()
+            };
+            let all = [(q, &exact_q), (joined(|full| &full.k), &exact_k), (joined(|full| &full.v), &exact_v)];
+            for (name, (got, exact)) in ["q", "k", "v"].into_iter().zip(all) {
+                let size = exact.iter().fold(0.0f64, |size, x| size.max(x.abs()));
+                for (got, exact) in got.iter().zip(exact) {
+                    let off = (f64::from(*got) - exact).abs();
+                    assert!(off < 3e-6 * size, "seed {seed}, {isa}: gradient in {name} {got}, expected {exact}");
+                }
+            }
+        }
+    }
+}
