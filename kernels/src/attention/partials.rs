@@ -174,20 +174,19 @@ impl<'a> Split<'a> {
     }
 
     /// Returns the merge that the queue gives this number, if it has rows, or is the first of its place and head.
-    pub(crate) fn merge(&self, call: &Call<'_>, number: usize) -> Option<Merge> {
+    pub(crate) fn merge(&self, number: usize) -> Option<Merge> {
         let chunks = merges(self.few);
         let (number, chunk) = (number / chunks, number % chunks);
         let (place, head) = (number / self.units.heads, number % self.units.heads);
-        let Task { sequence, kv_head, rows } = self.task(call, [place, head]);
+        let Task { sequence, kv_head, rows } = self.task([place, head]);
         let first = chunk * MERGED_ROWS;
         let rows = first..rows.end.min(first + MERGED_ROWS);
         (chunk == 0 || !rows.is_empty()).then_some(Merge { place, task: Task { sequence, kv_head, rows } })
     }
 
     /// Returns the task of all the rows of a place that share a key/value head.
-    pub(crate) fn task(&self, call: &Call<'_>, [place, kv_head]: [usize; 2]) -> Task {
-        let sequence = self.units.sequence(place);
-        Task { sequence, kv_head, rows: 0..call.rows_of(sequence) }
+    pub(crate) fn task(&self, [place, kv_head]: [usize; 2]) -> Task {
+        Task { sequence: self.units.sequence(place), kv_head, rows: 0..self.units.rows(place) }
     }
 
     /// Returns some rows of a unit's part, from a whole vector of rows on: maxima and sums, both padded to whole vectors,
@@ -199,14 +198,14 @@ impl<'a> Split<'a> {
     /// # Safety
     /// The unit is one of the call's; no other reference to these rows of its part exists meanwhile.
     #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the part")]
-    pub(crate) unsafe fn part(&self, call: &Call<'_>, unit: Unit, rows: Range<usize>) -> [&mut [f32]; 3] {
-        let all = call.rows_of(self.units.sequence(unit.place));
+    pub(crate) unsafe fn part(&self, unit: Unit, rows: Range<usize>) -> [&mut [f32]; 3] {
+        let all = self.units.rows(unit.place);
         assert!(rows.end <= all && rows.start.is_multiple_of(LANES), "rows {rows:?} of {all}");
         let [all, padded] = [all, rows.len()].map(|rows| rows.next_multiple_of(LANES));
         // SAFETY: the caller guarantees the unit and sole access to the rows of its part, which are some of it: a part is
         // maxima and sums, both padded, and rows of outputs.
         unsafe {
-            let at = self.part_at(call, unit);
+            let at = self.part_at(unit);
             let part = |at: *mut f32, n: usize| core::slice::from_raw_parts_mut(at, n);
             let out = at.add(2 * all + rows.start * self.width);
             [
@@ -221,27 +220,23 @@ impl<'a> Split<'a> {
     ///
     /// # Safety
     /// The unit is one of the call's.
-    unsafe fn part_at(&self, call: &Call<'_>, unit: Unit) -> *mut f32 {
-        let sequence = self.units.sequence(unit.place);
-        let blocks = call.visible_blocks(sequence).len();
-        assert!(unit.block < blocks && unit.head < self.units.heads, "{unit:?} is none of the call's");
-        let offset = self.units.offset(unit, blocks, unit_floats(call.rows_of(sequence), self.width));
-        // SAFETY: place, head and block were just checked, so the part lies among those of its place; `new` has reserved
-        // a part for every visible block of every head.
-        unsafe { self.partials.add(offset) }
+    unsafe fn part_at(&self, unit: Unit) -> *mut f32 {
+        // SAFETY: `offset` checks place, head and block, so the part lies among those of its place; `new` has reserved a part
+        // for every visible block of every head.
+        unsafe { self.partials.add(self.units.offset(unit, self.width)) }
     }
 
     /// Returns the work of a unit that another one follows in its run.
     ///
     /// # Safety
     /// The unit is one of the call's.
-    pub(crate) unsafe fn followed_by(&self, call: &Call<'_>, unit: Unit, next: Option<Unit>) -> Next {
+    pub(crate) unsafe fn followed_by(&self, unit: Unit, next: Option<Unit>) -> Next {
         // SAFETY: same contract: the caller guarantees the unit.
-        let at = unsafe { self.part_at(call, unit) }.cast_const().cast();
-        let bytes = unit_floats(call.rows_of(self.units.sequence(unit.place)), self.width) * size_of::<f32>();
+        let at = unsafe { self.part_at(unit) }.cast_const().cast();
+        let bytes = unit_floats(self.units.rows(unit.place), self.width) * size_of::<f32>();
         // Without rows: its keys are prefetched, and it may have more rows than the task that prefetches them.
-        let keys_of = |unit: Unit| Task { rows: 0..0, ..self.task(call, [unit.place, unit.head]) };
-        let next = next.map(|next| (keys_of(next), self.units.first_key(call, next)));
+        let keys_of = |unit: Unit| Task { rows: 0..0, ..self.task([unit.place, unit.head]) };
+        let next = next.map(|next| (keys_of(next), self.units.first_key(next)));
         Next::Unit { accumulated: (at, bytes), next }
     }
 }

@@ -49,7 +49,7 @@ pub(crate) unsafe fn accumulate<S: Steps>(
     let (call, tiling) = (bound.checked.call(), bound.checked.tiling());
     // A block that a cache has evicted is evicted for all that share it.
     let source = call.sequence(split.units.sequence(step.unit.place)).source;
-    if !call.kv.holds(source, split.units.first_key(call, step.unit)) {
+    if !call.kv.holds(source, split.units.first_key(step.unit)) {
         return;
     }
     let mut places = split.units.sharers(step.unit);
@@ -80,10 +80,10 @@ fn are_alike(call: &Call<'_>, given: Given) -> bool {
 /// the whole block; and how many rows these are.
 fn gatherable(split: &Split<'_>, call: &Call<'_>, unit: Unit, end: usize, most: usize) -> (usize, usize) {
     let (mut places, mut rows) = (0, 0);
-    let first = split.units.first_key(call, unit);
+    let first = split.units.first_key(unit);
     for place in unit.place..end {
         let sequence = split.units.sequence(place);
-        let more = rows + call.rows_of(sequence);
+        let more = rows + split.units.rows(place);
         if more > most || !call.sees_all(sequence, first..first + KEY_BLOCK) {
             break;
         }
@@ -102,13 +102,13 @@ unsafe fn accumulate_alone<S: Steps>(
     Step { unit, next, kept }: Step<'_>,
     mut regions: Regions<'_>,
 ) {
-    let (call, tiling) = (bound.checked.call(), bound.checked.tiling());
-    let (first, task) = (split.units.first_key(call, unit), split.task(call, [unit.place, unit.head]));
+    let tiling = bound.checked.tiling();
+    let (first, task) = (split.units.first_key(unit), split.task([unit.place, unit.head]));
     // SAFETY: the caller guarantees the unit.
-    let next = unsafe { split.followed_by(call, unit, next) };
+    let next = unsafe { split.followed_by(unit, next) };
     let task = AttentionTask::reading(bound, task).followed_by(next);
     // SAFETY: the caller guarantees the unit, and that its part is this worker's alone.
-    let [max, sum, out] = unsafe { split.part(call, unit, task.task.rows.clone()) };
+    let [max, sum, out] = unsafe { split.part(unit, task.task.rows.clone()) };
     let floats = task.task.rows.len() * tiling.query_floats();
     let slot = Slot { heads: split.units.heads, floats, head: unit.head };
     kept.choose_slot(unit.place..unit.place + 1, slot, &mut regions);
@@ -135,7 +135,7 @@ unsafe fn gather<S: Steps>(
     mut regions: Regions<'_>,
 ) {
     let (call, d) = (bound.checked.call(), bound.checked.tiling().head_dim);
-    let first = split.units.first_key(call, unit);
+    let first = split.units.first_key(unit);
     let places = unit.place..unit.place + places;
     let floats = rows * (d + bound.checked.tiling().query_floats());
     let slot = Slot { heads: split.units.heads, floats, head: unit.head };
@@ -143,8 +143,8 @@ unsafe fn gather<S: Steps>(
     let (queries, rest) = core::mem::take(&mut regions.queries).split_at_mut(rows * d);
     regions.queries = rest;
     if regions.query_memory == QueryMemory::Free {
-        for (place, at) in rows_of(split, call, places.clone()) {
-            let task = AttentionTask::reading(bound, split.task(call, [place, unit.head]));
+        for (place, at) in rows_of(split, places.clone()) {
+            let task = AttentionTask::reading(bound, split.task([place, unit.head]));
             task.copy_queries(&mut queries[at.start * d..at.end * d]);
         }
     }
@@ -158,12 +158,12 @@ unsafe fn gather<S: Steps>(
     let bound = BoundCall { checked: &checked, ..bound };
     let sequence = split.units.sequence(unit.place);
     // SAFETY: the caller guarantees the unit.
-    let next = unsafe { split.followed_by(call, unit, next) };
+    let next = unsafe { split.followed_by(unit, next) };
     let task = AttentionTask::reading(bound, Task { sequence, kv_head: unit.head, rows: 0..rows }).followed_by(next);
     task.accumulate_block(first, &mut regions);
-    for (place, at) in rows_of(split, call, places) {
+    for (place, at) in rows_of(split, places) {
         // SAFETY: the caller guarantees the places and that their parts are this worker's.
-        let [max, sum, out] = unsafe { split.part(call, Unit { place, ..unit }, 0..at.len()) };
+        let [max, sum, out] = unsafe { split.part(Unit { place, ..unit }, 0..at.len()) };
         // Steps work on whole vectors of rows.
         max.fill(f32::NEG_INFINITY);
         sum.fill(0.0);
@@ -174,11 +174,11 @@ unsafe fn gather<S: Steps>(
 }
 
 /// Returns the rows of each place among those of all places.
-fn rows_of(split: &Split<'_>, call: &Call<'_>, places: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+fn rows_of(split: &Split<'_>, places: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
     let mut end = 0;
     places.map(move |place| {
         let start = end;
-        end += call.rows_of(split.units.sequence(place));
+        end += split.units.rows(place);
         (place, start..end)
     })
 }

@@ -46,7 +46,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         };
         for unit in units() {
             // SAFETY: the unit is accumulated, and only this worker merges these rows of it.
-            let [max, sum, out] = unsafe { split.part(self.call, unit, self.task.rows.clone()) };
+            let [max, sum, out] = unsafe { split.part(unit, self.task.rows.clone()) };
             let state = softmax::SoftmaxState {
                 max: &mut regions.max[..padded],
                 sum: &mut regions.sum[..padded],
@@ -62,7 +62,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         self.clear_outputs(0..self.task.rows.len(), regions);
         for unit in units() {
             // SAFETY: the unit is accumulated, and only this worker merges these rows of it.
-            let [rescale_prev, factor, out] = unsafe { split.part(self.call, unit, self.task.rows.clone()) };
+            let [rescale_prev, factor, out] = unsafe { split.part(unit, self.task.rows.clone()) };
             self.s.merge_marked([rescale_prev, factor], &mut regions.out[..out.len()], out, split.width);
         }
         self.finish(NonFinite::Handled, EndedRowBlocks::NONE, regions);
@@ -112,7 +112,7 @@ unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop:
 /// The split was made for this call; all units are accumulated.
 unsafe fn merge<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
     while let Some(number) = split.merges.take_unless(stop) {
-        let Some(Merge { place, task }) = split.merge(bound.checked.call(), number) else { continue };
+        let Some(Merge { place, task }) = split.merge(number) else { continue };
         // SAFETY: each merge is taken once, so its rows, of the outputs and of its units' parts, are this worker's.
         unsafe {
             let task = AttentionTask::new(bound, task);

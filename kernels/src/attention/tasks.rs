@@ -138,7 +138,7 @@ impl Call<'_> {
     /// Returns the cost of a unit, for all the sequences that share its block.
     fn unit_cost(&self, units: &Units<'_>, unit: Unit) -> u64 {
         let kv_len = self.sequence(units.sequence(unit.place)).kv_len;
-        let read = KEY_BLOCK.min(kv_len.saturating_sub(units.first_key(self, unit))) as u64;
+        let read = KEY_BLOCK.min(kv_len.saturating_sub(units.first_key(unit))) as u64;
         let sequences = units.sharers(unit).map(|place| units.sequence(place));
         let rows: u64 = sequences.map(|sequence| self.rows_of(sequence) as u64).sum();
         // Few rows take the time of memory.

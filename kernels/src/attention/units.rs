@@ -30,10 +30,27 @@ impl Amount {
 struct Place {
     /// Index of the sequence in the call.
     sequence: usize,
+    /// Number of its rows that share a key/value head.
+    rows: usize,
+    /// First key block that may be visible to it, and the number of those that may be.
+    first_block: usize,
+    blocks: usize,
     /// Number of its first key blocks that lie in the same memory as those of the place before this one.
     shared: usize,
     /// Amount of the places before this one.
     start: Amount,
+}
+
+impl Place {
+    /// End of the last place: no sequence.
+    const END: Self =
+        Self { sequence: usize::MAX, rows: 0, first_block: 0, blocks: 0, shared: 0, start: Amount { units: 0, floats: 0 } };
+
+    /// Creates the place of a sequence that comes first and shares nothing.
+    fn new(call: &Call<'_>, sequence: usize) -> Self {
+        let (rows, visible) = (call.rows_of(sequence), call.visible_blocks(sequence));
+        Self { sequence, rows, first_block: visible.start, blocks: visible.len(), ..Self::END }
+    }
 }
 
 /// Sequences with few rows, in an order in which those with a common prefix are neighbours.
@@ -62,7 +79,7 @@ impl Places {
         self.list.clear();
         self.list.try_reserve(call.sequences().checked_add(1)?).ok()?;
         let sequences = (0..call.sequences()).filter(|&sequence| call.has_few_rows(sequence, few));
-        self.list.extend(sequences.map(|sequence| Place { sequence, shared: 0, start: Amount::default() }));
+        self.list.extend(sequences.map(|sequence| Place::new(call, sequence)));
         if call.may_share_keys() {
             // First all blocks that might be shared, then those that are.
             self.list.iter_mut().for_each(|place| place.shared = call.whole_blocks(place.sequence));
@@ -73,7 +90,7 @@ impl Places {
             if let Some(first) = self.list.first_mut() {
                 first.shared = 0;
             }
-            self.limit_rows(call);
+            self.limit_rows();
         }
         let mut all = Amount::default();
         for place in &mut self.list {
@@ -81,18 +98,17 @@ impl Places {
             let Amount { units, floats } = call.units_of(place.sequence)?;
             all = all.plus(Amount { units: units - place.shared * call.kv.kv_heads(), floats })?;
         }
-        self.list.push(Place { sequence: usize::MAX, shared: 0, start: all });
+        self.list.push(Place { start: all, ..Place::END });
         Some(all)
     }
 
     /// Lets at most [`MAX_ROW_BLOCK`] rows share a block: where more would, a later place reads it again.
-    fn limit_rows(&mut self, call: &Call<'_>) {
+    fn limit_rows(&mut self) {
         let mut rows = 0usize;
         for place in &mut self.list {
-            let its = call.rows_of(place.sequence);
-            rows = if place.shared == 0 { its } else { rows.saturating_add(its) };
+            rows = if place.shared == 0 { place.rows } else { rows.saturating_add(place.rows) };
             if rows > MAX_ROW_BLOCK {
-                (place.shared, rows) = (0, its);
+                (place.shared, rows) = (0, place.rows);
             }
         }
     }
@@ -161,9 +177,16 @@ impl<'a> Units<'a> {
         self.places[..self.places()][place].sequence
     }
 
+    /// Returns the number of rows of a place that share a key/value head.
+    #[inline]
+    pub(crate) fn rows(&self, place: usize) -> usize {
+        self.places[place].rows
+    }
+
     /// Returns the first key of a unit's block.
-    pub(crate) fn first_key(&self, call: &Call<'_>, unit: Unit) -> usize {
-        (call.visible_blocks(self.sequence(unit.place)).start + unit.block) * KEY_BLOCK
+    #[inline]
+    pub(crate) fn first_key(&self, unit: Unit) -> usize {
+        (self.places[unit.place].first_block + unit.block) * KEY_BLOCK
     }
 
     /// Returns the unit with this number, which is below [`Self::len`].
@@ -188,10 +211,15 @@ impl<'a> Units<'a> {
         place..place + 1 + others.count()
     }
 
-    /// Returns the offset of a unit's part among all parts, if each part of its place is `part` floats and the place's
-    /// sequence sees `blocks` key blocks.
-    pub(crate) fn offset(&self, Unit { place, head, block }: Unit, blocks: usize, part: usize) -> usize {
-        self.places[place].start.floats + (head * blocks + block) * part
+    /// Returns the offset of a unit's part among all parts, whose outputs are `width` floats a row.
+    ///
+    /// # Panics
+    /// If the unit is none of the places'.
+    #[inline]
+    pub(crate) fn offset(&self, unit: Unit, width: usize) -> usize {
+        let Place { start, blocks, rows, .. } = self.places[unit.place];
+        assert!(unit.block < blocks && unit.head < self.heads, "{unit:?} is none of the call's");
+        start.floats + (unit.head * blocks + unit.block) * unit_floats(rows, width)
     }
 }
 

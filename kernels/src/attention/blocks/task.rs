@@ -91,8 +91,7 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
     #[inline(always)]
     fn with_outputs(BoundCall { s, mods, checked }: BoundCall<'t, S>, task: Task, outputs: &'t Shared<'t>) -> Self {
         let (call, tiling) = (checked.call(), checked.tiling());
-        assert_inside(&task, call, tiling);
-        let (seq, group_size) = (call.sequence(task.sequence), call.group_size());
+        let (seq, group_size) = (sequence_of(&task, call, tiling), call.group_size());
         Self { s, mods, given: mods.given(), call, outputs, tiling, task, seq, group_size, next: Next::Nothing }
     }
 
@@ -101,8 +100,7 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
     /// # Panics
     /// As [`Self::new`].
     pub(crate) fn peek(&self, task: &Task) -> Self {
-        assert_inside(task, self.call, self.tiling);
-        let (task, seq) = (task.clone(), self.call.sequence(task.sequence));
+        let (task, seq) = (task.clone(), sequence_of(task, self.call, self.tiling));
         Self { task, seq, outputs: &Shared::NOTHING, next: Next::Nothing, ..*self }
     }
 
@@ -186,10 +184,15 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
     }
 }
 
-/// Asserts that a task lies inside its call and is no larger than the tiling's.
+/// Returns the sequence of a task.
+///
+/// # Panics
+/// If the task does not lie inside the call, or is larger than the tiling's.
 #[inline(always)]
-fn assert_inside(Task { sequence, kv_head, rows }: &Task, call: &Call<'_>, tiling: &Tiling) {
+fn sequence_of(Task { sequence, kv_head, rows }: &Task, call: &Call<'_>, tiling: &Tiling) -> Sequence {
     assert!(*sequence < call.sequences() && *kv_head < call.kv.kv_heads(), "a task of another call");
-    let all = call.group_size() * call.sequence(*sequence).q_len;
+    let seq = call.sequence(*sequence);
+    let all = call.group_size() * seq.q_len;
     assert!(rows.end <= all && rows.len() <= tiling.task_rows, "rows outside the call, or more than a task's");
+    seq
 }
