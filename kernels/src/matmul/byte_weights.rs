@@ -5,7 +5,7 @@
 //! rounded up if it reaches that. Thresholds are spread evenly, also over any run of keys, so many weights that are far below
 //! a unit keep their sum; if all were rounded to the nearest, they would be lost.
 
-use crate::simd::LANES;
+use crate::simd::{Int8Dot, LANES, lanes};
 use crate::tensor::rows::KEY_BLOCK;
 
 /// Place of the unit, in floats, in a row of weights as bytes: behind all keys of a block.
@@ -38,16 +38,39 @@ static OFFSETS: [f32; KEY_BLOCK] = {
     offsets
 };
 
-/// Returns the largest of the weights, each times the scale of its value; ∞ or NaN if a product is not finite. None is below 0;
-/// scales are finite, so a weight of 0 stays 0.
+/// Weights of sixteen keys of a row.
+pub(crate) type Panel = [f32; LANES];
+
+/// Returns the unit of each row's weights, none of which is below 0; `scale` returns the scales of a panel's values, which are
+/// finite.
 #[inline(always)]
-pub(crate) fn largest(weights: &[f32], scales: &[f32]) -> f32 {
-    // Magnitudes have the order of their bits, NaN last.
-    let mut most = 0;
-    for (&weight, &scale) in weights.iter().zip(scales) {
-        most = most.max((weight * scale).to_bits() & 0x7FFF_FFFF);
+pub(crate) fn units<S: Int8Dot, const R: usize>(s: S, rows: [&[Panel]; R], scale: impl Fn(usize) -> S::V) -> [Unit; R] {
+    let mut most = [s.splat(0.0); R];
+    for panel in 0..rows[0].len() {
+        let scale = scale(panel);
+        for (most, row) in most.iter_mut().zip(rows) {
+            *most = s.max_magnitude(s.mul(lanes::load(s, &row[panel]), scale), *most);
+        }
     }
-    f32::from_bits(most)
+    let mut units = [Unit::new(0.0); R];
+    for (unit, most) in units.iter_mut().zip(most) {
+        let mut magnitudes = [0.0; LANES];
+        lanes::store(s, &mut magnitudes, most);
+        let mut largest = 0;
+        for magnitude in magnitudes {
+            largest = largest.max(magnitude.to_bits());
+        }
+        *unit = Unit::new(f32::from_bits(largest));
+    }
+    units
+}
+
+/// Rounds a panel of weights, of which these are the scales, to whole units. `panel` counts from the block's first. Weights that are
+/// not finite become any number.
+#[inline(always)]
+pub(crate) fn round<S: Int8Dot>(s: S, weights: S::V, scale: S::V, unit: Unit, panel: usize) -> [u8; LANES] {
+    let offsets = lanes::load(s, &OFFSETS.as_chunks().0[panel]);
+    s.bytes::<FRACTION>(s.add(s.mul(s.mul(weights, scale), s.splat(unit.reciprocal)), offsets))
 }
 
 /// Unit of a row's weights.
@@ -60,33 +83,62 @@ pub(crate) struct Unit {
 }
 
 impl Unit {
-    /// Makes the unit of weights of which this is the [`largest`]. It is never subnormal.
+    /// Makes the unit of weights of which this is the largest; ∞ or NaN if one is not finite. It is never subnormal.
     #[inline(always)]
-    pub(crate) fn new(largest: f32) -> Self {
+    fn new(largest: f32) -> Self {
         let least = MOST * f32::MIN_POSITIVE;
         let large = if largest > least { largest } else { least };
         let size = if largest < f32::INFINITY { large * (1.0 / MOST) } else { f32::NAN };
         Self { size, reciprocal: MOST / large }
-    }
-
-    /// Rounds the weights of some keys, from key `first` of the block on. Those that are not finite become any number.
-    #[inline(always)]
-    pub(crate) fn round(self, weights: &[f32], scales: &[f32], first: usize, bytes: &mut [u8]) {
-        for (((byte, &weight), &scale), offset) in bytes.iter_mut().zip(weights).zip(scales).zip(&OFFSETS[first..]) {
-            *byte = ((weight * scale * self.reciprocal + offset).to_bits() >> FRACTION) as u8;
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::steps::by_isa::Steps;
+    use crate::simd::isa::Isa;
+    use crate::simd::{Int8DotWork, Simd};
 
-    /// Rounds weights; returns their unit.
+    /// Weights and scales of a row, in whole panels, and room for the rounded weights.
+    struct Rounding<'a>(&'a [Panel], &'a [Panel], &'a mut [[u8; LANES]]);
+
+    impl Int8DotWork for Rounding<'_> {
+        type Output = f32;
+        unsafe fn run<S: Int8Dot>(self, s: S) -> f32 {
+            let Self(weights, scales, bytes) = self;
+            s.vectorize(
+                #[inline(always)]
+                || {
+                    let [unit] = units(s, [weights], |panel| lanes::load(s, &scales[panel]));
+                    for (panel, bytes) in bytes.iter_mut().enumerate() {
+                        let [weights, scales] = [&weights[panel], &scales[panel]].map(|from| lanes::load(s, from));
+                        *bytes = super::round(s, weights, scales, unit, panel);
+                    }
+                    unit.size
+                },
+            )
+        }
+    }
+
+    /// Rounds weights, on every instruction set alike; returns their unit.
     fn round(weights: &[f32], scales: &[f32], bytes: &mut [u8]) -> f32 {
-        let unit = Unit::new(largest(weights, scales));
-        unit.round(weights, scales, 0, bytes);
-        unit.size
+        let panels = |xs: &[f32]| -> Vec<Panel> {
+            xs.chunks(LANES).map(|xs| core::array::from_fn(|i| xs.get(i).copied().unwrap_or(0.0))).collect()
+        };
+        let (weights, scales) = (panels(weights), panels(scales));
+        let results = Isa::available().map(|isa| {
+            let mut rounded = vec![[99; LANES]; weights.len()];
+            // SAFETY: the work has no contract.
+            let unit = dispatch!(isa, |s| unsafe { s.with_int8_dot(Rounding(&weights, &scales, &mut rounded)) });
+            (unit, rounded)
+        });
+        let results: Vec<_> = results.collect();
+        for (unit, rounded) in &results {
+            assert_eq!((unit.to_bits(), rounded), (results[0].0.to_bits(), &results[0].1));
+        }
+        bytes.copy_from_slice(&results[0].1.as_flattened()[..bytes.len()]);
+        results[0].0
     }
 
     /// Rounds weights without scales; returns them as they are multiplied.

@@ -1,7 +1,7 @@
 //! Dot products of AVX2.
 
 use super::avx2::{Avx2, F32x16};
-use super::{Half, Int8Dot, Query4, Words4};
+use super::{Half, Int8Dot, LANES, Query4, Words4};
 use core::arch::x86_64::*;
 
 // SAFETY: made by `Isa` where AVX2, FMA and F16C are detected; loads and stores touch sixteen elements.
@@ -142,5 +142,30 @@ unsafe impl Int8Dot for Avx2 {
     fn to_f32(self, sums: Self::Sums) -> F32x16 {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])] }
+    }
+
+    #[inline(always)]
+    fn max_magnitude(self, a: F32x16, b: F32x16) -> F32x16 {
+        // SAFETY: `self` proves the features.
+        let max = |a, b| unsafe {
+            let a = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7FFF_FFFF));
+            _mm256_castsi256_ps(_mm256_max_epu32(a, _mm256_castps_si256(b)))
+        };
+        [max(a[0], b[0]), max(a[1], b[1])]
+    }
+
+    #[inline(always)]
+    fn bytes<const SHIFT: u32>(self, v: F32x16) -> [u8; LANES] {
+        // SAFETY: `self` proves the features; a vector of sixteen bytes is an array of them.
+        unsafe {
+            let byte = |v| {
+                let shifted = _mm256_srl_epi32(_mm256_castps_si256(v), _mm_cvtsi32_si128(SHIFT as i32));
+                _mm256_and_si256(shifted, _mm256_set1_epi32(0xFF))
+            };
+            // Packing works within 128 bits: the quarters come as 0, 2, 1, 3.
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(byte(v[0]), byte(v[1])));
+            let (low, high) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            core::mem::transmute(_mm_packus_epi16(low, high))
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Dot products of AVX-512, with AVX-512BW: of bytes, with AVX-512 VNNI, and of bfloat16 pairs, with AVX512_BF16.
 
 use super::avx512::{Avx512Bf16, Avx512Vnni};
-use super::{Bf16Dot, Bf16x2, Half, Int8Dot, Query4, Words4};
+use super::{Bf16Dot, Bf16x2, Half, Int8Dot, LANES, Query4, Words4};
 use core::arch::x86_64::*;
 
 // SAFETY: made where the feature is detected; loads and stores touch sixteen elements, or four times as many bytes.
@@ -108,6 +108,21 @@ unsafe impl Int8Dot for Avx512Vnni {
     fn to_f32(self, sums: __m512i) -> __m512 {
         // SAFETY: `self` proves the features.
         unsafe { _mm512_cvtepi32_ps(sums) }
+    }
+
+    #[inline(always)]
+    fn max_magnitude(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let a = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7FFF_FFFF));
+            _mm512_castsi512_ps(_mm512_max_epu32(a, _mm512_castps_si512(b)))
+        }
+    }
+
+    #[inline(always)]
+    fn bytes<const SHIFT: u32>(self, v: __m512) -> [u8; LANES] {
+        // SAFETY: `self` proves the features; a vector of sixteen bytes is an array of them.
+        unsafe { core::mem::transmute(_mm512_cvtepi32_epi8(_mm512_srli_epi32::<SHIFT>(_mm512_castps_si512(v)))) }
     }
 }
 

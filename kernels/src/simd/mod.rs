@@ -323,6 +323,10 @@ pub(crate) unsafe trait Int8Dot: Simd {
     fn nibble_sums(self, sums: Self::Sums) -> Self::V;
     /// Converts the sums to `f32`, each rounded once.
     fn to_f32(self, sums: Self::Sums) -> Self::V;
+    /// Returns the larger of `|a|` and `b`, which is not below 0, by the order of their bits: NaN is the largest.
+    fn max_magnitude(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Returns eight bits of each lane, from bit `SHIFT` on.
+    fn bytes<const SHIFT: u32>(self, v: Self::V) -> [u8; LANES];
 }
 
 /// Pair of bfloat16, the first in the lower half.

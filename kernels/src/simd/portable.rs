@@ -352,6 +352,17 @@ unsafe impl Int8Dot for Portable {
     fn to_f32(self, sums: Self::Sums) -> Quad {
         each(|i| sums[i].round_float())
     }
+
+    #[inline(always)]
+    fn max_magnitude(self, a: Quad, b: Quad) -> Quad {
+        each(|i| from_bits((bits(a[i]) & ints(0x7FFF_FFFF)).max(bits(b[i]))))
+    }
+
+    #[inline(always)]
+    fn bytes<const SHIFT: u32>(self, v: Quad) -> [u8; LANES] {
+        let lanes = v.map(|v| (bits(v) >> SHIFT).to_array());
+        core::array::from_fn(|i| lanes[i / 4][i % 4] as u8)
+    }
 }
 
 /// Returns the lower half of `word` in even lanes, the upper in odd ones.

@@ -3,15 +3,14 @@
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::pv::Values;
-use crate::attention::steps::pv_int8::{TileWeights, ValueNumbers};
+use crate::attention::steps::pv_int8::Int4Tile;
 use crate::attention::tiling::{Regions, SCORE_STRIDE};
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::ValuePanels;
-use crate::matmul::byte_weights::ROW_FLOATS;
-use crate::matmul::int4::{BLOCK, NibbleQuad};
+use crate::matmul::int4::NibbleQuad;
 use crate::matmul::int8::ValueQuad;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
-use crate::simd::{LANES, Lower};
+use crate::simd::Lower;
 use core::ops::Range;
 
 /// Choice of weights by their sign: bytes have none.
@@ -84,74 +83,65 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     pub(crate) unsafe fn accumulate_pv_int4(
         &mut self,
         values: ValuePanels<NibbleQuad<Lower>>,
-        stored: Int4Numbers,
+        numbers: Int4Numbers,
         row_block: Range<usize>,
     ) {
         if !self.task.given.prob {
             // SAFETY: the caller guarantees the values and numbers.
-            return unsafe { self.accumulate_bytes(values, stored, row_block, Signs::NonNegative) };
+            return unsafe { self.accumulate_bytes(values, numbers, row_block, Signs::NonNegative) };
         }
         let rows = row_block.len();
         // Weights of a function are final: nothing is rescaled.
         debug_assert!(!self.fresh && self.regions.rescale_prev[..rows].iter().all(|&factor| factor == 1.0));
         // SAFETY: as above.
-        unsafe { self.accumulate_bytes(values, stored, row_block.clone(), Signs::Above) };
+        unsafe { self.accumulate_bytes(values, numbers, row_block.clone(), Signs::Above) };
         self.regions.rescale_block[..rows].fill(-1.0);
         // SAFETY: as above.
-        unsafe { self.accumulate_bytes(values, stored, row_block, Signs::Below) };
+        unsafe { self.accumulate_bytes(values, numbers, row_block, Signs::Below) };
         self.regions.rescale_block[..rows].fill(1.0);
     }
 
-    /// Accumulates the P·V of int4 values and some weights, a block of columns after the other. Each has its own scales, so the
-    /// weights are rounded for each, a tile of rows at a time.
+    /// Accumulates the P·V of int4 values and some weights, a tile of rows after the other.
     ///
     /// # Safety
     /// The values and numbers are the block's.
     unsafe fn accumulate_bytes(
         &mut self,
         values: ValuePanels<NibbleQuad<Lower>>,
-        stored: Int4Numbers,
+        numbers: Int4Numbers,
         row_block: Range<usize>,
         signs: Signs,
     ) {
-        let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
-        let panels = self.len.div_ceil(LANES);
-        let (mut room, mut numbers) = ([0.0; MAX_TILE_ROWS * ROW_FLOATS], ValueNumbers::new());
-        for (block, (_, first)) in values.panels().enumerate() {
-            // SAFETY: the caller guarantees the block's numbers, in whole panels.
-            unsafe { task.s.widen_numbers(&mut numbers, stored, block, panels) };
-            for (tile, &span) in self.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()) {
-                let first_row = tile * S::TILE_ROWS;
-                let here = S::TILE_ROWS.min(rows - first_row);
-                let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
-                let weights = &scores[first_row * SCORE_STRIDE..][..here * SCORE_STRIDE];
-                let part;
-                let from = match signs {
-                    Signs::NonNegative => weights,
-                    Signs::Above | Signs::Below => {
-                        part = signs.part(weights);
-                        &part
-                    }
-                };
-                task.s.round_tile_int4(TileWeights { from, span, rows: here, numbers: &numbers, to: &mut room });
-                let columns = block * BLOCK..stride.min((block + 1) * BLOCK);
-                // SAFETY: value panels are whole vectors of fours, for every key of the block; weights were rounded just now.
-                unsafe {
-                    task.s.values_int4(Values {
-                        weights: &room,
-                        values: first,
-                        cols: columns.len(),
-                        spans: &[span],
-                        rows: here,
-                        rescale_prev: &rescale_prev[first_row..],
-                        rescale_block: &rescale_block[first_row..],
-                        fresh: self.fresh,
-                        out: &mut out[(row_block.start + first_row) * stride + columns.start..],
-                        out_stride: stride,
-                        ends: None,
-                        prefetch: &mut self.prefetch,
-                    });
+        let (task, out_stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
+        for (tile, &span) in self.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()) {
+            let first = tile * S::TILE_ROWS;
+            let here = S::TILE_ROWS.min(rows - first);
+            let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
+            let weights = &scores[first * SCORE_STRIDE..][..here * SCORE_STRIDE];
+            let part;
+            let weights = match signs {
+                Signs::NonNegative => weights,
+                Signs::Above | Signs::Below => {
+                    part = signs.part(weights);
+                    &part
                 }
+            };
+            // SAFETY: the caller guarantees the block's values, whole vectors of fours for every key, and its numbers, in whole
+            // panels.
+            unsafe {
+                task.s.values_int4(Int4Tile {
+                    weights,
+                    span,
+                    rows: here,
+                    values,
+                    numbers,
+                    rescale_prev: &rescale_prev[first..],
+                    rescale_block: &rescale_block[first..],
+                    fresh: self.fresh,
+                    out: &mut out[(row_block.start + first) * out_stride..],
+                    out_stride,
+                    prefetch: &mut self.prefetch,
+                });
             }
         }
     }

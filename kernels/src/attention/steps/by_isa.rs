@@ -9,20 +9,18 @@ use crate::attention::steps::dropout::{self, CounterRow, Kept, KeptWeights};
 use crate::attention::steps::epilogue::{self, Finish};
 use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::pv::{self, Values};
-use crate::attention::steps::pv_int8::{self, TileWeights, ValueNumbers};
+use crate::attention::steps::pv_int8::{self, Int4Tile};
 use crate::attention::steps::qk::{self, Scores};
 use crate::attention::steps::qk_int8;
 use crate::attention::steps::score_passes::{self, AnyColumns, Columns, ScoreBlock};
 use crate::attention::steps::softmax;
 use crate::attention::steps::softmax_backward::{self, RowDot, SavedRow};
 use crate::attention::steps::span::{RowKeys, Span};
-use crate::kv::key_block::Int4Numbers;
-use crate::matmul::int4::NibbleQuad;
 use crate::matmul::int8::ValueQuad;
 use crate::matmul::key_code::KeyCode;
 use crate::matmul::pack_steps::PackSteps;
 use crate::matmul::value_operand::RowPairs;
-use crate::simd::{Lower, Simd};
+use crate::simd::Simd;
 use crate::tensor::any::{AnyRowsMut, Typed};
 use crate::tensor::rows::Rows;
 
@@ -83,18 +81,11 @@ pub(crate) trait Steps: PackSteps {
     /// # Safety
     /// Same contract as [`pv::values`], with rounded weights.
     unsafe fn values_int8(self, a: Values<'_, Rows<ValueQuad>>);
-    /// Widens the numbers of a block of columns of int4 values: see [`ValueNumbers::widen`].
+    /// Accumulates P·V of a tile of rows and int4 values: see [`Int4Tile`].
     ///
     /// # Safety
-    /// Same contract as [`ValueNumbers::widen`].
-    unsafe fn widen_numbers(self, to: &mut ValueNumbers, stored: Int4Numbers, block: usize, panels: usize);
-    /// Scales weights of int4 values and rounds them to bytes: see [`pv_int8::round_tile`].
-    fn round_tile_int4(self, tile: TileWeights<'_>);
-    /// Accumulates P·V of int4 values for the columns of one block, or for those of its lower half: see [`pv::values`].
-    ///
-    /// # Safety
-    /// Same contract as [`pv::values`], with weights as bytes and what belongs to them; the columns are one block's.
-    unsafe fn values_int4(self, a: Values<'_, Rows<NibbleQuad<Lower>>>);
+    /// Same contract as [`Int4Tile`].
+    unsafe fn values_int4(self, tile: Int4Tile<'_>);
     /// Computes scores of bfloat16 pairs: see [`qk::scores`].
     ///
     /// # Safety
@@ -256,24 +247,9 @@ macro_rules! steps {
                 unsafe { self.with_int8_dot(&mut a) }
             }
 
-            unsafe fn widen_numbers(self, to: &mut ValueNumbers, stored: Int4Numbers, block: usize, panels: usize) {
-                self.vectorize(
-                    #[inline(always)]
-                    // SAFETY: the caller guarantees the contract of `ValueNumbers::widen`.
-                    || unsafe { to.widen(self, stored, block, panels) },
-                )
-            }
-
-            fn round_tile_int4(self, tile: TileWeights<'_>) {
-                self.vectorize(
-                    #[inline(always)]
-                    || pv_int8::round_tile(self, tile),
-                )
-            }
-
-            unsafe fn values_int4(self, mut a: Values<'_, Rows<NibbleQuad<Lower>>>) {
-                // SAFETY: the caller guarantees the contract of `pv::values`, for fours.
-                unsafe { self.with_int8_dot(&mut a) }
+            unsafe fn values_int4(self, tile: Int4Tile<'_>) {
+                // SAFETY: the caller guarantees the contract of `Int4Tile`.
+                unsafe { self.with_int8_dot(tile) }
             }
 
             unsafe fn scores_pairs(self, a: Scores<'_, PairPanels>) {

@@ -6,14 +6,16 @@ use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::kv::key_block::Int4Numbers;
-use crate::matmul::byte_weights::{self, CENTRES, ROW_FLOATS, UNIT, Unit};
-use crate::matmul::int4::{Int4, NibbleQuad};
+use crate::kv::value_panels::ValuePanels;
+use crate::matmul::byte_weights::{self, CENTRES, Panel, ROW_FLOATS, UNIT};
+use crate::matmul::int4::{BLOCK, Int4, NibbleQuad};
 use crate::matmul::int8::{LARGEST_WEIGHT, QUAD, ValueQuad, WeightFactors, scale_weights};
 use crate::matmul::operands::{Int4Fours, MulAdd};
+use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
 use crate::simd::aligned::elements_mut;
-use crate::simd::{Int8Dot, Int8DotWork, LANES, Lower, Simd, Upper, Words4};
-use crate::tensor::rows::{KEY_BLOCK, Rows};
+use crate::simd::{Int8Dot, Int8DotWork, LANES, Lower, Simd, Upper, Words4, lanes};
+use crate::tensor::rows::Rows;
 use core::ops::Range;
 
 /// Same contract as [`values`], with rounded weights.
@@ -89,77 +91,119 @@ unsafe fn round_row(row: *mut f32, panels: Range<usize>, scales: &[f32]) {
     }
 }
 
-/// Scales and centres of a block of int4 values, widened: a block of columns has its own.
-pub(crate) struct ValueNumbers {
-    scales: [f32; KEY_BLOCK],
-    centres: [f32; KEY_BLOCK],
-    has_centres: bool,
+/// Operands of P·V of a tile of rows and a block of int4 values. Each block of columns has its own scales, so the weights are
+/// rounded for each.
+///
+/// The contract is that of [`values`], for every block of columns; the numbers of every panel of the span are readable.
+pub(crate) struct Int4Tile<'a> {
+    /// Weights, none below 0, `[row][SCORE_STRIDE]`.
+    pub(crate) weights: &'a [f32],
+    pub(crate) span: Span,
+    pub(crate) rows: usize,
+    pub(crate) values: ValuePanels<NibbleQuad<Lower>>,
+    pub(crate) numbers: Int4Numbers,
+    /// As in [`Values`], of all columns; rows of outputs are as long as they are apart.
+    pub(crate) rescale_prev: &'a [f32],
+    pub(crate) rescale_block: &'a [f32],
+    pub(crate) fresh: bool,
+    pub(crate) out: &'a mut [f32],
+    pub(crate) out_stride: usize,
+    pub(crate) prefetch: &'a mut PrefetchQueue,
 }
 
-impl ValueNumbers {
-    pub(crate) const fn new() -> Self {
-        Self { scales: [0.0; KEY_BLOCK], centres: [0.0; KEY_BLOCK], has_centres: false }
-    }
-
-    /// Replaces them by those of a block of columns, for so many panels of sixteen keys, widened.
-    ///
-    /// # Safety
-    /// The numbers of these panels and of the block are readable; there are at most a block's panels.
+impl Int8DotWork for Int4Tile<'_> {
+    type Output = ();
     #[inline(always)]
-    pub(crate) unsafe fn widen<S: Simd>(&mut self, s: S, stored: Int4Numbers, block: usize, panels: usize) {
-        let Int4Numbers { kind, first, step } = stored;
-        self.has_centres = kind == Int4::Centred;
-        let scales = self.scales.as_chunks_mut::<LANES>().0.iter_mut();
-        for (panel, (scales, centres)) in scales.zip(self.centres.as_chunks_mut::<LANES>().0).take(panels).enumerate() {
-            // SAFETY: the caller guarantees sixteen scales of the panel, and as many centres if there are any.
+    unsafe fn run<S: Int8Dot>(self, s: S) {
+        let mut room = [0.0; MAX_TILE_ROWS * ROW_FLOATS];
+        for (block, (_, fours)) in self.values.panels().enumerate() {
+            let columns = block * BLOCK..self.out_stride.min((block + 1) * BLOCK);
+            // SAFETY: the caller guarantees numbers, values and outputs; the weights were rounded just now.
             unsafe {
-                let from = first.at(panel).cast::<u16>().add(block * kind.numbers() * step);
-                s.store(scales.as_mut_ptr(), s.load_f16(from));
-                if self.has_centres {
-                    s.store(centres.as_mut_ptr(), s.load_f16(from.add(step)));
-                }
+                s.vectorize(
+                    #[inline(always)]
+                    || self.round(s, block, &mut room),
+                );
+                let mut values = Values {
+                    weights: &room,
+                    values: fours,
+                    cols: columns.len(),
+                    spans: &[self.span],
+                    rows: self.rows,
+                    rescale_prev: self.rescale_prev,
+                    rescale_block: self.rescale_block,
+                    fresh: self.fresh,
+                    out: &mut self.out[columns.start..],
+                    out_stride: self.out_stride,
+                    ends: None,
+                    prefetch: self.prefetch,
+                };
+                (&mut values).run(s);
             }
         }
     }
 }
 
-/// Weights of a tile of rows for one block of columns of int4 values.
-pub(crate) struct TileWeights<'a> {
-    /// Weights of the rows, which other blocks of columns read too.
-    pub(crate) from: &'a [f32],
-    pub(crate) span: Span,
-    pub(crate) rows: usize,
-    pub(crate) numbers: &'a ValueNumbers,
-    /// Room for the rows' rounded weights.
-    pub(crate) to: &'a mut [f32],
-}
+/// Number of rows whose weights are rounded together: their scales and thresholds are read once.
+const TOGETHER: usize = 4;
 
-/// Rounds the weights of a tile to bytes, with their [unit](UNIT) and the [weighted sum](CENTRES) of the centres behind them.
-#[inline(always)]
-pub(crate) fn round_tile<S: Simd>(s: S, tile: TileWeights<'_>) {
-    let TileWeights { from, span, rows, numbers, to } = tile;
-    let panels = span.first_panel()..span.end_panel();
-    assert!(from.len() >= rows * SCORE_STRIDE && to.len() >= rows * ROW_FLOATS);
-    let keys = panels.start * LANES..panels.end * LANES;
-    let scales = &numbers.scales[keys.clone()];
-    // Row after row would wait for each row's largest.
-    let mut units = [Unit::new(0.0); MAX_TILE_ROWS];
-    for (unit, from) in units[..rows].iter_mut().zip(from.chunks_exact(SCORE_STRIDE)) {
-        *unit = Unit::new(byte_weights::largest(&from[keys.clone()], scales));
-    }
-    let weights = from.chunks_exact(SCORE_STRIDE).zip(to.chunks_exact_mut(ROW_FLOATS));
-    for ((from, to), unit) in weights.zip(&units[..rows]) {
-        to[UNIT] = unit.size;
-        unit.round(&from[keys.clone()], scales, keys.start, &mut elements_mut(to)[keys.clone()]);
-        let mut sum = s.splat(0.0);
-        for panel in panels.clone().take_while(|_| numbers.has_centres) {
-            // SAFETY: spans end inside a block, and so inside rows and centres.
-            sum = unsafe {
-                let (weights, centres) =
-                    (from.as_ptr().add(panel * LANES), numbers.centres.as_ptr().add(panel * LANES));
-                s.fma(s.load(weights), s.load(centres), sum)
-            };
+impl Int4Tile<'_> {
+    /// Rounds the weights to bytes for a block of columns, with their [unit](UNIT) and the [weighted sum](CENTRES) of the centres
+    /// behind them.
+    ///
+    /// # Safety
+    /// The block's numbers are readable for every panel of the span.
+    #[inline(always)]
+    unsafe fn round<S: Int8Dot>(&self, s: S, block: usize, to: &mut [f32]) {
+        assert!(self.weights.len() >= self.rows * SCORE_STRIDE && to.len() >= self.rows * ROW_FLOATS);
+        let panels = self.span.first_panel()..self.span.end_panel();
+        let weights =
+            self.weights.chunks_exact(SCORE_STRIDE).map(|row| &row.as_chunks::<LANES>().0[panels.clone()]);
+        let mut rows = weights.zip(to.chunks_exact_mut(ROW_FLOATS)).take(self.rows);
+        // SAFETY: the caller guarantees the numbers.
+        unsafe {
+            while rows.len() >= TOGETHER {
+                self.round_rows::<S, TOGETHER>(s, block, core::array::from_fn(|_| rows.next().expect("a row")));
+            }
+            for row in rows {
+                self.round_rows::<S, 1>(s, block, [row]);
+            }
         }
-        to[CENTRES] = s.reduce_sum(sum);
+    }
+
+    /// Rounds the weights of the span, of some rows, as [`Self::round`] does.
+    ///
+    /// # Safety
+    /// Same contract as [`Self::round`].
+    #[inline(always)]
+    unsafe fn round_rows<S: Int8Dot, const R: usize>(
+        &self,
+        s: S,
+        block: usize,
+        mut rows: [(&[Panel], &mut [f32]); R],
+    ) {
+        let (first_panel, Int4Numbers { kind, first, step }) = (self.span.first_panel(), self.numbers);
+        // SAFETY: the caller guarantees sixteen scales of each panel, and as many centres behind them if there are any.
+        let number = |panel: usize, which: usize| unsafe {
+            let at = first.at(first_panel + panel).cast::<u16>();
+            s.load_f16(at.add((block * kind.numbers() + which) * step))
+        };
+        let weights = rows.each_ref().map(|(weights, _)| *weights);
+        let units = byte_weights::units(s, weights, |panel| number(panel, 0));
+        let mut sums = [s.splat(0.0); R];
+        for panel in 0..self.span.end_panel() - first_panel {
+            let scales = number(panel, 0);
+            for (((row, to), unit), sum) in rows.iter_mut().zip(units).zip(&mut sums) {
+                let weights = lanes::load(s, &row[panel]);
+                let bytes = &mut elements_mut(to).as_chunks_mut().0[first_panel + panel];
+                *bytes = byte_weights::round(s, weights, scales, unit, first_panel + panel);
+                if kind == Int4::Centred {
+                    *sum = s.fma(weights, number(panel, 1), *sum);
+                }
+            }
+        }
+        for (((_, to), unit), sum) in rows.iter_mut().zip(units).zip(sums) {
+            (to[UNIT], to[CENTRES]) = (unit.size, s.reduce_sum(sum));
+        }
     }
 }

@@ -29,7 +29,7 @@ impl Sums<'_> {
         // In tiles, as the loop over blocks of columns calls it.
         for first in (0..rows).step_by(S::TILE_ROWS) {
             let here = S::TILE_ROWS.min(rows - first);
-            let values = Values {
+            let mut values = Values {
                 weights: &weights[first * ROW_FLOATS..],
                 values: Rows::<NibbleQuad<Lower>>::strided(self.bytes.as_ptr().cast(), LANES as isize, 1),
                 cols: BLOCK,
@@ -44,7 +44,7 @@ impl Sums<'_> {
                 prefetch: &mut PrefetchQueue::nothing(),
             };
             // SAFETY: a block's values for every key, and rows of weights with their unit and centres.
-            unsafe { s.values_int4(values) };
+            unsafe { s.with_int8_dot(&mut values) };
         }
         out
     }
