@@ -90,14 +90,13 @@ pub(crate) unsafe fn run<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, s
 unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
     let mut kept = KeptQueries::NONE;
     while let Some(run) = split.queue.take_unless(stop) {
-        let units = split.run(run);
-        for unit in units.clone() {
+        let mut units = split.run(run).map(|number| split.units.at(number)).peekable();
+        while let Some(unit) = units.next() {
             // A run that is not done is not counted, so nothing is merged.
             if stop.leaves() {
                 return;
             }
-            let next = (unit + 1 < units.end).then(|| split.units.at(unit + 1));
-            let step = Step { unit: split.units.at(unit), next, kept: &mut kept };
+            let step = Step { unit, next: units.peek().copied(), kept: &mut kept };
             // SAFETY: the unit belongs to this run, and the run was taken once, so its parts are this worker's.
             unsafe { shared_blocks::accumulate(split, bound, step, scratch) }
         }

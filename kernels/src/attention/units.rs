@@ -43,8 +43,14 @@ struct Place {
 
 impl Place {
     /// End of the last place: no sequence.
-    const END: Self =
-        Self { sequence: usize::MAX, rows: 0, first_block: 0, blocks: 0, shared: 0, start: Amount { units: 0, floats: 0 } };
+    const END: Self = Self {
+        sequence: usize::MAX,
+        rows: 0,
+        first_block: 0,
+        blocks: 0,
+        shared: 0,
+        start: Amount { units: 0, floats: 0 },
+    };
 
     /// Creates the place of a sequence that comes first and shares nothing.
     fn new(call: &Call<'_>, sequence: usize) -> Self {

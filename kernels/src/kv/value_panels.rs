@@ -65,6 +65,7 @@ impl ValueLayout {
     }
 
     /// Iterates over the columns of each panel.
+    #[inline(always)]
     pub(crate) fn panels(self) -> impl Iterator<Item = Range<usize>> {
         core::iter::successors((self.width > 0).then(|| self.panel(0)), move |last| {
             (last.end < self.width).then(|| self.panel(last.end))
@@ -106,6 +107,7 @@ impl<T: Copy> ValuePanels<T> {
     }
 
     /// Iterates over the panels: their columns, and their rows.
+    #[inline(always)]
     pub(crate) fn panels(self) -> impl Iterator<Item = (Range<usize>, Rows<T>)> {
         // SAFETY: the panel exists.
         self.layout.panels().map(move |columns| (columns.clone(), unsafe { self.from(columns.start) }))

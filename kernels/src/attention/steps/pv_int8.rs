@@ -157,8 +157,7 @@ impl Int4Tile<'_> {
     unsafe fn round<S: Int8Dot>(&self, s: S, block: usize, to: &mut [f32]) {
         assert!(self.weights.len() >= self.rows * SCORE_STRIDE && to.len() >= self.rows * ROW_FLOATS);
         let panels = self.span.first_panel()..self.span.end_panel();
-        let weights =
-            self.weights.chunks_exact(SCORE_STRIDE).map(|row| &row.as_chunks::<LANES>().0[panels.clone()]);
+        let weights = self.weights.chunks_exact(SCORE_STRIDE).map(|row| &row.as_chunks::<LANES>().0[panels.clone()]);
         let mut rows = weights.zip(to.chunks_exact_mut(ROW_FLOATS)).take(self.rows);
         // SAFETY: the caller guarantees the numbers.
         unsafe {
@@ -176,12 +175,7 @@ impl Int4Tile<'_> {
     /// # Safety
     /// Same contract as [`Self::round`].
     #[inline(always)]
-    unsafe fn round_rows<S: Int8Dot, const R: usize>(
-        &self,
-        s: S,
-        block: usize,
-        mut rows: [(&[Panel], &mut [f32]); R],
-    ) {
+    unsafe fn round_rows<S: Int8Dot, const R: usize>(&self, s: S, block: usize, mut rows: [(&[Panel], &mut [f32]); R]) {
         let (first_panel, Int4Numbers { kind, first, step }) = (self.span.first_panel(), self.numbers);
         // SAFETY: the caller guarantees sixteen scales of each panel, and as many centres behind them if there are any.
         let number = |panel: usize, which: usize| unsafe {
