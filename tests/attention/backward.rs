@@ -1,6 +1,7 @@
 //! The backward pass: its gradients against the oracle, the oracle against differences, rows of a few keys, its bits, what
 //! hidden memory does to it (nothing), its memory, its errors.
 
+mod bits;
 mod few_keys;
 mod functions;
 mod hidden;

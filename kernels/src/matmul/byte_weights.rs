@@ -96,7 +96,6 @@ impl Unit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::steps::by_isa::Steps;
     use crate::simd::isa::Isa;
     use crate::simd::{Int8DotWork, Simd};
 
