@@ -196,7 +196,7 @@ impl<'a> Split<'a> {
     /// If the rows are none of the part's, or begin inside a vector.
     ///
     /// # Safety
-    /// The unit is one of the call's; no other reference to these rows of its part exists meanwhile.
+    /// The unit is one of the split's; no other reference to these rows of its part exists meanwhile.
     #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the part")]
     pub(crate) unsafe fn part(&self, unit: Unit, rows: Range<usize>) -> [&mut [f32]; 3] {
         let all = self.units.rows(unit.place);
@@ -219,7 +219,7 @@ impl<'a> Split<'a> {
     /// Returns the address of a unit's part.
     ///
     /// # Safety
-    /// The unit is one of the call's.
+    /// The unit is one of the split's.
     unsafe fn part_at(&self, unit: Unit) -> *mut f32 {
         // SAFETY: `offset` checks place, head and block, so the part lies among those of its place; `new` has reserved a part
         // for every visible block of every head.
@@ -229,7 +229,7 @@ impl<'a> Split<'a> {
     /// Returns the work of a unit that another one follows in its run.
     ///
     /// # Safety
-    /// The unit is one of the call's.
+    /// The unit is one of the split's.
     pub(crate) unsafe fn followed_by(&self, unit: Unit, next: Option<Unit>) -> Next {
         // SAFETY: same contract: the caller guarantees the unit.
         let at = unsafe { self.part_at(unit) }.cast_const().cast();

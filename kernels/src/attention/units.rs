@@ -178,21 +178,26 @@ impl<'a> Units<'a> {
         self.places.len().saturating_sub(1)
     }
 
+    #[inline]
+    fn place(&self, place: usize) -> &Place {
+        &self.places[..self.places()][place]
+    }
+
     /// Returns the sequence at a place.
     pub(crate) fn sequence(&self, place: usize) -> usize {
-        self.places[..self.places()][place].sequence
+        self.place(place).sequence
     }
 
     /// Returns the number of rows of a place that share a key/value head.
     #[inline]
     pub(crate) fn rows(&self, place: usize) -> usize {
-        self.places[place].rows
+        self.place(place).rows
     }
 
     /// Returns the first key of a unit's block.
     #[inline]
     pub(crate) fn first_key(&self, unit: Unit) -> usize {
-        (self.places[unit.place].first_block + unit.block) * KEY_BLOCK
+        (self.place(unit.place).first_block + unit.block) * KEY_BLOCK
     }
 
     /// Returns the unit with this number, which is below [`Self::len`].
@@ -223,8 +228,8 @@ impl<'a> Units<'a> {
     /// If the unit is none of the places'.
     #[inline]
     pub(crate) fn offset(&self, unit: Unit, width: usize) -> usize {
-        let Place { start, blocks, rows, .. } = self.places[unit.place];
-        assert!(unit.block < blocks && unit.head < self.heads, "{unit:?} is none of the call's");
+        let &Place { start, blocks, rows, .. } = self.place(unit.place);
+        assert!(unit.block < blocks && unit.head < self.heads, "{unit:?} is none of the places'");
         start.floats + (unit.head * blocks + unit.block) * unit_floats(rows, width)
     }
 }

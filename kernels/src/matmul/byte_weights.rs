@@ -65,8 +65,8 @@ pub(crate) fn units<S: Int8Dot, const R: usize>(s: S, rows: [&[Panel]; R], scale
     units
 }
 
-/// Rounds a panel of weights, of which these are the scales, to whole units. `panel` counts from the block's first. Weights that are
-/// not finite become any number.
+/// Rounds a panel of weights, whose values have these scales, to whole units. `panel` counts from the block's first. Weights
+/// that are not finite become any number.
 #[inline(always)]
 pub(crate) fn round<S: Int8Dot>(s: S, weights: S::V, scale: S::V, unit: Unit, panel: usize) -> [u8; LANES] {
     let offsets = lanes::load(s, &OFFSETS.as_chunks().0[panel]);

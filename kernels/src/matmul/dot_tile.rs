@@ -58,6 +58,15 @@ impl Later {
         if rows <= FEW_ROWS && s.has_large_l1() { Level::First } else { Level::Second }
     }
 
+    /// Returns the distance in bytes at which `rows` rows prefetch memory that is read once, from front to back.
+    #[inline(always)]
+    pub(crate) fn far<S: Simd>(s: S, rows: usize) -> usize {
+        match Self::level(s, rows) {
+            Level::First => FAR_IN_FIRST,
+            Level::Second => FAR,
+        }
+    }
+
     /// Returns the address that corresponds to an element of a panel. It wraps: a prefetch may have any address.
     #[inline(always)]
     pub(crate) fn of(self, element: usize, panel: usize) -> *const f32 {
@@ -65,8 +74,11 @@ impl Later {
     }
 }
 
-/// Distance in bytes at which memory that is read once, from front to back, is prefetched.
+/// Distance in bytes at which memory that is read once, from front to back, is prefetched into the second-level cache.
 pub(crate) const FAR: usize = 16 << 10;
+
+/// The same for the first-level cache, of 48 KiB: lines from further away push out what tiles use again.
+const FAR_IN_FIRST: usize = 10 << 10;
 
 /// Packed key operand of a dot tile: numbers, or pairs of bfloat16.
 ///

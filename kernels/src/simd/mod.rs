@@ -12,7 +12,8 @@
 //! 2. Functions generic over `S: Simd` that run below the boundary are `#[inline(always)]`. One that is not inlined into its
 //!    `#[target_feature]` caller runs a hundred times slower.
 //! 3. [`Simd::vectorize`] is the only `#[target_feature]` boundary. It is entered once per kernel step, which covers a
-//!    row block times a key block, or per strip of its tiles (one tile, where neighbours need different keys).
+//!    row block times a key block, or per strip of its tiles (one tile, where neighbours need different keys; int4 values: twice for
+//!    each block of columns).
 //! 4. Below the boundary: no rayon, no `dyn`, no function pointers, no allocation.
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
 //! 6. An operation is added where backends implement it differently, not because one caller would like it.
@@ -323,9 +324,9 @@ pub(crate) unsafe trait Int8Dot: Simd {
     fn nibble_sums(self, sums: Self::Sums) -> Self::V;
     /// Converts the sums to `f32`, each rounded once.
     fn to_f32(self, sums: Self::Sums) -> Self::V;
-    /// Returns the larger of `|a|` and `b`, which is not below 0, by the order of their bits: NaN is the largest.
+    /// Returns the larger of `|a|` and `b`, whose sign bit is 0, by the order of their bits: NaN is the largest.
     fn max_magnitude(self, a: Self::V, b: Self::V) -> Self::V;
-    /// Returns eight bits of each lane, from bit `SHIFT` on.
+    /// Returns eight bits of each lane, from bit `SHIFT` on, at most 24.
     fn bytes<const SHIFT: u32>(self, v: Self::V) -> [u8; LANES];
 }
 

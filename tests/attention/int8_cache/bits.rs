@@ -233,15 +233,19 @@ fn layouts_and_types_do_not_show() {
 /// A few rows are one group, many are several, and tasks of several heads cut anywhere.
 #[test]
 fn rows_do_not_know_each_other() {
-    let t = Tensors::normal([1, 4, 1, 150, 300, 64, 64], 8);
-    let cache = filled(&t, &Kind::PER_TOKEN);
-    for (isa, exec) in execs() {
-        let run = |q: &Tensor| least(&Attention::new(), Inputs::cached(q.view(), &cache), exec, &mut Workspace::new());
+    let mut t = Tensors::normal([1, 4, 1, 150, 300, 64, 64], 8);
+    let caches = kinds(1, 64).map(|kind| (format!("{kind:?}"), filled(&t, &kind)));
+    // Rows that are NaN stay alone with it.
+    t.q.fill_row(2, f32::NAN);
+    t.q.fill_row(97, f32::INFINITY);
+    for ((kind, cache), (isa, exec)) in caches.iter().flat_map(|cache| execs().map(move |exec| (cache, exec))) {
+        let run = |q: &Tensor| least(&Attention::new(), Inputs::cached(q.view(), cache), exec, &mut Workspace::new());
         let all = run(&t.q);
-        for i in [0, 1, 95, 96, 149] {
+        for i in [0, 1, 2, 3, 95, 96, 97, 98, 149] {
             let [out, lse] = run(&t.q.rows(i..i + 1));
-            assert_same_bits(&format!("{isa}, row {i}"), &out, &all[0].rows(i..i + 1));
-            assert_same_bits(&format!("{isa}, row {i}"), &lse, &all[1].rows(i..i + 1));
+            assert_same_bits(&format!("{kind}, {isa}, row {i}"), &out, &all[0].rows(i..i + 1));
+            assert_same_bits(&format!("{kind}, {isa}, row {i}"), &lse, &all[1].rows(i..i + 1));
+            assert_eq!(out.data.iter().all(|x| x.is_finite()), ![2, 97].contains(&i), "{kind}, {isa}, row {i}");
         }
     }
 }

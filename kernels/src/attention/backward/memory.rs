@@ -56,7 +56,7 @@ impl BackwardMemory {
 pub(crate) enum RowNumber {
     /// Σ do·o − dlse.
     Delta,
-    /// Rounding of that number: [`Delta::rounding`](crate::attention::steps::softmax_backward::Delta).
+    /// Bound of its rounding: [`Delta::rounding`](crate::attention::steps::softmax_backward::Delta).
     DeltaRounding,
     /// Σ over keys of the score's gradient times the distance to the key.
     Distance,

@@ -10,7 +10,7 @@ use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::kv::key_block::Keys;
 use crate::matmul::bf16_pairs::{self, as_pairs};
-use crate::matmul::dot_tile::FAR;
+use crate::matmul::dot_tile::{FAR, Later};
 use crate::matmul::key_code::{Int4Keys, Int8Keys, KeyCode};
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::{READING_KEYS, READING_ROWS};
@@ -51,7 +51,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let (rows, depth) = (self.query_rows(row_block), self.depth(native));
         for first in (0..self.len).step_by(run) {
             let keys = first..self.len.min(first + run);
-            let later = if few { self.later(first, depth) } else { None };
+            let later = if few { self.later(first, depth, n) } else { None };
             if !ready && self.packed_keys != Some(first) {
                 // The keys to come are prefetched either by these tiles or by packing.
                 let all = if later.is_some() { keys.len() } else { self.len - first };
@@ -150,12 +150,12 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         }
     }
 
-    /// Returns the address that few rows prefetch from while they compute the keys from `first` on, and the bytes for
-    /// each element of a panel: packed keys [`FAR`] bytes after these, or rows [`lead`] keys after these, if they are
+    /// Returns the address that few rows, `rows` of them, prefetch from while they compute the keys from `first` on, and the bytes
+    /// for each element of a panel: packed keys [far](Later::far) after these, or rows [`lead`] keys after these, if they are
     /// contiguous. The tiles prefetch, one line with each step, and not the packing, which reads its lines sixteen at a
     /// time: this way memory is busy while nothing waits for it.
-    fn later(&self, first: usize, depth: usize) -> Option<LaterKeys> {
-        let head_dim = self.task.tiling.head_dim;
+    fn later(&self, first: usize, depth: usize, rows: usize) -> Option<LaterKeys> {
+        let (head_dim, far) = (self.task.tiling.head_dim, Later::far(self.task.s, rows));
         match self.keys {
             // Scattered panels are paired up in scratch first.
             Keys::Packed(panels) if panels.are_scattered() && matches!(self.queries, Queries::Pairs(_)) => None,
@@ -164,9 +164,9 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 let panel = unsafe { panels.first() };
                 let bytes = LANES * head_dim * panel.element;
                 Some(match panels.are_scattered() {
-                    true => LaterKeys::Panels { ahead: FAR.div_ceil(bytes.max(1)), bytes: bytes / depth },
+                    true => LaterKeys::Panels { ahead: far.div_ceil(bytes.max(1)), bytes: bytes / depth },
                     false => {
-                        let at = panel.at.wrapping_add(first / LANES * bytes + FAR);
+                        let at = panel.at.wrapping_add(first / LANES * bytes + far);
                         LaterKeys::InOrder { at, bytes: bytes / depth }
                     }
                 })

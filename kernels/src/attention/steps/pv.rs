@@ -16,7 +16,7 @@
 use crate::attention::steps::epilogue::ColumnEnds;
 use crate::attention::steps::pv_tile::{Part, RunningRows, Terms, TileEnds, row_floats, tile};
 use crate::attention::steps::span::Span;
-use crate::matmul::dot_tile::{FAR, prefetches};
+use crate::matmul::dot_tile::{Later, prefetches};
 use crate::matmul::operands::MulAdd;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
@@ -105,7 +105,7 @@ const SCATTERED_FAR: usize = 2 * LANES;
 struct Reading {
     /// Number of keys of a run.
     run: usize,
-    /// Distance in terms: [`FAR`] bytes, if all columns are here; whole runs.
+    /// Distance in terms: [so many](Later::far) bytes, if all columns are here; whole runs.
     far: usize,
     /// True if the tiles of a run prefetch, together, all of a later one in the order of memory.
     in_order: bool,
@@ -119,7 +119,7 @@ impl<R> Values<'_, R> {
     }
 
     #[inline(always)]
-    fn reading<S: Simd>(&self) -> Reading
+    fn reading<S: Simd>(&self, s: S) -> Reading
     where
         R: ValueOperand<S>,
     {
@@ -130,7 +130,7 @@ impl<R> Values<'_, R> {
         let row_bytes = self.vecs().max(1) * LANES * R::BYTES;
         // Nothing follows the last row of a table: the first rows are prefetched before, and a longer distance would leave more of
         // them.
-        let far = FAR / row_bytes;
+        let far = Later::far(s, self.rows) / row_bytes;
         let far = if self.values.are_scattered() { far.min(SCATTERED_FAR / R::KEYS) } else { far };
         Reading {
             run: if in_runs { RUN } else { KEY_BLOCK },
@@ -214,7 +214,7 @@ where
             if pairs == 0 {
                 accumulate_whole(s, a, last..last + 1, tile..end);
             } else {
-                let reading = a.reading::<S>();
+                let reading = a.reading(s);
                 let strip = Strip { first_vec: last, tiles: tile..end, keys: 0..KEY_BLOCK, reading };
                 s.vectorize(
                     #[inline(always)]
@@ -247,7 +247,7 @@ unsafe fn accumulate_whole<S: Simd, R: ValueOperand<S>>(
     columns: Range<usize>,
     tiles: Range<usize>,
 ) {
-    let reading = a.reading::<S>();
+    let reading = a.reading(s);
     for first in (0..KEY_BLOCK).step_by(reading.run) {
         // Columns outside, rows inside: all the rows read a tile of values before the next columns are touched.
         let mut first_vec = columns.start;

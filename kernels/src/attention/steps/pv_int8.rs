@@ -102,7 +102,7 @@ pub(crate) struct Int4Tile<'a> {
     pub(crate) rows: usize,
     pub(crate) values: ValuePanels<NibbleQuad<Lower>>,
     pub(crate) numbers: Int4Numbers,
-    /// As in [`Values`], of all columns; rows of outputs are as long as they are apart.
+    /// As in [`Values`]. `out` holds all columns, `out_stride` of them in a row.
     pub(crate) rescale_prev: &'a [f32],
     pub(crate) rescale_block: &'a [f32],
     pub(crate) fresh: bool,

@@ -7,7 +7,7 @@ use crate::attention::steps::qk::{Strip, StripTile, Walk};
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
-use crate::matmul::dot_tile::{self, FAR, FEW_ROWS, Later};
+use crate::matmul::dot_tile::{self, FEW_ROWS, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row};
 use crate::matmul::key_code::{BlockAt, KeyCode};
 use crate::matmul::prefetch::PrefetchQueue;
@@ -169,7 +169,8 @@ impl<C: KeyCode> Operands<C> {
                     // SAFETY: `row + here` is at most the end of the tile's rows; the caller guarantees those and the
                     // panels.
                     unsafe {
-                        let tile = self.at(row, panel - first_panel, tile_prefetches::<S>(row, here, all));
+                        let far = tile_prefetches::<S>(row, here, all).then(|| Later::far(s, all));
+                        let tile = self.at(row, panel - first_panel, far);
                         by_tile_rows!(here, most S::INT8_DOT_ROWS, |MR| tile.run::<S, MR, NV>(s));
                     }
                     done += here;
@@ -178,12 +179,12 @@ impl<C: KeyCode> Operands<C> {
         );
     }
 
-    /// Returns the tile of rows and panels from these on.
+    /// Returns the tile of rows and panels from these on, which prefetches keys `far` bytes ahead, if it does.
     ///
     /// # Safety
     /// Row and panel are some of the operands'.
     #[inline(always)]
-    unsafe fn at(self, row: usize, panel: usize, fetch: bool) -> Tile<C> {
+    unsafe fn at(self, row: usize, panel: usize, far: Option<usize>) -> Tile<C> {
         let bytes = (self.size.quads / C::HALVES * 4 * LANES).max(1);
         // SAFETY: the caller guarantees the row and the panel; a table has twice as many entries as panels.
         unsafe {
@@ -192,9 +193,9 @@ impl<C: KeyCode> Operands<C> {
                 queries: self.queries.add(row * self.size.quads),
                 rows: self.rows.add(row * self.size.sums),
                 keys,
-                later: fetch.then(|| match self.keys.are_scattered() {
-                    true => self.keys.at((panel + FAR.div_ceil(bytes)).min(2 * self.panels - 1)),
-                    false => keys.wrapping_add(FAR),
+                later: far.map(|far| match self.keys.are_scattered() {
+                    true => self.keys.at((panel + far.div_ceil(bytes)).min(2 * self.panels - 1)),
+                    false => keys.wrapping_add(far),
                 }),
                 code: self.code.panel(panel),
                 size: self.size,

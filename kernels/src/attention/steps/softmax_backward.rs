@@ -8,9 +8,9 @@
 //! (Dao, Fu, Ermon, Rudra and Ré 2022, arXiv:2205.14135, appendix B.)
 //!
 //! Where the block holds all the weight of a row, Σ p = 1 and Σ ds = dlse. What Σ ds differs by is then rounding: δ comes from
-//! the saved output, dp from the values. It is taken out, p times the difference from each ds: otherwise it would be all that is left
-//! of a row that sees one key, and much of one that sees a few. A block that holds a part of the weight is told by a Σ ds
-//! beyond rounding; if it is within it by chance, what is taken out is no more than rounding, too.
+//! the saved output, dp from the values. It is taken out, p times the difference from each ds: otherwise it would be all that is
+//! left of a row that sees one key, and much of one that sees a few. In a block that holds a part of the weight, Σ ds is off by more
+//! than rounding; where it is not, by chance or because the part is next to nothing, what is taken out is no more than rounding.
 
 use crate::attention::steps::key_sums::all_keys;
 use crate::attention::steps::score_passes::ScoreBlock;
@@ -21,8 +21,9 @@ use crate::simd::{LANES, Simd};
 /// Saved results of a row.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SavedRow {
-    /// Log-sum-exp of the row's scores, and its gradient.
+    /// Log-sum-exp of the row's scores.
     pub(crate) lse: f32,
+    /// Gradient of the log-sum-exp.
     pub(crate) d_lse: f32,
     pub(crate) delta: Delta,
 }
@@ -32,22 +33,26 @@ pub(crate) struct SavedRow {
 pub(crate) struct Delta {
     /// Σ do·o − dlse.
     pub(crate) value: f32,
-    /// Difference that rounding can make between δ and Σ p·dp − dlse.
+    /// Bound of what rounding makes of the difference between δ and Σ p·dp − dlse; 0 if it is not finite.
     pub(crate) rounding: f32,
 }
 
-/// Rounding of a dot product of floats, as a part of the sum of its products' absolute values.
+/// Bound of the rounding of a dot product, as a share of the sum of its products' absolute values. The usual error of 64 to 256
+/// products is one to four epsilons.
 const ROUNDING: f32 = 16.0 * f32::EPSILON;
 
 impl Delta {
     /// Creates a row's δ from the products do·o and the gradient of its log-sum-exp.
     pub(crate) fn new(products: RowDot, d_lse: f32) -> Self {
-        Self { value: products.sum - d_lse, rounding: (products.absolute_sum + d_lse.abs()) * ROUNDING }
+        let rounding = (products.absolute_sum + d_lse.abs()) * ROUNDING;
+        let rounding = if rounding < f32::INFINITY { rounding } else { 0.0 };
+        Self { value: products.sum - d_lse, rounding }
     }
 }
 
 /// Turns final scores into weights, and gradients of weights, `[row][SCORE_STRIDE]`, into gradients of scores. Both are 0
-/// where hidden, and in whole panels from the first to the last key that some row sees.
+/// where hidden, and in whole panels from the first to the last key that some row sees. What rounding leaves of the sum of a row's
+/// gradients is taken out of them, where the block holds all the row's weight.
 #[inline(always)]
 pub(crate) fn softmax_backward<S: Simd>(
     s: S,

@@ -26,7 +26,7 @@ impl Sums<'_> {
             (row[UNIT], row[CENTRES]) = (1.0, 0.0);
         }
         let mut out = vec![f32::NAN; rows * BLOCK];
-        // In tiles, as the loop over blocks of columns calls it.
+        // In tiles, as `Int4Tile` does.
         for first in (0..rows).step_by(S::TILE_ROWS) {
             let here = S::TILE_ROWS.min(rows - first);
             let mut values = Values {
