@@ -15,6 +15,7 @@ use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
 use crate::simd::{FIRST, LANES, Level, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
 use crate::tensor::any::AnyPanels;
 use crate::tensor::rows::Rows;
+use core::hint::black_box;
 use core::ops::Range;
 
 /// Operands of QKᵀ: a row block's queries, a run of packed keys, and the score block to write.
@@ -143,6 +144,8 @@ impl Walk<'_> {
                     }
                 }
                 let full = rows == S::TILE_ROWS && NV == self.vecs;
+                // Opaque: else the compiler counts the addresses of every tile shape from tile to tile, in memory.
+                let (first_row, panel) = (black_box(first_row), black_box(panel));
                 self.prefetch.beside(
                     s,
                     if full { self.lines } else { 0 },
