@@ -26,6 +26,7 @@ use crate::matmul::value_operand::ValueOperand;
 use crate::simd::{LANES, Simd, Vector};
 use crate::tensor::any::AnyRows;
 use crate::tensor::rows::KEY_BLOCK;
+use core::hint::black_box;
 use core::ops::Range;
 
 /// Operands of P·V: a row block's weights for one key block, the block's values, and the running outputs.
@@ -329,7 +330,8 @@ unsafe fn accumulate_tile<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usiz
     strip: &Strip,
 ) {
     const { assert!(matches!(most_rows::<S, W, R>(), 1..=6 | 12), "a tile that `by_tile_rows` lacks") };
-    let (row, rows) = (rows.start, rows.len());
+    // Opaque, as in `Walk::for_each_tile`.
+    let (row, rows) = (black_box(rows.start), rows.len());
     let Strip { first_vec, reading, .. } = *strip;
     // SAFETY: `row + rows ≤ a.rows`, the vectors are some of those of `a`, and spans end inside a block, so what was checked
     // puts weights, factors and outputs inside their slices; the caller guarantees that the values are readable.
