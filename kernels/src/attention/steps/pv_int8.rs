@@ -170,29 +170,43 @@ impl Int4Tile<'_> {
         }
     }
 
+    /// Returns the `n`th numbers of a panel's values, widened.
+    ///
+    /// # Safety
+    /// They are readable.
+    #[inline(always)]
+    unsafe fn number<S: Simd>(&self, s: S, panel: usize, n: usize) -> S::V {
+        // SAFETY: the caller guarantees sixteen numbers.
+        unsafe { s.load_f16(self.numbers.first.at(panel).cast::<u16>().add(n * self.numbers.step)) }
+    }
+
     /// Rounds the weights of the span, of some rows, as [`Self::round`] does.
     ///
     /// # Safety
     /// Same contract as [`Self::round`].
     #[inline(always)]
     unsafe fn round_rows<S: Int8Dot, const R: usize>(&self, s: S, block: usize, mut rows: [(&[Panel], &mut [f32]); R]) {
-        let (first_panel, Int4Numbers { kind, first, step }) = (self.span.first_panel(), self.numbers);
-        // SAFETY: the caller guarantees sixteen scales of each panel, and as many centres behind them if there are any.
-        let number = |panel: usize, which: usize| unsafe {
-            let at = first.at(first_panel + panel).cast::<u16>();
-            s.load_f16(at.add((block * kind.numbers() + which) * step))
-        };
+        let (first_panel, kind) = (self.span.first_panel(), self.numbers.kind);
+        let (scale, centre) = (block * kind.numbers(), block * kind.numbers() + 1);
         let weights = rows.each_ref().map(|(weights, _)| *weights);
-        let units = byte_weights::units(s, weights, |panel| number(panel, 0));
+        let units = byte_weights::units(
+            s,
+            weights,
+            #[inline(always)]
+            // SAFETY: the caller guarantees the block's scales, and its centres if there are any.
+            |panel| unsafe { self.number(s, first_panel + panel, scale) },
+        );
         let mut sums = [s.splat(0.0); R];
         for panel in 0..self.span.end_panel() - first_panel {
-            let scales = number(panel, 0);
+            // SAFETY: as above.
+            let scales = unsafe { self.number(s, first_panel + panel, scale) };
             for (((row, to), unit), sum) in rows.iter_mut().zip(units).zip(&mut sums) {
                 let weights = lanes::load(s, &row[panel]);
                 let bytes = &mut elements_mut(to).as_chunks_mut().0[first_panel + panel];
                 *bytes = byte_weights::round(s, weights, scales, unit, first_panel + panel);
                 if kind == Int4::Centred {
-                    *sum = s.fma(weights, number(panel, 1), *sum);
+                    // SAFETY: as above.
+                    *sum = s.fma(weights, unsafe { self.number(s, first_panel + panel, centre) }, *sum);
                 }
             }
         }
