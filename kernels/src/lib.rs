@@ -39,7 +39,8 @@ pub use attention::mods::{
 };
 pub use attention::options::{Dropout, Mask, Options, Ragged, alibi_slopes};
 pub use attention::outputs::{Outputs, Point, State};
-pub use attention::partials::{FewRows, Partials};
+pub use attention::partials::Partials;
+pub use attention::runs::FewRows;
 pub use attention::tasks::Costs;
 pub use attention::tiling::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scratch, Tiling};
 pub use attention::units::Accumulation;

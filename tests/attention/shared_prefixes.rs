@@ -160,6 +160,46 @@ fn infinities_and_nan_in_a_prefix() {
     });
 }
 
+/// A prefix of one block, which is all of the first sequence: its worker has all that the sequence sees, and not all that those
+/// beside it see. Also with NaN in a value of the prefix.
+#[test]
+fn a_sequence_of_one_block_beside_longer_ones() {
+    let mut rng = Rng::new(21);
+    let sizes = [4, 16, 1, 1, LONGEST, 80, 80];
+    let case = Case { kv_lens: Some(vec![256, 256, LONGEST, LONGEST]), ..Case::plain(&mut rng, sizes) };
+    // The last has one block of its own.
+    let origins = vec![(0, 0), (0, 256), (0, 256), (2, 1024)];
+    for nan in [None, Some([0, 0, 7, 3])] {
+        let mut case = case.clone();
+        if let Some(at) = nan {
+            case.v.set(at, f32::NAN);
+        }
+        for (b, &(parent, common)) in origins.iter().enumerate().skip(1) {
+            for x in [&mut case.k, &mut case.v] {
+                for [_, h, j, d] in indices([1, 1, common, 80]) {
+                    let same = x.get([parent, h, j, d]);
+                    x.set([b, h, j, d], same);
+                }
+            }
+        }
+        let family = Family { case, origins: origins.clone() };
+        let (case, cache) = (&family.case, family.forked(KvCache::new(4, 1, [80; 2]).unwrap()));
+        for (isa, exec) in execs() {
+            let expected = case.run(exec.threads(1), Wanted::LEAST);
+            let mut workspace = Workspace::new();
+            for threads in [1, 2, 64, 1] {
+                // After the first time memory holds what it has left.
+                for _ in 0..5 {
+                    let mut full = case.unwritten(Wanted::LEAST);
+                    let inputs = Inputs::cached(case.q.view(), &cache);
+                    case.run_over_into(inputs, exec.threads(threads), &mut full, &mut workspace);
+                    same_full(&format!("{isa}, {threads} threads"), &full, &expected);
+                }
+            }
+        }
+    }
+}
+
 /// Some of the sequences, in another order, with different numbers of rows; one of them has too many to be split.
 #[test]
 fn a_mixed_batch_of_some_forks() {

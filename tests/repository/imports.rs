@@ -20,6 +20,7 @@ const ROOMS: [&[&str]; 12] = [
         "attention::options",
         "attention::outputs",
         "attention::row_mods",
+        "attention::runs",
         "attention::tiling",
         "attention::units",
         "attention::visibility",

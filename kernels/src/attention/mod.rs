@@ -14,6 +14,7 @@ pub(crate) mod options;
 pub(crate) mod outputs;
 pub(crate) mod partials;
 pub(crate) mod row_mods;
+pub(crate) mod runs;
 pub(crate) mod shared_blocks;
 pub(crate) mod split_kv;
 pub(crate) mod steps;

@@ -2,6 +2,7 @@
 
 use crate::attention::blocks::task::Next;
 use crate::attention::call::{Call, Task};
+use crate::attention::runs::FewRows;
 use crate::attention::tiling::Tiling;
 use crate::attention::units::{Places, Unit, Units, unit_floats};
 use crate::simd::LANES;
@@ -15,14 +16,17 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 /// 50 to 200 µs, the time of a run. Then it leaves the merge to them: they may not be running at all.
 const PATIENCE: usize = 1 << 12;
 
-/// Factor of the number of runs where sequences share key blocks: the work of a unit then depends on how many they are.
-const SHARED_RUNS: usize = 4;
-
 /// Memory for what units accumulate. Grows to the size calls need and is kept.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Partials {
     buffer: AlignedBuf,
     places: Places,
+}
+
+impl Default for Partials {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Partials {
@@ -36,9 +40,8 @@ impl Partials {
         self.buffer.bytes() + self.places.bytes()
     }
 
-    /// Counts the units of the sequences with at most `few` rows and reserves memory for them. Returns false if there
-    /// is no memory.
-    fn try_reserve(&mut self, call: &Call<'_>, few: usize) -> bool {
+    /// Counts the units of the sequences with few rows and reserves memory for them. Returns false if there is no memory.
+    fn try_reserve(&mut self, call: &Call<'_>, few: FewRows) -> bool {
         let Some(all) = self.places.try_fill(call, few) else { return false };
         // Half as much again if possible, because sequences grow.
         self.buffer.holds(all.floats)
@@ -61,42 +64,6 @@ pub(crate) struct Merge {
     pub(crate) task: Task,
 }
 
-/// Runs of units: neighbours that a worker takes at once.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Runs {
-    /// Number of units of all runs.
-    units: usize,
-    /// Number of units of a run.
-    run: usize,
-}
-
-impl Runs {
-    /// Cuts the units into about `runs` runs, or more where units differ.
-    pub(crate) fn new(units: &Units<'_>, places: &Places, runs: usize) -> Self {
-        let finer = if runs > 1 && places.shared_blocks() > 0 { SHARED_RUNS } else { 1 };
-        Self { units: units.len(), run: units.len().div_ceil(runs.saturating_mul(finer).max(1)).max(1) }
-    }
-
-    /// Number of runs.
-    pub(crate) fn len(self) -> usize {
-        self.units.div_ceil(self.run)
-    }
-
-    /// Returns the numbers of a run's units.
-    pub(crate) fn units(self, run: usize) -> Range<usize> {
-        run * self.run..self.units.min((run + 1) * self.run)
-    }
-}
-
-/// Sequences that are split into units, and how the units are handed out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FewRows {
-    /// Largest number of rows a key/value head of a sequence that is split.
-    pub few: usize,
-    /// Number of runs that the units are handed out in, about.
-    pub runs: usize,
-}
-
 /// Units of the sequences with few rows, memory for what each accumulates, and the queues that hand them out.
 pub(crate) struct Split<'a> {
     partials: *mut f32,
@@ -105,7 +72,7 @@ pub(crate) struct Split<'a> {
     few: usize,
     /// Number of floats from one row of outputs to the next.
     pub(crate) width: usize,
-    runs: Runs,
+    /// Queue of runs.
     pub(crate) queue: Queue,
     /// Queue of [merges](Merge).
     pub(crate) merges: Queue,
@@ -114,38 +81,31 @@ pub(crate) struct Split<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: `partials` is an exclusive borrow of floats; the parts of a key block and head are written only by the worker
-// that takes the run of the block's one unit; after all runs are done, each row of a part is read and rewritten only by
-// the worker that takes the merge of its place, head and rows.
+// SAFETY: `partials` is an exclusive borrow of floats; the part of a key block, place and head is written only by the worker
+// that takes the run of the block's one unit, and where blocks have one part together, one run has all their units; after all
+// runs are done, each row of a part is read and rewritten only by the worker that takes the merge of its place, head and rows.
 unsafe impl Send for Split<'_> {}
 // SAFETY: shared access obeys the same rule: at any time, one worker has a part, or a row of it.
 unsafe impl Sync for Split<'_> {}
 
 impl<'a> Split<'a> {
-    /// Splits the sequences with at most `few` rows a head into units, in about `runs` runs. `None` if there is no memory
-    /// for what they accumulate.
+    /// Splits the sequences with few rows into units. `None` if there is no memory for what they accumulate.
     ///
     /// # Panics
     /// If `few` rows are more than a task's.
-    pub(crate) fn new(
-        call: &Call<'_>,
-        tiling: &Tiling,
-        partials: &'a mut Partials,
-        FewRows { few, runs }: FewRows,
-    ) -> Option<Self> {
+    pub(crate) fn new(call: &Call<'_>, tiling: &Tiling, partials: &'a mut Partials, few_rows: FewRows) -> Option<Self> {
+        let few = few_rows.few;
         assert!(few <= tiling.task_rows, "the rows of a head are no task");
-        if !partials.try_reserve(call, few) {
+        if !partials.try_reserve(call, few_rows) {
             return None;
         }
         let units = Units::new(&call.kv, &partials.places);
-        let runs = Runs::new(&units, &partials.places, runs);
         let merged = units.places().checked_mul(units.heads)?.checked_mul(merges(few))?;
         Some(Self {
             partials: partials.buffer.floats_mut().as_mut_ptr(),
             few,
             width: tiling.width(),
-            runs,
-            queue: Queue::new(runs.len()),
+            queue: Queue::new(units.runs.len()),
             merges: Queue::new(merged),
             units,
             accumulated: AtomicUsize::new(0),
@@ -170,7 +130,7 @@ impl<'a> Split<'a> {
     /// Returns the numbers of the units of the run that the queue gives this number. The queue counts down: prefixes that
     /// sequences share come first, the short blocks at their ends last.
     pub(crate) fn run(&self, number: usize) -> Range<usize> {
-        self.runs.units(self.queue.len() - 1 - number)
+        self.units.runs.units(self.queue.len() - 1 - number)
     }
 
     /// Returns the merge that the queue gives this number, if it has rows, or is the first of its place and head.
@@ -189,8 +149,8 @@ impl<'a> Split<'a> {
         Task { sequence: self.units.sequence(place), kv_head, rows: 0..self.units.rows(place) }
     }
 
-    /// Returns some rows of a unit's part, from a whole vector of rows on: maxima and sums, both padded to whole vectors,
-    /// and outputs.
+    /// Returns some rows of the part that a unit is accumulated into, from a whole vector of rows on: maxima and sums, both
+    /// padded to whole vectors, and outputs.
     ///
     /// # Panics
     /// If the rows are none of the part's, or begin inside a vector.
@@ -216,13 +176,25 @@ impl<'a> Split<'a> {
         }
     }
 
-    /// Returns the address of a unit's part.
+    /// Clears the part that a unit is accumulated into: nothing is accumulated yet.
+    ///
+    /// # Safety
+    /// As [`Self::part`], for all rows of the unit.
+    pub(crate) unsafe fn clear(&self, unit: Unit) {
+        // SAFETY: same contract.
+        let [max, sum, out] = unsafe { self.part(unit, 0..self.units.rows(unit.place)) };
+        max.fill(f32::NEG_INFINITY);
+        sum.fill(0.0);
+        out.fill(0.0);
+    }
+
+    /// Returns the address of the part that a unit is accumulated into.
     ///
     /// # Safety
     /// The unit is one of the split's.
     unsafe fn part_at(&self, unit: Unit) -> *mut f32 {
-        // SAFETY: `offset` checks place, head and block, so the part lies among those of its place; `new` has reserved a part
-        // for every visible block of every head.
+        // SAFETY: `offset` checks place, head and block, so the part lies among those of its place, for all of which `new` has
+        // reserved memory.
         unsafe { self.partials.add(self.units.offset(unit, self.width)) }
     }
 

@@ -8,6 +8,7 @@
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::{Call, Task};
 use crate::attention::checked::CheckedCall;
+use crate::attention::forward::mainloop::Pass;
 use crate::attention::kept_queries::{KeptQueries, Slot};
 use crate::attention::options::Options;
 use crate::attention::partials::Split;
@@ -47,12 +48,16 @@ pub(crate) unsafe fn accumulate<S: Steps>(
     scratch: &mut Scratch,
 ) {
     let (call, tiling) = (bound.checked.call(), bound.checked.tiling());
+    let mut places = split.units.sharers(step.unit);
+    for place in places.clone().filter(|&place| split.units.begins(Unit { place, ..step.unit })) {
+        // SAFETY: the place shares the unit's block, so the caller guarantees that its part is this worker's.
+        unsafe { split.clear(Unit { place, ..step.unit }) }
+    }
     // A block that a cache has evicted is evicted for all that share it.
     let source = call.sequence(split.units.sequence(step.unit.place)).source;
     if !call.kv.holds(source, split.units.first_key(step.unit)) {
         return;
     }
-    let mut places = split.units.sharers(step.unit);
     let most = if places.len() > 1 && are_alike(call, bound.mods.given()) { tiling.gathered_rows() } else { 0 };
     while !places.is_empty() {
         let unit = Unit { place: places.start, ..step.unit };
@@ -77,14 +82,16 @@ fn are_alike(call: &Call<'_>, given: Given) -> bool {
 }
 
 /// Returns how many places from the unit's on, before place `end`, have at most `most` rows together, all of which see
-/// the whole block; and how many rows these are.
+/// the whole block and are accumulated alike; and how many rows these are.
 fn gatherable(split: &Split<'_>, call: &Call<'_>, unit: Unit, end: usize, most: usize) -> (usize, usize) {
     let (mut places, mut rows) = (0, 0);
     let first = split.units.first_key(unit);
+    let in_order = |place| split.units.parts(place) == 1;
     for place in unit.place..end {
         let sequence = split.units.sequence(place);
         let more = rows + split.units.rows(place);
-        if more > most || !call.sees_all(sequence, first..first + KEY_BLOCK) {
+        let alike = in_order(place) == in_order(unit.place);
+        if more > most || !alike || !call.sees_all(sequence, first..first + KEY_BLOCK) {
             break;
         }
         (places, rows) = (places + 1, more);
@@ -113,7 +120,11 @@ unsafe fn accumulate_alone<S: Steps>(
     let slot = Slot { heads: split.units.heads, floats, head: unit.head };
     kept.choose_slot(unit.place..unit.place + 1, slot, &mut regions);
     // Accumulate directly where the merge reads it.
-    task.accumulate_block(first, &mut Regions { max, sum, out, ..regions });
+    let regions = &mut Regions { max, sum, out, ..regions };
+    match split.units.parts(unit.place) {
+        1 => task.accumulate_next(first, regions),
+        _ => task.accumulate_block(first, regions),
+    }
 }
 
 /// Places whose rows are gathered, from a unit's on, and the number of their rows.
@@ -160,7 +171,19 @@ unsafe fn gather<S: Steps>(
     // SAFETY: the caller guarantees the unit.
     let next = unsafe { split.followed_by(unit, next) };
     let task = AttentionTask::reading(bound, Task { sequence, kv_head: unit.head, rows: 0..rows }).followed_by(next);
-    task.accumulate_block(first, &mut regions);
+    if split.units.parts(unit.place) == 1 {
+        task.clear_state(&mut regions);
+        for (place, at) in rows_of(split, places.clone()) {
+            // SAFETY: the caller guarantees the places and that their parts are this worker's.
+            let [max, sum, out] = unsafe { split.part(Unit { place, ..unit }, 0..at.len()) };
+            regions.max[at.clone()].copy_from_slice(&max[..at.len()]);
+            regions.sum[at.clone()].copy_from_slice(&sum[..at.len()]);
+            regions.out[at.start * split.width..at.end * split.width].copy_from_slice(out);
+        }
+        task.accumulate_next(first, &mut regions);
+    } else {
+        task.accumulate_block(first, &mut regions);
+    }
     for (place, at) in rows_of(split, places) {
         // SAFETY: the caller guarantees the places and that their parts are this worker's.
         let [max, sum, out] = unsafe { split.part(Unit { place, ..unit }, 0..at.len()) };
@@ -184,7 +207,14 @@ fn rows_of(split: &Split<'_>, places: Range<usize>) -> impl Iterator<Item = (usi
 }
 
 impl<S: Steps> AttentionTask<'_, S> {
-    /// Accumulates one of the task's key blocks into the regions' maxima, sums and outputs.
+    /// Accumulates one of the task's key blocks into what the regions hold of earlier ones. What is not finite stays so: then
+    /// the rows are computed again when they are finished.
+    fn accumulate_next(&self, first: usize, regions: &mut Regions<'_>) {
+        let pass = Pass { nonfinite: NonFinite::Ignored, last: None, fresh: false };
+        self.accumulate_more(self.queries(regions), pass, core::iter::once(first), regions);
+    }
+
+    /// Accumulates one of the task's key blocks by itself into the regions' maxima, sums and outputs.
     fn accumulate_block(&self, first: usize, regions: &mut Regions<'_>) {
         let queries = self.queries(regions);
         // As in `run`: once more, with non-finite values handled, if anything is not finite.

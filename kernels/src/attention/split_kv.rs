@@ -3,11 +3,12 @@
 //!
 //! A unit is one key block of one key/value head, with all the rows that share the head; where several sequences have
 //! the block in common, with those of all of them (`shared_blocks.rs`). Its maxima, sums and unnormalised outputs are
-//! written where the merge reads them. Units are taken in the order in which their memory lies, in runs, so that the
-//! hardware prefetcher predicts the next reads, also from one unit to the next. The merge takes a head's units in the
-//! order of their keys, on whichever workers they were computed: the result is bit for bit that of one pass. It begins
-//! when all units are accumulated, on the workers that are awake by then: waking the others a second time took longer
-//! than merging.
+//! written where the merge reads them: into a part of its own, or, if one run has all of the head's units, into the one part
+//! that these are accumulated into in the order of their keys, as in the fused loop. Units are taken in the order in which
+//! their memory lies, in runs, so that the hardware prefetcher predicts the next reads, also from one unit to the next. The
+//! merge takes a head's parts in the order of their keys, on whichever workers they were computed: the result is bit for bit
+//! that of one pass. It begins when all units are accumulated, on the workers that are awake by then: waking the others a
+//! second time took longer than merging.
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::forward::epilogue::EndedRowBlocks;
@@ -25,18 +26,38 @@ use crate::work_queue::Stop;
 use core::sync::atomic::Ordering;
 
 impl<S: Steps> AttentionTask<'_, S> {
-    /// Merges the units of the task's rows in the order of their keys, and writes the rows.
+    /// Merges the parts of the task's rows in the order of their keys, and writes the rows.
     ///
     /// # Safety
     /// The split was made for this call, the task is one of its merges, at this place, all units are accumulated, and no
     /// other worker does this merge.
-    unsafe fn merge_units(&self, split: &Split<'_>, place: usize, regions: &mut Regions<'_>) {
+    unsafe fn merge_parts(&self, split: &Split<'_>, place: usize, scratch: &mut Scratch) {
         if self.task.rows.start == 0 {
             self.fill_rows_beyond();
         }
         if self.task.rows.is_empty() {
             return;
         }
+        let mut regions = scratch.regions(self.tiling);
+        if split.units.parts(place) != 1 {
+            // SAFETY: same contract.
+            return unsafe { self.merge_units(split, place, &mut regions) };
+        }
+        let unit = Unit { place, head: self.task.kv_head, block: 0 };
+        // SAFETY: the part is accumulated, and only this worker finishes these rows of it.
+        let [max, sum, out] = unsafe { split.part(unit, self.task.rows.clone()) };
+        let merged = &mut Regions { max, sum, out, ..regions };
+        if !self.finish(NonFinite::Ignored, EndedRowBlocks::NONE, merged) {
+            // Once more, with non-finite values handled.
+            self.run(scratch);
+        }
+    }
+
+    /// Merges the units of the task's rows, each of which has a part, and writes the rows.
+    ///
+    /// # Safety
+    /// As [`Self::merge_parts`].
+    unsafe fn merge_units(&self, split: &Split<'_>, place: usize, regions: &mut Regions<'_>) {
         self.clear(regions);
         let padded = self.task.rows.len().next_multiple_of(LANES);
         let start = self.call.visible_blocks(self.task.sequence).start;
@@ -115,7 +136,7 @@ unsafe fn merge<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Sto
         // SAFETY: each merge is taken once, so its rows, of the outputs and of its units' parts, are this worker's.
         unsafe {
             let task = AttentionTask::new(bound, task);
-            task.merge_units(split, place, &mut scratch.regions(task.tiling));
+            task.merge_parts(split, place, scratch);
         }
     }
 }

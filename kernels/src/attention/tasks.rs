@@ -1,7 +1,8 @@
 //! Tasks of a call: its query rows, cut up and numbered; and what tasks and units cost, for plans.
 
 use crate::attention::call::{Call, Task};
-use crate::attention::partials::{FewRows, MERGED_ROWS, Runs, merges};
+use crate::attention::partials::{MERGED_ROWS, merges};
+use crate::attention::runs::FewRows;
 use crate::attention::tiling::Tiling;
 use crate::attention::units::{Places, Unit, Units};
 use crate::simd::LANES;
@@ -101,18 +102,18 @@ impl Call<'_> {
             merged: Vec::new(),
         };
         let mut places = Places::new();
-        if let Some(FewRows { few, runs }) = split
+        if let Some(few) = split
             && places.try_fill(self, few).is_some()
         {
             let units = Units::new(&self.kv, &places);
-            let runs = Runs::new(&units, &places, runs);
+            let runs = units.runs;
             costs.accumulated.extend((0..runs.len()).map(|run| {
                 let units = runs.units(run).map(|number| self.unit_cost(&units, units.at(number)));
                 units.sum::<u64>()
             }));
             for place in (0..units.places()).rev() {
                 let sequence = units.sequence(place);
-                let cost = (self.rows_of(sequence).min(MERGED_ROWS) * self.visible_blocks(sequence).len()) as u64;
+                let cost = (self.rows_of(sequence).min(MERGED_ROWS) * units.parts(place)) as u64;
                 let merges = units.heads * merges(self.rows_of(sequence));
                 costs.merged.extend(core::iter::repeat_n(cost, merges));
             }

@@ -2,6 +2,7 @@
 //! sequences share, a common prefix, are numbered once.
 
 use crate::attention::call::{Call, Sequence};
+use crate::attention::runs::{FewRows, Runs};
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::attention::visibility::VisibleKeys;
 use crate::kv::source::KeyValues;
@@ -37,6 +38,8 @@ struct Place {
     blocks: usize,
     /// Number of its first key blocks that lie in the same memory as those of the place before this one.
     shared: usize,
+    /// Number of parts of each head: one for each block, or one that all blocks are accumulated into, in order.
+    parts: usize,
     /// Amount of the places before this one.
     start: Amount,
 }
@@ -49,6 +52,7 @@ impl Place {
         first_block: 0,
         blocks: 0,
         shared: 0,
+        parts: 0,
         start: Amount { units: 0, floats: 0 },
     };
 
@@ -59,17 +63,21 @@ impl Place {
     }
 }
 
-/// Sequences with few rows, in an order in which those with a common prefix are neighbours.
-#[derive(Debug, Default)]
+/// Factor of the number of runs where sequences share key blocks: the work of a unit then depends on how many they are.
+const SHARED_RUNS: usize = 4;
+
+/// Sequences with few rows, in an order in which those with a common prefix are neighbours, and the runs of their units.
+#[derive(Debug)]
 pub(crate) struct Places {
     /// The places in order, then the end of the last.
     list: Vec<Place>,
+    runs: Runs,
 }
 
 impl Places {
     /// Creates an empty list; the first use allocates.
     pub(crate) const fn new() -> Self {
-        Self { list: Vec::new() }
+        Self { list: Vec::new(), runs: Runs::new(0, 0) }
     }
 
     /// Number of bytes held.
@@ -77,11 +85,11 @@ impl Places {
         self.list.capacity() * size_of::<Place>()
     }
 
-    /// Fills the list with the sequences of at most `few` rows a key/value head. Returns what they take together; `None`
-    /// if a number overflows or there is no memory.
+    /// Fills the list with the sequences of at most `few` rows a key/value head, and cuts their units into about `runs` runs.
+    /// Returns what they take together; `None` if a number overflows or there is no memory.
     ///
     /// Complexity: n log n comparisons of sequences, each as long as their common prefix in key blocks.
-    pub(crate) fn try_fill(&mut self, call: &Call<'_>, few: usize) -> Option<Amount> {
+    pub(crate) fn try_fill(&mut self, call: &Call<'_>, FewRows { few, runs }: FewRows) -> Option<Amount> {
         self.list.clear();
         self.list.try_reserve(call.sequences().checked_add(1)?).ok()?;
         let sequences = (0..call.sequences()).filter(|&sequence| call.has_few_rows(sequence, few));
@@ -98,14 +106,43 @@ impl Places {
             }
             self.limit_rows();
         }
-        let mut all = Amount::default();
-        for place in &mut self.list {
-            place.start = all;
-            let Amount { units, floats } = call.units_of(place.sequence)?;
-            all = all.plus(Amount { units: units - place.shared * call.kv.kv_heads(), floats })?;
-        }
+        let finer = if runs > 1 && self.shared_blocks() > 0 { SHARED_RUNS } else { 1 };
+        let units = self.number_units(call.kv.kv_heads())?;
+        self.runs = Runs::new(units, runs.saturating_mul(finer));
+        let all = Amount { units, floats: self.place_parts(call, units)? };
         self.list.push(Place { start: all, ..Place::END });
         Some(all)
+    }
+
+    /// Numbers the units of the places, for each of `heads` heads. Returns their number; `None` if it overflows.
+    fn number_units(&mut self, heads: usize) -> Option<usize> {
+        let mut units = 0usize;
+        for place in &mut self.list {
+            place.start.units = units;
+            units = (place.blocks - place.shared).checked_mul(heads)?.checked_add(units)?;
+        }
+        Some(units)
+    }
+
+    /// Places the parts of the places' `units` units one after the other. Returns the number of their floats; `None` if it
+    /// overflows.
+    fn place_parts(&mut self, call: &Call<'_>, units: usize) -> Option<usize> {
+        let [_, heads, _, value_dim] = call.kv.v_shape();
+        let (mut first, mut floats) = (0, 0usize);
+        for i in 0..self.list.len() {
+            let end = self.list.get(i + 1).map_or(units, |next| next.start.units);
+            let place = &mut self.list[i];
+            // A place meets no block earlier than the first place that it shares blocks with.
+            if place.shared == 0 {
+                first = place.start.units;
+            }
+            // The worker that has all of a head's blocks takes them in order.
+            place.parts = if self.runs.together(first..end) { place.blocks.min(1) } else { place.blocks };
+            place.start.floats = floats;
+            let part = unit_floats(place.rows, value_dim.next_multiple_of(LANES));
+            floats = place.parts.checked_mul(heads)?.checked_mul(part)?.checked_add(floats)?;
+        }
+        Some(floats)
     }
 
     /// Lets at most [`MAX_ROW_BLOCK`] rows share a block: where more would, a later place reads it again.
@@ -142,6 +179,8 @@ fn common_blocks(call: &Call<'_>, a: &Place, b: &Place) -> (usize, Ordering) {
 pub(crate) struct Units<'a> {
     /// Number of key/value heads.
     pub(crate) heads: usize,
+    /// Runs that the units are handed out in.
+    pub(crate) runs: Runs,
     places: &'a [Place],
     order: Order,
 }
@@ -166,7 +205,7 @@ pub(crate) struct Unit {
 impl<'a> Units<'a> {
     pub(crate) fn new(kv: &KeyValues<'_>, places: &'a Places) -> Self {
         let order = if kv.has_heads_inside() { Order::Blocks } else { Order::Heads };
-        Self { heads: kv.kv_heads(), places: &places.list, order }
+        Self { heads: kv.kv_heads(), runs: places.runs, places: &places.list, order }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -192,6 +231,18 @@ impl<'a> Units<'a> {
     #[inline]
     pub(crate) fn rows(&self, place: usize) -> usize {
         self.place(place).rows
+    }
+
+    /// Returns the number of parts of each head of a place: one for each block, or one that all blocks are accumulated into, by
+    /// one worker, in order.
+    #[inline]
+    pub(crate) fn parts(&self, place: usize) -> usize {
+        self.place(place).parts
+    }
+
+    /// Returns true if a unit is the first that is accumulated into a part of several blocks.
+    pub(crate) fn begins(&self, unit: Unit) -> bool {
+        unit.block == 0 && self.parts(unit.place) == 1
     }
 
     /// Returns the first key of a unit's block.
@@ -222,19 +273,19 @@ impl<'a> Units<'a> {
         place..place + 1 + others.count()
     }
 
-    /// Returns the offset of a unit's part among all parts, whose outputs are `width` floats a row.
+    /// Returns the offset of the part that a unit is accumulated into among all parts, whose outputs are `width` floats a row.
     ///
     /// # Panics
     /// If the unit is none of the places'.
     #[inline]
     pub(crate) fn offset(&self, unit: Unit, width: usize) -> usize {
-        let &Place { start, blocks, rows, .. } = self.place(unit.place);
+        let &Place { start, blocks, parts, rows, .. } = self.place(unit.place);
         assert!(unit.block < blocks && unit.head < self.heads, "{unit:?} is none of the places'");
-        start.floats + (unit.head * blocks + unit.block) * unit_floats(rows, width)
+        start.floats + (unit.head * parts + unit.block.min(parts - 1)) * unit_floats(rows, width)
     }
 }
 
-/// Number of floats of a unit's part: maxima and sums in whole vectors, then rows of outputs.
+/// Number of floats of a part: maxima and sums in whole vectors, then rows of outputs.
 pub(crate) fn unit_floats(rows: usize, width: usize) -> usize {
     let padded = rows.checked_next_multiple_of(LANES).unwrap_or(usize::MAX);
     padded.saturating_mul(2).saturating_add(rows.saturating_mul(width))
@@ -245,7 +296,7 @@ pub(crate) fn unit_floats(rows: usize, width: usize) -> usize {
 pub struct Accumulation {
     /// Number of units; `usize::MAX` if it overflows.
     pub units: usize,
-    /// Number of floats accumulated by all units together; `usize::MAX` if it overflows.
+    /// Number of floats accumulated by all units together, if each has a part of its own; `usize::MAX` if it overflows.
     pub floats: usize,
     /// Number of keys read, counted once for each key/value head.
     pub keys: usize,
@@ -253,7 +304,7 @@ pub struct Accumulation {
 
 impl Call<'_> {
     /// Returns how much the key blocks of the sequences with at most `few` rows a key/value head would accumulate under
-    /// split-KV: maxima, sums and outputs of all the rows that share a head, for each block with a key that may be
+    /// split-KV, at most: maxima, sums and outputs of all the rows that share a head, for each block with a key that may be
     /// visible to some row of its sequence.
     pub fn accumulation(&self, few: usize) -> Accumulation {
         const OVERFLOW: Amount = Amount { units: usize::MAX, floats: usize::MAX };
@@ -270,7 +321,7 @@ impl Call<'_> {
     /// is no memory for the list of sequences.
     pub fn shared_keys(&self, few: usize) -> Option<usize> {
         let mut places = Places::new();
-        places.try_fill(self, few)?;
+        places.try_fill(self, FewRows { few, runs: 1 })?;
         Some(places.shared_blocks().saturating_mul(KEY_BLOCK).saturating_mul(self.kv.kv_heads()))
     }
 

@@ -27,6 +27,16 @@ use crate::attention::tiling::{Regions, SCORE_STRIDE, Scratch};
 use crate::matmul::pack::NonFinite;
 use core::ops::Range;
 
+/// Pass over key blocks.
+pub(crate) struct Pass {
+    pub(crate) nonfinite: NonFinite,
+    /// Block that row blocks may end with: see [`AttentionTask::accumulate`].
+    pub(crate) last: Option<usize>,
+    /// True until the first block is done, if nothing is accumulated before it. Row blocks whose outputs it writes whole are
+    /// not cleared before.
+    pub(crate) fresh: bool,
+}
+
 impl<S: Steps> AttentionTask<'_, S> {
     /// Computes the task's rows and writes them.
     pub(crate) fn run(&self, scratch: &mut Scratch) {
@@ -62,13 +72,23 @@ impl<S: Steps> AttentionTask<'_, S> {
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
-        // True until the first block is done. Row blocks whose outputs it writes whole are not cleared before.
-        let mut fresh = self.outputs.state.is_none() && !self.given.prob;
+        let fresh = self.outputs.state.is_none() && !self.given.prob;
         self.clear_state(regions);
         if !fresh {
             self.clear_outputs(0..self.task.rows.len(), regions);
         }
         self.transfer_state(regions, StateTransfer::Load);
+        self.accumulate_more(queries, Pass { nonfinite, last, fresh }, blocks, regions)
+    }
+
+    /// Accumulates the given key blocks into what the regions hold of earlier ones.
+    pub(crate) fn accumulate_more(
+        &self,
+        queries: Queries<'_>,
+        Pass { nonfinite, last, mut fresh }: Pass,
+        blocks: impl Iterator<Item = usize>,
+        regions: &mut Regions<'_>,
+    ) -> EndedRowBlocks {
         let (mut ends, mut ended) = (RowBlockEnds::none(), EndedRowBlocks::NONE);
         let mut memory = BlockMemory::new();
         for first in blocks {
