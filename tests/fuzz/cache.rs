@@ -5,9 +5,8 @@ mod changes;
 
 use super::array::Array;
 use super::draw::{DTYPES, Home, numbers};
-use super::place::AnyPlaced;
 use super::rng::Rng;
-use super::sources::append;
+use super::sources::{Tokens, append};
 use core::num::NonZeroUsize;
 use sdpa::{Dtype, Error, KeyScales, KvCache, View};
 
@@ -78,6 +77,10 @@ impl Pair {
             Home::Bits(numbers) => cache.int4(numbers),
             _ => cache.int8(KeyScales::PerToken),
         };
+        let cache = match home {
+            Home::Cache(_) if dims[1] <= dims[0] && rng.one_in(2) => cache.and_then(KvCache::latent),
+            _ => cache,
+        };
         let mut pair = Self { cache: cache.expect("it is empty"), model: Vec::new(), home, keep, kv_heads, dims };
         pair.model = vec![pair.blank(); sequences];
         pair
@@ -93,11 +96,18 @@ impl Pair {
 
     /// So many tokens of a sequence.
     fn tokens(&self, rng: &mut Rng, n: usize) -> [Array; 2] {
-        self.dims.map(|dim| {
+        let [k, v] = self.dims.map(|dim| {
             let mut x = numbers(rng, [1, self.kv_heads, n, dim], self.dtype());
             self.home.tame(&mut x.data);
             x
-        })
+        });
+        let v = if self.cache.is_latent() { Array::from_fn(v.shape, |at| k.get(at)) } else { v };
+        [k, v]
+    }
+
+    /// Such tokens where they can be appended from.
+    fn placed(&self, rng: &mut Rng, tokens: &[Array; 2]) -> Tokens {
+        Tokens::of(rng, &self.cache, tokens, [self.dtype(); 2])
     }
 
     /// Something that may happen to a cache; a copy, if that was it.
@@ -190,12 +200,12 @@ impl Pair {
         let n = (0..self.model.len()).map(|b| self.some(rng, b)).min().unwrap_or(0);
         history.push_str(&format!(" append {n} to all"));
         let tokens: Vec<[Array; 2]> = (0..self.model.len()).map(|_| self.tokens(rng, n)).collect();
-        let [k, v] = [0, 1].map(|of| {
+        let all = [0, 1].map(|of| {
             let shape = [tokens.len(), self.kv_heads, n, self.dims[of]];
-            let all = Array::from_fn(shape, |[b, h, j, c]| tokens[b][of].get([0, h, j, c]));
-            AnyPlaced::of(rng, &all, self.dtype())
+            Array::from_fn(shape, |[b, h, j, c]| tokens[b][of].get([0, h, j, c]))
         });
-        let result = self.cache.append(k.view(), v.view());
+        let all = self.placed(rng, &all);
+        let result = self.cache.append(all.k(), all.v());
         if self.model.iter().any(|sequence| sequence.removed) {
             assert!(matches!(result, Err(Error::Removed { .. })), "{history}: {result:?}");
             return history.push_str(" refused");

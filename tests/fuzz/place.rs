@@ -182,6 +182,16 @@ impl AnyPlaced {
         }
     }
 
+    /// The first `n` columns.
+    pub(crate) fn columns(&self, n: usize) -> Tensor<'_> {
+        const WIDER: &str = "no wider than the whole";
+        match self {
+            Self::F32(x) => x.view().columns(0..n).expect(WIDER).into(),
+            Self::Bf16(x) => x.view().columns(0..n).expect(WIDER).into(),
+            Self::F16(x) => x.view().columns(0..n).expect(WIDER).into(),
+        }
+    }
+
     pub(crate) fn view_mut(&mut self) -> TensorMut<'_> {
         match self {
             Self::F32(x) => x.view_mut().into(),

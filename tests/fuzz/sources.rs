@@ -9,7 +9,7 @@ use super::place::AnyPlaced;
 use super::rng::Rng;
 use super::stage::{list, nothing};
 use core::ops::Range;
-use sdpa::{BlockTable, CacheFormat, Dtype, Inputs, KeyScales, KvCache, PageError, PagePool, Pages, View};
+use sdpa::{BlockTable, CacheFormat, Dtype, Inputs, KeyScales, KvCache, PageError, PagePool, Pages, Tensor, View};
 
 #[derive(Debug)]
 pub(crate) enum Source {
@@ -108,11 +108,34 @@ fn filled(rng: &mut Rng, case: &Case, mut cache: KvCache, dtype: Dtype) -> KvCac
 
 /// Appends rows to a sequence, as `f32` or as the cache has them.
 pub(crate) fn append(rng: &mut Rng, cache: &mut KvCache, b: usize, kv: [Array; 2], dtype: Dtype) {
-    let [k, v] = kv.map(|x| {
-        let dtype = if rng.one_in(2) { dtype } else { Dtype::F32 };
-        AnyPlaced::of(rng, &x, dtype)
-    });
-    cache.append_to(b, k.view(), v.view()).expect("they fit");
+    let dtypes = [0, 1].map(|_| if rng.one_in(2) { dtype } else { Dtype::F32 });
+    let tokens = Tokens::of(rng, cache, &kv, dtypes);
+    cache.append_to(b, tokens.k(), tokens.v()).expect("they fit");
+}
+
+/// Rows to be appended. Values of a latent cache are columns of the keys.
+pub(crate) struct Tokens {
+    k: AnyPlaced,
+    v: Option<AnyPlaced>,
+    value_dim: usize,
+}
+
+impl Tokens {
+    pub(crate) fn of(rng: &mut Rng, cache: &KvCache, [k, v]: &[Array; 2], dtypes: [Dtype; 2]) -> Self {
+        Self {
+            k: AnyPlaced::of(rng, k, dtypes[0]),
+            v: (!cache.is_latent()).then(|| AnyPlaced::of(rng, v, dtypes[1])),
+            value_dim: v.shape[3],
+        }
+    }
+
+    pub(crate) fn k(&self) -> Tensor<'_> {
+        self.k.view()
+    }
+
+    pub(crate) fn v(&self) -> Tensor<'_> {
+        self.v.as_ref().map_or_else(|| self.k.columns(self.value_dim), AnyPlaced::view)
+    }
 }
 
 /// Shuffled pages for the keys that exist, with a few that nobody has; entries that no length reaches are no pages at all.

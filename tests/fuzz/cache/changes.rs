@@ -2,7 +2,6 @@
 
 use super::{Pair, Sequence};
 use crate::fuzzer::array::Array;
-use crate::fuzzer::place::AnyPlaced;
 use crate::fuzzer::rng::Rng;
 use sdpa::{Error, KvCache};
 
@@ -30,11 +29,13 @@ impl Pair {
 
     /// Whatever names a sequence that was removed is refused.
     pub(super) fn name_removed(&mut self, rng: &mut Rng, b: usize, history: &str) {
-        let [k, v] = self.tokens(rng, 1).map(|x| AnyPlaced::of(rng, &x, self.dtype()));
+        let tokens = self.tokens(rng, 1);
+        let tokens = self.placed(rng, &tokens);
+        let (k, v) = (tokens.k(), tokens.v());
         let cache = &mut self.cache;
         let result = match rng.below(7) {
-            0 => cache.append_to(b, k.view(), v.view()),
-            1 => cache.append_ragged(&[b], &[0, 1], k.view(), v.view()),
+            0 => cache.append_to(b, k, v),
+            1 => cache.append_ragged(&[b], &[0, 1], k, v),
             2 => cache.truncate(b, 0),
             3 => cache.keep(b, 0, &[]),
             4 => cache.remove_sequence(b),
@@ -54,15 +55,16 @@ impl Pair {
         let mut ends = vec![0];
         lens.iter().for_each(|n| ends.push(ends[ends.len() - 1] + n));
         let all = self.tokens(rng, ends[sequences.len()]);
-        let [k, v] = all.each_ref().map(|x| AnyPlaced::of(rng, x, self.dtype()));
+        let placed = self.placed(rng, &all);
+        let (k, v) = (placed.k(), placed.v());
         if let Some(&again) = sequences.first().filter(|_| rng.one_in(4)) {
             let (mut sequences, mut ends) = (sequences.clone(), ends.clone());
             sequences.push(again);
             ends.push(ends[ends.len() - 1]);
-            let result = self.cache.append_ragged(&sequences, &ends, k.view(), v.view());
+            let result = self.cache.append_ragged(&sequences, &ends, k, v);
             assert!(matches!(result, Err(Error::Repeated { .. })), "{history}: {result:?}");
         }
-        self.cache.append_ragged(&sequences, &ends, k.view(), v.view()).expect("they fit");
+        self.cache.append_ragged(&sequences, &ends, k, v).expect("they fit");
         for (&b, at) in sequences.iter().zip(ends.windows(2)) {
             let tokens = all.each_ref().map(|x| x.part(0, at[0]..at[1]));
             self.extend(b, &tokens);
@@ -101,6 +103,7 @@ impl Pair {
         let mut bytes = self.cache.export().expect("it has heads");
         let imported = KvCache::import(&bytes).expect("it was exported");
         assert_eq!(imported.format(), self.cache.format(), "{history}");
+        assert_eq!(imported.is_latent(), self.cache.is_latent(), "{history}");
         for (b, sequence) in self.model.iter().enumerate() {
             assert_eq!(imported.has_sequence(b), !sequence.removed, "{history}");
         }
