@@ -205,7 +205,11 @@ impl<'a> Split<'a> {
     pub(crate) unsafe fn followed_by(&self, unit: Unit, next: Option<Unit>) -> Next {
         // SAFETY: same contract: the caller guarantees the unit.
         let at = unsafe { self.part_at(unit) }.cast_const().cast();
-        let bytes = unit_floats(self.units.rows(unit.place), self.width) * size_of::<f32>();
+        // One part for all blocks has been accumulated into just now.
+        let bytes = match self.units.parts(unit.place) {
+            1 => 0,
+            _ => unit_floats(self.units.rows(unit.place), self.width) * size_of::<f32>(),
+        };
         // Without rows: its keys are prefetched, and it may have more rows than the task that prefetches them.
         let keys_of = |unit: Unit| Task { rows: 0..0, ..self.task([unit.place, unit.head]) };
         let next = next.map(|next| (keys_of(next), self.units.first_key(next)));

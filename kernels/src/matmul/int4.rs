@@ -58,6 +58,11 @@ impl Int4 {
             Self::Centred => 2,
         }
     }
+
+    /// Returns the number of bytes that the numbers of so many rows of `dim` elements take.
+    pub(crate) const fn number_bytes(self, rows: usize, dim: usize) -> usize {
+        rows * blocks(dim) * self.numbers() * size_of::<F16>()
+    }
 }
 
 /// Values of four keys in two columns, sixteen apart, a half of each byte for either. Columns are counted from those of `H`.

@@ -4,6 +4,7 @@ use crate::attention::blocks::task::{AttentionTask, Next, Row};
 use crate::attention::steps::by_isa::Steps;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::ValueLayout;
+use crate::matmul::dot_tile::Later;
 use crate::matmul::int4;
 use crate::matmul::int8::{self, QUAD};
 use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS};
@@ -16,8 +17,8 @@ const FIRST: usize = LANES;
 
 impl<S: Steps> AttentionTask<'_, S> {
     /// Returns the memory to prefetch while a block is computed: the next block; with the last block the task's outputs
-    /// and the first block and queries of the next task. For a unit it is the memory the unit accumulates into, the
-    /// first rows of its values, and the first keys of the next unit: the rest is prefetched while the unit is read.
+    /// and the first block and queries of the next task. For a unit it is the memory the unit accumulates into, if that
+    /// is not in cache, the first rows of its values, and the first keys of the next unit: the rest is prefetched while the unit is read.
     /// Values that lie one after the other, in a cache, are wholly prefetched that way.
     #[inline]
     pub(crate) fn prefetch(&self, [first, len]: [usize; 2], values: BlockValues) -> PrefetchQueue {
@@ -62,6 +63,17 @@ impl<S: Steps> AttentionTask<'_, S> {
             self.peek(task).push_opening(&mut prefetch);
         }
         prefetch
+    }
+
+    /// Prefetches what lies [far](Later::far) behind the scales, of so many bytes, of a block's keys or values, if tiles of few
+    /// rows prefetch what lies as far behind these. Scales lie before what they scale: without theirs, each block would leave
+    /// gaps in the memory that is prefetched, and the hardware's prefetcher would lose its stream.
+    pub(crate) fn prefetch_behind_scales(&self, scales: *const u8, bytes: usize) {
+        let (s, rows) = (self.s, self.task.rows.len());
+        if rows <= READING_ROWS {
+            let at = scales.wrapping_add(Later::far(s, rows));
+            s.prefetch_far(Later::level(s, rows), at.cast(), bytes);
+        }
     }
 
     /// Adds the first keys of a block, if there are any.

@@ -194,9 +194,17 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         unsafe {
             match self.keys {
                 Keys::Int8 { panels, scales } => {
+                    if let Some(scales) = scales.filter(|_| !panels.are_scattered()) {
+                        self.task.prefetch_behind_scales(scales.cast(), size_of_val(&*scales));
+                    }
                     self.integer_scores(queries, rows, bias, panels, Int8Keys(scales.map(|scales| &*scales)));
                 }
                 Keys::Int4 { panels, kind, numbers } => {
+                    if !panels.are_scattered() {
+                        let numbers = numbers.at(0).cast();
+                        self.task
+                            .prefetch_behind_scales(numbers, kind.number_bytes(KEY_BLOCK, self.task.tiling.head_dim));
+                    }
                     self.integer_scores(queries, rows, bias, panels, Int4Keys { kind, numbers });
                 }
                 _ => unreachable!("queries of bytes meet keys of integers"),

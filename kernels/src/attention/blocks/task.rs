@@ -50,8 +50,8 @@ pub(crate) enum Next {
     Near,
     /// Probably this task.
     Task(Task),
-    /// This task is a unit: the address and the bytes that it accumulates into; and the task and first key of the next
-    /// unit of its run, if any.
+    /// This task is a unit: the address that it accumulates into, and the number of bytes there that are not in cache; and the
+    /// task and first key of the next unit of its run, if any.
     Unit { accumulated: (*const u8, usize), next: Option<(Task, usize)> },
 }
 

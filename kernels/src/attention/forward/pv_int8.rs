@@ -11,6 +11,7 @@ use crate::matmul::int4::NibbleQuad;
 use crate::matmul::int8::ValueQuad;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
 use crate::simd::Lower;
+use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
 /// Choice of weights by their sign: bytes have none.
@@ -52,7 +53,11 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let (task, stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
         let value_dim = task.tiling.value_dim;
         // SAFETY: the caller guarantees the block's scales: the cache outlives the call, and the block's table the block.
-        task.s.round_weights_int8(self.scores(rows), unsafe { &*scales });
+        let scales = unsafe { &*scales };
+        if !values.first.are_scattered() {
+            task.prefetch_behind_scales(scales.as_ptr().cast(), size_of_val(scales));
+        }
+        task.s.round_weights_int8(self.scores(rows), scales);
         let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
         for (columns, values) in values.panels() {
             // SAFETY: value panels are whole vectors, for every key of the block; weights were rounded just now.
@@ -86,6 +91,12 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         numbers: Int4Numbers,
         row_block: Range<usize>,
     ) {
+        if !values.first.are_scattered() {
+            // SAFETY: the block has a panel of values.
+            let first = unsafe { numbers.first.at(0) }.cast();
+            let bytes = numbers.kind.number_bytes(KEY_BLOCK, self.task.tiling.value_dim);
+            self.task.prefetch_behind_scales(first, bytes);
+        }
         if !self.task.given.prob {
             // SAFETY: the caller guarantees the values and numbers.
             return unsafe { self.accumulate_bytes(values, numbers, row_block, Signs::NonNegative) };
