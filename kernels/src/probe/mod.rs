@@ -77,20 +77,18 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                     let keys = match kv.keys(at, len, keys) {
                         Keys::Rows(rows) => s.all_finite(rows, len, d),
                         Keys::Packed(panels) => s.all_finite(panels, len / LANES, LANES * d),
-                        Keys::Int8 { panels, .. } => {
-                            (0..len / LANES).all(|panel| bytes(panels.at(panel), panel_bytes(d)))
-                        }
+                        Keys::Int8 { panels, .. } => read_rows(panels, len / LANES, panel_bytes(d), bytes),
                         Keys::Int4 { panels, .. } => {
-                            (0..len / LANES).all(|panel| bytes(panels.at(panel), int4::blocks(d) * int4::BLOCK_BYTES))
+                            read_rows(panels, len / LANES, int4::blocks(d) * int4::BLOCK_BYTES, bytes)
                         }
                     };
                     keys & match kv.values(at, len, values) {
                         BlockValues::Int8 { values, .. } => values
                             .panels()
-                            .all(|(columns, fours)| read_fours(fours, len.div_ceil(QUAD), columns.len(), bytes)),
+                            .all(|(columns, fours)| read_rows(fours, len.div_ceil(QUAD), columns.len(), bytes)),
                         BlockValues::Int4 { values, .. } => values
                             .panels()
-                            .all(|(columns, fours)| read_fours(fours, len.div_ceil(QUAD), columns.len(), bytes)),
+                            .all(|(columns, fours)| read_rows(fours, len.div_ceil(QUAD), columns.len(), bytes)),
                         values => values.all_finite(s, len, dv),
                     }
                 };
@@ -101,15 +99,15 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
     dispatch!(Isa::detect(), |s| ReadSource(kv).run(s))
 }
 
-/// Reads rows of fours of bytes, `columns` each, as far as they lie together at a time.
+/// Reads rows of `columns` elements, one behind the other where they are evenly spaced, as far as they lie together at a time.
 ///
 /// # Safety
 /// There are `n` rows.
-unsafe fn read_fours<T>(fours: Rows<T>, n: usize, columns: usize, bytes: impl Fn(*const i8, usize) -> bool) -> bool {
+unsafe fn read_rows<T>(rows: Rows<T>, n: usize, columns: usize, bytes: impl Fn(*const i8, usize) -> bool) -> bool {
     let mut row = 0;
     while row < n {
         // SAFETY: row `row < n`.
-        let (at, together) = unsafe { (fours.at(row), fours.evenly(row).min(n - row)) };
+        let (at, together) = unsafe { (rows.at(row), rows.evenly(row).min(n - row)) };
         bytes(at.cast(), together * columns * size_of::<T>());
         row += together;
     }
