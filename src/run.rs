@@ -124,7 +124,8 @@ impl Problem<'_> {
     /// `stop` is called by each worker before each task: up to 384 query rows of one key/value head against all the keys
     /// they see (at head_dim 64 about a millisecond for every 1000 keys). Where few rows are computed key block by key
     /// block ([`Plan::partials_bytes`] is not 0), it is called before each block of 256 keys: some microseconds of work,
-    /// or up to a millisecond for 128 long rows.
+    /// or up to a millisecond for 128 long rows. A head of a cache that holds values that are not finite may be computed once
+    /// more after its last block, without a question.
     ///
     /// # Errors
     /// [`Stopped`] if work was left undone. Every row of every output is then either computed, with the bits it always

@@ -68,8 +68,8 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Shares out the key blocks, not the rows, of sequences with few rows (split-KV): `partials` is memory for what each
-    /// block accumulates. If it cannot grow to the size needed, rows are shared out as before.
+    /// Shares out the key blocks, not the rows, of sequences with few rows (split-KV): `partials` is memory for what
+    /// blocks accumulate. If it cannot grow to the size needed, rows are shared out as before.
     ///
     /// # Panics
     /// If few rows are more than a task's, or there are outputs that need every row whole: scores or a state.

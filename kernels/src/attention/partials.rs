@@ -1,4 +1,4 @@
-//! Partial results of split-KV: memory for what each unit accumulates, and the queues that hand units out.
+//! Partial results of split-KV: memory for what units accumulate, and the queues that hand units out.
 
 use crate::attention::blocks::task::Next;
 use crate::attention::call::{Call, Task};
@@ -206,9 +206,9 @@ impl<'a> Split<'a> {
         // SAFETY: same contract: the caller guarantees the unit.
         let at = unsafe { self.part_at(unit) }.cast_const().cast();
         // One part for all blocks has been accumulated into just now.
-        let bytes = match self.units.parts(unit.place) {
-            1 => 0,
-            _ => unit_floats(self.units.rows(unit.place), self.width) * size_of::<f32>(),
+        let bytes = match self.units.in_order(unit.place) {
+            true => 0,
+            false => unit_floats(self.units.rows(unit.place), self.width) * size_of::<f32>(),
         };
         // Without rows: its keys are prefetched, and it may have more rows than the task that prefetches them.
         let keys_of = |unit: Unit| Task { rows: 0..0, ..self.task([unit.place, unit.head]) };

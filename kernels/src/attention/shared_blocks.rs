@@ -1,7 +1,7 @@
 //! A unit of split-KV, for all the sequences that have its key block in common: the block is read once.
 //!
-//! The query rows of those sequences are gathered and meet the block as rows of one task; what they accumulate is then
-//! handed back to each sequence. No bit of a row depends on the rows beside it, so none shows who shares. Where rows are
+//! The query rows of those sequences are gathered and meet the block as rows of one task, with what they have accumulated
+//! before where blocks are taken in order; what they accumulate is then handed back to each sequence. No bit of a row depends on the rows beside it, so none shows who shares. Where rows are
 //! more than their scores, because a mask, a bias, ALiBi, dropout or a function of the caller's treats each by its
 //! place, sequences meet the block one after the other, while it is in cache.
 
@@ -49,9 +49,11 @@ pub(crate) unsafe fn accumulate<S: Steps>(
 ) {
     let (call, tiling) = (bound.checked.call(), bound.checked.tiling());
     let mut places = split.units.sharers(step.unit);
-    for place in places.clone().filter(|&place| split.units.begins(Unit { place, ..step.unit })) {
-        // SAFETY: the place shares the unit's block, so the caller guarantees that its part is this worker's.
-        unsafe { split.clear(Unit { place, ..step.unit }) }
+    if step.unit.block == 0 && split.units.in_order(step.unit.place) {
+        for place in places.clone() {
+            // SAFETY: the place shares the unit's block, so the caller guarantees that its part is this worker's.
+            unsafe { split.clear(Unit { place, ..step.unit }) }
+        }
     }
     // A block that a cache has evicted is evicted for all that share it.
     let source = call.sequence(split.units.sequence(step.unit.place)).source;
@@ -82,16 +84,14 @@ fn are_alike(call: &Call<'_>, given: Given) -> bool {
 }
 
 /// Returns how many places from the unit's on, before place `end`, have at most `most` rows together, all of which see
-/// the whole block and are accumulated alike; and how many rows these are.
+/// the whole block; and how many rows these are.
 fn gatherable(split: &Split<'_>, call: &Call<'_>, unit: Unit, end: usize, most: usize) -> (usize, usize) {
     let (mut places, mut rows) = (0, 0);
     let first = split.units.first_key(unit);
-    let in_order = |place| split.units.parts(place) == 1;
     for place in unit.place..end {
         let sequence = split.units.sequence(place);
         let more = rows + split.units.rows(place);
-        let alike = in_order(place) == in_order(unit.place);
-        if more > most || !alike || !call.sees_all(sequence, first..first + KEY_BLOCK) {
+        if more > most || !call.sees_all(sequence, first..first + KEY_BLOCK) {
             break;
         }
         (places, rows) = (places + 1, more);
@@ -121,9 +121,9 @@ unsafe fn accumulate_alone<S: Steps>(
     kept.choose_slot(unit.place..unit.place + 1, slot, &mut regions);
     // Accumulate directly where the merge reads it.
     let regions = &mut Regions { max, sum, out, ..regions };
-    match split.units.parts(unit.place) {
-        1 => task.accumulate_next(first, regions),
-        _ => task.accumulate_block(first, regions),
+    match split.units.in_order(unit.place) {
+        true => task.accumulate_next(first, regions),
+        false => task.accumulate_block(first, regions),
     }
 }
 
@@ -171,7 +171,7 @@ unsafe fn gather<S: Steps>(
     // SAFETY: the caller guarantees the unit.
     let next = unsafe { split.followed_by(unit, next) };
     let task = AttentionTask::reading(bound, Task { sequence, kv_head: unit.head, rows: 0..rows }).followed_by(next);
-    if split.units.parts(unit.place) == 1 {
+    if split.units.in_order(unit.place) {
         task.clear_state(&mut regions);
         for (place, at) in rows_of(split, places.clone()) {
             // SAFETY: the caller guarantees the places and that their parts are this worker's.

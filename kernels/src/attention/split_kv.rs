@@ -1,10 +1,10 @@
-//! Split-KV, for few rows and many keys: key blocks are shared out over workers, each is accumulated by itself, then
-//! they are merged in order. (Flash-Decoding: Dao, Haziza, Massa and Sizov 2023.)
+//! Split-KV, for few rows and many keys: key blocks are shared out over workers, then what each has accumulated is merged in
+//! order. (Flash-Decoding: Dao, Haziza, Massa and Sizov 2023.)
 //!
 //! A unit is one key block of one key/value head, with all the rows that share the head; where several sequences have
 //! the block in common, with those of all of them (`shared_blocks.rs`). Its maxima, sums and unnormalised outputs are
-//! written where the merge reads them: into a part of its own, or, if one run has all of the head's units, into the one part
-//! that these are accumulated into in the order of their keys, as in the fused loop. Units are taken in the order in which
+//! written where the merge reads them: into a part of its own, or, if one run has all units of a sequence and of those it shares
+//! blocks with, into one part for each head, which its blocks are accumulated into in the order of their keys, as in the fused loop. Units are taken in the order in which
 //! their memory lies, in runs, so that the hardware prefetcher predicts the next reads, also from one unit to the next. The
 //! merge takes a head's parts in the order of their keys, on whichever workers they were computed: the result is bit for bit
 //! that of one pass. It begins when all units are accumulated, on the workers that are awake by then: waking the others a
@@ -39,7 +39,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             return;
         }
         let mut regions = scratch.regions(self.tiling);
-        if split.units.parts(place) != 1 {
+        if !split.units.in_order(place) {
             // SAFETY: same contract.
             return unsafe { self.merge_units(split, place, &mut regions) };
         }
@@ -48,8 +48,8 @@ impl<S: Steps> AttentionTask<'_, S> {
         let [max, sum, out] = unsafe { split.part(unit, self.task.rows.clone()) };
         let merged = &mut Regions { max, sum, out, ..regions };
         if !self.finish(NonFinite::Ignored, EndedRowBlocks::NONE, merged) {
-            // Once more, with non-finite values handled.
-            self.run(scratch);
+            // From the first block on, with non-finite values handled.
+            self.run_passes(&[NonFinite::Handled], scratch);
         }
     }
 
@@ -118,7 +118,8 @@ unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop:
                 return;
             }
             let step = Step { unit, next: units.peek().copied(), kept: &mut kept };
-            // SAFETY: the unit belongs to this run, and the run was taken once, so its parts are this worker's.
+            // SAFETY: the unit belongs to this run, and the run was taken once, so its parts are this worker's; a part of several
+            // blocks because all of their units belong to the run.
             unsafe { shared_blocks::accumulate(split, bound, step, scratch) }
         }
         // Release: publishes what this worker wrote. Acquire: this worker may be the one that merges.

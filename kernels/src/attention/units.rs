@@ -38,8 +38,8 @@ struct Place {
     blocks: usize,
     /// Number of its first key blocks that lie in the same memory as those of the place before this one.
     shared: usize,
-    /// Number of parts of each head: one for each block, or one that all blocks are accumulated into, in order.
-    parts: usize,
+    /// True if all blocks of a head are accumulated into one part, in order; false if each has a part, or there are none.
+    in_order: bool,
     /// Amount of the places before this one.
     start: Amount,
 }
@@ -52,7 +52,7 @@ impl Place {
         first_block: 0,
         blocks: 0,
         shared: 0,
-        parts: 0,
+        in_order: false,
         start: Amount { units: 0, floats: 0 },
     };
 
@@ -60,6 +60,11 @@ impl Place {
     fn new(call: &Call<'_>, sequence: usize) -> Self {
         let (rows, visible) = (call.rows_of(sequence), call.visible_blocks(sequence));
         Self { sequence, rows, first_block: visible.start, blocks: visible.len(), ..Self::END }
+    }
+
+    /// Returns the number of parts of each head.
+    fn parts(&self) -> usize {
+        if self.in_order { 1 } else { self.blocks }
     }
 }
 
@@ -127,20 +132,22 @@ impl Places {
     /// Places the parts of the places' `units` units one after the other. Returns the number of their floats; `None` if it
     /// overflows.
     fn place_parts(&mut self, call: &Call<'_>, units: usize) -> Option<usize> {
-        let [_, heads, _, value_dim] = call.kv.v_shape();
+        let (heads, [.., value_dim]) = (call.kv.kv_heads(), call.kv.v_shape());
         let (mut first, mut floats) = (0, 0usize);
-        for i in 0..self.list.len() {
-            let end = self.list.get(i + 1).map_or(units, |next| next.start.units);
-            let place = &mut self.list[i];
-            // A place meets no block earlier than the first place that it shares blocks with.
-            if place.shared == 0 {
-                first = place.start.units;
+        while first < self.list.len() {
+            // Places that share blocks. All units of these blocks lie between the first place's and the end of the last's.
+            let sharing = self.list[first + 1..].iter().take_while(|place| place.shared > 0).count();
+            let past = first + 1 + sharing;
+            let end = self.list.get(past).map_or(units, |next| next.start.units);
+            // One part may be written by one worker only, and in order: by that of the run that has all the units; `Split`
+            // relies on it. Values in rows are read in runs of keys, which a block alone can be (`pv.rs`).
+            let in_order = call.kv.has_value_panels() && self.runs.together(self.list[first].start.units..end);
+            for place in &mut self.list[first..past] {
+                (place.in_order, place.start.floats) = (in_order && place.blocks > 0, floats);
+                let part = unit_floats(place.rows, value_dim.next_multiple_of(LANES));
+                floats = place.parts().checked_mul(heads)?.checked_mul(part)?.checked_add(floats)?;
             }
-            // The worker that has all of a head's blocks takes them in order.
-            place.parts = if self.runs.together(first..end) { place.blocks.min(1) } else { place.blocks };
-            place.start.floats = floats;
-            let part = unit_floats(place.rows, value_dim.next_multiple_of(LANES));
-            floats = place.parts.checked_mul(heads)?.checked_mul(part)?.checked_add(floats)?;
+            first = past;
         }
         Some(floats)
     }
@@ -233,16 +240,16 @@ impl<'a> Units<'a> {
         self.place(place).rows
     }
 
-    /// Returns the number of parts of each head of a place: one for each block, or one that all blocks are accumulated into, by
-    /// one worker, in order.
+    /// Returns true if all blocks of a head of a place are accumulated into one part, by one worker, in order; false if each
+    /// has a part. It is the same for places that share blocks.
     #[inline]
-    pub(crate) fn parts(&self, place: usize) -> usize {
-        self.place(place).parts
+    pub(crate) fn in_order(&self, place: usize) -> bool {
+        self.place(place).in_order
     }
 
-    /// Returns true if a unit is the first that is accumulated into a part of several blocks.
-    pub(crate) fn begins(&self, unit: Unit) -> bool {
-        unit.block == 0 && self.parts(unit.place) == 1
+    /// Returns the number of parts of each head of a place.
+    pub(crate) fn parts(&self, place: usize) -> usize {
+        self.place(place).parts()
     }
 
     /// Returns the first key of a unit's block.
@@ -279,9 +286,11 @@ impl<'a> Units<'a> {
     /// If the unit is none of the places'.
     #[inline]
     pub(crate) fn offset(&self, unit: Unit, width: usize) -> usize {
-        let &Place { start, blocks, parts, rows, .. } = self.place(unit.place);
+        let place = self.place(unit.place);
+        let &Place { start, blocks, rows, in_order, .. } = place;
         assert!(unit.block < blocks && unit.head < self.heads, "{unit:?} is none of the places'");
-        start.floats + (unit.head * parts + unit.block.min(parts - 1)) * unit_floats(rows, width)
+        let part = if in_order { 0 } else { unit.block };
+        start.floats + (unit.head * place.parts() + part) * unit_floats(rows, width)
     }
 }
 

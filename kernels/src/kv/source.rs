@@ -147,6 +147,15 @@ impl<'a> KeyValues<'a> {
         }
     }
 
+    /// Returns true if values are stored in panels: see `value_panels.rs`.
+    pub(crate) fn has_value_panels(&self) -> bool {
+        match &self.0 {
+            Source::Tensors { .. } => false,
+            Source::Pages(pages) => pages.are_packed(),
+            Source::Cache(cache) => !cache.is_latent(),
+        }
+    }
+
     /// Returns true if the source is pages.
     pub(crate) fn is_paged(&self) -> bool {
         matches!(self.0, Source::Pages(_))

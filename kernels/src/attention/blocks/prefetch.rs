@@ -18,8 +18,8 @@ const FIRST: usize = LANES;
 impl<S: Steps> AttentionTask<'_, S> {
     /// Returns the memory to prefetch while a block is computed: the next block; with the last block the task's outputs
     /// and the first block and queries of the next task. For a unit it is the memory the unit accumulates into, if that
-    /// is not in cache, the first rows of its values, and the first keys of the next unit: the rest is prefetched while the unit is read.
-    /// Values that lie one after the other, in a cache, are wholly prefetched that way.
+    /// is not in cache, the first rows of its values, and the first keys of the next unit: the rest is prefetched while the
+    /// unit is read. Values that lie one after the other, in a cache, are wholly prefetched that way.
     #[inline]
     pub(crate) fn prefetch(&self, [first, len]: [usize; 2], values: BlockValues) -> PrefetchQueue {
         let mut prefetch = PrefetchQueue::nothing();
