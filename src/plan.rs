@@ -162,7 +162,8 @@ impl Plan {
     /// Bytes of the partial results of all key blocks, where these are divided among workers (few rows, many keys): at
     /// most a sixteenth of the bytes of keys and values that are read (counted as `f32`), or 1 MiB, and never more than
     /// 1 GiB. For 17 to 128 rows that share a key/value head, 4 MiB for each thread take the place of the 1 MiB. Beyond
-    /// these limits, and for more rows, only rows are divided: then 0. On one thread a cache takes less: one block for each head.
+    /// these limits, and for more rows, only rows are divided: then 0. On one thread a cache
+    /// takes less: the results of one block for each head.
     pub fn partials_bytes(&self) -> usize {
         match self.split {
             Split::Keys { bytes, .. } => bytes,

@@ -105,7 +105,7 @@ impl Pair {
         [k, v]
     }
 
-    /// Such tokens where they can be appended from.
+    /// Tokens where they can be appended from.
     fn placed(&self, rng: &mut Rng, tokens: &[Array; 2]) -> Tokens {
         Tokens::of(rng, &self.cache, tokens, [self.dtype(); 2])
     }

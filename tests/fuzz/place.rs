@@ -182,7 +182,7 @@ impl AnyPlaced {
         }
     }
 
-    /// The first `n` columns.
+    /// Returns the first `n` columns.
     pub(crate) fn columns(&self, n: usize) -> Tensor<'_> {
         const WIDER: &str = "no wider than the whole";
         match self {

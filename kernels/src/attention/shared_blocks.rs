@@ -1,9 +1,10 @@
 //! A unit of split-KV, for all the sequences that have its key block in common: the block is read once.
 //!
 //! The query rows of those sequences are gathered and meet the block as rows of one task, with what they have accumulated
-//! before where blocks are taken in order; what they accumulate is then handed back to each sequence. No bit of a row depends on the rows beside it, so none shows who shares. Where rows are
-//! more than their scores, because a mask, a bias, ALiBi, dropout or a function of the caller's treats each by its
-//! place, sequences meet the block one after the other, while it is in cache.
+//! before where blocks are taken in order; what they accumulate is then handed back to each sequence. No bit of a row
+//! depends on the rows beside it, so none shows who shares. Where rows are more than their scores, because a mask, a bias,
+//! ALiBi, dropout or a function of the caller's treats each by its place, sequences meet the block one after the other,
+//! while it is in cache.
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::{Call, Task};

@@ -3,12 +3,12 @@
 //!
 //! A unit is one key block of one key/value head, with all the rows that share the head; where several sequences have
 //! the block in common, with those of all of them (`shared_blocks.rs`). Its maxima, sums and unnormalised outputs are
-//! written where the merge reads them: into a part of its own, or, if one run has all units of a sequence and of those it shares
-//! blocks with, into one part for each head, which its blocks are accumulated into in the order of their keys, as in the fused loop. Units are taken in the order in which
-//! their memory lies, in runs, so that the hardware prefetcher predicts the next reads, also from one unit to the next. The
-//! merge takes a head's parts in the order of their keys, on whichever workers they were computed: the result is bit for bit
-//! that of one pass. It begins when all units are accumulated, on the workers that are awake by then: waking the others a
-//! second time took longer than merging.
+//! written where the merge reads them: into a part of its own, or, where values lie in panels and one run has all units of a
+//! sequence and of those it shares blocks with, into one part for each head, which its blocks are accumulated into in the
+//! order of their keys, as in the fused loop. Units are taken in the order in which their memory lies, in runs, so that the
+//! hardware prefetcher predicts the next reads, also from one unit to the next. The merge takes a head's parts in the order
+//! of their keys, on whichever workers they were computed: the result is bit for bit that of one pass. It begins when all
+//! units are accumulated, on the workers that are awake by then: waking the others a second time took longer than merging.
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::forward::epilogue::EndedRowBlocks;

@@ -92,11 +92,6 @@ impl<'a> Pages<'a> {
         if let Pool::Packed(pool) = self.pool { Some(pool) } else { None }
     }
 
-    /// Returns true if keys are packed, and values in panels.
-    pub(crate) fn are_packed(&self) -> bool {
-        matches!(self.pool, Pool::Packed(_))
-    }
-
     /// Returns true if keys of one head are stored beside the same keys of the other heads.
     pub(crate) fn has_heads_inside(&self) -> bool {
         match &self.pool {

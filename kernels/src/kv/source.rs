@@ -151,7 +151,7 @@ impl<'a> KeyValues<'a> {
     pub(crate) fn has_value_panels(&self) -> bool {
         match &self.0 {
             Source::Tensors { .. } => false,
-            Source::Pages(pages) => pages.are_packed(),
+            Source::Pages(pages) => pages.pool().is_some(),
             Source::Cache(cache) => !cache.is_latent(),
         }
     }

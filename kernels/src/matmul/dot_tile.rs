@@ -77,7 +77,7 @@ impl Later {
 /// Distance in bytes at which memory that is read once, from front to back, is prefetched into the second-level cache.
 pub(crate) const FAR: usize = 16 << 10;
 
-/// The same for the first-level cache, of 48 KiB: lines from further away push out what tiles use again.
+/// Distance for the first-level cache, of 48 KiB: lines from further away push out what tiles use again.
 const FAR_IN_FIRST: usize = 10 << 10;
 
 /// Packed key operand of a dot tile: numbers, or pairs of bfloat16.

@@ -40,21 +40,21 @@ pub(crate) struct Pass {
 impl<S: Steps> AttentionTask<'_, S> {
     /// Computes the task's rows and writes them.
     pub(crate) fn run(&self, scratch: &mut Scratch) {
-        // Hidden values have weight 0, and 0 times a finite number adds nothing. Assume that all values are finite; if a
-        // hidden or visible one is not, the result shows it, and the task is done again with `NonFinite::Handled`.
-        self.run_passes(&[NonFinite::Ignored, NonFinite::Handled], scratch);
-    }
-
-    /// Computes the task's rows and writes them, in one pass after the other until what was accumulated is finite, or
-    /// non-finite values were handled.
-    pub(crate) fn run_passes(&self, passes: &[NonFinite], scratch: &mut Scratch) {
-        let regions = &mut scratch.regions(self.tiling);
         if self.task.rows.start == 0 {
             self.fill_rows_beyond();
         }
         if self.task.rows.is_empty() {
             return;
         }
+        // Hidden values have weight 0, and 0 times a finite number adds nothing. Assume that all values are finite; if a
+        // hidden or visible one is not, the result shows it, and the task is done again with `NonFinite::Handled`.
+        self.run_passes(&[NonFinite::Ignored, NonFinite::Handled], scratch);
+    }
+
+    /// Computes the task's rows, of which there are some, and writes them, in one pass after the other until what was
+    /// accumulated is finite, or non-finite values were handled.
+    pub(crate) fn run_passes(&self, passes: &[NonFinite], scratch: &mut Scratch) {
+        let regions = &mut scratch.regions(self.tiling);
         let queries = self.queries(regions);
         for &nonfinite in passes {
             let ended = self.accumulate(queries, nonfinite, self.blocks().next_back(), self.blocks(), regions);
