@@ -10,10 +10,9 @@ use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{self, FEW_ROWS, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row};
 use crate::matmul::key_code::{BlockAt, KeyCode};
-use crate::matmul::prefetch::PrefetchQueue;
-use crate::matmul::prefetch::tile_prefetches;
+use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, tile_prefetches};
 use crate::matmul::tile_shape::next_part;
-use crate::simd::{Int8Dot, Int8DotWork, LANES, Query4};
+use crate::simd::{FIRST, Int8Dot, Int8DotWork, LANES, Level, NO_LEVEL, Query4, SECOND, Simd};
 use crate::tensor::rows::Rows;
 
 /// Operands of integer QKᵀ: a row block's queries, a run of packed keys, and the score block to write. To run them requires
@@ -45,6 +44,16 @@ const fn tile_vecs<S: Int8Dot, C: KeyCode>() -> usize {
     if C::BLOCK_LOADS.is_some() { S::DOT_VECS } else { S::TILE_VECS }
 }
 
+/// Returns what stands for the level that so many rows prefetch keys into.
+#[inline(always)]
+fn level<S: Simd>(s: S, rows: usize) -> u8 {
+    match Later::level(s, rows) {
+        _ if rows > READING_ROWS => NO_LEVEL,
+        Level::First => FIRST,
+        Level::Second => SECOND,
+    }
+}
+
 /// The contract is that of [`Scores`].
 impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
     type Output = ();
@@ -72,29 +81,43 @@ impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
             prefetch: a.prefetch,
             lines: 0,
         };
-        walk.for_each_strip::<S>(|walk, strip| {
-            // SAFETY: rows and panels of a strip are those of the operands, so by the assertions above all addresses
-            // are inside the slices; the caller guarantees the keys.
-            unsafe {
-                let operands = Operands {
-                    queries: a.queries.as_ptr(),
-                    rows: a.rows.as_ptr(),
-                    keys: a.keys,
-                    panels,
-                    code: a.code,
-                    size: a.size,
-                    out: out.add(first * LANES),
-                };
-                by_tile_vecs!(strip.vecs, most const { tile_vecs::<S, C>() }, |NV| s.vectorize(
+        // SAFETY: rows and panels of a strip are those of the operands, so by the assertions above all addresses are inside the
+        // slices; the caller guarantees the keys.
+        walk.for_each_strip::<S>(|walk, strip| unsafe {
+            let operands = Operands {
+                queries: a.queries.as_ptr(),
+                rows: a.rows.as_ptr(),
+                keys: a.keys,
+                panels,
+                code: a.code,
+                size: a.size,
+                out: out.add(first * LANES),
+            };
+            match level::<S>(s, all) {
+                FIRST if const { S::MAY_HAVE_LARGE_L1 } => by_tile_vecs!(strip.vecs, most const { S::DOT_VECS }, |NV| s
+                .vectorize(
                     #[inline(always)]
-                    || operands.run_strip::<S, NV>(s, walk, strip)
-                ));
+                    || operands.run_strip::<S, NV, FIRST>(s, walk, strip)
+                )),
+                SECOND => s.vectorize(
+                    #[inline(always)]
+                    || operands.run_strip::<S, 1, SECOND>(s, walk, strip),
+                ),
+                _ => by_tile_vecs!(strip.vecs, most const { tile_vecs::<S, C>() }, |NV| s.vectorize(
+                    #[inline(always)]
+                    || operands.run_strip::<S, NV, NO_LEVEL>(s, walk, strip)
+                )),
             }
         });
         if a.rows.iter().any(|row| row.factor.abs() > SAFE_FACTOR) {
             correct_zero_sums(a.rows.chunks_exact(sums), a.code, first, a.out);
         }
     }
+}
+
+/// Returns the largest number of rows of a tile that prefetches into `level`: those that do into the first have few.
+const fn most_rows<S: Int8Dot>(level: u8) -> usize {
+    if level == FIRST && FEW_ROWS < S::INT8_DOT_ROWS { FEW_ROWS } else { S::INT8_DOT_ROWS }
 }
 
 /// Largest query factor that no key scale makes infinite: key scales are at most `f32::MAX / 127`.
@@ -141,8 +164,8 @@ struct Tile<C> {
     queries: *const Query4,
     rows: *const Row,
     keys: *const i8,
-    /// Keys to prefetch, in the order in which these are read.
-    later: Option<*const i8>,
+    /// Keys to prefetch, in the order in which these are read: these themselves, if another tile prefetches later ones.
+    later: *const i8,
     code: C,
     size: QuerySize,
     out: *mut f32,
@@ -154,7 +177,7 @@ impl<C: KeyCode> Operands<C> {
     /// # Safety
     /// The strip's tiles have the contract of [`Tile::run`].
     #[inline(always)]
-    unsafe fn run_strip<S: Int8Dot, const NV: usize>(self, s: S, walk: &mut Walk<'_>, strip: Strip) {
+    unsafe fn run_strip<S: Int8Dot, const NV: usize, const LEVEL: u8>(self, s: S, walk: &mut Walk<'_>, strip: Strip) {
         let (all, first_panel) = (walk.rows, walk.panels.start);
         walk.for_each_tile::<S, NV>(
             s,
@@ -171,7 +194,7 @@ impl<C: KeyCode> Operands<C> {
                     unsafe {
                         let far = tile_prefetches::<S>(row, here, all).then(|| Later::far(s, all));
                         let tile = self.at(row, panel - first_panel, far);
-                        by_tile_rows!(here, most S::INT8_DOT_ROWS, |MR| tile.run::<S, MR, NV>(s));
+                        by_tile_rows!(here, most most_rows::<S>(LEVEL), |MR| tile.run::<S, MR, NV, LEVEL>(s));
                     }
                     done += here;
                 }
@@ -193,10 +216,13 @@ impl<C: KeyCode> Operands<C> {
                 queries: self.queries.add(row * self.size.quads),
                 rows: self.rows.add(row * self.size.sums),
                 keys,
-                later: far.map(|far| match self.keys.are_scattered() {
-                    true => self.keys.at((panel + far.div_ceil(bytes)).min(2 * self.panels - 1)),
-                    false => keys.wrapping_add(far),
-                }),
+                later: match far {
+                    None => keys,
+                    Some(far) if self.keys.are_scattered() => {
+                        self.keys.at((panel + far.div_ceil(bytes)).min(2 * self.panels - 1))
+                    }
+                    Some(far) => keys.wrapping_add(far),
+                },
                 code: self.code.panel(panel),
                 size: self.size,
                 out: self.out.add(row * SCORE_STRIDE + panel * LANES),
@@ -212,17 +238,16 @@ impl<C: KeyCode> Tile<C> {
     /// There are `MR` rows of quads and their sums, `NV` panels and their numbers, and in `out` `MR` rows of `NV × 16`
     /// writable floats, `SCORE_STRIDE` apart.
     #[inline(always)]
-    unsafe fn run<S: Int8Dot, const MR: usize, const NV: usize>(self, s: S) {
+    unsafe fn run<S: Int8Dot, const MR: usize, const NV: usize, const LEVEL: u8>(self, s: S) {
         let QuerySize { quads, sums } = self.size;
         let loads = quads / C::HALVES;
         let (blocks, block_loads) = match C::BLOCK_LOADS {
             Some(block_loads) => (sums, block_loads),
             None => (1, loads),
         };
-        let later = self.later.filter(|_| NV == 1 || NV == 2 && MR <= FEW_ROWS);
-        let later = later.map(|at| Later::in_order(at.cast(), 4 * LANES, NV));
-        if let Some(later) = later {
-            s.prefetch_pages(Later::level(s, MR), later.of(0, 0), NV * loads * 4 * LANES);
+        let later = Later::in_order(self.later.cast(), 4 * LANES, NV);
+        if LEVEL != NO_LEVEL {
+            s.prefetch_pages(const { Level::of(LEVEL) }, later.of(0, 0), NV * loads * 4 * LANES);
         }
         let mut scores = [[C::none(s); NV]; MR];
         for block in 0..blocks {
@@ -232,9 +257,9 @@ impl<C: KeyCode> Tile<C> {
                 sums[r] = [C::start(s, unsafe { (*self.rows.add(r * blocks + block)).total }); NV];
             }
             for load in block * block_loads..(block + 1) * block_loads {
-                if let Some(later) = later {
+                if LEVEL != NO_LEVEL {
                     for n in 0..NV {
-                        s.prefetch_line(Later::level(s, MR), later.of(load, n));
+                        s.prefetch_line(const { Level::of(LEVEL) }, later.of(load, n));
                     }
                 }
                 // The halves of a load are quads of either half of the block.
