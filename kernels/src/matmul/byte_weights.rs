@@ -5,7 +5,7 @@
 //! rounded up if it reaches that. Thresholds are spread evenly, also over any run of keys, so many weights that are far below
 //! a unit keep their sum; if all were rounded to the nearest, they would be lost.
 
-use crate::simd::{Int8Dot, LANES, lanes};
+use crate::simd::{Int8Dot, LANES, Simd, lanes};
 use crate::tensor::rows::KEY_BLOCK;
 
 /// Place of the unit, in floats, in a row of weights as bytes: behind all keys of a block.
@@ -17,6 +17,9 @@ pub(crate) const CENTRES: usize = UNIT + 1;
 /// Number of floats from one row of weights as bytes to the next.
 pub(crate) const ROW_FLOATS: usize = UNIT + LANES;
 const _: () = assert!(CENTRES < ROW_FLOATS);
+
+/// Number of panels of bytes from one row to the next.
+const ROW_PANELS: usize = ROW_FLOATS * size_of::<f32>() / LANES;
 
 /// Largest weight, in units.
 const MOST: f32 = 255.0;
@@ -41,36 +44,93 @@ static OFFSETS: [f32; KEY_BLOCK] = {
 /// Weights of sixteen keys of a row.
 pub(crate) type Panel = [f32; LANES];
 
-/// Returns the unit of each row's weights, none of which is below 0; `scale` returns the scales of a panel's values, which are
-/// finite.
+/// Returns the unit of the weights of each of `R` rows, `STRIDE` floats apart, none of which is below 0; the scales of their values
+/// are finite.
+///
+/// # Safety
+/// Each row has as many panels as there are scales.
 #[inline(always)]
-pub(crate) fn units<S: Int8Dot, const R: usize>(s: S, rows: [&[Panel]; R], scale: impl Fn(usize) -> S::V) -> [Unit; R] {
+pub(crate) unsafe fn units<S: Int8Dot, const R: usize, const STRIDE: usize>(
+    s: S,
+    weights: *const f32,
+    scales: &[Panel],
+) -> [Unit; R] {
     let mut most = [s.splat(0.0); R];
-    for panel in 0..rows[0].len() {
-        let scale = scale(panel);
-        for (most, row) in most.iter_mut().zip(rows) {
-            *most = s.max_magnitude(s.mul(lanes::load(s, &row[panel]), scale), *most);
+    for (panel, scale) in scales.iter().enumerate() {
+        let scale = lanes::load(s, scale);
+        for r in 0..R {
+            // SAFETY: the caller guarantees the panel in row `r < R`.
+            let weights = unsafe { s.load(weights.add(r * STRIDE + panel * LANES)) };
+            most[r] = s.max_magnitude(s.mul(weights, scale), most[r]);
         }
     }
     let mut units = [Unit::new(0.0); R];
-    for (unit, most) in units.iter_mut().zip(most) {
+    for r in 0..R {
         let mut magnitudes = [0.0; LANES];
-        lanes::store(s, &mut magnitudes, most);
+        lanes::store(s, &mut magnitudes, most[r]);
         let mut largest = 0;
         for magnitude in magnitudes {
             largest = largest.max(magnitude.to_bits());
         }
-        *unit = Unit::new(f32::from_bits(largest));
+        units[r] = Unit::new(f32::from_bits(largest));
     }
     units
 }
 
-/// Rounds a panel of weights, whose values have these scales, to whole units. `panel` counts from the block's first. Weights
-/// that are not finite become any number.
+/// Rounds the weights of `R` rows, `STRIDE` floats apart, whose values have these scales, to whole units, in rows of bytes
+/// [`ROW_FLOATS`] apart. They are those of the block's panels from `first` on. Weights that are not finite become any number.
+///
+/// # Safety
+/// Each row has as many panels as there are scales, and room for their bytes.
 #[inline(always)]
-pub(crate) fn round<S: Int8Dot>(s: S, weights: S::V, scale: S::V, unit: Unit, panel: usize) -> [u8; LANES] {
-    let offsets = lanes::load(s, &OFFSETS.as_chunks().0[panel]);
-    s.bytes::<FRACTION>(s.add(s.mul(s.mul(weights, scale), s.splat(unit.reciprocal)), offsets))
+pub(crate) unsafe fn round<S: Int8Dot, const R: usize, const STRIDE: usize>(
+    s: S,
+    weights: *const f32,
+    scales: &[Panel],
+    units: [Unit; R],
+    first: usize,
+    to: *mut [u8; LANES],
+) {
+    let mut reciprocals = [s.splat(0.0); R];
+    for r in 0..R {
+        reciprocals[r] = s.splat(units[r].reciprocal);
+    }
+    for (panel, (scale, offsets)) in scales.iter().zip(&OFFSETS.as_chunks().0[first..]).enumerate() {
+        let (scale, offsets) = (lanes::load(s, scale), lanes::load(s, offsets));
+        for r in 0..R {
+            // SAFETY: the caller guarantees the panel, and room for its bytes, in row `r < R`.
+            unsafe {
+                let weights = s.load(weights.add(r * STRIDE + panel * LANES));
+                let bytes = s.bytes::<FRACTION>(s.add(s.mul(s.mul(weights, scale), reciprocals[r]), offsets));
+                *to.add(r * ROW_PANELS + panel) = bytes;
+            }
+        }
+    }
+}
+
+/// Returns the sum of the weights times these numbers, for each of `R` rows, `STRIDE` floats apart.
+///
+/// # Safety
+/// Each row has as many panels as there are numbers.
+#[inline(always)]
+pub(crate) unsafe fn weighted_sums<S: Simd, const R: usize, const STRIDE: usize>(
+    s: S,
+    weights: *const f32,
+    numbers: &[Panel],
+) -> [f32; R] {
+    let mut sums = [s.splat(0.0); R];
+    for (panel, numbers) in numbers.iter().enumerate() {
+        let numbers = lanes::load(s, numbers);
+        for r in 0..R {
+            // SAFETY: the caller guarantees the panel in row `r < R`.
+            sums[r] = s.fma(unsafe { s.load(weights.add(r * STRIDE + panel * LANES)) }, numbers, sums[r]);
+        }
+    }
+    let mut totals = [0.0; R];
+    for r in 0..R {
+        totals[r] = s.reduce_sum(sums[r]);
+    }
+    totals
 }
 
 /// Unit of a row's weights.
@@ -96,8 +156,8 @@ impl Unit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::Int8DotWork;
     use crate::simd::isa::Isa;
-    use crate::simd::{Int8DotWork, Simd};
 
     /// Weights and scales of a row, in whole panels, and room for the rounded weights.
     struct Rounding<'a>(&'a [Panel], &'a [Panel], &'a mut [[u8; LANES]]);
@@ -109,12 +169,14 @@ mod tests {
             s.vectorize(
                 #[inline(always)]
                 || {
-                    let [unit] = units(s, [weights], |panel| lanes::load(s, &scales[panel]));
-                    for (panel, bytes) in bytes.iter_mut().enumerate() {
-                        let [weights, scales] = [&weights[panel], &scales[panel]].map(|from| lanes::load(s, from));
-                        *bytes = super::round(s, weights, scales, unit, panel);
+                    assert!(weights.len() == scales.len() && bytes.len() == scales.len());
+                    let weights = weights.as_flattened().as_ptr();
+                    // SAFETY: the row has a panel, and room for its bytes, for each of the scales.
+                    unsafe {
+                        let [unit] = units::<S, 1, 0>(s, weights, scales);
+                        super::round::<S, 1, 0>(s, weights, scales, [unit], 0, bytes.as_mut_ptr());
+                        unit.size
                     }
-                    unit.size
                 },
             )
         }

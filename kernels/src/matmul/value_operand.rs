@@ -116,8 +116,7 @@ unsafe impl<S: Int8Dot> ValueElement<S> for ValueQuad {
 // SAFETY: `Int8Dot::nibble_columns` reads sixteen fours of bytes, which hold the columns of both halves of a block.
 unsafe impl<S: Int8Dot, H: Half> ValueElement<S> for NibbleQuad<H> {
     const KEYS: usize = QUAD;
-    // Two columns share a four; where tiles have one vector, each reads all of it. (A last block of which only the lower half is
-    // in use is therefore prefetched at twice the distance.)
+    // Two columns share a four; where tiles have one vector, each reads all of it.
     const COLUMN_BYTES: usize = size_of::<Self>() / <Int4Fours as MulAdd<S>>::TILE_VECS;
     const ENDS: bool = false;
     type By = Int4Fours;

@@ -3,7 +3,7 @@
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::pv::Values;
-use crate::attention::steps::pv_int8::Int4Tile;
+use crate::attention::steps::pv_int4::Int4Tile;
 use crate::attention::tiling::{Regions, SCORE_STRIDE};
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::ValuePanels;

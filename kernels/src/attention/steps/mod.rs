@@ -7,6 +7,7 @@ pub(crate) mod epilogue;
 pub(crate) mod infinite;
 pub(crate) mod key_sums;
 pub(crate) mod pv;
+pub(crate) mod pv_int4;
 pub(crate) mod pv_int8;
 pub(crate) mod pv_tile;
 pub(crate) mod qk;

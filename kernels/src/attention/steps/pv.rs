@@ -14,9 +14,9 @@
 //! hold nothing else yet.
 
 use crate::attention::steps::epilogue::ColumnEnds;
-use crate::attention::steps::pv_tile::{Part, RunningRows, Terms, TileEnds, row_floats, tile};
+use crate::attention::steps::pv_tile::{Part, RunningRows, Terms, TileEnds, prefetch_distance, row_floats, tile};
 use crate::attention::steps::span::Span;
-use crate::matmul::dot_tile::{Later, prefetches};
+use crate::matmul::dot_tile::prefetches;
 use crate::matmul::operands::MulAdd;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
@@ -98,9 +98,6 @@ impl<R> Values<'_, R> {
 const RUN: usize = 4 * LANES;
 const _: () = assert!(KEY_BLOCK.is_multiple_of(RUN) && RUN.is_multiple_of(LANES));
 
-/// Largest distance in keys at which values in pages are prefetched.
-const SCATTERED_FAR: usize = 2 * LANES;
-
 /// Order in which tiles read values, and the distance at which few rows prefetch them.
 #[derive(Clone, Copy)]
 struct Reading {
@@ -129,10 +126,7 @@ impl<R> Values<'_, R> {
             && self.vecs() > S::TILE_VECS
             && self.fresh;
         let row_bytes = self.vecs().max(1) * LANES * R::BYTES;
-        // Nothing follows the last row of a table: the first rows are prefetched before, and a longer distance would leave more of
-        // them.
-        let far = Later::far(s, self.rows) / row_bytes;
-        let far = if self.values.are_scattered() { far.min(SCATTERED_FAR / R::KEYS) } else { far };
+        let far = prefetch_distance::<S, R>(s, self.values, self.rows, row_bytes);
         Reading {
             run: if in_runs { RUN } else { KEY_BLOCK },
             far: if in_runs { far.next_multiple_of(RUN / R::KEYS) } else { far },

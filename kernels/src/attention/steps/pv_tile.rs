@@ -12,7 +12,7 @@
 use crate::attention::steps::epilogue::{if_finite, normalised};
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
-use crate::matmul::dot_tile::{FEW_ROWS, prefetches};
+use crate::matmul::dot_tile::{self, FEW_ROWS, prefetches};
 use crate::matmul::operands::MulAdd;
 use crate::matmul::prefetch::PrefetchStream;
 use crate::matmul::tile_rows::TileRows;
@@ -171,6 +171,19 @@ pub(crate) struct Terms<R, At> {
     pub(crate) next: Option<At>,
     /// For a tile that [`prefetches`]: memory needed later, one line with each term.
     pub(crate) stream: PrefetchStream,
+}
+
+/// Largest distance in keys at which values in pages are prefetched.
+const SCATTERED_FAR: usize = 2 * LANES;
+
+/// Returns the distance in terms at which `rows` rows prefetch values: [so many](dot_tile::Later::far) bytes, where a term has
+/// `bytes`.
+#[inline(always)]
+pub(crate) fn prefetch_distance<S: Simd, R: ValueOperand<S>>(s: S, values: R, rows: usize, bytes: usize) -> usize {
+    let far = dot_tile::Later::far(s, rows) / bytes;
+    // Nothing follows the last row of a table: the first rows are prefetched before, and a longer distance would leave more of
+    // them.
+    if values.are_scattered() { far.min(SCATTERED_FAR / R::KEYS) } else { far }
 }
 
 /// Values to prefetch beside evenly spaced terms: the first term, how many are evenly spaced, and by how many bytes.

@@ -1,12 +1,15 @@
 //! Tests of sums of int4 values and weights as bytes, against plain integers.
 
 use super::*;
-use crate::attention::steps::pv::Values;
-use crate::attention::tiling::MAX_ROW_BLOCK;
+use crate::attention::steps::pv_int4::{ByteRow, Int4Tile, most_rows};
+use crate::kv::key_block::Int4Numbers;
+use crate::kv::value_panels::{ValueLayout, ValueOrder, ValuePanels};
 use crate::matmul::byte_weights::{CENTRES, ROW_FLOATS, UNIT};
-use crate::matmul::int4::{BLOCK, NibbleQuad};
-use crate::simd::Lower;
+use crate::matmul::int4::{BLOCK, Int4};
+use crate::matmul::int8::QUAD;
+use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_part};
 use crate::simd::aligned::elements_mut;
+use crate::simd::{Int8Dot, Int8DotWork};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 
 /// Weights of some rows and values of a block of columns; `bytes[four of keys][column][key]` holds columns 0 to 15 in lower
@@ -17,34 +20,52 @@ struct Sums<'a> {
     span: Span,
 }
 
+/// Rows of a tile of a block of columns, and their weights.
+struct Multiply<'a>(Int4Tile<'a>, Vec<ByteRow>);
+
+impl Int8DotWork for Multiply<'_> {
+    type Output = ();
+    unsafe fn run<S: Int8Dot>(self, s: S) {
+        let Self(mut tile, weights) = self;
+        tile.check();
+        let mut row = 0;
+        while row < tile.rows {
+            let here = next_part(tile.rows - row, most_rows::<S>());
+            by_tile_rows!(here, most most_rows::<S>(), |MR| {
+                let weights = weights[row..].first_chunk::<MR>().expect("as many rows");
+                // SAFETY: there are these rows, and the block's values for every key.
+                s.vectorize(|| unsafe { tile.multiply::<S, MR>(s, row, 0, weights) });
+            });
+            row += here;
+        }
+    }
+}
+
 impl Sums<'_> {
     fn run<S: Steps>(&self, s: S) -> Vec<f32> {
-        let rows = self.weights.len();
-        let mut weights = vec![0.0; rows * ROW_FLOATS];
-        for (row, bytes) in weights.chunks_exact_mut(ROW_FLOATS).zip(self.weights) {
+        let mut weights = vec![[0.0; ROW_FLOATS]; self.weights.len()];
+        for (row, bytes) in weights.iter_mut().zip(self.weights) {
             elements_mut(row)[..KEY_BLOCK].copy_from_slice(bytes);
             (row[UNIT], row[CENTRES]) = (1.0, 0.0);
         }
-        let mut out = vec![f32::NAN; rows * BLOCK];
-        // In tiles, as `Int4Tile` does.
-        for first in (0..rows).step_by(S::TILE_ROWS) {
-            let here = S::TILE_ROWS.min(rows - first);
-            let mut values = Values {
-                weights: &weights[first * ROW_FLOATS..],
-                values: Rows::<NibbleQuad<Lower>>::strided(self.bytes.as_ptr().cast(), LANES as isize, 1),
-                cols: BLOCK,
-                spans: &[self.span],
-                rows: here,
-                rescale_prev: &[1.0; MAX_ROW_BLOCK],
-                rescale_block: &[1.0; MAX_ROW_BLOCK],
+        let layout = ValueLayout { order: ValueOrder::Vectors, rows: KEY_BLOCK / QUAD, width: LANES };
+        let mut out = vec![f32::NAN; weights.len() * BLOCK];
+        for (weights, out) in weights.chunks(S::TILE_ROWS).zip(out.chunks_mut(S::TILE_ROWS * BLOCK)) {
+            let tile = Int4Tile {
+                weights: &[],
+                span: self.span,
+                rows: weights.len(),
+                values: ValuePanels::together(self.bytes.as_ptr().cast(), layout),
+                numbers: Int4Numbers { kind: Int4::Symmetric, first: Rows::strided(core::ptr::null(), 0, 1), step: 0 },
+                rescale_prev: &[1.0; MAX_TILE_ROWS],
+                rescale_block: &[1.0; MAX_TILE_ROWS],
                 fresh: true,
-                out: &mut out[first * BLOCK..],
+                out,
                 out_stride: BLOCK,
-                ends: None,
                 prefetch: &mut PrefetchQueue::nothing(),
             };
-            // SAFETY: a block's values for every key, and rows of weights with their unit and centres.
-            unsafe { s.with_int8_dot(&mut values) };
+            // SAFETY: the work asks for nothing.
+            unsafe { s.with_int8_dot(Multiply(tile, weights.to_vec())) };
         }
         out
     }
