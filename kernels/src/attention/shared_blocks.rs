@@ -15,7 +15,7 @@ use crate::attention::options::Options;
 use crate::attention::partials::Split;
 use crate::attention::row_mods::Given;
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::tiling::{QueryMemory, Regions, Scratch};
+use crate::attention::tiling::{QueryMemory, Regions};
 use crate::attention::units::Unit;
 use crate::attention::visibility::Visible;
 use crate::matmul::pack::NonFinite;
@@ -46,7 +46,7 @@ pub(crate) unsafe fn accumulate<S: Steps>(
     split: &Split<'_>,
     bound: BoundCall<'_, S>,
     mut step: Step<'_>,
-    scratch: &mut Scratch,
+    regions: &mut Regions<'_>,
 ) {
     let (call, tiling) = (bound.checked.call(), bound.checked.tiling());
     let mut places = split.units.sharers(step.unit);
@@ -67,7 +67,7 @@ pub(crate) unsafe fn accumulate<S: Steps>(
         let (together, rows) = gatherable(split, call, unit, places.end, most);
         // SAFETY: the places share the unit's block, so the caller guarantees that their parts are this worker's.
         unsafe {
-            let regions = scratch.regions(tiling);
+            let regions = regions.again();
             if together > 1 {
                 gather(split, bound, step.from(places.start), Gathered { places: together, rows }, regions);
             } else {

@@ -110,6 +110,7 @@ pub(crate) unsafe fn run<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, s
 /// The split was made for this call.
 unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
     let mut kept = KeptQueries::NONE;
+    let regions = &mut scratch.regions(bound.checked.tiling());
     while let Some(run) = split.queue.take_unless(stop) {
         let mut units = split.run(run).map(|number| split.units.at(number)).peekable();
         while let Some(unit) = units.next() {
@@ -120,7 +121,7 @@ unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop:
             let step = Step { unit, next: units.peek().copied(), kept: &mut kept };
             // SAFETY: the unit belongs to this run, and the run was taken once, so its parts are this worker's; a part of several
             // blocks because all of their units belong to the run.
-            unsafe { shared_blocks::accumulate(split, bound, step, scratch) }
+            unsafe { shared_blocks::accumulate(split, bound, step, regions) }
         }
         // Release: publishes what this worker wrote. Acquire: this worker may be the one that merges.
         split.accumulated.fetch_add(1, Ordering::AcqRel);

@@ -262,3 +262,13 @@ pub(crate) struct Regions<'a> {
     pub(crate) rescale_prev: &'a mut [f32],
     pub(crate) rescale_block: &'a mut [f32],
 }
+
+impl Regions<'_> {
+    /// Returns the same regions for other work, of which they hold nothing yet.
+    #[inline(always)]
+    pub(crate) fn again(&mut self) -> Regions<'_> {
+        let Self { keys, values, scores, out, queries, max, sum, rescale_prev, rescale_block, .. } = self;
+        let query_memory = QueryMemory::Free;
+        Regions { keys, values, scores, out, queries, query_memory, max, sum, rescale_prev, rescale_block }
+    }
+}

@@ -4,7 +4,6 @@
 use crate::attention::call::{Call, Sequence};
 use crate::attention::runs::{FewRows, Runs};
 use crate::attention::tiling::MAX_ROW_BLOCK;
-use crate::attention::visibility::VisibleKeys;
 use crate::kv::source::KeyValues;
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
@@ -364,11 +363,8 @@ impl Call<'_> {
     /// Returns true if every row of a sequence sees all of these keys by its length and the range rules.
     pub(crate) fn sees_all(&self, sequence: usize, keys: Range<usize>) -> bool {
         let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
-        (0..q_len).all(|row| {
-            let visible = self.visible.keys(offset.saturating_add_unsigned(row), kv_len);
-            let VisibleKeys { prefix, start, end } = visible.within(keys.start, keys.len());
-            prefix == keys.len() || (start, end) == (0, keys.len())
-        })
+        let last = offset.saturating_add_unsigned(q_len.saturating_sub(1));
+        q_len == 0 || self.visible.shows_all(offset, last, kv_len, keys)
     }
 
     /// Returns true if sequences may have keys in the same memory.

@@ -99,7 +99,7 @@ pub struct Visible {
     pub window: Option<Window>,
 }
 
-/// VisibleKeys visible to a row: `0..prefix` and `start..end`, with `prefix < start` or `prefix == 0`.
+/// Keys visible to a row: `0..prefix` and `start..end`, with `prefix < start` or `prefix == 0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VisibleKeys {
     /// End of the range at the front, 0 if there is none.
@@ -135,6 +135,16 @@ impl Visible {
         let (first, last) = (self.bounds(first, kv_len), self.bounds(last, kv_len));
         let start = if last.prefix > 0 { 0 } else { first.start.min(kv_len) };
         start..last.end.max(last.prefix).max(start)
+    }
+
+    /// Returns true if every row at positions `first..=last` sees all of these keys.
+    pub(crate) fn shows_all(&self, first: isize, last: isize, kv_len: usize, keys: core::ops::Range<usize>) -> bool {
+        // Both ends of what a row sees move with its position, so rows between see what the first and the last do.
+        let shows = |position| {
+            let VisibleKeys { prefix, start, end } = self.keys(position, kv_len).within(keys.start, keys.len());
+            prefix == keys.len() || (start, end) == (0, keys.len())
+        };
+        shows(first) && shows(last)
     }
 
     /// Returns the two ranges as the rules give them: they may overlap, and `start` may exceed `end`.
@@ -232,6 +242,11 @@ mod tests {
                     let key_range = rules.key_range(first, last, 7);
                     let seen = |j| (first..=last).any(|p| sees(&rules, p, j as isize));
                     assert!(key_range.start <= key_range.end && key_range.end <= 7, "{key_range:?}");
+                    for (lo, hi) in (0..7).flat_map(|lo| (lo + 1..=7).map(move |hi| (lo, hi))) {
+                        let all = (first..=last).all(|p| (lo..hi).all(|j| sees(&rules, p, j as isize)));
+                        let shown = rules.shows_all(first, last, 7, lo..hi);
+                        assert_eq!(shown, all, "{rules:?} {first}..={last}: {lo}..{hi}");
+                    }
                     assert!(
                         (0..7).all(|j| !seen(j) || key_range.contains(&j)),
                         "{rules:?} {first}..={last}: {key_range:?}"

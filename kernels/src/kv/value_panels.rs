@@ -106,6 +106,17 @@ impl<T: Copy> ValuePanels<T> {
         rows.with_step(self.layout.panel(column).len() as isize)
     }
 
+    /// Returns the rows of panel `n`, where panels are [vectors](ValueOrder::Vectors).
+    ///
+    /// # Safety
+    /// The panel exists.
+    #[inline(always)]
+    pub(crate) unsafe fn vector(self, n: usize) -> Rows<T> {
+        debug_assert!(self.layout.order == ValueOrder::Vectors && n * LANES < self.layout.width, "vector {n}");
+        // SAFETY: the caller guarantees that the panel exists: all panels of a block lie in the memory that starts with the first.
+        unsafe { self.first.columns_from(n * LANES * self.layout.rows) }
+    }
+
     /// Iterates over the panels: their columns, and their rows.
     #[inline(always)]
     pub(crate) fn panels(self) -> impl Iterator<Item = (Range<usize>, Rows<T>)> {

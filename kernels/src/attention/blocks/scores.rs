@@ -91,6 +91,11 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             return;
         }
         if mask.is_none() && !task.given.mask {
+            let (first, last) = task.positions();
+            if task.call.visible.shows_all(first, last, task.seq.kv_len, self.first..self.first + self.len) {
+                self.spans.of_tiles(tiles).fill(whole);
+                return;
+            }
             for tile in 0..tiles {
                 let first = row_block.start + tile * S::TILE_ROWS;
                 let rows = first..row_block.end.min(first + S::TILE_ROWS);

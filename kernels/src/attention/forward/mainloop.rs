@@ -95,7 +95,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
-        let (mut ends, mut ended) = (RowBlockEnds::none(), EndedRowBlocks::NONE);
+        let (mut ends, mut ended) = (None, EndedRowBlocks::NONE);
         let mut memory = BlockMemory::new();
         for first in blocks {
             let mut block = self.block(first, queries, &mut memory, regions);
@@ -118,11 +118,11 @@ impl<S: Steps> AttentionTask<'_, S> {
                 let ending = S::ENDS_ROWS
                     && (nonfinite == NonFinite::Ignored && by_all && last == Some(first))
                     && block.values.are_floats()
-                    && self.prepare_ends(row_block.clone(), &mut ends, block.regions);
-                let manner = match nonfinite {
-                    NonFinite::Handled => PvMode::Handled(visible_keys.as_ref()),
-                    NonFinite::Ignored if ending => PvMode::Ending(&ends),
-                    NonFinite::Ignored => PvMode::Plain,
+                    && self.prepare_ends(row_block.clone(), ends.get_or_insert_with(RowBlockEnds::none), block.regions);
+                let manner = match (nonfinite, &ends) {
+                    (NonFinite::Handled, _) => PvMode::Handled(visible_keys.as_ref()),
+                    (NonFinite::Ignored, Some(ends)) if ending => PvMode::Ending(ends),
+                    (NonFinite::Ignored, _) => PvMode::Plain,
                 };
                 // SAFETY: rows that end were prepared just now.
                 unsafe { block.accumulate_pv(manner, row_block) };

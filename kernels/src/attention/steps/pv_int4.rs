@@ -154,7 +154,7 @@ impl Int4Tile<'_> {
         // SAFETY: the caller guarantees the values, and the check the outputs; the upper half of a block's columns lies in the same
         // bytes as the lower.
         unsafe {
-            let fours = self.values.from(block * LANES);
+            let fours = self.values.vector(block);
             if const { <Int4Fours as MulAdd<S>>::TILE_VECS > 1 } && two {
                 return self.multiply_half::<S, Lower, MR, 2>(s, [row, block * BLOCK], fours, weights);
             }

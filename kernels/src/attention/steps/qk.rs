@@ -101,7 +101,10 @@ impl Walk<'_> {
             let left = self.panels.end - panel;
             // Planned tiles of panels that all rows need make one strip.
             let common = if panel < all.start { 0 } else { all.end.saturating_sub(panel) };
-            let planned = left.saturating_sub(self.widest).div_ceil(self.vecs).min(common / self.vecs) * self.vecs;
+            let tiles = left.saturating_sub(self.widest).div_ceil(self.vecs);
+            // What is left for the last tile, unless it is as wide as the others.
+            let tiles = if left - tiles * self.vecs == self.vecs { tiles + 1 } else { tiles };
+            let planned = tiles.min(common / self.vecs) * self.vecs;
             if planned > 0 {
                 let (tiles, panels) = (0..self.spans.len(), panel..panel + planned);
                 compute(self, Strip { tiles, panels, vecs: self.vecs });

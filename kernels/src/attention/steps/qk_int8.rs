@@ -109,7 +109,8 @@ impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
                 )),
             }
         });
-        if a.rows.iter().any(|row| row.factor.abs() > SAFE_FACTOR) {
+        // All blocks of a row have its factor.
+        if a.rows.iter().step_by(sums.max(1)).any(|row| row.factor.abs() > SAFE_FACTOR) {
             correct_zero_sums(a.rows.chunks_exact(sums), a.code, first, a.out);
         }
     }
