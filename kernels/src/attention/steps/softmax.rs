@@ -16,6 +16,7 @@
 use crate::attention::steps::infinite;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::tiling::SCORE_STRIDE;
+use crate::matmul::tile_shape::next_part;
 use crate::simd::exp::{self, Accuracy, Begun, exp};
 use crate::simd::{LANES, Simd};
 use core::ops::Range;
@@ -77,7 +78,7 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
         let same = spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
         let alike_end = if same { rows.min(tile_end + S::TILE_ROWS) } else { tile_end };
         while row < tile_end {
-            let side = (tile_end - row).min(S::SIDE_ROWS);
+            let side = next_part(tile_end - row, S::SIDE_ROWS);
             let next = row + side;
             let alike = !panels.is_empty() && next + side <= alike_end;
             let max = &mut state.rescale_prev[row..if alike { next + side } else { next }];
