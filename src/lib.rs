@@ -28,8 +28,8 @@
 //!
 //! Order of operations for one score: scale·(q·k) → softcap → bias → ALiBi → score function → masks set −∞ → sink added
 //! to the denominator → softmax over keys → weight function → Σ weight·v. Time is B·H·Lq·Lk·(D + Dv) over the visible
-//! pairs; memory beyond the tensors is at most a megabyte per thread. Special cases (NaN, ∞, nothing visible) are
-//! listed in [`ieee`].
+//! pairs; memory beyond the tensors is at most 1.25 MiB per thread for head dimensions to 4096, and what
+//! [`Plan::partials_bytes`] says. Special cases (NaN, ∞, nothing visible) are listed in [`ieee`].
 #![forbid(unsafe_code)]
 
 mod attention;

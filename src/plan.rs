@@ -19,7 +19,8 @@ const LITTLE: usize = 1 << 20;
 const LITTLE_EACH: usize = 4 << 20;
 const MOST: usize = 1 << 30;
 
-/// Division of a problem of one shape into tasks. No bit of the result depends on it.
+/// Division of a problem of one shape into tasks. No bit of the result depends on it, but for the instruction set of its [`Exec`],
+/// if that has no FMA.
 ///
 /// ```
 /// use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut};

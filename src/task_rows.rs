@@ -3,7 +3,7 @@
 use crate::problem::Problem;
 use sdpa_kernels::MAX_TASK;
 
-/// Fewest rows of a task worth packing the keys for: at 32 rows, packing is already a tenth of the work.
+/// Rows of a task worth packing the keys for, about: at 32 rows, packing is already a tenth of the work.
 const MIN_TASK: usize = 32;
 /// Number of rows that take the time of packing the keys for a task.
 const PACKING: usize = 3;

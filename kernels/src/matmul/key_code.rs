@@ -7,7 +7,6 @@ use crate::tensor::element::F16;
 use crate::tensor::rows::Rows;
 
 /// Code of keys: how many bits their elements have, and what turns integer sums into scores.
-///
 pub(crate) trait KeyCode: Copy {
     /// Number of groups of four elements of each key in 64 bytes of sixteen keys: 1 of eight bits, 2 of four.
     const HALVES: usize;

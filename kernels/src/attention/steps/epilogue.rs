@@ -100,7 +100,7 @@ impl RowEnd {
         Self { factor: (high, (factor - high as f64) as f32), top, sum }
     }
 
-    /// Returns ln Σ exp(score), −∞ if no key was visible.
+    /// Returns ln Σ exp(score), the sink among the scores; −∞ if there is nothing to sum.
     pub(crate) fn lse(&self) -> f32 {
         quiet((self.top + self.sum.ln()) as f32)
     }
