@@ -102,7 +102,7 @@ impl Walk<'_> {
             // Planned tiles of panels that all rows need make one strip.
             let common = if panel < all.start { 0 } else { all.end.saturating_sub(panel) };
             let tiles = left.saturating_sub(self.widest).div_ceil(self.vecs);
-            // What is left for the last tile, unless it is as wide as the others.
+            // The last tile belongs to them, too, if it is as wide as the others.
             let tiles = if left - tiles * self.vecs == self.vecs { tiles + 1 } else { tiles };
             let planned = tiles.min(common / self.vecs) * self.vecs;
             if planned > 0 {
