@@ -67,7 +67,7 @@ pub(crate) unsafe fn accumulate<S: Steps>(
         let (together, rows) = gatherable(split, call, unit, places.end, most);
         // SAFETY: the places share the unit's block, so the caller guarantees that their parts are this worker's.
         unsafe {
-            let regions = regions.again();
+            let regions = regions.reborrow();
             if together > 1 {
                 gather(split, bound, step.from(places.start), Gathered { places: together, rows }, regions);
             } else {

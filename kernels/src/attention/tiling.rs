@@ -264,9 +264,9 @@ pub(crate) struct Regions<'a> {
 }
 
 impl Regions<'_> {
-    /// Returns the same regions for other work, of which they hold nothing yet.
+    /// Returns the same regions for other work; what they hold, queries too, counts as nothing.
     #[inline(always)]
-    pub(crate) fn again(&mut self) -> Regions<'_> {
+    pub(crate) fn reborrow(&mut self) -> Regions<'_> {
         let Self { keys, values, scores, out, queries, max, sum, rescale_prev, rescale_block, .. } = self;
         let query_memory = QueryMemory::Free;
         Regions { keys, values, scores, out, queries, query_memory, max, sum, rescale_prev, rescale_block }

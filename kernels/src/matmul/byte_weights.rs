@@ -44,11 +44,11 @@ static OFFSETS: [f32; KEY_BLOCK] = {
 /// Weights of sixteen keys of a row.
 pub(crate) type Panel = [f32; LANES];
 
-/// Returns the unit of the weights of each of `R` rows, `STRIDE` floats apart, none of which is below 0; the scales of their values
-/// are finite.
+/// Returns the unit of each of `R` rows of weights, `STRIDE` floats apart. No weight is below 0; the scales of their values are
+/// finite.
 ///
 /// # Safety
-/// Each row has as many panels as there are scales.
+/// Each row has as many readable panels as there are scales.
 #[inline(always)]
 pub(crate) unsafe fn units<S: Int8Dot, const R: usize, const STRIDE: usize>(
     s: S,
@@ -78,10 +78,13 @@ pub(crate) unsafe fn units<S: Int8Dot, const R: usize, const STRIDE: usize>(
 }
 
 /// Rounds the weights of `R` rows, `STRIDE` floats apart, whose values have these scales, to whole units, in rows of bytes
-/// [`ROW_FLOATS`] apart. They are those of the block's panels from `first` on. Weights that are not finite become any number.
+/// [`ROW_FLOATS`] apart. The weights are those of a block's panels from `first` on. Weights that are not finite become any number.
+///
+/// # Panics
+/// If a block has no such panels.
 ///
 /// # Safety
-/// Each row has as many panels as there are scales, and room for their bytes.
+/// Each row has as many readable panels as there are scales, and room for their bytes.
 #[inline(always)]
 pub(crate) unsafe fn round<S: Int8Dot, const R: usize, const STRIDE: usize>(
     s: S,
@@ -95,7 +98,8 @@ pub(crate) unsafe fn round<S: Int8Dot, const R: usize, const STRIDE: usize>(
     for r in 0..R {
         reciprocals[r] = s.splat(units[r].reciprocal);
     }
-    for (panel, (scale, offsets)) in scales.iter().zip(&OFFSETS.as_chunks().0[first..]).enumerate() {
+    let offsets = &OFFSETS.as_chunks().0[first..first + scales.len()];
+    for (panel, (scale, offsets)) in scales.iter().zip(offsets).enumerate() {
         let (scale, offsets) = (lanes::load(s, scale), lanes::load(s, offsets));
         for r in 0..R {
             // SAFETY: the caller guarantees the panel, and room for its bytes, in row `r < R`.
@@ -111,7 +115,7 @@ pub(crate) unsafe fn round<S: Int8Dot, const R: usize, const STRIDE: usize>(
 /// Returns the sum of the weights times these numbers, for each of `R` rows, `STRIDE` floats apart.
 ///
 /// # Safety
-/// Each row has as many panels as there are numbers.
+/// Each row has as many readable panels as there are numbers.
 #[inline(always)]
 pub(crate) unsafe fn weighted_sums<S: Simd, const R: usize, const STRIDE: usize>(
     s: S,

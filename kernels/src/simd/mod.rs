@@ -12,8 +12,7 @@
 //! 2. Functions generic over `S: Simd` that run below the boundary are `#[inline(always)]`. One that is not inlined into its
 //!    `#[target_feature]` caller runs a hundred times slower.
 //! 3. [`Simd::vectorize`] is the only `#[target_feature]` boundary. It is entered once per kernel step, which covers a
-//!    row block times a key block, or per strip of its tiles (one tile, where neighbours need different keys; int4 values: twice for
-//!    each block of columns).
+//!    row block times a key block, or per strip of its tiles (one tile, where neighbours need different keys, and for int4 values).
 //! 4. Below the boundary: no rayon, no `dyn`, no function pointers, no allocation.
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
 //! 6. An operation is added where backends implement it differently, not because one caller would like it.

@@ -35,12 +35,13 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
         self.call.visible.key_range(first, last, self.seq.kv_len)
     }
 
-    /// Returns the first and the last position of a row of the task, or of its sequence.
+    /// Returns the first and the last position of a row of the task; of a row of its sequence, if the task has rows of several
+    /// heads.
     pub(crate) fn positions(&self) -> (isize, isize) {
         let (rows, q_len) = (&self.task.rows, self.seq.q_len);
-        // Rows of one head are in order; a task that covers several heads may hold any row.
-        let one_head = q_len > 1 && rows.start / q_len == (rows.end - 1) / q_len;
-        let (first, last) = if one_head { (rows.start % q_len, (rows.end - 1) % q_len) } else { (0, q_len - 1) };
+        // Rows of one head are in order; a task that covers several heads may hold any row. One row a head needs no division.
+        let in_order = q_len > 1 && rows.start / q_len == (rows.end - 1) / q_len;
+        let (first, last) = if in_order { (rows.start % q_len, (rows.end - 1) % q_len) } else { (0, q_len - 1) };
         let position = |i: usize| self.seq.offset.saturating_add_unsigned(i);
         (position(first), position(last))
     }

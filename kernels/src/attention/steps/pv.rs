@@ -103,7 +103,7 @@ const _: () = assert!(KEY_BLOCK.is_multiple_of(RUN) && RUN.is_multiple_of(LANES)
 struct Reading {
     /// Number of keys of a run.
     run: usize,
-    /// Distance in terms: [so many](Later::far) bytes, if all columns are here; whole runs.
+    /// [Distance](prefetch_distance) in terms, if all columns are here; whole runs.
     far: usize,
     /// True if the tiles of a run prefetch, together, all of a later one in the order of memory.
     in_order: bool,

@@ -23,15 +23,17 @@ use crate::tensor::rows::{KEY_BLOCK, Rows};
 
 /// Operands of P·V of a tile of rows and a block of int4 values.
 ///
-/// To run them requires that for every key of the span, in whole fours, the values of every block of columns are readable, and the
-/// numbers of every panel.
+/// To run them requires that for every key of the span, in whole fours, the values of every block of columns are readable, and for
+/// every panel of the span the numbers.
 pub(crate) struct Int4Tile<'a> {
     /// Weights, none below 0, zero where hidden, `[row][SCORE_STRIDE]`.
     pub(crate) weights: &'a [f32],
-    /// Keys that the rows need, some.
+    /// Keys that the rows need, at least one.
     pub(crate) span: Span,
     pub(crate) rows: usize,
+    /// Values, a panel for each block of columns.
     pub(crate) values: ValuePanels<NibbleQuad<Lower>>,
+    /// Scales of the values, and centres if they have such.
     pub(crate) numbers: Int4Numbers,
     /// As in [`Values`](super::pv::Values). `out` holds all columns, `out_stride` of them in a row.
     pub(crate) rescale_prev: &'a [f32],
@@ -47,7 +49,8 @@ pub(crate) type ByteRow = [f32; ROW_FLOATS];
 
 /// Returns the largest number of rows of a register tile.
 pub(crate) const fn most_rows<S: Int8Dot>() -> usize {
-    if S::WEIGHT_ROWS < S::TILE_ROWS { S::WEIGHT_ROWS } else { S::TILE_ROWS }
+    let rows = <Int4Fours as MulAdd<S>>::TILE_ROWS;
+    if rows < S::TILE_ROWS { rows } else { S::TILE_ROWS }
 }
 
 impl Int8DotWork for Int4Tile<'_> {
@@ -62,7 +65,8 @@ impl Int8DotWork for Int4Tile<'_> {
                 let mut row = 0;
                 while row < self.rows {
                     let here = next_part(self.rows - row, const { most_rows::<S>() });
-                    // SAFETY: as many rows are left; the caller guarantees values and numbers.
+                    // SAFETY: as many rows are left; their weights were asserted, the tile was checked, and the caller
+                    // guarantees values and numbers.
                     unsafe { by_tile_rows!(here, most most_rows::<S>(), |MR| self.accumulate::<S, MR>(s, row)) }
                     row += here;
                 }
@@ -82,12 +86,12 @@ impl Int4Tile<'_> {
     /// Rounds the weights of `MR` rows from `row` on and multiplies them, a block of columns after the other.
     ///
     /// # Safety
-    /// There are these rows, and the values and numbers of the span.
+    /// There are these rows and their weights, and the values and numbers of the span; the tile was [checked](Self::check).
     #[inline(always)]
     unsafe fn accumulate<S: Int8Dot, const MR: usize>(&mut self, s: S, row: usize) {
         let mut bytes = [[0.0; ROW_FLOATS]; MR];
         for block in 0..self.out_stride.div_ceil(BLOCK) {
-            // SAFETY: the caller guarantees the rows, and the block's values and numbers.
+            // SAFETY: the caller guarantees the rows, the block's values and numbers, and a checked tile.
             unsafe {
                 self.round::<S, MR>(s, row, block, &mut bytes);
                 self.multiply::<S, MR>(s, row, block, &bytes);
@@ -99,7 +103,7 @@ impl Int4Tile<'_> {
     /// [weighted sum](CENTRES) of the centres behind them.
     ///
     /// # Safety
-    /// There are these rows, and the block's numbers for every panel of the span.
+    /// There are these rows and their weights, and the block's numbers for every panel of the span.
     #[inline(always)]
     unsafe fn round<S: Int8Dot, const MR: usize>(&self, s: S, row: usize, block: usize, to: &mut [ByteRow; MR]) {
         let (first, end, kind) = (self.span.first_panel(), self.span.end_panel(), self.numbers.kind);
@@ -138,7 +142,7 @@ impl Int4Tile<'_> {
         }
     }
 
-    /// Accumulates the P·V of `MR` rows from `row` on and a block of columns.
+    /// Accumulates the P·V of `MR` rows from `row` on and a block of columns. `weights` are theirs, of the span's keys.
     ///
     /// # Safety
     /// There are these rows, and the block's values for every key of the span; the tile was [checked](Self::check).

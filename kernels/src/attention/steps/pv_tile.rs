@@ -32,7 +32,8 @@ pub(crate) struct RunningRows {
     pub(crate) ends: Option<TileEnds>,
 }
 
-/// Factors and addresses of a tile's rows that end, in columns `first..past`: see [`ColumnEnds`].
+/// Factors and addresses of a tile's rows that end, in columns `first..past`: see
+/// [`ColumnEnds`](crate::attention::steps::epilogue::ColumnEnds).
 #[derive(Clone, Copy)]
 pub(crate) struct TileEnds {
     pub(crate) factors: *const (f32, f32),

@@ -44,7 +44,8 @@ const fn tile_vecs<S: Int8Dot, C: KeyCode>() -> usize {
     if C::BLOCK_LOADS.is_some() { S::DOT_VECS } else { S::TILE_VECS }
 }
 
-/// Returns what stands for the level that so many rows prefetch keys into.
+/// Returns what stands for the level that so many rows prefetch keys into, or for none if they are many. Rows that prefetch take
+/// as many panels at a time as [`dot_tile::panels`] says: at most `DOT_VECS` into the first level, one into the second.
 #[inline(always)]
 fn level<S: Simd>(s: S, rows: usize) -> u8 {
     match Later::level(s, rows) {
@@ -165,7 +166,7 @@ struct Tile<C> {
     queries: *const Query4,
     rows: *const Row,
     keys: *const i8,
-    /// Keys to prefetch, in the order in which these are read: these themselves, if another tile prefetches later ones.
+    /// Keys to prefetch, in the order in which these are read: these themselves, if later ones are not this tile's to prefetch.
     later: *const i8,
     code: C,
     size: QuerySize,

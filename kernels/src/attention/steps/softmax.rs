@@ -68,7 +68,8 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
     assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
     assert!(state.max.len() >= padded && state.sum.len() >= padded);
     assert!(state.rescale_prev.len() >= padded && state.rescale_block.len() >= padded);
-    // So that a full tile's rows are computed SIDE_ROWS at a time, and the rows that follow are as many.
+    // So that a full tile's rows are computed SIDE_ROWS at a time. No part is larger than the one before it, so the maxima
+    // that were computed ahead are enough.
     const { assert!(S::TILE_ROWS.is_multiple_of(S::SIDE_ROWS)) };
     let mut known = false;
     for (tile, span) in spans.iter().enumerate() {

@@ -323,8 +323,10 @@ impl PagePool {
         let mut filled = ENTRIES;
         for Stretch { page, row, len } in stretches {
             let panels = len.div_ceil(LANES);
-            let first = &part::<F16>(self.page(page), numbers.clone())[row / LANES * each..][..panels * each];
-            table.fill(filled, panels, first.as_ptr(), each as isize);
+            let (numbers, first) = (part::<F16>(self.page(page), numbers.clone()), row / LANES * each);
+            assert!(first + panels * each <= numbers.len(), "panels outside a page");
+            // Not a part of the slice: the numbers of later blocks of columns are found from here.
+            table.fill(filled, panels, numbers.as_ptr().wrapping_add(first), each as isize);
             filled += panels;
         }
         // SAFETY: the stretches have a key, so the first entry was filled.

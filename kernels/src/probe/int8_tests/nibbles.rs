@@ -25,6 +25,7 @@ struct Multiply<'a>(Int4Tile<'a>, Vec<ByteRow>);
 
 impl Int8DotWork for Multiply<'_> {
     type Output = ();
+    #[inline(always)]
     unsafe fn run<S: Int8Dot>(self, s: S) {
         let Self(mut tile, weights) = self;
         tile.check();
@@ -34,7 +35,10 @@ impl Int8DotWork for Multiply<'_> {
             by_tile_rows!(here, most most_rows::<S>(), |MR| {
                 let weights = weights[row..].first_chunk::<MR>().expect("as many rows");
                 // SAFETY: there are these rows, and the block's values for every key.
-                s.vectorize(|| unsafe { tile.multiply::<S, MR>(s, row, 0, weights) });
+                s.vectorize(
+                    #[inline(always)]
+                    || unsafe { tile.multiply::<S, MR>(s, row, 0, weights) },
+                );
             });
             row += here;
         }
