@@ -25,7 +25,7 @@ use crate::matmul::prefetch::READING_ROWS;
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::simd::width::LINE_BYTES;
-use crate::simd::{Bf16Dot, Bf16x2, LANES, Level, NO_LEVEL, SECOND_OR_NONE, Simd};
+use crate::simd::{Bf16Dot, Bf16x2, FIRST, LANES, Level, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
 use crate::tensor::element::Load;
 use core::ops::Range;
 
@@ -181,6 +181,23 @@ pub(crate) fn panels<S: Simd>(s: S, rows: usize, [few, most]: [usize; 2]) -> usi
         ..=READING_ROWS => 1,
         _ => most,
     }
+}
+
+/// Returns what stands for the level that `rows` rows prefetch panels into, or for none if they are many. Rows that prefetch take
+/// as many panels at a time as [`panels`] says: `few` at most into the first level, one into the second.
+#[inline(always)]
+pub(crate) fn level<S: Simd>(s: S, rows: usize) -> u8 {
+    match Later::level(s, rows) {
+        _ if rows > READING_ROWS => NO_LEVEL,
+        Level::First => FIRST,
+        Level::Second => SECOND,
+    }
+}
+
+/// Returns the largest number of rows of a tile that prefetches into `level`, at most `most`: those that do into the first have
+/// few.
+pub(crate) const fn most_rows(most: usize, level: u8) -> usize {
+    if level == FIRST && FEW_ROWS < most { FEW_ROWS } else { most }
 }
 
 /// Returns the largest number of panels of the last tile in a row of tiles of `vecs`: one more, if `vecs` is above one

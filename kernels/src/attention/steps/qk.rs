@@ -9,10 +9,10 @@ mod tests;
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
-use crate::matmul::dot_tile::{self, FEW_ROWS, KeyOperand, Later, Tile};
+use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
 use crate::matmul::prefetch::{PrefetchQueue, PrefetchStream};
 use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
-use crate::simd::{FIRST, LANES, Level, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
+use crate::simd::{FIRST, LANES, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
 use crate::tensor::any::AnyPanels;
 use crate::tensor::rows::Rows;
 use core::hint::black_box;
@@ -195,11 +195,9 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: &mut Scores<'_, 
     let widest = if rows > READING_ROWS { dot_tile::widest::<S>(vecs) } else { vecs };
     let prefetch = &mut *a.prefetch;
     let mut walk = Walk { rows, panels: panels.clone(), spans, vecs, widest, next_bias, prefetch, lines };
-    let level = match later.filter(|_| rows <= READING_ROWS).map(|_| Later::level(s, rows)) {
-        None => NO_LEVEL,
-        Some(Level::First) => FIRST,
-        Some(Level::Second) if spans.len() == 1 => SECOND,
-        Some(Level::Second) => SECOND_OR_NONE,
+    let level = match later.map_or(NO_LEVEL, |_| dot_tile::level(s, rows)) {
+        SECOND if spans.len() > 1 => SECOND_OR_NONE,
+        level => level,
     };
     // SAFETY: rows and panels of a strip are those of `a`, so by the assertion above their scores are inside `a.out`; the
     // caller guarantees that queries and keys are readable.
@@ -258,11 +256,6 @@ impl<T> Operands<'_, T> {
     }
 }
 
-/// Returns the largest number of rows of a tile that prefetches into `level`: those that do into the first have few.
-const fn most_rows<S: Simd>(level: u8) -> usize {
-    if level == FIRST && FEW_ROWS < S::TILE_ROWS { FEW_ROWS } else { S::TILE_ROWS }
-}
-
 /// Computes the scores of a strip, `NV` panels at a time.
 ///
 /// # Safety
@@ -295,7 +288,7 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
                     later: later.map(|later| a.later(later, n, NV)),
                     stream,
                 };
-                by_tile_rows!(rows, most most_rows::<S>(LEVEL), |MR| dot_tile::tile::<S, T, MR, NV, LEVEL>(
+                by_tile_rows!(rows, most dot_tile::most_rows(S::TILE_ROWS, LEVEL), |MR| dot_tile::tile::<S, T, MR, NV, LEVEL>(
                     s,
                     tile,
                     #[inline(always)]

@@ -7,12 +7,12 @@ use crate::attention::steps::qk::{Strip, StripTile, Walk};
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
-use crate::matmul::dot_tile::{self, FEW_ROWS, Later};
+use crate::matmul::dot_tile::{self, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row};
 use crate::matmul::key_code::{BlockAt, KeyCode};
-use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, tile_prefetches};
+use crate::matmul::prefetch::{PrefetchQueue, tile_prefetches};
 use crate::matmul::tile_shape::next_part;
-use crate::simd::{FIRST, Int8Dot, Int8DotWork, LANES, Level, NO_LEVEL, Query4, SECOND, Simd};
+use crate::simd::{FIRST, Int8Dot, Int8DotWork, LANES, Level, NO_LEVEL, Query4, SECOND};
 use crate::tensor::rows::Rows;
 
 /// Operands of integer QKᵀ: a row block's queries, a run of packed keys, and the score block to write. To run them requires
@@ -42,17 +42,6 @@ pub(crate) struct Scores<'a, C> {
 /// Number of panels of a tile of many rows: fewer with float sums over blocks beside the integer ones.
 const fn tile_vecs<S: Int8Dot, C: KeyCode>() -> usize {
     if C::BLOCK_LOADS.is_some() { S::DOT_VECS } else { S::TILE_VECS }
-}
-
-/// Returns what stands for the level that so many rows prefetch keys into, or for none if they are many. Rows that prefetch take
-/// as many panels at a time as [`dot_tile::panels`] says: at most `DOT_VECS` into the first level, one into the second.
-#[inline(always)]
-fn level<S: Simd>(s: S, rows: usize) -> u8 {
-    match Later::level(s, rows) {
-        _ if rows > READING_ROWS => NO_LEVEL,
-        Level::First => FIRST,
-        Level::Second => SECOND,
-    }
 }
 
 /// The contract is that of [`Scores`].
@@ -94,7 +83,7 @@ impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
                 size: a.size,
                 out: out.add(first * LANES),
             };
-            match level::<S>(s, all) {
+            match dot_tile::level(s, all) {
                 FIRST if const { S::MAY_HAVE_LARGE_L1 } => by_tile_vecs!(strip.vecs, most const { S::DOT_VECS }, |NV| s
                 .vectorize(
                     #[inline(always)]
@@ -115,11 +104,6 @@ impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
             correct_zero_sums(a.rows.chunks_exact(sums), a.code, first, a.out);
         }
     }
-}
-
-/// Returns the largest number of rows of a tile that prefetches into `level`: those that do into the first have few.
-const fn most_rows<S: Int8Dot>(level: u8) -> usize {
-    if level == FIRST && FEW_ROWS < S::INT8_DOT_ROWS { FEW_ROWS } else { S::INT8_DOT_ROWS }
 }
 
 /// Largest query factor that no key scale makes infinite: key scales are at most `f32::MAX / 127`.
@@ -196,7 +180,7 @@ impl<C: KeyCode> Operands<C> {
                     unsafe {
                         let far = tile_prefetches::<S>(row, here, all).then(|| Later::far(s, all));
                         let tile = self.at(row, panel - first_panel, far);
-                        by_tile_rows!(here, most most_rows::<S>(LEVEL), |MR| tile.run::<S, MR, NV, LEVEL>(s));
+                        by_tile_rows!(here, most dot_tile::most_rows(S::INT8_DOT_ROWS, LEVEL), |MR| tile.run::<S, MR, NV, LEVEL>(s));
                     }
                     done += here;
                 }

@@ -1,0 +1,116 @@
+//! P·V of a row block and a key block whose values are int4.
+
+use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::pv_int4::Int4Tile;
+use crate::attention::tiling::{Regions, SCORE_STRIDE};
+use crate::kv::key_block::Int4Numbers;
+use crate::kv::value_panels::ValuePanels;
+use crate::matmul::int4::NibbleQuad;
+use crate::matmul::tile_shape::MAX_TILE_ROWS;
+use crate::simd::Lower;
+use crate::tensor::rows::KEY_BLOCK;
+use core::ops::Range;
+
+/// Choice of weights by their sign: bytes have none.
+#[derive(Clone, Copy)]
+enum Signs {
+    /// All: none is below 0.
+    NonNegative,
+    /// Those above 0, of a weight function that may give others.
+    Above,
+    /// Those below 0, with the sign changed.
+    Below,
+}
+
+impl Signs {
+    /// Returns these of the weights of a tile; the others become 0, and NaN stays.
+    fn part(self, weights: &[f32]) -> [f32; MAX_TILE_ROWS * SCORE_STRIDE] {
+        let mut part = [0.0; MAX_TILE_ROWS * SCORE_STRIDE];
+        let sign = if let Self::Below = self { -1.0 } else { 1.0 };
+        for (part, weight) in part.iter_mut().zip(weights) {
+            let weight = sign * weight;
+            *part = if weight <= 0.0 { 0.0 } else { weight };
+        }
+        part
+    }
+}
+
+impl<S: Steps> KeyBlock<'_, '_, S> {
+    /// Accumulates the P·V of int4 values, with weights rounded to bytes: those of a weight function in two passes, first those
+    /// above 0.
+    ///
+    /// # Safety
+    /// The values and numbers are the block's.
+    pub(crate) unsafe fn accumulate_pv_int4(
+        &mut self,
+        values: ValuePanels<NibbleQuad<Lower>>,
+        numbers: Int4Numbers,
+        row_block: Range<usize>,
+    ) {
+        if !values.first.are_scattered() {
+            // SAFETY: the block has a panel of values.
+            let first = unsafe { numbers.first.at(0) }.cast();
+            let bytes = numbers.kind.number_bytes(KEY_BLOCK, self.task.tiling.value_dim);
+            self.task.prefetch_behind_scales(first, bytes);
+        }
+        if !self.task.given.prob {
+            // SAFETY: the caller guarantees the values and numbers.
+            return unsafe { self.accumulate_bytes(values, numbers, row_block, Signs::NonNegative) };
+        }
+        let rows = row_block.len();
+        // Weights of a function are final: nothing is rescaled.
+        debug_assert!(!self.fresh && self.regions.rescale_prev[..rows].iter().all(|&factor| factor == 1.0));
+        // SAFETY: as above.
+        unsafe { self.accumulate_bytes(values, numbers, row_block.clone(), Signs::Above) };
+        self.regions.rescale_block[..rows].fill(-1.0);
+        // SAFETY: as above.
+        unsafe { self.accumulate_bytes(values, numbers, row_block, Signs::Below) };
+        self.regions.rescale_block[..rows].fill(1.0);
+    }
+
+    /// Accumulates the P·V of int4 values and some weights, a tile of rows after the other.
+    ///
+    /// # Safety
+    /// The values and numbers are the block's.
+    unsafe fn accumulate_bytes(
+        &mut self,
+        values: ValuePanels<NibbleQuad<Lower>>,
+        numbers: Int4Numbers,
+        row_block: Range<usize>,
+        signs: Signs,
+    ) {
+        let (task, out_stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
+        for (tile, &span) in self.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()) {
+            let first = tile * S::TILE_ROWS;
+            let here = S::TILE_ROWS.min(rows - first);
+            let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
+            let weights = &scores[first * SCORE_STRIDE..][..here * SCORE_STRIDE];
+            let part;
+            let weights = match signs {
+                Signs::NonNegative => weights,
+                Signs::Above | Signs::Below => {
+                    part = signs.part(weights);
+                    &part
+                }
+            };
+            // SAFETY: the caller guarantees the block's values, whole vectors of fours for every key, and its numbers, in whole
+            // panels.
+            unsafe {
+                task.s.values_int4(Int4Tile {
+                    weights,
+                    span,
+                    rows: here,
+                    values,
+                    numbers,
+                    rescale_prev: &rescale_prev[first..],
+                    rescale_block: &rescale_block[first..],
+                    fresh: self.fresh,
+                    out: &mut out[(row_block.start + first) * out_stride..],
+                    out_stride,
+                    prefetch: &mut self.prefetch,
+                });
+            }
+        }
+    }
+}
