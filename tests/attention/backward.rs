@@ -8,3 +8,4 @@ mod hidden;
 mod oracle;
 mod refusals;
 mod support;
+mod written;

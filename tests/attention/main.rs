@@ -37,3 +37,4 @@ mod paged;
 mod positions;
 mod shared_prefixes;
 mod split_keys;
+mod written;

@@ -30,3 +30,4 @@ mod multi_head;
 mod norms;
 mod torch_layers;
 mod transformer;
+mod written;

@@ -59,10 +59,10 @@ impl<'a> BackwardLaunch<'a> {
             bias.clear();
         }
         let (rows, progress) = memory.parts(&call);
-        let columns = Queue::new(if call.q.shape()[1] == 0 { 0 } else { columns });
         let stop = Stop::when(None);
         let pass = BackwardPass { checked, saved, gradients, reduced, rows, columns_per_head, progress, stop };
-        Some(Self { pass, columns })
+        // Without query heads, too: gradients of keys and values are then zeros.
+        Some(Self { pass, columns: Queue::new(columns) })
     }
 
     /// Number of independent pieces of work, about.
