@@ -33,7 +33,7 @@ pub use attention::backward::memory::{BackwardMemory, BackwardScratch};
 pub use attention::call::{Call, Sequence};
 pub use attention::launch::Launch;
 pub use attention::masks::{Documents, MaskError, PerSequence, PrefixLm, Tree};
-pub use attention::merge::merge_states;
+pub use attention::merge::{merge_results, merge_states};
 pub use attention::mods::{
     And, BlockClass, BlockPosition, MaskMod, Mods, NoMod, Not, Or, Position, ProbMod, ScoreMod, WithDerivative,
 };

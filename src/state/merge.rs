@@ -3,7 +3,7 @@
 use crate::attention::Attention;
 use crate::error::{Error, ONE_A_ROW, one, same};
 use crate::state::AttnState;
-use sdpa_kernels::{Alignment, Causality, Precision, View, ViewMut, Visible, Window, merge_states};
+use sdpa_kernels::{Alignment, Causality, Isa, Precision, View, ViewMut, Visible, Window, merge_results, merge_states};
 
 impl AttnState<'_> {
     /// Merges a state over the keys that follow this state's keys, for the same queries. The sinks of `later` are
@@ -119,7 +119,8 @@ impl Settings {
 /// Merges two results over different keys by their LSEs: `out` and `lse` become, up to rounding, the result of
 /// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`.
 ///
-/// A sink must be part of only one of the two results. (Flash-Decoding; `merge_state` in FlashInfer. The log is
+/// A side whose LSE is −∞ has seen no key and counts for nothing, whatever its output holds, NaN included; if both are, the
+/// output is 0 and the LSE −∞. A sink must be part of only one of the two results. (Flash-Decoding; `merge_state` in FlashInfer. The log is
 /// natural.)
 ///
 /// ```
@@ -139,10 +140,9 @@ impl Settings {
 /// [`Error::Mismatch`] if the shapes differ, [`Error::Size`] if an LSE has more than one value a row; `out` and `lse` are then
 /// untouched.
 pub fn merge(
-    (mut out, mut lse): (ViewMut<'_>, ViewMut<'_>),
+    (out, lse): (ViewMut<'_>, ViewMut<'_>),
     (other_out, other_lse): (View<'_>, View<'_>),
 ) -> Result<(), Error> {
-    let [batch, heads, rows, dim] = out.shape();
     for (index, what) in ["batch", "heads", "rows", "value_dim"].into_iter().enumerate() {
         same("other out", what, other_out.shape()[index], out.shape()[index], "out")?;
         for (argument, got) in [("lse", lse.shape()[index]), ("other lse", other_lse.shape()[index])] {
@@ -152,21 +152,6 @@ pub fn merge(
             }
         }
     }
-    for row in 0..batch * heads * rows {
-        let at = |d| [row / rows / heads, row / rows % heads, row % rows, d];
-        let (Some(a), Some(&b)) = (lse.get_mut(at(0)), other_lse.get(at(0))) else { continue };
-        let (mine, others) = (*a as f64, b as f64);
-        let top = if others > mine { others } else { mine };
-        if top == f64::NEG_INFINITY && !mine.is_nan() && !others.is_nan() {
-            continue;
-        }
-        let (wa, wb) = ((mine - top).exp(), (others - top).exp());
-        *a = (top + (wa + wb).ln()) as f32;
-        for d in 0..dim {
-            if let (Some(x), Some(&y)) = (out.get_mut(at(d)), other_out.get(at(d))) {
-                *x = ((*x as f64 * wa + y as f64 * wb) / (wa + wb)) as f32;
-            }
-        }
-    }
+    merge_results(Isa::detect(), [out, lse], [other_out, other_lse]);
     Ok(())
 }

@@ -28,6 +28,7 @@ mod kv_support;
 mod latent;
 mod masks;
 mod memory;
+mod merging;
 mod mistakes;
 mod mixed;
 mod ndarray;

@@ -1,9 +1,12 @@
-//! Merge of softmax states: a state accumulated over later keys into one accumulated over earlier keys.
+//! Merges: of softmax states, one accumulated over later keys into one accumulated over earlier keys, and of results over
+//! different keys.
 
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::softmax::SoftmaxState;
-use crate::simd::LANES;
 use crate::simd::isa::Isa;
+use crate::simd::{LANES, Simd};
+use crate::tensor::view::View;
+use crate::tensor::view_mut::ViewMut;
 
 /// Merges rows accumulated over later keys into rows accumulated over earlier ones: maxima, sums, and outputs of `dim`
 /// elements each, not normalised. With one block of later keys the result is bit for bit that of the fused loop.
@@ -49,4 +52,92 @@ pub fn merge_states(isa: Isa, dim: usize, earlier: [&mut [f32]; 3], later: [&[f3
         }
     }
     dispatch!(isa, |s| Merge(dim, earlier, later).run(s));
+}
+
+/// Merges outputs over other keys into outputs, `[batch, heads, rows, dim]`, by their log-sum-exps, `[batch, heads, rows, 1]`.
+/// A side whose log-sum-exp is −∞ counts for nothing, whatever its output holds.
+///
+/// # Panics
+/// If the shapes do not fit together.
+pub fn merge_results(isa: Isa, mine: [ViewMut<'_>; 2], others: [View<'_>; 2]) {
+    let [out, lse] = mine.each_ref().map(ViewMut::shape);
+    let [b, h, l, _] = out;
+    assert!(others.map(|x| x.shape()) == [out, lse] && lse == [b, h, l, 1], "results of different shapes");
+    dispatch!(isa, |s| s.vectorize(
+        #[inline(always)]
+        || merge_all(mine, others)
+    ));
+}
+
+#[inline(always)]
+fn merge_all([mut out, mut lse]: [ViewMut<'_>; 2], [other_out, other_lse]: [View<'_>; 2]) {
+    let [batch, heads, rows, dim] = out.shape();
+    for (b, h, l) in (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |l| (b, h, l)))) {
+        let (Some(lse), Some(&other_lse)) = (lse.get_mut([b, h, l, 0]), other_lse.get([b, h, l, 0])) else { continue };
+        let weights = Weights::of(*lse, other_lse);
+        *lse = weights.lse;
+        if let (Some(out), Some(other)) = (out.contiguous_row_mut([b, h, l]), other_out.contiguous_row([b, h, l])) {
+            weights.merge(out, other);
+            continue;
+        }
+        for at in (0..dim).map(|d| [b, h, l, d]) {
+            if let (Some(x), Some(y)) = (out.get_mut(at), other_out.get(at)) {
+                weights.merge(core::slice::from_mut(x), core::slice::from_ref(y));
+            }
+        }
+    }
+}
+
+/// How two rows over different keys are merged.
+struct Weights {
+    /// Log-sum-exp over the keys of both.
+    lse: f32,
+    kind: Merge,
+}
+
+/// Sides that count in a merge.
+#[derive(Clone, Copy)]
+enum Merge {
+    /// Neither: the result is 0.
+    Neither,
+    /// The row merged into.
+    Mine,
+    /// The other row.
+    Other,
+    /// Both, with these weights, not normalised.
+    Both([f64; 2]),
+}
+
+impl Weights {
+    #[inline(always)]
+    fn of(mine: f32, other: f32) -> Self {
+        let hidden = f32::NEG_INFINITY;
+        match (mine == hidden, other == hidden) {
+            (true, true) => Self { lse: hidden, kind: Merge::Neither },
+            (false, true) => Self { lse: mine, kind: Merge::Mine },
+            (true, false) => Self { lse: other, kind: Merge::Other },
+            (false, false) => {
+                let (mine, other) = (f64::from(mine), f64::from(other));
+                let top = if other > mine { other } else { mine };
+                let weights = [(mine - top).exp(), (other - top).exp()];
+                Self { lse: (top + (weights[0] + weights[1]).ln()) as f32, kind: Merge::Both(weights) }
+            }
+        }
+    }
+
+    /// Merges some elements of the rows.
+    #[inline(always)]
+    fn merge(&self, out: &mut [f32], other: &[f32]) {
+        match self.kind {
+            Merge::Neither => out.fill(0.0),
+            Merge::Mine => {}
+            Merge::Other => out.copy_from_slice(other),
+            Merge::Both([mine, others]) => {
+                let sum = mine + others;
+                for (x, &y) in out.iter_mut().zip(other) {
+                    *x = ((f64::from(*x) * mine + f64::from(y) * others) / sum) as f32;
+                }
+            }
+        }
+    }
 }

@@ -106,6 +106,16 @@ impl<'a, T> ViewMut<'a, T> {
         })
     }
 
+    /// Returns the elements of a row inside the shape, if they are contiguous.
+    pub(crate) fn contiguous_row_mut(&mut self, [b, h, l]: [usize; 3]) -> Option<&mut [T]> {
+        let [nb, nh, nl, nd] = self.shape();
+        let inside = b < nb && h < nh && l < nl && nd > 0;
+        (inside && self.strides()[3] == 1).then(|| {
+            // SAFETY: the row is inside the shape, its `nd` elements lie side by side, and the view is borrowed exclusively.
+            unsafe { core::slice::from_raw_parts_mut(self.data.add(self.layout.row(b, h, l)), nd) }
+        })
+    }
+
     /// Returns the elements as one slice if they are dense in the order batch, heads, rows, dim; otherwise the view
     /// itself.
     ///
