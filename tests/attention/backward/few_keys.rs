@@ -113,3 +113,22 @@ fn keys_may_be_spread_over_calls() {
         }
     }
 }
+
+/// Nothing flows back into the output here, and log-sum-exps near 30 are rounded by up to a millionth: what that makes of weights
+/// is taken out of gradients all the same.
+#[test]
+fn gradients_of_a_rows_scores_add_up_to_that_of_its_log_sum_exp() {
+    let mut rng = Rng::new(3);
+    let bias = Tensor::from_fn([1, 1, 400, 1], |_| 29.0 + rng.normal());
+    let case = Case { bias: Some(bias.into()), ..Case::plain(&mut rng, [1, 1, 1, 400, 3, 64, 16]) };
+    let d_lse = Tensor::normal([1, 1, 400, 1], &mut rng);
+    let back =
+        Back { d_out: Tensor::filled([1, 1, 400, 16], 0.0), d_lse: Some(d_lse.clone()), ..Back::of(&mut rng, case) };
+    for (isa, exec) in execs() {
+        let got = back.run(exec).bias;
+        for (row, (sum, expected)) in got.data.iter().zip(&d_lse.data).enumerate() {
+            let off = (sum - expected).abs() / expected.abs();
+            assert!(off < 4e-7, "{isa}, row {row}: {sum}, expected {expected}: off by {off:e} of it");
+        }
+    }
+}
