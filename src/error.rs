@@ -154,7 +154,8 @@ pub enum Error {
         /// End of the evicted keys (exclusive).
         end: usize,
     },
-    /// A row would see a key that its cache has evicted, through a window that is wider than the cache's.
+    /// A call's window shows more keys than its sliding cache was made to keep. It is refused at every length, also while
+    /// the cache still has those keys.
     Wider {
         /// Side of the keys on which it is wider, `last` or `first`.
         side: &'static str,
@@ -162,12 +163,6 @@ pub enum Error {
         got: usize,
         /// Number of keys there that the cache keeps.
         keeps: usize,
-        /// Index of the sequence in the cache.
-        sequence: usize,
-        /// Index of the query row.
-        row: usize,
-        /// First evicted key that the row would see.
-        key: usize,
     },
     /// A block table, or the page pool it refers to, is invalid.
     Pages(PageError),

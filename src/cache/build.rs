@@ -173,9 +173,23 @@ impl KvCache {
         Ok(Self { cache: self.cache.with_int8(channels), ..self })
     }
 
-    /// Creates an empty cache for a sliding window: keys that no later row can see are evicted, a block of 256 at a
-    /// time. Rows may see the last `last` keys, their own included, and the first `first`. Other arguments as for
-    /// [`Self::new`].
+    /// Creates an empty cache for a sliding window. Rows may see the last `last` keys, their own included, and the first
+    /// `first`. Keys that no later row can see are evicted, a block of 256 at a time, so some of them stay for a while.
+    /// Other arguments as for [`Self::new`].
+    ///
+    /// A call with a window that shows more last or first keys than these is refused at every length
+    /// ([`Error::Wider`]); one without a window, or with one that has no end on the left, if a row would see a key that
+    /// was evicted ([`Error::Evicted`]).
+    ///
+    /// ```
+    /// use core::num::NonZeroUsize;
+    /// use sdpa::{Alignment, Attention, KvCache, Window};
+    /// let last = NonZeroUsize::new(512).unwrap();
+    /// let cache = KvCache::sliding(1, 8, [64, 64], last, 4)?;
+    /// let window = Window::last_tokens(last).keep_first(4); // as many keys as the cache keeps, or fewer
+    /// let attention = Attention::new().window(window).align(Alignment::BottomRight);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Self::new`].

@@ -3,9 +3,10 @@
 use crate::error::Error;
 use sdpa_kernels::{Cache, Call};
 
-/// Refuses calls whose rows would see keys that a sliding cache has evicted; `of_all_keys` is the name of an output that
-/// has an element for every key, if there is one.
+/// Refuses calls under a window wider than that of a sliding cache, at any length; and calls whose rows would see keys that
+/// it has evicted. `of_all_keys` is the name of an output that has an element for every key, if there is one.
 pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'static str>) -> Result<(), Error> {
+    refuse_wider(cache, call)?;
     for index in 0..call.sequences() {
         let sequence = call.sequence(index);
         let evicted = cache.evicted(sequence.source);
@@ -23,25 +24,22 @@ pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'s
                 .map(|(from, to)| (from.max(evicted.start), to.min(evicted.end)))
                 .find(|(from, to)| from < to);
             if let Some((key, _)) = seen {
-                let sequence = sequence.source;
-                return Err(match wider(cache, call, key) {
-                    Some((side, [got, keeps])) => Error::Wider { side, got, keeps, sequence, row, key },
-                    None => Error::Evicted { sequence, row, key, end: evicted.end },
-                });
+                return Err(Error::Evicted { sequence: sequence.source, row, key, end: evicted.end });
             }
         }
     }
     Ok(())
 }
 
-/// Returns the side on which the call's window shows more keys, this evicted one among them, than the cache keeps, with
-/// both numbers; `None` if it is no wider, or has no end.
-fn wider(cache: &Cache, call: &Call<'_>, key: usize) -> Option<(&'static str, [usize; 2])> {
-    let (window, keep) = (call.visible.window?, cache.keeps()?);
-    let (first, last) = (window.kept_first(), window.sides()[0]?.saturating_add(1));
-    if key < first && first > keep.first {
-        Some(("first", [first, keep.first]))
-    } else {
-        (last > keep.last).then_some(("last", [last, keep.last]))
+/// Refuses a window that shows more keys on a side than the cache was made to keep. A window without an end on the left
+/// is no wider: as without a window, rows may see what is there.
+fn refuse_wider(cache: &Cache, call: &Call<'_>) -> Result<(), Error> {
+    let (Some(window), Some(keep)) = (call.visible.window, cache.keeps()) else { return Ok(()) };
+    let last = window.sides()[0].map_or(0, |left| left.saturating_add(1));
+    for (side, got, keeps) in [("first", window.kept_first(), keep.first), ("last", last, keep.last)] {
+        if got > keeps {
+            return Err(Error::Wider { side, got, keeps });
+        }
     }
+    Ok(())
 }

@@ -53,10 +53,9 @@ impl fmt::Display for Error {
                 "cache: row {row} of sequence {sequence} sees key {key}, but the sliding cache has evicted keys before {end}: \
                  the call has no window, or one that reaches further back than the cache keeps"
             ),
-            Self::Wider { side, got, keeps, sequence, row, key } => write!(
+            Self::Wider { side, got, keeps } => write!(
                 f,
-                "window: shows the {side} {got} keys, but the sliding cache keeps the {side} {keeps} (row {row} of sequence \
-                 {sequence} would see key {key}, which is evicted)"
+                "window: shows the {side} {got} keys, but the sliding cache was made to keep the {side} {keeps}"
             ),
             Self::Pages(e) => e.fmt(f),
             Self::Mask(e) => e.fmt(f),

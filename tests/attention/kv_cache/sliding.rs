@@ -179,16 +179,15 @@ fn who_would_see_a_key_let_go_is_refused() {
     let end = Attention::new().align(Alignment::BottomRight);
     let at = |offset| Attention::new().align(Alignment::Offset(offset));
     let gone = |row, key| Some(Error::Evicted { sequence: 0, row, key, end: 512 });
-    let wider =
-        |[row, key]: [usize; 2], side, got, keeps| Some(Error::Wider { side, got, keeps, sequence: 0, row, key });
+    let wider = |side, got, keeps| Some(Error::Wider { side, got, keeps });
     for (name, attention, rows, expected) in [
         ("everything", Attention::new(), 1, gone(0, 256)),
         ("causal", end.causal(), 1, gone(0, 256)),
         ("the window it was made for", end.window(window(16, 4)), 1, None),
-        ("the widest that is there", end.window(window(89, 256)), 1, None),
-        ("one key too far back", end.window(window(90, 0)), 1, wider([0, 511], "last", 90, 16)),
-        ("one first key too many", end.window(window(16, 257)), 1, wider([0, 256], "first", 257, 4)),
-        ("a row earlier", end.window(window(89, 0)), 2, wider([0, 511], "last", 89, 16)),
+        ("the widest that is there", end.window(window(89, 256)), 1, wider("first", 256, 4)),
+        ("one key too far back", end.window(window(17, 4)), 1, wider("last", 17, 16)),
+        ("one first key too many", end.window(window(16, 5)), 1, wider("first", 5, 4)),
+        ("a window without an end", end.window(Window::inclusive(None, Some(0))), 1, gone(0, 256)),
         ("rows as far back as there are keys", end.window(window(16, 4)), 75, gone(0, 511)),
         ("one fewer", end.window(window(16, 4)), 74, None),
         ("among the first", at(0).causal(), 256, None),
@@ -204,6 +203,39 @@ fn who_would_see_a_key_let_go_is_refused() {
     ] {
         assert_eq!(refusal(&attention, &cache, rows, None), expected, "{name}");
     }
+}
+
+/// A server that asks for too much finds out in its first step, not when a block goes.
+#[test]
+fn a_window_wider_than_its_sliding_cache_is_refused_at_every_length() {
+    let end = Attention::new().align(Alignment::BottomRight);
+    let mut cache = sliding(1, 1, [8, 8], 100, 4);
+    for len in 0..700 {
+        let refusals = [window(101, 0), window(usize::MAX, 4), window(100, 5), Window::inclusive(Some(100), None)];
+        for wide in refusals {
+            for (rows, of) in [(1, end), (3, end), (2, end.causal()), (0, end)] {
+                let error = wider(&of.window(wide), &cache, rows);
+                assert!(matches!(error, Some(Error::Wider { .. })), "{len} keys, {wide:?}, {rows} rows: {error:?}");
+            }
+        }
+        for narrow in [window(100, 4), window(1, 0), Window::inclusive(Some(99), Some(3)).keep_first(2)] {
+            assert_eq!(wider(&end.window(narrow), &cache, 1), None, "{len} keys, {narrow:?}");
+        }
+        let token = Tensor::normal([1, 1, 1, 8], &mut Rng::new(len));
+        cache.append(token.view(), token.view()).unwrap();
+    }
+    let error = wider(&end.window(window(101, 0)), &cache, 1).map(|e| e.to_string());
+    assert_eq!(error.unwrap(), "window: shows the last 101 keys, but the sliding cache was made to keep the last 100");
+}
+
+/// The error of a call over some rows, checked to have left the output alone.
+fn wider(attention: &Attention, cache: &KvCache, rows: usize) -> Option<Error> {
+    let q = Tensor::normal([1, 2, rows, 8], &mut Rng::new(7));
+    let mut out = vec![42.0; 2 * rows * 8];
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 2, rows, 8]).unwrap());
+    let error = sdpa::attention(attention, Inputs::cached(q.view(), cache), outputs).err();
+    assert!(error.is_none() || out.iter().all(|&x| x == 42.0), "a refused call wrote");
+    error
 }
 
 #[test]
