@@ -1,9 +1,12 @@
 //! Errors: everything that can be wrong with a call, under the names of the caller's arguments.
 
+mod limit;
 mod messages;
 
 use crate::cause::Cause;
 use sdpa_kernels::{LayoutError, MaskError, PageError};
+
+pub(crate) use limit::{LONGEST_DIM, at_least, at_most, exactly, multiple_of};
 
 /// Reason why a call was refused. Outputs are then untouched.
 ///
@@ -29,6 +32,21 @@ pub enum Error {
         /// Size it should have.
         expected: usize,
         /// Source of the expected size.
+        of: &'static str,
+    },
+    /// A size is beyond its limit, or not what others come to: their sum, their product, a multiple of one.
+    Range {
+        /// Name of the argument at fault.
+        argument: &'static str,
+        /// Name of the size.
+        what: &'static str,
+        /// Size found in that argument.
+        got: usize,
+        /// Kind of bound that the size breaks.
+        bound: Bound,
+        /// Limit of the range.
+        limit: usize,
+        /// Meaning of the limit.
         of: &'static str,
     },
     /// A size is not the only one that is possible.
@@ -128,6 +146,8 @@ pub enum Error {
         bound: Bound,
         /// Limit of the range.
         limit: usize,
+        /// Meaning of the limit; `None` where it is that of cumulative lengths.
+        of: Option<&'static str>,
     },
     /// A sequence of a cache cannot be cut to a length, or at a position.
     Length {
@@ -240,7 +260,7 @@ pub enum Error {
     },
 }
 
-/// Side of a limit on which a value must lie.
+/// How a value must stand to a limit.
 ///
 /// ```
 /// use sdpa::{Attention, Bound, Error, Inputs, Outputs, View, ViewMut};
@@ -259,6 +279,8 @@ pub enum Bound {
     AtMost,
     /// Exactly the limit.
     Exactly,
+    /// A multiple of the limit.
+    MultipleOf,
 }
 
 impl Error {

@@ -156,6 +156,16 @@ impl<'a> Inputs<'a> {
         }
     }
 
+    /// Name of the keys in error messages, as columns of masks, biases and scores.
+    pub(crate) fn columns_of(&self) -> &'static str {
+        match self.source {
+            Source::Tensors { .. } if self.ragged.is_some() => "k (keys of the longest sequence)",
+            Source::Tensors { .. } => "k (rows)",
+            Source::Pages(_) => "pages (keys of the longest sequence)",
+            Source::Cache(_) => "cache (keys of the longest sequence)",
+        }
+    }
+
     /// Key lengths of the sequences, if the source has them.
     fn source_lens(&self) -> Option<&'a [usize]> {
         match self.source {

@@ -129,7 +129,7 @@ impl<'a> Outputs<'a> {
             same(argument, "batch", b, shape.batch, "the call")?;
             same(argument, "heads", h, shape.heads, "q")?;
             same(argument, "rows", l, shape.q_len, "q")?;
-            same(argument, "columns", columns, shape.kv_len, keys)?;
+            same(argument, "columns", columns, shape.kv_len, inputs.columns_of())?;
         }
         if let Some(sums) = &self.key_weight_sums {
             let [b, h, l, last] = sums.shape();

@@ -56,9 +56,9 @@ impl PagePool {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Empty`] for a length of 0, [`Error::Mismatch`] for lengths beyond the largest possible or a number of channel
-    /// scales that does not fit, [`Error::Number`] for a scale that is not positive and finite, [`Error::Pages`] for another
-    /// page size, [`Error::TooLarge`], [`Error::Memory`].
+    /// [`Error::Empty`] for a length of 0, [`Error::Range`] for lengths beyond the largest possible, [`Error::Mismatch`] for a number of
+    /// channel scales that does not fit, [`Error::Number`] for a scale that is not positive and finite, [`Error::Pages`] for
+    /// another page size, [`Error::TooLarge`], [`Error::Memory`].
     pub fn new(
         pages: usize,
         page_size: usize,
@@ -218,7 +218,8 @@ impl PagePool {
         for (index, copy) in copies.iter().enumerate() {
             if let Some(&page) = copy.iter().find(|&&page| page as usize >= pages) {
                 let (got, limit) = (page as usize, pages.saturating_sub(1));
-                return Err(Error::Entry { argument: "copies", index, got, bound: Bound::AtMost, limit });
+                let (bound, of) = (Bound::AtMost, Some("the last page of the pool"));
+                return Err(Error::Entry { argument: "copies", index, got, bound, limit, of });
             }
         }
         copies.iter().for_each(|&[from, to]| self.pool.copy(from as usize, to as usize));

@@ -1,7 +1,7 @@
 //! Appending tokens.
 
 use crate::cache::{KvCache, TokenForm, ValuePlace};
-use crate::error::{Error, same};
+use crate::error::{Error, exactly, same};
 use crate::inputs::cumulative;
 use sdpa_kernels::{NewTokens, Tensor};
 
@@ -40,7 +40,7 @@ impl KvCache {
     ) -> Result<(), Error> {
         let (k, v) = (k.into(), v.into());
         self.there("sequence", sequence)?;
-        same("k", "batch", k.shape()[0], 1, "one sequence")?;
+        exactly(1, "as tokens of one sequence are appended").check("k", "batch", k.shape()[0])?;
         self.check(k, v)?;
         self.write([k, v], [NewTokens { sequence, b: 0, rows: 0..k.shape()[2] }].into_iter())
     }

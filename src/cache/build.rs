@@ -1,7 +1,7 @@
 //! Building a cache: sizes, element format, sliding window.
 
 use crate::cache::{CacheFormat, KeyScales, KvCache, check_dims};
-use crate::error::{Error, same};
+use crate::error::{Error, at_most, same};
 use core::num::NonZeroUsize;
 use sdpa_kernels::{Cache, Dtype, Int4, Isa, Keep, MAX_INT8_HEAD_DIM};
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ impl KvCache {
     /// `[head_dim, value_dim]`.
     ///
     /// # Errors
-    /// [`Error::Empty`] for a length of 0, [`Error::Mismatch`] for lengths beyond the largest possible,
+    /// [`Error::Empty`] for a length of 0, [`Error::Range`] for lengths beyond the largest possible,
     /// [`Error::TooLarge`] or [`Error::Memory`].
     pub fn new(sequences: usize, kv_heads: usize, dims: [usize; 2]) -> Result<Self, Error> {
         Self::with([sequences, kv_heads], dims, None)
@@ -52,18 +52,15 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already or the cache is an int8 cache; [`Error::Mismatch`] if values are longer
+    /// [`Error::Needs`] if something was appended already or the cache is an int8 cache; [`Error::Range`] if values are longer
     /// than keys.
     pub fn latent(self) -> Result<Self, Error> {
         if self.bytes() > 0 {
             return Err(Error::Needs { argument: "latent", needs: "an empty cache" });
         }
         self.refuse_integers("latent")?;
-        let (got, expected) = (self.value_dim(), self.head_dim());
-        if got > expected {
-            let (what, of) = ("value_dim", "the key, of which the value is the first columns,");
-            return Err(Error::Mismatch { argument: "latent", what, got, expected, of });
-        }
+        let limit = at_most(self.head_dim(), "the head_dim of keys, whose first columns the values are");
+        limit.check("latent", "value_dim", self.value_dim())?;
         Ok(Self { cache: self.cache.with_latent(), ..self })
     }
 
@@ -96,8 +93,8 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::Needs`] if something was appended already, another element type was set or the cache is latent,
-    /// [`Error::Mismatch`] for keys longer than 131,072 or if there are not `kv_heads × head_dim` scales, [`Error::Number`] for
-    /// a scale that is not positive and finite.
+    /// [`Error::Range`] for keys longer than 131,072, [`Error::Mismatch`] if there are not `kv_heads × head_dim` scales,
+    /// [`Error::Number`] for a scale that is not positive and finite.
     pub fn int8(self, keys: KeyScales) -> Result<Self, Error> {
         let mut cache = self.with_int8(keys)?;
         cache.cache.reserve_scratch();
@@ -241,11 +238,7 @@ impl KvCache {
 
 /// Refuses keys that are too long to be multiplied as bytes.
 pub(crate) fn key_length(argument: &'static str, head_dim: usize) -> Result<(), Error> {
-    if head_dim > MAX_INT8_HEAD_DIM {
-        let (what, of) = ("head_dim", "the largest possible of integers");
-        return Err(Error::Mismatch { argument, what, got: head_dim, expected: MAX_INT8_HEAD_DIM, of });
-    }
-    Ok(())
+    at_most(MAX_INT8_HEAD_DIM, "the largest possible of integers").check(argument, "head_dim", head_dim)
 }
 
 /// Returns the scales of channels, if that is what keys have: checked against the heads and lengths of the keys of `of`.

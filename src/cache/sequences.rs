@@ -1,7 +1,7 @@
 //! Sequences of a cache: rolled back, forked, removed, added.
 
 use crate::cache::KvCache;
-use crate::error::{Bound, Error};
+use crate::error::{Bound, Error, at_most};
 
 impl KvCache {
     /// Returns an error unless there is such a sequence.
@@ -66,7 +66,7 @@ impl KvCache {
     /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Length`] if it is
     /// shorter than `from`, or where a sliding cache has evicted keys that the next row would see or the new place of a
     /// token; [`Error::Entry`] if `accepted` does not increase, or names a token beyond the end or an evicted one;
-    /// [`Error::Mismatch`] for more tokens than there are behind `from`; [`Error::Memory`]. The cache is then unchanged.
+    /// [`Error::Range`] for more tokens than there are behind `from`; [`Error::Memory`]. The cache is then unchanged.
     pub fn keep(&mut self, sequence: usize, from: usize, accepted: &[usize]) -> Result<(), Error> {
         self.there("sequence", sequence)?;
         let len = self.lens()[sequence];
@@ -74,15 +74,19 @@ impl KvCache {
             let bound = Bound::AtMost;
             return Err(Error::Length { argument: "from", sequence, got: from, bound, limit: len });
         };
-        if accepted.len() > behind {
-            let (argument, got, of) = ("accepted", accepted.len(), "the sequence behind `from`");
-            return Err(Error::Mismatch { argument, what: "length", got, expected: behind, of });
-        }
+        at_most(behind, "the tokens that the sequence has behind `from`").check(
+            "accepted",
+            "length",
+            accepted.len(),
+        )?;
         let mut least = 0;
         for (index, &got) in accepted.iter().enumerate() {
-            let (bound, limit) = if got < least { (Bound::AtLeast, least) } else { (Bound::AtMost, behind - 1) };
+            let (bound, limit, of) = match got < least {
+                true => (Bound::AtLeast, least, "one more than the entry before it"),
+                false => (Bound::AtMost, behind - 1, "the last token of the sequence, counted from `from`"),
+            };
             if got < least || got > limit {
-                return Err(Error::Entry { argument: "accepted", index, got, bound, limit });
+                return Err(Error::Entry { argument: "accepted", index, got, bound, limit, of: Some(of) });
             }
             least = got + 1;
         }
@@ -97,7 +101,8 @@ impl KvCache {
         let in_place = accepted.iter().enumerate().take_while(|&(i, &token)| i == token).count();
         let mut moved = accepted.iter().enumerate().skip(in_place);
         if let Some((index, &got)) = moved.clone().find(|&(_, token)| evicted.contains(&(from + token))) {
-            return Err(Error::Entry { argument: "accepted", index, got, bound, limit: evicted.end - from });
+            let (limit, of) = (evicted.end - from, Some("the first token that is not evicted, counted from `from`"));
+            return Err(Error::Entry { argument: "accepted", index, got, bound, limit, of });
         }
         if moved.any(|(i, _)| evicted.contains(&(from + i))) {
             return Err(Error::Length { argument: "from", sequence, got: from, bound, limit: evicted.end });

@@ -1,8 +1,8 @@
 //! Form of the tokens that a cache or a page pool takes.
 
 use crate::cache::CacheFormat;
-use crate::error::{Error, same};
-use sdpa_kernels::{Dtype, Isa, MAX_DIM, Tensor};
+use crate::error::{Error, LONGEST_DIM, same};
+use sdpa_kernels::{Dtype, Isa, Tensor};
 
 /// Place of the values of tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -72,9 +72,7 @@ pub(crate) fn check_dims(argument: &'static str, dims: [usize; 2]) -> Result<(),
         if got == 0 {
             return Err(Error::Empty { argument, what });
         }
-        if got > MAX_DIM {
-            return Err(Error::Mismatch { argument, what, got, expected: MAX_DIM, of: "the largest possible" });
-        }
+        LONGEST_DIM.check(argument, what, got)?;
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ impl fmt::Display for Bound {
             Self::AtLeast => "at least",
             Self::AtMost => "at most",
             Self::Exactly => "exactly",
+            Self::MultipleOf => "a multiple of",
         })
     }
 }
@@ -19,6 +20,9 @@ impl fmt::Display for Error {
         match self {
             Self::Mismatch { argument, what, got, expected, of } => {
                 write!(f, "{argument}: {what} is {got}, but {of} has {expected}")
+            }
+            Self::Range { argument, what, got, bound, limit, of } => {
+                write!(f, "{argument}: {what} is {got}, but must be {bound} {limit}, {of}")
             }
             Self::Size { argument, what, got, expected } => {
                 write!(f, "{argument}: {what} is {got}, but must be {expected}")
@@ -36,8 +40,9 @@ impl fmt::Display for Error {
             }
             Self::Removed { argument, sequence } => write!(f, "{argument}: sequence {sequence} was removed"),
             Self::Repeated { argument, sequence } => write!(f, "{argument}: sequence {sequence} is named twice"),
-            Self::Entry { argument, index, got, bound, limit } => {
-                write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}")
+            Self::Entry { argument, index, got, bound, limit, of } => {
+                write!(f, "{argument}: entry {index} is {got}, but must be {bound} {limit}")?;
+                of.map_or(Ok(()), |of| write!(f, ", {of}"))
             }
             Self::Length { argument, sequence, got, bound: Bound::AtLeast, limit } => {
                 too_short(f, argument, *sequence, [*got, *limit])

@@ -1,10 +1,10 @@
 //! Checks that queries, keys, values and options fit together.
 
 use crate::cause::Cause;
-use crate::error::{Bound, Error, same};
+use crate::error::{Bound, Error, LONGEST_DIM, same};
 use crate::inputs::{Cover, Covered, Inputs, Source};
 use crate::shape::Shape;
-use sdpa_kernels::{KeyValues, MAX_DIM, Options, Ragged};
+use sdpa_kernels::{KeyValues, Options, Ragged};
 
 impl<'a> Inputs<'a> {
     /// Returns the sizes of the call, and its keys and values; errors as for [`Self::shape`].
@@ -25,9 +25,7 @@ impl<'a> Inputs<'a> {
             return Err(Error::Empty { argument: v_name, what: "value_dim" });
         }
         for (argument, what, got) in [("q", "head_dim", head_dim), (v_name, "value_dim", value_dim)] {
-            if got > MAX_DIM {
-                return Err(Error::Mismatch { argument, what, got, expected: MAX_DIM, of: "the largest possible" });
-            }
+            LONGEST_DIM.check(argument, what, got)?;
         }
         if !(heads == kv_heads || kv_heads > 0 && heads.is_multiple_of(kv_heads)) {
             return Err(Error::Heads { q_heads: heads, kv_heads, of: k_name });
@@ -57,7 +55,7 @@ impl<'a> Inputs<'a> {
             same("ragged k", "number of sequences", sequences, rows.batch, "ragged q")?;
             return Ok(Shape { kv_len: longest(k), ..rows });
         }
-        let queries = if self.ragged.is_some() { "ragged queries" } else { "q" };
+        let queries = if self.ragged.is_some() { "ragged queries" } else { "q (batch)" };
         let (Some(sequences), Some(lens)) = (self.sequences, lens) else {
             same(self.names()[0], "number of sequences", kv.k_shape()[0], rows.batch, queries)?;
             return Ok(rows);
@@ -137,11 +135,12 @@ impl<'a> Inputs<'a> {
                     _ => shape.kv_len,
                 };
                 if got > limit {
-                    return Err(Error::Entry { argument: "kv_lens", index, got, bound: Bound::AtMost, limit });
+                    let (bound, of) = (Bound::AtMost, Some("the keys of that sequence"));
+                    return Err(Error::Entry { argument: "kv_lens", index, got, bound, limit, of });
                 }
             }
         }
-        let [keys, _] = self.names();
+        let keys = self.columns_of();
         let too_large = |what, sizes| Error::TooLarge { what, sizes };
         let bias = match self.bias {
             Some(Covered { of, cover }) => {
@@ -175,24 +174,24 @@ pub(crate) fn cumulative(
 ) -> Result<usize, Error> {
     let sum = || ends.iter().try_fold(0usize, |sum, &len| sum.checked_add(len));
     let lengths = || (sum() == Some(rows)).then_some(Cause::Lengths);
-    let entry = |index: usize, bound, limit| Error::Entry { argument, index, got: ends[index], bound, limit };
+    let entry = |index: usize, bound, limit, of| Error::Entry { argument, index, got: ends[index], bound, limit, of };
     let Some(last) = ends.len().checked_sub(1) else {
         return Err(Error::Empty { argument, what: "the list of cumulative lengths" });
     };
     if ends[0] != 0 {
-        return Err(entry(0, Bound::Exactly, 0).likely(lengths().or(Some(Cause::Begin))));
+        return Err(entry(0, Bound::Exactly, 0, None).likely(lengths().or(Some(Cause::Begin))));
     }
     if let Some(index) = (1..ends.len()).find(|&i| ends[i] < ends[i - 1]) {
-        return Err(entry(index, Bound::AtLeast, ends[index - 1]).likely(lengths()));
+        return Err(entry(index, Bound::AtLeast, ends[index - 1], Some("the entry before it")).likely(lengths()));
     }
     if ends[last] != rows {
-        return Err(entry(last, Bound::Exactly, rows).likely(Some(Cause::End { of, rows })));
+        return Err(entry(last, Bound::Exactly, rows, None).likely(Some(Cause::End { of, rows })));
     }
     Ok(last)
 }
 
-/// Returns the batch, heads, rows and columns that a bias or mask is broadcast to; `keys` is the caller's name for the
-/// keys.
+/// Returns the batch, heads, rows and columns that a bias or mask is broadcast to; `keys` names what the
+/// columns are.
 fn broadcast_shape(
     argument: &'static str,
     given: [usize; 4],

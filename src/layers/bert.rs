@@ -6,8 +6,7 @@ mod names;
 
 use super::linear::check_rows;
 use super::{Compute, Embedding, LayerInput, ModelError, Norm, Pooling, Sequences, Transformer, normalize};
-use crate::error::Error;
-use crate::error::same;
+use crate::error::{Error, at_most, same};
 use crate::share;
 use crate::share::Rows;
 pub use config::BertConfig;
@@ -120,7 +119,7 @@ impl Bert {
     /// of embeddings.
     ///
     /// # Errors
-    /// As for [`Self::forward`]; [`Error::Mismatch`] if there are fewer layers.
+    /// As for [`Self::forward`]; [`Error::Range`] if there are fewer layers.
     pub fn forward_to(
         &self,
         layers: usize,
@@ -128,7 +127,7 @@ impl Bert {
         out: &mut [f32],
         compute: &mut Compute,
     ) -> Result<(), ModelError> {
-        same("layers", "number", layers.min(self.config.num_hidden_layers), layers, "the call")?;
+        at_most(self.config.num_hidden_layers, "those of the model").check("layers", "number", layers)?;
         self.check(&input)?;
         check_rows("out", out, input.tokens.len(), self.width())?;
         self.run(layers, input, out, compute)

@@ -1,14 +1,13 @@
 //! Look-up by similarity, as attention.
 
 use crate::attention::Attention;
-use crate::error::same;
-use crate::error::{Error, room};
+use crate::error::{Error, LONGEST_DIM, exactly, multiple_of, room, same};
 use crate::inputs::Inputs;
 use crate::layers::Compute;
 use crate::outputs::Outputs;
 use crate::plan::Plan;
 use core::marker::PhantomData;
-use sdpa_kernels::{MAX_DIM, Point, View, ViewMut};
+use sdpa_kernels::{Point, View, ViewMut};
 
 /// Queries whose scores [`Dictionary::best_many`] holds at a time: enough that packing the keys is a small part of the
 /// work.
@@ -129,13 +128,13 @@ impl<V: Weighable> Dictionary<V> {
     /// Creates an empty dictionary whose keys have `width` numbers.
     ///
     /// # Errors
-    /// [`Error::Empty`] if `width` is 0, [`Error::Mismatch`] if it is too large; [`Error::Number`] as
+    /// [`Error::Empty`] if `width` is 0, [`Error::Range`] if it is too large; [`Error::Number`] as
     /// [`Self::set_temperature`].
     pub fn new(width: usize, temperature: f32) -> Result<Self, Error> {
         if width == 0 {
             return Err(Error::Empty { argument: "dictionary", what: "width" });
         }
-        at_most_max("width", width)?;
+        LONGEST_DIM.check("dictionary", "width", width)?;
         let empty = Self { width, temperature, len: 0, keys: Vec::new(), values: Vec::new(), kind: PhantomData };
         checked(temperature).map(|_| empty)
     }
@@ -162,7 +161,7 @@ impl<V: Weighable> Dictionary<V> {
         if numbers.is_empty() {
             return Err(Error::Empty { argument: "value", what: "length" });
         }
-        at_most_max("value length", numbers.len())?;
+        LONGEST_DIM.check("dictionary", "value length", numbers.len())?;
         if self.len > 0 {
             same("value", "length", numbers.len(), self.value_dim(), "the dictionary")?;
         }
@@ -215,11 +214,11 @@ impl<V: Weighable> Dictionary<V> {
     /// [`Self::get`].
     ///
     /// # Errors
-    /// As [`Self::get`]; [`Error::Mismatch`] if `out` has another length; [`Error::Memory`]. `out` is then untouched.
+    /// As [`Self::get`]; [`Error::Range`] if `out` has another length; [`Error::Memory`]. `out` is then untouched.
     pub fn get_many(&self, queries: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = self.rows(queries)?;
         let dim = self.value_dim();
-        same("out", "length", out.len(), rows.saturating_mul(dim), "queries times value length")?;
+        exactly(rows.saturating_mul(dim), "queries × value length").check("out", "length", out.len())?;
         let mut units = compute.buffer("queries", [rows, self.width])?;
         let done = self.units(queries, &mut units).and_then(|()| {
             let out = ViewMut::bhld(out, [1, 1, rows, dim])?;
@@ -269,10 +268,7 @@ impl<V: Weighable> Dictionary<V> {
     /// Returns the number of queries, if they can be looked up.
     fn rows(&self, queries: &[f32]) -> Result<usize, Error> {
         self.some()?;
-        let last = queries.len() % self.width;
-        if last != 0 {
-            same("queries", "width of the last", last, self.width, "the dictionary")?;
-        }
+        multiple_of(self.width, "the width of the dictionary").check("queries", "length", queries.len())?;
         Ok(queries.len() / self.width)
     }
 
@@ -298,13 +294,6 @@ impl<V: Weighable> Dictionary<V> {
         problem.run(&plan, compute.workspace());
         Ok(())
     }
-}
-
-fn at_most_max(what: &'static str, got: usize) -> Result<(), Error> {
-    if got <= MAX_DIM {
-        return Ok(());
-    }
-    Err(Error::Mismatch { argument: "dictionary", what, got, expected: MAX_DIM, of: "the largest possible" })
 }
 
 fn checked(temperature: f32) -> Result<f32, Error> {

@@ -32,7 +32,7 @@ impl Embedding {
     /// Takes a learned table, `[entries, width]`, row-major.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the table is not whole rows, [`Error::Empty`] if it has no rows or `width` is 0.
+    /// [`Error::Range`] if the table is not whole rows, [`Error::Empty`] if it has no rows or `width` is 0.
     pub fn new(table: impl Into<Vec<f32>>, width: usize) -> Result<Self, Error> {
         let table = table.into();
         check_sizes(table.len(), width)?;
@@ -72,14 +72,15 @@ impl Embedding {
     /// Copies the row of each token to `out`, `[tokens, width]`.
     ///
     /// # Errors
-    /// [`Error::Entry`] for a token beyond the table, with its index and the last valid token; [`Error::Mismatch`] if
+    /// [`Error::Entry`] for a token beyond the table, with its index and the last valid token; [`Error::Range`] if
     /// `out` does not have one row per token. `out` is then untouched.
     pub fn look_up(&self, tokens: &[u32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         check_rows("out", out, tokens.len(), self.width)?;
         let limit = self.entries() - 1;
         if let Some(index) = tokens.iter().position(|&token| token as usize > limit) {
             let got = tokens[index] as usize;
-            return Err(Error::Entry { argument: "tokens", index, got, bound: Bound::AtMost, limit });
+            let (bound, of) = (Bound::AtMost, Some("the last row of the table"));
+            return Err(Error::Entry { argument: "tokens", index, got, bound, limit, of });
         }
         let (cost, out) = (COST * out.len() as f64, Rows(out, self.width));
         share::rows(compute.exec(), tokens.len(), cost, out, |first, out| {
@@ -95,7 +96,7 @@ impl Embedding {
     ///
     /// # Errors
     /// [`Error::Entry`] for a position beyond the table, with the index of its row and the last valid position;
-    /// [`Error::Mismatch`] if `x` does not have the rows of the sequences, or there are not as many starts as
+    /// [`Error::Range`] if `x` does not have the rows of the sequences, [`Error::Mismatch`] if there are not as many starts as
     /// sequences. `x` is then untouched.
     pub fn add_positions<'a>(
         &self,

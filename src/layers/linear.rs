@@ -1,8 +1,7 @@
 //! Projections: y = f(x·Wᵀ + b).
 
 use super::{Activation, Compute};
-use crate::error::same;
-use crate::error::{Error, floats};
+use crate::error::{Error, at_most, exactly, floats, multiple_of, same};
 use crate::share;
 use sdpa_kernels::Packed;
 
@@ -31,7 +30,7 @@ impl<'a> Weights<'a> {
     /// Takes weights `[outputs, inputs]`, row-major: a row for each output, as PyTorch's `nn.Linear` stores them.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the slice does not have that size, [`Error::Empty`] if a row is empty,
+    /// [`Error::Range`] if the slice does not have that size, [`Error::Empty`] if a row is empty,
     /// [`Error::TooLarge`] if weights of that shape cannot be packed.
     pub fn rows(data: &'a [f32], [outputs, inputs]: [usize; 2]) -> Result<Self, Error> {
         Self::new(data, [outputs, inputs], (inputs, 1))
@@ -56,7 +55,7 @@ impl<'a> Weights<'a> {
             return Err(Error::TooLarge { what: "weights", sizes });
         };
         floats("weights", [padded, inputs, 1, 1]).map_err(|_| Error::TooLarge { what: "weights", sizes })?;
-        same("weights", "length", data.len(), outputs * inputs, "their shape")?;
+        exactly(outputs * inputs, "outputs × inputs").check("weights", "length", data.len())?;
         Ok(Self { data, shape, strides, bias: None })
     }
 
@@ -72,13 +71,11 @@ impl<'a> Weights<'a> {
     /// Selects some of the outputs, with their part of the bias: models store the projections of q, k and v as one.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if there are fewer outputs.
+    /// [`Error::Range`] if there are fewer outputs.
     pub fn part(self, outputs: core::ops::Range<usize>) -> Result<Self, Error> {
         let [all, inputs] = self.shape;
-        if outputs.start > outputs.end || outputs.end > all {
-            let got = outputs.start.max(outputs.end);
-            return Err(Error::Mismatch { argument: "part", what: "outputs", got, expected: all, of: "the weights" });
-        }
+        at_most(all, "the outputs of the weights").check("part", "end", outputs.end)?;
+        at_most(outputs.end, "its end").check("part", "start", outputs.start)?;
         let data = if outputs.is_empty() { &[] } else { &self.data[outputs.start * self.strides.0..] };
         let bias = self.bias.map(|bias| &bias[outputs.clone()]);
         Ok(Self { data, shape: [outputs.len(), inputs], bias, ..self })
@@ -129,7 +126,7 @@ impl Linear {
     /// Writes a row of `out`, `[rows, outputs]`, for each row of `x`, `[rows, inputs]`.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if `x` is not whole rows or `out` does not have as many; `out` is then untouched.
+    /// [`Error::Range`] if `x` is not whole rows or `out` does not have as many; `out` is then untouched.
     pub fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = rows_of("x", x, self.inputs())?;
         check_rows("out", out, rows, self.outputs())?;
@@ -143,17 +140,17 @@ impl Linear {
     }
 }
 
-/// Returns the number of rows of this width, or [`Error::Mismatch`] if they are not whole.
+/// Returns the number of rows of this width, or [`Error::Range`] if they are not whole.
 pub(crate) fn rows_of(argument: &'static str, x: &[f32], width: usize) -> Result<usize, Error> {
     let rows = x.len().checked_div(width).unwrap_or(0);
-    same(argument, "length", x.len(), rows * width, "whole rows")?;
+    multiple_of(width, "the width of a row").check(argument, "length", x.len())?;
     Ok(rows)
 }
 
-/// Returns [`Error::Mismatch`] unless `x` has `rows` rows of this width.
+/// Returns [`Error::Range`] unless `x` has `rows` rows of this width.
 pub(crate) fn check_rows(argument: &'static str, x: &[f32], rows: usize, width: usize) -> Result<(), Error> {
     let Some(size) = rows.checked_mul(width) else {
         return Err(Error::TooLarge { what: argument, sizes: [rows, width, 1, 1] });
     };
-    same(argument, "length", x.len(), size, "its rows times their width")
+    exactly(size, "the number of rows × their width").check(argument, "length", x.len())
 }

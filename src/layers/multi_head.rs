@@ -4,8 +4,7 @@ use super::linear::{check_rows, rows_of};
 use super::{Compute, Linear, Rope, Sequences, Start};
 use crate::attention::Attention;
 use crate::cache::KvCache;
-use crate::error::Error;
-use crate::error::same;
+use crate::error::{Error, exactly, multiple_of, same};
 use crate::inputs::Inputs;
 use crate::outputs::Outputs;
 use crate::plan::Plan;
@@ -126,17 +125,18 @@ impl MultiHeadAttention {
     /// Takes the numbers of query heads and key/value heads, and the projections of q, k, v and of the output.
     ///
     /// # Errors
-    /// [`Error::Heads`] if the number of query heads is not a multiple of that of key/value heads, [`Error::Mismatch`]
+    /// [`Error::Heads`] if the number of query heads is not a multiple of that of key/value heads, [`Error::Range`]
     /// if the projections do not divide into heads or do not fit together.
     pub fn new([heads, kv_heads]: [usize; 2], [q, k, v, out]: [Linear; 4]) -> Result<Self, Error> {
         if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(Error::Heads { q_heads: heads, kv_heads, of: "k" });
         }
         let (key_dim, value_dim) = (q.outputs() / heads, v.outputs() / kv_heads);
-        same("q projection", "outputs", q.outputs(), heads * key_dim, "its heads")?;
-        same("k projection", "outputs", k.outputs(), kv_heads * key_dim, "q's heads")?;
-        same("v projection", "outputs", v.outputs(), kv_heads * value_dim, "its heads")?;
-        same("out projection", "inputs", out.inputs(), heads.saturating_mul(value_dim), "v's heads")?;
+        multiple_of(heads, "the number of query heads").check("q projection", "outputs", q.outputs())?;
+        exactly(kv_heads * key_dim, "kv_heads × the head_dim of q").check("k projection", "outputs", k.outputs())?;
+        multiple_of(kv_heads, "the number of key/value heads").check("v projection", "outputs", v.outputs())?;
+        let inputs = exactly(heads.saturating_mul(value_dim), "query heads × the value_dim of v");
+        inputs.check("out projection", "inputs", out.inputs())?;
         for (argument, dim) in [("q projection", key_dim), ("v projection", value_dim)] {
             if dim == 0 {
                 return Err(Error::Empty { argument, what: "head" });
@@ -175,7 +175,7 @@ impl MultiHeadAttention {
     /// Sets rotary positions: queries and keys are rotated by their position in their sequence, counted from 0.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if heads are narrower than the rotated columns.
+    /// [`Error::Range`] if heads are narrower than the rotated columns.
     pub fn rope(self, rope: Rope) -> Result<Self, Error> {
         rope.check("q projection", self.key_dim)?;
         Ok(Self { rope: Some(rope), ..self })

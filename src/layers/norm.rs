@@ -85,7 +85,7 @@ impl Norm {
     /// Writes the norm of each row of `x` to `out`, `[rows, width]` both.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if `x` is not whole rows or `out` does not have as many; `out` is then untouched.
+    /// [`Error::Range`] if `x` is not whole rows, [`Error::Mismatch`] if `out` is not as long; `out` is then untouched.
     pub fn forward(&self, x: &[f32], out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
         let rows = rows_of("x", x, self.width())?;
         same("out", "length", out.len(), x.len(), "x")?;

@@ -29,7 +29,7 @@ impl Pooling {
     /// Writes to `out`, `[sequences, width]`, one row for each sequence of rows of `x`, `[rows, width]`.
     ///
     /// # Errors
-    /// [`Error::Mismatch`], [`Error::Entry`] and other [`Error`]s if `x` does not have the rows of the sequences, or
+    /// [`Error::Range`], [`Error::Entry`] and other [`Error`]s if `x` does not have the rows of the sequences, or
     /// `out` does not have one row per sequence; `out` is then untouched.
     pub fn forward(self, x: &[f32], width: usize, sequences: Sequences<'_>, out: &mut [f32]) -> Result<(), Error> {
         if width == 0 {
@@ -67,7 +67,7 @@ impl Pooling {
 /// ```
 ///
 /// # Errors
-/// [`Error::Mismatch`] if `x` is not whole rows; it is then untouched.
+/// [`Error::Range`] if `x` is not whole rows; it is then untouched.
 pub fn normalize(x: &mut [f32], width: usize) -> Result<(), Error> {
     rows_of("x", x, width)?;
     for row in x.chunks_exact_mut(width.max(1)) {

@@ -3,7 +3,7 @@
 use super::Compute;
 use super::linear::rows_of;
 use super::sequences::{Places, Sequences, Start};
-use crate::error::{Error, floats, room};
+use crate::error::{Error, at_least, floats, room};
 use crate::share;
 use crate::share::Rows;
 use std::sync::Arc;
@@ -109,8 +109,8 @@ impl Rope {
     ///
     /// # Errors
     /// [`Error::Entry`] for a position beyond the table, with the index of its row and the last valid position;
-    /// [`Error::Mismatch`] if heads are narrower than [`Self::dim`], `x` does not have the rows of the sequences, or
-    /// there are not as many starts as sequences; [`Error::Empty`] if there are no heads. `x` is then untouched.
+    /// [`Error::Range`] if heads are narrower than [`Self::dim`] or `x` does not have the rows of the sequences,
+    /// [`Error::Mismatch`] if there are not as many starts as sequences; [`Error::Empty`] if there are no heads. `x` is then untouched.
     pub fn rotate<'a>(
         &self,
         x: &mut [f32],
@@ -142,11 +142,7 @@ impl Rope {
 
     /// Checks that heads are at least [`Self::dim`] wide.
     pub(crate) fn check(&self, argument: &'static str, head_dim: usize) -> Result<(), Error> {
-        if head_dim >= self.dim {
-            return Ok(());
-        }
-        let (what, of) = ("head_dim", "rope (dim)");
-        Err(Error::Mismatch { argument, what, got: head_dim, expected: self.dim, of })
+        at_least(self.dim, "the dim of the rope").check(argument, "head_dim", head_dim)
     }
 
     fn turn(&self, head: &mut [f32], cos: &[f32], sin: &[f32]) {

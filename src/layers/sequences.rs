@@ -1,7 +1,6 @@
 //! Division of rows into sequences, and positions of rows in them.
 
-use crate::error::same;
-use crate::error::{Bound, Error};
+use crate::error::{Bound, Error, exactly, multiple_of, same};
 use crate::inputs::cumulative;
 
 /// Division of rows into sequences.
@@ -35,7 +34,7 @@ impl Sequences<'_> {
     /// Divides `rows` rows into `sequences` sequences of one length.
     pub(crate) fn even(rows: usize, sequences: usize) -> Result<Self, Error> {
         let len = rows.checked_div(sequences).unwrap_or(0);
-        same("x", "rows", rows, sequences * len, "the sequences")?;
+        multiple_of(sequences, "the number of sequences").check("x", "rows", rows)?;
         Ok(Self::Even { batch: sequences, len })
     }
 
@@ -62,7 +61,7 @@ impl Sequences<'_> {
     pub(crate) fn check(&self, argument: &'static str, rows: usize) -> Result<(), Error> {
         match self {
             Self::Even { batch, len } => match batch.checked_mul(*len) {
-                Some(all) => same(argument, "rows", rows, all, "the sequences"),
+                Some(all) => exactly(all, "the tokens of all sequences").check(argument, "rows", rows),
                 None => Err(Error::TooLarge { what: "sequences", sizes: [*batch, *len, 1, 1] }),
             },
             Self::Ragged(ends) => cumulative("sequences", ends, (argument, rows)).map(|_| ()),
@@ -141,7 +140,8 @@ impl<'a> Places<'a> {
             None => Ok(Self { sequences, start }),
             Some(s) => {
                 let (index, got) = (sequences.rows(s).start + room(s), start.of(s).saturating_add(room(s)));
-                Err(Error::Entry { argument: "positions", index, got, bound: Bound::AtMost, limit: limit - 1 })
+                let (bound, limit, of) = (Bound::AtMost, limit - 1, Some("the last row of the table"));
+                Err(Error::Entry { argument: "positions", index, got, bound, limit, of })
             }
         }
     }

@@ -134,7 +134,7 @@ fn dimensions_beyond_reason() {
     let (mut out, big) = ([0.0f32], [1, 1, 1, 1 << 60]);
     let inputs = sdpa::Inputs::new(view(big), view(big), view([1; 4]));
     let error = Attention::new().problem(inputs, Outputs::new(ViewMut::bhld(&mut out, [1; 4]).unwrap())).unwrap_err();
-    let words = format!("q: head_dim is {}, but the largest possible has {}", 1u64 << 60, 1 << 24);
+    let words = format!("q: head_dim is {}, but must be at most {}, the largest possible", 1u64 << 60, 1 << 24);
     assert_eq!(error.to_string(), words);
     // Without a batch the other dimensions may be anything.
     let none = view([0, 1 << 40, 1 << 40, 8]);
@@ -210,7 +210,7 @@ fn columns_of_masks() {
         let mask = Mask::keep(View::bhld(&short[..columns], [1, 1, 1, columns]).unwrap());
         let error = run(case.inputs().mask(mask)).unwrap_err().to_string();
         let cause = "mask_prefix and bias_prefix take fewer columns and hide the other keys";
-        assert_eq!(error, format!("mask: columns is {columns}, but k has 7; {cause}"));
+        assert_eq!(error, format!("mask: columns is {columns}, but k (rows) has 7; {cause}"));
         let lens = Case { kv_lens: Some(vec![columns]), ..case.clone() };
         crate::support::assert_same_bits(
             "a prefix",

@@ -150,7 +150,7 @@ fn what_is_no_latent_cache_is_refused() {
     let new = |dims| KvCache::new(1, 1, dims).expect("good sizes");
     assert_eq!(
         said(new([8, 9]).latent()),
-        "latent: value_dim is 9, but the key, of which the value is the first columns, has 8"
+        "latent: value_dim is 9, but must be at most 8, the head_dim of keys, whose first columns the values are"
     );
     let bytes = new([8, 8]).int8(KeyScales::PerToken).expect("an empty cache");
     assert_eq!(said(bytes.latent()), "latent: needs a cache without int8, which is set");

@@ -3,6 +3,7 @@
 
 mod caches;
 mod exchanged;
+mod layers;
 mod models;
 mod options;
 mod oracle;
@@ -129,6 +130,7 @@ fn every_mistake_has_its_answer() {
         outputs::mistakes(),
         states::mistakes(),
         models::mistakes(),
+        layers::mistakes(),
     ];
     let mut wrong = 0;
     let mut seen = BTreeSet::new();
@@ -143,5 +145,5 @@ fn every_mistake_has_its_answer() {
         seen.insert(*number);
     }
     assert_eq!(wrong, 0, "of {} answers", all.len());
-    assert_eq!(seen, (1..=65).collect(), "every mistake has a case");
+    assert_eq!(seen, (1..=67).collect(), "every mistake has a case");
 }

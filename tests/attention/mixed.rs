@@ -192,8 +192,8 @@ fn what_does_not_fit_is_named() {
     };
     let tensors = || Inputs::new(view(3, 1), case.k.view(), case.v.view());
     for (inputs, expected) in [
-        (cached(view(2, 1)), "cache: number of sequences is 3, but q has 2"),
-        (cached(view(2, 1)).sequences(&[0]), "sequences: length is 1, but q has 2"),
+        (cached(view(2, 1)), "cache: number of sequences is 3, but q (batch) has 2"),
+        (cached(view(2, 1)).sequences(&[0]), "sequences: length is 1, but q (batch) has 2"),
         (cached(view(2, 1)).sequences(&[0, 3]), "sequences: there is no sequence 3, the cache has 3"),
         (cached(view(1, 4)).ragged_queries(&[0, 4]), "cache: number of sequences is 3, but ragged queries has 1"),
         (

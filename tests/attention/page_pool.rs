@@ -334,7 +334,10 @@ fn bad_pools_and_tables_are_refused() {
         said(pool.append_ragged(table, &[0, 2], k.part(0..1, 0..2, 0..2).view(), v.part(0..1, 0..2, 0..2).view())),
         "ends: number of sequences is 1, but the block table has 2"
     );
-    assert_eq!(said(pool.copy_pages(&[[0, 1], [2, 4]])), "copies: entry 1 is 4, but must be at most 3");
+    assert_eq!(
+        said(pool.copy_pages(&[[0, 1], [2, 4]])),
+        "copies: entry 1 is 4, but must be at most 3, the last page of the pool"
+    );
     // Nothing was written.
     let pages = BlockTable { entries: &[0, 1, 2, 3], lens: &[64] };
     let q = Tensor::filled([1, 2, 1, 8], 1.0);

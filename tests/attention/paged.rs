@@ -337,7 +337,7 @@ fn calls_that_do_not_fit_the_pages() {
         assert_eq!(error.to_string(), words);
         assert!(out.iter().all(|&x| x == 42.0), "a refused call wrote: {words}");
     };
-    says("pages: number of sequences is 2, but q has 3", [3, 2, 1, 3], |inputs| inputs);
+    says("pages: number of sequences is 2, but q (batch) has 3", [3, 2, 1, 3], |inputs| inputs);
     says("pages: head_dim is 3, but q has 4", [2, 2, 1, 4], |inputs| inputs);
     says("q: 3 heads are no multiple of the 2 heads of pages", [2, 3, 1, 3], |inputs| inputs);
     says("kv_lens: needs tensors; caches and pages have lengths of their own", [2, 2, 1, 3], |inputs| {

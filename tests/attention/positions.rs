@@ -122,20 +122,23 @@ fn a_number_past_the_table_is_named_with_its_place_and_the_limit() {
     let mut compute = Compute::default();
     let table = Embedding::new(vec![1.0; 20], 2).unwrap();
     let mut x = vec![0.5; 6];
-    refused!(table.look_up(&[9, 10, 3], &mut x, &mut compute), "tokens: entry 1 is 10, but must be at most 9");
+    refused!(
+        table.look_up(&[9, 10, 3], &mut x, &mut compute),
+        "tokens: entry 1 is 10, but must be at most 9, the last row of the table"
+    );
     refused!(
         table.look_up(&[u32::MAX; 3], &mut x, &mut compute),
-        "tokens: entry 0 is 4294967295, but must be at most 9"
+        "tokens: entry 0 is 4294967295, but must be at most 9, the last row of the table"
     );
     let three = Sequences::one(3);
-    let last = "positions: entry 2 is 10, but must be at most 9";
+    let last = "positions: entry 2 is 10, but must be at most 9, the last row of the table";
     refused!(table.add_positions(&mut x, three, 8, &mut compute), last);
-    let past = "positions: entry 0 is 11, but must be at most 9";
+    let past = "positions: entry 0 is 11, but must be at most 9, the last row of the table";
     refused!(table.add_positions(&mut x, three, 11, &mut compute), past);
-    let past = format!("positions: entry 0 is {}, but must be at most 9", usize::MAX);
+    let past = format!("positions: entry 0 is {}, but must be at most 9, the last row of the table", usize::MAX);
     refused!(table.add_positions(&mut x, three, usize::MAX, &mut compute), past);
     let ragged = Sequences::Ragged(&[0, 1, 3]);
-    let second = "positions: entry 2 is 10, but must be at most 9";
+    let second = "positions: entry 2 is 10, but must be at most 9, the last row of the table";
     refused!(table.add_positions(&mut x, ragged, 9, &mut compute), second);
     let rope = Rope::new(10, 2, 10_000.0, RopePairs::Half).unwrap();
     refused!(rope.rotate(&mut x, [1, 2], three, 8, &mut compute), last);
@@ -150,7 +153,7 @@ fn sizes_that_do_not_fit_are_refused() {
     let mut compute = Compute::default();
     refused!(Embedding::new([], 2), "embedding: number of entries is 0, but must be at least 1");
     refused!(Embedding::new([1.0], 0), "embedding: width is 0, but must be at least 1");
-    refused!(Embedding::new([1.0; 3], 2), "embedding: length is 3, but whole rows has 2");
+    refused!(Embedding::new([1.0; 3], 2), "embedding: length is 3, but must be a multiple of 2, the width of a row");
     refused!(
         Embedding::sinusoidal(usize::MAX, 2),
         format!("embedding: sizes [{}, 2, 1, 1] do not fit the address space", usize::MAX)
@@ -169,22 +172,37 @@ fn sizes_that_do_not_fit_are_refused() {
     let table = Embedding::new(vec![1.0; 20], 2).unwrap();
     let rope = Rope::new(10, 4, 1e4, RopePairs::Half).unwrap();
     let mut x = vec![0.5; 8];
-    refused!(table.look_up(&[1, 2], &mut x, &mut compute), "out: length is 8, but its rows times their width has 4");
-    refused!(table.add_positions(&mut x, Sequences::one(3), 0, &mut compute), "x: rows is 4, but the sequences has 3");
+    refused!(
+        table.look_up(&[1, 2], &mut x, &mut compute),
+        "out: length is 8, but must be exactly 4, the number of rows × their width"
+    );
+    refused!(
+        table.add_positions(&mut x, Sequences::one(3), 0, &mut compute),
+        "x: rows is 4, but must be exactly 3, the tokens of all sequences"
+    );
     refused!(
         table.add_positions(&mut x[..7], Sequences::one(3), 0, &mut compute),
-        "x: length is 7, but whole rows has 6"
+        "x: length is 7, but must be a multiple of 2, the width of a row"
     );
     let falling = Sequences::Ragged(&[0, 3, 2, 4]);
-    refused!(table.add_positions(&mut x, falling, 0, &mut compute), "sequences: entry 2 is 2, but must be at least 3");
+    refused!(
+        table.add_positions(&mut x, falling, 0, &mut compute),
+        "sequences: entry 2 is 2, but must be at least 3, the entry before it"
+    );
     let lengths = "sequences: entry 0 is 3, but must be exactly 0; these look like lengths; cumulative lengths are their \
                    running sums, from 0 on";
     refused!(table.add_positions(&mut x, Sequences::Ragged(&[3, 1]), 0, &mut compute), lengths);
     let early = "sequences: entry 1 is 3, but must be exactly 4; the last one is the number of rows of x, 4";
     refused!(table.add_positions(&mut x, Sequences::Ragged(&[0, 3]), 0, &mut compute), early);
-    refused!(rope.rotate(&mut x, [4, 2], Sequences::one(1), 0, &mut compute), "x: head_dim is 2, but rope (dim) has 4");
+    refused!(
+        rope.rotate(&mut x, [4, 2], Sequences::one(1), 0, &mut compute),
+        "x: head_dim is 2, but must be at least 4, the dim of the rope"
+    );
     refused!(rope.rotate(&mut x, [0, 4], Sequences::one(1), 0, &mut compute), "x: heads is 0, but must be at least 1");
-    refused!(rope.rotate(&mut x, [1, 4], Sequences::one(1), 0, &mut compute), "x: rows is 2, but the sequences has 1");
+    refused!(
+        rope.rotate(&mut x, [1, 4], Sequences::one(1), 0, &mut compute),
+        "x: rows is 2, but must be exactly 1, the tokens of all sequences"
+    );
     assert_eq!(x, [0.5; 8]);
     // Nothing to do is done, whatever its batch.
     let nothing = Sequences::Even { batch: usize::MAX, len: 0 };

@@ -340,9 +340,9 @@ fn after_a_refusal_everything_is_as_it_was() {
     decode(&good, &x[..300 * WIDTH], &mut state, [300], compute);
 
     let refusals = [
-        ("x: length is 25, but whole rows has 24", 25, 25),
-        ("out: length is 48, but its rows times their width has 24", 24, 48),
-        ("positions: entry 301 is 601, but must be at most 600", 302 * WIDTH, 302 * WIDTH),
+        ("x: length is 25, but must be a multiple of 24, the width of a row", 25, 25),
+        ("out: length is 48, but must be exactly 24, the number of rows × their width", 24, 48),
+        ("positions: entry 301 is 601, but must be at most 600, the last row of the table", 302 * WIDTH, 302 * WIDTH),
     ];
     for (message, x_len, out_len) in refusals {
         refused!(good.decode(&x[..x_len], &mut state, &mut out[..out_len], compute), message);
@@ -372,5 +372,8 @@ fn after_a_refusal_everything_is_as_it_was() {
     assert_same("after refusals", &got, &expected[300 * WIDTH..]);
     let mut three = DecoderState::new(&good, 3).unwrap();
     let four = &x[..4 * WIDTH];
-    refused!(good.decode(four, &mut three, &mut out[..4 * WIDTH], compute), "x: rows is 4, but the sequences has 3");
+    refused!(
+        good.decode(four, &mut three, &mut out[..4 * WIDTH], compute),
+        "x: rows is 4, but must be a multiple of 3, the number of sequences"
+    );
 }

@@ -3,7 +3,7 @@
 use crate::counting::counted;
 use crate::support::{Rng, UNWRITTEN};
 use sdpa::layers::{Compute, Linear, Weights};
-use sdpa::{Error, Exec, Isa};
+use sdpa::{Bound, Error, Exec, Isa};
 
 fn normal(n: usize, seed: u64) -> Vec<f32> {
     let mut rng = Rng::new(seed);
@@ -130,9 +130,16 @@ fn a_warm_call_allocates_nothing() {
 fn what_does_not_fit_is_refused_by_name() {
     let w = normal(6, 1);
     let mismatch = |argument, what, got, expected, of| Error::Mismatch { argument, what, got, expected, of };
+    let range = |argument, what, got, (bound, limit), of| Error::Range { argument, what, got, bound, limit, of };
     let weights = Weights::rows(&w, [2, 3]).unwrap();
-    assert_eq!(Weights::rows(&w, [2, 4]).unwrap_err(), mismatch("weights", "length", 6, 8, "their shape"));
-    assert_eq!(Weights::columns(&w, [7, 1]).unwrap_err(), mismatch("weights", "length", 6, 7, "their shape"));
+    assert_eq!(
+        Weights::rows(&w, [2, 4]).unwrap_err(),
+        range("weights", "length", 6, (Bound::Exactly, 8), "outputs × inputs")
+    );
+    assert_eq!(
+        Weights::columns(&w, [7, 1]).unwrap_err(),
+        range("weights", "length", 6, (Bound::Exactly, 7), "outputs × inputs")
+    );
     assert_eq!(Weights::rows(&w, [2, 0]).unwrap_err(), Error::Empty { argument: "weights", what: "inputs" });
     assert!(matches!(Weights::rows(&w, [usize::MAX, 3]).unwrap_err(), Error::TooLarge { .. }));
     // No outputs take no numbers, but rows of x must be possible, and packed weights.
@@ -144,12 +151,15 @@ fn what_does_not_fit_is_refused_by_name() {
     let none = Linear::new(Weights::rows(&[], [0, (1 << 57) - 1]).unwrap());
     none.forward(&[], &mut [], &mut Compute::default()).unwrap();
     assert_eq!(weights.bias(&w).unwrap_err(), mismatch("bias", "length", 6, 2, "the weights (outputs)"));
-    assert_eq!(weights.part(1..3).unwrap_err(), mismatch("part", "outputs", 3, 2, "the weights"));
+    assert_eq!(
+        weights.part(1..3).unwrap_err(),
+        range("part", "end", 3, (Bound::AtMost, 2), "the outputs of the weights")
+    );
     let layer = Linear::new(weights);
     let mut out = unwritten(4);
     for (x, len, error) in [
-        (&[0.0; 7][..], 4, mismatch("x", "length", 7, 6, "whole rows")),
-        (&[0.0; 6][..], 3, mismatch("out", "length", 3, 4, "its rows times their width")),
+        (&[0.0; 7][..], 4, range("x", "length", 7, (Bound::MultipleOf, 3), "the width of a row")),
+        (&[0.0; 6][..], 3, range("out", "length", 3, (Bound::Exactly, 4), "the number of rows × their width")),
     ] {
         assert_eq!(layer.forward(x, &mut out[..len], &mut Compute::default()).unwrap_err(), error);
     }

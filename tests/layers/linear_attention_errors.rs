@@ -114,7 +114,7 @@ fn settings_that_do_not_fit() {
             new.form(Form::Chunked(1025)),
             Rule::Linear,
             false,
-            "form: length of a chunk is 1025, but the longest possible has 1024",
+            "form: length of a chunk is 1025, but must be at most 1024, the longest possible",
         ),
         (
             new.normaliser(Normaliser::KeySum),

@@ -3,7 +3,7 @@
 use crate::counting::counted;
 use crate::support::{Rng, UNWRITTEN};
 use sdpa::layers::{Compute, Linear, MultiHeadAttention, MultiHeadInput, Sequences, Weights};
-use sdpa::{Attention, Error, Exec, Isa, Mask, View, ViewMut, alibi_slopes};
+use sdpa::{Attention, Bound, Error, Exec, Isa, Mask, View, ViewMut, alibi_slopes};
 
 fn normal(n: usize, seed: u64) -> Vec<f32> {
     let mut rng = Rng::new(seed);
@@ -177,33 +177,61 @@ fn a_warm_call_allocates_nothing() {
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
     let mismatch = |argument, what, got, expected, of| Error::Mismatch { argument, what, got, expected, of };
+    let range = |argument, what, got, (bound, limit), of| Error::Range { argument, what, got, bound, limit, of };
     let linears =
         |shapes: [[usize; 2]; 4]| shapes.map(|[o, i]| Linear::new(Weights::rows(&vec![0.0; o * i], [o, i]).unwrap()));
     for (heads, shapes, error) in [
         ([6, 4], SELF.shapes(), Error::Heads { q_heads: 6, kv_heads: 4, of: "k" }),
         ([0, 0], SELF.shapes(), Error::Heads { q_heads: 0, kv_heads: 0, of: "k" }),
-        ([2, 2], [[5, 4], [4, 4], [4, 4], [4, 4]], mismatch("q projection", "outputs", 5, 4, "its heads")),
-        ([2, 1], [[4, 4], [4, 4], [2, 4], [4, 4]], mismatch("k projection", "outputs", 4, 2, "q's heads")),
-        ([2, 2], [[4, 4], [4, 4], [5, 4], [4, 4]], mismatch("v projection", "outputs", 5, 4, "its heads")),
-        ([2, 2], [[4, 4], [4, 4], [6, 4], [4, 4]], mismatch("out projection", "inputs", 4, 6, "v's heads")),
+        (
+            [2, 2],
+            [[5, 4], [4, 4], [4, 4], [4, 4]],
+            range("q projection", "outputs", 5, (Bound::MultipleOf, 2), "the number of query heads"),
+        ),
+        (
+            [2, 1],
+            [[4, 4], [4, 4], [2, 4], [4, 4]],
+            range("k projection", "outputs", 4, (Bound::Exactly, 2), "kv_heads × the head_dim of q"),
+        ),
+        (
+            [2, 2],
+            [[4, 4], [4, 4], [5, 4], [4, 4]],
+            range("v projection", "outputs", 5, (Bound::MultipleOf, 2), "the number of key/value heads"),
+        ),
+        (
+            [2, 2],
+            [[4, 4], [4, 4], [6, 4], [4, 4]],
+            range("out projection", "inputs", 4, (Bound::Exactly, 6), "query heads × the value_dim of v"),
+        ),
         ([2, 2], [[0, 4], [0, 4], [4, 4], [4, 4]], Error::Empty { argument: "q projection", what: "head" }),
     ] {
         assert_eq!(MultiHeadAttention::new(heads, linears(shapes)).unwrap_err(), error);
     }
     // Heads without end, of nothing.
     let none = MultiHeadAttention::new([usize::MAX, 1], linears([[0, 4], [0, 4], [8, 4], [4, 4]]));
-    assert_eq!(none.unwrap_err(), mismatch("out projection", "inputs", 4, usize::MAX, "v's heads"));
+    assert_eq!(
+        none.unwrap_err(),
+        range("out projection", "inputs", 4, (Bound::Exactly, usize::MAX), "query heads × the value_dim of v")
+    );
     let layer = CROSS.layer();
     let (x, k, v) = (normal(3 * 40, 1), normal(4 * 28, 2), normal(4 * 35, 3));
     let (three, four) = (Sequences::one(3), Sequences::one(4));
     let cross = MultiHeadInput::new(&x, three).keys_and_values(&k, &v, four);
     let mut out = vec![f32::from_bits(UNWRITTEN); 3 * 33];
-    let whole = "its rows times their width";
+    let whole = "the number of rows × their width";
     for (input, len, error) in [
-        (MultiHeadInput::new(&x[1..], three), 99, mismatch("x", "length", 119, 80, "whole rows")),
-        (cross, 98, mismatch("out", "length", 98, 99, whole)),
-        (cross.keys_and_values(&k, &v[35..], four), 99, mismatch("values", "length", 105, 140, whole)),
-        (cross.keys_and_values(&k, &v, three), 99, mismatch("keys", "rows", 4, 3, "the sequences")),
+        (
+            MultiHeadInput::new(&x[1..], three),
+            99,
+            range("x", "length", 119, (Bound::MultipleOf, 40), "the width of a row"),
+        ),
+        (cross, 98, range("out", "length", 98, (Bound::Exactly, 99), whole)),
+        (cross.keys_and_values(&k, &v[35..], four), 99, range("values", "length", 105, (Bound::Exactly, 140), whole)),
+        (
+            cross.keys_and_values(&k, &v, three),
+            99,
+            range("keys", "rows", 4, (Bound::Exactly, 3), "the tokens of all sequences"),
+        ),
         (cross.keys_and_values(&k, &v, Sequences::Even { batch: 2, len: 2 }), 99, mismatch("k", "batch", 2, 1, "q")),
         (
             cross.keys_and_values(&k, &v, Sequences::Ragged(&[0, 4])),

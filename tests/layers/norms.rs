@@ -205,7 +205,7 @@ fn refusals_say_what_is_wrong_and_write_nothing() {
     assert_eq!(
         texts,
         [
-            "x: length is 7, but whole rows has 4",
+            "x: length is 7, but must be a multiple of 4, the width of a row",
             "out: length is 8, but x has 4",
             "add: length is 4, but x has 8",
             "out: length is 8, but x has 4",

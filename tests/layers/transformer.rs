@@ -273,7 +273,10 @@ fn parts_that_do_not_fit_together_are_refused() {
     let stack = Transformer::new(vec![llama_like(NormOrder::Pre)]).unwrap();
     refused!(stack.norm(narrow()), "norm: width is 23, but the layers has 24");
     let rope = Rope::new(10, 8, 10_000.0, RopePairs::Half).unwrap();
-    refused!(attention(WIDTH, 1).rope(rope), "q projection: head_dim is 6, but rope (dim) has 8");
+    refused!(
+        attention(WIDTH, 1).rope(rope),
+        "q projection: head_dim is 6, but must be at least 8, the dim of the rope"
+    );
 }
 
 #[test]
@@ -286,24 +289,36 @@ fn input_that_does_not_fit_is_refused_and_nothing_is_written() {
     let three = LayerInput::new(&memory, Sequences::one(3));
     let (layer, decoder) = (llama_like(NormOrder::Post), decoder(NormOrder::Post));
     let mut plain = |input, out: &mut [f32]| layer.forward(input, out, &mut compute);
-    refused!(plain(LayerInput::new(&x[1..], Sequences::one(10)), &mut out), "x: length is 239, but whole rows has 216");
-    refused!(plain(ten, &mut out[1..]), "out: length is 239, but its rows times their width has 240");
-    refused!(plain(LayerInput::new(&x, Sequences::one(9)), &mut out), "x: rows is 10, but the sequences has 9");
-    let lens = "kv_lens: entry 0 is 11, but must be at most 10";
+    refused!(
+        plain(LayerInput::new(&x[1..], Sequences::one(10)), &mut out),
+        "x: length is 239, but must be a multiple of 24, the width of a row"
+    );
+    refused!(
+        plain(ten, &mut out[1..]),
+        "out: length is 239, but must be exactly 240, the number of rows × their width"
+    );
+    refused!(
+        plain(LayerInput::new(&x, Sequences::one(9)), &mut out),
+        "x: rows is 10, but must be exactly 9, the tokens of all sequences"
+    );
+    let lens = "kv_lens: entry 0 is 11, but must be at most 10, the keys of that sequence";
     refused!(plain(ten.kv_lens(&[11]), &mut out), lens);
     let mut compute = Compute::default();
     let needs = "memory: needs a layer with cross-attention";
     refused!(layer.forward_with_memory(ten, three, &mut out, &mut compute), needs);
     refused!(decoder.forward(ten, &mut out, &mut compute), "cross-attention: needs a memory");
     let mut cross = |memory| decoder.forward_with_memory(ten, memory, &mut out, &mut compute);
-    refused!(cross(LayerInput::new(&memory[1..], Sequences::one(3))), "keys: length is 29, but whole rows has 20");
+    refused!(
+        cross(LayerInput::new(&memory[1..], Sequences::one(3))),
+        "keys: length is 29, but must be a multiple of 10, the width of a row"
+    );
     refused!(cross(LayerInput::new(&memory, Sequences::Even { batch: 3, len: 1 })), "k: batch is 3, but q has 1");
-    refused!(cross(three.kv_lens(&[4])), "kv_lens: entry 0 is 4, but must be at most 3");
+    refused!(cross(three.kv_lens(&[4])), "kv_lens: entry 0 is 4, but must be at most 3, the keys of that sequence");
     // A sequence longer than the table of rotary positions.
     let long = normal(2001 * WIDTH, 11);
     let mut long_out = unwritten(long.len());
     let refused = layer.forward(LayerInput::new(&long, Sequences::one(2001)), &mut long_out, &mut compute);
-    refused!(refused, "positions: entry 2000 is 2000, but must be at most 1999");
+    refused!(refused, "positions: entry 2000 is 2000, but must be at most 1999, the last row of the table");
     assert_eq!((bits(&out), bits(&long_out)), (vec![UNWRITTEN; 10 * WIDTH], vec![UNWRITTEN; 2001 * WIDTH]));
 }
 

@@ -75,7 +75,7 @@ fn bad_tensors_leave_nothing_behind() {
         (("bias", Dtype::F16, &[2, 2, 3, 5][..]), 0, "bias: dtype is F16, but must be F32"),
         (("bias", Dtype::F32, &[2, 2, 4, 5]), 0, "bias: rows is 4, but the call has 3"),
         (("bias", Dtype::F32, &[3, 2, 3, 5]), 0, "bias: batch is 3, but the call has 2"),
-        (("bias", Dtype::F32, &[2, 2, 3, 6]), 0, "bias: columns is 6, but k has 5"),
+        (("bias", Dtype::F32, &[2, 2, 3, 6]), 0, "bias: columns is 6, but k (rows) has 5"),
         (
             ("bias", Dtype::F32, &[3, 5]),
             0,
@@ -93,7 +93,11 @@ fn bad_tensors_leave_nothing_behind() {
         (("kv_lens", Dtype::F32, &[2]), 0, "kv_lens: dtype is F32, but must be I32, I64, U32 or U64"),
         (("kv_lens", Dtype::I64, &[3]), 0, "kv_lens: length is 3, but the batch has 2"),
         (("kv_lens", Dtype::I64, &[2]), 255, "kv_lens: entry 0 is -1, but must be at least 0"),
-        (("kv_lens", Dtype::U32, &[2]), 255, "kv_lens: entry 0 is 4294967295, but must be at most 5"),
+        (
+            ("kv_lens", Dtype::U32, &[2]),
+            255,
+            "kv_lens: entry 0 is 4294967295, but must be at most 5, the keys of that sequence",
+        ),
     ] {
         let file = write(&folder, &[&QKV[..], &[extra]].concat(), fill);
         let said = refusal(&line, &file);

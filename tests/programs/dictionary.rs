@@ -172,7 +172,7 @@ fn what_it_refuses() {
         assert_eq!(got.to_bits(), temperature.to_bits());
     }
     assert_eq!(Dictionary::<f32>::new(0, 1.0).err(), Some(Error::Empty { argument: "dictionary", what: "width" }),);
-    assert!(matches!(Dictionary::<f32>::new(usize::MAX, 1.0), Err(Error::Mismatch { got: usize::MAX, .. })));
+    assert!(matches!(Dictionary::<f32>::new(usize::MAX, 1.0), Err(Error::Range { got: usize::MAX, .. })));
 
     let compute = &mut Compute::default();
     let mut dictionary = Dictionary::<Vec<f32>>::new(2, 1.0).expect("good");
@@ -202,9 +202,9 @@ fn what_it_refuses() {
     let many = dictionary.get_many(&[1.0, 0.0, 0.0, 0.0], &mut out, compute);
     assert_eq!(said(many), "queries: norm of row 1 is 0, but must be positive and finite");
     let many = dictionary.get_many(&[1.0, 0.0, 1.0], &mut out, compute);
-    assert_eq!(said(many), "queries: width of the last is 1, but the dictionary has 2");
+    assert_eq!(said(many), "queries: length is 3, but must be a multiple of 2, the width of the dictionary");
     let many = dictionary.get_many(&[1.0, 0.0], &mut out, compute);
-    assert_eq!(said(many), "out: length is 4, but queries times value length has 2");
+    assert_eq!(said(many), "out: length is 4, but must be exactly 2, queries × value length");
     assert_eq!(out, [7.0; 4], "written, and refused all the same");
     assert!(dictionary.best_many(&[0.0, 0.0], compute).is_err());
     assert_eq!(dictionary.best_many(&[1.0, 0.0, -1.0, 0.0], compute), Ok(vec![0, 0]));

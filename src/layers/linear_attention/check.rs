@@ -3,8 +3,7 @@
 use super::call::Call;
 use super::settings::{Form, Normaliser, Reach};
 use super::{LinearAttention, LinearInputs, LinearState};
-use crate::error::Error;
-use crate::error::same;
+use crate::error::{Error, at_most, same};
 use crate::exec::Exec;
 use crate::inputs::Inputs;
 use crate::shape::Shape;
@@ -95,11 +94,8 @@ impl LinearAttention {
         }
         match self.form {
             Form::Chunked(0) => return Err(Error::Empty { argument: "form", what: "length of a chunk" }),
-            Form::Chunked(got) if got > MAX_CHUNK => {
-                let (argument, what, of) = ("form", "length of a chunk", "the longest possible");
-                return Err(Error::Mismatch { argument, what, got, expected: MAX_CHUNK, of });
-            }
-            Form::Chunked(_) | Form::Recurrent => {}
+            Form::Chunked(len) => at_most(MAX_CHUNK, "the longest possible").check("form", "length of a chunk", len)?,
+            Form::Recurrent => {}
         }
         if self.reach == Reach::Whole && (decays || corrects) {
             return Err(Error::Needs {

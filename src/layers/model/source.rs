@@ -1,8 +1,7 @@
 //! Sources of a model's weights: tensors by name.
 
 use super::ModelError;
-use crate::error::Error;
-use crate::error::same;
+use crate::error::{Error, exactly};
 use crate::layers::{Linear, Norm, Weights};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -28,12 +27,12 @@ impl<'a> Tensor<'a> {
     /// Takes a shape, and as many numbers as its product.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if there are not as many.
+    /// [`Error::Range`] if there are not as many.
     pub fn new(shape: impl Into<Vec<usize>>, data: impl Into<Cow<'a, [f32]>>) -> Result<Self, Error> {
         let (shape, data) = (shape.into(), data.into());
         // No slice is as long as a product beyond the address space.
         let size = shape.iter().fold(1usize, |size, &n| size.saturating_mul(n));
-        same("tensor", "length", data.len(), size, "its shape")?;
+        exactly(size, "the product of its sizes").check("tensor", "length", data.len())?;
         Ok(Self { shape, data })
     }
 

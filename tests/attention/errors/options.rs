@@ -85,9 +85,9 @@ fn bias_and_mask_of_wrong_shapes() {
         ([1, 1, 2, 5], "rows is 2, but the call has 3", ""),
         ([2, 4, 4, 5], "rows is 4, but the call has 3", ""),
         ([1, 1, 0, 5], "rows is 0, but the call has 3", ""),
-        ([1, 1, 1, 6], "columns is 6, but k has 5", ""),
-        ([1, 1, 1, 4], "columns is 4, but k has 5", FEWER),
-        ([1, 1, 1, 0], "columns is 0, but k has 5", FEWER),
+        ([1, 1, 1, 6], "columns is 6, but k (rows) has 5", ""),
+        ([1, 1, 1, 4], "columns is 4, but k (rows) has 5", FEWER),
+        ([1, 1, 1, 0], "columns is 0, but k (rows) has 5", FEWER),
     ];
     for (shape, words, cause) in cases {
         let words = format!("{words}{cause}");
@@ -102,13 +102,23 @@ fn bias_and_mask_of_wrong_shapes() {
 
 #[test]
 fn key_lengths() {
-    inputs_say(good().kv_lens(&[5, 6]), "kv_lens: entry 1 is 6, but must be at most 5");
-    inputs_say(good().kv_lens(&[usize::MAX, 6]), &format!("kv_lens: entry 0 is {}, but must be at most 5", usize::MAX));
+    inputs_say(good().kv_lens(&[5, 6]), "kv_lens: entry 1 is 6, but must be at most 5, the keys of that sequence");
+    inputs_say(
+        good().kv_lens(&[usize::MAX, 6]),
+        &format!("kv_lens: entry 0 is {}, but must be at most 5, the keys of that sequence", usize::MAX),
+    );
     inputs_say(good().kv_lens(&[5]), "kv_lens: length is 1, but the batch has 2");
     inputs_say(good().kv_lens(&[]), "kv_lens: length is 0, but the batch has 2");
     inputs_say(good().kv_lens(&[1, 2, 3]), "kv_lens: length is 3, but the batch has 2");
     let error = refusal(Attention::new(), good().kv_lens(&[5, 6]), OUT, none);
-    let expected = Error::Entry { argument: "kv_lens", index: 1, got: 6, bound: Bound::AtMost, limit: 5 };
+    let expected = Error::Entry {
+        argument: "kv_lens",
+        index: 1,
+        got: 6,
+        bound: Bound::AtMost,
+        limit: 5,
+        of: Some("the keys of that sequence"),
+    };
     assert_eq!(error, Some(expected));
 }
 
@@ -126,8 +136,8 @@ fn cumulative_lengths() {
         (&[0, 6], &[], "ragged k: the list of cumulative lengths is 0, but must be at least 1"),
         (&[1, 6], &[0, 9], "ragged q: entry 0 is 1, but must be exactly 0; cumulative lengths begin with 0"),
         (&[0, 6], &[2, 9], "ragged k: entry 0 is 2, but must be exactly 0; cumulative lengths begin with 0"),
-        (&[0, 4, 3, 6], &[0, 1, 2, 9], "ragged q: entry 2 is 3, but must be at least 4"),
-        (&[0, 1, 2, 6], &[0, 5, 4, 9], "ragged k: entry 2 is 4, but must be at least 5"),
+        (&[0, 4, 3, 6], &[0, 1, 2, 9], "ragged q: entry 2 is 3, but must be at least 4, the entry before it"),
+        (&[0, 1, 2, 6], &[0, 5, 4, 9], "ragged k: entry 2 is 4, but must be at least 5, the entry before it"),
         (&[0, 5], &[0, 9], "ragged q: entry 1 is 5, but must be exactly 6; the last one is the number of rows of q, 6"),
         (&[0, 7], &[0, 9], "ragged q: entry 1 is 7, but must be exactly 6; the last one is the number of rows of q, 6"),
         (
@@ -144,7 +154,7 @@ fn cumulative_lengths() {
     // Lengths, biases and masks are by sequence.
     let ends: (&[usize], &[usize]) = (&[0, 2, 6], &[0, 4, 9]);
     let two = || ragged(ends.0, ends.1);
-    let words = "kv_lens: entry 0 is 5, but must be at most 4";
+    let words = "kv_lens: entry 0 is 5, but must be at most 4, the keys of that sequence";
     says(refusal(Attention::new(), two().kv_lens(&[5, 5]), RAGGED, none), words);
     says(refusal(Attention::new(), two().kv_lens(&[4]), RAGGED, none), "kv_lens: length is 1, but the batch has 2");
     says(
@@ -153,7 +163,7 @@ fn cumulative_lengths() {
     );
     says(
         refusal(Attention::new(), two().mask(Mask::keep(bytes([1, 1, 1, 9]))), RAGGED, none),
-        "mask: columns is 9, but k has 5",
+        "mask: columns is 9, but k (keys of the longest sequence) has 5",
     );
 }
 
@@ -221,11 +231,14 @@ fn outputs_of_wrong_shapes() {
             say(with!(o, m => o.scores(Point::$point, ViewMut::bhld(m, [1, 4, 3, 5]).unwrap())), "batch is 1, but the call has 2");
             say(with!(o, m => o.scores(Point::$point, ViewMut::bhld(m, [2, 2, 3, 5]).unwrap())), &format!("heads is 2, but q has 4{KEY_HEADS}"));
             say(with!(o, m => o.scores(Point::$point, ViewMut::bhld(m, [2, 4, 1, 5]).unwrap())), "rows is 1, but q has 3");
-            say(with!(o, m => o.scores(Point::$point, ViewMut::bhld(m, [2, 4, 3, 6]).unwrap())), "columns is 6, but k has 5");
+            say(with!(o, m => o.scores(Point::$point, ViewMut::bhld(m, [2, 4, 3, 6]).unwrap())), "columns is 6, but k (rows) has 5");
         )*};
     }
     points!(Raw "raw scores", Softcapped "softcapped scores", Masked "masked scores", Weights "weights");
-    says(with!(o, m => o.weights(ViewMut::bhld(m, [2, 4, 3, 4]).unwrap())), "weights: columns is 4, but k has 5");
+    says(
+        with!(o, m => o.weights(ViewMut::bhld(m, [2, 4, 3, 4]).unwrap())),
+        "weights: columns is 4, but k (rows) has 5",
+    );
     says(
         with!(o, m => o.key_weight_sums(ViewMut::bhl(m, [1, 2, 5]).unwrap())),
         "key weight sums: batch is 1, but k has 2",

@@ -18,7 +18,7 @@ fn scales_that_do_not_fit() {
         says(KeyScales::PerChannel(scales), &format!("key scales: {bad}, but must be positive and finite"));
     }
     let error = KvCache::new(1, 1, [(1 << 17) + 1, 4]).unwrap().int8(KeyScales::PerToken).unwrap_err();
-    let words = "int8: head_dim is 131073, but the largest possible of integers has 131072";
+    let words = "int8: head_dim is 131073, but must be at most 131072, the largest possible of integers";
     assert_eq!(error.to_string(), words);
     assert!(KvCache::new(0, 0, [8, 8]).unwrap().int8(KeyScales::PerChannel(Vec::new())).is_ok());
 }
@@ -52,9 +52,12 @@ fn four_bits_beside_other_settings() {
         let t = Tensors::normal([1, 1, 1, 1, 3, 8, 8], 0);
         says(int4(filled(&t, &Kind::Int4(numbers))), "int4: needs an empty cache");
         let long = KvCache::new(1, 1, [(1 << 17) + 1, 4]).unwrap();
-        says(int4(long), "int4: head_dim is 131073, but the largest possible of integers has 131072");
+        says(int4(long), "int4: head_dim is 131073, but must be at most 131072, the largest possible of integers");
         let pool = PagePool::new(1, 16, 1, [(1 << 17) + 1, 4], CacheFormat::Int4(numbers)).unwrap_err();
-        assert_eq!(pool.to_string(), "int4: head_dim is 131073, but the largest possible of integers has 131072");
+        assert_eq!(
+            pool.to_string(),
+            "int4: head_dim is 131073, but must be at most 131072, the largest possible of integers"
+        );
     }
 }
 

@@ -58,8 +58,8 @@ fn a_cache_of_impossible_sizes() {
     says([0, 4], "cache: head_dim is 0, but must be at least 1");
     says([4, 0], "cache: value_dim is 0, but must be at least 1");
     let most = 1 << 24;
-    says([most + 1, 4], "cache: head_dim is 16777217, but the largest possible has 16777216");
-    says([4, most + 1], "cache: value_dim is 16777217, but the largest possible has 16777216");
+    says([most + 1, 4], "cache: head_dim is 16777217, but must be at most 16777216, the largest possible");
+    says([4, most + 1], "cache: value_dim is 16777217, but must be at most 16777216, the largest possible");
     assert!(KvCache::new(0, 0, [most, most]).is_ok());
 }
 
@@ -88,7 +88,7 @@ fn shapes_that_do_not_fit_when_appended_to_all() {
 fn shapes_that_do_not_fit_when_appended_to_one() {
     let (k, v) = ([1, 2, 4, 6], [1, 2, 4, 7]);
     for (argument, at, size, words) in [
-        ("k", 0, 3, "k: batch is 3, but one sequence has 1"),
+        ("k", 0, 3, "k: batch is 3, but must be exactly 1, as tokens of one sequence are appended"),
         ("k", 1, 1, "k: heads is 1, but the cache has 2"),
         ("k", 3, 5, "k: head_dim is 5, but the cache has 6"),
         ("v", 0, 2, "v: batch is 2, but k has 1"),
@@ -149,10 +149,10 @@ fn calls_that_do_not_fit_the_cache() {
     }
     let over = |shape| Inputs::cached(zeros(shape), &cache);
     let q = [3, 4, 2, 6];
-    says("cache: number of sequences is 3, but q has 2", over([2, 4, 2, 6]), q);
+    says("cache: number of sequences is 3, but q (batch) has 2", over([2, 4, 2, 6]), q);
     says("cache: head_dim is 6, but q has 5", over([3, 4, 2, 5]), q);
     says("q: 3 heads are no multiple of the 2 heads of cache", over([3, 3, 2, 6]), q);
-    says("bias: columns is 21, but cache has 20", over(q).bias(zeros([1, 1, 1, 21])), q);
+    says("bias: columns is 21, but cache (keys of the longest sequence) has 20", over(q).bias(zeros([1, 1, 1, 21])), q);
     let own = "needs tensors; caches and pages have lengths of their own";
     says(&format!("kv_lens: {own}"), over(q).kv_lens(&[5, 20, 0]), q);
     // Ragged calls are batch 1, so there is a cache of one sequence for them.

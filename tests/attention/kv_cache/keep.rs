@@ -136,17 +136,40 @@ fn what_cannot_be_kept_is_refused() {
     let tokens = new_tokens(&cache, 20, &mut Rng::new(1));
     append_tokens(&mut cache, 0, &tokens);
     says("from: 21, but sequence 0 has 20 keys", &cache, 21, &[]);
-    says("accepted: length is 3, but the sequence behind `from` has 2", &cache, 18, &[0, 1, 2]);
-    says("accepted: length is 1, but the sequence behind `from` has 0", &cache, 20, &[0]);
-    says("accepted: entry 1 is 10, but must be at most 9", &cache, 10, &[0, 10]);
-    says("accepted: entry 2 is 3, but must be at least 4", &cache, 10, &[0, 3, 3]);
-    says("accepted: entry 1 is 0, but must be at least 6", &cache, 10, &[5, 0]);
-    let huge = format!("accepted: entry 0 is {}, but must be at most 9", usize::MAX);
+    says(
+        "accepted: length is 3, but must be at most 2, the tokens that the sequence has behind `from`",
+        &cache,
+        18,
+        &[0, 1, 2],
+    );
+    says(
+        "accepted: length is 1, but must be at most 0, the tokens that the sequence has behind `from`",
+        &cache,
+        20,
+        &[0],
+    );
+    says(
+        "accepted: entry 1 is 10, but must be at most 9, the last token of the sequence, counted from `from`",
+        &cache,
+        10,
+        &[0, 10],
+    );
+    says("accepted: entry 2 is 3, but must be at least 4, one more than the entry before it", &cache, 10, &[0, 3, 3]);
+    says("accepted: entry 1 is 0, but must be at least 6, one more than the entry before it", &cache, 10, &[5, 0]);
+    let huge = format!(
+        "accepted: entry 0 is {}, but must be at most 9, the last token of the sequence, counted from `from`",
+        usize::MAX
+    );
     says(&huge, &cache, 10, &[usize::MAX]);
     assert!(cache.keep(1, 0, &[]).is_err());
     // Evicted: a token to be moved, a place to move to, a key that the next row would see.
     let cache = gappy();
-    says("accepted: entry 0 is 111, but must be at least 312", &cache, 200, &[111, 400]);
+    says(
+        "accepted: entry 0 is 111, but must be at least 312, the first token that is not evicted, counted from `from`",
+        &cache,
+        200,
+        &[111, 400],
+    );
     let place = "from: 250, but must be at least 512 for sequence 0: the sliding cache has evicted keys from places that \
                  accepted keys would move to";
     says(place, &cache, 250, &(300..320).collect::<Vec<_>>());

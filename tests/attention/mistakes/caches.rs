@@ -51,7 +51,7 @@ pub(super) fn mistakes() -> Vec<Mistake> {
             44,
             "queries for more sequences than the cache has",
             over([3, 4, 1, 6]),
-            "cache: number of sequences is 2, but q has 3",
+            "cache: number of sequences is 2, but q (batch) has 3",
         ),
     ]
     .into_iter()
@@ -100,6 +100,24 @@ fn changes() -> Vec<Mistake> {
             "keep more than there are",
             change(cache(), |cache| cache.keep(1, 9, &[])),
             "from: 9, but sequence 1 has 3 keys",
+        ),
+        mistake(
+            47,
+            "keep more drafts than there are",
+            change(cache(), |cache| cache.keep(1, 3, &[0])),
+            "accepted: length is 1, but must be at most 0, the tokens that the sequence has behind `from`",
+        ),
+        mistake(
+            47,
+            "keep a draft twice",
+            change(cache(), |cache| cache.keep(0, 3, &[1, 1])),
+            "accepted: entry 1 is 1, but must be at least 2, one more than the entry before it",
+        ),
+        mistake(
+            42,
+            "a latent cache of longer values",
+            outcome(KvCache::new(2, 2, [6, 7]).unwrap().latent()),
+            "latent: value_dim is 7, but must be at most 6, the head_dim of keys, whose first columns the values are",
         ),
         mistake(
             48,

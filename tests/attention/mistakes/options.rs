@@ -21,7 +21,7 @@ pub(super) fn mistakes() -> Vec<Mistake> {
         mistake(23, "softcap 0", softcap(0.0), "softcap: 0, but must be positive and finite"),
         mistake(23, "softcap negative", softcap(-30.0), "softcap: -30, but must be positive and finite"),
         mistake(23, "softcap NaN", softcap(f32::NAN), "softcap: NaN, but must be positive and finite"),
-        mistake(24, "mask one column short", short, format!("mask: columns is 4, but k has 5{fewer}")),
+        mistake(24, "mask one column short", short, format!("mask: columns is 4, but k (rows) has 5{fewer}")),
         mistake(25, "mask with one column", one_column(), ACCEPTED),
         mistake(
             26,
@@ -87,7 +87,7 @@ pub(super) fn lengths() -> Vec<Mistake> {
             32,
             "kv_lens beyond kv_len",
             inputs(good().kv_lens(&[5, 6])),
-            "kv_lens: entry 1 is 6, but must be at most 5",
+            "kv_lens: entry 1 is 6, but must be at most 5, the keys of that sequence",
         ),
         mistake(
             33,
@@ -116,7 +116,7 @@ pub(super) fn ragged() -> Vec<Mistake> {
             34,
             "cumulative lengths that fall",
             ragged(&[0, 4, 3, 6], &[0, 1, 2, 9]),
-            "ragged q: entry 2 is 3, but must be at least 4",
+            "ragged q: entry 2 is 3, but must be at least 4, the entry before it",
         ),
         mistake(
             34,

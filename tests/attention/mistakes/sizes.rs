@@ -165,6 +165,12 @@ fn too_large() -> Vec<Mistake> {
         ),
         mistake(
             18,
+            "keys longer than any",
+            outcome(KvCache::new(1, 1, [(1 << 24) + 1, 4])),
+            "cache: head_dim is 16777217, but must be at most 16777216, the largest possible",
+        ),
+        mistake(
+            18,
             "a cache beyond usize",
             outcome(KvCache::new(usize::MAX, 1, [64, 64])),
             format!("cache: sizes {:?} do not fit the address space", [usize::MAX, 1, 64, 64]),

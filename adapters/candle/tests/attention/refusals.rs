@@ -46,7 +46,7 @@ fn options() {
     refused(call(Sdpa::default().alibi(&random(3, 1))), "sdpa: alibi slopes: length is 3, but q (heads) has 4");
     refused(call(Sdpa::default().bias(&random((4, 5), 1))), "sdpa: bias: rows is 4, but the call has 3");
     let mask = Tensor::zeros((3, 4), DType::U8, &Device::Cpu).unwrap();
-    refused(call(Sdpa::default().keep_mask(&mask)), "sdpa: mask: columns is 4, but k has 5");
+    refused(call(Sdpa::default().keep_mask(&mask)), "sdpa: mask: columns is 4, but k (rows) has 5");
     let five = Tensor::zeros((1, 1, 1, 3, 5), DType::U8, &Device::Cpu).unwrap();
     refused(call(Sdpa::default().keep_mask(&five)), "sdpa: mask: shape is [1, 1, 1, 3, 5], but must have at most four");
 }
@@ -55,7 +55,7 @@ fn options() {
 fn lengths() {
     let [q, k, v] = qkv();
     let call = |lens: &[i64]| Sdpa::default().kv_lens(&Tensor::new(lens, &Device::Cpu).unwrap()).forward(&q, &k, &v);
-    refused(call(&[6]), "sdpa: kv_lens: entry 0 is 6, but must be at most 5");
+    refused(call(&[6]), "sdpa: kv_lens: entry 0 is 6, but must be at most 5, the keys of that sequence");
     refused(call(&[-1]), "sdpa: kv_lens: entry 0 is -1, but must be at least 0");
     refused(call(&[5, 5]), "sdpa: kv_lens: length is 2, but the batch has 1");
     let floats = Sdpa::default().kv_lens(&random(1, 1)).forward(&q, &k, &v);

@@ -1,0 +1,46 @@
+//! Limits of sizes: what [`Error::Range`] refuses.
+
+use crate::error::{Bound, Error};
+use sdpa_kernels::MAX_DIM;
+
+/// Limit of a size.
+#[derive(Clone, Copy)]
+pub(crate) struct Limit {
+    bound: Bound,
+    limit: usize,
+    /// Meaning of the limit, in messages.
+    of: &'static str,
+}
+
+/// Largest length of keys and values.
+pub(crate) const LONGEST_DIM: Limit = at_most(MAX_DIM, "the largest possible");
+
+pub(crate) const fn at_least(limit: usize, of: &'static str) -> Limit {
+    Limit { bound: Bound::AtLeast, limit, of }
+}
+
+pub(crate) const fn at_most(limit: usize, of: &'static str) -> Limit {
+    Limit { bound: Bound::AtMost, limit, of }
+}
+
+pub(crate) const fn exactly(limit: usize, of: &'static str) -> Limit {
+    Limit { bound: Bound::Exactly, limit, of }
+}
+
+pub(crate) const fn multiple_of(limit: usize, of: &'static str) -> Limit {
+    Limit { bound: Bound::MultipleOf, limit, of }
+}
+
+impl Limit {
+    /// Returns [`Error::Range`] unless `got`, the size `what` of an argument, keeps the limit.
+    pub(crate) fn check(self, argument: &'static str, what: &'static str, got: usize) -> Result<(), Error> {
+        let Self { bound, limit, of } = self;
+        let keeps = match bound {
+            Bound::AtLeast => got >= limit,
+            Bound::AtMost => got <= limit,
+            Bound::Exactly => got == limit,
+            Bound::MultipleOf => got.is_multiple_of(limit),
+        };
+        if keeps { Ok(()) } else { Err(Error::Range { argument, what, got, bound, limit, of }) }
+    }
+}
