@@ -1,8 +1,9 @@
-//! Decoding: one query row a sequence against a long past, where time is that of reading keys and values.
+//! Decoding: one query row a sequence against a long past, where time is that of reading keys and values; and several rows,
+//! as a draft's tokens are, against one.
 //!
 //! Throughput is bytes of keys and values read per second, each case in turn with a plain read of the same memory, caches
-//! flushed between; medians. `cargo bench --bench decode`, with a filter on names: `-- 16k`. Steps run inside the pool, as a
-//! decoder's should: from outside each would begin and end with a thread asleep.
+//! flushed between; medians. `cargo bench --bench decode`, with a filter on names: `-- 16k`, `-- rows`. Steps run inside the
+//! pool, as a decoder's should: from outside each would begin and end with a thread asleep.
 
 #[path = "support/interleaved.rs"]
 mod interleaved;
@@ -58,21 +59,7 @@ impl Forms {
         let n = batch * heads * keys * DIM;
         let (k, v) = (fill(n), fill(n));
         let shape = [batch, heads, keys, DIM];
-        let typed = |dtype| KvCache::new(batch, heads, [DIM; 2]).and_then(|cache| cache.dtype(dtype));
-        let bytes = KvCache::new(batch, heads, [DIM; 2]).and_then(|cache| cache.int8(KeyScales::PerToken));
-        let bits = KvCache::new(batch, heads, [DIM; 2]).and_then(|cache| cache.int4(Int4::Symmetric));
-        let caches = [
-            ("cache, f32", typed(Dtype::F32)),
-            ("cache, bf16", typed(Dtype::Bf16)),
-            ("cache, f16", typed(Dtype::F16)),
-            ("cache, int8", bytes),
-            ("cache, int4", bits),
-        ];
-        let caches = caches.map(|(name, cache)| {
-            let mut cache = cache.expect("a cache");
-            cache.append(view(&k, shape), view(&v, shape)).expect("they fit");
-            (name, cache)
-        });
+        let caches = caches(&k, &v, shape);
         // Pages in an order that nobody foresees.
         let pages = batch * keys.div_ceil(PAGE);
         let mut entries: Vec<u32> = (0..pages as u32).collect();
@@ -103,8 +90,27 @@ impl Forms {
             (name, pool)
         });
         let packed_pools = packed_pools.into();
-        Self { tensors: [k, v], caches: caches.into(), pools, packed_pools, entries, lens }
+        Self { tensors: [k, v], caches, pools, packed_pools, entries, lens }
     }
+}
+
+/// The same keys and values in a cache of each format.
+fn caches(k: &[f32], v: &[f32], shape: [usize; 4]) -> Vec<(&'static str, KvCache)> {
+    let empty = || KvCache::new(shape[0], shape[1], [DIM; 2]);
+    let typed = |dtype| empty().and_then(|cache| cache.dtype(dtype));
+    let caches = [
+        ("cache, f32", typed(Dtype::F32)),
+        ("cache, bf16", typed(Dtype::Bf16)),
+        ("cache, f16", typed(Dtype::F16)),
+        ("cache, int8", empty().and_then(|cache| cache.int8(KeyScales::PerToken))),
+        ("cache, int4", empty().and_then(|cache| cache.int4(Int4::Symmetric))),
+    ];
+    let filled = caches.map(|(name, cache)| {
+        let mut cache = cache.expect("a cache");
+        cache.append(view(k, shape), view(v, shape)).expect("they fit");
+        (name, cache)
+    });
+    filled.into()
 }
 
 fn view(data: &[f32], shape: [usize; 4]) -> View<'_> {
@@ -138,38 +144,111 @@ struct Case<'a> {
     slices: &'a [Vec<f32>],
 }
 
+/// A call, with room for what it writes.
+struct Step<'a> {
+    attention: Attention,
+    inputs: Inputs<'a>,
+    exec: Exec,
+    /// Batch, heads and rows.
+    rows: [usize; 3],
+    out: Vec<f32>,
+    workspace: Workspace,
+}
+
+impl<'a> Step<'a> {
+    fn new(inputs: Inputs<'a>, rows: [usize; 3], precision: Precision, exec: Exec) -> Self {
+        let attention = Attention::new().causal().align(Alignment::BottomRight).precision(precision);
+        let out = vec![0.0; rows.iter().product::<usize>() * DIM];
+        let mut step = Self { attention, inputs, exec, rows, out, workspace: Workspace::new() };
+        step.run();
+        step
+    }
+
+    fn run(&mut self) {
+        let [batch, heads, rows] = self.rows;
+        let out = ViewMut::bhld(&mut self.out, [batch, heads, rows, DIM]).expect("it fits");
+        let problem = self.attention.problem(black_box(self.inputs), Outputs::new(out)).expect("the shapes fit");
+        let plan = Plan::new(&problem, self.exec);
+        problem.run(&plan, &mut self.workspace);
+    }
+}
+
+/// Seconds that some work takes; keys and values come from memory, or stay in cache.
+fn timed(shape: &Shape, flush: &[f32], work: &mut dyn FnMut()) -> f64 {
+    if shape.from_memory {
+        black_box(probe::read(flush));
+    }
+    let start = Instant::now();
+    work();
+    start.elapsed().as_secs_f64()
+}
+
 /// Medians of a step's and a plain read's time, in seconds.
 fn time(shape: &Shape, case: &Case<'_>, exec: Exec, flush: &[f32]) -> [f64; 2] {
-    let inputs = case.inputs;
-    let attention = Attention::new().causal().align(Alignment::BottomRight).precision(case.precision);
-    let mut out = vec![0.0; shape.batch * HEADS[0] * DIM];
-    let mut workspace = Workspace::new();
-    let mut step = || {
-        let out = ViewMut::bhld(&mut out, [shape.batch, HEADS[0], 1, DIM]).expect("it fits");
-        let problem = attention.problem(black_box(inputs), Outputs::new(out)).expect("the shapes fit");
-        let plan = Plan::new(&problem, exec);
-        problem.run(&plan, &mut workspace);
-    };
-    step();
-    let source = inputs.key_values().expect("a good call");
-    let timed = |work: &mut dyn FnMut()| {
-        if shape.from_memory {
-            black_box(probe::read(flush));
-        }
-        let start = Instant::now();
-        work();
-        start.elapsed().as_secs_f64()
-    };
+    let mut step = Step::new(case.inputs, [shape.batch, HEADS[0], 1], case.precision, exec);
+    let source = case.inputs.key_values().expect("a good call");
     let rounds = if support::test_mode() { 1 } else { shape.rounds };
     let mut times = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
-        times[0].push(timed(&mut step));
-        times[1].push(timed(&mut || match case.slices {
+        times[0].push(timed(shape, flush, &mut || step.run()));
+        times[1].push(timed(shape, flush, &mut || match case.slices {
             [] => _ = black_box(probe::read_source(&source)),
             slices => slices.iter().for_each(|slice| _ = black_box(probe::read(slice))),
         }));
     }
     times.map(|mut times| median(&mut times))
+}
+
+/// Rows of a call of several, and heads with as many key/value heads: one row a head, and four.
+const DRAFT: usize = 4;
+const ROW_HEADS: [[usize; 2]; 2] = [HEADS, [HEADS[1], HEADS[1]]];
+const ROW_SHAPES: &[Shape] = &[
+    Shape { name: "rows, 4k", batch: 1, keys: 4096, rounds: 41, from_memory: true },
+    Shape { name: "rows, 16k", batch: 1, keys: 16384, rounds: 15, from_memory: true },
+];
+
+/// What several rows in one call cost, as a part of as many calls of one row, which read the cache each time.
+fn several_rows(shape: &Shape, wanted: &dyn Fn(&str) -> bool, flush: &[f32]) {
+    let keys = if support::test_mode() { shape.keys.min(300) } else { shape.keys };
+    let mut normal = support::normal(5);
+    let mut fill = |n: usize| (0..n).map(|_| normal()).collect::<Vec<_>>();
+    let (k, v) = (fill(HEADS[1] * keys * DIM), fill(HEADS[1] * keys * DIM));
+    let caches = caches(&k, &v, [1, HEADS[1], keys, DIM]);
+    for heads in ROW_HEADS {
+        let q = fill(heads[0] * DRAFT * DIM);
+        for (threads, (name, cache)) in
+            support::thread_counts().into_iter().flat_map(|n| caches.iter().map(move |case| (n, case)))
+        {
+            let name = format!("{}, {}/{} heads, {threads} thread(s), {name}", shape.name, heads[0], heads[1]);
+            if !wanted(&name) {
+                continue;
+            }
+            let step = |rows: usize| {
+                let q = view(&q[..heads[0] * rows * DIM], [1, heads[0], rows, DIM]);
+                Step::new(
+                    Inputs::cached(q, cache),
+                    [1, heads[0], rows],
+                    Precision::Exact,
+                    Exec::default().threads(threads),
+                )
+            };
+            let (mut one, mut several) = (step(1), step(DRAFT));
+            let mut times = [Vec::new(), Vec::new()];
+            for _ in 0..if support::test_mode() { 1 } else { shape.rounds } {
+                let (one, several) = (&mut || one.run(), &mut || several.run());
+                let [first, second] = rayon::scope(|_| [timed(shape, flush, one), timed(shape, flush, several)]);
+                times[0].push(first);
+                times[1].push(second);
+            }
+            let [one, several] = times.map(|mut times| median(&mut times));
+            println!(
+                "{name:50} one {:8.1} µs  {DRAFT} rows {:8.1} µs  {:.2} of one each",
+                one * 1e6,
+                several * 1e6,
+                several / one / DRAFT as f64,
+            );
+        }
+    }
 }
 
 fn decode(shape: &Shape, flush: &[f32]) {
@@ -249,9 +328,7 @@ fn main() {
     let filter: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let flush = support::flush();
     append();
-    for shape in
-        SHAPES.iter().filter(|shape| filter.is_empty() || filter.iter().any(|f| shape.name.contains(f.as_str())))
-    {
-        decode(shape, &flush);
-    }
+    let wanted = |name: &str| filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()));
+    SHAPES.iter().filter(|shape| wanted(shape.name)).for_each(|shape| decode(shape, &flush));
+    ROW_SHAPES.iter().for_each(|shape| several_rows(shape, &wanted, &flush));
 }
