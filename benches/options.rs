@@ -152,23 +152,25 @@ fn measure(name: &str, len: usize, plain: Attention, rounds: usize) {
             let problem = variant.attention.problem(variant.inputs, outputs).expect("consistent");
             let plan = Plan::new(&problem, Exec::serial());
             let start = Instant::now();
-            match variant.extra {
+            let fits = match variant.extra {
                 Extra::Function => problem.run_with(&plan, &mut workspace, &Mods::new().mask(Causal)),
                 Extra::Closure(Closure::Causal) => {
-                    problem.run_with(&plan, &mut workspace, &Mods::new().mask(|at: Position| at.key <= at.row));
+                    problem.run_with(&plan, &mut workspace, &Mods::new().mask(|at: Position| at.key <= at.row))
                 }
-                Extra::Closure(Closure::Modulo) => {
-                    problem.run_with(
-                        &plan,
-                        &mut workspace,
-                        &Mods::new().mask(|at: Position| !(at.key + at.row).is_multiple_of(13)),
-                    );
-                }
+                Extra::Closure(Closure::Modulo) => problem.run_with(
+                    &plan,
+                    &mut workspace,
+                    &Mods::new().mask(|at: Position| !(at.key + at.row).is_multiple_of(13)),
+                ),
                 Extra::Closure(Closure::Table) => {
-                    problem.run_with(&plan, &mut workspace, &Mods::new().mask(|at: Position| tensors.keys[at.key]));
+                    problem.run_with(&plan, &mut workspace, &Mods::new().mask(|at: Position| tensors.keys[at.key]))
                 }
-                _ => problem.run(&plan, &mut workspace),
-            }
+                _ => {
+                    problem.run(&plan, &mut workspace);
+                    Ok(())
+                }
+            };
+            fits.expect("functions that fit");
             seconds.push(start.elapsed().as_secs_f64());
         }
     }

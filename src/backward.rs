@@ -83,8 +83,8 @@ pub fn attention_backward(
 /// ```
 ///
 /// # Errors
-/// As [`attention_backward`]; [`Error::Needs`] for a score function without a derivative and for a weight function.
-/// Gradients are then untouched.
+/// As [`attention_backward`]; [`Error::Needs`] for a score function without a derivative and for a weight function;
+/// [`Error::Mask`] if the mask function does not fit the call. Gradients are then untouched.
 ///
 /// # Panics
 /// If one of the functions does: see [`BackwardProblem::run_with`].

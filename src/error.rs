@@ -186,7 +186,7 @@ pub enum Error {
     },
     /// A block table, or the page pool it refers to, is invalid.
     Pages(PageError),
-    /// A mask function of [`masks`](crate::masks) is invalid.
+    /// A mask function is invalid, or does not fit the call: [`MaskMod::fits`](crate::MaskMod::fits).
     Mask(MaskError),
     /// One of several rows is not valid for its use.
     Row {

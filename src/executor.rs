@@ -31,7 +31,7 @@
 /// let problem = Attention::new().problem(inputs, Outputs::new(ViewMut::bhld(&mut out, rows)?))?;
 /// let threads = Threads(2);
 /// let plan = Plan::new(&problem, Exec::on(&threads));
-/// problem.run_on(&plan, &mut Workspace::new(), &Mods::new(), &threads);
+/// problem.run_on(&plan, &mut Workspace::new(), &Mods::new(), &threads)?;
 /// assert!(out.iter().all(|&x| x == 1.0));
 /// # Ok::<(), sdpa::Error>(())
 /// ```

@@ -55,6 +55,30 @@ pub use sdpa_kernels::BlockPosition;
 /// assert_eq!(table.entries.len() % table.lens.len(), 0);
 /// ```
 pub use sdpa_kernels::BlockTable;
+/// Argument of [`MaskMod::fits`].
+///
+/// ```
+/// use sdpa::masks::{MaskError, PrefixLm, Tree};
+/// use sdpa::{CallFacts, MaskMod, Position};
+/// let windowed = CallFacts::new(1).distance("window"); // one sequence, and a window
+/// assert_eq!(Tree::new(100, &[None])?.fits(&windowed), Err(MaskError::Distance { option: "window" }));
+/// assert_eq!(PrefixLm::new(100).fits(&windowed), Ok(()));
+///
+/// /// Shows every sequence so many keys.
+/// struct First(Vec<usize>);
+/// impl MaskMod for First {
+///     fn keep(&self, at: Position) -> bool {
+///         at.key < self.0[at.batch]
+///     }
+///     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+///         let enough = self.0.len() == call.sequences;
+///         enough.then_some(()).ok_or(MaskError::Unfit("not as many numbers of keys as sequences"))
+///     }
+/// }
+/// assert!(First(vec![4, 2]).fits(&windowed).is_err());
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::CallFacts;
 /// Choice of a causal rule, for settings of your own; calls take it as [`Attention::causal`](crate::Attention::causal).
 ///
 /// ```

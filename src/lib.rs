@@ -143,6 +143,5 @@ pub fn attention_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
     outputs: Outputs<'_>,
     mods: &Mods<S, M, P>,
 ) -> Result<(), Error> {
-    attention.problem(inputs, outputs)?.run_once_with(Exec::default(), mods);
-    Ok(())
+    attention.problem(inputs, outputs)?.run_once_with(Exec::default(), mods)
 }

@@ -86,7 +86,7 @@ pub fn attention(attention: &Attention, inputs: &Inputs<'_>) -> Result<Answer<f3
 /// ```
 ///
 /// # Errors
-/// As [`oracle`].
+/// As [`oracle`]; [`Error::Mask`] if the mask function does not fit the call ([`MaskMod::fits`]).
 pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     attention: &Attention,
     inputs: &Inputs<'_>,
@@ -95,6 +95,7 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     let shape = attention.checked_shape(inputs)?;
     let Shape { batch, heads, kv_heads, q_len, kv_len, .. } = shape;
     let kv = inputs.key_values()?;
+    mods.mask.fits(&attention.call(inputs, &shape, kv)?.facts())?;
     let mut sums = Vec::new();
     let bytes = (batch * kv_heads * kv_len).saturating_mul(size_of::<T>());
     sums.try_reserve_exact(batch * kv_heads * kv_len).map_err(|_| Error::Memory { what: "key weight sums", bytes })?;

@@ -3,6 +3,7 @@
 //! Workers take tasks from one counter until none is left. A task writes its own rows and reads shared inputs, so the
 //! result does not depend on which worker runs it, or when.
 
+use crate::error::Error;
 use crate::exec::Exec;
 use crate::executor::Executor;
 use crate::plan::{Plan, Split};
@@ -83,10 +84,15 @@ impl Problem<'_> {
     /// A plan made for another shape is replaced by one for this shape: that costs a microsecond and never gives a
     /// wrong result.
     pub fn run(self, plan: &Plan, workspace: &mut Workspace) {
-        self.run_with(plan, workspace, &Mods::new());
+        // No functions, so none that does not fit; nothing stops it either.
+        let _ = self.run_in(plan, workspace, &Mods::new(), Host { executor: &CurrentPool, stop: None });
     }
 
     /// Computes the problem with the caller's functions of scores, positions or weights, in the fused pass.
+    ///
+    /// # Errors
+    /// [`Error::Mask`] if the mask function does not fit the call ([`MaskMod::fits`]): outputs are then untouched. With
+    /// closures, or without a mask function, it cannot fail.
     ///
     /// # Panics
     /// If one of the functions does: the panic reaches the caller when all workers have come to rest. Outputs are then
@@ -97,13 +103,16 @@ impl Problem<'_> {
         plan: &Plan,
         workspace: &mut Workspace,
         mods: &Mods<S, M, P>,
-    ) {
-        self.run_on(plan, workspace, mods, &CurrentPool);
+    ) -> Result<(), Error> {
+        self.run_on(plan, workspace, mods, &CurrentPool)
     }
 
     /// Computes the problem on threads of the host's. [`Mods::new`] stands for no functions.
     ///
     /// The plan should be made for as many threads: [`Exec::on`]. Bits do not depend on it, or on the executor.
+    ///
+    /// # Errors
+    /// As [`Self::run_with`].
     ///
     /// # Panics
     /// As [`Self::run_with`].
@@ -113,9 +122,11 @@ impl Problem<'_> {
         workspace: &mut Workspace,
         mods: &Mods<S, M, P>,
         executor: &dyn Executor,
-    ) {
+    ) -> Result<(), Error> {
+        mods.mask.fits(&self.call.facts())?;
         // Without a function that stops it, a call that returns has been computed.
         let _ = self.run_in(plan, workspace, mods, Host { executor, stop: None });
+        Ok(())
     }
 
     /// Computes the problem unless `stop` returns true meanwhile: at a deadline, say, or by a flag that another thread
@@ -128,9 +139,9 @@ impl Problem<'_> {
     /// more after its last block, without a question.
     ///
     /// # Errors
-    /// [`Stopped`] if work was left undone. Every row of every output is then either computed, with the bits it always
-    /// has, or untouched; which ones is not said. Key weight sums are likewise computed or untouched, by sequence and
-    /// head. Where few rows are computed key block by key block, a call that is stopped before the last block leaves all
+    /// As [`Self::run_with`], if the call is refused. The inner result is [`Stopped`] if work was left undone. Every row of
+    /// every output is then either computed, with the bits it always has, or untouched; which ones is not said. Key weight
+    /// sums are likewise computed or untouched, by sequence and head. Where few rows are computed key block by key block, a call that is stopped before the last block leaves all
     /// of them untouched. The workspace serves other calls as before.
     ///
     /// # Panics
@@ -147,7 +158,7 @@ impl Problem<'_> {
     /// let plan = Plan::new(&problem, Exec::default());
     /// let deadline = Instant::now() + Duration::from_secs(60);
     /// let late = || Instant::now() > deadline;
-    /// match problem.run_until(&plan, &mut Workspace::new(), &Mods::new(), &CurrentPool, &late) {
+    /// match problem.run_until(&plan, &mut Workspace::new(), &Mods::new(), &CurrentPool, &late)? {
     ///     Ok(()) => assert_eq!(out[0], 1.0),
     ///     Err(Stopped) => panic!("four rows took a minute"),
     /// }
@@ -160,8 +171,9 @@ impl Problem<'_> {
         mods: &Mods<S, M, P>,
         executor: &dyn Executor,
         stop: &(dyn Fn() -> bool + Sync),
-    ) -> Result<(), Stopped> {
-        self.run_in(plan, workspace, mods, Host { executor, stop: Some(stop) })
+    ) -> Result<Result<(), Stopped>, Error> {
+        mods.mask.fits(&self.call.facts())?;
+        Ok(self.run_in(plan, workspace, mods, Host { executor, stop: Some(stop) }))
     }
 
     fn run_in<S: ScoreMod, M: MaskMod, P: ProbMod>(
@@ -203,12 +215,23 @@ impl Problem<'_> {
 
     /// Plans and computes the problem with a workspace of its own.
     pub fn run_once(self, exec: Exec) {
-        self.run_once_with(exec, &Mods::new());
+        let plan = Plan::new(&self, exec).shrink_to();
+        self.run(&plan, &mut Workspace::new());
     }
 
     /// Plans and computes the problem with the caller's functions and a workspace of its own.
-    pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(self, exec: Exec, mods: &Mods<S, M, P>) {
+    ///
+    /// # Errors
+    /// As [`Self::run_with`].
+    ///
+    /// # Panics
+    /// As [`Self::run_with`].
+    pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+        self,
+        exec: Exec,
+        mods: &Mods<S, M, P>,
+    ) -> Result<(), Error> {
         let plan = Plan::new(&self, exec).shrink_to();
-        self.run_with(&plan, &mut Workspace::new(), mods);
+        self.run_with(&plan, &mut Workspace::new(), mods)
     }
 }

@@ -32,10 +32,11 @@ pub use attention::backward::launch::BackwardLaunch;
 pub use attention::backward::memory::{BackwardMemory, BackwardScratch};
 pub use attention::call::{Call, Sequence};
 pub use attention::launch::Launch;
-pub use attention::masks::{Documents, MaskError, PerSequence, PrefixLm, Tree};
+pub use attention::masks::{Documents, PerSequence, PrefixLm, Tree};
 pub use attention::merge::{merge_results, merge_states};
 pub use attention::mods::{
-    And, BlockClass, BlockPosition, MaskMod, Mods, NoMod, Not, Or, Position, ProbMod, ScoreMod, WithDerivative,
+    And, BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mods, NoMod, Not, Or, Position, ProbMod, ScoreMod,
+    WithDerivative,
 };
 pub use attention::options::{Dropout, Mask, Options, Ragged, alibi_slopes};
 pub use attention::outputs::{Outputs, Point, State};

@@ -13,11 +13,12 @@ pub(crate) const NO_DERIVATIVE: Error = Error::Needs {
 pub(crate) const WEIGHT_FUNCTION: Error =
     Error::Needs { argument: "weight function", needs: "a forward call: it has no derivative" };
 
-/// Checks that the functions have what the backward pass needs.
+/// Checks that the functions fit the call and have what the backward pass needs.
 pub(crate) fn check<S: ScoreMod, M: MaskMod, P: ProbMod>(call: &Call<'_>, mods: &Mods<S, M, P>) -> Result<(), Error> {
     if mods.prob.is_given() {
         return Err(WEIGHT_FUNCTION);
     }
+    mods.mask.fits(&call.facts())?;
     match first_pair(call).filter(|_| mods.score.is_given()) {
         Some(at) => mods.score.derivative(0.0, at).map(|_| ()).ok_or(NO_DERIVATIVE),
         None => Ok(()),

@@ -110,7 +110,8 @@ impl BackwardProblem<'_> {
     ///
     /// # Errors
     /// As [`Self::run`]; [`Error::Needs`] for a score function without a [derivative](ScoreMod::derivative) and for a
-    /// weight function. Gradients are then untouched.
+    /// weight function; [`Error::Mask`] if the mask function does not fit the call ([`MaskMod::fits`]). Gradients are then
+    /// untouched.
     ///
     /// # Panics
     /// If one of the functions does: the panic reaches the caller when all workers have come to rest. Gradients are then

@@ -79,7 +79,7 @@ pub fn gradients<'t, T: Real>(
 ///
 /// # Errors
 /// As [`gradients`]; [`Error::Needs`] for a weight function, and for a score function without a derivative if a row sees a
-/// key.
+/// key; [`Error::Mask`] if the mask function does not fit the call.
 pub fn gradients_with<'t, T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     attention: &Attention,
     inputs: &Inputs<'_>,

@@ -12,7 +12,11 @@ pub(crate) fn run_as<S: ScoreMod, M: MaskMod, P: ProbMod>(
     mods: &Mods<S, M, P>,
 ) -> Answer {
     let mut answer = unwritten(&inputs);
-    attention.problem(inputs, outputs(&mut answer)).expect("a good call").run_once_with(exec, mods);
+    attention
+        .problem(inputs, outputs(&mut answer))
+        .expect("a good call")
+        .run_once_with(exec, mods)
+        .expect("functions that fit");
     answer
 }
 

@@ -256,7 +256,7 @@ fn sees_weights(function: impl ProbMod) {
             let outputs = Outputs::new(ViewMut::bhld(&mut out.data, out.shape).unwrap());
             let problem = Attention::new().problem(inputs, outputs).unwrap();
             let plan = Plan::new(&problem, exec);
-            problem.run_with(&plan, &mut Workspace::new(), &mods);
+            problem.run_with(&plan, &mut Workspace::new(), &mods).expect("functions that fit");
             assert_close(&format!("{isa}"), &out, &oracle.out, 2e-5 + 2.0 * rounding);
         }
     }

@@ -123,7 +123,7 @@ impl Call {
         let problem = Attention::new().problem(self.tensors.inputs(), written.outputs()).unwrap();
         let plan = Plan::new(&problem, self.exec);
         assert_eq!(plan.partials_bytes() > 0, self.sizes == BLOCKS);
-        let run = || problem.run_until(&plan, &mut self.workspace, mods, executor, stop);
+        let run = || problem.run_until(&plan, &mut self.workspace, mods, executor, stop).expect("functions that fit");
         let done = catch_unwind(AssertUnwindSafe(run));
         (written, done)
     }
@@ -292,6 +292,7 @@ fn after_a_panic_pools_and_caches_serve_other_calls() {
             true => problem.run_on(&plan, &mut workspace, &mods, executor),
             false => problem.run_on(&plan, &mut workspace, &Mods::new(), executor),
         }
+        .expect("functions that fit");
         written
     };
     let tensors = Inputs::new(q.view(), k.view(), v.view());

@@ -198,7 +198,7 @@ fn prompts_chunks_and_steps_agree() {
                 let mut out = vec![0.0; 4 * chunk.len() * 16];
                 let view = ViewMut::bhld(&mut out, [1, 4, chunk.len(), 16]).expect("dense");
                 let problem = attention(chunk.start).problem(inputs, Outputs::new(view)).expect("a good call");
-                problem.run_once_with(exec, &mods);
+                problem.run_once_with(exec, &mods).expect("functions that fit");
                 let expected = whole.out.rows(chunk.clone());
                 let expected = expected.data.iter().map(|x| x.to_bits());
                 assert!(out.iter().map(|x| x.to_bits()).eq(expected), "{n}, {isa}, rows {chunk:?}");

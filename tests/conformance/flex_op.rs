@@ -50,5 +50,5 @@ pub(crate) fn run(node: &Node<'_>) -> Result<f64, String> {
 
 fn with<S: ScoreMod, M: MaskMod, P: ProbMod>(problem: Problem<'_>, exec: Exec, mods: &Mods<S, M, P>) {
     let plan = Plan::new(&problem, exec);
-    problem.run_with(&plan, &mut Workspace::new(), mods);
+    problem.run_with(&plan, &mut Workspace::new(), mods).expect("functions that fit");
 }

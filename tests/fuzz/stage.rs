@@ -157,8 +157,11 @@ fn go(problem: Problem<'_>, plan: &Plan, workspace: &mut Workspace, functions: &
         Bound { function, origin: functions.origin, fuse }
     }
     let none = Mods::new();
-    match (functions.score, functions.mask, functions.prob) {
-        (None, None, None) => problem.run(plan, workspace),
+    let fits = match (functions.score, functions.mask, functions.prob) {
+        (None, None, None) => {
+            problem.run(plan, workspace);
+            Ok(())
+        }
         (Some(score), None, None) => problem.run_with(plan, workspace, &none.score(bound(score, functions, fuse))),
         (None, Some(mask), None) => problem.run_with(plan, workspace, &none.mask(bound(mask, functions, fuse))),
         (None, None, Some(prob)) => problem.run_with(plan, workspace, &none.prob(bound(prob, functions, fuse))),
@@ -166,9 +169,10 @@ fn go(problem: Problem<'_>, plan: &Plan, workspace: &mut Workspace, functions: &
             let score = bound(score.unwrap_or(Score::Same), functions, fuse);
             let mask = bound(mask.unwrap_or((Keep::All, Hint::Truth)), functions, fuse);
             let prob = bound(prob.unwrap_or(Prob::Same), functions, fuse);
-            problem.run_with(plan, workspace, &none.score(score).mask(mask).prob(prob));
+            problem.run_with(plan, workspace, &none.score(score).mask(mask).prob(prob))
         }
-    }
+    };
+    fits.expect("functions that fit");
 }
 
 /// An array of rows that are there, the rest NaN: what a pool has where nobody's keys are.

@@ -1,5 +1,6 @@
 //! Attention call: its tensors and options, its sequences, and the tasks it is split into.
 
+use crate::attention::mods::CallFacts;
 use crate::attention::options::{Options, Ragged};
 use crate::attention::visibility::{Alignment, Visible};
 use crate::kv::source::KeyValues;
@@ -59,6 +60,13 @@ impl Call<'_> {
     pub fn native(&self, has: impl FnOnce() -> bool) -> [bool; 2] {
         let native = self.precision == Precision::Native && has();
         self.kv.dtypes().map(|dtype| native && dtype == Some(Dtype::Bf16))
+    }
+
+    /// Returns what a mask function is told of the call.
+    pub fn facts(&self) -> CallFacts {
+        let facts = CallFacts::new(self.sequences());
+        let alibi = self.options.alibi.map(|_| "alibi");
+        self.visible.window.map(|_| "window").or(alibi).map_or(facts, |option| facts.distance(option))
     }
 
     /// Number of sequences in the call.

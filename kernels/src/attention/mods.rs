@@ -1,16 +1,21 @@
 //! Score, mask and weight functions supplied by the caller.
 
+mod fit;
+mod pointers;
+
+pub use fit::{CallFacts, MaskError};
+
 use core::ops::{Range, RangeInclusive};
-use std::sync::Arc;
 
 /// Position of a score: sequence, query head, row and key within the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Position {
-    /// Sequence of the batch.
+    /// Sequence, counted in the call: its place in the batch, in the cumulative lengths of ragged rows, or in the list of
+    /// `Inputs::sequences`, whatever its number in a cache.
     pub batch: usize,
     /// Query head.
     pub head: usize,
-    /// Query row, counted in the call: always 0 when decoding one row at a time.
+    /// Query row, counted from the first row of its sequence in the call: always 0 when decoding one row at a time.
     pub row: usize,
     /// Key, counted in the sequence.
     pub key: usize,
@@ -22,11 +27,11 @@ pub struct Position {
 /// Rows and keys of one head, for [`MaskMod::class`]: every one of the rows with every one of the keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockPosition {
-    /// Sequence of the batch.
+    /// Sequence, as [`Position::batch`].
     pub batch: usize,
     /// Query head.
     pub head: usize,
-    /// Query rows, counted in the call; at least one.
+    /// Query rows, as [`Position::row`]; at least one.
     pub rows: Range<usize>,
     /// Keys, counted in the sequence; at least one.
     pub keys: Range<usize>,
@@ -118,6 +123,12 @@ pub trait MaskMod: Send + Sync {
         let _ = block;
         BlockClass::Mixed
     }
+    /// Says whether the mask fits a call, which is asked once, before anything is written; an error refuses the call.
+    /// `Ok`, the answer of closures, fits every call.
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+        let _ = call;
+        Ok(())
+    }
     /// Returns the mask of what both masks keep.
     fn and<M: MaskMod>(self, other: M) -> And<Self, M>
     where
@@ -198,6 +209,11 @@ impl<A: MaskMod, B: MaskMod> MaskMod for And<A, B> {
         self.0.keep(at) && self.1.keep(at)
     }
 
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+        self.0.fits(call)?;
+        self.1.fits(call)
+    }
+
     #[inline]
     fn class(&self, block: BlockPosition) -> BlockClass {
         match self.0.class(block.clone()) {
@@ -215,6 +231,11 @@ impl<A: MaskMod, B: MaskMod> MaskMod for Or<A, B> {
         self.0.keep(at) || self.1.keep(at)
     }
 
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+        self.0.fits(call)?;
+        self.1.fits(call)
+    }
+
     #[inline]
     fn class(&self, block: BlockPosition) -> BlockClass {
         match self.0.class(block.clone()) {
@@ -230,6 +251,10 @@ impl<A: MaskMod> MaskMod for Not<A> {
     #[inline(always)]
     fn keep(&self, at: Position) -> bool {
         !self.0.keep(at)
+    }
+
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+        self.0.fits(call)
     }
 
     #[inline]
@@ -314,49 +339,6 @@ impl ProbMod for NoMod {
         false
     }
 }
-
-/// Implements the traits for a pointer to functions that are known at run time alone. One generic implementation for all
-/// pointers would overlap with those of closures.
-macro_rules! through_pointer {
-    ($score:ty, $mask:ty, $prob:ty) => {
-        impl ScoreMod for $score {
-            fn score(&self, score: f32, at: Position) -> f32 {
-                (**self).score(score, at)
-            }
-            fn derivative(&self, score: f32, at: Position) -> Option<f32> {
-                (**self).derivative(score, at)
-            }
-            fn is_given(&self) -> bool {
-                (**self).is_given()
-            }
-        }
-
-        impl MaskMod for $mask {
-            fn keep(&self, at: Position) -> bool {
-                (**self).keep(at)
-            }
-            fn class(&self, block: BlockPosition) -> BlockClass {
-                (**self).class(block)
-            }
-            fn is_given(&self) -> bool {
-                (**self).is_given()
-            }
-        }
-
-        impl ProbMod for $prob {
-            fn weight(&self, weight: f32, at: Position) -> f32 {
-                (**self).weight(weight, at)
-            }
-            fn is_given(&self) -> bool {
-                (**self).is_given()
-            }
-        }
-    };
-}
-
-through_pointer!(&(dyn ScoreMod + '_), &(dyn MaskMod + '_), &(dyn ProbMod + '_));
-through_pointer!(Box<dyn ScoreMod + '_>, Box<dyn MaskMod + '_>, Box<dyn ProbMod + '_>);
-through_pointer!(Arc<dyn ScoreMod + '_>, Arc<dyn MaskMod + '_>, Arc<dyn ProbMod + '_>);
 
 /// Caller's functions of scores, positions and weights. The fused pass calls them for a row and a run of keys at a time.
 #[derive(Debug, Clone, Copy, Default)]

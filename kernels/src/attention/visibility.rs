@@ -32,10 +32,10 @@ impl Alignment {
 /// Causal rule, for keys after a row's own position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Causality {
-    /// Visible: every key that the other rules allow.
+    /// A row sees every key that the other rules allow.
     #[default]
     Full,
-    /// Hidden: keys `j ≤ p` only. A row with `p < 0` attends to none.
+    /// A row at position `p` sees keys `j ≤ p`, as far as the other rules allow, and no later ones; with `p < 0`, none.
     Causal,
 }
 

@@ -262,7 +262,7 @@ impl Case {
     pub fn run_outputs(&self, inputs: Inputs<'_>, exec: Exec, outputs: Outputs<'_>, workspace: &mut Workspace) -> Plan {
         let problem = self.attention().problem(inputs, outputs).expect("a good call");
         let plan = Plan::new(&problem, exec);
-        with_mods!(self, |mods| problem.run_with(&plan, workspace, &mods));
+        with_mods!(self, |mods| problem.run_with(&plan, workspace, &mods)).expect("functions that fit");
         plan
     }
 

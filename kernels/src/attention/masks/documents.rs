@@ -1,7 +1,6 @@
 //! Documents packed into one sequence.
 
-use crate::attention::masks::MaskError;
-use crate::attention::mods::{BlockClass, BlockPosition, MaskMod, Position};
+use crate::attention::mods::{BlockClass, BlockPosition, MaskError, MaskMod, Position};
 use core::ops::Range;
 use std::collections::BTreeMap;
 
@@ -10,26 +9,29 @@ use std::collections::BTreeMap;
 /// A row belongs to the document of the key at its position ([`Position::position`]: name the call's alignment where rows
 /// and keys differ in number). Keys behind those that are described belong to one more document, which is open at its
 /// end; a row at a negative position sees nothing. All sequences of a batch have the same documents; see [`PerSequence`]
-/// for others. Memory: 16 bytes a key. A pair takes two look-ups, a block as many comparisons as it has stretches of rows
-/// times stretches of keys.
+/// for others. Memory: up to 40 bytes for each stretch of keys of one document, whatever its length. A pair takes two
+/// look-ups, a block as many comparisons as it has stretches of rows times stretches of keys.
 ///
 /// [`PerSequence`]: crate::PerSequence
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Documents {
-    keys: Vec<Key>,
+    /// Stretches of keys of one document each, none of them empty, from the first key on.
+    stretches: Vec<Stretch>,
+    /// Number of the stretch of every `1 << shift`th key.
+    index: Vec<usize>,
+    shift: u32,
 }
 
-/// Place of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Key {
+struct Stretch {
     document: usize,
-    /// One past the last key of the stretch of this document's keys that holds it.
-    stretch_end: usize,
+    /// One past its last key.
+    end: usize,
 }
 
-impl Key {
-    /// Place of all keys behind those that are described.
-    const BEHIND: Self = Self { document: usize::MAX, stretch_end: usize::MAX };
+impl Stretch {
+    /// All keys behind those that are described.
+    const BEHIND: Self = Self { document: usize::MAX, end: usize::MAX };
 }
 
 impl Documents {
@@ -39,42 +41,73 @@ impl Documents {
     /// # Errors
     /// [`MaskError::Ends`] if the ends are not in order.
     pub fn by_ends(ends: &[usize]) -> Result<Self, MaskError> {
-        let (mut keys, mut previous) = (Vec::with_capacity(ends.last().copied().unwrap_or(0)), 0);
+        let (mut stretches, mut previous) = (Vec::with_capacity(ends.len()), 0);
         for (document, &end) in ends.iter().enumerate() {
             if end < previous {
                 return Err(MaskError::Ends { document, end, previous });
             }
-            keys.resize(end, Key { document, stretch_end: end });
+            if end > previous {
+                stretches.push(Stretch { document, end });
+            }
             previous = end;
         }
-        Ok(Self { keys })
+        Ok(Self::of(stretches))
     }
 
     /// Creates the mask from the document of each key, by any numbers or names. Keys of one document need not lie
     /// together.
     pub fn by_ids<I: Ord>(ids: &[I]) -> Self {
-        let (mut numbers, mut keys) = (BTreeMap::new(), Vec::with_capacity(ids.len()));
-        for stretch in ids.chunk_by(|a, b| a == b) {
+        let (mut numbers, mut end) = (BTreeMap::new(), 0);
+        let mut stretches = Vec::new();
+        for ids in ids.chunk_by(|a, b| a == b) {
             let next = numbers.len();
-            let document = *numbers.entry(&stretch[0]).or_insert(next);
-            let stretch_end = keys.len() + stretch.len();
-            keys.resize(stretch_end, Key { document, stretch_end });
+            end += ids.len();
+            stretches.push(Stretch { document: *numbers.entry(&ids[0]).or_insert(next), end });
         }
-        Self { keys }
+        Self::of(stretches)
+    }
+
+    /// Creates the mask with an index of a few entries a stretch.
+    fn of(stretches: Vec<Stretch>) -> Self {
+        let Some(last) = stretches.last().map(|stretch| stretch.end - 1) else {
+            return Self { stretches, index: Vec::new(), shift: 0 };
+        };
+        let shift = (last / stretches.len()).checked_ilog2().unwrap_or(0);
+        let mut number = 0;
+        let index = (0..=last >> shift).map(|n| {
+            number += stretches[number..].iter().take_while(|stretch| stretch.end <= n << shift).count();
+            number
+        });
+        let index = index.collect();
+        Self { stretches, index, shift }
+    }
+
+    /// Returns the number of the stretch that holds a key, at least the number of stretches if it lies behind them.
+    #[inline(always)]
+    fn number(&self, key: usize) -> usize {
+        let entry = key >> self.shift;
+        let Some(&from) = self.index.get(entry) else { return self.stretches.len() };
+        let to = self.index.get(entry + 1).copied().unwrap_or(self.stretches.len());
+        from + self.stretches[from..to].partition_point(|stretch| stretch.end <= key)
     }
 
     #[inline(always)]
-    fn key(&self, key: usize) -> Key {
-        self.keys.get(key).copied().unwrap_or(Key::BEHIND)
+    fn stretch(&self, number: usize) -> Stretch {
+        self.stretches.get(number).copied().unwrap_or(Stretch::BEHIND)
+    }
+
+    #[inline(always)]
+    fn document(&self, key: usize) -> usize {
+        self.stretch(self.number(key)).document
     }
 
     /// Returns the document of each stretch of keys in a range.
-    fn stretches(&self, keys: Range<usize>) -> impl Iterator<Item = usize> {
-        let mut next = keys.start;
+    fn documents(&self, keys: Range<usize>) -> impl Iterator<Item = usize> {
+        let (mut number, mut next) = (self.number(keys.start), keys.start);
         core::iter::from_fn(move || {
-            let Key { document, stretch_end } = self.key(next);
+            let Stretch { document, end } = self.stretch(number);
             let found = next < keys.end;
-            next = stretch_end;
+            (number, next) = (number + 1, end);
             found.then_some(document)
         })
     }
@@ -83,7 +116,7 @@ impl Documents {
 impl MaskMod for Documents {
     #[inline(always)]
     fn keep(&self, at: Position) -> bool {
-        usize::try_from(at.position).is_ok_and(|row| self.key(row).document == self.key(at.key).document)
+        usize::try_from(at.position).is_ok_and(|row| self.document(row) == self.document(at.key))
     }
 
     fn class(&self, block: BlockPosition) -> BlockClass {
@@ -91,7 +124,7 @@ impl MaskMod for Documents {
         let before = (first < 0).then_some(false);
         // Empty if all rows are before the first key.
         let rows = first.max(0) as usize..usize::try_from(last).map_or(0, |last| last + 1);
-        let pairs = self.stretches(rows).flat_map(|row| self.stretches(block.keys.clone()).map(move |key| row == key));
+        let pairs = self.documents(rows).flat_map(|row| self.documents(block.keys.clone()).map(move |key| row == key));
         before.into_iter().chain(pairs).collect()
     }
 }

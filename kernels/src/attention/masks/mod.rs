@@ -4,14 +4,12 @@
 //! are exact: `Mixed` only where a block has both visible and hidden pairs.
 
 mod documents;
-mod error;
 mod tree;
 
 pub use documents::Documents;
-pub use error::MaskError;
 pub use tree::Tree;
 
-use crate::attention::mods::{BlockClass, BlockPosition, MaskMod, Position};
+use crate::attention::mods::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Position};
 
 /// Mask of a prefix language model: the first keys are visible to every row, the others to rows at their position or
 /// later.
@@ -30,7 +28,7 @@ impl PrefixLm {
     }
 
     /// Returns one past the last key that a row at `position` sees.
-    #[inline]
+    #[inline(always)]
     fn end(self, position: isize) -> usize {
         usize::try_from(position).map_or(self.prefix, |position| self.prefix.max(position.saturating_add(1)))
     }
@@ -39,7 +37,7 @@ impl PrefixLm {
 impl MaskMod for PrefixLm {
     #[inline(always)]
     fn keep(&self, at: Position) -> bool {
-        at.key < self.prefix || at.key as isize <= at.position
+        at.key < self.end(at.position)
     }
 
     fn class(&self, block: BlockPosition) -> BlockClass {
@@ -61,7 +59,8 @@ pub struct PerSequence<M> {
 }
 
 impl<M> PerSequence<M> {
-    /// Creates the mask of a batch: `masks[b]` is the mask of sequence `b`. A call with more sequences than masks panics.
+    /// Creates the mask of a batch: `masks[b]` is the mask of sequence `b`, by its place in the call. A call that does not have
+    /// as many sequences is refused. [`MaskMod::keep`] by itself panics if there is no such mask.
     pub fn new(masks: impl Into<Vec<M>>) -> Self {
         Self { masks: masks.into() }
     }
@@ -81,5 +80,13 @@ impl<M: MaskMod> MaskMod for PerSequence<M> {
 
     fn class(&self, block: BlockPosition) -> BlockClass {
         self.of(block.batch).class(block)
+    }
+
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+        let masks = self.masks.len();
+        if masks != call.sequences {
+            return Err(MaskError::Sequences { masks, sequences: call.sequences });
+        }
+        self.masks.iter().try_for_each(|mask| mask.fits(call))
     }
 }

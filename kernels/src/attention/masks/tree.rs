@@ -1,7 +1,7 @@
 //! Trees of drafted tokens.
 
-use crate::attention::masks::{MaskError, PrefixLm};
-use crate::attention::mods::{BlockClass, BlockPosition, MaskMod, Position};
+use crate::attention::masks::PrefixLm;
+use crate::attention::mods::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Position};
 
 /// Mask of a tree of drafted tokens, for speculative decoding: a drafted token sees the committed keys, its ancestors and
 /// itself (SpecInfer, arXiv:2305.09781).
@@ -11,6 +11,10 @@ use crate::attention::mods::{BlockClass, BlockPosition, MaskMod, Position};
 /// Earlier rows are causal; rows behind the draft see the committed keys. One tree for all sequences of a batch; see
 /// [`PerSequence`](crate::PerSequence) for others. Memory: 16 bytes a token, and a pair takes constant time, whatever the
 /// tree.
+///
+/// A token's place on its path is `committed` + its depth, but its row stands where its key lies, further on. So a call with
+/// a tree and a window or ALiBi is refused; functions of yours must not measure distances from [`Position::position`] either.
+/// Keys and queries that are rotated by position are to be rotated for `committed` + depth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tree {
     committed: usize,
@@ -68,7 +72,7 @@ impl MaskMod for Tree {
     #[inline(always)]
     fn keep(&self, at: Position) -> bool {
         match at.key.checked_sub(self.committed) {
-            None => at.key as isize <= at.position,
+            None => PrefixLm::new(0).keep(at),
             Some(key) => usize::try_from(at.position)
                 .ok()
                 .and_then(|position| position.checked_sub(self.committed))
@@ -77,9 +81,15 @@ impl MaskMod for Tree {
     }
 
     fn class(&self, block: BlockPosition) -> BlockClass {
-        if block.keys.end <= self.committed {
+        // Rows before the draft are causal.
+        let before = !usize::try_from(*block.positions().end()).is_ok_and(|last| last >= self.committed);
+        if block.keys.end <= self.committed || before {
             return PrefixLm::new(0).class(block);
         }
         block.pairs().map(|at| self.keep(at)).collect()
+    }
+
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+        call.distance.map_or(Ok(()), |option| Err(MaskError::Distance { option }))
     }
 }

@@ -1,0 +1,91 @@
+//! Whether a mask function fits a call: what it is told of the call, and why it may refuse it.
+
+use core::fmt;
+
+/// Facts of a call, for [`MaskMod::fits`](crate::MaskMod::fits).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CallFacts {
+    /// Number of sequences: each [`Position::batch`](crate::Position::batch) of the call is less.
+    pub sequences: usize,
+    /// Name of an option that measures the distance from a row's position to a key, `window` or `alibi`, if one is set.
+    pub distance: Option<&'static str>,
+}
+
+impl CallFacts {
+    /// Creates the facts of a call of so many sequences in which nothing measures distances.
+    pub const fn new(sequences: usize) -> Self {
+        Self { sequences, distance: None }
+    }
+
+    /// Names an option that measures distances.
+    #[must_use]
+    pub const fn distance(self, option: &'static str) -> Self {
+        Self { distance: Some(option), ..self }
+    }
+}
+
+/// Reason why a mask was refused, or a call with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MaskError {
+    /// A document ends before the one in front of it.
+    Ends {
+        /// Index of the document.
+        document: usize,
+        /// End of the document.
+        end: usize,
+        /// End of the document in front of it.
+        previous: usize,
+    },
+    /// The parent of a drafted token is not in front of it.
+    Parent {
+        /// Number of the drafted token.
+        token: usize,
+        /// Number of its parent.
+        parent: usize,
+    },
+    /// A tree of drafted tokens is in a call that measures distances. Its rows stand where they lie in the draft, further
+    /// on than along their path.
+    Distance {
+        /// Option that measures distances: `window` or `alibi`.
+        option: &'static str,
+    },
+    /// There are not as many masks as sequences.
+    Sequences {
+        /// Number of masks.
+        masks: usize,
+        /// Number of sequences of the call.
+        sequences: usize,
+    },
+    /// A mask of yours does not fit the call: the reason, in words.
+    Unfit(&'static str),
+}
+
+impl fmt::Display for MaskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ends { document, end, previous } => write!(
+                f,
+                "ends: document {document} ends at {end}, before the one in front of it, which ends at {previous}; ends \
+                 are cumulative"
+            ),
+            Self::Parent { token, parent } => write!(
+                f,
+                "parents: token {token} has parent {parent}; a parent is an earlier token, counted from the first drafted \
+                 one, and tokens without one have `None`"
+            ),
+            Self::Distance { option } => write!(
+                f,
+                "{option}: does not go with a tree of drafted tokens: it measures the distance from a row to a key, and \
+                 rows of a tree stand where they lie in the draft, not where they lie on their path"
+            ),
+            Self::Sequences { masks, sequences } => {
+                write!(f, "mask function: PerSequence has {masks} masks, but the call has {sequences} sequences")
+            }
+            Self::Unfit(why) => write!(f, "mask function: {why}"),
+        }
+    }
+}
+
+impl core::error::Error for MaskError {}

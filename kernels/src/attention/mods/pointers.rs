@@ -1,0 +1,50 @@
+//! Functions behind pointers, chosen at run time.
+
+use crate::attention::mods::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Position, ProbMod, ScoreMod};
+use std::sync::Arc;
+
+/// Implements the traits for a pointer to functions that are known at run time alone. One generic implementation for all
+/// pointers would overlap with those of closures.
+macro_rules! through_pointer {
+    ($score:ty, $mask:ty, $prob:ty) => {
+        impl ScoreMod for $score {
+            fn score(&self, score: f32, at: Position) -> f32 {
+                (**self).score(score, at)
+            }
+            fn derivative(&self, score: f32, at: Position) -> Option<f32> {
+                (**self).derivative(score, at)
+            }
+            fn is_given(&self) -> bool {
+                (**self).is_given()
+            }
+        }
+
+        impl MaskMod for $mask {
+            fn keep(&self, at: Position) -> bool {
+                (**self).keep(at)
+            }
+            fn class(&self, block: BlockPosition) -> BlockClass {
+                (**self).class(block)
+            }
+            fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+                (**self).fits(call)
+            }
+            fn is_given(&self) -> bool {
+                (**self).is_given()
+            }
+        }
+
+        impl ProbMod for $prob {
+            fn weight(&self, weight: f32, at: Position) -> f32 {
+                (**self).weight(weight, at)
+            }
+            fn is_given(&self) -> bool {
+                (**self).is_given()
+            }
+        }
+    };
+}
+
+through_pointer!(&(dyn ScoreMod + '_), &(dyn MaskMod + '_), &(dyn ProbMod + '_));
+through_pointer!(Box<dyn ScoreMod + '_>, Box<dyn MaskMod + '_>, Box<dyn ProbMod + '_>);
+through_pointer!(Arc<dyn ScoreMod + '_>, Arc<dyn MaskMod + '_>, Arc<dyn ProbMod + '_>);

@@ -1,0 +1,206 @@
+//! Trees of drafted tokens: each token is computed as if its path alone had been decoded; what measures distances is
+//! refused.
+
+use crate::kv_support::{append_tokens, every_format, picked};
+use crate::support::{Rng, Tensor, execs};
+use sdpa::masks::{Documents, MaskError, PerSequence, Tree};
+use sdpa::{
+    Alignment, Attention, BlockTable, CurrentPool, Error, Exec, Gradients, Inputs, KvCache, Mask, MaskMod, Mods,
+    Outputs, Pages, Plan, Position, Saved, View, ViewMut, Window, Workspace, alibi_slopes, naive,
+};
+use std::sync::Arc;
+
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const DIMS: [usize; 2] = [16, 24];
+
+/// One sequence: committed tokens and a draft, with the options of its call.
+struct Draft {
+    committed: usize,
+    parents: Vec<Option<usize>>,
+    /// Keys and values, committed ones first.
+    tokens: [Tensor; 2],
+    q: Tensor,
+    bias: Tensor,
+    /// 1 where a row may see a key.
+    mask: Tensor,
+    attention: Attention,
+    sinks: Vec<f32>,
+}
+
+impl Draft {
+    fn random(rng: &mut Rng, committed: usize, drafted: usize) -> Self {
+        let parents = (0..drafted).map(|t| (t > 0 && rng.below(6) > 0).then(|| t - 1 - rng.below(t.min(4)))).collect();
+        let keys = committed + drafted;
+        let plain = Attention::new().scale(rng.pick(&[0.25, -0.5, 1.0])).align(Alignment::BottomRight);
+        let capped = if rng.below(2) == 0 { plain.softcap(3.0) } else { plain };
+        let attention = if rng.below(2) == 0 { capped.causal() } else { capped };
+        let own = |key, row: usize| key == committed + row;
+        Self {
+            committed,
+            parents,
+            tokens: DIMS.map(|dim| Tensor::normal([1, KV_HEADS, keys, dim], rng)),
+            q: Tensor::normal([1, HEADS, drafted, DIMS[0]], rng),
+            bias: Tensor::normal([1, HEADS, drafted, keys], rng),
+            mask: Tensor::from_fn([1, 1, drafted, keys], |[_, _, i, j]| f32::from(own(j, i) || rng.below(5) > 0)),
+            attention,
+            sinks: (0..HEADS).map(|_| rng.normal()).collect(),
+        }
+    }
+
+    /// A drafted token's ancestors and itself, in order.
+    fn path(&self, token: usize) -> Vec<usize> {
+        let mut path: Vec<usize> = std::iter::successors(Some(token), |&token| self.parents[token]).collect();
+        path.reverse();
+        path
+    }
+
+    /// Output and log-sum-exp of some rows, over keys that are somewhere; `columns` are the keys' columns in the options.
+    fn run<M: MaskMod>(&self, source: Inputs<'_>, rows: &[usize], columns: &[usize], exec: Exec, mask: M) -> Tensor {
+        let pick = |x: &Tensor| {
+            let shape = [1, x.shape[1], rows.len(), columns.len()];
+            Tensor::from_fn(shape, |[_, h, i, j]| x.get([0, h, rows[i], columns[j]]))
+        };
+        let (bias, mask_rows) = (pick(&self.bias), pick(&self.mask));
+        let bytes: Vec<u8> = mask_rows.data.iter().map(|&x| x as u8).collect();
+        let bytes = View::bhld(&bytes, mask_rows.shape).expect("dense");
+        let inputs = source.bias(bias.view()).mask(Mask::keep(bytes)).sinks(&self.sinks);
+        let mut out = Tensor::filled([1, HEADS, rows.len(), DIMS[1]], f32::NAN);
+        let shape = out.shape;
+        let outputs = Outputs::new(ViewMut::bhld(&mut out.data, shape).expect("dense"));
+        let mods = Mods::new().mask(mask).score(|score: f32, at: Position| score * (1.0 + 0.1 * at.head as f32));
+        self.attention.problem(inputs, outputs).expect("a good call").run_once_with(exec, &mods).expect("it fits");
+        out
+    }
+
+    /// Output of all rows of the draft at once.
+    fn whole(&self, source: Inputs<'_>, exec: Exec, tree: &Tree) -> Tensor {
+        let (rows, keys) = (self.parents.len(), self.committed + self.parents.len());
+        let [rows, columns] = [rows, keys].map(|n| (0..n).collect::<Vec<_>>());
+        self.run(source, &rows, &columns, exec, tree as &dyn MaskMod)
+    }
+
+    /// The path to a token, decoded token by token: the output of its last row.
+    fn step(&self, empty: &KvCache, token: usize, exec: Exec) -> Tensor {
+        let (mut cache, path) = (empty.clone(), self.path(token));
+        append_tokens(&mut cache, 0, &picked(&self.tokens, &(0..self.committed).collect::<Vec<_>>()));
+        let columns: Vec<usize> = (0..self.committed).chain(path.iter().map(|t| self.committed + t)).collect();
+        for n in self.committed..columns.len() {
+            append_tokens(&mut cache, 0, &picked(&self.tokens, &columns[n..n + 1]));
+        }
+        let q = self.q.rows(token..token + 1);
+        self.run(Inputs::cached(q.view(), &cache), &[token], &columns, exec, sdpa::NoMod)
+    }
+
+    /// Asserts that each row of a call over the whole tree is what decoding its path gives; the same bits where the path is
+    /// the first tokens of the draft, so that all keys have their places. Returns the number of such rows.
+    fn check(&self, what: &str, got: &Tensor, empty: &KvCache, exec: Exec, bound: f32) -> usize {
+        let mut same = 0;
+        for token in 0..self.parents.len() {
+            let (row, expected) = (got.rows(token..token + 1), self.step(empty, token, exec));
+            let in_place = self.path(token).len() == token + 1;
+            same += usize::from(in_place);
+            for (&x, &y) in row.data.iter().zip(&expected.data) {
+                let fits = if in_place { x.to_bits() == y.to_bits() } else { (x - y).abs() <= bound };
+                assert!(fits, "{what}, token {token} of {:?}: {x}, not {y}", self.parents);
+            }
+        }
+        same
+    }
+}
+
+/// The rows of a tree against the paths, over a cache in every format and over tensors and pages.
+#[test]
+fn a_token_of_a_tree_is_computed_as_its_path_decoded_token_by_token() {
+    let (mut rng, mut same) = (Rng::new(1), 0);
+    let empty = KvCache::new(1, KV_HEADS, DIMS).expect("good sizes");
+    for (committed, drafted) in [(0, 9), (5, 1), (7, 20), (244, 17), (250, 12), (256, 7), (511, 30)] {
+        let draft = Draft::random(&mut rng, committed, drafted);
+        let tree = Tree::new(committed, &draft.parents).expect("parents in front");
+        for (isa, exec) in execs() {
+            for (name, empty) in every_format(&empty) {
+                let mut cache = empty.clone();
+                append_tokens(&mut cache, 0, &draft.tokens);
+                let what = format!("{committed} committed, {name}, {isa}");
+                let got = draft.whole(Inputs::cached(draft.q.view(), &cache), exec, &tree);
+                // Weights over integers are rounded, block by block of 256 keys.
+                let bound = if name.starts_with("int4") {
+                    2e-2
+                } else if name.starts_with("int8") {
+                    2e-4
+                } else {
+                    1e-5
+                };
+                same += draft.check(&what, &got, &empty, exec, bound);
+            }
+            let [k, v] = draft.tokens.each_ref().map(Tensor::view);
+            let what = format!("{committed} committed, {isa}");
+            draft.check(&what, &draft.whole(Inputs::new(draft.q.view(), k, v), exec, &tree), &empty, exec, 1e-5);
+            let table = BlockTable { entries: &[0], lens: &[committed + drafted] };
+            let pages = Pages::new(k, v, table).expect("one page");
+            draft.check(&what, &draft.whole(Inputs::paged(draft.q.view(), pages), exec, &tree), &empty, exec, 1e-5);
+        }
+    }
+    assert!(same > 50, "{same} rows with all keys in their places");
+}
+
+/// A window that shows all, and slopes.
+fn measuring(attention: Attention, slopes: &[f32]) -> [(&'static str, Attention, Option<&[f32]>); 3] {
+    let window = attention.window(Window::inclusive(Some(1000), None));
+    [("window", window, None), ("alibi", attention, Some(slopes)), ("window", window, Some(slopes))]
+}
+
+#[test]
+fn a_tree_in_a_call_that_measures_distances_is_refused_and_nothing_written() {
+    let (shape, tree) = ([2, 2, 4, 8], Tree::new(1, &[None, Some(0), Some(0)]).expect("parents in front"));
+    let any = |at: Position| at.key < 9;
+    let masks: [Box<dyn MaskMod>; 8] = [
+        Box::new(tree.clone()),
+        Box::new(tree.clone().and(any)),
+        Box::new(any.and(tree.clone())),
+        Box::new(any.or(tree.clone())),
+        Box::new(tree.clone().or(any)),
+        Box::new(tree.clone().not()),
+        Box::new(Arc::new(tree.clone()) as Arc<dyn MaskMod>),
+        Box::new(PerSequence::new([Box::new(any) as Box<dyn MaskMod>, Box::new(tree.clone())])),
+    ];
+    let x = Tensor::normal(shape, &mut Rng::new(1));
+    let (lse, slopes) = (vec![0.0; 16], alibi_slopes(2));
+    let lse = View::bhld(&lse, [2, 2, 4, 1]).expect("dense");
+    for (option, attention, slopes) in measuring(Attention::new(), &slopes) {
+        let inputs = Inputs::new(x.view(), x.view(), x.view());
+        let inputs = slopes.map_or(inputs, |slopes| inputs.alibi(slopes));
+        let refused = Error::Mask(MaskError::Distance { option });
+        for mask in &masks {
+            let mods = Mods::new().mask(&**mask);
+            let mut memory = vec![42.0; 128];
+            for way in 0..5 {
+                let outputs = Outputs::new(ViewMut::bhld(&mut memory, shape).expect("dense"));
+                let problem = attention.problem(inputs, outputs).expect("a good call");
+                let (plan, mut workspace) = (Plan::new(&problem, Exec::default()), Workspace::new());
+                let done = match way {
+                    0 => problem.run_with(&plan, &mut workspace, &mods),
+                    1 => problem.run_on(&plan, &mut workspace, &mods, &CurrentPool),
+                    2 => problem.run_once_with(Exec::default(), &mods),
+                    3 => problem
+                        .run_until(&plan, &mut workspace, &mods, &CurrentPool, &|| false)
+                        .map(|done| done.unwrap()),
+                    _ => {
+                        let gradients = Gradients::new().q(ViewMut::bhld(&mut memory, shape).expect("dense"));
+                        let saved = Saved::new(x.view(), lse, x.view());
+                        sdpa::attention_backward_with(&attention, inputs, saved, gradients, &mods)
+                    }
+                };
+                assert_eq!(done, Err(refused.clone()), "way {way}");
+                assert!(memory.iter().all(|&x| x == 42.0), "way {way}");
+            }
+            assert_eq!(naive::answer::<f64, _, _, _>(&attention, &inputs, &mods).unwrap_err(), refused);
+            let gradients = naive::gradients_with::<f64, _, _, _>(&attention, &inputs, x.view(), None, &mods);
+            assert_eq!(gradients.unwrap_err(), refused);
+        }
+        let documents = Mods::new().mask(Documents::by_ends(&[2, 4]).expect("in order"));
+        naive::answer::<f32, _, _, _>(&attention, &inputs, &documents).expect("other masks go with distances");
+    }
+    let words = Error::Mask(MaskError::Distance { option: "alibi" }).to_string();
+    assert!(words.starts_with("alibi: does not go with a tree of drafted tokens"), "{words}");
+}
