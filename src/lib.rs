@@ -132,8 +132,13 @@ pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 ///
+/// **Cost.** A closure as a mask is called for every pair of a row and a key, and what it hides is computed all the same: the
+/// call takes as long as one without a mask, and the closure's time on top, however few keys it keeps. Use the options of
+/// [`Attention`] and the stock functions of [`masks`] where one of them says the same, or give the function a
+/// [`MaskMod::class`], which skips what it hides in whole blocks.
+///
 /// # Errors
-/// Any [`Error`]; outputs are then untouched.
+/// Any [`Error`]; [`Error::Mask`] if the mask function does not fit the call ([`MaskMod::fits`]). Outputs are then untouched.
 ///
 /// # Panics
 /// If one of the functions does: see [`Problem::run_with`].

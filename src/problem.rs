@@ -1,9 +1,9 @@
-//! Checked calls: an attention call bound to its outputs. Once a [`Problem`] exists, nothing can fail.
+//! Checked calls: an attention call bound to its outputs. Once a [`Problem`] exists, nothing can fail but functions that do not fit.
 
 use crate::shape::Shape;
 use sdpa_kernels::Call;
 
-/// Checked call, bound to its inputs and outputs: running it cannot fail.
+/// Checked call, bound to its inputs and outputs: running it cannot fail, unless a mask function does not fit it.
 ///
 /// ```
 /// use sdpa::{Attention, Exec, Inputs, Outputs, View, ViewMut};
