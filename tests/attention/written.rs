@@ -55,7 +55,7 @@ fn view(x: &mut Tensor) -> ViewMut<'_> {
 /// Runs a call, if it is no error.
 fn call(case: &Case, inputs: Inputs<'_>, exec: Exec, full: &mut Full) -> Result<(), Error> {
     let problem = case.attention().problem(inputs, full.outputs())?;
-    crate::options::mods::with_mods!(case, |mods| problem.run_once_with(exec, &mods));
+    crate::options::mods::with_mods!(case, |mods| problem.run_once_with(exec, &mods)).expect("functions that fit");
     Ok(())
 }
 

@@ -92,7 +92,7 @@ impl Back {
         let outputs = Outputs::new(ViewMut::bhld(&mut out.data, out.shape).unwrap());
         let outputs = outputs.lse(ViewMut::bhld(&mut lse.data, lse.shape).unwrap());
         let problem = self.attention().problem(self.case.inputs(), outputs).expect("a good call");
-        with_mods!(self.case, |mods| problem.run_once_with(exec, &mods));
+        with_mods!(self.case, |mods| problem.run_once_with(exec, &mods)).expect("functions that fit");
         [out, lse]
     }
 
