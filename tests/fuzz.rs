@@ -1,14 +1,35 @@
-//! A few calls of the fuzzer; `fuzz/` makes more of them.
+//! Some cases of the fuzzer; `fuzz/` makes more of them.
 
 #[path = "fuzz/mod.rs"]
 mod fuzzer;
 
-/// Calls in a run of the tests: a few seconds.
-const CALLS: u64 = 400;
+use fuzzer::Kind;
+use std::time::Instant;
+
+/// Cases of each kind in the longer run: a minute on two cores.
+const CASES: u64 = 1000;
 
 #[test]
 fn random_calls() {
+    run(|kind| kind.few);
+}
+
+#[test]
+#[ignore = "a minute"]
+fn a_thousand_cases_of_each_kind() {
+    run(|_| CASES);
+}
+
+/// Makes so many cases of each kind.
+fn run(cases: impl Fn(&Kind) -> u64) {
     fuzzer::watch();
-    let wrong = (0..CALLS).filter(|&number| !fuzzer::call(0, number)).count();
-    assert_eq!(wrong, 0, "calls that went wrong, of {CALLS}");
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut wrong = Vec::new();
+    for kind in &fuzzer::KINDS {
+        let (start, cases) = (Instant::now(), cases(kind));
+        let count = fuzzer::run(kind, 0, 0..cases, threads);
+        println!("{}: {cases} cases, {count} wrong, {:.1} s", kind.name, start.elapsed().as_secs_f64());
+        wrong.extend((count > 0).then_some((kind.name, count)));
+    }
+    assert!(wrong.is_empty(), "cases that went wrong: {wrong:?}");
 }

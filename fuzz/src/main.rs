@@ -1,45 +1,56 @@
-//! Makes random calls of sdpa and checks them: README.md says how, `tests/fuzz/mod.rs` says what.
+//! Makes random cases of sdpa's calls and checks them: README.md says how, `tests/fuzz/mod.rs` says what.
 
 #[path = "../../tests/fuzz/mod.rs"]
 mod fuzzer;
 
+use fuzzer::{KINDS, Kind};
 use std::process::ExitCode;
 use std::time::Instant;
 
 const HELP: &str = "\
-Makes random calls of sdpa and checks them.
+Makes random cases of sdpa's calls and checks them.
 
-  --calls N    so many calls (default 10000)
+  --cases N    so many cases of each kind (default 1000)
+  --kind NAME  of this kind, and no other
   --seed N     of this seed (default 1)
-  --only N     call number N of the seed, and no other
-";
+  --only N     case number N, and no other
+  --threads N  on so many threads (default: all there are)
 
-/// Calls between two lines that say how far it has come.
-const PROGRESS: u64 = 1000;
-/// Wrong calls after which it ends.
-const ENOUGH: u64 = 20;
+Kinds: ";
+
+/// Cases between two lines that say how far it has come.
+const PROGRESS: u64 = 10_000;
 /// Exit status if an argument is wrong.
 const REFUSED: u8 = 2;
 
 #[derive(Debug)]
 struct Args {
-    calls: u64,
+    cases: u64,
+    kind: Option<&'static Kind>,
     seed: u64,
     only: Option<u64>,
+    threads: usize,
 }
 
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Args>, String> {
-    let mut parsed = Args { calls: 10_000, seed: 1, only: None };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut parsed = Args { cases: 1000, kind: None, seed: 1, only: None, threads };
     while let Some(name) = args.next() {
         if name == "--help" {
             return Ok(None);
         }
-        let value = args.next().ok_or_else(|| format!("{name}: a number is missing"))?;
+        let value = args.next().ok_or_else(|| format!("{name}: a value is missing"))?;
+        if name == "--kind" {
+            let kind = KINDS.iter().find(|kind| kind.name == value);
+            parsed.kind = Some(kind.ok_or_else(|| format!("{name}: {value}: no such kind; --help lists them"))?);
+            continue;
+        }
         let number = value.parse().map_err(|e| format!("{name}: {value}: {e}"))?;
         match &*name {
-            "--calls" => parsed.calls = number,
+            "--cases" => parsed.cases = number,
             "--seed" => parsed.seed = number,
             "--only" => parsed.only = Some(number),
+            "--threads" => parsed.threads = usize::try_from(number).unwrap_or(threads).clamp(1, threads),
             _ => return Err(format!("{name}: no such option; --help lists them")),
         }
     }
@@ -50,7 +61,7 @@ fn main() -> ExitCode {
     let args = match parse(std::env::args().skip(1)) {
         Ok(Some(args)) => args,
         Ok(None) => {
-            print!("{HELP}");
+            println!("{HELP}{}", KINDS.each_ref().map(|kind| kind.name).join(", "));
             return ExitCode::SUCCESS;
         }
         Err(e) => {
@@ -59,21 +70,21 @@ fn main() -> ExitCode {
         }
     };
     fuzzer::watch();
-    if run(&args) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let kinds = KINDS.iter().filter(|kind| args.kind.is_none_or(|of| of.name == kind.name));
+    let wrong: u64 = kinds.map(|kind| run(kind, &args)).sum();
+    if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// How many calls went wrong.
-fn run(args: &Args) -> u64 {
-    let (start, calls) = (Instant::now(), args.only.map_or(0..args.calls, |number| number..number + 1));
-    let (total, mut wrong) = (calls.end - calls.start, 0);
-    for (done, number) in (1..).zip(calls) {
-        wrong += u64::from(!fuzzer::call(args.seed, number));
-        if done % PROGRESS == 0 || done == total || wrong == ENOUGH {
-            println!("{done} of {total} calls, {wrong} wrong, {:.1} s", start.elapsed().as_secs_f64());
-        }
-        if wrong == ENOUGH {
-            break;
-        }
+/// How many cases of a kind went wrong.
+fn run(kind: &'static Kind, args: &Args) -> u64 {
+    let (start, numbers) = (Instant::now(), args.only.map_or(0..args.cases, |number| number..number + 1));
+    let (mut wrong, mut next) = (0, numbers.start);
+    while next < numbers.end && wrong < fuzzer::ENOUGH {
+        let end = numbers.end.min(next + PROGRESS);
+        wrong += fuzzer::run(kind, args.seed, next..end, args.threads);
+        next = end;
+        let (name, done, seconds) = (kind.name, next - numbers.start, start.elapsed().as_secs_f64());
+        println!("{name}: {done} of {} cases, {wrong} wrong, {seconds:.1} s", numbers.end - numbers.start);
     }
     wrong
 }

@@ -5,6 +5,7 @@ use super::case::{Case, Cover, Entries, Polarity, Settings, Sides};
 use super::functions::{Functions, Hint, Keep, Origin, Prob, Score};
 use super::place::rounded;
 use super::rng::Rng;
+use core::ops::RangeInclusive;
 use sdpa::{Alignment, CacheFormat, Dropout, Dtype, Int4, Precision};
 
 /// Around tiles (6 rows, 16 keys), runs of 32 and 64, groups of 96, blocks of 256 and tasks of 384.
@@ -41,9 +42,29 @@ impl Home {
         matches!(self, Self::Bytes { .. } | Self::Bits(_))
     }
 
-    /// A random one of those.
+    pub(crate) fn draw(rng: &mut Rng) -> Self {
+        match rng.below(10) {
+            0..5 => Self::Tensors,
+            5 => Self::Pages,
+            6 => Self::Pool(rng.pick(&DTYPES)),
+            7 | 8 => Self::Cache(rng.pick(&DTYPES)),
+            _ => Self::integers(rng),
+        }
+    }
+
+    /// A random one of integers.
     pub(crate) fn integers(rng: &mut Rng) -> Self {
-        rng.pick(&[Self::Bytes { channels: None }, Self::Bits(Int4::Symmetric), Self::Bits(Int4::Centred)])
+        match rng.below(4) {
+            0 => Self::Bytes { channels: None },
+            1 => Self::channels(rng),
+            2 => Self::Bits(Int4::Symmetric),
+            _ => Self::Bits(Int4::Centred),
+        }
+    }
+
+    /// A cache of bytes with scales by channel.
+    pub(crate) fn channels(rng: &mut Rng) -> Self {
+        Self::Bytes { channels: Some(rng.pick(&[0.01, 1.0, 3.0, 1e4])) }
     }
 
     /// Replaces what is refused where numbers are kept as integers: what is not finite, or too large.
@@ -58,13 +79,20 @@ impl Home {
 }
 
 /// Batch, heads, key/value heads, rows, keys, and the lengths of a key and a value.
-fn sizes(rng: &mut Rng) -> [usize; 7] {
-    let (least, most) = match rng.below(64) {
-        0 => (SHARED, 2 * SHARED),
-        1..4 => (100_000, 1_000_000),
-        4..16 => (5_000, 100_000),
-        _ => (0, 20_000),
+pub(crate) type Sizes = [usize; 7];
+
+fn sizes(rng: &mut Rng) -> Sizes {
+    let products = match rng.below(64) {
+        0 => SHARED..=2 * SHARED,
+        1..4 => 100_000..=1_000_000,
+        4..16 => 5_000..=100_000,
+        _ => 0..=20_000,
     };
+    sizes_of(rng, products)
+}
+
+/// Sizes of a call of so many multiplications.
+pub(crate) fn sizes_of(rng: &mut Rng, products: RangeInclusive<usize>) -> Sizes {
     loop {
         let mut near = |sizes: &[usize]| {
             let n = rng.pick(sizes);
@@ -78,7 +106,7 @@ fn sizes(rng: &mut Rng) -> [usize; 7] {
         let (rows, keys, d, dv) = (near(&LENGTHS), near(&LENGTHS), near(&DIMS).max(1), near(&DIMS).max(1));
         let (heads, kv_heads) = rng.pick(&HEADS);
         let batch = if rng.one_in(60) { 0 } else { rng.pick(&[1, 1, 2, 3]) };
-        if (least..=most).contains(&(batch * heads * rows * keys * (d + dv))) {
+        if products.contains(&(batch * heads * rows * keys * (d + dv))) {
             return [batch, heads, kv_heads, rows, keys, d, dv];
         }
     }
@@ -130,20 +158,18 @@ const ODD: [f32; 12] =
 
 /// A call, and where its keys are.
 pub(crate) fn draw(rng: &mut Rng) -> (Case, Home) {
-    let home = match rng.below(10) {
-        0..5 => Home::Tensors,
-        5 => Home::Pages,
-        6 => Home::Pool(rng.pick(&DTYPES)),
-        7 | 8 => Home::Cache(rng.pick(&DTYPES)),
-        _ if rng.one_in(2) => Home::integers(rng),
-        _ => Home::Bytes { channels: rng.one_in(2).then(|| rng.pick(&[0.01, 1.0, 3.0, 1e4])) },
-    };
+    let home = Home::draw(rng);
     (draw_at(rng, home), home)
 }
 
 /// A call whose keys are there.
 pub(crate) fn draw_at(rng: &mut Rng, home: Home) -> Case {
-    let [batch, heads, kv_heads, rows, mut keys, d, dv] = sizes(rng);
+    let sizes = sizes(rng);
+    draw_of(rng, home, sizes)
+}
+/// A call of these sizes.
+pub(crate) fn draw_of(rng: &mut Rng, home: Home, sizes: Sizes) -> Case {
+    let [batch, heads, kv_heads, rows, mut keys, d, dv] = sizes;
     let (mut q_shape, mut lens, mut ragged) = ([batch, heads, rows, d], None, None);
     let mut kv = [batch, kv_heads, keys];
     if home == Home::Tensors && rng.one_in(4) {

@@ -214,7 +214,7 @@ mod map {
     }
 }
 
-pub(crate) use fault::{begin, end, watch};
+pub(crate) use fault::{begin, watch};
 
 /// Reads what is right behind a slice that is flush against a page without access.
 #[cfg(all(test, unix, not(miri)))]
@@ -225,30 +225,54 @@ pub(crate) fn touch() -> u8 {
     unsafe { end.read_volatile() }
 }
 
-/// Says which call it was when a fault ends the program, or when nothing ends the call.
+/// Says which cases are being made when a fault ends the program, or when nothing ends one of them.
 #[cfg(all(unix, not(miri)))]
 mod fault {
-    use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    use core::ptr;
+    use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::SeqCst};
     use std::io::Write;
 
-    static SEED: AtomicU64 = AtomicU64::new(0);
-    static CALL: AtomicU64 = AtomicU64::new(0);
-
-    /// Seconds after which a call is taken not to end. The longest take one.
-    const PATIENCE: u32 = 300;
-
-    /// The call that is made from here on.
-    pub(crate) fn begin(seed: u64, call: u64) {
-        SEED.store(seed, Relaxed);
-        CALL.store(call, Relaxed);
-        // SAFETY: a number. Where nobody watches, the signal ends the program by itself.
-        unsafe { libc::alarm(PATIENCE) };
+    /// A case that is being made, or none.
+    struct Slot {
+        /// Name of its kind; null if there is no case.
+        kind: AtomicPtr<&'static str>,
+        seed: AtomicU64,
+        number: AtomicU64,
     }
 
-    /// No call is made from here on.
-    pub(crate) fn end() {
-        // SAFETY: a number.
-        unsafe { libc::alarm(0) };
+    static SLOTS: [Slot; 256] = [const {
+        Slot { kind: AtomicPtr::new(ptr::null_mut()), seed: AtomicU64::new(0), number: AtomicU64::new(0) }
+    }; 256];
+
+    /// Seconds without the begin or end of a case after which one is taken not to end. The longest take one.
+    const PATIENCE: u32 = 300;
+
+    /// A case that is being made, until this is dropped.
+    pub(crate) struct Running(Option<&'static Slot>);
+
+    /// The case that is made from here on.
+    pub(crate) fn begin(kind: &'static &'static str, seed: u64, number: u64) -> Running {
+        let name = ptr::from_ref(kind).cast_mut();
+        let free = |slot: &&Slot| slot.kind.compare_exchange(ptr::null_mut(), name, SeqCst, SeqCst).is_ok();
+        let slot = SLOTS.iter().find(free);
+        if let Some(slot) = slot {
+            slot.seed.store(seed, SeqCst);
+            slot.number.store(number, SeqCst);
+        }
+        // SAFETY: a number. Where nobody watches, the signal ends the program by itself.
+        unsafe { libc::alarm(PATIENCE) };
+        Running(slot)
+    }
+
+    impl Drop for Running {
+        fn drop(&mut self) {
+            if let Some(slot) = self.0 {
+                slot.kind.store(ptr::null_mut(), SeqCst);
+            }
+            let none = SLOTS.iter().all(|slot| slot.kind.load(SeqCst).is_null());
+            // SAFETY: a number.
+            unsafe { libc::alarm(if none { 0 } else { PATIENCE }) };
+        }
     }
 
     /// Faults from here on, and calls that do not end, are reported, and end the program with status 1.
@@ -278,21 +302,27 @@ mod fault {
     }
 
     fn say(what: &str) {
-        let (seed, call) = (SEED.load(Relaxed), CALL.load(Relaxed));
-        let mut line = [0; 160];
-        let room = line.len();
-        let mut left = &mut line[..];
-        // No lock and no allocation: this is called by signal handlers.
-        let _ = writeln!(left, "fuzz: {what}: --seed {seed} --only {call}");
-        let len = room - left.len();
-        // SAFETY: so many bytes of the line.
-        unsafe { libc::write(2, line.as_ptr().cast(), len) };
+        for slot in &SLOTS {
+            // SAFETY: null, or the address of a static.
+            let Some(kind) = (unsafe { slot.kind.load(SeqCst).as_ref() }) else { continue };
+            let (seed, number) = (slot.seed.load(SeqCst), slot.number.load(SeqCst));
+            let mut line = [0; 160];
+            let room = line.len();
+            let mut left = &mut line[..];
+            // No lock and no allocation: this is called by signal handlers.
+            let _ = writeln!(left, "fuzz: {what}: --kind {kind} --seed {seed} --only {number}");
+            let len = room - left.len();
+            // SAFETY: so many bytes of the line.
+            unsafe { libc::write(2, line.as_ptr().cast(), len) };
+        }
     }
 }
 
 #[cfg(not(all(unix, not(miri))))]
 mod fault {
-    pub(crate) fn begin(_: u64, _: u64) {}
-    pub(crate) fn end() {}
+    pub(crate) struct Running;
+    pub(crate) fn begin(_: &'static &'static str, _: u64, _: u64) -> Running {
+        Running
+    }
     pub(crate) fn watch() {}
 }

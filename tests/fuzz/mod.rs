@@ -1,73 +1,80 @@
-//! A fuzzer: random calls, checked in every way there is. `tests/fuzz.rs` makes a few of them with every run of the tests;
-//! `fuzz/` is a program that makes as many as one likes. A call is a seed and a number, and is the same for ever.
+//! A fuzzer: random cases, checked in every way there is. `tests/fuzz.rs` makes a few of them with every run of the tests;
+//! `fuzz/` is a program that makes as many as one likes. A case is a kind, a seed and a number, and is the same for ever.
 //!
-//! | what is random | checked by |
-//! |---|---|
-//! | calls: sizes, strides, types, options, sources | an oracle in `f64` with its own bounds; the same bits by other ways |
-//! | what is behind masks | the same bits |
-//! | gradients | the plain passes in `f64`; the same bits on two threads, in other layouts, behind masks, after a panic |
-//! | mixed batches over caches and pages | the oracle; the bits of ragged tensors, and of each sequence alone |
-//! | functions that lie or panic | nothing else is written; the next call is right |
-//! | histories of caches | lists of tokens; the same bits from tensors |
-//! | block tables, views, sizes that do not fit together | rules of one line each |
+//! | kind | what is random | checked by |
+//! |---|---|---|
+//! | attention | calls: sizes, strides, types, options, sources | an oracle in `f64` with its own bounds; the same bits by other ways |
+//! | | what is behind masks | the same bits |
+//! | | functions that lie or panic | nothing else is written; the next call is right |
+//! | balance | plans for any number of workers | rules that hold for any division of work |
+//! | cache | histories of caches | lists of tokens; the same bits from tensors |
+//! | channels | calls over bytes with scales by channel | as attention |
+//! | differences | gradients of one element | differences of the oracle's loss |
+//! | dropout | probabilities next to 0 and 1, and beyond | as attention and gradients; refused |
+//! | executors | threads that keep their promise, or do not | the same bits |
+//! | gradients | gradients of calls | the plain passes in `f64`; the same bits on two threads, in other layouts, behind masks, after a panic |
+//! | histories | histories of caches of up to 60 steps | as cache |
+//! | imports | files of caches, damaged | refused, or a cache that works |
+//! | lengths | rows or keys around 4,096 | as attention and gradients |
+//! | masks | stock masks and what they are combined to | a definition of one line each; the bits of a tensor |
+//! | misfit, misfit-gradients | sizes that do not fit together | rules of one line each |
+//! | mixed | mixed batches over caches and pages | the oracle; the bits of ragged tensors, and of each sequence alone |
+//! | ndarray | arrays of ndarray, sliced, turned and broadcast | the bits of dense tensors |
+//! | pages, views | block tables, views | rules of one line each |
+//! | pools | histories of page pools | lists of tokens; the same bits from tensors |
+//! | states | states and merges that do not fit together | rules of one line each |
+//! | stops | calls that are stopped | rows are whole or untouched; the next call is right |
+//! | trees | trees of drafted tokens | the oracle on each path; what is accepted, from tensors |
+//! | zeros | sizes of 0, 1 and 2 | as attention and gradients; every element is written |
 //!
 //! Tensors lie flush against pages without access, and every byte around their elements is 0xff, which is NaN.
 
 mod array;
-mod attention;
-mod cache;
 mod case;
 mod compare;
 mod draw;
 mod functions;
-mod gradients;
+mod hosts;
+mod kinds;
 mod memory;
-mod misfit;
-mod mixed;
 mod oracle;
 mod outs;
-mod pages;
 mod parts;
 mod place;
 mod poison;
 mod rng;
 mod sources;
 mod stage;
-mod states;
 #[cfg(test)]
 mod tests;
 mod unruly;
-mod views;
 
-use rng::Rng;
-use std::panic::catch_unwind;
+pub(crate) use kinds::{KINDS, Kind};
+pub(crate) use memory::watch;
 
-/// Makes one call. False if something was wrong, which is then printed.
-pub(crate) fn call(seed: u64, number: u64) -> bool {
-    memory::begin(seed, number);
-    let result = catch_unwind(|| {
-        let mut rng = Rng::of_call(seed, number);
-        // Several at a time of what takes microseconds.
-        let some = |rng: &mut Rng, check: fn(&mut Rng)| (0..8).for_each(|_| check(rng));
-        match rng.below(32) {
-            0..3 => cache::check(&mut rng),
-            3 | 4 => pages::check(&mut rng),
-            5 | 6 => some(&mut rng, misfit::check),
-            7 => some(&mut rng, states::check),
-            8 => some(&mut rng, views::check),
-            9 | 10 => mixed::check(&mut rng),
-            11..15 => gradients::check(&mut rng),
-            _ => attention::check(&mut rng),
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Wrong cases of a kind after which no more are made.
+pub(crate) const ENOUGH: u64 = 20;
+
+/// Makes cases of a kind on so many threads. Returns how many were wrong.
+pub(crate) fn run(kind: &'static Kind, seed: u64, numbers: Range<u64>, threads: usize) -> u64 {
+    let (next, wrong) = (AtomicU64::new(numbers.start), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while wrong.load(Relaxed) < ENOUGH {
+                    let number = next.fetch_add(1, Relaxed);
+                    if number >= numbers.end {
+                        break;
+                    }
+                    if !kind.case(seed, number) {
+                        wrong.fetch_add(1, Relaxed);
+                    }
+                }
+            });
         }
     });
-    memory::end();
-    if result.is_err() {
-        eprintln!("fuzz: wrong: --seed {seed} --only {number}");
-    }
-    result.is_ok()
-}
-
-/// Faults from here on, and calls that do not end, are reported.
-pub(crate) fn watch() {
-    memory::watch();
+    wrong.into_inner()
 }

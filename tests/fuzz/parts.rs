@@ -1,7 +1,7 @@
 //! Rows apart and keys in pieces: the bits of the whole.
 
 use super::array::Array;
-use super::attention::Whole;
+use super::kinds::attention::Whole;
 use super::case::{Case, Settings};
 use super::compare::{Place, Results};
 use super::functions::Functions;

@@ -1,7 +1,7 @@
 //! What rows do not see changes no bit of them.
 
 use super::array::{Array, indices};
-use super::attention::Whole;
+use super::kinds::attention::Whole;
 use super::case::{Case, Entries, Rule};
 use super::compare::Place;
 use super::draw::Home;

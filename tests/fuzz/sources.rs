@@ -38,9 +38,9 @@ impl Pool {
 /// A pool of the crate's, and a table.
 #[derive(Debug)]
 pub(crate) struct Packed {
-    pool: PagePool,
-    entries: Memory<u32>,
-    lens: Memory<usize>,
+    pub(crate) pool: PagePool,
+    pub(crate) entries: Memory<u32>,
+    pub(crate) lens: Memory<usize>,
 }
 
 impl Packed {
@@ -64,7 +64,7 @@ pub(crate) fn place(rng: &mut Rng, case: &Case, home: Home) -> Source {
             Source::Cache(filled(rng, case, cache, dtype))
         }
         Home::Bytes { channels } => {
-            let by_channel = |most| KeyScales::PerChannel(channel_scales(case, most));
+            let by_channel = |most| KeyScales::PerChannel(channel_scales(case.kv_heads() * case.k.shape[3], most));
             let scales = channels.map_or(KeyScales::PerToken, by_channel);
             let cache = empty(case).int8(scales).expect("it is empty");
             Source::Cache(filled(rng, case, cache, Dtype::F32))
@@ -80,9 +80,9 @@ fn empty(case: &Case) -> KvCache {
     KvCache::new(case.batch(), case.kv_heads(), [case.k.shape[3], case.value_dim()]).expect("good sizes")
 }
 
-/// Scales of channels: from too small for keys of this size to much too large.
-fn channel_scales(case: &Case, most: f32) -> Vec<f32> {
-    (0..case.kv_heads() * case.k.shape[3]).map(|i| most * (0.5 + (i % 7) as f32) / 127.0).collect()
+/// Scales of so many channels: from too small for keys of this size to much too large.
+pub(crate) fn channel_scales(channels: usize, most: f32) -> Vec<f32> {
+    (0..channels).map(|i| most * (0.5 + (i % 7) as f32) / 127.0).collect()
 }
 
 /// Appends every key that exists, in random parts.
@@ -223,7 +223,7 @@ fn pool(rng: &mut Rng, case: &Case) -> Pool {
 /// were; queries rounded to bytes.
 pub(crate) fn in_integers<'c>(case: &'c Case, cache: &KvCache, home: Home) -> Oracle<'c> {
     let (code, scales) = match home {
-        Home::Bytes { channels } => (Code::Bytes, channels.map(|most| channel_scales(case, most))),
+        Home::Bytes { channels } => (Code::Bytes, channels.map(|most| channel_scales(case.kv_heads() * case.k.shape[3], most))),
         Home::Bits(numbers) => (Code::Bits(numbers), None),
         _ => unreachable!("{home:?} has no integers"),
     };

@@ -10,7 +10,10 @@ use super::outs::Outs;
 use super::place::{AnyPlaced, Placed};
 use super::rng::Rng;
 use super::sources::{Source, place};
-use sdpa::{Exec, Inputs, Mask, Mods, Outputs, Plan, Problem, Workspace};
+use sdpa::{
+    CurrentPool, Exec, Executor, Inputs, Mask, MaskMod, Mods, Outputs, Plan, ProbMod, Problem, ScoreMod, Stopped,
+    Workspace,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 #[derive(Debug)]
@@ -36,15 +39,25 @@ pub(crate) struct Stage<'c> {
 }
 
 /// How to run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(crate) struct How<'a> {
     pub(crate) exec: Exec,
     pub(crate) fuse: Option<&'a Fuse>,
+    /// Threads to run on, if not those of the current pool, and what may stop the call.
+    pub(crate) executor: Option<&'a (dyn Executor + Sync)>,
+    pub(crate) stop: Option<&'a (dyn Fn() -> bool + Sync)>,
+}
+
+/// Reason why a call did not come to its end.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Unfinished {
+    Thrown,
+    Stopped,
 }
 
 impl From<Exec> for How<'_> {
     fn from(exec: Exec) -> Self {
-        Self { exec, fuse: None }
+        Self { exec, fuse: None, executor: None, stop: None }
     }
 }
 
@@ -121,18 +134,21 @@ impl<'c> Stage<'c> {
         self.sinks.as_ref().map_or(inputs, |x| inputs.sinks(x.slice()))
     }
 
-    /// Runs on one thread, or on those of the pool this is called in. An error if a function threw.
-    pub(crate) fn run_into(&self, outputs: Outputs<'_>, how: How<'_>, workspace: &mut Workspace) -> Result<(), Thrown> {
+    /// Runs on one thread, or on those of the pool this is called in. An error if a function threw, or the call was
+    /// stopped.
+    pub(crate) fn run_into(
+        &self,
+        outputs: Outputs<'_>,
+        how: How<'_>,
+        workspace: &mut Workspace,
+    ) -> Result<(), Unfinished> {
         let problem = self.case.attention().problem(self.inputs(), outputs).expect("a good call");
         let plan = Plan::new(&problem, how.exec);
-        let Some(fuse) = how.fuse else {
-            go(problem, &plan, workspace, &self.case.functions, None);
-            return Ok(());
-        };
-        let run = AssertUnwindSafe(|| go(problem, &plan, workspace, &self.case.functions, Some(fuse)));
-        match catch_unwind(run) {
-            Ok(()) => Ok(()),
-            Err(thrown) if thrown.is::<Thrown>() => Err(Thrown),
+        let run = || go(problem, &plan, workspace, &self.case.functions, how);
+        let done = if how.fuse.is_none() { Ok(run()) } else { catch_unwind(AssertUnwindSafe(run)) };
+        match done {
+            Ok(done) => done.map_err(|Stopped| Unfinished::Stopped),
+            Err(thrown) if thrown.is::<Thrown>() => Err(Unfinished::Thrown),
             Err(other) => resume_unwind(other),
         }
     }
@@ -145,34 +161,52 @@ impl<'c> Stage<'c> {
     /// The same, in a workspace that others may have used.
     pub(crate) fn run_in(&self, what: &str, outs: &mut Outs, exec: Exec, workspace: &mut Workspace) -> Results {
         let done = self.run_into(outs.outputs(), exec.into(), workspace);
-        assert!(done.is_ok(), "{what}: nothing was to be thrown");
+        assert_eq!(done, Ok(()), "{what}");
         outs.take(what)
     }
 }
 
 /// Runs with the functions there are. Each combination is compiled for every instruction set, so those of two functions
 /// go by way of all three.
-fn go(problem: Problem<'_>, plan: &Plan, workspace: &mut Workspace, functions: &Functions, fuse: Option<&Fuse>) {
-    fn bound<'a, F>(function: F, functions: &Functions, fuse: Option<&'a Fuse>) -> Bound<'a, F> {
-        Bound { function, origin: functions.origin, fuse }
+fn go(
+    problem: Problem<'_>,
+    plan: &Plan,
+    workspace: &mut Workspace,
+    functions: &Functions,
+    how: How<'_>,
+) -> Result<(), Stopped> {
+    fn bound<'a, F>(function: F, functions: &Functions, how: How<'a>) -> Bound<'a, F> {
+        Bound { function, origin: functions.origin, fuse: how.fuse }
     }
     let none = Mods::new();
-    let fits = match (functions.score, functions.mask, functions.prob) {
-        (None, None, None) => {
-            problem.run(plan, workspace);
-            Ok(())
-        }
-        (Some(score), None, None) => problem.run_with(plan, workspace, &none.score(bound(score, functions, fuse))),
-        (None, Some(mask), None) => problem.run_with(plan, workspace, &none.mask(bound(mask, functions, fuse))),
-        (None, None, Some(prob)) => problem.run_with(plan, workspace, &none.prob(bound(prob, functions, fuse))),
+    match (functions.score, functions.mask, functions.prob) {
+        (None, None, None) => on(problem, plan, workspace, &none, how),
+        (Some(score), None, None) => on(problem, plan, workspace, &none.score(bound(score, functions, how)), how),
+        (None, Some(mask), None) => on(problem, plan, workspace, &none.mask(bound(mask, functions, how)), how),
+        (None, None, Some(prob)) => on(problem, plan, workspace, &none.prob(bound(prob, functions, how)), how),
         (score, mask, prob) => {
-            let score = bound(score.unwrap_or(Score::Same), functions, fuse);
-            let mask = bound(mask.unwrap_or((Keep::All, Hint::Truth)), functions, fuse);
-            let prob = bound(prob.unwrap_or(Prob::Same), functions, fuse);
-            problem.run_with(plan, workspace, &none.score(score).mask(mask).prob(prob))
+            let score = bound(score.unwrap_or(Score::Same), functions, how);
+            let mask = bound(mask.unwrap_or((Keep::All, Hint::Truth)), functions, how);
+            let prob = bound(prob.unwrap_or(Prob::Same), functions, how);
+            on(problem, plan, workspace, &none.score(score).mask(mask).prob(prob), how)
         }
+    }
+}
+
+/// Runs with these functions, where and for how long the call is to.
+fn on<S: ScoreMod, M: MaskMod, P: ProbMod>(
+    problem: Problem<'_>,
+    plan: &Plan,
+    workspace: &mut Workspace,
+    mods: &Mods<S, M, P>,
+    how: How<'_>,
+) -> Result<(), Stopped> {
+    let done = match (how.executor, how.stop) {
+        (None, None) => problem.run_with(plan, workspace, mods).map(Ok),
+        (Some(executor), None) => problem.run_on(plan, workspace, mods, executor).map(Ok),
+        (executor, Some(stop)) => problem.run_until(plan, workspace, mods, executor.unwrap_or(&CurrentPool), stop),
     };
-    fits.expect("functions that fit");
+    done.expect("functions that fit")
 }
 
 /// An array of rows that are there, the rest NaN: what a pool has where nobody's keys are.

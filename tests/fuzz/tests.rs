@@ -1,7 +1,7 @@
 //! The fuzzer finds what it looks for.
 
 use super::array::{Array, Layout};
-use super::attention::Whole;
+use super::kinds::attention::Whole;
 use super::compare::Results;
 use super::draw::draw;
 use super::memory::{Flush, Memory};
@@ -80,7 +80,7 @@ fn a_touched_page_is_reported() {
     const CHILD: &str = "FUZZ_TOUCHES_A_PAGE";
     if std::env::var_os(CHILD).is_some() {
         super::watch();
-        super::memory::begin(123, 456);
+        let _running = super::memory::begin(&"some", 123, 456);
         println!("{}", super::memory::touch());
         return;
     }
@@ -89,5 +89,5 @@ fn a_touched_page_is_reported() {
     let output = again.output().expect("it runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("touched: --seed 123 --only 456"), "{said}");
+    assert!(said.contains("touched: --kind some --seed 123 --only 456"), "{said}");
 }

@@ -1,7 +1,7 @@
 //! Functions that lie or panic: what they give is anything, but no memory beside the outputs is touched, and the next call
 //! is right.
 
-use super::attention::{Whole, pool};
+use super::kinds::attention::{Whole, pool};
 use super::case::Case;
 use super::functions::{Functions, Fuse, Hint, Keep, Part, Prob, Score};
 use super::outs::{Outs, Wanted};
@@ -28,7 +28,7 @@ pub(crate) fn check(rng: &mut Rng, whole: &Whole<'_>) {
     let most = rng.pick(&[1, 10, 300, 10_000]);
     let fuse = Fuse::new(part, rng.below(most));
     // On two threads, where the call is large enough for that.
-    let how = How { exec: whole.exec.threads(2), fuse: Some(&fuse) };
+    let how = How { fuse: Some(&fuse), ..whole.exec.threads(2).into() };
     if pool().install(|| stage.run_into(outs.outputs(), how, &mut workspace)).is_err() {
         outs.clear("after a panic");
     } else {

@@ -1,14 +1,14 @@
 //! Views of any shape and strides, most of which are refused.
 
-use super::array::{At, indices};
-use super::memory::{Flush, Memory};
-use super::rng::Rng;
+use crate::fuzzer::array::{At, indices};
+use crate::fuzzer::memory::{Flush, Memory};
+use crate::fuzzer::rng::Rng;
 use sdpa::{View, ViewMut};
 use std::collections::HashSet;
 
 const STRIDES: [isize; 12] = [0, 1, 1, 2, 3, -1, -2, 5, 8, 1 << 62, isize::MAX, isize::MIN];
 
-pub(crate) fn check(rng: &mut Rng) {
+pub(super) fn check(rng: &mut Rng) {
     let len = rng.below(40);
     let shape: At = core::array::from_fn(|_| match rng.below(20) {
         0 => rng.pick(&[0, usize::MAX, 1 << 40, isize::MAX as usize]),

@@ -1,11 +1,11 @@
 //! Calls whose parts do not fit together: refused, whatever is wrong, and nothing written; all others are run.
 
-use super::array::{At, Layout};
-use super::case::Cover;
-use super::memory::Memory;
-use super::place::Placed;
-use super::rng::Rng;
-use super::stage::list;
+use crate::fuzzer::array::{At, Layout};
+use crate::fuzzer::case::Cover;
+use crate::fuzzer::memory::Memory;
+use crate::fuzzer::place::Placed;
+use crate::fuzzer::rng::Rng;
+use crate::fuzzer::stage::list;
 use sdpa::{Alignment, Attention, Exec, Inputs, Mask, Outputs, Point, View};
 
 /// What a call is made of, as far as it can be wrong.
@@ -26,7 +26,7 @@ struct Call {
 }
 
 /// One call with nothing, one or two things wrong.
-pub(crate) fn check(rng: &mut Rng) {
+pub(super) fn check(rng: &mut Rng) {
     let mut call = Call::good(rng);
     assert!(call.fits(), "{call:?}");
     for _ in 0..rng.below(3) {

@@ -1,18 +1,18 @@
 //! Block tables, good and bad.
 
-use super::array::Array;
-use super::case::Case;
-use super::draw::{DTYPES, Home, numbers, small};
-use super::memory::Memory;
-use super::outs::{Outs, Wanted};
-use super::place::AnyPlaced;
-use super::rng::Rng;
-use super::sources::{Pool, Source};
-use super::stage::{Stage, list};
+use crate::fuzzer::array::Array;
+use crate::fuzzer::case::Case;
+use crate::fuzzer::draw::{DTYPES, Home, numbers, small};
+use crate::fuzzer::memory::Memory;
+use crate::fuzzer::outs::{Outs, Wanted};
+use crate::fuzzer::place::AnyPlaced;
+use crate::fuzzer::rng::Rng;
+use crate::fuzzer::sources::{Pool, Source};
+use crate::fuzzer::stage::{Stage, list};
 use sdpa::{Exec, Isa};
 
 /// A pool and a table of which any number may be wrong: refused if one is, else the same as tensors.
-pub(crate) fn check(rng: &mut Rng) {
+pub(super) fn check(rng: &mut Rng) {
     let [pages, kv_heads, size] = [rng.below(5), 1 + rng.below(2), rng.pick(&[0, 1, 2, 5, 16, 100, 256])];
     let [sequences, width] = [rng.below(4), rng.below(4)];
     let (wrong, dims) = (rng.below(3), [1 + rng.below(20), 1 + rng.below(20)]);

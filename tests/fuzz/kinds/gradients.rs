@@ -1,38 +1,38 @@
 //! Gradients: against the plain passes in `f64` where numbers are tame, and then the same bits in other ways.
 
-use super::array::{Array, Layout};
-use super::attention::pool;
-use super::case::Case;
-use super::compare::Written;
-use super::draw::{DTYPES, Home, draw_at, numbers};
-use super::functions::{Bound, Fuse, Part, Thrown};
-use super::memory::{Flush, Memory};
-use super::outs::{Outs, Wanted};
-use super::place::{AnyPlaced, Placed, value};
-use super::poison;
-use super::rng::Rng;
-use super::stage::Stage;
+use crate::fuzzer::array::{Array, Layout};
+use crate::fuzzer::kinds::attention::pool;
+use crate::fuzzer::case::Case;
+use crate::fuzzer::compare::Written;
+use crate::fuzzer::draw::{DTYPES, Home, draw_at, numbers};
+use crate::fuzzer::functions::{Bound, Fuse, Part, Thrown};
+use crate::fuzzer::memory::{Flush, Memory};
+use crate::fuzzer::outs::{Outs, Wanted};
+use crate::fuzzer::place::{AnyPlaced, Placed, value};
+use crate::fuzzer::poison;
+use crate::fuzzer::rng::Rng;
+use crate::fuzzer::stage::Stage;
 use sdpa::{
-    BackwardPlan, BackwardWorkspace, Dtype, Error, Exec, Gradients, Isa, Mods, Precision, Saved, TensorMut, naive,
+    BackwardPlan, BackwardWorkspace, CurrentPool, Dtype, Error, Exec, Executor, Gradients, Isa, Mods, Precision, Saved, TensorMut, naive,
 };
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-const NAMES: [&str; 7] = ["dq", "dk", "dv", "dbias", "dsinks", "dslopes", "dscale"];
+pub(super) const NAMES: [&str; 7] = ["dq", "dk", "dv", "dbias", "dsinks", "dslopes", "dscale"];
 
 /// A call, and the gradients of a loss in what it gives.
 #[derive(Debug, Clone)]
-struct Back {
-    case: Case,
-    d_out: (Array, Dtype),
-    d_lse: Option<Array>,
+pub(super) struct Back {
+    pub(super) case: Case,
+    pub(super) d_out: (Array, Dtype),
+    pub(super) d_lse: Option<Array>,
     /// Which gradients are asked for, of those that the call has, and the types of the first three.
     which: [bool; 7],
     dtypes: [Dtype; 3],
 }
 
 /// What a backward call wrote; `None` for what was not asked for.
-type All = [Option<Written>; 7];
+pub(super) type All = [Option<Written>; 7];
 
 /// Memory for one gradient.
 #[derive(Debug)]
@@ -45,18 +45,39 @@ enum Slot {
 struct How<'a> {
     exec: Exec,
     fuse: Option<&'a Fuse>,
+    executor: &'a (dyn Executor + Sync),
     workspace: &'a mut BackwardWorkspace,
+}
+
+impl<'a> How<'a> {
+    fn new(exec: Exec, workspace: &'a mut BackwardWorkspace) -> Self {
+        Self { exec, fuse: None, executor: &CurrentPool, workspace }
+    }
 }
 
 /// Gradients of one random call.
 pub(crate) fn check(rng: &mut Rng) {
-    let back = Back::draw(rng);
-    let result = catch_unwind(AssertUnwindSafe(|| back.check(rng)));
-    if let Err(panic) = result {
-        let Back { case, d_lse, which, dtypes, .. } = &back;
-        eprintln!("d_lse {} {which:?} {dtypes:?}: {}", d_lse.is_some(), case.describe());
-        resume_unwind(panic);
-    }
+    let case = draw_at(rng, Home::Tensors);
+    check_case(rng, case);
+}
+
+/// Gradients of a call.
+pub(crate) fn check_case(rng: &mut Rng, case: Case) {
+    let back = Back::draw(rng, case);
+    back.describing(|| back.check(rng));
+}
+
+/// Gradients of a call on other threads: those of the calling one.
+pub(crate) fn check_on(rng: &mut Rng, case: Case, executor: &(dyn Executor + Sync)) {
+    let back = Back::draw(rng, case);
+    back.describing(|| {
+        let mut workspace = BackwardWorkspace::new();
+        let expected = back.run(rng, "one thread", How::new(Exec::serial(), &mut workspace));
+        for _ in 0..2 {
+            let how = How { executor, ..How::new(Exec::on(executor), &mut workspace) };
+            same("an executor", &back.run(rng, "an executor", how), &expected);
+        }
+    });
 }
 
 /// True if a number and its products are no source of large errors.
@@ -65,8 +86,7 @@ fn is_tame(x: f32) -> bool {
 }
 
 impl Back {
-    fn draw(rng: &mut Rng) -> Self {
-        let mut case = draw_at(rng, Home::Tensors);
+    pub(super) fn draw(rng: &mut Rng, mut case: Case) -> Self {
         case.functions.prob = None;
         // Saved results are then good to the last place; the backward pass knows no other precision.
         case.settings.precision = Precision::Exact;
@@ -88,8 +108,17 @@ impl Back {
         Self { case, d_out: (d_out, d_type), d_lse, which, dtypes }
     }
 
+    /// Prints what the call is if it goes wrong.
+    pub(super) fn describing(&self, check: impl FnOnce()) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(check)) {
+            let Self { case, d_lse, which, dtypes, .. } = self;
+            eprintln!("d_lse {} {which:?} {dtypes:?}: {}", d_lse.is_some(), case.describe());
+            resume_unwind(panic);
+        }
+    }
+
     /// True if `f32` can be held against `f64` element by element.
-    fn is_tame(&self) -> bool {
+    pub(super) fn is_tame(&self) -> bool {
         let Case { q, k, v, settings, bias, sinks, .. } = &self.case;
         let all = [q, k, v, &self.d_out.0].into_iter().chain(&self.d_lse).flat_map(|x| &x.data);
         all.chain(sinks.iter().flatten()).all(|&x| is_tame(x))
@@ -106,7 +135,7 @@ impl Back {
         for isa in Isa::available() {
             let what = format!("gradients, {isa}");
             let exec = Exec::serial().isa(isa);
-            let all = self.run(rng, &what, How { exec, fuse: None, workspace: &mut workspace });
+            let all = self.run(rng, &what, How::new(exec, &mut workspace));
             if let Some((expected, plain)) = &oracle {
                 self.close(&what, &all, expected, plain);
             }
@@ -116,17 +145,17 @@ impl Back {
         }
         let isas: Vec<Isa> = Isa::available().collect();
         let exec = Exec::serial().isa(rng.pick(&isas));
-        let expected = self.run(rng, "once more", How { exec, fuse: None, workspace: &mut workspace });
+        let expected = self.run(rng, "once more", How::new(exec, &mut workspace));
         match rng.below(4) {
             0 => {
-                let how = How { exec: exec.threads(2), fuse: None, workspace: &mut workspace };
+                let how = How::new(exec.threads(2), &mut workspace);
                 same("two threads", &pool().install(|| self.run(rng, "two threads", how)), &expected);
             }
             1 => {
                 let rows = self.case.every_row();
                 let (case, x) = poison::changed(rng, &self.case, Home::Tensors, &rows);
                 let bad = Self { case, ..self.clone() };
-                let how = How { exec, fuse: None, workspace: &mut workspace };
+                let how = How::new(exec, &mut workspace);
                 let got = bad.run(rng, "changed", how);
                 same(&format!("{x} behind masks"), &got, &expected);
             }
@@ -140,15 +169,20 @@ impl Back {
         let part = rng.pick(&[Part::Score, Part::Derivative, Part::Keep, Part::Class]);
         let (most, threads) = (rng.pick(&[1, 10, 300, 10_000]), rng.pick(&[1, 2]));
         let fuse = Fuse::new(part, rng.below(most));
-        let how = How { exec: exec.threads(threads), fuse: Some(&fuse), workspace: &mut *workspace };
+        let how = How { fuse: Some(&fuse), ..How::new(exec.threads(threads), workspace) };
         let run = AssertUnwindSafe(|| pool().install(|| self.run(rng, "a function that may panic", how)));
         match catch_unwind(run) {
             Ok(all) => same("a function that might have panicked", &all, expected),
             Err(thrown) if thrown.is::<Thrown>() => {}
             Err(other) => resume_unwind(other),
         }
-        let how = How { exec, fuse: None, workspace };
+        let how = How::new(exec, workspace);
         same("the next call", &self.run(rng, "the next call", how), expected);
+    }
+
+    /// Forward and backward on one thread.
+    pub(super) fn gradients(&self, rng: &mut Rng, what: &str) -> All {
+        self.run(rng, what, How::new(Exec::serial(), &mut BackwardWorkspace::new()))
     }
 
     /// Forward and backward in guarded memory, each time in other layouts.
@@ -216,10 +250,12 @@ impl Back {
         let score = functions.score.map(|function| Bound { function, origin, fuse });
         let mask = functions.mask.map(|function| Bound { function, origin, fuse });
         match (score, mask) {
-            (None, None) => problem.run(&plan, how.workspace),
-            (Some(score), None) => problem.run_with(&plan, how.workspace, &none.score(score)),
-            (None, Some(mask)) => problem.run_with(&plan, how.workspace, &none.mask(mask)),
-            (Some(score), Some(mask)) => problem.run_with(&plan, how.workspace, &none.score(score).mask(mask)),
+            (None, None) => problem.run_on(&plan, how.workspace, &none, how.executor),
+            (Some(score), None) => problem.run_on(&plan, how.workspace, &none.score(score), how.executor),
+            (None, Some(mask)) => problem.run_on(&plan, how.workspace, &none.mask(mask), how.executor),
+            (Some(score), Some(mask)) => {
+                problem.run_on(&plan, how.workspace, &none.score(score).mask(mask), how.executor)
+            }
         }
     }
 
@@ -312,7 +348,7 @@ impl Back {
 
     /// How far off a score's gradient may be that cancels wholly, and that times all that it is multiplied by and added up
     /// with in each gradient: about, since errors go either way.
-    fn noise(&self) -> [f64; 7] {
+    pub(super) fn noise(&self) -> [f64; 7] {
         let Case { q, k, v, alibi, settings, .. } = &self.case;
         let factor = settings.dropout.map_or(1.0, |dropout| dropout.factor().into());
         let largest = |x: &Array| x.data.iter().fold(0.0f64, |most, &x| most.max(f64::from(x).abs()));

@@ -3,10 +3,10 @@
 mod attend;
 mod changes;
 
-use super::array::Array;
-use super::draw::{DTYPES, Home, numbers};
-use super::rng::Rng;
-use super::sources::{Tokens, append};
+use crate::fuzzer::array::Array;
+use crate::fuzzer::draw::{DTYPES, Home, numbers};
+use crate::fuzzer::rng::Rng;
+use crate::fuzzer::sources::{Tokens, append, channel_scales};
 use core::num::NonZeroUsize;
 use sdpa::{Dtype, Error, KeyScales, KvCache, View};
 
@@ -38,11 +38,17 @@ struct Pair {
 }
 
 /// One random history.
-pub(crate) fn check(rng: &mut Rng) {
+pub(super) fn check(rng: &mut Rng) {
+    let steps = 1 + rng.below(14);
+    steps_of(rng, steps);
+}
+
+/// A history of so many steps.
+pub(super) fn steps_of(rng: &mut Rng, steps: usize) {
     let mut pair = Pair::new(rng);
     let mut others = Vec::new();
     let mut history = String::new();
-    for _ in 0..1 + rng.below(14) {
+    for _ in 0..steps {
         let copy = pair.step(rng, &mut history);
         others.extend(copy);
         pair.check_lengths(&history);
@@ -53,6 +59,15 @@ pub(crate) fn check(rng: &mut Rng) {
     for pair in others.iter_mut().chain([&mut pair]) {
         pair.attend(rng, &history);
     }
+}
+
+/// The file of a cache after some steps.
+pub(super) fn exported(rng: &mut Rng) -> Vec<u8> {
+    let (mut pair, mut history) = (Pair::new(rng), String::new());
+    for _ in 0..1 + rng.below(8) {
+        pair.step(rng, &mut history);
+    }
+    pair.cache.export().expect("it has heads")
 }
 
 impl Pair {
@@ -75,6 +90,9 @@ impl Pair {
         let cache = match home {
             Home::Cache(dtype) => cache.dtype(dtype),
             Home::Bits(numbers) => cache.int4(numbers),
+            Home::Bytes { channels: Some(most) } => {
+                cache.int8(KeyScales::PerChannel(channel_scales(kv_heads * dims[0], most)))
+            }
             _ => cache.int8(KeyScales::PerToken),
         };
         let cache = match home {

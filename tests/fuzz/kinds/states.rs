@@ -1,7 +1,7 @@
 //! States and merges whose parts do not fit together.
 
-use super::array::At;
-use super::rng::Rng;
+use crate::fuzzer::array::At;
+use crate::fuzzer::rng::Rng;
 use sdpa::{Alignment, Attention, AttnState, Error, Exec, View, ViewMut, merge};
 
 const ONE: [f32; 1] = [0.25];
@@ -20,7 +20,7 @@ fn spoiled(rng: &mut Rng, good: At) -> At {
     shape
 }
 
-pub(crate) fn check(rng: &mut Rng) {
+pub(super) fn check(rng: &mut Rng) {
     if rng.one_in(2) {
         merges(rng);
         return;

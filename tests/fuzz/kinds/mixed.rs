@@ -1,16 +1,16 @@
 //! Mixed batches: rows of some sequences of a cache or of pages, in any order, some sequences named twice. They are the
 //! same as ragged tensors, and as each sequence in a call of its own.
 
-use super::array::Array;
-use super::attention::pool;
-use super::case::Case;
-use super::compare::{Place, Results};
-use super::draw::{DTYPES, Home, numbers, options, settings, small};
-use super::oracle::Oracle;
-use super::outs::{Outs, Wanted};
-use super::rng::Rng;
-use super::sources::{Source, place};
-use super::stage::{How, Stage};
+use crate::fuzzer::array::Array;
+use crate::fuzzer::kinds::attention::pool;
+use crate::fuzzer::case::Case;
+use crate::fuzzer::compare::{Place, Results};
+use crate::fuzzer::draw::{DTYPES, Home, numbers, options, settings, small};
+use crate::fuzzer::oracle::Oracle;
+use crate::fuzzer::outs::{Outs, Wanted};
+use crate::fuzzer::rng::Rng;
+use crate::fuzzer::sources::{Source, place};
+use crate::fuzzer::stage::{How, Stage};
 use sdpa::{Dtype, Exec, Isa, Workspace};
 
 const ROWS: [usize; 9] = [0, 1, 1, 1, 2, 5, 16, 17, 40];
@@ -27,7 +27,7 @@ struct Mixed {
 }
 
 /// One mixed batch.
-pub(crate) fn check(rng: &mut Rng) {
+pub(super) fn check(rng: &mut Rng) {
     let dtype = rng.pick(&DTYPES);
     let home = match rng.below(5) {
         0 => Home::Pages,

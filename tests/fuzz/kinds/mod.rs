@@ -1,0 +1,83 @@
+//! Kinds of cases. A new one is a file here with a function `check`, its `mod` line, and a row of [`KINDS`].
+
+pub(crate) mod attention;
+mod balance;
+mod cache;
+mod channels;
+mod differences;
+mod dropout;
+mod executors;
+mod gradients;
+mod histories;
+mod imports;
+mod lengths;
+mod masks;
+mod misfit;
+mod misfit_gradients;
+mod mixed;
+mod ndarray;
+mod pages;
+mod pools;
+mod states;
+mod stops;
+mod trees;
+mod views;
+mod zeros;
+
+use super::memory;
+use super::rng::Rng;
+use std::panic::catch_unwind;
+
+/// A kind of cases.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kind {
+    pub(crate) name: &'static str,
+    /// Cases of it in a run of the tests.
+    pub(crate) few: u64,
+    /// Makes a case and checks it; panics if something is wrong.
+    check: fn(&mut Rng),
+}
+
+/// Every kind there is, and how many cases of it a run of the tests makes.
+pub(crate) static KINDS: [Kind; 23] = [
+    kind("attention", 200, attention::check),
+    kind("balance", 40, balance::check),
+    kind("cache", 40, cache::check),
+    kind("channels", 20, channels::check),
+    kind("differences", 20, differences::check),
+    kind("dropout", 20, dropout::check),
+    kind("executors", 20, executors::check),
+    kind("gradients", 50, gradients::check),
+    kind("histories", 5, histories::check),
+    kind("imports", 40, imports::check),
+    kind("lengths", 5, lengths::check),
+    kind("masks", 40, masks::check),
+    kind("misfit", 200, misfit::check),
+    kind("misfit-gradients", 100, misfit_gradients::check),
+    kind("mixed", 25, mixed::check),
+    kind("ndarray", 40, ndarray::check),
+    kind("pages", 25, pages::check),
+    kind("pools", 20, pools::check),
+    kind("states", 100, states::check),
+    kind("stops", 20, stops::check),
+    kind("trees", 20, trees::check),
+    kind("views", 100, views::check),
+    kind("zeros", 100, zeros::check),
+];
+
+const fn kind(name: &'static str, few: u64, check: fn(&mut Rng)) -> Kind {
+    Kind { name, few, check }
+}
+
+impl Kind {
+    /// Makes one case. False if something was wrong, which is then printed.
+    pub(crate) fn case(&'static self, seed: u64, number: u64) -> bool {
+        let running = memory::begin(&self.name, seed, number);
+        let result = catch_unwind(|| (self.check)(&mut Rng::of_call(seed, number)));
+        drop(running);
+        if result.is_err() {
+            eprintln!("fuzz: wrong: --kind {} --seed {seed} --only {number}", self.name);
+        }
+        result.is_ok()
+    }
+}
