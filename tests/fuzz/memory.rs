@@ -240,9 +240,9 @@ mod fault {
         number: AtomicU64,
     }
 
-    static SLOTS: [Slot; 256] = [const {
-        Slot { kind: AtomicPtr::new(ptr::null_mut()), seed: AtomicU64::new(0), number: AtomicU64::new(0) }
-    }; 256];
+    static SLOTS: [Slot; 256] =
+        [const { Slot { kind: AtomicPtr::new(ptr::null_mut()), seed: AtomicU64::new(0), number: AtomicU64::new(0) } };
+            256];
 
     /// Seconds without the begin or end of a case after which one is taken not to end. The longest take one.
     const PATIENCE: u32 = 300;

@@ -1,10 +1,10 @@
 //! Rows apart and keys in pieces: the bits of the whole.
 
 use super::array::Array;
-use super::kinds::attention::Whole;
 use super::case::{Case, Settings};
 use super::compare::{Place, Results};
 use super::functions::Functions;
+use super::kinds::attention::Whole;
 use super::outs::{Outs, Wanted};
 use super::place::{AnyPlaced, Placed};
 use super::rng::Rng;

@@ -1,10 +1,10 @@
 //! What rows do not see changes no bit of them.
 
 use super::array::{Array, indices};
-use super::kinds::attention::Whole;
 use super::case::{Case, Entries, Rule};
 use super::compare::Place;
 use super::draw::Home;
+use super::kinds::attention::Whole;
 use super::outs::Wanted;
 use super::place::rounded;
 use super::rng::Rng;

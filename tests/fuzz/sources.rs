@@ -223,7 +223,9 @@ fn pool(rng: &mut Rng, case: &Case) -> Pool {
 /// were; queries rounded to bytes.
 pub(crate) fn in_integers<'c>(case: &'c Case, cache: &KvCache, home: Home) -> Oracle<'c> {
     let (code, scales) = match home {
-        Home::Bytes { channels } => (Code::Bytes, channels.map(|most| channel_scales(case.kv_heads() * case.k.shape[3], most))),
+        Home::Bytes { channels } => {
+            (Code::Bytes, channels.map(|most| channel_scales(case.kv_heads() * case.k.shape[3], most)))
+        }
         Home::Bits(numbers) => (Code::Bits(numbers), None),
         _ => unreachable!("{home:?} has no integers"),
     };

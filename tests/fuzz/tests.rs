@@ -1,9 +1,9 @@
 //! The fuzzer finds what it looks for.
 
 use super::array::{Array, Layout};
-use super::kinds::attention::Whole;
 use super::compare::Results;
 use super::draw::draw;
+use super::kinds::attention::Whole;
 use super::memory::{Flush, Memory};
 use super::oracle::Oracle;
 use super::outs::Wanted;

@@ -1,9 +1,9 @@
 //! Functions that lie or panic: what they give is anything, but no memory beside the outputs is touched, and the next call
 //! is right.
 
-use super::kinds::attention::{Whole, pool};
 use super::case::Case;
 use super::functions::{Functions, Fuse, Hint, Keep, Part, Prob, Score};
+use super::kinds::attention::{Whole, pool};
 use super::outs::{Outs, Wanted};
 use super::rng::Rng;
 use super::stage::{How, Stage};

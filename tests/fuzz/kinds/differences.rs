@@ -37,7 +37,10 @@ fn differences(rng: &mut Rng, back: &Back) {
         let rounding = if written.dtype == sdpa::Dtype::F32 { 0.0 } else { expected.abs() / 200.0 };
         let bound = 1e-3 * largest.max(expected.abs()) + 4.0 * noise[n] + rounding + 1e-5;
         let name = NAMES[n];
-        assert!((got - expected).abs() <= bound, "element {at} of {name} is {got:e}, by differences {expected:e}, {bound:e}");
+        assert!(
+            (got - expected).abs() <= bound,
+            "element {at} of {name} is {got:e}, by differences {expected:e}, {bound:e}"
+        );
     }
 }
 

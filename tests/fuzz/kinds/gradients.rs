@@ -1,11 +1,11 @@
 //! Gradients: against the plain passes in `f64` where numbers are tame, and then the same bits in other ways.
 
 use crate::fuzzer::array::{Array, Layout};
-use crate::fuzzer::kinds::attention::pool;
 use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::Written;
 use crate::fuzzer::draw::{DTYPES, Home, draw_at, numbers};
 use crate::fuzzer::functions::{Bound, Fuse, Part, Thrown};
+use crate::fuzzer::kinds::attention::pool;
 use crate::fuzzer::memory::{Flush, Memory};
 use crate::fuzzer::outs::{Outs, Wanted};
 use crate::fuzzer::place::{AnyPlaced, Placed, value};
@@ -13,7 +13,8 @@ use crate::fuzzer::poison;
 use crate::fuzzer::rng::Rng;
 use crate::fuzzer::stage::Stage;
 use sdpa::{
-    BackwardPlan, BackwardWorkspace, CurrentPool, Dtype, Error, Exec, Executor, Gradients, Isa, Mods, Precision, Saved, TensorMut, naive,
+    BackwardPlan, BackwardWorkspace, CurrentPool, Dtype, Error, Exec, Executor, Gradients, Isa, Mods, Precision, Saved,
+    TensorMut, naive,
 };
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

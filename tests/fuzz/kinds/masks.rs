@@ -50,9 +50,9 @@ pub(super) fn check_mask(rng: &mut Rng, case: &Case, home: Home, both: &Both) {
 fn with_tensor(case: &Case, both: &Both) -> Case {
     let (rows, keys) = case.longest();
     let keeps = |at: [usize; 4]| {
-        case.mask.as_ref().is_none_or(|(x, polarity)| {
-            x.get(at).is_some_and(|x| (x != 0.0) == (*polarity == Polarity::NonzeroKeeps))
-        })
+        case.mask
+            .as_ref()
+            .is_none_or(|(x, polarity)| x.get(at).is_some_and(|x| (x != 0.0) == (*polarity == Polarity::NonzeroKeeps)))
     };
     let plain = |[batch, head, row, key]: [usize; 4]| {
         let position = case.offset(batch).saturating_add_unsigned(row);

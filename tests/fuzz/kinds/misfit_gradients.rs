@@ -93,7 +93,8 @@ impl Call {
         let mut some = |shape: Option<At>| shape.filter(|_| rng.below(3) > 0);
         let written = [some(Some(q)), some(Some(k)), some(Some(v)), some(bias)];
         let options = [rng.one_in(2).then_some(h), rng.one_in(2).then_some(h)];
-        let lists = [options[0], options[1], options[0].filter(|_| rng.one_in(2)), options[1].filter(|_| rng.one_in(2))];
+        let lists =
+            [options[0], options[1], options[0].filter(|_| rng.one_in(2)), options[1].filter(|_| rng.one_in(2))];
         Self { read, written, lists, scale: rng.one_in(2) }
     }
 

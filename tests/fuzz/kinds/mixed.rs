@@ -2,10 +2,10 @@
 //! same as ragged tensors, and as each sequence in a call of its own.
 
 use crate::fuzzer::array::Array;
-use crate::fuzzer::kinds::attention::pool;
 use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::{Place, Results};
 use crate::fuzzer::draw::{DTYPES, Home, numbers, options, settings, small};
+use crate::fuzzer::kinds::attention::pool;
 use crate::fuzzer::oracle::Oracle;
 use crate::fuzzer::outs::{Outs, Wanted};
 use crate::fuzzer::rng::Rng;
