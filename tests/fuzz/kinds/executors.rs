@@ -29,17 +29,16 @@ pub(super) fn check(rng: &mut Rng) {
     }
 }
 
-/// Sizes of calls that are shared out: by rows, or few rows by keys.
+/// Sizes of calls that are shared out, by rows, or few rows by keys: many multiplications of few numbers.
 pub(super) fn shared(rng: &mut Rng) -> Sizes {
     if rng.one_in(2) {
-        let (heads, kv_heads) = rng.pick(&[(4, 4), (8, 2), (6, 1)]);
-        let (rows, keys) = (1 + rng.below(4), 1500 + rng.below(1200));
-        return [rng.pick(&[1, 1, 2]), heads, kv_heads, rows, keys, 128, rng.pick(&[128, 257])];
+        let (heads, keys) = (8 + rng.below(5), 1100 + rng.below(500));
+        return [1, heads, 1, 2, keys, rng.pick(&[128, 129]), 128];
     }
     loop {
-        let sizes = sizes_of(rng, SHARED..=2 * SHARED);
-        // Not so many scores that masks take all the time.
-        if sizes[5] + sizes[6] >= 64 {
+        let sizes @ [batch, heads, kv_heads, rows, keys, d, dv] = sizes_of(rng, SHARED..=2 * SHARED);
+        let numbers = batch * (heads * rows * (d + dv + keys) + kv_heads * keys * (d + dv));
+        if numbers < 300_000 {
             return sizes;
         }
     }
