@@ -9,13 +9,15 @@ use crate::fuzzer::outs::{Outs, Wanted};
 use crate::fuzzer::rng::Rng;
 use crate::fuzzer::stage::Stage;
 use sdpa::masks::{Documents, PerSequence, PrefixLm};
-use sdpa::{Alignment, BlockClass, BlockPosition, Exec, MaskMod, Mods, Plan, Position, Workspace};
+use sdpa::{Alignment, BlockClass, BlockPosition, Error, Exec, MaskMod, Mods, Plan, Position, Workspace};
 
 /// A mask, and whether it keeps a pair, by its definition.
 pub(super) struct Both {
     pub(super) stock: Box<dyn MaskMod>,
     pub(super) plain: Box<dyn Fn(Position) -> bool>,
     pub(super) what: String,
+    /// Whether the mask may be that of the call.
+    pub(super) fits: bool,
 }
 
 pub(super) fn check(rng: &mut Rng) {
@@ -32,18 +34,23 @@ pub(super) fn check(rng: &mut Rng) {
 /// A call with a mask: the bits of a mask that is a tensor, and those are the oracle's.
 pub(super) fn check_mask(rng: &mut Rng, case: &Case, home: Home, both: &Both) {
     let what = format!("{}, {home:?}: {}", both.what, case.describe());
-    (0..40).for_each(|_| classes(rng, both, case, &what));
-    let tensor = with_tensor(case, both);
     let (wanted, exec) = (Wanted::draw(rng), Exec::serial());
+    let (stage, mut outs) = (Stage::new(rng, case, home), Outs::blank(rng, case, wanted));
+    let problem = case.attention().problem(stage.inputs(), outs.outputs()).expect("a good call");
+    let plan = Plan::new(&problem, exec);
+    let done = problem.run_with(&plan, &mut Workspace::new(), &Mods::new().mask(&*both.stock));
+    assert_eq!(done.is_ok(), both.fits, "{what}: {done:?}");
+    if let Err(error) = done {
+        assert!(matches!(error, Error::Mask(..)) && outs.is_blank(), "{what}: {error}");
+        return;
+    }
+    let tensor = with_tensor(case, both);
     let expected = Stage::new(rng, &tensor, home).run(&what, &mut Outs::blank(rng, &tensor, wanted), exec);
     if !home.is_integers() {
         expected.check(&what, &Oracle::of(&tensor).answer());
     }
-    let (stage, mut outs) = (Stage::new(rng, case, home), Outs::blank(rng, case, wanted));
-    let problem = case.attention().problem(stage.inputs(), outs.outputs()).expect("a good call");
-    let plan = Plan::new(&problem, exec);
-    problem.run_with(&plan, &mut Workspace::new(), &Mods::new().mask(&*both.stock));
     outs.take(&what).same(&what, &expected);
+    (0..40).for_each(|_| classes(rng, both, case, &what));
 }
 
 /// The case with a tensor in place of the mask. It may have one already: both hide.
@@ -91,16 +98,23 @@ fn draw(rng: &mut Rng, batch: usize, keys: usize, depth: usize) -> Both {
     if depth == 0 || rng.one_in(2) {
         return if rng.one_in(4) { per_sequence(rng, batch, keys) } else { leaf(rng, keys) };
     }
-    let Both { stock: a, plain: x, what: first } = draw(rng, batch, keys, depth - 1);
+    let Both { stock: a, plain: x, what: first, fits } = draw(rng, batch, keys, depth - 1);
     if rng.one_in(3) {
-        return Both { stock: Box::new(a.not()), plain: Box::new(move |at| !x(at)), what: format!("not {first}") };
+        return Both {
+            stock: Box::new(a.not()),
+            plain: Box::new(move |at| !x(at)),
+            what: format!("not {first}"),
+            fits,
+        };
     }
-    let Both { stock: b, plain: y, what: second } = draw(rng, batch, keys, depth - 1);
+    let Both { stock: b, plain: y, what: second, fits: other } = draw(rng, batch, keys, depth - 1);
+    let fits = fits && other;
     if rng.one_in(2) {
         let plain = Box::new(move |at| x(at) && y(at));
-        return Both { stock: Box::new(a.and(b)), plain, what: format!("({first} and {second})") };
+        return Both { stock: Box::new(a.and(b)), plain, what: format!("({first} and {second})"), fits };
     }
-    Both { stock: Box::new(a.or(b)), plain: Box::new(move |at| x(at) || y(at)), what: format!("({first} or {second})") }
+    let plain = Box::new(move |at| x(at) || y(at));
+    Both { stock: Box::new(a.or(b)), plain, what: format!("({first} or {second})"), fits }
 }
 
 fn leaf(rng: &mut Rng, keys: usize) -> Both {
@@ -108,7 +122,8 @@ fn leaf(rng: &mut Rng, keys: usize) -> Both {
         0 => {
             let prefix = rng.pick(&[0, 1, rng.clone().below(keys + 2), usize::MAX]);
             let plain = move |at: Position| at.key < prefix || at.key as i128 <= at.position as i128;
-            Both { stock: Box::new(PrefixLm::new(prefix)), plain: Box::new(plain), what: format!("prefix of {prefix}") }
+            let what = format!("prefix of {prefix}");
+            Both { stock: Box::new(PrefixLm::new(prefix)), plain: Box::new(plain), what, fits: true }
         }
         1 => {
             let mut ends: Vec<usize> = (0..rng.below(6)).map(|_| rng.below(keys + 2)).collect();
@@ -117,7 +132,7 @@ fn leaf(rng: &mut Rng, keys: usize) -> Both {
             let stock = Box::new(Documents::by_ends(&ends).expect("they rise"));
             let document = move |key: usize| ends.iter().filter(|&&end| end <= key).count();
             let plain = move |at: Position| at.position >= 0 && document(at.position as usize) == document(at.key);
-            Both { stock, plain: Box::new(plain), what }
+            Both { stock, plain: Box::new(plain), what, fits: true }
         }
         _ => {
             let (few, stretch) = (1 + rng.below(4), rng.pick(&[1, 3, 40]));
@@ -129,15 +144,18 @@ fn leaf(rng: &mut Rng, keys: usize) -> Both {
             let stock = Box::new(Documents::by_ids(&ids));
             let document = move |key: usize| ids.get(key).copied();
             let plain = move |at: Position| at.position >= 0 && document(at.position as usize) == document(at.key);
-            Both { stock, plain: Box::new(plain), what: format!("{few} documents in stretches of {stretch}") }
+            let what = format!("{few} documents in stretches of {stretch}");
+            Both { stock, plain: Box::new(plain), what, fits: true }
         }
     }
 }
 
 fn per_sequence(rng: &mut Rng, batch: usize, keys: usize) -> Both {
-    let all: Vec<Both> = (0..batch + rng.below(2)).map(|_| leaf(rng, keys)).collect();
+    // One more or less than there are sequences, at times.
+    let masks = rng.pick(&[batch, batch, batch, batch, batch + 1, batch.saturating_sub(1)]);
+    let all: Vec<Both> = (0..masks).map(|_| leaf(rng, keys)).collect();
     let what = format!("each of {:?}", all.iter().map(|one| &*one.what).collect::<Vec<_>>());
     let (stock, plain): (Vec<_>, Vec<_>) = all.into_iter().map(|one| (one.stock, one.plain)).unzip();
     let plain = move |at: Position| plain[at.batch](at);
-    Both { stock: Box::new(PerSequence::new(stock)), plain: Box::new(plain), what }
+    Both { stock: Box::new(PerSequence::new(stock)), plain: Box::new(plain), what, fits: masks == batch }
 }

@@ -3,7 +3,7 @@
 
 use super::masks::{Both, check_mask};
 use crate::fuzzer::array::Array;
-use crate::fuzzer::case::Case;
+use crate::fuzzer::case::{Case, Sides};
 use crate::fuzzer::draw::{DTYPES, Home, numbers, options, small};
 use crate::fuzzer::functions::Functions;
 use crate::fuzzer::outs::{Outs, Wanted};
@@ -25,8 +25,16 @@ pub(super) fn check(rng: &mut Rng) {
     refused(rng, committed, &parents);
     let dtype = rng.pick(&DTYPES);
     let home = rng.pick(&[Home::Tensors, Home::Pages, Home::Pool(dtype), Home::Cache(dtype), Home::Cache(dtype)]);
-    let case = drafted(rng, committed + nodes, nodes, dtype);
-    check_mask(rng, &case, home, &both(committed, parents.clone()));
+    let mut case = drafted(rng, committed + nodes, nodes, dtype);
+    let mut both = both(committed, parents.clone());
+    // Rows of a tree stand at distances that nobody knows.
+    match rng.below(8) {
+        0 => case.alibi = Some(vec![0.5; case.heads()]),
+        1 => case.settings.window = Some(Sides { left: Some(rng.below(300)), right: None, first: rng.below(3) }),
+        _ => {}
+    }
+    both.fits = case.alibi.is_none() && case.settings.window.is_none();
+    check_mask(rng, &case, home, &both);
     if let Home::Cache(_) = home {
         keep_path(rng, case, committed, &parents);
     }
@@ -47,7 +55,7 @@ fn both(committed: usize, parents: Vec<Option<usize>>) -> Both {
         }
         false
     };
-    Both { stock: Box::new(tree), plain: Box::new(plain), what }
+    Both { stock: Box::new(tree), plain: Box::new(plain), what, fits: true }
 }
 
 /// Trees whose parents do not come first.
