@@ -65,24 +65,24 @@ pub fn merge_results(isa: Isa, mine: [ViewMut<'_>; 2], others: [View<'_>; 2]) {
     assert!(others.map(|x| x.shape()) == [out, lse] && lse == [b, h, l, 1], "results of different shapes");
     dispatch!(isa, |s| s.vectorize(
         #[inline(always)]
-        || merge_all(mine, others)
+        || merge_all(s, mine, others)
     ));
 }
 
 #[inline(always)]
-fn merge_all([mut out, mut lse]: [ViewMut<'_>; 2], [other_out, other_lse]: [View<'_>; 2]) {
+fn merge_all<S: Simd>(_: S, [mut out, mut lse]: [ViewMut<'_>; 2], [other_out, other_lse]: [View<'_>; 2]) {
     let [batch, heads, rows, dim] = out.shape();
     for (b, h, l) in (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |l| (b, h, l)))) {
         let (Some(lse), Some(&other_lse)) = (lse.get_mut([b, h, l, 0]), other_lse.get([b, h, l, 0])) else { continue };
         let weights = Weights::of(*lse, other_lse);
         *lse = weights.lse;
         if let (Some(out), Some(other)) = (out.contiguous_row_mut([b, h, l]), other_out.contiguous_row([b, h, l])) {
-            weights.merge(out, other);
+            weights.merge::<S>(out, other);
             continue;
         }
         for at in (0..dim).map(|d| [b, h, l, d]) {
             if let (Some(x), Some(y)) = (out.get_mut(at), other_out.get(at)) {
-                weights.merge(core::slice::from_mut(x), core::slice::from_ref(y));
+                weights.merge::<S>(core::slice::from_mut(x), core::slice::from_ref(y));
             }
         }
     }
@@ -93,6 +93,20 @@ struct Weights {
     /// Log-sum-exp over the keys of both.
     lse: f32,
     kind: Merge,
+}
+
+/// Returns `x / divisor`, by the divisor and its reciprocal: the quotient that division gives, to the bit, without waiting for
+/// the divider. (Markstein 1990: with the reciprocal correctly rounded, one correction by the exact remainder makes the
+/// quotient so.)
+#[inline(always)]
+fn quotient<S: Simd>(x: f64, [divisor, reciprocal]: [f64; 2]) -> f64 {
+    if !S::FUSED {
+        return x / divisor;
+    }
+    let near = x * reciprocal;
+    let exact = (-near).mul_add(divisor, x).mul_add(reciprocal, near);
+    // The remainder of ∞ is NaN.
+    if exact.is_nan() { near } else { exact }
 }
 
 /// Sides that count in a merge.
@@ -118,8 +132,12 @@ impl Weights {
             (true, false) => Self { lse: other, kind: Merge::Other },
             (false, false) => {
                 let (mine, other) = (f64::from(mine), f64::from(other));
+                // The larger has weight exp(0) = 1; both are NaN where it is infinite or NaN.
+                let weights = match other > mine {
+                    true => [(mine - other).exp(), 1.0 + (other - other)],
+                    false => [1.0 + (mine - mine), (other - mine).exp()],
+                };
                 let top = if other > mine { other } else { mine };
-                let weights = [(mine - top).exp(), (other - top).exp()];
                 Self { lse: (top + (weights[0] + weights[1]).ln()) as f32, kind: Merge::Both(weights) }
             }
         }
@@ -127,7 +145,7 @@ impl Weights {
 
     /// Merges some elements of the rows.
     #[inline(always)]
-    fn merge(&self, out: &mut [f32], other: &[f32]) {
+    fn merge<S: Simd>(&self, out: &mut [f32], other: &[f32]) {
         match self.kind {
             Merge::Neither => out.fill(0.0),
             Merge::Mine => {}
@@ -135,7 +153,7 @@ impl Weights {
             Merge::Both([mine, others]) => {
                 let sum = mine + others;
                 for (x, &y) in out.iter_mut().zip(other) {
-                    *x = ((f64::from(*x) * mine + f64::from(y) * others) / sum) as f32;
+                    *x = quotient::<S>(f64::from(*x) * mine + f64::from(y) * others, [sum, 1.0 / sum]) as f32;
                 }
             }
         }
