@@ -1,9 +1,10 @@
 //! Launch: a call bound to its outputs and handed out to workers, task by task.
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
-use crate::attention::call::Call;
+use crate::attention::call::{Call, Task};
 use crate::attention::checked::CheckedCall;
 use crate::attention::forward::key_weight_sums;
+use crate::attention::forward::short::ShortCall;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::outputs::{Outputs, POINTS, Point};
 use crate::attention::partials::{Partials, Split};
@@ -113,12 +114,23 @@ impl<'a> Launch<'a> {
         let Self { checked, tasks, queue, key_weight_sums, split, stop, near } = self;
         let task = |number| tasks.at(checked.call(), number);
         let bound = BoundCall { s, mods, checked };
+        let short = ShortCall::of(bound);
+        let mut predicted: Option<(usize, Task)> = None;
         while let Some(number) = queue.take_unless(stop) {
-            let next =
-                if *near { Next::Near } else { queue.peek().map_or(Next::Nothing, |next| Next::Task(task(next))) };
+            let this = predicted.take().filter(|(predicted, _)| *predicted == number);
+            let this = this.map_or_else(|| task(number), |(_, task)| task);
+            predicted = queue.peek().map(|number| (number, task(number)));
+            let next = match &predicted {
+                _ if *near => Next::Near,
+                Some((_, task)) => Next::Task(task.clone()),
+                None => Next::Nothing,
+            };
             // SAFETY: every number is taken once and no two tasks share a row, so the task's part of the outputs is this
             // worker's.
-            unsafe { AttentionTask::new(bound, task(number)) }.followed_by(next).run(scratch);
+            let this = unsafe { AttentionTask::new(bound, this) }.followed_by(next);
+            if !short.as_ref().is_some_and(|call| this.run_short(call, scratch)) {
+                this.run(scratch);
+            }
         }
         // After the tasks, of which each takes longer than a run of units: the last to finish then keep the others
         // waiting least.

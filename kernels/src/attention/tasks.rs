@@ -62,7 +62,9 @@ impl Tasks {
                 // Sequence s owns the parts from s + ⌊rows before it / task_rows⌋ on: always enough of them, sometimes
                 // one more.
                 let first_part = |s: usize| ragged.q[s] * group_size / task_rows + s;
-                let (mut low, mut high) = (0, ragged.q.len() - 1);
+                // No more of them are an owner's own than there are whole tasks: with short sequences, nearly each has one.
+                let whole = group_size.saturating_mul(call.q.shape()[2]) / task_rows;
+                let (mut low, mut high) = (part.saturating_sub(whole), (ragged.q.len() - 1).min(part + 1));
                 while high - low > 1 {
                     let middle = low.midpoint(high);
                     if first_part(middle) <= part { low = middle } else { high = middle }

@@ -143,8 +143,7 @@ impl<T: Copy> PanelRows<T> {
         sixteen
     }
 
-    /// Calls `f(r, column i of row r)` for sixteen rows, repeating the last row where there are fewer, and prefetches
-    /// the next panel's.
+    /// Calls `f(r, column i of row r)` for sixteen rows, or as many as there are, and prefetches the next panel's.
     ///
     /// # Safety
     /// The rows are still alive, and have such a column.
@@ -169,7 +168,9 @@ impl<T: Copy> PanelRows<T> {
                         LINE_BYTES,
                     );
                 }
-                f(r, self.rows.at((self.first + r).min(self.n - 1)).add(i));
+                if self.first + r < self.n {
+                    f(r, self.rows.at(self.first + r).add(i));
+                }
             }
         }
     }
@@ -177,8 +178,7 @@ impl<T: Copy> PanelRows<T> {
 
 /// Fills panels `[panel][depth][16]` with `n` rows. The first columns, if there are sixteen or more, are filled by
 /// `squares(first row, columns, to)` in squares of sixteen rows, or not at all (beyond the rows of a partial panel it
-/// may write anything: that part is zeroed afterwards), the others by `element(row, column)`. The panel beyond the last
-/// row becomes zeros.
+/// writes zeros), the others by `element(row, column)`. The panel beyond the last row becomes zeros.
 #[inline(always)]
 pub(crate) fn fill_panels<U: Copy + Default>(
     n: usize,
@@ -204,7 +204,7 @@ pub(crate) fn fill_panels<U: Copy + Default>(
             }
         }
         if here < LANES {
-            for lanes in panel.chunks_exact_mut(LANES) {
+            for lanes in panel[columns * LANES..].chunks_exact_mut(LANES) {
                 lanes[here..].fill(U::default());
             }
         }

@@ -83,18 +83,21 @@ impl<S: Steps> AttentionTask<'_, S> {
         }
         for row in self.rows(row_block.clone()) {
             // SAFETY: a row of the task.
-            ends.factors[row.n] = unsafe { self.end_row(row, row_block.start + row.n, regions) }.factor;
+            ends.factors[row.n] = unsafe {
+                self.end_row(row, regions.max[row_block.start + row.n], regions.sum[row_block.start + row.n])
+            }
+            .factor;
         }
         true
     }
 
-    /// Computes how a row, row `r` of the task, ends, and writes its log-sum-exp.
+    /// Computes how a row with this maximum and sum ends, and writes its log-sum-exp.
     ///
     /// # Safety
     /// The row is one of the task's.
     #[inline(always)]
-    unsafe fn end_row(&self, row: Row, r: usize, regions: &Regions<'_>) -> RowEnd {
-        let end = self.row_end(row, regions.max[r], regions.sum[r]);
+    pub(crate) unsafe fn end_row(&self, row: Row, max: f32, sum: f32) -> RowEnd {
+        let end = self.row_end(row, max, sum);
         if let Some(lse) = &self.outputs.lse {
             // SAFETY: the task's rows are inside the output, and this worker's alone.
             unsafe { *lse.row(self.seq.batch, row.head, self.seq.first_row + row.i).0 = end.lse() };
@@ -137,7 +140,8 @@ impl<S: Steps> AttentionTask<'_, S> {
             for row in self.rows(row_block.clone()) {
                 // SAFETY: a row of the task, inside the output.
                 unsafe {
-                    ends[row.n] = self.end_row(row, row_block.start + row.n, regions);
+                    let r = row_block.start + row.n;
+                    ends[row.n] = self.end_row(row, regions.max[r], regions.sum[r]);
                     (out[row.n], element) = output.row(self.seq.batch, row.head, self.seq.first_row + row.i);
                 }
                 if self.given.prob {

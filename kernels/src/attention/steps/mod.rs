@@ -13,6 +13,7 @@ pub(crate) mod pv_tile;
 pub(crate) mod qk;
 pub(crate) mod qk_int8;
 pub(crate) mod score_passes;
+pub(crate) mod short;
 pub(crate) mod softmax;
 pub(crate) mod softmax_backward;
 pub(crate) mod span;

@@ -1,0 +1,124 @@
+//! Tasks of a few rows and at most one panel of keys, such as texts of a few tokens: computed in registers, without the
+//! loop over key blocks, whose preparations would take several times as long as the arithmetic.
+//!
+//! The sums are those of the loop, in the same order, so a row has the same bits. Whatever the loop does besides (options,
+//! hidden keys, other element types, non-finite values) is left to it.
+
+use crate::attention::blocks::task::{AttentionTask, BoundCall, Next, Row};
+use crate::attention::options::Options;
+use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::short::{self, ShortRows};
+use crate::attention::tiling::Scratch;
+use crate::matmul::prefetch::READING_ROWS;
+use crate::simd::LANES;
+use crate::tensor::any::{Tensor, Typed};
+use crate::tensor::rows::Rows;
+use crate::tensor::view::View;
+use crate::tensor::view_mut::SharedMut;
+
+/// Tensors of a call whose short tasks are computed in registers: contiguous rows of floats, and no option but sinks.
+#[derive(Clone, Copy)]
+pub(crate) struct ShortCall<'t> {
+    q: View<'t>,
+    k: View<'t>,
+    v: View<'t>,
+    out: &'t SharedMut<'t, f32>,
+}
+
+impl<'t> ShortCall<'t> {
+    /// Returns the tensors, if the call is such a one.
+    pub(crate) fn of<S: Steps>(bound: BoundCall<'t, S>) -> Option<Self> {
+        let (call, outputs, given) = (bound.checked.call(), bound.checked.outputs(), bound.mods.given());
+        let Options { softcap: None, bias: None, alibi: None, mask: None, dropout: None, .. } = call.options else {
+            return None;
+        };
+        let functions = given.score || given.mask || given.prob;
+        if functions || call.visible.hides_keys() || outputs.wants_all_keys() || outputs.state.is_some() {
+            return None;
+        }
+        let ([Tensor::F32(k), Tensor::F32(v)], Tensor::F32(q)) = (call.kv.tensors()?, call.q) else { return None };
+        let Some(Typed::F32(out)) = &outputs.out else { return None };
+        let contiguous = [q.strides(), k.strides(), v.strides(), out.strides()].iter().all(|strides| strides[3] == 1);
+        (contiguous && v.shape()[3].is_multiple_of(LANES)).then_some(Self { q, k, v, out })
+    }
+}
+
+impl<S: Steps> AttentionTask<'_, S> {
+    /// Computes the task's rows and writes them, if they are few and see at most a panel of keys. Returns false if that is
+    /// for [`Self::run`] to do: nothing is written then, or what it will write anew.
+    pub(crate) fn run_short(&self, call: &ShortCall<'_>, scratch: &mut Scratch) -> bool {
+        let (n, keys) = (self.task.rows.len(), self.seq.kv_len);
+        if !(1..=READING_ROWS).contains(&n) || !(1..=LANES).contains(&keys) {
+            return false;
+        }
+        if let Next::Task(next) = &self.next {
+            self.peek(next).prefetch_short(call);
+        }
+        let ([b, h, first], regions) = (self.place(0), &mut scratch.regions(self.tiling));
+        let none = Row { n: 0, head: 0, i: 0 };
+        let (mut rows, mut queries, mut out) =
+            ([none; READING_ROWS], [core::ptr::null(); READING_ROWS], [core::ptr::null_mut(); READING_ROWS]);
+        for row in self.rows(0..n) {
+            let i = self.seq.first_row + row.i;
+            // SAFETY: the task's rows are inside q and the output, whose rows have elements.
+            (queries[row.n], out[row.n]) =
+                unsafe { (call.q.row(self.seq.batch, row.head, i).0, call.out.row(self.seq.batch, row.head, i).0) };
+            rows[row.n] = row;
+        }
+        // SAFETY: the sequence has these keys and values, in tensors, whose rows have elements.
+        let [k, v] = [call.k, call.v].map(|x| Rows::strided(unsafe { x.row(b, h, first).0 }, x.strides()[2], 1));
+        let [head_dim, value_dim] = [self.tiling.head_dim, self.tiling.value_dim];
+        // SAFETY: rows of the sizes given, as above; the output's are this worker's alone.
+        unsafe {
+            self.s.pack_keys(Typed::F32(k), [keys; 2], head_dim, regions.keys);
+            let short = ShortRows {
+                queries: &queries[..n],
+                packed: &*regions.keys,
+                keys,
+                head_dim,
+                scale: self.call.scale,
+                values: v,
+                value_dim,
+                out: &out[..n],
+            };
+            self.s.vectorize(
+                #[inline(always)]
+                || {
+                    short::attend(
+                        self.s,
+                        &short,
+                        #[inline(always)]
+                        |row, max, sum| self.end_row(rows[row], max, sum).factor,
+                    )
+                },
+            )
+        }
+    }
+
+    /// Prefetches what the task reads and writes, if it is short.
+    fn prefetch_short(&self, call: &ShortCall<'_>) {
+        let (n, keys, [b, h, key]) = (self.task.rows.len(), self.seq.kv_len, self.place(0));
+        if !(1..=READING_ROWS).contains(&n) || !(1..=LANES).contains(&keys) {
+            return;
+        }
+        let fetch = |row: *const f32, dim: usize| {
+            for line in (0..dim).step_by(LANES) {
+                self.s.prefetch(row.wrapping_add(line));
+            }
+        };
+        for row in self.rows(0..n) {
+            let i = self.seq.first_row + row.i;
+            // SAFETY: the task's rows are inside q and the output, whose rows have elements. Addresses alone.
+            let (q, out) =
+                unsafe { (call.q.row(self.seq.batch, row.head, i).0, call.out.row(self.seq.batch, row.head, i).0) };
+            fetch(q, self.tiling.head_dim);
+            fetch(out, self.tiling.value_dim);
+        }
+        for key in key..key + keys {
+            // SAFETY: the sequence has these keys and values, whose rows have elements. Addresses alone.
+            let (k, v) = unsafe { (call.k.row(b, h, key).0, call.v.row(b, h, key).0) };
+            fetch(k, self.tiling.head_dim);
+            fetch(v, self.tiling.value_dim);
+        }
+    }
+}

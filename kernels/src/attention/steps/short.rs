@@ -1,0 +1,162 @@
+//! Attention of a few rows over at most one panel of keys, in registers: scores, weights, weighted sums.
+
+use crate::attention::steps::epilogue::{if_finite, normalised};
+use crate::matmul::dot_tile::KeyOperand;
+use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_part};
+use crate::simd::exp::{self, Full};
+use crate::simd::{LANES, Simd};
+use crate::tensor::rows::Rows;
+
+/// Rows of a task, and the panel of keys that they see.
+pub(crate) struct ShortRows<'a> {
+    /// Address of each query.
+    pub(crate) queries: &'a [*const f32],
+    /// Keys, `[head_dim][16]`.
+    pub(crate) packed: &'a [f32],
+    /// Number of keys, at least 1.
+    pub(crate) keys: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) scale: f32,
+    /// Values, evenly spaced.
+    pub(crate) values: Rows<f32>,
+    /// Length of a value, in whole vectors.
+    pub(crate) value_dim: usize,
+    /// Address that each row is written to.
+    pub(crate) out: &'a [*mut f32],
+}
+
+/// Weights of `R` rows, and the factors that normalise these, each in two parts.
+struct Weights<V, const R: usize> {
+    of_keys: [[f32; LANES]; R],
+    factors: [[V; 2]; R],
+}
+
+/// Writes the rows, normalised. `end` takes a row's number, the maximum of its scores and the sum of their exponentials,
+/// and returns the factor that normalises it, in two parts. Returns true if everything accumulated is finite; if not, the
+/// rows are not valid.
+///
+/// # Safety
+/// Queries have `head_dim` floats, values and outputs `value_dim`; there are as many values as keys; the outputs are this
+/// worker's alone.
+#[inline(always)]
+pub(crate) unsafe fn attend<S: Simd>(
+    s: S,
+    a: &ShortRows<'_>,
+    mut end: impl FnMut(usize, f32, f32) -> (f32, f32),
+) -> bool {
+    assert!(a.queries.len() == a.out.len() && a.packed.len() >= LANES * a.head_dim);
+    assert!((1..=LANES).contains(&a.keys) && a.value_dim.is_multiple_of(LANES));
+    const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS) };
+    let (mut row, mut finite) = (0, s.splat(0.0));
+    while row < a.queries.len() {
+        let rows = next_part(a.queries.len() - row, S::TILE_ROWS);
+        // SAFETY: same contract, for some of the rows.
+        let found = unsafe {
+            match rows {
+                6 if const { S::TILE_ROWS >= 6 } => tile::<S, 6>(s, a, row, &mut end),
+                5 if const { S::TILE_ROWS >= 5 } => tile::<S, 5>(s, a, row, &mut end),
+                4 if const { S::TILE_ROWS >= 4 } => tile::<S, 4>(s, a, row, &mut end),
+                3 if const { S::TILE_ROWS >= 3 } => tile::<S, 3>(s, a, row, &mut end),
+                2 if const { S::TILE_ROWS >= 2 } => tile::<S, 2>(s, a, row, &mut end),
+                1 => tile::<S, 1>(s, a, row, &mut end),
+                _ => unreachable!("1 to TILE_ROWS, at most 6"),
+            }
+        };
+        finite = s.add(finite, found);
+        row += rows;
+    }
+    s.reduce_sum(finite) == 0.0
+}
+
+/// Computes `R` rows, from `first` on. Returns zeros if everything accumulated is finite.
+///
+/// # Safety
+/// As [`attend`], for these rows.
+#[inline(always)]
+unsafe fn tile<S: Simd, const R: usize>(
+    s: S,
+    a: &ShortRows<'_>,
+    first: usize,
+    end: &mut impl FnMut(usize, f32, f32) -> (f32, f32),
+) -> S::V {
+    // SAFETY: same contract.
+    let scores = unsafe { scores::<S, R>(s, a, first) };
+    let mut shifted = scores;
+    let mut maxima = [0.0; R];
+    for r in 0..R {
+        maxima[r] = s.reduce_max(scores[r]);
+        let reference = if maxima[r] == f32::NEG_INFINITY { 0.0 } else { maxima[r] };
+        shifted[r] = s.sub(scores[r], s.splat(reference));
+    }
+    let exponentials = exp::end::<S, Full, R>(s, exp::begin(s, shifted));
+    let mut weights = Weights { of_keys: [[0.0; LANES]; R], factors: [[s.splat(0.0); 2]; R] };
+    for r in 0..R {
+        // SAFETY: sixteen floats.
+        unsafe { s.store(weights.of_keys[r].as_mut_ptr(), exponentials[r]) };
+        let (high, low) = end(first + r, maxima[r], s.reduce_sum(exponentials[r]));
+        weights.factors[r] = [s.splat(high), s.splat(low)];
+    }
+    // SAFETY: same contract.
+    unsafe { write(s, a, first, &weights) }
+}
+
+/// Computes the scores of `R` rows; −∞ beyond the keys.
+///
+/// # Safety
+/// As [`attend`], for these rows.
+#[inline(always)]
+unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize) -> [S::V; R] {
+    /// Sixteen bytes for keys, then sixteen for padding.
+    const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
+    let queries: &[*const f32; R] = a.queries[first..].first_chunk().expect("as many rows");
+    let chain = <f32 as KeyOperand<S>>::chain(a.head_dim);
+    let mut totals = [s.splat(0.0); R];
+    for from in (0..a.head_dim).step_by(chain) {
+        let mut sums = [s.splat(0.0); R];
+        for i in from..a.head_dim.min(from + chain) {
+            // SAFETY: `i < head_dim`: a vector of the packed keys, as `attend` asserts, and an element of each query, as the
+            // caller guarantees.
+            unsafe {
+                let keys = s.load(a.packed.as_ptr().add(i * LANES));
+                for r in 0..R {
+                    sums[r] = s.fma(keys, s.splat(*queries[r].add(i)), sums[r]);
+                }
+            }
+        }
+        for r in 0..R {
+            totals[r] = if from == 0 { sums[r] } else { s.add(totals[r], sums[r]) };
+        }
+    }
+    let there = &KEYS.as_flattened()[LANES - a.keys..][..LANES];
+    for total in &mut totals {
+        // SAFETY: `there` is sixteen bytes.
+        *total = unsafe { s.select_bytes(there.as_ptr(), s.splat(f32::NEG_INFINITY), s.mul(*total, s.splat(a.scale))) };
+    }
+    totals
+}
+
+/// Writes the weighted sums of `R` rows, times their factors. Returns zeros if all sums are finite.
+///
+/// # Safety
+/// As [`attend`], for these rows.
+#[inline(always)]
+unsafe fn write<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize, weights: &Weights<S::V, R>) -> S::V {
+    let out: &[*mut f32; R] = a.out[first..].first_chunk().expect("as many rows");
+    let mut finite = s.splat(0.0);
+    for column in (0..a.value_dim).step_by(LANES) {
+        let mut sums = [s.splat(0.0); R];
+        for key in 0..a.keys {
+            // SAFETY: one of the values, which have these columns.
+            let value = unsafe { s.load(a.values.at(key).add(column)) };
+            for r in 0..R {
+                sums[r] = s.fma(value, s.splat(weights.of_keys[r][key]), sums[r]);
+            }
+        }
+        for r in 0..R {
+            finite = if_finite(s, sums[r], finite);
+            // SAFETY: sixteen columns of a row that is this worker's.
+            unsafe { s.store(out[r].add(column), normalised(s, sums[r], weights.factors[r])) };
+        }
+    }
+    finite
+}
