@@ -38,6 +38,7 @@ mod page_pool;
 mod paged;
 mod positions;
 mod shared_prefixes;
+mod short;
 mod split_keys;
 mod trees;
 mod written;
