@@ -3,6 +3,9 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[doc = include_str!("../docs/options.md")]
+struct Options;
+
 #[doc = include_str!("../docs/guide/soft-dictionary.md")]
 struct SoftDictionary;
 

@@ -11,7 +11,11 @@ fn sources(folder: &str, extension: &str) -> Vec<(PathBuf, String)> {
         for entry in std::fs::read_dir(folder).expect("a folder of sources") {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
-                folders.push(path);
+                let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+                // What cargo builds, and what git keeps.
+                if name != "target" && !name.starts_with('.') {
+                    folders.push(path);
+                }
             } else if path.extension().is_some_and(|found| found == extension) {
                 let text = std::fs::read_to_string(&path).expect("a source");
                 files.push((path, text));
@@ -142,6 +146,28 @@ fn pages_of_the_guide_are_tested() {
         assert!(tested.contains(&format!("include_str!(\"../docs/guide/{name}\")")), "src/guide.rs: {name}");
         assert!(index.contains(&format!("({name})")), "docs/guide/README.md: {name}");
     }
+}
+
+/// A snippet that nothing compiles goes stale. Those of an adapter's page are compiled with the adapter.
+#[test]
+fn every_snippet_of_every_document_is_compiled() {
+    let (root, mut snippets) = (Path::new(env!("CARGO_MANIFEST_DIR")), 0);
+    for (path, text) in sources("", "md") {
+        let name = path.strip_prefix(root).expect("a file of the repository").display().to_string();
+        let fences = text.lines().filter_map(|line| line.trim_start().strip_prefix("```"));
+        let languages: Vec<_> = fences.step_by(2).collect();
+        let known = |language: &&str| ["rust", "sh", "text", "toml"].contains(language);
+        assert!(languages.iter().all(known), "{name}: {languages:?}");
+        let rust = languages.iter().filter(|language| **language == "rust").count();
+        let (file, included) = match name.strip_suffix("/README.md").filter(|folder| folder.starts_with("adapters/")) {
+            Some(folder) => (format!("{folder}/src/lib.rs"), "../README.md".to_owned()),
+            None => ("src/guide.rs".to_owned(), format!("../{name}")),
+        };
+        let source = std::fs::read_to_string(root.join(&file)).expect("a source");
+        assert!(rust == 0 || source.contains(&format!("include_str!(\"{included}\")")), "{name}: not in {file}");
+        snippets += rust;
+    }
+    assert!(snippets > 40, "only {snippets} snippets");
 }
 
 /// Links of documents to files of the repository, pictures among them.
