@@ -42,5 +42,6 @@ Usage: compare [OPTIONS] [FILE.safetensors]
   --lengths N,N,...          of these rows and keys (default: 16, 32, 64 and so on to 16384)
   --dims N,N,...             on heads of these sizes (default: 32, 64, 128, 256)
 
-Exit status: 0 if every error is within its bound, 1 if one is not, 2 if an argument, a file or a shape is wrong.
+Exit status: 0 if every error of a fused path is within its bound, 1 if one is not, 2 if an argument, a file or a shape is
+wrong, or so many threads cannot be started. Errors of the other paths that are beyond it are marked.
 ";

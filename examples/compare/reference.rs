@@ -166,7 +166,7 @@ impl Errors {
 }
 
 /// The distance from the answer: 0 where both overflow or neither is a number, infinite where only one is.
-fn error(got: f32, want: f64) -> f64 {
+pub(crate) fn error(got: f32, want: f64) -> f64 {
     if f64::from(got) == want || got == want as f32 || got.is_nan() && want.is_nan() {
         return if got.is_finite() { (f64::from(got) - want).abs() } else { 0.0 };
     }

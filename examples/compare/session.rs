@@ -23,6 +23,8 @@ pub(crate) fn measure(
     progress: &ProgressBar,
 ) -> Result<Measured> {
     let shape = runner.shape;
+    progress.reset();
+    progress.set_length(paths.all.len() as u64);
     progress.set_message("checking the answers");
     let (mut timed, mut errors) = (Vec::new(), Vec::new());
     for &path in &paths.all {
@@ -37,6 +39,7 @@ pub(crate) fn measure(
             _ => reference.errors(&shape, &runner.out, &runner.lse),
         });
         timed.push(Timed::new(path, plan, first, repeat));
+        progress.inc(1);
     }
     timing::time(&mut timed, progress, |_, timed| runner.run(timed.path, timed.plan.as_ref()))?;
     Ok(Measured { paths: timed.into_iter().zip(errors).collect() })

@@ -1,7 +1,7 @@
 //! What is printed: a table for people, a line of JSON for each path for programs.
 
-use crate::paths::Path;
-use crate::reference::{Errors, Reference};
+use crate::paths::{Method, Path};
+use crate::reference::{Bound, Errors, Reference};
 use crate::timing::Peaks;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -29,10 +29,14 @@ const HEADINGS: [&str; 9] =
     ["path", "isa", "threads", "median", "GFLOP/s", "of peak", "× naive", "max abs error", "max rel error"];
 /// Columns of words stand to the left, those of numbers to the right.
 const LEFT: usize = 2;
+/// Mark of an error that is beyond its bound.
+pub(crate) const BEYOND: &str = "! ";
 
 /// The table and what there is to say about it.
 pub(crate) fn table(rows: &[Row], reference: &Reference, peaks: &Peaks) -> String {
-    let cells: Vec<_> = std::iter::once(HEADINGS.map(str::to_owned)).chain(rows.iter().map(cells)).collect();
+    let cells: Vec<_> = std::iter::once(HEADINGS.map(str::to_owned))
+        .chain(rows.iter().map(|row| cells(row, &reference.bound)))
+        .collect();
     let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let mut text = String::new();
     for row in &cells {
@@ -57,10 +61,13 @@ pub(crate) fn table(rows: &[Row], reference: &Reference, peaks: &Peaks) -> Strin
         peaks.join(", ")
     );
     let _ = writeln!(text, "{}", bound(reference));
+    if rows.iter().any(|row| !row.errors.within(&reference.bound)) {
+        let _ = writeln!(text, "{BEYOND}beyond the bound of the output or its log-sum-exp.");
+    }
     text
 }
 
-fn cells(row: &Row) -> [String; 9] {
+fn cells(row: &Row, bound: &Bound) -> [String; 9] {
     let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
     let estimated = if row.estimated_from.is_some() { "~ " } else { "" };
     [
@@ -71,7 +78,7 @@ fn cells(row: &Row) -> [String; 9] {
         or_dash(row.flops.map(|flops| rate(flops / 1e9))),
         or_dash(row.share.map(|share| format!("{:.1} %", 100.0 * share))),
         or_dash(row.speed_up.map(|times| format!("{times:.1}"))),
-        format!("{:.2e}", row.errors.out),
+        format!("{}{:.2e}", if row.errors.within(bound) { "" } else { BEYOND }, row.errors.out),
         format!("{:.2e}", row.errors.relative),
     ]
 }
@@ -114,7 +121,7 @@ fn bound(reference: &Reference) -> String {
 
 /// One object for a path. Every key is always there; null where it does not apply.
 pub(crate) fn json(row: &Row, reference: &Reference) -> String {
-    let pairs: [(&str, Value); 13] = [
+    let pairs: [(&str, Value); 14] = [
         ("path", json!(row.path.method.name())),
         ("isa", json!(row.path.method.isa().map(|isa| isa.name()))),
         ("threads", json!(row.path.threads)),
@@ -124,6 +131,7 @@ pub(crate) fn json(row: &Row, reference: &Reference) -> String {
         ("max_abs_error", json!(row.errors.out)),
         ("max_rel_error", json!(row.errors.relative)),
         ("naive_max_abs_error", json!(reference.naive.out)),
+        ("within_bounds", json!(row.errors.within(&reference.bound))),
         ("runs", json!(row.runs)),
         ("rows", json!(reference.rows.all)),
         ("rows_checked", json!(reference.rows.checked)),
@@ -131,6 +139,11 @@ pub(crate) fn json(row: &Row, reference: &Reference) -> String {
     ];
     let pairs: Vec<_> = pairs.iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
     format!("{{{}}}", pairs.join(","))
+}
+
+/// Returns true if an error of a fused path exceeds its bound. The others are there to be compared with.
+pub(crate) fn fused_exceeds(rows: &[Row], reference: &Reference) -> bool {
+    rows.iter().any(|row| matches!(row.path.method, Method::Fused(_)) && !row.errors.within(&reference.bound))
 }
 
 /// One line for each path whose error exceeds its bound.

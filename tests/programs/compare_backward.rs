@@ -3,6 +3,8 @@
 use crate::cases::{Case, Outcome, Tolerance, run_all};
 use crate::program::{Written, run};
 use crate::temporary_folder::TemporaryFolder;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use std::ffi::OsStr;
 
 /// As in `tests/conformance/backward.rs`.
@@ -75,6 +77,29 @@ fn there_is_a_row_for_every_path() {
             assert!(errors.iter().all(|error| (1e-9..1e-5).contains(error)), "{row}");
             let [both, backward] = ["median_ms", "backward_ms"].map(|key| row[key].as_f64().unwrap());
             assert!(0.0 < backward && (backward < both || row["path"] == "naive"), "{row}");
+        }
+    }
+}
+
+/// An output gradient that is not finite makes NaN of the gradients of the keys it sees, which is what they should be.
+#[test]
+fn an_infinite_output_gradient_is_within_the_bounds() {
+    let folder = TemporaryFolder::new("infinite");
+    for (name, poison) in [("infinite", f32::INFINITY), ("nan", f32::NAN)] {
+        let numbers: Vec<f32> = (0..2 * 5 * 4).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
+        let mut d_out = numbers.clone();
+        d_out[2 * 4 + 1] = poison;
+        let [qkv, d_out] = [numbers, d_out].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+        let view = |data| TensorView::new(Dtype::F32, vec![1, 2, 5, 4], data).unwrap();
+        let views = [("q", view(&qkv)), ("k", view(&qkv)), ("v", view(&qkv)), ("d_out", view(&d_out))];
+        let file = folder.file(&format!("{name}.safetensors"));
+        std::fs::write(&file, safetensors::serialize(views, None).unwrap()).unwrap();
+        for options in [&["--causal"][..], &[]] {
+            let args = ["--backward", "--repeat", "1"].iter().chain(options).map(OsStr::new);
+            let ran = run([file.as_os_str()].into_iter().chain(args));
+            let table = String::from_utf8_lossy(&ran.stdout);
+            assert_eq!((ran.status.code(), String::from_utf8_lossy(&ran.stderr).as_ref()), (Some(0), ""), "{table}");
+            assert!(!table.contains('!') && !table.contains("inf"), "{table}");
         }
     }
 }

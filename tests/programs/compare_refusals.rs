@@ -2,6 +2,8 @@
 //! standard output and no file.
 
 use crate::program::run;
+#[cfg(target_os = "linux")]
+use crate::program::run_in_shell;
 use crate::temporary_folder::TemporaryFolder;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -162,5 +164,20 @@ fn bad_files() {
         assert!(said.starts_with("--output: /proc/out: "), "{said}");
         let said = refusal("--sweep /proc", &file);
         assert!(said.starts_with("--sweep: /proc: "), "{said}");
+    }
+}
+
+/// Where memory ends, the program says how many threads could be started, instead of being ended.
+#[cfg(target_os = "linux")]
+#[test]
+fn threads_that_cannot_be_started_are_refused_with_their_number() {
+    for flags in ["--only fused", "--only fused --backward"] {
+        let line = format!("ulimit -v 2000000 && exec \"$0\" --threads 1024 --shape 1,1,1,64,64,8,8 {flags}");
+        let ran = run_in_shell(&line);
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!((ran.status.code(), said.lines().count(), ran.stdout.len()), (Some(2), 1, 0), "{said}");
+        let words = said.strip_prefix("compare: --threads: 1024, but only ").expect("the argument");
+        let (started, words) = words.split_once(" could be started: ").expect("a number");
+        assert!((1..1024).contains(&started.parse::<usize>().unwrap()) && !words.trim().is_empty(), "{said}");
     }
 }

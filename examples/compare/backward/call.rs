@@ -100,6 +100,11 @@ impl<'a> Call<'a> {
         Ok(call)
     }
 
+    /// Elements of a key, and of a value.
+    pub(super) fn dims(&self) -> [usize; 2] {
+        [self.shape.head_dim, self.shape.value_dim]
+    }
+
     fn out_shape(&self) -> [usize; 4] {
         [self.shape.batch, self.shape.heads, self.shape.q_len, self.shape.value_dim]
     }

@@ -35,6 +35,11 @@ pub(crate) fn run(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Output {
     Command::new(&*PROGRAM).args(args).output().expect("the program runs")
 }
 
+/// Runs a line of the shell, in which `$0` is the program.
+pub(crate) fn run_in_shell(line: &str) -> Output {
+    Command::new("sh").args(["-c", line]).arg(&*PROGRAM).output().expect("a shell")
+}
+
 /// The f32 tensors of a file that the program wrote, in `f64`.
 #[derive(Debug)]
 pub(crate) struct Written(Vec<u8>);
