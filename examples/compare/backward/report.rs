@@ -57,7 +57,7 @@ impl Bounds {
     /// Returns true if an error of a path, the one at `i`, is beyond its bound.
     fn exceeds(&self, row: &Row, i: usize) -> bool {
         // One that is no number exceeds every bound.
-        row.errors.is_some_and(|errors| !(errors[i] <= self.bounds[i]))
+        row.errors.is_some_and(|errors| errors[i].is_nan() || errors[i] > self.bounds[i])
     }
 
     /// Names of the gradients that are there, and the index of each.
