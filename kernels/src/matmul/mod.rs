@@ -5,6 +5,7 @@ pub(crate) mod tile_shape;
 pub(crate) mod bf16_pairs;
 pub(crate) mod byte_weights;
 pub(crate) mod dot_tile;
+pub(crate) mod float_tile;
 pub(crate) mod int4;
 pub(crate) mod int8;
 pub(crate) mod key_code;

@@ -131,7 +131,7 @@ impl PrefetchQueue {
 
     /// Prefetches the next few lines, if any are left.
     #[inline(always)]
-    fn fetch<S: Simd>(&mut self, s: S) {
+    pub(crate) fn fetch<S: Simd>(&mut self, s: S) {
         let mut budget = LINES;
         while budget > 0 && self.at < self.len {
             let (mut stream, n) = self.next(s, budget);

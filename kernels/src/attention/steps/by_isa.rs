@@ -11,8 +11,10 @@ use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::pv::{self, Values};
 use crate::attention::steps::pv_int4::Int4Tile;
 use crate::attention::steps::pv_int8;
+use crate::attention::steps::pv_many;
 use crate::attention::steps::qk::{self, Scores};
 use crate::attention::steps::qk_int8;
+use crate::attention::steps::qk_many;
 use crate::attention::steps::score_passes::{self, AnyColumns, Columns, ScoreBlock};
 use crate::attention::steps::softmax;
 use crate::attention::steps::softmax_backward::{self, RowDot, SavedRow};
@@ -20,6 +22,7 @@ use crate::attention::steps::span::{RowKeys, Span};
 use crate::matmul::int8::ValueQuad;
 use crate::matmul::key_code::KeyCode;
 use crate::matmul::pack_steps::PackSteps;
+use crate::matmul::prefetch::READING_ROWS;
 use crate::matmul::value_operand::RowPairs;
 use crate::simd::Simd;
 use crate::tensor::any::{AnyRowsMut, Typed};
@@ -125,10 +128,26 @@ pub(crate) trait Steps: PackSteps {
     unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool;
 }
 
+/// Returns true if the time of `rows` rows is that of arithmetic, for which there are loops of their own over columns that are evenly
+/// spaced: where tiles have one vector. (With tiles of several vectors they are not measured yet.)
+#[inline(always)]
+fn are_many<S: Simd>(rows: usize, columns: Rows<f32>) -> bool {
+    S::TILE_VECS == 1 && rows > READING_ROWS && !columns.are_scattered()
+}
+
 macro_rules! steps {
     ($token:ty) => {
         impl Steps for $token {
             unsafe fn scores(self, mut a: Scores<'_>) {
+                if let Typed::F32(keys) = a.keys
+                    && are_many::<Self>(a.queries.len(), keys)
+                {
+                    return self.vectorize(
+                        #[inline(always)]
+                        // SAFETY: the caller guarantees the contract of `qk::scores`; many rows read panels side by side.
+                        || unsafe { qk_many::scores(self, &mut a.of(keys)) },
+                    );
+                }
                 // SAFETY: the caller guarantees the contract of `qk::scores`.
                 by_type!(Typed, a.keys, |keys| unsafe { qk::scores(self, &mut a.of(keys)) })
             }
@@ -223,6 +242,10 @@ macro_rules! steps {
                 // SAFETY: the caller guarantees the contract of `pv::values`.
                 unsafe {
                     match a.values {
+                        Typed::F32(rows) if are_many::<Self>(a.rows, rows) => self.vectorize(
+                            #[inline(always)]
+                            || pv_many::values(self, &mut a.of(rows)),
+                        ),
                         Typed::F32(rows) => pv::values_to_half(self, &mut a.of(rows)),
                         // Few rows: more have them packed as floats.
                         Typed::Bf16(rows) => pv::values(self, &mut a.of(rows)),

@@ -112,7 +112,7 @@ struct Reading {
 impl<R> Values<'_, R> {
     /// Number of whole vectors that hold the columns.
     #[inline(always)]
-    fn vecs(&self) -> usize {
+    pub(crate) fn vecs(&self) -> usize {
         self.cols.div_ceil(LANES)
     }
 
@@ -140,14 +140,18 @@ impl<R> Values<'_, R> {
     where
         R: ValueOperand<S>,
     {
+        assert!(R::ENDS || self.ends.is_none());
+        self.check_rows::<S>(row_floats::<S, R>());
+    }
+
+    /// Panics as [`Self::check`] does, if a row has so many floats of weights.
+    #[inline(always)]
+    pub(crate) fn check_rows<S: Simd>(&self, row_floats: usize) {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
-        assert!(self.weights.len() >= self.rows * row_floats::<S, R>());
+        assert!(self.weights.len() >= self.rows * row_floats);
         assert!(self.rescale_prev.len() >= self.rows && self.rescale_block.len() >= self.rows);
         assert!(self.ends.is_none_or(|ends| {
-            R::ENDS
-                && S::ENDS_ROWS
-                && ends.factors.len().min(ends.rows.len()) >= self.rows
-                && ends.columns() == self.cols
+            S::ENDS_ROWS && ends.factors.len().min(ends.rows.len()) >= self.rows && ends.columns() == self.cols
         }));
         assert!(self.rows == 0 || self.out.len() >= (self.rows - 1) * self.out_stride + self.vecs() * LANES);
         debug_assert!(!self.fresh || !self.spans.iter().any(|span| span.is_empty()));
@@ -193,12 +197,7 @@ where
     // SAFETY: checked; the caller guarantees the rest.
     unsafe { accumulate_whole(s, a, 0..if half.is_some() { last } else { a.vecs() }, 0..tiles) }
     let Some(half) = half else { return };
-    if a.fresh && a.ends.is_none() {
-        // Zeros beside the columns, in which the epilogue finds nothing that is not finite.
-        for row in 0..a.rows {
-            a.out[row * a.out_stride..][a.cols..(last + 1) * LANES].fill(0.0);
-        }
-    }
+    a.clear_beside();
     let mut tile = 0;
     while tile < tiles {
         let pairs = a.pairs::<S>(tile);
@@ -222,9 +221,19 @@ where
 }
 
 impl<R> Values<'_, R> {
+    /// Writes zeros beside the columns of outputs that hold nothing yet: the epilogue finds nothing there that is not finite.
+    pub(crate) fn clear_beside(&mut self) {
+        let beside = self.cols..self.vecs() * LANES;
+        if self.fresh && self.ends.is_none() {
+            for row in 0..self.rows {
+                self.out[row * self.out_stride..][beside.clone()].fill(0.0);
+            }
+        }
+    }
+
     /// Returns how many pairs of tiles follow each other from `tile` on, both with all their rows and the same keys.
     #[inline(always)]
-    fn pairs<S: Simd>(&self, tile: usize) -> usize {
+    pub(crate) fn pairs<S: Simd>(&self, tile: usize) -> usize {
         let full = &self.spans[..self.rows / S::TILE_ROWS];
         let pairs = full.get(tile..).unwrap_or_default().as_chunks::<2>().0;
         pairs.iter().take_while(|[a, b]| a.keys() == b.keys()).count()

@@ -141,7 +141,7 @@ impl RunningRows {
     /// # Safety
     /// Each of `MR` rows has two factors and outputs for `NV` vectors.
     #[inline(always)]
-    unsafe fn merge<W: Vector, const MR: usize, const NV: usize>(self, w: W, sums: &mut [[W::V; NV]; MR]) {
+    pub(crate) unsafe fn merge<W: Vector, const MR: usize, const NV: usize>(self, w: W, sums: &mut [[W::V; NV]; MR]) {
         for r in 0..MR {
             // SAFETY: row `r < MR` has two factors and outputs for `NV` vectors.
             unsafe {
@@ -293,7 +293,11 @@ unsafe fn multiply_add<W: Vector, R: ValueOperand<W>, const MR: usize, const NV:
 /// # Safety
 /// `ends` has `MR` rows, each with as many columns as `NV` vectors hold, or as are left up to `past`.
 #[inline(always)]
-unsafe fn end_rows<W: Vector, const MR: usize, const NV: usize>(w: W, rows: &mut [[W::V; NV]; MR], ends: TileEnds) {
+pub(crate) unsafe fn end_rows<W: Vector, const MR: usize, const NV: usize>(
+    w: W,
+    rows: &mut [[W::V; NV]; MR],
+    ends: TileEnds,
+) {
     let mut finite = w.splat(0.0);
     for r in 0..MR {
         // SAFETY: row `r < MR` has factors.

@@ -173,6 +173,18 @@ impl<K> Scores<'_, K> {
     }
 }
 
+impl<K> Scores<'_, K> {
+    /// Prefetches a panel's share of the bias of some rows, if there is one.
+    #[inline(always)]
+    pub(crate) fn prefetch_bias<S: Simd>(&self, s: S, rows: Range<usize>, panel: usize) {
+        let Some(next) = self.next_bias else { return };
+        for row in rows {
+            let (bias, bytes) = next.panels(row);
+            s.prefetch(bias.wrapping_add(panel * bytes).cast());
+        }
+    }
+}
+
 /// Computes the scores of a row block against a run of packed keys.
 ///
 /// # Safety

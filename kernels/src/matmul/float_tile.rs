@@ -1,0 +1,80 @@
+//! Products of f32 rows and packed f32 columns, for many rows, whose time is that of arithmetic: the inner loop of
+//! scores and of P·V.
+//!
+//! ```text
+//! sums[r][n] += Σ_i rows[r][i] · columns[i][n]         terms i in order, one chain of FMAs for each lane
+//! ```
+//!
+//! Terms are evenly spaced, so the loop has nothing to decide. Four of them are one turn of it, which leaves the order of the sums
+//! as it is.
+
+use crate::simd::Vector;
+use core::ops::Range;
+
+/// Columns of a tile: vector `n` of term `i` lies at `first + i · step + n · LANES`.
+#[derive(Clone, Copy)]
+pub(crate) struct Columns {
+    pub(crate) first: *const f32,
+    /// Floats from one term to the next.
+    pub(crate) step: isize,
+}
+
+/// Number of terms of a turn of the loop.
+const TURN: usize = 4;
+
+/// Adds the products of some terms to the sums of `MR` rows in `NV` vectors.
+///
+/// # Safety
+/// Each of `rows` is readable up to the last term, and so are `columns`, `NV` vectors for each term.
+#[inline(always)]
+pub(crate) unsafe fn add_products<W: Vector, const MR: usize, const NV: usize>(
+    w: W,
+    rows: &[*const f32; MR],
+    columns: Columns,
+    terms: Range<usize>,
+    sums: &mut [[W::V; NV]; MR],
+) {
+    let Range { start: mut i, end } = terms;
+    let mut column = columns.first.wrapping_offset(i as isize * columns.step);
+    // SAFETY: terms below `end`, as the caller guarantees.
+    unsafe {
+        while i + TURN <= end {
+            for term in 0..TURN {
+                add_product(w, rows, column, i + term, sums);
+                column = column.wrapping_offset(columns.step);
+            }
+            i += TURN;
+        }
+        while i < end {
+            add_product(w, rows, column, i, sums);
+            column = column.wrapping_offset(columns.step);
+            i += 1;
+        }
+    }
+}
+
+/// Adds the products of term `i`.
+///
+/// # Safety
+/// Term `i` is readable in each of `rows`, and `at` has `NV` vectors.
+#[inline(always)]
+unsafe fn add_product<W: Vector, const MR: usize, const NV: usize>(
+    w: W,
+    rows: &[*const f32; MR],
+    at: *const f32,
+    i: usize,
+    sums: &mut [[W::V; NV]; MR],
+) {
+    let mut column = [w.splat(0.0); NV];
+    for n in 0..NV {
+        // SAFETY: vector `n < NV` of the term, which the caller guarantees.
+        column[n] = unsafe { w.load(at.add(n * W::LANES)) };
+    }
+    for r in 0..MR {
+        // SAFETY: term `i` of row `r < MR`, which the caller guarantees.
+        let x = w.splat(unsafe { *rows[r].add(i) });
+        for n in 0..NV {
+            sums[r][n] = w.fma(x, column[n], sums[r][n]);
+        }
+    }
+}
