@@ -100,8 +100,12 @@ fn fused_paths_are_within_their_bounds_where_an_output_gradient_is_infinite() {
             let table = String::from_utf8_lossy(&ran.stdout);
             assert_eq!(ran.status.code(), Some(0), "{table}");
             // The unfused baseline may be marked.
-            let mut paths = table.lines().filter(|line| line.starts_with("fused") || line.starts_with("naive")).peekable();
-            assert!(paths.peek().is_some() && paths.all(|line| !line.contains('!') && !line.contains("inf")), "{table}");
+            let mut paths =
+                table.lines().filter(|line| line.starts_with("fused") || line.starts_with("naive")).peekable();
+            assert!(
+                paths.peek().is_some() && paths.all(|line| !line.contains('!') && !line.contains("inf")),
+                "{table}"
+            );
         }
     }
 }
