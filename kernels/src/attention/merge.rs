@@ -132,12 +132,10 @@ impl Weights {
             (true, false) => Self { lse: other, kind: Merge::Other },
             (false, false) => {
                 let (mine, other) = (f64::from(mine), f64::from(other));
-                // The larger has weight exp(0) = 1; both are NaN where it is infinite or NaN.
-                let weights = match other > mine {
-                    true => [(mine - other).exp(), 1.0 + (other - other)],
-                    false => [1.0 + (mine - mine), (other - mine).exp()],
-                };
                 let top = if other > mine { other } else { mine };
+                // The larger has weight exp(0) = 1; NaN where it is infinite or NaN.
+                let one = if top.is_finite() { 1.0 } else { f64::NAN };
+                let weights = if other > mine { [(mine - other).exp(), one] } else { [one, (other - mine).exp()] };
                 Self { lse: (top + (weights[0] + weights[1]).ln()) as f32, kind: Merge::Both(weights) }
             }
         }
