@@ -15,7 +15,7 @@ use core::ops::Range;
 pub(crate) use kept::check_kept;
 use sdpa_kernels::{Cache, Dtype, Int4, Isa, Keep};
 use std::collections::BTreeSet;
-pub(crate) use token_form::{TokenForm, ValuePlace, check_dims};
+pub(crate) use token_form::{Storable, TokenForm, ValuePlace, check_dims};
 
 /// Scales of the keys of an int8 cache: see [`KvCache::int8`].
 ///
@@ -78,17 +78,19 @@ pub struct SlidingWindow {
     pub last: NonZeroUsize,
     /// Number of first keys that every row may see.
     pub first: usize,
-    /// Number of tokens that can always be taken back: see [`KvCache::rollback`].
+    /// Number of tokens that can be taken back, counted from the greatest length before an append: see
+    /// [`KvCache::rollback`].
     pub rollback: usize,
 }
 
 /// Key/value cache of one layer for a batch of sequences, each with its own length, for decoding. Keys are packed when
 /// they are appended, so a decode step reads every byte once and copies none.
 ///
-/// Memory is allocated in blocks of 256 keys and grows without copying existing keys. [`Self::fork`] shares blocks
-/// until one of the two sequences writes to them. Once warm, a decode step (append, attend) allocates only when a
-/// sequence crosses a 256-token boundary: one block, and, each time the number of blocks has doubled, twice the
-/// workspace for accumulation.
+/// Memory is allocated in blocks of 256 keys. The first block of a sequence has room for 16 and is copied to one of twice
+/// as many each time it is full, so a short sequence holds less than twice what its keys need; from 256 keys on, growing
+/// copies nothing. [`Self::fork`] shares blocks until one of the two sequences writes to them. Once warm, a decode step
+/// (append, attend) allocates only when a sequence crosses 16, 32, 64 or 128 tokens, or a multiple of 256: one block, and,
+/// each time the number of blocks has doubled, twice the workspace for accumulation.
 ///
 /// ```
 /// use sdpa::{Alignment, Attention, Inputs, KvCache, Outputs, View, ViewMut};

@@ -1,6 +1,8 @@
 //! Page pool: keys and values in pages that are packed as a cache's blocks are.
 
-use crate::cache::{CacheFormat, KeyScales, TokenForm, ValuePlace, check_dims, format_of, key_length, key_scales};
+use crate::cache::{
+    CacheFormat, KeyScales, Storable, TokenForm, ValuePlace, check_dims, format_of, key_length, key_scales,
+};
 use crate::error::{Bound, Error, same};
 use crate::inputs::cumulative;
 use sdpa_kernels::{BlockTable, Isa, NewTokens, PageError, Pages, PoolElements, Tensor};
@@ -191,10 +193,11 @@ impl PagePool {
         [k, v]: [Tensor<'_>; 2],
         tokens: impl Iterator<Item = NewTokens> + Clone,
     ) -> Result<(), Error> {
-        let (kv_heads, dims, format) = (self.kv_heads(), self.pool.dims(), self.format());
-        let values = ValuePlace::Apart;
-        TokenForm { kv_heads, dims, format, values, of: "the pool" }.check(self.isa, k, v)?;
-        Ok(self.pool.append(self.isa, table, [k, v], tokens)?)
+        let (kv_heads, dims, values) = (self.kv_heads(), self.pool.dims(), ValuePlace::Apart);
+        TokenForm { kv_heads, dims, values, of: "the pool" }.check(k, v)?;
+        let (isa, storable) = (self.isa, Storable::in_format(self.format()));
+        // What the tensors hold is looked at last: views may be huge, but not what the pool has pages for.
+        self.pool.append(isa, table, [k, v], tokens, || storable.check(isa, [k, v]))
     }
 
     /// Copies pages, `[from, to]` each, one after the other: of sequences that share a page, one takes a copy of it before it

@@ -47,7 +47,7 @@ pub use attention::tiling::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scratch, Ti
 pub use attention::units::Accumulation;
 pub use attention::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use kv::block_table::{BlockTable, PageError};
-pub use kv::cache::{Cache, Keep, NewTokens, PagePool, PoolElements, TokenPart};
+pub use kv::cache::{Cache, Keep, NewTokens, PagePool, PoolElements, SpareBlocks, TokenPart};
 pub use kv::pages::Pages;
 pub use kv::source::KeyValues;
 pub use machine::{peak_flops, read_bandwidth};

@@ -1,6 +1,6 @@
 //! Appending tokens.
 
-use crate::cache::{KvCache, TokenForm, ValuePlace};
+use crate::cache::{KvCache, Storable, TokenForm, ValuePlace};
 use crate::error::{Error, exactly, same};
 use crate::inputs::cumulative;
 use sdpa_kernels::{NewTokens, Tensor};
@@ -91,13 +91,15 @@ impl KvCache {
         }
     }
 
-    /// Writes tokens that were checked. A sliding cache reuses the blocks it evicts meanwhile.
+    /// Writes tokens of sizes that were checked, if there is memory for them and the cache has a place for their elements: these
+    /// are looked at last, because views may be huge. A sliding cache reuses the blocks it evicts.
     fn write(&mut self, kv: [Tensor<'_>; 2], tokens: impl Iterator<Item = NewTokens> + Clone) -> Result<(), Error> {
-        if !self.cache.try_reserve(tokens.clone()) {
+        let Some(new) = self.cache.try_allocate(tokens.clone()) else {
             let rows = tokens.fold(0usize, |rows, tokens| rows.saturating_add(tokens.rows.len()));
             return Err(self.no_memory(rows));
-        }
-        tokens.for_each(|tokens| self.cache.append(self.isa, tokens, kv));
+        };
+        Storable::in_format(self.format()).check(self.isa, kv)?;
+        self.cache.append(self.isa, tokens, kv, new);
         Ok(())
     }
 
@@ -107,9 +109,10 @@ impl KvCache {
         Error::Memory { what: "cache", bytes: token.into_iter().fold(tokens, usize::saturating_mul) }
     }
 
+    /// Refuses keys and values of sizes that do not fit.
     fn check(&self, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
-        let (kv_heads, dims, format) = (self.kv_heads(), [self.head_dim(), self.value_dim()], self.format());
+        let (kv_heads, dims) = (self.kv_heads(), [self.head_dim(), self.value_dim()]);
         let values = if self.cache.is_latent() { ValuePlace::InKeys } else { ValuePlace::Apart };
-        TokenForm { kv_heads, dims, format, values, of: "the cache" }.check(self.isa, k, v)
+        TokenForm { kv_heads, dims, values, of: "the cache" }.check(k, v)
     }
 }

@@ -52,8 +52,8 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Needs`] if something was appended already or the cache is an int8 cache; [`Error::Range`] if values are longer
-    /// than keys.
+    /// [`Error::Needs`] if something was appended already or the cache is an int8 or int4 cache; [`Error::Range`] if values are
+    /// longer than keys.
     pub fn latent(self) -> Result<Self, Error> {
         if self.bytes() > 0 {
             return Err(Error::Needs { argument: "latent", needs: "an empty cache" });
@@ -200,9 +200,29 @@ impl KvCache {
         Self::with([sequences, kv_heads], dims, Some(Keep { last: last.get(), first, rollback: 0 }))
     }
 
-    /// Keeps `tokens` more of the last keys than rows may see, so that [`Self::truncate`] and [`Self::keep`] can always
-    /// take back that many tokens, counted from before the last append. What the last append brought can be taken back
-    /// without such room. For sliding caches.
+    /// Keeps `tokens` more of the last keys than rows may see, as room for rollbacks. For sliding caches.
+    ///
+    /// [`Self::truncate`] and [`Self::keep`] can then take a sequence back to any length from `h − tokens` on, where `h` is the
+    /// greatest length that it had just before an append of a token or more, since it was last empty. (A fork takes over the
+    /// `h` of its source.) What the last append brought can be taken back in any case. After a rollback `h` is still what it
+    /// was: keys that were evicted do not come back, so a second rollback from there may be refused.
+    ///
+    /// ```
+    /// use core::num::NonZeroUsize;
+    /// use sdpa::{KvCache, View};
+    /// let mut cache = KvCache::sliding(1, 1, [1, 1], NonZeroUsize::new(100).unwrap(), 0)?.rollback(60)?;
+    /// let rows = [0.5; 415];
+    /// for n in [415, 1] {
+    ///     let rows = View::bhld(&rows, [1, 1, n, 1])?;
+    ///     cache.append(rows, rows)?;
+    /// }
+    /// cache.truncate(0, 355)?; // 60 back from 415, the length before the last append
+    /// let row = View::bhld(&rows, [1, 1, 1, 1])?;
+    /// cache.append(row, row)?;
+    /// cache.truncate(0, 355)?; // what the last append brought
+    /// assert!(cache.truncate(0, 354).is_err()); // 61 back from 415
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Needs`] if something was appended already or the cache is not a sliding one.

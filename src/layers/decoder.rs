@@ -37,7 +37,7 @@ impl Transformer {
 /// State of a causal [`Transformer`] for a batch of sequences: the cached keys and values of every layer, each sequence
 /// with its own length. [`Transformer::decode`] advances it by a prompt, a part of one, or a token.
 ///
-/// Memory: layers · (key width + value width) floats per row, in blocks of 256 rows.
+/// Memory: layers · (key width + value width) floats per row, in blocks as [`KvCache`](crate::KvCache) has them.
 ///
 /// ```
 /// # use sdpa::Attention;

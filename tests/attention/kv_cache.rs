@@ -2,10 +2,12 @@
 
 mod errors;
 mod file;
+mod growth;
 mod history;
 mod keep;
 mod places;
 mod ragged;
+mod rollback;
 mod sliding;
 
 use crate::kv_support::{append_part, cache_of, cuts, empty_cache, same_full, same_oracle};

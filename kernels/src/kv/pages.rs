@@ -79,7 +79,7 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// Returns the types of keys and of values; `None` for int8.
+    /// Returns the types of keys and of values; `None` for int8 and int4.
     pub(crate) fn dtypes(&self) -> [Option<Dtype>; 2] {
         match &self.pool {
             Pool::Tensors { k, v } => [k, v].map(|x| Some(x.dtype())),

@@ -56,7 +56,7 @@ impl KvCache {
     /// Makes a cache of the bytes of a file that [`Self::export`] made, read or memory-mapped: one that gives the same
     /// bits in every call, on every machine. Takes the feature `safetensors`.
     ///
-    /// Nothing is taken on trust. Memory is taken for tokens that are in the file, in blocks of 256 of a sequence.
+    /// Nothing is taken on trust. Memory is taken for tokens that are in the file, in blocks as [`KvCache`] has them.
     ///
     /// # Errors
     /// [`Error::File`] for anything but such a file, with the reason; [`Error::Memory`]; for sizes that no cache has, the
@@ -117,7 +117,7 @@ fn restore(cache: &mut KvCache, sequence: usize, contents: &Sequence, file: &Fil
     if len > MOST_KEYS {
         return Err(wrong(too_long(sequence, len)));
     }
-    // All tensors are looked at before memory is taken for what they say.
+    // The file has all the tokens that memory is taken for; what they hold is checked after that.
     let (elements, heads, held) = (Description::of(cache).elements, cache.kv_heads(), len - evicted.len());
     let mut tensors = Vec::new();
     for part in TokenPart::ALL {
@@ -127,14 +127,14 @@ fn restore(cache: &mut KvCache, sequence: usize, contents: &Sequence, file: &Fil
         }
         let (name, shape) = (tensor_name(sequence, part), tensor_shape(part, [heads, held, row], elements));
         let bytes = file.tensor(&name, tensor_dtype(part, elements), &shape)?;
-        check_integers(&name, part, bytes, elements)?;
-        tensors.push((part, row * size, bytes));
+        tensors.push((name, part, row * size, bytes));
     }
     if !cache.cache.try_restore(sequence, len, evicted.clone()) {
         return Err(cache.no_memory(held));
     }
     let tokens = (0..evicted.start).chain(evicted.end..len);
-    for (part, row, bytes) in tensors {
+    for (name, part, row, bytes) in tensors {
+        check_integers(&name, part, bytes, elements)?;
         let [_, size] = cache.cache.token_elements(part);
         let places = (0..heads).flat_map(|head| tokens.clone().map(move |token| [sequence, head, token]));
         let mut own = Vec::new();

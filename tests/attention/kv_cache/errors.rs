@@ -1,10 +1,13 @@
 //! Every way to hold a cache wrong: the words, and the cache as it was.
 
-use crate::kv_support::{append_part, empty_cache, same_full};
+use crate::kv_support::{append_part, empty_cache, every_format, same_full};
 use crate::options::{Case, Full, Wanted};
 use crate::support::{Rng, Tensor};
 use core::num::NonZeroUsize;
-use sdpa::{Attention, Dtype, Error, Exec, F16, Inputs, KeyScales, KvCache, Outputs, View, ViewMut, unfused};
+use sdpa::{
+    Attention, BlockTable, Dtype, Error, Exec, F16, Inputs, KeyScales, KvCache, Outputs, PagePool, View, ViewMut,
+    unfused,
+};
 
 static ZEROS: [f32; 4096] = [0.0; 4096];
 
@@ -230,6 +233,45 @@ fn an_f16_cache_refuses_what_would_become_infinite() {
     let view = View::bhld(&huge, [1, 1, 2, 3]).unwrap();
     for dtype in [Dtype::F32, Dtype::Bf16] {
         KvCache::new(1, 1, [3, 3]).unwrap().dtype(dtype).unwrap().append(view, view).unwrap();
+    }
+}
+
+/// A view may stand for more numbers than there is memory for: that is found before they are looked at one by one.
+#[test]
+fn sizes_and_memory_are_checked_before_contents() {
+    let huge = 1 << 44;
+    for element in [0.25, f32::NAN] {
+        let elements = [element; 8];
+        let many = |batch| View::from_strides(&elements, 0, [batch, 1, huge, 8], [0, 0, 0, 1]).unwrap();
+        for (name, mut cache) in every_format(&KvCache::new(2, 1, [8, 8]).unwrap()) {
+            for refused in [
+                cache.append(many(2), many(2)),
+                cache.append_to(1, many(1), many(1)),
+                cache.append_ragged(&[1, 0], &[0, 1, huge], many(1), many(1)),
+            ] {
+                assert!(matches!(refused, Err(Error::Memory { what: "cache", .. })), "{name}: {refused:?}");
+            }
+            assert_eq!((cache.lens(), cache.bytes()), (&[0, 0][..], 0), "{name}");
+            let mut pool = PagePool::new(4, 16, 1, [8, 8], cache.format()).unwrap();
+            for len in [1, 64, huge] {
+                let table = BlockTable { entries: &[3, 1, 0, 2], lens: &[len] };
+                let refused =
+                    [pool.append(table, many(1), many(1)), pool.append_ragged(table, &[0, huge], many(1), many(1))];
+                assert!(refused.iter().all(|refused| matches!(refused, Err(Error::Pages(_)))), "{name}: {refused:?}");
+            }
+        }
+    }
+}
+
+/// What was allocated for tokens that the cache has no place for is given back.
+#[test]
+fn refused_contents_leave_no_memory_behind() {
+    for (name, mut cache) in every_format(&KvCache::new(1, 1, [8, 8]).unwrap()) {
+        let unfit = View::from_strides(&[f32::MAX], 0, [1, 1, 600, 8], [0; 4]).unwrap();
+        if name.starts_with("int4") || name == "f16" {
+            assert!(matches!(cache.append(unfit, unfit), Err(Error::Row { .. })), "{name}");
+            assert_eq!((cache.lens(), cache.bytes()), (&[0][..], 0), "{name}");
+        }
     }
 }
 

@@ -4,8 +4,21 @@ use crate::simd::aligned::AlignedBuf;
 use core::ops::Range;
 use std::sync::Arc;
 
-/// Memory of a block.
-pub(super) type Block = Arc<AlignedBuf>;
+/// Packed keys and values of a block.
+#[derive(Debug)]
+pub(super) struct Packed {
+    /// Number of keys that there is room for: those of a key block, or fewer in the first block of a short sequence.
+    pub(super) rows: usize,
+    pub(super) memory: AlignedBuf,
+}
+
+/// Block that sequences and caches may share.
+pub(super) type Block = Arc<Packed>;
+
+/// Returns true if another sequence or cache has the block, too.
+pub(super) fn is_shared(block: &Block) -> bool {
+    Arc::strong_count(block) > 1
+}
 
 /// Blocks of a sequence, in order. Evicted ones take no memory, however many they are.
 #[derive(Debug, Clone, Default)]
@@ -66,7 +79,7 @@ impl Blocks {
     /// Removes and returns all blocks but the first `len`.
     pub(super) fn truncate(&mut self, len: usize) -> impl Iterator<Item = Block> {
         self.gap.end = self.gap.end.min(len.max(self.gap.start));
-        let kept = len.saturating_sub(self.gap.len()).max(len.min(self.gap.start));
+        let kept = len.saturating_sub(self.gap.len());
         if self.gap.is_empty() {
             self.gap = 0..0;
         }
@@ -115,7 +128,7 @@ mod tests {
 
     #[test]
     fn gaps_are_where_blocks_were_evicted() {
-        let all: Vec<Block> = (0..8).map(|_| Arc::new(AlignedBuf::new())).collect();
+        let all: Vec<Block> = (0..8).map(|_| Arc::new(Packed { rows: 0, memory: AlignedBuf::new() })).collect();
         for first in 0..4 {
             for end in 0..=8 {
                 for more in end..=8 {

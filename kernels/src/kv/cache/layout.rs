@@ -1,5 +1,6 @@
 //! Layout of a block of a cache, and of a page of a pool.
 
+use super::blocks::Packed;
 use crate::kv::value_panels::{ValueLayout, ValueOrder};
 use crate::matmul::int4::{self, Int4, Place};
 use crate::matmul::int8;
@@ -103,6 +104,16 @@ impl Sizes {
         self.kv_heads.checked_mul(head)
     }
 
+    /// Returns the sizes of a block of another number of keys.
+    pub(super) fn with_rows(self, rows: usize) -> Self {
+        Self { rows, ..self }
+    }
+
+    /// Returns the number of floats of a block, whose bytes were counted when the sizes were chosen.
+    pub(super) fn floats(self) -> usize {
+        self.bytes().expect("counted when the sizes were chosen") / size_of::<f32>()
+    }
+
     /// Returns the ranges of a head's parts in a block: one behind the other, and the next head's behind them, so that
     /// a step reads a block from front to back. Scales are stored before what they scale: those of keys are read with
     /// the first scores, those of values are multiplied into weights.
@@ -178,6 +189,42 @@ impl Sizes {
             Format::Int8 { .. } => int8::key_at(self.head_dim, row, d),
             Format::Int4(kind) => self.int4_key(kind, [row, d]).byte,
         }
+    }
+
+    /// Copies as many keys and values of a block as another one, of another number of keys, has room for.
+    pub(super) fn copy_keys(self, from: &Packed, to: &mut Packed) {
+        let [old, new] = [from.rows, to.rows].map(|rows| self.with_rows(rows));
+        let (from, to) = (from.memory.elements::<u8>(), to.memory.elements_mut::<u8>());
+        for head in 0..self.kv_heads {
+            for (old, new) in old.strips(head).zip(new.strips(head)) {
+                let bytes = old.len().min(new.len());
+                to[new.start..][..bytes].copy_from_slice(&from[old.start..][..bytes]);
+            }
+        }
+    }
+
+    /// Returns how many numbers a value has in a head, scales and centres, and the bytes of each.
+    fn value_numbers(self) -> [usize; 2] {
+        match self.format {
+            Format::Elements(_) => [0, 0],
+            Format::Int8 { .. } => [1, size_of::<f32>()],
+            Format::Int4(kind) => [int4::blocks(self.value_dim) * kind.numbers(), size_of::<F16>()],
+        }
+    }
+
+    /// Iterates over the bytes of a head's parts in strips, in each of which the keys lie in order: blocks of other numbers
+    /// of keys have the same strips, longer or shorter.
+    fn strips(self, head: usize) -> impl Iterator<Item = Range<usize>> {
+        let Parts { key_scales, keys, value_scales, values } = self.parts(head);
+        let (layout, [numbers, bytes]) = (self.value_layout(), self.value_numbers());
+        let number = self.rows * bytes;
+        let scales = (0..numbers).map(move |i| value_scales.start + i * number..value_scales.start + (i + 1) * number);
+        let element = self.dtype().map_or(int8::QUAD, Dtype::bytes);
+        let values = layout.panels().map(move |panel| {
+            let start = values.start + layout.at(0, panel.start) * element;
+            start..start + layout.rows * panel.len() * element
+        });
+        [key_scales, keys].into_iter().chain(scales).chain(values)
     }
 }
 

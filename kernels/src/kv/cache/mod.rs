@@ -1,31 +1,33 @@
 //! Key/value cache: keys and values kept from call to call, in the form that the kernels read.
 //!
-//! A sequence is a list of blocks of 256 keys, each with its own memory, so growing copies nothing. A block holds, for
-//! each key/value head, sixteen panels of packed keys `[panel][head_dim][16]` and the values of 256 keys, padded to
+//! A sequence is a list of blocks of 256 keys, each with its own memory, so growing copies nothing but the first block,
+//! which has room for 16 keys at first and twice as many each time it is full, up to 256. A block holds, for
+//! each key/value head, panels of packed keys `[panel][head_dim][16]` and the values of its keys, padded to
 //! whole vectors, in value panels of columns (`value_panels.rs`); both are of the cache's element type, or bytes and
 //! scales as in `int8.rs` and `int4.rs`. Latent keys are rows instead, of which the values are the first columns. Sequences
 //! with a common start share blocks; a write to a shared block copies it first.
 
 mod blocks;
 mod layout;
+mod memory;
 mod pool;
 mod read;
+mod spare;
 mod tokens;
 mod write;
 
 use crate::kv::value_panels::ValueOrder;
 use crate::matmul::int4::Int4;
 use crate::matmul::int8::MAX_HEAD_DIM;
-use crate::simd::aligned::{AlignedBuf, has_memory};
 use crate::simd::isa::Isa;
 use crate::tensor::any::Tensor;
 use crate::tensor::element::Dtype;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
-use blocks::{Block, Blocks};
+use blocks::Blocks;
 use core::ops::Range;
 use layout::{Format, Int8, KeyOrder, Sizes};
 pub use pool::{PagePool, PoolElements};
-use std::sync::Arc;
+pub use spare::SpareBlocks;
 pub use tokens::{NewTokens, TokenPart};
 use write::Place;
 
@@ -41,18 +43,15 @@ pub struct Cache {
     sequences: Vec<Blocks>,
     lens: Vec<usize>,
     /// Blocks that no sequence uses.
-    spare: Vec<Block>,
+    spare: SpareBlocks,
 }
-
-/// Number of floats from which on the cache checks that all of them can be allocated together.
-const MUCH: usize = 64 << 20;
 
 impl Clone for Cache {
     /// Shares the memory, as [`Cache::fork`] does.
     fn clone(&self) -> Self {
         let Self { sizes, int8, keep, sequences, lens, spare: _ } = self;
         let (sequences, lens) = (sequences.clone(), lens.clone());
-        Self { sizes: *sizes, int8: int8.clone(), keep: *keep, sequences, lens, spare: Vec::new() }
+        Self { sizes: *sizes, int8: int8.clone(), keep: *keep, sequences, lens, spare: SpareBlocks::default() }
     }
 }
 
@@ -87,7 +86,7 @@ impl Cache {
         lens.try_reserve_exact(sequences).ok()?;
         blocks.resize(sequences, Blocks::default());
         lens.resize(sequences, 0);
-        Some(Self { sizes, int8: None, keep, sequences: blocks, lens, spare: Vec::new() })
+        Some(Self { sizes, int8: None, keep, sequences: blocks, lens, spare: SpareBlocks::default() })
     }
 
     /// Number of bytes of an empty sequence.
@@ -210,15 +209,6 @@ impl Cache {
         &self.lens
     }
 
-    /// Returns the number of bytes held, shared blocks counted once, spare ones included.
-    pub fn bytes(&self) -> usize {
-        let mut held: Vec<_> =
-            self.sequences.iter().flat_map(Blocks::held).chain(&self.spare).map(Arc::as_ptr).collect();
-        held.sort_unstable();
-        held.dedup();
-        held.len() * self.block_bytes()
-    }
-
     /// Adds an empty sequence and returns its number.
     pub fn add_sequence(&mut self) -> usize {
         self.sequences.push(Blocks::default());
@@ -242,25 +232,39 @@ impl Cache {
         }
     }
 
-    /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to a sequence.
+    /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to several sequences, each at most once, and evicts what no
+    /// later row of theirs will see. `new` is the memory that [`Self::try_allocate`] allocated for them.
     ///
     /// # Panics
     /// If the shapes do not fit. Tokens for an int8 or int4 cache must be finite, or scores and outputs are wrong.
-    pub fn append(&mut self, isa: Isa, tokens: NewTokens, kv: [Tensor<'_>; 2]) {
+    pub fn append(
+        &mut self,
+        isa: Isa,
+        tokens: impl Iterator<Item = NewTokens> + Clone,
+        kv: [Tensor<'_>; 2],
+        new: SpareBlocks,
+    ) {
+        self.spare.append(new);
+        // Without a new row, the last one may still attend.
+        let tokens = tokens.filter(|tokens| !tokens.rows.is_empty());
+        // Evicted blocks of one sequence are memory for another.
+        tokens.clone().for_each(|tokens| self.evict(tokens.sequence));
+        tokens.for_each(|tokens| self.append_to(isa, tokens, kv));
+    }
+
+    /// Appends some tokens to a sequence.
+    fn append_to(&mut self, isa: Isa, tokens: NewTokens, kv: [Tensor<'_>; 2]) {
         let (sizes, NewTokens { sequence, b, rows }) = (self.sizes, tokens);
         assert!(sizes.head_dim > 0 && sizes.value_dim > 0, "keys and values need a length");
-        if rows.is_empty() {
-            return; // Without a new row, the last one may still attend.
-        }
-        self.evict(sequence);
         self.reserve_scratch();
         let mut int8 = self.int8.take();
-        let mut done = rows.start;
+        let (mut done, end) = (rows.start, self.lens[sequence] + rows.len());
         while done < rows.end {
-            let (block, row) = (self.lens[sequence] / KEY_BLOCK, self.lens[sequence] % KEY_BLOCK);
+            let (number, row) = (self.lens[sequence] / KEY_BLOCK, self.lens[sequence] % KEY_BLOCK);
             let here = (rows.end - done).min(KEY_BLOCK - row);
-            let place = Place { sizes, row, kv, b, rows: done..done + here };
-            place.write(isa, self.block_mut(sequence, block).floats_mut(), int8.as_mut());
+            let block = self.block_mut(sequence, number, Self::rows_up_to(number, end));
+            let place = Place { sizes: sizes.with_rows(block.rows), row, kv, b, rows: done..done + here };
+            place.write(isa, block.memory.floats_mut(), int8.as_mut());
             self.lens[sequence] += here;
             done += here;
         }
@@ -271,9 +275,7 @@ impl Cache {
     pub fn truncate(&mut self, sequence: usize, len: usize) {
         if len < self.lens[sequence] {
             self.lens[sequence] = len;
-            for block in self.sequences[sequence].truncate(len.div_ceil(KEY_BLOCK)) {
-                spare(&mut self.spare, block);
-            }
+            self.sequences[sequence].truncate(len.div_ceil(KEY_BLOCK)).for_each(|block| self.spare.push(block));
         }
     }
 
@@ -287,102 +289,5 @@ impl Cache {
         let [source, target] = self.sequences.get_disjoint_mut([from, to]).expect("two sequences");
         target.share(source);
         self.lens[to] = self.lens[from];
-    }
-
-    /// Returns the blocks, evicted ones included, that no later row will see.
-    fn evictable(&self, sequence: usize) -> Range<usize> {
-        let Some(Keep { last, first, rollback }) = self.keep else { return 0..0 };
-        // The next row is its own last key, which is not in the cache yet.
-        let from = first.div_ceil(KEY_BLOCK);
-        let to = (self.lens[sequence] + 1).saturating_sub(last.saturating_add(rollback)) / KEY_BLOCK;
-        from..to.min(self.sequences[sequence].len()).max(from)
-    }
-
-    /// Evicts the keys that no later row will see.
-    fn evict(&mut self, sequence: usize) {
-        let evictable = self.evictable(sequence);
-        for block in self.sequences[sequence].evict(evictable) {
-            spare(&mut self.spare, block);
-        }
-    }
-
-    /// Returns the number of bytes of a block: [`Self::new`] made sure that it does not overflow.
-    fn block_bytes(&self) -> usize {
-        self.sizes.bytes().expect("counted when the cache was made")
-    }
-
-    /// Allocates the memory for appending tokens to several sequences, each at most once, and evicts what no later row
-    /// of theirs will see. Returns false if there is not enough memory; nothing is evicted then.
-    #[must_use]
-    pub fn try_reserve(&mut self, tokens: impl Iterator<Item = NewTokens> + Clone) -> bool {
-        let tokens = tokens.filter(|tokens| !tokens.rows.is_empty());
-        let (mut blocks, mut evicted) = (0usize, 0);
-        for NewTokens { sequence, rows, .. } in tokens.clone() {
-            let (len, there) = (self.lens[sequence], &self.sequences[sequence]);
-            let Some(end) = len.checked_add(rows.len()) else { return false };
-            // Adds one where the last block is shared, and has to be copied.
-            let copied = !len.is_multiple_of(KEY_BLOCK) && there.held().last().is_some_and(is_shared);
-            blocks = blocks.saturating_add(end.div_ceil(KEY_BLOCK) - there.len() + usize::from(copied));
-            evicted += there.held_in(self.evictable(sequence)).iter().filter(|block| !is_shared(block)).count();
-        }
-        if !self.try_reserve_blocks(blocks.saturating_sub(evicted)) {
-            return false;
-        }
-        tokens.for_each(|tokens| self.evict(tokens.sequence));
-        true
-    }
-
-    /// Makes sure that there are so many blocks that no sequence uses. Returns false if there is not enough memory.
-    fn try_reserve_blocks(&mut self, blocks: usize) -> bool {
-        let floats = self.block_bytes() / size_of::<f32>();
-        // Requested at once first: block by block, the system would grant more than it has.
-        let all = blocks.saturating_sub(self.spare.len()).saturating_mul(floats);
-        if all > MUCH && !has_memory(all) {
-            return false;
-        }
-        while self.spare.len() < blocks {
-            let mut buffer = AlignedBuf::new();
-            if self.spare.try_reserve(1).is_err() || !buffer.try_reserve(floats) {
-                return false;
-            }
-            self.spare.push(Arc::new(buffer));
-        }
-        true
-    }
-
-    /// Returns a block to write to: it exists, and is not shared.
-    fn block_mut(&mut self, sequence: usize, block: usize) -> &mut AlignedBuf {
-        let floats = self.block_bytes() / size_of::<f32>();
-        let mut fresh = || {
-            self.spare.pop().unwrap_or_else(|| {
-                let mut buffer = AlignedBuf::new();
-                buffer.reserve(floats);
-                Arc::new(buffer)
-            })
-        };
-        let blocks = &mut self.sequences[sequence];
-        if block == blocks.len() {
-            blocks.push(fresh());
-        }
-        let block = blocks.get_mut(block).expect("keys are appended behind the last one, which is never evicted");
-        if Arc::get_mut(block).is_none() {
-            let mut copy = fresh();
-            let buffer = Arc::get_mut(&mut copy).expect("a spare block has one owner");
-            buffer.floats_mut()[..floats].copy_from_slice(&block.floats()[..floats]);
-            *block = copy;
-        }
-        Arc::get_mut(block).expect("the block has one owner")
-    }
-}
-
-/// Returns true if another sequence or cache has the block, too.
-fn is_shared(block: &Block) -> bool {
-    Arc::strong_count(block) > 1
-}
-
-/// Keeps a block for later, if it is not shared.
-fn spare(spare: &mut Vec<Block>, mut block: Block) {
-    if Arc::get_mut(&mut block).is_some() {
-        spare.push(block);
     }
 }

@@ -140,24 +140,27 @@ impl PagePool {
     }
 
     /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to sequences of a table, whose lengths count them already:
-    /// they are the last ones of each sequence. Appends nothing if the table does not fit.
+    /// they are the last ones of each sequence. Appends nothing if the table does not fit, or `contents`, which is asked after
+    /// that, refuses what the tensors hold.
     ///
     /// # Errors
     /// [`PageError`] if the table does not fit the pool, a sequence has fewer keys than new tokens, or two would append to
-    /// the same page.
+    /// the same page; the error of `contents`.
     ///
     /// # Panics
     /// If the tensors do not fit the pool or have fewer rows. Tokens for an int8 or int4 pool must be finite, or scores and
     /// outputs are wrong.
-    pub fn append(
+    pub fn append<E: From<PageError>>(
         &mut self,
         isa: Isa,
         table: BlockTable<'_>,
         kv: [Tensor<'_>; 2],
         tokens: impl Iterator<Item = NewTokens> + Clone,
-    ) -> Result<(), PageError> {
+        contents: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
         let width = table.checked(self.pages, self.sizes.rows)?;
         self.check_new(table, width, tokens.clone())?;
+        contents()?;
         let (sizes, size) = (self.sizes, self.sizes.rows);
         for NewTokens { sequence, b, rows } in tokens {
             let mut at = table.lens[sequence].checked_sub(rows.len()).expect("checked above");
@@ -211,7 +214,7 @@ impl PagePool {
     /// If the pool has no such page.
     fn place(&self, page: usize) -> Range<usize> {
         assert!(page < self.pages, "page {page} of {}", self.pages);
-        let floats = self.sizes.bytes().expect("counted when the pool was made") / size_of::<f32>();
+        let floats = self.sizes.floats();
         page * floats..(page + 1) * floats
     }
 

@@ -1,11 +1,11 @@
 //! Reading a cache: blocks of packed keys and values for the kernels, and single elements.
 
+use super::blocks::Packed;
 use super::layout::{Format, KeyOrder, Sizes, part};
 use crate::kv::cache::Cache;
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
 use crate::kv::value_panels::ValuePanels;
 use crate::simd::LANES;
-use crate::simd::aligned::AlignedBuf;
 use crate::tensor::any::Typed;
 use crate::tensor::element::{Dtype, Element};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
@@ -13,7 +13,7 @@ use core::cmp::Ordering;
 use core::ops::Range;
 
 impl Cache {
-    fn block(&self, sequence: usize, block: usize) -> Option<&AlignedBuf> {
+    fn block(&self, sequence: usize, block: usize) -> Option<&Packed> {
         self.sequences.get(sequence)?.get(block).map(AsRef::as_ref)
     }
 
@@ -30,11 +30,12 @@ impl Cache {
 
     /// Returns a head's packed keys of a block that is held.
     pub(crate) fn keys(&self, sequence: usize, head: usize, block: usize) -> Keys {
-        let (block, at, panel) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.panel() as isize);
-        let format = self.sizes.format;
-        match format {
+        let block = self.held(sequence, block);
+        let sizes = self.sizes.with_rows(block.rows);
+        let (block, at, panel) = (block.memory.floats(), sizes.parts(head), sizes.panel() as isize);
+        match sizes.format {
             Format::Elements(dtype) if self.is_latent() => {
-                let row = self.sizes.width() as isize;
+                let row = sizes.width() as isize;
                 Keys::Rows(by_dtype!(dtype, |T| Rows::strided(part::<T>(block, at.values).as_ptr(), row, 1)))
             }
             Format::Elements(dtype) => {
@@ -47,15 +48,17 @@ impl Cache {
             Format::Int4(kind) => Keys::Int4 {
                 panels: Rows::strided(part(block, at.keys).as_ptr(), panel, 1),
                 kind,
-                numbers: Rows::strided(part(block, at.key_scales).as_ptr(), self.sizes.panel_numbers(kind) as isize, 1),
+                numbers: Rows::strided(part(block, at.key_scales).as_ptr(), sizes.panel_numbers(kind) as isize, 1),
             },
         }
     }
 
-    /// Returns a head's values of a block that is held: 256 rows.
+    /// Returns a head's values of a block that is held: as many rows as it has room for keys.
     pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
-        let (block, at, layout) = (self.held(sequence, block), self.sizes.parts(head), self.sizes.value_layout());
-        match self.sizes.format {
+        let block = self.held(sequence, block);
+        let sizes = self.sizes.with_rows(block.rows);
+        let (block, at, layout) = (block.memory.floats(), sizes.parts(head), sizes.value_layout());
+        match sizes.format {
             Format::Elements(dtype) => BlockValues::ValuePanels(by_dtype!(dtype, |T| {
                 ValuePanels::together(part::<T>(block, at.values).as_ptr(), layout)
             })),
@@ -68,26 +71,28 @@ impl Cache {
                 numbers: Int4Numbers {
                     kind,
                     first: Rows::strided(part(block, at.value_scales).as_ptr(), LANES as isize, 1),
-                    step: self.sizes.rows,
+                    step: sizes.rows,
                 },
             },
         }
     }
 
-    fn held(&self, sequence: usize, block: usize) -> &[f32] {
-        self.block(sequence, block).expect("the block is held").floats()
+    fn held(&self, sequence: usize, block: usize) -> &Packed {
+        self.block(sequence, block).expect("the block is held")
     }
 
     pub(crate) fn key(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         let inside = h < self.sizes.kv_heads && d < self.sizes.head_dim && j < *self.lens.get(b)?;
         let block = self.block(b, j / KEY_BLOCK).filter(|_| inside)?;
-        Some(self.sizes.key_element(block.floats(), [h, j % KEY_BLOCK, d], self.channel_scales()))
+        let sizes = self.sizes.with_rows(block.rows);
+        Some(sizes.key_element(block.memory.floats(), [h, j % KEY_BLOCK, d], self.channel_scales()))
     }
 
     pub(crate) fn value(&self, [b, h, j, d]: [usize; 4]) -> Option<f32> {
         let inside = h < self.sizes.kv_heads && d < self.sizes.value_dim && j < *self.lens.get(b)?;
         let block = self.block(b, j / KEY_BLOCK).filter(|_| inside)?;
-        Some(self.sizes.value_element(block.floats(), [h, j % KEY_BLOCK, d]))
+        let sizes = self.sizes.with_rows(block.rows);
+        Some(sizes.value_element(block.memory.floats(), [h, j % KEY_BLOCK, d]))
     }
 }
 

@@ -1,8 +1,9 @@
 //! Tokens: new ones; and stored ones, bit for bit, moved within a sequence, read, and written.
 
-use super::blocks::{Block, Blocks};
+use super::blocks::{Block, Blocks, is_shared};
 use super::layout::{Format, KeyOrder, Parts, Sizes};
-use super::{Cache, Keep, is_shared};
+use super::spare::{Counts, size_for};
+use super::{Cache, Keep};
 use crate::matmul::int4;
 use crate::matmul::int8;
 use crate::tensor::element::F16;
@@ -131,7 +132,7 @@ impl Sizes {
 
 /// Returns the bytes of a block that is not shared.
 fn bytes_mut(block: &mut Block) -> &mut [u8] {
-    Arc::get_mut(block).expect("the block has one owner").elements_mut()
+    Arc::get_mut(block).expect("the block has one owner").memory.elements_mut()
 }
 
 impl Cache {
@@ -144,10 +145,11 @@ impl Cache {
     /// Copies the elements of a part of token `[sequence, head, token]`, which is held.
     pub fn read_token(&self, part: TokenPart, [sequence, head, token]: [usize; 3], to: &mut [u8]) {
         let [_, bytes] = self.sizes.elements(part);
-        let block = self.sequences[sequence].get(token / KEY_BLOCK).expect("the token is held").elements();
-        for run in self.sizes.runs(part) {
+        let block = self.sequences[sequence].get(token / KEY_BLOCK).expect("the token is held");
+        let (sizes, block) = (self.sizes.with_rows(block.rows), block.memory.elements());
+        for run in sizes.runs(part) {
             let place = run.start * bytes..run.end * bytes;
-            to[place].copy_from_slice(&block[self.sizes.run_bytes(part, [head, token % KEY_BLOCK], run)]);
+            to[place].copy_from_slice(&block[sizes.run_bytes(part, [head, token % KEY_BLOCK], run)]);
         }
     }
 
@@ -156,10 +158,11 @@ impl Cache {
     /// ([`is_int8_scale`](crate::is_int8_scale)); those of an int4 cache -7, and numbers of blocks finite.
     pub fn write_token(&mut self, part: TokenPart, [sequence, head, token]: [usize; 3], from: &[u8]) {
         let [_, bytes] = self.sizes.elements(part);
-        let block = bytes_mut(self.sequences[sequence].get_mut(token / KEY_BLOCK).expect("the token is held"));
-        for run in self.sizes.runs(part) {
+        let block = self.sequences[sequence].get_mut(token / KEY_BLOCK).expect("the token is held");
+        let (sizes, block) = (self.sizes.with_rows(block.rows), bytes_mut(block));
+        for run in sizes.runs(part) {
             let place = run.start * bytes..run.end * bytes;
-            block[self.sizes.run_bytes(part, [head, token % KEY_BLOCK], run)].copy_from_slice(&from[place]);
+            block[sizes.run_bytes(part, [head, token % KEY_BLOCK], run)].copy_from_slice(&from[place]);
         }
     }
 
@@ -184,11 +187,13 @@ impl Cache {
     pub fn try_restore(&mut self, sequence: usize, len: usize, evicted: Range<usize>) -> bool {
         assert!(self.lens[sequence] == 0 && self.could_have(len, &evicted), "{len} keys without {evicted:?}");
         let gap = evicted.start / KEY_BLOCK..evicted.end / KEY_BLOCK;
-        let held = len.div_ceil(KEY_BLOCK) - gap.len();
-        if !self.try_reserve_blocks(held) {
-            return false;
-        }
-        let blocks = self.spare.drain(self.spare.len() - held..).collect();
+        let rows = (0..len.div_ceil(KEY_BLOCK)).filter(|block| !gap.contains(block));
+        let rows = rows.map(|block| Self::rows_up_to(block, len));
+        let mut needed = Counts::default();
+        rows.clone().for_each(|rows| needed[size_for(rows)] += 1);
+        let Some(new) = self.spare.try_allocate(self.sizes, needed, Counts::default()) else { return false };
+        self.spare.append(new);
+        let blocks = rows.map(|rows| self.spare.pop(rows).expect("allocated above")).collect();
         self.sequences[sequence] = Blocks::with_gap(blocks, gap);
         self.lens[sequence] = len;
         true
@@ -208,12 +213,16 @@ impl Cache {
         let moved = from + in_place..len;
         if !moved.is_empty() {
             let blocks = moved.start / KEY_BLOCK..len.div_ceil(KEY_BLOCK);
-            let shared = |block: &usize| self.sequences[sequence].get(*block).is_some_and(is_shared);
-            let copies = blocks.clone().filter(shared).count();
-            if !self.try_reserve_blocks(copies) {
-                return false;
+            let mut copies = Counts::default();
+            for block in blocks.clone().filter_map(|block| self.sequences[sequence].get(block)) {
+                copies[size_for(block.rows)] += usize::from(is_shared(block));
             }
-            blocks.for_each(|block| _ = self.block_mut(sequence, block));
+            let Some(new) = self.spare.try_allocate(self.sizes, copies, Counts::default()) else { return false };
+            self.spare.append(new);
+            for block in blocks {
+                let rows = self.sequences[sequence].get(block).expect("the block is held").rows;
+                self.block_mut(sequence, block, rows);
+            }
             for (to, &token) in moved.zip(&accepted[in_place..]) {
                 assert!(to < from + token && from + token < self.lens[sequence], "token {token} behind {from}");
                 self.move_token(sequence, [to, from + token]);
@@ -225,14 +234,16 @@ impl Cache {
 
     /// Copies a token of a sequence over another one, whose block is not shared.
     fn move_token(&mut self, sequence: usize, at @ [to, from]: [usize; 2]) {
-        let (sizes, rows, blocks) = (self.sizes, at.map(|at| at % KEY_BLOCK), &mut self.sequences[sequence]);
+        let (rows, blocks) = (at.map(|at| at % KEY_BLOCK), &mut self.sequences[sequence]);
         if to / KEY_BLOCK == from / KEY_BLOCK {
-            let block = bytes_mut(blocks.get_mut(to / KEY_BLOCK).expect("the block is held"));
+            let block = blocks.get_mut(to / KEY_BLOCK).expect("the block is held");
+            let (sizes, block) = (self.sizes.with_rows(block.rows), bytes_mut(block));
             sizes.for_each_run(rows, |to, from| block.copy_within(from, to.start));
         } else {
             let [to, from] = blocks.get_two(at.map(|at| at / KEY_BLOCK)).expect("both blocks are held");
-            let (to, from) = (bytes_mut(to), from.elements());
-            sizes.for_each_run(rows, |place, source| to[place].copy_from_slice(&from[source]));
+            assert!(to.rows == from.rows, "a block behind the first one, beside one that is smaller");
+            let (to, from) = (bytes_mut(to), from.memory.elements());
+            self.sizes.for_each_run(rows, |place, source| to[place].copy_from_slice(&from[source]));
         }
     }
 }

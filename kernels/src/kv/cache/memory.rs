@@ -1,0 +1,84 @@
+//! Memory of a cache's sequences: evicted, allocated, copied.
+
+use super::blocks::{Packed, is_shared};
+use super::spare::{Counts, SpareBlocks, rows_for, size_for};
+use super::{Cache, Keep, NewTokens};
+use crate::simd::aligned::AlignedBuf;
+use crate::tensor::rows::KEY_BLOCK;
+use core::ops::Range;
+use std::sync::Arc;
+
+impl Cache {
+    /// Returns the number of bytes held, shared blocks counted once, spare ones included.
+    pub fn bytes(&self) -> usize {
+        let blocks = self.sequences.iter().flat_map(|blocks| blocks.held()).chain(self.spare.iter());
+        let mut held: Vec<_> = blocks.map(|block| (Arc::as_ptr(block), block.rows)).collect();
+        held.sort_unstable();
+        held.dedup();
+        held.into_iter().map(|(_, rows)| self.sizes.with_rows(rows).floats() * size_of::<f32>()).sum()
+    }
+
+    /// Returns the blocks, evicted ones included, that no later row will see.
+    fn evictable(&self, sequence: usize) -> Range<usize> {
+        let Some(Keep { last, first, rollback }) = self.keep else { return 0..0 };
+        // The next row is its own last key, which is not in the cache yet.
+        let from = first.div_ceil(KEY_BLOCK);
+        let to = (self.lens[sequence] + 1).saturating_sub(last.saturating_add(rollback)) / KEY_BLOCK;
+        from..to.min(self.sequences[sequence].len()).max(from)
+    }
+
+    /// Evicts the keys that no later row will see.
+    pub(super) fn evict(&mut self, sequence: usize) {
+        let evictable = self.evictable(sequence);
+        self.sequences[sequence].evict(evictable).for_each(|block| self.spare.push(block));
+    }
+
+    /// Returns the number of keys that a block of a sequence has room for at least, once keys up to `end` are in it. Only the
+    /// first is smaller than a key block.
+    pub(super) fn rows_up_to(block: usize, end: usize) -> usize {
+        if block == 0 { rows_for(end.min(KEY_BLOCK)) } else { KEY_BLOCK }
+    }
+
+    /// Allocates the memory that is missing for appending tokens to several sequences, each at most once. `None` if there
+    /// is not enough.
+    pub fn try_allocate(&self, tokens: impl Iterator<Item = NewTokens>) -> Option<SpareBlocks> {
+        let (mut needed, mut freed) = (Counts::default(), Counts::default());
+        for NewTokens { sequence, rows, .. } in tokens.filter(|tokens| !tokens.rows.is_empty()) {
+            let (len, there) = (self.lens[sequence], &self.sequences[sequence]);
+            let end = len.checked_add(rows.len())?;
+            let first = len / KEY_BLOCK;
+            // The block that is written to first may be there; those behind it are new.
+            let rows = Self::rows_up_to(first, end);
+            if !there.get(first).is_some_and(|block| block.rows >= rows && !is_shared(block)) {
+                needed[size_for(rows)] += 1;
+            }
+            let behind = &mut needed[size_for(KEY_BLOCK)];
+            *behind = behind.saturating_add(end.div_ceil(KEY_BLOCK) - first - 1);
+            let evicted = there.held_in(self.evictable(sequence)).iter();
+            evicted.filter(|block| !is_shared(block)).for_each(|block| freed[size_for(block.rows)] += 1);
+        }
+        self.spare.try_allocate(self.sizes, needed, freed)
+    }
+
+    /// Returns a block to write to: it exists, has room for so many keys, and is not shared.
+    pub(super) fn block_mut(&mut self, sequence: usize, block: usize, rows: usize) -> &mut Packed {
+        let (sizes, spare, blocks) = (self.sizes, &mut self.spare, &mut self.sequences[sequence]);
+        let mut fresh = || {
+            spare.pop(rows).unwrap_or_else(|| {
+                let mut memory = AlignedBuf::new();
+                memory.reserve(sizes.with_rows(rows).floats());
+                Arc::new(Packed { rows, memory })
+            })
+        };
+        if block == blocks.len() {
+            blocks.push(fresh());
+        }
+        let block = blocks.get_mut(block).expect("keys are appended behind the last one, which is never evicted");
+        if block.rows < rows || is_shared(block) {
+            let mut copy = fresh();
+            sizes.copy_keys(block, Arc::get_mut(&mut copy).expect("a spare block has one owner"));
+            *block = copy;
+        }
+        Arc::get_mut(block).expect("the block has one owner")
+    }
+}

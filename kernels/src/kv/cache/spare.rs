@@ -1,0 +1,118 @@
+//! Blocks that no sequence uses, by size.
+
+use super::blocks::{Block, Packed, is_shared};
+use super::layout::Sizes;
+use crate::simd::aligned::{AlignedBuf, has_memory};
+use crate::tensor::rows::KEY_BLOCK;
+use std::sync::Arc;
+
+/// Numbers of keys that a block may have room for. The first block of a sequence grows from one to the next.
+const ROWS: [usize; 5] = [16, 32, 64, 128, KEY_BLOCK];
+
+/// Number of blocks of each size.
+pub(super) type Counts = [usize; ROWS.len()];
+
+/// Number of floats from which on the cache checks that all of them can be allocated together.
+const MUCH: usize = 64 << 20;
+
+/// Returns the index of the smallest size that has room for so many keys.
+pub(super) fn size_for(rows: usize) -> usize {
+    ROWS.iter().position(|&most| rows <= most).expect("no block has more keys")
+}
+
+/// Returns the number of keys of the smallest block that has room for so many.
+pub(super) fn rows_for(rows: usize) -> usize {
+    ROWS[size_for(rows)]
+}
+
+/// Blocks that no sequence uses, by size.
+#[derive(Debug, Default)]
+pub struct SpareBlocks([Vec<Block>; ROWS.len()]);
+
+impl SpareBlocks {
+    /// Keeps a block for later, if it is not shared.
+    pub(super) fn push(&mut self, block: Block) {
+        if !is_shared(&block) {
+            self.0[size_for(block.rows)].push(block);
+        }
+    }
+
+    /// Takes the smallest block that has room for so many keys.
+    pub(super) fn pop(&mut self, rows: usize) -> Option<Block> {
+        self.0[size_for(rows)..].iter_mut().find_map(Vec::pop)
+    }
+
+    /// Takes all blocks of others.
+    pub(super) fn append(&mut self, mut others: Self) {
+        for (blocks, others) in self.0.iter_mut().zip(&mut others.0) {
+            // Without a longer list, where this one is empty.
+            if blocks.is_empty() && !others.is_empty() {
+                core::mem::swap(blocks, others);
+            }
+            blocks.append(others);
+        }
+    }
+
+    /// Iterates over all blocks.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Block> {
+        self.0.iter().flatten()
+    }
+
+    /// Frees all blocks.
+    pub(super) fn clear(&mut self) {
+        self.0.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Allocates those of the blocks needed that are not here, and will not be once these were freed. `None` if there is
+    /// not enough memory.
+    pub(super) fn try_allocate(&self, sizes: Sizes, needed: Counts, freed: Counts) -> Option<Self> {
+        let mut there = freed;
+        there.iter_mut().zip(&self.0).for_each(|(there, blocks)| *there += blocks.len());
+        let (missing, mut new) = (missing(needed, there), Self::default());
+        let floats = ROWS.map(|rows| sizes.with_rows(rows).floats());
+        // Requested at once first: block by block, the system would grant more than it has.
+        let each = missing.iter().zip(floats).map(|(&blocks, floats)| blocks.saturating_mul(floats));
+        let all = each.fold(0, usize::saturating_add);
+        if all > MUCH && !has_memory(all) {
+            return None;
+        }
+        for (size, blocks) in missing.into_iter().enumerate() {
+            new.0[size].try_reserve_exact(blocks).ok()?;
+            for _ in 0..blocks {
+                let mut memory = AlignedBuf::new();
+                if !memory.try_reserve(floats[size]) {
+                    return None;
+                }
+                new.0[size].push(Arc::new(Packed { rows: ROWS[size], memory }));
+            }
+        }
+        Some(new)
+    }
+}
+
+/// Returns how many blocks of each size are missing, where a larger one will do. Large ones are looked for first, so that
+/// small ones take only what these leave.
+fn missing(needed: Counts, mut there: Counts) -> Counts {
+    let mut missing = needed;
+    for size in (0..ROWS.len()).rev() {
+        for there in &mut there[size..] {
+            let taken = missing[size].min(*there);
+            missing[size] -= taken;
+            *there -= taken;
+        }
+    }
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn larger_blocks_stand_in_for_smaller_ones_only_where_they_are_left() {
+        assert_eq!(missing([2, 0, 0, 0, 1], [0, 0, 0, 0, 1]), [2, 0, 0, 0, 0]);
+        assert_eq!(missing([2, 0, 0, 0, 1], [1, 0, 1, 0, 1]), [0; 5]);
+        assert_eq!(missing([0, 0, 3, 0, 2], [9, 9, 1, 1, 1]), [0, 0, 1, 0, 1]);
+        assert_eq!([1, 16, 17, 129, 256].map(rows_for), [16, 16, 32, 256, 256]);
+    }
+}
