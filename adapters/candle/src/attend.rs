@@ -1,6 +1,6 @@
 //! Calls of `sdpa` as candle's operations.
 
-use crate::settings::{Mask, Sdpa};
+use crate::settings::{Mask, Sdpa, pack};
 use crate::views;
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
@@ -40,6 +40,8 @@ impl Order {
 pub(crate) struct Op {
     pub(crate) sdpa: Sdpa,
     pub(crate) order: Order,
+    /// Values, if the third argument is not these but all that [`pack`] lays end to end.
+    pub(crate) packed: Option<Tensor>,
     /// Log-sum-exp of the forward call, which the backward pass needs, if there may be one.
     pub(crate) lse: Option<OnceLock<Vec<f32>>>,
 }
@@ -58,6 +60,11 @@ impl CustomOp3 for Op {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
+        let packed = self.packed.as_ref().map(Tensor::storage_and_layout);
+        let (v, v_layout) = match &packed {
+            Some((storage, layout)) => (views::on_cpu("v", storage)?, *layout),
+            None => (v, v_layout),
+        };
         let queries = views::tensor("q", q, q_layout)?;
         let inputs = Inputs::new(queries, views::tensor("k", k, k_layout)?, views::tensor("v", v, v_layout)?);
         let Some(saved) = &self.lse else { return self.sdpa.run(inputs, q, self.order, None) };
@@ -80,8 +87,10 @@ impl CustomOp3 for Op {
             bail!("sdpa: backward without a forward call on the CPU")
         };
         let [out, d_out] = [self.order.restore(out.clone())?, self.order.restore(d_out.clone())?];
-        let [dq, dk, dv] = self.sdpa.gradients([q, k, v], [&out, &d_out], lse)?;
-        Ok((Some(dq), Some(dk), Some(dv)))
+        let of_all = self.sdpa.gradients([q, k, self.packed.as_ref().unwrap_or(v)], [&out, &d_out], lse)?;
+        let ([dq, dk, dv], options) = of_all;
+        let last = if self.packed.is_none() { dv } else { pack(&dv, &options.iter().collect::<Vec<_>>())? };
+        Ok((Some(dq), Some(dk), Some(last)))
     }
 }
 
@@ -100,6 +109,29 @@ impl CustomOp1 for CachedOp<'_> {
     fn cpu_fwd(&self, q: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let inputs = Inputs::cached(views::tensor("q", q, layout)?, self.cache);
         self.sdpa.run(inputs, q, self.order, None)
+    }
+}
+
+/// Output of a call over a cache, in which candle could want the gradient of an argument: the step back is an error.
+pub(crate) struct NoGradient {
+    /// Name of the argument.
+    pub(crate) argument: &'static str,
+    /// Result of the call.
+    pub(crate) out: Tensor,
+}
+
+impl CustomOp1 for NoGradient {
+    fn name(&self) -> &'static str {
+        "sdpa over a cache"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (storage, _) = self.out.storage_and_layout();
+        Ok((views::on_cpu("output", &storage)?.clone(), self.out.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
+        bail!("sdpa: {}: needs Sdpa::forward for a gradient: a call over a cache has no backward pass", self.argument)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Keys and values kept from call to call.
 
-use crate::attend::{CachedOp, Order};
+use crate::attend::{CachedOp, NoGradient, Order};
 use crate::settings::Sdpa;
 use crate::views::{self, on_cpu, refused};
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, Var, bail};
 use core::ops::{Deref, DerefMut};
 use sdpa::{Dtype, Int4, KeyScales};
 
@@ -26,7 +26,11 @@ use sdpa::{Dtype, Int4, KeyScales};
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
-pub struct KvCache(sdpa::KvCache);
+pub struct KvCache {
+    cache: sdpa::KvCache,
+    /// Name of keys or values that were appended and that candle tracks.
+    tracked: Option<&'static str>,
+}
 
 impl KvCache {
     /// Creates an empty `f32` cache for `sequences` sequences and `kv_heads` key/value heads; `dims` is
@@ -35,7 +39,7 @@ impl KvCache {
     /// # Errors
     /// As [`sdpa::KvCache::new`].
     pub fn new(sequences: usize, kv_heads: usize, dims: [usize; 2]) -> Result<Self> {
-        sdpa::KvCache::new(sequences, kv_heads, dims).map(Self).map_err(refused)
+        sdpa::KvCache::new(sequences, kv_heads, dims).map(Self::from).map_err(refused)
     }
 
     /// Sets the element type of the empty cache: `f32`, `bf16` or `f16`.
@@ -49,7 +53,7 @@ impl KvCache {
             DType::F16 => Dtype::F16,
             other => bail!("sdpa: dtype: type is {}, but must be f32, bf16 or f16", other.as_str()),
         };
-        self.0.dtype(dtype).map(Self).map_err(refused)
+        self.cache.dtype(dtype).map(Self::from).map_err(refused)
     }
 
     /// Sets int8 elements with scales: see [`sdpa::KvCache::int8`], which bounds their error.
@@ -57,7 +61,7 @@ impl KvCache {
     /// # Errors
     /// As [`sdpa::KvCache::int8`].
     pub fn int8(self, keys: KeyScales) -> Result<Self> {
-        self.0.int8(keys).map(Self).map_err(refused)
+        self.cache.int8(keys).map(Self::from).map_err(refused)
     }
 
     /// Sets elements of four bits: see [`sdpa::KvCache::int4`], which bounds their error.
@@ -65,7 +69,7 @@ impl KvCache {
     /// # Errors
     /// As [`sdpa::KvCache::int4`].
     pub fn int4(self, kind: Int4) -> Result<Self> {
-        self.0.int4(kind).map(Self).map_err(refused)
+        self.cache.int4(kind).map(Self::from).map_err(refused)
     }
 
     /// Appends keys `[sequences, kv_heads, rows, head_dim]` and values `[sequences, kv_heads, rows, value_dim]` to all
@@ -74,7 +78,9 @@ impl KvCache {
     /// # Errors
     /// As [`sdpa::KvCache::append`]; the cache is then unchanged.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<()> {
-        with_views(k, v, |k, v| self.0.append(k, v))
+        with_views(k, v, |k, v| self.cache.append(k, v))?;
+        self.note([k, v]);
+        Ok(())
     }
 
     /// Appends keys and values of batch 1 to one sequence; otherwise as [`Self::append`].
@@ -82,17 +88,34 @@ impl KvCache {
     /// # Errors
     /// As [`sdpa::KvCache::append_to`]; the cache is then unchanged.
     pub fn append_to(&mut self, sequence: usize, k: &Tensor, v: &Tensor) -> Result<()> {
-        with_views(k, v, |k, v| self.0.append_to(sequence, k, v))
+        with_views(k, v, |k, v| self.cache.append_to(sequence, k, v))?;
+        self.note([k, v]);
+        Ok(())
+    }
+
+    /// Remembers that candle tracks keys or values.
+    fn note(&mut self, [k, v]: [&Tensor; 2]) {
+        let found = [("k", k), ("v", v)].into_iter().find(|(_, x)| x.track_op());
+        self.tracked = self.tracked.or(found.map(|(argument, _)| argument));
     }
 
     /// Computes attention of queries `[sequences, heads, q_len, head_dim]` over the cache. The output is as for
-    /// [`Sdpa::forward`], but is not tracked for gradients.
+    /// [`Sdpa::forward`], but has no gradients: if candle tracks an argument, or what was appended, `backward` is an error
+    /// that names it.
     ///
     /// # Errors
     /// As [`Sdpa::forward`].
     pub fn attend(&self, q: &Tensor, sdpa: &Sdpa) -> Result<Tensor> {
         let order = Order::of(q);
-        order.restore(q.apply_op1_no_bwd(&CachedOp { sdpa, cache: &self.0, order })?)
+        let out = q.apply_op1_no_bwd(&CachedOp { sdpa, cache: &self.cache, order })?;
+        let [bias, alibi, sinks] = sdpa.learned();
+        let arguments = [("q", Some(q).filter(|q| q.track_op())), ("bias", bias), ("alibi", alibi), ("sinks", sinks)];
+        let tracked = arguments.into_iter().find(|(_, x)| x.is_some()).map(|(argument, _)| argument);
+        order.restore(match tracked.or(self.tracked) {
+            // Made to depend on a variable of its own: the argument would keep all that it was computed from.
+            Some(argument) => Var::zeros((), DType::F32, q.device())?.apply_op1(NoGradient { argument, out })?,
+            None => out,
+        })
     }
 }
 
@@ -110,7 +133,7 @@ fn with_views(
 
 impl From<sdpa::KvCache> for KvCache {
     fn from(cache: sdpa::KvCache) -> Self {
-        Self(cache)
+        Self { cache, tracked: None }
     }
 }
 
@@ -118,12 +141,12 @@ impl Deref for KvCache {
     type Target = sdpa::KvCache;
 
     fn deref(&self) -> &sdpa::KvCache {
-        &self.0
+        &self.cache
     }
 }
 
 impl DerefMut for KvCache {
     fn deref_mut(&mut self) -> &mut sdpa::KvCache {
-        &mut self.0
+        &mut self.cache
     }
 }

@@ -1,7 +1,7 @@
 //! Settings and tensors of a call, other than queries, keys and values.
 
 use crate::attend::{Op, Order};
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use sdpa::Attention;
 use std::sync::OnceLock;
 
@@ -101,12 +101,28 @@ impl Sdpa {
     /// Candle's error with the message of [`sdpa::Error`], which names the argument, if something does not fit. Tensors
     /// must be on the CPU.
     ///
-    /// Candle's `backward` gives gradients in `q`, `k` and `v`, by [`sdpa::attention_backward`]; tensors of options (bias,
-    /// slopes, sinks) get none.
+    /// Candle's `backward` gives gradients in `q`, `k`, `v`, bias, slopes and sinks, by [`sdpa::attention_backward`]. Masks and
+    /// lengths are integers, which have none. A bias, slopes or sinks that candle tracks are copied in a call, and so are the
+    /// values beside them.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let order = Order::of(q);
+        let learned: Vec<&Tensor> = self.learned().into_iter().flatten().collect();
+        // Candle's operations have three arguments.
+        let last = if learned.is_empty() { v.clone() } else { pack(v, &learned)? };
         // Candle asks only operations on variables, and on what depends on them, for gradients.
-        let lse = [q, k, v].iter().any(|x| x.track_op()).then(OnceLock::new);
-        order.restore(q.apply_op3(k, v, Op { sdpa: self.clone(), order, lse })?)
+        let lse = [q, k, &last].iter().any(|x| x.track_op()).then(OnceLock::new);
+        let packed = (!learned.is_empty()).then(|| v.detach());
+        order.restore(q.apply_op3(k, &last, Op { sdpa: self.clone(), order, packed, lse })?)
     }
+
+    /// Returns bias, slopes and sinks, each if candle tracks it.
+    pub(crate) fn learned(&self) -> [Option<&Tensor>; 3] {
+        [&self.bias, &self.alibi, &self.sinks].map(|option| option.as_ref().filter(|option| option.track_op()))
+    }
+}
+
+/// Lays the elements of the values and of options end to end, in `f32`, by operations that candle tracks.
+pub(crate) fn pack(v: &Tensor, options: &[&Tensor]) -> Result<Tensor> {
+    let flat = |x: &Tensor| x.flatten_all()?.to_dtype(DType::F32);
+    Tensor::cat(&[&[v], options].concat().into_iter().map(flat).collect::<Result<Vec<_>>>()?, 0)
 }

@@ -49,17 +49,23 @@ fn wrong_type(argument: &str, storage: &CpuStorage, expected: &str) -> Error {
 
 /// Returns a view of at most four dimensions; those missing in front are 1.
 fn view<'a, T>(argument: &str, data: &'a [T], layout: &Layout) -> Result<View<'a, T>> {
-    let (dims, strides) = (layout.dims(), layout.stride());
-    let Some(missing) = 4usize.checked_sub(dims.len()) else {
-        bail!("sdpa: {argument}: shape is {dims:?}, but must have at most four dimensions")
-    };
-    let (mut shape4, mut strides4) = ([1; 4], [0; 4]);
-    shape4[missing..].copy_from_slice(dims);
-    for (to, &stride) in strides4[missing..].iter_mut().zip(strides) {
+    let (shape4, strides) = (shape4(argument, layout.dims())?, layout.stride());
+    let mut strides4 = [0; 4];
+    for (to, &stride) in strides4[4 - strides.len()..].iter_mut().zip(strides) {
         // A stride beyond the address space is refused as out of bounds, unless nothing is stepped along it.
         *to = isize::try_from(stride).unwrap_or(isize::MAX);
     }
     View::from_strides(data, layout.start_offset(), shape4, strides4).map_err(refused)
+}
+
+/// Returns a shape of at most four dimensions with those missing in front.
+pub(crate) fn shape4(argument: &str, dims: &[usize]) -> Result<[usize; 4]> {
+    let Some(missing) = 4usize.checked_sub(dims.len()) else {
+        bail!("sdpa: {argument}: shape is {dims:?}, but must have at most four dimensions")
+    };
+    let mut shape4 = [1; 4];
+    shape4[missing..].copy_from_slice(dims);
+    Ok(shape4)
 }
 
 /// Returns the numbers of a list, in `f32`.

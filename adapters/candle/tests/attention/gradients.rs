@@ -1,8 +1,8 @@
 //! Gradients that flow through the operation, held against candle's own through matmul, softmax and matmul.
 
-use crate::oracle::{Scores, TYPES, assert_close, candle, mask, random};
+use crate::oracle::{Scores, TYPES, assert_close, assert_same, candle, mask, random};
 use candle_core::{DType, Device, Result, Tensor, Var};
-use sdpa_candle::{Alignment, Attention, Sdpa, Window, sdpa};
+use sdpa_candle::{Alignment, Attention, KvCache, Sdpa, Window, sdpa};
 use std::num::NonZeroUsize;
 
 /// Queries of four heads, keys and values of two, as variables.
@@ -102,5 +102,109 @@ fn dropout_is_part_of_the_gradients() {
     });
     for ((name, got), expected) in ["q", "k", "v"].into_iter().zip(&got).zip(&expected) {
         assert_close(got, expected, 1e-4, &format!("dropout: gradient in {name}"));
+    }
+}
+
+/// Queries, keys and values as variables, or not, beside the variables of an option.
+fn of_options(vars: &[Var], attend: impl Fn() -> Result<Tensor>) -> Vec<Tensor> {
+    let out = attend().unwrap().to_dtype(DType::F32).unwrap();
+    let loss = (&out * random(out.shape().clone(), 9)).unwrap().sum_all().unwrap();
+    let store = loss.backward().unwrap();
+    vars.iter().map(|var| store.get(var).expect("a gradient in every variable").clone()).collect()
+}
+
+/// Holds a call in which only options are variables against candle's own, then one in which all are.
+fn check_options(dtype: DType, options: &[Var], call: &Sdpa, scores: &Scores, what: &str) {
+    for all in [false, true] {
+        let qkv = variables(6, 11, dtype);
+        let [q, k, v] = qkv.each_ref().map(|x| if all { x.as_tensor().clone() } else { x.as_detached_tensor() });
+        let vars = [if all { &qkv[..] } else { &[] }, options].concat();
+        let got = of_options(&vars, || call.forward(&q, &k, &v));
+        let expected = of_options(&vars, || candle(&q, &k, &v, scores));
+        // Gradients of slopes add up products with distances of up to 10, rounded by candle, too.
+        let bound = if dtype == DType::F32 { 1e-3 } else { 0.5 };
+        for (n, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            assert_eq!(got.dtype(), expected.dtype(), "{what}");
+            assert_close(got, expected, bound, &format!("{what}, {dtype:?}: gradient {n}, all: {all}"));
+        }
+    }
+}
+
+#[test]
+fn a_bias_slopes_or_sinks_that_are_variables_have_candles_gradients() {
+    let var = |x: Tensor| Var::from_tensor(&x).unwrap();
+    let distances: Vec<f32> = (0..66).map(|n| -((n / 11 + 5) as f32 - (n % 11) as f32).abs()).collect();
+    let distances = Tensor::from_vec(distances, (1, 1, 6, 11), &Device::Cpu).unwrap();
+    let by_distance = |slopes: &Var| slopes.reshape((1, 4, 1, 1)).unwrap().broadcast_mul(&distances).unwrap();
+    let aligned = Attention::new().align(Alignment::BottomRight);
+    for dtype in [DType::F32, DType::BF16] {
+        let shapes: [&[usize]; 6] = [&[2, 4, 6, 11], &[1, 4, 6, 11], &[2, 1, 1, 11], &[6, 11], &[11], &[4, 6, 1]];
+        for shape in shapes {
+            let bias = var(random(shape, 5).to_dtype(dtype).unwrap());
+            let scores = Scores { bias: Some(bias.as_tensor().clone()), ..Scores::default() };
+            check_options(dtype, &[bias.clone()], &Sdpa::default().bias(&bias), &scores, &format!("bias {shape:?}"));
+        }
+        let sinks = var(random(4, 6));
+        let scores = Scores { sinks: Some(sinks.as_tensor().clone()), ..Scores::default() };
+        check_options(dtype, &[sinks.clone()], &Sdpa::default().sinks(&sinks), &scores, "sinks");
+        let slopes = var(random(4, 7));
+        let scores = Scores { bias: Some(by_distance(&slopes)), ..Scores::default() };
+        check_options(dtype, &[slopes.clone()], &Sdpa::new(aligned).alibi(&slopes), &scores, "slopes");
+        // What depends on a variable, and all at once, where the order of the gradients would show.
+        let [bias, sinks] = [var(random((4, 6, 11), 5)), var(random(4, 6).to_dtype(DType::F64).unwrap())];
+        let twice = (bias.as_tensor() * 2.0).unwrap();
+        let call =
+            Sdpa::new(aligned).bias(&twice.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap());
+        let call = call.alibi(&slopes).sinks(&sinks);
+        let scores = Scores {
+            bias: Some(twice.broadcast_add(&by_distance(&slopes)).unwrap()),
+            sinks: Some(sinks.to_dtype(DType::F32).unwrap()),
+            ..Scores::default()
+        };
+        check_options(dtype, &[bias, slopes, sinks], &call, &scores, "all");
+    }
+}
+
+/// With options that are variables the results are those without.
+#[test]
+fn what_candle_tracks_changes_no_bit() {
+    let (bias, sinks) = (random((4, 6, 11), 5), random(4, 6));
+    let [q, k, v] = variables(6, 11, DType::BF16).map(|x| x.as_detached_tensor());
+    let plain = Sdpa::default().bias(&bias).sinks(&sinks).forward(&q, &k, &v).unwrap();
+    let [bias, sinks] = [bias, sinks].map(|x| Var::from_tensor(&x).unwrap());
+    let tracked = Sdpa::default().bias(&bias).sinks(&sinks).forward(&q, &k, &v).unwrap();
+    assert_same(&tracked, &plain, "tracked");
+}
+
+/// A cache has no backward pass: whatever candle tracks is named, instead of having no gradient in silence.
+#[test]
+fn a_step_back_through_a_cache_is_an_error_that_names_the_argument() {
+    let plain = || [random((1, 4, 3, 8), 1), random((1, 2, 5, 8), 2), random((1, 2, 5, 8), 3)];
+    let var = |x: &Tensor| Var::from_tensor(x).unwrap().as_tensor().clone();
+    let said = |[q, k, v]: [Tensor; 3], call: &Sdpa| {
+        let mut cache = KvCache::new(1, 2, [8, 8]).unwrap();
+        cache.append(&k, &v).unwrap();
+        let out = cache.attend(&q, call).unwrap();
+        let weight = Var::from_tensor(&random(out.shape().clone(), 9)).unwrap();
+        let loss = (&out * weight.as_tensor()).unwrap().sum_all().unwrap();
+        loss.backward().map_or_else(|e| e.to_string(), |_| "nothing".into())
+    };
+    let [bias, slopes, sinks] = [random((3, 5), 4), random(4, 5), random(4, 6)];
+    let aligned = Sdpa::new(Attention::new().align(Alignment::BottomRight));
+    let constant = aligned.clone().bias(&bias).alibi(&slopes).sinks(&sinks);
+    assert_eq!(said(plain(), &constant), "nothing", "the weight, which is no argument, has a gradient");
+    for (n, argument) in ["q", "k", "v"].into_iter().enumerate() {
+        let mut qkv = plain();
+        qkv[n] = var(&qkv[n]);
+        assert!(said(qkv, &constant).starts_with(&format!("sdpa: {argument}: needs Sdpa::forward for a gradient")));
+    }
+    let calls = [
+        ("bias", constant.clone().bias(&var(&bias))),
+        ("alibi", constant.clone().alibi(&var(&slopes))),
+        ("sinks", constant.clone().sinks(&var(&sinks))),
+    ];
+    for (argument, call) in calls {
+        let said = said(plain(), &call);
+        assert!(said.starts_with(&format!("sdpa: {argument}: needs Sdpa::forward for a gradient")), "{said}");
     }
 }
