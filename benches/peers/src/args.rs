@@ -2,7 +2,7 @@
 
 use crate::elements::Elements;
 use crate::failure::Result;
-use crate::peers::Entry;
+use crate::peer::Entry;
 use crate::support::{self, LENGTHS, WORKLOADS, Workload};
 use std::path::PathBuf;
 

@@ -5,12 +5,12 @@ mod candle;
 mod ours;
 
 use crate::args::{Args, Part};
-use crate::case::{self, Case, Qkv};
-use crate::elements::Elements;
+use crate::case::{self, Case};
+use crate::elements::{Elements, WRONG};
 use crate::failure::Result;
-use crate::peers::{Entry, Home, OURS, Peer, python, rust};
-use crate::rounded::Rounded;
-use crate::session::{Folder, Task, WRONG, Workers};
+use crate::peer::{Entry, Home, OURS, Peer, python, rust};
+use crate::rounded::{Qkv, Rounded};
+use crate::session::{Folder, Task, Workers};
 use crate::support::{self, Workload};
 use crate::table::{self, Report, Work, aligned};
 use rayon::prelude::*;

@@ -2,7 +2,7 @@
 
 use crate::elements::Elements;
 use crate::failure::Result;
-use crate::rounded::Rounded;
+use crate::rounded::{Qkv, Rounded};
 use crate::support::{LENGTHS, WORKLOADS, Workload};
 use sdpa::Shape;
 use serde::{Deserialize, Serialize};
@@ -28,14 +28,6 @@ pub(crate) struct Case {
     pub(crate) elements: Elements,
     /// q, k and v: `[batch, heads, rows, dim]`, f32 that `elements` can hold, native byte order, nothing else in the file.
     pub(crate) files: [PathBuf; 3],
-}
-
-/// A case's tensors.
-#[derive(Debug)]
-pub(crate) struct Qkv {
-    pub(crate) q: Vec<f32>,
-    pub(crate) k: Vec<f32>,
-    pub(crate) v: Vec<f32>,
 }
 
 impl Case {

@@ -6,10 +6,10 @@ mod ours;
 mod texts;
 
 use crate::args::{Args, Part};
-use crate::elements::Elements;
+use crate::elements::{Elements, WRONG};
 use crate::failure::Result;
-use crate::peers::{Entry, Home, OURS, Peer, python, rust};
-use crate::session::{Folder, Task, WRONG, Workers};
+use crate::peer::{Entry, Home, OURS, Peer, python, rust};
+use crate::session::{Folder, Task, Workers};
 use crate::support;
 use crate::table::{Report, Work};
 use serde::{Deserialize, Serialize};

@@ -7,6 +7,7 @@ mod case;
 mod elements;
 mod embed;
 mod failure;
+mod peer;
 mod peers;
 #[path = "../../../examples/pictures/mod.rs"]
 mod pictures;
@@ -24,7 +25,8 @@ mod worker;
 
 use args::{Args, Command, Part};
 use failure::Result;
-use peers::{Home, PEERS};
+use peer::Home;
+use peers::PEERS;
 use std::process::ExitCode;
 use table::Report;
 

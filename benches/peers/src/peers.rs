@@ -14,88 +14,7 @@ mod rten;
 
 use crate::case::Case;
 use crate::elements::{Elements, Sums};
-use crate::failure::Result;
-
-/// Something that computes a task, in the program's own language.
-pub(crate) trait Peer<T> {
-    /// By what name it is called for.
-    fn name(&self) -> &'static str;
-
-    /// # Errors
-    /// Why it does not.
-    fn supports(&self, task: &T) -> std::result::Result<(), String>;
-
-    /// Gets everything ready that a user would keep from call to call. Says how it will go about it.
-    fn prepare(&mut self, task: &T) -> Result<String>;
-
-    /// Computes once. This is what is timed.
-    fn run(&mut self) -> Result<()>;
-
-    /// The last result, dense: for attention `[batch, heads, rows, value_dim]`.
-    fn output(&mut self) -> Result<Vec<f32>>;
-}
-
-/// Where a peer's code is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Home {
-    /// In this program; the package in Cargo.lock whose version it has.
-    Rust { package: &'static str },
-    /// In `python/`, which installs it.
-    Python(Environment),
-}
-
-/// A virtual environment that `python/setup.py` makes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Environment {
-    Common,
-    /// zentorch and the release of torch that it is built for.
-    Zentorch,
-}
-
-/// A peer by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) name: &'static str,
-    pub(crate) home: Home,
-    /// Types of elements that it computes on.
-    pub(crate) elements: &'static [Elements],
-    pub(crate) sums: Sums,
-}
-
-impl Entry {
-    /// The same peer, which computes on these.
-    pub(crate) const fn takes(self, elements: &'static [Elements]) -> Self {
-        Self { elements, ..self }
-    }
-
-    const fn sums(self, sums: Sums) -> Self {
-        Self { sums, ..self }
-    }
-
-    const fn of(self, environment: Environment) -> Self {
-        Self { home: Home::Python(environment), ..self }
-    }
-
-    /// True for this crate, however it is used.
-    pub(crate) fn is_ours(&self) -> bool {
-        self.name.starts_with(OURS)
-    }
-}
-
-/// A peer in this program, for f32.
-pub(crate) const fn rust(name: &'static str, package: &'static str) -> Entry {
-    Entry { name, home: Home::Rust { package }, elements: &[Elements::F32], sums: Sums::F32 }
-}
-
-/// A peer in Python, for f32.
-pub(crate) const fn python(name: &'static str) -> Entry {
-    Entry { name, home: Home::Python(Environment::Common), elements: &[Elements::F32], sums: Sums::F32 }
-}
-
-/// Ours.
-pub(crate) const OURS: &str = "sdpa";
-/// Ours with the machine's own products of bf16.
-pub(crate) const NATIVE: &str = "sdpa-native";
+use crate::peer::{Entry, Environment, NATIVE, OURS, Peer, python, rust};
 
 /// Ours first, then everyone that was built in or may be installed.
 pub(crate) const PEERS: &[Entry] = &[
@@ -155,6 +74,7 @@ pub(crate) fn version(package: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peer::Home;
     use crate::reference::Reference;
     use crate::rounded::Rounded;
     use crate::session::Folder;

@@ -1,11 +1,18 @@
 //! A workload's tensors as elements of a type hold them.
 
-use crate::case::Qkv;
 use crate::elements::Elements;
 use crate::failure::Result;
 use crate::support::Workload;
 use sdpa::{Alignment, Attention, Inputs, Shape, View};
 use std::ops::Range;
+
+/// Queries, keys and values.
+#[derive(Debug)]
+pub(crate) struct Qkv {
+    pub(crate) q: Vec<f32>,
+    pub(crate) k: Vec<f32>,
+    pub(crate) v: Vec<f32>,
+}
 
 /// A workload and its queries, keys and values, in f32 that the elements can hold.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! A worker: one peer, told what to do line by line.
 
 use crate::failure::Result;
-use crate::peers::Peer;
+use crate::peer::Peer;
 use crate::protocol::{Reply, Request};
 use serde::de::DeserializeOwned;
 use std::io::{BufRead, Write};

@@ -3,7 +3,7 @@
 use crate::args::{Args, Part};
 use crate::elements::Elements;
 use crate::failure::Result;
-use crate::peers::{Entry, Environment, Home};
+use crate::peer::{Entry, Environment, Home};
 use crate::table::{LeftOut, Report, Row, Work};
 use crate::timing::{self, Timed};
 use crate::worker::{Prepared, Started, Worker};
@@ -11,9 +11,6 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// What an answer in f32 may be off by before it counts as wrong. Every f32 peer is within 2e-6 on unit-normal data.
-pub(crate) const WRONG: f64 = 1e-5;
 
 /// A task as everyone gets it, and what is known about it.
 #[derive(Debug)]

@@ -1,9 +1,10 @@
 //! candle: matmul, softmax, matmul, and back through its own graph.
 
 use super::Step;
-use crate::case::{self, Qkv};
+use crate::case;
 use crate::failure::Result;
-use crate::peers::Peer;
+use crate::peer::Peer;
+use crate::rounded::Qkv;
 use candle_core::{D, Device, Tensor, Var};
 use candle_nn::ops::softmax;
 

@@ -1,10 +1,11 @@
 //! This crate: the fused passes, and the unfused ones on matrixmultiply.
 
 use super::{Step, WIDE};
-use crate::case::{self, Qkv};
+use crate::case;
 use crate::elements::{Data, Elements};
 use crate::failure::Result;
-use crate::peers::{OURS, Peer};
+use crate::peer::{OURS, Peer};
+use crate::rounded::Qkv;
 use sdpa::{
     Attention, BackwardPlan, BackwardWorkspace, Exec, Gradients, Inputs, Outputs, Plan, Saved, Shape, View, ViewMut,
     Workspace, unfused,

@@ -2,7 +2,7 @@
 
 use super::{Batch, Texts};
 use crate::failure::Result;
-use crate::peers::Peer;
+use crate::peer::Peer;
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert::{BertModel, Config};

@@ -2,7 +2,7 @@
 
 use super::Texts;
 use crate::failure::Result;
-use crate::peers::{OURS, Peer};
+use crate::peer::{OURS, Peer};
 use sdpa::Exec;
 use sdpa::layers::{Bert as Model, BertInput, Compute, Pooling, Sequences};
 use std::fs;

@@ -1,8 +1,9 @@
 //! burn on its flex backend.
 
-use super::Peer;
-use crate::case::{Case, Qkv};
+use crate::case::Case;
 use crate::failure::Result;
+use crate::peer::Peer;
+use crate::rounded::Qkv;
 use burn_backend::TensorData;
 use burn_backend::ops::{AttentionModuleOptions, ModuleOps};
 use burn_flex::{Flex, FlexTensor};

@@ -5,9 +5,10 @@
 //! which is vectorised and picks its instruction set at run time. Tasks are rayon's, one multiplication runs on one
 //! thread.
 
-use super::Peer;
-use crate::case::{Case, Qkv};
+use crate::case::Case;
 use crate::failure::Result;
+use crate::peer::Peer;
+use crate::rounded::Qkv;
 use rayon::prelude::*;
 use rten_simd::{SimdOp, SimdUnaryOp};
 use rten_vecmath::{Softmax, Tanh};

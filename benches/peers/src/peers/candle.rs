@@ -1,8 +1,9 @@
 //! candle: matmul–softmax–matmul as its models have it, and its flash attention for CPUs.
 
-use super::Peer;
-use crate::case::{Case, Qkv, transposed};
+use crate::case::{Case, transposed};
 use crate::failure::Result;
+use crate::peer::Peer;
+use crate::rounded::Qkv;
 use candle_core::{Device, Tensor};
 use candle_nn::attention::{AttnMask, flash_attn, flash_attn_varlen_cpu};
 use candle_nn::ops::softmax_last_dim;

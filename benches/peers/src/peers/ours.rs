@@ -1,9 +1,10 @@
 //! This crate: the fused path, and its unfused baseline on matrixmultiply.
 
-use super::{NATIVE, OURS, Peer};
-use crate::case::{Case, Qkv};
+use crate::case::Case;
 use crate::elements::{Data, Elements};
 use crate::failure::Result;
+use crate::peer::{NATIVE, OURS, Peer};
+use crate::rounded::Qkv;
 use sdpa::{
     Attention, Dtype, Exec, Inputs, Isa, KeyScales, KvCache, Outputs, Plan, Precision, Shape, Workspace, unfused,
 };

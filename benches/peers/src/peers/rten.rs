@@ -3,10 +3,11 @@
 //! The node is opset 23's `Attention`, which is faster than the contributed ones; a window only
 //! `GroupQueryAttention` has.
 
-use super::Peer;
 use super::onnx::{Attribute, Node, Tensor, Type};
-use crate::case::{Case, Qkv, transposed};
+use crate::case::{Case, transposed};
 use crate::failure::Result;
+use crate::peer::Peer;
+use crate::rounded::Qkv;
 use rten::{Model, NodeId, RunOptions, ThreadPool, Value, ValueOrView, ValueView};
 use rten_tensor::prelude::*;
 use rten_tensor::{NdTensorView, Tensor as RtenTensor};
