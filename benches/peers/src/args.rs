@@ -2,6 +2,7 @@
 
 use crate::elements::Elements;
 use crate::failure::Result;
+use crate::neighbour::Neighbour;
 use crate::peer::Entry;
 use crate::support::{self, LENGTHS, WORKLOADS, Workload};
 use std::path::PathBuf;
@@ -19,8 +20,12 @@ Usage: peers [OPTIONS]             attention, on named workloads
   --threads N,…      on so many threads (default: on one, and on all)
   --seconds S        time to spend on each peer and workload (default: 1)
   --check            do not time: compute once and hold the answer against f64
+  --beside NAME,…    what the other cores do while a peer is timed: nothing, or memory, which reads more of it than
+                     caches hold, a thread for each core that the peer leaves (default: nothing)
   --markdown         one line a workload, to be read in a README, in place of one a peer
   --json FILE        write everything to a file too
+  --record FILE      write each task to a file as soon as it is measured; a run with a file that is there goes on
+                     where that one ended
   --elements NAME,…  attention: elements of tensors, f32 or bf16, or of keys and values, f16 or int8;
                      backward: of tensors and gradients, f32 or bf16 (default: f32)
   --pictures DIR     sweep: folder of the picture (default: target/pictures)
@@ -41,6 +46,8 @@ pub(crate) struct Args {
     pub(crate) seconds: f64,
     pub(crate) markdown: bool,
     pub(crate) json: Option<PathBuf>,
+    pub(crate) record: Option<PathBuf>,
+    pub(crate) beside: Vec<Neighbour>,
     pub(crate) pictures: PathBuf,
     pub(crate) python: PathBuf,
     pub(crate) model: PathBuf,
@@ -107,6 +114,8 @@ pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Command> 
         seconds: 1.0,
         markdown: false,
         json: None,
+        record: None,
+        beside: vec![Neighbour::Nothing],
         pictures: "target/pictures".into(),
         python: concat!(env!("CARGO_MANIFEST_DIR"), "/target/python/bin/python").into(),
         model: concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/models/all-MiniLM-L6-v2").into(),
@@ -147,8 +156,19 @@ const PARTS: [Part; 3] = [Part::Attention, Part::Gradients, Part::Embeddings];
 /// Workloads of `backward`, unless others are named.
 const TRAINED: [&str; 4] = ["bert-512", "gpt2-1024-causal", "long-4096", "llama-2048-gqa"];
 
-const VALUED: [&str; 9] =
-    ["--workload", "--peer", "--threads", "--seconds", "--json", "--pictures", "--python", "--model", "--elements"];
+const VALUED: [&str; 11] = [
+    "--workload",
+    "--peer",
+    "--threads",
+    "--seconds",
+    "--json",
+    "--record",
+    "--beside",
+    "--pictures",
+    "--python",
+    "--model",
+    "--elements",
+];
 
 impl Args {
     fn set(&mut self, flag: &str, value: String) -> Result<()> {
@@ -173,6 +193,12 @@ impl Args {
                 self.seconds = seconds.ok_or("expected a positive number")?;
             }
             "--json" => self.json = Some(value.into()),
+            "--record" => self.record = Some(value.into()),
+            "--beside" => {
+                let named = |part: &&str| Neighbour::ALL.into_iter().find(|neighbour| neighbour.name() == *part);
+                let neighbours: Option<_> = parts.iter().map(named).collect();
+                self.beside = neighbours.ok_or("expected some of nothing, memory")?;
+            }
             "--pictures" => self.pictures = value.into(),
             "--python" => self.python = value.into(),
             "--elements" => {
@@ -225,7 +251,10 @@ mod tests {
         let args = attention("backward --elements bf16").unwrap();
         assert_eq!((args.workloads.len(), args.elements), (4, vec![Elements::Bf16]));
         assert_eq!(attention("--elements f32,bf16,f16,int8").unwrap().elements, Elements::ALL);
+        assert_eq!(attention("").unwrap().beside, [Neighbour::Nothing]);
+        assert_eq!(attention("--beside nothing,memory").unwrap().beside, Neighbour::ALL);
         for bad in [
+            "--beside disk",
             "backward --elements f8",
             "backward --elements f16",
             "embed --elements bf16",

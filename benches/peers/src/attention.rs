@@ -8,8 +8,8 @@ use crate::peer::OURS;
 use crate::peers::PEERS;
 use crate::reference::Reference;
 use crate::rounded::Rounded;
-use crate::session::{Folder, Task, Workers};
-use crate::support::{self, Workload};
+use crate::session::{Session, Task, Workers};
+use crate::support::Workload;
 use crate::table::{Report, Work};
 use sdpa::{Isa, Shape};
 use std::collections::HashMap;
@@ -17,13 +17,13 @@ use std::collections::hash_map::Entry;
 
 pub(crate) fn compare(args: &Args) -> Result<Report> {
     let entries = args.choose(PEERS)?;
-    let folder = Folder::new()?;
-    let mut report = Report { machine: support::machine(), rows: Vec::new(), left_out: Vec::new() };
+    let mut session = Session::new(args, Part::Attention)?;
     let mut references: HashMap<(&str, Elements), Reference> = HashMap::new();
     for &threads in &args.threads {
-        let mut workers = Workers::start(&entries, Part::Attention, threads, args, &mut report)?;
+        let mut workers = Workers::start(&entries, threads, &mut session)?;
         let typed = args.workloads.iter().flat_map(|workload| args.elements.iter().map(move |&e| (workload, e)));
         for (workload, elements) in typed {
+            let Some(due) = workers.due(&mut session, workload.name, elements) else { continue };
             eprint!("{}: the answer in f64{:40}\r", workload.name, "");
             let tensors = Rounded::new(*workload, elements);
             let reference = match references.entry((workload.name, elements)) {
@@ -31,19 +31,17 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
                 Entry::Vacant(unknown) => unknown.insert(Reference::compute(&tensors)?),
             };
             let task = Task {
-                name: workload.name.to_owned(),
-                threads,
-                elements,
-                body: Case::write(&tensors, threads, folder.as_ref())?,
+                due,
+                body: Case::write(&tensors, threads, session.folder())?,
                 work: work(workload, elements),
                 rows_checked: reference.rows(),
                 wrong: elements.wrong(reference.largest()),
             };
             drop(tensors);
-            workers.run(&task, |out| Ok(vec![reference.error(out)?]), args.seconds, &folder, &mut report);
+            workers.run(&mut session, &task, |out| Ok(vec![reference.error(out)?]))?;
         }
     }
-    Ok(report)
+    Ok(session.report())
 }
 
 /// One row a head is bound by reading keys and values; everything else by arithmetic.

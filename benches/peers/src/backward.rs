@@ -10,7 +10,7 @@ use crate::elements::{Elements, WRONG};
 use crate::failure::Result;
 use crate::peer::{Entry, Home, OURS, Peer, python, rust};
 use crate::rounded::{Qkv, Rounded};
-use crate::session::{Folder, Task, Workers};
+use crate::session::{Session, Task, Workers};
 use crate::support::{self, Workload};
 use crate::table::{self, Report, Work, aligned};
 use rayon::prelude::*;
@@ -66,33 +66,30 @@ pub(crate) fn rust_peer(name: &str) -> Option<(Box<dyn Peer<Step>>, &'static str
 
 pub(crate) fn compare(args: &Args) -> Result<Report> {
     let entries = args.choose(ENTRIES)?;
-    let folder = Folder::new()?;
-    let mut report = Report { machine: support::machine(), rows: Vec::new(), left_out: Vec::new() };
+    let mut session = Session::new(args, Part::Gradients)?;
     for &threads in &args.threads {
-        let mut workers = Workers::start(&entries, Part::Gradients, threads, args, &mut report)?;
-        for &workload in &args.workloads {
-            for &elements in &args.elements {
-                eprint!("{}: the gradients in f64{:40}\r", workload.name, "");
-                let tensors = Tensors::new(workload, elements);
-                let reference = Reference::compute(&tensors)?;
-                let case = Case::write(&tensors.rounded, threads, folder.as_ref())?;
-                let body = Step { case, d_out: folder.path("d_out") };
-                case::write(&body.d_out, &tensors.d_out)?;
-                drop(tensors);
-                let task = Task {
-                    name: workload.name.to_owned(),
-                    threads,
-                    elements,
-                    body,
-                    work: Work::Flops(3.5 * workload.flops() as f64),
-                    rows_checked: reference.rows(),
-                    wrong: wrong(elements),
-                };
-                workers.run(&task, |gradients| reference.errors(gradients), args.seconds, &folder, &mut report);
-            }
+        let mut workers = Workers::start(&entries, threads, &mut session)?;
+        let typed = args.workloads.iter().flat_map(|workload| args.elements.iter().map(move |&e| (workload, e)));
+        for (&workload, elements) in typed {
+            let Some(due) = workers.due(&mut session, workload.name, elements) else { continue };
+            eprint!("{}: the gradients in f64{:40}\r", workload.name, "");
+            let tensors = Tensors::new(workload, elements);
+            let reference = Reference::compute(&tensors)?;
+            let folder = session.folder();
+            let body = Step { case: Case::write(&tensors.rounded, threads, folder)?, d_out: folder.join("d_out") };
+            case::write(&body.d_out, &tensors.d_out)?;
+            drop(tensors);
+            let task = Task {
+                due,
+                body,
+                work: Work::Flops(3.5 * workload.flops() as f64),
+                rows_checked: reference.rows(),
+                wrong: wrong(elements),
+            };
+            workers.run(&mut session, &task, |gradients| reference.errors(gradients))?;
         }
     }
-    Ok(report)
+    Ok(session.report())
 }
 
 /// The table that people read.
@@ -117,7 +114,7 @@ pub(crate) fn print(report: &Report) -> String {
             let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
             let [dq, dk, dv] = [0, 1, 2].map(|i| or_dash(row.errors.get(i).map(|error| format!("{error:.1e}"))));
             lines.push([
-                row.task.clone(),
+                row.title(),
                 row.threads.to_string(),
                 row.elements.name().to_owned(),
                 row.peer.clone(),
@@ -230,6 +227,7 @@ impl Reference {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::folder::Folder;
 
     /// On something whose sizes are all odd.
     #[test]

@@ -9,8 +9,7 @@ use crate::args::{Args, Part};
 use crate::elements::{Elements, WRONG};
 use crate::failure::Result;
 use crate::peer::{Entry, Home, OURS, Peer, python, rust};
-use crate::session::{Folder, Task, Workers};
-use crate::support;
+use crate::session::{Session, Task, Workers};
 use crate::table::{Report, Work};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -88,12 +87,12 @@ pub(crate) fn rust_peer(name: &str) -> Option<(Box<dyn Peer<Texts>>, &'static st
 
 pub(crate) fn compare(args: &Args) -> Result<Report> {
     let entries = args.choose(WAYS)?;
-    let folder = Folder::new()?;
     let tokenizer = Tokenizer::from_file(args.model.join("tokenizer.json"))
         .map_err(|e| format!("{}: {e}; .ci/fetch-minilm fetches it", args.model.display()))?;
     let tokens = texts::tokens(&tokenizer)?;
     let total: usize = tokens.iter().map(Vec::len).sum();
-    let mut report = Report { machine: support::machine(), rows: Vec::new(), left_out: Vec::new() };
+    let name = format!("{} texts, {total} tokens", tokens.len());
+    let mut session = Session::new(args, Part::Embeddings)?;
     for &threads in &args.threads {
         let texts = |exact| Texts {
             threads,
@@ -102,21 +101,20 @@ pub(crate) fn compare(args: &Args) -> Result<Report> {
             batches: Batches::new(&tokens),
             exact,
         };
-        let mut workers = Workers::start(&entries, Part::Embeddings, threads, args, &mut report)?;
-        let truth =
-            workers.answer(&texts(true), &folder).ok_or("nobody here can embed in f64: candle and torch can")?;
+        let mut workers = Workers::start(&entries, threads, &mut session)?;
+        let Some(due) = workers.due(&mut session, &name, Elements::F32) else { continue };
+        let truth = workers.answer(&texts(true), session.folder());
+        let truth = truth.ok_or("nobody here can embed in f64: candle and torch can")?;
         let task = Task {
-            name: format!("{} texts, {total} tokens", tokens.len()),
-            threads,
-            elements: Elements::F32,
+            due,
             body: texts(false),
             work: Work::Tokens(total as f64),
             rows_checked: [tokens.len(); 2],
             wrong: WRONG,
         };
-        workers.run(&task, |out| Ok(vec![error(out, &truth)?]), args.seconds, &folder, &mut report);
+        workers.run(&mut session, &task, |out| Ok(vec![error(out, &truth)?]))?;
     }
-    Ok(report)
+    Ok(session.report())
 }
 
 /// The largest absolute difference; NaN if there is one.

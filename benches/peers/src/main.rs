@@ -7,11 +7,14 @@ mod case;
 mod elements;
 mod embed;
 mod failure;
+mod folder;
+mod neighbour;
 mod peer;
 mod peers;
 #[path = "../../../examples/pictures/mod.rs"]
 mod pictures;
 mod protocol;
+mod record;
 mod reference;
 mod rounded;
 mod serve;

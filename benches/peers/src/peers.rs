@@ -74,10 +74,10 @@ pub(crate) fn version(package: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::folder::Folder;
     use crate::peer::Home;
     use crate::reference::Reference;
     use crate::rounded::Rounded;
-    use crate::session::Folder;
     use crate::support::WORKLOADS;
 
     /// On something small, and on something whose sizes are all odd; one after the other, as a worker has it.

@@ -3,21 +3,121 @@
 use crate::args::{Args, Part};
 use crate::elements::Elements;
 use crate::failure::Result;
+use crate::folder::Folder;
+use crate::neighbour::Neighbour;
 use crate::peer::{Entry, Environment, Home};
+use crate::record::{Conditions, Measured, Record, Spot};
+use crate::support;
 use crate::table::{LeftOut, Report, Row, Work};
 use crate::timing::{self, Timed};
 use crate::worker::{Prepared, Started, Worker};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A run of the program: what it was asked for, where tensors travel, and what came of it so far.
+#[derive(Debug)]
+pub(crate) struct Session<'a> {
+    args: &'a Args,
+    part: Part,
+    folder: Folder,
+    record: Record,
+    report: Report,
+}
+
+impl<'a> Session<'a> {
+    /// Begins one, or goes on with the one whose record the arguments name.
+    pub(crate) fn new(args: &'a Args, part: Part) -> Result<Self> {
+        let machine = support::machine();
+        let record = match &args.record {
+            Some(path) => Record::open(path, &Conditions::now(part.word(), &machine, args.seconds)?)?,
+            None => Record::default(),
+        };
+        let report = Report { machine, rows: Vec::new(), left_out: Vec::new() };
+        Ok(Self { args, part, folder: Folder::new()?, record, report })
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.as_ref()
+    }
+
+    pub(crate) fn report(self) -> Report {
+        self.report
+    }
+
+    /// Leaves a peer out of everything.
+    fn skip(&mut self, threads: usize, peer: &str, why: String, outcome: Outcome) {
+        eprintln!("peers: without {peer}: {why}");
+        let (task, failed) = ("everything".to_owned(), outcome == Outcome::Failed);
+        self.report.left_out.push(LeftOut { task, threads, elements: None, peer: peer.to_owned(), why, failed });
+    }
+
+    /// Says what was measured, and writes it down.
+    fn add(&mut self, measured: Measured) -> Result<()> {
+        for row in &measured.rows {
+            eprintln!("{}", row.line());
+        }
+        self.record.add(&measured)?;
+        self.report.take(measured.rows, measured.left_out);
+        Ok(())
+    }
+}
+
+/// Whether a peer that does not start should have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Absent,
+    Failed,
+}
+
+impl Report {
+    /// Takes in what is known of a task; the same reason may have been given before, beside another neighbour.
+    fn take(&mut self, rows: Vec<Row>, left_out: Vec<LeftOut>) {
+        self.rows.extend(rows);
+        for left_out in left_out {
+            if !self.left_out.contains(&left_out) {
+                self.left_out.push(left_out);
+            }
+        }
+    }
+}
+
+/// A task that is still to be measured: on so many threads, in elements of a type, beside these neighbours.
+#[derive(Debug)]
+pub(crate) struct Due {
+    name: String,
+    threads: usize,
+    elements: Elements,
+    beside: Vec<Neighbour>,
+}
+
+impl Due {
+    fn spot(&self, beside: Neighbour) -> Spot {
+        Spot { task: self.name.clone(), threads: self.threads, elements: self.elements, beside }
+    }
+
+    fn left_out(&self, peer: &str, why: String) -> LeftOut {
+        let (task, peer, elements) = (self.name.clone(), peer.to_owned(), Some(self.elements));
+        LeftOut { task, threads: self.threads, elements, peer, why, failed: false }
+    }
+
+    /// Leaves out whoever should have taken part, and says so at once.
+    fn failed(&self, peer: &str, why: String) -> LeftOut {
+        eprintln!("peers: {peer}, {self}: {why}");
+        LeftOut { failed: true, ..self.left_out(peer, why) }
+    }
+}
+
+impl std::fmt::Display for Due {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, {} thread(s), {}", self.name, self.threads, self.elements.name())
+    }
+}
 
 /// A task as everyone gets it, and what is known about it.
 #[derive(Debug)]
 pub(crate) struct Task<T> {
-    pub(crate) name: String,
-    pub(crate) threads: usize,
-    pub(crate) elements: Elements,
+    pub(crate) due: Due,
     pub(crate) body: T,
     pub(crate) work: Work,
     pub(crate) rows_checked: [usize; 2],
@@ -25,43 +125,26 @@ pub(crate) struct Task<T> {
     pub(crate) wrong: f64,
 }
 
-/// Where a result belongs: a task, on so many threads, in elements of a type.
-#[derive(Debug, Clone, Copy)]
-struct Place<'a> {
-    task: &'a str,
-    threads: usize,
-    elements: Elements,
-}
-
-impl<T> Task<T> {
-    fn place(&self) -> Place<'_> {
-        Place { task: &self.name, threads: self.threads, elements: self.elements }
-    }
-}
-
 /// Who runs, on some number of threads.
 #[derive(Debug)]
-pub(crate) struct Workers(Vec<(Entry, Worker)>);
+pub(crate) struct Workers {
+    threads: usize,
+    members: Vec<(Entry, Worker)>,
+}
 
 impl Workers {
     /// Starts them.
-    pub(crate) fn start(
-        entries: &[Entry],
-        part: Part,
-        threads: usize,
-        args: &Args,
-        report: &mut Report,
-    ) -> Result<Self> {
+    pub(crate) fn start(entries: &[Entry], threads: usize, session: &mut Session<'_>) -> Result<Self> {
         let this = std::env::current_exe()?;
-        let mut workers = Vec::new();
+        let mut members = Vec::new();
         for &entry in entries {
             let mut command = match entry.home {
                 Home::Rust { .. } => Command::new(&this),
                 Home::Python(environment) => {
-                    let python = interpreter(environment, args);
+                    let python = interpreter(environment, session.args);
                     if !python.exists() {
                         let why = format!("there is no {}; python/setup.py installs it", python.display());
-                        report.skip(threads, entry.name, why, Outcome::Absent);
+                        session.skip(threads, entry.name, why, Outcome::Absent);
                         continue;
                     }
                     let mut command = Command::new(python);
@@ -69,20 +152,45 @@ impl Workers {
                     command
                 }
             };
-            command.args([part.word(), entry.name]);
+            command.args([session.part.word(), entry.name]);
             match Worker::start(command, threads) {
-                Ok(Started::Worker(worker)) => workers.push((entry, worker)),
-                Ok(Started::Unsupported(why)) => report.skip(threads, entry.name, why, Outcome::Absent),
-                Err(e) => report.skip(threads, entry.name, format!("failed: {e}"), Outcome::Failed),
+                Ok(Started::Worker(worker)) => members.push((entry, worker)),
+                Ok(Started::Unsupported(why)) => session.skip(threads, entry.name, why, Outcome::Absent),
+                Err(e) => session.skip(threads, entry.name, format!("failed: {e}"), Outcome::Failed),
             }
         }
-        Ok(Self(workers))
+        Ok(Self { threads, members })
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        self.members.iter().map(|(entry, _)| entry.name).collect()
+    }
+
+    /// What of a task is still to be measured; what is known of it is taken over.
+    pub(crate) fn due(&self, session: &mut Session<'_>, task: &str, elements: Elements) -> Option<Due> {
+        let (peers, threads) = (self.names(), self.threads);
+        let mut due = Due { name: task.to_owned(), threads, elements, beside: Vec::new() };
+        for &beside in &session.args.beside {
+            if !beside.has_room(threads) {
+                let why = format!("{threads} thread(s) leave no core that could read {}", beside.name());
+                session.report.take(Vec::new(), vec![due.left_out("everyone", why)]);
+            } else if let Some(known) = session.record.known(&due.spot(beside), &peers) {
+                eprintln!("{due}, beside {}: already measured", beside.name());
+                let wanted = |name: &String| peers.contains(&name.as_str());
+                let rows = known.rows.iter().filter(|row| wanted(&row.peer)).cloned();
+                let left_out = known.left_out.iter().filter(|left_out| wanted(&left_out.peer)).cloned();
+                session.report.take(rows.collect(), left_out.collect());
+            } else {
+                due.beside.push(beside);
+            }
+        }
+        (!due.beside.is_empty()).then_some(due)
     }
 
     /// The answer of the first that has one.
-    pub(crate) fn answer<T: Serialize>(&mut self, body: &T, folder: &Folder) -> Option<Vec<f32>> {
-        self.0.iter_mut().find_map(|(_, worker)| match worker.prepare(body).ok()? {
-            Prepared::How(_) => worker.burst(1).and_then(|_| worker.output(&folder.path("output"))).ok(),
+    pub(crate) fn answer<T: Serialize>(&mut self, body: &T, folder: &Path) -> Option<Vec<f32>> {
+        self.members.iter_mut().find_map(|(_, worker)| match worker.prepare(body).ok()? {
+            Prepared::How(_) => worker.burst(1).and_then(|_| worker.output(&folder.join("output"))).ok(),
             Prepared::Unsupported(_) => None,
         })
     }
@@ -90,55 +198,65 @@ impl Workers {
     /// Lets everyone compute a task. `errors` says how far the parts of an output are from the truth.
     pub(crate) fn run<T: Serialize>(
         &mut self,
+        session: &mut Session<'_>,
         task: &Task<T>,
         errors: impl Fn(&[f32]) -> Result<Vec<f64>>,
-        seconds: f64,
-        folder: &Folder,
-        report: &mut Report,
-    ) {
-        let (place, mut contenders) = (task.place(), Vec::new());
-        for (entry, worker) in &mut self.0 {
-            eprint!("{}, {} thread(s): {:60}\r", place.task, place.threads, entry.name);
-            if !entry.elements.contains(&place.elements) {
+    ) -> Result<()> {
+        let (threads, peers) = (self.threads, self.names());
+        let (mut contenders, left_out) = self.enter(session, task, errors);
+        let what = if session.args.seconds > 0.0 { "to be timed in turns" } else { "checked" };
+        eprintln!("{}: {} {what}{:40}", task.due, contenders.len(), "");
+        for &beside in &task.due.beside {
+            let mut left_out = left_out.clone();
+            let mut timed: Vec<_> = contenders.iter().map(|contender| contender.timed.clone()).collect();
+            let names: Vec<_> = contenders.iter().map(|contender| contender.entry.name).collect();
+            let turns = contenders.iter_mut().map(|contender| &mut *contender.worker).zip(&mut timed);
+            let failed = |index: usize, e| left_out.push(task.due.failed(names[index], format!("failed: {e}")));
+            beside.during(threads, || timing::time(turns, failed));
+            session.add(Measured {
+                spot: task.due.spot(beside),
+                peers: peers.iter().map(|&peer| peer.to_owned()).collect(),
+                rows: contenders
+                    .iter()
+                    .zip(&timed)
+                    .map(|(contender, timed)| contender.row(task, beside, timed))
+                    .collect(),
+                left_out,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Those that can compute a task and have shown that they do, and the others.
+    fn enter<T: Serialize>(
+        &mut self,
+        session: &Session<'_>,
+        task: &Task<T>,
+        errors: impl Fn(&[f32]) -> Result<Vec<f64>>,
+    ) -> (Vec<Contender<'_>>, Vec<LeftOut>) {
+        let (due, mut contenders, mut left_out) = (&task.due, Vec::new(), Vec::new());
+        for (entry, worker) in &mut self.members {
+            eprint!("{}, {} thread(s): {:60}\r", due.name, due.threads, entry.name);
+            if !entry.elements.contains(&due.elements) {
                 // What another way of using this crate computes is no lack.
                 if !entry.is_ours() {
-                    report.leave_out(place, entry.name, format!("no {}", place.elements.name()));
+                    left_out.push(due.left_out(entry.name, format!("no {}", due.elements.name())));
                 }
                 continue;
             }
-            let wrong = task.wrong * entry.sums.allowance(place.elements);
-            match enter(worker, (&task.body, wrong), &errors, seconds, folder) {
-                Ok(Entered::In { how, errors, timed }) => contenders.push((*entry, worker, how, errors, timed)),
-                Ok(Entered::Unsupported(why)) => report.leave_out(place, entry.name, why),
-                Ok(Entered::Wrong(error)) => {
-                    report.leave_out_failed(place, entry.name, format!("wrong, by {error:.1e}"))
+            let wrong = task.wrong * entry.sums.allowance(due.elements);
+            match enter(worker, (&task.body, wrong), &errors, session) {
+                Ok(Entered::In { how, errors, timed }) => {
+                    contenders.push(Contender { entry: *entry, worker, how, errors, timed });
                 }
-                Err(e) => report.fail(place, entry.name, &*e),
+                Ok(Entered::Unsupported(why)) => left_out.push(due.left_out(entry.name, why)),
+                Ok(Entered::Wrong(error)) => {
+                    left_out.push(due.failed(entry.name, format!("wrong, by {error:.1e}")));
+                }
+                Err(e) => left_out.push(due.failed(entry.name, format!("failed: {e}"))),
             }
         }
-        let what = if seconds > 0.0 { "timed in turns" } else { "checked" };
-        let Place { task: name, threads, elements } = place;
-        eprintln!("{name}, {threads} thread(s), {}: {} {what}{:40}", elements.name(), contenders.len(), "");
-        let names: Vec<_> = contenders.iter().map(|contender| contender.0.name).collect();
-        let turns = contenders.iter_mut().map(|(_, worker, _, _, timed)| (&mut **worker, timed));
-        timing::time(turns, |index, e| report.fail(place, names[index], &*e));
-        for (entry, worker, how, errors, timed) in contenders {
-            report.rows.push(Row {
-                task: name.to_owned(),
-                threads,
-                elements,
-                peer: entry.name.to_owned(),
-                version: worker.version.clone(),
-                how,
-                work: task.work,
-                seconds: timed.median(),
-                least_seconds: timed.least(),
-                runs: timed.runs(),
-                max_abs_error: errors.iter().copied().fold(0.0, f64::max),
-                errors,
-                rows_checked: task.rows_checked,
-            });
-        }
+        (contenders, left_out)
     }
 }
 
@@ -147,6 +265,36 @@ fn interpreter(environment: Environment, args: &Args) -> PathBuf {
     match environment {
         Environment::Common => args.python.clone(),
         Environment::Zentorch => concat!(env!("CARGO_MANIFEST_DIR"), "/target/zentorch/bin/python").into(),
+    }
+}
+
+/// A peer whose answer to a task is right.
+struct Contender<'a> {
+    entry: Entry,
+    worker: &'a mut Worker,
+    how: String,
+    errors: Vec<f64>,
+    timed: Timed,
+}
+
+impl Contender<'_> {
+    fn row<T>(&self, task: &Task<T>, beside: Neighbour, timed: &Timed) -> Row {
+        Row {
+            task: task.due.name.clone(),
+            threads: task.due.threads,
+            elements: task.due.elements,
+            beside,
+            peer: self.entry.name.to_owned(),
+            version: self.worker.version.clone(),
+            how: self.how.clone(),
+            work: task.work,
+            seconds: timed.median(),
+            least_seconds: timed.least(),
+            runs: timed.runs(),
+            max_abs_error: self.errors.iter().copied().fold(0.0, f64::max),
+            errors: self.errors.clone(),
+            rows_checked: task.rows_checked,
+        }
     }
 }
 
@@ -167,80 +315,16 @@ fn enter<T: Serialize>(
     worker: &mut Worker,
     (body, wrong): (&T, f64),
     errors: impl Fn(&[f32]) -> Result<Vec<f64>>,
-    seconds: f64,
-    folder: &Folder,
+    session: &Session<'_>,
 ) -> Result<Entered> {
     let how = match worker.prepare(body)? {
         Prepared::How(how) => how,
         Prepared::Unsupported(why) => return Ok(Entered::Unsupported(why)),
     };
-    let timed = Timed::start(worker, seconds)?;
-    let errors = errors(&worker.output(&folder.path("output"))?)?;
+    let timed = Timed::start(worker, session.args.seconds)?;
+    let errors = errors(&worker.output(&session.folder.path("output"))?)?;
     Ok(match errors.iter().find(|error| error.is_nan() || **error > wrong) {
         Some(&error) => Entered::Wrong(error),
         None => Entered::In { how, errors, timed },
     })
-}
-
-impl Report {
-    fn leave_out(&mut self, place: Place<'_>, peer: &str, why: String) {
-        let (task, peer, elements) = (place.task.to_owned(), peer.to_owned(), Some(place.elements));
-        self.left_out.push(LeftOut { task, threads: place.threads, elements, peer, why, failed: false });
-    }
-
-    fn leave_out_failed(&mut self, place: Place<'_>, peer: &str, why: String) {
-        eprintln!("peers: {peer}, {}, {} thread(s), {}: {why}", place.task, place.threads, place.elements.name());
-        self.leave_out(place, peer, why);
-        if let Some(last) = self.left_out.last_mut() {
-            last.failed = true;
-        }
-    }
-
-    fn fail(&mut self, place: Place<'_>, peer: &str, error: &dyn std::error::Error) {
-        self.leave_out_failed(place, peer, format!("failed: {error}"));
-    }
-
-    /// Leaves a peer out of everything.
-    fn skip(&mut self, threads: usize, peer: &str, why: String, outcome: Outcome) {
-        eprintln!("peers: without {peer}: {why}");
-        let (task, failed) = ("everything".to_owned(), outcome == Outcome::Failed);
-        self.left_out.push(LeftOut { task, threads, elements: None, peer: peer.to_owned(), why, failed });
-    }
-}
-
-/// Whether a peer that does not start should have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    Absent,
-    Failed,
-}
-
-/// A folder of its own for tensors on their way, gone afterwards.
-#[derive(Debug)]
-pub(crate) struct Folder(PathBuf);
-
-impl Folder {
-    pub(crate) fn new() -> Result<Self> {
-        static MADE: AtomicUsize = AtomicUsize::new(0);
-        let made = MADE.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("sdpa-peers-{}-{made}", std::process::id()));
-        std::fs::create_dir_all(&path)?;
-        Ok(Self(path))
-    }
-
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl AsRef<Path> for Folder {
-    fn as_ref(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }

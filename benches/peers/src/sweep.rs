@@ -2,6 +2,7 @@
 
 use crate::args::Args;
 use crate::elements::Elements;
+use crate::neighbour::Neighbour;
 use crate::peers::PEERS;
 use crate::pictures::{Axis, Level, LineChart, Picture, Scale, Series, page};
 use crate::support::Workload;
@@ -13,7 +14,8 @@ const SIZE: (f64, f64) = (420.0, 220.0);
 /// More lines than colours cannot be told apart.
 const LINES: usize = 7;
 
-/// Draws the curves of ours and of the peers that are fastest at the greatest length, in the first type of elements.
+/// Draws the curves of ours and of the peers that are fastest at the greatest length, in the first type of elements, beside the
+/// first neighbour.
 pub(crate) fn picture(report: &Report, args: &Args) -> Picture {
     let names = fastest(report, args);
     let peak = Isa::available().map(probe::peak_flops).fold(0.0, f64::max) / 1e9;
@@ -22,7 +24,7 @@ pub(crate) fn picture(report: &Report, args: &Args) -> Picture {
     let elements = args.elements[0];
     for &threads in &args.threads {
         let points = |peer: &&str| {
-            let rate = |workload| rate(report, peer, (threads, elements), workload).unwrap_or(f64::NAN);
+            let rate = |workload| rate(report, peer, (threads, elements, args.beside[0]), workload).unwrap_or(f64::NAN);
             args.workloads.iter().map(|workload| (workload.shape.q_len as f64, rate(workload))).collect::<Vec<_>>()
         };
         let points: Vec<_> = names.iter().map(points).collect();
@@ -44,8 +46,10 @@ pub(crate) fn picture(report: &Report, args: &Args) -> Picture {
 }
 
 /// Useful operations over the median, in 10⁹ a second; nothing if the peer did not take part.
-fn rate(report: &Report, peer: &str, place: (usize, Elements), workload: &Workload) -> Option<f64> {
-    let mine = |row: &&Row| (&*row.task, &*row.peer) == (workload.name, peer) && (row.threads, row.elements) == place;
+fn rate(report: &Report, peer: &str, place: (usize, Elements, Neighbour), workload: &Workload) -> Option<f64> {
+    let mine = |row: &&Row| {
+        (&*row.task, &*row.peer) == (workload.name, peer) && (row.threads, row.elements, row.beside) == place
+    };
     let row = report.rows.iter().find(mine)?;
     let Work::Flops(flops) = row.work else { return None };
     Some(flops / row.seconds? / 1e9)
@@ -54,7 +58,8 @@ fn rate(report: &Report, peer: &str, place: (usize, Elements), workload: &Worklo
 /// Ours first, then the peers in the order of their rates at the greatest length.
 fn fastest(report: &Report, args: &Args) -> Vec<&'static str> {
     let at = |peer| {
-        Some(rate(report, peer, (*args.threads.first()?, args.elements[0]), args.workloads.last()?).unwrap_or(0.0))
+        let place = (*args.threads.first()?, args.elements[0], args.beside[0]);
+        Some(rate(report, peer, place, args.workloads.last()?).unwrap_or(0.0))
     };
     let mut names: Vec<_> = PEERS.iter().map(|entry| entry.name).collect();
     names[1..].sort_by(|a, b| at(b).partial_cmp(&at(a)).expect("rates are finite"));

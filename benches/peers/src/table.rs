@@ -1,11 +1,12 @@
 //! What is printed: a line for each peer, or one for each task; and what is written for programs.
 
 use crate::elements::Elements;
-use serde::Serialize;
+use crate::neighbour::Neighbour;
+use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
 /// What bounds a task, and how much of it there is.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Work {
     /// Useful floating-point operations.
@@ -27,11 +28,12 @@ impl Work {
 }
 
 /// One peer on one task.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) task: String,
     pub(crate) threads: usize,
     pub(crate) elements: Elements,
+    pub(crate) beside: Neighbour,
     pub(crate) peer: String,
     pub(crate) version: String,
     pub(crate) how: String,
@@ -48,7 +50,7 @@ pub(crate) struct Row {
 }
 
 /// One that did not take part.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LeftOut {
     pub(crate) task: String,
     pub(crate) threads: usize,
@@ -79,21 +81,42 @@ pub(crate) fn time(seconds: f64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
+impl Row {
+    /// The task, and what it was measured beside, if that was something.
+    pub(crate) fn title(&self) -> String {
+        match self.beside {
+            Neighbour::Nothing => self.task.clone(),
+            beside => format!("{} beside {}", self.task, beside.name()),
+        }
+    }
+
+    /// A line to be read while others are still measured.
+    pub(crate) fn line(&self) -> String {
+        let timed = self.seconds.map(|seconds| format!("{}, {}, ", time(seconds), self.work.rate(seconds)));
+        let (title, threads, elements, peer) = (self.title(), self.threads, self.elements.name(), &self.peer);
+        let timed = timed.unwrap_or_default();
+        format!("{title}, {threads} thread(s), {elements}: {peer}: {timed}off by {:.1e}", self.max_abs_error)
+    }
+}
+
 impl Report {
-    /// Rows of one task on one number of threads, in elements of one type, the fastest first.
+    /// Rows of one task on one number of threads, in elements of one type, beside one neighbour, the fastest first.
     pub(crate) fn groups(&self) -> Vec<Vec<&Row>> {
         let mut groups: Vec<Vec<&Row>> = Vec::new();
         for row in &self.rows {
-            let place = |row: &Row| (row.threads, row.elements);
+            let place = |row: &Row| (row.threads, row.elements, row.beside);
             let same = |group: &&mut Vec<&Row>| group[0].task == row.task && place(group[0]) == place(row);
             match groups.iter_mut().find(same) {
                 Some(group) => group.push(row),
                 None => groups.push(vec![row]),
             }
         }
-        // Tasks in the order in which they came up, each in its types, on its numbers of threads.
+        // Tasks in the order in which they came up, each in its types, on its numbers of threads, quiet and not.
         let place = |task: &str| self.rows.iter().position(|row| row.task == task);
-        groups.sort_by_key(|group| (place(&group[0].task), group[0].elements, group[0].threads));
+        groups.sort_by_key(|group| {
+            let Row { task, elements, threads, beside, .. } = group[0];
+            (place(task), *elements, *threads, *beside)
+        });
         for group in &mut groups {
             group.sort_by(|a, b| a.seconds.unwrap_or(0.0).total_cmp(&b.seconds.unwrap_or(0.0)));
         }
@@ -109,7 +132,7 @@ impl Report {
             for (n, row) in group.iter().enumerate() {
                 let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
                 lines.push([
-                    if n == 0 { row.task.clone() } else { String::new() },
+                    if n == 0 { row.title() } else { String::new() },
                     if n == 0 { row.threads.to_string() } else { String::new() },
                     if n == 0 { row.elements.name().to_owned() } else { String::new() },
                     row.peer.clone(),
@@ -142,10 +165,11 @@ impl Report {
                 let (peer, seconds, _) = peers[n];
                 (format!("{peer} {}", time(*seconds)), format!("{:.2}", seconds / mine))
             });
-            let Row { task, threads, elements, .. } = group[0];
+            let Row { threads, elements, .. } = group[0];
             let _ = writeln!(
                 text,
-                "| {task} | {threads} | {} | {} ({}) | {fastest} | {times} | {} |",
+                "| {} | {threads} | {} | {} ({}) | {fastest} | {times} | {} |",
+                group[0].title(),
                 elements.name(),
                 time(mine),
                 work.rate(mine),
@@ -223,6 +247,7 @@ mod tests {
             task: task.to_owned(),
             threads,
             elements: Elements::F32,
+            beside: Neighbour::Nothing,
             peer: peer.to_owned(),
             version: "1.0".to_owned(),
             how: "somehow".to_owned(),
@@ -245,7 +270,7 @@ mod tests {
             row("a", 1, "sdpa", None),
             row("b", 2, "sdpa", Some(5e-4)),
         ];
-        let report = Report { machine: String::new(), rows, left_out: Vec::new() };
+        let mut report = Report { machine: String::new(), rows, left_out: Vec::new() };
         let table = report.table("sdpa");
         let words: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(words[1][..6], ["b", "1", "f32", "sdpa", "10.00", "ms"]);
@@ -259,5 +284,9 @@ mod tests {
             "{markdown}"
         );
         assert!(markdown.contains("| b | 2 | f32 | 500.0 µs (2000.0 GFLOP/s) |  |  |  |"), "{markdown}");
+        // What is measured beside something is a group of its own.
+        report.rows.push(Row { beside: Neighbour::Memory, ..row("b", 1, "sdpa", Some(0.02)) });
+        let markdown = report.markdown("sdpa");
+        assert!(markdown.contains("| b beside memory | 1 | f32 | 20.00 ms (50.0 GFLOP/s) |  |  |  |"), "{markdown}");
     }
 }

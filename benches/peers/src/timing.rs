@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const WARM: f64 = 0.25;
 
 /// One peer's runs of one task.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Timed {
     /// What the second run took; the first one may compile, allocate, and wake threads.
     first: f64,
