@@ -11,6 +11,8 @@ mod onnx;
 mod ours;
 #[cfg(feature = "rten")]
 mod rten;
+#[cfg(feature = "tract")]
+mod tract;
 
 use crate::case::Case;
 use crate::elements::{Elements, Sums};
@@ -33,6 +35,8 @@ pub(crate) const PEERS: &[Entry] = &[
     rust("candle-flash", "candle-nn"),
     #[cfg(feature = "burn")]
     rust("burn", "burn-flex"),
+    #[cfg(feature = "tract")]
+    rust("tract", "tract-transformers"),
     python("torch").takes(&[Elements::F32, Elements::Bf16, Elements::F16]),
     python("onnxruntime").takes(&[Elements::F32, Elements::Bf16]),
     python("openvino").takes(&[Elements::F32, Elements::Bf16]),
@@ -59,6 +63,8 @@ pub(crate) fn rust_peer(name: &str) -> Option<Box<dyn Peer<Case>>> {
         Box::new(candle::Flash::default()),
         #[cfg(feature = "burn")]
         Box::new(burn::Burn::default()),
+        #[cfg(feature = "tract")]
+        Box::new(tract::Tract::default()),
     ];
     all.into_iter().find(|peer| peer.name() == name)
 }
