@@ -141,8 +141,8 @@ impl Problem<'_> {
     /// # Errors
     /// As [`Self::run_with`], if the call is refused. The inner result is [`Stopped`] if work was left undone. Every row of
     /// every output is then either computed, with the bits it always has, or untouched; which ones is not said. Key weight
-    /// sums are likewise computed or untouched, by sequence and head. Where few rows are computed key block by key block, a call that is stopped before the last block leaves all
-    /// of them untouched. The workspace serves other calls as before.
+    /// sums are likewise computed or untouched, by sequence and head. Where few rows are computed key block by key block, a
+    /// call that is stopped before the last block leaves all of them untouched. The workspace serves other calls as before.
     ///
     /// # Panics
     /// As [`Self::run_with`]; also if `stop` does.

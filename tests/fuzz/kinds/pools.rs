@@ -128,6 +128,11 @@ impl History {
         for &b in &chosen {
             let n = alike.unwrap_or_else(|| rng.pick(&[0, 1, 1, 2, 15, 16, 17, 100, 257]));
             if !self.make_room(rng, b, n) {
+                // The pages taken for these tokens are free again.
+                for &b in &chosen {
+                    let pages = self.len(b).div_ceil(self.pool.page_size());
+                    self.model[b].pages.truncate(pages);
+                }
                 return self.said.push_str(" (full)");
             }
             counts.push(n);
@@ -180,10 +185,7 @@ impl History {
             *self.model[b].pages.last_mut().expect("it has one") = copy;
         }
         while self.model[b].pages.len() < (len + n).div_ceil(page) {
-            let Some(page) = self.free(rng) else {
-                self.model[b].pages.truncate(len.div_ceil(page));
-                return false;
-            };
+            let Some(page) = self.free(rng) else { return false };
             self.model[b].pages.push(page);
         }
         true

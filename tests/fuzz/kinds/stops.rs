@@ -2,6 +2,7 @@
 //! serves others.
 
 use crate::fuzzer::array::indices;
+use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::{Results, Written};
 use crate::fuzzer::draw::{DTYPES, Home, draw_at, draw_of};
 use crate::fuzzer::hosts::Hosts;
@@ -37,7 +38,7 @@ pub(super) fn check(rng: &mut Rng) {
             Ok(()) => outs.take(&what).same(&what, &expected),
             Err(Unfinished::Stopped) => {
                 assert!(asked.into_inner() > after, "{what}: nobody stopped it");
-                whole_or_untouched(&what, &outs.clear(&what), &expected);
+                whole_or_untouched(&what, &case, [&outs.clear(&what), &expected]);
             }
             Err(Unfinished::Thrown) => unreachable!("nothing throws"),
         }
@@ -47,8 +48,8 @@ pub(super) fn check(rng: &mut Rng) {
     outs.take("the next call").same("the next call", &expected);
 }
 
-/// Panics unless each row is as it always is or was never written, in all outputs alike; sums of weights by head.
-fn whole_or_untouched(what: &str, got: &Results, expected: &Results) {
+/// Panics unless each row is as it always is or was never written, in all outputs alike; sums of weights by sequence and head.
+fn whole_or_untouched(what: &str, case: &Case, [got, expected]: [&Results; 2]) {
     let lse = |of: &Results| of.lse.clone().expect("it was asked for");
     let [b, h, l, _] = got.out.bits.shape;
     let (got_lse, expected_lse) = (lse(got), lse(expected));
@@ -58,9 +59,13 @@ fn whole_or_untouched(what: &str, got: &Results, expected: &Results) {
     }
     let Some((got, expected)) = got.mass.as_ref().zip(expected.mass.as_ref()) else { return };
     let [b, h, l, _] = got.bits.shape;
+    let ends = case.ragged.as_ref().map_or_else(|| vec![0, l], |[_, keys]| keys.clone());
     for [b, h, ..] in indices([b, h, 1, 1]) {
-        let written: Vec<bool> = (0..l).map(|l| is_written(what, got, expected, [b, h, l])).collect();
-        assert!(written.windows(2).all(|w| w[0] == w[1]), "{what}: sums of head {h} of {b} are written in part");
+        for keys in ends.windows(2).map(|ends| ends[0]..ends[1]) {
+            let written: Vec<bool> = keys.clone().map(|l| is_written(what, got, expected, [b, h, l])).collect();
+            let alike = written.windows(2).all(|w| w[0] == w[1]);
+            assert!(alike, "{what}: sums of keys {keys:?} of head {h} of {b} are written in part");
+        }
     }
 }
 
