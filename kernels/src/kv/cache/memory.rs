@@ -41,7 +41,7 @@ impl Cache {
 
     /// Allocates the memory that is missing for appending tokens to several sequences, each at most once. `None` if there
     /// is not enough.
-    pub fn try_allocate(&self, tokens: impl Iterator<Item = NewTokens>) -> Option<SpareBlocks> {
+    pub fn try_allocate(&mut self, tokens: impl Iterator<Item = NewTokens>) -> Option<SpareBlocks> {
         let (mut needed, mut freed) = (Counts::default(), Counts::default());
         for NewTokens { sequence, rows, .. } in tokens.filter(|tokens| !tokens.rows.is_empty()) {
             let (len, there) = (self.lens[sequence], &self.sequences[sequence]);

@@ -65,7 +65,7 @@ impl SpareBlocks {
 
     /// Allocates those of the blocks needed that are not here, and will not be once these were freed. `None` if there is
     /// not enough memory.
-    pub(super) fn try_allocate(&self, sizes: Sizes, needed: Counts, freed: Counts) -> Option<Self> {
+    pub(super) fn try_allocate(&mut self, sizes: Sizes, needed: Counts, freed: Counts) -> Option<Self> {
         let mut there = freed;
         there.iter_mut().zip(&self.0).for_each(|(there, blocks)| *there += blocks.len());
         let (missing, mut new) = (missing(needed, there), Self::default());
@@ -77,6 +77,10 @@ impl SpareBlocks {
             return None;
         }
         for (size, blocks) in missing.into_iter().enumerate() {
+            if blocks > 0 && self.0[size].is_empty() {
+                // Room that is there already.
+                new.0[size] = core::mem::take(&mut self.0[size]);
+            }
             new.0[size].try_reserve_exact(blocks).ok()?;
             for _ in 0..blocks {
                 let mut memory = AlignedBuf::new();
