@@ -4,6 +4,7 @@ use crate::oracle::{Scores, TYPES, assert_close, assert_same, candle, mask, rand
 use candle_core::{DType, Device, Result, Tensor, Var};
 use sdpa_candle::{Alignment, Attention, KvCache, Sdpa, Window, sdpa};
 use std::num::NonZeroUsize;
+use std::slice;
 
 /// Queries of four heads, keys and values of two, as variables.
 fn variables(rows: usize, keys: usize, dtype: DType) -> [Var; 3] {
@@ -142,14 +143,20 @@ fn a_bias_slopes_or_sinks_that_are_variables_have_candles_gradients() {
         for shape in shapes {
             let bias = var(random(shape, 5).to_dtype(dtype).unwrap());
             let scores = Scores { bias: Some(bias.as_tensor().clone()), ..Scores::default() };
-            check_options(dtype, &[bias.clone()], &Sdpa::default().bias(&bias), &scores, &format!("bias {shape:?}"));
+            check_options(
+                dtype,
+                slice::from_ref(&bias),
+                &Sdpa::default().bias(&bias),
+                &scores,
+                &format!("bias {shape:?}"),
+            );
         }
         let sinks = var(random(4, 6));
         let scores = Scores { sinks: Some(sinks.as_tensor().clone()), ..Scores::default() };
-        check_options(dtype, &[sinks.clone()], &Sdpa::default().sinks(&sinks), &scores, "sinks");
+        check_options(dtype, slice::from_ref(&sinks), &Sdpa::default().sinks(&sinks), &scores, "sinks");
         let slopes = var(random(4, 7));
         let scores = Scores { bias: Some(by_distance(&slopes)), ..Scores::default() };
-        check_options(dtype, &[slopes.clone()], &Sdpa::new(aligned).alibi(&slopes), &scores, "slopes");
+        check_options(dtype, slice::from_ref(&slopes), &Sdpa::new(aligned).alibi(&slopes), &scores, "slopes");
         // What depends on a variable, and all at once, where the order of the gradients would show.
         let [bias, sinks] = [var(random((4, 6, 11), 5)), var(random(4, 6).to_dtype(DType::F64).unwrap())];
         let twice = (bias.as_tensor() * 2.0).unwrap();
