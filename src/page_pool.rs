@@ -58,9 +58,9 @@ impl PagePool {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Empty`] for a length of 0, [`Error::Range`] for lengths beyond the largest possible, [`Error::Mismatch`] for a number of
-    /// channel scales that does not fit, [`Error::Number`] for a scale that is not positive and finite, [`Error::Pages`] for
-    /// another page size, [`Error::TooLarge`], [`Error::Memory`].
+    /// [`Error::Empty`] for a length of 0, [`Error::Range`] for lengths beyond the largest possible, [`Error::Mismatch`] for
+    /// a number of channel scales that does not fit, [`Error::Number`] for a scale that is not positive and finite,
+    /// [`Error::Pages`] for another page size, [`Error::TooLarge`], [`Error::Memory`].
     pub fn new(
         pages: usize,
         page_size: usize,

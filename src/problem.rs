@@ -1,4 +1,5 @@
-//! Checked calls: an attention call bound to its outputs. Once a [`Problem`] exists, nothing can fail but functions that do not fit.
+//! Checked calls: an attention call bound to its outputs. Once a [`Problem`] exists, nothing can fail but functions that do
+//! not fit.
 
 use crate::shape::Shape;
 use sdpa_kernels::Call;

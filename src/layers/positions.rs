@@ -110,7 +110,8 @@ impl Rope {
     /// # Errors
     /// [`Error::Entry`] for a position beyond the table, with the index of its row and the last valid position;
     /// [`Error::Range`] if heads are narrower than [`Self::dim`] or `x` does not have the rows of the sequences,
-    /// [`Error::Mismatch`] if there are not as many starts as sequences; [`Error::Empty`] if there are no heads. `x` is then untouched.
+    /// [`Error::Mismatch`] if there are not as many starts as sequences; [`Error::Empty`] if there are no heads. `x` is then
+    /// untouched.
     pub fn rotate<'a>(
         &self,
         x: &mut [f32],

@@ -150,8 +150,9 @@ impl Weights {
             Merge::Other => out.copy_from_slice(other),
             Merge::Both([mine, others]) => {
                 let sum = mine + others;
+                let divisor = [sum, 1.0 / sum];
                 for (x, &y) in out.iter_mut().zip(other) {
-                    *x = quotient::<S>(f64::from(*x) * mine + f64::from(y) * others, [sum, 1.0 / sum]) as f32;
+                    *x = quotient::<S>(f64::from(*x) * mine + f64::from(y) * others, divisor) as f32;
                 }
             }
         }

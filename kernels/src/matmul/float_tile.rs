@@ -8,7 +8,8 @@
 //! Terms are evenly spaced, so the loop has nothing to decide. Four of them are one turn of it, which leaves the order of the sums
 //! as it is.
 
-use crate::simd::Vector;
+use crate::matmul::dot_tile::KeyOperand;
+use crate::simd::{Simd, Vector};
 use core::ops::Range;
 
 /// Columns of a tile: vector `n` of term `i` lies at `first + i · step + n · LANES`.
@@ -17,6 +18,52 @@ pub(crate) struct Columns {
     pub(crate) first: *const f32,
     /// Floats from one term to the next.
     pub(crate) step: isize,
+}
+
+/// Depth of dot products, and the chains of FMAs that they are sums of: see [`KeyOperand::chain`].
+#[derive(Clone, Copy)]
+pub(crate) struct Chains {
+    depth: usize,
+    /// Number of terms of a chain.
+    len: usize,
+}
+
+impl Chains {
+    /// Creates the chains of a depth.
+    #[inline(always)]
+    pub(crate) fn new<S: Simd>(depth: usize) -> Self {
+        Self { depth, len: <f32 as KeyOperand<S>>::chain(depth).max(1) }
+    }
+
+    /// Writes the dot products of `MR` rows and the columns of `NV` vectors to `sums`, chains added up first to last.
+    ///
+    /// # Safety
+    /// As [`add_products`], for as many terms as the depth.
+    #[inline(always)]
+    pub(crate) unsafe fn dot_products<S: Simd, const MR: usize, const NV: usize>(
+        self,
+        s: S,
+        rows: &[*const f32; MR],
+        columns: Columns,
+        sums: &mut [[S::V; NV]; MR],
+    ) {
+        let mut first = 0;
+        loop {
+            let last = self.depth.min(first + self.len);
+            let mut chain = [[s.splat(0.0); NV]; MR];
+            // SAFETY: `last ≤ depth`, which the caller guarantees.
+            unsafe { add_products(s, rows, columns, first..last, &mut chain) };
+            for r in 0..MR {
+                for n in 0..NV {
+                    sums[r][n] = if first == 0 { chain[r][n] } else { s.add(sums[r][n], chain[r][n]) };
+                }
+            }
+            if last == self.depth {
+                return;
+            }
+            first = last;
+        }
+    }
 }
 
 /// Number of terms of a turn of the loop.

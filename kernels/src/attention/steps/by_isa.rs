@@ -128,8 +128,8 @@ pub(crate) trait Steps: PackSteps {
     unsafe fn finish(self, a: Finish<'_>, out: AnyRowsMut<'_>) -> bool;
 }
 
-/// Returns true if the time of `rows` rows is that of arithmetic, for which there are loops of their own over columns that are evenly
-/// spaced: where tiles have one vector. (With tiles of several vectors they are not measured yet.)
+/// Returns true if the time of `rows` rows is that of arithmetic, for which there are loops of their own over columns that
+/// are evenly spaced: where tiles have one vector. (With tiles of several vectors they are not measured yet.)
 #[inline(always)]
 fn are_many<S: Simd>(rows: usize, columns: Rows<f32>) -> bool {
     S::TILE_VECS == 1 && rows > READING_ROWS && !columns.are_scattered()

@@ -221,6 +221,33 @@ where
 }
 
 impl<R> Values<'_, R> {
+    /// Returns the running outputs of the rows from `row` on, from the vector `vec` on.
+    ///
+    /// # Safety
+    /// The operands were [checked](Self::check_rows), and have the row and the vector.
+    #[inline(always)]
+    pub(crate) unsafe fn running(&mut self, row: usize, vec: usize) -> RunningRows {
+        // SAFETY: factors, outputs and ends hold the row, as was checked.
+        unsafe {
+            RunningRows {
+                rescale_prev: self.rescale_prev.as_ptr().add(row),
+                rescale_block: self.rescale_block.as_ptr().add(row),
+                rows: TileRows {
+                    out: self.out.as_mut_ptr().add(row * self.out_stride + vec * LANES),
+                    stride: self.out_stride,
+                },
+                fresh: self.fresh,
+                ends: self.ends.map(|ends| TileEnds {
+                    factors: ends.factors.as_ptr().add(row),
+                    rows: ends.rows.as_ptr().add(row),
+                    first: ends.first + vec * LANES,
+                    past: ends.past,
+                    finite: ends.finite.as_ptr().cast(),
+                }),
+            }
+        }
+    }
+
     /// Writes zeros beside the columns of outputs that hold nothing yet: the epilogue finds nothing there that is not finite.
     pub(crate) fn clear_beside(&mut self) {
         let beside = self.cols..self.vecs() * LANES;
@@ -339,22 +366,7 @@ unsafe fn accumulate_tile<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usiz
     // SAFETY: `row + rows ≤ a.rows`, the vectors are some of those of `a`, and spans end inside a block, so what was checked
     // puts weights, factors and outputs inside their slices; the caller guarantees that the values are readable.
     unsafe {
-        let running = RunningRows {
-            rescale_prev: a.rescale_prev.as_ptr().add(row),
-            rescale_block: a.rescale_block.as_ptr().add(row),
-            rows: TileRows {
-                out: a.out.as_mut_ptr().add(row * a.out_stride + first_vec * LANES),
-                stride: a.out_stride,
-            },
-            fresh: a.fresh,
-            ends: a.ends.map(|ends| TileEnds {
-                factors: ends.factors.as_ptr().add(row),
-                rows: ends.rows.as_ptr().add(row),
-                first: ends.first + first_vec * LANES,
-                past: ends.past,
-                finite: ends.finite.as_ptr().cast(),
-            }),
-        };
+        let running = a.running(row, first_vec);
         let weights = a.weights.as_ptr().add(row * row_floats::<W, R>());
         let values = a.values.columns_from(first_vec * LANES);
         let far = tile_prefetches::<S>(row, rows, a.rows).then_some(reading.far);

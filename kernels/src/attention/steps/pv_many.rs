@@ -9,10 +9,9 @@
 //! ```
 
 use crate::attention::steps::pv::Values;
-use crate::attention::steps::pv_tile::{RunningRows, TileEnds, end_rows};
+use crate::attention::steps::pv_tile::end_rows;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::float_tile::{Columns, add_products};
-use crate::matmul::tile_rows::TileRows;
 use crate::simd::{LANES, Simd, Vector};
 use crate::tensor::rows::Rows;
 use core::ops::Range;
@@ -41,15 +40,16 @@ pub(crate) unsafe fn values<S: Simd>(s: S, a: &mut Values<'_, Rows<f32>>) {
             if keys.is_empty() {
                 continue;
             }
+            let first = rows.start;
             // SAFETY: the rows are some of those of `a`, the vector has columns; the caller guarantees the rest.
             unsafe {
                 match half {
-                    Some(half) => {
-                        by_tile_rows!(rows.len(), from 2 * S::TILE_ROWS, most 2 * S::TILE_ROWS, |MR| accumulate::<S, _, MR>(half, a, rows.start, vec, keys))
-                    }
-                    None => {
-                        by_tile_rows!(rows.len(), most S::TILE_ROWS, |MR| accumulate::<S, _, MR>(s, a, rows.start, vec, keys))
-                    }
+                    Some(half) => by_tile_rows!(rows.len(), from 2 * S::TILE_ROWS, most 2 * S::TILE_ROWS, |MR| {
+                        accumulate::<S, _, MR>(half, a, first, vec, keys)
+                    }),
+                    None => by_tile_rows!(rows.len(), most S::TILE_ROWS, |MR| {
+                        accumulate::<S, _, MR>(s, a, first, vec, keys)
+                    }),
                 }
             }
             a.prefetch.fetch(s);
@@ -80,25 +80,10 @@ unsafe fn accumulate<S: Simd, W: Vector, const MR: usize>(
         let columns = Columns { first: a.values.at(0).wrapping_add(vec * LANES), step: a.values.step() };
         let mut sums = [[w.splat(0.0); 1]; MR];
         add_products(w, &rows, columns, keys, &mut sums);
-        let running = RunningRows {
-            rescale_prev: a.rescale_prev.as_ptr().add(row),
-            rescale_block: a.rescale_block.as_ptr().add(row),
-            rows: TileRows { out: a.out.as_mut_ptr().add(row * a.out_stride + vec * LANES), stride: a.out_stride },
-            fresh: a.fresh,
-            ends: None,
-        };
+        let running = a.running(row, vec);
         running.merge(w, &mut sums);
-        match a.ends {
-            Some(ends) if S::ENDS_ROWS => {
-                let ends = TileEnds {
-                    factors: ends.factors.as_ptr().add(row),
-                    rows: ends.rows.as_ptr().add(row),
-                    first: ends.first + vec * LANES,
-                    past: ends.past,
-                    finite: ends.finite.as_ptr().cast(),
-                };
-                end_rows(w, &mut sums, ends);
-            }
+        match running.ends {
+            Some(ends) if S::ENDS_ROWS => end_rows(w, &mut sums, ends),
             _ => running.rows.store(
                 w,
                 &sums,

@@ -140,12 +140,7 @@ impl Walk<'_> {
             for index in strip.tiles.clone() {
                 let first_row = index * S::TILE_ROWS;
                 let rows = S::TILE_ROWS.min(self.rows - first_row);
-                let bias = self.next_bias.iter();
-                for (bias, bytes) in bias.flat_map(|next| (first_row..first_row + rows).map(|row| next.panels(row))) {
-                    for panel in panel..panel + NV {
-                        s.prefetch(bias.wrapping_add(panel * bytes).cast());
-                    }
-                }
+                prefetch_bias(s, self.next_bias, first_row..first_row + rows, panel..panel + NV);
                 let full = rows == S::TILE_ROWS && NV == self.vecs;
                 // Opaque: else the compiler counts the addresses of every tile shape from tile to tile, in memory.
                 let (first_row, panel) = (black_box(first_row), black_box(panel));
@@ -173,14 +168,14 @@ impl<K> Scores<'_, K> {
     }
 }
 
-impl<K> Scores<'_, K> {
-    /// Prefetches a panel's share of the bias of some rows, if there is one.
-    #[inline(always)]
-    pub(crate) fn prefetch_bias<S: Simd>(&self, s: S, rows: Range<usize>, panel: usize) {
-        let Some(next) = self.next_bias else { return };
-        for row in rows {
-            let (bias, bytes) = next.panels(row);
-            s.prefetch(bias.wrapping_add(panel * bytes).cast());
+/// Prefetches what some rows' bias has for some panels, if there is one.
+#[inline(always)]
+pub(crate) fn prefetch_bias<S: Simd>(s: S, bias: Option<AnyColumns<'_>>, rows: Range<usize>, panels: Range<usize>) {
+    let Some(bias) = bias else { return };
+    for row in rows {
+        let (first, bytes) = bias.panels(row);
+        for panel in panels.clone() {
+            s.prefetch(first.wrapping_add(panel * bytes).cast());
         }
     }
 }

@@ -7,10 +7,9 @@
 //!             scores[rows][panel] = scale · (Σ chain 0 + Σ chain 1 + …)
 //! ```
 
-use crate::attention::steps::qk::Scores;
+use crate::attention::steps::qk::{Scores, prefetch_bias};
 use crate::attention::tiling::SCORE_STRIDE;
-use crate::matmul::dot_tile::KeyOperand;
-use crate::matmul::float_tile::{Columns, add_products};
+use crate::matmul::float_tile::{Chains, Columns};
 use crate::matmul::tile_rows::TileRows;
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::Rows;
@@ -31,7 +30,7 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, a: &mut Scores<'_, Rows<f32>>) {
     let (depth, panels) = (a.head_dim, a.panels.clone());
     let size = depth * LANES;
     let group = (GROUP_BYTES / size_of::<f32>() / size.max(1)).max(1);
-    let dots = Dots { depth, chain: <f32 as KeyOperand<S>>::chain(depth).max(1), scale: a.scale };
+    let (chains, scale) = (Chains::new::<S>(depth), s.splat(a.scale));
     // SAFETY: there is a panel.
     let keys = unsafe { a.keys.at(0) };
     for first in panels.clone().step_by(group) {
@@ -44,67 +43,20 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, a: &mut Scores<'_, Rows<f32>>) {
             by_tile_rows!(here, most S::TILE_ROWS, |MR| unsafe {
                 let queries = a.queries.as_ptr().add(first_row).cast::<[*const f32; MR]>().read();
                 for panel in from..to {
-                    a.prefetch_bias(s, first_row..first_row + MR, panel);
+                    prefetch_bias(s, a.next_bias, first_row..first_row + MR, panel..panel + 1);
+                    let keys = Columns { first: keys.add((panel - panels.start) * size), step: LANES as isize };
+                    let mut sums = [[s.splat(0.0); 1]; MR];
+                    chains.dot_products(s, &queries, keys, &mut sums);
                     let out = a.out.as_mut_ptr().add(first_row * SCORE_STRIDE + panel * LANES);
-                    let keys = keys.add((panel - panels.start) * size);
-                    dots.tile::<S, MR, 1>(s, &queries, keys, TileRows { out, stride: SCORE_STRIDE });
-                    a.prefetch.fetch(s);
-                }
-            });
-        }
-    }
-}
-
-/// Dot products of queries and keys.
-#[derive(Clone, Copy)]
-struct Dots {
-    depth: usize,
-    /// Number of elements of a chain of FMAs.
-    chain: usize,
-    scale: f32,
-}
-
-impl Dots {
-    /// Computes a tile of `MR` queries and `NV` panels side by side.
-    ///
-    /// # Safety
-    /// Queries and panels have `depth` elements; `out` has `MR` writable rows of `NV` vectors.
-    #[inline(always)]
-    unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
-        self,
-        s: S,
-        queries: &[*const f32; MR],
-        keys: *const f32,
-        out: TileRows,
-    ) {
-        let mut totals = [[s.splat(0.0); NV]; MR];
-        let mut first = 0;
-        loop {
-            let last = self.depth.min(first + self.chain);
-            let mut sums = [[s.splat(0.0); NV]; MR];
-            // SAFETY: `last ≤ depth`, which the caller guarantees.
-            unsafe { add_products(s, queries, Columns { first: keys, step: LANES as isize }, first..last, &mut sums) };
-            if first > 0 {
-                for r in 0..MR {
-                    for n in 0..NV {
-                        sums[r][n] = s.add(totals[r][n], sums[r][n]);
-                    }
-                }
-            }
-            if last == self.depth {
-                let scale = s.splat(self.scale);
-                // SAFETY: the caller guarantees `out`.
-                return unsafe {
-                    out.store(
+                    TileRows { out, stride: SCORE_STRIDE }.store(
                         s,
                         &sums,
                         #[inline(always)]
                         |_, sum| s.mul(sum, scale),
-                    )
-                };
-            }
-            totals = sums;
-            first = last;
+                    );
+                    a.prefetch.fetch(s);
+                }
+            });
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Attention of a few rows over at most one panel of keys, in registers: scores, weights, weighted sums.
 
 use crate::attention::steps::epilogue::{if_finite, normalised};
-use crate::matmul::dot_tile::KeyOperand;
+use crate::matmul::float_tile::{Chains, Columns, add_products};
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_part};
 use crate::simd::exp::{self, Full};
 use crate::simd::{LANES, Simd};
@@ -51,17 +51,7 @@ pub(crate) unsafe fn attend<S: Simd>(
     while row < a.queries.len() {
         let rows = next_part(a.queries.len() - row, S::TILE_ROWS);
         // SAFETY: same contract, for some of the rows.
-        let found = unsafe {
-            match rows {
-                6 if const { S::TILE_ROWS >= 6 } => tile::<S, 6>(s, a, row, &mut end),
-                5 if const { S::TILE_ROWS >= 5 } => tile::<S, 5>(s, a, row, &mut end),
-                4 if const { S::TILE_ROWS >= 4 } => tile::<S, 4>(s, a, row, &mut end),
-                3 if const { S::TILE_ROWS >= 3 } => tile::<S, 3>(s, a, row, &mut end),
-                2 if const { S::TILE_ROWS >= 2 } => tile::<S, 2>(s, a, row, &mut end),
-                1 => tile::<S, 1>(s, a, row, &mut end),
-                _ => unreachable!("1 to TILE_ROWS, at most 6"),
-            }
-        };
+        let found = unsafe { by_tile_rows!(rows, most S::TILE_ROWS, |R| tile::<S, R>(s, a, row, &mut end)) };
         finite = s.add(finite, found);
         row += rows;
     }
@@ -109,30 +99,18 @@ unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize)
     /// Sixteen bytes for keys, then sixteen for padding.
     const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
     let queries: &[*const f32; R] = a.queries[first..].first_chunk().expect("as many rows");
-    let chain = <f32 as KeyOperand<S>>::chain(a.head_dim);
-    let mut totals = [s.splat(0.0); R];
-    for from in (0..a.head_dim).step_by(chain) {
-        let mut sums = [s.splat(0.0); R];
-        for i in from..a.head_dim.min(from + chain) {
-            // SAFETY: `i < head_dim`: a vector of the packed keys, as `attend` asserts, and an element of each query, as the
-            // caller guarantees.
-            unsafe {
-                let keys = s.load(a.packed.as_ptr().add(i * LANES));
-                for r in 0..R {
-                    sums[r] = s.fma(keys, s.splat(*queries[r].add(i)), sums[r]);
-                }
-            }
-        }
-        for r in 0..R {
-            totals[r] = if from == 0 { sums[r] } else { s.add(totals[r], sums[r]) };
-        }
-    }
+    let keys = Columns { first: a.packed.as_ptr(), step: LANES as isize };
+    let mut scores = [[s.splat(0.0); 1]; R];
+    // SAFETY: the queries have the depth, as the caller guarantees, and so have the packed keys, as `attend` asserts.
+    unsafe { Chains::new::<S>(a.head_dim).dot_products(s, queries, keys, &mut scores) };
     let there = &KEYS.as_flattened()[LANES - a.keys..][..LANES];
-    for total in &mut totals {
+    let mut visible = [s.splat(0.0); R];
+    for r in 0..R {
+        let scaled = s.mul(scores[r][0], s.splat(a.scale));
         // SAFETY: `there` is sixteen bytes.
-        *total = unsafe { s.select_bytes(there.as_ptr(), s.splat(f32::NEG_INFINITY), s.mul(*total, s.splat(a.scale))) };
+        visible[r] = unsafe { s.select_bytes(there.as_ptr(), s.splat(f32::NEG_INFINITY), scaled) };
     }
-    totals
+    visible
 }
 
 /// Writes the weighted sums of `R` rows, times their factors. Returns zeros if all sums are finite.
@@ -142,20 +120,22 @@ unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize)
 #[inline(always)]
 unsafe fn write<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize, weights: &Weights<S::V, R>) -> S::V {
     let out: &[*mut f32; R] = a.out[first..].first_chunk().expect("as many rows");
+    let mut rows = [core::ptr::null(); R];
+    for r in 0..R {
+        rows[r] = weights.of_keys[r].as_ptr();
+    }
     let mut finite = s.splat(0.0);
     for column in (0..a.value_dim).step_by(LANES) {
-        let mut sums = [s.splat(0.0); R];
-        for key in 0..a.keys {
-            // SAFETY: one of the values, which have these columns.
-            let value = unsafe { s.load(a.values.at(key).add(column)) };
-            for r in 0..R {
-                sums[r] = s.fma(value, s.splat(weights.of_keys[r][key]), sums[r]);
-            }
+        let mut sums = [[s.splat(0.0); 1]; R];
+        // SAFETY: there are as many values as keys, at most sixteen, which have these columns.
+        unsafe {
+            let values = Columns { first: a.values.at(0).add(column), step: a.values.step() };
+            add_products(s, &rows, values, 0..a.keys, &mut sums);
         }
         for r in 0..R {
-            finite = if_finite(s, sums[r], finite);
+            finite = if_finite(s, sums[r][0], finite);
             // SAFETY: sixteen columns of a row that is this worker's.
-            unsafe { s.store(out[r].add(column), normalised(s, sums[r], weights.factors[r])) };
+            unsafe { s.store(out[r].add(column), normalised(s, sums[r][0], weights.factors[r])) };
         }
     }
     finite
