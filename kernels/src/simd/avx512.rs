@@ -3,7 +3,7 @@
 
 use super::avx2::Avx2;
 use super::avx2_half::Avx2Half;
-use super::{Bf16DotWork, Int8DotWork, LANES, Simd, Vector};
+use super::{Bf16DotWork, Int8DotWork, LANES, LOWEST_EXPONENT, Simd, Vector};
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX-512F and the extension that `EXTRA` names.
@@ -317,8 +317,12 @@ unsafe impl<const EXTRA: u8> Simd for Avx512Token<EXTRA> {
 
     #[inline(always)]
     fn one_plus_scaled(self, (a, b): (__m512, __m512), n: __m512, _: __m512) -> __m512 {
+        // Lanes that are not computed do not underflow. Not "less or equal": NaN is computed.
         // SAFETY: `self` proves the feature.
-        unsafe { _mm512_scalef_ps(_mm512_fmadd_ps(a, b, _mm512_set1_ps(1.0)), n) }
+        unsafe {
+            let computed = _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(n, _mm512_set1_ps(LOWEST_EXPONENT));
+            _mm512_maskz_scalef_ps(computed, _mm512_fmadd_ps(a, b, _mm512_set1_ps(1.0)), n)
+        }
     }
 
     #[inline(always)]

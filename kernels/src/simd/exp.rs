@@ -2,7 +2,7 @@
 //!
 //! x = n·ln 2 + r with n = round(x / ln 2), so |r| ≤ ½ ln 2 and eˣ = 2ⁿ·eʳ.
 //! - The reduction subtracts n·ln 2 in two parts (Cody and Waite): the first constant has nine significant bits, so
-//!   its product with |n| ≤ 151 is exact even without FMA.
+//!   its product with |n| ≤ 191 is exact even without FMA.
 //! - eʳ is a polynomial of degree 6 with 1 + r fixed: a Remez exchange for the relative error in 50-digit arithmetic,
 //!   then a search among the neighbouring `f32`s for the smallest error of the whole computation. It is summed as 1 +
 //!   r·(1 + r·(…)), which takes the fewest operations that keep it below 1 ULP where a product is not rounded.
@@ -12,11 +12,13 @@
 //! exp(−∞) is exactly 0, exp(0) exactly 1, NaN stays NaN. [`ForBf16`] is a shorter form, less exact, of
 //! which the same file tests a sample.
 
+#[cfg(doc)]
+use crate::simd::LOWEST_EXPONENT;
 use crate::simd::{LANES, SHIFT, Simd};
 
-/// Lower limit of x: every result below it rounds to 0, since e^−104 < 2⁻¹⁵⁰. It also keeps n inside the range of
-/// [`Simd::one_plus_scaled`].
-const LOWEST: f32 = -104.0;
+/// Lower limit of x, which keeps n at least [`LOWEST_EXPONENT`]. There 2ⁿ is the exact 0 that every result below e^−104 <
+/// 2⁻¹⁵⁰ is rounded to: hidden keys do not underflow, for which some cores (Intel's) stop for 160 cycles.
+const LOWEST: f32 = -132.4;
 /// High part of ln 2 = `LN2_HIGH` + `LN2_LOW`: 355/512.
 const LN2_HIGH: f32 = 355.0 / 512.0;
 const LN2_LOW: f32 = -2.121_944_4e-4;

@@ -58,8 +58,11 @@ const PAGE_BYTES: usize = 4096;
 
 /// Constant that rounds a number of moderate size to an integer when added to it (1.5·2²³ does), and leaves the integer
 /// plus 127 + 64 in the lowest bits: shifted into place, the exponent field of 2^(n + 64), which is normal for all n in
-/// question.
+/// question but [`LOWEST_EXPONENT`].
 pub(crate) const SHIFT: f32 = 12_582_912.0 + 191.0;
+
+/// −127 − 64, which [`SHIFT`] turns into 0.
+pub(crate) const LOWEST_EXPONENT: f32 = -191.0;
 
 /// 2⁻⁶⁴: cancels the 64 in [`SHIFT`].
 pub(crate) const TWO_TO_MINUS_64: f32 = f32::from_bits((127 - 64) << 23);
@@ -247,7 +250,8 @@ pub(crate) unsafe trait Simd: Vector {
     /// Returns `a == b ? then : otherwise`; NaN equals nothing.
     fn select_eq(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
     /// Returns `(1 + a·b)·2ⁿ`: the sum as by [`Vector::fma`], then the product, which is exact unless subnormal. `n` is
-    /// integral, −151 ..= 1; `shifted` is `n` + [`SHIFT`], whose lowest bits are an exponent field. NaN stays NaN.
+    /// integral, [`LOWEST_EXPONENT`] ..= 1; `shifted` is `n` + [`SHIFT`], whose lowest bits are an exponent field. At
+    /// [`LOWEST_EXPONENT`] 2ⁿ counts as 0. NaN stays NaN.
     fn one_plus_scaled(self, ab: (Self::V, Self::V), n: Self::V, shifted: Self::V) -> Self::V;
 
     /// Returns the largest lane; NaN lanes are skipped (unless all are NaN).
