@@ -70,19 +70,24 @@ pub fn merge_results(isa: Isa, mine: [ViewMut<'_>; 2], others: [View<'_>; 2]) {
 }
 
 #[inline(always)]
-fn merge_all<S: Simd>(_: S, [mut out, mut lse]: [ViewMut<'_>; 2], [other_out, other_lse]: [View<'_>; 2]) {
+fn merge_all<S: Simd>(s: S, [mut out, mut lse]: [ViewMut<'_>; 2], [other_out, other_lse]: [View<'_>; 2]) {
     let [batch, heads, rows, dim] = out.shape();
     for (b, h, l) in (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |l| (b, h, l)))) {
         let (Some(lse), Some(&other_lse)) = (lse.get_mut([b, h, l, 0]), other_lse.get([b, h, l, 0])) else { continue };
         let weights = Weights::of(*lse, other_lse);
         *lse = weights.lse;
         if let (Some(out), Some(other)) = (out.contiguous_row_mut([b, h, l]), other_out.contiguous_row([b, h, l])) {
-            weights.merge::<S>(out, other);
+            // While the next row waits for an exponential and a logarithm, memory is busy with the row after it.
+            for i in (2 * dim..3 * dim).step_by(LANES) {
+                s.prefetch(out.as_ptr().wrapping_add(i));
+                s.prefetch(other.as_ptr().wrapping_add(i));
+            }
+            weights.merge(out, other);
             continue;
         }
         for at in (0..dim).map(|d| [b, h, l, d]) {
             if let (Some(x), Some(y)) = (out.get_mut(at), other_out.get(at)) {
-                weights.merge::<S>(core::slice::from_mut(x), core::slice::from_ref(y));
+                weights.merge(core::slice::from_mut(x), core::slice::from_ref(y));
             }
         }
     }
@@ -95,20 +100,6 @@ struct Weights {
     kind: Merge,
 }
 
-/// Returns `x / divisor`, by the divisor and its reciprocal: the quotient that division gives, to the bit, without waiting for
-/// the divider. (Markstein 1990: with the reciprocal correctly rounded, one correction by the exact remainder makes the
-/// quotient so.)
-#[inline(always)]
-fn quotient<S: Simd>(x: f64, [divisor, reciprocal]: [f64; 2]) -> f64 {
-    if !S::FUSED {
-        return x / divisor;
-    }
-    let near = x * reciprocal;
-    let exact = (-near).mul_add(divisor, x).mul_add(reciprocal, near);
-    // The remainder of ∞ is NaN.
-    if exact.is_nan() { near } else { exact }
-}
-
 /// Sides that count in a merge.
 #[derive(Clone, Copy)]
 enum Merge {
@@ -118,7 +109,7 @@ enum Merge {
     Mine,
     /// The other row.
     Other,
-    /// Both, with these weights, not normalised.
+    /// Both, with these weights, whose sum is 1.
     Both([f64; 2]),
 }
 
@@ -136,23 +127,22 @@ impl Weights {
                 // The larger has weight exp(0) = 1; NaN where it is infinite or NaN.
                 let one = if top.is_finite() { 1.0 } else { f64::NAN };
                 let weights = if other > mine { [(mine - other).exp(), one] } else { [one, (other - mine).exp()] };
-                Self { lse: (top + (weights[0] + weights[1]).ln()) as f32, kind: Merge::Both(weights) }
+                let sum = weights[0] + weights[1];
+                Self { lse: (top + sum.ln()) as f32, kind: Merge::Both(weights.map(|weight| weight / sum)) }
             }
         }
     }
 
     /// Merges some elements of the rows.
     #[inline(always)]
-    fn merge<S: Simd>(&self, out: &mut [f32], other: &[f32]) {
+    fn merge(&self, out: &mut [f32], other: &[f32]) {
         match self.kind {
             Merge::Neither => out.fill(0.0),
             Merge::Mine => {}
             Merge::Other => out.copy_from_slice(other),
             Merge::Both([mine, others]) => {
-                let sum = mine + others;
-                let divisor = [sum, 1.0 / sum];
                 for (x, &y) in out.iter_mut().zip(other) {
-                    *x = quotient::<S>(f64::from(*x) * mine + f64::from(y) * others, divisor) as f32;
+                    *x = (f64::from(*x) * mine + f64::from(y) * others) as f32;
                 }
             }
         }
