@@ -1,5 +1,6 @@
 //! Queue of task numbers that workers take from, until it is empty or they are asked to stop.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Request to leave the rest of the work undone, from the caller or from a worker that cannot go on.
@@ -55,14 +56,25 @@ impl Queue {
     /// for the end are short.
     #[inline]
     pub(crate) fn take(&self) -> Option<usize> {
+        self.take_run(1).next()
+    }
+
+    /// Takes the next `most` numbers, at least one, or what is left of them: in ascending order, the largest run first.
+    #[inline]
+    pub(crate) fn take_run(&self, most: usize) -> Range<usize> {
         // Relaxed: the counter orders nothing but itself; joining the workers publishes the results.
-        let taken = self.next.fetch_add(1, Ordering::Relaxed);
+        let taken = self.next.fetch_add(most, Ordering::Relaxed);
         if taken < self.len {
-            return Some(self.len - 1 - taken);
+            return self.run(taken, most);
         }
         // Reset, so that no number of calls can wrap the counter round.
         self.next.store(self.len, Ordering::Relaxed);
-        None
+        0..0
+    }
+
+    fn run(&self, taken: usize, most: usize) -> Range<usize> {
+        let end = self.len - taken;
+        end.saturating_sub(most)..end
     }
 
     /// Takes the next number, unless it is to be left undone.
@@ -71,10 +83,11 @@ impl Queue {
         self.take().filter(|_| !stop.leaves())
     }
 
-    /// Returns the number that the next call of [`Self::take`] would return. Another worker may take it first.
+    /// Returns the first number that the next call of [`Self::take_run`] would return. Another worker may take it first.
     #[inline]
-    pub(crate) fn peek(&self) -> Option<usize> {
-        self.len.checked_sub(1 + self.next.load(Ordering::Relaxed))
+    pub(crate) fn peek_run(&self, most: usize) -> Option<usize> {
+        let taken = self.next.load(Ordering::Relaxed);
+        (taken < self.len).then(|| self.run(taken, most).start)
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -4,6 +4,7 @@
 //! a task (1–3 % of the work). Queries are used in place when their rows are contiguous, values when they are also
 //! whole vectors wide; otherwise they are copied.
 
+use crate::simd::portable::transpose_four;
 use crate::simd::width::LINE_BYTES;
 use crate::simd::{LANES, Level, Simd};
 use crate::tensor::element::{Dtype, Element};
@@ -63,6 +64,32 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
         // SAFETY: row `r < n`, element `i < d`, as the caller guarantees.
         |r, i| unsafe { *keys.at(r).offset(i as isize * keys.element) }.widen(),
     );
+}
+
+/// Packs at most sixteen keys of `d` elements into one panel, whose lanes without a key hold any numbers: a quarter of the time
+/// of whole squares where there are four.
+///
+/// # Safety
+/// `keys` has `n` readable rows of `d` contiguous elements, at least one.
+#[inline(always)]
+pub(crate) unsafe fn pack_few_keys<S: Simd>(_: S, keys: Rows<f32>, n: usize, d: usize, out: &mut [f32]) {
+    assert!((1..=LANES).contains(&n) && out.len() >= LANES * d);
+    for four in (0..n).step_by(4) {
+        // SAFETY: rows below `n`, elements below `d`, and room for a panel, as asserted.
+        unsafe {
+            // The last key takes the place of those that are not there.
+            let rows = core::array::from_fn(|r| keys.at((four + r).min(n - 1)));
+            let out = out.as_mut_ptr().add(four);
+            for i in (0..d / 4 * 4).step_by(4) {
+                transpose_four(rows.map(|row| row.add(i)), out.add(i * LANES));
+            }
+            for i in d / 4 * 4..d {
+                for (r, row) in rows.iter().enumerate() {
+                    *out.add(i * LANES + r) = *row.add(i);
+                }
+            }
+        }
+    }
 }
 
 /// Sixteen evenly spaced rows.

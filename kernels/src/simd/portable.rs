@@ -247,17 +247,26 @@ unsafe impl Simd for Portable {
     unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32) {
         for top in (0..LANES).step_by(4) {
             for left in (0..LANES).step_by(4) {
-                // SAFETY: the access covers four floats of a row, and four of `out`, both inside the 16 × 16 square
-                // that the caller guarantees.
-                unsafe {
-                    let row = |r: usize| first.add(left).wrapping_byte_offset((top + r) as isize * step);
-                    let part = |r: usize| f32x4::new(row(r).cast::<[f32; 4]>().read_unaligned());
-                    let block = f32x4::transpose([part(0), part(1), part(2), part(3)]);
-                    for (i, row) in block.into_iter().enumerate() {
-                        out.add((left + i) * LANES + top).cast::<[f32; 4]>().write_unaligned(row.to_array());
-                    }
-                }
+                let row = |r: usize| first.wrapping_add(left).wrapping_byte_offset((top + r) as isize * step);
+                // SAFETY: four floats of four rows, and four times four of `out`, all inside the squares that the caller
+                // guarantees.
+                unsafe { transpose_four([row(0), row(1), row(2), row(3)], out.add(left * LANES + top)) };
             }
+        }
+    }
+}
+
+/// Transposes a square of four: element `i` of row `r` becomes element `r` of row `i` of `out`, whose rows are sixteen apart.
+///
+/// # Safety
+/// The rows are readable for four floats, which need not be aligned, and so are those of `out` writable.
+#[inline(always)]
+pub(crate) unsafe fn transpose_four(rows: [*const f32; 4], out: *mut f32) {
+    // SAFETY: the caller guarantees four floats of each row, and of each row of `out`.
+    unsafe {
+        let block = f32x4::transpose(rows.map(|row| f32x4::new(row.cast::<[f32; 4]>().read_unaligned())));
+        for (i, row) in block.into_iter().enumerate() {
+            out.add(i * LANES).cast::<[f32; 4]>().write_unaligned(row.to_array());
         }
     }
 }

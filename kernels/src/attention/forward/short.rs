@@ -23,6 +23,8 @@ pub(crate) struct ShortCall<'t> {
     k: View<'t>,
     v: View<'t>,
     out: &'t SharedMut<'t, f32>,
+    /// True if every task of the call is short.
+    pub(crate) all_short: bool,
 }
 
 impl<'t> ShortCall<'t> {
@@ -39,7 +41,9 @@ impl<'t> ShortCall<'t> {
         let ([Tensor::F32(k), Tensor::F32(v)], Tensor::F32(q)) = (call.kv.tensors()?, call.q) else { return None };
         let Some(Typed::F32(out)) = &outputs.out else { return None };
         let contiguous = [q.strides(), k.strides(), v.strides(), out.strides()].iter().all(|strides| strides[3] == 1);
-        (contiguous && v.shape()[3].is_multiple_of(LANES)).then_some(Self { q, k, v, out })
+        let (rows, keys) = call.longest();
+        let all_short = rows.saturating_mul(call.group_size()) <= READING_ROWS && keys <= LANES;
+        (contiguous && v.shape()[3].is_multiple_of(LANES)).then_some(Self { q, k, v, out, all_short })
     }
 }
 
@@ -70,10 +74,10 @@ impl<S: Steps> AttentionTask<'_, S> {
         let [head_dim, value_dim] = [self.tiling.head_dim, self.tiling.value_dim];
         // SAFETY: rows of the sizes given, as above; the output's are this worker's alone.
         unsafe {
-            self.s.pack_keys(Typed::F32(k), [keys; 2], head_dim, regions.keys);
-            let short = ShortRows {
+            let mut short = ShortRows {
                 queries: &queries[..n],
-                packed: &*regions.keys,
+                rows: k,
+                packed: regions.keys,
                 keys,
                 head_dim,
                 scale: self.call.scale,
@@ -86,7 +90,7 @@ impl<S: Steps> AttentionTask<'_, S> {
                 || {
                     short::attend(
                         self.s,
-                        &short,
+                        &mut short,
                         #[inline(always)]
                         |row, max, sum| self.end_row(rows[row], max, sum).factor,
                     )

@@ -2,6 +2,7 @@
 
 use crate::attention::steps::epilogue::{if_finite, normalised};
 use crate::matmul::float_tile::{Chains, Columns, add_products};
+use crate::matmul::pack::pack_few_keys;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_part};
 use crate::simd::exp::{self, Full};
 use crate::simd::{LANES, Simd};
@@ -11,8 +12,10 @@ use crate::tensor::rows::Rows;
 pub(crate) struct ShortRows<'a> {
     /// Address of each query.
     pub(crate) queries: &'a [*const f32],
-    /// Keys, `[head_dim][16]`.
-    pub(crate) packed: &'a [f32],
+    /// Keys, contiguous and evenly spaced.
+    pub(crate) rows: Rows<f32>,
+    /// Memory for the keys in a panel, `[head_dim][16]`.
+    pub(crate) packed: &'a mut [f32],
     /// Number of keys, at least 1.
     pub(crate) keys: usize,
     pub(crate) head_dim: usize,
@@ -36,17 +39,19 @@ struct Weights<V, const R: usize> {
 /// rows are not valid.
 ///
 /// # Safety
-/// Queries have `head_dim` floats, values and outputs `value_dim`; there are as many values as keys; the outputs are this
+/// Queries and keys have `head_dim` floats, values and outputs `value_dim`; there are as many values as keys; the outputs are this
 /// worker's alone.
 #[inline(always)]
 pub(crate) unsafe fn attend<S: Simd>(
     s: S,
-    a: &ShortRows<'_>,
+    a: &mut ShortRows<'_>,
     mut end: impl FnMut(usize, f32, f32) -> (f32, f32),
 ) -> bool {
     assert!(a.queries.len() == a.out.len() && a.packed.len() >= LANES * a.head_dim);
     assert!((1..=LANES).contains(&a.keys) && a.value_dim.is_multiple_of(LANES));
     const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS) };
+    // SAFETY: the caller guarantees the keys.
+    unsafe { pack_few_keys(s, a.rows, a.keys, a.head_dim, a.packed) };
     let (mut row, mut finite) = (0, s.splat(0.0));
     while row < a.queries.len() {
         let rows = next_part(a.queries.len() - row, S::TILE_ROWS);
