@@ -269,3 +269,51 @@ fn blocks_asked_about_are_of_the_call() {
         }
     }
 }
+
+/// Mask that keeps a few keys of each row, strewn over all, and knows which panels of sixteen keys have none.
+struct Strewn {
+    keys: usize,
+    kept: Vec<bool>,
+}
+
+impl MaskMod for Strewn {
+    fn keep(&self, at: Position) -> bool {
+        self.kept[at.row * self.keys + at.key]
+    }
+
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        BlockClass::from_iter(block.pairs().map(|at| self.keep(at)))
+    }
+}
+
+/// Panels that no row of a tile sees are left out: of few rows and many, with passes over their scores in between, and of NaN.
+#[test]
+fn keys_strewn_over_all_have_the_same_bits_in_every_form() {
+    let mut rng = Rng::new(6);
+    for ([rows, keys], dims) in [([150, 700], [16, 40]), ([40, 300], [24, 64]), ([9, 520], [8, 16])] {
+        let mut tensors = Tensors::normal([1, 4, 2, rows, keys, dims[0], dims[1]], 7);
+        let kept: Vec<bool> = (0..rows * keys).map(|i| i % keys != 5 && rng.below(60) == 0).collect();
+        for x in [&mut tensors.k, &mut tensors.v] {
+            for head in 0..2 {
+                let dim = x.shape[3];
+                x.data[(head * keys + 5) * dim..][..dim].fill(f32::NAN);
+            }
+        }
+        let bytes: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
+        let bytes = sdpa::View::bhld(&bytes, [1, 1, rows, keys]).expect("dense");
+        let mask = Strewn { keys, kept };
+        let slopes = sdpa::alibi_slopes(4);
+        let plain = Attention::new().align(Alignment::BottomRight);
+        for attention in [plain, plain.softcap(3.0), plain.causal()] {
+            let inputs = tensors.inputs().alibi(&slopes);
+            for (isa, exec) in execs() {
+                let classes = run_as(&attention, inputs, exec, &Mods::new().mask(&mask as &dyn MaskMod));
+                let pairs = run_as(&attention, inputs, exec, &Mods::new().mask(PairByPair(&mask as &dyn MaskMod)));
+                let tensor = run_as(&attention, inputs.mask(sdpa::Mask::Keep(bytes)), exec, &Mods::new());
+                assert_same(&format!("{rows} rows, {isa}: pair by pair"), &pairs, &classes);
+                assert_same(&format!("{rows} rows, {isa}: as a tensor"), &tensor, &classes);
+                assert!(classes.out.data.iter().all(|x| x.is_finite()), "{rows} rows, {isa}");
+            }
+        }
+    }
+}

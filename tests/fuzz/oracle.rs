@@ -117,10 +117,10 @@ impl<'a> Oracle<'a> {
     }
 
     /// True if weights are divided by the sum of rounded ones, and so off by at most [`ROUNDED_SUM`]. Dropout of
-    /// nothing is none.
+    /// nothing, not even of one weight in 2³², is none.
     fn is_sum_rounded(&self) -> bool {
         self.is_native(2)
-            && self.case.settings.dropout.is_none_or(|dropout| dropout.p == 0.0)
+            && self.case.settings.dropout.is_none_or(|dropout| (f64::from(dropout.p) * 2f64.powi(32)).round() == 0.0)
             && self.case.functions.prob.is_none()
     }
 

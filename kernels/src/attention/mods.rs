@@ -117,12 +117,12 @@ pub trait MaskMod: Send + Sync {
     /// threads at once, before or without [`Self::keep`] being called for its pairs; pairs that other rules hide may be
     /// among them. Blocks of one row and up to 16 keys are common, so an answer should take no longer than some pairs.
     ///
-    /// It helps where rows next to each other see the same stretches of keys: what is hidden from all rows of a tile (up to
-    /// six) in a block of keys, or before the first and behind the last key they see in it, is not computed. It does not
-    /// where every block holds some visible key for some row of each tile, such as a few keys of each row strewn over all:
-    /// then all is computed, and the classes, asked several times for each panel of 16 keys of a row, come on top. Leave it
-    /// out, as closures do, if [`Self::keep`] of 16 keys takes less time than one class. Without a class `keep` is called for
-    /// every pair that other rules leave, and nothing is skipped: time goes with all keys, not with those kept.
+    /// It helps where whole panels of 16 keys (from a multiple of 16) are hidden from all rows of a tile, which are six or fewer
+    /// next to each other: these panels are not computed, if more than 16 rows share the keys. Each class is asked once for a
+    /// row, first of all the keys of the block that other rules leave, then, if that is `Mixed`, of each panel. Leave it out, as
+    /// closures do, if [`Self::keep`] of 16 keys takes less time than one class and most panels have a key that is kept. Without
+    /// a class `keep` is called for every pair that other rules leave, and nothing is skipped: time goes with all keys, not with
+    /// those kept (docs/benchmarks.md, masks).
     ///
     /// An answer other than `Mixed` must be what `keep` says of every pair of the block. If it is not, which of the two
     /// counts for a pair is unspecified, and the output may be wrong in these rows; nothing else is.

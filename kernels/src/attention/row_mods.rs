@@ -23,6 +23,33 @@ pub(crate) fn is_visible(bits: &KeyBits, j: usize) -> bool {
     bits[j / 64] >> (j % 64) & 1 == 1
 }
 
+/// Classes that a mask function gives the panels of a block for one row: a bit for each panel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PanelClasses {
+    /// Panels whose keys are all hidden.
+    pub(crate) hidden: u16,
+    /// Panels some of whose keys may be hidden. Neither bit: all keys are visible.
+    pub(crate) mixed: u16,
+}
+
+const _: () = assert!(KEY_BLOCK / LANES == u16::BITS as usize);
+
+impl PanelClasses {
+    pub(crate) const ALL: Self = Self { hidden: 0, mixed: 0 };
+    pub(crate) const NONE: Self = Self { hidden: u16::MAX, mixed: 0 };
+    pub(crate) const MIXED: Self = Self { hidden: 0, mixed: u16::MAX };
+
+    /// Returns the class of a panel.
+    #[inline(always)]
+    fn of(self, panel: usize) -> BlockClass {
+        match (self.hidden >> panel & 1, self.mixed >> panel & 1) {
+            (0, 0) => BlockClass::All,
+            (0, _) => BlockClass::Mixed,
+            _ => BlockClass::None,
+        }
+    }
+}
+
 /// [`Mods`] without their types. Positions are those of the first of `scores` or `weights`.
 pub(crate) trait RowMods<S>: Sync {
     /// Returns which functions there are.
@@ -32,12 +59,16 @@ pub(crate) trait RowMods<S>: Sync {
     /// Multiplies gradients of what the score function returned, of consecutive keys of a row, by its derivative at the
     /// scores before it. A gradient of 0 stays 0; others become NaN if there is no derivative.
     fn apply_derivative(&self, s: S, first: Position, scores: &[f32], gradients: &mut [f32]);
-    /// Applies the mask function to consecutive keys of a row, at least one, from the start of a panel on.
-    fn apply_mask(&self, s: S, first: Position, scores: &mut [f32]);
+    /// Applies the mask function, which gave these classes, to consecutive keys of a row, at least one, from the start of a
+    /// panel on.
+    fn apply_mask(&self, s: S, first: Position, classes: PanelClasses, scores: &mut [f32]);
     /// Applies the weight function to the visible ones of consecutive keys of a row, which are keys `keys` of the block.
     fn apply_prob(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits);
     /// Returns the class that the mask function gives a block.
     fn class(&self, block: BlockPosition) -> BlockClass;
+    /// Returns the classes that the mask function gives the panels of a block of one row. Panels without a key of the block are
+    /// hidden.
+    fn classes(&self, block: BlockPosition) -> PanelClasses;
 }
 
 /// Returns the position of the `j`th key after `first`.
@@ -79,24 +110,16 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> 
 
     /// By runs of panels of one class, and key by key where that is mixed: first all answers, then all scores, since the
     /// two loops together are often not vectorised.
-    fn apply_mask(&self, s: S, first: Position, scores: &mut [f32]) {
-        let Position { batch, head, row, key, position } = first;
+    fn apply_mask(&self, s: S, first: Position, classes: PanelClasses, scores: &mut [f32]) {
         s.vectorize(
             #[inline(always)]
             || {
-                let len = scores.len();
-                let class = |from: usize| {
-                    let keys = key + from..key + len.min(from + LANES);
-                    self.mask.class(BlockPosition { batch, head, rows: row..row + 1, keys, position })
-                };
-                let (mut from, mut next) = (0, class(0));
+                let (len, first_panel) = (scores.len(), first.key % KEY_BLOCK / LANES);
+                let class = |from: usize| classes.of(first_panel + from / LANES);
+                let mut from = 0;
                 while from < len {
-                    let (run, mut to) = (next, from + LANES);
-                    while to < len {
-                        next = class(to);
-                        if next != run {
-                            break;
-                        }
+                    let (run, mut to) = (class(from), from + LANES);
+                    while to < len && class(to) == run {
                         to += LANES;
                     }
                     let scores = &mut scores[from..to.min(len)];
@@ -130,5 +153,29 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> 
 
     fn class(&self, block: BlockPosition) -> BlockClass {
         self.mask.class(block)
+    }
+
+    fn classes(&self, block: BlockPosition) -> PanelClasses {
+        match self.mask.class(block.clone()) {
+            BlockClass::All => return PanelClasses::ALL,
+            BlockClass::None => return PanelClasses::NONE,
+            BlockClass::Mixed => {}
+        }
+        let (mut classes, keys) = (PanelClasses::NONE, block.keys.clone());
+        let mut from = keys.start;
+        while from < keys.end {
+            let to = keys.end.min((from / LANES + 1) * LANES);
+            let bit = 1 << (from % KEY_BLOCK / LANES);
+            match self.mask.class(BlockPosition { keys: from..to, ..block.clone() }) {
+                BlockClass::All => classes.hidden &= !bit,
+                BlockClass::None => {}
+                BlockClass::Mixed => {
+                    classes.hidden &= !bit;
+                    classes.mixed |= bit;
+                }
+            }
+            from = to;
+        }
+        classes
     }
 }

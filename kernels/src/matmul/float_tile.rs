@@ -12,12 +12,14 @@ use crate::matmul::dot_tile::KeyOperand;
 use crate::simd::{Simd, Vector};
 use core::ops::Range;
 
-/// Columns of a tile: vector `n` of term `i` lies at `first + i · step + n · LANES`.
+/// Columns of a tile: vector `n` of term `i` lies at `first + i · step + n · apart`.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns {
     pub(crate) first: *const f32,
     /// Floats from one term to the next.
     pub(crate) step: isize,
+    /// Floats from one vector to the next.
+    pub(crate) apart: usize,
 }
 
 /// Depth of dot products, and the chains of FMAs that they are sums of: see [`KeyOperand::chain`].
@@ -87,13 +89,13 @@ pub(crate) unsafe fn add_products<W: Vector, const MR: usize, const NV: usize>(
     unsafe {
         while i + TURN <= end {
             for term in 0..TURN {
-                add_product(w, rows, column, i + term, sums);
+                add_product(w, rows, (column, columns.apart), i + term, sums);
                 column = column.wrapping_offset(columns.step);
             }
             i += TURN;
         }
         while i < end {
-            add_product(w, rows, column, i, sums);
+            add_product(w, rows, (column, columns.apart), i, sums);
             column = column.wrapping_offset(columns.step);
             i += 1;
         }
@@ -103,19 +105,19 @@ pub(crate) unsafe fn add_products<W: Vector, const MR: usize, const NV: usize>(
 /// Adds the products of term `i`.
 ///
 /// # Safety
-/// Term `i` is readable in each of `rows`, and `at` has `NV` vectors.
+/// Term `i` is readable in each of `rows`, and `at` has `NV` vectors, `apart` floats apart.
 #[inline(always)]
 unsafe fn add_product<W: Vector, const MR: usize, const NV: usize>(
     w: W,
     rows: &[*const f32; MR],
-    at: *const f32,
+    (at, apart): (*const f32, usize),
     i: usize,
     sums: &mut [[W::V; NV]; MR],
 ) {
     let mut column = [w.splat(0.0); NV];
     for n in 0..NV {
         // SAFETY: vector `n < NV` of the term, which the caller guarantees.
-        column[n] = unsafe { w.load(at.add(n * W::LANES)) };
+        column[n] = unsafe { w.load(at.add(n * apart)) };
     }
     for r in 0..MR {
         // SAFETY: term `i` of row `r < MR`, which the caller guarantees.

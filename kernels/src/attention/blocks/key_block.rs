@@ -3,8 +3,9 @@
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::spans::Spans;
 use crate::attention::blocks::task::AttentionTask;
+use crate::attention::row_mods::PanelClasses;
 use crate::attention::steps::by_isa::Steps;
-use crate::attention::tiling::Regions;
+use crate::attention::tiling::{MAX_ROW_BLOCK, Regions};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::PrefetchQueue;
@@ -27,6 +28,8 @@ pub(crate) struct KeyBlock<'b, 'r, S> {
     pub(crate) queries: Queries<'b>,
     /// Keys that each tile of the current row block needs.
     pub(crate) spans: &'b mut Spans,
+    /// Classes that a mask function, if there is one, gives the rows of the current row block.
+    pub(crate) classes: &'b mut [PanelClasses; MAX_ROW_BLOCK],
     pub(crate) regions: &'b mut Regions<'r>,
     /// First key of the packed run in scratch, if any.
     pub(crate) packed_keys: Option<usize>,
@@ -55,6 +58,7 @@ pub(crate) struct ScoreCopies<'b> {
 /// Memory that a task's key blocks use one after the other.
 pub(crate) struct BlockMemory {
     spans: Spans,
+    classes: [PanelClasses; MAX_ROW_BLOCK],
     /// Tables for the addresses of a block's key rows and value rows, used if the rows are scattered.
     tables: [Table; 2],
 }
@@ -62,7 +66,7 @@ pub(crate) struct BlockMemory {
 impl BlockMemory {
     #[inline(always)]
     pub(crate) fn new() -> Self {
-        Self { spans: Spans::NONE, tables: [Table::new(), Table::new()] }
+        Self { spans: Spans::NONE, classes: [PanelClasses::ALL; MAX_ROW_BLOCK], tables: [Table::new(), Table::new()] }
     }
 }
 
@@ -82,7 +86,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         assert!(self.holds(first), "not a block of the task");
         let at = self.place(first);
         let len = KEY_BLOCK.min(self.seq.kv_len - first);
-        let BlockMemory { spans, tables: [key_table, value_table] } = memory;
+        let BlockMemory { spans, classes, tables: [key_table, value_table] } = memory;
         // SAFETY: keys `first .. first + len` exist and their block is held, as asserted; the tables are borrowed for
         // as long as the block exists.
         let (keys, values) =
@@ -95,6 +99,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             values,
             queries,
             spans,
+            classes,
             regions,
             packed_keys: None,
             packed_values: None,

@@ -11,9 +11,10 @@ use crate::attention::blocks::task::Row;
 use crate::attention::mods::{BlockClass, BlockPosition};
 use crate::attention::options::Mask;
 use crate::attention::outputs::Point;
+use crate::attention::row_mods::PanelClasses;
 use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::score_passes::{Columns, ScoreBlock};
-use crate::attention::steps::span::{RowKeys, Span};
+use crate::attention::steps::span::{RowKeys, Span, panel_bits, runs};
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::visibility::VisibleKeys;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
@@ -39,6 +40,9 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         if self.spans.iter().all(|span| span.is_empty()) {
             return false;
         }
+        if options.softcap.is_some() || options.bias.is_some() || options.alibi.is_some() || self.task.given.score {
+            self.clear_holes(rows);
+        }
         let bias = options.bias.map(|bias| {
             by_type!(Tensor => Typed, bias, |bias| {
                 // SAFETY: the call's bias, whose sizes `CheckedCall` has checked.
@@ -61,6 +65,16 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         // SAFETY: the columns are rows of the mask, taken above.
         unsafe { self.apply_mask(row_block, mask) };
         true
+    }
+
+    /// Sets the scores of panels that tiles leave out to 0, since passes over all of a span read them before they are hidden.
+    fn clear_holes(&mut self, rows: usize) {
+        for row in 0..rows {
+            let span = self.spans[row / S::TILE_ROWS];
+            for hole in runs(panel_bits(span.first_panel()..span.end_panel()) & !span.panels) {
+                self.regions.scores[row * SCORE_STRIDE..][hole.start * LANES..hole.end * LANES].fill(0.0);
+            }
+        }
     }
 
     /// Drops weights of a row block at random, if the call asks for it.
@@ -88,6 +102,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let ruled = task.call.visible.hides_keys() || task.call.options.mask.is_some() || task.given.mask;
         if !ruled || task.outputs.wants_all_keys() {
             self.spans.of_tiles(tiles).fill(Span { needs_mask: ruled, ..whole });
+            self.classes[..row_block.len()].fill(PanelClasses::MIXED);
             return;
         }
         if mask.is_none() && !task.given.mask {
@@ -126,58 +141,50 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         for row in self.task.rows(rows) {
             let keys = self.visible_to(row);
             let (from, to) = keys.key_range();
-            ranges[row.n] = RowKeys { from, to, all: keys.prefix == 0 };
+            ranges[row.n] = RowKeys::new(from, to, keys.prefix == 0);
         }
         ranges
     }
 
-    /// Narrows the ranges of consecutive rows of a head by the mask function: first all together, then row by row.
-    fn narrow_rows(&self, first: Row, ranges: &mut [RowKeys]) {
+    /// Narrows the ranges of consecutive rows of a head by the mask function, first all together, then row by row, and keeps the
+    /// classes it gives.
+    fn narrow_rows(&mut self, first: Row, ranges: &mut [RowKeys]) {
         let (lo, hi) = union(ranges);
-        if lo >= hi {
-            return;
-        }
-        if ranges.len() > 1 {
-            match self.class(first, ranges.len(), lo..hi) {
-                BlockClass::All => return,
-                BlockClass::None => return ranges.fill(RowKeys::EMPTY),
-                BlockClass::Mixed => {}
-            }
-        }
-        for (k, range) in ranges.iter_mut().enumerate().filter(|(_, range)| !range.is_empty()) {
-            *range = self.narrow(Row { n: first.n + k, i: first.i + k, ..first }, *range);
-        }
-    }
-
-    /// Drops panels at both ends of a row's range that the mask function says are hidden.
-    fn narrow(&self, row: Row, range: RowKeys) -> RowKeys {
-        let class = |keys: Range<usize>| self.class(row, 1, keys);
-        match class(range.from..range.to) {
-            BlockClass::All => range,
-            BlockClass::None => RowKeys::EMPTY,
-            BlockClass::Mixed => {
-                let panel = |at: usize| (at / LANES * LANES).max(range.from)..((at / LANES + 1) * LANES).min(range.to);
-                let (mut from, mut to) = (range.from, range.to);
-                while from < to && class(panel(from)) == BlockClass::None {
-                    from = panel(from).end;
-                }
-                while from < to && class(panel(to - 1)) == BlockClass::None {
-                    to = panel(to - 1).start;
-                }
-                RowKeys { from, to, all: false }
-            }
+        let classes = match () {
+            _ if lo >= hi => Some(PanelClasses::NONE),
+            _ if ranges.len() == 1 => None,
+            _ => match self.class(first, ranges.len(), lo..hi) {
+                BlockClass::All => Some(PanelClasses::ALL),
+                BlockClass::None => Some(PanelClasses::NONE),
+                BlockClass::Mixed => None,
+            },
+        };
+        for (k, range) in ranges.iter_mut().enumerate() {
+            let row = Row { n: first.n + k, i: first.i + k, ..first };
+            let classes = match classes {
+                Some(classes) => classes,
+                None if range.is_empty() => PanelClasses::NONE,
+                None => self.task.mods.classes(self.position(row, 1, range.from..range.to)),
+            };
+            self.classes[row.n] = classes;
+            *range = range.narrowed(classes);
         }
     }
 
     /// Returns the mask function's class of some rows of a head, from `row` on, and some of the block's keys.
     fn class(&self, row: Row, rows: usize, keys: Range<usize>) -> BlockClass {
-        self.task.mods.class(BlockPosition {
+        self.task.mods.class(self.position(row, rows, keys))
+    }
+
+    /// Returns the position of some rows of a head, from `row` on, and some of the block's keys.
+    fn position(&self, row: Row, rows: usize, keys: Range<usize>) -> BlockPosition {
+        BlockPosition {
             batch: self.task.task.sequence,
             head: row.head,
             rows: row.i..row.i + rows,
             keys: self.first + keys.start..self.first + keys.end,
             position: self.task.seq.offset.saturating_add_unsigned(row.i),
-        })
+        }
     }
 
     /// Returns the keys of the block that the range rules make visible to a row.
@@ -273,7 +280,8 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             }
             scores[keys.end.clamp(start, hi)..hi].fill(f32::NEG_INFINITY);
             if task.given.mask {
-                task.mods.apply_mask(task.s, task.position(row, self.first + lo), &mut scores[lo..]);
+                let first = task.position(row, self.first + lo);
+                task.mods.apply_mask(task.s, first, self.classes[row.n], &mut scores[lo..]);
             }
         }
     }
@@ -312,5 +320,6 @@ fn union(ranges: &[RowKeys]) -> (usize, usize) {
 fn span_of(ranges: &[RowKeys]) -> Span {
     let (lo, hi) = union(ranges);
     let alike = ranges.iter().all(|range| range.all && (range.from, range.to) == (lo, hi));
-    Span::new(lo, hi, !alike)
+    let panels = ranges.iter().fold(0, |panels, range| panels | range.panels);
+    Span { panels, ..Span::new(lo, hi, !alike) }
 }

@@ -129,10 +129,10 @@ pub(crate) trait Steps: PackSteps {
 }
 
 /// Returns true if the time of `rows` rows is that of arithmetic, for which there are loops of their own over columns that
-/// are evenly spaced: where tiles have one vector. (With tiles of several vectors they are not measured yet.)
+/// are evenly spaced.
 #[inline(always)]
-fn are_many<S: Simd>(rows: usize, columns: Rows<f32>) -> bool {
-    S::TILE_VECS == 1 && rows > READING_ROWS && !columns.are_scattered()
+fn are_many(rows: usize, columns: Rows<f32>) -> bool {
+    rows > READING_ROWS && !columns.are_scattered()
 }
 
 macro_rules! steps {
@@ -140,13 +140,10 @@ macro_rules! steps {
         impl Steps for $token {
             unsafe fn scores(self, mut a: Scores<'_>) {
                 if let Typed::F32(keys) = a.keys
-                    && are_many::<Self>(a.queries.len(), keys)
+                    && are_many(a.queries.len(), keys)
                 {
-                    return self.vectorize(
-                        #[inline(always)]
-                        // SAFETY: the caller guarantees the contract of `qk::scores`; many rows read panels side by side.
-                        || unsafe { qk_many::scores(self, &mut a.of(keys)) },
-                    );
+                    // SAFETY: the caller guarantees the contract of `qk::scores`; many rows read panels side by side.
+                    return unsafe { qk_many::scores(self, &mut a.of(keys)) };
                 }
                 // SAFETY: the caller guarantees the contract of `qk::scores`.
                 by_type!(Typed, a.keys, |keys| unsafe { qk::scores(self, &mut a.of(keys)) })
@@ -242,10 +239,7 @@ macro_rules! steps {
                 // SAFETY: the caller guarantees the contract of `pv::values`.
                 unsafe {
                     match a.values {
-                        Typed::F32(rows) if are_many::<Self>(a.rows, rows) => self.vectorize(
-                            #[inline(always)]
-                            || pv_many::values(self, &mut a.of(rows)),
-                        ),
+                        Typed::F32(rows) if are_many(a.rows, rows) => pv_many::values(self, &mut a.of(rows)),
                         Typed::F32(rows) => pv::values_to_half(self, &mut a.of(rows)),
                         // Few rows: more have them packed as floats.
                         Typed::Bf16(rows) => pv::values(self, &mut a.of(rows)),

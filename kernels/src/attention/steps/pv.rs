@@ -263,7 +263,7 @@ impl<R> Values<'_, R> {
     pub(crate) fn pairs<S: Simd>(&self, tile: usize) -> usize {
         let full = &self.spans[..self.rows / S::TILE_ROWS];
         let pairs = full.get(tile..).unwrap_or_default().as_chunks::<2>().0;
-        pairs.iter().take_while(|[a, b]| a.keys() == b.keys()).count()
+        pairs.iter().take_while(|[a, b]| (a.keys(), a.panels) == (b.keys(), b.panels)).count()
     }
 }
 

@@ -1,22 +1,24 @@
-//! P·V of many rows: the weighted sums of a row block of more than [`READING_ROWS`] rows over f32 values, accumulated into the
+//! P·V of many rows: the weighted sums of a row block of more than
+//! [`READING_ROWS`](crate::matmul::prefetch::READING_ROWS) rows over f32 values, accumulated into the
 //! rows' running outputs.
 //!
 //! ```text
-//! for each vector of columns:
+//! for each NV vectors of columns:
 //!     for each tile of rows:
-//!         sum = Σ weights[row][key] · values[key]     keys of the tile's span, in order
+//!         sum = Σ weights[row][key] · values[key]     keys of the panels that the tile needs, in order
 //!         out = out · rescale_prev + sum · rescale_block, or its rows are normalised and written
 //! ```
 
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_tile::end_rows;
+use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::float_tile::{Columns, add_products};
+use crate::matmul::tile_shape::next_part;
 use crate::simd::{LANES, Simd, Vector};
 use crate::tensor::rows::Rows;
-use core::ops::Range;
 
-/// Accumulates P·V of a row block, one vector of columns after the other.
+/// Accumulates P·V of a row block, `S::TILE_VECS` vectors of columns after the other.
 ///
 /// # Safety
 /// For every key of every span, the row of values is readable to the end of the vector that holds its last column. If rows
@@ -29,46 +31,66 @@ pub(crate) unsafe fn values<S: Simd>(s: S, a: &mut Values<'_, Rows<f32>>) {
     if half.is_some() {
         a.clear_beside();
     }
-    for vec in 0..a.vecs() {
-        let mut tile = 0;
-        while tile < a.spans.len() {
-            let half = half.filter(|_| vec == a.cols / LANES && a.pairs::<S>(tile) > 0);
-            let tiles = if half.is_some() { 2 } else { 1 };
-            let rows = tile * S::TILE_ROWS..a.rows.min((tile + tiles) * S::TILE_ROWS);
-            let keys = a.spans[tile].keys();
-            tile += tiles;
-            if keys.is_empty() {
-                continue;
-            }
-            let first = rows.start;
-            // SAFETY: the rows are some of those of `a`, the vector has columns; the caller guarantees the rest.
-            unsafe {
-                match half {
-                    Some(half) => by_tile_rows!(rows.len(), from 2 * S::TILE_ROWS, most 2 * S::TILE_ROWS, |MR| {
-                        accumulate::<S, _, MR>(half, a, first, vec, keys)
-                    }),
-                    None => by_tile_rows!(rows.len(), most S::TILE_ROWS, |MR| {
-                        accumulate::<S, _, MR>(s, a, first, vec, keys)
-                    }),
-                }
-            }
-            a.prefetch.fetch(s);
-        }
+    let mut vec = 0;
+    while vec < a.vecs() {
+        let vecs = next_part(a.vecs() - vec, S::TILE_VECS);
+        by_tile_vecs!(vecs, most S::TILE_VECS, |NV| s.vectorize(
+            #[inline(always)]
+            // SAFETY: `NV` vectors from `vec` on have columns; the caller guarantees the rest.
+            || unsafe { strip_values::<S, NV>(s, half.filter(|_| vec == a.cols / LANES), a, vec) }
+        ));
+        vec += vecs;
     }
 }
 
-/// Accumulates a vector of columns of `MR` rows from `row` on.
+/// Accumulates `NV` vectors of columns, or half of the last, two tiles of rows at a time, if `half` is given.
 ///
 /// # Safety
-/// The rows and the vector are some of those of `a`, which was checked; the keys are those of their span. For the rest, same
-/// contract as [`values`].
+/// Same contract as [`values`], whose assertions hold; `a` has the vectors.
 #[inline(always)]
-unsafe fn accumulate<S: Simd, W: Vector, const MR: usize>(
+unsafe fn strip_values<S: Simd, const NV: usize>(
+    s: S,
+    half: Option<S::Half>,
+    a: &mut Values<'_, Rows<f32>>,
+    vec: usize,
+) {
+    let mut tile = 0;
+    while tile < a.spans.len() {
+        let half = half.filter(|_| a.pairs::<S>(tile) > 0);
+        let tiles = if half.is_some() { 2 } else { 1 };
+        let rows = tile * S::TILE_ROWS..a.rows.min((tile + tiles) * S::TILE_ROWS);
+        let span = a.spans[tile];
+        tile += tiles;
+        if span.is_empty() {
+            continue;
+        }
+        let first = rows.start;
+        // SAFETY: the rows are some of those of `a`, the vectors have columns; the caller guarantees the rest.
+        unsafe {
+            match half {
+                Some(half) => by_tile_rows!(rows.len(), from 2 * S::TILE_ROWS, most 2 * S::TILE_ROWS, |MR| {
+                    accumulate::<S, _, MR, 1>(half, a, [first, vec], span)
+                }),
+                None => by_tile_rows!(rows.len(), most S::TILE_ROWS, |MR| {
+                    accumulate::<S, _, MR, NV>(s, a, [first, vec], span)
+                }),
+            }
+        }
+        a.prefetch.fetch(s);
+    }
+}
+
+/// Accumulates `NV` vectors of columns of `MR` rows, from a row and a vector on.
+///
+/// # Safety
+/// The rows and the vectors are some of those of `a`, which was checked; the span is theirs. For the rest, same contract as
+/// [`values`].
+#[inline(always)]
+unsafe fn accumulate<S: Simd, W: Vector, const MR: usize, const NV: usize>(
     w: W,
     a: &mut Values<'_, Rows<f32>>,
-    row: usize,
-    vec: usize,
-    keys: Range<usize>,
+    [row, vec]: [usize; 2],
+    span: Span,
 ) {
     // SAFETY: checked: weights, factors, outputs and ends hold every row; the caller guarantees values and ends.
     unsafe {
@@ -77,9 +99,12 @@ unsafe fn accumulate<S: Simd, W: Vector, const MR: usize>(
             #[inline(always)]
             |r| weights.add(r * SCORE_STRIDE),
         );
-        let columns = Columns { first: a.values.at(0).wrapping_add(vec * LANES), step: a.values.step() };
-        let mut sums = [[w.splat(0.0); 1]; MR];
-        add_products(w, &rows, columns, keys, &mut sums);
+        let first = a.values.at(0).wrapping_add(vec * LANES);
+        let columns = Columns { first, step: a.values.step(), apart: W::LANES };
+        let mut sums = [[w.splat(0.0); NV]; MR];
+        for keys in span.runs() {
+            add_products(w, &rows, columns, keys, &mut sums);
+        }
         let running = a.running(row, vec);
         running.merge(w, &mut sums);
         match running.ends {

@@ -255,43 +255,54 @@ pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ra
         let mut copy = [0u8; KEY_BLOCK];
         let bytes = if row.element == 1 {
             // SAFETY: contiguous columns of the row.
-            unsafe { &core::slice::from_raw_parts(row.first, to)[from..] }
+            unsafe { core::slice::from_raw_parts(row.first, to) }
         } else {
             for (j, byte) in copy.iter_mut().enumerate().take(to).skip(from) {
                 // SAFETY: `j < row.len`.
                 *byte = unsafe { row.get(j) };
             }
-            &copy[from..to]
+            &copy[..to]
         };
-        let kept = extent(bytes, polarity);
-        *range = match kept.is_empty() {
-            true => RowKeys::EMPTY,
-            false => RowKeys { from: from + kept.from, to: from + kept.to, all: range.all && kept.all },
-        };
+        let kept = kept_keys(bytes, from, polarity);
+        *range = RowKeys { all: range.all && kept.all, ..kept };
     }
 }
 
-/// Returns the range from the first to the last kept byte of a block's row, and whether all bytes between are kept.
+/// Returns the keys from `from` on whose bytes a mask keeps, of a block's row.
 #[inline(always)]
-fn extent(bytes: &[u8], polarity: Mask<'_>) -> RowKeys {
+fn kept_keys(bytes: &[u8], from: usize, polarity: Mask<'_>) -> RowKeys {
+    const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);
+    const WORDS: usize = KEY_BLOCK / 8;
     let nonzero_keeps = matches!(polarity, Mask::Keep(_));
-    let keeps = |byte: &u8| (*byte != 0) == nonzero_keeps;
-    let count = |bytes: &[u8]| -> u8 { bytes.iter().map(|byte| u8::from(keeps(byte))).sum() };
-    let (chunks, rest) = bytes.as_chunks::<LANES>();
-    // Kept bytes of each chunk: a loop of vector instructions.
-    let mut counts = [0; KEY_BLOCK / LANES + 1];
-    for (kept, chunk) in counts.iter_mut().zip(chunks) {
-        *kept = count(chunk);
+    // The high bit of each kept byte; arithmetic within bytes, eight at a time. (A loop over bytes became one of single bytes
+    // gathered into vectors, a quarter of a call's time.)
+    let kept_of = |word: [u8; 8]| {
+        let word = u64::from_le_bytes(word);
+        let nonzero = (((word & !HIGH) + !HIGH) | word) & HIGH;
+        if nonzero_keeps { nonzero } else { nonzero ^ HIGH }
+    };
+    let mut kept = [0u64; WORDS];
+    let (words, rest) = bytes.as_chunks::<8>();
+    for (kept, &word) in kept.iter_mut().zip(words) {
+        *kept = kept_of(word);
     }
-    counts[chunks.len()] = count(rest);
-    let counts = &counts[..=chunks.len()];
-    let Some(first) = counts.iter().position(|&kept| kept > 0) else { return RowKeys::EMPTY };
-    let last = counts.iter().rposition(|&kept| kept > 0).unwrap_or(first);
-    let from = first * LANES + bytes[first * LANES..].iter().position(keeps).unwrap_or(0);
-    let end = bytes.len().min((last + 1) * LANES);
-    let to = end - bytes[..end].iter().rev().position(keeps).unwrap_or(0);
-    let kept: usize = counts.iter().map(|&kept| usize::from(kept)).sum();
-    RowKeys { from, to, all: kept == to - from }
+    if let Some(kept) = kept.get_mut(words.len()).filter(|_| !rest.is_empty()) {
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        *kept = kept_of(last) & !(u64::MAX << (8 * rest.len()));
+    }
+    kept[..from / 8].fill(0);
+    kept[from / 8] &= u64::MAX << (8 * (from % 8));
+    let (mut panels, mut number) = (0, 0);
+    for (panel, &[low, high]) in kept.as_chunks::<2>().0.iter().enumerate() {
+        panels |= u16::from(low | high != 0) << panel;
+        number += low.count_ones() + high.count_ones();
+    }
+    let Some(first) = kept.iter().position(|&kept| kept != 0) else { return RowKeys::EMPTY };
+    let last = kept.iter().rposition(|&kept| kept != 0).unwrap_or(first);
+    let from = first * 8 + kept[first].trailing_zeros() as usize / 8;
+    let to = (last + 1) * 8 - kept[last].leading_zeros() as usize / 8;
+    RowKeys { from, to, all: number as usize == to - from, panels }
 }
 
 /// Hides the padding between the last key of a tile's span and the end of its panel.

@@ -104,7 +104,7 @@ unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize)
     /// Sixteen bytes for keys, then sixteen for padding.
     const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
     let queries: &[*const f32; R] = a.queries[first..].first_chunk().expect("as many rows");
-    let keys = Columns { first: a.packed.as_ptr(), step: LANES as isize };
+    let keys = Columns { first: a.packed.as_ptr(), step: LANES as isize, apart: 0 };
     let mut scores = [[s.splat(0.0); 1]; R];
     // SAFETY: the queries have the depth, as the caller guarantees, and so have the packed keys, as `attend` asserts.
     unsafe { Chains::new::<S>(a.head_dim).dot_products(s, queries, keys, &mut scores) };
@@ -134,7 +134,7 @@ unsafe fn write<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize, 
         let mut sums = [[s.splat(0.0); 1]; R];
         // SAFETY: there are as many values as keys, at most sixteen, which have these columns.
         unsafe {
-            let values = Columns { first: a.values.at(0).add(column), step: a.values.step() };
+            let values = Columns { first: a.values.at(0).add(column), step: a.values.step(), apart: 0 };
             add_products(s, &rows, values, 0..a.keys, &mut sums);
         }
         for r in 0..R {
