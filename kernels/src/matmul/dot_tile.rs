@@ -20,7 +20,6 @@
 //! ```
 
 use crate::matmul::operands::{Bf16Pairs, Floats, MulAdd};
-use crate::matmul::prefetch::PrefetchStream;
 use crate::matmul::prefetch::READING_ROWS;
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
@@ -166,8 +165,6 @@ pub(crate) struct Tile<T = f32> {
     pub(crate) stride: usize,
     /// Memory to prefetch, unless another tile prefetches it, or has done so.
     pub(crate) later: Option<Later>,
-    /// Lines that a full tile prefetches as it computes: see [`prefetched_lines`].
-    pub(crate) stream: PrefetchStream,
 }
 
 /// Returns how many panels a row block of `rows` rows takes at a time, at most `most`. One panel where the time is that
@@ -200,19 +197,6 @@ pub(crate) const fn most_rows(most: usize, level: u8) -> usize {
     if level == FIRST && FEW_ROWS < most { FEW_ROWS } else { most }
 }
 
-/// Returns the largest number of panels of the last tile in a row of tiles of `vecs`: one more, if `vecs` is above one
-/// and registers hold it.
-#[inline(always)]
-pub(crate) const fn widest<S: Simd>(vecs: usize) -> usize {
-    if 1 < vecs && vecs < S::TILE_VECS { vecs + 1 } else { vecs }
-}
-
-/// Returns true if a tile of this shape prefetches later memory while it computes: a full tile of several vectors.
-#[inline(always)]
-pub(crate) const fn prefetches<S: Simd>(rows: usize, vecs: usize) -> bool {
-    rows == S::TILE_ROWS && vecs > 1
-}
-
 /// Returns true if the time of a tile of this shape is that of reading its panels.
 #[inline(always)]
 const fn reads<S: Simd>(rows: usize, vecs: usize) -> bool {
@@ -225,15 +209,6 @@ const fn reads<S: Simd>(rows: usize, vecs: usize) -> bool {
 #[inline(always)]
 const fn paired<S: Simd>(rows: usize, vecs: usize) -> bool {
     (rows > FEW_ROWS || vecs == 1) && 2 * rows * vecs <= S::TILE_ROWS * S::TILE_VECS
-}
-
-/// Returns how many lines a full tile of `vecs` vectors prefetches: one for each element of two chains side by side.
-pub(crate) fn prefetched_lines<S: Simd, T: KeyOperand<S>>(vecs: usize, depth: usize) -> usize {
-    if !prefetches::<S>(S::TILE_ROWS, vecs) || !paired::<S>(S::TILE_ROWS, vecs) {
-        return 0;
-    }
-    let chain = T::chain(depth).max(1);
-    (0..depth).step_by(2 * chain).map(|first| (depth - first).saturating_sub(chain).min(chain)).sum()
 }
 
 /// Adds the sums of one chain to those of another.
@@ -260,7 +235,7 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
     finish: impl Fn(usize, S::V) -> S::V,
 ) {
     const { assert!(MR <= MAX_TILE_ROWS && NV <= MAX_TILE_VECS) };
-    let Tile { rows, panels, depth, out, stride, later, mut stream } = tile;
+    let Tile { rows, panels, depth, out, stride, later } = tile;
     debug_assert!(!rows.is_null() && !panels.is_null() && !out.is_null(), "an operand is missing");
     debug_assert!(MR == 1 || stride >= NV * LANES, "rows overlap");
     let later = match LEVEL {
@@ -283,9 +258,6 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
         let mut sums = [[[s.splat(0.0); NV]; MR]; 2];
         let [one, two] = &mut sums;
         for i in 0..both {
-            if const { prefetches::<S>(MR, NV) } {
-                stream.prefetch(s);
-            }
             // SAFETY: `first + i < middle + i < last ≤ depth`, inside the rows and panels that the caller guarantees.
             unsafe {
                 panels.multiply_add::<S, MR, NV, LEVEL>(s, &rows, first + i, one);

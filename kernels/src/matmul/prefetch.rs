@@ -21,6 +21,12 @@ pub(crate) fn tile_prefetches<S: Simd>(row: usize, rows: usize, all: usize) -> b
     all <= READING_ROWS && if S::DOT_VECS > 1 { row == 0 } else { row + rows == all }
 }
 
+/// Returns true if a tile of this shape prefetches later memory while it computes: a full tile of several vectors.
+#[inline(always)]
+pub(crate) const fn prefetches<S: Simd>(rows: usize, vecs: usize) -> bool {
+    rows == S::TILE_ROWS && vecs > 1
+}
+
 /// Number of lines prefetched after a tile that does not prefetch as it computes: a kilobyte in the time of 1,500
 /// cycles, a few GB/s.
 const LINES: usize = 16;

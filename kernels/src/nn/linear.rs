@@ -10,7 +10,6 @@
 
 use crate::matmul::dot_tile::{self, FAR, Later, Tile};
 use crate::matmul::pack_steps::PackSteps;
-use crate::matmul::prefetch::PrefetchStream;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::nn::activation::{self, Activation};
 use crate::simd::aligned::AlignedBuf;
@@ -268,8 +267,7 @@ unsafe fn columns<S: Simd, const NV: usize>(s: S, a: &ProductTile<'_>, panel: us
             // Panels are read side by side.
             let later =
                 Later { at: panels.wrapping_byte_add(FAR / NV).cast(), step: LINE_BYTES, panel: inputs * LINE_BYTES };
-            let (later, stream) = (Some(later), PrefetchStream::none(panels));
-            let tile = Tile { rows, panels, depth: inputs, out: to, stride, later, stream };
+            let tile = Tile { rows, panels, depth: inputs, out: to, stride, later: Some(later) };
             by_tile_rows!(tile_rows, most S::TILE_ROWS, |MR| dot_tile::tile::<S, f32, MR, NV, SECOND>(
                 s,
                 tile,

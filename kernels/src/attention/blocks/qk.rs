@@ -40,9 +40,9 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let few = task.task.rows.len() <= READING_ROWS;
         let ready = match self.keys {
             Keys::Rows(_) => false,
-            // Many rows read panels side by side.
-            Keys::Packed(panels) if panels.are_scattered() => few && !native,
-            Keys::Packed(_) => !native || d.is_multiple_of(2),
+            Keys::Packed(panels) if native => !panels.are_scattered() && d.is_multiple_of(2),
+            // Many rows read panels of floats, side by side.
+            Keys::Packed(panels) => few || matches!(panels, Typed::F32(rows) if !rows.are_scattered()),
             Keys::Int8 { .. } | Keys::Int4 { .. } => unreachable!("keys of integers meet queries of bytes"),
         };
         let most = if few { READING_KEYS } else { KEY_BLOCK };

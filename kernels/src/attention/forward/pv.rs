@@ -75,8 +75,9 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             let end = task.tiling.value_dim.min(window + task.tiling.pack_cols);
             let in_place = |run: &Run| {
                 let whole = end.next_multiple_of(LANES) <= values.readable();
-                // Larger row blocks share one widened copy.
-                let ready = native || matches!(run.rows, Typed::F32(_)) || row_block.len() <= READING_ROWS;
+                // Larger row blocks share one copy, as floats that lie evenly.
+                let even = matches!(run.rows, Typed::F32(rows) if !rows.are_scattered());
+                let ready = native || even || row_block.len() <= READING_ROWS;
                 nonfinite == NonFinite::Ignored && run.rows.element() == 1 && whole && ready
             };
             // SAFETY: the values have these columns.

@@ -240,8 +240,8 @@ macro_rules! steps {
                 unsafe {
                     match a.values {
                         Typed::F32(rows) if are_many(a.rows, rows) => pv_many::values(self, &mut a.of(rows)),
-                        Typed::F32(rows) => pv::values_to_half(self, &mut a.of(rows)),
-                        // Few rows: more have them packed as floats.
+                        // Few rows: more have them side by side, as floats.
+                        Typed::F32(rows) => pv::values(self, &mut a.of(rows)),
                         Typed::Bf16(rows) => pv::values(self, &mut a.of(rows)),
                         Typed::F16(rows) => pv::values(self, &mut a.of(rows)),
                     }

@@ -5,9 +5,6 @@
 //! hidden from a row have weight exactly 0 and add exactly nothing, so it does not matter how many of them a tile
 //! covers.
 //!
-//! Last columns that fill at most half a vector are computed as one, if rows are many: lane by lane the same operations,
-//! so the same bits.
-//!
 //! Rows that end with the block are not accumulated but normalised and written by the tile that has their sums.
 //!
 //! Few rows read wide values a run of keys at a time. Between runs their sums are stored in the running outputs, which
@@ -16,14 +13,12 @@
 use crate::attention::steps::epilogue::ColumnEnds;
 use crate::attention::steps::pv_tile::{Part, RunningRows, Terms, TileEnds, prefetch_distance, row_floats, tile};
 use crate::attention::steps::span::Span;
-use crate::matmul::dot_tile::prefetches;
 use crate::matmul::operands::MulAdd;
-use crate::matmul::prefetch::PrefetchQueue;
-use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
+use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, prefetches, tile_prefetches};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::next_part;
 use crate::matmul::value_operand::ValueOperand;
-use crate::simd::{LANES, Simd, Vector};
+use crate::simd::{LANES, Simd};
 use crate::tensor::any::AnyRows;
 use crate::tensor::rows::KEY_BLOCK;
 use core::hint::black_box;
@@ -158,11 +153,9 @@ impl<R> Values<'_, R> {
     }
 }
 
-/// Vectors of columns, as many as a tile has, that tiles of rows accumulate for a run of keys.
+/// Vectors of columns, as many as a tile has, and a run of keys.
 struct Strip {
     first_vec: usize,
-    /// Tiles of rows, each of [`Simd::TILE_ROWS`].
-    tiles: Range<usize>,
     keys: Range<usize>,
     reading: Reading,
 }
@@ -175,48 +168,21 @@ struct Strip {
 #[inline(always)]
 pub(crate) unsafe fn values<S: Simd, R: ValueOperand<S>>(s: S, a: &mut Values<'_, R>) {
     a.check::<S>();
-    // SAFETY: checked; the caller guarantees the rest.
-    unsafe { accumulate_whole(s, a, 0..a.vecs(), 0..a.spans.len()) }
-}
-
-/// Accumulates P·V as [`values`] does. If the last columns fill no more than half a vector, many rows multiply them as
-/// half vectors, two tiles of rows at a time, since one has too few sums to keep the machine busy.
-///
-/// # Safety
-/// Same contract as [`values`].
-#[inline(always)]
-pub(crate) unsafe fn values_to_half<S, R>(s: S, a: &mut Values<'_, R>)
-where
-    S: Simd,
-    R: ValueOperand<S> + ValueOperand<S::Half>,
-{
-    a.check::<S>();
-    let (tiles, last) = (a.spans.len(), a.cols / LANES);
-    let fits = (1..=S::Half::LANES).contains(&(a.cols % LANES)) && a.rows > READING_ROWS;
-    let half = if fits { s.half() } else { None };
-    // SAFETY: checked; the caller guarantees the rest.
-    unsafe { accumulate_whole(s, a, 0..if half.is_some() { last } else { a.vecs() }, 0..tiles) }
-    let Some(half) = half else { return };
-    a.clear_beside();
-    let mut tile = 0;
-    while tile < tiles {
-        let pairs = a.pairs::<S>(tile);
-        let end = tile + (2 * pairs).max(1);
-        // SAFETY: vector `last` has columns; the tiles are some of those that there are, in pairs if as half vectors; the
-        // caller guarantees the rest.
-        unsafe {
-            if pairs == 0 {
-                accumulate_whole(s, a, last..last + 1, tile..end);
-            } else {
-                let reading = a.reading(s);
-                let strip = Strip { first_vec: last, tiles: tile..end, keys: 0..KEY_BLOCK, reading };
-                s.vectorize(
-                    #[inline(always)]
-                    || accumulate_strip::<S, S::Half, R, 1>((s, half), a, strip),
-                );
-            }
+    let reading = a.reading(s);
+    for first in (0..KEY_BLOCK).step_by(reading.run) {
+        // Columns outside, rows inside: all the rows read a tile of values before the next columns are touched.
+        let mut first_vec = 0;
+        while first_vec < a.vecs() {
+            let vecs = next_part(a.vecs() - first_vec, const { most_vecs::<S, R>() });
+            let strip = Strip { first_vec, keys: first..first + reading.run, reading };
+            by_tile_vecs!(vecs, most const { most_vecs::<S, R>() }, |NV| s.vectorize(
+                #[inline(always)]
+                // SAFETY: checked; `NV = vecs` vectors from `first_vec` on are some of those of `a`; the caller guarantees values
+                // and rows that end.
+                || unsafe { accumulate_strip::<S, R, NV>(s, a, strip) }
+            ));
+            first_vec += vecs;
         }
-        tile = end;
     }
 }
 
@@ -247,64 +213,11 @@ impl<R> Values<'_, R> {
             }
         }
     }
-
-    /// Writes zeros beside the columns of outputs that hold nothing yet: the epilogue finds nothing there that is not finite.
-    pub(crate) fn clear_beside(&mut self) {
-        let beside = self.cols..self.vecs() * LANES;
-        if self.fresh && self.ends.is_none() {
-            for row in 0..self.rows {
-                self.out[row * self.out_stride..][beside.clone()].fill(0.0);
-            }
-        }
-    }
-
-    /// Returns how many pairs of tiles follow each other from `tile` on, both with all their rows and the same keys.
-    #[inline(always)]
-    pub(crate) fn pairs<S: Simd>(&self, tile: usize) -> usize {
-        let full = &self.spans[..self.rows / S::TILE_ROWS];
-        let pairs = full.get(tile..).unwrap_or_default().as_chunks::<2>().0;
-        pairs.iter().take_while(|[a, b]| (a.keys(), a.panels) == (b.keys(), b.panels)).count()
-    }
 }
 
-/// Accumulates P·V for some vectors of columns and some tiles of rows.
-///
-/// # Safety
-/// Same contract as [`values`]; `a` was [checked](Values::check), and the vectors and tiles are some of its own.
-#[inline(always)]
-unsafe fn accumulate_whole<S: Simd, R: ValueOperand<S>>(
-    s: S,
-    a: &mut Values<'_, R>,
-    columns: Range<usize>,
-    tiles: Range<usize>,
-) {
-    let reading = a.reading(s);
-    for first in (0..KEY_BLOCK).step_by(reading.run) {
-        // Columns outside, rows inside: all the rows read a tile of values before the next columns are touched.
-        let mut first_vec = columns.start;
-        while first_vec < columns.end {
-            let vecs = next_part(columns.end - first_vec, const { most_vecs::<S, R>() });
-            let strip = Strip { first_vec, tiles: tiles.clone(), keys: first..first + reading.run, reading };
-            by_tile_vecs!(vecs, most const { most_vecs::<S, R>() }, |NV| s.vectorize(
-                #[inline(always)]
-                // SAFETY: `NV = vecs` vectors from `first_vec` on are some of those of `a`; the caller guarantees tiles,
-                // values and rows that end.
-                || unsafe { accumulate_strip::<S, S, R, NV>((s, s), a, strip) }
-            ));
-            first_vec += vecs;
-        }
-    }
-}
-
-/// Number of tiles of rows that are computed at once, as one tile of vectors of `W`: two with half vectors.
-const fn tiles_at_once<W: Vector>() -> usize {
-    LANES / W::LANES
-}
-
-/// Largest number of rows of a tile of vectors of `W` and these operands.
-const fn most_rows<S: Simd, W: Vector, R: ValueOperand<W>>() -> usize {
-    let rows = tiles_at_once::<W>() * S::TILE_ROWS;
-    if rows < R::By::TILE_ROWS { rows } else { R::By::TILE_ROWS }
+/// Largest number of rows of a tile of these operands.
+const fn most_rows<S: Simd, R: ValueOperand<S>>() -> usize {
+    if S::TILE_ROWS < R::By::TILE_ROWS { S::TILE_ROWS } else { R::By::TILE_ROWS }
 }
 
 /// Largest number of vectors of a tile of these operands.
@@ -312,54 +225,40 @@ const fn most_vecs<S: Simd, R: ValueOperand<S>>() -> usize {
     if S::TILE_VECS < R::By::TILE_VECS { S::TILE_VECS } else { R::By::TILE_VECS }
 }
 
-/// Smallest number of rows of a tile of vectors of `W`: where several tiles are computed at once, they have all their rows.
-const fn least_rows<S: Simd, W: Vector>() -> usize {
-    if tiles_at_once::<W>() == 1 { 1 } else { tiles_at_once::<W>() * S::TILE_ROWS }
-}
-
-/// Accumulates P·V for `NV` vectors of columns, some tiles of rows and a run of keys.
+/// Accumulates P·V for `NV` vectors of columns and a run of keys.
 ///
 /// # Safety
-/// Same contract as [`values`], but of the columns those of the vectors are enough; `a` was [checked](Values::check), the
-/// vectors begin inside its columns, and the tiles are some of its own: as many of the same span as are computed at once,
-/// with all their rows, unless that is one.
+/// Same contract as [`values`]; `a` was [checked](Values::check), and the vectors are some of its own.
 #[inline(always)]
-unsafe fn accumulate_strip<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usize>(
-    sw: (S, W),
-    a: &mut Values<'_, R>,
-    strip: Strip,
-) {
-    let mut index = strip.tiles.start;
-    while index < strip.tiles.end {
-        let part = Part::new::<W, R>(a.spans[index], strip.keys.clone());
-        let (mut row, end) = (index * S::TILE_ROWS, a.rows.min((index + tiles_at_once::<W>()) * S::TILE_ROWS));
-        index += tiles_at_once::<W>();
+unsafe fn accumulate_strip<S: Simd, R: ValueOperand<S>, const NV: usize>(s: S, a: &mut Values<'_, R>, strip: Strip) {
+    for index in 0..a.spans.len() {
+        let part = Part::new::<S, R>(a.spans[index], strip.keys.clone());
         if part.terms.is_empty() {
             continue;
         }
         // Registers may hold fewer rows than a tile of the row block has.
+        let (mut row, end) = (index * S::TILE_ROWS, a.rows.min((index + 1) * S::TILE_ROWS));
         while row < end {
-            let here = next_part(end - row, const { most_rows::<S, W, R>() });
+            let here = next_part(end - row, const { most_rows::<S, R>() });
             // SAFETY: these rows are some of the tile's; the caller guarantees the rest.
-            unsafe { accumulate_tile::<S, W, R, NV>(sw, a, row..row + here, part.clone(), &strip) }
+            unsafe { accumulate_tile::<S, R, NV>(s, a, row..row + here, part.clone(), &strip) }
             row += here;
         }
     }
 }
 
-/// Accumulates a part of P·V for a tile of rows, or two that are computed at once, and `NV` vectors of columns.
+/// Accumulates a part of P·V for a tile of rows and `NV` vectors of columns.
 ///
 /// # Safety
 /// Same contract as [`accumulate_strip`]; the rows are at most [`most_rows`].
 #[inline(always)]
-unsafe fn accumulate_tile<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usize>(
-    (s, w): (S, W),
+unsafe fn accumulate_tile<S: Simd, R: ValueOperand<S>, const NV: usize>(
+    s: S,
     a: &mut Values<'_, R>,
     rows: Range<usize>,
     part: Part,
     strip: &Strip,
 ) {
-    const { assert!(matches!(most_rows::<S, W, R>(), 1..=6 | 12), "a tile that `by_tile_rows` lacks") };
     // Opaque, as in `Walk::for_each_tile`.
     let (row, rows) = (black_box(rows.start), rows.len());
     let Strip { first_vec, reading, .. } = *strip;
@@ -367,7 +266,7 @@ unsafe fn accumulate_tile<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usiz
     // puts weights, factors and outputs inside their slices; the caller guarantees that the values are readable.
     unsafe {
         let running = a.running(row, first_vec);
-        let weights = a.weights.as_ptr().add(row * row_floats::<W, R>());
+        let weights = a.weights.as_ptr().add(row * row_floats::<S, R>());
         let values = a.values.columns_from(first_vec * LANES);
         let far = tile_prefetches::<S>(row, rows, a.rows).then_some(reading.far);
         let next = if reading.in_order { far.and_then(|far| part.later(a.values, far, first_vec)) } else { None };
@@ -377,9 +276,7 @@ unsafe fn accumulate_tile<S: Simd, W: Vector, R: ValueOperand<W>, const NV: usiz
             #[inline(always)]
             |stream| {
                 let terms = Terms { values, weights, part, far, next, stream };
-                by_tile_rows!(rows, from least_rows::<S, W>(), most most_rows::<S, W, R>(), |MR| {
-                    tile::<S, W, R, MR, NV>((s, w), terms, running)
-                });
+                by_tile_rows!(rows, most most_rows::<S, R>(), |MR| tile::<S, R, MR, NV>(s, terms, running));
             },
         );
     }

@@ -204,7 +204,7 @@ impl Int4Tile<'_> {
                 |stream| {
                     let terms =
                         Terms { values: fours, weights: weights.as_ptr().cast(), part, far, next: None, stream };
-                    tile::<S, S, _, MR, NV>((s, s), terms, running);
+                    tile::<S, _, MR, NV>(s, terms, running);
                 },
             );
         }

@@ -8,6 +8,9 @@
 //!         sum = Σ weights[row][key] · values[key]     keys of the panels that the tile needs, in order
 //!         out = out · rescale_prev + sum · rescale_block, or its rows are normalised and written
 //! ```
+//!
+//! Last columns that fill at most half a vector are computed as one, two tiles of rows at a time, since one has too few sums to
+//! keep the machine busy: lane by lane the same operations, so the same bits.
 
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_tile::end_rows;
@@ -40,6 +43,26 @@ pub(crate) unsafe fn values<S: Simd>(s: S, a: &mut Values<'_, Rows<f32>>) {
             || unsafe { strip_values::<S, NV>(s, half.filter(|_| vec == a.cols / LANES), a, vec) }
         ));
         vec += vecs;
+    }
+}
+
+impl Values<'_, Rows<f32>> {
+    /// Writes zeros beside the columns of outputs that hold nothing yet: the epilogue finds nothing there that is not finite.
+    fn clear_beside(&mut self) {
+        let beside = self.cols..self.vecs() * LANES;
+        if self.fresh && self.ends.is_none() {
+            for row in 0..self.rows {
+                self.out[row * self.out_stride..][beside.clone()].fill(0.0);
+            }
+        }
+    }
+
+    /// Returns how many pairs of tiles follow each other from `tile` on, both with all their rows and the same keys.
+    #[inline(always)]
+    fn pairs<S: Simd>(&self, tile: usize) -> usize {
+        let full = &self.spans[..self.rows / S::TILE_ROWS];
+        let pairs = full.get(tile..).unwrap_or_default().as_chunks::<2>().0;
+        pairs.iter().take_while(|[a, b]| (a.keys(), a.panels) == (b.keys(), b.panels)).count()
     }
 }
 

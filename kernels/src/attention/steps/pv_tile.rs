@@ -12,9 +12,9 @@
 use crate::attention::steps::epilogue::{if_finite, normalised};
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
-use crate::matmul::dot_tile::{self, FEW_ROWS, prefetches};
+use crate::matmul::dot_tile::{self, FEW_ROWS};
 use crate::matmul::operands::MulAdd;
-use crate::matmul::prefetch::PrefetchStream;
+use crate::matmul::prefetch::{PrefetchStream, prefetches};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::matmul::value_operand::ValueOperand;
@@ -96,42 +96,42 @@ pub(crate) const fn row_floats<W: Vector, R: ValueOperand<W>>() -> usize {
 /// Each of `MR` rows has weights up to the part's end, two factors, and outputs for `NV` vectors, where the part before, if
 /// any, left its sums. For the values, and for rows that end, same contract as [`values`](super::pv::values).
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, W: Vector, R: ValueOperand<W>, const MR: usize, const NV: usize>(
-    (s, w): (S, W),
+pub(crate) unsafe fn tile<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: usize>(
+    s: S,
     terms: Terms<R, R::At>,
     running: RunningRows,
 ) {
-    debug_assert!(MR * W::LANES <= MAX_TILE_ROWS * LANES && NV <= MAX_TILE_VECS, "a tile of {MR} rows");
+    debug_assert!(MR <= MAX_TILE_ROWS && NV <= MAX_TILE_VECS, "a tile of {MR} rows");
     debug_assert!(!terms.weights.is_null() && !running.rows.out.is_null(), "an operand is missing");
     debug_assert!(terms.part.terms.end <= terms.part.all && terms.part.all * R::KEYS < SCORE_STRIDE, "terms outside");
-    debug_assert!(MR == 1 || running.rows.stride >= NV * W::LANES, "rows overlap");
+    debug_assert!(MR == 1 || running.rows.stride >= NV * LANES, "rows overlap");
     let weights = terms.weights;
     let (first, last) = (terms.part.first, terms.part.terms.end == terms.part.all);
-    let (mut sums, mut sum) = ([[R::By::start(w); NV]; MR], [[w.splat(0.0); NV]; MR]);
+    let (mut sums, mut sum) = ([[R::By::start(s); NV]; MR], [[s.splat(0.0); NV]; MR]);
     // SAFETY: the caller guarantees `MR` rows of weights, factors and outputs, the values of the span's keys, and the
     // addresses of rows that end, for these columns.
     unsafe {
         if const { R::By::RESUMES } && !first {
-            running.rows.load(w, &mut sum);
+            running.rows.load(s, &mut sum);
             for r in 0..MR {
                 for n in 0..NV {
-                    sums[r][n] = R::By::resume(w, sum[r][n]);
+                    sums[r][n] = R::By::resume(s, sum[r][n]);
                 }
             }
         }
-        terms.add_to((s, w), &mut sums);
+        terms.add_to(s, &mut sums);
         for r in 0..MR {
             for n in 0..NV {
-                sum[r][n] = R::By::total(w, weights.wrapping_add(r * row_floats::<W, R>()), sums[r][n]);
+                sum[r][n] = R::By::total(s, weights.wrapping_add(r * row_floats::<S, R>()), sums[r][n]);
             }
         }
         if last {
-            running.merge(w, &mut sum);
+            running.merge(s, &mut sum);
             if let Some(ends) = running.ends.filter(|_| const { R::ENDS && S::ENDS_ROWS }) {
-                return end_rows(w, &mut sum, ends);
+                return end_rows(s, &mut sum, ends);
             }
         }
-        running.rows.store(w, &sum, |_, sum| sum);
+        running.rows.store(s, &sum, |_, sum| sum);
     }
 }
 
@@ -200,19 +200,16 @@ impl<R: Copy, At: Copy> Terms<R, At> {
     /// # Safety
     /// Same contract as [`tile`].
     #[inline(always)]
-    unsafe fn add_to<S: Simd, W: Vector, const MR: usize, const NV: usize>(
-        mut self,
-        (s, w): (S, W),
-        sums: &mut [[SumOf<W, R>; NV]; MR],
-    ) where
-        R: ValueOperand<W, At = At>,
+    unsafe fn add_to<S: Simd, const MR: usize, const NV: usize>(mut self, s: S, sums: &mut [[SumOf<S, R>; NV]; MR])
+    where
+        R: ValueOperand<S, At = At>,
     {
         let Range { start: mut term, end } = self.part.terms;
         let step = self.values.step();
         while term < end {
             // SAFETY: the caller guarantees the values of the span's keys.
             let (mut at, evenly, mut later) =
-                unsafe { (self.values.at(term), self.values.evenly(term), self.later::<S, W, MR, NV>(term)) };
+                unsafe { (self.values.at(term), self.values.evenly(term), self.later::<S, MR, NV>(term)) };
             // Rows of pages are many short stretches: prefetching those to the second-level cache is faster.
             let near = MR <= FEW_ROWS && s.has_large_l1() && evenly >= KEY_BLOCK;
             let level = if near { Level::First } else { Level::Second };
@@ -221,7 +218,7 @@ impl<R: Copy, At: Copy> Terms<R, At> {
             for j in term..stop {
                 if let Some(later_at) = &mut later.at {
                     for row in R::rows(*later_at) {
-                        s.prefetch_far(level, row, NV * W::LANES * R::ROW_BYTES);
+                        s.prefetch_far(level, row, NV * LANES * R::ROW_BYTES);
                     }
                     *later_at = R::offset(*later_at, later.step);
                 }
@@ -229,7 +226,7 @@ impl<R: Copy, At: Copy> Terms<R, At> {
                     self.stream.prefetch(s);
                 }
                 // SAFETY: `at` has been counted to term `j`: terms up to `stop` lie evenly.
-                unsafe { multiply_add::<W, R, MR, NV>(w, at, self.weights, j, sums) };
+                unsafe { multiply_add::<S, R, MR, NV>(s, at, self.weights, j, sums) };
                 at = R::offset(at, step);
             }
             self.next = self.next.and(later.at);
@@ -242,12 +239,12 @@ impl<R: Copy, At: Copy> Terms<R, At> {
     /// # Safety
     /// The values have the span's terms.
     #[inline(always)]
-    unsafe fn later<S: Simd, W: Vector, const MR: usize, const NV: usize>(&self, term: usize) -> Later<At>
+    unsafe fn later<S: Simd, const MR: usize, const NV: usize>(&self, term: usize) -> Later<At>
     where
-        R: ValueOperand<W, At = At>,
+        R: ValueOperand<S, At = At>,
     {
         if self.next.is_some() {
-            return Later { at: self.next, terms: usize::MAX, step: (NV * W::LANES * R::BYTES) as isize };
+            return Later { at: self.next, terms: usize::MAX, step: (NV * LANES * R::BYTES) as isize };
         }
         let step = self.values.step();
         // Where full tiles have one vector, only small tiles prefetch here: the test would cost full tiles time.

@@ -10,8 +10,7 @@ use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
-use crate::matmul::prefetch::{PrefetchQueue, PrefetchStream};
-use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
+use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, tile_prefetches};
 use crate::simd::{FIRST, LANES, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
 use crate::tensor::any::AnyPanels;
 use crate::tensor::rows::Rows;
@@ -61,13 +60,8 @@ pub(crate) struct Walk<'a> {
     pub(crate) spans: &'a [Span],
     /// Number of panels of a tile.
     pub(crate) vecs: usize,
-    /// Largest number of panels of the last tile: `vecs`, or one more where registers hold that, so that a single panel
-    /// is not left over. Alone it takes more loads than multiplications.
-    pub(crate) widest: usize,
     pub(crate) next_bias: Option<AnyColumns<'a>>,
     pub(crate) prefetch: &'a mut PrefetchQueue,
-    /// Number of lines that a full tile prefetches from `prefetch`.
-    pub(crate) lines: usize,
 }
 
 /// Neighbouring tiles of rows that need the same panels, of which each tile takes `vecs` at a time.
@@ -82,8 +76,6 @@ pub(crate) struct StripTile {
     pub(crate) first_row: usize,
     pub(crate) rows: usize,
     pub(crate) panel: usize,
-    /// Memory that a full tile prefetches.
-    pub(crate) stream: PrefetchStream,
 }
 
 impl Walk<'_> {
@@ -101,7 +93,7 @@ impl Walk<'_> {
             let left = self.panels.end - panel;
             // Planned tiles of panels that all rows need make one strip.
             let common = if panel < all.start { 0 } else { all.end.saturating_sub(panel) };
-            let tiles = left.saturating_sub(self.widest).div_ceil(self.vecs);
+            let tiles = left.saturating_sub(self.vecs).div_ceil(self.vecs);
             // The last tile belongs to them, too, if it is as wide as the others.
             let tiles = if left - tiles * self.vecs == self.vecs { tiles + 1 } else { tiles };
             let planned = tiles.min(common / self.vecs) * self.vecs;
@@ -111,7 +103,7 @@ impl Walk<'_> {
                 panel += planned;
                 continue;
             }
-            let vecs = if left <= self.widest { left } else { self.vecs };
+            let vecs = left.min(self.vecs);
             let needed = |span: &Span| panel.max(span.first_panel())..(panel + vecs).min(span.end_panel());
             let mut index = 0;
             for spans in self.spans.chunk_by(|a, b| needed(a) == needed(b)) {
@@ -141,15 +133,10 @@ impl Walk<'_> {
                 let first_row = index * S::TILE_ROWS;
                 let rows = S::TILE_ROWS.min(self.rows - first_row);
                 prefetch_bias(s, self.next_bias, first_row..first_row + rows, panel..panel + NV);
-                let full = rows == S::TILE_ROWS && NV == self.vecs;
                 // Opaque: else the compiler counts the addresses of every tile shape from tile to tile, in memory.
                 let (first_row, panel) = (black_box(first_row), black_box(panel));
-                self.prefetch.beside(
-                    s,
-                    if full { self.lines } else { 0 },
-                    #[inline(always)]
-                    |stream| tile(StripTile { first_row, rows, panel, stream }),
-                );
+                tile(StripTile { first_row, rows, panel });
+                self.prefetch.fetch(s);
             }
             panel += NV;
         }
@@ -193,15 +180,12 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: &mut Scores<'_, 
     // by one.
     let few = if matches!(a.later, Some(LaterKeys::InOrder { .. })) { T::FEW_VECS } else { 1 };
     let vecs = dot_tile::panels(s, rows, [few, T::VECS]);
-    let lines = dot_tile::prefetched_lines::<S, T>(vecs, a.head_dim);
     let Scores { queries, keys, ref panels, spans, head_dim, scale, next_bias, later, .. } = *a;
     let out = a.out.as_mut_ptr();
     let (first_panel, panels_of_keys) = (panels.start, panels.len());
     let operands = Operands { queries, keys, first_panel, panels: panels_of_keys, depth: head_dim, later, scale, out };
-    // Few rows wait for memory, and prefetch it with tiles of the planned size.
-    let widest = if rows > READING_ROWS { dot_tile::widest::<S>(vecs) } else { vecs };
     let prefetch = &mut *a.prefetch;
-    let mut walk = Walk { rows, panels: panels.clone(), spans, vecs, widest, next_bias, prefetch, lines };
+    let mut walk = Walk { rows, panels: panels.clone(), spans, vecs, next_bias, prefetch };
     let level = match later.map_or(NO_LEVEL, |_| dot_tile::level(s, rows)) {
         SECOND if spans.len() > 1 => SECOND_OR_NONE,
         level => level,
@@ -210,7 +194,7 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: &mut Scores<'_, 
     // caller guarantees that queries and keys are readable.
     walk.for_each_strip::<S>(|walk, strip| unsafe {
         match level {
-            NO_LEVEL => by_tile_vecs!(strip.vecs, most const { dot_tile::widest::<S>(T::VECS) }, |NV| s.vectorize(
+            NO_LEVEL => by_tile_vecs!(strip.vecs, most const { T::VECS }, |NV| s.vectorize(
                 #[inline(always)]
                 || strip_scores::<S, T, NV, NO_LEVEL>(s, walk, strip, operands)
             )),
@@ -281,7 +265,7 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
         s,
         &strip,
         #[inline(always)]
-        |StripTile { first_row, rows, panel, stream }| {
+        |StripTile { first_row, rows, panel }| {
             // SAFETY: the caller guarantees rows and panels of the strip.
             unsafe {
                 let n = panel - a.first_panel;
@@ -293,7 +277,6 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
                     out: a.out.add(first_row * SCORE_STRIDE + panel * LANES),
                     stride: SCORE_STRIDE,
                     later: later.map(|later| a.later(later, n, NV)),
-                    stream,
                 };
                 by_tile_rows!(rows, most dot_tile::most_rows(S::TILE_ROWS, LEVEL), |MR| dot_tile::tile::<S, T, MR, NV, LEVEL>(
                     s,

@@ -60,17 +60,8 @@ impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
             true => 1,
             false => dot_tile::panels(s, all, [S::DOT_VECS, const { tile_vecs::<S, C>() }]),
         };
-        let mut walk = Walk {
-            rows: all,
-            panels: a.panels,
-            spans: a.spans,
-            vecs,
-            // None wider: int8's tiles fill the registers, and int4's with their float sums.
-            widest: vecs,
-            next_bias: a.next_bias,
-            prefetch: a.prefetch,
-            lines: 0,
-        };
+        let mut walk =
+            Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next_bias: a.next_bias, prefetch: a.prefetch };
         // SAFETY: rows and panels of a strip are those of the operands, so by the assertions above all addresses are inside the
         // slices; the caller guarantees the keys.
         walk.for_each_strip::<S>(|walk, strip| unsafe {
@@ -169,7 +160,7 @@ impl<C: KeyCode> Operands<C> {
             s,
             &strip,
             #[inline(always)]
-            |StripTile { first_row, rows, panel, .. }| {
+            |StripTile { first_row, rows, panel }| {
                 // Registers may hold fewer rows than a tile of the row block has.
                 let mut done = 0;
                 while done < rows {
