@@ -2,6 +2,7 @@
 //! then compiles four short loops for each instruction set, and not the whole pass.
 
 use crate::attention::mods::{BlockClass, BlockPosition, MaskMod, Mods, Position, ProbMod, ScoreMod};
+use crate::attention::steps::span::{panel_bits, runs};
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
@@ -38,16 +39,6 @@ impl PanelClasses {
     pub(crate) const ALL: Self = Self { hidden: 0, mixed: 0 };
     pub(crate) const NONE: Self = Self { hidden: u16::MAX, mixed: 0 };
     pub(crate) const MIXED: Self = Self { hidden: 0, mixed: u16::MAX };
-
-    /// Returns the class of a panel.
-    #[inline(always)]
-    fn of(self, panel: usize) -> BlockClass {
-        match (self.hidden >> panel & 1, self.mixed >> panel & 1) {
-            (0, 0) => BlockClass::All,
-            (0, _) => BlockClass::Mixed,
-            _ => BlockClass::None,
-        }
-    }
 }
 
 /// [`Mods`] without their types. Positions are those of the first of `scores` or `weights`.
@@ -108,36 +99,27 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> 
         );
     }
 
-    /// By runs of panels of one class, and key by key where that is mixed: first all answers, then all scores, since the
-    /// two loops together are often not vectorised.
+    /// Key by key in panels that are mixed: first all answers, then all scores, since the two loops together are often not
+    /// vectorised.
     fn apply_mask(&self, s: S, first: Position, classes: PanelClasses, scores: &mut [f32]) {
         s.vectorize(
             #[inline(always)]
             || {
-                let (len, first_panel) = (scores.len(), first.key % KEY_BLOCK / LANES);
-                let class = |from: usize| classes.of(first_panel + from / LANES);
-                let mut from = 0;
-                while from < len {
-                    let (run, mut to) = (class(from), from + LANES);
-                    while to < len && class(to) == run {
-                        to += LANES;
+                let (len, start) = (scores.len(), first.key % KEY_BLOCK);
+                let inside = panel_bits(start / LANES..(start + len).div_ceil(LANES));
+                let keys = |run: Range<usize>| run.start * LANES - start..len.min(run.end * LANES - start);
+                for run in runs(classes.hidden & inside) {
+                    scores[keys(run)].fill(f32::NEG_INFINITY);
+                }
+                for keys in runs(classes.mixed & inside).map(keys) {
+                    let (at, mut keep) = (later(first, keys.start), [false; KEY_BLOCK]);
+                    let (keep, scores) = (&mut keep[..keys.len()], &mut scores[keys]);
+                    for (j, keep) in keep.iter_mut().enumerate() {
+                        *keep = self.mask.keep(later(at, j));
                     }
-                    let scores = &mut scores[from..to.min(len)];
-                    match run {
-                        BlockClass::All => {}
-                        BlockClass::None => scores.fill(f32::NEG_INFINITY),
-                        BlockClass::Mixed => {
-                            let (start, mut keep) = (later(first, from), [false; KEY_BLOCK]);
-                            let keep = &mut keep[..scores.len()];
-                            for (j, keep) in keep.iter_mut().enumerate() {
-                                *keep = self.mask.keep(later(start, j));
-                            }
-                            for (score, &mut keep) in scores.iter_mut().zip(keep) {
-                                *score = if keep { *score } else { f32::NEG_INFINITY };
-                            }
-                        }
+                    for (score, &mut keep) in scores.iter_mut().zip(keep) {
+                        *score = if keep { *score } else { f32::NEG_INFINITY };
                     }
-                    from = to;
                 }
             },
         );
