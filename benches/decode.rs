@@ -24,7 +24,7 @@ const PAGE: usize = 16;
 /// Layers whose appends make up a step.
 const LAYERS: usize = 32;
 
-/// What is decoded.
+/// Caches and tensors that are decoded.
 struct Shape {
     name: &'static str,
     batch: usize,
@@ -207,7 +207,7 @@ const ROW_SHAPES: &[Shape] = &[
     Shape { name: "rows, 16k", batch: 1, keys: 16384, rounds: 15, from_memory: true },
 ];
 
-/// What several rows in one call cost, as a part of as many calls of one row, which read the cache each time.
+/// Times several rows in one call, as a share of as many calls of one row, which read the cache each time.
 fn several_rows(shape: &Shape, wanted: &dyn Fn(&str) -> bool, flush: &[f32]) {
     let keys = if support::test_mode() { shape.keys.min(300) } else { shape.keys };
     let mut normal = support::normal(5);
@@ -306,7 +306,7 @@ fn decode(shape: &Shape, flush: &[f32]) {
     }
 }
 
-/// What appending a token costs, all layers of it.
+/// Times appending a token to all layers.
 fn append() {
     let shape = [1, HEADS[1], 1, DIM];
     let row = vec![0.5; HEADS[1] * DIM];

@@ -1,4 +1,4 @@
-//! What mask functions cost: a few keys of each row, and documents, against the same call without a mask. Cases in turns on one
+//! Times mask functions: a few keys of each row, and documents, against the same call without a mask. Cases in turns on one
 //! thread, medians. `cargo bench --bench masks`.
 
 #[path = "support/interleaved.rs"]
@@ -37,7 +37,7 @@ impl MaskMod for Lists<'_> {
     }
 }
 
-/// The same as bits, `[row][panel of 16 keys]`.
+/// Keys that each row keeps, as bits, `[row][panel of 16 keys]`.
 #[derive(Clone, Copy)]
 struct Bits<'a> {
     panels: usize,

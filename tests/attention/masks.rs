@@ -317,3 +317,50 @@ fn keys_strewn_over_all_have_the_same_bits_in_every_form() {
         }
     }
 }
+
+/// The gradient of a panel that is left out is never computed: what a workspace holds does not show.
+#[test]
+fn keys_strewn_over_all_have_the_same_gradients_in_every_form() {
+    const ROWS: usize = 120;
+    const KEYS: usize = 500;
+    const DIM: usize = 24;
+    let mut rng = Rng::new(8);
+    let kept: Vec<bool> = (0..ROWS * KEYS).map(|_| rng.below(60) == 0).collect();
+    let bytes: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
+    let bytes = sdpa::View::bhld(&bytes, [1, 1, ROWS, KEYS]).expect("dense");
+    let mask = Strewn { keys: KEYS, kept };
+    let tensors = Tensors::normal([1, 2, 1, ROWS, KEYS, DIM, DIM], 9);
+    let attention = Attention::new().align(Alignment::BottomRight);
+    let gradients =
+        |inputs: sdpa::Inputs<'_>, d_out: &[f32], workspace: &mut sdpa::BackwardWorkspace, mods: &Masked<'_>| {
+            let (shape, rows) = ([1, 2, ROWS, DIM], [1, 2, ROWS, 1]);
+            let (mut out, mut lse) = (vec![0.0f32; 2 * ROWS * DIM], vec![0.0f32; 2 * ROWS]);
+            let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).expect("dense"));
+            let outputs = outputs.lse(ViewMut::bhld(&mut lse, rows).expect("dense"));
+            sdpa::attention_with(&attention, inputs, outputs, mods).expect("a good call");
+            let [out, d_out] = [&out[..], d_out].map(|x| sdpa::View::bhld(x, shape).expect("dense"));
+            let saved = sdpa::Saved::new(out, sdpa::View::bhld(&lse, rows).expect("dense"), d_out);
+            let [mut dq, mut dk, mut dv] = [2 * ROWS, KEYS, KEYS].map(|len| vec![f32::NAN; len * DIM]);
+            let written = sdpa::Gradients::new()
+                .q(ViewMut::bhld(&mut dq, shape).expect("dense"))
+                .k(ViewMut::bhld(&mut dk, [1, 1, KEYS, DIM]).expect("dense"))
+                .v(ViewMut::bhld(&mut dv, [1, 1, KEYS, DIM]).expect("dense"));
+            let problem = attention.backward(inputs, saved, written).expect("a good call");
+            let plan = sdpa::BackwardPlan::new(&problem, sdpa::Exec::serial());
+            problem.run_with(&plan, workspace, mods).expect("functions that fit");
+            [dq, dk, dv]
+        };
+    let (mut workspace, none) = (sdpa::BackwardWorkspace::new(), Mods::new().mask(&sdpa::NoMod as &dyn MaskMod));
+    let d_out: Vec<f32> = (0..2 * ROWS * DIM).map(|i| (i as f32).sin()).collect();
+    // Leaves NaN wherever gradients are computed.
+    gradients(tensors.inputs(), &vec![f32::NAN; d_out.len()], &mut workspace, &none);
+    let classes = gradients(tensors.inputs(), &d_out, &mut workspace, &Mods::new().mask(&mask as &dyn MaskMod));
+    let mut fresh = sdpa::BackwardWorkspace::new();
+    let tensor = gradients(tensors.inputs().mask(sdpa::Mask::Keep(bytes)), &d_out, &mut fresh, &none);
+    let pairs = PairByPair(&mask as &dyn MaskMod);
+    let pairs = gradients(tensors.inputs(), &d_out, &mut fresh, &Mods::new().mask(&pairs as &dyn MaskMod));
+    assert!(classes == tensor && classes == pairs && classes.iter().flatten().all(|x| x.is_finite()));
+}
+
+/// A mask chosen at run time.
+type Masked<'a> = Mods<sdpa::NoMod, &'a dyn MaskMod>;

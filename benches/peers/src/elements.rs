@@ -4,7 +4,7 @@ use crate::failure::Result;
 use sdpa::{Bf16, F16, Tensor, TensorMut, View, ViewMut};
 use serde::{Deserialize, Serialize};
 
-/// What an answer in f32 may be off by before it counts as wrong. Every f32 peer is within 2e-6 on unit-normal data.
+/// Largest error of an answer in f32 that does not count as wrong. Every f32 peer is within 2e-6 on unit-normal data.
 pub(crate) const WRONG: f64 = 1e-5;
 
 /// Elements of tensors.

@@ -1,4 +1,4 @@
-//! Where tensors lie on their way from process to process.
+//! Folder in which tensors lie on their way from process to process.
 
 use crate::failure::Result;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What else the machine does while peers are timed.
+//! Neighbour: work that the machine does beside the peers that are timed.
 
 use crate::support;
 use sdpa::probe;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Floats that a reader reads before it looks whether it is to end: 1 MiB, tens of microseconds.
 const PIECE: usize = 1 << 18;
 
-/// What runs on the cores that a peer leaves.
+/// Work on the cores that a peer leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Neighbour {

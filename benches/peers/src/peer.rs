@@ -1,4 +1,4 @@
-//! What a peer is: the code that computes, and what is known of it by name.
+//! Peer: the code that computes, and what is known of it by name.
 
 use crate::elements::{Elements, Sums};
 use crate::failure::Result;
@@ -22,7 +22,7 @@ pub(crate) trait Peer<T> {
     fn output(&mut self) -> Result<Vec<f32>>;
 }
 
-/// Where a peer's code is.
+/// Place of a peer's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Home {
     /// In this program; the package in Cargo.lock whose version it has.

@@ -26,7 +26,10 @@ impl Conditions {
         let mut hasher = DefaultHasher::new();
         fs::read(std::env::current_exe()?)?.hash(&mut hasher);
         // The peak behind the semicolon is measured anew each time.
-        let machine = machine.split(';').next().unwrap_or_default().to_owned();
+        let mut machine = machine.split(';').next().unwrap_or_default().to_owned();
+        if let Ok(isa) = std::env::var("SDPA_ISA") {
+            machine.push_str(&format!(", {isa}"));
+        }
         Ok(Self { command: command.to_owned(), machine, seconds, build: format!("{:016x}", hasher.finish()) })
     }
 

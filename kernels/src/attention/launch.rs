@@ -113,8 +113,8 @@ impl<'a> Launch<'a> {
     /// Returns how many short tasks are taken together. Taking is an atomic operation, which waits for all that was written
     /// before, a quarter of such a task's time; and tasks in the order of memory are what a core's own prefetcher follows.
     fn short_run(&self) -> usize {
-        /// Number of runs of a call, if it has few tasks: enough for every worker to end at nearly the same time.
-        const RUNS: usize = 64;
+        /// Least number of runs of a call with as many tasks: several for each worker, so that they end at nearly the same time.
+        const RUNS: usize = 512;
         /// Largest number of tasks of a run: some 20 µs.
         const MOST: usize = 64;
         (self.queue.len() / RUNS).clamp(1, MOST)

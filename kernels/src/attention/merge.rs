@@ -93,7 +93,7 @@ fn merge_all<S: Simd>(s: S, [mut out, mut lse]: [ViewMut<'_>; 2], [other_out, ot
     }
 }
 
-/// How two rows over different keys are merged.
+/// Weights of two rows over different keys, and what comes of their log-sum-exps.
 struct Weights {
     /// Log-sum-exp over the keys of both.
     lse: f32,

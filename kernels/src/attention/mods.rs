@@ -119,7 +119,7 @@ pub trait MaskMod: Send + Sync {
     ///
     /// It helps where whole panels of 16 keys (from a multiple of 16) are hidden from all rows of a tile, which are six or fewer
     /// next to each other: these panels are not computed, if more than 16 rows share the keys. Each class is asked once for a
-    /// row, first of all the keys of the block that other rules leave, then, if that is `Mixed`, of each panel. Leave it out, as
+    /// row in each pass over the keys, first of all the keys of the block that other rules leave, then, if that is `Mixed`, of each panel. Leave it out, as
     /// closures do, if [`Self::keep`] of 16 keys takes less time than one class and most panels have a key that is kept. Without
     /// a class `keep` is called for every pair that other rules leave, and nothing is skipped: time goes with all keys, not with
     /// those kept (docs/benchmarks.md, masks).

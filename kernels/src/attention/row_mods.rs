@@ -57,8 +57,8 @@ pub(crate) trait RowMods<S>: Sync {
     fn apply_prob(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits);
     /// Returns the class that the mask function gives a block.
     fn class(&self, block: BlockPosition) -> BlockClass;
-    /// Returns the classes that the mask function gives the panels of a block of one row. Panels without a key of the block are
-    /// hidden.
+    /// Returns the classes that the mask function gives the panels of a block of one row. Panels without a key of the block may
+    /// have any.
     fn classes(&self, block: BlockPosition) -> PanelClasses;
 }
 
@@ -144,6 +144,9 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> 
             BlockClass::Mixed => {}
         }
         let (mut classes, keys) = (PanelClasses::NONE, block.keys.clone());
+        if keys.start / LANES == (keys.end - 1) / LANES {
+            return PanelClasses::MIXED;
+        }
         let mut from = keys.start;
         while from < keys.end {
             let to = keys.end.min((from / LANES + 1) * LANES);

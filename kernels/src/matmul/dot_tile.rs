@@ -102,7 +102,8 @@ pub(crate) unsafe trait KeyOperand<S: Simd>: Copy {
 
 // SAFETY: `Load::load` reads sixteen elements.
 unsafe impl<S: Simd, T: Load> KeyOperand<S> for T {
-    const VECS: usize = S::DOT_VECS;
+    // Many rows have a loop of their own.
+    const VECS: usize = 1;
     const FEW_VECS: usize = S::DOT_VECS;
     type By = Floats;
 

@@ -1,16 +1,17 @@
-//! Products of f32 rows and packed f32 columns, for many rows, whose time is that of arithmetic: the inner loop of
-//! scores and of P·V.
+//! Products of f32 rows and packed f32 columns: the inner loop of scores and of P·V of many rows, whose time is that of
+//! arithmetic, and of short texts.
 //!
 //! ```text
 //! sums[r][n] += Σ_i rows[r][i] · columns[i][n]         terms i in order, one chain of FMAs for each lane
 //! ```
 //!
-//! Terms are evenly spaced, so the loop has nothing to decide. Four of them are one turn of it, which leaves the order of the sums
-//! as it is.
+//! Terms are evenly spaced, so the loop has nothing to decide. Four of them are one turn of it, which leaves the order of the
+//! sums as it is.
 
 use crate::matmul::dot_tile::KeyOperand;
 use crate::simd::{Simd, Vector};
 use core::ops::Range;
+use core::sync::atomic::{Ordering, compiler_fence};
 
 /// Columns of a tile: vector `n` of term `i` lies at `first + i · step + n · apart`.
 #[derive(Clone, Copy)]
@@ -89,6 +90,10 @@ pub(crate) unsafe fn add_products<W: Vector, const MR: usize, const NV: usize>(
     unsafe {
         while i + TURN <= end {
             for term in 0..TURN {
+                // No column of the next term is loaded before this one is done with: compiled for some machines (flags of a build,
+                // not of ours), the loop had one too many, and a sum went to memory and back with each term. Where that place lay
+                // across two pages, 1 process in 50, prompts took 2.5 times as long.
+                compiler_fence(Ordering::SeqCst);
                 add_product(w, rows, (column, columns.apart), i + term, sums);
                 column = column.wrapping_offset(columns.step);
             }

@@ -72,7 +72,7 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
 /// # Safety
 /// `keys` has `n` readable rows of `d` contiguous elements, at least one.
 #[inline(always)]
-pub(crate) unsafe fn pack_few_keys<S: Simd>(_: S, keys: Rows<f32>, n: usize, d: usize, out: &mut [f32]) {
+pub(crate) unsafe fn pack_few_keys(keys: Rows<f32>, n: usize, d: usize, out: &mut [f32]) {
     assert!((1..=LANES).contains(&n) && out.len() >= LANES * d);
     for four in (0..n).step_by(4) {
         // SAFETY: rows below `n`, elements below `d`, and room for a panel, as asserted.

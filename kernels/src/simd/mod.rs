@@ -119,8 +119,8 @@ pub(crate) unsafe trait Simd: Vector {
     const TILE_ROWS: usize;
     /// Number of vectors (sixteen columns each) of a register tile.
     const TILE_VECS: usize;
-    /// Number of vectors of a tile of scores: half of [`Self::TILE_VECS`] where two chains of a dot product run side by
-    /// side.
+    /// Number of vectors of a tile of scores of few rows, or of integers: half of [`Self::TILE_VECS`] where two chains of a dot
+    /// product run side by side.
     const DOT_VECS: usize;
 
     /// Number of rows whose exponentials are computed side by side, at most 3: as many as registers hold twice, begun

@@ -36,7 +36,7 @@ impl Ready {
             tensors: [Data::new(rows, q), Data::new(case.elements, k), Data::new(case.elements, v)],
             cache: None,
             out: Data::new(rows, vec![0.0; len]),
-            exec: Exec::default().threads(case.threads),
+            exec: exec(case.threads)?,
         })
     }
 
@@ -95,6 +95,13 @@ impl Fused {
     pub(super) fn native() -> Self {
         Self { precision: Precision::Native, ..Self::exact() }
     }
+}
+
+/// Returns so many threads, on the instruction set that `SDPA_ISA` names, if it is set.
+fn exec(threads: usize) -> Result<Exec> {
+    let exec = Exec::default().threads(threads);
+    let Ok(name) = std::env::var("SDPA_ISA") else { return Ok(exec) };
+    Ok(exec.isa(Isa::from_name(&name).ok_or_else(|| format!("SDPA_ISA: this machine has no {name}"))?))
 }
 
 impl Peer<Case> for Fused {

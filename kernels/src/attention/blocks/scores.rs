@@ -2,7 +2,7 @@
 //!
 //! Each option is a separate pass over the score block, made only if it is set. The whole panels that range rules,
 //! masks and mask functions hide are known before anything is computed: a tile computes the span of keys that are
-//! visible to its rows, a block without a visible key is skipped, and one whose keys are all visible to all rows is not
+//! visible to its rows, if rows are many without the panels inside it that are not, a block without a visible key is skipped, and one whose keys are all visible to all rows is not
 //! masked.
 
 use crate::attention::blocks::key_block::KeyBlock;

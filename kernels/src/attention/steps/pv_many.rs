@@ -57,12 +57,11 @@ impl Values<'_, Rows<f32>> {
         }
     }
 
-    /// Returns how many pairs of tiles follow each other from `tile` on, both with all their rows and the same keys.
+    /// Returns true if `tile` and the next one have all their rows and need the same keys.
     #[inline(always)]
-    fn pairs<S: Simd>(&self, tile: usize) -> usize {
+    fn is_pair<S: Simd>(&self, tile: usize) -> bool {
         let full = &self.spans[..self.rows / S::TILE_ROWS];
-        let pairs = full.get(tile..).unwrap_or_default().as_chunks::<2>().0;
-        pairs.iter().take_while(|[a, b]| (a.keys(), a.panels) == (b.keys(), b.panels)).count()
+        matches!(full.get(tile..tile + 2), Some([a, b]) if (a.keys(), a.panels) == (b.keys(), b.panels))
     }
 }
 
@@ -79,7 +78,7 @@ unsafe fn strip_values<S: Simd, const NV: usize>(
 ) {
     let mut tile = 0;
     while tile < a.spans.len() {
-        let half = half.filter(|_| a.pairs::<S>(tile) > 0);
+        let half = half.filter(|_| a.is_pair::<S>(tile));
         let tiles = if half.is_some() { 2 } else { 1 };
         let rows = tile * S::TILE_ROWS..a.rows.min((tile + tiles) * S::TILE_ROWS);
         let span = a.spans[tile];

@@ -38,7 +38,7 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
     pub(crate) later: Option<LaterKeys>,
     /// Memory to prefetch meanwhile.
     pub(crate) prefetch: &'a mut PrefetchQueue,
-    /// Scores, `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
+    /// Scores, `[row][SCORE_STRIDE]`; only the panels in each tile's span are written, and of many rows those it needs.
     pub(crate) out: &'a mut [f32],
 }
 
@@ -93,10 +93,7 @@ impl Walk<'_> {
             let left = self.panels.end - panel;
             // Planned tiles of panels that all rows need make one strip.
             let common = if panel < all.start { 0 } else { all.end.saturating_sub(panel) };
-            let tiles = left.saturating_sub(self.vecs).div_ceil(self.vecs);
-            // The last tile belongs to them, too, if it is as wide as the others.
-            let tiles = if left - tiles * self.vecs == self.vecs { tiles + 1 } else { tiles };
-            let planned = tiles.min(common / self.vecs) * self.vecs;
+            let planned = common / self.vecs * self.vecs;
             if planned > 0 {
                 let (tiles, panels) = (0..self.spans.len(), panel..panel + planned);
                 compute(self, Strip { tiles, panels, vecs: self.vecs });

@@ -2,7 +2,7 @@
 //! packed f32 keys.
 //!
 //! ```text
-//! for each group of panels, 16 KiB of keys, which stay in the first-level cache:
+//! for each group of panels, 16 KiB of keys or one tile, which stay in the first-level cache:
 //!     for each run of panels of the group that the same tiles of rows need:
 //!         for each of these tiles, whose queries are read once:
 //!             for each NV panels of the run:

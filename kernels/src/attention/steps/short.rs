@@ -51,7 +51,7 @@ pub(crate) unsafe fn attend<S: Simd>(
     assert!((1..=LANES).contains(&a.keys) && a.value_dim.is_multiple_of(LANES));
     const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS) };
     // SAFETY: the caller guarantees the keys.
-    unsafe { pack_few_keys(s, a.rows, a.keys, a.head_dim, a.packed) };
+    unsafe { pack_few_keys(a.rows, a.keys, a.head_dim, a.packed) };
     let (mut row, mut finite) = (0, s.splat(0.0));
     while row < a.queries.len() {
         let rows = next_part(a.queries.len() - row, S::TILE_ROWS);
