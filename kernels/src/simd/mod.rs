@@ -59,9 +59,9 @@ const PAGE_BYTES: usize = 4096;
 /// Constant that rounds a number of moderate size to an integer when added to it (1.5·2²³ does), and leaves the integer
 /// plus 127 + 64 in the lowest bits: shifted into place, the exponent field of 2^(n + 64), which is normal for all n in
 /// question but [`LOWEST_EXPONENT`].
-pub(crate) const SHIFT: f32 = 12_582_912.0 + 191.0;
+pub(crate) const SHIFT: f32 = 12_582_912.0 - LOWEST_EXPONENT;
 
-/// −127 − 64, which [`SHIFT`] turns into 0.
+/// −127 − 64, which [`SHIFT`] turns into an exponent field of 0.
 pub(crate) const LOWEST_EXPONENT: f32 = -191.0;
 
 /// 2⁻⁶⁴: cancels the 64 in [`SHIFT`].
