@@ -2,8 +2,8 @@
 //! then compiles four short loops for each instruction set, and not the whole pass.
 
 use crate::attention::mods::{BlockClass, BlockPosition, MaskMod, Mods, Position, ProbMod, ScoreMod};
-use crate::attention::steps::span::{panel_bits, runs};
 use crate::simd::{LANES, Simd};
+use crate::tensor::panels::{panel_bits, runs};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
@@ -32,8 +32,6 @@ pub(crate) struct PanelClasses {
     /// Panels some of whose keys may be hidden. Neither bit: all keys are visible.
     pub(crate) mixed: u16,
 }
-
-const _: () = assert!(KEY_BLOCK / LANES == u16::BITS as usize);
 
 impl PanelClasses {
     pub(crate) const ALL: Self = Self { hidden: 0, mixed: 0 };

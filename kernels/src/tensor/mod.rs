@@ -9,6 +9,7 @@ pub(crate) mod head_writer;
 pub(crate) mod layout;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+pub(crate) mod panels;
 pub(crate) mod rows;
 pub(crate) mod view;
 pub(crate) mod view_mut;

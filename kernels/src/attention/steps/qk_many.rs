@@ -10,12 +10,13 @@
 //! ```
 
 use crate::attention::steps::qk::{Scores, prefetch_bias};
-use crate::attention::steps::span::{Span, panel_bits, runs};
+use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::float_tile::{Chains, Columns};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::next_part;
 use crate::simd::{LANES, Simd};
+use crate::tensor::panels::{panel_bits, runs};
 use crate::tensor::rows::Rows;
 use core::ops::Range;
 

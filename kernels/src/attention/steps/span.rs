@@ -2,6 +2,7 @@
 
 use crate::attention::row_mods::PanelClasses;
 use crate::simd::LANES;
+use crate::tensor::panels::{panel_bits, runs};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
@@ -60,24 +61,6 @@ impl Span {
     pub(crate) fn end_panel(self) -> usize {
         (self.hi as usize).div_ceil(LANES)
     }
-}
-
-/// Returns a bit for each of some panels.
-#[inline(always)]
-pub(crate) fn panel_bits(panels: Range<usize>) -> u16 {
-    (u32::MAX << panels.start & !(u32::MAX << panels.end)) as u16
-}
-
-/// Returns the runs of neighbouring panels among those that have a bit, in order.
-#[inline(always)]
-pub(crate) fn runs(mut bits: u16) -> impl Iterator<Item = Range<usize>> {
-    core::iter::from_fn(move || {
-        let start = bits.trailing_zeros();
-        let run = (bits >> (start % u16::BITS)).trailing_ones();
-        let found = start as usize..(start + run) as usize;
-        bits &= !panel_bits(found.clone());
-        (run > 0).then_some(found)
-    })
 }
 
 /// Keys of a block that are visible to one row: the smallest range that holds them, whether all of it is visible, and the panels
