@@ -72,6 +72,7 @@ impl Queue {
         0..0
     }
 
+    /// Returns the numbers that are taken next, at most `most`, where `taken` were before.
     fn run(&self, taken: usize, most: usize) -> Range<usize> {
         let end = self.len - taken;
         end.saturating_sub(most)..end

@@ -22,6 +22,11 @@ pub(crate) trait Peer<T> {
     fn output(&mut self) -> Result<Vec<f32>>;
 }
 
+/// Returns the name of the instruction set that this crate is held to, if `SDPA_ISA` is set.
+pub(crate) fn held_isa() -> Option<String> {
+    std::env::var("SDPA_ISA").ok()
+}
+
 /// Place of a peer's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Home {

@@ -3,6 +3,7 @@
 use crate::elements::Elements;
 use crate::failure::Result;
 use crate::neighbour::Neighbour;
+use crate::peer::held_isa;
 use crate::table::{LeftOut, Row};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
@@ -27,7 +28,7 @@ impl Conditions {
         fs::read(std::env::current_exe()?)?.hash(&mut hasher);
         // The peak behind the semicolon is measured anew each time.
         let mut machine = machine.split(';').next().unwrap_or_default().to_owned();
-        if let Ok(isa) = std::env::var("SDPA_ISA") {
+        if let Some(isa) = held_isa() {
             machine.push_str(&format!(", {isa}"));
         }
         Ok(Self { command: command.to_owned(), machine, seconds, build: format!("{:016x}", hasher.finish()) })

@@ -117,12 +117,12 @@ pub trait MaskMod: Send + Sync {
     /// threads at once, before or without [`Self::keep`] being called for its pairs; pairs that other rules hide may be
     /// among them. Blocks of one row and up to 16 keys are common, so an answer should take no longer than some pairs.
     ///
-    /// It helps where whole panels of 16 keys (from a multiple of 16) are hidden from all rows of a tile, which are six or fewer
-    /// next to each other: these panels are not computed, if more than 16 rows share the keys. Each class is asked once for a
-    /// row in each pass over the keys, first of all the keys of the block that other rules leave, then, if that is `Mixed`, of each panel. Leave it out, as
-    /// closures do, if [`Self::keep`] of 16 keys takes less time than one class and most panels have a key that is kept. Without
-    /// a class `keep` is called for every pair that other rules leave, and nothing is skipped: time goes with all keys, not with
-    /// those kept (docs/benchmarks.md, masks).
+    /// It helps where whole panels of 16 keys (from a multiple of 16) are hidden from all rows of a tile, which are six or
+    /// fewer next to each other: these panels are not computed, if more than 16 rows share the keys. In each pass over the
+    /// keys, a row's class is asked once for all keys of the block that other rules leave, then, if that is `Mixed`, once for
+    /// each panel. Leave it out, as closures do, if [`Self::keep`] of 16 keys takes less time than one class and most panels
+    /// have a key that is kept. Without a class `keep` is called for every pair that other rules leave, and nothing is
+    /// skipped: time goes with all keys, not with those kept (docs/benchmarks.md, masks).
     ///
     /// An answer other than `Mixed` must be what `keep` says of every pair of the block. If it is not, which of the two
     /// counts for a pair is unspecified, and the output may be wrong in these rows; nothing else is.

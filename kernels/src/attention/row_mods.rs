@@ -55,8 +55,8 @@ pub(crate) trait RowMods<S>: Sync {
     fn apply_prob(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits);
     /// Returns the class that the mask function gives a block.
     fn class(&self, block: BlockPosition) -> BlockClass;
-    /// Returns the classes that the mask function gives the panels of a block of one row. Panels without a key of the block may
-    /// have any.
+    /// Returns the classes that the mask function gives the panels of a block of one row. Panels without a key of the block
+    /// may have any.
     fn classes(&self, block: BlockPosition) -> PanelClasses;
 }
 
@@ -141,11 +141,12 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> 
             BlockClass::None => return PanelClasses::NONE,
             BlockClass::Mixed => {}
         }
-        let (mut classes, keys) = (PanelClasses::NONE, block.keys.clone());
+        let keys = block.keys.clone();
+        // Asked already, if it is one panel.
         if keys.start / LANES == (keys.end - 1) / LANES {
             return PanelClasses::MIXED;
         }
-        let mut from = keys.start;
+        let (mut classes, mut from) = (PanelClasses::NONE, keys.start);
         while from < keys.end {
             let to = keys.end.min((from / LANES + 1) * LANES);
             let bit = 1 << (from % KEY_BLOCK / LANES);

@@ -90,9 +90,9 @@ pub(crate) unsafe fn add_products<W: Vector, const MR: usize, const NV: usize>(
     unsafe {
         while i + TURN <= end {
             for term in 0..TURN {
-                // No column of the next term is loaded before this one is done with: compiled for some machines (flags of a build,
-                // not of ours), the loop had one too many, and a sum went to memory and back with each term. Where that place lay
-                // across two pages, 1 process in 50, prompts took 2.5 times as long.
+                // No column of the next term is loaded ahead: in builds for some machines (`target-cpu=native`) that took a
+                // register too many, and a sum went to memory and back with each term. Where its place lay across two
+                // pages, in 1 process of 50, prompts took 2.5 times as long.
                 compiler_fence(Ordering::SeqCst);
                 add_product(w, rows, (column, columns.apart), i + term, sums);
                 column = column.wrapping_offset(columns.step);

@@ -66,8 +66,8 @@ pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
     );
 }
 
-/// Packs at most sixteen keys of `d` elements into one panel, whose lanes without a key hold any numbers: a quarter of the time
-/// of whole squares where there are four.
+/// Packs at most sixteen keys of `d` elements into one panel, whose lanes without a key hold any numbers: a quarter of the
+/// time of whole squares where there are four.
 ///
 /// # Safety
 /// `keys` has `n` readable rows of `d` contiguous elements, at least one.

@@ -314,8 +314,8 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     fn one_plus_scaled(self, (a, b): (F32x16, F32x16), _: F32x16, shifted: F32x16) -> F32x16 {
-        // (1 + a·b)·2⁻⁶⁴ is rounded as 1 + a·b is; multiplying by 2^(n + 64), which is normal, or 0 at the lowest n, rounds again only
-        // where the result is subnormal. Multiplying keeps a NaN a NaN.
+        // (1 + a·b)·2⁻⁶⁴ is rounded as 1 + a·b is; multiplying by 2^(n + 64), which is normal, or 0 at the lowest n, rounds
+        // again only where the result is subnormal. Multiplying keeps a NaN a NaN.
         let mut halves = a;
         for i in 0..2 {
             // SAFETY: `self` proves the features.

@@ -3,7 +3,7 @@
 use crate::case::Case;
 use crate::elements::{Data, Elements};
 use crate::failure::Result;
-use crate::peer::{NATIVE, OURS, Peer};
+use crate::peer::{NATIVE, OURS, Peer, held_isa};
 use crate::rounded::Qkv;
 use sdpa::{
     Attention, Dtype, Exec, Inputs, Isa, KeyScales, KvCache, Outputs, Plan, Precision, Shape, Workspace, unfused,
@@ -97,10 +97,10 @@ impl Fused {
     }
 }
 
-/// Returns so many threads, on the instruction set that `SDPA_ISA` names, if it is set.
+/// Returns so many threads, on the instruction set that was [asked for](held_isa), if one was.
 fn exec(threads: usize) -> Result<Exec> {
     let exec = Exec::default().threads(threads);
-    let Ok(name) = std::env::var("SDPA_ISA") else { return Ok(exec) };
+    let Some(name) = held_isa() else { return Ok(exec) };
     Ok(exec.isa(Isa::from_name(&name).ok_or_else(|| format!("SDPA_ISA: this machine has no {name}"))?))
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Each option is a separate pass over the score block, made only if it is set. The whole panels that range rules,
 //! masks and mask functions hide are known before anything is computed: a tile computes the span of keys that are
-//! visible to its rows, if rows are many without the panels inside it that are not, a block without a visible key is skipped, and one whose keys are all visible to all rows is not
-//! masked.
+//! visible to its rows, if rows are many without the panels inside it that are not. A block without a visible key is
+//! skipped, and one whose keys are all visible to all rows is not masked.
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::spans::Spans;
@@ -20,7 +20,6 @@ use crate::attention::visibility::VisibleKeys;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
 use crate::simd::{LANES, quiet};
 use crate::tensor::any::{Tensor, Typed};
-use crate::tensor::panels::{panel_bits, runs};
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
 use core::ops::Range;
@@ -40,9 +39,6 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         unsafe { self.find_spans(row_block.clone(), mask) };
         if self.spans.iter().all(|span| span.is_empty()) {
             return false;
-        }
-        if options.softcap.is_some() || options.bias.is_some() || options.alibi.is_some() || self.task.given.score {
-            self.clear_holes(rows);
         }
         let bias = options.bias.map(|bias| {
             by_type!(Tensor => Typed, bias, |bias| {
@@ -66,16 +62,6 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         // SAFETY: the columns are rows of the mask, taken above.
         unsafe { self.apply_mask(row_block, mask) };
         true
-    }
-
-    /// Sets the scores of panels that tiles leave out to 0, since passes over all of a span read them before they are hidden.
-    fn clear_holes(&mut self, rows: usize) {
-        for row in 0..rows {
-            let span = self.spans[row / S::TILE_ROWS];
-            for hole in runs(panel_bits(span.first_panel()..span.end_panel()) & !span.panels) {
-                self.regions.scores[row * SCORE_STRIDE..][hole.start * LANES..hole.end * LANES].fill(0.0);
-            }
-        }
     }
 
     /// Drops weights of a row block at random, if the call asks for it.
@@ -103,7 +89,9 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let ruled = task.call.visible.hides_keys() || task.call.options.mask.is_some() || task.given.mask;
         if !ruled || task.outputs.wants_all_keys() {
             self.spans.of_tiles(tiles).fill(Span { needs_mask: ruled, ..whole });
-            self.classes[..row_block.len()].fill(PanelClasses::MIXED);
+            if task.given.mask {
+                self.classes[..row_block.len()].fill(PanelClasses::MIXED);
+            }
             return;
         }
         if mask.is_none() && !task.given.mask {
@@ -147,34 +135,25 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         ranges
     }
 
-    /// Narrows the ranges of consecutive rows of a head by the mask function, first all together, then row by row, and keeps the
-    /// classes it gives.
+    /// Narrows the ranges of consecutive rows of a head by the mask function, first all together, then row by row, and
+    /// keeps the classes it gives.
     fn narrow_rows(&mut self, first: Row, ranges: &mut [RowKeys]) {
-        let (lo, hi) = union(ranges);
-        let classes = match () {
-            _ if lo >= hi => Some(PanelClasses::NONE),
-            _ if ranges.len() == 1 => None,
-            _ => match self.class(first, ranges.len(), lo..hi) {
-                BlockClass::All => Some(PanelClasses::ALL),
-                BlockClass::None => Some(PanelClasses::NONE),
-                BlockClass::Mixed => None,
-            },
+        let ((lo, hi), mods) = (union(ranges), self.task.mods);
+        let together = ranges.len() > 1 && lo < hi;
+        let all = match together.then(|| mods.class(self.position(first, ranges.len(), lo..hi))) {
+            Some(BlockClass::All) => Some(PanelClasses::ALL),
+            Some(BlockClass::None) => Some(PanelClasses::NONE),
+            Some(BlockClass::Mixed) | None => None,
         };
         for (k, range) in ranges.iter_mut().enumerate() {
             let row = Row { n: first.n + k, i: first.i + k, ..first };
-            let classes = match classes {
-                Some(classes) => classes,
-                None if range.is_empty() => PanelClasses::NONE,
-                None => self.task.mods.classes(self.position(row, 1, range.from..range.to)),
-            };
+            let classes = all.unwrap_or_else(|| match range.is_empty() {
+                true => PanelClasses::NONE,
+                false => mods.classes(self.position(row, 1, range.from..range.to)),
+            });
             self.classes[row.n] = classes;
             *range = range.narrowed(classes);
         }
-    }
-
-    /// Returns the mask function's class of some rows of a head, from `row` on, and some of the block's keys.
-    fn class(&self, row: Row, rows: usize, keys: Range<usize>) -> BlockClass {
-        self.task.mods.class(self.position(row, rows, keys))
     }
 
     /// Returns the position of some rows of a head, from `row` on, and some of the block's keys.

@@ -9,8 +9,8 @@
 //!         out = out · rescale_prev + sum · rescale_block, or its rows are normalised and written
 //! ```
 //!
-//! Last columns that fill at most half a vector are computed as one, two tiles of rows at a time, since one has too few sums to
-//! keep the machine busy: lane by lane the same operations, so the same bits.
+//! Last columns that fill at most half a vector are computed as one, two tiles of rows at a time, since one has too few
+//! sums to keep the machine busy: lane by lane the same operations, so the same bits.
 
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_tile::end_rows;

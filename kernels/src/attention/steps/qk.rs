@@ -38,7 +38,7 @@ pub(crate) struct Scores<'a, K = AnyPanels> {
     pub(crate) later: Option<LaterKeys>,
     /// Memory to prefetch meanwhile.
     pub(crate) prefetch: &'a mut PrefetchQueue,
-    /// Scores, `[row][SCORE_STRIDE]`; only the panels in each tile's span are written, and of many rows those it needs.
+    /// Scores, `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
     pub(crate) out: &'a mut [f32],
 }
 

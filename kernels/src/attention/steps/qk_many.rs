@@ -1,5 +1,5 @@
-//! QKᵀ of many rows: the scores of a row block of more than [`READING_ROWS`](crate::matmul::prefetch::READING_ROWS) rows against
-//! packed f32 keys.
+//! QKᵀ of many rows: the scores of a row block of more than
+//! [`READING_ROWS`](crate::matmul::prefetch::READING_ROWS) rows against packed f32 keys.
 //!
 //! ```text
 //! for each group of panels, 16 KiB of keys or one tile, which stay in the first-level cache:
@@ -33,6 +33,7 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, a: &mut Scores<'_, Rows<f32>>) {
     assert!(a.out.len() >= rows * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
     assert!(a.spans.len() == rows.div_ceil(S::TILE_ROWS) && !a.panels.is_empty() && !a.keys.are_scattered());
     assert!(a.next_bias.is_none_or(|next| next.len() >= rows));
+    clear_holes::<S>(a);
     let panels = a.panels.clone();
     let group = (GROUP_BYTES / size_of::<f32>() / (a.head_dim * LANES).max(1)).max(S::TILE_VECS);
     for first in panels.clone().step_by(group) {
@@ -60,6 +61,19 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, a: &mut Scores<'_, Rows<f32>>) {
     }
 }
 
+/// Writes zeros for the panels inside the tiles' spans that these do not need: what follows reads whole spans.
+#[inline(always)]
+fn clear_holes<S: Simd>(a: &mut Scores<'_, Rows<f32>>) {
+    for (tile, span) in a.spans.iter().enumerate() {
+        let inside = panel_bits(span.first_panel()..span.end_panel()) & panel_bits(a.panels.clone());
+        for hole in runs(inside & !span.panels) {
+            for row in tile * S::TILE_ROWS..a.queries.len().min((tile + 1) * S::TILE_ROWS) {
+                a.out[row * SCORE_STRIDE..][hole.start * LANES..hole.end * LANES].fill(0.0);
+            }
+        }
+    }
+}
+
 /// Tiles of rows, and neighbouring panels that all of them need.
 struct Strip {
     tiles: Range<usize>,
@@ -69,7 +83,8 @@ struct Strip {
 /// Computes the scores of a strip, `NV` panels at a time.
 ///
 /// # Safety
-/// Same contract as [`scores`], whose assertions hold; the strip is part of `a`, and the number of its panels a multiple of `NV`.
+/// Same contract as [`scores`], whose assertions hold; the strip is part of `a`, and the number of its panels a multiple of
+/// `NV`.
 #[inline(always)]
 unsafe fn strip_scores<S: Simd, const NV: usize>(s: S, a: &mut Scores<'_, Rows<f32>>, strip: Strip) {
     let size = a.head_dim * LANES;

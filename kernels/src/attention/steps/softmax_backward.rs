@@ -51,7 +51,7 @@ impl Delta {
 }
 
 /// Turns final scores into weights, and gradients of weights, `[row][SCORE_STRIDE]`, into gradients of scores. Both are 0
-/// where hidden, whatever the gradient was (that of a panel which no row of a tile sees was never computed), and in whole panels from the first to the last key that some row sees. What rounding leaves of the sum of a row's
+/// where hidden, and in whole panels from the first to the last key that some row sees. What rounding leaves of the sum of a row's
 /// gradients is taken out of them, where the block holds all the row's weight.
 #[inline(always)]
 pub(crate) fn softmax_backward<S: Simd>(

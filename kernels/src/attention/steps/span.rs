@@ -14,8 +14,8 @@ pub(crate) struct Span {
     pub(crate) hi: u16,
     /// True if some key of `lo..hi` is hidden from some row of the tile.
     pub(crate) needs_mask: bool,
-    /// A bit for each panel of the block with a key that a row of the tile may see. Those between that have none are not computed
-    /// where rows are many; their scores are then whatever they were.
+    /// A bit for each panel of the block with a key that a row of the tile may see. Those between that have none are not
+    /// computed where rows are many; their scores are then 0.
     pub(crate) panels: u16,
 }
 
@@ -63,8 +63,8 @@ impl Span {
     }
 }
 
-/// Keys of a block that are visible to one row: the smallest range that holds them, whether all of it is visible, and the panels
-/// that have one.
+/// Keys of a block that are visible to one row: the smallest range that holds them, whether all of it is visible, and the
+/// panels that have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowKeys {
     pub(crate) from: usize,
