@@ -2,7 +2,7 @@
 
 use crate::cache;
 use crate::dropout::Dropout;
-use crate::error::Error;
+use crate::error::{Error, at_most};
 use crate::inputs::Inputs;
 use crate::likely;
 use crate::outputs::Outputs;
@@ -134,6 +134,7 @@ impl Attention {
         let dropout = self.dropout.map_or(Ok(None), Dropout::checked)?;
         let options = Options { dropout, ..inputs.options(shape, self.softcap)? };
         let alignment = self.alignment_for(inputs, shape, &options)?;
+        self.check_window(inputs, shape)?;
         scratch_fits(shape)?;
         let Self { visible, precision, .. } = *self;
         Ok(Call { q: inputs.q, kv, scale, visible, alignment, options, precision })
@@ -155,6 +156,26 @@ impl Attention {
             }
         }
         Ok(Alignment::TopLeft)
+    }
+
+    /// Refuses a window that would begin at another key than it says, because positions end at `isize::MAX`.
+    fn check_window(&self, inputs: &Inputs<'_>, shape: &Shape) -> Result<(), Error> {
+        let Some(Alignment::Offset(offset)) = self.alignment else { return Ok(()) };
+        let Some([Some(left), _]) = self.visible.window.map(|window| window.sides()) else { return Ok(()) };
+        // No sequence has more rows than that.
+        if offset.checked_add_unsigned(inputs.q.shape()[2]).is_some() {
+            return Ok(());
+        }
+        for (q_len, kv_len) in (0..shape.batch).map(|sequence| inputs.lengths(shape, sequence)) {
+            let first_key = |position: i128| (position - left as i128).clamp(0, kv_len as i128);
+            let last = offset as i128 + q_len as i128 - 1;
+            // The first key moves with the position, so no row between is off if the last is not.
+            if first_key(last) != first_key(last.min(isize::MAX as i128)) {
+                const OF: &str = "the largest position less the number of keys, as rows go beyond the largest position";
+                return at_most(isize::MAX as usize - kv_len, OF).check("window", "left", left);
+            }
+        }
+        Ok(())
     }
 
     /// Returns the rule, if any, that depends on the positions of the rows relative to the keys.

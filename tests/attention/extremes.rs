@@ -98,6 +98,42 @@ fn calls_at_extreme_numbers_are_right() {
     }
 }
 
+/// Windows at positions near the largest show the keys that they say, or the call is refused.
+#[test]
+fn windows_at_the_largest_positions_are_right_or_refused() {
+    const KEYS: usize = 20;
+    let tensors = Tensors::normal([1, 1, 1, 3, KEYS, 8, 8], 1);
+    let lefts = [0, 7, MAX - KEYS - 1, MAX - KEYS, MAX - KEYS + 1, MAX - 1, MAX, MAX + 1, MAX + 2, usize::MAX];
+    let mut refused = 0;
+    for (offset, left) in [MAX - 3, MAX - 2, MAX - 1, MAX].into_iter().flat_map(|o| lefts.map(|left| (o, left))) {
+        let window = Window::inclusive(Some(left), None);
+        let attention = Attention::new().scale(0.0).align(Alignment::Offset(offset as isize)).window(window);
+        let (mut out, mut lse) = (vec![42.0; 3 * 8], vec![42.0; 3]);
+        let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 8]).expect("dense"));
+        let outputs = outputs.lse(ViewMut::bhld(&mut lse, [1, 1, 3, 1]).expect("dense"));
+        match sdpa::attention(&attention, tensors.inputs(), outputs) {
+            // With a scale of 0 the LSE is the logarithm of the number of visible keys.
+            Ok(()) => (0..3).zip(lse).for_each(|(row, lse)| {
+                let first = offset as i128 + row - left as i128;
+                let seen = (KEYS as i128 - first).clamp(0, KEYS as i128);
+                assert_eq!(lse.exp().round() as i128, seen, "{offset} − {left}, row {row}");
+            }),
+            Err(error) => {
+                refused += 1;
+                let words = format!(
+                    "window: left is {left}, but must be at most {}, the largest position less the number of keys, as rows \
+                     go beyond the largest position",
+                    MAX - KEYS
+                );
+                assert_eq!(error.to_string(), words);
+                assert!(out.iter().chain(&lse).all(|&x| x == 42.0));
+                assert!(offset + 2 > MAX && left > MAX - KEYS, "{offset} − {left} is no matter of positions");
+            }
+        }
+    }
+    assert!(refused > 0);
+}
+
 #[test]
 fn as_many_masks_as_sequences_or_nothing_is_written() {
     let tensors = Tensors::normal([2, 2, 1, 3, 3, 8, 8], 1);

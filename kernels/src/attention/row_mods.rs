@@ -149,15 +149,11 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> 
         let (mut classes, mut from) = (PanelClasses::NONE, keys.start);
         while from < keys.end {
             let to = keys.end.min((from / LANES + 1) * LANES);
-            let bit = 1 << (from % KEY_BLOCK / LANES);
-            match self.mask.class(BlockPosition { keys: from..to, ..block.clone() }) {
-                BlockClass::All => classes.hidden &= !bit,
-                BlockClass::None => {}
-                BlockClass::Mixed => {
-                    classes.hidden &= !bit;
-                    classes.mixed |= bit;
-                }
-            }
+            let (class, panel) =
+                (self.mask.class(BlockPosition { keys: from..to, ..block.clone() }), from % KEY_BLOCK / LANES);
+            // Not by branches, which the core can't foretell.
+            classes.hidden &= !(u16::from(class != BlockClass::None) << panel);
+            classes.mixed |= u16::from(class == BlockClass::Mixed) << panel;
             from = to;
         }
         classes
