@@ -1,6 +1,7 @@
-//! The steps of the fused loop, one at a time, on each instruction set: 96 rows against a block of 256 keys.
+//! The steps of the fused loop, and the backward pass's sums over rows, one at a time, on each instruction set: 96 rows against
+//! a block of 256 keys.
 //!
-//! Throughput is floating-point operations for scores, values and the tile (`Gelem/s` is GFLOP/s), exponentials for
+//! Throughput is floating-point operations for scores, values, key sums and the tile (`Gelem/s` is GFLOP/s), exponentials for
 //! softmax and exp, bytes read for packing.
 
 mod support;
@@ -14,8 +15,10 @@ use std::time::Duration;
 const ROWS: usize = 96;
 const KEYS: usize = 256;
 const HEAD_DIMS: [usize; 2] = [64, 128];
-const STEPS: [(&str, Step); 4] =
+const FORWARD: [(&str, Step); 4] =
     [("pack", Step::Pack), ("scores", Step::Scores), ("softmax", Step::Softmax), ("values", Step::Values)];
+/// Steps of the backward pass that the forward pass has not.
+const BACKWARD: [(&str, Step); 1] = [("key_sums", Step::KeySums)];
 
 /// Runs all steps and holds sampled rows against sums in f64.
 ///
@@ -54,19 +57,27 @@ fn checked(isa: Isa, head_dim: usize) -> Bench {
             close("output", got, terms().sum(), terms().map(f64::abs).sum());
         }
     }
+    bench.run(isa, Step::KeySums);
+    for j in [0, 1, 100, KEYS - 1] {
+        let weight = |row: usize| f64::from(bench.scores(row)[j]);
+        for (d, &got) in bench.key_sums(j).iter().enumerate() {
+            let terms = || (0..ROWS).map(|row| weight(row) * f64::from(bench.inputs(row, j)[0][d]));
+            close("key sum", got, terms().sum(), terms().map(f64::abs).sum());
+        }
+    }
     bench
 }
 
 fn steps(c: &mut Criterion) {
     let work = (2 * ROWS * KEYS) as u64;
-    for (name, step) in STEPS {
+    for (name, step) in FORWARD.into_iter().chain(BACKWARD) {
         let mut group = c.benchmark_group(name);
         group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
         for head_dim in HEAD_DIMS {
             group.throughput(match step {
                 Step::Pack => Throughput::Bytes((KEYS * head_dim * size_of::<f32>()) as u64),
                 Step::Softmax => Throughput::Elements((ROWS * KEYS) as u64),
-                Step::Scores | Step::Values => Throughput::Elements(work * head_dim as u64),
+                Step::Scores | Step::Values | Step::KeySums => Throughput::Elements(work * head_dim as u64),
             });
             for isa in Isa::available() {
                 let mut bench = checked(isa, head_dim);
@@ -88,7 +99,7 @@ fn tile(c: &mut Criterion) {
         for isa in Isa::available() {
             let mut bench = checked(isa, head_dim);
             group.bench_function(BenchmarkId::new(isa.name(), format!("d{head_dim}")), |b| {
-                b.iter(|| STEPS.iter().for_each(|&(_, step)| black_box(&mut bench).run(isa, step)))
+                b.iter(|| FORWARD.iter().for_each(|&(_, step)| black_box(&mut bench).run(isa, step)))
             });
         }
     }

@@ -1,5 +1,5 @@
-//! Products of f32 rows and packed f32 columns: the inner loop of scores and of P·V of many rows, whose time is that of
-//! arithmetic, and of short texts.
+//! Products of f32 rows and f32 columns: the inner loop of scores and of P·V of many rows, whose time is that of
+//! arithmetic, of short texts, and of the sums over rows of the backward pass.
 //!
 //! ```text
 //! sums[r][n] += Σ_i rows[r][i] · columns[i][n]         terms i in order, one chain of FMAs for each lane
@@ -12,6 +12,14 @@ use crate::matmul::dot_tile::KeyOperand;
 use crate::simd::{Simd, Vector};
 use core::ops::Range;
 use core::sync::atomic::{Ordering, compiler_fence};
+
+/// Rows of a tile: term `i` of row `r` lies at `at[r] + i · step`.
+#[derive(Clone, Copy)]
+pub(crate) struct TermRows<const MR: usize> {
+    pub(crate) at: [*const f32; MR],
+    /// Floats from one term to the next.
+    pub(crate) step: usize,
+}
 
 /// Columns of a tile: vector `n` of term `i` lies at `first + i · step + n · apart`.
 #[derive(Clone, Copy)]
@@ -55,7 +63,7 @@ impl Chains {
             let last = self.depth.min(first + self.len);
             let mut chain = [[s.splat(0.0); NV]; MR];
             // SAFETY: `last ≤ depth`, which the caller guarantees.
-            unsafe { add_products(s, rows, columns, first..last, &mut chain) };
+            unsafe { add_products(s, TermRows { at: *rows, step: 1 }, columns, first..last, &mut chain) };
             for r in 0..MR {
                 for n in 0..NV {
                     sums[r][n] = if first == 0 { chain[r][n] } else { s.add(sums[r][n], chain[r][n]) };
@@ -75,11 +83,11 @@ const TURN: usize = 4;
 /// Adds the products of some terms to the sums of `MR` rows in `NV` vectors.
 ///
 /// # Safety
-/// Each of `rows` is readable up to the last term, and so are `columns`, `NV` vectors for each term.
+/// The terms of each of `rows` are readable, and so are `columns`, `NV` vectors for each term.
 #[inline(always)]
 pub(crate) unsafe fn add_products<W: Vector, const MR: usize, const NV: usize>(
     w: W,
-    rows: &[*const f32; MR],
+    rows: TermRows<MR>,
     columns: Columns,
     terms: Range<usize>,
     sums: &mut [[W::V; NV]; MR],
@@ -114,7 +122,7 @@ pub(crate) unsafe fn add_products<W: Vector, const MR: usize, const NV: usize>(
 #[inline(always)]
 unsafe fn add_product<W: Vector, const MR: usize, const NV: usize>(
     w: W,
-    rows: &[*const f32; MR],
+    rows: TermRows<MR>,
     (at, apart): (*const f32, usize),
     i: usize,
     sums: &mut [[W::V; NV]; MR],
@@ -126,7 +134,7 @@ unsafe fn add_product<W: Vector, const MR: usize, const NV: usize>(
     }
     for r in 0..MR {
         // SAFETY: term `i` of row `r < MR`, which the caller guarantees.
-        let x = w.splat(unsafe { *rows[r].add(i) });
+        let x = w.splat(unsafe { *rows.at[r].add(i * rows.step) });
         for n in 0..NV {
             sums[r][n] = w.fma(x, column[n], sums[r][n]);
         }

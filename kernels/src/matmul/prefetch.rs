@@ -32,8 +32,8 @@ pub(crate) const fn prefetches<S: Simd>(rows: usize, vecs: usize) -> bool {
 const LINES: usize = 16;
 
 /// Largest number of stretches of memory in one queue: keys, values, queries, outputs; of a unit, its accumulator,
-/// values, keys.
-const STRETCHES: usize = 4;
+/// values, keys; of the backward pass, gradients too.
+const STRETCHES: usize = 9;
 
 /// Evenly spaced lines, passed over several times: first the first line of each row, then the second.
 #[derive(Clone, Copy)]

@@ -9,6 +9,7 @@ pub use crate::machine::peak_flops;
 pub use crate::nn::elementwise::exp_in_place as exp;
 
 use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::key_sums::KeySums;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::qk::Scores;
 use crate::attention::steps::score_passes::ScoreBlock;
@@ -127,6 +128,7 @@ pub struct Bench {
     scores: AlignedBuf,
     state: [Vec<f32>; 4],
     out: AlignedBuf,
+    key_sums: AlignedBuf,
 }
 
 /// Step of the main loop.
@@ -140,6 +142,8 @@ pub enum Step {
     Softmax,
     /// Products of weights and values: P·V.
     Values,
+    /// Sums over rows for each key, as the gradients of values are: Pᵀ·Q.
+    KeySums,
 }
 
 impl Bench {
@@ -174,6 +178,7 @@ impl Bench {
             scores: lines(rows * SCORE_STRIDE),
             state: core::array::from_fn(|_| vec![0.0; MAX_ROW_BLOCK]),
             out: lines(rows * head_dim),
+            key_sums: lines(keys * head_dim),
         }
     }
 
@@ -196,6 +201,11 @@ impl Bench {
     /// Returns the output of row `r`, not normalised, after [`Step::Values`].
     pub fn out(&self, r: usize) -> &[f32] {
         &self.out.floats()[r * self.head_dim..][..self.head_dim]
+    }
+
+    /// Returns the sums of key `j`, after [`Step::KeySums`].
+    pub fn key_sums(&self, j: usize) -> &[f32] {
+        &self.key_sums.floats()[j * self.head_dim..][..self.head_dim]
     }
 
     /// Returns query row `r`, key `j`, value `j`.
@@ -252,6 +262,19 @@ impl Bench {
                     out: self.out.floats_mut(),
                     out_stride: d,
                     ends: None,
+                    prefetch: &mut PrefetchQueue::nothing(),
+                });
+            },
+            // SAFETY: `q` holds `rows` rows of `head_dim`, whole vectors.
+            Step::KeySums => unsafe {
+                let sums = self.key_sums.floats_mut();
+                sums.fill(0.0);
+                s.key_sums(KeySums {
+                    weights: self.scores.floats(),
+                    spans: &spans,
+                    rows: (Rows::strided(self.q.as_ptr(), d as isize, 1), rows),
+                    vecs: d / LANES,
+                    sums,
                     prefetch: &mut PrefetchQueue::nothing(),
                 });
             },

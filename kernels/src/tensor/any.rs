@@ -322,6 +322,12 @@ pub(crate) const fn size_of_val_of<T>(_: *const T) -> usize {
 }
 
 impl AnyShared<'_> {
+    /// Returns the length of a row.
+    #[inline]
+    pub(crate) fn dim(&self) -> usize {
+        by_type!(Typed, self, |view| view.shape()[3])
+    }
+
     /// Returns rows `l` and on of a head, to prefetch them.
     ///
     /// # Safety

@@ -34,6 +34,8 @@ pub(crate) struct Column<'t, S> {
     pub(crate) bound: BoundCall<'t, S>,
     pub(crate) pass: &'t BackwardPass<'t>,
     pub(crate) at: BlockAt,
+    /// Column that this worker is expected to take next.
+    pub(crate) next: Option<BlockAt>,
 }
 
 /// Keys of a column as tiles read them; its values are packed in scratch.
@@ -57,11 +59,11 @@ impl<S: Steps> Column<'_, S> {
         }
         let mut keys = self.prepare_keys(&mut own);
         let (q_len, group_size) = (call.sequence(self.at.sequence).q_len, call.group_size());
-        own.total.clear();
+        own.total.clear(self.keys().len());
         let mut done = 0;
         for g in 0..group_size {
             if group_size > 1 {
-                own.head.clear();
+                own.head.clear(self.keys().len());
             }
             for first in (0..q_len).step_by(MAX_ROW_BLOCK) {
                 let rows = g * q_len + first..g * q_len + q_len.min(first + MAX_ROW_BLOCK);
@@ -88,6 +90,13 @@ impl<S: Steps> Column<'_, S> {
         let kv_len = self.bound.checked.call().sequence(self.at.sequence).kv_len;
         let first = self.at.number * KEY_BLOCK;
         first.min(kv_len)..kv_len.min(first + KEY_BLOCK)
+    }
+
+    /// Returns the place of a key of the sequence in k and v, and in their gradients: batch, head, row.
+    pub(crate) fn place_of_key(&self, key: usize) -> [usize; 3] {
+        let call = self.bound.checked.call();
+        let seq = call.sequence(self.at.sequence);
+        [if call.options.ragged.is_some() { 0 } else { seq.batch }, self.at.kv_head, seq.first_key + key]
     }
 
     /// Waits for the same key block of the sequence or head before, if elements of a bias are shared with it. Returns
@@ -134,13 +143,11 @@ impl<S: Steps> Column<'_, S> {
         let call = self.bound.checked.call();
         let (keys, seq, all) = (self.keys(), call.sequence(self.at.sequence), call.keys_of(self.at.sequence).len());
         let beyond = if self.at.number == 0 { seq.kv_len..all } else { 0..0 };
-        let at = |key: usize| {
-            [if call.options.ragged.is_some() { 0 } else { seq.batch }, self.at.kv_head, seq.first_key + key]
-        };
+        let at = |key: usize| self.place_of_key(key);
         let parts = [(&self.pass.gradients.k, &*total.k, call.scale), (&self.pass.gradients.v, &*total.v, 1.0)];
         for (gradient, sums, scale) in parts {
             let Some(gradient) = gradient else { continue };
-            let width = dim_of(gradient).next_multiple_of(LANES);
+            let width = gradient.dim().next_multiple_of(LANES);
             // SAFETY: the keys are the sequence's, so the rows are inside the gradient; the caller guarantees that they
             // are this worker's alone.
             unsafe {
@@ -151,10 +158,6 @@ impl<S: Steps> Column<'_, S> {
             }
         }
     }
-}
-
-fn dim_of(gradient: &AnyShared<'_>) -> usize {
-    by_type!(Typed, gradient, |gradient| gradient.shape()[3])
 }
 
 /// Writes rows of a gradient, from one on: `scale` times each sum, or zeros where a row has no sums.

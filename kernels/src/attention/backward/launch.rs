@@ -105,21 +105,31 @@ impl<'a> BackwardLaunch<'a> {
         dispatch!(isa, |s| s.backward(self, scratch, mods));
     }
 
+    /// Returns the place of a column by its number, if there is such a column.
+    fn column(&self, number: usize) -> Option<BlockAt> {
+        let (pass, all, kv_heads) = (&self.pass, self.columns.len(), self.pass.checked.call().kv.kv_heads());
+        if number >= all {
+            return None;
+        }
+        let heads = all / pass.columns_per_head;
+        let (head, number) = (number % heads, number / heads);
+        let at = BlockAt { sequence: head / kv_heads, kv_head: head % kv_heads, number };
+        (number < pass.columns_of(at.sequence)).then_some(at)
+    }
+
     /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Steps>(&self, s: S, scratch: &mut BackwardScratch, mods: &dyn RowMods<S>) {
         let pass = &self.pass;
         let bound = BoundCall { s, mods, checked: &pass.checked };
-        let kv_heads = pass.checked.call().kv.kv_heads();
+        let mut before = None;
         while let Some(number) = self.columns.take_unless(&pass.stop) {
             // The queue counts down.
             let number = self.columns.len() - 1 - number;
-            let heads = self.columns.len() / pass.columns_per_head;
-            let (head, number) = (number % heads, number / heads);
-            let at = BlockAt { sequence: head / kv_heads, kv_head: head % kv_heads, number };
-            if number >= pass.columns_of(at.sequence) {
-                continue;
-            }
-            let column = Column { bound, pass, at };
+            // As many further as this one was, since workers take turns.
+            let next = number + before.map_or(1, |before| number - before);
+            before = Some(number);
+            let Some(at) = self.column(number) else { continue };
+            let column = Column { bound, pass, at, next: self.column(next) };
             // A worker that panics does not leave others waiting.
             let guard = StopOnUnwind(&pass.stop);
             // SAFETY: every number is taken once, so the key block's gradients are this worker's.

@@ -156,9 +156,12 @@ pub(crate) struct KeyGradients<'a> {
 }
 
 impl KeyGradients<'_> {
-    pub(crate) fn clear(&mut self) {
-        self.k.fill(0.0);
-        self.v.fill(0.0);
+    /// Clears the gradients of the first `keys` keys.
+    pub(crate) fn clear(&mut self, keys: usize) {
+        for sums in [&mut *self.k, &mut *self.v] {
+            let keys = sums.len() / KEY_BLOCK * keys;
+            sums[..keys].fill(0.0);
+        }
     }
 
     pub(crate) fn add(&mut self, other: &Self) {

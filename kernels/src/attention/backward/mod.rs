@@ -6,6 +6,7 @@ pub(crate) mod column;
 pub(crate) mod launch;
 pub(crate) mod memory;
 pub(crate) mod pass;
+pub(crate) mod prefetch;
 pub(crate) mod reductions;
 pub(crate) mod row_block;
 pub(crate) mod rows;

@@ -15,7 +15,8 @@ impl BackwardPass<'_> {
     /// Takes the sums over all rows. All workers are done.
     pub(crate) fn reduce(mut self) {
         let heads = self.checked.call().q.shape()[1];
-        for head in 0..heads {
+        let per_head = self.reduced.sinks.is_some() || self.reduced.slopes.is_some();
+        for head in 0..if per_head { heads } else { 0 } {
             let logit = self.checked.call().options.sinks.map(|sinks| f64::from(sinks[head]));
             let (mut sink, mut slope) = (0.0, 0.0);
             for at in self.rows_of_head(head) {

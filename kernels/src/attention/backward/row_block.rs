@@ -46,18 +46,26 @@ impl<S: Steps> Column<'_, S> {
         deltas
     }
 
-    /// Makes the row block's numbers and running gradients ready, before its first key block.
+    /// Makes the row block's numbers ready, before its first key block.
     ///
     /// # Safety
     /// The row block's memory is this worker's.
     pub(crate) unsafe fn begin_rows(&self, task: &AttentionTask<'_, S>, deltas: &[Delta; MAX_ROW_BLOCK]) {
         // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
-        for (delta, (gradient, numbers)) in deltas.iter().zip(unsafe { self.each_row(task) }) {
-            gradient.fill(0.0);
+        for (delta, (_, numbers)) in deltas.iter().zip(unsafe { self.each_row(task) }) {
             *numbers = [0.0; LANES];
             numbers[RowNumber::Delta as usize] = delta.value;
             numbers[RowNumber::DeltaRounding as usize] = delta.rounding;
         }
+    }
+
+    /// Clears the row block's running gradients, before a first key block that not all of its rows see.
+    ///
+    /// # Safety
+    /// The row block's memory is this worker's.
+    pub(crate) unsafe fn clear_gradients(&self, task: &AttentionTask<'_, S>) {
+        // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
+        unsafe { self.each_row(task) }.for_each(|(gradient, _)| gradient.fill(0.0));
     }
 
     /// Writes the row block's gradients, after its last key block.

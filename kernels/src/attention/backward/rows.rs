@@ -39,6 +39,12 @@ impl BlockRows {
     pub(crate) fn addresses(&self) -> &[*const f32] {
         &self.at[..self.n]
     }
+
+    /// Returns the rows, which are evenly spaced, and their number.
+    pub(crate) fn evenly(&self) -> (Rows<f32>, usize) {
+        let step = if self.n < 2 { 0 } else { (self.at[1].addr() as isize).wrapping_sub(self.at[0].addr() as isize) };
+        (Rows::strided(self.at[0], step / size_of::<f32>() as isize, 1), self.n)
+    }
 }
 
 impl<S: Steps> AttentionTask<'_, S> {

@@ -37,13 +37,17 @@ struct TileScores<'b> {
     q: BlockRows,
     d_out: BlockRows,
     saved: [SavedRow; MAX_ROW_BLOCK],
+    /// True if the gradients of the queries are written, not added to.
+    fresh: bool,
+    /// Memory to prefetch meanwhile.
+    prefetch: PrefetchQueue,
 }
 
 /// Place of a key block among those that a row block sees.
 #[derive(Clone, Copy)]
-struct Place {
-    is_first: bool,
-    is_last: bool,
+pub(crate) struct Place {
+    pub(crate) is_first: bool,
+    pub(crate) is_last: bool,
 }
 
 impl<S: Steps> Column<'_, S> {
@@ -82,29 +86,36 @@ impl<S: Steps> Column<'_, S> {
         let mut memory = BlockMemory::new();
         let mut block = task.block(first, queries, &mut memory, regions);
         block.packed_keys = keys.packed;
+        // SAFETY: the row block's turn has come, so its memory is this worker's.
+        block.prefetch = unsafe { self.prefetch(task, number, place) };
         block.copies = ScoreCopies {
             capped: task.call.options.softcap.is_some().then_some(&mut *scores.capped),
             biased: task.given.score.then_some(&mut *scores.biased),
         };
         let seen = block.compute_scores(0..task.task.rows.len());
         keys.packed = block.packed_keys;
-        let KeyBlock { spans, regions, copies, .. } = block;
+        let KeyBlock { spans, regions, copies, prefetch, .. } = block;
         // SAFETY: the saved tensors fit the call; the row block's turn has come, so its memory is this worker's.
         let mut scores = unsafe {
             let d_out = task.block_rows(&self.pass.saved.d_out, NonFinite::Handled, own.d_out);
             let saved = self.saved_rows(task, &d_out, place, own.out);
             let q = task.block_rows(&task.call.q, NonFinite::Handled, own.q);
             let dropout = task.draw_kept(0..rows_of(task), spans, first);
-            TileScores { scores: regions.scores, copies, dropout, spans, q, d_out, saved }
+            TileScores { scores: regions.scores, copies, dropout, spans, q, d_out, saved, fresh: false, prefetch }
         };
+        // Whole rows are written by the first key block, if all of them see some of it.
+        scores.fresh = seen && place.is_first && !scores.spans.iter().any(|span| span.is_empty());
         // SAFETY: the caller guarantees the column; the row block's turn has come.
         unsafe {
+            if place.is_first && !scores.fresh {
+                self.clear_gradients(task);
+            }
             if seen {
-                self.compute_weights(task, &mut scores, place, own);
+                self.compute_weights(task, &mut scores, own);
                 self.apply_derivative(task, &scores, own);
                 self.add_option_gradients(task, &mut scores, own);
                 self.add_key_gradients(task, &mut scores, own);
-                self.add_query_gradients(task, &mut scores, keys, place, own);
+                self.add_query_gradients(task, &mut scores, keys, own);
             }
             if place.is_last {
                 self.end_rows(task, &scores.q);
@@ -137,16 +148,7 @@ impl<S: Steps> Column<'_, S> {
     }
 
     /// Turns scores into weights, and computes the gradients of the scores.
-    ///
-    /// # Safety
-    /// The row block's memory is this worker's.
-    unsafe fn compute_weights(
-        &self,
-        task: &AttentionTask<'_, S>,
-        tile: &mut TileScores<'_>,
-        place: Place,
-        own: &mut Own<'_>,
-    ) {
+    fn compute_weights(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
         let rows = task.task.rows.len();
         let scores = Scores {
             queries: tile.d_out.addresses(),
@@ -157,8 +159,7 @@ impl<S: Steps> Column<'_, S> {
             scale: 1.0,
             next_bias: None,
             later: None,
-            // SAFETY: the caller guarantees the row block's memory.
-            prefetch: &mut unsafe { self.prefetch(task, place) },
+            prefetch: &mut tile.prefetch,
             out: own.gradients,
         };
         // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
@@ -177,31 +178,6 @@ impl<S: Steps> Column<'_, S> {
                 *weight = if gradient.is_nan() { QUIET_NAN } else { *weight };
             }
         }
-    }
-
-    /// Returns the memory to prefetch: the row block's running gradients, if key blocks before have added to them, and the
-    /// queries and output gradients of the head's next row block, if there is one.
-    ///
-    /// # Safety
-    /// The row block's memory is this worker's.
-    unsafe fn prefetch(&self, task: &AttentionTask<'_, S>, place: Place) -> PrefetchQueue {
-        let mut prefetch = PrefetchQueue::nothing();
-        let Some((first, n)) = task.stretches(0..rows_of(task)).next() else { return prefetch };
-        if !place.is_first {
-            let (d, bytes) = (task.tiling.head_dim, size_of::<f32>());
-            // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
-            let gradients = unsafe { self.memory_of(task) };
-            prefetch.push(gradients.as_ptr().cast(), (RowMemory::floats(d) * bytes) as isize, n, d * bytes);
-        }
-        let left = (task.seq.q_len - first.i - n).min(MAX_ROW_BLOCK);
-        if left > 0 {
-            for tensor in [&task.call.q, &self.pass.saved.d_out] {
-                // SAFETY: row `first.i + n` is below the sequence's number of rows, which the tensor has.
-                let rows = unsafe { tensor.rows(task.seq.batch, first.head, task.seq.first_row + first.i + n) };
-                prefetch.push_rows(rows, left, tensor.shape()[3]);
-            }
-        }
-        prefetch
     }
 
     /// Turns gradients of what the caller's score function returned into gradients of the scores before it.
@@ -228,16 +204,18 @@ impl<S: Steps> Column<'_, S> {
         // SAFETY: rows are whole vectors, as the caller guarantees.
         unsafe {
             if self.pass.gradients.v.is_some() {
-                let (weights, rows, vecs) = (&*tile.scores, tile.d_out.addresses(), vecs(task.tiling.value_dim));
-                task.s.key_sums(KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v });
+                let (weights, rows, vecs) = (&*tile.scores, tile.d_out.evenly(), vecs(task.tiling.value_dim));
+                let prefetch = &mut tile.prefetch;
+                task.s.key_sums(KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v, prefetch });
             }
             if let (Some(cap), Some(capped)) = (task.call.options.softcap, &tile.copies.capped) {
                 let block = ScoreBlock { scores: gradients, spans: tile.spans, rows: rows_of(task) };
                 task.s.softcap_backward(block, capped, cap);
             }
             if self.pass.gradients.k.is_some() {
-                let (weights, rows, vecs) = (&**gradients, tile.q.addresses(), vecs(task.tiling.head_dim));
-                task.s.key_sums(KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.k });
+                let (weights, rows, vecs) = (&**gradients, tile.q.evenly(), vecs(task.tiling.head_dim));
+                let prefetch = &mut tile.prefetch;
+                task.s.key_sums(KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.k, prefetch });
             }
         }
     }
@@ -251,7 +229,6 @@ impl<S: Steps> Column<'_, S> {
         task: &AttentionTask<'_, S>,
         tile: &mut TileScores<'_>,
         keys: &ColumnKeys,
-        place: Place,
         own: &mut Own<'_>,
     ) {
         // SAFETY: the caller guarantees the row block's memory, of which nothing is borrowed.
@@ -264,11 +241,11 @@ impl<S: Steps> Column<'_, S> {
             rows: rows_of(task),
             rescale_prev: &ONES,
             rescale_block: &ONES,
-            fresh: place.is_first && !tile.spans.iter().any(|span| span.is_empty()),
+            fresh: tile.fresh,
             out: memory,
             out_stride: RowMemory::floats(task.tiling.head_dim),
             ends: None,
-            prefetch: &mut PrefetchQueue::nothing(),
+            prefetch: &mut tile.prefetch,
         };
         // SAFETY: the caller guarantees the column's keys, rows of whole vectors.
         unsafe { task.s.values(values) };

@@ -2,18 +2,22 @@
 //! X a vector for each row. The backward pass adds them to the gradients of keys and values.
 //!
 //! ```text
-//! for each tile of 6 keys × 64 columns:          registers (AVX-512): 24 sums, 4 columns, 1 weight
-//!     for each row: sum[key] += P[row][key] · X[row]      six neighbouring weights, broadcast: nothing is transposed
-//!     keys' sums += sum
+//! for each 64 columns:                               registers (AVX-512): 24 sums, 4 columns, 1 weight
+//!     for each tile of 6 keys:
+//!         for each row: sum[key] += P[row][key] · X[row]      six neighbouring weights, broadcast: nothing is transposed
+//!         keys' sums += sum
 //! ```
 //! A sum is one chain of FMAs over the row block's rows in order. A row that does not see a key has weight 0 and adds
 //! nothing, so it does not matter how many such rows a tile covers.
 
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
+use crate::matmul::float_tile::{Columns, TermRows, add_products};
+use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::tile_rows::TileRows;
-use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
+use crate::matmul::tile_shape::next_part;
 use crate::simd::{LANES, Simd};
+use crate::tensor::rows::Rows;
 use core::ops::Range;
 
 /// Operands of Pᵀ·X.
@@ -22,12 +26,14 @@ pub(crate) struct KeySums<'a> {
     pub(crate) weights: &'a [f32],
     /// Keys that each tile of rows sees.
     pub(crate) spans: &'a [Span],
-    /// Rows of X, each readable for `16 · vecs` floats.
-    pub(crate) rows: &'a [*const f32],
+    /// Rows of X, evenly spaced, each readable for `16 · vecs` floats, and their number.
+    pub(crate) rows: (Rows<f32>, usize),
     /// Number of vectors (16 columns each) of a row.
     pub(crate) vecs: usize,
     /// Sums, `[key][16 · vecs]`, which are added to.
     pub(crate) sums: &'a mut [f32],
+    /// Memory to prefetch meanwhile.
+    pub(crate) prefetch: &'a mut PrefetchQueue,
 }
 
 /// Returns the range of keys that some tile of rows sees.
@@ -39,104 +45,68 @@ pub(crate) fn all_keys(spans: &[Span]) -> Range<usize> {
 /// Adds Pᵀ·X to the keys' sums.
 ///
 /// # Safety
-/// Every row is readable for `16 · vecs` floats.
+/// The rows are evenly spaced, and each is readable for `16 · vecs` floats.
 #[inline(always)]
-pub(crate) unsafe fn key_sums<S: Simd>(s: S, a: KeySums<'_>) {
-    let (keys, stride) = (all_keys(a.spans), a.vecs * LANES);
-    assert!(a.spans.len() == a.rows.len().div_ceil(S::TILE_ROWS) && a.weights.len() >= a.rows.len() * SCORE_STRIDE);
-    assert!(a.sums.len() >= keys.end * stride && keys.end <= SCORE_STRIDE);
+pub(crate) unsafe fn key_sums<S: Simd>(s: S, mut a: KeySums<'_>) {
+    let (keys, (_, rows)) = (all_keys(a.spans), a.rows);
+    assert!(a.spans.len() == rows.div_ceil(S::TILE_ROWS) && a.weights.len() >= rows * SCORE_STRIDE);
+    assert!(a.sums.len() >= keys.end * a.vecs * LANES && keys.end <= SCORE_STRIDE);
     let mut vec = 0;
     // Columns outside, keys inside: the rows' part of a tile stays in the first-level cache for all keys.
     while vec < a.vecs {
-        // Whole tiles, then remainders of a few shapes: each shape is compiled for each instruction set.
-        let vecs = if a.vecs - vec >= S::TILE_VECS { S::TILE_VECS } else { 1 };
-        let mut key = keys.start;
-        while key < keys.end {
-            let left = keys.end - key;
-            let here =
-                [S::TILE_ROWS, REMAINDER.min(S::TILE_ROWS), 1].into_iter().find(|&here| here <= left).unwrap_or(1);
-            let at = key;
-            key += here;
-            let sees = |span: &Span| !span.is_empty() && span.keys().start < at + here && span.keys().end > at;
-            let Some(first) = a.spans.iter().position(sees) else { continue };
-            let last = a.spans.iter().rposition(sees).unwrap_or(first);
-            let rows = first * S::TILE_ROWS..a.rows.len().min((last + 1) * S::TILE_ROWS);
-            let weighted = WeightedRows {
-                weights: a.weights[rows.start * SCORE_STRIDE + at..].as_ptr(),
-                rows: &a.rows[rows],
-                column: vec * LANES,
-            };
-            let sums = TileRows { out: a.sums[at * stride + vec * LANES..].as_mut_ptr(), stride };
-            // SAFETY: `here` keys from `at` on lie below `keys.end`, so by the assertions above weights and sums lie
-            // inside their slices; `vec + vecs ≤ a.vecs`; the caller guarantees the rows.
-            unsafe { tile_of(s, [here, vecs], weighted, sums) }
-        }
+        let vecs = next_part(a.vecs - vec, S::TILE_VECS);
+        by_tile_vecs!(vecs, most S::TILE_VECS, |NV| s.vectorize(
+            #[inline(always)]
+            // SAFETY: `NV` vectors from `vec` on are some of `a`'s; the caller guarantees the rows.
+            || unsafe { strip_sums::<S, NV>(s, &mut a, keys.clone(), vec) }
+        ));
         vec += vecs;
     }
 }
 
-/// Keys of a tile for what whole tiles of six leave of a block of 256.
-const REMAINDER: usize = 4;
-
-/// Adds the sums of a tile of `keys` keys, [`Simd::TILE_ROWS`], [`REMAINDER`] or 1, in `vecs` vectors, [`Simd::TILE_VECS`]
-/// or 1.
+/// Adds `NV` vectors of columns of Pᵀ·X, from a vector on, to the sums of some keys.
 ///
 /// # Safety
-/// Same contract as [`tile`], for this shape.
+/// Same contract as [`key_sums`], whose assertions hold; the rows have the vectors.
 #[inline(always)]
-unsafe fn tile_of<S: Simd>(s: S, [keys, vecs]: [usize; 2], weighted: WeightedRows<'_>, sums: TileRows) {
-    // SAFETY: the caller guarantees the contract for the shape.
-    unsafe {
-        match (keys, vecs) {
-            (6, 4) if S::TILE_ROWS >= 6 && S::TILE_VECS >= 4 => tile::<S, 6, 4>(s, weighted, sums),
-            (4, 4) if S::TILE_ROWS >= 4 && S::TILE_VECS >= 4 => tile::<S, 4, 4>(s, weighted, sums),
-            (1, 4) if S::TILE_VECS >= 4 => tile::<S, 1, 4>(s, weighted, sums),
-            (6, 1) if S::TILE_ROWS >= 6 => tile::<S, 6, 1>(s, weighted, sums),
-            (4, 1) if S::TILE_ROWS >= 4 => tile::<S, 4, 1>(s, weighted, sums),
-            (2, 1) if S::TILE_ROWS == 2 => tile::<S, 2, 1>(s, weighted, sums),
-            (1, 1) => tile::<S, 1, 1>(s, weighted, sums),
-            shape => unreachable!("a tile of {shape:?}"),
+unsafe fn strip_sums<S: Simd, const NV: usize>(s: S, a: &mut KeySums<'_>, keys: Range<usize>, vec: usize) {
+    let (x, stride, mut key) = (a.rows.0, a.vecs * LANES, keys.start);
+    while key < keys.end {
+        let here = next_part(keys.end - key, S::TILE_ROWS);
+        let rows = rows_that_see::<S>(a, key..key + here);
+        if !rows.is_empty() {
+            // SAFETY: `here` keys from `key` on lie below `keys.end`, so by the assertions of `key_sums` weights and sums lie
+            // inside their slices; the caller guarantees the rows and vectors.
+            by_tile_rows!(here, most S::TILE_ROWS, |MK| unsafe {
+                let weights = a.weights.as_ptr().add(key);
+                let at = core::array::from_fn(
+                    #[inline(always)]
+                    |k| weights.add(k),
+                );
+                let weights = TermRows::<MK> { at, step: SCORE_STRIDE };
+                let columns = Columns { first: x.at(0).add(vec * LANES), step: x.step(), apart: LANES };
+                let mut sums = [[s.splat(0.0); NV]; MK];
+                add_products(s, weights, columns, rows, &mut sums);
+                let of_keys = TileRows { out: a.sums.as_mut_ptr().add(key * stride + vec * LANES), stride };
+                of_keys.add_to(s, &mut sums);
+                of_keys.store(
+                    s,
+                    &sums,
+                    #[inline(always)]
+                    |_, sum| sum,
+                );
+            });
+            a.prefetch.fetch(s);
         }
+        key += here;
     }
 }
 
-/// Rows of X from a column on, and each row's weights from a key on.
-#[derive(Clone, Copy)]
-struct WeightedRows<'a> {
-    /// Weight of the first row and the tile's first key; rows are [`SCORE_STRIDE`] apart.
-    weights: *const f32,
-    rows: &'a [*const f32],
-    column: usize,
-}
-
-/// Adds the sums of `MK` keys in `NV` vectors of columns.
-///
-/// # Safety
-/// Each row has `MK` weights and `16 · NV` columns from `column` on; `sums` has `MK` rows of `16 · NV` writable floats.
+/// Returns the rows from the first to the last tile that sees one of some keys.
 #[inline(always)]
-unsafe fn tile<S: Simd, const MK: usize, const NV: usize>(s: S, a: WeightedRows<'_>, sums: TileRows) {
-    const { assert!(MK <= MAX_TILE_ROWS && NV <= MAX_TILE_VECS) };
-    debug_assert!(!a.weights.is_null() && !sums.out.is_null(), "an operand is missing");
-    let mut sum = [[s.splat(0.0); NV]; MK];
-    let mut weights = a.weights;
-    for row in a.rows {
-        let mut x = [s.splat(0.0); NV];
-        for n in 0..NV {
-            // SAFETY: the caller guarantees `16 · NV` columns of the row from `column` on.
-            x[n] = unsafe { s.load(row.add(a.column + n * LANES)) };
-        }
-        for k in 0..MK {
-            // SAFETY: the caller guarantees `MK` weights of the row.
-            let weight = s.splat(unsafe { *weights.add(k) });
-            for n in 0..NV {
-                sum[k][n] = s.fma(weight, x[n], sum[k][n]);
-            }
-        }
-        weights = weights.wrapping_add(SCORE_STRIDE);
-    }
-    // SAFETY: the caller guarantees `MK` rows of sums.
-    unsafe {
-        sums.add_to(s, &mut sum);
-        sums.store(s, &sum, |_, sum| sum);
-    }
+fn rows_that_see<S: Simd>(a: &KeySums<'_>, keys: Range<usize>) -> Range<usize> {
+    let sees = |span: &Span| !span.is_empty() && span.keys().start < keys.end && span.keys().end > keys.start;
+    let Some(first) = a.spans.iter().position(sees) else { return 0..0 };
+    let last = a.spans.iter().rposition(sees).unwrap_or(first);
+    first * S::TILE_ROWS..a.rows.1.min((last + 1) * S::TILE_ROWS)
 }

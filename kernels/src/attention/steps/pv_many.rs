@@ -16,7 +16,7 @@ use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_tile::end_rows;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
-use crate::matmul::float_tile::{Columns, add_products};
+use crate::matmul::float_tile::{Columns, TermRows, add_products};
 use crate::matmul::tile_shape::next_part;
 use crate::simd::{LANES, Simd, Vector};
 use crate::tensor::rows::Rows;
@@ -117,15 +117,16 @@ unsafe fn accumulate<S: Simd, W: Vector, const MR: usize, const NV: usize>(
     // SAFETY: checked: weights, factors, outputs and ends hold every row; the caller guarantees values and ends.
     unsafe {
         let weights = a.weights.as_ptr().add(row * SCORE_STRIDE);
-        let rows: [*const f32; MR] = core::array::from_fn(
+        let at = core::array::from_fn(
             #[inline(always)]
             |r| weights.add(r * SCORE_STRIDE),
         );
+        let rows = TermRows::<MR> { at, step: 1 };
         let first = a.values.at(0).wrapping_add(vec * LANES);
         let columns = Columns { first, step: a.values.step(), apart: W::LANES };
         let mut sums = [[w.splat(0.0); NV]; MR];
         for keys in span.runs() {
-            add_products(w, &rows, columns, keys, &mut sums);
+            add_products(w, rows, columns, keys, &mut sums);
         }
         let running = a.running(row, vec);
         running.merge(w, &mut sums);

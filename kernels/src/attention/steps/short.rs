@@ -1,7 +1,7 @@
 //! Attention of a few rows over at most one panel of keys, in registers: scores, weights, weighted sums.
 
 use crate::attention::steps::epilogue::{if_finite, normalised};
-use crate::matmul::float_tile::{Chains, Columns, add_products};
+use crate::matmul::float_tile::{Chains, Columns, TermRows, add_products};
 use crate::matmul::pack::pack_few_keys;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_part};
 use crate::simd::exp::{self, Full};
@@ -135,7 +135,7 @@ unsafe fn write<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize, 
         // SAFETY: there are as many values as keys, at most sixteen, which have these columns.
         unsafe {
             let values = Columns { first: a.values.at(0).add(column), step: a.values.step(), apart: 0 };
-            add_products(s, &rows, values, 0..a.keys, &mut sums);
+            add_products(s, TermRows { at: rows, step: 1 }, values, 0..a.keys, &mut sums);
         }
         for r in 0..R {
             finite = if_finite(s, sums[r][0], finite);
