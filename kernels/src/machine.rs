@@ -1,6 +1,6 @@
 //! Measurements of one core: its peak arithmetic and its read bandwidth.
 
-use crate::matmul::pack_steps::PackSteps;
+use crate::matmul::finite;
 use crate::simd::isa::Isa;
 use crate::simd::{Simd, exp};
 use crate::tensor::any::Typed;
@@ -39,7 +39,7 @@ pub(crate) fn read(floats: &[f32]) -> bool {
     let (whole, rest) = floats.split_at(floats.len() / 1024 * 1024);
     let rows = Typed::F32(Rows::strided(whole.as_ptr(), 1024, 1));
     // SAFETY: the slice holds this many rows of 1024 floats.
-    let all_finite = dispatch!(Isa::detect(), |s| unsafe { s.all_finite(rows, whole.len() / 1024, 1024) });
+    let all_finite = dispatch!(Isa::detect(), |s| unsafe { finite::all_finite(s, rows, whole.len() / 1024, 1024) });
     all_finite && rest.iter().all(|x| x.is_finite())
 }
 

@@ -11,9 +11,9 @@ use crate::attention::partials::{Partials, Split};
 use crate::attention::row_mods::RowMods;
 use crate::attention::runs::FewRows;
 use crate::attention::split_kv;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::tasks::Tasks;
 use crate::attention::tiling::{Scratch, Tiling};
+use crate::simd::Simd;
 use crate::simd::isa::Isa;
 use crate::tensor::element::Dtype;
 use crate::work_queue::{Queue, Stop};
@@ -122,7 +122,7 @@ impl<'a> Launch<'a> {
     }
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
-    fn work_on<S: Steps>(&self, s: S, scratch: &mut Scratch, mods: &dyn RowMods<S>) {
+    fn work_on<S: Simd>(&self, s: S, scratch: &mut Scratch, mods: &dyn RowMods<S>) {
         let Self { checked, tasks, queue, key_weight_sums, split, stop, near } = self;
         let task = |number| tasks.at(checked.call(), number);
         let bound = BoundCall { s, mods, checked };
@@ -167,7 +167,7 @@ impl<'a> Launch<'a> {
 
 /// Work of a launch, compiled in this crate for each instruction set: the fused pass is no part of the crate that calls
 /// it, whatever functions it calls it with.
-trait Worker: Steps {
+trait Worker: Simd {
     /// Calls [`Launch::work_on`].
     fn work(self, launch: &Launch<'_>, scratch: &mut Scratch, mods: &dyn RowMods<Self>);
 }

@@ -1,8 +1,7 @@
 //! Merges: of softmax states, one accumulated over later keys into one accumulated over earlier keys, and of results over
 //! different keys.
 
-use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::softmax::SoftmaxState;
+use crate::attention::steps::softmax::{self, SoftmaxState};
 use crate::simd::isa::Isa;
 use crate::simd::{LANES, Simd};
 use crate::tensor::view::View;
@@ -16,7 +15,7 @@ use crate::tensor::view_mut::ViewMut;
 pub fn merge_states(isa: Isa, dim: usize, earlier: [&mut [f32]; 3], later: [&[f32]; 3]) {
     struct Merge<'a>(usize, [&'a mut [f32]; 3], [&'a [f32]; 3]);
     impl Merge<'_> {
-        fn run<S: Steps>(self, s: S) {
+        fn run<S: Simd>(self, s: S) {
             let Self(dim, [max, sum, out], [later_max, later_sum, later_out]) = self;
             let rows = max.len();
             assert!([sum.len(), later_max.len(), later_sum.len()] == [rows; 3]);
@@ -41,10 +40,10 @@ pub fn merge_states(isa: Isa, dim: usize, earlier: [&mut [f32]; 3], later: [&[f3
                 };
                 let (earlier, later) = (&mut out[values.clone()], &later_out[values]);
                 if earlier.iter().chain(later).any(|x| x.is_nan()) {
-                    s.merge(state, &mut [], &[], dim);
-                    s.merge_marked([&rescale_prev, &rescale_block], earlier, later, dim);
+                    softmax::merge(s, state, &mut [], &[], dim);
+                    softmax::merge_marked(s, [&rescale_prev, &rescale_block], earlier, later, dim);
                 } else {
-                    s.merge(state, earlier, later, dim);
+                    softmax::merge(s, state, earlier, later, dim);
                 }
                 max[here.clone()].copy_from_slice(&m[..here.len()]);
                 sum[here.clone()].copy_from_slice(&l[..here.len()]);

@@ -14,11 +14,11 @@ use crate::attention::kept_queries::{KeptQueries, Slot};
 use crate::attention::options::Options;
 use crate::attention::partials::Split;
 use crate::attention::row_mods::Given;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::{QueryMemory, Regions};
 use crate::attention::units::Unit;
 use crate::attention::visibility::Visible;
 use crate::matmul::pack::NonFinite;
+use crate::simd::Simd;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
 use core::ops::Range;
@@ -42,7 +42,7 @@ impl Step<'_> {
 /// # Safety
 /// The split was made for this call; the parts of the unit and of the same block and head of the places that share it
 /// are this worker's alone.
-pub(crate) unsafe fn accumulate<S: Steps>(
+pub(crate) unsafe fn accumulate<S: Simd>(
     split: &Split<'_>,
     bound: BoundCall<'_, S>,
     mut step: Step<'_>,
@@ -104,7 +104,7 @@ fn gatherable(split: &Split<'_>, call: &Call<'_>, unit: Unit, end: usize, most: 
 ///
 /// # Safety
 /// The split was made for this call; the unit's part is this worker's alone.
-unsafe fn accumulate_alone<S: Steps>(
+unsafe fn accumulate_alone<S: Simd>(
     split: &Split<'_>,
     bound: BoundCall<'_, S>,
     Step { unit, next, kept }: Step<'_>,
@@ -139,7 +139,7 @@ struct Gathered {
 ///
 /// # Safety
 /// The split was made for this call; the places share the unit's block, and their parts are this worker's alone.
-unsafe fn gather<S: Steps>(
+unsafe fn gather<S: Simd>(
     split: &Split<'_>,
     bound: BoundCall<'_, S>,
     Step { unit, next, kept }: Step<'_>,
@@ -207,7 +207,7 @@ fn rows_of(split: &Split<'_>, places: Range<usize>) -> impl Iterator<Item = (usi
     })
 }
 
-impl<S: Steps> AttentionTask<'_, S> {
+impl<S: Simd> AttentionTask<'_, S> {
     /// Accumulates one of the task's key blocks into what the regions hold of earlier ones. What is not finite stays so: then
     /// the rows are computed again when they are finished.
     fn accumulate_next(&self, first: usize, regions: &mut Regions<'_>) {

@@ -15,17 +15,16 @@ use crate::attention::forward::epilogue::EndedRowBlocks;
 use crate::attention::kept_queries::KeptQueries;
 use crate::attention::partials::{Merge, Split};
 use crate::attention::shared_blocks::{self, Step};
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::softmax;
 use crate::attention::tiling::{Regions, Scratch};
 use crate::attention::units::Unit;
 use crate::matmul::pack::NonFinite;
-use crate::simd::LANES;
+use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::Stop;
 use core::sync::atomic::Ordering;
 
-impl<S: Steps> AttentionTask<'_, S> {
+impl<S: Simd> AttentionTask<'_, S> {
     /// Merges the parts of the task's rows in the order of their keys, and writes the rows.
     ///
     /// # Safety
@@ -74,7 +73,7 @@ impl<S: Steps> AttentionTask<'_, S> {
                 rescale_prev: max,
                 rescale_block: sum,
             };
-            self.s.merge(state, &mut regions.out[..out.len()], out, split.width);
+            softmax::merge(self.s, state, &mut regions.out[..out.len()], out, split.width);
         }
         if self.finish(NonFinite::Ignored, EndedRowBlocks::NONE, regions) {
             return;
@@ -84,7 +83,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         for unit in units() {
             // SAFETY: the unit is accumulated, and only this worker merges these rows of it.
             let [rescale_prev, factor, out] = unsafe { split.part(unit, self.task.rows.clone()) };
-            self.s.merge_marked([rescale_prev, factor], &mut regions.out[..out.len()], out, split.width);
+            softmax::merge_marked(self.s, [rescale_prev, factor], &mut regions.out[..out.len()], out, split.width);
         }
         self.finish(NonFinite::Handled, EndedRowBlocks::NONE, regions);
     }
@@ -94,7 +93,7 @@ impl<S: Steps> AttentionTask<'_, S> {
 ///
 /// # Safety
 /// The split was made for this call.
-pub(crate) unsafe fn run<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
+pub(crate) unsafe fn run<S: Simd>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
     // SAFETY: the caller guarantees the split; the units are merged when all are accumulated.
     unsafe {
         accumulate(split, bound, stop, scratch);
@@ -108,7 +107,7 @@ pub(crate) unsafe fn run<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, s
 ///
 /// # Safety
 /// The split was made for this call.
-unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
+unsafe fn accumulate<S: Simd>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
     let mut kept = KeptQueries::NONE;
     let regions = &mut scratch.regions(bound.checked.tiling());
     while let Some(run) = split.queue.take_unless(stop) {
@@ -132,7 +131,7 @@ unsafe fn accumulate<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop:
 ///
 /// # Safety
 /// The split was made for this call; all units are accumulated.
-unsafe fn merge<S: Steps>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
+unsafe fn merge<S: Simd>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
     while let Some(number) = split.merges.take_unless(stop) {
         let Some(Merge { place, task }) = split.merge(number) else { continue };
         // SAFETY: each merge is taken once, so its rows, of the outputs and of its units' parts, are this worker's.

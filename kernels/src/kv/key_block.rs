@@ -2,10 +2,10 @@
 //! of values, or value panels of their columns.
 
 use crate::kv::value_panels::{AnyValuePanels, ValuePanels};
+use crate::matmul::finite;
 use crate::matmul::int4::{Int4, NibbleQuad};
 use crate::matmul::int8::ValueQuad;
-use crate::matmul::pack_steps::PackSteps;
-use crate::simd::Lower;
+use crate::simd::{Lower, Simd};
 use crate::tensor::any::{AnyPanels, AnyRows, Typed};
 use crate::tensor::element::F16;
 use crate::tensor::rows::Rows;
@@ -105,9 +105,9 @@ impl BlockValues {
     ///
     /// # Safety
     /// The block has `len` values of `cols` columns.
-    pub(crate) unsafe fn all_finite<S: PackSteps>(self, s: S, len: usize, cols: usize) -> bool {
+    pub(crate) unsafe fn all_finite<S: Simd>(self, s: S, len: usize, cols: usize) -> bool {
         // SAFETY: same contract: the caller guarantees `len` rows of `cols` columns.
-        unsafe { self.runs(0..cols).all(|run| s.all_finite(run.rows, len, run.cols)) }
+        unsafe { self.runs(0..cols).all(|run| finite::all_finite(s, run.rows, len, run.cols)) }
     }
 }
 

@@ -14,41 +14,45 @@ use crate::tensor::rows::Rows;
 ///
 /// # Safety
 /// `keys` has `all` readable rows of `d` elements, at least `n`.
-#[inline(always)]
 pub(crate) unsafe fn pack<S: Simd>(s: S, keys: Rows<Bf16>, [n, all]: [usize; 2], d: usize, out: &mut [Bf16x2]) {
-    let pairs = d.div_ceil(2);
-    let columns = if keys.element == 1 { d / 2 } else { 0 };
-    fill_panels(
-        n,
-        [pairs, columns],
-        out,
+    s.vectorize(
         #[inline(always)]
-        // SAFETY: rows below `n` and `all`, whole squares of pairs, and room for them. A square of pairs has the size
-        // of a square of floats, and is transposed as one.
-        |first, columns, to| unsafe {
-            let (panel, to) = (PanelRows::new(keys, first, [n, all]), to.cast::<f32>());
-            if let Some(even) = panel.even {
-                return even.columns_from(2 * columns.start).transpose(s, columns.len(), to);
-            }
-            for (square, i) in columns.step_by(LANES).enumerate() {
-                let mut rows = [[Bf16::default(); 2 * LANES]; LANES];
-                panel.for_each_row(
-                    s,
-                    2 * i,
-                    #[inline(always)]
-                    |r, row| rows[r] = row.cast::<[Bf16; 2 * LANES]>().read(),
-                );
-                let step = size_of_val(&rows[0]) as isize;
-                s.transpose(rows.as_ptr().cast(), step, to.add(square * LANES * LANES));
-            }
+        move || {
+            let pairs = d.div_ceil(2);
+            let columns = if keys.element == 1 { d / 2 } else { 0 };
+            fill_panels(
+                n,
+                [pairs, columns],
+                out,
+                #[inline(always)]
+                // SAFETY: rows below `n` and `all`, whole squares of pairs, and room for them. A square of pairs has the size
+                // of a square of floats, and is transposed as one.
+                |first, columns, to| unsafe {
+                    let (panel, to) = (PanelRows::new(keys, first, [n, all]), to.cast::<f32>());
+                    if let Some(even) = panel.even {
+                        return even.columns_from(2 * columns.start).transpose(s, columns.len(), to);
+                    }
+                    for (square, i) in columns.step_by(LANES).enumerate() {
+                        let mut rows = [[Bf16::default(); 2 * LANES]; LANES];
+                        panel.for_each_row(
+                            s,
+                            2 * i,
+                            #[inline(always)]
+                            |r, row| rows[r] = row.cast::<[Bf16; 2 * LANES]>().read(),
+                        );
+                        let step = size_of_val(&rows[0]) as isize;
+                        s.transpose(rows.as_ptr().cast(), step, to.add(square * LANES * LANES));
+                    }
+                },
+                #[inline(always)]
+                |r, i| {
+                    // SAFETY: row `r < n`, elements below `d`, as the caller guarantees.
+                    let element = |i: usize| unsafe { *keys.at(r).offset(i as isize * keys.element) }.0;
+                    Bf16x2::new(element(2 * i), if 2 * i + 1 < d { element(2 * i + 1) } else { 0 })
+                },
+            );
         },
-        #[inline(always)]
-        |r, i| {
-            // SAFETY: row `r < n`, elements below `d`, as the caller guarantees.
-            let element = |i: usize| unsafe { *keys.at(r).offset(i as isize * keys.element) }.0;
-            Bf16x2::new(element(2 * i), if 2 * i + 1 < d { element(2 * i + 1) } else { 0 })
-        },
-    );
+    )
 }
 
 /// Packs whole panels `[panel][d][16]` in pairs.
@@ -92,20 +96,19 @@ pub(crate) fn rounded(weights: &[f32], j: usize) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::matmul::pack_steps::PackSteps;
     use crate::simd::isa::Isa;
 
     /// Rows, the distance between their elements, and their length.
     struct Pack<'a>(&'a [Bf16], usize, usize);
 
     impl Pack<'_> {
-        fn run<S: PackSteps>(self, s: S) -> Vec<Bf16x2> {
+        fn run<S: Simd>(self, s: S) -> Vec<Bf16x2> {
             let Self(rows, element, d) = self;
             let n = rows.len() / (element * d);
             let mut out = vec![Bf16x2(u32::MAX); n.next_multiple_of(LANES) * d.div_ceil(2)];
             let rows = Rows::strided(rows.as_ptr(), (element * d) as isize, element as isize);
             // SAFETY: `rows` holds `n` rows of `d` elements.
-            unsafe { s.pack_pairs(rows, [n, n], d, &mut out) };
+            unsafe { pack(s, rows, [n, n], d, &mut out) };
             out
         }
     }

@@ -15,7 +15,7 @@
 
 use crate::matmul::int8::{QUAD, QuerySize, ROUND, Row};
 use crate::simd::aligned::Plain;
-use crate::simd::{Half, LANES, Query4};
+use crate::simd::{Half, LANES, Query4, Simd};
 use crate::tensor::element::{Element, F16};
 use core::marker::PhantomData;
 
@@ -75,29 +75,33 @@ unsafe impl<H: Half> Plain for NibbleQuad<H> {}
 
 /// Quantises a block of at most 32 elements of magnitude below 65520; the rest of `out` becomes zeros.
 /// Returns its scale and its centre.
-#[inline(always)]
-pub(crate) fn quantise(xs: &[f32], kind: Int4, out: &mut [i8; BLOCK]) -> [F16; 2] {
-    let (mut least, mut most) = (0.0f32, 0.0f32);
-    if let (Int4::Centred, Some(&first)) = (kind, xs.first()) {
-        (least, most) = (first, first);
-    }
-    for &x in xs {
-        (least, most) = (if x < least { x } else { least }, if x > most { x } else { most });
-    }
-    let centre = match kind {
-        Int4::Symmetric => F16::from_f32(0.0),
-        Int4::Centred => F16::from_f32(0.5 * least + 0.5 * most),
-    };
-    let c = centre.widen();
-    let scale = scale(if most - c > c - least { most - c } else { c - least });
-    let s = scale.widen();
-    out.fill(0);
-    if s > 0.0 {
-        for (n, x) in out.iter_mut().zip(xs) {
-            *n = ((x - c) / s + ROUND).to_bits() as i8;
-        }
-    }
-    [scale, centre]
+pub(crate) fn quantise<S: Simd>(s: S, xs: &[f32], kind: Int4, out: &mut [i8; BLOCK]) -> [F16; 2] {
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            let (mut least, mut most) = (0.0f32, 0.0f32);
+            if let (Int4::Centred, Some(&first)) = (kind, xs.first()) {
+                (least, most) = (first, first);
+            }
+            for &x in xs {
+                (least, most) = (if x < least { x } else { least }, if x > most { x } else { most });
+            }
+            let centre = match kind {
+                Int4::Symmetric => F16::from_f32(0.0),
+                Int4::Centred => F16::from_f32(0.5 * least + 0.5 * most),
+            };
+            let c = centre.widen();
+            let scale = scale(if most - c > c - least { most - c } else { c - least });
+            let s = scale.widen();
+            out.fill(0);
+            if s > 0.0 {
+                for (n, x) in out.iter_mut().zip(xs) {
+                    *n = ((x - c) / s + ROUND).to_bits() as i8;
+                }
+            }
+            [scale, centre]
+        },
+    )
 }
 
 /// Returns the smallest scale by which no element exceeds [`MOST`].
@@ -178,6 +182,7 @@ pub(crate) fn block_sums(row: Row, quads: &[Query4], blocks: &mut [Row]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::portable::Portable;
 
     /// Pseudo-random numbers between −1 and 1.
     fn numbers(n: usize) -> impl Iterator<Item = f32> {
@@ -191,7 +196,7 @@ mod tests {
     /// Returns a block's error, in its scale, and its integers.
     fn error(xs: &[f32], kind: Int4) -> (f32, [i8; BLOCK]) {
         let mut out = [99; BLOCK];
-        let [scale, centre] = quantise(xs, kind, &mut out).map(|x| x.widen());
+        let [scale, centre] = quantise(Portable, xs, kind, &mut out).map(|x| x.widen());
         let off = |(x, n): (&f32, &i8)| (f64::from(centre) + f64::from(scale) * f64::from(*n) - f64::from(*x)).abs();
         let most = xs.iter().zip(&out).map(off).fold(0.0, f64::max);
         assert!(out.iter().all(|n| (-7..=7).contains(n)) && out[xs.len()..].iter().all(|n| *n == 0));
@@ -228,7 +233,7 @@ mod tests {
                 Int4::Centred => (high - low) / 28.0 + largest / 28_672.0,
             };
             let mut out = [0; BLOCK];
-            let [scale, centre] = quantise(&xs, kind, &mut out).map(|x| x.widen());
+            let [scale, centre] = quantise(Portable, &xs, kind, &mut out).map(|x| x.widen());
             let off = xs.iter().zip(out).map(|(x, n)| (centre + scale * f32::from(n) - x).abs()).fold(0.0, f32::max);
             assert!(
                 off <= 1.001 * bound + 3e-8 + 1e-7 * largest && 3.0 * off > bound,
@@ -239,7 +244,7 @@ mod tests {
         let xs: Vec<f32> = numbers(BLOCK).map(|x| 10.0 + x).collect();
         let mut out = [0; BLOCK];
         let [symmetric, centred] =
-            [Int4::Symmetric, Int4::Centred].map(|kind| quantise(&xs, kind, &mut out)[0].widen());
+            [Int4::Symmetric, Int4::Centred].map(|kind| quantise(Portable, &xs, kind, &mut out)[0].widen());
         assert!(centred * 9.0 < symmetric, "{centred}, {symmetric}");
     }
 

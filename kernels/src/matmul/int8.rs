@@ -14,10 +14,10 @@
 //! ```
 //!
 //! Every function here is a plain loop over a row, made of operations that are the same on every machine; the compiler
-//! vectorises it inside [`Simd::vectorize`](crate::simd::Simd::vectorize).
+//! vectorises it inside [`Simd::vectorize`].
 
 use crate::simd::aligned::Plain;
-use crate::simd::{LANES, Query4, Words4};
+use crate::simd::{LANES, Query4, Simd, Words4};
 use crate::tensor::rows::KEY_BLOCK;
 
 /// Largest byte. One less than the negative limit, so that bytes are symmetric.
@@ -158,53 +158,65 @@ fn to_bytes(xs: &[f32], scale: f32, out: &mut [i8]) {
 }
 
 /// Quantises a row and returns its [`scale`]; the rest of `out` becomes zeros.
-#[inline(always)]
-pub(crate) fn quantise(xs: &[f32], out: &mut [i8]) -> f32 {
-    let scale = scale(xs);
-    let (bytes, padding) = out.split_at_mut(xs.len());
-    to_bytes(xs, scale, bytes);
-    padding.fill(0);
-    scale
+pub(crate) fn quantise<S: Simd>(s: S, xs: &[f32], out: &mut [i8]) -> f32 {
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            let scale = scale(xs);
+            let (bytes, padding) = out.split_at_mut(xs.len());
+            to_bytes(xs, scale, bytes);
+            padding.fill(0);
+            scale
+        },
+    )
 }
 
 /// Quantises a row, each channel by its own given scale: values that are too large become ±127, NaN becomes 0. Returns
 /// false if an element was not finite, which bytes cannot express. The rest of `out` becomes zeros.
-#[inline(always)]
-pub(crate) fn quantise_by_channel(xs: &[f32], scales: &[f32], out: &mut [i8]) -> bool {
-    assert!(scales.len() == xs.len());
-    let (bytes, padding) = out.split_at_mut(xs.len());
-    for ((byte, x), scale) in bytes.iter_mut().zip(xs).zip(scales) {
-        let b = x / scale;
-        let b = if b > MOST { MOST } else { b };
-        let b = if b < -MOST { -MOST } else { b };
-        let b = if b.is_nan() { 0.0 } else { b };
-        *byte = (b + ROUND).to_bits() as i8;
-    }
-    padding.fill(0);
-    largest(xs) < f32::INFINITY
+pub(crate) fn quantise_by_channel<S: Simd>(s: S, xs: &[f32], scales: &[f32], out: &mut [i8]) -> bool {
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            assert!(scales.len() == xs.len());
+            let (bytes, padding) = out.split_at_mut(xs.len());
+            for ((byte, x), scale) in bytes.iter_mut().zip(xs).zip(scales) {
+                let b = x / scale;
+                let b = if b > MOST { MOST } else { b };
+                let b = if b < -MOST { -MOST } else { b };
+                let b = if b.is_nan() { 0.0 } else { b };
+                *byte = (b + ROUND).to_bits() as i8;
+            }
+            padding.fill(0);
+            largest(xs) < f32::INFINITY
+        },
+    )
 }
 
 /// Quantises a query row; the rest of `out` becomes zeros. `scale` is that of the softmax.
-#[inline(always)]
-pub(crate) fn quantise_query(xs: &[f32], scale: f32, out: &mut [Query4]) -> Row {
-    let (out, padding) = out.split_at_mut(quads(xs.len()));
-    padding.fill(Query4::ZERO);
-    // Sums run lane by lane: integers have the same sum in any order.
-    let mut totals = [0i32; LANES];
-    let own = self::scale(xs);
-    for (xs, out) in xs.chunks(CHUNK).zip(out.chunks_mut(CHUNK / 4)) {
-        let mut bytes = [0; CHUNK];
-        to_bytes(xs, own, &mut bytes[..xs.len()]);
-        for bytes in bytes.as_chunks::<LANES>().0 {
-            for (total, &byte) in totals.iter_mut().zip(bytes) {
-                *total += i32::from(byte);
+pub(crate) fn quantise_query<S: Simd>(s: S, xs: &[f32], scale: f32, out: &mut [Query4]) -> Row {
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            let (out, padding) = out.split_at_mut(quads(xs.len()));
+            padding.fill(Query4::ZERO);
+            // Sums run lane by lane: integers have the same sum in any order.
+            let mut totals = [0i32; LANES];
+            let own = self::scale(xs);
+            for (xs, out) in xs.chunks(CHUNK).zip(out.chunks_mut(CHUNK / 4)) {
+                let mut bytes = [0; CHUNK];
+                to_bytes(xs, own, &mut bytes[..xs.len()]);
+                for bytes in bytes.as_chunks::<LANES>().0 {
+                    for (total, &byte) in totals.iter_mut().zip(bytes) {
+                        *total += i32::from(byte);
+                    }
+                }
+                for (four, out) in bytes.as_chunks().0.iter().zip(out) {
+                    *out = Query4::new(*four);
+                }
             }
-        }
-        for (four, out) in bytes.as_chunks().0.iter().zip(out) {
-            *out = Query4::new(*four);
-        }
-    }
-    Row { total: totals.iter().sum(), factor: own * scale }
+            Row { total: totals.iter().sum(), factor: own * scale }
+        },
+    )
 }
 
 /// Multiplies weights by the scales of their values and returns the largest magnitude; ∞ or NaN if a product is not

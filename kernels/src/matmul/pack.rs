@@ -7,6 +7,7 @@
 use crate::simd::portable::transpose_four;
 use crate::simd::width::LINE_BYTES;
 use crate::simd::{LANES, Level, Simd};
+use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::element::{Dtype, Element};
 use crate::tensor::rows::Rows;
 use core::ops::Range;
@@ -24,14 +25,20 @@ pub(crate) enum NonFinite {
 ///
 /// # Safety
 /// `keys` has `all` readable rows of `d` elements, at least `n`.
+pub(crate) unsafe fn pack_keys<S: Simd>(s: S, keys: AnyRows, n: [usize; 2], d: usize, out: &mut [f32]) {
+    s.vectorize(
+        #[inline(always)]
+        // SAFETY: same contract.
+        move || by_type!(Typed, keys, |keys| unsafe { pack_keys_of(s, keys, n, d, out) }),
+    )
+}
+
+/// Packs keys of one type, as [`pack_keys`] does.
+///
+/// # Safety
+/// Same contract as [`pack_keys`].
 #[inline(always)]
-pub(crate) unsafe fn pack_keys<S: Simd, T: Element>(
-    s: S,
-    keys: Rows<T>,
-    [n, all]: [usize; 2],
-    d: usize,
-    out: &mut [f32],
-) {
+unsafe fn pack_keys_of<S: Simd, T: Element>(s: S, keys: Rows<T>, [n, all]: [usize; 2], d: usize, out: &mut [f32]) {
     let columns = if keys.element == 1 { d } else { 0 };
     fill_panels(
         n,
@@ -243,8 +250,26 @@ pub(crate) fn fill_panels<U: Copy + Default>(
 ///
 /// # Safety
 /// `values` has `n` readable rows of `cols` elements.
+pub(crate) unsafe fn pack_rows<S: Simd, O: Element>(
+    s: S,
+    values: AnyRows,
+    size: [usize; 2],
+    nonfinite: NonFinite,
+    out: &mut [O],
+) {
+    s.vectorize(
+        #[inline(always)]
+        // SAFETY: same contract.
+        move || by_type!(Typed, values, |values| unsafe { pack_rows_of(s, values, size, nonfinite, out) }),
+    )
+}
+
+/// Packs rows of one type, as [`pack_rows`] does.
+///
+/// # Safety
+/// Same contract as [`pack_rows`].
 #[inline(always)]
-pub(crate) unsafe fn pack_rows<S: Simd, T: Element, O: Element>(
+unsafe fn pack_rows_of<S: Simd, T: Element, O: Element>(
     s: S,
     values: Rows<T>,
     [n, cols]: [usize; 2],
@@ -286,42 +311,4 @@ unsafe fn copy_row<S: Simd, T: Element, O: Element>(s: S, row: *const T, element
         // SAFETY: element `i` of the row, below the length of `out`.
         *x = O::narrow(unsafe { *row.offset(i as isize * element) }.widen());
     }
-}
-
-/// Returns true if all elements of `n` rows of `cols` values are finite.
-///
-/// # Safety
-/// `values` has `n` readable rows of `cols` elements.
-#[inline(always)]
-pub(crate) unsafe fn all_finite<S: Simd, T: Element>(s: S, values: Rows<T>, n: usize, cols: usize) -> bool {
-    let zero = s.splat(0.0);
-    // x·0 is 0 for a finite x and NaN otherwise, and a NaN stays. Four sums, so that none waits for its predecessor.
-    let (mut seen, mut rest) = ([zero; 4], 0.0f32);
-    let whole = if values.element == 1 { cols / LANES * LANES } else { 0 };
-    let fours = whole / (4 * LANES) * (4 * LANES);
-    let mut done = 0;
-    while done < n {
-        // SAFETY: the caller guarantees row `done < n`.
-        let (mut row, together) = unsafe { (values.at(done), values.evenly(done).min(n - done)) };
-        for _ in 0..together {
-            for i in (0..fours).step_by(4 * LANES) {
-                for (k, seen) in seen.iter_mut().enumerate() {
-                    // SAFETY: `i + 64 ≤ cols`, contiguous.
-                    *seen = s.fma(unsafe { T::load(s, row.add(i + k * LANES)) }, zero, *seen);
-                }
-            }
-            for i in (fours..whole).step_by(LANES) {
-                // SAFETY: `i + 16 ≤ cols`, contiguous.
-                seen[0] = s.fma(unsafe { T::load(s, row.add(i)) }, zero, seen[0]);
-            }
-            for i in whole..cols {
-                // SAFETY: `i < cols`.
-                rest += unsafe { *row.offset(i as isize * values.element) }.widen() * 0.0;
-            }
-            row = row.wrapping_offset(values.step());
-        }
-        done += together;
-    }
-    let [a, b, c, d] = seen;
-    s.reduce_sum(s.add(s.add(a, b), s.add(c, d))) + rest == 0.0
 }

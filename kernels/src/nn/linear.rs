@@ -9,7 +9,7 @@
 //! ```
 
 use crate::matmul::dot_tile::{self, FAR, Later, Tile};
-use crate::matmul::pack_steps::PackSteps;
+use crate::matmul::pack;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::nn::activation::{self, Activation};
 use crate::simd::aligned::AlignedBuf;
@@ -59,10 +59,10 @@ impl Packed {
         }
         struct Pack<'a>(Rows, [usize; 2], &'a mut [f32]);
         impl Pack<'_> {
-            fn run<S: PackSteps>(self, s: S) {
+            fn run<S: Simd>(self, s: S) {
                 let Self(rows, [outputs, inputs], out) = self;
                 // SAFETY: the caller checked that `rows` holds `outputs` rows of `inputs` elements.
-                unsafe { s.pack_keys(Typed::F32(rows), [outputs; 2], inputs, out) }
+                unsafe { pack::pack_keys(s, Typed::F32(rows), [outputs; 2], inputs, out) }
             }
         }
         let rows = Rows::strided(weights.as_ptr(), strides.0 as isize, strides.1 as isize);
@@ -158,7 +158,7 @@ impl<'a> Product<'a> {
     pub fn work(&self, isa: Isa) {
         struct Work<'w, 'a>(&'w Product<'a>);
         impl Work<'_, '_> {
-            fn run<S: PackSteps>(self, s: S) {
+            fn run<S: Simd>(self, s: S) {
                 while let Some(task) = self.0.tasks.take() {
                     self.0.task(s, task);
                 }
@@ -167,7 +167,7 @@ impl<'a> Product<'a> {
         dispatch!(isa, |s| Work(self).run(s));
     }
 
-    fn task<S: PackSteps>(&self, s: S, number: usize) {
+    fn task<S: Simd>(&self, s: S, number: usize) {
         let Self { x, weights, rows, task_rows, task_panels, .. } = *self;
         let blocks = rows.div_ceil(task_rows);
         let (first, panel) = (number % blocks * task_rows, number / blocks * task_panels);

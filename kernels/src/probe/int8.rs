@@ -1,20 +1,20 @@
 //! Int8 steps one by one, for tests and benchmarks.
 
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv_int8;
 use crate::attention::steps::qk_int8::Scores;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row, ValueQuad, pack_keys, panel_bytes, place_key, quads};
+use crate::matmul::int8::{
+    self, MAX_HEAD_DIM, QUAD, QuerySize, Row, ValueQuad, pack_keys, panel_bytes, place_key, quads,
+};
 use crate::matmul::key_code::Int8Keys;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
-use crate::simd::{LANES, Query4};
-use crate::tensor::rows::KEY_BLOCK;
-use crate::tensor::rows::MAX_DIM;
-use crate::tensor::rows::Rows;
+use crate::simd::{LANES, Query4, Simd};
+use crate::tensor::rows::{KEY_BLOCK, MAX_DIM, Rows};
 use core::ops::Range;
 
 /// Int8 keys and values of one head, as the steps take them.
@@ -64,7 +64,7 @@ impl Cache {
     pub fn pack(isa: Isa, [keys, values]: [&[f32]; 2], dims: [usize; 2], channels: Option<Vec<f32>>) -> Self {
         struct Pack<'a>(&'a mut Cache, &'a [f32], &'a [f32]);
         impl Pack<'_> {
-            fn run<S: Steps>(self, s: S) {
+            fn run<S: Simd>(self, s: S) {
                 let Self(cache, keys, values) = self;
                 let d = cache.head_dim;
                 let mut bytes = vec![0; keys.len()];
@@ -88,16 +88,16 @@ impl Cache {
         cache
     }
 
-    fn quantise_key<S: Steps>(&mut self, s: S, j: usize, key: &[f32], bytes: &mut [i8]) {
+    fn quantise_key<S: Simd>(&mut self, s: S, j: usize, key: &[f32], bytes: &mut [i8]) {
         match &self.channels {
-            Some(channels) => assert!(s.quantise_by_channel(key, channels, bytes), "a finite key"),
-            None => self.key_scales[j] = s.quantise(key, bytes),
+            Some(channels) => assert!(int8::quantise_by_channel(s, key, channels, bytes), "a finite key"),
+            None => self.key_scales[j] = int8::quantise(s, key, bytes),
         }
     }
 
-    fn put_value<S: Steps>(&mut self, s: S, j: usize, value: &[f32]) {
+    fn put_value<S: Simd>(&mut self, s: S, j: usize, value: &[f32]) {
         let mut bytes = vec![0; self.width()];
-        self.value_scales[j] = s.quantise(value, &mut bytes);
+        self.value_scales[j] = int8::quantise(s, value, &mut bytes);
         for (i, byte) in bytes.into_iter().enumerate() {
             let at = self.value_at(j, i);
             self.values.elements_mut::<i8>()[at] = byte;
@@ -150,7 +150,7 @@ impl Cache {
     pub fn push(&mut self, isa: Isa, key: &[f32], value: &[f32]) {
         struct Push<'a>(&'a mut Cache, &'a [f32], &'a [f32]);
         impl Push<'_> {
-            fn run<S: Steps>(self, s: S) {
+            fn run<S: Simd>(self, s: S) {
                 let Self(cache, key, value) = self;
                 let (j, mut bytes) = (cache.len, vec![0; key.len()]);
                 cache.quantise_key(s, j, key, &mut bytes);
@@ -171,7 +171,7 @@ impl Cache {
     pub fn scores(&self, isa: Isa, queries: &[f32], scale: f32, keys: Range<usize>, out: &mut [f32]) {
         struct Run<'a>(&'a Cache, &'a [f32], f32, Range<usize>, &'a mut [f32]);
         impl Run<'_> {
-            fn run<S: Steps>(self, s: S) {
+            fn run<S: Simd>(self, s: S) {
                 let Self(cache, queries, scale, keys, out) = self;
                 let (d, rows) = (cache.head_dim, queries.len() / cache.head_dim);
                 let mut bytes = vec![Query4::ZERO; rows * quads(d)];
@@ -180,9 +180,9 @@ impl Cache {
                     factors[r] = match &cache.channels {
                         Some(channels) => {
                             let row: Vec<_> = row.iter().zip(channels).map(|(x, scale)| x * scale).collect();
-                            s.quantise_query(&row, scale, bytes)
+                            int8::quantise_query(s, &row, scale, bytes)
                         }
-                        None => s.quantise_query(row, scale, bytes),
+                        None => int8::quantise_query(s, row, scale, bytes),
                     };
                 }
                 let mut block = vec![0.0; rows * SCORE_STRIDE];
@@ -193,7 +193,7 @@ impl Cache {
                         &cache.keys.elements::<i8>()[first / LANES * panel_bytes(d)..][..panels * panel_bytes(d)];
                     // SAFETY: `packed` holds these panels.
                     unsafe {
-                        s.scores_int8(Scores {
+                        s.with_int8_dot(Scores {
                             queries: &bytes,
                             rows: &factors,
                             keys: Rows::strided(packed.as_ptr(), panel_bytes(d) as isize, 1),
@@ -226,7 +226,7 @@ impl Cache {
     pub fn values(&self, isa: Isa, weights: &[f32], keys: Range<usize>, out: &mut [f32]) {
         struct Run<'a>(&'a Cache, &'a [f32], Range<usize>, &'a mut [f32]);
         impl Run<'_> {
-            fn run<S: Steps>(self, s: S) {
+            fn run<S: Simd>(self, s: S) {
                 let Self(cache, weights, keys, out) = self;
                 let (width, rows) = (cache.width(), weights.len() / keys.len());
                 let mut block = vec![0.0; rows * SCORE_STRIDE];
@@ -239,12 +239,12 @@ impl Cache {
                     }
                     let spans = spans::<S>(rows, here);
                     let row_block = ScoreBlock { scores: &mut block, spans: &spans, rows };
-                    s.round_weights_int8(row_block, &cache.value_scales[first..]);
+                    pv_int8::round_weights(s, row_block, &cache.value_scales[first..]);
                     let values = &cache.values.elements::<ValueQuad>()[first / QUAD * width..];
                     let values = &values[..here.div_ceil(QUAD) * width];
                     // SAFETY: `values` holds `here` rows of whole vectors, in fours; weights were rounded just now.
                     unsafe {
-                        s.values_int8(Values {
+                        s.with_int8_dot(Values {
                             weights: &block,
                             values: Rows::strided(values.as_ptr(), width as isize, 1),
                             cols: width,
@@ -269,6 +269,6 @@ impl Cache {
     }
 }
 
-fn spans<S: Steps>(rows: usize, keys: usize) -> Vec<Span> {
+fn spans<S: Simd>(rows: usize, keys: usize) -> Vec<Span> {
     vec![Span::new(0, keys, false); rows.div_ceil(S::TILE_ROWS)]
 }

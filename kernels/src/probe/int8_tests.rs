@@ -1,7 +1,6 @@
 //! Tests of the int8 scores against plain integers, in every instruction set and both forms of AVX-512.
 
 use super::int8::Cache;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::qk_int8::Scores;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::SCORE_STRIDE;
@@ -9,7 +8,7 @@ use crate::matmul::int8::*;
 use crate::matmul::key_code::Int8Keys;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::isa::Isa;
-use crate::simd::{LANES, Query4};
+use crate::simd::{LANES, Query4, Simd};
 use crate::tensor::rows::Rows;
 
 mod nibbles;
@@ -144,9 +143,9 @@ impl Case {
 struct Step<'a>(Scores<'a, Int8Keys<'a>>);
 
 impl Step<'_> {
-    fn run<S: Steps>(self, s: S) {
+    fn run<S: Simd>(self, s: S) {
         // SAFETY: the scores' keys are in whole panels.
-        unsafe { s.scores_int8(self.0) }
+        unsafe { s.with_int8_dot(self.0) }
     }
 }
 

@@ -8,24 +8,23 @@ mod int8_tests;
 pub use crate::machine::peak_flops;
 pub use crate::nn::elementwise::exp_in_place as exp;
 
-use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::key_sums::KeySums;
+use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::qk::Scores;
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::softmax;
 use crate::attention::steps::span::Span;
+use crate::attention::steps::{by_rows, softmax};
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::source::KeyValues;
-use crate::matmul::int4;
 use crate::matmul::int8::{QUAD, panel_bytes};
 use crate::matmul::prefetch::PrefetchQueue;
+use crate::matmul::{finite, int4, pack};
 use crate::nn::elementwise::exp_to;
-use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::exp::ForBf16;
 use crate::simd::isa::Isa;
+use crate::simd::{LANES, Simd};
 use crate::tensor::any::Typed;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM, Rows, Table};
 
@@ -45,7 +44,7 @@ pub fn read(floats: &[f32]) -> bool {
 pub fn read_source(kv: &KeyValues<'_>) -> bool {
     struct ReadSource<'a, 'b>(&'a KeyValues<'b>);
     impl ReadSource<'_, '_> {
-        fn run<S: Steps>(self, s: S) -> bool {
+        fn run<S: Simd>(self, s: S) -> bool {
             let kv = self.0;
             let ([sequences, _, longest, d], [.., dv]) = (kv.k_shape(), kv.v_shape());
             let lens = |b: usize| kv.lens().map_or(longest, |lens| lens[b]);
@@ -68,7 +67,7 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                 let bytes = |at: *const i8, n: usize| {
                     let rows = Typed::F32(Rows::strided(at.cast(), 0, 1));
                     // SAFETY: `n` bytes that exist, aligned for floats: panels and rows are whole vectors of bytes.
-                    core::hint::black_box(unsafe { s.all_finite(rows, 1, n / size_of::<f32>()) });
+                    core::hint::black_box(unsafe { finite::all_finite(s, rows, 1, n / size_of::<f32>()) });
                     true
                 };
                 // SAFETY: the keys exist, and their block is held; a cache's panels and value panels are whole. Of int8
@@ -76,8 +75,8 @@ pub fn read_source(kv: &KeyValues<'_>) -> bool {
                 finite &= unsafe {
                     let at = [b, h, first];
                     let keys = match kv.keys(at, len, keys) {
-                        Keys::Rows(rows) => s.all_finite(rows, len, d),
-                        Keys::Packed(panels) => s.all_finite(panels, len / LANES, LANES * d),
+                        Keys::Rows(rows) => finite::all_finite(s, rows, len, d),
+                        Keys::Packed(panels) => finite::all_finite(s, panels, len / LANES, LANES * d),
                         Keys::Int8 { panels, .. } => read_rows(panels, len / LANES, panel_bytes(d), bytes),
                         Keys::Int4 { panels, .. } => {
                             read_rows(panels, len / LANES, int4::blocks(d) * int4::BLOCK_BYTES, bytes)
@@ -186,7 +185,7 @@ impl Bench {
     pub fn run(&mut self, isa: Isa, step: Step) {
         struct Run<'a>(&'a mut Bench, Step);
         impl Run<'_> {
-            fn run<S: Steps>(self, s: S) {
+            fn run<S: Simd>(self, s: S) {
                 self.0.step(s, self.1);
             }
         }
@@ -214,7 +213,7 @@ impl Bench {
         [&self.q[r * d..][..d], &self.k[j * d..][..d], &self.v[j * d..][..d]]
     }
 
-    fn step<S: Steps>(&mut self, s: S, step: Step) {
+    fn step<S: Simd>(&mut self, s: S, step: Step) {
         let (d, rows) = (self.head_dim, self.rows);
         let spans = vec![Span::new(0, self.keys, false); rows.div_ceil(S::TILE_ROWS)];
         let [max, sum, rescale_prev, rescale_block] = &mut self.state;
@@ -222,61 +221,74 @@ impl Bench {
             Step::Pack => {
                 let keys = Typed::F32(Rows::strided(self.k.as_ptr(), d as isize, 1));
                 // SAFETY: `k` holds `keys` rows of `head_dim`.
-                unsafe { s.pack_keys(keys, [self.keys; 2], d, self.packed.floats_mut()) }
+                unsafe { pack::pack_keys(s, keys, [self.keys; 2], d, self.packed.floats_mut()) }
             }
             Step::Scores => {
                 let queries: Vec<_> = self.q.chunks_exact(d).map(<[f32]>::as_ptr).collect();
                 // SAFETY: the query pointers point to rows of `head_dim`.
                 unsafe {
-                    s.scores(Scores {
-                        queries: &queries,
-                        keys: Typed::F32(Rows::strided(self.packed.floats().as_ptr(), (d * LANES) as isize, 1)),
-                        panels: 0..self.keys / LANES,
-                        spans: &spans,
-                        head_dim: d,
-                        scale: 1.0,
-                        next_bias: None,
-                        later: None,
-                        prefetch: &mut PrefetchQueue::nothing(),
-                        out: self.scores.floats_mut(),
-                    });
+                    by_rows::scores(
+                        s,
+                        Scores {
+                            queries: &queries,
+                            keys: Typed::F32(Rows::strided(self.packed.floats().as_ptr(), (d * LANES) as isize, 1)),
+                            panels: 0..self.keys / LANES,
+                            spans: &spans,
+                            head_dim: d,
+                            scale: 1.0,
+                            next_bias: None,
+                            later: None,
+                            prefetch: &mut PrefetchQueue::nothing(),
+                            out: self.scores.floats_mut(),
+                        },
+                    );
                 }
             }
             Step::Softmax => {
                 max.fill(f32::NEG_INFINITY);
                 sum.fill(0.0);
                 let row_block = ScoreBlock { scores: self.scores.floats_mut(), spans: &spans, rows };
-                s.softmax(row_block, softmax::SoftmaxState { max, sum, rescale_prev, rescale_block });
+                softmax::softmax::<_, softmax::Floats>(
+                    s,
+                    row_block,
+                    softmax::SoftmaxState { max, sum, rescale_prev, rescale_block },
+                );
             }
             // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.
             Step::Values => unsafe {
-                s.values(Values {
-                    weights: self.scores.floats(),
-                    values: Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1)),
-                    cols: d,
-                    spans: &spans,
-                    rows,
-                    rescale_prev,
-                    rescale_block,
-                    fresh: false,
-                    out: self.out.floats_mut(),
-                    out_stride: d,
-                    ends: None,
-                    prefetch: &mut PrefetchQueue::nothing(),
-                });
+                by_rows::values(
+                    s,
+                    Values {
+                        weights: self.scores.floats(),
+                        values: Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1)),
+                        cols: d,
+                        spans: &spans,
+                        rows,
+                        rescale_prev,
+                        rescale_block,
+                        fresh: false,
+                        out: self.out.floats_mut(),
+                        out_stride: d,
+                        ends: None,
+                        prefetch: &mut PrefetchQueue::nothing(),
+                    },
+                );
             },
             // SAFETY: `q` holds `rows` rows of `head_dim`, whole vectors.
             Step::KeySums => unsafe {
                 let sums = self.key_sums.floats_mut();
                 sums.fill(0.0);
-                s.key_sums(KeySums {
-                    weights: self.scores.floats(),
-                    spans: &spans,
-                    rows: (Rows::strided(self.q.as_ptr(), d as isize, 1), rows),
-                    vecs: d / LANES,
-                    sums,
-                    prefetch: &mut PrefetchQueue::nothing(),
-                });
+                key_sums::key_sums(
+                    s,
+                    KeySums {
+                        weights: self.scores.floats(),
+                        spans: &spans,
+                        rows: (Rows::strided(self.q.as_ptr(), d as isize, 1), rows),
+                        vecs: d / LANES,
+                        sums,
+                        prefetch: &mut PrefetchQueue::nothing(),
+                    },
+                );
             },
         }
     }

@@ -18,10 +18,10 @@ use crate::attention::backward::pass::{BackwardPass, BlockAt};
 use crate::attention::backward::rows::finite_rows;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::Task;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::kv::key_block::{BlockValues, Keys};
-use crate::simd::{LANES, quiet};
+use crate::matmul::pack;
+use crate::simd::{LANES, Simd, quiet};
 use crate::tensor::any::{AnyRows, AnyShared, Typed};
 use crate::tensor::element::Element;
 use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
@@ -46,7 +46,7 @@ pub(crate) struct ColumnKeys {
     pub(crate) packed: Option<usize>,
 }
 
-impl<S: Steps> Column<'_, S> {
+impl<S: Simd> Column<'_, S> {
     /// Computes the gradients of the column's keys and values, and adds to those of its queries.
     ///
     /// # Safety
@@ -129,7 +129,7 @@ impl<S: Steps> Column<'_, S> {
         unsafe {
             let Keys::Rows(rows) = call.kv.keys(at, len, table) else { return none };
             let BlockValues::Rows { rows: values, .. } = call.kv.values(at, len, other) else { return none };
-            self.bound.s.pack_keys(values, [len, len], tiling.value_dim, own.values);
+            pack::pack_keys(self.bound.s, values, [len, len], tiling.value_dim, own.values);
             ColumnKeys { rows: finite_rows(self.bound.s, rows, [len, tiling.head_dim], own.keys), packed: None }
         }
     }
@@ -164,7 +164,7 @@ impl<S: Steps> Column<'_, S> {
 ///
 /// # Safety
 /// The rows are inside the gradient, and this worker's alone.
-pub(crate) unsafe fn write_rows<'a, S: Steps>(
+pub(crate) unsafe fn write_rows<'a, S: Simd>(
     s: S,
     gradient: &AnyShared<'_>,
     [b, h, first]: [usize; 3],

@@ -16,8 +16,8 @@ use crate::attention::call::Call;
 use crate::attention::checked::CheckedCall;
 use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
 use crate::attention::row_mods::RowMods;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Tiling;
+use crate::simd::Simd;
 use crate::simd::isa::Isa;
 use crate::tensor::element::Precision;
 use crate::tensor::rows::KEY_BLOCK;
@@ -118,7 +118,7 @@ impl<'a> BackwardLaunch<'a> {
     }
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
-    fn work_on<S: Steps>(&self, s: S, scratch: &mut BackwardScratch, mods: &dyn RowMods<S>) {
+    fn work_on<S: Simd>(&self, s: S, scratch: &mut BackwardScratch, mods: &dyn RowMods<S>) {
         let pass = &self.pass;
         let bound = BoundCall { s, mods, checked: &pass.checked };
         let mut before = None;
@@ -149,7 +149,7 @@ impl Drop for StopOnUnwind<'_> {
 }
 
 /// Work of a launch, compiled in this crate for each instruction set.
-trait Worker: Steps {
+trait Worker: Simd {
     /// Calls [`BackwardLaunch::work_on`].
     fn backward(self, launch: &BackwardLaunch<'_>, scratch: &mut BackwardScratch, mods: &dyn RowMods<Self>);
 }

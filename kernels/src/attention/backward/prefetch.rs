@@ -10,9 +10,9 @@ use crate::attention::backward::pass::BlockAt;
 use crate::attention::backward::row_block::{place_of, rows_of};
 use crate::attention::backward::tile::Place;
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::matmul::prefetch::PrefetchQueue;
+use crate::simd::Simd;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
@@ -27,7 +27,7 @@ struct RowsOfHead {
     outputs: bool,
 }
 
-impl<S: Steps> Column<'_, S> {
+impl<S: Simd> Column<'_, S> {
     /// Returns the memory to prefetch while the `number`th row block of the column is computed.
     ///
     /// # Safety

@@ -4,12 +4,11 @@ use crate::attention::backward::column::{Column, write_rows};
 use crate::attention::backward::memory::{RowMemory, RowNumber};
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::task::{AttentionTask, Row};
-use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::softmax_backward::{Delta, RowDot};
+use crate::attention::steps::softmax_backward::{self, Delta, RowDot};
 use crate::attention::tiling::MAX_ROW_BLOCK;
-use crate::simd::LANES;
+use crate::simd::{LANES, Simd};
 
-impl<S: Steps> Column<'_, S> {
+impl<S: Simd> Column<'_, S> {
     /// Returns the memory of the row block's rows, in which the gradients of its queries accumulate.
     ///
     /// # Safety
@@ -80,7 +79,7 @@ impl<S: Steps> Column<'_, S> {
             if self.pass.reduced.scale.is_some() {
                 for (&q, (sums, numbers)) in q.addresses().iter().zip(self.each_row(task)) {
                     let mut dot = [RowDot::default()];
-                    task.s.row_dots([&[q], &[sums.as_ptr()]], sums.len() / LANES, &mut dot);
+                    softmax_backward::row_dots(task.s, [&[q], &[sums.as_ptr()]], sums.len() / LANES, &mut dot);
                     numbers[RowNumber::Dot as usize] = dot[0].sum;
                 }
             }

@@ -2,11 +2,11 @@
 
 use crate::attention::backward::call::Saved;
 use crate::attention::blocks::task::{AttentionTask, Row};
-use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::softmax_backward::{Delta, RowDot, SavedRow};
+use crate::attention::steps::softmax_backward::{self, Delta, RowDot, SavedRow};
 use crate::attention::tiling::MAX_ROW_BLOCK;
-use crate::matmul::pack::NonFinite;
-use crate::simd::{LANES, QUIET_NAN};
+use crate::matmul::finite;
+use crate::matmul::pack::{self, NonFinite};
+use crate::simd::{LANES, QUIET_NAN, Simd};
 use crate::tensor::any::{AnyRows, Tensor, Typed};
 use crate::tensor::rows::Rows;
 use crate::tensor::view::View;
@@ -47,7 +47,7 @@ impl BlockRows {
     }
 }
 
-impl<S: Steps> AttentionTask<'_, S> {
+impl<S: Simd> AttentionTask<'_, S> {
     /// Returns the task's rows of a tensor: in place if they are contiguous finite floats in whole vectors, else copied
     /// to `copy`. The task's rows belong to one head and are no more than a row block.
     ///
@@ -64,9 +64,9 @@ impl<S: Steps> AttentionTask<'_, S> {
         // evenly spaced.
         unsafe {
             let rows = tensor.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
-            if nonfinite == NonFinite::Handled && !self.s.all_finite(rows, n, dim) {
+            if nonfinite == NonFinite::Handled && !finite::all_finite(self.s, rows, n, dim) {
                 for i in 0..n {
-                    let finite = self.s.all_finite(rows.rows_from(i), 1, dim);
+                    let finite = finite::all_finite(self.s, rows.rows_from(i), 1, dim);
                     block.nonfinite.0 |= u128::from(!finite) << i;
                 }
             }
@@ -75,7 +75,7 @@ impl<S: Steps> AttentionTask<'_, S> {
                     (0..n).for_each(|i| block.at[i] = rows.at(i));
                 }
                 rows => {
-                    self.s.pack_rows(rows, [n, dim], nonfinite, copy);
+                    pack::pack_rows(self.s, rows, [n, dim], nonfinite, copy);
                     copy.chunks_exact(width).zip(&mut block.at[..n]).for_each(|(row, at)| *at = row.as_ptr());
                 }
             }
@@ -99,7 +99,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         // SAFETY: the caller guarantees that the saved output fits the call; block rows are whole vectors.
         unsafe {
             let out = self.block_rows(&saved.out, NonFinite::Ignored, copy);
-            self.s.row_dots([d_out.addresses(), out.addresses()], vecs, &mut products);
+            softmax_backward::row_dots(self.s, [d_out.addresses(), out.addresses()], vecs, &mut products);
         }
         for row in self.rows(0..self.task.rows.len()) {
             deltas[row.n] = Delta::new(products[row.n], self.d_lse(saved, row));
@@ -136,14 +136,14 @@ impl<S: Steps> AttentionTask<'_, S> {
 ///
 /// # Safety
 /// There are `n` rows of `dim` elements.
-pub(crate) unsafe fn finite_rows<S: Steps>(s: S, rows: AnyRows, [n, dim]: [usize; 2], copy: &mut [f32]) -> AnyRows {
+pub(crate) unsafe fn finite_rows<S: Simd>(s: S, rows: AnyRows, [n, dim]: [usize; 2], copy: &mut [f32]) -> AnyRows {
     let width = dim.next_multiple_of(LANES);
     // SAFETY: the caller guarantees the rows.
     unsafe {
-        if matches!(rows, Typed::F32(_)) && rows.element() == 1 && width == dim && s.all_finite(rows, n, dim) {
+        if matches!(rows, Typed::F32(_)) && rows.element() == 1 && width == dim && finite::all_finite(s, rows, n, dim) {
             return rows;
         }
-        s.pack_rows(rows, [n, dim], NonFinite::Handled, copy);
+        pack::pack_rows(s, rows, [n, dim], NonFinite::Handled, copy);
     }
     Typed::F32(Rows::strided(copy.as_ptr(), width as isize, 1))
 }

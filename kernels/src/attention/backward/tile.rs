@@ -8,18 +8,18 @@ use crate::attention::backward::row_block::{place_of, rows_of};
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, ScoreCopies};
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::dropout::Kept;
-use crate::attention::steps::key_sums::KeySums;
+use crate::attention::steps::by_rows;
+use crate::attention::steps::dropout::{self, Kept};
+use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::qk::Scores;
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::softmax_backward::SavedRow;
+use crate::attention::steps::softmax_backward::{self, SavedRow};
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::PrefetchQueue;
-use crate::simd::{LANES, QUIET_NAN};
+use crate::simd::{LANES, QUIET_NAN, Simd};
 use crate::tensor::any::Typed;
 use crate::tensor::rows::Rows;
 
@@ -50,7 +50,7 @@ pub(crate) struct Place {
     pub(crate) is_last: bool,
 }
 
-impl<S: Steps> Column<'_, S> {
+impl<S: Simd> Column<'_, S> {
     /// Adds what a row block, the `number`th of the column, contributes to the gradients of the column's keys and values,
     /// and of its own queries. Returns false if the work was stopped.
     ///
@@ -163,10 +163,10 @@ impl<S: Steps> Column<'_, S> {
             out: own.gradients,
         };
         // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
-        unsafe { task.s.scores(scores) };
+        unsafe { by_rows::scores(task.s, scores) };
         drop_weights(task.s, &tile.dropout, ScoreBlock { scores: own.gradients, spans: tile.spans, rows });
         let block = ScoreBlock { scores: tile.scores, spans: tile.spans, rows };
-        task.s.softmax_backward(block, own.gradients, &tile.saved);
+        softmax_backward::softmax_backward(task.s, block, own.gradients, &tile.saved);
         if tile.d_out.nonfinite.is_empty() {
             return;
         }
@@ -206,16 +206,16 @@ impl<S: Steps> Column<'_, S> {
             if self.pass.gradients.v.is_some() {
                 let (weights, rows, vecs) = (&*tile.scores, tile.d_out.evenly(), vecs(task.tiling.value_dim));
                 let prefetch = &mut tile.prefetch;
-                task.s.key_sums(KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v, prefetch });
+                key_sums::key_sums(task.s, KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v, prefetch });
             }
             if let (Some(cap), Some(capped)) = (task.call.options.softcap, &tile.copies.capped) {
                 let block = ScoreBlock { scores: gradients, spans: tile.spans, rows: rows_of(task) };
-                task.s.softcap_backward(block, capped, cap);
+                softmax_backward::softcap_backward(task.s, block, capped, cap);
             }
             if self.pass.gradients.k.is_some() {
                 let (weights, rows, vecs) = (&**gradients, tile.q.evenly(), vecs(task.tiling.head_dim));
                 let prefetch = &mut tile.prefetch;
-                task.s.key_sums(KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.k, prefetch });
+                key_sums::key_sums(task.s, KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.k, prefetch });
             }
         }
     }
@@ -248,7 +248,7 @@ impl<S: Steps> Column<'_, S> {
             prefetch: &mut tile.prefetch,
         };
         // SAFETY: the caller guarantees the column's keys, rows of whole vectors.
-        unsafe { task.s.values(values) };
+        unsafe { by_rows::values(task.s, values) };
     }
 
     /// Adds the gradients of bias and slopes: all that a row's keys add to.
@@ -294,14 +294,14 @@ impl<S: Steps> Column<'_, S> {
 }
 
 /// Multiplies what belongs to weights by the factors of dropout, if there is any.
-fn drop_weights<S: Steps>(s: S, dropout: &Option<Kept>, block: ScoreBlock<'_>) {
+fn drop_weights<S: Simd>(s: S, dropout: &Option<Kept>, block: ScoreBlock<'_>) {
     if let Some(kept) = dropout {
-        s.drop_weights(block, kept);
+        dropout::drop_weights(s, block, kept);
     }
 }
 
 /// Returns the sum of `x · weight(its index)`, in sixteen lanes, then by one tree. `xs` starts with a panel.
-fn lane_sum<S: Steps>(s: S, xs: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
+fn lane_sum<S: Simd>(s: S, xs: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
     s.vectorize(
         #[inline(always)]
         || {

@@ -4,11 +4,11 @@ use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::spans::Spans;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::row_mods::PanelClasses;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::{MAX_ROW_BLOCK, Regions};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::pack::NonFinite;
 use crate::matmul::prefetch::PrefetchQueue;
+use crate::simd::Simd;
 use crate::tensor::rows::{KEY_BLOCK, Table};
 use core::marker::PhantomData;
 
@@ -70,7 +70,7 @@ impl BlockMemory {
     }
 }
 
-impl<S: Steps> AttentionTask<'_, S> {
+impl<S: Simd> AttentionTask<'_, S> {
     /// Returns the key block that starts at key `first`.
     ///
     /// # Panics

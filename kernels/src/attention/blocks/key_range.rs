@@ -1,11 +1,11 @@
 //! Key range of a task: the key blocks with at least one key that may be visible to some row.
 
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::steps::by_isa::Steps;
+use crate::simd::Simd;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-impl<'t, S: Steps> AttentionTask<'t, S> {
+impl<'t, S: Simd> AttentionTask<'t, S> {
     /// Returns the first key of each block with a key that the range rules make visible to some row.
     pub(crate) fn blocks(&self) -> impl DoubleEndedIterator<Item = usize> + use<'t, S> {
         let keys = self.keys_to_compute();

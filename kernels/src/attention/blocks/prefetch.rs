@@ -1,21 +1,20 @@
 //! Software prefetch of a task: the memory that tiles prefetch while they compute the current key block.
 
 use crate::attention::blocks::task::{AttentionTask, Next, Row};
-use crate::attention::steps::by_isa::Steps;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::ValueLayout;
 use crate::matmul::dot_tile::Later;
 use crate::matmul::int4;
 use crate::matmul::int8::{self, QUAD};
 use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS};
-use crate::simd::LANES;
+use crate::simd::{LANES, Simd};
 use crate::tensor::any::AnyRows;
 use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 
 /// Number of first rows of a unit to prefetch, a panel's: later keys are prefetched by packing, later values by tiles.
 const FIRST: usize = LANES;
 
-impl<S: Steps> AttentionTask<'_, S> {
+impl<S: Simd> AttentionTask<'_, S> {
     /// Returns the memory to prefetch while a block is computed: the next block; with the last block the task's outputs
     /// and the first block and queries of the next task. For a unit it is the memory the unit accumulates into, if that
     /// is not in cache, the first rows of its values, and the first keys of the next unit: the rest is prefetched while the

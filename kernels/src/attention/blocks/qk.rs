@@ -3,18 +3,17 @@
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::queries::{Int8Queries, Queries, are_readable_in_place};
 use crate::attention::steps::bf16::PairPanels;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::qk::{LaterKeys, Scores};
-use crate::attention::steps::qk_int8;
 use crate::attention::steps::score_passes::AnyColumns;
+use crate::attention::steps::{by_rows, qk_int8};
 use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::kv::key_block::Keys;
 use crate::matmul::bf16_pairs::{self, as_pairs};
 use crate::matmul::dot_tile::{FAR, Later};
 use crate::matmul::key_code::{Int4Keys, Int8Keys, KeyCode};
-use crate::matmul::pack::NonFinite;
+use crate::matmul::pack::{self, NonFinite};
 use crate::matmul::prefetch::{READING_KEYS, READING_ROWS};
-use crate::simd::LANES;
+use crate::simd::{LANES, Simd};
 use crate::tensor::any::{Tensor, Typed};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 use core::ops::Range;
@@ -27,7 +26,7 @@ fn lead(roomy: bool, row: usize) -> usize {
     if roomy { (FAR / row).max(1).next_multiple_of(READING_KEYS) } else { 2 * READING_KEYS }
 }
 
-impl<S: Steps> KeyBlock<'_, '_, S> {
+impl<S: Simd> KeyBlock<'_, '_, S> {
     /// Computes QKᵀ of a row block. `bias` is the bias rows that the next pass adds, if there are any.
     pub(crate) fn compute_qk(&mut self, row_block: Range<usize>, bias: Option<AnyColumns<'_>>) {
         if let Queries::Int8(queries) = self.queries {
@@ -77,14 +76,14 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 match self.keys {
                     Keys::Packed(Typed::Bf16(panels)) if native && ready => {
                         let pairs = Rows::strided(panels.at(0).cast(), panel, 1);
-                        task.s.scores_pairs(scores.of(PairPanels::Apart(pairs)));
+                        task.s.with_bf16_dot(scores.of(PairPanels::Apart(pairs)));
                     }
                     _ if native => {
                         let pairs = Rows::strided(packed.cast(), panel, 1);
-                        task.s.scores_pairs(scores.of(PairPanels::Packed(pairs)));
+                        task.s.with_bf16_dot(scores.of(PairPanels::Packed(pairs)));
                     }
-                    Keys::Packed(panels) if ready => task.s.scores(scores.of(panels)),
-                    _ => task.s.scores(scores.of(Typed::F32(Rows::strided(packed, panel, 1)))),
+                    Keys::Packed(panels) if ready => by_rows::scores(task.s, scores.of(panels)),
+                    _ => by_rows::scores(task.s, scores.of(Typed::F32(Rows::strided(packed, panel, 1)))),
                 }
             }
         }
@@ -132,7 +131,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         unsafe {
             match self.keys {
                 Keys::Rows(Typed::Bf16(rows)) if native => {
-                    task.s.pack_pairs(rows.rows_from(keys.start), n, d, as_pairs(out));
+                    bf16_pairs::pack(task.s, rows.rows_from(keys.start), n, d, as_pairs(out));
                 }
                 Keys::Packed(Typed::Bf16(panels)) if native => {
                     let pairs = as_pairs(out).chunks_exact_mut(d.div_ceil(2) * LANES);
@@ -142,9 +141,9 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 }
                 Keys::Packed(panels) => {
                     let (panels, all) = (panels.rows_from(keys.start / LANES), keys.len().div_ceil(LANES));
-                    task.s.pack_rows(panels, [all, d * LANES], NonFinite::Ignored, out);
+                    pack::pack_rows(task.s, panels, [all, d * LANES], NonFinite::Ignored, out);
                 }
-                Keys::Rows(rows) => task.s.pack_keys(rows.rows_from(keys.start), n, d, out),
+                Keys::Rows(rows) => pack::pack_keys(task.s, rows.rows_from(keys.start), n, d, out),
                 Keys::Int8 { .. } | Keys::Int4 { .. } => unreachable!("integers are read as they are"),
             }
         }
@@ -227,7 +226,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let (quads, rows) = queries.rows(rows);
         // SAFETY: the caller guarantees the panels.
         unsafe {
-            self.task.s.scores_int8(qk_int8::Scores {
+            self.task.s.with_int8_dot(qk_int8::Scores {
                 queries: quads,
                 rows,
                 keys,

@@ -1,14 +1,13 @@
 //! Query rows of a task in the form that the keys need: in place, copied, as pairs, or as bytes.
 
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::{QueryMemory, Regions};
 use crate::kv::key_block::QueryForm;
 use crate::matmul::bf16_pairs::{as_halves, as_pairs};
 use crate::matmul::int4;
 use crate::matmul::int8::{self, QuerySize};
-use crate::matmul::pack::NonFinite;
-use crate::simd::{Bf16x2, LANES, Query4};
+use crate::matmul::pack::{self, NonFinite};
+use crate::simd::{Bf16x2, LANES, Query4, Simd};
 use crate::tensor::any::Tensor;
 use crate::tensor::view::View;
 use core::ops::Range;
@@ -51,7 +50,7 @@ pub(crate) fn are_readable_in_place(q: &View<'_>) -> bool {
     q.strides()[3] == 1 || q.shape()[3] == 1
 }
 
-impl<S: Steps> AttentionTask<'_, S> {
+impl<S: Simd> AttentionTask<'_, S> {
     /// Copies the task's queries if they are not contiguous, or turns them into pairs or bytes: they take the regions'
     /// memory for queries, where nothing is written if they are there already. Returns where the rows are.
     pub(crate) fn queries<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
@@ -85,7 +84,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             unsafe {
                 let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
                 if d.is_multiple_of(LANES) {
-                    self.s.pack_rows(rows, [1, d], NonFinite::Ignored, copy);
+                    pack::pack_rows(self.s, rows, [1, d], NonFinite::Ignored, copy);
                 } else {
                     copy.iter_mut().enumerate().for_each(|(i, x)| *x = rows.get(0, i));
                 }
@@ -107,7 +106,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
             unsafe {
                 let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
-                self.s.round_rows(rows, [1, d], NonFinite::Ignored, whole);
+                pack::pack_rows(self.s, rows, [1, d], NonFinite::Ignored, whole);
             }
             // An odd last element is paired with the padding.
             pairs.copy_from_slice(&whole[..pairs.len()]);
@@ -130,7 +129,7 @@ impl<S: Steps> AttentionTask<'_, S> {
             // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
             unsafe {
                 let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
-                self.s.pack_rows(rows, [1, d], NonFinite::Ignored, wide);
+                pack::pack_rows(self.s, rows, [1, d], NonFinite::Ignored, wide);
             }
             let row = &mut wide[..d];
             if let Some(channels) = channels {
@@ -139,7 +138,7 @@ impl<S: Steps> AttentionTask<'_, S> {
                     || row.iter_mut().zip(channels).for_each(|(x, scale)| *x *= scale),
                 );
             }
-            let whole = self.s.quantise_query(row, self.call.scale, quads);
+            let whole = int8::quantise_query(self.s, row, self.call.scale, quads);
             match sums {
                 [sum] => *sum = whole,
                 blocks => int4::block_sums(whole, quads, blocks),

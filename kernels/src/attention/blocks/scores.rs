@@ -12,13 +12,13 @@ use crate::attention::mods::{BlockClass, BlockPosition};
 use crate::attention::options::Mask;
 use crate::attention::outputs::Point;
 use crate::attention::row_mods::PanelClasses;
-use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::score_passes::{Columns, ScoreBlock};
+use crate::attention::steps::dropout;
+use crate::attention::steps::score_passes::{self, Columns, ScoreBlock};
 use crate::attention::steps::span::{RowKeys, Span};
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::visibility::VisibleKeys;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
-use crate::simd::{LANES, quiet};
+use crate::simd::{LANES, Simd, quiet};
 use crate::tensor::any::{Tensor, Typed};
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
@@ -27,7 +27,7 @@ use core::ops::Range;
 /// Mask, and the mask's rows that belong to a row block.
 type MaskRows<'a> = (Mask<'a>, &'a [Columns<u8>]);
 
-impl<S: Steps> KeyBlock<'_, '_, S> {
+impl<S: Simd> KeyBlock<'_, '_, S> {
     /// Computes the row block's final scores into `regions.scores`, and the keys each tile needs into `spans`. Returns
     /// false if no key of the block is visible to any row.
     pub(crate) fn compute_scores(&mut self, row_block: Range<usize>) -> bool {
@@ -50,13 +50,13 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         self.compute_qk(row_block.clone(), bias);
         self.write_scores(Point::Raw, row_block.clone());
         if let Some(cap) = options.softcap {
-            self.task.s.softcap(self.scores(rows), cap);
+            score_passes::softcap(self.task.s, self.scores(rows), cap);
             keep(&mut self.copies.capped, self.regions.scores, rows);
         }
         self.write_scores(Point::Softcapped, row_block.clone());
         if let Some(columns) = bias {
             // SAFETY: the columns are rows of the bias, taken above.
-            unsafe { self.task.s.bias(self.scores(rows), columns) };
+            unsafe { score_passes::bias(self.task.s, self.scores(rows), columns) };
         }
         self.add_alibi_and_score_function(row_block.clone());
         // SAFETY: the columns are rows of the mask, taken above.
@@ -68,7 +68,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
     pub(crate) fn drop_weights(&mut self, row_block: Range<usize>) {
         let (s, rows) = (self.task.s, row_block.len());
         if let Some(kept) = self.task.draw_kept(row_block, self.spans, self.first) {
-            s.drop_weights(self.scores(rows), &kept);
+            dropout::drop_weights(s, self.scores(rows), &kept);
         }
     }
 
@@ -112,7 +112,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let ranges = self.visible_ranges(row_block.clone(), &mut ranges);
         if let Some((mask, columns)) = mask {
             // SAFETY: the caller guarantees readable rows.
-            unsafe { task.s.narrow_by_mask(columns, mask, ranges) };
+            unsafe { score_passes::narrow_by_mask(task.s, columns, mask, ranges) };
         }
         if task.given.mask {
             for (first, len) in task.stretches(row_block) {
@@ -213,7 +213,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
                 let position = task.seq.offset.saturating_add_unsigned(row.i).saturating_sub_unsigned(self.first);
                 lines[row.n] = (slopes[row.head], position as f32);
             }
-            task.s.alibi(self.scores(row_block.len()), &lines);
+            score_passes::alibi(task.s, self.scores(row_block.len()), &lines);
         }
         if task.given.score {
             keep(&mut self.copies.biased, self.regions.scores, row_block.len());
@@ -238,10 +238,10 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             }
             let block = ScoreBlock { scores: self.regions.scores, spans: &mixed, rows };
             // SAFETY: the caller guarantees readable rows.
-            unsafe { task.s.mask(block, columns, mask) };
+            unsafe { score_passes::mask(task.s, block, columns, mask) };
         }
         if self.spans.iter().any(|span| !span.keys().end.is_multiple_of(LANES)) {
-            task.s.mask_padding(self.scores(rows));
+            score_passes::mask_padding(task.s, self.scores(rows));
         }
         if !self.spans.iter().any(|span| span.needs_mask) {
             return;

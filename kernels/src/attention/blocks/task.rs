@@ -5,11 +5,10 @@ use crate::attention::checked::CheckedCall;
 use crate::attention::mods::Position;
 use crate::attention::outputs::Shared;
 use crate::attention::row_mods::{Given, RowMods};
-use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::dropout::Kept;
+use crate::attention::steps::dropout::{self, Kept};
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, Tiling};
-use crate::simd::LANES;
+use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
@@ -63,7 +62,7 @@ pub(crate) struct Row {
     pub(crate) i: usize,
 }
 
-impl<'t, S: Steps> AttentionTask<'t, S> {
+impl<'t, S: Simd> AttentionTask<'t, S> {
     /// Binds a task to its call.
     ///
     /// # Panics
@@ -157,7 +156,7 @@ impl<'t, S: Steps> AttentionTask<'t, S> {
             rows[row.n] = [(self.task.sequence * heads + row.head) as u32, row.i as u32];
         }
         let mut kept = Kept { weights: [[0; KEY_BLOCK / LANES]; MAX_ROW_BLOCK], factor: dropout.factor };
-        self.s.draw(spans, first, &rows[..row_block.len()], dropout, &mut kept.weights);
+        dropout::draw(self.s, spans, first, &rows[..row_block.len()], dropout, &mut kept.weights);
         Some(kept)
     }
 

@@ -2,10 +2,11 @@
 
 use crate::attention::blocks::task::{AttentionTask, Row};
 use crate::attention::forward::state::StateTransfer;
-use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::epilogue::{Finish, RowBlockEnds, RowEnd};
+use crate::attention::steps::epilogue::{self, Finish, RowBlockEnds, RowEnd};
 use crate::attention::tiling::{MAX_ROW_BLOCK, MAX_TASK, Regions};
+use crate::matmul::finite;
 use crate::matmul::pack::NonFinite;
+use crate::simd::Simd;
 use crate::tensor::any::{Output, Typed};
 use crate::tensor::rows::Rows;
 use crate::tensor::view_mut::SharedMut;
@@ -39,7 +40,7 @@ impl EndedRowBlocks {
     }
 }
 
-impl<S: Steps> AttentionTask<'_, S> {
+impl<S: Simd> AttentionTask<'_, S> {
     /// Returns, for each row of a row block, the reference to subtract from its scores and the factor that turns their
     /// exponentials into weights.
     pub(crate) fn references(&self, row_block: Range<usize>, max: &[f32], sum: &[f32]) -> [(f32, f32); MAX_ROW_BLOCK] {
@@ -62,7 +63,7 @@ impl<S: Steps> AttentionTask<'_, S> {
         let accumulated = &regions.out[..self.task.rows.len() * self.tiling.width()];
         let row = Typed::F32(Rows::strided(accumulated.as_ptr(), 0, 1));
         // SAFETY: the row is `accumulated`, a slice of that many floats.
-        unsafe { self.s.all_finite(row, 1, accumulated.len()) }
+        unsafe { finite::all_finite(self.s, row, 1, accumulated.len()) }
     }
 
     /// Sets in `ends` the addresses and factors of a row block's rows, if P·V tiles can write them: if the output is
@@ -159,7 +160,7 @@ impl<S: Steps> AttentionTask<'_, S> {
                     element,
                     nonfinite,
                 };
-                self.s.finish(finish, T::rows(&out[..row_block.len()]))
+                epilogue::finish(self.s, finish, T::rows(&out[..row_block.len()]))
             };
         }
         finite

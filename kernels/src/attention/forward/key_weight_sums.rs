@@ -3,11 +3,10 @@
 use crate::attention::blocks::key_block::BlockMemory;
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::Task;
-use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::softmax;
 use crate::attention::tiling::{Regions, Scratch};
-use crate::simd::quiet;
+use crate::simd::{Simd, quiet};
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view_mut::SharedMut;
 
@@ -38,7 +37,7 @@ impl Sums<'_> {
 ///
 /// # Safety
 /// No other worker reads or writes the sums of this sequence and head meanwhile.
-pub(crate) unsafe fn key_weight_sums<S: Steps>(
+pub(crate) unsafe fn key_weight_sums<S: Simd>(
     bound: BoundCall<'_, S>,
     [sequence, kv_head]: [usize; 2],
     scratch: &mut Scratch,
@@ -62,7 +61,7 @@ pub(crate) unsafe fn key_weight_sums<S: Steps>(
     }
 }
 
-impl<S: Steps> AttentionTask<'_, S> {
+impl<S: Simd> AttentionTask<'_, S> {
     /// Adds the weights that the task's rows, one row block, give to each key.
     ///
     /// # Safety
@@ -77,7 +76,11 @@ impl<S: Steps> AttentionTask<'_, S> {
             if block.compute_scores(all.clone()) {
                 let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut *block.regions;
                 let row_block = ScoreBlock { scores, spans: block.spans, rows };
-                s.softmax(row_block, softmax::SoftmaxState { max, sum, rescale_prev, rescale_block });
+                softmax::softmax::<_, softmax::Floats>(
+                    s,
+                    row_block,
+                    softmax::SoftmaxState { max, sum, rescale_prev, rescale_block },
+                );
             }
         }
         let references = self.references(all.clone(), regions.max, regions.sum);
@@ -86,13 +89,13 @@ impl<S: Steps> AttentionTask<'_, S> {
             if !block.compute_scores(all.clone()) {
                 continue;
             }
-            s.weights(block.scores(rows), &references);
+            score_passes::weights(s, block.scores(rows), &references);
             let mut totals = [0.0f32; KEY_BLOCK];
             for (key, total) in (first..).zip(&mut totals[..block.len]) {
                 // SAFETY: the caller guarantees that the sums are this worker's alone.
                 *total = unsafe { *sums.at(key) };
             }
-            s.add_weight_sums(block.scores(rows), &mut totals);
+            score_passes::add_weight_sums(s, block.scores(rows), &mut totals);
             for (key, &total) in (first..).zip(&totals[..block.len]) {
                 // SAFETY: the caller guarantees that the sums are this worker's alone.
                 unsafe { *sums.at(key) = quiet(total) };

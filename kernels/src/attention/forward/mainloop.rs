@@ -19,12 +19,12 @@ use crate::attention::forward::nonfinite::VisibleBits;
 use crate::attention::forward::pv::PvMode;
 use crate::attention::forward::state::StateTransfer;
 use crate::attention::outputs::Point;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
-use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::steps::softmax;
+use crate::attention::steps::score_passes::{self, ScoreBlock};
+use crate::attention::steps::{bf16, softmax};
 use crate::attention::tiling::{Regions, SCORE_STRIDE, Scratch};
 use crate::matmul::pack::NonFinite;
+use crate::simd::Simd;
 use core::ops::Range;
 
 /// Pass over key blocks.
@@ -37,7 +37,7 @@ pub(crate) struct Pass {
     pub(crate) fresh: bool,
 }
 
-impl<S: Steps> AttentionTask<'_, S> {
+impl<S: Simd> AttentionTask<'_, S> {
     /// Computes the task's rows and writes them.
     pub(crate) fn run(&self, scratch: &mut Scratch) {
         if self.task.rows.start == 0 {
@@ -164,7 +164,7 @@ impl<S: Steps> AttentionTask<'_, S> {
     }
 }
 
-impl<S: Steps> KeyBlock<'_, '_, S> {
+impl<S: Simd> KeyBlock<'_, '_, S> {
     /// Turns a row block's [scores](Self::compute_scores) into weights and merges them into the running maxima and sums.
     /// Returns the visible keys of each row as [`Self::visible_keys`] does.
     #[inline(always)]
@@ -177,9 +177,9 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let state = softmax::SoftmaxState { max, sum, rescale_prev, rescale_block };
         let block = ScoreBlock { scores, spans: self.spans, rows: row_block.len() };
         if self.task.softmax_rounds() {
-            self.task.s.softmax_pairs(block, state);
+            bf16::softmax_pairs(self.task.s, block, state);
         } else {
-            self.task.s.softmax(block, state);
+            softmax::softmax::<_, softmax::Floats>(self.task.s, block, state);
         }
         visible_keys
     }
@@ -190,7 +190,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let Regions { scores, max, sum, .. } = &mut *self.regions;
         let visible = VisibleBits::new(S::TILE_ROWS, spans, rows, scores);
         let ends = task.references(row_block.clone(), max, sum);
-        task.s.weights(ScoreBlock { scores, spans, rows }, &ends);
+        score_passes::weights(task.s, ScoreBlock { scores, spans, rows }, &ends);
         for row in task.rows(row_block) {
             let keys = spans[row.n / S::TILE_ROWS].keys();
             let first = task.position(row, self.first + keys.start);

@@ -2,14 +2,13 @@
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::row_mods::{KeyBits, is_visible};
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::infinite;
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::kv::key_block::Run;
 use crate::matmul::bf16_pairs;
 use crate::matmul::pack::NonFinite;
-use crate::simd::LANES;
+use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
@@ -45,7 +44,7 @@ pub(crate) struct TileSums<'a> {
     pub(crate) sums: &'a mut [f32],
 }
 
-impl<S: Steps> KeyBlock<'_, '_, S> {
+impl<S: Simd> KeyBlock<'_, '_, S> {
     /// Returns the visible keys of each row of a row block of `rows` rows, if non-finite values are handled and the
     /// block has some.
     pub(crate) fn visible_keys(&self, nonfinite: NonFinite, rows: usize) -> Option<VisibleBits> {

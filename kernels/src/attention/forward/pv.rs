@@ -3,18 +3,18 @@
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::pv::Values;
+use crate::attention::steps::{bf16, by_rows, softmax};
 use crate::attention::tiling::{Regions, SCORE_STRIDE};
 use crate::kv::key_block::{BlockValues, Run};
 use crate::kv::value_panels::WINDOW;
 use crate::matmul::bf16_pairs;
-use crate::matmul::pack::NonFinite;
+use crate::matmul::pack::{self, NonFinite};
 use crate::matmul::prefetch::READING_ROWS;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
 use crate::matmul::value_operand::RowPairs;
-use crate::simd::LANES;
+use crate::simd::{LANES, Simd};
 use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::rows::Rows;
 use core::ops::Range;
@@ -43,7 +43,7 @@ struct ReadyRun<'a> {
     rows: AnyRows,
 }
 
-impl<S: Steps> KeyBlock<'_, '_, S> {
+impl<S: Simd> KeyBlock<'_, '_, S> {
     /// Computes `out ← rescale_prev · out + rescale_block · P V` for a row block.
     ///
     /// # Safety
@@ -66,7 +66,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         let (values, stride) = (self.values, task.tiling.width());
         let native = task.native_values();
         if native && !task.softmax_rounds() {
-            task.s.round_weights(self.scores(row_block.len()));
+            bf16::round_weights(task.s, self.scores(row_block.len()));
         }
         if self.fresh && matches!(manner, PvMode::Handled(_)) {
             self.regions.out[row_block.start * stride..row_block.end * stride].fill(0.0);
@@ -173,7 +173,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             for (r, part) in here.zip(part.chunks_exact(width)) {
                 let factors = [&rescale_prev[r..=r], &rescale_block[r..=r]];
                 let out = &mut out[(row_block.start + r) * stride + run.first..][..width];
-                task.s.merge_marked(factors, out, part, width);
+                softmax::merge_marked(task.s, factors, out, part, width);
             }
         }
     }
@@ -198,12 +198,12 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             if native {
                 let room = bf16_pairs::as_halves(room);
                 if !ready {
-                    task.s.round_rows(run.rows, size, nonfinite, room);
+                    pack::pack_rows(task.s, run.rows, size, nonfinite, room);
                 }
                 Typed::Bf16(Rows::strided(room.as_ptr(), stride, 1))
             } else {
                 if !ready {
-                    task.s.pack_rows(run.rows, size, nonfinite, room);
+                    pack::pack_rows(task.s, run.rows, size, nonfinite, room);
                 }
                 Typed::F32(Rows::strided(room.as_ptr(), stride, 1))
             }
@@ -214,16 +214,16 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
 /// Runs the P·V step for the element type of the rows.
 ///
 /// # Safety
-/// Same contract as [`Steps::values`] or [`Steps::values_pairs`], for these rows; the block has `len` keys, at least
+/// Same contract as [`by_rows::values`], for these rows, or pairs of them; the block has `len` keys, at least
 /// one.
 #[inline(always)]
-unsafe fn values_of_rows<S: Steps>(task: &AttentionTask<'_, S>, mut values: Values<'_, ()>, rows: AnyRows, len: usize) {
+unsafe fn values_of_rows<S: Simd>(task: &AttentionTask<'_, S>, mut values: Values<'_, ()>, rows: AnyRows, len: usize) {
     let native = task.native_values();
     // SAFETY: the caller guarantees the step's contract; the last row of pairs is the block's last key.
     unsafe {
         match rows {
-            Typed::Bf16(rows) if native => task.s.values_pairs(values.of(RowPairs { rows, last: len - 1 })),
-            rows => task.s.values(values.of(rows)),
+            Typed::Bf16(rows) if native => task.s.with_bf16_dot(values.of(RowPairs { rows, last: len - 1 })),
+            rows => by_rows::values(task.s, values.of(rows)),
         }
     }
 }

@@ -1,14 +1,13 @@
 //! P·V of a row block and a key block whose values are int4.
 
 use crate::attention::blocks::key_block::KeyBlock;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::pv_int4::Int4Tile;
 use crate::attention::tiling::{Regions, SCORE_STRIDE};
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::ValuePanels;
 use crate::matmul::int4::NibbleQuad;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
-use crate::simd::Lower;
+use crate::simd::{Lower, Simd};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
@@ -36,7 +35,7 @@ impl Signs {
     }
 }
 
-impl<S: Steps> KeyBlock<'_, '_, S> {
+impl<S: Simd> KeyBlock<'_, '_, S> {
     /// Accumulates the P·V of int4 values, with weights rounded to bytes: those of a weight function in two passes, first those
     /// above 0.
     ///
@@ -97,7 +96,7 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
             // SAFETY: the caller guarantees the block's values, whole vectors of fours for every key, and its numbers, in whole
             // panels.
             unsafe {
-                task.s.values_int4(Int4Tile {
+                task.s.with_int8_dot(Int4Tile {
                     weights,
                     span,
                     rows: here,

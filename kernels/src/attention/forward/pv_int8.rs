@@ -1,14 +1,15 @@
 //! P·V of a row block and a key block whose values are int8.
 
 use crate::attention::blocks::key_block::KeyBlock;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv_int8;
 use crate::attention::tiling::Regions;
 use crate::kv::value_panels::ValuePanels;
 use crate::matmul::int8::ValueQuad;
+use crate::simd::Simd;
 use core::ops::Range;
 
-impl<S: Steps> KeyBlock<'_, '_, S> {
+impl<S: Simd> KeyBlock<'_, '_, S> {
     /// Accumulates the P·V of int8 values: their scales are multiplied into the weights, which are rounded and not read
     /// afterwards.
     ///
@@ -27,12 +28,12 @@ impl<S: Steps> KeyBlock<'_, '_, S> {
         if !values.first.are_scattered() {
             task.prefetch_behind_scales(scales.as_ptr().cast(), size_of_val(scales));
         }
-        task.s.round_weights_int8(self.scores(rows), scales);
+        pv_int8::round_weights(task.s, self.scores(rows), scales);
         let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
         for (columns, values) in values.panels() {
             // SAFETY: value panels are whole vectors, for every key of the block; weights were rounded just now.
             unsafe {
-                task.s.values_int8(Values {
+                task.s.with_int8_dot(Values {
                     weights: scores,
                     values,
                     cols: columns.end.min(value_dim) - columns.start,

@@ -2,14 +2,13 @@
 
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::outputs::{POINTS, Point};
-use crate::attention::steps::by_isa::Steps;
-use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::span::Span;
 use crate::attention::tiling::Regions;
-use crate::simd::quiet;
+use crate::simd::{Simd, quiet};
 use crate::tensor::rows::KEY_BLOCK;
 
-impl<S: Steps> AttentionTask<'_, S> {
+impl<S: Simd> AttentionTask<'_, S> {
     /// Fills the rows of score outputs beyond the length of a ragged sequence.
     ///
     /// # Panics
@@ -70,7 +69,7 @@ impl<S: Steps> AttentionTask<'_, S> {
                 *x = unsafe { *first.offset((block + j) as isize * element) };
             }
             let spans = [Span::new(0, len, false)];
-            self.s.weights(ScoreBlock { scores: scratch, spans: &spans, rows: 1 }, &[reference]);
+            score_passes::weights(self.s, ScoreBlock { scores: scratch, spans: &spans, rows: 1 }, &[reference]);
             for (j, &x) in scratch[..len].iter().enumerate() {
                 // SAFETY: key `block + j < kv_len`.
                 unsafe { *first.offset((block + j) as isize * element) = quiet(x) };

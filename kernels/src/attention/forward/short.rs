@@ -6,11 +6,10 @@
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next, Row};
 use crate::attention::options::Options;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::steps::short::{self, ShortRows};
 use crate::attention::tiling::Scratch;
 use crate::matmul::prefetch::READING_ROWS;
-use crate::simd::LANES;
+use crate::simd::{LANES, Simd};
 use crate::tensor::any::{Tensor, Typed};
 use crate::tensor::rows::Rows;
 use crate::tensor::view::View;
@@ -29,7 +28,7 @@ pub(crate) struct ShortCall<'t> {
 
 impl<'t> ShortCall<'t> {
     /// Returns the tensors, if the call is such a one.
-    pub(crate) fn of<S: Steps>(bound: BoundCall<'t, S>) -> Option<Self> {
+    pub(crate) fn of<S: Simd>(bound: BoundCall<'t, S>) -> Option<Self> {
         let (call, outputs, given) = (bound.checked.call(), bound.checked.outputs(), bound.mods.given());
         let Options { softcap: None, bias: None, alibi: None, mask: None, dropout: None, .. } = call.options else {
             return None;
@@ -47,7 +46,7 @@ impl<'t> ShortCall<'t> {
     }
 }
 
-impl<S: Steps> AttentionTask<'_, S> {
+impl<S: Simd> AttentionTask<'_, S> {
     /// Computes the task's rows and writes them, if they are few and see at most a panel of keys. Returns false if that is
     /// for [`Self::run`] to do: nothing is written then, or what it will write anew.
     pub(crate) fn run_short(&self, call: &ShortCall<'_>, scratch: &mut Scratch) -> bool {

@@ -2,9 +2,8 @@
 //! calls.
 
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::steps::by_isa::Steps;
 use crate::attention::tiling::Regions;
-use crate::simd::LANES;
+use crate::simd::{LANES, Simd};
 use core::ops::Range;
 
 /// Direction of a state transfer: from the caller's state into scratch, or back.
@@ -30,7 +29,7 @@ impl StateTransfer {
     }
 }
 
-impl<S: Steps> AttentionTask<'_, S> {
+impl<S: Simd> AttentionTask<'_, S> {
     /// Clears maxima, sums and outputs: nothing is accumulated yet.
     pub(crate) fn clear(&self, regions: &mut Regions<'_>) {
         self.clear_state(regions);

@@ -7,7 +7,7 @@ use crate::attention::steps::softmax::{SoftmaxState, WeightForm, softmax};
 use crate::matmul::dot_tile::{APART, BESIDE, PairColumns};
 use crate::matmul::value_operand::RowPairs;
 use crate::simd::exp::ForBf16;
-use crate::simd::{Bf16Dot, Bf16DotWork, LANES};
+use crate::simd::{Bf16Dot, Bf16DotWork, LANES, Simd};
 use crate::tensor::rows::Rows;
 
 /// Packed keys, of which two neighbouring elements make a pair.
@@ -58,10 +58,16 @@ impl<S: Bf16Dot> WeightForm<S> for Pairs {
     }
 }
 
-/// Scores of a row block that become weights, rounded to pairs: see [`softmax`].
-pub(crate) struct SoftmaxPairs<'a> {
-    pub(crate) row_block: ScoreBlock<'a>,
-    pub(crate) state: SoftmaxState<'a>,
+/// Turns scores into weights, rounded to pairs, as [`softmax`] does.
+pub(crate) fn softmax_pairs<S: Simd>(s: S, row_block: ScoreBlock<'_>, state: SoftmaxState<'_>) {
+    // SAFETY: the work has no contract.
+    unsafe { s.with_bf16_dot(SoftmaxPairs { row_block, state }) }
+}
+
+/// Work of [`softmax_pairs`].
+struct SoftmaxPairs<'a> {
+    row_block: ScoreBlock<'a>,
+    state: SoftmaxState<'a>,
 }
 
 /// Has no contract: it is safe for any score block.
@@ -69,15 +75,18 @@ impl Bf16DotWork for SoftmaxPairs<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Bf16Dot>(self, s: S) {
-        s.vectorize(
-            #[inline(always)]
-            || softmax::<S, Pairs>(s, self.row_block, self.state),
-        );
+        softmax::<S, Pairs>(s, self.row_block, self.state);
     }
 }
 
-/// Finished weights to be rounded in place, to the same pairs.
-pub(crate) struct Round<'a>(pub(crate) ScoreBlock<'a>);
+/// Rounds finished weights in place, to the same pairs.
+pub(crate) fn round_weights<S: Simd>(s: S, row_block: ScoreBlock<'_>) {
+    // SAFETY: the work has no contract.
+    unsafe { s.with_bf16_dot(Round(row_block)) }
+}
+
+/// Work of [`round_weights`].
+struct Round<'a>(ScoreBlock<'a>);
 
 /// Has no contract: it is safe for any score block.
 impl Bf16DotWork for Round<'_> {

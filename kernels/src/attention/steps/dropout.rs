@@ -163,7 +163,6 @@ fn round<const COUNTERS: usize>(words: [Word<COUNTERS>; 4], key: [u64; 2]) -> [W
 
 /// Draws which weights of a row block are kept, against the keys of a block that starts at key `first`, a multiple of 256:
 /// at least those of each row's span.
-#[inline(always)]
 pub(crate) fn draw<S: Simd>(
     s: S,
     spans: &[Span],
@@ -172,40 +171,49 @@ pub(crate) fn draw<S: Simd>(
     dropout: Dropout,
     kept: &mut [KeptWeights],
 ) {
-    assert!(spans.len() == rows.len().div_ceil(S::TILE_ROWS));
-    let round_keys = RoundKeys::new(dropout.seed);
-    for (row, (&[head, i], kept)) in rows.iter().zip(kept).enumerate() {
-        let numbers = RowNumbers::new(&round_keys, [dropout.offset, head, i]);
-        let keys = spans[row / S::TILE_ROWS].keys();
-        let (mut start, whole) = (keys.start, keys.end / (8 * LANES) * (8 * LANES));
-        // Where there are registers for it (AVX-512), words of twice as many counters, whose rounds overlap better.
-        if S::TILE_VECS > 1 && start < whole {
-            numbers.draw::<S, { 2 * LANES }>(s, first, start..whole, dropout.threshold, kept);
-            start = whole;
-        }
-        numbers.draw::<S, LANES>(s, first, start..keys.end, dropout.threshold, kept);
-    }
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            assert!(spans.len() == rows.len().div_ceil(S::TILE_ROWS));
+            let round_keys = RoundKeys::new(dropout.seed);
+            for (row, (&[head, i], kept)) in rows.iter().zip(kept).enumerate() {
+                let numbers = RowNumbers::new(&round_keys, [dropout.offset, head, i]);
+                let keys = spans[row / S::TILE_ROWS].keys();
+                let (mut start, whole) = (keys.start, keys.end / (8 * LANES) * (8 * LANES));
+                // Where there are registers for it (AVX-512), words of twice as many counters, whose rounds overlap better.
+                if S::TILE_VECS > 1 && start < whole {
+                    numbers.draw::<S, { 2 * LANES }>(s, first, start..whole, dropout.threshold, kept);
+                    start = whole;
+                }
+                numbers.draw::<S, LANES>(s, first, start..keys.end, dropout.threshold, kept);
+            }
+        },
+    )
 }
 
 /// Drops weights of a row block: multiplies those that are kept by their factor, the others by 0. Weights of 0 stay 0, and NaN
 /// stays NaN.
-#[inline(always)]
 pub(crate) fn drop_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, kept: &Kept) {
-    let (zero, factor) = (s.splat(0.0), s.splat(kept.factor));
-    row_block.for_each_row(
-        s,
+    s.vectorize(
         #[inline(always)]
-        |row, panels, weights| {
-            for panel in panels {
-                let factors = s.select_bits(kept.weights[row][panel], zero, factor);
-                // SAFETY: a panel of the row's weights.
-                unsafe {
-                    let at = weights.add(panel * LANES);
-                    s.store(at, s.mul(s.load(at), factors));
-                }
-            }
+        move || {
+            let (zero, factor) = (s.splat(0.0), s.splat(kept.factor));
+            row_block.for_each_row(
+                s,
+                #[inline(always)]
+                |row, panels, weights| {
+                    for panel in panels {
+                        let factors = s.select_bits(kept.weights[row][panel], zero, factor);
+                        // SAFETY: a panel of the row's weights.
+                        unsafe {
+                            let at = weights.add(panel * LANES);
+                            s.store(at, s.mul(s.load(at), factors));
+                        }
+                    }
+                },
+            );
         },
-    );
+    )
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Steps of attention: kernels for one row block and one key block.
 
 pub(crate) mod bf16;
-pub(crate) mod by_isa;
+pub(crate) mod by_rows;
 pub(crate) mod dropout;
 pub(crate) mod epilogue;
 pub(crate) mod infinite;

@@ -9,27 +9,31 @@ use crate::tensor::rows::Rows;
 use core::ops::Range;
 
 /// Same contract as [`values`], with rounded weights.
-impl Int8DotWork for &mut Values<'_, Rows<ValueQuad>> {
+impl Int8DotWork for Values<'_, Rows<ValueQuad>> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Int8Dot>(self, s: S) {
+    unsafe fn run<S: Int8Dot>(mut self, s: S) {
         // SAFETY: the caller guarantees the contract of `values`.
-        unsafe { values(s, self) }
+        unsafe { values(s, &mut self) }
     }
 }
 
 /// Multiplies weights by the scales of their values and rounds them to 16 bits, in place: four weights become a [`Words4`],
 /// which is written to the first half of the row, and the largest [behind them](LARGEST_WEIGHT); it is NaN if a weight is
 /// not finite.
-#[inline(always)]
 pub(crate) fn round_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, scales: &[f32]) {
-    assert!(row_block.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= scales.len()));
-    row_block.for_each_row(
-        s,
+    s.vectorize(
         #[inline(always)]
-        // SAFETY: panels lie inside the row, and inside `scales`.
-        |_, panels, weights| unsafe { round_row(weights, panels, scales) },
-    );
+        move || {
+            assert!(row_block.spans.iter().all(|span| span.is_empty() || span.end_panel() * LANES <= scales.len()));
+            row_block.for_each_row(
+                s,
+                #[inline(always)]
+                // SAFETY: panels lie inside the row, and inside `scales`.
+                |_, panels, weights| unsafe { round_row(weights, panels, scales) },
+            );
+        },
+    )
 }
 
 /// Rounds the weights of some panels of a row.

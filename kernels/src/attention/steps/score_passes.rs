@@ -122,57 +122,73 @@ const TANH_SMALL: f32 = 0.625;
 const TANH: [f32; 5] = [-0.333_332_8, 0.133_314_42, -0.053_739_715, 0.020_639_09, -0.005_704_988_7];
 
 /// Replaces each score by `c·tanh(score / c)`.
-#[inline(always)]
 pub(crate) fn softcap<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, cap: f32) {
-    let (c, over) = (s.splat(cap), s.splat(1.0 / cap));
-    let zero = s.splat(0.0);
-    let small = s.splat(TANH_SMALL);
-    let polynomial = |x: S::V| {
-        let z = s.mul(x, x);
-        let mut p = s.splat(TANH[4]);
-        for k in [TANH[3], TANH[2], TANH[1], TANH[0]] {
-            p = s.fma(p, z, s.splat(k));
-        }
-        s.fma(s.mul(p, z), x, x)
-    };
-    let size = |x: S::V| s.max(x, s.sub(zero, x));
-    row_block.for_each_row(
-        s,
+    s.vectorize(
         #[inline(always)]
-        |_, panels, scores| {
-            // SAFETY: panels lie inside the row.
-            let at = |panel: usize| unsafe { scores.add(panel * LANES) };
-            // Scores are usually far below the cap: one test per row finds out if the long form is needed. If it is,
-            // each lane still takes the form for its own size, so the bits do not depend on the test.
-            let mut widest = zero;
-            for panel in panels.clone() {
-                // SAFETY: a panel of the row.
-                widest = s.max(size(s.mul(unsafe { s.load(at(panel)) }, over)), widest);
-            }
-            let long = s.reduce_max(widest) > TANH_SMALL;
-            for panel in panels {
-                // SAFETY: a panel of the row.
-                let x = s.mul(unsafe { s.load(at(panel)) }, over);
-                let mut y = polynomial(x);
-                if long {
-                    let e = exp_m1(s, s.mul(size(x), s.splat(-2.0)));
-                    let tanh = s.div(s.sub(zero, e), s.add(e, s.splat(2.0)));
-                    let signed = s.select_eq(x, size(x), tanh, s.sub(zero, tanh));
-                    y = s.select_eq(s.max(size(x), small), small, y, signed);
+        move || {
+            let (c, over) = (s.splat(cap), s.splat(1.0 / cap));
+            let zero = s.splat(0.0);
+            let small = s.splat(TANH_SMALL);
+            let polynomial = |x: S::V| {
+                let z = s.mul(x, x);
+                let mut p = s.splat(TANH[4]);
+                for k in [TANH[3], TANH[2], TANH[1], TANH[0]] {
+                    p = s.fma(p, z, s.splat(k));
                 }
-                // SAFETY: a panel of the row.
-                unsafe { s.store(at(panel), s.mul(y, c)) };
-            }
+                s.fma(s.mul(p, z), x, x)
+            };
+            let size = |x: S::V| s.max(x, s.sub(zero, x));
+            row_block.for_each_row(
+                s,
+                #[inline(always)]
+                |_, panels, scores| {
+                    // SAFETY: panels lie inside the row.
+                    let at = |panel: usize| unsafe { scores.add(panel * LANES) };
+                    // Scores are usually far below the cap: one test per row finds out if the long form is needed. If it is,
+                    // each lane still takes the form for its own size, so the bits do not depend on the test.
+                    let mut widest = zero;
+                    for panel in panels.clone() {
+                        // SAFETY: a panel of the row.
+                        widest = s.max(size(s.mul(unsafe { s.load(at(panel)) }, over)), widest);
+                    }
+                    let long = s.reduce_max(widest) > TANH_SMALL;
+                    for panel in panels {
+                        // SAFETY: a panel of the row.
+                        let x = s.mul(unsafe { s.load(at(panel)) }, over);
+                        let mut y = polynomial(x);
+                        if long {
+                            let e = exp_m1(s, s.mul(size(x), s.splat(-2.0)));
+                            let tanh = s.div(s.sub(zero, e), s.add(e, s.splat(2.0)));
+                            let signed = s.select_eq(x, size(x), tanh, s.sub(zero, tanh));
+                            y = s.select_eq(s.max(size(x), small), small, y, signed);
+                        }
+                        // SAFETY: a panel of the row.
+                        unsafe { s.store(at(panel), s.mul(y, c)) };
+                    }
+                },
+            );
         },
-    );
+    )
 }
 
 /// Adds a bias, widened as it is read; −∞ hides whatever the score was.
 ///
 /// # Safety
 /// Every row's columns are readable.
+pub(crate) unsafe fn bias<S: Simd>(s: S, row_block: ScoreBlock<'_>, rows: AnyColumns<'_>) {
+    s.vectorize(
+        #[inline(always)]
+        // SAFETY: same contract.
+        move || by_type!(Typed, rows, |rows| unsafe { bias_of(s, row_block, rows) }),
+    )
+}
+
+/// Adds a bias of one type, as [`bias`] does.
+///
+/// # Safety
+/// Same contract as [`bias`].
 #[inline(always)]
-pub(crate) unsafe fn bias<S: Simd, T: Element>(s: S, mut row_block: ScoreBlock<'_>, rows: &[Columns<T>]) {
+unsafe fn bias_of<S: Simd, T: Element>(s: S, mut row_block: ScoreBlock<'_>, rows: &[Columns<T>]) {
     assert!(rows.len() >= row_block.rows);
     let hidden = s.splat(f32::NEG_INFINITY);
     row_block.for_each_row(
@@ -193,79 +209,91 @@ pub(crate) unsafe fn bias<S: Simd, T: Element>(s: S, mut row_block: ScoreBlock<'
 }
 
 /// Adds −slope·|p − j|: per row the slope, and the row's position counted from the block's first key.
-#[inline(always)]
 pub(crate) fn alibi<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {
-    const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
-    assert!(rows.len() >= row_block.rows);
-    // SAFETY: `LANE` is sixteen floats.
-    let lane = unsafe { s.load(LANE.as_ptr()) };
-    row_block.for_each_panel(
-        s,
+    s.vectorize(
         #[inline(always)]
-        |row, first, at| {
-            let (slope, position) = rows[row];
-            let ahead = s.sub(s.splat(position - first as f32), lane);
-            let distance = s.max(ahead, s.sub(s.splat(0.0), ahead));
-            // SAFETY: a panel of the row block's scores.
-            unsafe { s.store(at, s.fma(distance, s.splat(-slope), s.load(at))) };
+        move || {
+            const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+            assert!(rows.len() >= row_block.rows);
+            // SAFETY: `LANE` is sixteen floats.
+            let lane = unsafe { s.load(LANE.as_ptr()) };
+            row_block.for_each_panel(
+                s,
+                #[inline(always)]
+                |row, first, at| {
+                    let (slope, position) = rows[row];
+                    let ahead = s.sub(s.splat(position - first as f32), lane);
+                    let distance = s.max(ahead, s.sub(s.splat(0.0), ahead));
+                    // SAFETY: a panel of the row block's scores.
+                    unsafe { s.store(at, s.fma(distance, s.splat(-slope), s.load(at))) };
+                },
+            );
         },
-    );
+    )
 }
 
 /// Hides the keys that a boolean mask hides.
 ///
 /// # Safety
 /// Every row's columns are readable.
-#[inline(always)]
 pub(crate) unsafe fn mask<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[Columns<u8>], polarity: Mask<'_>) {
-    assert!(rows.len() >= row_block.rows);
-    let hidden = s.splat(f32::NEG_INFINITY);
-    let keep = matches!(polarity, Mask::Keep(_));
-    row_block.for_each_row(
-        s,
+    s.vectorize(
         #[inline(always)]
-        |row, panels, scores| {
-            let hide = |panel: usize, bytes: *const u8| {
-                // SAFETY: a panel of the row's scores, and sixteen bytes.
-                unsafe {
-                    let at = scores.add(panel * LANES);
-                    let score = s.load(at);
-                    let (zero, other) = if keep { (hidden, score) } else { (score, hidden) };
-                    s.store(at, s.select_bytes(bytes, zero, other));
-                }
-            };
-            // SAFETY: the caller guarantees that every row's columns are readable.
-            unsafe { rows[row].for_each_panel(panels, u8::from(!keep), hide) };
+        move || {
+            assert!(rows.len() >= row_block.rows);
+            let hidden = s.splat(f32::NEG_INFINITY);
+            let keep = matches!(polarity, Mask::Keep(_));
+            row_block.for_each_row(
+                s,
+                #[inline(always)]
+                |row, panels, scores| {
+                    let hide = |panel: usize, bytes: *const u8| {
+                        // SAFETY: a panel of the row's scores, and sixteen bytes.
+                        unsafe {
+                            let at = scores.add(panel * LANES);
+                            let score = s.load(at);
+                            let (zero, other) = if keep { (hidden, score) } else { (score, hidden) };
+                            s.store(at, s.select_bytes(bytes, zero, other));
+                        }
+                    };
+                    // SAFETY: the caller guarantees that every row's columns are readable.
+                    unsafe { rows[row].for_each_panel(panels, u8::from(!keep), hide) };
+                },
+            );
         },
-    );
+    )
 }
 
 /// Narrows the key range of each row to the keys that its row of the mask keeps.
 ///
 /// # Safety
 /// The rows' columns are readable.
-#[inline(always)]
-pub(crate) unsafe fn narrow_by_mask(rows: &[Columns<u8>], polarity: Mask<'_>, ranges: &mut [RowKeys]) {
-    for (row, range) in rows.iter().zip(ranges) {
-        let (from, to) = (range.from, range.to.min(row.len));
-        if from >= to {
-            *range = RowKeys::EMPTY;
-            continue;
-        }
-        let mut copy = [0u8; KEY_BLOCK];
-        let bytes = if row.element == 1 {
-            // SAFETY: contiguous columns of the row.
-            unsafe { core::slice::from_raw_parts(row.first, to) }
-        } else {
-            for (j, byte) in copy.iter_mut().enumerate().take(to).skip(from) {
-                // SAFETY: `j < row.len`.
-                *byte = unsafe { row.get(j) };
+pub(crate) unsafe fn narrow_by_mask<S: Simd>(s: S, rows: &[Columns<u8>], polarity: Mask<'_>, ranges: &mut [RowKeys]) {
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            for (row, range) in rows.iter().zip(ranges) {
+                let (from, to) = (range.from, range.to.min(row.len));
+                if from >= to {
+                    *range = RowKeys::EMPTY;
+                    continue;
+                }
+                let mut copy = [0u8; KEY_BLOCK];
+                let bytes = if row.element == 1 {
+                    // SAFETY: contiguous columns of the row.
+                    unsafe { core::slice::from_raw_parts(row.first, to) }
+                } else {
+                    for (j, byte) in copy.iter_mut().enumerate().take(to).skip(from) {
+                        // SAFETY: `j < row.len`.
+                        *byte = unsafe { row.get(j) };
+                    }
+                    &copy[..to]
+                };
+                let kept = kept_keys(bytes, from, polarity);
+                *range = RowKeys { all: range.all && kept.all, ..kept };
             }
-            &copy[..to]
-        };
-        let kept = kept_keys(bytes, from, polarity);
-        *range = RowKeys { all: range.all && kept.all, ..kept };
-    }
+        },
+    )
 }
 
 /// Returns the keys from `from` on whose bytes a mask keeps, of a block's row.
@@ -306,62 +334,74 @@ fn kept_keys(bytes: &[u8], from: usize, polarity: Mask<'_>) -> RowKeys {
 }
 
 /// Hides the padding between the last key of a tile's span and the end of its panel.
-#[inline(always)]
 pub(crate) fn mask_padding<S: Simd>(s: S, mut row_block: ScoreBlock<'_>) {
-    /// Sixteen bytes for keys, then sixteen for padding.
-    const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
-    let (spans, hidden) = (row_block.spans, s.splat(f32::NEG_INFINITY));
-    row_block.for_each_row(
-        s,
+    s.vectorize(
         #[inline(always)]
-        |row, panels, scores| {
-            let keys = spans[row / S::TILE_ROWS].keys().end % LANES;
-            if keys > 0 {
-                let keys = &KEYS.as_flattened()[LANES - keys..][..LANES];
-                // SAFETY: a span that ends inside a panel has that panel as its last; `keys` is sixteen bytes.
-                unsafe {
-                    let at = scores.add((panels.end - 1) * LANES);
-                    s.store(at, s.select_bytes(keys.as_ptr(), hidden, s.load(at)));
-                }
-            }
+        move || {
+            /// Sixteen bytes for keys, then sixteen for padding.
+            const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
+            let (spans, hidden) = (row_block.spans, s.splat(f32::NEG_INFINITY));
+            row_block.for_each_row(
+                s,
+                #[inline(always)]
+                |row, panels, scores| {
+                    let keys = spans[row / S::TILE_ROWS].keys().end % LANES;
+                    if keys > 0 {
+                        let keys = &KEYS.as_flattened()[LANES - keys..][..LANES];
+                        // SAFETY: a span that ends inside a panel has that panel as its last; `keys` is sixteen bytes.
+                        unsafe {
+                            let at = scores.add((panels.end - 1) * LANES);
+                            s.store(at, s.select_bytes(keys.as_ptr(), hidden, s.load(at)));
+                        }
+                    }
+                },
+            );
         },
-    );
+    )
 }
 
 /// Turns scores into finished weights: exp(score − reference) · factor, per row; 0 where hidden, even in a row that is
 /// NaN.
-#[inline(always)]
 pub(crate) fn weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {
-    assert!(rows.len() >= row_block.rows);
-    let hidden = s.splat(f32::NEG_INFINITY);
-    row_block.for_each_panel(
-        s,
+    s.vectorize(
         #[inline(always)]
-        |row, _, at| {
-            let (reference, factor) = rows[row];
-            // SAFETY: a panel of the row block's scores.
-            unsafe {
-                let score = s.load(at);
-                let weight = s.mul(crate::simd::exp::exp(s, s.sub(score, s.splat(reference))), s.splat(factor));
-                s.store(at, s.select_eq(score, hidden, s.splat(0.0), weight));
-            }
+        move || {
+            assert!(rows.len() >= row_block.rows);
+            let hidden = s.splat(f32::NEG_INFINITY);
+            row_block.for_each_panel(
+                s,
+                #[inline(always)]
+                |row, _, at| {
+                    let (reference, factor) = rows[row];
+                    // SAFETY: a panel of the row block's scores.
+                    unsafe {
+                        let score = s.load(at);
+                        let weight = s.mul(crate::simd::exp::exp(s, s.sub(score, s.splat(reference))), s.splat(factor));
+                        s.store(at, s.select_eq(score, hidden, s.splat(0.0), weight));
+                    }
+                },
+            );
         },
-    );
+    )
 }
 
 /// Adds the row block's weights to the sum of each key, row after row.
-#[inline(always)]
 pub(crate) fn add_weight_sums<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, sums: &mut [f32]) {
-    assert!(sums.len() >= KEY_BLOCK);
-    row_block.for_each_panel(
-        s,
+    s.vectorize(
         #[inline(always)]
-        |_, first, at| {
-            // SAFETY: a panel of the row block's scores; spans end inside a block, and so inside `sums`.
-            unsafe {
-                let sum = sums.as_mut_ptr().add(first);
-                s.store(sum, s.add(s.load(sum), s.load(at)));
-            }
+        move || {
+            assert!(sums.len() >= KEY_BLOCK);
+            row_block.for_each_panel(
+                s,
+                #[inline(always)]
+                |_, first, at| {
+                    // SAFETY: a panel of the row block's scores; spans end inside a block, and so inside `sums`.
+                    unsafe {
+                        let sum = sums.as_mut_ptr().add(first);
+                        s.store(sum, s.add(s.load(sum), s.load(at)));
+                    }
+                },
+            );
         },
-    );
+    )
 }

@@ -61,44 +61,48 @@ impl<S: Simd> WeightForm<S> for Floats {
 
 /// Turns the scores of a block into weights relative to the block's own maximum, in the form `W`, and merges the block
 /// into the rows' running state.
-#[inline(always)]
 pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>, state: SoftmaxState<'_>) {
-    let ScoreBlock { scores, spans, rows } = row_block;
-    let padded = rows.next_multiple_of(LANES);
-    assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
-    assert!(state.max.len() >= padded && state.sum.len() >= padded);
-    assert!(state.rescale_prev.len() >= padded && state.rescale_block.len() >= padded);
-    // So that a full tile's rows are computed SIDE_ROWS at a time. No part is larger than the one before it, so the maxima
-    // that were computed ahead are enough.
-    const { assert!(S::TILE_ROWS.is_multiple_of(S::SIDE_ROWS)) };
-    let mut known = false;
-    for (tile, span) in spans.iter().enumerate() {
-        let (mut row, tile_end) = (tile * S::TILE_ROWS, rows.min((tile + 1) * S::TILE_ROWS));
-        let panels = span.first_panel()..span.end_panel();
-        // End of the rows with the same panels, in this tile and the next.
-        let same = spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
-        let alike_end = if same { rows.min(tile_end + S::TILE_ROWS) } else { tile_end };
-        while row < tile_end {
-            let side = next_part(tile_end - row, S::SIDE_ROWS);
-            let next = row + side;
-            let alike = !panels.is_empty() && next + side <= alike_end;
-            let max = &mut state.rescale_prev[row..if alike { next + side } else { next }];
-            let few = Few { panels: panels.clone(), known, max, sum: &mut state.rescale_block[row..next] };
-            // SAFETY: `max` belongs to rows below `rows`, which lie inside `scores`; spans end inside a block, so panels
-            // inside a row.
-            unsafe {
-                let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
-                match side {
-                    3 if const { S::SIDE_ROWS >= 3 } => weights::<S, W, 3>(s, scores, few),
-                    2 if const { S::SIDE_ROWS >= 2 } => weights::<S, W, 2>(s, scores, few),
-                    1 => weights::<S, W, 1>(s, scores, few),
-                    _ => unreachable!("1 to SIDE_ROWS, at most 3"),
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            let ScoreBlock { scores, spans, rows } = row_block;
+            let padded = rows.next_multiple_of(LANES);
+            assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && scores.len() >= rows * SCORE_STRIDE);
+            assert!(state.max.len() >= padded && state.sum.len() >= padded);
+            assert!(state.rescale_prev.len() >= padded && state.rescale_block.len() >= padded);
+            // So that a full tile's rows are computed SIDE_ROWS at a time. No part is larger than the one before it, so the maxima
+            // that were computed ahead are enough.
+            const { assert!(S::TILE_ROWS.is_multiple_of(S::SIDE_ROWS)) };
+            let mut known = false;
+            for (tile, span) in spans.iter().enumerate() {
+                let (mut row, tile_end) = (tile * S::TILE_ROWS, rows.min((tile + 1) * S::TILE_ROWS));
+                let panels = span.first_panel()..span.end_panel();
+                // End of the rows with the same panels, in this tile and the next.
+                let same = spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
+                let alike_end = if same { rows.min(tile_end + S::TILE_ROWS) } else { tile_end };
+                while row < tile_end {
+                    let side = next_part(tile_end - row, S::SIDE_ROWS);
+                    let next = row + side;
+                    let alike = !panels.is_empty() && next + side <= alike_end;
+                    let max = &mut state.rescale_prev[row..if alike { next + side } else { next }];
+                    let few = Few { panels: panels.clone(), known, max, sum: &mut state.rescale_block[row..next] };
+                    // SAFETY: `max` belongs to rows below `rows`, which lie inside `scores`; spans end inside a block, so panels
+                    // inside a row.
+                    unsafe {
+                        let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
+                        match side {
+                            3 if const { S::SIDE_ROWS >= 3 } => weights::<S, W, 3>(s, scores, few),
+                            2 if const { S::SIDE_ROWS >= 2 } => weights::<S, W, 2>(s, scores, few),
+                            1 => weights::<S, W, 1>(s, scores, few),
+                            _ => unreachable!("1 to SIDE_ROWS, at most 3"),
+                        }
+                    }
+                    (row, known) = (next, alike);
                 }
             }
-            (row, known) = (next, alike);
-        }
-    }
-    merge_block_state(s, padded, state);
+            merge_block_state(s, padded, state);
+        },
+    )
 }
 
 /// Rows of a tile that are exponentiated side by side.
@@ -221,37 +225,47 @@ unsafe fn end<S: Simd, W: WeightForm<S>, const N: usize>(
 /// Merges rows accumulated over later keys into rows accumulated over earlier ones, as [`softmax`] and the P·V kernel
 /// do with a block: the later rows' maxima and sums are passed in `rescale_prev` and `rescale_block`. Rows are `dim`
 /// long.
-#[inline(always)]
 pub(crate) fn merge<S: Simd>(s: S, state: SoftmaxState<'_>, out: &mut [f32], later: &[f32], dim: usize) {
-    let rows = state.max.len();
-    assert!(
-        rows.is_multiple_of(LANES)
-            && [state.sum.len(), state.rescale_prev.len(), state.rescale_block.len()] == [rows; 3]
-    );
-    assert!(out.len() == later.len() && out.len() <= rows * dim);
-    let SoftmaxState { max, sum, rescale_prev, rescale_block: factor } = state;
-    merge_block_state(
-        s,
-        rows,
-        SoftmaxState { max, sum, rescale_prev: &mut *rescale_prev, rescale_block: &mut *factor },
-    );
-    merge_rows([&*rescale_prev, &*factor], out, later, dim, |factors, out, later| merge_vector(s, factors, out, later));
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            let rows = state.max.len();
+            assert!(
+                rows.is_multiple_of(LANES)
+                    && [state.sum.len(), state.rescale_prev.len(), state.rescale_block.len()] == [rows; 3]
+            );
+            assert!(out.len() == later.len() && out.len() <= rows * dim);
+            let SoftmaxState { max, sum, rescale_prev, rescale_block: factor } = state;
+            merge_block_state(
+                s,
+                rows,
+                SoftmaxState { max, sum, rescale_prev: &mut *rescale_prev, rescale_block: &mut *factor },
+            );
+            merge_rows([&*rescale_prev, &*factor], out, later, dim, |factors, out, later| {
+                merge_vector(s, factors, out, later)
+            });
+        },
+    )
 }
 
 /// Merges outputs over later keys into outputs over earlier ones, both accumulated with non-finite values handled, by
 /// the factors that [`merge`] or [`softmax`] found: marks of infinite values (`infinite.rs`) stay marks.
-#[inline(always)]
 pub(crate) fn merge_marked<S: Simd>(s: S, factors: [&[f32]; 2], out: &mut [f32], later: &[f32], dim: usize) {
-    assert!(out.len() == later.len());
-    merge_rows(factors, out, later, dim, |factors, out, later| {
-        let before = *out;
-        merge_vector(s, factors, out, later);
-        if out.iter().any(|x| x.is_nan()) {
-            for (out, (&before, &later)) in out.iter_mut().zip(before.iter().zip(later)) {
-                *out = infinite::merge(factors, before, later, *out);
-            }
-        }
-    });
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            assert!(out.len() == later.len());
+            merge_rows(factors, out, later, dim, |factors, out, later| {
+                let before = *out;
+                merge_vector(s, factors, out, later);
+                if out.iter().any(|x| x.is_nan()) {
+                    for (out, (&before, &later)) in out.iter_mut().zip(before.iter().zip(later)) {
+                        *out = infinite::merge(factors, before, later, *out);
+                    }
+                }
+            });
+        },
+    )
 }
 
 /// Calls `merge(factors, sixteen elements of out, sixteen elements of later)` for all rows of `dim` elements.

@@ -53,85 +53,93 @@ impl Delta {
 /// Turns final scores into weights, and gradients of weights, `[row][SCORE_STRIDE]`, into gradients of scores. Both are 0
 /// where hidden, and in whole panels from the first to the last key that some row sees. What rounding leaves of the sum of a row's
 /// gradients is taken out of them, where the block holds all the row's weight.
-#[inline(always)]
 pub(crate) fn softmax_backward<S: Simd>(
     s: S,
     mut row_block: ScoreBlock<'_>,
     gradients: &mut [f32],
     saved: &[SavedRow],
 ) {
-    assert!(saved.len() >= row_block.rows && gradients.len() >= row_block.rows * SCORE_STRIDE);
-    let (zero, hidden) = (s.splat(0.0), s.splat(f32::NEG_INFINITY));
-    let keys = all_keys(row_block.spans);
-    let all = keys.start / LANES..keys.end.div_ceil(LANES);
-    let gradients = gradients.as_mut_ptr();
-    row_block.for_each_row(
-        s,
+    s.vectorize(
         #[inline(always)]
-        |row, panels, scores| {
-            let SavedRow { lse, d_lse, delta } = saved[row];
-            let (lse, value) = (s.splat(lse), s.splat(delta.value));
-            // SAFETY: `gradients` has a stride for every row, as asserted; panels lie inside a row's stride.
-            let at = |panel: usize| unsafe {
-                (scores.add(panel * LANES), gradients.add(row * SCORE_STRIDE + panel * LANES))
-            };
-            let outside = (all.start..panels.start.min(all.end)).chain(panels.end.max(all.start)..all.end);
-            for (score, gradient) in outside.map(at) {
-                // SAFETY: a panel of the row, in both blocks.
-                unsafe {
-                    s.store(score, zero);
-                    s.store(gradient, zero);
-                }
-            }
-            let mut sum = zero;
-            for (score_at, gradient_at) in panels.clone().map(at) {
-                // SAFETY: a panel of the row, in both blocks.
-                unsafe {
-                    let score = s.load(score_at);
-                    let weight = s.select_eq(score, hidden, zero, exp(s, s.sub(score, lse)));
-                    let gradient = s.mul(weight, s.sub(s.load(gradient_at), value));
-                    let gradient = s.select_eq(score, hidden, zero, gradient);
-                    sum = s.add(sum, gradient);
-                    s.store(score_at, weight);
-                    s.store(gradient_at, gradient);
-                }
-            }
-            let error = s.reduce_sum(sum) - d_lse;
-            if error.abs() < delta.rounding {
-                for (weight, gradient) in panels.map(at) {
-                    // SAFETY: a panel of the row, in both blocks.
-                    unsafe {
-                        let less = s.mul(s.load(weight), s.splat(error));
-                        s.store(gradient, s.sub(s.load(gradient), less));
+        move || {
+            assert!(saved.len() >= row_block.rows && gradients.len() >= row_block.rows * SCORE_STRIDE);
+            let (zero, hidden) = (s.splat(0.0), s.splat(f32::NEG_INFINITY));
+            let keys = all_keys(row_block.spans);
+            let all = keys.start / LANES..keys.end.div_ceil(LANES);
+            let gradients = gradients.as_mut_ptr();
+            row_block.for_each_row(
+                s,
+                #[inline(always)]
+                |row, panels, scores| {
+                    let SavedRow { lse, d_lse, delta } = saved[row];
+                    let (lse, value) = (s.splat(lse), s.splat(delta.value));
+                    // SAFETY: `gradients` has a stride for every row, as asserted; panels lie inside a row's stride.
+                    let at = |panel: usize| unsafe {
+                        (scores.add(panel * LANES), gradients.add(row * SCORE_STRIDE + panel * LANES))
+                    };
+                    let outside = (all.start..panels.start.min(all.end)).chain(panels.end.max(all.start)..all.end);
+                    for (score, gradient) in outside.map(at) {
+                        // SAFETY: a panel of the row, in both blocks.
+                        unsafe {
+                            s.store(score, zero);
+                            s.store(gradient, zero);
+                        }
                     }
-                }
-            }
+                    let mut sum = zero;
+                    for (score_at, gradient_at) in panels.clone().map(at) {
+                        // SAFETY: a panel of the row, in both blocks.
+                        unsafe {
+                            let score = s.load(score_at);
+                            let weight = s.select_eq(score, hidden, zero, exp(s, s.sub(score, lse)));
+                            let gradient = s.mul(weight, s.sub(s.load(gradient_at), value));
+                            let gradient = s.select_eq(score, hidden, zero, gradient);
+                            sum = s.add(sum, gradient);
+                            s.store(score_at, weight);
+                            s.store(gradient_at, gradient);
+                        }
+                    }
+                    let error = s.reduce_sum(sum) - d_lse;
+                    if error.abs() < delta.rounding {
+                        for (weight, gradient) in panels.map(at) {
+                            // SAFETY: a panel of the row, in both blocks.
+                            unsafe {
+                                let less = s.mul(s.load(weight), s.splat(error));
+                                s.store(gradient, s.sub(s.load(gradient), less));
+                            }
+                        }
+                    }
+                },
+            );
         },
-    );
+    )
 }
 
 /// Multiplies gradients of capped scores by the derivative of the softcap, 1 − (score / cap)²; `capped` holds the scores
 /// after the softcap. What is 0 stays 0.
-#[inline(always)]
 pub(crate) fn softcap_backward<S: Simd>(s: S, mut gradients: ScoreBlock<'_>, capped: &[f32], cap: f32) {
-    assert!(capped.len() >= gradients.rows * SCORE_STRIDE);
-    let (zero, one, over) = (s.splat(0.0), s.splat(1.0), s.splat(1.0 / cap));
-    gradients.for_each_row(
-        s,
+    s.vectorize(
         #[inline(always)]
-        |row, panels, gradients| {
-            for panel in panels {
-                // SAFETY: a panel of the row's gradients; `capped` has a stride for every row, as asserted.
-                unsafe {
-                    let at = gradients.add(panel * LANES);
-                    let y = s.mul(s.load(capped.as_ptr().add(row * SCORE_STRIDE + panel * LANES)), over);
-                    let slope = s.sub(one, s.mul(y, y));
-                    let gradient = s.load(at);
-                    s.store(at, s.select_eq(gradient, zero, zero, s.mul(gradient, slope)));
-                }
-            }
+        move || {
+            assert!(capped.len() >= gradients.rows * SCORE_STRIDE);
+            let (zero, one, over) = (s.splat(0.0), s.splat(1.0), s.splat(1.0 / cap));
+            gradients.for_each_row(
+                s,
+                #[inline(always)]
+                |row, panels, gradients| {
+                    for panel in panels {
+                        // SAFETY: a panel of the row's gradients; `capped` has a stride for every row, as asserted.
+                        unsafe {
+                            let at = gradients.add(panel * LANES);
+                            let y = s.mul(s.load(capped.as_ptr().add(row * SCORE_STRIDE + panel * LANES)), over);
+                            let slope = s.sub(one, s.mul(y, y));
+                            let gradient = s.load(at);
+                            s.store(at, s.select_eq(gradient, zero, zero, s.mul(gradient, slope)));
+                        }
+                    }
+                },
+            );
         },
-    );
+    )
 }
 
 /// Products of the elements of two rows.
@@ -145,17 +153,21 @@ pub(crate) struct RowDot {
 ///
 /// # Safety
 /// Each row is readable for `16 · vecs` floats.
-#[inline(always)]
 pub(crate) unsafe fn row_dots<S: Simd>(s: S, [a, b]: [&[*const f32]; 2], vecs: usize, dots: &mut [RowDot]) {
-    for ((&a, &b), dot) in a.iter().zip(b).zip(dots) {
-        let (zero, mut sum, mut absolute_sum) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
-        for i in (0..vecs).map(|vec| vec * LANES) {
-            // SAFETY: the caller guarantees `16 · vecs` floats of both rows.
-            let (a, b) = unsafe { (s.load(a.add(i)), s.load(b.add(i))) };
-            let product = s.mul(a, b);
-            sum = s.fma(a, b, sum);
-            absolute_sum = s.add(absolute_sum, s.max(product, s.sub(zero, product)));
-        }
-        *dot = RowDot { sum: s.reduce_sum(sum), absolute_sum: s.reduce_sum(absolute_sum) };
-    }
+    s.vectorize(
+        #[inline(always)]
+        move || {
+            for ((&a, &b), dot) in a.iter().zip(b).zip(dots) {
+                let (zero, mut sum, mut absolute_sum) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
+                for i in (0..vecs).map(|vec| vec * LANES) {
+                    // SAFETY: the caller guarantees `16 · vecs` floats of both rows.
+                    let (a, b) = unsafe { (s.load(a.add(i)), s.load(b.add(i))) };
+                    let product = s.mul(a, b);
+                    sum = s.fma(a, b, sum);
+                    absolute_sum = s.add(absolute_sum, s.max(product, s.sub(zero, product)));
+                }
+                *dot = RowDot { sum: s.reduce_sum(sum), absolute_sum: s.reduce_sum(absolute_sum) };
+            }
+        },
+    )
 }

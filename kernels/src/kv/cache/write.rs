@@ -3,11 +3,10 @@
 use super::layout::{Format, Int8, KeyOrder, Parts, Sizes, part_mut};
 use crate::matmul::int4::{self, Int4};
 use crate::matmul::int8;
-use crate::matmul::pack::NonFinite;
-use crate::matmul::pack_steps::PackSteps;
-use crate::simd::LANES;
+use crate::matmul::pack::{self, NonFinite};
 use crate::simd::aligned::elements_mut;
 use crate::simd::isa::Isa;
+use crate::simd::{LANES, Simd};
 use crate::tensor::any::{AnyRows, Tensor};
 use crate::tensor::element::{Bf16, Dtype, Element, F16};
 use core::ops::Range;
@@ -53,7 +52,7 @@ impl<T: Element> Write<'_, T> {
         dispatch!(isa, |s| self.run(s))
     }
 
-    fn run<S: PackSteps>(self, s: S) {
+    fn run<S: Simd>(self, s: S) {
         let Self(Place { sizes, row, kv: [k, v], b, rows }, elements) = self;
         for h in 0..sizes.kv_heads {
             // SAFETY: the head and the rows are inside both tensors, as `Place::write` asserted.
@@ -75,7 +74,7 @@ impl<T: Element> Write<'_, T> {
                     let cols = sizes.row_dim().min(run.end) - run.start;
                     let places = &mut elements[values.clone()][sizes.value(row, run.start)..];
                     if let Some(floats) = as_floats(places) {
-                        s.pack_rows(v, [rows.len(), cols], NonFinite::Ignored, floats);
+                        pack::pack_rows(s, v, [rows.len(), cols], NonFinite::Ignored, floats);
                         continue;
                     }
                     for (j, place) in places.chunks_exact_mut(run.len()).take(rows.len()).enumerate() {
@@ -93,7 +92,7 @@ impl<T: Element> Write<'_, T> {
 ///
 /// # Safety
 /// `keys` has as many rows as `places`, of `head_dim` elements.
-unsafe fn write_keys<S: PackSteps, T: Element>(s: S, keys: AnyRows, sizes: Sizes, places: Range<usize>, to: &mut [T]) {
+unsafe fn write_keys<S: Simd, T: Element>(s: S, keys: AnyRows, sizes: Sizes, places: Range<usize>, to: &mut [T]) {
     let d = sizes.head_dim;
     let mut j = places.start;
     while j < places.end {
@@ -104,7 +103,7 @@ unsafe fn write_keys<S: PackSteps, T: Element>(s: S, keys: AnyRows, sizes: Sizes
         {
             // Whole panels are transposed in registers, the last one filled up.
             // SAFETY: the caller guarantees a row for each place, of `head_dim` elements.
-            unsafe { s.pack_keys(keys.rows_from(j - places.start), [left; 2], d, floats) };
+            unsafe { pack::pack_keys(s, keys.rows_from(j - places.start), [left; 2], d, floats) };
             return;
         }
         for i in 0..d {
@@ -133,7 +132,7 @@ impl WriteBytes<'_> {
         dispatch!(isa, |s| self.run(s))
     }
 
-    fn run<S: PackSteps>(self, s: S) {
+    fn run<S: Simd>(self, s: S) {
         let Self { place: Place { sizes, row, kv, b, rows }, int8: Int8 { channels, row: wide, bytes }, block } = self;
         let (d, e) = (sizes.head_dim, sizes.value_dim);
         let (key, value) = bytes.split_at_mut(d);
@@ -144,16 +143,16 @@ impl WriteBytes<'_> {
                 // SAFETY: the head and the row are inside both tensors, as `Place::write` asserted.
                 let [k, v] = kv.map(|x| unsafe { x.rows(b, h, i) });
                 // SAFETY: the key has one row of `d` elements.
-                unsafe { s.pack_rows(k, [1, d], NonFinite::Ignored, wide) };
+                unsafe { pack::pack_rows(s, k, [1, d], NonFinite::Ignored, wide) };
                 match channels {
                     // Keys that are not finite were refused, or are the caller's responsibility.
-                    Some(channels) => _ = s.quantise_by_channel(&wide[..d], channels, key),
-                    None => part_mut(block, key_scales.clone())[j] = s.quantise(&wide[..d], key),
+                    Some(channels) => _ = int8::quantise_by_channel(s, &wide[..d], channels, key),
+                    None => part_mut(block, key_scales.clone())[j] = int8::quantise(s, &wide[..d], key),
                 }
                 int8::place_key(key, j, part_mut(block, keys.clone()));
                 // SAFETY: the value has one row of `e` elements.
-                unsafe { s.pack_rows(v, [1, e], NonFinite::Ignored, wide) };
-                part_mut(block, value_scales.clone())[j] = s.quantise(&wide[..e], value);
+                unsafe { pack::pack_rows(s, v, [1, e], NonFinite::Ignored, wide) };
+                part_mut(block, value_scales.clone())[j] = int8::quantise(s, &wide[..e], value);
                 let places = part_mut(block, values.clone());
                 for run in sizes.value_layout().panels() {
                     let places = places[sizes.value(j, run.start)..].iter_mut().step_by(int8::QUAD);
@@ -178,7 +177,7 @@ impl WriteInt4<'_> {
         dispatch!(isa, |s| self.run(s))
     }
 
-    fn run<S: PackSteps>(self, s: S) {
+    fn run<S: Simd>(self, s: S) {
         let Self { place: Place { sizes, row, kv: [k, v], b, rows }, kind, block } = self;
         for h in 0..sizes.kv_heads {
             let Parts { keys, key_scales, values, value_scales } = sizes.parts(h);
@@ -206,7 +205,7 @@ impl Int4Row {
     ///
     /// # Safety
     /// The row has `dim` elements.
-    unsafe fn write<S: PackSteps>(
+    unsafe fn write<S: Simd>(
         &self,
         s: S,
         dim: usize,
@@ -218,8 +217,8 @@ impl Int4Row {
         for first in (0..dim).step_by(int4::BLOCK) {
             let (mut xs, mut integers, n) = ([0.0; int4::BLOCK], [0; int4::BLOCK], (dim - first).min(int4::BLOCK));
             // SAFETY: the caller guarantees `n` elements from `first` on.
-            unsafe { s.pack_rows(row.columns_from(first), [1, n], NonFinite::Ignored, &mut xs) };
-            let own = s.quantise_int4(&xs[..n], kind, &mut integers);
+            unsafe { pack::pack_rows(s, row.columns_from(first), [1, n], NonFinite::Ignored, &mut xs) };
+            let own = int4::quantise(s, &xs[..n], kind, &mut integers);
             let bytes = part_mut(block, elements.clone());
             for (i, &x) in integers[..n].iter().enumerate() {
                 place(first + i).write(x, bytes);

@@ -9,7 +9,7 @@ use crate::matmul::int4::{BLOCK, Int4};
 use crate::matmul::int8::QUAD;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_part};
 use crate::simd::aligned::elements_mut;
-use crate::simd::{Int8Dot, Int8DotWork};
+use crate::simd::{Int8Dot, Int8DotWork, Simd};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 
 /// Weights of some rows and values of a block of columns; `bytes[four of keys][column][key]` holds columns 0 to 15 in lower
@@ -46,7 +46,7 @@ impl Int8DotWork for Multiply<'_> {
 }
 
 impl Sums<'_> {
-    fn run<S: Steps>(&self, s: S) -> Vec<f32> {
+    fn run<S: Simd>(&self, s: S) -> Vec<f32> {
         let mut weights = vec![[0.0; ROW_FLOATS]; self.weights.len()];
         for (row, bytes) in weights.iter_mut().zip(self.weights) {
             elements_mut(row)[..KEY_BLOCK].copy_from_slice(bytes);

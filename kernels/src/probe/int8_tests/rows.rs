@@ -1,6 +1,8 @@
 //! Tests of row quantisation, against the same in f64 and by hand.
 
 use super::*;
+use crate::matmul::int8;
+use crate::simd::Simd;
 
 /// Returns rows of every length that matters, with magnitudes over the whole range.
 fn rows() -> Vec<Vec<f32>> {
@@ -21,9 +23,9 @@ fn rows() -> Vec<Vec<f32>> {
 struct Quantise<'a>(&'a [f32], usize);
 
 impl Quantise<'_> {
-    fn run<S: Steps>(self, s: S) -> (f32, Vec<i8>) {
+    fn run<S: Simd>(self, s: S) -> (f32, Vec<i8>) {
         let mut bytes = vec![99; self.1];
-        let scale = s.quantise(self.0, &mut bytes);
+        let scale = int8::quantise(s, self.0, &mut bytes);
         (scale, bytes)
     }
 }
@@ -31,9 +33,9 @@ impl Quantise<'_> {
 struct Query<'a>(&'a [f32], f32);
 
 impl Query<'_> {
-    fn run<S: Steps>(self, s: S) -> (Row, Vec<Query4>) {
+    fn run<S: Simd>(self, s: S) -> (Row, Vec<Query4>) {
         let mut out = vec![Query4::ZERO; quads(self.0.len())];
-        let row = s.quantise_query(self.0, self.1, &mut out);
+        let row = int8::quantise_query(s, self.0, self.1, &mut out);
         (row, out)
     }
 }
@@ -89,9 +91,9 @@ fn rows_of_zeros_and_rows_that_are_not_finite() {
 fn channels_saturate_and_say_what_is_not_finite() {
     struct ByChannel<'a>(&'a [f32], &'a [f32]);
     impl ByChannel<'_> {
-        fn run<S: Steps>(self, s: S) -> (bool, Vec<i8>) {
+        fn run<S: Simd>(self, s: S) -> (bool, Vec<i8>) {
             let mut bytes = vec![99; self.0.len() + 1];
-            (s.quantise_by_channel(self.0, self.1, &mut bytes), bytes)
+            (int8::quantise_by_channel(s, self.0, self.1, &mut bytes), bytes)
         }
     }
     for isa in Isa::available() {

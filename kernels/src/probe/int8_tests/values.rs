@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv_int8;
 use crate::attention::steps::score_passes::ScoreBlock;
+use crate::simd::Simd;
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 
 /// Rounds weights of one span of keys and multiplies them by bytes.
@@ -20,12 +22,12 @@ const BEFORE: f32 = 3.5;
 const RESCALE: [f32; 2] = [0.75, 1.3];
 
 impl Sums<'_> {
-    fn run<S: Steps>(self, s: S) -> Vec<f32> {
+    fn run<S: Simd>(self, s: S) -> Vec<f32> {
         self.by(
             S::TILE_ROWS,
-            |row_block| s.round_weights_int8(row_block, self.scales),
+            |row_block| pv_int8::round_weights(s, row_block, self.scales),
             // SAFETY: as `by` says.
-            |values| unsafe { s.values_int8(values) },
+            |values| unsafe { s.with_int8_dot(values) },
         )
     }
 
@@ -95,7 +97,7 @@ impl Sums<'_> {
                 isa.tile().0,
                 |row_block| dispatch!(isa, |s| Round(row_block, self.scales).run(s)),
                 // SAFETY: as `by` says.
-                |mut values| unsafe { crate::simd::avx512::with_int8_dot(None, &mut values) },
+                |values| unsafe { crate::simd::avx512::with_int8_dot(None, values) },
             );
             assert_eq!(got, fused, "avx512 without vnni");
         }
@@ -106,8 +108,8 @@ impl Sums<'_> {
 struct Round<'a>(ScoreBlock<'a>, &'a [f32]);
 
 impl Round<'_> {
-    fn run<S: Steps>(self, s: S) {
-        s.round_weights_int8(self.0, self.1);
+    fn run<S: Simd>(self, s: S) {
+        pv_int8::round_weights(s, self.0, self.1);
     }
 }
 

@@ -1,6 +1,7 @@
 use super::*;
-use crate::attention::steps::by_isa::Steps;
+use crate::attention::steps::by_rows;
 use crate::matmul::prefetch::PrefetchQueue;
+use crate::simd::Simd;
 use crate::simd::avx512::Avx512;
 use crate::tensor::any::Typed;
 use crate::tensor::element::{Bf16, Element};
@@ -14,18 +15,21 @@ fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32>
     let mut out = vec![0.0; rows * SCORE_STRIDE];
     // SAFETY: every query has `d` floats, and the caller made `panels` panels.
     unsafe {
-        s.scores(Scores {
-            queries: &pointers,
-            keys,
-            panels: 0..panels,
-            spans: &spans,
-            head_dim: d,
-            scale: 0.7,
-            next_bias: None,
-            later: Some(LaterKeys::InOrder { at: queries.as_ptr().cast(), bytes: 64 }),
-            prefetch: &mut PrefetchQueue::nothing(),
-            out: &mut out,
-        });
+        by_rows::scores(
+            s,
+            Scores {
+                queries: &pointers,
+                keys,
+                panels: 0..panels,
+                spans: &spans,
+                head_dim: d,
+                scale: 0.7,
+                next_bias: None,
+                later: Some(LaterKeys::InOrder { at: queries.as_ptr().cast(), bytes: 64 }),
+                prefetch: &mut PrefetchQueue::nothing(),
+                out: &mut out,
+            },
+        );
     }
     out.iter().map(|x| x.to_bits()).collect()
 }
