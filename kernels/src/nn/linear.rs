@@ -1,5 +1,5 @@
-//! Linear layer f(x·Wᵀ + b) with weights packed once: the scores' register tile, with rows of x for queries and rows of
-//! W for keys.
+//! Linear layer f(x·Wᵀ + b) with weights packed once: the scores' register tiles, for many rows and for few, with rows of x
+//! for queries and rows of W for keys.
 //!
 //! ```text
 //! for each task: up to 96 rows of x, a run of panels
@@ -9,7 +9,10 @@
 //! ```
 
 use crate::matmul::dot_tile::{self, FAR, Later, Tile};
+use crate::matmul::float_tile::{Chains, Columns};
 use crate::matmul::pack;
+use crate::matmul::prefetch::READING_ROWS;
+use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::nn::activation::{self, Activation};
 use crate::simd::aligned::AlignedBuf;
@@ -247,45 +250,71 @@ pub(crate) unsafe fn product<S: Simd>(s: S, a: ProductTile<'_>) {
 /// Same contract as [`product`], whose assertions hold; the panels are some of `a.range`.
 #[inline(always)]
 unsafe fn columns<S: Simd, const NV: usize>(s: S, a: &ProductTile<'_>, panel: usize) {
-    let ProductTile { rows, panels, bias, inputs, outputs, activation, ref range, out } = *a;
+    let ProductTile { rows, outputs, activation, ref range, out, .. } = *a;
     debug_assert!(range.start <= panel && panel + NV <= range.end, "panels outside the task");
     let (column, columns) = (panel * LANES, outputs.min((panel + NV) * LANES) - panel * LANES);
-    let mut row = 0;
-    while row < rows.len() {
+    let partial = columns < NV * LANES;
+    for row in (0..rows.len()).step_by(S::TILE_ROWS) {
         let tile_rows = S::TILE_ROWS.min(rows.len() - row);
         // A tile that ends inside a vector is written to `whole` first.
         let mut whole = [0.0f32; MAX_TILE_ROWS * MAX_TILE_VECS * LANES];
         // SAFETY: row `row` of `out` exists, as the caller guarantees.
         let there = unsafe { out.add(row * outputs + column) };
-        let partial = columns < NV * LANES;
         let (to, stride) = if partial { (whole.as_mut_ptr(), 4 * LANES) } else { (there, outputs) };
-        // SAFETY: rows and panels are inside their slices by the assertions of `product`; `to` has room for a tile, and
-        // in `out` its columns are the caller's.
-        unsafe {
-            let (rows, bias) = (rows.as_ptr().add(row), bias.as_ptr().add(column));
-            let panels = panels.as_ptr().add(panel * inputs * LANES);
-            // Panels are read side by side.
-            let later =
-                Later { at: panels.wrapping_byte_add(FAR / NV).cast(), step: LINE_BYTES, panel: inputs * LINE_BYTES };
-            let tile = Tile { rows, panels, depth: inputs, out: to, stride, later: Some(later) };
-            by_tile_rows!(tile_rows, most S::TILE_ROWS, |MR| dot_tile::tile::<S, f32, MR, NV, SECOND>(
-                s,
-                tile,
-                #[inline(always)]
-                |n, total| s.add(total, s.load(bias.add(n * LANES))),
-            ));
-        }
+        // SAFETY: the rows and panels are some of `a`'s; `to` has room for a tile, and in `out` its columns are the caller's.
+        by_tile_rows!(tile_rows, most S::TILE_ROWS, |MR| unsafe {
+            tile::<S, MR, NV>(s, a, [row, panel], TileRows { out: to, stride })
+        });
         if partial {
             for (r, row) in whole.chunks_exact(4 * LANES).take(tile_rows).enumerate() {
                 // SAFETY: `columns` floats of a row of `out`, which are the caller's to write.
                 unsafe { there.add(r * outputs).copy_from_nonoverlapping(row.as_ptr(), columns) };
             }
         }
-        row += tile_rows;
     }
     // SAFETY: the columns just written, which are the caller's.
     unsafe {
         let tile = activation::Matrix { first: out.add(column), stride: outputs, rows: rows.len(), cols: columns };
         activation::activate(s, activation, tile);
+    }
+}
+
+/// Computes a tile of `MR` rows and `NV` panels: as scores of many rows are, or of few, which prefetch.
+///
+/// # Safety
+/// Same contract as [`columns`], for these rows; `to` has `MR` rows of `NV` vectors of writable floats.
+#[inline(always)]
+unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    a: &ProductTile<'_>,
+    [row, panel]: [usize; 2],
+    to: TileRows,
+) {
+    // SAFETY: rows, panels and bias are inside their slices by the assertions of `product`; the caller guarantees `to`.
+    unsafe {
+        let (rows, bias) = (a.rows.as_ptr().add(row), a.bias.as_ptr().add(panel * LANES));
+        let panels = a.panels.as_ptr().add(panel * a.inputs * LANES);
+        if a.rows.len() > READING_ROWS {
+            let columns = Columns { first: panels, step: LANES as isize, apart: a.inputs * LANES };
+            let (rows, mut sums) = (rows.cast::<[*const f32; MR]>().read(), [[s.splat(0.0); NV]; MR]);
+            Chains::new::<S>(a.inputs).dot_products(s, &rows, columns, &mut sums);
+            to.store(
+                s,
+                &sums,
+                #[inline(always)]
+                |n, total| s.add(total, s.load(bias.add(n * LANES))),
+            );
+            return;
+        }
+        // Panels are read side by side.
+        let at = panels.wrapping_byte_add(FAR / NV).cast();
+        let later = Later { at, step: LINE_BYTES, panel: a.inputs * LINE_BYTES };
+        let TileRows { out, stride } = to;
+        dot_tile::tile::<S, f32, MR, NV, SECOND>(
+            s,
+            Tile { rows, panels, depth: a.inputs, out, stride, later: Some(later) },
+            #[inline(always)]
+            |n, total| s.add(total, s.load(bias.add(n * LANES))),
+        );
     }
 }
