@@ -6,7 +6,7 @@ use crate::error::{Error, at_most};
 use crate::inputs::Inputs;
 use crate::likely;
 use crate::outputs::Outputs;
-use crate::problem::Problem;
+use crate::plan::problem::Problem;
 use crate::shape::Shape;
 use sdpa_kernels::{
     Alignment, Call, Causality, Isa, KeyValues, MAX_TASK, Options, Precision, Tiling, Visible, Window, has_memory,

@@ -12,10 +12,10 @@ pub use run::{BackwardPlan, BackwardWorkspace};
 
 use crate::attention::Attention;
 use crate::error::Error;
-use crate::exec::Exec;
 use crate::inputs::Inputs;
 use crate::likely;
 use crate::shape::Shape;
+use crate::threads::exec::Exec;
 use sdpa_kernels::{BackwardScratch, Call, Isa, MaskMod, Mods, Precision, ProbMod, ScoreMod, Tiling, has_memory};
 
 /// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the

@@ -34,14 +34,10 @@
 
 mod attention;
 mod backward;
-mod balance;
 mod cache;
 mod cause;
 mod dropout;
 mod error;
-mod exec;
-mod executor;
-mod explain;
 #[cfg(feature = "safetensors")]
 mod file_length;
 #[cfg(doctest)]
@@ -57,42 +53,37 @@ pub mod naive;
 mod outputs;
 mod page_pool;
 mod plan;
-mod problem;
-mod run;
 mod shape;
-mod share;
 mod state;
-mod task_rows;
 mod threads;
 #[cfg(feature = "unfused")]
 pub mod unfused;
-mod workers;
 
 pub use attention::Attention;
 pub use backward::{
     BackwardPlan, BackwardProblem, BackwardWorkspace, Gradients, Saved, attention_backward, attention_backward_with,
 };
-pub use balance::Balance;
 pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
 pub use cause::Cause;
 pub use dropout::Dropout;
 pub use error::{Bound, Error};
-pub use exec::Exec;
-pub use executor::Executor;
-pub use explain::{Explanation, Machine};
 pub use inputs::Inputs;
 pub use kernels::*;
 pub use outputs::Outputs;
 pub use page_pool::PagePool;
 pub use plan::Plan;
-pub use problem::Problem;
-pub use run::{Stopped, Workspace};
+pub use plan::balance::Balance;
+pub use plan::explain::{Explanation, Machine};
+pub use plan::problem::Problem;
+pub use plan::run::{Stopped, Workspace};
 #[cfg(feature = "_probe")]
 #[doc(hidden)]
 pub use sdpa_kernels::probe;
 pub use shape::Shape;
 pub use state::{AttnState, merge};
 pub use threads::CurrentPool;
+pub use threads::exec::Exec;
+pub use threads::executor::Executor;
 
 /// Computes attention with a plan made on the spot, on all threads of the current rayon pool and the widest instruction
 /// set.

@@ -1,9 +1,15 @@
 //! Plans: how a problem is divided into tasks. Plain data, made from sizes alone, printable.
 
-use crate::exec::Exec;
-use crate::problem::Problem;
+pub(crate) mod balance;
+pub(crate) mod explain;
+pub(crate) mod problem;
+pub(crate) mod run;
+pub(crate) mod task_rows;
+
+use crate::plan::problem::Problem;
+use crate::plan::task_rows::Rows;
 use crate::shape::Shape;
-use crate::task_rows::Rows;
+use crate::threads::exec::Exec;
 use core::fmt;
 use sdpa_kernels::{Accumulation, FewRows, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Tiling};
 

@@ -4,11 +4,11 @@ mod merge;
 
 use crate::Attention;
 use crate::error::{Error, floats, same, zeros};
-use crate::exec::Exec;
 use crate::inputs::Inputs;
 use crate::outputs::Outputs;
 use crate::plan::Plan;
-use crate::run::Workspace;
+use crate::plan::run::Workspace;
+use crate::threads::exec::Exec;
 pub use merge::merge;
 use sdpa_kernels::{Alignment, KEY_BLOCK, State, View, ViewMut};
 

@@ -1,7 +1,12 @@
 //! Rayon's threads, from the caller's pool; without the feature `rayon`, everything runs in order. No other file names
 //! rayon.
 
-use crate::executor::Executor;
+pub(crate) mod exec;
+pub(crate) mod executor;
+pub(crate) mod share;
+pub(crate) mod workers;
+
+use crate::threads::executor::Executor;
 use std::sync::{Mutex, PoisonError};
 
 /// Rayon's current pool: the one the calling thread belongs to, else the global one. Without the feature `rayon`, the

@@ -18,9 +18,9 @@ mod backward;
 pub use backward::attention_backward;
 
 use crate::error::{floats, zeros};
-use crate::exec::Exec;
 use crate::outputs::Outputs;
-use crate::problem::Problem;
+use crate::plan::problem::Problem;
+use crate::threads::exec::Exec;
 use crate::threads::parts;
 use crate::{Attention, Error, Inputs, Isa, Shape, View, ViewMut};
 use core::ops::Range;

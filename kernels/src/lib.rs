@@ -30,22 +30,22 @@ mod work_queue;
 pub use attention::backward::call::{Gradients, Saved};
 pub use attention::backward::launch::BackwardLaunch;
 pub use attention::backward::memory::{BackwardMemory, BackwardScratch};
-pub use attention::call::{Call, Sequence};
-pub use attention::launch::Launch;
-pub use attention::masks::{Documents, PerSequence, PrefixLm, Tree};
-pub use attention::merge::{merge_results, merge_states};
-pub use attention::mods::{
+pub use attention::call::masks::{Documents, PerSequence, PrefixLm, Tree};
+pub use attention::call::mods::{
     And, BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mods, NoMod, Not, Or, Position, ProbMod, ScoreMod,
     WithDerivative,
 };
-pub use attention::options::{Dropout, Mask, Options, Ragged, alibi_slopes};
-pub use attention::outputs::{Outputs, Point, State};
-pub use attention::partials::Partials;
-pub use attention::runs::FewRows;
-pub use attention::tasks::Costs;
-pub use attention::tiling::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scratch, Tiling};
-pub use attention::units::Accumulation;
-pub use attention::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
+pub use attention::call::options::{Dropout, Mask, Options, Ragged, alibi_slopes};
+pub use attention::call::outputs::{Outputs, Point, State};
+pub use attention::call::tiling::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scratch, Tiling};
+pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
+pub use attention::call::{Call, Sequence};
+pub use attention::schedule::launch::Launch;
+pub use attention::schedule::merge::{merge_results, merge_states};
+pub use attention::schedule::partials::Partials;
+pub use attention::schedule::runs::FewRows;
+pub use attention::schedule::tasks::Costs;
+pub use attention::schedule::units::Accumulation;
 pub use kv::block_table::{BlockTable, PageError};
 pub use kv::cache::{Cache, Keep, NewTokens, PagePool, PoolElements, SpareBlocks, TokenPart};
 pub use kv::pages::Pages;

@@ -3,11 +3,11 @@
 use crate::backward::functions;
 use crate::backward::problem::BackwardProblem;
 use crate::error::Error;
-use crate::exec::Exec;
-use crate::executor::Executor;
 use crate::shape::Shape;
 use crate::threads::CurrentPool;
-use crate::workers::{self, own, reserved, share};
+use crate::threads::exec::Exec;
+use crate::threads::executor::Executor;
+use crate::threads::workers::{self, own, reserved, share};
 use sdpa_kernels::{
     BackwardLaunch, BackwardMemory, BackwardScratch, Isa, KEY_BLOCK, MaskMod, Mods, ProbMod, ScoreMod, Tiling,
 };

@@ -7,8 +7,8 @@ mod names;
 use super::linear::check_rows;
 use super::{Compute, Embedding, LayerInput, ModelError, Norm, Pooling, Sequences, Transformer, normalize};
 use crate::error::{Error, at_most, same};
-use crate::share;
-use crate::share::Rows;
+use crate::threads::share;
+use crate::threads::share::Rows;
 pub use config::BertConfig;
 use names::{POSITIONS, TYPES, WORDS};
 

@@ -1,9 +1,9 @@
 //! Resources of layers: threads, instruction set, reusable memory.
 
 use crate::error::{Error, floats, zeros};
-use crate::exec::Exec;
-use crate::run::Workspace;
+use crate::plan::run::Workspace;
 use crate::threads::current_threads;
+use crate::threads::exec::Exec;
 
 /// Resources of layers: threads, an instruction set, and reusable memory.
 ///

@@ -4,8 +4,8 @@ use super::linear::{check_rows, rows_of};
 use super::{Activation, Compute, Linear};
 use crate::error::Error;
 use crate::error::same;
-use crate::share;
-use crate::share::Rows;
+use crate::threads::share;
+use crate::threads::share::Rows;
 
 /// Rows per thread that are processed at once: four tasks of a projection. The hidden rows stay in cache, and memory
 /// does not grow with the number of rows.

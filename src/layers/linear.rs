@@ -2,7 +2,7 @@
 
 use super::{Activation, Compute};
 use crate::error::{Error, at_most, exactly, floats, multiple_of, same};
-use crate::share;
+use crate::threads::share;
 use sdpa_kernels::Packed;
 
 /// Number of outputs in a panel of packed weights.

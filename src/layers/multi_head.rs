@@ -8,7 +8,7 @@ use crate::error::{Error, exactly, multiple_of, same};
 use crate::inputs::Inputs;
 use crate::outputs::Outputs;
 use crate::plan::Plan;
-use crate::share;
+use crate::threads::share;
 use sdpa_kernels::{Alignment, Causality, Mask, View, ViewMut};
 
 /// Input of a [`MultiHeadAttention`] call: the rows of queries, keys and values, and the keys that are visible.

@@ -4,8 +4,8 @@ use super::Compute;
 use super::linear::rows_of;
 use crate::error::Error;
 use crate::error::same;
-use crate::share;
-use crate::share::Rows;
+use crate::threads::share;
+use crate::threads::share::Rows;
 use sdpa_kernels::Center;
 
 /// Cost of normalising a number, in the operations that [`crate::Exec`] counts: 0.2 ns, measured, at 117 GFLOP/s.

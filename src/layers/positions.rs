@@ -4,8 +4,8 @@ use super::Compute;
 use super::linear::rows_of;
 use super::sequences::{Places, Sequences, Start};
 use crate::error::{Error, at_least, floats, room};
-use crate::share;
-use crate::share::Rows;
+use crate::threads::share;
+use crate::threads::share::Rows;
 use std::sync::Arc;
 
 /// Cost of rotating a number, in the operations that [`crate::Exec`] counts: 0.13 ns, measured, at 117 GFLOP/s.

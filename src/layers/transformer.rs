@@ -6,8 +6,8 @@ use super::{Compute, FeedForward, LayerInput, MultiHeadAttention, MultiHeadInput
 use crate::cache::KvCache;
 use crate::error::Error;
 use crate::error::same;
-use crate::share;
-use crate::share::Rows;
+use crate::threads::share;
+use crate::threads::share::Rows;
 
 /// Cost of adding a number, in the operations that [`crate::Exec`] counts: the time of memory.
 const COST: f64 = 8.0;

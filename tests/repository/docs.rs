@@ -67,7 +67,8 @@ fn shown_of_modules(file: &str) -> Vec<(String, String)> {
     let mut names = Vec::new();
     for part in text.split("\npub use ").skip(1) {
         let path = part.split(';').next().expect("a first part");
-        let (module, list) = path.split_once("::").expect("a module");
+        let (module, list) = path.split_once("::{").or_else(|| path.rsplit_once("::")).expect("a module");
+        let module = &*module.replace("::", "/");
         if ["kernels", "sdpa_kernels"].contains(&module) {
             continue; // Each of these has its own `pub use`.
         }

@@ -4,41 +4,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The rooms of the kernels, ground floor first, each with its modules: a file imports from its own room and those
-/// before it.
-const ROOMS: [&[&str]; 12] = [
-    &["simd"],
-    &["tensor"],
-    &["matmul"],
-    &["kv"],
-    &["nn"],
-    &[
-        "attention::call",
-        "attention::checked",
-        "attention::masks",
-        "attention::mods",
-        "attention::options",
-        "attention::outputs",
-        "attention::row_mods",
-        "attention::runs",
-        "attention::tiling",
-        "attention::units",
-        "attention::visibility",
-    ],
-    &["attention::steps"],
-    &["attention::blocks"],
-    &["attention::forward"],
-    &["attention::backward"],
-    &[
-        "attention::kept_queries",
-        "attention::launch",
-        "attention::merge",
-        "attention::partials",
-        "attention::shared_blocks",
-        "attention::split_kv",
-        "attention::tasks",
-    ],
-    &["probe"],
+/// The rooms of the kernels, ground floor first: a file imports from its own room and those before it.
+const ROOMS: [&str; 14] = [
+    "work_queue",
+    "simd",
+    "tensor",
+    "matmul",
+    "machine",
+    "kv",
+    "nn",
+    "attention::call",
+    "attention::steps",
+    "attention::blocks",
+    "attention::forward",
+    "attention::backward",
+    "attention::schedule",
+    "probe",
 ];
 
 /// The files that each file imports, as module paths: `attention::steps::qk`.
@@ -108,15 +89,23 @@ fn circle(imports: &Imports) -> Option<String> {
 }
 
 fn room(module: &str) -> Option<usize> {
-    let holds = |part: &&str| module.strip_prefix(*part).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"));
-    ROOMS.iter().position(|room| room.iter().any(holds))
+    ROOMS
+        .iter()
+        .position(|room| module.strip_prefix(room).is_some_and(|rest| rest.is_empty() || rest.starts_with("::")))
 }
 
 #[test]
 fn no_files_import_each_other_in_a_circle() {
-    for root in ["kernels/src", "src"] {
+    let packages = [
+        ("kernels/src", 100),
+        ("src", 50),
+        ("adapters/burn/src", 4),
+        ("adapters/candle/src", 4),
+        ("benches/peers/src", 20),
+    ];
+    for (root, least) in packages {
         let imports = imports(root);
-        assert!(imports.len() > 40, "{root}: files were missed");
+        assert!(imports.len() > least, "{root}: files were missed");
         assert_eq!(circle(&imports), None, "{root}");
     }
 }
@@ -124,7 +113,7 @@ fn no_files_import_each_other_in_a_circle() {
 #[test]
 fn imports_of_the_kernels_go_down() {
     for (file, targets) in imports("kernels/src") {
-        assert!(room(&file).is_some() || !file.starts_with("attention::"), "{file} is in no room");
+        assert!(room(&file).is_some() || file == "lib" || file == "attention", "{file} is in no room");
         for target in targets {
             if let (Some(from), Some(to)) = (room(&file), room(&target)) {
                 assert!(to <= from, "{file} imports {target}");

@@ -1,11 +1,12 @@
 //! Calls on burn's tensors.
 
 use crate::error::Error;
+use crate::operands::Operands;
 use crate::{gradients, views};
-use burn_flex::{Flex, FlexTensor};
+use burn_flex::Flex;
 use burn_tensor::ops::AttentionModuleOptions;
-use burn_tensor::{Bool, DType, Element, Tensor, TensorData, bf16, f16};
-use sdpa::{Alignment, Attention, Inputs, Outputs, TensorMut, ViewMut};
+use burn_tensor::{Bool, Tensor};
+use sdpa::{Alignment, Attention};
 
 /// Computes softmax(scale · Q Kᵀ) V as `burn::tensor::module::attention` does, with its arguments and their meaning.
 ///
@@ -57,43 +58,6 @@ pub fn attention_with(
     Ok(Tensor::from_primitive::<Flex>(operands.attention(attention, None)?))
 }
 
-/// Tensors of a call. Clones share their memory.
-#[derive(Debug, Clone)]
-pub(crate) struct Operands {
-    pub(crate) query: FlexTensor,
-    pub(crate) key: FlexTensor,
-    pub(crate) value: FlexTensor,
-    pub(crate) mask: Option<FlexTensor>,
-    pub(crate) bias: Option<FlexTensor>,
-}
-
-impl Operands {
-    pub(crate) fn inputs(&self) -> Result<Inputs<'_>, Error> {
-        let mut inputs = Inputs::new(
-            views::tensor("query", &self.query)?,
-            views::tensor("key", &self.key)?,
-            views::tensor("value", &self.value)?,
-        );
-        if let Some(mask) = &self.mask {
-            inputs = inputs.mask(views::mask(mask)?);
-        }
-        if let Some(bias) = &self.bias {
-            inputs = inputs.bias(views::tensor("attn_bias", bias)?);
-        }
-        Ok(inputs)
-    }
-
-    /// Returns the output, of the type of the queries; writes the log-sum-exp to `lse`, if there is such a vector.
-    pub(crate) fn attention(&self, attention: &Attention, lse: Option<&mut Vec<f32>>) -> Result<FlexTensor, Error> {
-        let inputs = self.inputs()?;
-        match self.query.dtype() {
-            DType::BF16 => run::<bf16>(attention, inputs, lse),
-            DType::F16 => run::<f16>(attention, inputs, lse),
-            _ => run::<f32>(attention, inputs, lse),
-        }
-    }
-}
-
 /// Settings that burn's options stand for.
 fn settings(options: AttentionModuleOptions) -> Attention {
     let AttentionModuleOptions { scale, softcap, is_causal } = options;
@@ -108,24 +72,4 @@ fn settings(options: AttentionModuleOptions) -> Attention {
         attention = attention.causal().align(Alignment::BottomRight);
     }
     attention
-}
-
-/// Runs the call into memory of its own.
-fn run<T>(attention: &Attention, inputs: Inputs<'_>, lse: Option<&mut Vec<f32>>) -> Result<FlexTensor, Error>
-where
-    T: Element + Default,
-    for<'a> TensorMut<'a>: From<ViewMut<'a, T>>,
-{
-    let shape = inputs.shape()?;
-    let sizes = [shape.batch, shape.heads, shape.q_len, shape.value_dim];
-    let len = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
-    let len = len.ok_or(sdpa::Error::TooLarge { what: "output", sizes })?;
-    let mut out = vec![T::default(); len];
-    let mut outputs = Outputs::new(ViewMut::bhld(&mut out, sizes)?);
-    if let Some(lse) = lse {
-        lse.resize(shape.batch * shape.heads * shape.q_len, 0.0);
-        outputs = outputs.lse(ViewMut::bhl(lse, [shape.batch, shape.heads, shape.q_len])?);
-    }
-    sdpa::attention(attention, inputs, outputs)?;
-    Ok(FlexTensor::from_data(TensorData::new(out, sizes)))
 }

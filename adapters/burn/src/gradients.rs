@@ -1,7 +1,7 @@
 //! Attention as an operation of burn's autodiff: gradients in queries, keys, values and bias, by sdpa's backward pass.
 
-use crate::call::Operands;
 use crate::error::Error;
+use crate::operands::Operands;
 use crate::views;
 use burn_autodiff::Autodiff;
 use burn_autodiff::NodeId;

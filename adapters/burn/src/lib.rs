@@ -4,6 +4,7 @@
 mod call;
 mod error;
 mod gradients;
+mod operands;
 mod views;
 
 pub use call::{attention, attention_with};

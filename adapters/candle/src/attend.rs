@@ -36,6 +36,33 @@ impl Order {
     }
 }
 
+impl Sdpa {
+    /// Computes attention of queries `[batch, heads, q_len, head_dim]`, keys `[batch, kv_heads, kv_len, head_dim]` and
+    /// values `[batch, kv_heads, kv_len, value_dim]`, of types `f32`, `bf16` and `f16` in any mix; `heads` is a
+    /// multiple of `kv_heads`.
+    ///
+    /// Returns `[batch, heads, q_len, value_dim]` in the type of the queries, which lies in memory as the queries do:
+    /// if they are a transposed `[batch, q_len, heads, head_dim]`, transposing the output back copies nothing.
+    ///
+    /// # Errors
+    /// Candle's error with the message of [`sdpa::Error`], which names the argument, if something does not fit. Tensors
+    /// must be on the CPU.
+    ///
+    /// Candle's `backward` gives gradients in `q`, `k`, `v`, bias, slopes and sinks, by [`sdpa::attention_backward`]. Masks and
+    /// lengths are integers, which have none. A bias, slopes or sinks that candle tracks are copied in a call, and so are the
+    /// values beside them.
+    pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let order = Order::of(q);
+        let learned: Vec<&Tensor> = self.learned().into_iter().flatten().collect();
+        // Candle's operations have three arguments.
+        let last = if learned.is_empty() { v.clone() } else { pack(v, &learned)? };
+        // Candle asks only operations on variables, and on what depends on them, for gradients.
+        let lse = [q, k, &last].iter().any(|x| x.track_op()).then(OnceLock::new);
+        let packed = (!learned.is_empty()).then(|| v.detach());
+        order.restore(q.apply_op3(k, &last, Op { sdpa: self.clone(), order, packed, lse })?)
+    }
+}
+
 /// Attention over keys and values in tensors.
 pub(crate) struct Op {
     pub(crate) sdpa: Sdpa,

@@ -1,11 +1,11 @@
 //! Int8 steps one by one, for tests and benchmarks.
 
+use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_int8;
 use crate::attention::steps::qk_int8::Scores;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::matmul::int8::{
     self, MAX_HEAD_DIM, QUAD, QuerySize, Row, ValueQuad, pack_keys, panel_bytes, place_key, quads,
 };

@@ -1,9 +1,9 @@
 //! Tests of the int8 scores against plain integers, in every instruction set and both forms of AVX-512.
 
 use super::int8::Cache;
+use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::qk_int8::Scores;
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::int8::*;
 use crate::matmul::key_code::Int8Keys;
 use crate::matmul::prefetch::PrefetchQueue;

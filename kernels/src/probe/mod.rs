@@ -8,13 +8,13 @@ mod int8_tests;
 pub use crate::machine::peak_flops;
 pub use crate::nn::elementwise::exp_in_place as exp;
 
+use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::qk::Scores;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
 use crate::attention::steps::{by_rows, softmax};
-use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::source::KeyValues;
 use crate::matmul::int8::{QUAD, panel_bytes};

@@ -4,9 +4,9 @@ use super::call::Call;
 use super::settings::{Form, Normaliser, Reach};
 use super::{LinearAttention, LinearInputs, LinearState};
 use crate::error::{Error, at_most, same};
-use crate::exec::Exec;
 use crate::inputs::Inputs;
 use crate::shape::Shape;
+use crate::threads::exec::Exec;
 use sdpa_kernels::View;
 
 /// Longest chunk. Scores and keys of longer chunks would leave the caches, and more than a few dozen tokens gain

@@ -18,7 +18,7 @@ use crate::attention::backward::pass::{BackwardPass, BlockAt};
 use crate::attention::backward::rows::finite_rows;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::Task;
-use crate::attention::tiling::MAX_ROW_BLOCK;
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::pack;
 use crate::simd::{LANES, Simd, quiet};

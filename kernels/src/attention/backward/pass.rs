@@ -2,8 +2,8 @@
 
 use crate::attention::backward::call::{Reduced, Saved, SharedGradients};
 use crate::attention::backward::memory::RowMemory;
-use crate::attention::checked::CheckedCall;
-use crate::attention::tiling::MAX_ROW_BLOCK;
+use crate::attention::call::checked::CheckedCall;
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::Stop;
 use core::sync::atomic::{AtomicUsize, Ordering};

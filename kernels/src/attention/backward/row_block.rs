@@ -4,8 +4,8 @@ use crate::attention::backward::column::{Column, write_rows};
 use crate::attention::backward::memory::{RowMemory, RowNumber};
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::task::{AttentionTask, Row};
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::softmax_backward::{self, Delta, RowDot};
-use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::simd::{LANES, Simd};
 
 impl<S: Simd> Column<'_, S> {

@@ -2,8 +2,8 @@
 
 use crate::attention::backward::call::Saved;
 use crate::attention::blocks::task::{AttentionTask, Row};
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::softmax_backward::{self, Delta, RowDot, SavedRow};
-use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::matmul::finite;
 use crate::matmul::pack::{self, NonFinite};
 use crate::simd::{LANES, QUIET_NAN, Simd};

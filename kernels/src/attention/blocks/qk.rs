@@ -2,11 +2,11 @@
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::queries::{Int8Queries, Queries, are_readable_in_place};
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::bf16::PairPanels;
 use crate::attention::steps::qk::{LaterKeys, Scores};
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::{by_rows, qk_int8};
-use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::kv::key_block::Keys;
 use crate::matmul::bf16_pairs::{self, as_pairs};
 use crate::matmul::dot_tile::{FAR, Later};

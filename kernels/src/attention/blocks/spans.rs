@@ -1,7 +1,7 @@
 //! Spans: the keys of a block that each tile of a row block needs.
 
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::MAX_ROW_BLOCK;
 use core::ops::Deref;
 
 /// Spans of a row block, one for each tile of rows. A backend's tile has at least one row.

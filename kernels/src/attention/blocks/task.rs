@@ -1,13 +1,13 @@
 //! Task of the forward pass: some query rows that share a key/value head, and the call, outputs and tiling they need.
 
+use crate::attention::call::checked::CheckedCall;
+use crate::attention::call::mods::Position;
+use crate::attention::call::outputs::Shared;
+use crate::attention::call::row_mods::{Given, RowMods};
+use crate::attention::call::tiling::{MAX_ROW_BLOCK, Tiling};
 use crate::attention::call::{Call, Sequence, Task};
-use crate::attention::checked::CheckedCall;
-use crate::attention::mods::Position;
-use crate::attention::outputs::Shared;
-use crate::attention::row_mods::{Given, RowMods};
 use crate::attention::steps::dropout::{self, Kept};
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::{MAX_ROW_BLOCK, Tiling};
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;

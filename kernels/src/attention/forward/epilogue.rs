@@ -1,9 +1,9 @@
 //! Epilogue of a task: each row's normalisation factor, its lse, and the address it is written to.
 
 use crate::attention::blocks::task::{AttentionTask, Row};
+use crate::attention::call::tiling::{MAX_ROW_BLOCK, MAX_TASK, Regions};
 use crate::attention::forward::state::StateTransfer;
 use crate::attention::steps::epilogue::{self, Finish, RowBlockEnds, RowEnd};
-use crate::attention::tiling::{MAX_ROW_BLOCK, MAX_TASK, Regions};
 use crate::matmul::finite;
 use crate::matmul::pack::NonFinite;
 use crate::simd::Simd;

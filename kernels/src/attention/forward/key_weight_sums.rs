@@ -3,9 +3,9 @@
 use crate::attention::blocks::key_block::BlockMemory;
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::Task;
+use crate::attention::call::tiling::{Regions, Scratch};
 use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::softmax;
-use crate::attention::tiling::{Regions, Scratch};
 use crate::simd::{Simd, quiet};
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view_mut::SharedMut;

@@ -14,15 +14,15 @@
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock};
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
+use crate::attention::call::outputs::Point;
+use crate::attention::call::tiling::{Regions, SCORE_STRIDE, Scratch};
 use crate::attention::forward::epilogue::EndedRowBlocks;
 use crate::attention::forward::nonfinite::VisibleBits;
 use crate::attention::forward::pv::PvMode;
 use crate::attention::forward::state::StateTransfer;
-use crate::attention::outputs::Point;
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::{bf16, softmax};
-use crate::attention::tiling::{Regions, SCORE_STRIDE, Scratch};
 use crate::matmul::pack::NonFinite;
 use crate::simd::Simd;
 use core::ops::Range;

@@ -1,10 +1,10 @@
 //! Non-finite values and masks: for a hidden key, weight 0 times ∞ or NaN is NaN, and must add nothing.
 
 use crate::attention::blocks::key_block::KeyBlock;
-use crate::attention::row_mods::{KeyBits, is_visible};
+use crate::attention::call::row_mods::{KeyBits, is_visible};
+use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::infinite;
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::kv::key_block::Run;
 use crate::matmul::bf16_pairs;
 use crate::matmul::pack::NonFinite;

@@ -2,11 +2,11 @@
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::task::AttentionTask;
+use crate::attention::call::tiling::{Regions, SCORE_STRIDE};
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::{bf16, by_rows, softmax};
-use crate::attention::tiling::{Regions, SCORE_STRIDE};
 use crate::kv::key_block::{BlockValues, Run};
 use crate::kv::value_panels::WINDOW;
 use crate::matmul::bf16_pairs;

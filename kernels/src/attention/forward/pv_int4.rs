@@ -1,8 +1,8 @@
 //! P·V of a row block and a key block whose values are int4.
 
 use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::call::tiling::{Regions, SCORE_STRIDE};
 use crate::attention::steps::pv_int4::Int4Tile;
-use crate::attention::tiling::{Regions, SCORE_STRIDE};
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::ValuePanels;
 use crate::matmul::int4::NibbleQuad;

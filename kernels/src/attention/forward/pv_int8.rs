@@ -1,9 +1,9 @@
 //! P·V of a row block and a key block whose values are int8.
 
 use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::call::tiling::Regions;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_int8;
-use crate::attention::tiling::Regions;
 use crate::kv::value_panels::ValuePanels;
 use crate::matmul::int8::ValueQuad;
 use crate::simd::Simd;

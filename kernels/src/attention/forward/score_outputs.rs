@@ -1,10 +1,10 @@
 //! Score outputs: scores and weights written to the caller's memory.
 
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::outputs::{POINTS, Point};
+use crate::attention::call::outputs::{POINTS, Point};
+use crate::attention::call::tiling::Regions;
 use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::Regions;
 use crate::simd::{Simd, quiet};
 use crate::tensor::rows::KEY_BLOCK;
 

@@ -5,9 +5,9 @@
 //! hidden keys, other element types, non-finite values) is left to it.
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next, Row};
-use crate::attention::options::Options;
+use crate::attention::call::options::Options;
+use crate::attention::call::tiling::Scratch;
 use crate::attention::steps::short::{self, ShortRows};
-use crate::attention::tiling::Scratch;
 use crate::matmul::prefetch::READING_ROWS;
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{Tensor, Typed};

@@ -2,7 +2,7 @@
 //! calls.
 
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::tiling::Regions;
+use crate::attention::call::tiling::Regions;
 use crate::simd::{LANES, Simd};
 use core::ops::Range;
 

@@ -4,10 +4,10 @@
 //! the seed, the counter (offset, sequence · heads + head, row, key / 4). A weight's number thus depends on nothing but
 //! its indices, and is the same forward and backward, in any order and on any number of threads.
 
-use crate::attention::options::Dropout;
+use crate::attention::call::options::Dropout;
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;

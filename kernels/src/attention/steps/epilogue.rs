@@ -1,8 +1,8 @@
 //! Epilogue of a row: sink, normalisation, log-sum-exp. P·V tiles end rows themselves where they can (`pv.rs`), with
 //! the functions of this file.
 
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::infinite::infinities;
-use crate::attention::tiling::MAX_ROW_BLOCK;
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, QUIET_NAN, Simd, Vector, quiet};
 use crate::tensor::any::{AnyRowsMut, Typed};

@@ -10,8 +10,8 @@
 //! A sum is one chain of FMAs over the row block's rows in order. A row that does not see a key has weight 0 and adds
 //! nothing, so it does not matter how many such rows a tile covers.
 
+use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::float_tile::{Columns, TermRows, add_products};
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::tile_rows::TileRows;

@@ -7,9 +7,9 @@
 //!     out[MR][32] += bytes · values, times the unit                                       pv_tile.rs
 //! ```
 
+use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::pv_tile::{Part, RunningRows, Terms, prefetch_distance, tile};
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::SCORE_STRIDE;
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::ValuePanels;
 use crate::matmul::byte_weights::{self, CENTRES, Panel, ROW_FLOATS, UNIT};

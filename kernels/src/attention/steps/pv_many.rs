@@ -12,10 +12,10 @@
 //! Last columns that fill at most half a vector are computed as one, two tiles of rows at a time, since one has too few
 //! sums to keep the machine busy: lane by lane the same operations, so the same bits.
 
+use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_tile::end_rows;
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::float_tile::{Columns, TermRows, add_products};
 use crate::matmul::tile_shape::next_part;
 use crate::simd::{LANES, Simd, Vector};

@@ -9,9 +9,9 @@
 //! out = sum, or its rows are normalised and written
 //! ```
 
+use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::epilogue::{if_finite, normalised};
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{self, FEW_ROWS};
 use crate::matmul::operands::MulAdd;
 use crate::matmul::prefetch::{PrefetchStream, prefetches};

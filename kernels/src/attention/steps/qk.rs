@@ -6,9 +6,9 @@
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests;
 
+use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
 use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, tile_prefetches};
 use crate::simd::{FIRST, LANES, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};

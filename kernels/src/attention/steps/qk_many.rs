@@ -9,9 +9,9 @@
 //!                 scores[rows][panels] = scale · (Σ chain 0 + Σ chain 1 + …)
 //! ```
 
+use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::qk::{Scores, prefetch_bias};
 use crate::attention::steps::span::Span;
-use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::float_tile::{Chains, Columns};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::next_part;

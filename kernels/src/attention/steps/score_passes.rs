@@ -2,9 +2,9 @@
 //! block, in second-level cache, so that options do not multiply the number of kernels; a pass is made only if its
 //! option is set.
 
-use crate::attention::options::Mask;
+use crate::attention::call::options::Mask;
+use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::span::{RowKeys, Span};
-use crate::attention::tiling::SCORE_STRIDE;
 use crate::simd::exp::exp_m1;
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{Typed, size_of_val_of};

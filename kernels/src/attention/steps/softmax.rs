@@ -13,9 +13,9 @@
 //! - The sum of a block is taken in 16 lanes, lane `key mod 16`, each in key order, then a fixed tree; over weights as
 //!   this step stores them.
 
+use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::infinite;
 use crate::attention::steps::score_passes::ScoreBlock;
-use crate::attention::tiling::SCORE_STRIDE;
 use crate::matmul::tile_shape::next_part;
 use crate::simd::exp::{self, Accuracy, Begun, exp};
 use crate::simd::{LANES, Simd};

@@ -1,6 +1,6 @@
 //! Spans: the part of a key block that a tile of rows needs.
 
-use crate::attention::row_mods::PanelClasses;
+use crate::attention::call::row_mods::PanelClasses;
 use crate::simd::LANES;
 use crate::tensor::panels::{panel_bits, runs};
 use crate::tensor::rows::KEY_BLOCK;

@@ -1,7 +1,7 @@
 //! Caller's functions as the fused pass calls them: through a trait object, a row of a key block at a time. A closure
 //! then compiles four short loops for each instruction set, and not the whole pass.
 
-use crate::attention::mods::{BlockClass, BlockPosition, MaskMod, Mods, Position, ProbMod, ScoreMod};
+use crate::attention::call::mods::{BlockClass, BlockPosition, MaskMod, Mods, Position, ProbMod, ScoreMod};
 use crate::simd::{LANES, Simd};
 use crate::tensor::panels::{panel_bits, runs};
 use crate::tensor::rows::KEY_BLOCK;

@@ -1,6 +1,6 @@
 //! Documents packed into one sequence.
 
-use crate::attention::mods::{BlockClass, BlockPosition, MaskError, MaskMod, Position};
+use crate::attention::call::mods::{BlockClass, BlockPosition, MaskError, MaskMod, Position};
 use core::ops::Range;
 use std::collections::BTreeMap;
 

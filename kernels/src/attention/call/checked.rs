@@ -1,8 +1,8 @@
 //! Checked call: inputs, outputs and tiling that are known to fit together.
 
 use crate::attention::call::Call;
-use crate::attention::outputs::{Outputs, Shared};
-use crate::attention::tiling::Tiling;
+use crate::attention::call::outputs::{Outputs, Shared};
+use crate::attention::call::tiling::Tiling;
 
 /// Call, its outputs and its tiling, which fit together. The only way to make one is [`Self::new`], which checks it:
 /// the unsafe code of the forward pass relies on that.

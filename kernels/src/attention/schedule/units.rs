@@ -1,9 +1,9 @@
 //! Units of split-KV: key blocks of a call, numbered in the order in which their memory lies. Blocks that several
 //! sequences share, a common prefix, are numbered once.
 
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::call::{Call, Sequence};
-use crate::attention::runs::{FewRows, Runs};
-use crate::attention::tiling::MAX_ROW_BLOCK;
+use crate::attention::schedule::runs::{FewRows, Runs};
 use crate::kv::source::KeyValues;
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;

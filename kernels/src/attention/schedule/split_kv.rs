@@ -11,13 +11,13 @@
 //! units are accumulated, on the workers that are awake by then: waking the others a second time took longer than merging.
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
+use crate::attention::call::tiling::{Regions, Scratch};
 use crate::attention::forward::epilogue::EndedRowBlocks;
-use crate::attention::kept_queries::KeptQueries;
-use crate::attention::partials::{Merge, Split};
-use crate::attention::shared_blocks::{self, Step};
+use crate::attention::schedule::kept_queries::KeptQueries;
+use crate::attention::schedule::partials::{Merge, Split};
+use crate::attention::schedule::shared_blocks::{self, Step};
+use crate::attention::schedule::units::Unit;
 use crate::attention::steps::softmax;
-use crate::attention::tiling::{Regions, Scratch};
-use crate::attention::units::Unit;
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;

@@ -1,6 +1,8 @@
 //! Functions behind pointers, chosen at run time.
 
-use crate::attention::mods::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Position, ProbMod, ScoreMod};
+use crate::attention::call::mods::{
+    BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Position, ProbMod, ScoreMod,
+};
 use std::sync::Arc;
 
 /// Implements the traits for a pointer to functions that are known at run time alone. One generic implementation for all

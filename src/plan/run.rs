@@ -4,12 +4,12 @@
 //! result does not depend on which worker runs it, or when.
 
 use crate::error::Error;
-use crate::exec::Exec;
-use crate::executor::Executor;
+use crate::plan::problem::Problem;
 use crate::plan::{Plan, Split};
-use crate::problem::Problem;
 use crate::threads::CurrentPool;
-use crate::workers::{self, own, reserved, share};
+use crate::threads::exec::Exec;
+use crate::threads::executor::Executor;
+use crate::threads::workers::{self, own, reserved, share};
 use core::fmt;
 use sdpa_kernels::{Isa, Launch, MaskMod, Mods, Partials, ProbMod, ScoreMod, Scratch};
 use std::sync::Mutex;

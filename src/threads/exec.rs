@@ -1,7 +1,7 @@
 //! Execution settings of a problem: instruction set and threads.
 
-use crate::executor::Executor;
 use crate::threads::current_threads;
+use crate::threads::executor::Executor;
 use sdpa_kernels::Isa;
 
 /// Floating-point operations per worker that make waking another thread worthwhile: about 40 µs of one core's work,

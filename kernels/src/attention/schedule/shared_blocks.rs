@@ -7,16 +7,16 @@
 //! while it is in cache.
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
+use crate::attention::call::checked::CheckedCall;
+use crate::attention::call::options::Options;
+use crate::attention::call::row_mods::Given;
+use crate::attention::call::tiling::{QueryMemory, Regions};
+use crate::attention::call::visibility::Visible;
 use crate::attention::call::{Call, Task};
-use crate::attention::checked::CheckedCall;
 use crate::attention::forward::mainloop::Pass;
-use crate::attention::kept_queries::{KeptQueries, Slot};
-use crate::attention::options::Options;
-use crate::attention::partials::Split;
-use crate::attention::row_mods::Given;
-use crate::attention::tiling::{QueryMemory, Regions};
-use crate::attention::units::Unit;
-use crate::attention::visibility::Visible;
+use crate::attention::schedule::kept_queries::{KeptQueries, Slot};
+use crate::attention::schedule::partials::Split;
+use crate::attention::schedule::units::Unit;
 use crate::matmul::pack::NonFinite;
 use crate::simd::Simd;
 use crate::tensor::rows::KEY_BLOCK;

@@ -1,7 +1,7 @@
 //! Trees of drafted tokens.
 
-use crate::attention::masks::PrefixLm;
-use crate::attention::mods::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Position};
+use crate::attention::call::masks::PrefixLm;
+use crate::attention::call::mods::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Position};
 
 /// Mask of a tree of drafted tokens, for speculative decoding: a drafted token sees the committed keys, its ancestors and
 /// itself (SpecInfer, arXiv:2305.09781).

@@ -1,6 +1,6 @@
 //! Workers on the threads of an executor: each with memory of its own, locked while in use.
 
-use crate::executor::Executor;
+use crate::threads::executor::Executor;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, PoisonError};
 

@@ -1,10 +1,10 @@
 //! Partial results of split-KV: memory for what units accumulate, and the queues that hand units out.
 
 use crate::attention::blocks::task::Next;
+use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, Task};
-use crate::attention::runs::FewRows;
-use crate::attention::tiling::Tiling;
-use crate::attention::units::{Places, Unit, Units, unit_floats};
+use crate::attention::schedule::runs::FewRows;
+use crate::attention::schedule::units::{Places, Unit, Units, unit_floats};
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::work_queue::{Queue, Stop};

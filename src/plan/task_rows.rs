@@ -1,6 +1,6 @@
 //! Size of tasks: the number of query rows with which workers have equal shares.
 
-use crate::problem::Problem;
+use crate::plan::problem::Problem;
 use sdpa_kernels::MAX_TASK;
 
 /// Rows of a task worth packing the keys for, about: at 32 rows, packing is already a tenth of the work.

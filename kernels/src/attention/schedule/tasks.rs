@@ -1,10 +1,10 @@
 //! Tasks of a call: its query rows, cut up and numbered; and what tasks and units cost, for plans.
 
+use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, Task};
-use crate::attention::partials::{MERGED_ROWS, merges};
-use crate::attention::runs::FewRows;
-use crate::attention::tiling::Tiling;
-use crate::attention::units::{Places, Unit, Units};
+use crate::attention::schedule::partials::{MERGED_ROWS, merges};
+use crate::attention::schedule::runs::FewRows;
+use crate::attention::schedule::units::{Places, Unit, Units};
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 

@@ -1,8 +1,17 @@
 //! Attention call: its tensors and options, its sequences, and the tasks it is split into.
 
-use crate::attention::mods::CallFacts;
-use crate::attention::options::{Options, Ragged};
-use crate::attention::visibility::{Alignment, Visible};
+pub(crate) mod checked;
+pub(crate) mod masks;
+pub(crate) mod mods;
+pub(crate) mod options;
+pub(crate) mod outputs;
+pub(crate) mod row_mods;
+pub(crate) mod tiling;
+pub(crate) mod visibility;
+
+use crate::attention::call::mods::CallFacts;
+use crate::attention::call::options::{Options, Ragged};
+use crate::attention::call::visibility::{Alignment, Visible};
 use crate::kv::source::KeyValues;
 use crate::tensor::any::Tensor;
 use crate::tensor::element::{Dtype, Precision};

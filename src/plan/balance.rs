@@ -1,7 +1,7 @@
 //! Balance of a plan: what each worker's share of the work is.
 
 use crate::plan::Plan;
-use crate::problem::Problem;
+use crate::plan::problem::Problem;
 use sdpa_kernels::Costs;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

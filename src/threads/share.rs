@@ -1,7 +1,7 @@
 //! Row-wise work divided among threads: products with weights, and loops over rows.
 
-use crate::exec::Exec;
-use crate::executor::Executor;
+use crate::threads::exec::Exec;
+use crate::threads::executor::Executor;
 use crate::threads::{CurrentPool, current_threads, join};
 use sdpa_kernels::{Packed, Product};
 

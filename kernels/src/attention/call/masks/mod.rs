@@ -9,7 +9,7 @@ mod tree;
 pub use documents::Documents;
 pub use tree::Tree;
 
-use crate::attention::mods::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Position};
+use crate::attention::call::mods::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Position};
 
 /// Mask of a prefix language model: the first keys are visible to every row, the others to rows at their position or
 /// later.

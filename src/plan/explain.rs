@@ -1,7 +1,7 @@
 //! Explanation of a plan: the work it does for a problem, and why.
 
 use crate::plan::Plan;
-use crate::problem::Problem;
+use crate::plan::problem::Problem;
 use core::fmt;
 use sdpa_kernels::{FewRows, Isa, KEY_BLOCK, Precision, Sequence, peak_flops, read_bandwidth};
 

@@ -1,18 +1,18 @@
 //! Launch: a call bound to its outputs and handed out to workers, task by task.
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
+use crate::attention::call::checked::CheckedCall;
+use crate::attention::call::mods::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::attention::call::outputs::{Outputs, POINTS, Point};
+use crate::attention::call::row_mods::RowMods;
+use crate::attention::call::tiling::{Scratch, Tiling};
 use crate::attention::call::{Call, Task};
-use crate::attention::checked::CheckedCall;
 use crate::attention::forward::key_weight_sums;
 use crate::attention::forward::short::ShortCall;
-use crate::attention::mods::{MaskMod, Mods, ProbMod, ScoreMod};
-use crate::attention::outputs::{Outputs, POINTS, Point};
-use crate::attention::partials::{Partials, Split};
-use crate::attention::row_mods::RowMods;
-use crate::attention::runs::FewRows;
-use crate::attention::split_kv;
-use crate::attention::tasks::Tasks;
-use crate::attention::tiling::{Scratch, Tiling};
+use crate::attention::schedule::partials::{Partials, Split};
+use crate::attention::schedule::runs::FewRows;
+use crate::attention::schedule::split_kv;
+use crate::attention::schedule::tasks::Tasks;
 use crate::simd::Simd;
 use crate::simd::isa::Isa;
 use crate::tensor::element::Dtype;
