@@ -1,4 +1,4 @@
-//! Whether elements are finite.
+//! Checks that elements are finite.
 
 use crate::simd::isa::Isa;
 use crate::simd::{LANES, Simd};

@@ -143,7 +143,6 @@ impl<S: Simd> Column<'_, S> {
         let call = self.bound.checked.call();
         let (keys, seq, all) = (self.keys(), call.sequence(self.at.sequence), call.keys_of(self.at.sequence).len());
         let beyond = if self.at.number == 0 { seq.kv_len..all } else { 0..0 };
-        let at = |key: usize| self.place_of_key(key);
         let parts = [(&self.pass.gradients.k, &*total.k, call.scale), (&self.pass.gradients.v, &*total.v, 1.0)];
         for (gradient, sums, scale) in parts {
             let Some(gradient) = gradient else { continue };
@@ -153,8 +152,14 @@ impl<S: Simd> Column<'_, S> {
             unsafe {
                 let none: &[f32] = &[];
                 let rows = sums.chunks_exact(width).take(keys.len());
-                write_rows(self.bound.s, gradient, at(keys.start), rows, scale);
-                write_rows(self.bound.s, gradient, at(beyond.start), beyond.clone().map(|_| none), scale);
+                write_rows(self.bound.s, gradient, self.place_of_key(keys.start), rows, scale);
+                write_rows(
+                    self.bound.s,
+                    gradient,
+                    self.place_of_key(beyond.start),
+                    beyond.clone().map(|_| none),
+                    scale,
+                );
             }
         }
     }

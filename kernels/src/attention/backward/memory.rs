@@ -159,8 +159,8 @@ impl KeyGradients<'_> {
     /// Clears the gradients of the first `keys` keys.
     pub(crate) fn clear(&mut self, keys: usize) {
         for sums in [&mut *self.k, &mut *self.v] {
-            let keys = sums.len() / KEY_BLOCK * keys;
-            sums[..keys].fill(0.0);
+            let width = sums.len() / KEY_BLOCK;
+            sums[..keys * width].fill(0.0);
         }
     }
 

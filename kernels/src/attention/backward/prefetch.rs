@@ -1,8 +1,8 @@
 //! Memory that the backward pass prefetches while it computes a row block of a column.
 //!
-//! What comes after a row block is read once and comes from far away: the row block's own gradients, which it adds to or
-//! writes last, the next row block's queries, output gradients and outputs, and a share of what lies at the column's ends:
-//! its own gradients, and the keys and values of the column that is expected next.
+//! Memory that is touched after a row block comes from far away: the row block's own gradients, which it adds to or writes
+//! last; the queries, output gradients and outputs of the next row block; and a share of what lies at the column's ends, its
+//! own gradients, and the keys and values of the column that is expected next.
 
 use crate::attention::backward::column::Column;
 use crate::attention::backward::memory::RowMemory;

@@ -13,6 +13,8 @@ use crate::tensor::view::View;
 
 /// Rows of a tensor that belong to a row block, each contiguous floats in whole vectors.
 pub(crate) struct BlockRows {
+    rows: Rows<f32>,
+    /// Address of each row.
     at: [*const f32; MAX_ROW_BLOCK],
     n: usize,
     /// Rows with an element that is not finite; in copies made with [`NonFinite::Handled`] it is 0.
@@ -42,8 +44,7 @@ impl BlockRows {
 
     /// Returns the rows, which are evenly spaced, and their number.
     pub(crate) fn evenly(&self) -> (Rows<f32>, usize) {
-        let step = if self.n < 2 { 0 } else { (self.at[1].addr() as isize).wrapping_sub(self.at[0].addr() as isize) };
-        (Rows::strided(self.at[0], step / size_of::<f32>() as isize, 1), self.n)
+        (self.rows, self.n)
     }
 }
 
@@ -57,7 +58,9 @@ impl<S: Simd> AttentionTask<'_, S> {
         let (n, [.., dim]) = (self.task.rows.len(), tensor.shape());
         let width = dim.next_multiple_of(LANES);
         assert!(n <= MAX_ROW_BLOCK && copy.len() >= n * width, "more rows than a row block");
-        let mut block = BlockRows { at: [core::ptr::null(); MAX_ROW_BLOCK], n, nonfinite: NonFiniteRows::default() };
+        let rows = Rows::strided(core::ptr::null(), width as isize, 1);
+        let mut block =
+            BlockRows { rows, at: [core::ptr::null(); MAX_ROW_BLOCK], n, nonfinite: NonFiniteRows::default() };
         let Some((row, alike)) = self.stretches(0..n).next() else { return block };
         assert!(alike == n, "rows of several heads");
         // SAFETY: the caller guarantees that the task's rows are inside the tensor; they are of one head, so they are
@@ -72,13 +75,14 @@ impl<S: Simd> AttentionTask<'_, S> {
             }
             match rows {
                 Typed::F32(rows) if rows.element == 1 && width == dim && block.nonfinite.is_empty() => {
-                    (0..n).for_each(|i| block.at[i] = rows.at(i));
+                    block.rows = rows
                 }
                 rows => {
                     pack::pack_rows(self.s, rows, [n, dim], nonfinite, copy);
-                    copy.chunks_exact(width).zip(&mut block.at[..n]).for_each(|(row, at)| *at = row.as_ptr());
+                    block.rows = Rows::strided(copy.as_ptr(), width as isize, 1);
                 }
             }
+            (0..n).for_each(|i| block.at[i] = block.rows.at(i));
         }
         block
     }

@@ -95,19 +95,19 @@ impl<S: Simd> Column<'_, S> {
         let seen = block.compute_scores(0..task.task.rows.len());
         keys.packed = block.packed_keys;
         let KeyBlock { spans, regions, copies, prefetch, .. } = block;
+        // Whole rows are written by the first key block, if all of them see some of it.
+        let fresh = seen && place.is_first && !spans.iter().any(|span| span.is_empty());
         // SAFETY: the saved tensors fit the call; the row block's turn has come, so its memory is this worker's.
         let mut scores = unsafe {
             let d_out = task.block_rows(&self.pass.saved.d_out, NonFinite::Handled, own.d_out);
             let saved = self.saved_rows(task, &d_out, place, own.out);
             let q = task.block_rows(&task.call.q, NonFinite::Handled, own.q);
             let dropout = task.draw_kept(0..rows_of(task), spans, first);
-            TileScores { scores: regions.scores, copies, dropout, spans, q, d_out, saved, fresh: false, prefetch }
+            TileScores { scores: regions.scores, copies, dropout, spans, q, d_out, saved, fresh, prefetch }
         };
-        // Whole rows are written by the first key block, if all of them see some of it.
-        scores.fresh = seen && place.is_first && !scores.spans.iter().any(|span| span.is_empty());
         // SAFETY: the caller guarantees the column; the row block's turn has come.
         unsafe {
-            if place.is_first && !scores.fresh {
+            if place.is_first && !fresh {
                 self.clear_gradients(task);
             }
             if seen {

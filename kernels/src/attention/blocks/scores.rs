@@ -15,6 +15,7 @@ use crate::attention::call::row_mods::PanelClasses;
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::call::visibility::VisibleKeys;
 use crate::attention::steps::dropout;
+use crate::attention::steps::mask_passes;
 use crate::attention::steps::score_passes::{self, Columns, ScoreBlock};
 use crate::attention::steps::span::{RowKeys, Span};
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
@@ -112,7 +113,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let ranges = self.visible_ranges(row_block.clone(), &mut ranges);
         if let Some((mask, columns)) = mask {
             // SAFETY: the caller guarantees readable rows.
-            unsafe { score_passes::narrow_by_mask(task.s, columns, mask, ranges) };
+            unsafe { mask_passes::narrow_by_mask(task.s, columns, mask, ranges) };
         }
         if task.given.mask {
             for (first, len) in task.stretches(row_block) {
@@ -238,10 +239,10 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             }
             let block = ScoreBlock { scores: self.regions.scores, spans: &mixed, rows };
             // SAFETY: the caller guarantees readable rows.
-            unsafe { score_passes::mask(task.s, block, columns, mask) };
+            unsafe { mask_passes::mask(task.s, block, columns, mask) };
         }
         if self.spans.iter().any(|span| !span.keys().end.is_multiple_of(LANES)) {
-            score_passes::mask_padding(task.s, self.scores(rows));
+            mask_passes::mask_padding(task.s, self.scores(rows));
         }
         if !self.spans.iter().any(|span| span.needs_mask) {
             return;

@@ -6,6 +6,7 @@ pub(crate) mod dropout;
 pub(crate) mod epilogue;
 pub(crate) mod infinite;
 pub(crate) mod key_sums;
+pub(crate) mod mask_passes;
 pub(crate) mod pv;
 pub(crate) mod pv_int4;
 pub(crate) mod pv_int8;

@@ -1,10 +1,9 @@
-//! Passes over a block of scores before the softmax: softcap, bias, ALiBi, masks. Each is a separate pass over the
-//! block, in second-level cache, so that options do not multiply the number of kernels; a pass is made only if its
-//! option is set.
+//! Passes over a block of scores before the softmax: softcap, bias, ALiBi; `mask_passes.rs` has those that hide keys. Each is a
+//! separate pass over the block, in second-level cache, so that options do not multiply the number of kernels; a pass is made
+//! only if its option is set.
 
-use crate::attention::call::options::Mask;
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::span::{RowKeys, Span};
+use crate::attention::steps::span::Span;
 use crate::simd::exp::exp_m1;
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{Typed, size_of_val_of};
@@ -28,7 +27,7 @@ impl<T: Copy> Columns<T> {
     /// # Safety
     /// The row is readable and `j < len`.
     #[inline(always)]
-    unsafe fn get(&self, j: usize) -> T {
+    pub(crate) unsafe fn get(&self, j: usize) -> T {
         debug_assert!(j < self.len, "column {j} of {}", self.len);
         // SAFETY: the caller guarantees a readable row and `j < len`.
         unsafe { *self.first.offset(j as isize * self.element) }
@@ -40,7 +39,12 @@ impl<T: Copy> Columns<T> {
     /// # Safety
     /// The row is readable.
     #[inline(always)]
-    unsafe fn for_each_panel(&self, panels: core::ops::Range<usize>, fill: T, mut f: impl FnMut(usize, *const T)) {
+    pub(crate) unsafe fn for_each_panel(
+        &self,
+        panels: core::ops::Range<usize>,
+        fill: T,
+        mut f: impl FnMut(usize, *const T),
+    ) {
         let there = if self.element == 1 { self.len / LANES } else { 0 };
         let split = there.clamp(panels.start, panels.end);
         for panel in panels.start..split {
@@ -226,134 +230,6 @@ pub(crate) fn alibi<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[(f32, 
                     let distance = s.max(ahead, s.sub(s.splat(0.0), ahead));
                     // SAFETY: a panel of the row block's scores.
                     unsafe { s.store(at, s.fma(distance, s.splat(-slope), s.load(at))) };
-                },
-            );
-        },
-    )
-}
-
-/// Hides the keys that a boolean mask hides.
-///
-/// # Safety
-/// Every row's columns are readable.
-pub(crate) unsafe fn mask<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[Columns<u8>], polarity: Mask<'_>) {
-    s.vectorize(
-        #[inline(always)]
-        move || {
-            assert!(rows.len() >= row_block.rows);
-            let hidden = s.splat(f32::NEG_INFINITY);
-            let keep = matches!(polarity, Mask::Keep(_));
-            row_block.for_each_row(
-                s,
-                #[inline(always)]
-                |row, panels, scores| {
-                    let hide = |panel: usize, bytes: *const u8| {
-                        // SAFETY: a panel of the row's scores, and sixteen bytes.
-                        unsafe {
-                            let at = scores.add(panel * LANES);
-                            let score = s.load(at);
-                            let (zero, other) = if keep { (hidden, score) } else { (score, hidden) };
-                            s.store(at, s.select_bytes(bytes, zero, other));
-                        }
-                    };
-                    // SAFETY: the caller guarantees that every row's columns are readable.
-                    unsafe { rows[row].for_each_panel(panels, u8::from(!keep), hide) };
-                },
-            );
-        },
-    )
-}
-
-/// Narrows the key range of each row to the keys that its row of the mask keeps.
-///
-/// # Safety
-/// The rows' columns are readable.
-pub(crate) unsafe fn narrow_by_mask<S: Simd>(s: S, rows: &[Columns<u8>], polarity: Mask<'_>, ranges: &mut [RowKeys]) {
-    s.vectorize(
-        #[inline(always)]
-        move || {
-            for (row, range) in rows.iter().zip(ranges) {
-                let (from, to) = (range.from, range.to.min(row.len));
-                if from >= to {
-                    *range = RowKeys::EMPTY;
-                    continue;
-                }
-                let mut copy = [0u8; KEY_BLOCK];
-                let bytes = if row.element == 1 {
-                    // SAFETY: contiguous columns of the row.
-                    unsafe { core::slice::from_raw_parts(row.first, to) }
-                } else {
-                    for (j, byte) in copy.iter_mut().enumerate().take(to).skip(from) {
-                        // SAFETY: `j < row.len`.
-                        *byte = unsafe { row.get(j) };
-                    }
-                    &copy[..to]
-                };
-                let kept = kept_keys(bytes, from, polarity);
-                *range = RowKeys { all: range.all && kept.all, ..kept };
-            }
-        },
-    )
-}
-
-/// Returns the keys from `from` on whose bytes a mask keeps, of a block's row.
-#[inline(always)]
-fn kept_keys(bytes: &[u8], from: usize, polarity: Mask<'_>) -> RowKeys {
-    const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);
-    const WORDS: usize = KEY_BLOCK / 8;
-    let nonzero_keeps = matches!(polarity, Mask::Keep(_));
-    // The high bit of each kept byte; arithmetic within bytes, eight at a time. (A loop over bytes became one of single bytes
-    // gathered into vectors, a quarter of a call's time.)
-    let kept_of = |word: [u8; 8]| {
-        let word = u64::from_le_bytes(word);
-        let nonzero = (((word & !HIGH) + !HIGH) | word) & HIGH;
-        if nonzero_keeps { nonzero } else { nonzero ^ HIGH }
-    };
-    let mut kept = [0u64; WORDS];
-    let (words, rest) = bytes.as_chunks::<8>();
-    for (kept, &word) in kept.iter_mut().zip(words) {
-        *kept = kept_of(word);
-    }
-    if let Some(kept) = kept.get_mut(words.len()).filter(|_| !rest.is_empty()) {
-        let mut last = [0; 8];
-        last[..rest.len()].copy_from_slice(rest);
-        *kept = kept_of(last) & !(u64::MAX << (8 * rest.len()));
-    }
-    kept[..from / 8].fill(0);
-    kept[from / 8] &= u64::MAX << (8 * (from % 8));
-    let (mut panels, mut number) = (0, 0);
-    for (panel, &[low, high]) in kept.as_chunks::<2>().0.iter().enumerate() {
-        panels |= u16::from(low | high != 0) << panel;
-        number += low.count_ones() + high.count_ones();
-    }
-    let Some(first) = kept.iter().position(|&kept| kept != 0) else { return RowKeys::EMPTY };
-    let last = kept.iter().rposition(|&kept| kept != 0).unwrap_or(first);
-    let from = first * 8 + kept[first].trailing_zeros() as usize / 8;
-    let to = (last + 1) * 8 - kept[last].leading_zeros() as usize / 8;
-    RowKeys { from, to, all: number as usize == to - from, panels }
-}
-
-/// Hides the padding between the last key of a tile's span and the end of its panel.
-pub(crate) fn mask_padding<S: Simd>(s: S, mut row_block: ScoreBlock<'_>) {
-    s.vectorize(
-        #[inline(always)]
-        move || {
-            /// Sixteen bytes for keys, then sixteen for padding.
-            const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
-            let (spans, hidden) = (row_block.spans, s.splat(f32::NEG_INFINITY));
-            row_block.for_each_row(
-                s,
-                #[inline(always)]
-                |row, panels, scores| {
-                    let keys = spans[row / S::TILE_ROWS].keys().end % LANES;
-                    if keys > 0 {
-                        let keys = &KEYS.as_flattened()[LANES - keys..][..LANES];
-                        // SAFETY: a span that ends inside a panel has that panel as its last; `keys` is sixteen bytes.
-                        unsafe {
-                            let at = scores.add((panels.end - 1) * LANES);
-                            s.store(at, s.select_bytes(keys.as_ptr(), hidden, s.load(at)));
-                        }
-                    }
                 },
             );
         },
