@@ -21,6 +21,7 @@ mod matmul;
 mod attention;
 mod kv;
 mod machine;
+#[cfg(any(feature = "nn", feature = "unfused"))]
 mod nn;
 #[cfg(any(test, feature = "_probe"))]
 #[doc(hidden)]
@@ -53,9 +54,13 @@ pub use kv::source::KeyValues;
 pub use machine::{peak_flops, read_bandwidth};
 pub use matmul::int4::Int4;
 pub use matmul::int8::{MAX_HEAD_DIM as MAX_INT8_HEAD_DIM, is_int8_scale};
+#[cfg(feature = "nn")]
 pub use nn::activation::Activation;
+#[cfg(any(feature = "nn", feature = "unfused"))]
 pub use nn::elementwise::exp_in_place;
+#[cfg(feature = "nn")]
 pub use nn::linear::{Packed, Product};
+#[cfg(feature = "nn")]
 pub use nn::norm::{Center, Norm};
 #[cfg(feature = "unfused")]
 pub use nn::sgemm as gemm;
@@ -63,6 +68,7 @@ pub use simd::aligned::{has_memory, zeros};
 pub use simd::isa::{Isa, vectorized};
 pub use tensor::any::{Tensor, TensorMut};
 pub use tensor::element::{Bf16, Dtype, F16, Precision, narrow, widen};
+#[cfg(feature = "nn")]
 pub use tensor::head_writer::HeadsMut;
 pub use tensor::layout::LayoutError;
 pub use tensor::rows::{KEY_BLOCK, MAX_DIM};

@@ -155,7 +155,7 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
 
 /// Computes `eˣ` to an accuracy, x ≤ 0 or NaN in every lane.
 #[inline(always)]
-fn exp_as<S: Simd, A: Accuracy>(s: S, x: S::V) -> S::V {
+pub(crate) fn exp_as<S: Simd, A: Accuracy>(s: S, x: S::V) -> S::V {
     let [y] = end::<S, A, 1>(s, begin(s, [x]));
     y
 }
@@ -168,18 +168,6 @@ pub(crate) fn exp_m1<S: Simd>(s: S, x: S::V) -> S::V {
     let [(a, b)] = Full::factors(s, x, [n]);
     let power = s.one_plus_scaled((s.splat(0.0), s.splat(0.0)), n, shifted);
     s.fma(s.mul(a, b), power, s.sub(power, s.splat(1.0)))
-}
-
-/// Computes `eˣ` of every element of a slice, x ≤ 0 or NaN.
-#[inline(always)]
-pub(crate) fn exp_slice<S: Simd, A: Accuracy>(s: S, xs: &mut [f32]) {
-    for chunk in xs.chunks_mut(LANES) {
-        let mut lanes = [0.0; LANES];
-        lanes[..chunk.len()].copy_from_slice(chunk);
-        // SAFETY: `lanes` is an array of 16 floats, readable and writable.
-        unsafe { s.store(lanes.as_mut_ptr(), exp_as::<S, A>(s, s.load(lanes.as_ptr()))) };
-        chunk.copy_from_slice(&lanes[..chunk.len()]);
-    }
 }
 
 /// Runs `rounds` rounds of nothing but independent FMAs: the machine's peak for this instruction set, if it has them.

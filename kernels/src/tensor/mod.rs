@@ -5,6 +5,7 @@ pub(crate) mod any;
 pub(crate) mod element;
 #[cfg(feature = "half")]
 mod half;
+#[cfg(feature = "nn")]
 pub(crate) mod head_writer;
 pub(crate) mod layout;
 #[cfg(feature = "ndarray")]

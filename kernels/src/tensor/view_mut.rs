@@ -188,6 +188,7 @@ unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
 
 impl<T> SharedMut<'_, T> {
     /// Returns another handle to the same view: the contract of [`Self::row`] extends over all handles.
+    #[cfg(feature = "nn")]
     pub(crate) fn same(&self) -> Self {
         Self { ..*self }
     }
