@@ -84,6 +84,16 @@ impl Attention {
         Self { dropout: Some(Dropout { p, seed, offset }), ..self }
     }
 
+    /// Returns true if a row sees no keys behind its own position.
+    pub fn is_causal(&self) -> bool {
+        self.visible.causality == Causality::Causal
+    }
+
+    /// Returns the positions of the query rows relative to the keys, if they are set.
+    pub fn alignment(&self) -> Option<Alignment> {
+        self.alignment
+    }
+
     /// Returns the factor of the dot products for queries and keys of length `head_dim`.
     pub fn scale_for(&self, head_dim: usize) -> f32 {
         self.scale.unwrap_or_else(|| (1.0 / (head_dim as f64).sqrt()) as f32)

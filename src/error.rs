@@ -6,7 +6,7 @@ mod messages;
 use crate::cause::Cause;
 use sdpa_kernels::{LayoutError, MaskError, PageError};
 
-pub(crate) use limit::{LONGEST_DIM, at_least, at_most, exactly, multiple_of};
+pub(crate) use limit::{LONGEST_DIM, at_most, exactly};
 
 /// Reason why a call was refused. Outputs are then untouched.
 ///
@@ -341,15 +341,6 @@ pub(crate) fn floats(what: &'static str, sizes: [usize; 4]) -> Result<usize, Err
     let len = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
     // A Vec holds at most isize::MAX bytes.
     len.filter(|&n| n <= isize::MAX as usize / size_of::<f32>()).ok_or(Error::TooLarge { what, sizes })
-}
-
-/// Returns an empty vector with capacity for `len` elements, or [`Error::Memory`] for `what`.
-pub(crate) fn room<T>(what: &'static str, len: usize) -> Result<Vec<T>, Error> {
-    let mut room = Vec::new();
-    match room.try_reserve_exact(len) {
-        Ok(()) => Ok(room),
-        Err(_) => Err(Error::Memory { what, bytes: len.saturating_mul(size_of::<T>()) }),
-    }
 }
 
 /// Returns [`Error::Size`] unless the last dimension, `got`, is 1: `expected` says so, and why.

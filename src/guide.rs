@@ -1,4 +1,4 @@
-//! Documents whose snippets are compiled and run as tests.
+//! Documents whose snippets are compiled and run as tests; those with layers in them are in `layers/src/guide.rs`.
 
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -6,26 +6,11 @@ struct Readme;
 #[doc = include_str!("../docs/options.md")]
 struct Options;
 
-#[doc = include_str!("../docs/guide/soft-dictionary.md")]
-struct SoftDictionary;
-
-#[doc = include_str!("../docs/guide/steps.md")]
-struct Steps;
-
-#[doc = include_str!("../docs/guide/self-attention.md")]
-struct SelfAttention;
-
 #[doc = include_str!("../docs/guide/cross-attention.md")]
 struct CrossAttention;
 
 #[doc = include_str!("../docs/guide/masked-self-attention.md")]
 struct MaskedSelfAttention;
-
-#[doc = include_str!("../docs/guide/multi-head.md")]
-struct MultiHead;
-
-#[doc = include_str!("../docs/guide/encoder-decoder.md")]
-struct EncoderDecoder;
 
 #[doc = include_str!("../docs/guide/layouts.md")]
 struct Layouts;
@@ -50,6 +35,3 @@ struct Types;
 
 #[doc = include_str!("../docs/guide/reproducibility.md")]
 struct Reproducibility;
-
-#[doc = include_str!("../docs/guide/pytorch.md")]
-struct PyTorch;

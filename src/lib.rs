@@ -21,10 +21,10 @@
 //! | gradients | [`attention_backward()`], [`attention_backward_with`]: [`Saved`] results to [`Gradients`] |
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
 //! | threads of the host's, deadlines | [`Executor`], for [`Problem::run_on`] and [`Problem::run_until`] |
-//! | layers around attention | [`layers`]: projections, multi-head attention, norms, positions, transformers |
 //! | keys in several parts | [`AttnState`], [`merge`] |
 //! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of a pool of the caller's ([`Pages`]) |
 //! | references | [`naive`]: the oracle; [`unfused`]: the baseline |
+//! | layers around attention, whole models | the crate `sdpa-layers` |
 //!
 //! Order of operations for one score: scale·(q·k) → softcap → bias → ALiBi → score function → masks set −∞ → sink added
 //! to the denominator → softmax over keys → weight function → Σ weight·v. Time is B·H·Lq·Lk·(D + Dv) over the visible
@@ -46,7 +46,6 @@ mod guide;
 pub mod ieee {}
 mod inputs;
 mod kernels;
-pub mod layers;
 mod likely;
 pub mod masks;
 pub mod naive;

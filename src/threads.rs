@@ -3,10 +3,10 @@
 
 pub(crate) mod exec;
 pub(crate) mod executor;
-pub(crate) mod share;
 pub(crate) mod workers;
 
 use crate::threads::executor::Executor;
+#[cfg(feature = "unfused")]
 use std::sync::{Mutex, PoisonError};
 
 /// Rayon's current pool: the one the calling thread belongs to, else the global one. Without the feature `rayon`, the
@@ -41,19 +41,9 @@ impl Executor for CurrentPool {
     }
 }
 
-/// Calls `a` and `b`, in parallel where threads are available.
-pub(crate) fn join(a: impl FnOnce() + Send, b: impl FnOnce() + Send) {
-    #[cfg(feature = "rayon")]
-    rayon::join(a, b);
-    #[cfg(not(feature = "rayon"))]
-    {
-        a();
-        b();
-    }
-}
-
 /// Calls `work` on every part. There are as many workers as `scratch` has pieces of `each` floats, one piece per
 /// worker; workers take the next part until none is left.
+#[cfg(feature = "unfused")]
 pub(crate) fn parts<P: Send>(
     scratch: &mut [f32],
     each: usize,

@@ -15,20 +15,12 @@ pub(crate) struct Limit {
 /// Largest length of keys and values.
 pub(crate) const LONGEST_DIM: Limit = at_most(MAX_DIM, "the largest possible");
 
-pub(crate) const fn at_least(limit: usize, of: &'static str) -> Limit {
-    Limit { bound: Bound::AtLeast, limit, of }
-}
-
 pub(crate) const fn at_most(limit: usize, of: &'static str) -> Limit {
     Limit { bound: Bound::AtMost, limit, of }
 }
 
 pub(crate) const fn exactly(limit: usize, of: &'static str) -> Limit {
     Limit { bound: Bound::Exactly, limit, of }
-}
-
-pub(crate) const fn multiple_of(limit: usize, of: &'static str) -> Limit {
-    Limit { bound: Bound::MultipleOf, limit, of }
 }
 
 impl Limit {

@@ -66,8 +66,22 @@ impl Exec {
         Self { threads: threads.max(1), ..self }
     }
 
-    /// Returns the number of threads worth waking for `flops` floating-point operations.
-    pub(crate) fn workers(&self, flops: f64) -> usize {
+    /// Returns the instruction set.
+    pub fn instruction_set(&self) -> Isa {
+        self.isa
+    }
+
+    /// Returns the number of threads worth waking for `flops` floating-point operations: 1 for few, and at most
+    /// [`Self::threads`].
+    ///
+    /// For work of your own beside attention, which a call's own work is divided by in the same way.
+    ///
+    /// ```
+    /// use sdpa::Exec;
+    /// let exec = Exec::serial().threads(8);
+    /// assert_eq!((exec.workers(1e3), exec.workers(1e12)), (1, 8));
+    /// ```
+    pub fn workers(&self, flops: f64) -> usize {
         self.threads.min((flops / FLOPS_PER_WORKER) as usize).max(1)
     }
 }

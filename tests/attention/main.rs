@@ -2,6 +2,10 @@
 
 #[path = "../support/counting.rs"]
 mod counting;
+#[path = "../support/mistake.rs"]
+mod mistake;
+#[path = "../support/model_folder.rs"]
+mod model_folder;
 #[path = "../support/options/mod.rs"]
 mod options;
 #[path = "../support/mod.rs"]
@@ -10,6 +14,7 @@ mod support;
 mod backward;
 mod balance;
 mod bits;
+mod cache_errors;
 mod columns;
 mod corners;
 mod dropout;
@@ -36,7 +41,6 @@ mod ndarray;
 mod oracle;
 mod page_pool;
 mod paged;
-mod positions;
 mod shared_prefixes;
 mod short;
 mod split_keys;

@@ -3,8 +3,6 @@
 
 mod caches;
 mod exchanged;
-mod layers;
-mod models;
 mod options;
 mod oracle;
 mod outputs;
@@ -14,8 +12,8 @@ mod sizes;
 mod states;
 mod views;
 
+use crate::mistake::{ACCEPTED, Mistake, check, mistake, outcome};
 use sdpa::{Attention, Inputs, Outputs, View, ViewMut};
-use std::collections::BTreeSet;
 
 /// Batch 2, 4 heads on 2, 3 rows, 5 keys, dims 6 and 7.
 const Q: [usize; 4] = [2, 4, 3, 6];
@@ -23,7 +21,6 @@ const K: [usize; 4] = [2, 2, 5, 6];
 const V: [usize; 4] = [2, 2, 5, 7];
 const OUT: [usize; 4] = [2, 4, 3, 7];
 
-const ACCEPTED: &str = "accepted";
 /// What is added to a message where the sizes give a cause away.
 const KEY_HEADS: &str = "; that is the number of key/value heads, and query heads count here";
 
@@ -36,23 +33,6 @@ fn floats(shape: [usize; 4]) -> View<'static> {
 
 fn bytes(shape: [usize; 4]) -> View<'static, u8> {
     View::bhld(&BYTES, shape).expect("small")
-}
-
-/// A mistake, what became of it, and what should.
-struct Mistake {
-    number: usize,
-    what: &'static str,
-    got: String,
-    expected: String,
-}
-
-fn mistake(number: usize, what: &'static str, got: String, expected: impl Into<String>) -> Mistake {
-    Mistake { number, what, got, expected: expected.into() }
-}
-
-/// The message of an error, or [`ACCEPTED`].
-fn outcome<T, E: core::fmt::Display>(result: Result<T, E>) -> String {
-    result.map_or_else(|error| error.to_string(), |_| ACCEPTED.to_owned())
 }
 
 /// An output besides `out`.
@@ -126,24 +106,10 @@ fn every_mistake_has_its_answer() {
         pages::mistakes(),
         caches::mistakes(),
         caches::elements(),
+        caches::cut_off(),
         runs::mistakes(),
         outputs::mistakes(),
         states::mistakes(),
-        models::mistakes(),
-        layers::mistakes(),
     ];
-    let mut wrong = 0;
-    let mut seen = BTreeSet::new();
-    let mut all: Vec<Mistake> = all.into_iter().flatten().collect();
-    all.sort_by_key(|mistake| mistake.number);
-    for Mistake { number, what, got, expected } in &all {
-        println!("{number:2} {what}: {got}");
-        if got != expected {
-            println!("   should be: {expected}");
-            wrong += 1;
-        }
-        seen.insert(*number);
-    }
-    assert_eq!(wrong, 0, "of {} answers", all.len());
-    assert_eq!(seen, (1..=67).collect(), "every mistake has a case");
+    check(all.into_iter().flatten().collect(), 64);
 }

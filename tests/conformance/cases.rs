@@ -201,3 +201,17 @@ pub(crate) fn run_all(variable: &str, default: &str, key: &str, run: impl Fn(&Ca
     assert!(failed == 0, "{failed} of {} cases failed", paths.len());
     assert!(passed > 0, "no case ran in {}", directory.display());
 }
+
+/// Checks that a case with another `value` at a place of its metadata fails, and why.
+pub(crate) fn fails(
+    case: &Case,
+    key: &str,
+    value: serde_json::Value,
+    why: &str,
+    run: impl Fn(&Case) -> Result<Outcome, String>,
+) {
+    let mut case = case.clone();
+    *case.metadata.pointer_mut(key).unwrap() = value;
+    let error = run(&case).expect_err(why);
+    assert!(error.contains(why), "{error}, but expected {why}");
+}

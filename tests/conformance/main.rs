@@ -4,7 +4,6 @@ mod attention_op;
 mod backward;
 mod cases;
 mod flex_op;
-mod linear_attention_op;
 mod node;
 mod onnx;
 mod options;

@@ -1,4 +1,5 @@
 //! One ONNX node with its tensors: attributes, inputs by position, expected outputs by position.
+#![allow(dead_code, reason = "compiled into the conformance tests of two packages; one uses not all of it")]
 
 use crate::cases::{Case, Tensor, Tolerance, rounded};
 use serde_json::{Map, Value};

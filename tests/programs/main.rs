@@ -2,12 +2,10 @@
 
 #[path = "../conformance/cases.rs"]
 mod cases;
-#[path = "../support/counting.rs"]
-mod counting;
-#[path = "../../examples/fixtures/mod.rs"]
-mod fixtures;
 #[path = "compare/program.rs"]
 mod program;
+#[path = "../support/small_examples.rs"]
+mod small;
 #[path = "../support/mod.rs"]
 mod support;
 #[path = "../support/temporary_folder.rs"]
@@ -17,8 +15,5 @@ mod compare_backward;
 mod compare_options;
 mod compare_refusals;
 mod compare_sweep;
-mod dictionary;
 mod drawing;
 mod small_examples;
-mod steps;
-mod translate;

@@ -13,7 +13,9 @@ pub(crate) struct Fixture {
 impl Fixture {
     /// From `tests/fixtures`, or the file that this environment variable names.
     pub(crate) fn open(name: &str, variable: &str) -> Self {
-        let own = || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        // The package's folder, or one above it.
+        let folders = || Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|folder| folder.join("tests/fixtures"));
+        let own = || folders().find(|folder| folder.is_dir()).expect("the repository's fixtures").join(name);
         let path = std::env::var_os(variable).map_or_else(own, PathBuf::from);
         let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         Self { path, bytes }

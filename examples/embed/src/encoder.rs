@@ -3,7 +3,7 @@
 use crate::args::MODEL;
 use crate::failure::{Refused, Result};
 use crate::panics::caught;
-use sdpa::layers::{Bert, BertInput, Compute, Pooling, Sequences};
+use sdpa_layers::{Bert, BertInput, Compute, Pooling, Sequences};
 use serde_json::Value;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};

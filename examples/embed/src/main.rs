@@ -18,7 +18,7 @@ use encoder::{Embedded, Encoder};
 use failure::{Refused, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use sdpa::Exec;
-use sdpa::layers::Compute;
+use sdpa_layers::Compute;
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Instant;

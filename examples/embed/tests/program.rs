@@ -11,7 +11,7 @@ mod model_folder;
 mod support;
 #[path = "../../../tests/support/temporary_folder.rs"]
 mod temporary_folder;
-#[path = "../../../tests/support/tiny_bert.rs"]
+#[path = "../../../layers/tests/support/tiny_bert.rs"]
 mod tiny_bert;
 
 use temporary_folder::TemporaryFolder;

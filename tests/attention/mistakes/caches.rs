@@ -1,4 +1,4 @@
-//! 42–53: caches that do not fit a call, and changes that do not fit a cache.
+//! 42–53: caches that do not fit a call, and changes that do not fit a cache. 63: a file that is none.
 
 use super::{Mistake, More, call, floats, mistake, numbers, outcome};
 use core::num::NonZeroUsize;
@@ -224,4 +224,17 @@ pub(super) fn elements() -> Vec<Mistake> {
             "key scales: length is 4, but the cache (kv_heads × head_dim) has 8",
         ),
     ]
+}
+
+/// 63: a file of a cache that does not end where its header says.
+pub(super) fn cut_off() -> Vec<Mistake> {
+    let mut cache = KvCache::new(1, 1, [4, 4]).unwrap();
+    cache.append(floats([1, 1, 3, 4]), floats([1, 1, 3, 4])).unwrap();
+    let cache = cache.export().unwrap();
+    vec![mistake(
+        63,
+        "a file of a cache cut off",
+        outcome(KvCache::import(&cache[..cache.len() - 1])),
+        format!("import: the file has {} bytes, but its header speaks of {}", cache.len() - 1, cache.len()),
+    )]
 }

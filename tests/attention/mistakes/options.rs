@@ -1,4 +1,4 @@
-//! 22–37: numbers, biases, masks, lists and lengths. 65: options without a derivative.
+//! 22–37: numbers, biases, masks, lists and lengths. 64: options without a derivative.
 
 use super::{ACCEPTED, K, KEY_HEADS, Mistake, OUT, Q, V, answer, bytes, call, floats, good, inputs, mistake, numbers};
 use sdpa::{
@@ -180,9 +180,9 @@ pub(super) fn backward() -> Vec<Mistake> {
     let cached = "backward: needs keys and values as tensors, not a cache or pages";
     let both = WithDerivative::new(half, |_, _| 0.5);
     vec![
-        mistake(65, "backward of a score closure", outcome_of(good(), &none.score(half)), closure),
-        mistake(65, "backward of one with a derivative", outcome_of(good(), &none.score(both)), ACCEPTED),
-        mistake(65, "backward of a weight function", outcome_of(good(), &none.prob(half)), weights),
-        mistake(65, "backward of a cache", outcome_of(Inputs::cached(floats(Q), &cache), &none), cached),
+        mistake(64, "backward of a score closure", outcome_of(good(), &none.score(half)), closure),
+        mistake(64, "backward of one with a derivative", outcome_of(good(), &none.score(both)), ACCEPTED),
+        mistake(64, "backward of a weight function", outcome_of(good(), &none.prob(half)), weights),
+        mistake(64, "backward of a cache", outcome_of(Inputs::cached(floats(Q), &cache), &none), cached),
     ]
 }

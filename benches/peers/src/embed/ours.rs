@@ -4,7 +4,7 @@ use super::Texts;
 use crate::failure::Result;
 use crate::peer::{OURS, Peer};
 use sdpa::Exec;
-use sdpa::layers::{Bert as Model, BertInput, Compute, Pooling, Sequences};
+use sdpa_layers::{Bert as Model, BertInput, Compute, Pooling, Sequences};
 use std::fs;
 
 /// The model, its memory kept from call to call.

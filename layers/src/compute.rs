@@ -1,0 +1,143 @@
+//! Resources of layers: threads, instruction set, reusable memory.
+
+use crate::error::{floats, zeros};
+use crate::share;
+use sdpa::{Error, Exec, Workspace};
+
+/// Resources of layers: threads, an instruction set, and reusable memory.
+///
+/// Keep one and pass it to every call: buffers grow to what the largest call needs and are kept, so that a warm call on
+/// one thread allocates nothing.
+///
+/// ```
+/// use sdpa::Exec;
+/// use sdpa_layers::{Compute, Norm};
+/// let mut compute = Compute::new(Exec::serial()); // one for all layers and all calls
+/// let (norm, mut out) = (Norm::rms([1.0, 1.0], 0.0)?, [0.0; 4]);
+/// norm.forward(&[1.0, -1.0, 3.0, 3.0], &mut out, &mut compute)?;
+/// assert_eq!(out, [1.0, -1.0, 1.0, 1.0]);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Compute {
+    exec: Exec,
+    workspace: Workspace,
+    buffers: Vec<Vec<f32>>,
+    lengths: Vec<usize>,
+}
+
+impl Compute {
+    /// Creates resources without memory; the first call allocates it.
+    pub fn new(exec: Exec) -> Self {
+        Self { exec, workspace: Workspace::new(), buffers: Vec::new(), lengths: Vec::new() }
+    }
+
+    /// Threads and instruction set.
+    pub fn exec(&self) -> Exec {
+        self.exec
+    }
+
+    /// Returns the number of threads available to a call made here.
+    pub(crate) fn threads(&self) -> usize {
+        share::workers(self.exec, f64::INFINITY)
+    }
+
+    /// Scratch of attention calls.
+    pub(crate) fn workspace(&mut self) -> &mut Workspace {
+        &mut self.workspace
+    }
+
+    /// Lends a buffer for `rows` rows of `width` numbers; its contents are left over from earlier calls. Return it with
+    /// [`Self::recycle`].
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] or [`Error::Memory`].
+    pub(crate) fn buffer(&mut self, what: &'static str, [rows, width]: [usize; 2]) -> Result<Buffer, Error> {
+        let len = floats(what, [rows, width, 1, 1])?;
+        // Take the smallest buffer that is large enough, else the largest: sizes settle after one call.
+        let fits = |floats: &Vec<f32>| (floats.len() < len, floats.len().abs_diff(len));
+        let best = (0..self.buffers.len()).min_by_key(|&i| fits(&self.buffers[i]));
+        let mut floats = best.map_or_else(Vec::new, |i| self.buffers.swap_remove(i));
+        if floats.len() < len {
+            // Free the old buffer instead of resizing it: its contents are not needed, and its memory may be needed for
+            // the new one.
+            drop(core::mem::take(&mut floats));
+            floats = zeros(what, len)?;
+        }
+        Ok(Buffer { floats, len })
+    }
+
+    /// Lends several buffers at once.
+    ///
+    /// # Errors
+    /// As for [`Self::buffer`]; no buffers are then lent.
+    pub(crate) fn buffers<const N: usize>(
+        &mut self,
+        what: &'static str,
+        sizes: [[usize; 2]; N],
+    ) -> Result<[Buffer; N], Error> {
+        let mut buffers = [const { Buffer { floats: Vec::new(), len: 0 } }; N];
+        for (buffer, sizes) in buffers.iter_mut().zip(sizes) {
+            *buffer = self.buffer(what, sizes)?;
+        }
+        Ok(buffers)
+    }
+
+    /// Takes back a buffer that [`Self::buffer`] gave.
+    pub(crate) fn recycle(&mut self, buffer: Buffer) {
+        self.buffers.push(buffer.floats);
+    }
+
+    /// Lends an empty list for lengths. Return it with [`Self::recycle_lengths`].
+    pub(crate) fn lengths(&mut self) -> Vec<usize> {
+        let mut lengths = core::mem::take(&mut self.lengths);
+        lengths.clear();
+        lengths
+    }
+
+    /// Takes back the list that [`Self::lengths`] gave.
+    pub(crate) fn recycle_lengths(&mut self, lengths: Vec<usize>) {
+        self.lengths = lengths;
+    }
+}
+
+/// Memory lent by a [`Compute`].
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    /// Keeps its largest length, so that nothing is cleared when the length of calls varies.
+    floats: Vec<f32>,
+    len: usize,
+}
+
+impl core::ops::Deref for Buffer {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        &self.floats[..self.len]
+    }
+}
+
+impl core::ops::DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.floats[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_that_cannot_be_had_are_errors() {
+        let mut compute = Compute::default();
+        let lent = compute.buffers("rows", [[3, 4], [0, usize::MAX]]).unwrap();
+        assert_eq!(lent.each_ref().map(|buffer| buffer.len()), [12, 0]);
+        lent.into_iter().for_each(|buffer| compute.recycle(buffer));
+        let sizes = [1 << 30, 1 << 28];
+        assert_eq!(compute.buffer("rows", sizes).unwrap_err(), Error::Memory { what: "rows", bytes: 1 << 60 });
+        for [rows, width] in [[1 << 30, 1 << 31], [usize::MAX, 2]] {
+            let error = Error::TooLarge { what: "rows", sizes: [rows, width, 1, 1] };
+            assert_eq!(compute.buffers("rows", [[2, 2], [rows, width]]).unwrap_err(), error);
+        }
+        assert_eq!(compute.buffer("rows", [3, 4]).unwrap().len(), 12);
+    }
+}

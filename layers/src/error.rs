@@ -1,0 +1,104 @@
+//! Checks of sizes, and memory that may not be had: each failure an [`Error`] that names the argument.
+
+use sdpa::{Bound, Cause, Error};
+
+/// Largest length of keys and values.
+pub(crate) const LONGEST_DIM: Limit = at_most(sdpa_kernels::MAX_DIM, "the largest possible");
+
+/// Limit of a size.
+#[derive(Clone, Copy)]
+pub(crate) struct Limit {
+    bound: Bound,
+    limit: usize,
+    /// Meaning of the limit, in messages.
+    of: &'static str,
+}
+
+pub(crate) const fn at_least(limit: usize, of: &'static str) -> Limit {
+    Limit { bound: Bound::AtLeast, limit, of }
+}
+
+pub(crate) const fn at_most(limit: usize, of: &'static str) -> Limit {
+    Limit { bound: Bound::AtMost, limit, of }
+}
+
+pub(crate) const fn exactly(limit: usize, of: &'static str) -> Limit {
+    Limit { bound: Bound::Exactly, limit, of }
+}
+
+pub(crate) const fn multiple_of(limit: usize, of: &'static str) -> Limit {
+    Limit { bound: Bound::MultipleOf, limit, of }
+}
+
+impl Limit {
+    /// Returns [`Error::Range`] unless `got`, the size `what` of an argument, keeps the limit.
+    pub(crate) fn check(self, argument: &'static str, what: &'static str, got: usize) -> Result<(), Error> {
+        let Self { bound, limit, of } = self;
+        let keeps = match bound {
+            Bound::AtLeast => got >= limit,
+            Bound::AtMost => got <= limit,
+            Bound::Exactly => got == limit,
+            Bound::MultipleOf => got.is_multiple_of(limit),
+        };
+        if keeps { Ok(()) } else { Err(Error::Range { argument, what, got, bound, limit, of }) }
+    }
+}
+
+/// Returns [`Error::Mismatch`] unless `got` equals `expected`.
+pub(crate) fn same(
+    argument: &'static str,
+    what: &'static str,
+    got: usize,
+    expected: usize,
+    of: &'static str,
+) -> Result<(), Error> {
+    if got == expected { Ok(()) } else { Err(Error::Mismatch { argument, what, got, expected, of }) }
+}
+
+/// Checks that `ends` are cumulative lengths, from 0 to the number of rows of a tensor.
+pub(crate) fn cumulative(
+    argument: &'static str,
+    ends: &[usize],
+    (of, rows): (&'static str, usize),
+) -> Result<(), Error> {
+    let Some(last) = ends.len().checked_sub(1) else {
+        return Err(Error::Empty { argument, what: "the list of cumulative lengths" });
+    };
+    let sum = ends.iter().try_fold(0usize, |sum, &len| sum.checked_add(len));
+    let lengths = (sum == Some(rows)).then_some(Cause::Lengths);
+    let (index, bound, limit, of, cause) = if ends[0] != 0 {
+        (0, Bound::Exactly, 0, None, lengths.or(Some(Cause::Begin)))
+    } else if let Some(index) = (1..ends.len()).find(|&i| ends[i] < ends[i - 1]) {
+        (index, Bound::AtLeast, ends[index - 1], Some("the entry before it"), lengths)
+    } else if ends[last] != rows {
+        (last, Bound::Exactly, rows, None, Some(Cause::End { of, rows }))
+    } else {
+        return Ok(());
+    };
+    let error = Error::Entry { argument, index, got: ends[index], bound, limit, of };
+    Err(match cause {
+        Some(cause) => Error::Likely { error: Box::new(error), cause },
+        None => error,
+    })
+}
+
+/// Returns the product of the sizes, or [`Error::TooLarge`] if that many floats do not fit the address space.
+pub(crate) fn floats(what: &'static str, sizes: [usize; 4]) -> Result<usize, Error> {
+    let len = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+    // A Vec holds at most isize::MAX bytes.
+    len.filter(|&n| n <= isize::MAX as usize / size_of::<f32>()).ok_or(Error::TooLarge { what, sizes })
+}
+
+/// Returns `len` zeros, or [`Error::Memory`] for `what`.
+pub(crate) fn zeros(what: &'static str, len: usize) -> Result<Vec<f32>, Error> {
+    sdpa_kernels::zeros(len).ok_or(Error::Memory { what, bytes: len.saturating_mul(size_of::<f32>()) })
+}
+
+/// Returns an empty vector with capacity for `len` elements, or [`Error::Memory`] for `what`.
+pub(crate) fn room<T>(what: &'static str, len: usize) -> Result<Vec<T>, Error> {
+    let mut room = Vec::new();
+    match room.try_reserve_exact(len) {
+        Ok(()) => Ok(room),
+        Err(_) => Err(Error::Memory { what, bytes: len.saturating_mul(size_of::<T>()) }),
+    }
+}

@@ -1,0 +1,174 @@
+//! Rows of one key/value head, in the form that the update rules need.
+
+use super::call::Call;
+use super::settings::{FeatureMap, Normaliser};
+use sdpa::View;
+use sdpa_kernels::{HeadsMut, exp_in_place};
+
+/// Rows of one head of a view.
+struct Rows<'a> {
+    view: View<'a>,
+    batch: usize,
+    head: usize,
+    /// Head as a matrix with the strides of rows and columns, unless a stride is negative.
+    matrix: Option<(&'a [f32], (usize, usize))>,
+}
+
+impl<'a> Rows<'a> {
+    #[inline(always)]
+    fn new(view: View<'a>, batch: usize, head: usize) -> Self {
+        Self { view, batch, head, matrix: view.head(batch, head) }
+    }
+
+    /// Copies row `t`, whose length is that of `out`.
+    #[inline(always)]
+    fn read(&self, t: usize, out: &mut [f32]) {
+        match self.matrix {
+            Some((data, (row, 1))) => out.copy_from_slice(&data[t * row..][..out.len()]),
+            Some((data, (row, element))) => {
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out = data[t * row + i * element];
+                }
+            }
+            None => {
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out = *self.view.get([self.batch, self.head, t, i]).expect("inside the shape");
+                }
+            }
+        }
+    }
+}
+
+/// One key/value head and its query heads.
+pub(super) struct Head<'a> {
+    pub(super) call: &'a Call<'a>,
+    first_query: (usize, usize),
+    keys: Rows<'a>,
+    values: Rows<'a>,
+    log_decay: Option<Rows<'a>>,
+    beta: Option<Rows<'a>>,
+}
+
+impl<'a> Head<'a> {
+    #[inline(always)]
+    pub(super) fn new(call: &'a Call<'a>, b: usize, h: usize) -> Self {
+        Self {
+            call,
+            first_query: (b, h * call.group),
+            keys: Rows::new(call.k, b, h),
+            values: Rows::new(call.v, b, h),
+            log_decay: call.log_decay.map(|view| Rows::new(view, b, h)),
+            beta: call.beta.map(|view| Rows::new(view, b, h)),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn decays(&self) -> bool {
+        self.log_decay.is_some()
+    }
+
+    #[inline(always)]
+    pub(super) fn corrects(&self) -> bool {
+        self.beta.is_some()
+    }
+
+    /// Reads the key of token `t` and applies the feature map.
+    #[inline(always)]
+    pub(super) fn key(&self, t: usize, out: &mut [f32]) {
+        self.keys.read(t, out);
+        self.map(out);
+    }
+
+    /// Reads the value of token `t`, and appends the 1 that a normaliser sums up.
+    #[inline(always)]
+    pub(super) fn value(&self, t: usize, out: &mut [f32]) {
+        let (value, one) = out.split_at_mut(self.call.width - self.call.normaliser.columns());
+        self.values.read(t, value);
+        one.fill(1.0);
+    }
+
+    /// Reads the decay of token `t`, the factor that is left of each row of the state, if the rule has decays.
+    #[inline(always)]
+    pub(super) fn decay(&self, t: usize, out: &mut [f32]) {
+        let Some(rows) = &self.log_decay else { return };
+        match rows.view.shape()[3] {
+            1 => {
+                let (first, rest) = out.split_at_mut(1);
+                rows.read(t, first);
+                exp(self.call, first);
+                rest.fill(first[0]);
+            }
+            _ => {
+                rows.read(t, out);
+                exp(self.call, out);
+            }
+        }
+    }
+
+    /// Returns the strength of token `t`; 1 if the rule has none.
+    #[inline(always)]
+    pub(super) fn beta(&self, t: usize) -> f32 {
+        let mut beta = [1.0];
+        if let Some(rows) = &self.beta {
+            rows.read(t, &mut beta);
+        }
+        beta[0]
+    }
+
+    /// Reads the query of token `t` and query head `head` of the group, applies the feature map, and scales it.
+    #[inline(always)]
+    pub(super) fn query(&self, head: usize, t: usize, out: &mut [f32]) {
+        let (batch, first) = self.first_query;
+        Rows::new(self.call.q, batch, first + head).read(t, out);
+        self.map(out);
+        out.iter_mut().for_each(|x| *x *= self.call.scale);
+    }
+
+    #[inline(always)]
+    fn map(&self, row: &mut [f32]) {
+        match self.call.feature_map {
+            FeatureMap::Identity => {}
+            FeatureMap::EluPlusOne => elu_plus_one(self.call, row),
+        }
+    }
+
+    /// Divides a row by its own sum of weights, if the call has a normaliser, and writes it.
+    #[inline(always)]
+    pub(super) fn write(&self, out: &mut HeadsMut<'_>, [head, t]: [usize; 2], row: &mut [f32]) {
+        let (row, sum) = row.split_at_mut(self.call.width - self.call.normaliser.columns());
+        if self.call.normaliser == Normaliser::KeySum {
+            match sum[0] {
+                0.0 => row.fill(0.0),
+                sum => row.iter_mut().for_each(|x| *x /= sum),
+            }
+        }
+        out.write(head, t, row);
+    }
+}
+
+/// Computes eˣ of every element, of either sign: the kernels' exponential only takes elements that are not positive, as
+/// decays are.
+fn exp(call: &Call<'_>, xs: &mut [f32]) {
+    if !xs.iter().any(|&x| x > 0.0) {
+        return exp_in_place(call.isa, xs);
+    }
+    for x in xs {
+        let mut power = [-x.abs()];
+        exp_in_place(call.isa, &mut power);
+        *x = if *x > 0.0 { 1.0 / power[0] } else { power[0] };
+    }
+}
+
+/// Computes elu(x) + 1 of every element, sixteen at a time.
+fn elu_plus_one(call: &Call<'_>, xs: &mut [f32]) {
+    for xs in xs.chunks_mut(16) {
+        let mut powers = [0.0f32; 16];
+        for (power, &x) in powers.iter_mut().zip(&*xs) {
+            *power = if x > 0.0 { 0.0 } else { x };
+        }
+        exp_in_place(call.isa, &mut powers);
+        for (x, power) in xs.iter_mut().zip(powers) {
+            *x = if *x > 0.0 { *x + 1.0 } else { power };
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! Multi-head attention: attention between learned projections.
+
+use crate::compute::Compute;
+use crate::error::{exactly, multiple_of, same};
+use crate::linear::{Linear, check_rows, rows_of};
+use crate::positions::Rope;
+use crate::sequences::{Sequences, Start};
+use crate::share;
+use sdpa::{Alignment, Attention, Error, Inputs, KvCache, Mask, Outputs, Plan, View, ViewMut};
+
+/// Input of a [`MultiHeadAttention`] call: the rows of queries, keys and values, and the keys that are visible.
+///
+/// ```
+/// use sdpa_layers::{MultiHeadInput, Sequences};
+/// // Two sequences: three and two rows of a decoder on five and four rows of an encoder, of which the last is padding.
+/// let (x, memory) = ([0.0; 5 * 8], [0.0; 9 * 8]);
+/// let input = MultiHeadInput::new(&x, Sequences::Ragged(&[0, 3, 5]))
+///     .memory(&memory, Sequences::Ragged(&[0, 5, 9]))
+///     .kv_lens(&[5, 3]);
+/// # let _ = input;
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct MultiHeadInput<'a> {
+    x: &'a [f32],
+    sequences: Sequences<'a>,
+    memory: Option<Memory<'a>>,
+    kv_lens: Option<&'a [usize]>,
+    mask: Option<Mask<'a>>,
+}
+
+/// Source of keys and values, if it is not the rows of the queries.
+#[derive(Debug, Clone, Copy)]
+struct Memory<'a> {
+    keys: &'a [f32],
+    values: &'a [f32],
+    sequences: Sequences<'a>,
+}
+
+impl<'a> MultiHeadInput<'a> {
+    /// Self-attention: rows of `x`, `[rows, inputs]`, see rows of `x`, within each sequence.
+    pub fn new(x: &'a [f32], sequences: Sequences<'a>) -> Self {
+        Self { x, sequences, memory: None, kv_lens: None, mask: None }
+    }
+
+    /// Sets cross-attention: rows of x see rows of `memory`, `[keys, width]`, sequence by sequence; `sequences` divides
+    /// the memory.
+    #[must_use]
+    pub fn memory(self, memory: &'a [f32], sequences: Sequences<'a>) -> Self {
+        self.keys_and_values(memory, memory, sequences)
+    }
+
+    /// Sets cross-attention with keys from one tensor, `[keys, width]`, and values from another, with as many rows;
+    /// `sequences` divides both.
+    #[must_use]
+    pub fn keys_and_values(self, keys: &'a [f32], values: &'a [f32], sequences: Sequences<'a>) -> Self {
+        Self { memory: Some(Memory { keys, values, sequences }), ..self }
+    }
+
+    /// Sets key padding: `lens` `[sequences]` is the number of valid keys of each, from the first on.
+    #[must_use]
+    pub fn kv_lens(self, lens: &'a [usize]) -> Self {
+        Self { kv_lens: Some(lens), ..self }
+    }
+
+    /// Sets a mask of the keys that each row may see: `[sequences, heads, rows, keys]`, the first three broadcast from
+    /// 1.
+    #[must_use]
+    pub fn mask(self, mask: Mask<'a>) -> Self {
+        Self { mask: Some(mask), ..self }
+    }
+}
+
+/// Extra tensors of a call besides its input and output.
+#[derive(Debug)]
+enum Beside<'a> {
+    Nothing,
+    /// Destination of each head's weights.
+    Weights(ViewMut<'a>),
+    /// Keys and values of earlier rows, to which those of these rows are appended.
+    Cache(&'a mut KvCache),
+}
+
+/// Multi-head attention (Vaswani et al. 2017, arXiv:1706.03762): out · Concat(head₁ … headₙ), where head *i* is
+/// attention over the *i*-th slice of the projected queries, keys and values.
+///
+/// Dimensions follow from the four projections: a head's keys have length `q.outputs() / heads`, its values
+/// `v.outputs() / kv_heads`. Inputs of q, k and v may differ in width; there may be fewer key/value heads than query
+/// heads. The three projections run side by side, and fused attention reads their results in place; nothing of the size
+/// of rows × keys is allocated.
+///
+/// ```
+/// use sdpa::Attention;
+/// use sdpa_layers::{Compute, Linear, MultiHeadAttention, MultiHeadInput, Sequences, Weights};
+/// // two heads of 4 over tokens of width 8; a projection that changes nothing
+/// let identity: Vec<f32> = (0..64).map(|i| f32::from(u8::from(i % 9 == 0))).collect();
+/// let linear = || Weights::rows(&identity, [8, 8]).map(Linear::new);
+/// let layer = MultiHeadAttention::new([2, 2], [linear()?, linear()?, linear()?, linear()?])?
+///     .attention(Attention::new().causal());
+/// let x: Vec<f32> = (0..5 * 8).map(|i| i as f32 / 40.0).collect();
+/// let mut out = vec![0.0; x.len()];
+/// layer.forward(MultiHeadInput::new(&x, Sequences::one(5)), &mut out, &mut Compute::default())?;
+/// assert_eq!(out[..8], x[..8]); // the first token sees only itself
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct MultiHeadAttention {
+    heads: usize,
+    kv_heads: usize,
+    /// Length of a head's keys; `value_dim` is that of its values.
+    key_dim: usize,
+    value_dim: usize,
+    q: Linear,
+    k: Linear,
+    v: Linear,
+    out: Linear,
+    attention: Attention,
+    alibi: Option<Vec<f32>>,
+    rope: Option<Rope>,
+}
+
+impl MultiHeadAttention {
+    /// Takes the numbers of query heads and key/value heads, and the projections of q, k, v and of the output.
+    ///
+    /// # Errors
+    /// [`Error::Heads`] if the number of query heads is not a multiple of that of key/value heads, [`Error::Range`]
+    /// if the projections do not divide into heads or do not fit together.
+    pub fn new([heads, kv_heads]: [usize; 2], [q, k, v, out]: [Linear; 4]) -> Result<Self, Error> {
+        if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(Error::Heads { q_heads: heads, kv_heads, of: "k" });
+        }
+        let (key_dim, value_dim) = (q.outputs() / heads, v.outputs() / kv_heads);
+        multiple_of(heads, "the number of query heads").check("q projection", "outputs", q.outputs())?;
+        exactly(kv_heads * key_dim, "kv_heads × the head_dim of q").check("k projection", "outputs", k.outputs())?;
+        multiple_of(kv_heads, "the number of key/value heads").check("v projection", "outputs", v.outputs())?;
+        let inputs = exactly(heads.saturating_mul(value_dim), "query heads × the value_dim of v");
+        inputs.check("out projection", "inputs", out.inputs())?;
+        for (argument, dim) in [("q projection", key_dim), ("v projection", value_dim)] {
+            if dim == 0 {
+                return Err(Error::Empty { argument, what: "head" });
+            }
+        }
+        Ok(Self {
+            heads,
+            kv_heads,
+            key_dim,
+            value_dim,
+            q,
+            k,
+            v,
+            out,
+            attention: Attention::new(),
+            alibi: None,
+            rope: None,
+        })
+    }
+
+    /// Sets scale, softcap, causal, window, alignment.
+    #[must_use]
+    pub fn attention(self, attention: Attention) -> Self {
+        Self { attention, ..self }
+    }
+
+    /// Sets ALiBi slopes, one per query head.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if there are not as many slopes as heads.
+    pub fn alibi(self, slopes: Vec<f32>) -> Result<Self, Error> {
+        same("alibi slopes", "length", slopes.len(), self.heads, "the layer (heads)")?;
+        Ok(Self { alibi: Some(slopes), ..self })
+    }
+
+    /// Sets rotary positions: queries and keys are rotated by their position in their sequence, counted from 0.
+    ///
+    /// # Errors
+    /// [`Error::Range`] if heads are narrower than the rotated columns.
+    pub fn rope(self, rope: Rope) -> Result<Self, Error> {
+        rope.check("q projection", self.key_dim)?;
+        Ok(Self { rope: Some(rope), ..self })
+    }
+
+    /// Width of the rows of x.
+    pub fn inputs(&self) -> usize {
+        self.q.inputs()
+    }
+
+    /// Widths of the rows from which keys and values are projected.
+    pub fn memory_inputs(&self) -> [usize; 2] {
+        [self.k.inputs(), self.v.inputs()]
+    }
+
+    /// Width of the rows of `out`.
+    pub fn outputs(&self) -> usize {
+        self.out.outputs()
+    }
+
+    /// Number of query heads.
+    pub fn heads(&self) -> usize {
+        self.heads
+    }
+
+    /// Writes a row of `out`, `[rows, outputs]`, for each row of x.
+    ///
+    /// # Errors
+    /// Any [`Error`]; `out` is then untouched.
+    pub fn forward(&self, input: MultiHeadInput<'_>, out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
+        self.run(input, out, Beside::Nothing, compute)
+    }
+
+    /// Writes a row of `out` for each row of x, and the weights of each head, `[sequences, heads, rows, keys]` of the
+    /// longest sequences. Only this call takes memory in rows × keys, which the caller provides.
+    ///
+    /// # Errors
+    /// Any [`Error`]; `out` is then untouched.
+    pub fn forward_with_weights(
+        &self,
+        input: MultiHeadInput<'_>,
+        out: &mut [f32],
+        weights: ViewMut<'_>,
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        self.run(input, out, Beside::Weights(weights), compute)
+    }
+
+    /// Creates an empty cache for `sequences` sequences, for [`Self::decode`].
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if rows may see later rows.
+    pub fn cache(&self, sequences: usize) -> Result<KvCache, Error> {
+        self.check_decodes()?;
+        KvCache::new(sequences, self.kv_heads, [self.key_dim, self.value_dim])
+    }
+
+    /// Decodes the next rows of every sequence, `[sequences, n, inputs]`, which see the earlier ones through the cache:
+    /// their keys and values are appended, then each row sees the keys up to its own, and a row of `out` is written for
+    /// it. Rotary positions continue from the sequence's length. The bits are those of [`Self::forward`] on the whole
+    /// sequence.
+    ///
+    /// Takes 2·rows·inputs·outputs operations for each projection and 4·heads·head_dim for each pair of a row and a key
+    /// it sees.
+    ///
+    /// # Errors
+    /// Any [`Error`]; [`Error::Needs`] if rows may see later rows. `out` is then untouched and the cache unchanged,
+    /// except that a sliding cache may have evicted keys.
+    pub fn decode(&self, x: &[f32], cache: &mut KvCache, out: &mut [f32], compute: &mut Compute) -> Result<(), Error> {
+        let rows = rows_of("x", x, self.q.inputs())?;
+        let sequences = Sequences::even(rows, cache.lens().len())?;
+        let before = cache.lens().first().copied();
+        let done = self.run(MultiHeadInput::new(x, sequences), out, Beside::Cache(cache), compute);
+        if done.is_err() && cache.lens().first().copied() != before {
+            for sequence in 0..sequences.count() {
+                let len = cache.lens()[sequence] - sequences.rows(sequence).len();
+                // A sliding cache may refuse: evicted keys cannot be restored.
+                let _ = cache.truncate(sequence, len);
+            }
+        }
+        done
+    }
+
+    /// Checks that a row's result does not depend on later rows.
+    fn check_decodes(&self) -> Result<(), Error> {
+        let argument = "decoding";
+        if !self.attention.is_causal() {
+            return Err(Error::Needs { argument, needs: "causal attention" });
+        }
+        match self.attention.alignment() {
+            // In a whole sequence these alignments are equal, and so they are here.
+            None | Some(Alignment::TopLeft | Alignment::BottomRight | Alignment::Offset(0)) => Ok(()),
+            Some(_) => Err(Error::Needs { argument, needs: "rows that stand at their own keys, no other offset" }),
+        }
+    }
+
+    fn run(
+        &self,
+        input: MultiHeadInput<'_>,
+        out: &mut [f32],
+        beside: Beside<'_>,
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        let memory = input.memory.unwrap_or(Memory { keys: input.x, values: input.x, sequences: input.sequences });
+        let rows = rows_of("x", input.x, self.q.inputs())?;
+        let keys = rows_of("keys", memory.keys, self.k.inputs())?;
+        check_rows("values", memory.values, keys, self.v.inputs())?;
+        check_rows("out", out, rows, self.out.outputs())?;
+        input.sequences.check("x", rows)?;
+        memory.sequences.check("keys", keys)?;
+
+        let (q, k, v, attended) = (self.q.outputs(), self.k.outputs(), self.v.outputs(), self.out.inputs());
+        let mut buffers = compute.buffers("projections", [[rows, q], [keys, k], [keys, v], [rows, attended]])?;
+        let done = self.attend(&input, &memory, &mut buffers, beside, compute);
+        if done.is_ok() {
+            share::multiply(compute.exec(), [self.out.product(&buffers[3], out)]);
+        }
+        buffers.into_iter().for_each(|buffer| compute.recycle(buffer));
+        done
+    }
+
+    /// Projects into the first three buffers, and writes the attention output to the fourth.
+    fn attend(
+        &self,
+        input: &MultiHeadInput<'_>,
+        memory: &Memory<'_>,
+        buffers: &mut [crate::compute::Buffer; 4],
+        beside: Beside<'_>,
+        compute: &mut Compute,
+    ) -> Result<(), Error> {
+        let exec = compute.exec();
+        let [q, k, v, attended] = buffers;
+        share::multiply(
+            exec,
+            [self.q.product(input.x, q), self.k.product(memory.keys, k), self.v.product(memory.values, v)],
+        );
+        let rows = q.len() / self.q.outputs();
+        let keys = k.len() / self.k.outputs();
+        let (heads, key_heads) = ([self.heads, self.key_dim], [self.kv_heads, self.key_dim]);
+        let start = match &beside {
+            Beside::Cache(cache) => Start::Each(cache.lens()),
+            _ => Start::At(0),
+        };
+        if let Some(rope) = &self.rope {
+            rope.rotate(q, heads, input.sequences, start, compute)?;
+            rope.rotate(k, key_heads, memory.sequences, start, compute)?;
+        }
+        let q = View::blhd(q, input.sequences.stored(rows, heads))?;
+        let k = View::blhd(k, memory.sequences.stored(keys, key_heads))?;
+        let v = View::blhd(v, memory.sequences.stored(keys, [self.kv_heads, self.value_dim]))?;
+        let attended = ViewMut::blhd(attended, input.sequences.stored(rows, [self.heads, self.value_dim]))?;
+        let (mut attention, mut outputs) = (self.attention, Outputs::new(attended));
+        let inputs = match beside {
+            Beside::Cache(cache) => {
+                self.check_decodes()?;
+                cache.append(k, v)?;
+                attention = attention.align(Alignment::BottomRight);
+                Inputs::cached(q, cache)
+            }
+            Beside::Weights(weights) => {
+                outputs = outputs.weights(weights);
+                Inputs::new(q, k, v)
+            }
+            Beside::Nothing => Inputs::new(q, k, v),
+        };
+        let problem = attention.problem(self.with_options(inputs, input, memory)?, outputs)?;
+        let plan = Plan::new(&problem, exec);
+        problem.run(&plan, compute.workspace());
+        Ok(())
+    }
+
+    /// Adds to the inputs of attention what the layer and its input say of sequences, positions, lengths and masks.
+    fn with_options<'a>(
+        &'a self,
+        mut inputs: Inputs<'a>,
+        input: &MultiHeadInput<'a>,
+        memory: &Memory<'a>,
+    ) -> Result<Inputs<'a>, Error> {
+        inputs = match (input.sequences, memory.sequences) {
+            (Sequences::Ragged(q), Sequences::Ragged(k)) => inputs.ragged(q, k),
+            (Sequences::Even { .. }, Sequences::Even { .. }) => inputs,
+            _ => return Err(Error::Needs { argument: "ragged sequences", needs: "x and the keys to be ragged, both" }),
+        };
+        if let Some(slopes) = &self.alibi {
+            inputs = inputs.alibi(slopes);
+        }
+        if let Some(lens) = input.kv_lens {
+            inputs = inputs.kv_lens(lens);
+        }
+        if let Some(mask) = input.mask {
+            inputs = inputs.mask(mask);
+        }
+        Ok(inputs)
+    }
+}
