@@ -1,5 +1,5 @@
 //! The documentation: what is public has an example that whoever copies it can compile. What the kernels' doc comments
-//! say is read in this crate's documentation, by people who have no kernels.
+//! say is read in the documentation of `sdpa` and `sdpa-layers`, by people who have no kernels.
 
 use std::path::{Path, PathBuf};
 
@@ -32,18 +32,27 @@ fn kernels() -> Vec<(PathBuf, String)> {
     files
 }
 
-/// A file of this crate.
-fn source(path: &str) -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(path)).expect("a source")
+/// Where the sources of the crates are that users see.
+const CRATES: [&str; 2] = ["src", "layers/src"];
+
+/// A file of a crate.
+fn source(sources: &str, path: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(sources).join(path)).expect("a source")
 }
 
-/// The files of this crate that say what is public: its root, what that shows of the kernels, and its public modules.
-fn public_files() -> Vec<String> {
-    let root = source("lib.rs");
+/// The files of a crate that say what is public: its root, what that shows of the kernels, and its public modules.
+fn public_files(sources: &str) -> Vec<String> {
+    let root = source(sources, "lib.rs");
     let modules = root.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';'));
-    let files: Vec<_> = ["lib", "kernels"].into_iter().chain(modules).map(|name| format!("{name}.rs")).collect();
-    assert!(files.len() > 4 && files.contains(&"layers.rs".to_owned()), "{files:?}");
+    let kernels = root.contains("\npub use kernels::*;").then_some("kernels");
+    let files: Vec<_> = ["lib"].into_iter().chain(kernels).chain(modules).map(|name| format!("{name}.rs")).collect();
+    assert!(sources != "src" || files.len() > 4 && files.contains(&"masks.rs".to_owned()), "{files:?}");
     files
+}
+
+/// Each of these files of all crates, with where the crate's sources are.
+fn all_public_files() -> impl Iterator<Item = (&'static str, String)> {
+    CRATES.into_iter().flat_map(|sources| public_files(sources).into_iter().map(move |file| (sources, file)))
 }
 
 /// The text of a doc comment just above a line, attributes between them left out.
@@ -61,9 +70,10 @@ fn has_example(comment: &str) -> bool {
     std::iter::from_fn(|| Some((fences.next()?, fences.next()?))).any(|(language, _)| language.is_empty())
 }
 
-/// The names that a file shows of its modules: where their definitions are, relative to `src`, without an extension.
-fn shown_of_modules(file: &str) -> Vec<(String, String)> {
-    let (text, folder) = (source(file), file.strip_suffix(".rs").expect("a source"));
+/// The names that a file shows of its modules: where their definitions are, relative to its crate's sources, without an
+/// extension.
+fn shown_of_modules(sources: &str, file: &str) -> Vec<(String, String)> {
+    let (text, folder) = (source(sources, file), file.strip_suffix(".rs").expect("a source"));
     let mut names = Vec::new();
     for part in text.split("\npub use ").skip(1) {
         let path = part.split(';').next().expect("a first part");
@@ -87,32 +97,38 @@ fn defines(line: &str, name: &str) -> bool {
     rest.strip_prefix(name).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
 }
 
+/// Doc comments of the definitions of a name, in a module of a crate or below it.
+fn definitions(folder: &str, module: &str, name: &str) -> Vec<String> {
+    let inside = |path: &Path| {
+        let path = path.with_extension("");
+        path.ends_with(Path::new("src").join(module)) || path.parent().is_some_and(|up| up.ends_with(module))
+    };
+    let mut comments = Vec::new();
+    for (_, text) in sources(folder, "rs").iter().filter(|(path, _)| inside(path)) {
+        let lines: Vec<_> = text.lines().collect();
+        let at = (0..lines.len()).filter(|&at| defines(lines[at], name));
+        comments.extend(at.map(|at| comment_above(&lines, at)));
+    }
+    comments
+}
+
 /// Doc comments of what users see: the path of each item, and what is said of it.
 fn documented() -> Vec<(String, String)> {
     let mut found = Vec::new();
-    for (module, name) in public_files().iter().flat_map(|file| shown_of_modules(file)) {
-        let inside = |path: &Path| {
-            let path = path.with_extension("");
-            path.ends_with(Path::new("src").join(&module)) || path.parent().is_some_and(|up| up.ends_with(&module))
-        };
-        let mut comments = Vec::new();
-        for (_, text) in sources("src", "rs").iter().filter(|(path, _)| inside(path)) {
-            let lines: Vec<_> = text.lines().collect();
-            let at = (0..lines.len()).filter(|&at| defines(lines[at], &name));
-            comments.extend(at.map(|at| comment_above(&lines, at)));
+    for (folder, file) in all_public_files() {
+        for (module, name) in shown_of_modules(folder, &file) {
+            let comments = definitions(folder, &module, &name);
+            let [comment] = &comments[..] else { panic!("{module}: {} definitions of {name}", comments.len()) };
+            found.push((format!("{module}: {name}"), comment.clone()));
         }
-        let [comment] = &comments[..] else { panic!("{module}: {} definitions of {name}", comments.len()) };
-        found.push((format!("{module}: {name}"), comment.clone()));
-    }
-    // What these define themselves, and what they show of the kernels.
-    for file in public_files() {
-        let text = source(&file);
+        // What it defines itself, and what it shows of the kernels.
+        let text = source(folder, &file);
         let lines: Vec<_> = text.lines().collect();
         for (at, line) in lines.iter().enumerate() {
             let own = KINDS.iter().any(|kind| line.starts_with(&format!("pub {kind} ")));
             if own || line.starts_with("pub use sdpa_kernels::") && !line.ends_with("::probe;") {
                 assert!(own || !line.contains('{'), "{file}: one `pub use` for each, with its example: {line}");
-                found.push((format!("{file}: {line}"), comment_above(&lines, at)));
+                found.push((format!("{folder}/{file}: {line}"), comment_above(&lines, at)));
             }
         }
     }
@@ -128,7 +144,8 @@ fn everything_public_has_an_example() {
 
 #[test]
 fn examples_name_no_kernels() {
-    for (path, text) in sources("src", "rs").into_iter().chain(sources("docs/guide", "md")) {
+    let of_crates = CRATES.into_iter().flat_map(|folder| sources(folder, "rs"));
+    for (path, text) in of_crates.chain(sources("docs/guide", "md")) {
         for (n, line) in text.lines().enumerate().map(|(n, line)| (n + 1, line.trim_start())) {
             let read = path.extension().is_some_and(|extension| extension == "md") || line.starts_with("//");
             assert!(!read || !line.contains("sdpa_kernels::"), "{}:{n}: {line}", path.display());
@@ -139,12 +156,13 @@ fn examples_name_no_kernels() {
 /// The snippets of every page are tests, and the index leads to it.
 #[test]
 fn pages_of_the_guide_are_tested() {
-    let (tested, pages) = (source("guide.rs"), sources("docs/guide", "md"));
+    let (tested, pages) = (CRATES.map(|folder| source(folder, "guide.rs")), sources("docs/guide", "md"));
     let index = pages.iter().find(|(path, _)| path.ends_with("README.md")).expect("an index").1.clone();
     assert!(pages.len() > 10, "only {} pages", pages.len());
     for (path, _) in pages.iter().filter(|(path, _)| !path.ends_with("README.md")) {
         let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
-        assert!(tested.contains(&format!("include_str!(\"../docs/guide/{name}\")")), "src/guide.rs: {name}");
+        let times: usize = tested.iter().map(|file| file.matches(&format!("../docs/guide/{name}\")")).count()).sum();
+        assert_eq!(times, 1, "guide.rs of {CRATES:?}: {name}");
         assert!(index.contains(&format!("({name})")), "docs/guide/README.md: {name}");
     }
 }
@@ -160,12 +178,21 @@ fn every_snippet_of_every_document_is_compiled() {
         let known = |language: &&str| ["rust", "sh", "text", "toml"].contains(language);
         assert!(languages.iter().all(known), "{name}: {languages:?}");
         let rust = languages.iter().filter(|language| **language == "rust").count();
-        let (file, included) = match name.strip_suffix("/README.md").filter(|folder| folder.starts_with("adapters/")) {
-            Some(folder) => (format!("{folder}/src/lib.rs"), "../README.md".to_owned()),
-            None => ("src/guide.rs".to_owned(), format!("../{name}")),
+        let included = |file: &str, path: &str| {
+            let source = std::fs::read_to_string(root.join(file)).expect("a source");
+            source.contains(&format!("include_str!(\"{path}\")"))
         };
-        let source = std::fs::read_to_string(root.join(&file)).expect("a source");
-        assert!(rust == 0 || source.contains(&format!("include_str!(\"{included}\")")), "{name}: not in {file}");
+        let compiled = match name.strip_suffix("/README.md") {
+            Some(folder) if folder.starts_with("adapters/") => {
+                included(&format!("{folder}/src/lib.rs"), "../README.md")
+            }
+            Some("layers") => included("layers/src/guide.rs", "../README.md"),
+            _ => {
+                included("src/guide.rs", &format!("../{name}"))
+                    || included("layers/src/guide.rs", &format!("../../{name}"))
+            }
+        };
+        assert!(rust == 0 || compiled, "{name}: in no guide.rs");
         snippets += rust;
     }
     assert!(snippets > 40, "only {snippets} snippets");
@@ -178,7 +205,7 @@ fn documents_link_to_what_is_there() {
     let of_root = ["CHANGELOG", "CONTRIBUTING", "DESIGN", "README"].map(|name| root.join(name).with_extension("md"));
     let of_root = of_root.map(|path| (path.clone(), std::fs::read_to_string(path).expect("a document")));
     let mut links = 0;
-    for (path, text) in of_root.into_iter().chain(sources("docs", "md")) {
+    for (path, text) in of_root.into_iter().chain(sources("docs", "md")).chain(sources("layers", "md")) {
         for target in text.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next()) {
             let file = target.split('#').next().unwrap_or_default();
             if file.is_empty() || file.contains("://") {
@@ -191,7 +218,7 @@ fn documents_link_to_what_is_there() {
     assert!(links > 50, "only {links} links");
 }
 
-/// Their examples would not compile for whoever copies them; those of this crate stand beside its `pub use`.
+/// Their examples would not compile for whoever copies them; those of the crates stand beside their `pub use`.
 #[test]
 fn the_kernels_have_no_examples_of_their_own() {
     for (path, text) in kernels() {
@@ -207,11 +234,11 @@ fn the_kernels_have_no_examples_of_their_own() {
     }
 }
 
-/// What this crate shows of the kernels.
+/// What the crates show of the kernels.
 fn shown() -> Vec<String> {
     let mut names = Vec::new();
-    for file in public_files() {
-        let text = source(&file);
+    for (folder, file) in all_public_files() {
+        let text = source(folder, &file);
         for part in text.split("pub use sdpa_kernels::").skip(1) {
             let part = part.split(';').next().unwrap_or_default();
             let words = part.split(|c: char| !c.is_alphanumeric() && c != '_');
@@ -266,7 +293,7 @@ fn arguments_have_names() {
     assert!(seen > 50, "only {seen} functions");
 }
 
-/// A link to what this crate does not show is no link.
+/// A link to what the crates do not show is no link.
 #[test]
 fn links_are_to_what_is_shown() {
     let (names, mut links) = (shown(), 0);
