@@ -5,8 +5,8 @@
 //! cross-attention does with such scores, and the picture that is drawn of it.
 //!
 //! ```text
-//! cargo run --release --example alignment              # to target/pictures
-//! cargo run --release --example alignment -- FOLDER
+//! cargo run --release -p sdpa-layers --example alignment              # to target/pictures
+//! cargo run --release -p sdpa-layers --example alignment -- FOLDER
 //! ```
 
 #[path = "../../examples/arguments/mod.rs"]

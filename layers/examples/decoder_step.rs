@@ -5,8 +5,8 @@
 //! "dot" of Luong, Pham and Manning 2015), and keys are values.
 //!
 //! ```text
-//! cargo run --release --example decoder_step              # to target/pictures
-//! cargo run --release --example decoder_step -- FOLDER
+//! cargo run --release -p sdpa-layers --example decoder_step              # to target/pictures
+//! cargo run --release -p sdpa-layers --example decoder_step -- FOLDER
 //! ```
 
 #[path = "../../examples/arguments/mod.rs"]

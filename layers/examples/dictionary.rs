@@ -1,7 +1,7 @@
 //! A soft dictionary of 184 words: look-up by likeness, which is what attention is.
 //!
 //! ```text
-//! cargo run --release --example dictionary
+//! cargo run --release -p sdpa-layers --example dictionary
 //! ```
 
 #[path = "../../examples/arguments/mod.rs"]

@@ -1,8 +1,8 @@
 //! Draws the pictures of the guide that no other example draws: a soft dictionary, the steps of one row, and masks.
 //!
 //! ```text
-//! cargo run --release --example guide              # to target/pictures
-//! cargo run --release --example guide -- FOLDER
+//! cargo run --release -p sdpa-layers --example guide              # to target/pictures
+//! cargo run --release -p sdpa-layers --example guide -- FOLDER
 //! ```
 
 #[path = "../../examples/arguments/mod.rs"]

@@ -1,8 +1,8 @@
 //! Draws attention weights: each head's and their average, of a sentence on itself, causally, and on another sentence.
 //!
 //! ```text
-//! cargo run --release --example heatmap              # to target/pictures
-//! cargo run --release --example heatmap -- FOLDER
+//! cargo run --release -p sdpa-layers --example heatmap              # to target/pictures
+//! cargo run --release -p sdpa-layers --example heatmap -- FOLDER
 //! ```
 
 #[path = "../../examples/arguments/mod.rs"]

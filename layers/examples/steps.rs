@@ -1,7 +1,7 @@
 //! The steps of self-attention, one by one: scores, weights, output, and what order means to them.
 //!
 //! ```text
-//! cargo run --release --example steps
+//! cargo run --release -p sdpa-layers --example steps
 //! ```
 
 #[path = "../../examples/arguments/mod.rs"]

@@ -10,7 +10,7 @@
 //! - SiLU: w is the sigmoid, and w(−a) = e/(1 + e) with e = exp(−a).
 //! - The tanh form of GELU, ½x(1 + tanh u), is x·σ(2u): computed as SiLU is, without a hyperbolic tangent.
 //!
-//! Errors beyond the rounding of the result: below 7e-8, absolute, for all of f32 (`tests/layers/activations.rs`).
+//! Errors beyond the rounding of the result: below 7e-8, absolute, for all of f32 (`layers/tests/layers/activations.rs`).
 
 use crate::simd::exp::exp;
 use crate::simd::isa::Isa;

@@ -4,9 +4,9 @@
 //! bits of the whole sequence at once. Then larger ones with random weights: what a step costs, and what it reads.
 //!
 //! ```text
-//! cargo run --release --example generate              # a minute, 2 GB; pictures to target/pictures
-//! cargo run --release --example generate -- FOLDER
-//! cargo run --release --example generate -- --quick   # small decoders
+//! cargo run --release -p sdpa-layers --example generate              # a minute, 2 GB; pictures to target/pictures
+//! cargo run --release -p sdpa-layers --example generate -- FOLDER
+//! cargo run --release -p sdpa-layers --example generate -- --quick   # small decoders
 //! ```
 
 #[path = "../../../examples/arguments/mod.rs"]

@@ -1,13 +1,13 @@
 //! Translates what you type from English to French, and shows how: the encoder's states, the decoder step by step, and
 //! where each step looks by cross-attention.
 //!
-//! The model, `examples/models/translator.safetensors`, was trained by the example of the same name in `adapters/candle`
+//! The model, `layers/examples/models/translator.safetensors`, was trained by the example of the same name in `adapters/candle`
 //! on sentences and numbers that a grammar makes. It knows no other words (`--words` lists them).
 //!
 //! ```text
-//! cargo run --release --example translate                                        # some sentences it has never seen
-//! cargo run --release --example translate -- "I like to go to the park and play"
-//! cargo run --release --example translate -- -                                   # lines of standard input
+//! cargo run --release -p sdpa-layers --example translate         # some sentences it has never seen
+//! cargo run --release -p sdpa-layers --example translate -- "I like to go to the park and play"
+//! cargo run --release -p sdpa-layers --example translate -- -    # lines of standard input
 //! ```
 
 #[path = "../../../examples/arguments/mod.rs"]

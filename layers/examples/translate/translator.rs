@@ -1,4 +1,4 @@
-//! The translator: a model that the example of the same name in `adapters/candle` has trained, run by `sdpa::layers`.
+//! The translator: a model that the example of the same name in `adapters/candle` has trained, run by `sdpa-layers`.
 
 use crate::words::{END, POSITIONS};
 use safetensors::SafeTensors;

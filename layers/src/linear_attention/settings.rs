@@ -77,8 +77,8 @@ pub enum Form {
     #[default]
     Recurrent,
     /// Chunks of this many tokens, 1 to 1024. The state is written once per chunk and read once in four tokens, which
-    /// pays where it outgrows the first-level cache, from dimensions of 128 on (`cargo bench --bench linear_attention`;
-    /// 16 is best there). Parts of a sequence give the bits of the whole if they end where chunks do.
+    /// pays where it outgrows the first-level cache, from dimensions of 128 on (`cargo bench -p sdpa-layers --bench
+    /// linear_attention`; 16 is best there). Parts of a sequence give the bits of the whole if they end where chunks do.
     Chunked(usize),
 }
 

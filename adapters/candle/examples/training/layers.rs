@@ -1,9 +1,9 @@
-//! Layers of both models, as `sdpa::layers` computes them: without biases, RMS norms before each part, ReLU.
+//! Layers of both models, as `sdpa-layers` computes them: without biases, RMS norms before each part, ReLU.
 
 use candle_core::{D, DType, Device, Module, Result, Tensor};
 use candle_nn::{Init, Linear, VarBuilder, linear_no_bias, ops};
-use sdpa_candle::sdpa::layers::{Compute, Embedding};
 use sdpa_candle::{Alignment, Attention, KvCache, Sdpa};
+use sdpa_layers::{Compute, Embedding};
 
 /// Implementation of attention in a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,7 +13,7 @@ mod grammar;
 mod model;
 #[path = "../training/mod.rs"]
 mod training;
-#[path = "../../../../examples/translate/words.rs"]
+#[path = "../../../../layers/examples/translate/words.rs"]
 mod words;
 
 use candle_core::{DType, Device};

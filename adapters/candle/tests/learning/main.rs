@@ -23,9 +23,9 @@ mod text;
 #[path = "../../examples/training/mod.rs"]
 mod training;
 #[allow(dead_code, reason = "of an example; no test uses all of it")]
-#[path = "../../../../examples/translate/translator.rs"]
+#[path = "../../../../layers/examples/translate/translator.rs"]
 mod translator;
-#[path = "../../../../examples/translate/words.rs"]
+#[path = "../../../../layers/examples/translate/words.rs"]
 mod words;
 
 mod checkpoints;

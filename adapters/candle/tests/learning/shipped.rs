@@ -1,4 +1,4 @@
-//! The translator in the repository: candle and `sdpa::layers` compute the same of it, and it translates what it never saw.
+//! The translator in the repository: candle and `sdpa-layers` compute the same of it, and it translates what it never saw.
 
 use crate::corpus::{Batch, Corpus, Pair};
 use crate::grammar::{Phrase, is_held_out};
@@ -6,7 +6,7 @@ use crate::model::Translator;
 use crate::training::Attend;
 use crate::{file, translator, words};
 
-const MODEL: &[u8] = include_bytes!("../../../../examples/models/translator.safetensors");
+const MODEL: &[u8] = include_bytes!("../../../../layers/examples/models/translator.safetensors");
 /// Seed of the corpus that it was trained on.
 const SEED: u64 = 1;
 

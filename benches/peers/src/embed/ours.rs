@@ -47,7 +47,7 @@ impl Peer<Texts> for Bert {
             ends,
             model,
         });
-        Ok("layers::Bert, all texts end to end".to_owned())
+        Ok("sdpa_layers::Bert, all texts end to end".to_owned())
     }
 
     fn run(&mut self) -> Result<()> {
