@@ -38,8 +38,6 @@ mod cache;
 mod cause;
 mod dropout;
 mod error;
-#[cfg(feature = "safetensors")]
-mod file_length;
 #[cfg(doctest)]
 mod guide;
 #[doc = include_str!("ieee.md")]

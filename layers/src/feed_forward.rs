@@ -3,8 +3,7 @@
 use crate::compute::Compute;
 use crate::error::same;
 use crate::linear::{Linear, check_rows, rows_of};
-use crate::share;
-use crate::share::Rows;
+use crate::share::{self, Rows};
 use sdpa::Error;
 use sdpa_kernels::Activation;
 

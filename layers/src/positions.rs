@@ -4,8 +4,7 @@ use crate::compute::Compute;
 use crate::error::{at_least, floats, room};
 use crate::linear::rows_of;
 use crate::sequences::{Places, Sequences, Start};
-use crate::share;
-use crate::share::Rows;
+use crate::share::{self, Rows};
 use sdpa::Error;
 use std::sync::Arc;
 

@@ -7,8 +7,7 @@ use crate::layer_input::LayerInput;
 use crate::linear::{check_rows, rows_of};
 use crate::multi_head::{MultiHeadAttention, MultiHeadInput};
 use crate::norm::Norm;
-use crate::share;
-use crate::share::Rows;
+use crate::share::{self, Rows};
 use sdpa::{Error, KvCache};
 
 /// Cost of adding a number, in the operations that [`sdpa::Exec`] counts: the time of memory.

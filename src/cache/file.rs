@@ -1,6 +1,7 @@
 //! Caches as safetensors files.
 
 mod description;
+mod file_length;
 mod import;
 
 use crate::cache::KvCache;

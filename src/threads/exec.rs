@@ -74,7 +74,7 @@ impl Exec {
     /// Returns the number of threads worth waking for `flops` floating-point operations: 1 for few, and at most
     /// [`Self::threads`].
     ///
-    /// For work of your own beside attention, which a call's own work is divided by in the same way.
+    /// Calls divide their work by it; use it for work of yours beside attention.
     ///
     /// ```
     /// use sdpa::Exec;

@@ -1,10 +1,10 @@
 //! Caches from their files.
 
 use super::description::{Description, ElementFormat, Sequence, VERSION, Version};
+use super::file_length::expected_length;
 use super::{CHANNEL_SCALES, DESCRIPTION, MOST_KEYS, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long};
 use crate::cache::{KeyScales, KvCache};
 use crate::error::Error;
-use crate::file_length::expected_length;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use sdpa_kernels::{Dtype as Elements, F16, Int4, TokenPart, is_int8_scale};
 
