@@ -8,8 +8,8 @@ mod support;
 use interleaved::{medians, random};
 use sdpa::masks::Documents;
 use sdpa::{
-    Attention, BlockClass, BlockPosition, Exec, Inputs, Isa, Mask, MaskMod, Mods, NoMod, Outputs, Plan, Position, View,
-    ViewMut, Workspace,
+    Attention, BlockClass, BlockPosition, Exec, Inputs, Isa, Mask, MaskMod, Mods, NoMod, Outputs, Plan, Position, Run,
+    View, ViewMut, Workspace,
 };
 
 const HEADS: usize = 2;
@@ -87,7 +87,7 @@ impl Tensors {
             let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, HEADS, self.rows, DIM]).expect("dense"));
             let problem = Attention::new().problem(inputs, outputs).expect("a good call");
             let plan = Plan::new(&problem, Exec::serial().isa(isa));
-            problem.run_with(&plan, &mut workspace, &mods).expect("functions that fit");
+            problem.run_with(&plan, &mut workspace, Run::new().mods(&mods)).expect("functions that fit");
         }
     }
 }

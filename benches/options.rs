@@ -11,7 +11,7 @@ mod interleaved;
 use interleaved::{median, random};
 use sdpa::{
     Alignment, Attention, Bf16, BlockClass, BlockPosition, Exec, Inputs, Isa, Mask, MaskMod, Mods, Outputs, Plan,
-    Position, View, ViewMut, Window, Workspace, alibi_slopes,
+    Position, Run, View, ViewMut, Window, Workspace, alibi_slopes,
 };
 use std::num::NonZero;
 use std::time::Instant;
@@ -153,18 +153,22 @@ fn measure(name: &str, len: usize, plain: Attention, rounds: usize) {
             let plan = Plan::new(&problem, Exec::serial());
             let start = Instant::now();
             let fits = match variant.extra {
-                Extra::Function => problem.run_with(&plan, &mut workspace, &Mods::new().mask(Causal)),
-                Extra::Closure(Closure::Causal) => {
-                    problem.run_with(&plan, &mut workspace, &Mods::new().mask(|at: Position| at.key <= at.row))
-                }
+                Extra::Function => problem.run_with(&plan, &mut workspace, Run::new().mods(&Mods::new().mask(Causal))),
+                Extra::Closure(Closure::Causal) => problem.run_with(
+                    &plan,
+                    &mut workspace,
+                    Run::new().mods(&Mods::new().mask(|at: Position| at.key <= at.row)),
+                ),
                 Extra::Closure(Closure::Modulo) => problem.run_with(
                     &plan,
                     &mut workspace,
-                    &Mods::new().mask(|at: Position| !(at.key + at.row).is_multiple_of(13)),
+                    Run::new().mods(&Mods::new().mask(|at: Position| !(at.key + at.row).is_multiple_of(13))),
                 ),
-                Extra::Closure(Closure::Table) => {
-                    problem.run_with(&plan, &mut workspace, &Mods::new().mask(|at: Position| tensors.keys[at.key]))
-                }
+                Extra::Closure(Closure::Table) => problem.run_with(
+                    &plan,
+                    &mut workspace,
+                    Run::new().mods(&Mods::new().mask(|at: Position| tensors.keys[at.key])),
+                ),
                 _ => {
                     problem.run(&plan, &mut workspace);
                     Ok(())

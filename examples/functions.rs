@@ -13,8 +13,8 @@ mod fixtures;
 use arguments::{Output, Program};
 use fixtures::{HEAD_DIM, HEADS, Sentence, sentence};
 use sdpa::{
-    Attention, BlockClass, BlockPosition, Error, Gradients, Inputs, MaskMod, Mods, Outputs, Position, ProbMod, Saved,
-    ScoreMod, View, ViewMut, WithDerivative, naive,
+    Attention, BlockClass, BlockPosition, Error, Gradients, Inputs, MaskMod, Mods, Outputs, Position, ProbMod, Run,
+    Saved, ScoreMod, View, ViewMut, WithDerivative, naive,
 };
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -58,7 +58,7 @@ fn weights_of<S: ScoreMod, M: MaskMod, P: ProbMod>(
     let (mut out, mut weights) = (vec![0.0; HEADS * n * HEAD_DIM], vec![0.0; HEADS * n * n]);
     let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, HEADS, n, HEAD_DIM])?)
         .weights(ViewMut::bhld(&mut weights, [1, HEADS, n, n])?);
-    sdpa::attention_with(&Attention::new(), sentence.layers[0].attends()?, outputs, mods)?;
+    sdpa::attention_with(&Attention::new(), sentence.layers[0].attends()?, outputs, Run::new().mods(mods))?;
     Ok(weights[HEAD * n * n..][..n * n].to_vec())
 }
 
@@ -92,9 +92,9 @@ fn weights(sentence: &Sentence) -> Result<(), Error> {
     let mut sums = [(); 2].map(|()| vec![0.0; HEADS * n]);
     let [masked, dropped] = sums.each_mut().map(|sums| ViewMut::bhld(sums, [1, HEADS, n, 1]));
     let first_hidden = Mods::new().mask(|at: Position| at.key > 0);
-    sdpa::attention_with(&Attention::new(), inputs, Outputs::new(masked?), &first_hidden)?;
+    sdpa::attention_with(&Attention::new(), inputs, Outputs::new(masked?), Run::new().mods(&first_hidden))?;
     let first_dropped = Mods::new().prob(|weight: f32, at: Position| if at.key > 0 { weight } else { 0.0 });
-    sdpa::attention_with(&Attention::new(), inputs, Outputs::new(dropped?), &first_dropped)?;
+    sdpa::attention_with(&Attention::new(), inputs, Outputs::new(dropped?), Run::new().mods(&first_dropped))?;
     println!("\nSums of the weights without [CLS], hidden by a mask function and dropped by a weight function:\n");
     for (i, token) in sentence.tokens.iter().enumerate() {
         println!("{token:>8}  {:.3}  {:.3}", sums[0][HEAD * n + i], sums[1][HEAD * n + i]);
@@ -136,11 +136,11 @@ fn gradients(sentence: &Sentence) -> Result<(), Error> {
     let inputs = layer.attends()?;
     let (mut out, mut lse) = (vec![0.0; layer.q.len()], vec![0.0; HEADS * n]);
     let outputs = Outputs::new(ViewMut::bhld(&mut out, shape)?).lse(ViewMut::bhld(&mut lse, rows)?);
-    sdpa::attention_with(&attention, inputs, outputs, &mods)?;
+    sdpa::attention_with(&attention, inputs, outputs, Run::new().mods(&mods))?;
     let (d_out, mut dq) = (vec![1.0; out.len()], vec![0.0; out.len()]);
     let saved = Saved::new(View::bhld(&out, shape)?, View::bhld(&lse, rows)?, View::bhld(&d_out, shape)?);
     let wanted = Gradients::new().q(ViewMut::bhld(&mut dq, shape)?);
-    sdpa::attention_backward_with(&attention, inputs, saved, wanted, &mods)?;
+    sdpa::attention_backward_with(&attention, inputs, saved, wanted, Run::new().mods(&mods))?;
     println!(
         "
 Score function score / (1 + |score|): derivatives of the sum of outputs in a query, and by moving it:
@@ -193,7 +193,12 @@ fn blocks() -> Result<(), Error> {
     let inputs = Inputs::new(View::bhld(&q, SHAPE)?, View::bhld(&k, SHAPE)?, View::bhld(&v, SHAPE)?);
     fn timed<M: MaskMod>(inputs: Inputs<'_>, out: &mut [f32], mask: M) -> Result<Duration, Error> {
         let (start, mods) = (Instant::now(), Mods::new().mask(mask));
-        sdpa::attention_with(&Attention::new(), inputs, Outputs::new(ViewMut::bhld(out, SHAPE)?), &mods)?;
+        sdpa::attention_with(
+            &Attention::new(),
+            inputs,
+            Outputs::new(ViewMut::bhld(out, SHAPE)?),
+            Run::new().mods(&mods),
+        )?;
         Ok(start.elapsed())
     }
     let mut outs = [(); 3].map(|()| vec![0.0; size]);

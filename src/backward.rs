@@ -16,7 +16,8 @@ use crate::inputs::Inputs;
 use crate::likely;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
-use sdpa_kernels::{BackwardScratch, Call, Isa, MaskMod, Mods, Precision, ProbMod, ScoreMod, Tiling, has_memory};
+use crate::threads::run::Run;
+use sdpa_kernels::{BackwardScratch, Call, Isa, MaskMod, Precision, ProbMod, ScoreMod, Tiling, has_memory};
 
 /// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the
 /// widest instruction set.
@@ -53,7 +54,7 @@ pub fn attention_backward(
     saved: Saved<'_>,
     gradients: Gradients<'_>,
 ) -> Result<(), Error> {
-    attention_backward_with(attention, inputs, saved, gradients, &Mods::new())
+    attention_backward_with(attention, inputs, saved, gradients, Run::new())
 }
 
 /// Computes the gradients of attention with functions of your own, otherwise as [`attention_backward`].
@@ -62,7 +63,7 @@ pub fn attention_backward(
 /// [`WithDerivative`](crate::WithDerivative). Mask functions need none.
 ///
 /// ```
-/// use sdpa::{Attention, Gradients, Inputs, Mods, Outputs, Position, Saved, View, ViewMut, WithDerivative};
+/// use sdpa::{Attention, Gradients, Inputs, Mods, Outputs, Position, Run, Saved, View, ViewMut, WithDerivative};
 /// let (q, k, v) = ([1.0f32], [1.0f32, 2.0], [0.0f32, 1.0]); // one row, two keys of one number, two values
 /// let (row, keys) = ([1, 1, 1, 1], [1, 1, 2, 1]);
 /// let inputs = Inputs::new(View::bhld(&q, row)?, View::bhld(&k, keys)?, View::bhld(&v, keys)?);
@@ -70,12 +71,12 @@ pub fn attention_backward(
 /// let mods = Mods::new().score(WithDerivative::new(|s: f32, _: Position| s * s, |s: f32, _: Position| 2.0 * s));
 /// let (attention, mut out, mut lse) = (Attention::new(), [0.0f32], [0.0f32]);
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, row)?).lse(ViewMut::bhl(&mut lse, [1, 1, 1])?);
-/// sdpa::attention_with(&attention, inputs, outputs, &mods)?;
+/// sdpa::attention_with(&attention, inputs, outputs, Run::new().mods(&mods))?;
 ///
 /// let (d_out, mut dq) = ([1.0f32], [0.0f32]);
 /// let saved = Saved::new(View::bhld(&out, row)?, View::bhld(&lse, row)?, View::bhld(&d_out, row)?);
 /// let gradients = Gradients::new().q(ViewMut::bhld(&mut dq, row)?);
-/// sdpa::attention_backward_with(&attention, inputs, saved, gradients, &mods)?;
+/// sdpa::attention_backward_with(&attention, inputs, saved, gradients, Run::new().mods(&mods))?;
 /// // The output is the second key's weight w = 1 / (1 + exp((k₀q)² − (k₁q)²)): d w / d q = w (1 − w) · 2 (k₁² − k₀²) q.
 /// let w = 1.0 / (1.0 + (1.0f32 - 4.0).exp());
 /// assert!((dq[0] - w * (1.0 - w) * 6.0).abs() < 1e-6);
@@ -93,9 +94,9 @@ pub fn attention_backward_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
     inputs: Inputs<'_>,
     saved: Saved<'_>,
     gradients: Gradients<'_>,
-    mods: &Mods<S, M, P>,
+    run: Run<'_, S, M, P>,
 ) -> Result<(), Error> {
-    attention.backward(inputs, saved, gradients)?.run_once_with(Exec::default(), mods)
+    attention.backward(inputs, saved, gradients)?.run_once_with(Exec::default(), run)
 }
 
 /// Scratch of a worker, in bytes, from which on a trial allocation checks that there is memory for it.

@@ -8,7 +8,7 @@ use sdpa_kernels::{LayoutError, MaskError, PageError};
 
 pub(crate) use limit::{LONGEST_DIM, at_most, exactly};
 
-/// Reason why a call was refused. Outputs are then untouched.
+/// Reason why a call was refused; outputs are then untouched. Or, with [`Error::Stopped`] alone, why it was not completed.
 ///
 /// ```
 /// use sdpa::{Error, Inputs, View};
@@ -188,6 +188,11 @@ pub enum Error {
     Pages(PageError),
     /// A mask function is invalid, or does not fit the call: [`MaskMod::fits`](crate::MaskMod::fits).
     Mask(MaskError),
+    /// The function of [`Run::until`](crate::Run::until) said stop before all work was done. Every row of every output is
+    /// either computed, with the bits it always has, or untouched; which ones is not said. Key weight sums are likewise
+    /// computed or untouched, by sequence and head. Where few rows are computed key block by key block, all are untouched
+    /// unless the last block was done. Gradients are partly written. The workspace serves other calls as before.
+    Stopped,
     /// One of several rows is not valid for its use.
     Row {
         /// Name of the argument at fault.

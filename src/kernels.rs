@@ -187,14 +187,14 @@ pub use sdpa_kernels::MaskMod;
 /// [`Problem::run_with`](crate::Problem::run_with). `cargo run --release --example functions` shows some at work.
 ///
 /// ```
-/// use sdpa::{Attention, Inputs, Mods, Outputs, Position, View, ViewMut};
+/// use sdpa::{Attention, Inputs, Mods, Outputs, Position, Run, View, ViewMut};
 /// let (q, k, v) = ([0.0; 2], [1.0; 4 * 2], [0.0, 1.0, 2.0, 3.0]); // one row, four keys
 /// let (q, k) = (View::bhld(&q, [1, 1, 1, 2])?, View::bhld(&k, [1, 1, 4, 2])?);
 /// let inputs = Inputs::new(q, k, View::bhld(&v, [1, 1, 4, 1])?);
 /// let mut out = [0.0];
 /// let mods = Mods::new().mask(|at: Position| at.key % 2 == 1).prob(|weight: f32, _: Position| 10.0 * weight);
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?);
-/// sdpa::attention_with(&Attention::new(), inputs, outputs, &mods)?;
+/// sdpa::attention_with(&Attention::new(), inputs, outputs, Run::new().mods(&mods))?;
 /// assert_eq!(out, [20.0]); // ten times the mean of 1 and 3
 /// # Ok::<(), sdpa::Error>(())
 /// ```

@@ -17,10 +17,10 @@
 //! | settings | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
 //! | inputs | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |
 //! | outputs | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key weight sums |
-//! | functions of the caller | [`attention_with`] [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]; stock ones in [`masks`]), weights ([`ProbMod`]) |
+//! | functions of the caller | [`attention_with`] a [`Run`] of [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]; stock ones in [`masks`]), weights ([`ProbMod`]) |
 //! | gradients | [`attention_backward()`], [`attention_backward_with`]: [`Saved`] results to [`Gradients`] |
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
-//! | threads of the host's, deadlines | [`Executor`], for [`Problem::run_on`] and [`Problem::run_until`] |
+//! | threads of yours, deadlines | [`Run`], for [`Problem::run_with`]; [`Executor`] |
 //! | keys in several parts | [`AttnState`], [`merge`] |
 //! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of a pool of the caller's ([`Pages`]) |
 //! | references | [`naive`]: the oracle; [`unfused`]: the baseline |
@@ -72,7 +72,7 @@ pub use plan::Plan;
 pub use plan::balance::Balance;
 pub use plan::explain::{Explanation, Machine};
 pub use plan::problem::Problem;
-pub use plan::run::{Stopped, Workspace};
+pub use plan::run::Workspace;
 #[cfg(feature = "_probe")]
 #[doc(hidden)]
 pub use sdpa_kernels::probe;
@@ -81,6 +81,7 @@ pub use state::{AttnState, merge};
 pub use threads::CurrentPool;
 pub use threads::exec::Exec;
 pub use threads::executor::Executor;
+pub use threads::run::Run;
 
 /// Computes attention with a plan made on the spot, on all threads of the current rayon pool and the widest instruction
 /// set.
@@ -102,20 +103,20 @@ pub use threads::executor::Executor;
 /// # Errors
 /// Any [`Error`]; outputs are then untouched.
 pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>) -> Result<(), Error> {
-    attention_with(attention, inputs, outputs, &Mods::new())
+    attention_with(attention, inputs, outputs, Run::new())
 }
 
-/// Computes attention with functions of your own, otherwise as [`attention()`].
+/// Computes attention with functions or threads of your own, otherwise as [`attention()`].
 ///
 /// ```
-/// use sdpa::{Attention, Inputs, Mods, Outputs, Position, View, ViewMut};
+/// use sdpa::{Attention, Inputs, Mods, Outputs, Position, Run, View, ViewMut};
 /// let (q, k, v) = ([0.0; 2], [1.0; 4 * 2], [0.0, 1.0, 2.0, 3.0]); // one row, four keys
 /// let (q, k) = (View::bhld(&q, [1, 1, 1, 2])?, View::bhld(&k, [1, 1, 4, 2])?);
 /// let inputs = Inputs::new(q, k, View::bhld(&v, [1, 1, 4, 1])?);
 /// let mut out = [0.0];
 /// let odd = Mods::new().mask(|at: Position| at.key % 2 == 1);
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?);
-/// sdpa::attention_with(&Attention::new(), inputs, outputs, &odd)?;
+/// sdpa::attention_with(&Attention::new(), inputs, outputs, Run::new().mods(&odd))?;
 /// assert_eq!(out, [2.0]); // the mean of 1 and 3
 /// # Ok::<(), sdpa::Error>(())
 /// ```
@@ -126,7 +127,8 @@ pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>
 /// [`MaskMod::class`], which skips what it hides in whole blocks.
 ///
 /// # Errors
-/// Any [`Error`]; [`Error::Mask`] if the mask function does not fit the call ([`MaskMod::fits`]). Outputs are then untouched.
+/// Any [`Error`]; [`Error::Mask`] if the mask function does not fit the call ([`MaskMod::fits`]). Outputs are then
+/// untouched, but for [`Error::Stopped`].
 ///
 /// # Panics
 /// If one of the functions does: see [`Problem::run_with`].
@@ -134,7 +136,7 @@ pub fn attention_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
     attention: &Attention,
     inputs: Inputs<'_>,
     outputs: Outputs<'_>,
-    mods: &Mods<S, M, P>,
+    run: Run<'_, S, M, P>,
 ) -> Result<(), Error> {
-    attention.problem(inputs, outputs)?.run_once_with(Exec::default(), mods)
+    attention.problem(inputs, outputs)?.run_once_with(Exec::default(), run)
 }

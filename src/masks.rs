@@ -26,13 +26,13 @@ pub use sdpa_kernels::And;
 /// Documents packed into one sequence, each of which sees itself alone.
 ///
 /// ```
-/// use sdpa::{Attention, Inputs, Mods, Outputs, View, ViewMut, masks::Documents};
+/// use sdpa::{Attention, Inputs, Mods, Outputs, Run, View, ViewMut, masks::Documents};
 /// let (x, v) = ([0.0; 5], [1.0, 2.0, 3.0, /**/ 10.0, 20.0]); // a text of three tokens and one of two
 /// let (x, v) = (View::bhld(&x, [1, 1, 5, 1])?, View::bhld(&v, [1, 1, 5, 1])?);
 /// let mut out = [0.0; 5];
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 5, 1])?);
 /// let mods = Mods::new().mask(Documents::by_ends(&[3, 5])?);
-/// sdpa::attention_with(&Attention::new().causal(), Inputs::new(x, x, v), outputs, &mods)?;
+/// sdpa::attention_with(&Attention::new().causal(), Inputs::new(x, x, v), outputs, Run::new().mods(&mods))?;
 /// assert_eq!(out, [1.0, 1.5, 2.0, 10.0, 15.0]);
 /// assert_eq!(Documents::by_ids(&["a", "a", "a", "b", "b"]), Documents::by_ends(&[3, 5])?);
 /// # Ok::<(), sdpa::Error>(())
@@ -77,12 +77,13 @@ pub use sdpa_kernels::PerSequence;
 /// Prefix that every row sees, then causal.
 ///
 /// ```
-/// use sdpa::{Attention, Inputs, Mods, Outputs, View, ViewMut, masks::PrefixLm};
+/// use sdpa::{Attention, Inputs, Mods, Outputs, Run, View, ViewMut, masks::PrefixLm};
 /// let (x, v) = ([0.0; 4], [2.0, 4.0, 9.0, 5.0]);
 /// let (x, v) = (View::bhld(&x, [1, 1, 4, 1])?, View::bhld(&v, [1, 1, 4, 1])?);
 /// let mut out = [0.0; 4];
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 4, 1])?);
-/// sdpa::attention_with(&Attention::new(), Inputs::new(x, x, v), outputs, &Mods::new().mask(PrefixLm::new(2)))?;
+/// let mods = Mods::new().mask(PrefixLm::new(2));
+/// sdpa::attention_with(&Attention::new(), Inputs::new(x, x, v), outputs, Run::new().mods(&mods))?;
 /// assert_eq!(out, [3.0, 3.0, 5.0, 5.0]); // the first two see each other
 /// # Ok::<(), sdpa::Error>(())
 /// ```
@@ -90,7 +91,7 @@ pub use sdpa_kernels::PrefixLm;
 /// Tree of drafted tokens, each of which sees the committed keys, its ancestors and itself.
 ///
 /// ```
-/// use sdpa::{Alignment, Attention, Inputs, Mods, Outputs, View, ViewMut, masks::Tree};
+/// use sdpa::{Alignment, Attention, Inputs, Mods, Outputs, Run, View, ViewMut, masks::Tree};
 /// // Two committed tokens; then drafted ones: 0 and, after it, either 1 or 2.
 /// let tree = Tree::new(2, &[None, Some(0), Some(0)])?;
 /// let (q, k, v) = ([0.0; 3], [0.0; 5], [1.0, 3.0, /**/ 5.0, 7.0, 15.0]);
@@ -99,7 +100,7 @@ pub use sdpa_kernels::PrefixLm;
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 1])?);
 /// let attention = Attention::new().align(Alignment::BottomRight); // the three rows are the last three tokens
 /// let inputs = Inputs::new(q, k, View::bhld(&v, [1, 1, 5, 1])?);
-/// sdpa::attention_with(&attention, inputs, outputs, &Mods::new().mask(tree))?;
+/// sdpa::attention_with(&attention, inputs, outputs, Run::new().mods(&Mods::new().mask(tree)))?;
 /// assert_eq!(out, [3.0, 4.0, 6.0]); // means of 1 3 5, of 1 3 5 7, and of 1 3 5 15
 /// # Ok::<(), sdpa::Error>(())
 /// ```

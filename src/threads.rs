@@ -3,6 +3,7 @@
 
 pub(crate) mod exec;
 pub(crate) mod executor;
+pub(crate) mod run;
 pub(crate) mod workers;
 
 use crate::threads::executor::Executor;

@@ -4,12 +4,11 @@ use crate::backward::functions;
 use crate::backward::problem::BackwardProblem;
 use crate::error::Error;
 use crate::shape::Shape;
-use crate::threads::CurrentPool;
 use crate::threads::exec::Exec;
-use crate::threads::executor::Executor;
+use crate::threads::run::{NO_MODS, Run};
 use crate::threads::workers::{self, own, reserved, share};
 use sdpa_kernels::{
-    BackwardLaunch, BackwardMemory, BackwardScratch, Isa, KEY_BLOCK, MaskMod, Mods, ProbMod, ScoreMod, Tiling,
+    BackwardLaunch, BackwardMemory, BackwardScratch, Isa, KEY_BLOCK, MaskMod, ProbMod, ScoreMod, Tiling,
 };
 use std::sync::Mutex;
 
@@ -103,15 +102,16 @@ impl BackwardProblem<'_> {
     /// # Errors
     /// [`Error::Memory`]; gradients are then untouched.
     pub fn run(self, plan: &BackwardPlan, workspace: &mut BackwardWorkspace) -> Result<(), Error> {
-        self.run_with(plan, workspace, &Mods::new())
+        self.run_with(plan, workspace, Run::new())
     }
 
-    /// Computes the gradients of a call with the caller's functions, in the fused pass.
+    /// Computes the gradients of a call with functions of yours, on threads of yours, or until a function of yours says
+    /// stop.
     ///
     /// # Errors
     /// As [`Self::run`]; [`Error::Needs`] for a score function without a [derivative](ScoreMod::derivative) and for a
     /// weight function; [`Error::Mask`] if the mask function does not fit the call ([`MaskMod::fits`]). Gradients are then
-    /// untouched.
+    /// untouched. [`Error::Stopped`] if work was left undone: gradients are then partly written.
     ///
     /// # Panics
     /// If one of the functions does: the panic reaches the caller when all workers have come to rest. Gradients are then
@@ -120,27 +120,12 @@ impl BackwardProblem<'_> {
         self,
         plan: &BackwardPlan,
         workspace: &mut BackwardWorkspace,
-        mods: &Mods<S, M, P>,
+        run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
-        self.run_on(plan, workspace, mods, &CurrentPool)
-    }
-
-    /// Computes the gradients on threads of the host's. [`Mods::new`] stands for no functions.
-    ///
-    /// # Errors
-    /// As [`Self::run_with`].
-    ///
-    /// # Panics
-    /// As [`Self::run_with`].
-    pub fn run_on<S: ScoreMod, M: MaskMod, P: ProbMod>(
-        self,
-        plan: &BackwardPlan,
-        workspace: &mut BackwardWorkspace,
-        mods: &Mods<S, M, P>,
-        executor: &dyn Executor,
-    ) -> Result<(), Error> {
+        let mods = run.mods;
         functions::check(&self.call, mods)?;
-        self.run_as(plan, workspace, executor, &|launch, isa, scratch| launch.work(isa, scratch, mods))
+        let run = run.mods(&NO_MODS);
+        self.run_as(plan, workspace, run, &|launch, isa, scratch| launch.work(isa, scratch, mods))
     }
 
     /// Computes the gradients by calling `work` on each worker. Not generic, so that a caller's functions do not compile
@@ -149,12 +134,12 @@ impl BackwardProblem<'_> {
         self,
         plan: &BackwardPlan,
         workspace: &mut BackwardWorkspace,
-        executor: &dyn Executor,
+        run: Run<'_>,
         work: Work<'_>,
     ) -> Result<(), Error> {
         let plan = if plan.shape == self.shape { *plan } else { BackwardPlan::new(&self, plan.exec) };
         let BackwardWorkspace { workers, memory } = workspace;
-        let workers = reserved(workers, plan.workers, executor, |scratch| scratch.try_reserve(&plan.tiling));
+        let workers = reserved(workers, plan.workers, run.executor, |scratch| scratch.try_reserve(&plan.tiling));
         let Some(launch) = BackwardLaunch::new(self.call, self.saved, self.gradients, plan.tiling, memory)
             .filter(|_| !workers.is_empty())
         else {
@@ -162,12 +147,16 @@ impl BackwardProblem<'_> {
             let bytes = rows.into_iter().fold(size_of::<f32>(), usize::saturating_mul);
             return Err(Error::Memory { what: "workspace of the backward pass", bytes });
         };
+        let launch = launch.until(run.stop);
         let work = |scratch: &mut BackwardScratch| work(&launch, plan.exec.isa, scratch);
         if workers.len() > 1 {
-            share(workers, executor, &|| launch.stop(), &work);
+            share(workers, run.executor, &|| launch.stop(), &work);
         }
         // The calling thread alone, or what an executor that broke its promise left undone.
         work(own(&mut workers[0]));
+        if launch.is_stopped() {
+            return Err(Error::Stopped);
+        }
         launch.finish();
         Ok(())
     }
@@ -177,10 +166,10 @@ impl BackwardProblem<'_> {
     /// # Errors
     /// As [`Self::run`].
     pub fn run_once(self, exec: Exec) -> Result<(), Error> {
-        self.run_once_with(exec, &Mods::new())
+        self.run_once_with(exec, Run::new())
     }
 
-    /// Plans and computes the gradients of a call with the caller's functions, with a workspace of its own.
+    /// Plans and computes the gradients as [`Self::run_with`] does, with a workspace of its own.
     ///
     /// # Errors
     /// As [`Self::run_with`].
@@ -190,9 +179,9 @@ impl BackwardProblem<'_> {
     pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
         self,
         exec: Exec,
-        mods: &Mods<S, M, P>,
+        run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
         let plan = BackwardPlan::new(&self, exec);
-        self.run_with(&plan, &mut BackwardWorkspace::new(), mods)
+        self.run_with(&plan, &mut BackwardWorkspace::new(), run)
     }
 }

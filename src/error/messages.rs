@@ -64,6 +64,7 @@ impl fmt::Display for Error {
             ),
             Self::Pages(e) => e.fmt(f),
             Self::Mask(e) => e.fmt(f),
+            Self::Stopped => f.write_str("stopped before all was computed"),
             Self::Needs { argument, needs } => write!(f, "{argument}: needs {needs}"),
             Self::File { what, why } => write!(f, "{what}: {why}"),
             Self::Twice { argument } => write!(f, "{argument}: given twice, but an output is written once"),

@@ -47,9 +47,9 @@ impl Exec {
         Self { isa: Isa::detect(), threads: 1 }
     }
 
-    /// Returns the widest instruction set, on all threads of an executor: for plans that [`Problem::run_on`] runs.
+    /// Returns the widest instruction set, on all threads of an executor: for plans that run on it ([`Run::executor`]).
     ///
-    /// [`Problem::run_on`]: crate::Problem::run_on
+    /// [`Run::executor`]: crate::Run::executor
     pub fn on(executor: &dyn Executor) -> Self {
         Self::serial().threads(executor.threads())
     }

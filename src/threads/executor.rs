@@ -1,13 +1,13 @@
-//! Threads of the host's: the trait by which a call runs on them.
+//! Threads of the caller's: the trait by which a call runs on them.
 
-/// Threads that run closures: a pool of the host's own, for [`Problem::run_on`](crate::Problem::run_on).
+/// Threads that run closures: a pool of your own, for [`Run::executor`](crate::Run::executor).
 ///
 /// Safe code cannot break the promises below in a way that makes a call unsound. An index that is not called is done by
 /// the calling thread in the end; one that is called twice, or is not below `tasks`, does nothing more. An
 /// implementation that extends lifetimes by `unsafe` code must not return before every call of `task` has.
 ///
 /// ```
-/// use sdpa::{Attention, Exec, Executor, Inputs, Mods, Outputs, Plan, View, ViewMut, Workspace};
+/// use sdpa::{Attention, Exec, Executor, Inputs, Mods, Outputs, Plan, Run, View, ViewMut, Workspace};
 ///
 /// /// Threads of the standard library, started anew for each call.
 /// struct Threads(usize);
@@ -31,7 +31,7 @@
 /// let problem = Attention::new().problem(inputs, Outputs::new(ViewMut::bhld(&mut out, rows)?))?;
 /// let threads = Threads(2);
 /// let plan = Plan::new(&problem, Exec::on(&threads));
-/// problem.run_on(&plan, &mut Workspace::new(), &Mods::new(), &threads)?;
+/// problem.run_with(&plan, &mut Workspace::new(), Run::new().executor(&threads))?;
 /// assert!(out.iter().all(|&x| x == 1.0));
 /// # Ok::<(), sdpa::Error>(())
 /// ```

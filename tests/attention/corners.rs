@@ -4,7 +4,7 @@ use crate::options::{Case, Wanted};
 use crate::support::{Rng, Tensor, UNWRITTEN, execs};
 use sdpa::{
     Alignment, Attention, AttnState, Error, Exec, Inputs, Isa, KeyValues, Mask, Mods, Outputs, Plan, Point, Position,
-    View, ViewMut, Window, Workspace, naive, probe,
+    Run, View, ViewMut, Window, Workspace, naive, probe,
 };
 
 fn plain(rows: usize, keys: usize) -> Case {
@@ -22,7 +22,7 @@ fn a_score_function_does_not_show_what_a_bias_hides() {
         let mut full = case.unwritten(Wanted::LEAST);
         let problem = case.attention().problem(case.inputs(), full.outputs()).unwrap();
         let plan = Plan::new(&problem, exec);
-        problem.run_with(&plan, &mut Workspace::new(), &mods).expect("functions that fit");
+        problem.run_with(&plan, &mut Workspace::new(), Run::new().mods(&mods)).expect("functions that fit");
         crate::support::assert_close(&format!("{isa}: out"), &full.out, &oracle.out, 1e-5);
     }
 }
@@ -165,7 +165,7 @@ fn a_distance_is_the_same_in_prefill_and_decoding() {
         let mut full = case.unwritten(Wanted::LEAST);
         let problem = case.attention().problem(case.inputs(), full.outputs()).unwrap();
         let plan = Plan::new(&problem, Exec::serial());
-        problem.run_with(&plan, &mut Workspace::new(), &mods).expect("functions that fit");
+        problem.run_with(&plan, &mut Workspace::new(), Run::new().mods(&mods)).expect("functions that fit");
         let oracle = naive::answer::<f64, _, _, _>(&case.attention(), &case.inputs(), &mods).unwrap();
         crate::support::assert_close("against the oracle", &full.out, &oracle.out, 1e-5);
         full.out

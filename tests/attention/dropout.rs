@@ -3,7 +3,7 @@
 use crate::options::{Case, Full, Wanted, same_rows};
 use crate::support::{Rng, Tensor, assert_close, assert_same_bits, execs};
 use sdpa::{
-    Attention, AttnState, Dropout, Exec, Inputs, KvCache, Mods, Outputs, Plan, Position, View, ViewMut, Workspace,
+    Attention, AttnState, Dropout, Exec, Inputs, KvCache, Mods, Outputs, Plan, Position, Run, View, ViewMut, Workspace,
 };
 
 /// A case without ragged sequences and functions, and its settings with dropout.
@@ -100,7 +100,7 @@ fn a_dropped_nan_is_nan() {
         attention
             .problem(case.inputs(), full.outputs())
             .expect("a good call")
-            .run_once_with(exec, &halved)
+            .run_once_with(exec, Run::new().mods(&halved))
             .expect("functions that fit");
         for i in 0..4 {
             let all = (0..8).all(|d| full.out.get([0, 0, i, d]).is_nan() == (i == 2));

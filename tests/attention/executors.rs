@@ -5,7 +5,7 @@ pub(crate) mod pools;
 use crate::counting::counted;
 use crate::support::{Answer, Tensors, assert_same, execs, outputs, unwritten};
 use pools::{Backwards, Lazy, Pool, Recorded, Scoped, Twice};
-use sdpa::{Attention, CurrentPool, Exec, Executor, Inputs, KvCache, Mods, Plan, Position, Workspace};
+use sdpa::{Attention, CurrentPool, Exec, Executor, Inputs, KvCache, Mods, Plan, Position, Run, Workspace};
 
 const THREADS: usize = 3;
 
@@ -17,7 +17,7 @@ fn run(inputs: Inputs<'_>, exec: Exec, executor: &dyn Executor, workspace: &mut 
     let mut answer = unwritten(&inputs);
     let problem = Attention::new().problem(inputs, outputs(&mut answer)).unwrap();
     let plan = Plan::new(&problem, exec);
-    problem.run_on(&plan, workspace, &Mods::new(), executor).expect("functions that fit");
+    problem.run_with(&plan, workspace, Run::new().executor(executor)).expect("functions that fit");
     (answer, plan.workers())
 }
 
@@ -89,7 +89,9 @@ fn functions_and_caches_run_on_an_executor() {
         let inputs = Inputs::cached(tensors.q.view(), &cache);
         let problem = Attention::new().problem(inputs, outputs(&mut answer)).unwrap();
         let plan = Plan::new(&problem, exec);
-        problem.run_on(&plan, &mut Workspace::new(), &mods, executor).expect("functions that fit");
+        problem
+            .run_with(&plan, &mut Workspace::new(), Run::new().mods(&mods).executor(executor))
+            .expect("functions that fit");
         answer
     };
     let expected = run(Exec::serial(), &CurrentPool);
@@ -109,7 +111,7 @@ fn a_warm_run_on_an_executor_allocates_nothing() {
         let mut call = || {
             let problem = Attention::new().problem(tensors.inputs(), outputs(&mut answer)).unwrap();
             let plan = Plan::new(&problem, Exec::on(&executor));
-            problem.run_on(&plan, &mut workspace, &Mods::new(), &executor).expect("functions that fit");
+            problem.run_with(&plan, &mut workspace, Run::new().executor(&executor)).expect("functions that fit");
         };
         call();
         assert_eq!(counted(call), (0, 0), "{sizes:?}");

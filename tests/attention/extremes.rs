@@ -5,7 +5,7 @@ use crate::support::{Tensors, execs, run_inputs};
 use core::num::NonZeroUsize;
 use sdpa::masks::{Documents, MaskError, PerSequence, PrefixLm, Tree};
 use sdpa::{
-    Alignment, Attention, BlockPosition, Error, Exec, MaskMod, Mods, Outputs, Position, ViewMut, Window, naive,
+    Alignment, Attention, BlockPosition, Error, Exec, MaskMod, Mods, Outputs, Position, Run, ViewMut, Window, naive,
 };
 
 /// Numbers near 0, near the largest position, and near the largest number.
@@ -146,7 +146,10 @@ fn as_many_masks_as_sequences_or_nothing_is_written() {
         let words = format!("mask function: PerSequence has {masks} masks, but the call has 2 sequences");
         assert_eq!(refused.to_string(), words);
         let plain = Attention::new();
-        assert_eq!(sdpa::attention_with(&plain, tensors.inputs(), outputs, &mods), Err(refused.clone()));
+        assert_eq!(
+            sdpa::attention_with(&plain, tensors.inputs(), outputs, Run::new().mods(&mods)),
+            Err(refused.clone())
+        );
         assert!(out.iter().all(|&x| x == 42.0), "{masks}");
         let nested = Mods::new().mask(PerSequence::new(vec![mask; 2]));
         let answer = naive::answer::<f64, _, _, _>(&plain, &tensors.inputs(), &nested);

@@ -1,7 +1,7 @@
 //! Functions of the caller: by any pointer the same bits.
 
 use crate::support::{Answer, Tensors, assert_same, execs, outputs, unwritten};
-use sdpa::{Alignment, Attention, Exec, Inputs, MaskMod, Mods, NoMod, Position, ProbMod, ScoreMod};
+use sdpa::{Alignment, Attention, Exec, Inputs, MaskMod, Mods, NoMod, Position, ProbMod, Run, ScoreMod};
 use std::sync::Arc;
 
 /// Runs a call with functions, with plan and memory of its own.
@@ -15,7 +15,7 @@ pub(crate) fn run_as<S: ScoreMod, M: MaskMod, P: ProbMod>(
     attention
         .problem(inputs, outputs(&mut answer))
         .expect("a good call")
-        .run_once_with(exec, mods)
+        .run_once_with(exec, Run::new().mods(mods))
         .expect("functions that fit");
     answer
 }

@@ -8,7 +8,7 @@ mod refusals;
 use crate::support::{Rng, Tensor, Tensors, assert_close, execs, largest};
 use sdpa::{
     Alignment, Attention, Error, Exec, Inputs, Int4, KeyScales, KeyValues, KvCache, Mods, NoMod, Outputs, Plan, Point,
-    Position, ProbMod, View, ViewMut, Window, Workspace, naive,
+    Position, ProbMod, Run, View, ViewMut, Window, Workspace, naive,
 };
 
 /// Scales of channels that fit unit normal keys, each another.
@@ -256,7 +256,7 @@ fn sees_weights(function: impl ProbMod) {
             let outputs = Outputs::new(ViewMut::bhld(&mut out.data, out.shape).unwrap());
             let problem = Attention::new().problem(inputs, outputs).unwrap();
             let plan = Plan::new(&problem, exec);
-            problem.run_with(&plan, &mut Workspace::new(), &mods).expect("functions that fit");
+            problem.run_with(&plan, &mut Workspace::new(), Run::new().mods(&mods)).expect("functions that fit");
             assert_close(&format!("{isa}"), &out, &oracle.out, 2e-5 + 2.0 * rounding);
         }
     }

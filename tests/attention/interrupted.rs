@@ -5,8 +5,8 @@ use crate::executors::pools::{Pool, Scoped};
 use crate::support::{Tensor, Tensors, UNWRITTEN, assert_same_bits, execs};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use sdpa::{
-    Attention, BlockClass, BlockPosition, CurrentPool, Exec, Executor, Inputs, KvCache, MaskMod, Mods, Outputs, Plan,
-    Position, ProbMod, ScoreMod, Stopped, ViewMut, Workspace,
+    Attention, BlockClass, BlockPosition, CurrentPool, Error, Exec, Executor, Inputs, KvCache, MaskMod, Mods, Outputs,
+    Plan, Position, ProbMod, Run, ScoreMod, ViewMut, Workspace,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -118,13 +118,13 @@ impl Call {
         mods: &Mods<S, M, P>,
         executor: &dyn Executor,
         stop: Stop<'_>,
-    ) -> (Written, std::thread::Result<Result<(), Stopped>>) {
+    ) -> (Written, std::thread::Result<Result<(), Error>>) {
         let mut written = Written::blank(self.sizes);
         let problem = Attention::new().problem(self.tensors.inputs(), written.outputs()).unwrap();
         let plan = Plan::new(&problem, self.exec);
         assert_eq!(plan.partials_bytes() > 0, self.sizes == BLOCKS);
-        let run = || problem.run_until(&plan, &mut self.workspace, mods, executor, stop).expect("functions that fit");
-        let done = catch_unwind(AssertUnwindSafe(run));
+        let how = Run::new().mods(mods).executor(executor).until(stop);
+        let done = catch_unwind(AssertUnwindSafe(|| problem.run_with(&plan, &mut self.workspace, how)));
         (written, done)
     }
 
@@ -149,9 +149,10 @@ fn calls() -> impl Iterator<Item = (String, Call, &'static dyn Executor)> {
 
 #[test]
 fn a_call_that_is_stopped_at_once_writes_nothing() {
+    assert_eq!(Error::Stopped.to_string(), "stopped before all was computed");
     for (what, mut call, executor) in calls() {
         let (written, done) = call.run(&Mods::new(), executor, &|| true);
-        assert!(matches!(done, Ok(Err(Stopped))), "{what}");
+        assert!(matches!(done, Ok(Err(Error::Stopped))), "{what}");
         assert_eq!(written.rows_written(&call.expected, 0), 0, "{what}");
         call.check(&what, executor);
     }
@@ -192,7 +193,7 @@ fn a_flag_set_during_a_call_stops_it() {
         let calls = AtomicUsize::new(0);
         let mods = Mods::new().mask(|_: Position| calls.fetch_add(1, Relaxed) < usize::MAX);
         let (written, done) = call.run(&mods, executor, &|| calls.load(Relaxed) > 0);
-        assert!(matches!(done, Ok(Err(Stopped))), "{what}");
+        assert!(matches!(done, Ok(Err(Error::Stopped))), "{what}");
         let (rows, all) = (written.rows_written(&call.expected, 0), call.sizes[1] * call.sizes[3]);
         // A call by key blocks has not come to merging them.
         let fits = if call.sizes == BLOCKS { rows == 0 } else { (1..all).contains(&rows) };
@@ -233,7 +234,7 @@ fn check_thrown(
     what: &str,
     call: &mut Call,
     executor: &dyn Executor,
-    (written, done): (Written, std::thread::Result<Result<(), Stopped>>),
+    (written, done): (Written, std::thread::Result<Result<(), Error>>),
 ) {
     let thrown = done.expect_err(what);
     assert!(thrown.downcast::<Thrown>().expect(what).0 < call.sizes[4], "{what}");
@@ -289,8 +290,8 @@ fn after_a_panic_pools_and_caches_serve_other_calls() {
         let problem = Attention::new().problem(inputs, written.outputs()).unwrap();
         let plan = Plan::new(&problem, Exec::serial().threads(THREADS));
         match throws {
-            true => problem.run_on(&plan, &mut workspace, &mods, executor),
-            false => problem.run_on(&plan, &mut workspace, &Mods::new(), executor),
+            true => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods).executor(executor)),
+            false => problem.run_with(&plan, &mut workspace, Run::new().executor(executor)),
         }
         .expect("functions that fit");
         written

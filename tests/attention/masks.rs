@@ -4,7 +4,7 @@ use crate::functions::run_as;
 use crate::support::{Rng, Tensors, assert_same, execs};
 use sdpa::masks::{Documents, MaskError, PerSequence, PrefixLm, Tree};
 use sdpa::{
-    Alignment, Attention, BlockClass, BlockPosition, Error, KvCache, MaskMod, Mods, Outputs, Position, ViewMut,
+    Alignment, Attention, BlockClass, BlockPosition, Error, KvCache, MaskMod, Mods, Outputs, Position, Run, ViewMut,
 };
 use std::sync::Mutex;
 
@@ -198,7 +198,7 @@ fn prompts_chunks_and_steps_agree() {
                 let mut out = vec![0.0; 4 * chunk.len() * 16];
                 let view = ViewMut::bhld(&mut out, [1, 4, chunk.len(), 16]).expect("dense");
                 let problem = attention(chunk.start).problem(inputs, Outputs::new(view)).expect("a good call");
-                problem.run_once_with(exec, &mods).expect("functions that fit");
+                problem.run_once_with(exec, Run::new().mods(&mods)).expect("functions that fit");
                 let expected = whole.out.rows(chunk.clone());
                 let expected = expected.data.iter().map(|x| x.to_bits());
                 assert!(out.iter().map(|x| x.to_bits()).eq(expected), "{n}, {isa}, rows {chunk:?}");
@@ -337,7 +337,7 @@ fn keys_strewn_over_all_have_the_same_gradients_in_every_form() {
             let (mut out, mut lse) = (vec![0.0f32; 2 * ROWS * DIM], vec![0.0f32; 2 * ROWS]);
             let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).expect("dense"));
             let outputs = outputs.lse(ViewMut::bhld(&mut lse, rows).expect("dense"));
-            sdpa::attention_with(&attention, inputs, outputs, mods).expect("a good call");
+            sdpa::attention_with(&attention, inputs, outputs, Run::new().mods(mods)).expect("a good call");
             let [out, d_out] = [&out[..], d_out].map(|x| sdpa::View::bhld(x, shape).expect("dense"));
             let saved = sdpa::Saved::new(out, sdpa::View::bhld(&lse, rows).expect("dense"), d_out);
             let [mut dq, mut dk, mut dv] = [2 * ROWS, KEYS, KEYS].map(|len| vec![f32::NAN; len * DIM]);
@@ -347,7 +347,7 @@ fn keys_strewn_over_all_have_the_same_gradients_in_every_form() {
                 .v(ViewMut::bhld(&mut dv, [1, 1, KEYS, DIM]).expect("dense"));
             let problem = attention.backward(inputs, saved, written).expect("a good call");
             let plan = sdpa::BackwardPlan::new(&problem, sdpa::Exec::serial());
-            problem.run_with(&plan, workspace, mods).expect("functions that fit");
+            problem.run_with(&plan, workspace, Run::new().mods(mods)).expect("functions that fit");
             [dq, dk, dv]
         };
     let (mut workspace, none) = (sdpa::BackwardWorkspace::new(), Mods::new().mask(&sdpa::NoMod as &dyn MaskMod));

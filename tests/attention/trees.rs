@@ -6,7 +6,7 @@ use crate::support::{Rng, Tensor, execs};
 use sdpa::masks::{Documents, MaskError, PerSequence, Tree};
 use sdpa::{
     Alignment, Attention, BlockTable, CurrentPool, Error, Exec, Gradients, Inputs, KvCache, Mask, MaskMod, Mods,
-    Outputs, Pages, Plan, Position, Saved, View, ViewMut, Window, Workspace, alibi_slopes, naive,
+    Outputs, Pages, Plan, Position, Run, Saved, View, ViewMut, Window, Workspace, alibi_slopes, naive,
 };
 use std::sync::Arc;
 
@@ -69,7 +69,11 @@ impl Draft {
         let shape = out.shape;
         let outputs = Outputs::new(ViewMut::bhld(&mut out.data, shape).expect("dense"));
         let mods = Mods::new().mask(mask).score(|score: f32, at: Position| score * (1.0 + 0.1 * at.head as f32));
-        self.attention.problem(inputs, outputs).expect("a good call").run_once_with(exec, &mods).expect("it fits");
+        self.attention
+            .problem(inputs, outputs)
+            .expect("a good call")
+            .run_once_with(exec, Run::new().mods(&mods))
+            .expect("it fits");
         out
     }
 
@@ -179,16 +183,14 @@ fn a_tree_in_a_call_that_measures_distances_is_refused_and_nothing_written() {
                 let problem = attention.problem(inputs, outputs).expect("a good call");
                 let (plan, mut workspace) = (Plan::new(&problem, Exec::default()), Workspace::new());
                 let done = match way {
-                    0 => problem.run_with(&plan, &mut workspace, &mods),
-                    1 => problem.run_on(&plan, &mut workspace, &mods, &CurrentPool),
-                    2 => problem.run_once_with(Exec::default(), &mods),
-                    3 => problem
-                        .run_until(&plan, &mut workspace, &mods, &CurrentPool, &|| false)
-                        .map(|done| done.unwrap()),
+                    0 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods)),
+                    1 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods).executor(&CurrentPool)),
+                    2 => problem.run_once_with(Exec::default(), Run::new().mods(&mods)),
+                    3 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods).until(&|| false)),
                     _ => {
                         let gradients = Gradients::new().q(ViewMut::bhld(&mut memory, shape).expect("dense"));
                         let saved = Saved::new(x.view(), lse, x.view());
-                        sdpa::attention_backward_with(&attention, inputs, saved, gradients, &mods)
+                        sdpa::attention_backward_with(&attention, inputs, saved, gradients, Run::new().mods(&mods))
                     }
                 };
                 assert_eq!(done, Err(refused.clone()), "way {way}");

@@ -4,7 +4,7 @@
 use crate::kv_support::{Pool, cache_of};
 use crate::options::{Case, Full, POINTS, Wanted};
 use crate::support::{Layout, Rng, Sizes, Tensor, UNWRITTEN, execs};
-use sdpa::{Attention, AttnState, Error, Exec, Inputs, Outputs, ViewMut, unfused};
+use sdpa::{Attention, AttnState, Error, Exec, Inputs, Outputs, Run, ViewMut, unfused};
 
 /// Sizes of 0, 1 and 2; as many query heads as 0, 1 or 2 for each key/value head. Dimensions of 0, which are errors, are rare.
 fn sizes(rng: &mut Rng) -> Sizes {
@@ -55,7 +55,8 @@ fn view(x: &mut Tensor) -> ViewMut<'_> {
 /// Runs a call, if it is no error.
 fn call(case: &Case, inputs: Inputs<'_>, exec: Exec, full: &mut Full) -> Result<(), Error> {
     let problem = case.attention().problem(inputs, full.outputs())?;
-    crate::options::mods::with_mods!(case, |mods| problem.run_once_with(exec, &mods)).expect("functions that fit");
+    crate::options::mods::with_mods!(case, |mods| problem.run_once_with(exec, Run::new().mods(&mods)))
+        .expect("functions that fit");
     Ok(())
 }
 

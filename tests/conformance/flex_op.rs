@@ -2,7 +2,7 @@
 
 use crate::node::Node;
 use crate::subgraph::Subgraph;
-use sdpa::{Attention, Exec, Inputs, Isa, MaskMod, Mods, Outputs, Plan, Position, ProbMod, Problem, ScoreMod};
+use sdpa::{Attention, Exec, Inputs, Isa, MaskMod, Mods, Outputs, Plan, Position, ProbMod, Problem, Run, ScoreMod};
 use sdpa::{View, ViewMut, Workspace};
 
 /// Runs a node; the largest error found.
@@ -50,5 +50,5 @@ pub(crate) fn run(node: &Node<'_>) -> Result<f64, String> {
 
 fn with<S: ScoreMod, M: MaskMod, P: ProbMod>(problem: Problem<'_>, exec: Exec, mods: &Mods<S, M, P>) {
     let plan = Plan::new(&problem, exec);
-    problem.run_with(&plan, &mut Workspace::new(), mods).expect("functions that fit");
+    problem.run_with(&plan, &mut Workspace::new(), Run::new().mods(mods)).expect("functions that fit");
 }

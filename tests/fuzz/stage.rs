@@ -11,8 +11,7 @@ use super::place::{AnyPlaced, Placed};
 use super::rng::Rng;
 use super::sources::{Source, place};
 use sdpa::{
-    CurrentPool, Exec, Executor, Inputs, Mask, MaskMod, Mods, Outputs, Plan, ProbMod, Problem, ScoreMod, Stopped,
-    Workspace,
+    Error, Exec, Executor, Inputs, Mask, MaskMod, Mods, Outputs, Plan, ProbMod, Problem, Run, ScoreMod, Workspace,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -147,7 +146,10 @@ impl<'c> Stage<'c> {
         let run = || go(problem, &plan, workspace, &self.case.functions, how);
         let done = if how.fuse.is_none() { Ok(run()) } else { catch_unwind(AssertUnwindSafe(run)) };
         match done {
-            Ok(done) => done.map_err(|Stopped| Unfinished::Stopped),
+            Ok(done) => done.map_err(|error| {
+                assert_eq!(error, Error::Stopped);
+                Unfinished::Stopped
+            }),
             Err(thrown) if thrown.is::<Thrown>() => Err(Unfinished::Thrown),
             Err(other) => resume_unwind(other),
         }
@@ -174,7 +176,7 @@ fn go(
     workspace: &mut Workspace,
     functions: &Functions,
     how: How<'_>,
-) -> Result<(), Stopped> {
+) -> Result<(), Error> {
     fn bound<'a, F>(function: F, functions: &Functions, how: How<'a>) -> Bound<'a, F> {
         Bound { function, origin: functions.origin, fuse: how.fuse }
     }
@@ -200,13 +202,15 @@ fn on<S: ScoreMod, M: MaskMod, P: ProbMod>(
     workspace: &mut Workspace,
     mods: &Mods<S, M, P>,
     how: How<'_>,
-) -> Result<(), Stopped> {
-    let done = match (how.executor, how.stop) {
-        (None, None) => problem.run_with(plan, workspace, mods).map(Ok),
-        (Some(executor), None) => problem.run_on(plan, workspace, mods, executor).map(Ok),
-        (executor, Some(stop)) => problem.run_until(plan, workspace, mods, executor.unwrap_or(&CurrentPool), stop),
-    };
-    done.expect("functions that fit")
+) -> Result<(), Error> {
+    let mut run = Run::new().mods(mods);
+    if let Some(executor) = how.executor {
+        run = run.executor(executor);
+    }
+    if let Some(stop) = how.stop {
+        run = run.until(stop);
+    }
+    problem.run_with(plan, workspace, run)
 }
 
 /// An array of rows that are there, the rest NaN: what a pool has where nobody's keys are.

@@ -1,12 +1,14 @@
 //! Functions of the caller in backward calls: score functions with their derivatives, mask functions, refusals, panics.
 
 use super::support::{Back, Full};
+use crate::executors::pools::Scoped;
 use crate::options::Case;
 use crate::options::mods::{Functions, Keep, Place, Score, ScoreFn};
 use crate::support::{Rng, Tensor, UNWRITTEN, execs};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use sdpa::{
-    Alignment, Attention, BackwardPlan, BackwardWorkspace, CurrentPool, Exec, Gradients, Inputs, MaskMod, Mods, NoMod,
-    Outputs, Position, ProbMod, Saved, ScoreMod, View, ViewMut, WithDerivative, naive,
+    Alignment, Attention, BackwardPlan, BackwardWorkspace, CurrentPool, Error, Exec, Executor, Gradients, Inputs,
+    MaskMod, Mods, NoMod, Outputs, Position, ProbMod, Run, Saved, ScoreMod, View, ViewMut, WithDerivative, naive,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -104,7 +106,9 @@ fn functions_without_derivatives_are_refused() {
         ($mods:expr, $expected:expr) => {
             let (mods, expected) = ($mods, $expected);
             let gradients = Gradients::new().q(ViewMut::bhld(&mut dq, shape).unwrap());
-            let error = sdpa::attention_backward_with(&Attention::new(), inputs, saved, gradients, &mods).unwrap_err();
+            let error =
+                sdpa::attention_backward_with(&Attention::new(), inputs, saved, gradients, Run::new().mods(&mods))
+                    .unwrap_err();
             assert_eq!(error.to_string(), expected);
             assert!(dq.iter().all(|x| x.to_bits() == UNWRITTEN), "{expected}");
             let oracle = naive::gradients_with::<f64, _, _, _>(&Attention::new(), &inputs, view, None, &mods);
@@ -119,7 +123,14 @@ fn functions_without_derivatives_are_refused() {
     let none = View::bhld(&x[..0], [1, 2, 0, 4]).unwrap();
     let saved = Saved::new(none, View::bhld(&lse[..0], [1, 2, 0, 1]).unwrap(), none);
     let empty = Inputs::new(none, view, view);
-    sdpa::attention_backward_with(&Attention::new(), empty, saved, Gradients::new(), &Mods::new().score(same)).unwrap();
+    sdpa::attention_backward_with(
+        &Attention::new(),
+        empty,
+        saved,
+        Gradients::new(),
+        Run::new().mods(&Mods::new().score(same)),
+    )
+    .unwrap();
 }
 
 /// A function that panics stops the call, and whatever was lent to it serves others.
@@ -162,24 +173,58 @@ fn every_way_to_run_has_the_same_bits() {
         .mask(|at: Position| at.key % 3 != 1);
     let (mut out, mut lse) = (vec![0.0f32; 640], vec![0.0f32; 80]);
     let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).unwrap()).lse(ViewMut::bhld(&mut lse, rows).unwrap());
-    sdpa::attention_with(&attention, inputs, outputs, &mods).unwrap();
+    sdpa::attention_with(&attention, inputs, outputs, Run::new().mods(&mods)).unwrap();
     let saved = Saved::new(View::bhld(&out, shape).unwrap(), View::bhld(&lse, rows).unwrap(), view);
     let mut all = [(); 4].map(|()| vec![f32::NAN; 640]);
     for (way, dq) in all.iter_mut().enumerate() {
         let gradients = Gradients::new().q(ViewMut::bhld(dq, shape).unwrap());
         if way == 0 {
-            sdpa::attention_backward_with(&attention, inputs, saved, gradients, &mods).unwrap();
+            sdpa::attention_backward_with(&attention, inputs, saved, gradients, Run::new().mods(&mods)).unwrap();
             continue;
         }
         let problem = attention.backward(inputs, saved, gradients).unwrap();
         let (plan, mut workspace) = (BackwardPlan::new(&problem, Exec::default()), BackwardWorkspace::new());
         match way {
-            1 => problem.run_with(&plan, &mut workspace, &mods),
-            2 => problem.run_on(&plan, &mut workspace, &mods, &CurrentPool),
-            _ => problem.run_once_with(Exec::default(), &mods),
+            1 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods)),
+            2 => problem.run_with(&plan, &mut workspace, Run::new().mods(&mods).executor(&CurrentPool)),
+            _ => problem.run_once_with(Exec::default(), Run::new().mods(&mods)),
         }
         .unwrap();
     }
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     assert!(all.iter().all(|dq| bits(dq) == bits(&all[0]) && dq.iter().all(|x| x.is_finite())));
+}
+
+/// However often the stop function is asked before it says stop: an error, or all the gradients, and then the workspace serves
+/// the next call.
+#[test]
+fn a_backward_call_that_is_stopped_says_so() {
+    let (shape, rows, len) = ([1, 2, 600, 8], [1, 2, 600, 1], 2 * 600 * 8);
+    let x: Vec<f32> = (0..len).map(|i| (i as f32).sin()).collect();
+    let view = View::bhld(&x, shape).unwrap();
+    let (inputs, attention) = (Inputs::new(view, view, view), Attention::new());
+    let (mut out, mut lse) = (vec![0.0f32; len], vec![0.0f32; 1200]);
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).unwrap()).lse(ViewMut::bhld(&mut lse, rows).unwrap());
+    sdpa::attention(&attention, inputs, outputs).unwrap();
+    let saved = Saved::new(View::bhld(&out, shape).unwrap(), View::bhld(&lse, rows).unwrap(), view);
+    for (threads, executor) in [(1, &CurrentPool as &dyn Executor), (2, &Scoped(2))] {
+        let mut workspace = BackwardWorkspace::new();
+        let mut run = |run: Run<'_>| {
+            let mut all = [(); 3].map(|()| vec![f32::NAN; len]);
+            let [dq, dk, dv] = all.each_mut().map(|x| ViewMut::bhld(x, shape).unwrap());
+            let problem = attention.backward(inputs, saved, Gradients::new().q(dq).k(dk).v(dv)).unwrap();
+            let plan = BackwardPlan::new(&problem, Exec::serial().threads(threads));
+            problem.run_with(&plan, &mut workspace, run).map(|()| all.map(|x| x.iter().map(|x| x.to_bits()).collect()))
+        };
+        let expected: [Vec<u32>; 3] = run(Run::new()).unwrap();
+        // Three key blocks of each head.
+        for asked in 0..=6 {
+            let left = AtomicUsize::new(asked);
+            let stop = || left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err();
+            let done = run(Run::new().executor(executor).until(&stop));
+            let wanted = if asked < 6 { Err(Error::Stopped) } else { Ok(expected.clone()) };
+            assert!(done == wanted, "{threads} threads, asked {asked} times: {:?}", done.map(|_| ()));
+        }
+        assert!(run(Run::new()) == Ok(expected), "{threads} threads");
+    }
 }

@@ -6,7 +6,7 @@ use crate::options::mods::with_mods;
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits};
 use sdpa::{
     Attention, BackwardPlan, BackwardWorkspace, Dropout, Dtype, Error, Exec, Gradients, MaskMod, Mods, Outputs,
-    ProbMod, Saved, ScoreMod, ViewMut, naive,
+    ProbMod, Run, Saved, ScoreMod, ViewMut, naive,
 };
 
 /// A case without a weight function, with gradients of its output and log-sum-exp.
@@ -92,7 +92,7 @@ impl Back {
         let outputs = Outputs::new(ViewMut::bhld(&mut out.data, out.shape).unwrap());
         let outputs = outputs.lse(ViewMut::bhld(&mut lse.data, lse.shape).unwrap());
         let problem = self.attention().problem(self.case.inputs(), outputs).expect("a good call");
-        with_mods!(self.case, |mods| problem.run_once_with(exec, &mods)).expect("functions that fit");
+        with_mods!(self.case, |mods| problem.run_once_with(exec, Run::new().mods(&mods))).expect("functions that fit");
         [out, lse]
     }
 
@@ -148,7 +148,7 @@ impl Back {
         }
         let problem = self.attention().backward(self.case.inputs(), saved, gradients).expect("a good call");
         let plan = BackwardPlan::new(&problem, exec);
-        problem.run_with(&plan, workspace, mods)
+        problem.run_with(&plan, workspace, Run::new().mods(mods))
     }
 
     /// What the oracle says, in the numbers asked for.
@@ -183,7 +183,7 @@ impl Back {
             let saved = Saved::new(out.view(), lse.view(), d_out);
             let problem = wide.case.attention().backward(inputs, saved, gradients.v(dv.view_mut(&shapes[2])));
             let problem = problem.expect("a good call");
-            with_mods!(wide.case, |mods| problem.run_once_with(exec, &mods)).expect("memory");
+            with_mods!(wide.case, |mods| problem.run_once_with(exec, Run::new().mods(&mods))).expect("memory");
             written
         })
     }

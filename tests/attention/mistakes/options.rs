@@ -2,8 +2,8 @@
 
 use super::{ACCEPTED, K, KEY_HEADS, Mistake, OUT, Q, V, answer, bytes, call, floats, good, inputs, mistake, numbers};
 use sdpa::{
-    Attention, BlockTable, Gradients, Inputs, KvCache, Mask, Mods, Pages, Position, ProbMod, Saved, ScoreMod, View,
-    ViewMut, WithDerivative,
+    Attention, BlockTable, Gradients, Inputs, KvCache, Mask, Mods, Pages, Position, ProbMod, Run, Saved, ScoreMod,
+    View, ViewMut, WithDerivative,
 };
 
 pub(super) fn mistakes() -> Vec<Mistake> {
@@ -169,7 +169,7 @@ pub(super) fn backward() -> Vec<Mistake> {
         let (mut dq, rows) = ([42.0f32; 4 * 3 * 6 * 2], floats([2, 4, 3, 1]));
         let gradients = Gradients::new().q(ViewMut::bhld(&mut dq, Q).expect("dense"));
         let saved = Saved::new(floats(OUT), rows, floats(OUT));
-        let result = sdpa::attention_backward_with(&Attention::new(), inputs, saved, gradients, mods);
+        let result = sdpa::attention_backward_with(&Attention::new(), inputs, saved, gradients, Run::new().mods(mods));
         assert!(result.is_ok() || dq.iter().all(|&x| x == 42.0), "a refused call wrote: {result:?}");
         super::outcome(result)
     }

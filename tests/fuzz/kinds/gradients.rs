@@ -13,8 +13,8 @@ use crate::fuzzer::poison;
 use crate::fuzzer::rng::Rng;
 use crate::fuzzer::stage::Stage;
 use sdpa::{
-    BackwardPlan, BackwardWorkspace, CurrentPool, Dtype, Error, Exec, Executor, Gradients, Isa, Mods, Precision, Saved,
-    TensorMut, naive,
+    BackwardPlan, BackwardWorkspace, CurrentPool, Dtype, Error, Exec, Executor, Gradients, Isa, Mods, Precision, Run,
+    Saved, TensorMut, naive,
 };
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -251,12 +251,18 @@ impl Back {
         let score = functions.score.map(|function| Bound { function, origin, fuse });
         let mask = functions.mask.map(|function| Bound { function, origin, fuse });
         match (score, mask) {
-            (None, None) => problem.run_on(&plan, how.workspace, &none, how.executor),
-            (Some(score), None) => problem.run_on(&plan, how.workspace, &none.score(score), how.executor),
-            (None, Some(mask)) => problem.run_on(&plan, how.workspace, &none.mask(mask), how.executor),
-            (Some(score), Some(mask)) => {
-                problem.run_on(&plan, how.workspace, &none.score(score).mask(mask), how.executor)
+            (None, None) => problem.run_with(&plan, how.workspace, Run::new().mods(&none).executor(how.executor)),
+            (Some(score), None) => {
+                problem.run_with(&plan, how.workspace, Run::new().mods(&none.score(score)).executor(how.executor))
             }
+            (None, Some(mask)) => {
+                problem.run_with(&plan, how.workspace, Run::new().mods(&none.mask(mask)).executor(how.executor))
+            }
+            (Some(score), Some(mask)) => problem.run_with(
+                &plan,
+                how.workspace,
+                Run::new().mods(&none.score(score).mask(mask)).executor(how.executor),
+            ),
         }
     }
 

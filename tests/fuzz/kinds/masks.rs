@@ -9,7 +9,7 @@ use crate::fuzzer::outs::{Outs, Wanted};
 use crate::fuzzer::rng::Rng;
 use crate::fuzzer::stage::Stage;
 use sdpa::masks::{Documents, PerSequence, PrefixLm};
-use sdpa::{Alignment, BlockClass, BlockPosition, Error, Exec, MaskMod, Mods, Plan, Position, Workspace};
+use sdpa::{Alignment, BlockClass, BlockPosition, Error, Exec, MaskMod, Mods, Plan, Position, Run, Workspace};
 
 /// A mask, and whether it keeps a pair, by its definition.
 pub(super) struct Both {
@@ -38,7 +38,7 @@ pub(super) fn check_mask(rng: &mut Rng, case: &Case, home: Home, both: &Both) {
     let (stage, mut outs) = (Stage::new(rng, case, home), Outs::blank(rng, case, wanted));
     let problem = case.attention().problem(stage.inputs(), outs.outputs()).expect("a good call");
     let plan = Plan::new(&problem, exec);
-    let done = problem.run_with(&plan, &mut Workspace::new(), &Mods::new().mask(&*both.stock));
+    let done = problem.run_with(&plan, &mut Workspace::new(), Run::new().mods(&Mods::new().mask(&*both.stock)));
     assert_eq!(done.is_ok(), both.fits, "{what}: {done:?}");
     if let Err(error) = done {
         assert!(matches!(error, Error::Mask(..)) && outs.is_blank(), "{what}: {error}");

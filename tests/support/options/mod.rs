@@ -18,8 +18,8 @@ use crate::support::{Tensor, UNWRITTEN};
 use elements::Rounded;
 use mods::{Functions, Place, with_mods};
 use sdpa::{
-    Alignment, Attention, Exec, Inputs, Isa, Mask, Outputs, Plan, Point, Precision, View, ViewMut, Window, Workspace,
-    naive,
+    Alignment, Attention, Exec, Inputs, Isa, Mask, Outputs, Plan, Point, Precision, Run, View, ViewMut, Window,
+    Workspace, naive,
 };
 
 pub const POINTS: [Point; 4] = [Point::Raw, Point::Softcapped, Point::Masked, Point::Weights];
@@ -262,7 +262,8 @@ impl Case {
     pub fn run_outputs(&self, inputs: Inputs<'_>, exec: Exec, outputs: Outputs<'_>, workspace: &mut Workspace) -> Plan {
         let problem = self.attention().problem(inputs, outputs).expect("a good call");
         let plan = Plan::new(&problem, exec);
-        with_mods!(self, |mods| problem.run_with(&plan, workspace, &mods)).expect("functions that fit");
+        with_mods!(self, |mods| problem.run_with(&plan, workspace, Run::new().mods(&mods)))
+            .expect("functions that fit");
         plan
     }
 

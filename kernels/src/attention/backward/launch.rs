@@ -70,6 +70,13 @@ impl<'a> BackwardLaunch<'a> {
         self.columns.len()
     }
 
+    /// Sets a function that is asked before each key block: if it returns true, the rest is left undone.
+    #[must_use]
+    pub fn until(mut self, stop: Option<&'a (dyn Fn() -> bool + Sync)>) -> Self {
+        self.pass.stop = Stop::when(stop);
+        self
+    }
+
     /// Leaves undone what no worker has begun.
     pub fn stop(&self) {
         self.pass.stop.now();

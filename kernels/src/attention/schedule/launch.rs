@@ -88,8 +88,8 @@ impl<'a> Launch<'a> {
     /// Sets a function that is asked before each task, and under split-KV before each key block: if it returns true, the
     /// rest is left undone.
     #[must_use]
-    pub fn until(self, stop: &'a (dyn Fn() -> bool + Sync)) -> Self {
-        Self { stop: Stop::when(Some(stop)), ..self }
+    pub fn until(self, stop: Option<&'a (dyn Fn() -> bool + Sync)>) -> Self {
+        Self { stop: Stop::when(stop), ..self }
     }
 
     /// Leaves undone what no worker has begun.
