@@ -46,25 +46,15 @@ pub struct Plan {
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
     pub(crate) tiling: Tiling,
-    pub(crate) split: Split,
+    /// Split-KV, if the key blocks of some sequences are divided among workers too.
+    pub(crate) split: Option<Split>,
 }
 
-/// Work that is divided among workers.
+/// Split-KV of a plan: which sequences it is for, and the memory for the partial results of all blocks, in bytes, if each has
+/// its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Split {
-    /// Heads and query rows: every task streams all the keys its rows see.
-    Rows,
-    /// Blocks of keys too, in `runs` runs, of the sequences with at most `few` rows a key/value head (split-KV); `bytes` is
-    /// the memory of the partial results of all blocks, if each has its own.
-    Keys { few: usize, runs: usize, bytes: usize },
-}
-
-/// Work on the sequences with few rows, key block by key block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FewRowsWork {
-    /// Number of key blocks, counted for each key/value head.
-    units: usize,
-    /// Bytes of their partial results.
+pub(crate) struct Split {
+    few: FewRows,
     bytes: usize,
 }
 
@@ -78,7 +68,7 @@ impl Plan {
         let task_rows = rows.per_task(problem, workers, tile_rows);
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
-        let by_rows = Self { shape, exec, workers: workers.min(tasks.max(1)), tasks, tiling, split: Split::Rows };
+        let by_rows = Self { shape, exec, workers: workers.min(tasks.max(1)), tasks, tiling, split: None };
         let few = FEW_ROWS.min(tiling.task_rows());
         if problem.call.visible.window.is_none()
             && let Some(work) = by_rows.shares_keys(problem, few)
@@ -105,17 +95,18 @@ impl Plan {
         problem: &Problem<'_>,
         workers: usize,
         few: usize,
-        FewRowsWork { units, bytes }: FewRowsWork,
+        Accumulation { units, floats, .. }: Accumulation,
     ) -> Self {
         let runs = if workers > 1 { units.min(workers.saturating_mul(RUNS_PER_WORKER)) } else { 1 };
+        let split = Split { few: FewRows { few, runs }, bytes: floats * size_of::<f32>() };
         // Ragged sequences may be of both kinds, with few rows and with many.
         let tasks = if problem.call.options.ragged.is_some() { self.tasks.saturating_add(runs) } else { runs };
-        Self { workers: workers.min(tasks.max(1)), tasks, split: Split::Keys { few, runs, bytes }, ..self }
+        Self { workers: workers.min(tasks.max(1)), tasks, split: Some(split), ..self }
     }
 
     /// Returns the work on the sequences with at most `few` rows a key/value head, if their key blocks can be divided among
     /// workers: there are several blocks, and memory in proportion.
-    pub(crate) fn shares_keys(&self, problem: &Problem<'_>, few: usize) -> Option<FewRowsWork> {
+    pub(crate) fn shares_keys(&self, problem: &Problem<'_>, few: usize) -> Option<Accumulation> {
         let (shape, call) = (problem.shape, &problem.call);
         // Sequences that are not ragged have as many rows each; there may be any number of them without rows.
         let rows = (shape.heads / shape.kv_heads.max(1)).saturating_mul(shape.q_len);
@@ -125,29 +116,26 @@ impl Plan {
         if none || apart || shape.kv_len <= KEY_BLOCK || problem.needs_whole_rows() {
             return None;
         }
-        let Accumulation { units, floats, keys } = call.accumulation(few);
-        let [bytes, read] = [floats, keys.saturating_mul(shape.head_dim + shape.value_dim)]
+        let work = call.accumulation(few);
+        let [bytes, read] = [work.floats, work.keys.saturating_mul(shape.head_dim + shape.value_dim)]
             .map(|floats| floats.saturating_mul(size_of::<f32>()));
         let little = if few > FEW_ROWS { LITTLE_EACH.saturating_mul(self.exec.threads) } else { LITTLE };
         let most = little.max(read / SHARE).min(MOST);
-        (units > 0 && bytes <= most).then_some(FewRowsWork { units, bytes })
+        (work.units > 0 && bytes <= most).then_some(work)
     }
 
     /// Returns how the sequences with few rows are split, if they are.
     pub(crate) fn few_rows(&self, problem: &Problem<'_>) -> Option<FewRows> {
-        match self.split {
-            // The plan may have been made for another problem of this shape.
-            Split::Keys { few, runs, .. } if self.shares_keys(problem, few).is_some() => Some(FewRows { few, runs }),
-            _ => None,
-        }
+        // The plan may have been made for another problem of this shape.
+        self.split.map(|split| split.few).filter(|few| self.shares_keys(problem, few.few).is_some())
     }
 
     /// Shrinks the scratch to what this one problem takes. Where key blocks are divided, rows of several sequences may
     /// be gathered in it.
     pub(crate) fn shrink_to(self) -> Self {
         match self.split {
-            Split::Rows => Self { tiling: self.tiling.shrink_to(self.shape.kv_len), ..self },
-            Split::Keys { .. } => self,
+            None => Self { tiling: self.tiling.shrink_to(self.shape.kv_len), ..self },
+            Some(_) => self,
         }
     }
 
@@ -172,10 +160,7 @@ impl Plan {
     /// these limits, and for more rows, only rows are divided: then 0. On one thread a cache
     /// takes less: the results of one block for each head.
     pub fn partials_bytes(&self) -> usize {
-        match self.split {
-            Split::Keys { bytes, .. } => bytes,
-            Split::Rows => 0,
-        }
+        self.split.map_or(0, |split| split.bytes)
     }
 
     /// Scratch of one worker in bytes. Independent of lengths, heads and batch.

@@ -4,8 +4,8 @@
 //! result does not depend on which worker runs it, or when.
 
 use crate::error::Error;
+use crate::plan::Plan;
 use crate::plan::problem::Problem;
-use crate::plan::{Plan, Split};
 use crate::threads::exec::Exec;
 use crate::threads::run::{NO_MODS, Run};
 use crate::threads::workers::{self, own, reserved, share};
@@ -83,7 +83,7 @@ impl Problem<'_> {
         mods.mask.fits(&self.call.facts())?;
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
         // A weight function needs every row whole.
-        let plan = if mods.prob.is_given() { Plan { split: Split::Rows, ..plan } } else { plan };
+        let plan = if mods.prob.is_given() { Plan { split: None, ..plan } } else { plan };
         let run = run.mods(&NO_MODS);
         self.run_as(&plan, workspace, run, &|launch, isa, scratch| launch.work(isa, scratch, mods))
     }

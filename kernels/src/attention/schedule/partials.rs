@@ -42,11 +42,11 @@ impl Partials {
 
     /// Counts the units of the sequences with few rows and reserves memory for them. Returns false if there is no memory.
     fn try_reserve(&mut self, call: &Call<'_>, few: FewRows) -> bool {
-        let Some(all) = self.places.try_fill(call, few) else { return false };
+        let Some(floats) = self.places.try_fill(call, few) else { return false };
         // Half as much again if possible, because sequences grow.
-        self.buffer.holds(all.floats)
-            || self.buffer.try_reserve(all.floats.saturating_add(all.floats / 2))
-            || self.buffer.try_reserve(all.floats)
+        self.buffer.holds(floats)
+            || self.buffer.try_reserve(floats.saturating_add(floats / 2))
+            || self.buffer.try_reserve(floats)
     }
 }
 

@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 /// Sequences that are split into units, and how the units are handed out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FewRows {
     /// Largest number of rows a key/value head of a sequence that is split.
     pub few: usize,

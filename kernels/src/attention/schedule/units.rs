@@ -10,21 +10,6 @@ use crate::tensor::rows::KEY_BLOCK;
 use core::cmp::Ordering;
 use core::ops::Range;
 
-/// Number of units, and of floats that they accumulate.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Amount {
-    pub(crate) units: usize,
-    pub(crate) floats: usize,
-}
-
-impl Amount {
-    /// Returns the sum; `None` if a number overflows.
-    pub(crate) fn plus(self, more: Self) -> Option<Self> {
-        let (units, floats) = (self.units.checked_add(more.units)?, self.floats.checked_add(more.floats)?);
-        Some(Self { units, floats })
-    }
-}
-
 /// Sequence whose key blocks are units, or parts of other sequences' units.
 #[derive(Debug, Clone, Copy)]
 struct Place {
@@ -39,8 +24,9 @@ struct Place {
     shared: usize,
     /// True if all blocks of a head are accumulated into one part, in order; false if each has a part, or there are none.
     in_order: bool,
-    /// Amount of the places before this one.
-    start: Amount,
+    /// Number of units of the places before this one, and of floats of their parts.
+    first_unit: usize,
+    first_float: usize,
 }
 
 impl Place {
@@ -52,7 +38,8 @@ impl Place {
         blocks: 0,
         shared: 0,
         in_order: false,
-        start: Amount { units: 0, floats: 0 },
+        first_unit: 0,
+        first_float: 0,
     };
 
     /// Creates the place of a sequence that comes first and shares nothing.
@@ -90,10 +77,10 @@ impl Places {
     }
 
     /// Fills the list with the sequences of at most `few` rows a key/value head, and cuts their units into about `runs` runs.
-    /// Returns what they take together; `None` if a number overflows or there is no memory.
+    /// Returns the number of floats of all parts; `None` if a number overflows or there is no memory.
     ///
     /// Complexity: n log n comparisons of sequences, each as long as their common prefix in key blocks.
-    pub(crate) fn try_fill(&mut self, call: &Call<'_>, FewRows { few, runs }: FewRows) -> Option<Amount> {
+    pub(crate) fn try_fill(&mut self, call: &Call<'_>, FewRows { few, runs }: FewRows) -> Option<usize> {
         self.list.clear();
         self.list.try_reserve(call.sequences().checked_add(1)?).ok()?;
         let sequences = (0..call.sequences()).filter(|&sequence| call.has_few_rows(sequence, few));
@@ -113,16 +100,16 @@ impl Places {
         let finer = if runs > 1 && self.shared_blocks() > 0 { SHARED_RUNS } else { 1 };
         let units = self.number_units(call.kv.kv_heads())?;
         self.runs = Runs::new(units, runs.saturating_mul(finer));
-        let all = Amount { units, floats: self.place_parts(call, units)? };
-        self.list.push(Place { start: all, ..Place::END });
-        Some(all)
+        let floats = self.place_parts(call, units)?;
+        self.list.push(Place { first_unit: units, first_float: floats, ..Place::END });
+        Some(floats)
     }
 
     /// Numbers the units of the places, for each of `heads` heads. Returns their number; `None` if it overflows.
     fn number_units(&mut self, heads: usize) -> Option<usize> {
         let mut units = 0usize;
         for place in &mut self.list {
-            place.start.units = units;
+            place.first_unit = units;
             units = (place.blocks - place.shared).checked_mul(heads)?.checked_add(units)?;
         }
         Some(units)
@@ -137,12 +124,12 @@ impl Places {
             // Places that share blocks. All units of these blocks lie between the first place's and the end of the last's.
             let sharing = self.list[first + 1..].iter().take_while(|place| place.shared > 0).count();
             let past = first + 1 + sharing;
-            let end = self.list.get(past).map_or(units, |next| next.start.units);
+            let end = self.list.get(past).map_or(units, |next| next.first_unit);
             // One part may be written by one worker only, and in order: by that of the run that has all the units; `Split`
             // relies on it. Values in rows are read in runs of keys, which a block alone can be (`pv.rs`).
-            let in_order = call.kv.has_value_panels() && self.runs.together(self.list[first].start.units..end);
+            let in_order = call.kv.has_value_panels() && self.runs.together(self.list[first].first_unit..end);
             for place in &mut self.list[first..past] {
-                (place.in_order, place.start.floats) = (in_order && place.blocks > 0, floats);
+                (place.in_order, place.first_float) = (in_order && place.blocks > 0, floats);
                 let part = unit_floats(place.rows, value_dim.next_multiple_of(LANES));
                 floats = place.parts().checked_mul(heads)?.checked_mul(part)?.checked_add(floats)?;
             }
@@ -215,7 +202,7 @@ impl<'a> Units<'a> {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.places.last().map_or(0, |end| end.start.units)
+        self.places.last().map_or(0, |end| end.first_unit)
     }
 
     /// Number of places.
@@ -260,12 +247,12 @@ impl<'a> Units<'a> {
     /// Returns the unit with this number, which is below [`Self::len`].
     pub(crate) fn at(&self, unit: usize) -> Unit {
         debug_assert!(unit < self.len(), "unit {unit} of {}", self.len());
-        let place = self.places.partition_point(|place| place.start.units <= unit) - 1;
-        let Place { start, shared, .. } = self.places[place];
-        let unit = unit - start.units;
+        let place = self.places.partition_point(|place| place.first_unit <= unit) - 1;
+        let Place { first_unit, shared, .. } = self.places[place];
+        let unit = unit - first_unit;
         let (head, block) = match self.order {
             Order::Heads => {
-                let blocks = (self.places[place + 1].start.units - start.units) / self.heads;
+                let blocks = (self.places[place + 1].first_unit - first_unit) / self.heads;
                 (unit / blocks, unit % blocks)
             }
             Order::Blocks => (unit % self.heads, unit / self.heads),
@@ -286,10 +273,10 @@ impl<'a> Units<'a> {
     #[inline]
     pub(crate) fn offset(&self, unit: Unit, width: usize) -> usize {
         let place = self.place(unit.place);
-        let &Place { start, blocks, rows, in_order, .. } = place;
+        let &Place { first_float, blocks, rows, in_order, .. } = place;
         assert!(unit.block < blocks && unit.head < self.heads, "{unit:?} is none of the places'");
         let part = if in_order { 0 } else { unit.block };
-        start.floats + (unit.head * place.parts() + part) * unit_floats(rows, width)
+        first_float + (unit.head * place.parts() + part) * unit_floats(rows, width)
     }
 }
 
@@ -299,15 +286,27 @@ pub(crate) fn unit_floats(rows: usize, width: usize) -> usize {
     padded.saturating_mul(2).saturating_add(rows.saturating_mul(width))
 }
 
-/// Amount of data that the units of a call accumulate under split-KV, and of keys that they read for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Amount of data that the units of a call accumulate under split-KV, and of keys that they read for it. Each number is
+/// `usize::MAX` if it overflows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Accumulation {
-    /// Number of units; `usize::MAX` if it overflows.
+    /// Number of units.
     pub units: usize,
-    /// Number of floats accumulated by all units together, if each has a part of its own; `usize::MAX` if it overflows.
+    /// Number of floats accumulated by all units together, if each has a part of its own.
     pub floats: usize,
     /// Number of keys read, counted once for each key/value head.
     pub keys: usize,
+}
+
+impl Accumulation {
+    /// Returns the sum of two amounts.
+    fn plus(self, more: Self) -> Self {
+        Self {
+            units: self.units.saturating_add(more.units),
+            floats: self.floats.saturating_add(more.floats),
+            keys: self.keys.saturating_add(more.keys),
+        }
+    }
 }
 
 impl Call<'_> {
@@ -315,13 +314,8 @@ impl Call<'_> {
     /// split-KV, at most: maxima, sums and outputs of all the rows that share a head, for each block with a key that may be
     /// visible to some row of its sequence.
     pub fn accumulation(&self, few: usize) -> Accumulation {
-        const OVERFLOW: Amount = Amount { units: usize::MAX, floats: usize::MAX };
-        let (mut all, mut keys) = (Amount::default(), 0usize);
-        for sequence in (0..self.sequences()).filter(|&sequence| self.has_few_rows(sequence, few)) {
-            all = self.units_of(sequence).and_then(|its| all.plus(its)).unwrap_or(OVERFLOW);
-            keys = keys.saturating_add(self.kv.kv_heads().saturating_mul(self.visible_keys(sequence).len()));
-        }
-        Accumulation { units: all.units, floats: all.floats, keys }
+        let sequences = (0..self.sequences()).filter(|&sequence| self.has_few_rows(sequence, few));
+        sequences.map(|sequence| self.accumulation_of(sequence)).fold(Accumulation::default(), Accumulation::plus)
     }
 
     /// Returns the number of keys, counted once for each key/value head, that split-KV of the sequences with at most `few`
@@ -338,16 +332,15 @@ impl Call<'_> {
         self.rows_of(sequence) <= few
     }
 
-    /// Returns the units of a sequence that is split, and what they accumulate: none if it has no rows. `None` if a number
-    /// overflows.
-    fn units_of(&self, sequence: usize) -> Option<Amount> {
-        if self.rows_of(sequence) == 0 {
-            return Some(Amount::default());
+    /// Returns what a sequence accumulates if it is split: nothing if it has no rows.
+    fn accumulation_of(&self, sequence: usize) -> Accumulation {
+        let (rows, heads, [.., value_dim]) = (self.rows_of(sequence), self.kv.kv_heads(), self.kv.v_shape());
+        if rows == 0 {
+            return Accumulation::default();
         }
-        let units = self.kv.kv_heads().checked_mul(self.visible_blocks(sequence).len())?;
-        let [.., value_dim] = self.kv.v_shape();
-        let part = unit_floats(self.rows_of(sequence), value_dim.next_multiple_of(LANES));
-        Some(Amount { units, floats: units.checked_mul(part)? })
+        let units = heads.saturating_mul(self.visible_blocks(sequence).len());
+        let floats = units.saturating_mul(unit_floats(rows, value_dim.next_multiple_of(LANES)));
+        Accumulation { units, floats, keys: heads.saturating_mul(self.visible_keys(sequence).len()) }
     }
 
     /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.
