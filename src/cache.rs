@@ -28,6 +28,7 @@ pub(crate) use token_form::{Storable, TokenForm, ValuePlace, check_dims};
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub enum KeyScales {
     /// One scale per key and head: 1/127 of the key's largest magnitude.
     PerToken,

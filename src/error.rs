@@ -10,6 +10,8 @@ pub(crate) use limit::{LONGEST_DIM, at_most, exactly};
 
 /// Reason why a call was refused; outputs are then untouched. Or, with [`Error::Stopped`] alone, why it was not completed.
 ///
+/// Match on variants and numbers. The names and sentences in an error are for people to read and may change in any release.
+///
 /// ```
 /// use sdpa::{Error, Inputs, View};
 /// let (q, kv) = ([0.0; 2 * 8], [0.0; 3 * 4]);
@@ -277,6 +279,7 @@ pub enum Error {
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Bound {
     /// At least the limit.
     AtLeast,
@@ -286,6 +289,18 @@ pub enum Bound {
     Exactly,
     /// A multiple of the limit.
     MultipleOf,
+}
+
+impl Bound {
+    /// Returns true if a size keeps the bound.
+    pub fn holds(self, size: usize, limit: usize) -> bool {
+        match self {
+            Self::AtLeast => size >= limit,
+            Self::AtMost => size <= limit,
+            Self::Exactly => size == limit,
+            Self::MultipleOf => size.is_multiple_of(limit),
+        }
+    }
 }
 
 impl Error {

@@ -31,6 +31,7 @@
 //! pairs; memory beyond the tensors is at most 1.25 MiB per thread for head dimensions to 4096, and what
 //! [`Plan::partials_bytes`] says. Special cases (NaN, ∞, nothing visible) are listed in [`ieee`].
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod attention;
 mod backward;

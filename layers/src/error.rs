@@ -34,13 +34,7 @@ impl Limit {
     /// Returns [`Error::Range`] unless `got`, the size `what` of an argument, keeps the limit.
     pub(crate) fn check(self, argument: &'static str, what: &'static str, got: usize) -> Result<(), Error> {
         let Self { bound, limit, of } = self;
-        let keeps = match bound {
-            Bound::AtLeast => got >= limit,
-            Bound::AtMost => got <= limit,
-            Bound::Exactly => got == limit,
-            Bound::MultipleOf => got.is_multiple_of(limit),
-        };
-        if keeps { Ok(()) } else { Err(Error::Range { argument, what, got, bound, limit, of }) }
+        if bound.holds(got, limit) { Ok(()) } else { Err(Error::Range { argument, what, got, bound, limit, of }) }
     }
 }
 

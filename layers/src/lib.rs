@@ -32,6 +32,7 @@
 //! Errors are those of [`sdpa::Error`]; a call that is refused has written nothing. A row has the same bits on any number of
 //! threads and among any other rows.
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bert;
 mod compute;

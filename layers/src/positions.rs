@@ -23,6 +23,7 @@ const COST: f64 = 16.0;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum RopePairs {
     /// Column i with i + dim/2: GPT-NeoX, and Llama as Hugging Face stores it ("rotate half").
     Half,

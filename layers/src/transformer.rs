@@ -21,6 +21,7 @@ const COST: f64 = 8.0;
 /// assert_eq!(order(false), NormOrder::Post);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum NormOrder {
     /// Before each part, x + part(norm(x)): GPT-2, Llama (Xiong et al. 2020, arXiv:2002.04745).
     Pre,

@@ -21,6 +21,9 @@ const CHANNEL_SCALES: &str = "channel_scales";
 /// block by block, and is not to take for ever because a file says so.
 const MOST_KEYS: usize = u32::MAX as usize;
 
+/// Reason why a cache has no file.
+const NO_FORMAT: &str = "files have no form for the format of this cache";
+
 /// Name of the tensor with a part of a sequence's tokens.
 fn tensor_name(sequence: usize, part: TokenPart) -> String {
     let part = match part {
@@ -159,7 +162,8 @@ impl KvCache {
         if let Some((sequence, &len)) = self.lens().iter().enumerate().find(|&(_, &len)| len > MOST_KEYS) {
             return Err(file(too_long(sequence, len)));
         }
-        let (description, mut tensors) = (Description::of(self), Vec::new());
+        let description = Description::of(self).ok_or_else(|| file(NO_FORMAT.into()))?;
+        let mut tensors = Vec::new();
         if let Some(scales) = self.cache.channel_scales() {
             let shape = vec![self.kv_heads(), self.head_dim()];
             let tensor = FileTensor { dtype: Dtype::F32, shape, contents: Contents::Floats(scales) };

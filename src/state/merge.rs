@@ -101,17 +101,13 @@ impl Settings {
             };
             format!("{before} before, {after} after{first}")
         });
-        let precision = match precision {
-            Precision::Exact => "exact",
-            Precision::Native => "native",
-        };
         [
             ("scale", scale.to_string()),
             ("softcap", softcap.map_or_else(none, |c| c.to_string())),
             ("causal rule", causal),
             ("window", window),
             ("alignment", format!("offset {offset}")),
-            ("precision", precision.to_owned()),
+            ("precision", precision.to_string()),
         ]
     }
 }

@@ -30,6 +30,7 @@ impl Written {
             Dtype::F32 => 0x7fc0_0000,
             Dtype::Bf16 => 0x7fc0,
             Dtype::F16 => 0x7e00,
+            dtype => panic!("a new type: {dtype}"),
         }
     }
 
@@ -39,6 +40,7 @@ impl Written {
             Dtype::F32 => 0.0,
             Dtype::Bf16 => x.abs() / 255.0 + 1e-40,
             Dtype::F16 => x.abs() / 2047.0 + 3.0e-8,
+            dtype => panic!("a new type: {dtype}"),
         }
     }
 
@@ -48,6 +50,7 @@ impl Written {
             Dtype::F32 => f32::MAX.into(),
             Dtype::Bf16 => 3.39e38,
             Dtype::F16 => 65_519.0,
+            dtype => panic!("a new type: {dtype}"),
         }
     }
 

@@ -80,6 +80,7 @@ pub(crate) fn rounded(x: f32, dtype: Dtype) -> f32 {
         Dtype::F32 => x,
         Dtype::Bf16 => Bf16::of(x).value(),
         Dtype::F16 => F16::of(x).value(),
+        dtype => panic!("a new type: {dtype}"),
     }
 }
 
@@ -163,6 +164,7 @@ impl AnyPlaced {
             Dtype::F32 => Self::F32(Placed::of(rng, x)),
             Dtype::Bf16 => Self::Bf16(Placed::of(rng, x)),
             Dtype::F16 => Self::F16(Placed::of(rng, x)),
+            dtype => panic!("a new type: {dtype}"),
         }
     }
 
@@ -171,6 +173,7 @@ impl AnyPlaced {
             Dtype::F32 => Self::F32(Placed::blank(rng, layout)),
             Dtype::Bf16 => Self::Bf16(Placed::blank(rng, layout)),
             Dtype::F16 => Self::F16(Placed::blank(rng, layout)),
+            dtype => panic!("a new type: {dtype}"),
         }
     }
 
@@ -223,5 +226,6 @@ pub(crate) fn value(bits: u32, dtype: Dtype) -> f32 {
         Dtype::F32 => f32::from_bits(bits),
         Dtype::Bf16 => Bf16(bits as u16).value(),
         Dtype::F16 => F16(bits as u16).value(),
+        dtype => panic!("a new type: {dtype}"),
     }
 }

@@ -52,6 +52,7 @@ impl<'a> Pages<'a> {
     ///
     /// # Errors
     /// [`PageError`] if the table does not fit the pool.
+    #[doc(hidden)] // for `sdpa`, whose own pool holds this one
     pub fn packed(pool: &'a PagePool, table: BlockTable<'a>) -> Result<Self, PageError> {
         Self::of(Pool::Packed(pool), [pool.pages(), pool.page_size()], table)
     }

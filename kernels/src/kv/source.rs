@@ -162,6 +162,7 @@ impl<'a> KeyValues<'a> {
     }
 
     /// Returns the cache, if that is the source.
+    #[doc(hidden)] // its type has no name in `sdpa`
     pub fn cache(&self) -> Option<&'a Cache> {
         if let Source::Cache(cache) = self.0 { Some(cache) } else { None }
     }

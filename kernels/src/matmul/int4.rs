@@ -43,6 +43,7 @@ pub(crate) const fn blocks(dim: usize) -> usize {
 
 /// Numbers that are stored beside the elements of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Int4 {
     /// A scale: elements are symmetric about 0.
     Symmetric,

@@ -96,6 +96,7 @@ macro_rules! by_dtype {
 
 /// View `[batch, heads, rows, dim]` of elements of any type.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub enum Tensor<'a> {
     /// View of `f32`.
     F32(View<'a>),
@@ -107,6 +108,7 @@ pub enum Tensor<'a> {
 
 /// Writable view `[batch, heads, rows, dim]` of elements of any type.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum TensorMut<'a> {
     /// View of `f32`.
     F32(ViewMut<'a>),

@@ -13,6 +13,7 @@ use core::fmt;
 
 /// Type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Dtype {
     /// IEEE binary32.
     F32,
@@ -43,8 +44,19 @@ impl fmt::Display for Dtype {
     }
 }
 
+/// Prints `exact` or `native`.
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Exact => "exact",
+            Self::Native => "native",
+        })
+    }
+}
+
 /// Precision shortcuts that the kernels may take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Precision {
     /// Widens elements and computes everything in `f32`: the bits of the same call over `f32` tensors.
     #[default]

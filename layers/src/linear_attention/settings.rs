@@ -72,6 +72,7 @@ impl<'a> Update<'a> {
 /// # let _ = prompt;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum Form {
     /// Token by token: for decoding, and wherever parts of a sequence must give the bits of the whole.
     #[default]
@@ -110,6 +111,7 @@ pub enum Reach {
 /// # let _ = attention;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum FeatureMap {
     /// Identity.
     #[default]
@@ -136,6 +138,7 @@ pub enum FeatureMap {
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum Normaliser {
     /// No divisor: the sum is multiplied by the scale.
     #[default]

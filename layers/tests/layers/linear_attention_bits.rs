@@ -58,6 +58,7 @@ fn pieces_give_the_whole() {
                     let all: Vec<usize> = (0..n).step_by(chunk).chain([n]).collect();
                     vec![vec![0, (n / chunk * chunk).min(chunk), n], all]
                 }
+                form => panic!("a new form: {form:?}"),
             };
             for cuts in cuts {
                 assert_same(&format!("{what} {isa} cut at {cuts:?}"), &in_pieces(&case, layer, &cuts, exec), &whole);

@@ -69,14 +69,15 @@ pub(super) struct Sequence {
 }
 
 impl Description {
-    pub(super) fn of(cache: &KvCache) -> Self {
+    /// Returns the description of a cache; `None` if files have no such format.
+    pub(super) fn of(cache: &KvCache) -> Option<Self> {
         let window =
             cache.sliding_window().map(|keys| Window { last: keys.last, first: keys.first, rollback: keys.rollback });
         let sequence = |(sequence, &len): (usize, &usize)| {
             let evicted = cache.evicted(sequence).ok()?;
             Some(Sequence { len, evicted: (!evicted.is_empty()).then_some([evicted.start, evicted.end]) })
         };
-        Self {
+        Some(Self {
             version: VERSION,
             kv_heads: cache.kv_heads(),
             head_dim: cache.head_dim(),
@@ -89,10 +90,11 @@ impl Description {
                 CacheFormat::Int8PerChannel(_) => ElementFormat::Int8PerChannel,
                 CacheFormat::Int4(Int4::Symmetric) => ElementFormat::Int4,
                 CacheFormat::Int4(Int4::Centred) => ElementFormat::Int4Centred,
+                _ => return None,
             },
             latent: cache.is_latent(),
             window,
             sequences: cache.lens().iter().enumerate().map(sequence).collect(),
-        }
+        })
     }
 }

@@ -2,7 +2,9 @@
 
 use super::description::{Description, ElementFormat, Sequence, VERSION, Version};
 use super::file_length::expected_length;
-use super::{CHANNEL_SCALES, DESCRIPTION, MOST_KEYS, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long};
+use super::{
+    CHANNEL_SCALES, DESCRIPTION, MOST_KEYS, NO_FORMAT, swap_order, tensor_dtype, tensor_name, tensor_shape, too_long,
+};
 use crate::cache::{KeyScales, KvCache};
 use crate::error::Error;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
@@ -118,7 +120,8 @@ fn restore(cache: &mut KvCache, sequence: usize, contents: &Sequence, file: &Fil
         return Err(wrong(too_long(sequence, len)));
     }
     // The file has all the tokens that memory is taken for; what they hold is checked after that.
-    let (elements, heads, held) = (Description::of(cache).elements, cache.kv_heads(), len - evicted.len());
+    let Some(Description { elements, .. }) = Description::of(cache) else { return Err(wrong(NO_FORMAT)) };
+    let (heads, held) = (cache.kv_heads(), len - evicted.len());
     let mut tensors = Vec::new();
     for part in TokenPart::ALL {
         let [row, size] = cache.cache.token_elements(part);

@@ -391,6 +391,7 @@ impl Back {
                 Dtype::F32 => (0.0, f64::INFINITY),
                 Dtype::Bf16 => (1.0 / 256.0, f64::INFINITY),
                 Dtype::F16 => (1.0 / 2048.0, 65_000.0),
+                dtype => panic!("a new type: {dtype}"),
             };
             for (i, (&bits, expected)) in bits.data.iter().zip(expected).enumerate() {
                 let got = f64::from(value(bits, *dtype));

@@ -13,6 +13,7 @@ pub fn rounded(x: f32, dtype: Dtype) -> f32 {
         Dtype::F32 => x,
         Dtype::Bf16 => bf16::from_f32(x).to_f32(),
         Dtype::F16 => f16::from_f32(x).to_f32(),
+        dtype => panic!("a new type: {dtype}"),
     }
 }
 
@@ -22,6 +23,7 @@ pub fn bits(x: f32, dtype: Dtype) -> u32 {
         Dtype::F32 => x.to_bits(),
         Dtype::Bf16 => bf16::from_f32(x).to_bits().into(),
         Dtype::F16 => f16::from_f32(x).to_bits().into(),
+        dtype => panic!("a new type: {dtype}"),
     }
 }
 
@@ -39,6 +41,7 @@ impl Elements {
             Dtype::F32 => Self::F32(data.to_vec()),
             Dtype::Bf16 => Self::Bf16(data.iter().map(|&x| bf16::from_f32(x)).collect()),
             Dtype::F16 => Self::F16(data.iter().map(|&x| f16::from_f32(x)).collect()),
+            dtype => panic!("a new type: {dtype}"),
         }
     }
 

@@ -6,6 +6,7 @@ use crate::tensor::view_mut::{SharedMut, ViewMut};
 /// Stages of the score computation at which scores can be written out, `[batch, heads, rows, keys]`. Such an output is
 /// the only thing that takes memory proportional to rows times keys, and that memory is the caller's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Point {
     /// Scaled dot products scale·(q·k), masks not applied (ONNX `qk_matmul_output_mode` 0).
     Raw,

@@ -53,6 +53,7 @@ impl Case {
         let mut state = match normaliser {
             Normaliser::None => LinearState::new([b, h, d, dv]).unwrap(),
             Normaliser::KeySum => LinearState::normalised([b, h, d, dv]).unwrap(),
+            normaliser => panic!("a new normaliser: {normaliser:?}"),
         };
         // Positive, so that sums of keys are no nearer to 0 than those of the oracle's rows.
         state.as_mut_slice().iter_mut().for_each(|s| *s = rng.normal().abs());
@@ -127,6 +128,7 @@ pub fn oracle<T: Real>(case: &Case, map: FeatureMap, scale: Option<f32>) -> (Vec
         FeatureMap::Identity => T::from(x),
         FeatureMap::EluPlusOne if x > 0.0 => T::from(x) + one,
         FeatureMap::EluPlusOne => T::from(x).exp(),
+        map => panic!("a new map: {map:?}"),
     };
     let scale = T::from(scale.unwrap_or(1.0 / (d as f32).sqrt()));
     let mut states: Vec<T> = case.state.as_slice().iter().map(|&s| T::from(s)).collect();
