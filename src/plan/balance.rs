@@ -23,7 +23,7 @@ use std::collections::BinaryHeap;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Balance {
-    /// Share of the work that each worker does who finds some: 1 in all.
+    /// Fraction of the work that each busy worker does. Fractions sum to 1.
     pub shares: Vec<f64>,
     /// Part of the workers' time in which they work and do not wait for the last to finish, from 0 to 1.
     pub efficiency: f64,

@@ -33,6 +33,7 @@ use std::panic::catch_unwind;
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
     /// Cases of it in a run of the tests.
+    #[allow(dead_code, reason = "the program in `fuzz/` is told how many")]
     pub(crate) few: u64,
     /// Makes a case and checks it; panics if something is wrong.
     check: fn(&mut Rng),
