@@ -13,8 +13,8 @@ mod fixtures;
 use arguments::{Output, Program};
 use fixtures::{HEAD_DIM, HEADS, Sentence, sentence};
 use sdpa::{
-    Attention, BlockClass, BlockPosition, Error, Gradients, Inputs, MaskMod, Mods, Outputs, Position, ProbMod, Run,
-    Saved, ScoreMod, View, ViewMut, WithDerivative, naive,
+    Attention, BlockClass, BlockPosition, Error, Gradients, Inputs, MaskMod, Mods, Outputs, Position, Run, Saved,
+    ScoreMod, View, ViewMut, WeightMod, WithDerivative, naive,
 };
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -50,7 +50,7 @@ fn scores_and_masks(sentence: &Sentence) -> Result<(), Error> {
 }
 
 /// Runs the first layer's attention with the functions: the weights of one head, `[tokens, tokens]`.
-fn weights_of<S: ScoreMod, M: MaskMod, P: ProbMod>(
+fn weights_of<S: ScoreMod, M: MaskMod, P: WeightMod>(
     sentence: &Sentence,
     mods: &Mods<S, M, P>,
 ) -> Result<Vec<f32>, Error> {
@@ -62,7 +62,7 @@ fn weights_of<S: ScoreMod, M: MaskMod, P: ProbMod>(
     Ok(weights[HEAD * n * n..][..n * n].to_vec())
 }
 
-fn print_weights<S: ScoreMod, M: MaskMod, P: ProbMod>(
+fn print_weights<S: ScoreMod, M: MaskMod, P: WeightMod>(
     sentence: &Sentence,
     title: &str,
     mods: &Mods<S, M, P>,
@@ -93,7 +93,7 @@ fn weights(sentence: &Sentence) -> Result<(), Error> {
     let [masked, dropped] = sums.each_mut().map(|sums| ViewMut::bhld(sums, [1, HEADS, n, 1]));
     let first_hidden = Mods::new().mask(|at: Position| at.key > 0);
     sdpa::attention_with(&Attention::new(), inputs, Outputs::new(masked?), Run::new().mods(&first_hidden))?;
-    let first_dropped = Mods::new().prob(|weight: f32, at: Position| if at.key > 0 { weight } else { 0.0 });
+    let first_dropped = Mods::new().weight(|weight: f32, at: Position| if at.key > 0 { weight } else { 0.0 });
     sdpa::attention_with(&Attention::new(), inputs, Outputs::new(dropped?), Run::new().mods(&first_dropped))?;
     println!("\nSums of the weights without [CLS], hidden by a mask function and dropped by a weight function:\n");
     for (i, token) in sentence.tokens.iter().enumerate() {

@@ -17,7 +17,7 @@ use crate::likely;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
 use crate::threads::run::Run;
-use sdpa_kernels::{BackwardScratch, Call, Isa, MaskMod, Precision, ProbMod, ScoreMod, Tiling, has_memory};
+use sdpa_kernels::{BackwardScratch, Call, Isa, MaskMod, Precision, ScoreMod, Tiling, WeightMod, has_memory};
 
 /// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the
 /// widest instruction set.
@@ -89,7 +89,7 @@ pub fn attention_backward(
 ///
 /// # Panics
 /// If one of the functions does: see [`BackwardProblem::run_with`].
-pub fn attention_backward_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+pub fn attention_backward_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
     attention: &Attention,
     inputs: Inputs<'_>,
     saved: Saved<'_>,

@@ -66,7 +66,7 @@ pub enum CacheFormat<'a> {
 /// use core::num::NonZeroUsize;
 /// use sdpa::{KvCache, Window};
 /// let last = NonZeroUsize::new(512).unwrap();
-/// let cache = KvCache::sliding(1, 8, [64, 64], last, 4)?.rollback(16)?;
+/// let cache = KvCache::sliding(1, 8, [64, 64], last, 4)?.rollback_room(16)?;
 /// let keys = cache.sliding_window().unwrap();
 /// assert_eq!((keys.last, keys.first, keys.rollback), (last, 4, 16));
 /// let widest = Window::last_tokens(keys.last).keep_first(keys.first); // that calls over it may have
@@ -80,7 +80,7 @@ pub struct SlidingWindow {
     /// Number of first keys that every row may see.
     pub first: usize,
     /// Number of tokens that can be taken back, counted from the greatest length before an append: see
-    /// [`KvCache::rollback`].
+    /// [`KvCache::rollback_room`].
     pub rollback: usize,
 }
 

@@ -192,7 +192,7 @@ pub use sdpa_kernels::MaskMod;
 /// let (q, k) = (View::bhld(&q, [1, 1, 1, 2])?, View::bhld(&k, [1, 1, 4, 2])?);
 /// let inputs = Inputs::new(q, k, View::bhld(&v, [1, 1, 4, 1])?);
 /// let mut out = [0.0];
-/// let mods = Mods::new().mask(|at: Position| at.key % 2 == 1).prob(|weight: f32, _: Position| 10.0 * weight);
+/// let mods = Mods::new().mask(|at: Position| at.key % 2 == 1).weight(|weight: f32, _: Position| 10.0 * weight);
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?);
 /// sdpa::attention_with(&Attention::new(), inputs, outputs, Run::new().mods(&mods))?;
 /// assert_eq!(out, [20.0]); // ten times the mean of 1 and 3
@@ -267,16 +267,6 @@ pub use sdpa_kernels::Position;
 /// # let _ = fast;
 /// ```
 pub use sdpa_kernels::Precision;
-/// Weight function of the caller: a closure of a weight and a [`Position`].
-///
-/// ```
-/// use sdpa::{Mods, Position, ProbMod};
-/// // Keeps two weights in three, as dropout does; a hash of the position takes the place of a generator.
-/// let keep = |at: Position| (at.key * 2_654_435_761 + at.row * 40_503 + at.head) % 3 > 0;
-/// let mods = Mods::new().prob(move |weight: f32, at: Position| if keep(at) { 1.5 * weight } else { 0.0 });
-/// assert_eq!(mods.prob.weight(0.5, Position { batch: 0, head: 0, row: 0, key: 0, position: 0 }), 0.0);
-/// ```
-pub use sdpa_kernels::ProbMod;
 /// Score function of the caller: a closure of a score and a [`Position`].
 ///
 /// ```
@@ -366,6 +356,16 @@ pub use sdpa_kernels::View;
 /// # Ok::<(), LayoutError>(())
 /// ```
 pub use sdpa_kernels::ViewMut;
+/// Weight function of the caller: a closure of a weight and a [`Position`].
+///
+/// ```
+/// use sdpa::{Mods, Position, WeightMod};
+/// // Keeps two weights in three, as dropout does; a hash of the position takes the place of a generator.
+/// let keep = |at: Position| (at.key * 2_654_435_761 + at.row * 40_503 + at.head) % 3 > 0;
+/// let mods = Mods::new().weight(move |weight: f32, at: Position| if keep(at) { 1.5 * weight } else { 0.0 });
+/// assert_eq!(mods.weight.weight(0.5, Position { batch: 0, head: 0, row: 0, key: 0, position: 0 }), 0.0);
+/// ```
+pub use sdpa_kernels::WeightMod;
 /// Sliding window, for [`Attention::window`](crate::Attention::window).
 ///
 /// ```

@@ -17,7 +17,7 @@
 //! | settings | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
 //! | inputs | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |
 //! | outputs | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key weight sums |
-//! | functions of the caller | [`attention_with`] a [`Run`] of [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]; stock ones in [`masks`]), weights ([`ProbMod`]) |
+//! | functions of the caller | [`attention_with`] a [`Run`] of [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]; stock ones in [`masks`]), weights ([`WeightMod`]) |
 //! | gradients | [`attention_backward()`], [`attention_backward_with`]: [`Saved`] results to [`Gradients`] |
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
 //! | threads of yours, deadlines | [`Run`], for [`Problem::run_with`]; [`Executor`] |
@@ -133,7 +133,7 @@ pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>
 ///
 /// # Panics
 /// If one of the functions does: see [`Problem::run_with`].
-pub fn attention_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+pub fn attention_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
     attention: &Attention,
     inputs: Inputs<'_>,
     outputs: Outputs<'_>,

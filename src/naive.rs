@@ -8,7 +8,7 @@ mod row;
 
 pub use backward::{Gradient, gradients, gradients_with};
 
-use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape};
+use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ScoreMod, Shape, WeightMod};
 
 /// Results of attention, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
 /// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_weight_sums` `[batch, kv_heads, kv_len]`. Ragged
@@ -87,7 +87,7 @@ pub fn attention(attention: &Attention, inputs: &Inputs<'_>) -> Result<Answer<f3
 ///
 /// # Errors
 /// As [`oracle`]; [`Error::Mask`] if the mask function does not fit the call ([`MaskMod::fits`]).
-pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
+pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     attention: &Attention,
     inputs: &Inputs<'_>,
     mods: &Mods<S, M, P>,

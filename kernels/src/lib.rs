@@ -33,7 +33,7 @@ pub use attention::backward::launch::BackwardLaunch;
 pub use attention::backward::memory::{BackwardMemory, BackwardScratch};
 pub use attention::call::masks::{Documents, PerSequence, PrefixLm, Tree};
 pub use attention::call::mods::{
-    And, BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mods, NoMod, Not, Or, Position, ProbMod, ScoreMod,
+    And, BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mods, NoMod, Not, Or, Position, ScoreMod, WeightMod,
     WithDerivative,
 };
 pub use attention::call::options::{Dropout, Mask, Options, Ragged, alibi_slopes};

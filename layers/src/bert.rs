@@ -11,7 +11,7 @@ use crate::layer_input::LayerInput;
 use crate::linear::check_rows;
 use crate::model::ModelError;
 use crate::norm::Norm;
-use crate::pool::{Pooling, normalize};
+use crate::pool::{Pooling, normalise};
 use crate::sequences::Sequences;
 use crate::share::{self, Rows};
 use crate::transformer::Transformer;
@@ -193,7 +193,7 @@ impl Bert {
         let mut hidden = compute.buffer("hidden states", [input.tokens.len(), width])?;
         let done = self.run(self.config.num_hidden_layers, input, &mut hidden, compute).and_then(|()| {
             pooling.forward(&hidden, width, input.sequences, out)?;
-            Ok(normalize(out, width)?)
+            Ok(normalise(out, width)?)
         });
         compute.recycle(hidden);
         done

@@ -70,7 +70,7 @@ pub use model::SafeTensorsFile;
 pub use model::{ModelError, Tensor, TensorSource};
 pub use multi_head::{MultiHeadAttention, MultiHeadInput};
 pub use norm::Norm;
-pub use pool::{Pooling, normalize};
+pub use pool::{Pooling, normalise};
 pub use positions::{Rope, RopePairs};
 /// Function applied to each number by itself, in a [`FeedForward`] or after a [`Linear`].
 ///

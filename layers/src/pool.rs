@@ -61,14 +61,14 @@ impl Pooling {
 ///
 /// ```
 /// let mut x = [3.0, 4.0, 0.0, 0.0]; // two rows of two
-/// sdpa_layers::normalize(&mut x, 2)?;
+/// sdpa_layers::normalise(&mut x, 2)?;
 /// assert_eq!(x, [0.6, 0.8, 0.0, 0.0]);
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 ///
 /// # Errors
 /// [`Error::Range`] if `x` is not whole rows; it is then untouched.
-pub fn normalize(x: &mut [f32], width: usize) -> Result<(), Error> {
+pub fn normalise(x: &mut [f32], width: usize) -> Result<(), Error> {
     rows_of("x", x, width)?;
     for row in x.chunks_exact_mut(width.max(1)) {
         // In f64 neither the squares nor their sum can overflow or underflow.

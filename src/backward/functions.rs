@@ -1,7 +1,7 @@
 //! Functions of the caller in a backward call.
 
 use crate::error::Error;
-use sdpa_kernels::{Call, MaskMod, Mods, Position, ProbMod, ScoreMod};
+use sdpa_kernels::{Call, MaskMod, Mods, Position, ScoreMod, WeightMod};
 
 /// Refusal of a score function without a derivative.
 pub(crate) const NO_DERIVATIVE: Error = Error::Needs {
@@ -14,8 +14,8 @@ pub(crate) const WEIGHT_FUNCTION: Error =
     Error::Needs { argument: "weight function", needs: "a forward call: it has no derivative" };
 
 /// Checks that the functions fit the call and have what the backward pass needs.
-pub(crate) fn check<S: ScoreMod, M: MaskMod, P: ProbMod>(call: &Call<'_>, mods: &Mods<S, M, P>) -> Result<(), Error> {
-    if mods.prob.is_given() {
+pub(crate) fn check<S: ScoreMod, M: MaskMod, P: WeightMod>(call: &Call<'_>, mods: &Mods<S, M, P>) -> Result<(), Error> {
+    if mods.weight.is_given() {
         return Err(WEIGHT_FUNCTION);
     }
     mods.mask.fits(&call.facts())?;

@@ -8,7 +8,7 @@ use crate::threads::exec::Exec;
 use crate::threads::run::{NO_MODS, Run};
 use crate::threads::workers::{self, own, reserved, share};
 use sdpa_kernels::{
-    BackwardLaunch, BackwardMemory, BackwardScratch, Isa, KEY_BLOCK, MaskMod, ProbMod, ScoreMod, Tiling,
+    BackwardLaunch, BackwardMemory, BackwardScratch, Isa, KEY_BLOCK, MaskMod, ScoreMod, Tiling, WeightMod,
 };
 use std::sync::Mutex;
 
@@ -116,7 +116,7 @@ impl BackwardProblem<'_> {
     /// # Panics
     /// If one of the functions does: the panic reaches the caller when all workers have come to rest. Gradients are then
     /// partly written. The workspace, the plan and the pool serve other calls as before.
-    pub fn run_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+    pub fn run_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
         self,
         plan: &BackwardPlan,
         workspace: &mut BackwardWorkspace,
@@ -176,7 +176,7 @@ impl BackwardProblem<'_> {
     ///
     /// # Panics
     /// As [`Self::run_with`].
-    pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+    pub fn run_once_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
         self,
         exec: Exec,
         run: Run<'_, S, M, P>,

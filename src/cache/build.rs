@@ -210,7 +210,7 @@ impl KvCache {
     /// ```
     /// use core::num::NonZeroUsize;
     /// use sdpa::{KvCache, View};
-    /// let mut cache = KvCache::sliding(1, 1, [1, 1], NonZeroUsize::new(100).unwrap(), 0)?.rollback(60)?;
+    /// let mut cache = KvCache::sliding(1, 1, [1, 1], NonZeroUsize::new(100).unwrap(), 0)?.rollback_room(60)?;
     /// let rows = [0.5; 415];
     /// for n in [415, 1] {
     ///     let rows = View::bhld(&rows, [1, 1, n, 1])?;
@@ -226,12 +226,12 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::Needs`] if something was appended already or the cache is not a sliding one.
-    pub fn rollback(self, tokens: usize) -> Result<Self, Error> {
+    pub fn rollback_room(self, tokens: usize) -> Result<Self, Error> {
         if self.bytes() > 0 {
-            return Err(Error::Needs { argument: "rollback", needs: "an empty cache" });
+            return Err(Error::Needs { argument: "rollback_room", needs: "an empty cache" });
         }
         let cache = self.cache.with_rollback(tokens);
-        Ok(Self { cache: cache.ok_or(Error::Needs { argument: "rollback", needs: "a sliding cache" })?, ..self })
+        Ok(Self { cache: cache.ok_or(Error::Needs { argument: "rollback_room", needs: "a sliding cache" })?, ..self })
     }
 
     fn with(heads: [usize; 2], dims: [usize; 2], keep: Option<Keep>) -> Result<Self, Error> {

@@ -17,7 +17,7 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Length`] if it is
-    /// shorter than `len`, or if a sliding cache has evicted keys that the next row would see: see [`Self::rollback`].
+    /// shorter than `len`, or if a sliding cache has evicted keys that the next row would see: see [`Self::rollback_room`].
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         self.there("sequence", sequence)?;
         self.check_length(sequence, len)?;

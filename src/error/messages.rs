@@ -94,7 +94,7 @@ fn unaligned(
 
 fn too_short(f: &mut fmt::Formatter<'_>, argument: &str, sequence: usize, [got, least]: [usize; 2]) -> fmt::Result {
     let evicted = match argument {
-        "length" => "keys that its next row would see (KvCache::rollback keeps more)",
+        "length" => "keys that its next row would see (KvCache::rollback_room keeps more)",
         _ => "keys from places that accepted keys would move to",
     };
     write!(

@@ -8,7 +8,7 @@ use super::row::{at_position, dropout_factor, entry, first_key, first_row, posit
 use super::{Answer, Dense, Real, answer};
 use crate::backward::{NO_DERIVATIVE, WEIGHT_FUNCTION};
 use crate::inputs::Covered;
-use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ProbMod, ScoreMod, Shape};
+use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ScoreMod, Shape, WeightMod};
 use sdpa_kernels::{Tensor, View};
 
 /// Gradients of attention, each dense and in the shape of what it is a gradient in: the result of [`gradients`].
@@ -80,14 +80,14 @@ pub fn gradients<'t, T: Real>(
 /// # Errors
 /// As [`gradients`]; [`Error::Needs`] for a weight function, and for a score function without a derivative if a row sees a
 /// key; [`Error::Mask`] if the mask function does not fit the call.
-pub fn gradients_with<'t, T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
+pub fn gradients_with<'t, T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     attention: &Attention,
     inputs: &Inputs<'_>,
     d_out: impl Into<Tensor<'t>>,
     d_lse: Option<View<'t>>,
     mods: &Mods<S, M, P>,
 ) -> Result<Gradient<T>, Error> {
-    if mods.prob.is_given() {
+    if mods.weight.is_given() {
         return Err(WEIGHT_FUNCTION);
     }
     let (shape, kv, d_out) = (attention.checked_shape(inputs)?, inputs.key_values()?, d_out.into());

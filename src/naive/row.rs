@@ -2,11 +2,11 @@
 
 use super::{Answer, Dense, Real};
 use crate::inputs::{Cover, Covered};
-use crate::{Attention, Error, Inputs, Mask, MaskMod, Mods, Position, ProbMod, ScoreMod};
+use crate::{Attention, Error, Inputs, Mask, MaskMod, Mods, Position, ScoreMod, WeightMod};
 use sdpa_kernels::{Alignment, Causality};
 
 /// Appends the results of the row at `at` to `all`.
-pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
+pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     attention: &Attention,
     inputs: &Inputs<'_>,
     [q, k, v]: &[Dense<T>; 3],
@@ -34,7 +34,7 @@ pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
     for j in (0..shape.kv_len).filter(|&j| sees(j)) {
         let here = Position { key: j, ..at };
         let weight =
-            if mods.prob.is_given() { T::from(mods.prob.weight(weights[j].to_f32(), here)) } else { weights[j] };
+            if mods.weight.is_given() { T::from(mods.weight.weight(weights[j].to_f32(), here)) } else { weights[j] };
         let weight = weight * dropout_factor(attention, here, shape.heads);
         for (out, &v) in out.iter_mut().zip(v.row(source, kv_head, k0 + j)) {
             *out = *out + weight * v;
@@ -92,7 +92,7 @@ pub(super) fn entry(at: Position, [b, h, l, columns]: [usize; 4], cover: Cover, 
 }
 
 /// Returns the scores of every key at the first three points of [`Answer`]: raw, softcapped, masked.
-fn scores<T: Real, S: ScoreMod, M: MaskMod, P: ProbMod>(
+fn scores<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     attention: &Attention,
     inputs: &Inputs<'_>,
     [q, k]: [&Dense<T>; 2],

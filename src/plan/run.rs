@@ -9,7 +9,7 @@ use crate::plan::problem::Problem;
 use crate::threads::exec::Exec;
 use crate::threads::run::{NO_MODS, Run};
 use crate::threads::workers::{self, own, reserved, share};
-use sdpa_kernels::{Isa, Launch, MaskMod, Partials, ProbMod, ScoreMod, Scratch};
+use sdpa_kernels::{Isa, Launch, MaskMod, Partials, ScoreMod, Scratch, WeightMod};
 use std::sync::Mutex;
 
 /// Work of one worker on a launch.
@@ -73,7 +73,7 @@ impl Problem<'_> {
     /// If one of the functions does: the panic reaches the caller when all workers have come to rest. Outputs are then
     /// partly written: rows are whole, untouched, or, in tasks that a function panicked in, anything. The workspace, the
     /// plan, caches and the pool serve other calls as before.
-    pub fn run_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+    pub fn run_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
         self,
         plan: &Plan,
         workspace: &mut Workspace,
@@ -83,7 +83,7 @@ impl Problem<'_> {
         mods.mask.fits(&self.call.facts())?;
         let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
         // A weight function needs every row whole.
-        let plan = if mods.prob.is_given() { Plan { split: None, ..plan } } else { plan };
+        let plan = if mods.weight.is_given() { Plan { split: None, ..plan } } else { plan };
         let run = run.mods(&NO_MODS);
         self.run_as(&plan, workspace, run, &|launch, isa, scratch| launch.work(isa, scratch, mods))
     }
@@ -122,7 +122,7 @@ impl Problem<'_> {
     ///
     /// # Panics
     /// As [`Self::run_with`].
-    pub fn run_once_with<S: ScoreMod, M: MaskMod, P: ProbMod>(
+    pub fn run_once_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
         self,
         exec: Exec,
         run: Run<'_, S, M, P>,

@@ -93,7 +93,7 @@ fn a_dropped_nan_is_nan() {
     let mut rng = Rng::new(12);
     let mut case = Case::plain(&mut rng, [1, 1, 1, 4, 3, 8, 8]);
     case.q.fill_row(2, f32::NAN);
-    let halved = Mods::new().prob(|weight: f32, _: Position| 0.5 * weight);
+    let halved = Mods::new().weight(|weight: f32, _: Position| 0.5 * weight);
     for (isa, exec) in execs() {
         let mut full = case.unwritten(Wanted::LEAST);
         let attention = case.attention().dropout(0.99, 3, 0);

@@ -82,7 +82,7 @@ fn functions_and_caches_run_on_an_executor() {
     let mods = Mods::new()
         .score(|score: f32, at: Position| score - 0.25 * at.head as f32)
         .mask(|at: Position| !(at.row + at.key).is_multiple_of(3))
-        .prob(|weight: f32, at: Position| weight * (at.key % 5) as f32);
+        .weight(|weight: f32, at: Position| weight * (at.key % 5) as f32);
     assert!(b * h * rows * keys * (dim + width) * 2 > THREADS * 4_000_000, "too little work for three threads");
     let run = |exec: Exec, executor: &dyn Executor| {
         let mut answer = unwritten(&tensors.inputs());

@@ -1,11 +1,11 @@
 //! Functions of the caller: by any pointer the same bits.
 
 use crate::support::{Answer, Tensors, assert_same, execs, outputs, unwritten};
-use sdpa::{Alignment, Attention, Exec, Inputs, MaskMod, Mods, NoMod, Position, ProbMod, Run, ScoreMod};
+use sdpa::{Alignment, Attention, Exec, Inputs, MaskMod, Mods, NoMod, Position, Run, ScoreMod, WeightMod};
 use std::sync::Arc;
 
 /// Runs a call with functions, with plan and memory of its own.
-pub(crate) fn run_as<S: ScoreMod, M: MaskMod, P: ProbMod>(
+pub(crate) fn run_as<S: ScoreMod, M: MaskMod, P: WeightMod>(
     attention: &Attention,
     inputs: Inputs<'_>,
     exec: Exec,
@@ -20,7 +20,7 @@ pub(crate) fn run_as<S: ScoreMod, M: MaskMod, P: ProbMod>(
     answer
 }
 
-fn run_mods<S: ScoreMod, M: MaskMod, P: ProbMod>(tensors: &Tensors, exec: Exec, mods: &Mods<S, M, P>) -> Answer {
+fn run_mods<S: ScoreMod, M: MaskMod, P: WeightMod>(tensors: &Tensors, exec: Exec, mods: &Mods<S, M, P>) -> Answer {
     run_as(&Attention::new().causal().align(Alignment::BottomRight), tensors.inputs(), exec, mods)
 }
 
@@ -36,20 +36,20 @@ fn functions_chosen_at_run_time_have_the_same_bits() {
             let what = |pointer| format!("{sizes:?}, {isa}, {pointer}");
             let (plain, none) = (run_mods(&tensors, exec, &Mods::new()), &NoMod);
             let nothing =
-                Mods::new().score(none as &dyn ScoreMod).mask(none as &dyn MaskMod).prob(none as &dyn ProbMod);
+                Mods::new().score(none as &dyn ScoreMod).mask(none as &dyn MaskMod).weight(none as &dyn WeightMod);
             assert_same(&what("nothing"), &run_mods(&tensors, exec, &nothing), &plain);
             let expected = run_mods(&tensors, exec, &Mods::new().score(score).mask(mask));
             assert!(expected.out.data != plain.out.data);
             let mods = Mods::new().score(&score as &dyn ScoreMod).mask(&mask as &dyn MaskMod);
             assert_same(&what("two by reference"), &run_mods(&tensors, exec, &mods), &expected);
-            let expected = run_mods(&tensors, exec, &Mods::new().score(score).mask(mask).prob(prob));
-            let mods = mods.prob(&prob as &dyn ProbMod);
+            let expected = run_mods(&tensors, exec, &Mods::new().score(score).mask(mask).weight(prob));
+            let mods = mods.weight(&prob as &dyn WeightMod);
             assert_same(&what("references"), &run_mods(&tensors, exec, &mods), &expected);
             let (a, b): (Box<dyn ScoreMod>, Box<dyn MaskMod>) = (Box::new(score), Box::new(mask));
-            let mods = Mods::new().score(a).mask(b).prob(Box::new(prob) as Box<dyn ProbMod>);
+            let mods = Mods::new().score(a).mask(b).weight(Box::new(prob) as Box<dyn WeightMod>);
             assert_same(&what("boxes"), &run_mods(&tensors, exec, &mods), &expected);
             let (a, b): (Arc<dyn ScoreMod>, Arc<dyn MaskMod>) = (Arc::new(score), Arc::new(mask));
-            let mods = Mods::new().score(a).mask(b).prob(Arc::new(prob) as Arc<dyn ProbMod>);
+            let mods = Mods::new().score(a).mask(b).weight(Arc::new(prob) as Arc<dyn WeightMod>);
             assert_same(&what("shared pointers"), &run_mods(&tensors, exec, &mods), &expected);
         }
     }

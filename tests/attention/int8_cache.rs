@@ -8,7 +8,7 @@ mod refusals;
 use crate::support::{Rng, Tensor, Tensors, assert_close, execs, largest};
 use sdpa::{
     Alignment, Attention, Error, Exec, Inputs, Int4, KeyScales, KeyValues, KvCache, Mods, NoMod, Outputs, Plan, Point,
-    Position, ProbMod, Run, View, ViewMut, Window, Workspace, naive,
+    Position, Run, View, ViewMut, WeightMod, Window, Workspace, naive,
 };
 
 /// Scales of channels that fit unit normal keys, each another.
@@ -220,7 +220,7 @@ fn the_oracle_agrees_over_what_is_held() {
 /// Keeps even keys, and doubles their weights.
 struct Even;
 
-impl ProbMod for Even {
+impl WeightMod for Even {
     fn weight(&self, weight: f32, at: Position) -> f32 {
         if at.key.is_multiple_of(2) { 2.0 * weight } else { 0.0 }
     }
@@ -229,7 +229,7 @@ impl ProbMod for Even {
 /// Makes the weights of odd keys negative.
 struct Signed;
 
-impl ProbMod for Signed {
+impl WeightMod for Signed {
     fn weight(&self, weight: f32, at: Position) -> f32 {
         if at.key.is_multiple_of(2) { weight } else { -1.5 * weight }
     }
@@ -241,9 +241,9 @@ fn a_weight_function_sees_weights() {
     sees_weights(Signed);
 }
 
-fn sees_weights(function: impl ProbMod) {
+fn sees_weights(function: impl WeightMod) {
     let t = Tensors::normal([1, 4, 2, 9, 300, 20, 33], 4);
-    let mods = Mods { score: NoMod, mask: NoMod, prob: function };
+    let mods = Mods { score: NoMod, mask: NoMod, weight: function };
     for kind in kinds(2, 20) {
         let (cache, q) = (filled(&t, &kind), quantised(&t.q, &kind, 2));
         let oracle: naive::Answer<f64> =

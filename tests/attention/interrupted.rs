@@ -6,7 +6,7 @@ use crate::support::{Tensor, Tensors, UNWRITTEN, assert_same_bits, execs};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use sdpa::{
     Attention, BlockClass, BlockPosition, CurrentPool, Error, Exec, Executor, Inputs, KvCache, MaskMod, Mods, Outputs,
-    Plan, Position, ProbMod, Run, ScoreMod, ViewMut, Workspace,
+    Plan, Position, Run, ScoreMod, ViewMut, WeightMod, Workspace,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -113,7 +113,7 @@ impl Call {
     }
 
     /// Runs with functions that change nothing, to the end or until they or `stop` end it.
-    fn run<S: ScoreMod, M: MaskMod, P: ProbMod>(
+    fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
         &mut self,
         mods: &Mods<S, M, P>,
         executor: &dyn Executor,
@@ -267,7 +267,7 @@ fn a_panic_in_a_function_reaches_the_caller_and_leaves_everything_usable() {
         let thrown = call.run(&Mods::new(), executor, &|| resume_unwind(Box::new(Thrown(0))));
         check_thrown(&format!("{what}, stop"), &mut call, executor, thrown);
         // With a weight function, one that changes nothing too, the rows that are written have bits of their own.
-        let (_, thrown) = call.run(&Mods::new().prob(score), executor, &stop);
+        let (_, thrown) = call.run(&Mods::new().weight(score), executor, &stop);
         assert!(thrown.is_err_and(|thrown| thrown.is::<Thrown>()), "{what}, weight");
         call.check(&format!("{what}, after weight"), executor);
     }

@@ -20,7 +20,7 @@ use std::ops::Range;
 fn too_short(len: usize, least: usize) -> String {
     format!(
         "length: {len}, but must be at least {least} for sequence 0: the sliding cache has evicted keys that its next row \
-         would see (KvCache::rollback keeps more)"
+         would see (KvCache::rollback_room keeps more)"
     )
 }
 

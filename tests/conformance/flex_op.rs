@@ -2,7 +2,7 @@
 
 use crate::node::Node;
 use crate::subgraph::Subgraph;
-use sdpa::{Attention, Exec, Inputs, Isa, MaskMod, Mods, Outputs, Plan, Position, ProbMod, Problem, Run, ScoreMod};
+use sdpa::{Attention, Exec, Inputs, Isa, MaskMod, Mods, Outputs, Plan, Position, Problem, Run, ScoreMod, WeightMod};
 use sdpa::{View, ViewMut, Workspace};
 
 /// Runs a node; the largest error found.
@@ -38,9 +38,9 @@ pub(crate) fn run(node: &Node<'_>) -> Result<f64, String> {
         match (&score_mod, &prob_mod) {
             (None, None) => problem.run_once(exec),
             (Some(score), None) => with(problem, exec, &Mods::new().score(closure(score))),
-            (None, Some(prob)) => with(problem, exec, &Mods::new().prob(closure(prob))),
+            (None, Some(prob)) => with(problem, exec, &Mods::new().weight(closure(prob))),
             (Some(score), Some(prob)) => {
-                with(problem, exec, &Mods::new().score(closure(score)).prob(closure(prob)));
+                with(problem, exec, &Mods::new().score(closure(score)).weight(closure(prob)));
             }
         }
         worst = worst.max(node.check(0, &format!("{isa}: Y"), &y, &[b, h, l, d])?);
@@ -48,7 +48,7 @@ pub(crate) fn run(node: &Node<'_>) -> Result<f64, String> {
     Ok(worst)
 }
 
-fn with<S: ScoreMod, M: MaskMod, P: ProbMod>(problem: Problem<'_>, exec: Exec, mods: &Mods<S, M, P>) {
+fn with<S: ScoreMod, M: MaskMod, P: WeightMod>(problem: Problem<'_>, exec: Exec, mods: &Mods<S, M, P>) {
     let plan = Plan::new(&problem, exec);
     problem.run_with(&plan, &mut Workspace::new(), Run::new().mods(mods)).expect("functions that fit");
 }

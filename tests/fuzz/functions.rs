@@ -1,7 +1,7 @@
 //! Functions of scores, positions and weights: good ones, and ones that lie or panic.
 
 use core::sync::atomic::{AtomicIsize, Ordering::Relaxed};
-use sdpa::{BlockClass, BlockPosition, MaskMod, Position, ProbMod, ScoreMod};
+use sdpa::{BlockClass, BlockPosition, MaskMod, Position, ScoreMod, WeightMod};
 
 /// Where a part lies in the case it was cut from, so that functions of positions stay the same functions.
 #[derive(Debug, Clone, Copy, Default)]
@@ -191,7 +191,7 @@ impl MaskMod for Bound<'_, (Keep, Hint)> {
     }
 }
 
-impl ProbMod for Bound<'_, Prob> {
+impl WeightMod for Bound<'_, Prob> {
     fn weight(&self, weight: f32, p: Position) -> f32 {
         Fuse::burn(self.fuse, Part::Prob);
         weight * self.function.factor(self.at(p))

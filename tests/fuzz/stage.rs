@@ -11,7 +11,7 @@ use super::place::{AnyPlaced, Placed};
 use super::rng::Rng;
 use super::sources::{Source, place};
 use sdpa::{
-    Error, Exec, Executor, Inputs, Mask, MaskMod, Mods, Outputs, Plan, ProbMod, Problem, Run, ScoreMod, Workspace,
+    Error, Exec, Executor, Inputs, Mask, MaskMod, Mods, Outputs, Plan, Problem, Run, ScoreMod, WeightMod, Workspace,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -185,18 +185,18 @@ fn go(
         (None, None, None) => on(problem, plan, workspace, &none, how),
         (Some(score), None, None) => on(problem, plan, workspace, &none.score(bound(score, functions, how)), how),
         (None, Some(mask), None) => on(problem, plan, workspace, &none.mask(bound(mask, functions, how)), how),
-        (None, None, Some(prob)) => on(problem, plan, workspace, &none.prob(bound(prob, functions, how)), how),
+        (None, None, Some(prob)) => on(problem, plan, workspace, &none.weight(bound(prob, functions, how)), how),
         (score, mask, prob) => {
             let score = bound(score.unwrap_or(Score::Same), functions, how);
             let mask = bound(mask.unwrap_or((Keep::All, Hint::Truth)), functions, how);
             let prob = bound(prob.unwrap_or(Prob::Same), functions, how);
-            on(problem, plan, workspace, &none.score(score).mask(mask).prob(prob), how)
+            on(problem, plan, workspace, &none.score(score).mask(mask).weight(prob), how)
         }
     }
 }
 
 /// Runs with these functions, where and for how long the call is to.
-fn on<S: ScoreMod, M: MaskMod, P: ProbMod>(
+fn on<S: ScoreMod, M: MaskMod, P: WeightMod>(
     problem: Problem<'_>,
     plan: &Plan,
     workspace: &mut Workspace,

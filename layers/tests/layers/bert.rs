@@ -4,7 +4,7 @@ use crate::counting::counted;
 use crate::support::{Rng, UNWRITTEN};
 use crate::tiny_bert::{CONFIG, Model, Reference, model, source};
 use sdpa::{Bound, Cause, Error, Exec, Isa};
-use sdpa_layers::{Bert, BertInput, Compute, Pooling, Sequences, Tensor, normalize};
+use sdpa_layers::{Bert, BertInput, Compute, Pooling, Sequences, Tensor, normalise};
 use std::collections::HashMap;
 
 const WIDTH: usize = CONFIG.hidden_size;
@@ -95,7 +95,7 @@ fn embeddings_are_pooled_and_of_length_one() {
     let (mut first, mut hidden) = (unwritten(6 * WIDTH), unwritten(tokens.len() * WIDTH));
     bert.embed(input, Pooling::First, &mut first, &mut Compute::default()).unwrap();
     bert.forward(input, &mut hidden, &mut Compute::default()).unwrap();
-    normalize(&mut hidden, WIDTH).unwrap();
+    normalise(&mut hidden, WIDTH).unwrap();
     assert_eq!(bits(&first[..WIDTH]), bits(&hidden[..WIDTH]));
     assert_eq!(bits(&first[2 * WIDTH..3 * WIDTH]), bits(&hidden[ends[2] * WIDTH..][..WIDTH]));
 }

@@ -5,7 +5,7 @@ use sdpa::{Attention, Exec, Mask, View, ViewMut};
 use sdpa_layers::{
     Activation, BertConfig, Compute, Dictionary, Embedding, FeedForward, LayerInput, Linear, LinearState,
     MultiHeadAttention, MultiHeadInput, Norm, NormOrder, Pooling, Rope, RopePairs, Sequences, Start, Tensor,
-    Transformer, TransformerLayer, Weights, normalize,
+    Transformer, TransformerLayer, Weights, normalise,
 };
 
 /// Small, or more than any machine has memory for.
@@ -79,7 +79,7 @@ proptest! {
                 let _ = (LinearState::new([a, b, c, d]).is_ok(), LinearState::normalised([a, b, c, d]).is_ok());
             }
             let _ = (Dictionary::<f32>::new(a, 1.0).is_ok(), Tensor::new([a, b, c], &data[..]).is_ok());
-            let _ = normalize(&mut [1.0; 8][..len], a);
+            let _ = normalise(&mut [1.0; 8][..len], a);
         }
     }
 

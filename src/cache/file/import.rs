@@ -85,7 +85,9 @@ fn empty(file: &File<'_>, description: &Description) -> Result<KvCache, Error> {
     }
     let (sequences, dims) = (sequences.len(), [head_dim, value_dim]);
     let cache = match window {
-        Some(keys) => KvCache::sliding(sequences, kv_heads, dims, keys.last, keys.first)?.rollback(keys.rollback)?,
+        Some(keys) => {
+            KvCache::sliding(sequences, kv_heads, dims, keys.last, keys.first)?.rollback_room(keys.rollback)?
+        }
         None => KvCache::new(sequences, kv_heads, dims)?,
     };
     let cache = if latent { cache.latent()? } else { cache };

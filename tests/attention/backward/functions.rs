@@ -8,7 +8,7 @@ use crate::support::{Rng, Tensor, UNWRITTEN, execs};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use sdpa::{
     Alignment, Attention, BackwardPlan, BackwardWorkspace, CurrentPool, Error, Exec, Executor, Gradients, Inputs,
-    MaskMod, Mods, NoMod, Outputs, Position, ProbMod, Run, Saved, ScoreMod, View, ViewMut, WithDerivative, naive,
+    MaskMod, Mods, NoMod, Outputs, Position, Run, Saved, ScoreMod, View, ViewMut, WeightMod, WithDerivative, naive,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn back(functions: Functions) -> Back {
 }
 
 /// Gradients in q, k and v with any functions.
-fn gradients<S: ScoreMod, M: MaskMod, P: ProbMod>(
+fn gradients<S: ScoreMod, M: MaskMod, P: WeightMod>(
     back: &Back,
     exec: Exec,
     mods: &Mods<S, M, P>,
@@ -57,7 +57,7 @@ fn pointers_and_closures_have_the_same_bits() {
         let closures = Mods::new().score(pair).mask(keep);
         same("closures", gradients(&back, exec, &closures, saved));
         let mods = Mods::new().score(&bent as &dyn ScoreMod).mask(&keep as &dyn MaskMod);
-        same("references", gradients(&back, exec, &mods.prob(&NoMod as &dyn ProbMod), saved));
+        same("references", gradients(&back, exec, &mods.weight(&NoMod as &dyn WeightMod), saved));
         let score: Box<dyn ScoreMod> = Box::new(pair);
         same(
             "boxes",
@@ -117,8 +117,8 @@ fn functions_without_derivatives_are_refused() {
     }
     refused!(Mods::new().score(same), no_derivative);
     refused!(Mods::new().score(&same as &dyn ScoreMod).mask(|_: Position| true), no_derivative);
-    refused!(Mods::new().prob(same), no_weights);
-    refused!(Mods::new().score(WithDerivative::new(same, |_, _| 1.0)).prob(same), no_weights);
+    refused!(Mods::new().weight(same), no_weights);
+    refused!(Mods::new().score(WithDerivative::new(same, |_, _| 1.0)).weight(same), no_weights);
     // The first pair is asked about, and where there is none, nobody is.
     let none = View::bhld(&x[..0], [1, 2, 0, 4]).unwrap();
     let saved = Saved::new(none, View::bhld(&lse[..0], [1, 2, 0, 1]).unwrap(), none);

@@ -5,8 +5,8 @@ use crate::options::elements::{Elements, Rounded};
 use crate::options::mods::with_mods;
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits};
 use sdpa::{
-    Attention, BackwardPlan, BackwardWorkspace, Dropout, Dtype, Error, Exec, Gradients, MaskMod, Mods, Outputs,
-    ProbMod, Run, Saved, ScoreMod, ViewMut, naive,
+    Attention, BackwardPlan, BackwardWorkspace, Dropout, Dtype, Error, Exec, Gradients, MaskMod, Mods, Outputs, Run,
+    Saved, ScoreMod, ViewMut, WeightMod, naive,
 };
 
 /// A case without a weight function, with gradients of its output and log-sum-exp.
@@ -120,7 +120,7 @@ impl Back {
     }
 
     /// Runs with functions that stand for those of the case.
-    pub(super) fn run_as_mods<S: ScoreMod, M: MaskMod, P: ProbMod>(
+    pub(super) fn run_as_mods<S: ScoreMod, M: MaskMod, P: WeightMod>(
         &self,
         exec: Exec,
         [out, lse]: [&Tensor; 2],

@@ -26,7 +26,9 @@ fn four(empty: &KvCache) -> KvCache {
 
 #[test]
 fn an_imported_cache_is_the_one_exported() {
-    for empty in [KvCache::new(4, 2, [17, 20]).unwrap(), sliding(4, 16, 4).rollback(9).unwrap(), sliding(4, 300, 0)] {
+    for empty in
+        [KvCache::new(4, 2, [17, 20]).unwrap(), sliding(4, 16, 4).rollback_room(9).unwrap(), sliding(4, 300, 0)]
+    {
         for (name, empty) in every_format(&empty) {
             let cache = four(&empty);
             let bytes = cache.export().unwrap();

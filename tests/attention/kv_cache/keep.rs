@@ -96,7 +96,7 @@ fn a_sliding_cache_takes_every_draft_back() {
     let rng = &mut Rng::new(3);
     for (last, first, rollback) in [(1, 0, 0), (16, 4, 0), (257, 1, 30), (100, 300, 0)] {
         let sliding = KvCache::sliding(1, 1, [8, 8], NonZeroUsize::new(last).unwrap(), first).unwrap();
-        for (name, empty) in every_format(&sliding.rollback(rollback).unwrap()) {
+        for (name, empty) in every_format(&sliding.rollback_room(rollback).unwrap()) {
             let (mut kept, mut fresh) = (empty.clone(), empty.clone());
             while kept.lens()[0] < 900 {
                 let (from, n) = (kept.lens()[0], rng.pick(&[1, 5, 40, 90]));

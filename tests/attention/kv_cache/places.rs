@@ -9,7 +9,7 @@ use sdpa::{Attention, CacheFormat, Dtype, Error, Inputs, Int4, KvCache, Outputs,
 fn getters_say_what_the_cache_was_made_of() {
     let last = NonZeroUsize::new(300).unwrap();
     let full = KvCache::new(2, 3, [17, 20]).unwrap();
-    let sliding = KvCache::sliding(2, 3, [17, 20], last, 4).unwrap().rollback(9).unwrap();
+    let sliding = KvCache::sliding(2, 3, [17, 20], last, 4).unwrap().rollback_room(9).unwrap();
     for empty in [&full, &sliding] {
         for (name, mut cache) in every_format(empty) {
             let tokens = new_tokens(&cache, 5, &mut Rng::new(1));

@@ -1,4 +1,4 @@
-//! Random histories of sliding caches with room for rollbacks: what `KvCache::rollback` promises holds after each of them.
+//! Random histories of sliding caches with room for rollbacks: what `KvCache::rollback_room` promises holds after each of them.
 
 use crate::kv_support::{append_tokens, every_format, new_tokens, same_full};
 use crate::options::{Case, Wanted};
@@ -25,7 +25,7 @@ impl Pair {
         let (last, first) = (rng.pick(&[1, 2, 16, 100, 255, 256, 257, 300]), rng.pick(&[0, 0, 4, 256, 300]));
         let (room, format) = (rng.pick(&[0, 0, 1, 5, 30, 255]), rng.below(7));
         let sliding = KvCache::sliding(SEQUENCES, 1, [3, 5], NonZeroUsize::new(last).unwrap(), first).unwrap();
-        let empties = [sliding.rollback(room).unwrap(), KvCache::new(SEQUENCES, 1, [3, 5]).unwrap()];
+        let empties = [sliding.rollback_room(room).unwrap(), KvCache::new(SEQUENCES, 1, [3, 5]).unwrap()];
         let [sliding, full] = empties.map(|empty| every_format(&empty)[format].1.clone());
         Self { sliding, full, last, room, highest: [0; SEQUENCES], before: [0; SEQUENCES] }
     }
@@ -148,7 +148,7 @@ fn what_a_rollback_promises_holds_after_any_history() {
 #[test]
 fn room_for_a_rollback_is_counted_from_the_greatest_length() {
     let sliding = KvCache::sliding(1, 1, [3, 5], NonZeroUsize::new(100).unwrap(), 0).unwrap();
-    let mut cache = sliding.rollback(60).unwrap();
+    let mut cache = sliding.rollback_room(60).unwrap();
     let append = |cache: &mut KvCache, n| {
         let tokens = new_tokens(cache, n, &mut Rng::new(1));
         append_tokens(cache, 0, &tokens);

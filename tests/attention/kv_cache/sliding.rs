@@ -340,13 +340,13 @@ fn a_rollback_never_strands_a_sequence() {
         for len in [300, 355, 356, 357, 400, 611, 612, 613, 640] {
             // Counted from before the last append.
             for back in [1, room.min(len - 1)] {
-                let cache = bare().rollback(room).unwrap();
+                let cache = bare().rollback_room(room).unwrap();
                 assert_eq!(rolled_back(cache, len, len - 1 - back), Ok(None), "room {room}, {back} back from {len}");
             }
         }
     }
-    let error = KvCache::new(1, 1, [2, 2]).unwrap().rollback(3).unwrap_err().to_string();
-    assert_eq!(error, "rollback: needs a sliding cache");
+    let error = KvCache::new(1, 1, [2, 2]).unwrap().rollback_room(3).unwrap_err().to_string();
+    assert_eq!(error, "rollback_room: needs a sliding cache");
 }
 
 /// A row that sees its own key alone misses nothing, wherever the sequence is cut behind what was evicted.

@@ -124,7 +124,7 @@ fn changes() -> Vec<Mistake> {
             "truncate into what slid away",
             change(sliding(), |cache| cache.truncate(0, 300)),
             "length: 300, but must be at least 867 for sequence 0: the sliding cache has evicted keys that its next row would \
-             see (KvCache::rollback keeps more)",
+             see (KvCache::rollback_room keeps more)",
         ),
     ]
 }

@@ -2,8 +2,8 @@
 
 use super::{ACCEPTED, K, KEY_HEADS, Mistake, OUT, Q, V, answer, bytes, call, floats, good, inputs, mistake, numbers};
 use sdpa::{
-    Attention, BlockTable, Gradients, Inputs, KvCache, Mask, Mods, Pages, Position, ProbMod, Run, Saved, ScoreMod,
-    View, ViewMut, WithDerivative,
+    Attention, BlockTable, Gradients, Inputs, KvCache, Mask, Mods, Pages, Position, Run, Saved, ScoreMod, View,
+    ViewMut, WeightMod, WithDerivative,
 };
 
 pub(super) fn mistakes() -> Vec<Mistake> {
@@ -165,7 +165,7 @@ pub(super) fn ragged() -> Vec<Mistake> {
 
 /// Backward calls with something that has no derivative.
 pub(super) fn backward() -> Vec<Mistake> {
-    fn outcome_of<S: ScoreMod, P: ProbMod>(inputs: Inputs<'_>, mods: &Mods<S, sdpa::NoMod, P>) -> String {
+    fn outcome_of<S: ScoreMod, P: WeightMod>(inputs: Inputs<'_>, mods: &Mods<S, sdpa::NoMod, P>) -> String {
         let (mut dq, rows) = ([42.0f32; 4 * 3 * 6 * 2], floats([2, 4, 3, 1]));
         let gradients = Gradients::new().q(ViewMut::bhld(&mut dq, Q).expect("dense"));
         let saved = Saved::new(floats(OUT), rows, floats(OUT));
@@ -182,7 +182,7 @@ pub(super) fn backward() -> Vec<Mistake> {
     vec![
         mistake(64, "backward of a score closure", outcome_of(good(), &none.score(half)), closure),
         mistake(64, "backward of one with a derivative", outcome_of(good(), &none.score(both)), ACCEPTED),
-        mistake(64, "backward of a weight function", outcome_of(good(), &none.prob(half)), weights),
+        mistake(64, "backward of a weight function", outcome_of(good(), &none.weight(half)), weights),
         mistake(64, "backward of a cache", outcome_of(Inputs::cached(floats(Q), &cache), &none), cached),
     ]
 }

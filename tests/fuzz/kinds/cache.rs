@@ -82,7 +82,7 @@ impl Pair {
         let cache = match keep {
             Some([last, first, rollback]) => {
                 let last = NonZeroUsize::new(last).expect("at least one");
-                KvCache::sliding(sequences, kv_heads, dims, last, first).and_then(|cache| cache.rollback(rollback))
+                KvCache::sliding(sequences, kv_heads, dims, last, first).and_then(|cache| cache.rollback_room(rollback))
             }
             None => KvCache::new(sequences, kv_heads, dims),
         };

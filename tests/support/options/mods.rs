@@ -1,7 +1,7 @@
 //! The closures of random cases, as values: functions of score, position and weight that can be moved with a case when
 //! it is cut into parts.
 
-use sdpa::{BlockClass, BlockPosition, MaskMod, Position, ProbMod, ScoreMod};
+use sdpa::{BlockClass, BlockPosition, MaskMod, Position, ScoreMod, WeightMod};
 
 /// Where a part lies in the case it was cut from, so that functions of positions stay the same functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +117,7 @@ impl MaskMod for MaskFn {
     }
 }
 
-impl ProbMod for ProbFn {
+impl WeightMod for ProbFn {
     fn weight(&self, weight: f32, p: Position) -> f32 {
         let p = self.1.at(p);
         match self.0 {
@@ -165,7 +165,7 @@ macro_rules! with_mods {
                 $body
             }
             (None, None, Some(prob)) => {
-                let $mods = none.prob(ProbFn(prob, place));
+                let $mods = none.weight(ProbFn(prob, place));
                 $body
             }
             (Some(score), Some((keep, hint)), None) => {
@@ -177,7 +177,7 @@ macro_rules! with_mods {
                 let $mods = none
                     .score(ScoreFn(score.unwrap_or(Score::Same), place))
                     .mask(MaskFn(keep, place, hint))
-                    .prob(ProbFn(prob.unwrap_or(Prob::Same), place));
+                    .weight(ProbFn(prob.unwrap_or(Prob::Same), place));
                 $body
             }
         }

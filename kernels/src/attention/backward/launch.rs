@@ -14,7 +14,7 @@ use crate::attention::backward::pass::{BackwardPass, BlockAt};
 use crate::attention::blocks::task::BoundCall;
 use crate::attention::call::Call;
 use crate::attention::call::checked::CheckedCall;
-use crate::attention::call::mods::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::attention::call::mods::{MaskMod, Mods, ScoreMod, WeightMod};
 use crate::attention::call::row_mods::RowMods;
 use crate::attention::call::tiling::Tiling;
 use crate::simd::Simd;
@@ -102,13 +102,13 @@ impl<'a> BackwardLaunch<'a> {
     ///
     /// # Panics
     /// If there is a weight function. `sdpa` reports such calls, and a missing derivative, as errors.
-    pub fn work<A: ScoreMod, B: MaskMod, C: ProbMod>(
+    pub fn work<A: ScoreMod, B: MaskMod, C: WeightMod>(
         &self,
         isa: Isa,
         scratch: &mut BackwardScratch,
         mods: &Mods<A, B, C>,
     ) {
-        assert!(!mods.prob.is_given(), "a weight function has no backward pass");
+        assert!(!mods.weight.is_given(), "a weight function has no backward pass");
         dispatch!(isa, |s| s.backward(self, scratch, mods));
     }
 

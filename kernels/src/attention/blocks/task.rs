@@ -179,7 +179,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
 
     /// Returns true if the softmax writes weights as bfloat16 pairs: those that nothing changes before they meet values.
     pub(crate) fn softmax_rounds(&self) -> bool {
-        self.native_values() && !self.given.prob && self.call.options.dropout.is_none()
+        self.native_values() && !self.given.weight && self.call.options.dropout.is_none()
     }
 }
 

@@ -276,9 +276,9 @@ impl<A: MaskMod> MaskMod for Not<A> {
 
 /// Function of the finished weight and its position, applied to visible keys. Costs a second pass over the keys.
 ///
-/// Closures `Fn(f32, Position) -> f32` are weight functions, and so are `&dyn ProbMod`, `Box<dyn ProbMod>` and
-/// `Arc<dyn ProbMod>`, for functions chosen at run time.
-pub trait ProbMod: Send + Sync {
+/// Closures `Fn(f32, Position) -> f32` are weight functions, and so are `&dyn WeightMod`, `Box<dyn WeightMod>` and
+/// `Arc<dyn WeightMod>`, for functions chosen at run time.
+pub trait WeightMod: Send + Sync {
     /// Returns the new weight.
     fn weight(&self, weight: f32, at: Position) -> f32;
     /// Returns false for [`NoMod`] alone: its pass is not made.
@@ -302,7 +302,7 @@ impl<F: Fn(Position) -> bool + Send + Sync> MaskMod for F {
     }
 }
 
-impl<F: Fn(f32, Position) -> f32 + Send + Sync> ProbMod for F {
+impl<F: Fn(f32, Position) -> f32 + Send + Sync> WeightMod for F {
     #[inline(always)]
     fn weight(&self, weight: f32, at: Position) -> f32 {
         self(weight, at)
@@ -337,7 +337,7 @@ impl MaskMod for NoMod {
     }
 }
 
-impl ProbMod for NoMod {
+impl WeightMod for NoMod {
     fn weight(&self, weight: f32, at: Position) -> f32 {
         let _ = at;
         weight
@@ -355,29 +355,29 @@ pub struct Mods<S = NoMod, M = NoMod, P = NoMod> {
     /// Mask function.
     pub mask: M,
     /// Weight function.
-    pub prob: P,
+    pub weight: P,
 }
 
 impl Mods {
     /// Creates a set without functions.
     pub const fn new() -> Self {
-        Self { score: NoMod, mask: NoMod, prob: NoMod }
+        Self { score: NoMod, mask: NoMod, weight: NoMod }
     }
 }
 
 impl<S, M, P> Mods<S, M, P> {
     /// Sets the score function.
     pub fn score<T: ScoreMod>(self, score: T) -> Mods<T, M, P> {
-        Mods { score, mask: self.mask, prob: self.prob }
+        Mods { score, mask: self.mask, weight: self.weight }
     }
 
     /// Sets the mask function.
     pub fn mask<T: MaskMod>(self, mask: T) -> Mods<S, T, P> {
-        Mods { score: self.score, mask, prob: self.prob }
+        Mods { score: self.score, mask, weight: self.weight }
     }
 
     /// Sets the weight function.
-    pub fn prob<T: ProbMod>(self, prob: T) -> Mods<S, M, T> {
-        Mods { score: self.score, mask: self.mask, prob }
+    pub fn weight<T: WeightMod>(self, weight: T) -> Mods<S, M, T> {
+        Mods { score: self.score, mask: self.mask, weight }
     }
 }

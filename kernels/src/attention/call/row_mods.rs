@@ -1,7 +1,7 @@
 //! Caller's functions as the fused pass calls them: through a trait object, a row of a key block at a time. A closure
 //! then compiles four short loops for each instruction set, and not the whole pass.
 
-use crate::attention::call::mods::{BlockClass, BlockPosition, MaskMod, Mods, Position, ProbMod, ScoreMod};
+use crate::attention::call::mods::{BlockClass, BlockPosition, MaskMod, Mods, Position, ScoreMod, WeightMod};
 use crate::simd::{LANES, Simd};
 use crate::tensor::panels::{panel_bits, runs};
 use crate::tensor::rows::KEY_BLOCK;
@@ -12,7 +12,7 @@ use core::ops::Range;
 pub(crate) struct Given {
     pub(crate) score: bool,
     pub(crate) mask: bool,
-    pub(crate) prob: bool,
+    pub(crate) weight: bool,
 }
 
 /// A bit for each key of a block: 1 if it is visible to the row.
@@ -52,7 +52,7 @@ pub(crate) trait RowMods<S>: Sync {
     /// panel on.
     fn apply_mask(&self, s: S, first: Position, classes: PanelClasses, scores: &mut [f32]);
     /// Applies the weight function to the visible ones of consecutive keys of a row, which are keys `keys` of the block.
-    fn apply_prob(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits);
+    fn apply_weight(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits);
     /// Returns the class that the mask function gives a block.
     fn class(&self, block: BlockPosition) -> BlockClass;
     /// Returns the classes that the mask function gives the panels of a block of one row. Panels without a key of the block
@@ -66,9 +66,9 @@ fn later(first: Position, j: usize) -> Position {
     Position { key: first.key + j, ..first }
 }
 
-impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> {
+impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C> {
     fn given(&self) -> Given {
-        Given { score: self.score.is_given(), mask: self.mask.is_given(), prob: self.prob.is_given() }
+        Given { score: self.score.is_given(), mask: self.mask.is_given(), weight: self.weight.is_given() }
     }
 
     fn apply_score(&self, s: S, first: Position, scores: &mut [f32]) {
@@ -123,10 +123,10 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: ProbMod> RowMods<S> for Mods<A, B, C> 
         );
     }
 
-    fn apply_prob(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits) {
+    fn apply_weight(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits) {
         for (i, (weight, j)) in weights.iter_mut().zip(keys).enumerate() {
             if is_visible(visible, j) {
-                *weight = self.prob.weight(*weight, later(first, i));
+                *weight = self.weight.weight(*weight, later(first, i));
             }
         }
     }

@@ -145,7 +145,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                     ends[row.n] = self.end_row(row, regions.max[r], regions.sum[r]);
                     (out[row.n], element) = output.row(self.seq.batch, row.head, self.seq.first_row + row.i);
                 }
-                if self.given.prob {
+                if self.given.weight {
                     ends[row.n].factor = (1.0, 0.0);
                 }
             }

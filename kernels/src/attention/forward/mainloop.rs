@@ -58,7 +58,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         let queries = self.queries(regions);
         for &nonfinite in passes {
             let ended = self.accumulate(queries, nonfinite, self.blocks().next_back(), self.blocks(), regions);
-            if self.given.prob {
+            if self.given.weight {
                 self.accumulate_modified(queries, nonfinite, regions);
             }
             if self.finish(nonfinite, ended, regions) {
@@ -78,7 +78,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
-        let fresh = self.outputs.state.is_none() && !self.given.prob;
+        let fresh = self.outputs.state.is_none() && !self.given.weight;
         self.clear_state(regions);
         if !fresh {
             self.clear_outputs(0..self.task.rows.len(), regions);
@@ -111,7 +111,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                 }
                 let visible_keys = block.softmax(nonfinite, row_block.clone());
                 // With a weight function the outputs are accumulated in the second pass.
-                if self.given.prob {
+                if self.given.weight {
                     continue;
                 }
                 block.drop_weights(row_block.clone());
@@ -119,14 +119,14 @@ impl<S: Simd> AttentionTask<'_, S> {
                     && (nonfinite == NonFinite::Ignored && by_all && last == Some(first))
                     && block.values.are_floats()
                     && self.prepare_ends(row_block.clone(), ends.get_or_insert_with(RowBlockEnds::none), block.regions);
-                let manner = match (nonfinite, &ends) {
+                let mode = match (nonfinite, &ends) {
                     (NonFinite::Handled, _) => PvMode::Handled(visible_keys.as_ref()),
                     (NonFinite::Ignored, Some(ends)) if ending => PvMode::Ending(ends),
                     (NonFinite::Ignored, _) => PvMode::Plain,
                 };
                 // SAFETY: rows that end were prepared just now.
-                unsafe { block.accumulate_pv(manner, row_block) };
-                if let PvMode::Ending(ends) = manner {
+                unsafe { block.accumulate_pv(mode, row_block) };
+                if let PvMode::Ending(ends) = mode {
                     ended.add(number, ends);
                 }
             }
@@ -153,12 +153,12 @@ impl<S: Simd> AttentionTask<'_, S> {
                 let visible_keys = block.visible_keys(nonfinite, row_block.len());
                 block.finished_weights(row_block.clone());
                 block.drop_weights(row_block.clone());
-                let manner = match nonfinite {
+                let mode = match nonfinite {
                     NonFinite::Handled => PvMode::Handled(visible_keys.as_ref()),
                     NonFinite::Ignored => PvMode::Plain,
                 };
                 // SAFETY: no row ends.
-                unsafe { block.accumulate_pv(manner, row_block) };
+                unsafe { block.accumulate_pv(mode, row_block) };
             }
         }
     }
@@ -195,7 +195,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let keys = spans[row.n / S::TILE_ROWS].keys();
             let first = task.position(row, self.first + keys.start);
             let weights = &mut scores[row.n * SCORE_STRIDE..][keys.clone()];
-            task.mods.apply_prob(first, weights, keys, visible.of_row(row.n));
+            task.mods.apply_weight(first, weights, keys, visible.of_row(row.n));
         }
     }
 }

@@ -48,7 +48,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     ///
     /// # Safety
     /// The ends of [`PvMode::Ending`], if it is that, were prepared for this row block.
-    pub(crate) unsafe fn accumulate_pv(&mut self, manner: PvMode<'_>, row_block: Range<usize>) {
+    pub(crate) unsafe fn accumulate_pv(&mut self, mode: PvMode<'_>, row_block: Range<usize>) {
         match self.values {
             // SAFETY: the values and what belongs to them are the block's.
             BlockValues::Int8 { values, scales } => unsafe {
@@ -61,14 +61,13 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             _ => {}
         }
         let task = self.task;
-        let nonfinite =
-            if matches!(manner, PvMode::Handled(Some(_))) { NonFinite::Handled } else { NonFinite::Ignored };
+        let nonfinite = if matches!(mode, PvMode::Handled(Some(_))) { NonFinite::Handled } else { NonFinite::Ignored };
         let (values, stride) = (self.values, task.tiling.width());
         let native = task.native_values();
         if native && !task.softmax_rounds() {
             bf16::round_weights(task.s, self.scores(row_block.len()));
         }
-        if self.fresh && matches!(manner, PvMode::Handled(_)) {
+        if self.fresh && matches!(mode, PvMode::Handled(_)) {
             self.regions.out[row_block.start * stride..row_block.end * stride].fill(0.0);
         }
         for window in (0..stride).step_by(task.tiling.pack_cols) {
@@ -87,9 +86,9 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 unsafe {
                     let rows = if in_place(&run) { run.rows } else { self.packed_values(&run, window..end, nonfinite) };
                     let (run, row_block) = (ReadyRun { run: &run, rows }, row_block.clone());
-                    match manner {
+                    match mode {
                         PvMode::Handled(visible) => self.accumulate_run_alone(run, visible, row_block),
-                        _ => self.accumulate_run(run, manner.ends(), row_block),
+                        _ => self.accumulate_run(run, mode.ends(), row_block),
                     }
                 }
             }

@@ -53,7 +53,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let bytes = numbers.kind.number_bytes(KEY_BLOCK, self.task.tiling.value_dim);
             self.task.prefetch_behind_scales(first, bytes);
         }
-        if !self.task.given.prob {
+        if !self.task.given.weight {
             // SAFETY: the caller guarantees the values and numbers.
             return unsafe { self.accumulate_bytes(values, numbers, row_block, Signs::NonNegative) };
         }

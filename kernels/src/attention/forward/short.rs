@@ -33,7 +33,7 @@ impl<'t> ShortCall<'t> {
         let Options { softcap: None, bias: None, alibi: None, mask: None, dropout: None, .. } = call.options else {
             return None;
         };
-        let functions = given.score || given.mask || given.prob;
+        let functions = given.score || given.mask || given.weight;
         if functions || call.visible.hides_keys() || outputs.wants_all_keys() || outputs.state.is_some() {
             return None;
         }

@@ -2,7 +2,7 @@
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::checked::CheckedCall;
-use crate::attention::call::mods::{MaskMod, Mods, ProbMod, ScoreMod};
+use crate::attention::call::mods::{MaskMod, Mods, ScoreMod, WeightMod};
 use crate::attention::call::outputs::{Outputs, POINTS, Point};
 use crate::attention::call::row_mods::RowMods;
 use crate::attention::call::tiling::{Scratch, Tiling};
@@ -105,8 +105,8 @@ impl<'a> Launch<'a> {
     /// Takes tasks and runs them until none is left. Any number of workers may call this at once, each with its own
     /// scratch; when all calls have returned, the outputs are complete, unless
     /// the launch [was stopped](Self::is_stopped): then tasks that were begun are done, and the rows of others are untouched.
-    pub fn work<A: ScoreMod, B: MaskMod, C: ProbMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
-        assert!(self.split.is_none() || !mods.prob.is_given(), "a weight function needs every row whole");
+    pub fn work<A: ScoreMod, B: MaskMod, C: WeightMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
+        assert!(self.split.is_none() || !mods.weight.is_given(), "a weight function needs every row whole");
         dispatch!(isa, |s| s.work(self, scratch, mods));
     }
 

@@ -1,14 +1,14 @@
 //! Functions behind pointers, chosen at run time.
 
 use crate::attention::call::mods::{
-    BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Position, ProbMod, ScoreMod,
+    BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Position, ScoreMod, WeightMod,
 };
 use std::sync::Arc;
 
 /// Implements the traits for a pointer to functions that are known at run time alone. One generic implementation for all
 /// pointers would overlap with those of closures.
 macro_rules! through_pointer {
-    ($score:ty, $mask:ty, $prob:ty) => {
+    ($score:ty, $mask:ty, $weight:ty) => {
         impl ScoreMod for $score {
             fn score(&self, score: f32, at: Position) -> f32 {
                 (**self).score(score, at)
@@ -36,7 +36,7 @@ macro_rules! through_pointer {
             }
         }
 
-        impl ProbMod for $prob {
+        impl WeightMod for $weight {
             fn weight(&self, weight: f32, at: Position) -> f32 {
                 (**self).weight(weight, at)
             }
@@ -47,6 +47,6 @@ macro_rules! through_pointer {
     };
 }
 
-through_pointer!(&(dyn ScoreMod + '_), &(dyn MaskMod + '_), &(dyn ProbMod + '_));
-through_pointer!(Box<dyn ScoreMod + '_>, Box<dyn MaskMod + '_>, Box<dyn ProbMod + '_>);
-through_pointer!(Arc<dyn ScoreMod + '_>, Arc<dyn MaskMod + '_>, Arc<dyn ProbMod + '_>);
+through_pointer!(&(dyn ScoreMod + '_), &(dyn MaskMod + '_), &(dyn WeightMod + '_));
+through_pointer!(Box<dyn ScoreMod + '_>, Box<dyn MaskMod + '_>, Box<dyn WeightMod + '_>);
+through_pointer!(Arc<dyn ScoreMod + '_>, Arc<dyn MaskMod + '_>, Arc<dyn WeightMod + '_>);
