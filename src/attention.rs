@@ -77,14 +77,14 @@ impl Attention {
         Self { precision, ..self }
     }
 
-    /// Sets dropout of the weights, with probability `p` (at least 0, below 1) and random numbers by seed and offset: see
-    /// [`Dropout`]. For training; 0 is as none.
+    /// Sets dropout of the weights, with probability `p` (at least 0, below 1) and random numbers by seed and offset:
+    /// see [`Dropout`]. For training; 0 means no dropout.
     #[must_use]
     pub fn dropout(self, p: f32, seed: u64, offset: u32) -> Self {
         Self { dropout: Some(Dropout { p, seed, offset }), ..self }
     }
 
-    /// Returns true if a row sees no keys behind its own position.
+    /// Returns true if a row sees no keys after its own position.
     pub fn is_causal(&self) -> bool {
         self.visible.causality == Causality::Causal
     }
@@ -168,7 +168,7 @@ impl Attention {
         Ok(Alignment::TopLeft)
     }
 
-    /// Refuses a window that would begin at another key than it says, because positions end at `isize::MAX`.
+    /// Refuses a window whose first key would be wrong because positions end at `isize::MAX`.
     fn check_window(&self, inputs: &Inputs<'_>, shape: &Shape) -> Result<(), Error> {
         let Some(Alignment::Offset(offset)) = self.alignment else { return Ok(()) };
         let Some([Some(left), _]) = self.visible.window.map(|window| window.sides()) else { return Ok(()) };
@@ -198,10 +198,10 @@ impl Attention {
     }
 }
 
-/// Scratch of a worker, in bytes, from which on a trial allocation checks that there is memory for it.
+/// Smallest scratch of a worker, in bytes, for which a trial allocation checks that there is memory.
 const MUCH_SCRATCH: usize = 16 << 20;
 
-/// Head dimensions up to which a worker's scratch is less than that on every instruction set.
+/// Largest head dimension whose scratch is always smaller, on every instruction set.
 const USUAL_DIMS: usize = 1024;
 
 /// Refuses head dimensions for which a worker's scratch cannot be allocated, because running a problem cannot fail.

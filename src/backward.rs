@@ -22,9 +22,9 @@ use sdpa_kernels::{BackwardScratch, Call, Isa, MaskMod, Precision, ScoreMod, Til
 /// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the
 /// widest instruction set.
 ///
-/// `inputs` are those of the forward call, `saved` its output and log-sum-exp and the gradients that flow back into them.
-/// Scores and weights are computed again, so memory is O(rows · head_dim) and time 2.5 times the forward pass's (Dao
-/// 2023, arXiv:2307.08691). Gradients have the same bits for any number of threads.
+/// `inputs` are those of the forward call. `saved` has its output and log-sum-exp, and the gradients of the loss in
+/// them. Scores and weights are computed again, so memory is O(rows · head_dim) and time 2.5 times the forward pass's
+/// (Dao 2023, arXiv:2307.08691). Gradients have the same bits for any number of threads.
 ///
 /// ```
 /// use sdpa::{Attention, Gradients, Inputs, Outputs, Saved, View, ViewMut};
@@ -99,16 +99,16 @@ pub fn attention_backward_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
     attention.backward(inputs, saved, gradients)?.run_once_with(Exec::default(), run)
 }
 
-/// Scratch of a worker, in bytes, from which on a trial allocation checks that there is memory for it.
+/// Smallest scratch of a worker, in bytes, for which a trial allocation checks that there is memory.
 const MUCH_SCRATCH: usize = 16 << 20;
 
 impl Attention {
     /// Binds inputs, saved results and gradients of a backward call, and checks everything that can be wrong with it.
     ///
     /// Every option of the forward pass has its derivative here. Keys and values must be tensors: those of caches and
-    /// pages have no gradients. [`Precision::Native`] computes as [`Precision::Exact`]; results saved
-    /// from a native call bring their error, weights off by up to 0.0041 of themselves. Functions of the caller's come with
-    /// [`BackwardProblem::run_with`].
+    /// pages have no gradients. [`Precision::Native`] computes as [`Precision::Exact`]; results saved from a native
+    /// call keep their error: a weight is off by up to 0.0041 of itself. [`BackwardProblem::run_with`] takes your own
+    /// functions.
     ///
     /// # Errors
     /// Any [`Error`] of [`Self::problem`] that concerns inputs; [`Error::Mismatch`] for saved results or gradients of

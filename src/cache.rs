@@ -32,8 +32,8 @@ pub(crate) use token_form::{Storable, TokenForm, ValuePlace, check_dims};
 pub enum KeyScales {
     /// One scale per key and head: 1/127 of the key's largest magnitude.
     PerToken,
-    /// One fixed scale per channel, `[kv_heads × head_dim]`, positive and finite: for keys with some channels much
-    /// larger than others. An element beyond ±127 scales is clamped to ±127 scales.
+    /// One fixed scale per channel, `[kv_heads × head_dim]`, positive and finite: for keys in which some channels are
+    /// much larger than others. An element beyond ±127 scales is clamped to ±127 scales.
     PerChannel(Vec<f32>),
 }
 
@@ -53,10 +53,10 @@ pub enum CacheFormat<'a> {
     Elements(Dtype),
     /// Bytes, with a scale for each key and each value of a head ([`KeyScales::PerToken`]).
     Int8PerToken,
-    /// Bytes, with a scale for each value of a head, and for each channel of the keys ([`KeyScales::PerChannel`]):
-    /// these, `[kv_heads × head_dim]`.
+    /// Bytes, with a scale for each value of a head, and these `[kv_heads × head_dim]` scales for the channels of the
+    /// keys ([`KeyScales::PerChannel`]).
     Int8PerChannel(&'a [f32]),
-    /// Four bits, with a scale, and a centre if asked for, for each block of 32 elements ([`KvCache::int4`]).
+    /// Four bits; each block of 32 elements has a scale, and optionally a centre ([`KvCache::int4`]).
     Int4(Int4),
 }
 
@@ -87,11 +87,11 @@ pub struct SlidingWindow {
 /// Key/value cache of one layer for a batch of sequences, each with its own length, for decoding. Keys are packed when
 /// they are appended, so a decode step reads every byte once and copies none.
 ///
-/// Memory is allocated in blocks of 256 keys. The first block of a sequence has room for 16 and is copied to one of twice
-/// as many each time it is full, so a short sequence holds less than twice what its keys need; from 256 keys on, growing
-/// copies nothing. [`Self::fork`] shares blocks until one of the two sequences writes to them. Once warm, a decode step
-/// (append, attend) allocates only when a sequence crosses 16, 32, 64 or 128 tokens, or a multiple of 256: one block, and,
-/// each time the number of blocks has doubled, twice the workspace for accumulation.
+/// Memory is allocated in blocks of 256 keys. The first block of a sequence begins with room for 16 keys. When full, it
+/// is copied to one of twice the size, so a short sequence holds less than twice what its keys need. From 256 keys on,
+/// growing copies nothing. [`Self::fork`] shares blocks until one of the two sequences writes to them. Once warm, a
+/// decode step (append, attend) allocates only when a sequence crosses 16, 32, 64 or 128 tokens, or a multiple of 256:
+/// one block. Each time the number of blocks has doubled, the workspace for accumulation doubles too.
 ///
 /// ```
 /// use sdpa::{Alignment, Attention, Inputs, KvCache, Outputs, View, ViewMut};
@@ -151,7 +151,7 @@ impl KvCache {
         self.cache.is_latent()
     }
 
-    /// Keys that stay, if the cache is a sliding one.
+    /// Keys that the cache keeps, if it is a sliding one.
     pub fn sliding_window(&self) -> Option<SlidingWindow> {
         let Keep { last, first, rollback } = self.cache.keeps()?;
         Some(SlidingWindow { last: NonZeroUsize::new(last)?, first, rollback })
@@ -182,8 +182,8 @@ impl KvCache {
     }
 }
 
-/// Returns the format of elements of this type; if there is none, of int4 if that is given, or of int8 with these scales of the
-/// keys' channels.
+/// Returns the format of elements of this type. Without a type, returns int4 if given, else int8 with these scales of
+/// the keys' channels.
 pub(crate) fn format_of(dtype: Option<Dtype>, int4: Option<Int4>, channels: Option<&[f32]>) -> CacheFormat<'_> {
     match (dtype, int4, channels) {
         (Some(dtype), ..) => CacheFormat::Elements(dtype),

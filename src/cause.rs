@@ -22,11 +22,11 @@ pub enum Cause {
         /// Names of the arguments.
         argument: &'static str,
     },
-    /// The size is the number of key/value heads, where query heads count.
+    /// The size is the number of key/value heads; it should be that of query heads.
     KeyHeads,
-    /// The size is the `head_dim` of q, where `value_dim` counts.
+    /// The size is the `head_dim` of q; it should be `value_dim`.
     HeadDim,
-    /// A bias or mask covers the first keys only, which has methods of its own.
+    /// A bias or mask covers the first keys only; `bias_prefix` and `mask_prefix` take those.
     FirstKeys,
     /// Lengths are given where cumulative lengths are expected.
     Lengths,

@@ -1,4 +1,4 @@
-//! Dropout of weights, as a rule that anyone can ask: which weights of a call are kept.
+//! Dropout of weights, and the rule that says which weights of a call are kept.
 
 use crate::error::Error;
 use sdpa_kernels::Position;
@@ -6,9 +6,9 @@ use sdpa_kernels::Position;
 /// Dropout of weights: each is 0 with probability `p`, the others are multiplied by 1/(1 − p).
 ///
 /// Whether a weight is kept is a function of seed, offset and its indices: Philox4x32-10 (Salmon, Moraes, Dror and Shaw
-/// 2011) with the seed as the key and the counter (offset, sequence · heads + head, row, key / 4). So the same weights are
-/// dropped forward and backward, on any number of threads. The log-sum-exp and weights that are written out are without
-/// dropout.
+/// 2011) with the seed as the key and the counter (offset, sequence · heads + head, row, key / 4). So the same weights
+/// are dropped forward and backward, on any number of threads. Dropout changes neither the log-sum-exp nor weights that
+/// are written out.
 ///
 /// ```
 /// use sdpa::{Dropout, Position};

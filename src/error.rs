@@ -36,7 +36,7 @@ pub enum Error {
         /// Source of the expected size.
         of: &'static str,
     },
-    /// A size is beyond its limit, or not what others come to: their sum, their product, a multiple of one.
+    /// A size is beyond its limit, or is not the sum, product or multiple of other sizes that it should be.
     Range {
         /// Name of the argument at fault.
         argument: &'static str,
@@ -51,7 +51,7 @@ pub enum Error {
         /// Meaning of the limit.
         of: &'static str,
     },
-    /// A size is not the only one that is possible.
+    /// A size is not the one valid size.
     Size {
         /// Name of the argument at fault.
         argument: &'static str,
@@ -87,12 +87,12 @@ pub enum Error {
         /// Values that are valid.
         expected: &'static str,
     },
-    /// A rule depends on the positions of the rows relative to the keys, there are not as many rows as keys, and no
+    /// A rule depends on the positions of the rows relative to the keys, but the numbers of rows and keys differ and no
     /// alignment is set.
     Unaligned {
         /// Name of the rule.
         rule: &'static str,
-        /// Index of the sequence, in the cache or pages if keys are there; `None` if all are of the same lengths.
+        /// Index of the sequence, in the cache or pages if there is one; `None` if all sequences have the same lengths.
         sequence: Option<usize>,
         /// Query rows of the sequence.
         q_len: usize,
@@ -148,7 +148,7 @@ pub enum Error {
         bound: Bound,
         /// Limit of the range.
         limit: usize,
-        /// Meaning of the limit; `None` where it is that of cumulative lengths.
+        /// Meaning of the limit; `None` for the limits of cumulative lengths.
         of: Option<&'static str>,
     },
     /// A sequence of a cache cannot be cut to a length, or at a position.
@@ -159,8 +159,8 @@ pub enum Error {
         sequence: usize,
         /// Length asked for.
         got: usize,
-        /// Kind of bound that the length breaks: at most the number of keys there are, or at least what a sliding cache
-        /// needs for the next row.
+        /// Kind of bound that the length breaks: at most the number of keys, or at least what a sliding cache needs for
+        /// the next row.
         bound: Bound,
         /// Limit of the range.
         limit: usize,
@@ -181,19 +181,20 @@ pub enum Error {
     Wider {
         /// Side of the keys on which it is wider, `last` or `first`.
         side: &'static str,
-        /// Number of keys there that the window shows, of the last ones the row's own included.
+        /// Number of keys on that side that the window shows; the last keys include the row's own.
         got: usize,
-        /// Number of keys there that the cache keeps.
+        /// Number of keys on that side that the cache keeps.
         keeps: usize,
     },
     /// A block table, or the page pool it refers to, is invalid.
     Pages(PageError),
     /// A mask function is invalid, or does not fit the call: [`MaskMod::fits`](crate::MaskMod::fits).
     Mask(MaskError),
-    /// The function of [`Run::until`](crate::Run::until) said stop before all work was done. Every row of every output is
-    /// either computed, with the bits it always has, or untouched; which ones is not said. Key weight sums are likewise
-    /// computed or untouched, by sequence and head. Where few rows are computed key block by key block, all are untouched
-    /// unless the last block was done. Gradients are partly written. The workspace serves other calls as before.
+    /// The function of [`Run::until`](crate::Run::until) said stop before all work was done. Every row of every output
+    /// is either computed, with the bits it always has, or untouched; nothing says which. Key weight sums of a sequence
+    /// and head are likewise computed or untouched. Rows that split-KV computes key block by key block are all
+    /// untouched unless the last block was done. Gradients are partly written. The workspace serves other calls as
+    /// before.
     Stopped,
     /// One of several rows is not valid for its use.
     Row {
@@ -258,16 +259,16 @@ pub enum Error {
     },
     /// A view does not fit its slice.
     Layout(LayoutError),
-    /// An error whose likely cause the sizes of the call give away.
+    /// An error whose likely cause shows in the sizes of the call.
     Likely {
-        /// Reason why the call was refused; not itself of this kind.
+        /// Reason why the call was refused; never another `Likely`.
         error: Box<Error>,
         /// Cause.
         cause: Cause,
     },
 }
 
-/// How a value must stand to a limit.
+/// Relation that a value must have to a limit.
 ///
 /// ```
 /// use sdpa::{Attention, Bound, Error, Inputs, Outputs, View, ViewMut};
@@ -312,8 +313,8 @@ impl Error {
         }
     }
 
-    /// Adds that heads and rows of keys or values look exchanged, if their number of heads is refused and `[heads, rows]`
-    /// would have the expected number of heads the other way round.
+    /// Adds that heads and rows of keys or values look exchanged, if their number of heads is refused and `[heads,
+    /// rows]`, exchanged, would have the expected one.
     pub(crate) fn or_exchanged(self, argument: &'static str, [heads, rows]: [usize; 2]) -> Self {
         let looks = matches!(self, Self::Mismatch { argument: at, what: "heads", expected, .. }
             if at == argument && expected == rows && rows > 1 && heads != rows);

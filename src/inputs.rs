@@ -39,7 +39,7 @@ enum Source<'a> {
     Cache(&'a KvCache),
 }
 
-/// A bias or mask, and the keys that it has columns for.
+/// A bias or mask, and the keys for which it has columns.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Covered<T> {
     pub(crate) of: T,
@@ -56,9 +56,9 @@ pub(crate) enum Cover {
 }
 
 impl<'a> Inputs<'a> {
-    /// Takes queries `[batch, heads, q_len, head_dim]`, keys `[batch, kv_heads, kv_len, head_dim]` and values
-    /// `[batch, kv_heads, kv_len, value_dim]`; `heads` must be a multiple of `kv_heads`. Elements are of any types, in
-    /// any mix: `f32`, [`Bf16`](crate::Bf16), [`F16`](crate::F16) and, with the feature `half`, that crate's types.
+    /// Takes queries `[batch, heads, q_len, head_dim]`, keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch,
+    /// kv_heads, kv_len, value_dim]`; `heads` must be a multiple of `kv_heads`. Elements may be of any types, also
+    /// mixed: `f32`, [`Bf16`](crate::Bf16), [`F16`](crate::F16) and, with the feature `half`, that crate's types.
     /// 16-bit elements are widened in registers, and results have the bits that `f32` tensors of the same numbers give.
     ///
     /// ```
@@ -80,7 +80,7 @@ impl<'a> Inputs<'a> {
         Self::with(q.into(), Source::Cache(cache))
     }
 
-    /// Takes queries `[sequences, heads, q_len, head_dim]`, and keys and values in pages, whose block table holds the
+    /// Takes queries `[sequences, heads, q_len, head_dim]`, and keys and values in pages; their block table holds the
     /// lengths of the sequences.
     pub fn paged(q: impl Into<Tensor<'a>>, pages: Pages<'a>) -> Self {
         Self::with(q.into(), Source::Pages(pages))
@@ -210,8 +210,8 @@ impl<'a> Inputs<'a> {
         Self { alibi: Some(slopes), ..self }
     }
 
-    /// Sets attention sinks, `[heads]`, one logit per query head: it is added to the denominator of the softmax (and to
-    /// the LSE) with value 0.
+    /// Sets attention sinks, `[heads]`, one logit per query head. A sink counts in the softmax (and the LSE) as a key
+    /// with this score and the value 0.
     #[must_use]
     pub fn sinks(self, logits: &'a [f32]) -> Self {
         Self { sinks: Some(logits), ..self }
@@ -232,8 +232,8 @@ impl<'a> Inputs<'a> {
     }
 
     /// Sets ragged queries over a cache or pages, laid end to end, with batch 1: sequence `s` of the call has rows
-    /// `q[s]..q[s + 1]` of the queries and outputs. Prompts and single steps are thus computed together, in one plan;
-    /// a sequence may also have no rows. Biases, masks and score outputs are `[sequences, heads, longest q, longest k]`.
+    /// `q[s]..q[s + 1]` of the queries and outputs. So one plan computes prompts and single steps together; a sequence
+    /// may also have no rows. Biases, masks and score outputs are `[sequences, heads, longest q, longest k]`.
     ///
     /// ```
     /// use sdpa::{Alignment, Attention, Inputs, KvCache, Outputs, View, ViewMut};
@@ -257,7 +257,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Sets the sequences of the cache or pages that the queries belong to, in the order of the queries: by default all
-    /// of them, in their own order. A sequence may stand in the list more than once.
+    /// sequences, in their own order. The list may name a sequence more than once.
     #[must_use]
     pub fn sequences(self, sequences: &'a [usize]) -> Self {
         Self { sequences: Some(sequences), ..self }

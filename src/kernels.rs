@@ -1,6 +1,6 @@
 //! Types and functions of the kernels that are part of this crate's interface, each with an example.
 //!
-//! The kernels' own comments hold no examples: they would name a crate that users do not have.
+//! The kernels' own comments hold no examples: those would name a crate that users do not import.
 
 /// Alignment of query rows and keys, for [`Attention::align`](crate::Attention::align).
 ///
@@ -115,7 +115,7 @@ pub use sdpa_kernels::F16;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Int4;
-/// Instruction set to run on: the widest available by default, another by [`Exec::isa`](crate::Exec::isa).
+/// Instruction set to run on: by default the widest available; [`Exec::isa`](crate::Exec::isa) sets another.
 ///
 /// ```
 /// use sdpa::Isa;
@@ -161,7 +161,7 @@ pub use sdpa_kernels::LayoutError;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Mask;
-/// Mask function of the caller: a closure, or a type that classifies whole blocks too.
+/// Mask function: a closure, or a type that also classifies whole blocks.
 ///
 /// ```
 /// use sdpa::{BlockClass, BlockPosition, MaskMod, Mods, Position};
@@ -183,7 +183,7 @@ pub use sdpa_kernels::Mask;
 /// assert!(!mods.mask.keep(Position { batch: 1, head: 0, row: 0, key: 20, position: 0 }));
 /// ```
 pub use sdpa_kernels::MaskMod;
-/// Caller's functions of scores, positions and weights, for [`attention_with`](crate::attention_with) and
+/// Your functions of scores, positions and weights, for [`attention_with`](crate::attention_with) and
 /// [`Problem::run_with`](crate::Problem::run_with). `cargo run --release --example functions` shows some at work.
 ///
 /// ```
@@ -199,7 +199,7 @@ pub use sdpa_kernels::MaskMod;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Mods;
-/// Type of a function that [`Mods`] does not have.
+/// Placeholder for a function that [`Mods`] does not have.
 ///
 /// ```
 /// use sdpa::{Mods, NoMod};
@@ -218,7 +218,7 @@ pub use sdpa_kernels::NoMod;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::PageError;
-/// Keys and values in pages of a pool of yours, for [`Inputs::paged`](crate::Inputs::paged).
+/// Keys and values in pages of your own pool, for [`Inputs::paged`](crate::Inputs::paged).
 ///
 /// ```
 /// use sdpa::{Attention, BlockTable, Inputs, Outputs, Pages, View, ViewMut};
@@ -267,7 +267,7 @@ pub use sdpa_kernels::Position;
 /// # let _ = fast;
 /// ```
 pub use sdpa_kernels::Precision;
-/// Score function of the caller: a closure of a score and a [`Position`].
+/// Score function: a closure of a score and a [`Position`].
 ///
 /// ```
 /// use sdpa::{Mods, Position, ScoreMod};
@@ -312,7 +312,7 @@ pub use sdpa_kernels::Tensor;
 /// # Ok::<(), sdpa::LayoutError>(())
 /// ```
 pub use sdpa_kernels::TensorMut;
-/// Read-only tensor view with any layout in memory.
+/// Read-only tensor view of any layout in memory.
 ///
 /// ```
 /// use sdpa::View;
@@ -323,8 +323,8 @@ pub use sdpa_kernels::TensorMut;
 /// # Ok::<(), sdpa::LayoutError>(())
 /// ```
 ///
-/// With the feature `ndarray`, arrays of that crate (0.17) convert, whatever their strides and without copies. So do
-/// writable arrays to [`ViewMut`].
+/// With the feature `ndarray`, arrays of that crate (0.17) convert to views without copies, whatever their strides;
+/// writable arrays convert to [`ViewMut`].
 ///
 /// ```
 /// use ndarray::{Array4, s};
@@ -343,7 +343,7 @@ pub use sdpa_kernels::TensorMut;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::View;
-/// Writable tensor view with any layout in memory, each element once.
+/// Writable tensor view of any layout in memory in which no element occurs twice.
 ///
 /// ```
 /// use sdpa::{LayoutError, ViewMut};
@@ -356,7 +356,7 @@ pub use sdpa_kernels::View;
 /// # Ok::<(), LayoutError>(())
 /// ```
 pub use sdpa_kernels::ViewMut;
-/// Weight function of the caller: a closure of a weight and a [`Position`].
+/// Weight function: a closure of a weight and a [`Position`].
 ///
 /// ```
 /// use sdpa::{Mods, Position, WeightMod};

@@ -17,19 +17,19 @@
 //! | settings | [`Attention`]: scale, softcap, causal, [`Window`], [`Alignment`] |
 //! | inputs | [`Inputs`]: q, k, v; bias, [`Mask`], ALiBi slopes, sinks, lengths, ragged sequences |
 //! | outputs | [`Outputs`]: output, LSE, scores at any [`Point`], weights, key weight sums |
-//! | functions of the caller | [`attention_with`] a [`Run`] of [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]; stock ones in [`masks`]), weights ([`WeightMod`]) |
+//! | your own functions | [`attention_with`] a [`Run`] of [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]; stock ones in [`masks`]), weights ([`WeightMod`]) |
 //! | gradients | [`attention_backward()`], [`attention_backward_with`]: [`Saved`] results to [`Gradients`] |
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
-//! | threads of yours, deadlines | [`Run`], for [`Problem::run_with`]; [`Executor`] |
+//! | your own threads, deadlines | [`Run`], for [`Problem::run_with`]; [`Executor`] |
 //! | keys in several parts | [`AttnState`], [`merge`] |
-//! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of a pool of the caller's ([`Pages`]) |
+//! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]) |
 //! | references | [`naive`]: the oracle; [`unfused`]: the baseline |
 //! | layers around attention, whole models | the crate `sdpa-layers` |
 //!
 //! Order of operations for one score: scale·(q·k) → softcap → bias → ALiBi → score function → masks set −∞ → sink added
 //! to the denominator → softmax over keys → weight function → Σ weight·v. Time is B·H·Lq·Lk·(D + Dv) over the visible
-//! pairs; memory beyond the tensors is at most 1.25 MiB per thread for head dimensions to 4096, and what
-//! [`Plan::partials_bytes`] says. Special cases (NaN, ∞, nothing visible) are listed in [`ieee`].
+//! pairs; memory beyond the tensors is at most 1.25 MiB per thread for head dimensions up to 4096, plus
+//! [`Plan::partials_bytes`]. Special cases (NaN, ∞, nothing visible) are listed in [`ieee`].
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -122,10 +122,10 @@ pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 ///
-/// **Cost.** A closure as a mask is called for every pair of a row and a key, and what it hides is computed all the same: the
-/// call takes as long as one without a mask, and the closure's time on top, however few keys it keeps. Use the options of
-/// [`Attention`] and the stock functions of [`masks`] where one of them says the same, or give the function a
-/// [`MaskMod::class`], which skips what it hides in whole blocks.
+/// **Cost.** A closure as a mask is called for every pair of a row and a key, and hidden pairs are computed all the
+/// same: however few keys it keeps, the call takes as long as one without a mask, plus the closure's time. Use the
+/// options of [`Attention`] or the stock functions of [`masks`] if one of them does the same, or give the function a
+/// [`MaskMod::class`], so that hidden blocks are skipped.
 ///
 /// # Errors
 /// Any [`Error`]; [`Error::Mask`] if the mask function does not fit the call ([`MaskMod::fits`]). Outputs are then

@@ -5,7 +5,7 @@ use crate::inputs::Inputs;
 use crate::shape::Shape;
 use sdpa_kernels::{Tensor, TensorMut, View, ViewMut};
 
-/// Results of a forward call, and the gradients of a loss in them.
+/// Results of a forward call, and the gradients of the loss in them.
 ///
 /// ```
 /// use sdpa::{Saved, View};
@@ -56,7 +56,7 @@ impl<'a> Saved<'a> {
     }
 }
 
-/// Gradients that a backward call computes: those that are named, and no others.
+/// Gradients that a backward call computes: only those that are added here.
 ///
 /// ```
 /// use sdpa::{Gradients, ViewMut};
@@ -96,7 +96,8 @@ impl<'a> Gradients<'a> {
         Self(sdpa_kernels::Gradients { v: Some(dv.into()), ..self.0 })
     }
 
-    /// Adds the gradient in the bias, in the bias's own shape: summed over the dimensions along which it is broadcast.
+    /// Adds the gradient in the bias, in the shape of the bias: summed over the dimensions along which the bias is
+    /// broadcast.
     #[must_use]
     pub fn bias(self, dbias: ViewMut<'a>) -> Self {
         Self(sdpa_kernels::Gradients { bias: Some(dbias), ..self.0 })

@@ -10,11 +10,11 @@ impl KvCache {
     /// `[sequences, kv_heads, n, value_dim]`.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] for shapes that do not fit; [`Error::Row`] for elements that the cache cannot store:
-    /// non-finite ones in an int8 cache; finite ones of magnitude 65520 and more, which would become ∞, in an f16 cache; both
-    /// in an int4 cache; [`Error::Needs`] in a latent cache for values that are not the first columns of `k`; [`Error::Removed`] if a
-    /// sequence was removed ([`Self::append_ragged`] names those that it appends to);
-    /// [`Error::Memory`]. The cache is then unchanged.
+    /// [`Error::Mismatch`] for shapes that do not fit; [`Error::Needs`] in a latent cache for values that are not the
+    /// first columns of `k`; [`Error::Removed`] if a sequence was removed ([`Self::append_ragged`] appends to chosen
+    /// ones); [`Error::Memory`]; [`Error::Row`] for elements that the cache cannot store: an int8 cache refuses
+    /// non-finite ones, an f16 cache finite ones of magnitude 65520 and more, which would become ∞, an int4 cache both.
+    /// The cache is then unchanged.
     pub fn append<'t>(&mut self, k: impl Into<Tensor<'t>>, v: impl Into<Tensor<'t>>) -> Result<(), Error> {
         let (k, v) = (k.into(), v.into());
         let sequences = self.sequences();
@@ -45,10 +45,10 @@ impl KvCache {
         self.write([k, v], [NewTokens { sequence, b: 0, rows: 0..k.shape()[2] }].into_iter())
     }
 
-    /// Appends tokens of different numbers to some of the sequences, in any order: keys `[1, kv_heads, total, head_dim]`
-    /// and values `[1, kv_heads, total, value_dim]`, laid end to end. `ends` are cumulative: rows `ends[i]..ends[i + 1]`
-    /// go to sequence `sequences[i]`, so there is one more of them than sequences, the first is 0 and the last is the
-    /// number of rows. [`Inputs::ragged_queries`](crate::Inputs::ragged_queries) takes rows in the same way.
+    /// Appends tokens of different numbers to some of the sequences, in any order: keys `[1, kv_heads, total,
+    /// head_dim]` and values `[1, kv_heads, total, value_dim]`, laid end to end. Rows `ends[i]..ends[i + 1]` go to
+    /// sequence `sequences[i]`: `ends` has one entry more than `sequences`, from 0 to the number of rows.
+    /// [`Inputs::ragged_queries`](crate::Inputs::ragged_queries) takes rows in the same way.
     ///
     /// ```
     /// use sdpa::{KvCache, View};
@@ -91,8 +91,8 @@ impl KvCache {
         }
     }
 
-    /// Writes tokens of sizes that were checked, if there is memory for them and the cache has a place for their elements: these
-    /// are looked at last, because views may be huge. A sliding cache reuses the blocks it evicts.
+    /// Writes tokens whose sizes were checked, if there is memory for them and the cache can store their elements.
+    /// Elements are looked at last, because views may be huge. A sliding cache reuses the blocks it evicts.
     fn write(&mut self, kv: [Tensor<'_>; 2], tokens: impl Iterator<Item = NewTokens> + Clone) -> Result<(), Error> {
         let Some(new) = self.cache.try_allocate(tokens.clone()) else {
             let rows = tokens.fold(0usize, |rows, tokens| rows.saturating_add(tokens.rows.len()));

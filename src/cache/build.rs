@@ -30,11 +30,12 @@ impl KvCache {
         Ok(Self { cache: self.cache.with_dtype(dtype), ..self })
     }
 
-    /// Makes the cache one of latent heads, whose values are the first `value_dim` columns of the keys: multi-head latent
-    /// attention (DeepSeek-V2, arXiv:2405.04434) in its absorbed form, where 128 query heads share one key of 576 elements, of
-    /// which 512 are the value. What is stored are rows of keys: little more than half of what keys and values apart take.
+    /// Makes the cache one of latent heads, whose values are the first `value_dim` columns of the keys: multi-head
+    /// latent attention (DeepSeek-V2, arXiv:2405.04434) in its absorbed form, where 128 query heads share one key of
+    /// 576 elements, of which 512 are the value. Only rows of keys are stored: little more than half the memory of
+    /// separate keys and values.
     ///
-    /// Tokens are appended as to any cache, `k` and `v`, where `v` must be the first columns of `k`
+    /// Tokens are appended as to any cache, but `v` must be the first columns of `k`
     /// ([`View::columns`](crate::View::columns)). Results have the bits that tensors of the same numbers give.
     ///
     /// ```
@@ -65,25 +66,25 @@ impl KvCache {
     }
 
     /// Sets int8 elements: about a quarter of the memory of `f32`, and 0.3 to 0.4 of the time of a step that reads it.
-    /// Every value has a scale `s`, and so has every key, or every channel of the keys; an element `x` is stored as the integer nearest to
-    /// `x / s`, at most ±127. A query row is quantised in the same way, once for all keys, after it is multiplied by
-    /// the scales of the channels if there are any. Weights, multiplied by the scales of their values, are rounded to 16
-    /// bits: in each block of 256 keys to a 32767th of the row's largest. Products of integers are accumulated exactly.
-    /// Everything else, the softmax included, is computed in `f32`.
+    /// Every value has a scale `s`, and so has every key, or every channel of the keys. An element `x` is stored as the
+    /// integer nearest to `x / s`, at most ±127. A query row is quantised in the same way, once for all keys, after it
+    /// is multiplied by the scales of the channels if there are any. Weights, multiplied by the scales of their values,
+    /// are rounded to 16 bits: in each block of 256 keys, to multiples of a 32767th of the row's largest. Products of
+    /// integers are accumulated exactly. Everything else, the softmax included, is computed in `f32`.
     ///
     /// **Accuracy.** Apart from `f32` rounding, the error of an element is at most half its scale: for a value or key,
     /// 1/254 of the largest magnitude in its row. The error of an output is therefore at most half the largest scale of
     /// the values it sees; rounded weights add at most as much again, and commonly a thousandth of that. The error of a
-    /// score `c·Σ q·k`, with scales `s` of the query row and `t` of the key, is at most
-    /// `|c|·(s/2·Σ|k| + t/2·Σ|q| + s·t·head_dim/4)`. That is the worst case: the signs of such errors vary, so the
-    /// common error has a factor near √head_dim in place of head_dim. With scales `tᵢ` of channels the query row is
-    /// `qᵢ·tᵢ`, and the bound is `|c|·(s/2·Σ|kᵢ|/tᵢ + Σ|qᵢ|·tᵢ/2 + s·head_dim/4)`, provided that no key is beyond 127
-    /// scales. The error of a score changes the weight by a factor `exp(±error)`.
+    /// score `c·Σ q·k`, with scales `s` of the query row and `t` of the key, is at most `|c|·(s/2·Σ|k| + t/2·Σ|q| +
+    /// s·t·head_dim/4)`. This is the worst case: since the signs of such errors vary, the common error has a factor
+    /// near √head_dim in place of head_dim. With scales `tᵢ` of channels, the query row that is quantised is `qᵢ·tᵢ`,
+    /// and the bound is `|c|·(s/2·Σ|kᵢ|/tᵢ + Σ|qᵢ|·tᵢ/2 + s·head_dim/4)`, provided that no key is beyond 127 scales.
+    /// The error of a score changes the weight by a factor `exp(±error)`.
     ///
     /// The bits are the same on every instruction set with FMA, for any number of threads, for rows computed together
-    /// or one by one, and whatever the cache held before. Non-finite keys and values are refused when they are
-    /// appended; a query row that is non-finite, or becomes so when multiplied by the scales of the channels, has NaN
-    /// scores. Weights that are not finite, which only a weight function gives, make the outputs of their row NaN.
+    /// or one by one, and whatever the cache held before. Appending refuses non-finite keys and values. A query row
+    /// that is non-finite, or becomes so when multiplied by the scales of the channels, has NaN scores. Non-finite
+    /// weights, which only a weight function gives, make the outputs of their row NaN.
     ///
     /// ```
     /// use sdpa::{KeyScales, KvCache};
@@ -101,26 +102,28 @@ impl KvCache {
         Ok(cache)
     }
 
-    /// Sets elements of four bits: about a seventh of the memory of `f32`, a sixth with centres, where rows fill their blocks.
-    /// Rows are divided into blocks of 32 elements; the last is filled up with zeros. Each block has a scale `s` and, with
-    /// [`Int4::Centred`], a centre `m`, the number that the integer 0 stands for (asymmetric quantisation); both are stored
-    /// as `f16`. An element `x` is stored as the integer nearest to `(x − m)/s`, at most ±7. Queries are quantised as for
-    /// [`Self::int8`]. Weights, multiplied by the scales of their values, are rounded to bytes: in each block of 256 keys and
-    /// 32 columns to a 255th of the row's largest, up or down by thresholds that are spread evenly over the keys, so that
-    /// many small weights keep their sum; those below 0, which only a weight function gives, apart. Products of integers are accumulated exactly.
+    /// Sets elements of four bits: about a seventh of the memory of `f32`, or a sixth with centres, if rows fill their
+    /// blocks. Rows are divided into blocks of 32 elements; the last is filled up with zeros. Each block has a scale
+    /// `s` and, with [`Int4::Centred`], a centre `m`, the number that the integer 0 stands for (asymmetric
+    /// quantisation); both are stored as `f16`. An element `x` is stored as the integer nearest to `(x − m)/s`, at most
+    /// ±7. Queries are quantised as for [`Self::int8`]. Weights, multiplied by the scales of their values, are rounded
+    /// to bytes: in each block of 256 keys and 32 columns, to multiples of a 255th of the row's largest. Thresholds
+    /// that are spread evenly over the keys decide between up and down, so that many small weights keep their sum.
+    /// Weights below 0, which only a weight function gives, are rounded separately. Products of integers are
+    /// accumulated exactly.
     ///
-    /// **Accuracy.** The error of an element is at most half its block's scale. That is a 14th of the block's largest
-    /// magnitude or, with centres, a 28th of the difference between its largest and smallest element plus a 28,672nd of its
-    /// largest magnitude, as the centre is rounded to `f16`; in either case a thousandth of that more, as the scale is
-    /// rounded up, plus 3·10⁻⁸, half the smallest step of `f16`. The bound of [`Self::int8`] for scores holds with a block's
-    /// scale in place of that of the key; that of an output is half the largest scale of the values it sees, to which rounded
-    /// weights add. Each weight is off by less than a 255th of the largest: with 256 keys whose errors have the signs of their
-    /// values that makes seven scales at worst. The signs vary. With normally distributed values and one weight far above 255
-    /// others of half a unit, rounded weights add, root mean square, an 18th to the error of the values' own rounding; with
-    /// usual weights nothing that is seen. Keys with a few large channels take centres, or [`Self::int8`]. docs/benchmarks.md
-    /// has the errors on a real model's tensors.
+    /// **Accuracy.** The error of an element is at most half its block's scale: a 14th of the block's largest
+    /// magnitude. With centres it is a 28th of the difference between the block's largest and smallest element, plus a
+    /// 28,672nd of its largest magnitude, as the centre is rounded to `f16`. Either bound grows by a thousandth, as the
+    /// scale is rounded up, and by 3·10⁻⁸, half the smallest step of `f16`. Scores have the bound of [`Self::int8`],
+    /// with a block's scale in place of the key's. The error of an output is at most half the largest scale of the
+    /// values it sees, plus what rounded weights add. Each weight is off by less than a 255th of the largest: if the
+    /// errors of 256 keys all have the signs of their values, this adds seven scales. The signs vary. With normally
+    /// distributed values, and one weight far above 255 others of half a unit, rounded weights add, root mean square,
+    /// an 18th to the error of the rounded values; with usual weights they add nothing visible. If keys have a few
+    /// large channels, use centres, or [`Self::int8`]. docs/benchmarks.md has the errors on a real model's tensors.
     ///
-    /// Bits are the same as far as those of an [int8](Self::int8) cache are.
+    /// Bits are as stable as those of an [int8](Self::int8) cache.
     ///
     /// ```
     /// use sdpa::{Int4, KvCache};
@@ -170,13 +173,13 @@ impl KvCache {
         Ok(Self { cache: self.cache.with_int8(channels), ..self })
     }
 
-    /// Creates an empty cache for a sliding window. Rows may see the last `last` keys, their own included, and the first
-    /// `first`. Keys that no later row can see are evicted, a block of 256 at a time, so some of them stay for a while.
-    /// Other arguments as for [`Self::new`].
+    /// Creates an empty cache for a sliding window. Rows may see the last `last` keys, their own included, and the
+    /// first `first`. Keys that no later row can see are evicted in blocks of 256, so some stay for a while. Other
+    /// arguments are as for [`Self::new`].
     ///
-    /// A call with a window that shows more last or first keys than these is refused at every length
-    /// ([`Error::Wider`]); one without a window, or with one that has no end on the left, if a row would see a key that
-    /// was evicted ([`Error::Evicted`]).
+    /// A call whose window shows more last or first keys than these is refused at every length ([`Error::Wider`]). A
+    /// call without a window, or with one unbounded on the left, is refused if a row would see an evicted key
+    /// ([`Error::Evicted`]).
     ///
     /// ```
     /// use core::num::NonZeroUsize;
@@ -200,12 +203,13 @@ impl KvCache {
         Self::with([sequences, kv_heads], dims, Some(Keep { last: last.get(), first, rollback: 0 }))
     }
 
-    /// Keeps `tokens` more of the last keys than rows may see, as room for rollbacks. For sliding caches.
+    /// Keeps `tokens` more of the last keys than rows may see, so that these tokens can be taken back. For sliding
+    /// caches.
     ///
-    /// [`Self::truncate`] and [`Self::keep`] can then take a sequence back to any length from `h − tokens` on, where `h` is the
-    /// greatest length that it had just before an append of a token or more, since it was last empty. (A fork takes over the
-    /// `h` of its source.) What the last append brought can be taken back in any case. After a rollback `h` is still what it
-    /// was: keys that were evicted do not come back, so a second rollback from there may be refused.
+    /// [`Self::truncate`] and [`Self::keep`] can then take a sequence back to any length from `h − tokens` on. `h` is
+    /// the greatest length that the sequence had just before an append of at least one token, since it was last empty.
+    /// (A fork takes over the `h` of its source.) The tokens of the last append can always be taken back. A rollback
+    /// does not change `h`: evicted keys do not come back, so a second rollback may be refused.
     ///
     /// ```
     /// use core::num::NonZeroUsize;

@@ -17,8 +17,8 @@ const DESCRIPTION: &str = "sdpa.kv_cache";
 /// Name of the tensor with the scales of the keys' channels.
 const CHANNEL_SCALES: &str = "channel_scales";
 
-/// Largest number of keys of a sequence in a file, evicted ones included. A call over a sliding cache passes over those
-/// block by block, and is not to take for ever because a file says so.
+/// Largest number of keys of a sequence in a file, evicted ones included. A call over a sliding cache steps over these
+/// block by block; no file may make that take for ever.
 const MOST_KEYS: usize = u32::MAX as usize;
 
 /// Reason why a cache has no file.
@@ -128,15 +128,15 @@ impl KvCache {
     ///
     /// For every sequence with keys, the file has the tensors `sequences.N.keys` `[kv_heads, len, head_dim]` and
     /// `sequences.N.values` `[kv_heads, len, value_dim]` in the type of the cache's elements, without what a sliding
-    /// cache has evicted; a latent cache has no `values`. Those of an int8 cache are bytes, with the scales
-    /// `sequences.N.value_scales` and, by token, `sequences.N.key_scales` `[kv_heads, len]`, or, by channel, one tensor
-    /// `channel_scales` `[kv_heads, head_dim]`. Those of an int4 cache are `U8`
-    /// `[kv_heads, len, 16·blocks]`, with a block for each 32 elements of a row, the last filled up with zeros: byte `i` of a
-    /// block has element `i` in its lower half and `16 + i` in its upper one, in two's complement. `key_scales` and
-    /// `value_scales` are `F16` `[kv_heads, len, blocks]`, or `[kv_heads, len, 2·blocks]` with each block's centre behind its
-    /// scale. The metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format, sliding window, and the
-    /// length of each sequence; removed ones are null. Keys and values that sequences share are in the file once for
-    /// each.
+    /// cache has evicted; a latent cache has no `values`. An int8 cache has bytes, and scales:
+    /// `sequences.N.value_scales`, and for the keys either `sequences.N.key_scales`, both `[kv_heads, len]`, or, by
+    /// channel, one tensor `channel_scales` `[kv_heads, head_dim]`. An int4 cache has `U8` `[kv_heads, len,
+    /// 16·blocks]`, with a block for each 32 elements of a row, the last filled up with zeros: the lower four bits of
+    /// byte `i` of a block are element `i`, the upper four element `16 + i`, in two's complement. `key_scales` and
+    /// `value_scales` are `F16` `[kv_heads, len, blocks]`, or `[kv_heads, len, 2·blocks]` with each block's centre
+    /// after its scale. The metadata `sdpa.kv_cache` describe the cache in JSON: a version, sizes, element format,
+    /// sliding window, and the length of each sequence; removed ones are null. Keys and values that several sequences
+    /// share are in the file several times.
     ///
     /// ```
     /// use sdpa::{KvCache, View};
@@ -152,8 +152,8 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Empty`] for a cache without heads, [`Error::Memory`], [`Error::File`] for more sequences than the header
-    /// of a safetensors file has room for (about half a million) or for one of 2³² keys and more.
+    /// [`Error::Empty`] for a cache without heads, [`Error::Memory`], [`Error::File`] for more sequences than the
+    /// header of a safetensors file can list (about half a million), or for a sequence of 2³² keys or more.
     pub fn export(&self) -> Result<Vec<u8>, Error> {
         if self.kv_heads() == 0 {
             return Err(Error::Empty { argument: "cache", what: "kv_heads" });

@@ -31,8 +31,8 @@ pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'s
     Ok(())
 }
 
-/// Refuses a window that shows more keys on a side than the cache was made to keep. A window without an end on the left
-/// is no wider: as without a window, rows may see what is there.
+/// Refuses a window that shows more keys on a side than the cache was made to keep. A window that is unbounded on the
+/// left does not count as wider: as without a window, rows may see what the cache still has.
 fn refuse_wider(cache: &Cache, call: &Call<'_>) -> Result<(), Error> {
     let (Some(window), Some(keep)) = (call.visible.window, cache.keeps()) else { return Ok(()) };
     let last = window.sides()[0].map_or(0, |left| left.saturating_add(1));

@@ -38,17 +38,16 @@ impl KvCache {
         Err(Error::Length { argument: "length", sequence, got: len, bound, limit })
     }
 
-    /// Keeps the first `from` tokens of a sequence, and of those behind only the accepted ones, moved up: for a tree of
-    /// draft tokens that was appended behind `from` committed ones, of which a path was taken. `accepted` are indices
-    /// into what lies behind `from`, increasing: token `from + accepted[i]` becomes token `from + i`, with the bits it
-    /// is stored in. The cache is then as if these tokens alone had been appended, which a sliding cache has room for
-    /// whatever was accepted if `from` is its length before the draft.
+    /// Keeps the first `from` tokens of a sequence and, of the later ones, only the accepted, moved up: for a tree of
+    /// draft tokens appended after `from` committed ones, when one path of the tree is accepted. `accepted` are
+    /// increasing indices, counted from `from`: token `from + accepted[i]` becomes token `from + i`, with its stored
+    /// bits. The cache is then as if only these tokens had been appended. In a sliding cache this always works if
+    /// `from` is the length before the draft.
     ///
-    /// Keys are moved as they are. If the caller rotated them by their position (rotary embeddings), they must have been
-    /// rotated by the position that they have once accepted, which in a tree is `from` plus their depth, not plus their
-    /// index.
+    /// Keys are moved as they are. If you rotate keys by position (rotary embeddings), rotate them by the position that
+    /// they have once accepted: in a tree, `from` plus their depth, not `from` plus their index.
     ///
-    /// Takes time in proportion to the tokens that move, and memory only where they move to blocks that are shared.
+    /// Takes time in proportion to the tokens that move, and memory only for shared blocks that they move to.
     ///
     /// ```
     /// use sdpa::{KvCache, View};
@@ -63,10 +62,11 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Length`] if it is
-    /// shorter than `from`, or where a sliding cache has evicted keys that the next row would see or the new place of a
-    /// token; [`Error::Entry`] if `accepted` does not increase, or names a token beyond the end or an evicted one;
-    /// [`Error::Range`] for more tokens than there are behind `from`; [`Error::Memory`]. The cache is then unchanged.
+    /// [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed; [`Error::Length`] if it
+    /// is shorter than `from`, or if a sliding cache has evicted keys that the next row would see, or a block to which
+    /// a token would move; [`Error::Entry`] if `accepted` does not increase, or names a token beyond the end or an
+    /// evicted one; [`Error::Range`] for more tokens than there are after `from`; [`Error::Memory`]. The cache is then
+    /// unchanged.
     pub fn keep(&mut self, sequence: usize, from: usize, accepted: &[usize]) -> Result<(), Error> {
         self.there("sequence", sequence)?;
         let len = self.lens()[sequence];
@@ -132,12 +132,12 @@ impl KvCache {
         Ok(())
     }
 
-    /// Removes a sequence. Its memory is kept for later tokens of any sequence, and its index is the next that
-    /// [`Self::add_sequence`] gives out, if it is the lowest of those removed.
+    /// Removes a sequence. Its memory is kept for later tokens of any sequence. [`Self::add_sequence`] gives out its
+    /// index again, the lowest removed index first.
     ///
-    /// Other sequences keep their indices. In a call over the whole cache, a removed sequence counts as one of length 0:
-    /// its query rows see nothing, and give 0. Whatever names it is refused until it is added again, and so is
-    /// [`Self::append`], which has tokens for every sequence.
+    /// Other sequences keep their indices. In a call over the whole cache, a removed sequence has length 0: its query
+    /// rows see nothing, and give 0. Until it is added again, every call that names it is refused, and so is
+    /// [`Self::append`], which appends to every sequence.
     ///
     /// ```
     /// use sdpa::KvCache;
@@ -156,7 +156,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Adds an empty sequence and returns its index: the lowest of a removed one, else one more than the last.
+    /// Adds an empty sequence and returns its index: the lowest of the removed sequences', else one more than the last.
     pub fn add_sequence(&mut self) -> usize {
         self.removed.pop_first().unwrap_or_else(|| self.cache.add_sequence())
     }

@@ -55,14 +55,15 @@ impl<'a> File<'a> {
 }
 
 impl KvCache {
-    /// Makes a cache of the bytes of a file that [`Self::export`] made, read or memory-mapped: one that gives the same
-    /// bits in every call, on every machine. Takes the feature `safetensors`.
+    /// Makes a cache from the bytes of a file that [`Self::export`] made, read or memory-mapped. It gives the bits of
+    /// the exported cache in every call, on every machine. Takes the feature `safetensors`.
     ///
-    /// Nothing is taken on trust. Memory is taken for tokens that are in the file, in blocks as [`KvCache`] has them.
+    /// Everything in the file is checked. Memory is allocated only for tokens that are in the file, in blocks as in any
+    /// [`KvCache`].
     ///
     /// # Errors
-    /// [`Error::File`] for anything but such a file, with the reason; [`Error::Memory`]; for sizes that no cache has, the
-    /// errors of [`Self::new`], [`Self::latent`], [`Self::int8`] and [`Self::int4`].
+    /// [`Error::File`], with the reason, for anything but such a file; [`Error::Memory`]; for sizes that no cache can
+    /// have, the errors of [`Self::new`], [`Self::latent`], [`Self::int8`] and [`Self::int4`].
     pub fn import(bytes: &[u8]) -> Result<Self, Error> {
         let file = File::read(bytes)?;
         let description = file.description()?;
