@@ -2,16 +2,16 @@
 //!
 //! | mask | a row sees |
 //! |---|---|
-//! | [`Documents`] | the keys of its own document, several of which are packed into one sequence |
+//! | [`Documents`] | the keys of its own document; a sequence packs several documents |
 //! | [`PrefixLm`] | the first keys, and all up to its own position |
 //! | [`Tree`] | the committed keys, and its ancestors in a tree of drafted tokens |
-//! | [`PerSequence`] | by a mask of its own for each sequence of the batch |
-//! | `a.and(b)`, `a.or(b)`, `a.not()` | both, either, the opposite, of any two masks, yours included |
+//! | [`PerSequence`] | what the mask of its own sequence keeps: one mask for each sequence of the batch |
+//! | `a.and(b)`, `a.or(b)`, `a.not()` | what both masks keep, what either keeps, what `a` hides; any masks, yours included |
 //!
-//! They classify blocks ([`MaskMod::class`](crate::MaskMod::class)), so that what is hidden is not computed. Rules of the
-//! call, such as [`Attention::causal`](crate::Attention::causal), hold beside any of them.
+//! They classify blocks ([`MaskMod::class`](crate::MaskMod::class)), so that hidden blocks are not computed. Rules of
+//! the call, such as [`Attention::causal`](crate::Attention::causal), hold in addition.
 
-/// Mask of what two masks both keep, as [`MaskMod::and`](crate::MaskMod::and) makes it.
+/// Mask that keeps what two masks both keep, as [`MaskMod::and`](crate::MaskMod::and) makes it.
 ///
 /// ```
 /// use sdpa::{MaskMod, Position, masks::Documents};
@@ -23,7 +23,7 @@
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::And;
-/// Documents packed into one sequence, each of which sees itself alone.
+/// Documents packed into one sequence; each sees only itself.
 ///
 /// ```
 /// use sdpa::{Attention, Inputs, Mods, Outputs, Run, View, ViewMut, masks::Documents};
@@ -45,7 +45,7 @@ pub use sdpa_kernels::Documents;
 /// assert_eq!(Tree::new(100, &[None, Some(2)]), Err(MaskError::Parent { token: 1, parent: 2 }));
 /// ```
 pub use sdpa_kernels::MaskError;
-/// Mask of what another one hides, as [`MaskMod::not`](crate::MaskMod::not) makes it.
+/// Mask that keeps what another hides, as [`MaskMod::not`](crate::MaskMod::not) makes it.
 ///
 /// ```
 /// use sdpa::{MaskMod, Position, masks::Documents};
@@ -54,7 +54,7 @@ pub use sdpa_kernels::MaskError;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Not;
-/// Mask of what one of two masks keeps, as [`MaskMod::or`](crate::MaskMod::or) makes it.
+/// Mask that keeps what at least one of two masks keeps, as [`MaskMod::or`](crate::MaskMod::or) makes it.
 ///
 /// ```
 /// use sdpa::{MaskMod, Position, masks::Documents};
@@ -65,7 +65,7 @@ pub use sdpa_kernels::Not;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Or;
-/// Mask of its own for each sequence of a batch.
+/// One mask for each sequence of a batch.
 ///
 /// ```
 /// use sdpa::{MaskMod, Position, masks::{PerSequence, PrefixLm}};

@@ -1,7 +1,7 @@
-//! Reference implementation to be read: attention as the formula states it, one pair of row and key at a time. In `f64`
-//! it is the oracle; in `f32` it is the usual three passes (scores, softmax, weighted sum), whose error is the
-//! yardstick for the error of the fused path. It shares nothing with the fused path but the argument types and
-//! their checks. The arithmetic is all in `row.rs`.
+//! Reference implementation, written to be read: attention as the formula states it, one pair of row and key at a time.
+//! In `f64` it is the oracle. In `f32` it is the usual three passes (scores, softmax, weighted sum); their error is the
+//! yardstick for that of the fused path. It shares nothing with the fused path but the argument types and their checks.
+//! The arithmetic is all in `row.rs`.
 
 mod backward;
 mod row;
@@ -12,7 +12,7 @@ use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ScoreMod, Shape, 
 
 /// Results of attention, dense: `out` `[batch, heads, q_len, value_dim]`, `lse` `[batch, heads, q_len]`, the scores at
 /// each [`crate::Point`] `[batch, heads, q_len, kv_len]`, `key_weight_sums` `[batch, kv_heads, kv_len]`. Ragged
-/// sequences count as batch, each padded to the longest with the results of an empty row.
+/// sequences are the batch, each padded to the longest with the results of an empty row.
 ///
 /// ```
 /// use sdpa::{Attention, Inputs, View, naive};
@@ -29,7 +29,7 @@ pub struct Answer<T> {
     pub out: Vec<T>,
     /// Natural log of Σ exp(score) of each row.
     pub lse: Vec<T>,
-    /// Scores raw, softcapped and masked, then weights.
+    /// Raw, softcapped and masked scores, then weights.
     pub points: [Vec<T>; 4],
     /// Sum of each key's weights over the rows and heads that share it.
     pub key_weight_sums: Vec<T>,
@@ -73,7 +73,7 @@ pub fn attention(attention: &Attention, inputs: &Inputs<'_>) -> Result<Answer<f3
     answer(attention, inputs, &Mods::new())
 }
 
-/// Computes attention in `f32` or `f64` with the caller's functions.
+/// Computes attention in `f32` or `f64` with your own functions.
 ///
 /// ```
 /// use sdpa::{Attention, Inputs, Mods, Position, View, naive};
@@ -135,7 +135,7 @@ impl<T: Real> Dense<T> {
         Self { shape, data: (0..batch * heads * rows * dim).map(|i| T::from(element(index(i)))).collect() }
     }
 
-    /// Returns the part of `of`, a tensor of this shape, that is a row.
+    /// Returns a row of `of`, a tensor of this shape.
     fn slot<'x>(&self, [b, h, l]: [usize; 3], of: &'x mut [T]) -> &'x mut [T] {
         let [_, heads, rows, dim] = self.shape;
         &mut of[((b * heads + h) * rows + l) * dim..][..dim]

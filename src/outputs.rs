@@ -39,7 +39,7 @@ impl<'a> Outputs<'a> {
         Self { out: None, lse: None, points: [const { None }; 4], key_weight_sums: None, state: None, twice: None };
 
     /// Takes the output tensor, `[batch, heads, q_len, value_dim]`, of any element type: results are rounded once, to
-    /// nearest even, when they are written. No other outputs; those that are added are `f32`.
+    /// nearest even, when they are written. Outputs that are added later are `f32`.
     pub fn new(out: impl Into<TensorMut<'a>>) -> Self {
         Self { out: Some(out.into()), ..Self::NONE }
     }
@@ -62,15 +62,15 @@ impl<'a> Outputs<'a> {
         Self { lse: Some(lse), twice, ..self }
     }
 
-    /// Adds the weights, `[batch, heads, q_len, kv_len]`: each row sums to 1 (less the weight of a sink; with
-    /// [`Precision::Native`](crate::Precision::Native), to within 0.0041), hidden keys are 0.
+    /// Adds the weights, `[batch, heads, q_len, kv_len]`: each row sums to 1 less the weight of a sink (to within
+    /// 0.0041 with [`Precision::Native`](crate::Precision::Native)); hidden keys have weight 0.
     #[must_use]
     pub fn weights(self, weights: ViewMut<'a>) -> Self {
         self.scores(Point::Weights, weights)
     }
 
-    /// Adds the scores at one of their [`Point`]s, `[batch, heads, q_len, kv_len]`. Keys beyond a sequence's length are
-    /// written as −∞ (weight 0). Blocks that masks hide are no longer skipped, so this costs time as well as memory.
+    /// Adds the scores at a [`Point`], `[batch, heads, q_len, kv_len]`. Keys beyond a sequence's length are written as
+    /// −∞ (weight 0). Blocks that masks hide are no longer skipped, so this costs time as well as memory.
     #[must_use]
     pub fn scores(mut self, point: Point, scores: ViewMut<'a>) -> Self {
         let before = self.points[point as usize].replace(scores);
@@ -79,8 +79,8 @@ impl<'a> Outputs<'a> {
     }
 
     /// Adds the sum of each key's weights over the query rows and heads that share it, `[batch, kv_heads, kv_len, 1]`,
-    /// as used for cache eviction. Costs two more QKᵀ and no memory; work is divided by sequence and key/value head.
-    /// Rows are added in order, so the bits do not depend on threads.
+    /// as cache eviction uses it. Costs QKᵀ two more times and no memory; workers share the work by sequence and
+    /// key/value head. Rows are added in order, so the bits do not depend on threads.
     #[must_use]
     pub fn key_weight_sums(self, sums: ViewMut<'a>) -> Self {
         let twice = self.twice.or(self.key_weight_sums.is_some().then_some("key weight sums"));

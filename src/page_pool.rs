@@ -1,4 +1,4 @@
-//! Page pool: keys and values in pages that are packed as a cache's blocks are.
+//! Page pool: keys and values in pages that are packed like the blocks of a cache.
 
 use crate::cache::{
     CacheFormat, KeyScales, Storable, TokenForm, ValuePlace, check_dims, format_of, key_length, key_scales,
@@ -7,17 +7,17 @@ use crate::error::{Bound, Error, same};
 use crate::inputs::cumulative;
 use sdpa_kernels::{BlockTable, Isa, NewTokens, PageError, Pages, PoolElements, Tensor};
 
-/// Keys and values of one layer in pages, for servers that share memory out page by page: [`Pages`] as the kernels read
-/// them. Keys are packed when they are appended, so a decoding step reads them as fast as those of a
-/// [`KvCache`](crate::KvCache), where it packs those of a pool of your own anew in every call.
+/// Keys and values of one layer in pages, for servers that allocate memory page by page. Keys are packed when they are
+/// appended, so a decode step reads them as fast as those of a [`KvCache`](crate::KvCache). (Keys of your own pool, in
+/// [`Pages`], are packed anew in every call.)
 ///
-/// Which page belongs to which sequence is for you to say, in a [`BlockTable`]: pages come in any order, and sequences
-/// that begin alike may share them; a decoding step reads shared blocks of 256 keys once. A page that two sequences are to go
-/// on in separately is copied first ([`Self::copy_pages`]). Appending takes a table, too: it writes where the table says, and
-/// knows nothing of keys that another table has there. Pages hold zeros before they are written.
+/// You say which page belongs to which sequence, in a [`BlockTable`]: pages come in any order, and sequences that begin
+/// alike may share them; a decode step reads shared blocks of 256 keys once. Before two sequences append separately to
+/// one page, copy it ([`Self::copy_pages`]). Appending takes a table, too: it writes where the table says, even over
+/// keys of another table. Pages hold zeros before they are written.
 ///
-/// All memory is allocated when the pool is made; no call allocates more, once the number of tokens appended at a time has
-/// been seen.
+/// All pages are allocated when the pool is made. Later an append allocates only scratch, if it has more tokens than
+/// any before.
 ///
 /// ```
 /// use sdpa::{Alignment, Attention, BlockTable, CacheFormat, Dtype, Inputs, Outputs, PagePool, View, ViewMut};
@@ -135,8 +135,8 @@ impl PagePool {
         Ok(Pages::packed(&self.pool, table)?)
     }
 
-    /// Appends `n` tokens to every sequence of a table, whose lengths count them already: keys
-    /// `[sequences, kv_heads, n, head_dim]` and values `[sequences, kv_heads, n, value_dim]` are the last `n` of each.
+    /// Appends `n` tokens to every sequence of a table, whose lengths count them already: keys `[sequences, kv_heads,
+    /// n, head_dim]` and values `[sequences, kv_heads, n, value_dim]` become the last `n` of each.
     ///
     /// # Errors
     /// [`Error::Pages`] if the table does not fit the pool, a sequence is shorter than `n`, or two would write to one page;
@@ -200,8 +200,7 @@ impl PagePool {
         self.pool.append(isa, table, [k, v], tokens, || storable.check(isa, [k, v]))
     }
 
-    /// Copies pages, `[from, to]` each, one after the other: of sequences that share a page, one takes a copy of it before it
-    /// goes on.
+    /// Copies pages, `[from, to]` each, in order: for sequences that share a page, before one of them appends to it.
     ///
     /// ```
     /// use sdpa::{BlockTable, CacheFormat, Dtype, PagePool, View};
@@ -215,7 +214,7 @@ impl PagePool {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Entry`] for a page that the pool does not have. Nothing is copied then.
+    /// [`Error::Entry`] for a page that the pool does not have; nothing is then copied.
     pub fn copy_pages(&mut self, copies: &[[u32; 2]]) -> Result<(), Error> {
         let pages = self.page_count();
         for (index, copy) in copies.iter().enumerate() {

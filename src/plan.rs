@@ -13,7 +13,7 @@ use crate::threads::exec::Exec;
 use core::fmt;
 use sdpa_kernels::{Accumulation, FewRows, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Tiling};
 
-/// Runs of units per worker, enough that the last ones to finish do not keep the others waiting long.
+/// Runs of units per worker: enough that others wait little for the last to finish.
 const RUNS_PER_WORKER: usize = 4;
 /// Rows per key/value head up to which blocks of keys are divided among workers (split-KV).
 const FEW_ROWS: usize = 16;
@@ -25,8 +25,8 @@ const LITTLE: usize = 1 << 20;
 const LITTLE_EACH: usize = 4 << 20;
 const MOST: usize = 1 << 30;
 
-/// Division of a problem of one shape into tasks. No bit of the result depends on it, but for the instruction set of its [`Exec`],
-/// if that has no FMA.
+/// Division of a problem of one shape into tasks. Bits of the result depend only on its instruction set, and only if
+/// that has no FMA.
 ///
 /// ```
 /// use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut};
@@ -50,8 +50,7 @@ pub struct Plan {
     pub(crate) split: Option<Split>,
 }
 
-/// Split-KV of a plan: which sequences it is for, and the memory for the partial results of all blocks, in bytes, if each has
-/// its own.
+/// Split-KV of a plan: its sequences, and the bytes for the partial results of all blocks, if each block has its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Split {
     few: FewRows,
@@ -104,8 +103,8 @@ impl Plan {
         Self { workers: workers.min(tasks.max(1)), tasks, split: Some(split), ..self }
     }
 
-    /// Returns the work on the sequences with at most `few` rows a key/value head, if their key blocks can be divided among
-    /// workers: there are several blocks, and memory in proportion.
+    /// Returns the work on the sequences with at most `few` rows a key/value head, if their key blocks can be divided
+    /// among workers: if there are several blocks, and partial results stay small.
     pub(crate) fn shares_keys(&self, problem: &Problem<'_>, few: usize) -> Option<Accumulation> {
         let (shape, call) = (problem.shape, &problem.call);
         // Sequences that are not ragged have as many rows each; there may be any number of them without rows.
@@ -124,7 +123,7 @@ impl Plan {
         (work.units > 0 && bytes <= most).then_some(work)
     }
 
-    /// Returns how the sequences with few rows are split, if they are.
+    /// Returns the split of the sequences with few rows, if the plan splits them.
     pub(crate) fn few_rows(&self, problem: &Problem<'_>) -> Option<FewRows> {
         // The plan may have been made for another problem of this shape.
         self.split.map(|split| split.few).filter(|few| self.shares_keys(problem, few.few).is_some())
@@ -154,11 +153,11 @@ impl Plan {
         self.tasks
     }
 
-    /// Bytes of the partial results of all key blocks, where these are divided among workers (few rows, many keys): at
-    /// most a sixteenth of the bytes of keys and values that are read (counted as `f32`), or 1 MiB, and never more than
-    /// 1 GiB. For 17 to 128 rows that share a key/value head, 4 MiB for each thread take the place of the 1 MiB. Beyond
-    /// these limits, and for more rows, only rows are divided: then 0. On one thread a cache
-    /// takes less: the results of one block for each head.
+    /// Bytes of the partial results of all key blocks, if these are divided among workers (few rows, many keys);
+    /// otherwise 0. At most a sixteenth of the bytes of keys and values that are read (counted as `f32`), or 1 MiB if
+    /// that is more, and never more than 1 GiB. For 17 to 128 rows that share a key/value head, 4 MiB for each thread
+    /// replace the 1 MiB. Beyond these limits, and for more rows, only rows are divided. A cache on one thread takes
+    /// less: the results of one block for each head.
     pub fn partials_bytes(&self) -> usize {
         self.split.map_or(0, |split| split.bytes)
     }

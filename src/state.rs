@@ -12,13 +12,13 @@ use crate::threads::exec::Exec;
 pub use merge::merge;
 use sdpa_kernels::{Alignment, KEY_BLOCK, State, View, ViewMut};
 
-/// Requirement of position-dependent rules on a state, which does not know the final number of keys.
+/// Alignment that position-dependent rules need in a state, which does not know the final number of keys.
 const ALIGNMENT: &str = "an alignment: top-left or an offset, since a state does not know how many keys will come";
 
 /// Attention state of query rows whose keys arrive in parts: push the keys as they arrive, read the result at any time.
 ///
 /// However the keys are divided, the result has the bits of one call over all keys: keys that do not fill a block of
-/// 256 are copied and held until the block is full. States over different keys can be merged.
+/// 256 are copied and wait until it is full. States over different keys can be merged.
 ///
 /// Position-dependent rules need an [`Alignment::TopLeft`] or [`Alignment::Offset`], because the final number of keys
 /// is not known.
@@ -57,8 +57,8 @@ pub struct AttnState<'a> {
 }
 
 impl<'a> AttnState<'a> {
-    /// Creates a state without keys. `q` is `[batch, heads, q_len, head_dim]`; `keys` is `[kv_heads, value_dim]` of the
-    /// keys and values to come.
+    /// Creates a state without keys. `q` is `[batch, heads, q_len, head_dim]`; `keys` is the `[kv_heads, value_dim]`
+    /// that later keys and values have.
     ///
     /// # Errors
     /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`]; [`Error::TooLarge`] or
@@ -105,7 +105,7 @@ impl<'a> AttnState<'a> {
         Ok(state)
     }
 
-    /// Sets the position of the first key, a multiple of 256: for a state that is to be merged into an earlier one.
+    /// Sets the position of the first key, a multiple of 256: for a state that will be merged into an earlier one.
     ///
     /// # Errors
     /// [`Error::Multiple`] if `first` is not a multiple of 256; [`Error::TooLarge`] if it does not fit the address space;

@@ -1,5 +1,4 @@
-//! Rayon's threads, from the caller's pool; without the feature `rayon`, everything runs in order. No other file names
-//! rayon.
+//! Threads of rayon's current pool; without the feature `rayon`, everything runs in order. No other file names rayon.
 
 pub(crate) mod exec;
 pub(crate) mod executor;
@@ -13,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 /// Rayon's current pool: the one the calling thread belongs to, else the global one. Without the feature `rayon`, the
 /// calling thread alone.
 ///
-/// The executor of every call that names none.
+/// Calls use this executor if you set none.
 ///
 /// ```
 /// use sdpa::{CurrentPool, Executor};

@@ -9,9 +9,9 @@
 //! out ← P V                             sgemm
 //! out ← out / sums                      value_dim divisions a row in place of kv_len
 //! ```
-//! It holds `q_len × kv_len` scores for every head in progress, so its memory grows with the square of the length; that
-//! of the fused path does not grow. Heads are divided among threads; one head is never split. Scores of hidden keys are
-//! computed and then masked, as two calls of sgemm entail.
+//! It holds `q_len × kv_len` scores for every head in progress, so its memory grows with the square of the length; the
+//! fused path's memory does not grow. Heads are divided among threads; one head is never divided. Scores of hidden keys
+//! are computed and then masked, since sgemm computes them all.
 
 mod backward;
 
@@ -105,9 +105,9 @@ fn refuse_extras<const N: usize>(call: &Call<'_>, others: [(&'static str, bool);
 
 /// Memory of a result, dense in the order batch, heads, rows, dim.
 enum Dense<'a> {
-    /// That of the caller's view.
+    /// Memory of the caller's view.
     InPlace(&'a mut [f32]),
-    /// Memory beside it, for a view of other strides or, if nobody asked for the result, for none.
+    /// Separate memory, for a view of other strides, or for a result that nobody asked for.
     Copied(Vec<f32>, Option<ViewMut<'a>>),
 }
 

@@ -47,7 +47,7 @@ impl TokenForm {
     }
 }
 
-/// Elements that a format has a place for.
+/// Elements that a format can store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Storable {
     All,
@@ -60,7 +60,7 @@ pub(crate) enum Storable {
 }
 
 impl Storable {
-    /// Returns the elements that a format has a place for.
+    /// Returns the elements that a format can store.
     pub(crate) fn in_format(format: CacheFormat<'_>) -> Self {
         match format {
             CacheFormat::Int8PerToken | CacheFormat::Int8PerChannel(_) => Self::Finite,

@@ -1,4 +1,4 @@
-//! Search for the tensors of a call whose heads and rows look exchanged: those with which it fits the other way round.
+//! Search for the tensors of a call whose heads and rows look exchanged: the call would fit the other way round.
 
 use crate::cause::Cause;
 use crate::inputs::Inputs;

@@ -11,7 +11,7 @@ use crate::inputs::Covered;
 use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ScoreMod, Shape, WeightMod};
 use sdpa_kernels::{Tensor, View};
 
-/// Gradients of attention, each dense and in the shape of what it is a gradient in: the result of [`gradients`].
+/// Gradients of attention, the result of [`gradients`]: each dense, in the shape of its tensor.
 ///
 /// ```
 /// use sdpa::{Attention, Inputs, View, naive};
@@ -28,7 +28,7 @@ pub struct Gradient<T> {
     pub k: Vec<T>,
     /// Gradient in the values.
     pub v: Vec<T>,
-    /// Gradient in the bias, in the bias's own shape; empty without one.
+    /// Gradient in the bias, in the shape of the bias; empty without one.
     pub bias: Vec<T>,
     /// Gradient in the sinks, one per query head; zeros without them.
     pub sinks: Vec<T>,
@@ -38,8 +38,9 @@ pub struct Gradient<T> {
     pub scale: T,
 }
 
-/// Computes the gradients of attention in `f64` or, in the usual passes over whole rows, `f32`. `d_out` is the gradient
-/// in the output, `[batch, heads, q_len, value_dim]`, `d_lse` that in the log-sum-exp, `[batch, heads, q_len, 1]`.
+/// Computes the gradients of attention in `f64`, or in `f32` by the usual passes over whole rows. `d_out` is the
+/// gradient in the output, `[batch, heads, q_len, value_dim]`, `d_lse` that in the log-sum-exp, `[batch, heads, q_len,
+/// 1]`.
 ///
 /// Complexity: time B·H·Lq·Lk·(D + Dv), memory B·H·Lq·Lk.
 ///
@@ -64,7 +65,7 @@ pub fn gradients<'t, T: Real>(
     gradients_with(attention, inputs, d_out, d_lse, &Mods::new())
 }
 
-/// Computes the gradients of attention with the caller's functions, otherwise as [`gradients`].
+/// Computes the gradients of attention with your own functions, otherwise as [`gradients`].
 ///
 /// ```
 /// use sdpa::{Attention, Inputs, Mods, Position, View, WithDerivative, naive};

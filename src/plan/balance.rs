@@ -1,4 +1,4 @@
-//! Balance of a plan: what each worker's share of the work is.
+//! Balance of a plan: each worker's share of the work.
 
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
@@ -25,18 +25,19 @@ use std::collections::BinaryHeap;
 pub struct Balance {
     /// Fraction of the work that each busy worker does. Fractions sum to 1.
     pub shares: Vec<f64>,
-    /// Part of the workers' time in which they work and do not wait for the last to finish, from 0 to 1.
+    /// Fraction of the workers' time, from 0 to 1, in which they work rather than wait for the last to finish.
     pub efficiency: f64,
 }
 
 impl Plan {
-    /// Returns what each of `workers` workers would do of a problem under this plan, whatever number the plan was made for.
-    /// 0 workers count as 1. A plan for another shape is replaced by one for this shape, as in [`Problem::run`].
+    /// Returns each worker's share of a problem under this plan, for `workers` workers, whatever number the plan was
+    /// made for. 0 workers count as 1. A plan for another shape is replaced by one for this shape, as in
+    /// [`Problem::run`].
     ///
-    /// Work is counted in visible pairs of query rows and keys, and in reading or packing keys; masks and functions of the
-    /// caller's do not count.
+    /// Work is counted in visible pairs of query rows and keys, and in reading or packing keys; masks and your
+    /// functions do not count.
     ///
-    /// Complexity: query rows, and for sequences with few rows, key blocks.
+    /// Complexity: the number of query rows, plus key blocks for sequences that are split.
     pub fn balance(&self, problem: &Problem<'_>, workers: usize) -> Balance {
         // A plan for another shape is replaced when it runs.
         let plan = if self.shape == problem.shape { *self } else { Self::new(problem, self.exec) };

@@ -46,8 +46,8 @@ impl Machine {
 pub struct Explanation {
     /// Plan explained.
     pub plan: Plan,
-    /// Number of (tile of query rows, block of keys) pairs that are computed, and number that range rules and lengths
-    /// let the plan skip.
+    /// Numbers of pairs of a tile of query rows and a block of keys: those computed, and those skipped because range
+    /// rules or lengths hide them.
     pub blocks: (u64, u64),
     /// Floating-point operations of QKᵀ and PV for the pairs that range rules and lengths leave visible.
     pub useful_flops: f64,
@@ -55,13 +55,13 @@ pub struct Explanation {
     pub computed_flops: f64,
     /// Bytes of the tensors read and written, each element counted once.
     pub bytes: f64,
-    /// Bytes of keys and values, among [`Self::bytes`], that are not read again for every sequence, because several
-    /// sequences have them in the same memory: forks of a cache, tables that name the same pages at the same places, and
-    /// tensors that a batch broadcasts, in whole key blocks of the sequences with few rows ([`Plan::partials_bytes`] is
-    /// not 0). A block is read once for every 96 rows that share it.
+    /// Bytes of keys and values, among [`Self::bytes`], that need not be read again for every sequence, because several
+    /// sequences share their memory: forks of a cache, tables that name the same pages in the same entries, and tensors
+    /// that a batch broadcasts. Only whole key blocks of split sequences count ([`Plan::partials_bytes`] is not 0). A
+    /// block is read once for every 96 rows that share it.
     pub shared_bytes: f64,
-    /// Lower bound of the time in seconds by the roofline, if the machine is known: the larger of all workers at peak,
-    /// and memory at full speed.
+    /// Lower bound of the time in seconds by the roofline, if the machine is known: the longer of the times for
+    /// arithmetic, with all workers at peak, and for memory at full speed.
     pub seconds: Option<f64>,
     /// Remarks, one reason each.
     pub notes: Vec<String>,

@@ -1,5 +1,5 @@
-//! Checked calls: an attention call bound to its outputs. Once a [`Problem`] exists, nothing can fail but functions that do
-//! not fit.
+//! Checked calls: an attention call bound to its outputs. Once a [`Problem`] exists, only a mask function that does not
+//! fit can fail.
 
 use crate::shape::Shape;
 use sdpa_kernels::Call;

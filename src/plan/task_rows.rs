@@ -3,14 +3,14 @@
 use crate::plan::problem::Problem;
 use sdpa_kernels::MAX_TASK;
 
-/// Rows of a task worth packing the keys for, about: at 32 rows, packing is already a tenth of the work.
+/// Number of rows, about, that make packing the keys of a task worthwhile: at 32 rows, packing is a tenth of the work.
 const MIN_TASK: usize = 32;
-/// Number of rows that take the time of packing the keys for a task.
+/// Number of rows whose work takes as long as packing the keys of a task.
 const PACKING: usize = 3;
 /// Most tasks per worker that are tried for the sake of balance.
 const MOST_TASKS: usize = 16;
 
-/// Query rows of a problem that is divided into tasks of equally many.
+/// Query rows of a problem that is divided into tasks of equal size.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows {
     /// Number of key/value heads, each batch index counted.

@@ -6,9 +6,10 @@ use crate::state::AttnState;
 use sdpa_kernels::{Alignment, Causality, Isa, Precision, View, ViewMut, Visible, Window, merge_results, merge_states};
 
 impl AttnState<'_> {
-    /// Merges a state over the keys that follow this state's keys, for the same queries. The sinks of `later` are
-    /// ignored: those of this state are added when it is read. The result has the bits of one state over all keys if
-    /// `later` holds one block; otherwise it is equal up to rounding, because the sums are taken in another order.
+    /// Merges a later state into this one: a state for the same queries whose keys follow this state's keys. Sinks of
+    /// `later` are ignored; those of this state are added when it is read. If `later` holds one block, the result has
+    /// the bits of one state over all keys; otherwise it is equal up to rounding, because sums are taken in another
+    /// order.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if the shapes differ; [`Error::Differs`] if the settings or slopes do; [`Error::Apart`] if
@@ -60,8 +61,8 @@ impl AttnState<'_> {
     }
 }
 
-/// Settings in which states must agree, as they take effect: the default scale is equal to the same number, a window without
-/// bounds to none, and the offsets of rows are equal where no rule depends on them.
+/// Settings in which states must agree, by their effect: the default scale equals the same number, a window without
+/// bounds equals none, and offsets of rows are equal if no rule depends on them.
 #[derive(Clone, Copy, PartialEq)]
 struct Settings {
     scale: f32,
@@ -115,9 +116,9 @@ impl Settings {
 /// Merges two results over different keys by their LSEs: `out` and `lse` become, up to rounding, the result of
 /// attention over the keys of both. Shapes `[batch, heads, q_len, value_dim]` and `[batch, heads, q_len, 1]`.
 ///
-/// A side whose LSE is −∞ has seen no key and counts for nothing, whatever its output holds, NaN included; if both are, the
-/// output is 0 and the LSE −∞. A sink must be part of only one of the two results. (Flash-Decoding; `merge_state` in FlashInfer. The log is
-/// natural.)
+/// A side whose LSE is −∞ has seen no key and is ignored, even if its output holds NaN; if both LSEs are −∞, the output
+/// is 0 and the LSE −∞. Only one of the two results may include a sink. (Flash-Decoding; `merge_state` in FlashInfer.
+/// The log is natural.)
 ///
 /// ```
 /// use sdpa::{View, ViewMut};

@@ -31,9 +31,9 @@ impl Default for Exec {
     /// Returns the widest instruction set, on all threads of the current rayon pool (one thread without the `rayon`
     /// feature).
     ///
-    /// A caller outside the pool hands its work over and sleeps meanwhile: two threads have to be woken, one after the
-    /// other. A caller inside ([`rayon::scope`], `ThreadPool::install`) works too. That matters for calls of about a
-    /// millisecond, such as decode steps, which two threads may not make faster at all from outside.
+    /// A caller outside the pool hands its work over and sleeps: then two threads have to be woken, one after the
+    /// other. A caller inside ([`rayon::scope`], `ThreadPool::install`) works too. This matters for calls of about a
+    /// millisecond, such as decode steps: from outside, a second thread may not make them faster at all.
     ///
     /// [`rayon::scope`]: https://docs.rs/rayon/latest/rayon/fn.scope.html
     fn default() -> Self {
@@ -71,10 +71,10 @@ impl Exec {
         self.isa
     }
 
-    /// Returns the number of threads worth waking for `flops` floating-point operations: 1 for few, and at most
+    /// Returns the number of threads worth waking for `flops` floating-point operations: at least 1, at most
     /// [`Self::threads`].
     ///
-    /// Calls divide their work by it; use it for work of yours beside attention.
+    /// Calls use this number; use it for your own work beside attention.
     ///
     /// ```
     /// use sdpa::Exec;

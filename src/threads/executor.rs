@@ -1,10 +1,10 @@
-//! Threads of the caller's: the trait by which a call runs on them.
+//! Executor: the trait by which a call runs on your own thread pool.
 
 /// Threads that run closures: a pool of your own, for [`Run::executor`](crate::Run::executor).
 ///
-/// Safe code cannot break the promises below in a way that makes a call unsound. An index that is not called is done by
-/// the calling thread in the end; one that is called twice, or is not below `tasks`, does nothing more. An
-/// implementation that extends lifetimes by `unsafe` code must not return before every call of `task` has.
+/// An implementation in safe code cannot make a call unsound, even if it breaks the promises below. The calling thread
+/// does the work of an index that was not called; an index that is called twice, or is not below `tasks`, does nothing
+/// more. An implementation that extends lifetimes by `unsafe` code must not return before every call of `task` has.
 ///
 /// ```
 /// use sdpa::{Attention, Exec, Executor, Inputs, Mods, Outputs, Plan, Run, View, ViewMut, Workspace};
@@ -36,15 +36,15 @@
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub trait Executor {
-    /// Number of threads that may work on one call at the same time, the calling thread included if it works too. 0
-    /// counts as 1.
+    /// Number of threads that may work on one call at once, including the calling thread if it works too. 0 counts as
+    /// 1.
     fn threads(&self) -> usize;
 
     /// Calls `task` once with each index below `tasks`, at most [`Self::threads`] of them, in any order and on any
     /// threads, and returns when all calls have returned.
     ///
-    /// An index stands for a worker, not for a piece of work: workers share the work out among themselves, and those
-    /// that begin late find less of it. No call waits for another, so calling them one after the other is right too,
-    /// if slow. `task` never panics: a panic of the caller's functions is carried to the calling thread.
+    /// An index stands for a worker, not for a piece of work: workers divide the work among themselves, and late ones
+    /// find less of it. No call waits for another, so calling them one after the other is right too, if slow. `task`
+    /// never panics: a panic in your functions is passed to the calling thread.
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync));
 }

@@ -1,4 +1,4 @@
-//! Run: what a plan runs with beside its problem.
+//! Run: functions, threads and deadline of the execution of a plan.
 
 use crate::threads::CurrentPool;
 use crate::threads::executor::Executor;
@@ -52,21 +52,21 @@ impl<'r, S, M, P> Run<'r, S, M, P> {
         Run { mods, executor: self.executor, stop: self.stop }
     }
 
-    /// Sets the threads to run on. The plan should be made for as many: [`Exec::on`](crate::Exec::on). Bits do not depend on
-    /// them.
+    /// Sets the threads to run on. Make the plan for as many threads: [`Exec::on`](crate::Exec::on). Bits do not depend
+    /// on threads.
     pub fn executor(self, executor: &'r dyn Executor) -> Self {
         Self { executor, ..self }
     }
 
-    /// Sets a function that stops the run when it returns true: at a deadline, say, or by a flag that another thread sets.
-    /// [`Error::Stopped`](crate::Error::Stopped) says what is computed then.
+    /// Sets a function that stops the run when it returns true: at a deadline, say, or by a flag that another thread
+    /// sets. [`Error::Stopped`](crate::Error::Stopped) says what the outputs then hold.
     ///
     /// Each worker calls it before each task. A task of the forward pass is up to 384 query rows of one key/value head
-    /// against all the keys they see (at head_dim 64 about a millisecond for every 1000 keys), or, where few rows are
-    /// computed key block by key block ([`Plan::partials_bytes`](crate::Plan::partials_bytes) is not 0), a block of 256 keys:
-    /// some microseconds, or up to a millisecond for 128 long rows. One of the backward pass is a block of 256 keys against
-    /// all the rows that see them. A head of a cache that holds values that are not finite may be computed once more after its
-    /// last block, without a call of the function.
+    /// against all the keys they see: at head_dim 64 about a millisecond for every 1000 keys. If key blocks are divided
+    /// among workers ([`Plan::partials_bytes`](crate::Plan::partials_bytes) is not 0), a task is a block of 256 keys:
+    /// some microseconds, or up to a millisecond for 128 long rows. A task of the backward pass is a block of 256 keys
+    /// against all the rows that see them. If a cache holds non-finite values, a head may be computed once more after
+    /// its last block, without a call of the function.
     pub fn until(self, stop: &'r (dyn Fn() -> bool + Sync)) -> Self {
         Self { stop: Some(stop), ..self }
     }

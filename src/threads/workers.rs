@@ -9,8 +9,8 @@ pub(crate) fn own<T>(worker: &mut Mutex<T>) -> &mut T {
     worker.get_mut().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the workers that a plan for `planned` of them runs on, each with the memory that `reserve` takes; fewer where
-/// there are fewer threads or there is no more memory.
+/// Returns the workers for a plan of `planned` workers, each with the memory that `reserve` takes; fewer if threads or
+/// memory are short.
 pub(crate) fn reserved<'w, T: Default>(
     workers: &'w mut Vec<Mutex<T>>,
     planned: usize,
@@ -33,8 +33,8 @@ pub(crate) fn bytes<T>(workers: &[Mutex<T>], bytes: impl Fn(&T) -> usize) -> usi
     workers.iter().map(|worker| bytes(&worker.lock().unwrap_or_else(PoisonError::into_inner))).sum()
 }
 
-/// Calls `work` on each worker, on the threads of an executor. Passes on the first panic in it; `stop` is called before,
-/// so that workers begin no further task.
+/// Calls `work` on each worker, on the threads of an executor. After a panic in `work`, calls `stop`, so that workers
+/// begin no further task; passes on the first panic.
 pub(crate) fn share<T: Send>(
     workers: &[Mutex<T>],
     executor: &dyn Executor,

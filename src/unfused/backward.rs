@@ -8,8 +8,8 @@
 //! dK ← scale · dSᵀ Q                       sgemm
 //! ```
 //!
-//! The weights are computed again from the log-sum-exp, as by the fused pass: those of all heads, kept from the forward
-//! pass, would take memory for `heads × q_len × kv_len` numbers.
+//! The weights are computed again from the log-sum-exp, as in the fused pass: keeping them from the forward pass would
+//! take memory for `heads × q_len × kv_len` numbers.
 
 use super::{
     Dense, SHORT, check_scores, each_key, f32_view, inputs, matrix, refuse_extras, row_of, transposed, visible_keys,
@@ -25,8 +25,8 @@ use sdpa_kernels::{Call, Dtype, TensorMut, VisibleKeys};
 /// Computes the gradients of attention through the full matrix of weights.
 ///
 /// Gives the results of [`attention_backward`](crate::attention_backward()) up to rounding. Key/value heads are divided
-/// among threads. Complexity: time O(B·H·Lq·Lk·(D + Dv)), memory 2·Lq·Lk + Lk·max(D, Dv) numbers a thread. Gradients that are not named are
-/// computed too, and dropped.
+/// among threads. Complexity: time O(B·H·Lq·Lk·(D + Dv)), memory 2·Lq·Lk + Lk·max(D, Dv) numbers a thread. Gradients
+/// that are not asked for are computed too, and dropped.
 ///
 /// ```
 /// use sdpa::{Attention, Exec, Gradients, Inputs, Outputs, Saved, View, ViewMut, unfused};
