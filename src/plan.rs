@@ -25,8 +25,8 @@ const LITTLE: usize = 1 << 20;
 const LITTLE_EACH: usize = 4 << 20;
 const MOST: usize = 1 << 30;
 
-/// Division of a problem of one shape into tasks. Bits of the result depend only on its instruction set, and only if
-/// that has no FMA.
+/// Division of a problem of one shape into tasks. Of the plan, only the instruction set can change bits of the result:
+/// without FMA, or with [`Precision::Native`](crate::Precision::Native).
 ///
 /// ```
 /// use sdpa::{Attention, Exec, Inputs, Outputs, Plan, View, ViewMut};

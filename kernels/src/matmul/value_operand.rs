@@ -7,7 +7,7 @@ use crate::simd::{Bf16Dot, Bf16x2, Half, Int8Dot, LANES, Upper, Vector};
 use crate::tensor::element::{Bf16, Load};
 use crate::tensor::rows::Rows;
 
-/// Terms of a sum over keys: keys one by one, or in pairs.
+/// Terms of a sum over keys, each the values of one, two or four keys.
 ///
 /// # Safety
 /// Tiles compute the addresses that they read from these answers: terms that are evenly spaced are [`Self::step`] bytes
