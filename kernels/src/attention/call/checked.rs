@@ -1,11 +1,11 @@
-//! Checked call: inputs, outputs and tiling that are known to fit together.
+//! Checked call: inputs, outputs and tiling that fit together.
 
 use crate::attention::call::Call;
 use crate::attention::call::outputs::{Outputs, Shared};
 use crate::attention::call::tiling::Tiling;
 
-/// Call, its outputs and its tiling, which fit together. The only way to make one is [`Self::new`], which checks it:
-/// the unsafe code of the forward pass relies on that.
+/// Call with outputs and tiling that fit together. It is made only by a check ([`Self::new`], [`Self::reading`]): the
+/// unsafe code of the forward pass relies on that.
 pub(crate) struct CheckedCall<'a> {
     call: Call<'a>,
     outputs: Shared<'a>,
@@ -22,7 +22,7 @@ impl<'a> CheckedCall<'a> {
         Self { outputs: outputs.into_shared(), ..Self::reading(call, tiling) }
     }
 
-    /// Checks a call whose inputs alone are read: it has no outputs.
+    /// Checks a call without outputs, of which only the inputs are read.
     ///
     /// # Panics
     /// As [`Self::new`].

@@ -1,4 +1,4 @@
-//! Attention call: its tensors and options, its sequences, and the tasks it is split into.
+//! Attention call: its tensors and options, its sequences, and its tasks.
 
 pub(crate) mod checked;
 pub(crate) mod masks;
@@ -63,15 +63,15 @@ impl Call<'_> {
         self.q.shape()[1] / self.kv.kv_heads().max(1)
     }
 
-    /// Returns, for keys and for values, true if they are multiplied as bfloat16 pairs by the machine's own
-    /// instruction, which exists if `has` returns true.
+    /// Returns, for keys and for values, true if the machine's own instruction multiplies them as bfloat16 pairs; `has`
+    /// says whether it exists.
     #[inline]
     pub fn native(&self, has: impl FnOnce() -> bool) -> [bool; 2] {
         let native = self.precision == Precision::Native && has();
         self.kv.dtypes().map(|dtype| native && dtype == Some(Dtype::Bf16))
     }
 
-    /// Returns what a mask function is told of the call.
+    /// Returns the facts that a mask function learns about the call.
     pub fn facts(&self) -> CallFacts {
         let facts = CallFacts::new(self.sequences());
         let alibi = self.options.alibi.map(|_| "alibi");
@@ -122,8 +122,7 @@ impl Call<'_> {
         }
     }
 
-    /// Returns the rows of k and v, if these are tensors, that belong to a sequence, including those beyond its key
-    /// length.
+    /// Returns the rows of k and v, as tensors, that belong to a sequence, including those beyond its key length.
     #[inline]
     pub(crate) fn keys_of(&self, sequence: usize) -> Range<usize> {
         match self.options.ragged {

@@ -1,4 +1,4 @@
-//! Score, mask and weight functions supplied by the caller.
+//! Score, mask and weight functions of the caller.
 
 mod fit;
 mod pointers;
@@ -10,8 +10,8 @@ use core::ops::{Range, RangeInclusive};
 /// Position of a score: sequence, query head, row and key within the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Position {
-    /// Sequence, counted in the call: its place in the batch, in the cumulative lengths of ragged rows, or in the list of
-    /// `Inputs::sequences`, whatever its number in a cache.
+    /// Sequence, counted in the call: its index in the batch, among ragged sequences, or in the list of
+    /// `Inputs::sequences`, not its index in a cache.
     pub batch: usize,
     /// Query head.
     pub head: usize,
@@ -24,7 +24,7 @@ pub struct Position {
     pub position: isize,
 }
 
-/// Rows and keys of one head, for [`MaskMod::class`]: every one of the rows with every one of the keys.
+/// Rows and keys of one head, for [`MaskMod::class`]: each of the rows with each of the keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockPosition {
     /// Sequence, as [`Position::batch`].
@@ -55,7 +55,7 @@ impl BlockPosition {
     }
 }
 
-/// Visibility of a whole block, as far as a mask function knows it without testing every pair.
+/// Visibility of a whole block, as a mask function knows it without testing every pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockClass {
     /// Every key is visible to every row: the function is not called.
@@ -67,7 +67,8 @@ pub enum BlockClass {
 }
 
 impl FromIterator<bool> for BlockClass {
-    /// Classifies a block by what a mask function says of its pairs; stops at the second answer that differs.
+    /// Classifies a block by a mask function's answers for its pairs; stops at the first answer that differs from the
+    /// others.
     fn from_iter<T: IntoIterator<Item = bool>>(pairs: T) -> Self {
         let mut pairs = pairs.into_iter();
         match pairs.next() {
@@ -79,19 +80,19 @@ impl FromIterator<bool> for BlockClass {
     }
 }
 
-/// Function of score and position, applied after softcap, bias and ALiBi and before keys are hidden. −∞ hides.
+/// Function of score and position, applied after softcap, bias and ALiBi, before keys are hidden. −∞ hides the key.
 ///
 /// Closures `Fn(f32, Position) -> f32` are score functions, and so are `&dyn ScoreMod`, `Box<dyn ScoreMod>` and
 /// `Arc<dyn ScoreMod>`, for functions chosen at run time.
 pub trait ScoreMod: Send + Sync {
     /// Returns the new score.
     fn score(&self, score: f32, at: Position) -> f32;
-    /// Returns the derivative of the new score in the score, which is that before the function. The backward pass
-    /// multiplies the score's gradient by it; a gradient of 0 stays 0.
+    /// Returns the derivative of the new score in `score`, the score before the function. The backward pass multiplies
+    /// the score's gradient by it; a gradient of 0 stays 0.
     ///
-    /// `None`, the answer of closures, says that the function has no derivative: it has no backward pass. It is the answer
-    /// everywhere or nowhere: before the pass begins, the first pair of the call, hidden or not, is asked about at a score
-    /// of 0. [`WithDerivative`] makes a function of two closures.
+    /// `None`, the answer of closures, says that the function has no derivative, and so no backward pass. A function
+    /// must answer `None` for every score or for none: only one is tested before the pass begins, a score of 0 of the
+    /// first pair of the call, hidden or not. [`WithDerivative`] makes a function from two closures.
     fn derivative(&self, score: f32, at: Position) -> Option<f32> {
         let _ = (score, at);
         None
@@ -105,52 +106,53 @@ pub trait ScoreMod: Send + Sync {
 
 /// Mask function: decides which keys a row may attend to.
 ///
-/// Closures `Fn(Position) -> bool` are mask functions; implement the trait to classify blocks as well. So are
-/// `&dyn MaskMod`, `Box<dyn MaskMod>` and `Arc<dyn MaskMod>`, for functions chosen at run time.
+/// Closures `Fn(Position) -> bool` are mask functions, and so are `&dyn MaskMod`, `Box<dyn MaskMod>` and `Arc<dyn
+/// MaskMod>`, for functions chosen at run time. Implement the trait to classify blocks as well.
 pub trait MaskMod: Send + Sync {
     /// Returns true if the row may attend to the key.
     fn keep(&self, at: Position) -> bool;
-    /// Classifies a block. [`BlockClass::Mixed`] is always right; the answer of closures.
+    /// Classifies a block. [`BlockClass::Mixed`], the answer of closures, is always right.
     ///
-    /// A block is at least one row of one query head of the call, and at least one key that the sequence has; its keys lie
-    /// in one stretch of 256 from a multiple of 256. Any such block may be asked about, any number of times, by several
-    /// threads at once, before or without [`Self::keep`] being called for its pairs; pairs that other rules hide may be
-    /// among them. Blocks of one row and up to 16 keys are common, so an answer should take no longer than some pairs.
+    /// A block is at least one row of one query head of the call, and at least one key of the sequence; its keys lie in
+    /// one key block: 256 keys from a multiple of 256. Any such block may be asked about, any number of times, by
+    /// several threads at once, whether or not [`Self::keep`] is called for its pairs. Other rules may hide some of the
+    /// pairs. Blocks of one row and up to 16 keys are common, so an answer should take no longer than a few pairs.
     ///
-    /// It helps where whole panels of 16 keys (from a multiple of 16) are hidden from all rows of a tile, which are six or
-    /// fewer next to each other: these panels are not computed, if more than 16 rows share the keys. In each pass over the
-    /// keys, a row's class is asked once for all keys of the block that other rules leave, then, if that is `Mixed`, once for
-    /// each panel. Leave it out, as closures do, if [`Self::keep`] of 16 keys takes less time than one class and most panels
-    /// have a key that is kept. Without a class `keep` is called for every pair that other rules leave, and nothing is
-    /// skipped: time goes with all keys, not with those kept (docs/benchmarks.md, masks).
+    /// Classes help if whole panels of 16 keys (from a multiple of 16) are hidden from all rows of a tile (six
+    /// neighbouring rows or fewer): these panels are not computed, if more than 16 rows share the keys. In each pass
+    /// over the keys, each row's class is asked once for all keys of a key block that other rules leave visible; if
+    /// that is `Mixed`, once for each panel. Leave this function out if [`Self::keep`] of 16 keys takes less time than
+    /// one class and most panels have a visible key. Without classes, `keep` is called for every pair that other rules
+    /// leave visible, and nothing is skipped: time grows with all keys, not with visible ones (docs/benchmarks.md,
+    /// masks).
     ///
-    /// An answer other than `Mixed` must be what `keep` says of every pair of the block. If it is not, which of the two
-    /// counts for a pair is unspecified, and the output may be wrong in these rows; nothing else is.
+    /// An answer other than `Mixed` must agree with `keep` for every pair of the block. If it does not, either may
+    /// count for a pair, and the output of these rows may be wrong; nothing else is affected.
     fn class(&self, block: BlockPosition) -> BlockClass {
         let _ = block;
         BlockClass::Mixed
     }
-    /// Says whether the mask fits a call, which is asked once, before anything is written; an error refuses the call.
-    /// `Ok`, the answer of closures, fits every call.
+    /// Returns an error if the mask does not fit a call, which is then refused. Asked once, before anything is written.
+    /// Closures return `Ok`: they fit every call.
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
         let _ = call;
         Ok(())
     }
-    /// Returns the mask of what both masks keep.
+    /// Returns the mask that keeps what both masks keep.
     fn and<M: MaskMod>(self, other: M) -> And<Self, M>
     where
         Self: Sized,
     {
         And(self, other)
     }
-    /// Returns the mask of what one of the masks keeps, or both.
+    /// Returns the mask that keeps what at least one of the masks keeps.
     fn or<M: MaskMod>(self, other: M) -> Or<Self, M>
     where
         Self: Sized,
     {
         Or(self, other)
     }
-    /// Returns the mask of what this one hides.
+    /// Returns the mask that keeps what this one hides.
     fn not(self) -> Not<Self>
     where
         Self: Sized,
@@ -198,15 +200,15 @@ where
     }
 }
 
-/// Mask of what both masks keep: [`MaskMod::and`].
+/// Mask that keeps what both masks keep: [`MaskMod::and`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct And<A, B>(A, B);
 
-/// Mask of what one of the masks keeps, or both: [`MaskMod::or`].
+/// Mask that keeps what at least one of the masks keeps: [`MaskMod::or`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Or<A, B>(A, B);
 
-/// Mask of what another one hides: [`MaskMod::not`].
+/// Mask that keeps what another hides: [`MaskMod::not`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Not<A>(A);
 
@@ -309,7 +311,7 @@ impl<F: Fn(f32, Position) -> f32 + Send + Sync> WeightMod for F {
     }
 }
 
-/// Placeholder for no function: scores, masks and weights are left unchanged.
+/// Placeholder for no function: leaves scores, visibility and weights unchanged.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoMod;
 
@@ -347,7 +349,8 @@ impl WeightMod for NoMod {
     }
 }
 
-/// Caller's functions of scores, positions and weights. The fused pass calls them for a row and a run of keys at a time.
+/// Functions of scores, positions and weights. The fused pass calls them for a row and several neighbouring keys at a
+/// time.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mods<S = NoMod, M = NoMod, P = NoMod> {
     /// Score function.

@@ -4,11 +4,11 @@
 use crate::tensor::any::Tensor;
 use crate::tensor::view::View;
 
-/// Boolean mask: the keys a row may attend to, key by key. The variant names the polarity: projects disagree, so there
-/// is no default.
+/// Boolean mask: which keys each row may attend to. The variant names the polarity: projects disagree, so there is no
+/// default.
 ///
-/// Shape `[batch, heads, q_len, kv_len]`; each of the four may be 1 and is then broadcast. A mask over the first keys
-/// alone has a method of its own (`Inputs::mask_prefix`).
+/// Shape `[batch, heads, q_len, kv_len]`; each of the four may be 1 and is then broadcast. For a mask over the first
+/// keys only, see `Inputs::mask_prefix`.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Mask<'a> {
@@ -19,12 +19,12 @@ pub enum Mask<'a> {
 }
 
 impl<'a> Mask<'a> {
-    /// Creates a mask whose true, or nonzero, elements may be attended to.
+    /// Creates a mask whose true or nonzero elements mark visible keys.
     pub fn keep(view: impl Into<View<'a, u8>>) -> Self {
         Self::Keep(view.into())
     }
 
-    /// Creates a mask whose true, or nonzero, elements are hidden.
+    /// Creates a mask whose true or nonzero elements mark hidden keys.
     pub fn drop(view: impl Into<View<'a, u8>>) -> Self {
         Self::Drop(view.into())
     }
@@ -50,7 +50,7 @@ impl<'a> Mask<'a> {
 /// `k[s]..k[s + 1]` of keys and values.
 #[derive(Debug, Clone, Copy)]
 pub struct Ragged<'a> {
-    /// Cumulative query lengths: 0 first, never falling, one more than there are sequences.
+    /// Cumulative query lengths, from 0, never decreasing: one entry more than there are sequences.
     pub q: &'a [usize],
     /// Cumulative key lengths, likewise. `None` for a cache or pages, whose sequences have lengths of their own.
     pub k: Option<&'a [usize]>,
@@ -81,22 +81,22 @@ pub struct Options<'a> {
     pub alibi: Option<&'a [f32]>,
     /// Keys that rows may attend to, `[batch, heads, rows, columns]`; those beyond its columns are hidden.
     pub mask: Option<Mask<'a>>,
-    /// Attention sinks, one logit per query head: added to the denominator, with a value of 0.
+    /// Attention sinks, one logit per query head: each counts in the denominator, with a value of 0.
     pub sinks: Option<&'a [f32]>,
     /// Number of keys of each sequence, counted from the first.
     pub kv_lens: Option<&'a [usize]>,
     /// Sequences laid end to end, in place of a batch.
     pub ragged: Option<Ragged<'a>>,
-    /// Sequences of the cache or of the pages that the call's sequences are, in the order of the queries; all of them
-    /// in their own order by default.
+    /// Sequences of the cache or pages that the queries belong to, in the order of the queries; by default all of them,
+    /// in their own order.
     pub sequences: Option<&'a [usize]>,
     /// Dropout of weights, after the softmax.
     pub dropout: Option<Dropout>,
 }
 
 /// Returns the ALiBi slopes for `heads` heads as in the paper (Press, Smith and Lewis 2022, arXiv:2108.12409): for a
-/// power of two, 2^(−8·i/heads), i = 1 ..= heads; otherwise the slopes of the largest power of two below, then every
-/// other one of the next.
+/// power of two, 2^(−8·i/heads), i = 1 ..= heads; otherwise the slopes of the next lower power of two, then every other
+/// slope of the next higher one.
 pub fn alibi_slopes(heads: usize) -> Vec<f32> {
     if heads == 0 {
         return Vec::new();

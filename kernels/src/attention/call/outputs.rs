@@ -3,8 +3,8 @@
 use crate::tensor::any::{AnyShared, TensorMut};
 use crate::tensor::view_mut::{SharedMut, ViewMut};
 
-/// Stages of the score computation at which scores can be written out, `[batch, heads, rows, keys]`. Such an output is
-/// the only thing that takes memory proportional to rows times keys, and that memory is the caller's.
+/// Stages of the score computation at which scores can be written out, `[batch, heads, rows, keys]`. Only such outputs
+/// take memory proportional to rows times keys; the caller provides it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Point {
@@ -28,8 +28,8 @@ impl Point {
 /// Every [`Point`], in the order of [`Outputs::points`].
 pub(crate) const POINTS: [Point; 4] = [Point::Raw, Point::Softcapped, Point::Masked, Point::Weights];
 
-/// Running softmax state of rows whose keys come in several calls: not normalised, dense `[batch, heads, q_len]`, and
-/// `[…, value_dim]` for `out`.
+/// Running softmax state of rows whose keys come in several calls, not normalised: dense, `[batch, heads, q_len]`, and
+/// `[batch, heads, q_len, value_dim]` for `out`.
 #[derive(Debug)]
 pub struct State<'a> {
     /// Largest score so far; −∞ at first.
@@ -43,8 +43,8 @@ pub struct State<'a> {
 /// Outputs of a call: `out` `[B, H, Lq, Dv]` and the optional ones.
 #[derive(Debug)]
 pub struct Outputs<'a> {
-    /// Weighted sums of values, `[batch, heads, q_len, value_dim]`. Without it the state is kept for more keys to come,
-    /// and there may be no other output; with it results are written and the state is left unchanged.
+    /// Weighted sums of values, `[batch, heads, q_len, value_dim]`. With it, results are written and the state stays
+    /// unchanged. Without it, the state takes in the keys, and there may be no other output.
     pub out: Option<TensorMut<'a>>,
     /// Log-sum-exp, ln Σ exp(score), `[batch, heads, q_len, 1]`.
     pub lse: Option<ViewMut<'a>>,

@@ -1,5 +1,5 @@
-//! Caller's functions as the fused pass calls them: through a trait object, a row of a key block at a time. A closure
-//! then compiles four short loops for each instruction set, and not the whole pass.
+//! The caller's functions as the fused pass calls them: through a trait object, for a row of a key block at a time. So
+//! each closure compiles four short loops for each instruction set, not the whole pass.
 
 use crate::attention::call::mods::{BlockClass, BlockPosition, MaskMod, Mods, Position, ScoreMod, WeightMod};
 use crate::simd::{LANES, Simd};
@@ -29,7 +29,7 @@ pub(crate) fn is_visible(bits: &KeyBits, j: usize) -> bool {
 pub(crate) struct PanelClasses {
     /// Panels whose keys are all hidden.
     pub(crate) hidden: u16,
-    /// Panels some of whose keys may be hidden. Neither bit: all keys are visible.
+    /// Panels in which some keys may be hidden. A panel with neither bit is all visible.
     pub(crate) mixed: u16,
 }
 
@@ -45,13 +45,13 @@ pub(crate) trait RowMods<S>: Sync {
     fn given(&self) -> Given;
     /// Applies the score function to consecutive keys of a row.
     fn apply_score(&self, s: S, first: Position, scores: &mut [f32]);
-    /// Multiplies gradients of what the score function returned, of consecutive keys of a row, by its derivative at the
-    /// scores before it. A gradient of 0 stays 0; others become NaN if there is no derivative.
+    /// Multiplies the gradients of consecutive keys of a row by the score function's derivative at the scores before
+    /// it. A gradient of 0 stays 0; others become NaN if there is no derivative.
     fn apply_derivative(&self, s: S, first: Position, scores: &[f32], gradients: &mut [f32]);
-    /// Applies the mask function, which gave these classes, to consecutive keys of a row, at least one, from the start of a
-    /// panel on.
+    /// Applies the mask function, which gave these classes, to at least one consecutive key of a row, from the start of
+    /// a panel.
     fn apply_mask(&self, s: S, first: Position, classes: PanelClasses, scores: &mut [f32]);
-    /// Applies the weight function to the visible ones of consecutive keys of a row, which are keys `keys` of the block.
+    /// Applies the weight function to the visible keys among keys `keys` of the block, for one row.
     fn apply_weight(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits);
     /// Returns the class that the mask function gives a block.
     fn class(&self, block: BlockPosition) -> BlockClass;

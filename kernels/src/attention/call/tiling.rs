@@ -1,5 +1,5 @@
-//! Tiling: the sizes of tasks, row blocks and packed runs, and the scratch that one worker needs for them. Plain data;
-//! no bit of a result depends on any of it.
+//! Tiling: the sizes of tasks and row blocks, how much is packed at once, and the scratch that a worker needs. Plain
+//! data; no bit of a result depends on any of it.
 
 use crate::kv::value_panels::WINDOW;
 use crate::matmul::int4;
@@ -9,8 +9,8 @@ use crate::simd::aligned::AlignedBuf;
 use crate::simd::width::LINE_BYTES;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 
-/// Number of floats from one row of scores to the next. A vector more than a key block, so that the rows of a tile,
-/// read side by side, do not all map to the same few sets of the first-level cache.
+/// Number of floats from one row of scores to the next. One vector more than a key block: otherwise the rows of a tile,
+/// read side by side, would all map to a few sets of the first-level cache.
 pub(crate) const SCORE_STRIDE: usize = KEY_BLOCK + LANES;
 
 /// Maximum number of rows in a row block: the rows whose scores are held at once. 96 rows of 256 scores are 104 KB, in
@@ -30,11 +30,11 @@ const VALUE_COLS: usize = WINDOW;
 const ROW_FLOATS: usize = 48 * 1024;
 /// Maximum number of rows that share a key/value head whose key blocks are divided among workers.
 pub const MAX_SPLIT_ROWS: usize = 128;
-/// Number of floats of their queries up to which they are one task: those of 128 heads of multi-head latent attention, of
-/// 576 elements, in whole tiles.
+/// Maximum number of floats of such rows' queries in one task: 128 heads of multi-head latent attention, of 576
+/// elements, in whole tiles.
 const SPLIT_ROW_FLOATS: usize = 75 * 1024;
 
-/// Sizes of the tasks, row blocks and packed runs that a call is split into.
+/// Sizes of the tasks and row blocks of a call, and how much is packed at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tiling {
     /// Length of a query or key.
@@ -43,9 +43,8 @@ pub struct Tiling {
     pub(crate) value_dim: usize,
     /// Number of query rows of a task, over the heads that share a key/value head.
     pub(crate) task_rows: usize,
-    /// Number of rows that scratch is reserved for: the most a task of these dimensions can have, so that the size of
-    /// the scratch does not depend on lengths. Scratch that a short call does not touch costs address space, not
-    /// memory.
+    /// Number of rows that scratch is reserved for: the maximum for these dimensions, so that the size of scratch does
+    /// not depend on lengths. Scratch that a short call does not touch costs address space, not memory.
     most_rows: usize,
     /// Number of rows of a row block, whose scores are computed together.
     pub(crate) row_block_rows: usize,
@@ -85,8 +84,9 @@ impl Tiling {
     }
 
     /// Creates the tiling for split-KV, where a task is a key block with all the `rows` rows that share its head: like
-    /// [`Self::new`], but a task holds all of them, if they are at most [`MAX_SPLIT_ROWS`] and not too long. Keys and values
-    /// that do not fit at once are then packed for each of two row blocks, which is less than to leave workers without work.
+    /// [`Self::new`], but a task holds all of them, if they are at most [`MAX_SPLIT_ROWS`] and not too long. Keys and
+    /// values that do not fit at once are then packed once for each of two row blocks, which costs less than idle
+    /// workers.
     ///
     /// # Panics
     /// As [`Self::new`].
@@ -108,17 +108,16 @@ impl Tiling {
         Self { task_rows: rows, most_rows: rows, row_block_rows: rows, ..tiling }
     }
 
-    /// Returns this tiling with no more scratch than a call of `kv_len` keys takes: for a call that allocates its own
-    /// scratch and does not keep it. Otherwise a quarter of a tiny call's time goes to the system, which finds the
-    /// memory.
+    /// Returns this tiling with only the scratch that `kv_len` keys take, for a call that does not keep its scratch.
+    /// Otherwise allocating it would take a quarter of a tiny call's time.
     #[must_use]
     pub fn shrink_to(self, kv_len: usize) -> Self {
         let block_keys = kv_len.clamp(1, KEY_BLOCK).next_multiple_of(LANES);
         Self { most_rows: self.task_rows, block_keys, pack_keys: self.pack_keys.min(block_keys), ..self }
     }
 
-    /// Maximum number of rows of several sequences that are gathered to one task: one row block, and scratch for two copies
-    /// of its queries.
+    /// Maximum number of rows of several sequences that one task gathers: one row block, if scratch holds two copies of
+    /// its queries.
     pub(crate) fn gathered_rows(&self) -> usize {
         (self.most_rows / 2).min(MAX_ROW_BLOCK)
     }

@@ -2,9 +2,9 @@
 
 /// Alignment of query rows and keys: row `i` of a sequence is at position `p = i + offset`.
 ///
-/// Causal masks, windows and ALiBi all use this position. Other projects have an implicit default, and not the same one
-/// (PyTorch's flag is top-left; flash-attention, MLX and ONNX are bottom-right), which has broken decoding many
-/// times. Here there is no default: if rows and keys differ in number and the position matters, it must be named.
+/// Causal masks, windows and ALiBi all use this position. Other projects have different implicit defaults (PyTorch's
+/// flag is top-left; flash-attention, MLX and ONNX are bottom-right), which has broken decoding many times. Here there
+/// is no default: if rows and keys differ in number and the position matters, name an alignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Alignment {
@@ -35,13 +35,13 @@ pub enum Causality {
     /// A row sees every key that the other rules allow.
     #[default]
     Full,
-    /// A row at position `p` sees keys `j ≤ p`, as far as the other rules allow, and no later ones; with `p < 0`, none.
+    /// A row at position `p` sees only keys `j ≤ p` that the other rules allow; none if `p < 0`.
     Causal,
 }
 
 /// Sliding window around the row's position `p`.
 ///
-/// Six projects had an off-by-one here, so there are two constructors, each named for its convention.
+/// Six projects had an off-by-one error here, so each convention has its own constructor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Window {
     left: Option<usize>,
@@ -50,14 +50,14 @@ pub struct Window {
 }
 
 impl Window {
-    /// Creates a window of keys `p − left ≤ j ≤ p + right`, both ends included, `None` for no bound (ONNX opset 25,
+    /// Creates a window of the keys `p − left ≤ j ≤ p + right`, both ends included; `None` is no bound (ONNX opset 25,
     /// flash-attention).
     pub const fn inclusive(left: Option<usize>, right: Option<usize>) -> Self {
         Self { left, right, keep_first: 0 }
     }
 
-    /// Creates a window of the last `n` keys, the row's own included and none after it, as model configurations count
-    /// a `sliding_window`.
+    /// Creates a window of the last `n` keys, including the row's own and none after it, as a `sliding_window` in model
+    /// configurations.
     pub const fn last_tokens(n: core::num::NonZeroUsize) -> Self {
         Self { left: Some(n.get() - 1), right: Some(0), keep_first: 0 }
     }
@@ -68,7 +68,7 @@ impl Window {
         Self { keep_first: self.keep_first.saturating_sub(first), ..self }
     }
 
-    /// Returns true if a key `behind` positions before the row's (after it if negative) is inside the window.
+    /// Returns true if the window includes a key `behind` positions before the row's own (after it if negative).
     pub fn sees(&self, behind: i128) -> bool {
         self.left.is_none_or(|n| behind <= n as i128) && self.right.is_none_or(|n| behind >= -(n as i128))
     }
@@ -83,7 +83,7 @@ impl Window {
         self.keep_first
     }
 
-    /// Keeps the first `m` keys visible too, wherever the window is (but not past a causal row's position).
+    /// Keeps the first `m` keys visible too, wherever the window is, but none after a causal row's position.
     #[must_use]
     pub const fn keep_first(self, m: usize) -> Self {
         Self { keep_first: m, ..self }

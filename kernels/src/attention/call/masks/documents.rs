@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 
 /// Mask of documents packed into one sequence: a row sees the keys of its own document.
 ///
-/// A row belongs to the document of the key at its position ([`Position::position`]: name the call's alignment where rows
-/// and keys differ in number). Keys behind those that are described belong to one more document, which is open at its
-/// end; a row at a negative position sees nothing. All sequences of a batch have the same documents; see [`PerSequence`]
-/// for others. Memory: up to 40 bytes for each stretch of keys of one document, whatever its length. A pair takes two
-/// look-ups, a block as many comparisons as it has stretches of rows times stretches of keys.
+/// A row belongs to the document of the key at its position ([`Position::position`]: name the call's alignment where
+/// rows and keys differ in number). Keys after the described ones belong to one more document, without an end; a row at
+/// a negative position sees nothing. All sequences of a batch have the same documents; see [`PerSequence`] for others.
+/// Memory: up to 40 bytes for each group of neighbouring keys of one document, whatever its length. A pair takes two
+/// look-ups; a block takes a comparison for each pair of a group of its rows and a group of its keys.
 ///
 /// [`PerSequence`]: crate::PerSequence
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,8 +35,8 @@ impl Stretch {
 }
 
 impl Documents {
-    /// Creates the mask from the ends of the documents, counted from the start of the sequence: document `n` has the keys
-    /// `ends[n - 1]..ends[n]`, the first one those from 0 on. Cumulative lengths with a leading 0 are fine.
+    /// Creates the mask from the ends of the documents, counted from the start of the sequence: document `n` has the
+    /// keys `ends[n - 1]..ends[n]`, document 0 the keys `0..ends[0]`. Cumulative lengths with a leading 0 work, too.
     ///
     /// # Errors
     /// [`MaskError::Ends`] if the ends are not in order.
@@ -54,8 +54,7 @@ impl Documents {
         Ok(Self::of(stretches))
     }
 
-    /// Creates the mask from the document of each key, by any numbers or names. Keys of one document need not lie
-    /// together.
+    /// Creates the mask from the number or name of each key's document. Keys of one document need not be neighbours.
     pub fn by_ids<I: Ord>(ids: &[I]) -> Self {
         let (mut numbers, mut end) = (BTreeMap::new(), 0);
         let mut stretches = Vec::new();

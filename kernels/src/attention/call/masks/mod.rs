@@ -1,7 +1,7 @@
 //! Stock mask functions: documents in one sequence, a prefix that all rows see, trees of drafted tokens.
 //!
-//! All go by the rows' positions, so that they say the same of a prompt, of its chunks and of single rows. Their classes
-//! are exact: `Mixed` only where a block has both visible and hidden pairs.
+//! All use the positions of rows, so a prompt, its chunks and single rows give the same. Their classes are exact:
+//! `Mixed` only if a block has both visible and hidden pairs.
 
 mod documents;
 mod tree;
@@ -14,7 +14,7 @@ use crate::attention::call::mods::{BlockClass, BlockPosition, CallFacts, MaskErr
 /// Mask of a prefix language model: the first keys are visible to every row, the others to rows at their position or
 /// later.
 ///
-/// `PrefixLm::new(0)` is the causal mask. It goes by [`Position::position`]: name the call's alignment where rows and keys
+/// `PrefixLm::new(0)` is the causal mask. It uses [`Position::position`]: name the call's alignment if rows and keys
 /// differ in number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefixLm {
@@ -22,7 +22,7 @@ pub struct PrefixLm {
 }
 
 impl PrefixLm {
-    /// Creates the mask for a prefix of so many keys.
+    /// Creates the mask for a prefix of `prefix` keys.
     pub const fn new(prefix: usize) -> Self {
         Self { prefix }
     }
@@ -52,15 +52,15 @@ impl MaskMod for PrefixLm {
     }
 }
 
-/// Mask of its own for each sequence of a batch.
+/// One mask for each sequence of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PerSequence<M> {
     masks: Vec<M>,
 }
 
 impl<M> PerSequence<M> {
-    /// Creates the mask of a batch: `masks[b]` is the mask of sequence `b`, by its place in the call. A call that does not have
-    /// as many sequences is refused. [`MaskMod::keep`] by itself panics if there is no such mask.
+    /// Creates the mask of a batch: `masks[b]` is the mask of sequence `b` of the call. A call with another number of
+    /// sequences is refused. [`MaskMod::keep`] called directly panics if there is no such mask.
     pub fn new(masks: impl Into<Vec<M>>) -> Self {
         Self { masks: masks.into() }
     }

@@ -7,21 +7,21 @@ use crate::attention::call::mods::{BlockClass, BlockPosition, CallFacts, MaskErr
 /// itself (SpecInfer, arXiv:2305.09781).
 ///
 /// Drafted token `t` has the key `committed + t`, and its row stands at that position ([`Position::position`]: name the
-/// call's alignment, [`Alignment::BottomRight`](crate::Alignment::BottomRight) if the drafted tokens are the last keys).
-/// Earlier rows are causal; rows behind the draft see the committed keys. One tree for all sequences of a batch; see
-/// [`PerSequence`](crate::PerSequence) for others. Memory: 16 bytes a token, and a pair takes constant time, whatever the
-/// tree.
+/// call's alignment, [`Alignment::BottomRight`](crate::Alignment::BottomRight) if the drafted tokens are the last
+/// keys). Earlier rows are causal; rows after the draft see the committed keys. All sequences of a batch have the same
+/// tree; [`PerSequence`](crate::PerSequence) gives each its own. Whatever the tree, memory is 16 bytes a token, and a
+/// pair takes constant time.
 ///
-/// A token's place on its path is `committed` + its depth, but its row stands where its key lies, further on. So a call with
-/// a tree and a window or ALiBi is refused; functions of yours must not measure distances from [`Position::position`] either.
-/// Keys and queries that are rotated by position are to be rotated for `committed` + depth.
+/// On its path a token is at `committed` + its depth, but its row stands at the position of its key, often further on.
+/// So a call with a tree and a window or ALiBi is refused; nor may your own functions measure distances from
+/// [`Position::position`]. Keys and queries that are rotated by position must be rotated for `committed` + depth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tree {
     committed: usize,
     tokens: Vec<Token>,
 }
 
-/// Drafted token, by its place in depth-first order: its descendants follow it.
+/// Drafted token, by its index in depth-first order: its descendants follow it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Token {
     place: usize,
@@ -30,11 +30,11 @@ struct Token {
 }
 
 impl Tree {
-    /// Creates the mask of a draft behind `committed` keys: `parents[t]` is the number of token `t`'s parent, counted in
-    /// the draft, or `None` if it follows the last committed key.
+    /// Creates the mask of a draft after `committed` keys: `parents[t]` is the index in the draft of the parent of
+    /// token `t`, or `None` if it follows the last committed key.
     ///
     /// # Errors
-    /// [`MaskError::Parent`] if a parent is not in front of its token.
+    /// [`MaskError::Parent`] if a parent does not precede its token.
     pub fn new(committed: usize, parents: &[Option<usize>]) -> Result<Self, MaskError> {
         for (token, parent) in parents.iter().enumerate() {
             if let Some(parent) = *parent

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// Facts of a call, for [`MaskMod::fits`](crate::MaskMod::fits).
+/// Facts about a call, for [`MaskMod::fits`](crate::MaskMod::fits).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CallFacts {
@@ -13,7 +13,7 @@ pub struct CallFacts {
 }
 
 impl CallFacts {
-    /// Creates the facts of a call of so many sequences in which nothing measures distances.
+    /// Creates the facts of a call of `sequences` sequences without an option that measures distances.
     pub const fn new(sequences: usize) -> Self {
         Self { sequences, distance: None }
     }
@@ -25,40 +25,40 @@ impl CallFacts {
     }
 }
 
-/// Reason why a mask was refused, or a call with it.
+/// Reason why a mask, or a call with it, was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MaskError {
-    /// A document ends before the one in front of it.
+    /// A document ends before the previous one.
     Ends {
         /// Index of the document.
         document: usize,
         /// End of the document.
         end: usize,
-        /// End of the document in front of it.
+        /// End of the previous document.
         previous: usize,
     },
-    /// The parent of a drafted token is not in front of it.
+    /// The parent of a drafted token does not precede it.
     Parent {
         /// Number of the drafted token.
         token: usize,
         /// Number of its parent.
         parent: usize,
     },
-    /// A tree of drafted tokens is in a call that measures distances. Its rows stand where they lie in the draft, further
-    /// on than along their path.
+    /// A call with a tree of drafted tokens measures distances, but positions of its rows are indices in the draft, not
+    /// depths on a path.
     Distance {
         /// Option that measures distances: `window` or `alibi`.
         option: &'static str,
     },
-    /// There are not as many masks as sequences.
+    /// The numbers of masks and sequences differ.
     Sequences {
         /// Number of masks.
         masks: usize,
         /// Number of sequences of the call.
         sequences: usize,
     },
-    /// A mask of yours does not fit the call: the reason, in words.
+    /// Your own mask does not fit the call: the reason, in words.
     Unfit(&'static str),
 }
 

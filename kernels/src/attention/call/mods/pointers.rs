@@ -5,8 +5,8 @@ use crate::attention::call::mods::{
 };
 use std::sync::Arc;
 
-/// Implements the traits for a pointer to functions that are known at run time alone. One generic implementation for all
-/// pointers would overlap with those of closures.
+/// Implements the traits for a pointer to functions known only at run time. One generic implementation for all pointers
+/// would overlap with those of closures.
 macro_rules! through_pointer {
     ($score:ty, $mask:ty, $weight:ty) => {
         impl ScoreMod for $score {
