@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-/// Pages of the sequences of a call, in order: `lens.len()` rows of equally many entries, of which a sequence uses as
-/// many as its length needs. Pages may be shared, and come in any order.
+/// Pages of the sequences of a call. Every sequence has the same number of entries and uses the first ones, as many as
+/// its length needs. Pages may be shared, and come in any order.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockTable<'a> {
     /// Page numbers, `[sequence][entry]`.
@@ -43,14 +43,14 @@ pub enum PageError {
         /// Number of keys of a page.
         page_size: usize,
     },
-    /// A sequence has more keys than positions can count, `isize::MAX`.
+    /// A sequence has more than `isize::MAX` keys, which positions cannot count.
     TooLong {
         /// Index of the sequence.
         sequence: usize,
         /// Length of the sequence.
         len: usize,
     },
-    /// An entry that a sequence uses is no page of the pool.
+    /// An entry that a sequence uses is not a page of the pool.
     Page {
         /// Index of the sequence.
         sequence: usize,
@@ -61,7 +61,7 @@ pub enum PageError {
         /// Number of pages in the pool.
         pages: usize,
     },
-    /// A sequence has fewer keys than tokens are appended to it.
+    /// More tokens are appended to a sequence than it has keys.
     New {
         /// Index of the sequence.
         sequence: usize,
@@ -70,12 +70,12 @@ pub enum PageError {
         /// Number of new tokens.
         new: usize,
     },
-    /// Pages of a pool have no whole number of 16 keys.
+    /// The page size of a pool is not a multiple of 16 keys.
     PageSize {
         /// Number of keys of a page.
         page_size: usize,
     },
-    /// Two sequences, or one twice, would append tokens to the same page.
+    /// Two sequences, or one sequence twice, would append tokens to the same page.
     Shared {
         /// Page number.
         page: u32,
@@ -129,7 +129,7 @@ impl fmt::Display for PageError {
 impl std::error::Error for PageError {}
 
 impl<'a> BlockTable<'a> {
-    /// Returns the number of entries of a sequence, if every entry that is used is one of `pages` pages of `page_size` keys.
+    /// Returns the number of entries of a sequence, if every used entry is below `pages`; pages have `page_size` keys.
     ///
     /// # Errors
     /// [`PageError`] if the table does not fit them.

@@ -16,9 +16,9 @@ use core::ops::Range;
 pub(crate) enum Keys {
     /// Rows that are not packed yet.
     Rows(AnyRows),
-    /// Packed keys, whole panels. If they are scattered, as many entries of the table follow: memory to prefetch.
+    /// Packed keys, whole panels. If they are scattered, as many table entries follow: memory to prefetch.
     Packed(AnyPanels),
-    /// Panels of int8 keys (`int8.rs`), as packed keys are, and the keys' scales, in whole panels, if they have such.
+    /// Panels of int8 keys (`int8.rs`), like packed keys, and the keys' scales, in whole panels, if they have any.
     Int8 { panels: Rows<i8>, scales: Option<*const [f32]> },
     /// Panels of int4 keys (`int4.rs`), and the numbers of each panel.
     Int4 { panels: Rows<i8>, kind: Int4, numbers: Rows<F16> },
@@ -27,7 +27,7 @@ pub(crate) enum Keys {
 /// Values of a block.
 #[derive(Clone, Copy)]
 pub(crate) enum BlockValues {
-    /// Rows, and the number of columns that may be read of each: as many as there are, or more.
+    /// Rows, and the number of columns that may be read of each: their length, or more.
     Rows { rows: AnyRows, readable: usize },
     /// Value panels.
     ValuePanels(AnyValuePanels),
@@ -43,7 +43,8 @@ pub(crate) struct Int4Numbers {
     pub(crate) kind: Int4,
     /// Scales of the first block of columns, a panel of sixteen keys a row.
     pub(crate) first: Rows<F16>,
-    /// Distance from them to the next numbers of the same keys: centres if there are any, then those of the next block.
+    /// Distance from these to the next numbers of the same keys: centres if there are any, then numbers of the next
+    /// block.
     pub(crate) step: usize,
 }
 
@@ -116,7 +117,7 @@ impl BlockValues {
 pub(crate) enum QueryForm<'a> {
     /// Rows of f32.
     F32,
-    /// Rows of int8; the scales of the keys' channels, if there are such, are multiplied into them.
+    /// Rows of int8, multiplied by the scales of the keys' channels, if there are any.
     Int8 { channels: Option<&'a [f32]> },
     /// Rows of int8, with the sum of each block.
     Int4,

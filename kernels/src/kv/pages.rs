@@ -1,5 +1,5 @@
-//! Keys and values in pages: a pool, the caller's or our own, and a table of the pages of each sequence. (Kwon and
-//! others 2023, arXiv:2309.06180.)
+//! Keys and values in pages: a pool, the caller's own or a [`PagePool`], and a table of the pages of each sequence.
+//! (Kwon and others 2023, arXiv:2309.06180.)
 
 use crate::kv::block_table::{BlockTable, PageError, Stretch};
 use crate::kv::cache::PagePool;
@@ -10,7 +10,7 @@ use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 use core::cmp::Ordering;
 use core::ops::Range;
 
-/// Pools of keys and values in pages, and a table that has been checked against them.
+/// Keys and values in pages, and a table that has been checked against them.
 #[derive(Debug, Clone, Copy)]
 pub struct Pages<'a> {
     pool: Pool<'a>,
@@ -30,8 +30,8 @@ enum Pool<'a> {
 }
 
 impl<'a> Pages<'a> {
-    /// Checks every entry that is used. Pools are of keys `[pages, kv_heads, page size, head_dim]` and values
-    /// `[pages, kv_heads, page size, value_dim]`.
+    /// Takes pools of keys `[pages, kv_heads, page size, head_dim]` and values `[pages, kv_heads, page size,
+    /// value_dim]`, and checks every used entry.
     ///
     /// # Errors
     /// [`PageError`] if the pools differ, or the table does not fit them.
@@ -48,7 +48,7 @@ impl<'a> Pages<'a> {
         Self::of(Pool::Tensors { k, v }, [pages, page_size], table)
     }
 
-    /// Checks every entry that is used.
+    /// Takes a pool of packed pages, and checks every used entry.
     ///
     /// # Errors
     /// [`PageError`] if the table does not fit the pool.
@@ -115,7 +115,7 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// Compares two sequences by the entries of keys that both have.
+    /// Compares two sequences by their entries for keys that both have.
     pub(crate) fn compare_entries(&self, sequences: [usize; 2], keys: Range<usize>) -> Ordering {
         let size = self.page_size();
         let [a, b] = sequences

@@ -13,8 +13,8 @@ use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::rows::Table;
 use core::cmp::Ordering;
 
-/// Keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call. There are as
-/// many values as keys: it cannot be made of two tensors that differ in batch, heads or rows.
+/// Keys `[batch, kv_heads, kv_len, head_dim]` and values `[batch, kv_heads, kv_len, value_dim]` of a call. Two tensors
+/// that differ in batch, heads or rows are refused, so there are as many values as keys.
 #[derive(Debug, Clone, Copy)]
 pub struct KeyValues<'a>(Source<'a>);
 
@@ -129,7 +129,7 @@ impl<'a> KeyValues<'a> {
         }
     }
 
-    /// Returns what blocks of elements have beside them, if keys and values are int4.
+    /// Returns the kind of int4, if keys and values are int4: the numbers beside each block of elements.
     #[inline]
     pub(crate) fn int4(&self) -> Option<Int4> {
         match &self.0 {
@@ -167,7 +167,7 @@ impl<'a> KeyValues<'a> {
         if let Source::Cache(cache) = self.0 { Some(cache) } else { None }
     }
 
-    /// Returns the lengths of the sequences, where the source has its own.
+    /// Returns the lengths of the sequences, if the source has its own.
     #[inline]
     pub fn lens(&self) -> Option<&'a [usize]> {
         match &self.0 {
@@ -211,7 +211,7 @@ impl<'a> KeyValues<'a> {
         channels.map_or(QueryForm::F32, |channels| QueryForm::Int8 { channels })
     }
 
-    /// Returns true if the block of keys that starts at `first` is held: a cache that keeps a window evicts blocks.
+    /// Returns true if the block of keys that starts at `first` is held: a sliding cache evicts blocks.
     #[inline]
     pub(crate) fn holds(&self, b: usize, first: usize) -> bool {
         match &self.0 {

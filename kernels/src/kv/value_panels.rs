@@ -1,8 +1,8 @@
 //! Value panels: a block's values by panels of columns, `[value panel][keys][columns of the value panel]`.
 //!
-//! A register tile covers 64 columns at most. Where rows are wider, a tile of few rows would read a piece of each, skip
-//! the rest, and come back for it: a pattern that the core's prefetcher follows badly. A value panel is what one tile
-//! reads, from front to back.
+//! A register tile covers 64 columns at most. If values were stored as wider rows, a tile of few rows would read 64
+//! columns of each, skip the rest, and come back for it: a pattern that the core's prefetcher follows badly. A value
+//! panel is what one tile reads, from front to back.
 
 use crate::matmul::tile_shape::next_part;
 use crate::simd::LANES;
@@ -11,12 +11,12 @@ use crate::tensor::element::{Bf16, F16};
 use crate::tensor::rows::Rows;
 use core::ops::Range;
 
-/// Largest number of columns of a value panel: that of the widest register tile. Part of a cache's memory layout, so it
-/// is the same for every instruction set.
+/// Largest number of columns of a value panel: that of the widest register tile. It is part of a cache's memory layout,
+/// so it is the same for every instruction set.
 pub(crate) const VALUE_PANEL: usize = 4 * LANES;
 
-/// Number of columns that are split into value panels of about equal width: 80 make 48 + 32. As many as are packed at
-/// once.
+/// Maximum number of columns that are packed at once, and divided into value panels of about equal width: 80 make 48 +
+/// 32.
 pub(crate) const WINDOW: usize = 256;
 
 /// Returns the columns of the value panel that holds `column`, in rows of `width`, a whole number of vectors.
@@ -44,13 +44,13 @@ pub(crate) enum ValueOrder {
     Vectors,
 }
 
-/// Places of the values of a block, in panels.
+/// Layout of the values of a block, in panels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ValueLayout {
     pub(crate) order: ValueOrder,
-    /// Number of rows of a block; of int8 and int4, which have the values of four keys in a row, a quarter of its keys.
+    /// Number of rows of a block: in int8 and int4, where a row is the values of four keys, a quarter of its keys.
     pub(crate) rows: usize,
-    /// Number of columns in all panels: whole vectors; of int4, which has two columns in one, half of them.
+    /// Number of columns in all panels, whole vectors: in int4, which stores two columns as one, half of them.
     pub(crate) width: usize,
 }
 
@@ -129,7 +129,7 @@ impl<T: Copy> ValuePanels<T> {
 pub(crate) type AnyValuePanels = Typed<ValuePanels<f32>, ValuePanels<Bf16>, ValuePanels<F16>>;
 
 impl AnyValuePanels {
-    /// Returns the places of the values.
+    /// Returns the layout of the values.
     #[inline]
     pub(crate) fn layout(self) -> ValueLayout {
         by_type!(Typed, self, |value_panels| value_panels.layout)

@@ -170,7 +170,7 @@ impl Tensor<'_> {
         Some(by_type!(Tensor => Tensor, self, |view| view.broadcast(shape)?))
     }
 
-    /// Returns the first finite element that rounds to ∞ in binary16, and its index.
+    /// Returns the first finite element that rounds to ∞ in binary16, and its index, if there is one.
     pub fn beyond_f16(&self, isa: Isa) -> Option<([usize; 4], f32)> {
         if self.dtype() == Dtype::F16 {
             return None;

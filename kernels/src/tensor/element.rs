@@ -1,9 +1,9 @@
 //! Types of tensor elements. Arithmetic is in `f32`: shorter elements are widened in registers when they are read, and
 //! rounded when they are written.
 //!
-//! Widening is exact. Narrowing rounds to nearest even, once: numbers past the largest become ±∞, subnormal numbers are
-//! rounded like any other. NaN stays NaN, and becomes quiet. The bits are the same on every instruction set, those of
-//! NaN too.
+//! Widening is exact. Narrowing rounds to nearest even, once: numbers beyond the largest become ±∞; subnormal numbers
+//! are rounded like any other. NaN stays NaN, and becomes quiet. The bits, also of NaN, are the same on every
+//! instruction set.
 
 use crate::simd::aligned::Plain;
 use crate::simd::isa::Isa;
@@ -61,23 +61,23 @@ pub enum Precision {
     /// Widens elements and computes everything in `f32`: the bits of the same call over `f32` tensors.
     #[default]
     Exact,
-    /// Uses the machine's dot products of bfloat16 pairs (AVX512_BF16), where it has them and keys or values are
-    /// bfloat16: twice the arithmetic in the same time.
+    /// Uses the machine's dot products of bfloat16 pairs (AVX512_BF16), if it has them and keys or values are bfloat16:
+    /// twice the arithmetic in the same time.
     ///
-    /// Against bfloat16 keys, queries of other types are rounded to bfloat16; against bfloat16 values, weights are, by
-    /// up to 2⁻⁸ of themselves, after an exponential that is off by up to 2⁻¹³. Outputs are divided by the sum of the
-    /// weights as rounded: a mean error of the weights then cancels. Sums are `f32`. Rounding is to nearest even, and
-    /// subnormal numbers count as 0. So a score differs by at most scale·2⁻⁸·Σ|q·k| from that of an unrounded query (not
-    /// at all if the query was bfloat16 already); because of its weights w, an output o by at most 0.0041·Σ w·|v − o|,
-    /// and the log-sum-exp by at most 0.0041; besides the rounding of any `f32` sum. Weights that are written out are
-    /// exp(score − log-sum-exp), so off by at most 0.0041 of themselves; key weight sums are exact. With dropout or a
-    /// weight function, weights are divided by an exact sum and rounded last: an output is then off by at most
-    /// 2⁻⁸·Σ|w·v|.
+    /// Queries of other types are rounded to bfloat16 if keys are bfloat16. If values are, weights are rounded to
+    /// bfloat16, by up to 2⁻⁸ of themselves, after an exponential that is off by up to 2⁻¹³. Outputs are divided by the
+    /// sum of the rounded weights, so a mean error of the weights cancels. Sums are `f32`. Rounding is to nearest even,
+    /// and subnormal numbers count as 0. So, besides the rounding of any `f32` sum: a score differs by at most
+    /// scale·2⁻⁸·Σ|q·k| from that of an unrounded query (not at all if the query was bfloat16 already); because of its
+    /// weights w, an output o differs by at most 0.0041·Σ w·|v − o|, and the log-sum-exp by at most 0.0041. Weights
+    /// that are written out are exp(score − log-sum-exp), so off by at most 0.0041 of themselves; key weight sums are
+    /// exact. With dropout or a weight function, weights are divided by an exact sum and rounded last: an output is
+    /// then off by at most 2⁻⁸·Σ|w·v|.
     ///
-    /// Where the machine has none, or neither keys nor values are bfloat16, this is [`Precision::Exact`];
-    /// [`Isa::has_native_bf16`](crate::Isa::has_native_bf16) tells. On the same machine results have the same bits for
-    /// any thread count, batch, chunking, layout, mask form, prefill or decode, tensors or cache, as exact ones do;
-    /// other machines with the same instruction may round sums differently.
+    /// If the machine lacks the instruction ([`Isa::has_native_bf16`](crate::Isa::has_native_bf16) tells), or neither
+    /// keys nor values are bfloat16, this is [`Precision::Exact`]. On one machine, results have the same bits for any
+    /// thread count, batch, chunking, layout, mask form, prefill or decode, tensors or cache, as with `Exact`; other
+    /// machines with the instruction may round sums differently.
     Native,
 }
 
@@ -109,7 +109,7 @@ impl Bf16 {
 }
 
 impl F16 {
-    /// Least number that rounds to ∞: half a step above the largest, 65504.
+    /// Smallest number that rounds to ∞: half a step above the largest, 65504.
     pub const LEAST_INFINITE: f32 = 65520.0;
 
     /// Rounds to nearest even, to the bits of a result that is written in this type.
@@ -277,7 +277,7 @@ pub fn widen(isa: Isa, dtype: Dtype, from: &[u16], to: &mut [f32]) {
     ));
 }
 
-/// Rounds to the nearest element of a 16-bit type, ties to even, and writes its bits.
+/// Rounds numbers to the nearest elements of a 16-bit type, ties to even, and writes their bits.
 ///
 /// # Panics
 /// If the lengths differ, or the type is [`Dtype::F32`].

@@ -4,7 +4,7 @@ use crate::tensor::view_mut::{SharedMut, ViewMut};
 use core::fmt;
 use core::ops::Range;
 
-/// Some heads of one batch of a [`ViewMut`], for one writer: other writers may write the other heads meanwhile.
+/// Some heads of one batch entry of a [`ViewMut`], for one writer. Others may write the other heads meanwhile.
 pub struct HeadsMut<'a, T = f32> {
     view: SharedMut<'a, T>,
     batch: usize,
@@ -16,7 +16,7 @@ impl<'a, T> ViewMut<'a, T> {
     /// then the next batch.
     ///
     /// # Panics
-    /// If `group_size` is 0, or the number of heads is no multiple of it.
+    /// If `group_size` is 0, or the number of heads is not a multiple of it.
     pub fn into_heads(self, group_size: usize) -> impl Iterator<Item = HeadsMut<'a, T>> + Send
     where
         T: Send,

@@ -24,7 +24,7 @@ pub enum LayoutError {
         /// Requested strides, in elements.
         strides: [isize; 4],
     },
-    /// The dimensions of a mutable view interleave so that it would take too long to rule out that two indices share an
+    /// The dimensions of a mutable view interleave: it would take too long to check whether two indices share an
     /// element.
     Interleaved {
         /// Requested shape.
@@ -39,7 +39,7 @@ pub enum LayoutError {
         /// Number of key/value heads.
         kv_heads: usize,
     },
-    /// An array of another number of dimensions than four.
+    /// An array does not have four dimensions.
     Dimensions {
         /// Number of dimensions.
         got: usize,
@@ -85,7 +85,7 @@ impl fmt::Display for LayoutError {
 
 impl core::error::Error for LayoutError {}
 
-/// Location of the elements: `offset + Σ index·stride`. The part of a view that has no lifetime.
+/// Location of the elements, `offset + Σ index·stride`: a view without its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) offset: usize,

@@ -2,13 +2,13 @@
 
 use core::mem::MaybeUninit;
 
-/// Number of keys in a block. Blocks always start at multiples of this key index: it is part of what defines a result's
-/// bits, so it is one constant for every machine. 256 keys make the rescaling (`value_dim` multiplications and FMAs a
-/// row) less than 1 % of the block's work, and a row block's scores fit the second-level cache.
+/// Number of keys in a block. Blocks always start at multiples of this number. It affects the bits of results, so it is
+/// one constant for every machine. 256 keys make the rescaling (`value_dim` multiplications and FMAs a row) less than 1
+/// % of the block's work, and a row block's scores fit the second-level cache.
 pub const KEY_BLOCK: usize = 256;
 
-/// Length of the longest query, key or value. Sixteen keys of this length take a gigabyte of scratch; with this limit, no
-/// size of scratch overflows 64 bits.
+/// Length of the longest query, key or value. Sixteen keys of this length take a gigabyte of scratch; the limit keeps
+/// sizes of scratch within 64 bits.
 pub const MAX_DIM: usize = 1 << 24;
 
 /// Rows of numbers in memory, elements `element` apart: rows at a fixed distance, or each at the address in a table.
@@ -184,7 +184,7 @@ impl Table {
 }
 
 impl Scales {
-    /// Copies scales to their rows' places, one stretch after the other, and returns all of them.
+    /// Copies scales to the entries of their rows, one slice after the other, and returns all of them.
     pub(crate) fn fill<'a>(&mut self, stretches: impl Iterator<Item = &'a [f32]>) -> &[f32] {
         let mut filled = 0;
         for stretch in stretches {

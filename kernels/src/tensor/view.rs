@@ -1,7 +1,7 @@
 //! Borrowed, strided, four-dimensional views: `[batch, heads, rows, dim]` whatever the memory layout.
 //!
 //! A view is checked once, when it is made: every index inside its shape lies inside its memory. The kernels then read
-//! without further checks, and nothing but those elements.
+//! only those elements, without further checks.
 
 use crate::tensor::layout::{Layout, LayoutError, blhd_layout, dense};
 use core::fmt;
@@ -21,9 +21,9 @@ pub struct View<'a, T = f32> {
 /// Elements that lie between those of a view.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Between {
-    /// They may be read too, from the lowest element of the view to the highest: it is of a slice.
+    /// They may be read too, from the lowest element of the view to the highest: the view is of a slice.
     Readable,
-    /// They may be another's, who may be writing to them.
+    /// They may belong to somebody else, who may be writing to them.
     Foreign,
 }
 
@@ -89,7 +89,7 @@ impl<'a, T> View<'a, T> {
         Ok(Self { data: data.as_ptr(), layout, between: Between::Readable, borrow: PhantomData })
     }
 
-    /// Makes a view of elements that are known by the address of element `[0, 0, 0, 0]`.
+    /// Makes a view of elements from the address of element `[0, 0, 0, 0]`.
     ///
     /// # Errors
     /// [`LayoutError::TooLarge`].
@@ -200,8 +200,8 @@ impl<'a, T> View<'a, T> {
     }
 
     /// Returns the rows of one head as a matrix: the slice from its first element to its last, and the distances, in
-    /// elements, from one row and from one column to the next. `None` outside the shape, if the head has no elements, if
-    /// a stride is negative, or if what lies between the elements is not the view's to read.
+    /// elements, from one row and from one column to the next. `None` outside the shape, if the head has no elements,
+    /// if a stride is negative, or if memory between the elements must not be read.
     pub fn head(&self, b: usize, h: usize) -> Option<(&'a [T], (usize, usize))> {
         let ([nb, nh, nl, nd], [_, _, row, element]) = (self.shape(), self.strides());
         if b >= nb || h >= nh || nl == 0 || nd == 0 {

@@ -9,8 +9,8 @@ use core::marker::PhantomData;
 /// Writable view `[batch, heads, rows, dim]` in which no element is held twice. The slice may be longer than the view
 /// needs; elements that no index reaches are never written.
 pub struct ViewMut<'a, T = f32> {
-    /// Element of index 0 of the layout. Every element that the layout reaches is borrowed exclusively for `'a`; what
-    /// lies between them may be another's.
+    /// Element of index 0 of the layout. Every element that the layout reaches is borrowed exclusively for `'a`; memory
+    /// between them may belong to somebody else.
     data: *mut T,
     layout: Layout,
     borrow: PhantomData<&'a mut [T]>,
@@ -41,8 +41,8 @@ impl<'a, T> ViewMut<'a, T> {
         Self::from_strides(data, 0, shape, strides)
     }
 
-    /// Makes a writable view of one element a row, as LSE is written: `shape` is `[batch, heads, rows]` of a dense
-    /// array. The view's shape is `[batch, heads, rows, 1]`.
+    /// Makes a writable view of one element a row, for the LSE: `shape` is `[batch, heads, rows]` of a dense array. The
+    /// view's shape is `[batch, heads, rows, 1]`.
     ///
     /// # Errors
     /// As for [`View::bhld`].
@@ -51,11 +51,11 @@ impl<'a, T> ViewMut<'a, T> {
         Self::bhld(data, [b, h, l, 1])
     }
 
-    /// Makes a writable view of any strides, in elements, as long as no element is held twice.
+    /// Makes a writable view of any strides, in elements, if no two indices share an element.
     ///
     /// # Errors
     /// [`LayoutError::OutOfBounds`] as for [`View::from_strides`], [`LayoutError::Overlap`] if two indices share an
-    /// element, [`LayoutError::Interleaved`] if dimensions interleave so that it would take too long to rule this out.
+    /// element, [`LayoutError::Interleaved`] if dimensions interleave and it would take too long to check this.
     pub fn from_strides(
         data: &'a mut [T],
         offset: usize,
@@ -66,7 +66,7 @@ impl<'a, T> ViewMut<'a, T> {
         Ok(Self { data: data.as_mut_ptr(), layout, borrow: PhantomData })
     }
 
-    /// Makes a writable view of elements that are known by the address of element `[0, 0, 0, 0]`.
+    /// Makes a writable view of elements from the address of element `[0, 0, 0, 0]`.
     ///
     /// # Errors
     /// [`LayoutError::TooLarge`], and [`LayoutError::Overlap`] or [`LayoutError::Interleaved`] as for

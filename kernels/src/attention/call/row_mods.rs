@@ -48,8 +48,8 @@ pub(crate) trait RowMods<S>: Sync {
     /// Multiplies the gradients of consecutive keys of a row by the score function's derivative at the scores before
     /// it. A gradient of 0 stays 0; others become NaN if there is no derivative.
     fn apply_derivative(&self, s: S, first: Position, scores: &[f32], gradients: &mut [f32]);
-    /// Applies the mask function, which gave these classes, to at least one consecutive key of a row, from the start of
-    /// a panel.
+    /// Applies the mask function, which gave these classes, to consecutive keys of a row, at least one, the first of
+    /// which starts a panel.
     fn apply_mask(&self, s: S, first: Position, classes: PanelClasses, scores: &mut [f32]);
     /// Applies the weight function to the visible keys among keys `keys` of the block, for one row.
     fn apply_weight(&self, first: Position, weights: &mut [f32], keys: Range<usize>, visible: &KeyBits);

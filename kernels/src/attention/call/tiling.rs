@@ -116,8 +116,8 @@ impl Tiling {
         Self { most_rows: self.task_rows, block_keys, pack_keys: self.pack_keys.min(block_keys), ..self }
     }
 
-    /// Maximum number of rows of several sequences that one task gathers: one row block, if scratch holds two copies of
-    /// its queries.
+    /// Maximum number of rows of several sequences that one task gathers: at most one row block, and so few that
+    /// scratch holds two copies of their queries.
     pub(crate) fn gathered_rows(&self) -> usize {
         (self.most_rows / 2).min(MAX_ROW_BLOCK)
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// Packed keys and values of a block.
 #[derive(Debug)]
 pub(super) struct Packed {
-    /// Number of keys that there is room for: those of a key block, or fewer in the first block of a short sequence.
+    /// Number of keys that the block has room for: a key block, or fewer in the first block of a short sequence.
     pub(super) rows: usize,
     pub(super) memory: AlignedBuf,
 }
@@ -15,12 +15,12 @@ pub(super) struct Packed {
 /// Block that sequences and caches may share.
 pub(super) type Block = Arc<Packed>;
 
-/// Returns true if another sequence or cache has the block, too.
+/// Returns true if another sequence or cache shares the block.
 pub(super) fn is_shared(block: &Block) -> bool {
     Arc::strong_count(block) > 1
 }
 
-/// Blocks of a sequence, in order. Evicted ones take no memory, however many they are.
+/// Blocks of a sequence, in order. Evicted blocks take no memory, however many there are.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Blocks {
     held: Vec<Block>,
@@ -29,7 +29,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Makes a list of blocks that are held, with a gap of others that were evicted.
+    /// Makes a list of the held blocks, with a gap in place of the evicted ones.
     pub(super) fn with_gap(held: Vec<Block>, gap: Range<usize>) -> Self {
         Self { held, gap }
     }
@@ -54,12 +54,12 @@ impl Blocks {
         if block < self.gap.start { Some(block) } else { block.checked_sub(self.gap.end).map(|i| self.gap.start + i) }
     }
 
-    /// Returns a block, if there is such and it is held.
+    /// Returns a block, if it exists and is held.
     pub(super) fn get(&self, block: usize) -> Option<&Block> {
         self.held.get(self.index(block)?)
     }
 
-    /// Returns a block to replace or write to, if there is such and it is held.
+    /// Returns a block to replace or write to, if it exists and is held.
     pub(super) fn get_mut(&mut self, block: usize) -> Option<&mut Block> {
         let index = self.index(block)?;
         self.held.get_mut(index)
@@ -93,12 +93,12 @@ impl Blocks {
         self.gap = others.gap.clone();
     }
 
-    /// Returns those blocks of a range that are held. The range starts where earlier ones did.
+    /// Returns the held blocks of a range, which starts at the same block in every call.
     pub(super) fn held_in(&self, blocks: Range<usize>) -> &[Block] {
         &self.held[self.held_range(&blocks)]
     }
 
-    /// Evicts a range of blocks, and returns those of them that were held. The range starts where earlier ones did.
+    /// Evicts a range of blocks, and returns those that were held. The range starts at the same block in every call.
     pub(super) fn evict(&mut self, blocks: Range<usize>) -> impl Iterator<Item = Block> {
         let held = self.held_range(&blocks);
         if !held.is_empty() {
@@ -107,7 +107,7 @@ impl Blocks {
         self.held.drain(held)
     }
 
-    /// Returns the indices of those blocks of a range that are held.
+    /// Returns the indices of the held blocks of a range.
     fn held_range(&self, blocks: &Range<usize>) -> Range<usize> {
         debug_assert!(self.gap.is_empty() || self.gap.start == blocks.start, "{:?} beside {blocks:?}", self.gap);
         let new = blocks.end.saturating_sub(blocks.start.max(self.gap.end));

@@ -14,7 +14,7 @@ use core::ops::Range;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Elements(Dtype),
-    /// Int8. Every value has a scale; so has every key, or every channel of the keys.
+    /// Int8: every value has a scale, and so has every key, or every channel of the keys.
     Int8 {
         key_scales: bool,
     },
@@ -27,7 +27,7 @@ pub(super) enum Format {
 pub(super) enum KeyOrder {
     /// Packed, beside the values.
     Packed,
-    /// Rows, of which the values are the first columns: latent heads.
+    /// Rows whose first columns are the values: latent heads.
     Latent,
 }
 
@@ -61,13 +61,14 @@ impl Sizes {
         }
     }
 
-    /// Returns the number of columns of values, filled up to whole vectors or blocks; of latent keys, which hold the values.
+    /// Returns the number of columns of values, or of latent keys, which hold the values, filled up to whole vectors or
+    /// blocks.
     pub(super) fn width(self) -> usize {
         let multiple = if let Format::Int4(_) = self.format { int4::BLOCK } else { LANES };
         self.row_dim().next_multiple_of(multiple)
     }
 
-    /// Returns the number of elements that are stored in the place of a value.
+    /// Returns the number of elements that are stored as a value: those of the key in a latent cache.
     pub(super) fn row_dim(self) -> usize {
         match self.key_order {
             KeyOrder::Packed => self.value_dim,
@@ -114,9 +115,9 @@ impl Sizes {
         self.bytes().expect("counted when the sizes were chosen") / size_of::<f32>()
     }
 
-    /// Returns the ranges of a head's parts in a block: one behind the other, and the next head's behind them, so that
-    /// a step reads a block from front to back. Scales are stored before what they scale: those of keys are read with
-    /// the first scores, those of values are multiplied into weights.
+    /// Returns the ranges of a head's parts in a block: one after the other, then the next head's, so that a step reads
+    /// a block from front to back. Scales are stored before what they scale: scales of keys are read with the first
+    /// scores, scales of values are multiplied into weights.
     pub(super) fn parts(self, head: usize) -> Parts {
         let lens = self.lens().expect("counted when the sizes were chosen");
         let mut at = head * lens.iter().sum::<usize>();
@@ -136,17 +137,17 @@ impl Sizes {
         }
     }
 
-    /// Returns what blocks of elements have beside them, if the format is int4.
+    /// Returns the kind of int4, if the format is int4: the numbers beside each block of elements.
     pub(super) fn int4(self) -> Option<Int4> {
         if let Format::Int4(kind) = self.format { Some(kind) } else { None }
     }
 
-    /// Returns how many numbers the blocks of a panel of int4 keys have.
+    /// Returns the number of numbers beside the blocks of a panel of int4 keys.
     pub(super) fn panel_numbers(self, kind: Int4) -> usize {
         int4::blocks(self.head_dim) * kind.numbers() * LANES
     }
 
-    /// Returns the places of a head's values: of rows, or of fours of keys.
+    /// Returns the layout of a head's values: of rows, or of groups of four keys.
     pub(super) fn value_layout(self) -> ValueLayout {
         let rows = self.rows / self.keys_together();
         match self.format {
@@ -163,7 +164,7 @@ impl Sizes {
         }
     }
 
-    /// Returns the index of element `column` of value `row` of a head among the head's values; of int4, of its byte.
+    /// Returns the index, among a head's values, of element `column` of value `row`; in int4, the index of its byte.
     pub(super) fn value(self, row: usize, column: usize) -> usize {
         if let Format::Int4(kind) = self.format {
             return self.int4_value(kind, [row, column]).byte;
@@ -182,7 +183,7 @@ impl Sizes {
         Place::of_value(kind, self.rows, at)
     }
 
-    /// Returns the index of element `d` of key `row` of a head among the head's packed keys; of int4, of its byte.
+    /// Returns the index, among a head's packed keys, of element `d` of key `row`; in int4, the index of its byte.
     pub(super) fn key(self, row: usize, d: usize) -> usize {
         match self.format {
             Format::Elements(_) => row / LANES * self.panel() + d * LANES + row % LANES,
@@ -191,7 +192,7 @@ impl Sizes {
         }
     }
 
-    /// Copies as many keys and values of a block as another one, of another number of keys, has room for.
+    /// Copies the keys and values of a block to a block of another size, as many as fit.
     pub(super) fn copy_keys(self, from: &Packed, to: &mut Packed) {
         let [old, new] = [from.rows, to.rows].map(|rows| self.with_rows(rows));
         let (from, to) = (from.memory.elements::<u8>(), to.memory.elements_mut::<u8>());
@@ -203,7 +204,7 @@ impl Sizes {
         }
     }
 
-    /// Returns how many numbers a value has in a head, scales and centres, and the bytes of each.
+    /// Returns the number of scales and centres that a value has in a head, and the bytes of each.
     fn value_numbers(self) -> [usize; 2] {
         match self.format {
             Format::Elements(_) => [0, 0],
@@ -212,8 +213,8 @@ impl Sizes {
         }
     }
 
-    /// Iterates over the bytes of a head's parts in strips, in each of which the keys lie in order: blocks of other numbers
-    /// of keys have the same strips, longer or shorter.
+    /// Iterates over byte ranges of a head's parts, each with the keys in order. Blocks of other sizes have the same
+    /// ranges, longer or shorter.
     fn strips(self, head: usize) -> impl Iterator<Item = Range<usize>> {
         let Parts { key_scales, keys, value_scales, values } = self.parts(head);
         let (layout, [numbers, bytes]) = (self.value_layout(), self.value_numbers());
@@ -239,10 +240,10 @@ pub(super) struct Int8 {
 }
 
 impl Int8 {
-    /// Makes the state, without scratch yet, of memory of these sizes.
+    /// Makes the state for memory of these sizes, without scratch yet.
     ///
     /// # Panics
-    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or the number of scales is not that of the
+    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or there are not as many scales as
     /// channels.
     pub(super) fn new(sizes: Sizes, channels: Option<Box<[f32]>>) -> Self {
         assert!(sizes.head_dim <= int8::MAX_HEAD_DIM, "keys are too long for bytes");

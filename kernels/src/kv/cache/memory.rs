@@ -33,14 +33,14 @@ impl Cache {
         self.sequences[sequence].evict(evictable).for_each(|block| self.spare.push(block));
     }
 
-    /// Returns the number of keys that a block of a sequence has room for at least, once keys up to `end` are in it. Only the
-    /// first is smaller than a key block.
+    /// Returns the number of keys that a block of a sequence must have room for, once the sequence has keys up to
+    /// `end`. Only the first block may be smaller than a key block.
     pub(super) fn rows_up_to(block: usize, end: usize) -> usize {
         if block == 0 { rows_for(end.min(KEY_BLOCK)) } else { KEY_BLOCK }
     }
 
-    /// Allocates the memory that is missing for appending tokens to several sequences, each at most once. `None` if there
-    /// is not enough.
+    /// Allocates the memory that appending tokens to several sequences lacks; each sequence occurs at most once. `None`
+    /// if there is not enough memory.
     pub fn try_allocate(&mut self, tokens: impl Iterator<Item = NewTokens>) -> Option<SpareBlocks> {
         let (mut needed, mut freed) = (Counts::default(), Counts::default());
         for NewTokens { sequence, rows, .. } in tokens.filter(|tokens| !tokens.rows.is_empty()) {
@@ -60,7 +60,7 @@ impl Cache {
         self.spare.try_allocate(self.sizes, needed, freed)
     }
 
-    /// Returns a block to write to: it exists, has room for so many keys, and is not shared.
+    /// Returns a block to write to, which exists, has room for `rows` keys and is not shared.
     pub(super) fn block_mut(&mut self, sequence: usize, block: usize, rows: usize) -> &mut Packed {
         let (sizes, spare, blocks) = (self.sizes, &mut self.spare, &mut self.sequences[sequence]);
         let mut fresh = || {

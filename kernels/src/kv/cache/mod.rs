@@ -1,11 +1,11 @@
 //! Key/value cache: keys and values kept from call to call, in the form that the kernels read.
 //!
 //! A sequence is a list of blocks of 256 keys, each with its own memory, so growing copies nothing but the first block,
-//! which has room for 16 keys at first and twice as many each time it is full, up to 256. A block holds, for
-//! each key/value head, panels of packed keys `[panel][head_dim][16]` and the values of its keys, padded to
-//! whole vectors, in value panels of columns (`value_panels.rs`); both are of the cache's element type, or bytes and
-//! scales as in `int8.rs` and `int4.rs`. Latent keys are rows instead, of which the values are the first columns. Sequences
-//! with a common start share blocks; a write to a shared block copies it first.
+//! which begins with room for 16 keys and doubles when full, up to 256. A block holds, for each key/value head, panels
+//! of packed keys `[panel][head_dim][16]` and the values of its keys, padded to whole vectors, in value panels of
+//! columns (`value_panels.rs`); both are of the cache's element type, or bytes and scales as in `int8.rs` and
+//! `int4.rs`. Latent keys are rows instead, and their first columns are the values. Sequences with a common start share
+//! blocks; a write to a shared block copies it first.
 
 mod blocks;
 mod layout;
@@ -37,7 +37,7 @@ pub struct Cache {
     sizes: Sizes,
     /// Scratch and channel scales, if the cache is int8.
     int8: Option<Int8>,
-    /// Numbers of last and first keys that stay, if keys are evicted.
+    /// Keys that the cache keeps, if it evicts others.
     keep: Option<Keep>,
     /// Blocks of each sequence.
     sequences: Vec<Blocks>,
@@ -68,7 +68,7 @@ pub struct Keep {
 
 impl Cache {
     /// Makes an empty cache of `sequences` sequences: keys of `head_dim`, values of `value_dim` elements. `None` if
-    /// there is no memory for so many.
+    /// there is no memory for the sequences.
     pub fn new(
         dtype: Dtype,
         [sequences, kv_heads]: [usize; 2],
@@ -92,13 +92,13 @@ impl Cache {
     /// Number of bytes of an empty sequence.
     pub const SEQUENCE_BYTES: usize = size_of::<Blocks>() + size_of::<usize>();
 
-    /// Returns the cache emptied, with elements of another type.
+    /// Empties the cache and sets another element type.
     #[must_use]
     pub fn with_dtype(self, dtype: Dtype) -> Self {
         Self { sizes: Sizes { format: Format::Elements(dtype), ..self.sizes }, int8: None, ..self.emptied() }
     }
 
-    /// Returns the cache emptied, with keys as rows, of which the values are the first columns.
+    /// Empties the cache and makes its keys rows, whose first columns are the values.
     ///
     /// # Panics
     /// If values are longer than keys, or the cache is int8 or int4.
@@ -117,7 +117,7 @@ impl Cache {
         self.sizes.key_order == KeyOrder::Latent
     }
 
-    /// Returns the cache emptied, with room for rollbacks of `tokens` tokens. `None` if all keys stay.
+    /// Empties the cache and sets room for rollbacks of `tokens` tokens. `None` if the cache keeps all keys.
     #[must_use]
     pub fn with_rollback(self, tokens: usize) -> Option<Self> {
         let keep = self.keep.map(|keep| Keep { rollback: tokens, ..keep })?;
@@ -132,11 +132,11 @@ impl Cache {
         self
     }
 
-    /// Returns the cache emptied, as an int8 cache: every value has a scale of its own, and so has every key, unless
-    /// its channels have scales, `[kv_heads][head_dim]`. The scratch for appending is not allocated yet.
+    /// Empties the cache and makes it int8: every value has a scale, and so has every key, unless `channels` are scales
+    /// `[kv_heads][head_dim]`. The scratch for appending is not allocated yet.
     ///
     /// # Panics
-    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), the number of scales is not that of the
+    /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), there are not as many scales as
     /// channels, or the cache is latent.
     #[must_use]
     pub fn with_int8(self, channels: Option<Box<[f32]>>) -> Self {
@@ -146,7 +146,7 @@ impl Cache {
         Self { sizes: Sizes { format, ..self.sizes }, int8: Some(int8), ..self.emptied() }
     }
 
-    /// Returns the cache emptied, as an int4 cache.
+    /// Empties the cache and makes it int4.
     ///
     /// # Panics
     /// If keys are longer than [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or the cache is latent.
@@ -156,12 +156,12 @@ impl Cache {
         Self { sizes: Sizes { format: Format::Int4(kind), ..self.sizes }, int8: None, ..self.emptied() }
     }
 
-    /// Returns what blocks of elements have beside them, if the cache is int4.
+    /// Returns the kind of int4, if the cache is int4: the numbers beside each block of elements.
     pub fn int4(&self) -> Option<Int4> {
         self.sizes.int4()
     }
 
-    /// Allocates the scratch that appending takes, where it is not there yet.
+    /// Allocates the scratch that appending needs, unless it is there already.
     pub fn reserve_scratch(&mut self) {
         if let Some(int8) = &mut self.int8 {
             int8.fit(self.sizes);
@@ -178,7 +178,7 @@ impl Cache {
         self.int8.as_ref()?.channels.as_deref()
     }
 
-    /// Returns the keys that stay, if others are evicted.
+    /// Returns the keys that the cache keeps, if it evicts others.
     pub fn keeps(&self) -> Option<Keep> {
         self.keep
     }
@@ -222,8 +222,8 @@ impl Cache {
         blocks.start * KEY_BLOCK..blocks.end * KEY_BLOCK
     }
 
-    /// Returns the shortest length, above that of the keys at the front, to which a sequence can be truncated: the next
-    /// row then sees no key that was evicted.
+    /// Returns the shortest length, beyond the kept first keys, to which a sequence can be truncated so that the next
+    /// row sees no evicted key.
     pub fn shortest(&self, sequence: usize) -> usize {
         let evicted = self.evicted(sequence);
         match self.keep {
@@ -232,8 +232,9 @@ impl Cache {
         }
     }
 
-    /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to several sequences, each at most once, and evicts what no
-    /// later row of theirs will see. `new` is the memory that [`Self::try_allocate`] allocated for them.
+    /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to several sequences, each at most once, and evicts
+    /// keys that none of their later rows will see. `new` is the memory that [`Self::try_allocate`] allocated for the
+    /// tokens.
     ///
     /// # Panics
     /// If the shapes do not fit. Tokens for an int8 or int4 cache must be finite, or scores and outputs are wrong.
@@ -271,7 +272,7 @@ impl Cache {
         self.int8 = int8;
     }
 
-    /// Drops the keys of a sequence from `len` on. Its memory is kept for later.
+    /// Drops the keys of a sequence from `len` on. Keeps their memory for later tokens.
     pub fn truncate(&mut self, sequence: usize, len: usize) {
         if len < self.lens[sequence] {
             self.lens[sequence] = len;

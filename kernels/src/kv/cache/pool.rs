@@ -1,6 +1,6 @@
-//! Pool of pages that are packed as a cache's blocks are: a page is a small block.
+//! Pool of pages that are packed like the blocks of a cache: a page is a small block.
 //!
-//! Which page belongs to which sequence is the caller's affair: block tables say so (`block_table.rs`).
+//! The caller's block tables say which page belongs to which sequence (`block_table.rs`).
 
 use super::layout::{Format, Int8, KeyOrder, Parts, Sizes, part};
 use super::tokens::NewTokens;
@@ -19,7 +19,7 @@ use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 use core::fmt;
 use core::ops::Range;
 
-/// Number of entries of a table that keys or values take at most; those of the numbers of int4 blocks are behind them.
+/// Maximum number of table entries that keys or values take; entries of the numbers of int4 blocks follow them.
 const ENTRIES: usize = KEY_BLOCK / QUAD;
 const _: () = assert!(2 * (KEY_BLOCK / LANES) <= ENTRIES && ENTRIES + KEY_BLOCK / LANES <= KEY_BLOCK);
 
@@ -39,8 +39,7 @@ pub struct PagePool {
 pub enum PoolElements {
     /// Floating-point elements of this type.
     Floats(Dtype),
-    /// Int8: every value has a scale of its own, and so has every key, unless its channels have scales,
-    /// `[kv_heads][head_dim]`.
+    /// Int8: every value has a scale, and so has every key, unless the channels have scales, `[kv_heads][head_dim]`.
     Int8 {
         /// Scales of the channels.
         channels: Option<Box<[f32]>>,
@@ -62,7 +61,7 @@ impl PagePool {
     ///
     /// # Panics
     /// If a page does not have whole panels, or a length is 0; for int8 and int4, if keys are longer than
-    /// [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or, for int8, the number of scales is not that of the channels.
+    /// [`MAX_INT8_HEAD_DIM`](crate::MAX_INT8_HEAD_DIM), or, for int8, there are not as many scales as channels.
     pub fn new(
         [pages, page_size]: [usize; 2],
         kv_heads: usize,
@@ -114,7 +113,7 @@ impl PagePool {
         [self.sizes.head_dim, self.sizes.value_dim]
     }
 
-    /// Returns what blocks of elements have beside them, if the pool is int4.
+    /// Returns the kind of int4, if the pool is int4: the numbers beside each block of elements.
     pub fn int4(&self) -> Option<Int4> {
         self.sizes.int4()
     }
@@ -139,9 +138,9 @@ impl PagePool {
         self.memory.bytes()
     }
 
-    /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to sequences of a table, whose lengths count them already:
-    /// they are the last ones of each sequence. Appends nothing if the table does not fit, or `contents`, which is asked after
-    /// that, refuses what the tensors hold.
+    /// Appends tokens of head-first tensors `[_, kv_heads, _, dim]` to sequences of a table, whose lengths count them
+    /// already: they are the last tokens of each sequence. Appends nothing if the table does not fit, or if `contents`,
+    /// which is called next, refuses the elements.
     ///
     /// # Errors
     /// [`PageError`] if the table does not fit the pool, a sequence has fewer keys than new tokens, or two would append to
@@ -222,7 +221,7 @@ impl PagePool {
         &self.memory.floats()[self.place(page)]
     }
 
-    /// Returns packed keys of a head: stretches of a sequence, which start with a panel.
+    /// Returns packed keys of a head from ranges of a sequence that start at panels.
     pub(crate) fn keys(
         &self,
         head: usize,
@@ -245,7 +244,7 @@ impl PagePool {
         }
     }
 
-    /// Returns values of a head: stretches of a sequence, which start with a panel.
+    /// Returns values of a head from ranges of a sequence that start at panels.
     pub(crate) fn values(
         &self,
         head: usize,
@@ -269,8 +268,8 @@ impl PagePool {
         }
     }
 
-    /// Returns panels of keys as rows in a table. As many entries follow, for prefetches: the values of the same keys, which are
-    /// read next.
+    /// Returns panels of keys as rows in a table. As many entries follow, to be prefetched: values of the same keys,
+    /// which are read next.
     fn panels<T: Plain>(
         &self,
         at: &Parts,
@@ -294,7 +293,7 @@ impl PagePool {
         Rows::scattered(table, panel as isize, 1)
     }
 
-    /// Returns values as rows of the first panel in a table; of int8, a row is the values of four keys.
+    /// Returns values as rows of the first panel in a table; in int8, a row is the values of four keys.
     fn value_panels<T: Plain>(
         &self,
         values: &Range<usize>,
@@ -315,7 +314,7 @@ impl PagePool {
         ValuePanels { first: Rows::scattered(table, cols as isize, 1), layout }
     }
 
-    /// Returns the numbers of int4 blocks, `each` for a panel of sixteen keys, as rows in a table.
+    /// Returns the numbers of int4 blocks as rows in a table: `each` numbers for a panel of sixteen keys.
     fn numbers(
         &self,
         numbers: &Range<usize>,

@@ -53,7 +53,7 @@ impl Cache {
         }
     }
 
-    /// Returns a head's values of a block that is held: as many rows as it has room for keys.
+    /// Returns a head's values of a block that is held: a row for each key that the block has room for.
     pub(crate) fn values(&self, sequence: usize, head: usize, block: usize) -> BlockValues {
         let block = self.held(sequence, block);
         let sizes = self.sizes.with_rows(block.rows);
@@ -97,7 +97,8 @@ impl Cache {
 }
 
 impl Sizes {
-    /// Returns element `d` of key `row` of a head, widened; `channels` are the scales of the keys' channels, if they have such.
+    /// Returns element `d` of key `row` of a head, widened; `channels` are the scales of the keys' channels, if there
+    /// are any.
     pub(super) fn key_element(self, block: &[f32], [h, row, d]: [usize; 3], channels: Option<&[f32]>) -> f32 {
         let at = self.parts(h);
         match self.format {

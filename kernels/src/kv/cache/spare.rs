@@ -6,21 +6,21 @@ use crate::simd::aligned::{AlignedBuf, has_memory};
 use crate::tensor::rows::KEY_BLOCK;
 use std::sync::Arc;
 
-/// Numbers of keys that a block may have room for. The first block of a sequence grows from one to the next.
+/// Sizes of blocks, in keys. The first block of a sequence grows from one size to the next.
 const ROWS: [usize; 5] = [16, 32, 64, 128, KEY_BLOCK];
 
 /// Number of blocks of each size.
 pub(super) type Counts = [usize; ROWS.len()];
 
-/// Number of floats from which on the cache checks that all of them can be allocated together.
+/// Smallest number of floats for which the cache checks that all can be allocated together.
 const MUCH: usize = 64 << 20;
 
-/// Returns the index of the smallest size that has room for so many keys.
+/// Returns the index of the smallest size that has room for `rows` keys.
 pub(super) fn size_for(rows: usize) -> usize {
     ROWS.iter().position(|&most| rows <= most).expect("no block has more keys")
 }
 
-/// Returns the number of keys of the smallest block that has room for so many.
+/// Returns the size of the smallest block that has room for `rows` keys.
 pub(super) fn rows_for(rows: usize) -> usize {
     ROWS[size_for(rows)]
 }
@@ -37,7 +37,7 @@ impl SpareBlocks {
         }
     }
 
-    /// Takes the smallest block that has room for so many keys.
+    /// Takes the smallest block that has room for `rows` keys.
     pub(super) fn pop(&mut self, rows: usize) -> Option<Block> {
         self.0[size_for(rows)..].iter_mut().find_map(Vec::pop)
     }
@@ -63,8 +63,8 @@ impl SpareBlocks {
         self.0.iter_mut().for_each(Vec::clear);
     }
 
-    /// Allocates those of the blocks needed that are not here, and will not be once these were freed. `None` if there is
-    /// not enough memory.
+    /// Allocates the needed blocks that are missing even once `freed` blocks are freed. `None` if there is not enough
+    /// memory.
     pub(super) fn try_allocate(&mut self, sizes: Sizes, needed: Counts, freed: Counts) -> Option<Self> {
         let mut there = freed;
         there.iter_mut().zip(&self.0).for_each(|(there, blocks)| *there += blocks.len());
@@ -94,8 +94,8 @@ impl SpareBlocks {
     }
 }
 
-/// Returns how many blocks of each size are missing, where a larger one will do. Large ones are looked for first, so that
-/// small ones take only what these leave.
+/// Returns how many blocks of each size are missing; a larger block may replace a smaller one. Large sizes are served
+/// first, so that small ones take only what is left.
 fn missing(needed: Counts, mut there: Counts) -> Counts {
     let mut missing = needed;
     for size in (0..ROWS.len()).rev() {

@@ -1,4 +1,4 @@
-//! Tokens: new ones; and stored ones, bit for bit, moved within a sequence, read, and written.
+//! Tokens: new ones to append; and stored ones, moved within a sequence, read and written bit for bit.
 
 use super::blocks::{Block, Blocks, is_shared};
 use super::layout::{Format, KeyOrder, Parts, Sizes};
@@ -25,14 +25,15 @@ pub struct NewTokens {
 /// Part of a stored token in one head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenPart {
-    /// Elements of the key; in an int4 cache the bytes that hold them: of each block of 32, elements `i` and `16 + i`.
+    /// Elements of the key. In an int4 cache the bytes that hold them: byte `i` of a block of 32 has elements `i` and
+    /// `16 + i`.
     Key,
-    /// Scale of the key, an `f32`: only in an int8 cache whose keys have scales of their own. In an int4 cache the `f16`
-    /// numbers of the key's blocks: a scale, and a centre if it has centres.
+    /// Scale of the key, an `f32`, in an int8 cache whose keys have scales. In an int4 cache the `f16` numbers of the
+    /// key's blocks: a scale each, and a centre if the cache has centres.
     KeyScale,
-    /// Elements of the value; none in a latent cache, where they are some of the key's.
+    /// Elements of the value; none in a latent cache, where they are part of the key.
     Value,
-    /// Scale of the value, an `f32`: only in an int8 cache. In an int4 cache as for keys.
+    /// Scale of the value, an `f32`, in an int8 cache. In an int4 cache as for keys.
     ValueScale,
 }
 
@@ -65,7 +66,7 @@ impl Sizes {
         }
     }
 
-    /// Iterates over the elements of a part of a token, in runs that lie together in a block.
+    /// Iterates over the elements of a part of a token, in ranges that lie together in a block.
     fn runs(self, part: TokenPart) -> impl Iterator<Item = Range<usize>> {
         let [elements, _] = self.elements(part);
         let together = if let Format::Elements(_) = self.format { 1 } else { int8::QUAD };
@@ -82,7 +83,7 @@ impl Sizes {
         core::iter::successors((elements > 0).then(|| next(0)), move |run| (run.end < elements).then(|| next(run.end)))
     }
 
-    /// Returns the bytes in a block of a run of elements of a part of token `row`.
+    /// Returns the bytes, in a block, of a range of elements of a part of token `row`.
     fn run_bytes(self, part: TokenPart, [head, row]: [usize; 2], run: Range<usize>) -> Range<usize> {
         let Parts { key_scales, keys, value_scales, values } = self.parts(head);
         let [_, bytes] = self.elements(part);
@@ -102,7 +103,7 @@ impl Sizes {
         start..start + run.len() * bytes
     }
 
-    /// Returns the first element that is stored in element `i` of a part, which is a byte of two if the format is int4.
+    /// Returns the first element that is stored in element `i` of a part; in int4 that is a byte of two elements.
     fn first_element(self, i: usize) -> usize {
         match self.format {
             Format::Int4(_) => i / (int4::BLOCK / 2) * int4::BLOCK + i % (int4::BLOCK / 2),
@@ -110,7 +111,7 @@ impl Sizes {
         }
     }
 
-    /// Returns the index of scale `i` of token `row` among the head's scales; of int4, of a number of a block.
+    /// Returns the index of scale `i` of token `row` among the head's scales; in int4, the index of a block's number.
     fn scale(self, part: TokenPart, row: usize, i: usize) -> usize {
         let Format::Int4(kind) = self.format else { return row };
         let at = [row, i / kind.numbers() * int4::BLOCK];
@@ -118,7 +119,7 @@ impl Sizes {
         place.numbers()[i % kind.numbers()]
     }
 
-    /// Calls `copy` with the bytes of two tokens in their blocks, run by run.
+    /// Calls `copy` with the bytes of two tokens in their blocks, range by range.
     fn for_each_run(self, [to, from]: [usize; 2], mut copy: impl FnMut(Range<usize>, Range<usize>)) {
         for head in 0..self.kv_heads {
             for part in TokenPart::ALL {
@@ -154,8 +155,9 @@ impl Cache {
     }
 
     /// Writes the elements of a part of token `[sequence, head, token]`, which is held, in a block that is not shared.
-    /// Those of an int8 cache must be -127 at least, and scales those of rows
-    /// ([`is_int8_scale`](crate::is_int8_scale)); those of an int4 cache -7, and numbers of blocks finite.
+    /// Elements of an int8 cache must be at least −127, and scales must be those of rows
+    /// ([`is_int8_scale`](crate::is_int8_scale)); elements of an int4 cache must be at least −7, and numbers of blocks
+    /// finite.
     pub fn write_token(&mut self, part: TokenPart, [sequence, head, token]: [usize; 3], from: &[u8]) {
         let [_, bytes] = self.sizes.elements(part);
         let block = self.sequences[sequence].get_mut(token / KEY_BLOCK).expect("the token is held");
@@ -166,7 +168,7 @@ impl Cache {
         }
     }
 
-    /// Returns true if a sequence of this cache could come to have `len` keys, of which these were evicted.
+    /// Returns true if a sequence of this cache could have `len` keys, of which `evicted` were evicted.
     pub fn could_have(&self, len: usize, evicted: &Range<usize>) -> bool {
         if evicted == &(0..0) {
             return true;
@@ -178,7 +180,7 @@ impl Cache {
         whole && starts && seen && len <= isize::MAX as usize
     }
 
-    /// Makes a sequence that is empty one of `len` keys, of which these were evicted; the others are to be written.
+    /// Makes an empty sequence one of `len` keys, of which `evicted` were evicted; the others must then be written.
     /// Returns false, and changes nothing, if there is no memory for them.
     ///
     /// # Panics
@@ -199,13 +201,12 @@ impl Cache {
         true
     }
 
-    /// Keeps the first `from` tokens of a sequence and some of those behind: token `from + accepted[i]` becomes token
-    /// `from + i`, with the bits it has. Returns false, and changes nothing, if there is no memory to copy blocks that
-    /// are shared.
+    /// Keeps the first `from` tokens of a sequence and some later ones: token `from + accepted[i]` becomes token `from
+    /// + i`, with its bits. Returns false, and changes nothing, if there is no memory to copy shared blocks.
     ///
     /// # Panics
-    /// If `accepted` does not increase, or names a token that is not there or was evicted, or one would move to a block
-    /// that was evicted.
+    /// If `accepted` does not increase, names a token that is missing or evicted, or a token would move to an evicted
+    /// block.
     #[must_use]
     pub fn keep(&mut self, sequence: usize, from: usize, accepted: &[usize]) -> bool {
         let len = from + accepted.len();

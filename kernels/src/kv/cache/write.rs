@@ -23,7 +23,7 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Writes the rows to a block. `int8` is there if the format is that.
+    /// Writes the rows to a block. `int8` is given if the format is int8.
     ///
     /// # Panics
     /// If the tensors do not have the rows, or the block has no room for them.
@@ -194,7 +194,7 @@ impl WriteInt4<'_> {
     }
 }
 
-/// Ranges of bytes of a head's elements, and of the numbers of their blocks.
+/// Byte ranges of a head's elements, and of the numbers of their blocks.
 struct Int4Parts(Range<usize>, Range<usize>);
 
 /// Row to be written as int4.
