@@ -19,8 +19,8 @@ pub use config::BertConfig;
 use names::{POSITIONS, TYPES, WORDS};
 use sdpa::Error;
 
-/// Tokens per thread that [`Bert::embed`] processes at once: as many as a feed-forward processes at once, so that
-/// hidden states stay near the cache from layer to layer. Five or twenty times as many measured 5 to 8 % slower.
+/// Tokens per thread that [`Bert::embed`] processes at once: as many as a feed-forward, so that hidden states stay in
+/// or near the cache from layer to layer. Five or twenty times as many were 5 to 8 % slower.
 const BATCH: usize = 384;
 
 /// Cost of one number of the sum of embeddings, in the operations that [`sdpa::Exec`] counts.
@@ -126,7 +126,7 @@ impl Bert {
     /// of embeddings.
     ///
     /// # Errors
-    /// As for [`Self::forward`]; [`Error::Range`] if there are fewer layers.
+    /// As for [`Self::forward`]; [`Error::Range`] if the model has fewer layers.
     pub fn forward_to(
         &self,
         layers: usize,
@@ -140,13 +140,12 @@ impl Bert {
         self.run(layers, input, out, compute)
     }
 
-    /// Writes to `out`, `[sequences, hidden]`, one row of length 1 for each sequence: hidden states pooled, then
-    /// normalised. Sequences are processed in batches of some hundred tokens per thread, so that memory does not grow
-    /// with their number.
+    /// Writes to `out`, `[sequences, hidden]`, one row of length 1 for each sequence: the pooled hidden states,
+    /// normalised. Sequences are processed in batches of a few hundred tokens per thread, so memory does not grow with
+    /// the number of sequences.
     ///
     /// # Errors
-    /// As for [`Self::forward`]; if there is no memory for a sequence, `out` may hold the rows of the sequences before
-    /// it.
+    /// As for [`Self::forward`]; if there is no memory for a sequence, `out` may hold the rows of earlier sequences.
     pub fn embed(
         &self,
         input: BertInput<'_>,

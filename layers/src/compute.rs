@@ -6,7 +6,7 @@ use sdpa::{Error, Exec, Workspace};
 
 /// Resources of layers: threads, an instruction set, and reusable memory.
 ///
-/// Keep one and pass it to every call: buffers grow to what the largest call needs and are kept, so that a warm call on
+/// Pass the same one to every call: it keeps its buffers, which grow to what the largest call needs, so a warm call on
 /// one thread allocates nothing.
 ///
 /// ```
@@ -104,7 +104,7 @@ impl Compute {
 /// Memory lent by a [`Compute`].
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// Keeps its largest length, so that nothing is cleared when the length of calls varies.
+    /// Keeps its largest length, so that nothing is cleared if calls differ in length.
     floats: Vec<f32>,
     len: usize,
 }

@@ -9,12 +9,12 @@ use crate::transformer::Transformer;
 use sdpa::{Error, KvCache};
 
 impl Transformer {
-    /// Decodes the next rows of every sequence, `[sequences, n, width]`: a prompt, a part of one, or one row each. They
-    /// see the earlier rows through `state`, to which they are appended. Writes a row of `out` for each, with the bits
+    /// Decodes the next rows of every sequence, `[sequences, n, width]`: a prompt, part of a prompt, or one row each.
+    /// Appends them to `state`, through which they see the earlier rows. Writes a row of `out` for each, with the bits
     /// that [`Self::forward`] gives it in the whole sequence.
     ///
-    /// Besides the projections, n rows after p earlier ones take n·(p + n) scores per head and layer. Warm and on one
-    /// thread, a call allocates only what the caches grow by: a block each every 256 rows.
+    /// Besides the projections, n rows after p earlier ones take n·(p + n) scores per head and layer. A warm call on
+    /// one thread allocates only blocks by which the caches grow: one for each cache every 256 rows.
     ///
     /// # Errors
     /// Any [`Error`]; [`Error::Needs`] if a layer is not causal or has cross-attention. `out` is then untouched and
@@ -38,9 +38,9 @@ impl Transformer {
 }
 
 /// State of a causal [`Transformer`] for a batch of sequences: the cached keys and values of every layer, each sequence
-/// with its own length. [`Transformer::decode`] advances it by a prompt, a part of one, or a token.
+/// with its own length. [`Transformer::decode`] advances it by a prompt, part of a prompt, or a token.
 ///
-/// Memory: layers · (key width + value width) floats per row, in blocks as [`KvCache`](sdpa::KvCache) has them.
+/// Memory: layers · (key width + value width) floats per row, in blocks like those of any [`KvCache`](sdpa::KvCache).
 ///
 /// ```
 /// # use sdpa::Attention;
@@ -67,8 +67,8 @@ impl Transformer {
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 ///
-/// To process prompts of different lengths together, pad them at their ends with any rows, then truncate each sequence
-/// to its own length: a row depends on nothing after it.
+/// To process prompts of different lengths together, pad each at its end with any rows, then truncate each sequence to
+/// its own length: a row does not depend on later rows.
 #[derive(Debug, Clone)]
 #[doc(alias = "KvCache", alias = "past_key_values")]
 pub struct DecoderState {
@@ -97,8 +97,8 @@ impl DecoderState {
         Ok(Self { caches: caches.collect::<Result<_, _>>()?, lens })
     }
 
-    /// Number of rows of each sequence so far: the position of its next row, as [`Embedding::add_positions`] takes
-    /// them.
+    /// Number of rows of each sequence so far, which is the position of its next row: starts for
+    /// [`Embedding::add_positions`].
     ///
     /// [`Embedding::add_positions`]: crate::Embedding::add_positions
     pub fn lens(&self) -> &[usize] {

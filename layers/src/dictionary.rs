@@ -5,11 +5,11 @@ use crate::error::{LONGEST_DIM, exactly, multiple_of, room, same};
 use core::marker::PhantomData;
 use sdpa::{Attention, Error, Inputs, Outputs, Plan, Point, View, ViewMut};
 
-/// Queries whose scores [`Dictionary::best_many`] holds at a time: enough that packing the keys is a small part of the
-/// work.
+/// Number of queries whose scores [`Dictionary::best_many`] holds at a time: enough to make packing the keys a small
+/// part of the work.
 const BEST_ROWS: usize = 128;
 
-/// Type with weighted sums: a list of numbers, of the same length for every value of a dictionary.
+/// Type whose values can be added with weights: a list of numbers, of the same length for every value of a dictionary.
 ///
 /// ```
 /// use sdpa_layers::{Compute, Dictionary, Weighable};
@@ -33,7 +33,7 @@ pub trait Weighable: Sized {
     /// Appends the numbers of this value to `numbers`.
     fn write(&self, numbers: &mut Vec<f32>);
 
-    /// Returns the value with these numbers; there are as many as [`Self::write`] wrote.
+    /// Returns the value with these numbers, as many as [`Self::write`] wrote.
     fn read(numbers: &[f32]) -> Self;
 }
 
@@ -67,13 +67,13 @@ impl Weighable for Vec<f32> {
     }
 }
 
-/// Dictionary with look-up by similarity: a query matches every key by degrees and returns the mean of the values,
-/// weighted by the similarity of their keys to the query.
+/// Dictionary with look-up by similarity: a query returns the mean of the values, weighted by the similarity of their
+/// keys to the query.
 ///
-/// The weights are softmax(cos(query, key) / temperature). This is attention on vectors scaled to length 1, with 1 /
-/// temperature as its scale, and is computed by the fused call. The lower the temperature, the larger the weight of the
-/// best key: at 0.001, a key with a cosine lower by 0.1 has a weight of e⁻¹⁰⁰, and a query equal to a key returns that
-/// key's value, as in any dictionary.
+/// The weights are softmax(cos(query, key) / temperature). This is attention on vectors scaled to length 1, with scale
+/// 1 / temperature, computed by the fused call. The lower the temperature, the larger the weight of the best key: at
+/// 0.001, a key whose cosine is lower by 0.1 has a weight smaller by a factor e⁻¹⁰⁰, and a query equal to a key returns
+/// that key's value, as in any dictionary.
 ///
 /// ```
 /// use sdpa_layers::{Compute, Dictionary};
@@ -206,7 +206,7 @@ impl<V: Weighable> Dictionary<V> {
     }
 
     /// Looks up many queries, `[queries, width]`, and writes their weighted values to `out`, `[queries, value length]`.
-    /// One fused call, whose memory is that of the queries: weights are never stored. Each row has the bits of
+    /// One fused call that takes memory only for the queries: weights are never stored. Each row has the bits of
     /// [`Self::get`].
     ///
     /// # Errors
@@ -303,7 +303,7 @@ fn checked(temperature: f32) -> Result<f32, Error> {
     })
 }
 
-/// Scales a vector to length 1, in f64, where no square of an f32 overflows or underflows.
+/// Scales a vector to length 1, in f64: there no square of an f32 overflows or underflows.
 fn unit<'a>(
     argument: &'static str,
     row: usize,

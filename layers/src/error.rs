@@ -1,4 +1,4 @@
-//! Checks of sizes, and memory that may not be had: each failure an [`Error`] that names the argument.
+//! Checks of sizes, and allocations that may fail: each failure is an [`Error`] that names the argument.
 
 use sdpa::{Bound, Cause, Error};
 

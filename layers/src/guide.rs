@@ -1,4 +1,4 @@
-//! Documents with layers in them, whose snippets are compiled and run as tests.
+//! Documents about layers, whose snippets are compiled and run as tests.
 
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -22,19 +22,20 @@ pub struct LayerInput<'a> {
 }
 
 impl<'a> LayerInput<'a> {
-    /// Takes rows, `[rows, width]`, that are all visible within their sequence, as far as the layer's own rules allow.
+    /// Takes rows, `[rows, width]`. All are visible within their sequence, except where the layer's own rules hide
+    /// them.
     pub fn new(rows: &'a [f32], sequences: Sequences<'a>) -> Self {
         Self { rows, sequences, kv_lens: None, mask: None }
     }
 
-    /// Sets key padding: `lens` `[sequences]` is the number of rows of each that are visible, from the first on.
+    /// Sets key padding: `lens` `[sequences]` is the number of visible rows of each sequence, from the first on.
     #[must_use]
     pub fn kv_lens(self, lens: &'a [usize]) -> Self {
         Self { kv_lens: Some(lens), ..self }
     }
 
-    /// Sets a mask of these rows that each row of the layer may see: `[sequences, heads, rows, keys]`, the first three
-    /// broadcast from 1.
+    /// Sets a mask: which of these rows each row of the layer may see. `[sequences, heads, rows, keys]`, the first
+    /// three broadcast from 1.
     #[must_use]
     pub fn mask(self, mask: Mask<'a>) -> Self {
         Self { mask: Some(mask), ..self }

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Plain f32 on slices. A matrix is a row-major slice with one row per token; its number of rows is its length divided
-//! by its width. Layers own their weights, read rows and write rows to a slice of the caller's; threads, instruction
-//! set and reusable memory are in a [`Compute`].
+//! by its width. Layers own their weights, read rows from a slice of yours and write rows to another; a [`Compute`]
+//! holds threads, instruction set and reusable memory.
 //!
 //! | task | items |
 //! |---|---|
@@ -29,8 +29,8 @@
 //! | decoding token by token | [`DecoderState`]: the cached keys and values of a causal [`Transformer`], for [`Transformer::decode`] |
 //! | models | [`Bert`], from a [`TensorSource`]: a map, or with the feature `safetensors` a file; [`Pooling`] |
 //!
-//! Errors are those of [`sdpa::Error`]; a call that is refused has written nothing. A row has the same bits on any number of
-//! threads and among any other rows.
+//! Errors are [`sdpa::Error`]s; a call that is refused has written nothing. A row has the same bits on any number of
+//! threads, and whatever rows are beside it.
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -69,10 +69,10 @@ impl<'a> Weights<'a> {
         Ok(Self { bias: Some(bias), ..self })
     }
 
-    /// Selects some of the outputs, with their part of the bias: models store the projections of q, k and v as one.
+    /// Selects some of the outputs and their biases: many models store the projections of q, k and v as one.
     ///
     /// # Errors
-    /// [`Error::Range`] if there are fewer outputs.
+    /// [`Error::Range`] if the weights have fewer outputs.
     pub fn part(self, outputs: core::ops::Range<usize>) -> Result<Self, Error> {
         let [all, inputs] = self.shape;
         at_most(all, "the outputs of the weights").check("part", "end", outputs.end)?;
@@ -83,11 +83,11 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Linear projection, y = f(x·Wᵀ + b), with its weights packed once: x is rows of `inputs`, y rows of `outputs`.
+/// Linear projection, y = f(x·Wᵀ + b), with weights packed once: x has rows of `inputs` numbers, y rows of `outputs`.
 ///
-/// Takes 2·rows·inputs·outputs operations. Rows, or columns if there are few rows, are divided among the threads of the
-/// current rayon pool; a row's results depend on that row and the weights alone, to the bit. The sums are computed like
-/// those of attention scores: chains of at most 32 FMAs, added up in order.
+/// Takes 2·rows·inputs·outputs operations. The threads of the current rayon pool share the rows, or the columns if rows
+/// are few. A row's results depend only on that row and the weights, to the bit. Sums are computed like those of
+/// attention scores: in chains of at most 32 FMAs, added up in order.
 ///
 /// ```
 /// use sdpa_layers::{Activation, Compute, Linear, Weights};

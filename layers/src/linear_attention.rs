@@ -1,8 +1,8 @@
 //! Linear attention: attention without a softmax, over a state of fixed size.
 //!
-//! Keys and values are accumulated in a state of fixed size, one matrix `S` `[head_dim, value_dim]` per key/value head,
-//! which queries read. Time grows linearly with the length, not with its square, and memory does not grow at all. With
-//! k, v, q the rows of token t, a = eᵍ its decay (g is the logarithm given) and β its strength:
+//! Keys and values are accumulated in a state of fixed size that queries read: one matrix `S` `[head_dim, value_dim]`
+//! per key/value head. Time grows with the length, not with its square; memory does not grow at all. With k, v, q the
+//! rows of token t, a = eᵍ its decay (g is the logarithm given) and β its strength:
 //!
 //! | [`Update`] | token t, in order | from |
 //! |---|---|---|
@@ -14,11 +14,11 @@
 //! After the update, out = scale · Sᵀq. These are the rules of ONNX LinearAttention-27; with one decay per head,
 //! `Gated` is the rule of RetNet (Sun et al. 2023, arXiv:2307.08621) and of Mamba-2 (Dao, Gu 2024, arXiv:2405.21060).
 //!
-//! The recurrent form does that token by token. The chunked form gives the same up to rounding: the tokens of a chunk
-//! attend to each other as in attention without a softmax, and to the state before the chunk, which is written once per
-//! chunk. Under a delta rule the corrections of a chunk solve a triangular system, by substitution (Yang, Wang, Zhang,
-//! Shen, Kim 2024, arXiv:2406.06484). Decays between two tokens are multiplied and never divided by, so that a strong
-//! decay, 0 included, costs no accuracy.
+//! The recurrent form does this token by token. The chunked form gives the same up to rounding: the tokens of a chunk
+//! attend to each other as in attention without a softmax, and to the state before the chunk; the state is written once
+//! per chunk. Under a delta rule, the corrections of a chunk come from a triangular system, solved by substitution
+//! (Yang, Wang, Zhang, Shen, Kim 2024, arXiv:2406.06484). Decays are only multiplied, never divided by, so even a decay
+//! of 0 costs no accuracy.
 
 mod call;
 mod check;
@@ -59,9 +59,9 @@ pub struct LinearInputs<'a> {
 }
 
 impl<'a> LinearInputs<'a> {
-    /// Takes queries `[batch, heads, len, head_dim]`, keys `[batch, kv_heads, len, head_dim]` and values
-    /// `[batch, kv_heads, len, value_dim]`, any strides, and the update rule; `heads` must be a multiple of `kv_heads`,
-    /// and the query heads of a group share a state.
+    /// Takes queries `[batch, heads, len, head_dim]`, keys `[batch, kv_heads, len, head_dim]` and values `[batch,
+    /// kv_heads, len, value_dim]`, any strides, and the update rule; `heads` must be a multiple of `kv_heads`: query
+    /// heads of one group share a state.
     pub fn new(q: View<'a>, k: View<'a>, v: View<'a>, update: Update<'a>) -> Self {
         Self { q, k, v, update }
     }
@@ -136,14 +136,13 @@ impl LinearAttention {
     /// Updates the state with the tokens and writes to `out`, `[batch, heads, len, value_dim]`, the results of their
     /// queries.
     ///
-    /// Key/value heads are divided among threads, one at a time. With D = head_dim, E = value_dim, time is B·L·D·E for
-    /// each key/value head (two passes over the state, three under a delta rule) and each query head, and chunks of C
-    /// tokens add C·(D + E)/2 per token and head. Scratch is O(C·(D + E)) per thread (C = 1 if recurrent) and comes
-    /// from `compute`; once it is there, a call on one thread allocates nothing.
+    /// Each thread takes one key/value head at a time. With D = head_dim, E = value_dim, time is B·L·D·E for each
+    /// key/value head (two passes over the state, three under a delta rule) and each query head; chunks of C tokens add
+    /// C·(D + E)/2 per token and head. Scratch, O(C·(D + E)) per thread (C = 1 if recurrent), comes from `compute`; a
+    /// warm call on one thread allocates nothing.
     ///
-    /// Bits depend on the form, but not on threads, batch, layout, or whether heads are grouped or repeated; without a
-    /// decay and a feature map, they do not depend on the instruction set either. A token never sees a later one, NaN
-    /// or not.
+    /// Bits depend on the form, but not on threads, batch, layout, or whether heads are grouped or repeated; without
+    /// decay and feature map, not on the instruction set either. A token never sees a later one, NaN or not.
     ///
     /// # Errors
     /// [`Error::Mismatch`], [`Error::Heads`], [`Error::Empty`], [`Error::TooLarge`] for sizes that do not fit together;

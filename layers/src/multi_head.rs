@@ -28,7 +28,7 @@ pub struct MultiHeadInput<'a> {
     mask: Option<Mask<'a>>,
 }
 
-/// Source of keys and values, if it is not the rows of the queries.
+/// Source of keys and values, if it is other than the rows of the queries.
 #[derive(Debug, Clone, Copy)]
 struct Memory<'a> {
     keys: &'a [f32],
@@ -37,7 +37,7 @@ struct Memory<'a> {
 }
 
 impl<'a> MultiHeadInput<'a> {
-    /// Self-attention: rows of `x`, `[rows, inputs]`, see rows of `x`, within each sequence.
+    /// Self-attention: rows of `x`, `[rows, inputs]`, see the rows of `x` in their own sequence.
     pub fn new(x: &'a [f32], sequences: Sequences<'a>) -> Self {
         Self { x, sequences, memory: None, kv_lens: None, mask: None }
     }
@@ -83,10 +83,10 @@ enum Beside<'a> {
 /// Multi-head attention (Vaswani et al. 2017, arXiv:1706.03762): out · Concat(head₁ … headₙ), where head *i* is
 /// attention over the *i*-th slice of the projected queries, keys and values.
 ///
-/// Dimensions follow from the four projections: a head's keys have length `q.outputs() / heads`, its values
-/// `v.outputs() / kv_heads`. Inputs of q, k and v may differ in width; there may be fewer key/value heads than query
-/// heads. The three projections run side by side, and fused attention reads their results in place; nothing of the size
-/// of rows × keys is allocated.
+/// Dimensions follow from the four projections: keys of a head have length `q.outputs() / heads`, values `v.outputs() /
+/// kv_heads`. Inputs of q, k and v may differ in width; there may be fewer key/value heads than query heads. The three
+/// projections run side by side, and fused attention reads their results in place; nothing of size rows × keys is
+/// allocated.
 ///
 /// ```
 /// use sdpa::Attention;
@@ -207,7 +207,7 @@ impl MultiHeadAttention {
     }
 
     /// Writes a row of `out` for each row of x, and the weights of each head, `[sequences, heads, rows, keys]` of the
-    /// longest sequences. Only this call takes memory in rows × keys, which the caller provides.
+    /// longest sequences. Only this call takes memory of rows × keys, which you provide.
     ///
     /// # Errors
     /// Any [`Error`]; `out` is then untouched.
@@ -230,13 +230,12 @@ impl MultiHeadAttention {
         KvCache::new(sequences, self.kv_heads, [self.key_dim, self.value_dim])
     }
 
-    /// Decodes the next rows of every sequence, `[sequences, n, inputs]`, which see the earlier ones through the cache:
-    /// their keys and values are appended, then each row sees the keys up to its own, and a row of `out` is written for
-    /// it. Rotary positions continue from the sequence's length. The bits are those of [`Self::forward`] on the whole
-    /// sequence.
+    /// Decodes the next rows of every sequence, `[sequences, n, inputs]`: appends their keys and values to the cache,
+    /// lets each row see the keys up to its own, and writes a row of `out` for it. Rotary positions continue from the
+    /// sequence's length. The bits are those of [`Self::forward`] on the whole sequence.
     ///
-    /// Takes 2·rows·inputs·outputs operations for each projection and 4·heads·head_dim for each pair of a row and a key
-    /// it sees.
+    /// Takes 2·rows·inputs·outputs operations for each projection, and 4·heads·head_dim for each pair of a row and a
+    /// key that it sees.
     ///
     /// # Errors
     /// Any [`Error`]; [`Error::Needs`] if rows may see later rows. `out` is then untouched and the cache unchanged,
@@ -344,7 +343,7 @@ impl MultiHeadAttention {
         Ok(())
     }
 
-    /// Adds to the inputs of attention what the layer and its input say of sequences, positions, lengths and masks.
+    /// Adds sequences, positions, lengths and masks of the layer and its input to the inputs of attention.
     fn with_options<'a>(
         &'a self,
         mut inputs: Inputs<'a>,

@@ -20,7 +20,7 @@ const COST: f64 = 24.0;
 /// The variance is that of the row itself (divided by its width). The error is at most 1e-6, relative to the larger of
 /// the exact result and gain·y, however large the mean is compared to the spread; squares that overflow f32 are not
 /// handled. A row's result depends on that row alone, to the bit; a NaN or an infinity makes its row NaN. Takes three
-/// passes over a row, in first-level cache; many rows are divided among the threads of the current rayon pool.
+/// passes over a row in first-level cache; threads of the current rayon pool share many rows.
 ///
 /// ```
 /// use sdpa_layers::{Compute, Norm};

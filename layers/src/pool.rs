@@ -1,4 +1,4 @@
-//! Pooling of sequences to one row each, and scaling to unit length.
+//! Pooling of sequences to one row each, and scaling to length 1.
 
 use crate::linear::{check_rows, rows_of};
 use crate::sequences::Sequences;

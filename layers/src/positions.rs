@@ -74,8 +74,8 @@ impl Rope {
         Self::from_frequencies(positions, &frequencies, pairs)
     }
 
-    /// Creates the table for any frequencies, one for each pair, in radians per position: models for long contexts
-    /// change some of them.
+    /// Creates the table for the given frequencies, one for each pair, in radians per position: models for long
+    /// contexts change some.
     ///
     /// # Errors
     /// [`Error::Empty`] if there are no frequencies or no positions, [`Error::Number`] if a frequency is not finite,

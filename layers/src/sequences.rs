@@ -118,7 +118,7 @@ impl<'a> From<&'a [usize]> for Start<'a> {
     }
 }
 
-/// Position of each row in its sequence. Sequences and starts are checked when it is made.
+/// Position of each row in its sequence, made from checked sequences and starts.
 #[derive(Clone, Copy)]
 pub(crate) struct Places<'a> {
     sequences: Sequences<'a>,

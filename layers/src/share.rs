@@ -1,18 +1,17 @@
-//! Work divided among the threads of the caller's pool: products with weights, loops over rows, parts of a call.
+//! Work shared by the threads of the current pool: products with weights, loops over rows, parts of a call.
 
 use sdpa::{CurrentPool, Exec, Executor};
 use sdpa_kernels::{Packed, Product};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Returns the number of threads for `flops` operations: those worth waking, of those there are.
+/// Returns the number of available threads worth waking for `flops` operations.
 pub(crate) fn workers(exec: Exec, flops: f64) -> usize {
     let workers = exec.workers(flops);
     // One thread needs no pool, and querying the pool's size would start it.
     if workers > 1 { workers.min(CurrentPool.threads()) } else { 1 }
 }
 
-/// Multiplies rows with weights, several such products side by side, each `(x, weights, out)`. One fork and one join
-/// for all.
+/// Multiplies rows with weights: several products side by side, each `(x, weights, out)`, in one fork and one join.
 pub(crate) fn multiply<const N: usize>(exec: Exec, products: [(&[f32], &Packed, &mut [f32]); N]) {
     let cost: f64 = products.iter().map(|(x, weights, _)| weights.cost(x.len() / weights.inputs())).sum();
     let (workers, isa) = (workers(exec, cost), exec.instruction_set());
@@ -23,7 +22,7 @@ pub(crate) fn multiply<const N: usize>(exec: Exec, products: [(&[f32], &Packed, 
 /// A slice as rows of this width.
 pub(crate) struct Rows<T>(pub(crate) T, pub(crate) usize);
 
-/// Operands of row-wise work, which can be split before any row. For more than two operands, nest pairs.
+/// Operands of row-wise work that can be divided before any row. For more than two operands, nest pairs.
 pub(crate) trait Split: Send + Sized {
     fn split(self, row: usize) -> (Self, Self);
 }

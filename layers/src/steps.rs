@@ -6,8 +6,8 @@ use sdpa::{Attention, Error, Inputs, Outputs, Plan, Point, Shape, ViewMut};
 
 /// Intermediate results of attention, for inspection: scores, weights and output of one sequence and all its heads.
 ///
-/// Written by the fused call itself, so they are the numbers it works with, and the output has its bits. They take
-/// memory in rows × keys: use them for inspection, not for speed.
+/// The fused call itself writes them, so they are the numbers it works with, and the output has its bits. They take
+/// memory of rows × keys: use them for inspection, not for speed.
 ///
 /// ```
 /// use sdpa_layers::{Compute, Steps};

@@ -29,15 +29,15 @@ pub enum NormOrder {
     Post,
 }
 
-/// Transformer layer: self-attention, cross-attention in a decoder, and feed-forward, each on a residual stream and
-/// with its norm before or after it.
+/// Transformer layer: self-attention, in a decoder cross-attention, and feed-forward, each on a residual stream, with a
+/// norm before or after it.
 ///
 /// Causality and positions are settings of the attention ([`MultiHeadAttention::attention`],
 /// [`MultiHeadAttention::rope`]): an encoder layer with causal attention is a block of GPT-2; with [`Norm::rms`],
 /// rotary positions and a gated [`FeedForward`] it is one of Llama.
 ///
-/// Besides the memory of its parts, a call takes three times the memory of x, from its [`Compute`]. A sequence's
-/// results do not depend on the other sequences of the batch, to the bit.
+/// Besides the memory of its parts, a call takes three times the memory of x, from its [`Compute`]. To the bit, a
+/// sequence's results do not depend on other sequences of the batch.
 ///
 /// ```
 /// use sdpa::Attention;
@@ -118,8 +118,8 @@ impl TransformerLayer {
         run(core::slice::from_ref(self), None, Call::new(x), out, compute)
     }
 
-    /// Does the same as [`Self::forward`] with a memory for the cross-attention: sequence by sequence, an encoder's
-    /// output.
+    /// Does the same as [`Self::forward`] with a memory for the cross-attention: the output of an encoder, sequence by
+    /// sequence.
     ///
     /// # Errors
     /// Any [`Error`]; [`Error::Needs`] if the layer has no cross-attention. `out` is then untouched.
@@ -235,7 +235,7 @@ impl Transformer {
         Ok(Self { layers, norm: None })
     }
 
-    /// Sets a norm after the last layer, which models with [`NormOrder::Pre`] have.
+    /// Sets a norm after the last layer, as models with [`NormOrder::Pre`] have it.
     ///
     /// # Errors
     /// [`Error::Mismatch`] unless it is as wide as the layers.
@@ -318,7 +318,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Runs the layers on a stream of their own, so that `out` is written only once nothing can fail any more.
+/// Runs the layers on a separate stream, so that `out` is written only when nothing can fail any more.
 fn run(
     layers: &[TransformerLayer],
     norm: Option<&Norm>,

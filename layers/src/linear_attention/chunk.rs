@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Keys are stored with the decays up to the current block multiplied in: one pass over the keys of the chunk every
-//! four tokens. No decay is ever divided by, so a decay that underflows affects only the terms it belongs to.
+//! four tokens. Nothing is ever divided by a decay, so a decay that underflows affects only its own terms.
 
 use super::call::Call;
 use super::head::Head;

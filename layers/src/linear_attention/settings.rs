@@ -1,4 +1,4 @@
-//! The settings of linear attention: rules, forms, reach, feature maps, normalisers.
+//! Settings of linear attention: rules, forms, reach, feature maps, normalisers.
 
 use sdpa::View;
 
@@ -6,8 +6,8 @@ use sdpa::View;
 ///
 /// Logarithms of decays are `[batch, kv_heads, len, head_dim]`, strengths `[batch, kv_heads, len, 1]`; any dimension
 /// may be 1 and is then broadcast. Logarithms are natural: 0 keeps everything, −∞ forgets everything, positive ones let
-/// the state grow. Delta rules expect keys of length about 1, for which a β of 1 replaces the value of a key; neither
-/// is checked, and a growing state may overflow.
+/// the state grow and perhaps overflow. Delta rules expect keys of length about 1: then a β of 1 replaces the value of
+/// a key. Neither is checked.
 ///
 /// ```
 /// use sdpa_layers::{Compute, LinearAttention, LinearInputs, LinearState, Update};
@@ -63,7 +63,7 @@ impl<'a> Update<'a> {
     }
 }
 
-/// Order in which the sums are taken. Results of the forms differ by rounding only.
+/// Order in which the sums are taken. Results of the forms differ only by rounding.
 ///
 /// ```
 /// use sdpa_layers::{Form, LinearAttention};
@@ -77,9 +77,10 @@ pub enum Form {
     /// Token by token: for decoding, and wherever parts of a sequence must give the bits of the whole.
     #[default]
     Recurrent,
-    /// Chunks of this many tokens, 1 to 1024. The state is written once per chunk and read once in four tokens, which
-    /// pays where it outgrows the first-level cache, from dimensions of 128 on (`cargo bench -p sdpa-layers --bench
-    /// linear_attention`; 16 is best there). Parts of a sequence give the bits of the whole if they end where chunks do.
+    /// Chunks of this many tokens, 1 to 1024. The state is written once per chunk and read once in four tokens. This
+    /// pays if the state outgrows the first-level cache, from dimensions of 128 on (`cargo bench -p sdpa-layers --bench
+    /// linear_attention`; 16 is best there). Parts of a sequence give the bits of the whole if they end where chunks
+    /// do.
     Chunked(usize),
 }
 
@@ -96,9 +97,9 @@ pub enum Reach {
     /// The initial state, and the keys up to the row's own.
     #[default]
     Causal,
-    /// The initial state, and all keys of the call; there need not be as many keys as rows. For [`Update::Linear`]
-    /// only: under the other rules the remainder of a key depends on later ones, so a sum over all keys would favour
-    /// the last ones.
+    /// The initial state, and all keys of the call; rows and keys may differ in number. For [`Update::Linear`] only:
+    /// under the other rules, later keys decide what remains of a key, so a sum over all keys would favour the last
+    /// ones.
     Whole,
 }
 
@@ -143,8 +144,8 @@ pub enum Normaliser {
     /// No divisor: the sum is multiplied by the scale.
     #[default]
     None,
-    /// The sum of the row's weights, qᵀ Σ k, decayed as the values are (Katharopoulos et al. 2020, eq. 5); the scale
-    /// cancels out. A row whose sum is 0 gives 0. For [`Update::Linear`] and [`Update::Gated`]; the state must be made
-    /// by [`LinearState::normalised`](super::LinearState::normalised).
+    /// The sum of the row's weights, qᵀ Σ k, with keys decayed like values (Katharopoulos et al. 2020, eq. 5); the
+    /// scale cancels out. A row whose sum is 0 gives 0. For [`Update::Linear`] and [`Update::Gated`]; the state must be
+    /// made by [`LinearState::normalised`](super::LinearState::normalised).
     KeySum,
 }

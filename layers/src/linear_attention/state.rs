@@ -31,8 +31,8 @@ impl LinearState {
         Self::zeros(shape, Normaliser::None)
     }
 
-    /// Creates a state of zeros for [`Normaliser::KeySum`]: its rows have `value_dim + 1` numbers, the last of which is
-    /// the sum of the keys.
+    /// Creates a state of zeros for [`Normaliser::KeySum`]: its rows have `value_dim + 1` numbers, the last for the sum
+    /// of the keys.
     ///
     /// # Errors
     /// [`Error::TooLarge`] or [`Error::Memory`].

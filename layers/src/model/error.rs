@@ -3,7 +3,7 @@
 use core::fmt;
 use sdpa::Error;
 
-/// Reason why a model was not made, or a call to it was refused; outputs are then untouched.
+/// Reason why a model was not made, or a call to it refused; outputs are then untouched.
 ///
 /// ```
 /// use sdpa_layers::{Bert, BertConfig, ModelError, Tensor};

@@ -7,9 +7,10 @@ use safetensors::tensor::{Dtype, SafeTensors};
 
 const FORMAT: &str = "a safetensors file";
 
-/// Safetensors file in memory, with f32, f16 or bf16 tensors; each is widened when it is read.
+/// Safetensors file in memory, with f32, f16 or bf16 tensors, which are widened when they are read.
 ///
-/// The bytes may be read or memory-mapped; the crate does not map files itself, as it forbids the `unsafe` this takes.
+/// The bytes may be read or memory-mapped. The crate does not map files itself: that takes `unsafe` code, which it
+/// forbids.
 ///
 /// ```
 /// use sdpa_layers::{SafeTensorsFile, TensorSource};

@@ -29,7 +29,7 @@ impl<'a> Tensor<'a> {
     /// Takes a shape, and as many numbers as its product.
     ///
     /// # Errors
-    /// [`Error::Range`] if there are not as many.
+    /// [`Error::Range`] if there are more or fewer numbers.
     pub fn new(shape: impl Into<Vec<usize>>, data: impl Into<Cow<'a, [f32]>>) -> Result<Self, Error> {
         let (shape, data) = (shape.into(), data.into());
         // No slice is as long as a product beyond the address space.
@@ -120,7 +120,7 @@ impl<'s> Named<'s> {
         }
     }
 
-    /// Returns the first of these names that exists, else the first: older files use other names.
+    /// Returns the first of these names that exists, else the first of all: older files use other names.
     pub(crate) fn any_of<'n>(&self, names: &[&'n str]) -> &'n str {
         names.iter().find(|name| self.contains(name)).unwrap_or(&names[0])
     }
