@@ -3,8 +3,8 @@
 //!
 //! Operations are 2.5 times the forward pass's for backward and 3.5 times for both: five products of matrices beside two.
 //!
-//! Then pairs of calls in turns, as ratios: what dropout costs, what causal rows and windows save, and a second thread.
-//! Their names begin with `ratio`: `-- ratio`.
+//! Then pairs of alternating calls, as ratios: what dropout costs, what causal rows and windows save, and a second
+//! thread. Their names begin with `ratio`: `-- ratio`.
 
 #[path = "support/interleaved.rs"]
 mod interleaved;
@@ -161,7 +161,7 @@ fn ratios() -> Vec<(&'static str, Case, Case)> {
     ]
 }
 
-/// Times a pair in turns, forward, and forward and backward.
+/// Times a pair alternately, forward, and forward and backward.
 fn compare_pair(name: &str, case: Case, against: Case) {
     let step = |case: &Case| Step { attention: case.attention, ..Step::new(&case.workload) };
     let exec = |case: &Case| Exec::default().threads(case.threads);

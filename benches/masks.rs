@@ -1,5 +1,5 @@
-//! Times mask functions: a few keys of each row, and documents, against the same call without a mask. Cases in turns on one
-//! thread, medians. `cargo bench --bench masks`.
+//! Times mask functions: a few keys of each row, and documents, against the same call without a mask. Cases alternate
+//! on one thread, medians. `cargo bench --bench masks`.
 
 #[path = "support/interleaved.rs"]
 mod interleaved;

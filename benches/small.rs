@@ -1,5 +1,5 @@
-//! Calls of little work each, beside loops as one writes them by hand: many texts of a few tokens, as a batch and ragged, and
-//! the merge of two results. Cases in turns on one thread, medians. `cargo bench --bench small`.
+//! Calls of little work each, beside loops as one writes them by hand: many texts of a few tokens, as a batch and
+//! ragged, and the merge of two results. Cases alternate on one thread; medians. `cargo bench --bench small`.
 //!
 //! The loops are compiled as the crate's users compile theirs, with the flags of the build; sums run in sixteen lanes, which
 //! the compiler turns into vectors.

@@ -57,7 +57,7 @@ pub fn attention_backward(
     attention_backward_with(attention, inputs, saved, gradients, Run::new())
 }
 
-/// Computes the gradients of attention with functions of your own, otherwise as [`attention_backward`].
+/// Computes the gradients of attention with your own functions or threads, otherwise as [`attention_backward`].
 ///
 /// The functions are those of the forward call. A score function needs its derivative: [`ScoreMod::derivative`], or
 /// [`WithDerivative`](crate::WithDerivative). Mask functions need none.

@@ -107,7 +107,7 @@ pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>
     attention_with(attention, inputs, outputs, Run::new())
 }
 
-/// Computes attention with functions or threads of your own, otherwise as [`attention()`].
+/// Computes attention with your own functions or threads, otherwise as [`attention()`].
 ///
 /// ```
 /// use sdpa::{Attention, Inputs, Mods, Outputs, Position, Run, View, ViewMut};

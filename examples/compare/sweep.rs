@@ -173,7 +173,7 @@ impl Line<'_> {
         Ok(())
     }
 
-    /// Runs the paths in turns.
+    /// Runs the paths alternately.
     fn time(&self, runner: &mut Runner<'_>, paths: &[Path]) -> Result<Vec<Timed>> {
         let mut all = Vec::new();
         for &path in paths {

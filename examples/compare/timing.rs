@@ -1,5 +1,4 @@
-//! Times the paths in turns, each round in an order of its own, so that whatever else the machine does meets them all
-//! alike.
+//! Times the paths alternately, each round in another order, so that other work of the machine affects all alike.
 
 use crate::failure::Result;
 use crate::paths::Path;
@@ -67,7 +66,7 @@ pub(crate) fn median(times: &[Duration]) -> Duration {
     }
 }
 
-/// Runs every path as often as it should be, in turns; `run` is told which path of `paths` it is.
+/// Runs every path as often as it should, alternately; `run` is told the index of the path in `paths`.
 pub(crate) fn time(
     paths: &mut [Timed],
     progress: &ProgressBar,

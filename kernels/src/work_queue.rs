@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Request to leave the rest of the work undone, from the caller or from a worker that cannot go on.
 pub(crate) struct Stop<'a> {
-    /// Function of the caller's that says if it is time to stop, if there is one.
+    /// The caller's function that says whether to stop, if there is one.
     when: Option<&'a (dyn Fn() -> bool + Sync)>,
     /// True once work was left undone, for all workers and for good: then `when` is not asked again.
     stopped: AtomicBool,

@@ -72,8 +72,8 @@ impl Weighable for Vec<f32> {
 ///
 /// The weights are softmax(cos(query, key) / temperature). This is attention on vectors scaled to length 1, with scale
 /// 1 / temperature, computed by the fused call. The lower the temperature, the larger the weight of the best key: at
-/// 0.001, a key whose cosine is lower by 0.1 has a weight smaller by a factor e⁻¹⁰⁰, and a query equal to a key returns
-/// that key's value, as in any dictionary.
+/// 0.001, a key whose cosine is lower by 0.1 has e⁻¹⁰⁰ times the weight, and a query equal to a key returns that key's
+/// value, as in any dictionary.
 ///
 /// ```
 /// use sdpa_layers::{Compute, Dictionary};

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Plain f32 on slices. A matrix is a row-major slice with one row per token; its number of rows is its length divided
-//! by its width. Layers own their weights, read rows from a slice of yours and write rows to another; a [`Compute`]
+//! by its width. Layers own their weights, read rows from one of your slices and write rows to another; a [`Compute`]
 //! holds threads, instruction set and reusable memory.
 //!
 //! | task | items |

@@ -24,7 +24,7 @@ const MOST_KEYS: usize = u32::MAX as usize;
 /// Reason why a cache has no file.
 const NO_FORMAT: &str = "files have no form for the format of this cache";
 
-/// Name of the tensor with a part of a sequence's tokens.
+/// Name of the tensor that holds a part of a sequence's tokens.
 fn tensor_name(sequence: usize, part: TokenPart) -> String {
     let part = match part {
         TokenPart::Key => "keys",
@@ -47,7 +47,7 @@ fn tensor_dtype(part: TokenPart, format: ElementFormat) -> Dtype {
     }
 }
 
-/// Shape of the tensors with a part of tokens, of which each has so many elements in a head.
+/// Shape of the tensors with a part of tokens, which has `elements` elements in a head.
 fn tensor_shape(part: TokenPart, [heads, held, elements]: [usize; 3], format: ElementFormat) -> Vec<usize> {
     match (part, format) {
         (TokenPart::KeyScale | TokenPart::ValueScale, ElementFormat::Int8PerToken | ElementFormat::Int8PerChannel) => {
@@ -62,7 +62,7 @@ fn too_long(sequence: usize, len: usize) -> String {
     format!("sequence {sequence}: it has {len} keys, but must have at most {MOST_KEYS}")
 }
 
-/// Turns elements of `size` bytes from the machine's order of bytes to that of files, or back.
+/// Converts elements of `size` bytes from the machine's byte order to that of files, or back.
 fn swap_order(elements: &mut [u8], size: usize) {
     if cfg!(target_endian = "big") {
         elements.chunks_exact_mut(size).for_each(<[u8]>::reverse);

@@ -35,8 +35,8 @@ enum Fault {
     Inputs,
 }
 
-/// Tensors that may be exchanged together, and what a message names for them. Whoever exchanges heads and rows of q does so
-/// in the output, too, and needs no word on it.
+/// Tensors that may be exchanged together, and what a message names for them. A caller who exchanges heads and rows of
+/// q does so in the output, too, so messages need not name the output.
 type Set = (Fault, &'static [Tensor]);
 
 const OF_TENSORS: [Set; 8] = [
@@ -85,7 +85,7 @@ impl Sizes {
         if self.q[1] > self.k[1] { self.named(|_, fits| fits.is_square()) } else { None }
     }
 
-    /// Likely cause of values that are not as many as the keys.
+    /// Likely cause of different numbers of keys and values.
     pub(super) fn of_values(self) -> Option<Cause> {
         if self.v == self.k || self.v != [self.k[1], self.k[0]] {
             return None;
@@ -131,8 +131,8 @@ impl Sizes {
         Self { q, k, v: exchange(Tensor::V, v), out: out.map(|out| exchange(Tensor::Out, out)), sets }
     }
 
-    /// Returns the cause that names the tensors with which the call fits the other way round: among those that are
-    /// plausible, and with which there are as many rows as keys if there are such.
+    /// Returns the cause that names the tensors with which the call fits the other way round. They must be plausible;
+    /// those that give as many rows as keys are preferred.
     fn named(self, plausible: impl Fn(Fault, Self) -> bool) -> Option<Cause> {
         let found = |fault, square: bool| {
             self.sets.iter().any(|&(other, tensors)| {

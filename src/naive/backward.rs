@@ -1,8 +1,8 @@
 //! Backward pass of the oracle: gradients from the weights of the forward oracle, one pair of row and key at a time.
 //!
-//! With w the weights, s the scores, dp = do·v and δ = Σ w·dp − dlse: ds = w·(dp − δ), times the derivative of the caller's
-//! score function, which gives dbias and dslope, times 1 − (s/cap)² under a softcap; then dq = c·Σ ds·k, dk = c·Σ ds·q,
-//! dv = Σ w·do. (Dao and others 2022, arXiv:2205.14135, appendix B.2.)
+//! With w the weights, s the scores, dp = do·v and δ = Σ w·dp − dlse: ds = w·(dp − δ). Times the derivative of the
+//! caller's score function, it gives dbias and dslope. Then also times 1 − (s/cap)² under a softcap, it gives dq = c·Σ
+//! ds·k and dk = c·Σ ds·q. dv = Σ w·do. (Dao and others 2022, arXiv:2205.14135, appendix B.2.)
 
 use super::row::{at_position, dropout_factor, entry, first_key, first_row, position};
 use super::{Answer, Dense, Real, answer};

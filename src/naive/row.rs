@@ -61,7 +61,7 @@ pub(super) fn position(attention: &Attention, [q_len, kv_len]: [usize; 2], row: 
     row as i128 + offset
 }
 
-/// Sets a row's position as functions of the caller's are told it.
+/// Sets a row's position as the caller's functions receive it.
 pub(super) fn at_position(at: Position, position: i128) -> Position {
     Position { position: position.clamp(isize::MIN as i128, isize::MAX as i128) as isize, ..at }
 }

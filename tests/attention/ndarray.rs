@@ -152,7 +152,7 @@ fn repeated_masks_biases_and_heads() {
     assert_eq!(bits(&repeated.out.data), bits(&expected.out.data));
 }
 
-/// The elements of two outputs lie in turns, as do those of two keys: neither call touches the other's.
+/// The elements of two outputs alternate in memory, as do those of two keys: neither call touches the other's.
 #[test]
 fn calls_on_interleaved_parts_at_the_same_time() {
     let [left, right] = [4, 5].map(|seed| Tensors::normal([1, 2, 2, 150, 150, 16, 16], seed));

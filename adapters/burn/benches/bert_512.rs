@@ -41,7 +41,7 @@ fn turns() -> usize {
     if std::env::args().any(|arg| arg == "--test") { 3 } else { turns.max(1) }
 }
 
-/// Times both in turns, in either order, and prints a line.
+/// Times both alternately, in either order, and prints a line.
 fn compare(layout: &str, tensors: [Tensor<4>; 3], turns: usize) {
     let mut rng = ChaCha8Rng::seed_from_u64(25);
     let mut times = [Vec::new(), Vec::new()];

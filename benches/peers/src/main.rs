@@ -1,4 +1,4 @@
-//! Times this crate and its peers in turns, and checks every answer; README.md says how and why.
+//! Times this crate and its peers alternately, and checks every answer; README.md says how and why.
 
 mod args;
 mod attention;

@@ -59,7 +59,8 @@ pub(crate) struct Spot {
     pub(crate) beside: Neighbour,
 }
 
-/// Everything about one spot: a further line of the file. Peers are measured in turns, so a spot is measured as a whole.
+/// Everything about one spot: a further line of the file. Peers are measured alternately, so a spot is measured as a
+/// whole.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Measured {
     #[serde(flatten)]

@@ -1,4 +1,4 @@
-//! One task at a time: everyone gets ready, answers, is held against the truth, and then runs in turns.
+//! One task at a time: all peers get ready, answer, are compared with the truth, and then run alternately.
 
 use crate::args::{Args, Part};
 use crate::elements::Elements;

@@ -1,4 +1,4 @@
-//! Times the workers in turns, so that whatever else the machine does meets them all alike.
+//! Times the workers alternately, so that other work of the machine affects all alike.
 
 use crate::failure::Result;
 use crate::worker::Worker;
@@ -57,7 +57,7 @@ impl Timed {
     }
 }
 
-/// Lets everyone run as often as decided, in turns. Whoever fails is out: `failed` hears of it.
+/// Runs all workers as often as decided, alternately. One that fails is left out, and `failed` is told.
 pub(crate) fn time<'a>(
     contenders: impl Iterator<Item = (&'a mut Worker, &'a mut Timed)>,
     mut failed: impl FnMut(usize, Box<dyn std::error::Error + Send + Sync>),

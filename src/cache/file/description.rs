@@ -63,7 +63,7 @@ pub(super) struct Window {
 pub(super) struct Sequence {
     /// Number of keys, evicted ones included.
     pub(super) len: usize,
-    /// First evicted key, and the first behind it that is held.
+    /// First evicted key, and the first held key after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) evicted: Option<[usize; 2]>,
 }

@@ -71,7 +71,7 @@ impl Blocks {
         self.held.get_disjoint_mut([a?, b?]).ok()
     }
 
-    /// Adds a block behind the last one.
+    /// Adds a block after the last one.
     pub(super) fn push(&mut self, block: Block) {
         self.held.push(block);
     }

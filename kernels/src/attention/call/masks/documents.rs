@@ -30,7 +30,7 @@ struct Stretch {
 }
 
 impl Stretch {
-    /// All keys behind those that are described.
+    /// All keys after the described ones.
     const BEHIND: Self = Self { document: usize::MAX, end: usize::MAX };
 }
 
@@ -81,7 +81,7 @@ impl Documents {
         Self { stretches, index, shift }
     }
 
-    /// Returns the number of the stretch that holds a key, at least the number of stretches if it lies behind them.
+    /// Returns the index of the stretch that holds a key; at least the number of stretches if the key lies after them.
     #[inline(always)]
     fn number(&self, key: usize) -> usize {
         let entry = key >> self.shift;
