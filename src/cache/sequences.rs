@@ -42,7 +42,7 @@ impl KvCache {
     /// draft tokens appended after `from` committed ones, when one path of the tree is accepted. `accepted` are
     /// increasing indices, counted from `from`: token `from + accepted[i]` becomes token `from + i`, with its stored
     /// bits. The cache is then as if only these tokens had been appended. In a sliding cache this always works if
-    /// `from` is the length before the draft.
+    /// `from` is the length before the last append.
     ///
     /// Keys are moved as they are. If you rotate keys by position (rotary embeddings), rotate them by the position that
     /// they have once accepted: in a tree, `from` plus their depth, not `from` plus their index.
