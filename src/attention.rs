@@ -201,7 +201,7 @@ impl Attention {
 /// Smallest scratch of a worker, in bytes, for which a trial allocation checks that there is memory.
 const MUCH_SCRATCH: usize = 16 << 20;
 
-/// Largest head dimension whose scratch is always smaller, on every instruction set.
+/// Head dimension up to which scratch is below [`MUCH_SCRATCH`] on every instruction set.
 const USUAL_DIMS: usize = 1024;
 
 /// Refuses head dimensions for which a worker's scratch cannot be allocated, because running a problem cannot fail.
