@@ -284,7 +284,7 @@ fn name_of(point: Point) -> &'static str {
         Point::Softcapped => "scores.softcap",
         Point::Masked => "scores.masked",
         Point::Weights => "weights",
-        _ => "scores",
+        point => unreachable!("no setting asks for scores at {point:?}"),
     }
 }
 

@@ -12,6 +12,7 @@ use sdpa::{Bound, Error};
 /// assert_eq!((ragged.count(), ragged.rows(1)), (2, 3..5));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Sequences<'a> {
     /// A batch of sequences of one length.
     Even {

@@ -93,6 +93,7 @@ pub enum Form {
 /// # let _ = encoder;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum Reach {
     /// The initial state, and the keys up to the row's own.
     #[default]
