@@ -10,7 +10,7 @@ use core::fmt;
 /// let x = View::bhld(&x, [1, 2, 3, 4])?; // 2 heads, 3 rows
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 3, 2, 4])?); // should be `blhd`
 /// let error = sdpa::attention(&Attention::new(), Inputs::new(x, x, x), outputs).unwrap_err();
-/// assert!(matches!(error, Error::Likely { cause: Cause::Exchanged { argument: "out" }, .. }));
+/// assert!(matches!(error, Error::Likely { cause: Cause::Exchanged { .. }, .. }));
 /// assert!(error.to_string().starts_with("out: heads is 3, but q has 2; heads and rows of out look exchanged"));
 /// # Ok::<(), Error>(())
 /// ```

@@ -17,7 +17,7 @@ pub(crate) use limit::{LONGEST_DIM, at_most, exactly};
 /// let (q, kv) = ([0.0; 2 * 8], [0.0; 3 * 4]);
 /// let (q, kv) = (View::bhld(&q, [1, 1, 2, 8])?, View::bhld(&kv, [1, 1, 3, 4])?);
 /// let error = Inputs::new(q, kv, kv).shape().unwrap_err();
-/// assert!(matches!(error, Error::Mismatch { argument: "k", what: "head_dim", got: 4, expected: 8, .. }));
+/// assert!(matches!(error, Error::Mismatch { got: 4, expected: 8, .. }));
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
@@ -276,7 +276,7 @@ pub enum Error {
 /// let x = View::bhld(&x, [1, 1, 3, 4])?;
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 4])?);
 /// let error = sdpa::attention(&Attention::new(), Inputs::new(x, x, x).kv_lens(&[7]), outputs).unwrap_err();
-/// assert!(matches!(error, Error::Entry { argument: "kv_lens", got: 7, bound: Bound::AtMost, limit: 3, .. }));
+/// assert!(matches!(error, Error::Entry { got: 7, bound: Bound::AtMost, limit: 3, .. }));
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

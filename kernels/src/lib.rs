@@ -7,6 +7,7 @@
 //! and hands out tasks, each once; a task runs the fused loop of `attention/forward/mainloop.rs`, whose steps (`scores`,
 //! `softmax`, `values`) are written on the sixteen-lane vector of `simd/mod.rs`.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the rows and vectors of a register tile count: iterators take a seventh more compile time to unroll"

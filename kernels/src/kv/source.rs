@@ -35,6 +35,7 @@ impl<'a> From<Pages<'a>> for KeyValues<'a> {
     }
 }
 
+#[doc(hidden)] // its type has no name in `sdpa`
 impl<'a> From<&'a Cache> for KeyValues<'a> {
     fn from(cache: &'a Cache) -> Self {
         Self(Source::Cache(cache))

@@ -17,6 +17,7 @@ impl<'a, T> ViewMut<'a, T> {
     ///
     /// # Panics
     /// If `group_size` is 0, or the number of heads is not a multiple of it.
+    #[doc(hidden)] // what it gives has no name in `sdpa`
     pub fn into_heads(self, group_size: usize) -> impl Iterator<Item = HeadsMut<'a, T>> + Send
     where
         T: Send,

@@ -16,7 +16,7 @@ fn layout<T, D: Dimension>(array: &ArrayRef<T, D>) -> Result<([usize; 4], [isize
     four.ok_or(LayoutError::Dimensions { got: array.ndim() })
 }
 
-/// Views an array `[batch, heads, rows, dim]` of any strides; see [`View`].
+/// Views an array `[batch, heads, rows, dim]` of any strides; see [`View`]. Needs the feature `ndarray`; for ndarray 0.17.
 ///
 /// # Errors
 /// [`LayoutError::Dimensions`] unless the array has four dimensions.
@@ -30,7 +30,7 @@ impl<'a, T, D: Dimension> TryFrom<ArrayView<'a, T, D>> for View<'a, T> {
     }
 }
 
-/// Views an array `[batch, heads, rows, dim]` of any strides, owned or borrowed.
+/// Views an array `[batch, heads, rows, dim]` of any strides, owned or borrowed. Needs the feature `ndarray`; for ndarray 0.17.
 ///
 /// # Errors
 /// As for an `ArrayView`.
@@ -42,7 +42,7 @@ impl<'a, T, S: Data<Elem = T>, D: Dimension> TryFrom<&'a ArrayBase<S, D>> for Vi
     }
 }
 
-/// Views a writable array `[batch, heads, rows, dim]` of any strides.
+/// Views a writable array `[batch, heads, rows, dim]` of any strides. Needs the feature `ndarray`; for ndarray 0.17.
 ///
 /// # Errors
 /// [`LayoutError::Dimensions`] unless the array has four dimensions, [`LayoutError::Overlap`] or
@@ -57,7 +57,8 @@ impl<'a, T, D: Dimension> TryFrom<ArrayViewMut<'a, T, D>> for ViewMut<'a, T> {
     }
 }
 
-/// Views a writable array `[batch, heads, rows, dim]` of any strides, owned or borrowed.
+/// Views a writable array `[batch, heads, rows, dim]` of any strides, owned or borrowed. Needs the feature `ndarray`; for
+/// ndarray 0.17.
 ///
 /// # Errors
 /// As for an `ArrayViewMut`.
