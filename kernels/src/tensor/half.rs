@@ -8,7 +8,7 @@ use crate::tensor::view_mut::ViewMut;
 
 macro_rules! from_half {
     ($($half:ty, $Element:ty;)*) => {$(
-        /// Takes elements of the crate half (2). Needs the feature `half`.
+        /// Conversion from elements of the crate half, version 2. Needs the feature `half`.
         impl<'a> From<View<'a, $half>> for View<'a, $Element> {
             fn from(view: View<'a, $half>) -> Self {
                 // SAFETY: both types are a transparent u16, of which every bit pattern is valid.
@@ -16,7 +16,7 @@ macro_rules! from_half {
             }
         }
 
-        /// Takes elements of the crate half (2). Needs the feature `half`.
+        /// Conversion from elements of the crate half, version 2. Needs the feature `half`.
         impl<'a> From<ViewMut<'a, $half>> for ViewMut<'a, $Element> {
             fn from(view: ViewMut<'a, $half>) -> Self {
                 // SAFETY: both types are a transparent u16, of which every bit pattern is valid.
@@ -24,14 +24,14 @@ macro_rules! from_half {
             }
         }
 
-        /// Takes elements of the crate half (2). Needs the feature `half`.
+        /// Conversion from elements of the crate half, version 2. Needs the feature `half`.
         impl<'a> From<View<'a, $half>> for Tensor<'a> {
             fn from(view: View<'a, $half>) -> Self {
                 View::<$Element>::from(view).into()
             }
         }
 
-        /// Takes elements of the crate half (2). Needs the feature `half`.
+        /// Conversion from elements of the crate half, version 2. Needs the feature `half`.
         impl<'a> From<ViewMut<'a, $half>> for TensorMut<'a> {
             fn from(view: ViewMut<'a, $half>) -> Self {
                 ViewMut::<$Element>::from(view).into()
