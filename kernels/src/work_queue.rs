@@ -1,4 +1,4 @@
-//! Queue of task numbers that workers take from, until it is empty or they are asked to stop.
+//! Queue of numbers of work that workers take from, until it is empty or they are asked to stop.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -41,7 +41,7 @@ impl<'a> Stop<'a> {
     }
 }
 
-/// Queue of the numbers below `len`, each taken once.
+/// Queue of the numbers below `len`, each taken once, in ascending order.
 pub(crate) struct Queue {
     len: usize,
     next: AtomicUsize,
@@ -52,14 +52,13 @@ impl Queue {
         Self { len, next: AtomicUsize::new(0) }
     }
 
-    /// Takes the next number, the largest first: under a causal mask the last rows see the most keys, so the tasks left
-    /// for the end are short.
+    /// Takes the next number.
     #[inline]
     pub(crate) fn take(&self) -> Option<usize> {
         self.take_run(1).next()
     }
 
-    /// Takes the next `most` numbers, at least one, or what is left of them: in ascending order, the largest run first.
+    /// Takes the next `most` numbers, at least one, or what is left of them.
     #[inline]
     pub(crate) fn take_run(&self, most: usize) -> Range<usize> {
         // Relaxed: the counter orders nothing but itself; joining the workers publishes the results.
@@ -74,8 +73,7 @@ impl Queue {
 
     /// Returns the numbers that are taken next, at most `most`, where `taken` were before.
     fn run(&self, taken: usize, most: usize) -> Range<usize> {
-        let end = self.len - taken;
-        end.saturating_sub(most)..end
+        taken..self.len.min(taken.saturating_add(most))
     }
 
     /// Takes the next number, unless it is to be left undone.
@@ -84,11 +82,11 @@ impl Queue {
         self.take().filter(|_| !stop.leaves())
     }
 
-    /// Returns the first number that the next call of [`Self::take_run`] would return. Another worker may take it first.
+    /// Returns what the next call of [`Self::take_run`] would return. Another worker may take it first.
     #[inline]
-    pub(crate) fn peek_run(&self, most: usize) -> Option<usize> {
+    pub(crate) fn peek_run(&self, most: usize) -> Range<usize> {
         let taken = self.next.load(Ordering::Relaxed);
-        (taken < self.len).then(|| self.run(taken, most).start)
+        if taken < self.len { self.run(taken, most) } else { 0..0 }
     }
 
     pub(crate) fn len(&self) -> usize {

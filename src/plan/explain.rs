@@ -3,7 +3,7 @@
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use core::fmt;
-use sdpa_kernels::{FewRows, Isa, KEY_BLOCK, Precision, Sequence, peak_flops, read_bandwidth};
+use sdpa_kernels::{Isa, KEY_BLOCK, Precision, Sequence, peak_flops, read_bandwidth};
 
 /// Peak rates of a machine: the two numbers of the roofline model.
 ///
@@ -110,8 +110,8 @@ impl Plan {
 
     /// Returns the bytes of keys and values that split-KV does not read again.
     fn shared_bytes(&self, problem: &Problem<'_>) -> f64 {
-        let Some(FewRows { few, .. }) = self.few_rows(problem) else { return 0.0 };
-        problem.call.shared_keys(few).unwrap_or(0) as f64 * problem.call.kv.token_bytes() as f64
+        let Some(few_rows) = self.few_rows(problem) else { return 0.0 };
+        problem.call.shared_keys(&self.tiling, few_rows) as f64 * problem.call.kv.token_bytes() as f64
     }
 
     /// Returns the pairs that a tile of rows sees of a block, and the keys it computes: the key range, in whole panels.

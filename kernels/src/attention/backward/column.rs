@@ -17,7 +17,7 @@ use crate::attention::backward::memory::{BackwardScratch, KeyGradients, Own};
 use crate::attention::backward::pass::{BackwardPass, BlockAt};
 use crate::attention::backward::rows::finite_rows;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
-use crate::attention::call::Task;
+use crate::attention::call::RowSet;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::pack;
@@ -67,8 +67,8 @@ impl<S: Simd> Column<'_, S> {
             }
             for first in (0..q_len).step_by(MAX_ROW_BLOCK) {
                 let rows = g * q_len + first..g * q_len + q_len.min(first + MAX_ROW_BLOCK);
-                let task = Task { sequence: self.at.sequence, kv_head: self.at.kv_head, rows };
-                let task = AttentionTask::reading(self.bound, task).followed_by(Next::Near);
+                let rows = RowSet::of(self.at.sequence, self.at.kv_head, rows);
+                let task = AttentionTask::reading(self.bound, rows).followed_by(Next::Near);
                 // SAFETY: the row block is the `done`th of the column, whose turn it is when the tile has waited.
                 if !unsafe { self.tile(&task, done, &mut keys, &mut scores, &mut own) } {
                     return;

@@ -130,8 +130,6 @@ impl<'a> BackwardLaunch<'a> {
         let bound = BoundCall { s, mods, checked: &pass.checked };
         let mut before = None;
         while let Some(number) = self.columns.take_unless(&pass.stop) {
-            // The queue counts down.
-            let number = self.columns.len() - 1 - number;
             // As many further as this one was, since workers take turns.
             let next = number + before.map_or(1, |before| number - before);
             before = Some(number);

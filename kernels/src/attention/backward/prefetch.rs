@@ -7,7 +7,7 @@
 use crate::attention::backward::column::Column;
 use crate::attention::backward::memory::RowMemory;
 use crate::attention::backward::pass::BlockAt;
-use crate::attention::backward::row_block::{place_of, rows_of};
+use crate::attention::backward::row_block::rows_of;
 use crate::attention::backward::tile::Place;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
@@ -43,7 +43,7 @@ impl<S: Simd> Column<'_, S> {
             queue.push(gradients.as_ptr().cast(), (RowMemory::floats(d) * bytes) as isize, n, d * bytes);
         }
         if let Some(gradient) = self.pass.gradients.q.as_ref().filter(|_| place.is_last) {
-            let [b, h, l] = place_of(task, row);
+            let [b, h, l] = row.place();
             // SAFETY: the row block's rows are inside the gradient of the queries.
             queue.push_rows(unsafe { gradient.rows(b, h, l) }, n, d);
         }

@@ -3,7 +3,7 @@
 use crate::attention::backward::column::{Column, write_rows};
 use crate::attention::backward::memory::{RowMemory, RowNumber};
 use crate::attention::backward::rows::BlockRows;
-use crate::attention::blocks::task::{AttentionTask, Row};
+use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::softmax_backward::{self, Delta, RowDot};
 use crate::simd::{LANES, Simd};
@@ -17,7 +17,7 @@ impl<S: Simd> Column<'_, S> {
     pub(crate) unsafe fn memory_of(&self, task: &AttentionTask<'_, S>) -> &mut [f32] {
         let Some((first, n)) = task.stretches(0..rows_of(task)).next() else { return &mut [] };
         // SAFETY: the caller guarantees sole access; the rows of a row block are of one head.
-        unsafe { self.pass.rows.rows(place_of(task, first), n) }
+        unsafe { self.pass.rows.rows(first.place(), n) }
     }
 
     /// Iterates over the row block's rows: the gradient of each row's query, and the row's numbers.
@@ -85,7 +85,7 @@ impl<S: Simd> Column<'_, S> {
             }
             if let Some(gradient) = &self.pass.gradients.q {
                 let sums = self.each_row(task).map(|(sums, _)| &*sums);
-                write_rows(task.s, gradient, place_of(task, first), sums, task.call.scale);
+                write_rows(task.s, gradient, first.place(), sums, task.call.scale);
             }
         }
     }
@@ -105,7 +105,7 @@ impl<S: Simd> Column<'_, S> {
             self.begin_rows(task, &deltas);
             if let Some(gradient) = &self.pass.gradients.q {
                 let none: &[f32] = &[];
-                write_rows(task.s, gradient, place_of(task, first), (0..rows_of(task)).map(|_| none), 1.0);
+                write_rows(task.s, gradient, first.place(), (0..rows_of(task)).map(|_| none), 1.0);
             }
         }
     }
@@ -113,10 +113,5 @@ impl<S: Simd> Column<'_, S> {
 
 /// Returns the number of the row block's rows.
 pub(crate) fn rows_of<S>(task: &AttentionTask<'_, S>) -> usize {
-    task.task.rows.len()
-}
-
-/// Returns the place of a row in q: batch, head, row.
-pub(crate) fn place_of<S>(task: &AttentionTask<'_, S>, row: Row) -> [usize; 3] {
-    [task.seq.batch, row.head, task.seq.first_row + row.i]
+    task.set.rows.len()
 }

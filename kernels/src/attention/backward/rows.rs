@@ -55,7 +55,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// # Safety
     /// The tensor has the batch, heads and rows of q.
     pub(crate) unsafe fn block_rows(&self, tensor: &Tensor<'_>, nonfinite: NonFinite, copy: &mut [f32]) -> BlockRows {
-        let (n, [.., dim]) = (self.task.rows.len(), tensor.shape());
+        let (n, [.., dim]) = (self.set.rows.len(), tensor.shape());
         let width = dim.next_multiple_of(LANES);
         assert!(n <= MAX_ROW_BLOCK && copy.len() >= n * width, "more rows than a row block");
         let rows = Rows::strided(core::ptr::null(), width as isize, 1);
@@ -66,7 +66,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         // SAFETY: the caller guarantees that the task's rows are inside the tensor; they are of one head, so they are
         // evenly spaced.
         unsafe {
-            let rows = tensor.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
+            let rows = tensor.rows(row.batch, row.head, row.at);
             if nonfinite == NonFinite::Handled && !finite::all_finite(self.s, rows, n, dim) {
                 for i in 0..n {
                     let finite = finite::all_finite(self.s, rows.rows_from(i), 1, dim);
@@ -105,7 +105,7 @@ impl<S: Simd> AttentionTask<'_, S> {
             let out = self.block_rows(&saved.out, NonFinite::Ignored, copy);
             softmax_backward::row_dots(self.s, [d_out.addresses(), out.addresses()], vecs, &mut products);
         }
-        for row in self.rows(0..self.task.rows.len()) {
+        for row in self.rows(0..self.set.rows.len()) {
             deltas[row.n] = Delta::new(products[row.n], self.d_lse(saved, row));
             if d_out.nonfinite.has(row.n) {
                 deltas[row.n].value = QUIET_NAN;
@@ -117,7 +117,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// Returns what was saved of each of the task's rows, with these [deltas](Self::deltas).
     pub(crate) fn saved_rows(&self, saved: &Saved<'_>, deltas: &[Delta; MAX_ROW_BLOCK]) -> [SavedRow; MAX_ROW_BLOCK] {
         let mut rows = [SavedRow::default(); MAX_ROW_BLOCK];
-        for row in self.rows(0..self.task.rows.len()) {
+        for row in self.rows(0..self.set.rows.len()) {
             let (lse, d_lse) = (self.of_row(&saved.lse, row), self.d_lse(saved, row));
             rows[row.n] = SavedRow { lse, d_lse, delta: deltas[row.n] };
         }
@@ -131,7 +131,7 @@ impl<S: Simd> AttentionTask<'_, S> {
 
     /// Returns a row's element of a view that has one for each.
     pub(crate) fn of_row(&self, view: &View<'_>, row: Row) -> f32 {
-        view.get([self.seq.batch, row.head, self.seq.first_row + row.i, 0]).copied().unwrap_or(QUIET_NAN)
+        view.get([row.batch, row.head, row.at, 0]).copied().unwrap_or(QUIET_NAN)
     }
 }
 

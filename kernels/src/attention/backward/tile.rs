@@ -4,7 +4,7 @@ use crate::attention::backward::call::BiasColumns;
 use crate::attention::backward::column::{Column, ColumnKeys};
 use crate::attention::backward::memory::{Own, RowMemory, RowNumber, ScoreScratch};
 use crate::attention::backward::pass::BlockAt;
-use crate::attention::backward::row_block::{place_of, rows_of};
+use crate::attention::backward::row_block::rows_of;
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, ScoreCopies};
 use crate::attention::blocks::task::AttentionTask;
@@ -92,7 +92,7 @@ impl<S: Simd> Column<'_, S> {
             capped: task.call.options.softcap.is_some().then_some(&mut *scores.capped),
             biased: task.given.score.then_some(&mut *scores.biased),
         };
-        let seen = block.compute_scores(0..task.task.rows.len());
+        let seen = block.compute_scores(0..task.set.rows.len());
         keys.packed = block.packed_keys;
         let KeyBlock { spans, regions, copies, prefetch, .. } = block;
         // Whole rows are written by the first key block, if all of them see some of it.
@@ -149,7 +149,7 @@ impl<S: Simd> Column<'_, S> {
 
     /// Turns scores into weights, and computes the gradients of the scores.
     fn compute_weights(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
-        let rows = task.task.rows.len();
+        let rows = task.set.rows.len();
         let scores = Scores {
             queries: tile.d_out.addresses(),
             keys: Typed::F32(Rows::strided(own.values.as_ptr(), (task.tiling.value_dim * LANES) as isize, 1)),
@@ -266,7 +266,7 @@ impl<S: Simd> Column<'_, S> {
             let first = self.keys().start + keys.start;
             // SAFETY: the caller guarantees the row's numbers, and the elements of the bias that the column adds to.
             unsafe {
-                let (_, numbers) = self.pass.rows.row(place_of(task, row));
+                let (_, numbers) = self.pass.rows.row(row.place());
                 if slopes {
                     let position = task.position(row, 0).position;
                     numbers[RowNumber::Distance as usize] += lane_sum(
@@ -285,7 +285,7 @@ impl<S: Simd> Column<'_, S> {
                             |_| 1.0,
                         );
                     }
-                    Some(bias) => bias.add([task.task.sequence, row.head, row.i], first, gradients),
+                    Some(bias) => bias.add([task.set.sequence, row.head, row.i], first, gradients),
                     None => {}
                 }
             }

@@ -1,6 +1,7 @@
 //! Key range of a task: the key blocks with at least one key that may be visible to some row.
 
 use crate::attention::blocks::task::AttentionTask;
+use crate::attention::call::Sequence;
 use crate::simd::Simd;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
@@ -35,15 +36,18 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         self.call.visible.key_range(first, last, self.seq.kv_len)
     }
 
-    /// Returns the first and the last position of a row of the task; of a row of its sequence, if the task has rows of several
+    /// Returns the first and the last position of a row of the task; of a row of its sequences, if the task has rows of several
     /// heads.
     pub(crate) fn positions(&self) -> (isize, isize) {
-        let (rows, q_len) = (&self.task.rows, self.seq.q_len);
+        let (rows, q_len) = (&self.set.rows, self.seq.q_len);
         // Rows of one head are in order; a task that covers several heads may hold any row. One row a head needs no division.
         let in_order = q_len > 1 && rows.start / q_len == (rows.end - 1) / q_len;
         let (first, last) = if in_order { (rows.start % q_len, (rows.end - 1) % q_len) } else { (0, q_len - 1) };
         let position = |i: usize| self.seq.offset.saturating_add_unsigned(i);
-        (position(first), position(last))
+        self.set.others.iter().fold((position(first), position(last)), |(first, last), &sequence| {
+            let Sequence { offset, q_len, .. } = self.call.sequence(sequence);
+            (first.min(offset), last.max(offset.saturating_add_unsigned(q_len.saturating_sub(1))))
+        })
     }
 }
 

@@ -25,10 +25,10 @@ impl<S: Simd> AttentionTask<'_, S> {
         if let Next::Near = self.next {
             return prefetch;
         }
-        if let Next::Unit { accumulated: (at, bytes), next } = &self.next {
-            if self.task.rows.len() > READING_ROWS {
-                if let Some((task, first)) = next {
-                    self.peek(task).push_block(*first, &mut prefetch);
+        if let Next::Block { accumulated: (at, bytes), next } = &self.next {
+            if self.set.rows.len() > READING_ROWS {
+                if let Some((rows, first)) = next {
+                    self.peek(rows).push_block(*first, &mut prefetch);
                 }
                 return prefetch;
             }
@@ -42,8 +42,8 @@ impl<S: Simd> AttentionTask<'_, S> {
             };
             if let Some((rows, columns)) = rows {
                 prefetch.push_rows(rows, len.min(FIRST), columns);
-                if let Some((task, first)) = next {
-                    self.peek(task).push_first_keys(*first, &mut prefetch);
+                if let Some((rows, first)) = next {
+                    self.peek(rows).push_first_keys(*first, &mut prefetch);
                 }
             }
             return prefetch;
@@ -55,11 +55,11 @@ impl<S: Simd> AttentionTask<'_, S> {
         if let Some(out) = &self.outputs.out {
             self.push_rows(&mut prefetch, self.tiling.value_dim, |row| {
                 // SAFETY: the task's rows are inside the output.
-                unsafe { out.rows(self.seq.batch, row.head, self.seq.first_row + row.i) }
+                unsafe { out.rows(row.batch, row.head, row.at) }
             });
         }
-        if let Next::Task(task) = &self.next {
-            self.peek(task).push_opening(&mut prefetch);
+        if let Next::Rows(rows) = &self.next {
+            self.peek(rows).push_opening(&mut prefetch);
         }
         prefetch
     }
@@ -68,7 +68,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// rows prefetch what lies as far behind these. Scales lie before what they scale: without theirs, each block would leave
     /// gaps in the memory that is prefetched, and the hardware's prefetcher would lose its stream.
     pub(crate) fn prefetch_behind_scales(&self, scales: *const u8, bytes: usize) {
-        let (s, rows) = (self.s, self.task.rows.len());
+        let (s, rows) = (self.s, self.set.rows.len());
         if rows <= READING_ROWS {
             let at = scales.wrapping_add(Later::far(s, rows));
             s.prefetch_far(Later::level(s, rows), at.cast(), bytes);
@@ -127,7 +127,7 @@ impl<S: Simd> AttentionTask<'_, S> {
 
     /// Adds the task's first key block and its queries.
     fn push_opening(&self, prefetch: &mut PrefetchQueue) {
-        if self.task.rows.is_empty() {
+        if self.set.rows.is_empty() {
             return;
         }
         if let Some(first) = self.blocks().next() {
@@ -135,7 +135,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         }
         self.push_rows(prefetch, self.tiling.head_dim, |row| {
             // SAFETY: the task's rows are inside the call's queries.
-            unsafe { self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i) }
+            unsafe { self.call.q.rows(row.batch, row.head, row.at) }
         });
     }
 
@@ -143,7 +143,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     #[inline]
     fn push_rows(&self, prefetch: &mut PrefetchQueue, dim: usize, at: impl Fn(Row) -> AnyRows) {
         if let Some(row) = self.rows(0..1).next() {
-            prefetch.push_rows(at(row), self.task.rows.len().min(self.seq.q_len - row.i), dim);
+            prefetch.push_rows(at(row), self.set.rows.len().min(self.seq.q_len - row.i), dim);
         }
     }
 }

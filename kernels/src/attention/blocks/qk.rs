@@ -36,7 +36,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let native = matches!(self.queries, Queries::Pairs(_));
         let d = task.tiling.head_dim;
         // Few rows of the whole task, not of the row block: a later row block finds its keys packed already.
-        let few = task.task.rows.len() <= READING_ROWS;
+        let few = task.set.rows.len() <= READING_ROWS;
         let ready = match self.keys {
             Keys::Rows(_) => false,
             Keys::Packed(panels) if native => !panels.are_scattered() && d.is_multiple_of(2),
@@ -108,7 +108,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let (first, step) = match (self.queries, &task.call.q) {
                 // SAFETY: the task's rows are inside the call's queries.
                 (Queries::InPlace, Tensor::F32(q)) if are_readable_in_place(q) => unsafe {
-                    (q.row(task.seq.batch, row.head, task.seq.first_row + row.i).0, q.strides()[2])
+                    (q.row(row.batch, row.head, row.at).0, q.strides()[2])
                 },
                 (Queries::Copied(copies), _) => (copies[copied].as_ptr(), depth as isize),
                 (Queries::Pairs(pairs), _) => (pairs[copied].as_ptr().cast(), depth as isize),

@@ -54,7 +54,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// Copies the task's queries if they are not contiguous, or turns them into pairs or bytes: they take the regions'
     /// memory for queries, where nothing is written if they are there already. Returns where the rows are.
     pub(crate) fn queries<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
-        match self.call.kv.query_form(self.task.kv_head) {
+        match self.call.kv.query_form(self.set.kv_head) {
             QueryForm::F32 => {}
             QueryForm::Int8 { channels } => {
                 return self.query_bytes(QuerySize::int8(self.tiling.head_dim), channels, regions);
@@ -79,10 +79,10 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// Copies the task's queries, widened, one after the other.
     pub(crate) fn copy_queries(&self, copies: &mut [f32]) {
         let d = self.tiling.head_dim;
-        for (row, copy) in self.rows(0..self.task.rows.len()).zip(copies.chunks_exact_mut(d)) {
+        for (row, copy) in self.rows(0..self.set.rows.len()).zip(copies.chunks_exact_mut(d)) {
             // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
             unsafe {
-                let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
+                let rows = self.call.q.rows(row.batch, row.head, row.at);
                 if d.is_multiple_of(LANES) {
                     pack::pack_rows(self.s, rows, [1, d], NonFinite::Ignored, copy);
                 } else {
@@ -94,7 +94,7 @@ impl<S: Simd> AttentionTask<'_, S> {
 
     /// Rounds the task's queries to pairs.
     fn query_pairs<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
-        let (d, n) = (self.tiling.head_dim, self.task.rows.len());
+        let (d, n) = (self.tiling.head_dim, self.set.rows.len());
         // No keys are packed yet, so their scratch is free: sixteen rows or more.
         let whole = &mut as_halves(regions.keys)[..d.next_multiple_of(LANES)];
         let queries = core::mem::take(&mut regions.queries);
@@ -105,7 +105,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         for (row, pairs) in self.rows(0..n).zip(pairs) {
             // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
             unsafe {
-                let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
+                let rows = self.call.q.rows(row.batch, row.head, row.at);
                 pack::pack_rows(self.s, rows, [1, d], NonFinite::Ignored, whole);
             }
             // An odd last element is paired with the padding.
@@ -117,7 +117,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// Quantises the task's queries to bytes. They are multiplied by the scales of the keys' channels first, so that
     /// QKᵀ reads only the keys' bytes.
     fn query_bytes<'r>(&self, size: QuerySize, channels: Option<&[f32]>, regions: &mut Regions<'r>) -> Queries<'r> {
-        let (d, n) = (self.tiling.head_dim, self.task.rows.len());
+        let (d, n) = (self.tiling.head_dim, self.set.rows.len());
         let (quads, rows) = int8::cut_queries(core::mem::take(&mut regions.queries), n, size);
         if regions.query_memory == QueryMemory::Filled {
             return Queries::Int8(Int8Queries { quads, rows, size });
@@ -128,7 +128,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         for (row, (quads, sums)) in self.rows(0..n).zip(places) {
             // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
             unsafe {
-                let rows = self.call.q.rows(self.seq.batch, row.head, self.seq.first_row + row.i);
+                let rows = self.call.q.rows(row.batch, row.head, row.at);
                 pack::pack_rows(self.s, rows, [1, d], NonFinite::Ignored, wide);
             }
             let row = &mut wide[..d];

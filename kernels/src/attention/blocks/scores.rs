@@ -147,7 +147,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             Some(BlockClass::Mixed) | None => None,
         };
         for (k, range) in ranges.iter_mut().enumerate() {
-            let row = Row { n: first.n + k, i: first.i + k, ..first };
+            let row = first.after(k);
             let classes = all.unwrap_or_else(|| match range.is_empty() {
                 true => PanelClasses::NONE,
                 false => mods.classes(self.position(row, 1, range.from..range.to)),
@@ -160,7 +160,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     /// Returns the position of some rows of a head, from `row` on, and some of the block's keys.
     fn position(&self, row: Row, rows: usize, keys: Range<usize>) -> BlockPosition {
         BlockPosition {
-            batch: self.task.task.sequence,
+            batch: self.task.set.sequence,
             head: row.head,
             rows: row.i..row.i + rows,
             keys: self.first + keys.start..self.first + keys.end,
@@ -187,7 +187,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         // SAFETY: the caller guarantees a view that `CheckedCall` has checked: it has a row for each sequence, query head
         // and query row, of which this is one of the task's; and `first` is below the number of columns.
         unsafe {
-            let (first, element) = view.row(self.task.task.sequence, row.head, row.i);
+            let (first, element) = view.row(self.task.set.sequence, row.head, row.i);
             Columns { first: first.offset(self.first as isize * element), element, len }
         }
     }
@@ -275,7 +275,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let scores = &self.regions.scores[row.n * SCORE_STRIDE..][..self.len];
             // SAFETY: the task's rows are inside the view, with every key of the sequence, and are this worker's alone.
             unsafe {
-                let (first, element) = view.row(task.task.sequence, row.head, row.i);
+                let (first, element) = view.row(task.set.sequence, row.head, row.i);
                 for (j, &score) in (self.first..).zip(scores) {
                     *first.offset(j as isize * element) = quiet(score);
                 }

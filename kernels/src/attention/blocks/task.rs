@@ -1,11 +1,11 @@
-//! Task of the forward pass: some query rows that share a key/value head, and the call, outputs and tiling they need.
+//! Task of a pass: a set of query rows that share a key/value head, and the call, outputs and tiling they need.
 
 use crate::attention::call::checked::CheckedCall;
 use crate::attention::call::mods::Position;
 use crate::attention::call::outputs::Shared;
 use crate::attention::call::row_mods::{Given, RowMods};
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, Tiling};
-use crate::attention::call::{Call, Sequence, Task};
+use crate::attention::call::{Call, RowSet, Sequence};
 use crate::attention::steps::dropout::{self, Kept};
 use crate::attention::steps::span::Span;
 use crate::simd::{LANES, Simd};
@@ -20,10 +20,10 @@ pub(crate) struct BoundCall<'t, S> {
     pub(crate) checked: &'t CheckedCall<'t>,
 }
 
-/// Task together with its call, outputs, tiling and kernel steps.
+/// Set of query rows together with its call, outputs, tiling and kernel steps.
 ///
 /// It stands for three facts, which the unsafe code of its methods relies on: call, outputs and tiling [fit
-/// together](CheckedCall); the task lies inside the call and is no larger than the tiling's; and the task's rows of the
+/// together](CheckedCall); the rows lie inside the call and are no more than there is scratch for; and the rows of the
 /// outputs are this worker's alone. Its fields are set here alone; elsewhere they are read.
 pub(crate) struct AttentionTask<'t, S> {
     pub(crate) s: S,
@@ -33,40 +33,60 @@ pub(crate) struct AttentionTask<'t, S> {
     pub(crate) call: &'t Call<'t>,
     pub(crate) outputs: &'t Shared<'t>,
     pub(crate) tiling: &'t Tiling,
-    pub(crate) task: Task,
+    pub(crate) set: RowSet<'t>,
+    /// First sequence of the set.
     pub(crate) seq: Sequence,
     /// Number of query heads that share a key/value head.
     group_size: usize,
     /// Prediction of the work after this task, for prefetching.
-    pub(crate) next: Next,
+    pub(crate) next: Next<'t>,
 }
 
 /// Work after a task, whose memory is prefetched.
-pub(crate) enum Next {
-    /// No next task, or unknown.
+#[derive(Clone)]
+pub(crate) enum Next<'t> {
+    /// No next work, or unknown.
     Nothing,
-    /// Any task: all the call's memory is in cache, so nothing is prefetched, not even what this task has yet to read.
+    /// Any work: all the call's memory is in cache, so nothing is prefetched, not even what this task has yet to read.
     Near,
-    /// Probably this task.
-    Task(Task),
-    /// This task is a unit: the address that it accumulates into, and the number of bytes there that are not in cache; and the
-    /// task and first key of the next unit of its run, if any.
-    Unit { accumulated: (*const u8, usize), next: Option<(Task, usize)> },
+    /// Probably these rows, with all their keys.
+    Rows(RowSet<'t>),
+    /// This task computes one key block alone: the address that it accumulates into, and the number of bytes there that are
+    /// not in cache; and the rows and the first key of the next key block, if any.
+    Block { accumulated: (*const u8, usize), next: Option<(RowSet<'t>, usize)> },
 }
 
-/// Query row: its number in the row block, its head, its row in the sequence.
+/// Query row.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
+    /// Number in the row block.
     pub(crate) n: usize,
     pub(crate) head: usize,
+    /// Row in the sequence.
     pub(crate) i: usize,
+    /// Batch index and row in the tensors.
+    pub(crate) batch: usize,
+    pub(crate) at: usize,
+}
+
+impl Row {
+    /// Returns the `k`th row after this one, of the same head.
+    #[inline(always)]
+    pub(crate) fn after(self, k: usize) -> Self {
+        Self { n: self.n + k, i: self.i + k, at: self.at + k, ..self }
+    }
+
+    /// Returns the place of the row in q: batch, head, row.
+    pub(crate) fn place(self) -> [usize; 3] {
+        [self.batch, self.head, self.at]
+    }
 }
 
 impl<'t, S: Simd> AttentionTask<'t, S> {
-    /// Binds a task to its call.
+    /// Binds rows of one sequence to their call.
     ///
     /// # Panics
-    /// If the task does not lie inside the call, or has more rows than the tiling's tasks.
+    /// If the rows do not lie inside the call, or are more than there is scratch for.
     ///
     /// # Safety
     /// While it exists, no other worker reads or writes the outputs of its rows. A task that starts at row 0 also owns
@@ -74,78 +94,88 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     // Inlined, here and where a step's operands change type: otherwise the whole struct is copied, a few per cent of a
     // tiny call.
     #[inline(always)]
-    pub(crate) unsafe fn new(bound: BoundCall<'t, S>, task: Task) -> Self {
-        Self::with_outputs(bound, task, bound.checked.outputs())
+    pub(crate) unsafe fn new(bound: BoundCall<'t, S>, set: RowSet<'static>) -> Self {
+        Self::with_outputs(bound, set, bound.checked.outputs())
     }
 
-    /// Binds a task to its call, to read its inputs alone: it has no outputs.
+    /// Binds rows to their call, to read inputs alone: the task has no outputs.
     ///
     /// # Panics
     /// As [`Self::new`].
     #[inline(always)]
-    pub(crate) fn reading(bound: BoundCall<'t, S>, task: Task) -> Self {
-        Self::with_outputs(bound, task, &Shared::NOTHING)
+    pub(crate) fn reading(bound: BoundCall<'t, S>, set: RowSet<'t>) -> Self {
+        Self::with_outputs(bound, set, &Shared::NOTHING)
     }
 
     #[inline(always)]
-    fn with_outputs(BoundCall { s, mods, checked }: BoundCall<'t, S>, task: Task, outputs: &'t Shared<'t>) -> Self {
+    fn with_outputs(
+        BoundCall { s, mods, checked }: BoundCall<'t, S>,
+        set: RowSet<'t>,
+        outputs: &'t Shared<'t>,
+    ) -> Self {
         let (call, tiling) = (checked.call(), checked.tiling());
-        let (seq, group_size) = (sequence_of(&task, call, tiling), call.group_size());
-        Self { s, mods, given: mods.given(), call, outputs, tiling, task, seq, group_size, next: Next::Nothing }
+        let (seq, group_size) = (first_sequence(&set, call, tiling), call.group_size());
+        Self { s, mods, given: mods.given(), call, outputs, tiling, set, seq, group_size, next: Next::Nothing }
     }
 
-    /// Returns another task of this call, to prefetch its inputs: it has no outputs.
+    /// Returns a task of other rows of this call, to prefetch their inputs: it has no outputs.
     ///
     /// # Panics
     /// As [`Self::new`].
-    pub(crate) fn peek(&self, task: &Task) -> Self {
-        let (task, seq) = (task.clone(), sequence_of(task, self.call, self.tiling));
-        Self { task, seq, outputs: &Shared::NOTHING, next: Next::Nothing, ..*self }
+    pub(crate) fn peek(&self, set: &RowSet<'t>) -> Self {
+        let (set, seq) = (set.clone(), first_sequence(set, self.call, self.tiling));
+        Self { set, seq, outputs: &Shared::NOTHING, next: Next::Nothing, ..*self }
     }
 
     /// Sets the predicted next work: its memory is prefetched while this task is computed.
     #[inline(always)]
-    pub(crate) fn followed_by(self, next: Next) -> Self {
+    pub(crate) fn followed_by(self, next: Next<'t>) -> Self {
         Self { next, ..self }
     }
 
     /// Returns the row blocks of the task, as ranges of its rows.
     pub(crate) fn row_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<S> {
-        let (rows, step) = (self.task.rows.len(), self.tiling.row_block_rows);
-        (0..rows).step_by(step).map(move |first| first..rows.min(first + step))
+        let rows = self.set.rows.len();
+        (0..rows).step_by(MAX_ROW_BLOCK).map(move |first| first..rows.min(first + MAX_ROW_BLOCK))
     }
 
     /// Returns the rows of a row block.
     ///
     /// # Panics
     /// As [`Self::stretches`].
-    pub(crate) fn rows(&self, row_block: Range<usize>) -> impl Iterator<Item = Row> + use<S> {
-        self.stretches(row_block)
-            .flat_map(|(Row { n, head, i }, len)| (0..len).map(move |k| Row { n: n + k, head, i: i + k }))
+    pub(crate) fn rows(&self, row_block: Range<usize>) -> impl Iterator<Item = Row> + use<'t, S> {
+        self.stretches(row_block).flat_map(|(row, len)| (0..len).map(move |k| row.after(k)))
     }
 
-    /// Returns the rows of a row block by head: the first row of each head, and the number of rows of that head.
+    /// Returns the rows of a row block by sequence and head: the first row of each head, and the number of rows of that head.
     ///
     /// # Panics
     /// If the row block does not lie inside the task: every row returned is one of the task's.
-    pub(crate) fn stretches(&self, row_block: Range<usize>) -> impl Iterator<Item = (Row, usize)> + use<S> {
-        assert!(row_block.end <= self.task.rows.len(), "a row block outside its task");
-        // Divides only if the first row does not belong to the first head.
-        let first = self.task.rows.start + row_block.start;
-        let q_len = self.seq.q_len;
-        let (skipped, i) = if first < q_len { (0, first) } else { (first / q_len, first % q_len) };
-        let mut next = Row { n: 0, head: self.task.kv_head * self.group_size + skipped, i };
+    pub(crate) fn stretches(&self, row_block: Range<usize>) -> impl Iterator<Item = (Row, usize)> + use<'t, S> {
+        assert!(row_block.end <= self.set.rows.len(), "a row block outside its task");
+        let (call, group_size, first_head) = (self.call, self.group_size, self.set.kv_head * self.group_size);
+        let (mut seq, mut others) = (self.seq, self.set.others.iter());
+        let (mut first, mut n) = (self.set.rows.start + row_block.start, 0);
         core::iter::from_fn(move || {
-            let row = next;
-            let len = (q_len - row.i).min(row_block.len() - row.n);
-            next = Row { n: row.n + len, head: row.head + 1, i: 0 };
-            (len > 0).then_some((row, len))
+            if n == row_block.len() {
+                return None;
+            }
+            while first >= group_size * seq.q_len {
+                first -= group_size * seq.q_len;
+                seq = call.sequence(*others.next()?);
+            }
+            // Divides only if the row does not belong to the first head.
+            let (head, i) = if first < seq.q_len { (0, first) } else { (first / seq.q_len, first % seq.q_len) };
+            let len = (seq.q_len - i).min(row_block.len() - n);
+            let row = Row { n, head: first_head + head, i, batch: seq.batch, at: seq.first_row + i };
+            (first, n) = (first + len, n + len);
+            Some((row, len))
         })
     }
 
     pub(crate) fn position(&self, row: Row, key: usize) -> Position {
         let position = self.seq.offset.saturating_add_unsigned(row.i);
-        Position { batch: self.task.sequence, head: row.head, row: row.i, key, position }
+        Position { batch: self.set.sequence, head: row.head, row: row.i, key, position }
     }
 
     /// Draws which weights of a row block are kept, against the key block at `first`, if the call drops any.
@@ -153,7 +183,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         let dropout = self.call.options.dropout?;
         let (mut rows, heads) = ([[0; 2]; MAX_ROW_BLOCK], self.call.q.shape()[1]);
         for row in self.rows(row_block.clone()) {
-            rows[row.n] = [(self.task.sequence * heads + row.head) as u32, row.i as u32];
+            rows[row.n] = [(self.set.sequence * heads + row.head) as u32, row.i as u32];
         }
         let mut kept = Kept { weights: [[0; KEY_BLOCK / LANES]; MAX_ROW_BLOCK], factor: dropout.factor };
         dropout::draw(self.s, spans, first, &rows[..row_block.len()], dropout, &mut kept.weights);
@@ -162,7 +192,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
 
     /// Returns the position of key `first` of the sequence in its source: sequence or batch index, head, key.
     pub(crate) fn place(&self, first: usize) -> [usize; 3] {
-        [self.seq.source, self.task.kv_head, self.seq.first_key + first]
+        [self.seq.source, self.set.kv_head, self.seq.first_key + first]
     }
 
     /// Returns true if queries and keys are multiplied as bfloat16 pairs.
@@ -183,15 +213,16 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     }
 }
 
-/// Returns the sequence of a task.
+/// Returns the first sequence of a set of rows.
 ///
 /// # Panics
-/// If the task does not lie inside the call, or is larger than the tiling's.
+/// If the rows do not lie inside the call, or are more than there is scratch for.
 #[inline(always)]
-fn sequence_of(Task { sequence, kv_head, rows }: &Task, call: &Call<'_>, tiling: &Tiling) -> Sequence {
-    assert!(*sequence < call.sequences() && *kv_head < call.kv.kv_heads(), "a task of another call");
-    let seq = call.sequence(*sequence);
-    let all = call.group_size() * seq.q_len;
-    assert!(rows.end <= all && rows.len() <= tiling.task_rows, "rows outside the call, or more than a task's");
+fn first_sequence(set: &RowSet<'_>, call: &Call<'_>, tiling: &Tiling) -> Sequence {
+    let inside = set.kv_head < call.kv.kv_heads() && set.sequences().all(|sequence| sequence < call.sequences());
+    assert!(inside, "rows of another call");
+    let (seq, rows) = (call.sequence(set.sequence), &set.rows);
+    let all: usize = set.sequences().map(|sequence| call.rows_of(sequence)).sum();
+    assert!(rows.end <= all && rows.len() <= tiling.most_rows, "rows outside the call, or more than a task's");
     seq
 }

@@ -1,4 +1,4 @@
-//! Attention call: its tensors and options, its sequences, and its tasks.
+//! Attention call: its tensors and options, its sequences, and sets of its query rows.
 
 pub(crate) mod checked;
 pub(crate) mod masks;
@@ -162,11 +162,33 @@ impl Call<'_> {
     }
 }
 
-/// Range of query rows of one sequence and key/value head. Row `r` is query row `r % q_len` of the
-/// `r / q_len`-th query head that shares the key/value head.
+/// Query rows that share a key/value head: some of one sequence's, or all of several sequences' whose keys lie in the same
+/// memory.
+///
+/// The rows of the first sequence come first. Row `r` of a sequence is query row `r % q_len` of the `r / q_len`-th query head
+/// that shares the key/value head.
 #[derive(Debug, Clone)]
-pub(crate) struct Task {
+pub(crate) struct RowSet<'t> {
+    /// First sequence, by whose lengths the keys are read.
     pub(crate) sequence: usize,
+    /// Sequences whose rows follow.
+    pub(crate) others: &'t [usize],
     pub(crate) kv_head: usize,
+    /// Rows of the set, counted over all rows of its sequences.
     pub(crate) rows: Range<usize>,
+}
+
+impl RowSet<'static> {
+    /// Returns some rows of one sequence.
+    #[inline(always)]
+    pub(crate) fn of(sequence: usize, kv_head: usize, rows: Range<usize>) -> Self {
+        Self { sequence, others: &[], kv_head, rows }
+    }
+}
+
+impl RowSet<'_> {
+    /// Returns the sequences of the set.
+    pub(crate) fn sequences(&self) -> impl Iterator<Item = usize> {
+        core::iter::once(self.sequence).chain(self.others.iter().copied())
+    }
 }

@@ -45,9 +45,7 @@ pub struct Tiling {
     pub(crate) task_rows: usize,
     /// Number of rows that scratch is reserved for: the maximum for these dimensions, so that the size of scratch does
     /// not depend on lengths. Scratch that a short call does not touch costs address space, not memory.
-    most_rows: usize,
-    /// Number of rows of a row block, whose scores are computed together.
-    pub(crate) row_block_rows: usize,
+    pub(crate) most_rows: usize,
     /// Number of keys of a block that scratch is reserved for.
     block_keys: usize,
     /// Maximum number of keys of a block packed at once.
@@ -78,9 +76,7 @@ impl Tiling {
             true => most_task.max(most_split),
             false => most_task,
         };
-        // If a task has several row blocks, they do not share a vector of row states: MAX_ROW_BLOCK is whole vectors.
-        let row_block_rows = task_rows.min(MAX_ROW_BLOCK);
-        Self { head_dim, value_dim, task_rows, most_rows, row_block_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols }
+        Self { head_dim, value_dim, task_rows, most_rows, block_keys: KEY_BLOCK, pack_keys, pack_cols }
     }
 
     /// Creates the tiling for split-KV, where a task is a key block with all the `rows` rows that share its head: like
@@ -93,8 +89,7 @@ impl Tiling {
     pub fn for_split(head_dim: usize, value_dim: usize, rows: usize, tile_rows: usize) -> Self {
         let rows = rows.min(MAX_SPLIT_ROWS).next_multiple_of(tile_rows);
         let tiling = Self::new(head_dim, value_dim, rows, tile_rows);
-        let task_rows = rows.min(tiling.most_rows);
-        Self { task_rows, row_block_rows: task_rows.min(MAX_ROW_BLOCK), ..tiling }
+        Self { task_rows: rows.min(tiling.most_rows), ..tiling }
     }
 
     /// Creates the tiling of the backward pass: a task is one row block, of [`MAX_ROW_BLOCK`] rows whatever the
@@ -105,7 +100,7 @@ impl Tiling {
     pub fn for_backward(head_dim: usize, value_dim: usize, tile_rows: usize) -> Self {
         let rows = MAX_ROW_BLOCK;
         let tiling = Self::new(head_dim, value_dim, rows, tile_rows);
-        Self { task_rows: rows, most_rows: rows, row_block_rows: rows, ..tiling }
+        Self { task_rows: rows, most_rows: rows, ..tiling }
     }
 
     /// Returns this tiling with only the scratch that `kv_len` keys take, for a call that does not keep its scratch.
@@ -116,19 +111,9 @@ impl Tiling {
         Self { most_rows: self.task_rows, block_keys, pack_keys: self.pack_keys.min(block_keys), ..self }
     }
 
-    /// Maximum number of rows of several sequences that one task gathers: at most one row block, and so few that
-    /// scratch holds two copies of their queries.
-    pub(crate) fn gathered_rows(&self) -> usize {
-        (self.most_rows / 2).min(MAX_ROW_BLOCK)
-    }
-
-    /// Returns the tiling of a task of `rows` rows in the same scratch.
-    ///
-    /// # Panics
-    /// If these are more than [`Self::gathered_rows`].
-    pub(crate) fn with_rows(self, rows: usize) -> Self {
-        assert!(rows <= self.gathered_rows(), "{rows} rows are more than there is scratch for");
-        Self { task_rows: rows, row_block_rows: rows, ..self }
+    /// Maximum number of rows of several sequences that are computed together: a row block, as far as there is scratch.
+    pub(crate) fn shared_rows(&self) -> usize {
+        self.most_rows.min(MAX_ROW_BLOCK)
     }
 
     /// Returns true if there is scratch for the blocks of a sequence of `kv_len` keys.
@@ -141,9 +126,10 @@ impl Tiling {
         self.task_rows
     }
 
-    /// Number of rows of a row block, whose scores are computed together.
+    /// Largest number of rows of a row block, whose scores are computed together. Row blocks of one task do not share a vector
+    /// of row states, as [`MAX_ROW_BLOCK`] is whole vectors.
     pub fn row_block_rows(&self) -> usize {
-        self.row_block_rows
+        self.task_rows.min(MAX_ROW_BLOCK)
     }
 
     /// Number of keys of a block packed at once.

@@ -60,7 +60,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// Returns true if everything accumulated is finite: if not, the task is accumulated again with
     /// [`NonFinite::Handled`].
     pub(crate) fn accumulated_is_finite(&self, regions: &Regions<'_>) -> bool {
-        let accumulated = &regions.out[..self.task.rows.len() * self.tiling.width()];
+        let accumulated = &regions.out[..self.set.rows.len() * self.tiling.width()];
         let row = Typed::F32(Rows::strided(accumulated.as_ptr(), 0, 1));
         // SAFETY: the row is `accumulated`, a slice of that many floats.
         unsafe { finite::all_finite(self.s, row, 1, accumulated.len()) }
@@ -77,7 +77,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         }
         for (row, n) in self.stretches(row_block.clone()) {
             // SAFETY: the task's rows are inside the output. Addresses alone: nothing is accessed yet.
-            let (first, _) = unsafe { out.row(self.seq.batch, row.head, self.seq.first_row + row.i) };
+            let (first, _) = unsafe { out.row(row.batch, row.head, row.at) };
             for (k, to) in ends.rows[row.n..row.n + n].iter_mut().enumerate() {
                 *to = first.wrapping_offset(k as isize * step);
             }
@@ -101,7 +101,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         let end = self.row_end(row, max, sum);
         if let Some(lse) = &self.outputs.lse {
             // SAFETY: the task's rows are inside the output, and this worker's alone.
-            unsafe { *lse.row(self.seq.batch, row.head, self.seq.first_row + row.i).0 = end.lse() };
+            unsafe { *lse.row(row.batch, row.head, row.at).0 = end.lse() };
         }
         end
     }
@@ -132,9 +132,9 @@ impl<S: Simd> AttentionTask<'_, S> {
         regions: &mut Regions<'_>,
     ) -> bool {
         let mut finite = ended.finite;
-        let rows = self.task.rows.len();
+        let rows = self.set.rows.len();
         let row_blocks = (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS));
-        for row_block in row_blocks.filter(|row_block| !ended.has(row_block.start / self.tiling.row_block_rows)) {
+        for row_block in row_blocks.filter(|row_block| !ended.has(row_block.start / MAX_ROW_BLOCK)) {
             let mut ends = [RowEnd::EMPTY; END_ROWS];
             let mut out = [core::ptr::null_mut::<T>(); END_ROWS];
             let mut element = 1;
@@ -143,7 +143,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                 unsafe {
                     let r = row_block.start + row.n;
                     ends[row.n] = self.end_row(row, regions.max[r], regions.sum[r]);
-                    (out[row.n], element) = output.row(self.seq.batch, row.head, self.seq.first_row + row.i);
+                    (out[row.n], element) = output.row(row.batch, row.head, row.at);
                 }
                 if self.given.weight {
                     ends[row.n].factor = (1.0, 0.0);

@@ -2,7 +2,7 @@
 
 use crate::attention::blocks::key_block::BlockMemory;
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
-use crate::attention::call::Task;
+use crate::attention::call::RowSet;
 use crate::attention::call::tiling::{Regions, Scratch};
 use crate::attention::steps::score_passes::{self, ScoreBlock};
 use crate::attention::steps::softmax;
@@ -51,11 +51,11 @@ pub(crate) unsafe fn key_weight_sums<S: Simd>(
         // SAFETY: the caller guarantees that the sums are this worker's alone.
         unsafe { *sums.at(j) = 0.0 };
     }
-    let (rows, step) = (call.rows_of(sequence), bound.checked.tiling().row_block_rows);
+    let (rows, step) = (call.rows_of(sequence), bound.checked.tiling().row_block_rows());
     for first in (0..rows).step_by(step) {
         // Each row block is a task of its own: scratch for copied queries and states holds one task's rows, not the
         // whole head's.
-        let task = AttentionTask::reading(bound, Task { sequence, kv_head, rows: first..rows.min(first + step) });
+        let task = AttentionTask::reading(bound, RowSet::of(sequence, kv_head, first..rows.min(first + step)));
         // SAFETY: the caller guarantees that the sums are this worker's alone.
         unsafe { task.add_weight_sums(&sums, &mut scratch.regions(task.tiling)) }
     }
@@ -67,7 +67,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// # Safety
     /// The sums are this worker's alone.
     unsafe fn add_weight_sums(&self, sums: &Sums<'_>, regions: &mut Regions<'_>) {
-        let (s, all, rows) = (self.s, 0..self.task.rows.len(), self.task.rows.len());
+        let (s, all, rows) = (self.s, 0..self.set.rows.len(), self.set.rows.len());
         self.clear_state(regions);
         let queries = self.queries(regions);
         let mut memory = BlockMemory::new();

@@ -40,10 +40,10 @@ pub(crate) struct Pass {
 impl<S: Simd> AttentionTask<'_, S> {
     /// Computes the task's rows and writes them.
     pub(crate) fn run(&self, scratch: &mut Scratch) {
-        if self.task.rows.start == 0 {
+        if self.set.rows.start == 0 {
             self.fill_rows_beyond();
         }
-        if self.task.rows.is_empty() {
+        if self.set.rows.is_empty() {
             return;
         }
         // Hidden values have weight 0, and 0 times a finite number adds nothing. Assume that all values are finite; if a
@@ -81,7 +81,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         let fresh = self.outputs.state.is_none() && !self.given.weight;
         self.clear_state(regions);
         if !fresh {
-            self.clear_outputs(0..self.task.rows.len(), regions);
+            self.clear_outputs(0..self.set.rows.len(), regions);
         }
         self.transfer_state(regions, StateTransfer::Load);
         self.accumulate_more(queries, Pass { nonfinite, last, fresh }, blocks, regions)
@@ -133,9 +133,27 @@ impl<S: Simd> AttentionTask<'_, S> {
             fresh = false;
         }
         if fresh {
-            self.clear_outputs(0..self.task.rows.len(), regions);
+            self.clear_outputs(0..self.set.rows.len(), regions);
         }
         ended
+    }
+
+    /// Accumulates one of the task's key blocks: into what the regions hold of earlier ones, if it is `in_order`, where what is
+    /// not finite stays so until the rows are finished; else by itself.
+    pub(crate) fn accumulate_block(&self, first: usize, in_order: bool, regions: &mut Regions<'_>) {
+        let (queries, block) = (self.queries(regions), core::iter::once(first));
+        if in_order {
+            let pass = Pass { nonfinite: NonFinite::Ignored, last: None, fresh: false };
+            self.accumulate_more(queries, pass, block, regions);
+            return;
+        }
+        // As in `run`: once more, with non-finite values handled, if anything is not finite.
+        for nonfinite in [NonFinite::Ignored, NonFinite::Handled] {
+            self.accumulate(queries, nonfinite, None, block.clone(), regions);
+            if self.accumulated_is_finite(regions) {
+                break;
+            }
+        }
     }
 
     /// Accumulates the outputs in a second pass, for a weight function: weights are final before P·V, so nothing is

@@ -14,17 +14,17 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// # Panics
     /// If the task does not start at row 0.
     pub(crate) fn fill_rows_beyond(&self) {
-        assert!(self.task.rows.start == 0, "those rows belong to another task");
+        assert!(self.set.rows.start == 0, "those rows belong to another task");
         let group_size = self.call.group_size();
         for (view, point) in self.outputs.points.iter().zip(POINTS) {
             let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
             let [.., rows, columns] = view.shape();
-            for head in self.task.kv_head * group_size..(self.task.kv_head + 1) * group_size {
+            for head in self.set.kv_head * group_size..(self.set.kv_head + 1) * group_size {
                 for i in self.seq.q_len..rows {
                     // SAFETY: the row is inside the view, which has `columns` columns; it belongs to the task that starts
                     // at row 0.
                     unsafe {
-                        let (first, element) = view.row(self.task.sequence, head, i);
+                        let (first, element) = view.row(self.set.sequence, head, i);
                         for j in 0..columns {
                             *first.offset(j as isize * element) = point.beyond();
                         }
@@ -43,7 +43,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                 let references = self.references(row_block.clone(), regions.max, regions.sum);
                 for row in self.rows(row_block) {
                     // SAFETY: the task's rows are inside the view. An address alone: nothing is accessed yet.
-                    let (first, element) = unsafe { view.row(self.task.sequence, row.head, row.i) };
+                    let (first, element) = unsafe { view.row(self.set.sequence, row.head, row.i) };
                     for j in self.seq.kv_len..view.shape()[3] {
                         // SAFETY: column `j` is inside the row, which is this worker's alone.
                         unsafe { *first.offset(j as isize * element) = point.beyond() };

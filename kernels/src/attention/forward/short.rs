@@ -50,22 +50,21 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// Computes the task's rows and writes them, if they are few and see at most a panel of keys. Returns false if that is
     /// for [`Self::run`] to do: nothing is written then, or what it will write anew.
     pub(crate) fn run_short(&self, call: &ShortCall<'_>, scratch: &mut Scratch) -> bool {
-        let (n, keys) = (self.task.rows.len(), self.seq.kv_len);
+        let (n, keys) = (self.set.rows.len(), self.seq.kv_len);
         if !(1..=READING_ROWS).contains(&n) || !(1..=LANES).contains(&keys) {
             return false;
         }
-        if let Next::Task(next) = &self.next {
+        if let Next::Rows(next) = &self.next {
             self.peek(next).prefetch_short(call);
         }
         let ([b, h, first], regions) = (self.place(0), &mut scratch.regions(self.tiling));
-        let none = Row { n: 0, head: 0, i: 0 };
+        let none = Row { n: 0, head: 0, i: 0, batch: 0, at: 0 };
         let (mut rows, mut queries, mut out) =
             ([none; READING_ROWS], [core::ptr::null(); READING_ROWS], [core::ptr::null_mut(); READING_ROWS]);
         for row in self.rows(0..n) {
-            let i = self.seq.first_row + row.i;
             // SAFETY: the task's rows are inside q and the output, whose rows have elements.
             (queries[row.n], out[row.n]) =
-                unsafe { (call.q.row(self.seq.batch, row.head, i).0, call.out.row(self.seq.batch, row.head, i).0) };
+                unsafe { (call.q.row(row.batch, row.head, row.at).0, call.out.row(row.batch, row.head, row.at).0) };
             rows[row.n] = row;
         }
         // SAFETY: the sequence has these keys and values, in tensors, whose rows have elements.
@@ -100,7 +99,7 @@ impl<S: Simd> AttentionTask<'_, S> {
 
     /// Prefetches what the task reads and writes, if it is short.
     fn prefetch_short(&self, call: &ShortCall<'_>) {
-        let (n, keys, [b, h, key]) = (self.task.rows.len(), self.seq.kv_len, self.place(0));
+        let (n, keys, [b, h, key]) = (self.set.rows.len(), self.seq.kv_len, self.place(0));
         if !(1..=READING_ROWS).contains(&n) || !(1..=LANES).contains(&keys) {
             return;
         }
@@ -110,10 +109,9 @@ impl<S: Simd> AttentionTask<'_, S> {
             }
         };
         for row in self.rows(0..n) {
-            let i = self.seq.first_row + row.i;
             // SAFETY: the task's rows are inside q and the output, whose rows have elements. Addresses alone.
             let (q, out) =
-                unsafe { (call.q.row(self.seq.batch, row.head, i).0, call.out.row(self.seq.batch, row.head, i).0) };
+                unsafe { (call.q.row(row.batch, row.head, row.at).0, call.out.row(row.batch, row.head, row.at).0) };
             fetch(q, self.tiling.head_dim);
             fetch(out, self.tiling.value_dim);
         }

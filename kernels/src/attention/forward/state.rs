@@ -33,13 +33,13 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// Clears maxima, sums and outputs: nothing is accumulated yet.
     pub(crate) fn clear(&self, regions: &mut Regions<'_>) {
         self.clear_state(regions);
-        self.clear_outputs(0..self.task.rows.len(), regions);
+        self.clear_outputs(0..self.set.rows.len(), regions);
     }
 
     /// Clears maxima and sums.
     pub(crate) fn clear_state(&self, regions: &mut Regions<'_>) {
         // Steps work on whole vectors of rows.
-        let padded = self.task.rows.len().next_multiple_of(LANES);
+        let padded = self.set.rows.len().next_multiple_of(LANES);
         regions.max[..padded].fill(f32::NEG_INFINITY);
         regions.sum[..padded].fill(0.0);
     }
@@ -54,8 +54,8 @@ impl<S: Simd> AttentionTask<'_, S> {
     pub(crate) fn transfer_state(&self, regions: &mut Regions<'_>, way: StateTransfer) {
         let Some(state) = &self.outputs.state else { return };
         let width = self.tiling.width();
-        for row in self.rows(0..self.task.rows.len()) {
-            let (b, h, i) = (self.seq.batch, row.head, self.seq.first_row + row.i);
+        for row in self.rows(0..self.set.rows.len()) {
+            let (b, h, i) = (row.batch, row.head, row.at);
             // SAFETY: the task's rows are inside the state, which has `value_dim` elements of output for each, and they are
             // this worker's alone.
             unsafe {

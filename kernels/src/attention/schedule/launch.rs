@@ -1,33 +1,32 @@
-//! Launch: a call bound to its outputs and handed out to workers, task by task.
+//! Launch: a call bound to its outputs and handed out to workers, piece by piece.
 
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
+use crate::attention::call::Call;
 use crate::attention::call::checked::CheckedCall;
 use crate::attention::call::mods::{MaskMod, Mods, ScoreMod, WeightMod};
 use crate::attention::call::outputs::{Outputs, POINTS, Point};
 use crate::attention::call::row_mods::RowMods;
 use crate::attention::call::tiling::{Scratch, Tiling};
-use crate::attention::call::{Call, Task};
 use crate::attention::forward::key_weight_sums;
 use crate::attention::forward::short::ShortCall;
-use crate::attention::schedule::partials::{Partials, Split};
-use crate::attention::schedule::runs::FewRows;
+use crate::attention::schedule::key_blocks::Accumulation;
+use crate::attention::schedule::partials::{Partials, Parts};
 use crate::attention::schedule::split_kv;
-use crate::attention::schedule::tasks::Tasks;
+use crate::attention::schedule::units::FewRows;
+use crate::attention::schedule::work::{Schedule, Work};
 use crate::simd::Simd;
 use crate::simd::isa::Isa;
 use crate::tensor::element::Dtype;
 use crate::work_queue::{Queue, Stop};
 use core::ops::Range;
 
-/// Call with its outputs and tiling: a queue of tasks that workers take until it is empty.
+/// Call with its outputs, tiling and schedule: a queue of work that workers take until it is empty.
 pub struct Launch<'a> {
     checked: CheckedCall<'a>,
-    tasks: Tasks,
+    schedule: Schedule<'a>,
     queue: Queue,
-    /// Queue of sequences and key/value heads whose key weight sums are computed.
-    key_weight_sums: Queue,
-    /// Split-KV of the sequences with few rows, if their key blocks are shared out.
-    split: Option<Split<'a>>,
+    /// Parts of the units of the schedule, if it has any.
+    parts: Option<Parts<'a>>,
     stop: Stop<'a>,
     /// True if all the call's memory is in cache: see [`CACHED_BYTES`].
     near: bool,
@@ -53,21 +52,10 @@ impl<'a> Launch<'a> {
     /// # Panics
     /// If shapes do not fit together. `sdpa` reports such calls as errors before it makes a launch.
     pub fn new(call: Call<'a>, outputs: Outputs<'a>, tiling: Tiling) -> Self {
-        let wanted = outputs.key_weight_sums.as_ref().is_some_and(|sums| !sums.shape().contains(&0));
         let near = is_near(&call, &outputs);
         let checked = CheckedCall::new(call, outputs, tiling);
-        let (call, tiling) = (checked.call(), checked.tiling());
-        let kv_heads = call.kv.kv_heads();
-        let (sequences, tasks) = (call.sequences(), Tasks::new(tiling));
-        Self {
-            tasks,
-            queue: Queue::new(tasks.len(call)),
-            key_weight_sums: Queue::new(if wanted { sequences * kv_heads } else { 0 }),
-            split: None,
-            stop: Stop::when(None),
-            near,
-            checked,
-        }
+        let schedule = Schedule::by_rows(checked.call(), checked.tiling());
+        Self { schedule, queue: Queue::new(0), parts: None, stop: Stop::when(None), near, checked }.queued()
     }
 
     /// Shares out the key blocks, not the rows, of sequences with few rows (split-KV): `partials` is memory for what
@@ -79,10 +67,18 @@ impl<'a> Launch<'a> {
     pub fn split(self, partials: &'a mut Partials, few: FewRows) -> Self {
         let (call, outputs) = (self.checked.call(), self.checked.outputs());
         assert!(outputs.state.is_none() && !outputs.wants_all_keys(), "such outputs need every row whole");
-        let Some(split) = Split::new(call, self.checked.tiling(), partials, few) else { return self };
-        let tasks = self.tasks.without(few.few);
-        let queue = Queue::new(tasks.len(call));
-        Self { split: Some(split), tasks, queue, ..self }
+        match partials.split(call, self.checked.tiling(), few) {
+            Some((schedule, parts)) => Self { schedule, parts: Some(parts), ..self }.queued(),
+            None => self,
+        }
+    }
+
+    /// Queues the work of the schedule, and key weight sums if these are wanted.
+    fn queued(self) -> Self {
+        let (call, outputs) = (self.checked.call(), self.checked.outputs());
+        let sums = outputs.key_weight_sums.is_some() && !call.key_weight_sums_shape().contains(&0);
+        let schedule = if sums { self.schedule.with_key_weight_sums(call) } else { self.schedule };
+        Self { schedule, queue: Queue::new(schedule.len()), ..self }
     }
 
     /// Sets a function that is asked before each task, and under split-KV before each key block: if it returns true, the
@@ -106,7 +102,7 @@ impl<'a> Launch<'a> {
     /// scratch; when all calls have returned, the outputs are complete, unless
     /// the launch [was stopped](Self::is_stopped): then tasks that were begun are done, and the rows of others are untouched.
     pub fn work<A: ScoreMod, B: MaskMod, C: WeightMod>(&self, isa: Isa, scratch: &mut Scratch, mods: &Mods<A, B, C>) {
-        assert!(self.split.is_none() || !mods.weight.is_given(), "a weight function needs every row whole");
+        assert!(self.parts.is_none() || !mods.weight.is_given(), "a weight function needs every row whole");
         dispatch!(isa, |s| s.work(self, scratch, mods));
     }
 
@@ -118,49 +114,57 @@ impl<'a> Launch<'a> {
         const RUNS: usize = 512;
         /// Largest number of tasks of a run: some 20 µs.
         const MOST: usize = 64;
-        (self.queue.len() / RUNS).clamp(1, MOST)
+        (self.schedule.tasks() / RUNS).clamp(1, MOST)
     }
 
     /// Does the work of [`Self::work`] with the steps of one instruction set.
     fn work_on<S: Simd>(&self, s: S, scratch: &mut Scratch, mods: &dyn RowMods<S>) {
-        let Self { checked, tasks, queue, key_weight_sums, split, stop, near } = self;
-        let task = |number| tasks.at(checked.call(), number);
+        let Self { checked, schedule, queue, parts, stop, near } = self;
         let bound = BoundCall { s, mods, checked };
         let short = ShortCall::of(bound);
         let most = if short.as_ref().is_some_and(|call| call.all_short) { self.short_run() } else { 1 };
-        let (mut run, mut predicted): (Range<usize>, Option<(usize, Task)>) = (0..0, None);
+        // SAFETY: the parts were made for this call.
+        let mut accumulation = parts.as_ref().map(|parts| unsafe { Accumulation::new(bound, parts) });
+        let (mut run, mut predicted): (Range<usize>, Option<(usize, Work)>) = (0..0, None);
         loop {
             if run.is_empty() {
                 run = queue.take_run(most);
             }
-            let Some(number) = run.next().filter(|_| !stop.leaves()) else { break };
+            // Tasks are numbered from the last on, so this is the order of memory.
+            let Some(number) = run.next_back().filter(|_| !stop.leaves()) else { break };
             let this = predicted.take().filter(|(predicted, _)| *predicted == number);
-            let this = this.map_or_else(|| task(number), |(_, task)| task);
-            predicted = run.clone().next().or_else(|| queue.peek_run(most)).map(|number| (number, task(number)));
-            let next = match &predicted {
-                _ if *near => Next::Near,
-                Some((_, task)) => Next::Task(task.clone()),
-                None => Next::Nothing,
-            };
-            // SAFETY: every number is taken once and no two tasks share a row, so the task's part of the outputs is this
-            // worker's.
-            let this = unsafe { AttentionTask::new(bound, this) }.followed_by(next);
-            if !short.as_ref().is_some_and(|call| this.run_short(call, scratch)) {
-                this.run(scratch);
+            let this = this.map_or_else(|| schedule.work(checked.call(), number), |(_, work)| work);
+            let next = if run.is_empty() { queue.peek_run(most) } else { run.clone() }.next_back();
+            predicted = next.map(|number| (number, schedule.work(checked.call(), number)));
+            match this {
+                Work::Rows(rows) => {
+                    let next = match &predicted {
+                        _ if *near => Next::Near,
+                        Some((_, Work::Rows(next))) => Next::Rows(next.clone()),
+                        _ => Next::Nothing,
+                    };
+                    // SAFETY: every number is taken once and no two tasks share a row, so the task's part of the outputs
+                    // is this worker's.
+                    let task = unsafe { AttentionTask::new(bound, rows) }.followed_by(next);
+                    if !short.as_ref().is_some_and(|call| task.run_short(call, scratch)) {
+                        task.run(scratch);
+                    }
+                }
+                Work::Blocks(units) => {
+                    let accumulation = accumulation.as_mut().expect("a schedule with units has parts for them");
+                    // SAFETY: every number is taken once, so the run is this worker's.
+                    unsafe { accumulation.run(units, stop, scratch) }
+                }
+                // SAFETY: every number is taken once and stands for one sequence and head, so the sums of their keys are
+                // this worker's.
+                Work::KeyWeightSums { sequence, kv_head } => unsafe {
+                    key_weight_sums::key_weight_sums(bound, [sequence, kv_head], scratch);
+                },
             }
         }
-        // After the tasks, of which each takes longer than a run of units: the last to finish then keep the others
-        // waiting least.
-        if let Some(split) = split {
-            // SAFETY: the split was made for this call.
-            unsafe { split_kv::run(split, bound, stop, scratch) };
-        }
-        let kv_heads = checked.call().kv.kv_heads();
-        while let Some(number) = key_weight_sums.take_unless(stop) {
-            let head = [number / kv_heads, number % kv_heads];
-            // SAFETY: every number is taken once and stands for one sequence and head, so the sums of their keys are
-            // this worker's.
-            unsafe { key_weight_sums::key_weight_sums(bound, head, scratch) }
+        if let Some(parts) = parts {
+            // SAFETY: the parts were made for this call.
+            unsafe { split_kv::merge(parts, bound, stop, scratch) }
         }
     }
 }
@@ -190,7 +194,8 @@ impl core::fmt::Debug for Launch<'_> {
         f.debug_struct("Launch")
             .field("call", self.checked.call())
             .field("tiling", self.checked.tiling())
-            .field("tasks", &self.queue.len())
+            .field("tasks", &self.schedule.tasks())
+            .field("runs", &self.schedule.runs())
             .field("points", &written.collect::<Vec<_>>())
             .finish_non_exhaustive()
     }

@@ -1,11 +1,14 @@
-//! Who computes what, and where results go: tasks and units of a call, the queue that workers take them from, and merges.
+//! Who computes what, and where results go: the list of a call's work, the queue that workers take it from, and merges.
 
+pub(crate) mod accumulation;
+pub(crate) mod costs;
 mod kept_queries;
+pub(crate) mod key_blocks;
 pub(crate) mod launch;
 pub(crate) mod merge;
 pub(crate) mod partials;
-pub(crate) mod runs;
-pub(crate) mod shared_blocks;
+mod places;
 pub(crate) mod split_kv;
 pub(crate) mod tasks;
 pub(crate) mod units;
+pub(crate) mod work;

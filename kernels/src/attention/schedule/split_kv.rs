@@ -2,7 +2,7 @@
 //! order. (Flash-Decoding: Dao, Haziza, Massa and Sizov 2023.)
 //!
 //! A unit is one key block of one key/value head, with all the rows that share the head; where several sequences have
-//! the block in common, with those of all of them (`shared_blocks.rs`). Its maxima, sums and unnormalised outputs are
+//! the block in common, with those of all of them (`key_blocks.rs`). Its maxima, sums and unnormalised outputs are
 //! written where the merge reads them: into a part of its own, or, where values lie in panels and one run has all units of a
 //! sequence and of those it shares blocks with, into one part for each head, which its blocks are accumulated into in the
 //! order of their keys, as in the fused loop. Units are taken in the order in which their memory lies, in runs, so that the
@@ -13,38 +13,35 @@
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::tiling::{Regions, Scratch};
 use crate::attention::forward::epilogue::EndedRowBlocks;
-use crate::attention::schedule::kept_queries::KeptQueries;
-use crate::attention::schedule::partials::{Merge, Split};
-use crate::attention::schedule::shared_blocks::{self, Step};
-use crate::attention::schedule::units::Unit;
+use crate::attention::schedule::partials::Parts;
+use crate::attention::schedule::units::{Merge, Unit};
 use crate::attention::steps::softmax;
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::Stop;
-use core::sync::atomic::Ordering;
 
 impl<S: Simd> AttentionTask<'_, S> {
     /// Merges the parts of the task's rows in the order of their keys, and writes the rows.
     ///
     /// # Safety
-    /// The split was made for this call, the task is one of its merges, at this place, all units are accumulated, and no
+    /// The parts were made for this call, the task is one of their merges, at this place, all units are accumulated, and no
     /// other worker does this merge.
-    unsafe fn merge_parts(&self, split: &Split<'_>, place: usize, scratch: &mut Scratch) {
-        if self.task.rows.start == 0 {
+    unsafe fn merge_parts(&self, parts: &Parts<'_>, place: usize, scratch: &mut Scratch) {
+        if self.set.rows.start == 0 {
             self.fill_rows_beyond();
         }
-        if self.task.rows.is_empty() {
+        if self.set.rows.is_empty() {
             return;
         }
         let mut regions = scratch.regions(self.tiling);
-        if !split.units.in_order(place) {
+        if !parts.units.in_order(place) {
             // SAFETY: same contract.
-            return unsafe { self.merge_units(split, place, &mut regions) };
+            return unsafe { self.merge_units(parts, place, &mut regions) };
         }
-        let unit = Unit { place, head: self.task.kv_head, block: 0 };
+        let unit = Unit { place, head: self.set.kv_head, block: 0 };
         // SAFETY: the part is accumulated, and only this worker finishes these rows of it.
-        let [max, sum, out] = unsafe { split.part(unit, self.task.rows.clone()) };
+        let [max, sum, out] = unsafe { parts.part(unit, self.set.rows.clone()) };
         let merged = &mut Regions { max, sum, out, ..regions };
         if !self.finish(NonFinite::Ignored, EndedRowBlocks::NONE, merged) {
             // From the first block on, with non-finite values handled.
@@ -56,88 +53,55 @@ impl<S: Simd> AttentionTask<'_, S> {
     ///
     /// # Safety
     /// As [`Self::merge_parts`].
-    unsafe fn merge_units(&self, split: &Split<'_>, place: usize, regions: &mut Regions<'_>) {
+    unsafe fn merge_units(&self, parts: &Parts<'_>, place: usize, regions: &mut Regions<'_>) {
         self.clear(regions);
-        let padded = self.task.rows.len().next_multiple_of(LANES);
-        let start = self.call.visible_blocks(self.task.sequence).start;
+        let padded = self.set.rows.len().next_multiple_of(LANES);
+        let start = self.call.visible_blocks(self.set.sequence).start;
         let units = || {
             let blocks = self.blocks().map(|first| first / KEY_BLOCK - start);
-            blocks.map(|block| Unit { place, head: self.task.kv_head, block })
+            blocks.map(|block| Unit { place, head: self.set.kv_head, block })
         };
         for unit in units() {
             // SAFETY: the unit is accumulated, and only this worker merges these rows of it.
-            let [max, sum, out] = unsafe { split.part(unit, self.task.rows.clone()) };
+            let [max, sum, out] = unsafe { parts.part(unit, self.set.rows.clone()) };
             let state = softmax::SoftmaxState {
                 max: &mut regions.max[..padded],
                 sum: &mut regions.sum[..padded],
                 rescale_prev: max,
                 rescale_block: sum,
             };
-            softmax::merge(self.s, state, &mut regions.out[..out.len()], out, split.width);
+            softmax::merge(self.s, state, &mut regions.out[..out.len()], out, parts.width);
         }
         if self.finish(NonFinite::Ignored, EndedRowBlocks::NONE, regions) {
             return;
         }
         // Merge again with non-finite values handled: marks stay marks. The factors are those of the first merge.
-        self.clear_outputs(0..self.task.rows.len(), regions);
+        self.clear_outputs(0..self.set.rows.len(), regions);
         for unit in units() {
             // SAFETY: the unit is accumulated, and only this worker merges these rows of it.
-            let [rescale_prev, factor, out] = unsafe { split.part(unit, self.task.rows.clone()) };
-            softmax::merge_marked(self.s, [rescale_prev, factor], &mut regions.out[..out.len()], out, split.width);
+            let [rescale_prev, factor, out] = unsafe { parts.part(unit, self.set.rows.clone()) };
+            softmax::merge_marked(self.s, [rescale_prev, factor], &mut regions.out[..out.len()], out, parts.width);
         }
         self.finish(NonFinite::Handled, EndedRowBlocks::NONE, regions);
     }
 }
 
-/// Accumulates units until none is left, then merges them, unless other workers are still accumulating.
+/// Takes merges until none is left, unless other workers are still accumulating.
 ///
 /// # Safety
-/// The split was made for this call.
-pub(crate) unsafe fn run<S: Simd>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
-    // SAFETY: the caller guarantees the split; the units are merged when all are accumulated.
-    unsafe {
-        accumulate(split, bound, stop, scratch);
-        if !stop.is_stopped() && split.is_accumulated(stop) {
-            merge(split, bound, stop, scratch);
-        }
+/// The parts were made for this call.
+pub(crate) unsafe fn merge<S: Simd>(
+    parts: &Parts<'_>,
+    bound: BoundCall<'_, S>,
+    stop: &Stop<'_>,
+    scratch: &mut Scratch,
+) {
+    if stop.is_stopped() || !parts.is_accumulated(stop) {
+        return;
     }
-}
-
-/// Takes runs of units and accumulates them until none is left.
-///
-/// # Safety
-/// The split was made for this call.
-unsafe fn accumulate<S: Simd>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
-    let mut kept = KeptQueries::NONE;
-    let regions = &mut scratch.regions(bound.checked.tiling());
-    while let Some(run) = split.queue.take_unless(stop) {
-        let mut units = split.run(run).map(|number| split.units.at(number)).peekable();
-        while let Some(unit) = units.next() {
-            // A run that is not done is not counted, so nothing is merged.
-            if stop.leaves() {
-                return;
-            }
-            let step = Step { unit, next: units.peek().copied(), kept: &mut kept };
-            // SAFETY: the unit belongs to this run, and the run was taken once, so its parts are this worker's; a part of several
-            // blocks because all of their units belong to the run.
-            unsafe { shared_blocks::accumulate(split, bound, step, regions) }
-        }
-        // Release: publishes what this worker wrote. Acquire: this worker may be the one that merges.
-        split.accumulated.fetch_add(1, Ordering::AcqRel);
-    }
-}
-
-/// Takes merges until none is left.
-///
-/// # Safety
-/// The split was made for this call; all units are accumulated.
-unsafe fn merge<S: Simd>(split: &Split<'_>, bound: BoundCall<'_, S>, stop: &Stop<'_>, scratch: &mut Scratch) {
-    while let Some(number) = split.merges.take_unless(stop) {
-        let Some(Merge { place, task }) = split.merge(number) else { continue };
+    while let Some(number) = parts.merges.take_unless(stop) {
+        let Some(Merge { place, rows }) = parts.units.merge(number) else { continue };
         // SAFETY: each merge is taken once, so its rows, of the outputs and of its units' parts, are this worker's.
-        unsafe {
-            let task = AttentionTask::new(bound, task);
-            task.merge_parts(split, place, scratch);
-        }
+        unsafe { AttentionTask::new(bound, rows).merge_parts(parts, place, scratch) }
     }
 }

@@ -1,12 +1,7 @@
-//! Tasks of a call: its query rows, cut up and numbered; and what tasks and units cost, for plans.
+//! Tasks of a call: its query rows, cut up and numbered.
 
 use crate::attention::call::tiling::Tiling;
-use crate::attention::call::{Call, Task};
-use crate::attention::schedule::partials::{MERGED_ROWS, merges};
-use crate::attention::schedule::runs::FewRows;
-use crate::attention::schedule::units::{Places, Unit, Units};
-use crate::simd::LANES;
-use crate::tensor::rows::KEY_BLOCK;
+use crate::attention::call::{Call, RowSet};
 
 /// Rows of a call, cut into tasks that are numbered.
 #[derive(Debug, Clone, Copy)]
@@ -18,13 +13,9 @@ pub(crate) struct Tasks {
 }
 
 impl Tasks {
-    pub(crate) fn new(tiling: &Tiling) -> Self {
-        Self { task_rows: tiling.task_rows, few: None }
-    }
-
-    /// Leaves out the sequences with at most `few` rows a key/value head.
-    pub(crate) fn without(self, few: usize) -> Self {
-        Self { few: Some(few), ..self }
+    /// Cuts the rows of the sequences with more than `few` rows a key/value head; without `few`, of all sequences.
+    pub(crate) fn new(tiling: &Tiling, few: Option<usize>) -> Self {
+        Self { task_rows: tiling.task_rows, few }
     }
 
     /// Number of tasks, some of which may have no rows.
@@ -50,9 +41,9 @@ impl Tasks {
         }
     }
 
-    /// Returns the task with this number, which is below [`Self::len`].
+    /// Returns the rows of the task with this number, which is below [`Self::len`].
     #[inline]
-    pub(crate) fn at(self, call: &Call<'_>, number: usize) -> Task {
+    pub(crate) fn at(self, call: &Call<'_>, number: usize) -> RowSet<'static> {
         let (task_rows, per_head, kv_heads) = (self.task_rows, self.per_head(call), call.kv.kv_heads());
         let (head, part) = (number / per_head, number % per_head);
         let group_size = call.group_size();
@@ -74,77 +65,6 @@ impl Tasks {
         };
         let split = self.few.is_some_and(|few| call.has_few_rows(sequence, few));
         let rows = if split { 0 } else { call.rows_of(sequence) };
-        Task { sequence, kv_head, rows: first.min(rows)..rows.min(first + task_rows) }
-    }
-}
-
-/// Rows that reading or packing a key takes the time of.
-const READING: u64 = 3;
-
-/// Costs of all that workers take one after the other, in the order in which they take it, in visible pairs of a query row
-/// and a key; `u64::MAX` if one overflows.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Costs {
-    /// Costs of tasks, then of runs of units.
-    pub accumulated: Vec<u64>,
-    /// Costs of merges, which begin when all runs are done.
-    pub merged: Vec<u64>,
-}
-
-impl Call<'_> {
-    /// Returns what the tasks of this call cost under a tiling, and if sequences with few rows are split, their units.
-    ///
-    /// Complexity: query rows, and units.
-    pub fn costs(&self, tiling: &Tiling, split: Option<FewRows>) -> Costs {
-        let tasks = Tasks::new(tiling);
-        let tasks = split.map_or(tasks, |split| tasks.without(split.few));
-        // The queue counts down.
-        let mut costs = Costs {
-            accumulated: (0..tasks.len(self)).rev().map(|number| self.task_cost(&tasks.at(self, number))).collect(),
-            merged: Vec::new(),
-        };
-        let mut places = Places::new();
-        if let Some(few) = split
-            && places.try_fill(self, few).is_some()
-        {
-            let units = Units::new(&self.kv, &places);
-            let runs = units.runs;
-            costs.accumulated.extend((0..runs.len()).map(|run| {
-                let units = runs.units(run).map(|number| self.unit_cost(&units, units.at(number)));
-                units.sum::<u64>()
-            }));
-            for place in (0..units.places()).rev() {
-                let sequence = units.sequence(place);
-                let cost = (self.rows_of(sequence).min(MERGED_ROWS) * units.parts(place)) as u64;
-                let merges = units.heads * merges(self.rows_of(sequence));
-                costs.merged.extend(core::iter::repeat_n(cost, merges));
-            }
-        }
-        costs
-    }
-
-    /// Returns the cost of a task: the keys that each of its rows sees, and reading all of them.
-    fn task_cost(&self, task: &Task) -> u64 {
-        let sequence = self.sequence(task.sequence);
-        let (mut pairs, mut first, mut end) = (0u64, usize::MAX, 0);
-        for row in task.rows.clone() {
-            let position = sequence.offset.saturating_add_unsigned(row % sequence.q_len);
-            let (from, to) = self.visible.keys(position, sequence.kv_len).key_range();
-            if from < to {
-                pairs = pairs.saturating_add((to - from) as u64);
-                (first, end) = (first.min(from), end.max(to));
-            }
-        }
-        pairs.saturating_add(READING.saturating_mul(end.saturating_sub(first) as u64))
-    }
-
-    /// Returns the cost of a unit, for all the sequences that share its block.
-    fn unit_cost(&self, units: &Units<'_>, unit: Unit) -> u64 {
-        let kv_len = self.sequence(units.sequence(unit.place)).kv_len;
-        let read = KEY_BLOCK.min(kv_len.saturating_sub(units.first_key(unit))) as u64;
-        let sequences = units.sharers(unit).map(|place| units.sequence(place));
-        let rows: u64 = sequences.map(|sequence| self.rows_of(sequence) as u64).sum();
-        // Few rows take the time of memory.
-        read * (rows.max(LANES as u64) + READING)
+        RowSet::of(sequence, kv_head, first.min(rows)..rows.min(first + task_rows))
     }
 }

@@ -1,0 +1,95 @@
+//! What split-KV of a call would accumulate and read, for plans; and which key blocks its sequences see.
+
+use crate::attention::call::{Call, Sequence};
+use crate::attention::schedule::units::part_floats;
+use crate::simd::LANES;
+use crate::tensor::rows::KEY_BLOCK;
+use core::ops::Range;
+
+/// Amount of data that the units of a call accumulate under split-KV, and of keys that they read for it. Each number is
+/// `usize::MAX` if it overflows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Accumulation {
+    /// Number of units.
+    pub units: usize,
+    /// Number of floats accumulated by all units together, if each has a part of its own.
+    pub floats: usize,
+    /// Number of keys read, counted once for each key/value head.
+    pub keys: usize,
+}
+
+impl Accumulation {
+    /// Returns the sum of two amounts.
+    fn plus(self, more: Self) -> Self {
+        Self {
+            units: self.units.saturating_add(more.units),
+            floats: self.floats.saturating_add(more.floats),
+            keys: self.keys.saturating_add(more.keys),
+        }
+    }
+}
+
+impl Call<'_> {
+    /// Returns how much the key blocks of the sequences with at most `few` rows a key/value head would accumulate under
+    /// split-KV, at most: maxima, sums and outputs of all the rows that share a head, for each block with a key that may be
+    /// visible to some row of its sequence.
+    pub fn accumulation(&self, few: usize) -> Accumulation {
+        let sequences = (0..self.sequences()).filter(|&sequence| self.has_few_rows(sequence, few));
+        sequences.map(|sequence| self.accumulation_of(sequence)).fold(Accumulation::default(), Accumulation::plus)
+    }
+
+    /// Returns true if at most `few` rows of a sequence share a key/value head.
+    pub(crate) fn has_few_rows(&self, sequence: usize, few: usize) -> bool {
+        self.rows_of(sequence) <= few
+    }
+
+    /// Returns what a sequence accumulates if it is split: nothing if it has no rows.
+    fn accumulation_of(&self, sequence: usize) -> Accumulation {
+        let (rows, heads, [.., value_dim]) = (self.rows_of(sequence), self.kv.kv_heads(), self.kv.v_shape());
+        if rows == 0 {
+            return Accumulation::default();
+        }
+        let units = heads.saturating_mul(self.visible_blocks(sequence).len());
+        let floats = units.saturating_mul(part_floats(rows, value_dim.next_multiple_of(LANES)));
+        Accumulation { units, floats, keys: heads.saturating_mul(self.visible_keys(sequence).len()) }
+    }
+
+    /// Returns a range that holds every key visible to some row of a sequence by its length and the range rules.
+    fn visible_keys(&self, sequence: usize) -> Range<usize> {
+        let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
+        match q_len {
+            0 => 0..0,
+            _ if !self.visible.hides_keys() => 0..kv_len,
+            n => self.visible.key_range(offset, offset.saturating_add_unsigned(n - 1), kv_len),
+        }
+    }
+
+    /// Returns true if every row of a sequence sees all of these keys by its length and the range rules.
+    pub(crate) fn sees_all(&self, sequence: usize, keys: Range<usize>) -> bool {
+        let Sequence { q_len, kv_len, offset, .. } = self.sequence(sequence);
+        let last = offset.saturating_add_unsigned(q_len.saturating_sub(1));
+        q_len == 0 || self.visible.shows_all(offset, last, kv_len, keys)
+    }
+
+    /// Returns true if sequences may have keys in the same memory.
+    pub(crate) fn may_share_keys(&self) -> bool {
+        let cumulative = self.options.ragged.is_some_and(|ragged| ragged.k.is_some());
+        self.sequences() > 1 && !cumulative && self.kv.may_share_memory()
+    }
+
+    /// Returns the number of first key blocks of a sequence that are whole and may be visible.
+    pub(crate) fn whole_blocks(&self, sequence: usize) -> usize {
+        let visible = self.visible_blocks(sequence);
+        if visible.start == 0 && self.rows_of(sequence) > 0 {
+            visible.end.min(self.sequence(sequence).kv_len / KEY_BLOCK)
+        } else {
+            0
+        }
+    }
+
+    /// Returns the numbers of the blocks that hold [`Self::visible_keys`].
+    pub(crate) fn visible_blocks(&self, sequence: usize) -> Range<usize> {
+        let keys = self.visible_keys(sequence);
+        keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK)
+    }
+}

@@ -1,0 +1,199 @@
+//! Accumulation of units: a key block is read once for all the sequences that have it in common.
+//!
+//! The rows of those sequences are computed together, as one set, with what they have accumulated before where blocks are
+//! taken in order. No bit of a row depends on the rows beside it, so none shows who shares. Where rows are more than their
+//! scores, because a mask, a bias, ALiBi, dropout or a function of the caller's treats each by its position, sequences meet
+//! the block one after the other, while it is in cache.
+
+use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
+use crate::attention::call::options::Options;
+use crate::attention::call::row_mods::Given;
+use crate::attention::call::tiling::{Regions, Scratch};
+use crate::attention::call::{Call, RowSet};
+use crate::attention::schedule::kept_queries::{KeptQueries, Slot};
+use crate::attention::schedule::partials::Parts;
+use crate::attention::schedule::units::Unit;
+use crate::simd::Simd;
+use crate::tensor::rows::KEY_BLOCK;
+use crate::work_queue::Stop;
+use core::ops::Range;
+use core::sync::atomic::Ordering;
+
+/// Worker that accumulates units into their parts, and the queries that it keeps from one to the next.
+pub(crate) struct Accumulation<'w, S> {
+    bound: BoundCall<'w, S>,
+    parts: &'w Parts<'w>,
+    kept: KeptQueries,
+    /// Maximum number of rows of several sequences that are computed together: 0 if each is treated by its position.
+    most_together: usize,
+}
+
+/// Unit, and the one after it in its run, if any.
+#[derive(Clone, Copy)]
+struct Step {
+    unit: Unit,
+    next: Option<Unit>,
+}
+
+impl<'w, S: Simd> Accumulation<'w, S> {
+    /// Creates a worker that accumulates units of a call.
+    ///
+    /// # Safety
+    /// The parts were made for this call.
+    pub(crate) unsafe fn new(bound: BoundCall<'w, S>, parts: &'w Parts<'w>) -> Self {
+        let alike = are_alike(bound.checked.call(), bound.mods.given());
+        let most_together = if alike { bound.checked.tiling().shared_rows() } else { 0 };
+        Self { bound, parts, kept: KeptQueries::NONE, most_together }
+    }
+
+    /// Accumulates a run of units, and counts it as done, unless the work is stopped: then nothing will be merged.
+    ///
+    /// # Safety
+    /// The run is this worker's alone.
+    pub(crate) unsafe fn run(&mut self, run: Range<usize>, stop: &Stop<'_>, scratch: &mut Scratch) {
+        let regions = &mut scratch.regions(self.bound.checked.tiling());
+        let mut units = run.map(|number| self.parts.units.at(number)).peekable();
+        while let Some(unit) = units.next() {
+            if stop.leaves() {
+                return;
+            }
+            // SAFETY: the unit belongs to this run, so its parts are this worker's; a part of several blocks because all
+            // of their units belong to the run.
+            unsafe { self.accumulate(Step { unit, next: units.peek().copied() }, regions) }
+        }
+        // Release: publishes what this worker wrote. Acquire: this worker may be the one that merges.
+        self.parts.accumulated.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Accumulates a unit, for each sequence that shares its block, as far as any of its keys is visible to the sequence.
+    ///
+    /// # Safety
+    /// The parts of the unit, and of the same block and head of the places that share it, are this worker's alone.
+    unsafe fn accumulate(&mut self, step: Step, regions: &mut Regions<'_>) {
+        let (call, parts, unit) = (self.bound.checked.call(), self.parts, step.unit);
+        let mut places = parts.units.sharers(unit);
+        if unit.block == 0 && parts.units.in_order(unit.place) {
+            for place in places.clone() {
+                // SAFETY: the place shares the unit's block, so the caller guarantees that its part is this worker's.
+                unsafe { parts.clear(Unit { place, ..unit }) }
+            }
+        }
+        // A block that a cache has evicted is evicted for all that share it.
+        let source = call.sequence(parts.units.sequence(unit.place)).source;
+        if !call.kv.holds(source, parts.units.first_key(unit)) {
+            return;
+        }
+        while !places.is_empty() {
+            let unit = Unit { place: places.start, ..unit };
+            let end = places.start + self.together(unit, places.end);
+            // SAFETY: the places share the unit's block, so the caller guarantees that their parts are this worker's.
+            unsafe { self.accumulate_rows(Step { unit, ..step }, places.start..end, regions.reborrow()) }
+            places.start = end;
+        }
+    }
+
+    /// Returns how many places from the unit's on, before place `end`, are computed together: one, or more all of whose rows see
+    /// the whole block.
+    fn together(&self, unit: Unit, end: usize) -> usize {
+        let (call, units, first) = (self.bound.checked.call(), &self.parts.units, self.parts.units.first_key(unit));
+        let mut rows = 0;
+        let fit = (unit.place..end).take_while(|&place| {
+            rows += units.rows(place);
+            rows <= self.most_together && call.sees_all(units.sequence(place), first..first + KEY_BLOCK)
+        });
+        fit.count().max(1)
+    }
+
+    /// Accumulates a unit, whose block is held, for all rows of some places.
+    ///
+    /// # Safety
+    /// The places, the first of which is the unit's, share its block, and their parts are this worker's alone.
+    unsafe fn accumulate_rows(&mut self, Step { unit, next }: Step, places: Range<usize>, mut regions: Regions<'_>) {
+        let (parts, tiling) = (self.parts, self.bound.checked.tiling());
+        let (first, in_order) = (parts.units.first_key(unit), parts.units.in_order(unit.place));
+        // SAFETY: the caller guarantees the unit.
+        let next = unsafe { self.followed_by(unit, next) };
+        let set = parts.units.rows_of(places.clone(), unit.head);
+        let floats = set.rows.len() * tiling.query_floats();
+        let slot = Slot { heads: parts.units.heads, floats, head: unit.head };
+        self.kept.choose_slot(places.clone(), slot, &mut regions);
+        let task = AttentionTask::reading(self.bound, set).followed_by(next);
+        if places.len() == 1 {
+            // Directly where the merge reads it.
+            // SAFETY: the caller guarantees the unit, and that its part is this worker's alone.
+            let [max, sum, out] = unsafe { parts.part(unit, task.set.rows.clone()) };
+            return task.accumulate_block(first, in_order, &mut Regions { max, sum, out, ..regions });
+        }
+        if in_order {
+            task.clear_state(&mut regions);
+            // SAFETY: the caller guarantees the places, and that their parts are this worker's.
+            unsafe { parts.load(unit, places.clone(), &mut regions) }
+        }
+        task.accumulate_block(first, in_order, &mut regions);
+        // SAFETY: as above.
+        unsafe { parts.save(unit, places, &regions) }
+    }
+
+    /// Returns the work of a unit that another one follows in its run.
+    ///
+    /// # Safety
+    /// The unit is one of the parts'.
+    unsafe fn followed_by(&self, unit: Unit, next: Option<Unit>) -> Next<'w> {
+        let units = &self.parts.units;
+        // SAFETY: same contract.
+        let at = unsafe { self.parts.part_at(unit) }.cast_const().cast();
+        // Without rows: its keys are prefetched, and it may have more rows than the task that prefetches them.
+        let keys_of = |unit: Unit| RowSet::of(units.sequence(unit.place), unit.head, 0..0);
+        let next = next.map(|next| (keys_of(next), units.first_key(next)));
+        Next::Block { accumulated: (at, self.parts.cold_bytes(unit)), next }
+    }
+}
+
+/// Returns true if nothing but its scores tells a row from another that sees the same keys.
+fn are_alike(call: &Call<'_>, given: Given) -> bool {
+    let Options { bias, alibi, mask, dropout, .. } = &call.options;
+    bias.is_none() && alibi.is_none() && mask.is_none() && dropout.is_none() && !given.score && !given.mask
+}
+
+impl Parts<'_> {
+    /// Returns the rows of each place among those of all of them.
+    fn rows_by_place(&self, places: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let mut end = 0;
+        places.map(move |place| {
+            let start = end;
+            end += self.units.rows(place);
+            (place, start..end)
+        })
+    }
+
+    /// Copies what some places have accumulated for a unit's head to the regions, row after row.
+    ///
+    /// # Safety
+    /// The places share the unit's block; nobody else has a reference to their parts.
+    unsafe fn load(&self, unit: Unit, places: Range<usize>, regions: &mut Regions<'_>) {
+        for (place, rows) in self.rows_by_place(places) {
+            // SAFETY: same contract.
+            let [max, sum, out] = unsafe { self.part(Unit { place, ..unit }, 0..rows.len()) };
+            regions.max[rows.clone()].copy_from_slice(&max[..rows.len()]);
+            regions.sum[rows.clone()].copy_from_slice(&sum[..rows.len()]);
+            regions.out[rows.start * self.width..rows.end * self.width].copy_from_slice(out);
+        }
+    }
+
+    /// Copies what the regions hold to the parts of some places.
+    ///
+    /// # Safety
+    /// As [`Self::load`].
+    unsafe fn save(&self, unit: Unit, places: Range<usize>, regions: &Regions<'_>) {
+        for (place, rows) in self.rows_by_place(places) {
+            // SAFETY: same contract.
+            let [max, sum, out] = unsafe { self.part(Unit { place, ..unit }, 0..rows.len()) };
+            // Steps work on whole vectors of rows.
+            max.fill(f32::NEG_INFINITY);
+            sum.fill(0.0);
+            max[..rows.len()].copy_from_slice(&regions.max[rows.clone()]);
+            sum[..rows.len()].copy_from_slice(&regions.sum[rows.clone()]);
+            out.copy_from_slice(&regions.out[rows.start * self.width..rows.end * self.width]);
+        }
+    }
+}

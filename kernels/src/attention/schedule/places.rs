@@ -1,0 +1,189 @@
+//! Sequences whose key blocks are divided among workers, in an order in which those with a common prefix are neighbours:
+//! blocks that several sequences share are computed once for all of them.
+
+use crate::attention::call::Call;
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::schedule::units::{FewRows, Runs, merges_of, part_floats};
+use crate::simd::LANES;
+use core::cmp::Ordering;
+
+/// Sequence whose key blocks are units, or parts of other sequences' units.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    /// Index of the sequence in the call.
+    pub(crate) sequence: usize,
+    /// Number of its rows that share a key/value head.
+    pub(crate) rows: usize,
+    /// First key block that may be visible to it, and the number of those that may be.
+    pub(crate) first_block: usize,
+    pub(crate) blocks: usize,
+    /// Number of its first key blocks that lie in the same memory as those of the place before this one.
+    pub(crate) shared: usize,
+    /// True if all blocks of a head are accumulated into one part, in order; false if each has a part, or there are none.
+    pub(crate) in_order: bool,
+    /// Number of units of the places before this one, and of floats of their parts.
+    pub(crate) first_unit: usize,
+    pub(crate) first_float: usize,
+}
+
+impl Place {
+    /// End of the last place: no sequence.
+    const END: Self = Self {
+        sequence: usize::MAX,
+        rows: 0,
+        first_block: 0,
+        blocks: 0,
+        shared: 0,
+        in_order: false,
+        first_unit: 0,
+        first_float: 0,
+    };
+
+    /// Creates the place of a sequence that comes first and shares nothing.
+    fn new(call: &Call<'_>, sequence: usize) -> Self {
+        let (rows, visible) = (call.rows_of(sequence), call.visible_blocks(sequence));
+        Self { sequence, rows, first_block: visible.start, blocks: visible.len(), ..Self::END }
+    }
+
+    /// Returns the number of parts of each head.
+    pub(crate) fn parts(&self) -> usize {
+        if self.in_order { 1 } else { self.blocks }
+    }
+}
+
+/// Factor of the number of runs where sequences share key blocks: the work of a unit then depends on how many they are.
+const SHARED_RUNS: usize = 4;
+
+/// Sequences with few rows, in an order in which those with a common prefix are neighbours, and the runs of their units.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// The places in order, then the end of the last.
+    list: Vec<Place>,
+    /// Sequences of the places, in the same order.
+    sequences: Vec<usize>,
+    runs: Runs,
+}
+
+impl Places {
+    /// Creates an empty list; the first use allocates.
+    pub(crate) const fn new() -> Self {
+        Self { list: Vec::new(), sequences: Vec::new(), runs: Runs::new(0, 0) }
+    }
+
+    /// Number of bytes held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.list.capacity() * size_of::<Place>() + self.sequences.capacity() * size_of::<usize>()
+    }
+
+    /// Fills the list with the sequences of at most `few` rows a key/value head, and cuts their units into about `runs` runs.
+    /// Returns the number of floats of all parts; `None` if a number overflows or there is no memory.
+    ///
+    /// Complexity: n log n comparisons of sequences, each as long as their common prefix in key blocks.
+    pub(crate) fn try_fill(&mut self, call: &Call<'_>, FewRows { few, runs }: FewRows) -> Option<usize> {
+        self.list.clear();
+        self.sequences.clear();
+        let most = call.sequences().checked_add(1)?;
+        self.list.try_reserve(most).ok()?;
+        self.sequences.try_reserve(most).ok()?;
+        let sequences = (0..call.sequences()).filter(|&sequence| call.has_few_rows(sequence, few));
+        self.list.extend(sequences.map(|sequence| Place::new(call, sequence)));
+        if call.may_share_keys() {
+            // First all blocks that might be shared, then those that are.
+            self.list.iter_mut().for_each(|place| place.shared = call.whole_blocks(place.sequence));
+            self.list.sort_unstable_by(|a, b| common_blocks(call, a, b).1.then(a.sequence.cmp(&b.sequence)));
+            for i in (1..self.list.len()).rev() {
+                self.list[i].shared = common_blocks(call, &self.list[i - 1], &self.list[i]).0;
+            }
+            if let Some(first) = self.list.first_mut() {
+                first.shared = 0;
+            }
+            self.limit_rows();
+        }
+        self.sequences.extend(self.list.iter().map(|place| place.sequence));
+        let finer = if runs > 1 && self.shared_blocks() > 0 { SHARED_RUNS } else { 1 };
+        // Merges are numbered, too.
+        self.list.len().checked_mul(call.kv.kv_heads())?.checked_mul(merges_of(few))?;
+        let units = self.number_units(call.kv.kv_heads())?;
+        self.runs = Runs::new(units, runs.saturating_mul(finer));
+        let floats = self.place_parts(call, units)?;
+        self.list.push(Place { first_unit: units, first_float: floats, ..Place::END });
+        Some(floats)
+    }
+
+    /// Returns the places in order, then the end of the last.
+    pub(crate) fn list(&self) -> &[Place] {
+        &self.list
+    }
+
+    /// Returns the sequences of the places.
+    pub(crate) fn sequences(&self) -> &[usize] {
+        &self.sequences
+    }
+
+    /// Returns the runs that the units of the places are handed out in.
+    pub(crate) fn runs(&self) -> Runs {
+        self.runs
+    }
+
+    /// Numbers the units of the places, for each of `heads` heads. Returns their number; `None` if it overflows.
+    fn number_units(&mut self, heads: usize) -> Option<usize> {
+        let mut units = 0usize;
+        for place in &mut self.list {
+            place.first_unit = units;
+            units = (place.blocks - place.shared).checked_mul(heads)?.checked_add(units)?;
+        }
+        Some(units)
+    }
+
+    /// Places the parts of the places' `units` units one after the other. Returns the number of their floats; `None` if it
+    /// overflows.
+    fn place_parts(&mut self, call: &Call<'_>, units: usize) -> Option<usize> {
+        let (heads, [.., value_dim]) = (call.kv.kv_heads(), call.kv.v_shape());
+        let (mut first, mut floats) = (0, 0usize);
+        while first < self.list.len() {
+            // Places that share blocks. All units of these blocks lie between the first place's and the end of the last's.
+            let sharing = self.list[first + 1..].iter().take_while(|place| place.shared > 0).count();
+            let past = first + 1 + sharing;
+            let end = self.list.get(past).map_or(units, |next| next.first_unit);
+            // One part may be written by one worker only, and in order: by that of the run that has all the units; `Parts`
+            // relies on it. Values in rows are read in runs of keys, which a block alone can be (`pv.rs`).
+            let in_order = call.kv.has_value_panels() && self.runs.together(self.list[first].first_unit..end);
+            for place in &mut self.list[first..past] {
+                (place.in_order, place.first_float) = (in_order && place.blocks > 0, floats);
+                let part = part_floats(place.rows, value_dim.next_multiple_of(LANES));
+                floats = place.parts().checked_mul(heads)?.checked_mul(part)?.checked_add(floats)?;
+            }
+            first = past;
+        }
+        Some(floats)
+    }
+
+    /// Lets at most [`MAX_ROW_BLOCK`] rows share a block: where more would, a later place reads it again.
+    fn limit_rows(&mut self) {
+        let mut rows = 0usize;
+        for place in &mut self.list {
+            rows = if place.shared == 0 { place.rows } else { rows.saturating_add(place.rows) };
+            if rows > MAX_ROW_BLOCK {
+                (place.shared, rows) = (0, place.rows);
+            }
+        }
+    }
+
+    /// Number of key blocks that are units of another sequence, all sequences together.
+    pub(crate) fn shared_blocks(&self) -> usize {
+        self.list.iter().map(|place| place.shared).sum()
+    }
+}
+
+/// Returns the number of first key blocks that two places have in the same memory, of those that `shared` says might be,
+/// and the order of the places by the memory of their blocks.
+fn common_blocks(call: &Call<'_>, a: &Place, b: &Place) -> (usize, Ordering) {
+    let most = (a.shared.min(b.shared), a.shared.cmp(&b.shared));
+    // Tensors that may share memory share all of it.
+    if call.kv.tensors().is_some() {
+        return most;
+    }
+    let sources = [a, b].map(|place| call.sequence(place.sequence).source);
+    let orders = (0..a.shared.min(b.shared)).map(|block| call.kv.compare_memory(sources, block));
+    orders.enumerate().find(|(_, order)| order.is_ne()).unwrap_or(most)
+}
