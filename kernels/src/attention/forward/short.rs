@@ -61,11 +61,16 @@ impl<S: Simd> AttentionTask<'_, S> {
         let none = Row { n: 0, head: 0, i: 0, batch: 0, at: 0 };
         let (mut rows, mut queries, mut out) =
             ([none; READING_ROWS], [core::ptr::null(); READING_ROWS], [core::ptr::null_mut(); READING_ROWS]);
-        for row in self.rows(0..n) {
+        let [q_step, out_step] = [call.q.strides()[2], call.out.strides()[2]];
+        for (row, len) in self.stretches(0..n) {
+            let ([b, h, l], at) = (row.place(), row.n..row.n + len);
             // SAFETY: the task's rows are inside q and the output, whose rows have elements.
-            (queries[row.n], out[row.n]) =
-                unsafe { (call.q.row(row.batch, row.head, row.at).0, call.out.row(row.batch, row.head, row.at).0) };
-            rows[row.n] = row;
+            let (query, to) = unsafe { (call.q.row(b, h, l).0, call.out.row(b, h, l).0) };
+            let places = queries[at.clone()].iter_mut().zip(&mut out[at.clone()]).zip(&mut rows[at]);
+            for (k, ((q, out), place)) in places.enumerate() {
+                let [q_at, out_at] = [q_step, out_step].map(|step| k as isize * step);
+                (*q, *out, *place) = (query.wrapping_offset(q_at), to.wrapping_offset(out_at), row.after(k));
+            }
         }
         // SAFETY: the sequence has these keys and values, in tensors, whose rows have elements.
         let [k, v] = [call.k, call.v].map(|x| Rows::strided(unsafe { x.row(b, h, first).0 }, x.strides()[2], 1));
