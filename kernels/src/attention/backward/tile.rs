@@ -7,6 +7,7 @@ use crate::attention::backward::pass::BlockAt;
 use crate::attention::backward::row_block::rows_of;
 use crate::attention::backward::rows::BlockRows;
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, ScoreCopies};
+use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::by_rows;
@@ -82,9 +83,9 @@ impl<S: Simd> Column<'_, S> {
             return false;
         }
         let regions = &mut scores.scratch.regions(task.tiling);
-        let queries = task.queries(regions);
+        let queries = Queries::of(task, regions);
         let mut memory = BlockMemory::new();
-        let mut block = task.block(first, queries, &mut memory, regions);
+        let mut block = KeyBlock::of(task, first, queries, &mut memory, regions);
         block.packed_keys = keys.packed;
         // SAFETY: the row block's turn has come, so its memory is this worker's.
         block.prefetch = unsafe { self.prefetch(task, number, place) };

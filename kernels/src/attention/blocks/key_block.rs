@@ -1,5 +1,6 @@
 //! Key block that the fused loop is computing.
 
+use crate::attention::blocks::prefetch;
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::spans::Spans;
 use crate::attention::blocks::task::AttentionTask;
@@ -14,7 +15,7 @@ use core::marker::PhantomData;
 
 /// Key block that the fused loop is computing: its keys, its values, what of it is packed, and what to prefetch.
 ///
-/// Made only by [`AttentionTask::block`], so its keys and values exist in the task's sequence, and their tables live as
+/// Made only by [`Self::of`], so its keys and values exist in the task's sequence, and their tables live as
 /// long as it does: its methods rely on that. `task`, `first`, `len`, `keys` and `values` are set here alone; elsewhere
 /// they are read.
 pub(crate) struct KeyBlock<'b, 'r, S> {
@@ -70,29 +71,29 @@ impl BlockMemory {
     }
 }
 
-impl<S: Simd> AttentionTask<'_, S> {
-    /// Returns the key block that starts at key `first`.
+impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
+    /// Returns the key block of a task that starts at key `first`.
     ///
     /// # Panics
-    /// If `first` is none of [`Self::blocks`].
+    /// If `first` is none of [`AttentionTask::blocks`].
     #[inline(always)]
-    pub(crate) fn block<'b, 'r>(
-        &'b self,
+    pub(crate) fn of(
+        task: &'b AttentionTask<'b, S>,
         first: usize,
         queries: Queries<'b>,
         memory: &'b mut BlockMemory,
         regions: &'b mut Regions<'r>,
-    ) -> KeyBlock<'b, 'r, S> {
-        assert!(self.holds(first), "not a block of the task");
-        let at = self.place(first);
-        let len = KEY_BLOCK.min(self.seq.kv_len - first);
+    ) -> Self {
+        assert!(task.holds(first), "not a block of the task");
+        let at = task.place(first);
+        let len = KEY_BLOCK.min(task.seq.kv_len - first);
         let BlockMemory { spans, classes, tables: [key_table, value_table] } = memory;
         // SAFETY: keys `first .. first + len` exist and their block is held, as asserted; the tables are borrowed for
         // as long as the block exists.
         let (keys, values) =
-            unsafe { (self.call.kv.keys(at, len, key_table), self.call.kv.values(at, len, value_table)) };
-        KeyBlock {
-            task: self,
+            unsafe { (task.call.kv.keys(at, len, key_table), task.call.kv.values(at, len, value_table)) };
+        Self {
+            task,
             first,
             len,
             keys,
@@ -105,7 +106,7 @@ impl<S: Simd> AttentionTask<'_, S> {
             packed_values: None,
             fresh: false,
             copies: ScoreCopies::default(),
-            prefetch: self.prefetch([first, len], values),
+            prefetch: prefetch::of_block(task, [first, len], values),
             tables: PhantomData,
         }
     }

@@ -14,140 +14,146 @@ use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 /// Number of first rows of a unit to prefetch, a panel's: later keys are prefetched by packing, later values by tiles.
 const FIRST: usize = LANES;
 
-impl<S: Simd> AttentionTask<'_, S> {
-    /// Returns the memory to prefetch while a block is computed: the next block; with the last block the task's outputs
-    /// and the first block and queries of the next task. For a unit it is the memory the unit accumulates into, if that
-    /// is not in cache, the first rows of its values, and the first keys of the next unit: the rest is prefetched while the
-    /// unit is read. Values that lie one after the other, in a cache, are wholly prefetched that way.
-    #[inline]
-    pub(crate) fn prefetch(&self, [first, len]: [usize; 2], values: BlockValues) -> PrefetchQueue {
-        let mut prefetch = PrefetchQueue::nothing();
-        if let Next::Near = self.next {
-            return prefetch;
-        }
-        if let Next::Block { accumulated: (at, bytes), next } = &self.next {
-            if self.set.rows.len() > READING_ROWS {
-                if let Some((rows, first)) = next {
-                    self.peek(rows).push_block(*first, &mut prefetch);
-                }
-                return prefetch;
-            }
-            prefetch.push(*at, 0, 1, *bytes);
-            let rows = match values {
-                BlockValues::Rows { rows, .. } => Some((rows, self.tiling.value_dim)),
-                BlockValues::ValuePanels(panels) if panels.first().are_scattered() => {
-                    Some((panels.first(), panels.layout().panel(0).len()))
-                }
-                _ => None,
-            };
-            if let Some((rows, columns)) = rows {
-                prefetch.push_rows(rows, len.min(FIRST), columns);
-                if let Some((rows, first)) = next {
-                    self.peek(rows).push_first_keys(*first, &mut prefetch);
-                }
+/// Returns the memory to prefetch while a block is computed: the next block; with the last block the task's outputs
+/// and the first block and queries of the next task. For a unit it is the memory the unit accumulates into, if that
+/// is not in cache, the first rows of its values, and the first keys of the next unit: the rest is prefetched while the
+/// unit is read. Values that lie one after the other, in a cache, are wholly prefetched that way.
+#[inline]
+pub(crate) fn of_block<S: Simd>(
+    task: &AttentionTask<'_, S>,
+    [first, len]: [usize; 2],
+    values: BlockValues,
+) -> PrefetchQueue {
+    let mut prefetch = PrefetchQueue::nothing();
+    if let Next::Near = task.next {
+        return prefetch;
+    }
+    if let Next::Block { accumulated: (at, bytes), next } = &task.next {
+        if task.set.rows.len() > READING_ROWS {
+            if let Some((rows, first)) = next {
+                push_block(&task.peek(rows), *first, &mut prefetch);
             }
             return prefetch;
         }
-        if self.blocks().next_back().is_some_and(|last| first < last) {
-            self.push_block(first + KEY_BLOCK, &mut prefetch);
-            return prefetch;
-        }
-        if let Some(out) = &self.outputs.out {
-            self.push_rows(&mut prefetch, self.tiling.value_dim, |row| {
-                // SAFETY: the task's rows are inside the output.
-                unsafe { out.rows(row.batch, row.head, row.at) }
-            });
-        }
-        if let Next::Rows(rows) = &self.next {
-            self.peek(rows).push_opening(&mut prefetch);
-        }
-        prefetch
-    }
-
-    /// Prefetches what lies [far](Later::far) behind the scales, of so many bytes, of a block's keys or values, if tiles of few
-    /// rows prefetch what lies as far behind these. Scales lie before what they scale: without theirs, each block would leave
-    /// gaps in the memory that is prefetched, and the hardware's prefetcher would lose its stream.
-    pub(crate) fn prefetch_behind_scales(&self, scales: *const u8, bytes: usize) {
-        let (s, rows) = (self.s, self.set.rows.len());
-        if rows <= READING_ROWS {
-            let at = scales.wrapping_add(Later::far(s, rows));
-            s.prefetch_far(Later::level(s, rows), at.cast(), bytes);
-        }
-    }
-
-    /// Adds the first keys of a block, if there are any.
-    fn push_first_keys(&self, first: usize, prefetch: &mut PrefetchQueue) {
-        let len = self.seq.kv_len.saturating_sub(first).min(FIRST);
-        if len == 0 || !self.call.kv.holds(self.seq.source, first) {
-            return;
-        }
-        let (at, table) = (self.place(first), &mut Table::new());
-        // SAFETY: `len` keys from `first` on exist, and their block is held.
-        match unsafe { self.call.kv.keys(at, len, table) } {
-            Keys::Rows(rows) => prefetch.push_rows(rows, len, self.tiling.head_dim),
-            Keys::Packed(panels) if panels.are_scattered() => {
-                prefetch.push_rows(panels, 1, LANES * self.tiling.head_dim);
+        prefetch.push(*at, 0, 1, *bytes);
+        let rows = match values {
+            BlockValues::Rows { rows, .. } => Some((rows, task.tiling.value_dim)),
+            BlockValues::ValuePanels(panels) if panels.first().are_scattered() => {
+                Some((panels.first(), panels.layout().panel(0).len()))
             }
-            _ => {}
-        }
-    }
-
-    /// Adds a block's keys and values.
-    fn push_block(&self, first: usize, prefetch: &mut PrefetchQueue) {
-        let at = self.place(first);
-        let len = KEY_BLOCK.min(self.seq.kv_len.saturating_sub(first));
-        let (d, kv) = (self.tiling.head_dim, &self.call.kv);
-        // Pages are not prefetched: their rows are many short stretches.
-        if len == 0 || !kv.holds(at[0], first) || kv.is_paged() {
-            return;
-        }
-        let table = &mut Table::new();
-        // SAFETY: key `first` exists, and its block is held.
-        let (keys, values) = unsafe { (kv.keys(at, len, table), kv.values(at, len, table)) };
-        match keys {
-            Keys::Rows(rows) => prefetch.push_rows(rows, len, d),
-            Keys::Packed(panels) => prefetch.push_rows(panels, len.div_ceil(LANES), LANES * d),
-            // Scales are not prefetched: they are a thirtieth of the memory, or of int4 an eighth.
-            Keys::Int8 { panels, .. } => push_panels(prefetch, panels, len, int8::panel_bytes(d)),
-            Keys::Int4 { panels, .. } => push_panels(prefetch, panels, len, int4::blocks(d) * int4::BLOCK_BYTES),
-        }
-        match values {
-            BlockValues::Rows { rows, .. } => prefetch.push_rows(rows, len, self.tiling.value_dim),
-            // The rows of latent keys hold the values.
-            BlockValues::ValuePanels(_) if matches!(keys, Keys::Rows(_)) => {}
-            BlockValues::ValuePanels(panels) => {
-                // SAFETY: the block has at least one row.
-                let first = unsafe { panels.first().first() };
-                push_value_panels(prefetch, panels.layout(), first.at, first.element, len);
+            _ => None,
+        };
+        if let Some((rows, columns)) = rows {
+            prefetch.push_rows(rows, len.min(FIRST), columns);
+            if let Some((rows, first)) = next {
+                push_first_keys(&task.peek(rows), *first, &mut prefetch);
             }
-            BlockValues::Int8 { values, .. } => push_fours(prefetch, values.layout, values.first, len),
-            BlockValues::Int4 { values, .. } => push_fours(prefetch, values.layout, values.first, len),
         }
+        return prefetch;
     }
-
-    /// Adds the task's first key block and its queries.
-    fn push_opening(&self, prefetch: &mut PrefetchQueue) {
-        if self.set.rows.is_empty() {
-            return;
-        }
-        if let Some(first) = self.blocks().next() {
-            self.push_block(first, prefetch);
-        }
-        self.push_rows(prefetch, self.tiling.head_dim, |row| {
-            // SAFETY: the task's rows are inside the call's queries.
-            unsafe { self.call.q.rows(row.batch, row.head, row.at) }
+    if task.blocks().next_back().is_some_and(|last| first < last) {
+        push_block(task, first + KEY_BLOCK, &mut prefetch);
+        return prefetch;
+    }
+    if let Some(out) = &task.outputs.out {
+        push_rows(task, &mut prefetch, task.tiling.value_dim, |row| {
+            // SAFETY: the task's rows are inside the output.
+            unsafe { out.rows(row.batch, row.head, row.at) }
         });
     }
+    if let Next::Rows(rows) = &task.next {
+        push_opening(&task.peek(rows), &mut prefetch);
+    }
+    prefetch
+}
 
-    /// Adds the task's rows of q or of the output, as far as they belong to the first row's head.
-    #[inline]
-    fn push_rows(&self, prefetch: &mut PrefetchQueue, dim: usize, at: impl Fn(Row) -> AnyRows) {
-        if let Some(row) = self.rows(0..1).next() {
-            prefetch.push_rows(at(row), self.set.rows.len().min(self.seq.q_len - row.i), dim);
-        }
+/// Prefetches what lies [far](Later::far) behind the scales, of so many bytes, of a block's keys or values, if tiles of few
+/// rows prefetch what lies as far behind these. Scales lie before what they scale: without theirs, each block would leave
+/// gaps in the memory that is prefetched, and the hardware's prefetcher would lose its stream.
+pub(crate) fn behind_scales<S: Simd>(task: &AttentionTask<'_, S>, scales: *const u8, bytes: usize) {
+    let (s, rows) = (task.s, task.set.rows.len());
+    if rows <= READING_ROWS {
+        let at = scales.wrapping_add(Later::far(s, rows));
+        s.prefetch_far(Later::level(s, rows), at.cast(), bytes);
     }
 }
 
+/// Adds the first keys of a block, if there are any.
+fn push_first_keys<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut PrefetchQueue) {
+    let len = task.seq.kv_len.saturating_sub(first).min(FIRST);
+    if len == 0 || !task.call.kv.holds(task.seq.source, first) {
+        return;
+    }
+    let (at, table) = (task.place(first), &mut Table::new());
+    // SAFETY: `len` keys from `first` on exist, and their block is held.
+    match unsafe { task.call.kv.keys(at, len, table) } {
+        Keys::Rows(rows) => prefetch.push_rows(rows, len, task.tiling.head_dim),
+        Keys::Packed(panels) if panels.are_scattered() => {
+            prefetch.push_rows(panels, 1, LANES * task.tiling.head_dim);
+        }
+        _ => {}
+    }
+}
+
+/// Adds a block's keys and values.
+fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut PrefetchQueue) {
+    let at = task.place(first);
+    let len = KEY_BLOCK.min(task.seq.kv_len.saturating_sub(first));
+    let (d, kv) = (task.tiling.head_dim, &task.call.kv);
+    // Pages are not prefetched: their rows are many short stretches.
+    if len == 0 || !kv.holds(at[0], first) || kv.is_paged() {
+        return;
+    }
+    let table = &mut Table::new();
+    // SAFETY: key `first` exists, and its block is held.
+    let (keys, values) = unsafe { (kv.keys(at, len, table), kv.values(at, len, table)) };
+    match keys {
+        Keys::Rows(rows) => prefetch.push_rows(rows, len, d),
+        Keys::Packed(panels) => prefetch.push_rows(panels, len.div_ceil(LANES), LANES * d),
+        // Scales are not prefetched: they are a thirtieth of the memory, or of int4 an eighth.
+        Keys::Int8 { panels, .. } => push_panels(prefetch, panels, len, int8::panel_bytes(d)),
+        Keys::Int4 { panels, .. } => push_panels(prefetch, panels, len, int4::blocks(d) * int4::BLOCK_BYTES),
+    }
+    match values {
+        BlockValues::Rows { rows, .. } => prefetch.push_rows(rows, len, task.tiling.value_dim),
+        // The rows of latent keys hold the values.
+        BlockValues::ValuePanels(_) if matches!(keys, Keys::Rows(_)) => {}
+        BlockValues::ValuePanels(panels) => {
+            // SAFETY: the block has at least one row.
+            let first = unsafe { panels.first().first() };
+            push_value_panels(prefetch, panels.layout(), first.at, first.element, len);
+        }
+        BlockValues::Int8 { values, .. } => push_fours(prefetch, values.layout, values.first, len),
+        BlockValues::Int4 { values, .. } => push_fours(prefetch, values.layout, values.first, len),
+    }
+}
+
+/// Adds the task's first key block and its queries.
+fn push_opening<S: Simd>(task: &AttentionTask<'_, S>, prefetch: &mut PrefetchQueue) {
+    if task.set.rows.is_empty() {
+        return;
+    }
+    if let Some(first) = task.blocks().next() {
+        push_block(task, first, prefetch);
+    }
+    push_rows(task, prefetch, task.tiling.head_dim, |row| {
+        // SAFETY: the task's rows are inside the call's queries.
+        unsafe { task.call.q.rows(row.batch, row.head, row.at) }
+    });
+}
+
+/// Adds the task's rows of q or of the output, as far as they belong to the first row's head.
+#[inline]
+fn push_rows<S: Simd>(
+    task: &AttentionTask<'_, S>,
+    prefetch: &mut PrefetchQueue,
+    dim: usize,
+    at: impl Fn(Row) -> AnyRows,
+) {
+    if let Some(row) = task.rows(0..1).next() {
+        prefetch.push_rows(at(row), task.set.rows.len().min(task.seq.q_len - row.i), dim);
+    }
+}
 /// Adds the panels of `len` keys, at least one, of so many bytes each.
 fn push_panels(prefetch: &mut PrefetchQueue, panels: Rows<i8>, len: usize, bytes: usize) {
     // SAFETY: there is a panel.

@@ -1,6 +1,7 @@
 //! QKᵀ of a row block and a key block. Keys are packed already or packed here, as elements, pairs or bytes.
 
 use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::blocks::prefetch;
 use crate::attention::blocks::queries::{Int8Queries, Queries, are_readable_in_place};
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::bf16::PairPanels;
@@ -194,15 +195,18 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             match self.keys {
                 Keys::Int8 { panels, scales } => {
                     if let Some(scales) = scales.filter(|_| !panels.are_scattered()) {
-                        self.task.prefetch_behind_scales(scales.cast(), size_of_val(&*scales));
+                        prefetch::behind_scales(self.task, scales.cast(), size_of_val(&*scales));
                     }
                     self.integer_scores(queries, rows, bias, panels, Int8Keys(scales.map(|scales| &*scales)));
                 }
                 Keys::Int4 { panels, kind, numbers } => {
                     if !panels.are_scattered() {
                         let numbers = numbers.at(0).cast();
-                        self.task
-                            .prefetch_behind_scales(numbers, kind.number_bytes(KEY_BLOCK, self.task.tiling.head_dim));
+                        prefetch::behind_scales(
+                            self.task,
+                            numbers,
+                            kind.number_bytes(KEY_BLOCK, self.task.tiling.head_dim),
+                        );
                     }
                     self.integer_scores(queries, rows, bias, panels, Int4Keys { kind, numbers });
                 }

@@ -50,100 +50,105 @@ pub(crate) fn are_readable_in_place(q: &View<'_>) -> bool {
     q.strides()[3] == 1 || q.shape()[3] == 1
 }
 
-impl<S: Simd> AttentionTask<'_, S> {
+impl<'r> Queries<'r> {
     /// Copies the task's queries if they are not contiguous, or turns them into pairs or bytes: they take the regions'
     /// memory for queries, where nothing is written if they are there already. Returns where the rows are.
-    pub(crate) fn queries<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
-        match self.call.kv.query_form(self.set.kv_head) {
+    pub(crate) fn of<S: Simd>(task: &AttentionTask<'_, S>, regions: &mut Regions<'r>) -> Self {
+        match task.call.kv.query_form(task.set.kv_head) {
             QueryForm::F32 => {}
             QueryForm::Int8 { channels } => {
-                return self.query_bytes(QuerySize::int8(self.tiling.head_dim), channels, regions);
+                return bytes(task, QuerySize::int8(task.tiling.head_dim), channels, regions);
             }
-            QueryForm::Int4 => return self.query_bytes(int4::query_size(self.tiling.head_dim), None, regions),
+            QueryForm::Int4 => return bytes(task, int4::query_size(task.tiling.head_dim), None, regions),
         }
-        if self.native_keys() {
-            return self.query_pairs(regions);
+        if task.native_keys() {
+            return pairs(task, regions);
         }
-        if let Tensor::F32(q) = &self.call.q
+        if let Tensor::F32(q) = &task.call.q
             && are_readable_in_place(q)
         {
             return Queries::InPlace;
         }
         let copies = core::mem::take(&mut regions.queries);
         if regions.query_memory == QueryMemory::Free {
-            self.copy_queries(copies);
+            copy(task, copies);
         }
         Queries::Copied(copies)
     }
+}
 
-    /// Copies the task's queries, widened, one after the other.
-    pub(crate) fn copy_queries(&self, copies: &mut [f32]) {
-        let d = self.tiling.head_dim;
-        for (row, copy) in self.rows(0..self.set.rows.len()).zip(copies.chunks_exact_mut(d)) {
-            // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
-            unsafe {
-                let rows = self.call.q.rows(row.batch, row.head, row.at);
-                if d.is_multiple_of(LANES) {
-                    pack::pack_rows(self.s, rows, [1, d], NonFinite::Ignored, copy);
-                } else {
-                    copy.iter_mut().enumerate().for_each(|(i, x)| *x = rows.get(0, i));
-                }
+/// Copies the task's queries, widened, one after the other.
+fn copy<S: Simd>(task: &AttentionTask<'_, S>, copies: &mut [f32]) {
+    let d = task.tiling.head_dim;
+    for (row, copy) in task.rows(0..task.set.rows.len()).zip(copies.chunks_exact_mut(d)) {
+        // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
+        unsafe {
+            let rows = task.call.q.rows(row.batch, row.head, row.at);
+            if d.is_multiple_of(LANES) {
+                pack::pack_rows(task.s, rows, [1, d], NonFinite::Ignored, copy);
+            } else {
+                copy.iter_mut().enumerate().for_each(|(i, x)| *x = rows.get(0, i));
             }
         }
     }
+}
 
-    /// Rounds the task's queries to pairs.
-    fn query_pairs<'r>(&self, regions: &mut Regions<'r>) -> Queries<'r> {
-        let (d, n) = (self.tiling.head_dim, self.set.rows.len());
-        // No keys are packed yet, so their scratch is free: sixteen rows or more.
-        let whole = &mut as_halves(regions.keys)[..d.next_multiple_of(LANES)];
-        let queries = core::mem::take(&mut regions.queries);
-        if regions.query_memory == QueryMemory::Filled {
-            return Queries::Pairs(as_pairs(queries));
-        }
-        let pairs = as_halves(queries).chunks_exact_mut(d.next_multiple_of(2));
-        for (row, pairs) in self.rows(0..n).zip(pairs) {
-            // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
-            unsafe {
-                let rows = self.call.q.rows(row.batch, row.head, row.at);
-                pack::pack_rows(self.s, rows, [1, d], NonFinite::Ignored, whole);
-            }
-            // An odd last element is paired with the padding.
-            pairs.copy_from_slice(&whole[..pairs.len()]);
-        }
-        Queries::Pairs(as_pairs(queries))
+/// Rounds the task's queries to pairs.
+fn pairs<'r, S: Simd>(task: &AttentionTask<'_, S>, regions: &mut Regions<'r>) -> Queries<'r> {
+    let (d, n) = (task.tiling.head_dim, task.set.rows.len());
+    // No keys are packed yet, so their scratch is free: sixteen rows or more.
+    let whole = &mut as_halves(regions.keys)[..d.next_multiple_of(LANES)];
+    let queries = core::mem::take(&mut regions.queries);
+    if regions.query_memory == QueryMemory::Filled {
+        return Queries::Pairs(as_pairs(queries));
     }
+    let pairs = as_halves(queries).chunks_exact_mut(d.next_multiple_of(2));
+    for (row, pairs) in task.rows(0..n).zip(pairs) {
+        // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
+        unsafe {
+            let rows = task.call.q.rows(row.batch, row.head, row.at);
+            pack::pack_rows(task.s, rows, [1, d], NonFinite::Ignored, whole);
+        }
+        // An odd last element is paired with the padding.
+        pairs.copy_from_slice(&whole[..pairs.len()]);
+    }
+    Queries::Pairs(as_pairs(queries))
+}
 
-    /// Quantises the task's queries to bytes. They are multiplied by the scales of the keys' channels first, so that
-    /// QKᵀ reads only the keys' bytes.
-    fn query_bytes<'r>(&self, size: QuerySize, channels: Option<&[f32]>, regions: &mut Regions<'r>) -> Queries<'r> {
-        let (d, n) = (self.tiling.head_dim, self.set.rows.len());
-        let (quads, rows) = int8::cut_queries(core::mem::take(&mut regions.queries), n, size);
-        if regions.query_memory == QueryMemory::Filled {
-            return Queries::Int8(Int8Queries { quads, rows, size });
-        }
-        // Keys are not packed here, so their scratch is free: sixteen rows or more.
-        let wide = &mut regions.keys[..d.next_multiple_of(LANES)];
-        let places = quads.chunks_exact_mut(size.quads).zip(rows.chunks_exact_mut(size.sums));
-        for (row, (quads, sums)) in self.rows(0..n).zip(places) {
-            // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
-            unsafe {
-                let rows = self.call.q.rows(row.batch, row.head, row.at);
-                pack::pack_rows(self.s, rows, [1, d], NonFinite::Ignored, wide);
-            }
-            let row = &mut wide[..d];
-            if let Some(channels) = channels {
-                self.s.vectorize(
-                    #[inline(always)]
-                    || row.iter_mut().zip(channels).for_each(|(x, scale)| *x *= scale),
-                );
-            }
-            let whole = int8::quantise_query(self.s, row, self.call.scale, quads);
-            match sums {
-                [sum] => *sum = whole,
-                blocks => int4::block_sums(whole, quads, blocks),
-            }
-        }
-        Queries::Int8(Int8Queries { quads, rows, size })
+/// Quantises the task's queries to bytes. They are multiplied by the scales of the keys' channels first, so that
+/// QKᵀ reads only the keys' bytes.
+fn bytes<'r, S: Simd>(
+    task: &AttentionTask<'_, S>,
+    size: QuerySize,
+    channels: Option<&[f32]>,
+    regions: &mut Regions<'r>,
+) -> Queries<'r> {
+    let (d, n) = (task.tiling.head_dim, task.set.rows.len());
+    let (quads, rows) = int8::cut_queries(core::mem::take(&mut regions.queries), n, size);
+    if regions.query_memory == QueryMemory::Filled {
+        return Queries::Int8(Int8Queries { quads, rows, size });
     }
+    // Keys are not packed here, so their scratch is free: sixteen rows or more.
+    let wide = &mut regions.keys[..d.next_multiple_of(LANES)];
+    let places = quads.chunks_exact_mut(size.quads).zip(rows.chunks_exact_mut(size.sums));
+    for (row, (quads, sums)) in task.rows(0..n).zip(places) {
+        // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
+        unsafe {
+            let rows = task.call.q.rows(row.batch, row.head, row.at);
+            pack::pack_rows(task.s, rows, [1, d], NonFinite::Ignored, wide);
+        }
+        let row = &mut wide[..d];
+        if let Some(channels) = channels {
+            task.s.vectorize(
+                #[inline(always)]
+                || row.iter_mut().zip(channels).for_each(|(x, scale)| *x *= scale),
+            );
+        }
+        let whole = int8::quantise_query(task.s, row, task.call.scale, quads);
+        match sums {
+            [sum] => *sum = whole,
+            blocks => int4::block_sums(whole, quads, blocks),
+        }
+    }
+    Queries::Int8(Int8Queries { quads, rows, size })
 }

@@ -8,6 +8,7 @@ use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::width::LINE_BYTES;
 use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
+use core::ops::Range;
 
 /// Number of floats from one row of scores to the next. One vector more than a key block: otherwise the rows of a tile,
 /// read side by side, would all map to a few sets of the first-level cache.
@@ -221,7 +222,7 @@ impl core::fmt::Debug for Scratch {
 pub(crate) enum QueryMemory {
     /// Anything.
     Free,
-    /// The task's queries, as an earlier call of [`queries`](crate::attention::blocks::task::AttentionTask::queries) has left them.
+    /// The task's queries, as an earlier call of [`Queries::of`](crate::attention::blocks::queries::Queries::of) has left them.
     Filled,
 }
 
@@ -249,6 +250,19 @@ pub(crate) struct Regions<'a> {
 }
 
 impl Regions<'_> {
+    /// Clears the maxima and sums of a task's `rows` rows: nothing is accumulated yet.
+    pub(crate) fn clear_state(&mut self, rows: usize) {
+        // Steps work on whole vectors of rows.
+        let padded = rows.next_multiple_of(LANES);
+        self.max[..padded].fill(f32::NEG_INFINITY);
+        self.sum[..padded].fill(0.0);
+    }
+
+    /// Clears the running outputs of some rows, of `width` floats each.
+    pub(crate) fn clear_outputs(&mut self, rows: Range<usize>, width: usize) {
+        self.out[rows.start * width..rows.end * width].fill(0.0);
+    }
+
     /// Returns the same regions for other work; what they hold, queries too, counts as nothing.
     #[inline(always)]
     pub(crate) fn reborrow(&mut self) -> Regions<'_> {

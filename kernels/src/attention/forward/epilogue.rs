@@ -112,7 +112,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         let Some(output) = &self.outputs.out else {
             let finite = self.accumulated_is_finite(regions);
             if finite || nonfinite == NonFinite::Handled {
-                self.transfer_state(regions, StateTransfer::Save);
+                StateTransfer::Save.run(self, regions);
             }
             return finite;
         };

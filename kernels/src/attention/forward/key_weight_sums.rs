@@ -1,6 +1,7 @@
 //! Key weight sums: the sum of the weights that all rows and heads give to each key.
 
-use crate::attention::blocks::key_block::BlockMemory;
+use crate::attention::blocks::key_block::{BlockMemory, KeyBlock};
+use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::RowSet;
 use crate::attention::call::tiling::{Regions, Scratch};
@@ -27,6 +28,47 @@ impl Sums<'_> {
         // SAFETY: the sequence's keys are inside the output, whose rows are one element. An address alone: nothing is
         // accessed.
         unsafe { self.output.row(b, h, first + key).0 }
+    }
+
+    /// Adds the weights that a task's rows, one row block, give to each key.
+    ///
+    /// # Safety
+    /// The sums are this worker's alone.
+    unsafe fn add<S: Simd>(&self, task: &AttentionTask<'_, S>, regions: &mut Regions<'_>) {
+        let (s, all, rows) = (task.s, 0..task.set.rows.len(), task.set.rows.len());
+        regions.clear_state(rows);
+        let queries = Queries::of(task, regions);
+        let mut memory = BlockMemory::new();
+        for first in task.blocks() {
+            let mut block = KeyBlock::of(task, first, queries, &mut memory, regions);
+            if block.compute_scores(all.clone()) {
+                let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut *block.regions;
+                let row_block = ScoreBlock { scores, spans: block.spans, rows };
+                softmax::softmax::<_, softmax::Floats>(
+                    s,
+                    row_block,
+                    softmax::SoftmaxState { max, sum, rescale_prev, rescale_block },
+                );
+            }
+        }
+        let references = task.references(all.clone(), regions.max, regions.sum);
+        for first in task.blocks() {
+            let mut block = KeyBlock::of(task, first, queries, &mut memory, regions);
+            if !block.compute_scores(all.clone()) {
+                continue;
+            }
+            score_passes::weights(s, block.scores(rows), &references);
+            let mut totals = [0.0f32; KEY_BLOCK];
+            for (key, total) in (first..).zip(&mut totals[..block.len]) {
+                // SAFETY: the caller guarantees that the sums are this worker's alone.
+                *total = unsafe { *self.at(key) };
+            }
+            score_passes::add_weight_sums(s, block.scores(rows), &mut totals);
+            for (key, &total) in (first..).zip(&totals[..block.len]) {
+                // SAFETY: the caller guarantees that the sums are this worker's alone.
+                unsafe { *self.at(key) = quiet(total) };
+            }
+        }
     }
 }
 
@@ -57,49 +99,6 @@ pub(crate) unsafe fn key_weight_sums<S: Simd>(
         // whole head's.
         let task = AttentionTask::reading(bound, RowSet::of(sequence, kv_head, first..rows.min(first + step)));
         // SAFETY: the caller guarantees that the sums are this worker's alone.
-        unsafe { task.add_weight_sums(&sums, &mut scratch.regions(task.tiling)) }
-    }
-}
-
-impl<S: Simd> AttentionTask<'_, S> {
-    /// Adds the weights that the task's rows, one row block, give to each key.
-    ///
-    /// # Safety
-    /// The sums are this worker's alone.
-    unsafe fn add_weight_sums(&self, sums: &Sums<'_>, regions: &mut Regions<'_>) {
-        let (s, all, rows) = (self.s, 0..self.set.rows.len(), self.set.rows.len());
-        self.clear_state(regions);
-        let queries = self.queries(regions);
-        let mut memory = BlockMemory::new();
-        for first in self.blocks() {
-            let mut block = self.block(first, queries, &mut memory, regions);
-            if block.compute_scores(all.clone()) {
-                let Regions { scores, max, sum, rescale_prev, rescale_block, .. } = &mut *block.regions;
-                let row_block = ScoreBlock { scores, spans: block.spans, rows };
-                softmax::softmax::<_, softmax::Floats>(
-                    s,
-                    row_block,
-                    softmax::SoftmaxState { max, sum, rescale_prev, rescale_block },
-                );
-            }
-        }
-        let references = self.references(all.clone(), regions.max, regions.sum);
-        for first in self.blocks() {
-            let mut block = self.block(first, queries, &mut memory, regions);
-            if !block.compute_scores(all.clone()) {
-                continue;
-            }
-            score_passes::weights(s, block.scores(rows), &references);
-            let mut totals = [0.0f32; KEY_BLOCK];
-            for (key, total) in (first..).zip(&mut totals[..block.len]) {
-                // SAFETY: the caller guarantees that the sums are this worker's alone.
-                *total = unsafe { *sums.at(key) };
-            }
-            score_passes::add_weight_sums(s, block.scores(rows), &mut totals);
-            for (key, &total) in (first..).zip(&totals[..block.len]) {
-                // SAFETY: the caller guarantees that the sums are this worker's alone.
-                unsafe { *sums.at(key) = quiet(total) };
-            }
-        }
+        unsafe { sums.add(&task, &mut scratch.regions(task.tiling)) }
     }
 }

@@ -19,6 +19,7 @@ use crate::attention::call::tiling::{Regions, SCORE_STRIDE, Scratch};
 use crate::attention::forward::epilogue::EndedRowBlocks;
 use crate::attention::forward::nonfinite::VisibleBits;
 use crate::attention::forward::pv::PvMode;
+use crate::attention::forward::score_outputs;
 use crate::attention::forward::state::StateTransfer;
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::score_passes::{self, ScoreBlock};
@@ -41,7 +42,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// Computes the task's rows and writes them.
     pub(crate) fn run(&self, scratch: &mut Scratch) {
         if self.set.rows.start == 0 {
-            self.fill_rows_beyond();
+            score_outputs::fill_rows_beyond(self);
         }
         if self.set.rows.is_empty() {
             return;
@@ -55,7 +56,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// accumulated is finite, or non-finite values were handled.
     pub(crate) fn run_passes(&self, passes: &[NonFinite], scratch: &mut Scratch) {
         let regions = &mut scratch.regions(self.tiling);
-        let queries = self.queries(regions);
+        let queries = Queries::of(self, regions);
         for &nonfinite in passes {
             let ended = self.accumulate(queries, nonfinite, self.blocks().next_back(), self.blocks(), regions);
             if self.given.weight {
@@ -65,7 +66,7 @@ impl<S: Simd> AttentionTask<'_, S> {
                 break;
             }
         }
-        self.finish_scores(regions);
+        score_outputs::finish_scores(self, regions);
     }
 
     /// Accumulates the given key blocks, some of [`Self::blocks`], in one pass. Row blocks that end with block `last`
@@ -79,11 +80,11 @@ impl<S: Simd> AttentionTask<'_, S> {
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
         let fresh = self.outputs.state.is_none() && !self.given.weight;
-        self.clear_state(regions);
+        regions.clear_state(self.set.rows.len());
         if !fresh {
-            self.clear_outputs(0..self.set.rows.len(), regions);
+            regions.clear_outputs(0..self.set.rows.len(), self.tiling.width());
         }
-        self.transfer_state(regions, StateTransfer::Load);
+        StateTransfer::Load.run(self, regions);
         self.accumulate_more(queries, Pass { nonfinite, last, fresh }, blocks, regions)
     }
 
@@ -98,13 +99,13 @@ impl<S: Simd> AttentionTask<'_, S> {
         let (mut ends, mut ended) = (None, EndedRowBlocks::NONE);
         let mut memory = BlockMemory::new();
         for first in blocks {
-            let mut block = self.block(first, queries, &mut memory, regions);
+            let mut block = KeyBlock::of(self, first, queries, &mut memory, regions);
             for (number, row_block) in self.row_blocks().enumerate() {
                 let visible = block.compute_scores(row_block.clone());
                 let by_all = visible && !block.spans.iter().any(|span| span.is_empty());
                 block.fresh = fresh && by_all;
                 if fresh && !by_all {
-                    self.clear_outputs(row_block.clone(), block.regions);
+                    block.regions.clear_outputs(row_block.clone(), self.tiling.width());
                 }
                 if !visible {
                     continue;
@@ -133,7 +134,7 @@ impl<S: Simd> AttentionTask<'_, S> {
             fresh = false;
         }
         if fresh {
-            self.clear_outputs(0..self.set.rows.len(), regions);
+            regions.clear_outputs(0..self.set.rows.len(), self.tiling.width());
         }
         ended
     }
@@ -141,7 +142,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// Accumulates one of the task's key blocks: into what the regions hold of earlier ones, if it is `in_order`, where what is
     /// not finite stays so until the rows are finished; else by itself.
     pub(crate) fn accumulate_block(&self, first: usize, in_order: bool, regions: &mut Regions<'_>) {
-        let (queries, block) = (self.queries(regions), core::iter::once(first));
+        let (queries, block) = (Queries::of(self, regions), core::iter::once(first));
         if in_order {
             let pass = Pass { nonfinite: NonFinite::Ignored, last: None, fresh: false };
             self.accumulate_more(queries, pass, block, regions);
@@ -163,7 +164,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         regions.rescale_block.fill(1.0);
         let mut memory = BlockMemory::new();
         for first in self.blocks() {
-            let mut block = self.block(first, queries, &mut memory, regions);
+            let mut block = KeyBlock::of(self, first, queries, &mut memory, regions);
             for row_block in self.row_blocks() {
                 if !block.compute_scores(row_block.clone()) {
                     continue;

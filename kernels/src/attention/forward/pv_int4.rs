@@ -1,6 +1,7 @@
 //! P·V of a row block and a key block whose values are int4.
 
 use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::blocks::prefetch;
 use crate::attention::call::tiling::{Regions, SCORE_STRIDE};
 use crate::attention::steps::pv_int4::Int4Tile;
 use crate::kv::key_block::Int4Numbers;
@@ -51,7 +52,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             // SAFETY: the block has a panel of values.
             let first = unsafe { numbers.first.at(0) }.cast();
             let bytes = numbers.kind.number_bytes(KEY_BLOCK, self.task.tiling.value_dim);
-            self.task.prefetch_behind_scales(first, bytes);
+            prefetch::behind_scales(self.task, first, bytes);
         }
         if !self.task.given.weight {
             // SAFETY: the caller guarantees the values and numbers.

@@ -1,6 +1,7 @@
 //! P·V of a row block and a key block whose values are int8.
 
 use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::blocks::prefetch;
 use crate::attention::call::tiling::Regions;
 use crate::attention::steps::pv::Values;
 use crate::attention::steps::pv_int8;
@@ -26,7 +27,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         // SAFETY: the caller guarantees the block's scales: the cache outlives the call, and the block's table the block.
         let scales = unsafe { &*scales };
         if !values.first.are_scattered() {
-            task.prefetch_behind_scales(scales.as_ptr().cast(), size_of_val(scales));
+            prefetch::behind_scales(task, scales.as_ptr().cast(), size_of_val(scales));
         }
         pv_int8::round_weights(task.s, self.scores(rows), scales);
         let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;

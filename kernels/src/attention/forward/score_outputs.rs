@@ -8,72 +8,75 @@ use crate::attention::steps::span::Span;
 use crate::simd::{Simd, quiet};
 use crate::tensor::rows::KEY_BLOCK;
 
-impl<S: Simd> AttentionTask<'_, S> {
-    /// Fills the rows of score outputs beyond the length of a ragged sequence.
-    ///
-    /// # Panics
-    /// If the task does not start at row 0.
-    pub(crate) fn fill_rows_beyond(&self) {
-        assert!(self.set.rows.start == 0, "those rows belong to another task");
-        let group_size = self.call.group_size();
-        for (view, point) in self.outputs.points.iter().zip(POINTS) {
-            let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
-            let [.., rows, columns] = view.shape();
-            for head in self.set.kv_head * group_size..(self.set.kv_head + 1) * group_size {
-                for i in self.seq.q_len..rows {
-                    // SAFETY: the row is inside the view, which has `columns` columns; it belongs to the task that starts
-                    // at row 0.
-                    unsafe {
-                        let (first, element) = view.row(self.set.sequence, head, i);
-                        for j in 0..columns {
-                            *first.offset(j as isize * element) = point.beyond();
-                        }
+/// Fills the rows of score outputs beyond the length of a ragged sequence.
+///
+/// # Panics
+/// If the task does not start at row 0.
+pub(crate) fn fill_rows_beyond<S: Simd>(task: &AttentionTask<'_, S>) {
+    assert!(task.set.rows.start == 0, "those rows belong to another task");
+    let group_size = task.call.group_size();
+    for (view, point) in task.outputs.points.iter().zip(POINTS) {
+        let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
+        let [.., rows, columns] = view.shape();
+        for head in task.set.kv_head * group_size..(task.set.kv_head + 1) * group_size {
+            for i in task.seq.q_len..rows {
+                // SAFETY: the row is inside the view, which has `columns` columns; it belongs to the task that starts
+                // at row 0.
+                unsafe {
+                    let (first, element) = view.row(task.set.sequence, head, i);
+                    for j in 0..columns {
+                        *first.offset(j as isize * element) = point.beyond();
                     }
                 }
             }
         }
     }
+}
 
-    /// Turns the scores written for [`Point::Weights`] into weights, and fills the keys beyond the sequence. The maxima
-    /// and sums are those of all keys.
-    pub(crate) fn finish_scores(&self, regions: &mut Regions<'_>) {
-        for (view, point) in self.outputs.points.iter().zip(POINTS) {
-            let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
-            for row_block in self.row_blocks() {
-                let references = self.references(row_block.clone(), regions.max, regions.sum);
-                for row in self.rows(row_block) {
-                    // SAFETY: the task's rows are inside the view. An address alone: nothing is accessed yet.
-                    let (first, element) = unsafe { view.row(self.set.sequence, row.head, row.i) };
-                    for j in self.seq.kv_len..view.shape()[3] {
-                        // SAFETY: column `j` is inside the row, which is this worker's alone.
-                        unsafe { *first.offset(j as isize * element) = point.beyond() };
-                    }
-                    if point == Point::Weights {
-                        // SAFETY: the row has a column for every key of the sequence, and is this worker's alone.
-                        unsafe { self.finish_weights(first, element, references[row.n], regions.scores) };
-                    }
+/// Turns the scores written for [`Point::Weights`] into weights, and fills the keys beyond the sequence. The maxima
+/// and sums are those of all keys.
+pub(crate) fn finish_scores<S: Simd>(task: &AttentionTask<'_, S>, regions: &mut Regions<'_>) {
+    for (view, point) in task.outputs.points.iter().zip(POINTS) {
+        let Some(view) = view.as_ref().filter(|view| view.shape()[3] > 0) else { continue };
+        for row_block in task.row_blocks() {
+            let references = task.references(row_block.clone(), regions.max, regions.sum);
+            for row in task.rows(row_block) {
+                // SAFETY: the task's rows are inside the view. An address alone: nothing is accessed yet.
+                let (first, element) = unsafe { view.row(task.set.sequence, row.head, row.i) };
+                for j in task.seq.kv_len..view.shape()[3] {
+                    // SAFETY: column `j` is inside the row, which is this worker's alone.
+                    unsafe { *first.offset(j as isize * element) = point.beyond() };
+                }
+                if point == Point::Weights {
+                    // SAFETY: the row has a column for every key of the sequence, and is this worker's alone.
+                    unsafe { finish_weights(task, (first, element), references[row.n], regions.scores) };
                 }
             }
         }
     }
+}
 
-    /// Turns one row of scores, in the caller's memory, into weights.
-    ///
-    /// # Safety
-    /// `first` has `kv_len` elements, `element` apart, all of them this worker's alone.
-    unsafe fn finish_weights(&self, first: *mut f32, element: isize, reference: (f32, f32), scratch: &mut [f32]) {
-        for block in (0..self.seq.kv_len).step_by(KEY_BLOCK) {
-            let len = KEY_BLOCK.min(self.seq.kv_len - block);
-            for (j, x) in scratch[..len].iter_mut().enumerate() {
-                // SAFETY: key `block + j < kv_len`.
-                *x = unsafe { *first.offset((block + j) as isize * element) };
-            }
-            let spans = [Span::new(0, len, false)];
-            score_passes::weights(self.s, ScoreBlock { scores: scratch, spans: &spans, rows: 1 }, &[reference]);
-            for (j, &x) in scratch[..len].iter().enumerate() {
-                // SAFETY: key `block + j < kv_len`.
-                unsafe { *first.offset((block + j) as isize * element) = quiet(x) };
-            }
+/// Turns one row of scores, in the caller's memory, into weights.
+///
+/// # Safety
+/// `first` has `kv_len` elements, `element` apart, all of them this worker's alone.
+unsafe fn finish_weights<S: Simd>(
+    task: &AttentionTask<'_, S>,
+    (first, element): (*mut f32, isize),
+    reference: (f32, f32),
+    scratch: &mut [f32],
+) {
+    for block in (0..task.seq.kv_len).step_by(KEY_BLOCK) {
+        let len = KEY_BLOCK.min(task.seq.kv_len - block);
+        for (j, x) in scratch[..len].iter_mut().enumerate() {
+            // SAFETY: key `block + j < kv_len`.
+            *x = unsafe { *first.offset((block + j) as isize * element) };
+        }
+        let spans = [Span::new(0, len, false)];
+        score_passes::weights(task.s, ScoreBlock { scores: scratch, spans: &spans, rows: 1 }, &[reference]);
+        for (j, &x) in scratch[..len].iter().enumerate() {
+            // SAFETY: key `block + j < kv_len`.
+            unsafe { *first.offset((block + j) as isize * element) = quiet(x) };
         }
     }
 }

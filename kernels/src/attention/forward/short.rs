@@ -44,28 +44,26 @@ impl<'t> ShortCall<'t> {
         let all_short = rows.saturating_mul(call.group_size()) <= READING_ROWS && keys <= LANES;
         (contiguous && v.shape()[3].is_multiple_of(LANES)).then_some(Self { q, k, v, out, all_short })
     }
-}
 
-impl<S: Simd> AttentionTask<'_, S> {
     /// Computes the task's rows and writes them, if they are few and see at most a panel of keys. Returns false if that is
-    /// for [`Self::run`] to do: nothing is written then, or what it will write anew.
-    pub(crate) fn run_short(&self, call: &ShortCall<'_>, scratch: &mut Scratch) -> bool {
-        let (n, keys) = (self.set.rows.len(), self.seq.kv_len);
+    /// for [`AttentionTask::run`] to do: nothing is written then, or what it will write anew.
+    pub(crate) fn run<S: Simd>(&self, task: &AttentionTask<'_, S>, scratch: &mut Scratch) -> bool {
+        let (n, keys) = (task.set.rows.len(), task.seq.kv_len);
         if !(1..=READING_ROWS).contains(&n) || !(1..=LANES).contains(&keys) {
             return false;
         }
-        if let Next::Rows(next) = &self.next {
-            self.peek(next).prefetch_short(call);
+        if let Next::Rows(next) = &task.next {
+            self.prefetch(&task.peek(next));
         }
-        let ([b, h, first], regions) = (self.place(0), &mut scratch.regions(self.tiling));
+        let ([b, h, first], regions) = (task.place(0), &mut scratch.regions(task.tiling));
         let none = Row { n: 0, head: 0, i: 0, batch: 0, at: 0 };
         let (mut rows, mut queries, mut out) =
             ([none; READING_ROWS], [core::ptr::null(); READING_ROWS], [core::ptr::null_mut(); READING_ROWS]);
-        let [q_step, out_step] = [call.q.strides()[2], call.out.strides()[2]];
-        for (row, len) in self.stretches(0..n) {
+        let [q_step, out_step] = [self.q.strides()[2], self.out.strides()[2]];
+        for (row, len) in task.stretches(0..n) {
             let ([b, h, l], at) = (row.place(), row.n..row.n + len);
             // SAFETY: the task's rows are inside q and the output, whose rows have elements.
-            let (query, to) = unsafe { (call.q.row(b, h, l).0, call.out.row(b, h, l).0) };
+            let (query, to) = unsafe { (self.q.row(b, h, l).0, self.out.row(b, h, l).0) };
             let places = queries[at.clone()].iter_mut().zip(&mut out[at.clone()]).zip(&mut rows[at]);
             for (k, ((q, out), place)) in places.enumerate() {
                 let [q_at, out_at] = [q_step, out_step].map(|step| k as isize * step);
@@ -73,8 +71,8 @@ impl<S: Simd> AttentionTask<'_, S> {
             }
         }
         // SAFETY: the sequence has these keys and values, in tensors, whose rows have elements.
-        let [k, v] = [call.k, call.v].map(|x| Rows::strided(unsafe { x.row(b, h, first).0 }, x.strides()[2], 1));
-        let [head_dim, value_dim] = [self.tiling.head_dim, self.tiling.value_dim];
+        let [k, v] = [self.k, self.v].map(|x| Rows::strided(unsafe { x.row(b, h, first).0 }, x.strides()[2], 1));
+        let [head_dim, value_dim] = [task.tiling.head_dim, task.tiling.value_dim];
         // SAFETY: rows of the sizes given, as above; the output's are this worker's alone.
         unsafe {
             let mut short = ShortRows {
@@ -83,19 +81,19 @@ impl<S: Simd> AttentionTask<'_, S> {
                 packed: regions.keys,
                 keys,
                 head_dim,
-                scale: self.call.scale,
+                scale: task.call.scale,
                 values: v,
                 value_dim,
                 out: &out[..n],
             };
-            self.s.vectorize(
+            task.s.vectorize(
                 #[inline(always)]
                 || {
                     short::attend(
-                        self.s,
+                        task.s,
                         &mut short,
                         #[inline(always)]
-                        |row, max, sum| self.end_row(rows[row], max, sum).factor,
+                        |row, max, sum| task.end_row(rows[row], max, sum).factor,
                     )
                 },
             )
@@ -103,28 +101,28 @@ impl<S: Simd> AttentionTask<'_, S> {
     }
 
     /// Prefetches what the task reads and writes, if it is short.
-    fn prefetch_short(&self, call: &ShortCall<'_>) {
-        let (n, keys, [b, h, key]) = (self.set.rows.len(), self.seq.kv_len, self.place(0));
+    fn prefetch<S: Simd>(&self, task: &AttentionTask<'_, S>) {
+        let (n, keys, [b, h, key]) = (task.set.rows.len(), task.seq.kv_len, task.place(0));
         if !(1..=READING_ROWS).contains(&n) || !(1..=LANES).contains(&keys) {
             return;
         }
         let fetch = |row: *const f32, dim: usize| {
             for line in (0..dim).step_by(LANES) {
-                self.s.prefetch(row.wrapping_add(line));
+                task.s.prefetch(row.wrapping_add(line));
             }
         };
-        for row in self.rows(0..n) {
+        for row in task.rows(0..n) {
             // SAFETY: the task's rows are inside q and the output, whose rows have elements. Addresses alone.
             let (q, out) =
-                unsafe { (call.q.row(row.batch, row.head, row.at).0, call.out.row(row.batch, row.head, row.at).0) };
-            fetch(q, self.tiling.head_dim);
-            fetch(out, self.tiling.value_dim);
+                unsafe { (self.q.row(row.batch, row.head, row.at).0, self.out.row(row.batch, row.head, row.at).0) };
+            fetch(q, task.tiling.head_dim);
+            fetch(out, task.tiling.value_dim);
         }
         for key in key..key + keys {
             // SAFETY: the sequence has these keys and values, whose rows have elements. Addresses alone.
-            let (k, v) = unsafe { (call.k.row(b, h, key).0, call.v.row(b, h, key).0) };
-            fetch(k, self.tiling.head_dim);
-            fetch(v, self.tiling.value_dim);
+            let (k, v) = unsafe { (self.k.row(b, h, key).0, self.v.row(b, h, key).0) };
+            fetch(k, task.tiling.head_dim);
+            fetch(v, task.tiling.value_dim);
         }
     }
 }

@@ -125,7 +125,7 @@ impl<'w, S: Simd> Accumulation<'w, S> {
             return task.accumulate_block(first, in_order, &mut Regions { max, sum, out, ..regions });
         }
         if in_order {
-            task.clear_state(&mut regions);
+            regions.clear_state(task.set.rows.len());
             // SAFETY: the caller guarantees the places, and that their parts are this worker's.
             unsafe { parts.load(unit, places.clone(), &mut regions) }
         }

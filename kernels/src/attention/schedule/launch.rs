@@ -146,7 +146,7 @@ impl<'a> Launch<'a> {
                     // SAFETY: every number is taken once and no two tasks share a row, so the task's part of the outputs
                     // is this worker's.
                     let task = unsafe { AttentionTask::new(bound, rows) }.followed_by(next);
-                    if !short.as_ref().is_some_and(|call| task.run_short(call, scratch)) {
+                    if !short.as_ref().is_some_and(|short| short.run(&task, scratch)) {
                         task.run(scratch);
                     }
                 }

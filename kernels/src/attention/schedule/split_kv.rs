@@ -13,6 +13,7 @@
 use crate::attention::blocks::task::{AttentionTask, BoundCall};
 use crate::attention::call::tiling::{Regions, Scratch};
 use crate::attention::forward::epilogue::EndedRowBlocks;
+use crate::attention::forward::score_outputs;
 use crate::attention::schedule::partials::Parts;
 use crate::attention::schedule::units::{Merge, Unit};
 use crate::attention::steps::softmax;
@@ -29,7 +30,7 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// other worker does this merge.
     unsafe fn merge_parts(&self, parts: &Parts<'_>, place: usize, scratch: &mut Scratch) {
         if self.set.rows.start == 0 {
-            self.fill_rows_beyond();
+            score_outputs::fill_rows_beyond(self);
         }
         if self.set.rows.is_empty() {
             return;
@@ -54,7 +55,8 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// # Safety
     /// As [`Self::merge_parts`].
     unsafe fn merge_units(&self, parts: &Parts<'_>, place: usize, regions: &mut Regions<'_>) {
-        self.clear(regions);
+        regions.clear_state(self.set.rows.len());
+        regions.clear_outputs(0..self.set.rows.len(), self.tiling.width());
         let padded = self.set.rows.len().next_multiple_of(LANES);
         let start = self.call.visible_blocks(self.set.sequence).start;
         let units = || {
@@ -76,7 +78,7 @@ impl<S: Simd> AttentionTask<'_, S> {
             return;
         }
         // Merge again with non-finite values handled: marks stay marks. The factors are those of the first merge.
-        self.clear_outputs(0..self.set.rows.len(), regions);
+        regions.clear_outputs(0..self.set.rows.len(), self.tiling.width());
         for unit in units() {
             // SAFETY: the unit is accumulated, and only this worker merges these rows of it.
             let [rescale_prev, factor, out] = unsafe { parts.part(unit, self.set.rows.clone()) };
