@@ -15,8 +15,8 @@ use std::sync::Mutex;
 /// Work of one worker on a launch.
 type Work<'w> = &'w (dyn Fn(&BackwardLaunch<'_>, Isa, &mut BackwardScratch) + Sync);
 
-/// Division of a backward problem of one shape into tasks: key blocks, each with all the query rows that see it. No bit
-/// of the result depends on it.
+/// Division of a backward problem of one shape into tasks: key blocks, each with all the query rows that see it. Of the
+/// plan, only the instruction set can change bits of the result: without FMA.
 ///
 /// ```
 /// # use sdpa::{Attention, BackwardPlan, Exec, Gradients, Inputs, Saved, View};
@@ -105,8 +105,8 @@ impl BackwardProblem<'_> {
         self.run_with(plan, workspace, Run::new())
     }
 
-    /// Computes the gradients of a call with functions of yours, on threads of yours, or until a function of yours says
-    /// stop.
+    /// Computes the gradients of a call with your own functions, on your own threads, or until your stop function says
+    /// so.
     ///
     /// # Errors
     /// As [`Self::run`]; [`Error::Needs`] for a score function without a [derivative](ScoreMod::derivative) and for a

@@ -62,7 +62,7 @@ impl Problem<'_> {
         let _ = self.run_with(plan, workspace, Run::new());
     }
 
-    /// Computes the problem with functions of yours, on threads of yours, or until a function of yours says stop.
+    /// Computes the problem with your own functions, on your own threads, or until your stop function says so.
     ///
     /// # Errors
     /// [`Error::Mask`] if the mask function does not fit the call ([`MaskMod::fits`]): outputs are then untouched.

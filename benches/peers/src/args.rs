@@ -8,7 +8,7 @@ use crate::support::{self, LENGTHS, WORKLOADS, Workload};
 use std::path::PathBuf;
 
 pub(crate) const HELP: &str = "\
-Times sdpa and its peers in turns, and holds each one's answer against f64.
+Times sdpa and its peers alternately, and holds each one's answer against f64.
 
 Usage: peers [OPTIONS]             attention, on named workloads
        peers sweep [OPTIONS]       attention against length, as a table and a picture

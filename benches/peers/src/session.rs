@@ -204,7 +204,7 @@ impl Workers {
     ) -> Result<()> {
         let (threads, peers) = (self.threads, self.names());
         let (mut contenders, left_out) = self.enter(session, task, errors);
-        let what = if session.args.seconds > 0.0 { "to be timed in turns" } else { "checked" };
+        let what = if session.args.seconds > 0.0 { "to be timed alternately" } else { "checked" };
         eprintln!("{}: {} {what}{:40}", task.due, contenders.len(), "");
         for &beside in &task.due.beside {
             let mut left_out = left_out.clone();

@@ -40,7 +40,7 @@ pub(crate) fn picture(report: &Report, args: &Args) -> Picture {
         plots.push(chart.plot());
         legend = Some(chart.legend());
     }
-    let note = "12 heads of 64, as many keys as rows, nothing masked. Medians of runs in turns, every answer checked \
+    let note = "12 heads of 64, as many keys as rows, nothing masked. Medians, libraries measured alternately, every answer checked \
                 against f64.\nDashed: what the cores do in products and sums alone.";
     page("Attention: GFLOP/s against length", note, 2, &plots, legend)
 }

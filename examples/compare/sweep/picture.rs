@@ -47,7 +47,7 @@ pub(super) fn page(samples: &[Sample], peaks: &Peaks, sweep: &Sweep) -> Picture 
             legend = Some(chart.legend());
         }
     }
-    let note = "As many keys as rows, nothing masked; 12 heads, fewer where sequences are long. Medians of runs in turns; \
+    let note = "As many keys as rows, nothing masked; 12 heads, fewer where sequences are long. Medians, measured alternately; \
                 a line ends where\none run would take more than some seconds. naive is on one thread. Dashed: what the \
                 cores do in products and sums alone.";
     panels("Attention: GFLOP/s against length", note, per_row, &plots, legend)
