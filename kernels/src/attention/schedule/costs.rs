@@ -2,8 +2,8 @@
 
 use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, RowSet};
-use crate::attention::schedule::places::Places;
-use crate::attention::schedule::units::{FewRows, Merge, Unit, Units};
+use crate::attention::schedule::places::{FewRows, Places};
+use crate::attention::schedule::units::{Merge, Unit, Units};
 use crate::attention::schedule::work::{Schedule, Work};
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;

@@ -7,7 +7,7 @@ pub(crate) mod key_blocks;
 pub(crate) mod launch;
 pub(crate) mod merge;
 pub(crate) mod partials;
-mod places;
+pub(crate) mod places;
 pub(crate) mod split_kv;
 pub(crate) mod tasks;
 pub(crate) mod units;

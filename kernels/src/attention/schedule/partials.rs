@@ -2,8 +2,8 @@
 
 use crate::attention::call::Call;
 use crate::attention::call::tiling::Tiling;
-use crate::attention::schedule::places::Places;
-use crate::attention::schedule::units::{FewRows, Unit, Units, merges_of, part_floats};
+use crate::attention::schedule::places::{FewRows, Places, merges_of, part_floats};
+use crate::attention::schedule::units::{Unit, Units};
 use crate::attention::schedule::work::Schedule;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;

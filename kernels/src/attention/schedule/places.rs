@@ -3,9 +3,50 @@
 
 use crate::attention::call::Call;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
-use crate::attention::schedule::units::{FewRows, Runs, merges_of, part_floats};
 use crate::simd::LANES;
 use core::cmp::Ordering;
+use core::ops::Range;
+
+/// Sequences that are split into units, and how the units are handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FewRows {
+    /// Largest number of rows a key/value head of a sequence that is split.
+    pub few: usize,
+    /// Number of runs that the units are handed out in, about.
+    pub runs: usize,
+}
+
+/// Equal runs of units.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Runs {
+    /// Number of units of all runs.
+    units: usize,
+    /// Number of units of a run.
+    run: usize,
+}
+
+impl Runs {
+    /// Cuts units into at most `runs` runs.
+    pub(crate) const fn new(units: usize, runs: usize) -> Self {
+        let run = units.div_ceil(if runs == 0 { 1 } else { runs });
+        Self { units, run: if run == 0 { 1 } else { run } }
+    }
+
+    /// Number of runs.
+    pub(crate) fn len(self) -> usize {
+        self.units.div_ceil(self.run)
+    }
+
+    /// Returns the numbers of a run's units.
+    pub(crate) fn units(self, run: usize) -> Range<usize> {
+        run * self.run..self.units.min((run + 1) * self.run)
+    }
+
+    /// Returns true if one run has all of these units.
+    pub(crate) fn together(self, units: Range<usize>) -> bool {
+        units.is_empty() || units.start / self.run == (units.end - 1) / self.run
+    }
+}
 
 /// Sequence whose key blocks are units, or parts of other sequences' units.
 #[derive(Debug, Clone, Copy)]
@@ -100,7 +141,7 @@ impl Places {
             self.limit_rows();
         }
         self.sequences.extend(self.list.iter().map(|place| place.sequence));
-        let finer = if runs > 1 && self.shared_blocks() > 0 { SHARED_RUNS } else { 1 };
+        let finer = if runs > 1 && self.list.iter().any(|place| place.shared > 0) { SHARED_RUNS } else { 1 };
         // Merges are numbered, too.
         self.list.len().checked_mul(call.kv.kv_heads())?.checked_mul(merges_of(few))?;
         let units = self.number_units(call.kv.kv_heads())?;
@@ -168,11 +209,6 @@ impl Places {
             }
         }
     }
-
-    /// Number of key blocks that are units of another sequence, all sequences together.
-    pub(crate) fn shared_blocks(&self) -> usize {
-        self.list.iter().map(|place| place.shared).sum()
-    }
 }
 
 /// Returns the number of first key blocks that two places have in the same memory, of those that `shared` says might be,
@@ -186,4 +222,18 @@ fn common_blocks(call: &Call<'_>, a: &Place, b: &Place) -> (usize, Ordering) {
     let sources = [a, b].map(|place| call.sequence(place.sequence).source);
     let orders = (0..a.shared.min(b.shared)).map(|block| call.kv.compare_memory(sources, block));
     orders.enumerate().find(|(_, order)| order.is_ne()).unwrap_or(most)
+}
+
+/// Number of rows whose parts are merged together: a vector of rows.
+pub(crate) const MERGED_ROWS: usize = LANES;
+
+/// Returns the number of merges of the parts of `rows` rows; one if there are none.
+pub(crate) fn merges_of(rows: usize) -> usize {
+    rows.div_ceil(MERGED_ROWS).max(1)
+}
+
+/// Number of floats of a part: maxima and sums in whole vectors, then rows of outputs.
+pub(crate) fn part_floats(rows: usize, width: usize) -> usize {
+    let padded = rows.checked_next_multiple_of(LANES).unwrap_or(usize::MAX);
+    padded.saturating_mul(2).saturating_add(rows.saturating_mul(width))
 }

@@ -2,52 +2,10 @@
 //! handed out. Blocks that several sequences share, a common prefix, are numbered once.
 
 use crate::attention::call::RowSet;
-use crate::attention::schedule::places::{Place, Places};
+use crate::attention::schedule::places::{MERGED_ROWS, Place, Places, Runs, merges_of, part_floats};
 use crate::kv::source::KeyValues;
-use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
-
-/// Sequences that are split into units, and how the units are handed out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FewRows {
-    /// Largest number of rows a key/value head of a sequence that is split.
-    pub few: usize,
-    /// Number of runs that the units are handed out in, about.
-    pub runs: usize,
-}
-
-/// Equal runs of units.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Runs {
-    /// Number of units of all runs.
-    units: usize,
-    /// Number of units of a run.
-    run: usize,
-}
-
-impl Runs {
-    /// Cuts units into at most `runs` runs.
-    pub(crate) const fn new(units: usize, runs: usize) -> Self {
-        let run = units.div_ceil(if runs == 0 { 1 } else { runs });
-        Self { units, run: if run == 0 { 1 } else { run } }
-    }
-
-    /// Number of runs.
-    pub(crate) fn len(self) -> usize {
-        self.units.div_ceil(self.run)
-    }
-
-    /// Returns the numbers of a run's units.
-    pub(crate) fn units(self, run: usize) -> Range<usize> {
-        run * self.run..self.units.min((run + 1) * self.run)
-    }
-
-    /// Returns true if one run has all of these units.
-    pub(crate) fn together(self, units: Range<usize>) -> bool {
-        units.is_empty() || units.start / self.run == (units.end - 1) / self.run
-    }
-}
 
 /// Key blocks of all places and heads, in the order in which their memory lies.
 #[derive(Clone, Copy)]
@@ -203,22 +161,8 @@ impl Units<'_> {
     }
 }
 
-/// Number of rows whose parts are merged together: a vector of rows.
-pub(crate) const MERGED_ROWS: usize = LANES;
-
-/// Returns the number of merges of the parts of `rows` rows; one if there are none.
-pub(crate) fn merges_of(rows: usize) -> usize {
-    rows.div_ceil(MERGED_ROWS).max(1)
-}
-
 /// Rows of a place and key/value head whose parts are merged together, and the place.
 pub(crate) struct Merge {
     pub(crate) place: usize,
     pub(crate) rows: RowSet<'static>,
-}
-
-/// Number of floats of a part: maxima and sums in whole vectors, then rows of outputs.
-pub(crate) fn part_floats(rows: usize, width: usize) -> usize {
-    let padded = rows.checked_next_multiple_of(LANES).unwrap_or(usize::MAX);
-    padded.saturating_mul(2).saturating_add(rows.saturating_mul(width))
 }

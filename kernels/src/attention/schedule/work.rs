@@ -3,9 +3,9 @@
 
 use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, RowSet};
-use crate::attention::schedule::places::Places;
+use crate::attention::schedule::places::{FewRows, Places};
 use crate::attention::schedule::tasks::Tasks;
-use crate::attention::schedule::units::{FewRows, Units};
+use crate::attention::schedule::units::Units;
 use core::ops::Range;
 
 /// Work that one worker does by itself.
