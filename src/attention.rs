@@ -123,11 +123,16 @@ impl Attention {
 
     /// Returns the sizes of a call without outputs, if settings and inputs fit together; errors as for [`Self::problem`].
     pub(crate) fn checked_shape(&self, inputs: &Inputs<'_>) -> Result<Shape, Error> {
+        self.checked_call(inputs).map(|(_, shape)| shape)
+    }
+
+    /// Returns a call without outputs and its sizes, if settings and inputs fit together; errors as for [`Self::problem`].
+    pub(crate) fn checked_call<'a>(&self, inputs: &Inputs<'a>) -> Result<(Call<'a>, Shape), Error> {
         let checked = || {
             let (shape, kv) = inputs.checked()?;
             let call = self.call(inputs, &shape, kv)?;
             kv.cache().map_or(Ok(()), |cache| cache::check_kept(cache, &call, None))?;
-            Ok(shape)
+            Ok((call, shape))
         };
         checked().map_err(|error| likely::of_call(error, inputs, |_| None))
     }

@@ -35,6 +35,7 @@
 
 mod attention;
 mod backward;
+mod block_states;
 mod cache;
 mod cause;
 mod dropout;
@@ -61,6 +62,7 @@ pub use attention::Attention;
 pub use backward::{
     BackwardPlan, BackwardProblem, BackwardWorkspace, Gradients, Saved, attention_backward, attention_backward_with,
 };
+pub use block_states::{BlockStates, RowStates};
 pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
 pub use cause::Cause;
 pub use dropout::Dropout;

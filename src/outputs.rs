@@ -44,6 +44,11 @@ impl<'a> Outputs<'a> {
         Self { out: Some(out.into()), ..Self::NONE }
     }
 
+    /// Returns the kernels' form of no outputs.
+    pub(crate) fn none() -> sdpa_kernels::Outputs<'a> {
+        Self::NONE.into_kernel()
+    }
+
     /// Accumulates the keys of the call into `state` and writes no results.
     pub(crate) fn accumulate(state: State<'a>) -> Self {
         Self { state: Some(state), ..Self::NONE }

@@ -11,7 +11,7 @@ use crate::plan::task_rows::Rows;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
 use core::fmt;
-use sdpa_kernels::{Accumulation, FewRows, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Tiling};
+use sdpa_kernels::{Accumulation, FewRows, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Then, Tiling};
 
 /// Runs of units per worker: enough that others wait little for the last to finish.
 const RUNS_PER_WORKER: usize = 4;
@@ -88,6 +88,15 @@ impl Plan {
         by_rows
     }
 
+    /// Plans the states of each block of keys by itself, whose number of rows may be too large: see the tiling.
+    pub(crate) fn of_blocks(problem: &Problem<'_>, exec: Exec) -> Self {
+        let (shape, rows) = (problem.shape, problem.longest_rows());
+        let (tile_rows, _) = exec.isa.tile();
+        let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, rows, tile_rows);
+        let (workers, work) = (exec.workers(problem.flops()), problem.call.accumulation(rows));
+        Self { shape, exec, workers, tasks: 1, tiling, split: None }.by_keys(problem, workers, rows, work)
+    }
+
     /// Divides the key blocks of the sequences with at most `few` rows among up to `workers` workers.
     fn by_keys(
         self,
@@ -97,7 +106,8 @@ impl Plan {
         Accumulation { units, floats, .. }: Accumulation,
     ) -> Self {
         let runs = if workers > 1 { units.min(workers.saturating_mul(RUNS_PER_WORKER)) } else { 1 };
-        let split = Split { few: FewRows { few, runs }, bytes: floats * size_of::<f32>() };
+        let split =
+            Split { few: FewRows { few, runs, then: Then::Merge }, bytes: floats.saturating_mul(size_of::<f32>()) };
         // Ragged sequences may be of both kinds, with few rows and with many.
         let tasks = if problem.call.options.ragged.is_some() { self.tasks.saturating_add(runs) } else { runs };
         Self { workers: workers.min(tasks.max(1)), tasks, split: Some(split), ..self }

@@ -43,11 +43,12 @@ pub use attention::call::tiling::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scrat
 pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use attention::call::{Call, Sequence};
 pub use attention::schedule::accumulation::Accumulation;
+pub use attention::schedule::block_states::BlockStates;
 pub use attention::schedule::costs::Costs;
 pub use attention::schedule::launch::Launch;
 pub use attention::schedule::merge::{merge_results, merge_states};
 pub use attention::schedule::partials::Partials;
-pub use attention::schedule::places::FewRows;
+pub use attention::schedule::places::{FewRows, Then};
 pub use kv::block_table::{BlockTable, PageError};
 pub use kv::cache::{Cache, Keep, NewTokens, PagePool, PoolElements, SpareBlocks, TokenPart};
 pub use kv::pages::Pages;

@@ -4,7 +4,7 @@
 use sdpa_kernels::gemm::{Matrix, sgemm};
 use sdpa_kernels::{
     Activation, Alignment, BlockTable, Call, Center, F16, FewRows, Isa, Launch, Norm, Options, Outputs, Packed, Pages,
-    Partials, Precision, Product, Tiling, View, ViewMut, Visible,
+    Partials, Precision, Product, Then, Tiling, View, ViewMut, Visible,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -164,6 +164,7 @@ fn more_units_than_can_be_counted_are_refused() {
     let outputs =
         Outputs { out: Some(out.into()), lse: None, points: [const { None }; 4], key_weight_sums: None, state: None };
     let mut partials = Partials::new();
-    let launch = Launch::new(call, outputs, Tiling::new(1, 1, 1, 1)).split(&mut partials, FewRows { few: 1, runs: 1 });
+    let launch = Launch::new(call, outputs, Tiling::new(1, 1, 1, 1))
+        .split(&mut partials, FewRows { few: 1, runs: 1, then: Then::Merge });
     assert!(format!("{launch:?}").contains(&format!("tasks: {HEADS}")), "rows are shared out");
 }

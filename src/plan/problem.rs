@@ -30,6 +30,11 @@ impl Problem<'_> {
         self.outputs.state.is_some() || self.outputs.points.iter().any(Option::is_some)
     }
 
+    /// Largest number of rows of a sequence that share a key/value head.
+    pub(crate) fn longest_rows(&self) -> usize {
+        self.call.group_size().saturating_mul(self.call.longest().0)
+    }
+
     /// Floating-point operations of QKᵀ and PV with every key of a row's own sequence visible.
     pub(crate) fn flops(&self) -> f64 {
         if self.call.options.ragged.is_none() {

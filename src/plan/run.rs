@@ -6,7 +6,9 @@
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
+use crate::threads::CurrentPool;
 use crate::threads::exec::Exec;
+use crate::threads::executor::Executor;
 use crate::threads::run::{NO_MODS, Run};
 use crate::threads::workers::{self, own, reserved, share};
 use sdpa_kernels::{Isa, Launch, MaskMod, Partials, ScoreMod, Scratch, WeightMod};
@@ -93,20 +95,11 @@ impl Problem<'_> {
     fn run_as(self, plan: &Plan, workspace: &mut Workspace, run: Run<'_>, work: Work<'_>) -> Result<(), Error> {
         let few_rows = plan.few_rows(&self);
         let Workspace { workers, partials } = workspace;
-        // At least one: there was memory for it when the problem was made.
-        let ready = reserved(workers, plan.workers, run.executor, |scratch| scratch.try_reserve(&plan.tiling)).len();
-        let workers = &mut workers[..ready.max(1)];
         let mut launch = Launch::new(self.call, self.outputs, plan.tiling).until(run.stop);
         if let Some(few_rows) = few_rows {
             launch = launch.split(partials, few_rows);
         }
-        let work = |scratch: &mut Scratch| work(&launch, plan.exec.isa, scratch);
-        if workers.len() > 1 {
-            share(workers, run.executor, &|| launch.stop(), &work);
-        }
-        // The calling thread alone, or what an executor that broke its promise left undone.
-        work(own(&mut workers[0]));
-        if launch.is_stopped() { Err(Error::Stopped) } else { Ok(()) }
+        carry_out(plan, &launch, workers, run.executor, work)
     }
 
     /// Plans and computes the problem with a workspace of its own.
@@ -130,4 +123,32 @@ impl Problem<'_> {
         let plan = Plan::new(&self, exec).shrink_to();
         self.run_with(&plan, &mut Workspace::new(), run)
     }
+}
+
+impl Workspace {
+    /// Carries out a launch without functions.
+    pub(crate) fn carry_out(&mut self, plan: &Plan, launch: &Launch<'_>) -> Result<(), Error> {
+        let work = |launch: &Launch<'_>, isa: Isa, scratch: &mut Scratch| launch.work(isa, scratch, &NO_MODS);
+        carry_out(plan, launch, &mut self.workers, &CurrentPool, &work)
+    }
+}
+
+/// Carries out a launch by calling `work` on each worker that there is memory for.
+fn carry_out(
+    plan: &Plan,
+    launch: &Launch<'_>,
+    workers: &mut Vec<Mutex<Scratch>>,
+    executor: &dyn Executor,
+    work: Work<'_>,
+) -> Result<(), Error> {
+    // At least one: there was memory for it when the problem was made.
+    let ready = reserved(workers, plan.workers, executor, |scratch| scratch.try_reserve(&plan.tiling)).len();
+    let workers = &mut workers[..ready.max(1)];
+    let work = |scratch: &mut Scratch| work(launch, plan.exec.isa, scratch);
+    if workers.len() > 1 {
+        share(workers, executor, &|| launch.stop(), &work);
+    }
+    // The calling thread alone, or what an executor that broke its promise left undone.
+    work(own(&mut workers[0]));
+    if launch.is_stopped() { Err(Error::Stopped) } else { Ok(()) }
 }

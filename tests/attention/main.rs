@@ -14,6 +14,7 @@ mod support;
 mod backward;
 mod balance;
 mod bits;
+mod block_states;
 mod cache_errors;
 mod columns;
 mod corners;

@@ -72,15 +72,17 @@ impl<'w, S: Simd> Accumulation<'w, S> {
     unsafe fn accumulate(&mut self, step: Step, regions: &mut Regions<'_>) {
         let (call, parts, unit) = (self.bound.checked.call(), self.parts, step.unit);
         let mut places = parts.units.sharers(unit);
-        if unit.block == 0 && parts.units.in_order(unit.place) {
+        // A block that a cache has evicted is evicted for all that share it.
+        let source = call.sequence(parts.units.sequence(unit.place)).source;
+        let held = call.kv.holds(source, parts.units.first_key(unit));
+        let in_order = parts.units.in_order(unit.place);
+        if if in_order { unit.block == 0 } else { !held } {
             for place in places.clone() {
                 // SAFETY: the place shares the unit's block, so the caller guarantees that its part is this worker's.
                 unsafe { parts.clear(Unit { place, ..unit }) }
             }
         }
-        // A block that a cache has evicted is evicted for all that share it.
-        let source = call.sequence(parts.units.sequence(unit.place)).source;
-        if !call.kv.holds(source, parts.units.first_key(unit)) {
+        if !held {
             return;
         }
         while !places.is_empty() {

@@ -58,6 +58,12 @@ impl<'a> Launch<'a> {
         Self { schedule, queue: Queue::new(0), parts: None, stop: Stop::when(None), near, checked }.queued()
     }
 
+    /// Returns a launch that computes key blocks alone, into parts that are kept.
+    pub(crate) fn of_blocks(checked: CheckedCall<'a>, schedule: Schedule<'a>, parts: Parts<'a>) -> Self {
+        let queue = Queue::new(schedule.len());
+        Self { checked, schedule, queue, parts: Some(parts), stop: Stop::when(None), near: false }
+    }
+
     /// Shares out the key blocks, not the rows, of sequences with few rows (split-KV): `partials` is memory for what
     /// blocks accumulate. If it cannot grow to the size needed, rows are shared out as before.
     ///

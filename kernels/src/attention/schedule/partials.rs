@@ -2,7 +2,7 @@
 
 use crate::attention::call::Call;
 use crate::attention::call::tiling::Tiling;
-use crate::attention::schedule::places::{FewRows, Places, merges_of, part_floats};
+use crate::attention::schedule::places::{FewRows, Places, Then, merges_of, part_floats};
 use crate::attention::schedule::units::{Unit, Units};
 use crate::attention::schedule::work::Schedule;
 use crate::simd::LANES;
@@ -40,6 +40,21 @@ impl Partials {
         self.buffer.bytes() + self.places.bytes()
     }
 
+    /// Returns maxima, sums and outputs, of `width` floats a row, that the rows of a sequence and key/value head have accumulated
+    /// over each key block, in the order of the blocks. The call's parts were kept.
+    pub(crate) fn parts(&self, sequence: usize, [head, width]: [usize; 2]) -> impl Iterator<Item = [&[f32]; 3]> {
+        let place = self.places.sequences().iter().position(|&other| other == sequence);
+        let place = place.map(|place| &self.places.list()[place]);
+        place.into_iter().flat_map(move |place| {
+            let (padded, floats) = (place.rows.next_multiple_of(LANES), part_floats(place.rows, width));
+            let first = place.first_float + head * place.parts() * floats;
+            self.buffer.floats()[first..first + place.parts() * floats].chunks_exact(floats.max(1)).map(move |part| {
+                let ((max, rest), outs) = (part.split_at(padded), place.rows * width);
+                [max, &rest[..padded], &rest[padded..padded + outs]]
+            })
+        })
+    }
+
     /// Lists the work of a call whose sequences with few rows are split, and reserves memory for their parts. `None` if there is
     /// no memory.
     ///
@@ -59,7 +74,7 @@ impl Partials {
         // Half as much again if possible, because sequences grow.
         let there =
             buffer.holds(floats) || buffer.try_reserve(floats.saturating_add(floats / 2)) || buffer.try_reserve(floats);
-        there.then(|| (schedule, Parts::new(units, tiling.width(), buffer.floats_mut())))
+        there.then(|| (schedule, Parts::new(units, tiling.width(), buffer.floats_mut(), few_rows.then)))
     }
 }
 
@@ -88,12 +103,12 @@ impl<'a> Parts<'a> {
     ///
     /// # Panics
     /// If the memory is too short.
-    fn new(units: Units<'a>, width: usize, memory: &'a mut [f32]) -> Self {
+    fn new(units: Units<'a>, width: usize, memory: &'a mut [f32], then: Then) -> Self {
         assert!(memory.len() >= units.floats(), "no memory for the parts");
         Self {
             at: memory.as_mut_ptr(),
             width,
-            merges: Queue::new(units.merges()),
+            merges: Queue::new(if then == Then::Merge { units.merges() } else { 0 }),
             units,
             accumulated: AtomicUsize::new(0),
             borrow: PhantomData,

@@ -14,6 +14,17 @@ pub struct FewRows {
     pub few: usize,
     /// Number of runs that the units are handed out in, about.
     pub runs: usize,
+    /// What follows when all units are accumulated.
+    pub then: Then,
+}
+
+/// What follows when all units are accumulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Then {
+    /// Each row's parts are merged and written to the outputs.
+    Merge,
+    /// Each block's part is kept.
+    Keep,
 }
 
 /// Equal runs of units.
@@ -120,7 +131,8 @@ impl Places {
     /// Returns the number of floats of all parts; `None` if a number overflows or there is no memory.
     ///
     /// Complexity: n log n comparisons of sequences, each as long as their common prefix in key blocks.
-    pub(crate) fn try_fill(&mut self, call: &Call<'_>, FewRows { few, runs }: FewRows) -> Option<usize> {
+    pub(crate) fn try_fill(&mut self, call: &Call<'_>, few_rows: FewRows) -> Option<usize> {
+        let FewRows { few, runs, then } = few_rows;
         self.list.clear();
         self.sequences.clear();
         let most = call.sequences().checked_add(1)?;
@@ -146,7 +158,7 @@ impl Places {
         self.list.len().checked_mul(call.kv.kv_heads())?.checked_mul(merges_of(few))?;
         let units = self.number_units(call.kv.kv_heads())?;
         self.runs = Runs::new(units, runs.saturating_mul(finer));
-        let floats = self.place_parts(call, units)?;
+        let floats = self.place_parts(call, units, then)?;
         self.list.push(Place { first_unit: units, first_float: floats, ..Place::END });
         Some(floats)
     }
@@ -178,7 +190,7 @@ impl Places {
 
     /// Places the parts of the places' `units` units one after the other. Returns the number of their floats; `None` if it
     /// overflows.
-    fn place_parts(&mut self, call: &Call<'_>, units: usize) -> Option<usize> {
+    fn place_parts(&mut self, call: &Call<'_>, units: usize, then: Then) -> Option<usize> {
         let (heads, [.., value_dim]) = (call.kv.kv_heads(), call.kv.v_shape());
         let (mut first, mut floats) = (0, 0usize);
         while first < self.list.len() {
@@ -188,7 +200,8 @@ impl Places {
             let end = self.list.get(past).map_or(units, |next| next.first_unit);
             // One part may be written by one worker only, and in order: by that of the run that has all the units; `Parts`
             // relies on it. Values in rows are read in runs of keys, which a block alone can be (`pv.rs`).
-            let in_order = call.kv.has_value_panels() && self.runs.together(self.list[first].first_unit..end);
+            let together = then == Then::Merge && self.runs.together(self.list[first].first_unit..end);
+            let in_order = together && call.kv.has_value_panels();
             for place in &mut self.list[first..past] {
                 (place.in_order, place.first_float) = (in_order && place.blocks > 0, floats);
                 let part = part_floats(place.rows, value_dim.next_multiple_of(LANES));

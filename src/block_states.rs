@@ -1,0 +1,214 @@
+//! States of query rows over each block of keys, and states to fold them into: decoding over keys that lie on several machines.
+
+use crate::attention::Attention;
+use crate::error::{Error, at_most, floats, same, zeros};
+use crate::inputs::Inputs;
+use crate::outputs::Outputs;
+use crate::plan::Plan;
+use crate::plan::problem::Problem;
+use crate::plan::run::Workspace;
+use crate::threads::exec::Exec;
+use sdpa_kernels::{Alignment, Isa, State, View, ViewMut};
+
+/// States of query rows over each block of 256 keys by itself, kept until the state over all earlier keys is there: see
+/// [`RowStates`].
+///
+/// For a few rows, such as a decode step's, whose keys lie on several machines in blocks: each machine computes the states of
+/// its own blocks, which takes all the time, then a [`RowStates`] goes from one to the next in the order of the keys and takes
+/// in each block. The result has the bits of one call over all keys. (Flash-Decoding across machines: Dao, Haziza, Massa and
+/// Sizov 2023.)
+///
+/// ```
+/// use sdpa::{Attention, BlockStates, Exec, Inputs, Outputs, RowStates, View, ViewMut};
+/// let (q, x) = ([0.5; 8], vec![0.25; 600 * 8]);
+/// let q = View::bhld(&q, [1, 1, 1, 8])?;
+/// // Two machines have the first 512 keys and the other 88.
+/// let here = View::bhld(&x[..512 * 8], [1, 1, 512, 8])?;
+/// let there = View::bhld(&x[512 * 8..], [1, 1, 88, 8])?;
+/// let mut states = RowStates::new([1, 1, 1, 8])?;
+/// for (keys, first) in [(here, 0), (there, 512)] {
+///     let mut blocks = BlockStates::new();
+///     blocks.compute(&Attention::new(), Inputs::new(q, keys, keys), first, Exec::serial())?;
+///     states.fold(&blocks)?; // then send `states.as_slice()` to the next machine
+/// }
+/// let mut out = [0.0; 8];
+/// states.write(None, Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 8])?), Exec::serial())?;
+/// assert_eq!(out, [0.25; 8]);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct BlockStates {
+    states: sdpa_kernels::BlockStates,
+    value_dim: usize,
+    isa: Option<Isa>,
+    workspace: Workspace,
+}
+
+impl BlockStates {
+    /// Creates empty memory; the first call of [`Self::compute`] fills it, and later ones use it again.
+    pub const fn new() -> Self {
+        Self { states: sdpa_kernels::BlockStates::new(), value_dim: 0, isa: None, workspace: Workspace::new() }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.states.bytes() + self.workspace.bytes()
+    }
+
+    /// Computes the states of the query rows over each block of the inputs' keys, which follow `first` keys that lie elsewhere,
+    /// a multiple of 256. Rows are at the positions that [`Alignment::TopLeft`] or [`Alignment::Offset`] gives them among all
+    /// keys. Sinks are not taken in: [`RowStates::write`] adds them once.
+    ///
+    /// Memory: two numbers and an output for each row and block of keys.
+    ///
+    /// # Errors
+    /// As [`Attention::problem`]; [`Error::Multiple`] if `first` is no multiple of 256; [`Error::Range`] if more rows share a
+    /// key/value head than one task holds (128, fewer for long heads); [`Error::Needs`] for dropout, and for
+    /// [`Alignment::BottomRight`], which needs the number of all keys; [`Error::Memory`]. There are no states then.
+    pub fn compute(
+        &mut self,
+        attention: &Attention,
+        inputs: Inputs<'_>,
+        first: usize,
+        exec: Exec,
+    ) -> Result<(), Error> {
+        self.value_dim = 0;
+        let attention = attention.over_keys_from(first)?;
+        let (call, shape) = attention.checked_call(&inputs)?;
+        let problem = Problem { call, outputs: Outputs::none(), shape };
+        let plan = Plan::of_blocks(&problem, exec);
+        const OF: &str = "the rows that one task holds, as each block is computed by itself";
+        let rows = problem.longest_rows();
+        at_most(plan.tiling.task_rows(), OF).check("q", "rows that share a key/value head", rows)?;
+        let (workspace, runs) = (&mut self.workspace, plan.tasks);
+        let memory = Error::Memory { what: "states of blocks", bytes: plan.partials_bytes() };
+        let launch = self.states.launch(problem.call, plan.tiling, runs).ok_or(memory)?;
+        workspace.carry_out(&plan, &launch)?;
+        (self.value_dim, self.isa) = (shape.value_dim, Some(exec.isa));
+        Ok(())
+    }
+}
+
+/// States of query rows over the keys so far: for each row the largest score, the sum of the exponentials, and the output that is
+/// not normalised yet. Plain numbers, to be sent from one machine to the next; [`BlockStates`] are folded into them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RowStates {
+    /// Batch, heads, rows, value_dim.
+    shape: [usize; 4],
+    /// Maxima, then sums, then outputs in whole vectors.
+    floats: Vec<f32>,
+}
+
+/// Number of floats of an output of `value_dim` elements: in whole vectors of sixteen.
+fn width(value_dim: usize) -> usize {
+    value_dim.next_multiple_of(16)
+}
+
+impl RowStates {
+    /// Creates the states of rows that have seen no keys, for outputs of this shape: `[batch, heads, q_len, value_dim]`.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] or [`Error::Memory`] if they do not fit in memory.
+    pub fn new(shape: [usize; 4]) -> Result<Self, Error> {
+        let [batch, heads, rows, value_dim] = shape;
+        let width = value_dim.checked_next_multiple_of(16).and_then(|width| width.checked_add(2));
+        let width = width.ok_or(Error::TooLarge { what: "states of rows", sizes: shape })?;
+        let mut states =
+            Self { shape, floats: zeros("states of rows", floats("states of rows", [batch, heads, rows, width])?)? };
+        let [max, ..] = states.parts_mut();
+        max.fill(f32::NEG_INFINITY);
+        Ok(states)
+    }
+
+    /// Batch, heads, query rows and length of an output.
+    pub fn shape(&self) -> [usize; 4] {
+        self.shape
+    }
+
+    /// Returns all numbers, to be sent: maxima and sums, one for each row, then outputs, each in whole vectors of sixteen.
+    pub fn as_slice(&self) -> &[f32] {
+        &self.floats
+    }
+
+    /// Returns all numbers, to be received.
+    pub fn as_mut_slice(&mut self) -> &mut [f32] {
+        &mut self.floats
+    }
+
+    /// Returns maxima, sums and outputs.
+    fn parts_mut(&mut self) -> [&mut [f32]; 3] {
+        let [batch, heads, rows, _] = self.shape;
+        let (max, rest) = self.floats.split_at_mut(batch * heads * rows);
+        let (sum, out) = rest.split_at_mut(batch * heads * rows);
+        [max, sum, out]
+    }
+
+    /// Takes in the states over the next blocks of keys, in their order.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if they are of other rows; [`Error::Needs`] if none were computed. The states are then unchanged.
+    pub fn fold(&mut self, blocks: &BlockStates) -> Result<(), Error> {
+        let Some(isa) = blocks.isa.filter(|_| blocks.value_dim > 0) else {
+            return Err(Error::Needs { argument: "blocks", needs: "states: compute them first" });
+        };
+        let [batch, heads, rows, _] = blocks.states.shape();
+        let got = [batch, heads, rows, blocks.value_dim];
+        for ((what, got), expected) in ["batch", "heads", "rows", "value_dim"].into_iter().zip(got).zip(self.shape) {
+            same("blocks", what, got, expected, "these states")?;
+        }
+        blocks.states.fold_into(isa, self.parts_mut());
+        Ok(())
+    }
+
+    /// Writes the results for the keys so far. `sinks` are logits, one for each query head, that take part once.
+    ///
+    /// # Errors
+    /// As [`Attention::problem`], for the outputs and sinks; [`Error::Needs`] for scores and key weight sums, which need all keys
+    /// at once.
+    pub fn write(&self, sinks: Option<&[f32]>, outputs: Outputs<'_>, exec: Exec) -> Result<(), Error> {
+        outputs.check_for_state()?;
+        let [b, h, rows, value_dim] = self.shape;
+        // A call without keys, for which the queries do not matter. Work on a copy: views of states are exclusive.
+        let inputs = Inputs::new(
+            View::from_strides(&[0.0f32], 0, [b, h, rows, 1], [0; 4])?,
+            View::<f32>::bhld(&[], [b, h, 0, 1])?,
+            View::<f32>::bhld(&[], [b, h, 0, value_dim])?,
+        );
+        let inputs = sinks.map_or(inputs, |sinks| inputs.sinks(sinks));
+        let mut copy = self.clone();
+        let [max, sum, out] = copy.parts_mut();
+        let step = width(value_dim) as isize;
+        let strides = [(h * rows) as isize * step, rows as isize * step, step, 1];
+        let state = State {
+            max: ViewMut::bhl(max, [b, h, rows])?,
+            sum: ViewMut::bhl(sum, [b, h, rows])?,
+            out: ViewMut::from_strides(out, 0, self.shape, strides)?,
+        };
+        let problem = Attention::new().problem(inputs, outputs.resume(state))?;
+        problem.run_once(exec);
+        Ok(())
+    }
+}
+
+impl Attention {
+    /// Returns the settings of a call whose keys follow `first` others.
+    fn over_keys_from(&self, first: usize) -> Result<Self, Error> {
+        if self.dropout.is_some() {
+            return Err(Error::Needs { argument: "dropout", needs: "a call over all keys" });
+        }
+        if !first.is_multiple_of(sdpa_kernels::KEY_BLOCK) {
+            return Err(Error::Multiple { argument: "first key", got: first, of: sdpa_kernels::KEY_BLOCK });
+        }
+        let offset = match self.alignment {
+            Some(Alignment::BottomRight) => {
+                return Err(Error::Needs { argument: "bottom-right", needs: "the number of all keys" });
+            }
+            Some(alignment) => Some(alignment.offset(0, 0)),
+            None => None,
+        };
+        let mut attention = *self;
+        attention.alignment = offset.map(|offset| Alignment::Offset(offset.saturating_sub_unsigned(first)));
+        attention.visible.window = self.visible.window.map(|window| window.counted_from(first));
+        Ok(attention)
+    }
+}

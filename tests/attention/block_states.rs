@@ -1,0 +1,158 @@
+//! States of blocks of keys that lie in several places, folded in order: the bits of one call.
+
+use crate::support::{Tensors, execs};
+use sdpa::{
+    Alignment, Attention, BlockStates, Dtype, Error, Exec, Inputs, Int4, KeyScales, KvCache, Outputs, RowStates, View,
+    ViewMut, Window,
+};
+use std::ops::Range;
+
+/// Two sequences, six query heads that share two key/value heads.
+const SIZES: [usize; 4] = [2, 6, 2, 1100];
+
+fn part<'a>(x: &'a View<'_>, keys: Range<usize>) -> View<'a> {
+    x.rows(keys).unwrap()
+}
+
+type Form = fn(KvCache) -> KvCache;
+
+/// Element types of caches.
+const FORMS: [(&str, Form); 5] = [
+    ("f32", |cache| cache),
+    ("bf16", |cache| cache.dtype(Dtype::Bf16).unwrap()),
+    ("f16", |cache| cache.dtype(Dtype::F16).unwrap()),
+    ("int8", |cache| cache.int8(KeyScales::PerToken).unwrap()),
+    ("int4", |cache| cache.int4(Int4::Centred).unwrap()),
+];
+
+/// Caches that hold the keys between these cuts.
+fn cut_caches(tensors: &Tensors, form: Form, cuts: &[usize]) -> Vec<(usize, KvCache)> {
+    let ([batch, _, kv_heads, _], (k, v)) = (SIZES, (tensors.k.view(), tensors.v.view()));
+    let pieces = cuts.windows(2).map(|cut| {
+        let mut cache = form(KvCache::new(batch, kv_heads, [k.shape()[3], v.shape()[3]]).unwrap());
+        cache.append(part(&k, cut[0]..cut[1]), part(&v, cut[0]..cut[1])).unwrap();
+        (cut[0], cache)
+    });
+    pieces.collect()
+}
+
+/// Output and LSE of one call over all keys.
+fn whole(attention: &Attention, inputs: Inputs<'_>, shape: [usize; 4], exec: Exec) -> [Vec<f32>; 2] {
+    let [b, h, l, dv] = shape;
+    let (mut out, mut lse) = (vec![f32::NAN; b * h * l * dv], vec![f32::NAN; b * h * l]);
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).unwrap()).lse(ViewMut::bhl(&mut lse, [b, h, l]).unwrap());
+    attention.problem(inputs, outputs).unwrap().run_once(exec);
+    [out, lse]
+}
+
+fn read(states: &RowStates, sinks: Option<&[f32]>, exec: Exec) -> [Vec<f32>; 2] {
+    let [b, h, l, dv] = states.shape();
+    let (mut out, mut lse) = (vec![f32::NAN; b * h * l * dv], vec![f32::NAN; b * h * l]);
+    let outputs =
+        Outputs::new(ViewMut::bhld(&mut out, [b, h, l, dv]).unwrap()).lse(ViewMut::bhl(&mut lse, [b, h, l]).unwrap());
+    states.write(sinks, outputs, exec).unwrap();
+    [out, lse]
+}
+
+fn assert_same(what: &str, got: &[f32], expected: &[f32]) {
+    let differ = got.iter().zip(expected).position(|(got, expected)| got.to_bits() != expected.to_bits());
+    assert_eq!(differ.map(|at| (at, got[at], expected[at])), None, "{what}");
+}
+
+#[test]
+fn caches_cut_anywhere_have_the_bits_of_one() {
+    let slopes: Vec<f32> = (0..SIZES[1]).map(|head| 0.1 * head as f32).collect();
+    let sinks: Vec<f32> = (0..SIZES[1]).map(|head| head as f32 - 2.0).collect();
+    for (rows, dims) in [(1, [64, 64]), (3, [20, 72]), (7, [32, 16])] {
+        let [batch, heads, kv_heads, keys] = SIZES;
+        let tensors = Tensors::normal([batch, heads, kv_heads, rows, keys, dims[0], dims[1]], 7);
+        let (q, shape) = (tensors.q.view(), [batch, heads, rows, dims[1]]);
+        let at_end = Alignment::Offset((keys - rows) as isize);
+        let causal = Attention::new().causal().align(at_end);
+        let settings = [
+            causal,
+            causal.softcap(3.0).scale(0.3),
+            causal.window(Window::inclusive(Some(300), None)),
+            causal.window(Window::inclusive(Some(100), None).keep_first(3)),
+        ];
+        for (name, form) in FORMS {
+            for (attention, (isa, exec)) in
+                settings.iter().flat_map(|attention| execs().map(move |exec| (attention, exec)))
+            {
+                let mut one = form(KvCache::new(batch, kv_heads, dims).unwrap());
+                one.append(tensors.k.view(), tensors.v.view()).unwrap();
+                let expected = whole(attention, Inputs::cached(q, &one).alibi(&slopes).sinks(&sinks), shape, exec);
+                for cuts in [&[0, 1100][..], &[0, 256, 768, 1100], &[0, 512, 512, 1024, 1100]] {
+                    let mut states = RowStates::new(shape).unwrap();
+                    for (first, cache) in cut_caches(&tensors, form, cuts) {
+                        let mut blocks = BlockStates::new();
+                        blocks.compute(attention, Inputs::cached(q, &cache).alibi(&slopes), first, exec).unwrap();
+                        let mut next = RowStates::new(shape).unwrap();
+                        next.as_mut_slice().copy_from_slice(states.as_slice());
+                        next.fold(&blocks).unwrap();
+                        states = next;
+                    }
+                    let what = format!("{isa}, {name}, {rows} rows, cuts {cuts:?}, {attention:?}");
+                    for (got, expected) in read(&states, Some(&sinks), exec).iter().zip(&expected) {
+                        assert_same(&what, got, expected);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Tensors too, with numbers that are not finite, hidden and visible ones.
+#[test]
+fn values_that_are_not_finite_have_the_bits_of_one_call() {
+    let [batch, heads, kv_heads, keys] = SIZES;
+    let mut tensors = Tensors::normal([batch, heads, kv_heads, 2, keys, 16, 32], 9);
+    let all = tensors.v.data.len();
+    for (n, x) in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN].into_iter().enumerate() {
+        tensors.v.data[all / 5 * (n + 1)] = x;
+    }
+    let shape = [batch, heads, 2, 32];
+    let attention = Attention::new().causal().align(Alignment::Offset(700));
+    for (isa, exec) in execs() {
+        let expected = whole(&attention, tensors.inputs(), shape, exec);
+        let (q, k, v) = (tensors.q.view(), tensors.k.view(), tensors.v.view());
+        let mut states = RowStates::new(shape).unwrap();
+        let mut blocks = BlockStates::new();
+        for cut in [0..256, 256..1024, 1024..1100] {
+            let inputs = Inputs::new(q, part(&k, cut.clone()), part(&v, cut.clone()));
+            blocks.compute(&attention, inputs, cut.start, exec).unwrap();
+            states.fold(&blocks).unwrap();
+        }
+        for (got, expected) in read(&states, None, exec).iter().zip(&expected) {
+            assert_same(&isa.to_string(), got, expected);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_cut_is_refused() {
+    let tensors = Tensors::normal([1, 2, 1, 1, 300, 8, 8], 3);
+    let mut blocks = BlockStates::new();
+    let mut compute = |attention: Attention, first| {
+        let error = blocks.compute(&attention, tensors.inputs(), first, Exec::serial()).unwrap_err();
+        let mut states = RowStates::new([1, 2, 1, 8]).unwrap();
+        assert!(matches!(states.fold(&blocks), Err(Error::Needs { .. })), "no states after an error");
+        error.to_string()
+    };
+    let messages = [
+        compute(Attention::new(), 100),
+        compute(Attention::new().dropout(0.5, 1, 2), 0),
+        compute(Attention::new().causal().align(Alignment::BottomRight), 0),
+        compute(Attention::new().causal(), 256),
+    ];
+    for (message, word) in messages.iter().zip(["256", "dropout", "bottom-right", "causal"]) {
+        assert!(message.contains(word), "{message}");
+    }
+    let many = Tensors::normal([1, 2, 1, 70, 300, 8, 8], 3);
+    let error = BlockStates::new().compute(&Attention::new(), many.inputs(), 0, Exec::serial()).unwrap_err();
+    assert!(error.to_string().contains("140"), "{error}");
+    let mut blocks = BlockStates::new();
+    blocks.compute(&Attention::new(), tensors.inputs(), 0, Exec::serial()).unwrap();
+    let error = RowStates::new([1, 3, 1, 8]).unwrap().fold(&blocks).unwrap_err();
+    assert!(matches!(error, Error::Mismatch { got: 2, expected: 3, .. }), "{error}");
+}
