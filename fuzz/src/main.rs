@@ -3,7 +3,8 @@
 #[path = "../../tests/fuzz/mod.rs"]
 mod fuzzer;
 
-use fuzzer::{KINDS, Kind};
+use fuzzer::{KINDS, Kind, bits};
+use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -15,6 +16,9 @@ Makes random cases of sdpa's calls and checks them.
   --seed N     of this seed (default 1)
   --only N     case number N, and no other
   --threads N  on so many threads (default: all there are)
+  --bits PER   checks nothing: makes calls of all kinds, and prints a hash of what they wrote on each instruction set
+               per so many calls; --cases and --only as above
+  --first N    from call number N on
 
 Kinds: ";
 
@@ -29,12 +33,20 @@ struct Args {
     kind: Option<&'static Kind>,
     seed: u64,
     only: Option<u64>,
+    first: u64,
     threads: usize,
+    bits: Option<u64>,
+}
+
+impl Args {
+    fn numbers(&self) -> Range<u64> {
+        self.only.map_or(self.first..self.first + self.cases, |number| number..number + 1)
+    }
 }
 
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Args>, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut parsed = Args { cases: 1000, kind: None, seed: 1, only: None, threads };
+    let mut parsed = Args { cases: 1000, kind: None, seed: 1, only: None, first: 0, threads, bits: None };
     while let Some(name) = args.next() {
         if name == "--help" {
             return Ok(None);
@@ -50,6 +62,8 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Args>, String>
             "--cases" => parsed.cases = number,
             "--seed" => parsed.seed = number,
             "--only" => parsed.only = Some(number),
+            "--first" => parsed.first = number,
+            "--bits" => parsed.bits = Some(number.max(1)),
             "--threads" => parsed.threads = usize::try_from(number).unwrap_or(threads).clamp(1, threads),
             _ => return Err(format!("{name}: no such option; --help lists them")),
         }
@@ -70,6 +84,10 @@ fn main() -> ExitCode {
         }
     };
     fuzzer::watch();
+    if let Some(per) = args.bits {
+        print_bits(&args, per);
+        return ExitCode::SUCCESS;
+    }
     let kinds = KINDS.iter().filter(|kind| args.kind.is_none_or(|of| of.name == kind.name));
     let wrong: u64 = kinds.map(|kind| run(kind, &args)).sum();
     if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -77,7 +95,7 @@ fn main() -> ExitCode {
 
 /// How many cases of a kind went wrong.
 fn run(kind: &'static Kind, args: &Args) -> u64 {
-    let (start, numbers) = (Instant::now(), args.only.map_or(0..args.cases, |number| number..number + 1));
+    let (start, numbers) = (Instant::now(), args.numbers());
     let (mut wrong, mut next) = (0, numbers.start);
     while next < numbers.end && wrong < fuzzer::ENOUGH {
         let end = numbers.end.min(next + PROGRESS);
@@ -87,4 +105,20 @@ fn run(kind: &'static Kind, args: &Args) -> u64 {
         println!("{name}: {done} of {} cases, {wrong} wrong, {seconds:.1} s", numbers.end - numbers.start);
     }
     wrong
+}
+
+/// Prints a line for so many calls each: their numbers, and a hash of what they wrote on each instruction set; of one call,
+/// what it is.
+fn print_bits(args: &Args, per: u64) {
+    let (mut numbers, start) = (args.numbers(), Instant::now());
+    while !numbers.is_empty() {
+        let these = numbers.start..numbers.end.min(numbers.start + per);
+        let calls = bits::calls(these.clone(), args.threads);
+        let hashes: Vec<String> =
+            bits::together(&calls).into_iter().map(|(isa, hash)| format!("{isa} {hash:016x}")).collect();
+        let what = if per == 1 { &*calls[0].what } else { "" };
+        println!("{} {} {what}", these.start, hashes.join(" "));
+        numbers.start = these.end;
+    }
+    eprintln!("{} calls, {:.1} s", args.numbers().count(), start.elapsed().as_secs_f64());
 }

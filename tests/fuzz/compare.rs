@@ -92,6 +92,11 @@ impl Results {
         }
     }
 
+    /// Every output there might have been, in one order.
+    pub(crate) fn all(self) -> Vec<Option<Written>> {
+        [Some(self.out), self.lse, self.mass].into_iter().chain(self.points).collect()
+    }
+
     /// Every output that both have, with its name.
     fn both<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'static str, &'a Written, &'a Written)> {
         let mine = [Some(&self.out), self.lse.as_ref(), self.mass.as_ref()];

@@ -321,3 +321,23 @@ pub(crate) fn options(rng: &mut Rng, case: &mut Case) {
         case.settings.alignment = None;
     }
 }
+
+/// True if a number and its products are no source of large errors.
+pub(crate) fn is_tame(x: f32) -> bool {
+    x == 0.0 || (1e-6..=20.0).contains(&x.abs())
+}
+
+/// A number that is no extreme, in whatever type it is.
+pub(crate) fn tame_one(x: &mut f32) {
+    *x = if is_tame(*x) { *x } else { 0.5 };
+}
+
+impl Case {
+    /// Takes extreme numbers out.
+    pub(crate) fn make_tame(&mut self) {
+        [&mut self.q, &mut self.k, &mut self.v].into_iter().flat_map(|x| &mut x.data).for_each(tame_one);
+        self.sinks.iter_mut().flatten().for_each(tame_one);
+        let bias = self.bias.iter_mut().flat_map(|(x, _)| &mut x.of.data);
+        bias.filter(|x| **x != f32::NEG_INFINITY).for_each(tame_one);
+    }
+}

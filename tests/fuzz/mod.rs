@@ -30,10 +30,14 @@
 //! Tensors lie flush against pages without access, and every byte around their elements is 0xff, which is NaN.
 
 mod array;
+#[allow(dead_code, reason = "each of the programs that compile this uses its part")]
+pub(crate) mod bits;
 mod case;
 mod compare;
 mod draw;
 mod functions;
+#[path = "../support/bits.rs"]
+mod hash;
 mod hosts;
 mod kinds;
 mod memory;

@@ -34,6 +34,14 @@ impl Wanted {
     }
 }
 
+impl core::fmt::Display for Wanted {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "out {}", self.out)?;
+        let names = POINTS.into_iter().zip(self.points).chain([("lse", self.lse), ("key weight sums", self.mass)]);
+        names.filter(|(_, wanted)| *wanted).try_for_each(|(name, _)| write!(f, ", {name}"))
+    }
+}
+
 /// Outputs in guarded memory, each in a layout of its own.
 #[derive(Debug)]
 pub(crate) struct Outs {

@@ -9,6 +9,7 @@ use super::outs::{Outs, Wanted};
 use super::place::{AnyPlaced, Placed};
 use super::rng::Rng;
 use super::stage::Stage;
+use core::ops::Range;
 use sdpa::{Alignment, AttnState, Dtype, Exec, Precision, Tensor, View};
 
 /// Rows of a sequence, cut at random places, each part as a call of its own.
@@ -86,6 +87,53 @@ fn state<'a>(case: &'a Case, q: View<'a>, exec: Exec) -> AttnState<'a> {
     }
 }
 
+/// What a state can take of one sequence of a case; nothing if there is no sequence, or rows stand too far away.
+pub(crate) fn for_a_state(rng: &mut Rng, case: &Case) -> Option<Case> {
+    (case.batch() > 0 && !far(case)).then(|| stateful(case, rng.below(case.batch())))
+}
+
+/// How keys come into a state.
+#[derive(Debug)]
+pub(crate) enum Pieces {
+    /// A piece at a time, read on the way.
+    One(Vec<Range<usize>>),
+    /// Each into a state of its own, these then merged in order.
+    Merged(Vec<Range<usize>>),
+}
+
+impl Pieces {
+    pub(crate) fn draw(rng: &mut Rng, keys: usize) -> Self {
+        if rng.one_in(2) {
+            return Self::One(rng.cuts(keys));
+        }
+        // Whole blocks, any number of them in each.
+        let (mut at, mut parts) = (0, Vec::new());
+        while at < keys {
+            let end = keys.min(at + 256 * (1 + rng.below(3)));
+            parts.push(at..end);
+            at = end;
+        }
+        Self::Merged(parts)
+    }
+
+    /// What the state of all keys gives.
+    pub(crate) fn gather(&self, rng: &mut Rng, case: &Case, exec: Exec) -> Results {
+        let q = Placed::<f32>::of(rng, &case.q);
+        let mut gathered = state(case, q.view(), exec);
+        match self {
+            Self::One(parts) => parts.iter().for_each(|part| push(rng, &mut gathered, case, part.clone())),
+            Self::Merged(parts) => {
+                for part in parts {
+                    let mut next = state(case, q.view(), exec).starting_at(part.start).expect("a whole block");
+                    push(rng, &mut next, case, part.clone());
+                    gathered.merge(&next).expect("the next blocks");
+                }
+            }
+        }
+        read(rng, case, &mut gathered, Wanted::LEAST)
+    }
+}
+
 /// Keys of a sequence pushed piece by piece into a state, read on the way; or gathered a block at a time and merged.
 pub(crate) fn pieces_of_keys(rng: &mut Rng, whole: &Whole<'_>) {
     let case = whole.case;
@@ -115,7 +163,7 @@ pub(crate) fn pieces_of_keys(rng: &mut Rng, whole: &Whole<'_>) {
     read(rng, case, &mut gathered, Wanted::LEAST).same("a state", &expected);
 }
 
-fn push(rng: &mut Rng, state: &mut AttnState<'_>, case: &Case, keys: core::ops::Range<usize>) {
+fn push(rng: &mut Rng, state: &mut AttnState<'_>, case: &Case, keys: Range<usize>) {
     let [k, v] = [&case.k, &case.v].map(|x| AnyPlaced::of(rng, &x.part(0, keys.clone()), Dtype::F32));
     let (Tensor::F32(k), Tensor::F32(v)) = (k.view(), v.view()) else { unreachable!("they are f32") };
     state.push(k, v).expect("they fit");

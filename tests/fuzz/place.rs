@@ -104,6 +104,16 @@ impl<T: Element> Placed<T> {
 
     pub(crate) fn of(rng: &mut Rng, x: &Array) -> Self {
         let layout = Layout::draw_input(rng, x);
+        Self::laid_out(rng, x, layout)
+    }
+
+    /// With memory of its own for every element, so that it can be written.
+    pub(crate) fn of_its_own(rng: &mut Rng, x: &Array) -> Self {
+        let layout = Layout::draw(rng, x.shape);
+        Self::laid_out(rng, x, layout)
+    }
+
+    fn laid_out(rng: &mut Rng, x: &Array, layout: Layout) -> Self {
         let mut placed = Self::blank(rng, layout);
         for at in indices(x.shape) {
             placed.memory.slice_mut()[layout.index(at)] = T::of(x.get(at));

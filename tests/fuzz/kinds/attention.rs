@@ -1,8 +1,9 @@
 //! A random call: on every instruction set against the oracle, and then the same in other ways.
 
+use crate::fuzzer::bits::{Recorder, settle, sizes};
 use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::Results;
-use crate::fuzzer::draw::{Home, SHARED, draw};
+use crate::fuzzer::draw::{Home, SHARED, draw, draw_of};
 use crate::fuzzer::oracle::Oracle;
 use crate::fuzzer::outs::{Outs, Wanted};
 use crate::fuzzer::rng::Rng;
@@ -16,6 +17,28 @@ use std::sync::OnceLock;
 pub(crate) fn check(rng: &mut Rng) {
     let (case, home) = draw(rng);
     check_case(rng, &case, home);
+}
+
+/// A call with keys from anywhere.
+pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
+    let (home, sizes) = (Home::draw(rng), sizes(rng));
+    let case = draw_of(rng, home, sizes);
+    bits_of_case(rng, recorder, case, home);
+}
+
+pub(super) fn bits_of_tensors(rng: &mut Rng, recorder: &mut Recorder) {
+    let sizes = sizes(rng);
+    let case = draw_of(rng, Home::Tensors, sizes);
+    bits_of_case(rng, recorder, case, Home::Tensors);
+}
+
+/// A call whose keys are there, and any outputs.
+pub(super) fn bits_of_case(rng: &mut Rng, recorder: &mut Recorder, mut case: Case, home: Home) {
+    settle(rng, &mut case);
+    recorder.describe(&case, home);
+    let (stage, wanted) = (Stage::new(rng, &case, home), Wanted::draw(rng));
+    recorder.say(wanted);
+    recorder.each(rng, |rng, exec| stage.run("bits", &mut Outs::blank(rng, &case, wanted), exec).all());
 }
 
 /// A call whose keys are there.

@@ -4,7 +4,8 @@ mod attend;
 mod changes;
 
 use crate::fuzzer::array::Array;
-use crate::fuzzer::draw::{DTYPES, Home, numbers};
+use crate::fuzzer::bits::Recorder;
+use crate::fuzzer::draw::{DTYPES, Home, numbers, tame_one};
 use crate::fuzzer::rng::Rng;
 use crate::fuzzer::sources::{Tokens, append, channel_scales};
 use core::num::NonZeroUsize;
@@ -35,6 +36,8 @@ struct Pair {
     keep: Option<[usize; 3]>,
     kv_heads: usize,
     dims: [usize; 2],
+    /// Whether tokens have no extreme numbers.
+    tame: bool,
 }
 
 /// One random history.
@@ -59,6 +62,19 @@ pub(super) fn steps_of(rng: &mut Rng, steps: usize) {
     for pair in others.iter_mut().chain([&mut pair]) {
         pair.attend(rng, &history);
     }
+}
+
+/// Calls over a cache on its way.
+pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
+    let (mut pair, mut history) = (Pair { tame: !rng.one_in(4), ..Pair::new(rng) }, String::new());
+    for _ in 0..6 + rng.below(9) {
+        pair.step(rng, &mut history);
+        if rng.one_in(4) {
+            pair.record(rng, recorder);
+        }
+    }
+    recorder.say(format!("{:?}, dims {:?}, keep {:?}:{history}", pair.home, pair.dims, pair.keep));
+    pair.record(rng, recorder);
 }
 
 /// The file of a cache after some steps.
@@ -99,7 +115,8 @@ impl Pair {
             Home::Cache(_) if dims[1] <= dims[0] && rng.one_in(2) => cache.and_then(KvCache::latent),
             _ => cache,
         };
-        let mut pair = Self { cache: cache.expect("it is empty"), model: Vec::new(), home, keep, kv_heads, dims };
+        let mut pair =
+            Self { cache: cache.expect("it is empty"), model: Vec::new(), home, keep, kv_heads, dims, tame: false };
         pair.model = vec![pair.blank(); sequences];
         pair
     }
@@ -117,6 +134,9 @@ impl Pair {
         let [k, v] = self.dims.map(|dim| {
             let mut x = numbers(rng, [1, self.kv_heads, n, dim], self.dtype());
             self.home.tame(&mut x.data);
+            if self.tame {
+                x.data.iter_mut().for_each(tame_one);
+            }
             x
         });
         let v = if self.cache.is_latent() { Array::from_fn(v.shape, |at| k.get(at)) } else { v };

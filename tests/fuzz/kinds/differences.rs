@@ -22,7 +22,7 @@ pub(super) fn check(rng: &mut Rng) {
 }
 
 fn differences(rng: &mut Rng, back: &Back) {
-    let (all, noise) = (back.gradients(rng, "gradients"), back.noise());
+    let (all, noise) = (back.gradients(rng, "gradients", sdpa::Exec::serial()), back.noise());
     for (n, written) in all.iter().enumerate() {
         let Some(written) = written else { continue };
         let count = written.bits.data.len();

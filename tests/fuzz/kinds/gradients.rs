@@ -1,9 +1,10 @@
 //! Gradients: against the plain passes in `f64` where numbers are tame, and then the same bits in other ways.
 
 use crate::fuzzer::array::{Array, Layout};
+use crate::fuzzer::bits::{Recorder, settle, sizes};
 use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::Written;
-use crate::fuzzer::draw::{DTYPES, Home, draw_at, numbers};
+use crate::fuzzer::draw::{DTYPES, Home, draw_at, draw_of, is_tame, numbers, tame_one};
 use crate::fuzzer::functions::{Bound, Fuse, Part, Thrown};
 use crate::fuzzer::kinds::attention::pool;
 use crate::fuzzer::memory::{Flush, Memory};
@@ -62,6 +63,21 @@ pub(crate) fn check(rng: &mut Rng) {
     check_case(rng, case);
 }
 
+/// All gradients of a call, or some.
+pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
+    let sizes = sizes(rng);
+    let mut case = draw_of(rng, Home::Tensors, sizes);
+    settle(rng, &mut case);
+    let back = Back::draw(rng, case);
+    recorder.describe(&back.case, Home::Tensors);
+    let names = NAMES.into_iter().zip(back.which).filter(|(_, asked)| *asked).map(|(name, _)| name);
+    recorder.say(names.collect::<Vec<_>>().join(" "));
+    if back.d_lse.is_some() {
+        recorder.say("from lse too");
+    }
+    recorder.each(rng, |rng, exec| back.gradients(rng, "bits", exec));
+}
+
 /// Gradients of a call.
 pub(crate) fn check_case(rng: &mut Rng, case: Case) {
     let back = Back::draw(rng, case);
@@ -81,11 +97,6 @@ pub(crate) fn check_on(rng: &mut Rng, case: Case, executor: &(dyn Executor + Syn
     });
 }
 
-/// True if a number and its products are no source of large errors.
-fn is_tame(x: f32) -> bool {
-    x == 0.0 || (1e-6..=20.0).contains(&x.abs())
-}
-
 impl Back {
     pub(super) fn draw(rng: &mut Rng, mut case: Case) -> Self {
         case.functions.prob = None;
@@ -93,7 +104,7 @@ impl Back {
         case.settings.precision = Precision::Exact;
         let tame = rng.below(4) > 0;
         if tame {
-            make_tame(&mut case);
+            case.make_tame();
         }
         let ([b, h, l, _], [.., dv]) = (case.q.shape, case.v.shape);
         let d_type = rng.pick(&[Dtype::F32, Dtype::F32, Dtype::Bf16, Dtype::F16]);
@@ -101,7 +112,7 @@ impl Back {
         let mut d_lse = rng.one_in(3).then(|| numbers(rng, [b, h, l, 1], Dtype::F32));
         if tame {
             let all = d_out.data.iter_mut().chain(d_lse.iter_mut().flat_map(|x| &mut x.data));
-            all.for_each(|x| *x = if is_tame(*x) { *x } else { 0.5 });
+            all.for_each(tame_one);
         }
         let few = rng.one_in(3);
         let which = [(); 7].map(|()| !few || rng.one_in(2));
@@ -181,9 +192,9 @@ impl Back {
         same("the next call", &self.run(rng, "the next call", how), expected);
     }
 
-    /// Forward and backward on one thread.
-    pub(super) fn gradients(&self, rng: &mut Rng, what: &str) -> All {
-        self.run(rng, what, How::new(Exec::serial(), &mut BackwardWorkspace::new()))
+    /// Forward and backward.
+    pub(super) fn gradients(&self, rng: &mut Rng, what: &str, exec: Exec) -> All {
+        self.run(rng, what, How::new(exec, &mut BackwardWorkspace::new()))
     }
 
     /// Forward and backward in guarded memory, each time in other layouts.
@@ -404,15 +415,6 @@ impl Back {
             }
         }
     }
-}
-
-/// Numbers without extremes, of the types that they have.
-fn make_tame(case: &mut Case) {
-    let tame = |x: &mut f32| *x = if is_tame(*x) { *x } else { 0.5 };
-    [&mut case.q, &mut case.k, &mut case.v].into_iter().flat_map(|x| &mut x.data).for_each(tame);
-    case.sinks.iter_mut().flatten().for_each(tame);
-    let bias = case.bias.iter_mut().flat_map(|(x, _)| &mut x.of.data);
-    bias.filter(|x| **x != f32::NEG_INFINITY).for_each(tame);
 }
 
 /// Panics unless two calls wrote the same, to the bit.

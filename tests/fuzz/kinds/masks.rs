@@ -1,8 +1,9 @@
 //! Stock masks and what they are combined to: a definition of one line each, and the bits of a mask that is a tensor.
 
 use crate::fuzzer::array::Array;
+use crate::fuzzer::bits::{Recorder, settle, sizes};
 use crate::fuzzer::case::{Case, Cover, Entries, Polarity};
-use crate::fuzzer::draw::{Home, draw_at};
+use crate::fuzzer::draw::{Home, draw_at, draw_of};
 use crate::fuzzer::functions::Functions;
 use crate::fuzzer::oracle::Oracle;
 use crate::fuzzer::outs::{Outs, Wanted};
@@ -29,6 +30,37 @@ pub(super) fn check(rng: &mut Rng) {
     let (rows, keys) = case.longest();
     let both = draw(rng, case.batch(), keys.max(rows), 2);
     check_mask(rng, &case, home, &both);
+}
+
+/// What a call with a stock mask gives.
+pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
+    let (home, sizes) = (Home::draw(rng), sizes(rng));
+    let mut case = draw_of(rng, home, sizes);
+    settle(rng, &mut case);
+    case.functions = Functions::default();
+    case.settings.alignment = case.settings.alignment.or(Some(Alignment::TopLeft));
+    let (rows, keys) = case.longest();
+    let both = draw(rng, case.batch(), keys.max(rows), 2);
+    bits_of_mask(rng, recorder, &case, home, &both);
+}
+
+/// What a call with a mask gives, if it is one of the call's.
+pub(super) fn bits_of_mask(rng: &mut Rng, recorder: &mut Recorder, case: &Case, home: Home, both: &Both) {
+    recorder.describe(case, home);
+    recorder.say(&both.what);
+    if !both.fits {
+        return recorder.say("refused");
+    }
+    let (stage, wanted) = (Stage::new(rng, case, home), Wanted::draw(rng));
+    recorder.say(wanted);
+    let stock = &*both.stock;
+    recorder.each(rng, |rng, exec| {
+        let mut outs = Outs::blank(rng, case, wanted);
+        let problem = case.attention().problem(stage.inputs(), outs.outputs()).expect("a good call");
+        let (plan, mods) = (Plan::new(&problem, exec), Mods::new().mask(stock));
+        problem.run_with(&plan, &mut Workspace::new(), Run::new().mods(&mods)).expect("a mask that fits");
+        outs.take("bits").all()
+    });
 }
 
 /// A call with a mask: the bits of a mask that is a tensor, and those are the oracle's.

@@ -2,6 +2,7 @@
 //! same as ragged tensors, and as each sequence in a call of its own.
 
 use crate::fuzzer::array::Array;
+use crate::fuzzer::bits::{Recorder, settle};
 use crate::fuzzer::case::Case;
 use crate::fuzzer::compare::{Place, Results};
 use crate::fuzzer::draw::{DTYPES, Home, numbers, options, settings, small};
@@ -28,6 +29,33 @@ struct Mixed {
 
 /// One mixed batch.
 pub(super) fn check(rng: &mut Rng) {
+    let (held, home) = held_somewhere(rng);
+    let mixed = Mixed::draw(rng, &held, home);
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| mixed.check(rng, &held)));
+    if let Err(panic) = result {
+        eprintln!("{home:?}, sequences {:?} of lengths {:?}: {}", mixed.names, held.kv_lens, mixed.ragged.describe());
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// What one mixed batch gives.
+pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
+    let (mut held, home) = held_somewhere(rng);
+    settle(rng, &mut held);
+    let mut mixed = Mixed::draw(rng, &held, home);
+    let case = &mut mixed.ragged;
+    settle(rng, case);
+    recorder.describe(case, home);
+    recorder.say(format!("sequences {:?}", mixed.names));
+    let wanted = Wanted { mass: false, ..Wanted::draw(rng) };
+    recorder.say(wanted);
+    let source = place(rng, &held, home);
+    let stage = Stage::over(rng, case, source).about(rng, &mixed.names);
+    recorder.each(rng, |rng, exec| stage.run("bits", &mut Outs::blank(rng, stage.case, wanted), exec).all());
+}
+
+/// Sequences, and where they are.
+fn held_somewhere(rng: &mut Rng) -> (Case, Home) {
     let dtype = rng.pick(&DTYPES);
     let home = match rng.below(5) {
         0 => Home::Pages,
@@ -35,13 +63,7 @@ pub(super) fn check(rng: &mut Rng) {
         1 => Home::integers(rng),
         _ => Home::Cache(dtype),
     };
-    let held = held(rng, if home.is_integers() { Dtype::F32 } else { dtype }, home);
-    let mixed = Mixed::draw(rng, &held, home);
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| mixed.check(rng, &held)));
-    if let Err(panic) = result {
-        eprintln!("{home:?}, sequences {:?} of lengths {:?}: {}", mixed.names, held.kv_lens, mixed.ragged.describe());
-        std::panic::resume_unwind(panic);
-    }
+    (held(rng, if home.is_integers() { Dtype::F32 } else { dtype }, home), home)
 }
 
 /// Every sequence that there is, side by side.

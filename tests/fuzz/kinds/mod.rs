@@ -16,6 +16,7 @@ mod misfit;
 mod misfit_gradients;
 mod mixed;
 mod ndarray;
+mod packed;
 mod pages;
 mod pools;
 mod states;
@@ -24,6 +25,7 @@ mod trees;
 mod views;
 mod zeros;
 
+use super::bits::Recorder;
 use super::memory;
 use super::rng::Rng;
 use std::panic::catch_unwind;
@@ -68,6 +70,37 @@ pub(crate) static KINDS: [Kind; 23] = [
 
 const fn kind(name: &'static str, few: u64, check: fn(&mut Rng)) -> Kind {
     Kind { name, few, check }
+}
+
+/// A kind of the calls whose bits are recorded.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BitsOf {
+    pub(crate) name: &'static str,
+    pub(crate) make: fn(&mut Rng, &mut Recorder),
+}
+
+/// Kinds of the calls whose bits are recorded: number n is of kind n mod 16, for ever.
+pub(crate) static BITS: [BitsOf; 16] = [
+    bits_of("attention", attention::bits_of_tensors),
+    bits_of("attention", attention::bits),
+    bits_of("gradients", gradients::bits),
+    bits_of("cache", cache::bits),
+    bits_of("attention", attention::bits_of_tensors),
+    bits_of("many keys", lengths::bits),
+    bits_of("pool", pools::bits),
+    bits_of("gradients", gradients::bits),
+    bits_of("mixed", mixed::bits),
+    bits_of("states", states::bits),
+    bits_of("attention", attention::bits),
+    bits_of("masks", masks::bits),
+    bits_of("trees", trees::bits),
+    bits_of("packed", packed::bits),
+    bits_of("gradients", gradients::bits),
+    bits_of("integers", channels::bits),
+];
+
+const fn bits_of(name: &'static str, make: fn(&mut Rng, &mut Recorder)) -> BitsOf {
+    BitsOf { name, make }
 }
 
 impl Kind {

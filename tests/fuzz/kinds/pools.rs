@@ -2,7 +2,9 @@
 //! plain lists of tokens.
 
 use crate::fuzzer::array::Array;
-use crate::fuzzer::draw::{DTYPES, Home, numbers, small};
+use crate::fuzzer::bits::{Recorder, settle};
+use crate::fuzzer::case::Case;
+use crate::fuzzer::draw::{DTYPES, Home, numbers, small, tame_one};
 use crate::fuzzer::outs::{Outs, Wanted};
 use crate::fuzzer::place::AnyPlaced;
 use crate::fuzzer::rng::Rng;
@@ -26,6 +28,8 @@ struct History {
     model: Vec<Sequence>,
     home: Home,
     said: String,
+    /// Whether tokens have no extreme numbers.
+    tame: bool,
 }
 
 pub(super) fn check(rng: &mut Rng) {
@@ -37,6 +41,19 @@ pub(super) fn check(rng: &mut Rng) {
         }
     }
     history.attend(rng);
+}
+
+/// Calls over pages on their way.
+pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
+    let mut history = History { tame: !rng.one_in(4), ..History::new(rng) };
+    for _ in 0..10 + rng.below(20) {
+        history.step(rng);
+        if rng.one_in(8) {
+            history.record(rng, recorder);
+        }
+    }
+    history.record(rng, recorder);
+    recorder.say(&history.said);
 }
 
 impl History {
@@ -55,7 +72,7 @@ impl History {
             _ => CacheFormat::Int8PerToken,
         };
         let pool = PagePool::new(2 + rng.below(30), page, kv_heads, dims, format).expect("good sizes");
-        Self { pool, model: Vec::new(), home, said: format!("{home:?}, pages of {page}:") }
+        Self { pool, model: Vec::new(), home, said: format!("{home:?}, pages of {page}:"), tame: false }
     }
 
     fn dtype(&self) -> Dtype {
@@ -81,6 +98,9 @@ impl History {
         self.dims().map(|dim| {
             let mut x = numbers(rng, [1, self.pool.kv_heads(), n, dim], self.dtype());
             self.home.tame(&mut x.data);
+            if self.tame {
+                x.data.iter_mut().for_each(tame_one);
+            }
             x
         })
     }
@@ -221,10 +241,35 @@ impl History {
         assert!(matches!(result, Err(Error::Pages(..) | Error::Entry { .. } | Error::Mismatch { .. })), "{result:?}");
     }
 
-    /// Attention over the pages is that over the same tokens from elsewhere.
-    fn attend(&mut self, rng: &mut Rng) {
+    /// What a call over the pages gives.
+    fn record(&mut self, rng: &mut Rng, recorder: &mut Recorder) {
+        let mut case = self.case(rng);
+        settle(rng, &mut case);
+        let wanted = Wanted::draw(rng);
+        let stage = self.stage(rng, &case);
+        recorder.each(rng, |rng, exec| stage.run("bits", &mut Outs::blank(rng, &case, wanted), exec).all());
+        self.take_back(stage);
+    }
+
+    /// A call over the pages of all sequences.
+    fn stage<'c>(&mut self, rng: &mut Rng, case: &'c Case) -> Stage<'c> {
         let of: Vec<usize> = (0..self.model.len()).collect();
         let (entries, lens) = self.table(&of);
+        let none = PagePool::new(0, 16, 1, [1, 1], CacheFormat::Elements(Dtype::F32)).expect("nothing");
+        let pool = std::mem::replace(&mut self.pool, none);
+        let packed = Packed { pool, entries: list(rng, &entries), lens: list(rng, &lens) };
+        Stage::over(rng, case, Source::Packed(packed))
+    }
+
+    fn take_back(&mut self, stage: Stage<'_>) {
+        let Source::Packed(packed) = stage.source else { unreachable!("it was a pool") };
+        self.pool = packed.pool;
+    }
+
+    /// Any options over the tokens of all sequences.
+    fn case(&self, rng: &mut Rng) -> Case {
+        let of: Vec<usize> = (0..self.model.len()).collect();
+        let lens: Vec<usize> = of.iter().map(|&b| self.len(b)).collect();
         let longest = lens.iter().copied().max().unwrap_or(0);
         let dims = self.dims();
         let kv = [0, 1].map(|part| {
@@ -236,17 +281,19 @@ impl History {
         if self.home.is_integers() {
             case.settings.scale = case.settings.scale.map(|x| if x.abs() < 1e-6 { 0.0 } else { x });
         }
+        case
+    }
+
+    /// Attention over the pages is that over the same tokens from elsewhere.
+    fn attend(&mut self, rng: &mut Rng) {
+        let case = self.case(rng);
         let elsewhere = if self.home.is_integers() { self.home } else { Home::Tensors };
         let (wanted, exec) = (Wanted::draw(rng), Exec::serial());
         let what = format!("{} {}", self.said, case.describe());
         let fresh = Stage::new(rng, &case, elsewhere);
         let expected = fresh.run(&what, &mut Outs::blank(rng, &case, wanted), exec);
-        let none = PagePool::new(0, 16, 1, [1, 1], CacheFormat::Elements(Dtype::F32)).expect("nothing");
-        let pool = std::mem::replace(&mut self.pool, none);
-        let packed = Packed { pool, entries: list(rng, &entries), lens: list(rng, &lens) };
-        let stage = Stage::over(rng, &case, Source::Packed(packed));
+        let stage = self.stage(rng, &case);
         stage.run(&what, &mut Outs::blank(rng, &case, wanted), exec).same(&what, &expected);
-        let Source::Packed(packed) = stage.source else { unreachable!("it was a pool") };
-        self.pool = packed.pool;
+        self.take_back(stage);
     }
 }

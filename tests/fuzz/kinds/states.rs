@@ -1,8 +1,13 @@
 //! States and merges whose parts do not fit together.
 
 use crate::fuzzer::array::At;
+use crate::fuzzer::bits::{Recorder, settle, sizes};
+use crate::fuzzer::compare::Written;
+use crate::fuzzer::draw::{Home, draw_of, numbers};
+use crate::fuzzer::parts;
+use crate::fuzzer::place::Placed;
 use crate::fuzzer::rng::Rng;
-use sdpa::{Alignment, Attention, AttnState, Error, Exec, View, ViewMut, merge};
+use sdpa::{Alignment, Attention, AttnState, Dtype, Error, Exec, View, ViewMut, merge};
 
 const ONE: [f32; 1] = [0.25];
 
@@ -49,6 +54,36 @@ pub(super) fn check(rng: &mut Rng) {
     let later = AttnState::new(attention, view(q), [g, dv], exec).and_then(|state| state.starting_at(first));
     let merged = state.merge(&later.expect("a good state"));
     assert_eq!(merged.is_ok(), first == if fits { k[2] } else { 0 }, "{what}, then from {first}: {merged:?}");
+}
+
+/// What a state gives whose keys come in pieces, or one merged of others; or what two results are merged to.
+pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
+    if rng.one_in(4) {
+        return bits_of_merged(rng, recorder);
+    }
+    let sizes = sizes(rng);
+    let mut case = draw_of(rng, Home::Tensors, sizes);
+    settle(rng, &mut case);
+    let Some(case) = parts::for_a_state(rng, &case) else { return };
+    recorder.describe(&case, Home::Tensors);
+    let pieces = parts::Pieces::draw(rng, case.keys(0));
+    recorder.say(format!("{pieces:?}"));
+    recorder.each(rng, |rng, exec| pieces.gather(rng, &case, exec).all());
+}
+
+fn bits_of_merged(rng: &mut Rng, recorder: &mut Recorder) {
+    let [b, h, l, dim] = [1 + rng.below(2), 1 + rng.below(3), rng.pick(&[1, 2, 17, 40]), 1 + rng.below(130)];
+    recorder.say(format!("two results of {:?} merged", [b, h, l, dim]));
+    let [outs, sums] = [dim, 1].map(|dim| [(); 2].map(|()| numbers(rng, [b, h, l, dim], Dtype::F32)));
+    recorder.each(rng, |rng, _| {
+        let [mut out, mut sum] = [&outs[0], &sums[0]].map(|x| Placed::<f32>::of_its_own(rng, x));
+        let [other, other_sum] = [&outs[1], &sums[1]].map(|x| Placed::<f32>::of(rng, x));
+        merge((out.view_mut(), sum.view_mut()), (other.view(), other_sum.view())).expect("they fit");
+        [out, sum].map(|mut x| {
+            let bits = x.take("merged");
+            Some(Written { bits, dtype: Dtype::F32 })
+        })
+    });
 }
 
 /// Results over parts of the keys: shapes that fit, and untouched where they do not.

@@ -1,8 +1,9 @@
 //! Trees of drafted tokens: each sees its ancestors as if they had been decoded one by one; what is kept of a tree is what
 //! tensors of the accepted tokens are.
 
-use super::masks::{Both, check_mask};
+use super::masks::{Both, bits_of_mask, check_mask};
 use crate::fuzzer::array::Array;
+use crate::fuzzer::bits::{Recorder, settle};
 use crate::fuzzer::case::{Case, Sides};
 use crate::fuzzer::draw::{DTYPES, Home, numbers, options, small};
 use crate::fuzzer::functions::Functions;
@@ -14,18 +15,9 @@ use sdpa::masks::Tree;
 use sdpa::{Alignment, Dtype, Exec, Position};
 
 pub(super) fn check(rng: &mut Rng) {
-    let (committed, nodes) = (rng.pick(&[0, 1, 5, 16, 100, 250, 256, 300]), 1 + rng.below(24));
-    let reach = rng.pick(&[1, 3, nodes]);
-    let parents: Vec<Option<usize>> = (0..nodes)
-        .map(|node| {
-            let parent = node.checked_sub(1 + rng.below(reach));
-            if rng.one_in(6) { None } else { parent }
-        })
-        .collect();
+    let (committed, parents) = tree(rng);
     refused(rng, committed, &parents);
-    let dtype = rng.pick(&DTYPES);
-    let home = rng.pick(&[Home::Tensors, Home::Pages, Home::Pool(dtype), Home::Cache(dtype), Home::Cache(dtype)]);
-    let mut case = drafted(rng, committed + nodes, nodes, dtype);
+    let (mut case, home) = drafted_somewhere(rng, committed, parents.len());
     let mut both = both(committed, parents.clone());
     // Rows of a tree stand at distances that nobody knows.
     match rng.below(8) {
@@ -38,6 +30,31 @@ pub(super) fn check(rng: &mut Rng) {
     if let Home::Cache(_) = home {
         keep_path(rng, case, committed, &parents);
     }
+}
+
+/// What the rows of a tree give.
+pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
+    let (committed, parents) = tree(rng);
+    let (mut case, home) = drafted_somewhere(rng, committed, parents.len());
+    settle(rng, &mut case);
+    bits_of_mask(rng, recorder, &case, home, &both(committed, parents));
+}
+
+/// Tokens before a tree, and the parents of its own.
+fn tree(rng: &mut Rng) -> (usize, Vec<Option<usize>>) {
+    let (committed, nodes) = (rng.pick(&[0, 1, 5, 16, 100, 250, 256, 300]), 1 + rng.below(24));
+    let reach = rng.pick(&[1, 3, nodes]);
+    let parent = |node: usize| {
+        let parent = node.checked_sub(1 + rng.below(reach));
+        if rng.one_in(6) { None } else { parent }
+    };
+    (committed, (0..nodes).map(parent).collect())
+}
+
+fn drafted_somewhere(rng: &mut Rng, committed: usize, nodes: usize) -> (Case, Home) {
+    let dtype = rng.pick(&DTYPES);
+    let home = rng.pick(&[Home::Tensors, Home::Pages, Home::Pool(dtype), Home::Cache(dtype), Home::Cache(dtype)]);
+    (drafted(rng, committed + nodes, nodes, dtype), home)
 }
 
 /// A tree, and its definition: a key is a row's ancestor if the row's parents lead there.

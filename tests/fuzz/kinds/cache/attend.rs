@@ -2,6 +2,7 @@
 
 use super::{Pair, Sequence};
 use crate::fuzzer::array::Array;
+use crate::fuzzer::bits::Recorder;
 use crate::fuzzer::case::{Case, Settings, Sides};
 use crate::fuzzer::draw::{Home, numbers};
 use crate::fuzzer::functions::Functions;
@@ -38,6 +39,27 @@ impl Pair {
         let left = [None, Some(last), Some(last + 255), Some(last + 300)];
         case.settings.window = Some(Sides { left: rng.pick(&left), right: Some(0), first: rng.below(400) });
         self.compare(rng, &case, Wanted::LEAST, Sight::Uncertain, history);
+    }
+
+    /// What a call over the cache gives, as far as its window is there.
+    pub(super) fn record(&mut self, rng: &mut Rng, recorder: &mut Recorder) {
+        let fresh = |s: &Sequence| if s.kv[0].shape[2] == 0 { 3 } else { s.fresh };
+        let most = if self.keep.is_some() { self.model.iter().map(fresh).min().unwrap_or(3) } else { 3 };
+        if most == 0 {
+            return;
+        }
+        let rows = 1 + rng.below(most.min(3));
+        let (mut case, wanted) = (self.case(rng, rows), Wanted::draw(rng));
+        if self.tame {
+            case.make_tame();
+        }
+        let cache = std::mem::replace(&mut self.cache, KvCache::new(0, 0, [1, 1]).expect("nothing"));
+        let stage = Stage::over(rng, &case, Source::Cache(cache));
+        // Sums of key weights are refused where keys are evicted.
+        let wanted = if self.keep.is_some() { Wanted::LEAST } else { wanted };
+        recorder.each(rng, |rng, exec| stage.run("bits", &mut Outs::blank(rng, &case, wanted), exec).all());
+        let Source::Cache(cache) = stage.source else { unreachable!("it was a cache") };
+        self.cache = cache;
     }
 
     fn compare(&mut self, rng: &mut Rng, case: &Case, wanted: Wanted, sight: Sight, history: &str) {

@@ -1,0 +1,191 @@
+//! Calls by number, and hashes of all that they write. A call is the same for ever, and so should its bits be:
+//! `tests/golden/` has the hashes of the first ones.
+//!
+//! Calls are drawn as those of the fuzzer are. Here nothing is held against an oracle, so the same call can be made by many
+//! more commits and machines in a given time.
+
+use super::case::{Case, Cover, Settings};
+use super::compare::Written;
+use super::draw::{Home, SHARED, Sizes, sizes_of};
+use super::functions::Functions;
+use super::hash::Hash;
+use super::kinds::attention::pool;
+use super::kinds::{BITS, BitsOf};
+use super::rng::Rng;
+use core::fmt::{Debug, Write as _};
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use sdpa::{Alignment, Exec, Isa, Precision};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Mutex;
+
+/// Seed of every call.
+const SEED: u64 = 0x62_6974_73;
+
+/// A call that was made.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    /// Its kind and options, in a line.
+    pub(crate) what: String,
+    /// Everything that it wrote on each instruction set.
+    pub(crate) hashes: Vec<(Isa, u64)>,
+}
+
+/// Makes a call on every instruction set of the machine.
+pub(crate) fn call(number: u64) -> Call {
+    let BitsOf { name, make } = BITS[(number % BITS.len() as u64) as usize];
+    let rng = &mut Rng::of_call(SEED, number);
+    let threads = if rng.one_in(3) { 2 } else { 1 };
+    let hashes = Isa::available().map(|isa| (isa, Hash::new())).collect();
+    let mut recorder = Recorder { hashes, threads, what: name.to_owned() };
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| make(rng, &mut recorder))) {
+        eprintln!("bits: call {number}: {}", recorder.what);
+        resume_unwind(panic);
+    }
+    if threads > 1 {
+        recorder.say("two threads");
+    }
+    Call { what: recorder.what, hashes: recorder.hashes.into_iter().map(|(isa, hash)| (isa, hash.value())).collect() }
+}
+
+/// Makes calls on so many threads, in any order, and returns them in order.
+pub(crate) fn calls(numbers: Range<u64>, threads: usize) -> Vec<Call> {
+    let (next, made) = (AtomicU64::new(numbers.start), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Relaxed);
+                    if number >= numbers.end {
+                        break;
+                    }
+                    let call = call(number);
+                    made.lock().expect("no call panics").push((number, call));
+                }
+            });
+        }
+    });
+    let mut made = made.into_inner().expect("no call panicked");
+    made.sort_by_key(|(number, _)| *number);
+    made.into_iter().map(|(_, call)| call).collect()
+}
+
+/// One hash of what several calls wrote, for each instruction set; that of a single call is its own.
+pub(crate) fn together(calls: &[Call]) -> Vec<(Isa, u64)> {
+    if let [call] = calls {
+        return call.hashes.clone();
+    }
+    let one = |(i, isa): (usize, Isa)| {
+        let mut hash = Hash::new();
+        calls.iter().for_each(|call| hash.number(call.hashes[i].1));
+        (isa, hash.value())
+    };
+    Isa::available().enumerate().map(one).collect()
+}
+
+/// What a call says of itself and writes.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    hashes: Vec<(Isa, Hash)>,
+    threads: usize,
+    what: String,
+}
+
+impl Recorder {
+    /// Makes the call on each instruction set, each time with the same random numbers, and records what it wrote.
+    pub(crate) fn each<W: IntoIterator<Item = Option<Written>>>(
+        &mut self,
+        rng: &mut Rng,
+        run: impl Fn(&mut Rng, Exec) -> W + Sync,
+    ) where
+        W: Send,
+    {
+        let start = rng.clone();
+        for (isa, hash) in &mut self.hashes {
+            let (exec, mut again) = (Exec::serial().isa(*isa).threads(self.threads), start.clone());
+            let written =
+                if self.threads > 1 { pool().install(|| run(&mut again, exec)) } else { run(&mut again, exec) };
+            written.into_iter().for_each(|written| record(hash, written.as_ref()));
+            *rng = again;
+        }
+    }
+
+    pub(crate) fn say(&mut self, what: impl core::fmt::Display) {
+        let _ = write!(self.what, ", {what}");
+    }
+
+    pub(crate) fn describe(&mut self, case: &Case, home: Home) {
+        let ([_, _, _, d], (rows, keys), types) = (case.q.shape, case.longest(), case.dtypes);
+        let [b, h, g, dv] = [case.batch(), case.heads(), case.kv_heads(), case.value_dim()];
+        let _ = write!(self.what, ", {home:?}, batch {b}, heads {h}/{g}, {rows}×{keys}, dims {d}/{dv}, ");
+        let _ = write!(self.what, "{}", types.map(|dtype| dtype.to_string()).join("/"));
+        options(&mut self.what, case);
+    }
+}
+
+fn record(hash: &mut Hash, written: Option<&Written>) {
+    let Some(Written { bits, dtype }) = written else { return hash.number(u64::MAX) };
+    hash.bytes(dtype.to_string().as_bytes());
+    bits.shape.iter().for_each(|&n| hash.number(n as u64));
+    bits.data.iter().for_each(|bits| hash.bytes(&bits.to_le_bytes()));
+}
+
+/// The options that a case has, without their numbers where there are many.
+fn options(line: &mut String, case: &Case) {
+    let Case { settings, bias, mask, alibi, sinks, kv_lens, ragged, functions, .. } = case;
+    let Settings { scale, softcap, causal, window, alignment, dropout, .. } = settings;
+    let shape = |[b, h, l, n]: [usize; 4], cover: Cover| {
+        format!("[{b}, {h}, {l}, {n}]{}", if cover == Cover::FirstKeys { " of the first keys" } else { "" })
+    };
+    let mut some = |name: &str, x: Option<String>| {
+        if let Some(x) = x {
+            let _ = write!(line, ", {name}{x}");
+        }
+    };
+    let shown = |x: &dyn Debug| Some(format!(" {x:?}"));
+    some("causal", causal.then(String::new));
+    some("window", window.and_then(|x| shown(&(x.left, x.right, x.first))));
+    some("", alignment.filter(|x| *x != Alignment::TopLeft).map(|x| format!("{x:?}")));
+    some("softcap", softcap.and_then(|x| shown(&x)));
+    some("scale", scale.and_then(|x| shown(&x)));
+    some("dropout", dropout.and_then(|x| shown(&x.p)));
+    some("bias", bias.as_ref().map(|(x, dtype)| format!(" {dtype} {}", shape(x.of.shape, x.cover))));
+    some("mask", mask.as_ref().map(|(x, _)| format!(" {}", shape(x.of.shape, x.cover))));
+    some("ALiBi", alibi.as_ref().map(|_| String::new()));
+    some("sinks", sinks.as_ref().map(|_| String::new()));
+    some("lengths", kv_lens.as_ref().and_then(|x| shown(x)));
+    some("ragged", ragged.as_ref().and_then(|x| shown(x)));
+    let Functions { score, mask, prob, .. } = functions;
+    some("score function", score.and_then(|x| shown(&x)));
+    some("mask function", mask.and_then(|x| shown(&x)));
+    some("weight function", prob.and_then(|x| shown(&x)));
+}
+
+/// Sizes of a call: small ones mostly, some that two threads share.
+pub(crate) fn sizes(rng: &mut Rng) -> Sizes {
+    let products = match rng.below(32) {
+        0 => SHARED..=2 * SHARED,
+        1..5 => 300_000..=2_000_000,
+        5..16 => 20_000..=300_000,
+        16..31 => 1_000..=20_000,
+        _ => 0..=1_000,
+    };
+    sizes_of(rng, products)
+}
+
+/// Makes the bits of a case the same everywhere, and its numbers ones that show a fault, mostly: a NaN among the keys, or
+/// equal weights, leave little else to be seen.
+pub(crate) fn settle(rng: &mut Rng, case: &mut Case) {
+    let settings = &mut case.settings;
+    settings.precision = Precision::Exact;
+    if rng.one_in(4) {
+        return;
+    }
+    settings.scale = settings.scale.filter(|x| x.abs() > 0.01);
+    settings.softcap = settings.softcap.filter(|x| (0.1..100.0).contains(x));
+    settings.alignment = settings.alignment.map(|alignment| match alignment {
+        Alignment::Offset(n) if n.unsigned_abs() > 2000 => Alignment::BottomRight,
+        near => near,
+    });
+    case.make_tame();
+}
