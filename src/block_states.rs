@@ -91,6 +91,15 @@ impl BlockStates {
 
 /// States of query rows over the keys so far: for each row the largest score, the sum of the exponentials, and the output that is
 /// not normalised yet. Plain numbers, to be sent from one machine to the next; [`BlockStates`] are folded into them.
+///
+/// ```
+/// use sdpa::RowStates;
+/// let sent = RowStates::new([1, 32, 1, 128])?; // a row of 32 heads: 130 numbers each
+/// let mut received = RowStates::new(sent.shape())?;
+/// received.as_mut_slice().copy_from_slice(sent.as_slice());
+/// assert_eq!((sent.as_slice().len(), received), (32 * 130, sent.clone()));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowStates {
     /// Batch, heads, rows, value_dim.
