@@ -3,7 +3,7 @@
 #[path = "fuzz/mod.rs"]
 mod fuzzer;
 
-use fuzzer::Kind;
+use fuzzer::{Kind, bits, golden};
 use std::time::Instant;
 
 /// Cases of each kind in the longer run.
@@ -12,6 +12,15 @@ const CASES: u64 = 1000;
 #[test]
 fn random_calls() {
     run(|kind| kind.few);
+}
+
+/// Calls whose bits are recorded in `tests/golden`.
+const GOLDEN: u64 = 500;
+
+#[test]
+fn golden_bits() {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    golden::check(&bits::calls(0..GOLDEN, threads), "cargo test --test fuzz golden");
 }
 
 #[test]

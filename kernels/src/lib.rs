@@ -20,6 +20,7 @@ mod tensor;
 #[macro_use]
 mod matmul;
 mod attention;
+mod elementary;
 mod kv;
 mod machine;
 #[cfg(any(feature = "nn", feature = "unfused"))]
@@ -49,6 +50,8 @@ pub use attention::schedule::launch::Launch;
 pub use attention::schedule::merge::{merge_results, merge_states};
 pub use attention::schedule::partials::Partials;
 pub use attention::schedule::split_sequences::{FewRows, Then};
+#[cfg(feature = "nn")]
+pub use elementary::{cos, pow, sin};
 pub use kv::block_table::{BlockTable, PageError};
 pub use kv::cache::{Cache, Keep, NewTokens, PagePool, PoolElements, SpareBlocks, TokenPart};
 pub use kv::pages::Pages;

@@ -36,8 +36,8 @@ mod case;
 mod compare;
 mod draw;
 mod functions;
-#[path = "../support/bits.rs"]
-mod hash;
+#[path = "../support/golden.rs"]
+pub(crate) mod golden;
 mod hosts;
 mod kinds;
 mod memory;

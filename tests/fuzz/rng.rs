@@ -1,5 +1,7 @@
 //! Random numbers: the same for ever, from a seed.
 
+use super::golden;
+
 /// SplitMix64.
 #[derive(Debug, Clone)]
 pub(crate) struct Rng(u64);
@@ -33,13 +35,9 @@ impl Rng {
         from[self.below(from.len())]
     }
 
-    /// Unit normal, nearly: the sum of twelve numbers of 21 bits, of variance 1/12 each. Integers are the same on every
-    /// machine; logarithms and cosines are not.
+    /// Unit normal, nearly, by integer arithmetic.
     pub(crate) fn normal(&mut self) -> f32 {
-        const MOST: i32 = (1 << 21) - 1;
-        let three = |x: u64| (0..3).map(|i| (x >> (21 * i)) as i32 & MOST).sum::<i32>();
-        let sum: i32 = (0..4).map(|_| three(self.bits())).sum();
-        (sum - 6 * MOST) as f32 / MOST as f32
+        golden::normal(|| self.bits())
     }
 
     /// `0..n` in any order.

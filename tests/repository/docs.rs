@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 /// Every file of a folder of the repository that has this extension, with its text.
-fn sources(folder: &str, extension: &str) -> Vec<(PathBuf, String)> {
+pub(crate) fn sources(folder: &str, extension: &str) -> Vec<(PathBuf, String)> {
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)];
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {

@@ -4,6 +4,8 @@
 mod counting;
 #[path = "../../../tests/support/fixture.rs"]
 mod fixture;
+#[path = "../../../tests/support/golden.rs"]
+mod golden_file;
 #[path = "../../../tests/support/mistake.rs"]
 mod mistake;
 #[path = "../../../tests/support/model_folder.rs"]
@@ -19,6 +21,7 @@ mod activations;
 mod bert;
 mod bert_refusals;
 mod generation;
+mod golden;
 mod layer_sizes;
 mod linear;
 mod linear_attention;

@@ -7,7 +7,7 @@ use crate::fuzzer::compare::Written;
 use crate::fuzzer::draw::{Home, draw_of};
 use crate::fuzzer::functions::Functions;
 use crate::fuzzer::rng::Rng;
-use sdpa::{Alignment, Dtype, Inputs, Outputs, View, ViewMut};
+use sdpa::{Alignment, Dtype, Inputs, Outputs, View, ViewMut, alibi_slopes};
 
 /// A self-attention call on its own layout.
 pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
@@ -17,6 +17,7 @@ pub(super) fn bits(rng: &mut Rng, recorder: &mut Recorder) {
     settle(rng, &mut case);
     (case.ragged, case.dtypes, case.functions) = (None, [Dtype::F32; 3], Functions::default());
     (case.bias, case.mask, case.kv_lens) = (None, None, None);
+    case.alibi = case.alibi.map(|slopes| alibi_slopes(slopes.len()));
     case.settings.alignment = case.settings.alignment.or(Some(Alignment::TopLeft));
     let [q, k] = [case.q.shape, case.k.shape];
     recorder.describe(&case, Home::Tensors);

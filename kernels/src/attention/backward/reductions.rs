@@ -4,6 +4,7 @@
 use crate::attention::backward::call::BiasColumns;
 use crate::attention::backward::memory::RowNumber;
 use crate::attention::backward::pass::BackwardPass;
+use crate::elementary::exp;
 use crate::simd::quiet;
 
 /// Returns a sum as it is written: a zero is positive, and a NaN the quiet one.
@@ -26,7 +27,7 @@ impl BackwardPass<'_> {
                 let lse = f64::from(self.saved.lse.get([b, h, l, 0]).copied().unwrap_or(f32::NAN));
                 // The sink's weight is what the keys leave of 1; its value is 0.
                 sink -=
-                    logit.map_or(0.0, |logit| if lse == f64::NEG_INFINITY { 0.0 } else { (logit - lse).exp() * delta });
+                    logit.map_or(0.0, |logit| if lse == f64::NEG_INFINITY { 0.0 } else { exp(logit - lse) * delta });
             }
             if let Some(sinks) = &mut self.reduced.sinks {
                 sinks[head] = written(sink);

@@ -1,6 +1,7 @@
 //! Settings and tensors that change scores between Q·Kᵀ and the softmax. The order is fixed: softcap, bias, ALiBi,
 //! the caller's score function; then everything that hides keys.
 
+use crate::elementary::exp2;
 use crate::tensor::any::Tensor;
 use crate::tensor::view::View;
 
@@ -102,7 +103,7 @@ pub fn alibi_slopes(heads: usize) -> Vec<f32> {
         return Vec::new();
     }
     let floor = 1usize << heads.ilog2();
-    let slope = |i: usize, of: usize| (-8.0 * i as f64 / of as f64).exp2() as f32;
+    let slope = |i: usize, of: usize| exp2(-8.0 * i as f64 / of as f64) as f32;
     let first = (1..=floor).map(|i| slope(i, floor));
     first.chain((1..).step_by(2).map(|i| slope(i, 2 * floor))).take(heads).collect()
 }

@@ -2,6 +2,7 @@
 //! different keys.
 
 use crate::attention::steps::softmax::{self, SoftmaxState};
+use crate::elementary::{exp, ln};
 use crate::simd::isa::Isa;
 use crate::simd::{LANES, Simd};
 use crate::tensor::view::View;
@@ -125,9 +126,9 @@ impl Weights {
                 let top = if other > mine { other } else { mine };
                 // The larger has weight exp(0) = 1; NaN where it is infinite or NaN.
                 let one = if top.is_finite() { 1.0 } else { f64::NAN };
-                let weights = if other > mine { [(mine - other).exp(), one] } else { [one, (other - mine).exp()] };
+                let weights = if other > mine { [exp(mine - other), one] } else { [one, exp(other - mine)] };
                 let sum = weights[0] + weights[1];
-                Self { lse: (top + sum.ln()) as f32, kind: Merge::Both(weights.map(|weight| weight / sum)) }
+                Self { lse: (top + ln(sum)) as f32, kind: Merge::Both(weights.map(|weight| weight / sum)) }
             }
         }
     }

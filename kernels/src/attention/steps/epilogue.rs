@@ -3,6 +3,7 @@
 
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::infinite::infinities;
+use crate::elementary::{exp, ln};
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, QUIET_NAN, Simd, Vector, quiet};
 use crate::tensor::any::{AnyRowsMut, Typed};
@@ -84,8 +85,8 @@ impl RowEnd {
             let old = top;
             top = if sink > old || sink.is_nan() { sink } else { old };
             if top != f64::NEG_INFINITY {
-                own = (old - top).exp();
-                sum = sum * own + (sink - top).exp();
+                own = exp(old - top);
+                sum = sum * own + exp(sink - top);
             }
         }
         // No key was visible, so the outputs are zeros, whatever the sink is. A NaN sum is not equal to 0.
@@ -103,7 +104,7 @@ impl RowEnd {
 
     /// Returns ln Σ exp(score), the sink among the scores; −∞ if there is nothing to sum.
     pub(crate) fn lse(&self) -> f32 {
-        quiet((self.top + self.sum.ln()) as f32)
+        quiet((self.top + ln(self.sum)) as f32)
     }
 }
 

@@ -1,0 +1,107 @@
+//! Bits that stay: hashes of what numbered calls write, and files that say what they were.
+#![allow(dead_code, reason = "compiled into each test of golden bits and into the fuzzer; none uses all of it")]
+
+use sdpa::Isa;
+use std::path::Path;
+
+/// FNV-1a of 64 bits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hash(u64);
+
+impl Hash {
+    pub(crate) const fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    pub(crate) fn number(&mut self, n: u64) {
+        self.bytes(&n.to_le_bytes());
+    }
+
+    /// Numbers with their count, bit for bit.
+    pub(crate) fn floats(&mut self, floats: &[f32]) {
+        self.number(floats.len() as u64);
+        floats.iter().for_each(|x| self.bytes(&x.to_bits().to_le_bytes()));
+    }
+
+    pub(crate) const fn value(self) -> u64 {
+        self.0
+    }
+}
+
+/// Unit normal number, nearly: the sum of twelve of 21 bits, of variance 1/12 each. Integers are the same on every machine;
+/// logarithms and cosines are not.
+pub(crate) fn normal(mut bits: impl FnMut() -> u64) -> f32 {
+    const MOST: i32 = (1 << 21) - 1;
+    let three = |x: u64| (0..3).map(|i| (x >> (21 * i)) as i32 & MOST).sum::<i32>();
+    let sum: i32 = (0..4).map(|_| three(bits())).sum();
+    (sum - 6 * MOST) as f32 / MOST as f32
+}
+
+/// A call that was made.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    /// Its kind and options, in a line.
+    pub(crate) what: String,
+    /// Everything that it wrote, on each instruction set.
+    pub(crate) hashes: Vec<(Isa, u64)>,
+}
+
+/// Variable that has files written, not compared, if it is `write`.
+const VARIABLE: &str = "SDPA_GOLDEN";
+
+/// Holds calls, from number 0 on, against the files of the package's `tests/golden`: one for instruction sets with FMA, whose
+/// bits are all the same, and one for those without. Panics at the first call that differs. `command` runs the test.
+pub(crate) fn check(calls: &[Call], command: &str) {
+    let write = match std::env::var(VARIABLE) {
+        Err(_) => false,
+        Ok(value) => {
+            assert_eq!(value, "write", "{VARIABLE}");
+            true
+        }
+    };
+    for (name, fused) in [("fma.txt", true), ("no_fma.txt", false)] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        let isas: Vec<Isa> = Isa::available().filter(|isa| isa.has_fma() == fused).collect();
+        let Some(first) = isas.first() else {
+            println!("{name}: NOT compared, this machine has no such instruction set");
+            continue;
+        };
+        if write {
+            std::fs::write(&path, text(calls, *first)).expect("a file can be written");
+        }
+        let golden = std::fs::read_to_string(&path).expect("a golden file");
+        isas.iter().for_each(|isa| compare(&golden, calls, *isa, &format!("{VARIABLE}=write {command}")));
+    }
+}
+
+fn hash_on(call: &Call, isa: Isa) -> u64 {
+    call.hashes.iter().find(|(of, _)| *of == isa).expect("calls are made on every instruction set").1
+}
+
+fn text(calls: &[Call], isa: Isa) -> String {
+    let line = |(number, call): (usize, &Call)| format!("{number} {:016x} {}\n", hash_on(call, isa), call.what);
+    let heading =
+        "# Number, hash of all that was written, and what the call is: CONTRIBUTING.md, Golden bits.\n".to_owned();
+    heading + &calls.iter().enumerate().map(line).collect::<String>()
+}
+
+/// Panics unless the calls are those of a file, with the same hashes.
+fn compare(golden: &str, calls: &[Call], isa: Isa, command: &str) {
+    let expected = text(calls, isa);
+    if golden == expected {
+        return;
+    }
+    let differ = |(got, expected): &(&str, &str)| got != expected;
+    let lines = || expected.lines().zip(golden.lines());
+    let count = lines().filter(differ).count();
+    let Some((got, expected)) = lines().find(differ) else { panic!("{isa}: the file has more calls, or fewer") };
+    let what = |line: &str| line.splitn(3, ' ').nth(2).unwrap_or_default().to_owned();
+    let why = if what(got) == what(expected) { "bits have changed" } else { "the call is another" };
+    panic!("{isa}, {why}, in {count} lines, the first:\n  {got}\nexpected\n  {expected}\nIf that is meant: {command}");
+}
