@@ -8,7 +8,7 @@
 //! Terms are evenly spaced, so the loop has nothing to decide. Four of them are one turn of it, which leaves the order of the
 //! sums as it is.
 
-use crate::matmul::dot_tile::KeyOperand;
+use crate::matmul::operands::{Floats, MulAdd};
 use crate::simd::{Simd, Vector};
 use core::ops::Range;
 use core::sync::atomic::{Ordering, compiler_fence};
@@ -31,7 +31,7 @@ pub(crate) struct Columns {
     pub(crate) apart: usize,
 }
 
-/// Depth of dot products, and the chains of FMAs that they are sums of: see [`KeyOperand::chain`].
+/// Depth of dot products, and the chains of FMAs that they are sums of: see [`MulAdd::chain`].
 #[derive(Clone, Copy)]
 pub(crate) struct Chains {
     depth: usize,
@@ -43,7 +43,7 @@ impl Chains {
     /// Creates the chains of a depth.
     #[inline(always)]
     pub(crate) fn new<S: Simd>(depth: usize) -> Self {
-        Self { depth, len: <f32 as KeyOperand<S>>::chain(depth).max(1) }
+        Self { depth, len: <Floats as MulAdd<S>>::chain(depth).max(1) }
     }
 
     /// Writes the dot products of `MR` rows and the columns of `NV` vectors to `sums`, chains added up first to last.

@@ -76,7 +76,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             unsafe {
                 match self.keys {
                     Keys::Packed(Typed::Bf16(panels)) if native && ready => {
-                        let pairs = Rows::strided(panels.at(0).cast(), panel, 1);
+                        let pairs = Rows::strided(panels.at(0).cast(), 2 * panel, 1);
                         task.s.with_bf16_dot(scores.of(PairPanels::Apart(pairs)));
                     }
                     _ if native => {

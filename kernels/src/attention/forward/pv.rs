@@ -10,10 +10,11 @@ use crate::attention::steps::{bf16, by_rows, softmax};
 use crate::kv::key_block::{BlockValues, Run};
 use crate::kv::value_panels::WINDOW;
 use crate::matmul::bf16_pairs;
+use crate::matmul::operands::HalfPair;
 use crate::matmul::pack::{self, NonFinite};
 use crate::matmul::prefetch::READING_ROWS;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
-use crate::matmul::value_operand::RowPairs;
+
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::rows::Rows;
@@ -123,7 +124,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             prefetch: &mut self.prefetch,
         };
         // SAFETY: spans end inside the block; rows that end are this row block's.
-        unsafe { values_of_rows(task, values, rows, self.len) }
+        unsafe { values_of_rows(task, values, rows) }
     }
 
     /// Accumulates the P·V of a run of columns with non-finite values handled, a tile of rows at a time: computes the
@@ -161,7 +162,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             };
             // SAFETY: the caller guarantees whole vectors for the rows of the block; the span ends inside the block,
             // and no row ends here.
-            unsafe { values_of_rows(task, values, rows, self.len) }
+            unsafe { values_of_rows(task, values, rows) }
             let mut sums = TileSums { rows: here.clone(), weights: self.regions.scores, sums: part };
             self.mark_nan_weights(width, &mut sums);
             if let Some(visible) = visible {
@@ -213,15 +214,14 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
 /// Runs the P·V step for the element type of the rows.
 ///
 /// # Safety
-/// Same contract as [`by_rows::values`], for these rows, or pairs of them; the block has `len` keys, at least
-/// one.
+/// Same contract as [`by_rows::values`], for these rows, or pairs of them.
 #[inline(always)]
-unsafe fn values_of_rows<S: Simd>(task: &AttentionTask<'_, S>, mut values: Values<'_, ()>, rows: AnyRows, len: usize) {
+unsafe fn values_of_rows<S: Simd>(task: &AttentionTask<'_, S>, mut values: Values<'_, ()>, rows: AnyRows) {
     let native = task.native_values();
-    // SAFETY: the caller guarantees the step's contract; the last row of pairs is the block's last key.
+    // SAFETY: the caller guarantees the step's contract.
     unsafe {
         match rows {
-            Typed::Bf16(rows) if native => task.s.with_bf16_dot(values.of(RowPairs { rows, last: len - 1 })),
+            Typed::Bf16(rows) if native => task.s.with_bf16_dot(values.of(rows.cast::<HalfPair>())),
             rows => by_rows::values(task.s, values.of(rows)),
         }
     }

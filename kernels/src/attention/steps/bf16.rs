@@ -4,19 +4,18 @@ use crate::attention::steps::pv::{Values, values};
 use crate::attention::steps::qk::{Scores, scores};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax::{SoftmaxState, WeightForm, softmax};
-use crate::matmul::dot_tile::{APART, BESIDE, PairColumns};
-use crate::matmul::value_operand::RowPairs;
+use crate::matmul::operands::HalfPair;
 use crate::simd::exp::ForBf16;
-use crate::simd::{Bf16Dot, Bf16DotWork, LANES, Simd};
+use crate::simd::{Bf16Dot, Bf16DotWork, Bf16x2, LANES, Simd};
 use crate::tensor::rows::Rows;
 
 /// Packed keys, of which two neighbouring elements make a pair.
 #[derive(Clone, Copy)]
 pub(crate) enum PairPanels {
     /// Pairs, `[panel][pair][16]`.
-    Packed(Rows<PairColumns<BESIDE>>),
+    Packed(Rows<Bf16x2>),
     /// Single elements, `[panel][head_dim][16]`, with an even number of dimensions.
-    Apart(Rows<PairColumns<APART>>),
+    Apart(Rows<HalfPair>),
 }
 
 /// Same contract as [`scores`], with queries as pairs.
@@ -35,7 +34,7 @@ impl Bf16DotWork for Scores<'_, PairPanels> {
 }
 
 /// Same contract as [`values`], with rounded weights.
-impl Bf16DotWork for Values<'_, RowPairs> {
+impl Bf16DotWork for Values<'_, Rows<HalfPair>> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Bf16Dot>(mut self, s: S) {

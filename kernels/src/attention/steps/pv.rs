@@ -13,14 +13,14 @@
 use crate::attention::steps::epilogue::ColumnEnds;
 use crate::attention::steps::pv_tile::{Part, RunningRows, Terms, TileEnds, prefetch_distance, row_floats, tile};
 use crate::attention::steps::span::Span;
-use crate::matmul::operands::MulAdd;
+use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, prefetches, tile_prefetches};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::next_part;
-use crate::matmul::value_operand::ValueOperand;
+use crate::matmul::value_terms::{ValueTerms, offset};
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::AnyRows;
-use crate::tensor::rows::KEY_BLOCK;
+use crate::tensor::rows::{KEY_BLOCK, Rows};
 use core::hint::black_box;
 use core::ops::Range;
 
@@ -104,6 +104,27 @@ struct Reading {
     in_order: bool,
 }
 
+impl<T> Values<'_, Rows<T>> {
+    #[inline(always)]
+    fn reading<S: Simd>(&self, s: S) -> Reading
+    where
+        T: Operand<S>,
+    {
+        let in_runs = const { T::By::RESUMES && S::TILE_VECS > 1 }
+            && self.rows <= READING_ROWS
+            && self.vecs() > S::TILE_VECS
+            && self.fresh;
+        let row_bytes = self.vecs().max(1) * LANES * T::ROWS * T::COLUMN_BYTES;
+        let far = prefetch_distance(s, self.values, self.rows, row_bytes);
+        let products = T::By::PRODUCTS;
+        Reading {
+            run: if in_runs { RUN } else { KEY_BLOCK },
+            far: if in_runs { far.next_multiple_of(RUN / products) } else { far },
+            in_order: in_runs && products == 1 && self.values.step() * size_of::<T>() as isize == row_bytes as isize,
+        }
+    }
+}
+
 impl<R> Values<'_, R> {
     /// Number of whole vectors that hold the columns.
     #[inline(always)]
@@ -111,37 +132,9 @@ impl<R> Values<'_, R> {
         self.cols.div_ceil(LANES)
     }
 
+    /// Panics unless weights, factors and outputs hold every row and column, if a row has so many floats of weights.
     #[inline(always)]
-    fn reading<S: Simd>(&self, s: S) -> Reading
-    where
-        R: ValueOperand<S>,
-    {
-        let in_runs = const { R::By::RESUMES && S::TILE_VECS > 1 }
-            && self.rows <= READING_ROWS
-            && self.vecs() > S::TILE_VECS
-            && self.fresh;
-        let row_bytes = self.vecs().max(1) * LANES * R::BYTES;
-        let far = prefetch_distance::<S, R>(s, self.values, self.rows, row_bytes);
-        Reading {
-            run: if in_runs { RUN } else { KEY_BLOCK },
-            far: if in_runs { far.next_multiple_of(RUN / R::KEYS) } else { far },
-            in_order: in_runs && R::KEYS == 1 && self.values.step() == row_bytes as isize,
-        }
-    }
-
-    /// Panics unless weights, factors and outputs hold every row and column.
-    #[inline(always)]
-    fn check<S: Simd>(&self)
-    where
-        R: ValueOperand<S>,
-    {
-        assert!(R::ENDS || self.ends.is_none());
-        self.check_rows::<S>(row_floats::<S, R>());
-    }
-
-    /// Panics as [`Self::check`] does, if a row has so many floats of weights.
-    #[inline(always)]
-    pub(crate) fn check_rows<S: Simd>(&self, row_floats: usize) {
+    pub(crate) fn check<S: Simd>(&self, row_floats: usize) {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
         assert!(self.weights.len() >= self.rows * row_floats);
         assert!(self.rescale_prev.len() >= self.rows && self.rescale_block.len() >= self.rows);
@@ -166,20 +159,21 @@ struct Strip {
 /// For every key of every span, the contiguous elements that hold `cols` columns of its row of values are readable, and those up to
 /// the next multiple of 16. If rows end, each row's pointer is writable for its columns, which no other worker writes.
 #[inline(always)]
-pub(crate) unsafe fn values<S: Simd, R: ValueOperand<S>>(s: S, a: &mut Values<'_, R>) {
-    a.check::<S>();
+pub(crate) unsafe fn values<S: Simd, T: Operand<S>>(s: S, a: &mut Values<'_, Rows<T>>) {
+    assert!(T::ENDS || a.ends.is_none());
+    a.check::<S>(row_floats::<S, T>());
     let reading = a.reading(s);
     for first in (0..KEY_BLOCK).step_by(reading.run) {
         // Columns outside, rows inside: all the rows read a tile of values before the next columns are touched.
         let mut first_vec = 0;
         while first_vec < a.vecs() {
-            let vecs = next_part(a.vecs() - first_vec, const { most_vecs::<S, R>() });
+            let vecs = next_part(a.vecs() - first_vec, T::By::TILE_VECS);
             let strip = Strip { first_vec, keys: first..first + reading.run, reading };
-            by_tile_vecs!(vecs, most const { most_vecs::<S, R>() }, |NV| s.vectorize(
+            by_tile_vecs!(vecs, most T::By::TILE_VECS, |NV| s.vectorize(
                 #[inline(always)]
                 // SAFETY: checked; `NV = vecs` vectors from `first_vec` on are some of those of `a`; the caller guarantees values
                 // and rows that end.
-                || unsafe { accumulate_strip::<S, R, NV>(s, a, strip) }
+                || unsafe { accumulate_strip::<S, T, NV>(s, a, strip) }
             ));
             first_vec += vecs;
         }
@@ -190,7 +184,7 @@ impl<R> Values<'_, R> {
     /// Returns the running outputs of the rows from `row` on, from the vector `vec` on.
     ///
     /// # Safety
-    /// The operands were [checked](Self::check_rows), and have the row and the vector.
+    /// The operands were [checked](Self::check), and have the row and the vector.
     #[inline(always)]
     pub(crate) unsafe fn running(&mut self, row: usize, vec: usize) -> RunningRows {
         // SAFETY: factors, outputs and ends hold the row, as was checked.
@@ -215,33 +209,23 @@ impl<R> Values<'_, R> {
     }
 }
 
-/// Largest number of rows of a tile of these operands.
-const fn most_rows<S: Simd, R: ValueOperand<S>>() -> usize {
-    if S::TILE_ROWS < R::By::TILE_ROWS { S::TILE_ROWS } else { R::By::TILE_ROWS }
-}
-
-/// Largest number of vectors of a tile of these operands.
-const fn most_vecs<S: Simd, R: ValueOperand<S>>() -> usize {
-    if S::TILE_VECS < R::By::TILE_VECS { S::TILE_VECS } else { R::By::TILE_VECS }
-}
-
 /// Accumulates P·V for `NV` vectors of columns and a run of keys.
 ///
 /// # Safety
 /// Same contract as [`values`]; `a` was [checked](Values::check), and the vectors are some of its own.
 #[inline(always)]
-unsafe fn accumulate_strip<S: Simd, R: ValueOperand<S>, const NV: usize>(s: S, a: &mut Values<'_, R>, strip: Strip) {
+unsafe fn accumulate_strip<S: Simd, T: Operand<S>, const NV: usize>(s: S, a: &mut Values<'_, Rows<T>>, strip: Strip) {
     for index in 0..a.spans.len() {
-        let part = Part::new::<S, R>(a.spans[index], strip.keys.clone());
+        let part = Part::new::<S, T>(a.spans[index], &strip.keys);
         if part.terms.is_empty() {
             continue;
         }
         // Registers may hold fewer rows than a tile of the row block has.
         let (mut row, end) = (index * S::TILE_ROWS, a.rows.min((index + 1) * S::TILE_ROWS));
         while row < end {
-            let here = next_part(end - row, const { most_rows::<S, R>() });
-            // SAFETY: these rows are some of the tile's; the caller guarantees the rest.
-            unsafe { accumulate_tile::<S, R, NV>(s, a, row..row + here, part.clone(), &strip) }
+            let here = next_part(end - row, T::By::TILE_ROWS);
+            // SAFETY: these rows are some of the tile's, at most a register tile's; the caller guarantees the rest.
+            unsafe { accumulate_tile::<S, T, NV>(s, a, row..row + here, part.clone(), &strip) }
             row += here;
         }
     }
@@ -250,11 +234,11 @@ unsafe fn accumulate_strip<S: Simd, R: ValueOperand<S>, const NV: usize>(s: S, a
 /// Accumulates a part of P·V for a tile of rows and `NV` vectors of columns.
 ///
 /// # Safety
-/// Same contract as [`accumulate_strip`]; the rows are at most [`most_rows`].
+/// Same contract as [`accumulate_strip`]; the rows are at most those of a register tile.
 #[inline(always)]
-unsafe fn accumulate_tile<S: Simd, R: ValueOperand<S>, const NV: usize>(
+unsafe fn accumulate_tile<S: Simd, T: Operand<S>, const NV: usize>(
     s: S,
-    a: &mut Values<'_, R>,
+    a: &mut Values<'_, Rows<T>>,
     rows: Range<usize>,
     part: Part,
     strip: &Strip,
@@ -262,22 +246,47 @@ unsafe fn accumulate_tile<S: Simd, R: ValueOperand<S>, const NV: usize>(
     // Opaque, as in `Walk::for_each_tile`.
     let (row, rows) = (black_box(rows.start), rows.len());
     let Strip { first_vec, reading, .. } = *strip;
+    let end = a.spans[row / S::TILE_ROWS].keys().end;
     // SAFETY: `row + rows ≤ a.rows`, the vectors are some of those of `a`, and spans end inside a block, so what was checked
     // puts weights, factors and outputs inside their slices; the caller guarantees that the values are readable.
     unsafe {
         let running = a.running(row, first_vec);
-        let weights = a.weights.as_ptr().add(row * row_floats::<S, R>());
-        let values = a.values.columns_from(first_vec * LANES);
+        let weights = a.weights.as_ptr().add(row * row_floats::<S, T>());
+        let values = ValueTerms { s, rows: a.values.columns_from(first_vec * LANES), end };
         let far = tile_prefetches::<S>(row, rows, a.rows).then_some(reading.far);
-        let next = if reading.in_order { far.and_then(|far| part.later(a.values, far, first_vec)) } else { None };
+        let next = match far {
+            Some(far) if reading.in_order => {
+                next_in_order(ValueTerms { rows: a.values, ..values }, &part, far, first_vec)
+            }
+            _ => None,
+        };
         a.prefetch.beside(
             s,
             if prefetches::<S>(rows, NV) { part.terms.len() } else { 0 },
             #[inline(always)]
             |stream| {
                 let terms = Terms { values, weights, part, far, next, stream };
-                by_tile_rows!(rows, most most_rows::<S, R>(), |MR| tile::<S, R, MR, NV>(s, terms, running));
+                by_tile_rows!(rows, most T::By::TILE_ROWS, |MR| tile::<S, T, MR, NV>(s, terms, running));
             },
         );
     }
+}
+
+/// Returns the address from which the tile at vector `vec` prefetches its share of the values `far` terms after the
+/// part's start, if those are evenly spaced: rows are contiguous, so the tiles of a part together prefetch all of
+/// them, in the order of memory.
+///
+/// # Safety
+/// The keys exist.
+#[inline(always)]
+unsafe fn next_in_order<S: Simd, T: Operand<S>>(
+    values: ValueTerms<S, T>,
+    part: &Part,
+    far: usize,
+    vec: usize,
+) -> Option<[*const T; 2]> {
+    // SAFETY: the caller guarantees the keys.
+    let (at, evenly) = unsafe { values.later(part.terms.start + far)? };
+    let (terms, bytes) = (part.terms.len(), vec * LANES * T::COLUMN_BYTES);
+    (evenly >= terms).then(|| offset(at, (terms * bytes) as isize))
 }

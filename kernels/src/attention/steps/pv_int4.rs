@@ -18,6 +18,7 @@ use crate::matmul::operands::{Int4Fours, MulAdd};
 use crate::matmul::prefetch::{PrefetchQueue, tile_prefetches};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::next_part;
+use crate::matmul::value_terms::ValueTerms;
 use crate::simd::{Half, Int8Dot, Int8DotWork, LANES, Lower, Simd, Upper, lanes};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
 
@@ -47,12 +48,6 @@ pub(crate) struct Int4Tile<'a> {
 /// Weights of a row, rounded to bytes, and what belongs to them.
 pub(crate) type ByteRow = [f32; ROW_FLOATS];
 
-/// Returns the largest number of rows of a register tile.
-pub(crate) const fn most_rows<S: Int8Dot>() -> usize {
-    let rows = <Int4Fours as MulAdd<S>>::TILE_ROWS;
-    if rows < S::TILE_ROWS { rows } else { S::TILE_ROWS }
-}
-
 impl Int8DotWork for Int4Tile<'_> {
     type Output = ();
     #[inline(always)]
@@ -64,10 +59,10 @@ impl Int8DotWork for Int4Tile<'_> {
             || {
                 let mut row = 0;
                 while row < self.rows {
-                    let here = next_part(self.rows - row, const { most_rows::<S>() });
+                    let here = next_part(self.rows - row, <Int4Fours as MulAdd<S>>::TILE_ROWS);
                     // SAFETY: as many rows are left; their weights were asserted, the tile was checked, and the caller
                     // guarantees values and numbers.
-                    unsafe { by_tile_rows!(here, most most_rows::<S>(), |MR| self.accumulate::<S, MR>(s, row)) }
+                    unsafe { by_tile_rows!(here, most <Int4Fours as MulAdd<S>>::TILE_ROWS, |MR| self.accumulate::<S, MR>(s, row)) }
                     row += here;
                 }
             },
@@ -181,10 +176,9 @@ impl Int4Tile<'_> {
         fours: Rows<NibbleQuad<H>>,
         weights: &[ByteRow; MR],
     ) {
-        let part = Part::new::<S, Rows<NibbleQuad<H>>>(self.span, 0..KEY_BLOCK);
-        let far = tile_prefetches::<S>(row, MR, self.rows).then(|| {
-            prefetch_distance::<S, Rows<NibbleQuad<H>>>(s, fours, self.rows, size_of::<[NibbleQuad<H>; LANES]>())
-        });
+        let part = Part::new::<S, NibbleQuad<H>>(self.span, &(0..KEY_BLOCK));
+        let far = tile_prefetches::<S>(row, MR, self.rows)
+            .then(|| prefetch_distance(s, fours, self.rows, size_of::<[NibbleQuad<H>; LANES]>()));
         // SAFETY: the caller guarantees the rows, the values, and that factors and outputs hold them.
         unsafe {
             let running = RunningRows {
@@ -202,8 +196,8 @@ impl Int4Tile<'_> {
                 0,
                 #[inline(always)]
                 |stream| {
-                    let terms =
-                        Terms { values: fours, weights: weights.as_ptr().cast(), part, far, next: None, stream };
+                    let values = ValueTerms { s, rows: fours, end: self.span.keys().end };
+                    let terms = Terms { values, weights: weights.as_ptr().cast(), part, far, next: None, stream };
                     tile::<S, _, MR, NV>(s, terms, running);
                 },
             );

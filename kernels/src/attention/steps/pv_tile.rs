@@ -13,13 +13,13 @@ use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::epilogue::{if_finite, normalised};
 use crate::attention::steps::span::Span;
 use crate::matmul::dot_tile::{self, FEW_ROWS};
-use crate::matmul::operands::MulAdd;
+use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::prefetch::{PrefetchStream, prefetches};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
-use crate::matmul::value_operand::ValueOperand;
+use crate::matmul::value_terms::{ValueTerms, offset};
 use crate::simd::{LANES, Level, Simd, Vector};
-use crate::tensor::rows::KEY_BLOCK;
+use crate::tensor::rows::{KEY_BLOCK, Rows};
 use core::ops::Range;
 
 /// Destination of a tile's sums: the running outputs of its rows, and their factors.
@@ -47,44 +47,25 @@ pub(crate) struct TileEnds {
 #[derive(Clone)]
 pub(crate) struct Part {
     pub(crate) terms: Range<usize>,
-    /// End of the span's terms.
-    pub(crate) all: usize,
-    /// True if the part is the span's first.
+    /// True if the part is the span's first, and if it is its last.
     pub(crate) first: bool,
+    pub(crate) last: bool,
 }
 
 impl Part {
     /// Returns the terms of `span` that belong to `keys`. Spans and runs start at a panel, so they start with a whole
     /// term.
     #[inline(always)]
-    pub(crate) fn new<W: Vector, R: ValueOperand<W>>(span: Span, keys: Range<usize>) -> Self {
-        let (start, end) = (span.keys().start / R::KEYS, span.keys().end.div_ceil(R::KEYS));
-        let terms = start.max(keys.start / R::KEYS)..end.min(keys.end / R::KEYS);
-        Self { first: terms.start == start, terms, all: end }
-    }
-
-    /// Returns the address from which the tile at vector `vec` prefetches its share of the values `far` terms after the
-    /// part's start, if those are evenly spaced: rows are contiguous, so the tiles of a part together prefetch all of
-    /// them, in the order of memory.
-    ///
-    /// # Safety
-    /// The values have the span's terms.
-    #[inline(always)]
-    pub(crate) unsafe fn later<W: Vector, R: ValueOperand<W>>(
-        &self,
-        values: R,
-        far: usize,
-        vec: usize,
-    ) -> Option<R::At> {
-        // SAFETY: the caller guarantees the span's terms, up to `all`.
-        let (at, evenly) = unsafe { values.later(self.terms.start + far, self.all)? };
-        (evenly >= self.terms.len()).then(|| R::offset(at, (self.terms.len() * vec * LANES * R::BYTES) as isize))
+    pub(crate) fn new<S: Simd, T: Operand<S>>(span: Span, keys: &Range<usize>) -> Self {
+        let (span, keys) = (ValueTerms::<S, T>::of_keys(&span.keys()), ValueTerms::<S, T>::of_keys(keys));
+        let terms = span.start.max(keys.start)..span.end.min(keys.end);
+        Self { first: terms.start == span.start, last: terms.end == span.end, terms }
     }
 }
 
 /// Returns the number of floats from one row of weights to the next.
-pub(crate) const fn row_floats<W: Vector, R: ValueOperand<W>>() -> usize {
-    match R::By::ROW_FLOATS {
+pub(crate) const fn row_floats<S: Simd, T: Operand<S>>() -> usize {
+    match T::By::ROW_FLOATS {
         Some(floats) => floats,
         None => SCORE_STRIDE,
     }
@@ -96,38 +77,37 @@ pub(crate) const fn row_floats<W: Vector, R: ValueOperand<W>>() -> usize {
 /// Each of `MR` rows has weights up to the part's end, two factors, and outputs for `NV` vectors, where the part before, if
 /// any, left its sums. For the values, and for rows that end, same contract as [`values`](super::pv::values).
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: usize>(
+pub(crate) unsafe fn tile<S: Simd, T: Operand<S>, const MR: usize, const NV: usize>(
     s: S,
-    terms: Terms<R, R::At>,
+    terms: Terms<S, T>,
     running: RunningRows,
 ) {
     debug_assert!(MR <= MAX_TILE_ROWS && NV <= MAX_TILE_VECS, "a tile of {MR} rows");
     debug_assert!(!terms.weights.is_null() && !running.rows.out.is_null(), "an operand is missing");
-    debug_assert!(terms.part.terms.end <= terms.part.all && terms.part.all * R::KEYS < SCORE_STRIDE, "terms outside");
+    debug_assert!(terms.part.terms.end * T::By::PRODUCTS < SCORE_STRIDE, "terms outside");
     debug_assert!(MR == 1 || running.rows.stride >= NV * LANES, "rows overlap");
-    let weights = terms.weights;
-    let (first, last) = (terms.part.first, terms.part.terms.end == terms.part.all);
-    let (mut sums, mut sum) = ([[R::By::start(s); NV]; MR], [[s.splat(0.0); NV]; MR]);
+    let (weights, Part { first, last, .. }) = (terms.weights, terms.part.clone());
+    let (mut sums, mut sum) = ([[T::By::start(s, s.splat(0.0)); NV]; MR], [[s.splat(0.0); NV]; MR]);
     // SAFETY: the caller guarantees `MR` rows of weights, factors and outputs, the values of the span's keys, and the
     // addresses of rows that end, for these columns.
     unsafe {
-        if const { R::By::RESUMES } && !first {
+        if const { T::By::RESUMES } && !first {
             running.rows.load(s, &mut sum);
             for r in 0..MR {
                 for n in 0..NV {
-                    sums[r][n] = R::By::resume(s, sum[r][n]);
+                    sums[r][n] = T::By::start(s, sum[r][n]);
                 }
             }
         }
-        terms.add_to(s, &mut sums);
+        terms.add_to(&mut sums);
         for r in 0..MR {
             for n in 0..NV {
-                sum[r][n] = R::By::total(s, weights.wrapping_add(r * row_floats::<S, R>()), sums[r][n]);
+                sum[r][n] = T::By::total(s, weights.wrapping_add(r * row_floats::<S, T>()), sums[r][n]);
             }
         }
         if last {
             running.merge(s, &mut sum);
-            if let Some(ends) = running.ends.filter(|_| const { R::ENDS && S::ENDS_ROWS }) {
+            if let Some(ends) = running.ends.filter(|_| const { T::ENDS && S::ENDS_ROWS }) {
                 return end_rows(s, &mut sum, ends);
             }
         }
@@ -157,19 +137,16 @@ impl RunningRows {
     }
 }
 
-/// Type of a tile's sums.
-type SumOf<W, R> = <<R as ValueOperand<W>>::By as MulAdd<W>>::Sum;
-
 /// Terms of a tile's sums, and memory to prefetch meanwhile.
-pub(crate) struct Terms<R, At> {
-    pub(crate) values: R,
+pub(crate) struct Terms<S, T> {
+    pub(crate) values: ValueTerms<S, T>,
     /// Weights of the tile's first row.
     pub(crate) weights: *const f32,
     pub(crate) part: Part,
     /// For few rows: distance in terms at which values are prefetched.
     pub(crate) far: Option<usize>,
     /// Instead of `far`: address from which on memory is prefetched in order.
-    pub(crate) next: Option<At>,
+    pub(crate) next: Option<[*const T; 2]>,
     /// For a tile that [`prefetches`]: memory needed later, one line with each term.
     pub(crate) stream: PrefetchStream,
 }
@@ -180,36 +157,33 @@ const SCATTERED_FAR: usize = 2 * LANES;
 /// Returns the distance in terms at which `rows` rows prefetch values: [so many](dot_tile::Later::far) bytes, where a term has
 /// `bytes`.
 #[inline(always)]
-pub(crate) fn prefetch_distance<S: Simd, R: ValueOperand<S>>(s: S, values: R, rows: usize, bytes: usize) -> usize {
+pub(crate) fn prefetch_distance<S: Simd, T: Operand<S>>(s: S, values: Rows<T>, rows: usize, bytes: usize) -> usize {
     let far = dot_tile::Later::far(s, rows) / bytes;
     // Nothing follows the last row of a table: the first rows are prefetched before, and a longer distance would leave more of
     // them.
-    if values.are_scattered() { far.min(SCATTERED_FAR / R::KEYS) } else { far }
+    if values.are_scattered() { far.min(SCATTERED_FAR / T::By::PRODUCTS) } else { far }
 }
 
 /// Values to prefetch beside evenly spaced terms: the first term, how many are evenly spaced, and by how many bytes.
-struct Later<At> {
-    at: Option<At>,
+struct Later<T> {
+    at: Option<[*const T; 2]>,
     terms: usize,
     step: isize,
 }
 
-impl<R: Copy, At: Copy> Terms<R, At> {
+impl<S: Simd, T: Operand<S>> Terms<S, T> {
     /// Adds the terms, one stretch of evenly spaced values after the other.
     ///
     /// # Safety
     /// Same contract as [`tile`].
     #[inline(always)]
-    unsafe fn add_to<S: Simd, const MR: usize, const NV: usize>(mut self, s: S, sums: &mut [[SumOf<S, R>; NV]; MR])
-    where
-        R: ValueOperand<S, At = At>,
-    {
+    unsafe fn add_to<const MR: usize, const NV: usize>(mut self, sums: &mut [[<T::By as MulAdd<S>>::Sum; NV]; MR]) {
         let Range { start: mut term, end } = self.part.terms;
-        let step = self.values.step();
+        let (s, step) = (self.values.s, self.values.step());
         while term < end {
             // SAFETY: the caller guarantees the values of the span's keys.
             let (mut at, evenly, mut later) =
-                unsafe { (self.values.at(term), self.values.evenly(term), self.later::<S, MR, NV>(term)) };
+                unsafe { (self.values.at(term), self.values.evenly(term), self.later::<MR, NV>(term)) };
             // Rows of pages are many short stretches: prefetching those to the second-level cache is faster.
             let near = MR <= FEW_ROWS && s.has_large_l1() && evenly >= KEY_BLOCK;
             let level = if near { Level::First } else { Level::Second };
@@ -217,17 +191,17 @@ impl<R: Copy, At: Copy> Terms<R, At> {
             let stop = end.min(term.saturating_add(evenly.min(later.terms)));
             for j in term..stop {
                 if let Some(later_at) = &mut later.at {
-                    for row in R::rows(*later_at) {
-                        s.prefetch_far(level, row, NV * LANES * R::ROW_BYTES);
+                    for row in &later_at[..T::ROWS] {
+                        s.prefetch_far(level, row.cast(), NV * LANES * T::COLUMN_BYTES);
                     }
-                    *later_at = R::offset(*later_at, later.step);
+                    *later_at = offset(*later_at, later.step);
                 }
                 if const { prefetches::<S>(MR, NV) } {
                     self.stream.prefetch(s);
                 }
                 // SAFETY: `at` has been counted to term `j`: terms up to `stop` lie evenly.
-                unsafe { multiply_add::<S, R, MR, NV>(s, at, self.weights, j, sums) };
-                at = R::offset(at, step);
+                unsafe { multiply_add(s, at, self.weights, j, sums) };
+                at = offset(at, step);
             }
             self.next = self.next.and(later.at);
             term = stop;
@@ -239,18 +213,15 @@ impl<R: Copy, At: Copy> Terms<R, At> {
     /// # Safety
     /// The values have the span's terms.
     #[inline(always)]
-    unsafe fn later<S: Simd, const MR: usize, const NV: usize>(&self, term: usize) -> Later<At>
-    where
-        R: ValueOperand<S, At = At>,
-    {
+    unsafe fn later<const MR: usize, const NV: usize>(&self, term: usize) -> Later<T> {
         if self.next.is_some() {
-            return Later { at: self.next, terms: usize::MAX, step: (NV * LANES * R::BYTES) as isize };
+            return Later { at: self.next, terms: usize::MAX, step: (NV * LANES * T::COLUMN_BYTES) as isize };
         }
         let step = self.values.step();
         // Where full tiles have one vector, only small tiles prefetch here: the test would cost full tiles time.
         let far = if const { S::TILE_VECS > 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS } { self.far } else { None };
-        // SAFETY: the caller guarantees the values of the span's keys, up to term `all`.
-        match far.and_then(|far| unsafe { self.values.later(term + far, self.part.all) }) {
+        // SAFETY: the caller guarantees the values of the span's keys.
+        match far.and_then(|far| unsafe { self.values.later(term + far) }) {
             Some((at, terms)) => Later { at: Some(at), terms, step },
             None => Later { at: None, terms: usize::MAX, step },
         }
@@ -262,24 +233,24 @@ impl<R: Copy, At: Copy> Terms<R, At> {
 /// # Safety
 /// `at` is the address of a term with columns for `NV` vectors; each of `MR` rows has its weight.
 #[inline(always)]
-unsafe fn multiply_add<W: Vector, R: ValueOperand<W>, const MR: usize, const NV: usize>(
-    w: W,
-    at: R::At,
+unsafe fn multiply_add<S: Simd, T: Operand<S>, const MR: usize, const NV: usize>(
+    s: S,
+    at: [*const T; 2],
     weights: *const f32,
     term: usize,
-    sums: &mut [[SumOf<W, R>; NV]; MR],
+    sums: &mut [[<T::By as MulAdd<S>>::Sum; NV]; MR],
 ) {
     // SAFETY: vector 0 of the term.
-    let mut value = [unsafe { R::y(w, at, 0) }; NV];
+    let mut value = [unsafe { T::y(s, at, 0) }; NV];
     for n in 0..NV {
         // SAFETY: vector `n < NV` of the term.
-        value[n] = unsafe { R::y(w, at, n * W::LANES) };
+        value[n] = unsafe { T::y(s, at, n) };
     }
     for r in 0..MR {
         // SAFETY: row `r < MR` has a weight for the term.
-        let weight = unsafe { R::By::x(w, weights.add(r * row_floats::<W, R>()), term) };
+        let weight = unsafe { T::By::x(s, weights.add(r * row_floats::<S, T>()), term) };
         for n in 0..NV {
-            sums[r][n] = R::By::fma(w, weight, value[n], sums[r][n]);
+            sums[r][n] = T::By::fma(s, weight, value[n], sums[r][n]);
         }
     }
 }

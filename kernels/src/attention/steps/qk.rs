@@ -10,6 +10,7 @@ use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::score_passes::AnyColumns;
 use crate::attention::steps::span::Span;
 use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
+use crate::matmul::operands::MulAdd;
 use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, tile_prefetches};
 use crate::simd::{FIRST, LANES, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
 use crate::tensor::any::AnyPanels;
@@ -175,8 +176,8 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: &mut Scores<'_, 
     assert!(!a.keys.are_scattered() || rows <= READING_ROWS, "many rows read panels side by side");
     // Rows of pages, which tiles do not prefetch, are read more slowly two panels at a time; scattered panels are read one
     // by one.
-    let few = if matches!(a.later, Some(LaterKeys::InOrder { .. })) { T::FEW_VECS } else { 1 };
-    let vecs = dot_tile::panels(s, rows, [few, T::VECS]);
+    let few = if matches!(a.later, Some(LaterKeys::InOrder { .. })) { T::By::DOT_VECS[0] } else { 1 };
+    let vecs = dot_tile::panels(s, rows, [few, T::By::DOT_VECS[1]]);
     let Scores { queries, keys, ref panels, spans, head_dim, scale, next_bias, later, .. } = *a;
     let out = a.out.as_mut_ptr();
     let (first_panel, panels_of_keys) = (panels.start, panels.len());
@@ -191,15 +192,17 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(s: S, a: &mut Scores<'_, 
     // caller guarantees that queries and keys are readable.
     walk.for_each_strip::<S>(|walk, strip| unsafe {
         match level {
-            NO_LEVEL => by_tile_vecs!(strip.vecs, most const { T::VECS }, |NV| s.vectorize(
+            NO_LEVEL => by_tile_vecs!(strip.vecs, most const { T::By::DOT_VECS[1] }, |NV| s.vectorize(
                 #[inline(always)]
                 || strip_scores::<S, T, NV, NO_LEVEL>(s, walk, strip, operands)
             )),
-            FIRST if const { S::MAY_HAVE_LARGE_L1 } => by_tile_vecs!(strip.vecs, most const { T::FEW_VECS }, |NV| s
-            .vectorize(
-                #[inline(always)]
-                || strip_scores::<S, T, NV, FIRST>(s, walk, strip, operands)
-            )),
+            FIRST if const { S::MAY_HAVE_LARGE_L1 } => {
+                by_tile_vecs!(strip.vecs, most const { T::By::DOT_VECS[0] }, |NV| s
+                .vectorize(
+                    #[inline(always)]
+                    || strip_scores::<S, T, NV, FIRST>(s, walk, strip, operands)
+                ))
+            }
             SECOND => s.vectorize(
                 #[inline(always)]
                 || strip_scores::<S, T, 1, SECOND>(s, walk, strip, operands),
@@ -269,7 +272,7 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
                 let later = a.later.filter(|_| tile_prefetches::<S>(first_row, rows, all));
                 let tile = Tile {
                     rows: a.queries.as_ptr().add(first_row),
-                    panels: if scattered { a.keys.at(n) } else { keys.add(n * d * LANES) },
+                    panels: if scattered { a.keys.at(n) } else { keys.add(n * d * T::ROWS * LANES) },
                     depth: d,
                     out: a.out.add(first_row * SCORE_STRIDE + panel * LANES),
                     stride: SCORE_STRIDE,

@@ -1,12 +1,13 @@
 //! Tests of sums of int4 values and weights as bytes, against plain integers.
 
 use super::*;
-use crate::attention::steps::pv_int4::{ByteRow, Int4Tile, most_rows};
+use crate::attention::steps::pv_int4::{ByteRow, Int4Tile};
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::{ValueLayout, ValueOrder, ValuePanels};
 use crate::matmul::byte_weights::{CENTRES, ROW_FLOATS, UNIT};
 use crate::matmul::int4::{BLOCK, Int4};
 use crate::matmul::int8::QUAD;
+use crate::matmul::operands::{Int4Fours, MulAdd};
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_part};
 use crate::simd::aligned::elements_mut;
 use crate::simd::{Int8Dot, Int8DotWork, Simd};
@@ -31,8 +32,8 @@ impl Int8DotWork for Multiply<'_> {
         tile.check();
         let mut row = 0;
         while row < tile.rows {
-            let here = next_part(tile.rows - row, most_rows::<S>());
-            by_tile_rows!(here, most most_rows::<S>(), |MR| {
+            let here = next_part(tile.rows - row, <Int4Fours as MulAdd<S>>::TILE_ROWS);
+            by_tile_rows!(here, most <Int4Fours as MulAdd<S>>::TILE_ROWS, |MR| {
                 let weights = weights[row..].first_chunk::<MR>().expect("as many rows");
                 // SAFETY: there are these rows, and the block's values for every key.
                 s.vectorize(
