@@ -1,7 +1,7 @@
 //! Int8 steps one by one, for tests and benchmarks.
 
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv::{ValueSums, Values};
 use crate::attention::steps::pv_int8;
 use crate::attention::steps::qk_int8::Scores;
 use crate::attention::steps::score_passes::ScoreBlock;
@@ -244,9 +244,9 @@ impl Cache {
                     let values = &values[..here.div_ceil(QUAD) * width];
                     // SAFETY: `values` holds `here` rows of whole vectors, in fours; weights were rounded just now.
                     unsafe {
-                        s.with_int8_dot(Values {
+                        let values = Rows::strided(values.as_ptr(), width as isize, 1);
+                        let sums = &mut ValueSums {
                             weights: &block,
-                            values: Rows::strided(values.as_ptr(), width as isize, 1),
                             cols: width,
                             spans: &spans,
                             rows,
@@ -257,7 +257,8 @@ impl Cache {
                             out_stride: width,
                             ends: None,
                             prefetch: &mut PrefetchQueue::nothing(),
-                        });
+                        };
+                        s.with_int8_dot(Values { values, sums });
                     }
                 }
             }

@@ -10,7 +10,7 @@ pub use crate::nn::elementwise::exp_in_place as exp;
 
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::key_sums::{self, KeySums};
-use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv::ValueSums;
 use crate::attention::steps::qk::Scores;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
@@ -256,11 +256,11 @@ impl Bench {
             }
             // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.
             Step::Values => unsafe {
+                let values = Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1));
                 by_rows::values(
                     s,
-                    Values {
+                    &mut ValueSums {
                         weights: self.scores.floats(),
-                        values: Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1)),
                         cols: d,
                         spans: &spans,
                         rows,
@@ -272,6 +272,7 @@ impl Bench {
                         ends: None,
                         prefetch: &mut PrefetchQueue::nothing(),
                     },
+                    values,
                 );
             },
             // SAFETY: `q` holds `rows` rows of `head_dim`, whole vectors.

@@ -13,7 +13,7 @@ use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::by_rows;
 use crate::attention::steps::dropout::{self, Kept};
 use crate::attention::steps::key_sums::{self, KeySums};
-use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv::ValueSums;
 use crate::attention::steps::qk::Scores;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::softmax_backward::{self, SavedRow};
@@ -234,9 +234,8 @@ impl<S: Simd> Column<'_, S> {
     ) {
         // SAFETY: the caller guarantees the row block's memory, of which nothing is borrowed.
         let memory = unsafe { self.memory_of(task) };
-        let values = Values {
+        let mut sums = ValueSums {
             weights: own.gradients,
-            values: keys.rows,
             cols: task.tiling.head_dim,
             spans: tile.spans,
             rows: rows_of(task),
@@ -249,7 +248,7 @@ impl<S: Simd> Column<'_, S> {
             prefetch: &mut tile.prefetch,
         };
         // SAFETY: the caller guarantees the column's keys, rows of whole vectors.
-        unsafe { by_rows::values(task.s, values) };
+        unsafe { by_rows::values(task.s, &mut sums, keys.rows) };
     }
 
     /// Adds the gradients of bias and slopes: all that a row's keys add to.

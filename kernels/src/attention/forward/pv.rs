@@ -5,7 +5,7 @@ use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::tiling::{Regions, SCORE_STRIDE};
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
 use crate::attention::steps::epilogue::RowBlockEnds;
-use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv::{ValueSums, Values};
 use crate::attention::steps::{bf16, by_rows, softmax};
 use crate::kv::key_block::{BlockValues, Run};
 use crate::kv::value_panels::WINDOW;
@@ -109,9 +109,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     ) {
         let (task, stride) = (self.task, self.task.tiling.width());
         let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
-        let values = Values {
+        let mut sums = ValueSums {
             weights: scores,
-            values: (),
             cols: run.cols,
             spans: self.spans,
             rows: row_block.len(),
@@ -124,7 +123,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             prefetch: &mut self.prefetch,
         };
         // SAFETY: spans end inside the block; rows that end are this row block's.
-        unsafe { values_of_rows(task, values, rows) }
+        unsafe { add_values(task, &mut sums, rows) }
     }
 
     /// Accumulates the P·V of a run of columns with non-finite values handled, a tile of rows at a time: computes the
@@ -146,9 +145,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let here = tile * S::TILE_ROWS..row_block.len().min((tile + 1) * S::TILE_ROWS);
             let part = &mut part[..here.len() * width];
             part.fill(0.0);
-            let values = Values {
+            let mut sums = ValueSums {
                 weights: &self.regions.scores[here.start * SCORE_STRIDE..],
-                values: (),
                 cols: width,
                 spans: &self.spans[tile..=tile],
                 rows: here.len(),
@@ -162,7 +160,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             };
             // SAFETY: the caller guarantees whole vectors for the rows of the block; the span ends inside the block,
             // and no row ends here.
-            unsafe { values_of_rows(task, values, rows) }
+            unsafe { add_values(task, &mut sums, rows) }
             let mut sums = TileSums { rows: here.clone(), weights: self.regions.scores, sums: part };
             self.mark_nan_weights(width, &mut sums);
             if let Some(visible) = visible {
@@ -216,13 +214,13 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
 /// # Safety
 /// Same contract as [`by_rows::values`], for these rows, or pairs of them.
 #[inline(always)]
-unsafe fn values_of_rows<S: Simd>(task: &AttentionTask<'_, S>, mut values: Values<'_, ()>, rows: AnyRows) {
+unsafe fn add_values<S: Simd>(task: &AttentionTask<'_, S>, sums: &mut ValueSums<'_>, rows: AnyRows) {
     let native = task.native_values();
     // SAFETY: the caller guarantees the step's contract.
     unsafe {
         match rows {
-            Typed::Bf16(rows) if native => task.s.with_bf16_dot(values.of(rows.cast::<HalfPair>())),
-            rows => by_rows::values(task.s, values.of(rows)),
+            Typed::Bf16(rows) if native => task.s.with_bf16_dot(Values { values: rows.cast::<HalfPair>(), sums }),
+            rows => by_rows::values(task.s, sums, rows),
         }
     }
 }

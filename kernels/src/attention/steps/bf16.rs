@@ -34,12 +34,12 @@ impl Bf16DotWork for Scores<'_, PairPanels> {
 }
 
 /// Same contract as [`values`], with rounded weights.
-impl Bf16DotWork for Values<'_, Rows<HalfPair>> {
+impl Bf16DotWork for Values<'_, '_, Rows<HalfPair>> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Bf16Dot>(mut self, s: S) {
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
         // SAFETY: the caller guarantees the contract of `values`.
-        unsafe { values(s, &mut self) }
+        unsafe { values(s, self.sums, self.values) }
     }
 }
 

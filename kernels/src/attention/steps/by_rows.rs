@@ -1,11 +1,11 @@
 //! Scores and P·V of float keys and values: the loop for many rows or the one for few.
 
-use crate::attention::steps::pv::{self, Values};
+use crate::attention::steps::pv::{self, ValueSums};
 use crate::attention::steps::qk::{self, Scores};
 use crate::attention::steps::{pv_many, qk_many};
 use crate::matmul::prefetch::READING_ROWS;
 use crate::simd::Simd;
-use crate::tensor::any::Typed;
+use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::rows::Rows;
 
 /// Returns true if the time of `rows` rows is that of arithmetic, for which there are loops of their own over columns that
@@ -33,13 +33,13 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, mut a: Scores<'_>) {
 ///
 /// # Safety
 /// Same contract as [`pv::values`].
-pub(crate) unsafe fn values<S: Simd>(s: S, mut a: Values<'_>) {
+pub(crate) unsafe fn values<S: Simd>(s: S, a: &mut ValueSums<'_>, values: AnyRows) {
     // SAFETY: same contract.
     unsafe {
-        match a.values {
-            Typed::F32(rows) if are_many(a.rows, rows) => pv_many::values(s, &mut a.of(rows)),
+        match values {
+            Typed::F32(rows) if are_many(a.rows, rows) => pv_many::values(s, a, rows),
             // Few rows: more have them side by side, as floats.
-            rows => by_type!(Typed, rows, |rows| pv::values(s, &mut a.of(rows))),
+            rows => by_type!(Typed, rows, |rows| pv::values(s, a, rows)),
         }
     }
 }

@@ -8,7 +8,7 @@
 //! ```
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::pv_tile::{Part, RunningRows, Terms, prefetch_distance, tile};
+use crate::attention::steps::pv_tile::{RunningRows, Terms, prefetch_distance, tile};
 use crate::attention::steps::span::Span;
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::ValuePanels;
@@ -176,7 +176,6 @@ impl Int4Tile<'_> {
         fours: Rows<NibbleQuad<H>>,
         weights: &[ByteRow; MR],
     ) {
-        let part = Part::new::<S, NibbleQuad<H>>(self.span, &(0..KEY_BLOCK));
         let far = tile_prefetches::<S>(row, MR, self.rows)
             .then(|| prefetch_distance(s, fours, self.rows, size_of::<[NibbleQuad<H>; LANES]>()));
         // SAFETY: the caller guarantees the rows, the values, and that factors and outputs hold them.
@@ -196,8 +195,8 @@ impl Int4Tile<'_> {
                 0,
                 #[inline(always)]
                 |stream| {
-                    let values = ValueTerms { s, rows: fours, end: self.span.keys().end };
-                    let terms = Terms { values, weights: weights.as_ptr().cast(), part, far, next: None, stream };
+                    let values = ValueTerms::new(s, fours, &self.span.keys(), &(0..KEY_BLOCK));
+                    let terms = Terms { values, weights: weights.as_ptr().cast(), far, next: None, stream };
                     tile::<S, _, MR, NV>(s, terms, running);
                 },
             );

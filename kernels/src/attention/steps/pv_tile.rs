@@ -11,7 +11,6 @@
 
 use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::epilogue::{if_finite, normalised};
-use crate::attention::steps::span::Span;
 use crate::matmul::dot_tile::{self, FEW_ROWS};
 use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::prefetch::{PrefetchStream, prefetches};
@@ -43,26 +42,6 @@ pub(crate) struct TileEnds {
     pub(crate) finite: *mut f32,
 }
 
-/// Terms of a span that a tile computes at a time.
-#[derive(Clone)]
-pub(crate) struct Part {
-    pub(crate) terms: Range<usize>,
-    /// True if the part is the span's first, and if it is its last.
-    pub(crate) first: bool,
-    pub(crate) last: bool,
-}
-
-impl Part {
-    /// Returns the terms of `span` that belong to `keys`. Spans and runs start at a panel, so they start with a whole
-    /// term.
-    #[inline(always)]
-    pub(crate) fn new<S: Simd, T: Operand<S>>(span: Span, keys: &Range<usize>) -> Self {
-        let (span, keys) = (ValueTerms::<S, T>::of_keys(&span.keys()), ValueTerms::<S, T>::of_keys(keys));
-        let terms = span.start.max(keys.start)..span.end.min(keys.end);
-        Self { first: terms.start == span.start, last: terms.end == span.end, terms }
-    }
-}
-
 /// Returns the number of floats from one row of weights to the next.
 pub(crate) const fn row_floats<S: Simd, T: Operand<S>>() -> usize {
     match T::By::ROW_FLOATS {
@@ -84,9 +63,9 @@ pub(crate) unsafe fn tile<S: Simd, T: Operand<S>, const MR: usize, const NV: usi
 ) {
     debug_assert!(MR <= MAX_TILE_ROWS && NV <= MAX_TILE_VECS, "a tile of {MR} rows");
     debug_assert!(!terms.weights.is_null() && !running.rows.out.is_null(), "an operand is missing");
-    debug_assert!(terms.part.terms.end * T::By::PRODUCTS < SCORE_STRIDE, "terms outside");
+    debug_assert!(terms.values.terms.end * T::By::PRODUCTS < SCORE_STRIDE, "terms outside");
     debug_assert!(MR == 1 || running.rows.stride >= NV * LANES, "rows overlap");
-    let (weights, Part { first, last, .. }) = (terms.weights, terms.part.clone());
+    let (weights, first, last) = (terms.weights, terms.values.are_first(), terms.values.are_last());
     let (mut sums, mut sum) = ([[T::By::start(s, s.splat(0.0)); NV]; MR], [[s.splat(0.0); NV]; MR]);
     // SAFETY: the caller guarantees `MR` rows of weights, factors and outputs, the values of the span's keys, and the
     // addresses of rows that end, for these columns.
@@ -142,7 +121,6 @@ pub(crate) struct Terms<S, T> {
     pub(crate) values: ValueTerms<S, T>,
     /// Weights of the tile's first row.
     pub(crate) weights: *const f32,
-    pub(crate) part: Part,
     /// For few rows: distance in terms at which values are prefetched.
     pub(crate) far: Option<usize>,
     /// Instead of `far`: address from which on memory is prefetched in order.
@@ -178,7 +156,7 @@ impl<S: Simd, T: Operand<S>> Terms<S, T> {
     /// Same contract as [`tile`].
     #[inline(always)]
     unsafe fn add_to<const MR: usize, const NV: usize>(mut self, sums: &mut [[<T::By as MulAdd<S>>::Sum; NV]; MR]) {
-        let Range { start: mut term, end } = self.part.terms;
+        let Range { start: mut term, end } = self.values.terms;
         let (s, step) = (self.values.s, self.values.step());
         while term < end {
             // SAFETY: the caller guarantees the values of the span's keys.
