@@ -6,6 +6,7 @@ use crate::attention::call::tiling::{Regions, SCORE_STRIDE};
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::pv::{ValueSums, Values};
+use crate::attention::steps::pv_int4::Int4Values;
 use crate::attention::steps::{bf16, by_rows, softmax};
 use crate::kv::key_block::{BlockValues, Run};
 use crate::kv::value_panels::WINDOW;
@@ -57,7 +58,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             },
             // SAFETY: as above.
             BlockValues::Int4 { values, numbers } => unsafe {
-                return self.accumulate_pv_int4(values, numbers, row_block);
+                return self.accumulate_pv_int4(Int4Values { panels: values, numbers }, row_block);
             },
             _ => {}
         }
