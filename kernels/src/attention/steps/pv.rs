@@ -14,7 +14,7 @@ use crate::attention::steps::epilogue::ColumnEnds;
 use crate::attention::steps::pv_tile::{RunningRows, Terms, TileEnds, prefetch_distance, row_floats, tile};
 use crate::attention::steps::span::Span;
 use crate::matmul::operands::{MulAdd, Operand};
-use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, prefetches, tile_prefetches};
+use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, tile_prefetches};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::next_part;
 use crate::matmul::value_terms::ValueTerms;
@@ -220,14 +220,8 @@ unsafe fn accumulate_tile<S: Simd, T: Operand<S>, const NV: usize>(
         let weights = a.weights.as_ptr().add(row * row_floats::<S, T>());
         let far = tile_prefetches::<S>(row, rows, a.rows).then_some(reading.far);
         let next = far.filter(|_| reading.in_order).and_then(|far| values.next_in_order(far, first_vec));
-        a.prefetch.beside(
-            s,
-            if prefetches::<S>(rows, NV) { values.terms.len() } else { 0 },
-            #[inline(always)]
-            |stream| {
-                let terms = Terms { values, weights, far, next, stream };
-                by_tile_rows!(rows, most T::By::TILE_ROWS, |MR| tile::<S, T, MR, NV>(s, terms, running));
-            },
-        );
+        let terms = Terms { values, weights, far, next };
+        by_tile_rows!(rows, most T::By::TILE_ROWS, |MR| tile::<S, T, MR, NV>(s, terms, running));
     }
+    a.prefetch.fetch(s);
 }

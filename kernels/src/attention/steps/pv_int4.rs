@@ -169,17 +169,11 @@ impl Values<'_, '_, Int4Values> {
         // SAFETY: the caller guarantees the rows, the values, and that factors and outputs hold them.
         unsafe {
             let running = self.sums.running(row, vec);
-            self.sums.prefetch.beside(
-                s,
-                0,
-                #[inline(always)]
-                |stream| {
-                    let values = ValueTerms::new(s, fours, &span.keys(), &(0..KEY_BLOCK));
-                    let terms = Terms { values, weights: weights.as_ptr().cast(), far, next: None, stream };
-                    tile::<S, _, MR, NV>(s, terms, running);
-                },
-            );
+            let values = ValueTerms::new(s, fours, &span.keys(), &(0..KEY_BLOCK));
+            let terms = Terms { values, weights: weights.as_ptr().cast(), far, next: None };
+            tile::<S, _, MR, NV>(s, terms, running);
         }
+        self.sums.prefetch.fetch(s);
     }
 }
 

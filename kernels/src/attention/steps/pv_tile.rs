@@ -13,7 +13,6 @@ use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::epilogue::{if_finite, normalised};
 use crate::matmul::dot_tile::{self, FEW_ROWS};
 use crate::matmul::operands::{MulAdd, Operand};
-use crate::matmul::prefetch::{PrefetchStream, prefetches};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::matmul::value_terms::{ValueTerms, offset};
@@ -125,8 +124,6 @@ pub(crate) struct Terms<S, T> {
     pub(crate) far: Option<usize>,
     /// Instead of `far`: address from which on memory is prefetched in order.
     pub(crate) next: Option<[*const T; 2]>,
-    /// For a tile that [`prefetches`]: memory needed later, one line with each term.
-    pub(crate) stream: PrefetchStream,
 }
 
 /// Largest distance in keys at which values in pages are prefetched.
@@ -173,9 +170,6 @@ impl<S: Simd, T: Operand<S>> Terms<S, T> {
                         s.prefetch_far(level, row.cast(), NV * LANES * T::COLUMN_BYTES);
                     }
                     *later_at = offset(*later_at, later.step);
-                }
-                if const { prefetches::<S>(MR, NV) } {
-                    self.stream.prefetch(s);
                 }
                 // SAFETY: `at` has been counted to term `j`: terms up to `stop` lie evenly.
                 unsafe { multiply_add(s, at, self.weights, j, sums) };
