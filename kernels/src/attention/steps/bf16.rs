@@ -1,8 +1,9 @@
 //! Steps over pairs of bfloat16, on machines that multiply pairs: see `matmul/bf16_pairs.rs`.
 
 use crate::attention::steps::pv::{Values, values};
-use crate::attention::steps::qk::{Scores, scores};
+use crate::attention::steps::qk::{FloatKeys, FloatQueries, scores};
 use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::score_run::Scores;
 use crate::attention::steps::softmax::{SoftmaxState, WeightForm, softmax};
 use crate::matmul::operands::HalfPair;
 use crate::simd::exp::ForBf16;
@@ -19,15 +20,16 @@ pub(crate) enum PairPanels {
 }
 
 /// Same contract as [`scores`], with queries as pairs.
-impl Bf16DotWork for Scores<'_, PairPanels> {
+impl Bf16DotWork for Scores<'_, '_, FloatQueries<'_>, FloatKeys<PairPanels>> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Bf16Dot>(mut self, s: S) {
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
+        let Self { run, queries, keys: FloatKeys { panels, later } } = self;
         // SAFETY: the caller guarantees the contract of `scores` for these keys.
         unsafe {
-            match self.keys {
-                PairPanels::Packed(keys) => scores(s, &mut self.of(keys)),
-                PairPanels::Apart(keys) => scores(s, &mut self.of(keys)),
+            match panels {
+                PairPanels::Packed(panels) => scores(s, run, queries, FloatKeys { panels, later }),
+                PairPanels::Apart(panels) => scores(s, run, queries, FloatKeys { panels, later }),
             }
         }
     }

@@ -210,7 +210,7 @@ unsafe fn accumulate_tile<S: Simd, T: Operand<S>, const NV: usize>(
     values: ValueTerms<S, T>,
     strip: &Strip<T>,
 ) {
-    // Opaque, as in `Walk::for_each_tile`.
+    // Opaque, as in `ScoreRun::for_each_tile`.
     let (s, row, rows) = (values.s, black_box(rows.start), rows.len());
     let Strip { first_vec, reading, .. } = *strip;
     // SAFETY: `row + rows ≤ a.rows`, the vectors are some of those of `a`, and spans end inside a block, so what was checked
