@@ -93,29 +93,21 @@ struct Round<'a>(ScoreBlock<'a>);
 impl Bf16DotWork for Round<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Bf16Dot>(self, s: S) {
+    unsafe fn run<S: Bf16Dot>(mut self, s: S) {
         s.vectorize(
             #[inline(always)]
-            || self.round(s),
-        );
-    }
-}
-
-impl Round<'_> {
-    #[inline(always)]
-    fn round<S: Bf16Dot>(mut self, s: S) {
-        self.0.for_each_row(
-            s,
-            #[inline(always)]
-            |_, panels, weights| {
-                for panel in panels {
-                    // SAFETY: a panel of the row is read, and its pairs are written to the first half of the row, over
-                    // weights that have been read already or belong to no key of the span.
-                    unsafe {
-                        let v = s.load(weights.add(panel * LANES));
-                        Pairs::store(s, weights, panel, v);
-                    }
-                }
+            || {
+                self.0.for_each_row(
+                    s,
+                    #[inline(always)]
+                    |_, panels, weights| {
+                        for panel in panels {
+                            // SAFETY: a panel of the row is read, and its pairs are written to the first half of the row, over
+                            // weights that have been read already or belong to no key of the span.
+                            unsafe { Pairs::store(s, weights, panel, s.load(weights.add(panel * LANES))) };
+                        }
+                    },
+                );
             },
         );
     }

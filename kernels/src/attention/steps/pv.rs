@@ -11,7 +11,7 @@
 //! hold nothing else yet.
 
 use crate::attention::steps::epilogue::ColumnEnds;
-use crate::attention::steps::pv_tile::{RunningRows, Terms, TileEnds, prefetch_distance, row_floats, tile};
+use crate::attention::steps::pv_tile::{RunningRows, Terms, prefetch_distance, row_floats, tile};
 use crate::attention::steps::span::Span;
 use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, tile_prefetches};
@@ -149,13 +149,13 @@ pub(crate) unsafe fn values<S: Simd, T: Operand<S>>(s: S, a: &mut ValueSums<'_>,
     }
 }
 
-impl ValueSums<'_> {
+impl<'a> ValueSums<'a> {
     /// Returns the running outputs of the rows from `row` on, from the vector `vec` on.
     ///
     /// # Safety
     /// The operands were [checked](Self::check), and have the row and the vector.
     #[inline(always)]
-    pub(crate) unsafe fn running(&mut self, row: usize, vec: usize) -> RunningRows {
+    pub(crate) unsafe fn running(&mut self, row: usize, vec: usize) -> RunningRows<'a> {
         // SAFETY: factors, outputs and ends hold the row, as was checked.
         unsafe {
             RunningRows {
@@ -166,13 +166,7 @@ impl ValueSums<'_> {
                     stride: self.out_stride,
                 },
                 fresh: self.fresh,
-                ends: self.ends.map(|ends| TileEnds {
-                    factors: ends.factors.as_ptr().add(row),
-                    rows: ends.rows.as_ptr().add(row),
-                    first: ends.first + vec * LANES,
-                    past: ends.past,
-                    finite: ends.finite.as_ptr().cast(),
-                }),
+                ends: self.ends.map(|ends| ends.from(row, vec * LANES)),
             }
         }
     }

@@ -10,7 +10,7 @@
 //! ```
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::epilogue::{if_finite, normalised};
+use crate::attention::steps::epilogue::{ColumnEnds, if_finite, normalised};
 use crate::matmul::dot_tile::{self, FEW_ROWS};
 use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::tile_rows::TileRows;
@@ -22,23 +22,13 @@ use core::ops::Range;
 
 /// Destination of a tile's sums: the running outputs of its rows, and their factors.
 #[derive(Clone, Copy)]
-pub(crate) struct RunningRows {
+pub(crate) struct RunningRows<'a> {
     pub(crate) rescale_prev: *const f32,
     pub(crate) rescale_block: *const f32,
     pub(crate) rows: TileRows,
     pub(crate) fresh: bool,
-    pub(crate) ends: Option<TileEnds>,
-}
-
-/// Factors and addresses of a tile's rows that end, in columns `first..past`: see
-/// [`ColumnEnds`](crate::attention::steps::epilogue::ColumnEnds).
-#[derive(Clone, Copy)]
-pub(crate) struct TileEnds {
-    pub(crate) factors: *const (f32, f32),
-    pub(crate) rows: *const *mut f32,
-    pub(crate) first: usize,
-    pub(crate) past: usize,
-    pub(crate) finite: *mut f32,
+    /// Factors and addresses of the rows, from the tile's first column on, if they end.
+    pub(crate) ends: Option<ColumnEnds<'a>>,
 }
 
 /// Returns the number of floats from one row of weights to the next.
@@ -58,7 +48,7 @@ pub(crate) const fn row_floats<S: Simd, T: Operand<S>>() -> usize {
 pub(crate) unsafe fn tile<S: Simd, T: Operand<S>, const MR: usize, const NV: usize>(
     s: S,
     terms: Terms<S, T>,
-    running: RunningRows,
+    running: RunningRows<'_>,
 ) {
     debug_assert!(MR <= MAX_TILE_ROWS && NV <= MAX_TILE_VECS, "a tile of {MR} rows");
     debug_assert!(!terms.weights.is_null() && !running.rows.out.is_null(), "an operand is missing");
@@ -93,7 +83,7 @@ pub(crate) unsafe fn tile<S: Simd, T: Operand<S>, const MR: usize, const NV: usi
     }
 }
 
-impl RunningRows {
+impl RunningRows<'_> {
     /// Merges the running outputs into the sums of a block: `sum ← out·rescale_prev + sum·rescale_block`.
     ///
     /// # Safety
@@ -236,12 +226,12 @@ unsafe fn multiply_add<S: Simd, T: Operand<S>, const MR: usize, const NV: usize>
 pub(crate) unsafe fn end_rows<W: Vector, const MR: usize, const NV: usize>(
     w: W,
     rows: &mut [[W::V; NV]; MR],
-    ends: TileEnds,
+    ends: ColumnEnds<'_>,
 ) {
     let mut finite = w.splat(0.0);
     for r in 0..MR {
         // SAFETY: row `r < MR` has factors.
-        let (high, low) = unsafe { *ends.factors.add(r) };
+        let (high, low) = unsafe { *ends.factors.get_unchecked(r) };
         let mut found = w.splat(0.0);
         for n in 0..NV {
             found = if_finite(w, rows[r][n], found);
@@ -249,14 +239,15 @@ pub(crate) unsafe fn end_rows<W: Vector, const MR: usize, const NV: usize>(
         }
         finite = w.add(finite, found);
     }
-    // SAFETY: `ends.finite` is sixteen floats.
-    unsafe { w.store(ends.finite, w.add(w.load(ends.finite), finite)) };
+    let found = ends.finite.as_ptr().cast();
+    // SAFETY: sixteen floats of a cell, of which nothing is borrowed.
+    unsafe { w.store(found, w.add(w.load(found), finite)) };
     // Tested once: inside the loop, the test would keep the loop from being unrolled and the rows out of registers.
     if ends.first + NV * W::LANES <= ends.past {
         for r in 0..MR {
             for n in 0..NV {
                 // SAFETY: row `r < MR` has these columns.
-                unsafe { w.store((*ends.rows.add(r)).add(ends.first + n * W::LANES), rows[r][n]) };
+                unsafe { w.store(ends.rows.get_unchecked(r).add(ends.first + n * W::LANES), rows[r][n]) };
             }
         }
         return;
@@ -265,7 +256,9 @@ pub(crate) unsafe fn end_rows<W: Vector, const MR: usize, const NV: usize>(
         for n in 0..NV {
             let first = ends.first + n * W::LANES;
             // SAFETY: row `r < MR` has the columns that are left up to `past`.
-            unsafe { w.store_first((*ends.rows.add(r)).add(first), rows[r][n], W::LANES.min(ends.past - first)) };
+            unsafe {
+                w.store_first(ends.rows.get_unchecked(r).add(first), rows[r][n], W::LANES.min(ends.past - first))
+            };
         }
     }
 }

@@ -207,7 +207,7 @@ impl<C: KeyCode> Tile<C> {
         if LEVEL != NO_LEVEL {
             s.prefetch_pages(const { Level::of(LEVEL) }, later.of(0, 0), NV * loads * 4 * LANES);
         }
-        let mut scores = [[C::none(s); NV]; MR];
+        let mut scores = [[s.splat(0.0); NV]; MR];
         for block in 0..blocks {
             let mut sums = [[s.start(0); NV]; MR];
             for r in 0..MR {

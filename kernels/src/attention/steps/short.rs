@@ -101,19 +101,15 @@ unsafe fn tile<S: Simd, const R: usize>(
 /// As [`attend`], for these rows.
 #[inline(always)]
 unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize) -> [S::V; R] {
-    /// Sixteen bytes for keys, then sixteen for padding.
-    const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
     let queries: &[*const f32; R] = a.queries[first..].first_chunk().expect("as many rows");
     let keys = Columns { first: a.packed.as_ptr(), step: LANES as isize, apart: 0 };
     let mut scores = [[s.splat(0.0); 1]; R];
     // SAFETY: the queries have the depth, as the caller guarantees, and so have the packed keys, as `attend` asserts.
     unsafe { Chains::new::<S>(a.head_dim).dot_products(s, queries, keys, &mut scores) };
-    let there = &KEYS.as_flattened()[LANES - a.keys..][..LANES];
-    let mut visible = [s.splat(0.0); R];
+    let (there, hidden) = (u16::MAX >> (LANES - a.keys), s.splat(f32::NEG_INFINITY));
+    let mut visible = [hidden; R];
     for r in 0..R {
-        let scaled = s.mul(scores[r][0], s.splat(a.scale));
-        // SAFETY: `there` is sixteen bytes.
-        visible[r] = unsafe { s.select_bytes(there.as_ptr(), s.splat(f32::NEG_INFINITY), scaled) };
+        visible[r] = s.select_bits(there, hidden, s.mul(scores[r][0], s.splat(a.scale)));
     }
     visible
 }
