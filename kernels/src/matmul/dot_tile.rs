@@ -206,7 +206,7 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
             add_chain(s, one, two);
         }
         // SAFETY: the caller guarantees `out`.
-        unsafe { totals.store(s, one, |n, total| if last == depth { finish(n, total) } else { total }) };
+        unsafe { totals.store_as(s, one, |n, total| if last == depth { finish(n, total) } else { total }) };
         if last == depth {
             return;
         }

@@ -21,6 +21,18 @@ pub(crate) struct TermRows<const MR: usize> {
     pub(crate) step: usize,
 }
 
+impl<const MR: usize> TermRows<MR> {
+    /// Makes rows `apart` floats apart. The addresses wrap: only those of the tile may be used.
+    #[inline(always)]
+    pub(crate) fn strided(first: *const f32, apart: usize, step: usize) -> Self {
+        let mut at = [first; MR];
+        for r in 0..MR {
+            at[r] = first.wrapping_add(r * apart);
+        }
+        Self { at, step }
+    }
+}
+
 /// Columns of a tile: vector `n` of term `i` lies at `first + i · step + n · apart`.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns {

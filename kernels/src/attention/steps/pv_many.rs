@@ -119,11 +119,7 @@ unsafe fn accumulate<S: Simd, W: Vector, const MR: usize, const NV: usize>(
     // SAFETY: checked: weights, factors, outputs and ends hold every row; the caller guarantees values and ends.
     unsafe {
         let weights = a.weights.as_ptr().add(row * SCORE_STRIDE);
-        let at = core::array::from_fn(
-            #[inline(always)]
-            |r| weights.add(r * SCORE_STRIDE),
-        );
-        let rows = TermRows::<MR> { at, step: 1 };
+        let rows = TermRows::<MR>::strided(weights, SCORE_STRIDE, 1);
         let first = values.at(0).wrapping_add(vec * LANES);
         let columns = Columns { first, step: values.step(), apart: W::LANES };
         let mut sums = [[w.splat(0.0); NV]; MR];
@@ -134,12 +130,7 @@ unsafe fn accumulate<S: Simd, W: Vector, const MR: usize, const NV: usize>(
         running.merge(w, &mut sums);
         match running.ends {
             Some(ends) if S::ENDS_ROWS => end_rows(w, &mut sums, ends),
-            _ => running.rows.store(
-                w,
-                &sums,
-                #[inline(always)]
-                |_, sum| sum,
-            ),
+            _ => running.rows.store(w, &sums),
         }
     }
 }

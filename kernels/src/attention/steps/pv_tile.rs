@@ -79,7 +79,7 @@ pub(crate) unsafe fn tile<S: Simd, T: Operand<S>, const MR: usize, const NV: usi
                 return end_rows(s, &mut sum, ends);
             }
         }
-        running.rows.store(s, &sum, |_, sum| sum);
+        running.rows.store(s, &sum);
     }
 }
 

@@ -7,7 +7,7 @@
 mod tests;
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::score_run::{ScoreRun, Strip, StripTile};
+use crate::attention::steps::score_run::{ScoreRun, Strip};
 use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
 use crate::matmul::operands::MulAdd;
 use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
@@ -130,20 +130,20 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
         s,
         &strip,
         #[inline(always)]
-        |_, StripTile { first_row, rows, panel }| {
+        |rows, panel| {
             // SAFETY: the caller guarantees rows and panels of the strip.
             unsafe {
                 let n = panel - first_panel;
-                let later = later.filter(|_| tile_prefetches::<S>(first_row, rows, all[0]));
+                let later = later.filter(|_| tile_prefetches::<S>(rows.start, rows.len(), all[0]));
                 let tile = Tile {
-                    rows: queries.as_ptr().add(first_row),
+                    rows: queries.as_ptr().add(rows.start),
                     panels: if scattered { keys.at(n) } else { first.add(n * d * T::ROWS * LANES) },
                     depth: d,
-                    out: out.add(first_row * SCORE_STRIDE + panel * LANES),
+                    out: out.add(rows.start * SCORE_STRIDE + panel * LANES),
                     stride: SCORE_STRIDE,
                     later: later.map(|later| later.of_tile(keys, [n, all[1]], d, NV)),
                 };
-                by_tile_rows!(rows, most dot_tile::most_rows(S::TILE_ROWS, LEVEL), |MR| dot_tile::tile::<S, T, MR, NV, LEVEL>(
+                by_tile_rows!(rows.len(), most dot_tile::most_rows(S::TILE_ROWS, LEVEL), |MR| dot_tile::tile::<S, T, MR, NV, LEVEL>(
                     s,
                     tile,
                     #[inline(always)]

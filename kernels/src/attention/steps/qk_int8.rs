@@ -4,7 +4,7 @@
 //! have a scale for each block of their elements: their sums are taken block by block, and added up as floats.
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::score_run::{ScoreRun, Scores, Strip, StripTile};
+use crate::attention::steps::score_run::{ScoreRun, Scores, Strip};
 use crate::matmul::dot_tile::{self, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row};
 use crate::matmul::key_code::{BlockAt, KeyCode};
@@ -144,12 +144,11 @@ unsafe fn strip_scores<S: Int8Dot, C: KeyCode, const NV: usize, const LEVEL: u8>
         s,
         &strip,
         #[inline(always)]
-        |_, StripTile { first_row, rows, panel }| {
+        |rows, panel| {
             // Registers may hold fewer rows than a tile of the row block has.
-            let mut done = 0;
-            while done < rows {
-                let here = next_part(rows - done, S::INT8_DOT_ROWS);
-                let row = first_row + done;
+            let mut row = rows.start;
+            while row < rows.end {
+                let here = next_part(rows.end - row, S::INT8_DOT_ROWS);
                 let far = tile_prefetches::<S>(row, here, all).then(|| Later::far(s, all));
                 // SAFETY: `row + here` is at most the end of the tile's rows; the caller guarantees those and the panels.
                 unsafe {
@@ -164,7 +163,7 @@ unsafe fn strip_scores<S: Int8Dot, C: KeyCode, const NV: usize, const LEVEL: u8>
                     };
                     by_tile_rows!(here, most dot_tile::most_rows(S::INT8_DOT_ROWS, LEVEL), |MR| tile.run::<S, MR, NV, LEVEL>(s));
                 }
-                done += here;
+                row += here;
             }
         },
     );

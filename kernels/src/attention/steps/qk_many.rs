@@ -64,7 +64,7 @@ unsafe fn strip_scores<S: Simd, const NV: usize>(
                 let mut sums = [[s.splat(0.0); NV]; MR];
                 chains.dot_products(s, &queries, Columns { first, step: LANES as isize, apart: size }, &mut sums);
                 let out = run.out.as_mut_ptr().add(first_row * SCORE_STRIDE + panel * LANES);
-                TileRows { out, stride: SCORE_STRIDE }.store(
+                TileRows { out, stride: SCORE_STRIDE }.store_as(
                     s,
                     &sums,
                     #[inline(always)]

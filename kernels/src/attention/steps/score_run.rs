@@ -40,13 +40,6 @@ pub(crate) struct Strip {
     pub(crate) vecs: usize,
 }
 
-/// Tile of a [`Strip`].
-pub(crate) struct StripTile {
-    pub(crate) first_row: usize,
-    pub(crate) rows: usize,
-    pub(crate) panel: usize,
-}
-
 impl ScoreRun<'_> {
     /// Returns how many panels make a group where tiles take `vecs` at a time and read keys in the order of memory: all of them
     /// if all rows need the same.
@@ -98,13 +91,13 @@ impl ScoreRun<'_> {
         }
     }
 
-    /// Calls `tile` for each tile of a strip of `NV` panels at a time, panel after panel.
+    /// Calls `tile(rows, panel)` for each tile of a strip of `NV` panels at a time, panel after panel.
     #[inline(always)]
     pub(crate) fn for_each_tile<S: Simd, const NV: usize>(
         &mut self,
         s: S,
         strip: &Strip,
-        mut tile: impl FnMut(&mut Self, StripTile),
+        mut tile: impl FnMut(Range<usize>, usize),
     ) {
         assert!(strip.panels.len().is_multiple_of(NV), "a strip of another width");
         for panel in strip.panels.clone().step_by(NV) {
@@ -114,7 +107,7 @@ impl ScoreRun<'_> {
                 self.prefetch_bias(s, first_row..first_row + rows, panel..panel + NV);
                 // Opaque: else the compiler counts the addresses of every tile shape from tile to tile, in memory.
                 let (first_row, panel) = (black_box(first_row), black_box(panel));
-                tile(self, StripTile { first_row, rows, panel });
+                tile(first_row..first_row + rows, panel);
                 self.prefetch.fetch(s);
             }
         }

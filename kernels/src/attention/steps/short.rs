@@ -121,17 +121,14 @@ unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize)
 #[inline(always)]
 unsafe fn write<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize, weights: &Weights<S::V, R>) -> S::V {
     let out: &[*mut f32; R] = a.out[first..].first_chunk().expect("as many rows");
-    let mut rows = [core::ptr::null(); R];
-    for r in 0..R {
-        rows[r] = weights.of_keys[r].as_ptr();
-    }
+    let rows = TermRows::<R>::strided(weights.of_keys.as_ptr().cast(), LANES, 1);
     let mut finite = s.splat(0.0);
     for column in (0..a.value_dim).step_by(LANES) {
         let mut sums = [[s.splat(0.0); 1]; R];
         // SAFETY: there are as many values as keys, at most sixteen, which have these columns.
         unsafe {
             let values = Columns { first: a.values.at(0).add(column), step: a.values.step(), apart: 0 };
-            add_products(s, TermRows { at: rows, step: 1 }, values, 0..a.keys, &mut sums);
+            add_products(s, rows, values, 0..a.keys, &mut sums);
         }
         for r in 0..R {
             finite = if_finite(s, sums[r][0], finite);
