@@ -19,13 +19,12 @@
 //!     result = finish(total)
 //! ```
 
-use crate::matmul::operands::{Bf16Pairs, Floats, MulAdd};
+use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::prefetch::READING_ROWS;
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::simd::width::LINE_BYTES;
-use crate::simd::{Bf16Dot, Bf16x2, FIRST, LANES, Level, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
-use crate::tensor::element::Load;
+use crate::simd::{FIRST, LANES, Level, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
 use core::ops::Range;
 
 /// Largest number of rows for which the time of a tile with fewer than `TILE_ROWS` rows is that of fetching the panels.
@@ -79,79 +78,9 @@ pub(crate) const FAR: usize = 16 << 10;
 /// Distance for the first-level cache, of 48 KiB: lines from further away push out what tiles use again.
 const FAR_IN_FIRST: usize = 10 << 10;
 
-/// Packed key operand of a dot tile: numbers, or pairs of bfloat16.
-///
-/// # Safety
-/// [`Self::y`] reads no more than sixteen elements.
-pub(crate) unsafe trait KeyOperand<S: Simd>: Copy {
-    /// Number of vectors of a tile.
-    const VECS: usize;
-    /// Number of vectors of a tile of few rows, on a core with a large first-level cache.
-    const FEW_VECS: usize;
-    /// Returns the part of the depth that one chain covers.
-    fn chain(depth: usize) -> usize;
-    /// Multiply-add of these columns with rows.
-    type By: MulAdd<S, Sum = S::V>;
-
-    /// Loads an element of each of sixteen columns.
-    ///
-    /// # Safety
-    /// `p..p + 16` is readable.
-    unsafe fn y(s: S, p: *const Self) -> <Self::By as MulAdd<S>>::Y;
-}
-
-// SAFETY: `Load::load` reads sixteen elements.
-unsafe impl<S: Simd, T: Load> KeyOperand<S> for T {
-    // Many rows have a loop of their own.
-    const VECS: usize = 1;
-    const FEW_VECS: usize = S::DOT_VECS;
-    type By = Floats;
-
-    /// Returns the length of a chain: the depth is split into at least two chains of about equal length, none longer
-    /// than 32. Half of that where products are rounded before they are added, which makes up for it. Part of what
-    /// defines a result's bits.
-    #[inline(always)]
-    fn chain(depth: usize) -> usize {
-        let chains = depth.div_ceil(32).max(2);
-        depth.div_ceil(if S::FUSED { chains } else { 2 * chains })
-    }
-
-    #[inline(always)]
-    unsafe fn y(s: S, p: *const T) -> S::V {
-        // SAFETY: the caller guarantees sixteen readable elements at `p`.
-        unsafe { T::load(s, p) }
-    }
-}
-
-/// One of sixteen columns' shares of packed pairs: two elements of the depth, side by side if `ORDER` is [`BESIDE`]; if
-/// it is [`APART`], the sixteen first elements are stored before the sixteen second ones.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub(crate) struct PairColumns<const ORDER: u8>(Bf16x2);
-
-pub(crate) const BESIDE: u8 = 0;
-pub(crate) const APART: u8 = 1;
-
-// SAFETY: sixteen pairs are read, at once or as two halves.
-unsafe impl<S: Bf16Dot, const ORDER: u8> KeyOperand<S> for PairColumns<ORDER> {
-    const VECS: usize = S::TILE_VECS;
-    // Two vectors read from memory more slowly.
-    const FEW_VECS: usize = 1;
-    type By = Bf16Pairs;
-
-    /// Returns the depth: one chain, since sums have half as many terms, of operands that were rounded.
-    #[inline(always)]
-    fn chain(depth: usize) -> usize {
-        depth
-    }
-
-    #[inline(always)]
-    unsafe fn y(s: S, p: *const Self) -> S::P {
-        let first = p.cast::<u16>();
-        // SAFETY: the caller guarantees sixteen readable pairs.
-        unsafe { if ORDER == APART { s.zip(first, first.add(LANES)) } else { s.load_bf16x2(p.cast()) } }
-    }
-}
+/// Elements of packed keys whose products are floats.
+pub(crate) trait KeyOperand<S: Simd>: Operand<S, By: MulAdd<S, Sum = S::V>> {}
+impl<S: Simd, T: Operand<S, By: MulAdd<S, Sum = S::V>>> KeyOperand<S> for T {}
 
 /// Operands and results of a tile.
 #[derive(Clone, Copy)]
@@ -248,7 +177,7 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
     // SAFETY: the caller guarantees `MR` pointers.
     let rows: [*const f32; MR] = unsafe { rows.cast::<[*const f32; MR]>().read() };
     let (panels, totals) = (Panels { first: panels, depth, later }, TileRows { out, stride });
-    let (mut first, chain) = (0, T::chain(depth));
+    let (mut first, chain) = (0, T::By::chain(depth));
     loop {
         // If paired, runs two chains side by side, `first..middle` and `middle..last`, the second no longer than the
         // first: their totals are added in registers, where one chain at a time would add them in memory.
@@ -277,7 +206,7 @@ pub(crate) unsafe fn tile<S: Simd, T: KeyOperand<S>, const MR: usize, const NV: 
             add_chain(s, one, two);
         }
         // SAFETY: the caller guarantees `out`.
-        unsafe { totals.store(s, one, |n, total| if last == depth { finish(n, total) } else { total }) };
+        unsafe { totals.store_as(s, one, |n, total| if last == depth { finish(n, total) } else { total }) };
         if last == depth {
             return;
         }
@@ -318,17 +247,20 @@ impl<T> Panels<T> {
     ) where
         T: KeyOperand<S>,
     {
-        // SAFETY: panel 0 is `depth × 16` elements; `i < depth`.
-        let mut column = [unsafe { T::y(s, self.first.add(i * LANES)) }; NV];
+        // SAFETY: panel `n < NV` is `depth × 16` elements, or as many pairs, whose halves lie apart; `i < depth`.
+        let columns = |n: usize| unsafe {
+            let first = self.first.add((n * self.depth + i) * T::ROWS * LANES);
+            T::y(s, [first, first.wrapping_add(LANES)], 0)
+        };
+        let mut column = [columns(0); NV];
         for n in 0..NV {
             // Each line is prefetched once, where elements share one.
             if let Some(later) = self.later
-                && (NV * i + n).is_multiple_of(const { LINE_BYTES.div_ceil(LANES * size_of::<T>()) })
+                && (NV * i + n).is_multiple_of(const { LINE_BYTES.div_ceil(LANES * T::ROWS * size_of::<T>()) })
             {
                 s.prefetch_line(const { Level::of(LEVEL) }, later.of(i, n));
             }
-            // SAFETY: panel `n < NV` is `depth × 16` elements; `i < depth`.
-            column[n] = unsafe { T::y(s, self.first.add((n * self.depth + i) * LANES)) };
+            column[n] = columns(n);
         }
         for r in 0..MR {
             // SAFETY: row `r < MR` has `depth` elements, `i < depth`.

@@ -8,7 +8,7 @@
 //! Terms are evenly spaced, so the loop has nothing to decide. Four of them are one turn of it, which leaves the order of the
 //! sums as it is.
 
-use crate::matmul::dot_tile::KeyOperand;
+use crate::matmul::operands::{Floats, MulAdd};
 use crate::simd::{Simd, Vector};
 use core::ops::Range;
 use core::sync::atomic::{Ordering, compiler_fence};
@@ -21,6 +21,18 @@ pub(crate) struct TermRows<const MR: usize> {
     pub(crate) step: usize,
 }
 
+impl<const MR: usize> TermRows<MR> {
+    /// Makes rows `apart` floats apart. The addresses wrap: only those of the tile may be used.
+    #[inline(always)]
+    pub(crate) fn strided(first: *const f32, apart: usize, step: usize) -> Self {
+        let mut at = [first; MR];
+        for r in 0..MR {
+            at[r] = first.wrapping_add(r * apart);
+        }
+        Self { at, step }
+    }
+}
+
 /// Columns of a tile: vector `n` of term `i` lies at `first + i · step + n · apart`.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns {
@@ -31,7 +43,7 @@ pub(crate) struct Columns {
     pub(crate) apart: usize,
 }
 
-/// Depth of dot products, and the chains of FMAs that they are sums of: see [`KeyOperand::chain`].
+/// Depth of dot products, and the chains of FMAs that they are sums of: see [`MulAdd::chain`].
 #[derive(Clone, Copy)]
 pub(crate) struct Chains {
     depth: usize,
@@ -43,7 +55,7 @@ impl Chains {
     /// Creates the chains of a depth.
     #[inline(always)]
     pub(crate) fn new<S: Simd>(depth: usize) -> Self {
-        Self { depth, len: <f32 as KeyOperand<S>>::chain(depth).max(1) }
+        Self { depth, len: <Floats as MulAdd<S>>::chain(depth).max(1) }
     }
 
     /// Writes the dot products of `MR` rows and the columns of `NV` vectors to `sums`, chains added up first to last.

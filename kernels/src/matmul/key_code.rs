@@ -14,8 +14,6 @@ pub(crate) trait KeyCode: Copy {
     const BLOCK_LOADS: Option<usize>;
     /// Elements of sixteen keys as they are multiplied.
     type Keys<S: Int8Dot>: Copy;
-    /// Sum of a score.
-    type Sum<S: Int8Dot>: Copy;
 
     /// Panics unless queries are cut for such keys, and what is a slice has the numbers of so many panels.
     fn check(self, size: QuerySize, panels: usize);
@@ -39,18 +37,16 @@ pub(crate) trait KeyCode: Copy {
     /// # Safety
     /// These quads are readable.
     unsafe fn dot<S: Int8Dot>(s: S, sums: S::Sums, query: *const Query4, keys: Self::Keys<S>) -> S::Sums;
-    /// Returns a score's sum of nothing.
-    fn none<S: Int8Dot>(s: S) -> Self::Sum<S>;
-    /// Adds a block's integer sums to the scores' of panel `n`.
+    /// Adds a block's integer sums to the scores' of panel `n`, which begin as zeros.
     ///
     /// # Safety
     /// There are the numbers of the panel and the block.
-    unsafe fn add<S: Int8Dot>(self, s: S, at: BlockAt, sums: S::Sums, to: Self::Sum<S>) -> Self::Sum<S>;
+    unsafe fn add<S: Int8Dot>(self, s: S, at: BlockAt, sums: S::Sums, to: S::V) -> S::V;
     /// Returns the scores of panel `n`.
     ///
     /// # Safety
     /// There are the numbers of the panel.
-    unsafe fn score<S: Int8Dot>(self, s: S, factor: S::V, n: usize, sum: Self::Sum<S>) -> S::V;
+    unsafe fn score<S: Int8Dot>(self, s: S, factor: S::V, n: usize, sum: S::V) -> S::V;
 }
 
 /// Block of a panel, and the sum of the query's bytes in it.
@@ -69,7 +65,6 @@ impl KeyCode for Int8Keys<'_> {
     const HALVES: usize = 1;
     const BLOCK_LOADS: Option<usize> = None;
     type Keys<S: Int8Dot> = S::Keys;
-    type Sum<S: Int8Dot> = S::Sums;
 
     fn check(self, size: QuerySize, panels: usize) {
         assert!(size.sums == 1 && self.0.is_none_or(|scales| scales.len() >= panels * LANES));
@@ -102,23 +97,18 @@ impl KeyCode for Int8Keys<'_> {
     }
 
     #[inline(always)]
-    fn none<S: Int8Dot>(s: S) -> S::Sums {
-        s.start(0)
+    unsafe fn add<S: Int8Dot>(self, s: S, _: BlockAt, sums: S::Sums, _: S::V) -> S::V {
+        s.to_f32(sums)
     }
 
     #[inline(always)]
-    unsafe fn add<S: Int8Dot>(self, _: S, _: BlockAt, sums: S::Sums, _: S::Sums) -> S::Sums {
-        sums
-    }
-
-    #[inline(always)]
-    unsafe fn score<S: Int8Dot>(self, s: S, factor: S::V, n: usize, sum: S::Sums) -> S::V {
+    unsafe fn score<S: Int8Dot>(self, s: S, factor: S::V, n: usize, sum: S::V) -> S::V {
         let factor = match self.0 {
             // SAFETY: the caller guarantees sixteen scales of panel `n`.
             Some(scales) => s.mul(factor, unsafe { s.load(scales.as_ptr().add(n * LANES)) }),
             None => factor,
         };
-        s.mul(factor, s.to_f32(sum))
+        s.mul(factor, sum)
     }
 }
 
@@ -134,7 +124,6 @@ impl KeyCode for Int4Keys {
     const HALVES: usize = 2;
     const BLOCK_LOADS: Option<usize> = Some(BLOCK_QUADS / 2);
     type Keys<S: Int8Dot> = S::Nibbles;
-    type Sum<S: Int8Dot> = S::V;
 
     fn check(self, size: QuerySize, _: usize) {
         assert!(size.quads == size.sums * BLOCK_QUADS);
@@ -165,11 +154,6 @@ impl KeyCode for Int4Keys {
     unsafe fn dot<S: Int8Dot>(s: S, sums: S::Sums, query: *const Query4, keys: S::Nibbles) -> S::Sums {
         // SAFETY: the caller guarantees both quads.
         unsafe { s.dot8(sums, &*query, &*query.add(BLOCK_QUADS / 2), keys) }
-    }
-
-    #[inline(always)]
-    fn none<S: Int8Dot>(s: S) -> S::V {
-        s.splat(0.0)
     }
 
     #[inline(always)]

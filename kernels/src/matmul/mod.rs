@@ -14,4 +14,4 @@ pub(crate) mod operands;
 pub(crate) mod pack;
 pub(crate) mod prefetch;
 pub(crate) mod tile_rows;
-pub(crate) mod value_operand;
+pub(crate) mod value_terms;

@@ -1,4 +1,4 @@
-//! Software prefetch: tiles issue prefetches for later memory while they compute, or a few lines after each tile.
+//! Software prefetch: a few lines of later memory after each register tile.
 //!
 //! A block's keys and values, and a task's queries and outputs, are read once and come from far away. Prefetching them
 //! a block (or a task) ahead hides that latency.
@@ -21,14 +21,7 @@ pub(crate) fn tile_prefetches<S: Simd>(row: usize, rows: usize, all: usize) -> b
     all <= READING_ROWS && if S::DOT_VECS > 1 { row == 0 } else { row + rows == all }
 }
 
-/// Returns true if a tile of this shape prefetches later memory while it computes: a full tile of several vectors.
-#[inline(always)]
-pub(crate) const fn prefetches<S: Simd>(rows: usize, vecs: usize) -> bool {
-    rows == S::TILE_ROWS && vecs > 1
-}
-
-/// Number of lines prefetched after a tile that does not prefetch as it computes: a kilobyte in the time of 1,500
-/// cycles, a few GB/s.
+/// Number of lines prefetched after a tile: a kilobyte in the time of 1,500 cycles, a few GB/s.
 const LINES: usize = 16;
 
 /// Largest number of stretches of memory in one queue: keys, values, queries, outputs; of a unit, its accumulator,
@@ -43,28 +36,6 @@ struct Stretch {
     step: isize,
     lines: usize,
     passes: usize,
-}
-
-/// Lines that a tile prefetches while it computes, one after the other.
-#[derive(Clone, Copy)]
-pub(crate) struct PrefetchStream {
-    at: *const u8,
-    step: isize,
-}
-
-impl PrefetchStream {
-    /// Returns a stream that repeats one line already in cache: nothing to prefetch.
-    pub(crate) fn none(near: *const f32) -> Self {
-        Self { at: near.cast(), step: 0 }
-    }
-
-    /// Prefetches the next line.
-    #[inline(always)]
-    pub(crate) fn prefetch<S: Simd>(&mut self, s: S) {
-        s.prefetch_second(self.at.cast());
-        // Wrapping: a prefetch may have any address.
-        self.at = self.at.wrapping_offset(self.step);
-    }
 }
 
 /// Queue of memory to prefetch, with the position reached in it.
@@ -101,55 +72,34 @@ impl PrefetchQueue {
         self.len += 1;
     }
 
-    /// Returns the next lines, as many of `most` as are evenly spaced, and their number; prefetches their pages, if the
-    /// lines are contiguous.
-    #[inline(always)]
-    fn next<S: Simd>(&mut self, s: S, most: usize) -> (PrefetchStream, usize) {
-        let Stretch { first, step, lines, passes } = self.stretches[self.at];
-        let n = most.min(lines - self.line);
-        let first = first.wrapping_byte_add(self.pass * LINE_BYTES);
-        let at = first.wrapping_offset((self.line as isize).wrapping_mul(step));
-        self.line += n;
-        if self.line == lines {
-            (self.line, self.pass) = (0, self.pass + 1);
-            if self.pass == passes {
-                (self.pass, self.at) = (0, self.at + 1);
-            }
-        }
-        if step == LINE_BYTES as isize {
-            s.prefetch_pages(Level::Second, at.cast(), n * LINE_BYTES);
-        }
-        (PrefetchStream { at, step }, n)
-    }
-
-    /// Runs a tile that prefetches `n` lines as it computes: the next ones, if so many are evenly spaced. If not, or if
-    /// `n` is 0, the next few lines are prefetched after it.
-    #[inline(always)]
-    pub(crate) fn beside<S: Simd>(&mut self, s: S, n: usize, tile: impl FnOnce(PrefetchStream)) {
-        let streams = n > 0 && self.at < self.len && self.stretches[self.at].lines - self.line >= n;
-        let stream = if streams { self.next(s, n).0 } else { PrefetchStream::none(core::ptr::from_ref(self).cast()) };
-        // Called in one place: all tile shapes are compiled there.
-        tile(stream);
-        if !streams {
-            self.fetch(s);
-        }
-    }
-
-    /// Prefetches the next few lines, if any are left.
+    /// Prefetches the next few lines, if any are left; and their pages, where lines are contiguous.
     #[inline(always)]
     pub(crate) fn fetch<S: Simd>(&mut self, s: S) {
         let mut budget = LINES;
         while budget > 0 && self.at < self.len {
-            let (mut stream, n) = self.next(s, budget);
+            let Stretch { first, step, lines, passes } = self.stretches[self.at];
+            let n = budget.min(lines - self.line);
+            let first = first.wrapping_byte_add(self.pass * LINE_BYTES);
+            // Wrapping: a prefetch may have any address.
+            let mut line = first.wrapping_offset((self.line as isize).wrapping_mul(step));
+            if step == LINE_BYTES as isize {
+                s.prefetch_pages(Level::Second, line.cast(), n * LINE_BYTES);
+            }
             for _ in 0..n {
-                stream.prefetch(s);
+                s.prefetch_second(line.cast());
+                line = line.wrapping_offset(step);
+            }
+            self.line += n;
+            if self.line == lines {
+                (self.line, self.pass) = (0, self.pass + 1);
+                if self.pass == passes {
+                    (self.pass, self.at) = (0, self.at + 1);
+                }
             }
             budget -= n;
         }
     }
-}
 
-impl PrefetchQueue {
     /// Adds `n` rows of `dim` elements, as far as they are evenly spaced. Rows whose elements are not contiguous are
     /// not prefetched.
     #[inline]

@@ -46,12 +46,22 @@ impl TileRows {
         }
     }
 
+    /// Stores the tile.
+    ///
+    /// # Safety
+    /// `out` has `MR` rows of `NV` vectors of writable floats.
+    #[inline(always)]
+    pub(crate) unsafe fn store<W: Vector, const MR: usize, const NV: usize>(self, w: W, sums: &[[W::V; NV]; MR]) {
+        // SAFETY: same contract.
+        unsafe { self.store_as(w, sums, |_, sum| sum) }
+    }
+
     /// Stores `finish(n, sum)` of every sum of panel `n`.
     ///
     /// # Safety
     /// `out` has `MR` rows of `NV` vectors of writable floats.
     #[inline(always)]
-    pub(crate) unsafe fn store<W: Vector, const MR: usize, const NV: usize>(
+    pub(crate) unsafe fn store_as<W: Vector, const MR: usize, const NV: usize>(
         self,
         w: W,
         sums: &[[W::V; NV]; MR],

@@ -1,10 +1,11 @@
 //! Int8 steps one by one, for tests and benchmarks.
 
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv::{ValueSums, Values};
 use crate::attention::steps::pv_int8;
-use crate::attention::steps::qk_int8::Scores;
+use crate::attention::steps::qk_int8::{Int8Queries, IntegerKeys};
 use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::score_run::{ScoreRun, Scores};
 use crate::attention::steps::span::Span;
 use crate::matmul::int8::{
     self, MAX_HEAD_DIM, QUAD, QuerySize, Row, ValueQuad, pack_keys, panel_bytes, place_key, quads,
@@ -193,18 +194,18 @@ impl Cache {
                         &cache.keys.elements::<i8>()[first / LANES * panel_bytes(d)..][..panels * panel_bytes(d)];
                     // SAFETY: `packed` holds these panels.
                     unsafe {
-                        s.with_int8_dot(Scores {
-                            queries: &bytes,
-                            rows: &factors,
-                            keys: Rows::strided(packed.as_ptr(), panel_bytes(d) as isize, 1),
-                            code: Int8Keys(cache.channels.is_none().then_some(&cache.key_scales[first..])),
-                            panels: 0..panels,
+                        let panels = Rows::strided(packed.as_ptr(), panel_bytes(d) as isize, 1);
+                        let code = Int8Keys(cache.channels.is_none().then_some(&cache.key_scales[first..]));
+                        let run = &mut ScoreRun {
+                            rows,
+                            panels: 0..here.div_ceil(LANES),
                             spans: &spans::<S>(rows, here),
-                            size: QuerySize::int8(d),
                             next_bias: None,
                             prefetch: &mut PrefetchQueue::nothing(),
                             out: &mut block,
-                        });
+                        };
+                        let queries = Int8Queries { quads: &bytes, rows: &factors, size: QuerySize::int8(d) };
+                        s.with_int8_dot(Scores { queries, keys: IntegerKeys { panels, code }, run });
                     }
                     for (out, block) in out.chunks_exact_mut(keys.len()).zip(block.chunks_exact(SCORE_STRIDE)) {
                         out[first - keys.start..][..here].copy_from_slice(&block[..here]);
@@ -244,9 +245,9 @@ impl Cache {
                     let values = &values[..here.div_ceil(QUAD) * width];
                     // SAFETY: `values` holds `here` rows of whole vectors, in fours; weights were rounded just now.
                     unsafe {
-                        s.with_int8_dot(Values {
+                        let values = Rows::strided(values.as_ptr(), width as isize, 1);
+                        let sums = &mut ValueSums {
                             weights: &block,
-                            values: Rows::strided(values.as_ptr(), width as isize, 1),
                             cols: width,
                             spans: &spans,
                             rows,
@@ -257,7 +258,8 @@ impl Cache {
                             out_stride: width,
                             ends: None,
                             prefetch: &mut PrefetchQueue::nothing(),
-                        });
+                        };
+                        s.with_int8_dot(Values { values, sums });
                     }
                 }
             }

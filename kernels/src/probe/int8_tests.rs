@@ -2,7 +2,8 @@
 
 use super::int8::Cache;
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::qk_int8::Scores;
+use crate::attention::steps::qk_int8::{Int8Queries, IntegerKeys};
+use crate::attention::steps::score_run::{ScoreRun, Scores};
 use crate::attention::steps::span::Span;
 use crate::matmul::int8::*;
 use crate::matmul::key_code::Int8Keys;
@@ -91,13 +92,7 @@ impl Case {
         }
     }
 
-    fn check_form(
-        &self,
-        name: &str,
-        tile: usize,
-        span_of: impl Fn(usize) -> Span,
-        run: impl Fn(Scores<'_, Int8Keys<'_>>),
-    ) {
+    fn check_form(&self, name: &str, tile: usize, span_of: impl Fn(usize) -> Span, run: impl Fn(Int8Scores<'_, '_>)) {
         let (n, d, rows) = (self.keys.len(), self.head_dim, self.rows.len());
         let mut queries = Vec::new();
         let mut row_data = Vec::new();
@@ -113,17 +108,18 @@ impl Case {
         pack_keys(&self.keys.concat(), d, &mut keys);
         let mut out = vec![UNTOUCHED; rows * SCORE_STRIDE];
         let spans: Vec<_> = (0..rows.div_ceil(tile)).map(&span_of).collect();
+        let panels = Rows::strided(keys.as_ptr(), panel_bytes(d) as isize, 1);
         run(Scores {
-            queries: &queries,
-            rows: &row_data,
-            keys: Rows::strided(keys.as_ptr(), panel_bytes(d) as isize, 1),
-            code: Int8Keys(self.scales.as_deref()),
-            panels: 0..n.div_ceil(LANES),
-            spans: &spans,
-            size: QuerySize::int8(d),
-            next_bias: None,
-            prefetch: &mut PrefetchQueue::nothing(),
-            out: &mut out,
+            queries: Int8Queries { quads: &queries, rows: &row_data, size: QuerySize::int8(d) },
+            keys: IntegerKeys { panels, code: Int8Keys(self.scales.as_deref()) },
+            run: &mut ScoreRun {
+                rows,
+                panels: 0..n.div_ceil(LANES),
+                spans: &spans,
+                next_bias: None,
+                prefetch: &mut PrefetchQueue::nothing(),
+                out: &mut out,
+            },
         });
         for r in 0..rows {
             let span = spans[r / tile];
@@ -140,9 +136,11 @@ impl Case {
     }
 }
 
-struct Step<'a>(Scores<'a, Int8Keys<'a>>);
+type Int8Scores<'a, 'b> = Scores<'a, 'b, Int8Queries<'a>, IntegerKeys<Int8Keys<'a>>>;
 
-impl Step<'_> {
+struct Step<'a, 'b>(Int8Scores<'a, 'b>);
+
+impl Step<'_, '_> {
     fn run<S: Simd>(self, s: S) {
         // SAFETY: the scores' keys are in whole panels.
         unsafe { s.with_int8_dot(self.0) }

@@ -10,9 +10,10 @@ pub use crate::nn::elementwise::exp_in_place as exp;
 
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::key_sums::{self, KeySums};
-use crate::attention::steps::pv::Values;
-use crate::attention::steps::qk::Scores;
+use crate::attention::steps::pv::ValueSums;
+use crate::attention::steps::qk::{FloatKeys, FloatQueries};
 use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::score_run::ScoreRun;
 use crate::attention::steps::span::Span;
 use crate::attention::steps::{by_rows, softmax};
 use crate::kv::key_block::{BlockValues, Keys};
@@ -227,21 +228,17 @@ impl Bench {
                 let queries: Vec<_> = self.q.chunks_exact(d).map(<[f32]>::as_ptr).collect();
                 // SAFETY: the query pointers point to rows of `head_dim`.
                 unsafe {
-                    by_rows::scores(
-                        s,
-                        Scores {
-                            queries: &queries,
-                            keys: Typed::F32(Rows::strided(self.packed.floats().as_ptr(), (d * LANES) as isize, 1)),
-                            panels: 0..self.keys / LANES,
-                            spans: &spans,
-                            head_dim: d,
-                            scale: 1.0,
-                            next_bias: None,
-                            later: None,
-                            prefetch: &mut PrefetchQueue::nothing(),
-                            out: self.scores.floats_mut(),
-                        },
-                    );
+                    let queries = FloatQueries { rows: &queries, head_dim: d, scale: 1.0 };
+                    let panels = Typed::F32(Rows::strided(self.packed.floats().as_ptr(), (d * LANES) as isize, 1));
+                    let run = &mut ScoreRun {
+                        rows,
+                        panels: 0..self.keys / LANES,
+                        spans: &spans,
+                        next_bias: None,
+                        prefetch: &mut PrefetchQueue::nothing(),
+                        out: self.scores.floats_mut(),
+                    };
+                    by_rows::scores(s, run, queries, FloatKeys { panels, later: None });
                 }
             }
             Step::Softmax => {
@@ -256,11 +253,11 @@ impl Bench {
             }
             // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.
             Step::Values => unsafe {
+                let values = Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1));
                 by_rows::values(
                     s,
-                    Values {
+                    &mut ValueSums {
                         weights: self.scores.floats(),
-                        values: Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1)),
                         cols: d,
                         spans: &spans,
                         rows,
@@ -272,6 +269,7 @@ impl Bench {
                         ends: None,
                         prefetch: &mut PrefetchQueue::nothing(),
                     },
+                    values,
                 );
             },
             // SAFETY: `q` holds `rows` rows of `head_dim`, whole vectors.

@@ -13,9 +13,10 @@ use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::by_rows;
 use crate::attention::steps::dropout::{self, Kept};
 use crate::attention::steps::key_sums::{self, KeySums};
-use crate::attention::steps::pv::Values;
-use crate::attention::steps::qk::Scores;
+use crate::attention::steps::pv::ValueSums;
+use crate::attention::steps::qk::{FloatKeys, FloatQueries};
 use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::score_run::ScoreRun;
 use crate::attention::steps::softmax_backward::{self, SavedRow};
 use crate::attention::steps::span::Span;
 use crate::matmul::pack::NonFinite;
@@ -150,20 +151,19 @@ impl<S: Simd> Column<'_, S> {
     /// Turns scores into weights, and computes the gradients of the scores.
     fn compute_weights(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
         let rows = task.set.rows.len();
-        let scores = Scores {
-            queries: tile.d_out.addresses(),
-            keys: Typed::F32(Rows::strided(own.values.as_ptr(), (task.tiling.value_dim * LANES) as isize, 1)),
+        let head_dim = task.tiling.value_dim;
+        let queries = FloatQueries { rows: tile.d_out.addresses(), head_dim, scale: 1.0 };
+        let panels = Typed::F32(Rows::strided(own.values.as_ptr(), (head_dim * LANES) as isize, 1));
+        let run = &mut ScoreRun {
+            rows,
             panels: 0..self.keys().len().div_ceil(LANES),
             spans: tile.spans,
-            head_dim: task.tiling.value_dim,
-            scale: 1.0,
             next_bias: None,
-            later: None,
             prefetch: &mut tile.prefetch,
             out: own.gradients,
         };
         // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
-        unsafe { by_rows::scores(task.s, scores) };
+        unsafe { by_rows::scores(task.s, run, queries, FloatKeys { panels, later: None }) };
         drop_weights(task.s, &tile.dropout, ScoreBlock { scores: own.gradients, spans: tile.spans, rows });
         let block = ScoreBlock { scores: tile.scores, spans: tile.spans, rows };
         softmax_backward::softmax_backward(task.s, block, own.gradients, &tile.saved);
@@ -233,9 +233,8 @@ impl<S: Simd> Column<'_, S> {
     ) {
         // SAFETY: the caller guarantees the row block's memory, of which nothing is borrowed.
         let memory = unsafe { self.memory_of(task) };
-        let values = Values {
+        let mut sums = ValueSums {
             weights: own.gradients,
-            values: keys.rows,
             cols: task.tiling.head_dim,
             spans: tile.spans,
             rows: rows_of(task),
@@ -248,7 +247,7 @@ impl<S: Simd> Column<'_, S> {
             prefetch: &mut tile.prefetch,
         };
         // SAFETY: the caller guarantees the column's keys, rows of whole vectors.
-        unsafe { by_rows::values(task.s, values) };
+        unsafe { by_rows::values(task.s, &mut sums, keys.rows) };
     }
 
     /// Adds the gradients of bias and slopes: all that a row's keys add to.

@@ -2,12 +2,14 @@
 
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::prefetch;
-use crate::attention::blocks::queries::{Int8Queries, Queries, are_readable_in_place};
+use crate::attention::blocks::queries::{Queries, are_readable_in_place};
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::bf16::PairPanels;
-use crate::attention::steps::qk::{LaterKeys, Scores};
+use crate::attention::steps::by_rows;
+use crate::attention::steps::qk::{FloatKeys, FloatQueries, LaterKeys};
+use crate::attention::steps::qk_int8::{Int8Queries, IntegerKeys};
 use crate::attention::steps::score_passes::AnyColumns;
-use crate::attention::steps::{by_rows, qk_int8};
+use crate::attention::steps::score_run::{ScoreRun, Scores};
 use crate::kv::key_block::Keys;
 use crate::matmul::bf16_pairs::{self, as_pairs};
 use crate::matmul::dot_tile::{FAR, Later};
@@ -58,15 +60,12 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 self.pack_keys(keys.clone(), all, native);
                 self.packed_keys = Some(first);
             }
-            let mut scores = Scores {
-                queries: &rows[..n],
-                keys: (),
+            let queries = FloatQueries { rows: &rows[..n], head_dim: depth, scale: task.call.scale };
+            let run = &mut ScoreRun {
+                rows: n,
                 panels: first / LANES..keys.end.div_ceil(LANES),
                 spans: self.spans,
-                head_dim: depth,
-                scale: task.call.scale,
                 next_bias: bias,
-                later,
                 prefetch: &mut self.prefetch,
                 out: self.regions.scores,
             };
@@ -74,17 +73,20 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             // SAFETY: every query row has `depth` floats, or pairs; keys are packed in whole panels, from key `first`
             // on, which is 0 if they were packed before.
             unsafe {
-                match self.keys {
-                    Keys::Packed(Typed::Bf16(panels)) if native && ready => {
-                        let pairs = Rows::strided(panels.at(0).cast(), panel, 1);
-                        task.s.with_bf16_dot(scores.of(PairPanels::Apart(pairs)));
-                    }
-                    _ if native => {
-                        let pairs = Rows::strided(packed.cast(), panel, 1);
-                        task.s.with_bf16_dot(scores.of(PairPanels::Packed(pairs)));
-                    }
-                    Keys::Packed(panels) if ready => by_rows::scores(task.s, scores.of(panels)),
-                    _ => by_rows::scores(task.s, scores.of(Typed::F32(Rows::strided(packed, panel, 1)))),
+                if native {
+                    let panels = match self.keys {
+                        Keys::Packed(Typed::Bf16(panels)) if ready => {
+                            PairPanels::Apart(Rows::strided(panels.at(0).cast(), 2 * panel, 1))
+                        }
+                        _ => PairPanels::Packed(Rows::strided(packed.cast(), panel, 1)),
+                    };
+                    task.s.with_bf16_dot(Scores { queries, keys: FloatKeys { panels, later }, run });
+                } else {
+                    let panels = match self.keys {
+                        Keys::Packed(panels) if ready => panels,
+                        _ => Typed::F32(Rows::strided(packed, panel, 1)),
+                    };
+                    by_rows::scores(task.s, run, queries, FloatKeys { panels, later });
                 }
             }
         }
@@ -197,7 +199,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                     if let Some(scales) = scales.filter(|_| !panels.are_scattered()) {
                         prefetch::behind_scales(self.task, scales.cast(), size_of_val(&*scales));
                     }
-                    self.integer_scores(queries, rows, bias, panels, Int8Keys(scales.map(|scales| &*scales)));
+                    let code = Int8Keys(scales.map(|scales| &*scales));
+                    self.integer_scores(queries, rows, bias, IntegerKeys { panels, code });
                 }
                 Keys::Int4 { panels, kind, numbers } => {
                     if !panels.are_scattered() {
@@ -208,7 +211,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                             kind.number_bytes(KEY_BLOCK, self.task.tiling.head_dim),
                         );
                     }
-                    self.integer_scores(queries, rows, bias, panels, Int4Keys { kind, numbers });
+                    let code = Int4Keys { kind, numbers };
+                    self.integer_scores(queries, rows, bias, IntegerKeys { panels, code });
                 }
                 _ => unreachable!("queries of bytes meet keys of integers"),
             }
@@ -224,24 +228,17 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         queries: Int8Queries<'_>,
         rows: Range<usize>,
         next_bias: Option<AnyColumns<'_>>,
-        keys: Rows<i8>,
-        code: impl KeyCode,
+        keys: IntegerKeys<impl KeyCode>,
     ) {
-        let (quads, rows) = queries.rows(rows);
+        let run = &mut ScoreRun {
+            rows: rows.len(),
+            panels: 0..self.len.div_ceil(LANES),
+            spans: self.spans,
+            next_bias,
+            prefetch: &mut self.prefetch,
+            out: self.regions.scores,
+        };
         // SAFETY: the caller guarantees the panels.
-        unsafe {
-            self.task.s.with_int8_dot(qk_int8::Scores {
-                queries: quads,
-                rows,
-                keys,
-                code,
-                panels: 0..self.len.div_ceil(LANES),
-                spans: self.spans,
-                size: queries.size,
-                next_bias,
-                prefetch: &mut self.prefetch,
-                out: self.regions.scores,
-            });
-        }
+        unsafe { self.task.s.with_int8_dot(Scores { queries: queries.rows(rows), keys, run }) }
     }
 }

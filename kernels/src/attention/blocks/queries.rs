@@ -2,15 +2,15 @@
 
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::tiling::{QueryMemory, Regions};
+use crate::attention::steps::qk_int8::Int8Queries;
 use crate::kv::key_block::QueryForm;
 use crate::matmul::bf16_pairs::{as_halves, as_pairs};
 use crate::matmul::int4;
 use crate::matmul::int8::{self, QuerySize};
 use crate::matmul::pack::{self, NonFinite};
-use crate::simd::{Bf16x2, LANES, Query4, Simd};
+use crate::simd::{Bf16x2, LANES, Simd};
 use crate::tensor::any::Tensor;
 use crate::tensor::view::View;
-use core::ops::Range;
 
 /// Location and form of the task's queries.
 #[derive(Clone, Copy)]
@@ -21,27 +21,8 @@ pub(crate) enum Queries<'a> {
     Copied(&'a [f32]),
     /// As bfloat16 pairs, `[row of the task][pairs]`.
     Pairs(&'a [Bf16x2]),
-    /// As bytes.
+    /// As bytes, all of the task's.
     Int8(Int8Queries<'a>),
-}
-
-/// Queries quantised to bytes.
-#[derive(Clone, Copy)]
-pub(crate) struct Int8Queries<'a> {
-    /// Bytes, `[row of the task][quads]`.
-    pub(crate) quads: &'a [Query4],
-    /// Sums and factors, `[row of the task][sums]`.
-    pub(crate) rows: &'a [int8::Row],
-    /// Sizes of a row.
-    pub(crate) size: QuerySize,
-}
-
-impl<'a> Int8Queries<'a> {
-    /// Returns some of the rows: their bytes, and their sums and factors.
-    pub(crate) fn rows(self, rows: Range<usize>) -> (&'a [Query4], &'a [int8::Row]) {
-        let QuerySize { quads, sums } = self.size;
-        (&self.quads[rows.start * quads..rows.end * quads], &self.rows[rows.start * sums..rows.end * sums])
-    }
 }
 
 /// Returns true if each query is contiguous.

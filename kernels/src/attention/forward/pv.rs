@@ -5,15 +5,17 @@ use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::tiling::{Regions, SCORE_STRIDE};
 use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
 use crate::attention::steps::epilogue::RowBlockEnds;
-use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv::{ValueSums, Values};
+use crate::attention::steps::pv_int4::Int4Values;
 use crate::attention::steps::{bf16, by_rows, softmax};
 use crate::kv::key_block::{BlockValues, Run};
 use crate::kv::value_panels::WINDOW;
 use crate::matmul::bf16_pairs;
+use crate::matmul::operands::HalfPair;
 use crate::matmul::pack::{self, NonFinite};
 use crate::matmul::prefetch::READING_ROWS;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
-use crate::matmul::value_operand::RowPairs;
+
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::rows::Rows;
@@ -56,7 +58,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             },
             // SAFETY: as above.
             BlockValues::Int4 { values, numbers } => unsafe {
-                return self.accumulate_pv_int4(values, numbers, row_block);
+                return self.accumulate_pv_int4(Int4Values { panels: values, numbers }, row_block);
             },
             _ => {}
         }
@@ -108,9 +110,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     ) {
         let (task, stride) = (self.task, self.task.tiling.width());
         let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
-        let values = Values {
+        let mut sums = ValueSums {
             weights: scores,
-            values: (),
             cols: run.cols,
             spans: self.spans,
             rows: row_block.len(),
@@ -123,7 +124,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             prefetch: &mut self.prefetch,
         };
         // SAFETY: spans end inside the block; rows that end are this row block's.
-        unsafe { values_of_rows(task, values, rows, self.len) }
+        unsafe { add_values(task, &mut sums, rows) }
     }
 
     /// Accumulates the P·V of a run of columns with non-finite values handled, a tile of rows at a time: computes the
@@ -145,9 +146,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let here = tile * S::TILE_ROWS..row_block.len().min((tile + 1) * S::TILE_ROWS);
             let part = &mut part[..here.len() * width];
             part.fill(0.0);
-            let values = Values {
+            let mut sums = ValueSums {
                 weights: &self.regions.scores[here.start * SCORE_STRIDE..],
-                values: (),
                 cols: width,
                 spans: &self.spans[tile..=tile],
                 rows: here.len(),
@@ -161,7 +161,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             };
             // SAFETY: the caller guarantees whole vectors for the rows of the block; the span ends inside the block,
             // and no row ends here.
-            unsafe { values_of_rows(task, values, rows, self.len) }
+            unsafe { add_values(task, &mut sums, rows) }
             let mut sums = TileSums { rows: here.clone(), weights: self.regions.scores, sums: part };
             self.mark_nan_weights(width, &mut sums);
             if let Some(visible) = visible {
@@ -213,16 +213,15 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
 /// Runs the P·V step for the element type of the rows.
 ///
 /// # Safety
-/// Same contract as [`by_rows::values`], for these rows, or pairs of them; the block has `len` keys, at least
-/// one.
+/// Same contract as [`by_rows::values`], for these rows, or pairs of them.
 #[inline(always)]
-unsafe fn values_of_rows<S: Simd>(task: &AttentionTask<'_, S>, mut values: Values<'_, ()>, rows: AnyRows, len: usize) {
+unsafe fn add_values<S: Simd>(task: &AttentionTask<'_, S>, sums: &mut ValueSums<'_>, rows: AnyRows) {
     let native = task.native_values();
-    // SAFETY: the caller guarantees the step's contract; the last row of pairs is the block's last key.
+    // SAFETY: the caller guarantees the step's contract.
     unsafe {
         match rows {
-            Typed::Bf16(rows) if native => task.s.with_bf16_dot(values.of(RowPairs { rows, last: len - 1 })),
-            rows => by_rows::values(task.s, values.of(rows)),
+            Typed::Bf16(rows) if native => task.s.with_bf16_dot(Values { values: rows.cast::<HalfPair>(), sums }),
+            rows => by_rows::values(task.s, sums, rows),
         }
     }
 }

@@ -3,12 +3,10 @@
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::prefetch;
 use crate::attention::call::tiling::{Regions, SCORE_STRIDE};
-use crate::attention::steps::pv_int4::Int4Tile;
-use crate::kv::key_block::Int4Numbers;
-use crate::kv::value_panels::ValuePanels;
-use crate::matmul::int4::NibbleQuad;
+use crate::attention::steps::pv::{ValueSums, Values};
+use crate::attention::steps::pv_int4::Int4Values;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
-use crate::simd::{Lower, Simd};
+use crate::simd::Simd;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
@@ -42,30 +40,25 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     ///
     /// # Safety
     /// The values and numbers are the block's.
-    pub(crate) unsafe fn accumulate_pv_int4(
-        &mut self,
-        values: ValuePanels<NibbleQuad<Lower>>,
-        numbers: Int4Numbers,
-        row_block: Range<usize>,
-    ) {
-        if !values.first.are_scattered() {
+    pub(crate) unsafe fn accumulate_pv_int4(&mut self, values: Int4Values, row_block: Range<usize>) {
+        if !values.panels.first.are_scattered() {
             // SAFETY: the block has a panel of values.
-            let first = unsafe { numbers.first.at(0) }.cast();
-            let bytes = numbers.kind.number_bytes(KEY_BLOCK, self.task.tiling.value_dim);
+            let first = unsafe { values.numbers.first.at(0) }.cast();
+            let bytes = values.numbers.kind.number_bytes(KEY_BLOCK, self.task.tiling.value_dim);
             prefetch::behind_scales(self.task, first, bytes);
         }
         if !self.task.given.weight {
             // SAFETY: the caller guarantees the values and numbers.
-            return unsafe { self.accumulate_bytes(values, numbers, row_block, Signs::NonNegative) };
+            return unsafe { self.accumulate_bytes(values, row_block, Signs::NonNegative) };
         }
         let rows = row_block.len();
         // Weights of a function are final: nothing is rescaled.
         debug_assert!(!self.fresh && self.regions.rescale_prev[..rows].iter().all(|&factor| factor == 1.0));
         // SAFETY: as above.
-        unsafe { self.accumulate_bytes(values, numbers, row_block.clone(), Signs::Above) };
+        unsafe { self.accumulate_bytes(values, row_block.clone(), Signs::Above) };
         self.regions.rescale_block[..rows].fill(-1.0);
         // SAFETY: as above.
-        unsafe { self.accumulate_bytes(values, numbers, row_block, Signs::Below) };
+        unsafe { self.accumulate_bytes(values, row_block, Signs::Below) };
         self.regions.rescale_block[..rows].fill(1.0);
     }
 
@@ -73,15 +66,9 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     ///
     /// # Safety
     /// The values and numbers are the block's.
-    unsafe fn accumulate_bytes(
-        &mut self,
-        values: ValuePanels<NibbleQuad<Lower>>,
-        numbers: Int4Numbers,
-        row_block: Range<usize>,
-        signs: Signs,
-    ) {
+    unsafe fn accumulate_bytes(&mut self, values: Int4Values, row_block: Range<usize>, signs: Signs) {
         let (task, out_stride, rows) = (self.task, self.task.tiling.width(), row_block.len());
-        for (tile, &span) in self.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()) {
+        for tile in 0..self.spans.len() {
             let first = tile * S::TILE_ROWS;
             let here = S::TILE_ROWS.min(rows - first);
             let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
@@ -94,23 +81,22 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                     &part
                 }
             };
+            let sums = &mut ValueSums {
+                weights,
+                cols: out_stride,
+                spans: &self.spans[tile..=tile],
+                rows: here,
+                rescale_prev: &rescale_prev[first..],
+                rescale_block: &rescale_block[first..],
+                fresh: self.fresh,
+                out: &mut out[(row_block.start + first) * out_stride..],
+                out_stride,
+                ends: None,
+                prefetch: &mut self.prefetch,
+            };
             // SAFETY: the caller guarantees the block's values, whole vectors of fours for every key, and its numbers, in whole
             // panels.
-            unsafe {
-                task.s.with_int8_dot(Int4Tile {
-                    weights,
-                    span,
-                    rows: here,
-                    values,
-                    numbers,
-                    rescale_prev: &rescale_prev[first..],
-                    rescale_block: &rescale_block[first..],
-                    fresh: self.fresh,
-                    out: &mut out[(row_block.start + first) * out_stride..],
-                    out_stride,
-                    prefetch: &mut self.prefetch,
-                });
-            }
+            unsafe { task.s.with_int8_dot(Values { values, sums }) }
         }
     }
 }

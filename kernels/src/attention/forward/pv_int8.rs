@@ -3,7 +3,7 @@
 use crate::attention::blocks::key_block::KeyBlock;
 use crate::attention::blocks::prefetch;
 use crate::attention::call::tiling::Regions;
-use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv::{ValueSums, Values};
 use crate::attention::steps::pv_int8;
 use crate::kv::value_panels::ValuePanels;
 use crate::matmul::int8::ValueQuad;
@@ -34,9 +34,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         for (columns, values) in values.panels() {
             // SAFETY: value panels are whole vectors, for every key of the block; weights were rounded just now.
             unsafe {
-                task.s.with_int8_dot(Values {
+                let sums = &mut ValueSums {
                     weights: scores,
-                    values,
                     cols: columns.end.min(value_dim) - columns.start,
                     spans: self.spans,
                     rows,
@@ -47,7 +46,8 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                     out_stride: stride,
                     ends: None,
                     prefetch: &mut self.prefetch,
-                });
+                };
+                task.s.with_int8_dot(Values { values, sums });
             }
         }
     }

@@ -1,46 +1,47 @@
 //! Steps over pairs of bfloat16, on machines that multiply pairs: see `matmul/bf16_pairs.rs`.
 
 use crate::attention::steps::pv::{Values, values};
-use crate::attention::steps::qk::{Scores, scores};
+use crate::attention::steps::qk::{FloatKeys, FloatQueries, scores};
 use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::score_run::Scores;
 use crate::attention::steps::softmax::{SoftmaxState, WeightForm, softmax};
-use crate::matmul::dot_tile::{APART, BESIDE, PairColumns};
-use crate::matmul::value_operand::RowPairs;
+use crate::matmul::operands::HalfPair;
 use crate::simd::exp::ForBf16;
-use crate::simd::{Bf16Dot, Bf16DotWork, LANES, Simd};
+use crate::simd::{Bf16Dot, Bf16DotWork, Bf16x2, LANES, Simd};
 use crate::tensor::rows::Rows;
 
 /// Packed keys, of which two neighbouring elements make a pair.
 #[derive(Clone, Copy)]
 pub(crate) enum PairPanels {
     /// Pairs, `[panel][pair][16]`.
-    Packed(Rows<PairColumns<BESIDE>>),
+    Packed(Rows<Bf16x2>),
     /// Single elements, `[panel][head_dim][16]`, with an even number of dimensions.
-    Apart(Rows<PairColumns<APART>>),
+    Apart(Rows<HalfPair>),
 }
 
 /// Same contract as [`scores`], with queries as pairs.
-impl Bf16DotWork for Scores<'_, PairPanels> {
+impl Bf16DotWork for Scores<'_, '_, FloatQueries<'_>, FloatKeys<PairPanels>> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Bf16Dot>(mut self, s: S) {
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
+        let Self { run, queries, keys: FloatKeys { panels, later } } = self;
         // SAFETY: the caller guarantees the contract of `scores` for these keys.
         unsafe {
-            match self.keys {
-                PairPanels::Packed(keys) => scores(s, &mut self.of(keys)),
-                PairPanels::Apart(keys) => scores(s, &mut self.of(keys)),
+            match panels {
+                PairPanels::Packed(panels) => scores(s, run, queries, FloatKeys { panels, later }),
+                PairPanels::Apart(panels) => scores(s, run, queries, FloatKeys { panels, later }),
             }
         }
     }
 }
 
 /// Same contract as [`values`], with rounded weights.
-impl Bf16DotWork for Values<'_, RowPairs> {
+impl Bf16DotWork for Values<'_, '_, Rows<HalfPair>> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Bf16Dot>(mut self, s: S) {
+    unsafe fn run<S: Bf16Dot>(self, s: S) {
         // SAFETY: the caller guarantees the contract of `values`.
-        unsafe { values(s, &mut self) }
+        unsafe { values(s, self.sums, self.values) }
     }
 }
 
@@ -92,29 +93,21 @@ struct Round<'a>(ScoreBlock<'a>);
 impl Bf16DotWork for Round<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Bf16Dot>(self, s: S) {
+    unsafe fn run<S: Bf16Dot>(mut self, s: S) {
         s.vectorize(
             #[inline(always)]
-            || self.round(s),
-        );
-    }
-}
-
-impl Round<'_> {
-    #[inline(always)]
-    fn round<S: Bf16Dot>(mut self, s: S) {
-        self.0.for_each_row(
-            s,
-            #[inline(always)]
-            |_, panels, weights| {
-                for panel in panels {
-                    // SAFETY: a panel of the row is read, and its pairs are written to the first half of the row, over
-                    // weights that have been read already or belong to no key of the span.
-                    unsafe {
-                        let v = s.load(weights.add(panel * LANES));
-                        Pairs::store(s, weights, panel, v);
-                    }
-                }
+            || {
+                self.0.for_each_row(
+                    s,
+                    #[inline(always)]
+                    |_, panels, weights| {
+                        for panel in panels {
+                            // SAFETY: a panel of the row is read, and its pairs are written to the first half of the row, over
+                            // weights that have been read already or belong to no key of the span.
+                            unsafe { Pairs::store(s, weights, panel, s.load(weights.add(panel * LANES))) };
+                        }
+                    },
+                );
             },
         );
     }

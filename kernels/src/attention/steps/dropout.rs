@@ -193,27 +193,15 @@ pub(crate) fn draw<S: Simd>(
 
 /// Drops weights of a row block: multiplies those that are kept by their factor, the others by 0. Weights of 0 stay 0, and NaN
 /// stays NaN.
-pub(crate) fn drop_weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, kept: &Kept) {
-    s.vectorize(
+pub(crate) fn drop_weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, kept: &Kept) {
+    row_block.replace(
+        s,
         #[inline(always)]
-        move || {
-            let (zero, factor) = (s.splat(0.0), s.splat(kept.factor));
-            row_block.for_each_row(
-                s,
-                #[inline(always)]
-                |row, panels, weights| {
-                    for panel in panels {
-                        let factors = s.select_bits(kept.weights[row][panel], zero, factor);
-                        // SAFETY: a panel of the row's weights.
-                        unsafe {
-                            let at = weights.add(panel * LANES);
-                            s.store(at, s.mul(s.load(at), factors));
-                        }
-                    }
-                },
-            );
+        move |row, panel, weights| {
+            let factors = s.select_bits(kept.weights[row][panel], s.splat(0.0), s.splat(kept.factor));
+            s.mul(weights, factors)
         },
-    )
+    );
 }
 
 #[cfg(test)]

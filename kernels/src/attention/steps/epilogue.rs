@@ -43,6 +43,13 @@ pub(crate) struct ColumnEnds<'a> {
 }
 
 impl ColumnEnds<'_> {
+    /// Returns those of the rows from `row` on, from so many columns on.
+    #[inline(always)]
+    pub(crate) fn from(self, row: usize, columns: usize) -> Self {
+        let Self { factors, rows, first, .. } = self;
+        Self { factors: &factors[row..], rows: &rows[row..], first: first + columns, ..self }
+    }
+
     /// Number of columns.
     #[inline(always)]
     pub(crate) fn columns(self) -> usize {

@@ -78,23 +78,13 @@ unsafe fn strip_sums<S: Simd, const NV: usize>(s: S, a: &mut KeySums<'_>, keys: 
             // SAFETY: `here` keys from `key` on lie below `keys.end`, so by the assertions of `key_sums` weights and sums lie
             // inside their slices; the caller guarantees the rows and vectors.
             by_tile_rows!(here, most S::TILE_ROWS, |MK| unsafe {
-                let weights = a.weights.as_ptr().add(key);
-                let at = core::array::from_fn(
-                    #[inline(always)]
-                    |k| weights.add(k),
-                );
-                let weights = TermRows::<MK> { at, step: SCORE_STRIDE };
+                let weights = TermRows::<MK>::strided(a.weights.as_ptr().add(key), 1, SCORE_STRIDE);
                 let columns = Columns { first: x.at(0).add(vec * LANES), step: x.step(), apart: LANES };
                 let mut sums = [[s.splat(0.0); NV]; MK];
                 add_products(s, weights, columns, rows, &mut sums);
                 let of_keys = TileRows { out: a.sums.as_mut_ptr().add(key * stride + vec * LANES), stride };
                 of_keys.add_to(s, &mut sums);
-                of_keys.store(
-                    s,
-                    &sums,
-                    #[inline(always)]
-                    |_, sum| sum,
-                );
+                of_keys.store(s, &sums);
             });
             a.prefetch.fetch(s);
         }

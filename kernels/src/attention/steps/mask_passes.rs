@@ -113,8 +113,6 @@ pub(crate) fn mask_padding<S: Simd>(s: S, mut row_block: ScoreBlock<'_>) {
     s.vectorize(
         #[inline(always)]
         move || {
-            /// Sixteen bytes for keys, then sixteen for padding.
-            const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
             let (spans, hidden) = (row_block.spans, s.splat(f32::NEG_INFINITY));
             row_block.for_each_row(
                 s,
@@ -122,11 +120,10 @@ pub(crate) fn mask_padding<S: Simd>(s: S, mut row_block: ScoreBlock<'_>) {
                 |row, panels, scores| {
                     let keys = spans[row / S::TILE_ROWS].keys().end % LANES;
                     if keys > 0 {
-                        let keys = &KEYS.as_flattened()[LANES - keys..][..LANES];
-                        // SAFETY: a span that ends inside a panel has that panel as its last; `keys` is sixteen bytes.
+                        // SAFETY: a span that ends inside a panel has that panel as its last.
                         unsafe {
                             let at = scores.add((panels.end - 1) * LANES);
-                            s.store(at, s.select_bytes(keys.as_ptr(), hidden, s.load(at)));
+                            s.store(at, s.select_bits(!(u16::MAX << keys), hidden, s.load(at)));
                         }
                     }
                 },

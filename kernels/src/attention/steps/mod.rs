@@ -16,6 +16,7 @@ pub(crate) mod qk;
 pub(crate) mod qk_int8;
 pub(crate) mod qk_many;
 pub(crate) mod score_passes;
+pub(crate) mod score_run;
 pub(crate) mod short;
 pub(crate) mod softmax;
 pub(crate) mod softmax_backward;

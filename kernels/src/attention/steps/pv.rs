@@ -11,25 +11,29 @@
 //! hold nothing else yet.
 
 use crate::attention::steps::epilogue::ColumnEnds;
-use crate::attention::steps::pv_tile::{Part, RunningRows, Terms, TileEnds, prefetch_distance, row_floats, tile};
+use crate::attention::steps::pv_tile::{RunningRows, Terms, prefetch_distance, row_floats, tile};
 use crate::attention::steps::span::Span;
-use crate::matmul::operands::MulAdd;
-use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, prefetches, tile_prefetches};
+use crate::matmul::operands::{MulAdd, Operand};
+use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, tile_prefetches};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::next_part;
-use crate::matmul::value_operand::ValueOperand;
+use crate::matmul::value_terms::ValueTerms;
 use crate::simd::{LANES, Simd};
-use crate::tensor::any::AnyRows;
-use crate::tensor::rows::KEY_BLOCK;
+use crate::tensor::rows::{KEY_BLOCK, Rows};
 use core::hint::black_box;
 use core::ops::Range;
 
-/// Operands of P·V: a row block's weights for one key block, the block's values, and the running outputs.
-pub(crate) struct Values<'a, R = AnyRows> {
-    /// Weights, zero where hidden, [so many floats](row_floats) a row.
-    pub(crate) weights: &'a [f32],
+/// Values of a key block, and the sums that they are added to.
+pub(crate) struct Values<'a, 'b, R> {
     /// Values from key 0 of the block and the first column of the run on, with contiguous columns.
     pub(crate) values: R,
+    pub(crate) sums: &'b mut ValueSums<'a>,
+}
+
+/// Operands of P·V but the values: a row block's weights for one key block, and the running outputs.
+pub(crate) struct ValueSums<'a> {
+    /// Weights, zero where hidden, [so many floats](row_floats) a row.
+    pub(crate) weights: &'a [f32],
     /// Number of columns of the run.
     pub(crate) cols: usize,
     /// Keys that each tile of rows needs.
@@ -52,42 +56,6 @@ pub(crate) struct Values<'a, R = AnyRows> {
     pub(crate) prefetch: &'a mut PrefetchQueue,
 }
 
-impl<R> Values<'_, R> {
-    /// Returns these operands with `values` as the rows of values. By reference: passed by value, the whole struct
-    /// would be copied.
-    #[inline(always)]
-    pub(crate) fn of<T>(&mut self, values: T) -> Values<'_, T> {
-        let Values {
-            weights,
-            cols,
-            spans,
-            rows,
-            rescale_prev,
-            rescale_block,
-            fresh,
-            ref mut out,
-            out_stride,
-            ends,
-            ref mut prefetch,
-            ..
-        } = *self;
-        Values {
-            weights,
-            values,
-            cols,
-            spans,
-            rows,
-            rescale_prev,
-            rescale_block,
-            fresh,
-            out,
-            out_stride,
-            ends,
-            prefetch,
-        }
-    }
-}
-
 /// Number of keys in a run of which few rows read all columns before the next run, if a tile does not cover all
 /// columns: otherwise half of each row would be read first and the other half later, which is slower.
 const RUN: usize = 4 * LANES;
@@ -104,44 +72,34 @@ struct Reading {
     in_order: bool,
 }
 
-impl<R> Values<'_, R> {
+impl Reading {
+    #[inline(always)]
+    fn new<S: Simd, T: Operand<S>>(s: S, a: &ValueSums<'_>, values: Rows<T>) -> Self {
+        let in_runs = const { T::By::RESUMES && S::TILE_VECS > 1 }
+            && a.rows <= READING_ROWS
+            && a.vecs() > S::TILE_VECS
+            && a.fresh;
+        let row_bytes = a.vecs().max(1) * LANES * T::ROWS * T::COLUMN_BYTES;
+        let far = prefetch_distance(s, values, a.rows, row_bytes);
+        let dense = values.step() * size_of::<T>() as isize == row_bytes as isize;
+        Self {
+            run: if in_runs { RUN } else { KEY_BLOCK },
+            far: if in_runs { far.next_multiple_of(RUN / T::By::PRODUCTS) } else { far },
+            in_order: in_runs && T::By::PRODUCTS == 1 && dense,
+        }
+    }
+}
+
+impl ValueSums<'_> {
     /// Number of whole vectors that hold the columns.
     #[inline(always)]
     pub(crate) fn vecs(&self) -> usize {
         self.cols.div_ceil(LANES)
     }
 
+    /// Panics unless weights, factors and outputs hold every row and column, if a row has so many floats of weights.
     #[inline(always)]
-    fn reading<S: Simd>(&self, s: S) -> Reading
-    where
-        R: ValueOperand<S>,
-    {
-        let in_runs = const { R::By::RESUMES && S::TILE_VECS > 1 }
-            && self.rows <= READING_ROWS
-            && self.vecs() > S::TILE_VECS
-            && self.fresh;
-        let row_bytes = self.vecs().max(1) * LANES * R::BYTES;
-        let far = prefetch_distance::<S, R>(s, self.values, self.rows, row_bytes);
-        Reading {
-            run: if in_runs { RUN } else { KEY_BLOCK },
-            far: if in_runs { far.next_multiple_of(RUN / R::KEYS) } else { far },
-            in_order: in_runs && R::KEYS == 1 && self.values.step() == row_bytes as isize,
-        }
-    }
-
-    /// Panics unless weights, factors and outputs hold every row and column.
-    #[inline(always)]
-    fn check<S: Simd>(&self)
-    where
-        R: ValueOperand<S>,
-    {
-        assert!(R::ENDS || self.ends.is_none());
-        self.check_rows::<S>(row_floats::<S, R>());
-    }
-
-    /// Panics as [`Self::check`] does, if a row has so many floats of weights.
-    #[inline(always)]
-    pub(crate) fn check_rows<S: Simd>(&self, row_floats: usize) {
+    pub(crate) fn check<S: Simd>(&self, row_floats: usize) {
         assert!(self.spans.len() == self.rows.div_ceil(S::TILE_ROWS));
         assert!(self.weights.len() >= self.rows * row_floats);
         assert!(self.rescale_prev.len() >= self.rows && self.rescale_block.len() >= self.rows);
@@ -153,8 +111,10 @@ impl<R> Values<'_, R> {
     }
 }
 
-/// Vectors of columns, as many as a tile has, and a run of keys.
-struct Strip {
+/// Values of as many vectors of columns as a tile has, and a run of keys.
+#[derive(Clone)]
+struct Strip<T> {
+    values: Rows<T>,
     first_vec: usize,
     keys: Range<usize>,
     reading: Reading,
@@ -166,33 +126,36 @@ struct Strip {
 /// For every key of every span, the contiguous elements that hold `cols` columns of its row of values are readable, and those up to
 /// the next multiple of 16. If rows end, each row's pointer is writable for its columns, which no other worker writes.
 #[inline(always)]
-pub(crate) unsafe fn values<S: Simd, R: ValueOperand<S>>(s: S, a: &mut Values<'_, R>) {
-    a.check::<S>();
-    let reading = a.reading(s);
+pub(crate) unsafe fn values<S: Simd, T: Operand<S>>(s: S, a: &mut ValueSums<'_>, values: Rows<T>) {
+    assert!(T::ENDS || a.ends.is_none());
+    a.check::<S>(row_floats::<S, T>());
+    let reading = Reading::new(s, a, values);
     for first in (0..KEY_BLOCK).step_by(reading.run) {
         // Columns outside, rows inside: all the rows read a tile of values before the next columns are touched.
         let mut first_vec = 0;
         while first_vec < a.vecs() {
-            let vecs = next_part(a.vecs() - first_vec, const { most_vecs::<S, R>() });
-            let strip = Strip { first_vec, keys: first..first + reading.run, reading };
-            by_tile_vecs!(vecs, most const { most_vecs::<S, R>() }, |NV| s.vectorize(
+            let vecs = next_part(a.vecs() - first_vec, T::By::TILE_VECS);
+            // SAFETY: the vectors are some of the values'.
+            let values = unsafe { values.columns_from(first_vec * LANES) };
+            let strip = Strip { values, first_vec, keys: first..first + reading.run, reading };
+            by_tile_vecs!(vecs, most T::By::TILE_VECS, |NV| s.vectorize(
                 #[inline(always)]
                 // SAFETY: checked; `NV = vecs` vectors from `first_vec` on are some of those of `a`; the caller guarantees values
                 // and rows that end.
-                || unsafe { accumulate_strip::<S, R, NV>(s, a, strip) }
+                || unsafe { accumulate_strip::<S, T, NV>(s, a, strip) }
             ));
             first_vec += vecs;
         }
     }
 }
 
-impl<R> Values<'_, R> {
+impl<'a> ValueSums<'a> {
     /// Returns the running outputs of the rows from `row` on, from the vector `vec` on.
     ///
     /// # Safety
-    /// The operands were [checked](Self::check_rows), and have the row and the vector.
+    /// The operands were [checked](Self::check), and have the row and the vector.
     #[inline(always)]
-    pub(crate) unsafe fn running(&mut self, row: usize, vec: usize) -> RunningRows {
+    pub(crate) unsafe fn running(&mut self, row: usize, vec: usize) -> RunningRows<'a> {
         // SAFETY: factors, outputs and ends hold the row, as was checked.
         unsafe {
             RunningRows {
@@ -203,45 +166,28 @@ impl<R> Values<'_, R> {
                     stride: self.out_stride,
                 },
                 fresh: self.fresh,
-                ends: self.ends.map(|ends| TileEnds {
-                    factors: ends.factors.as_ptr().add(row),
-                    rows: ends.rows.as_ptr().add(row),
-                    first: ends.first + vec * LANES,
-                    past: ends.past,
-                    finite: ends.finite.as_ptr().cast(),
-                }),
+                ends: self.ends.map(|ends| ends.from(row, vec * LANES)),
             }
         }
     }
 }
 
-/// Largest number of rows of a tile of these operands.
-const fn most_rows<S: Simd, R: ValueOperand<S>>() -> usize {
-    if S::TILE_ROWS < R::By::TILE_ROWS { S::TILE_ROWS } else { R::By::TILE_ROWS }
-}
-
-/// Largest number of vectors of a tile of these operands.
-const fn most_vecs<S: Simd, R: ValueOperand<S>>() -> usize {
-    if S::TILE_VECS < R::By::TILE_VECS { S::TILE_VECS } else { R::By::TILE_VECS }
-}
-
 /// Accumulates P·V for `NV` vectors of columns and a run of keys.
 ///
 /// # Safety
-/// Same contract as [`values`]; `a` was [checked](Values::check), and the vectors are some of its own.
+/// Same contract as [`values`]; `a` was [checked](ValueSums::check), and the vectors are some of its own.
 #[inline(always)]
-unsafe fn accumulate_strip<S: Simd, R: ValueOperand<S>, const NV: usize>(s: S, a: &mut Values<'_, R>, strip: Strip) {
-    for index in 0..a.spans.len() {
-        let part = Part::new::<S, R>(a.spans[index], strip.keys.clone());
-        if part.terms.is_empty() {
-            continue;
-        }
+unsafe fn accumulate_strip<S: Simd, T: Operand<S>, const NV: usize>(s: S, a: &mut ValueSums<'_>, strip: Strip<T>) {
+    for (index, span) in a.spans.iter().enumerate() {
         // Registers may hold fewer rows than a tile of the row block has.
         let (mut row, end) = (index * S::TILE_ROWS, a.rows.min((index + 1) * S::TILE_ROWS));
         while row < end {
-            let here = next_part(end - row, const { most_rows::<S, R>() });
-            // SAFETY: these rows are some of the tile's; the caller guarantees the rest.
-            unsafe { accumulate_tile::<S, R, NV>(s, a, row..row + here, part.clone(), &strip) }
+            let here = next_part(end - row, T::By::TILE_ROWS);
+            let values = ValueTerms::new(s, strip.values, &span.keys(), &strip.keys);
+            if !values.terms.is_empty() {
+                // SAFETY: these rows are some of the tile's, at most a register tile's; the caller guarantees the rest.
+                unsafe { accumulate_tile::<S, T, NV>(a, row..row + here, values, &strip) }
+            }
             row += here;
         }
     }
@@ -250,34 +196,26 @@ unsafe fn accumulate_strip<S: Simd, R: ValueOperand<S>, const NV: usize>(s: S, a
 /// Accumulates a part of P·V for a tile of rows and `NV` vectors of columns.
 ///
 /// # Safety
-/// Same contract as [`accumulate_strip`]; the rows are at most [`most_rows`].
+/// Same contract as [`accumulate_strip`]; the rows are at most those of a register tile.
 #[inline(always)]
-unsafe fn accumulate_tile<S: Simd, R: ValueOperand<S>, const NV: usize>(
-    s: S,
-    a: &mut Values<'_, R>,
+unsafe fn accumulate_tile<S: Simd, T: Operand<S>, const NV: usize>(
+    a: &mut ValueSums<'_>,
     rows: Range<usize>,
-    part: Part,
-    strip: &Strip,
+    values: ValueTerms<S, T>,
+    strip: &Strip<T>,
 ) {
-    // Opaque, as in `Walk::for_each_tile`.
-    let (row, rows) = (black_box(rows.start), rows.len());
+    // Opaque, as in `ScoreRun::for_each_tile`.
+    let (s, row, rows) = (values.s, black_box(rows.start), rows.len());
     let Strip { first_vec, reading, .. } = *strip;
     // SAFETY: `row + rows ≤ a.rows`, the vectors are some of those of `a`, and spans end inside a block, so what was checked
     // puts weights, factors and outputs inside their slices; the caller guarantees that the values are readable.
     unsafe {
         let running = a.running(row, first_vec);
-        let weights = a.weights.as_ptr().add(row * row_floats::<S, R>());
-        let values = a.values.columns_from(first_vec * LANES);
+        let weights = a.weights.as_ptr().add(row * row_floats::<S, T>());
         let far = tile_prefetches::<S>(row, rows, a.rows).then_some(reading.far);
-        let next = if reading.in_order { far.and_then(|far| part.later(a.values, far, first_vec)) } else { None };
-        a.prefetch.beside(
-            s,
-            if prefetches::<S>(rows, NV) { part.terms.len() } else { 0 },
-            #[inline(always)]
-            |stream| {
-                let terms = Terms { values, weights, part, far, next, stream };
-                by_tile_rows!(rows, most most_rows::<S, R>(), |MR| tile::<S, R, MR, NV>(s, terms, running));
-            },
-        );
+        let next = far.filter(|_| reading.in_order).and_then(|far| values.next_in_order(far, first_vec));
+        let terms = Terms { values, weights, far, next };
+        by_tile_rows!(rows, most T::By::TILE_ROWS, |MR| tile::<S, T, MR, NV>(s, terms, running));
     }
+    a.prefetch.fetch(s);
 }

@@ -9,12 +9,12 @@ use crate::tensor::rows::Rows;
 use core::ops::Range;
 
 /// Same contract as [`values`], with rounded weights.
-impl Int8DotWork for Values<'_, Rows<ValueQuad>> {
+impl Int8DotWork for Values<'_, '_, Rows<ValueQuad>> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<S: Int8Dot>(mut self, s: S) {
+    unsafe fn run<S: Int8Dot>(self, s: S) {
         // SAFETY: the caller guarantees the contract of `values`.
-        unsafe { values(s, &mut self) }
+        unsafe { values(s, self.sums, self.values) }
     }
 }
 

@@ -13,7 +13,7 @@
 //! sums to keep the machine busy: lane by lane the same operations, so the same bits.
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv::ValueSums;
 use crate::attention::steps::pv_tile::end_rows;
 use crate::attention::steps::span::Span;
 use crate::matmul::float_tile::{Columns, TermRows, add_products};
@@ -27,9 +27,9 @@ use crate::tensor::rows::Rows;
 /// For every key of every span, the row of values is readable to the end of the vector that holds its last column. If rows
 /// end, each row's pointer is writable for its columns, which no other worker writes.
 #[inline(always)]
-pub(crate) unsafe fn values<S: Simd>(s: S, a: &mut Values<'_, Rows<f32>>) {
-    a.check_rows::<S>(SCORE_STRIDE);
-    assert!(!a.values.are_scattered(), "many rows read values that are evenly spaced");
+pub(crate) unsafe fn values<S: Simd>(s: S, a: &mut ValueSums<'_>, values: Rows<f32>) {
+    a.check::<S>(SCORE_STRIDE);
+    assert!(!values.are_scattered(), "many rows read values that are evenly spaced");
     let half = if (1..=S::Half::LANES).contains(&(a.cols % LANES)) { s.half() } else { None };
     if half.is_some() {
         a.clear_beside();
@@ -40,13 +40,13 @@ pub(crate) unsafe fn values<S: Simd>(s: S, a: &mut Values<'_, Rows<f32>>) {
         by_tile_vecs!(vecs, most S::TILE_VECS, |NV| s.vectorize(
             #[inline(always)]
             // SAFETY: `NV` vectors from `vec` on have columns; the caller guarantees the rest.
-            || unsafe { strip_values::<S, NV>(s, half.filter(|_| vec == a.cols / LANES), a, vec) }
+            || unsafe { strip_values::<S, NV>(s, half.filter(|_| vec == a.cols / LANES), a, values, vec) }
         ));
         vec += vecs;
     }
 }
 
-impl Values<'_, Rows<f32>> {
+impl ValueSums<'_> {
     /// Writes zeros beside the columns of outputs that hold nothing yet: the epilogue finds nothing there that is not finite.
     fn clear_beside(&mut self) {
         let beside = self.cols..self.vecs() * LANES;
@@ -73,7 +73,8 @@ impl Values<'_, Rows<f32>> {
 unsafe fn strip_values<S: Simd, const NV: usize>(
     s: S,
     half: Option<S::Half>,
-    a: &mut Values<'_, Rows<f32>>,
+    a: &mut ValueSums<'_>,
+    values: Rows<f32>,
     vec: usize,
 ) {
     let mut tile = 0;
@@ -91,10 +92,10 @@ unsafe fn strip_values<S: Simd, const NV: usize>(
         unsafe {
             match half {
                 Some(half) => by_tile_rows!(rows.len(), from 2 * S::TILE_ROWS, most 2 * S::TILE_ROWS, |MR| {
-                    accumulate::<S, _, MR, 1>(half, a, [first, vec], span)
+                    accumulate::<S, _, MR, 1>(half, a, values, [first, vec], span)
                 }),
                 None => by_tile_rows!(rows.len(), most S::TILE_ROWS, |MR| {
-                    accumulate::<S, _, MR, NV>(s, a, [first, vec], span)
+                    accumulate::<S, _, MR, NV>(s, a, values, [first, vec], span)
                 }),
             }
         }
@@ -110,20 +111,17 @@ unsafe fn strip_values<S: Simd, const NV: usize>(
 #[inline(always)]
 unsafe fn accumulate<S: Simd, W: Vector, const MR: usize, const NV: usize>(
     w: W,
-    a: &mut Values<'_, Rows<f32>>,
+    a: &mut ValueSums<'_>,
+    values: Rows<f32>,
     [row, vec]: [usize; 2],
     span: Span,
 ) {
     // SAFETY: checked: weights, factors, outputs and ends hold every row; the caller guarantees values and ends.
     unsafe {
         let weights = a.weights.as_ptr().add(row * SCORE_STRIDE);
-        let at = core::array::from_fn(
-            #[inline(always)]
-            |r| weights.add(r * SCORE_STRIDE),
-        );
-        let rows = TermRows::<MR> { at, step: 1 };
-        let first = a.values.at(0).wrapping_add(vec * LANES);
-        let columns = Columns { first, step: a.values.step(), apart: W::LANES };
+        let rows = TermRows::<MR>::strided(weights, SCORE_STRIDE, 1);
+        let first = values.at(0).wrapping_add(vec * LANES);
+        let columns = Columns { first, step: values.step(), apart: W::LANES };
         let mut sums = [[w.splat(0.0); NV]; MR];
         for keys in span.runs() {
             add_products(w, rows, columns, keys, &mut sums);
@@ -132,12 +130,7 @@ unsafe fn accumulate<S: Simd, W: Vector, const MR: usize, const NV: usize>(
         running.merge(w, &mut sums);
         match running.ends {
             Some(ends) if S::ENDS_ROWS => end_rows(w, &mut sums, ends),
-            _ => running.rows.store(
-                w,
-                &sums,
-                #[inline(always)]
-                |_, sum| sum,
-            ),
+            _ => running.rows.store(w, &sums),
         }
     }
 }

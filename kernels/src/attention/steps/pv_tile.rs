@@ -10,81 +10,30 @@
 //! ```
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::epilogue::{if_finite, normalised};
-use crate::attention::steps::span::Span;
+use crate::attention::steps::epilogue::{ColumnEnds, if_finite, normalised};
 use crate::matmul::dot_tile::{self, FEW_ROWS};
-use crate::matmul::operands::MulAdd;
-use crate::matmul::prefetch::{PrefetchStream, prefetches};
+use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
-use crate::matmul::value_operand::ValueOperand;
+use crate::matmul::value_terms::{ValueTerms, offset};
 use crate::simd::{LANES, Level, Simd, Vector};
-use crate::tensor::rows::KEY_BLOCK;
+use crate::tensor::rows::{KEY_BLOCK, Rows};
 use core::ops::Range;
 
 /// Destination of a tile's sums: the running outputs of its rows, and their factors.
 #[derive(Clone, Copy)]
-pub(crate) struct RunningRows {
+pub(crate) struct RunningRows<'a> {
     pub(crate) rescale_prev: *const f32,
     pub(crate) rescale_block: *const f32,
     pub(crate) rows: TileRows,
     pub(crate) fresh: bool,
-    pub(crate) ends: Option<TileEnds>,
-}
-
-/// Factors and addresses of a tile's rows that end, in columns `first..past`: see
-/// [`ColumnEnds`](crate::attention::steps::epilogue::ColumnEnds).
-#[derive(Clone, Copy)]
-pub(crate) struct TileEnds {
-    pub(crate) factors: *const (f32, f32),
-    pub(crate) rows: *const *mut f32,
-    pub(crate) first: usize,
-    pub(crate) past: usize,
-    pub(crate) finite: *mut f32,
-}
-
-/// Terms of a span that a tile computes at a time.
-#[derive(Clone)]
-pub(crate) struct Part {
-    pub(crate) terms: Range<usize>,
-    /// End of the span's terms.
-    pub(crate) all: usize,
-    /// True if the part is the span's first.
-    pub(crate) first: bool,
-}
-
-impl Part {
-    /// Returns the terms of `span` that belong to `keys`. Spans and runs start at a panel, so they start with a whole
-    /// term.
-    #[inline(always)]
-    pub(crate) fn new<W: Vector, R: ValueOperand<W>>(span: Span, keys: Range<usize>) -> Self {
-        let (start, end) = (span.keys().start / R::KEYS, span.keys().end.div_ceil(R::KEYS));
-        let terms = start.max(keys.start / R::KEYS)..end.min(keys.end / R::KEYS);
-        Self { first: terms.start == start, terms, all: end }
-    }
-
-    /// Returns the address from which the tile at vector `vec` prefetches its share of the values `far` terms after the
-    /// part's start, if those are evenly spaced: rows are contiguous, so the tiles of a part together prefetch all of
-    /// them, in the order of memory.
-    ///
-    /// # Safety
-    /// The values have the span's terms.
-    #[inline(always)]
-    pub(crate) unsafe fn later<W: Vector, R: ValueOperand<W>>(
-        &self,
-        values: R,
-        far: usize,
-        vec: usize,
-    ) -> Option<R::At> {
-        // SAFETY: the caller guarantees the span's terms, up to `all`.
-        let (at, evenly) = unsafe { values.later(self.terms.start + far, self.all)? };
-        (evenly >= self.terms.len()).then(|| R::offset(at, (self.terms.len() * vec * LANES * R::BYTES) as isize))
-    }
+    /// Factors and addresses of the rows, from the tile's first column on, if they end.
+    pub(crate) ends: Option<ColumnEnds<'a>>,
 }
 
 /// Returns the number of floats from one row of weights to the next.
-pub(crate) const fn row_floats<W: Vector, R: ValueOperand<W>>() -> usize {
-    match R::By::ROW_FLOATS {
+pub(crate) const fn row_floats<S: Simd, T: Operand<S>>() -> usize {
+    match T::By::ROW_FLOATS {
         Some(floats) => floats,
         None => SCORE_STRIDE,
     }
@@ -96,46 +45,45 @@ pub(crate) const fn row_floats<W: Vector, R: ValueOperand<W>>() -> usize {
 /// Each of `MR` rows has weights up to the part's end, two factors, and outputs for `NV` vectors, where the part before, if
 /// any, left its sums. For the values, and for rows that end, same contract as [`values`](super::pv::values).
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, R: ValueOperand<S>, const MR: usize, const NV: usize>(
+pub(crate) unsafe fn tile<S: Simd, T: Operand<S>, const MR: usize, const NV: usize>(
     s: S,
-    terms: Terms<R, R::At>,
-    running: RunningRows,
+    terms: Terms<S, T>,
+    running: RunningRows<'_>,
 ) {
     debug_assert!(MR <= MAX_TILE_ROWS && NV <= MAX_TILE_VECS, "a tile of {MR} rows");
     debug_assert!(!terms.weights.is_null() && !running.rows.out.is_null(), "an operand is missing");
-    debug_assert!(terms.part.terms.end <= terms.part.all && terms.part.all * R::KEYS < SCORE_STRIDE, "terms outside");
+    debug_assert!(terms.values.terms.end * T::By::PRODUCTS < SCORE_STRIDE, "terms outside");
     debug_assert!(MR == 1 || running.rows.stride >= NV * LANES, "rows overlap");
-    let weights = terms.weights;
-    let (first, last) = (terms.part.first, terms.part.terms.end == terms.part.all);
-    let (mut sums, mut sum) = ([[R::By::start(s); NV]; MR], [[s.splat(0.0); NV]; MR]);
+    let (weights, first, last) = (terms.weights, terms.values.are_first(), terms.values.are_last());
+    let (mut sums, mut sum) = ([[T::By::start(s, s.splat(0.0)); NV]; MR], [[s.splat(0.0); NV]; MR]);
     // SAFETY: the caller guarantees `MR` rows of weights, factors and outputs, the values of the span's keys, and the
     // addresses of rows that end, for these columns.
     unsafe {
-        if const { R::By::RESUMES } && !first {
+        if const { T::By::RESUMES } && !first {
             running.rows.load(s, &mut sum);
             for r in 0..MR {
                 for n in 0..NV {
-                    sums[r][n] = R::By::resume(s, sum[r][n]);
+                    sums[r][n] = T::By::start(s, sum[r][n]);
                 }
             }
         }
-        terms.add_to(s, &mut sums);
+        terms.add_to(&mut sums);
         for r in 0..MR {
             for n in 0..NV {
-                sum[r][n] = R::By::total(s, weights.wrapping_add(r * row_floats::<S, R>()), sums[r][n]);
+                sum[r][n] = T::By::total(s, weights.wrapping_add(r * row_floats::<S, T>()), sums[r][n]);
             }
         }
         if last {
             running.merge(s, &mut sum);
-            if let Some(ends) = running.ends.filter(|_| const { R::ENDS && S::ENDS_ROWS }) {
+            if let Some(ends) = running.ends.filter(|_| const { T::ENDS && S::ENDS_ROWS }) {
                 return end_rows(s, &mut sum, ends);
             }
         }
-        running.rows.store(s, &sum, |_, sum| sum);
+        running.rows.store(s, &sum);
     }
 }
 
-impl RunningRows {
+impl RunningRows<'_> {
     /// Merges the running outputs into the sums of a block: `sum ← out·rescale_prev + sum·rescale_block`.
     ///
     /// # Safety
@@ -157,21 +105,15 @@ impl RunningRows {
     }
 }
 
-/// Type of a tile's sums.
-type SumOf<W, R> = <<R as ValueOperand<W>>::By as MulAdd<W>>::Sum;
-
 /// Terms of a tile's sums, and memory to prefetch meanwhile.
-pub(crate) struct Terms<R, At> {
-    pub(crate) values: R,
+pub(crate) struct Terms<S, T> {
+    pub(crate) values: ValueTerms<S, T>,
     /// Weights of the tile's first row.
     pub(crate) weights: *const f32,
-    pub(crate) part: Part,
     /// For few rows: distance in terms at which values are prefetched.
     pub(crate) far: Option<usize>,
     /// Instead of `far`: address from which on memory is prefetched in order.
-    pub(crate) next: Option<At>,
-    /// For a tile that [`prefetches`]: memory needed later, one line with each term.
-    pub(crate) stream: PrefetchStream,
+    pub(crate) next: Option<[*const T; 2]>,
 }
 
 /// Largest distance in keys at which values in pages are prefetched.
@@ -180,36 +122,33 @@ const SCATTERED_FAR: usize = 2 * LANES;
 /// Returns the distance in terms at which `rows` rows prefetch values: [so many](dot_tile::Later::far) bytes, where a term has
 /// `bytes`.
 #[inline(always)]
-pub(crate) fn prefetch_distance<S: Simd, R: ValueOperand<S>>(s: S, values: R, rows: usize, bytes: usize) -> usize {
+pub(crate) fn prefetch_distance<S: Simd, T: Operand<S>>(s: S, values: Rows<T>, rows: usize, bytes: usize) -> usize {
     let far = dot_tile::Later::far(s, rows) / bytes;
     // Nothing follows the last row of a table: the first rows are prefetched before, and a longer distance would leave more of
     // them.
-    if values.are_scattered() { far.min(SCATTERED_FAR / R::KEYS) } else { far }
+    if values.are_scattered() { far.min(SCATTERED_FAR / T::By::PRODUCTS) } else { far }
 }
 
 /// Values to prefetch beside evenly spaced terms: the first term, how many are evenly spaced, and by how many bytes.
-struct Later<At> {
-    at: Option<At>,
+struct Later<T> {
+    at: Option<[*const T; 2]>,
     terms: usize,
     step: isize,
 }
 
-impl<R: Copy, At: Copy> Terms<R, At> {
+impl<S: Simd, T: Operand<S>> Terms<S, T> {
     /// Adds the terms, one stretch of evenly spaced values after the other.
     ///
     /// # Safety
     /// Same contract as [`tile`].
     #[inline(always)]
-    unsafe fn add_to<S: Simd, const MR: usize, const NV: usize>(mut self, s: S, sums: &mut [[SumOf<S, R>; NV]; MR])
-    where
-        R: ValueOperand<S, At = At>,
-    {
-        let Range { start: mut term, end } = self.part.terms;
-        let step = self.values.step();
+    unsafe fn add_to<const MR: usize, const NV: usize>(mut self, sums: &mut [[<T::By as MulAdd<S>>::Sum; NV]; MR]) {
+        let Range { start: mut term, end } = self.values.terms;
+        let (s, step) = (self.values.s, self.values.step());
         while term < end {
             // SAFETY: the caller guarantees the values of the span's keys.
             let (mut at, evenly, mut later) =
-                unsafe { (self.values.at(term), self.values.evenly(term), self.later::<S, MR, NV>(term)) };
+                unsafe { (self.values.at(term), self.values.evenly(term), self.later::<MR, NV>(term)) };
             // Rows of pages are many short stretches: prefetching those to the second-level cache is faster.
             let near = MR <= FEW_ROWS && s.has_large_l1() && evenly >= KEY_BLOCK;
             let level = if near { Level::First } else { Level::Second };
@@ -217,17 +156,14 @@ impl<R: Copy, At: Copy> Terms<R, At> {
             let stop = end.min(term.saturating_add(evenly.min(later.terms)));
             for j in term..stop {
                 if let Some(later_at) = &mut later.at {
-                    for row in R::rows(*later_at) {
-                        s.prefetch_far(level, row, NV * LANES * R::ROW_BYTES);
+                    for row in &later_at[..T::ROWS] {
+                        s.prefetch_far(level, row.cast(), NV * LANES * T::COLUMN_BYTES);
                     }
-                    *later_at = R::offset(*later_at, later.step);
-                }
-                if const { prefetches::<S>(MR, NV) } {
-                    self.stream.prefetch(s);
+                    *later_at = offset(*later_at, later.step);
                 }
                 // SAFETY: `at` has been counted to term `j`: terms up to `stop` lie evenly.
-                unsafe { multiply_add::<S, R, MR, NV>(s, at, self.weights, j, sums) };
-                at = R::offset(at, step);
+                unsafe { multiply_add(s, at, self.weights, j, sums) };
+                at = offset(at, step);
             }
             self.next = self.next.and(later.at);
             term = stop;
@@ -239,18 +175,15 @@ impl<R: Copy, At: Copy> Terms<R, At> {
     /// # Safety
     /// The values have the span's terms.
     #[inline(always)]
-    unsafe fn later<S: Simd, const MR: usize, const NV: usize>(&self, term: usize) -> Later<At>
-    where
-        R: ValueOperand<S, At = At>,
-    {
+    unsafe fn later<const MR: usize, const NV: usize>(&self, term: usize) -> Later<T> {
         if self.next.is_some() {
-            return Later { at: self.next, terms: usize::MAX, step: (NV * LANES * R::BYTES) as isize };
+            return Later { at: self.next, terms: usize::MAX, step: (NV * LANES * T::COLUMN_BYTES) as isize };
         }
         let step = self.values.step();
         // Where full tiles have one vector, only small tiles prefetch here: the test would cost full tiles time.
         let far = if const { S::TILE_VECS > 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS } { self.far } else { None };
-        // SAFETY: the caller guarantees the values of the span's keys, up to term `all`.
-        match far.and_then(|far| unsafe { self.values.later(term + far, self.part.all) }) {
+        // SAFETY: the caller guarantees the values of the span's keys.
+        match far.and_then(|far| unsafe { self.values.later(term + far) }) {
             Some((at, terms)) => Later { at: Some(at), terms, step },
             None => Later { at: None, terms: usize::MAX, step },
         }
@@ -262,24 +195,24 @@ impl<R: Copy, At: Copy> Terms<R, At> {
 /// # Safety
 /// `at` is the address of a term with columns for `NV` vectors; each of `MR` rows has its weight.
 #[inline(always)]
-unsafe fn multiply_add<W: Vector, R: ValueOperand<W>, const MR: usize, const NV: usize>(
-    w: W,
-    at: R::At,
+unsafe fn multiply_add<S: Simd, T: Operand<S>, const MR: usize, const NV: usize>(
+    s: S,
+    at: [*const T; 2],
     weights: *const f32,
     term: usize,
-    sums: &mut [[SumOf<W, R>; NV]; MR],
+    sums: &mut [[<T::By as MulAdd<S>>::Sum; NV]; MR],
 ) {
     // SAFETY: vector 0 of the term.
-    let mut value = [unsafe { R::y(w, at, 0) }; NV];
+    let mut value = [unsafe { T::y(s, at, 0) }; NV];
     for n in 0..NV {
         // SAFETY: vector `n < NV` of the term.
-        value[n] = unsafe { R::y(w, at, n * W::LANES) };
+        value[n] = unsafe { T::y(s, at, n) };
     }
     for r in 0..MR {
         // SAFETY: row `r < MR` has a weight for the term.
-        let weight = unsafe { R::By::x(w, weights.add(r * row_floats::<W, R>()), term) };
+        let weight = unsafe { T::By::x(s, weights.add(r * row_floats::<S, T>()), term) };
         for n in 0..NV {
-            sums[r][n] = R::By::fma(w, weight, value[n], sums[r][n]);
+            sums[r][n] = T::By::fma(s, weight, value[n], sums[r][n]);
         }
     }
 }
@@ -293,12 +226,12 @@ unsafe fn multiply_add<W: Vector, R: ValueOperand<W>, const MR: usize, const NV:
 pub(crate) unsafe fn end_rows<W: Vector, const MR: usize, const NV: usize>(
     w: W,
     rows: &mut [[W::V; NV]; MR],
-    ends: TileEnds,
+    ends: ColumnEnds<'_>,
 ) {
     let mut finite = w.splat(0.0);
     for r in 0..MR {
         // SAFETY: row `r < MR` has factors.
-        let (high, low) = unsafe { *ends.factors.add(r) };
+        let (high, low) = unsafe { *ends.factors.get_unchecked(r) };
         let mut found = w.splat(0.0);
         for n in 0..NV {
             found = if_finite(w, rows[r][n], found);
@@ -306,14 +239,15 @@ pub(crate) unsafe fn end_rows<W: Vector, const MR: usize, const NV: usize>(
         }
         finite = w.add(finite, found);
     }
-    // SAFETY: `ends.finite` is sixteen floats.
-    unsafe { w.store(ends.finite, w.add(w.load(ends.finite), finite)) };
+    let found = ends.finite.as_ptr().cast();
+    // SAFETY: sixteen floats of a cell, of which nothing is borrowed.
+    unsafe { w.store(found, w.add(w.load(found), finite)) };
     // Tested once: inside the loop, the test would keep the loop from being unrolled and the rows out of registers.
     if ends.first + NV * W::LANES <= ends.past {
         for r in 0..MR {
             for n in 0..NV {
                 // SAFETY: row `r < MR` has these columns.
-                unsafe { w.store((*ends.rows.add(r)).add(ends.first + n * W::LANES), rows[r][n]) };
+                unsafe { w.store(ends.rows.get_unchecked(r).add(ends.first + n * W::LANES), rows[r][n]) };
             }
         }
         return;
@@ -322,7 +256,9 @@ pub(crate) unsafe fn end_rows<W: Vector, const MR: usize, const NV: usize>(
         for n in 0..NV {
             let first = ends.first + n * W::LANES;
             // SAFETY: row `r < MR` has the columns that are left up to `past`.
-            unsafe { w.store_first((*ends.rows.add(r)).add(first), rows[r][n], W::LANES.min(ends.past - first)) };
+            unsafe {
+                w.store_first(ends.rows.get_unchecked(r).add(first), rows[r][n], W::LANES.min(ends.past - first))
+            };
         }
     }
 }

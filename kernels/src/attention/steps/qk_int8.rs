@@ -4,39 +4,43 @@
 //! have a scale for each block of their elements: their sums are taken block by block, and added up as floats.
 
 use crate::attention::call::tiling::SCORE_STRIDE;
-use crate::attention::steps::qk::{Strip, StripTile, Walk};
-use crate::attention::steps::score_passes::AnyColumns;
-use crate::attention::steps::span::Span;
+use crate::attention::steps::score_run::{ScoreRun, Scores, Strip};
 use crate::matmul::dot_tile::{self, Later};
 use crate::matmul::int8::{MAX_HEAD_DIM, QUAD, QuerySize, Row};
 use crate::matmul::key_code::{BlockAt, KeyCode};
-use crate::matmul::prefetch::{PrefetchQueue, tile_prefetches};
+use crate::matmul::prefetch::tile_prefetches;
 use crate::matmul::tile_shape::next_part;
 use crate::simd::{FIRST, Int8Dot, Int8DotWork, LANES, Level, NO_LEVEL, Query4, SECOND};
 use crate::tensor::rows::Rows;
+use core::ops::Range;
 
-/// Operands of integer QKᵀ: a row block's queries, a run of packed keys, and the score block to write. To run them requires
-/// that all panels of keys, and the numbers that belong to them, are readable.
-pub(crate) struct Scores<'a, C> {
-    /// Query rows of the row block, `[row][quads]`, without gaps.
-    pub(crate) queries: &'a [Query4],
-    /// Sum and factor of each block of each query row; a row is one block for int8 keys.
+/// Queries as bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Int8Queries<'a> {
+    /// Bytes, `[row][quads]`, without gaps.
+    pub(crate) quads: &'a [Query4],
+    /// Sum and factor of each block of each row, `[row][sums]`; a row is one block for int8 keys.
     pub(crate) rows: &'a [Row],
-    /// Panels of packed keys: see `int8.rs` and `int4.rs`.
-    pub(crate) keys: Rows<i8>,
-    /// Numbers that belong to the keys.
-    pub(crate) code: C,
-    /// Panels of the block that `keys` holds.
-    pub(crate) panels: core::ops::Range<usize>,
-    /// Keys that each tile of rows needs.
-    pub(crate) spans: &'a [Span],
+    /// Sizes of a row.
     pub(crate) size: QuerySize,
-    /// Bias rows to prefetch: see [`crate::attention::steps::qk::Scores`].
-    pub(crate) next_bias: Option<AnyColumns<'a>>,
-    /// Memory to prefetch meanwhile.
-    pub(crate) prefetch: &'a mut PrefetchQueue,
-    /// Scores, `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
-    pub(crate) out: &'a mut [f32],
+}
+
+impl Int8Queries<'_> {
+    /// Returns some of the rows.
+    pub(crate) fn rows(self, rows: Range<usize>) -> Self {
+        let QuerySize { quads, sums } = self.size;
+        let (quads, rows) = (rows.start * quads..rows.end * quads, rows.start * sums..rows.end * sums);
+        Self { quads: &self.quads[quads], rows: &self.rows[rows], ..self }
+    }
+}
+
+/// Packed keys of a run, and the numbers that belong to them. To compute scores requires that all panels, and their numbers, are
+/// readable.
+#[derive(Clone, Copy)]
+pub(crate) struct IntegerKeys<C> {
+    /// Panels: see `int8.rs` and `int4.rs`.
+    pub(crate) panels: Rows<i8>,
+    pub(crate) code: C,
 }
 
 /// Number of panels of a tile of many rows: fewer with float sums over blocks beside the integer ones.
@@ -44,55 +48,42 @@ const fn tile_vecs<S: Int8Dot, C: KeyCode>() -> usize {
     if C::BLOCK_LOADS.is_some() { S::DOT_VECS } else { S::TILE_VECS }
 }
 
-/// The contract is that of [`Scores`].
-impl<C: KeyCode> Int8DotWork for Scores<'_, C> {
+/// The contract is that of [`IntegerKeys`].
+impl<C: KeyCode> Int8DotWork for Scores<'_, '_, Int8Queries<'_>, IntegerKeys<C>> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Int8Dot>(self, s: S) {
-        let a = self;
-        let (first, panels, QuerySize { quads, sums }) = (a.panels.start, a.panels.len(), a.size);
-        let all = a.rows.len() / sums.max(1);
-        a.code.check(a.size, panels);
-        assert!(quads <= MAX_HEAD_DIM / QUAD && a.queries.len() >= all * quads && a.rows.len() == all * sums);
-        assert!(a.out.len() >= all * SCORE_STRIDE && a.panels.end * LANES <= SCORE_STRIDE);
-        let out = a.out.as_mut_ptr();
-        let vecs = match a.keys.are_scattered() {
+        let Self { run, queries, keys } = self;
+        let (all, QuerySize { quads, sums }) = (run.rows, queries.size);
+        keys.code.check(queries.size, run.panels.len());
+        assert!(quads <= MAX_HEAD_DIM / QUAD && queries.quads.len() >= all * quads && queries.rows.len() == all * sums);
+        let vecs = match keys.panels.are_scattered() {
             true => 1,
             false => dot_tile::panels(s, all, [S::DOT_VECS, const { tile_vecs::<S, C>() }]),
         };
-        let mut walk =
-            Walk { rows: all, panels: a.panels, spans: a.spans, vecs, next_bias: a.next_bias, prefetch: a.prefetch };
-        // SAFETY: rows and panels of a strip are those of the operands, so by the assertions above all addresses are inside the
-        // slices; the caller guarantees the keys.
-        walk.for_each_strip::<S>(|walk, strip| unsafe {
-            let operands = Operands {
-                queries: a.queries.as_ptr(),
-                rows: a.rows.as_ptr(),
-                keys: a.keys,
-                panels,
-                code: a.code,
-                size: a.size,
-                out: out.add(first * LANES),
-            };
+        // SAFETY: rows and panels of a strip are those of the run, so by the assertions above, and its own, all addresses are inside
+        // the slices; the caller guarantees the keys.
+        run.for_each_strip::<S>(run.group_in_order(vecs), vecs, |run, strip| unsafe {
             match dot_tile::level(s, all) {
-                FIRST if const { S::MAY_HAVE_LARGE_L1 } => by_tile_vecs!(strip.vecs, most const { S::DOT_VECS }, |NV| s
-                .vectorize(
-                    #[inline(always)]
-                    || operands.run_strip::<S, NV, FIRST>(s, walk, strip)
-                )),
+                FIRST if const { S::MAY_HAVE_LARGE_L1 } => {
+                    by_tile_vecs!(strip.vecs, most S::DOT_VECS, |NV| s.vectorize(
+                        #[inline(always)]
+                        || strip_scores::<S, C, NV, FIRST>(s, run, strip, queries, keys)
+                    ))
+                }
                 SECOND => s.vectorize(
                     #[inline(always)]
-                    || operands.run_strip::<S, 1, SECOND>(s, walk, strip),
+                    || strip_scores::<S, C, 1, SECOND>(s, run, strip, queries, keys),
                 ),
                 _ => by_tile_vecs!(strip.vecs, most const { tile_vecs::<S, C>() }, |NV| s.vectorize(
                     #[inline(always)]
-                    || operands.run_strip::<S, NV, NO_LEVEL>(s, walk, strip)
+                    || strip_scores::<S, C, NV, NO_LEVEL>(s, run, strip, queries, keys)
                 )),
             }
         });
         // All blocks of a row have its factor.
-        if a.rows.iter().step_by(sums.max(1)).any(|row| row.factor.abs() > SAFE_FACTOR) {
-            correct_zero_sums(a.rows.chunks_exact(sums), a.code, first, a.out);
+        if queries.rows.iter().step_by(sums.max(1)).any(|row| row.factor.abs() > SAFE_FACTOR) {
+            correct_zero_sums(queries.rows.chunks_exact(sums), keys.code, run.panels.start, run.out);
         }
     }
 }
@@ -122,19 +113,6 @@ fn correct_zero_sums<'a>(
     }
 }
 
-/// Addresses of the operands and of the scores.
-#[derive(Clone, Copy)]
-struct Operands<C> {
-    queries: *const Query4,
-    rows: *const Row,
-    keys: Rows<i8>,
-    /// Number of panels of keys.
-    panels: usize,
-    code: C,
-    size: QuerySize,
-    out: *mut f32,
-}
-
 /// Addresses of a tile's operands and of its scores.
 #[derive(Clone, Copy)]
 struct Tile<C> {
@@ -148,61 +126,63 @@ struct Tile<C> {
     out: *mut f32,
 }
 
-impl<C: KeyCode> Operands<C> {
-    /// Computes the scores of a strip, `NV` panels at a time.
-    ///
-    /// # Safety
-    /// The strip's tiles have the contract of [`Tile::run`].
-    #[inline(always)]
-    unsafe fn run_strip<S: Int8Dot, const NV: usize, const LEVEL: u8>(self, s: S, walk: &mut Walk<'_>, strip: Strip) {
-        let (all, first_panel) = (walk.rows, walk.panels.start);
-        walk.for_each_tile::<S, NV>(
-            s,
-            &strip,
-            #[inline(always)]
-            |StripTile { first_row, rows, panel }| {
-                // Registers may hold fewer rows than a tile of the row block has.
-                let mut done = 0;
-                while done < rows {
-                    let here = next_part(rows - done, S::INT8_DOT_ROWS);
-                    let row = first_row + done;
-                    // SAFETY: `row + here` is at most the end of the tile's rows; the caller guarantees those and the
-                    // panels.
-                    unsafe {
-                        let far = tile_prefetches::<S>(row, here, all).then(|| Later::far(s, all));
-                        let tile = self.at(row, panel - first_panel, far);
-                        by_tile_rows!(here, most dot_tile::most_rows(S::INT8_DOT_ROWS, LEVEL), |MR| tile.run::<S, MR, NV, LEVEL>(s));
-                    }
-                    done += here;
+/// Computes the scores of a strip, `NV` panels at a time.
+///
+/// # Safety
+/// The strip's tiles have the contract of [`Tile::run`].
+#[inline(always)]
+unsafe fn strip_scores<S: Int8Dot, C: KeyCode, const NV: usize, const LEVEL: u8>(
+    s: S,
+    run: &mut ScoreRun<'_>,
+    strip: Strip,
+    queries: Int8Queries<'_>,
+    keys: IntegerKeys<C>,
+) {
+    let (all, panels, size) = (run.rows, run.panels.clone(), queries.size);
+    let (quads, rows_at, out) = (queries.quads.as_ptr(), queries.rows.as_ptr(), run.out.as_mut_ptr());
+    run.for_each_tile::<S, NV>(
+        s,
+        &strip,
+        #[inline(always)]
+        |rows, panel| {
+            // Registers may hold fewer rows than a tile of the row block has.
+            let mut row = rows.start;
+            while row < rows.end {
+                let here = next_part(rows.end - row, S::INT8_DOT_ROWS);
+                let far = tile_prefetches::<S>(row, here, all).then(|| Later::far(s, all));
+                // SAFETY: `row + here` is at most the end of the tile's rows; the caller guarantees those and the panels.
+                unsafe {
+                    let tile = Tile {
+                        queries: quads.add(row * size.quads),
+                        rows: rows_at.add(row * size.sums),
+                        keys: keys.panels.at(panel - panels.start),
+                        later: keys.later(size, [panel - panels.start, panels.len()], far),
+                        code: keys.code.panel(panel - panels.start),
+                        size,
+                        out: out.add(row * SCORE_STRIDE + panel * LANES),
+                    };
+                    by_tile_rows!(here, most dot_tile::most_rows(S::INT8_DOT_ROWS, LEVEL), |MR| tile.run::<S, MR, NV, LEVEL>(s));
                 }
-            },
-        );
-    }
+                row += here;
+            }
+        },
+    );
+}
 
-    /// Returns the tile of rows and panels from these on, which prefetches keys `far` bytes ahead, if it does.
+impl<C: KeyCode> IntegerKeys<C> {
+    /// Returns the keys to prefetch beside panel `n` of `all`: `far` bytes further on, if the tile prefetches.
     ///
     /// # Safety
-    /// Row and panel are some of the operands'.
+    /// There is such a panel.
     #[inline(always)]
-    unsafe fn at(self, row: usize, panel: usize, far: Option<usize>) -> Tile<C> {
-        let bytes = (self.size.quads / C::HALVES * 4 * LANES).max(1);
-        // SAFETY: the caller guarantees the row and the panel; a table has twice as many entries as panels.
+    unsafe fn later(self, size: QuerySize, [n, all]: [usize; 2], far: Option<usize>) -> *const i8 {
+        let bytes = (size.quads / C::HALVES * 4 * LANES).max(1);
+        // SAFETY: the caller guarantees the panel; a table has twice as many entries as panels.
         unsafe {
-            let keys = self.keys.at(panel);
-            Tile {
-                queries: self.queries.add(row * self.size.quads),
-                rows: self.rows.add(row * self.size.sums),
-                keys,
-                later: match far {
-                    None => keys,
-                    Some(far) if self.keys.are_scattered() => {
-                        self.keys.at((panel + far.div_ceil(bytes)).min(2 * self.panels - 1))
-                    }
-                    Some(far) => keys.wrapping_add(far),
-                },
-                code: self.code.panel(panel),
-                size: self.size,
-                out: self.out.add(row * SCORE_STRIDE + panel * LANES),
+            match far {
+                None => self.panels.at(n),
+                Some(far) if self.panels.are_scattered() => self.panels.at((n + far.div_ceil(bytes)).min(2 * all - 1)),
+                Some(far) => self.panels.at(n).wrapping_add(far),
             }
         }
     }
@@ -226,7 +206,7 @@ impl<C: KeyCode> Tile<C> {
         if LEVEL != NO_LEVEL {
             s.prefetch_pages(const { Level::of(LEVEL) }, later.of(0, 0), NV * loads * 4 * LANES);
         }
-        let mut scores = [[C::none(s); NV]; MR];
+        let mut scores = [[s.splat(0.0); NV]; MR];
         for block in 0..blocks {
             let mut sums = [[s.start(0); NV]; MR];
             for r in 0..MR {

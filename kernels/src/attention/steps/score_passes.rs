@@ -4,8 +4,8 @@
 
 use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::span::Span;
-use crate::simd::exp::exp_m1;
-use crate::simd::{LANES, Simd};
+use crate::simd::exp::{exp, exp_m1};
+use crate::simd::{LANES, Simd, lanes};
 use crate::tensor::any::{Typed, size_of_val_of};
 use crate::tensor::element::{Bf16, Element, F16};
 use crate::tensor::rows::KEY_BLOCK;
@@ -104,17 +104,25 @@ impl ScoreBlock<'_> {
         }
     }
 
-    /// Calls `f(row, first column, scores of the panel)` for each panel of each row.
+    /// Replaces the scores of each panel of each row by `f(row, panel, scores)`.
     #[inline(always)]
-    fn for_each_panel<S: Simd>(&mut self, s: S, mut f: impl FnMut(usize, usize, *mut f32)) {
-        self.for_each_row(
-            s,
+    pub(crate) fn replace<S: Simd>(mut self, s: S, mut f: impl FnMut(usize, usize, S::V) -> S::V) {
+        s.vectorize(
             #[inline(always)]
-            |row, panels, scores| {
-                for panel in panels {
-                    // SAFETY: spans end inside a block, and a row of scores holds one.
-                    f(row, panel * LANES, unsafe { scores.add(panel * LANES) });
-                }
+            move || {
+                self.for_each_row(
+                    s,
+                    #[inline(always)]
+                    |row, panels, scores| {
+                        for panel in panels {
+                            // SAFETY: spans end inside a block, and a row of scores holds one.
+                            unsafe {
+                                let at = scores.add(panel * LANES);
+                                s.store(at, f(row, panel, s.load(at)));
+                            }
+                        }
+                    },
+                );
             },
         );
     }
@@ -213,52 +221,34 @@ unsafe fn bias_of<S: Simd, T: Element>(s: S, mut row_block: ScoreBlock<'_>, rows
 }
 
 /// Adds −slope·|p − j|: per row the slope, and the row's position counted from the block's first key.
-pub(crate) fn alibi<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {
-    s.vectorize(
+pub(crate) fn alibi<S: Simd>(s: S, row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {
+    const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+    assert!(rows.len() >= row_block.rows);
+    row_block.replace(
+        s,
         #[inline(always)]
-        move || {
-            const LANE: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
-            assert!(rows.len() >= row_block.rows);
-            // SAFETY: `LANE` is sixteen floats.
-            let lane = unsafe { s.load(LANE.as_ptr()) };
-            row_block.for_each_panel(
-                s,
-                #[inline(always)]
-                |row, first, at| {
-                    let (slope, position) = rows[row];
-                    let ahead = s.sub(s.splat(position - first as f32), lane);
-                    let distance = s.max(ahead, s.sub(s.splat(0.0), ahead));
-                    // SAFETY: a panel of the row block's scores.
-                    unsafe { s.store(at, s.fma(distance, s.splat(-slope), s.load(at))) };
-                },
-            );
+        move |row, panel, score| {
+            let (slope, position) = rows[row];
+            let ahead = s.sub(s.splat(position - (panel * LANES) as f32), lanes::load(s, &LANE));
+            let distance = s.max(ahead, s.sub(s.splat(0.0), ahead));
+            s.fma(distance, s.splat(-slope), score)
         },
-    )
+    );
 }
 
 /// Turns scores into finished weights: exp(score − reference) · factor, per row; 0 where hidden, even in a row that is
 /// NaN.
-pub(crate) fn weights<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {
-    s.vectorize(
+pub(crate) fn weights<S: Simd>(s: S, row_block: ScoreBlock<'_>, rows: &[(f32, f32)]) {
+    assert!(rows.len() >= row_block.rows);
+    row_block.replace(
+        s,
         #[inline(always)]
-        move || {
-            assert!(rows.len() >= row_block.rows);
-            let hidden = s.splat(f32::NEG_INFINITY);
-            row_block.for_each_panel(
-                s,
-                #[inline(always)]
-                |row, _, at| {
-                    let (reference, factor) = rows[row];
-                    // SAFETY: a panel of the row block's scores.
-                    unsafe {
-                        let score = s.load(at);
-                        let weight = s.mul(crate::simd::exp::exp(s, s.sub(score, s.splat(reference))), s.splat(factor));
-                        s.store(at, s.select_eq(score, hidden, s.splat(0.0), weight));
-                    }
-                },
-            );
+        move |row, _, score| {
+            let (reference, factor) = rows[row];
+            let weight = s.mul(exp(s, s.sub(score, s.splat(reference))), s.splat(factor));
+            s.select_eq(score, s.splat(f32::NEG_INFINITY), s.splat(0.0), weight)
         },
-    )
+    );
 }
 
 /// Adds the row block's weights to the sum of each key, row after row.
@@ -266,15 +256,16 @@ pub(crate) fn add_weight_sums<S: Simd>(s: S, mut row_block: ScoreBlock<'_>, sums
     s.vectorize(
         #[inline(always)]
         move || {
-            assert!(sums.len() >= KEY_BLOCK);
-            row_block.for_each_panel(
+            let (sums, _) = sums[..KEY_BLOCK].as_chunks_mut();
+            row_block.for_each_row(
                 s,
                 #[inline(always)]
-                |_, first, at| {
-                    // SAFETY: a panel of the row block's scores; spans end inside a block, and so inside `sums`.
-                    unsafe {
-                        let sum = sums.as_mut_ptr().add(first);
-                        s.store(sum, s.add(s.load(sum), s.load(at)));
+                |_, panels, weights| {
+                    for panel in panels {
+                        // SAFETY: a panel of the row's weights.
+                        let weights = unsafe { s.load(weights.add(panel * LANES)) };
+                        let sum = s.add(lanes::load(s, &sums[panel]), weights);
+                        lanes::store(s, &mut sums[panel], sum);
                     }
                 },
             );

@@ -101,19 +101,15 @@ unsafe fn tile<S: Simd, const R: usize>(
 /// As [`attend`], for these rows.
 #[inline(always)]
 unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize) -> [S::V; R] {
-    /// Sixteen bytes for keys, then sixteen for padding.
-    const KEYS: [[u8; LANES]; 2] = [[1; LANES], [0; LANES]];
     let queries: &[*const f32; R] = a.queries[first..].first_chunk().expect("as many rows");
     let keys = Columns { first: a.packed.as_ptr(), step: LANES as isize, apart: 0 };
     let mut scores = [[s.splat(0.0); 1]; R];
     // SAFETY: the queries have the depth, as the caller guarantees, and so have the packed keys, as `attend` asserts.
     unsafe { Chains::new::<S>(a.head_dim).dot_products(s, queries, keys, &mut scores) };
-    let there = &KEYS.as_flattened()[LANES - a.keys..][..LANES];
-    let mut visible = [s.splat(0.0); R];
+    let (there, hidden) = (u16::MAX >> (LANES - a.keys), s.splat(f32::NEG_INFINITY));
+    let mut visible = [hidden; R];
     for r in 0..R {
-        let scaled = s.mul(scores[r][0], s.splat(a.scale));
-        // SAFETY: `there` is sixteen bytes.
-        visible[r] = unsafe { s.select_bytes(there.as_ptr(), s.splat(f32::NEG_INFINITY), scaled) };
+        visible[r] = s.select_bits(there, hidden, s.mul(scores[r][0], s.splat(a.scale)));
     }
     visible
 }
@@ -125,17 +121,14 @@ unsafe fn scores<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize)
 #[inline(always)]
 unsafe fn write<S: Simd, const R: usize>(s: S, a: &ShortRows<'_>, first: usize, weights: &Weights<S::V, R>) -> S::V {
     let out: &[*mut f32; R] = a.out[first..].first_chunk().expect("as many rows");
-    let mut rows = [core::ptr::null(); R];
-    for r in 0..R {
-        rows[r] = weights.of_keys[r].as_ptr();
-    }
+    let rows = TermRows::<R>::strided(weights.of_keys.as_ptr().cast(), LANES, 1);
     let mut finite = s.splat(0.0);
     for column in (0..a.value_dim).step_by(LANES) {
         let mut sums = [[s.splat(0.0); 1]; R];
         // SAFETY: there are as many values as keys, at most sixteen, which have these columns.
         unsafe {
             let values = Columns { first: a.values.at(0).add(column), step: a.values.step(), apart: 0 };
-            add_products(s, TermRows { at: rows, step: 1 }, values, 0..a.keys, &mut sums);
+            add_products(s, rows, values, 0..a.keys, &mut sums);
         }
         for r in 0..R {
             finite = if_finite(s, sums[r][0], finite);

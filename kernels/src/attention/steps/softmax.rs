@@ -90,12 +90,7 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
                     // inside a row.
                     unsafe {
                         let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
-                        match side {
-                            3 if const { S::SIDE_ROWS >= 3 } => weights::<S, W, 3>(s, scores, few),
-                            2 if const { S::SIDE_ROWS >= 2 } => weights::<S, W, 2>(s, scores, few),
-                            1 => weights::<S, W, 1>(s, scores, few),
-                            _ => unreachable!("1 to SIDE_ROWS, at most 3"),
-                        }
+                        by_tile_rows!(side, most S::SIDE_ROWS, |N| weights::<S, W, N>(s, scores, few));
                     }
                     (row, known) = (next, alike);
                 }

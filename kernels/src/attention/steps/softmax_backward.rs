@@ -16,7 +16,7 @@ use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::key_sums::all_keys;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::simd::exp::exp;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, lanes};
 
 /// Saved results of a row.
 #[derive(Debug, Clone, Copy, Default)]
@@ -116,30 +116,17 @@ pub(crate) fn softmax_backward<S: Simd>(
 
 /// Multiplies gradients of capped scores by the derivative of the softcap, 1 − (score / cap)²; `capped` holds the scores
 /// after the softcap. What is 0 stays 0.
-pub(crate) fn softcap_backward<S: Simd>(s: S, mut gradients: ScoreBlock<'_>, capped: &[f32], cap: f32) {
-    s.vectorize(
+pub(crate) fn softcap_backward<S: Simd>(s: S, gradients: ScoreBlock<'_>, capped: &[f32], cap: f32) {
+    let (capped, over) = (capped.as_chunks::<SCORE_STRIDE>().0, 1.0 / cap);
+    gradients.replace(
+        s,
         #[inline(always)]
-        move || {
-            assert!(capped.len() >= gradients.rows * SCORE_STRIDE);
-            let (zero, one, over) = (s.splat(0.0), s.splat(1.0), s.splat(1.0 / cap));
-            gradients.for_each_row(
-                s,
-                #[inline(always)]
-                |row, panels, gradients| {
-                    for panel in panels {
-                        // SAFETY: a panel of the row's gradients; `capped` has a stride for every row, as asserted.
-                        unsafe {
-                            let at = gradients.add(panel * LANES);
-                            let y = s.mul(s.load(capped.as_ptr().add(row * SCORE_STRIDE + panel * LANES)), over);
-                            let slope = s.sub(one, s.mul(y, y));
-                            let gradient = s.load(at);
-                            s.store(at, s.select_eq(gradient, zero, zero, s.mul(gradient, slope)));
-                        }
-                    }
-                },
-            );
+        move |row, panel, gradient| {
+            let y = s.mul(lanes::load(s, &capped[row].as_chunks().0[panel]), s.splat(over));
+            let slope = s.sub(s.splat(1.0), s.mul(y, y));
+            s.select_eq(gradient, s.splat(0.0), s.splat(0.0), s.mul(gradient, slope))
         },
-    )
+    );
 }
 
 /// Products of the elements of two rows.

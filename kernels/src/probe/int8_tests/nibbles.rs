@@ -1,12 +1,14 @@
 //! Tests of sums of int4 values and weights as bytes, against plain integers.
 
 use super::*;
-use crate::attention::steps::pv_int4::{ByteRow, Int4Tile, most_rows};
+use crate::attention::steps::pv::{ValueSums, Values};
+use crate::attention::steps::pv_int4::{ByteRow, Int4Values, RowTile};
 use crate::kv::key_block::Int4Numbers;
 use crate::kv::value_panels::{ValueLayout, ValueOrder, ValuePanels};
 use crate::matmul::byte_weights::{CENTRES, ROW_FLOATS, UNIT};
 use crate::matmul::int4::{BLOCK, Int4};
 use crate::matmul::int8::QUAD;
+use crate::matmul::operands::{Int4Fours, MulAdd};
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_part};
 use crate::simd::aligned::elements_mut;
 use crate::simd::{Int8Dot, Int8DotWork, Simd};
@@ -21,23 +23,23 @@ struct Sums<'a> {
 }
 
 /// Rows of a tile of a block of columns, and their weights.
-struct Multiply<'a>(Int4Tile<'a>, Vec<ByteRow>);
+struct Multiply<'a, 'b>(Values<'a, 'b, Int4Values>, Vec<ByteRow>);
 
-impl Int8DotWork for Multiply<'_> {
+impl Int8DotWork for Multiply<'_, '_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Int8Dot>(self, s: S) {
-        let Self(mut tile, weights) = self;
-        tile.check();
-        let mut row = 0;
-        while row < tile.rows {
-            let here = next_part(tile.rows - row, most_rows::<S>());
-            by_tile_rows!(here, most most_rows::<S>(), |MR| {
+        let Self(mut values, weights) = self;
+        values.check::<S>(0);
+        let (mut row, rows, span) = (0, values.sums.rows, values.sums.spans[0]);
+        while row < rows {
+            let here = next_part(rows - row, <Int4Fours as MulAdd<S>>::TILE_ROWS);
+            by_tile_rows!(here, most <Int4Fours as MulAdd<S>>::TILE_ROWS, |MR| {
                 let weights = weights[row..].first_chunk::<MR>().expect("as many rows");
                 // SAFETY: there are these rows, and the block's values for every key.
                 s.vectorize(
                     #[inline(always)]
-                    || unsafe { tile.multiply::<S, MR>(s, row, 0, weights) },
+                    || unsafe { values.multiply::<S, MR>(s, RowTile { row, span }, 0, weights) },
                 );
             });
             row += here;
@@ -55,21 +57,25 @@ impl Sums<'_> {
         let layout = ValueLayout { order: ValueOrder::Vectors, rows: KEY_BLOCK / QUAD, width: LANES };
         let mut out = vec![f32::NAN; weights.len() * BLOCK];
         for (weights, out) in weights.chunks(S::TILE_ROWS).zip(out.chunks_mut(S::TILE_ROWS * BLOCK)) {
-            let tile = Int4Tile {
+            let sums = &mut ValueSums {
                 weights: &[],
-                span: self.span,
+                cols: BLOCK,
+                spans: &[self.span],
                 rows: weights.len(),
-                values: ValuePanels::together(self.bytes.as_ptr().cast(), layout),
-                numbers: Int4Numbers { kind: Int4::Symmetric, first: Rows::strided(core::ptr::null(), 0, 1), step: 0 },
                 rescale_prev: &[1.0; MAX_TILE_ROWS],
                 rescale_block: &[1.0; MAX_TILE_ROWS],
                 fresh: true,
                 out,
                 out_stride: BLOCK,
+                ends: None,
                 prefetch: &mut PrefetchQueue::nothing(),
             };
+            let values = Int4Values {
+                panels: ValuePanels::together(self.bytes.as_ptr().cast(), layout),
+                numbers: Int4Numbers { kind: Int4::Symmetric, first: Rows::strided(core::ptr::null(), 0, 1), step: 0 },
+            };
             // SAFETY: the work asks for nothing.
-            unsafe { s.with_int8_dot(Multiply(tile, weights.to_vec())) };
+            unsafe { s.with_int8_dot(Multiply(Values { values, sums }, weights.to_vec())) };
         }
         out
     }

@@ -1,7 +1,7 @@
 //! Tests of sums of int8 values, against plain integers.
 
 use super::*;
-use crate::attention::steps::pv::Values;
+use crate::attention::steps::pv::{ValueSums, Values};
 use crate::attention::steps::pv_int8;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::simd::Simd;
@@ -37,16 +37,15 @@ impl Sums<'_> {
         &self,
         tile_rows: usize,
         round: impl FnOnce(ScoreBlock<'_>),
-        multiply: impl FnOnce(Values<'_, Rows<ValueQuad>>),
+        multiply: impl FnOnce(Values<'_, '_, Rows<ValueQuad>>),
     ) -> Vec<f32> {
         let &Self { weights, values, rows, span, width, .. } = self;
         let spans = vec![span; rows.div_ceil(tile_rows)];
         let [rescale_prev, rescale_block] = RESCALE.map(|factor| vec![factor; rows]);
         let (mut weights, mut out) = (weights.to_vec(), vec![BEFORE; rows * width]);
         round(ScoreBlock { scores: &mut weights, spans: &spans, rows });
-        multiply(Values {
+        let sums = &mut ValueSums {
             weights: &weights,
-            values: Rows::strided(values.as_ptr(), width as isize, 1),
             cols: width,
             spans: &spans,
             rows,
@@ -57,7 +56,8 @@ impl Sums<'_> {
             out_stride: width,
             ends: None,
             prefetch: &mut PrefetchQueue::nothing(),
-        });
+        };
+        multiply(Values { values: Rows::strided(values.as_ptr(), width as isize, 1), sums });
         out
     }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::attention::steps::by_rows;
+use crate::attention::steps::span::Span;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::Simd;
 use crate::simd::avx512::Avx512;
@@ -15,21 +16,17 @@ fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32>
     let mut out = vec![0.0; rows * SCORE_STRIDE];
     // SAFETY: every query has `d` floats, and the caller made `panels` panels.
     unsafe {
-        by_rows::scores(
-            s,
-            Scores {
-                queries: &pointers,
-                keys,
-                panels: 0..panels,
-                spans: &spans,
-                head_dim: d,
-                scale: 0.7,
-                next_bias: None,
-                later: Some(LaterKeys::InOrder { at: queries.as_ptr().cast(), bytes: 64 }),
-                prefetch: &mut PrefetchQueue::nothing(),
-                out: &mut out,
-            },
-        );
+        let queries = FloatQueries { rows: &pointers, head_dim: d, scale: 0.7 };
+        let later = Some(LaterKeys::InOrder { at: pointers[0].cast(), bytes: 64 });
+        let run = &mut ScoreRun {
+            rows,
+            panels: 0..panels,
+            spans: &spans,
+            next_bias: None,
+            prefetch: &mut PrefetchQueue::nothing(),
+            out: &mut out,
+        };
+        by_rows::scores(s, run, queries, FloatKeys { panels: keys, later });
     }
     out.iter().map(|x| x.to_bits()).collect()
 }

@@ -1,0 +1,127 @@
+//! Scores of a row block and a run of panels of keys, and the order in which they are computed.
+
+use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::steps::score_passes::AnyColumns;
+use crate::attention::steps::span::Span;
+use crate::matmul::prefetch::PrefetchQueue;
+use crate::matmul::tile_shape::next_part;
+use crate::simd::{LANES, Simd};
+use crate::tensor::panels::{panel_bits, runs};
+use core::hint::black_box;
+use core::ops::Range;
+
+/// Operands of QKᵀ, and what it is to compute: see [`ScoreRun`].
+pub(crate) struct Scores<'a, 'b, Q, K> {
+    pub(crate) queries: Q,
+    pub(crate) keys: K,
+    pub(crate) run: &'b mut ScoreRun<'a>,
+}
+
+/// Scores to compute: those of a row block and a run of packed keys.
+pub(crate) struct ScoreRun<'a> {
+    /// Number of rows. All tiles of rows are full but the last.
+    pub(crate) rows: usize,
+    /// Panels of the block that the keys are, at least one.
+    pub(crate) panels: Range<usize>,
+    /// Keys that each tile of rows needs.
+    pub(crate) spans: &'a [Span],
+    /// Row of a bias for each query, from the block's first key on: the next pass reads it, and this one prefetches it.
+    pub(crate) next_bias: Option<AnyColumns<'a>>,
+    /// Memory to prefetch meanwhile.
+    pub(crate) prefetch: &'a mut PrefetchQueue,
+    /// Scores, `[row][SCORE_STRIDE]`; only the panels in each tile's span are written.
+    pub(crate) out: &'a mut [f32],
+}
+
+/// Neighbouring tiles of rows that need the same neighbouring panels, of which each tile takes `vecs` at a time.
+pub(crate) struct Strip {
+    pub(crate) tiles: Range<usize>,
+    pub(crate) panels: Range<usize>,
+    pub(crate) vecs: usize,
+}
+
+impl ScoreRun<'_> {
+    /// Returns how many panels make a group where tiles take `vecs` at a time and read keys in the order of memory: all of them
+    /// if all rows need the same.
+    #[inline(always)]
+    pub(crate) fn group_in_order(&self, vecs: usize) -> usize {
+        if self.spans.windows(2).all(|two| two[0].panels == two[1].panels) { self.panels.len() } else { vecs }
+    }
+
+    /// Calls `compute` for each strip of each group of so many panels, at most `vecs` a tile. Panels inside the tiles' spans that
+    /// these do not need become zeros: what follows reads whole spans.
+    ///
+    /// # Panics
+    /// If spans, bias or scores are not those of the rows and panels.
+    #[inline(always)]
+    pub(crate) fn for_each_strip<S: Simd>(
+        &mut self,
+        group: usize,
+        vecs: usize,
+        mut compute: impl FnMut(&mut Self, Strip),
+    ) {
+        let (rows, spans, all) = (self.rows, self.spans, self.panels.clone());
+        assert!(spans.len() == rows.div_ceil(S::TILE_ROWS) && !all.is_empty());
+        assert!(self.out.len() >= rows * SCORE_STRIDE && all.end * LANES <= SCORE_STRIDE);
+        assert!(self.next_bias.is_none_or(|next| next.len() >= rows));
+        for (tile, span) in spans.iter().enumerate() {
+            let inside = panel_bits(span.first_panel()..span.end_panel()) & panel_bits(all.clone());
+            for hole in runs(inside & !span.panels) {
+                for row in tile * S::TILE_ROWS..rows.min((tile + 1) * S::TILE_ROWS) {
+                    self.out[row * SCORE_STRIDE..][hole.start * LANES..hole.end * LANES].fill(0.0);
+                }
+            }
+        }
+        for first in all.clone().step_by(group) {
+            let here = panel_bits(first..all.end.min(first + group));
+            let needed = |span: &Span| span.panels & here;
+            let mut tile = 0;
+            for alike in spans.chunk_by(|a, b| needed(a) == needed(b)) {
+                let tiles = tile..tile + alike.len();
+                tile = tiles.end;
+                for mut run in runs(needed(&alike[0])) {
+                    while !run.is_empty() {
+                        let vecs = next_part(run.len(), vecs);
+                        let end = if run.len().is_multiple_of(vecs) { run.end } else { run.start + vecs };
+                        let panels = core::mem::replace(&mut run.start, end)..end;
+                        compute(self, Strip { tiles: tiles.clone(), panels, vecs });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Calls `tile(rows, panel)` for each tile of a strip of `NV` panels at a time, panel after panel.
+    #[inline(always)]
+    pub(crate) fn for_each_tile<S: Simd, const NV: usize>(
+        &mut self,
+        s: S,
+        strip: &Strip,
+        mut tile: impl FnMut(Range<usize>, usize),
+    ) {
+        assert!(strip.panels.len().is_multiple_of(NV), "a strip of another width");
+        for panel in strip.panels.clone().step_by(NV) {
+            for index in strip.tiles.clone() {
+                let first_row = index * S::TILE_ROWS;
+                let rows = S::TILE_ROWS.min(self.rows - first_row);
+                self.prefetch_bias(s, first_row..first_row + rows, panel..panel + NV);
+                // Opaque: else the compiler counts the addresses of every tile shape from tile to tile, in memory.
+                let (first_row, panel) = (black_box(first_row), black_box(panel));
+                tile(first_row..first_row + rows, panel);
+                self.prefetch.fetch(s);
+            }
+        }
+    }
+
+    /// Prefetches what some rows' bias has for some panels, if there is one.
+    #[inline(always)]
+    pub(crate) fn prefetch_bias<S: Simd>(&self, s: S, rows: Range<usize>, panels: Range<usize>) {
+        let Some(bias) = self.next_bias else { return };
+        for row in rows {
+            let (first, bytes) = bias.panels(row);
+            for panel in panels.clone() {
+                s.prefetch(first.wrapping_add(panel * bytes).cast());
+            }
+        }
+    }
+}
