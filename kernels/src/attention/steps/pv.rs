@@ -90,7 +90,7 @@ impl Reading {
     }
 }
 
-impl ValueSums<'_> {
+impl<'a> ValueSums<'a> {
     /// Number of whole vectors that hold the columns.
     #[inline(always)]
     pub(crate) fn vecs(&self) -> usize {
@@ -109,10 +109,30 @@ impl ValueSums<'_> {
         assert!(self.rows == 0 || self.out.len() >= (self.rows - 1) * self.out_stride + self.vecs() * LANES);
         debug_assert!(!self.fresh || !self.spans.iter().any(|span| span.is_empty()));
     }
+
+    /// Returns the running outputs of the rows from `row` on, from the vector `vec` on.
+    ///
+    /// # Safety
+    /// The operands were [checked](Self::check), and have the row and the vector.
+    #[inline(always)]
+    pub(crate) unsafe fn running(&mut self, row: usize, vec: usize) -> RunningRows<'a> {
+        // SAFETY: factors, outputs and ends hold the row, as was checked.
+        unsafe {
+            RunningRows {
+                rescale_prev: self.rescale_prev.as_ptr().add(row),
+                rescale_block: self.rescale_block.as_ptr().add(row),
+                rows: TileRows {
+                    out: self.out.as_mut_ptr().add(row * self.out_stride + vec * LANES),
+                    stride: self.out_stride,
+                },
+                fresh: self.fresh,
+                ends: self.ends.map(|ends| ends.from(row, vec * LANES)),
+            }
+        }
+    }
 }
 
 /// Values of as many vectors of columns as a tile has, and a run of keys.
-#[derive(Clone)]
 struct Strip<T> {
     values: Rows<T>,
     first_vec: usize,
@@ -145,29 +165,6 @@ pub(crate) unsafe fn values<S: Simd, T: Operand<S>>(s: S, a: &mut ValueSums<'_>,
                 || unsafe { accumulate_strip::<S, T, NV>(s, a, strip) }
             ));
             first_vec += vecs;
-        }
-    }
-}
-
-impl<'a> ValueSums<'a> {
-    /// Returns the running outputs of the rows from `row` on, from the vector `vec` on.
-    ///
-    /// # Safety
-    /// The operands were [checked](Self::check), and have the row and the vector.
-    #[inline(always)]
-    pub(crate) unsafe fn running(&mut self, row: usize, vec: usize) -> RunningRows<'a> {
-        // SAFETY: factors, outputs and ends hold the row, as was checked.
-        unsafe {
-            RunningRows {
-                rescale_prev: self.rescale_prev.as_ptr().add(row),
-                rescale_block: self.rescale_block.as_ptr().add(row),
-                rows: TileRows {
-                    out: self.out.as_mut_ptr().add(row * self.out_stride + vec * LANES),
-                    stride: self.out_stride,
-                },
-                fresh: self.fresh,
-                ends: self.ends.map(|ends| ends.from(row, vec * LANES)),
-            }
         }
     }
 }
