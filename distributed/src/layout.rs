@@ -120,6 +120,7 @@ pub fn zigzag(tokens: usize, rank: usize, ranks: usize) -> [Range<usize>; 2] {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "stretches are ranges, and a rank may have one")]
 mod tests {
     use super::*;
 

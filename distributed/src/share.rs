@@ -71,7 +71,9 @@ impl<'a> Share<'a> {
             .map(|rows| rows.told(attention))
             .chain(self.keys.iter().map(Keys::told))
             .collect::<Result<_, _>>()?;
-        let mut told = settings(attention);
+        let mut told = Told::default();
+        told.fact("causal rule", if attention.is_causal() { "causal" } else { "none" });
+        told.fact("alignment", attention.alignment().map_or("none".to_owned(), |alignment| format!("{alignment:?}")));
         if let Err(Error::Disagree { what, got, expected, .. }) = agree(&stretches) {
             told.refused = Some(format!("{what}: one stretch has {got}, but another has {expected}"));
         }
@@ -82,6 +84,8 @@ impl<'a> Share<'a> {
             let facts: Vec<_> = stretch.facts.into_iter().filter(new).collect();
             told.facts.extend(facts);
         }
+        // Last, since the others say more plainly what differs.
+        told.fact("settings", format!("{attention:?}"));
         Ok(told)
     }
 }
@@ -127,13 +131,4 @@ fn positions(first: usize, n: usize) -> Result<Range<usize>, sdpa::Error> {
     let end = first.checked_add(n).filter(|&end| end <= isize::MAX as usize);
     let too_large = sdpa::Error::TooLarge { what: "positions of a stretch", sizes: [first, n, 1, 1] };
     end.map(|end| first..end).ok_or(too_large)
-}
-
-/// Says the settings, each under its own name where it has one.
-fn settings(attention: &Attention) -> Told {
-    let mut told = Told::default();
-    told.fact("causal rule", if attention.is_causal() { "causal" } else { "none" });
-    told.fact("alignment", attention.alignment().map_or("none".to_owned(), |alignment| format!("{alignment:?}")));
-    told.fact("settings", format!("{attention:?}"));
-    told
 }

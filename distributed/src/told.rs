@@ -93,6 +93,7 @@ pub(crate) fn agree(told: &[Told]) -> Result<(), Error> {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "stretches are ranges, and a rank may have one")]
 mod tests {
     use super::*;
 

@@ -45,8 +45,9 @@ fn drive(arguments: &[String]) {
         println!("skipped: all tests of ranks, since mpirun is not here");
         return;
     }
-    let wanted =
-        |name: &str| arguments.first().is_none_or(|filter| filter.starts_with('-') || name.contains(&**filter));
+    let wanted = |name: &str| {
+        arguments.first().is_none_or(|filter| filter.starts_with("-") || filter == "all" || name.contains(&**filter))
+    };
     let given = |name: &str, default: &str| {
         let at = arguments.iter().position(|argument| argument == name);
         at.and_then(|at| arguments.get(at + 1)).map_or(default.to_owned(), Clone::clone)
