@@ -111,7 +111,7 @@ impl Attention {
     }
 
     /// Returns the call and its sizes, if everything fits together; errors as for [`Self::problem`].
-    fn checked<'a>(&self, inputs: &Inputs<'a>, outputs: &Outputs<'_>) -> Result<(Call<'a>, Shape), Error> {
+    pub(crate) fn checked<'a>(&self, inputs: &Inputs<'a>, outputs: &Outputs<'_>) -> Result<(Call<'a>, Shape), Error> {
         let (shape, kv) = inputs.checked()?;
         outputs.check(inputs, &shape, &kv)?;
         let call = self.call(inputs, &shape, kv)?;

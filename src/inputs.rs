@@ -1,6 +1,7 @@
 //! Tensors that a call reads, and checks that they fit together.
 
 mod check;
+mod parts;
 
 use crate::cache::KvCache;
 use crate::error::{Error, same};

@@ -2,6 +2,7 @@
 
 use crate::attention::Attention;
 use crate::error::{Error, ONE_A_ROW, one, same};
+use crate::inputs::Inputs;
 use crate::state::AttnState;
 use sdpa_kernels::{Alignment, Causality, Isa, Precision, View, ViewMut, Visible, Window, merge_results, merge_states};
 
@@ -12,11 +13,11 @@ impl AttnState<'_> {
     /// order.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the shapes differ; [`Error::Differs`] if the settings or slopes do; [`Error::Apart`] if
+    /// [`Error::Mismatch`] if the shapes differ; [`Error::Differs`] if the settings, slopes or kinds of options do; [`Error::Apart`] if
     /// `later` does not start where this state ends.
     pub fn merge(&mut self, later: &AttnState<'_>) -> Result<(), Error> {
         for (what, index) in [("batch", 0), ("heads", 1), ("rows", 2), ("head_dim", 3)] {
-            same("later q", what, later.q.shape()[index], self.q.shape()[index], "this state")?;
+            same("later q", what, later.inputs.q.shape()[index], self.inputs.q.shape()[index], "this state")?;
         }
         same("later state", "kv_heads", later.kv_heads, self.kv_heads, "this state")?;
         same("later state", "value_dim", later.value_dim, self.value_dim, "this state")?;
@@ -45,8 +46,13 @@ impl AttnState<'_> {
     /// this state has.
     fn difference(&self, later: &AttnState<'_>) -> Option<(&'static str, [String; 2])> {
         let settings = [Settings::of(later), Settings::of(self)];
-        if settings[0] == settings[1] && later.alibi == self.alibi {
+        let options = [later.options(), self.options()];
+        if settings[0] == settings[1] && later.inputs.alibi == self.inputs.alibi && options[0] == options[1] {
             return None;
+        }
+        let other = options[0].into_iter().zip(options[1]).find(|(got, expected)| got != expected);
+        if let Some(((what, got), (_, expected))) = other {
+            return Some((what, [got, expected].map(|given| if given { "given" } else { "none" }.to_owned())));
         }
         let [got, expected] = settings.map(Settings::in_words);
         let differ = got.into_iter().zip(expected).find(|((_, got), (_, expected))| got != expected);
@@ -54,10 +60,21 @@ impl AttnState<'_> {
             return Some((what, [got, expected]));
         }
         let slope = |state: &AttnState<'_>, head: usize| {
-            state.alibi.and_then(|slopes| slopes.get(head)).map_or("none".to_owned(), f32::to_string)
+            state.inputs.alibi.and_then(|slopes| slopes.get(head)).map_or("none".to_owned(), f32::to_string)
         };
-        let slopes = (0..self.q.shape()[1]).map(|head| [later, self].map(|state| slope(state, head)));
+        let slopes = (0..self.inputs.q.shape()[1]).map(|head| [later, self].map(|state| slope(state, head)));
         slopes.into_iter().find(|[got, expected]| got != expected).map(|slopes| ("ALiBi slope of a head", slopes))
+    }
+
+    /// Returns which options there are whose numbers are not compared.
+    fn options(&self) -> [(&'static str, bool); 4] {
+        let Inputs { bias, mask, kv_lens, .. } = self.inputs;
+        [
+            ("bias", bias.is_some()),
+            ("mask", mask.is_some()),
+            ("list of key lengths", kv_lens.is_some()),
+            ("set of functions", self.functions.is_some()),
+        ]
     }
 }
 
@@ -78,11 +95,11 @@ impl Settings {
     fn of(state: &AttnState<'_>) -> Self {
         let Attention { softcap, visible: Visible { causality, window }, alignment, precision, .. } = state.attention;
         let offset = match alignment {
-            Some(Alignment::Offset(n)) if state.attention.rule(state.alibi.is_some()).is_some() => n,
+            Some(Alignment::Offset(n)) if state.attention.rule(state.inputs.alibi.is_some()).is_some() => n,
             _ => 0,
         };
         let window = window.filter(|window| window.sides() != [None; 2]);
-        let scale = state.attention.scale_for(state.q.shape()[3]);
+        let scale = state.attention.scale_for(state.inputs.q.shape()[3]);
         Self { scale, softcap, causality, window, offset, precision }
     }
 

@@ -6,7 +6,7 @@ mod errors;
 mod hidden;
 mod native;
 mod outputs;
-mod short;
+pub(crate) mod short;
 
 use crate::kv_support::{Pool, same_full, same_oracle};
 use crate::options::{Case, Wanted, check_against_oracle, options_of};

@@ -45,5 +45,6 @@ mod paged;
 mod shared_prefixes;
 mod short;
 mod split_keys;
+mod states;
 mod trees;
 mod written;

@@ -170,6 +170,16 @@ impl Tensor<'_> {
         Some(by_type!(Tensor => Tensor, self, |view| view.broadcast(shape)?))
     }
 
+    /// Returns the rows in a range, of every batch and head. `None` if the range is outside the rows.
+    pub fn rows_in(&self, range: core::ops::Range<usize>) -> Option<Self> {
+        Some(by_type!(Tensor => Tensor, self, |view| view.rows(range)?))
+    }
+
+    /// Returns the columns in a range, of every row. `None` if the range is outside the columns.
+    pub fn columns_in(&self, range: core::ops::Range<usize>) -> Option<Self> {
+        Some(by_type!(Tensor => Tensor, self, |view| view.columns(range)?))
+    }
+
     /// Returns the first finite element that rounds to ∞ in binary16, and its index, if there is one.
     pub fn beyond_f16(&self, isa: Isa) -> Option<([usize; 4], f32)> {
         if self.dtype() == Dtype::F16 {

@@ -130,7 +130,7 @@ impl Visible {
     }
 
     /// Returns a range that holds every key visible to any row at positions `first..=last`.
-    pub(crate) fn key_range(&self, first: isize, last: isize, kv_len: usize) -> core::ops::Range<usize> {
+    pub fn key_range(&self, first: isize, last: isize, kv_len: usize) -> core::ops::Range<usize> {
         // Bounds move with the position: the first row's range starts first, the last row's ends last.
         let (first, last) = (self.bounds(first, kv_len), self.bounds(last, kv_len));
         let start = if last.prefix > 0 { 0 } else { first.start.min(kv_len) };

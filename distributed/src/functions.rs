@@ -1,0 +1,45 @@
+//! Functions of the caller over a stretch of rows: rows count from the first of all.
+
+use sdpa::masks::MaskError;
+use sdpa::{BlockClass, BlockPosition, CallFacts, MaskMod, Position, ScoreMod};
+
+/// Function that is told which row of all a row of the stretch is.
+#[derive(Debug)]
+pub(crate) struct FromRow<'m, F>(pub(crate) &'m F, pub(crate) usize);
+
+impl<F> FromRow<'_, F> {
+    fn at(&self, at: Position) -> Position {
+        Position { row: at.row + self.1, ..at }
+    }
+}
+
+impl<F: ScoreMod> ScoreMod for FromRow<'_, F> {
+    #[inline]
+    fn score(&self, score: f32, at: Position) -> f32 {
+        self.0.score(score, self.at(at))
+    }
+
+    fn is_given(&self) -> bool {
+        self.0.is_given()
+    }
+}
+
+impl<F: MaskMod> MaskMod for FromRow<'_, F> {
+    #[inline]
+    fn keep(&self, at: Position) -> bool {
+        self.0.keep(self.at(at))
+    }
+
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        let rows = block.rows.start + self.1..block.rows.end + self.1;
+        self.0.class(BlockPosition { rows, ..block })
+    }
+
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+        self.0.fits(call)
+    }
+
+    fn is_given(&self) -> bool {
+        self.0.is_given()
+    }
+}

@@ -1,0 +1,29 @@
+//! Attention over several machines by MPI, with the bits of one: [`sdpa`](https://docs.rs/sdpa) for sequences whose keys
+//! and values, or whose time, no longer fit one machine.
+//!
+//! Every rank of a communicator has a share of the query rows and of the keys and values ([`Share`]). Keys and values
+//! travel from rank to rank in key order, the next while one is computed, and each rank pushes them into the states of
+//! its rows: so a result has the bits of one call on one machine, on any number of ranks and however they share.
+//!
+//! See `docs/distributed.md` in the repository for how to run it.
+#![deny(unsafe_code)]
+
+mod error;
+mod exchange;
+mod functions;
+mod layout;
+mod message;
+mod parcel;
+mod patience;
+mod prompt;
+mod ranks;
+mod report;
+mod share;
+mod stream;
+mod told;
+
+pub use error::Error;
+pub use layout::zigzag;
+pub use ranks::Ranks;
+pub use report::Report;
+pub use share::Share;

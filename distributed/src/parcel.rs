@@ -1,0 +1,155 @@
+//! Parcels on their way: keys and values in the memory that they travel through.
+
+use crate::error::Error;
+use crate::message::{Comm, Transfer, Way};
+use half::slice::HalfBitsSliceExt;
+use half::{bf16, f16};
+use sdpa::{Dtype, Tensor, View};
+
+/// Sizes and element types of all keys and values of a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) batch: usize,
+    pub(crate) heads: usize,
+    /// Of keys, then of values.
+    pub(crate) dims: [usize; 2],
+    pub(crate) dtypes: [Dtype; 2],
+}
+
+impl Sizes {
+    /// Bytes of a key and its value.
+    pub(crate) fn bytes(&self) -> usize {
+        let [k, v] = [0, 1].map(|i| self.dims[i].saturating_mul(self.dtypes[i].bytes()));
+        self.batch.saturating_mul(self.heads).saturating_mul(k.saturating_add(v))
+    }
+}
+
+/// Elements of one tensor on their way.
+#[derive(Debug)]
+enum Elements {
+    Wide(Transfer<f32>),
+    /// Bits of elements of 16 bits.
+    Short(Transfer<u16>, Dtype),
+}
+
+impl Elements {
+    /// Begins to send the elements of a tensor, or to receive `len` elements.
+    fn begin(comm: Comm, own: Option<Tensor<'_>>, (dtype, len): (Dtype, usize), way: Way) -> Result<Self, Error> {
+        Ok(match (own, dtype) {
+            (Some(Tensor::F32(view)), _) => Self::Wide(Transfer::begin(comm, packed(view, len, |&x| x)?, way)),
+            (Some(Tensor::Bf16(view)), _) => {
+                Self::Short(Transfer::begin(comm, packed(view, len, |x| x.0)?, way), dtype)
+            }
+            (Some(Tensor::F16(view)), _) => Self::Short(Transfer::begin(comm, packed(view, len, |x| x.0)?, way), dtype),
+            (_, Dtype::F32) => Self::Wide(Transfer::begin(comm, zeros(len)?, way)),
+            _ => Self::Short(Transfer::begin(comm, zeros(len)?, way), dtype),
+        })
+    }
+
+    /// Returns the elements as a tensor, if all have arrived.
+    fn tensor(&self, shape: [usize; 4]) -> Option<Tensor<'_>> {
+        match self {
+            Self::Wide(transfer) => Some(View::bhld(transfer.elements()?, shape).ok()?.into()),
+            Self::Short(transfer, Dtype::Bf16) => {
+                Some(View::bhld(transfer.elements()?.reinterpret_cast::<bf16>(), shape).ok()?.into())
+            }
+            Self::Short(transfer, _) => {
+                Some(View::bhld(transfer.elements()?.reinterpret_cast::<f16>(), shape).ok()?.into())
+            }
+        }
+    }
+}
+
+/// Evaluates the same expression for either kind of elements.
+macro_rules! either {
+    ($elements:expr, |$x:ident| $e:expr) => {
+        match $elements {
+            Elements::Wide($x) => $e,
+            Elements::Short($x, _) => $e,
+        }
+    };
+}
+
+/// Keys and values of a parcel on their way.
+#[derive(Debug)]
+pub(crate) struct Travelling {
+    parts: [Elements; 2],
+    shapes: [[usize; 4]; 2],
+}
+
+impl Travelling {
+    /// Begins to send keys and values, if they are this rank's own, or to receive `n` of them. `ways` are those of keys
+    /// and of values.
+    pub(crate) fn begin(
+        comm: Comm,
+        sizes: &Sizes,
+        (own, n): (Option<[Tensor<'_>; 2]>, usize),
+        ways: [Way; 2],
+    ) -> Result<Self, Error> {
+        let shapes = sizes.dims.map(|dim| [sizes.batch, sizes.heads, n, dim]);
+        let part = |i: usize, way: Way| {
+            let too_large = sdpa::Error::TooLarge { what: "a parcel of keys", sizes: shapes[i] };
+            let len = shapes[i].iter().try_fold(1usize, |len, &size| len.checked_mul(size)).ok_or(too_large)?;
+            Elements::begin(comm, own.map(|own| own[i]), (sizes.dtypes[i], len), way)
+        };
+        let [k, v] = ways;
+        Ok(Self { parts: [part(0, k)?, part(1, v)?], shapes })
+    }
+
+    /// Lets it advance. Returns true if it did.
+    pub(crate) fn poll(&self) -> bool {
+        let [k, v] = &self.parts;
+        either!(k, |x| x.poll()) | either!(v, |x| x.poll())
+    }
+
+    /// Returns keys and values, if all have arrived.
+    pub(crate) fn tensors(&self) -> Option<[Tensor<'_>; 2]> {
+        let [k, v] = &self.parts;
+        Some([k.tensor(self.shapes[0])?, v.tensor(self.shapes[1])?])
+    }
+
+    /// Returns true if all have arrived, and were taken wherever they go.
+    pub(crate) fn is_done(&self) -> bool {
+        self.parts.iter().all(|part| either!(part, |x| x.is_done()))
+    }
+
+    /// Returns the ranks that it waits for.
+    pub(crate) fn peers(&self) -> Vec<usize> {
+        self.parts.iter().flat_map(|part| either!(part, |x| x.peers())).collect()
+    }
+
+    /// Returns the bytes it holds, and those that this rank sends and receives.
+    pub(crate) fn bytes(&self) -> [usize; 3] {
+        let [k, v] = [0, 1].map(|i| either!(&self.parts[i], |x| x.bytes()));
+        [0, 1, 2].map(|i| k[i] + v[i])
+    }
+}
+
+/// Returns memory for `len` elements.
+fn room<T>(len: usize) -> Result<Vec<T>, Error> {
+    let mut memory = Vec::new();
+    let refused = |_| sdpa::Error::Memory { what: "a parcel of keys", bytes: len.saturating_mul(size_of::<T>()) };
+    memory.try_reserve_exact(len).map_err(refused)?;
+    Ok(memory)
+}
+
+fn zeros<T: Copy + Default>(len: usize) -> Result<Vec<T>, Error> {
+    let mut memory = room(len)?;
+    memory.resize(len, T::default());
+    Ok(memory)
+}
+
+/// Returns the elements of a view side by side, in order.
+fn packed<T, U>(view: View<'_, T>, len: usize, convert: impl Fn(&T) -> U) -> Result<Vec<U>, Error> {
+    let ([batch, heads, rows, dim], mut memory) = (view.shape(), room(len)?);
+    for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+        let dense = view.head(b, h).filter(|(_, (_, element))| *element == 1);
+        for l in 0..rows {
+            match dense {
+                Some((elements, (row, _))) => memory.extend(elements[l * row..][..dim].iter().map(&convert)),
+                None => memory.extend((0..dim).filter_map(|d| view.get([b, h, l, d])).map(&convert)),
+            }
+        }
+    }
+    Ok(memory)
+}

@@ -1,0 +1,181 @@
+//! One call over all ranks: agreement, then keys and values in order.
+
+use crate::error::Error;
+use crate::exchange::exchange;
+use crate::functions::FromRow;
+use crate::layout::{KEYS, Parcel, ROWS, Stretch, Tree, in_order, parcels};
+use crate::parcel::Sizes;
+use crate::ranks::Ranks;
+use crate::report::Report;
+use crate::share::{Rows, Share};
+use crate::stream::{Step, Stream};
+use crate::told::{Told, agree};
+use core::ops::Range;
+use sdpa::{Alignment, Attention, AttnState, Dtype, MaskMod, Mods, Outputs, ScoreMod, WeightMod};
+
+/// A call that begins.
+pub(crate) struct Call<'r, 'c> {
+    ranks: &'r Ranks<'c>,
+    attention: Attention,
+    /// Number of calls before this one.
+    number: u64,
+}
+
+/// What all ranks have.
+struct Agreed {
+    rows: usize,
+    keys: Vec<Stretch>,
+    /// `None` if no rank has keys.
+    sizes: Option<Sizes>,
+}
+
+impl<'r, 'c> Call<'r, 'c> {
+    pub(crate) fn new(ranks: &'r Ranks<'c>, attention: &Attention, number: u64) -> Self {
+        Self { ranks, attention: *attention, number }
+    }
+
+    /// Runs the call.
+    pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
+        &self,
+        share: Share<'_>,
+        mods: &Mods<S, M, P>,
+    ) -> Result<Report, Error> {
+        let given = [mods.score.is_given(), mods.mask.is_given(), mods.weight.is_given()];
+        let agreed = self.agreed(&share, given)?;
+        let Share { rows, keys } = share;
+        let shifted: Vec<_> = rows
+            .iter()
+            .map(|rows| Mods::new().score(FromRow(&mods.score, rows.first)).mask(FromRow(&mods.mask, rows.first)))
+            .collect();
+        let states = rows.iter().zip(&shifted).map(|(rows, mods)| self.state(rows, &agreed, mods));
+        let states: Result<Vec<_>, _> = states.collect();
+        let parcels = agreed.sizes.map_or(Vec::new(), |sizes| parcels(&agreed.keys, sizes.bytes()));
+        let (states, steps) = self.steps(states, &parcels)?;
+        let mut stream = Stream::new(self.ranks, states, &keys);
+        if let Some(sizes) = agreed.sizes {
+            stream.run(&steps, &sizes)?;
+        }
+        let outputs: Vec<Outputs<'_>> = rows.into_iter().map(|rows| rows.outputs).collect();
+        stream.read(outputs)
+    }
+
+    /// Tells all ranks what this one has, and compares what they have.
+    fn agreed(&self, share: &Share<'_>, [score, mask, weight]: [bool; 3]) -> Result<Agreed, Error> {
+        const WHAT: &str = "what it has of the call";
+        let whole = sdpa::Error::Needs { argument: "weight function", needs: "a call over all keys, on one machine" };
+        let own = if weight { Err(whole) } else { share.told(&self.attention) };
+        let mut told = match &own {
+            Ok(told) => told.clone(),
+            Err(error) => Told { refused: Some(error.to_string()), ..Told::default() },
+        };
+        let word = |given| if given { "given" } else { "none" };
+        told.facts.insert(0, ("number of calls before".to_owned(), self.number.to_string()));
+        told.fact("score function", word(score));
+        told.fact("mask function", word(mask));
+        let texts = exchange(self.ranks.comm, told.text(), WHAT, self.ranks.patience)?;
+        let all: Vec<Told> = texts.iter().map(|text| Told::read(text)).collect();
+        agree(&all).map_err(|error| self.own(error, own.err()))?;
+        let end = |stretches: &[Stretch]| stretches.last().map_or(0, |last| last.range.end);
+        let rows = in_order(ROWS, all.iter().map(|told| &*told.rows))?;
+        let keys = in_order(KEYS, all.iter().map(|told| &*told.keys))?;
+        Ok(Agreed { rows: end(&rows), keys, sizes: sizes(&all) })
+    }
+
+    /// Replaces this rank's own refusal by its reason.
+    fn own(&self, error: Error, reason: Option<sdpa::Error>) -> Error {
+        match (error, reason) {
+            (Error::Refused { rank, .. }, Some(reason)) if rank == self.ranks.comm.rank => Error::Call(reason),
+            (error, _) => error,
+        }
+    }
+
+    /// Makes the state of a stretch of rows.
+    fn state<'a, S: ScoreMod, M: MaskMod>(
+        &self,
+        Rows { first, inputs, outputs }: &Rows<'a>,
+        agreed: &Agreed,
+        mods: &'a Mods<S, M>,
+    ) -> Result<AttnState<'a>, sdpa::Error> {
+        let keys = agreed.keys.last().map_or(0, |last| last.range.end);
+        let lens = inputs.options_in_words().iter().any(|(what, words)| *what == "kv_lens" && words != "none");
+        let first_row = match self.attention.alignment() {
+            Some(Alignment::BottomRight) if lens => {
+                let needs = "sequences of one length, where rows are on several ranks";
+                return Err(sdpa::Error::Needs { argument: "bottom-right", needs });
+            }
+            Some(alignment) => alignment.offset(agreed.rows, keys),
+            None if agreed.rows == keys => 0,
+            // Only if no rule needs an alignment.
+            None => {
+                AttnState::from_inputs(self.attention, *inputs, self.ranks.exec).map(|_| 0).map_err(
+                    |error| match error {
+                        sdpa::Error::Needs { argument: rule, needs } if needs.starts_with("an alignment") => {
+                            sdpa::Error::Unaligned { rule, sequence: None, q_len: agreed.rows, kv_len: keys }
+                        }
+                        error => error,
+                    },
+                )?
+            }
+        };
+        let offset = Alignment::Offset(first_row.saturating_add_unsigned(*first));
+        let state = AttnState::from_inputs(self.attention.align(offset), *inputs, self.ranks.exec)?;
+        let state = if mods.score.is_given() || mods.mask.is_given() { state.mods(mods)? } else { state };
+        state.check(outputs)?;
+        Ok(state)
+    }
+
+    /// Tells all ranks which parcels this one needs, or why it refuses the call, and returns its steps.
+    fn steps<'a>(
+        &self,
+        states: Result<Vec<AttnState<'a>>, sdpa::Error>,
+        parcels: &[Parcel],
+    ) -> Result<(Vec<AttnState<'a>>, Vec<Step>), Error> {
+        const WHAT: &str = "which keys it needs";
+        let mut told = Told::default();
+        match &states {
+            Ok(states) => {
+                let needs = |parcel: &Parcel| states.iter().any(|state| state.sees(parcel.keys.clone()));
+                // As ranges of parcels, which are few under all rules but odd ones.
+                let mut ranges: Vec<Range<usize>> = Vec::new();
+                for (n, _) in parcels.iter().enumerate().filter(|(_, parcel)| needs(parcel)) {
+                    match ranges.last_mut() {
+                        Some(last) if last.end == n => last.end += 1,
+                        _ => ranges.push(n..n + 1),
+                    }
+                }
+                told.keys = ranges;
+            }
+            Err(error) => told.refused = Some(error.to_string()),
+        }
+        let texts = exchange(self.ranks.comm, told.text(), WHAT, self.ranks.patience)?;
+        let all: Vec<Told> = texts.iter().map(|text| Told::read(text)).collect();
+        let states = match (agree(&all), states) {
+            (Ok(()), Ok(states)) => states,
+            (Ok(()), Err(error)) => return Err(error.into()),
+            (Err(error), states) => return Err(self.own(error, states.err())),
+        };
+        let steps = parcels.iter().enumerate().map(|(n, parcel)| {
+            let needs: Vec<_> = all.iter().map(|told| told.keys.iter().any(|range| range.contains(&n))).collect();
+            let tree = Tree::new(parcel.owner, &needs);
+            let way = tree.at(self.ranks.comm.rank).filter(|(from, to)| from.is_some() || !to.is_empty());
+            Step { parcel: parcel.clone(), number: n, needed: needs[self.ranks.comm.rank], way }
+        });
+        let steps = steps.collect();
+        Ok((states, steps))
+    }
+}
+
+/// Returns sizes and element types of the keys, as the ranks that have some say.
+fn sizes(all: &[Told]) -> Option<Sizes> {
+    let with_keys = all.iter().find(|told| told.facts.iter().any(|(what, _)| what == "element type of k"))?;
+    let said = |name: &str| with_keys.facts.iter().find(|(what, _)| what == name).map(|(_, value)| value.as_str());
+    let number = |name| said(name)?.parse().ok();
+    let dtype =
+        |name| [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().find(|dtype| said(name) == Some(&dtype.to_string()));
+    Some(Sizes {
+        batch: number("batch")?,
+        heads: number("key/value heads")?,
+        dims: [number("head_dim")?, number("value_dim")?],
+        dtypes: [dtype("element type of k")?, dtype("element type of v")?],
+    })
+}

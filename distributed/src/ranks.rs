@@ -1,0 +1,136 @@
+//! Ranks: the processes of a communicator, and how a call over them runs.
+
+use crate::error::Error;
+use crate::message::Comm;
+use crate::patience::Patience;
+use crate::prompt::Call;
+use crate::report::Report;
+use crate::share::Share;
+use core::cell::Cell;
+use core::fmt;
+use core::marker::PhantomData;
+use mpi::topology::Communicator;
+use sdpa::{Attention, Exec, MaskMod, Mods, ScoreMod, WeightMod};
+use std::time::{Duration, Instant};
+
+/// Function that is told how many of how many keys were computed.
+pub(crate) type Progress<'c> = &'c dyn Fn(usize, usize);
+
+/// Ranks of a communicator of yours, which compute attention together.
+///
+/// All ranks of the communicator make the same calls in the same order. MPI is called by the calling thread alone
+/// (`MPI_THREAD_FUNNELED` is enough), under tags from 8000 to 24999: use others, or duplicate the communicator.
+///
+/// ```no_run
+/// use mpi::traits::*;
+/// use sdpa::{Attention, Inputs, Outputs, View, ViewMut};
+/// use sdpa_mpi::{Ranks, Share};
+/// use std::time::Duration;
+///
+/// let universe = mpi::initialize().expect("MPI");
+/// let world = universe.world();
+/// let ranks = Ranks::new(&world, Duration::from_secs(60));
+/// // 1000 rows and keys of each rank, of 8 heads of 64.
+/// let (shape, len) = ([1, 8, 1000, 64], 8 * 1000 * 64);
+/// let (q, k, v, mut out) = (vec![0.5f32; len], vec![0.25f32; len], vec![1.0f32; len], vec![0.0f32; len]);
+/// let (q, k, v) = (View::bhld(&q, shape)?, View::bhld(&k, shape)?, View::bhld(&v, shape)?);
+/// let first = 1000 * world.rank() as usize;
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, shape)?);
+/// let share = Share::new().rows(first, Inputs::new(q, k, v), outputs).keys(first, k, v);
+/// let report = ranks.attention(&Attention::new().causal(), share)?;
+/// println!("rank {}: {report}", world.rank());
+/// # Ok::<(), sdpa_mpi::Error>(())
+/// ```
+pub struct Ranks<'c> {
+    pub(crate) comm: Comm,
+    pub(crate) patience: Patience,
+    pub(crate) exec: Exec,
+    pub(crate) pool: Option<&'c rayon::ThreadPool>,
+    pub(crate) progress: Option<Progress<'c>>,
+    /// Calls that have begun.
+    calls: Cell<u64>,
+    /// True while a call runs, and for ever if it did not end together with the others'.
+    broken: Cell<bool>,
+    communicator: PhantomData<&'c ()>,
+}
+
+impl fmt::Debug for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Comm { rank, size, .. } = self.comm;
+        f.debug_struct("Ranks").field("rank", &rank).field("size", &size).finish_non_exhaustive()
+    }
+}
+
+impl<'c> Ranks<'c> {
+    /// Takes a communicator, and the time after which a call is given up in which nothing comes from the ranks that it
+    /// waits for. The time in which this rank computes does not count; that in which another one does, does.
+    pub fn new(communicator: &'c impl Communicator, timeout: Duration) -> Self {
+        Self {
+            comm: Comm::of(communicator),
+            patience: Patience(timeout),
+            exec: Exec::default(),
+            pool: None,
+            progress: None,
+            calls: Cell::new(0),
+            broken: Cell::new(false),
+            communicator: PhantomData,
+        }
+    }
+
+    /// Sets instruction set and threads; by default the widest one, and all threads of rayon's pool.
+    #[must_use]
+    pub fn exec(self, exec: Exec) -> Self {
+        Self { exec, ..self }
+    }
+
+    /// Sets the pool that computes, by default rayon's global one. While it computes, the calling thread sees to
+    /// messages; called from inside a pool, it does one after the other.
+    #[must_use]
+    pub fn pool(self, pool: &'c rayon::ThreadPool) -> Self {
+        Self { pool: Some(pool), ..self }
+    }
+
+    /// Sets a function that is told how many of how many keys are done, after each parcel of them.
+    #[must_use]
+    pub fn progress(self, progress: &'c dyn Fn(usize, usize)) -> Self {
+        Self { progress: Some(progress), ..self }
+    }
+
+    /// Computes attention of all ranks' rows over all ranks' keys, with the bits that one call on one machine has,
+    /// however rows and keys are shared out.
+    ///
+    /// Every option of a call that can be cut by rows and keys has its place in the settings and the share's inputs.
+    /// Dropout, weight functions and ragged sequences are refused, and bottom-right alignment beside key lengths.
+    ///
+    /// # Errors
+    /// [`Error`]; the outputs are then untouched. After [`Error::TimedOut`] messages may still be on their way, so
+    /// later calls are refused: take another communicator, or end the program.
+    pub fn attention(&self, attention: &Attention, share: Share<'_>) -> Result<Report, Error> {
+        self.attention_with(attention, share, &Mods::new())
+    }
+
+    /// Computes attention with score and mask functions, otherwise as [`Self::attention`]. They see the rows and keys of
+    /// the whole call. That they do the same on every rank cannot be checked.
+    ///
+    /// # Errors
+    /// As [`Self::attention`].
+    ///
+    /// # Panics
+    /// If one of the functions does; the other ranks then time out.
+    pub fn attention_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
+        &self,
+        attention: &Attention,
+        share: Share<'_>,
+        mods: &Mods<S, M, P>,
+    ) -> Result<Report, Error> {
+        if self.broken.replace(true) {
+            return Err(Error::Broken);
+        }
+        let begin = Instant::now();
+        let number = self.calls.replace(self.calls.get() + 1);
+        let result = Call::new(self, attention, number).run(share, mods);
+        let together = !matches!(result, Err(Error::TimedOut { .. } | Error::Call(sdpa::Error::Memory { .. })));
+        self.broken.set(!together);
+        result.map(|report| Report { total: begin.elapsed(), ..report })
+    }
+}

@@ -1,0 +1,44 @@
+//! Report: what a call moved and how long it took, on one rank.
+
+use core::fmt;
+use std::time::Duration;
+
+/// Report of a call on one rank: bytes moved, time computing, time waiting.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Bytes of keys and values that this rank sent, to all others together.
+    pub sent: usize,
+    /// Bytes of keys and values that it received.
+    pub received: usize,
+    /// Most bytes of keys and values on their way that it held at once, beside its share.
+    pub held: usize,
+    /// Keys that some of its rows may see, and that it computed.
+    pub computed: usize,
+    /// Keys that rules hide from all of its rows: neither received nor computed.
+    pub hidden: usize,
+    /// Time in which it computed.
+    pub computing: Duration,
+    /// Time in which it could only wait for others.
+    pub waiting: Duration,
+    /// Time of the whole call: also checks, and copies to and from messages.
+    pub total: Duration,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
+        let ms = |time: Duration| 1e3 * time.as_secs_f64();
+        write!(
+            f,
+            "sent {:.2} MiB, received {:.2} MiB, held {:.2} MiB; computed {} keys, {} hidden; computing {:.1} ms, waiting {:.1} ms of {:.1} ms",
+            mib(self.sent),
+            mib(self.received),
+            mib(self.held),
+            self.computed,
+            self.hidden,
+            ms(self.computing),
+            ms(self.waiting),
+            ms(self.total)
+        )
+    }
+}

@@ -1,0 +1,135 @@
+//! What ranks tell each other of a call, and whether they agree.
+
+use crate::error::Error;
+use core::ops::Range;
+
+/// Longest value that is told whole; of a longer one the beginning, and a number that tells it from others.
+const LONG: usize = 300;
+
+/// What a rank says of a call before it begins.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Told {
+    /// Why its own part is wrong.
+    pub(crate) refused: Option<String>,
+    /// Names of what all must agree on, and what it has. A rank leaves out what it does not know.
+    pub(crate) facts: Vec<(String, String)>,
+    /// Rows and keys that it has.
+    pub(crate) rows: Vec<Range<usize>>,
+    pub(crate) keys: Vec<Range<usize>>,
+}
+
+impl Told {
+    pub(crate) fn fact(&mut self, what: impl Into<String>, value: impl Into<String>) {
+        self.facts.push((what.into(), shortened(value.into())));
+    }
+
+    /// Writes a line for each thing.
+    pub(crate) fn text(&self) -> String {
+        let one_line = |text: &str| text.replace(['\n', '\t'], " ");
+        let mut text = String::new();
+        if let Some(why) = &self.refused {
+            text += &format!("refused\t{}\n", one_line(why));
+        }
+        for (what, value) in &self.facts {
+            text += &format!("fact\t{}\t{}\n", one_line(what), one_line(value));
+        }
+        for (name, ranges) in [("rows", &self.rows), ("keys", &self.keys)] {
+            for range in ranges {
+                text += &format!("{name}\t{}\t{}\n", range.start, range.end);
+            }
+        }
+        text
+    }
+
+    /// Reads what [`Self::text`] wrote; leaves out lines that it never writes.
+    pub(crate) fn read(text: &str) -> Self {
+        let mut told = Self::default();
+        for line in text.lines() {
+            let words: Vec<_> = line.split('\t').collect();
+            let range = |a: &str, b: &str| Some(a.parse().ok()?..b.parse().ok()?);
+            match words[..] {
+                ["refused", why] => told.refused = Some(why.to_owned()),
+                ["fact", what, value] => told.facts.push((what.to_owned(), value.to_owned())),
+                ["rows", a, b] => told.rows.extend(range(a, b)),
+                ["keys", a, b] => told.keys.extend(range(a, b)),
+                _ => {}
+            }
+        }
+        told
+    }
+}
+
+/// Cuts a long value, and adds a number made of the whole, so that different values stay different.
+fn shortened(value: String) -> String {
+    if value.len() <= LONG {
+        return value;
+    }
+    // FNV-1a.
+    let hash = value
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let end = (0..=LONG).rev().find(|&at| value.is_char_boundary(at)).unwrap_or(0);
+    format!("{}… ({} bytes, hash {hash:016x})", &value[..end], value.len())
+}
+
+/// Finds what is wrong with what all ranks say: the same on every rank.
+///
+/// # Errors
+/// [`Error::Refused`] or [`Error::Disagree`].
+pub(crate) fn agree(told: &[Told]) -> Result<(), Error> {
+    if let Some((rank, why)) = told.iter().enumerate().find_map(|(rank, told)| Some((rank, told.refused.clone()?))) {
+        return Err(Error::Refused { rank, why });
+    }
+    for (rank, later) in told.iter().enumerate() {
+        for (what, got) in &later.facts {
+            let said = |told: &Told| told.facts.iter().find(|(name, _)| name == what).map(|(_, value)| value.clone());
+            let first = told.iter().enumerate().find_map(|(other, told)| Some((other, said(told)?)));
+            if let Some((other, expected)) = first.filter(|(_, expected)| expected != got) {
+                return Err(Error::Disagree { what: what.clone(), rank, got: got.clone(), other, expected });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "stretches are ranges, and a rank may have one")]
+mod tests {
+    use super::*;
+
+    fn told(value: &str) -> Told {
+        let mut told = Told { rows: vec![0..3, 7..9], keys: vec![4..4], ..Told::default() };
+        told.fact("scale", value);
+        told
+    }
+
+    #[test]
+    fn what_is_told_is_read() {
+        let mut all = told("0.5");
+        all.refused = Some("two\nlines".to_owned());
+        assert_eq!(Told::read(&all.text()), Told { refused: Some("two lines".to_owned()), ..all });
+        assert_eq!(Told::read("rows\tx\t3\nwhat\n"), Told::default());
+    }
+
+    #[test]
+    fn the_first_that_differs_is_named_with_the_first_that_speaks() {
+        let silent = Told::default();
+        let all = [silent.clone(), told("0.5"), told("0.5"), told("0.25")];
+        let expected = Error::Disagree {
+            what: "scale".to_owned(),
+            rank: 3,
+            got: "0.25".to_owned(),
+            other: 1,
+            expected: "0.5".to_owned(),
+        };
+        assert_eq!(agree(&all), Err(expected));
+        assert_eq!(agree(&[silent, told("1")]), Ok(()));
+    }
+
+    #[test]
+    fn long_values_stay_different() {
+        let (a, b) = ("x".repeat(5000), "x".repeat(4999) + "é");
+        assert_ne!(told(&a), told(&b));
+        assert!(told(&a).text().len() < 1000);
+    }
+}

@@ -1,0 +1,149 @@
+//! Random calls with random options, shared out at random: each rank holds its rows against one process's.
+
+use crate::PATIENT;
+use crate::launch::FINE;
+use crate::options::elements::{DTYPES, Rounded};
+use crate::options::mods::{Functions, with_mods};
+use crate::options::{Case, Full, Wanted};
+use crate::support::{Rng, Tensor, assert_same_bits};
+use core::ops::Range;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::*;
+use sdpa::{Alignment, Exec, Inputs, Workspace};
+use sdpa_mpi::{Ranks, Report, Share, zigzag};
+
+/// Products of a case, at most.
+const MOST: usize = 1_500_000;
+
+/// A call, and which rank has which of its rows and keys.
+pub(crate) struct Shared {
+    pub(crate) case: Case,
+    pub(crate) qkv: [Rounded; 3],
+    pub(crate) rows: Vec<Vec<Range<usize>>>,
+    pub(crate) keys: Vec<Vec<Range<usize>>>,
+}
+
+/// A random case that can be shared out: no ragged sequences, no weight function, no bottom-right beside key lengths.
+fn shareable(rng: &mut Rng) -> Case {
+    loop {
+        let case = Case::random(rng, MOST);
+        let bottom_right = case.alignment == Some(Alignment::BottomRight);
+        if case.ragged.is_some() || bottom_right && case.kv_lens.is_some() {
+            continue;
+        }
+        let square = case.q.shape[2] == case.k.shape[2] && case.kv_lens.is_none();
+        let alignment = if square && rng.below(2) == 0 { None } else { case.alignment };
+        return Case { alignment, functions: Functions { prob: None, ..case.functions }, ..case };
+    }
+}
+
+/// Shares positions out: at random, in stretches of any length and order, or as stripes.
+fn shared_out(n: usize, ranks: usize, rng: &mut Rng) -> Vec<Vec<Range<usize>>> {
+    let mut shares = vec![Vec::new(); ranks];
+    match rng.below(4) {
+        0 => (0..ranks).for_each(|rank| shares[rank].extend(zigzag(n, rank, ranks))),
+        1 => (0..ranks).for_each(|rank| shares[rank].push(n * rank / ranks..n * (rank + 1) / ranks)),
+        _ => {
+            let mut at = 0;
+            while at < n {
+                let most = if rng.below(2) == 0 { n } else { 1 + n / ranks };
+                let end = n.min(at + 1 + rng.below(most));
+                shares[rng.below(ranks)].push(at..end);
+                at = end;
+            }
+            shares.iter_mut().filter(|share| share.len() > 1).for_each(|share| share.rotate_left(1));
+        }
+    }
+    shares
+}
+
+impl Shared {
+    fn random(rng: &mut Rng, ranks: usize) -> Self {
+        let mut case = shareable(rng);
+        let qkv = [&case.q, &case.k, &case.v].map(|x| Rounded::new(x, rng.pick(&DTYPES)));
+        let [q, k, v] = qkv.each_ref().map(|x| x.wide.clone());
+        (case.q, case.k, case.v) = (q, k, v);
+        let (rows, keys) = (case.q.shape[2], case.k.shape[2]);
+        let rows = shared_out(rows, ranks, rng);
+        let keys =
+            if rng.below(2) == 0 && case.q.shape[2] == keys { rows.clone() } else { shared_out(keys, ranks, rng) };
+        Self { case, qkv, rows, keys }
+    }
+
+    /// What one process makes of it.
+    pub(crate) fn whole(&self) -> Full {
+        let [q, k, v] = self.qkv.each_ref().map(Rounded::view);
+        let mut inputs = self.case.inputs_over(Inputs::new(q, k, v));
+        inputs = self.case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
+        let mut full = self.case.unwritten(Wanted::LEAST);
+        self.case.run_outputs(inputs, Exec::serial(), full.outputs(), &mut Workspace::new());
+        full
+    }
+
+    /// The options that some rows have.
+    pub(crate) fn part(&self, rows: &Range<usize>) -> Case {
+        let cut = |x: &Tensor| if x.shape[2] == 1 { x.clone() } else { x.rows(rows.clone()) };
+        let case = &self.case;
+        Case {
+            q: case.q.rows(rows.clone()),
+            bias: case.bias.as_ref().map(|bias| Rounded::new(&cut(&bias.wide), bias.dtype())),
+            mask: case.mask.as_ref().map(|mask| mask.over(cut(&mask.tensor))),
+            ..case.clone()
+        }
+    }
+
+    /// Runs a rank's part; `alter` changes its share.
+    pub(crate) fn run(
+        &self,
+        ranks: &Ranks<'_>,
+        rank: usize,
+        parts: &mut [(Case, Full)],
+    ) -> Result<Report, sdpa_mpi::Error> {
+        let [q, k, v] = self.qkv.each_ref().map(Rounded::view);
+        let mut share = Share::new();
+        for ((case, full), rows) in parts.iter_mut().zip(&self.rows[rank]) {
+            let inputs = case.inputs_over(Inputs::new(q.rows_in(rows.clone()).expect("rows"), k, v));
+            let inputs = case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
+            share = share.rows(rows.start, inputs, full.outputs());
+        }
+        for keys in &self.keys[rank] {
+            let [k, v] = [k, v].map(|x| x.rows_in(keys.clone()).expect("keys"));
+            share = share.keys(keys.start, k, v);
+        }
+        with_mods!(self.case, |mods| ranks.attention_with(&self.case.attention(), share, &mods))
+    }
+
+    /// The parts of a rank, not yet computed.
+    pub(crate) fn parts(&self, rank: usize) -> Vec<(Case, Full)> {
+        let part = |rows| {
+            let case = self.part(rows);
+            let full = case.unwritten(Wanted::LEAST);
+            (case, full)
+        };
+        self.rows[rank].iter().map(part).collect()
+    }
+}
+
+pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
+    let (rank, size) = (world.rank() as usize, world.size() as usize);
+    let ranks = Ranks::new(world, PATIENT).exec(Exec::serial());
+    let mut moved = [0usize; 2];
+    for case in 0..cases {
+        let mut rng = Rng::new(seed * 1_000_003 + case);
+        let shared = Shared::random(&mut rng, size);
+        let whole = shared.whole();
+        let mut parts = shared.parts(rank);
+        let what = format!("seed {seed}, case {case}, rank {rank} of {size}");
+        let report = shared.run(&ranks, rank, &mut parts).unwrap_or_else(|error| panic!("{what}: {error}"));
+        for ((_, full), rows) in parts.iter().zip(&shared.rows[rank]) {
+            assert_same_bits(&format!("{what}, rows {rows:?}: out"), &full.out, &whole.out.rows(rows.clone()));
+            assert_same_bits(&format!("{what}, rows {rows:?}: lse"), &full.lse, &whole.lse.rows(rows.clone()));
+        }
+        assert_eq!(report.computed + report.hidden, shared.case.k.shape[2], "{what}");
+        moved = [moved[0] + report.sent, moved[1] + report.received];
+    }
+    let mut all = [0usize; 2];
+    world.all_reduce_into(&moved[..], &mut all[..], mpi::collective::SystemOperation::sum());
+    assert_eq!(all[0], all[1], "what is sent is received");
+    println!("{rank}: {FINE}");
+}

@@ -1,0 +1,142 @@
+//! Faults: ranks that disagree, die, or come late. Every other rank says so in time, and writes nothing.
+
+use crate::launch::{FINE, Launch};
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::*;
+use sdpa::{Attention, Bf16, Exec, Inputs, Mask, Mods, Outputs, Position, View, ViewMut};
+use sdpa_mpi::{Error, Ranks, Share};
+use std::time::{Duration, Instant};
+
+/// Time that ranks allow each other here, and what they may take beyond it.
+const TIMEOUT: Duration = Duration::from_secs(3);
+const BEYOND: Duration = Duration::from_secs(5);
+/// The rank that is at fault.
+const GUILTY: usize = 1;
+/// Rows and keys of each rank, and the length of a head.
+const N: usize = 40;
+const DIM: usize = 8;
+
+/// A fault of one rank.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fault {
+    pub(crate) name: &'static str,
+    /// Words of the error on every rank but perhaps the guilty one.
+    words: &'static str,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    /// Every rank gets the same error.
+    Said,
+    /// The rank itself gets its own error.
+    Own,
+    /// The rank is late, and finds nobody.
+    Late,
+    Dies,
+}
+
+const fn fault(name: &'static str, words: &'static str, kind: Kind) -> Fault {
+    Fault { name, words, kind }
+}
+
+pub(crate) const FAULTS: [Fault; 14] = [
+    fault("causal", "causal rule: rank 1 has causal, but rank 0 has none", Kind::Said),
+    fault("softcap", "settings: rank 1 has Attention", Kind::Said),
+    fault("scale", "scale: rank 1 has 2, but rank 0 has 0.35355338", Kind::Said),
+    fault("slopes", "alibi slopes: rank 1 has [0.5], but rank 0 has [0.25]", Kind::Said),
+    fault("mask", "mask: rank 1 has of keys to keep, one column for all keys, but rank 0 has none", Kind::Said),
+    fault("function", "score function: rank 1 has given, but rank 0 has none", Kind::Said),
+    fault("element", "element type of k: rank 1 has bf16, but rank 0 has f32", Kind::Said),
+    fault("shape", "value_dim: rank 1 has 7, but rank 0 has 8", Kind::Said),
+    fault("gap", "keys 40..41: no rank has them", Kind::Said),
+    fault("overlap", "row 39: rank 0 has it, and so has rank 1", Kind::Said),
+    fault("output", "rank 1 refused its part of the call: out: rows is 39, but q has 40", Kind::Own),
+    fault("late", "waited 3s in vain for rank 1: what it has of the call", Kind::Late),
+    fault("dead", "waited 3s in vain for rank 1: what it has of the call", Kind::Dies),
+    fault("dying", "in vain for rank", Kind::Dies),
+];
+
+impl Fault {
+    pub(crate) fn launch(&self, ranks: usize) -> Launch {
+        let launch = Launch::of(self.name, ranks);
+        match self.kind {
+            Kind::Dies => launch.one_dies().within(2 * TIMEOUT + BEYOND),
+            // The late rank waits as long once more.
+            Kind::Late => launch.within(3 * TIMEOUT + BEYOND),
+            Kind::Said | Kind::Own => launch.within(TIMEOUT + BEYOND),
+        }
+    }
+}
+
+pub(crate) fn run(world: &SimpleCommunicator, name: &str) {
+    let fault = *FAULTS.iter().find(|fault| fault.name == name).expect("a fault");
+    let (rank, size) = (world.rank() as usize, world.size() as usize);
+    let guilty = rank == GUILTY;
+    let begin = Instant::now();
+    match name {
+        "late" if guilty => std::thread::sleep(TIMEOUT + Duration::from_millis(500)),
+        "dead" if guilty => std::process::abort(),
+        _ => {}
+    }
+    let die = |_: usize, _: usize| std::process::abort();
+    let mut ranks = Ranks::new(world, TIMEOUT).exec(Exec::serial());
+    if name == "dying" && guilty {
+        ranks = ranks.progress(&die);
+    }
+    let error = call(&ranks, name, rank, guilty).expect_err("a fault");
+    let took = begin.elapsed();
+    let words = error.to_string();
+    println!("rank {rank} of {size}: {words}");
+    let expected = match fault.kind {
+        Kind::Own if guilty => "out: rows is 39, but q has 40",
+        Kind::Late if guilty => "waited 3s in vain for rank",
+        _ => fault.words,
+    };
+    assert!(words.starts_with(expected) || fault.name == "dying" && words.contains(expected), "{words}");
+    assert!(took < 2 * TIMEOUT + BEYOND, "{took:?}");
+    let again = call(&ranks, "", rank, false);
+    if matches!(error, Error::TimedOut { .. }) {
+        assert_eq!(again.err(), Some(Error::Broken));
+    }
+    println!("{rank}: {FINE}");
+    if fault.kind == Kind::Dies {
+        // The end of MPI would wait for the dead.
+        std::process::exit(0);
+    }
+}
+
+/// A call of 40 rows and keys a rank, in which the guilty rank does something else.
+fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> Result<(), Error> {
+    let is = |fault: &str| guilty && name == fault;
+    let attention = Attention::new();
+    let attention = if is("causal") { attention.causal() } else { attention };
+    let attention = if is("softcap") { attention.softcap(3.0) } else { attention };
+    let attention = if is("scale") { attention.scale(2.0) } else { attention };
+    let attention = attention.align(sdpa::Alignment::TopLeft);
+    // Enough keys for several parcels, where one is to die between them.
+    let keys = if name == "dying" { 300_000 } else { N };
+    let value_dim = if is("shape") { 7 } else { DIM };
+    let (q, k, v) = (vec![0.5f32; N * DIM], vec![0.25f32; keys * DIM], vec![1.0f32; keys * value_dim]);
+    let (mut out, written) = (vec![7.0f32; N * value_dim], if is("output") { N - 1 } else { N });
+    let short = vec![Bf16::from_f32(0.25); keys * DIM];
+    let q = View::bhld(&q, [1, 1, N, DIM])?;
+    let (k, v) = (View::bhld(&k, [1, 1, keys, DIM])?, View::bhld(&v, [1, 1, keys, value_dim])?);
+    let (slopes, shown) = ([if is("slopes") { 0.5 } else { 0.25 }], [true]);
+    let inputs = Inputs::new(q, k, v);
+    let inputs = if name == "slopes" { inputs.alibi(&slopes) } else { inputs };
+    let inputs = if is("mask") { inputs.mask(Mask::keep(View::bhld(&shown, [1; 4])?)) } else { inputs };
+    let outputs = Outputs::new(ViewMut::bhld(&mut out[..written * value_dim], [1, 1, written, value_dim])?);
+    let share = Share::new().rows(rank * N - usize::from(is("overlap")), inputs, outputs);
+    let first = rank * keys + usize::from(name == "gap" && rank >= GUILTY);
+    let share = match is("element") {
+        true => share.keys(first, View::bhld(&short, [1, 1, keys, DIM])?, v),
+        false => share.keys(first, k, v),
+    };
+    let result = match is("function") {
+        true => ranks.attention_with(&attention, share, &Mods::new().score(|score: f32, _: Position| score)),
+        false => ranks.attention(&attention, share),
+    };
+    assert!(result.is_ok() || out.iter().all(|&x| x == 7.0), "outputs were written");
+    result.map(|_| ())
+}

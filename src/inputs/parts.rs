@@ -1,0 +1,94 @@
+//! Inputs of calls whose keys come in parts.
+
+use crate::error::{Bound, Error};
+use crate::inputs::{Cover, Covered, Inputs, Source};
+use sdpa_kernels::{Mask, Tensor};
+
+/// Reason why lengths of sequences laid end to end, and caches, are refused.
+const WHOLE: &str = "a call over all keys, not a state";
+
+impl<'a> Inputs<'a> {
+    /// Names the options that inputs can have, and says in words what they are here: for messages, and to compare the
+    /// inputs of parts of one call. Of biases and masks only the kind is told.
+    ///
+    /// ```
+    /// use sdpa::{Inputs, View};
+    /// let (x, slopes) = ([0.0; 2 * 8], [0.5, 0.25]);
+    /// let x = View::bhld(&x, [1, 2, 1, 8])?;
+    /// let options = Inputs::new(x, x, x).alibi(&slopes).options_in_words();
+    /// assert!(options.contains(&("alibi slopes", "[0.5, 0.25]".to_string())));
+    /// assert!(options.contains(&("mask", "none".to_string())));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    pub fn options_in_words(&self) -> Vec<(&'static str, String)> {
+        let words = |value: Option<String>| value.unwrap_or_else(|| "none".to_owned());
+        let columns = |n, cover| match (n, cover) {
+            (1, Cover::AllKeys) => "one column for all keys".to_owned(),
+            (n, Cover::AllKeys) => format!("{n} columns"),
+            (n, Cover::FirstKeys) => format!("{n} columns, the rest hidden"),
+        };
+        let bias = self.bias.map(|Covered { of, cover }| format!("{}, {}", of.dtype(), columns(of.shape()[3], cover)));
+        let mask = self.mask.map(|Covered { of, cover }| {
+            let kind = if matches!(of, Mask::Keep(_)) { "of keys to keep" } else { "of keys to drop" };
+            format!("{kind}, {}", columns(of.view().shape()[3], cover))
+        });
+        vec![
+            ("bias", words(bias)),
+            ("mask", words(mask)),
+            ("alibi slopes", words(self.alibi.map(|slopes| format!("{slopes:?}")))),
+            ("sinks", words(self.sinks.map(|sinks| format!("{sinks:?}")))),
+            ("kv_lens", words(self.kv_lens.map(|lens| format!("{lens:?}")))),
+            ("ragged", words(self.ragged.map(|ragged| format!("{:?}, {:?}", ragged.q, ragged.k)))),
+            ("sequences", words(self.sequences.map(|sequences| format!("{sequences:?}")))),
+        ]
+    }
+
+    /// Refuses inputs whose keys cannot come in parts.
+    pub(crate) fn check_for_state(&self) -> Result<(), Error> {
+        let refused = match self.source {
+            Source::Tensors { .. } => self.ragged.map(|_| "ragged"),
+            Source::Cache(_) | Source::Pages(_) => Some(self.names()[0]),
+        };
+        refused.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: WHOLE }))
+    }
+
+    /// Refuses more than `n` keys after the first `before`, if a bias or mask has no columns for them.
+    pub(crate) fn check_columns(&self, before: usize, n: usize) -> Result<(), Error> {
+        let columns = |all, cover| (cover == Cover::AllKeys && all != 1).then_some(all);
+        let bias = self.bias.and_then(|bias| columns(bias.of.shape()[3], bias.cover));
+        let mask = self.mask.and_then(|mask| columns(mask.of.view().shape()[3], mask.cover));
+        let both = [(bias, "the columns of the bias that are left"), (mask, "the columns of the mask that are left")];
+        for (columns, of) in both {
+            let limit = columns.map(|all| all.saturating_sub(before));
+            if let Some(limit) = limit.filter(|&limit| n > limit) {
+                return Err(Error::Range { argument: "k", what: "rows", got: n, bound: Bound::AtMost, limit, of });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the lengths of the sequences, counted from key `before` on, in a call over the `n` keys from there.
+    pub(crate) fn lengths_from(&self, before: usize, n: usize) -> Option<Vec<usize>> {
+        self.kv_lens.map(|lens| lens.iter().map(|len| len.saturating_sub(before).min(n)).collect())
+    }
+
+    /// Returns the inputs of a call over some of the keys, `before` keys after the first, whose lengths are
+    /// [`Self::lengths_from`] there. Sinks are left out.
+    pub(crate) fn over(self, [k, v]: [Tensor<'a>; 2], before: usize, lens: Option<&'a [usize]>) -> Self {
+        let n = k.shape()[2];
+        let range = |columns: usize| before.min(columns)..before.saturating_add(n).min(columns);
+        let is_one = |columns, cover| columns == 1 && cover == Cover::AllKeys;
+        let bias = self.bias.map(|bias| match bias.of.shape()[3] {
+            columns if is_one(columns, bias.cover) => bias,
+            columns => Covered { of: bias.of.columns_in(range(columns)).unwrap_or(bias.of), ..bias },
+        });
+        let mask = self.mask.map(|mask| {
+            let view = mask.of.view();
+            match view.shape()[3] {
+                columns if is_one(columns, mask.cover) => mask,
+                columns => Covered { of: mask.of.with_view(view.columns(range(columns)).unwrap_or(view)), ..mask },
+            }
+        });
+        Self { source: Source::Tensors { k, v }, bias, mask, kv_lens: lens, sinks: None, ..self }
+    }
+}

@@ -1,0 +1,197 @@
+//! States of what options: how they are made.
+
+use crate::Attention;
+use crate::error::{Error, floats, same, zeros};
+use crate::inputs::Inputs;
+use crate::plan::run::Workspace;
+use crate::state::AttnState;
+use crate::state::waiting::Waiting;
+use crate::threads::exec::Exec;
+use sdpa_kernels::{Alignment, KEY_BLOCK, MaskMod, Mods, ScoreMod, Tensor, View, WeightMod};
+
+/// Alignment that position-dependent rules need in a state, which does not know the final number of keys.
+const ALIGNMENT: &str = "an alignment: top-left or an offset, since a state does not know how many keys will come";
+
+/// Reason why what needs finished weights is refused.
+const WHOLE: &str = "a call over all keys, not a state";
+
+impl<'a> AttnState<'a> {
+    /// Creates a state without keys. `q` is `[batch, heads, q_len, head_dim]`, of any element type; `keys` is the
+    /// `[kv_heads, value_dim]` that later keys and values have.
+    ///
+    /// # Errors
+    /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`]; [`Error::TooLarge`] or
+    /// [`Error::Memory`] if the state does not fit in memory.
+    pub fn new(
+        attention: Attention,
+        q: impl Into<Tensor<'a>>,
+        [kv_heads, value_dim]: [usize; 2],
+        exec: Exec,
+    ) -> Result<Self, Error> {
+        let q = q.into();
+        let [batch, .., dim] = q.shape();
+        for dim in [dim, value_dim] {
+            floats("state", [batch, kv_heads, KEY_BLOCK, dim])?;
+        }
+        let none = |dim| View::<f32>::bhld(&[], [batch, kv_heads, 0, dim]);
+        Self::of(attention, Inputs::new(q, none(dim)?, none(value_dim)?), [kv_heads, value_dim], exec)
+    }
+
+    /// Creates a state without keys from the inputs of a call: its queries, biases, masks, ALiBi slopes, sinks and key
+    /// lengths. Of its keys and values only the shapes are taken, and they may have no rows: push them. Biases, masks
+    /// and lengths are those of all keys that will come; each push takes its columns, and a bias or mask needs at least
+    /// as many columns as there will be keys, or one.
+    ///
+    /// ```
+    /// use sdpa::{Alignment, Attention, AttnState, Exec, Inputs, Mask, Outputs, View, ViewMut};
+    /// // One row; 300 keys of one number, all equal, of which the mask shows key 2 and the last.
+    /// let (q, k, v): ([f32; 1], _, Vec<f32>) = ([1.0], [1.0; 300], (0..300).map(|n| n as f32).collect());
+    /// let shown: Vec<bool> = (0..300).map(|n| n == 2 || n == 299).collect();
+    /// let keys = |x| View::bhld(x, [1, 1, 300, 1]);
+    /// let (k, v) = (keys(&k)?, keys(&v)?);
+    /// let inputs = Inputs::new(View::bhld(&q, [1, 1, 1, 1])?, k, v).mask(Mask::keep(View::bhld(&shown, [1, 1, 1, 300])?));
+    /// let mut state = AttnState::from_inputs(Attention::new(), inputs, Exec::serial())?;
+    /// for part in [0..100, 100..300] {
+    ///     state.push(k.rows(part.clone()).unwrap(), v.rows(part).unwrap())?;
+    /// }
+    /// let mut out = [0.0];
+    /// state.read(Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?))?;
+    /// assert_eq!(out, [150.5]); // the mean of 2 and 299
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`Error::Needs`] for caches, pages and ragged sequences, whose keys do not come in parts.
+    pub fn from_inputs(attention: Attention, inputs: Inputs<'a>, exec: Exec) -> Result<Self, Error> {
+        inputs.check_for_state()?;
+        let [q, k, v] = inputs.shapes();
+        same("k", "batch", k[0], q[0], "q")?;
+        same("k", "head_dim", k[3], q[3], "q")?;
+        same("v", "batch", v[0], q[0], "q")?;
+        same("v", "heads", v[1], k[1], "k")?;
+        Self::of(attention, inputs, [k[1], v[3]], exec)
+    }
+
+    fn of(
+        attention: Attention,
+        inputs: Inputs<'a>,
+        [kv_heads, value_dim]: [usize; 2],
+        exec: Exec,
+    ) -> Result<Self, Error> {
+        if attention.alignment == Some(Alignment::BottomRight) {
+            return Err(Error::Needs {
+                argument: "bottom-right",
+                needs: "the number of keys, which a state does not know",
+            });
+        }
+        if attention.dropout.is_some() {
+            return Err(Error::Needs { argument: "dropout", needs: WHOLE });
+        }
+        if attention.alignment.is_none() {
+            let rule = attention.rule(inputs.alibi.is_some());
+            rule.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
+        }
+        let [batch, heads, rows, dim] = inputs.q.shape();
+        let product = |sizes| floats("state", sizes);
+        let (n, accumulated) = (product([batch, heads, rows, 1])?, product([batch, heads, rows, value_dim])?);
+        let waiting = |dim| Waiting::new([batch, kv_heads, dim], attention.precision);
+        let mut state = Self {
+            attention,
+            inputs,
+            functions: None,
+            exec,
+            kv_heads,
+            value_dim,
+            first: 0,
+            accumulated: 0,
+            max: zeros("state", n)?,
+            sum: zeros("state", n)?,
+            out: zeros("state", accumulated)?,
+            waiting: 0,
+            waiting_k: waiting(dim)?,
+            waiting_v: waiting(value_dim)?,
+            workspace: Workspace::new(),
+        };
+        state.max.fill(f32::NEG_INFINITY);
+        // A call without keys checks the settings.
+        state.accumulate(None)?;
+        Ok(state)
+    }
+
+    /// Sets score and mask functions, which see keys and rows where they lie among all.
+    ///
+    /// ```
+    /// use sdpa::{Attention, AttnState, Exec, Mods, Outputs, Position, View, ViewMut};
+    /// let (q, k, v) = ([1.0], [1.0; 2], [3.0, 5.0]);
+    /// let odd = Mods::new().mask(|at: Position| at.key % 2 == 1);
+    /// let state = AttnState::new(Attention::new(), View::bhld(&q, [1, 1, 1, 1])?, [1, 1], Exec::serial())?;
+    /// let mut state = state.mods(&odd)?;
+    /// for key in [0, 1] {
+    ///     state.push(View::bhld(&k[key..], [1, 1, 1, 1])?, View::bhld(&v[key..], [1, 1, 1, 1])?)?;
+    /// }
+    /// let mut out = [0.0];
+    /// state.read(Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?))?;
+    /// assert_eq!(out, [5.0]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Needs`] for a weight function, or if keys were pushed already; [`Error::Mask`] if the mask function does
+    /// not fit.
+    pub fn mods<S: ScoreMod, M: MaskMod, P: WeightMod>(mut self, mods: &'a Mods<S, M, P>) -> Result<Self, Error> {
+        if mods.weight.is_given() {
+            return Err(Error::Needs { argument: "weight function", needs: WHOLE });
+        }
+        if !self.is_empty() {
+            return Err(Error::Needs { argument: "functions", needs: "a state without keys" });
+        }
+        self.functions = Some(mods);
+        self.accumulate(None)?;
+        Ok(self)
+    }
+
+    /// Sets the position of the first key, a multiple of 256: for a state that will be merged into an earlier one.
+    ///
+    /// # Errors
+    /// [`Error::Multiple`] if `first` is not a multiple of 256; [`Error::TooLarge`] if it does not fit the address space;
+    /// [`Error::Needs`] if keys were pushed already.
+    pub fn starting_at(self, first: usize) -> Result<Self, Error> {
+        if !self.is_empty() {
+            return Err(Error::Needs { argument: "first key", needs: "a state without keys" });
+        }
+        if !first.is_multiple_of(KEY_BLOCK) {
+            return Err(Error::Multiple { argument: "first key", got: first, of: KEY_BLOCK });
+        }
+        if first > isize::MAX as usize {
+            return Err(Error::TooLarge { what: "first key", sizes: [first, 1, 1, 1] });
+        }
+        Ok(Self { first, ..self })
+    }
+
+    /// Sets ALiBi slopes, `[heads]`, one per query head.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] or [`Error::Number`] for slopes that do not fit; [`Error::Needs`] if keys were pushed
+    /// already or no alignment is set.
+    pub fn alibi(mut self, slopes: &'a [f32]) -> Result<Self, Error> {
+        if !self.is_empty() {
+            return Err(Error::Needs { argument: "alibi slopes", needs: "a state without keys" });
+        }
+        if self.attention.alignment.is_none() {
+            return Err(Error::Needs { argument: "alibi", needs: ALIGNMENT });
+        }
+        self.inputs = self.inputs.alibi(slopes);
+        self.accumulate(None)?;
+        Ok(self)
+    }
+
+    /// Sets attention sinks, `[heads]`, one logit per query head. They are added once, when the state is read.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if there are not as many logits as query heads.
+    pub fn sinks(mut self, logits: &'a [f32]) -> Result<Self, Error> {
+        self.inputs = self.inputs.sinks(logits);
+        self.accumulate(None)?;
+        Ok(self)
+    }
+}

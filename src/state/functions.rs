@@ -1,0 +1,82 @@
+//! Functions of the caller over keys that come in parts: positions count from the first of all keys.
+
+use crate::plan::Plan;
+use crate::plan::problem::Problem;
+use crate::plan::run::Workspace;
+use crate::threads::run::Run;
+use core::fmt;
+use sdpa_kernels::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mods, Position, ScoreMod, WeightMod};
+
+/// Distance from positions that a call over some of the keys knows to those that the functions see.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shift {
+    /// Position of the call's first key.
+    pub(crate) keys: usize,
+    /// Distance of the rows' positions.
+    pub(crate) positions: usize,
+}
+
+/// Functions without their types.
+pub(crate) trait Functions: Send + Sync {
+    /// Returns the mask function's answer to [`MaskMod::fits`].
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError>;
+    /// Computes a problem over some of the keys.
+    fn run(&self, problem: Problem<'_>, plan: &Plan, workspace: &mut Workspace, shift: Shift);
+}
+
+impl fmt::Debug for dyn Functions + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Functions")
+    }
+}
+
+impl<S: ScoreMod, M: MaskMod, P: WeightMod> Functions for Mods<S, M, P> {
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+        self.mask.fits(call)
+    }
+
+    fn run(&self, problem: Problem<'_>, plan: &Plan, workspace: &mut Workspace, shift: Shift) {
+        let mods = Mods::new().score(Shifted(&self.score, shift)).mask(Shifted(&self.mask, shift));
+        // The state asked whether the mask fits, and nothing says stop.
+        let _ = problem.run_with(plan, workspace, Run::new().mods(&mods));
+    }
+}
+
+/// Function that is told where the keys and rows lie among all.
+struct Shifted<'m, F>(&'m F, Shift);
+
+impl<F> Shifted<'_, F> {
+    #[inline(always)]
+    fn at(&self, at: Position) -> Position {
+        let position = at.position.saturating_add_unsigned(self.1.positions);
+        Position { key: at.key + self.1.keys, position, ..at }
+    }
+}
+
+impl<F: ScoreMod> ScoreMod for Shifted<'_, F> {
+    #[inline(always)]
+    fn score(&self, score: f32, at: Position) -> f32 {
+        self.0.score(score, self.at(at))
+    }
+
+    fn is_given(&self) -> bool {
+        self.0.is_given()
+    }
+}
+
+impl<F: MaskMod> MaskMod for Shifted<'_, F> {
+    #[inline(always)]
+    fn keep(&self, at: Position) -> bool {
+        self.0.keep(self.at(at))
+    }
+
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        let keys = block.keys.start + self.1.keys..block.keys.end + self.1.keys;
+        let position = block.position.saturating_add_unsigned(self.1.positions);
+        self.0.class(BlockPosition { keys, position, ..block })
+    }
+
+    fn is_given(&self) -> bool {
+        self.0.is_given()
+    }
+}

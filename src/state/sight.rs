@@ -1,0 +1,63 @@
+//! Keys that rules hide from every row of a state, which need not be pushed.
+
+use crate::error::Error;
+use crate::state::AttnState;
+use core::ops::Range;
+use sdpa_kernels::{Causality, KEY_BLOCK, Visible};
+
+impl AttnState<'_> {
+    /// Returns true if some row may see some of these keys, counted from the first of all; false only if causal rule,
+    /// window and key lengths hide them all from every row. Masks, biases and functions are not asked.
+    ///
+    /// ```
+    /// use sdpa::{Alignment, Attention, AttnState, Exec, View};
+    /// let q = [0.0f32; 3];
+    /// let attention = Attention::new().causal().align(Alignment::Offset(600)); // rows at 600, 601 and 602
+    /// let state = AttnState::new(attention, View::bhld(&q, [1, 1, 3, 1])?, [1, 1], Exec::serial())?;
+    /// assert!(state.sees(602..700) && !state.sees(603..700));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    pub fn sees(&self, keys: Range<usize>) -> bool {
+        let [batch, heads, rows, _] = self.inputs.q.shape();
+        let longest = self.inputs.kv_lens.map_or(keys.end, |lens| lens.iter().copied().max().unwrap_or(0));
+        let end = keys.end.min(longest);
+        if batch == 0 || heads == 0 || rows == 0 || keys.start >= end {
+            return false;
+        }
+        let (first, visible) = (self.offset(), self.attention.visible);
+        let last = first.saturating_add_unsigned(rows - 1);
+        // Kept first keys and the window itself may lie far apart.
+        let causal = visible.causality == Causality::Causal;
+        let kept = visible.window.map_or(0, |window| window.kept_first());
+        let sees_kept = keys.start < kept && (!causal || usize::try_from(last).is_ok_and(|last| last >= keys.start));
+        let window = visible.window.map(|window| window.counted_from(usize::MAX));
+        let seen = Visible { window, ..visible }.key_range(first, last, end);
+        sees_kept || keys.start < seen.end && seen.start < end
+    }
+
+    /// Passes over the next keys without their numbers, if no row sees them ([`Self::sees`]): as a push of so many keys.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if a row may see one of them; [`Error::TooLarge`] beyond the last position. The state is then
+    /// unchanged.
+    pub fn skip(&mut self, keys: usize) -> Result<(), Error> {
+        self.room_for(keys)?;
+        let next = self.first + self.len();
+        if self.sees(next..next + keys) {
+            return Err(Error::Needs { argument: "skip", needs: "keys that no row sees" });
+        }
+        let mut left = keys;
+        while left > 0 {
+            if self.waiting == 0 && left >= KEY_BLOCK {
+                self.accumulated += left / KEY_BLOCK * KEY_BLOCK;
+                left %= KEY_BLOCK;
+                continue;
+            }
+            // Whatever lies in their place is hidden.
+            let some = left.min(KEY_BLOCK - self.waiting);
+            left -= some;
+            self.wait_for(some)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,218 @@
+//! States whose keys come in parts: with every option that can be cut by keys, the bits of one call.
+
+use crate::half::short::{DTYPES, Short};
+use crate::kv_support::cuts;
+use crate::options::mods::{Functions, with_mods};
+use crate::options::{Case, Wanted};
+use crate::support::{Rng, Tensor, assert_same_bits, execs};
+use core::ops::Range;
+use sdpa::{
+    Alignment, Attention, AttnState, Bound, Error, Exec, Inputs, KvCache, Mask, Mods, Outputs, Position, Precision,
+    View, ViewMut, Window, masks::PrefixLm,
+};
+
+/// A random case that a state can say: no ragged sequences, no weight function, an alignment by name.
+fn stateful(rng: &mut Rng, most: usize) -> Case {
+    loop {
+        let case = Case::random(rng, most);
+        if case.ragged.is_some() || case.alignment == Some(Alignment::BottomRight) && case.kv_lens.is_some() {
+            continue;
+        }
+        let offset = if case.alignment == Some(Alignment::BottomRight) {
+            Alignment::Offset(case.k.shape[2] as isize - case.q.shape[2] as isize)
+        } else {
+            case.alignment.expect("cases have one")
+        };
+        let functions = Functions { prob: None, ..case.functions };
+        return Case { alignment: Some(offset), functions, ..case };
+    }
+}
+
+/// Pushes keys, or skips those that the state says no row sees.
+fn push(state: &mut AttnState<'_>, short: &Short, keys: Range<usize>) {
+    if state.sees(keys.clone()) {
+        let [_, k, v] = short.qkv.each_ref().map(|x| x.view());
+        state.push(k.rows_in(keys.clone()).unwrap(), v.rows_in(keys).unwrap()).unwrap();
+    } else {
+        state.skip(keys.len()).unwrap();
+    }
+}
+
+#[test]
+fn pieces_of_any_size_have_the_bits_of_one_call() {
+    let mut functions = 0;
+    for seed in 0..150 {
+        let mut rng = Rng::new(77_000 + seed);
+        let mut case = stateful(&mut rng, 600_000);
+        case.precision = rng.pick(&[Precision::Exact, Precision::Exact, Precision::Native]);
+        functions += usize::from(case.functions != Functions::default());
+        let short = Short::new(case, [0; 3].map(|_| rng.pick(&DTYPES)));
+        let parts = cuts(short.case.k.shape[2], &mut rng);
+        for (isa, exec) in execs() {
+            let inputs = short.case.inputs_over(short.source());
+            let mut whole = short.case.unwritten(Wanted::LEAST);
+            short.case.run_outputs(inputs, exec, whole.outputs(), &mut sdpa::Workspace::new());
+            let state = AttnState::from_inputs(short.case.attention(), inputs, exec).unwrap();
+            let mut got = short.case.unwritten(Wanted::LEAST);
+            with_mods!(short.case, |mods| {
+                let mut state = state.mods(&mods).unwrap();
+                for keys in &parts {
+                    push(&mut state, &short, keys.clone());
+                    // Reading on the way changes nothing.
+                    state.read(got.outputs()).unwrap();
+                }
+                assert_eq!(state.len(), short.case.k.shape[2]);
+                state.read(got.outputs()).unwrap();
+            });
+            let what = format!("seed {seed}, {isa}, {parts:?}");
+            assert_same_bits(&what, &got.out, &whole.out);
+            assert_same_bits(&what, &got.lse, &whole.lse);
+        }
+    }
+    assert!(functions > 30, "only {functions} cases with functions");
+}
+
+/// Rows and their parts of options, each in a state of its own, as ranks of several machines have them.
+#[test]
+fn stretches_of_rows_have_the_bits_of_one_call() {
+    for seed in 0..60 {
+        let mut rng = Rng::new(78_000 + seed);
+        let case = stateful(&mut rng, 300_000);
+        let case = case.sequence(rng.below(case.batch()));
+        let exec = Exec::default();
+        let whole = case.run(exec, Wanted::LEAST);
+        for rows in cuts(case.q.shape[2], &mut rng) {
+            let some = Short::new(case.some_rows(rows.clone()), [0; 3].map(|_| sdpa::Dtype::F32));
+            let state = AttnState::from_inputs(some.case.attention(), some.case.inputs(), exec).unwrap();
+            let mut got = some.case.unwritten(Wanted::LEAST);
+            with_mods!(some.case, |mods| {
+                let mut state = state.mods(&mods).unwrap();
+                cuts(case.k.shape[2], &mut rng).into_iter().for_each(|keys| push(&mut state, &some, keys));
+                state.read(got.outputs()).unwrap();
+            });
+            let heads = 0..case.heads();
+            assert_same_bits(&format!("seed {seed}"), &got.out, &whole.out.part(0..1, heads.clone(), rows.clone()));
+            assert_same_bits(&format!("seed {seed}"), &got.lse, &whole.lse.part(0..1, heads, rows));
+        }
+    }
+}
+
+/// Functions and stock masks see where keys and rows lie among all, also at the ends of what positions can be.
+#[test]
+fn functions_see_positions_among_all_keys() {
+    let mut rng = Rng::new(1);
+    let [q, k, v] = [3, 700, 700].map(|rows| Tensor::normal([1, 1, rows, 8], &mut rng));
+    for offset in [0, 5, 690, -300, isize::MIN, isize::MIN + 300, isize::MAX] {
+        let attention = Attention::new().align(Alignment::Offset(offset));
+        let seen = std::sync::Mutex::new(Vec::new());
+        let record = |score: f32, at: Position| {
+            seen.lock().unwrap().push((at.row, at.key, at.position));
+            score
+        };
+        let mods = Mods::new().score(record);
+        let sorted = || {
+            let mut all = core::mem::take(&mut *seen.lock().unwrap());
+            all.sort_unstable();
+            all
+        };
+        let inputs = Inputs::new(q.view(), k.view(), v.view());
+        let mut out = vec![0.0; 24];
+        fn outputs(out: &mut [f32]) -> Outputs<'_> {
+            Outputs::new(ViewMut::bhld(out, [1, 1, 3, 8]).unwrap())
+        }
+        let run = sdpa::Run::new().mods(&mods);
+        attention.problem(inputs, outputs(&mut out)).unwrap().run_once_with(Exec::serial(), run).unwrap();
+        let (expected, expected_out) = (sorted(), out.clone());
+        let mut state = AttnState::from_inputs(attention, inputs, Exec::serial()).unwrap().mods(&mods).unwrap();
+        for keys in [0..100, 100..613, 613..700] {
+            state.push(k.view().rows(keys.clone()).unwrap(), v.view().rows(keys).unwrap()).unwrap();
+        }
+        state.read(outputs(&mut out)).unwrap();
+        assert_eq!((sorted(), out), (expected, expected_out), "offset {offset}");
+    }
+}
+
+#[test]
+fn keys_that_rules_hide_need_not_come() {
+    let attention = Attention::new().causal().align(Alignment::Offset(300));
+    let q = [0.0f32; 4];
+    let state = |attention, lens: Option<&'static [usize]>| {
+        let none = View::<f32>::bhld(&[], [1, 1, 0, 1]).unwrap();
+        let inputs = Inputs::new(View::bhld(&q, [1, 1, 4, 1]).unwrap(), none, none);
+        let inputs = lens.map_or(inputs, |lens| inputs.kv_lens(lens));
+        AttnState::from_inputs(attention, inputs, Exec::serial()).unwrap()
+    };
+    let plain = state(attention, None);
+    assert!(plain.sees(0..1) && plain.sees(303..304) && !plain.sees(304..9000) && !plain.sees(7..7));
+    let window = Window::inclusive(Some(10), None).keep_first(3);
+    let windowed = state(attention.window(window), None);
+    assert!(windowed.sees(2..3) && windowed.sees(290..291) && !windowed.sees(304..305));
+    assert!(!state(attention.window(Window::inclusive(Some(10), None)), None).sees(0..290));
+    let short = state(attention, Some(&[20]));
+    assert!(short.sees(19..400) && !short.sees(20..400));
+    let mut state = state(attention, Some(&[20]));
+    assert_eq!(state.skip(1).unwrap_err().to_string(), "skip: needs keys that no row sees");
+    let ones = [1.0; 20];
+    let ones = View::bhld(&ones, [1, 1, 20, 1]).unwrap();
+    state.push(ones, ones).unwrap();
+    state.skip(isize::MAX as usize - 20).unwrap();
+    assert!(
+        matches!(state.skip(1), Err(Error::TooLarge { .. }))
+            && matches!(state.push(ones, ones), Err(Error::TooLarge { .. }))
+    );
+    assert_eq!(state.len(), isize::MAX as usize);
+    let mut out = [0.0; 4];
+    state.read(Outputs::new(ViewMut::bhld(&mut out, [1, 1, 4, 1]).unwrap())).unwrap();
+    assert_eq!(out, [1.0; 4]);
+}
+
+#[test]
+fn what_a_state_refuses() {
+    let (q, k) = (vec![0.0f32; 2 * 3 * 8], vec![0.0f32; 2 * 300 * 8]);
+    let (q, k) = (View::bhld(&q, [1, 2, 3, 8]).unwrap(), View::bhld(&k, [1, 2, 300, 8]).unwrap());
+    let inputs = Inputs::new(q, k, k);
+    let state = |inputs| AttnState::from_inputs(Attention::new(), inputs, Exec::serial());
+    let says = |error: Option<Error>, words: &str| assert_eq!(error.expect("an error").to_string(), words);
+    let cache = KvCache::new(1, 2, [8, 8]).unwrap();
+    says(state(Inputs::cached(q, &cache)).err(), "cache: needs a call over all keys, not a state");
+    says(state(inputs.ragged(&[0, 3], &[0, 300])).err(), "ragged: needs a call over all keys, not a state");
+    says(state(inputs.kv_lens(&[3, 3])).err(), "kv_lens: length is 2, but the batch has 1");
+    let bias = [0.0f32; 2 * 299];
+    let narrow = View::bhld(&bias, [1, 2, 1, 299]).unwrap();
+    says(state(inputs.bias(View::bhld(&bias, [1, 1, 2, 299]).unwrap())).err(), "bias: rows is 2, but the call has 3");
+    let mut narrow = state(inputs.bias(narrow)).unwrap();
+    narrow.push(k.rows(0..100).unwrap(), k.rows(0..100).unwrap()).unwrap();
+    let error = narrow.push(k.rows(0..200).unwrap(), k.rows(0..200).unwrap()).unwrap_err();
+    assert!(matches!(error, Error::Range { got: 200, bound: Bound::AtMost, limit: 199, .. }));
+    assert_eq!(error.to_string(), "k: rows is 200, but must be at most 199, the columns of the bias that are left");
+    assert_eq!(narrow.len(), 100);
+    let mask = [true; 2];
+    let mut masked = state(inputs.mask(Mask::keep(View::bhld(&mask, [1, 1, 1, 2]).unwrap()))).unwrap();
+    says(masked.push(k, k).err(), "k: rows is 300, but must be at most 2, the columns of the mask that are left");
+    let weight = Mods::new().weight(|weight: f32, _: Position| weight);
+    let plain = || state(inputs).unwrap();
+    says(plain().mods(&weight).err(), "weight function: needs a call over all keys, not a state");
+    let mut outs = vec![7.0; 2 * 3 * 9];
+    let outputs = Outputs::new(ViewMut::bhld(&mut outs, [1, 2, 3, 9]).unwrap());
+    says(plain().check(&outputs).err(), "out: value_dim is 9, but v has 8");
+    let mask = Mods::new().mask(PrefixLm::new(3));
+    let mut pushed = plain();
+    pushed.push(k, k).unwrap();
+    says(pushed.mods(&mask).err(), "functions: needs a state without keys");
+    let mut first = plain();
+    says(
+        first.merge(&plain().mods(&mask).unwrap()).err(),
+        "later state: set of functions is given, but this state has none",
+    );
+    // Nothing is allocated for rows that are not there; what is there must fit.
+    let none = View::<f32>::bhld(&[], [1, 2, 0, 8]).unwrap();
+    let one = [0.0f32];
+    let many = View::from_strides(&one, 0, [1, 2, 1 << 58, 8], [0; 4]).unwrap();
+    says(
+        state(Inputs::new(many, none, none)).err(),
+        "state: sizes [1, 2, 288230376151711744, 8] do not fit the address space",
+    );
+    let wide = View::from_strides(&one, 0, [1, 1 << 50, 0, 8], [0; 4]).unwrap();
+    let heads = View::from_strides(&one, 0, [1, 1 << 50, 1, 8], [0; 4]).unwrap();
+    assert!(matches!(state(Inputs::new(heads, wide, wide)), Err(Error::TooLarge { .. } | Error::Memory { .. })));
+}
