@@ -137,6 +137,15 @@ impl Attention {
         checked().map_err(|error| likely::of_call(error, inputs, |_| None))
     }
 
+    /// Returns these settings for a call over keys that follow `first` others, if rows are aligned to the first of all keys.
+    pub(crate) fn counted_from(&self, first: usize) -> Self {
+        let mut attention = *self;
+        let offset = |alignment: Alignment| alignment.offset(0, 0).saturating_sub_unsigned(first);
+        attention.alignment = self.alignment.map(|alignment| Alignment::Offset(offset(alignment)));
+        attention.visible.window = self.visible.window.map(|window| window.counted_from(first));
+        attention
+    }
+
     /// Returns the kernels' call, if settings and options fit the shape.
     pub(crate) fn call<'a>(&self, inputs: &Inputs<'a>, shape: &Shape, kv: KeyValues<'a>) -> Result<Call<'a>, Error> {
         let scale = self.scale_for(shape.head_dim);

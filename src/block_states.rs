@@ -8,7 +8,7 @@ use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
-use sdpa_kernels::{Alignment, Isa, State, View, ViewMut};
+use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, State, View, ViewMut};
 
 /// States of query rows over each block of 256 keys by itself, kept until the state over all earlier keys is there: see
 /// [`RowStates`].
@@ -73,7 +73,7 @@ impl BlockStates {
         exec: Exec,
     ) -> Result<(), Error> {
         self.value_dim = 0;
-        let attention = attention.over_keys_from(first)?;
+        let attention = over_keys_from(first, attention)?;
         let (call, shape) = attention.checked_call(&inputs)?;
         let problem = Problem { call, outputs: Outputs::none(), shape };
         let plan = Plan::of_blocks(&problem, exec);
@@ -199,25 +199,16 @@ impl RowStates {
     }
 }
 
-impl Attention {
-    /// Returns the settings of a call whose keys follow `first` others.
-    fn over_keys_from(&self, first: usize) -> Result<Self, Error> {
-        if self.dropout.is_some() {
-            return Err(Error::Needs { argument: "dropout", needs: "a call over all keys" });
-        }
-        if !first.is_multiple_of(sdpa_kernels::KEY_BLOCK) {
-            return Err(Error::Multiple { argument: "first key", got: first, of: sdpa_kernels::KEY_BLOCK });
-        }
-        let offset = match self.alignment {
-            Some(Alignment::BottomRight) => {
-                return Err(Error::Needs { argument: "bottom-right", needs: "the number of all keys" });
-            }
-            Some(alignment) => Some(alignment.offset(0, 0)),
-            None => None,
-        };
-        let mut attention = *self;
-        attention.alignment = offset.map(|offset| Alignment::Offset(offset.saturating_sub_unsigned(first)));
-        attention.visible.window = self.visible.window.map(|window| window.counted_from(first));
-        Ok(attention)
+/// Returns the settings of a call over keys that follow `first` others.
+fn over_keys_from(first: usize, attention: &Attention) -> Result<Attention, Error> {
+    if attention.dropout.is_some() {
+        return Err(Error::Needs { argument: "dropout", needs: "a call over all keys" });
     }
+    if !first.is_multiple_of(KEY_BLOCK) {
+        return Err(Error::Multiple { argument: "first key", got: first, of: KEY_BLOCK });
+    }
+    if attention.alignment == Some(Alignment::BottomRight) {
+        return Err(Error::Needs { argument: "bottom-right", needs: "the number of all keys" });
+    }
+    Ok(attention.counted_from(first))
 }

@@ -191,8 +191,7 @@ impl<'a> AttnState<'a> {
         'a: 'k,
     {
         let before = self.before();
-        let mut attention = self.attention.align(Alignment::Offset(self.offset().saturating_sub_unsigned(before)));
-        attention.visible.window = attention.visible.window.map(|window| window.counted_from(before));
+        let attention = self.attention.align(Alignment::Offset(self.offset())).counted_from(before);
         (attention, self.inputs.over(keys, before, lens))
     }
 
