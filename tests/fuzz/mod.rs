@@ -27,6 +27,8 @@
 //! | trees | trees of drafted tokens | the oracle on each path; what is accepted, from tensors |
 //! | zeros | sizes of 0, 1 and 2 | as attention and gradients; every element is written |
 //!
+//! `bits.rs` makes calls of these kinds without checking them, for hashes of what they write.
+//!
 //! Tensors lie flush against pages without access, and every byte around their elements is 0xff, which is NaN.
 
 mod array;
