@@ -138,6 +138,8 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// [`Error::Needs`] for a weight function, or if keys were pushed already; [`Error::Mask`] if the mask function does
     /// not fit.
+    ///
+    /// If a function panics in a push, the state is half updated: make another.
     pub fn mods<S: ScoreMod, M: MaskMod, P: WeightMod>(mut self, mods: &'a Mods<S, M, P>) -> Result<Self, Error> {
         if mods.weight.is_given() {
             return Err(Error::Needs { argument: "weight function", needs: WHOLE });
