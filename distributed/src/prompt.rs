@@ -1,7 +1,7 @@
 //! One call over all ranks: agreement, then keys and values in order.
 
 use crate::error::Error;
-use crate::exchange::exchange;
+use crate::exchange::{blamed, exchange};
 use crate::functions::FromRow;
 use crate::group::Group;
 use crate::layout::{KEYS, Parcel, ROWS, Stretch, Tree, in_order, parcels};
@@ -53,7 +53,7 @@ impl<'r, 'c> Call<'r, 'c> {
         let (states, steps) = self.steps(states, &parcels)?;
         let mut stream = Stream::new(self.group, states, &keys);
         if let Some(sizes) = agreed.sizes {
-            stream.run(&steps, &sizes)?;
+            stream.run(&steps, &sizes).map_err(|error| self.blaming(error))?;
         }
         let outputs: Vec<Outputs<'_>> = rows.into_iter().map(|rows| rows.outputs).collect();
         stream.read(outputs)
@@ -79,6 +79,16 @@ impl<'r, 'c> Call<'r, 'c> {
         let rows = in_order(ROWS, all.iter().map(|told| &*told.rows))?;
         let keys = in_order(KEYS, all.iter().map(|told| &*told.keys))?;
         Ok(Agreed { rows: end(&rows), keys, sizes: sizes(&all) })
+    }
+
+    /// Names those for whom all wait in the end, where a rank waits for others that wait.
+    fn blaming(&self, error: Error) -> Error {
+        match error {
+            Error::TimedOut { ranks, what, after } => {
+                Error::TimedOut { ranks: blamed(self.group.comm, ranks, self.group.patience), what, after }
+            }
+            error => error,
+        }
     }
 
     /// Replaces this rank's own refusal by its reason.
