@@ -10,6 +10,7 @@ use crate::report::Report;
 use crate::share::{Rows, Share};
 use crate::stream::{Step, Stream};
 use crate::told::{Told, agree};
+use core::cell::Cell;
 use core::ops::Range;
 use sdpa::{Alignment, Attention, AttnState, Dtype, MaskMod, Mods, Outputs, ScoreMod, WeightMod};
 
@@ -19,6 +20,8 @@ pub(crate) struct Call<'r, 'c> {
     attention: Attention,
     /// Number of calls before this one.
     number: u64,
+    /// True while keys and values are on their way.
+    streams: Cell<bool>,
 }
 
 /// What all ranks have.
@@ -31,7 +34,12 @@ struct Agreed {
 
 impl<'r, 'c> Call<'r, 'c> {
     pub(crate) fn new(group: &'r Group<'c>, attention: &Attention, number: u64) -> Self {
-        Self { group, attention: *attention, number }
+        Self { group, attention: *attention, number, streams: Cell::new(false) }
+    }
+
+    /// Returns true if the call ended while messages were on their way.
+    pub(crate) fn streams(&self) -> bool {
+        self.streams.get()
     }
 
     /// Runs the call.
@@ -53,8 +61,10 @@ impl<'r, 'c> Call<'r, 'c> {
         let (states, steps) = self.steps(states, &parcels)?;
         let mut stream = Stream::new(self.group, states, &keys);
         if let Some(sizes) = agreed.sizes {
+            self.streams.set(true);
             stream.run(&steps, &sizes).map_err(|error| self.blaming(error))?;
         }
+        self.streams.set(false);
         let outputs: Vec<Outputs<'_>> = rows.into_iter().map(|rows| rows.outputs).collect();
         stream.read(outputs)
     }

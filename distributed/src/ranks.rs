@@ -90,7 +90,8 @@ impl<'c> Ranks<'c> {
     ///
     /// # Errors
     /// [`Error`]; the outputs are then untouched. After [`Error::TimedOut`] messages may still be on their way, so
-    /// later calls are refused: take another communicator, or end the program.
+    /// later calls are refused: take another communicator, or end the program. So they are after an error of this rank alone
+    /// while keys and values were on their way.
     pub fn attention(&self, attention: &Attention, share: Share<'_>) -> Result<Report, Error> {
         self.attention_with(attention, share, &Mods::new())
     }
@@ -114,9 +115,9 @@ impl<'c> Ranks<'c> {
         }
         let begin = Instant::now();
         let number = self.calls.replace(self.calls.get() + 1);
-        let result = Call::new(&self.group, attention, number).run(share, mods);
-        let together = !matches!(result, Err(Error::TimedOut { .. } | Error::Call(sdpa::Error::Memory { .. })));
-        self.broken.set(!together);
+        let call = Call::new(&self.group, attention, number);
+        let result = call.run(share, mods);
+        self.broken.set(call.streams() || matches!(result, Err(Error::TimedOut { .. })));
         result.map(|report| Report { total: begin.elapsed(), ..report })
     }
 }

@@ -132,7 +132,8 @@ impl Shared {
 
 pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
     let (rank, size) = (world.rank() as usize, world.size() as usize);
-    let ranks = Ranks::new(world, PATIENT).exec(Exec::serial());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
+    let ranks = [Ranks::new(world, PATIENT).exec(Exec::serial()), Ranks::new(world, PATIENT).pool(&pool)];
     let mut moved = [0usize; 2];
     for case in 0..cases {
         let mut rng = Rng::new(seed * 1_000_003 + case);
@@ -140,7 +141,8 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
         let whole = shared.whole();
         let mut parts = shared.parts(rank);
         let what = format!("seed {seed}, case {case}, rank {rank} of {size}");
-        let report = shared.run(&ranks, rank, &mut parts).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let report =
+            shared.run(&ranks[case as usize % 2], rank, &mut parts).unwrap_or_else(|error| panic!("{what}: {error}"));
         for ((_, full), rows) in parts.iter().zip(&shared.rows[rank]) {
             assert_same_bits(&format!("{what}, rows {rows:?}: out"), &full.out, &whole.out.rows(rows.clone()));
             assert_same_bits(&format!("{what}, rows {rows:?}: lse"), &full.lse, &whole.lse.rows(rows.clone()));

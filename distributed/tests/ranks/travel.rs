@@ -34,19 +34,20 @@ fn call(ranks: &Ranks<'_>, attention: Attention, lens: Option<&[usize]>, stretch
 pub(crate) fn run(world: &SimpleCommunicator) {
     let (rank, size) = (world.rank() as usize, world.size() as usize);
     let ranks = Ranks::new(world, PATIENT).exec(Exec::serial());
-    let (plain, own) = (Attention::new(), [rank * N..(rank + 1) * N]);
+    let (plain, own) = (Attention::new(), rank * N..(rank + 1) * N);
+    let own = core::slice::from_ref(&own);
     let received = |attention, lens, stretches: &[_]| call(&ranks, attention, lens, stretches).received;
-    assert_eq!(received(plain, None, &own), (size - 1) * SHARD, "all keys");
-    assert_eq!(received(plain.causal(), None, &own), rank * SHARD, "earlier keys");
+    assert_eq!(received(plain, None, own), (size - 1) * SHARD, "all keys");
+    assert_eq!(received(plain.causal(), None, own), rank * SHARD, "earlier keys");
     // A window into the rank before, and the first rank's keys for all.
     let window = plain.causal().window(Window::inclusive(Some(3), None));
-    assert_eq!(received(window, None, &own), rank.min(1) * SHARD, "the keys just before");
+    assert_eq!(received(window, None, own), rank.min(1) * SHARD, "the keys just before");
     let kept = plain.causal().window(Window::inclusive(Some(0), None).keep_first(3));
-    assert_eq!(received(kept, None, &own), rank.min(1) * SHARD, "the first keys");
-    let short = received(plain, Some(&[N]), &own);
+    assert_eq!(received(kept, None, own), rank.min(1) * SHARD, "the first keys");
+    let short = received(plain, Some(&[N]), own);
     assert_eq!(short, rank.min(1) * SHARD, "keys that exist");
     let below = plain.causal().align(Alignment::Offset(-((size * N) as isize)));
-    assert_eq!(received(below, None, &own), 0, "no row sees a key");
+    assert_eq!(received(below, None, own), 0, "no row sees a key");
     // Stripes: early and late keys of all others, but for late ones behind this rank's own.
     let [early, late] = zigzag(size * N, rank, size);
     let report = call(&ranks, plain.causal(), None, &[early.clone(), late.clone()]);
