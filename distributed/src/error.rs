@@ -59,7 +59,7 @@ pub enum Error {
         /// Time that the caller allows.
         after: Duration,
     },
-    /// An earlier call timed out, so messages may still be on their way.
+    /// An earlier call was given up, so messages may still be on their way.
     Broken,
 }
 
@@ -91,7 +91,7 @@ impl fmt::Display for Error {
                 let (s, names) = (if names.len() == 1 { "" } else { "s" }, names.join(", "));
                 write!(f, "waited {after:?} in vain for rank{s} {names}: {what}")
             }
-            Self::Broken => f.write_str("an earlier call timed out: take another communicator"),
+            Self::Broken => f.write_str("an earlier call was given up: take another communicator"),
         }
     }
 }

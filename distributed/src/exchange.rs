@@ -3,9 +3,14 @@
 use crate::error::Error;
 use crate::message::{Comm, Transfer, Way};
 use crate::patience::{Advance, Awaited, Patience};
+use std::time::Duration;
 
 /// First tag of an exchange: lengths, then texts.
 const TAG: u16 = 8000;
+/// First tag of a roll call, likewise.
+const ROLL_CALL: u16 = 8002;
+/// Longest time that ranks are given to answer a roll call: they give up at about the same time.
+const ANSWER: Duration = Duration::from_secs(3);
 
 /// Exchange of texts between all ranks.
 #[derive(Debug)]
@@ -16,6 +21,7 @@ struct Exchange {
     texts_out: Transfer<u8>,
     /// For each other rank.
     others: Vec<Other>,
+    tag: u16,
     what: &'static str,
 }
 
@@ -38,31 +44,32 @@ fn decoded(parts: &[u16]) -> usize {
 }
 
 impl Exchange {
-    fn begin(comm: Comm, text: &str, what: &'static str) -> Self {
+    fn begin(comm: Comm, text: &str, tag: u16, what: &'static str) -> Self {
         let others: Vec<usize> = (0..comm.size).filter(|&rank| rank != comm.rank).collect();
         let to_all = |tag| Way { from: None, to: others.clone(), tag };
         let length = |&rank: &usize| Other {
             rank,
-            length: Transfer::begin(comm, vec![0; 4], Way { from: Some(rank), to: Vec::new(), tag: TAG }),
+            length: Transfer::begin(comm, vec![0; 4], Way { from: Some(rank), to: Vec::new(), tag }),
             text: None,
         };
         Self {
             comm,
             others: others.iter().map(length).collect(),
-            lengths_out: Transfer::begin(comm, coded(text.len()), to_all(TAG)),
-            texts_out: Transfer::begin(comm, text.as_bytes().to_vec(), to_all(TAG + 1)),
+            lengths_out: Transfer::begin(comm, coded(text.len()), to_all(tag)),
+            texts_out: Transfer::begin(comm, text.as_bytes().to_vec(), to_all(tag + 1)),
+            tag,
             what,
         }
     }
 
-    /// Returns the texts of all ranks, this one's own among them.
-    fn texts(self, own: String) -> Vec<String> {
+    /// Returns the texts of all ranks, this one's own among them; `None` where nothing came.
+    fn texts(self, own: String) -> Vec<Option<String>> {
         let of = |other: Other| {
-            let bytes = other.text.as_ref().and_then(Transfer::elements).unwrap_or_default();
-            String::from_utf8_lossy(bytes).into_owned()
+            let bytes = other.text.as_ref().and_then(Transfer::elements);
+            bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned())
         };
         let mut texts: Vec<_> = self.others.into_iter().map(of).collect();
-        texts.insert(self.comm.rank, own);
+        texts.insert(self.comm.rank, Some(own));
         texts
     }
 }
@@ -75,7 +82,7 @@ impl Advance for Exchange {
             if let Some(text) = &mut other.text {
                 progress |= text.poll();
             } else if let Some(length) = other.length.elements() {
-                let way = Way { from: Some(other.rank), to: Vec::new(), tag: TAG + 1 };
+                let way = Way { from: Some(other.rank), to: Vec::new(), tag: self.tag + 1 };
                 other.text = Some(Transfer::begin(self.comm, vec![0; decoded(length)], way));
                 progress = true;
             }
@@ -101,7 +108,64 @@ impl Advance for Exchange {
 /// # Errors
 /// [`Error::TimedOut`], with the ranks that said nothing.
 pub(crate) fn exchange(comm: Comm, text: String, what: &'static str, patience: Patience) -> Result<Vec<String>, Error> {
-    let mut exchange = Exchange::begin(comm, &text, what);
+    let mut exchange = Exchange::begin(comm, &text, TAG, what);
     patience.wait(&mut exchange)?;
-    Ok(exchange.texts(text))
+    Ok(exchange.texts(text).into_iter().flatten().collect())
+}
+
+/// Finds who is to blame that this rank waited in vain for `ranks`: all that waited tell each other for whom, and those
+/// that say nothing are alone named.
+pub(crate) fn blamed(comm: Comm, ranks: Vec<usize>, patience: Patience) -> Vec<usize> {
+    let text: Vec<_> = ranks.iter().map(usize::to_string).collect();
+    let text = text.join(" ");
+    let mut exchange = Exchange::begin(comm, &text, ROLL_CALL, "an answer");
+    // Who does not answer is found below.
+    let _ = Patience(patience.0.min(ANSWER)).wait(&mut exchange);
+    let waits: Vec<_> = exchange.texts(text).into_iter().map(|text| text.map(|text| read(&text))).collect();
+    let silent = silent(&waits, &ranks);
+    if silent.is_empty() { ranks } else { silent }
+}
+
+/// Reads the numbers of ranks.
+fn read(text: &str) -> Vec<usize> {
+    text.split(' ').filter_map(|rank| rank.parse().ok()).collect()
+}
+
+/// Follows from rank to rank who waits for whom, to those that say nothing.
+fn silent(waits: &[Option<Vec<usize>>], from: &[usize]) -> Vec<usize> {
+    let (mut seen, mut next) = (vec![false; waits.len()], from.to_vec());
+    let mut silent = Vec::new();
+    while let Some(rank) = next.pop() {
+        if seen.get(rank) != Some(&false) {
+            continue;
+        }
+        seen[rank] = true;
+        match &waits[rank] {
+            Some(others) => next.extend(others),
+            None => silent.push(rank),
+        }
+    }
+    silent.sort_unstable();
+    silent
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_says_nothing_is_found_behind_those_that_wait() {
+        // 0 waits for 1, 1 for 2 and 3, 3 for 4, 4 for 3; 2 and 5 say nothing, and nobody waits for 5.
+        let waits = [Some(vec![1]), Some(vec![2, 3]), None, Some(vec![4]), Some(vec![3, 9]), None];
+        assert_eq!(silent(&waits, &[1]), [2]);
+        assert_eq!(silent(&waits, &[3]), []);
+        assert_eq!(read("0 12 x "), [0, 12]);
+    }
+
+    #[test]
+    fn lengths_are_read_as_they_were_written() {
+        for length in [0, 1, 65_536, 1 << 33, usize::MAX] {
+            assert_eq!(decoded(&coded(length)), length);
+        }
+    }
 }

@@ -3,8 +3,9 @@
 use crate::error::Error;
 use core::ops::Range;
 
-/// Bytes of the keys and values of a parcel, at most, if they are more than [`KEY_BLOCK`] keys.
-pub(crate) const PARCEL: usize = 8 << 20;
+/// Bytes of the keys and values of a parcel, at most, if they are more than [`KEY_BLOCK`] keys: each parcel reads and
+/// writes the states of all rows once, and two are held at a time.
+pub(crate) const PARCEL: usize = 16 << 20;
 /// Keys that are computed by themselves. A parcel ends at a multiple of them, so that few keys wait for others.
 const KEY_BLOCK: usize = 256;
 
@@ -142,7 +143,7 @@ mod tests {
     #[test]
     fn parcels_hold_every_key_once_and_end_at_whole_blocks() {
         let keys = all(&[vec![0..1000, 5000..5001], vec![1000..5000]]).unwrap();
-        for bytes in [1, 8 << 10, 20 << 10, 1 << 20, usize::MAX] {
+        for bytes in [1, 16 << 10, 40 << 10, 1 << 20, usize::MAX] {
             let parcels = parcels(&keys, bytes);
             let mut next = 0;
             for Parcel { keys, rows, .. } in &parcels {

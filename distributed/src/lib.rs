@@ -11,6 +11,7 @@
 mod error;
 mod exchange;
 mod functions;
+mod group;
 mod layout;
 mod message;
 mod parcel;

@@ -1,24 +1,27 @@
 //! One call over all ranks: agreement, then keys and values in order.
 
 use crate::error::Error;
-use crate::exchange::exchange;
+use crate::exchange::{blamed, exchange};
 use crate::functions::FromRow;
+use crate::group::Group;
 use crate::layout::{KEYS, Parcel, ROWS, Stretch, Tree, in_order, parcels};
 use crate::parcel::Sizes;
-use crate::ranks::Ranks;
 use crate::report::Report;
 use crate::share::{Rows, Share};
 use crate::stream::{Step, Stream};
 use crate::told::{Told, agree};
+use core::cell::Cell;
 use core::ops::Range;
 use sdpa::{Alignment, Attention, AttnState, Dtype, MaskMod, Mods, Outputs, ScoreMod, WeightMod};
 
 /// A call that begins.
 pub(crate) struct Call<'r, 'c> {
-    ranks: &'r Ranks<'c>,
+    group: &'r Group<'c>,
     attention: Attention,
     /// Number of calls before this one.
     number: u64,
+    /// True while keys and values are on their way.
+    streams: Cell<bool>,
 }
 
 /// What all ranks have.
@@ -30,8 +33,13 @@ struct Agreed {
 }
 
 impl<'r, 'c> Call<'r, 'c> {
-    pub(crate) fn new(ranks: &'r Ranks<'c>, attention: &Attention, number: u64) -> Self {
-        Self { ranks, attention: *attention, number }
+    pub(crate) fn new(group: &'r Group<'c>, attention: &Attention, number: u64) -> Self {
+        Self { group, attention: *attention, number, streams: Cell::new(false) }
+    }
+
+    /// Returns true if the call ended while messages were on their way.
+    pub(crate) fn streams(&self) -> bool {
+        self.streams.get()
     }
 
     /// Runs the call.
@@ -51,10 +59,12 @@ impl<'r, 'c> Call<'r, 'c> {
         let states: Result<Vec<_>, _> = states.collect();
         let parcels = agreed.sizes.map_or(Vec::new(), |sizes| parcels(&agreed.keys, sizes.bytes()));
         let (states, steps) = self.steps(states, &parcels)?;
-        let mut stream = Stream::new(self.ranks, states, &keys);
+        let mut stream = Stream::new(self.group, states, &keys);
         if let Some(sizes) = agreed.sizes {
-            stream.run(&steps, &sizes)?;
+            self.streams.set(true);
+            stream.run(&steps, &sizes).map_err(|error| self.blaming(error))?;
         }
+        self.streams.set(false);
         let outputs: Vec<Outputs<'_>> = rows.into_iter().map(|rows| rows.outputs).collect();
         stream.read(outputs)
     }
@@ -72,7 +82,7 @@ impl<'r, 'c> Call<'r, 'c> {
         told.facts.insert(0, ("number of calls before".to_owned(), self.number.to_string()));
         told.fact("score function", word(score));
         told.fact("mask function", word(mask));
-        let texts = exchange(self.ranks.comm, told.text(), WHAT, self.ranks.patience)?;
+        let texts = exchange(self.group.comm, told.text(), WHAT, self.group.patience)?;
         let all: Vec<Told> = texts.iter().map(|text| Told::read(text)).collect();
         agree(&all).map_err(|error| self.own(error, own.err()))?;
         let end = |stretches: &[Stretch]| stretches.last().map_or(0, |last| last.range.end);
@@ -81,10 +91,20 @@ impl<'r, 'c> Call<'r, 'c> {
         Ok(Agreed { rows: end(&rows), keys, sizes: sizes(&all) })
     }
 
+    /// Names those for whom all wait in the end, where a rank waits for others that wait.
+    fn blaming(&self, error: Error) -> Error {
+        match error {
+            Error::TimedOut { ranks, what, after } => {
+                Error::TimedOut { ranks: blamed(self.group.comm, ranks, self.group.patience), what, after }
+            }
+            error => error,
+        }
+    }
+
     /// Replaces this rank's own refusal by its reason.
     fn own(&self, error: Error, reason: Option<sdpa::Error>) -> Error {
         match (error, reason) {
-            (Error::Refused { rank, .. }, Some(reason)) if rank == self.ranks.comm.rank => Error::Call(reason),
+            (Error::Refused { rank, .. }, Some(reason)) if rank == self.group.comm.rank => Error::Call(reason),
             (error, _) => error,
         }
     }
@@ -107,7 +127,7 @@ impl<'r, 'c> Call<'r, 'c> {
             None if agreed.rows == keys => 0,
             // Only if no rule needs an alignment.
             None => {
-                AttnState::from_inputs(self.attention, *inputs, self.ranks.exec).map(|_| 0).map_err(
+                AttnState::from_inputs(self.attention, *inputs, self.group.exec).map(|_| 0).map_err(
                     |error| match error {
                         sdpa::Error::Needs { argument: rule, needs } if needs.starts_with("an alignment") => {
                             sdpa::Error::Unaligned { rule, sequence: None, q_len: agreed.rows, kv_len: keys }
@@ -118,7 +138,7 @@ impl<'r, 'c> Call<'r, 'c> {
             }
         };
         let offset = Alignment::Offset(first_row.saturating_add_unsigned(*first));
-        let state = AttnState::from_inputs(self.attention.align(offset), *inputs, self.ranks.exec)?;
+        let state = AttnState::from_inputs(self.attention.align(offset), *inputs, self.group.exec)?;
         let state = if mods.score.is_given() || mods.mask.is_given() { state.mods(mods)? } else { state };
         state.check(outputs)?;
         Ok(state)
@@ -147,7 +167,7 @@ impl<'r, 'c> Call<'r, 'c> {
             }
             Err(error) => told.refused = Some(error.to_string()),
         }
-        let texts = exchange(self.ranks.comm, told.text(), WHAT, self.ranks.patience)?;
+        let texts = exchange(self.group.comm, told.text(), WHAT, self.group.patience)?;
         let all: Vec<Told> = texts.iter().map(|text| Told::read(text)).collect();
         let states = match (agree(&all), states) {
             (Ok(()), Ok(states)) => states,
@@ -157,8 +177,8 @@ impl<'r, 'c> Call<'r, 'c> {
         let steps = parcels.iter().enumerate().map(|(n, parcel)| {
             let needs: Vec<_> = all.iter().map(|told| told.keys.iter().any(|range| range.contains(&n))).collect();
             let tree = Tree::new(parcel.owner, &needs);
-            let way = tree.at(self.ranks.comm.rank).filter(|(from, to)| from.is_some() || !to.is_empty());
-            Step { parcel: parcel.clone(), number: n, needed: needs[self.ranks.comm.rank], way }
+            let way = tree.at(self.group.comm.rank).filter(|(from, to)| from.is_some() || !to.is_empty());
+            Step { parcel: parcel.clone(), number: n, needed: needs[self.group.comm.rank], way }
         });
         let steps = steps.collect();
         Ok((states, steps))

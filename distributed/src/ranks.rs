@@ -1,20 +1,17 @@
 //! Ranks: the processes of a communicator, and how a call over them runs.
 
 use crate::error::Error;
+use crate::group::Group;
 use crate::message::Comm;
 use crate::patience::Patience;
 use crate::prompt::Call;
 use crate::report::Report;
 use crate::share::Share;
 use core::cell::Cell;
-use core::fmt;
 use core::marker::PhantomData;
 use mpi::topology::Communicator;
 use sdpa::{Attention, Exec, MaskMod, Mods, ScoreMod, WeightMod};
 use std::time::{Duration, Instant};
-
-/// Function that is told how many of how many keys were computed.
-pub(crate) type Progress<'c> = &'c dyn Fn(usize, usize);
 
 /// Ranks of a communicator of yours, which compute attention together.
 ///
@@ -41,12 +38,9 @@ pub(crate) type Progress<'c> = &'c dyn Fn(usize, usize);
 /// println!("rank {}: {report}", world.rank());
 /// # Ok::<(), sdpa_mpi::Error>(())
 /// ```
+#[derive(Debug)]
 pub struct Ranks<'c> {
-    pub(crate) comm: Comm,
-    pub(crate) patience: Patience,
-    pub(crate) exec: Exec,
-    pub(crate) pool: Option<&'c rayon::ThreadPool>,
-    pub(crate) progress: Option<Progress<'c>>,
+    group: Group<'c>,
     /// Calls that have begun.
     calls: Cell<u64>,
     /// True while a call runs, and for ever if it did not end together with the others'.
@@ -54,46 +48,38 @@ pub struct Ranks<'c> {
     communicator: PhantomData<&'c ()>,
 }
 
-impl fmt::Debug for Ranks<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Comm { rank, size, .. } = self.comm;
-        f.debug_struct("Ranks").field("rank", &rank).field("size", &size).finish_non_exhaustive()
-    }
-}
-
 impl<'c> Ranks<'c> {
     /// Takes a communicator, and the time after which a call is given up in which nothing comes from the ranks that it
     /// waits for. The time in which this rank computes does not count; that in which another one does, does.
     pub fn new(communicator: &'c impl Communicator, timeout: Duration) -> Self {
-        Self {
+        let group = Group {
             comm: Comm::of(communicator),
             patience: Patience(timeout),
             exec: Exec::default(),
             pool: None,
             progress: None,
-            calls: Cell::new(0),
-            broken: Cell::new(false),
-            communicator: PhantomData,
-        }
+        };
+        Self { group, calls: Cell::new(0), broken: Cell::new(false), communicator: PhantomData }
     }
 
     /// Sets instruction set and threads; by default the widest one, and all threads of rayon's pool.
     #[must_use]
     pub fn exec(self, exec: Exec) -> Self {
-        Self { exec, ..self }
+        Self { group: Group { exec, ..self.group }, ..self }
     }
 
-    /// Sets the pool that computes, by default rayon's global one. While it computes, the calling thread sees to
-    /// messages; called from inside a pool, it does one after the other.
+    /// Sets the pool that computes, with as many threads as it has; by default rayon's global one. While it computes, the
+    /// calling thread sees to messages; called from inside a pool, it does one after the other.
     #[must_use]
     pub fn pool(self, pool: &'c rayon::ThreadPool) -> Self {
-        Self { pool: Some(pool), ..self }
+        let exec = self.group.exec.threads(pool.current_num_threads());
+        Self { group: Group { exec, pool: Some(pool), ..self.group }, ..self }
     }
 
     /// Sets a function that is told how many of how many keys are done, after each parcel of them.
     #[must_use]
     pub fn progress(self, progress: &'c dyn Fn(usize, usize)) -> Self {
-        Self { progress: Some(progress), ..self }
+        Self { group: Group { progress: Some(progress), ..self.group }, ..self }
     }
 
     /// Computes attention of all ranks' rows over all ranks' keys, with the bits that one call on one machine has,
@@ -104,7 +90,8 @@ impl<'c> Ranks<'c> {
     ///
     /// # Errors
     /// [`Error`]; the outputs are then untouched. After [`Error::TimedOut`] messages may still be on their way, so
-    /// later calls are refused: take another communicator, or end the program.
+    /// later calls are refused: take another communicator, or end the program. So they are after an error of this rank alone
+    /// while keys and values were on their way.
     pub fn attention(&self, attention: &Attention, share: Share<'_>) -> Result<Report, Error> {
         self.attention_with(attention, share, &Mods::new())
     }
@@ -128,9 +115,9 @@ impl<'c> Ranks<'c> {
         }
         let begin = Instant::now();
         let number = self.calls.replace(self.calls.get() + 1);
-        let result = Call::new(self, attention, number).run(share, mods);
-        let together = !matches!(result, Err(Error::TimedOut { .. } | Error::Call(sdpa::Error::Memory { .. })));
-        self.broken.set(!together);
+        let call = Call::new(&self.group, attention, number);
+        let result = call.run(share, mods);
+        self.broken.set(call.streams() || matches!(result, Err(Error::TimedOut { .. })));
         result.map(|report| Report { total: begin.elapsed(), ..report })
     }
 }

@@ -1,11 +1,11 @@
 //! Stream of keys and values: parcels in key order, the next on its way while one is computed.
 
 use crate::error::Error;
+use crate::group::Group;
 use crate::layout::Parcel;
 use crate::message::Way;
 use crate::parcel::{Sizes, Travelling};
 use crate::patience::{Advance, Awaited};
-use crate::ranks::Ranks;
 use crate::report::Report;
 use crate::share::Keys;
 use sdpa::{AttnState, Outputs, Tensor};
@@ -36,7 +36,7 @@ pub(crate) struct Step {
 
 /// Keys and values as they come, and the states that take them.
 pub(crate) struct Stream<'r, 'c, 'a> {
-    ranks: &'r Ranks<'c>,
+    group: &'r Group<'c>,
     states: Vec<AttnState<'a>>,
     own: &'r [Keys<'a>],
     window: VecDeque<Travelling>,
@@ -67,8 +67,8 @@ impl Advance for First<'_> {
 }
 
 impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
-    pub(crate) fn new(ranks: &'r Ranks<'c>, states: Vec<AttnState<'a>>, own: &'r [Keys<'a>]) -> Self {
-        Self { ranks, states, own, window: VecDeque::new(), report: Report::default() }
+    pub(crate) fn new(group: &'r Group<'c>, states: Vec<AttnState<'a>>, own: &'r [Keys<'a>]) -> Self {
+        Self { group, states, own, window: VecDeque::new(), report: Report::default() }
     }
 
     /// Takes all steps, in order.
@@ -89,7 +89,7 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
                 self.wait(true)?;
                 self.window.pop_front();
             }
-            if let Some(progress) = self.ranks.progress {
+            if let Some(progress) = self.group.progress {
                 progress(step.parcel.keys.end, keys);
             }
         }
@@ -98,7 +98,7 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
 
     /// Returns the keys and values of a parcel, if they are this rank's own.
     fn own(&self, parcel: &Parcel) -> Option<[Tensor<'a>; 2]> {
-        let keys = self.own.get(parcel.stretch).filter(|_| parcel.owner == self.ranks.comm.rank)?;
+        let keys = self.own.get(parcel.stretch).filter(|_| parcel.owner == self.group.comm.rank)?;
         Some([keys.k.rows_in(parcel.rows.clone())?, keys.v.rows_in(parcel.rows.clone())?])
     }
 
@@ -108,7 +108,7 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
         let way =
             |part: usize| Way { from: *from, to: to.clone(), tag: TAG + (2 * (step.number % TAGS) + part) as u16 };
         let own = self.own(&step.parcel);
-        let travelling = Travelling::begin(self.ranks.comm, sizes, (own, step.parcel.keys.len()), [way(0), way(1)])?;
+        let travelling = Travelling::begin(self.group.comm, sizes, (own, step.parcel.keys.len()), [way(0), way(1)])?;
         let [_, sent, received] = travelling.bytes();
         self.window.push_back(travelling);
         let held = self.window.iter().map(|parcel| parcel.bytes()[0]).sum();
@@ -120,7 +120,7 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
 
     fn wait(&mut self, taken: bool) -> Result<(), Error> {
         let mut first = First { window: &self.window, taken };
-        self.report.waiting += self.ranks.patience.wait(&mut first)?;
+        self.report.waiting += self.group.patience.wait(&mut first)?;
         Ok(())
     }
 
@@ -142,7 +142,7 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
                 if state.sees(step.parcel.keys.clone()) { state.push(k, v) } else { state.skip(n) }
             })
         };
-        beside(self.ranks.pool, &self.window, push)?;
+        beside(self.group.pool, &self.window, push)?;
         self.report.computing += begin.elapsed();
         Ok(())
     }

@@ -22,13 +22,8 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`]; [`Error::TooLarge`] or
     /// [`Error::Memory`] if the state does not fit in memory.
-    pub fn new(
-        attention: Attention,
-        q: impl Into<Tensor<'a>>,
-        [kv_heads, value_dim]: [usize; 2],
-        exec: Exec,
-    ) -> Result<Self, Error> {
-        let q = q.into();
+    pub fn new(attention: Attention, q: impl Into<Tensor<'a>>, keys: [usize; 2], exec: Exec) -> Result<Self, Error> {
+        let (q, [kv_heads, value_dim]) = (q.into(), keys);
         let [batch, .., dim] = q.shape();
         for dim in [dim, value_dim] {
             floats("state", [batch, kv_heads, KEY_BLOCK, dim])?;
@@ -138,6 +133,8 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// [`Error::Needs`] for a weight function, or if keys were pushed already; [`Error::Mask`] if the mask function does
     /// not fit.
+    ///
+    /// If a function panics in a push, the state is half updated: make another.
     pub fn mods<S: ScoreMod, M: MaskMod, P: WeightMod>(mut self, mods: &'a Mods<S, M, P>) -> Result<Self, Error> {
         if mods.weight.is_given() {
             return Err(Error::Needs { argument: "weight function", needs: WHOLE });

@@ -104,6 +104,7 @@ fn no_files_import_each_other_in_a_circle() {
         ("adapters/burn/src", 4),
         ("adapters/candle/src", 4),
         ("benches/peers/src", 20),
+        ("distributed/src", 10),
     ];
     for (root, least) in packages {
         let imports = imports(root);

@@ -23,10 +23,16 @@ pub(crate) struct Shared {
     pub(crate) keys: Vec<Vec<Range<usize>>>,
 }
 
+/// One case in so many is long: its keys travel in several parcels, of several pieces each.
+const LONG: u64 = 25;
+
 /// A random case that can be shared out: no ragged sequences, no weight function, no bottom-right beside key lengths.
-fn shareable(rng: &mut Rng) -> Case {
+fn shareable(rng: &mut Rng, long: bool) -> Case {
     loop {
-        let case = Case::random(rng, MOST);
+        let case = match long {
+            true => Case::of_sizes(rng, [1, 2, 1, 20, 40_000, 64, 80]),
+            false => Case::random(rng, MOST),
+        };
         let bottom_right = case.alignment == Some(Alignment::BottomRight);
         if case.ragged.is_some() || bottom_right && case.kv_lens.is_some() {
             continue;
@@ -58,8 +64,8 @@ fn shared_out(n: usize, ranks: usize, rng: &mut Rng) -> Vec<Vec<Range<usize>>> {
 }
 
 impl Shared {
-    fn random(rng: &mut Rng, ranks: usize) -> Self {
-        let mut case = shareable(rng);
+    fn random(rng: &mut Rng, ranks: usize, long: bool) -> Self {
+        let mut case = shareable(rng, long);
         let qkv = [&case.q, &case.k, &case.v].map(|x| Rounded::new(x, rng.pick(&DTYPES)));
         let [q, k, v] = qkv.each_ref().map(|x| x.wide.clone());
         (case.q, case.k, case.v) = (q, k, v);
@@ -92,7 +98,7 @@ impl Shared {
         }
     }
 
-    /// Runs a rank's part; `alter` changes its share.
+    /// Runs a rank's part.
     pub(crate) fn run(
         &self,
         ranks: &Ranks<'_>,
@@ -126,15 +132,17 @@ impl Shared {
 
 pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
     let (rank, size) = (world.rank() as usize, world.size() as usize);
-    let ranks = Ranks::new(world, PATIENT).exec(Exec::serial());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
+    let ranks = [Ranks::new(world, PATIENT).exec(Exec::serial()), Ranks::new(world, PATIENT).pool(&pool)];
     let mut moved = [0usize; 2];
     for case in 0..cases {
         let mut rng = Rng::new(seed * 1_000_003 + case);
-        let shared = Shared::random(&mut rng, size);
+        let shared = Shared::random(&mut rng, size, case % LONG == LONG - 1);
         let whole = shared.whole();
         let mut parts = shared.parts(rank);
         let what = format!("seed {seed}, case {case}, rank {rank} of {size}");
-        let report = shared.run(&ranks, rank, &mut parts).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let report =
+            shared.run(&ranks[case as usize % 2], rank, &mut parts).unwrap_or_else(|error| panic!("{what}: {error}"));
         for ((_, full), rows) in parts.iter().zip(&shared.rows[rank]) {
             assert_same_bits(&format!("{what}, rows {rows:?}: out"), &full.out, &whole.out.rows(rows.clone()));
             assert_same_bits(&format!("{what}, rows {rows:?}: lse"), &full.lse, &whole.lse.rows(rows.clone()));

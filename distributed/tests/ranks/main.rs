@@ -10,6 +10,7 @@ mod memory;
 mod options;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
+mod travel;
 
 use launch::{Launch, Outcome};
 use std::time::Duration;
@@ -35,6 +36,7 @@ fn rank(test: &str, arguments: &[String]) {
     match test {
         "cases" => cases::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "memory" => memory::run(&world),
+        "travel" => travel::run(&world),
         fault => faults::run(&world, fault),
     }
 }
@@ -52,7 +54,7 @@ fn drive(arguments: &[String]) {
         let at = arguments.iter().position(|argument| argument == name);
         at.and_then(|at| arguments.get(at + 1)).map_or(default.to_owned(), Clone::clone)
     };
-    let (cases, seed) = (given("--cases", "60"), given("--seed", "1"));
+    let (cases, seed) = (given("--cases", "200"), given("--seed", "1"));
     let mut failed = Vec::new();
     let mut run = |name: String, launch: Launch| {
         if wanted(&name) {
@@ -65,8 +67,11 @@ fn drive(arguments: &[String]) {
         run(format!("cases on {ranks} ranks"), Launch::of("cases", ranks).with(&["--cases", &cases, "--seed", &seed]));
     }
     run("memory on 4 ranks".to_owned(), Launch::of("memory", 4));
+    for ranks in RANKS {
+        run(format!("travel on {ranks} ranks"), Launch::of("travel", ranks));
+    }
     for fault in faults::FAULTS {
-        for ranks in [2, 3, 4] {
+        for ranks in [2, 3, 4, 7] {
             run(format!("fault {} on {ranks} ranks", fault.name), fault.launch(ranks));
         }
     }

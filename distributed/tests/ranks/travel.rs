@@ -1,0 +1,57 @@
+//! What travels: keys to the ranks whose rows see them, each once, and nothing else.
+
+use crate::PATIENT;
+use crate::launch::FINE;
+use core::ops::Range;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::*;
+use sdpa::{Alignment, Attention, Exec, Inputs, Outputs, View, ViewMut, Window};
+use sdpa_mpi::{Ranks, Report, Share, zigzag};
+
+/// Tokens of each rank, and the length of the only head.
+const N: usize = 1024;
+const DIM: usize = 8;
+/// Bytes of a rank's keys and values.
+const SHARD: usize = 2 * N * DIM * size_of::<f32>();
+
+/// One call, in which a rank has the rows and keys of these stretches.
+fn call(ranks: &Ranks<'_>, attention: Attention, lens: Option<&[usize]>, stretches: &[Range<usize>]) -> Report {
+    let of = |rows: &Range<usize>| vec![0.5f32; rows.len() * DIM];
+    let numbers: Vec<_> = stretches.iter().map(of).collect();
+    let mut outs: Vec<_> = stretches.iter().map(of).collect();
+    let mut share = Share::new();
+    for ((rows, x), out) in stretches.iter().zip(&numbers).zip(&mut outs) {
+        let shape = [1, 1, rows.len(), DIM];
+        let x = View::bhld(x, shape).expect("it fits");
+        let inputs = Inputs::new(x, x, x);
+        let inputs = lens.map_or(inputs, |lens| inputs.kv_lens(lens));
+        let outputs = Outputs::new(ViewMut::bhld(out, shape).expect("it fits"));
+        share = share.rows(rows.start, inputs, outputs).keys(rows.start, x, x);
+    }
+    ranks.attention(&attention, share).expect("a good call")
+}
+
+pub(crate) fn run(world: &SimpleCommunicator) {
+    let (rank, size) = (world.rank() as usize, world.size() as usize);
+    let ranks = Ranks::new(world, PATIENT).exec(Exec::serial());
+    let (plain, own) = (Attention::new(), rank * N..(rank + 1) * N);
+    let own = core::slice::from_ref(&own);
+    let received = |attention, lens, stretches: &[_]| call(&ranks, attention, lens, stretches).received;
+    assert_eq!(received(plain, None, own), (size - 1) * SHARD, "all keys");
+    assert_eq!(received(plain.causal(), None, own), rank * SHARD, "earlier keys");
+    // A window into the rank before, and the first rank's keys for all.
+    let window = plain.causal().window(Window::inclusive(Some(3), None));
+    assert_eq!(received(window, None, own), rank.min(1) * SHARD, "the keys just before");
+    let kept = plain.causal().window(Window::inclusive(Some(0), None).keep_first(3));
+    assert_eq!(received(kept, None, own), rank.min(1) * SHARD, "the first keys");
+    let short = received(plain, Some(&[N]), own);
+    assert_eq!(short, rank.min(1) * SHARD, "keys that exist");
+    let below = plain.causal().align(Alignment::Offset(-((size * N) as isize)));
+    assert_eq!(received(below, None, own), 0, "no row sees a key");
+    // Stripes: early and late keys of all others, but for late ones behind this rank's own.
+    let [early, late] = zigzag(size * N, rank, size);
+    let report = call(&ranks, plain.causal(), None, &[early.clone(), late.clone()]);
+    assert_eq!(report.received, (late.end - early.len() - late.len()) * 2 * DIM * 4, "stripes");
+    assert_eq!(report.computed, late.end, "stripes");
+    println!("{rank}: {FINE}");
+}
