@@ -48,7 +48,7 @@ pub use attention::schedule::costs::Costs;
 pub use attention::schedule::launch::Launch;
 pub use attention::schedule::merge::{merge_results, merge_states};
 pub use attention::schedule::partials::Partials;
-pub use attention::schedule::places::{FewRows, Then};
+pub use attention::schedule::split_sequences::{FewRows, Then};
 pub use kv::block_table::{BlockTable, PageError};
 pub use kv::cache::{Cache, Keep, NewTokens, PagePool, PoolElements, SpareBlocks, TokenPart};
 pub use kv::pages::Pages;

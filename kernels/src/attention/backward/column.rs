@@ -92,8 +92,8 @@ impl<S: Simd> Column<'_, S> {
         first.min(kv_len)..kv_len.min(first + KEY_BLOCK)
     }
 
-    /// Returns the place of a key of the sequence in k and v, and in their gradients: batch, head, row.
-    pub(crate) fn place_of_key(&self, key: usize) -> [usize; 3] {
+    /// Returns the index of a key of the sequence in k and v, and in their gradients: batch, head, row.
+    pub(crate) fn index_of_key(&self, key: usize) -> [usize; 3] {
         let call = self.bound.checked.call();
         let seq = call.sequence(self.at.sequence);
         [if call.options.ragged.is_some() { 0 } else { seq.batch }, self.at.kv_head, seq.first_key + key]
@@ -152,11 +152,11 @@ impl<S: Simd> Column<'_, S> {
             unsafe {
                 let none: &[f32] = &[];
                 let rows = sums.chunks_exact(width).take(keys.len());
-                write_rows(self.bound.s, gradient, self.place_of_key(keys.start), rows, scale);
+                write_rows(self.bound.s, gradient, self.index_of_key(keys.start), rows, scale);
                 write_rows(
                     self.bound.s,
                     gradient,
-                    self.place_of_key(beyond.start),
+                    self.index_of_key(beyond.start),
                     beyond.clone().map(|_| none),
                     scale,
                 );

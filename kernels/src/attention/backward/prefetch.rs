@@ -8,7 +8,7 @@ use crate::attention::backward::column::Column;
 use crate::attention::backward::memory::RowMemory;
 use crate::attention::backward::pass::BlockAt;
 use crate::attention::backward::row_block::rows_of;
-use crate::attention::backward::tile::Place;
+use crate::attention::backward::tile::Turn;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::matmul::prefetch::PrefetchQueue;
@@ -32,22 +32,22 @@ impl<S: Simd> Column<'_, S> {
     ///
     /// # Safety
     /// The row block's memory is this worker's, and nothing of it is borrowed.
-    pub(crate) unsafe fn prefetch(&self, task: &AttentionTask<'_, S>, number: usize, place: Place) -> PrefetchQueue {
+    pub(crate) unsafe fn prefetch(&self, task: &AttentionTask<'_, S>, number: usize, turn: Turn) -> PrefetchQueue {
         let mut queue = PrefetchQueue::nothing();
         let Some((row, n)) = task.stretches(0..rows_of(task)).next() else { return queue };
         let d = task.tiling.head_dim;
-        if !place.is_first {
+        if !turn.is_first {
             // SAFETY: the caller guarantees the memory.
             let gradients = unsafe { self.memory_of(task) };
             let bytes = size_of::<f32>();
             queue.push(gradients.as_ptr().cast(), (RowMemory::floats(d) * bytes) as isize, n, d * bytes);
         }
-        if let Some(gradient) = self.pass.gradients.q.as_ref().filter(|_| place.is_last) {
-            let [b, h, l] = row.place();
+        if let Some(gradient) = self.pass.gradients.q.as_ref().filter(|_| turn.is_last) {
+            let [b, h, l] = row.index();
             // SAFETY: the row block's rows are inside the gradient of the queries.
             queue.push_rows(unsafe { gradient.rows(b, h, l) }, n, d);
         }
-        let here = RowsOfHead { sequence: self.at.sequence, head: row.head, first: row.i, n, outputs: place.is_first };
+        let here = RowsOfHead { sequence: self.at.sequence, head: row.head, first: row.i, n, outputs: turn.is_first };
         if let Some(next) = self.rows_after(here) {
             self.push_query_rows(next, &mut queue);
         }
@@ -106,7 +106,7 @@ impl<S: Simd> Column<'_, S> {
         if keys.is_empty() {
             return;
         }
-        let [b, h, l] = self.place_of_key(self.keys().start + keys.start);
+        let [b, h, l] = self.index_of_key(self.keys().start + keys.start);
         for gradient in [&self.pass.gradients.k, &self.pass.gradients.v].into_iter().flatten() {
             // SAFETY: the keys are some of the column's, which the gradients have.
             queue.push_rows(unsafe { gradient.rows(b, h, l) }, keys.len(), gradient.dim());

@@ -22,7 +22,7 @@ impl BackwardPass<'_> {
             for at in self.rows_of_head(head) {
                 let [delta, distance] = self.numbers(at, [RowNumber::Delta, RowNumber::Distance]);
                 slope -= distance;
-                let [b, h, l] = at.place;
+                let [b, h, l] = at.index;
                 let lse = f64::from(self.saved.lse.get([b, h, l, 0]).copied().unwrap_or(f32::NAN));
                 // The sink's weight is what the keys leave of 1; its value is 0.
                 sink -=
@@ -48,7 +48,7 @@ impl BackwardPass<'_> {
     fn finish_bias(&self, heads: usize) {
         let Some(bias) = self.gradients.bias.as_ref().filter(|bias| bias.columns == BiasColumns::One) else { return };
         for at in (0..heads).flat_map(|head| self.rows_of_head(head)) {
-            let [b, h, l] = bias.row([at.sequence, at.place[1], at.row]);
+            let [b, h, l] = bias.row([at.sequence, at.index[1], at.row]);
             let [sum] = self.numbers(at, [RowNumber::Bias]);
             // SAFETY: an element of the bias; all workers are done.
             unsafe {
@@ -60,7 +60,7 @@ impl BackwardPass<'_> {
 
     fn numbers<const N: usize>(&self, at: RowAt, which: [RowNumber; N]) -> [f64; N] {
         // SAFETY: a row of the call; all workers are done.
-        let (_, numbers) = unsafe { self.rows.row(at.place) };
+        let (_, numbers) = unsafe { self.rows.row(at.index) };
         which.map(|number| f64::from(numbers[number as usize]))
     }
 
@@ -69,15 +69,15 @@ impl BackwardPass<'_> {
         let call = *self.checked.call();
         (0..call.sequences()).flat_map(move |sequence| {
             let seq = call.sequence(sequence);
-            (0..seq.q_len).map(move |row| RowAt { sequence, row, place: [seq.batch, head, seq.first_row + row] })
+            (0..seq.q_len).map(move |row| RowAt { sequence, row, index: [seq.batch, head, seq.first_row + row] })
         })
     }
 }
 
-/// Row of a sequence, and its place in q: batch, head, row.
+/// Row of a sequence, and its index in q: batch, head, row.
 #[derive(Debug, Clone, Copy)]
 struct RowAt {
     sequence: usize,
     row: usize,
-    place: [usize; 3],
+    index: [usize; 3],
 }

@@ -17,7 +17,7 @@ impl<S: Simd> Column<'_, S> {
     pub(crate) unsafe fn memory_of(&self, task: &AttentionTask<'_, S>) -> &mut [f32] {
         let Some((first, n)) = task.stretches(0..rows_of(task)).next() else { return &mut [] };
         // SAFETY: the caller guarantees sole access; the rows of a row block are of one head.
-        unsafe { self.pass.rows.rows(first.place(), n) }
+        unsafe { self.pass.rows.rows(first.index(), n) }
     }
 
     /// Iterates over the row block's rows: the gradient of each row's query, and the row's numbers.
@@ -85,7 +85,7 @@ impl<S: Simd> Column<'_, S> {
             }
             if let Some(gradient) = &self.pass.gradients.q {
                 let sums = self.each_row(task).map(|(sums, _)| &*sums);
-                write_rows(task.s, gradient, first.place(), sums, task.call.scale);
+                write_rows(task.s, gradient, first.index(), sums, task.call.scale);
             }
         }
     }
@@ -105,7 +105,7 @@ impl<S: Simd> Column<'_, S> {
             self.begin_rows(task, &deltas);
             if let Some(gradient) = &self.pass.gradients.q {
                 let none: &[f32] = &[];
-                write_rows(task.s, gradient, first.place(), (0..rows_of(task)).map(|_| none), 1.0);
+                write_rows(task.s, gradient, first.index(), (0..rows_of(task)).map(|_| none), 1.0);
             }
         }
     }

@@ -44,9 +44,9 @@ struct TileScores<'b> {
     prefetch: PrefetchQueue,
 }
 
-/// Place of a key block among those that a row block sees.
+/// Turn of a key block among those that a row block sees.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct Turn {
     pub(crate) is_first: bool,
     pub(crate) is_last: bool,
 }
@@ -77,9 +77,8 @@ impl<S: Simd> Column<'_, S> {
         if self.keys().is_empty() || !task.holds(first) {
             return true;
         }
-        let place =
-            Place { is_first: first == first_block, is_last: first == blocks.next_back().unwrap_or(first_block) };
-        if !place.is_first && !self.pass.wait(BlockAt { number: self.at.number - 1, ..self.at }, number + 1) {
+        let turn = Turn { is_first: first == first_block, is_last: first == blocks.next_back().unwrap_or(first_block) };
+        if !turn.is_first && !self.pass.wait(BlockAt { number: self.at.number - 1, ..self.at }, number + 1) {
             return false;
         }
         let regions = &mut scores.scratch.regions(task.tiling);
@@ -88,7 +87,7 @@ impl<S: Simd> Column<'_, S> {
         let mut block = KeyBlock::of(task, first, queries, &mut memory, regions);
         block.packed_keys = keys.packed;
         // SAFETY: the row block's turn has come, so its memory is this worker's.
-        block.prefetch = unsafe { self.prefetch(task, number, place) };
+        block.prefetch = unsafe { self.prefetch(task, number, turn) };
         block.copies = ScoreCopies {
             capped: task.call.options.softcap.is_some().then_some(&mut *scores.capped),
             biased: task.given.score.then_some(&mut *scores.biased),
@@ -97,18 +96,18 @@ impl<S: Simd> Column<'_, S> {
         keys.packed = block.packed_keys;
         let KeyBlock { spans, regions, copies, prefetch, .. } = block;
         // Whole rows are written by the first key block, if all of them see some of it.
-        let fresh = seen && place.is_first && !spans.iter().any(|span| span.is_empty());
+        let fresh = seen && turn.is_first && !spans.iter().any(|span| span.is_empty());
         // SAFETY: the saved tensors fit the call; the row block's turn has come, so its memory is this worker's.
         let mut scores = unsafe {
             let d_out = task.block_rows(&self.pass.saved.d_out, NonFinite::Handled, own.d_out);
-            let saved = self.saved_rows(task, &d_out, place, own.out);
+            let saved = self.saved_rows(task, &d_out, turn, own.out);
             let q = task.block_rows(&task.call.q, NonFinite::Handled, own.q);
             let dropout = task.draw_kept(0..rows_of(task), spans, first);
             TileScores { scores: regions.scores, copies, dropout, spans, q, d_out, saved, fresh, prefetch }
         };
         // SAFETY: the caller guarantees the column; the row block's turn has come.
         unsafe {
-            if place.is_first && !fresh {
+            if turn.is_first && !fresh {
                 self.clear_gradients(task);
             }
             if seen {
@@ -118,7 +117,7 @@ impl<S: Simd> Column<'_, S> {
                 self.add_key_gradients(task, &mut scores, own);
                 self.add_query_gradients(task, &mut scores, keys, own);
             }
-            if place.is_last {
+            if turn.is_last {
                 self.end_rows(task, &scores.q);
             }
         }
@@ -134,12 +133,12 @@ impl<S: Simd> Column<'_, S> {
         &self,
         task: &AttentionTask<'_, S>,
         d_out: &BlockRows,
-        place: Place,
+        turn: Turn,
         copy: &mut [f32],
     ) -> [SavedRow; MAX_ROW_BLOCK] {
         // SAFETY: same contract.
         unsafe {
-            if !place.is_first {
+            if !turn.is_first {
                 return task.saved_rows(&self.pass.saved, &self.kept_deltas(task));
             }
             let deltas = task.deltas(&self.pass.saved, d_out, copy);
@@ -267,7 +266,7 @@ impl<S: Simd> Column<'_, S> {
             let first = self.keys().start + keys.start;
             // SAFETY: the caller guarantees the row's numbers, and the elements of the bias that the column adds to.
             unsafe {
-                let (_, numbers) = self.pass.rows.row(row.place());
+                let (_, numbers) = self.pass.rows.row(row.index());
                 if slopes {
                     let position = task.position(row, 0).position;
                     numbers[RowNumber::Distance as usize] += lane_sum(

@@ -85,7 +85,7 @@ impl<'b, 'r, S: Simd> KeyBlock<'b, 'r, S> {
         regions: &'b mut Regions<'r>,
     ) -> Self {
         assert!(task.holds(first), "not a block of the task");
-        let at = task.place(first);
+        let at = task.index_of_key(first);
         let len = KEY_BLOCK.min(task.seq.kv_len - first);
         let BlockMemory { spans, classes, tables: [key_table, value_table] } = memory;
         // SAFETY: keys `first .. first + len` exist and their block is held, as asserted; the tables are borrowed for

@@ -84,7 +84,7 @@ fn push_first_keys<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch:
     if len == 0 || !task.call.kv.holds(task.seq.source, first) {
         return;
     }
-    let (at, table) = (task.place(first), &mut Table::new());
+    let (at, table) = (task.index_of_key(first), &mut Table::new());
     // SAFETY: `len` keys from `first` on exist, and their block is held.
     match unsafe { task.call.kv.keys(at, len, table) } {
         Keys::Rows(rows) => prefetch.push_rows(rows, len, task.tiling.head_dim),
@@ -97,7 +97,7 @@ fn push_first_keys<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch:
 
 /// Adds a block's keys and values.
 fn push_block<S: Simd>(task: &AttentionTask<'_, S>, first: usize, prefetch: &mut PrefetchQueue) {
-    let at = task.place(first);
+    let at = task.index_of_key(first);
     let len = KEY_BLOCK.min(task.seq.kv_len.saturating_sub(first));
     let (d, kv) = (task.tiling.head_dim, &task.call.kv);
     // Pages are not prefetched: their rows are many short stretches.

@@ -76,8 +76,8 @@ impl Row {
         Self { n: self.n + k, i: self.i + k, at: self.at + k, ..self }
     }
 
-    /// Returns the place of the row in q: batch, head, row.
-    pub(crate) fn place(self) -> [usize; 3] {
+    /// Returns the index of the row in q: batch, head, row.
+    pub(crate) fn index(self) -> [usize; 3] {
         [self.batch, self.head, self.at]
     }
 }
@@ -234,7 +234,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
     }
 
     /// Returns the position of key `first` of the sequence in its source: sequence or batch index, head, key.
-    pub(crate) fn place(&self, first: usize) -> [usize; 3] {
+    pub(crate) fn index_of_key(&self, first: usize) -> [usize; 3] {
         [self.seq.source, self.set.kv_head, self.seq.first_key + first]
     }
 

@@ -55,13 +55,13 @@ impl<'t> ShortCall<'t> {
         if let Next::Rows(next) = &task.next {
             self.prefetch(&task.peek(next));
         }
-        let ([b, h, first], regions) = (task.place(0), &mut scratch.regions(task.tiling));
+        let ([b, h, first], regions) = (task.index_of_key(0), &mut scratch.regions(task.tiling));
         let none = Row { n: 0, head: 0, i: 0, batch: 0, at: 0 };
         let (mut rows, mut queries, mut out) =
             ([none; READING_ROWS], [core::ptr::null(); READING_ROWS], [core::ptr::null_mut(); READING_ROWS]);
         let [q_step, out_step] = [self.q.strides()[2], self.out.strides()[2]];
         for (row, len) in task.stretches(0..n) {
-            let ([b, h, l], at) = (row.place(), row.n..row.n + len);
+            let ([b, h, l], at) = (row.index(), row.n..row.n + len);
             // SAFETY: the task's rows are inside q and the output, whose rows have elements.
             let (query, to) = unsafe { (self.q.row(b, h, l).0, self.out.row(b, h, l).0) };
             let places = queries[at.clone()].iter_mut().zip(&mut out[at.clone()]).zip(&mut rows[at]);
@@ -102,7 +102,7 @@ impl<'t> ShortCall<'t> {
 
     /// Prefetches what the task reads and writes, if it is short.
     fn prefetch<S: Simd>(&self, task: &AttentionTask<'_, S>) {
-        let (n, keys, [b, h, key]) = (task.set.rows.len(), task.seq.kv_len, task.place(0));
+        let (n, keys, [b, h, key]) = (task.set.rows.len(), task.seq.kv_len, task.index_of_key(0));
         if !(1..=READING_ROWS).contains(&n) || !(1..=LANES).contains(&keys) {
             return;
         }

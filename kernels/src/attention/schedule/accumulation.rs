@@ -1,7 +1,7 @@
 //! What split-KV of a call would accumulate and read, for plans; and which key blocks its sequences see.
 
 use crate::attention::call::{Call, Sequence};
-use crate::attention::schedule::places::part_floats;
+use crate::attention::schedule::split_sequences::part_floats;
 use crate::simd::LANES;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;

@@ -7,7 +7,7 @@ use crate::attention::call::{Call, Sequence};
 use crate::attention::schedule::launch::Launch;
 use crate::attention::schedule::merge::merge_states;
 use crate::attention::schedule::partials::Partials;
-use crate::attention::schedule::places::{FewRows, Then};
+use crate::attention::schedule::split_sequences::{FewRows, Then};
 use crate::simd::isa::Isa;
 
 /// States (maximum, sum, output) of the query rows of a call over each of its key blocks. Memory grows to the size calls need

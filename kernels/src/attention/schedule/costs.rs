@@ -2,7 +2,7 @@
 
 use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, RowSet};
-use crate::attention::schedule::places::{FewRows, Places};
+use crate::attention::schedule::split_sequences::{FewRows, SplitSequences};
 use crate::attention::schedule::units::{Merge, Unit, Units};
 use crate::attention::schedule::work::{Schedule, Work};
 use crate::simd::LANES;
@@ -26,8 +26,8 @@ impl Call<'_> {
     ///
     /// Complexity: query rows, and units.
     pub fn costs(&self, tiling: &Tiling, split: Option<FewRows>) -> Costs {
-        let mut places = Places::new();
-        let schedule = Schedule::new(self, tiling, split, &mut places);
+        let mut entries = SplitSequences::new();
+        let schedule = Schedule::new(self, tiling, split, &mut entries);
         let accumulated = (0..schedule.len()).map(|number| match schedule.work(self, number) {
             Work::Rows(rows) => self.cost_of_rows(&rows),
             Work::Blocks(run) => {
@@ -38,7 +38,7 @@ impl Call<'_> {
         let accumulated = accumulated.collect();
         let merged = schedule.units.map_or(Vec::new(), |units| {
             let merges = (0..units.merges()).filter_map(|number| units.merge(number));
-            merges.map(|Merge { place, rows }| (rows.rows.len() * units.parts(place)) as u64).collect()
+            merges.map(|Merge { entry, rows }| (rows.rows.len() * units.parts(entry)) as u64).collect()
         });
         Costs { accumulated, merged }
     }
@@ -46,9 +46,9 @@ impl Call<'_> {
     /// Returns the number of keys, counted once for each key/value head, that split-KV does not read again, because other
     /// sequences have them in the same memory.
     pub fn shared_keys(&self, tiling: &Tiling, split: FewRows) -> usize {
-        let mut places = Places::new();
+        let mut entries = SplitSequences::new();
         let shared =
-            Schedule::new(self, tiling, Some(split), &mut places).units.map_or(0, |units| units.shared_blocks());
+            Schedule::new(self, tiling, Some(split), &mut entries).units.map_or(0, |units| units.shared_blocks());
         shared.saturating_mul(KEY_BLOCK).saturating_mul(self.kv.kv_heads())
     }
 
@@ -69,9 +69,9 @@ impl Call<'_> {
 
     /// Returns the cost of a unit, for all the sequences that share its block.
     fn cost_of(&self, units: &Units<'_>, unit: Unit) -> u64 {
-        let kv_len = self.sequence(units.sequence(unit.place)).kv_len;
+        let kv_len = self.sequence(units.sequence(unit.entry)).kv_len;
         let read = KEY_BLOCK.min(kv_len.saturating_sub(units.first_key(unit))) as u64;
-        let sequences = units.sharers(unit).map(|place| units.sequence(place));
+        let sequences = units.sharers(unit).map(|entry| units.sequence(entry));
         let rows: u64 = sequences.map(|sequence| self.rows_of(sequence) as u64).sum();
         // Few rows take the time of memory.
         read * (rows.max(LANES as u64) + READING)

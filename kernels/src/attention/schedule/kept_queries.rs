@@ -5,10 +5,10 @@ use crate::attention::call::tiling::{QueryMemory, Regions};
 use crate::simd::LANES;
 use core::ops::Range;
 
-/// Record of whose queries a worker's memory for queries holds: those of some places, each head's in a slot of its own, since
+/// Record of whose queries a worker's memory for queries holds: those of some entries (see `split_sequences.rs`), each head's in a slot of its own, since
 /// units are often a block of every head, then the next block.
 pub(crate) struct KeptQueries {
-    places: Range<usize>,
+    entries: Range<usize>,
     /// Bit `h` is set if the slot of head `h` is filled.
     filled: u64,
 }
@@ -23,25 +23,25 @@ pub(crate) struct Slot {
 
 impl KeptQueries {
     /// No queries.
-    pub(crate) const NONE: Self = Self { places: 0..0, filled: 0 };
+    pub(crate) const NONE: Self = Self { entries: 0..0, filled: 0 };
 
-    /// Leaves of the regions' memory for queries the slot of a head for the queries of some places, and says if it is filled. If
+    /// Leaves of the regions' memory for queries the slot of a head for the queries of some entries, and says if it is filled. If
     /// it is not, the caller fills it. Leaves all the memory, of which nothing is kept, if it has no room for so many slots.
-    pub(crate) fn choose_slot(&mut self, places: Range<usize>, slot: Slot, regions: &mut Regions<'_>) {
-        let (memory, state) = self.take(places, slot, core::mem::take(&mut regions.queries));
+    pub(crate) fn choose_slot(&mut self, entries: Range<usize>, slot: Slot, regions: &mut Regions<'_>) {
+        let (memory, state) = self.take(entries, slot, core::mem::take(&mut regions.queries));
         (regions.queries, regions.query_memory) = (memory, state);
     }
 
     /// Returns the slot and what it holds.
     fn take<'r>(
         &mut self,
-        places: Range<usize>,
+        entries: Range<usize>,
         Slot { heads, floats, head }: Slot,
         memory: &'r mut [f32],
     ) -> (&'r mut [f32], QueryMemory) {
         let floats = floats.next_multiple_of(LANES);
-        if self.places != places {
-            *self = Self { places, filled: 0 };
+        if self.entries != entries {
+            *self = Self { entries, filled: 0 };
         }
         if heads > u64::BITS as usize || heads * floats > memory.len() {
             self.filled = 0;
@@ -61,8 +61,8 @@ mod tests {
     #[test]
     fn a_slot_is_filled_until_other_places_come() {
         let (mut kept, mut memory) = (KeptQueries::NONE, [0.0; 100]);
-        let mut take = |heads, floats, head, places| {
-            let (slot, state) = kept.take(places, Slot { heads, floats, head }, &mut memory);
+        let mut take = |heads, floats, head, entries| {
+            let (slot, state) = kept.take(entries, Slot { heads, floats, head }, &mut memory);
             slot[0] = head as f32 + 1.0;
             (slot.len(), state == QueryMemory::Filled)
         };

@@ -20,7 +20,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 /// Worker that accumulates units into their parts, and the queries that it keeps from one to the next.
-pub(crate) struct Accumulation<'w, S> {
+pub(crate) struct BlockWorker<'w, S> {
     bound: BoundCall<'w, S>,
     parts: &'w Parts<'w>,
     kept: KeptQueries,
@@ -35,7 +35,7 @@ struct Step {
     next: Option<Unit>,
 }
 
-impl<'w, S: Simd> Accumulation<'w, S> {
+impl<'w, S: Simd> BlockWorker<'w, S> {
     /// Creates a worker that accumulates units of a call.
     ///
     /// # Safety
@@ -68,59 +68,59 @@ impl<'w, S: Simd> Accumulation<'w, S> {
     /// Accumulates a unit, for each sequence that shares its block, as far as any of its keys is visible to the sequence.
     ///
     /// # Safety
-    /// The parts of the unit, and of the same block and head of the places that share it, are this worker's alone.
+    /// The parts of the unit, and of the same block and head of the entries that share it, are this worker's alone.
     unsafe fn accumulate(&mut self, step: Step, regions: &mut Regions<'_>) {
         let (call, parts, unit) = (self.bound.checked.call(), self.parts, step.unit);
-        let mut places = parts.units.sharers(unit);
+        let mut entries = parts.units.sharers(unit);
         // A block that a cache has evicted is evicted for all that share it.
-        let source = call.sequence(parts.units.sequence(unit.place)).source;
+        let source = call.sequence(parts.units.sequence(unit.entry)).source;
         let held = call.kv.holds(source, parts.units.first_key(unit));
-        let in_order = parts.units.in_order(unit.place);
+        let in_order = parts.units.in_order(unit.entry);
         if if in_order { unit.block == 0 } else { !held } {
-            for place in places.clone() {
-                // SAFETY: the place shares the unit's block, so the caller guarantees that its part is this worker's.
-                unsafe { parts.clear(Unit { place, ..unit }) }
+            for entry in entries.clone() {
+                // SAFETY: the entry shares the unit's block, so the caller guarantees that its part is this worker's.
+                unsafe { parts.clear(Unit { entry, ..unit }) }
             }
         }
         if !held {
             return;
         }
-        while !places.is_empty() {
-            let unit = Unit { place: places.start, ..unit };
-            let end = places.start + self.together(unit, places.end);
-            // SAFETY: the places share the unit's block, so the caller guarantees that their parts are this worker's.
-            unsafe { self.accumulate_rows(Step { unit, ..step }, places.start..end, regions.reborrow()) }
-            places.start = end;
+        while !entries.is_empty() {
+            let unit = Unit { entry: entries.start, ..unit };
+            let end = entries.start + self.together(unit, entries.end);
+            // SAFETY: the entries share the unit's block, so the caller guarantees that their parts are this worker's.
+            unsafe { self.accumulate_rows(Step { unit, ..step }, entries.start..end, regions.reborrow()) }
+            entries.start = end;
         }
     }
 
-    /// Returns how many places from the unit's on, before place `end`, are computed together: one, or more all of whose rows see
+    /// Returns how many entries from the unit's on, before entry `end`, are computed together: one, or more all of whose rows see
     /// the whole block.
     fn together(&self, unit: Unit, end: usize) -> usize {
         let (call, units, first) = (self.bound.checked.call(), &self.parts.units, self.parts.units.first_key(unit));
         let mut rows = 0;
-        let fit = (unit.place..end).take_while(|&place| {
-            rows += units.rows(place);
-            rows <= self.most_together && call.sees_all(units.sequence(place), first..first + KEY_BLOCK)
+        let fit = (unit.entry..end).take_while(|&entry| {
+            rows += units.rows(entry);
+            rows <= self.most_together && call.sees_all(units.sequence(entry), first..first + KEY_BLOCK)
         });
         fit.count().max(1)
     }
 
-    /// Accumulates a unit, whose block is held, for all rows of some places.
+    /// Accumulates a unit, whose block is held, for all rows of some entries.
     ///
     /// # Safety
-    /// The places, the first of which is the unit's, share its block, and their parts are this worker's alone.
-    unsafe fn accumulate_rows(&mut self, Step { unit, next }: Step, places: Range<usize>, mut regions: Regions<'_>) {
+    /// The entries, the first of which is the unit's, share its block, and their parts are this worker's alone.
+    unsafe fn accumulate_rows(&mut self, Step { unit, next }: Step, entries: Range<usize>, mut regions: Regions<'_>) {
         let (parts, tiling) = (self.parts, self.bound.checked.tiling());
-        let (first, in_order) = (parts.units.first_key(unit), parts.units.in_order(unit.place));
+        let (first, in_order) = (parts.units.first_key(unit), parts.units.in_order(unit.entry));
         // SAFETY: the caller guarantees the unit.
         let next = unsafe { self.followed_by(unit, next) };
-        let set = parts.units.rows_of(places.clone(), unit.head);
+        let set = parts.units.rows_of(entries.clone(), unit.head);
         let floats = set.rows.len() * tiling.query_floats();
         let slot = Slot { heads: parts.units.heads, floats, head: unit.head };
-        self.kept.choose_slot(places.clone(), slot, &mut regions);
+        self.kept.choose_slot(entries.clone(), slot, &mut regions);
         let task = AttentionTask::reading(self.bound, set).followed_by(next);
-        if places.len() == 1 {
+        if entries.len() == 1 {
             // Directly where the merge reads it.
             // SAFETY: the caller guarantees the unit, and that its part is this worker's alone.
             let [max, sum, out] = unsafe { parts.part(unit, task.set.rows.clone()) };
@@ -128,12 +128,12 @@ impl<'w, S: Simd> Accumulation<'w, S> {
         }
         if in_order {
             regions.clear_state(task.set.rows.len());
-            // SAFETY: the caller guarantees the places, and that their parts are this worker's.
-            unsafe { parts.load(unit, places.clone(), &mut regions) }
+            // SAFETY: the caller guarantees the entries, and that their parts are this worker's.
+            unsafe { parts.load(unit, entries.clone(), &mut regions) }
         }
         task.accumulate_block(first, in_order, &mut regions);
         // SAFETY: as above.
-        unsafe { parts.save(unit, places, &regions) }
+        unsafe { parts.save(unit, entries, &regions) }
     }
 
     /// Returns the work of a unit that another one follows in its run.
@@ -145,7 +145,7 @@ impl<'w, S: Simd> Accumulation<'w, S> {
         // SAFETY: same contract.
         let at = unsafe { self.parts.part_at(unit) }.cast_const().cast();
         // Without rows: its keys are prefetched, and it may have more rows than the task that prefetches them.
-        let keys_of = |unit: Unit| RowSet::of(units.sequence(unit.place), unit.head, 0..0);
+        let keys_of = |unit: Unit| RowSet::of(units.sequence(unit.entry), unit.head, 0..0);
         let next = next.map(|next| (keys_of(next), units.first_key(next)));
         Next::Block { accumulated: (at, self.parts.cold_bytes(unit)), next }
     }
@@ -158,38 +158,38 @@ fn are_alike(call: &Call<'_>, given: Given) -> bool {
 }
 
 impl Parts<'_> {
-    /// Returns the rows of each place among those of all of them.
-    fn rows_by_place(&self, places: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    /// Returns the rows of each entry among those of all of them.
+    fn rows_by_entry(&self, entries: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
         let mut end = 0;
-        places.map(move |place| {
+        entries.map(move |entry| {
             let start = end;
-            end += self.units.rows(place);
-            (place, start..end)
+            end += self.units.rows(entry);
+            (entry, start..end)
         })
     }
 
-    /// Copies what some places have accumulated for a unit's head to the regions, row after row.
+    /// Copies what some entries have accumulated for a unit's head to the regions, row after row.
     ///
     /// # Safety
-    /// The places share the unit's block; nobody else has a reference to their parts.
-    unsafe fn load(&self, unit: Unit, places: Range<usize>, regions: &mut Regions<'_>) {
-        for (place, rows) in self.rows_by_place(places) {
+    /// The entries share the unit's block; nobody else has a reference to their parts.
+    unsafe fn load(&self, unit: Unit, entries: Range<usize>, regions: &mut Regions<'_>) {
+        for (entry, rows) in self.rows_by_entry(entries) {
             // SAFETY: same contract.
-            let [max, sum, out] = unsafe { self.part(Unit { place, ..unit }, 0..rows.len()) };
+            let [max, sum, out] = unsafe { self.part(Unit { entry, ..unit }, 0..rows.len()) };
             regions.max[rows.clone()].copy_from_slice(&max[..rows.len()]);
             regions.sum[rows.clone()].copy_from_slice(&sum[..rows.len()]);
             regions.out[rows.start * self.width..rows.end * self.width].copy_from_slice(out);
         }
     }
 
-    /// Copies what the regions hold to the parts of some places.
+    /// Copies what the regions hold to the parts of some entries.
     ///
     /// # Safety
     /// As [`Self::load`].
-    unsafe fn save(&self, unit: Unit, places: Range<usize>, regions: &Regions<'_>) {
-        for (place, rows) in self.rows_by_place(places) {
+    unsafe fn save(&self, unit: Unit, entries: Range<usize>, regions: &Regions<'_>) {
+        for (entry, rows) in self.rows_by_entry(entries) {
             // SAFETY: same contract.
-            let [max, sum, out] = unsafe { self.part(Unit { place, ..unit }, 0..rows.len()) };
+            let [max, sum, out] = unsafe { self.part(Unit { entry, ..unit }, 0..rows.len()) };
             // Steps work on whole vectors of rows.
             max.fill(f32::NEG_INFINITY);
             sum.fill(0.0);

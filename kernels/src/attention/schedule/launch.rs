@@ -9,10 +9,10 @@ use crate::attention::call::row_mods::RowMods;
 use crate::attention::call::tiling::{Scratch, Tiling};
 use crate::attention::forward::key_weight_sums;
 use crate::attention::forward::short::ShortCall;
-use crate::attention::schedule::key_blocks::Accumulation;
+use crate::attention::schedule::key_blocks::BlockWorker;
 use crate::attention::schedule::partials::{Partials, Parts};
-use crate::attention::schedule::places::FewRows;
 use crate::attention::schedule::split_kv;
+use crate::attention::schedule::split_sequences::FewRows;
 use crate::attention::schedule::work::{Schedule, Work};
 use crate::simd::Simd;
 use crate::simd::isa::Isa;
@@ -130,7 +130,7 @@ impl<'a> Launch<'a> {
         let short = ShortCall::of(bound);
         let most = if short.as_ref().is_some_and(|call| call.all_short) { self.short_run() } else { 1 };
         // SAFETY: the parts were made for this call.
-        let mut accumulation = parts.as_ref().map(|parts| unsafe { Accumulation::new(bound, parts) });
+        let mut block_worker = parts.as_ref().map(|parts| unsafe { BlockWorker::new(bound, parts) });
         let (mut run, mut predicted): (Range<usize>, Option<(usize, Work)>) = (0..0, None);
         loop {
             if run.is_empty() {
@@ -157,9 +157,9 @@ impl<'a> Launch<'a> {
                     }
                 }
                 Work::Blocks(units) => {
-                    let accumulation = accumulation.as_mut().expect("a schedule with units has parts for them");
+                    let block_worker = block_worker.as_mut().expect("a schedule with units has parts for them");
                     // SAFETY: every number is taken once, so the run is this worker's.
-                    unsafe { accumulation.run(units, stop, scratch) }
+                    unsafe { block_worker.run(units, stop, scratch) }
                 }
                 // SAFETY: every number is taken once and stands for one sequence and head, so the sums of their keys are
                 // this worker's.

@@ -2,7 +2,7 @@
 
 use crate::attention::call::Call;
 use crate::attention::call::tiling::Tiling;
-use crate::attention::schedule::places::{FewRows, Places, Then, merges_of, part_floats};
+use crate::attention::schedule::split_sequences::{FewRows, SplitSequences, Then, merges_of, part_floats};
 use crate::attention::schedule::units::{Unit, Units};
 use crate::attention::schedule::work::Schedule;
 use crate::simd::LANES;
@@ -20,7 +20,7 @@ const PATIENCE: usize = 1 << 12;
 #[derive(Debug)]
 pub struct Partials {
     buffer: AlignedBuf,
-    places: Places,
+    entries: SplitSequences,
 }
 
 impl Default for Partials {
@@ -32,24 +32,24 @@ impl Default for Partials {
 impl Partials {
     /// Creates empty memory; the first use allocates.
     pub const fn new() -> Self {
-        Self { buffer: AlignedBuf::new(), places: Places::new() }
+        Self { buffer: AlignedBuf::new(), entries: SplitSequences::new() }
     }
 
     /// Number of bytes held.
     pub fn bytes(&self) -> usize {
-        self.buffer.bytes() + self.places.bytes()
+        self.buffer.bytes() + self.entries.bytes()
     }
 
     /// Returns maxima, sums and outputs, of `width` floats a row, that the rows of a sequence and key/value head have accumulated
     /// over each key block, in the order of the blocks. The call's parts were kept.
     pub(crate) fn parts(&self, sequence: usize, [head, width]: [usize; 2]) -> impl Iterator<Item = [&[f32]; 3]> {
-        let place = self.places.sequences().iter().position(|&other| other == sequence);
-        let place = place.map(|place| &self.places.list()[place]);
-        place.into_iter().flat_map(move |place| {
-            let (padded, floats) = (place.rows.next_multiple_of(LANES), part_floats(place.rows, width));
-            let first = place.first_float + head * place.parts() * floats;
-            self.buffer.floats()[first..first + place.parts() * floats].chunks_exact(floats.max(1)).map(move |part| {
-                let ((max, rest), outs) = (part.split_at(padded), place.rows * width);
+        let entry = self.entries.sequences().iter().position(|&other| other == sequence);
+        let entry = entry.map(|entry| &self.entries.list()[entry]);
+        entry.into_iter().flat_map(move |entry| {
+            let (padded, floats) = (entry.rows.next_multiple_of(LANES), part_floats(entry.rows, width));
+            let first = entry.first_float + head * entry.parts() * floats;
+            self.buffer.floats()[first..first + entry.parts() * floats].chunks_exact(floats.max(1)).map(move |part| {
+                let ((max, rest), outs) = (part.split_at(padded), entry.rows * width);
                 [max, &rest[..padded], &rest[padded..padded + outs]]
             })
         })
@@ -67,8 +67,8 @@ impl Partials {
         few_rows: FewRows,
     ) -> Option<(Schedule<'a>, Parts<'a>)> {
         assert!(few_rows.few <= tiling.task_rows, "the rows of a head are no task");
-        let Self { buffer, places } = self;
-        let schedule = Schedule::new(call, tiling, Some(few_rows), places);
+        let Self { buffer, entries } = self;
+        let schedule = Schedule::new(call, tiling, Some(few_rows), entries);
         let units = schedule.units?;
         let floats = units.floats();
         // Half as much again if possible, because sequences grow.
@@ -91,9 +91,9 @@ pub(crate) struct Parts<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: `at` is an exclusive borrow of floats; the part of a key block, place and head is written only by the worker
+// SAFETY: `at` is an exclusive borrow of floats; the part of a key block, entry and head is written only by the worker
 // that takes the run of the block's one unit, and where blocks have one part together, one run has all their units; after all
-// runs are done, each row of a part is read and rewritten only by the worker that takes the merge of its place, head and rows.
+// runs are done, each row of a part is read and rewritten only by the worker that takes the merge of its entry, head and rows.
 unsafe impl Send for Parts<'_> {}
 // SAFETY: shared access obeys the same rule: at any time, one worker has a part, or a row of it.
 unsafe impl Sync for Parts<'_> {}
@@ -139,7 +139,7 @@ impl<'a> Parts<'a> {
     /// The unit is one of these units; no other reference to these rows of its part exists meanwhile.
     #[expect(clippy::mut_from_ref, reason = "the caller guarantees sole access to the part")]
     pub(crate) unsafe fn part(&self, unit: Unit, rows: Range<usize>) -> [&mut [f32]; 3] {
-        let all = self.units.rows(unit.place);
+        let all = self.units.rows(unit.entry);
         assert!(rows.end <= all && rows.start.is_multiple_of(LANES), "rows {rows:?} of {all}");
         let [all, padded] = [all, rows.len()].map(|rows| rows.next_multiple_of(LANES));
         // SAFETY: the caller guarantees the unit and sole access to the rows of its part, which are some of it: a part is
@@ -162,7 +162,7 @@ impl<'a> Parts<'a> {
     /// As [`Self::part`], for all rows of the unit.
     pub(crate) unsafe fn clear(&self, unit: Unit) {
         // SAFETY: same contract.
-        let [max, sum, out] = unsafe { self.part(unit, 0..self.units.rows(unit.place)) };
+        let [max, sum, out] = unsafe { self.part(unit, 0..self.units.rows(unit.entry)) };
         max.fill(f32::NEG_INFINITY);
         sum.fill(0.0);
         out.fill(0.0);
@@ -173,7 +173,7 @@ impl<'a> Parts<'a> {
     /// # Safety
     /// The unit is one of these units.
     pub(crate) unsafe fn part_at(&self, unit: Unit) -> *mut f32 {
-        // SAFETY: `offset` checks place, head and block, so the part lies among those of its place, for all of which there is
+        // SAFETY: `offset` checks entry, head and block, so the part lies among those of its entry, for all of which there is
         // memory, as `new` has asserted.
         unsafe { self.at.add(self.units.offset(unit, self.width)) }
     }
@@ -181,9 +181,9 @@ impl<'a> Parts<'a> {
     /// Returns the number of bytes of a unit's part that are not in cache: none if another block of its head has been accumulated
     /// into it just now.
     pub(crate) fn cold_bytes(&self, unit: Unit) -> usize {
-        match self.units.in_order(unit.place) {
+        match self.units.in_order(unit.entry) {
             true => 0,
-            false => part_floats(self.units.rows(unit.place), self.width) * size_of::<f32>(),
+            false => part_floats(self.units.rows(unit.entry), self.width) * size_of::<f32>(),
         }
     }
 }

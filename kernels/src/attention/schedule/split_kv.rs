@@ -26,9 +26,9 @@ impl<S: Simd> AttentionTask<'_, S> {
     /// Merges the parts of the task's rows in the order of their keys, and writes the rows.
     ///
     /// # Safety
-    /// The parts were made for this call, the task is one of their merges, at this place, all units are accumulated, and no
+    /// The parts were made for this call, the task is one of their merges, at this entry, all units are accumulated, and no
     /// other worker does this merge.
-    unsafe fn merge_parts(&self, parts: &Parts<'_>, place: usize, scratch: &mut Scratch) {
+    unsafe fn merge_parts(&self, parts: &Parts<'_>, entry: usize, scratch: &mut Scratch) {
         if self.set.rows.start == 0 {
             score_outputs::fill_rows_beyond(self);
         }
@@ -36,11 +36,11 @@ impl<S: Simd> AttentionTask<'_, S> {
             return;
         }
         let mut regions = scratch.regions(self.tiling);
-        if !parts.units.in_order(place) {
+        if !parts.units.in_order(entry) {
             // SAFETY: same contract.
-            return unsafe { self.merge_units(parts, place, &mut regions) };
+            return unsafe { self.merge_units(parts, entry, &mut regions) };
         }
-        let unit = Unit { place, head: self.set.kv_head, block: 0 };
+        let unit = Unit { entry, head: self.set.kv_head, block: 0 };
         // SAFETY: the part is accumulated, and only this worker finishes these rows of it.
         let [max, sum, out] = unsafe { parts.part(unit, self.set.rows.clone()) };
         let merged = &mut Regions { max, sum, out, ..regions };
@@ -54,14 +54,14 @@ impl<S: Simd> AttentionTask<'_, S> {
     ///
     /// # Safety
     /// As [`Self::merge_parts`].
-    unsafe fn merge_units(&self, parts: &Parts<'_>, place: usize, regions: &mut Regions<'_>) {
+    unsafe fn merge_units(&self, parts: &Parts<'_>, entry: usize, regions: &mut Regions<'_>) {
         regions.clear_state(self.set.rows.len());
         regions.clear_outputs(0..self.set.rows.len(), self.tiling.width());
         let padded = self.set.rows.len().next_multiple_of(LANES);
         let start = self.call.visible_blocks(self.set.sequence).start;
         let units = || {
             let blocks = self.blocks().map(|first| first / KEY_BLOCK - start);
-            blocks.map(|block| Unit { place, head: self.set.kv_head, block })
+            blocks.map(|block| Unit { entry, head: self.set.kv_head, block })
         };
         for unit in units() {
             // SAFETY: the unit is accumulated, and only this worker merges these rows of it.
@@ -102,8 +102,8 @@ pub(crate) unsafe fn merge<S: Simd>(
         return;
     }
     while let Some(number) = parts.merges.take_unless(stop) {
-        let Some(Merge { place, rows }) = parts.units.merge(number) else { continue };
+        let Some(Merge { entry, rows }) = parts.units.merge(number) else { continue };
         // SAFETY: each merge is taken once, so its rows, of the outputs and of its units' parts, are this worker's.
-        unsafe { AttentionTask::new(bound, rows).merge_parts(parts, place, scratch) }
+        unsafe { AttentionTask::new(bound, rows).merge_parts(parts, entry, scratch) }
     }
 }

@@ -2,26 +2,28 @@
 //! handed out. Blocks that several sequences share, a common prefix, are numbered once.
 
 use crate::attention::call::RowSet;
-use crate::attention::schedule::places::{MERGED_ROWS, Place, Places, Runs, merges_of, part_floats};
+use crate::attention::schedule::split_sequences::{
+    MERGED_ROWS, Runs, SplitSequence, SplitSequences, merges_of, part_floats,
+};
 use crate::kv::source::KeyValues;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
 
-/// Key blocks of all places and heads, in the order in which their memory lies.
+/// Key blocks of all entries and heads, in the order in which their memory lies.
 #[derive(Clone, Copy)]
 pub(crate) struct Units<'a> {
     /// Number of key/value heads.
     pub(crate) heads: usize,
     /// Runs that the units are handed out in.
     pub(crate) runs: Runs,
-    /// Largest number of rows of a place.
+    /// Largest number of rows of an entry.
     pub(crate) few: usize,
-    places: &'a [Place],
+    entries: &'a [SplitSequence],
     sequences: &'a [usize],
     order: Order,
 }
 
-/// Order of units within a place.
+/// Order of units within an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     /// All blocks of a head, then the next head.
@@ -30,139 +32,139 @@ enum Order {
     Blocks,
 }
 
-/// Unit: a key block of a place and head, counted from the first block that the place's sequence sees.
+/// Unit: a key block of an entry of the [list](SplitSequences) and a head, counted from the first block that the entry's sequence sees.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unit {
-    pub(crate) place: usize,
+    pub(crate) entry: usize,
     pub(crate) head: usize,
     pub(crate) block: usize,
 }
 
 impl<'a> Units<'a> {
-    /// Returns the units of places of at most `few` rows.
-    pub(crate) fn new(kv: &KeyValues<'_>, places: &'a Places, few: usize) -> Self {
+    /// Returns the units of entries of at most `few` rows.
+    pub(crate) fn new(kv: &KeyValues<'_>, entries: &'a SplitSequences, few: usize) -> Self {
         let order = if kv.has_heads_inside() { Order::Blocks } else { Order::Heads };
-        let (heads, runs) = (kv.kv_heads(), places.runs());
-        Self { heads, runs, few, places: places.list(), sequences: places.sequences(), order }
+        let (heads, runs) = (kv.kv_heads(), entries.runs());
+        Self { heads, runs, few, entries: entries.list(), sequences: entries.sequences(), order }
     }
 
     /// Number of floats of all parts.
     pub(crate) fn floats(&self) -> usize {
-        self.places.last().map_or(0, |end| end.first_float)
+        self.entries.last().map_or(0, |end| end.first_float)
     }
 
     /// Number of key blocks that are units of another sequence, all sequences together.
     pub(crate) fn shared_blocks(&self) -> usize {
-        self.places.iter().map(|place| place.shared).sum()
+        self.entries.iter().map(|entry| entry.shared).sum()
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.places.last().map_or(0, |end| end.first_unit)
+        self.entries.last().map_or(0, |end| end.first_unit)
     }
 
-    /// Number of places.
-    pub(crate) fn places(&self) -> usize {
-        self.places.len().saturating_sub(1)
+    /// Number of entries.
+    pub(crate) fn entries(&self) -> usize {
+        self.entries.len().saturating_sub(1)
     }
 
     #[inline]
-    fn place(&self, place: usize) -> &Place {
-        &self.places[..self.places()][place]
+    fn entry(&self, entry: usize) -> &SplitSequence {
+        &self.entries[..self.entries()][entry]
     }
 
-    /// Returns the sequence at a place.
-    pub(crate) fn sequence(&self, place: usize) -> usize {
-        self.place(place).sequence
+    /// Returns the sequence at an entry.
+    pub(crate) fn sequence(&self, entry: usize) -> usize {
+        self.entry(entry).sequence
     }
 
-    /// Returns all rows of some places, of which there is one at least, that share a key/value head.
-    pub(crate) fn rows_of(&self, places: Range<usize>, kv_head: usize) -> RowSet<'a> {
-        let rows = 0..places.clone().map(|place| self.rows(place)).sum();
-        RowSet { sequence: self.sequences[places.start], others: &self.sequences[places][1..], kv_head, rows }
+    /// Returns all rows of some entries, of which there is one at least, that share a key/value head.
+    pub(crate) fn rows_of(&self, entries: Range<usize>, kv_head: usize) -> RowSet<'a> {
+        let rows = 0..entries.clone().map(|entry| self.rows(entry)).sum();
+        RowSet { sequence: self.sequences[entries.start], others: &self.sequences[entries][1..], kv_head, rows }
     }
 
-    /// Returns the number of rows of a place that share a key/value head.
+    /// Returns the number of rows of an entry that share a key/value head.
     #[inline]
-    pub(crate) fn rows(&self, place: usize) -> usize {
-        self.place(place).rows
+    pub(crate) fn rows(&self, entry: usize) -> usize {
+        self.entry(entry).rows
     }
 
-    /// Returns true if all blocks of a head of a place are accumulated into one part, by one worker, in order; false if each
-    /// has a part. It is the same for places that share blocks.
+    /// Returns true if all blocks of a head of an entry are accumulated into one part, by one worker, in order; false if each
+    /// has a part. It is the same for entries that share blocks.
     #[inline]
-    pub(crate) fn in_order(&self, place: usize) -> bool {
-        self.place(place).in_order
+    pub(crate) fn in_order(&self, entry: usize) -> bool {
+        self.entry(entry).in_order
     }
 
-    /// Returns the number of parts of each head of a place.
-    pub(crate) fn parts(&self, place: usize) -> usize {
-        self.place(place).parts()
+    /// Returns the number of parts of each head of an entry.
+    pub(crate) fn parts(&self, entry: usize) -> usize {
+        self.entry(entry).parts()
     }
 
     /// Returns the first key of a unit's block.
     #[inline]
     pub(crate) fn first_key(&self, unit: Unit) -> usize {
-        (self.place(unit.place).first_block + unit.block) * KEY_BLOCK
+        (self.entry(unit.entry).first_block + unit.block) * KEY_BLOCK
     }
 
     /// Returns the unit with this number, which is below [`Self::len`].
     pub(crate) fn at(&self, unit: usize) -> Unit {
         debug_assert!(unit < self.len(), "unit {unit} of {}", self.len());
-        let place = self.places.partition_point(|place| place.first_unit <= unit) - 1;
-        let Place { first_unit, shared, .. } = self.places[place];
+        let entry = self.entries.partition_point(|entry| entry.first_unit <= unit) - 1;
+        let SplitSequence { first_unit, shared, .. } = self.entries[entry];
         let unit = unit - first_unit;
         let (head, block) = match self.order {
             Order::Heads => {
-                let blocks = (self.places[place + 1].first_unit - first_unit) / self.heads;
+                let blocks = (self.entries[entry + 1].first_unit - first_unit) / self.heads;
                 (unit / blocks, unit % blocks)
             }
             Order::Blocks => (unit % self.heads, unit / self.heads),
         };
-        Unit { place, head, block: shared + block }
+        Unit { entry, head, block: shared + block }
     }
 
-    /// Returns the places that a unit's block belongs to: its own, and those after it that share the block.
-    pub(crate) fn sharers(&self, Unit { place, block, .. }: Unit) -> Range<usize> {
-        let others = self.places[place + 1..].iter().take_while(|other| block < other.shared);
-        place..place + 1 + others.count()
+    /// Returns the entries that a unit's block belongs to: its own, and those after it that share the block.
+    pub(crate) fn sharers(&self, Unit { entry, block, .. }: Unit) -> Range<usize> {
+        let others = self.entries[entry + 1..].iter().take_while(|other| block < other.shared);
+        entry..entry + 1 + others.count()
     }
 
     /// Returns the offset of the part that a unit is accumulated into among all parts, whose outputs are `width` floats a row.
     ///
     /// # Panics
-    /// If the unit is none of the places'.
+    /// If the unit is none of the entries'.
     #[inline]
     pub(crate) fn offset(&self, unit: Unit, width: usize) -> usize {
-        let place = self.place(unit.place);
-        let &Place { first_float, blocks, rows, in_order, .. } = place;
-        assert!(unit.block < blocks && unit.head < self.heads, "{unit:?} is none of the places'");
+        let entry = self.entry(unit.entry);
+        let &SplitSequence { first_float, blocks, rows, in_order, .. } = entry;
+        assert!(unit.block < blocks && unit.head < self.heads, "{unit:?} is none of the entries'");
         let part = if in_order { 0 } else { unit.block };
-        first_float + (unit.head * place.parts() + part) * part_floats(rows, width)
+        first_float + (unit.head * entry.parts() + part) * part_floats(rows, width)
     }
 }
 
 impl Units<'_> {
     /// Number of merges, of which some may have no rows.
     pub(crate) fn merges(&self) -> usize {
-        // `Places::try_fill` has checked that this does not overflow.
-        self.places() * self.heads * merges_of(self.few)
+        // `SplitSequences::try_fill` has checked that this does not overflow.
+        self.entries() * self.heads * merges_of(self.few)
     }
 
-    /// Returns the merge with this number, which is below [`Self::merges`], if it has rows, or is the first of its place and
+    /// Returns the merge with this number, which is below [`Self::merges`], if it has rows, or is the first of its entry and
     /// head.
     pub(crate) fn merge(&self, number: usize) -> Option<Merge> {
         let chunks = merges_of(self.few);
         let (number, chunk) = (number / chunks, number % chunks);
-        let (place, head) = (number / self.heads, number % self.heads);
+        let (entry, head) = (number / self.heads, number % self.heads);
         let first = chunk * MERGED_ROWS;
-        let rows = first..self.rows(place).min(first + MERGED_ROWS);
-        let rows = RowSet::of(self.sequence(place), head, rows);
-        (chunk == 0 || !rows.rows.is_empty()).then_some(Merge { place, rows })
+        let rows = first..self.rows(entry).min(first + MERGED_ROWS);
+        let rows = RowSet::of(self.sequence(entry), head, rows);
+        (chunk == 0 || !rows.rows.is_empty()).then_some(Merge { entry, rows })
     }
 }
 
-/// Rows of a place and key/value head whose parts are merged together, and the place.
+/// Rows of an entry and key/value head whose parts are merged together, and the entry.
 pub(crate) struct Merge {
-    pub(crate) place: usize,
+    pub(crate) entry: usize,
     pub(crate) rows: RowSet<'static>,
 }

@@ -3,7 +3,7 @@
 
 use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, RowSet};
-use crate::attention::schedule::places::{FewRows, Places};
+use crate::attention::schedule::split_sequences::{FewRows, SplitSequences};
 use crate::attention::schedule::tasks::Tasks;
 use crate::attention::schedule::units::Units;
 use core::ops::Range;
@@ -41,14 +41,19 @@ impl<'a> Schedule<'a> {
     }
 
     /// Lists the work of a call without key weight sums. If `split` says so, the sequences with few rows are cut by key blocks,
-    /// not by rows; they are listed in `places`, which grows as needed and is kept. If there is no memory for that, all
+    /// not by rows; they are listed in `entries`, which grows as needed and is kept. If there is no memory for that, all
     /// sequences are cut by rows.
-    pub(crate) fn new(call: &Call<'_>, tiling: &Tiling, split: Option<FewRows>, places: &'a mut Places) -> Self {
-        let Some(FewRows { few, .. }) = split.filter(|&split| places.try_fill(call, split).is_some()) else {
+    pub(crate) fn new(
+        call: &Call<'_>,
+        tiling: &Tiling,
+        split: Option<FewRows>,
+        entries: &'a mut SplitSequences,
+    ) -> Self {
+        let Some(FewRows { few, .. }) = split.filter(|&split| entries.try_fill(call, split).is_some()) else {
             return Self::by_rows(call, tiling);
         };
         let tasks = Tasks::new(tiling, Some(few));
-        Self { tasks, task_count: tasks.len(call), units: Some(Units::new(&call.kv, places, few)), sums: 0 }
+        Self { tasks, task_count: tasks.len(call), units: Some(Units::new(&call.kv, entries, few)), sums: 0 }
     }
 
     /// Adds the key weight sums of a call to the list.

@@ -29,7 +29,7 @@ use layout::{Format, Int8, KeyOrder, Sizes};
 pub use pool::{PagePool, PoolElements};
 pub use spare::SpareBlocks;
 pub use tokens::{NewTokens, TokenPart};
-use write::Place;
+use write::NewRows;
 
 /// Keys and values of several sequences, packed.
 #[derive(Debug)]
@@ -264,8 +264,8 @@ impl Cache {
             let (number, row) = (self.lens[sequence] / KEY_BLOCK, self.lens[sequence] % KEY_BLOCK);
             let here = (rows.end - done).min(KEY_BLOCK - row);
             let block = self.block_mut(sequence, number, Self::rows_up_to(number, end));
-            let place = Place { sizes: sizes.with_rows(block.rows), row, kv, b, rows: done..done + here };
-            place.write(isa, block.memory.floats_mut(), int8.as_mut());
+            let new = NewRows { sizes: sizes.with_rows(block.rows), row, kv, b, rows: done..done + here };
+            new.write(isa, block.memory.floats_mut(), int8.as_mut());
             self.lens[sequence] += here;
             done += here;
         }

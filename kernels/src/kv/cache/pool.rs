@@ -4,7 +4,7 @@
 
 use super::layout::{Format, Int8, KeyOrder, Parts, Sizes, part};
 use super::tokens::NewTokens;
-use super::write::Place;
+use super::write::NewRows;
 use crate::kv::block_table::{BlockTable, PageError, Stretch};
 use crate::kv::key_block::{BlockValues, Int4Numbers, Keys};
 use crate::kv::value_panels::{ValueOrder, ValuePanels};
@@ -167,9 +167,9 @@ impl PagePool {
             while next < rows.end {
                 let (page, row) = (table.entries[sequence * width + at / size], at % size);
                 let here = (rows.end - next).min(size - row);
-                let place = Place { sizes, row, kv, b, rows: next..next + here };
+                let new = NewRows { sizes, row, kv, b, rows: next..next + here };
                 let at_page = self.place(page as usize);
-                place.write(isa, &mut self.memory.floats_mut()[at_page], self.int8.as_mut());
+                new.write(isa, &mut self.memory.floats_mut()[at_page], self.int8.as_mut());
                 (next, at) = (next + here, at + here);
             }
         }

@@ -12,7 +12,7 @@ use crate::tensor::element::{Bf16, Dtype, Element, F16};
 use core::ops::Range;
 
 /// Rows of keys and values, and their place in a block.
-pub(super) struct Place<'a> {
+pub(super) struct NewRows<'a> {
     pub(super) sizes: Sizes,
     /// First row in the block.
     pub(super) row: usize,
@@ -22,7 +22,7 @@ pub(super) struct Place<'a> {
     pub(super) rows: Range<usize>,
 }
 
-impl Place<'_> {
+impl NewRows<'_> {
     /// Writes the rows to a block. `int8` is given if the format is int8.
     ///
     /// # Panics
@@ -37,15 +37,15 @@ impl Place<'_> {
             (Format::Elements(Dtype::F32), _) => Write(self, block).write(isa),
             (Format::Elements(Dtype::Bf16), _) => Write(self, elements_mut::<Bf16>(block)).write(isa),
             (Format::Elements(Dtype::F16), _) => Write(self, elements_mut::<F16>(block)).write(isa),
-            (Format::Int8 { .. }, Some(int8)) => WriteBytes { place: self, int8, block }.write(isa),
-            (Format::Int4(kind), _) => WriteInt4 { place: self, kind, block }.write(isa),
+            (Format::Int8 { .. }, Some(int8)) => WriteBytes { rows: self, int8, block }.write(isa),
+            (Format::Int4(kind), _) => WriteInt4 { rows: self, kind, block }.write(isa),
             (Format::Int8 { .. }, None) => unreachable!("bytes have what writing them takes"),
         }
     }
 }
 
 /// Writes rows to a block's elements.
-struct Write<'a, T>(Place<'a>, &'a mut [T]);
+struct Write<'a, T>(NewRows<'a>, &'a mut [T]);
 
 impl<T: Element> Write<'_, T> {
     fn write(self, isa: Isa) {
@@ -53,13 +53,13 @@ impl<T: Element> Write<'_, T> {
     }
 
     fn run<S: Simd>(self, s: S) {
-        let Self(Place { sizes, row, kv: [k, v], b, rows }, elements) = self;
+        let Self(NewRows { sizes, row, kv: [k, v], b, rows }, elements) = self;
         for h in 0..sizes.kv_heads {
-            // SAFETY: the head and the rows are inside both tensors, as `Place::write` asserted.
+            // SAFETY: the head and the rows are inside both tensors, as `NewRows::write` asserted.
             let (k, v) = unsafe { (k.rows(b, h, rows.start), v.rows(b, h, rows.start)) };
             let Parts { keys, values, .. } = sizes.parts(h);
             let [keys, values] = [keys, values].map(|at| at.start / size_of::<T>()..at.end / size_of::<T>());
-            // SAFETY: the rows, of `head_dim` and `value_dim` columns, are inside both tensors, as `Place::write` asserted; a
+            // SAFETY: the rows, of `head_dim` and `value_dim` columns, are inside both tensors, as `NewRows::write` asserted; a
             // run starts below `row_dim`, the length of the rows that are written.
             unsafe {
                 let v = match sizes.key_order {
@@ -122,7 +122,7 @@ fn as_floats<T: Element>(elements: &mut [T]) -> Option<&mut [f32]> {
 
 /// Writes rows to an int8 block.
 struct WriteBytes<'a> {
-    place: Place<'a>,
+    rows: NewRows<'a>,
     int8: &'a mut Int8,
     block: &'a mut [f32],
 }
@@ -133,14 +133,14 @@ impl WriteBytes<'_> {
     }
 
     fn run<S: Simd>(self, s: S) {
-        let Self { place: Place { sizes, row, kv, b, rows }, int8: Int8 { channels, row: wide, bytes }, block } = self;
+        let Self { rows: NewRows { sizes, row, kv, b, rows }, int8: Int8 { channels, row: wide, bytes }, block } = self;
         let (d, e) = (sizes.head_dim, sizes.value_dim);
         let (key, value) = bytes.split_at_mut(d);
         for h in 0..sizes.kv_heads {
             let Parts { keys, key_scales, values, value_scales } = sizes.parts(h);
             let channels = channels.as_ref().map(|scales| &scales[h * d..][..d]);
             for (i, j) in rows.clone().zip(row..) {
-                // SAFETY: the head and the row are inside both tensors, as `Place::write` asserted.
+                // SAFETY: the head and the row are inside both tensors, as `NewRows::write` asserted.
                 let [k, v] = kv.map(|x| unsafe { x.rows(b, h, i) });
                 // SAFETY: the key has one row of `d` elements.
                 unsafe { pack::pack_rows(s, k, [1, d], NonFinite::Ignored, wide) };
@@ -167,7 +167,7 @@ impl WriteBytes<'_> {
 
 /// Writes rows to an int4 block.
 struct WriteInt4<'a> {
-    place: Place<'a>,
+    rows: NewRows<'a>,
     kind: Int4,
     block: &'a mut [f32],
 }
@@ -178,12 +178,12 @@ impl WriteInt4<'_> {
     }
 
     fn run<S: Simd>(self, s: S) {
-        let Self { place: Place { sizes, row, kv: [k, v], b, rows }, kind, block } = self;
+        let Self { rows: NewRows { sizes, row, kv: [k, v], b, rows }, kind, block } = self;
         for h in 0..sizes.kv_heads {
             let Parts { keys, key_scales, values, value_scales } = sizes.parts(h);
             let (keys, values) = (Int4Parts(keys, key_scales), Int4Parts(values, value_scales));
             for (i, j) in rows.clone().zip(row..) {
-                // SAFETY: the head and the row are inside both tensors, as `Place::write` asserted, and so long.
+                // SAFETY: the head and the row are inside both tensors, as `NewRows::write` asserted, and so long.
                 unsafe {
                     let (k, v) = (Int4Row(k.rows(b, h, i), kind), Int4Row(v.rows(b, h, i), kind));
                     k.write(s, sizes.head_dim, &keys, block, |d| sizes.int4_key(kind, [j, d]));

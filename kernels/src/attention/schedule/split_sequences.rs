@@ -59,9 +59,9 @@ impl Runs {
     }
 }
 
-/// Sequence whose key blocks are units, or parts of other sequences' units.
+/// Sequence whose key blocks are units, or parts of other sequences' units: an entry of the list.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct SplitSequence {
     /// Index of the sequence in the call.
     pub(crate) sequence: usize,
     /// Number of its rows that share a key/value head.
@@ -69,17 +69,17 @@ pub(crate) struct Place {
     /// First key block that may be visible to it, and the number of those that may be.
     pub(crate) first_block: usize,
     pub(crate) blocks: usize,
-    /// Number of its first key blocks that lie in the same memory as those of the place before this one.
+    /// Number of its first key blocks that lie in the same memory as those of the entry before this one.
     pub(crate) shared: usize,
     /// True if all blocks of a head are accumulated into one part, in order; false if each has a part, or there are none.
     pub(crate) in_order: bool,
-    /// Number of units of the places before this one, and of floats of their parts.
+    /// Number of units of the entries before this one, and of floats of their parts.
     pub(crate) first_unit: usize,
     pub(crate) first_float: usize,
 }
 
-impl Place {
-    /// End of the last place: no sequence.
+impl SplitSequence {
+    /// End of the last entry: no sequence.
     const END: Self = Self {
         sequence: usize::MAX,
         rows: 0,
@@ -91,7 +91,7 @@ impl Place {
         first_float: 0,
     };
 
-    /// Creates the place of a sequence that comes first and shares nothing.
+    /// Creates the entry of a sequence that comes first and shares nothing.
     fn new(call: &Call<'_>, sequence: usize) -> Self {
         let (rows, visible) = (call.rows_of(sequence), call.visible_blocks(sequence));
         Self { sequence, rows, first_block: visible.start, blocks: visible.len(), ..Self::END }
@@ -108,15 +108,15 @@ const SHARED_RUNS: usize = 4;
 
 /// Sequences with few rows, in an order in which those with a common prefix are neighbours, and the runs of their units.
 #[derive(Debug)]
-pub(crate) struct Places {
-    /// The places in order, then the end of the last.
-    list: Vec<Place>,
-    /// Sequences of the places, in the same order.
+pub(crate) struct SplitSequences {
+    /// The entries in order, then the end of the last.
+    list: Vec<SplitSequence>,
+    /// Sequences of the entries, in the same order.
     sequences: Vec<usize>,
     runs: Runs,
 }
 
-impl Places {
+impl SplitSequences {
     /// Creates an empty list; the first use allocates.
     pub(crate) const fn new() -> Self {
         Self { list: Vec::new(), sequences: Vec::new(), runs: Runs::new(0, 0) }
@@ -124,7 +124,7 @@ impl Places {
 
     /// Number of bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        self.list.capacity() * size_of::<Place>() + self.sequences.capacity() * size_of::<usize>()
+        self.list.capacity() * size_of::<SplitSequence>() + self.sequences.capacity() * size_of::<usize>()
     }
 
     /// Fills the list with the sequences of at most `few` rows a key/value head, and cuts their units into about `runs` runs.
@@ -139,10 +139,10 @@ impl Places {
         self.list.try_reserve(most).ok()?;
         self.sequences.try_reserve(most).ok()?;
         let sequences = (0..call.sequences()).filter(|&sequence| call.has_few_rows(sequence, few));
-        self.list.extend(sequences.map(|sequence| Place::new(call, sequence)));
+        self.list.extend(sequences.map(|sequence| SplitSequence::new(call, sequence)));
         if call.may_share_keys() {
             // First all blocks that might be shared, then those that are.
-            self.list.iter_mut().for_each(|place| place.shared = call.whole_blocks(place.sequence));
+            self.list.iter_mut().for_each(|entry| entry.shared = call.whole_blocks(entry.sequence));
             self.list.sort_unstable_by(|a, b| common_blocks(call, a, b).1.then(a.sequence.cmp(&b.sequence)));
             for i in (1..self.list.len()).rev() {
                 self.list[i].shared = common_blocks(call, &self.list[i - 1], &self.list[i]).0;
@@ -152,87 +152,87 @@ impl Places {
             }
             self.limit_rows();
         }
-        self.sequences.extend(self.list.iter().map(|place| place.sequence));
-        let finer = if runs > 1 && self.list.iter().any(|place| place.shared > 0) { SHARED_RUNS } else { 1 };
+        self.sequences.extend(self.list.iter().map(|entry| entry.sequence));
+        let finer = if runs > 1 && self.list.iter().any(|entry| entry.shared > 0) { SHARED_RUNS } else { 1 };
         // Merges are numbered, too.
         self.list.len().checked_mul(call.kv.kv_heads())?.checked_mul(merges_of(few))?;
         let units = self.number_units(call.kv.kv_heads())?;
         self.runs = Runs::new(units, runs.saturating_mul(finer));
-        let floats = self.place_parts(call, units, then)?;
-        self.list.push(Place { first_unit: units, first_float: floats, ..Place::END });
+        let floats = self.lay_out_parts(call, units, then)?;
+        self.list.push(SplitSequence { first_unit: units, first_float: floats, ..SplitSequence::END });
         Some(floats)
     }
 
-    /// Returns the places in order, then the end of the last.
-    pub(crate) fn list(&self) -> &[Place] {
+    /// Returns the entries in order, then the end of the last.
+    pub(crate) fn list(&self) -> &[SplitSequence] {
         &self.list
     }
 
-    /// Returns the sequences of the places.
+    /// Returns the sequences of the entries.
     pub(crate) fn sequences(&self) -> &[usize] {
         &self.sequences
     }
 
-    /// Returns the runs that the units of the places are handed out in.
+    /// Returns the runs that the units of the entries are handed out in.
     pub(crate) fn runs(&self) -> Runs {
         self.runs
     }
 
-    /// Numbers the units of the places, for each of `heads` heads. Returns their number; `None` if it overflows.
+    /// Numbers the units of the entries, for each of `heads` heads. Returns their number; `None` if it overflows.
     fn number_units(&mut self, heads: usize) -> Option<usize> {
         let mut units = 0usize;
-        for place in &mut self.list {
-            place.first_unit = units;
-            units = (place.blocks - place.shared).checked_mul(heads)?.checked_add(units)?;
+        for entry in &mut self.list {
+            entry.first_unit = units;
+            units = (entry.blocks - entry.shared).checked_mul(heads)?.checked_add(units)?;
         }
         Some(units)
     }
 
-    /// Places the parts of the places' `units` units one after the other. Returns the number of their floats; `None` if it
+    /// Lays out the parts of the entries' `units` units one after the other. Returns the number of their floats; `None` if it
     /// overflows.
-    fn place_parts(&mut self, call: &Call<'_>, units: usize, then: Then) -> Option<usize> {
+    fn lay_out_parts(&mut self, call: &Call<'_>, units: usize, then: Then) -> Option<usize> {
         let (heads, [.., value_dim]) = (call.kv.kv_heads(), call.kv.v_shape());
         let (mut first, mut floats) = (0, 0usize);
         while first < self.list.len() {
-            // Places that share blocks. All units of these blocks lie between the first place's and the end of the last's.
-            let sharing = self.list[first + 1..].iter().take_while(|place| place.shared > 0).count();
+            // Entries that share blocks. All units of these blocks lie between the first entry's and the end of the last's.
+            let sharing = self.list[first + 1..].iter().take_while(|entry| entry.shared > 0).count();
             let past = first + 1 + sharing;
             let end = self.list.get(past).map_or(units, |next| next.first_unit);
             // One part may be written by one worker only, and in order: by that of the run that has all the units; `Parts`
             // relies on it. Values in rows are read in runs of keys, which a block alone can be (`pv.rs`).
             let together = then == Then::Merge && self.runs.together(self.list[first].first_unit..end);
             let in_order = together && call.kv.has_value_panels();
-            for place in &mut self.list[first..past] {
-                (place.in_order, place.first_float) = (in_order && place.blocks > 0, floats);
-                let part = part_floats(place.rows, value_dim.next_multiple_of(LANES));
-                floats = place.parts().checked_mul(heads)?.checked_mul(part)?.checked_add(floats)?;
+            for entry in &mut self.list[first..past] {
+                (entry.in_order, entry.first_float) = (in_order && entry.blocks > 0, floats);
+                let part = part_floats(entry.rows, value_dim.next_multiple_of(LANES));
+                floats = entry.parts().checked_mul(heads)?.checked_mul(part)?.checked_add(floats)?;
             }
             first = past;
         }
         Some(floats)
     }
 
-    /// Lets at most [`MAX_ROW_BLOCK`] rows share a block: where more would, a later place reads it again.
+    /// Lets at most [`MAX_ROW_BLOCK`] rows share a block: where more would, a later entry reads it again.
     fn limit_rows(&mut self) {
         let mut rows = 0usize;
-        for place in &mut self.list {
-            rows = if place.shared == 0 { place.rows } else { rows.saturating_add(place.rows) };
+        for entry in &mut self.list {
+            rows = if entry.shared == 0 { entry.rows } else { rows.saturating_add(entry.rows) };
             if rows > MAX_ROW_BLOCK {
-                (place.shared, rows) = (0, place.rows);
+                (entry.shared, rows) = (0, entry.rows);
             }
         }
     }
 }
 
-/// Returns the number of first key blocks that two places have in the same memory, of those that `shared` says might be,
-/// and the order of the places by the memory of their blocks.
-fn common_blocks(call: &Call<'_>, a: &Place, b: &Place) -> (usize, Ordering) {
+/// Returns the number of first key blocks that two entries have in the same memory, of those that `shared` says might be,
+/// and the order of the entries by the memory of their blocks.
+fn common_blocks(call: &Call<'_>, a: &SplitSequence, b: &SplitSequence) -> (usize, Ordering) {
     let most = (a.shared.min(b.shared), a.shared.cmp(&b.shared));
     // Tensors that may share memory share all of it.
     if call.kv.tensors().is_some() {
         return most;
     }
-    let sources = [a, b].map(|place| call.sequence(place.sequence).source);
+    let sources = [a, b].map(|entry| call.sequence(entry.sequence).source);
     let orders = (0..a.shared.min(b.shared)).map(|block| call.kv.compare_memory(sources, block));
     orders.enumerate().find(|(_, order)| order.is_ne()).unwrap_or(most)
 }
