@@ -5,12 +5,12 @@ mod merge;
 use crate::Attention;
 use crate::error::{Error, floats, same, zeros};
 use crate::inputs::Inputs;
-use crate::outputs::Outputs;
+use crate::outputs;
 use crate::plan::Plan;
 use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
 pub use merge::merge;
-use sdpa_kernels::{Alignment, KEY_BLOCK, State, View, ViewMut};
+use sdpa_kernels::{Alignment, KEY_BLOCK, Outputs, State, View, ViewMut};
 
 /// Alignment that position-dependent rules need in a state, which does not know the final number of keys.
 const ALIGNMENT: &str = "an alignment: top-left or an offset, since a state does not know how many keys will come";
@@ -200,7 +200,7 @@ impl<'a> AttnState<'a> {
     /// As [`Attention::problem`], for the outputs; [`Error::Needs`] for scores and key weight sums, which a state
     /// cannot give.
     pub fn read(&mut self, outputs: Outputs<'_>) -> Result<(), Error> {
-        outputs.check_for_state()?;
+        outputs::check_for_state(&outputs)?;
         let (k, v) = self.waiting_views()?;
         let (attention, inputs) = self.call(k, v);
         let [b, h, rows, _] = self.q.shape();
