@@ -1,15 +1,15 @@
 //! Settings of an attention call, without its tensors.
 
 use crate::cache;
-use crate::dropout::Dropout;
 use crate::error::{Error, at_most};
 use crate::inputs::Inputs;
 use crate::likely;
-use crate::outputs::Outputs;
+use crate::outputs;
 use crate::plan::problem::Problem;
 use crate::shape::Shape;
 use sdpa_kernels::{
-    Alignment, Call, Causality, Isa, KeyValues, MAX_TASK, Options, Precision, Tiling, Visible, Window, has_memory,
+    Alignment, Call, Causality, Dropout, Isa, KeyValues, MAX_TASK, Options, Outputs, Precision, Tiling, Visible,
+    Window, has_memory,
 };
 
 /// Settings of an attention call. Plain data; the tensors come with [`Inputs`] and [`Outputs`].
@@ -105,18 +105,18 @@ impl Attention {
     /// Any [`Error`]; see its variants. Outputs are then untouched.
     pub fn problem<'a>(&self, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
         match self.checked(&inputs, &outputs) {
-            Ok((call, shape)) => Ok(Problem { call, outputs: outputs.into_kernel(), shape }),
-            Err(error) => Err(likely::of_call(error, &inputs, |name| outputs.shape_of(name))),
+            Ok((call, shape)) => Ok(Problem { call, outputs, shape }),
+            Err(error) => Err(likely::of_call(error, &inputs, |name| outputs::shape_of(&outputs, name))),
         }
     }
 
     /// Returns the call and its sizes, if everything fits together; errors as for [`Self::problem`].
     pub(crate) fn checked<'a>(&self, inputs: &Inputs<'a>, outputs: &Outputs<'_>) -> Result<(Call<'a>, Shape), Error> {
         let (shape, kv) = inputs.checked()?;
-        outputs.check(inputs, &shape, &kv)?;
+        outputs::check(outputs, inputs, &shape, &kv)?;
         let call = self.call(inputs, &shape, kv)?;
         if let Some(cache) = kv.cache() {
-            cache::check_kept(cache, &call, outputs.of_all_keys())?;
+            cache::check_kept(cache, &call, outputs::of_all_keys(outputs))?;
         }
         Ok((call, shape))
     }
@@ -155,8 +155,10 @@ impl Attention {
         if let Some(c) = self.softcap.filter(|c| !(c.is_finite() && *c > 0.0)) {
             return Err(Error::Number { argument: "softcap", got: c, expected: "positive and finite" });
         }
-        let dropout = self.dropout.map_or(Ok(None), Dropout::checked)?;
-        let options = Options { dropout, ..inputs.options(shape, self.softcap)? };
+        if let Some(Dropout { p: got, .. }) = self.dropout.filter(|dropout| !(0.0..1.0).contains(&dropout.p)) {
+            return Err(Error::Number { argument: "dropout", got, expected: "at least 0 and below 1" });
+        }
+        let options = inputs.options(shape, self.softcap)?.dropout(self.dropout);
         let alignment = self.alignment_for(inputs, shape, &options)?;
         self.check_window(inputs, shape)?;
         scratch_fits(shape)?;

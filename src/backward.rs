@@ -6,18 +6,20 @@ mod problem;
 mod run;
 
 pub(crate) use functions::{NO_DERIVATIVE, WEIGHT_FUNCTION};
-pub use gradients::{Gradients, Saved};
 pub use problem::BackwardProblem;
 pub use run::{BackwardPlan, BackwardWorkspace};
 
 use crate::attention::Attention;
+use crate::backward::gradients::{check_gradients, check_saved, shape_of_gradient, shape_of_saved};
 use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::likely;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
 use crate::threads::run::Run;
-use sdpa_kernels::{BackwardScratch, Call, Isa, MaskMod, Precision, ScoreMod, Tiling, WeightMod, has_memory};
+use sdpa_kernels::{
+    BackwardScratch, Call, Gradients, Isa, MaskMod, Precision, Saved, ScoreMod, Tiling, WeightMod, has_memory,
+};
 
 /// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the
 /// widest instruction set.
@@ -121,7 +123,9 @@ impl Attention {
         gradients: Gradients<'a>,
     ) -> Result<BackwardProblem<'a>, Error> {
         let (call, shape) = self.checked_backward(&inputs, &saved, &gradients).map_err(|error| {
-            likely::of_call(error, &inputs, |name| saved.shape_of(name).or_else(|| gradients.shape_of(name)))
+            likely::of_call(error, &inputs, |name| {
+                shape_of_saved(&saved, name).or_else(|| shape_of_gradient(&gradients, name))
+            })
         })?;
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, Isa::detect().tile().0);
         let bytes = BackwardScratch::bytes_for(&tiling);
@@ -129,7 +133,7 @@ impl Attention {
             return Err(Error::Memory { what: "scratch of a worker", bytes });
         }
         let call = Call { precision: Precision::Exact, ..call };
-        Ok(BackwardProblem { call, saved: saved.into_kernel(), gradients: gradients.into_kernel(), shape })
+        Ok(BackwardProblem { call, saved, gradients, shape })
     }
 
     /// Returns the call and its sizes, if everything fits together.
@@ -146,8 +150,8 @@ impl Attention {
             });
         }
         let (shape, kv) = inputs.checked()?;
-        saved.check(inputs, &shape)?;
-        gradients.check(inputs, &shape)?;
+        check_saved(saved, inputs, &shape)?;
+        check_gradients(gradients, inputs, &shape)?;
         Ok((self.call(inputs, &shape, kv)?, shape))
     }
 }

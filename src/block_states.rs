@@ -3,12 +3,12 @@
 use crate::attention::Attention;
 use crate::error::{Error, at_most, floats, same, zeros};
 use crate::inputs::Inputs;
-use crate::outputs::Outputs;
+use crate::outputs;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
-use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, State, View, ViewMut};
+use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, KeptBlocks, Outputs, State, View, ViewMut};
 
 /// States of query rows over each block of 256 keys by itself, kept until the state over all earlier keys is there: see
 /// [`RowStates`].
@@ -38,7 +38,7 @@ use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, State, View, ViewMut};
 /// ```
 #[derive(Debug, Default)]
 pub struct BlockStates {
-    states: sdpa_kernels::BlockStates,
+    states: KeptBlocks,
     value_dim: usize,
     isa: Option<Isa>,
     workspace: Workspace,
@@ -47,7 +47,7 @@ pub struct BlockStates {
 impl BlockStates {
     /// Creates empty memory; the first call of [`Self::compute`] fills it, and later ones use it again.
     pub const fn new() -> Self {
-        Self { states: sdpa_kernels::BlockStates::new(), value_dim: 0, isa: None, workspace: Workspace::new() }
+        Self { states: KeptBlocks::new(), value_dim: 0, isa: None, workspace: Workspace::new() }
     }
 
     /// Bytes held.
@@ -75,7 +75,7 @@ impl BlockStates {
         self.value_dim = 0;
         let attention = over_keys_from(first, attention)?;
         let (call, shape) = attention.checked_call(&inputs)?;
-        let problem = Problem { call, outputs: Outputs::none(), shape };
+        let problem = Problem { call, outputs: Outputs::NONE, shape };
         let plan = Plan::of_blocks(&problem, exec);
         const OF: &str = "the rows that one task holds, as each block is computed by itself";
         let rows = problem.longest_rows();
@@ -175,7 +175,7 @@ impl RowStates {
     /// As [`Attention::problem`], for the outputs and sinks; [`Error::Needs`] for scores and key weight sums, which need all keys
     /// at once.
     pub fn write(&self, sinks: Option<&[f32]>, outputs: Outputs<'_>, exec: Exec) -> Result<(), Error> {
-        outputs.check_for_state()?;
+        outputs::check_for_state(&outputs)?;
         let [b, h, rows, value_dim] = self.shape;
         // A call without keys, for which the queries do not matter. Work on a copy: views of states are exclusive.
         let inputs = Inputs::new(

@@ -38,7 +38,6 @@ mod backward;
 mod block_states;
 mod cache;
 mod cause;
-mod dropout;
 mod error;
 #[cfg(doctest)]
 mod guide;
@@ -59,17 +58,13 @@ mod threads;
 pub mod unfused;
 
 pub use attention::Attention;
-pub use backward::{
-    BackwardPlan, BackwardProblem, BackwardWorkspace, Gradients, Saved, attention_backward, attention_backward_with,
-};
+pub use backward::{BackwardPlan, BackwardProblem, BackwardWorkspace, attention_backward, attention_backward_with};
 pub use block_states::{BlockStates, RowStates};
 pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
 pub use cause::Cause;
-pub use dropout::Dropout;
 pub use error::{Bound, Error};
 pub use inputs::Inputs;
 pub use kernels::*;
-pub use outputs::Outputs;
 pub use page_pool::PagePool;
 pub use plan::Plan;
 pub use plan::balance::Balance;

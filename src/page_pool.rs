@@ -41,7 +41,7 @@ use sdpa_kernels::{BlockTable, Isa, NewTokens, PageError, Pages, PoolElements, T
 /// ```
 #[derive(Debug)]
 pub struct PagePool {
-    pool: sdpa_kernels::PagePool,
+    pool: sdpa_kernels::PackedPool,
     isa: Isa,
 }
 
@@ -84,7 +84,7 @@ impl PagePool {
                 (1, PoolElements::Int4(kind))
             }
         };
-        let pool = sdpa_kernels::PagePool::new([pages, page_size], kv_heads, dims, elements);
+        let pool = sdpa_kernels::PackedPool::new([pages, page_size], kv_heads, dims, elements);
         let sizes = [pages, page_size, kv_heads, dims[0] + dims[1]];
         let bytes = sizes.iter().try_fold(bytes, |bytes, &size| bytes.checked_mul(size));
         let bytes = bytes.filter(|&bytes| bytes <= isize::MAX as usize);

@@ -9,14 +9,14 @@ mod waiting;
 use crate::Attention;
 use crate::error::{Error, same};
 use crate::inputs::Inputs;
-use crate::outputs::Outputs;
+use crate::outputs;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
 use functions::{Functions, Shift};
 pub use merge::merge;
-use sdpa_kernels::{Alignment, KEY_BLOCK, State, Tensor, View, ViewMut};
+use sdpa_kernels::{Alignment, KEY_BLOCK, Outputs, State, Tensor, View, ViewMut};
 use waiting::Waiting;
 
 /// Attention state of query rows whose keys arrive in parts: push the keys as they arrive, read the result at any time.
@@ -133,7 +133,7 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// As [`Self::read`].
     pub fn check(&self, outputs: &Outputs<'_>) -> Result<(), Error> {
-        outputs.check_for_state()?;
+        outputs::check_for_state(outputs)?;
         let lens = self.inputs.lengths_from(self.before(), 0);
         let keys = [self.waiting_k.first(0)?, self.waiting_v.first(0)?];
         let (attention, inputs) = self.call(keys, lens.as_deref());
@@ -146,7 +146,7 @@ impl<'a> AttnState<'a> {
     /// As [`Attention::problem`], for the outputs; [`Error::Needs`] for scores and key weight sums, which a state
     /// cannot give.
     pub fn read(&mut self, outputs: Outputs<'_>) -> Result<(), Error> {
-        outputs.check_for_state()?;
+        outputs::check_for_state(&outputs)?;
         let [b, h, rows, _] = self.inputs.q.shape();
         let lens = self.inputs.lengths_from(self.before(), self.waiting);
         let keys = [self.waiting_k.first(self.waiting)?, self.waiting_v.first(self.waiting)?];

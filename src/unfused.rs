@@ -18,7 +18,6 @@ mod backward;
 pub use backward::attention_backward;
 
 use crate::error::{floats, zeros};
-use crate::outputs::Outputs;
 use crate::plan::problem::Problem;
 use crate::threads::exec::Exec;
 use crate::threads::parts;
@@ -26,7 +25,7 @@ use crate::{Attention, Error, Inputs, Isa, Shape, View, ViewMut};
 use core::ops::Range;
 use sdpa_kernels::exp_in_place;
 use sdpa_kernels::gemm::{Matrix, sgemm};
-use sdpa_kernels::{Call, Dtype, Tensor, TensorMut, VisibleKeys};
+use sdpa_kernels::{Call, Dtype, Outputs, Tensor, TensorMut, VisibleKeys};
 
 /// Computes attention through the full matrix of scores.
 ///
@@ -54,7 +53,7 @@ pub fn attention(attention: &Attention, inputs: Inputs<'_>, outputs: Outputs<'_>
         ("key weight sums", outputs.key_weight_sums.is_some()),
     ];
     refuse_extras(&call, extras)?;
-    let sdpa_kernels::Outputs { out, lse, .. } = outputs;
+    let Outputs { out, lse, .. } = outputs;
     let Some(out) = out else { return Ok(()) };
     check_scores(&shape)?;
     let heads = shape.batch * shape.heads;

@@ -33,19 +33,20 @@ mod work_queue;
 pub use attention::backward::call::{Gradients, Saved};
 pub use attention::backward::launch::BackwardLaunch;
 pub use attention::backward::memory::{BackwardMemory, BackwardScratch};
+pub use attention::call::dropout::Dropout;
 pub use attention::call::masks::{Documents, PerSequence, PrefixLm, Tree};
 pub use attention::call::mods::{
     And, BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mods, NoMod, Not, Or, Position, ScoreMod, WeightMod,
     WithDerivative,
 };
-pub use attention::call::options::{Dropout, Mask, Options, Ragged, alibi_slopes};
+pub use attention::call::options::{Mask, Options, Ragged, alibi_slopes};
 pub use attention::call::outputs::{Outputs, Point, State};
 pub use attention::call::tiling::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scratch, Tiling};
 pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use attention::call::{Call, Sequence};
 pub use attention::schedule::accumulation::Accumulation;
-pub use attention::schedule::block_states::BlockStates;
 pub use attention::schedule::costs::Costs;
+pub use attention::schedule::kept_blocks::KeptBlocks;
 pub use attention::schedule::launch::Launch;
 pub use attention::schedule::merge::{merge_results, merge_states};
 pub use attention::schedule::partials::Partials;
@@ -53,7 +54,7 @@ pub use attention::schedule::split_sequences::{FewRows, Then};
 #[cfg(feature = "nn")]
 pub use elementary::{cos, pow, sin};
 pub use kv::block_table::{BlockTable, PageError};
-pub use kv::cache::{Cache, Keep, NewTokens, PagePool, PoolElements, SpareBlocks, TokenPart};
+pub use kv::cache::{Cache, Keep, NewTokens, PackedPool, PoolElements, SpareBlocks, TokenPart};
 pub use kv::pages::Pages;
 pub use kv::source::KeyValues;
 pub use machine::{peak_flops, read_bandwidth};

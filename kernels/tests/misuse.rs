@@ -161,10 +161,8 @@ fn more_units_than_can_be_counted_are_refused() {
     };
     let mut out = vec![F16::default(); HEADS];
     let out = ViewMut::bhld(&mut out, [1, HEADS, 1, 1]).unwrap();
-    let outputs =
-        Outputs { out: Some(out.into()), lse: None, points: [const { None }; 4], key_weight_sums: None, state: None };
     let mut partials = Partials::new();
-    let launch = Launch::new(call, outputs, Tiling::new(1, 1, 1, 1))
+    let launch = Launch::new(call, Outputs::new(out), Tiling::new(1, 1, 1, 1))
         .split(&mut partials, FewRows { few: 1, runs: 1, then: Then::Merge });
     assert!(format!("{launch:?}").contains(&format!("tasks: {HEADS}")), "rows are shared out");
 }

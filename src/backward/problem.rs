@@ -1,7 +1,7 @@
 //! Checked backward calls.
 
 use crate::shape::Shape;
-use sdpa_kernels::Call;
+use sdpa_kernels::{Call, Gradients, Saved};
 
 /// Checked backward call, bound to its inputs and gradients: [`Attention::backward`](crate::Attention::backward) makes it.
 ///
@@ -16,8 +16,8 @@ use sdpa_kernels::Call;
 #[derive(Debug)]
 pub struct BackwardProblem<'a> {
     pub(crate) call: Call<'a>,
-    pub(crate) saved: sdpa_kernels::Saved<'a>,
-    pub(crate) gradients: sdpa_kernels::Gradients<'a>,
+    pub(crate) saved: Saved<'a>,
+    pub(crate) gradients: Gradients<'a>,
     pub(crate) shape: Shape,
 }
 

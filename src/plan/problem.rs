@@ -2,7 +2,7 @@
 //! fit can fail.
 
 use crate::shape::Shape;
-use sdpa_kernels::Call;
+use sdpa_kernels::{Call, Outputs};
 
 /// Checked call, bound to its inputs and outputs: running it cannot fail, unless a mask function does not fit it.
 ///
@@ -20,7 +20,7 @@ use sdpa_kernels::Call;
 #[derive(Debug)]
 pub struct Problem<'a> {
     pub(crate) call: Call<'a>,
-    pub(crate) outputs: sdpa_kernels::Outputs<'a>,
+    pub(crate) outputs: Outputs<'a>,
     pub(crate) shape: Shape,
 }
 

@@ -54,7 +54,7 @@ pub fn attention_backward(
     exec: Exec,
 ) -> Result<(), Error> {
     let BackwardProblem { call, saved, gradients, shape } = attention.backward(inputs, saved, gradients)?;
-    let sdpa_kernels::Gradients { q, k, v, scale, .. } = gradients;
+    let Gradients { q, k, v, scale, .. } = gradients;
     let written = [&q, &k, &v].into_iter().flatten().map(TensorMut::dtype);
     let short = written.chain([saved.out.dtype(), saved.d_out.dtype()]).any(|dtype| dtype != Dtype::F32);
     refuse_extras(&call, [(SHORT, short), ("dscale", scale.is_some())])?;
@@ -84,12 +84,7 @@ struct KvHead<'a> {
 }
 
 /// Divides the key/value heads among workers, which take the next one until none is left.
-fn all_heads(
-    call: &Call<'_>,
-    saved: &sdpa_kernels::Saved<'_>,
-    [q, k, v]: [&mut [f32]; 3],
-    exec: Exec,
-) -> Result<(), Error> {
+fn all_heads(call: &Call<'_>, saved: &Saved<'_>, [q, k, v]: [&mut [f32]; 3], exec: Exec) -> Result<(), Error> {
     let ([_, _, q_len, _], [batch, kv_heads, kv_len, _]) = (call.q.shape(), call.kv.v_shape());
     let heads = batch * kv_heads;
     let each = |gradient: &[f32]| gradient.len() / heads;
@@ -108,7 +103,7 @@ fn all_heads(
     Ok(())
 }
 
-fn one_kv_head(call: &Call<'_>, saved: &sdpa_kernels::Saved<'_>, isa: Isa, scratch: &mut [f32], head: KvHead<'_>) {
+fn one_kv_head(call: &Call<'_>, saved: &Saved<'_>, isa: Isa, scratch: &mut [f32], head: KvHead<'_>) {
     let ([_, heads, q_len, head_dim], [_, kv_heads, kv_len, value_dim]) = (call.q.shape(), call.kv.v_shape());
     let [q, k, v] = inputs(call);
     let (weights, rest) = scratch.split_at_mut(q_len * kv_len);
@@ -149,7 +144,7 @@ fn clear_hidden(row: &mut [f32], VisibleKeys { prefix, start, end }: &VisibleKey
 }
 
 /// Turns scores into weights.
-fn to_weights(call: &Call<'_>, saved: &sdpa_kernels::Saved<'_>, isa: Isa, [b, h]: [usize; 2], scores: &mut [f32]) {
+fn to_weights(call: &Call<'_>, saved: &Saved<'_>, isa: Isa, [b, h]: [usize; 2], scores: &mut [f32]) {
     let seen = visible_keys(call);
     for (i, row) in scores.chunks_exact_mut(call.kv.v_shape()[2]).enumerate() {
         let keys = seen(i);
@@ -162,13 +157,7 @@ fn to_weights(call: &Call<'_>, saved: &sdpa_kernels::Saved<'_>, isa: Isa, [b, h]
 }
 
 /// Turns gradients in the weights into gradients in the scores.
-fn to_gradients(
-    call: &Call<'_>,
-    saved: &sdpa_kernels::Saved<'_>,
-    [b, h]: [usize; 2],
-    weights: &[f32],
-    d_weights: &mut [f32],
-) {
+fn to_gradients(call: &Call<'_>, saved: &Saved<'_>, [b, h]: [usize; 2], weights: &[f32], d_weights: &mut [f32]) {
     let (kv_len, value_dim) = (call.kv.v_shape()[2], call.kv.v_shape()[3]);
     let seen = visible_keys(call);
     let mut copies = [const { Vec::new() }; 2];

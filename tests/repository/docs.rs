@@ -44,9 +44,13 @@ fn source(sources: &str, path: &str) -> String {
 fn public_files(sources: &str) -> Vec<String> {
     let root = source(sources, "lib.rs");
     let modules = root.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';'));
-    let kernels = root.contains("\npub use kernels::*;").then_some("kernels");
-    let files: Vec<_> = ["lib"].into_iter().chain(kernels).chain(modules).map(|name| format!("{name}.rs")).collect();
-    assert!(sources != "src" || files.len() > 4 && files.contains(&"masks.rs".to_owned()), "{files:?}");
+    let kernels = if root.contains("\npub use kernels::*;") { source(sources, "kernels.rs") } else { String::new() };
+    let parts = kernels.lines().filter_map(|line| line.strip_prefix("pub use ")?.strip_suffix("::*;"));
+    let parts = parts.map(|name| format!("kernels/{name}"));
+    let names = ["lib"].into_iter().chain(modules).map(str::to_owned).chain(parts);
+    let files: Vec<_> = names.map(|name| format!("{name}.rs")).collect();
+    let there = |file: &str| files.iter().any(|found| found == file);
+    assert!(sources != "src" || files.len() > 6 && there("masks.rs") && there("kernels/calls.rs"), "{files:?}");
     files
 }
 

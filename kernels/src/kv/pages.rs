@@ -1,8 +1,8 @@
-//! Keys and values in pages: a pool, the caller's own or a [`PagePool`], and a table of the pages of each sequence.
+//! Keys and values in pages: a pool, the caller's own or a [`PackedPool`], and a table of the pages of each sequence.
 //! (Kwon and others 2023, arXiv:2309.06180.)
 
 use crate::kv::block_table::{BlockTable, PageError, Stretch};
-use crate::kv::cache::PagePool;
+use crate::kv::cache::PackedPool;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::tensor::any::{AnyRows, Tensor, Typed};
 use crate::tensor::element::Dtype;
@@ -26,7 +26,7 @@ enum Pool<'a> {
     /// Keys `[pages, kv_heads, page size, head_dim]` and values `[pages, kv_heads, page size, value_dim]` of the caller.
     Tensors { k: Tensor<'a>, v: Tensor<'a> },
     /// Pages that are packed.
-    Packed(&'a PagePool),
+    Packed(&'a PackedPool),
 }
 
 impl<'a> Pages<'a> {
@@ -53,7 +53,7 @@ impl<'a> Pages<'a> {
     /// # Errors
     /// [`PageError`] if the table does not fit the pool.
     #[doc(hidden)] // for `sdpa`, whose own pool holds this one
-    pub fn packed(pool: &'a PagePool, table: BlockTable<'a>) -> Result<Self, PageError> {
+    pub fn packed(pool: &'a PackedPool, table: BlockTable<'a>) -> Result<Self, PageError> {
         Self::of(Pool::Packed(pool), [pool.pages(), pool.page_size()], table)
     }
 
@@ -89,7 +89,7 @@ impl<'a> Pages<'a> {
     }
 
     /// Returns the pool, if its pages are packed.
-    pub(crate) fn pool(&self) -> Option<&'a PagePool> {
+    pub(crate) fn pool(&self) -> Option<&'a PackedPool> {
         if let Pool::Packed(pool) = self.pool { Some(pool) } else { None }
     }
 

@@ -6,36 +6,104 @@ use crate::tensor::any::{AnyShared, Tensor, TensorMut};
 use crate::tensor::view::View;
 use crate::tensor::view_mut::{SharedMut, ViewMut};
 
-/// Results of the forward pass, and the gradients of a loss in them.
+/// Results of a forward call, and the gradients of the loss in them.
+// Fields are set by methods; `sdpa` reads them.
 #[derive(Debug, Clone, Copy)]
 pub struct Saved<'a> {
-    /// Output of the forward pass, `[batch, heads, q_len, value_dim]`.
+    #[doc(hidden)]
     pub out: Tensor<'a>,
-    /// Log-sum-exp of the forward pass, `[batch, heads, q_len, 1]`.
+    #[doc(hidden)]
     pub lse: View<'a>,
-    /// Gradient in the output.
+    #[doc(hidden)]
     pub d_out: Tensor<'a>,
-    /// Gradient in the log-sum-exp, if the loss depends on it.
+    #[doc(hidden)]
     pub d_lse: Option<View<'a>>,
 }
 
-/// Gradients to compute.
+impl<'a> Saved<'a> {
+    /// Takes the forward call's output `out`, `[batch, heads, q_len, value_dim]`, and its log-sum-exp `lse`, `[batch,
+    /// heads, q_len, 1]`, both as that call wrote them; and `d_out`, the gradient of the loss in the output.
+    pub fn new(out: impl Into<Tensor<'a>>, lse: View<'a>, d_out: impl Into<Tensor<'a>>) -> Self {
+        Self { out: out.into(), lse, d_out: d_out.into(), d_lse: None }
+    }
+
+    /// Adds the gradient of the loss in the log-sum-exp, `[batch, heads, q_len, 1]`: 0 by default.
+    #[must_use]
+    pub fn d_lse(self, d_lse: View<'a>) -> Self {
+        Self { d_lse: Some(d_lse), ..self }
+    }
+}
+
+/// Gradients that a backward call computes: only those that are added here.
+// Fields are set by methods; `sdpa` reads them.
 #[derive(Debug, Default)]
 pub struct Gradients<'a> {
-    /// Gradient in the queries, in the shape of q.
+    #[doc(hidden)]
     pub q: Option<TensorMut<'a>>,
-    /// Gradient in the keys, in the shape of k.
+    #[doc(hidden)]
     pub k: Option<TensorMut<'a>>,
-    /// Gradient in the values, in the shape of v.
+    #[doc(hidden)]
     pub v: Option<TensorMut<'a>>,
-    /// Gradient in the bias, in the bias's own shape: summed over what was broadcast.
+    #[doc(hidden)]
     pub bias: Option<ViewMut<'a>>,
-    /// Gradients in the sinks, one a query head.
+    #[doc(hidden)]
     pub sinks: Option<&'a mut [f32]>,
-    /// Gradients in the ALiBi slopes, one a query head.
+    #[doc(hidden)]
     pub slopes: Option<&'a mut [f32]>,
-    /// Gradient in the scale.
+    #[doc(hidden)]
     pub scale: Option<&'a mut f32>,
+}
+
+impl<'a> Gradients<'a> {
+    /// Creates a set without gradients.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds the gradient in the queries, in the shape of q and of any element type: sums are `f32`, rounded once when
+    /// they are written. Queries that see no key get 0.
+    #[must_use]
+    pub fn q(self, dq: impl Into<TensorMut<'a>>) -> Self {
+        Self { q: Some(dq.into()), ..self }
+    }
+
+    /// Adds the gradient in the keys, in the shape of k and of any element type, summed over the query heads that share
+    /// a key/value head. Keys that no row sees get 0.
+    #[must_use]
+    pub fn k(self, dk: impl Into<TensorMut<'a>>) -> Self {
+        Self { k: Some(dk.into()), ..self }
+    }
+
+    /// Adds the gradient in the values, in the shape of v and of any element type, summed as for [`Self::k`].
+    #[must_use]
+    pub fn v(self, dv: impl Into<TensorMut<'a>>) -> Self {
+        Self { v: Some(dv.into()), ..self }
+    }
+
+    /// Adds the gradient in the bias, in the shape of the bias: summed over the dimensions along which the bias is
+    /// broadcast.
+    #[must_use]
+    pub fn bias(self, dbias: ViewMut<'a>) -> Self {
+        Self { bias: Some(dbias), ..self }
+    }
+
+    /// Adds the gradients in the sinks, one per query head.
+    #[must_use]
+    pub fn sinks(self, dsinks: &'a mut [f32]) -> Self {
+        Self { sinks: Some(dsinks), ..self }
+    }
+
+    /// Adds the gradients in the ALiBi slopes, one per query head.
+    #[must_use]
+    pub fn alibi(self, dslopes: &'a mut [f32]) -> Self {
+        Self { slopes: Some(dslopes), ..self }
+    }
+
+    /// Adds the gradient in the scale.
+    #[must_use]
+    pub fn scale(self, dscale: &'a mut f32) -> Self {
+        Self { scale: Some(dscale), ..self }
+    }
 }
 
 /// Gradients that workers write, each to its own rows.

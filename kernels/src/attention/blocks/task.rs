@@ -228,7 +228,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         for row in self.rows(row_block.clone()) {
             rows[row.n] = [(self.set.sequence * heads + row.head) as u32, row.i as u32];
         }
-        let mut kept = Kept { weights: [[0; KEY_BLOCK / LANES]; MAX_ROW_BLOCK], factor: dropout.factor };
+        let mut kept = Kept { weights: [[0; KEY_BLOCK / LANES]; MAX_ROW_BLOCK], factor: dropout.factor() };
         dropout::draw(self.s, spans, first, &rows[..row_block.len()], dropout, &mut kept.weights);
         Some(kept)
     }

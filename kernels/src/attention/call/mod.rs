@@ -1,6 +1,7 @@
 //! Attention call: its tensors and options, its sequences, and sets of its query rows.
 
 pub(crate) mod checked;
+pub(crate) mod dropout;
 pub(crate) mod masks;
 pub(crate) mod mods;
 pub(crate) mod options;

@@ -1,6 +1,7 @@
 //! Settings and tensors that change scores between Q·Kᵀ and the softmax. The order is fixed: softcap, bias, ALiBi,
 //! the caller's score function; then everything that hides keys.
 
+use crate::attention::call::dropout::Dropout;
 use crate::elementary::exp2;
 use crate::tensor::any::Tensor;
 use crate::tensor::view::View;
@@ -57,19 +58,6 @@ pub struct Ragged<'a> {
     pub k: Option<&'a [usize]>,
 }
 
-/// Dropout of weights.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Dropout {
-    /// Seed of the random numbers.
-    pub seed: u64,
-    /// Offset of the random numbers: another one for each call with the same seed.
-    pub offset: u32,
-    /// A weight whose random number is below this is dropped: p · 2³².
-    pub threshold: u32,
-    /// Factor of the weights that are kept: 1/(1 − p).
-    pub factor: f32,
-}
-
 /// Settings and tensors that change scores. All off by default.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options<'a> {
@@ -93,6 +81,14 @@ pub struct Options<'a> {
     pub sequences: Option<&'a [usize]>,
     /// Dropout of weights, after the softmax.
     pub dropout: Option<Dropout>,
+}
+
+impl Options<'_> {
+    /// Sets dropout of weights, unless its probability is so small that none would be dropped.
+    #[must_use]
+    pub fn dropout(self, dropout: Option<Dropout>) -> Self {
+        Self { dropout: dropout.filter(|dropout| dropout.threshold() > 0), ..self }
+    }
 }
 
 /// Returns the ALiBi slopes for `heads` heads as in the paper (Press, Smith and Lewis 2022, arXiv:2108.12409): for a

@@ -40,20 +40,87 @@ pub struct State<'a> {
     pub out: ViewMut<'a>,
 }
 
-/// Outputs of a call: `out` `[B, H, Lq, Dv]` and the optional ones.
+/// Names of the scores at each [`Point`] in messages.
+pub(crate) const SCORES: [&str; 4] = ["raw scores", "softcapped scores", "masked scores", "weights"];
+
+/// Tensors that a call writes.
+// Fields are set by methods; `sdpa` reads them.
 #[derive(Debug)]
 pub struct Outputs<'a> {
-    /// Weighted sums of values, `[batch, heads, q_len, value_dim]`. With it, results are written and the state stays
-    /// unchanged. Without it, the state takes in the keys, and there may be no other output.
+    #[doc(hidden)]
     pub out: Option<TensorMut<'a>>,
-    /// Log-sum-exp, ln Σ exp(score), `[batch, heads, q_len, 1]`.
+    #[doc(hidden)]
     pub lse: Option<ViewMut<'a>>,
-    /// Scores at each [`Point`], `[batch, heads, q_len, kv_len]`.
+    #[doc(hidden)]
     pub points: [Option<ViewMut<'a>>; 4],
-    /// Sum of each key's weights over the rows and heads that share it, `[batch, kv_heads, kv_len, 1]`.
+    #[doc(hidden)]
     pub key_weight_sums: Option<ViewMut<'a>>,
-    /// State accumulated by earlier calls.
+    /// State accumulated by earlier calls. With an output, results are written and the state stays unchanged. Without one, the
+    /// state takes in the keys, and there may be no other output.
+    #[doc(hidden)]
     pub state: Option<State<'a>>,
+    /// Name of an output that was given more than once.
+    #[doc(hidden)]
+    pub twice: Option<&'static str>,
+}
+
+impl<'a> Outputs<'a> {
+    /// No outputs.
+    #[doc(hidden)] // for states of blocks, which are not views
+    pub const NONE: Self =
+        Self { out: None, lse: None, points: [const { None }; 4], key_weight_sums: None, state: None, twice: None };
+
+    /// Takes the output tensor, `[batch, heads, q_len, value_dim]`, of any element type: results are rounded once, to
+    /// nearest even, when they are written. Outputs that are added later are `f32`.
+    pub fn new(out: impl Into<TensorMut<'a>>) -> Self {
+        Self { out: Some(out.into()), ..Self::NONE }
+    }
+
+    /// Accumulates the keys of the call into `state` and writes no results.
+    #[doc(hidden)] // its type has no name in `sdpa`
+    pub fn accumulate(state: State<'a>) -> Self {
+        Self { state: Some(state), ..Self::NONE }
+    }
+
+    /// Continues from the state accumulated by earlier calls.
+    #[doc(hidden)] // its type has no name in `sdpa`
+    #[must_use]
+    pub fn resume(self, state: State<'a>) -> Self {
+        Self { state: Some(state), ..self }
+    }
+
+    /// Adds the LSE of each row, the natural log of Σ exp(score), `[batch, heads, q_len, 1]`; −∞ where no key is
+    /// visible.
+    #[must_use]
+    pub fn lse(self, lse: ViewMut<'a>) -> Self {
+        let twice = self.twice.or(self.lse.is_some().then_some("lse"));
+        Self { lse: Some(lse), twice, ..self }
+    }
+
+    /// Adds the weights, `[batch, heads, q_len, kv_len]`: each row sums to 1 less the weight of a sink (to within
+    /// 0.0041 with [`Precision::Native`](crate::Precision::Native)); hidden keys have weight 0.
+    #[must_use]
+    pub fn weights(self, weights: ViewMut<'a>) -> Self {
+        self.scores(Point::Weights, weights)
+    }
+
+    /// Adds the scores at a [`Point`], `[batch, heads, q_len, kv_len]`. Keys beyond a sequence's length are written as
+    /// −∞ (weight 0). Blocks that masks hide are no longer skipped, so this costs time as well as memory.
+    #[must_use]
+    pub fn scores(mut self, point: Point, scores: ViewMut<'a>) -> Self {
+        let before = self.points[point as usize].replace(scores);
+        self.twice = self.twice.or(before.map(|_| SCORES[point as usize]));
+        self
+    }
+
+    /// Adds the sum of each key's weights over the query rows and heads that share it, `[batch, kv_heads, kv_len, 1]`,
+    /// as cache eviction uses it. Costs QKᵀ two more times and no memory; workers share the work by sequence and
+    /// key/value head. Rows are added in order, so the bits do not depend on threads.
+    #[must_use]
+    pub fn key_weight_sums(self, sums: ViewMut<'a>) -> Self {
+        let twice = self.twice.or(self.key_weight_sums.is_some().then_some("key weight sums"));
+        Self { key_weight_sums: Some(sums), twice, ..self }
+    }
 }
 
 /// [`State`] in a form that tasks write through, each to its own rows.

@@ -4,18 +4,13 @@
 //! the seed, the counter (offset, sequence · heads + head, row, key / 4). A weight's number thus depends on nothing but
 //! its indices, and is the same forward and backward, in any order and on any number of threads.
 
-use crate::attention::call::options::Dropout;
+use crate::attention::call::dropout::{Dropout, MULTIPLIERS, ROUNDS, WEYL};
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::span::Span;
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
-
-/// Multipliers and increments of the key of Philox4x32.
-const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
-const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
-const ROUNDS: usize = 10;
 
 /// Row of a row block, as the counter has it: sequence · heads + head, row.
 pub(crate) type CounterRow = [u32; 2];
@@ -175,17 +170,17 @@ pub(crate) fn draw<S: Simd>(
         #[inline(always)]
         move || {
             assert!(spans.len() == rows.len().div_ceil(S::TILE_ROWS));
-            let round_keys = RoundKeys::new(dropout.seed);
+            let (round_keys, threshold) = (RoundKeys::new(dropout.seed), dropout.threshold());
             for (row, (&[head, i], kept)) in rows.iter().zip(kept).enumerate() {
                 let numbers = RowNumbers::new(&round_keys, [dropout.offset, head, i]);
                 let keys = spans[row / S::TILE_ROWS].keys();
                 let (mut start, whole) = (keys.start, keys.end / (8 * LANES) * (8 * LANES));
                 // Where there are registers for it (AVX-512), words of twice as many counters, whose rounds overlap better.
                 if S::TILE_VECS > 1 && start < whole {
-                    numbers.draw::<S, { 2 * LANES }>(s, first, start..whole, dropout.threshold, kept);
+                    numbers.draw::<S, { 2 * LANES }>(s, first, start..whole, threshold, kept);
                     start = whole;
                 }
-                numbers.draw::<S, LANES>(s, first, start..keys.end, dropout.threshold, kept);
+                numbers.draw::<S, LANES>(s, first, start..keys.end, threshold, kept);
             }
         },
     )

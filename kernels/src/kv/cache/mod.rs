@@ -26,7 +26,7 @@ use crate::tensor::rows::{KEY_BLOCK, MAX_DIM};
 use blocks::Blocks;
 use core::ops::Range;
 use layout::{Format, Int8, KeyOrder, Sizes};
-pub use pool::{PagePool, PoolElements};
+pub use pool::{PackedPool, PoolElements};
 pub use spare::SpareBlocks;
 pub use tokens::{NewTokens, TokenPart};
 use write::NewRows;

@@ -24,7 +24,7 @@ const ENTRIES: usize = KEY_BLOCK / QUAD;
 const _: () = assert!(2 * (KEY_BLOCK / LANES) <= ENTRIES && ENTRIES + KEY_BLOCK / LANES <= KEY_BLOCK);
 
 /// Keys and values in pages.
-pub struct PagePool {
+pub struct PackedPool {
     sizes: Sizes,
     pages: usize,
     memory: AlignedBuf,
@@ -48,14 +48,14 @@ pub enum PoolElements {
     Int4(Int4),
 }
 
-impl fmt::Debug for PagePool {
+impl fmt::Debug for PackedPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { sizes, pages, .. } = self;
-        f.debug_struct("PagePool").field("pages", pages).field("sizes", sizes).finish_non_exhaustive()
+        f.debug_struct("PackedPool").field("pages", pages).field("sizes", sizes).finish_non_exhaustive()
     }
 }
 
-impl PagePool {
+impl PackedPool {
     /// Makes a pool of pages of `page_size` keys, whole panels of 16: keys of `head_dim`, values of `value_dim` elements, all 0.
     /// `None` if there is no memory for them.
     ///

@@ -13,7 +13,7 @@ use crate::simd::isa::Isa;
 /// States (maximum, sum, output) of the query rows of a call over each of its key blocks. Memory grows to the size calls need
 /// and is kept.
 #[derive(Debug, Default)]
-pub struct BlockStates {
+pub struct KeptBlocks {
     partials: Partials,
     /// Sequences of the call.
     sequences: Vec<Sequence>,
@@ -22,7 +22,7 @@ pub struct BlockStates {
     kv_heads: usize,
 }
 
-impl BlockStates {
+impl KeptBlocks {
     /// Creates empty memory; the first launch allocates.
     pub const fn new() -> Self {
         Self { partials: Partials::new(), sequences: Vec::new(), shape: [0; 4], kv_heads: 0 }

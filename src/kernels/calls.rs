@@ -1,0 +1,129 @@
+//! Settings of calls, and tensors that they read and write.
+
+/// Alignment of query rows and keys, for [`Attention::align`](crate::Attention::align).
+///
+/// ```
+/// use sdpa::Alignment;
+/// // One new row after four cached keys and its own: it stands at the last of five keys.
+/// assert_eq!(Alignment::BottomRight.offset(1, 5), 4);
+/// assert_eq!(Alignment::TopLeft.offset(1, 5), 0); // as PyTorch's `is_causal`: the row would see one key
+/// ```
+pub use sdpa_kernels::Alignment;
+/// Choice of a causal rule, for settings of your own; calls take it as [`Attention::causal`](crate::Attention::causal).
+///
+/// ```
+/// use sdpa::{Attention, Causality};
+/// let attention = |rule| match rule {
+///     Causality::Causal => Attention::new().causal(),
+///     Causality::Full => Attention::new(),
+/// };
+/// assert_eq!(attention(Causality::default()), Attention::new());
+/// ```
+pub use sdpa_kernels::Causality;
+/// Settings of dropout, for code of yours that needs to know which weights
+/// [`Attention::dropout`](crate::Attention::dropout) drops.
+///
+/// ```
+/// use sdpa::{Dropout, Position};
+/// let dropout = Dropout { p: 0.25, seed: 1, offset: 0 };
+/// let at = |key| Position { batch: 0, head: 0, row: 0, key, position: 0 };
+/// let kept = (0..10_000).filter(|&key| dropout.keeps(at(key), 1)).count();
+/// assert!((7_300..7_700).contains(&kept));
+/// ```
+pub use sdpa_kernels::Dropout;
+/// Set of gradients, for [`attention_backward`](crate::attention_backward()).
+///
+/// ```
+/// use sdpa::{Gradients, ViewMut};
+/// let (mut dq, mut dk, mut dv) = ([0.0f32; 4 * 8], [0.0f32; 6 * 8], [0.0f32; 6 * 8]);
+/// let gradients = Gradients::new()
+///     .q(ViewMut::bhld(&mut dq, [1, 1, 4, 8])?)
+///     .k(ViewMut::bhld(&mut dk, [1, 1, 6, 8])?)
+///     .v(ViewMut::bhld(&mut dv, [1, 1, 6, 8])?);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::Gradients;
+/// Mask given as a tensor, for [`Inputs::mask`](crate::Inputs::mask).
+///
+/// ```
+/// use sdpa::{Attention, Inputs, Mask, Outputs, View, ViewMut};
+/// let (q, k, v) = ([0.0; 2], [1.0; 3 * 2], [1.0, 2.0, 30.0]);
+/// let (q, k) = (View::bhld(&q, [1, 1, 1, 2])?, View::bhld(&k, [1, 1, 3, 2])?);
+/// let inputs = Inputs::new(q, k, View::bhld(&v, [1, 1, 3, 1])?);
+/// let padding = [false, false, true]; // true: padding
+/// let inputs = inputs.mask(Mask::drop(View::bhld(&padding, [1, 1, 1, 3])?));
+/// let mut out = [0.0];
+/// sdpa::attention(&Attention::new(), inputs, Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 1])?))?;
+/// assert_eq!(out, [1.5]); // the mean of 1 and 2
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::Mask;
+/// Output of a call, and further tensors that it writes, for [`attention()`](crate::attention()).
+///
+/// ```
+/// use sdpa::{Attention, Inputs, Outputs, View, ViewMut};
+/// let x = [0.0; 2 * 4];
+/// let x = View::bhld(&x, [1, 1, 2, 4])?;
+/// let (mut out, mut lse, mut weights) = ([0.0; 2 * 4], [0.0; 2], [0.0; 2 * 2]);
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 2, 4])?)
+///     .lse(ViewMut::bhl(&mut lse, [1, 1, 2])?)
+///     .weights(ViewMut::bhld(&mut weights, [1, 1, 2, 2])?);
+/// sdpa::attention(&Attention::new().causal(), Inputs::new(x, x, x), outputs)?;
+/// assert_eq!(weights, [1.0, 0.0, 0.5, 0.5]);
+/// assert!(lse[0] == 0.0 && (lse[1] - 2f32.ln()).abs() < 1e-6);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::Outputs;
+/// Point of the computation at which [`Outputs::scores`](crate::Outputs::scores) writes scores.
+///
+/// ```
+/// use sdpa::{Attention, Inputs, Outputs, Point, View, ViewMut};
+/// let x = [1.0, 2.0];
+/// let x = View::bhld(&x, [1, 1, 2, 1])?; // two rows of one number
+/// let (mut out, mut scores) = ([0.0; 2], [0.0; 4]);
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 2, 1])?)
+///     .scores(Point::Masked, ViewMut::bhld(&mut scores, [1, 1, 2, 2])?);
+/// sdpa::attention(&Attention::new().causal(), Inputs::new(x, x, x), outputs)?;
+/// assert_eq!(scores, [1.0, f32::NEG_INFINITY, 2.0, 4.0]);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::Point;
+/// Precision shortcuts, for [`Attention::precision`](crate::Attention::precision).
+///
+/// ```
+/// use sdpa::{Attention, Precision};
+/// let fast = Attention::new().precision(Precision::Native); // for bfloat16 keys and values
+/// assert_eq!(Attention::new().precision(Precision::Exact), Attention::new());
+/// # let _ = fast;
+/// ```
+pub use sdpa_kernels::Precision;
+/// Saved results, for [`attention_backward`](crate::attention_backward()).
+///
+/// ```
+/// use sdpa::{Saved, View};
+/// let (out, lse, d_out) = ([0.5f32; 3 * 8], [1.0; 3], [1.0f32; 3 * 8]);
+/// let shape = [1, 1, 3, 8]; // batch, heads, rows, value_dim
+/// let rows = |x| View::bhld(x, shape);
+/// let saved = Saved::new(rows(&out)?, View::bhld(&lse, [1, 1, 3, 1])?, rows(&d_out)?);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::Saved;
+/// Sliding window, for [`Attention::window`](crate::Attention::window).
+///
+/// ```
+/// use sdpa::{Attention, Window};
+/// use std::num::NonZeroUsize;
+/// let mistral = Window::last_tokens(NonZeroUsize::new(4096).unwrap()); // `sliding_window` of a model's configuration
+/// assert_eq!(mistral, Window::inclusive(Some(4095), Some(0)));
+/// let streaming = Attention::new().causal().window(mistral.keep_first(4)); // and four keys that always stay
+/// # let _ = streaming;
+/// ```
+pub use sdpa_kernels::Window;
+/// Returns the ALiBi slopes of `heads` query heads, for [`Inputs::alibi`](crate::Inputs::alibi).
+///
+/// ```
+/// let slopes = sdpa::alibi_slopes(12);
+/// assert_eq!(slopes[..8], sdpa::alibi_slopes(8));
+/// assert_eq!(slopes[8], 2f32.powf(-0.5));
+/// ```
+pub use sdpa_kernels::alibi_slopes;
