@@ -14,7 +14,7 @@ pub struct Report {
     pub held: usize,
     /// Keys that some of its rows may see, and that it computed.
     pub computed: usize,
-    /// Keys that rules hide from all of its rows: neither received nor computed.
+    /// Keys that rules and masks hide from all of its rows: neither received nor computed.
     pub hidden: usize,
     /// Time in which it computed.
     pub computing: Duration,

@@ -2,6 +2,7 @@
 
 use crate::error::{Bound, Error};
 use crate::inputs::{Cover, Covered, Inputs, Source};
+use core::ops::Range;
 use sdpa_kernels::{Mask, Tensor};
 
 /// Reason why lengths of sequences laid end to end, and caches, are refused.
@@ -65,6 +66,22 @@ impl<'a> Inputs<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Returns false if the mask hides keys from every row.
+    pub(crate) fn mask_shows(&self, keys: Range<usize>) -> bool {
+        let Some(Covered { of, cover }) = self.mask else { return true };
+        let (view, keep) = (of.view(), matches!(of, Mask::Keep(_)));
+        let [batch, heads, rows, columns] = view.shape();
+        let keys = match cover {
+            Cover::AllKeys if columns == 1 => 0..1,
+            // There will be an error.
+            Cover::AllKeys if keys.end > columns => return true,
+            _ => keys.start.min(columns)..keys.end.min(columns),
+        };
+        let shows = |at: [usize; 4]| view.get(at).is_some_and(|&byte| (byte != 0) == keep);
+        let mut rows = (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |l| [b, h, l])));
+        rows.any(|[b, h, l]| keys.clone().any(|j| shows([b, h, l, j])))
     }
 
     /// Returns the lengths of the sequences, counted from key `before` on, in a call over the `n` keys from there.

@@ -20,6 +20,8 @@ pub(crate) struct Shift {
 pub(crate) trait Functions: Send + Sync {
     /// Returns the mask function's answer to [`MaskMod::fits`].
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError>;
+    /// Returns false if the mask function hides a block, whose positions count from the first of all keys.
+    fn shows(&self, block: BlockPosition) -> bool;
     /// Computes a problem over some of the keys.
     fn run(&self, problem: Problem<'_>, plan: &Plan, workspace: &mut Workspace, shift: Shift);
 }
@@ -33,6 +35,10 @@ impl fmt::Debug for dyn Functions + '_ {
 impl<S: ScoreMod, M: MaskMod, P: WeightMod> Functions for Mods<S, M, P> {
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
         self.mask.fits(call)
+    }
+
+    fn shows(&self, block: BlockPosition) -> bool {
+        self.mask.class(block) != BlockClass::None
     }
 
     fn run(&self, problem: Problem<'_>, plan: &Plan, workspace: &mut Workspace, shift: Shift) {

@@ -1,13 +1,14 @@
-//! Keys that rules hide from every row of a state, which need not be pushed.
+//! Keys that are hidden from every row of a state, which need not be pushed.
 
 use crate::error::Error;
 use crate::state::AttnState;
 use core::ops::Range;
-use sdpa_kernels::{Causality, KEY_BLOCK, Visible};
+use sdpa_kernels::{BlockPosition, Causality, KEY_BLOCK, Visible};
 
 impl AttnState<'_> {
     /// Returns true if some row may see some of these keys, counted from the first of all; false only if causal rule,
-    /// window and key lengths hide them all from every row. Masks, biases and functions are not asked.
+    /// window and key lengths hide them all from every row, or the mask does, or the classes of the mask function
+    /// ([`MaskMod::class`](crate::MaskMod::class)). Biases and score functions are not asked.
     ///
     /// ```
     /// use sdpa::{Alignment, Attention, AttnState, Exec, View};
@@ -18,6 +19,11 @@ impl AttnState<'_> {
     /// # Ok::<(), sdpa::Error>(())
     /// ```
     pub fn sees(&self, keys: Range<usize>) -> bool {
+        self.rules_show(keys.clone()) && self.inputs.mask_shows(keys.clone()) && self.functions_show(keys)
+    }
+
+    /// Returns false if causal rule, window and lengths hide keys from every row.
+    fn rules_show(&self, keys: Range<usize>) -> bool {
         let [batch, heads, rows, _] = self.inputs.q.shape();
         let longest = self.inputs.kv_lens.map_or(keys.end, |lens| lens.iter().copied().max().unwrap_or(0));
         let end = keys.end.min(longest);
@@ -33,6 +39,18 @@ impl AttnState<'_> {
         let window = visible.window.map(|window| window.counted_from(usize::MAX));
         let seen = Visible { window, ..visible }.key_range(first, last, end);
         sees_kept || keys.start < seen.end && seen.start < end
+    }
+
+    /// Returns false if the mask function says that it hides keys from every row.
+    fn functions_show(&self, keys: Range<usize>) -> bool {
+        let Some(functions) = self.functions else { return true };
+        let ([batch, heads, rows, _], position) = (self.inputs.q.shape(), self.offset());
+        // As the kernels ask: keys of one block at a time.
+        let blocks = (keys.start / KEY_BLOCK..keys.end.div_ceil(KEY_BLOCK))
+            .map(|block| keys.start.max(block * KEY_BLOCK)..keys.end.min((block + 1) * KEY_BLOCK));
+        let shows = |(batch, head, keys)| functions.shows(BlockPosition { batch, head, rows: 0..rows, keys, position });
+        let of_head = |keys: Range<usize>, batch| (0..heads).map(move |head| (batch, head, keys.clone()));
+        blocks.flat_map(|keys| (0..batch).flat_map(move |batch| of_head(keys.clone(), batch))).any(shows)
     }
 
     /// Passes over the next keys without their numbers, if no row sees them ([`Self::sees`]): as a push of so many keys.

@@ -8,7 +8,8 @@ use crate::support::{Rng, Tensor, assert_same_bits, execs};
 use core::ops::Range;
 use sdpa::{
     Alignment, Attention, AttnState, Bound, Error, Exec, Inputs, KvCache, Mask, Mods, Outputs, Position, Precision,
-    View, ViewMut, Window, masks::PrefixLm,
+    View, ViewMut, Window,
+    masks::{Documents, PrefixLm},
 };
 
 /// A random case that a state can say: no ragged sequences, no weight function, an alignment by name.
@@ -150,6 +151,23 @@ fn keys_that_rules_hide_need_not_come() {
     assert!(!state(attention.window(Window::inclusive(Some(10), None)), None).sees(0..290));
     let short = state(attention, Some(&[20]));
     assert!(short.sees(19..400) && !short.sees(20..400));
+    // A mask and a mask function that hide whole blocks, or all but one key.
+    let shown: Vec<bool> = (0..4 * 600).map(|n| n % 600 == 599).collect();
+    let none = View::<f32>::bhld(&[], [1, 1, 0, 1]).unwrap();
+    let inputs = Inputs::new(View::bhld(&q, [1, 1, 4, 1]).unwrap(), none, none);
+    for mask in [Mask::keep, Mask::drop] {
+        let mask: Mask<'_> = mask(View::bhld(&shown, [1, 1, 4, 600]).unwrap());
+        let keeps = matches!(mask, Mask::Keep(_));
+        let sees = |inputs: Inputs<'_>, keys| {
+            AttnState::from_inputs(Attention::new(), inputs, Exec::serial()).unwrap().sees(keys)
+        };
+        assert_eq!([0..599, 599..600].map(|keys| sees(inputs.mask(mask), keys)), [!keeps, keeps]);
+        assert_eq!([0..599, 600..900].map(|keys| sees(inputs.mask_prefix(mask), keys)), [!keeps, false]);
+        assert!(sees(inputs.mask(mask), 599..601), "there will be an error");
+    }
+    let documents = Mods::new().mask(Documents::by_ends(&[300, 700]).unwrap());
+    let in_second = AttnState::from_inputs(attention, inputs, Exec::serial()).unwrap().mods(&documents).unwrap();
+    assert!(!in_second.sees(0..300) && in_second.sees(299..301) && !in_second.sees(304..305));
     let mut state = state(attention, Some(&[20]));
     assert_eq!(state.skip(1).unwrap_err().to_string(), "skip: needs keys that no row sees");
     let ones = [1.0; 20];

@@ -5,7 +5,7 @@ use crate::launch::FINE;
 use core::ops::Range;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
-use sdpa::{Alignment, Attention, Exec, Inputs, Outputs, View, ViewMut, Window};
+use sdpa::{Alignment, Attention, Exec, Inputs, Mods, Outputs, View, ViewMut, Window, masks::Documents};
 use sdpa_mpi::{Ranks, Report, Share, zigzag};
 
 /// Tokens of each rank, and the length of the only head.
@@ -48,6 +48,16 @@ pub(crate) fn run(world: &SimpleCommunicator) {
     assert_eq!(short, rank.min(1) * SHARD, "keys that exist");
     let below = plain.causal().align(Alignment::Offset(-((size * N) as isize)));
     assert_eq!(received(below, None, own), 0, "no row sees a key");
+    // Documents of a rank each: nothing travels.
+    let ends: Vec<_> = (1..=size).map(|rank| rank * N).collect();
+    let documents = Mods::new().mask(Documents::by_ends(&ends).expect("in order"));
+    let x = vec![0.5f32; N * DIM];
+    let (x, mut out) = (View::bhld(&x, [1, 1, N, DIM]).expect("it fits"), vec![0.0; N * DIM]);
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, N, DIM]).expect("it fits"));
+    let share = Share::new().rows(rank * N, Inputs::new(x, x, x), outputs).keys(rank * N, x, x);
+    let report = ranks.attention_with(&plain, share, &documents).expect("a good call");
+    assert_eq!([report.sent, report.received, report.computed, report.hidden], [0, 0, N, (size - 1) * N], "documents");
+    assert!(out.iter().all(|&x| x == 0.5), "documents");
     // Stripes: early and late keys of all others, but for late ones behind this rank's own.
     let [early, late] = zigzag(size * N, rank, size);
     let report = call(&ranks, plain.causal(), None, &[early.clone(), late.clone()]);
