@@ -81,7 +81,8 @@ impl Reading {
             && a.fresh;
         let row_bytes = a.vecs().max(1) * LANES * T::ROWS * T::COLUMN_BYTES;
         let far = prefetch_distance(s, values, a.rows, row_bytes);
-        let dense = values.step() * size_of::<T>() as isize == row_bytes as isize;
+        // The distance between rows of which there is one may be any number.
+        let dense = values.step().checked_mul(size_of::<T>() as isize) == Some(row_bytes as isize);
         Self {
             run: if in_runs { RUN } else { KEY_BLOCK },
             far: if in_runs { far.next_multiple_of(RUN / T::By::PRODUCTS) } else { far },
