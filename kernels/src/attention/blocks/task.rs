@@ -162,7 +162,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
             }
             while first >= group_size * seq.q_len {
                 first -= group_size * seq.q_len;
-                seq = call.sequence(*others.next()?);
+                seq = call.sequence(others.next()?.sequence);
             }
             // Divides only if the row does not belong to the first head.
             let (head, i) = if first < seq.q_len { (0, first) } else { (first / seq.q_len, first % seq.q_len) };
@@ -215,8 +215,8 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
         let in_order = q_len > 1 && rows.start / q_len == (rows.end - 1) / q_len;
         let (first, last) = if in_order { (rows.start % q_len, (rows.end - 1) % q_len) } else { (0, q_len - 1) };
         let position = |i: usize| self.seq.offset.saturating_add_unsigned(i);
-        self.set.others.iter().fold((position(first), position(last)), |(first, last), &sequence| {
-            let Sequence { offset, q_len, .. } = self.call.sequence(sequence);
+        self.set.others.iter().fold((position(first), position(last)), |(first, last), other| {
+            let Sequence { offset, q_len, .. } = self.call.sequence(other.sequence);
             (first.min(offset), last.max(offset.saturating_add_unsigned(q_len.saturating_sub(1))))
         })
     }

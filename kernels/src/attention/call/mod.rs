@@ -163,6 +163,25 @@ impl Call<'_> {
     }
 }
 
+/// Sequence whose key blocks are units, or parts of other sequences' units: an entry of the list.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SplitSequence {
+    /// Index of the sequence in the call.
+    pub(crate) sequence: usize,
+    /// Number of its rows that share a key/value head.
+    pub(crate) rows: usize,
+    /// First key block that may be visible to it, and the number of those that may be.
+    pub(crate) first_block: usize,
+    pub(crate) blocks: usize,
+    /// Number of its first key blocks that lie in the same memory as those of the entry before this one.
+    pub(crate) shared: usize,
+    /// True if all blocks of a head are accumulated into one part, in order; false if each has a part, or there are none.
+    pub(crate) in_order: bool,
+    /// Number of units of the entries before this one, and of floats of their parts.
+    pub(crate) first_unit: usize,
+    pub(crate) first_float: usize,
+}
+
 /// Query rows that share a key/value head: some of one sequence's, or all of several sequences' whose keys lie in the same
 /// memory.
 ///
@@ -173,7 +192,7 @@ pub(crate) struct RowSet<'t> {
     /// First sequence, by whose lengths the keys are read.
     pub(crate) sequence: usize,
     /// Sequences whose rows follow.
-    pub(crate) others: &'t [usize],
+    pub(crate) others: &'t [SplitSequence],
     pub(crate) kv_head: usize,
     /// Rows of the set, counted over all rows of its sequences.
     pub(crate) rows: Range<usize>,
@@ -190,6 +209,6 @@ impl RowSet<'static> {
 impl RowSet<'_> {
     /// Returns the sequences of the set.
     pub(crate) fn sequences(&self) -> impl Iterator<Item = usize> {
-        core::iter::once(self.sequence).chain(self.others.iter().copied())
+        core::iter::once(self.sequence).chain(self.others.iter().map(|other| other.sequence))
     }
 }

@@ -43,8 +43,7 @@ impl Partials {
     /// Returns maxima, sums and outputs, of `width` floats a row, that the rows of a sequence and key/value head have accumulated
     /// over each key block, in the order of the blocks. The call's parts were kept.
     pub(crate) fn parts(&self, sequence: usize, [head, width]: [usize; 2]) -> impl Iterator<Item = [&[f32]; 3]> {
-        let entry = self.entries.sequences().iter().position(|&other| other == sequence);
-        let entry = entry.map(|entry| &self.entries.list()[entry]);
+        let entry = self.entries.list().iter().find(|entry| entry.sequence == sequence);
         entry.into_iter().flat_map(move |entry| {
             let (padded, floats) = (entry.rows.next_multiple_of(LANES), part_floats(entry.rows, width));
             let first = entry.first_float + head * entry.parts() * floats;

@@ -1,8 +1,8 @@
 //! Sequences whose key blocks are divided among workers, in an order in which those with a common prefix are neighbours:
 //! blocks that several sequences share are computed once for all of them.
 
-use crate::attention::call::Call;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::call::{Call, SplitSequence};
 use crate::simd::LANES;
 use core::cmp::Ordering;
 use core::ops::Range;
@@ -59,25 +59,6 @@ impl Runs {
     }
 }
 
-/// Sequence whose key blocks are units, or parts of other sequences' units: an entry of the list.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct SplitSequence {
-    /// Index of the sequence in the call.
-    pub(crate) sequence: usize,
-    /// Number of its rows that share a key/value head.
-    pub(crate) rows: usize,
-    /// First key block that may be visible to it, and the number of those that may be.
-    pub(crate) first_block: usize,
-    pub(crate) blocks: usize,
-    /// Number of its first key blocks that lie in the same memory as those of the entry before this one.
-    pub(crate) shared: usize,
-    /// True if all blocks of a head are accumulated into one part, in order; false if each has a part, or there are none.
-    pub(crate) in_order: bool,
-    /// Number of units of the entries before this one, and of floats of their parts.
-    pub(crate) first_unit: usize,
-    pub(crate) first_float: usize,
-}
-
 impl SplitSequence {
     /// End of the last entry: no sequence.
     const END: Self = Self {
@@ -111,20 +92,18 @@ const SHARED_RUNS: usize = 4;
 pub(crate) struct SplitSequences {
     /// The entries in order, then the end of the last.
     list: Vec<SplitSequence>,
-    /// Sequences of the entries, in the same order.
-    sequences: Vec<usize>,
     runs: Runs,
 }
 
 impl SplitSequences {
     /// Creates an empty list; the first use allocates.
     pub(crate) const fn new() -> Self {
-        Self { list: Vec::new(), sequences: Vec::new(), runs: Runs::new(0, 0) }
+        Self { list: Vec::new(), runs: Runs::new(0, 0) }
     }
 
     /// Number of bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        self.list.capacity() * size_of::<SplitSequence>() + self.sequences.capacity() * size_of::<usize>()
+        self.list.capacity() * size_of::<SplitSequence>()
     }
 
     /// Fills the list with the sequences of at most `few` rows a key/value head, and cuts their units into about `runs` runs.
@@ -134,10 +113,7 @@ impl SplitSequences {
     pub(crate) fn try_fill(&mut self, call: &Call<'_>, few_rows: FewRows) -> Option<usize> {
         let FewRows { few, runs, then } = few_rows;
         self.list.clear();
-        self.sequences.clear();
-        let most = call.sequences().checked_add(1)?;
-        self.list.try_reserve(most).ok()?;
-        self.sequences.try_reserve(most).ok()?;
+        self.list.try_reserve(call.sequences().checked_add(1)?).ok()?;
         let sequences = (0..call.sequences()).filter(|&sequence| call.has_few_rows(sequence, few));
         self.list.extend(sequences.map(|sequence| SplitSequence::new(call, sequence)));
         if call.may_share_keys() {
@@ -152,7 +128,6 @@ impl SplitSequences {
             }
             self.limit_rows();
         }
-        self.sequences.extend(self.list.iter().map(|entry| entry.sequence));
         let finer = if runs > 1 && self.list.iter().any(|entry| entry.shared > 0) { SHARED_RUNS } else { 1 };
         // Merges are numbered, too.
         self.list.len().checked_mul(call.kv.kv_heads())?.checked_mul(merges_of(few))?;
@@ -166,11 +141,6 @@ impl SplitSequences {
     /// Returns the entries in order, then the end of the last.
     pub(crate) fn list(&self) -> &[SplitSequence] {
         &self.list
-    }
-
-    /// Returns the sequences of the entries.
-    pub(crate) fn sequences(&self) -> &[usize] {
-        &self.sequences
     }
 
     /// Returns the runs that the units of the entries are handed out in.

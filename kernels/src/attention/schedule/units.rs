@@ -1,10 +1,8 @@
 //! Units of split-KV: key blocks of a call, numbered in the order in which their memory lies, and the runs in which they are
 //! handed out. Blocks that several sequences share, a common prefix, are numbered once.
 
-use crate::attention::call::RowSet;
-use crate::attention::schedule::split_sequences::{
-    MERGED_ROWS, Runs, SplitSequence, SplitSequences, merges_of, part_floats,
-};
+use crate::attention::call::{RowSet, SplitSequence};
+use crate::attention::schedule::split_sequences::{MERGED_ROWS, Runs, SplitSequences, merges_of, part_floats};
 use crate::kv::source::KeyValues;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
@@ -19,7 +17,6 @@ pub(crate) struct Units<'a> {
     /// Largest number of rows of an entry.
     pub(crate) few: usize,
     entries: &'a [SplitSequence],
-    sequences: &'a [usize],
     order: Order,
 }
 
@@ -45,7 +42,7 @@ impl<'a> Units<'a> {
     pub(crate) fn new(kv: &KeyValues<'_>, entries: &'a SplitSequences, few: usize) -> Self {
         let order = if kv.has_heads_inside() { Order::Blocks } else { Order::Heads };
         let (heads, runs) = (kv.kv_heads(), entries.runs());
-        Self { heads, runs, few, entries: entries.list(), sequences: entries.sequences(), order }
+        Self { heads, runs, few, entries: entries.list(), order }
     }
 
     /// Number of floats of all parts.
@@ -80,7 +77,7 @@ impl<'a> Units<'a> {
     /// Returns all rows of some entries, of which there is one at least, that share a key/value head.
     pub(crate) fn rows_of(&self, entries: Range<usize>, kv_head: usize) -> RowSet<'a> {
         let rows = 0..entries.clone().map(|entry| self.rows(entry)).sum();
-        RowSet { sequence: self.sequences[entries.start], others: &self.sequences[entries][1..], kv_head, rows }
+        RowSet { sequence: self.sequence(entries.start), others: &self.entries[entries][1..], kv_head, rows }
     }
 
     /// Returns the number of rows of an entry that share a key/value head.
