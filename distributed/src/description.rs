@@ -8,7 +8,7 @@ const LONG: usize = 300;
 
 /// What a rank says of a call before it begins.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Told {
+pub(crate) struct Description {
     /// Why its own part is wrong.
     pub(crate) refused: Option<String>,
     /// Names of what all must agree on, and what it has. A rank leaves out what it does not know.
@@ -18,7 +18,7 @@ pub(crate) struct Told {
     pub(crate) keys: Vec<Range<usize>>,
 }
 
-impl Told {
+impl Description {
     pub(crate) fn fact(&mut self, what: impl Into<String>, value: impl Into<String>) {
         self.facts.push((what.into(), shortened(value.into())));
     }
@@ -43,19 +43,19 @@ impl Told {
 
     /// Reads what [`Self::text`] wrote; leaves out lines that it never writes.
     pub(crate) fn read(text: &str) -> Self {
-        let mut told = Self::default();
+        let mut description = Self::default();
         for line in text.lines() {
             let words: Vec<_> = line.split('\t').collect();
             let range = |a: &str, b: &str| Some(a.parse().ok()?..b.parse().ok()?);
             match words[..] {
-                ["refused", why] => told.refused = Some(why.to_owned()),
-                ["fact", what, value] => told.facts.push((what.to_owned(), value.to_owned())),
-                ["rows", a, b] => told.rows.extend(range(a, b)),
-                ["keys", a, b] => told.keys.extend(range(a, b)),
+                ["refused", why] => description.refused = Some(why.to_owned()),
+                ["fact", what, value] => description.facts.push((what.to_owned(), value.to_owned())),
+                ["rows", a, b] => description.rows.extend(range(a, b)),
+                ["keys", a, b] => description.keys.extend(range(a, b)),
                 _ => {}
             }
         }
-        told
+        description
     }
 }
 
@@ -76,14 +76,19 @@ fn shortened(value: String) -> String {
 ///
 /// # Errors
 /// [`Error::Refused`] or [`Error::Disagree`].
-pub(crate) fn agree(told: &[Told]) -> Result<(), Error> {
-    if let Some((rank, why)) = told.iter().enumerate().find_map(|(rank, told)| Some((rank, told.refused.clone()?))) {
+pub(crate) fn agree(description: &[Description]) -> Result<(), Error> {
+    if let Some((rank, why)) =
+        description.iter().enumerate().find_map(|(rank, description)| Some((rank, description.refused.clone()?)))
+    {
         return Err(Error::Refused { rank, why });
     }
-    for (rank, later) in told.iter().enumerate() {
+    for (rank, later) in description.iter().enumerate() {
         for (what, got) in &later.facts {
-            let said = |told: &Told| told.facts.iter().find(|(name, _)| name == what).map(|(_, value)| value.clone());
-            let first = told.iter().enumerate().find_map(|(other, told)| Some((other, said(told)?)));
+            let said = |description: &Description| {
+                description.facts.iter().find(|(name, _)| name == what).map(|(_, value)| value.clone())
+            };
+            let first =
+                description.iter().enumerate().find_map(|(other, description)| Some((other, said(description)?)));
             if let Some((other, expected)) = first.filter(|(_, expected)| expected != got) {
                 return Err(Error::Disagree { what: what.clone(), rank, got: got.clone(), other, expected });
             }
@@ -97,24 +102,24 @@ pub(crate) fn agree(told: &[Told]) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    fn told(value: &str) -> Told {
-        let mut told = Told { rows: vec![0..3, 7..9], keys: vec![4..4], ..Told::default() };
-        told.fact("scale", value);
-        told
+    fn description(value: &str) -> Description {
+        let mut description = Description { rows: vec![0..3, 7..9], keys: vec![4..4], ..Description::default() };
+        description.fact("scale", value);
+        description
     }
 
     #[test]
     fn what_is_told_is_read() {
-        let mut all = told("0.5");
+        let mut all = description("0.5");
         all.refused = Some("two\nlines".to_owned());
-        assert_eq!(Told::read(&all.text()), Told { refused: Some("two lines".to_owned()), ..all });
-        assert_eq!(Told::read("rows\tx\t3\nwhat\n"), Told::default());
+        assert_eq!(Description::read(&all.text()), Description { refused: Some("two lines".to_owned()), ..all });
+        assert_eq!(Description::read("rows\tx\t3\nwhat\n"), Description::default());
     }
 
     #[test]
     fn the_first_that_differs_is_named_with_the_first_that_speaks() {
-        let silent = Told::default();
-        let all = [silent.clone(), told("0.5"), told("0.5"), told("0.25")];
+        let silent = Description::default();
+        let all = [silent.clone(), description("0.5"), description("0.5"), description("0.25")];
         let expected = Error::Disagree {
             what: "scale".to_owned(),
             rank: 3,
@@ -123,13 +128,13 @@ mod tests {
             expected: "0.5".to_owned(),
         };
         assert_eq!(agree(&all), Err(expected));
-        assert_eq!(agree(&[silent, told("1")]), Ok(()));
+        assert_eq!(agree(&[silent, description("1")]), Ok(()));
     }
 
     #[test]
     fn long_values_stay_different() {
         let (a, b) = ("x".repeat(5000), "x".repeat(4999) + "é");
-        assert_ne!(told(&a), told(&b));
-        assert!(told(&a).text().len() < 1000);
+        assert_ne!(description(&a), description(&b));
+        assert!(description(&a).text().len() < 1000);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::message::{Comm, Transfer, Way};
-use crate::patience::{Advance, Awaited, Patience};
+use crate::timeout::{Advance, Awaited, Timeout};
 use std::time::Duration;
 
 /// First tag of an exchange: lengths, then texts.
@@ -107,20 +107,20 @@ impl Advance for Exchange {
 ///
 /// # Errors
 /// [`Error::TimedOut`], with the ranks that said nothing.
-pub(crate) fn exchange(comm: Comm, text: String, what: &'static str, patience: Patience) -> Result<Vec<String>, Error> {
+pub(crate) fn exchange(comm: Comm, text: String, what: &'static str, timeout: Timeout) -> Result<Vec<String>, Error> {
     let mut exchange = Exchange::begin(comm, &text, TAG, what);
-    patience.wait(&mut exchange)?;
+    timeout.wait(&mut exchange)?;
     Ok(exchange.texts(text).into_iter().flatten().collect())
 }
 
 /// Finds who is to blame that this rank waited in vain for `ranks`: all that waited tell each other for whom, and those
 /// that say nothing are alone named.
-pub(crate) fn blamed(comm: Comm, ranks: Vec<usize>, patience: Patience) -> Vec<usize> {
+pub(crate) fn blamed(comm: Comm, ranks: Vec<usize>, timeout: Timeout) -> Vec<usize> {
     let text: Vec<_> = ranks.iter().map(usize::to_string).collect();
     let text = text.join(" ");
     let mut exchange = Exchange::begin(comm, &text, ROLL_CALL, "an answer");
     // Who does not answer is found below.
-    let _ = Patience(patience.0.min(ANSWER)).wait(&mut exchange);
+    let _ = Timeout(timeout.0.min(ANSWER)).wait(&mut exchange);
     let waits: Vec<_> = exchange.texts(text).into_iter().map(|text| text.map(|text| read(&text))).collect();
     let silent = silent(&waits, &ranks);
     if silent.is_empty() { ranks } else { silent }

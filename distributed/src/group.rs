@@ -1,7 +1,7 @@
 //! Group: the communicator of a call, and how this rank computes and waits.
 
 use crate::message::Comm;
-use crate::patience::Patience;
+use crate::timeout::Timeout;
 use core::fmt;
 use sdpa::Exec;
 
@@ -12,7 +12,7 @@ pub(crate) type Progress<'c> = &'c dyn Fn(usize, usize);
 #[derive(Clone, Copy)]
 pub(crate) struct Group<'c> {
     pub(crate) comm: Comm,
-    pub(crate) patience: Patience,
+    pub(crate) timeout: Timeout,
     pub(crate) exec: Exec,
     pub(crate) pool: Option<&'c rayon::ThreadPool>,
     pub(crate) progress: Option<Progress<'c>>,

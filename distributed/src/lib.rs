@@ -8,6 +8,7 @@
 //! See `docs/distributed.md` in the repository for how to run it.
 #![deny(unsafe_code)]
 
+mod description;
 mod error;
 mod exchange;
 mod functions;
@@ -15,16 +16,17 @@ mod group;
 mod layout;
 mod message;
 mod parcel;
-mod patience;
 mod prompt;
 mod ranks;
 mod report;
 mod share;
+mod step;
 mod stream;
-mod told;
+mod timeout;
 
 pub use error::Error;
 pub use layout::zigzag;
 pub use ranks::Ranks;
 pub use report::Report;
 pub use share::Share;
+pub use step::Step;

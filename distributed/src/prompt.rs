@@ -1,5 +1,6 @@
 //! One call over all ranks: agreement, then keys and values in order.
 
+use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::exchange::{blamed, exchange};
 use crate::functions::FromRow;
@@ -9,7 +10,6 @@ use crate::parcel::Sizes;
 use crate::report::Report;
 use crate::share::{Rows, Share};
 use crate::stream::{Step, Stream};
-use crate::told::{Told, agree};
 use core::cell::Cell;
 use core::ops::Range;
 use sdpa::{Alignment, Attention, AttnState, Dtype, MaskMod, Mods, Outputs, ScoreMod, WeightMod};
@@ -73,21 +73,21 @@ impl<'r, 'c> Call<'r, 'c> {
     fn agreed(&self, share: &Share<'_>, [score, mask, weight]: [bool; 3]) -> Result<Agreed, Error> {
         const WHAT: &str = "what it has of the call";
         let whole = sdpa::Error::Needs { argument: "weight function", needs: "a call over all keys, on one machine" };
-        let own = if weight { Err(whole) } else { share.told(&self.attention) };
-        let mut told = match &own {
-            Ok(told) => told.clone(),
-            Err(error) => Told { refused: Some(error.to_string()), ..Told::default() },
+        let own = if weight { Err(whole) } else { share.description(&self.attention) };
+        let mut description = match &own {
+            Ok(description) => description.clone(),
+            Err(error) => Description { refused: Some(error.to_string()), ..Description::default() },
         };
         let word = |given| if given { "given" } else { "none" };
-        told.facts.insert(0, ("number of calls before".to_owned(), self.number.to_string()));
-        told.fact("score function", word(score));
-        told.fact("mask function", word(mask));
-        let texts = exchange(self.group.comm, told.text(), WHAT, self.group.patience)?;
-        let all: Vec<Told> = texts.iter().map(|text| Told::read(text)).collect();
+        description.facts.insert(0, ("number of calls before".to_owned(), self.number.to_string()));
+        description.fact("score function", word(score));
+        description.fact("mask function", word(mask));
+        let texts = exchange(self.group.comm, description.text(), WHAT, self.group.timeout)?;
+        let all: Vec<Description> = texts.iter().map(|text| Description::read(text)).collect();
         agree(&all).map_err(|error| self.own(error, own.err()))?;
         let end = |stretches: &[Stretch]| stretches.last().map_or(0, |last| last.range.end);
-        let rows = in_order(ROWS, all.iter().map(|told| &*told.rows))?;
-        let keys = in_order(KEYS, all.iter().map(|told| &*told.keys))?;
+        let rows = in_order(ROWS, all.iter().map(|description| &*description.rows))?;
+        let keys = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
         Ok(Agreed { rows: end(&rows), keys, sizes: sizes(&all) })
     }
 
@@ -95,7 +95,7 @@ impl<'r, 'c> Call<'r, 'c> {
     fn blaming(&self, error: Error) -> Error {
         match error {
             Error::TimedOut { ranks, what, after } => {
-                Error::TimedOut { ranks: blamed(self.group.comm, ranks, self.group.patience), what, after }
+                Error::TimedOut { ranks: blamed(self.group.comm, ranks, self.group.timeout), what, after }
             }
             error => error,
         }
@@ -151,7 +151,7 @@ impl<'r, 'c> Call<'r, 'c> {
         parcels: &[Parcel],
     ) -> Result<(Vec<AttnState<'a>>, Vec<Step>), Error> {
         const WHAT: &str = "which keys it needs";
-        let mut told = Told::default();
+        let mut description = Description::default();
         match &states {
             Ok(states) => {
                 let needs = |parcel: &Parcel| states.iter().any(|state| state.sees(parcel.keys.clone()));
@@ -163,19 +163,20 @@ impl<'r, 'c> Call<'r, 'c> {
                         _ => ranges.push(n..n + 1),
                     }
                 }
-                told.keys = ranges;
+                description.keys = ranges;
             }
-            Err(error) => told.refused = Some(error.to_string()),
+            Err(error) => description.refused = Some(error.to_string()),
         }
-        let texts = exchange(self.group.comm, told.text(), WHAT, self.group.patience)?;
-        let all: Vec<Told> = texts.iter().map(|text| Told::read(text)).collect();
+        let texts = exchange(self.group.comm, description.text(), WHAT, self.group.timeout)?;
+        let all: Vec<Description> = texts.iter().map(|text| Description::read(text)).collect();
         let states = match (agree(&all), states) {
             (Ok(()), Ok(states)) => states,
             (Ok(()), Err(error)) => return Err(error.into()),
             (Err(error), states) => return Err(self.own(error, states.err())),
         };
         let steps = parcels.iter().enumerate().map(|(n, parcel)| {
-            let needs: Vec<_> = all.iter().map(|told| told.keys.iter().any(|range| range.contains(&n))).collect();
+            let needs: Vec<_> =
+                all.iter().map(|description| description.keys.iter().any(|range| range.contains(&n))).collect();
             let tree = Tree::new(parcel.owner, &needs);
             let way = tree.at(self.group.comm.rank).filter(|(from, to)| from.is_some() || !to.is_empty());
             Step { parcel: parcel.clone(), number: n, needed: needs[self.group.comm.rank], way }
@@ -186,8 +187,9 @@ impl<'r, 'c> Call<'r, 'c> {
 }
 
 /// Returns sizes and element types of the keys, as the ranks that have some say.
-fn sizes(all: &[Told]) -> Option<Sizes> {
-    let with_keys = all.iter().find(|told| told.facts.iter().any(|(what, _)| what == "element type of k"))?;
+fn sizes(all: &[Description]) -> Option<Sizes> {
+    let with_keys =
+        all.iter().find(|description| description.facts.iter().any(|(what, _)| what == "element type of k"))?;
     let said = |name: &str| with_keys.facts.iter().find(|(what, _)| what == name).map(|(_, value)| value.as_str());
     let number = |name| said(name)?.parse().ok();
     let dtype =

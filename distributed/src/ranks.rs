@@ -3,10 +3,11 @@
 use crate::error::Error;
 use crate::group::Group;
 use crate::message::Comm;
-use crate::patience::Patience;
 use crate::prompt::Call;
 use crate::report::Report;
 use crate::share::Share;
+use crate::step::{self, Step};
+use crate::timeout::Timeout;
 use core::cell::Cell;
 use core::marker::PhantomData;
 use mpi::topology::Communicator;
@@ -54,7 +55,7 @@ impl<'c> Ranks<'c> {
     pub fn new(communicator: &'c impl Communicator, timeout: Duration) -> Self {
         let group = Group {
             comm: Comm::of(communicator),
-            patience: Patience(timeout),
+            timeout: Timeout(timeout),
             exec: Exec::default(),
             pool: None,
             progress: None,
@@ -118,6 +119,24 @@ impl<'c> Ranks<'c> {
         let call = Call::new(&self.group, attention, number);
         let result = call.run(share, mods);
         self.broken.set(call.streams() || matches!(result, Err(Error::TimedOut { .. })));
+        result.map(|report| Report { total: begin.elapsed(), ..report })
+    }
+
+    /// Computes a decode step: a few rows, the same on every rank, over keys that the ranks have in blocks of 256, with the bits
+    /// that one call over all keys has. Every rank gets the results.
+    ///
+    /// What travels is a state for each row: 130 numbers for values of 128, once along the keys, then to all ranks.
+    ///
+    /// # Errors
+    /// [`Error`]; the outputs are then untouched. After [`Error::TimedOut`] later calls are refused.
+    pub fn step(&self, attention: &Attention, step: Step<'_>) -> Result<Report, Error> {
+        if self.broken.replace(true) {
+            return Err(Error::Broken);
+        }
+        let begin = Instant::now();
+        let number = self.calls.replace(self.calls.get() + 1);
+        let result = step::run(&self.group, number, attention, step);
+        self.broken.set(matches!(result, Err(Error::TimedOut { .. })));
         result.map(|report| Report { total: begin.elapsed(), ..report })
     }
 }

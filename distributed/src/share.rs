@@ -1,7 +1,7 @@
 //! Share of a rank: the rows and keys that it has, and what it says of them.
 
+use crate::description::{Description, agree};
 use crate::error::Error;
-use crate::told::{Told, agree};
 use core::ops::Range;
 use sdpa::{Attention, Inputs, Outputs, Tensor};
 
@@ -64,65 +64,66 @@ impl<'a> Share<'a> {
     }
 
     /// Says what this rank has, and what of the call it knows.
-    pub(crate) fn told(&self, attention: &Attention) -> Result<Told, sdpa::Error> {
+    pub(crate) fn description(&self, attention: &Attention) -> Result<Description, sdpa::Error> {
         let stretches: Vec<_> = self
             .rows
             .iter()
-            .map(|rows| rows.told(attention))
-            .chain(self.keys.iter().map(Keys::told))
+            .map(|rows| rows.description(attention))
+            .chain(self.keys.iter().map(Keys::description))
             .collect::<Result<_, _>>()?;
-        let mut told = Told::default();
-        told.fact("causal rule", if attention.is_causal() { "causal" } else { "none" });
-        told.fact("alignment", attention.alignment().map_or("none".to_owned(), |alignment| format!("{alignment:?}")));
+        let mut description = Description::default();
+        description.fact("causal rule", if attention.is_causal() { "causal" } else { "none" });
+        description
+            .fact("alignment", attention.alignment().map_or("none".to_owned(), |alignment| format!("{alignment:?}")));
         if let Err(Error::Disagree { what, got, expected, .. }) = agree(&stretches) {
-            told.refused = Some(format!("{what}: one stretch has {got}, but another has {expected}"));
+            description.refused = Some(format!("{what}: one stretch has {got}, but another has {expected}"));
         }
         for mut stretch in stretches {
-            told.rows.append(&mut stretch.rows);
-            told.keys.append(&mut stretch.keys);
-            let new = |(what, _): &(String, String)| !told.facts.iter().any(|(known, _)| known == what);
+            description.rows.append(&mut stretch.rows);
+            description.keys.append(&mut stretch.keys);
+            let new = |(what, _): &(String, String)| !description.facts.iter().any(|(known, _)| known == what);
             let facts: Vec<_> = stretch.facts.into_iter().filter(new).collect();
-            told.facts.extend(facts);
+            description.facts.extend(facts);
         }
         // Last, since the others say more plainly what differs.
-        told.fact("settings", format!("{attention:?}"));
-        Ok(told)
+        description.fact("settings", format!("{attention:?}"));
+        Ok(description)
     }
 }
 
 impl Rows<'_> {
-    fn told(&self, attention: &Attention) -> Result<Told, sdpa::Error> {
+    fn description(&self, attention: &Attention) -> Result<Description, sdpa::Error> {
         let ([batch, heads, rows, dim], kv) = (self.inputs.queries().shape(), self.inputs.key_values()?);
-        let mut told = Told { rows: vec![positions(self.first, rows)?], ..Told::default() };
-        told.fact("batch", batch.to_string());
-        told.fact("query heads", heads.to_string());
-        told.fact("key/value heads", kv.k_shape()[1].to_string());
-        told.fact("head_dim", dim.to_string());
-        told.fact("value_dim", kv.v_shape()[3].to_string());
-        told.fact("scale", attention.scale_for(dim).to_string());
-        told.fact("element type of q", self.inputs.queries().dtype().to_string());
+        let mut description = Description { rows: vec![positions(self.first, rows)?], ..Description::default() };
+        description.fact("batch", batch.to_string());
+        description.fact("query heads", heads.to_string());
+        description.fact("key/value heads", kv.k_shape()[1].to_string());
+        description.fact("head_dim", dim.to_string());
+        description.fact("value_dim", kv.v_shape()[3].to_string());
+        description.fact("scale", attention.scale_for(dim).to_string());
+        description.fact("element type of q", self.inputs.queries().dtype().to_string());
         for (what, words) in self.inputs.options_in_words() {
-            told.fact(what, words);
+            description.fact(what, words);
         }
-        Ok(told)
+        Ok(description)
     }
 }
 
 impl Keys<'_> {
-    fn told(&self) -> Result<Told, sdpa::Error> {
+    fn description(&self) -> Result<Description, sdpa::Error> {
         let ([batch, heads, n, dim], [vb, vh, vn, value_dim]) = (self.k.shape(), self.v.shape());
         let of_both = [("batch", vb, batch), ("heads", vh, heads), ("rows", vn, n)];
         if let Some((what, got, expected)) = of_both.into_iter().find(|(_, got, expected)| got != expected) {
             return Err(sdpa::Error::Mismatch { argument: "v", what, got, expected, of: "k" });
         }
-        let mut told = Told { keys: vec![positions(self.first, n)?], ..Told::default() };
-        told.fact("batch", batch.to_string());
-        told.fact("key/value heads", heads.to_string());
-        told.fact("head_dim", dim.to_string());
-        told.fact("value_dim", value_dim.to_string());
-        told.fact("element type of k", self.k.dtype().to_string());
-        told.fact("element type of v", self.v.dtype().to_string());
-        Ok(told)
+        let mut description = Description { keys: vec![positions(self.first, n)?], ..Description::default() };
+        description.fact("batch", batch.to_string());
+        description.fact("key/value heads", heads.to_string());
+        description.fact("head_dim", dim.to_string());
+        description.fact("value_dim", value_dim.to_string());
+        description.fact("element type of k", self.k.dtype().to_string());
+        description.fact("element type of v", self.v.dtype().to_string());
+        Ok(description)
     }
 }
 

@@ -5,9 +5,9 @@ use crate::group::Group;
 use crate::layout::Parcel;
 use crate::message::Way;
 use crate::parcel::{Sizes, Travelling};
-use crate::patience::{Advance, Awaited};
 use crate::report::Report;
 use crate::share::Keys;
+use crate::timeout::{Advance, Awaited};
 use sdpa::{AttnState, Outputs, Tensor};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -120,7 +120,7 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
 
     fn wait(&mut self, taken: bool) -> Result<(), Error> {
         let mut first = First { window: &self.window, taken };
-        self.report.waiting += self.group.patience.wait(&mut first)?;
+        self.report.waiting += self.group.timeout.wait(&mut first)?;
         Ok(())
     }
 

@@ -11,7 +11,7 @@ pub(crate) const NAP: Duration = Duration::from_micros(50);
 
 /// Time that nothing may move while this rank waits.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience(pub(crate) Duration);
+pub(crate) struct Timeout(pub(crate) Duration);
 
 /// Ranks that are waited for, and for what.
 pub(crate) type Awaited = (Vec<usize>, &'static str);
@@ -26,7 +26,7 @@ pub(crate) trait Advance {
     fn awaited(&self) -> Awaited;
 }
 
-impl Patience {
+impl Timeout {
     /// Polls until it is done. Returns how long it took.
     ///
     /// # Errors

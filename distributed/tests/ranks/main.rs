@@ -8,6 +8,7 @@ mod launch;
 mod memory;
 #[path = "../../../tests/support/options/mod.rs"]
 mod options;
+mod steps;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 mod travel;
@@ -36,6 +37,7 @@ fn rank(test: &str, arguments: &[String]) {
     match test {
         "cases" => cases::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "memory" => memory::run(&world),
+        "steps" => steps::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "travel" => travel::run(&world),
         fault => faults::run(&world, fault),
     }
@@ -65,6 +67,9 @@ fn drive(arguments: &[String]) {
     };
     for ranks in RANKS {
         run(format!("cases on {ranks} ranks"), Launch::of("cases", ranks).with(&["--cases", &cases, "--seed", &seed]));
+    }
+    for ranks in RANKS {
+        run(format!("steps on {ranks} ranks"), Launch::of("steps", ranks).with(&["--cases", &cases, "--seed", &seed]));
     }
     run("memory on 4 ranks".to_owned(), Launch::of("memory", 4));
     for ranks in RANKS {
