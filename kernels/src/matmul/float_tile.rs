@@ -9,39 +9,9 @@
 //! sums as it is.
 
 use crate::matmul::operands::{Floats, MulAdd};
-use crate::simd::{Simd, Vector};
+use crate::simd::terms::{Columns, TermRows};
+use crate::simd::{FOUR, Simd, Vector};
 use core::ops::Range;
-use core::sync::atomic::{Ordering, compiler_fence};
-
-/// Rows of a tile: term `i` of row `r` lies at `at[r] + i · step`.
-#[derive(Clone, Copy)]
-pub(crate) struct TermRows<const MR: usize> {
-    pub(crate) at: [*const f32; MR],
-    /// Floats from one term to the next.
-    pub(crate) step: usize,
-}
-
-impl<const MR: usize> TermRows<MR> {
-    /// Makes rows `apart` floats apart. The addresses wrap: only those of the tile may be used.
-    #[inline(always)]
-    pub(crate) fn strided(first: *const f32, apart: usize, step: usize) -> Self {
-        let mut at = [first; MR];
-        for r in 0..MR {
-            at[r] = first.wrapping_add(r * apart);
-        }
-        Self { at, step }
-    }
-}
-
-/// Columns of a tile: vector `n` of term `i` lies at `first + i · step + n · apart`.
-#[derive(Clone, Copy)]
-pub(crate) struct Columns {
-    pub(crate) first: *const f32,
-    /// Floats from one term to the next.
-    pub(crate) step: isize,
-    /// Floats from one vector to the next.
-    pub(crate) apart: usize,
-}
 
 /// Depth of dot products, and the chains of FMAs that they are sums of: see [`MulAdd::chain`].
 #[derive(Clone, Copy)]
@@ -89,9 +59,6 @@ impl Chains {
     }
 }
 
-/// Number of terms of a turn of the loop.
-const TURN: usize = 4;
-
 /// Adds the products of some terms to the sums of `MR` rows in `NV` vectors.
 ///
 /// # Safety
@@ -105,50 +72,17 @@ pub(crate) unsafe fn add_products<W: Vector, const MR: usize, const NV: usize>(
     sums: &mut [[W::V; NV]; MR],
 ) {
     let Range { start: mut i, end } = terms;
-    let mut column = columns.first.wrapping_offset(i as isize * columns.step);
+    let mut columns = columns.from(i);
     // SAFETY: terms below `end`, as the caller guarantees.
     unsafe {
-        while i + TURN <= end {
-            for term in 0..TURN {
-                // No column of the next term is loaded ahead: in builds for some machines (`target-cpu=native`) that took a
-                // register too many, and a sum went to memory and back with each term. Where its place lay across two
-                // pages, in 1 process of 50, prompts took 2.5 times as long.
-                compiler_fence(Ordering::SeqCst);
-                add_product(w, rows, (column, columns.apart), i + term, sums);
-                column = column.wrapping_offset(columns.step);
-            }
-            i += TURN;
+        while i + FOUR <= end {
+            columns = w.add_four_terms(rows, columns, i, sums);
+            i += FOUR;
         }
         while i < end {
-            add_product(w, rows, (column, columns.apart), i, sums);
-            column = column.wrapping_offset(columns.step);
+            w.add_term(rows, columns, i, sums);
+            columns = columns.next();
             i += 1;
-        }
-    }
-}
-
-/// Adds the products of term `i`.
-///
-/// # Safety
-/// Term `i` is readable in each of `rows`, and `at` has `NV` vectors, `apart` floats apart.
-#[inline(always)]
-unsafe fn add_product<W: Vector, const MR: usize, const NV: usize>(
-    w: W,
-    rows: TermRows<MR>,
-    (at, apart): (*const f32, usize),
-    i: usize,
-    sums: &mut [[W::V; NV]; MR],
-) {
-    let mut column = [w.splat(0.0); NV];
-    for n in 0..NV {
-        // SAFETY: vector `n < NV` of the term, which the caller guarantees.
-        column[n] = unsafe { w.load(at.add(n * apart)) };
-    }
-    for r in 0..MR {
-        // SAFETY: term `i` of row `r < MR`, which the caller guarantees.
-        let x = w.splat(unsafe { *rows.at[r].add(i * rows.step) });
-        for n in 0..NV {
-            sums[r][n] = w.fma(x, column[n], sums[r][n]);
         }
     }
 }

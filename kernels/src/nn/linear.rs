@@ -9,7 +9,7 @@
 //! ```
 
 use crate::matmul::dot_tile::{self, FAR, Later, Tile};
-use crate::matmul::float_tile::{Chains, Columns};
+use crate::matmul::float_tile::Chains;
 use crate::matmul::pack;
 use crate::matmul::prefetch::READING_ROWS;
 use crate::matmul::tile_rows::TileRows;
@@ -17,6 +17,7 @@ use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::nn::activation::{self, Activation};
 use crate::simd::aligned::AlignedBuf;
 use crate::simd::isa::Isa;
+use crate::simd::terms::Columns;
 use crate::simd::width::LINE_BYTES;
 use crate::simd::{LANES, SECOND, Simd};
 use crate::tensor::any::Typed;

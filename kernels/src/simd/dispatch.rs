@@ -2,7 +2,7 @@
 
 /// Panic message of `dispatch!`: a token's `detect` cannot fail for an `Isa`, which exists only for a detected
 /// instruction set.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) const PROOF: &str = "an Isa is made only for what was detected";
 
 /// Evaluates an expression with the token of an instruction set. This is the one dispatch; the expression is compiled
@@ -12,6 +12,11 @@ macro_rules! dispatch {
         match $isa.kind() {
             $crate::simd::isa::Kind::Portable => {
                 let $s = $crate::simd::portable::Portable;
+                $work
+            }
+            #[cfg(target_arch = "aarch64")]
+            $crate::simd::isa::Kind::Neon => {
+                let $s = $crate::simd::neon::Neon::detect().expect($crate::simd::dispatch::PROOF);
                 $work
             }
             #[cfg(target_arch = "x86_64")]
@@ -33,6 +38,8 @@ macro_rules! dispatch {
 macro_rules! for_each_token {
     ($implement:ident) => {
         $implement!($crate::simd::portable::Portable);
+        #[cfg(target_arch = "aarch64")]
+        $implement!($crate::simd::neon::Neon);
         #[cfg(target_arch = "x86_64")]
         $implement!($crate::simd::avx2::Avx2);
         #[cfg(target_arch = "x86_64")]

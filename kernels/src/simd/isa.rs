@@ -1,6 +1,8 @@
 //! Instruction sets: the ones that this machine has, and the one that a run uses.
 
 use crate::simd::Simd;
+#[cfg(target_arch = "aarch64")]
+use crate::simd::neon::Neon;
 use crate::simd::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512};
@@ -14,6 +16,8 @@ pub struct Isa(Kind);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Portable,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -23,6 +27,8 @@ pub(crate) enum Kind {
 /// List of every kind that this build knows, narrowest first.
 const KINDS: &[Kind] = &[
     Kind::Portable,
+    #[cfg(target_arch = "aarch64")]
+    Kind::Neon,
     #[cfg(target_arch = "x86_64")]
     Kind::Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -50,10 +56,12 @@ impl Isa {
         Self::available().find(|isa| isa.name() == name)
     }
 
-    /// Returns the name: `portable`, `avx2` or `avx512`.
+    /// Returns the name: `portable`, `avx2`, `avx512` or `neon`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Portable => "portable",
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => "neon",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
@@ -65,6 +73,8 @@ impl Isa {
     pub fn has_fma(self) -> bool {
         match self.0 {
             Kind::Portable => Portable::FUSED,
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => Neon::FUSED,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => Avx2::FUSED,
             #[cfg(target_arch = "x86_64")]
@@ -86,6 +96,8 @@ impl Isa {
         }
         match self.0 {
             Kind::Portable => shape::<Portable>(),
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => shape::<Neon>(),
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => shape::<Avx2>(),
             #[cfg(target_arch = "x86_64")]
@@ -113,6 +125,8 @@ impl Kind {
         match self {
             Self::Portable => true,
             // Miri and similar interpreters get the portable code, which they can execute.
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => !cfg!(miri) && Neon::detect().is_some(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => !cfg!(miri) && Avx2::detect().is_some(),
             #[cfg(target_arch = "x86_64")]

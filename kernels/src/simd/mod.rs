@@ -18,7 +18,7 @@
 //! 6. An operation is added where backends implement it differently, not because one caller would like it.
 
 pub(crate) use crate::simd::quads::{Half, Lower, Query4, Upper, Words4};
-pub(crate) use crate::simd::vector::Vector;
+pub(crate) use crate::simd::vector::{FOUR, Vector};
 pub(crate) use crate::simd::width::LANES;
 use crate::simd::width::LINE_BYTES;
 
@@ -38,9 +38,16 @@ pub(crate) mod avx512_dot;
 pub(crate) mod exp;
 pub(crate) mod isa;
 pub(crate) mod lanes;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon_dot;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon_vector;
 pub(crate) mod portable;
 pub(crate) mod portable_half;
 pub(crate) mod quads;
+pub(crate) mod terms;
 pub(crate) mod vector;
 pub(crate) mod width;
 

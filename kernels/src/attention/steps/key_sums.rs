@@ -12,10 +12,11 @@
 
 use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::span::Span;
-use crate::matmul::float_tile::{Columns, TermRows, add_products};
+use crate::matmul::float_tile::add_products;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::next_part;
+use crate::simd::terms::{Columns, TermRows};
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::Rows;
 use core::ops::Range;

@@ -16,8 +16,9 @@ use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::pv::ValueSums;
 use crate::attention::steps::pv_tile::end_rows;
 use crate::attention::steps::span::Span;
-use crate::matmul::float_tile::{Columns, TermRows, add_products};
+use crate::matmul::float_tile::add_products;
 use crate::matmul::tile_shape::next_part;
+use crate::simd::terms::{Columns, TermRows};
 use crate::simd::{LANES, Simd, Vector};
 use crate::tensor::rows::Rows;
 

@@ -12,8 +12,9 @@
 use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::qk::FloatQueries;
 use crate::attention::steps::score_run::{ScoreRun, Strip};
-use crate::matmul::float_tile::{Chains, Columns};
+use crate::matmul::float_tile::Chains;
 use crate::matmul::tile_rows::TileRows;
+use crate::simd::terms::Columns;
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::Rows;
 

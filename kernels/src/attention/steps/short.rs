@@ -1,10 +1,11 @@
 //! Attention of a few rows over at most one panel of keys, in registers: scores, weights, weighted sums.
 
 use crate::attention::steps::epilogue::{if_finite, normalised};
-use crate::matmul::float_tile::{Chains, Columns, TermRows, add_products};
+use crate::matmul::float_tile::{Chains, add_products};
 use crate::matmul::pack::pack_few_keys;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, next_part};
 use crate::simd::exp::{self, Full};
+use crate::simd::terms::{Columns, TermRows};
 use crate::simd::{LANES, Simd};
 use crate::tensor::rows::Rows;
 
