@@ -31,6 +31,12 @@ fn avx512_was_covered() {
 }
 
 #[test]
+#[ignore = "for machines of AArch64: fails where the tests could not cover NEON"]
+fn neon_was_covered() {
+    assert!(Isa::from_name("neon").is_some_and(Isa::has_fma), "this machine lacks NEON");
+}
+
+#[test]
 #[ignore = "for machines that should have AVX512_BF16: fails where the tests could not cover it"]
 fn bf16_was_covered() {
     assert!(Isa::detect().has_native_bf16(), "this machine does not multiply bfloat16 by itself");

@@ -20,7 +20,7 @@ Usage: compare [OPTIONS] [FILE.safetensors]
   --softcap X                scores become X*tanh(score/X)
 
   --only fused|naive|unfused time this path only
-  --isa NAME                 fused on this instruction set only: portable, avx2, avx512
+  --isa NAME                 fused on this instruction set only: portable, avx2, avx512, neon
   --threads N                on N threads only (default: on one, and on all)
   --repeat N                 runs of each path (default: about a second's worth, at least 3)
 

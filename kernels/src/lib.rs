@@ -1,4 +1,4 @@
-//! Kernels of `sdpa`: one fused attention loop, its steps, and three instruction sets to run them on.
+//! Kernels of `sdpa`: one fused attention loop, its steps, and the instruction sets to run them on.
 //!
 //! An implementation detail of the `sdpa` crate, which re-exports what users need. All the unsafe code of the project
 //! is here. Kernels start no threads and, once scratch has grown, allocate nothing.

@@ -3,7 +3,8 @@
 
 use super::avx2::Avx2;
 use super::avx2_half::Avx2Half;
-use super::{Bf16DotWork, Int8DotWork, LANES, LOWEST_EXPONENT, Simd, Vector};
+use super::numbers::LOWEST_EXPONENT;
+use super::{Bf16DotWork, Int8DotWork, LANES, Simd, Vector};
 use core::arch::x86_64::*;
 
 /// Proof that this machine has AVX-512F and the extension that `EXTRA` names.

@@ -13,7 +13,7 @@
 //! which the same file tests a sample.
 
 #[cfg(doc)]
-use crate::simd::LOWEST_EXPONENT;
+use crate::simd::numbers::LOWEST_EXPONENT;
 use crate::simd::{LANES, SHIFT, Simd};
 
 /// Lower limit of x, which keeps n at least [`LOWEST_EXPONENT`]. There 2ⁿ is the exact 0 that every result below e^−104 <
@@ -32,7 +32,7 @@ const SHORT: [f32; 3] = [1.000_195_9, 0.504_130_4, 0.165_179_61];
 
 /// Accuracy of an exponential.
 pub(crate) trait Accuracy {
-    /// Returns eˣ·2⁻ⁿ − 1 as a pair of factors, for x that [`begin`] has limited and its n.
+    /// Returns eˣ·2⁻ⁿ − 1 as a pair of factors, the second times [`Simd::FACTOR_UNIT`], for x that [`begin`] has limited and its n.
     fn factors<S: Simd, const N: usize>(s: S, x: [S::V; N], n: [S::V; N]) -> [(S::V, S::V); N];
 }
 
@@ -42,6 +42,11 @@ pub(crate) struct Full;
 /// Accuracy to less than 2⁻¹³ of a normal result, for weights that are rounded to the eight bits of bfloat16. Four operations
 /// shorter: r is found in one step, and a polynomial of degree 3 is enough.
 pub(crate) struct ForBf16;
+
+/// Returns a constant in units of [`Simd::FACTOR_UNIT`], four times.
+const fn in_units<S: Simd>(x: f32) -> [f32; 4] {
+    [x * S::FACTOR_UNIT; 4]
+}
 
 /// Exponentials of `N` vectors that are [begun](begin): n is known, r is not.
 #[derive(Clone, Copy)]
@@ -59,9 +64,8 @@ pub(crate) struct Begun<V, const N: usize> {
 pub(crate) fn begin<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> Begun<S::V, N> {
     let mut shifted = x;
     for i in 0..N {
-        // The constant comes first: `max` returns its second operand where that is NaN.
-        x[i] = s.max(s.splat(LOWEST), x[i]);
-        shifted[i] = s.fma(x[i], s.splat(core::f32::consts::LOG2_E), s.splat(SHIFT));
+        x[i] = s.at_least(LOWEST, x[i]);
+        shifted[i] = s.fma_constant(x[i], s.splat(core::f32::consts::LOG2_E), const { &[SHIFT; 4] });
     }
     Begun { x, shifted: pin_order(s, shifted) }
 }
@@ -96,20 +100,25 @@ impl Accuracy for Full {
             r[i] = if S::FUSED { s.fma(n[i], s.splat(-LN2_LOW), near[i]) } else { s.add(near[i], rest[i]) };
         }
         r = pin_order(s, r);
-        let mut tail = [s.splat(C[4]); N];
-        for c in [C[3], C[2], C[1], C[0]] {
+        let mut tail = [s.splat(const { C[4] * S::FACTOR_UNIT }); N];
+        for c in [
+            const { &in_units::<S>(C[3]) },
+            const { &in_units::<S>(C[2]) },
+            const { &in_units::<S>(C[1]) },
+            const { &in_units::<S>(C[0]) },
+        ] {
             for i in 0..N {
-                tail[i] = s.fma(tail[i], r[i], s.splat(c));
+                tail[i] = s.fma_constant(tail[i], r[i], c);
             }
             tail = pin_order(s, tail);
         }
-        let mut factors = [(s.splat(0.0), s.splat(1.0)); N];
+        let mut factors = [(s.splat(0.0), s.splat(S::FACTOR_UNIT)); N];
         for i in 0..N {
             factors[i] = if S::FUSED {
-                (r[i], s.fma(tail[i], r[i], s.splat(1.0)))
+                (r[i], s.fma_constant(tail[i], r[i], const { &[S::FACTOR_UNIT; 4] }))
             } else {
                 // Where every product is rounded, keeping two parts of r apart to the end saves a quarter of an ULP.
-                (s.add(near[i], s.fma(tail[i], s.mul(r[i], r[i]), rest[i])), s.splat(1.0))
+                (s.add(near[i], s.fma(tail[i], s.mul(r[i], r[i]), rest[i])), s.splat(S::FACTOR_UNIT))
             };
         }
         factors
@@ -125,12 +134,13 @@ impl Accuracy for ForBf16 {
         }
         r = pin_order(s, r);
         for i in 0..N {
-            tail[i] = s.fma(r[i], s.splat(SHORT[2]), s.splat(SHORT[1]));
+            tail[i] =
+                s.fma(r[i], s.splat(const { SHORT[2] * S::FACTOR_UNIT }), s.splat(const { SHORT[1] * S::FACTOR_UNIT }));
         }
         tail = pin_order(s, tail);
-        let mut factors = [(s.splat(0.0), s.splat(1.0)); N];
+        let mut factors = [(s.splat(0.0), s.splat(S::FACTOR_UNIT)); N];
         for i in 0..N {
-            factors[i] = (r[i], s.fma(tail[i], r[i], s.splat(SHORT[0])));
+            factors[i] = (r[i], s.fma(tail[i], r[i], s.splat(const { SHORT[0] * S::FACTOR_UNIT })));
         }
         factors
     }
@@ -165,7 +175,10 @@ pub(crate) fn exp_as<S: Simd, A: Accuracy>(s: S, x: S::V) -> S::V {
 pub(crate) fn exp_m1<S: Simd>(s: S, x: S::V) -> S::V {
     let Begun { x, shifted: [shifted] } = begin(s, [x]);
     let n = s.sub(shifted, s.splat(SHIFT));
-    let [(a, b)] = Full::factors(s, x, [n]);
+    let [(a, mut b)] = Full::factors(s, x, [n]);
+    if const { S::FACTOR_UNIT != 1.0 } {
+        b = s.mul(b, s.splat(const { 1.0 / S::FACTOR_UNIT }));
+    }
     let power = s.one_plus_scaled((s.splat(0.0), s.splat(0.0)), n, shifted);
     s.fma(s.mul(a, b), power, s.sub(power, s.splat(1.0)))
 }

@@ -2,7 +2,7 @@
 //!
 //! A vector has 16 lanes whatever the machine: one AVX-512 register, two AVX2 registers, four SSE2 or NEON
 //! registers. Lanes run over keys in the scores and over value columns in the output, never across `head_dim`, so a
-//! result does not depend on the register width. That, and one shared order of operations, is why AVX2 and AVX-512
+//! result does not depend on the register width. That, and one shared order of operations, is why AVX2, AVX-512 and NEON
 //! give the same bits (the portable backend too, where the build has FMA).
 //!
 //! Rules (DESIGN.md, "Traps", has the reason for each):
@@ -17,6 +17,7 @@
 //! 5. The features in an ISA file's `#[target_feature]` are the ones its token's constructor detects.
 //! 6. An operation is added where backends implement it differently, not because one caller would like it.
 
+pub(crate) use crate::simd::numbers::{F16_BIAS, F16_END, F16_NORMAL, F16_UNIT, INFINITY, SHIFT, TWO_TO_MINUS_64};
 pub(crate) use crate::simd::quads::{Half, Lower, Query4, Upper, Words4};
 pub(crate) use crate::simd::vector::{FOUR, Vector};
 pub(crate) use crate::simd::width::LANES;
@@ -44,6 +45,7 @@ pub(crate) mod neon;
 pub(crate) mod neon_dot;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon_vector;
+pub(crate) mod numbers;
 pub(crate) mod portable;
 pub(crate) mod portable_half;
 pub(crate) mod quads;
@@ -62,34 +64,6 @@ pub(crate) fn quiet(x: f32) -> f32 {
 
 /// Size of the usual page. With larger ones, a few more lines than necessary are prefetched into the first-level cache.
 const PAGE_BYTES: usize = 4096;
-
-/// Constant that rounds a number of moderate size to an integer when added to it (1.5·2²³ does), and leaves the integer
-/// plus 127 + 64 in the lowest bits: shifted into place, the exponent field of 2^(n + 64), which is normal for all n in
-/// question but [`LOWEST_EXPONENT`].
-pub(crate) const SHIFT: f32 = 12_582_912.0 - LOWEST_EXPONENT;
-
-/// −127 − 64, which [`SHIFT`] turns into an exponent field of 0.
-pub(crate) const LOWEST_EXPONENT: f32 = -191.0;
-
-/// 2⁻⁶⁴: cancels the 64 in [`SHIFT`].
-pub(crate) const TWO_TO_MINUS_64: f32 = f32::from_bits((127 - 64) << 23);
-
-/// Infinity as bits of an `f32`. Larger bits, without the sign, are NaN.
-pub(crate) const INFINITY: u32 = f32::INFINITY.to_bits();
-
-/// 2¹⁶ as bits of an `f32`: from here on an `f16` is infinite; rounding a number just below reaches infinity by its own
-/// carry.
-pub(crate) const F16_END: u32 = (127 + 16) << 23;
-
-/// 2⁻¹⁴ as bits of an `f32`: a smaller number is subnormal as an `f16`.
-pub(crate) const F16_NORMAL: u32 = (127 - 14) << 23;
-
-/// Difference between the exponent field of an `f32` and that of the same number as an `f16`, shifted into place.
-pub(crate) const F16_BIAS: u32 = (127 - 15) << 23;
-
-/// 2⁻²⁴, the unit of subnormal `f16`, and of an `f32` from 0.5 to 1: adding 0.5 to such a number rounds it as `f16`
-/// does.
-pub(crate) const F16_UNIT: f32 = f32::from_bits((127 - 24) << 23);
 
 /// Cache level that a line is prefetched into.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -133,11 +107,17 @@ pub(crate) unsafe trait Simd: Vector {
     /// Number of rows whose exponentials are computed side by side, at most 3: as many as registers hold twice, begun
     /// and ended.
     const SIDE_ROWS: usize = 1;
+    /// True if the softmax begins a panel's exponentials before it ends those of the panel before.
+    const BEGINS_AHEAD: bool = true;
     /// True if P·V tiles end (finish) rows to which no later key block is added.
     const ENDS_ROWS: bool = true;
 
     /// True if [`Vector::fma`] rounds once.
     const FUSED: bool;
+
+    /// Power of two by which the second factor of [`Self::one_plus_scaled`] is multiplied beforehand, in its polynomial: exact, and
+    /// no bits depend on it.
+    const FACTOR_UNIT: f32 = 1.0;
 
     /// Returns vectors of half the lanes, for code in the same [`Self::vectorize`], if one takes half the time of a whole
     /// one.
@@ -254,11 +234,27 @@ pub(crate) unsafe trait Simd: Vector {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// Returns `a > b ? a : b`: the second operand wherever either is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Returns the larger of `x` and a negative number; NaN where `x` is NaN.
+    #[inline(always)]
+    fn at_least(self, least: f32, x: Self::V) -> Self::V {
+        self.max(self.splat(least), x)
+    }
+    /// Returns the larger of `x` and `most`; `most` where `x` is NaN. Of two zeros, either.
+    #[inline(always)]
+    fn raise(self, most: Self::V, x: Self::V) -> Self::V {
+        self.max(x, most)
+    }
+    /// Returns `a·b + c` as by [`Vector::fma`], for a constant that is given four times: a machine whose products are added to a
+    /// register in place can load it anew for each, rather than copy it.
+    #[inline(always)]
+    fn fma_constant(self, a: Self::V, b: Self::V, c: &'static [f32; 4]) -> Self::V {
+        self.fma(a, b, self.splat(c[0]))
+    }
     /// Returns `a == b ? then : otherwise`; NaN equals nothing.
     fn select_eq(self, a: Self::V, b: Self::V, then: Self::V, otherwise: Self::V) -> Self::V;
-    /// Returns `(1 + a·b)·2ⁿ`: the sum as by [`Vector::fma`], then the product, which is exact unless subnormal. `n` is
-    /// integral, [`LOWEST_EXPONENT`] ..= 1; `shifted` is `n` + [`SHIFT`], whose lowest bits are an exponent field. At
-    /// [`LOWEST_EXPONENT`] 2ⁿ counts as 0. NaN stays NaN.
+    /// Returns `(1 + a·b)·2ⁿ`, given `b` times [`Self::FACTOR_UNIT`]: the sum as by [`Vector::fma`], then the product, exact
+    /// unless subnormal. `n` is integral, [`LOWEST_EXPONENT`](numbers::LOWEST_EXPONENT) ..= 1, and at the lowest 2ⁿ counts as 0;
+    /// `shifted` is `n` + [`SHIFT`], whose lowest bits are an exponent field. NaN stays NaN.
     fn one_plus_scaled(self, ab: (Self::V, Self::V), n: Self::V, shifted: Self::V) -> Self::V;
 
     /// Returns the largest lane; NaN lanes are skipped (unless all are NaN).

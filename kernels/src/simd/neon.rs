@@ -2,7 +2,7 @@
 //! where the machine has these.
 
 use super::neon_vector::{DOT, NOTHING, NeonToken, QUAD, ROWS};
-use super::{Int8DotWork, LANES, Simd, TWO_TO_MINUS_64};
+use super::{Int8DotWork, LANES, Simd, TWO_TO_MINUS_64, Vector};
 use core::arch::aarch64::*;
 use core::arch::asm;
 use std::arch::is_aarch64_feature_detected;
@@ -34,6 +34,29 @@ pub(crate) type F32x16 = [float32x4_t; 4];
 unsafe fn greater(a: float32x4_t, b: float32x4_t) -> float32x4_t {
     // SAFETY: the caller guarantees NEON.
     unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) }
+}
+
+/// Returns `a·b + c`, with `c` loaded into the register that becomes the sum: the compiler would load it once and copy it for each
+/// sum, and the softmax has no time for copies.
+///
+/// # Safety
+/// The machine has NEON.
+#[inline(always)]
+unsafe fn fma_loaded(a: float32x4_t, b: float32x4_t, c: &'static [f32; 4]) -> float32x4_t {
+    let sum: float32x4_t;
+    // SAFETY: the caller guarantees NEON; the array is readable, and nothing else is touched.
+    unsafe {
+        asm!(
+            "ldr {0:q}, [{3}]",
+            "fmla {0:v}.4s, {1:v}.4s, {2:v}.4s",
+            out(vreg) sum,
+            in(vreg) a,
+            in(vreg) b,
+            in(reg) c.as_ptr(),
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    sum
 }
 
 /// Rounds to binary16, to nearest even.
@@ -79,6 +102,9 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
     const DOT_VECS: usize = 1;
 
     const FUSED: bool = true;
+    // Exponents and sums of one panel, constants, running sums and maxima: 31 of 32 registers.
+    const BEGINS_AHEAD: bool = false;
+    const FACTOR_UNIT: f32 = TWO_TO_MINUS_64;
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
@@ -201,6 +227,24 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
     }
 
     #[inline(always)]
+    fn at_least(self, least: f32, x: F32x16) -> F32x16 {
+        // SAFETY: `self` proves the feature.
+        self.each(|i| unsafe { vmaxq_f32(x[i], vdupq_n_f32(least)) })
+    }
+
+    #[inline(always)]
+    fn raise(self, most: F32x16, x: F32x16) -> F32x16 {
+        // SAFETY: `self` proves the feature.
+        self.each(|i| unsafe { vmaxnmq_f32(x[i], most[i]) })
+    }
+
+    #[inline(always)]
+    fn fma_constant(self, a: F32x16, b: F32x16, c: &'static [f32; 4]) -> F32x16 {
+        // SAFETY: `self` proves the feature.
+        self.each(|i| unsafe { fma_loaded(a[i], b[i], c) })
+    }
+
+    #[inline(always)]
     fn select_eq(self, a: F32x16, b: F32x16, then: F32x16, otherwise: F32x16) -> F32x16 {
         // SAFETY: `self` proves the feature.
         self.each(|i| unsafe { vbslq_f32(vceqq_f32(a[i], b[i]), then[i], otherwise[i]) })
@@ -208,12 +252,11 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
 
     #[inline(always)]
     fn one_plus_scaled(self, (a, b): (F32x16, F32x16), _: F32x16, shifted: F32x16) -> F32x16 {
-        // As in the AVX2 backend.
+        // As in the AVX2 backend, 2⁻⁶⁴ being a factor of `b` already.
         // SAFETY: `self` proves the feature.
         self.each(|i| unsafe {
-            let small = vdupq_n_f32(TWO_TO_MINUS_64);
             let power = vreinterpretq_f32_u32(vshlq_n_u32::<23>(vreinterpretq_u32_f32(shifted[i])));
-            vmulq_f32(vfmaq_f32(small, vmulq_f32(a[i], small), b[i]), power)
+            vmulq_f32(fma_loaded(a[i], b[i], const { &[TWO_TO_MINUS_64; 4] }), power)
         })
     }
 
@@ -239,36 +282,48 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
 
     #[inline(always)]
     unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32) {
-        for top in (0..LANES).step_by(QUAD) {
-            let rows = first.wrapping_byte_offset(top as isize * step);
-            for left in (0..LANES).step_by(QUAD) {
-                // SAFETY: `self` proves the feature; the access covers four floats of four rows, and four times four of `out`,
-                // all inside the squares that the caller guarantees.
-                unsafe { transpose_four(rows.wrapping_add(left), step, out.add(left * LANES + top)) };
+        for left in (0..LANES).step_by(QUAD) {
+            let mut columns = [self.splat(0.0); QUAD];
+            let mut row = first.wrapping_add(left);
+            for top in 0..QUAD {
+                // SAFETY: `self` proves the feature; the caller guarantees sixteen floats of a row.
+                let rows = self.each(|_| unsafe {
+                    let four = vld1q_f32(row);
+                    row = row.wrapping_byte_offset(step);
+                    four
+                });
+                // SAFETY: `self` proves the feature.
+                let square = unsafe { transpose_four(rows) };
+                for i in 0..QUAD {
+                    columns[i][top] = square[i];
+                }
+            }
+            for i in 0..QUAD {
+                // SAFETY: `out` has sixteen rows of sixteen floats, as the caller guarantees.
+                unsafe { self.store(out.add((left + i) * LANES), columns[i]) };
             }
         }
     }
 }
 
-/// Transposes a square of four: element `i` of row `r` becomes element `r` of row `i` of `out`, whose rows are sixteen apart.
+/// Transposes a square of four: element `i` of row `r` becomes element `r` of row `i`.
 ///
 /// # Safety
-/// The machine has NEON; the rows, `step` bytes apart, are readable for four floats, and so are those of `out` writable.
+/// The machine has NEON.
 #[inline(always)]
-unsafe fn transpose_four(first: *const f32, step: isize, out: *mut f32) {
-    // SAFETY: the caller guarantees NEON, and four floats of each row, and of each row of `out`.
+unsafe fn transpose_four([a, b, c, d]: F32x16) -> F32x16 {
+    // SAFETY: the caller guarantees NEON.
     unsafe {
-        let a = vld1q_f32(first);
-        let b = vld1q_f32(first.wrapping_byte_offset(step));
-        let c = vld1q_f32(first.wrapping_byte_offset(2 * step));
-        let d = vld1q_f32(first.wrapping_byte_offset(3 * step));
-        // Two elements of two rows, in each register; then of four.
-        let (ab, cd) = (vtrnq_f32(a, b), vtrnq_f32(c, d));
+        // Two elements of two rows in each register, then one of four.
         let pair = |x: float32x4_t| vreinterpretq_f64_f32(x);
         let four = |x: float64x2_t| vreinterpretq_f32_f64(x);
-        vst1q_f32(out, four(vtrn1q_f64(pair(ab.0), pair(cd.0))));
-        vst1q_f32(out.add(LANES), four(vtrn1q_f64(pair(ab.1), pair(cd.1))));
-        vst1q_f32(out.add(2 * LANES), four(vtrn2q_f64(pair(ab.0), pair(cd.0))));
-        vst1q_f32(out.add(3 * LANES), four(vtrn2q_f64(pair(ab.1), pair(cd.1))));
+        let (even, odd) = (pair(vtrn1q_f32(a, b)), pair(vtrn2q_f32(a, b)));
+        let (later_even, later_odd) = (pair(vtrn1q_f32(c, d)), pair(vtrn2q_f32(c, d)));
+        [
+            four(vtrn1q_f64(even, later_even)),
+            four(vtrn1q_f64(odd, later_odd)),
+            four(vtrn2q_f64(even, later_even)),
+            four(vtrn2q_f64(odd, later_odd)),
+        ]
     }
 }

@@ -33,7 +33,7 @@ impl<const REGISTERS: usize, const EXTRA: u8> NeonToken<REGISTERS, EXTRA> {
     /// Makes a vector of its registers. It is a value of its own, never a changed argument: where one vector is two arguments,
     /// rustc 1.95 may pass both at one address, and changes the caller's.
     #[inline(always)]
-    pub(super) fn each(self, f: impl Fn(usize) -> float32x4_t) -> [float32x4_t; REGISTERS] {
+    pub(super) fn each(self, mut f: impl FnMut(usize) -> float32x4_t) -> [float32x4_t; REGISTERS] {
         let mut v = self.splat(0.0);
         for i in 0..REGISTERS {
             v[i] = f(i);

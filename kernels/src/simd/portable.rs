@@ -1,6 +1,6 @@
 //! Portable backend that every machine can run, on [`wide`]: SSE2 on x86-64, NEON on AArch64, simd128 on wasm, plain
 //! code elsewhere. `wide` selects instructions when the crate is compiled, so with default flags on x86-64 this is
-//! 128-bit and has no FMA; the wider x86 backends are this crate's own and chosen at run time.
+//! 128-bit and has no FMA; the backends for AVX2, AVX-512 and NEON are this crate's own and chosen at run time.
 
 use super::portable_half::{PortableHalf, bits, from_bits, ints};
 use super::{

@@ -116,8 +116,9 @@ struct Few<'a> {
 /// the maxima of the `N` rows that follow: their scores come from the second-level cache, and the exponentials hide the
 /// latency.
 ///
-/// A panel's exponentials are begun before those of the panel before are finished. One panel after the other would fill
-/// the core's queues with operations that all wait for the same few.
+/// A panel's exponentials are begun before those of the panel before are finished, if registers hold both
+/// ([`Simd::BEGINS_AHEAD`]). One panel after the other would fill the core's queues with operations that all wait for the same
+/// few.
 ///
 /// # Safety
 /// `scores` has one row of [`SCORE_STRIDE`] readable floats for each of `few.max`, the first `N` of them writable, and
@@ -145,7 +146,14 @@ unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut 
             *reference = s.splat(if max == f32::NEG_INFINITY { 0.0 } else { max });
         }
         let (mut total, mut most) = ([s.splat(0.0); N], none);
-        if let Some(last) = panels.clone().last() {
+        if const { !S::BEGINS_AHEAD } {
+            for panel in panels {
+                let begun = begin(s, scores.add(panel * LANES), &reference);
+                raise(s, after.add(panel * LANES), &mut most);
+                end::<S, W, N>(s, begun, scores, panel, &mut total);
+            }
+            reduce(s, most, after_max);
+        } else if let Some(last) = panels.clone().last() {
             let mut begun = begin(s, scores.add(panels.start * LANES), &reference);
             raise(s, after.add(panels.start * LANES), &mut most);
             for panel in panels.start..last {
@@ -171,7 +179,7 @@ unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut 
 unsafe fn raise<S: Simd, const N: usize>(s: S, scores: *const f32, most: &mut [S::V; N]) {
     for (row, most) in most.iter_mut().enumerate() {
         // SAFETY: the caller guarantees sixteen floats in row `row < N`.
-        *most = s.max(unsafe { s.load(scores.add(row * SCORE_STRIDE)) }, *most);
+        *most = s.raise(*most, unsafe { s.load(scores.add(row * SCORE_STRIDE)) });
     }
 }
 
