@@ -12,7 +12,7 @@ mod sliding;
 
 use crate::kv_support::{append_part, cache_of, cuts, empty_cache, same_full, same_oracle};
 use crate::options::{Case, Wanted, check_against_oracle, same_rows};
-use crate::support::{Rng, Tensor, Tensors, execs};
+use crate::support::{Rng, Tensor, Tensors, execs, fewer};
 use sdpa::{Alignment, Exec, Inputs, KvCache, Plan, View, Window, Workspace};
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ fn causal(seed: u64, length: usize) -> Case {
 /// Random cases of each length, on every instruction set.
 fn every(cases: u64, mut check: impl FnMut(&str, &mut Rng, &Case, Exec)) {
     for length in LENGTHS {
-        for n in 0..cases {
+        for n in 0..fewer(cases) {
             let seed = 1000 * length as u64 + n;
             let case = causal(seed, length);
             for (isa, exec) in execs() {
@@ -142,7 +142,7 @@ fn one_token_at_a_time_is_the_prefill() {
 /// Any random case: several sequences, each of its own length, any alignment, not only causal.
 #[test]
 fn any_call_over_a_cache_is_the_call_over_tensors() {
-    for seed in 0..150 {
+    for seed in 0..fewer(150) {
         let mut rng = Rng::new(50_000 + seed);
         let case = Case::random(&mut rng, 700_000).side_by_side();
         let cache = cache_of(&case, &mut rng);
@@ -160,7 +160,7 @@ fn any_call_over_a_cache_is_the_call_over_tensors() {
 
 #[test]
 fn the_oracle_sees_the_same_through_a_cache() {
-    for seed in 0..25 {
+    for seed in 0..fewer(25) {
         let mut rng = Rng::new(60_000 + seed);
         let case = Case::random(&mut rng, 100_000).side_by_side();
         let cache = cache_of(&case, &mut rng);

@@ -30,8 +30,8 @@ impl<const REGISTERS: usize, const EXTRA: u8> NeonToken<REGISTERS, EXTRA> {
         Self(())
     }
 
-    /// Makes a vector of its registers. It is a value of its own, never a changed argument: where one vector is two arguments,
-    /// rustc 1.95 may pass both at one address, and changes the caller's.
+    /// Makes a vector of its registers. It is a value of its own, never a changed argument: with rustc 1.95, where `fma(p, x, x)`
+    /// wrote to its last argument, the softcap went on with a changed `x`.
     #[inline(always)]
     pub(super) fn each(self, mut f: impl FnMut(usize) -> float32x4_t) -> [float32x4_t; REGISTERS] {
         let mut v = self.splat(0.0);
