@@ -2,7 +2,7 @@
 //! where the machine has these.
 
 use super::neon_vector::{DOT, NOTHING, NeonToken, QUAD, ROWS};
-use super::{Int8DotWork, LANES, Simd, TWO_TO_MINUS_64, Vector};
+use super::{Int8DotWork, LANES, Simd, TWO_TO_MINUS_64};
 use core::arch::aarch64::*;
 use core::arch::asm;
 use std::arch::is_aarch64_feature_detected;
@@ -283,47 +283,38 @@ unsafe impl<const EXTRA: u8> Simd for NeonToken<4, EXTRA> {
     #[inline(always)]
     unsafe fn transpose(self, first: *const f32, step: isize, out: *mut f32) {
         for left in (0..LANES).step_by(QUAD) {
-            let mut columns = [self.splat(0.0); QUAD];
             let mut row = first.wrapping_add(left);
-            for top in 0..QUAD {
-                // SAFETY: `self` proves the feature; the caller guarantees sixteen floats of a row.
-                let rows = self.each(|_| unsafe {
-                    let four = vld1q_f32(row);
-                    row = row.wrapping_byte_offset(step);
-                    four
-                });
-                // SAFETY: `self` proves the feature.
-                let square = unsafe { transpose_four(rows) };
-                for i in 0..QUAD {
-                    columns[i][top] = square[i];
+            for top in (0..LANES).step_by(QUAD) {
+                // SAFETY: `self` proves the feature; the access covers four floats of four rows, and four times four of `out`,
+                // all inside the squares that the caller guarantees.
+                unsafe {
+                    let rows = self.each(|_| {
+                        let four = vld1q_f32(row);
+                        row = row.wrapping_byte_offset(step);
+                        four
+                    });
+                    transpose_four(rows, out.add(left * LANES + top));
                 }
-            }
-            for i in 0..QUAD {
-                // SAFETY: `out` has sixteen rows of sixteen floats, as the caller guarantees.
-                unsafe { self.store(out.add((left + i) * LANES), columns[i]) };
             }
         }
     }
 }
 
-/// Transposes a square of four: element `i` of row `r` becomes element `r` of row `i`.
+/// Transposes a square of four: element `i` of row `r` becomes element `r` of row `i` of `out`, whose rows are sixteen apart.
 ///
 /// # Safety
-/// The machine has NEON.
+/// The machine has NEON; four floats of each row of `out` are writable.
 #[inline(always)]
-unsafe fn transpose_four([a, b, c, d]: F32x16) -> F32x16 {
-    // SAFETY: the caller guarantees NEON.
+unsafe fn transpose_four([a, b, c, d]: F32x16, out: *mut f32) {
+    // SAFETY: the caller guarantees NEON, and the rows.
     unsafe {
-        // Two elements of two rows in each register, then one of four.
-        let pair = |x: float32x4_t| vreinterpretq_f64_f32(x);
-        let four = |x: float64x2_t| vreinterpretq_f32_f64(x);
-        let (even, odd) = (pair(vtrn1q_f32(a, b)), pair(vtrn2q_f32(a, b)));
-        let (later_even, later_odd) = (pair(vtrn1q_f32(c, d)), pair(vtrn2q_f32(c, d)));
-        [
-            four(vtrn1q_f64(even, later_even)),
-            four(vtrn1q_f64(odd, later_odd)),
-            four(vtrn2q_f64(even, later_even)),
-            four(vtrn2q_f64(odd, later_odd)),
-        ]
+        // Two elements of two rows in each half of a register; stores put a half of each of two side by side.
+        let pairs = |x, y| float64x2x2_t(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y));
+        let even = pairs(vtrn1q_f32(a, b), vtrn1q_f32(c, d));
+        let odd = pairs(vtrn2q_f32(a, b), vtrn2q_f32(c, d));
+        vst2q_lane_f64::<0>(out.cast(), even);
+        vst2q_lane_f64::<0>(out.add(LANES).cast(), odd);
+        vst2q_lane_f64::<1>(out.add(2 * LANES).cast(), even);
+        vst2q_lane_f64::<1>(out.add(3 * LANES).cast(), odd);
     }
 }
