@@ -5,7 +5,6 @@ mod merge;
 use crate::Attention;
 use crate::error::{Error, floats, same, zeros};
 use crate::inputs::Inputs;
-use crate::outputs;
 use crate::plan::Plan;
 use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
@@ -168,10 +167,10 @@ impl<'a> AttnState<'a> {
     pub fn push(&mut self, k: View<'_>, v: View<'_>) -> Result<(), Error> {
         let ([batch, _, _, dim], [kb, kh, n, kd], [vb, vh, vn, vd]) = (self.q.shape(), k.shape(), v.shape());
         same("k", "batch", kb, batch, "q")?;
-        same("k", "heads", kh, self.kv_heads, "the state").map_err(|e| e.or_exchanged("k", [kh, n]))?;
+        same("k", "heads", kh, self.kv_heads, "the state").map_err(|e| Error::from(e).or_exchanged("k", [kh, n]))?;
         same("k", "head_dim", kd, dim, "q")?;
         same("v", "batch", vb, batch, "q")?;
-        same("v", "heads", vh, self.kv_heads, "the state").map_err(|e| e.or_exchanged("v", [vh, vn]))?;
+        same("v", "heads", vh, self.kv_heads, "the state").map_err(|e| Error::from(e).or_exchanged("v", [vh, vn]))?;
         same("v", "rows", vn, n, "k")?;
         same("v", "value_dim", vd, self.value_dim, "the state")?;
         let mut next = 0;
@@ -200,7 +199,7 @@ impl<'a> AttnState<'a> {
     /// As [`Attention::problem`], for the outputs; [`Error::Needs`] for scores and key weight sums, which a state
     /// cannot give.
     pub fn read(&mut self, outputs: Outputs<'_>) -> Result<(), Error> {
-        outputs::check_for_state(&outputs)?;
+        outputs.check_for_state()?;
         let (k, v) = self.waiting_views()?;
         let (attention, inputs) = self.call(k, v);
         let [b, h, rows, _] = self.q.shape();
