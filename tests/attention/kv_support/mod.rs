@@ -86,10 +86,10 @@ impl Pool {
     pub fn write(&mut self, case: &Case, b: usize, keys: Range<usize>) {
         let (page, width) = (self.k.shape[2], self.width());
         for (to, from) in [(&mut self.k, &case.k), (&mut self.v, &case.v)] {
-            for [_, h, j, d] in indices([1, case.kv_heads(), keys.len(), from.shape[3]]) {
+            for [_, h, j, _] in indices([1, case.kv_heads(), keys.len(), 1]) {
                 let j = keys.start + j;
                 let at = self.entries[b * width + j / page] as usize;
-                to.set([at, h, j % page, d], from.get([b, h, j, d]));
+                to.copy_row([at, h, j % page], from, [b, h, j]);
             }
         }
     }
@@ -112,9 +112,7 @@ impl Pool {
 fn filled(x: &Tensor, layout: Layout, fill: f32) -> Tensor {
     let mut laid = x.laid_out(layout);
     laid.data.fill(fill);
-    for at in indices(x.shape) {
-        laid.set(at, x.get(at));
-    }
+    laid.copy_all(x);
     laid
 }
 
