@@ -10,7 +10,7 @@ use super::place::{AnyPlaced, Placed};
 use super::rng::Rng;
 use super::stage::Stage;
 use core::ops::Range;
-use sdpa::{Alignment, AttnState, Dtype, Exec, Precision, Tensor, View};
+use sdpa::{Alignment, AttnState, Dtype, Exec, KvShape, Precision, Tensor, View};
 
 /// Rows of a sequence, cut at random places, each part as a call of its own.
 pub(crate) fn rows(rng: &mut Rng, whole: &Whole<'_>) {
@@ -76,8 +76,13 @@ fn stateful(case: &Case, b: usize) -> Case {
 }
 
 fn state<'a>(case: &'a Case, q: View<'a>, exec: Exec) -> AttnState<'a> {
-    let mut state =
-        AttnState::new(case.attention(), q, [case.kv_heads(), case.value_dim()], exec).expect("a good state");
+    let mut state = AttnState::new(
+        case.attention(),
+        q,
+        KvShape { kv_heads: case.kv_heads(), head_dim: case.q.shape[3], value_dim: case.value_dim() },
+        exec,
+    )
+    .expect("a good state");
     if let Some(slopes) = &case.alibi {
         state = state.alibi(slopes).expect("good slopes");
     }
