@@ -18,8 +18,10 @@ impl<const EXTRA: u8> NeonToken<4, EXTRA> {
     /// Returns the proof if the machine has the features.
     pub(crate) fn detect() -> Option<Self> {
         let extra = EXTRA != DOT || is_aarch64_feature_detected!("dotprod");
+        // Lanes are counted from the lowest address on.
+        let present = cfg!(target_endian = "little") && is_aarch64_feature_detected!("neon") && extra;
         // SAFETY: detected.
-        (is_aarch64_feature_detected!("neon") && extra).then(|| unsafe { Self::new() })
+        present.then(|| unsafe { Self::new() })
     }
 }
 
