@@ -41,7 +41,7 @@ pub(crate) fn rows(rng: &mut Rng, whole: &Whole<'_>) {
 
 /// True if rows stand so far from the keys that their positions cannot be counted on from one to the next.
 fn far(case: &Case) -> bool {
-    matches!(case.settings.alignment, Some(Alignment::Offset(n)) if n.unsigned_abs() > 1 << 50)
+    matches!(case.settings.alignment, Some(Alignment::Offset(n)) if n.unsigned_abs() > 1 << (usize::BITS * 25 / 32))
 }
 
 /// With no more keys than there are, where the source knows how many that is.
