@@ -65,7 +65,12 @@ pub(crate) fn shape_of_gradient(gradients: &Gradients<'_>, argument: &str) -> Op
 }
 
 /// Checks that a gradient has the shape of what it is a gradient in.
-fn fits(argument: &'static str, shape: [usize; 4], expected: [usize; 4], of: &'static str) -> Result<(), Error> {
+pub(crate) fn fits(
+    argument: &'static str,
+    shape: [usize; 4],
+    expected: [usize; 4],
+    of: &'static str,
+) -> Result<(), Error> {
     let names = ["batch", "heads", "rows", "last dimension"];
     names
         .into_iter()

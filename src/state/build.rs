@@ -1,19 +1,14 @@
 //! States of what options: how they are made.
 
 use crate::Attention;
-use crate::error::{Error, floats, same, zeros};
+use crate::error::{Error, floats, zeros};
 use crate::inputs::Inputs;
 use crate::plan::run::Workspace;
 use crate::state::AttnState;
+use crate::state::parted_call::{ALIGNMENT, PartedCall};
 use crate::state::waiting::Waiting;
 use crate::threads::exec::Exec;
-use sdpa_kernels::{Alignment, KEY_BLOCK, MaskMod, Mods, ScoreMod, Tensor, View, WeightMod};
-
-/// Alignment that position-dependent rules need in a state, which does not know the final number of keys.
-const ALIGNMENT: &str = "an alignment: top-left or an offset, since a state does not know how many keys will come";
-
-/// Reason why what needs finished weights is refused.
-const WHOLE: &str = "a call over all keys, not a state";
+use sdpa_kernels::{KEY_BLOCK, MaskMod, Mods, ScoreMod, Tensor, View, WeightMod};
 
 impl<'a> AttnState<'a> {
     /// Creates a state without keys. `q` is `[batch, heads, q_len, head_dim]`, of any element type; `keys` is the
@@ -29,7 +24,7 @@ impl<'a> AttnState<'a> {
             floats("state", [batch, kv_heads, KEY_BLOCK, dim])?;
         }
         let none = |dim| View::<f32>::bhld(&[], [batch, kv_heads, 0, dim]);
-        Self::of(attention, Inputs::new(q, none(dim)?, none(value_dim)?), [kv_heads, value_dim], exec)
+        Self::from_inputs(attention, Inputs::new(q, none(dim)?, none(value_dim)?), exec)
     }
 
     /// Creates a state without keys from the inputs of a call: its queries, biases, masks, ALiBi slopes, sinks and key
@@ -58,45 +53,15 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// As [`Self::new`]; [`Error::Needs`] for caches, pages and ragged sequences, whose keys do not come in parts.
     pub fn from_inputs(attention: Attention, inputs: Inputs<'a>, exec: Exec) -> Result<Self, Error> {
-        inputs.check_for_state()?;
-        let [q, k, v] = inputs.shapes();
-        same("k", "batch", k[0], q[0], "q")?;
-        same("k", "head_dim", k[3], q[3], "q")?;
-        same("v", "batch", v[0], q[0], "q")?;
-        same("v", "heads", v[1], k[1], "k")?;
-        Self::of(attention, inputs, [k[1], v[3]], exec)
-    }
-
-    fn of(
-        attention: Attention,
-        inputs: Inputs<'a>,
-        [kv_heads, value_dim]: [usize; 2],
-        exec: Exec,
-    ) -> Result<Self, Error> {
-        if attention.alignment == Some(Alignment::BottomRight) {
-            return Err(Error::Needs {
-                argument: "bottom-right",
-                needs: "the number of keys, which a state does not know",
-            });
-        }
-        if attention.dropout.is_some() {
-            return Err(Error::Needs { argument: "dropout", needs: WHOLE });
-        }
-        if attention.alignment.is_none() {
-            let rule = attention.rule(inputs.alibi.is_some());
-            rule.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
-        }
+        let call = PartedCall::new(attention, inputs)?;
+        let PartedCall { kv_heads, value_dim, .. } = call;
         let [batch, heads, rows, dim] = inputs.q.shape();
         let product = |sizes| floats("state", sizes);
         let (n, accumulated) = (product([batch, heads, rows, 1])?, product([batch, heads, rows, value_dim])?);
         let waiting = |dim| Waiting::new([batch, kv_heads, dim], attention.precision);
         let mut state = Self {
-            attention,
-            inputs,
-            functions: None,
+            call,
             exec,
-            kv_heads,
-            value_dim,
             first: 0,
             accumulated: 0,
             max: zeros("state", n)?,
@@ -136,13 +101,11 @@ impl<'a> AttnState<'a> {
     ///
     /// If a function panics in a push, the state is half updated: make another.
     pub fn mods<S: ScoreMod, M: MaskMod, P: WeightMod>(mut self, mods: &'a Mods<S, M, P>) -> Result<Self, Error> {
-        if mods.weight.is_given() {
-            return Err(Error::Needs { argument: "weight function", needs: WHOLE });
-        }
+        let call = self.call.mods(mods)?;
         if !self.is_empty() {
             return Err(Error::Needs { argument: "functions", needs: "a state without keys" });
         }
-        self.functions = Some(mods);
+        self.call = call;
         self.accumulate(None)?;
         Ok(self)
     }
@@ -174,10 +137,10 @@ impl<'a> AttnState<'a> {
         if !self.is_empty() {
             return Err(Error::Needs { argument: "alibi slopes", needs: "a state without keys" });
         }
-        if self.attention.alignment.is_none() {
+        if self.call.attention.alignment.is_none() {
             return Err(Error::Needs { argument: "alibi", needs: ALIGNMENT });
         }
-        self.inputs = self.inputs.alibi(slopes);
+        self.call.inputs = self.call.inputs.alibi(slopes);
         self.accumulate(None)?;
         Ok(self)
     }
@@ -187,7 +150,7 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// [`Error::Mismatch`] if there are not as many logits as query heads.
     pub fn sinks(mut self, logits: &'a [f32]) -> Result<Self, Error> {
-        self.inputs = self.inputs.sinks(logits);
+        self.call.inputs = self.call.inputs.sinks(logits);
         self.accumulate(None)?;
         Ok(self)
     }

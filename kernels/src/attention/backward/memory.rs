@@ -41,6 +41,14 @@ impl BackwardMemory {
         floats.is_some_and(|floats| self.rows.try_reserve(floats))
     }
 
+    /// Begins a pass in parts: reserves the memory for a call's rows, and clears it. Returns false if there is not enough.
+    #[must_use]
+    pub fn try_begin(&mut self, call: &Call<'_>) -> bool {
+        let enough = self.try_reserve(call, 0);
+        self.rows.floats_mut().fill(0.0);
+        enough
+    }
+
     /// Returns the rows' memory and the key blocks' progress.
     pub(crate) fn parts(&mut self, call: &Call<'_>) -> (RowMemory<'_>, &[AtomicUsize]) {
         let [b, h, l, d] = call.q.shape();
@@ -64,6 +72,8 @@ pub(crate) enum RowNumber {
     Bias,
     /// Query times its gradient, without the scale.
     Dot,
+    /// 1 once the other numbers are ready.
+    Begun,
 }
 
 /// Memory of each row of the call: the gradient of its query, without the scale, in whole vectors; then [`RowNumber`]s.
