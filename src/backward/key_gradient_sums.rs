@@ -14,7 +14,7 @@ use sdpa_kernels::{Gradients, HeadSums, write_head_sums};
 /// let sent = KeyGradientSums::new([1, 32, 256], [128, 128])?; // 256 keys, for each of 32 query heads
 /// let mut received = KeyGradientSums::new(sent.shape(), [128, 128])?;
 /// received.as_mut_slice().copy_from_slice(sent.as_slice());
-/// assert_eq!((sent.as_slice().len(), received), (32 * 256 * (128 + 128), sent.clone()));
+/// assert_eq!((sent.as_slice().len(), received), (2 * 32 * 256 * (128 + 128), sent.clone()));
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +23,7 @@ pub struct KeyGradientSums {
     shape: [usize; 3],
     /// Length of a key and of a value.
     dims: [usize; 2],
-    /// Gradients of keys, then of values, both in whole vectors.
+    /// Gradients of keys, then of values, over whole row blocks; then the same over the rows of a row block that is not complete.
     floats: Vec<f32>,
     /// Floats of the gradients of keys.
     of_keys: usize,
@@ -41,7 +41,7 @@ impl KeyGradientSums {
         let sizes = [batch, heads, keys, dims[0].saturating_add(dims[1])];
         let [of_keys, of_values] = dims.map(|dim| HeadSums::floats([batch, heads, keys, dim]));
         let all = of_keys.zip(of_values).and_then(|(k, v)| k.checked_add(v));
-        let all = floats(WHAT, [all.ok_or(Error::TooLarge { what: WHAT, sizes })?, 1, 1, 1])?;
+        let all = floats(WHAT, [all.ok_or(Error::TooLarge { what: WHAT, sizes })?, 2, 1, 1])?;
         Ok(Self { shape, dims, floats: zeros(WHAT, all)?, of_keys: of_keys.unwrap_or(0) })
     }
 
@@ -51,7 +51,8 @@ impl KeyGradientSums {
     }
 
     /// Returns all numbers, to be sent: `[batch, heads, keys, dim]` of keys, then of values, keys and dimensions in whole vectors of
-    /// sixteen.
+    /// sixteen; then the same again, over the rows of a block of 96 that is not complete. The second half is zeros, and need not be
+    /// sent, if the number of rows so far is a multiple of 96.
     pub fn as_slice(&self) -> &[f32] {
         &self.floats
     }
@@ -70,10 +71,12 @@ impl KeyGradientSums {
         same("sums", "value_dim", self.dims[1], dims[1], "v")
     }
 
-    /// Returns the sums of keys and of values.
+    /// Returns the sums for the kernels.
     pub(crate) fn parts_mut(&mut self) -> HeadSums<'_> {
-        let (k, v) = self.floats.split_at_mut(self.of_keys);
-        HeadSums { k, v }
+        let all = self.floats.len() / 2;
+        let (blocks, rest) = self.floats.split_at_mut(all);
+        let [blocks, rest] = [blocks, rest].map(|floats| <[_; 2]>::from(floats.split_at_mut(self.of_keys)));
+        HeadSums { blocks, rest }
     }
 
     /// Writes the gradients of the keys and values ([`Gradients::k`], [`Gradients::v`], either or both), when all rows have been
@@ -97,9 +100,10 @@ impl KeyGradientSums {
             }
             fits(argument, gradient.shape(), [batch, kv_heads, keys, dim], "the sums")?;
         }
-        let HeadSums { k: of_keys, v: of_values } = self.parts_mut();
-        for (gradient, sums, scale) in [(k, of_keys, scale), (v, of_values, 1.0)] {
+        let HeadSums { blocks, rest } = self.parts_mut();
+        for ((gradient, scale), (sums, rest)) in [(k, scale), (v, 1.0)].into_iter().zip(blocks.into_iter().zip(rest)) {
             let Some(gradient) = gradient else { continue };
+            sums.iter_mut().zip(rest).for_each(|(sum, rest)| *sum += *rest);
             write_head_sums(exec.isa, gradient, sums, heads, scale);
         }
         Ok(())

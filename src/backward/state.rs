@@ -15,12 +15,12 @@ use sdpa_kernels::{Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, S
 /// Backward pass of query rows whose keys arrive in parts: push the keys in order, then write the gradients of the rows.
 ///
 /// Each push adds to the sums of the gradients of its keys and values, in a [`KeyGradientSums`]; rows may be on several machines,
-/// and sums go from one to the next. The gradients have the bits of one call if keys are cut at multiples of 256, rows at multiples
-/// of 96, and the sums of some keys pass through all stretches of rows in order.
+/// and sums go from one to the next. The gradients have the bits of one call if keys are cut at multiples of 256, each stretch of
+/// rows says which is its first ([`Self::starting_at`]), and the sums of some keys pass through all stretches in order.
 ///
 /// ```
 /// use sdpa::{Attention, BackwardState, Exec, Gradients, Inputs, KeyGradientSums, Outputs, Saved, View, ViewMut};
-/// // 200 rows and 300 keys of eight numbers. One machine has the first 96 rows, another the rest.
+/// // 200 rows and 300 keys of eight numbers. One machine has the first 80 rows, another the rest.
 /// let (x, d_out) = (vec![0.5f32; 300 * 8], vec![1.0f32; 200 * 8]);
 /// let (kv, q) = (View::bhld(&x, [1, 1, 300, 8])?, View::bhld(&x, [1, 1, 200, 8])?);
 /// let (mut out, mut lse, mut dq, mut dv) = (vec![0.0; 200 * 8], vec![0.0; 200], vec![0.0; 200 * 8], vec![0.0; 300 * 8]);
@@ -30,10 +30,11 @@ use sdpa_kernels::{Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, S
 /// let lse = View::bhld(&lse, [1, 1, 200, 1])?;
 ///
 /// let mut sums = KeyGradientSums::new([1, 1, 300], [8, 8])?;
-/// for rows in [0..96, 96..200] {
+/// for rows in [0..80, 80..200] {
 ///     let [q, out, lse, d_out] = [q, out, lse, d_out].map(|x| x.rows(rows.clone()).unwrap());
 ///     let saved = Saved::new(out, lse, d_out);
 ///     let mut state = BackwardState::new(Attention::new(), Inputs::new(q, kv, kv), saved, Exec::serial())?;
+///     state = state.starting_at(rows.start)?;
 ///     state.push(kv, kv, &mut sums)?; // then send `sums.as_slice()` to the next machine
 ///     let dq = &mut dq[rows.start * 8..rows.end * 8];
 ///     state.write(Gradients::new().q(ViewMut::bhld(dq, [1, 1, rows.len(), 8])?))?;
@@ -50,6 +51,8 @@ pub struct BackwardState<'a> {
     call: PartedCall<'a>,
     saved: Saved<'a>,
     exec: Exec,
+    /// Row of all that the first row is.
+    first_row: usize,
     /// Number of keys pushed or passed over.
     keys: usize,
     workspace: BackwardWorkspace,
@@ -64,7 +67,7 @@ impl<'a> BackwardState<'a> {
     /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences, dropout.
     pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec) -> Result<Self, Error> {
         let call = PartedCall::new(attention, inputs)?;
-        let mut state = Self { call, saved, exec, keys: 0, workspace: BackwardWorkspace::new() };
+        let mut state = Self { call, saved, exec, first_row: 0, keys: 0, workspace: BackwardWorkspace::new() };
         let lens = inputs.lengths_from(0, 0);
         let (attention, inputs) = state.at_end(0, lens.as_deref())?;
         let BackwardProblem { call, shape, .. } = attention.backward(inputs, saved, Gradients::new())?;
@@ -90,6 +93,18 @@ impl<'a> BackwardState<'a> {
         let (attention, inputs) = self.at_end(0, lens.as_deref())?;
         mods.mask.fits(&attention.backward(inputs, self.saved, Gradients::new())?.call.facts())?;
         Ok(Self { call: self.call.mods(mods)?, ..self })
+    }
+
+    /// Sets the row of the call that the first of these rows is, 0 by default: sums are taken over blocks of 96 rows, which may
+    /// begin before it and end after the last row.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if keys were pushed already.
+    pub fn starting_at(self, first_row: usize) -> Result<Self, Error> {
+        if self.keys > 0 {
+            return Err(Error::Needs { argument: "first row", needs: "a state without keys" });
+        }
+        Ok(Self { first_row, ..self })
     }
 
     /// Number of keys pushed or passed over.
@@ -124,7 +139,10 @@ impl<'a> BackwardState<'a> {
         let lens = self.call.inputs.lengths_from(self.keys, n);
         let (attention, inputs) = self.call.over(keys, self.keys, lens.as_deref());
         let problem = attention.backward(inputs, self.saved, Gradients::new())?;
-        self.run(BackwardProblem { part: Part::Keys(sums.parts_mut()), ..problem })?;
+        self.run(BackwardProblem {
+            part: Part::Keys { first_row: self.first_row, sums: sums.parts_mut() },
+            ..problem
+        })?;
         self.keys += n;
         Ok(())
     }
@@ -140,7 +158,8 @@ impl<'a> BackwardState<'a> {
         self.call.sees(keys)
     }
 
-    /// Passes over the next keys, if no row sees them ([`Self::sees`]): as a push of so many, which would add nothing to their sums.
+    /// Passes over the next keys, if no row sees them ([`Self::sees`]): as a push of so many, which would add nothing. If earlier and
+    /// later rows do see some of them, push them here too: these rows may complete a block of 96 in the sums.
     ///
     /// # Errors
     /// [`Error::Needs`] if a row may see one of them; [`Error::Multiple`] as [`Self::push`]; [`Error::TooLarge`] beyond the last
@@ -177,7 +196,7 @@ impl<'a> BackwardState<'a> {
         let lens = self.call.inputs.lengths_from(0, self.keys);
         let (attention, inputs) = self.at_end(self.keys, lens.as_deref())?;
         let problem = attention.backward(inputs, self.saved, gradients)?;
-        self.run(BackwardProblem { part: Part::End, ..problem })
+        self.run(BackwardProblem { part: Part::End { first_row: self.first_row }, ..problem })
     }
 
     /// Returns the settings and inputs of a call over `keys` keys of which no number counts.

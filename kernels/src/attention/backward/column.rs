@@ -14,13 +14,14 @@
 
 use crate::attention::backward::call::BiasSharing;
 use crate::attention::backward::memory::{BackwardScratch, KeyGradients, Own};
-use crate::attention::backward::parts::SharedPart;
 use crate::attention::backward::pass::{BackwardPass, BlockAt};
+use crate::attention::backward::row_block::rows_of;
 use crate::attention::backward::rows::finite_rows;
 use crate::attention::backward::written::write_rows;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::RowSet;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::steps::key_sums::Chain;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::pack;
 use crate::simd::{LANES, Simd};
@@ -58,32 +59,57 @@ impl<'t, S: Simd> Column<'t, S> {
             return;
         }
         let mut keys = self.prepare_keys(&mut own);
-        let group_size = call.group_size();
+        let (q_len, group_size) = (call.sequence(self.at.sequence).q_len, call.group_size());
         own.total.clear(self.keys().len());
         let mut done = 0;
         for g in 0..group_size {
-            if let SharedPart::Keys(sums) = &self.pass.part {
-                let head = (self.at.sequence * call.kv.kv_heads() + self.at.kv_head) * group_size + g;
-                // SAFETY: the caller guarantees that the column's sums are this worker's alone.
-                own.head = unsafe { sums.of_keys(head, self.keys()) };
+            // SAFETY: the caller guarantees that the column's sums are this worker's alone.
+            let mut parts = unsafe { self.sums_in_parts(g) };
+            if let Some([blocks, _]) = &mut parts {
+                core::mem::swap(&mut own.head, blocks);
             } else if group_size > 1 {
                 own.head.clear(self.keys().len());
             }
             for task in self.row_blocks(g) {
+                let mut rest = parts.as_mut().map(|[_, rest]| rest).filter(|_| rows_of(&task) < MAX_ROW_BLOCK);
+                if let Some(rest) = &mut rest {
+                    core::mem::swap(&mut own.head, rest);
+                    own.chain = Chain::Continued;
+                }
                 // SAFETY: the row block is the `done`th of the column, whose turn it is when the tile has waited.
                 if !unsafe { self.tile(&task, done, &mut keys, &mut scores, &mut own) } {
                     return;
+                }
+                if let Some(rest) = rest {
+                    core::mem::swap(&mut own.head, rest);
+                    own.chain = Chain::OfBlock;
+                    if (self.pass.part.first_row + task.set.rows.end - g * q_len).is_multiple_of(MAX_ROW_BLOCK) {
+                        own.head.take(rest);
+                    }
                 }
                 done += 1;
                 // Release: publishes what this worker has added.
                 self.pass.progress(self.at).store(done, Ordering::Release);
             }
-            if group_size > 1 && !matches!(self.pass.part, SharedPart::Keys(_)) {
-                own.total.add(&own.head);
+            match parts {
+                Some([scratch, _]) => own.head = scratch,
+                None if group_size > 1 => own.total.add(&own.head),
+                None => {}
             }
         }
         // SAFETY: the caller guarantees that the column's gradients are this worker's alone.
         unsafe { self.write_keys(&own.total) }
+    }
+
+    /// Returns the sums of a query head that are kept between parts of a pass, if this is such a part.
+    ///
+    /// # Safety
+    /// They are this worker's alone.
+    unsafe fn sums_in_parts(&self, g: usize) -> Option<[KeyGradients<'t>; 2]> {
+        let call = self.bound.checked.call();
+        let head = (self.at.sequence * call.kv.kv_heads() + self.at.kv_head) * call.group_size() + g;
+        // SAFETY: the caller guarantees that they are this worker's alone.
+        self.pass.part.sums.as_ref().map(|sums| sums.each_ref().map(|sums| unsafe { sums.of_keys(head, self.keys()) }))
     }
 
     /// Writes the gradients of the queries of the head of which this is the first column, at the end of a pass in parts.
@@ -102,9 +128,11 @@ impl<'t, S: Simd> Column<'t, S> {
     /// Iterates over the row blocks of one of the query heads that share the column's head.
     fn row_blocks(&self, g: usize) -> impl Iterator<Item = AttentionTask<'t, S>> + use<'t, S> {
         let (bound, BlockAt { sequence, kv_head, .. }) = (self.bound, self.at);
-        let q_len = bound.checked.call().sequence(sequence).q_len;
-        (0..q_len).step_by(MAX_ROW_BLOCK).map(move |first| {
-            let rows = g * q_len + first..g * q_len + q_len.min(first + MAX_ROW_BLOCK);
+        let (q_len, before) = (bound.checked.call().sequence(sequence).q_len, self.pass.part.first_row);
+        let blocks = if q_len == 0 { 0 } else { (before + q_len).div_ceil(MAX_ROW_BLOCK) };
+        (0..blocks).map(move |block| {
+            let (first, end) = (block * MAX_ROW_BLOCK, (block + 1) * MAX_ROW_BLOCK);
+            let rows = g * q_len + first.saturating_sub(before)..g * q_len + q_len.min(end - before);
             AttentionTask::reading(bound, RowSet::of(sequence, kv_head, rows)).followed_by(Next::Near)
         })
     }

@@ -142,7 +142,7 @@ impl<'a> BackwardLaunch<'a> {
             // A worker that panics does not leave others waiting.
             let guard = StopOnUnwind(&pass.stop);
             // SAFETY: every number is taken once, so the key block's gradients are this worker's.
-            unsafe { if matches!(pass.part, SharedPart::End) { column.end(scratch) } else { column.run(scratch) } };
+            unsafe { if pass.part.is_end { column.end(scratch) } else { column.run(scratch) } };
             core::mem::forget(guard);
         }
     }

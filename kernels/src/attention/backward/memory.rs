@@ -2,6 +2,7 @@
 
 use crate::attention::call::Call;
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE, Scratch, Tiling};
+use crate::attention::steps::key_sums::Chain;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
@@ -154,6 +155,8 @@ pub(crate) struct Own<'a> {
     pub(crate) q: &'a mut [f32],
     pub(crate) d_out: &'a mut [f32],
     pub(crate) out: &'a mut [f32],
+    /// Chain of the sums of a row block in `head`.
+    pub(crate) chain: Chain,
     /// Gradients of the key block's keys and values of one query head, and of all that share them.
     pub(crate) head: KeyGradients<'a>,
     pub(crate) total: KeyGradients<'a>,
@@ -172,6 +175,13 @@ impl KeyGradients<'_> {
             let width = sums.len() / KEY_BLOCK;
             sums[..keys * width].fill(0.0);
         }
+    }
+
+    /// Takes in other gradients, and clears them.
+    pub(crate) fn take(&mut self, other: &mut Self) {
+        self.add(other);
+        other.k.fill(0.0);
+        other.v.fill(0.0);
     }
 
     pub(crate) fn add(&mut self, other: &Self) {
@@ -224,7 +234,7 @@ impl BackwardScratch {
         let (head, total) = (KeyGradients { k, v }, KeyGradients { k: all_k, v: all_v });
         (
             ScoreScratch { scratch: &mut self.scores, capped, biased },
-            Own { gradients, values, keys, q, d_out, out, head, total },
+            Own { gradients, values, keys, q, d_out, out, chain: Chain::OfBlock, head, total },
         )
     }
 }

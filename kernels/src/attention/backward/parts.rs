@@ -6,32 +6,41 @@
 use crate::attention::backward::memory::KeyGradients;
 use crate::attention::backward::written::write_rows;
 use crate::attention::call::Call;
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::simd::LANES;
 use crate::simd::isa::Isa;
 use crate::tensor::any::TensorMut;
 use core::marker::PhantomData;
 use core::ops::Range;
 
-/// Part of a backward pass that a launch computes.
+/// Part of a backward pass that a launch computes. `first_row` is the row of all that the first of this call's rows is.
 #[derive(Debug, Default)]
 pub enum Part<'a> {
     /// The whole pass.
     #[default]
     Whole,
     /// Pass over some of the keys, all earlier ones of which are done: it adds to the rows' memory and to these sums.
-    Keys(HeadSums<'a>),
+    Keys {
+        /// Row of all.
+        first_row: usize,
+        /// Sums over all earlier rows.
+        sums: HeadSums<'a>,
+    },
     /// End of a pass over all keys of the call, which are not read: gradients of queries, and sums over all rows.
-    End,
+    End {
+        /// Row of all.
+        first_row: usize,
+    },
 }
 
 /// Sums over query rows for each key, of each query head by itself, without the scale: `[batch][head][key][dimension]`, with keys
-/// and dimensions in whole vectors of sixteen.
+/// and dimensions in whole vectors of sixteen. Gradients of keys, then of values.
 #[derive(Debug)]
 pub struct HeadSums<'a> {
-    /// Gradients of keys.
-    pub k: &'a mut [f32],
-    /// Gradients of values.
-    pub v: &'a mut [f32],
+    /// Sums over whole row blocks.
+    pub blocks: [&'a mut [f32]; 2],
+    /// Sums over the rows of a row block that is not complete.
+    pub rest: [&'a mut [f32]; 2],
 }
 
 impl HeadSums<'_> {
@@ -43,10 +52,13 @@ impl HeadSums<'_> {
 }
 
 /// Part of a pass, shared by its workers.
-pub(crate) enum SharedPart<'a> {
-    Whole,
-    Keys(SharedSums<'a>),
-    End,
+pub(crate) struct SharedPart<'a> {
+    /// Row of a row block that the first row of the call is.
+    pub(crate) first_row: usize,
+    /// Over whole row blocks, and over the rows of one that is not complete.
+    pub(crate) sums: Option<[SharedSums<'a>; 2]>,
+    /// True if keys are not read.
+    pub(crate) is_end: bool,
 }
 
 /// Sums that workers add to, each to those of its own keys.
@@ -70,19 +82,26 @@ impl<'a> SharedPart<'a> {
     /// # Panics
     /// If the sums do not fit the call.
     pub(crate) fn new(part: Part<'a>, call: &Call<'_>) -> Self {
-        let HeadSums { k, v } = match part {
-            Part::Whole => return Self::Whole,
-            Part::End => return Self::End,
-            Part::Keys(sums) => sums,
+        let (first_row, sums, is_end) = match part {
+            Part::Whole => (0, None, false),
+            Part::End { first_row } => (first_row, None, true),
+            Part::Keys { first_row, sums: HeadSums { blocks, rest } } => {
+                (first_row, Some([blocks, rest].map(|sums| SharedSums::new(sums, call))), false)
+            }
         };
+        Self { first_row: first_row % MAX_ROW_BLOCK, sums, is_end }
+    }
+}
+
+impl<'a> SharedSums<'a> {
+    fn new([k, v]: [&'a mut [f32]; 2], call: &Call<'_>) -> Self {
         assert!(call.options.ragged.is_none(), "ragged sequences do not come in parts");
         let ([batch, heads, ..], [.., keys, dim], [.., value_dim]) =
             (call.q.shape(), call.kv.k_shape(), call.kv.v_shape());
         let fits = |sums: &[f32], dim| HeadSums::floats([batch, heads, keys, dim]) == Some(sums.len());
         assert!(fits(k, dim) && fits(v, value_dim), "the sums do not fit the call");
-        let [k, v] = [(k, dim), (v, value_dim)].map(|(sums, dim)| (sums.as_mut_ptr(), dim.next_multiple_of(LANES)));
-        let (heads, keys) = (batch * heads, keys.next_multiple_of(LANES));
-        Self::Keys(SharedSums { sums: [k, v], heads, keys, borrow: PhantomData })
+        let sums = [(k, dim), (v, value_dim)].map(|(sums, dim)| (sums.as_mut_ptr(), dim.next_multiple_of(LANES)));
+        Self { sums, heads: batch * heads, keys: keys.next_multiple_of(LANES), borrow: PhantomData }
     }
 }
 

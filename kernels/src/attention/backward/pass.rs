@@ -50,12 +50,13 @@ impl BackwardPass<'_> {
     /// Returns the number of row blocks of a sequence and key/value head.
     pub(crate) fn row_blocks(&self, sequence: usize) -> usize {
         let call = self.checked.call();
-        call.group_size() * call.sequence(sequence).q_len.div_ceil(MAX_ROW_BLOCK)
+        let q_len = call.sequence(sequence).q_len;
+        if q_len == 0 { 0 } else { call.group_size() * (self.part.first_row + q_len).div_ceil(MAX_ROW_BLOCK) }
     }
 
     /// Returns true if each query head's gradients of keys and values are summed apart from those of the others.
     pub(crate) fn sums_by_head(&self) -> bool {
-        self.checked.call().group_size() > 1 || matches!(self.part, SharedPart::Keys(_))
+        self.checked.call().group_size() > 1 || self.part.sums.is_some()
     }
 
     /// Waits until a key block is done with `row_blocks` row blocks. Returns false if the work was stopped.

@@ -3,7 +3,6 @@
 use crate::attention::backward::call::BiasColumns;
 use crate::attention::backward::column::{Column, ColumnKeys};
 use crate::attention::backward::memory::{Own, RowMemory, RowNumber, ScoreScratch};
-use crate::attention::backward::parts::SharedPart;
 use crate::attention::backward::pass::BlockAt;
 use crate::attention::backward::row_block::rows_of;
 use crate::attention::backward::rows::BlockRows;
@@ -69,7 +68,7 @@ impl<S: Simd> Column<'_, S> {
         own: &mut Own<'_>,
     ) -> bool {
         let (first, mut blocks) = (self.keys().start, task.blocks());
-        let in_parts = matches!(self.pass.part, SharedPart::Keys(_));
+        let in_parts = self.pass.part.sums.is_some();
         let Some(first_block) = blocks.next() else {
             if self.at.number == 0 && !in_parts {
                 // SAFETY: no column adds to the gradients of these queries, and one worker has the first.
@@ -205,10 +204,11 @@ impl<S: Simd> Column<'_, S> {
     /// # Safety
     /// The rows of `tile` are the task's.
     unsafe fn add_key_gradients(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
-        let Own { gradients, head, total, .. } = own;
+        let Own { gradients, head, total, chain, .. } = own;
+        let chain = *chain;
         let rows = rows_of(task);
         drop_weights(task.s, &tile.dropout, ScoreBlock { scores: tile.scores, spans: tile.spans, rows });
-        let in_parts = matches!(self.pass.part, SharedPart::Keys(_));
+        let in_parts = self.pass.part.sums.is_some();
         let sums = if self.pass.sums_by_head() { head } else { total };
         let vecs = |dim: usize| dim.div_ceil(LANES);
         // SAFETY: rows are whole vectors, as the caller guarantees.
@@ -216,7 +216,10 @@ impl<S: Simd> Column<'_, S> {
             if in_parts || self.pass.gradients.v.is_some() {
                 let (weights, rows, vecs) = (&*tile.scores, tile.d_out.evenly(), vecs(task.tiling.value_dim));
                 let prefetch = &mut tile.prefetch;
-                key_sums::key_sums(task.s, KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v, prefetch });
+                key_sums::key_sums(
+                    task.s,
+                    KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v, chain, prefetch },
+                );
             }
             if let (Some(cap), Some(capped)) = (task.call.options.softcap, &tile.copies.capped) {
                 let block = ScoreBlock { scores: gradients, spans: tile.spans, rows: rows_of(task) };
@@ -225,7 +228,10 @@ impl<S: Simd> Column<'_, S> {
             if in_parts || self.pass.gradients.k.is_some() {
                 let (weights, rows, vecs) = (&**gradients, tile.q.evenly(), vecs(task.tiling.head_dim));
                 let prefetch = &mut tile.prefetch;
-                key_sums::key_sums(task.s, KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.k, prefetch });
+                key_sums::key_sums(
+                    task.s,
+                    KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.k, chain, prefetch },
+                );
             }
         }
     }
@@ -266,7 +272,7 @@ impl<S: Simd> Column<'_, S> {
     /// The column's gradients are this worker's, and so are the row block's numbers.
     unsafe fn add_option_gradients(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
         // Whether a pass in parts ends with gradients of slopes is not known yet.
-        let in_parts = matches!(self.pass.part, SharedPart::Keys(_));
+        let in_parts = self.pass.part.sums.is_some();
         let slopes = self.pass.reduced.slopes.is_some() || in_parts && task.call.options.alibi.is_some();
         let bias = self.pass.gradients.bias.as_ref();
         if bias.is_none() && !slopes {
