@@ -3,7 +3,6 @@
 use crate::attention::Attention;
 use crate::error::{Error, at_most, floats, same, zeros};
 use crate::inputs::Inputs;
-use crate::outputs;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
@@ -175,7 +174,7 @@ impl RowStates {
     /// As [`Attention::problem`], for the outputs and sinks; [`Error::Needs`] for scores and key weight sums, which need all keys
     /// at once.
     pub fn write(&self, sinks: Option<&[f32]>, outputs: Outputs<'_>, exec: Exec) -> Result<(), Error> {
-        outputs::check_for_state(&outputs)?;
+        outputs.check_for_state()?;
         let [b, h, rows, value_dim] = self.shape;
         // A call without keys, for which the queries do not matter. Work on a copy: views of states are exclusive.
         let inputs = Inputs::new(

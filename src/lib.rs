@@ -48,7 +48,6 @@ mod kernels;
 mod likely;
 pub mod masks;
 pub mod naive;
-mod outputs;
 mod page_pool;
 mod plan;
 mod shape;
@@ -65,7 +64,7 @@ pub use backward::{
 pub use block_states::{BlockStates, RowStates};
 pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
 pub use cause::Cause;
-pub use error::{Bound, Error};
+pub use error::Error;
 pub use inputs::Inputs;
 pub use kernels::*;
 pub use page_pool::PagePool;

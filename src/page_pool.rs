@@ -3,9 +3,9 @@
 use crate::cache::{
     CacheFormat, KeyScales, Storable, TokenForm, ValuePlace, check_dims, format_of, key_length, key_scales,
 };
-use crate::error::{Bound, Error, same};
+use crate::error::{Error, same};
 use crate::inputs::cumulative;
-use sdpa_kernels::{BlockTable, Isa, NewTokens, PageError, Pages, PoolElements, Tensor};
+use sdpa_kernels::{BlockTable, Bound, Isa, NewTokens, PageError, Pages, PoolElements, Tensor};
 
 /// Keys and values of one layer in pages, for servers that allocate memory page by page. Keys are packed when they are
 /// appended, so a decode step reads them as fast as those of a [`KvCache`](crate::KvCache). (Keys of your own pool, in

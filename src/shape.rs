@@ -1,5 +1,7 @@
 //! Sizes of a call.
 
+use sdpa_kernels::Call;
+
 /// Sizes of a call.
 ///
 /// ```
@@ -31,6 +33,13 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Returns the sizes of a call whose inputs fit together.
+    pub(crate) fn of(call: &Call<'_>) -> Self {
+        let ([_, heads, _, head_dim], [_, kv_heads, _, value_dim]) = (call.q.shape(), call.kv.v_shape());
+        let (batch, (q_len, kv_len)) = (call.sequences(), call.longest());
+        Self { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim }
+    }
+
     /// Floating-point operations of QKᵀ and PV with every key visible: 2·B·H·Lq·Lk·(D + Dv).
     pub fn flops(&self) -> f64 {
         let rows = self.batch as f64 * self.heads as f64 * self.q_len as f64;

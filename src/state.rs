@@ -8,7 +8,6 @@ mod sight;
 mod waiting;
 
 use crate::error::Error;
-use crate::outputs;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
@@ -112,7 +111,7 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// As [`Self::read`].
     pub fn check(&self, outputs: &Outputs<'_>) -> Result<(), Error> {
-        outputs::check_for_state(outputs)?;
+        outputs.check_for_state()?;
         let lens = self.call.inputs.lengths_from(self.before(), 0);
         let keys = [self.waiting_k.first(0)?, self.waiting_v.first(0)?];
         let (attention, inputs) = self.call.over(keys, self.before(), lens.as_deref());
@@ -125,7 +124,7 @@ impl<'a> AttnState<'a> {
     /// As [`Attention::problem`], for the outputs; [`Error::Needs`] for scores and key weight sums, which a state
     /// cannot give.
     pub fn read(&mut self, outputs: Outputs<'_>) -> Result<(), Error> {
-        outputs::check_for_state(&outputs)?;
+        outputs.check_for_state()?;
         let [b, h, rows, _] = self.call.inputs.q.shape();
         let lens = self.call.inputs.lengths_from(self.before(), self.waiting);
         let keys = [self.waiting_k.first(self.waiting)?, self.waiting_v.first(self.waiting)?];

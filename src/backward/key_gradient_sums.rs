@@ -1,7 +1,6 @@
 //! Gradients of keys and values as sums over the query rows so far.
 
 use crate::attention::Attention;
-use crate::backward::gradients::fits;
 use crate::error::{Error, floats, same, zeros};
 use crate::threads::exec::Exec;
 use sdpa_kernels::{Gradients, HeadSums, write_head_sums};
@@ -68,7 +67,7 @@ impl KeyGradientSums {
         same("sums", "heads", self.shape[1], heads, "q")?;
         same("sums", "keys", self.shape[2], keys, "k (rows)")?;
         same("sums", "head_dim", self.dims[0], dims[0], "q")?;
-        same("sums", "value_dim", self.dims[1], dims[1], "v")
+        Ok(same("sums", "value_dim", self.dims[1], dims[1], "v")?)
     }
 
     /// Returns the sums for the kernels.
@@ -98,7 +97,10 @@ impl KeyGradientSums {
             if kv_heads == 0 && heads > 0 || kv_heads > 0 && !heads.is_multiple_of(kv_heads) {
                 return Err(Error::Heads { q_heads: heads, kv_heads, of: argument });
             }
-            fits(argument, gradient.shape(), [batch, kv_heads, keys, dim], "the sums")?;
+            let of_both = gradient.shape().into_iter().zip([batch, kv_heads, keys, dim]);
+            for (what, (got, expected)) in ["batch", "heads", "rows", "last dimension"].into_iter().zip(of_both) {
+                same(argument, what, got, expected, "the sums")?;
+            }
         }
         let HeadSums { blocks, rest } = self.parts_mut();
         for ((gradient, scale), (sums, rest)) in [(k, scale), (v, 1.0)].into_iter().zip(blocks.into_iter().zip(rest)) {

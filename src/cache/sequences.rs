@@ -1,7 +1,8 @@
 //! Sequences of a cache: rolled back, forked, removed, added.
 
 use crate::cache::KvCache;
-use crate::error::{Bound, Error, at_most};
+use crate::error::{Error, at_most};
+use sdpa_kernels::Bound;
 
 impl KvCache {
     /// Returns an error unless there is such a sequence.

@@ -31,7 +31,8 @@ impl TokenForm {
         let Self { kv_heads, dims: [head_dim, value_dim], values, of } = *self;
         let [batch, _, rows, _] = k.shape();
         let heads = |argument, [_, heads, rows, _]: [usize; 4]| {
-            same(argument, "heads", heads, kv_heads, of).map_err(|e| e.or_exchanged(argument, [heads, rows]))
+            same(argument, "heads", heads, kv_heads, of)
+                .map_err(|e| Error::from(e).or_exchanged(argument, [heads, rows]))
         };
         heads("k", k.shape())?;
         same("k", "head_dim", k.shape()[3], head_dim, of)?;
