@@ -19,6 +19,11 @@ impl<F: ScoreMod> ScoreMod for FromRow<'_, F> {
         self.0.score(score, self.at(at))
     }
 
+    #[inline]
+    fn derivative(&self, score: f32, at: Position) -> Option<f32> {
+        self.0.derivative(score, self.at(at))
+    }
+
     fn is_given(&self) -> bool {
         self.0.is_given()
     }

@@ -8,6 +8,7 @@
 //! See `docs/distributed.md` in the repository for how to run it.
 #![deny(unsafe_code)]
 
+mod backward;
 mod description;
 mod error;
 mod exchange;
@@ -24,6 +25,7 @@ mod step;
 mod stream;
 mod timeout;
 
+pub use backward::share::BackwardShare;
 pub use error::Error;
 pub use layout::zigzag;
 pub use ranks::Ranks;

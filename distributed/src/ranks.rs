@@ -1,5 +1,7 @@
 //! Ranks: the processes of a communicator, and how a call over them runs.
 
+use crate::backward;
+use crate::backward::share::BackwardShare;
 use crate::error::Error;
 use crate::group::Group;
 use crate::message::Comm;
@@ -118,6 +120,43 @@ impl<'c> Ranks<'c> {
         let number = self.calls.replace(self.calls.get() + 1);
         let call = Call::new(&self.group, attention, number);
         let result = call.run(share, mods);
+        self.broken.set(call.streams() || matches!(result, Err(Error::TimedOut { .. })));
+        result.map(|report| Report { total: begin.elapsed(), ..report })
+    }
+
+    /// Computes the gradients of attention of all ranks' rows over all ranks' keys, with the bits that one call on one machine has,
+    /// however rows and keys are shared out: of queries, keys and values. Settings and options are those of the forward pass.
+    ///
+    /// Keys, values and the sums of their gradients go from rank to rank in the order of the rows: while one rank computes, those
+    /// before and after it are at other keys. The sums are `f32`, for each query head.
+    ///
+    /// # Errors
+    /// As [`Self::attention`]; the gradients are then untouched.
+    pub fn attention_backward(&self, attention: &Attention, share: BackwardShare<'_>) -> Result<Report, Error> {
+        self.attention_backward_with(attention, share, &Mods::new())
+    }
+
+    /// Computes the gradients of attention with score and mask functions, otherwise as [`Self::attention_backward`]. A score function
+    /// needs its derivative.
+    ///
+    /// # Errors
+    /// As [`Self::attention_backward`].
+    ///
+    /// # Panics
+    /// If one of the functions does; the other ranks then time out.
+    pub fn attention_backward_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
+        &self,
+        attention: &Attention,
+        share: BackwardShare<'_>,
+        mods: &Mods<S, M, P>,
+    ) -> Result<Report, Error> {
+        if self.broken.replace(true) {
+            return Err(Error::Broken);
+        }
+        let begin = Instant::now();
+        let number = self.calls.replace(self.calls.get() + 1);
+        let call = Call::new(&self.group, attention, number);
+        let result = backward::run(&call, share, mods);
         self.broken.set(call.streams() || matches!(result, Err(Error::TimedOut { .. })));
         result.map(|report| Report { total: begin.elapsed(), ..report })
     }

@@ -1,9 +1,13 @@
 //! Gradients of keys and values as sums over the query rows so far.
 
 use crate::attention::Attention;
-use crate::error::{Error, floats, same, zeros};
+use crate::error::{Error, at_most, floats, same, zeros};
 use crate::threads::exec::Exec;
+use core::ops::Range;
 use sdpa_kernels::{Gradients, HeadSums, write_head_sums};
+
+/// Floats of a vector.
+const LANES: usize = 16;
 
 /// Sums over the query rows so far of the gradients of some keys and values, of each query head by itself. Plain numbers, to be sent
 /// from where some rows are to where the next are: [`BackwardState::push`](crate::BackwardState::push) adds to them.
@@ -59,6 +63,27 @@ impl KeyGradientSums {
     /// Returns all numbers, to be received.
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
         &mut self.floats
+    }
+
+    /// Returns the sums of some of the keys, if there are such.
+    ///
+    /// # Errors
+    /// [`Error::Range`] if there are not so many keys; [`Error::Memory`].
+    pub fn keys(&self, keys: Range<usize>) -> Result<Self, Error> {
+        let ([batch, heads, all], sums) = (self.shape, "the keys of the sums");
+        at_most(all, sums).check("sums", "end of the keys", keys.end)?;
+        at_most(keys.end, "the end of the keys").check("sums", "first key", keys.start)?;
+        let mut some = Self::new([batch, heads, keys.len()], self.dims)?;
+        let (mut from, mut to) = (&self.floats[..], &mut some.floats[..]);
+        for width in [self.dims, self.dims].concat().into_iter().map(|dim| dim.next_multiple_of(LANES)) {
+            for _ in 0..batch * heads {
+                let (here, rest) = from.split_at(all.next_multiple_of(LANES) * width);
+                let mine = to.split_off_mut(..keys.len().next_multiple_of(LANES) * width).unwrap_or_default();
+                mine[..keys.len() * width].copy_from_slice(&here[keys.start * width..keys.end * width]);
+                from = rest;
+            }
+        }
+        Ok(some)
     }
 
     /// Checks that the sums are of this shape and these dimensions.

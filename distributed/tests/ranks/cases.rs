@@ -23,15 +23,20 @@ pub(crate) struct Shared {
     pub(crate) keys: Vec<Vec<Range<usize>>>,
 }
 
-/// One case in so many is long: its keys travel in several parcels, of several pieces each.
+/// One case in so many is long: its keys travel in several parcels, of several pieces each. One has many rows and keys of few heads.
 const LONG: u64 = 25;
+const WIDE: u64 = 5;
 
 /// A random case that can be shared out: no ragged sequences, no weight function, no bottom-right beside key lengths.
-fn shareable(rng: &mut Rng, long: bool) -> Case {
+fn shareable(rng: &mut Rng, number: u64) -> Case {
     loop {
-        let case = match long {
-            true => Case::of_sizes(rng, [1, 2, 1, 20, 40_000, 64, 80]),
-            false => Case::random(rng, MOST),
+        let case = match number {
+            n if n % LONG == LONG - 1 => Case::of_sizes(rng, [1, 2, 1, 20, 40_000, 64, 80]),
+            n if n % WIDE == WIDE - 1 => {
+                let (batch, rows, keys) = (1 + rng.below(2), rng.below(700), rng.below(1500));
+                Case::of_sizes(rng, [batch, 2, 1, rows, keys, 8, 16])
+            }
+            _ => Case::random(rng, MOST),
         };
         let bottom_right = case.alignment == Some(Alignment::BottomRight);
         if case.ragged.is_some() || bottom_right && case.kv_lens.is_some() {
@@ -64,8 +69,9 @@ fn shared_out(n: usize, ranks: usize, rng: &mut Rng) -> Vec<Vec<Range<usize>>> {
 }
 
 impl Shared {
-    fn random(rng: &mut Rng, ranks: usize, long: bool) -> Self {
-        let mut case = shareable(rng, long);
+    /// The case of this number.
+    pub(crate) fn random(rng: &mut Rng, ranks: usize, number: u64) -> Self {
+        let mut case = shareable(rng, number);
         let qkv = [&case.q, &case.k, &case.v].map(|x| Rounded::new(x, rng.pick(&DTYPES)));
         let [q, k, v] = qkv.each_ref().map(|x| x.wide.clone());
         (case.q, case.k, case.v) = (q, k, v);
@@ -137,7 +143,7 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
     let mut moved = [0usize; 2];
     for case in 0..cases {
         let mut rng = Rng::new(seed * 1_000_003 + case);
-        let shared = Shared::random(&mut rng, size, case % LONG == LONG - 1);
+        let shared = Shared::random(&mut rng, size, case);
         let whole = shared.whole();
         let mut parts = shared.parts(rank);
         let what = format!("seed {seed}, case {case}, rank {rank} of {size}");

@@ -2,6 +2,7 @@
 //!
 //! `cargo test` runs all; `cargo test --test ranks -- cases --cases 200 --seed 7` more of one kind.
 
+mod backward;
 mod cases;
 mod faults;
 mod launch;
@@ -36,6 +37,7 @@ fn rank(test: &str, arguments: &[String]) {
     let world = universe.world();
     match test {
         "cases" => cases::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
+        "backward" => backward::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "memory" => memory::run(&world),
         "steps" => steps::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "travel" => travel::run(&world),
@@ -67,6 +69,10 @@ fn drive(arguments: &[String]) {
     };
     for ranks in RANKS {
         run(format!("cases on {ranks} ranks"), Launch::of("cases", ranks).with(&["--cases", &cases, "--seed", &seed]));
+    }
+    for ranks in RANKS {
+        let launch = Launch::of("backward", ranks).with(&["--cases", &cases, "--seed", &seed]);
+        run(format!("backward on {ranks} ranks"), launch);
     }
     for ranks in RANKS {
         run(format!("steps on {ranks} ranks"), Launch::of("steps", ranks).with(&["--cases", &cases, "--seed", &seed]));
