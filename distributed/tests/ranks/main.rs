@@ -3,6 +3,7 @@
 //! `cargo test` runs all; `cargo test --test ranks -- cases --cases 200 --seed 7` more of one kind.
 
 mod backward;
+mod backward_faults;
 mod cases;
 mod faults;
 mod launch;
@@ -81,7 +82,7 @@ fn drive(arguments: &[String]) {
     for ranks in RANKS {
         run(format!("travel on {ranks} ranks"), Launch::of("travel", ranks));
     }
-    for fault in faults::FAULTS {
+    for fault in faults::all() {
         for ranks in [2, 3, 4, 7] {
             run(format!("fault {} on {ranks} ranks", fault.name), fault.launch(ranks));
         }
