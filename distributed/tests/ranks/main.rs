@@ -40,6 +40,7 @@ fn rank(test: &str, arguments: &[String]) {
         "cases" => cases::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "backward" => backward::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "memory" => memory::run(&world),
+        "backward memory" => memory::backward(&world),
         "steps" => steps::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "travel" => travel::run(&world),
         fault => faults::run(&world, fault),
@@ -79,6 +80,7 @@ fn drive(arguments: &[String]) {
         run(format!("steps on {ranks} ranks"), Launch::of("steps", ranks).with(&["--cases", &cases, "--seed", &seed]));
     }
     run("memory on 4 ranks".to_owned(), Launch::of("memory", 4));
+    run("backward memory on 4 ranks".to_owned(), Launch::of("backward memory", 4));
     for ranks in RANKS {
         run(format!("travel on {ranks} ranks"), Launch::of("travel", ranks));
     }
