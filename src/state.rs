@@ -23,7 +23,8 @@ use waiting::Waiting;
 /// However the keys are divided, the result has the bits of one call over all keys: keys that do not fill a block of
 /// 256 are copied and wait until it is full. States over different keys can be merged.
 ///
-/// Position-dependent rules need an [`Alignment::TopLeft`] or [`Alignment::Offset`], because the final number of keys
+/// Position-dependent rules need an [`Alignment::TopLeft`](crate::Alignment::TopLeft) or
+/// [`Alignment::Offset`](crate::Alignment::Offset), because the final number of keys
 /// is not known.
 ///
 /// ```
@@ -121,7 +122,7 @@ impl<'a> AttnState<'a> {
     /// Writes the result for the keys so far; more keys may be pushed afterwards.
     ///
     /// # Errors
-    /// As [`Attention::problem`], for the outputs; [`Error::Needs`] for scores and key weight sums, which a state
+    /// As [`Attention::problem`](crate::Attention::problem), for the outputs; [`Error::Needs`] for scores and key weight sums, which a state
     /// cannot give.
     pub fn read(&mut self, outputs: Outputs<'_>) -> Result<(), Error> {
         outputs.check_for_state()?;

@@ -15,7 +15,7 @@ impl<'a> AttnState<'a> {
     /// `[kv_heads, value_dim]` that later keys and values have.
     ///
     /// # Errors
-    /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`]; [`Error::TooLarge`] or
+    /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`](crate::Alignment::BottomRight); [`Error::TooLarge`] or
     /// [`Error::Memory`] if the state does not fit in memory.
     pub fn new(attention: Attention, q: impl Into<Tensor<'a>>, keys: [usize; 2], exec: Exec) -> Result<Self, Error> {
         let (q, [kv_heads, value_dim]) = (q.into(), keys);
