@@ -82,8 +82,8 @@ impl<S: Simd> Column<'_, S> {
         if first > first_block && !self.pass.wait(BlockAt { number: self.at.number - 1, ..self.at }, number + 1) {
             return false;
         }
-        // SAFETY: the row block's turn has come, so its memory is this worker's.
         let turn = match in_parts {
+            // SAFETY: the row block's turn has come, so its memory is this worker's.
             true => Turn { is_first: !unsafe { self.has_begun(task) }, is_last: false },
             false => {
                 let is_last = first == blocks.next_back().unwrap_or(first_block);
