@@ -196,8 +196,8 @@ impl<'a> Inputs<'a> {
     /// may also have no rows. Biases, masks and score outputs are `[sequences, heads, longest q, longest k]`.
     ///
     /// ```
-    /// use sdpa::{Alignment, Attention, Inputs, KvCache, Outputs, View, ViewMut};
-    /// let mut cache = KvCache::new(3, 2, [8, 8])?; // three sequences
+    /// use sdpa::{Alignment, Attention, Inputs, KvCache, KvShape, Outputs, View, ViewMut};
+    /// let mut cache = KvCache::new(3, KvShape { kv_heads: 2, head_dim: 8, value_dim: 8 })?; // three sequences
     /// for (sequence, tokens) in [(0, 40), (2, 5)] {
     ///     let (k, v) = (vec![0.5; 2 * tokens * 8], vec![0.25; 2 * tokens * 8]);
     ///     let shape = [1, 2, tokens, 8];

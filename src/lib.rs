@@ -76,7 +76,7 @@ pub use plan::run::Workspace;
 #[cfg(feature = "_probe")]
 #[doc(hidden)]
 pub use sdpa_kernels::probe;
-pub use shape::Shape;
+pub use shape::{KvShape, Shape};
 pub use state::{AttnState, merge};
 pub use threads::CurrentPool;
 pub use threads::exec::Exec;

@@ -1,5 +1,6 @@
-//! Sizes of a call.
+//! Sizes of a call, and of the keys and values of a token.
 
+use crate::error::{Error, LONGEST_DIM};
 use sdpa_kernels::Call;
 
 /// Sizes of a call.
@@ -30,6 +31,43 @@ pub struct Shape {
     pub head_dim: usize,
     /// Length of a value.
     pub value_dim: usize,
+}
+
+/// Sizes of the keys and values of a token, for what stores them or awaits them.
+///
+/// ```
+/// use sdpa::{KvCache, KvShape};
+/// let shape = KvShape { kv_heads: 8, head_dim: 192, value_dim: 128 };
+/// let cache = KvCache::new(4, shape)?; // four sequences
+/// assert_eq!(cache.shape(), shape);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KvShape {
+    /// Number of key/value heads.
+    pub kv_heads: usize,
+    /// Length of a key.
+    pub head_dim: usize,
+    /// Length of a value.
+    pub value_dim: usize,
+}
+
+impl KvShape {
+    /// Refuses lengths of keys and values that are 0 or beyond the largest possible.
+    pub(crate) fn check(self, argument: &'static str) -> Result<(), Error> {
+        for (what, got) in [("head_dim", self.head_dim), ("value_dim", self.value_dim)] {
+            if got == 0 {
+                return Err(Error::Empty { argument, what });
+            }
+            LONGEST_DIM.check(argument, what, got)?;
+        }
+        Ok(())
+    }
+
+    /// Lengths of a key and a value.
+    pub(crate) fn dims(self) -> [usize; 2] {
+        [self.head_dim, self.value_dim]
+    }
 }
 
 impl Shape {

@@ -28,10 +28,11 @@ use waiting::Waiting;
 /// is not known.
 ///
 /// ```
-/// # use sdpa::{Attention, AttnState, Exec, View, ViewMut};
+/// # use sdpa::{Attention, AttnState, Exec, KvShape, View, ViewMut};
 /// # let (q, k, v) = (vec![0.5; 2 * 8], vec![0.25; 6 * 8], vec![1.0; 6 * 8]);
 /// # let keys = |x| View::bhld(x, [1, 1, 6, 8]);
-/// let mut state = AttnState::new(Attention::new(), View::bhld(&q, [1, 1, 2, 8])?, [1, 8], Exec::serial())?;
+/// let shape = KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 };
+/// let mut state = AttnState::new(Attention::new(), View::bhld(&q, [1, 1, 2, 8])?, shape, Exec::serial())?;
 /// state.push(keys(&k)?, keys(&v)?)?;
 /// let mut out = vec![0.0; 2 * 8];
 /// state.read(Outputs::new(ViewMut::bhld(&mut out, [1, 1, 2, 8])?))?;

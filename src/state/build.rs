@@ -1,9 +1,10 @@
 //! States of what options: how they are made.
 
 use crate::Attention;
-use crate::error::{Error, floats, zeros};
+use crate::error::{Error, floats, same, zeros};
 use crate::inputs::Inputs;
 use crate::plan::run::Workspace;
+use crate::shape::KvShape;
 use crate::state::AttnState;
 use crate::state::parted_call::{ALIGNMENT, PartedCall};
 use crate::state::waiting::Waiting;
@@ -11,15 +12,16 @@ use crate::threads::exec::Exec;
 use sdpa_kernels::{KEY_BLOCK, MaskMod, Mods, ScoreMod, Tensor, View, WeightMod};
 
 impl<'a> AttnState<'a> {
-    /// Creates a state without keys. `q` is `[batch, heads, q_len, head_dim]`, of any element type; `keys` is the
-    /// `[kv_heads, value_dim]` that later keys and values have.
+    /// Creates a state without keys. `q` is `[batch, heads, q_len, head_dim]`, of any element type; `keys`
+    /// are the sizes that later keys and values have.
     ///
     /// # Errors
     /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`](crate::Alignment::BottomRight); [`Error::TooLarge`] or
     /// [`Error::Memory`] if the state does not fit in memory.
-    pub fn new(attention: Attention, q: impl Into<Tensor<'a>>, keys: [usize; 2], exec: Exec) -> Result<Self, Error> {
-        let (q, [kv_heads, value_dim]) = (q.into(), keys);
+    pub fn new(attention: Attention, q: impl Into<Tensor<'a>>, keys: KvShape, exec: Exec) -> Result<Self, Error> {
+        let (q, KvShape { kv_heads, head_dim, value_dim }) = (q.into(), keys);
         let [batch, .., dim] = q.shape();
+        same("k", "head_dim", head_dim, dim, "q")?;
         for dim in [dim, value_dim] {
             floats("state", [batch, kv_heads, KEY_BLOCK, dim])?;
         }
@@ -81,10 +83,11 @@ impl<'a> AttnState<'a> {
     /// Sets score and mask functions, which see keys and rows where they lie among all.
     ///
     /// ```
-    /// use sdpa::{Attention, AttnState, Exec, Mods, Outputs, Position, View, ViewMut};
+    /// use sdpa::{Attention, AttnState, Exec, KvShape, Mods, Outputs, Position, View, ViewMut};
     /// let (q, k, v) = ([1.0], [1.0; 2], [3.0, 5.0]);
     /// let odd = Mods::new().mask(|at: Position| at.key % 2 == 1);
-    /// let state = AttnState::new(Attention::new(), View::bhld(&q, [1, 1, 1, 1])?, [1, 1], Exec::serial())?;
+    /// let keys = KvShape { kv_heads: 1, head_dim: 1, value_dim: 1 };
+    /// let state = AttnState::new(Attention::new(), View::bhld(&q, [1, 1, 1, 1])?, keys, Exec::serial())?;
     /// let mut state = state.mods(&odd)?;
     /// for key in [0, 1] {
     ///     state.push(View::bhld(&k[key..], [1, 1, 1, 1])?, View::bhld(&v[key..], [1, 1, 1, 1])?)?;
