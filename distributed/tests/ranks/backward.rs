@@ -46,6 +46,9 @@ struct Back {
     dtype: Dtype,
 }
 
+/// Report of a call, and gradients in q, and in k and v, of a rank's stretches.
+type Answer = (Report, Vec<Tensor>, Vec<[Tensor; 2]>);
+
 impl Back {
     fn random(rng: &mut Rng, ranks: usize, form: u64) -> Self {
         let shared = Shared::random(rng, ranks, form);
@@ -71,8 +74,8 @@ impl Back {
         written.map(|gradient| gradient.tensor())
     }
 
-    /// Runs a rank's part: gradients in q for its rows, and in k and v for its keys.
-    fn run(&self, ranks: &Ranks<'_>, rank: usize) -> Result<(Report, Vec<Tensor>, Vec<[Tensor; 2]>), sdpa_mpi::Error> {
+    /// Runs a rank's part.
+    fn run(&self, ranks: &Ranks<'_>, rank: usize) -> Result<Answer, sdpa_mpi::Error> {
         let Shared { case, qkv, rows, keys } = &self.shared;
         let [q, k, v] = qkv.each_ref().map(Rounded::view);
         let cases: Vec<Case> = rows[rank].iter().map(|rows| self.shared.part(rows)).collect();
