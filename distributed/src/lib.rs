@@ -8,6 +8,7 @@
 //! See `docs/distributed.md` in the repository for how to run it.
 #![deny(unsafe_code)]
 
+mod agreement;
 mod description;
 mod error;
 mod exchange;

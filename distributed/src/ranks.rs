@@ -77,7 +77,8 @@ impl<'c> Ranks<'c> {
         Self { group: Group { exec, pool: Some(pool), ..self.group }, ..self }
     }
 
-    /// Sets a function that is told how many of how many keys are done, after each parcel of them.
+    /// Sets a function that is told how many of how many keys are done: after each parcel of them, and in a step when this
+    /// rank's are.
     #[must_use]
     pub fn progress(self, progress: &'c dyn Fn(usize, usize)) -> Self {
         Self { group: Group { progress: Some(progress), ..self.group }, ..self }

@@ -1,11 +1,12 @@
 //! Decode step over keys that are cut over ranks: each computes the states of its own blocks, and the states of the rows go
 //! from rank to rank in the order of the keys.
 
-use crate::description::{Description, agree};
+use crate::agreement::agreement;
+use crate::description::Description;
 use crate::error::Error;
-use crate::exchange::exchange;
+use crate::exchange::blaming;
 use crate::group::Group;
-use crate::layout::{KEYS, in_order};
+use crate::layout::{KEYS, Stretch, in_order};
 use crate::message::{Transfer, Way};
 use crate::report::Report;
 use crate::timeout::{Advance, Awaited};
@@ -81,6 +82,27 @@ impl<'a> Step<'a> {
     }
 }
 
+impl Step<'_> {
+    /// Computes the states of this rank's blocks, and returns states of the rows that have seen no keys.
+    fn states(
+        &self,
+        group: &Group<'_>,
+        attention: &Attention,
+        blocks: &mut BlockStates,
+    ) -> Result<RowStates, sdpa::Error> {
+        let [batch, heads, rows, _] = self.inputs.queries().shape();
+        let states = RowStates::new([batch, heads, rows, self.inputs.shape()?.value_dim])?;
+        states.check(self.sinks, &self.outputs)?;
+        let (inputs, first, exec) = (self.inputs, self.first, group.exec);
+        let mut compute = || blocks.compute(attention, inputs, first, exec);
+        match group.pool {
+            Some(pool) => pool.install(compute),
+            None => compute(),
+        }?;
+        Ok(states)
+    }
+}
+
 /// Wait for a transfer.
 struct Passing<'t>(&'t Transfer<f32>, &'static str);
 
@@ -100,57 +122,21 @@ impl Advance for Passing<'_> {
 
 /// Runs a step, the `number`th call.
 pub(crate) fn run(group: &Group<'_>, number: u64, attention: &Attention, step: Step<'_>) -> Result<Report, Error> {
-    let (comm, begin) = (group.comm, Instant::now());
-    let mut blocks = BlockStates::new();
-    let description = step.description(attention).and_then(|description| {
-        let (exec, inputs, first, blocks) = (group.exec, step.inputs, step.first, &mut blocks);
-        let mut compute = || blocks.compute(attention, inputs, first, exec);
-        match group.pool {
-            Some(pool) => pool.install(compute),
-            None => compute(),
-        }?;
-        Ok(description)
-    });
+    let begin = Instant::now();
+    let (mut blocks, own) = (BlockStates::new(), step.description(attention));
+    let own = own.and_then(|description| Ok((description, step.states(group, attention, &mut blocks)?)));
     let mut report = Report { computing: begin.elapsed(), ..Report::default() };
-    let order = agreed(group, number, description)?;
-    let [batch, heads, rows, _] = step.inputs.queries().shape();
-    let mut states = RowStates::new([batch, heads, rows, step.inputs.shape()?.value_dim])?;
+    let (description, states) = match own {
+        Ok((description, states)) => (Ok(description), Some(states)),
+        Err(error) => (Err(error), None),
+    };
+    let all = agreement(group, number, description, "what it has of the step")?;
+    let stretches = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
+    let Some(mut states) = states else { unreachable!("who has no states has said why") };
     let mut along = Along { group, report: &mut report };
-    if let Some(turn) = order.iter().position(|&rank| rank == comm.rank) {
-        if turn > 0 {
-            along.receive(&mut states, order[turn - 1], ALONG)?;
-        }
-        states.fold(&blocks)?;
-        if let Some(&next) = order.get(turn + 1) {
-            along.send(&states, vec![next], ALONG)?;
-        }
-    }
-    match order.last() {
-        Some(&last) if last == comm.rank => {
-            along.send(&states, (0..comm.size).filter(|&rank| rank != last).collect(), RESULT)?;
-        }
-        Some(&last) => along.receive(&mut states, last, RESULT)?,
-        // Nobody has keys.
-        None => {}
-    }
+    along.fold(&mut states, &blocks, &stretches).map_err(|error| blaming(group.comm, error, group.timeout))?;
     states.write(step.sinks, step.outputs, group.exec)?;
     Ok(report)
-}
-
-/// Tells all ranks what this one has, compares, and returns the ranks that have keys, in the order of these.
-fn agreed(group: &Group<'_>, number: u64, own: Result<Description, sdpa::Error>) -> Result<Vec<usize>, Error> {
-    let mut description = match &own {
-        Ok(description) => description.clone(),
-        Err(error) => Description { refused: Some(error.to_string()), ..Description::default() },
-    };
-    description.facts.insert(0, ("number of calls before".to_owned(), number.to_string()));
-    let texts = exchange(group.comm, description.text(), "what it has of the step", group.timeout)?;
-    let all: Vec<Description> = texts.iter().map(|text| Description::read(text)).collect();
-    match (agree(&all), own) {
-        (Err(Error::Refused { rank, .. }), Err(error)) if rank == group.comm.rank => return Err(Error::Call(error)),
-        (result, _) => result?,
-    }
-    Ok(in_order(KEYS, all.iter().map(|description| &*description.keys))?.iter().map(|stretch| stretch.rank).collect())
 }
 
 /// States on their way along the keys.
@@ -160,6 +146,31 @@ struct Along<'g, 'c> {
 }
 
 impl Along<'_, '_> {
+    /// Takes this rank's blocks into the states over all keys before, and returns those over all keys, on every rank.
+    fn fold(&mut self, states: &mut RowStates, blocks: &BlockStates, stretches: &[Stretch]) -> Result<(), Error> {
+        let comm = self.group.comm;
+        // Else nobody has keys.
+        let Some(last) = stretches.last() else { return Ok(()) };
+        if let Some(turn) = stretches.iter().position(|stretch| stretch.rank == comm.rank) {
+            if turn > 0 {
+                self.receive(states, stretches[turn - 1].rank, ALONG)?;
+            }
+            states.fold(blocks)?;
+            if let Some(progress) = self.group.progress {
+                progress(stretches[turn].range.end, last.range.end);
+            }
+            if let Some(next) = stretches.get(turn + 1) {
+                self.send(states, vec![next.rank], ALONG)?;
+            }
+        }
+        match last.rank {
+            last if last == comm.rank => {
+                self.send(states, (0..comm.size).filter(|&rank| rank != last).collect(), RESULT)
+            }
+            last => self.receive(states, last, RESULT),
+        }
+    }
+
     fn send(&mut self, states: &RowStates, to: Vec<usize>, tag: u16) -> Result<(), Error> {
         let transfer = Transfer::begin(self.group.comm, states.as_slice().to_vec(), Way { from: None, to, tag });
         self.wait(&transfer, "that it takes the states")

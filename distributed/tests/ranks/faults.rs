@@ -1,6 +1,7 @@
 //! Faults: ranks that disagree, die, or come late. Every other rank says so in time, and writes nothing.
 
 use crate::launch::{FINE, Launch};
+use crate::step_faults;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use sdpa::{Attention, Bf16, Exec, Inputs, Mask, Mods, Outputs, Position, View, ViewMut};
@@ -11,10 +12,10 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(3);
 const BEYOND: Duration = Duration::from_secs(5);
 /// The rank that is at fault.
-const GUILTY: usize = 1;
+pub(crate) const GUILTY: usize = 1;
 /// Rows and keys of each rank, and the length of a head.
 const N: usize = 40;
-const DIM: usize = 8;
+pub(crate) const DIM: usize = 8;
 
 /// A fault of one rank.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +27,7 @@ pub(crate) struct Fault {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Kind {
+pub(crate) enum Kind {
     /// Every rank gets the same error.
     Said,
     /// The rank itself gets its own error.
@@ -36,7 +37,7 @@ enum Kind {
     Dies,
 }
 
-const fn fault(name: &'static str, words: &'static str, kind: Kind) -> Fault {
+pub(crate) const fn fault(name: &'static str, words: &'static str, kind: Kind) -> Fault {
     Fault { name, words, kind }
 }
 
@@ -69,19 +70,32 @@ impl Fault {
     }
 }
 
+/// All faults, of prompts and of steps.
+pub(crate) fn all() -> impl Iterator<Item = Fault> {
+    FAULTS.into_iter().chain(step_faults::FAULTS)
+}
+
+/// The same call on every rank, but for the guilty one.
+fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> Result<(), Error> {
+    match name.starts_with("step") {
+        true => step_faults::call(ranks, name, rank, guilty),
+        false => prompt(ranks, name, rank, guilty),
+    }
+}
+
 pub(crate) fn run(world: &SimpleCommunicator, name: &str) {
-    let fault = *FAULTS.iter().find(|fault| fault.name == name).expect("a fault");
+    let fault = all().find(|fault| fault.name == name).expect("a fault");
     let (rank, size) = (world.rank() as usize, world.size() as usize);
     let guilty = rank == GUILTY;
-    let begin = Instant::now();
     match name {
-        "late" if guilty => std::thread::sleep(TIMEOUT + Duration::from_millis(500)),
-        "dead" if guilty => std::process::abort(),
+        "late" | "step late" if guilty => std::thread::sleep(TIMEOUT + Duration::from_millis(500)),
+        "dead" | "step dead" if guilty => std::process::abort(),
         _ => {}
     }
+    let begin = Instant::now();
     let die = |_: usize, _: usize| std::process::abort();
     let mut ranks = Ranks::new(world, TIMEOUT).exec(Exec::serial());
-    if name == "dying" && guilty {
+    if name.ends_with("dying") && guilty {
         ranks = ranks.progress(&die);
     }
     let error = call(&ranks, name, rank, guilty).expect_err("a fault");
@@ -89,13 +103,13 @@ pub(crate) fn run(world: &SimpleCommunicator, name: &str) {
     let words = error.to_string();
     println!("rank {rank} of {size}: {words}");
     let expected = match fault.kind {
-        Kind::Own if guilty => "out: rows is 39, but q has 40",
+        Kind::Own if guilty => fault.words.trim_start_matches("rank 1 refused its part of the call: "),
         Kind::Late if guilty => "waited 3s in vain for rank",
         _ => fault.words,
     };
     assert!(words.starts_with(expected), "{words}");
     assert!(took < TIMEOUT + BEYOND, "{took:?}");
-    let again = call(&ranks, "", rank, false);
+    let again = call(&ranks, if name.starts_with("step") { "step" } else { "" }, rank, false);
     if matches!(error, Error::TimedOut { .. }) {
         assert_eq!(again.err(), Some(Error::Broken));
     }
@@ -107,7 +121,7 @@ pub(crate) fn run(world: &SimpleCommunicator, name: &str) {
 }
 
 /// A call of 40 rows and keys a rank, in which the guilty rank does something else.
-fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> Result<(), Error> {
+fn prompt(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> Result<(), Error> {
     let is = |fault: &str| guilty && name == fault;
     let attention = Attention::new();
     let attention = if is("causal") { attention.causal() } else { attention };

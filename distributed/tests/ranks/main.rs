@@ -8,6 +8,7 @@ mod launch;
 mod memory;
 #[path = "../../../tests/support/options/mod.rs"]
 mod options;
+mod step_faults;
 mod steps;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
@@ -75,7 +76,7 @@ fn drive(arguments: &[String]) {
     for ranks in RANKS {
         run(format!("travel on {ranks} ranks"), Launch::of("travel", ranks));
     }
-    for fault in faults::FAULTS {
+    for fault in faults::all() {
         for ranks in [2, 3, 4, 7] {
             run(format!("fault {} on {ranks} ranks", fault.name), fault.launch(ranks));
         }
