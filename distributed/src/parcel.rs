@@ -133,7 +133,7 @@ fn room<T>(len: usize) -> Result<Vec<T>, Error> {
     Ok(memory)
 }
 
-fn zeros<T: Copy + Default>(len: usize) -> Result<Vec<T>, Error> {
+pub(crate) fn zeros<T: Copy + Default>(len: usize) -> Result<Vec<T>, Error> {
     let mut memory = room(len)?;
     memory.resize(len, T::default());
     Ok(memory)

@@ -80,6 +80,7 @@ impl<'r, 'c> Call<'r, 'c> {
         };
         let word = |given| if given { "given" } else { "none" };
         description.facts.insert(0, ("number of calls before".to_owned(), self.number.to_string()));
+        description.fact("split", "by rows");
         description.fact("score function", word(score));
         description.fact("mask function", word(mask));
         let texts = exchange(self.group.comm, description.text(), WHAT, self.group.timeout)?;

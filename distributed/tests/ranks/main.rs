@@ -4,6 +4,7 @@
 
 mod cases;
 mod faults;
+mod heads;
 mod launch;
 mod memory;
 #[path = "../../../tests/support/options/mod.rs"]
@@ -37,6 +38,7 @@ fn rank(test: &str, arguments: &[String]) {
     let world = universe.world();
     match test {
         "cases" => cases::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
+        "heads" => heads::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "memory" => memory::run(&world),
         "steps" => steps::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "travel" => travel::run(&world),
@@ -71,6 +73,9 @@ fn drive(arguments: &[String]) {
     }
     for ranks in RANKS {
         run(format!("steps on {ranks} ranks"), Launch::of("steps", ranks).with(&["--cases", &cases, "--seed", &seed]));
+    }
+    for ranks in RANKS {
+        run(format!("heads on {ranks} ranks"), Launch::of("heads", ranks).with(&["--cases", &cases, "--seed", &seed]));
     }
     run("memory on 4 ranks".to_owned(), Launch::of("memory", 4));
     for ranks in RANKS {
