@@ -8,7 +8,7 @@ use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
-use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, KeptBlocks, Outputs, State, View, ViewMut};
+use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, KeptBlocks, Outputs, State, View, ViewMut, merge_states};
 
 /// States of query rows over each block of 256 keys by itself, kept until the state over all earlier keys is there: see
 /// [`RowStates`].
@@ -163,6 +163,33 @@ impl RowStates {
         let [batch, heads, rows, _] = blocks.states.shape();
         self.same_rows([batch, heads, rows, blocks.value_dim], "blocks")?;
         blocks.states.fold_into(isa, self.parts_mut());
+        Ok(())
+    }
+
+    /// Takes in the states over later keys: all keys of `later` follow those of these states. The numbers are those of one call
+    /// up to rounding, since sums are taken in another order than [`Self::fold`] takes them in.
+    ///
+    /// ```
+    /// use sdpa::{Exec, Outputs, RowStates, ViewMut};
+    /// let mut states = RowStates::new([1, 1, 1, 2])?;
+    /// let mut later = RowStates::new([1, 1, 1, 2])?;
+    /// later.as_mut_slice()[..4].copy_from_slice(&[0.0, 2.0, 6.0, 8.0]); // largest score, sum, outputs
+    /// states.merge(&later, Exec::serial())?;
+    /// let mut out = [0.0; 2];
+    /// states.write(None, Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 2])?), Exec::serial())?;
+    /// assert_eq!(out, [3.0, 4.0]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if they are of other rows; these states are then unchanged.
+    pub fn merge(&mut self, later: &Self, exec: Exec) -> Result<(), Error> {
+        self.same_rows(later.shape, "later")?;
+        let [batch, heads, rows, value_dim] = self.shape;
+        let n = batch * heads * rows;
+        let (max, rest) = later.floats.split_at(n);
+        let (sum, out) = rest.split_at(n);
+        merge_states(exec.isa, width(value_dim), self.parts_mut(), [max, sum, out]);
         Ok(())
     }
 

@@ -6,16 +6,11 @@ use crate::description::Description;
 use crate::error::Error;
 use crate::exchange::blaming;
 use crate::group::Group;
-use crate::layout::{KEYS, Stretch, in_order};
-use crate::message::{Transfer, Way};
+use crate::layout::{KEYS, in_order};
+use crate::merges::{Gathering, Merges};
 use crate::report::Report;
-use crate::timeout::{Advance, Awaited};
 use sdpa::{Attention, BlockStates, Inputs, Outputs, RowStates};
-use std::time::{Duration, Instant};
-
-/// Tags of states on their way along the keys, and of the result.
-const ALONG: u16 = 8010;
-const RESULT: u16 = 8011;
+use std::time::Instant;
 
 /// Decode step: rows that all ranks have, and the keys that this one has, in blocks of 256.
 ///
@@ -42,6 +37,7 @@ pub struct Step<'a> {
     inputs: Inputs<'a>,
     first: usize,
     sinks: Option<&'a [f32]>,
+    merges: Merges,
     outputs: Outputs<'a>,
 }
 
@@ -50,13 +46,19 @@ impl<'a> Step<'a> {
     /// 256), and the outputs, which every rank gets. A cache grows on the rank that has the last keys; when its share is full,
     /// the next rank begins one.
     pub fn new(inputs: Inputs<'a>, first: usize, outputs: Outputs<'a>) -> Self {
-        Self { inputs, first, sinks: None, outputs }
+        Self { inputs, first, sinks: None, merges: Merges::InOrder, outputs }
     }
 
     /// Sets attention sinks, `[heads]`, the same on every rank.
     #[must_use]
     pub fn sinks(self, logits: &'a [f32]) -> Self {
         Self { sinks: Some(logits), ..self }
+    }
+
+    /// Sets the order in which the states of ranks are merged, the same on every rank.
+    #[must_use]
+    pub fn merges(self, merges: Merges) -> Self {
+        Self { merges, ..self }
     }
 
     /// Says what this rank has, and what of the step it knows.
@@ -77,6 +79,7 @@ impl<'a> Step<'a> {
             }
         }
         description.fact("sinks of the step", format!("{:?}", self.sinks));
+        description.fact("merges", format!("{:?}", self.merges));
         description.fact("settings", format!("{attention:?}"));
         Ok(description)
     }
@@ -103,23 +106,6 @@ impl Step<'_> {
     }
 }
 
-/// Wait for a transfer.
-struct Passing<'t>(&'t Transfer<f32>, &'static str);
-
-impl Advance for Passing<'_> {
-    fn poll(&mut self) -> bool {
-        self.0.poll()
-    }
-
-    fn is_done(&self) -> bool {
-        self.0.is_done()
-    }
-
-    fn awaited(&self) -> Awaited {
-        (self.0.peers(), self.1)
-    }
-}
-
 /// Runs a step, the `number`th call.
 pub(crate) fn run(group: &Group<'_>, number: u64, attention: &Attention, step: Step<'_>) -> Result<Report, Error> {
     let begin = Instant::now();
@@ -133,65 +119,9 @@ pub(crate) fn run(group: &Group<'_>, number: u64, attention: &Attention, step: S
     let all = agreement(group, number, description, "what it has of the step")?;
     let stretches = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
     let Some(mut states) = states else { unreachable!("who has no states has said why") };
-    let mut along = Along { group, report: &mut report };
-    along.fold(&mut states, &blocks, &stretches).map_err(|error| blaming(group.comm, error, group.timeout))?;
+    let mut gathering = Gathering { group, stretches: &stretches, report: &mut report };
+    let gathered = gathering.run(step.merges, &mut states, &blocks);
+    gathered.map_err(|error| blaming(group.comm, error, group.timeout))?;
     states.write(step.sinks, step.outputs, group.exec)?;
     Ok(report)
-}
-
-/// States on their way along the keys.
-struct Along<'g, 'c> {
-    group: &'g Group<'c>,
-    report: &'g mut Report,
-}
-
-impl Along<'_, '_> {
-    /// Takes this rank's blocks into the states over all keys before, and returns those over all keys, on every rank.
-    fn fold(&mut self, states: &mut RowStates, blocks: &BlockStates, stretches: &[Stretch]) -> Result<(), Error> {
-        let comm = self.group.comm;
-        // Else nobody has keys.
-        let Some(last) = stretches.last() else { return Ok(()) };
-        if let Some(turn) = stretches.iter().position(|stretch| stretch.rank == comm.rank) {
-            if turn > 0 {
-                self.receive(states, stretches[turn - 1].rank, ALONG)?;
-            }
-            states.fold(blocks)?;
-            if let Some(progress) = self.group.progress {
-                progress(stretches[turn].range.end, last.range.end);
-            }
-            if let Some(next) = stretches.get(turn + 1) {
-                self.send(states, vec![next.rank], ALONG)?;
-            }
-        }
-        match last.rank {
-            last if last == comm.rank => {
-                self.send(states, (0..comm.size).filter(|&rank| rank != last).collect(), RESULT)
-            }
-            last => self.receive(states, last, RESULT),
-        }
-    }
-
-    fn send(&mut self, states: &RowStates, to: Vec<usize>, tag: u16) -> Result<(), Error> {
-        let transfer = Transfer::begin(self.group.comm, states.as_slice().to_vec(), Way { from: None, to, tag });
-        self.wait(&transfer, "that it takes the states")
-    }
-
-    fn receive(&mut self, states: &mut RowStates, from: usize, tag: u16) -> Result<(), Error> {
-        let way = Way { from: Some(from), to: Vec::new(), tag };
-        let transfer = Transfer::begin(self.group.comm, vec![0.0; states.as_slice().len()], way);
-        self.wait(&transfer, "the states over the keys before")?;
-        if let Some(floats) = transfer.elements() {
-            states.as_mut_slice().copy_from_slice(floats);
-        }
-        Ok(())
-    }
-
-    fn wait(&mut self, transfer: &Transfer<f32>, what: &'static str) -> Result<(), Error> {
-        let waited: Duration = self.group.timeout.wait(&mut Passing(transfer, what))?;
-        let [_, sent, received] = transfer.bytes();
-        let report = &mut *self.report;
-        report.waiting += waited;
-        (report.sent, report.received) = (report.sent + sent, report.received + received);
-        Ok(())
-    }
 }

@@ -2,18 +2,19 @@
 
 use crate::faults::{DIM, Fault, GUILTY, Kind, fault};
 use sdpa::{Attention, Bf16, Inputs, KvCache, Outputs, Tensor, View, ViewMut};
-use sdpa_mpi::{Error, Ranks, Step};
+use sdpa_mpi::{Error, Merges, Ranks, Step};
 
 /// Keys of each rank: a whole block.
 const KEYS: usize = 256;
 
-pub(crate) const FAULTS: [Fault; 13] = [
+pub(crate) const FAULTS: [Fault; 14] = [
     fault("step softcap", "settings: rank 1 has Attention", Kind::Said),
     fault("step sinks", "sinks of the step: rank 1 has Some([0.5]), but rank 0 has Some([0.25])", Kind::Said),
     fault("step slopes", "alibi slopes: rank 1 has [0.5], but rank 0 has [0.25]", Kind::Said),
     fault("step element", "element type of q: rank 1 has bf16, but rank 0 has f32", Kind::Said),
     fault("step rows", "rows: rank 1 has 2, but rank 0 has 1", Kind::Said),
     fault("step shape", "value_dim: rank 1 has 7, but rank 0 has 8", Kind::Said),
+    fault("step merges", "merges: rank 1 has Tree, but rank 0 has InOrder", Kind::Said),
     fault("step gap", "keys 256..512: no rank has them", Kind::Said),
     fault("step overlap", "key 0: rank 0 has it, and so has rank 1", Kind::Said),
     fault(
@@ -54,6 +55,7 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
         _ => rank * KEYS,
     };
     let step = Step::new(Inputs::cached(q, &cache).alibi(&slopes), first, outputs).sinks(&sinks);
+    let step = if is("step merges") { step.merges(Merges::Tree) } else { step };
     let result = ranks.step(&attention, step);
     assert!(result.is_ok() || out.iter().all(|&x| x == 7.0), "outputs were written");
     result.map(|_| ())
