@@ -10,7 +10,7 @@ use crate::backward::pass::{Pass, Plan};
 use crate::backward::share::{BackwardShare, Rows};
 use crate::description::{Description, agree};
 use crate::error::Error;
-use crate::exchange::exchange;
+use crate::exchange::{blaming, exchange};
 use crate::functions::FromRow;
 use crate::layout::Stretch;
 use crate::parcel::Sizes;
@@ -56,7 +56,7 @@ pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
     let plan = Plan { parcels, chains, sizes, heads: agreed.heads.unwrap_or(sizes.heads) };
     let mut pass = Pass::new(call, &plan, own, states)?;
     call.streams.set(true);
-    pass.run().map_err(|error| call.blaming(error))?;
+    pass.run().map_err(|error| blaming(call.group.comm, error, call.group.timeout))?;
     call.streams.set(false);
     pass.write(dq, dkv)
 }

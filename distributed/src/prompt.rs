@@ -2,7 +2,7 @@
 
 use crate::description::{Description, agree};
 use crate::error::Error;
-use crate::exchange::{blamed, exchange};
+use crate::exchange::{blaming, exchange};
 use crate::functions::FromRow;
 use crate::group::Group;
 use crate::layout::{KEYS, Parcel, ROWS, Stretch, Tree, in_order, parcels};
@@ -66,7 +66,7 @@ impl<'r, 'c> Call<'r, 'c> {
         let mut stream = Stream::new(self.group, states, &keys);
         if let Some(sizes) = agreed.sizes {
             self.streams.set(true);
-            stream.run(&steps, &sizes).map_err(|error| self.blaming(error))?;
+            stream.run(&steps, &sizes).map_err(|error| blaming(self.group.comm, error, self.group.timeout))?;
         }
         self.streams.set(false);
         let outputs: Vec<Outputs<'_>> = rows.into_iter().map(|rows| rows.outputs).collect();
@@ -90,6 +90,7 @@ impl<'r, 'c> Call<'r, 'c> {
         let word = |given| if given { "given" } else { "none" };
         description.facts.insert(0, ("number of calls before".to_owned(), self.number.to_string()));
         description.facts.insert(1, ("call".to_owned(), kind.to_owned()));
+        description.fact("split", "by rows");
         description.fact("score function", word(score));
         description.fact("mask function", word(mask));
         let texts = exchange(self.group.comm, description.text(), WHAT, self.group.timeout)?;
@@ -99,16 +100,6 @@ impl<'r, 'c> Call<'r, 'c> {
         let rows = in_order(ROWS, all.iter().map(|description| &*description.rows))?;
         let keys = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
         Ok(Agreed { rows: end(&rows), stretches: rows, keys, sizes: sizes(&all), heads: said(&all, "query heads") })
-    }
-
-    /// Names those for whom all wait in the end, where a rank waits for others that wait.
-    pub(crate) fn blaming(&self, error: Error) -> Error {
-        match error {
-            Error::TimedOut { ranks, what, after } => {
-                Error::TimedOut { ranks: blamed(self.group.comm, ranks, self.group.timeout), what, after }
-            }
-            error => error,
-        }
     }
 
     /// Replaces this rank's own refusal by its reason.

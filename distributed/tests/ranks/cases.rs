@@ -71,7 +71,12 @@ fn shared_out(n: usize, ranks: usize, rng: &mut Rng) -> Vec<Vec<Range<usize>>> {
 impl Shared {
     /// The case of this number.
     pub(crate) fn random(rng: &mut Rng, ranks: usize, number: u64) -> Self {
-        let mut case = shareable(rng, number);
+        let case = shareable(rng, number);
+        Self::of(case, rng, ranks)
+    }
+
+    /// Shares a case out at random.
+    pub(crate) fn of(mut case: Case, rng: &mut Rng, ranks: usize) -> Self {
         let qkv = [&case.q, &case.k, &case.v].map(|x| Rounded::new(x, rng.pick(&DTYPES)));
         let [q, k, v] = qkv.each_ref().map(|x| x.wide.clone());
         (case.q, case.k, case.v) = (q, k, v);
@@ -87,6 +92,7 @@ impl Shared {
         let [q, k, v] = self.qkv.each_ref().map(Rounded::view);
         let mut inputs = self.case.inputs_over(Inputs::new(q, k, v));
         inputs = self.case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
+        inputs = self.case.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q, k));
         let mut full = self.case.unwritten(Wanted::LEAST);
         self.case.run_outputs(inputs, Exec::serial(), full.outputs(), &mut Workspace::new());
         full
@@ -116,6 +122,7 @@ impl Shared {
         for ((case, full), rows) in parts.iter_mut().zip(&self.rows[rank]) {
             let inputs = case.inputs_over(Inputs::new(q.rows_in(rows.clone()).expect("rows"), k, v));
             let inputs = case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
+            let inputs = case.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q, k));
             share = share.rows(rows.start, inputs, full.outputs());
         }
         for keys in &self.keys[rank] {
@@ -123,6 +130,14 @@ impl Shared {
             share = share.keys(keys.start, k, v);
         }
         with_mods!(self.case, |mods| ranks.attention_with(&self.case.attention(), share, &mods))
+    }
+
+    /// Holds a rank's rows against those of one process.
+    pub(crate) fn compare(&self, what: &str, rank: usize, parts: &[(Case, Full)], whole: &Full) {
+        for ((_, full), rows) in parts.iter().zip(&self.rows[rank]) {
+            assert_same_bits(&format!("{what}, rows {rows:?}: out"), &full.out, &whole.out.rows(rows.clone()));
+            assert_same_bits(&format!("{what}, rows {rows:?}: lse"), &full.lse, &whole.lse.rows(rows.clone()));
+        }
     }
 
     /// The parts of a rank, not yet computed.
@@ -149,10 +164,7 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
         let what = format!("seed {seed}, case {case}, rank {rank} of {size}");
         let report =
             shared.run(&ranks[case as usize % 2], rank, &mut parts).unwrap_or_else(|error| panic!("{what}: {error}"));
-        for ((_, full), rows) in parts.iter().zip(&shared.rows[rank]) {
-            assert_same_bits(&format!("{what}, rows {rows:?}: out"), &full.out, &whole.out.rows(rows.clone()));
-            assert_same_bits(&format!("{what}, rows {rows:?}: lse"), &full.lse, &whole.lse.rows(rows.clone()));
-        }
+        shared.compare(&what, rank, &parts, &whole);
         assert_eq!(report.computed + report.hidden, shared.case.k.shape[2], "{what}");
         moved = [moved[0] + report.sent, moved[1] + report.received];
     }

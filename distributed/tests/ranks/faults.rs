@@ -2,10 +2,11 @@
 
 use crate::backward_faults;
 use crate::launch::{FINE, Launch};
+use crate::step_faults;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use sdpa::{Attention, Bf16, Exec, Inputs, Mask, Mods, Outputs, Position, View, ViewMut};
-use sdpa_mpi::{Error, Ranks, Share};
+use sdpa_mpi::{Error, Ranks, Share, Split};
 use std::time::{Duration, Instant};
 
 /// Time that ranks allow each other here, and what they may take beyond it.
@@ -70,16 +71,30 @@ impl Fault {
     }
 }
 
-/// All faults, of prompts and of backward passes.
+/// Faults of calls that are cut by heads.
+const OF_HEADS: [Fault; 9] = [
+    fault("heads split", "split: rank 1 has by rows, but rank 0 has by heads", Kind::Said),
+    fault("heads slopes", "alibi slopes: rank 1 has [0.5], but rank 0 has [0.25]", Kind::Said),
+    fault("heads shape", "value_dim: rank 1 has 7, but rank 0 has 8", Kind::Said),
+    fault("heads gap", "keys 40..41: no rank has them", Kind::Said),
+    fault("heads output", "rank 1 refused its part of the call: out: rows is 39, but q has 40", Kind::Own),
+    fault("heads mask", "rank 1 refused its part of the call: mask: needs a call that is cut by rows", Kind::Own),
+    fault("heads late", "waited 3s in vain for rank 1: what it has of the call", Kind::Late),
+    fault("heads dead", "waited 3s in vain for rank 1: what it has of the call", Kind::Dies),
+    fault("heads dying", "waited 3s in vain for rank 1: whether it has computed its heads", Kind::Dies),
+];
+
+/// All faults, of prompts, of steps and of backward passes.
 pub(crate) fn all() -> impl Iterator<Item = Fault> {
-    FAULTS.into_iter().chain(backward_faults::FAULTS)
+    FAULTS.into_iter().chain(OF_HEADS).chain(step_faults::FAULTS).chain(backward_faults::FAULTS)
 }
 
 /// The same call on every rank, but for the guilty one.
 fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> Result<(), Error> {
-    match name.starts_with("backward") {
-        true => backward_faults::call(ranks, name, rank, guilty),
-        false => prompt(ranks, name, rank, guilty),
+    match name.split(' ').next() {
+        Some("step") => step_faults::call(ranks, name, rank, guilty),
+        Some("backward") => backward_faults::call(ranks, name, rank, guilty),
+        _ => prompt(ranks, name.trim_start_matches("heads "), rank, guilty),
     }
 }
 
@@ -87,14 +102,17 @@ pub(crate) fn run(world: &SimpleCommunicator, name: &str) {
     let fault = all().find(|fault| fault.name == name).expect("a fault");
     let (rank, size) = (world.rank() as usize, world.size() as usize);
     let guilty = rank == GUILTY;
-    let begin = Instant::now();
     match name.split(' ').next_back() {
         Some("late") if guilty => std::thread::sleep(TIMEOUT + Duration::from_millis(500)),
         Some("dead") if guilty => std::process::abort(),
         _ => {}
     }
+    let begin = Instant::now();
     let die = |_: usize, _: usize| std::process::abort();
     let mut ranks = Ranks::new(world, TIMEOUT).exec(Exec::serial());
+    if name.starts_with("heads") && !(name == "heads split" && guilty) {
+        ranks = ranks.split(Split::Heads);
+    }
     if name.ends_with("dying") && guilty {
         ranks = ranks.progress(&die);
     }
@@ -109,7 +127,8 @@ pub(crate) fn run(world: &SimpleCommunicator, name: &str) {
     };
     assert!(words.starts_with(expected), "{words}");
     assert!(took < TIMEOUT + BEYOND, "{took:?}");
-    let again = call(&ranks, if name.starts_with("backward") { "backward" } else { "" }, rank, false);
+    let of = ["step", "backward"].into_iter().find(|of| name.starts_with(of));
+    let again = call(&ranks, of.unwrap_or_default(), rank, false);
     if matches!(error, Error::TimedOut { .. }) {
         assert_eq!(again.err(), Some(Error::Broken));
     }

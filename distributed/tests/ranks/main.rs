@@ -6,10 +6,12 @@ mod backward;
 mod backward_faults;
 mod cases;
 mod faults;
+mod heads;
 mod launch;
 mod memory;
 #[path = "../../../tests/support/options/mod.rs"]
 mod options;
+mod step_faults;
 mod steps;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
@@ -39,6 +41,7 @@ fn rank(test: &str, arguments: &[String]) {
     match test {
         "cases" => cases::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "backward" => backward::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
+        "heads" => heads::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "memory" => memory::run(&world),
         "backward memory" => memory::backward(&world),
         "steps" => steps::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
@@ -78,6 +81,9 @@ fn drive(arguments: &[String]) {
     }
     for ranks in RANKS {
         run(format!("steps on {ranks} ranks"), Launch::of("steps", ranks).with(&["--cases", &cases, "--seed", &seed]));
+    }
+    for ranks in RANKS {
+        run(format!("heads on {ranks} ranks"), Launch::of("heads", ranks).with(&["--cases", &cases, "--seed", &seed]));
     }
     run("memory on 4 ranks".to_owned(), Launch::of("memory", 4));
     run("backward memory on 4 ranks".to_owned(), Launch::of("backward memory", 4));
