@@ -2,8 +2,8 @@
 
 mod functions;
 mod key_gradient_sums;
-mod problem;
-mod run;
+pub(crate) mod problem;
+pub(crate) mod run;
 mod state;
 
 pub(crate) use functions::{NO_DERIVATIVE, WEIGHT_FUNCTION};

@@ -1,6 +1,7 @@
 //! Functions of the caller over keys that come in parts: positions count from the first of all keys.
 
-use crate::backward::{BackwardPlan, BackwardProblem, BackwardWorkspace};
+use crate::backward::problem::BackwardProblem;
+use crate::backward::run::{BackwardPlan, BackwardWorkspace};
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
