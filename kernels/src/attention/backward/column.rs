@@ -15,7 +15,6 @@
 use crate::attention::backward::call::BiasSharing;
 use crate::attention::backward::memory::{BackwardScratch, KeyGradients, Own};
 use crate::attention::backward::pass::{BackwardPass, BlockAt};
-use crate::attention::backward::row_block::rows_of;
 use crate::attention::backward::rows::finite_rows;
 use crate::attention::backward::written::write_rows;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
@@ -71,7 +70,7 @@ impl<'t, S: Simd> Column<'t, S> {
                 own.head.clear(self.keys().len());
             }
             for task in self.row_blocks(g) {
-                let mut rest = parts.as_mut().map(|[_, rest]| rest).filter(|_| rows_of(&task) < MAX_ROW_BLOCK);
+                let mut rest = parts.as_mut().map(|[_, rest]| rest).filter(|_| task.set.rows.len() < MAX_ROW_BLOCK);
                 if let Some(rest) = &mut rest {
                     core::mem::swap(&mut own.head, rest);
                     own.chain = Chain::Continued;
