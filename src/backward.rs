@@ -1,12 +1,16 @@
 //! Backward pass: gradients of attention, in one fused pass over the keys.
 
 mod functions;
-mod problem;
-mod run;
+mod key_gradient_sums;
+pub(crate) mod problem;
+pub(crate) mod run;
+mod state;
 
 pub(crate) use functions::{NO_DERIVATIVE, WEIGHT_FUNCTION};
+pub use key_gradient_sums::KeyGradientSums;
 pub use problem::BackwardProblem;
 pub use run::{BackwardPlan, BackwardWorkspace};
+pub use state::BackwardState;
 
 use crate::attention::Attention;
 use crate::error::Error;
@@ -16,7 +20,7 @@ use crate::shape::Shape;
 use crate::threads::exec::Exec;
 use crate::threads::run::Run;
 use sdpa_kernels::{
-    BackwardScratch, Call, Gradients, Isa, MaskMod, Precision, Saved, ScoreMod, Tiling, WeightMod, has_memory,
+    BackwardScratch, Call, Gradients, Isa, MaskMod, Part, Precision, Saved, ScoreMod, Tiling, WeightMod, has_memory,
 };
 
 /// Computes the gradients of attention with a plan made on the spot, on all threads of the current rayon pool and the
@@ -129,7 +133,7 @@ impl Attention {
             return Err(Error::Memory { what: "scratch of a worker", bytes });
         }
         let call = Call { precision: Precision::Exact, ..call };
-        Ok(BackwardProblem { call, saved, gradients, shape })
+        Ok(BackwardProblem { call, saved, gradients, part: Part::Whole, shape })
     }
 
     /// Returns the call and its sizes, if everything fits together.

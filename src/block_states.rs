@@ -7,7 +7,7 @@ use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
-use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, KeptBlocks, Outputs, State, View, ViewMut};
+use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, KeptBlocks, Outputs, State, View, ViewMut, merge_states};
 
 /// States of query rows over each block of 256 keys by itself, kept until the state over all earlier keys is there: see
 /// [`RowStates`].
@@ -160,12 +160,71 @@ impl RowStates {
             return Err(Error::Needs { argument: "blocks", needs: "states: compute them first" });
         };
         let [batch, heads, rows, _] = blocks.states.shape();
-        let got = [batch, heads, rows, blocks.value_dim];
-        for ((what, got), expected) in ["batch", "heads", "rows", "value_dim"].into_iter().zip(got).zip(self.shape) {
-            same("blocks", what, got, expected, "these states")?;
-        }
+        self.same_rows([batch, heads, rows, blocks.value_dim], "blocks")?;
         blocks.states.fold_into(isa, self.parts_mut());
         Ok(())
+    }
+
+    /// Takes in the states over later keys: all keys of `later` follow those of these states. The numbers are those of one call
+    /// up to rounding, since sums are taken in another order than [`Self::fold`] takes them in.
+    ///
+    /// ```
+    /// use sdpa::{Exec, Outputs, RowStates, ViewMut};
+    /// let mut states = RowStates::new([1, 1, 1, 2])?;
+    /// let mut later = RowStates::new([1, 1, 1, 2])?;
+    /// later.as_mut_slice()[..4].copy_from_slice(&[0.0, 2.0, 6.0, 8.0]); // largest score, sum, outputs
+    /// states.merge(&later, Exec::serial())?;
+    /// let mut out = [0.0; 2];
+    /// states.write(None, Outputs::new(ViewMut::bhld(&mut out, [1, 1, 1, 2])?), Exec::serial())?;
+    /// assert_eq!(out, [3.0, 4.0]);
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if they are of other rows; these states are then unchanged.
+    pub fn merge(&mut self, later: &Self, exec: Exec) -> Result<(), Error> {
+        self.same_rows(later.shape, "later")?;
+        let [batch, heads, rows, value_dim] = self.shape;
+        let n = batch * heads * rows;
+        let (max, rest) = later.floats.split_at(n);
+        let (sum, out) = rest.split_at(n);
+        merge_states(exec.isa, width(value_dim), self.parts_mut(), [max, sum, out]);
+        Ok(())
+    }
+
+    fn same_rows(&self, got: [usize; 4], argument: &'static str) -> Result<(), Error> {
+        for ((what, got), expected) in ["batch", "heads", "rows", "value_dim"].into_iter().zip(got).zip(self.shape) {
+            same(argument, what, got, expected, "these states")?;
+        }
+        Ok(())
+    }
+
+    /// Checks outputs and sinks as [`Self::write`] does, before there are any keys.
+    ///
+    /// ```
+    /// use sdpa::{Error, Outputs, RowStates, ViewMut};
+    /// let (states, mut out) = (RowStates::new([1, 2, 1, 8])?, [0.0; 2 * 7]);
+    /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 2, 1, 7])?);
+    /// assert!(matches!(states.check(None, &outputs), Err(Error::Mismatch { argument: "out", got: 7, expected: 8, .. })));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn check(&self, sinks: Option<&[f32]>, outputs: &Outputs<'_>) -> Result<(), Error> {
+        outputs.check_for_state()?;
+        Attention::new().checked(&self.inputs(sinks)?, outputs).map(|_| ())
+    }
+
+    /// Returns the inputs of a call without keys, for which the queries do not matter.
+    fn inputs<'s>(&self, sinks: Option<&'s [f32]>) -> Result<Inputs<'s>, Error> {
+        let [b, h, rows, value_dim] = self.shape;
+        let inputs = Inputs::new(
+            View::from_strides(&[0.0f32], 0, [b, h, rows, 1], [0; 4])?,
+            View::<f32>::bhld(&[], [b, h, 0, 1])?,
+            View::<f32>::bhld(&[], [b, h, 0, value_dim])?,
+        );
+        Ok(sinks.map_or(inputs, |sinks| inputs.sinks(sinks)))
     }
 
     /// Writes the results for the keys so far. `sinks` are logits, one for each query head, that take part once.
@@ -175,14 +234,8 @@ impl RowStates {
     /// at once.
     pub fn write(&self, sinks: Option<&[f32]>, outputs: Outputs<'_>, exec: Exec) -> Result<(), Error> {
         outputs.check_for_state()?;
-        let [b, h, rows, value_dim] = self.shape;
-        // A call without keys, for which the queries do not matter. Work on a copy: views of states are exclusive.
-        let inputs = Inputs::new(
-            View::from_strides(&[0.0f32], 0, [b, h, rows, 1], [0; 4])?,
-            View::<f32>::bhld(&[], [b, h, 0, 1])?,
-            View::<f32>::bhld(&[], [b, h, 0, value_dim])?,
-        );
-        let inputs = sinks.map_or(inputs, |sinks| inputs.sinks(sinks));
+        let ([b, h, rows, value_dim], inputs) = (self.shape, self.inputs(sinks)?);
+        // Work on a copy: views of states are exclusive.
         let mut copy = self.clone();
         let [max, sum, out] = copy.parts_mut();
         let step = width(value_dim) as isize;

@@ -21,7 +21,7 @@
 //! | gradients | [`attention_backward()`], [`attention_backward_with`]: [`Saved`] results to [`Gradients`] |
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
 //! | your own threads, deadlines | [`Run`], for [`Problem::run_with`]; [`Executor`] |
-//! | keys in several parts | [`AttnState`], [`merge`] |
+//! | keys in several parts | [`AttnState`], [`merge`]; gradients: [`BackwardState`], [`KeyGradientSums`] |
 //! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]) |
 //! | references | [`naive`]: the oracle; [`unfused`]: the baseline |
 //! | layers around attention, whole models | the crate `sdpa-layers` |
@@ -57,7 +57,10 @@ mod threads;
 pub mod unfused;
 
 pub use attention::Attention;
-pub use backward::{BackwardPlan, BackwardProblem, BackwardWorkspace, attention_backward, attention_backward_with};
+pub use backward::{
+    BackwardPlan, BackwardProblem, BackwardState, BackwardWorkspace, KeyGradientSums, attention_backward,
+    attention_backward_with,
+};
 pub use block_states::{BlockStates, RowStates};
 pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
 pub use cause::Cause;

@@ -113,9 +113,17 @@ pub(crate) fn exchange(comm: Comm, text: String, what: &'static str, timeout: Ti
     Ok(exchange.texts(text).into_iter().flatten().collect())
 }
 
+/// Names those for whom all wait in the end, where a rank waits for others that wait.
+pub(crate) fn blaming(comm: Comm, error: Error, timeout: Timeout) -> Error {
+    match error {
+        Error::TimedOut { ranks, what, after } => Error::TimedOut { ranks: blamed(comm, ranks, timeout), what, after },
+        error => error,
+    }
+}
+
 /// Finds who is to blame that this rank waited in vain for `ranks`: all that waited tell each other for whom, and those
 /// that say nothing are alone named.
-pub(crate) fn blamed(comm: Comm, ranks: Vec<usize>, timeout: Timeout) -> Vec<usize> {
+fn blamed(comm: Comm, ranks: Vec<usize>, timeout: Timeout) -> Vec<usize> {
     let text: Vec<_> = ranks.iter().map(usize::to_string).collect();
     let text = text.join(" ");
     let mut exchange = Exchange::begin(comm, &text, ROLL_CALL, "an answer");

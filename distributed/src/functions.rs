@@ -1,7 +1,7 @@
-//! Functions of the caller over a stretch of rows: rows count from the first of all.
+//! Functions of the caller over a stretch of rows or some heads: rows and heads count from the first of all.
 
 use sdpa::masks::MaskError;
-use sdpa::{BlockClass, BlockPosition, CallFacts, MaskMod, Position, ScoreMod};
+use sdpa::{BlockClass, BlockPosition, CallFacts, MaskMod, Position, ScoreMod, WeightMod};
 
 /// Function that is told which row of all a row of the stretch is.
 #[derive(Debug)]
@@ -17,6 +17,11 @@ impl<F: ScoreMod> ScoreMod for FromRow<'_, F> {
     #[inline]
     fn score(&self, score: f32, at: Position) -> f32 {
         self.0.score(score, self.at(at))
+    }
+
+    #[inline]
+    fn derivative(&self, score: f32, at: Position) -> Option<f32> {
+        self.0.derivative(score, self.at(at))
     }
 
     fn is_given(&self) -> bool {
@@ -37,6 +42,57 @@ impl<F: MaskMod> MaskMod for FromRow<'_, F> {
 
     fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
         self.0.fits(call)
+    }
+
+    fn is_given(&self) -> bool {
+        self.0.is_given()
+    }
+}
+
+/// Function that is told which head of all a head of the call is.
+#[derive(Debug)]
+pub(crate) struct FromHead<'m, F>(pub(crate) &'m F, pub(crate) usize);
+
+impl<F> FromHead<'_, F> {
+    fn at(&self, at: Position) -> Position {
+        Position { head: at.head + self.1, ..at }
+    }
+}
+
+impl<F: ScoreMod> ScoreMod for FromHead<'_, F> {
+    #[inline]
+    fn score(&self, score: f32, at: Position) -> f32 {
+        self.0.score(score, self.at(at))
+    }
+
+    fn is_given(&self) -> bool {
+        self.0.is_given()
+    }
+}
+
+impl<F: MaskMod> MaskMod for FromHead<'_, F> {
+    #[inline]
+    fn keep(&self, at: Position) -> bool {
+        self.0.keep(self.at(at))
+    }
+
+    fn class(&self, block: BlockPosition) -> BlockClass {
+        self.0.class(BlockPosition { head: block.head + self.1, ..block })
+    }
+
+    fn fits(&self, call: &CallFacts) -> Result<(), MaskError> {
+        self.0.fits(call)
+    }
+
+    fn is_given(&self) -> bool {
+        self.0.is_given()
+    }
+}
+
+impl<F: WeightMod> WeightMod for FromHead<'_, F> {
+    #[inline]
+    fn weight(&self, weight: f32, at: Position) -> f32 {
+        self.0.weight(weight, self.at(at))
     }
 
     fn is_given(&self) -> bool {

@@ -8,25 +8,43 @@
 //! See `docs/distributed.md` in the repository for how to run it.
 #![deny(unsafe_code)]
 
+mod agreement;
+mod all_to_all;
+mod backward;
+mod choice;
+mod costs;
+mod cut;
 mod description;
 mod error;
 mod exchange;
+mod forecast;
 mod functions;
 mod group;
+mod heads;
 mod layout;
+mod merges;
 mod message;
 mod parcel;
 mod prompt;
 mod ranks;
 mod report;
 mod share;
+mod split;
 mod step;
 mod stream;
 mod timeout;
+mod whole;
+mod workload;
 
+pub use backward::share::BackwardShare;
+pub use costs::Costs;
 pub use error::Error;
+pub use forecast::{Forecast, Times};
 pub use layout::zigzag;
+pub use merges::Merges;
 pub use ranks::Ranks;
 pub use report::Report;
 pub use share::Share;
+pub use split::Split;
 pub use step::Step;
+pub use workload::Workload;

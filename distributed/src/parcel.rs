@@ -33,16 +33,26 @@ enum Elements {
 }
 
 impl Elements {
-    /// Begins to send the elements of a tensor, or to receive `len` elements.
-    fn begin(comm: Comm, own: Option<Tensor<'_>>, (dtype, len): (Dtype, usize), way: Way) -> Result<Self, Error> {
-        Ok(match (own, dtype) {
-            (Some(Tensor::F32(view)), _) => Self::Wide(Transfer::begin(comm, packed(view, len, |&x| x)?, way)),
-            (Some(Tensor::Bf16(view)), _) => {
-                Self::Short(Transfer::begin(comm, packed(view, len, |x| x.0)?, way), dtype)
+    /// Begins to send the elements of tensors of one type, which follow one another in rows, or without any to receive `len`
+    /// elements.
+    fn begin(comm: Comm, own: &[Tensor<'_>], (dtype, len): (Dtype, usize), way: Way) -> Result<Self, Error> {
+        Ok(match (own.first(), dtype) {
+            (Some(_), Dtype::F32) => {
+                let views = own.iter().map(|x| if let Tensor::F32(view) = x { Some(*view) } else { None });
+                Self::Wide(Transfer::begin(comm, packed(&views.flatten().collect::<Vec<_>>(), len, |&x| x)?, way))
             }
-            (Some(Tensor::F16(view)), _) => Self::Short(Transfer::begin(comm, packed(view, len, |x| x.0)?, way), dtype),
-            (_, Dtype::F32) => Self::Wide(Transfer::begin(comm, zeros(len)?, way)),
-            _ => Self::Short(Transfer::begin(comm, zeros(len)?, way), dtype),
+            (Some(_), Dtype::Bf16) => {
+                let views = own.iter().map(|x| if let Tensor::Bf16(view) = x { Some(*view) } else { None });
+                let memory = packed(&views.flatten().collect::<Vec<_>>(), len, |x| x.0)?;
+                Self::Short(Transfer::begin(comm, memory, way), dtype)
+            }
+            (Some(_), _) => {
+                let views = own.iter().map(|x| if let Tensor::F16(view) = x { Some(*view) } else { None });
+                let memory = packed(&views.flatten().collect::<Vec<_>>(), len, |x| x.0)?;
+                Self::Short(Transfer::begin(comm, memory, way), dtype)
+            }
+            (None, Dtype::F32) => Self::Wide(Transfer::begin(comm, zeros(len)?, way)),
+            (None, _) => Self::Short(Transfer::begin(comm, zeros(len)?, way), dtype),
         })
     }
 
@@ -78,19 +88,20 @@ pub(crate) struct Travelling {
 }
 
 impl Travelling {
-    /// Begins to send keys and values, if they are this rank's own, or to receive `n` of them. `ways` are those of keys
-    /// and of values.
+    /// Begins to send `n` keys and values, which lie in some tensors, or without any to receive them. `ways` are those of keys and of
+    /// values.
     pub(crate) fn begin(
         comm: Comm,
         sizes: &Sizes,
-        (own, n): (Option<[Tensor<'_>; 2]>, usize),
+        (own, n): (&[[Tensor<'_>; 2]], usize),
         ways: [Way; 2],
     ) -> Result<Self, Error> {
         let shapes = sizes.dims.map(|dim| [sizes.batch, sizes.heads, n, dim]);
         let part = |i: usize, way: Way| {
             let too_large = sdpa::Error::TooLarge { what: "a parcel of keys", sizes: shapes[i] };
             let len = shapes[i].iter().try_fold(1usize, |len, &size| len.checked_mul(size)).ok_or(too_large)?;
-            Elements::begin(comm, own.map(|own| own[i]), (sizes.dtypes[i], len), way)
+            let own: Vec<_> = own.iter().map(|own| own[i]).collect();
+            Elements::begin(comm, &own, (sizes.dtypes[i], len), way)
         };
         let [k, v] = ways;
         Ok(Self { parts: [part(0, k)?, part(1, v)?], shapes })
@@ -133,21 +144,24 @@ fn room<T>(len: usize) -> Result<Vec<T>, Error> {
     Ok(memory)
 }
 
-fn zeros<T: Copy + Default>(len: usize) -> Result<Vec<T>, Error> {
+pub(crate) fn zeros<T: Copy + Default>(len: usize) -> Result<Vec<T>, Error> {
     let mut memory = room(len)?;
     memory.resize(len, T::default());
     Ok(memory)
 }
 
-/// Returns the elements of a view side by side, in order.
-fn packed<T, U>(view: View<'_, T>, len: usize, convert: impl Fn(&T) -> U) -> Result<Vec<U>, Error> {
-    let ([batch, heads, rows, dim], mut memory) = (view.shape(), room(len)?);
+/// Returns the elements of views, whose rows follow one another, side by side, in order.
+fn packed<T, U>(views: &[View<'_, T>], len: usize, convert: impl Fn(&T) -> U) -> Result<Vec<U>, Error> {
+    let ([batch, heads, ..], mut memory) = (views.first().map_or([0; 4], |view| view.shape()), room(len)?);
     for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
-        let dense = view.head(b, h).filter(|(_, (_, element))| *element == 1);
-        for l in 0..rows {
-            match dense {
-                Some((elements, (row, _))) => memory.extend(elements[l * row..][..dim].iter().map(&convert)),
-                None => memory.extend((0..dim).filter_map(|d| view.get([b, h, l, d])).map(&convert)),
+        for view in views {
+            let [.., rows, dim] = view.shape();
+            let dense = view.head(b, h).filter(|(_, (_, element))| *element == 1);
+            for l in 0..rows {
+                match dense {
+                    Some((elements, (row, _))) => memory.extend(elements[l * row..][..dim].iter().map(&convert)),
+                    None => memory.extend((0..dim).filter_map(|d| view.get([b, h, l, d])).map(&convert)),
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::description::{Description, agree};
 use crate::error::Error;
-use crate::exchange::{blamed, exchange};
+use crate::exchange::{blaming, exchange};
 use crate::functions::FromRow;
 use crate::group::Group;
 use crate::layout::{KEYS, Parcel, ROWS, Stretch, Tree, in_order, parcels};
@@ -12,24 +12,28 @@ use crate::share::{Rows, Share};
 use crate::stream::{Step, Stream};
 use core::cell::Cell;
 use core::ops::Range;
-use sdpa::{Alignment, Attention, AttnState, Dtype, MaskMod, Mods, Outputs, ScoreMod, WeightMod};
+use sdpa::{Alignment, Attention, AttnState, Dtype, Inputs, MaskMod, Mods, Outputs, ScoreMod, WeightMod};
 
 /// A call that begins.
 pub(crate) struct Call<'r, 'c> {
-    group: &'r Group<'c>,
-    attention: Attention,
+    pub(crate) group: &'r Group<'c>,
+    pub(crate) attention: Attention,
     /// Number of calls before this one.
     number: u64,
     /// True while keys and values are on their way.
-    streams: Cell<bool>,
+    pub(crate) streams: Cell<bool>,
 }
 
 /// What all ranks have.
-struct Agreed {
+pub(crate) struct Agreed {
     rows: usize,
-    keys: Vec<Stretch>,
+    /// Of rows, in order.
+    pub(crate) stretches: Vec<Stretch>,
+    pub(crate) keys: Vec<Stretch>,
     /// `None` if no rank has keys.
-    sizes: Option<Sizes>,
+    pub(crate) sizes: Option<Sizes>,
+    /// Query heads; `None` if no rank has rows.
+    pub(crate) heads: Option<usize>,
 }
 
 impl<'r, 'c> Call<'r, 'c> {
@@ -49,7 +53,7 @@ impl<'r, 'c> Call<'r, 'c> {
         mods: &Mods<S, M, P>,
     ) -> Result<Report, Error> {
         let given = [mods.score.is_given(), mods.mask.is_given(), mods.weight.is_given()];
-        let agreed = self.agreed(&share, given)?;
+        let agreed = self.agreed("forward pass", share.description(&self.attention), given)?;
         let Share { rows, keys } = share;
         let shifted: Vec<_> = rows
             .iter()
@@ -62,24 +66,31 @@ impl<'r, 'c> Call<'r, 'c> {
         let mut stream = Stream::new(self.group, states, &keys);
         if let Some(sizes) = agreed.sizes {
             self.streams.set(true);
-            stream.run(&steps, &sizes).map_err(|error| self.blaming(error))?;
+            stream.run(&steps, &sizes).map_err(|error| blaming(self.group.comm, error, self.group.timeout))?;
         }
         self.streams.set(false);
         let outputs: Vec<Outputs<'_>> = rows.into_iter().map(|rows| rows.outputs).collect();
         stream.read(outputs)
     }
 
-    /// Tells all ranks what this one has, and compares what they have.
-    fn agreed(&self, share: &Share<'_>, [score, mask, weight]: [bool; 3]) -> Result<Agreed, Error> {
+    /// Tells all ranks what this one has of a call of some kind, and compares what they have.
+    pub(crate) fn agreed(
+        &self,
+        kind: &str,
+        own: Result<Description, sdpa::Error>,
+        [score, mask, weight]: [bool; 3],
+    ) -> Result<Agreed, Error> {
         const WHAT: &str = "what it has of the call";
         let whole = sdpa::Error::Needs { argument: "weight function", needs: "a call over all keys, on one machine" };
-        let own = if weight { Err(whole) } else { share.description(&self.attention) };
+        let own = if weight { Err(whole) } else { own };
         let mut description = match &own {
             Ok(description) => description.clone(),
             Err(error) => Description { refused: Some(error.to_string()), ..Description::default() },
         };
         let word = |given| if given { "given" } else { "none" };
         description.facts.insert(0, ("number of calls before".to_owned(), self.number.to_string()));
+        description.facts.insert(1, ("call".to_owned(), kind.to_owned()));
+        description.fact("split", "by rows");
         description.fact("score function", word(score));
         description.fact("mask function", word(mask));
         let texts = exchange(self.group.comm, description.text(), WHAT, self.group.timeout)?;
@@ -88,21 +99,11 @@ impl<'r, 'c> Call<'r, 'c> {
         let end = |stretches: &[Stretch]| stretches.last().map_or(0, |last| last.range.end);
         let rows = in_order(ROWS, all.iter().map(|description| &*description.rows))?;
         let keys = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
-        Ok(Agreed { rows: end(&rows), keys, sizes: sizes(&all) })
-    }
-
-    /// Names those for whom all wait in the end, where a rank waits for others that wait.
-    fn blaming(&self, error: Error) -> Error {
-        match error {
-            Error::TimedOut { ranks, what, after } => {
-                Error::TimedOut { ranks: blamed(self.group.comm, ranks, self.group.timeout), what, after }
-            }
-            error => error,
-        }
+        Ok(Agreed { rows: end(&rows), stretches: rows, keys, sizes: sizes(&all), heads: said(&all, "query heads") })
     }
 
     /// Replaces this rank's own refusal by its reason.
-    fn own(&self, error: Error, reason: Option<sdpa::Error>) -> Error {
+    pub(crate) fn own(&self, error: Error, reason: Option<sdpa::Error>) -> Error {
         match (error, reason) {
             (Error::Refused { rank, .. }, Some(reason)) if rank == self.group.comm.rank => Error::Call(reason),
             (error, _) => error,
@@ -116,6 +117,14 @@ impl<'r, 'c> Call<'r, 'c> {
         agreed: &Agreed,
         mods: &'a Mods<S, M>,
     ) -> Result<AttnState<'a>, sdpa::Error> {
+        let state = AttnState::from_inputs(self.aligned(*first, inputs, agreed)?, *inputs, self.group.exec)?;
+        let state = if mods.score.is_given() || mods.mask.is_given() { state.mods(mods)? } else { state };
+        state.check(outputs)?;
+        Ok(state)
+    }
+
+    /// Returns the settings for a stretch of rows: with their place among the keys.
+    pub(crate) fn aligned(&self, first: usize, inputs: &Inputs<'_>, agreed: &Agreed) -> Result<Attention, sdpa::Error> {
         let keys = agreed.keys.last().map_or(0, |last| last.range.end);
         let lens = inputs.options_in_words().iter().any(|(what, words)| *what == "kv_lens" && words != "none");
         let first_row = match self.attention.alignment() {
@@ -137,11 +146,7 @@ impl<'r, 'c> Call<'r, 'c> {
                 )?
             }
         };
-        let offset = Alignment::Offset(first_row.saturating_add_unsigned(*first));
-        let state = AttnState::from_inputs(self.attention.align(offset), *inputs, self.group.exec)?;
-        let state = if mods.score.is_given() || mods.mask.is_given() { state.mods(mods)? } else { state };
-        state.check(outputs)?;
-        Ok(state)
+        Ok(self.attention.align(Alignment::Offset(first_row.saturating_add_unsigned(first))))
     }
 
     /// Tells all ranks which parcels this one needs, or why it refuses the call, and returns its steps.
@@ -184,6 +189,12 @@ impl<'r, 'c> Call<'r, 'c> {
         let steps = steps.collect();
         Ok((states, steps))
     }
+}
+
+/// Returns what the first rank that says something of a thing says, as a number.
+fn said(all: &[Description], name: &str) -> Option<usize> {
+    let mut facts = all.iter().flat_map(|description| &description.facts);
+    facts.find(|(what, _)| what == name)?.1.parse().ok()
 }
 
 /// Returns sizes and element types of the keys, as the ranks that have some say.

@@ -1,11 +1,18 @@
 //! Ranks: the processes of a communicator, and how a call over them runs.
 
+use crate::backward;
+use crate::backward::share::BackwardShare;
+use crate::choice;
+use crate::costs::{self, Costs};
 use crate::error::Error;
+use crate::forecast::Forecast;
 use crate::group::Group;
+use crate::heads;
 use crate::message::Comm;
 use crate::prompt::Call;
 use crate::report::Report;
 use crate::share::Share;
+use crate::split::Split;
 use crate::step::{self, Step};
 use crate::timeout::Timeout;
 use core::cell::Cell;
@@ -42,6 +49,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Ranks<'c> {
     group: Group<'c>,
+    split: Split,
     /// Calls that have begun.
     calls: Cell<u64>,
     /// True while a call runs, and for ever if it did not end together with the others'.
@@ -60,7 +68,7 @@ impl<'c> Ranks<'c> {
             pool: None,
             progress: None,
         };
-        Self { group, calls: Cell::new(0), broken: Cell::new(false), communicator: PhantomData }
+        Self { group, split: Split::Rows, calls: Cell::new(0), broken: Cell::new(false), communicator: PhantomData }
     }
 
     /// Sets instruction set and threads; by default the widest one, and all threads of rayon's pool.
@@ -77,7 +85,14 @@ impl<'c> Ranks<'c> {
         Self { group: Group { exec, pool: Some(pool), ..self.group }, ..self }
     }
 
-    /// Sets a function that is told how many of how many keys are done, after each parcel of them.
+    /// Sets how calls are cut: by rows, as by default, by heads, or as a cost model chooses. Bits do not depend on it.
+    #[must_use]
+    pub fn split(self, split: Split) -> Self {
+        Self { split, ..self }
+    }
+
+    /// Sets a function that is told how many of how many keys are done: after each parcel of them, and in a step when this
+    /// rank's are.
     #[must_use]
     pub fn progress(self, progress: &'c dyn Fn(usize, usize)) -> Self {
         Self { group: Group { progress: Some(progress), ..self.group }, ..self }
@@ -116,10 +131,92 @@ impl<'c> Ranks<'c> {
         }
         let begin = Instant::now();
         let number = self.calls.replace(self.calls.get() + 1);
+        let streams = Cell::new(false);
+        let result = self.run(attention, share, mods, (number, &streams));
+        self.broken.set(streams.get() || matches!(result, Err(Error::TimedOut { .. })));
+        result.map(|report| Report { total: begin.elapsed(), ..report })
+    }
+
+    /// Computes the gradients of attention of all ranks' rows over all ranks' keys, with the bits that one call on one machine has,
+    /// however rows and keys are shared out: of queries, keys and values. Settings and options are those of the forward pass.
+    ///
+    /// Keys, values and the sums of their gradients go from rank to rank in the order of the rows: while one rank computes, those
+    /// before and after it are at other keys. The sums are `f32`, for each query head.
+    ///
+    /// # Errors
+    /// As [`Self::attention`]; the gradients are then untouched.
+    pub fn attention_backward(&self, attention: &Attention, share: BackwardShare<'_>) -> Result<Report, Error> {
+        self.attention_backward_with(attention, share, &Mods::new())
+    }
+
+    /// Computes the gradients of attention with score and mask functions, otherwise as [`Self::attention_backward`]. A score function
+    /// needs its derivative.
+    ///
+    /// # Errors
+    /// As [`Self::attention_backward`].
+    ///
+    /// # Panics
+    /// If one of the functions does; the other ranks then time out.
+    pub fn attention_backward_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
+        &self,
+        attention: &Attention,
+        share: BackwardShare<'_>,
+        mods: &Mods<S, M, P>,
+    ) -> Result<Report, Error> {
+        if self.broken.replace(true) {
+            return Err(Error::Broken);
+        }
+        let begin = Instant::now();
+        let number = self.calls.replace(self.calls.get() + 1);
         let call = Call::new(&self.group, attention, number);
-        let result = call.run(share, mods);
+        let result = backward::run(&call, share, mods);
         self.broken.set(call.streams() || matches!(result, Err(Error::TimedOut { .. })));
         result.map(|report| Report { total: begin.elapsed(), ..report })
+    }
+
+    fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
+        &self,
+        attention: &Attention,
+        share: Share<'_>,
+        mods: &Mods<S, M, P>,
+        (number, streams): (u64, &Cell<bool>),
+    ) -> Result<Report, Error> {
+        match choice::chosen(&self.group, number, (self.split, attention), &share, mods.weight.is_given())? {
+            Split::Heads => heads::Call { group: &self.group, attention: *attention, number, streams }.run(share, mods),
+            _ => {
+                let call = Call::new(&self.group, attention, number);
+                let result = call.run(share, mods);
+                streams.set(call.streams());
+                result
+            }
+        }
+    }
+
+    /// Measures what moving and computing cost on these ranks, in some tenths of a second. Every rank gets the same figures.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; later calls are then refused.
+    pub fn measure(&self) -> Result<Costs, Error> {
+        self.all(|_| costs::measure(&self.group))
+    }
+
+    /// Forecasts how long a call takes, cut by rows and by heads, and so explains what [`Split::Chosen`] chooses. All ranks call
+    /// it, with the share of each.
+    ///
+    /// # Errors
+    /// As [`Self::attention`], as far as the sizes of the call are concerned.
+    pub fn forecast(&self, attention: &Attention, share: &Share<'_>, costs: Costs) -> Result<Forecast, Error> {
+        self.all(|number| Ok(choice::forecast(&self.group, number, attention, share, costs)?.1))
+    }
+
+    /// Does what all ranks do together, and keeps in mind if it was given up.
+    fn all<R>(&self, run: impl FnOnce(u64) -> Result<R, Error>) -> Result<R, Error> {
+        if self.broken.replace(true) {
+            return Err(Error::Broken);
+        }
+        let result = run(self.calls.replace(self.calls.get() + 1));
+        self.broken.set(matches!(result, Err(Error::TimedOut { .. })));
+        result
     }
 
     /// Computes a decode step: a few rows, the same on every rank, over keys that the ranks have in blocks of 256, with the bits
@@ -130,13 +227,8 @@ impl<'c> Ranks<'c> {
     /// # Errors
     /// [`Error`]; the outputs are then untouched. After [`Error::TimedOut`] later calls are refused.
     pub fn step(&self, attention: &Attention, step: Step<'_>) -> Result<Report, Error> {
-        if self.broken.replace(true) {
-            return Err(Error::Broken);
-        }
         let begin = Instant::now();
-        let number = self.calls.replace(self.calls.get() + 1);
-        let result = step::run(&self.group, number, attention, step);
-        self.broken.set(matches!(result, Err(Error::TimedOut { .. })));
-        result.map(|report| Report { total: begin.elapsed(), ..report })
+        let report = self.all(|number| step::run(&self.group, number, attention, step))?;
+        Ok(Report { total: begin.elapsed(), ..report })
     }
 }

@@ -68,63 +68,66 @@ impl<'a> Share<'a> {
         let stretches: Vec<_> = self
             .rows
             .iter()
-            .map(|rows| rows.description(attention))
-            .chain(self.keys.iter().map(Keys::description))
+            .map(|rows| of_rows(rows.first, &rows.inputs, attention))
+            .chain(self.keys.iter().map(|keys| of_keys(keys.first, [keys.k, keys.v])))
             .collect::<Result<_, _>>()?;
-        let mut description = Description::default();
-        description.fact("causal rule", if attention.is_causal() { "causal" } else { "none" });
-        description
-            .fact("alignment", attention.alignment().map_or("none".to_owned(), |alignment| format!("{alignment:?}")));
-        if let Err(Error::Disagree { what, got, expected, .. }) = agree(&stretches) {
-            description.refused = Some(format!("{what}: one stretch has {got}, but another has {expected}"));
-        }
-        for mut stretch in stretches {
-            description.rows.append(&mut stretch.rows);
-            description.keys.append(&mut stretch.keys);
-            let new = |(what, _): &(String, String)| !description.facts.iter().any(|(known, _)| known == what);
-            let facts: Vec<_> = stretch.facts.into_iter().filter(new).collect();
-            description.facts.extend(facts);
-        }
-        // Last, since the others say more plainly what differs.
-        description.fact("settings", format!("{attention:?}"));
-        Ok(description)
+        Ok(of_all(stretches, attention))
     }
 }
 
-impl Rows<'_> {
-    fn description(&self, attention: &Attention) -> Result<Description, sdpa::Error> {
-        let ([batch, heads, rows, dim], kv) = (self.inputs.queries().shape(), self.inputs.key_values()?);
-        let mut description = Description { rows: vec![positions(self.first, rows)?], ..Description::default() };
-        description.fact("batch", batch.to_string());
-        description.fact("query heads", heads.to_string());
-        description.fact("key/value heads", kv.k_shape()[1].to_string());
-        description.fact("head_dim", dim.to_string());
-        description.fact("value_dim", kv.v_shape()[3].to_string());
-        description.fact("scale", attention.scale_for(dim).to_string());
-        description.fact("element type of q", self.inputs.queries().dtype().to_string());
-        for (what, words) in self.inputs.options_in_words() {
-            description.fact(what, words);
-        }
-        Ok(description)
+/// Says what a rank has of a call, all of whose stretches say this.
+pub(crate) fn of_all(stretches: Vec<Description>, attention: &Attention) -> Description {
+    let mut description = Description::default();
+    description.fact("causal rule", if attention.is_causal() { "causal" } else { "none" });
+    description
+        .fact("alignment", attention.alignment().map_or("none".to_owned(), |alignment| format!("{alignment:?}")));
+    if let Err(Error::Disagree { what, got, expected, .. }) = agree(&stretches) {
+        description.refused = Some(format!("{what}: one stretch has {got}, but another has {expected}"));
     }
+    for mut stretch in stretches {
+        description.rows.append(&mut stretch.rows);
+        description.keys.append(&mut stretch.keys);
+        let new = |(what, _): &(String, String)| !description.facts.iter().any(|(known, _)| known == what);
+        let facts: Vec<_> = stretch.facts.into_iter().filter(new).collect();
+        description.facts.extend(facts);
+    }
+    // Last, since the others say more plainly what differs.
+    description.fact("settings", format!("{attention:?}"));
+    description
 }
 
-impl Keys<'_> {
-    fn description(&self) -> Result<Description, sdpa::Error> {
-        let ([batch, heads, n, dim], [vb, vh, vn, value_dim]) = (self.k.shape(), self.v.shape());
-        let of_both = [("batch", vb, batch), ("heads", vh, heads), ("rows", vn, n)];
-        if let Some((what, got, expected)) = of_both.into_iter().find(|(_, got, expected)| got != expected) {
-            return Err(sdpa::Error::Mismatch { argument: "v", what, got, expected, of: "k" });
-        }
-        let mut description = Description { keys: vec![positions(self.first, n)?], ..Description::default() };
-        description.fact("batch", batch.to_string());
-        description.fact("key/value heads", heads.to_string());
-        description.fact("head_dim", dim.to_string());
-        description.fact("value_dim", value_dim.to_string());
-        description.fact("element type of k", self.k.dtype().to_string());
-        description.fact("element type of v", self.v.dtype().to_string());
-        Ok(description)
+/// Says what a stretch of rows is.
+pub(crate) fn of_rows(first: usize, inputs: &Inputs<'_>, attention: &Attention) -> Result<Description, sdpa::Error> {
+    let ([batch, heads, rows, dim], kv) = (inputs.queries().shape(), inputs.key_values()?);
+    let mut description = Description { rows: vec![positions(first, rows)?], ..Description::default() };
+    description.fact("batch", batch.to_string());
+    description.fact("query heads", heads.to_string());
+    description.fact("key/value heads", kv.k_shape()[1].to_string());
+    description.fact("head_dim", dim.to_string());
+    description.fact("value_dim", kv.v_shape()[3].to_string());
+    description.fact("scale", attention.scale_for(dim).to_string());
+    description.fact("element type of q", inputs.queries().dtype().to_string());
+    for (what, words) in inputs.options_in_words() {
+        description.fact(what, words);
     }
+    Ok(description)
+}
+
+/// Says what a stretch of keys and values is.
+pub(crate) fn of_keys(first: usize, [k, v]: [Tensor<'_>; 2]) -> Result<Description, sdpa::Error> {
+    let ([batch, heads, n, dim], [vb, vh, vn, value_dim]) = (k.shape(), v.shape());
+    let of_both = [("batch", vb, batch), ("heads", vh, heads), ("rows", vn, n)];
+    if let Some((what, got, expected)) = of_both.into_iter().find(|(_, got, expected)| got != expected) {
+        return Err(sdpa::Error::Mismatch { argument: "v", what, got, expected, of: "k" });
+    }
+    let mut description = Description { keys: vec![positions(first, n)?], ..Description::default() };
+    description.fact("batch", batch.to_string());
+    description.fact("key/value heads", heads.to_string());
+    description.fact("head_dim", dim.to_string());
+    description.fact("value_dim", value_dim.to_string());
+    description.fact("element type of k", k.dtype().to_string());
+    description.fact("element type of v", v.dtype().to_string());
+    Ok(description)
 }
 
 /// Returns the positions of `n` rows or keys from `first` on.

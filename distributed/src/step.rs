@@ -1,20 +1,16 @@
 //! Decode step over keys that are cut over ranks: each computes the states of its own blocks, and the states of the rows go
 //! from rank to rank in the order of the keys.
 
-use crate::description::{Description, agree};
+use crate::agreement::agreement;
+use crate::description::Description;
 use crate::error::Error;
-use crate::exchange::exchange;
+use crate::exchange::blaming;
 use crate::group::Group;
 use crate::layout::{KEYS, in_order};
-use crate::message::{Transfer, Way};
+use crate::merges::{Gathering, Merges};
 use crate::report::Report;
-use crate::timeout::{Advance, Awaited};
 use sdpa::{Attention, BlockStates, Inputs, Outputs, RowStates};
-use std::time::{Duration, Instant};
-
-/// Tags of states on their way along the keys, and of the result.
-const ALONG: u16 = 8010;
-const RESULT: u16 = 8011;
+use std::time::Instant;
 
 /// Decode step: rows that all ranks have, and the keys that this one has, in blocks of 256.
 ///
@@ -41,6 +37,7 @@ pub struct Step<'a> {
     inputs: Inputs<'a>,
     first: usize,
     sinks: Option<&'a [f32]>,
+    merges: Merges,
     outputs: Outputs<'a>,
 }
 
@@ -49,13 +46,19 @@ impl<'a> Step<'a> {
     /// 256), and the outputs, which every rank gets. A cache grows on the rank that has the last keys; when its share is full,
     /// the next rank begins one.
     pub fn new(inputs: Inputs<'a>, first: usize, outputs: Outputs<'a>) -> Self {
-        Self { inputs, first, sinks: None, outputs }
+        Self { inputs, first, sinks: None, merges: Merges::InOrder, outputs }
     }
 
     /// Sets attention sinks, `[heads]`, the same on every rank.
     #[must_use]
     pub fn sinks(self, logits: &'a [f32]) -> Self {
         Self { sinks: Some(logits), ..self }
+    }
+
+    /// Sets the order in which the states of ranks are merged, the same on every rank.
+    #[must_use]
+    pub fn merges(self, merges: Merges) -> Self {
+        Self { merges, ..self }
     }
 
     /// Says what this rank has, and what of the step it knows.
@@ -76,111 +79,49 @@ impl<'a> Step<'a> {
             }
         }
         description.fact("sinks of the step", format!("{:?}", self.sinks));
+        description.fact("merges", format!("{:?}", self.merges));
         description.fact("settings", format!("{attention:?}"));
         Ok(description)
     }
 }
 
-/// Wait for a transfer.
-struct Passing<'t>(&'t Transfer<f32>, &'static str);
-
-impl Advance for Passing<'_> {
-    fn poll(&mut self) -> bool {
-        self.0.poll()
-    }
-
-    fn is_done(&self) -> bool {
-        self.0.is_done()
-    }
-
-    fn awaited(&self) -> Awaited {
-        (self.0.peers(), self.1)
-    }
-}
-
-/// Runs a step, the `number`th call.
-pub(crate) fn run(group: &Group<'_>, number: u64, attention: &Attention, step: Step<'_>) -> Result<Report, Error> {
-    let (comm, begin) = (group.comm, Instant::now());
-    let mut blocks = BlockStates::new();
-    let description = step.description(attention).and_then(|description| {
-        let (exec, inputs, first, blocks) = (group.exec, step.inputs, step.first, &mut blocks);
+impl Step<'_> {
+    /// Computes the states of this rank's blocks, and returns states of the rows that have seen no keys.
+    fn states(
+        &self,
+        group: &Group<'_>,
+        attention: &Attention,
+        blocks: &mut BlockStates,
+    ) -> Result<RowStates, sdpa::Error> {
+        let [batch, heads, rows, _] = self.inputs.queries().shape();
+        let states = RowStates::new([batch, heads, rows, self.inputs.shape()?.value_dim])?;
+        states.check(self.sinks, &self.outputs)?;
+        let (inputs, first, exec) = (self.inputs, self.first, group.exec);
         let mut compute = || blocks.compute(attention, inputs, first, exec);
         match group.pool {
             Some(pool) => pool.install(compute),
             None => compute(),
         }?;
-        Ok(description)
-    });
+        Ok(states)
+    }
+}
+
+/// Runs a step, the `number`th call.
+pub(crate) fn run(group: &Group<'_>, number: u64, attention: &Attention, step: Step<'_>) -> Result<Report, Error> {
+    let begin = Instant::now();
+    let (mut blocks, own) = (BlockStates::new(), step.description(attention));
+    let own = own.and_then(|description| Ok((description, step.states(group, attention, &mut blocks)?)));
     let mut report = Report { computing: begin.elapsed(), ..Report::default() };
-    let order = agreed(group, number, description)?;
-    let [batch, heads, rows, _] = step.inputs.queries().shape();
-    let mut states = RowStates::new([batch, heads, rows, step.inputs.shape()?.value_dim])?;
-    let mut along = Along { group, report: &mut report };
-    if let Some(turn) = order.iter().position(|&rank| rank == comm.rank) {
-        if turn > 0 {
-            along.receive(&mut states, order[turn - 1], ALONG)?;
-        }
-        states.fold(&blocks)?;
-        if let Some(&next) = order.get(turn + 1) {
-            along.send(&states, vec![next], ALONG)?;
-        }
-    }
-    match order.last() {
-        Some(&last) if last == comm.rank => {
-            along.send(&states, (0..comm.size).filter(|&rank| rank != last).collect(), RESULT)?;
-        }
-        Some(&last) => along.receive(&mut states, last, RESULT)?,
-        // Nobody has keys.
-        None => {}
-    }
+    let (description, states) = match own {
+        Ok((description, states)) => (Ok(description), Some(states)),
+        Err(error) => (Err(error), None),
+    };
+    let all = agreement(group, number, description, "what it has of the step")?;
+    let stretches = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
+    let Some(mut states) = states else { unreachable!("who has no states has said why") };
+    let mut gathering = Gathering { group, stretches: &stretches, report: &mut report };
+    let gathered = gathering.run(step.merges, &mut states, &blocks);
+    gathered.map_err(|error| blaming(group.comm, error, group.timeout))?;
     states.write(step.sinks, step.outputs, group.exec)?;
     Ok(report)
-}
-
-/// Tells all ranks what this one has, compares, and returns the ranks that have keys, in the order of these.
-fn agreed(group: &Group<'_>, number: u64, own: Result<Description, sdpa::Error>) -> Result<Vec<usize>, Error> {
-    let mut description = match &own {
-        Ok(description) => description.clone(),
-        Err(error) => Description { refused: Some(error.to_string()), ..Description::default() },
-    };
-    description.facts.insert(0, ("number of calls before".to_owned(), number.to_string()));
-    let texts = exchange(group.comm, description.text(), "what it has of the step", group.timeout)?;
-    let all: Vec<Description> = texts.iter().map(|text| Description::read(text)).collect();
-    match (agree(&all), own) {
-        (Err(Error::Refused { rank, .. }), Err(error)) if rank == group.comm.rank => return Err(Error::Call(error)),
-        (result, _) => result?,
-    }
-    Ok(in_order(KEYS, all.iter().map(|description| &*description.keys))?.iter().map(|stretch| stretch.rank).collect())
-}
-
-/// States on their way along the keys.
-struct Along<'g, 'c> {
-    group: &'g Group<'c>,
-    report: &'g mut Report,
-}
-
-impl Along<'_, '_> {
-    fn send(&mut self, states: &RowStates, to: Vec<usize>, tag: u16) -> Result<(), Error> {
-        let transfer = Transfer::begin(self.group.comm, states.as_slice().to_vec(), Way { from: None, to, tag });
-        self.wait(&transfer, "that it takes the states")
-    }
-
-    fn receive(&mut self, states: &mut RowStates, from: usize, tag: u16) -> Result<(), Error> {
-        let way = Way { from: Some(from), to: Vec::new(), tag };
-        let transfer = Transfer::begin(self.group.comm, vec![0.0; states.as_slice().len()], way);
-        self.wait(&transfer, "the states over the keys before")?;
-        if let Some(floats) = transfer.elements() {
-            states.as_mut_slice().copy_from_slice(floats);
-        }
-        Ok(())
-    }
-
-    fn wait(&mut self, transfer: &Transfer<f32>, what: &'static str) -> Result<(), Error> {
-        let waited: Duration = self.group.timeout.wait(&mut Passing(transfer, what))?;
-        let [_, sent, received] = transfer.bytes();
-        let report = &mut *self.report;
-        report.waiting += waited;
-        (report.sent, report.received) = (report.sent + sent, report.received + received);
-        Ok(())
-    }
 }

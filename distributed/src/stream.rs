@@ -52,7 +52,7 @@ struct First<'w> {
 
 impl Advance for First<'_> {
     fn poll(&mut self) -> bool {
-        poll(self.window)
+        self.window.poll()
     }
 
     fn is_done(&self) -> bool {
@@ -108,7 +108,8 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
         let way =
             |part: usize| Way { from: *from, to: to.clone(), tag: TAG + (2 * (step.number % TAGS) + part) as u16 };
         let own = self.own(&step.parcel);
-        let travelling = Travelling::begin(self.group.comm, sizes, (own, step.parcel.keys.len()), [way(0), way(1)])?;
+        let travelling =
+            Travelling::begin(self.group.comm, sizes, (own.as_slice(), step.parcel.keys.len()), [way(0), way(1)])?;
         let [_, sent, received] = travelling.bytes();
         self.window.push_back(travelling);
         let held = self.window.iter().map(|parcel| parcel.bytes()[0]).sum();
@@ -158,9 +159,22 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
     }
 }
 
-/// Lets all parcels advance. Returns true if one did.
-fn poll(window: &VecDeque<Travelling>) -> bool {
-    window.iter().fold(false, |progress, parcel| progress | parcel.poll())
+/// Messages on their way.
+pub(crate) trait InFlight {
+    /// Lets all advance. Returns true if one did.
+    fn poll(&self) -> bool;
+    /// Returns true if all are where they go.
+    fn is_done(&self) -> bool;
+}
+
+impl InFlight for VecDeque<Travelling> {
+    fn poll(&self) -> bool {
+        self.iter().fold(false, |progress, parcel| progress | parcel.poll())
+    }
+
+    fn is_done(&self) -> bool {
+        self.iter().all(Travelling::is_done)
+    }
 }
 
 /// Sets a flag when it is dropped, also by a panic.
@@ -172,15 +186,14 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Does work on a pool, while this thread lets parcels advance: MPI moves nothing by itself.
-fn beside<R: Send>(
+/// Does work on a pool, while this thread lets messages advance: MPI moves nothing by itself.
+pub(crate) fn beside<R: Send>(
     pool: Option<&rayon::ThreadPool>,
-    window: &VecDeque<Travelling>,
+    messages: &impl InFlight,
     work: impl FnOnce() -> R + Send,
 ) -> R {
-    let under_way = || window.iter().any(|parcel| !parcel.is_done());
     // From inside a pool, its other threads may never come for the work.
-    if rayon::current_thread_index().is_some() || !under_way() {
+    if rayon::current_thread_index().is_some() || messages.is_done() {
         return match pool {
             Some(pool) => pool.install(work),
             None => work(),
@@ -192,8 +205,8 @@ fn beside<R: Send>(
         result = Some(work());
     };
     let wait = || {
-        while !done.load(Ordering::Acquire) && under_way() {
-            if !poll(window) {
+        while !done.load(Ordering::Acquire) && !messages.is_done() {
+            if !messages.poll() {
                 thread::sleep(NAP);
             }
         }

@@ -33,6 +33,7 @@ mod work_queue;
 pub use attention::backward::call::{Gradients, Saved};
 pub use attention::backward::launch::BackwardLaunch;
 pub use attention::backward::memory::{BackwardMemory, BackwardScratch};
+pub use attention::backward::parts::{HeadSums, Part, write_head_sums};
 pub use attention::call::dropout::Dropout;
 pub use attention::call::fit::tensors_fit;
 pub use attention::call::masks::{Documents, PerSequence, PrefixLm, Tree};

@@ -1,7 +1,7 @@
 //! Checked backward calls.
 
 use crate::shape::Shape;
-use sdpa_kernels::{Call, Gradients, Saved};
+use sdpa_kernels::{Call, Gradients, Part, Saved};
 
 /// Checked backward call, bound to its inputs and gradients: [`Attention::backward`](crate::Attention::backward) makes it.
 ///
@@ -18,6 +18,7 @@ pub struct BackwardProblem<'a> {
     pub(crate) call: Call<'a>,
     pub(crate) saved: Saved<'a>,
     pub(crate) gradients: Gradients<'a>,
+    pub(crate) part: Part<'a>,
     pub(crate) shape: Shape,
 }
 

@@ -81,7 +81,7 @@ impl BackwardPlan {
 #[derive(Debug, Default)]
 pub struct BackwardWorkspace {
     workers: Vec<Mutex<BackwardScratch>>,
-    memory: BackwardMemory,
+    pub(crate) memory: BackwardMemory,
 }
 
 impl BackwardWorkspace {
@@ -140,12 +140,10 @@ impl BackwardProblem<'_> {
         let plan = if plan.shape == self.shape { *plan } else { BackwardPlan::new(&self, plan.exec) };
         let BackwardWorkspace { workers, memory } = workspace;
         let workers = reserved(workers, plan.workers, run.executor, |scratch| scratch.try_reserve(&plan.tiling));
-        let Some(launch) = BackwardLaunch::new(self.call, self.saved, self.gradients, plan.tiling, memory)
+        let Some(launch) = BackwardLaunch::new(self.call, self.saved, self.gradients, self.part, plan.tiling, memory)
             .filter(|_| !workers.is_empty())
         else {
-            let rows = [self.shape.batch, self.shape.heads, self.shape.q_len, self.shape.head_dim];
-            let bytes = rows.into_iter().fold(size_of::<f32>(), usize::saturating_mul);
-            return Err(Error::Memory { what: "workspace of the backward pass", bytes });
+            return Err(no_memory(&self.shape));
         };
         let launch = launch.until(run.stop);
         let work = |scratch: &mut BackwardScratch| work(&launch, plan.exec.isa, scratch);
@@ -184,4 +182,11 @@ impl BackwardProblem<'_> {
         let plan = BackwardPlan::new(&self, exec);
         self.run_with(&plan, &mut BackwardWorkspace::new(), run)
     }
+}
+
+/// Returns the error of a call whose rows' memory cannot be allocated.
+pub(crate) fn no_memory(shape: &Shape) -> Error {
+    let rows = [shape.batch, shape.heads, shape.q_len, shape.head_dim];
+    let bytes = rows.into_iter().fold(size_of::<f32>(), usize::saturating_mul);
+    Error::Memory { what: "workspace of the backward pass", bytes }
 }

@@ -44,6 +44,24 @@ impl<'a> Inputs<'a> {
         ]
     }
 
+    /// Returns the options of these inputs over tensors that hold some of the query heads, and the key/value heads that these
+    /// share: slopes and sinks are cut to `heads`. Biases and masks stay as they are.
+    ///
+    /// ```
+    /// use sdpa::{Inputs, View};
+    /// let (x, slopes) = ([0.0; 2 * 8], [0.5, 0.25]);
+    /// let (both, one) = (View::bhld(&x, [1, 2, 1, 8])?, View::bhld(&x[8..], [1, 1, 1, 8])?);
+    /// let second = Inputs::new(both, both, both).alibi(&slopes).of_heads(1..2, [one.into(); 3]);
+    /// assert!(second.options_in_words().contains(&("alibi slopes", "[0.25]".to_string())));
+    /// # Ok::<(), sdpa::Error>(())
+    /// ```
+    #[must_use]
+    pub fn of_heads(self, heads: Range<usize>, [q, k, v]: [Tensor<'a>; 3]) -> Self {
+        // Where there are fewer, the call is refused as one over all heads is.
+        let cut = |numbers: &'a [f32]| numbers.get(heads.clone()).unwrap_or(numbers);
+        Self { q, source: Source::Tensors { k, v }, alibi: self.alibi.map(cut), sinks: self.sinks.map(cut), ..self }
+    }
+
     /// Refuses inputs whose keys cannot come in parts.
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let refused = match self.source {

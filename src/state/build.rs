@@ -6,22 +6,17 @@ use crate::inputs::Inputs;
 use crate::plan::run::Workspace;
 use crate::shape::KvShape;
 use crate::state::AttnState;
+use crate::state::parted_call::{ALIGNMENT, PartedCall};
 use crate::state::waiting::Waiting;
 use crate::threads::exec::Exec;
-use sdpa_kernels::{Alignment, KEY_BLOCK, MaskMod, Mods, ScoreMod, Tensor, View, WeightMod};
-
-/// Alignment that position-dependent rules need in a state, which does not know the final number of keys.
-const ALIGNMENT: &str = "an alignment: top-left or an offset, since a state does not know how many keys will come";
-
-/// Reason why what needs finished weights is refused.
-const WHOLE: &str = "a call over all keys, not a state";
+use sdpa_kernels::{KEY_BLOCK, MaskMod, Mods, ScoreMod, Tensor, View, WeightMod};
 
 impl<'a> AttnState<'a> {
     /// Creates a state without keys. `q` is `[batch, heads, q_len, head_dim]`, of any element type; `keys`
     /// are the sizes that later keys and values have.
     ///
     /// # Errors
-    /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`]; [`Error::TooLarge`] or
+    /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`](crate::Alignment::BottomRight); [`Error::TooLarge`] or
     /// [`Error::Memory`] if the state does not fit in memory.
     pub fn new(attention: Attention, q: impl Into<Tensor<'a>>, keys: KvShape, exec: Exec) -> Result<Self, Error> {
         let (q, KvShape { kv_heads, head_dim, value_dim }) = (q.into(), keys);
@@ -31,7 +26,7 @@ impl<'a> AttnState<'a> {
             floats("state", [batch, kv_heads, KEY_BLOCK, dim])?;
         }
         let none = |dim| View::<f32>::bhld(&[], [batch, kv_heads, 0, dim]);
-        Self::of(attention, Inputs::new(q, none(dim)?, none(value_dim)?), keys, exec)
+        Self::from_inputs(attention, Inputs::new(q, none(dim)?, none(value_dim)?), exec)
     }
 
     /// Creates a state without keys from the inputs of a call: its queries, biases, masks, ALiBi slopes, sinks and key
@@ -60,41 +55,15 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// As [`Self::new`]; [`Error::Needs`] for caches, pages and ragged sequences, whose keys do not come in parts.
     pub fn from_inputs(attention: Attention, inputs: Inputs<'a>, exec: Exec) -> Result<Self, Error> {
-        inputs.check_for_state()?;
-        let [q, k, v] = inputs.shapes();
-        same("k", "batch", k[0], q[0], "q")?;
-        same("k", "head_dim", k[3], q[3], "q")?;
-        same("v", "batch", v[0], q[0], "q")?;
-        same("v", "heads", v[1], k[1], "k")?;
-        Self::of(attention, inputs, KvShape { kv_heads: k[1], head_dim: k[3], value_dim: v[3] }, exec)
-    }
-
-    fn of(attention: Attention, inputs: Inputs<'a>, keys: KvShape, exec: Exec) -> Result<Self, Error> {
-        if attention.alignment == Some(Alignment::BottomRight) {
-            return Err(Error::Needs {
-                argument: "bottom-right",
-                needs: "the number of keys, which a state does not know",
-            });
-        }
-        if attention.dropout.is_some() {
-            return Err(Error::Needs { argument: "dropout", needs: WHOLE });
-        }
-        if attention.alignment.is_none() {
-            let rule = attention.rule(inputs.alibi.is_some());
-            rule.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
-        }
-        let KvShape { kv_heads, value_dim, .. } = keys;
+        let call = PartedCall::new(attention, inputs)?;
+        let PartedCall { kv_heads, value_dim, .. } = call;
         let [batch, heads, rows, dim] = inputs.q.shape();
         let product = |sizes| floats("state", sizes);
         let (n, accumulated) = (product([batch, heads, rows, 1])?, product([batch, heads, rows, value_dim])?);
         let waiting = |dim| Waiting::new([batch, kv_heads, dim], attention.precision);
         let mut state = Self {
-            attention,
-            inputs,
-            functions: None,
+            call,
             exec,
-            kv_heads,
-            value_dim,
             first: 0,
             accumulated: 0,
             max: zeros("state", n)?,
@@ -135,13 +104,11 @@ impl<'a> AttnState<'a> {
     ///
     /// If a function panics in a push, the state is half updated: make another.
     pub fn mods<S: ScoreMod, M: MaskMod, P: WeightMod>(mut self, mods: &'a Mods<S, M, P>) -> Result<Self, Error> {
-        if mods.weight.is_given() {
-            return Err(Error::Needs { argument: "weight function", needs: WHOLE });
-        }
+        let call = self.call.mods(mods)?;
         if !self.is_empty() {
             return Err(Error::Needs { argument: "functions", needs: "a state without keys" });
         }
-        self.functions = Some(mods);
+        self.call = call;
         self.accumulate(None)?;
         Ok(self)
     }
@@ -173,10 +140,10 @@ impl<'a> AttnState<'a> {
         if !self.is_empty() {
             return Err(Error::Needs { argument: "alibi slopes", needs: "a state without keys" });
         }
-        if self.attention.alignment.is_none() {
+        if self.call.attention.alignment.is_none() {
             return Err(Error::Needs { argument: "alibi", needs: ALIGNMENT });
         }
-        self.inputs = self.inputs.alibi(slopes);
+        self.call.inputs = self.call.inputs.alibi(slopes);
         self.accumulate(None)?;
         Ok(self)
     }
@@ -186,7 +153,7 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// [`Error::Mismatch`] if there are not as many logits as query heads.
     pub fn sinks(mut self, logits: &'a [f32]) -> Result<Self, Error> {
-        self.inputs = self.inputs.sinks(logits);
+        self.call.inputs = self.call.inputs.sinks(logits);
         self.accumulate(None)?;
         Ok(self)
     }

@@ -1,5 +1,8 @@
 //! Functions of the caller over keys that come in parts: positions count from the first of all keys.
 
+use crate::backward::problem::BackwardProblem;
+use crate::backward::run::{BackwardPlan, BackwardWorkspace};
+use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
@@ -24,6 +27,14 @@ pub(crate) trait Functions: Send + Sync {
     fn shows(&self, block: BlockPosition) -> bool;
     /// Computes a problem over some of the keys.
     fn run(&self, problem: Problem<'_>, plan: &Plan, workspace: &mut Workspace, shift: Shift);
+    /// Computes the gradients of a problem over some of the keys.
+    fn run_backward(
+        &self,
+        problem: BackwardProblem<'_>,
+        plan: &BackwardPlan,
+        workspace: &mut BackwardWorkspace,
+        shift: Shift,
+    ) -> Result<(), Error>;
 }
 
 impl fmt::Debug for dyn Functions + '_ {
@@ -42,10 +53,28 @@ impl<S: ScoreMod, M: MaskMod, P: WeightMod> Functions for Mods<S, M, P> {
     }
 
     fn run(&self, problem: Problem<'_>, plan: &Plan, workspace: &mut Workspace, shift: Shift) {
-        let mods = Mods::new().score(Shifted(&self.score, shift)).mask(Shifted(&self.mask, shift));
+        let mods = shifted(self, shift);
         // The state asked whether the mask fits, and nothing says stop.
         let _ = problem.run_with(plan, workspace, Run::new().mods(&mods));
     }
+
+    fn run_backward(
+        &self,
+        problem: BackwardProblem<'_>,
+        plan: &BackwardPlan,
+        workspace: &mut BackwardWorkspace,
+        shift: Shift,
+    ) -> Result<(), Error> {
+        problem.run_with(plan, workspace, Run::new().mods(&shifted(self, shift)))
+    }
+}
+
+/// Returns functions that are told where the keys and rows lie among all.
+fn shifted<S: ScoreMod, M: MaskMod, P: WeightMod>(
+    mods: &Mods<S, M, P>,
+    shift: Shift,
+) -> Mods<Shifted<'_, S>, Shifted<'_, M>> {
+    Mods::new().score(Shifted(&mods.score, shift)).mask(Shifted(&mods.mask, shift))
 }
 
 /// Function that is told where the keys and rows lie among all.
@@ -63,6 +92,11 @@ impl<F: ScoreMod> ScoreMod for Shifted<'_, F> {
     #[inline(always)]
     fn score(&self, score: f32, at: Position) -> f32 {
         self.0.score(score, self.at(at))
+    }
+
+    #[inline(always)]
+    fn derivative(&self, score: f32, at: Position) -> Option<f32> {
+        self.0.derivative(score, self.at(at))
     }
 
     fn is_given(&self) -> bool {

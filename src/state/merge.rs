@@ -19,10 +19,10 @@ impl AttnState<'_> {
     /// `later` does not start where this state ends.
     pub fn merge(&mut self, later: &AttnState<'_>) -> Result<(), Error> {
         for (what, index) in [("batch", 0), ("heads", 1), ("rows", 2), ("head_dim", 3)] {
-            same("later q", what, later.inputs.q.shape()[index], self.inputs.q.shape()[index], "this state")?;
+            same("later q", what, later.call.inputs.q.shape()[index], self.call.inputs.q.shape()[index], "this state")?;
         }
-        same("later state", "kv_heads", later.kv_heads, self.kv_heads, "this state")?;
-        same("later state", "value_dim", later.value_dim, self.value_dim, "this state")?;
+        same("later state", "kv_heads", later.call.kv_heads, self.call.kv_heads, "this state")?;
+        same("later state", "value_dim", later.call.value_dim, self.call.value_dim, "this state")?;
         if let Some((what, [got, expected])) = self.difference(later) {
             return Err(Error::Differs { argument: "later state", what, got, expected, of: "this state" });
         }
@@ -33,7 +33,7 @@ impl AttnState<'_> {
         // The other state starts at a whole block, so this state holds no incomplete block.
         merge_states(
             self.exec.isa,
-            self.value_dim,
+            self.call.value_dim,
             [&mut self.max, &mut self.sum, &mut self.out],
             [&later.max, &later.sum, &later.out],
         );
@@ -49,7 +49,7 @@ impl AttnState<'_> {
     fn difference(&self, later: &AttnState<'_>) -> Option<(&'static str, [String; 2])> {
         let settings = [Settings::of(later), Settings::of(self)];
         let options = [later.options(), self.options()];
-        if settings[0] == settings[1] && later.inputs.alibi == self.inputs.alibi && options[0] == options[1] {
+        if settings[0] == settings[1] && later.call.inputs.alibi == self.call.inputs.alibi && options[0] == options[1] {
             return None;
         }
         let other = options[0].into_iter().zip(options[1]).find(|(got, expected)| got != expected);
@@ -62,20 +62,20 @@ impl AttnState<'_> {
             return Some((what, [got, expected]));
         }
         let slope = |state: &AttnState<'_>, head: usize| {
-            state.inputs.alibi.and_then(|slopes| slopes.get(head)).map_or("none".to_owned(), f32::to_string)
+            state.call.inputs.alibi.and_then(|slopes| slopes.get(head)).map_or("none".to_owned(), f32::to_string)
         };
-        let slopes = (0..self.inputs.q.shape()[1]).map(|head| [later, self].map(|state| slope(state, head)));
+        let slopes = (0..self.call.inputs.q.shape()[1]).map(|head| [later, self].map(|state| slope(state, head)));
         slopes.into_iter().find(|[got, expected]| got != expected).map(|slopes| ("ALiBi slope of a head", slopes))
     }
 
     /// Returns which options there are whose numbers are not compared.
     fn options(&self) -> [(&'static str, bool); 4] {
-        let Inputs { bias, mask, kv_lens, .. } = self.inputs;
+        let Inputs { bias, mask, kv_lens, .. } = self.call.inputs;
         [
             ("bias", bias.is_some()),
             ("mask", mask.is_some()),
             ("list of key lengths", kv_lens.is_some()),
-            ("set of functions", self.functions.is_some()),
+            ("set of functions", self.call.functions.is_some()),
         ]
     }
 }
@@ -95,13 +95,14 @@ struct Settings {
 
 impl Settings {
     fn of(state: &AttnState<'_>) -> Self {
-        let Attention { softcap, visible: Visible { causality, window }, alignment, precision, .. } = state.attention;
+        let Attention { softcap, visible: Visible { causality, window }, alignment, precision, .. } =
+            state.call.attention;
         let offset = match alignment {
-            Some(Alignment::Offset(n)) if state.attention.rule(state.inputs.alibi.is_some()).is_some() => n,
+            Some(Alignment::Offset(n)) if state.call.attention.rule(state.call.inputs.alibi.is_some()).is_some() => n,
             _ => 0,
         };
         let window = window.filter(|window| window.sides() != [None; 2]);
-        let scale = state.attention.scale_for(state.inputs.q.shape()[3]);
+        let scale = state.call.attention.scale_for(state.call.inputs.q.shape()[3]);
         Self { scale, softcap, causality, window, offset, precision }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::state::AttnState;
+use crate::state::parted_call::{PartedCall, check_room};
 use core::ops::Range;
 use sdpa_kernels::{BlockPosition, Causality, KEY_BLOCK, Visible};
 
@@ -20,6 +21,39 @@ impl AttnState<'_> {
     /// # Ok::<(), sdpa::Error>(())
     /// ```
     pub fn sees(&self, keys: Range<usize>) -> bool {
+        self.call.sees(keys)
+    }
+
+    /// Passes over the next keys without their numbers, if no row sees them ([`Self::sees`]): as a push of so many keys.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if a row may see one of them; [`Error::TooLarge`] beyond the last position. The state is then
+    /// unchanged.
+    pub fn skip(&mut self, keys: usize) -> Result<(), Error> {
+        let next = self.first + self.len();
+        check_room(next, keys)?;
+        if self.sees(next..next + keys) {
+            return Err(Error::Needs { argument: "skip", needs: "keys that no row sees" });
+        }
+        let mut left = keys;
+        while left > 0 {
+            if self.waiting == 0 && left >= KEY_BLOCK {
+                self.accumulated += left / KEY_BLOCK * KEY_BLOCK;
+                left %= KEY_BLOCK;
+                continue;
+            }
+            // Whatever lies in their place is hidden.
+            let some = left.min(KEY_BLOCK - self.waiting);
+            left -= some;
+            self.wait_for(some)?;
+        }
+        Ok(())
+    }
+}
+
+impl PartedCall<'_> {
+    /// Returns true if some row may see some of these keys: [`AttnState::sees`].
+    pub(crate) fn sees(&self, keys: Range<usize>) -> bool {
         self.rules_show(keys.clone()) && self.inputs.mask_shows(keys.clone()) && self.functions_show(keys)
     }
 
@@ -52,31 +86,5 @@ impl AttnState<'_> {
         let shows = |(batch, head, keys)| functions.shows(BlockPosition { batch, head, rows: 0..rows, keys, position });
         let of_head = |keys: Range<usize>, batch| (0..heads).map(move |head| (batch, head, keys.clone()));
         blocks.flat_map(|keys| (0..batch).flat_map(move |batch| of_head(keys.clone(), batch))).any(shows)
-    }
-
-    /// Passes over the next keys without their numbers, if no row sees them ([`Self::sees`]): as a push of so many keys.
-    ///
-    /// # Errors
-    /// [`Error::Needs`] if a row may see one of them; [`Error::TooLarge`] beyond the last position. The state is then
-    /// unchanged.
-    pub fn skip(&mut self, keys: usize) -> Result<(), Error> {
-        self.room_for(keys)?;
-        let next = self.first + self.len();
-        if self.sees(next..next + keys) {
-            return Err(Error::Needs { argument: "skip", needs: "keys that no row sees" });
-        }
-        let mut left = keys;
-        while left > 0 {
-            if self.waiting == 0 && left >= KEY_BLOCK {
-                self.accumulated += left / KEY_BLOCK * KEY_BLOCK;
-                left %= KEY_BLOCK;
-                continue;
-            }
-            // Whatever lies in their place is hidden.
-            let some = left.min(KEY_BLOCK - self.waiting);
-            left -= some;
-            self.wait_for(some)?;
-        }
-        Ok(())
     }
 }

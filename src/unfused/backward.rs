@@ -53,7 +53,7 @@ pub fn attention_backward(
     gradients: Gradients<'_>,
     exec: Exec,
 ) -> Result<(), Error> {
-    let BackwardProblem { call, saved, gradients, shape } = attention.backward(inputs, saved, gradients)?;
+    let BackwardProblem { call, saved, gradients, shape, .. } = attention.backward(inputs, saved, gradients)?;
     let Gradients { q, k, v, scale, .. } = gradients;
     let written = [&q, &k, &v].into_iter().flatten().map(TensorMut::dtype);
     let short = written.chain([saved.out.dtype(), saved.d_out.dtype()]).any(|dtype| dtype != Dtype::F32);

@@ -6,6 +6,7 @@ mod few_keys;
 mod functions;
 mod hidden;
 mod oracle;
+mod parts;
 mod refusals;
 mod support;
 mod written;

@@ -23,15 +23,20 @@ pub(crate) struct Shared {
     pub(crate) keys: Vec<Vec<Range<usize>>>,
 }
 
-/// One case in so many is long: its keys travel in several parcels, of several pieces each.
+/// One case in so many is long: its keys travel in several parcels, of several pieces each. One has many rows and keys of few heads.
 const LONG: u64 = 25;
+const WIDE: u64 = 5;
 
 /// A random case that can be shared out: no ragged sequences, no weight function, no bottom-right beside key lengths.
-fn shareable(rng: &mut Rng, long: bool) -> Case {
+fn shareable(rng: &mut Rng, number: u64) -> Case {
     loop {
-        let case = match long {
-            true => Case::of_sizes(rng, [1, 2, 1, 20, 40_000, 64, 80]),
-            false => Case::random(rng, MOST),
+        let case = match number {
+            n if n % LONG == LONG - 1 => Case::of_sizes(rng, [1, 2, 1, 20, 40_000, 64, 80]),
+            n if n % WIDE == WIDE - 1 => {
+                let (batch, rows, keys) = (1 + rng.below(2), rng.below(700), rng.below(1500));
+                Case::of_sizes(rng, [batch, 2, 1, rows, keys, 8, 16])
+            }
+            _ => Case::random(rng, MOST),
         };
         let bottom_right = case.alignment == Some(Alignment::BottomRight);
         if case.ragged.is_some() || bottom_right && case.kv_lens.is_some() {
@@ -64,8 +69,14 @@ fn shared_out(n: usize, ranks: usize, rng: &mut Rng) -> Vec<Vec<Range<usize>>> {
 }
 
 impl Shared {
-    fn random(rng: &mut Rng, ranks: usize, long: bool) -> Self {
-        let mut case = shareable(rng, long);
+    /// The case of this number.
+    pub(crate) fn random(rng: &mut Rng, ranks: usize, number: u64) -> Self {
+        let case = shareable(rng, number);
+        Self::of(case, rng, ranks)
+    }
+
+    /// Shares a case out at random.
+    pub(crate) fn of(mut case: Case, rng: &mut Rng, ranks: usize) -> Self {
         let qkv = [&case.q, &case.k, &case.v].map(|x| Rounded::new(x, rng.pick(&DTYPES)));
         let [q, k, v] = qkv.each_ref().map(|x| x.wide.clone());
         (case.q, case.k, case.v) = (q, k, v);
@@ -81,6 +92,7 @@ impl Shared {
         let [q, k, v] = self.qkv.each_ref().map(Rounded::view);
         let mut inputs = self.case.inputs_over(Inputs::new(q, k, v));
         inputs = self.case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
+        inputs = self.case.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q, k));
         let mut full = self.case.unwritten(Wanted::LEAST);
         self.case.run_outputs(inputs, Exec::serial(), full.outputs(), &mut Workspace::new());
         full
@@ -110,6 +122,7 @@ impl Shared {
         for ((case, full), rows) in parts.iter_mut().zip(&self.rows[rank]) {
             let inputs = case.inputs_over(Inputs::new(q.rows_in(rows.clone()).expect("rows"), k, v));
             let inputs = case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
+            let inputs = case.ragged.as_ref().map_or(inputs, |[q, k]| inputs.ragged(q, k));
             share = share.rows(rows.start, inputs, full.outputs());
         }
         for keys in &self.keys[rank] {
@@ -117,6 +130,14 @@ impl Shared {
             share = share.keys(keys.start, k, v);
         }
         with_mods!(self.case, |mods| ranks.attention_with(&self.case.attention(), share, &mods))
+    }
+
+    /// Holds a rank's rows against those of one process.
+    pub(crate) fn compare(&self, what: &str, rank: usize, parts: &[(Case, Full)], whole: &Full) {
+        for ((_, full), rows) in parts.iter().zip(&self.rows[rank]) {
+            assert_same_bits(&format!("{what}, rows {rows:?}: out"), &full.out, &whole.out.rows(rows.clone()));
+            assert_same_bits(&format!("{what}, rows {rows:?}: lse"), &full.lse, &whole.lse.rows(rows.clone()));
+        }
     }
 
     /// The parts of a rank, not yet computed.
@@ -137,16 +158,13 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
     let mut moved = [0usize; 2];
     for case in 0..cases {
         let mut rng = Rng::new(seed * 1_000_003 + case);
-        let shared = Shared::random(&mut rng, size, case % LONG == LONG - 1);
+        let shared = Shared::random(&mut rng, size, case);
         let whole = shared.whole();
         let mut parts = shared.parts(rank);
         let what = format!("seed {seed}, case {case}, rank {rank} of {size}");
         let report =
             shared.run(&ranks[case as usize % 2], rank, &mut parts).unwrap_or_else(|error| panic!("{what}: {error}"));
-        for ((_, full), rows) in parts.iter().zip(&shared.rows[rank]) {
-            assert_same_bits(&format!("{what}, rows {rows:?}: out"), &full.out, &whole.out.rows(rows.clone()));
-            assert_same_bits(&format!("{what}, rows {rows:?}: lse"), &full.lse, &whole.lse.rows(rows.clone()));
-        }
+        shared.compare(&what, rank, &parts, &whole);
         assert_eq!(report.computed + report.hidden, shared.case.k.shape[2], "{what}");
         moved = [moved[0] + report.sent, moved[1] + report.received];
     }

@@ -1,20 +1,22 @@
 //! Faults: ranks that disagree, die, or come late. Every other rank says so in time, and writes nothing.
 
+use crate::backward_faults;
 use crate::launch::{FINE, Launch};
+use crate::step_faults;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use sdpa::{Attention, Bf16, Exec, Inputs, Mask, Mods, Outputs, Position, View, ViewMut};
-use sdpa_mpi::{Error, Ranks, Share};
+use sdpa_mpi::{Error, Ranks, Share, Split};
 use std::time::{Duration, Instant};
 
 /// Time that ranks allow each other here, and what they may take beyond it.
 const TIMEOUT: Duration = Duration::from_secs(3);
 const BEYOND: Duration = Duration::from_secs(5);
 /// The rank that is at fault.
-const GUILTY: usize = 1;
+pub(crate) const GUILTY: usize = 1;
 /// Rows and keys of each rank, and the length of a head.
 const N: usize = 40;
-const DIM: usize = 8;
+pub(crate) const DIM: usize = 8;
 
 /// A fault of one rank.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +28,7 @@ pub(crate) struct Fault {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Kind {
+pub(crate) enum Kind {
     /// Every rank gets the same error.
     Said,
     /// The rank itself gets its own error.
@@ -36,11 +38,11 @@ enum Kind {
     Dies,
 }
 
-const fn fault(name: &'static str, words: &'static str, kind: Kind) -> Fault {
+pub(crate) const fn fault(name: &'static str, words: &'static str, kind: Kind) -> Fault {
     Fault { name, words, kind }
 }
 
-pub(crate) const FAULTS: [Fault; 14] = [
+const FAULTS: [Fault; 14] = [
     fault("causal", "causal rule: rank 1 has causal, but rank 0 has none", Kind::Said),
     fault("softcap", "settings: rank 1 has Attention", Kind::Said),
     fault("scale", "scale: rank 1 has 2, but rank 0 has 0.35355338", Kind::Said),
@@ -69,19 +71,49 @@ impl Fault {
     }
 }
 
+/// Faults of calls that are cut by heads.
+const OF_HEADS: [Fault; 9] = [
+    fault("heads split", "split: rank 1 has by rows, but rank 0 has by heads", Kind::Said),
+    fault("heads slopes", "alibi slopes: rank 1 has [0.5], but rank 0 has [0.25]", Kind::Said),
+    fault("heads shape", "value_dim: rank 1 has 7, but rank 0 has 8", Kind::Said),
+    fault("heads gap", "keys 40..41: no rank has them", Kind::Said),
+    fault("heads output", "rank 1 refused its part of the call: out: rows is 39, but q has 40", Kind::Own),
+    fault("heads mask", "rank 1 refused its part of the call: mask: needs a call that is cut by rows", Kind::Own),
+    fault("heads late", "waited 3s in vain for rank 1: what it has of the call", Kind::Late),
+    fault("heads dead", "waited 3s in vain for rank 1: what it has of the call", Kind::Dies),
+    fault("heads dying", "waited 3s in vain for rank 1: whether it has computed its heads", Kind::Dies),
+];
+
+/// All faults, of prompts, of steps and of backward passes.
+pub(crate) fn all() -> impl Iterator<Item = Fault> {
+    FAULTS.into_iter().chain(OF_HEADS).chain(step_faults::FAULTS).chain(backward_faults::FAULTS)
+}
+
+/// The same call on every rank, but for the guilty one.
+fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> Result<(), Error> {
+    match name.split(' ').next() {
+        Some("step") => step_faults::call(ranks, name, rank, guilty),
+        Some("backward") => backward_faults::call(ranks, name, rank, guilty),
+        _ => prompt(ranks, name.trim_start_matches("heads "), rank, guilty),
+    }
+}
+
 pub(crate) fn run(world: &SimpleCommunicator, name: &str) {
-    let fault = *FAULTS.iter().find(|fault| fault.name == name).expect("a fault");
+    let fault = all().find(|fault| fault.name == name).expect("a fault");
     let (rank, size) = (world.rank() as usize, world.size() as usize);
     let guilty = rank == GUILTY;
-    let begin = Instant::now();
-    match name {
-        "late" if guilty => std::thread::sleep(TIMEOUT + Duration::from_millis(500)),
-        "dead" if guilty => std::process::abort(),
+    match name.split(' ').next_back() {
+        Some("late") if guilty => std::thread::sleep(TIMEOUT + Duration::from_millis(500)),
+        Some("dead") if guilty => std::process::abort(),
         _ => {}
     }
+    let begin = Instant::now();
     let die = |_: usize, _: usize| std::process::abort();
     let mut ranks = Ranks::new(world, TIMEOUT).exec(Exec::serial());
-    if name == "dying" && guilty {
+    if name.starts_with("heads") && !(name == "heads split" && guilty) {
+        ranks = ranks.split(Split::Heads);
+    }
+    if name.ends_with("dying") && guilty {
         ranks = ranks.progress(&die);
     }
     let error = call(&ranks, name, rank, guilty).expect_err("a fault");
@@ -89,13 +121,14 @@ pub(crate) fn run(world: &SimpleCommunicator, name: &str) {
     let words = error.to_string();
     println!("rank {rank} of {size}: {words}");
     let expected = match fault.kind {
-        Kind::Own if guilty => "out: rows is 39, but q has 40",
+        Kind::Own if guilty => fault.words.trim_start_matches("rank 1 refused its part of the call: "),
         Kind::Late if guilty => "waited 3s in vain for rank",
         _ => fault.words,
     };
     assert!(words.starts_with(expected), "{words}");
     assert!(took < TIMEOUT + BEYOND, "{took:?}");
-    let again = call(&ranks, "", rank, false);
+    let of = ["step", "backward"].into_iter().find(|of| name.starts_with(of));
+    let again = call(&ranks, of.unwrap_or_default(), rank, false);
     if matches!(error, Error::TimedOut { .. }) {
         assert_eq!(again.err(), Some(Error::Broken));
     }
@@ -107,7 +140,7 @@ pub(crate) fn run(world: &SimpleCommunicator, name: &str) {
 }
 
 /// A call of 40 rows and keys a rank, in which the guilty rank does something else.
-fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> Result<(), Error> {
+fn prompt(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> Result<(), Error> {
     let is = |fault: &str| guilty && name == fault;
     let attention = Attention::new();
     let attention = if is("causal") { attention.causal() } else { attention };

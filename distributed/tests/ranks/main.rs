@@ -2,12 +2,16 @@
 //!
 //! `cargo test` runs all; `cargo test --test ranks -- cases --cases 200 --seed 7` more of one kind.
 
+mod backward;
+mod backward_faults;
 mod cases;
 mod faults;
+mod heads;
 mod launch;
 mod memory;
 #[path = "../../../tests/support/options/mod.rs"]
 mod options;
+mod step_faults;
 mod steps;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
@@ -36,7 +40,10 @@ fn rank(test: &str, arguments: &[String]) {
     let world = universe.world();
     match test {
         "cases" => cases::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
+        "backward" => backward::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
+        "heads" => heads::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "memory" => memory::run(&world),
+        "backward memory" => memory::backward(&world),
         "steps" => steps::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "travel" => travel::run(&world),
         fault => faults::run(&world, fault),
@@ -69,13 +76,21 @@ fn drive(arguments: &[String]) {
         run(format!("cases on {ranks} ranks"), Launch::of("cases", ranks).with(&["--cases", &cases, "--seed", &seed]));
     }
     for ranks in RANKS {
+        let launch = Launch::of("backward", ranks).with(&["--cases", &cases, "--seed", &seed]);
+        run(format!("backward on {ranks} ranks"), launch);
+    }
+    for ranks in RANKS {
         run(format!("steps on {ranks} ranks"), Launch::of("steps", ranks).with(&["--cases", &cases, "--seed", &seed]));
     }
+    for ranks in RANKS {
+        run(format!("heads on {ranks} ranks"), Launch::of("heads", ranks).with(&["--cases", &cases, "--seed", &seed]));
+    }
     run("memory on 4 ranks".to_owned(), Launch::of("memory", 4));
+    run("backward memory on 4 ranks".to_owned(), Launch::of("backward memory", 4));
     for ranks in RANKS {
         run(format!("travel on {ranks} ranks"), Launch::of("travel", ranks));
     }
-    for fault in faults::FAULTS {
+    for fault in faults::all() {
         for ranks in [2, 3, 4, 7] {
             run(format!("fault {} on {ranks} ranks", fault.name), fault.launch(ranks));
         }

@@ -4,8 +4,8 @@ use crate::PATIENT;
 use crate::launch::FINE;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
-use sdpa::{Attention, Exec, Inputs, Outputs, View, ViewMut};
-use sdpa_mpi::{Ranks, Share};
+use sdpa::{Attention, Exec, Inputs, Outputs, Saved, View, ViewMut};
+use sdpa_mpi::{BackwardShare, Ranks, Share};
 
 /// Keys of a rank, and the sizes of heads: 32 MiB of keys and values a rank.
 const KEYS: usize = 32 << 10;
@@ -40,5 +40,33 @@ pub(crate) fn run(world: &SimpleCommunicator) {
     let more = peak() - before;
     assert!(more <= 2 * shard + (64 << 20), "rank {rank} took {more} bytes more, with {shard} bytes of its own");
     assert_eq!((report.received, report.computed), ((size - 1) * shard, size * KEYS), "rank {rank}");
+    println!("{rank}: {FINE}; {} MiB more, {report}", more >> 20);
+}
+
+/// A backward pass: two shards more, of which one is the gradients as they come.
+pub(crate) fn backward(world: &SimpleCommunicator) {
+    let (rank, size) = (world.rank() as usize, world.size() as usize);
+    let shard = 2 * HEADS * KEYS * DIM * size_of::<f32>();
+    let (kv, q) = (vec![0.25f32; HEADS * KEYS * DIM], vec![0.5f32; HEADS * ROWS * DIM]);
+    let (out, d_out) = (vec![0.25f32; HEADS * ROWS * DIM], vec![1.0f32; HEADS * ROWS * DIM]);
+    // All scores are 1.
+    let lse = vec![1.0 + ((size * KEYS) as f32).ln(); HEADS * ROWS];
+    let (mut dq, mut dk, mut dv) = (q.clone(), kv.clone(), kv.clone());
+    let before = peak();
+    let ranks = Ranks::new(world, PATIENT).exec(Exec::serial());
+    let (rows, keys) = ([1, HEADS, ROWS, DIM], [1, HEADS, KEYS, DIM]);
+    let [q, out, d_out] = [&q, &out, &d_out].map(|x| View::bhld(x, rows).expect("it fits"));
+    let (kv, lse) = (View::bhld(&kv, keys).expect("it fits"), View::bhld(&lse, [1, HEADS, ROWS, 1]).expect("it fits"));
+    let [to_dk, to_dv] = [&mut dk, &mut dv].map(|x| ViewMut::bhld(x, keys).expect("it fits"));
+    let to_dq = ViewMut::bhld(&mut dq, rows).expect("it fits");
+    let saved = Saved::new(out, lse, d_out);
+    let share = BackwardShare::new().rows(rank * ROWS, Inputs::new(q, kv, kv), saved, to_dq);
+    let share = share.keys(rank * KEYS, kv, kv, to_dk, to_dv);
+    let report = ranks.attention_backward(&Attention::new(), share).expect("a good call");
+    let expected = ROWS as f32 / KEYS as f32;
+    assert!(dv.iter().all(|x| (x / expected - 1.0).abs() < 1e-3), "rank {rank}: {} is not {expected}", dv[0]);
+    assert!(dq.iter().chain(&dk).all(|x| x.abs() < 1e-4), "rank {rank}: gradients of equal keys");
+    let more = peak() - before;
+    assert!(more <= 2 * shard + (64 << 20), "rank {rank} took {more} bytes more, with {shard} bytes of its own");
     println!("{rank}: {FINE}; {} MiB more, {report}", more >> 20);
 }

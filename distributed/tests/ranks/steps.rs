@@ -9,7 +9,7 @@ use mpi::traits::*;
 use sdpa::{
     Alignment, Attention, Dtype, Exec, Inputs, Int4, KeyScales, KvCache, KvShape, Outputs, View, ViewMut, Window,
 };
-use sdpa_mpi::{Ranks, Step};
+use sdpa_mpi::{Merges, Ranks, Step};
 
 const KEY_BLOCK: usize = 256;
 
@@ -105,6 +105,17 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
             format!("seed {seed}, case {case}, rank {rank} of {size}: cache {form}, cuts {cuts:?}, {attention:?}");
         let report = ranks.step(&attention, step).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert!(got.bits() == expected.bits(), "{what}");
+        // Merged in a tree, up to rounding.
+        let mut tree = Written::new(shape);
+        let step = Step::new(inputs(&own), cuts[rank].start, tree.outputs()).merges(Merges::Tree);
+        let step = if with_sinks { step.sinks(&sinks) } else { step };
+        ranks.step(&attention, step).unwrap_or_else(|error| panic!("{what}: {error}"));
+        for (got, expected) in [(&tree.1, &expected.1), (&tree.2, &expected.2)] {
+            let far = got.iter().zip(expected).find(|(a, b)| a != b && (*a - *b).abs() > 4e-6 * b.abs().max(1.0));
+            assert!(far.is_none(), "{what}: in a tree {far:?}");
+        }
+        let of_blocks = cuts.iter().filter(|keys| !keys.is_empty()).count();
+        assert!(of_blocks > 1 || tree.bits() == expected.bits(), "{what}: in a tree of one");
         // States alone travel, at most once along the keys and to each other rank.
         let states = batch * heads * rows * (2 + dims[1].next_multiple_of(16)) * size_of::<f32>();
         assert!(report.sent <= states * size, "{what}: {report}");

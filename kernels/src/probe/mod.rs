@@ -9,7 +9,7 @@ pub use crate::machine::peak_flops;
 pub use crate::nn::elementwise::exp_in_place as exp;
 
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::attention::steps::key_sums::{self, KeySums};
+use crate::attention::steps::key_sums::{self, Chain, KeySums};
 use crate::attention::steps::pv::ValueSums;
 use crate::attention::steps::qk::{FloatKeys, FloatQueries};
 use crate::attention::steps::score_passes::ScoreBlock;
@@ -284,6 +284,7 @@ impl Bench {
                         rows: (Rows::strided(self.q.as_ptr(), d as isize, 1), rows),
                         vecs: d / LANES,
                         sums,
+                        chain: Chain::OfBlock,
                         prefetch: &mut PrefetchQueue::nothing(),
                     },
                 );

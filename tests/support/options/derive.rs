@@ -56,6 +56,16 @@ impl Case {
         }
     }
 
+    /// Some rows of every sequence, all of which begin at one position, against all their keys.
+    pub fn stretch(&self, rows: Range<usize>) -> Self {
+        let batches: Vec<usize> = (0..self.batch()).collect();
+        Self {
+            q: self.q.rows(rows.clone()),
+            alignment: Some(Alignment::Offset(self.offset(0) + rows.start as isize)),
+            ..self.cut_options(&batches, rows, self.keys(0))
+        }
+    }
+
     /// Some rows of a call of one sequence, when only so many keys are there.
     pub fn chunk(&self, rows: Range<usize>, keys: usize) -> Self {
         let (h, last) = (0..self.kv_heads(), self.some_rows(rows));

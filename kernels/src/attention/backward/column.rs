@@ -16,16 +16,16 @@ use crate::attention::backward::call::BiasSharing;
 use crate::attention::backward::memory::{BackwardScratch, KeyGradients, Own};
 use crate::attention::backward::pass::{BackwardPass, BlockAt};
 use crate::attention::backward::rows::finite_rows;
+use crate::attention::backward::written::write_rows;
 use crate::attention::blocks::task::{AttentionTask, BoundCall, Next};
 use crate::attention::call::RowSet;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::attention::steps::key_sums::Chain;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::matmul::pack;
-use crate::simd::{LANES, Simd, quiet};
-use crate::tensor::any::{AnyRows, AnyShared, Typed};
-use crate::tensor::element::Element;
+use crate::simd::{LANES, Simd};
+use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
-use crate::tensor::view_mut::SharedMut;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 
@@ -46,7 +46,7 @@ pub(crate) struct ColumnKeys {
     pub(crate) packed: Option<usize>,
 }
 
-impl<S: Simd> Column<'_, S> {
+impl<'t, S: Simd> Column<'t, S> {
     /// Computes the gradients of the column's keys and values, and adds to those of its queries.
     ///
     /// # Safety
@@ -62,27 +62,78 @@ impl<S: Simd> Column<'_, S> {
         own.total.clear(self.keys().len());
         let mut done = 0;
         for g in 0..group_size {
-            if group_size > 1 {
+            // SAFETY: the caller guarantees that the column's sums are this worker's alone.
+            let mut parts = unsafe { self.sums_in_parts(g) };
+            if let Some([blocks, _]) = &mut parts {
+                core::mem::swap(&mut own.head, blocks);
+            } else if group_size > 1 {
                 own.head.clear(self.keys().len());
             }
-            for first in (0..q_len).step_by(MAX_ROW_BLOCK) {
-                let rows = g * q_len + first..g * q_len + q_len.min(first + MAX_ROW_BLOCK);
-                let rows = RowSet::of(self.at.sequence, self.at.kv_head, rows);
-                let task = AttentionTask::reading(self.bound, rows).followed_by(Next::Near);
+            for task in self.row_blocks(g) {
+                let mut rest = parts.as_mut().map(|[_, rest]| rest).filter(|_| task.set.rows.len() < MAX_ROW_BLOCK);
+                if let Some(rest) = &mut rest {
+                    core::mem::swap(&mut own.head, rest);
+                    own.chain = Chain::Continued;
+                }
                 // SAFETY: the row block is the `done`th of the column, whose turn it is when the tile has waited.
                 if !unsafe { self.tile(&task, done, &mut keys, &mut scores, &mut own) } {
                     return;
+                }
+                if let Some(rest) = rest {
+                    core::mem::swap(&mut own.head, rest);
+                    own.chain = Chain::OfBlock;
+                    if (self.pass.part.first_row + task.set.rows.end - g * q_len).is_multiple_of(MAX_ROW_BLOCK) {
+                        own.head.take(rest);
+                    }
                 }
                 done += 1;
                 // Release: publishes what this worker has added.
                 self.pass.progress(self.at).store(done, Ordering::Release);
             }
-            if group_size > 1 {
-                own.total.add(&own.head);
+            match parts {
+                Some([scratch, _]) => own.head = scratch,
+                None if group_size > 1 => own.total.add(&own.head),
+                None => {}
             }
         }
         // SAFETY: the caller guarantees that the column's gradients are this worker's alone.
         unsafe { self.write_keys(&own.total) }
+    }
+
+    /// Returns the sums of a query head that are kept between parts of a pass, if this is such a part.
+    ///
+    /// # Safety
+    /// They are this worker's alone.
+    unsafe fn sums_in_parts(&self, g: usize) -> Option<[KeyGradients<'t>; 2]> {
+        let call = self.bound.checked.call();
+        let head = (self.at.sequence * call.kv.kv_heads() + self.at.kv_head) * call.group_size() + g;
+        // SAFETY: the caller guarantees that they are this worker's alone.
+        self.pass.part.sums.as_ref().map(|sums| sums.each_ref().map(|sums| unsafe { sums.of_keys(head, self.keys()) }))
+    }
+
+    /// Writes the gradients of the queries of the head of which this is the first column, at the end of a pass in parts.
+    ///
+    /// # Safety
+    /// The column exists, and its head's gradients of queries are this worker's alone.
+    pub(crate) unsafe fn end(&self, scratch: &mut BackwardScratch) {
+        let (_, mut own) = scratch.parts(self.bound.checked.tiling());
+        let heads = if self.at.number == 0 { self.bound.checked.call().group_size() } else { 0 };
+        for task in (0..heads).flat_map(|g| self.row_blocks(g)) {
+            // SAFETY: one worker has the first column; the saved tensors fit the call, as the launch has asserted.
+            unsafe { self.end_parts(&task, &mut own) }
+        }
+    }
+
+    /// Iterates over the row blocks of one of the query heads that share the column's head.
+    fn row_blocks(&self, g: usize) -> impl Iterator<Item = AttentionTask<'t, S>> + use<'t, S> {
+        let (bound, BlockAt { sequence, kv_head, .. }) = (self.bound, self.at);
+        let (q_len, before) = (bound.checked.call().sequence(sequence).q_len, self.pass.part.first_row);
+        let blocks = if q_len == 0 { 0 } else { (before + q_len).div_ceil(MAX_ROW_BLOCK) };
+        (0..blocks).map(move |block| {
+            let (first, end) = (block * MAX_ROW_BLOCK, (block + 1) * MAX_ROW_BLOCK);
+            let rows = g * q_len + first.saturating_sub(before)..g * q_len + q_len.min(end - before);
+            AttentionTask::reading(bound, RowSet::of(sequence, kv_head, rows)).followed_by(Next::Near)
+        })
     }
 
     /// Returns the keys of the column, counted in the sequence.
@@ -161,50 +212,6 @@ impl<S: Simd> Column<'_, S> {
                     scale,
                 );
             }
-        }
-    }
-}
-
-/// Writes rows of a gradient, from one on: `scale` times each sum, or zeros where a row has no sums.
-///
-/// # Safety
-/// The rows are inside the gradient, and this worker's alone.
-pub(crate) unsafe fn write_rows<'a, S: Simd>(
-    s: S,
-    gradient: &AnyShared<'_>,
-    [b, h, first]: [usize; 3],
-    rows: impl Iterator<Item = &'a [f32]>,
-    scale: f32,
-) {
-    by_type!(Typed, gradient, |gradient| s.vectorize(
-        #[inline(always)]
-        || for (i, sums) in rows.enumerate() {
-            // SAFETY: the caller guarantees the contract.
-            unsafe { write_row(gradient, [b, h, first + i], sums, scale) };
-        }
-    ));
-}
-
-/// Writes a row of a gradient, as [`write_rows`] does.
-///
-/// # Safety
-/// Same contract as [`write_rows`].
-#[inline(always)]
-unsafe fn write_row<T: Element>(gradient: &SharedMut<'_, T>, [b, h, l]: [usize; 3], sums: &[f32], scale: f32) {
-    // A zero is positive, and a NaN the quiet one.
-    let scaled = |sum: f32| T::narrow(quiet(sum * scale + 0.0));
-    let dim = gradient.shape()[3];
-    // SAFETY: the caller guarantees a row inside the gradient, which has `dim` elements and is this worker's alone; they lie side
-    // by side where their distance is 1.
-    unsafe {
-        let (first, element) = gradient.row(b, h, l);
-        if element == 1 && sums.len() >= dim {
-            let row = core::slice::from_raw_parts_mut(first, dim);
-            row.iter_mut().zip(sums).for_each(|(x, &sum)| *x = scaled(sum));
-            return;
-        }
-        for d in 0..dim {
-            *first.offset(d as isize * element) = sums.get(d).map_or(T::narrow(0.0), |&sum| scaled(sum));
         }
     }
 }

@@ -10,6 +10,7 @@
 use crate::attention::backward::call::{Gradients, Saved};
 use crate::attention::backward::column::Column;
 use crate::attention::backward::memory::{BackwardMemory, BackwardScratch};
+use crate::attention::backward::parts::{Part, SharedPart};
 use crate::attention::backward::pass::{BackwardPass, BlockAt};
 use crate::attention::blocks::task::BoundCall;
 use crate::attention::call::Call;
@@ -37,7 +38,8 @@ fn count_columns(call: &Call<'_>) -> Option<(usize, usize)> {
 }
 
 impl<'a> BackwardLaunch<'a> {
-    /// Binds a call to its gradients. `None` if there is no memory for what workers share.
+    /// Binds a call, or the part of one that this launch computes, to its gradients. `None` if there is no memory for what workers
+    /// share, or for a part: memory that [`BackwardMemory::try_begin`] has begun.
     ///
     /// # Panics
     /// If shapes do not fit together. `sdpa` makes the same checks, for errors, before it makes a launch.
@@ -45,6 +47,7 @@ impl<'a> BackwardLaunch<'a> {
         call: Call<'a>,
         saved: Saved<'a>,
         gradients: Gradients<'a>,
+        part: Part<'a>,
         tiling: Tiling,
         memory: &'a mut BackwardMemory,
     ) -> Option<Self> {
@@ -56,12 +59,13 @@ impl<'a> BackwardLaunch<'a> {
             return None;
         }
         let (gradients, reduced) = gradients.split(&call);
+        let part = SharedPart::new(part, &call);
         if let Some(bias) = &gradients.bias {
             bias.clear();
         }
         let (rows, progress) = memory.parts(&call);
         let stop = Stop::when(None);
-        let pass = BackwardPass { checked, saved, gradients, reduced, rows, columns_per_head, progress, stop };
+        let pass = BackwardPass { checked, saved, gradients, reduced, part, rows, columns_per_head, progress, stop };
         // Without query heads, too: gradients of keys and values are then zeros.
         Some(Self { pass, columns: Queue::new(columns) })
     }
@@ -139,7 +143,7 @@ impl<'a> BackwardLaunch<'a> {
             // A worker that panics does not leave others waiting.
             let guard = StopOnUnwind(&pass.stop);
             // SAFETY: every number is taken once, so the key block's gradients are this worker's.
-            unsafe { column.run(scratch) };
+            unsafe { if pass.part.is_end { column.end(scratch) } else { column.run(scratch) } };
             core::mem::forget(guard);
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::attention::call::Call;
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE, Scratch, Tiling};
+use crate::attention::steps::key_sums::Chain;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
@@ -41,6 +42,14 @@ impl BackwardMemory {
         floats.is_some_and(|floats| self.rows.try_reserve(floats))
     }
 
+    /// Begins a pass in parts: reserves the memory for a call's rows, and clears it. Returns false if there is not enough.
+    #[must_use]
+    pub fn try_begin(&mut self, call: &Call<'_>) -> bool {
+        let enough = self.try_reserve(call, 0);
+        self.rows.floats_mut().fill(0.0);
+        enough
+    }
+
     /// Returns the rows' memory and the key blocks' progress.
     pub(crate) fn parts(&mut self, call: &Call<'_>) -> (RowMemory<'_>, &[AtomicUsize]) {
         let [b, h, l, d] = call.q.shape();
@@ -64,6 +73,8 @@ pub(crate) enum RowNumber {
     Bias,
     /// Query times its gradient, without the scale.
     Dot,
+    /// 1 once the other numbers are ready.
+    Begun,
 }
 
 /// Memory of each row of the call: the gradient of its query, without the scale, in whole vectors; then [`RowNumber`]s.
@@ -144,6 +155,8 @@ pub(crate) struct Own<'a> {
     pub(crate) q: &'a mut [f32],
     pub(crate) d_out: &'a mut [f32],
     pub(crate) out: &'a mut [f32],
+    /// Chain of the sums of a row block in `head`.
+    pub(crate) chain: Chain,
     /// Gradients of the key block's keys and values of one query head, and of all that share them.
     pub(crate) head: KeyGradients<'a>,
     pub(crate) total: KeyGradients<'a>,
@@ -162,6 +175,13 @@ impl KeyGradients<'_> {
             let width = sums.len() / KEY_BLOCK;
             sums[..keys * width].fill(0.0);
         }
+    }
+
+    /// Takes in other gradients, and clears them.
+    pub(crate) fn take(&mut self, other: &mut Self) {
+        self.add(other);
+        other.k.fill(0.0);
+        other.v.fill(0.0);
     }
 
     pub(crate) fn add(&mut self, other: &Self) {
@@ -214,7 +234,7 @@ impl BackwardScratch {
         let (head, total) = (KeyGradients { k, v }, KeyGradients { k: all_k, v: all_v });
         (
             ScoreScratch { scratch: &mut self.scores, capped, biased },
-            Own { gradients, values, keys, q, d_out, out, head, total },
+            Own { gradients, values, keys, q, d_out, out, chain: Chain::OfBlock, head, total },
         )
     }
 }

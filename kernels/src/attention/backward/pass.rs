@@ -2,6 +2,7 @@
 
 use crate::attention::backward::call::{Reduced, Saved, SharedGradients};
 use crate::attention::backward::memory::RowMemory;
+use crate::attention::backward::parts::SharedPart;
 use crate::attention::call::checked::CheckedCall;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::tensor::rows::KEY_BLOCK;
@@ -14,6 +15,7 @@ pub(crate) struct BackwardPass<'a> {
     pub(crate) saved: Saved<'a>,
     pub(crate) gradients: SharedGradients<'a>,
     pub(crate) reduced: Reduced<'a>,
+    pub(crate) part: SharedPart<'a>,
     pub(crate) rows: RowMemory<'a>,
     /// Number of key blocks of the longest sequence, at least 1.
     pub(crate) columns_per_head: usize,
@@ -48,7 +50,13 @@ impl BackwardPass<'_> {
     /// Returns the number of row blocks of a sequence and key/value head.
     pub(crate) fn row_blocks(&self, sequence: usize) -> usize {
         let call = self.checked.call();
-        call.group_size() * call.sequence(sequence).q_len.div_ceil(MAX_ROW_BLOCK)
+        let q_len = call.sequence(sequence).q_len;
+        if q_len == 0 { 0 } else { call.group_size() * (self.part.first_row + q_len).div_ceil(MAX_ROW_BLOCK) }
+    }
+
+    /// Returns true if each query head's gradients of keys and values are summed apart from those of the others.
+    pub(crate) fn sums_by_head(&self) -> bool {
+        self.checked.call().group_size() > 1 || self.part.sums.is_some()
     }
 
     /// Waits until a key block is done with `row_blocks` row blocks. Returns false if the work was stopped.

@@ -1,11 +1,13 @@
 //! Memory of a row block from key block to key block: the gradients of its queries as they accumulate, and its numbers.
 
-use crate::attention::backward::column::{Column, write_rows};
-use crate::attention::backward::memory::{RowMemory, RowNumber};
+use crate::attention::backward::column::Column;
+use crate::attention::backward::memory::{Own, RowMemory, RowNumber};
 use crate::attention::backward::rows::BlockRows;
+use crate::attention::backward::written::write_rows;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::softmax_backward::{self, Delta, RowDot};
+use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, Simd};
 
 impl<S: Simd> Column<'_, S> {
@@ -55,6 +57,38 @@ impl<S: Simd> Column<'_, S> {
             *numbers = [0.0; LANES];
             numbers[RowNumber::Delta as usize] = delta.value;
             numbers[RowNumber::DeltaRounding as usize] = delta.rounding;
+            numbers[RowNumber::Begun as usize] = 1.0;
+        }
+    }
+
+    /// Returns true if the row block's numbers are ready, in memory that was clear when the pass began.
+    ///
+    /// # Safety
+    /// The row block's memory is this worker's.
+    pub(crate) unsafe fn has_begun(&self, task: &AttentionTask<'_, S>) -> bool {
+        // SAFETY: the caller guarantees the memory, of which nothing is borrowed.
+        unsafe { self.each_row(task) }.next().is_some_and(|(_, numbers)| numbers[RowNumber::Begun as usize] == 1.0)
+    }
+
+    /// Writes the row block's gradients after all key blocks, when these came in parts.
+    ///
+    /// # Safety
+    /// The row block's memory and gradients are this worker's; the saved tensors fit the call.
+    pub(crate) unsafe fn end_parts(&self, task: &AttentionTask<'_, S>, own: &mut Own<'_>) {
+        // SAFETY: the caller guarantees the memory, the gradients and the saved tensors.
+        unsafe {
+            if !self.has_begun(task) {
+                if task.blocks().next().is_none() {
+                    return self.write_unseen(task);
+                }
+                // What rules show, but something else hides from all rows.
+                let d_out = task.block_rows(&self.pass.saved.d_out, NonFinite::Handled, own.d_out);
+                let deltas = task.deltas(&self.pass.saved, &d_out, own.out);
+                self.begin_rows(task, &deltas);
+                self.clear_gradients(task);
+            }
+            let q = task.block_rows(&task.call.q, NonFinite::Handled, own.q);
+            self.end_rows(task, &q);
         }
     }
 

@@ -68,8 +68,9 @@ impl<S: Simd> Column<'_, S> {
         own: &mut Own<'_>,
     ) -> bool {
         let (first, mut blocks) = (self.keys().start, task.blocks());
+        let in_parts = self.pass.part.sums.is_some();
         let Some(first_block) = blocks.next() else {
-            if self.at.number == 0 {
+            if self.at.number == 0 && !in_parts {
                 // SAFETY: no column adds to the gradients of these queries, and one worker has the first.
                 unsafe { self.write_unseen(task) };
             }
@@ -78,10 +79,17 @@ impl<S: Simd> Column<'_, S> {
         if self.keys().is_empty() || !task.holds(first) {
             return true;
         }
-        let turn = Turn { is_first: first == first_block, is_last: first == blocks.next_back().unwrap_or(first_block) };
-        if !turn.is_first && !self.pass.wait(BlockAt { number: self.at.number - 1, ..self.at }, number + 1) {
+        if first > first_block && !self.pass.wait(BlockAt { number: self.at.number - 1, ..self.at }, number + 1) {
             return false;
         }
+        let turn = match in_parts {
+            // SAFETY: the row block's turn has come, so its memory is this worker's.
+            true => Turn { is_first: !unsafe { self.has_begun(task) }, is_last: false },
+            false => {
+                let is_last = first == blocks.next_back().unwrap_or(first_block);
+                Turn { is_first: first == first_block, is_last }
+            }
+        };
         let regions = &mut scores.scratch.regions(task.tiling);
         let queries = Queries::of(task, regions);
         let mut memory = BlockMemory::new();
@@ -196,26 +204,34 @@ impl<S: Simd> Column<'_, S> {
     /// # Safety
     /// The rows of `tile` are the task's.
     unsafe fn add_key_gradients(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
-        let Own { gradients, head, total, .. } = own;
+        let Own { gradients, head, total, chain, .. } = own;
+        let chain = *chain;
         let rows = rows_of(task);
         drop_weights(task.s, &tile.dropout, ScoreBlock { scores: tile.scores, spans: tile.spans, rows });
-        let sums = if task.call.group_size() > 1 { head } else { total };
+        let in_parts = self.pass.part.sums.is_some();
+        let sums = if self.pass.sums_by_head() { head } else { total };
         let vecs = |dim: usize| dim.div_ceil(LANES);
         // SAFETY: rows are whole vectors, as the caller guarantees.
         unsafe {
-            if self.pass.gradients.v.is_some() {
+            if in_parts || self.pass.gradients.v.is_some() {
                 let (weights, rows, vecs) = (&*tile.scores, tile.d_out.evenly(), vecs(task.tiling.value_dim));
                 let prefetch = &mut tile.prefetch;
-                key_sums::key_sums(task.s, KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v, prefetch });
+                key_sums::key_sums(
+                    task.s,
+                    KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.v, chain, prefetch },
+                );
             }
             if let (Some(cap), Some(capped)) = (task.call.options.softcap, &tile.copies.capped) {
                 let block = ScoreBlock { scores: gradients, spans: tile.spans, rows: rows_of(task) };
                 softmax_backward::softcap_backward(task.s, block, capped, cap);
             }
-            if self.pass.gradients.k.is_some() {
+            if in_parts || self.pass.gradients.k.is_some() {
                 let (weights, rows, vecs) = (&**gradients, tile.q.evenly(), vecs(task.tiling.head_dim));
                 let prefetch = &mut tile.prefetch;
-                key_sums::key_sums(task.s, KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.k, prefetch });
+                key_sums::key_sums(
+                    task.s,
+                    KeySums { weights, spans: tile.spans, rows, vecs, sums: sums.k, chain, prefetch },
+                );
             }
         }
     }
@@ -255,7 +271,10 @@ impl<S: Simd> Column<'_, S> {
     /// # Safety
     /// The column's gradients are this worker's, and so are the row block's numbers.
     unsafe fn add_option_gradients(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
-        let (bias, slopes) = (self.pass.gradients.bias.as_ref(), self.pass.reduced.slopes.is_some());
+        // Whether a pass in parts ends with gradients of slopes is not known yet.
+        let in_parts = self.pass.part.sums.is_some();
+        let slopes = self.pass.reduced.slopes.is_some() || in_parts && task.call.options.alibi.is_some();
+        let bias = self.pass.gradients.bias.as_ref();
         if bias.is_none() && !slopes {
             return;
         }

@@ -21,6 +21,15 @@ use crate::simd::{LANES, Simd};
 use crate::tensor::rows::Rows;
 use core::ops::Range;
 
+/// Chain of FMAs that a row block's rows belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Chain {
+    /// Chain of the row block alone, from zero, which is added to the keys' sums.
+    OfBlock,
+    /// Chain that the keys' sums are: rows before these, of the same row block, are done.
+    Continued,
+}
+
 /// Operands of Pᵀ·X.
 pub(crate) struct KeySums<'a> {
     /// Weights P, `[row][SCORE_STRIDE]`, 0 between the first and the last key of all spans where a row sees nothing.
@@ -33,6 +42,7 @@ pub(crate) struct KeySums<'a> {
     pub(crate) vecs: usize,
     /// Sums, `[key][16 · vecs]`, which are added to.
     pub(crate) sums: &'a mut [f32],
+    pub(crate) chain: Chain,
     /// Memory to prefetch meanwhile.
     pub(crate) prefetch: &'a mut PrefetchQueue,
 }
@@ -59,18 +69,29 @@ pub(crate) unsafe fn key_sums<S: Simd>(s: S, mut a: KeySums<'_>) {
         by_tile_vecs!(vecs, most S::TILE_VECS, |NV| s.vectorize(
             #[inline(always)]
             // SAFETY: `NV` vectors from `vec` on are some of `a`'s; the caller guarantees the rows.
-            || unsafe { strip_sums::<S, NV>(s, &mut a, keys.clone(), vec) }
+            || unsafe {
+                match a.chain {
+                    Chain::OfBlock => strip_sums::<S, NV, false>(s, &mut a, keys.clone(), vec),
+                    Chain::Continued => strip_sums::<S, NV, true>(s, &mut a, keys.clone(), vec),
+                }
+            }
         ));
         vec += vecs;
     }
 }
 
-/// Adds `NV` vectors of columns of Pᵀ·X, from a vector on, to the sums of some keys.
+/// Adds `NV` vectors of columns of Pᵀ·X, from a vector on, to the sums of some keys, which are one chain with them if it is
+/// `CONTINUED`.
 ///
 /// # Safety
 /// Same contract as [`key_sums`], whose assertions hold; the rows have the vectors.
 #[inline(always)]
-unsafe fn strip_sums<S: Simd, const NV: usize>(s: S, a: &mut KeySums<'_>, keys: Range<usize>, vec: usize) {
+unsafe fn strip_sums<S: Simd, const NV: usize, const CONTINUED: bool>(
+    s: S,
+    a: &mut KeySums<'_>,
+    keys: Range<usize>,
+    vec: usize,
+) {
     let (x, stride, mut key) = (a.rows.0, a.vecs * LANES, keys.start);
     while key < keys.end {
         let here = next_part(keys.end - key, S::TILE_ROWS);
@@ -82,9 +103,14 @@ unsafe fn strip_sums<S: Simd, const NV: usize>(s: S, a: &mut KeySums<'_>, keys: 
                 let weights = TermRows::<MK>::strided(a.weights.as_ptr().add(key), 1, SCORE_STRIDE);
                 let columns = Columns { first: x.at(0).add(vec * LANES), step: x.step(), apart: LANES };
                 let mut sums = [[s.splat(0.0); NV]; MK];
-                add_products(s, weights, columns, rows, &mut sums);
                 let of_keys = TileRows { out: a.sums.as_mut_ptr().add(key * stride + vec * LANES), stride };
-                of_keys.add_to(s, &mut sums);
+                if CONTINUED {
+                    of_keys.add_to(s, &mut sums);
+                }
+                add_products(s, weights, columns, rows, &mut sums);
+                if !CONTINUED {
+                    of_keys.add_to(s, &mut sums);
+                }
                 of_keys.store(s, &sums);
             });
             a.prefetch.fetch(s);

@@ -1,0 +1,51 @@
+//! Choice of how a call is cut, by its options and a forecast.
+
+use crate::agreement::agreement;
+use crate::costs::Costs;
+use crate::cut::Cut;
+use crate::error::Error;
+use crate::forecast::Forecast;
+use crate::group::Group;
+use crate::layout::{KEYS, ROWS, in_order};
+use crate::share::Share;
+use crate::split::Split;
+use sdpa::Attention;
+
+/// Returns [`Split::Rows`] or [`Split::Heads`].
+pub(crate) fn chosen(
+    group: &Group<'_>,
+    number: u64,
+    (split, attention): (Split, &Attention),
+    share: &Share<'_>,
+    weight: bool,
+) -> Result<Split, Error> {
+    let Split::Chosen(costs) = split else { return Ok(split) };
+    let (cut, forecast) = forecast(group, number, attention, share, costs)?;
+    Ok(match cut.only() {
+        Some(only) => only,
+        None if weight => Split::Heads,
+        None => forecast.choice(),
+    })
+}
+
+/// Learns the sizes of a call from all ranks, and forecasts how long it takes.
+pub(crate) fn forecast(
+    group: &Group<'_>,
+    number: u64,
+    attention: &Attention,
+    share: &Share<'_>,
+    costs: Costs,
+) -> Result<(Cut, Forecast), Error> {
+    let own = share.description(attention).map(|mut description| {
+        description.fact("split", "chosen");
+        description.fact("costs", costs.to_string());
+        description
+    });
+    let all = agreement(group, number, own, "what it has of the call")?;
+    let rows = in_order(ROWS, all.iter().map(|description| &*description.rows))?;
+    let keys = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
+    let [rows, keys] = [rows, keys].map(|stretches| stretches.last().map_or(0, |last| last.range.end));
+    let cut = Cut::new(all);
+    let workload = cut.workload(rows, keys);
+    Ok((cut, Forecast::new(workload, group.comm.size, costs)))
+}

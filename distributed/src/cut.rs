@@ -1,0 +1,74 @@
+//! Cut by heads: which rank computes which heads, and how much of a call each has.
+
+use crate::description::Description;
+use crate::split::Split;
+use crate::workload::Workload;
+use core::ops::Range;
+use sdpa::Dtype;
+
+/// Sizes and element types of a call, and what each rank has of it.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    pub(crate) batch: usize,
+    /// Query heads, key/value heads.
+    pub(crate) heads: [usize; 2],
+    /// Of queries, keys and values.
+    pub(crate) dims: [usize; 3],
+    pub(crate) dtypes: [Dtype; 3],
+    pub(crate) ranks: Vec<Description>,
+}
+
+impl Cut {
+    /// Reads what all ranks say.
+    pub(crate) fn new(ranks: Vec<Description>) -> Self {
+        let said = |name: &str| said(&ranks, name);
+        let number = |name| said(name).parse().unwrap_or(0);
+        let dtype = |name| {
+            let all = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+            all.into_iter().find(|dtype| said(name) == dtype.to_string()).unwrap_or(Dtype::F32)
+        };
+        let (dim, value_dim) = (number("head_dim"), number("value_dim"));
+        Self {
+            batch: number("batch"),
+            heads: [number("query heads"), number("key/value heads")],
+            dims: [dim, dim, value_dim],
+            dtypes: [dtype("element type of q"), dtype("element type of k"), dtype("element type of v")],
+            ranks,
+        }
+    }
+
+    /// Returns the only way to cut the call that its options allow, if there is but one.
+    pub(crate) fn only(&self) -> Option<Split> {
+        let given = |what: &str| !["", "none"].contains(&said(&self.ranks, what));
+        if given("bias") || given("mask") || self.ranks.iter().any(|rank| rank.rows.is_empty()) {
+            return Some(Split::Rows);
+        }
+        let lens = said(&self.ranks, "alignment") == "BottomRight" && given("kv_lens");
+        (given("ragged") || lens).then_some(Split::Heads)
+    }
+
+    pub(crate) fn workload(&self, rows: usize, keys: usize) -> Workload {
+        let visible = if said(&self.ranks, "causal rule") == "causal" { 0.5 } else { 1.0 };
+        let (dims, bytes) = ([self.dims[0], self.dims[2]], self.dtypes.map(|dtype| dtype.bytes()));
+        Workload { batch: self.batch, heads: self.heads, dims, rows, keys, visible, bytes }
+    }
+
+    /// Heads of queries, keys and values that a rank computes.
+    pub(crate) fn heads_of(&self, rank: usize) -> [Range<usize>; 3] {
+        let [heads, kv_heads] = self.heads;
+        let (n, group) = (self.ranks.len(), heads / kv_heads.max(1));
+        let kv = kv_heads * rank / n..kv_heads * (rank + 1) / n;
+        [kv.start * group..kv.end * group, kv.clone(), kv]
+    }
+
+    /// Elements of `n` rows of queries, keys or values in the heads of a rank.
+    pub(crate) fn elements(&self, which: usize, n: usize, rank: usize) -> usize {
+        self.batch * self.heads_of(rank)[which].len() * n * self.dims[which]
+    }
+}
+
+/// Returns what the first rank that knows says of something.
+fn said<'d>(ranks: &'d [Description], name: &str) -> &'d str {
+    let mut facts = ranks.iter().flat_map(|rank| &rank.facts);
+    facts.find(|(what, _)| what == name).map_or("", |(_, value)| value)
+}

@@ -1,0 +1,20 @@
+//! Split: how a call is cut over ranks.
+
+use crate::costs::Costs;
+
+/// How a call is cut over ranks. Bits do not depend on it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[non_exhaustive]
+pub enum Split {
+    /// By rows: each rank computes its own rows, and keys and values travel to the rows that see them.
+    #[default]
+    Rows,
+    /// By heads: each rank computes all rows of some key/value heads and of the query heads that share them. Queries, keys and
+    /// values travel there, results back (all-to-all, as in DeepSpeed-Ulysses, arXiv:2309.14509). Ragged sequences, weight
+    /// functions and bottom-right alignment beside lengths are possible, biases and masks are not. Every rank names a stretch of
+    /// rows, if only an empty one; more ranks than key/value heads have nothing to compute.
+    Heads,
+    /// The way that [`Forecast`] says is faster, by costs that must be the same on every rank; or the only one that the options
+    /// of the call allow. Takes one more exchange of texts.
+    Chosen(Costs),
+}

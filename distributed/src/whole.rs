@@ -1,0 +1,204 @@
+//! Tensors of whole sequences, put together from the bytes of stretches that come from all ranks.
+
+use crate::error::Error;
+use crate::parcel::zeros;
+use core::ops::Range;
+use sdpa::{Bf16, Dtype, F16, Outputs, Tensor, TensorMut, View, ViewMut};
+
+/// Elements that travel as bytes, least significant first.
+trait Bytes: Copy {
+    const LEN: usize;
+    fn put(self, to: &mut Vec<u8>);
+    fn get(bytes: &[u8]) -> Self;
+}
+
+impl Bytes for f32 {
+    const LEN: usize = 4;
+
+    fn put(self, to: &mut Vec<u8>) {
+        to.extend(self.to_le_bytes());
+    }
+
+    fn get(bytes: &[u8]) -> Self {
+        Self::from_le_bytes(bytes.try_into().expect("four bytes"))
+    }
+}
+
+impl Bytes for Bf16 {
+    const LEN: usize = 2;
+
+    fn put(self, to: &mut Vec<u8>) {
+        to.extend(self.0.to_le_bytes());
+    }
+
+    fn get(bytes: &[u8]) -> Self {
+        Self(u16::from_le_bytes(bytes.try_into().expect("two bytes")))
+    }
+}
+
+impl Bytes for F16 {
+    const LEN: usize = 2;
+
+    fn put(self, to: &mut Vec<u8>) {
+        to.extend(self.0.to_le_bytes());
+    }
+
+    fn get(bytes: &[u8]) -> Self {
+        Self(u16::from_le_bytes(bytes.try_into().expect("two bytes")))
+    }
+}
+
+/// Elements of one type.
+#[derive(Debug)]
+enum Elements {
+    F32(Vec<f32>),
+    Bf16(Vec<Bf16>),
+    F16(Vec<F16>),
+}
+
+/// Evaluates the same expression for any type of elements.
+macro_rules! any {
+    ($elements:expr, |$x:ident| $e:expr) => {
+        match $elements {
+            Elements::F32($x) => $e,
+            Elements::Bf16($x) => $e,
+            Elements::F16($x) => $e,
+        }
+    };
+}
+
+/// Dense tensor `[batch, heads, rows, dim]`.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    shape: [usize; 4],
+    elements: Elements,
+}
+
+impl Whole {
+    pub(crate) fn new(shape: [usize; 4], dtype: Dtype) -> Result<Self, Error> {
+        let len = len(shape)?;
+        let elements = match dtype {
+            Dtype::Bf16 => Elements::Bf16(zeros(len)?),
+            Dtype::F16 => Elements::F16(zeros(len)?),
+            _ => Elements::F32(zeros(len)?),
+        };
+        Ok(Self { shape, elements })
+    }
+
+    /// Returns memory for a tensor of this shape.
+    pub(crate) fn floats(shape: [usize; 4]) -> Result<Vec<f32>, sdpa::Error> {
+        let memory = |error| match error {
+            Error::Call(error) => error,
+            _ => sdpa::Error::TooLarge { what: "heads of a rank", sizes: shape },
+        };
+        zeros(len(shape)?).map_err(memory)
+    }
+
+    /// Takes elements that have the shape.
+    pub(crate) fn of(shape: [usize; 4], floats: Vec<f32>) -> Self {
+        Self { shape, elements: Elements::F32(floats) }
+    }
+
+    pub(crate) fn tensor(&self) -> Result<Tensor<'_>, sdpa::LayoutError> {
+        Ok(any!(&self.elements, |x| View::bhld(x, self.shape)?.into()))
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        any!(&self.elements, |x| size_of_val(&x[..]))
+    }
+
+    /// Places rows of all heads, and returns the bytes that are left.
+    pub(crate) fn place<'b>(&mut self, rows: Range<usize>, bytes: &'b [u8]) -> &'b [u8] {
+        let heads = 0..self.shape[1];
+        any!(&mut self.elements, |x| place(x, self.shape, [heads, rows], bytes))
+    }
+
+    /// Places all rows of some heads, and returns the bytes that are left.
+    pub(crate) fn place_heads<'b>(&mut self, heads: Range<usize>, bytes: &'b [u8]) -> &'b [u8] {
+        let rows = 0..self.shape[2];
+        any!(&mut self.elements, |x| place(x, self.shape, [heads, rows], bytes))
+    }
+}
+
+/// Returns the number of elements of a shape.
+fn len(shape: [usize; 4]) -> Result<usize, sdpa::Error> {
+    let too_large = sdpa::Error::TooLarge { what: "heads of a rank", sizes: shape };
+    shape.iter().try_fold(1usize, |len, &size| len.checked_mul(size)).ok_or(too_large)
+}
+
+/// Places some rows of some heads, and returns the bytes that are left.
+fn place<'b, T: Bytes>(
+    to: &mut [T],
+    [batch, all_heads, all_rows, dim]: [usize; 4],
+    [heads, rows]: [Range<usize>; 2],
+    mut bytes: &'b [u8],
+) -> &'b [u8] {
+    for (b, h) in (0..batch).flat_map(|b| heads.clone().map(move |h| (b, h))) {
+        let first = (b * all_heads + h) * all_rows;
+        let to = &mut to[(first + rows.start) * dim..(first + rows.end) * dim];
+        let (here, rest) = bytes.split_at(to.len() * T::LEN);
+        to.iter_mut().zip(here.chunks_exact(T::LEN)).for_each(|(to, bytes)| *to = T::get(bytes));
+        bytes = rest;
+    }
+    bytes
+}
+
+/// Appends the bytes of some heads of a tensor.
+///
+/// # Errors
+/// [`sdpa::Error::Memory`].
+pub(crate) fn pack(to: &mut Vec<u8>, x: Tensor<'_>, heads: Range<usize>) -> Result<(), Error> {
+    let [batch, _, rows, dim] = x.shape();
+    let bytes = batch * heads.len() * rows * dim * x.dtype().bytes();
+    let refused = |_| sdpa::Error::Memory { what: "a message to another rank", bytes };
+    to.try_reserve_exact(bytes).map_err(refused)?;
+    match x {
+        Tensor::F32(x) => append(to, x, heads),
+        Tensor::Bf16(x) => append(to, x, heads),
+        Tensor::F16(x) => append(to, x, heads),
+        _ => return Err(sdpa::Error::Needs { argument: "elements", needs: "a type that travels" }.into()),
+    }
+    Ok(())
+}
+
+fn append<T: Bytes>(to: &mut Vec<u8>, x: View<'_, T>, heads: Range<usize>) {
+    let [batch, _, rows, dim] = x.shape();
+    for (b, h) in (0..batch).flat_map(|b| heads.clone().map(move |h| (b, h))) {
+        let dense = x.head(b, h).filter(|(_, (_, element))| *element == 1);
+        for l in 0..rows {
+            match dense {
+                Some((elements, (row, _))) => elements[l * row..][..dim].iter().for_each(|&x| x.put(to)),
+                None => (0..dim).filter_map(|d| x.get([b, h, l, d])).for_each(|&x| x.put(to)),
+            }
+        }
+    }
+}
+
+/// Writes outputs and log-sum-exps, each where it is wanted.
+pub(crate) fn write(outputs: Outputs<'_>, [out, lse]: [&Whole; 2]) {
+    match outputs.out {
+        Some(TensorMut::F32(view)) => fill(view, out, |x| x),
+        Some(TensorMut::Bf16(view)) => fill(view, out, Bf16::from_f32),
+        Some(TensorMut::F16(view)) => fill(view, out, F16::from_f32),
+        _ => {}
+    }
+    if let Some(view) = outputs.lse {
+        fill(view, lse, |x| x);
+    }
+}
+
+fn fill<T>(view: ViewMut<'_, T>, from: &Whole, convert: impl Fn(f32) -> T) {
+    let (Elements::F32(floats), [batch, heads, rows, dim]) = (&from.elements, from.shape) else { return };
+    let mut view = match view.into_dense() {
+        Ok(elements) => return elements.iter_mut().zip(floats).for_each(|(to, &x)| *to = convert(x)),
+        Err(view) => view,
+    };
+    let mut next = floats.iter();
+    for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+        for (l, d) in (0..rows).flat_map(|l| (0..dim).map(move |d| (l, d))) {
+            if let (Some(to), Some(&x)) = (view.get_mut([b, h, l, d]), next.next()) {
+                *to = convert(x);
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Gradients of random calls, shared out at random: each rank holds its own against one process's.
+
+use crate::PATIENT;
+use crate::cases::Shared;
+use crate::launch::FINE;
+use crate::options::Case;
+use crate::options::elements::{DTYPES, Elements, Rounded};
+use crate::options::mods::with_mods;
+use crate::support::{Rng, Tensor, assert_same_bits};
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::*;
+use sdpa::{Dtype, Exec, Gradients, Inputs, Run, Saved, TensorMut};
+use sdpa_mpi::{BackwardShare, Ranks, Report};
+
+/// A gradient, not yet written.
+struct Written(Elements, Tensor);
+
+impl Written {
+    fn new(shape: [usize; 4], dtype: Dtype) -> Self {
+        let like = Tensor::filled(shape, f32::NAN);
+        Self(Elements::of(&like.data, dtype), like)
+    }
+
+    fn view(&mut self) -> TensorMut<'_> {
+        self.0.view_mut(&self.1)
+    }
+
+    fn tensor(&self) -> Tensor {
+        let data = match &self.0 {
+            Elements::F32(data) => data.clone(),
+            Elements::Bf16(data) => data.iter().map(|x| x.to_f32()).collect(),
+            Elements::F16(data) => data.iter().map(|x| x.to_f32()).collect(),
+        };
+        Tensor { data, ..self.1.clone() }
+    }
+}
+
+/// A call, what was saved of it, and the gradient of the loss.
+struct Back {
+    shared: Shared,
+    out: Tensor,
+    lse: Tensor,
+    d_out: Rounded,
+    d_lse: Option<Tensor>,
+    /// Element type of gradients.
+    dtype: Dtype,
+}
+
+/// Report of a call, and gradients in q, and in k and v, of a rank's stretches.
+type Answer = (Report, Vec<Tensor>, Vec<[Tensor; 2]>);
+
+impl Back {
+    fn random(rng: &mut Rng, ranks: usize, form: u64) -> Self {
+        let shared = Shared::random(rng, ranks, form);
+        let whole = shared.whole();
+        let d_out = Rounded::new(&Tensor::normal(whole.out.shape, rng), rng.pick(&DTYPES));
+        let d_lse = (rng.below(3) == 0).then(|| Tensor::normal(whole.lse.shape, rng));
+        Self { shared, out: whole.out, lse: whole.lse, d_out, d_lse, dtype: rng.pick(&DTYPES) }
+    }
+
+    /// Gradients in q, k and v of one process.
+    fn whole(&self) -> [Tensor; 3] {
+        let case = &self.shared.case;
+        let mut written = [&case.q, &case.k, &case.v].map(|x| Written::new(x.shape, self.dtype));
+        let [q, k, v] = self.shared.qkv.each_ref().map(Rounded::view);
+        let inputs = case.inputs_over(Inputs::new(q, k, v));
+        let inputs = case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
+        let saved = Saved::new(self.out.view(), self.lse.view(), self.d_out.view());
+        let saved = self.d_lse.as_ref().map_or(saved, |d_lse| saved.d_lse(d_lse.view()));
+        let [dq, dk, dv] = &mut written;
+        let gradients = Gradients::new().q(dq.view()).k(dk.view()).v(dv.view());
+        let problem = case.attention().backward(inputs, saved, gradients).expect("a good call");
+        with_mods!(case, |mods| problem.run_once_with(Exec::serial(), Run::new().mods(&mods))).expect("memory");
+        written.map(|gradient| gradient.tensor())
+    }
+
+    /// Runs a rank's part.
+    fn run(&self, ranks: &Ranks<'_>, rank: usize) -> Result<Answer, sdpa_mpi::Error> {
+        let Shared { case, qkv, rows, keys } = &self.shared;
+        let [q, k, v] = qkv.each_ref().map(Rounded::view);
+        let cases: Vec<Case> = rows[rank].iter().map(|rows| self.shared.part(rows)).collect();
+        let some = |x: &Tensor| -> Vec<Tensor> { rows[rank].iter().map(|rows| x.rows(rows.clone())).collect() };
+        let (out, lse, d_lse) = (some(&self.out), some(&self.lse), self.d_lse.as_ref().map(some));
+        let mut dq: Vec<_> = cases.iter().map(|case| Written::new(case.q.shape, self.dtype)).collect();
+        let of_keys = |x: &Tensor, n| Written::new([x.shape[0], x.shape[1], n, x.shape[3]], self.dtype);
+        let mut dkv: Vec<_> =
+            keys[rank].iter().map(|keys| [&case.k, &case.v].map(|x| of_keys(x, keys.len()))).collect();
+        let mut share = BackwardShare::new();
+        for (n, ((case, rows), dq)) in cases.iter().zip(&rows[rank]).zip(&mut dq).enumerate() {
+            let inputs = case.inputs_over(Inputs::new(q.rows_in(rows.clone()).expect("rows"), k, v));
+            let inputs = case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
+            let d_out = self.d_out.view().rows_in(rows.clone()).expect("rows");
+            let saved = Saved::new(out[n].view(), lse[n].view(), d_out);
+            let saved = d_lse.as_ref().map_or(saved, |d_lse| saved.d_lse(d_lse[n].view()));
+            share = share.rows(rows.start, inputs, saved, dq.view());
+        }
+        for (keys, [dk, dv]) in keys[rank].iter().zip(&mut dkv) {
+            let [k, v] = [k, v].map(|x| x.rows_in(keys.clone()).expect("keys"));
+            share = share.keys(keys.start, k, v, dk.view(), dv.view());
+        }
+        let attention = case.attention();
+        let report = with_mods!(case, |mods| ranks.attention_backward_with(&attention, share, &mods))?;
+        let written = dq.iter().map(Written::tensor).collect();
+        Ok((report, written, dkv.iter().map(|dkv| dkv.each_ref().map(Written::tensor)).collect()))
+    }
+}
+
+pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
+    let (rank, size) = (world.rank() as usize, world.size() as usize);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
+    let ranks = [Ranks::new(world, PATIENT).exec(Exec::serial()), Ranks::new(world, PATIENT).pool(&pool)];
+    let mut moved = [0usize; 2];
+    for case in 0..cases {
+        let mut rng = Rng::new(seed * 2_000_003 + case);
+        let back = Back::random(&mut rng, size, case);
+        let [q, k, v] = back.whole();
+        let what = format!("seed {seed}, case {case}, rank {rank} of {size}");
+        let (report, dq, dkv) =
+            back.run(&ranks[case as usize % 2], rank).unwrap_or_else(|error| panic!("{what}: {error}"));
+        for (dq, rows) in dq.iter().zip(&back.shared.rows[rank]) {
+            assert_same_bits(&format!("{what}, rows {rows:?}: dq"), dq, &q.rows(rows.clone()));
+        }
+        for ([dk, dv], keys) in dkv.iter().zip(&back.shared.keys[rank]) {
+            assert_same_bits(&format!("{what}, keys {keys:?}: dk"), dk, &k.rows(keys.clone()));
+            assert_same_bits(&format!("{what}, keys {keys:?}: dv"), dv, &v.rows(keys.clone()));
+        }
+        assert_eq!(report.computed + report.hidden, back.shared.case.k.shape[2], "{what}");
+        moved = [moved[0] + report.sent, moved[1] + report.received];
+    }
+    let mut all = [0usize; 2];
+    world.all_reduce_into(&moved[..], &mut all[..], mpi::collective::SystemOperation::sum());
+    assert_eq!(all[0], all[1], "what is sent is received");
+    println!("{rank}: {FINE}");
+}

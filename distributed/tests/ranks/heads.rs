@@ -1,0 +1,70 @@
+//! Random calls that are cut by heads, or as a cost model chooses: each rank holds its rows against one process's.
+
+use crate::PATIENT;
+use crate::cases::Shared;
+use crate::launch::FINE;
+use crate::options::Case;
+use crate::support::Rng;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::*;
+use sdpa::{Attention, Exec, Inputs, Outputs, View, ViewMut};
+use sdpa_mpi::{Costs, Ranks, Share, Split};
+
+/// Products of a case, at most.
+const MOST: usize = 1_500_000;
+
+/// Costs by which now one way and now the other is chosen.
+fn costs(rng: &mut Rng) -> Costs {
+    Costs { bytes: rng.pick(&[1e6, 1e9]), latency: rng.pick(&[1e-6, 1e-2]), flops: rng.pick(&[1e6, 1e12]) }
+}
+
+pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
+    let (rank, size) = (world.rank() as usize, world.size() as usize);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
+    let mut moved = [0usize; 2];
+    for case in 0..cases {
+        let rng = &mut Rng::new(seed * 1_000_033 + case);
+        // Of every kind but those with a bias or a mask, which have rows and columns of their own.
+        let mut shared = Shared::of(Case { bias: None, mask: None, ..Case::random(rng, MOST) }, rng, size);
+        // A rank without rows names the options of the call too.
+        shared.rows.iter_mut().filter(|rows| rows.is_empty()).for_each(|rows| rows.push(0..0));
+        let way = if case % 3 == 2 { Split::Chosen(costs(rng)) } else { Split::Heads };
+        let ranks = match case % 2 {
+            0 => Ranks::new(world, PATIENT).exec(Exec::serial()),
+            _ => Ranks::new(world, PATIENT).pool(&pool),
+        };
+        let what = format!("seed {seed}, case {case}, rank {rank} of {size}, {way:?}");
+        let (whole, mut parts) = (shared.whole(), shared.parts(rank));
+        let report = shared.run(&ranks.split(way), rank, &mut parts).unwrap_or_else(|error| panic!("{what}: {error}"));
+        shared.compare(&what, rank, &parts, &whole);
+        moved = [moved[0] + report.sent, moved[1] + report.received];
+    }
+    let mut all = [0usize; 2];
+    world.all_reduce_into(&moved[..], &mut all[..], mpi::collective::SystemOperation::sum());
+    assert_eq!(all[0], all[1], "what is sent is received");
+    assert_eq!(
+        moved_by_one_call(world),
+        (size - 1) * N * (4 * DIM + 1) * size_of::<f32>(),
+        "one head for each other rank"
+    );
+    println!("{rank}: {FINE}");
+}
+
+/// Rows and keys of each rank, and the length of a head.
+const N: usize = 300;
+const DIM: usize = 8;
+
+/// Bytes that a rank sends in a call with as many heads as ranks: queries, keys, values and results of its rows, each head to
+/// another rank.
+fn moved_by_one_call(world: &SimpleCommunicator) -> usize {
+    let (rank, size) = (world.rank() as usize, world.size() as usize);
+    let (shape, x) = ([1, size, N, DIM], vec![0.5f32; size * N * DIM]);
+    let (x, mut out) = (View::bhld(&x, shape).expect("it fits"), vec![0.0f32; size * N * DIM]);
+    let outputs = Outputs::new(ViewMut::bhld(&mut out, shape).expect("it fits"));
+    let share = Share::new().rows(rank * N, Inputs::new(x, x, x), outputs).keys(rank * N, x, x);
+    let ranks = Ranks::new(world, PATIENT).exec(Exec::serial()).split(Split::Heads);
+    let report = ranks.attention(&Attention::new(), share).expect("a good call");
+    assert_eq!(report.received, report.sent);
+    assert!(out.iter().all(|&x| x == 0.5));
+    report.sent
+}

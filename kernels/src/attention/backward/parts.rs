@@ -1,0 +1,153 @@
+//! Parts of a backward pass whose keys come in parts: launches over some of the keys, in order, and one that ends it.
+//!
+//! Gradients of queries stay in the rows' memory from launch to launch. Gradients of keys and values are sums over rows that may
+//! lie elsewhere, so they stay apart for each query head: rows of several launches are added in the order of one, head by head.
+
+use crate::attention::backward::memory::KeyGradients;
+use crate::attention::backward::written::write_rows;
+use crate::attention::call::Call;
+use crate::attention::call::tiling::MAX_ROW_BLOCK;
+use crate::simd::LANES;
+use crate::simd::isa::Isa;
+use crate::tensor::any::TensorMut;
+use core::marker::PhantomData;
+use core::ops::Range;
+
+/// Part of a backward pass that a launch computes. `first_row` is the row of all that the first of this call's rows is.
+#[derive(Debug, Default)]
+pub enum Part<'a> {
+    /// The whole pass.
+    #[default]
+    Whole,
+    /// Pass over some of the keys, all earlier ones of which are done: it adds to the rows' memory and to these sums.
+    Keys {
+        /// Row of all.
+        first_row: usize,
+        /// Sums over all earlier rows.
+        sums: HeadSums<'a>,
+    },
+    /// End of a pass over all keys of the call, which are not read: gradients of queries, and sums over all rows.
+    End {
+        /// Row of all.
+        first_row: usize,
+    },
+}
+
+/// Sums over query rows for each key, of each query head by itself, without the scale: `[batch][head][key][dimension]`, with keys
+/// and dimensions in whole vectors of sixteen. Gradients of keys, then of values.
+#[derive(Debug)]
+pub struct HeadSums<'a> {
+    /// Sums over whole row blocks.
+    pub blocks: [&'a mut [f32]; 2],
+    /// Sums over the rows of a row block that is not complete.
+    pub rest: [&'a mut [f32]; 2],
+}
+
+impl HeadSums<'_> {
+    /// Returns the number of floats for sums of shape `[batch, heads, keys, dimension]`, if there may be so many.
+    pub fn floats([batch, heads, keys, dim]: [usize; 4]) -> Option<usize> {
+        let sizes = [heads, keys.checked_next_multiple_of(LANES)?, dim.checked_next_multiple_of(LANES)?];
+        sizes.into_iter().try_fold(batch, usize::checked_mul)
+    }
+}
+
+/// Part of a pass, shared by its workers.
+pub(crate) struct SharedPart<'a> {
+    /// Row of a row block that the first row of the call is.
+    pub(crate) first_row: usize,
+    /// Over whole row blocks, and over the rows of one that is not complete.
+    pub(crate) sums: Option<[SharedSums<'a>; 2]>,
+    /// True if keys are not read.
+    pub(crate) is_end: bool,
+}
+
+/// Sums that workers add to, each to those of its own keys.
+pub(crate) struct SharedSums<'a> {
+    /// Of keys, then of values: the first sum, and the floats of a key.
+    sums: [(*mut f32, usize); 2],
+    /// Query heads of all sequences, and keys of each, in whole vectors.
+    heads: usize,
+    keys: usize,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: an exclusive borrow of floats; those of a key block are accessed only by the worker that has taken it.
+unsafe impl Send for SharedSums<'_> {}
+// SAFETY: as for `Send`: shared access alone gives no access to a sum.
+unsafe impl Sync for SharedSums<'_> {}
+
+impl<'a> SharedPart<'a> {
+    /// Binds a part to its call.
+    ///
+    /// # Panics
+    /// If the sums do not fit the call.
+    pub(crate) fn new(part: Part<'a>, call: &Call<'_>) -> Self {
+        let (first_row, sums, is_end) = match part {
+            Part::Whole => (0, None, false),
+            Part::End { first_row } => (first_row, None, true),
+            Part::Keys { first_row, sums: HeadSums { blocks, rest } } => {
+                (first_row, Some([blocks, rest].map(|sums| SharedSums::new(sums, call))), false)
+            }
+        };
+        Self { first_row: first_row % MAX_ROW_BLOCK, sums, is_end }
+    }
+}
+
+impl<'a> SharedSums<'a> {
+    fn new([k, v]: [&'a mut [f32]; 2], call: &Call<'_>) -> Self {
+        assert!(call.options.ragged.is_none(), "ragged sequences do not come in parts");
+        let ([batch, heads, ..], [.., keys, dim], [.., value_dim]) =
+            (call.q.shape(), call.kv.k_shape(), call.kv.v_shape());
+        let fits = |sums: &[f32], dim| HeadSums::floats([batch, heads, keys, dim]) == Some(sums.len());
+        assert!(fits(k, dim) && fits(v, value_dim), "the sums do not fit the call");
+        let sums = [(k, dim), (v, value_dim)].map(|(sums, dim)| (sums.as_mut_ptr(), dim.next_multiple_of(LANES)));
+        Self { sums, heads: batch * heads, keys: keys.next_multiple_of(LANES), borrow: PhantomData }
+    }
+}
+
+impl SharedSums<'_> {
+    /// Returns the sums of some keys of a query head, counted over all sequences.
+    ///
+    /// # Panics
+    /// If there is no such head, or it has no such keys.
+    ///
+    /// # Safety
+    /// Nobody else accesses these sums meanwhile.
+    pub(crate) unsafe fn of_keys(&self, head: usize, keys: Range<usize>) -> KeyGradients<'_> {
+        let end = keys.end.next_multiple_of(LANES);
+        assert!(head < self.heads && keys.start <= end && end <= self.keys, "no such sums");
+        let [k, v] = self.sums.map(|(first, width)| {
+            let at = (head * self.keys + keys.start) * width;
+            // SAFETY: `new` has checked that there are sums for every head and key, and these are some, as asserted; the caller
+            // guarantees sole access.
+            unsafe { core::slice::from_raw_parts_mut(first.add(at), (end - keys.start) * width) }
+        });
+        KeyGradients { k, v }
+    }
+}
+
+/// Writes gradients of keys or of values, `[batch, kv_heads, keys, dimension]`: `scale` times the sums of the `heads` query heads,
+/// of which those that share a key/value head are added in order, into the first of them.
+///
+/// # Panics
+/// If the sums do not fit the gradient.
+pub fn write_head_sums(isa: Isa, gradient: TensorMut<'_>, sums: &mut [f32], heads: usize, scale: f32) {
+    let [batch, kv_heads, keys, dim] = gradient.shape();
+    assert!(HeadSums::floats([batch, heads, keys, dim]) == Some(sums.len()), "the sums do not fit the gradient");
+    assert!(heads.checked_rem(kv_heads).unwrap_or(heads) == 0, "heads that do not share evenly");
+    let (width, group) = (dim.next_multiple_of(LANES), heads.checked_div(kv_heads).unwrap_or(0));
+    let of_head = keys.next_multiple_of(LANES) * width;
+    if of_head == 0 || group == 0 {
+        return;
+    }
+    let gradient = gradient.into_shared();
+    for (head, sums) in sums.chunks_exact_mut(group * of_head).enumerate() {
+        let (total, others) = sums.split_at_mut(of_head);
+        for other in others.chunks_exact(of_head) {
+            total.iter_mut().zip(other).for_each(|(sum, &other)| *sum += other);
+        }
+        let (rows, first) = (total.chunks_exact(width).take(keys), [head / kv_heads, head % kv_heads, 0]);
+        // SAFETY: the gradient, which nobody else has, is exclusively borrowed, and has these rows.
+        dispatch!(isa, |s| unsafe { write_rows(s, &gradient, first, rows, scale) });
+    }
+}

@@ -1,0 +1,138 @@
+//! Gradients of keys and values as sums over the query rows so far.
+
+use crate::attention::Attention;
+use crate::error::{Error, at_most, floats, same, zeros};
+use crate::threads::exec::Exec;
+use core::ops::Range;
+use sdpa_kernels::{Gradients, HeadSums, write_head_sums};
+
+/// Floats of a vector.
+const LANES: usize = 16;
+
+/// Sums over the query rows so far of the gradients of some keys and values, of each query head by itself. Plain numbers, to be sent
+/// from where some rows are to where the next are: [`BackwardState::push`](crate::BackwardState::push) adds to them.
+///
+/// ```
+/// use sdpa::KeyGradientSums;
+/// let sent = KeyGradientSums::new([1, 32, 256], [128, 128])?; // 256 keys, for each of 32 query heads
+/// let mut received = KeyGradientSums::new(sent.shape(), [128, 128])?;
+/// received.as_mut_slice().copy_from_slice(sent.as_slice());
+/// assert_eq!((sent.as_slice().len(), received), (2 * 32 * 256 * (128 + 128), sent.clone()));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct KeyGradientSums {
+    /// Batch, query heads, keys.
+    shape: [usize; 3],
+    /// Length of a key and of a value.
+    dims: [usize; 2],
+    /// Gradients of keys, then of values, over whole row blocks; then the same over the rows of a row block that is not complete.
+    floats: Vec<f32>,
+    /// Floats of the gradients of keys.
+    of_keys: usize,
+}
+
+impl KeyGradientSums {
+    /// Creates sums over no rows: 0. `shape` is `[batch, heads, keys]` with the number of query heads, `dims` the lengths of a key
+    /// and of a value.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] or [`Error::Memory`] if they do not fit in memory.
+    pub fn new(shape: [usize; 3], dims: [usize; 2]) -> Result<Self, Error> {
+        const WHAT: &str = "sums of gradients of keys";
+        let [batch, heads, keys] = shape;
+        let sizes = [batch, heads, keys, dims[0].saturating_add(dims[1])];
+        let [of_keys, of_values] = dims.map(|dim| HeadSums::floats([batch, heads, keys, dim]));
+        let all = of_keys.zip(of_values).and_then(|(k, v)| k.checked_add(v));
+        let all = floats(WHAT, [all.ok_or(Error::TooLarge { what: WHAT, sizes })?, 2, 1, 1])?;
+        Ok(Self { shape, dims, floats: zeros(WHAT, all)?, of_keys: of_keys.unwrap_or(0) })
+    }
+
+    /// Batch, query heads and keys.
+    pub fn shape(&self) -> [usize; 3] {
+        self.shape
+    }
+
+    /// Returns all numbers, to be sent: `[batch, heads, keys, dim]` of keys, then of values, keys and dimensions in whole vectors of
+    /// sixteen; then the same again, over the rows of a block of 96 that is not complete. The second half is zeros, and need not be
+    /// sent, if the number of rows so far is a multiple of 96.
+    pub fn as_slice(&self) -> &[f32] {
+        &self.floats
+    }
+
+    /// Returns all numbers, to be received.
+    pub fn as_mut_slice(&mut self) -> &mut [f32] {
+        &mut self.floats
+    }
+
+    /// Returns the sums of some of the keys, if there are such.
+    ///
+    /// # Errors
+    /// [`Error::Range`] if there are not so many keys; [`Error::Memory`].
+    pub fn keys(&self, keys: Range<usize>) -> Result<Self, Error> {
+        let ([batch, heads, all], sums) = (self.shape, "the keys of the sums");
+        at_most(all, sums).check("sums", "end of the keys", keys.end)?;
+        at_most(keys.end, "the end of the keys").check("sums", "first key", keys.start)?;
+        let mut some = Self::new([batch, heads, keys.len()], self.dims)?;
+        let (mut from, mut to) = (&self.floats[..], &mut some.floats[..]);
+        for width in [self.dims, self.dims].concat().into_iter().map(|dim| dim.next_multiple_of(LANES)) {
+            for _ in 0..batch * heads {
+                let (here, rest) = from.split_at(all.next_multiple_of(LANES) * width);
+                let mine = to.split_off_mut(..keys.len().next_multiple_of(LANES) * width).unwrap_or_default();
+                mine[..keys.len() * width].copy_from_slice(&here[keys.start * width..keys.end * width]);
+                from = rest;
+            }
+        }
+        Ok(some)
+    }
+
+    /// Checks that the sums are of this shape and these dimensions.
+    pub(crate) fn check(&self, [batch, heads, keys]: [usize; 3], dims: [usize; 2]) -> Result<(), Error> {
+        same("sums", "batch", self.shape[0], batch, "q")?;
+        same("sums", "heads", self.shape[1], heads, "q")?;
+        same("sums", "keys", self.shape[2], keys, "k (rows)")?;
+        same("sums", "head_dim", self.dims[0], dims[0], "q")?;
+        Ok(same("sums", "value_dim", self.dims[1], dims[1], "v")?)
+    }
+
+    /// Returns the sums for the kernels.
+    pub(crate) fn parts_mut(&mut self) -> HeadSums<'_> {
+        let all = self.floats.len() / 2;
+        let (blocks, rest) = self.floats.split_at_mut(all);
+        let [blocks, rest] = [blocks, rest].map(|floats| <[_; 2]>::from(floats.split_at_mut(self.of_keys)));
+        HeadSums { blocks, rest }
+    }
+
+    /// Writes the gradients of the keys and values ([`Gradients::k`], [`Gradients::v`], either or both), when all rows have been
+    /// added. `attention` has the settings of the call, whose scale is a factor of the gradients of keys.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for gradients of other shapes; [`Error::Heads`] if query heads cannot share the key/value heads;
+    /// [`Error::Needs`] for gradients of anything else. Gradients are then untouched.
+    pub fn write(mut self, attention: &Attention, gradients: Gradients<'_>, exec: Exec) -> Result<(), Error> {
+        let ([batch, heads, keys], dims, scale) = (self.shape, self.dims, attention.scale_for(self.dims[0]));
+        let Gradients { q, k, v, bias, sinks, slopes, scale: d_scale } = gradients;
+        if q.is_some() || bias.is_some() || sinks.is_some() || slopes.is_some() || d_scale.is_some() {
+            const NEEDS: &str = "the state of the rows: these sums have the gradients of keys and values alone";
+            return Err(Error::Needs { argument: "gradients", needs: NEEDS });
+        }
+        for (argument, gradient, dim) in [("dk", &k, dims[0]), ("dv", &v, dims[1])] {
+            let Some(gradient) = gradient else { continue };
+            let kv_heads = gradient.shape()[1];
+            if kv_heads == 0 && heads > 0 || kv_heads > 0 && !heads.is_multiple_of(kv_heads) {
+                return Err(Error::Heads { q_heads: heads, kv_heads, of: argument });
+            }
+            let of_both = gradient.shape().into_iter().zip([batch, kv_heads, keys, dim]);
+            for (what, (got, expected)) in ["batch", "heads", "rows", "last dimension"].into_iter().zip(of_both) {
+                same(argument, what, got, expected, "the sums")?;
+            }
+        }
+        let HeadSums { blocks, rest } = self.parts_mut();
+        for ((gradient, scale), (sums, rest)) in [(k, scale), (v, 1.0)].into_iter().zip(blocks.into_iter().zip(rest)) {
+            let Some(gradient) = gradient else { continue };
+            sums.iter_mut().zip(rest).for_each(|(sum, rest)| *sum += *rest);
+            write_head_sums(exec.isa, gradient, sums, heads, scale);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,232 @@
+//! Backward pass over keys that come in parts.
+
+use crate::attention::Attention;
+use crate::backward::functions::NO_DERIVATIVE;
+use crate::backward::key_gradient_sums::KeyGradientSums;
+use crate::backward::problem::BackwardProblem;
+use crate::backward::run::{BackwardPlan, BackwardWorkspace, no_memory};
+use crate::error::Error;
+use crate::inputs::Inputs;
+use crate::state::parted_call::{PartedCall, check_room};
+use crate::threads::exec::Exec;
+use core::ops::Range;
+use sdpa_kernels::{Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, ScoreMod, Tensor, View, WeightMod};
+
+/// Backward pass of query rows whose keys arrive in parts: push the keys in order, then write the gradients of the rows.
+///
+/// Each push adds to the sums of the gradients of its keys and values, in a [`KeyGradientSums`]; rows may be on several machines,
+/// and sums go from one to the next. The gradients have the bits of one call if keys are cut at multiples of 256, each stretch of
+/// rows says which is its first ([`Self::starting_at`]), and the sums of some keys pass through all stretches in order.
+///
+/// ```
+/// use sdpa::{Attention, BackwardState, Exec, Gradients, Inputs, KeyGradientSums, Outputs, Saved, View, ViewMut};
+/// // 200 rows and 300 keys of eight numbers. One machine has the first 80 rows, another the rest.
+/// let (x, d_out) = (vec![0.5f32; 300 * 8], vec![1.0f32; 200 * 8]);
+/// let (kv, q) = (View::bhld(&x, [1, 1, 300, 8])?, View::bhld(&x, [1, 1, 200, 8])?);
+/// let (mut out, mut lse, mut dq, mut dv) = (vec![0.0; 200 * 8], vec![0.0; 200], vec![0.0; 200 * 8], vec![0.0; 300 * 8]);
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 200, 8])?).lse(ViewMut::bhl(&mut lse, [1, 1, 200])?);
+/// sdpa::attention(&Attention::new(), Inputs::new(q, kv, kv), outputs)?;
+/// let (out, d_out) = (View::bhld(&out, [1, 1, 200, 8])?, View::bhld(&d_out, [1, 1, 200, 8])?);
+/// let lse = View::bhld(&lse, [1, 1, 200, 1])?;
+///
+/// let mut sums = KeyGradientSums::new([1, 1, 300], [8, 8])?;
+/// for rows in [0..80, 80..200] {
+///     let [q, out, lse, d_out] = [q, out, lse, d_out].map(|x| x.rows(rows.clone()).unwrap());
+///     let saved = Saved::new(out, lse, d_out);
+///     let mut state = BackwardState::new(Attention::new(), Inputs::new(q, kv, kv), saved, Exec::serial())?;
+///     state = state.starting_at(rows.start)?;
+///     state.push(kv, kv, &mut sums)?; // then send `sums.as_slice()` to the next machine
+///     let dq = &mut dq[rows.start * 8..rows.end * 8];
+///     state.write(Gradients::new().q(ViewMut::bhld(dq, [1, 1, rows.len(), 8])?))?;
+/// }
+/// let gradients = Gradients::new().v(ViewMut::bhld(&mut dv, [1, 1, 300, 8])?);
+/// sums.write(&Attention::new(), gradients, Exec::serial())?;
+/// assert!(dv.iter().all(|x| (x - 200.0 / 300.0).abs() < 1e-4));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+///
+/// Memory: the gradient of each query in `f32`, and sixteen numbers a row.
+#[derive(Debug)]
+pub struct BackwardState<'a> {
+    call: PartedCall<'a>,
+    saved: Saved<'a>,
+    exec: Exec,
+    /// Row of all that the first row is.
+    first_row: usize,
+    /// Number of keys pushed or passed over.
+    keys: usize,
+    workspace: BackwardWorkspace,
+}
+
+impl<'a> BackwardState<'a> {
+    /// Creates a state without keys. `inputs` are those of [`AttnState::from_inputs`](crate::AttnState::from_inputs): their keys and
+    /// values may have no rows. `saved` has the results of these rows over all keys.
+    ///
+    /// # Errors
+    /// As [`Attention::backward`]; [`Error::Needs`] for what a state cannot know:
+    /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences, dropout.
+    pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec) -> Result<Self, Error> {
+        let call = PartedCall::new(attention, inputs)?;
+        let mut state = Self { call, saved, exec, first_row: 0, keys: 0, workspace: BackwardWorkspace::new() };
+        let lens = inputs.lengths_from(0, 0);
+        let (attention, inputs) = state.at_end(0, lens.as_deref())?;
+        let BackwardProblem { call, shape, .. } = attention.backward(inputs, saved, Gradients::new())?;
+        if state.workspace.memory.try_begin(&call) { Ok(state) } else { Err(no_memory(&shape)) }
+    }
+
+    /// Sets score and mask functions, which see keys and rows where they lie among all.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] for a weight function, for a score function without a derivative, or if keys were pushed already;
+    /// [`Error::Mask`] if the mask function does not fit.
+    ///
+    /// If a function panics in a push, the state is half updated: make another.
+    pub fn mods<S: ScoreMod, M: MaskMod, P: WeightMod>(self, mods: &'a Mods<S, M, P>) -> Result<Self, Error> {
+        if self.keys > 0 {
+            return Err(Error::Needs { argument: "functions", needs: "a state without keys" });
+        }
+        let at = Position { batch: 0, head: 0, row: 0, key: 0, position: self.call.offset() };
+        if mods.score.is_given() && !self.call.inputs.q.shape().contains(&0) {
+            mods.score.derivative(0.0, at).ok_or(NO_DERIVATIVE)?;
+        }
+        let lens = self.call.inputs.lengths_from(0, 0);
+        let (attention, inputs) = self.at_end(0, lens.as_deref())?;
+        mods.mask.fits(&attention.backward(inputs, self.saved, Gradients::new())?.call.facts())?;
+        Ok(Self { call: self.call.mods(mods)?, ..self })
+    }
+
+    /// Sets the row of the call that the first of these rows is, 0 by default: sums are taken over blocks of 96 rows, which may
+    /// begin before it and end after the last row.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if keys were pushed already.
+    pub fn starting_at(self, first_row: usize) -> Result<Self, Error> {
+        if self.keys > 0 {
+            return Err(Error::Needs { argument: "first row", needs: "a state without keys" });
+        }
+        Ok(Self { first_row, ..self })
+    }
+
+    /// Number of keys pushed or passed over.
+    pub fn len(&self) -> usize {
+        self.keys
+    }
+
+    /// Returns true if no key was pushed yet.
+    pub fn is_empty(&self) -> bool {
+        self.keys == 0
+    }
+
+    /// Pushes the next keys `[batch, kv_heads, n, head_dim]` and values `[batch, kv_heads, n, value_dim]`: a multiple of 256, but for
+    /// the last. Adds the gradients of these rows to `sums`, which have the same keys and values over all rows before.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if keys, values, sums and q do not fit together; [`Error::Range`] if a bias or mask has no columns for the
+    /// keys; [`Error::Multiple`] after a push of other than a multiple of 256; [`Error::Memory`]. State and sums are then unchanged.
+    pub fn push<'k>(
+        &mut self,
+        k: impl Into<Tensor<'k>>,
+        v: impl Into<Tensor<'k>>,
+        sums: &mut KeyGradientSums,
+    ) -> Result<(), Error> {
+        let (keys, [batch, heads, _, dim]) = ([k.into(), v.into()], self.call.inputs.q.shape());
+        let n = self.call.check_keys(keys, self.keys)?;
+        sums.check([batch, heads, n], [dim, self.call.value_dim])?;
+        self.whole_blocks_before(n)?;
+        if n == 0 {
+            return Ok(());
+        }
+        let lens = self.call.inputs.lengths_from(self.keys, n);
+        let (attention, inputs) = self.call.over(keys, self.keys, lens.as_deref());
+        let problem = attention.backward(inputs, self.saved, Gradients::new())?;
+        self.run(BackwardProblem {
+            part: Part::Keys { first_row: self.first_row, sums: sums.parts_mut() },
+            ..problem
+        })?;
+        self.keys += n;
+        Ok(())
+    }
+
+    /// Refuses more keys after an incomplete block.
+    fn whole_blocks_before(&self, n: usize) -> Result<(), Error> {
+        let whole = n == 0 || self.keys.is_multiple_of(KEY_BLOCK);
+        if whole { Ok(()) } else { Err(Error::Multiple { argument: "keys before", got: self.keys, of: KEY_BLOCK }) }
+    }
+
+    /// Returns true if some row may see some of these keys, as [`AttnState::sees`](crate::AttnState::sees) does.
+    pub fn sees(&self, keys: Range<usize>) -> bool {
+        self.call.sees(keys)
+    }
+
+    /// Passes over the next keys, if no row sees them ([`Self::sees`]): as a push of so many, which would add nothing. If earlier and
+    /// later rows do see some of them, push them here too: these rows may complete a block of 96 in the sums.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] if a row may see one of them; [`Error::Multiple`] as [`Self::push`]; [`Error::TooLarge`] beyond the last
+    /// position. The state is then unchanged.
+    pub fn skip(&mut self, keys: usize) -> Result<(), Error> {
+        check_room(self.keys, keys)?;
+        self.whole_blocks_before(keys)?;
+        if self.sees(self.keys..self.keys + keys) {
+            return Err(Error::Needs { argument: "skip", needs: "keys that no row sees" });
+        }
+        self.keys += keys;
+        Ok(())
+    }
+
+    /// Checks gradients as [`Self::write`] does, before there are any keys.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn check(&self, gradients: &Gradients<'_>) -> Result<(), Error> {
+        check_for_rows(gradients)?;
+        let lens = self.call.inputs.lengths_from(0, 0);
+        let (attention, inputs) = self.at_end(0, lens.as_deref())?;
+        attention.checked_backward(&inputs, &self.saved, gradients).map(|_| ())
+    }
+
+    /// Writes the gradients of the queries ([`Gradients::q`]), and those that are sums over all of these rows: of sinks, slopes and
+    /// scale.
+    ///
+    /// # Errors
+    /// As [`Attention::backward`], for the gradients; [`Error::Needs`] for those of keys and values, which
+    /// [`KeyGradientSums::write`] writes, and of a bias. Gradients are then untouched.
+    pub fn write(mut self, gradients: Gradients<'_>) -> Result<(), Error> {
+        check_for_rows(&gradients)?;
+        let lens = self.call.inputs.lengths_from(0, self.keys);
+        let (attention, inputs) = self.at_end(self.keys, lens.as_deref())?;
+        let problem = attention.backward(inputs, self.saved, gradients)?;
+        self.run(BackwardProblem { part: Part::End { first_row: self.first_row }, ..problem })
+    }
+
+    /// Returns the settings and inputs of a call over `keys` keys of which no number counts.
+    fn at_end<'k>(&self, keys: usize, lens: Option<&'k [usize]>) -> Result<(Attention, Inputs<'k>), Error>
+    where
+        'a: 'k,
+    {
+        let [batch, _, _, dim] = self.call.inputs.q.shape();
+        let of = |dim| View::from_strides(&[0.0f32], 0, [batch, self.call.kv_heads, keys, dim], [0; 4]);
+        let (attention, inputs) = self.call.over([of(dim)?.into(), of(self.call.value_dim)?.into()], 0, lens);
+        Ok((attention, self.call.inputs.sinks.map_or(inputs, |sinks| inputs.sinks(sinks))))
+    }
+
+    /// Computes a part of the pass, the keys of which follow those pushed; at its end no keys are read.
+    fn run(&mut self, problem: BackwardProblem<'_>) -> Result<(), Error> {
+        let (plan, workspace) = (BackwardPlan::new(&problem, self.exec), &mut self.workspace);
+        match self.call.functions {
+            Some(functions) => functions.run_backward(problem, &plan, workspace, self.call.shift(self.keys)),
+            None => problem.run(&plan, workspace),
+        }
+    }
+}
+
+/// Refuses gradients that the rows of a state do not have.
+fn check_for_rows(gradients: &Gradients<'_>) -> Result<(), Error> {
+    let Gradients { k, v, bias, .. } = gradients;
+    let refused = |argument, needs| Err(Error::Needs { argument, needs });
+    match (k.is_some() || v.is_some(), bias) {
+        (true, _) => refused("dk and dv", "the sums of the keys, which write them"),
+        (_, Some(_)) => refused("dbias", "a call over all keys, not a state"),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,117 @@
+//! Calls whose keys come in parts: settings, queries and options, of which each part of the keys takes its own.
+
+use crate::attention::Attention;
+use crate::error::{Error, same};
+use crate::inputs::Inputs;
+use crate::state::functions::{Functions, Shift};
+use sdpa_kernels::{Alignment, MaskMod, Mods, ScoreMod, Tensor, WeightMod};
+
+/// Alignment that position-dependent rules need in a state, which does not know the final number of keys.
+pub(crate) const ALIGNMENT: &str =
+    "an alignment: top-left or an offset, since a state does not know how many keys will come";
+
+/// Reason why what needs finished weights is refused.
+const WHOLE: &str = "a call over all keys, not a state";
+
+/// Settings of a call, its queries and options for all keys that will come, and keys and values without rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PartedCall<'a> {
+    pub(crate) attention: Attention,
+    pub(crate) inputs: Inputs<'a>,
+    pub(crate) functions: Option<&'a dyn Functions>,
+    /// Heads of the keys, and length of a value.
+    pub(crate) kv_heads: usize,
+    pub(crate) value_dim: usize,
+}
+
+impl<'a> PartedCall<'a> {
+    /// Takes the settings and inputs of a call, if keys may come in parts.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] or [`Error::Mismatch`].
+    pub(crate) fn new(attention: Attention, inputs: Inputs<'a>) -> Result<Self, Error> {
+        inputs.check_for_state()?;
+        let [q, k, v] = inputs.shapes();
+        same("k", "batch", k[0], q[0], "q")?;
+        same("k", "head_dim", k[3], q[3], "q")?;
+        same("v", "batch", v[0], q[0], "q")?;
+        same("v", "heads", v[1], k[1], "k")?;
+        if attention.alignment == Some(Alignment::BottomRight) {
+            return Err(Error::Needs {
+                argument: "bottom-right",
+                needs: "the number of keys, which a state does not know",
+            });
+        }
+        if attention.dropout.is_some() {
+            return Err(Error::Needs { argument: "dropout", needs: WHOLE });
+        }
+        if attention.alignment.is_none() {
+            let rule = attention.rule(inputs.alibi.is_some());
+            rule.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
+        }
+        Ok(Self { attention, inputs, functions: None, kv_heads: k[1], value_dim: v[3] })
+    }
+
+    /// Sets score and mask functions. They do not know yet what call they are for.
+    ///
+    /// # Errors
+    /// [`Error::Needs`] for a weight function.
+    pub(crate) fn mods<S: ScoreMod, M: MaskMod, P: WeightMod>(self, mods: &'a Mods<S, M, P>) -> Result<Self, Error> {
+        if mods.weight.is_given() {
+            return Err(Error::Needs { argument: "weight function", needs: WHOLE });
+        }
+        Ok(Self { functions: Some(mods), ..self })
+    }
+
+    /// Checks the next keys and values, `before` keys after the first. Returns how many there are.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if they do not fit q or each other, [`Error::Range`] if a bias or mask has no columns for them.
+    pub(crate) fn check_keys(&self, [k, v]: [Tensor<'_>; 2], before: usize) -> Result<usize, Error> {
+        let ([batch, _, _, dim], [kb, kh, n, kd], [vb, vh, vn, vd]) = (self.inputs.q.shape(), k.shape(), v.shape());
+        same("k", "batch", kb, batch, "q")?;
+        same("k", "heads", kh, self.kv_heads, "the state").map_err(|e| Error::from(e).or_exchanged("k", [kh, n]))?;
+        same("k", "head_dim", kd, dim, "q")?;
+        same("v", "batch", vb, batch, "q")?;
+        same("v", "heads", vh, self.kv_heads, "the state").map_err(|e| Error::from(e).or_exchanged("v", [vh, vn]))?;
+        same("v", "rows", vn, n, "k")?;
+        same("v", "value_dim", vd, self.value_dim, "the state")?;
+        check_room(before, n)?;
+        self.inputs.check_columns(before, n)?;
+        Ok(n)
+    }
+
+    /// Position of the first row.
+    pub(crate) fn offset(&self) -> isize {
+        match self.attention.alignment {
+            Some(Alignment::Offset(n)) => n,
+            _ => 0,
+        }
+    }
+
+    /// Distances from positions in a call over keys that follow `before` others to those among all keys.
+    pub(crate) fn shift(&self, before: usize) -> Shift {
+        let offset = self.offset();
+        Shift { keys: before, positions: offset.abs_diff(offset.saturating_sub_unsigned(before)) }
+    }
+
+    /// Returns the settings and tensors of a call over keys that follow `before` others, whose lengths are `lens`.
+    pub(crate) fn over<'k>(
+        &self,
+        keys: [Tensor<'k>; 2],
+        before: usize,
+        lens: Option<&'k [usize]>,
+    ) -> (Attention, Inputs<'k>)
+    where
+        'a: 'k,
+    {
+        let attention = self.attention.align(Alignment::Offset(self.offset())).counted_from(before);
+        (attention, self.inputs.over(keys, before, lens))
+    }
+}
+
+/// Refuses `n` keys after `before` others that go beyond the last position.
+pub(crate) fn check_room(before: usize, n: usize) -> Result<(), Error> {
+    let fits = before.checked_add(n).is_some_and(|end| end <= isize::MAX as usize);
+    if fits { Ok(()) } else { Err(Error::TooLarge { what: "keys of the state", sizes: [before, n, 1, 1] }) }
+}

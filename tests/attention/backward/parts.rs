@@ -1,0 +1,177 @@
+//! Rows and keys of a call in parts, as ranks of several machines have them: the gradients have the bits of one call.
+
+use super::support::Back;
+use crate::options::Case;
+use crate::options::elements::{DTYPES, Rounded};
+use crate::options::mods::{Functions, with_mods};
+use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits, execs};
+use core::ops::Range;
+use sdpa::{
+    Alignment, Attention, BackwardState, Error, Exec, Gradients, Inputs, KeyGradientSums, Mods, Position, Saved, View,
+    ViewMut,
+};
+
+const KEY_BLOCK: usize = 256;
+
+/// A random case that states can say.
+fn stateful(rng: &mut Rng) -> Case {
+    loop {
+        let (heads, kv_heads) = rng.pick(&[(1, 1), (2, 1), (2, 2), (4, 2), (6, 2)]);
+        let dims = [rng.pick(&[8, 20, 64]), rng.pick(&[16, 33, 64])];
+        let sizes = [1 + rng.below(2), heads, kv_heads, rng.below(400), rng.below(900), dims[0], dims[1]];
+        let case = Case::of_sizes(rng, sizes);
+        let bottom_right = case.alignment == Some(Alignment::BottomRight);
+        if case.ragged.is_some() || bottom_right && case.kv_lens.is_some() {
+            continue;
+        }
+        let at_end = Alignment::Offset(case.k.shape[2] as isize - case.q.shape[2] as isize);
+        let alignment = if bottom_right { Some(at_end) } else { case.alignment };
+        return Case { alignment, functions: Functions { prob: None, ..case.functions }, ..case };
+    }
+}
+
+/// Cuts `0..n` at random multiples of `block`.
+fn cuts(n: usize, block: usize, rng: &mut Rng) -> Vec<Range<usize>> {
+    let (mut at, mut parts) = (0, Vec::new());
+    while at < n {
+        let end = n.min(at + block * (1 + rng.below(3)));
+        parts.push(at..end);
+        at = end;
+    }
+    parts
+}
+
+fn blank(shape: [usize; 4]) -> Tensor {
+    Tensor::filled(shape, f32::from_bits(UNWRITTEN))
+}
+
+fn view(x: &mut Tensor) -> ViewMut<'_> {
+    ViewMut::bhld(&mut x.data, x.shape).unwrap()
+}
+
+/// Gradients that are sums over the rows of a state: of sinks, slopes and scale.
+type OfRows = [Tensor; 3];
+
+/// Computes the gradients of a stretch of rows, and adds to the sums of each part of the keys.
+fn stretch(
+    back: &Back,
+    [out, lse]: [&Tensor; 2],
+    rows: Range<usize>,
+    parts: &mut [(Range<usize>, KeyGradientSums)],
+    (exec, qkv): (Exec, &[Rounded; 3]),
+) -> (Tensor, OfRows) {
+    let (case, [q, k, v]) = (back.case.stretch(rows.clone()), qkv.each_ref().map(Rounded::view));
+    let (first, some) = (rows.start, |x: &Tensor| x.rows(rows.clone()));
+    let (out, lse, d_out) = (some(out), some(lse), some(&back.d_out));
+    let d_lse = back.d_lse.as_ref().map(some);
+    let saved = Saved::new(out.view(), lse.view(), d_out.view());
+    let saved = d_lse.as_ref().map_or(saved, |d_lse| saved.d_lse(d_lse.view()));
+    let inputs = case.inputs_over(Inputs::new(q.rows_in(rows).unwrap(), k, v));
+    let inputs = case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
+    let list = |list: &Option<Vec<f32>>| blank([1, 1, 1, list.as_ref().map_or(0, Vec::len)]);
+    let (mut dq, mut of_rows) = (blank(case.q.shape), [list(&case.sinks), list(&case.alibi), blank([1; 4])]);
+    let [sinks, slopes, scale] = &mut of_rows;
+    let gradients = Gradients::new().q(view(&mut dq)).scale(&mut scale.data[0]);
+    let gradients = if case.sinks.is_some() { gradients.sinks(&mut sinks.data) } else { gradients };
+    let gradients = if case.alibi.is_some() { gradients.alibi(&mut slopes.data) } else { gradients };
+    with_mods!(case, |mods| {
+        let state = BackwardState::new(case.attention(), inputs, saved, exec).unwrap();
+        let mut state = state.starting_at(first).unwrap().mods(&mods).unwrap();
+        for (keys, sums) in parts {
+            // Sums that hold something go through all later rows.
+            if state.sees(keys.clone()) || sums.as_slice().iter().any(|&sum| sum != 0.0) {
+                state.push(k.rows_in(keys.clone()).unwrap(), v.rows_in(keys.clone()).unwrap(), sums).unwrap();
+            } else {
+                state.skip(keys.len()).unwrap();
+            }
+        }
+        state.check(&gradients).unwrap();
+        state.write(gradients).unwrap();
+    });
+    (dq, of_rows)
+}
+
+#[test]
+fn rows_cut_anywhere_and_keys_between_blocks_have_the_bits_of_one_call() {
+    let (mut cut, mut grouped) = (0, 0);
+    for seed in 0..60 {
+        let mut rng = Rng::new(91_000 + seed);
+        let mut case = stateful(&mut rng);
+        let qkv = [&case.q, &case.k, &case.v].map(|x| Rounded::new(x, rng.pick(&DTYPES)));
+        [case.q, case.k, case.v] = qkv.each_ref().map(|x| x.wide.clone());
+        let back = Back::of(&mut rng, case);
+        let ([batch, heads, n, dim], [_, kv_heads, keys, value_dim]) = (back.case.q.shape, back.case.v.shape);
+        let rows = cuts(n, rng.pick(&[96, 33, 64, 1 + n / 3, n.max(1)]), &mut rng);
+        let keys = cuts(keys, KEY_BLOCK, &mut rng);
+        (cut, grouped) = (cut + usize::from(rows.len() > 1), grouped + usize::from(heads > kv_heads));
+        for (isa, exec) in execs() {
+            let what = format!("seed {seed}, {isa}, rows {rows:?}, keys {keys:?}");
+            let [out, lse] = back.forward(exec);
+            let whole = back.run(exec);
+            let sums =
+                |keys: &Range<usize>| KeyGradientSums::new([batch, heads, keys.len()], [dim, value_dim]).unwrap();
+            let mut parts: Vec<_> = keys.iter().map(|keys| (keys.clone(), sums(keys))).collect();
+            for rows in &rows {
+                let (dq, of_rows) = stretch(&back, [&out, &lse], rows.clone(), &mut parts, (exec, &qkv));
+                assert_same_bits(&format!("{what}: q of {rows:?}"), &dq, &whole.q.rows(rows.clone()));
+                if rows.len() == n {
+                    for (got, expected) in of_rows.iter().zip([&whole.sinks, &whole.slopes, &whole.scale]) {
+                        assert_same_bits(&format!("{what}: of rows"), got, expected);
+                    }
+                }
+            }
+            for (keys, sums) in parts {
+                let [mut dk, mut dv] = [dim, value_dim].map(|dim| blank([batch, kv_heads, keys.len(), dim]));
+                let gradients = Gradients::new().k(view(&mut dk)).v(view(&mut dv));
+                sums.write(&back.case.attention(), gradients, exec).unwrap();
+                assert_same_bits(&format!("{what}: k of {keys:?}"), &dk, &whole.k.rows(keys.clone()));
+                assert_same_bits(&format!("{what}: v of {keys:?}"), &dv, &whole.v.rows(keys));
+            }
+        }
+    }
+    assert!(cut > 15 && grouped > 15, "{cut} cases with cut rows, {grouped} with grouped heads");
+}
+
+#[test]
+fn what_does_not_fit_a_state_is_refused() {
+    let x = vec![0.5f32; 2 * 300 * 8];
+    let of = |heads: usize, rows| View::bhld(&x[..heads * rows * 8], [1, heads, rows, 8]).unwrap();
+    let lse = View::bhld(&x[..2 * 96], [1, 2, 96, 1]).unwrap();
+    let saved = Saved::new(of(2, 96), lse, of(2, 96));
+    let inputs = Inputs::new(of(2, 96), of(1, 300), of(1, 300));
+    let state = |attention| BackwardState::new(attention, inputs, saved, Exec::serial());
+    let sums = |heads, keys| KeyGradientSums::new([1, heads, keys], [8, 8]).unwrap();
+    for (attention, word) in [
+        (Attention::new().causal(), "causal"),
+        (Attention::new().align(Alignment::BottomRight), "bottom-right"),
+        (Attention::new().dropout(0.5, 1, 1), "dropout"),
+    ] {
+        assert!(matches!(state(attention), Err(Error::Needs { argument, .. }) if argument == word), "{word}");
+    }
+    let mut good = state(Attention::new()).unwrap();
+    for (heads, keys, error) in [(1, 300, "heads is 1"), (2, 299, "keys is 299")] {
+        let error = (error, good.push(of(1, 300), of(1, 300), &mut sums(heads, keys)).unwrap_err().to_string());
+        assert!(error.1.contains(error.0), "{error:?}");
+    }
+    assert!(matches!(good.skip(256), Err(Error::Needs { argument: "skip", .. })));
+    good.push(of(1, 300), of(1, 300), &mut sums(2, 300)).unwrap();
+    let more = good.push(of(1, 20), of(1, 20), &mut sums(2, 20));
+    assert_eq!(more, Err(Error::Multiple { argument: "keys before", got: 300, of: KEY_BLOCK }));
+    let (mut dk, mut short) = (vec![7.0f32; 300 * 8], vec![7.0f32; 95 * 2 * 8]);
+    let gradients = Gradients::new().k(ViewMut::bhld(&mut dk, [1, 1, 300, 8]).unwrap());
+    assert!(matches!(good.check(&gradients), Err(Error::Needs { argument: "dk and dv", .. })));
+    let gradients = Gradients::new().q(ViewMut::bhld(&mut short, [1, 2, 95, 8]).unwrap());
+    assert!(matches!(good.write(gradients), Err(Error::Mismatch { argument: "dq", got: 95, expected: 96, .. })));
+    let no_derivative = Mods::new().score(|score: f32, _: Position| score);
+    assert!(matches!(
+        state(Attention::new()).unwrap().mods(&no_derivative),
+        Err(Error::Needs { argument: "score function", .. })
+    ));
+    let gradients = Gradients::new().k(ViewMut::bhld(&mut dk, [1, 3, 100, 8]).unwrap());
+    let error = sums(4, 100).write(&Attention::new(), gradients, Exec::serial());
+    assert_eq!(error, Err(Error::Heads { q_heads: 4, kv_heads: 3, of: "dk" }));
+    let gradients = Gradients::new().v(ViewMut::bhld(&mut dk, [1, 1, 300, 8]).unwrap());
+    let error = sums(2, 299).write(&Attention::new(), gradients, Exec::serial());
+    assert!(matches!(error, Err(Error::Mismatch { argument: "dv", got: 300, expected: 299, .. })));
+    assert!(dk.iter().chain(&short).all(|&x| x == 7.0), "gradients were written");
+}
