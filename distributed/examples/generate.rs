@@ -203,11 +203,12 @@ fn compare(asked: &Asked, outs: &[Vec<f32>]) -> Result<(), Box<dyn Error>> {
     }
     println!("one cache alone: a token {:.2} ms", 1e3 * begin.elapsed().as_secs_f64() / outs.len().max(1) as f64);
     match asked.merges {
-        Merges::InOrder if differ > 0 => Err(format!("{differ} numbers differ from those of one cache").into()),
-        Merges::InOrder => Ok(println!("every bit is that of one cache")),
-        _ => Ok(println!(
-            "{differ} of {} numbers differ from those of one cache, by {far:e} at most",
-            outs.len() * out.len()
-        )),
+        Merges::InOrder if differ > 0 => return Err(format!("{differ} numbers differ from those of one cache").into()),
+        Merges::InOrder => println!("every bit is that of one cache"),
+        _ => {
+            let all = outs.len() * out.len();
+            println!("{differ} of {all} numbers differ from those of one cache, by {far:e} at most");
+        }
     }
+    Ok(())
 }
