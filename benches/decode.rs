@@ -11,8 +11,8 @@ mod support;
 
 use interleaved::median;
 use sdpa::{
-    Alignment, Attention, BlockTable, CacheFormat, Dtype, Exec, Inputs, Int4, KeyScales, KvCache, Outputs, PagePool,
-    Pages, Plan, Precision, View, ViewMut, Workspace, probe,
+    Alignment, Attention, BlockTable, CacheFormat, Dtype, Exec, Inputs, Int4, KeyScales, KvCache, KvShape, Outputs,
+    PagePool, Pages, Plan, Precision, View, ViewMut, Workspace, probe,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -84,7 +84,9 @@ impl Forms {
             ("pool, int4", CacheFormat::Int4(Int4::Symmetric)),
         ];
         let packed_pools = packed_pools.map(|(name, format)| {
-            let mut pool = PagePool::new(pages, PAGE, heads, [DIM; 2], format).expect("a pool");
+            let mut pool =
+                PagePool::new(pages, PAGE, KvShape { kv_heads: heads, head_dim: DIM, value_dim: DIM }, format)
+                    .expect("a pool");
             let table = BlockTable { entries: &entries, lens: &lens };
             pool.append(table, view(&k, shape), view(&v, shape)).expect("they fit");
             (name, pool)
@@ -96,7 +98,7 @@ impl Forms {
 
 /// The same keys and values in a cache of each format.
 fn caches(k: &[f32], v: &[f32], shape: [usize; 4]) -> Vec<(&'static str, KvCache)> {
-    let empty = || KvCache::new(shape[0], shape[1], [DIM; 2]);
+    let empty = || KvCache::new(shape[0], KvShape { kv_heads: shape[1], head_dim: DIM, value_dim: DIM });
     let typed = |dtype| empty().and_then(|cache| cache.dtype(dtype));
     let caches = [
         ("cache, f32", typed(Dtype::F32)),
@@ -310,7 +312,9 @@ fn decode(shape: &Shape, flush: &[f32]) {
 fn append() {
     let shape = [1, HEADS[1], 1, DIM];
     let row = vec![0.5; HEADS[1] * DIM];
-    let mut caches: Vec<_> = (0..LAYERS).map(|_| KvCache::new(1, HEADS[1], [DIM; 2]).expect("a cache")).collect();
+    let mut caches: Vec<_> = (0..LAYERS)
+        .map(|_| KvCache::new(1, KvShape { kv_heads: HEADS[1], head_dim: DIM, value_dim: DIM }).expect("a cache"))
+        .collect();
     let mut times: Vec<f64> = (0..if support::test_mode() { 2 } else { 200 })
         .map(|_| {
             let start = Instant::now();

@@ -8,7 +8,8 @@ mod support;
 
 use interleaved::{medians, random};
 use sdpa::{
-    Alignment, Attention, Dtype, Error, Exec, Inputs, Isa, KvCache, Outputs, Plan, View, ViewMut, Workspace, probe,
+    Alignment, Attention, Dtype, Error, Exec, Inputs, Isa, KvCache, KvShape, Outputs, Plan, View, ViewMut, Workspace,
+    probe,
 };
 
 const HEADS: usize = 128;
@@ -53,7 +54,9 @@ fn steps(keys: usize, threads: usize) {
     let (heads, narrow) = ([random(keys * 128, 3), random(keys * 128, 4)], random(HEADS * 128, 5));
     let (k, q) = (view(&rows, 1, keys), view(&q, HEADS, 1));
     let v = k.columns(0..512).expect("it has these");
-    let stored = |dtype| KvCache::new(1, 1, [576, 512]).and_then(|cache| cache.dtype(dtype));
+    let stored = |dtype| {
+        KvCache::new(1, KvShape { kv_heads: 1, head_dim: 576, value_dim: 512 }).and_then(|cache| cache.dtype(dtype))
+    };
     let [floats, halves] = [Dtype::F32, Dtype::Bf16].map(|dtype| move || stored(dtype));
     let latent = [floats(), halves()].map(|cache| cache.and_then(KvCache::latent));
     let [a, b] = latent.map(|cache| filled(cache, k, v));

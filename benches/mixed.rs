@@ -6,7 +6,9 @@ mod interleaved;
 mod support;
 
 use interleaved::{medians, random};
-use sdpa::{Alignment, Attention, BlockTable, Exec, Inputs, KvCache, Outputs, Pages, Plan, View, ViewMut, Workspace};
+use sdpa::{
+    Alignment, Attention, BlockTable, Exec, Inputs, KvCache, KvShape, Outputs, Pages, Plan, View, ViewMut, Workspace,
+};
 
 const HEADS: [usize; 2] = [8, 2];
 const DIM: usize = 64;
@@ -47,7 +49,8 @@ impl Store {
     fn new() -> Self {
         let lens: Vec<usize> = SEQUENCES.iter().map(|&(keys, _)| keys).collect();
         let width = lens.iter().max().expect("some").div_ceil(PAGE);
-        let mut cache = KvCache::new(lens.len(), HEADS[1], [DIM; 2]).expect("a cache");
+        let mut cache =
+            KvCache::new(lens.len(), KvShape { kv_heads: HEADS[1], head_dim: DIM, value_dim: DIM }).expect("a cache");
         for (sequence, &keys) in lens.iter().enumerate() {
             let shape = [1, HEADS[1], keys, DIM];
             let [k, v] = [1, 2].map(|seed| random(HEADS[1] * keys * DIM, seed));

@@ -7,8 +7,8 @@ mod support;
 
 use interleaved::{median, random};
 use sdpa::{
-    Alignment, Attention, BlockTable, Dtype, Exec, Inputs, KeyScales, KvCache, Outputs, Pages, Plan, View, ViewMut,
-    Workspace, probe,
+    Alignment, Attention, BlockTable, Dtype, Exec, Inputs, KeyScales, KvCache, KvShape, Outputs, Pages, Plan, View,
+    ViewMut, Workspace, probe,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -37,7 +37,7 @@ enum Prompt {
 
 /// Appends keys and values to a sequence; each has other ones.
 fn append(cache: &mut KvCache, sequence: usize, keys: usize) {
-    let shape = [1, cache.kv_heads(), keys, DIM];
+    let shape = [1, cache.shape().kv_heads, keys, DIM];
     let [k, v] = [0, 1].map(|n| random(shape.iter().product(), (2 * sequence + n) as u64));
     cache.append_to(sequence, view(&k, shape), view(&v, shape)).expect("they fit");
 }
@@ -116,7 +116,8 @@ fn compare(name: &str, heads: [usize; 2], [shared, copied]: [Inputs<'_>; 2], flu
 fn run(heads: [usize; 2], flush: &[f32]) {
     let q = random(SEQUENCES * heads[0] * DIM, 99);
     let q = view(&q, [SEQUENCES, heads[0], 1, DIM]);
-    let empty = || KvCache::new(SEQUENCES, heads[1], [DIM; 2]).expect("a cache");
+    let empty =
+        || KvCache::new(SEQUENCES, KvShape { kv_heads: heads[1], head_dim: DIM, value_dim: DIM }).expect("a cache");
     let formats = [
         ("cache, f32", empty().dtype(Dtype::F32)),
         ("cache, bf16", empty().dtype(Dtype::Bf16)),

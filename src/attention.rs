@@ -4,12 +4,11 @@ use crate::cache;
 use crate::error::{Error, at_most};
 use crate::inputs::Inputs;
 use crate::likely;
-use crate::outputs;
 use crate::plan::problem::Problem;
 use crate::shape::Shape;
 use sdpa_kernels::{
-    Alignment, Call, Causality, Dropout, Isa, KeyValues, MAX_TASK, Options, Outputs, Precision, Tiling, Visible,
-    Window, has_memory,
+    Alignment, Call, Causality, Dropout, Isa, MAX_TASK, Options, Outputs, Precision, Sequence, Tiling, Visible, Window,
+    has_memory,
 };
 
 /// Settings of an attention call. Plain data; the tensors come with [`Inputs`] and [`Outputs`].
@@ -106,35 +105,21 @@ impl Attention {
     pub fn problem<'a>(&self, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
         match self.checked(&inputs, &outputs) {
             Ok((call, shape)) => Ok(Problem { call, outputs, shape }),
-            Err(error) => Err(likely::of_call(error, &inputs, |name| outputs::shape_of(&outputs, name))),
+            Err(error) => Err(likely::of_call(error, &inputs, |name| outputs.shape_of(name))),
         }
     }
 
     /// Returns the call and its sizes, if everything fits together; errors as for [`Self::problem`].
     pub(crate) fn checked<'a>(&self, inputs: &Inputs<'a>, outputs: &Outputs<'_>) -> Result<(Call<'a>, Shape), Error> {
-        let (shape, kv) = inputs.checked()?;
-        outputs::check(outputs, inputs, &shape, &kv)?;
-        let call = self.call(inputs, &shape, kv)?;
-        if let Some(cache) = kv.cache() {
-            cache::check_kept(cache, &call, outputs::of_all_keys(outputs))?;
-        }
-        Ok((call, shape))
-    }
-
-    /// Returns the sizes of a call without outputs, if settings and inputs fit together; errors as for [`Self::problem`].
-    pub(crate) fn checked_shape(&self, inputs: &Inputs<'_>) -> Result<Shape, Error> {
-        self.checked_call(inputs).map(|(_, shape)| shape)
+        let call = inputs.call()?;
+        outputs.fits(&call)?;
+        self.settled(call, outputs.of_all_keys())
     }
 
     /// Returns a call without outputs and its sizes, if settings and inputs fit together; errors as for [`Self::problem`].
     pub(crate) fn checked_call<'a>(&self, inputs: &Inputs<'a>) -> Result<(Call<'a>, Shape), Error> {
-        let checked = || {
-            let (shape, kv) = inputs.checked()?;
-            let call = self.call(inputs, &shape, kv)?;
-            kv.cache().map_or(Ok(()), |cache| cache::check_kept(cache, &call, None))?;
-            Ok((call, shape))
-        };
-        checked().map_err(|error| likely::of_call(error, inputs, |_| None))
+        let checked = inputs.call().and_then(|call| self.settled(call, None));
+        checked.map_err(|error| likely::of_call(error, inputs, |_| None))
     }
 
     /// Returns these settings for a call over keys that follow `first` others, if rows are aligned to the first of all keys.
@@ -146,8 +131,17 @@ impl Attention {
         attention
     }
 
-    /// Returns the kernels' call, if settings and options fit the shape.
-    pub(crate) fn call<'a>(&self, inputs: &Inputs<'a>, shape: &Shape, kv: KeyValues<'a>) -> Result<Call<'a>, Error> {
+    /// Returns a call with these settings and its sizes, if settings and options fit. `of_all_keys` is the name of an output
+    /// that has an element for every key, if there is one.
+    fn settled<'a>(&self, call: Call<'a>, of_all_keys: Option<&'static str>) -> Result<(Call<'a>, Shape), Error> {
+        let (call, shape) = self.set(call)?;
+        call.kv.cache().map_or(Ok(()), |cache| cache::check_kept(cache, &call, of_all_keys))?;
+        Ok((call, shape))
+    }
+
+    /// Returns a call with these settings and its sizes, if settings and options fit, whatever a cache has evicted.
+    pub(crate) fn set<'a>(&self, call: Call<'a>) -> Result<(Call<'a>, Shape), Error> {
+        let shape = Shape::of(&call);
         let scale = self.scale_for(shape.head_dim);
         if !scale.is_finite() {
             return Err(Error::Number { argument: "scale", got: scale, expected: "finite" });
@@ -158,26 +152,33 @@ impl Attention {
         if let Some(Dropout { p: got, .. }) = self.dropout.filter(|dropout| !(0.0..1.0).contains(&dropout.p)) {
             return Err(Error::Number { argument: "dropout", got, expected: "at least 0 and below 1" });
         }
-        let options = inputs.options(shape, self.softcap)?.dropout(self.dropout);
-        let alignment = self.alignment_for(inputs, shape, &options)?;
-        self.check_window(inputs, shape)?;
-        scratch_fits(shape)?;
-        let Self { visible, precision, .. } = *self;
-        Ok(Call { q: inputs.q, kv, scale, visible, alignment, options, precision })
+        call.head_options_fit()?;
+        if let Some(slope) = call.options.alibi.and_then(|slopes| slopes.iter().find(|slope| !slope.is_finite())) {
+            return Err(Error::Number { argument: "alibi slopes", got: *slope, expected: "finite" });
+        }
+        call.kv_lens_fit()?;
+        call.broadcast()?;
+        let alignment = self.alignment_for(&call)?;
+        self.check_window(&call)?;
+        scratch_fits(&shape)?;
+        let Self { visible, precision, softcap, .. } = *self;
+        let options = Options { softcap, ..call.options }.dropout(self.dropout);
+        Ok((Call { scale, visible, alignment, options, precision, ..call }, shape))
     }
 
     /// Returns the alignment of the call: the given one, or top-left if no rule needs one.
-    fn alignment_for(&self, inputs: &Inputs<'_>, shape: &Shape, options: &Options<'_>) -> Result<Alignment, Error> {
+    fn alignment_for(&self, call: &Call<'_>) -> Result<Alignment, Error> {
         if let Some(alignment) = self.alignment {
             return Ok(alignment);
         }
-        let Some(rule) = self.rule(options.alibi.is_some()) else { return Ok(Alignment::TopLeft) };
+        let Options { alibi, ragged, kv_lens, sequences, .. } = call.options;
+        let Some(rule) = self.rule(alibi.is_some()) else { return Ok(Alignment::TopLeft) };
         // Without lengths of their own, all sequences are like the first.
-        let differ = inputs.lengths_differ();
-        for sequence in 0..if differ { shape.batch } else { shape.batch.min(1) } {
-            let (q_len, kv_len) = inputs.lengths(shape, sequence);
+        let differ = ragged.is_some() || kv_lens.is_some() || call.kv.lens().is_some();
+        for index in 0..if differ { call.sequences() } else { call.sequences().min(1) } {
+            let Sequence { q_len, kv_len, .. } = call.sequence(index);
             if q_len != kv_len {
-                let number = inputs.sequences.map_or(sequence, |sequences| sequences[sequence]);
+                let number = sequences.map_or(index, |sequences| sequences[index]);
                 return Err(Error::Unaligned { rule, sequence: differ.then_some(number), q_len, kv_len });
             }
         }
@@ -185,14 +186,14 @@ impl Attention {
     }
 
     /// Refuses a window whose first key would be wrong because positions end at `isize::MAX`.
-    fn check_window(&self, inputs: &Inputs<'_>, shape: &Shape) -> Result<(), Error> {
+    fn check_window(&self, call: &Call<'_>) -> Result<(), Error> {
         let Some(Alignment::Offset(offset)) = self.alignment else { return Ok(()) };
         let Some([Some(left), _]) = self.visible.window.map(|window| window.sides()) else { return Ok(()) };
         // No sequence has more rows than that.
-        if offset.checked_add_unsigned(inputs.q.shape()[2]).is_some() {
+        if offset.checked_add_unsigned(call.q.shape()[2]).is_some() {
             return Ok(());
         }
-        for (q_len, kv_len) in (0..shape.batch).map(|sequence| inputs.lengths(shape, sequence)) {
+        for Sequence { q_len, kv_len, .. } in (0..call.sequences()).map(|index| call.sequence(index)) {
             let first_key = |position: i128| (position - left as i128).clamp(0, kv_len as i128);
             let last = offset as i128 + q_len as i128 - 1;
             // The first key moves with the position, so no row between is off if the last is not.

@@ -1,7 +1,6 @@
 //! Backward pass: gradients of attention, in one fused pass over the keys.
 
 mod functions;
-mod gradients;
 mod problem;
 mod run;
 
@@ -10,7 +9,6 @@ pub use problem::BackwardProblem;
 pub use run::{BackwardPlan, BackwardWorkspace};
 
 use crate::attention::Attention;
-use crate::backward::gradients::{check_gradients, check_saved, shape_of_gradient, shape_of_saved};
 use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::likely;
@@ -123,9 +121,7 @@ impl Attention {
         gradients: Gradients<'a>,
     ) -> Result<BackwardProblem<'a>, Error> {
         let (call, shape) = self.checked_backward(&inputs, &saved, &gradients).map_err(|error| {
-            likely::of_call(error, &inputs, |name| {
-                shape_of_saved(&saved, name).or_else(|| shape_of_gradient(&gradients, name))
-            })
+            likely::of_call(error, &inputs, |name| saved.shape_of(name).or_else(|| gradients.shape_of(name)))
         })?;
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, Isa::detect().tile().0);
         let bytes = BackwardScratch::bytes_for(&tiling);
@@ -143,15 +139,9 @@ impl Attention {
         saved: &Saved<'_>,
         gradients: &Gradients<'_>,
     ) -> Result<(Call<'a>, Shape), Error> {
-        if !inputs.has_tensors() {
-            return Err(Error::Needs {
-                argument: "backward",
-                needs: "keys and values as tensors, not a cache or pages",
-            });
-        }
-        let (shape, kv) = inputs.checked()?;
-        check_saved(saved, inputs, &shape)?;
-        check_gradients(gradients, inputs, &shape)?;
-        Ok((self.call(inputs, &shape, kv)?, shape))
+        let call = inputs.call()?;
+        saved.fits(&call)?;
+        gradients.fits(&call)?;
+        self.set(call)
     }
 }

@@ -3,7 +3,6 @@
 use crate::attention::Attention;
 use crate::error::{Error, at_most, floats, same, zeros};
 use crate::inputs::Inputs;
-use crate::outputs;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
@@ -213,7 +212,7 @@ impl RowStates {
     /// # Errors
     /// As [`Self::write`].
     pub fn check(&self, sinks: Option<&[f32]>, outputs: &Outputs<'_>) -> Result<(), Error> {
-        outputs::check_for_state(outputs)?;
+        outputs.check_for_state()?;
         Attention::new().checked(&self.inputs(sinks)?, outputs).map(|_| ())
     }
 
@@ -234,7 +233,7 @@ impl RowStates {
     /// As [`Attention::problem`], for the outputs and sinks; [`Error::Needs`] for scores and key weight sums, which need all keys
     /// at once.
     pub fn write(&self, sinks: Option<&[f32]>, outputs: Outputs<'_>, exec: Exec) -> Result<(), Error> {
-        outputs::check_for_state(&outputs)?;
+        outputs.check_for_state()?;
         let ([b, h, rows, value_dim], inputs) = (self.shape, self.inputs(sinks)?);
         // Work on a copy: views of states are exclusive.
         let mut copy = self.clone();

@@ -9,22 +9,23 @@ mod sequences;
 mod token_form;
 
 use crate::error::Error;
+use crate::shape::KvShape;
 pub(crate) use build::{key_length, key_scales};
 use core::num::NonZeroUsize;
 use core::ops::Range;
 pub(crate) use kept::check_kept;
 use sdpa_kernels::{Cache, Dtype, Int4, Isa, Keep};
 use std::collections::BTreeSet;
-pub(crate) use token_form::{Storable, TokenForm, ValuePlace, check_dims};
+pub(crate) use token_form::{Storable, TokenForm, ValuePlace};
 
 /// Scales of the keys of an int8 cache: see [`KvCache::int8`].
 ///
 /// ```
-/// use sdpa::{KeyScales, KvCache};
+/// use sdpa::{KeyScales, KvCache, KvShape};
 /// // Largest magnitude of each channel among some keys of the model: two heads of four.
 /// let largest = [0.5, 0.5, 9.0, 0.5, 0.5, 0.5, 0.5, 12.0];
 /// let scales = KeyScales::PerChannel(largest.map(|x| x / 127.0).to_vec());
-/// let cache = KvCache::new(1, 2, [4, 4])?.int8(scales)?;
+/// let cache = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 4, value_dim: 4 })?.int8(scales)?;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
@@ -40,8 +41,8 @@ pub enum KeyScales {
 /// Format of the elements of a [`KvCache`] or a [`PagePool`](crate::PagePool).
 ///
 /// ```
-/// use sdpa::{CacheFormat, Dtype, KeyScales, KvCache};
-/// let cache = KvCache::new(1, 8, [64, 64])?;
+/// use sdpa::{CacheFormat, Dtype, KeyScales, KvCache, KvShape};
+/// let cache = KvCache::new(1, KvShape { kv_heads: 8, head_dim: 64, value_dim: 64 })?;
 /// assert_eq!(cache.clone().dtype(Dtype::F16)?.format(), CacheFormat::Elements(Dtype::F16));
 /// assert_eq!(cache.int8(KeyScales::PerToken)?.format(), CacheFormat::Int8PerToken);
 /// # Ok::<(), sdpa::Error>(())
@@ -64,9 +65,9 @@ pub enum CacheFormat<'a> {
 ///
 /// ```
 /// use core::num::NonZeroUsize;
-/// use sdpa::{KvCache, Window};
+/// use sdpa::{KvCache, KvShape, Window};
 /// let last = NonZeroUsize::new(512).unwrap();
-/// let cache = KvCache::sliding(1, 8, [64, 64], last, 4)?.rollback_room(16)?;
+/// let cache = KvCache::sliding(1, KvShape { kv_heads: 8, head_dim: 64, value_dim: 64 }, last, 4)?.rollback_room(16)?;
 /// let keys = cache.sliding_window().unwrap();
 /// assert_eq!((keys.last, keys.first, keys.rollback), (last, 4, 16));
 /// let widest = Window::last_tokens(keys.last).keep_first(keys.first); // that calls over it may have
@@ -94,9 +95,9 @@ pub struct SlidingWindow {
 /// one block. Each time the number of blocks has doubled, the workspace for accumulation doubles too.
 ///
 /// ```
-/// use sdpa::{Alignment, Attention, Inputs, KvCache, Outputs, View, ViewMut};
+/// use sdpa::{Alignment, Attention, Inputs, KvCache, KvShape, Outputs, View, ViewMut};
 /// # let (q, k, v) = (vec![0.5; 4 * 8], vec![0.25; 2 * 3 * 8], vec![1.0; 2 * 3 * 8]);
-/// let mut cache = KvCache::new(1, 2, [8, 8])?; // one sequence, two key/value heads, keys and values of eight
+/// let mut cache = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 8, value_dim: 8 })?; // one sequence
 /// cache.append(View::bhld(&k, [1, 2, 3, 8])?, View::bhld(&v, [1, 2, 3, 8])?)?;
 /// let mut out = vec![0.0; 4 * 8];
 /// let shape = [1, 4, 1, 8]; // four query heads, one row
@@ -126,19 +127,10 @@ impl KvCache {
         sequence < self.sequences() && !self.removed.contains(&sequence)
     }
 
-    /// Number of key/value heads.
-    pub fn kv_heads(&self) -> usize {
-        self.cache.shapes()[0][1]
-    }
-
-    /// Number of elements of a key.
-    pub fn head_dim(&self) -> usize {
-        self.cache.shapes()[0][3]
-    }
-
-    /// Number of elements of a value.
-    pub fn value_dim(&self) -> usize {
-        self.cache.shapes()[1][3]
+    /// Sizes of the keys and values of a token.
+    pub fn shape(&self) -> KvShape {
+        let [[_, kv_heads, _, head_dim], [.., value_dim]] = self.cache.shapes();
+        KvShape { kv_heads, head_dim, value_dim }
     }
 
     /// Format of the elements, as [`Self::dtype`], [`Self::int8`] or [`Self::int4`] set it.

@@ -4,9 +4,10 @@ mod limit;
 mod messages;
 
 use crate::cause::Cause;
-use sdpa_kernels::{LayoutError, MaskError, PageError};
+use sdpa_kernels::{Bound, Fault, LayoutError, MaskError, Misfit, PageError};
 
 pub(crate) use limit::{LONGEST_DIM, at_most, exactly};
+pub(crate) use sdpa_kernels::same;
 
 /// Reason why a call was refused; outputs are then untouched. Or, with [`Error::Stopped`] alone, why it was not completed.
 ///
@@ -268,42 +269,6 @@ pub enum Error {
     },
 }
 
-/// Relation that a value must have to a limit.
-///
-/// ```
-/// use sdpa::{Attention, Bound, Error, Inputs, Outputs, View, ViewMut};
-/// let (x, mut out) = ([0.0; 3 * 4], [0.0; 3 * 4]);
-/// let x = View::bhld(&x, [1, 1, 3, 4])?;
-/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 4])?);
-/// let error = sdpa::attention(&Attention::new(), Inputs::new(x, x, x).kv_lens(&[7]), outputs).unwrap_err();
-/// assert!(matches!(error, Error::Entry { got: 7, bound: Bound::AtMost, limit: 3, .. }));
-/// # Ok::<(), Error>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Bound {
-    /// At least the limit.
-    AtLeast,
-    /// At most the limit.
-    AtMost,
-    /// Exactly the limit.
-    Exactly,
-    /// A multiple of the limit.
-    MultipleOf,
-}
-
-impl Bound {
-    /// Returns true if a size keeps the bound.
-    pub fn holds(self, size: usize, limit: usize) -> bool {
-        match self {
-            Self::AtLeast => size >= limit,
-            Self::AtMost => size <= limit,
-            Self::Exactly => size == limit,
-            Self::MultipleOf => size.is_multiple_of(limit),
-        }
-    }
-}
-
 impl Error {
     /// Adds a cause, if there is one.
     pub(crate) fn likely(self, cause: Option<Cause>) -> Self {
@@ -357,28 +322,28 @@ impl From<PageError> for Error {
     }
 }
 
+// Users cannot name a misfit.
+#[doc(hidden)]
+impl From<Misfit> for Error {
+    fn from(Misfit { argument, fault }: Misfit) -> Self {
+        match fault {
+            Fault::Size { what, got, expected, of } => Self::Mismatch { argument, what, got, expected, of },
+            Fault::Wide { got, expected } => Self::Size { argument, what: "last dimension", got, expected },
+            Fault::Empty(what) => Self::Empty { argument, what },
+            Fault::Long { what, got } => LONGEST_DIM.error(argument, what, got),
+            Fault::Heads { q_heads, kv_heads, of } => Self::Heads { q_heads, kv_heads, of },
+            Fault::TooLarge(sizes) => Self::TooLarge { what: argument, sizes },
+            Fault::Entry { index, got, bound, limit, of } => Self::Entry { argument, index, got, bound, limit, of },
+            Fault::Sequence { got, sequences } => Self::Sequence { argument, got, sequences },
+            Fault::Needs(needs) => Self::Needs { argument, needs },
+            Fault::Twice => Self::Twice { argument },
+        }
+    }
+}
+
 /// Returns the product of the sizes, or [`Error::TooLarge`] if that many floats do not fit the address space.
 pub(crate) fn floats(what: &'static str, sizes: [usize; 4]) -> Result<usize, Error> {
     let len = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
     // A Vec holds at most isize::MAX bytes.
     len.filter(|&n| n <= isize::MAX as usize / size_of::<f32>()).ok_or(Error::TooLarge { what, sizes })
-}
-
-/// Returns [`Error::Size`] unless the last dimension, `got`, is 1: `expected` says so, and why.
-pub(crate) fn one(argument: &'static str, got: usize, expected: &'static str) -> Result<(), Error> {
-    if got == 1 { Ok(()) } else { Err(Error::Size { argument, what: "last dimension", got, expected }) }
-}
-
-/// Last dimension of a tensor with one value for each row of the queries.
-pub(crate) const ONE_A_ROW: &str = "1 (one value a row)";
-
-/// Returns [`Error::Mismatch`] unless `got` equals `expected`.
-pub(crate) fn same(
-    argument: &'static str,
-    what: &'static str,
-    got: usize,
-    expected: usize,
-    of: &'static str,
-) -> Result<(), Error> {
-    if got == expected { Ok(()) } else { Err(Error::Mismatch { argument, what, got, expected, of }) }
 }

@@ -4,10 +4,10 @@ mod check;
 mod parts;
 
 use crate::cache::KvCache;
-use crate::error::{Error, same};
+use crate::error::Error;
 use crate::shape::Shape;
 pub(crate) use check::cumulative;
-use sdpa_kernels::{KeyValues, Mask, Pages, Ragged, Tensor};
+use sdpa_kernels::{Cover, Covered, KeyValues, Mask, Pages, Ragged, Tensor};
 
 /// Tensors that a call reads: queries, keys and values, and those that options add.
 ///
@@ -38,22 +38,6 @@ enum Source<'a> {
     Tensors { k: Tensor<'a>, v: Tensor<'a> },
     Pages(Pages<'a>),
     Cache(&'a KvCache),
-}
-
-/// A bias or mask, and the keys for which it has columns.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Covered<T> {
-    pub(crate) of: T,
-    pub(crate) cover: Cover,
-}
-
-/// Keys that a bias or mask has columns for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cover {
-    /// Every key; a single column is broadcast to all.
-    AllKeys,
-    /// The first keys; the others are hidden.
-    FirstKeys,
 }
 
 impl<'a> Inputs<'a> {
@@ -112,13 +96,7 @@ impl<'a> Inputs<'a> {
     /// [`Error::Mismatch`] if there are not as many values as keys.
     pub fn key_values(&self) -> Result<KeyValues<'a>, Error> {
         Ok(match self.source {
-            Source::Tensors { k, v } => {
-                let ([kb, kh, kl, _], [vb, vh, vl, _]) = (k.shape(), v.shape());
-                same("v", "batch", vb, kb, "k")?;
-                same("v", "heads", vh, kh, "k")?;
-                same("v", "rows", vl, kl, "k")?;
-                KeyValues::of_tensors(k, v).expect("batch, heads and rows are equal")
-            }
+            Source::Tensors { k, v } => KeyValues::checked(k, v)?,
             Source::Pages(pages) => pages.into(),
             Source::Cache(cache) => cache.kernel().into(),
         })
@@ -146,25 +124,6 @@ impl<'a> Inputs<'a> {
     /// Returns true if keys and values are tensors of the call, not of a cache or pages.
     pub(crate) fn has_tensors(&self) -> bool {
         matches!(self.source, Source::Tensors { .. })
-    }
-
-    /// Names of the keys and values in error messages.
-    pub(crate) fn names(&self) -> [&'static str; 2] {
-        match self.source {
-            Source::Tensors { .. } => ["k", "v"],
-            Source::Pages(_) => ["pages"; 2],
-            Source::Cache(_) => ["cache"; 2],
-        }
-    }
-
-    /// Name of the keys in error messages, as columns of masks, biases and scores.
-    pub(crate) fn columns_of(&self) -> &'static str {
-        match self.source {
-            Source::Tensors { .. } if self.ragged.is_some() => "k (keys of the longest sequence)",
-            Source::Tensors { .. } => "k (rows)",
-            Source::Pages(_) => "pages (keys of the longest sequence)",
-            Source::Cache(_) => "cache (keys of the longest sequence)",
-        }
     }
 
     /// Key lengths of the sequences, if the source has them.
@@ -237,8 +196,8 @@ impl<'a> Inputs<'a> {
     /// may also have no rows. Biases, masks and score outputs are `[sequences, heads, longest q, longest k]`.
     ///
     /// ```
-    /// use sdpa::{Alignment, Attention, Inputs, KvCache, Outputs, View, ViewMut};
-    /// let mut cache = KvCache::new(3, 2, [8, 8])?; // three sequences
+    /// use sdpa::{Alignment, Attention, Inputs, KvCache, KvShape, Outputs, View, ViewMut};
+    /// let mut cache = KvCache::new(3, KvShape { kv_heads: 2, head_dim: 8, value_dim: 8 })?; // three sequences
     /// for (sequence, tokens) in [(0, 40), (2, 5)] {
     ///     let (k, v) = (vec![0.5; 2 * tokens * 8], vec![0.25; 2 * tokens * 8]);
     ///     let shape = [1, 2, tokens, 8];
@@ -269,6 +228,6 @@ impl<'a> Inputs<'a> {
     /// # Errors
     /// [`Error::Mismatch`], [`Error::Heads`], [`Error::Empty`], [`Error::TooLarge`] or [`Error::Entry`].
     pub fn shape(&self) -> Result<Shape, Error> {
-        Ok(self.checked()?.0)
+        Ok(Shape::of(&self.call()?))
     }
 }

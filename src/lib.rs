@@ -48,7 +48,6 @@ mod kernels;
 mod likely;
 pub mod masks;
 pub mod naive;
-mod outputs;
 mod page_pool;
 mod plan;
 mod shape;
@@ -62,7 +61,7 @@ pub use backward::{BackwardPlan, BackwardProblem, BackwardWorkspace, attention_b
 pub use block_states::{BlockStates, RowStates};
 pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};
 pub use cause::Cause;
-pub use error::{Bound, Error};
+pub use error::Error;
 pub use inputs::Inputs;
 pub use kernels::*;
 pub use page_pool::PagePool;
@@ -74,7 +73,7 @@ pub use plan::run::Workspace;
 #[cfg(feature = "_probe")]
 #[doc(hidden)]
 pub use sdpa_kernels::probe;
-pub use shape::Shape;
+pub use shape::{KvShape, Shape};
 pub use state::{AttnState, merge};
 pub use threads::CurrentPool;
 pub use threads::exec::Exec;

@@ -92,10 +92,9 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     inputs: &Inputs<'_>,
     mods: &Mods<S, M, P>,
 ) -> Result<Answer<T>, Error> {
-    let shape = attention.checked_shape(inputs)?;
-    let Shape { batch, heads, kv_heads, q_len, kv_len, .. } = shape;
-    let kv = inputs.key_values()?;
-    mods.mask.fits(&attention.call(inputs, &shape, kv)?.facts())?;
+    let (call, Shape { batch, heads, kv_heads, q_len, kv_len, .. }) = attention.checked_call(inputs)?;
+    mods.mask.fits(&call.facts())?;
+    let kv = call.kv;
     let mut sums = Vec::new();
     let bytes = (batch * kv_heads * kv_len).saturating_mul(size_of::<T>());
     sums.try_reserve_exact(batch * kv_heads * kv_len).map_err(|_| Error::Memory { what: "key weight sums", bytes })?;

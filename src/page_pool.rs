@@ -1,11 +1,10 @@
 //! Page pool: keys and values in pages that are packed like the blocks of a cache.
 
-use crate::cache::{
-    CacheFormat, KeyScales, Storable, TokenForm, ValuePlace, check_dims, format_of, key_length, key_scales,
-};
-use crate::error::{Bound, Error, same};
+use crate::cache::{CacheFormat, KeyScales, Storable, TokenForm, ValuePlace, format_of, key_length, key_scales};
+use crate::error::{Error, same};
 use crate::inputs::cumulative;
-use sdpa_kernels::{BlockTable, Isa, NewTokens, PageError, Pages, PoolElements, Tensor};
+use crate::shape::KvShape;
+use sdpa_kernels::{BlockTable, Bound, Isa, NewTokens, PageError, Pages, PoolElements, Tensor};
 
 /// Keys and values of one layer in pages, for servers that allocate memory page by page. Keys are packed when they are
 /// appended, so a decode step reads them as fast as those of a [`KvCache`](crate::KvCache). (Keys of your own pool, in
@@ -20,9 +19,10 @@ use sdpa_kernels::{BlockTable, Isa, NewTokens, PageError, Pages, PoolElements, T
 /// any before.
 ///
 /// ```
-/// use sdpa::{Alignment, Attention, BlockTable, CacheFormat, Dtype, Inputs, Outputs, PagePool, View, ViewMut};
+/// use sdpa::{Alignment, Attention, BlockTable, CacheFormat, Dtype, Inputs, KvShape, Outputs, PagePool, View, ViewMut};
 /// // 100 pages of 16 keys; two key/value heads of eight
-/// let mut pool = PagePool::new(100, 16, 2, [8, 8], CacheFormat::Elements(Dtype::F32))?;
+/// let shape = KvShape { kv_heads: 2, head_dim: 8, value_dim: 8 };
+/// let mut pool = PagePool::new(100, 16, shape, CacheFormat::Elements(Dtype::F32))?;
 /// // A prompt of 20 tokens in pages 7 and 3. The lengths of the table count them already.
 /// let prompt = BlockTable { entries: &[7, 3], lens: &[20] };
 /// let kv = vec![0.5; 2 * 20 * 8];
@@ -51,9 +51,10 @@ impl PagePool {
     /// [`KvCache::dtype`](crate::KvCache::dtype), [`KvCache::int8`](crate::KvCache::int8) and [`KvCache::int4`](crate::KvCache::int4).
     ///
     /// ```
-    /// use sdpa::{CacheFormat, PagePool};
-    /// let pool = PagePool::new(1000, 16, 8, [128, 128], CacheFormat::Int8PerToken)?;
-    /// assert_eq!((pool.page_count(), pool.page_size(), pool.kv_heads()), (1000, 16, 8));
+    /// use sdpa::{CacheFormat, KvShape, PagePool};
+    /// let shape = KvShape { kv_heads: 8, head_dim: 128, value_dim: 128 };
+    /// let pool = PagePool::new(1000, 16, shape, CacheFormat::Int8PerToken)?;
+    /// assert_eq!((pool.page_count(), pool.page_size(), pool.shape()), (1000, 16, shape));
     /// # Ok::<(), sdpa::Error>(())
     /// ```
     ///
@@ -61,18 +62,13 @@ impl PagePool {
     /// [`Error::Empty`] for a length of 0, [`Error::Range`] for lengths beyond the largest possible, [`Error::Mismatch`] for
     /// a number of channel scales that does not fit, [`Error::Number`] for a scale that is not positive and finite,
     /// [`Error::Pages`] for another page size, [`Error::TooLarge`], [`Error::Memory`].
-    pub fn new(
-        pages: usize,
-        page_size: usize,
-        kv_heads: usize,
-        dims: [usize; 2],
-        format: CacheFormat<'_>,
-    ) -> Result<Self, Error> {
-        check_dims("page pool", dims)?;
+    pub fn new(pages: usize, page_size: usize, shape: KvShape, format: CacheFormat<'_>) -> Result<Self, Error> {
+        shape.check("page pool")?;
+        let KvShape { kv_heads, head_dim, value_dim } = shape;
         if page_size == 0 || !page_size.is_multiple_of(16) {
             return Err(PageError::PageSize { page_size }.into());
         }
-        let channels = |keys| key_scales(keys, [kv_heads, dims[0]], "the pool (kv_heads × head_dim)");
+        let channels = |keys| key_scales(keys, shape, "the pool (kv_heads × head_dim)");
         let (bytes, elements) = match format {
             CacheFormat::Elements(dtype) => (dtype.bytes(), PoolElements::Floats(dtype)),
             CacheFormat::Int8PerToken => (1, PoolElements::Int8 { channels: channels(KeyScales::PerToken)? }),
@@ -80,12 +76,12 @@ impl PagePool {
                 (1, PoolElements::Int8 { channels: channels(KeyScales::PerChannel(scales.to_vec()))? })
             }
             CacheFormat::Int4(kind) => {
-                key_length("int4", dims[0])?;
+                key_length("int4", head_dim)?;
                 (1, PoolElements::Int4(kind))
             }
         };
-        let pool = sdpa_kernels::PackedPool::new([pages, page_size], kv_heads, dims, elements);
-        let sizes = [pages, page_size, kv_heads, dims[0] + dims[1]];
+        let pool = sdpa_kernels::PackedPool::new([pages, page_size], kv_heads, shape.dims(), elements);
+        let sizes = [pages, page_size, kv_heads, head_dim + value_dim];
         let bytes = sizes.iter().try_fold(bytes, |bytes, &size| bytes.checked_mul(size));
         let bytes = bytes.filter(|&bytes| bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or(Error::TooLarge { what: "page pool", sizes })?;
@@ -102,19 +98,10 @@ impl PagePool {
         self.pool.page_size()
     }
 
-    /// Number of key/value heads.
-    pub fn kv_heads(&self) -> usize {
-        self.pool.kv_heads()
-    }
-
-    /// Number of elements of a key.
-    pub fn head_dim(&self) -> usize {
-        self.pool.dims()[0]
-    }
-
-    /// Number of elements of a value.
-    pub fn value_dim(&self) -> usize {
-        self.pool.dims()[1]
+    /// Sizes of the keys and values of a token.
+    pub fn shape(&self) -> KvShape {
+        let [head_dim, value_dim] = self.pool.dims();
+        KvShape { kv_heads: self.pool.kv_heads(), head_dim, value_dim }
     }
 
     /// Format of the elements.
@@ -161,8 +148,9 @@ impl PagePool {
     /// [`Inputs::ragged_queries`](crate::Inputs::ragged_queries).
     ///
     /// ```
-    /// use sdpa::{BlockTable, CacheFormat, Dtype, PagePool, View};
-    /// let mut pool = PagePool::new(8, 16, 1, [2, 2], CacheFormat::Elements(Dtype::Bf16))?;
+    /// use sdpa::{BlockTable, CacheFormat, Dtype, KvShape, PagePool, View};
+    /// let shape = KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 };
+    /// let mut pool = PagePool::new(8, 16, shape, CacheFormat::Elements(Dtype::Bf16))?;
     /// let rows = [0.5; 21 * 2]; // a prompt of 20 tokens, and one more token of a sequence that has 16
     /// let rows = View::bhld(&rows, [1, 1, 21, 2])?;
     /// pool.append_ragged(BlockTable { entries: &[0, 1, 5, 2], lens: &[20, 17] }, &[0, 20, 21], rows, rows)?;
@@ -193,8 +181,7 @@ impl PagePool {
         [k, v]: [Tensor<'_>; 2],
         tokens: impl Iterator<Item = NewTokens> + Clone,
     ) -> Result<(), Error> {
-        let (kv_heads, dims, values) = (self.kv_heads(), self.pool.dims(), ValuePlace::Apart);
-        TokenForm { kv_heads, dims, values, of: "the pool" }.check(k, v)?;
+        TokenForm { shape: self.shape(), values: ValuePlace::Apart, of: "the pool" }.check(k, v)?;
         let (isa, storable) = (self.isa, Storable::in_format(self.format()));
         // What the tensors hold is looked at last: views may be huge, but not what the pool has pages for.
         self.pool.append(isa, table, [k, v], tokens, || storable.check(isa, [k, v]))
@@ -203,8 +190,9 @@ impl PagePool {
     /// Copies pages, `[from, to]` each, in order: for sequences that share a page, before one of them appends to it.
     ///
     /// ```
-    /// use sdpa::{BlockTable, CacheFormat, Dtype, PagePool, View};
-    /// let mut pool = PagePool::new(8, 16, 1, [2, 2], CacheFormat::Elements(Dtype::Bf16))?;
+    /// use sdpa::{BlockTable, CacheFormat, Dtype, KvShape, PagePool, View};
+    /// let shape = KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 };
+    /// let mut pool = PagePool::new(8, 16, shape, CacheFormat::Elements(Dtype::Bf16))?;
     /// let row = [0.5; 2];
     /// let row = View::bhld(&row, [1, 1, 1, 2])?;
     /// pool.append(BlockTable { entries: &[3], lens: &[1] }, row, row)?;

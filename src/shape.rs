@@ -1,4 +1,7 @@
-//! Sizes of a call.
+//! Sizes of a call, and of the keys and values of a token.
+
+use crate::error::{Error, LONGEST_DIM};
+use sdpa_kernels::Call;
 
 /// Sizes of a call.
 ///
@@ -30,7 +33,51 @@ pub struct Shape {
     pub value_dim: usize,
 }
 
+/// Sizes of the keys and values of a token, for what stores them or awaits them.
+///
+/// ```
+/// use sdpa::{KvCache, KvShape};
+/// let shape = KvShape { kv_heads: 8, head_dim: 192, value_dim: 128 };
+/// let cache = KvCache::new(4, shape)?; // four sequences
+/// assert_eq!(cache.shape(), shape);
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KvShape {
+    /// Number of key/value heads.
+    pub kv_heads: usize,
+    /// Length of a key.
+    pub head_dim: usize,
+    /// Length of a value.
+    pub value_dim: usize,
+}
+
+impl KvShape {
+    /// Refuses lengths of keys and values that are 0 or beyond the largest possible.
+    pub(crate) fn check(self, argument: &'static str) -> Result<(), Error> {
+        for (what, got) in [("head_dim", self.head_dim), ("value_dim", self.value_dim)] {
+            if got == 0 {
+                return Err(Error::Empty { argument, what });
+            }
+            LONGEST_DIM.check(argument, what, got)?;
+        }
+        Ok(())
+    }
+
+    /// Lengths of a key and a value.
+    pub(crate) fn dims(self) -> [usize; 2] {
+        [self.head_dim, self.value_dim]
+    }
+}
+
 impl Shape {
+    /// Returns the sizes of a call whose inputs fit together.
+    pub(crate) fn of(call: &Call<'_>) -> Self {
+        let ([_, heads, _, head_dim], [_, kv_heads, _, value_dim]) = (call.q.shape(), call.kv.v_shape());
+        let (batch, (q_len, kv_len)) = (call.sequences(), call.longest());
+        Self { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim }
+    }
+
     /// Floating-point operations of QKᵀ and PV with every key visible: 2·B·H·Lq·Lk·(D + Dv).
     pub fn flops(&self) -> f64 {
         let rows = self.batch as f64 * self.heads as f64 * self.q_len as f64;

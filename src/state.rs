@@ -9,7 +9,6 @@ mod waiting;
 use crate::Attention;
 use crate::error::{Error, same};
 use crate::inputs::Inputs;
-use crate::outputs;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
@@ -28,10 +27,11 @@ use waiting::Waiting;
 /// is not known.
 ///
 /// ```
-/// # use sdpa::{Attention, AttnState, Exec, View, ViewMut};
+/// # use sdpa::{Attention, AttnState, Exec, KvShape, View, ViewMut};
 /// # let (q, k, v) = (vec![0.5; 2 * 8], vec![0.25; 6 * 8], vec![1.0; 6 * 8]);
 /// # let keys = |x| View::bhld(x, [1, 1, 6, 8]);
-/// let mut state = AttnState::new(Attention::new(), View::bhld(&q, [1, 1, 2, 8])?, [1, 8], Exec::serial())?;
+/// let shape = KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 };
+/// let mut state = AttnState::new(Attention::new(), View::bhld(&q, [1, 1, 2, 8])?, shape, Exec::serial())?;
 /// state.push(keys(&k)?, keys(&v)?)?;
 /// let mut out = vec![0.0; 2 * 8];
 /// state.read(Outputs::new(ViewMut::bhld(&mut out, [1, 1, 2, 8])?))?;
@@ -83,10 +83,10 @@ impl<'a> AttnState<'a> {
         let (k, v) = (k.into(), v.into());
         let ([batch, _, _, dim], [kb, kh, n, kd], [vb, vh, vn, vd]) = (self.inputs.q.shape(), k.shape(), v.shape());
         same("k", "batch", kb, batch, "q")?;
-        same("k", "heads", kh, self.kv_heads, "the state").map_err(|e| e.or_exchanged("k", [kh, n]))?;
+        same("k", "heads", kh, self.kv_heads, "the state").map_err(|e| Error::from(e).or_exchanged("k", [kh, n]))?;
         same("k", "head_dim", kd, dim, "q")?;
         same("v", "batch", vb, batch, "q")?;
-        same("v", "heads", vh, self.kv_heads, "the state").map_err(|e| e.or_exchanged("v", [vh, vn]))?;
+        same("v", "heads", vh, self.kv_heads, "the state").map_err(|e| Error::from(e).or_exchanged("v", [vh, vn]))?;
         same("v", "rows", vn, n, "k")?;
         same("v", "value_dim", vd, self.value_dim, "the state")?;
         self.room_for(n)?;
@@ -133,7 +133,7 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// As [`Self::read`].
     pub fn check(&self, outputs: &Outputs<'_>) -> Result<(), Error> {
-        outputs::check_for_state(outputs)?;
+        outputs.check_for_state()?;
         let lens = self.inputs.lengths_from(self.before(), 0);
         let keys = [self.waiting_k.first(0)?, self.waiting_v.first(0)?];
         let (attention, inputs) = self.call(keys, lens.as_deref());
@@ -146,7 +146,7 @@ impl<'a> AttnState<'a> {
     /// As [`Attention::problem`], for the outputs; [`Error::Needs`] for scores and key weight sums, which a state
     /// cannot give.
     pub fn read(&mut self, outputs: Outputs<'_>) -> Result<(), Error> {
-        outputs::check_for_state(&outputs)?;
+        outputs.check_for_state()?;
         let [b, h, rows, _] = self.inputs.q.shape();
         let lens = self.inputs.lengths_from(self.before(), self.waiting);
         let keys = [self.waiting_k.first(self.waiting)?, self.waiting_v.first(self.waiting)?];

@@ -17,10 +17,13 @@ fn random_calls() {
 /// Calls whose bits are recorded in `tests/golden`.
 const GOLDEN: u64 = 500;
 
+/// Those of them that measure distances between positions beyond 32 bits.
+const FAR: [usize; 3] = [262, 294, 303];
+
 #[test]
 fn golden_bits() {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    golden::check(&bits::calls(0..GOLDEN, threads), "cargo test --test fuzz golden");
+    golden::check(&bits::calls(0..GOLDEN, threads), &FAR, "cargo test --test fuzz golden");
 }
 
 #[test]

@@ -9,7 +9,7 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
-use sdpa::{Attention, Dtype, Exec, Inputs, KeyScales, KvCache, Outputs, View, ViewMut};
+use sdpa::{Attention, Dtype, Exec, Inputs, KeyScales, KvCache, KvShape, Outputs, View, ViewMut};
 use sdpa_mpi::{Merges, Ranks, Report, Step};
 use std::error::Error;
 use std::ops::Range;
@@ -102,7 +102,7 @@ struct Part {
 impl Part {
     fn new(asked: &Asked, range: Range<usize>) -> Result<Self, Box<dyn Error>> {
         let [_, heads, dim] = asked.heads;
-        let cache = KvCache::new(1, heads, [dim; 2])?;
+        let cache = KvCache::new(1, KvShape { kv_heads: heads, head_dim: dim, value_dim: dim })?;
         let cache = match asked.kind.as_str() {
             "f32" => cache,
             "bf16" => cache.dtype(Dtype::Bf16)?,

@@ -14,7 +14,9 @@ use crate::share::{Keys, Rows, Share};
 use crate::whole::{Whole, pack, write};
 use core::cell::Cell;
 use core::ops::Range;
-use sdpa::{Alignment, Attention, AttnState, Dtype, Exec, MaskMod, Mods, Outputs, Run, ScoreMod, ViewMut, WeightMod};
+use sdpa::{
+    Alignment, Attention, AttnState, Dtype, Exec, KvShape, MaskMod, Mods, Outputs, Run, ScoreMod, ViewMut, WeightMod,
+};
 use std::time::Instant;
 
 /// Queries, keys and values on their way to the ranks that compute their heads.
@@ -170,10 +172,11 @@ impl Call<'_, '_> {
                 return Err(sdpa::Error::Needs { argument, needs: "a call that is cut by rows" });
             }
             let kv = rows.inputs.key_values()?;
-            let heads = [kv.k_shape()[1], kv.v_shape()[3]];
+            let ([_, kv_heads, _, head_dim], value_dim) = (kv.k_shape(), kv.v_shape()[3]);
+            let keys = KvShape { kv_heads, head_dim, value_dim };
             // Settings, which may not have dropout, and outputs; where rows stand is not known yet.
             let attention = self.attention.align(Alignment::Offset(0));
-            AttnState::new(attention, rows.inputs.queries(), heads, Exec::serial())?.check(&rows.outputs)?;
+            AttnState::new(attention, rows.inputs.queries(), keys, Exec::serial())?.check(&rows.outputs)?;
         }
         Ok(description)
     }

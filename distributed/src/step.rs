@@ -16,7 +16,7 @@ use std::time::Instant;
 ///
 /// ```no_run
 /// use mpi::traits::*;
-/// use sdpa::{Attention, Inputs, KvCache, Outputs, View, ViewMut};
+/// use sdpa::{Attention, Inputs, KvCache, KvShape, Outputs, View, ViewMut};
 /// use sdpa_mpi::{Ranks, Step};
 /// use std::time::Duration;
 ///
@@ -24,7 +24,7 @@ use std::time::Instant;
 /// let world = universe.world();
 /// let ranks = Ranks::new(&world, Duration::from_secs(60));
 /// // Each rank has 4096 keys; the last one also those of the new tokens.
-/// let cache = KvCache::new(1, 8, [128, 128])?; // … filled
+/// let cache = KvCache::new(1, KvShape { kv_heads: 8, head_dim: 128, value_dim: 128 })?; // … filled
 /// let (q, mut out) = (vec![0.5f32; 32 * 128], vec![0.0f32; 32 * 128]);
 /// let q = View::bhld(&q, [1, 32, 1, 128])?;
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 32, 1, 128])?);

@@ -34,12 +34,13 @@ pub use attention::backward::call::{Gradients, Saved};
 pub use attention::backward::launch::BackwardLaunch;
 pub use attention::backward::memory::{BackwardMemory, BackwardScratch};
 pub use attention::call::dropout::Dropout;
+pub use attention::call::fit::tensors_fit;
 pub use attention::call::masks::{Documents, PerSequence, PrefixLm, Tree};
 pub use attention::call::mods::{
     And, BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mods, NoMod, Not, Or, Position, ScoreMod, WeightMod,
     WithDerivative,
 };
-pub use attention::call::options::{Mask, Options, Ragged, alibi_slopes};
+pub use attention::call::options::{Cover, Covered, Mask, Options, Ragged, alibi_slopes};
 pub use attention::call::outputs::{Outputs, Point, State};
 pub use attention::call::tiling::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scratch, Tiling};
 pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
@@ -77,6 +78,7 @@ pub use tensor::element::{Bf16, Dtype, F16, Precision, narrow, widen};
 #[cfg(feature = "nn")]
 pub use tensor::head_writer::HeadsMut;
 pub use tensor::layout::LayoutError;
+pub use tensor::misfit::{Bound, Fault, Misfit, cumulative, one_a_row, same};
 pub use tensor::rows::{KEY_BLOCK, MAX_DIM};
 pub use tensor::view::View;
 pub use tensor::view_mut::ViewMut;

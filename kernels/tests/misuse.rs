@@ -3,8 +3,8 @@
 
 use sdpa_kernels::gemm::{Matrix, sgemm};
 use sdpa_kernels::{
-    Activation, Alignment, BlockTable, Call, Center, F16, FewRows, Isa, Launch, Norm, Options, Outputs, Packed, Pages,
-    Partials, Precision, Product, Then, Tiling, View, ViewMut, Visible,
+    Activation, Alignment, BlockTable, Call, Center, Cover, Covered, F16, FewRows, Isa, KeyValues, Launch, Norm,
+    Options, Outputs, Packed, Pages, Partials, Precision, Product, Ragged, Then, Tiling, View, ViewMut, Visible,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -139,6 +139,94 @@ fn gates_and_heads_of_other_sizes_are_refused() {
     // Heads without end, of nothing: handed out one by one.
     let many = ViewMut::bhld(&mut data[..0], [1 << 30, 1 << 30, 0, 2]).unwrap();
     assert_eq!(many.into_heads(1 << 30).take(5).count(), 5);
+}
+
+/// Whether a launch panics: of a call of two sequences, four heads on two, three rows and five keys of six elements, values of
+/// seven, and of an output for it, both changed.
+fn launch_panics(change: impl Fn(&mut Call<'_>), add: impl for<'o> Fn(Outputs<'o>) -> Outputs<'o>) -> bool {
+    let (numbers, mut out) = ([0.5f32; 2 * 4 * 5 * 7], [0.0f32; 2 * 4 * 3 * 7]);
+    let tensor = |shape| View::bhld(&numbers, shape).unwrap();
+    let mut call = Call {
+        q: tensor([2, 4, 3, 6]).into(),
+        kv: KeyValues::of_tensors(tensor([2, 2, 5, 6]), tensor([2, 2, 5, 7])).unwrap(),
+        scale: 1.0,
+        visible: Visible::default(),
+        alignment: Alignment::TopLeft,
+        options: Options::default(),
+        precision: Precision::Exact,
+    };
+    change(&mut call);
+    let outputs = add(Outputs::new(ViewMut::bhld(&mut out, [2, 4, 3, 7]).unwrap()));
+    panics(|| {
+        Launch::new(call, outputs, Tiling::new(6, 7, 3, 1));
+    })
+}
+
+#[test]
+fn calls_that_do_not_fit_together_are_refused() {
+    static NUMBERS: [f32; 1000] = [0.0; 1000];
+    let tensor = |shape| View::bhld(&NUMBERS, shape).unwrap();
+    let refused = |change: &dyn Fn(&mut Call<'_>)| launch_panics(change, |outputs| outputs);
+    assert!(!refused(&|_| ()));
+    for shape in [[1, 4, 3, 6], [2, 3, 3, 6], [2, 4, 2, 6], [2, 4, 3, 5], [2, 4, 3, 0], [2, 0, 3, 6]] {
+        assert!(refused(&|call| call.q = tensor(shape).into()), "{shape:?}");
+    }
+    for [k, v] in [[[1, 2, 5, 6], [1, 2, 5, 7]], [[2, 3, 5, 6], [2, 3, 5, 7]], [[2, 2, 5, 6], [2, 2, 5, 0]]] {
+        assert!(refused(&|call| call.kv = KeyValues::of_tensors(tensor(k), tensor(v)).unwrap()), "{k:?} {v:?}");
+    }
+    assert!(KeyValues::of_tensors(tensor([2, 2, 5, 6]), tensor([2, 2, 4, 7])).is_none());
+    let refused_with = |options: Options<'static>| refused(&|call| call.options = options);
+    let none = Options::default();
+    assert!(!refused_with(Options { kv_lens: Some(&[5, 0]), alibi: Some(&[1.0; 4]), sinks: Some(&[0.0; 4]), ..none }));
+    assert!(
+        refused_with(Options { kv_lens: Some(&[5, 6]), ..none })
+            && refused_with(Options { kv_lens: Some(&[5]), ..none })
+    );
+    assert!(
+        refused_with(Options { alibi: Some(&[1.0; 2]), ..none }) && refused_with(Options { sinks: Some(&[]), ..none })
+    );
+    assert!(refused_with(Options { sequences: Some(&[0, 1]), ..none }));
+    for (q, k) in
+        [(&[0, 3][..], None), (&[0, 3], Some(&[0, 5][..])), (&[0, 2, 1, 3], Some(&[0, 1, 2, 5])), (&[], Some(&[]))]
+    {
+        assert!(refused_with(Options { ragged: Some(Ragged { q, k }), ..none }), "{q:?} {k:?}");
+    }
+    for cover in [Cover::AllKeys, Cover::FirstKeys] {
+        let bias = |shape| Some(Covered { of: tensor(shape).into(), cover });
+        assert!(!refused_with(Options { bias: bias([1, 4, 1, 5]), ..none }));
+        assert_eq!(refused_with(Options { bias: bias([1, 4, 1, 4]), ..none }), cover == Cover::AllKeys);
+        for shape in [[3, 4, 3, 5], [2, 2, 3, 5], [2, 4, 2, 5], [2, 4, 3, 6], [0, 4, 3, 5]] {
+            assert!(refused_with(Options { bias: bias(shape), ..none }), "{shape:?}");
+        }
+    }
+}
+
+/// Returns a view of memory that is never freed.
+fn view<'o>(shape: [usize; 4]) -> ViewMut<'o> {
+    ViewMut::bhld(Box::leak(vec![0.0f32; shape.iter().product()].into_boxed_slice()), shape).unwrap()
+}
+
+#[test]
+fn outputs_that_do_not_fit_the_call_are_refused() {
+    let refused = |add: &dyn for<'o> Fn(Outputs<'o>) -> Outputs<'o>| launch_panics(|_| (), add);
+    assert!(!refused(&|outputs| with_all(outputs)));
+    assert!(refused(&|outputs| with_all(with_all(outputs))), "given twice");
+    assert!(refused(&|_| Outputs::NONE) && refused(&|_| Outputs::NONE.lse(view([2, 4, 3, 1]))));
+    for shape in [[1, 4, 3, 7], [2, 2, 3, 7], [2, 4, 2, 7], [2, 4, 3, 6], [2, 4, 3, 8]] {
+        assert!(refused(&|_| Outputs::new(view(shape))), "{shape:?}");
+    }
+    for shape in [[2, 2, 3, 1], [2, 4, 3, 2], [2, 4, 2, 1], [2, 4, 3, 4], [2, 4, 2, 5], [1, 4, 3, 5]] {
+        let one: [&dyn for<'o> Fn(Outputs<'o>) -> Outputs<'o>; 3] =
+            [&|outputs| outputs.lse(view(shape)), &|outputs| outputs.weights(view(shape)), &|outputs| {
+                outputs.key_weight_sums(view(shape))
+            }];
+        assert!(one.into_iter().all(refused), "{shape:?}");
+    }
+}
+
+/// Adds the log-sum-exp, weights and key weight sums of a good call.
+fn with_all(outputs: Outputs<'_>) -> Outputs<'_> {
+    outputs.lse(view([2, 4, 3, 1])).weights(view([2, 4, 3, 5])).key_weight_sums(view([2, 2, 5, 1]))
 }
 
 /// Pages that stand for 2⁴⁸ keys on 2²⁴ heads: 2⁶⁴ key blocks, which no memory holds. The launch goes on without them.

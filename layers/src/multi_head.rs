@@ -6,7 +6,7 @@ use crate::linear::{Linear, check_rows, rows_of};
 use crate::positions::Rope;
 use crate::sequences::{Sequences, Start};
 use crate::share;
-use sdpa::{Alignment, Attention, Error, Inputs, KvCache, Mask, Outputs, Plan, View, ViewMut};
+use sdpa::{Alignment, Attention, Error, Inputs, KvCache, KvShape, Mask, Outputs, Plan, View, ViewMut};
 
 /// Input of a [`MultiHeadAttention`] call: the rows of queries, keys and values, and the keys that are visible.
 ///
@@ -227,7 +227,7 @@ impl MultiHeadAttention {
     /// [`Error::Needs`] if rows may see later rows.
     pub fn cache(&self, sequences: usize) -> Result<KvCache, Error> {
         self.check_decodes()?;
-        KvCache::new(sequences, self.kv_heads, [self.key_dim, self.value_dim])
+        KvCache::new(sequences, KvShape { kv_heads: self.kv_heads, head_dim: self.key_dim, value_dim: self.value_dim })
     }
 
     /// Decodes the next rows of every sequence, `[sequences, n, inputs]`: appends their keys and values to the cache,

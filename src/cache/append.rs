@@ -3,6 +3,7 @@
 use crate::cache::{KvCache, Storable, TokenForm, ValuePlace};
 use crate::error::{Error, exactly, same};
 use crate::inputs::cumulative;
+use crate::shape::KvShape;
 use sdpa_kernels::{NewTokens, Tensor};
 
 impl KvCache {
@@ -51,8 +52,8 @@ impl KvCache {
     /// [`Inputs::ragged_queries`](crate::Inputs::ragged_queries) takes rows in the same way.
     ///
     /// ```
-    /// use sdpa::{KvCache, View};
-    /// let mut cache = KvCache::new(3, 1, [2, 2])?;
+    /// use sdpa::{KvCache, KvShape, View};
+    /// let mut cache = KvCache::new(3, KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 })?;
     /// let rows = [0.5; 5 * 2]; // four tokens for sequence 2, one for sequence 0
     /// let rows = View::bhld(&rows, [1, 1, 5, 2])?;
     /// cache.append_ragged(&[2, 0], &[0, 4, 5], rows, rows)?;
@@ -105,14 +106,14 @@ impl KvCache {
 
     /// Returns the error for a number of tokens that there is no memory for.
     pub(super) fn no_memory(&self, tokens: usize) -> Error {
-        let token = [self.kv_heads(), self.head_dim() + self.value_dim(), size_of::<f32>()];
+        let KvShape { kv_heads, head_dim, value_dim } = self.shape();
+        let token = [kv_heads, head_dim + value_dim, size_of::<f32>()];
         Error::Memory { what: "cache", bytes: token.into_iter().fold(tokens, usize::saturating_mul) }
     }
 
     /// Refuses keys and values of sizes that do not fit.
     fn check(&self, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
-        let (kv_heads, dims) = (self.kv_heads(), [self.head_dim(), self.value_dim()]);
         let values = if self.cache.is_latent() { ValuePlace::InKeys } else { ValuePlace::Apart };
-        TokenForm { kv_heads, dims, values, of: "the cache" }.check(k, v)
+        TokenForm { shape: self.shape(), values, of: "the cache" }.check(k, v)
     }
 }

@@ -1,20 +1,20 @@
 //! Building a cache: sizes, element format, sliding window.
 
-use crate::cache::{CacheFormat, KeyScales, KvCache, check_dims};
+use crate::cache::{CacheFormat, KeyScales, KvCache};
 use crate::error::{Error, at_most, same};
+use crate::shape::KvShape;
 use core::num::NonZeroUsize;
 use sdpa_kernels::{Cache, Dtype, Int4, Isa, Keep, MAX_INT8_HEAD_DIM};
 use std::collections::BTreeSet;
 
 impl KvCache {
-    /// Creates an empty `f32` cache for `sequences` sequences and `kv_heads` key/value heads; `dims` is
-    /// `[head_dim, value_dim]`.
+    /// Creates an empty `f32` cache for `sequences` sequences.
     ///
     /// # Errors
     /// [`Error::Empty`] for a length of 0, [`Error::Range`] for lengths beyond the largest possible,
     /// [`Error::TooLarge`] or [`Error::Memory`].
-    pub fn new(sequences: usize, kv_heads: usize, dims: [usize; 2]) -> Result<Self, Error> {
-        Self::with([sequences, kv_heads], dims, None)
+    pub fn new(sequences: usize, shape: KvShape) -> Result<Self, Error> {
+        Self::with(sequences, shape, None)
     }
 
     /// Sets the element type. Appended keys and values are rounded to it once and widened again in registers. 16-bit
@@ -39,8 +39,9 @@ impl KvCache {
     /// ([`View::columns`](crate::View::columns)). Results have the bits that tensors of the same numbers give.
     ///
     /// ```
-    /// use sdpa::{Alignment, Attention, Inputs, KvCache, Outputs, View, ViewMut};
-    /// let mut cache = KvCache::new(1, 1, [24, 16])?.latent()?; // keys of 24, of which 16 are the value
+    /// use sdpa::{Alignment, Attention, Inputs, KvCache, KvShape, Outputs, View, ViewMut};
+    /// let shape = KvShape { kv_heads: 1, head_dim: 24, value_dim: 16 }; // the first 16 of a key are the value
+    /// let mut cache = KvCache::new(1, shape)?.latent()?;
     /// let rows = vec![0.5; 5 * 24]; // five tokens: 16 latent elements, then 8 with the position
     /// let k = View::bhld(&rows, [1, 1, 5, 24])?;
     /// cache.append(k, k.columns(0..16).unwrap())?;
@@ -60,8 +61,9 @@ impl KvCache {
             return Err(Error::Needs { argument: "latent", needs: "an empty cache" });
         }
         self.refuse_integers("latent")?;
-        let limit = at_most(self.head_dim(), "the head_dim of keys, whose first columns the values are");
-        limit.check("latent", "value_dim", self.value_dim())?;
+        let KvShape { head_dim, value_dim, .. } = self.shape();
+        let limit = at_most(head_dim, "the head_dim of keys, whose first columns the values are");
+        limit.check("latent", "value_dim", value_dim)?;
         Ok(Self { cache: self.cache.with_latent(), ..self })
     }
 
@@ -87,8 +89,9 @@ impl KvCache {
     /// weights, which only a weight function gives, make the outputs of their row NaN.
     ///
     /// ```
-    /// use sdpa::{KeyScales, KvCache};
-    /// let cache = KvCache::new(1, 8, [128, 128])?.int8(KeyScales::PerToken)?;
+    /// use sdpa::{KeyScales, KvCache, KvShape};
+    /// let shape = KvShape { kv_heads: 8, head_dim: 128, value_dim: 128 };
+    /// let cache = KvCache::new(1, shape)?.int8(KeyScales::PerToken)?;
     /// # Ok::<(), sdpa::Error>(())
     /// ```
     ///
@@ -126,8 +129,9 @@ impl KvCache {
     /// Bits are as stable as those of an [int8](Self::int8) cache.
     ///
     /// ```
-    /// use sdpa::{Int4, KvCache};
-    /// let cache = KvCache::new(1, 8, [128, 128])?.int4(Int4::Symmetric)?;
+    /// use sdpa::{Int4, KvCache, KvShape};
+    /// let shape = KvShape { kv_heads: 8, head_dim: 128, value_dim: 128 };
+    /// let cache = KvCache::new(1, shape)?.int4(Int4::Symmetric)?;
     /// # Ok::<(), sdpa::Error>(())
     /// ```
     ///
@@ -138,7 +142,7 @@ impl KvCache {
         if self.cache.int4().is_none() || self.bytes() > 0 {
             self.refuse_set("int4")?;
         }
-        key_length("int4", self.head_dim())?;
+        key_length("int4", self.shape().head_dim)?;
         Ok(Self { cache: self.cache.with_int4(kind), ..self })
     }
 
@@ -169,7 +173,7 @@ impl KvCache {
         if !self.cache.is_int8() || self.bytes() > 0 {
             self.refuse_set("int8")?;
         }
-        let channels = key_scales(keys, [self.kv_heads(), self.head_dim()], "the cache (kv_heads × head_dim)")?;
+        let channels = key_scales(keys, self.shape(), "the cache (kv_heads × head_dim)")?;
         Ok(Self { cache: self.cache.with_int8(channels), ..self })
     }
 
@@ -183,9 +187,9 @@ impl KvCache {
     ///
     /// ```
     /// use core::num::NonZeroUsize;
-    /// use sdpa::{Alignment, Attention, KvCache, Window};
+    /// use sdpa::{Alignment, Attention, KvCache, KvShape, Window};
     /// let last = NonZeroUsize::new(512).unwrap();
-    /// let cache = KvCache::sliding(1, 8, [64, 64], last, 4)?;
+    /// let cache = KvCache::sliding(1, KvShape { kv_heads: 8, head_dim: 64, value_dim: 64 }, last, 4)?;
     /// let window = Window::last_tokens(last).keep_first(4); // as many keys as the cache keeps, or fewer
     /// let attention = Attention::new().window(window).align(Alignment::BottomRight);
     /// # Ok::<(), sdpa::Error>(())
@@ -193,14 +197,8 @@ impl KvCache {
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn sliding(
-        sequences: usize,
-        kv_heads: usize,
-        dims: [usize; 2],
-        last: NonZeroUsize,
-        first: usize,
-    ) -> Result<Self, Error> {
-        Self::with([sequences, kv_heads], dims, Some(Keep { last: last.get(), first, rollback: 0 }))
+    pub fn sliding(sequences: usize, shape: KvShape, last: NonZeroUsize, first: usize) -> Result<Self, Error> {
+        Self::with(sequences, shape, Some(Keep { last: last.get(), first, rollback: 0 }))
     }
 
     /// Keeps `tokens` more of the last keys than rows may see, so that these tokens can be taken back. For sliding
@@ -213,8 +211,9 @@ impl KvCache {
     ///
     /// ```
     /// use core::num::NonZeroUsize;
-    /// use sdpa::{KvCache, View};
-    /// let mut cache = KvCache::sliding(1, 1, [1, 1], NonZeroUsize::new(100).unwrap(), 0)?.rollback_room(60)?;
+    /// use sdpa::{KvCache, KvShape, View};
+    /// let shape = KvShape { kv_heads: 1, head_dim: 1, value_dim: 1 };
+    /// let mut cache = KvCache::sliding(1, shape, NonZeroUsize::new(100).unwrap(), 0)?.rollback_room(60)?;
     /// let rows = [0.5; 415];
     /// for n in [415, 1] {
     ///     let rows = View::bhld(&rows, [1, 1, n, 1])?;
@@ -238,10 +237,9 @@ impl KvCache {
         Ok(Self { cache: cache.ok_or(Error::Needs { argument: "rollback_room", needs: "a sliding cache" })?, ..self })
     }
 
-    fn with(heads: [usize; 2], dims: [usize; 2], keep: Option<Keep>) -> Result<Self, Error> {
-        check_dims("cache", dims)?;
-        let [sequences, kv_heads] = heads;
-        let [head_dim, value_dim] = dims;
+    fn with(sequences: usize, shape: KvShape, keep: Option<Keep>) -> Result<Self, Error> {
+        shape.check("cache")?;
+        let KvShape { kv_heads, head_dim, value_dim } = shape;
         // Size of a block of 256 keys and values in floats, rows padded to whole vectors.
         let row = head_dim.next_multiple_of(16) + value_dim.next_multiple_of(16);
         let fits = |bytes: &usize| *bytes <= isize::MAX as usize;
@@ -250,7 +248,7 @@ impl KvCache {
         let (Some(_), Some(bytes)) = (block, bytes) else {
             return Err(Error::TooLarge { what: "cache", sizes: [sequences, kv_heads, head_dim, value_dim] });
         };
-        let cache = Cache::new(Dtype::F32, heads, dims, keep);
+        let cache = Cache::new(Dtype::F32, [sequences, kv_heads], shape.dims(), keep);
         Ok(Self {
             cache: cache.ok_or(Error::Memory { what: "cache", bytes })?,
             isa: Isa::detect(),
@@ -268,7 +266,7 @@ pub(crate) fn key_length(argument: &'static str, head_dim: usize) -> Result<(), 
 /// Returns the scales of channels, if that is what keys have: checked against the heads and lengths of the keys of `of`.
 pub(crate) fn key_scales(
     keys: KeyScales,
-    [kv_heads, head_dim]: [usize; 2],
+    KvShape { kv_heads, head_dim, .. }: KvShape,
     of: &'static str,
 ) -> Result<Option<Box<[f32]>>, Error> {
     key_length("int8", head_dim)?;

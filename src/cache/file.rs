@@ -139,8 +139,8 @@ impl KvCache {
     /// share are in the file several times.
     ///
     /// ```
-    /// use sdpa::{KvCache, View};
-    /// let mut cache = KvCache::new(1, 1, [8, 8])?;
+    /// use sdpa::{KvCache, KvShape, View};
+    /// let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 })?;
     /// let rows = [0.5; 3 * 8];
     /// let rows = View::bhld(&rows, [1, 1, 3, 8])?;
     /// cache.append(rows, rows)?;
@@ -155,7 +155,7 @@ impl KvCache {
     /// [`Error::Empty`] for a cache without heads, [`Error::Memory`], [`Error::File`] for more sequences than the
     /// header of a safetensors file can list (about half a million), or for a sequence of 2³² keys or more.
     pub fn export(&self) -> Result<Vec<u8>, Error> {
-        if self.kv_heads() == 0 {
+        if self.shape().kv_heads == 0 {
             return Err(Error::Empty { argument: "cache", what: "kv_heads" });
         }
         let file = |why: String| Error::File { what: "export", why };
@@ -165,7 +165,7 @@ impl KvCache {
         let description = Description::of(self).ok_or_else(|| file(NO_FORMAT.into()))?;
         let mut tensors = Vec::new();
         if let Some(scales) = self.cache.channel_scales() {
-            let shape = vec![self.kv_heads(), self.head_dim()];
+            let shape = vec![self.shape().kv_heads, self.shape().head_dim];
             let tensor = FileTensor { dtype: Dtype::F32, shape, contents: Contents::Floats(scales) };
             tensors.push((CHANNEL_SCALES.to_owned(), tensor));
         }
@@ -175,7 +175,7 @@ impl KvCache {
                 if elements == 0 {
                     continue;
                 }
-                let sizes = [self.kv_heads(), len - evicted.len(), elements];
+                let sizes = [self.shape().kv_heads, len - evicted.len(), elements];
                 let shape = tensor_shape(part, sizes, description.elements);
                 let contents = Contents::Tokens { cache: &self.cache, sequence, part };
                 let tensor = FileTensor { dtype: tensor_dtype(part, description.elements), shape, contents };

@@ -1,7 +1,8 @@
 //! Sequences of a cache: rolled back, forked, removed, added.
 
 use crate::cache::KvCache;
-use crate::error::{Bound, Error, at_most};
+use crate::error::{Error, at_most};
+use sdpa_kernels::Bound;
 
 impl KvCache {
     /// Returns an error unless there is such a sequence.
@@ -50,8 +51,8 @@ impl KvCache {
     /// Takes time in proportion to the tokens that move, and memory only for shared blocks that they move to.
     ///
     /// ```
-    /// use sdpa::{KvCache, View};
-    /// let mut cache = KvCache::new(1, 1, [2, 2])?;
+    /// use sdpa::{KvCache, KvShape, View};
+    /// let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 })?;
     /// let (prompt, draft) = ([0.5; 7 * 2], [0.25; 5 * 2]);
     /// let (prompt, draft) = (View::bhld(&prompt, [1, 1, 7, 2])?, View::bhld(&draft, [1, 1, 5, 2])?);
     /// cache.append(prompt, prompt)?;
@@ -140,8 +141,8 @@ impl KvCache {
     /// [`Self::append`], which appends to every sequence.
     ///
     /// ```
-    /// use sdpa::KvCache;
-    /// let mut cache = KvCache::new(3, 1, [8, 8])?;
+    /// use sdpa::{KvCache, KvShape};
+    /// let mut cache = KvCache::new(3, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 })?;
     /// cache.remove_sequence(1)?;
     /// assert!(cache.clear(1).is_err());
     /// assert_eq!([cache.add_sequence(), cache.add_sequence()], [1, 3]);

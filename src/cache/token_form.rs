@@ -1,7 +1,8 @@
 //! Form of the tokens that a cache or a page pool takes.
 
 use crate::cache::CacheFormat;
-use crate::error::{Error, LONGEST_DIM, same};
+use crate::error::{Error, same};
+use crate::shape::KvShape;
 use sdpa_kernels::{Dtype, Isa, Tensor};
 
 /// Place of the values of tokens.
@@ -15,9 +16,7 @@ pub(crate) enum ValuePlace {
 
 /// Form of the tokens that a cache or a page pool takes.
 pub(crate) struct TokenForm {
-    pub(crate) kv_heads: usize,
-    /// Lengths of a key and a value.
-    pub(crate) dims: [usize; 2],
+    pub(crate) shape: KvShape,
     /// Place of the values.
     pub(crate) values: ValuePlace,
     /// Name of what takes the tokens, in messages.
@@ -28,10 +27,11 @@ impl TokenForm {
     /// Refuses keys and values that do not fit. What they hold is for [`Storable`] to check, once there is memory for it: a
     /// view may be huge.
     pub(crate) fn check(&self, k: Tensor<'_>, v: Tensor<'_>) -> Result<(), Error> {
-        let Self { kv_heads, dims: [head_dim, value_dim], values, of } = *self;
+        let Self { shape: KvShape { kv_heads, head_dim, value_dim }, values, of } = *self;
         let [batch, _, rows, _] = k.shape();
         let heads = |argument, [_, heads, rows, _]: [usize; 4]| {
-            same(argument, "heads", heads, kv_heads, of).map_err(|e| e.or_exchanged(argument, [heads, rows]))
+            same(argument, "heads", heads, kv_heads, of)
+                .map_err(|e| Error::from(e).or_exchanged(argument, [heads, rows]))
         };
         heads("k", k.shape())?;
         same("k", "head_dim", k.shape()[3], head_dim, of)?;
@@ -88,15 +88,4 @@ impl Storable {
         }
         Ok(())
     }
-}
-
-/// Refuses lengths of keys and values that are 0 or beyond the largest possible.
-pub(crate) fn check_dims(argument: &'static str, dims: [usize; 2]) -> Result<(), Error> {
-    for (what, got) in ["head_dim", "value_dim"].into_iter().zip(dims) {
-        if got == 0 {
-            return Err(Error::Empty { argument, what });
-        }
-        LONGEST_DIM.check(argument, what, got)?;
-    }
-    Ok(())
 }

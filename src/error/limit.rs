@@ -1,7 +1,7 @@
 //! Limits of sizes: what [`Error::Range`] refuses.
 
-use crate::error::{Bound, Error};
-use sdpa_kernels::MAX_DIM;
+use crate::error::Error;
+use sdpa_kernels::{Bound, MAX_DIM};
 
 /// Limit of a size.
 #[derive(Clone, Copy)]
@@ -26,7 +26,12 @@ pub(crate) const fn exactly(limit: usize, of: &'static str) -> Limit {
 impl Limit {
     /// Returns [`Error::Range`] unless `got`, the size `what` of an argument, keeps the limit.
     pub(crate) fn check(self, argument: &'static str, what: &'static str, got: usize) -> Result<(), Error> {
+        if self.bound.holds(got, self.limit) { Ok(()) } else { Err(self.error(argument, what, got)) }
+    }
+
+    /// Returns the error of a size that does not keep the limit.
+    pub(crate) fn error(self, argument: &'static str, what: &'static str, got: usize) -> Error {
         let Self { bound, limit, of } = self;
-        if bound.holds(got, limit) { Ok(()) } else { Err(Error::Range { argument, what, got, bound, limit, of }) }
+        Error::Range { argument, what, got, bound, limit, of }
     }
 }

@@ -1,19 +1,8 @@
 //! Messages of errors.
 
-use crate::error::{Bound, Error};
+use crate::error::Error;
 use core::fmt;
-use sdpa_kernels::KEY_BLOCK;
-
-impl fmt::Display for Bound {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::AtLeast => "at least",
-            Self::AtMost => "at most",
-            Self::Exactly => "exactly",
-            Self::MultipleOf => "a multiple of",
-        })
-    }
-}
+use sdpa_kernels::{Bound, KEY_BLOCK};
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,9 +1,9 @@
 //! Inputs of calls whose keys come in parts.
 
-use crate::error::{Bound, Error};
+use crate::error::Error;
 use crate::inputs::{Cover, Covered, Inputs, Source};
 use core::ops::Range;
-use sdpa_kernels::{Mask, Tensor};
+use sdpa_kernels::{Bound, Mask, Tensor};
 
 /// Reason why lengths of sequences laid end to end, and caches, are refused.
 const WHOLE: &str = "a call over all keys, not a state";
@@ -66,7 +66,8 @@ impl<'a> Inputs<'a> {
     pub(crate) fn check_for_state(&self) -> Result<(), Error> {
         let refused = match self.source {
             Source::Tensors { .. } => self.ragged.map(|_| "ragged"),
-            Source::Cache(_) | Source::Pages(_) => Some(self.names()[0]),
+            Source::Cache(_) => Some("cache"),
+            Source::Pages(_) => Some("pages"),
         };
         refused.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: WHOLE }))
     }

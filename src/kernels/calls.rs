@@ -9,6 +9,18 @@
 /// assert_eq!(Alignment::TopLeft.offset(1, 5), 0); // as PyTorch's `is_causal`: the row would see one key
 /// ```
 pub use sdpa_kernels::Alignment;
+/// Kind of bound that an argument breaks, in an [`Error`](crate::Error).
+///
+/// ```
+/// use sdpa::{Attention, Bound, Error, Inputs, Outputs, View, ViewMut};
+/// let (x, mut out) = ([0.0; 3 * 4], [0.0; 3 * 4]);
+/// let x = View::bhld(&x, [1, 1, 3, 4])?;
+/// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 3, 4])?);
+/// let error = sdpa::attention(&Attention::new(), Inputs::new(x, x, x).kv_lens(&[7]), outputs).unwrap_err();
+/// assert!(matches!(error, Error::Entry { got: 7, bound: Bound::AtMost, limit: 3, .. }));
+/// # Ok::<(), Error>(())
+/// ```
+pub use sdpa_kernels::Bound;
 /// Choice of a causal rule, for settings of your own; calls take it as [`Attention::causal`](crate::Attention::causal).
 ///
 /// ```

@@ -23,8 +23,9 @@ pub use sdpa_kernels::BlockTable;
 /// Element type of a tensor or cache.
 ///
 /// ```
-/// use sdpa::{Dtype, KvCache};
-/// let cache = KvCache::new(1, 8, [128, 128])?.dtype(Dtype::Bf16)?; // one sequence, eight heads, keys and values of 128
+/// use sdpa::{Dtype, KvCache, KvShape};
+/// let shape = KvShape { kv_heads: 8, head_dim: 128, value_dim: 128 };
+/// let cache = KvCache::new(1, shape)?.dtype(Dtype::Bf16)?; // one sequence
 /// assert_eq!((Dtype::Bf16.bytes(), Dtype::Bf16.to_string()), (2, "bf16".to_string()));
 /// # Ok::<(), sdpa::Error>(())
 /// ```
@@ -40,8 +41,8 @@ pub use sdpa_kernels::F16;
 /// Numbers beside each block of 32 elements of an int4 cache: see [`KvCache::int4`](crate::KvCache::int4).
 ///
 /// ```
-/// use sdpa::{Int4, KvCache};
-/// let cache = KvCache::new(1, 8, [128, 128])?.int4(Int4::Centred)?;
+/// use sdpa::{Int4, KvCache, KvShape};
+/// let cache = KvCache::new(1, KvShape { kv_heads: 8, head_dim: 128, value_dim: 128 })?.int4(Int4::Centred)?;
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Int4;

@@ -7,9 +7,8 @@
 use super::row::{at_position, dropout_factor, entry, first_key, first_row, position};
 use super::{Answer, Dense, Real, answer};
 use crate::backward::{NO_DERIVATIVE, WEIGHT_FUNCTION};
-use crate::inputs::Covered;
 use crate::{Attention, Error, Inputs, MaskMod, Mods, Position, ScoreMod, Shape, WeightMod};
-use sdpa_kernels::{Tensor, View};
+use sdpa_kernels::{Covered, Tensor, View};
 
 /// Gradients of attention, the result of [`gradients`]: each dense, in the shape of its tensor.
 ///
@@ -91,7 +90,8 @@ pub fn gradients_with<'t, T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     if mods.weight.is_given() {
         return Err(WEIGHT_FUNCTION);
     }
-    let (shape, kv, d_out) = (attention.checked_shape(inputs)?, inputs.key_values()?, d_out.into());
+    let (sdpa_kernels::Call { kv, .. }, shape) = attention.checked_call(inputs)?;
+    let d_out = d_out.into();
     let forward: Answer<T> = answer(attention, inputs, mods)?;
     let dense = |x: [usize; 4], at: &dyn Fn([usize; 4]) -> Option<f32>| Dense::new(x, |i| at(i).unwrap_or(f32::NAN));
     let tensors = [

@@ -1,9 +1,8 @@
 //! One row of the oracle: scores of every key in the order of operations, softmax, weighted sum.
 
 use super::{Answer, Dense, Real};
-use crate::inputs::{Cover, Covered};
 use crate::{Attention, Error, Inputs, Mask, MaskMod, Mods, Position, ScoreMod, WeightMod};
-use sdpa_kernels::{Alignment, Causality};
+use sdpa_kernels::{Alignment, Causality, Cover, Covered};
 
 /// Appends the results of the row at `at` to `all`.
 pub(super) fn row<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(

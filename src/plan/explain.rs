@@ -180,7 +180,7 @@ impl Problem<'_> {
     /// Bytes of the tensors, each element counted once however often it is read.
     fn bytes(&self) -> f64 {
         let elements = |shape: [usize; 4]| shape.iter().map(|&n| n as f64).product::<f64>();
-        let call = &self.call;
+        let call = self.call.broadcast().unwrap_or(self.call);
         let [batch, heads, kv_len, _] = call.kv.k_shape().map(|n| n as f64);
         let keys = match call.options.sequences {
             Some(_) => (0..call.sequences()).map(|index| call.sequence(index).kv_len as f64).sum(),
@@ -190,9 +190,9 @@ impl Problem<'_> {
         let out = self.outputs.out.as_ref();
         let ends = elements(call.q.shape()) * call.q.dtype().bytes() as f64
             + out.map_or(0.0, |out| elements(out.shape()) * out.dtype().bytes() as f64);
-        let bias = call.options.bias.map_or(0.0, |bias| elements(bias.shape()) * bias.dtype().bytes() as f64);
+        let bias = call.options.bias.map_or(0.0, |bias| elements(bias.of.shape()) * bias.of.dtype().bytes() as f64);
         let floats = self.outputs.points.iter().flatten().map(|view| elements(view.shape())).sum::<f64>();
-        keys + ends + bias + 4.0 * floats + call.options.mask.map_or(0.0, |mask| elements(mask.view().shape()))
+        keys + ends + bias + 4.0 * floats + call.options.mask.map_or(0.0, |mask| elements(mask.of.view().shape()))
     }
 }
 

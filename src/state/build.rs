@@ -4,6 +4,7 @@ use crate::Attention;
 use crate::error::{Error, floats, same, zeros};
 use crate::inputs::Inputs;
 use crate::plan::run::Workspace;
+use crate::shape::KvShape;
 use crate::state::AttnState;
 use crate::state::waiting::Waiting;
 use crate::threads::exec::Exec;
@@ -16,20 +17,21 @@ const ALIGNMENT: &str = "an alignment: top-left or an offset, since a state does
 const WHOLE: &str = "a call over all keys, not a state";
 
 impl<'a> AttnState<'a> {
-    /// Creates a state without keys. `q` is `[batch, heads, q_len, head_dim]`, of any element type; `keys` is the
-    /// `[kv_heads, value_dim]` that later keys and values have.
+    /// Creates a state without keys. `q` is `[batch, heads, q_len, head_dim]`, of any element type; `keys`
+    /// are the sizes that later keys and values have.
     ///
     /// # Errors
     /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`]; [`Error::TooLarge`] or
     /// [`Error::Memory`] if the state does not fit in memory.
-    pub fn new(attention: Attention, q: impl Into<Tensor<'a>>, keys: [usize; 2], exec: Exec) -> Result<Self, Error> {
-        let (q, [kv_heads, value_dim]) = (q.into(), keys);
+    pub fn new(attention: Attention, q: impl Into<Tensor<'a>>, keys: KvShape, exec: Exec) -> Result<Self, Error> {
+        let (q, KvShape { kv_heads, head_dim, value_dim }) = (q.into(), keys);
         let [batch, .., dim] = q.shape();
+        same("k", "head_dim", head_dim, dim, "q")?;
         for dim in [dim, value_dim] {
             floats("state", [batch, kv_heads, KEY_BLOCK, dim])?;
         }
         let none = |dim| View::<f32>::bhld(&[], [batch, kv_heads, 0, dim]);
-        Self::of(attention, Inputs::new(q, none(dim)?, none(value_dim)?), [kv_heads, value_dim], exec)
+        Self::of(attention, Inputs::new(q, none(dim)?, none(value_dim)?), keys, exec)
     }
 
     /// Creates a state without keys from the inputs of a call: its queries, biases, masks, ALiBi slopes, sinks and key
@@ -64,15 +66,10 @@ impl<'a> AttnState<'a> {
         same("k", "head_dim", k[3], q[3], "q")?;
         same("v", "batch", v[0], q[0], "q")?;
         same("v", "heads", v[1], k[1], "k")?;
-        Self::of(attention, inputs, [k[1], v[3]], exec)
+        Self::of(attention, inputs, KvShape { kv_heads: k[1], head_dim: k[3], value_dim: v[3] }, exec)
     }
 
-    fn of(
-        attention: Attention,
-        inputs: Inputs<'a>,
-        [kv_heads, value_dim]: [usize; 2],
-        exec: Exec,
-    ) -> Result<Self, Error> {
+    fn of(attention: Attention, inputs: Inputs<'a>, keys: KvShape, exec: Exec) -> Result<Self, Error> {
         if attention.alignment == Some(Alignment::BottomRight) {
             return Err(Error::Needs {
                 argument: "bottom-right",
@@ -86,6 +83,7 @@ impl<'a> AttnState<'a> {
             let rule = attention.rule(inputs.alibi.is_some());
             rule.map_or(Ok(()), |argument| Err(Error::Needs { argument, needs: ALIGNMENT }))?;
         }
+        let KvShape { kv_heads, value_dim, .. } = keys;
         let [batch, heads, rows, dim] = inputs.q.shape();
         let product = |sizes| floats("state", sizes);
         let (n, accumulated) = (product([batch, heads, rows, 1])?, product([batch, heads, rows, value_dim])?);
@@ -116,10 +114,11 @@ impl<'a> AttnState<'a> {
     /// Sets score and mask functions, which see keys and rows where they lie among all.
     ///
     /// ```
-    /// use sdpa::{Attention, AttnState, Exec, Mods, Outputs, Position, View, ViewMut};
+    /// use sdpa::{Attention, AttnState, Exec, KvShape, Mods, Outputs, Position, View, ViewMut};
     /// let (q, k, v) = ([1.0], [1.0; 2], [3.0, 5.0]);
     /// let odd = Mods::new().mask(|at: Position| at.key % 2 == 1);
-    /// let state = AttnState::new(Attention::new(), View::bhld(&q, [1, 1, 1, 1])?, [1, 1], Exec::serial())?;
+    /// let keys = KvShape { kv_heads: 1, head_dim: 1, value_dim: 1 };
+    /// let state = AttnState::new(Attention::new(), View::bhld(&q, [1, 1, 1, 1])?, keys, Exec::serial())?;
     /// let mut state = state.mods(&odd)?;
     /// for key in [0, 1] {
     ///     state.push(View::bhld(&k[key..], [1, 1, 1, 1])?, View::bhld(&v[key..], [1, 1, 1, 1])?)?;

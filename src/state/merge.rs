@@ -1,10 +1,12 @@
 //! Merging of states and of results.
 
 use crate::attention::Attention;
-use crate::error::{Error, ONE_A_ROW, one, same};
+use crate::error::{Error, same};
 use crate::inputs::Inputs;
 use crate::state::AttnState;
-use sdpa_kernels::{Alignment, Causality, Isa, Precision, View, ViewMut, Visible, Window, merge_results, merge_states};
+use sdpa_kernels::{
+    Alignment, Causality, Isa, Precision, View, ViewMut, Visible, Window, merge_results, merge_states, one_a_row,
+};
 
 impl AttnState<'_> {
     /// Merges a later state into this one: a state for the same queries whose keys follow this state's keys. Sinks of
@@ -161,7 +163,7 @@ pub fn merge(
         same("other out", what, other_out.shape()[index], out.shape()[index], "out")?;
         for (argument, got) in [("lse", lse.shape()[index]), ("other lse", other_lse.shape()[index])] {
             match index {
-                3 => one(argument, got, ONE_A_ROW)?,
+                3 => one_a_row(argument, got)?,
                 _ => same(argument, what, got, out.shape()[index], "out")?,
             }
         }

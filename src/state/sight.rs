@@ -11,10 +11,11 @@ impl AttnState<'_> {
     /// ([`MaskMod::class`](crate::MaskMod::class)). Biases and score functions are not asked.
     ///
     /// ```
-    /// use sdpa::{Alignment, Attention, AttnState, Exec, View};
+    /// use sdpa::{Alignment, Attention, AttnState, Exec, KvShape, View};
     /// let q = [0.0f32; 3];
     /// let attention = Attention::new().causal().align(Alignment::Offset(600)); // rows at 600, 601 and 602
-    /// let state = AttnState::new(attention, View::bhld(&q, [1, 1, 3, 1])?, [1, 1], Exec::serial())?;
+    /// let keys = KvShape { kv_heads: 1, head_dim: 1, value_dim: 1 };
+    /// let state = AttnState::new(attention, View::bhld(&q, [1, 1, 3, 1])?, keys, Exec::serial())?;
     /// assert!(state.sees(602..700) && !state.sees(603..700));
     /// # Ok::<(), sdpa::Error>(())
     /// ```

@@ -4,7 +4,8 @@ use crate::kv_support::{append_part, cache_of, empty_cache, same_full};
 use crate::options::{Case, Wanted};
 use crate::support::{Rng, execs};
 use sdpa::{
-    Alignment, Attention, Balance, Dtype, Exec, Inputs, KvCache, Outputs, Plan, Problem, Shape, View, ViewMut, Window,
+    Alignment, Attention, Balance, Dtype, Exec, Inputs, KvCache, KvShape, Outputs, Plan, Problem, Shape, View, ViewMut,
+    Window,
 };
 use std::num::NonZeroUsize;
 
@@ -63,7 +64,7 @@ fn many_workers_have_equal_shares() {
 fn a_mixed_batch_is_balanced() {
     let lens = [8000, 9000, 12_000, 16_000, 7000, 8192];
     let row = [0.5f32; 128];
-    let mut cache = KvCache::new(lens.len(), 2, [64, 64]).unwrap();
+    let mut cache = KvCache::new(lens.len(), KvShape { kv_heads: 2, head_dim: 64, value_dim: 64 }).unwrap();
     for (sequence, &len) in lens.iter().enumerate() {
         let kv = View::from_strides(&row, 0, [1, 2, len, 64], [0, 0, 0, 1]).unwrap();
         cache.append_to(sequence, kv, kv).unwrap();

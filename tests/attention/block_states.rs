@@ -2,8 +2,8 @@
 
 use crate::support::{Tensors, execs};
 use sdpa::{
-    Alignment, Attention, BlockStates, Dtype, Error, Exec, Inputs, Int4, KeyScales, KvCache, Outputs, RowStates, View,
-    ViewMut, Window,
+    Alignment, Attention, BlockStates, Dtype, Error, Exec, Inputs, Int4, KeyScales, KvCache, KvShape, Outputs,
+    RowStates, View, ViewMut, Window,
 };
 use std::ops::Range;
 
@@ -29,7 +29,8 @@ const FORMS: [(&str, Form); 5] = [
 fn cut_caches(tensors: &Tensors, form: Form, cuts: &[usize]) -> Vec<(usize, KvCache)> {
     let ([batch, _, kv_heads, _], (k, v)) = (SIZES, (tensors.k.view(), tensors.v.view()));
     let pieces = cuts.windows(2).map(|cut| {
-        let mut cache = form(KvCache::new(batch, kv_heads, [k.shape()[3], v.shape()[3]]).unwrap());
+        let mut cache =
+            form(KvCache::new(batch, KvShape { kv_heads, head_dim: k.shape()[3], value_dim: v.shape()[3] }).unwrap());
         cache.append(part(&k, cut[0]..cut[1]), part(&v, cut[0]..cut[1])).unwrap();
         (cut[0], cache)
     });
@@ -79,7 +80,8 @@ fn caches_cut_anywhere_have_the_bits_of_one() {
             for (attention, (isa, exec)) in
                 settings.iter().flat_map(|attention| execs().map(move |exec| (attention, exec)))
             {
-                let mut one = form(KvCache::new(batch, kv_heads, dims).unwrap());
+                let mut one =
+                    form(KvCache::new(batch, KvShape { kv_heads, head_dim: dims[0], value_dim: dims[1] }).unwrap());
                 one.append(tensors.k.view(), tensors.v.view()).unwrap();
                 let expected = whole(attention, Inputs::cached(q, &one).alibi(&slopes).sinks(&sinks), shape, exec);
                 for cuts in [&[0, 1100][..], &[0, 256, 768, 1100], &[0, 512, 512, 1024, 1100]] {

@@ -1,7 +1,7 @@
 //! What caches of fewer bits cost on a real model's queries, keys and values: the figures of docs/benchmarks.md.
 
 use safetensors::SafeTensors;
-use sdpa::{Attention, Dtype, Inputs, Int4, KeyScales, KvCache, Outputs, View, ViewMut, naive};
+use sdpa::{Attention, Dtype, Inputs, Int4, KeyScales, KvCache, KvShape, Outputs, View, ViewMut, naive};
 use std::io::Write as _;
 
 const SHAPE: [usize; 4] = [1, 12, 268, 32];
@@ -20,7 +20,7 @@ fn errors_on_a_real_models_tensors() {
         tensor.data().as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect::<Vec<_>>()
     });
     let exact = naive::oracle(&Attention::new(), &Inputs::new(view(&q), view(&k), view(&v))).unwrap().out;
-    let new = || KvCache::new(1, SHAPE[1], [SHAPE[3]; 2]).unwrap();
+    let new = || KvCache::new(1, KvShape { kv_heads: SHAPE[1], head_dim: SHAPE[3], value_dim: SHAPE[3] }).unwrap();
     let caches = [
         ("f32", new(), 1e-7),
         ("f16", new().dtype(Dtype::F16).unwrap(), 7e-5),

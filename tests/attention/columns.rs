@@ -3,7 +3,7 @@
 
 use crate::options::elements::{DTYPES, Rounded};
 use crate::support::{Tensor, Tensors, assert_same_bits, execs};
-use sdpa::{Alignment, Attention, Exec, Inputs, KeyScales, KvCache, Outputs, Plan, ViewMut, Workspace};
+use sdpa::{Alignment, Attention, Exec, Inputs, KeyScales, KvCache, KvShape, Outputs, Plan, ViewMut, Workspace};
 
 /// Few rows, which are read in whole vectors; many, with a tile that is not full and one without a partner; several row
 /// blocks.
@@ -83,7 +83,10 @@ fn nor_in_an_int8_cache() {
         let ([b, h, l, d], e) = (t.q.shape, t.v.shape[3]);
         let wide = e.next_multiple_of(16);
         let [got, expected] = [e, wide].map(|e| {
-            let mut cache = KvCache::new(b, 1, [d, e]).unwrap().int8(KeyScales::PerToken).unwrap();
+            let mut cache = KvCache::new(b, KvShape { kv_heads: 1, head_dim: d, value_dim: e })
+                .unwrap()
+                .int8(KeyScales::PerToken)
+                .unwrap();
             cache.append(t.k.view(), columns(&t.v, e).view()).unwrap();
             output(attention, Inputs::cached(t.q.view(), &cache), [b, h, l, e, 1], (exec, memory))
         });

@@ -3,8 +3,8 @@
 use crate::options::{Case, Wanted};
 use crate::support::{Rng, Tensor, UNWRITTEN, execs};
 use sdpa::{
-    Alignment, Attention, AttnState, Error, Exec, Inputs, Isa, KeyValues, Mask, Mods, Outputs, Plan, Point, Position,
-    Run, View, ViewMut, Window, Workspace, naive, probe,
+    Alignment, Attention, AttnState, Error, Exec, Inputs, Isa, KeyValues, KvShape, Mask, Mods, Outputs, Plan, Point,
+    Position, Run, View, ViewMut, Window, Workspace, naive, probe,
 };
 
 fn plain(rows: usize, keys: usize) -> Case {
@@ -68,7 +68,12 @@ fn a_nan_sink_and_nothing_visible() {
 fn a_causal_state_needs_an_alignment() {
     let case = plain(2, 5);
     for attention in [Attention::new().causal(), Attention::new().window(sdpa::Window::inclusive(Some(1), None))] {
-        let state = AttnState::new(attention, case.q.view(), [1, 3], Exec::serial());
+        let state = AttnState::new(
+            attention,
+            case.q.view(),
+            KvShape { kv_heads: 1, head_dim: case.k.shape[3], value_dim: 3 },
+            Exec::serial(),
+        );
         let mut out = vec![0.0; 6];
         let done = state.and_then(|mut state| {
             state.push(case.k.view(), case.v.view())?;
@@ -285,7 +290,10 @@ fn outputs_may_interleave() {
 fn states_beyond_memory_are_refused() {
     let one = [0.5f32];
     let q = |rows| View::from_strides(&one, 0, [1, 1, rows, 1], [0; 4]).unwrap();
-    let new = |rows, keys| AttnState::new(Attention::new(), q(rows), keys, Exec::serial()).unwrap_err();
+    let new = |rows, [kv_heads, value_dim]: [usize; 2]| {
+        let keys = KvShape { kv_heads, head_dim: 1, value_dim };
+        AttnState::new(Attention::new(), q(rows), keys, Exec::serial()).unwrap_err()
+    };
     assert!(matches!(new(1 << 46, [1, 1]), Error::Memory { what: "state", .. }));
     assert!(matches!(new(1, [1 << 60, 1]), Error::TooLarge { what: "state", .. }));
     assert!(matches!(new(1, [1, 1 << 50]), Error::Memory { what: "state", .. }));

@@ -3,7 +3,8 @@
 use crate::options::{Case, Full, Wanted, same_rows};
 use crate::support::{Rng, Tensor, assert_close, assert_same_bits, execs};
 use sdpa::{
-    Attention, AttnState, Dropout, Exec, Inputs, KvCache, Mods, Outputs, Plan, Position, Run, View, ViewMut, Workspace,
+    Attention, AttnState, Dropout, Exec, Inputs, KvCache, KvShape, Mods, Outputs, Plan, Position, Run, View, ViewMut,
+    Workspace,
 };
 
 /// A case without ragged sequences and functions, and its settings with dropout.
@@ -77,7 +78,7 @@ fn a_probability_of_zero_is_none() {
 fn few_rows_over_a_cache_drop_alike() {
     let mut rng = Rng::new(8);
     let case = Case::plain(&mut rng, [2, 4, 2, 1, 700, 16, 16]);
-    let mut cache = KvCache::new(2, 2, [16, 16]).unwrap();
+    let mut cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 16, value_dim: 16 }).unwrap();
     cache.append(case.k.view(), case.v.view()).unwrap();
     let attention = case.attention().dropout(0.4, 11, 0);
     for (isa, exec) in execs() {
@@ -145,6 +146,12 @@ fn probabilities_and_states_are_refused() {
         assert_eq!(error.to_string(), format!("dropout: {p}, but must be at least 0 and below 1"));
     }
     assert_eq!(out, [7.0; 8]);
-    let error = AttnState::new(Attention::new().dropout(0.5, 0, 0), view, [1, 8], Exec::serial()).unwrap_err();
+    let error = AttnState::new(
+        Attention::new().dropout(0.5, 0, 0),
+        view,
+        KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 },
+        Exec::serial(),
+    )
+    .unwrap_err();
     assert_eq!(error.to_string(), "dropout: needs a call over all keys, not a state");
 }

@@ -5,7 +5,7 @@ pub(crate) mod pools;
 use crate::counting::counted;
 use crate::support::{Answer, Tensors, assert_same, execs, outputs, unwritten};
 use pools::{Backwards, Lazy, Pool, Recorded, Scoped, Twice};
-use sdpa::{Attention, CurrentPool, Exec, Executor, Inputs, KvCache, Mods, Plan, Position, Run, Workspace};
+use sdpa::{Attention, CurrentPool, Exec, Executor, Inputs, KvCache, KvShape, Mods, Plan, Position, Run, Workspace};
 
 const THREADS: usize = 3;
 
@@ -77,7 +77,7 @@ fn an_executor_is_called_once_with_a_task_for_each_worker() {
 fn functions_and_caches_run_on_an_executor() {
     let [b, h, kv, rows, keys, dim, width] = SIZES[0];
     let tensors = Tensors::normal(SIZES[0], 13);
-    let mut cache = KvCache::new(b, kv, [dim, width]).unwrap();
+    let mut cache = KvCache::new(b, KvShape { kv_heads: kv, head_dim: dim, value_dim: width }).unwrap();
     cache.append(tensors.k.view(), tensors.v.view()).unwrap();
     let mods = Mods::new()
         .score(|score: f32, at: Position| score - 0.25 * at.head as f32)

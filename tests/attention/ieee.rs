@@ -6,7 +6,7 @@ use crate::options::{Case, Wanted};
 use crate::support::{Rng, Tensor, execs, indices};
 use expect::{D, DV, FINITE, INF, Is, KEYS, NAN, NANS, ZEROS, causal, expect, flat, hidden, plain, same_row, set_key};
 use expect::{special, with};
-use sdpa::{Attention, AttnState, Exec, Inputs, Outputs, View, ViewMut};
+use sdpa::{Attention, AttnState, Exec, Inputs, KvShape, Outputs, View, ViewMut};
 
 #[test]
 fn nan_in_a_query() {
@@ -264,7 +264,8 @@ fn an_infinite_value_beside_sums_that_overflow() {
         let [whole, pieces, merged] =
             outs.each_mut().map(|out| Outputs::new(ViewMut::bhld(out, [1, 1, rows, 1]).unwrap()));
         Attention::new().problem(Inputs::new(q, keys(&zeros), keys(&data)), whole).unwrap().run_once(exec);
-        let state = |first| AttnState::new(Attention::new(), q, [1, 1], exec).unwrap().starting_at(first).unwrap();
+        let shape = KvShape { kv_heads: 1, head_dim: 1, value_dim: 1 };
+        let state = |first| AttnState::new(Attention::new(), q, shape, exec).unwrap().starting_at(first).unwrap();
         let (mut all, mut earlier, mut later) = (state(0), state(0), state(256));
         let part = |x, rows| keys(x).rows(rows).unwrap();
         for rows in [0..100, 100..300, 300..512] {

@@ -7,8 +7,8 @@ mod refusals;
 
 use crate::support::{Rng, Tensor, Tensors, assert_close, execs, largest};
 use sdpa::{
-    Alignment, Attention, Error, Exec, Inputs, Int4, KeyScales, KeyValues, KvCache, Mods, NoMod, Outputs, Plan, Point,
-    Position, Run, View, ViewMut, WeightMod, Window, Workspace, naive,
+    Alignment, Attention, Error, Exec, Inputs, Int4, KeyScales, KeyValues, KvCache, KvShape, Mods, NoMod, Outputs,
+    Plan, Point, Position, Run, View, ViewMut, WeightMod, Window, Workspace, naive,
 };
 
 /// Scales of channels that fit unit normal keys, each another.
@@ -53,7 +53,7 @@ fn kinds(kv_heads: usize, d: usize) -> [Kind; 4] {
 /// An empty cache for such keys and values.
 fn empty(t: &Tensors, kind: &Kind) -> KvCache {
     let ([b, h, _, d], e) = (t.k.shape, t.v.shape[3]);
-    kind.of(KvCache::new(b, h, [d, e]).unwrap()).unwrap()
+    kind.of(KvCache::new(b, KvShape { kv_heads: h, head_dim: d, value_dim: e }).unwrap()).unwrap()
 }
 
 /// A cache of them.
@@ -336,7 +336,7 @@ fn errors_are_within_the_documented_bounds() {
         // With all weights alike: half the largest scale of the values.
         let even = Attention::new().scale(0.0);
         let bytes = All::of(&even, Inputs::cached(t.q.view(), &filled(&t, &Kind::PER_TOKEN)), Exec::default());
-        let mut floats = KvCache::new(1, 2, [d, 48]).unwrap();
+        let mut floats = KvCache::new(1, KvShape { kv_heads: 2, head_dim: d, value_dim: 48 }).unwrap();
         floats.append(t.k.view(), t.v.view()).unwrap();
         let floats = All::of(&even, Inputs::cached(t.q.view(), &floats), Exec::default());
         let bound = largest(&t.v.data) as f32 / 254.0;
@@ -354,7 +354,7 @@ fn memory_is_a_quarter_or_a_seventh() {
         cache.append(view(&k), view(&v)).unwrap();
         cache.bytes() as f64
     };
-    let new = || KvCache::new(1, 8, [128, 128]).unwrap();
+    let new = || KvCache::new(1, KvShape { kv_heads: 8, head_dim: 128, value_dim: 128 }).unwrap();
     let floats = bytes(new());
     for (kind, [least, most]) in kinds(8, 128).into_iter().zip([[3.85, 4.0], [3.9, 4.0], [7.1, 7.12], [6.39, 6.41]]) {
         let ratio = floats / bytes(kind.of(new()).unwrap());

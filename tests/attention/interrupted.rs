@@ -5,8 +5,8 @@ use crate::executors::pools::{Pool, Scoped};
 use crate::support::{Tensor, Tensors, UNWRITTEN, assert_same_bits, execs};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use sdpa::{
-    Attention, BlockClass, BlockPosition, CurrentPool, Error, Exec, Executor, Inputs, KvCache, MaskMod, Mods, Outputs,
-    Plan, Position, Run, ScoreMod, ViewMut, WeightMod, Workspace,
+    Attention, BlockClass, BlockPosition, CurrentPool, Error, Exec, Executor, Inputs, KvCache, KvShape, MaskMod, Mods,
+    Outputs, Plan, Position, Run, ScoreMod, ViewMut, WeightMod, Workspace,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -277,7 +277,7 @@ fn a_panic_in_a_function_reaches_the_caller_and_leaves_everything_usable() {
 fn after_a_panic_pools_and_caches_serve_other_calls() {
     let Tensors { q, k, v } = Tensors::normal(ROWS, 22);
     let [b, _, kv, _, _, dim, width] = ROWS;
-    let mut cache = KvCache::new(b, kv, [dim, width]).unwrap();
+    let mut cache = KvCache::new(b, KvShape { kv_heads: kv, head_dim: dim, value_dim: width }).unwrap();
     cache.append(k.view(), v.view()).unwrap();
     let mods = Mods::new().mask(|at: Position| {
         throw(at);

@@ -6,7 +6,8 @@ use crate::options::{Case, Wanted};
 use crate::support::{Rng, Tensor, execs};
 use core::num::NonZeroUsize;
 use sdpa::{
-    Alignment, Attention, Dtype, Error, Inputs, KeyScales, KvCache, Outputs, Plan, Precision, View, ViewMut, Workspace,
+    Alignment, Attention, Dtype, Error, Inputs, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, View, ViewMut,
+    Workspace,
 };
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
@@ -112,7 +113,8 @@ fn a_cache_like_any_other() {
     }
     // A sliding one evicts blocks that no row sees.
     let last = NonZeroUsize::new(100).expect("some");
-    let sliding = || KvCache::sliding(3, 1, [80, 64], last, 4).expect("good sizes");
+    let sliding =
+        || KvCache::sliding(3, KvShape { kv_heads: 1, head_dim: 80, value_dim: 64 }, last, 4).expect("good sizes");
     let (mut latent, mut stored) = (sliding().latent().expect("an empty cache"), sliding());
     for keys in [0..400, 400..650, 650..700] {
         append(&mut latent, &case, 1, keys.clone());
@@ -125,7 +127,9 @@ fn a_cache_like_any_other() {
 #[test]
 fn a_warm_step_allocates_nothing() {
     let (rows, q) = (vec![0.5; 300 * 40], vec![0.1; 16 * 40]);
-    let mut cache = KvCache::new(1, 1, [40, 24]).and_then(KvCache::latent).expect("a cache");
+    let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 40, value_dim: 24 })
+        .and_then(KvCache::latent)
+        .expect("a cache");
     let k = View::bhld(&rows, [1, 1, 300, 40]).expect("it fits");
     cache.append(k, k.columns(0..24).expect("it has these")).expect("they fit");
     let token = k.rows(0..1).expect("it has one");
@@ -147,7 +151,9 @@ fn a_warm_step_allocates_nothing() {
 #[test]
 fn what_is_no_latent_cache_is_refused() {
     let said = |result: Result<KvCache, Error>| result.expect_err("a mistake").to_string();
-    let new = |dims| KvCache::new(1, 1, dims).expect("good sizes");
+    let new = |dims: [usize; 2]| {
+        KvCache::new(1, KvShape { kv_heads: 1, head_dim: dims[0], value_dim: dims[1] }).expect("good sizes")
+    };
     assert_eq!(
         said(new([8, 9]).latent()),
         "latent: value_dim is 9, but must be at most 8, the head_dim of keys, whose first columns the values are"

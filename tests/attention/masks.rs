@@ -4,7 +4,8 @@ use crate::functions::run_as;
 use crate::support::{Rng, Tensors, assert_same, execs};
 use sdpa::masks::{Documents, MaskError, PerSequence, PrefixLm, Tree};
 use sdpa::{
-    Alignment, Attention, BlockClass, BlockPosition, Error, KvCache, MaskMod, Mods, Outputs, Position, Run, ViewMut,
+    Alignment, Attention, BlockClass, BlockPosition, Error, KvCache, KvShape, MaskMod, Mods, Outputs, Position, Run,
+    ViewMut,
 };
 use std::sync::Mutex;
 
@@ -174,7 +175,7 @@ impl<M: MaskMod> MaskMod for PairByPair<M> {
 fn prompts_chunks_and_steps_agree() {
     const KEYS: usize = 300;
     let tensors = Tensors::normal([1, 4, 2, KEYS, KEYS, 16, 16], 3);
-    let mut cache = KvCache::new(1, 2, [16, 16]).expect("a cache");
+    let mut cache = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 16, value_dim: 16 }).expect("a cache");
     cache.append(tensors.k.view(), tensors.v.view()).expect("room");
     let mut rng = Rng::new(4);
     let masks: [Box<dyn MaskMod>; 4] = [

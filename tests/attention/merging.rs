@@ -1,7 +1,7 @@
 //! Merging of results and of states: a side that saw no key counts for nothing, whatever its output holds.
 
 use crate::support::{LAYOUTS, Rng, Tensor, assert_same, assert_same_bits, execs};
-use sdpa::{Alignment, Attention, AttnState, Outputs, ViewMut, merge};
+use sdpa::{Alignment, Attention, AttnState, KvShape, Outputs, ViewMut, merge};
 
 const HIDDEN: f32 = f32::NEG_INFINITY;
 /// What other libraries leave in rows that saw nothing.
@@ -97,7 +97,9 @@ fn states_of_keys_that_a_row_does_not_see_count_for_nothing() {
         let attention = Attention::new().causal().align(Alignment::Offset(offset));
         for (isa, exec) in execs() {
             let of = |keys: core::ops::Range<usize>| {
-                let state = AttnState::new(attention, q.view(), [2, 20], exec).unwrap();
+                let state =
+                    AttnState::new(attention, q.view(), KvShape { kv_heads: 2, head_dim: 16, value_dim: 20 }, exec)
+                        .unwrap();
                 let mut state = state.starting_at(keys.start).unwrap();
                 state.push(k.view().rows(keys.clone()).unwrap(), v.view().rows(keys).unwrap()).unwrap();
                 state

@@ -6,7 +6,8 @@ use crate::kv_support::{Pool, append_part, cache_of, same_full, same_oracle};
 use crate::options::{Case, Full, Wanted, same_rows};
 use crate::support::{Layout, Rng, Tensor, assert_same_bits, execs};
 use sdpa::{
-    Alignment, Attention, Dtype, Error, Exec, Inputs, KeyScales, KvCache, Outputs, Plan, View, ViewMut, Workspace,
+    Alignment, Attention, Dtype, Error, Exec, Inputs, KeyScales, KvCache, KvShape, Outputs, Plan, View, ViewMut,
+    Workspace,
 };
 
 const HEADS: [(usize, usize); 4] = [(1, 1), (4, 2), (3, 1), (8, 2)];
@@ -132,7 +133,7 @@ fn key_weight_sums_go_by_the_sequences_of_the_call() {
 fn three(dtype: Option<Dtype>) -> (KvCache, Case) {
     let mut rng = Rng::new(5);
     let case = Case { kv_lens: Some(vec![600, 0, 300]), ..Case::plain(&mut rng, [3, 8, 2, 1, 600, 64, 64]) };
-    let cache = KvCache::new(3, 2, [64, 64]).unwrap();
+    let cache = KvCache::new(3, KvShape { kv_heads: 2, head_dim: 64, value_dim: 64 }).unwrap();
     let mut cache = match dtype {
         Some(dtype) => cache.dtype(dtype).unwrap(),
         None => cache.int8(KeyScales::PerToken).unwrap(),

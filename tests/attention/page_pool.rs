@@ -5,8 +5,8 @@ use crate::kv_support::{append_part, cuts, empty_cache, every_format, same_full,
 use crate::options::{Case, Wanted};
 use crate::support::{Rng, Tensor, execs};
 use sdpa::{
-    Alignment, Attention, BlockTable, CacheFormat, Dtype, Error, Exec, Inputs, KvCache, Outputs, PageError, PagePool,
-    Plan, Precision, View, ViewMut, Workspace,
+    Alignment, Attention, BlockTable, CacheFormat, Dtype, Error, Exec, Inputs, KvCache, KvShape, Outputs, PageError,
+    PagePool, Plan, Precision, View, ViewMut, Workspace,
 };
 
 /// One panel, several, part of a block and more, a whole one, more.
@@ -65,15 +65,15 @@ impl Paged {
 }
 
 fn pool_like(cache: &KvCache, pages: usize, page: usize) -> PagePool {
-    let dims = [cache.head_dim(), cache.value_dim()];
-    let pool = PagePool::new(pages, page, cache.kv_heads(), dims, cache.format()).expect("a pool");
+    let pool = PagePool::new(pages, page, cache.shape(), cache.format()).expect("a pool");
     assert_eq!(pool.format(), cache.format());
     pool
 }
 
 /// Rows of a key (0) or a value (1).
 fn rows_of(pool: &PagePool, which: usize, rows: usize, x: f32) -> Tensor {
-    Tensor::filled([1, pool.kv_heads(), rows, [pool.head_dim(), pool.value_dim()][which]], x)
+    let KvShape { kv_heads, head_dim, value_dim } = pool.shape();
+    Tensor::filled([1, kv_heads, rows, [head_dim, value_dim][which]], x)
 }
 
 fn cached(empty: &KvCache, case: &Case) -> KvCache {
@@ -178,7 +178,9 @@ fn the_oracle_answers_alike() {
 #[test]
 fn shared_pages_and_copies() {
     let (page, prompt, sequences) = (64, 512, 4);
-    for (format, empty) in every_format(&KvCache::new(1, 2, [32, 48]).expect("good sizes")) {
+    for (format, empty) in
+        every_format(&KvCache::new(1, KvShape { kv_heads: 2, head_dim: 32, value_dim: 48 }).expect("good sizes"))
+    {
         let mut rng = Rng::new(11);
         let mut pool = pool_like(&empty, 30, page);
         let [k, v] = [32, 48].map(|dim| Tensor::normal([1, 2, prompt + 1, dim], &mut rng));
@@ -223,7 +225,8 @@ fn problem_bytes(pool: &PagePool) -> [usize; 2] {
         CacheFormat::Int4(_) => 4,
         _ => 8,
     };
-    [pool.head_dim(), pool.value_dim()].map(|dim| dim * bits / 8)
+    let KvShape { head_dim, value_dim, .. } = pool.shape();
+    [head_dim, value_dim].map(|dim| dim * bits / 8)
 }
 
 /// One prompt and steps of others in one append and one call, with the bits of a cache.
@@ -232,7 +235,9 @@ fn mixed_batches() {
     let (heads, dims, rows) = ([4, 2], [16, 24], [1, 30, 2]);
     let before = [300, 0, 17];
     let ends = [0, 1, 31, 33];
-    for (format, empty) in every_format(&KvCache::new(3, heads[1], dims).expect("good sizes")) {
+    for (format, empty) in every_format(
+        &KvCache::new(3, KvShape { kv_heads: heads[1], head_dim: dims[0], value_dim: dims[1] }).expect("good sizes"),
+    ) {
         let mut rng = Rng::new(21);
         let (mut cache, mut pool) = (empty.clone(), pool_like(&empty, 40, 16));
         let entries: Vec<u32> = (0..3 * 20).map(|n| if n < 20 { 39 - n } else { n % 20 + 10 * (n / 20 - 1) }).collect();
@@ -266,7 +271,9 @@ fn mixed_batches() {
 
 #[test]
 fn a_warm_step_allocates_nothing() {
-    for (format, empty) in every_format(&KvCache::new(2, 2, [24, 40]).expect("good sizes")) {
+    for (format, empty) in
+        every_format(&KvCache::new(2, KvShape { kv_heads: 2, head_dim: 24, value_dim: 40 }).expect("good sizes"))
+    {
         let mut pool = pool_like(&empty, 64, 16);
         let entries: Vec<u32> = (0..60).rev().collect();
         let [k, v] = [24, 40].map(|dim| Tensor::filled([2, 2, 400, dim], 0.5));
@@ -293,7 +300,9 @@ fn a_warm_step_allocates_nothing() {
 #[test]
 fn bad_pools_and_tables_are_refused() {
     let said = |result: Result<(), Error>| result.expect_err("a mistake").to_string();
-    let new = |size, dims, format| PagePool::new(4, size, 2, dims, format);
+    let new = |size, dims: [usize; 2], format| {
+        PagePool::new(4, size, KvShape { kv_heads: 2, head_dim: dims[0], value_dim: dims[1] }, format)
+    };
     let floats = CacheFormat::Elements(Dtype::F32);
     assert_eq!(
         said(new(20, [8, 8], floats).map(drop)),
@@ -305,7 +314,7 @@ fn bad_pools_and_tables_are_refused() {
         said(new(16, [8, 6], CacheFormat::Int8PerChannel(&[1.0; 8])).map(drop)),
         "key scales: length is 8, but the pool (kv_heads × head_dim) has 16"
     );
-    let much = |pages| PagePool::new(pages, 16, 3, [8, 8], floats);
+    let much = |pages| PagePool::new(pages, 16, KvShape { kv_heads: 3, head_dim: 8, value_dim: 8 }, floats);
     assert!(matches!(much(1 << 50), Err(Error::Memory { what: "page pool", .. })), "{:?}", much(1 << 50));
     let pages = usize::MAX / 2;
     assert_eq!(much(pages).err(), Some(Error::TooLarge { what: "page pool", sizes: [pages, 16, 3, 16] }));

@@ -6,7 +6,8 @@ use crate::options::elements::Rounded;
 use crate::options::{Case, Wanted};
 use crate::support::{Layout, Rng, Tensor, assert_same_bits, execs, indices};
 use sdpa::{
-    Alignment, Attention, Dtype, Exec, Explanation, Inputs, KvCache, Outputs, Plan, Precision, View, ViewMut, Workspace,
+    Alignment, Attention, Dtype, Exec, Explanation, Inputs, KvCache, KvShape, Outputs, Plan, Precision, View, ViewMut,
+    Workspace,
 };
 
 /// Keys of the longest sequence.
@@ -100,7 +101,11 @@ fn every(seeds: core::ops::Range<u64>, plain: bool, mut check: impl FnMut(&str, 
 
 fn check_forks_and_pages(what: &str, rng: &mut Rng, family: &Family, exec: Exec) {
     let case = &family.case;
-    let empty = KvCache::new(case.batch(), case.kv_heads(), [case.k.shape[3], case.v.shape[3]]).unwrap();
+    let empty = KvCache::new(
+        case.batch(),
+        KvShape { kv_heads: case.kv_heads(), head_dim: case.k.shape[3], value_dim: case.v.shape[3] },
+    )
+    .unwrap();
     let expected = case.run(exec, Wanted::LEAST);
     let over = |source| case.run_over(source, exec, Wanted::LEAST);
     let forked = family.forked(empty);
@@ -126,7 +131,11 @@ fn every_format_of_a_cache() {
     for precision in [Precision::Exact, Precision::Native] {
         every(200..206, true, |what, rng, family, exec| {
             let case = Case { precision, ..family.case.clone() };
-            let empty = KvCache::new(case.batch(), case.kv_heads(), [case.k.shape[3], case.v.shape[3]]).unwrap();
+            let empty = KvCache::new(
+                case.batch(),
+                KvShape { kv_heads: case.kv_heads(), head_dim: case.k.shape[3], value_dim: case.v.shape[3] },
+            )
+            .unwrap();
             let _ = cache_of(&case, rng);
             for (format, empty) in every_format(&empty) {
                 let mut alone = empty.clone();
@@ -183,7 +192,10 @@ fn a_sequence_of_one_block_beside_longer_ones() {
             }
         }
         let family = Family { case, origins: origins.clone() };
-        let (case, cache) = (&family.case, family.forked(KvCache::new(4, 1, [80; 2]).unwrap()));
+        let (case, cache) = (
+            &family.case,
+            family.forked(KvCache::new(4, KvShape { kv_heads: 1, head_dim: 80, value_dim: 80 }).unwrap()),
+        );
         for (isa, exec) in execs() {
             let expected = case.run(exec.threads(1), Wanted::LEAST);
             let mut workspace = Workspace::new();
@@ -206,7 +218,7 @@ fn a_mixed_batch_of_some_forks() {
     let mut rng = Rng::new(7);
     let (heads, dim) = ([4, 2], 32);
     let family = Family::of(Case::plain(&mut rng, [6, heads[0], heads[1], 1, LONGEST, dim, dim]), &mut rng);
-    let cache = family.forked(KvCache::new(6, heads[1], [dim; 2]).unwrap());
+    let cache = family.forked(KvCache::new(6, KvShape { kv_heads: heads[1], head_dim: dim, value_dim: dim }).unwrap());
     let rows = [1, 40, 2, 1, 3];
     let sequences = [5, 2, 0, 4, 1];
     let ends: Vec<usize> = (0..=rows.len()).map(|n| rows[..n].iter().sum()).collect();
@@ -267,7 +279,7 @@ fn few_gathered_rows_before_many() {
 /// Sequences without heads have no rows to gather, however many rows their queries have.
 #[test]
 fn forks_without_query_heads_return_at_once() {
-    let mut cache = KvCache::new(2, 1, [16; 2]).unwrap();
+    let mut cache = KvCache::new(2, KvShape { kv_heads: 1, head_dim: 16, value_dim: 16 }).unwrap();
     let kv = Tensor::filled([1, 1, 600, 16], 0.5);
     cache.append_to(0, kv.view(), kv.view()).unwrap();
     cache.fork(0, 1).unwrap();
@@ -293,7 +305,7 @@ fn many_sequences_and_broadcast_tensors() {
             *all = Tensor::from_fn(all.shape, |[_, h, j, d]| one.get([0, h, j, d]));
         }
         case.kv_lens = Some(vec![600; batch]);
-        let mut cache = KvCache::new(batch, kv_heads, [d, 16]).unwrap();
+        let mut cache = KvCache::new(batch, KvShape { kv_heads, head_dim: d, value_dim: 16 }).unwrap();
         append_part(&mut cache, &case, 0, 0..600);
         (1..batch).for_each(|b| cache.fork(0, b).unwrap());
         for (isa, exec) in execs() {
@@ -315,7 +327,13 @@ fn short_queries() {
     let family = Family::random(&mut rng, true);
     let short = Rounded::new(&family.case.q, Dtype::Bf16);
     let case = Case { q: short.wide.clone(), ..family.case.clone() };
-    let cache = family.forked(KvCache::new(case.batch(), case.kv_heads(), [case.k.shape[3], case.v.shape[3]]).unwrap());
+    let cache = family.forked(
+        KvCache::new(
+            case.batch(),
+            KvShape { kv_heads: case.kv_heads(), head_dim: case.k.shape[3], value_dim: case.v.shape[3] },
+        )
+        .unwrap(),
+    );
     for (isa, exec) in execs() {
         let expected = case.run(exec, Wanted::LEAST);
         let got = case.run_over(Inputs::cached(short.view(), &cache), exec, Wanted::LEAST);
@@ -327,7 +345,7 @@ fn short_queries() {
 fn explained(forks: usize, rows: usize) -> Explanation {
     let mut rng = Rng::new(1);
     let case = Case { kv_lens: Some(vec![700; 4]), ..Case::plain(&mut rng, [4, 2, 2, rows, 700, 16, 16]) };
-    let mut cache = KvCache::new(4, 2, [16; 2]).unwrap();
+    let mut cache = KvCache::new(4, KvShape { kv_heads: 2, head_dim: 16, value_dim: 16 }).unwrap();
     (0..4 - forks).for_each(|b| append_part(&mut cache, &case, b, 0..700));
     (4 - forks..4).for_each(|b| cache.fork(0, b).unwrap());
     let mut out = vec![0.0; 4 * 2 * rows * 16];
@@ -356,7 +374,13 @@ fn a_warm_call_allocates_nothing() {
     let mut rng = Rng::new(2);
     let family = Family::random(&mut rng, true);
     let case = &family.case;
-    let cache = family.forked(KvCache::new(case.batch(), case.kv_heads(), [case.k.shape[3], case.v.shape[3]]).unwrap());
+    let cache = family.forked(
+        KvCache::new(
+            case.batch(),
+            KvShape { kv_heads: case.kv_heads(), head_dim: case.k.shape[3], value_dim: case.v.shape[3] },
+        )
+        .unwrap(),
+    );
     let (mut full, mut workspace) = (case.unwritten(Wanted::LEAST), Workspace::new());
     let mut run = || {
         case.run_over_into(Inputs::cached(case.q.view(), &cache), Exec::serial(), &mut full, &mut workspace);

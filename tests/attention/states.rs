@@ -7,8 +7,8 @@ use crate::options::{Case, Wanted};
 use crate::support::{Rng, Tensor, assert_same_bits, execs};
 use core::ops::Range;
 use sdpa::{
-    Alignment, Attention, AttnState, Bound, Error, Exec, Inputs, KvCache, Mask, Mods, Outputs, Position, Precision,
-    View, ViewMut, Window,
+    Alignment, Attention, AttnState, Bound, Error, Exec, Inputs, KvCache, KvShape, Mask, Mods, Outputs, Position,
+    Precision, View, ViewMut, Window,
     masks::{Documents, PrefixLm},
 };
 
@@ -191,7 +191,7 @@ fn what_a_state_refuses() {
     let inputs = Inputs::new(q, k, k);
     let state = |inputs| AttnState::from_inputs(Attention::new(), inputs, Exec::serial());
     let says = |error: Option<Error>, words: &str| assert_eq!(error.expect("an error").to_string(), words);
-    let cache = KvCache::new(1, 2, [8, 8]).unwrap();
+    let cache = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 8, value_dim: 8 }).unwrap();
     says(state(Inputs::cached(q, &cache)).err(), "cache: needs a call over all keys, not a state");
     says(state(inputs.ragged(&[0, 3], &[0, 300])).err(), "ragged: needs a call over all keys, not a state");
     says(state(inputs.kv_lens(&[3, 3])).err(), "kv_lens: length is 2, but the batch has 1");

@@ -5,8 +5,8 @@ use crate::kv_support::{append_tokens, every_format, picked};
 use crate::support::{Rng, Tensor, execs};
 use sdpa::masks::{Documents, MaskError, PerSequence, Tree};
 use sdpa::{
-    Alignment, Attention, BlockTable, CurrentPool, Error, Exec, Gradients, Inputs, KvCache, Mask, MaskMod, Mods,
-    Outputs, Pages, Plan, Position, Run, Saved, View, ViewMut, Window, Workspace, alibi_slopes, naive,
+    Alignment, Attention, BlockTable, CurrentPool, Error, Exec, Gradients, Inputs, KvCache, KvShape, Mask, MaskMod,
+    Mods, Outputs, Pages, Plan, Position, Run, Saved, View, ViewMut, Window, Workspace, alibi_slopes, naive,
 };
 use std::sync::Arc;
 
@@ -117,7 +117,8 @@ impl Draft {
 #[test]
 fn a_token_of_a_tree_is_computed_as_its_path_decoded_token_by_token() {
     let (mut rng, mut same) = (Rng::new(1), 0);
-    let empty = KvCache::new(1, KV_HEADS, DIMS).expect("good sizes");
+    let empty =
+        KvCache::new(1, KvShape { kv_heads: KV_HEADS, head_dim: DIMS[0], value_dim: DIMS[1] }).expect("good sizes");
     for (committed, drafted) in [(0, 9), (5, 1), (7, 20), (244, 17), (250, 12), (256, 7), (511, 30)] {
         let draft = Draft::random(&mut rng, committed, drafted);
         let tree = Tree::new(committed, &draft.parents).expect("parents in front");

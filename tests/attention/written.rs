@@ -4,7 +4,7 @@
 use crate::kv_support::{Pool, cache_of};
 use crate::options::{Case, Full, POINTS, Wanted};
 use crate::support::{Layout, Rng, Sizes, Tensor, UNWRITTEN, execs};
-use sdpa::{Attention, AttnState, Error, Exec, Inputs, Outputs, Run, ViewMut, unfused};
+use sdpa::{Attention, AttnState, Error, Exec, Inputs, KvShape, Outputs, Run, ViewMut, unfused};
 
 /// Sizes of 0, 1 and 2; as many query heads as 0, 1 or 2 for each key/value head. Dimensions of 0, which are errors, are rare.
 fn sizes(rng: &mut Rng) -> Sizes {
@@ -111,9 +111,10 @@ fn every_output_of_a_call_over_caches_and_pages_is_written_whatever_its_sizes() 
 fn every_output_of_a_state_and_of_the_baseline_is_written_whatever_its_sizes() {
     for (what, case, _) in cases(1000) {
         let plain = Attention::new();
-        let [_, kv_heads, _, value_dim] = case.v.shape;
+        let ([_, kv_heads, _, value_dim], head_dim) = (case.v.shape, case.k.shape[3]);
         let pushes = |times: usize, full: &mut Full| {
-            let mut state = AttnState::new(plain, case.q.view(), [kv_heads, value_dim], Exec::serial())?;
+            let mut state =
+                AttnState::new(plain, case.q.view(), KvShape { kv_heads, head_dim, value_dim }, Exec::serial())?;
             (0..times).try_for_each(|_| state.push(case.k.view(), case.v.view()))?;
             state.read(Outputs::new(view(&mut full.out)).lse(view(&mut full.lse)))
         };

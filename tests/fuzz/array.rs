@@ -179,4 +179,4 @@ impl Layout {
 }
 
 /// Strides of dimensions that nobody steps along.
-const ODD: [isize; 8] = [0, 1, -1, 3, -64, 1 << 40, isize::MAX, isize::MIN];
+const ODD: [isize; 8] = [0, 1, -1, 3, -64, 1 << (isize::BITS * 5 / 8), isize::MAX, isize::MIN];

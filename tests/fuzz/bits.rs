@@ -41,6 +41,9 @@ pub(crate) fn call(number: u64) -> Call {
 
 /// Makes calls on so many threads, in any order, and returns them in order.
 pub(crate) fn calls(numbers: Range<u64>, threads: usize) -> Vec<Call> {
+    if threads < 2 {
+        return numbers.map(call).collect();
+    }
     let (next, made) = (AtomicU64::new(numbers.start), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -92,8 +95,11 @@ impl Recorder {
         let start = rng.clone();
         for (isa, hash) in &mut self.hashes {
             let (exec, mut again) = (Exec::serial().isa(*isa).threads(self.threads), start.clone());
-            let written =
-                if self.threads > 1 { pool().install(|| run(&mut again, exec)) } else { run(&mut again, exec) };
+            // WebAssembly has one thread.
+            let written = match self.threads {
+                2.. if cfg!(not(target_family = "wasm")) => pool().install(|| run(&mut again, exec)),
+                _ => run(&mut again, exec),
+            };
             written.into_iter().for_each(|written| record(hash, written.as_ref()));
             *rng = again;
         }

@@ -225,7 +225,7 @@ pub(crate) fn settings(rng: &mut Rng, rows: usize, keys: usize) -> Settings {
         3..6 => Alignment::BottomRight,
         6..9 => Alignment::Offset(rng.below(keys + 2) as isize),
         9 | 10 => Alignment::Offset(-(rng.below(rows + 2) as isize)),
-        _ => Alignment::Offset(rng.pick(&[isize::MAX, isize::MIN, 1 << 40, -(1 << 24)])),
+        _ => Alignment::Offset(rng.pick(&[isize::MAX, isize::MIN, 1 << (isize::BITS * 5 / 8), -(1 << 24)])),
     };
     let window = rng.one_in(4).then(|| {
         let mut side =

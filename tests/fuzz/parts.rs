@@ -10,7 +10,7 @@ use super::place::{AnyPlaced, Placed};
 use super::rng::Rng;
 use super::stage::Stage;
 use core::ops::Range;
-use sdpa::{Alignment, AttnState, Dtype, Exec, Precision, Tensor, View};
+use sdpa::{Alignment, AttnState, Dtype, Exec, KvShape, Precision, Tensor, View};
 
 /// Rows of a sequence, cut at random places, each part as a call of its own.
 pub(crate) fn rows(rng: &mut Rng, whole: &Whole<'_>) {
@@ -41,7 +41,7 @@ pub(crate) fn rows(rng: &mut Rng, whole: &Whole<'_>) {
 
 /// True if rows stand so far from the keys that their positions cannot be counted on from one to the next.
 fn far(case: &Case) -> bool {
-    matches!(case.settings.alignment, Some(Alignment::Offset(n)) if n.unsigned_abs() > 1 << 50)
+    matches!(case.settings.alignment, Some(Alignment::Offset(n)) if n.unsigned_abs() > 1 << (usize::BITS * 25 / 32))
 }
 
 /// With no more keys than there are, where the source knows how many that is.
@@ -76,8 +76,13 @@ fn stateful(case: &Case, b: usize) -> Case {
 }
 
 fn state<'a>(case: &'a Case, q: View<'a>, exec: Exec) -> AttnState<'a> {
-    let mut state =
-        AttnState::new(case.attention(), q, [case.kv_heads(), case.value_dim()], exec).expect("a good state");
+    let mut state = AttnState::new(
+        case.attention(),
+        q,
+        KvShape { kv_heads: case.kv_heads(), head_dim: case.q.shape[3], value_dim: case.value_dim() },
+        exec,
+    )
+    .expect("a good state");
     if let Some(slopes) = &case.alibi {
         state = state.alibi(slopes).expect("good slopes");
     }

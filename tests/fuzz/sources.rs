@@ -9,7 +9,9 @@ use super::place::AnyPlaced;
 use super::rng::Rng;
 use super::stage::{list, nothing};
 use core::ops::Range;
-use sdpa::{BlockTable, CacheFormat, Dtype, Inputs, KeyScales, KvCache, PageError, PagePool, Pages, Tensor, View};
+use sdpa::{
+    BlockTable, CacheFormat, Dtype, Inputs, KeyScales, KvCache, KvShape, PageError, PagePool, Pages, Tensor, View,
+};
 
 #[derive(Debug)]
 pub(crate) enum Source {
@@ -77,7 +79,11 @@ pub(crate) fn place(rng: &mut Rng, case: &Case, home: Home) -> Source {
 }
 
 fn empty(case: &Case) -> KvCache {
-    KvCache::new(case.batch(), case.kv_heads(), [case.k.shape[3], case.value_dim()]).expect("good sizes")
+    KvCache::new(
+        case.batch(),
+        KvShape { kv_heads: case.kv_heads(), head_dim: case.k.shape[3], value_dim: case.value_dim() },
+    )
+    .expect("good sizes")
 }
 
 /// Scales of so many channels: from too small for keys of this size to much too large.
@@ -171,7 +177,13 @@ fn packed(rng: &mut Rng, case: &Case, dtype: Dtype, format: CacheFormat<'_>) -> 
     let size = rng.pick(&[16, 32, 48, 64, 80, 96, 256, 272]);
     let places = Places::draw(rng, case, size);
     let dims = [case.k.shape[3], case.value_dim()];
-    let mut pool = PagePool::new(places.pages, size, case.kv_heads(), dims, format).expect("good sizes");
+    let mut pool = PagePool::new(
+        places.pages,
+        size,
+        KvShape { kv_heads: case.kv_heads(), head_dim: dims[0], value_dim: dims[1] },
+        format,
+    )
+    .expect("good sizes");
     let all: Vec<u32> = (0..places.pages as u32).collect();
     let keys = places.pages * size;
     if keys > 0 {

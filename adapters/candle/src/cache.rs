@@ -5,17 +5,18 @@ use crate::settings::Sdpa;
 use crate::views::{self, on_cpu, refused};
 use candle_core::{DType, Result, Tensor, Var, bail};
 use core::ops::{Deref, DerefMut};
-use sdpa::{Dtype, Int4, KeyScales};
+use sdpa::{Dtype, Int4, KeyScales, KvShape};
 
 /// Keys and values of one layer for a batch of sequences, kept packed from call to call: [`sdpa::KvCache`] filled from
 /// candle's tensors. Its other methods (`truncate`, `fork`, `lens`, …) are those of [`sdpa::KvCache`].
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use sdpa_candle::{Alignment, Attention, KvCache, Sdpa};
+/// use sdpa_candle::{Alignment, Attention, KvCache, KvShape, Sdpa};
 /// # fn main() -> candle_core::Result<()> {
 /// let sdpa = Sdpa::new(Attention::new().causal().align(Alignment::BottomRight));
-/// let mut cache = KvCache::new(1, 2, [64, 64])?.dtype(DType::BF16)?; // one sequence, two key/value heads
+/// let shape = KvShape { kv_heads: 2, head_dim: 64, value_dim: 64 };
+/// let mut cache = KvCache::new(1, shape)?.dtype(DType::BF16)?; // one sequence
 /// for rows in [10, 1, 1] {
 ///     let q = Tensor::randn(0f32, 1.0, (1, 8, rows, 64), &Device::Cpu)?;
 ///     let kv = Tensor::randn(0f32, 1.0, (1, 2, rows, 64), &Device::Cpu)?;
@@ -33,13 +34,13 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Creates an empty `f32` cache for `sequences` sequences and `kv_heads` key/value heads; `dims` is
-    /// `[head_dim, value_dim]`. A sliding cache is made with [`sdpa::KvCache::sliding`] and `From`.
+    /// Creates an empty `f32` cache for `sequences` sequences. A sliding cache is made with
+    /// [`sdpa::KvCache::sliding`] and `From`.
     ///
     /// # Errors
     /// As [`sdpa::KvCache::new`].
-    pub fn new(sequences: usize, kv_heads: usize, dims: [usize; 2]) -> Result<Self> {
-        sdpa::KvCache::new(sequences, kv_heads, dims).map(Self::from).map_err(refused)
+    pub fn new(sequences: usize, shape: KvShape) -> Result<Self> {
+        sdpa::KvCache::new(sequences, shape).map(Self::from).map_err(refused)
     }
 
     /// Sets the element type of the empty cache: `f32`, `bf16` or `f16`.

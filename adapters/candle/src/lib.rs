@@ -9,5 +9,5 @@ mod views;
 
 pub use cache::KvCache;
 pub use sdpa;
-pub use sdpa::{Alignment, Attention, Int4, KeyScales, Precision, Window, alibi_slopes};
+pub use sdpa::{Alignment, Attention, Int4, KeyScales, KvShape, Precision, Window, alibi_slopes};
 pub use settings::Sdpa;

@@ -5,7 +5,7 @@ mod counting;
 
 use candle_core::{DType, Device, Tensor};
 use counting::counted;
-use sdpa_candle::{KvCache, Sdpa};
+use sdpa_candle::{KvCache, KvShape, Sdpa};
 
 /// More than a thread's scratch and all small things, and less than half of any of the tensors.
 const SMALL: usize = 1 << 20;
@@ -48,7 +48,8 @@ fn calls_allocate_their_output_alone() {
 #[test]
 fn calls_over_caches_allocate_their_output_alone() {
     for x in layouts(DType::BF16) {
-        let mut cache = KvCache::new(4, 8, [80, 80]).unwrap().dtype(DType::BF16).unwrap();
+        let mut cache =
+            KvCache::new(4, KvShape { kv_heads: 8, head_dim: 80, value_dim: 80 }).unwrap().dtype(DType::BF16).unwrap();
         // What is appended fits into what the cache holds once it has held as much.
         cache.append(&x, &x).unwrap();
         for sequence in 0..4 {

@@ -5,7 +5,7 @@ use crate::Asked;
 use crate::numbers::{Numbers, Stripe};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
-use sdpa::{Alignment, AttnState, Exec, Outputs, ViewMut};
+use sdpa::{Alignment, AttnState, Exec, KvShape, Outputs, ViewMut};
 use std::error::Error;
 use std::ops::Range;
 
@@ -57,7 +57,8 @@ fn compare(asked: &Asked, stripe: &Stripe) -> Result<usize, Box<dyn Error>> {
     let first = stripe.rows.start + rows.start;
     let attention = asked.attention().align(Alignment::Offset(first as isize));
     let q = stripe.qkv[0].tensor()?.rows_in(rows.clone()).ok_or("rows of the stripe")?;
-    let mut state = AttnState::new(attention, q, [asked.of_keys()[1], dim], Exec::default())?;
+    let keys = KvShape { kv_heads: asked.of_keys()[1], head_dim: dim, value_dim: dim };
+    let mut state = AttnState::new(attention, q, keys, Exec::default())?;
     let end = if asked.causal { stripe.rows.end } else { tokens };
     for start in (0..end).step_by(PART) {
         let part = start..end.min(start + PART);

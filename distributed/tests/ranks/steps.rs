@@ -6,14 +6,17 @@ use crate::support::{Rng, Tensors};
 use core::ops::Range;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
-use sdpa::{Alignment, Attention, Dtype, Exec, Inputs, Int4, KeyScales, KvCache, Outputs, View, ViewMut, Window};
+use sdpa::{
+    Alignment, Attention, Dtype, Exec, Inputs, Int4, KeyScales, KvCache, KvShape, Outputs, View, ViewMut, Window,
+};
 use sdpa_mpi::{Merges, Ranks, Step};
 
 const KEY_BLOCK: usize = 256;
 
 /// Makes a cache of a random element type.
 fn empty(form: usize, [batch, heads]: [usize; 2], dims: [usize; 2]) -> KvCache {
-    let cache = KvCache::new(batch, heads, dims).expect("good sizes");
+    let cache =
+        KvCache::new(batch, KvShape { kv_heads: heads, head_dim: dims[0], value_dim: dims[1] }).expect("good sizes");
     match form {
         0 => Ok(cache),
         1 => cache.dtype(Dtype::Bf16),

@@ -9,6 +9,7 @@ use crate::kv::pages::Pages;
 use crate::matmul::int4::Int4;
 use crate::tensor::any::Tensor;
 use crate::tensor::element::Dtype;
+use crate::tensor::misfit::{Misfit, same_rows};
 use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::rows::Table;
 use core::cmp::Ordering;
@@ -17,6 +18,11 @@ use core::cmp::Ordering;
 /// that differ in batch, heads or rows are refused, so there are as many values as keys.
 #[derive(Debug, Clone, Copy)]
 pub struct KeyValues<'a>(Source<'a>);
+
+/// Checks that there are as many values as keys; arguments are their shapes.
+pub(crate) fn values_fit(k: [usize; 4], v: [usize; 4]) -> Result<(), Misfit> {
+    same_rows("v", v, k, "k")
+}
 
 /// Source of the keys and values.
 #[derive(Debug, Clone, Copy)]
@@ -46,8 +52,22 @@ impl<'a> KeyValues<'a> {
     /// Makes a source of two tensors, `[batch, kv_heads, kv_len, head_dim]` and `[batch, kv_heads, kv_len, value_dim]`.
     /// `None` if they differ in one of the first three.
     pub fn of_tensors(k: impl Into<Tensor<'a>>, v: impl Into<Tensor<'a>>) -> Option<Self> {
-        let (k, v) = (k.into(), v.into());
-        (k.shape()[..3] == v.shape()[..3]).then_some(Self(Source::Tensors { k, v }))
+        Self::checked(k.into(), v.into()).ok()
+    }
+
+    /// Makes a source of two tensors, as [`Self::of_tensors`] does, or says why they are refused.
+    #[doc(hidden)] // its error has no name in `sdpa`
+    pub fn checked(k: Tensor<'a>, v: Tensor<'a>) -> Result<Self, Misfit> {
+        values_fit(k.shape(), v.shape()).map(|()| Self(Source::Tensors { k, v }))
+    }
+
+    /// Names of the keys and values in messages.
+    pub(crate) fn names(&self) -> [&'static str; 2] {
+        match &self.0 {
+            Source::Tensors { .. } => ["k", "v"],
+            Source::Pages(_) => ["pages"; 2],
+            Source::Cache(_) => ["cache"; 2],
+        }
     }
 
     /// Returns the shape of the keys, `[batch, kv_heads, kv_len, head_dim]`, with the length of the longest sequence.

@@ -8,6 +8,7 @@ mod half;
 #[cfg(feature = "nn")]
 pub(crate) mod head_writer;
 pub(crate) mod layout;
+pub(crate) mod misfit;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 pub(crate) mod panels;

@@ -4,7 +4,7 @@ use crate::counting::counted;
 use crate::fixture::{Fixture, assert_close};
 use crate::models::{Model, Params, gpt2, llama};
 use crate::support::{Rng, UNWRITTEN};
-use sdpa::{Alignment, Attention, Exec, Isa, KvCache, Window, alibi_slopes};
+use sdpa::{Alignment, Attention, Exec, Isa, KvCache, KvShape, Window, alibi_slopes};
 use sdpa_layers::{
     Activation, Compute, DecoderState, FeedForward, LayerInput, Linear, MultiHeadAttention, MultiHeadInput, Norm,
     NormOrder, Rope, RopePairs, Sequences, Transformer, TransformerLayer, Weights,
@@ -275,7 +275,7 @@ fn attention_alone_decodes_too_with_a_sliding_cache() {
     let mut expected = unwritten(x.len());
     layer.forward(MultiHeadInput::new(&x, Sequences::one(LEN)), &mut expected, compute).unwrap();
     let mut all = layer.cache(1).unwrap();
-    let mut sliding = KvCache::sliding(1, 2, [6, 8], last, 0).unwrap();
+    let mut sliding = KvCache::sliding(1, KvShape { kv_heads: 2, head_dim: 6, value_dim: 8 }, last, 0).unwrap();
     for cache in [&mut all, &mut sliding] {
         let mut got = unwritten(x.len());
         for (x, out) in x.chunks(WIDTH).zip(got.chunks_mut(WIDTH)) {

@@ -143,5 +143,5 @@ fn call(number: u64) -> Call {
 #[test]
 fn golden_bits() {
     let calls: Vec<Call> = (0..OF_EACH * KINDS.len() as u64).map(call).collect();
-    check(&calls, "cargo test -p sdpa-layers --test layers golden");
+    check(&calls, &[], "cargo test -p sdpa-layers --test layers golden");
 }

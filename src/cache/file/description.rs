@@ -79,9 +79,9 @@ impl Description {
         };
         Some(Self {
             version: VERSION,
-            kv_heads: cache.kv_heads(),
-            head_dim: cache.head_dim(),
-            value_dim: cache.value_dim(),
+            kv_heads: cache.shape().kv_heads,
+            head_dim: cache.shape().head_dim,
+            value_dim: cache.shape().value_dim,
             elements: match cache.format() {
                 CacheFormat::Elements(Dtype::F32) => ElementFormat::F32,
                 CacheFormat::Elements(Dtype::Bf16) => ElementFormat::Bf16,

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::cache::{KeyScales, KvCache};
 use crate::error::Error;
+use crate::shape::KvShape;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use sdpa_kernels::{Dtype as Elements, F16, Int4, TokenPart, is_int8_scale};
 
@@ -84,12 +85,10 @@ fn empty(file: &File<'_>, description: &Description) -> Result<KvCache, Error> {
     if kv_heads == 0 {
         return Err(Error::Empty { argument: "cache", what: "kv_heads" });
     }
-    let (sequences, dims) = (sequences.len(), [head_dim, value_dim]);
+    let (sequences, shape) = (sequences.len(), KvShape { kv_heads, head_dim, value_dim });
     let cache = match window {
-        Some(keys) => {
-            KvCache::sliding(sequences, kv_heads, dims, keys.last, keys.first)?.rollback_room(keys.rollback)?
-        }
-        None => KvCache::new(sequences, kv_heads, dims)?,
+        Some(keys) => KvCache::sliding(sequences, shape, keys.last, keys.first)?.rollback_room(keys.rollback)?,
+        None => KvCache::new(sequences, shape)?,
     };
     let cache = if latent { cache.latent()? } else { cache };
     match elements {
@@ -124,7 +123,7 @@ fn restore(cache: &mut KvCache, sequence: usize, contents: &Sequence, file: &Fil
     }
     // The file has all the tokens that memory is taken for; what they hold is checked after that.
     let Some(Description { elements, .. }) = Description::of(cache) else { return Err(wrong(NO_FORMAT)) };
-    let (heads, held) = (cache.kv_heads(), len - evicted.len());
+    let (heads, held) = (cache.shape().kv_heads, len - evicted.len());
     let mut tensors = Vec::new();
     for part in TokenPart::ALL {
         let [row, size] = cache.cache.token_elements(part);

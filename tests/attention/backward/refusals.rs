@@ -1,7 +1,7 @@
 //! What does not fit is an error that names the argument and both values, before anything is written.
 
 use crate::support::{Tensor, Tensors, UNWRITTEN};
-use sdpa::{Attention, Gradients, Inputs, KvCache, Saved, View, ViewMut};
+use sdpa::{Attention, Gradients, Inputs, KvCache, KvShape, Saved, View, ViewMut};
 
 fn view(x: &Tensor, shape: [usize; 4]) -> View<'_> {
     View::bhld(&x.data[..shape.iter().product()], shape).unwrap()
@@ -47,7 +47,7 @@ fn shapes_and_options_are_named() {
     let head_dim = "d_out: value_dim is 8, but v has 5; that is the head_dim of q, and results are as long as values";
     check(inputs, saved(o, l, [2, 4, 6, 8]), q_shape, "q", head_dim);
     check(inputs, right.d_lse(view(&lse, [2, 4, 7, 1])), q_shape, "q", "d_lse: rows is 7, but q has 6");
-    let cache = KvCache::new(2, 2, [8, 5]).unwrap();
+    let cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 8, value_dim: 5 }).unwrap();
     let cached = Inputs::cached(q.view(), &cache);
     let expected = "backward: needs keys and values as tensors, not a cache or pages";
     check(cached, right, q_shape, "q", expected);

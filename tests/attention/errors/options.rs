@@ -1,7 +1,8 @@
 //! Wrong options, outputs and states: the words, and outputs as they were.
 
 use sdpa::{
-    Alignment, Attention, AttnState, Bound, Error, Exec, Inputs, Mask, Outputs, Point, View, ViewMut, Window, merge,
+    Alignment, Attention, AttnState, Bound, Error, Exec, Inputs, KvShape, Mask, Outputs, Point, View, ViewMut, Window,
+    merge,
 };
 
 /// Batch 2, 4 heads on 2, 3 rows, 5 keys, dims 6 and 7.
@@ -259,7 +260,7 @@ fn outputs_of_wrong_shapes() {
 }
 
 fn state(attention: Attention) -> Result<AttnState<'static>, Error> {
-    AttnState::new(attention, floats(Q), [2, 7], Exec::serial())
+    AttnState::new(attention, floats(Q), KvShape { kv_heads: 2, head_dim: Q[3], value_dim: 7 }, Exec::serial())
 }
 
 #[test]
@@ -268,7 +269,10 @@ fn states_that_cannot_be() {
     says(state(bottom_right).err(), "bottom-right: needs the number of keys, which a state does not know");
     says(state(Attention::new().softcap(-1.0)).err(), "softcap: -1, but must be positive and finite");
     says(state(Attention::new().scale(f32::NAN)).err(), "scale: NaN, but must be finite");
-    let new = |keys| AttnState::new(Attention::new(), floats(Q), keys, Exec::serial()).err();
+    let new = |[kv_heads, value_dim]: [usize; 2]| {
+        let keys = KvShape { kv_heads, head_dim: Q[3], value_dim };
+        AttnState::new(Attention::new(), floats(Q), keys, Exec::serial()).err()
+    };
     says(new([3, 7]), "q: 4 heads are no multiple of the 3 heads of k");
     says(new([2, 0]), "v: value_dim is 0, but must be at least 1");
     assert!(matches!(new([2, usize::MAX]), Some(Error::TooLarge { what: "state", .. })));
@@ -339,7 +343,10 @@ fn states_that_do_not_follow_each_other() {
     says(first.merge(&with_keys(256)).err(), at_five);
     says(first.merge(&with_keys(0)).err(), at_five);
     assert_eq!(first.len(), 5);
-    let other = |q, keys| AttnState::new(Attention::new(), floats(q), keys, Exec::serial()).unwrap();
+    let other = |q: [usize; 4], [kv_heads, value_dim]: [usize; 2]| {
+        let keys = KvShape { kv_heads, head_dim: q[3], value_dim };
+        AttnState::new(Attention::new(), floats(q), keys, Exec::serial()).unwrap()
+    };
     let cases = [
         (other([1, 4, 3, 6], [2, 7]), "later q: batch is 1, but this state has 2"),
         (other([2, 2, 3, 6], [2, 7]), "later q: heads is 2, but this state has 4"),

@@ -5,7 +5,7 @@ use crate::kv_support::{Pool, cache_of, same_full, same_oracle};
 use crate::options::elements::Rounded;
 use crate::options::{Case, Wanted};
 use crate::support::{LAYOUTS, Rng, Tensor, execs, indices};
-use sdpa::{Alignment, Dtype, Exec, Inputs, KeyScales, KvCache};
+use sdpa::{Alignment, Dtype, Exec, Inputs, KeyScales, KvCache, KvShape};
 
 /// Around tiles, panels and blocks: few rows, many rows, several heads on one.
 const SIZES: [[usize; 7]; 8] = [
@@ -162,7 +162,7 @@ fn over_pages_and_caches() {
         (case.causal, case.alignment) = (true, Some(Alignment::BottomRight));
         let bias = Tensor::normal([2, 4, rows, keys], &mut rng).laid_out(rng.pick(&LAYOUTS));
         let pool = Pool::of(&case, 16, [LAYOUTS[0]; 2], f32::NAN, &mut rng);
-        let new = || KvCache::new(2, 2, [32, 16]).expect("good sizes");
+        let new = || KvCache::new(2, KvShape { kv_heads: 2, head_dim: 32, value_dim: 16 }).expect("good sizes");
         let mut caches = vec![cache_of(&case, &mut rng)];
         for mut cache in [
             new().dtype(Dtype::Bf16).unwrap(),

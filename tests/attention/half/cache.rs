@@ -5,7 +5,7 @@ use crate::kv_support::{cuts, same_full, same_oracle};
 use crate::options::{Case, Full, Wanted, same_rows};
 use crate::support::{LAYOUTS, Rng, Tensor, execs, indices};
 use core::num::NonZeroUsize;
-use sdpa::{Alignment, Dtype, Exec, Inputs, KvCache, Window};
+use sdpa::{Alignment, Dtype, Exec, Inputs, KvCache, KvShape, Window};
 
 /// Queries of this type against a cache, and the case in `f32`.
 fn attend(case: &Case, q: Dtype, cache: &KvCache, exec: Exec, wanted: Wanted) -> (Case, Full) {
@@ -158,7 +158,10 @@ fn a_sliding_cache() {
             let mut rng = Rng::new(1);
             let mut case = Case::plain(&mut rng, [1, 4, 2, length, length, 20, 33]);
             (case.causal, case.window) = (true, Some(Window::last_tokens(last).keep_first(4)));
-            let mut cache = KvCache::sliding(1, 2, [20, 33], last, 4).unwrap().dtype(dtype).unwrap();
+            let mut cache = KvCache::sliding(1, KvShape { kv_heads: 2, head_dim: 20, value_dim: 33 }, last, 4)
+                .unwrap()
+                .dtype(dtype)
+                .unwrap();
             let mut answers = Vec::new();
             for i in 0..length {
                 append((&mut cache, dtype), &mut case, 0, i..i + 1, &mut rng);

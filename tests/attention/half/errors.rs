@@ -3,7 +3,7 @@
 use super::short::{DTYPES, Elements, Rounded, SHORT};
 use crate::support::{Rng, Tensor, UNWRITTEN};
 use core::num::NonZeroUsize;
-use sdpa::{Attention, Dtype, Error, Exec, Inputs, KvCache, Outputs, unfused};
+use sdpa::{Attention, Dtype, Error, Exec, Inputs, KvCache, KvShape, Outputs, unfused};
 
 fn ones(shape: [usize; 4]) -> Tensor {
     Tensor::filled(shape, 1.0)
@@ -19,7 +19,8 @@ fn the_type_of_a_cache_that_is_not_empty() {
     };
     for from in DTYPES {
         for to in DTYPES {
-            let mut cache = KvCache::new(2, 2, [4, 5]).unwrap().dtype(from).unwrap();
+            let mut cache =
+                KvCache::new(2, KvShape { kv_heads: 2, head_dim: 4, value_dim: 5 }).unwrap().dtype(from).unwrap();
             cache.append_to(1, k.view(), v.view()).unwrap();
             refused(cache.clone(), to);
             cache.truncate(1, 0).unwrap();
@@ -27,7 +28,8 @@ fn the_type_of_a_cache_that_is_not_empty() {
         }
     }
     // Nothing was appended yet: any number of times, sliding ones and further sequences too.
-    let mut cache = KvCache::sliding(1, 2, [4, 5], NonZeroUsize::MIN, 3).unwrap();
+    let mut cache =
+        KvCache::sliding(1, KvShape { kv_heads: 2, head_dim: 4, value_dim: 5 }, NonZeroUsize::MIN, 3).unwrap();
     assert_eq!(cache.add_sequence(), 1);
     let cache = SHORT.into_iter().try_fold(cache, KvCache::dtype).unwrap();
     assert_eq!((cache.lens(), cache.bytes()), (&[0, 0][..], 0));
@@ -37,7 +39,8 @@ fn the_type_of_a_cache_that_is_not_empty() {
 #[test]
 fn shapes_that_do_not_fit() {
     for dtype in SHORT {
-        let mut cache = KvCache::new(1, 2, [4, 5]).unwrap().dtype(dtype).unwrap();
+        let mut cache =
+            KvCache::new(1, KvShape { kv_heads: 2, head_dim: 4, value_dim: 5 }).unwrap().dtype(dtype).unwrap();
         let short = |shape| Rounded::new(&ones(shape), dtype);
         cache.append(short([1, 2, 3, 4]).view(), short([1, 2, 3, 5]).view()).unwrap();
         let (bytes, k, v) = (cache.bytes(), short([1, 2, 3, 6]), short([1, 2, 3, 5]));

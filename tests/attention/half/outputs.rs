@@ -3,7 +3,7 @@
 use super::short::{DTYPES, Elements, Rounded, SHORT, Short, bits, mixes};
 use crate::options::{Case, Wanted};
 use crate::support::{LAYOUTS, Layout, Rng, Tensor, UNWRITTEN, assert_same_bits, execs, indices};
-use sdpa::{AttnState, Bf16, Dtype, Exec, F16, Outputs, Workspace};
+use sdpa::{AttnState, Bf16, Dtype, Exec, F16, KvShape, Outputs, Workspace};
 
 /// Runs into memory of this type and layout, and holds every element against what `f32` gives; those between the
 /// elements are as they were. Extra outputs stay `f32`.
@@ -129,7 +129,9 @@ fn nothing_visible() {
 fn a_state_is_read_in_any_type() {
     let case = Case::plain(&mut Rng::new(3), [1, 4, 2, 3, 300, 20, 33]);
     for (isa, exec) in execs() {
-        let mut state = AttnState::new(case.attention(), case.q.view(), [2, 33], exec).unwrap();
+        let mut state =
+            AttnState::new(case.attention(), case.q.view(), KvShape { kv_heads: 2, head_dim: 20, value_dim: 33 }, exec)
+                .unwrap();
         for keys in [0..100, 100..300] {
             let part = |x: &Tensor| x.rows(keys.clone());
             state.push(part(&case.k).view(), part(&case.v).view()).unwrap();

@@ -4,7 +4,7 @@ use crate::options::elements::Rounded;
 use crate::options::mods::{Functions, Keep, Score};
 use crate::options::{Case, Full, MaskData, Wanted, same_rows};
 use crate::support::{LAYOUTS, Rng, Tensor, assert_same_bits, execs};
-use sdpa::{Alignment, AttnState, Exec, Isa, View, ViewMut, Window, merge};
+use sdpa::{Alignment, AttnState, Exec, Isa, KvShape, View, ViewMut, Window, merge};
 use std::num::NonZeroUsize;
 
 /// Products of a case, at most.
@@ -269,8 +269,13 @@ fn stateful(case: &Case) -> Option<Case> {
 }
 
 fn state(case: &Case, exec: Exec) -> AttnState<'_> {
-    let mut state =
-        AttnState::new(case.attention(), case.q.view(), [case.kv_heads(), case.v.shape[3]], exec).expect("good");
+    let mut state = AttnState::new(
+        case.attention(),
+        case.q.view(),
+        KvShape { kv_heads: case.kv_heads(), head_dim: case.k.shape[3], value_dim: case.v.shape[3] },
+        exec,
+    )
+    .expect("good");
     if let Some(slopes) = &case.alibi {
         state = state.alibi(slopes).expect("good slopes");
     }

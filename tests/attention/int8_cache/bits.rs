@@ -4,7 +4,9 @@ use super::{All, Kind, empty, filled, kinds};
 use crate::support::{LAYOUTS, Rng, Tensor, Tensors, assert_same_bits, execs};
 use core::num::NonZeroUsize;
 use core::ops::Range;
-use sdpa::{Alignment, Attention, Bf16, Exec, Inputs, KvCache, Outputs, Plan, View, ViewMut, Window, Workspace};
+use sdpa::{
+    Alignment, Attention, Bf16, Exec, Inputs, KvCache, KvShape, Outputs, Plan, View, ViewMut, Window, Workspace,
+};
 
 fn causal() -> Attention {
     Attention::new().causal().align(Alignment::BottomRight)
@@ -132,7 +134,7 @@ fn histories_do_not_show() {
         // What is rolled back is much larger than what stays.
         let kind = &kinds(2, d)[seed as usize % 4];
         let wild = scaled(&t, if let Kind::Int4(_) = kind { 1e4 } else { 1e30 });
-        let mut cache = kind.of(KvCache::new(3, 2, [d, e]).unwrap()).unwrap();
+        let mut cache = kind.of(KvCache::new(3, KvShape { kv_heads: 2, head_dim: d, value_dim: e }).unwrap()).unwrap();
         // Tokens of each sequence.
         let mut model: Vec<Vec<usize>> = vec![Vec::new(); 3];
         let mut copies = Vec::new();
@@ -172,7 +174,9 @@ fn histories_do_not_show() {
         }
         copies.push((cache, model));
         for (cache, model) in copies {
-            let mut fresh = kind.of(KvCache::new(model.len(), 2, [d, e]).unwrap()).unwrap();
+            let mut fresh = kind
+                .of(KvCache::new(model.len(), KvShape { kv_heads: 2, head_dim: d, value_dim: e }).unwrap())
+                .unwrap();
             append_picked(&mut fresh, &t, &model);
             assert_eq!(cache.lens(), fresh.lens());
             let q = Tensor::normal([model.len(), 4, 2, d], rng);
@@ -191,7 +195,9 @@ fn a_sliding_cache_is_a_full_one_under_the_window() {
     let attention = causal().window(Window::last_tokens(last).keep_first(3));
     let t = Tensors::normal([1, 4, 2, 1500, 1500, 18, 35], 6);
     for kind in kinds(2, 18) {
-        let mut slid = kind.of(KvCache::sliding(1, 2, [18, 35], last, 3).unwrap()).unwrap();
+        let mut slid = kind
+            .of(KvCache::sliding(1, KvShape { kv_heads: 2, head_dim: 18, value_dim: 35 }, last, 3).unwrap())
+            .unwrap();
         let (mut full, mut workspace) = (empty(&t, &kind), Workspace::new());
         for first in (0..1500).step_by(50) {
             for cache in [&mut slid, &mut full] {

@@ -2,7 +2,7 @@
 
 use super::Kind;
 use crate::support::{Rng, Tensor, Tensors, execs};
-use sdpa::{Attention, Inputs, Int4, KvCache, Outputs, Plan, ViewMut, Workspace};
+use sdpa::{Attention, Inputs, Int4, KvCache, KvShape, Outputs, Plan, ViewMut, Workspace};
 
 const KEYS: usize = 256;
 /// Columns that have a scale, and so a unit of weights, of their own.
@@ -20,7 +20,7 @@ fn each_key_has_its_threshold() {
         }
     }
     let kind = Kind::Int4(Int4::Symmetric);
-    let mut cache = kind.of(KvCache::new(1, 1, [16, KEYS]).unwrap()).unwrap();
+    let mut cache = kind.of(KvCache::new(1, KvShape { kv_heads: 1, head_dim: 16, value_dim: KEYS }).unwrap()).unwrap();
     cache.append(t.k.view(), t.v.view()).unwrap();
     for (isa, exec) in execs() {
         let inputs = Inputs::cached(t.q.view(), &cache);

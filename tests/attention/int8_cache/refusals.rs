@@ -2,12 +2,13 @@
 
 use super::{All, Kind, channels, empty, filled, kinds, scales};
 use crate::support::{Tensor, Tensors, assert_same_bits, execs};
-use sdpa::{Alignment, Attention, CacheFormat, Dtype, Error, Inputs, Int4, KeyScales, KvCache, PagePool};
+use sdpa::{Alignment, Attention, CacheFormat, Dtype, Error, Inputs, Int4, KeyScales, KvCache, KvShape, PagePool};
 
 #[test]
 fn scales_that_do_not_fit() {
     let says = |kind: KeyScales, words: &str| {
-        let error = KvCache::new(1, 2, [3, 4]).unwrap().int8(kind).unwrap_err();
+        let error =
+            KvCache::new(1, KvShape { kv_heads: 2, head_dim: 3, value_dim: 4 }).unwrap().int8(kind).unwrap_err();
         assert_eq!(error.to_string(), words);
     };
     let words = "key scales: length is 5, but the cache (kv_heads × head_dim) has 6";
@@ -17,10 +18,18 @@ fn scales_that_do_not_fit() {
         scales[4] = bad.parse().unwrap();
         says(KeyScales::PerChannel(scales), &format!("key scales: {bad}, but must be positive and finite"));
     }
-    let error = KvCache::new(1, 1, [(1 << 17) + 1, 4]).unwrap().int8(KeyScales::PerToken).unwrap_err();
+    let error = KvCache::new(1, KvShape { kv_heads: 1, head_dim: (1 << 17) + 1, value_dim: 4 })
+        .unwrap()
+        .int8(KeyScales::PerToken)
+        .unwrap_err();
     let words = "int8: head_dim is 131073, but must be at most 131072, the largest possible of integers";
     assert_eq!(error.to_string(), words);
-    assert!(KvCache::new(0, 0, [8, 8]).unwrap().int8(KeyScales::PerChannel(Vec::new())).is_ok());
+    assert!(
+        KvCache::new(0, KvShape { kv_heads: 0, head_dim: 8, value_dim: 8 })
+            .unwrap()
+            .int8(KeyScales::PerChannel(Vec::new()))
+            .is_ok()
+    );
 }
 
 #[test]
@@ -39,7 +48,7 @@ fn a_cache_that_is_not_empty() {
 /// Settings that four bits do not go with, and keys that are too long.
 #[test]
 fn four_bits_beside_other_settings() {
-    let new = || KvCache::new(1, 1, [8, 8]).unwrap();
+    let new = || KvCache::new(1, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }).unwrap();
     let says = |cache: Result<KvCache, Error>, words: &str| assert_eq!(cache.unwrap_err().to_string(), words);
     for numbers in [Int4::Symmetric, Int4::Centred] {
         let int4 = |cache: KvCache| cache.int4(numbers);
@@ -51,9 +60,15 @@ fn four_bits_beside_other_settings() {
         says(int4(new()).unwrap().latent(), "latent: needs a cache without int4, which is set");
         let t = Tensors::normal([1, 1, 1, 1, 3, 8, 8], 0);
         says(int4(filled(&t, &Kind::Int4(numbers))), "int4: needs an empty cache");
-        let long = KvCache::new(1, 1, [(1 << 17) + 1, 4]).unwrap();
+        let long = KvCache::new(1, KvShape { kv_heads: 1, head_dim: (1 << 17) + 1, value_dim: 4 }).unwrap();
         says(int4(long), "int4: head_dim is 131073, but must be at most 131072, the largest possible of integers");
-        let pool = PagePool::new(1, 16, 1, [(1 << 17) + 1, 4], CacheFormat::Int4(numbers)).unwrap_err();
+        let pool = PagePool::new(
+            1,
+            16,
+            KvShape { kv_heads: 1, head_dim: (1 << 17) + 1, value_dim: 4 },
+            CacheFormat::Int4(numbers),
+        )
+        .unwrap_err();
         assert_eq!(
             pool.to_string(),
             "int4: head_dim is 131073, but must be at most 131072, the largest possible of integers"

@@ -5,8 +5,8 @@ use crate::options::{Case, Full, Wanted};
 use crate::support::{Rng, Tensor};
 use core::num::NonZeroUsize;
 use sdpa::{
-    Attention, BlockTable, Dtype, Error, Exec, F16, Inputs, KeyScales, KvCache, Outputs, PagePool, View, ViewMut,
-    unfused,
+    Attention, BlockTable, Dtype, Error, Exec, F16, Inputs, KeyScales, KvCache, KvShape, Outputs, PagePool, View,
+    ViewMut, unfused,
 };
 
 static ZEROS: [f32; 4096] = [0.0; 4096];
@@ -53,17 +53,25 @@ fn refused<T: core::fmt::Debug>(words: &str, change: impl FnOnce(&mut KvCache) -
 
 #[test]
 fn a_cache_of_impossible_sizes() {
-    let says = |dims, words: &str| {
-        assert_eq!(KvCache::new(1, 1, dims).unwrap_err().to_string(), words);
+    let says = |dims: [usize; 2], words: &str| {
+        assert_eq!(
+            KvCache::new(1, KvShape { kv_heads: 1, head_dim: dims[0], value_dim: dims[1] }).unwrap_err().to_string(),
+            words
+        );
         let last = NonZeroUsize::MIN;
-        assert_eq!(KvCache::sliding(1, 1, dims, last, 0).unwrap_err().to_string(), words);
+        assert_eq!(
+            KvCache::sliding(1, KvShape { kv_heads: 1, head_dim: dims[0], value_dim: dims[1] }, last, 0)
+                .unwrap_err()
+                .to_string(),
+            words
+        );
     };
     says([0, 4], "cache: head_dim is 0, but must be at least 1");
     says([4, 0], "cache: value_dim is 0, but must be at least 1");
     let most = 1 << 24;
     says([most + 1, 4], "cache: head_dim is 16777217, but must be at most 16777216, the largest possible");
     says([4, most + 1], "cache: value_dim is 16777217, but must be at most 16777216, the largest possible");
-    assert!(KvCache::new(0, 0, [most, most]).is_ok());
+    assert!(KvCache::new(0, KvShape { kv_heads: 0, head_dim: most, value_dim: most }).is_ok());
 }
 
 #[test]
@@ -159,7 +167,7 @@ fn calls_that_do_not_fit_the_cache() {
     let own = "needs tensors; caches and pages have lengths of their own";
     says(&format!("kv_lens: {own}"), over(q).kv_lens(&[5, 20, 0]), q);
     // Ragged calls are batch 1, so there is a cache of one sequence for them.
-    let mut one = KvCache::new(1, 2, [6, 7]).unwrap();
+    let mut one = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 6, value_dim: 7 }).unwrap();
     one.append(zeros([1, 2, 4, 6]), zeros([1, 2, 4, 7])).unwrap();
     let q = [1, 4, 2, 6];
     says(&format!("ragged: {own}"), Inputs::cached(zeros(q), &one).ragged(&[0, 2], &[0, 4]), q);
@@ -177,16 +185,16 @@ fn calls_that_do_not_fit_the_cache() {
 
 #[test]
 fn a_cache_whose_blocks_have_no_address_is_refused() {
-    let error = KvCache::new(1, usize::MAX / 4096, [64, 64]).unwrap_err();
+    let error = KvCache::new(1, KvShape { kv_heads: usize::MAX / 4096, head_dim: 64, value_dim: 64 }).unwrap_err();
     assert!(matches!(error, Error::TooLarge { what: "cache", sizes: [1, _, 64, 64] }), "{error}");
 }
 
 #[test]
 fn more_sequences_than_memory_are_refused() {
-    let error = KvCache::new(1 << 56, 1, [64, 64]).unwrap_err();
+    let error = KvCache::new(1 << 56, KvShape { kv_heads: 1, head_dim: 64, value_dim: 64 }).unwrap_err();
     assert!(matches!(error, Error::Memory { what: "cache", .. }), "{error}");
     for sequences in [usize::MAX, isize::MAX as usize] {
-        let error = KvCache::new(sequences, 1, [64, 64]).unwrap_err();
+        let error = KvCache::new(sequences, KvShape { kv_heads: 1, head_dim: 64, value_dim: 64 }).unwrap_err();
         assert_eq!(error, Error::TooLarge { what: "cache", sizes: [sequences, 1, 64, 64] });
     }
 }
@@ -194,7 +202,7 @@ fn more_sequences_than_memory_are_refused() {
 /// Int8 and another type at once: whichever is set last, the other would be dropped in silence.
 #[test]
 fn contradictory_builders_are_refused() {
-    let new = || KvCache::new(1, 1, [4, 4]).unwrap();
+    let new = || KvCache::new(1, KvShape { kv_heads: 1, head_dim: 4, value_dim: 4 }).unwrap();
     let int8 = |cache: KvCache| cache.int8(KeyScales::PerToken);
     for dtype in [Dtype::Bf16, Dtype::F16] {
         let error = int8(new()).unwrap().dtype(dtype).unwrap_err().to_string();
@@ -209,7 +217,8 @@ fn contradictory_builders_are_refused() {
 /// A finite number that f16 has no place for is refused; ∞ and NaN are kept, and so is the largest that rounds down.
 #[test]
 fn an_f16_cache_refuses_what_would_become_infinite() {
-    let mut cache = KvCache::new(1, 1, [3, 3]).unwrap().dtype(Dtype::F16).unwrap();
+    let mut cache =
+        KvCache::new(1, KvShape { kv_heads: 1, head_dim: 3, value_dim: 3 }).unwrap().dtype(Dtype::F16).unwrap();
     let rows = |x: f32| [1.0, 2.0, 3.0, -1.0, x, 0.0];
     for (x, fits) in [(70000.0, false), (-65520.0, false), (65519.996, true), (-65504.0, true), (f32::INFINITY, true)] {
         let data = rows(x);
@@ -232,7 +241,12 @@ fn an_f16_cache_refuses_what_would_become_infinite() {
     let huge = [f32::MAX; 6];
     let view = View::bhld(&huge, [1, 1, 2, 3]).unwrap();
     for dtype in [Dtype::F32, Dtype::Bf16] {
-        KvCache::new(1, 1, [3, 3]).unwrap().dtype(dtype).unwrap().append(view, view).unwrap();
+        KvCache::new(1, KvShape { kv_heads: 1, head_dim: 3, value_dim: 3 })
+            .unwrap()
+            .dtype(dtype)
+            .unwrap()
+            .append(view, view)
+            .unwrap();
     }
 }
 
@@ -243,7 +257,9 @@ fn sizes_and_memory_are_checked_before_contents() {
     for element in [0.25, f32::NAN] {
         let elements = [element; 8];
         let many = |batch| View::from_strides(&elements, 0, [batch, 1, huge, 8], [0, 0, 0, 1]).unwrap();
-        for (name, mut cache) in every_format(&KvCache::new(2, 1, [8, 8]).unwrap()) {
+        for (name, mut cache) in
+            every_format(&KvCache::new(2, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }).unwrap())
+        {
             for refused in [
                 cache.append(many(2), many(2)),
                 cache.append_to(1, many(1), many(1)),
@@ -252,7 +268,8 @@ fn sizes_and_memory_are_checked_before_contents() {
                 assert!(matches!(refused, Err(Error::Memory { what: "cache", .. })), "{name}: {refused:?}");
             }
             assert_eq!((cache.lens(), cache.bytes()), (&[0, 0][..], 0), "{name}");
-            let mut pool = PagePool::new(4, 16, 1, [8, 8], cache.format()).unwrap();
+            let mut pool =
+                PagePool::new(4, 16, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }, cache.format()).unwrap();
             for len in [1, 64, huge] {
                 let table = BlockTable { entries: &[3, 1, 0, 2], lens: &[len] };
                 let refused =
@@ -266,7 +283,8 @@ fn sizes_and_memory_are_checked_before_contents() {
 /// What was allocated for tokens that the cache has no place for is given back.
 #[test]
 fn refused_contents_leave_no_memory_behind() {
-    for (name, mut cache) in every_format(&KvCache::new(1, 1, [8, 8]).unwrap()) {
+    for (name, mut cache) in every_format(&KvCache::new(1, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }).unwrap())
+    {
         let unfit = View::from_strides(&[f32::MAX], 0, [1, 1, 600, 8], [0; 4]).unwrap();
         if name.starts_with("int4") || name == "f16" {
             assert!(matches!(cache.append(unfit, unfit), Err(Error::Row { .. })), "{name}");
@@ -277,11 +295,11 @@ fn refused_contents_leave_no_memory_behind() {
 
 #[test]
 fn tokens_beyond_memory_are_refused() {
-    let mut wide = KvCache::new(1, 1 << 40, [8, 8]).unwrap();
+    let mut wide = KvCache::new(1, KvShape { kv_heads: 1 << 40, head_dim: 8, value_dim: 8 }).unwrap();
     let one = |heads, n| View::from_strides(&ZEROS, 0, [1, heads, n, 8], [0, 0, 0, 1]).unwrap();
     let error = wide.append(one(1 << 40, 1), one(1 << 40, 1)).unwrap_err();
     assert!(matches!(error, Error::Memory { what: "cache", .. }), "{error}");
-    let mut cache = KvCache::new(1, 1, [8, 8]).unwrap();
+    let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }).unwrap();
     let error = cache.append(one(1, 1 << 44), one(1, 1 << 44)).unwrap_err();
     assert!(matches!(error, Error::Memory { what: "cache", .. }), "{error}");
     assert_eq!((wide.lens(), cache.lens()), (&[0][..], &[0][..]));

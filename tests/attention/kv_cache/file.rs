@@ -5,10 +5,16 @@ use crate::kv_support::{append_tokens, every_format, new_tokens, same_cache};
 use crate::support::Rng;
 use core::num::NonZeroUsize;
 use safetensors::SafeTensors;
-use sdpa::{Error, F16, KeyScales, KvCache};
+use sdpa::{Error, F16, KeyScales, KvCache, KvShape};
 
 fn sliding(sequences: usize, last: usize, first: usize) -> KvCache {
-    KvCache::sliding(sequences, 2, [17, 20], NonZeroUsize::new(last).unwrap(), first).unwrap()
+    KvCache::sliding(
+        sequences,
+        KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 },
+        NonZeroUsize::new(last).unwrap(),
+        first,
+    )
+    .unwrap()
 }
 
 /// Four sequences: one with a gap if the cache is a sliding one, one that was removed, a fork, an empty one.
@@ -26,9 +32,11 @@ fn four(empty: &KvCache) -> KvCache {
 
 #[test]
 fn an_imported_cache_is_the_one_exported() {
-    for empty in
-        [KvCache::new(4, 2, [17, 20]).unwrap(), sliding(4, 16, 4).rollback_room(9).unwrap(), sliding(4, 300, 0)]
-    {
+    for empty in [
+        KvCache::new(4, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap(),
+        sliding(4, 16, 4).rollback_room(9).unwrap(),
+        sliding(4, 300, 0),
+    ] {
         for (name, empty) in every_format(&empty) {
             let cache = four(&empty);
             let bytes = cache.export().unwrap();
@@ -56,7 +64,7 @@ fn an_imported_cache_is_the_one_exported() {
 #[test]
 fn corners_are_exported() {
     let strange = [f32::from_bits(0x7fc1_2345), f32::NEG_INFINITY, -0.0, f32::from_bits(1)];
-    let mut cache = KvCache::new(1, 1, [4, 4]).unwrap();
+    let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 4, value_dim: 4 }).unwrap();
     let rows = sdpa::View::bhld(&strange, [1, 1, 1, 4]).unwrap();
     cache.append(rows, rows).unwrap();
     let imported = KvCache::import(&cache.export().unwrap()).unwrap();
@@ -65,19 +73,21 @@ fn corners_are_exported() {
         assert_eq!([held.key([0, 0, 0, d]), held.value([0, 0, 0, d])].map(|y| y.unwrap().to_bits()), [x.to_bits(); 2]);
     }
     for sequences in [0, 3] {
-        for (_, empty) in every_format(&KvCache::new(sequences, 2, [17, 20]).unwrap()) {
+        for (_, empty) in
+            every_format(&KvCache::new(sequences, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())
+        {
             let imported = KvCache::import(&empty.export().unwrap()).unwrap();
             assert_eq!((imported.sequences(), imported.format()), (sequences, empty.format()));
         }
     }
-    let error = KvCache::new(1, 0, [4, 4]).unwrap().export().unwrap_err();
+    let error = KvCache::new(1, KvShape { kv_heads: 0, head_dim: 4, value_dim: 4 }).unwrap().export().unwrap_err();
     assert_eq!(error.to_string(), "cache: kv_heads is 0, but must be at least 1");
 }
 
 /// Tensors as the documentation states them, for whoever reads the file with another library.
 #[test]
 fn the_file_is_plain_tensors() {
-    let mut cache = KvCache::new(1, 2, [3, 5]).unwrap();
+    let mut cache = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 3, value_dim: 5 }).unwrap();
     let tokens = new_tokens(&cache, 4, &mut Rng::new(3));
     append_tokens(&mut cache, 0, &tokens);
     let bytes = cache.export().unwrap();
@@ -88,7 +98,8 @@ fn the_file_is_plain_tensors() {
         assert_eq!(tensor.data(), x.data.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>());
     }
     assert_eq!(file.len(), 2);
-    let int8 = KvCache::new(1, 2, [3, 5]).unwrap().int8(KeyScales::PerToken).unwrap();
+    let int8 =
+        KvCache::new(1, KvShape { kv_heads: 2, head_dim: 3, value_dim: 5 }).unwrap().int8(KeyScales::PerToken).unwrap();
     let bytes = {
         let mut cache = int8;
         append_tokens(&mut cache, 0, &tokens);
@@ -116,8 +127,9 @@ fn described(cache: &KvCache, from: &str, to: &str) -> Vec<u8> {
 #[test]
 fn wrong_descriptions_are_refused_in_words() {
     let slid = four(&sliding(4, 16, 4));
-    let full = four(&KvCache::new(4, 2, [17, 20]).unwrap());
-    let bytes = four(&every_format(&KvCache::new(4, 2, [17, 20]).unwrap())[4].1);
+    let full = four(&KvCache::new(4, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap());
+    let bytes =
+        four(&every_format(&KvCache::new(4, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())[4].1);
     #[track_caller]
     fn says(words: &str, (cache, from, to): (&KvCache, &str, &str)) {
         let error = KvCache::import(&described(cache, from, to)).unwrap_err().to_string();
@@ -201,7 +213,10 @@ fn changed(bytes: &[u8], name: &str, with: &[u8]) -> Result<(), String> {
 /// Bytes and scales that no cache has.
 #[test]
 fn int8_tensors_are_looked_at() {
-    let bytes = four(&every_format(&KvCache::new(4, 2, [17, 20]).unwrap())[3].1).export().unwrap();
+    let bytes =
+        four(&every_format(&KvCache::new(4, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())[3].1)
+            .export()
+            .unwrap();
     for (part, with) in [("keys", 0x81), ("values", 0x7f)] {
         assert_eq!(changed(&bytes, &format!("sequences.0.{part}"), &[with]), Ok(()));
         let says = format!("import: sequences.0.{part}: an element is -128, but must be at least -127");
@@ -223,7 +238,10 @@ fn int8_tensors_are_looked_at() {
 #[test]
 fn int4_tensors_are_looked_at() {
     for (i, centred) in [(5, false), (6, true)] {
-        let bytes = four(&every_format(&KvCache::new(4, 2, [17, 20]).unwrap())[i].1).export().unwrap();
+        let bytes =
+            four(&every_format(&KvCache::new(4, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap())[i].1)
+                .export()
+                .unwrap();
         for name in ["sequences.0.keys", "sequences.0.values"] {
             assert_eq!(changed(&bytes, name, &[0x97, 0x79]), Ok(()));
             for with in [0x08, 0x80] {
@@ -253,7 +271,7 @@ fn int4_tensors_are_looked_at() {
 #[test]
 fn broken_files_never_panic() {
     let rng = &mut Rng::new(5);
-    for empty in [KvCache::new(4, 2, [3, 4]).unwrap(), sliding(4, 16, 4)] {
+    for empty in [KvCache::new(4, KvShape { kv_heads: 2, head_dim: 3, value_dim: 4 }).unwrap(), sliding(4, 16, 4)] {
         for (name, empty) in every_format(&empty) {
             let mut cache = empty.clone();
             for (sequence, n) in [(0, 20), (1, 300), (0, 1), (3, 2), (1, 1)] {

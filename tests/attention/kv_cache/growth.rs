@@ -3,7 +3,7 @@
 use crate::kv_support::{append_tokens, every_format, new_tokens, picked, same_cache};
 use crate::support::{Rng, Tensor};
 use core::num::NonZeroUsize;
-use sdpa::KvCache;
+use sdpa::{KvCache, KvShape};
 
 /// In every format, and latent: name, empty cache.
 fn formats(empty: &KvCache) -> Vec<(&'static str, KvCache)> {
@@ -14,7 +14,7 @@ fn formats(empty: &KvCache) -> Vec<(&'static str, KvCache)> {
 /// Appends tokens to a sequence, in the form that the cache takes.
 fn append(cache: &mut KvCache, sequence: usize, tokens: &[Tensor; 2]) {
     if cache.is_latent() {
-        let (k, columns) = (tokens[0].view(), 0..cache.value_dim());
+        let (k, columns) = (tokens[0].view(), 0..cache.shape().value_dim);
         cache.append_to(sequence, k, k.columns(columns).unwrap()).unwrap();
     } else {
         append_tokens(cache, sequence, tokens);
@@ -23,7 +23,7 @@ fn append(cache: &mut KvCache, sequence: usize, tokens: &[Tensor; 2]) {
 
 #[test]
 fn short_sequences_take_little_more_memory_than_their_tokens() {
-    for (name, empty) in formats(&KvCache::new(1, 2, [128, 128]).unwrap()) {
+    for (name, empty) in formats(&KvCache::new(1, KvShape { kv_heads: 2, head_dim: 128, value_dim: 128 }).unwrap()) {
         let mut whole = empty.clone();
         append(&mut whole, 0, &new_tokens(&empty, 256, &mut Rng::new(1)));
         let mut one_by_one = empty.clone();
@@ -41,7 +41,7 @@ fn short_sequences_take_little_more_memory_than_their_tokens() {
 /// 512 sequences of 16 tokens, 8 heads of 128: prints what docs/benchmarks.md says.
 #[test]
 fn many_short_sequences_take_at_most_half_more_than_their_tokens() {
-    for (name, empty) in formats(&KvCache::new(512, 8, [128, 128]).unwrap()) {
+    for (name, empty) in formats(&KvCache::new(512, KvShape { kv_heads: 8, head_dim: 128, value_dim: 128 }).unwrap()) {
         let (mut whole, mut many) = (empty.clone(), empty.clone());
         let tokens = new_tokens(&empty, 256, &mut Rng::new(1));
         append(&mut whole, 0, &tokens);
@@ -56,7 +56,9 @@ fn many_short_sequences_take_at_most_half_more_than_their_tokens() {
 #[test]
 fn a_sequence_that_grew_has_the_bits_of_one_that_came_at_once() {
     for dims in [[17, 16], [40, 33], [96, 84]] {
-        for (name, empty) in formats(&KvCache::new(2, 2, dims).unwrap()) {
+        for (name, empty) in
+            formats(&KvCache::new(2, KvShape { kv_heads: 2, head_dim: dims[0], value_dim: dims[1] }).unwrap())
+        {
             let rng = &mut Rng::new(3);
             let all = new_tokens(&empty, 300, rng);
             let (mut grown, mut len) = (empty.clone(), 0);
@@ -76,7 +78,7 @@ fn a_sequence_that_grew_has_the_bits_of_one_that_came_at_once() {
 /// A fork of a short sequence shares its small block until one of the two writes, and takes what it needs then.
 #[test]
 fn forks_of_short_sequences_grow_apart() {
-    for (name, empty) in formats(&KvCache::new(2, 2, [24, 20]).unwrap()) {
+    for (name, empty) in formats(&KvCache::new(2, KvShape { kv_heads: 2, head_dim: 24, value_dim: 20 }).unwrap()) {
         let rng = &mut Rng::new(4);
         for (len, more) in [(5, 3), (16, 1), (20, 200), (100, 300), (128, 128)] {
             let [start, mine, others] = [len, more, more + 1].map(|n| new_tokens(&empty, n, rng));
@@ -98,8 +100,12 @@ fn forks_of_short_sequences_grow_apart() {
 /// Memory that a long sequence leaves is used by short ones, and that of short ones by short ones.
 #[test]
 fn memory_that_was_left_is_used_again() {
-    let sliding = KvCache::sliding(3, 1, [8, 8], NonZeroUsize::new(300).unwrap(), 0).unwrap();
-    for (name, mut cache) in [("all", KvCache::new(3, 1, [8, 8]).unwrap()), ("sliding", sliding)] {
+    let sliding =
+        KvCache::sliding(3, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }, NonZeroUsize::new(300).unwrap(), 0)
+            .unwrap();
+    for (name, mut cache) in
+        [("all", KvCache::new(3, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }).unwrap()), ("sliding", sliding)]
+    {
         let [long, short] = [600, 10].map(|n| new_tokens(&cache, n, &mut Rng::new(5)));
         append(&mut cache, 0, &long);
         cache.clear(0).unwrap();
@@ -110,7 +116,7 @@ fn memory_that_was_left_is_used_again() {
         append(&mut cache, 2, &long);
         assert_eq!(cache.bytes(), held, "{name}");
     }
-    let mut cache = KvCache::new(2, 1, [8, 8]).unwrap();
+    let mut cache = KvCache::new(2, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }).unwrap();
     let short = new_tokens(&cache, 10, &mut Rng::new(5));
     append(&mut cache, 0, &short);
     let held = cache.bytes();

@@ -6,7 +6,7 @@ use crate::support::{Rng, Tensor, execs};
 use core::cell::Cell;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use sdpa::{Alignment, Exec, Inputs, KvCache, Window};
+use sdpa::{Alignment, Exec, Inputs, KvCache, KvShape, Window};
 use std::num::NonZeroUsize;
 
 const MOST_KEYS: usize = 1100;
@@ -78,7 +78,7 @@ struct Pair {
 
 impl Pair {
     fn new(sequences: usize, sizes @ [_, kv_heads, d, dv]: [usize; 4]) -> Self {
-        let cache = KvCache::new(sequences, kv_heads, [d, dv]).unwrap();
+        let cache = KvCache::new(sequences, KvShape { kv_heads, head_dim: d, value_dim: dv }).unwrap();
         Self { cache, model: vec![Vec::new(); sequences], sizes }
     }
 

@@ -3,7 +3,7 @@
 use crate::kv_support::{append_tokens, every_format, new_tokens, picked, same_cache};
 use crate::support::{Rng, Tensor};
 use core::num::NonZeroUsize;
-use sdpa::KvCache;
+use sdpa::{KvCache, KvShape};
 
 /// Some of `n`, in order: none, all, the first, the last, every other, any.
 fn choices(n: usize, rng: &mut Rng) -> Vec<Vec<usize>> {
@@ -22,7 +22,9 @@ fn what_is_kept_is_what_was_appended() {
     let rng = &mut Rng::new(1);
     let drafts = [(0, 5), (10, 20), (15, 2), (250, 12), (255, 1), (256, 3), (255, 600), (3, 300)];
     for (dims, drafts) in [([3, 5], &drafts[..]), ([17, 84], &drafts[6..])] {
-        for (name, empty) in every_format(&KvCache::new(1, 2, dims).unwrap()) {
+        for (name, empty) in
+            every_format(&KvCache::new(1, KvShape { kv_heads: 2, head_dim: dims[0], value_dim: dims[1] }).unwrap())
+        {
             for &(from, n) in drafts {
                 let [prompt, draft, next] = [from, n, 3].map(|n| new_tokens(&empty, n, rng));
                 for accepted in choices(n, rng) {
@@ -49,7 +51,7 @@ fn what_is_kept_is_what_was_appended() {
 #[test]
 fn bits_are_moved_as_they_are() {
     let strange = [f32::from_bits(0x7fc1_2345), f32::NEG_INFINITY, -0.0, f32::from_bits(1)];
-    let mut cache = KvCache::new(1, 1, [4, 4]).unwrap();
+    let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 4, value_dim: 4 }).unwrap();
     let tokens = Tensor::from_fn([1, 1, 9, 4], |[_, _, j, d]| if j == 7 { strange[d] } else { 1.0 });
     cache.append(tokens.view(), tokens.view()).unwrap();
     cache.keep(0, 2, &[5]).unwrap();
@@ -65,7 +67,7 @@ fn bits_are_moved_as_they_are() {
 #[test]
 fn forks_keep_what_they_have() {
     let rng = &mut Rng::new(2);
-    for (name, empty) in every_format(&KvCache::new(3, 2, [17, 20]).unwrap()) {
+    for (name, empty) in every_format(&KvCache::new(3, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap()) {
         let mut cache = empty.clone();
         let tokens = new_tokens(&empty, 600, rng);
         append_tokens(&mut cache, 0, &tokens);
@@ -95,7 +97,13 @@ fn forks_keep_what_they_have() {
 fn a_sliding_cache_takes_every_draft_back() {
     let rng = &mut Rng::new(3);
     for (last, first, rollback) in [(1, 0, 0), (16, 4, 0), (257, 1, 30), (100, 300, 0)] {
-        let sliding = KvCache::sliding(1, 1, [8, 8], NonZeroUsize::new(last).unwrap(), first).unwrap();
+        let sliding = KvCache::sliding(
+            1,
+            KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 },
+            NonZeroUsize::new(last).unwrap(),
+            first,
+        )
+        .unwrap();
         for (name, empty) in every_format(&sliding.rollback_room(rollback).unwrap()) {
             let (mut kept, mut fresh) = (empty.clone(), empty.clone());
             while kept.lens()[0] < 900 {
@@ -116,7 +124,9 @@ fn a_sliding_cache_takes_every_draft_back() {
 
 /// One sequence of 601 keys of which 256 to 511 were evicted; a row may see the last 16 and the first 4.
 fn gappy() -> KvCache {
-    let mut cache = KvCache::sliding(1, 1, [8, 8], NonZeroUsize::new(16).unwrap(), 4).unwrap();
+    let mut cache =
+        KvCache::sliding(1, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }, NonZeroUsize::new(16).unwrap(), 4)
+            .unwrap();
     for n in [600, 1] {
         let tokens = new_tokens(&cache, n, &mut Rng::new(n as u64));
         append_tokens(&mut cache, 0, &tokens);
@@ -132,7 +142,7 @@ fn what_cannot_be_kept_is_refused() {
         assert_eq!(changed.keep(0, from, accepted).unwrap_err().to_string(), words);
         same_cache(words, &changed, cache);
     }
-    let mut cache = KvCache::new(1, 1, [8, 8]).unwrap();
+    let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }).unwrap();
     let tokens = new_tokens(&cache, 20, &mut Rng::new(1));
     append_tokens(&mut cache, 0, &tokens);
     says("from: 21, but sequence 0 has 20 keys", &cache, 21, &[]);
@@ -186,7 +196,9 @@ fn what_was_not_evicted_moves() {
     let mut cache = gappy();
     cache.keep(0, 200, &[3, 320, 400]).unwrap();
     assert_eq!((cache.lens(), cache.evicted(0)), (&[203][..], Ok(0..0)));
-    let mut expected = KvCache::sliding(1, 1, [8, 8], NonZeroUsize::new(16).unwrap(), 4).unwrap();
+    let mut expected =
+        KvCache::sliding(1, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }, NonZeroUsize::new(16).unwrap(), 4)
+            .unwrap();
     let tokens = [600, 1].map(|n| new_tokens(&expected, n, &mut Rng::new(n as u64)));
     let rows: Vec<usize> = (0..200).chain([203, 520]).collect();
     append_tokens(&mut expected, 0, &picked(&tokens[0], &rows));

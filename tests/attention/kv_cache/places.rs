@@ -3,18 +3,22 @@
 use crate::kv_support::{append_tokens, every_format, new_tokens, same_cache};
 use crate::support::{Rng, Tensor, assert_same_bits};
 use core::num::NonZeroUsize;
-use sdpa::{Attention, CacheFormat, Dtype, Error, Inputs, Int4, KvCache, Outputs, View, ViewMut};
+use sdpa::{Attention, CacheFormat, Dtype, Error, Inputs, Int4, KvCache, KvShape, Outputs, View, ViewMut};
 
 #[test]
 fn getters_say_what_the_cache_was_made_of() {
     let last = NonZeroUsize::new(300).unwrap();
-    let full = KvCache::new(2, 3, [17, 20]).unwrap();
-    let sliding = KvCache::sliding(2, 3, [17, 20], last, 4).unwrap().rollback_room(9).unwrap();
+    let full = KvCache::new(2, KvShape { kv_heads: 3, head_dim: 17, value_dim: 20 }).unwrap();
+    let sliding = KvCache::sliding(2, KvShape { kv_heads: 3, head_dim: 17, value_dim: 20 }, last, 4)
+        .unwrap()
+        .rollback_room(9)
+        .unwrap();
     for empty in [&full, &sliding] {
         for (name, mut cache) in every_format(empty) {
             let tokens = new_tokens(&cache, 5, &mut Rng::new(1));
             append_tokens(&mut cache, 1, &tokens);
-            assert_eq!([cache.sequences(), cache.kv_heads(), cache.head_dim(), cache.value_dim()], [2, 3, 17, 20]);
+            let shape = KvShape { kv_heads: 3, head_dim: 17, value_dim: 20 };
+            assert_eq!((cache.sequences(), cache.shape()), (2, shape));
             assert_eq!(cache.lens(), [0, 5]);
             let format = cache.format();
             match name {
@@ -38,7 +42,7 @@ fn getters_say_what_the_cache_was_made_of() {
 #[test]
 fn evicted_keys_are_named() {
     let last = NonZeroUsize::new(16).unwrap();
-    let mut cache = KvCache::sliding(2, 1, [8, 8], last, 4).unwrap();
+    let mut cache = KvCache::sliding(2, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }, last, 4).unwrap();
     for n in [600, 1] {
         let tokens = new_tokens(&cache, n, &mut Rng::new(1));
         append_tokens(&mut cache, 1, &tokens);
@@ -60,7 +64,7 @@ fn three(empty: &KvCache) -> KvCache {
 /// In a call over the whole cache a removed sequence is one of length 0.
 #[test]
 fn a_removed_sequence_sees_nothing() {
-    for (name, empty) in every_format(&KvCache::new(3, 2, [17, 20]).unwrap()) {
+    for (name, empty) in every_format(&KvCache::new(3, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap()) {
         let (mut removed, mut cleared) = (three(&empty), three(&empty));
         removed.remove_sequence(1).unwrap();
         cleared.clear(1).unwrap();
@@ -78,7 +82,7 @@ fn a_removed_sequence_sees_nothing() {
 /// The lowest place first; memory of removed sequences is used again; nothing of the old tokens is left.
 #[test]
 fn places_and_memory_are_used_again() {
-    for (name, empty) in every_format(&KvCache::new(3, 2, [17, 20]).unwrap()) {
+    for (name, empty) in every_format(&KvCache::new(3, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap()) {
         let (mut cache, rng) = (three(&empty), &mut Rng::new(8));
         let bytes = cache.bytes();
         for sequence in [2, 0] {
@@ -102,7 +106,7 @@ fn places_and_memory_are_used_again() {
 /// Removing one of two that share blocks leaves the other as it was; a copy of the cache knows what was removed.
 #[test]
 fn forks_and_copies_outlive_a_removal() {
-    for (name, empty) in every_format(&KvCache::new(3, 2, [17, 20]).unwrap()) {
+    for (name, empty) in every_format(&KvCache::new(3, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap()) {
         let mut cache = three(&empty);
         cache.fork(0, 2).unwrap();
         cache.remove_sequence(0).unwrap();
@@ -121,7 +125,7 @@ fn forks_and_copies_outlive_a_removal() {
 
 #[test]
 fn whatever_names_a_removed_sequence_is_refused() {
-    let mut cache = three(&KvCache::new(3, 2, [17, 20]).unwrap());
+    let mut cache = three(&KvCache::new(3, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap());
     cache.remove_sequence(1).unwrap();
     let zeros = vec![0.0; 4096];
     let rows = |batch, dim| View::bhld(&zeros, [batch, 2, 4, dim]).unwrap();

@@ -3,10 +3,10 @@
 use crate::kv_support::{append_tokens, every_format, new_tokens, picked, same_cache};
 use crate::support::{LAYOUTS, Rng, Tensor};
 use core::num::NonZeroUsize;
-use sdpa::{Error, KvCache, View};
+use sdpa::{Error, KvCache, KvShape, View};
 
 fn empty(sequences: usize) -> KvCache {
-    KvCache::new(sequences, 2, [17, 20]).unwrap()
+    KvCache::new(sequences, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }).unwrap()
 }
 
 /// Any subset, in any order, from any length on.
@@ -14,7 +14,8 @@ fn empty(sequences: usize) -> KvCache {
 fn a_ragged_append_is_the_appends_one_by_one() {
     let rng = &mut Rng::new(1);
     let last = NonZeroUsize::new(40).unwrap();
-    for empty in [empty(5), KvCache::sliding(5, 2, [17, 20], last, 3).unwrap()] {
+    for empty in [empty(5), KvCache::sliding(5, KvShape { kv_heads: 2, head_dim: 17, value_dim: 20 }, last, 3).unwrap()]
+    {
         for (name, empty) in every_format(&empty) {
             let (mut together, mut apart) = (empty.clone(), empty);
             for lens in [&[(3, 255), (0, 1)][..], &[(4, 17), (3, 2), (1, 0), (0, 300)], &[(2, 600)], &[], &[(3, 256)]] {
@@ -114,7 +115,7 @@ fn all_or_nothing() {
         same_cache(name, &cache, &before);
         assert_eq!(cache.bytes(), bytes);
     }
-    let mut cache = KvCache::new(2, 1, [8, 8]).unwrap();
+    let mut cache = KvCache::new(2, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }).unwrap();
     let many = View::from_strides(&[0.0; 8], 0, [1, 1, 1 << 44, 8], [0, 0, 0, 1]).unwrap();
     let error = cache.append_ragged(&[0, 1], &[0, 1, 1 << 44], many, many).unwrap_err();
     assert!(matches!(error, Error::Memory { what: "cache", .. }), "{error}");
@@ -124,7 +125,8 @@ fn all_or_nothing() {
 /// A sliding cache that has no memory for what is appended keeps what the last row may see.
 #[test]
 fn nothing_is_evicted_where_memory_is_refused() {
-    let mut cache = KvCache::sliding(1, 1, [8, 8], NonZeroUsize::MIN, 0).unwrap();
+    let mut cache =
+        KvCache::sliding(1, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }, NonZeroUsize::MIN, 0).unwrap();
     let rows = Tensor::normal([1, 1, 600, 8], &mut Rng::new(5));
     cache.append(rows.view(), rows.view()).unwrap();
     let many = View::from_strides(&[0.0; 8], 0, [1, 1, 1 << 44, 8], [0, 0, 0, 1]).unwrap();

@@ -4,7 +4,7 @@ use crate::kv_support::{append_tokens, every_format, new_tokens, same_full};
 use crate::options::{Case, Wanted};
 use crate::support::{Rng, Tensor};
 use core::num::NonZeroUsize;
-use sdpa::{Alignment, Exec, Inputs, KvCache, Window};
+use sdpa::{Alignment, Exec, Inputs, KvCache, KvShape, Window};
 
 const SEQUENCES: usize = 2;
 const MOST_KEYS: usize = 3000;
@@ -24,8 +24,17 @@ impl Pair {
     fn new(rng: &mut Rng) -> Self {
         let (last, first) = (rng.pick(&[1, 2, 16, 100, 255, 256, 257, 300]), rng.pick(&[0, 0, 4, 256, 300]));
         let (room, format) = (rng.pick(&[0, 0, 1, 5, 30, 255]), rng.below(7));
-        let sliding = KvCache::sliding(SEQUENCES, 1, [3, 5], NonZeroUsize::new(last).unwrap(), first).unwrap();
-        let empties = [sliding.rollback_room(room).unwrap(), KvCache::new(SEQUENCES, 1, [3, 5]).unwrap()];
+        let sliding = KvCache::sliding(
+            SEQUENCES,
+            KvShape { kv_heads: 1, head_dim: 3, value_dim: 5 },
+            NonZeroUsize::new(last).unwrap(),
+            first,
+        )
+        .unwrap();
+        let empties = [
+            sliding.rollback_room(room).unwrap(),
+            KvCache::new(SEQUENCES, KvShape { kv_heads: 1, head_dim: 3, value_dim: 5 }).unwrap(),
+        ];
         let [sliding, full] = empties.map(|empty| every_format(&empty)[format].1.clone());
         Self { sliding, full, last, room, highest: [0; SEQUENCES], before: [0; SEQUENCES] }
     }
@@ -147,7 +156,9 @@ fn what_a_rollback_promises_holds_after_any_history() {
 /// not come back.
 #[test]
 fn room_for_a_rollback_is_counted_from_the_greatest_length() {
-    let sliding = KvCache::sliding(1, 1, [3, 5], NonZeroUsize::new(100).unwrap(), 0).unwrap();
+    let sliding =
+        KvCache::sliding(1, KvShape { kv_heads: 1, head_dim: 3, value_dim: 5 }, NonZeroUsize::new(100).unwrap(), 0)
+            .unwrap();
     let mut cache = sliding.rollback_room(60).unwrap();
     let append = |cache: &mut KvCache, n| {
         let tokens = new_tokens(cache, n, &mut Rng::new(1));

@@ -4,7 +4,7 @@ use crate::kv_support::same_full;
 use crate::options::{Case, Wanted};
 use crate::support::{Rng, Tensor, execs};
 use core::num::NonZeroUsize;
-use sdpa::{Alignment, Attention, Error, Exec, Inputs, KvCache, Outputs, Point, View, ViewMut, Window};
+use sdpa::{Alignment, Attention, Error, Exec, Inputs, KvCache, KvShape, Outputs, Point, View, ViewMut, Window};
 
 const BLOCK: usize = 256;
 
@@ -13,7 +13,13 @@ fn window(last: usize, first: usize) -> Window {
 }
 
 fn sliding(sequences: usize, kv_heads: usize, dims: [usize; 2], last: usize, first: usize) -> KvCache {
-    KvCache::sliding(sequences, kv_heads, dims, NonZeroUsize::new(last).expect("at least 1"), first).unwrap()
+    KvCache::sliding(
+        sequences,
+        KvShape { kv_heads, head_dim: dims[0], value_dim: dims[1] },
+        NonZeroUsize::new(last).expect("at least 1"),
+        first,
+    )
+    .unwrap()
 }
 
 /// The last rows of the cache, as many as were appended last, under any options that go with a window.
@@ -38,7 +44,10 @@ fn a_window_from_a_sliding_cache_is_that_from_a_full_one() {
             .enumerate()
     {
         let rng = &mut Rng::new(seed as u64);
-        let (mut slid, mut full) = (sliding(2, 2, dims, last, first), KvCache::new(2, 2, dims).unwrap());
+        let (mut slid, mut full) = (
+            sliding(2, 2, dims, last, first),
+            KvCache::new(2, KvShape { kv_heads: 2, head_dim: dims[0], value_dim: dims[1] }).unwrap(),
+        );
         let (block, mut longest_chunk) = (4 * BLOCK * 2 * (17 + 32), 0);
         let mut compared = 0;
         while slid.lens()[0] < 1700 {
@@ -90,7 +99,10 @@ fn every_step_of_a_window_finds_its_keys() {
     let rng = &mut Rng::new(11);
     for (last, first) in [(1, 0), (2, 3), (16, 0), (255, 256), (256, 257), (257, 0), (300, 4)] {
         let dims = [5, 16];
-        let (mut slid, mut full) = (sliding(1, 2, dims, last, first), KvCache::new(1, 2, dims).unwrap());
+        let (mut slid, mut full) = (
+            sliding(1, 2, dims, last, first),
+            KvCache::new(1, KvShape { kv_heads: 2, head_dim: dims[0], value_dim: dims[1] }).unwrap(),
+        );
         for _ in 0..900 {
             let [k, v] = dims.map(|dim| Tensor::normal([1, 2, 1, dim], rng));
             for cache in [&mut slid, &mut full] {
@@ -302,7 +314,7 @@ fn forks_of_sliding_caches_let_go_apart() {
     assert_eq!(error, Some(Error::Evicted { sequence: 1, row: 0, key: 0, end: 256 }));
     // Sequence 0 has let nothing go: rolled back below the gap, both see all they have.
     cache.clear(1).unwrap();
-    let mut full = KvCache::new(2, 1, [8, 8]).unwrap();
+    let mut full = KvCache::new(2, KvShape { kv_heads: 1, head_dim: 8, value_dim: 8 }).unwrap();
     full.append_to(0, rows.view(), rows.view()).unwrap();
     let mut case = Case::plain(&mut Rng::new(3), [2, 1, 1, 1, 520, 8, 8]);
     case.q = q;
@@ -345,7 +357,11 @@ fn a_rollback_never_strands_a_sequence() {
             }
         }
     }
-    let error = KvCache::new(1, 1, [2, 2]).unwrap().rollback_room(3).unwrap_err().to_string();
+    let error = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 })
+        .unwrap()
+        .rollback_room(3)
+        .unwrap_err()
+        .to_string();
     assert_eq!(error, "rollback_room: needs a sliding cache");
 }
 

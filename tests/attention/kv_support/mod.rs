@@ -4,11 +4,15 @@
 use crate::options::{Case, Full, POINTS, Wanted};
 use crate::support::{Layout, Rng, Tensor, assert_same_bits, execs, indices};
 use core::ops::Range;
-use sdpa::{Alignment, BlockTable, Dtype, Inputs, Int4, KeyScales, KvCache, Pages, Window};
+use sdpa::{Alignment, BlockTable, Dtype, Inputs, Int4, KeyScales, KvCache, KvShape, Pages, Window};
 
 /// An empty cache for the keys and values of a case.
 pub fn empty_cache(case: &Case) -> KvCache {
-    KvCache::new(case.batch(), case.kv_heads(), [case.k.shape[3], case.v.shape[3]]).expect("good sizes")
+    KvCache::new(
+        case.batch(),
+        KvShape { kv_heads: case.kv_heads(), head_dim: case.k.shape[3], value_dim: case.v.shape[3] },
+    )
+    .expect("good sizes")
 }
 
 /// Appends some keys of a sequence of a case.
@@ -82,10 +86,10 @@ impl Pool {
     pub fn write(&mut self, case: &Case, b: usize, keys: Range<usize>) {
         let (page, width) = (self.k.shape[2], self.width());
         for (to, from) in [(&mut self.k, &case.k), (&mut self.v, &case.v)] {
-            for [_, h, j, d] in indices([1, case.kv_heads(), keys.len(), from.shape[3]]) {
+            for [_, h, j, _] in indices([1, case.kv_heads(), keys.len(), 1]) {
                 let j = keys.start + j;
                 let at = self.entries[b * width + j / page] as usize;
-                to.set([at, h, j % page, d], from.get([b, h, j, d]));
+                to.copy_row([at, h, j % page], from, [b, h, j]);
             }
         }
     }
@@ -108,9 +112,7 @@ impl Pool {
 fn filled(x: &Tensor, layout: Layout, fill: f32) -> Tensor {
     let mut laid = x.laid_out(layout);
     laid.data.fill(fill);
-    for at in indices(x.shape) {
-        laid.set(at, x.get(at));
-    }
+    laid.copy_all(x);
     laid
 }
 
@@ -146,7 +148,8 @@ pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 7] {
     let dtype = |dtype| empty.clone().dtype(dtype).expect("an empty cache");
     let int8 = |scales| empty.clone().int8(scales).expect("an empty cache");
     let int4 = |numbers| empty.clone().int4(numbers).expect("an empty cache");
-    let channels = (0..empty.kv_heads() * empty.head_dim()).map(|i| (4.0 + (i % 5) as f32) / 127.0).collect();
+    let KvShape { kv_heads, head_dim, .. } = empty.shape();
+    let channels = (0..kv_heads * head_dim).map(|i| (4.0 + (i % 5) as f32) / 127.0).collect();
     [
         ("f32", dtype(Dtype::F32)),
         ("bf16", dtype(Dtype::Bf16)),
@@ -160,7 +163,8 @@ pub fn every_format(empty: &KvCache) -> [(&'static str, KvCache); 7] {
 
 /// Rows `[1, kv_heads, n, dim]` of keys and values of the right sizes.
 pub fn new_tokens(cache: &KvCache, n: usize, rng: &mut Rng) -> [Tensor; 2] {
-    [cache.head_dim(), cache.value_dim()].map(|dim| Tensor::normal([1, cache.kv_heads(), n, dim], rng))
+    let KvShape { kv_heads, head_dim, value_dim } = cache.shape();
+    [head_dim, value_dim].map(|dim| Tensor::normal([1, kv_heads, n, dim], rng))
 }
 
 /// Some rows of tokens, in this order.
@@ -182,9 +186,9 @@ pub fn append_tokens(cache: &mut KvCache, sequence: usize, [k, v]: &[Tensor; 2])
 pub fn same_cache(what: &str, got: &KvCache, expected: &KvCache) {
     assert_eq!(got.lens(), expected.lens(), "{what}");
     let (batch, longest) = (got.sequences(), got.lens().iter().copied().max().unwrap_or(0));
-    let [d, dv] = [got.head_dim(), got.value_dim()];
-    let mut case = Case::plain(&mut Rng::new(77), [batch, 2 * got.kv_heads(), got.kv_heads(), 1, 0, d, dv]);
-    let empty = |dim| Tensor::filled([0, got.kv_heads(), longest, dim], 0.0);
+    let KvShape { kv_heads, head_dim: d, value_dim: dv } = got.shape();
+    let mut case = Case::plain(&mut Rng::new(77), [batch, 2 * kv_heads, kv_heads, 1, 0, d, dv]);
+    let empty = |dim| Tensor::filled([0, kv_heads, longest, dim], 0.0);
     (case.k, case.v, case.alignment) = (empty(d), empty(dv), Some(Alignment::BottomRight));
     case.window = got.sliding_window().map(|keys| Window::last_tokens(keys.last).keep_first(keys.first));
     let wanted = if case.window.is_some() { Wanted::LEAST } else { Wanted::ALL };
@@ -193,7 +197,7 @@ pub fn same_cache(what: &str, got: &KvCache, expected: &KvCache) {
         same_full(&format!("{what}, {isa}"), &got, &expected);
     }
     let held = [got, expected].map(|x| Inputs::cached(case.q.view(), x).key_values().expect("a cache"));
-    for at @ [b, _, j, _] in indices([batch, got.kv_heads(), longest, d.max(dv)]) {
+    for at @ [b, _, j, _] in indices([batch, kv_heads, longest, d.max(dv)]) {
         let [got, expected] = held.map(|held| [held.key(at), held.value(at)].map(|x| x.map(f32::to_bits)));
         assert_eq!(got, expected, "{what}: token {j} of sequence {b}");
     }

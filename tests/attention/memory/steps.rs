@@ -3,7 +3,9 @@
 use crate::counting::counted;
 use crate::support::{Tensors, execs};
 use core::num::NonZeroUsize;
-use sdpa::{Alignment, Attention, Dtype, Exec, Inputs, KeyScales, KvCache, Outputs, Plan, ViewMut, Window, Workspace};
+use sdpa::{
+    Alignment, Attention, Dtype, Exec, Inputs, KeyScales, KvCache, KvShape, Outputs, Plan, ViewMut, Window, Workspace,
+};
 
 /// Floats of a block of 256 keys of 20 and values of 33, which take 48, for two heads.
 const BLOCK: usize = 256 * 2 * (20 + 48);
@@ -43,7 +45,7 @@ fn steps(cache: &mut KvCache, attention: &Attention, exec: Exec, n: usize) -> Ve
 fn a_warm_step_allocates_a_block_every_256th_time() {
     let attention = Attention::new().causal().align(Alignment::BottomRight);
     for (isa, exec) in execs() {
-        let mut cache = KvCache::new(1, 2, [20, 33]).unwrap();
+        let mut cache = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 20, value_dim: 33 }).unwrap();
         for (i, (calls, bytes)) in steps(&mut cache, &attention, exec, 1100).into_iter().enumerate() {
             if let Some(block) = begins(i) {
                 // The block, its counter, and now and then a longer list of blocks.
@@ -70,7 +72,8 @@ fn a_warm_step_of_an_int8_cache_allocates_a_block_every_256th_time() {
     let attention = Attention::new().causal().align(Alignment::BottomRight);
     for (isa, exec) in execs() {
         for keys in [KeyScales::PerToken, KeyScales::PerChannel(vec![0.05; 2 * 20])] {
-            let mut cache = KvCache::new(1, 2, [20, 33]).unwrap().int8(keys).unwrap();
+            let mut cache =
+                KvCache::new(1, KvShape { kv_heads: 2, head_dim: 20, value_dim: 33 }).unwrap().int8(keys).unwrap();
             for (i, (calls, bytes)) in steps(&mut cache, &attention, exec, 600).into_iter().enumerate() {
                 // The block with its scales; what blocks gather where keys are shared out; and lists.
                 let (most, room) = if begins(i).is_some() { (4, BLOCK + 2 * 2048 + 8192) } else { (0, 0) };
@@ -85,7 +88,13 @@ fn a_warm_step_of_a_sliding_cache_allocates_nothing() {
     let window = Window::last_tokens(NonZeroUsize::new(300).unwrap()).keep_first(4);
     let attention = Attention::new().window(window).align(Alignment::BottomRight);
     for (isa, exec) in execs() {
-        let mut cache = KvCache::sliding(1, 2, [20, 33], NonZeroUsize::new(300).unwrap(), 4).unwrap();
+        let mut cache = KvCache::sliding(
+            1,
+            KvShape { kv_heads: 2, head_dim: 20, value_dim: 33 },
+            NonZeroUsize::new(300).unwrap(),
+            4,
+        )
+        .unwrap();
         let (mut blocks, mut calls_late) = (0, 0);
         for (i, (calls, bytes)) in steps(&mut cache, &attention, exec, 3000).into_iter().enumerate() {
             blocks += bytes / (4 * BLOCK);
@@ -108,7 +117,8 @@ fn a_warm_step_on_short_elements_allocates_half_a_block() {
     let attention = Attention::new().causal().align(Alignment::BottomRight);
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for (isa, exec) in execs() {
-            let mut cache = KvCache::new(1, 2, [20, 33]).unwrap().dtype(dtype).unwrap();
+            let mut cache =
+                KvCache::new(1, KvShape { kv_heads: 2, head_dim: 20, value_dim: 33 }).unwrap().dtype(dtype).unwrap();
             for (i, (calls, bytes)) in steps(&mut cache, &attention, exec, 600).into_iter().enumerate() {
                 if let Some(block) = begins(i) {
                     assert!(

@@ -4,7 +4,9 @@ use super::rules;
 use crate::counting::counted;
 use crate::options::{Case, Wanted};
 use crate::support::{Rng, Tensor, Tensors, execs, outputs, unwritten};
-use sdpa::{Attention, Bf16, BlockTable, Dtype, F16, Inputs, KvCache, Outputs, Pages, Plan, View, ViewMut, Workspace};
+use sdpa::{
+    Attention, Bf16, BlockTable, Dtype, F16, Inputs, KvCache, KvShape, Outputs, Pages, Plan, View, ViewMut, Workspace,
+};
 
 #[test]
 fn the_counter_counts() {
@@ -58,7 +60,10 @@ fn a_warm_run_on_short_elements_allocates_nothing() {
             fn view<'a, T>(data: &'a [T], x: &Tensor) -> View<'a, T> {
                 View::from_strides(data, x.offset, x.shape, x.strides).unwrap()
             }
-            let mut cache = KvCache::new(b, sizes[2], [sizes[5], dv]).unwrap().dtype(Dtype::F16).unwrap();
+            let mut cache = KvCache::new(b, KvShape { kv_heads: sizes[2], head_dim: sizes[5], value_dim: dv })
+                .unwrap()
+                .dtype(Dtype::F16)
+                .unwrap();
             cache.append(view(&short_k, &k), view(&short_v, &v)).unwrap();
             let (mut out, shape) = (vec![F16::default(); b * h * l * dv], [b, h, l, dv]);
             for (isa, exec) in execs() {

@@ -2,11 +2,11 @@
 
 use super::{Mistake, More, call, floats, mistake, numbers, outcome};
 use core::num::NonZeroUsize;
-use sdpa::{Alignment, Attention, Dtype, Error, Inputs, KeyScales, KvCache, View, Window};
+use sdpa::{Alignment, Attention, Dtype, Error, Inputs, KeyScales, KvCache, KvShape, View, Window};
 
 /// Two sequences of 5 and 3 keys of 6 and values of 7, two heads.
 fn cache() -> KvCache {
-    let mut cache = KvCache::new(2, 2, [6, 7]).unwrap();
+    let mut cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 6, value_dim: 7 }).unwrap();
     cache.append(floats([2, 2, 3, 6]), floats([2, 2, 3, 7])).unwrap();
     cache.append_to(0, floats([1, 2, 2, 6]), floats([1, 2, 2, 7])).unwrap();
     cache
@@ -14,7 +14,9 @@ fn cache() -> KvCache {
 
 /// One sequence of 1000 keys, of which the last 100 and the first 4 may be seen.
 fn sliding() -> KvCache {
-    let mut cache = KvCache::sliding(1, 1, [2, 2], NonZeroUsize::new(100).unwrap(), 4).unwrap();
+    let mut cache =
+        KvCache::sliding(1, KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 }, NonZeroUsize::new(100).unwrap(), 4)
+            .unwrap();
     (0..10).for_each(|_| cache.append(floats([1, 1, 100, 2]), floats([1, 1, 100, 2])).unwrap());
     cache
 }
@@ -116,7 +118,7 @@ fn changes() -> Vec<Mistake> {
         mistake(
             42,
             "a latent cache of longer values",
-            outcome(KvCache::new(2, 2, [6, 7]).unwrap().latent()),
+            outcome(KvCache::new(2, KvShape { kv_heads: 2, head_dim: 6, value_dim: 7 }).unwrap().latent()),
             "latent: value_dim is 7, but must be at most 6, the head_dim of keys, whose first columns the values are",
         ),
         mistake(
@@ -184,7 +186,9 @@ fn evicted() -> Vec<Mistake> {
 
 /// Outcome of a call over the second sequence of a sliding cache alone, the first of the call.
 fn second_of_two() -> String {
-    let mut cache = KvCache::sliding(2, 1, [2, 2], NonZeroUsize::new(100).unwrap(), 0).unwrap();
+    let mut cache =
+        KvCache::sliding(2, KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 }, NonZeroUsize::new(100).unwrap(), 0)
+            .unwrap();
     (0..10).for_each(|_| cache.append_to(1, floats([1, 1, 100, 2]), floats([1, 1, 100, 2])).unwrap());
     let inputs = Inputs::cached(floats([1, 1, 1, 2]), &cache).sequences(&[1]);
     call(Attention::new(), inputs, [1, 1, 1, 2], &[])
@@ -192,7 +196,7 @@ fn second_of_two() -> String {
 
 /// 51–53: elements that a cache has no place for, and scales of another length.
 pub(super) fn elements() -> Vec<Mistake> {
-    let new = || KvCache::new(1, 2, [4, 4]).unwrap();
+    let new = || KvCache::new(1, KvShape { kv_heads: 2, head_dim: 4, value_dim: 4 }).unwrap();
     let append = |cache: KvCache, bad: f32| {
         let mut rows = numbers(24);
         rows[2 * 4 + 1] = bad;
@@ -228,7 +232,7 @@ pub(super) fn elements() -> Vec<Mistake> {
 
 /// 63: a file of a cache that does not end where its header says.
 pub(super) fn cut_off() -> Vec<Mistake> {
-    let mut cache = KvCache::new(1, 1, [4, 4]).unwrap();
+    let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: 4, value_dim: 4 }).unwrap();
     cache.append(floats([1, 1, 3, 4]), floats([1, 1, 3, 4])).unwrap();
     let cache = cache.export().unwrap();
     vec![mistake(

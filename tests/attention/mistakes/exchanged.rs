@@ -2,7 +2,7 @@
 
 use super::sizes::{exchanged, unaligned};
 use super::{KEY_HEADS, Mistake, call, floats, mistake, outcome};
-use sdpa::{Attention, Gradients, Inputs, KvCache, Saved, ViewMut};
+use sdpa::{Attention, Gradients, Inputs, KvCache, KvShape, Saved, ViewMut};
 
 /// A shape but for the batch, which is 1, and the dimension, which is 6 for all.
 type Sizes = [usize; 2];
@@ -102,7 +102,7 @@ fn of_nothing() -> Vec<Mistake> {
 /// Keys of a cache have their heads where they belong.
 fn over_caches() -> Vec<Mistake> {
     let of = |what, [kv_heads, keys]: Sizes, [q, out]: [Sizes; 2], words: String| {
-        let mut cache = KvCache::new(1, kv_heads, [6, 6]).unwrap();
+        let mut cache = KvCache::new(1, KvShape { kv_heads, head_dim: 6, value_dim: 6 }).unwrap();
         cache.append(floats(shape([kv_heads, keys])), floats(shape([kv_heads, keys]))).unwrap();
         let got = call(Attention::new(), Inputs::cached(floats(shape(q)), &cache), shape(out), &[]);
         mistake(4, what, got, words)

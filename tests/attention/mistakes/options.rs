@@ -2,8 +2,8 @@
 
 use super::{ACCEPTED, K, KEY_HEADS, Mistake, OUT, Q, V, answer, bytes, call, floats, good, inputs, mistake, numbers};
 use sdpa::{
-    Attention, BlockTable, Gradients, Inputs, KvCache, Mask, Mods, Pages, Position, Run, Saved, ScoreMod, View,
-    ViewMut, WeightMod, WithDerivative,
+    Attention, BlockTable, Gradients, Inputs, KvCache, KvShape, Mask, Mods, Pages, Position, Run, Saved, ScoreMod,
+    View, ViewMut, WeightMod, WithDerivative,
 };
 
 pub(super) fn mistakes() -> Vec<Mistake> {
@@ -73,7 +73,7 @@ pub(super) fn lengths() -> Vec<Mistake> {
     let own = "needs tensors; caches and pages have lengths of their own";
     let rows = numbers(2 * 2 * 5 * 7);
     let [k, v] = [(K, 120), (V, 140)].map(|(shape, n)| View::bhld(&rows[..n], shape).unwrap());
-    let mut cache = KvCache::new(2, 2, [6, 7]).unwrap();
+    let mut cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 6, value_dim: 7 }).unwrap();
     cache.append(k, v).unwrap();
     let pages = Pages::new(k, v, BlockTable { entries: &[1, 0], lens: &[5, 4] }).unwrap();
     vec![
@@ -174,7 +174,7 @@ pub(super) fn backward() -> Vec<Mistake> {
         super::outcome(result)
     }
     let (none, half) = (Mods::new(), |x: f32, _: Position| x / 2.0);
-    let cache = KvCache::new(2, 2, [6, 7]).expect("small");
+    let cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 6, value_dim: 7 }).expect("small");
     let closure = "score function: needs a derivative in a backward call: ScoreMod::derivative, or WithDerivative";
     let weights = "weight function: needs a forward call: it has no derivative";
     let cached = "backward: needs keys and values as tensors, not a cache or pages";

@@ -2,7 +2,7 @@
 
 use super::{ACCEPTED, Mistake, OUT, bytes, call, floats, good, mistake, outcome};
 use core::num::NonZeroUsize;
-use sdpa::{Alignment, Attention, Inputs, KvCache, Mask, Window, naive};
+use sdpa::{Alignment, Attention, Inputs, KvCache, KvShape, Mask, Window, naive};
 
 pub(super) fn mistakes() -> Vec<Mistake> {
     let plain = Attention::new();
@@ -25,7 +25,9 @@ pub(super) fn mistakes() -> Vec<Mistake> {
     ];
     let mut all: Vec<Mistake> =
         all.into_iter().map(|(number, what, of, inputs)| refused(number, what, of, inputs)).collect();
-    let mut cache = KvCache::sliding(1, 1, [2, 2], NonZeroUsize::new(100).unwrap(), 4).unwrap();
+    let mut cache =
+        KvCache::sliding(1, KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 }, NonZeroUsize::new(100).unwrap(), 4)
+            .unwrap();
     (0..10).for_each(|_| cache.append(floats([1, 1, 100, 2]), floats([1, 1, 100, 2])).unwrap());
     let cached = Inputs::cached(floats([1, 1, 1, 2]), &cache);
     all.push(mistake(50, "oracle: keys that slid away", oracle(plain, cached), call(plain, cached, [1, 1, 1, 2], &[])));

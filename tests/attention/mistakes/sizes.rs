@@ -1,7 +1,7 @@
 //! 1–10 and 18–21: sizes of tensors that do not fit, tensors in the wrong layout, and rules without positions.
 
 use super::{ACCEPTED, K, Mistake, More, OUT, Q, V, ZEROS, bytes, call, floats, good, inputs, mistake, outcome};
-use sdpa::{Attention, CacheFormat, Dtype, Inputs, KvCache, Mask, Outputs, PagePool, View, ViewMut, Window};
+use sdpa::{Attention, CacheFormat, Dtype, Inputs, KvCache, KvShape, Mask, Outputs, PagePool, View, ViewMut, Window};
 
 pub(super) fn exchanged(words: &str, argument: &str) -> String {
     format!(
@@ -51,7 +51,7 @@ pub(super) fn mistakes() -> Vec<Mistake> {
 
 /// Outcome of a causal call over the second sequence of a cache alone, the first of the call.
 fn second_of_two() -> String {
-    let mut cache = KvCache::new(2, 2, [6, 7]).unwrap();
+    let mut cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 6, value_dim: 7 }).unwrap();
     cache.append(floats(K), floats(V)).unwrap();
     let inputs = Inputs::cached(floats([1, 4, 3, 6]), &cache).sequences(&[1]);
     call(Attention::new().causal(), inputs, [1, 4, 3, 7], &[])
@@ -87,7 +87,7 @@ fn transposed() -> Vec<Mistake> {
         &[(More::Lse, [1, 10, 8, 1])],
     );
     let heads = |n: usize, kv: usize| format!("q: {n} heads are no multiple of the {kv} heads of k");
-    let mut cache = KvCache::new(1, 2, [6, 7]).unwrap();
+    let mut cache = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 6, value_dim: 7 }).unwrap();
     let appended = outcome(cache.append(floats(k), floats(v)));
     assert_eq!(cache.lens(), [0]);
     vec![
@@ -166,19 +166,24 @@ fn too_large() -> Vec<Mistake> {
         mistake(
             18,
             "keys longer than any",
-            outcome(KvCache::new(1, 1, [(1 << 24) + 1, 4])),
+            outcome(KvCache::new(1, KvShape { kv_heads: 1, head_dim: (1 << 24) + 1, value_dim: 4 })),
             "cache: head_dim is 16777217, but must be at most 16777216, the largest possible",
         ),
         mistake(
             18,
             "a cache beyond usize",
-            outcome(KvCache::new(usize::MAX, 1, [64, 64])),
+            outcome(KvCache::new(usize::MAX, KvShape { kv_heads: 1, head_dim: 64, value_dim: 64 })),
             format!("cache: sizes {:?} do not fit the address space", [usize::MAX, 1, 64, 64]),
         ),
         mistake(
             18,
             "a page pool beyond usize",
-            outcome(PagePool::new(1 << 50, 16, 1 << 10, [64, 48], CacheFormat::Elements(Dtype::F32))),
+            outcome(PagePool::new(
+                1 << 50,
+                16,
+                KvShape { kv_heads: 1 << 10, head_dim: 64, value_dim: 48 },
+                CacheFormat::Elements(Dtype::F32),
+            )),
             format!("page pool: sizes {:?} do not fit the address space", [1usize << 50, 16, 1 << 10, 112]),
         ),
     ]

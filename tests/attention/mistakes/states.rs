@@ -1,11 +1,17 @@
 //! 61 and 62: results and states that do not belong together.
 
 use super::{ACCEPTED, K, Mistake, Q, V, floats, mistake, outcome};
-use sdpa::{Alignment, Attention, AttnState, Exec, Outputs, Precision, ViewMut, Window, merge};
+use sdpa::{Alignment, Attention, AttnState, Exec, KvShape, Outputs, Precision, ViewMut, Window, merge};
 
 pub(super) fn mistakes() -> Vec<Mistake> {
     let other = |attention: Attention, slopes: Option<&'static [f32]>| {
-        let state = AttnState::new(attention.align(Alignment::TopLeft), floats(Q), [2, 7], Exec::serial()).unwrap();
+        let state = AttnState::new(
+            attention.align(Alignment::TopLeft),
+            floats(Q),
+            KvShape { kv_heads: 2, head_dim: Q[3], value_dim: 7 },
+            Exec::serial(),
+        )
+        .unwrap();
         match slopes {
             Some(slopes) => state.alibi(slopes).unwrap(),
             None => state,
@@ -50,7 +56,15 @@ pub(super) fn mistakes() -> Vec<Mistake> {
 
 /// 61: states that do not start where another ends. To obey a message leads to no other message.
 fn starts() -> Vec<Mistake> {
-    let new = || AttnState::new(Attention::new(), floats([1, 1, 3, 2]), [1, 2], Exec::serial()).unwrap();
+    let new = || {
+        AttnState::new(
+            Attention::new(),
+            floats([1, 1, 3, 2]),
+            KvShape { kv_heads: 1, head_dim: 2, value_dim: 2 },
+            Exec::serial(),
+        )
+        .unwrap()
+    };
     let merged = |keys: usize, first: usize| {
         let mut state = new();
         state.push(floats([1, 1, keys, 2]), floats([1, 1, keys, 2])).unwrap();
@@ -82,7 +96,9 @@ fn starts() -> Vec<Mistake> {
 /// 62: settings that depend on positions, and such as are the same in other words.
 fn positions() -> Vec<Mistake> {
     let q = floats([1, 1, 3, 4]);
-    let new = |attention: Attention| AttnState::new(attention, q, [1, 2], Exec::serial()).unwrap();
+    let new = |attention: Attention| {
+        AttnState::new(attention, q, KvShape { kv_heads: 1, head_dim: 4, value_dim: 2 }, Exec::serial()).unwrap()
+    };
     let merged = |mine: Attention, later: Attention| outcome(new(mine).merge(&new(later)));
     let (plain, at) = (Attention::new(), |n| Attention::new().align(Alignment::Offset(n)));
     let top_left = plain.align(Alignment::TopLeft);
@@ -114,7 +130,13 @@ fn positions() -> Vec<Mistake> {
 
 /// Outcome of reading a state with its weights.
 fn weights() -> String {
-    let mut state = AttnState::new(Attention::new(), floats(Q), [2, 7], Exec::serial()).unwrap();
+    let mut state = AttnState::new(
+        Attention::new(),
+        floats(Q),
+        KvShape { kv_heads: 2, head_dim: Q[3], value_dim: 7 },
+        Exec::serial(),
+    )
+    .unwrap();
     state.push(floats(K), floats(V)).unwrap();
     let (mut out, mut weights) = ([42.0; 168], [42.0; 120]);
     let outputs = Outputs::new(ViewMut::bhld(&mut out, [2, 4, 3, 7]).unwrap());

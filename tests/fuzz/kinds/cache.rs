@@ -9,7 +9,7 @@ use crate::fuzzer::draw::{DTYPES, Home, numbers, tame_one};
 use crate::fuzzer::rng::Rng;
 use crate::fuzzer::sources::{Tokens, append, channel_scales};
 use core::num::NonZeroUsize;
-use sdpa::{Dtype, Error, KeyScales, KvCache, View};
+use sdpa::{Dtype, Error, KeyScales, KvCache, KvShape, View};
 
 const MOST_KEYS: usize = 1500;
 const MOST_SEQUENCES: usize = 4;
@@ -98,9 +98,10 @@ impl Pair {
         let cache = match keep {
             Some([last, first, rollback]) => {
                 let last = NonZeroUsize::new(last).expect("at least one");
-                KvCache::sliding(sequences, kv_heads, dims, last, first).and_then(|cache| cache.rollback_room(rollback))
+                KvCache::sliding(sequences, KvShape { kv_heads, head_dim: dims[0], value_dim: dims[1] }, last, first)
+                    .and_then(|cache| cache.rollback_room(rollback))
             }
-            None => KvCache::new(sequences, kv_heads, dims),
+            None => KvCache::new(sequences, KvShape { kv_heads, head_dim: dims[0], value_dim: dims[1] }),
         };
         let cache = cache.expect("good sizes");
         let cache = match home {

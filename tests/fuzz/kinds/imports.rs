@@ -3,7 +3,7 @@
 use super::cache::exported;
 use crate::fuzzer::array::Array;
 use crate::fuzzer::rng::Rng;
-use sdpa::{Alignment, Attention, Error, Exec, Inputs, KvCache, Outputs, View, ViewMut, Window};
+use sdpa::{Alignment, Attention, Error, Exec, Inputs, KvCache, KvShape, Outputs, View, ViewMut, Window};
 
 /// Longest sequence, evicted keys included, over which calls are made.
 const MOST_KEYS: usize = 100_000;
@@ -67,7 +67,7 @@ fn number(rng: &mut Rng, bytes: &mut Vec<u8>, header: usize) {
 
 /// Whatever can be done with a cache.
 fn use_all(rng: &mut Rng, mut cache: KvCache, file: usize) {
-    let (lens, [d, dv], g) = (cache.lens().to_vec(), [cache.head_dim(), cache.value_dim()], cache.kv_heads());
+    let (lens, KvShape { kv_heads: g, head_dim: d, value_dim: dv }) = (cache.lens().to_vec(), cache.shape());
     // A block has 256 keys; integers take half as much for what they are multiplied by.
     let blocks: usize = 1 + 2 * lens.len();
     let all = 4 * (file + blocks * 256 * g * (d + dv + 16));
@@ -97,7 +97,7 @@ fn use_all(rng: &mut Rng, mut cache: KvCache, file: usize) {
 }
 
 fn attend(rng: &mut Rng, cache: &KvCache) {
-    let (batch, g, d, dv) = (cache.lens().len(), cache.kv_heads(), cache.head_dim(), cache.value_dim());
+    let (batch, KvShape { kv_heads: g, head_dim: d, value_dim: dv }) = (cache.lens().len(), cache.shape());
     let rows = 1 + rng.below(2);
     let q: Vec<f32> = (0..batch * g * rows * d).map(|_| rng.normal()).collect();
     let (mut out, blank) = (vec![f32::from_bits(u32::MAX); batch * g * rows * dv], u32::MAX);

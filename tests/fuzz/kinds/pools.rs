@@ -10,7 +10,7 @@ use crate::fuzzer::place::AnyPlaced;
 use crate::fuzzer::rng::Rng;
 use crate::fuzzer::sources::{Packed, Source, channel_scales};
 use crate::fuzzer::stage::{Stage, list};
-use sdpa::{BlockTable, CacheFormat, Dtype, Error, Exec, PagePool};
+use sdpa::{BlockTable, CacheFormat, Dtype, Error, Exec, KvShape, PagePool};
 
 const MOST_SEQUENCES: usize = 4;
 
@@ -71,7 +71,9 @@ impl History {
             Home::Bits(kind) => CacheFormat::Int4(kind),
             _ => CacheFormat::Int8PerToken,
         };
-        let pool = PagePool::new(2 + rng.below(30), page, kv_heads, dims, format).expect("good sizes");
+        let pool =
+            PagePool::new(2 + rng.below(30), page, KvShape { kv_heads, head_dim: dims[0], value_dim: dims[1] }, format)
+                .expect("good sizes");
         Self { pool, model: Vec::new(), home, said: format!("{home:?}, pages of {page}:"), tame: false }
     }
 
@@ -80,7 +82,8 @@ impl History {
     }
 
     fn dims(&self) -> [usize; 2] {
-        [self.pool.head_dim(), self.pool.value_dim()]
+        let KvShape { head_dim, value_dim, .. } = self.pool.shape();
+        [head_dim, value_dim]
     }
 
     fn len(&self, b: usize) -> usize {
@@ -96,7 +99,7 @@ impl History {
 
     fn tokens(&self, rng: &mut Rng, n: usize) -> [Array; 2] {
         self.dims().map(|dim| {
-            let mut x = numbers(rng, [1, self.pool.kv_heads(), n, dim], self.dtype());
+            let mut x = numbers(rng, [1, self.pool.shape().kv_heads, n, dim], self.dtype());
             self.home.tame(&mut x.data);
             if self.tame {
                 x.data.iter_mut().for_each(tame_one);
@@ -255,7 +258,9 @@ impl History {
     fn stage<'c>(&mut self, rng: &mut Rng, case: &'c Case) -> Stage<'c> {
         let of: Vec<usize> = (0..self.model.len()).collect();
         let (entries, lens) = self.table(&of);
-        let none = PagePool::new(0, 16, 1, [1, 1], CacheFormat::Elements(Dtype::F32)).expect("nothing");
+        let none =
+            PagePool::new(0, 16, KvShape { kv_heads: 1, head_dim: 1, value_dim: 1 }, CacheFormat::Elements(Dtype::F32))
+                .expect("nothing");
         let pool = std::mem::replace(&mut self.pool, none);
         let packed = Packed { pool, entries: list(rng, &entries), lens: list(rng, &lens) };
         Stage::over(rng, case, Source::Packed(packed))
@@ -273,7 +278,7 @@ impl History {
         let longest = lens.iter().copied().max().unwrap_or(0);
         let dims = self.dims();
         let kv = [0, 1].map(|part| {
-            Array::from_fn([of.len(), self.pool.kv_heads(), longest, dims[part]], |[b, h, j, c]| {
+            Array::from_fn([of.len(), self.pool.shape().kv_heads, longest, dims[part]], |[b, h, j, c]| {
                 if j < lens[b] { self.model[b].kv[part].get([0, h, j, c]) } else { 0.0 }
             })
         });

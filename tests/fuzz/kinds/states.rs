@@ -7,7 +7,7 @@ use crate::fuzzer::draw::{Home, draw_of, numbers};
 use crate::fuzzer::parts;
 use crate::fuzzer::place::Placed;
 use crate::fuzzer::rng::Rng;
-use sdpa::{Alignment, Attention, AttnState, Dtype, Error, Exec, View, ViewMut, merge};
+use sdpa::{Alignment, Attention, AttnState, Dtype, Error, Exec, KvShape, View, ViewMut, merge};
 
 const ONE: [f32; 1] = [0.25];
 
@@ -36,14 +36,15 @@ pub(super) fn check(rng: &mut Rng) {
     let exec = Exec::serial();
     let late = attention.align(Alignment::BottomRight);
     for attention in [attention, late] {
-        let refused = AttnState::new(attention, view([b, h, l, d]), [g, dv], exec);
+        let refused =
+            AttnState::new(attention, view([b, h, l, d]), KvShape { kv_heads: g, head_dim: d, value_dim: dv }, exec);
         assert!(matches!(refused, Err(Error::Needs { .. })), "nobody knows where the rows stand");
     }
     let attention = attention.align(Alignment::Offset(3));
     let [q, k, v] = [[b, h, l, d], [b, g, n, d], [b, g, n, dv]].map(|shape| spoiled(rng, shape));
     let what = format!("{q:?} {k:?} {v:?}, {g} heads, values of {dv}");
     let fits = q[3] > 0 && (q[1] == g || g > 0 && q[1].is_multiple_of(g));
-    let state = AttnState::new(attention, view(q), [g, dv], exec);
+    let state = AttnState::new(attention, view(q), KvShape { kv_heads: g, head_dim: d, value_dim: dv }, exec);
     assert_eq!(state.is_ok(), fits, "{what}");
     let Ok(mut state) = state else { return };
     let fits = k == [q[0], g, k[2], q[3]] && v == [q[0], g, k[2], dv];
@@ -51,7 +52,8 @@ pub(super) fn check(rng: &mut Rng) {
     assert_eq!(pushed.is_ok(), fits, "{what}: {pushed:?}");
     assert_eq!(state.len(), if fits { k[2] } else { 0 }, "{what}");
     let first = rng.pick(&[0, 256, 512]);
-    let later = AttnState::new(attention, view(q), [g, dv], exec).and_then(|state| state.starting_at(first));
+    let later = AttnState::new(attention, view(q), KvShape { kv_heads: g, head_dim: d, value_dim: dv }, exec)
+        .and_then(|state| state.starting_at(first));
     let merged = state.merge(&later.expect("a good state"));
     assert_eq!(merged.is_ok(), first == if fits { k[2] } else { 0 }, "{what}, then from {first}: {merged:?}");
 }

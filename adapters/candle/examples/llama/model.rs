@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module, RmsNorm, VarBuilder, linear_no_bias as linear, ops, rms_norm, rotary_emb};
 use candle_transformers::models::llama::{self, Config};
-use sdpa_candle::{Alignment, Attention, KvCache, Sdpa};
+use sdpa_candle::{Alignment, Attention, KvCache, KvShape, Sdpa};
 
 pub(crate) struct Llama {
     /// Candle's model without layers: the embedding of tokens, the last norm and the head.
@@ -46,7 +46,11 @@ impl Llama {
     /// An empty cache for each layer.
     pub(crate) fn caches(config: &Config, batch: usize) -> Result<Vec<KvCache>> {
         let dim = config.hidden_size / config.num_attention_heads;
-        (0..config.num_hidden_layers).map(|_| KvCache::new(batch, config.num_key_value_heads, [dim; 2])).collect()
+        (0..config.num_hidden_layers)
+            .map(|_| {
+                KvCache::new(batch, KvShape { kv_heads: config.num_key_value_heads, head_dim: dim, value_dim: dim })
+            })
+            .collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use candle_core::{D, DType, Device, Module, Result, Tensor};
 use candle_nn::{Init, Linear, VarBuilder, linear_no_bias, ops};
-use sdpa_candle::{Alignment, Attention, KvCache, Sdpa};
+use sdpa_candle::{Alignment, Attention, KvCache, KvShape, Sdpa};
 use sdpa_layers::{Compute, Embedding};
 
 /// Implementation of attention in a model.
@@ -109,7 +109,7 @@ impl MultiHead {
     /// Makes an empty cache for this attention.
     pub(crate) fn cache(&self, sequences: usize) -> Result<KvCache> {
         let dim = self.q.weight().dim(0)? / self.heads;
-        KvCache::new(sequences, self.heads, [dim; 2])
+        KvCache::new(sequences, KvShape { kv_heads: self.heads, head_dim: dim, value_dim: dim })
     }
 
     /// Adds keys and values of these rows to the cache.

@@ -3,7 +3,7 @@
 use crate::oracle::{Scores, TYPES, assert_close, assert_same, candle, mask, random};
 use candle_core::{DType, Tensor};
 use sdpa_candle::sdpa;
-use sdpa_candle::{Alignment, Attention, Int4, KeyScales, KvCache, Sdpa};
+use sdpa_candle::{Alignment, Attention, Int4, KeyScales, KvCache, KvShape, Sdpa};
 use std::num::NonZeroUsize;
 
 const KEYS: usize = 262;
@@ -38,7 +38,8 @@ fn pieces_have_the_bits_of_one_call() {
             let stored = x.transpose(1, 2).unwrap().contiguous().unwrap();
             stored.transpose(1, 2).unwrap()
         });
-        let cache = KvCache::new(2, 2, [32, 24]).unwrap().dtype(dtype).unwrap();
+        let cache =
+            KvCache::new(2, KvShape { kv_heads: 2, head_dim: 32, value_dim: 24 }).unwrap().dtype(dtype).unwrap();
         let got = in_pieces(cache, &strided);
         let [q, k, v] = &rounded;
         assert_same(&got, &causal().forward(q, k, v).unwrap(), &format!("{dtype:?}"));
@@ -53,7 +54,7 @@ fn pieces_have_the_bits_of_one_call() {
 fn types_of_caches_are_near_candles_own() {
     let [q, k, v] = qkv();
     let expected = candle(&q, &k, &v, &Scores::keep(mask(KEYS, KEYS, |row, key| key <= row))).unwrap();
-    let new = || KvCache::new(2, 2, [32, 24]).unwrap();
+    let new = || KvCache::new(2, KvShape { kv_heads: 2, head_dim: 32, value_dim: 24 }).unwrap();
     let channels = KeyScales::PerChannel(vec![6.0 / 127.0; 2 * 32]);
     let caches = [
         ("bf16", new().dtype(DType::BF16).unwrap(), 3e-2),
@@ -72,7 +73,7 @@ fn types_of_caches_are_near_candles_own() {
 #[test]
 fn queries_have_a_type_of_their_own() {
     let [q, k, v] = qkv();
-    let mut cache = KvCache::new(2, 2, [32, 24]).unwrap();
+    let mut cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 32, value_dim: 24 }).unwrap();
     cache.append(&k, &v).unwrap();
     let q = q.to_dtype(DType::BF16).unwrap();
     let out = cache.attend(&q, &causal()).unwrap();
@@ -82,7 +83,7 @@ fn queries_have_a_type_of_their_own() {
 #[test]
 fn sequences_have_lengths_of_their_own() {
     let [q, k, v] = qkv();
-    let mut cache = KvCache::new(2, 2, [32, 24]).unwrap();
+    let mut cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 32, value_dim: 24 }).unwrap();
     for (sequence, rows) in [(1, 20), (0, 5), (1, 3)] {
         let from = cache.lens()[sequence];
         let [k, v] = [&k, &v].map(|x| x.narrow(0, sequence, 1).unwrap().narrow(2, from, rows).unwrap());
@@ -104,7 +105,7 @@ fn options_hold_over_caches() {
     let [q, k, v] = qkv();
     let drop = mask(KEYS, KEYS, |row, key| (row + key) % 7 == 3);
     let sdpa = causal().drop_mask(&drop).sinks(&random(4, 5)).bias(&random((1, 4, 1, KEYS), 6));
-    let mut cache = KvCache::new(2, 2, [32, 24]).unwrap();
+    let mut cache = KvCache::new(2, KvShape { kv_heads: 2, head_dim: 32, value_dim: 24 }).unwrap();
     cache.append(&k, &v).unwrap();
     assert_same(&cache.attend(&q, &sdpa).unwrap(), &sdpa.forward(&q, &k, &v).unwrap(), "options");
 }
@@ -115,7 +116,9 @@ fn sliding_caches() {
     let last = NonZeroUsize::new(10).unwrap();
     let window = sdpa::Window::last_tokens(last);
     let sdpa = Sdpa::new(Attention::new().causal().window(window).align(Alignment::BottomRight));
-    let mut cache = KvCache::from(sdpa::KvCache::sliding(2, 2, [32, 24], last, 0).unwrap());
+    let mut cache = KvCache::from(
+        sdpa::KvCache::sliding(2, sdpa::KvShape { kv_heads: 2, head_dim: 32, value_dim: 24 }, last, 0).unwrap(),
+    );
     cache.append(&k, &v).unwrap();
     let q = q.narrow(2, KEYS - 1, 1).unwrap();
     assert_same(&cache.attend(&q, &sdpa).unwrap(), &sdpa.forward(&q, &k, &v).unwrap(), "sliding");

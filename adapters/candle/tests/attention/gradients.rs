@@ -2,7 +2,7 @@
 
 use crate::oracle::{Scores, TYPES, assert_close, assert_same, candle, mask, random};
 use candle_core::{DType, Device, Result, Tensor, Var};
-use sdpa_candle::{Alignment, Attention, KvCache, Sdpa, Window, sdpa};
+use sdpa_candle::{Alignment, Attention, KvCache, KvShape, Sdpa, Window, sdpa};
 use std::num::NonZeroUsize;
 use std::slice;
 
@@ -189,7 +189,7 @@ fn a_step_back_through_a_cache_is_an_error_that_names_the_argument() {
     let plain = || [random((1, 4, 3, 8), 1), random((1, 2, 5, 8), 2), random((1, 2, 5, 8), 3)];
     let var = |x: &Tensor| Var::from_tensor(x).unwrap().as_tensor().clone();
     let said = |[q, k, v]: [Tensor; 3], call: &Sdpa| {
-        let mut cache = KvCache::new(1, 2, [8, 8]).unwrap();
+        let mut cache = KvCache::new(1, KvShape { kv_heads: 2, head_dim: 8, value_dim: 8 }).unwrap();
         cache.append(&k, &v).unwrap();
         let out = cache.attend(&q, call).unwrap();
         let weight = Var::from_tensor(&random(out.shape().clone(), 9)).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::oracle::random;
 use candle_core::{DType, Device, Result, Tensor};
-use sdpa_candle::{Attention, KeyScales, KvCache, Sdpa};
+use sdpa_candle::{Attention, KeyScales, KvCache, KvShape, Sdpa};
 
 fn refused<T>(result: Result<T>, message: &str) {
     let error = result.err().expect("an error").to_string();
@@ -65,9 +65,9 @@ fn lengths() {
 #[test]
 fn caches() {
     let [q, k, v] = qkv();
-    let new = || KvCache::new(1, 2, [8, 8]).unwrap();
+    let new = || KvCache::new(1, KvShape { kv_heads: 2, head_dim: 8, value_dim: 8 }).unwrap();
     let mut cache = new();
-    refused(KvCache::new(1, 2, [0, 8]), "sdpa: ");
+    refused(KvCache::new(1, KvShape { kv_heads: 2, head_dim: 0, value_dim: 8 }), "sdpa: ");
     refused(new().dtype(DType::U8), "sdpa: dtype: type is u8, but must be f32, bf16 or f16");
     refused(new().int8(KeyScales::PerChannel(vec![1.0])), "sdpa: key scales: length is 1");
     refused(cache.append(&q, &v), "sdpa: k: heads is 4, but the cache has 2");

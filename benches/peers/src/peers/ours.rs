@@ -6,7 +6,8 @@ use crate::failure::Result;
 use crate::peer::{NATIVE, OURS, Peer, held_isa};
 use crate::rounded::Qkv;
 use sdpa::{
-    Attention, Dtype, Exec, Inputs, Isa, KeyScales, KvCache, Outputs, Plan, Precision, Shape, Workspace, unfused,
+    Attention, Dtype, Exec, Inputs, Isa, KeyScales, KvCache, KvShape, Outputs, Plan, Precision, Shape, Workspace,
+    unfused,
 };
 use std::hint::black_box;
 
@@ -44,7 +45,7 @@ impl Ready {
     fn cached(mut self, elements: Elements) -> Result<Self> {
         let Shape { batch, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = self.shape;
         if q_len == 1 || elements == Elements::Int8 {
-            let cache = KvCache::new(batch, kv_heads, [head_dim, value_dim])?;
+            let cache = KvCache::new(batch, KvShape { kv_heads, head_dim, value_dim })?;
             let mut cache = match elements {
                 Elements::F32 => cache,
                 Elements::Bf16 => cache.dtype(Dtype::Bf16)?,

@@ -3,6 +3,7 @@
 use crate::attention::call::Call;
 use crate::simd::quiet;
 use crate::tensor::any::{AnyShared, Tensor, TensorMut};
+use crate::tensor::misfit::{Fault, Misfit, one_a_row, same, same_rows};
 use crate::tensor::view::View;
 use crate::tensor::view_mut::{SharedMut, ViewMut};
 
@@ -31,6 +32,35 @@ impl<'a> Saved<'a> {
     #[must_use]
     pub fn d_lse(self, d_lse: View<'a>) -> Self {
         Self { d_lse: Some(d_lse), ..self }
+    }
+
+    /// Checks that the results fit the call, whose inputs fit together.
+    #[doc(hidden)] // its error has no name in `sdpa`
+    pub fn fits(&self, call: &Call<'_>) -> Result<(), Misfit> {
+        if call.kv.tensors().is_none() {
+            return Fault::Needs("keys and values as tensors, not a cache or pages").of("backward");
+        }
+        for argument in ["out", "lse", "d_out", "d_lse"] {
+            let Some(shape) = self.shape_of(argument) else { continue };
+            same_rows(argument, shape, call.q.shape(), "q")?;
+            match argument {
+                "lse" | "d_lse" => one_a_row(argument, shape[3])?,
+                _ => same(argument, "value_dim", shape[3], call.kv.v_shape()[3], "v")?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the shape of a tensor, by its name in messages.
+    #[doc(hidden)] // for `sdpa`
+    pub fn shape_of(&self, argument: &str) -> Option<[usize; 4]> {
+        match argument {
+            "out" => Some(self.out.shape()),
+            "lse" => Some(self.lse.shape()),
+            "d_out" => Some(self.d_out.shape()),
+            "d_lse" => self.d_lse.map(|d_lse| d_lse.shape()),
+            _ => None,
+        }
     }
 }
 
@@ -104,6 +134,48 @@ impl<'a> Gradients<'a> {
     pub fn scale(self, dscale: &'a mut f32) -> Self {
         Self { scale: Some(dscale), ..self }
     }
+
+    /// Checks that the gradients fit the call, whose inputs fit together. Its bias is the one that was given, not yet broadcast.
+    #[doc(hidden)] // its error has no name in `sdpa`
+    pub fn fits(&self, call: &Call<'_>) -> Result<(), Misfit> {
+        let tensors = [("dq", "q", call.q.shape()), ("dk", "k", call.kv.k_shape()), ("dv", "v", call.kv.v_shape())];
+        for (argument, of, expected) in tensors {
+            self.shape_of(argument).map_or(Ok(()), |shape| has_shape(argument, shape, expected, of))?;
+        }
+        if let Some(gradient) = &self.bias {
+            let needs = "a bias, which the call does not have";
+            let bias = call.options.bias.map_or_else(|| Fault::Needs(needs).of("dbias"), Ok)?;
+            has_shape("dbias", gradient.shape(), bias.of.shape(), "bias")?;
+        }
+        let lists = [
+            ("dsinks", &self.sinks, call.options.sinks, "sinks, which the call does not have"),
+            ("dslopes", &self.slopes, call.options.alibi, "ALiBi slopes, which the call does not have"),
+        ];
+        for (argument, gradient, option, needs) in lists {
+            let Some(gradient) = gradient else { continue };
+            option.map_or_else(|| Fault::Needs(needs).of(argument), |_| Ok(()))?;
+            same(argument, "length", gradient.len(), call.q.shape()[1], "q (heads)")?;
+        }
+        Ok(())
+    }
+
+    /// Returns the shape of a gradient in q, k or v, by its name in messages.
+    #[doc(hidden)] // for `sdpa`
+    pub fn shape_of(&self, argument: &str) -> Option<[usize; 4]> {
+        let gradient = match argument {
+            "dq" => &self.q,
+            "dk" => &self.k,
+            "dv" => &self.v,
+            _ => return None,
+        };
+        gradient.as_ref().map(|gradient| gradient.shape())
+    }
+}
+
+/// Checks that a gradient has the shape of what it is a gradient in.
+fn has_shape(argument: &'static str, got: [usize; 4], expected: [usize; 4], of: &'static str) -> Result<(), Misfit> {
+    same_rows(argument, got, expected, of)?;
+    same(argument, "last dimension", got[3], expected[3], of)
 }
 
 /// Gradients that workers write, each to its own rows.
@@ -208,27 +280,5 @@ impl<'a> Gradients<'a> {
         });
         let [q, k, v] = [q, k, v].map(|gradient| gradient.map(TensorMut::into_shared));
         (SharedGradients { q, k, v, bias }, Reduced { sinks, slopes, scale })
-    }
-}
-
-/// Asserts that saved results and gradients fit the call.
-pub(crate) fn assert_fits(call: &Call<'_>, saved: &Saved<'_>, gradients: &Gradients<'_>) {
-    let ([b, h, lq, d], k, v) = (call.q.shape(), call.kv.k_shape(), call.kv.v_shape());
-    let out = [b, h, lq, v[3]];
-    assert!(call.kv.tensors().is_some(), "keys and values are two tensors");
-    assert!(saved.out.shape() == out && saved.d_out.shape() == out, "an output does not fit q and v");
-    assert!(saved.lse.shape() == [b, h, lq, 1], "the LSE does not fit q");
-    assert!(saved.d_lse.is_none_or(|lse| lse.shape() == [b, h, lq, 1]), "the LSE's gradient does not fit q");
-    for (gradient, shape) in [(&gradients.q, [b, h, lq, d]), (&gradients.k, k), (&gradients.v, v)] {
-        assert!(gradient.as_ref().is_none_or(|gradient| gradient.shape() == shape), "a gradient does not fit");
-    }
-    if let Some(bias) = &gradients.bias {
-        let whole = [call.sequences(), h, call.longest().0];
-        let fits = bias.shape().iter().zip(whole).all(|(&n, all)| n == 1 || n == all);
-        let of = call.options.bias.map_or(0, |bias| bias.shape()[3]);
-        assert!(fits && (bias.shape()[3] == of || bias.shape()[3] == 1), "the bias's gradient does not fit");
-    }
-    for per_head in [&gradients.sinks, &gradients.slopes].into_iter().flatten() {
-        assert!(per_head.len() == h, "gradients of slopes or sinks do not fit the heads");
     }
 }

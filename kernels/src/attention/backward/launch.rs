@@ -7,13 +7,13 @@
 //! one of all heads before the next, so a worker waits only for what another is at, and seldom. So every sum is taken in
 //! one order, whoever takes it: gradients have the same bits for any number of threads.
 
-use crate::attention::backward::call::{Gradients, Saved, assert_fits};
+use crate::attention::backward::call::{Gradients, Saved};
 use crate::attention::backward::column::Column;
 use crate::attention::backward::memory::{BackwardMemory, BackwardScratch};
 use crate::attention::backward::pass::{BackwardPass, BlockAt};
 use crate::attention::blocks::task::BoundCall;
 use crate::attention::call::Call;
-use crate::attention::call::checked::CheckedCall;
+use crate::attention::call::checked::{CheckedCall, fitting};
 use crate::attention::call::mods::{MaskMod, Mods, ScoreMod, WeightMod};
 use crate::attention::call::row_mods::RowMods;
 use crate::attention::call::tiling::Tiling;
@@ -40,7 +40,7 @@ impl<'a> BackwardLaunch<'a> {
     /// Binds a call to its gradients. `None` if there is no memory for what workers share.
     ///
     /// # Panics
-    /// If shapes do not fit together. `sdpa` reports such calls as errors before it makes a launch.
+    /// If shapes do not fit together. `sdpa` makes the same checks, for errors, before it makes a launch.
     pub fn new(
         call: Call<'a>,
         saved: Saved<'a>,
@@ -49,7 +49,8 @@ impl<'a> BackwardLaunch<'a> {
         memory: &'a mut BackwardMemory,
     ) -> Option<Self> {
         let checked = CheckedCall::reading(Call { precision: Precision::Exact, ..call }, tiling);
-        assert_fits(checked.call(), &saved, &gradients);
+        fitting(saved.fits(&call));
+        fitting(gradients.fits(&call));
         let (columns_per_head, columns) = count_columns(&call)?;
         if !memory.try_reserve(&call, columns) {
             return None;

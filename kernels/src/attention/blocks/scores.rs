@@ -34,7 +34,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     pub(crate) fn compute_scores(&mut self, row_block: Range<usize>) -> bool {
         let (options, rows) = (&self.task.call.options, row_block.len());
         // SAFETY: the call's mask, whose sizes `CheckedCall` has checked.
-        let mask = options.mask.map(|mask| (mask, unsafe { self.all_columns(&mask.view(), row_block.clone()) }));
+        let mask = options.mask.map(|mask| (mask.of, unsafe { self.all_columns(&mask.of.view(), row_block.clone()) }));
         let mask = mask.as_ref().map(|(mask, columns)| (*mask, &columns[..]));
         // SAFETY: the columns are rows of the mask, just taken.
         unsafe { self.find_spans(row_block.clone(), mask) };
@@ -42,7 +42,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             return false;
         }
         let bias = options.bias.map(|bias| {
-            by_type!(Tensor => Typed, bias, |bias| {
+            by_type!(Tensor => Typed, bias.of, |bias| {
                 // SAFETY: the call's bias, whose sizes `CheckedCall` has checked.
                 unsafe { self.all_columns(&bias, row_block.clone()) }
             })

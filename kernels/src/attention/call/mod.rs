@@ -2,6 +2,7 @@
 
 pub(crate) mod checked;
 pub(crate) mod dropout;
+pub(crate) mod fit;
 pub(crate) mod masks;
 pub(crate) mod mods;
 pub(crate) mod options;

@@ -58,18 +58,35 @@ pub struct Ragged<'a> {
     pub k: Option<&'a [usize]>,
 }
 
+/// Bias or mask, and the keys for which it has columns. Batch, heads and rows of 1 are broadcast.
+#[derive(Debug, Clone, Copy)]
+pub struct Covered<T> {
+    /// Bias or mask.
+    pub of: T,
+    /// Keys for which it has columns.
+    pub cover: Cover,
+}
+
+/// Keys that a bias or mask has columns for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cover {
+    /// Every key; a single column is broadcast to all.
+    AllKeys,
+    /// The first keys; the others are hidden.
+    FirstKeys,
+}
+
 /// Settings and tensors that change scores. All off by default.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options<'a> {
     /// Softcap `c`: scores become c·tanh(score / c). Positive and finite.
     pub softcap: Option<f32>,
-    /// Bias added to the scores; −∞ hides. `[batch, heads, rows, columns]`, of any element type; keys beyond its columns
-    /// are hidden.
-    pub bias: Option<Tensor<'a>>,
+    /// Bias added to the scores; −∞ hides. `[batch, heads, rows, columns]`, of any element type.
+    pub bias: Option<Covered<Tensor<'a>>>,
     /// ALiBi slopes, one per query head: −slope·|p − j| is added.
     pub alibi: Option<&'a [f32]>,
-    /// Keys that rows may attend to, `[batch, heads, rows, columns]`; those beyond its columns are hidden.
-    pub mask: Option<Mask<'a>>,
+    /// Keys that rows may attend to, `[batch, heads, rows, columns]`.
+    pub mask: Option<Covered<Mask<'a>>>,
     /// Attention sinks, one logit per query head: each counts in the denominator, with a value of 0.
     pub sinks: Option<&'a [f32]>,
     /// Number of keys of each sequence, counted from the first.

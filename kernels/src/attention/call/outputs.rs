@@ -1,6 +1,9 @@
 //! Outputs of a call: the attention output, lse, scores, key weight sums, and the state carried between calls.
 
+use crate::attention::call::Call;
+use crate::attention::call::options::Ragged;
 use crate::tensor::any::{AnyShared, TensorMut};
+use crate::tensor::misfit::{Fault, Misfit, one_a_row, same, same_rows};
 use crate::tensor::view_mut::{SharedMut, ViewMut};
 
 /// Stages of the score computation at which scores can be written out, `[batch, heads, rows, keys]`. Only such outputs
@@ -60,8 +63,7 @@ pub struct Outputs<'a> {
     #[doc(hidden)]
     pub state: Option<State<'a>>,
     /// Name of an output that was given more than once.
-    #[doc(hidden)]
-    pub twice: Option<&'static str>,
+    pub(crate) twice: Option<&'static str>,
 }
 
 impl<'a> Outputs<'a> {
@@ -120,6 +122,87 @@ impl<'a> Outputs<'a> {
     pub fn key_weight_sums(self, sums: ViewMut<'a>) -> Self {
         let twice = self.twice.or(self.key_weight_sums.is_some().then_some("key weight sums"));
         Self { key_weight_sums: Some(sums), twice, ..self }
+    }
+
+    /// Checks that every output fits the call, whose inputs fit together.
+    #[doc(hidden)] // its error has no name in `sdpa`
+    pub fn fits(&self, call: &Call<'_>) -> Result<(), Misfit> {
+        if let Some(argument) = self.twice {
+            return Fault::Twice.of(argument);
+        }
+        let (q, value_dim, [keys, values]) = (call.q.shape(), call.kv.v_shape()[3], call.kv.names());
+        if let Some(out) = &self.out {
+            same_rows("out", out.shape(), q, "q")?;
+            same("out", "value_dim", out.shape()[3], value_dim, values)?;
+        }
+        if let Some(lse) = &self.lse {
+            same_rows("lse", lse.shape(), q, "q")?;
+            one_a_row("lse", lse.shape()[3])?;
+        }
+        let (longest_rows, longest_keys) = call.longest();
+        for (argument, [b, h, l, columns]) in self.score_shapes() {
+            same(argument, "batch", b, call.sequences(), "the call")?;
+            same(argument, "heads", h, q[1], "q")?;
+            same(argument, "rows", l, longest_rows, "q")?;
+            same(argument, "columns", columns, longest_keys, call.columns_of())?;
+        }
+        if let Some(sums) = &self.key_weight_sums {
+            let ([b, h, l, last], expected) = (sums.shape(), call.key_weight_sums_shape());
+            let of = if matches!(call.options.ragged, Some(Ragged { k: None, .. })) { "the call" } else { keys };
+            same("key weight sums", "batch", b, expected[0], of)?;
+            same("key weight sums", "heads", h, expected[1], keys)?;
+            same("key weight sums", "rows", l, expected[2], of)?;
+            if last != 1 {
+                return Fault::Wide { got: last, expected: "1 (one value a key)" }.of("key weight sums");
+            }
+        }
+        self.state_fits(call)
+    }
+
+    /// Checks that a state fits the call, and that without an output there is a state and nothing else.
+    fn state_fits(&self, call: &Call<'_>) -> Result<(), Misfit> {
+        if let Some(State { max, sum, out }) = &self.state {
+            for shape in [max.shape(), sum.shape()] {
+                same_rows("state", shape, call.q.shape(), "q")?;
+                one_a_row("state", shape[3])?;
+            }
+            same_rows("state", out.shape(), call.q.shape(), "q")?;
+            same("state", "value_dim", out.shape()[3], call.kv.v_shape()[3], call.kv.names()[1])?;
+        }
+        let alone = self.lse.is_none() && self.of_all_keys().is_none();
+        match self.out.is_some() || self.state.is_some() && alone {
+            true => Ok(()),
+            false => Fault::Needs("an output, or a state alone").of("outputs"),
+        }
+    }
+
+    /// Returns names and shapes of the scores that are given.
+    fn score_shapes(&self) -> impl Iterator<Item = (&'static str, [usize; 4])> {
+        SCORES.into_iter().zip(&self.points).filter_map(|(name, view)| Some((name, view.as_ref()?.shape())))
+    }
+
+    /// Returns the name of the first output, if any, that has an element for every key, hidden or not.
+    #[doc(hidden)] // for `sdpa`
+    pub fn of_all_keys(&self) -> Option<&'static str> {
+        let scores = self.score_shapes().next().map(|(name, _)| name);
+        scores.or(self.key_weight_sums.as_ref().map(|_| "key weight sums"))
+    }
+
+    /// Refuses outputs that need all keys at once.
+    #[doc(hidden)] // its error has no name in `sdpa`
+    pub fn check_for_state(&self) -> Result<(), Misfit> {
+        let refuse = |argument| Fault::Needs("a call over all keys, not a state").of(argument);
+        self.of_all_keys().map_or(Ok(()), refuse)
+    }
+
+    /// Returns the shape of an output, by its name in messages.
+    #[doc(hidden)] // for `sdpa`
+    pub fn shape_of(&self, argument: &str) -> Option<[usize; 4]> {
+        match argument {
+            "out" => self.out.as_ref().map(|out| out.shape()),
+            "lse" => self.lse.as_ref().map(|lse| lse.shape()),
+            _ => self.score_shapes().find(|&(name, _)| name == argument).map(|(_, shape)| shape),
+        }
     }
 }
 

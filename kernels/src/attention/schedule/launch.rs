@@ -50,7 +50,7 @@ impl<'a> Launch<'a> {
     /// Binds a call to its outputs.
     ///
     /// # Panics
-    /// If shapes do not fit together. `sdpa` reports such calls as errors before it makes a launch.
+    /// If shapes do not fit together. `sdpa` makes the same checks, for errors, before it makes a launch.
     pub fn new(call: Call<'a>, outputs: Outputs<'a>, tiling: Tiling) -> Self {
         let near = is_near(&call, &outputs);
         let checked = CheckedCall::new(call, outputs, tiling);

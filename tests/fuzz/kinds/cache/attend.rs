@@ -10,7 +10,7 @@ use crate::fuzzer::outs::{Outs, Wanted};
 use crate::fuzzer::rng::Rng;
 use crate::fuzzer::sources::Source;
 use crate::fuzzer::stage::Stage;
-use sdpa::{Alignment, Dtype, Error, Exec, Inputs, Isa, KvCache, Precision, View, Workspace};
+use sdpa::{Alignment, Dtype, Error, Exec, Inputs, Isa, KvCache, KvShape, Precision, View, Workspace};
 
 /// Whether the keys that rows see are there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,10 @@ impl Pair {
         if self.tame {
             case.make_tame();
         }
-        let cache = std::mem::replace(&mut self.cache, KvCache::new(0, 0, [1, 1]).expect("nothing"));
+        let cache = std::mem::replace(
+            &mut self.cache,
+            KvCache::new(0, KvShape { kv_heads: 0, head_dim: 1, value_dim: 1 }).expect("nothing"),
+        );
         let stage = Stage::over(rng, &case, Source::Cache(cache));
         // Sums of key weights are refused where keys are evicted.
         let wanted = if self.keep.is_some() { Wanted::LEAST } else { wanted };
@@ -65,7 +68,10 @@ impl Pair {
     fn compare(&mut self, rng: &mut Rng, case: &Case, wanted: Wanted, sight: Sight, history: &str) {
         let isas: Vec<Isa> = Isa::available().collect();
         let exec = Exec::serial().isa(rng.pick(&isas));
-        let cache = std::mem::replace(&mut self.cache, KvCache::new(0, 0, [1, 1]).expect("nothing"));
+        let cache = std::mem::replace(
+            &mut self.cache,
+            KvCache::new(0, KvShape { kv_heads: 0, head_dim: 1, value_dim: 1 }).expect("nothing"),
+        );
         let stage = Stage::over(rng, case, Source::Cache(cache));
         let mut outs = Outs::blank(rng, case, wanted);
         let refused = case.attention().problem(stage.inputs(), outs.outputs()).err();

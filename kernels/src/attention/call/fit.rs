@@ -1,0 +1,144 @@
+//! Checks that the tensors and lists that a call reads fit together: the only ones, for errors and for unsafe code.
+
+use crate::attention::call::Call;
+use crate::attention::call::options::{Cover, Covered, Options, Ragged};
+use crate::kv::source::values_fit;
+use crate::tensor::misfit::{Bound, Fault, Misfit, cumulative, same};
+use crate::tensor::rows::MAX_DIM;
+
+/// Checks that queries, keys and values that are tensors fit together; arguments are their shapes.
+pub fn tensors_fit(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<(), Misfit> {
+    same("k", "batch", k[0], q[0], "q")?;
+    same("v", "batch", v[0], q[0], "q")?;
+    same("k", "head_dim", k[3], q[3], "q")?;
+    values_fit(k, v)
+}
+
+impl Call<'_> {
+    /// Checks that queries, keys, values and sequences fit together. The other checks rely on it.
+    pub fn inputs_fit(&self) -> Result<(), Misfit> {
+        let (q, k, v, [k_name, v_name]) = (self.q.shape(), self.kv.k_shape(), self.kv.v_shape(), self.kv.names());
+        match self.kv.tensors() {
+            Some(_) => tensors_fit(q, k, v)?,
+            None => values_fit(k, v)?,
+        }
+        same(k_name, "head_dim", k[3], q[3], "q")?;
+        let dims = [("q", "head_dim", q[3]), (v_name, "value_dim", v[3])];
+        if let Some((argument, what, _)) = dims.into_iter().find(|&(.., got)| got == 0) {
+            return Fault::Empty(what).of(argument);
+        }
+        if let Some((argument, what, got)) = dims.into_iter().find(|&(.., got)| got > MAX_DIM) {
+            return Fault::Long { what, got }.of(argument);
+        }
+        let (q_heads, kv_heads) = (q[1], k[1]);
+        if !(q_heads == kv_heads || kv_heads > 0 && q_heads.is_multiple_of(kv_heads)) {
+            return Fault::Heads { q_heads, kv_heads, of: k_name }.of("q");
+        }
+        let out = [q[0], q[1], q[2], v[3]];
+        if out.iter().try_fold(1usize, |n, &size| n.checked_mul(size)).is_none_or(|n| n > isize::MAX as usize) {
+            return Fault::TooLarge(out).of("out");
+        }
+        self.sequences_fit()
+    }
+
+    fn sequences_fit(&self) -> Result<(), Misfit> {
+        let ([batch, _, rows, _], [sources, _, keys, _]) = (self.q.shape(), self.kv.k_shape());
+        self.suits_source()?;
+        if let Some(Ragged { q, k }) = self.options.ragged {
+            same("q", "batch", batch, 1, "a ragged call")?;
+            cumulative(if k.is_some() { "ragged q" } else { "ragged queries" }, q, rows)?;
+            if let Some(k) = k {
+                let sequences = cumulative("ragged k", k, keys)?;
+                return same("ragged k", "number of sequences", sequences, self.sequences(), "ragged q");
+            }
+        }
+        let of = if self.options.ragged.is_some() { "ragged queries" } else { "q (batch)" };
+        let Some(sequences) = self.options.sequences else {
+            return same(self.kv.names()[0], "number of sequences", sources, self.sequences(), of);
+        };
+        same("sequences", "length", sequences.len(), self.sequences(), of)?;
+        match sequences.iter().find(|&&sequence| sequence >= sources) {
+            Some(&got) => Fault::Sequence { got, sequences: sources }.of("sequences"),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses ways to name sequences, or to give their lengths, that the source of the keys does not have.
+    fn suits_source(&self) -> Result<(), Misfit> {
+        let Options { kv_lens, sequences, ragged, .. } = self.options;
+        let cumulative_keys = ragged.map(|ragged| ragged.k.is_some());
+        let (refused, needs) = match self.kv.tensors() {
+            Some(_) => (
+                [("sequences", sequences.is_some()), ("ragged queries", cumulative_keys == Some(false))],
+                "a cache or pages; tensors laid end to end take `ragged`",
+            ),
+            None => (
+                [("kv_lens", kv_lens.is_some()), ("ragged", cumulative_keys == Some(true))],
+                "tensors; caches and pages have lengths of their own",
+            ),
+        };
+        refused.into_iter().find(|&(_, given)| given).map_or(Ok(()), |(argument, _)| Fault::Needs(needs).of(argument))
+    }
+
+    /// Checks that ALiBi slopes and sinks are as many as query heads.
+    pub fn head_options_fit(&self) -> Result<(), Misfit> {
+        let (Options { alibi, sinks, .. }, heads) = (self.options, self.q.shape()[1]);
+        let given = [("alibi slopes", alibi), ("sinks", sinks)];
+        let mut given = given.into_iter().filter_map(|(argument, values)| Some((argument, values?.len())));
+        given.try_for_each(|(argument, got)| same(argument, "length", got, heads, "q (heads)"))
+    }
+
+    /// Checks that the sequences have the keys that their lengths say.
+    pub fn kv_lens_fit(&self) -> Result<(), Misfit> {
+        let Some(lens) = self.options.kv_lens else { return Ok(()) };
+        same("kv_lens", "length", lens.len(), self.sequences(), "the batch")?;
+        for (index, &got) in lens.iter().enumerate() {
+            let limit = self.keys_of(index).len();
+            if got > limit {
+                let (bound, of) = (Bound::AtMost, Some("the keys of that sequence"));
+                return Fault::Entry { index, got, bound, limit, of }.of("kv_lens");
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the call with bias and mask repeated to all sequences, heads and rows, if they fit.
+    pub fn broadcast(mut self) -> Result<Self, Misfit> {
+        if let Some(Covered { of, cover }) = self.options.bias {
+            let to = self.broadcast_shape("bias", of.shape(), cover)?;
+            let of = of.broadcast(to).map_or_else(|| Fault::TooLarge(to).of("bias"), Ok)?;
+            self.options.bias = Some(Covered { of, cover });
+        }
+        if let Some(Covered { of, cover }) = self.options.mask {
+            let to = self.broadcast_shape("mask", of.view().shape(), cover)?;
+            let view = of.view().broadcast(to).map_or_else(|| Fault::TooLarge(to).of("mask"), Ok)?;
+            self.options.mask = Some(Covered { of: of.with_view(view), cover });
+        }
+        Ok(self)
+    }
+
+    /// Returns the shape that a bias or mask is repeated to.
+    fn broadcast_shape(&self, argument: &'static str, given: [usize; 4], cover: Cover) -> Result<[usize; 4], Misfit> {
+        let (rows, keys) = self.longest();
+        let columns = if cover == Cover::FirstKeys { given[3].min(keys) } else { keys };
+        let to = [self.sequences(), self.q.shape()[1], rows, columns];
+        for ((what, got), expected) in ["batch", "heads", "rows", "columns"].into_iter().zip(given).zip(to) {
+            let repeats = got == 1 && (what != "columns" || cover == Cover::AllKeys);
+            if !repeats {
+                let of = if what == "columns" { self.columns_of() } else { "the call" };
+                same(argument, what, got, expected, of)?;
+            }
+        }
+        Ok(to)
+    }
+
+    /// Name of the keys in messages, as columns of masks, biases and scores.
+    pub(crate) fn columns_of(&self) -> &'static str {
+        match self.kv.names()[0] {
+            "k" if self.options.ragged.is_some() => "k (keys of the longest sequence)",
+            "k" => "k (rows)",
+            "pages" => "pages (keys of the longest sequence)",
+            _ => "cache (keys of the longest sequence)",
+        }
+    }
+}
