@@ -38,7 +38,7 @@ pub(crate) fn forecast(
 ) -> Result<(Cut, Forecast), Error> {
     let own = share.description(attention).map(|mut description| {
         description.fact("split", "chosen");
-        description.fact("costs", costs.to_string());
+        description.fact("costs", format!("{costs:?}"));
         description
     });
     let all = agreement(group, number, own, "what it has of the call")?;

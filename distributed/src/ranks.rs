@@ -102,7 +102,8 @@ impl<'c> Ranks<'c> {
     /// however rows and keys are shared out.
     ///
     /// Every option of a call that can be cut by rows and keys has its place in the settings and the share's inputs.
-    /// Dropout, weight functions and ragged sequences are refused, and bottom-right alignment beside key lengths.
+    /// Dropout is refused; weight functions, ragged sequences and bottom-right alignment beside key lengths need
+    /// [`Split::Heads`], biases and masks [`Split::Rows`].
     ///
     /// # Errors
     /// [`Error`]; the outputs are then untouched. After [`Error::TimedOut`] messages may still be on their way, so

@@ -14,7 +14,7 @@ pub enum Split {
     /// functions and bottom-right alignment beside lengths are possible, biases and masks are not. Every rank names a stretch of
     /// rows, if only an empty one; more ranks than key/value heads have nothing to compute.
     Heads,
-    /// The way that [`Forecast`] says is faster, by costs that must be the same on every rank; or the only one that the options
+    /// The way that [`Forecast`](crate::Forecast) says is faster, by costs that must be the same on every rank; or the only one that the options
     /// of the call allow. Takes one more exchange of texts.
     Chosen(Costs),
 }

@@ -66,7 +66,8 @@ impl<'a> Step<'a> {
         let (shape, [batch, heads, rows, dim]) = (self.inputs.shape()?, self.inputs.queries().shape());
         let end = self.first.checked_add(shape.kv_len).filter(|&end| end <= isize::MAX as usize);
         let too_large = sdpa::Error::TooLarge { what: "positions of keys", sizes: [self.first, shape.kv_len, 1, 1] };
-        let mut description = Description { keys: vec![self.first..end.ok_or(too_large)?], ..Description::default() };
+        let keys = self.first..end.ok_or(too_large)?;
+        let mut description = Description { keys: vec![keys], ..Description::default() };
         let sizes = [("batch", batch), ("query heads", heads), ("rows", rows), ("head_dim", dim)];
         let of_keys = [("key/value heads", shape.kv_heads), ("value_dim", shape.value_dim)];
         for (what, size) in sizes.into_iter().chain(of_keys) {

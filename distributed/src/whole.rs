@@ -8,15 +8,15 @@ use sdpa::{Bf16, Dtype, F16, Outputs, Tensor, TensorMut, View, ViewMut};
 /// Elements that travel as bytes, least significant first.
 trait Bytes: Copy {
     const LEN: usize;
-    fn put(self, to: &mut Vec<u8>);
+    fn put(self, to: &mut [u8]);
     fn get(bytes: &[u8]) -> Self;
 }
 
 impl Bytes for f32 {
     const LEN: usize = 4;
 
-    fn put(self, to: &mut Vec<u8>) {
-        to.extend(self.to_le_bytes());
+    fn put(self, to: &mut [u8]) {
+        to.copy_from_slice(&self.to_le_bytes());
     }
 
     fn get(bytes: &[u8]) -> Self {
@@ -27,8 +27,8 @@ impl Bytes for f32 {
 impl Bytes for Bf16 {
     const LEN: usize = 2;
 
-    fn put(self, to: &mut Vec<u8>) {
-        to.extend(self.0.to_le_bytes());
+    fn put(self, to: &mut [u8]) {
+        to.copy_from_slice(&self.0.to_le_bytes());
     }
 
     fn get(bytes: &[u8]) -> Self {
@@ -39,8 +39,8 @@ impl Bytes for Bf16 {
 impl Bytes for F16 {
     const LEN: usize = 2;
 
-    fn put(self, to: &mut Vec<u8>) {
-        to.extend(self.0.to_le_bytes());
+    fn put(self, to: &mut [u8]) {
+        to.copy_from_slice(&self.0.to_le_bytes());
     }
 
     fn get(bytes: &[u8]) -> Self {
@@ -163,12 +163,17 @@ pub(crate) fn pack(to: &mut Vec<u8>, x: Tensor<'_>, heads: Range<usize>) -> Resu
 
 fn append<T: Bytes>(to: &mut Vec<u8>, x: View<'_, T>, heads: Range<usize>) {
     let [batch, _, rows, dim] = x.shape();
+    let begin = to.len();
+    to.resize(begin + batch * heads.len() * rows * dim * T::LEN, 0);
+    let mut places = to[begin..].chunks_exact_mut(T::LEN);
     for (b, h) in (0..batch).flat_map(|b| heads.clone().map(move |h| (b, h))) {
         let dense = x.head(b, h).filter(|(_, (_, element))| *element == 1);
         for l in 0..rows {
             match dense {
-                Some((elements, (row, _))) => elements[l * row..][..dim].iter().for_each(|&x| x.put(to)),
-                None => (0..dim).filter_map(|d| x.get([b, h, l, d])).for_each(|&x| x.put(to)),
+                Some((elements, (row, _))) => {
+                    elements[l * row..][..dim].iter().zip(&mut places).for_each(|(x, to)| x.put(to));
+                }
+                None => (0..dim).filter_map(|d| x.get([b, h, l, d])).zip(&mut places).for_each(|(x, to)| x.put(to)),
             }
         }
     }

@@ -6,7 +6,7 @@ use crate::step_faults;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use sdpa::{Attention, Bf16, Exec, Inputs, Mask, Mods, Outputs, Position, View, ViewMut};
-use sdpa_mpi::{Error, Ranks, Share, Split};
+use sdpa_mpi::{Costs, Error, Ranks, Share, Split};
 use std::time::{Duration, Instant};
 
 /// Time that ranks allow each other here, and what they may take beyond it.
@@ -72,8 +72,13 @@ impl Fault {
 }
 
 /// Faults of calls that are cut by heads.
-const OF_HEADS: [Fault; 9] = [
+const OF_HEADS: [Fault; 10] = [
     fault("heads split", "split: rank 1 has by rows, but rank 0 has by heads", Kind::Said),
+    fault(
+        "heads costs",
+        "costs: rank 1 has Costs { bytes: 2.0, latency: 0.0, flops: 1.0 }, but rank 0 has",
+        Kind::Said,
+    ),
     fault("heads slopes", "alibi slopes: rank 1 has [0.5], but rank 0 has [0.25]", Kind::Said),
     fault("heads shape", "value_dim: rank 1 has 7, but rank 0 has 8", Kind::Said),
     fault("heads gap", "keys 40..41: no rank has them", Kind::Said),
@@ -110,8 +115,12 @@ pub(crate) fn run(world: &SimpleCommunicator, name: &str) {
     let begin = Instant::now();
     let die = |_: usize, _: usize| std::process::abort();
     let mut ranks = Ranks::new(world, TIMEOUT).exec(Exec::serial());
-    if name.starts_with("heads") && !(name == "heads split" && guilty) {
-        ranks = ranks.split(Split::Heads);
+    if name.starts_with("heads") {
+        ranks = ranks.split(match name {
+            "heads split" if guilty => Split::Rows,
+            "heads costs" => Split::Chosen(Costs { bytes: if guilty { 2.0 } else { 1.0 }, latency: 0.0, flops: 1.0 }),
+            _ => Split::Heads,
+        });
     }
     if name.ends_with("dying") && guilty {
         ranks = ranks.progress(&die);

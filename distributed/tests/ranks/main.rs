@@ -18,6 +18,7 @@ mod support;
 mod travel;
 
 use launch::{Launch, Outcome};
+use sdpa_mpi::Split;
 use std::time::Duration;
 
 /// Time that ranks allow each other where none is at fault: much, for machines with more ranks than cores.
@@ -42,7 +43,8 @@ fn rank(test: &str, arguments: &[String]) {
         "cases" => cases::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "backward" => backward::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "heads" => heads::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
-        "memory" => memory::run(&world),
+        "memory" => memory::run(&world, Split::Rows),
+        "memory by heads" => memory::run(&world, Split::Heads),
         "backward memory" => memory::backward(&world),
         "steps" => steps::run(&world, launch::number(arguments, "--cases"), launch::number(arguments, "--seed")),
         "travel" => travel::run(&world),
@@ -85,8 +87,9 @@ fn drive(arguments: &[String]) {
     for ranks in RANKS {
         run(format!("heads on {ranks} ranks"), Launch::of("heads", ranks).with(&["--cases", &cases, "--seed", &seed]));
     }
-    run("memory on 4 ranks".to_owned(), Launch::of("memory", 4));
-    run("backward memory on 4 ranks".to_owned(), Launch::of("backward memory", 4));
+    for test in ["memory", "memory by heads", "backward memory"] {
+        run(format!("{test} on 4 ranks"), Launch::of(test, 4));
+    }
     for ranks in RANKS {
         run(format!("travel on {ranks} ranks"), Launch::of("travel", ranks));
     }

@@ -1,15 +1,15 @@
-//! Memory of a rank: its share, two shards on their way, and little more.
+//! Memory of a rank: its share, two shards on their way or put together, and little more.
 
 use crate::PATIENT;
 use crate::launch::FINE;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use sdpa::{Attention, Exec, Inputs, Outputs, Saved, View, ViewMut};
-use sdpa_mpi::{BackwardShare, Ranks, Share};
+use sdpa_mpi::{BackwardShare, Ranks, Share, Split};
 
-/// Keys of a rank, and the sizes of heads: 32 MiB of keys and values a rank.
+/// Keys of a rank, and the sizes of heads: 64 MiB of keys and values a rank.
 const KEYS: usize = 32 << 10;
-const HEADS: usize = 2;
+const HEADS: usize = 4;
 const DIM: usize = 64;
 const ROWS: usize = 16;
 
@@ -21,13 +21,13 @@ fn peak() -> usize {
     kib.unwrap_or(0) << 10
 }
 
-pub(crate) fn run(world: &SimpleCommunicator) {
+pub(crate) fn run(world: &SimpleCommunicator, split: Split) {
     let (rank, size) = (world.rank() as usize, world.size() as usize);
     let shard = 2 * HEADS * KEYS * DIM * size_of::<f32>();
     let (k, v) = (vec![0.25f32; HEADS * KEYS * DIM], vec![rank as f32; HEADS * KEYS * DIM]);
     let (q, mut out) = (vec![0.5f32; HEADS * ROWS * DIM], vec![0.0f32; HEADS * ROWS * DIM]);
     let before = peak();
-    let ranks = Ranks::new(world, PATIENT).exec(Exec::serial());
+    let ranks = Ranks::new(world, PATIENT).exec(Exec::serial()).split(split);
     let (rows, keys) = ([1, HEADS, ROWS, DIM], [1, HEADS, KEYS, DIM]);
     let [k, v] = [&k, &v].map(|x| View::bhld(x, keys).expect("it fits"));
     let inputs = Inputs::new(View::bhld(&q, rows).expect("it fits"), k, v);
@@ -39,7 +39,12 @@ pub(crate) fn run(world: &SimpleCommunicator) {
     assert!(report.held <= 2 * shard, "rank {rank} held {} bytes", report.held);
     let more = peak() - before;
     assert!(more <= 2 * shard + (64 << 20), "rank {rank} took {more} bytes more, with {shard} bytes of its own");
-    assert_eq!((report.received, report.computed), ((size - 1) * shard, size * KEYS), "rank {rank}");
+    // By heads, a rank has one of the four: of the keys and values of all, of their rows, and of the results of its own.
+    let needed = match split {
+        Split::Heads => (size - 1) * (shard + HEADS * ROWS * (2 * DIM + 1) * size_of::<f32>()) / size,
+        _ => (size - 1) * shard,
+    };
+    assert_eq!((report.received, report.computed), (needed, size * KEYS), "rank {rank}");
     println!("{rank}: {FINE}; {} MiB more, {report}", more >> 20);
 }
 

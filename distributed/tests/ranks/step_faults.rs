@@ -1,7 +1,7 @@
 //! Faults of decode steps: ranks that disagree about a step, die in it, or come late to it.
 
 use crate::faults::{DIM, Fault, GUILTY, Kind, fault};
-use sdpa::{Attention, Bf16, Inputs, KvCache, Outputs, Tensor, View, ViewMut};
+use sdpa::{Attention, Bf16, Inputs, KvCache, KvShape, Outputs, Tensor, View, ViewMut};
 use sdpa_mpi::{Error, Merges, Ranks, Step};
 
 /// Keys of each rank: a whole block.
@@ -36,7 +36,7 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
     let value_dim = if is("step shape") { 7 } else { DIM };
     let rows = if is("step rows") { 2 } else { 1 };
     let (k, v) = (vec![0.25f32; KEYS * DIM], vec![1.0f32; KEYS * value_dim]);
-    let mut cache = KvCache::new(1, sdpa::KvShape { kv_heads: 1, head_dim: DIM, value_dim })?;
+    let mut cache = KvCache::new(1, KvShape { kv_heads: 1, head_dim: DIM, value_dim })?;
     cache.append(View::bhld(&k, [1, 1, KEYS, DIM])?, View::bhld(&v, [1, 1, KEYS, value_dim])?)?;
     let (q, short) = (vec![0.5f32; rows * DIM], vec![Bf16::from_f32(0.5); rows * DIM]);
     let q: Tensor<'_> = match is("step element") {

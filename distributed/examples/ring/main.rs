@@ -6,17 +6,20 @@
 //! mpirun -n 4 target/release/examples/ring --shape 1x8x8192x64 --causal --type f32
 //! ```
 
-#[path = "../../examples/pictures/mod.rs"]
+mod numbers;
+#[path = "../../../examples/pictures/mod.rs"]
 mod pictures;
+mod sample;
+mod turns;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
+use numbers::Stripe;
 use pictures::{Bars, Labels, Picture, page, save};
-use sdpa::{Attention, Bf16, Dtype, F16, Inputs, Outputs, Tensor, View, ViewMut};
-use sdpa_mpi::{Ranks, Report, Share, zigzag};
+use sdpa::{Attention, Dtype, Inputs, Outputs, ViewMut};
+use sdpa_mpi::{Ranks, Report, Share, Split, zigzag};
 use std::error::Error;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -26,6 +29,10 @@ const HELP: &str = "One prompt over all ranks of mpirun, compared with one proce
 --kv-heads N      key/value heads; by default as many as heads
 --causal          a row sees no later keys
 --type TYPE       f32, bf16 or f16: elements of q, k and v
+--split WAY       rows, heads, or chosen: by a cost model, from figures measured first, which is printed
+--memory MIB      limit of a rank's memory, which all keys and values together may exceed: then some rows of each
+                  rank are compared with those of a state, instead of all
+--turns N         times of N turns, shuffled: all ranks together, one alone, and all at once that share nothing
 --timeout S       seconds that nothing may come from another rank, by default 60
 --folder F        where the picture goes, by default target/pictures";
 
@@ -35,8 +42,32 @@ struct Asked {
     kv_heads: Option<usize>,
     causal: bool,
     dtype: Dtype,
+    way: Way,
+    /// Bytes.
+    memory: Option<usize>,
+    turns: usize,
     timeout: Duration,
     folder: PathBuf,
+}
+
+/// How the call is cut.
+#[derive(Clone, Copy)]
+enum Way {
+    Rows,
+    Heads,
+    Chosen,
+}
+
+impl Asked {
+    /// Shape of all keys.
+    fn of_keys(&self) -> [usize; 4] {
+        let [batch, heads, tokens, dim] = self.shape;
+        [batch, self.kv_heads.unwrap_or(heads), tokens, dim]
+    }
+
+    fn attention(&self) -> Attention {
+        if self.causal { Attention::new().causal() } else { Attention::new() }
+    }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -60,6 +91,9 @@ fn asked() -> Result<Option<Asked>, Box<dyn Error>> {
         kv_heads: None,
         causal: false,
         dtype: Dtype::F32,
+        way: Way::Rows,
+        memory: None,
+        turns: 0,
         timeout: Duration::from_secs(60),
         folder: PathBuf::from("target/pictures"),
     };
@@ -78,6 +112,16 @@ fn asked() -> Result<Option<Asked>, Box<dyn Error>> {
                 let found = [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().find(|dtype| dtype.to_string() == name);
                 asked.dtype = found.ok_or(format!("--type {name}: but must be f32, bf16 or f16"))?;
             }
+            "--split" => {
+                asked.way = match value()?.as_str() {
+                    "rows" => Way::Rows,
+                    "heads" => Way::Heads,
+                    "chosen" => Way::Chosen,
+                    other => return Err(format!("--split {other}: but must be rows, heads or chosen").into()),
+                }
+            }
+            "--memory" => asked.memory = Some(value()?.parse::<usize>()? << 20),
+            "--turns" => asked.turns = value()?.parse()?,
             "--timeout" => asked.timeout = Duration::try_from_secs_f64(value()?.parse()?)?,
             "--folder" => asked.folder = value()?.into(),
             "--help" => return Ok(None),
@@ -87,82 +131,44 @@ fn asked() -> Result<Option<Asked>, Box<dyn Error>> {
     Ok(Some(asked))
 }
 
-/// Numbers of a tensor `[batch, heads, rows, dim]`, some rows of a longer one. Each number is made of its place there.
-struct Numbers {
-    f32: Vec<f32>,
-    bf16: Vec<Bf16>,
-    f16: Vec<F16>,
-    shape: [usize; 4],
-    dtype: Dtype,
-}
-
-impl Numbers {
-    fn new([batch, heads, _, dim]: [usize; 4], rows: Range<usize>, seed: u64, dtype: Dtype) -> Self {
-        let number = |place: u64| {
-            let mut x = place.wrapping_add(seed << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            ((x ^ x >> 27) >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
-        let mut numbers =
-            Self { f32: vec![], bf16: vec![], f16: vec![], shape: [batch, heads, rows.len(), dim], dtype };
-        for head in 0..batch * heads {
-            for place in rows.start * dim..rows.end * dim {
-                let x = number(((head as u64) << 40) + place as u64);
-                match dtype {
-                    Dtype::Bf16 => numbers.bf16.push(Bf16::from_f32(x)),
-                    Dtype::F16 => numbers.f16.push(F16::from_f32(x)),
-                    _ => numbers.f32.push(x),
-                }
-            }
-        }
-        numbers
-    }
-
-    fn tensor(&self) -> Result<Tensor<'_>, sdpa::Error> {
-        Ok(match self.dtype {
-            Dtype::Bf16 => View::bhld(&self.bf16, self.shape)?.into(),
-            Dtype::F16 => View::bhld(&self.f16, self.shape)?.into(),
-            _ => View::bhld(&self.f32, self.shape)?.into(),
-        })
-    }
-}
-
-/// One stretch of rows and the keys beside them.
-struct Stripe {
-    rows: Range<usize>,
-    qkv: [Numbers; 3],
-    out: Vec<f32>,
-}
-
-impl Stripe {
-    fn new(asked: &Asked, rows: Range<usize>) -> Self {
-        let [batch, heads, tokens, dim] = asked.shape;
-        let of_keys = [batch, asked.kv_heads.unwrap_or(heads), tokens, dim];
-        let numbers = |shape, seed| Numbers::new(shape, rows.clone(), seed, asked.dtype);
-        let qkv = [numbers(asked.shape, 1), numbers(of_keys, 2), numbers(of_keys, 3)];
-        let out = vec![0.0; batch * heads * rows.len() * dim];
-        Self { rows, qkv, out }
-    }
-}
-
 fn run(world: &SimpleCommunicator, asked: &Asked) -> Result<(), Box<dyn Error>> {
     let (rank, size) = (world.rank() as usize, world.size() as usize);
     let tokens = asked.shape[2];
     let bar = progress_bar(tokens, rank);
     let progress = |done: usize, _: usize| bar.set_position(done as u64);
-    let attention = if asked.causal { Attention::new().causal() } else { Attention::new() };
+    let attention = asked.attention();
     let mut stripes = zigzag(tokens, rank, size).map(|rows| Stripe::new(asked, rows));
     let ranks = Ranks::new(world, asked.timeout).progress(&progress);
+    let split = match asked.way {
+        Way::Rows => Split::Rows,
+        Way::Heads => Split::Heads,
+        Way::Chosen => {
+            let costs = ranks.measure()?;
+            let forecast = ranks.forecast(&attention, &share(&mut stripes)?, costs)?;
+            if rank == 0 {
+                println!("{forecast}");
+            }
+            Split::Chosen(costs)
+        }
+    };
+    let ranks = ranks.split(split);
     world.barrier();
     let report = ranks.attention(&attention, share(&mut stripes)?)?;
     bar.finish_and_clear();
-    let differ = compare(world, asked, &attention, &stripes)?;
+    let differ = match asked.memory {
+        Some(limit) => sample::within(world, asked, &stripes, limit)?,
+        None => compare(world, asked, &attention, &stripes)?,
+    };
     show(world, asked, &report)?;
     if differ > 0 {
         return Err(format!("{differ} numbers differ from those of one process").into());
     }
     if rank == 0 {
-        println!("every bit is that of one process");
+        let of = if asked.memory.is_some() { "every bit of the rows compared" } else { "every bit" };
+        println!("{of} is that of one process");
+    }
+    if asked.turns > 0 {
+        turns::run(world, asked, &ranks, &mut stripes)?;
     }
     Ok(())
 }
