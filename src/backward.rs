@@ -41,7 +41,7 @@ use sdpa_kernels::{
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, shape)?).lse(ViewMut::bhl(&mut lse, [1, 2, 4])?);
 /// sdpa::attention(&attention, inputs, outputs)?;
 ///
-/// let saved = Saved::new(View::bhld(&out, shape)?, View::bhld(&lse, [1, 2, 4, 1])?, View::bhld(&d_out, shape)?);
+/// let saved = Saved::new(View::bhld(&out, shape)?, View::bhl(&lse, [1, 2, 4])?, View::bhld(&d_out, shape)?);
 /// let mut dv = vec![0.0f32; n];
 /// let gradients = Gradients::new().v(ViewMut::bhld(&mut dv, shape)?);
 /// sdpa::attention_backward(&attention, inputs, saved, gradients)?;

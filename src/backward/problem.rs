@@ -8,7 +8,7 @@ use sdpa_kernels::{Call, Gradients, Part, Saved};
 /// ```
 /// # use sdpa::{Attention, Gradients, Inputs, Saved, View};
 /// # let (x, lse) = ([0.5f32; 3 * 8], [1.0f32; 3]);
-/// # let (x, rows) = (View::bhld(&x, [1, 1, 3, 8])?, View::bhld(&lse, [1, 1, 3, 1])?);
+/// # let (x, rows) = (View::bhld(&x, [1, 1, 3, 8])?, View::bhl(&lse, [1, 1, 3])?);
 /// let problem = Attention::new().backward(Inputs::new(x, x, x), Saved::new(x, rows, x), Gradients::new())?;
 /// assert_eq!(problem.shape().q_len, 3);
 /// # Ok::<(), sdpa::Error>(())

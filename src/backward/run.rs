@@ -21,7 +21,7 @@ type Work<'w> = &'w (dyn Fn(&BackwardLaunch<'_>, Isa, &mut BackwardScratch) + Sy
 /// ```
 /// # use sdpa::{Attention, BackwardPlan, Exec, Gradients, Inputs, Saved, View};
 /// # let (x, lse) = ([0.5f32; 300 * 8], [1.0f32; 300]);
-/// # let (shape, rows) = ([1, 1, 300, 8], View::bhld(&lse, [1, 1, 300, 1])?);
+/// # let (shape, rows) = ([1, 1, 300, 8], View::bhl(&lse, [1, 1, 300])?);
 /// # let x = View::bhld(&x, shape)?;
 /// let problem = Attention::new().backward(Inputs::new(x, x, x), Saved::new(x, rows, x), Gradients::new())?;
 /// let plan = BackwardPlan::new(&problem, Exec::serial());

@@ -27,7 +27,7 @@ use sdpa_kernels::{Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, S
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, [1, 1, 200, 8])?).lse(ViewMut::bhl(&mut lse, [1, 1, 200])?);
 /// sdpa::attention(&Attention::new(), Inputs::new(q, kv, kv), outputs)?;
 /// let (out, d_out) = (View::bhld(&out, [1, 1, 200, 8])?, View::bhld(&d_out, [1, 1, 200, 8])?);
-/// let lse = View::bhld(&lse, [1, 1, 200, 1])?;
+/// let lse = View::bhl(&lse, [1, 1, 200])?;
 ///
 /// let mut sums = KeyGradientSums::new([1, 1, 300], [8, 8])?;
 /// for rows in [0..80, 80..200] {

@@ -116,7 +116,7 @@ pub use sdpa_kernels::Precision;
 /// let (out, lse, d_out) = ([0.5f32; 3 * 8], [1.0; 3], [1.0f32; 3 * 8]);
 /// let shape = [1, 1, 3, 8]; // batch, heads, rows, value_dim
 /// let rows = |x| View::bhld(x, shape);
-/// let saved = Saved::new(rows(&out)?, View::bhld(&lse, [1, 1, 3, 1])?, rows(&d_out)?);
+/// let saved = Saved::new(rows(&out)?, View::bhl(&lse, [1, 1, 3])?, rows(&d_out)?);
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 pub use sdpa_kernels::Saved;

@@ -36,7 +36,7 @@ use sdpa_kernels::{Call, Dtype, TensorMut, VisibleKeys};
 /// let outputs = Outputs::new(ViewMut::bhld(&mut out, shape)?).lse(ViewMut::bhl(&mut lse, [1, 1, 3])?);
 /// unfused::attention(&Attention::new(), inputs, outputs, Exec::serial())?;
 ///
-/// let saved = Saved::new(View::bhld(&out, shape)?, View::bhld(&lse, [1, 1, 3, 1])?, View::bhld(&d_out, shape)?);
+/// let saved = Saved::new(View::bhld(&out, shape)?, View::bhl(&lse, [1, 1, 3])?, View::bhld(&d_out, shape)?);
 /// let gradients = Gradients::new().v(ViewMut::bhld(&mut dv, shape)?);
 /// unfused::attention_backward(&Attention::new(), inputs, saved, gradients, Exec::serial())?;
 /// assert!(dv.iter().all(|x| (x - 1.0).abs() < 1e-6)); // three rows, a third each

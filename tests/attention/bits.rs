@@ -4,7 +4,7 @@
 use crate::support::{
     LAYOUTS, Layout, Rng, Sizes, Tensor, Tensors, assert_same, execs, offset_of, run, run_inputs, run_with,
 };
-use sdpa::{Alignment, Attention, Exec, Inputs, Plan, View, Workspace};
+use sdpa::{Alignment, Attention, Exec, Inputs, Plan, View, ViewMut, Workspace};
 
 /// Around tiles, panels, groups, tasks and blocks; shared heads; dims that are whole vectors and that are not; so much memory that
 /// it is asked for ahead, of which each head has little.
@@ -215,6 +215,13 @@ fn named_layouts_are_what_they_say() {
             packed.extend((0..heads * d).map(|n| x.get([b, n / d, l, n % d])));
         }
     }
+    // Written where they are read.
+    let mut other = vec![0.0; packed.len()];
+    let of_packed = ViewMut::packed_qkv(&mut other, [b, l, h, d], hkv).unwrap();
+    for (mut view, x) in of_packed.into_iter().zip([&tensors.q, &tensors.k, &tensors.v]) {
+        crate::support::indices(x.shape).for_each(|at| *view.get_mut(at).unwrap() = x.get(at));
+    }
+    assert_eq!(other, packed);
     let [pq, pk, pv] = View::packed_qkv(&packed, [b, l, h, d], hkv).unwrap();
     let blhd = tensors.laid_out(Layout::Blhd, Layout::Blhd, Layout::Blhd);
     let of_blhd = |x: &'static str| {

@@ -217,12 +217,13 @@ fn arrays_without_elements() {
 #[test]
 fn other_numbers_of_dimensions() {
     let array = Array3::<f32>::zeros([2, 3, 4]);
-    let refused = View::try_from(&array).unwrap_err();
-    assert_eq!(refused, LayoutError::Dimensions { got: 3 });
+    let refused = View::try_from(array.index_axis(Axis(0), 0)).unwrap_err();
+    assert_eq!(refused, LayoutError::Dimensions { got: 2 });
     assert_eq!(
         Error::from(refused).to_string(),
-        "a view has 4 dimensions, [batch, heads, rows, dim], but the array has 3"
+        "a view has 4 dimensions, [batch, heads, rows, dim], or 3 without heads, but the array has 2"
     );
+    assert_eq!(View::try_from(&array).unwrap().shape(), [2, 1, 3, 4]);
     assert_eq!(ViewMut::try_from(&mut arr0(1.0f32)).unwrap_err(), LayoutError::Dimensions { got: 0 });
     let dynamic = Array::<f32, _>::zeros(vec![1, 2, 3, 4, 5]);
     assert_eq!(View::try_from(dynamic.view()).unwrap_err(), LayoutError::Dimensions { got: 5 });
@@ -250,4 +251,26 @@ fn heads_with_others_between() {
         sdpa::unfused::attention(&causal(), inputs, outputs, Exec::serial()).unwrap();
         assert!(bits(out.view()) == bits(&expected), "{steps:?}");
     }
+}
+
+/// A slice of what a projection left, whose rows are apart: ndarray alone cannot reshape it without a copy.
+#[test]
+fn heads_of_rows_with_several() {
+    let all = Array::from_shape_fn([2, 5, 30], |(b, l, c)| (100 * b + 10 * l) as f32 + c as f32 / 100.0);
+    let rows = all.slice(s![.., ..;-1, 4..28]);
+    let heads = View::try_from(rows).unwrap().split_heads(3).unwrap();
+    assert_eq!(heads.shape(), [2, 3, 5, 8]);
+    for [b, h, l, d] in crate::support::indices(heads.shape()) {
+        assert_eq!(heads.get([b, h, l, d]), Some(&rows[[b, l, 8 * h + d]]));
+    }
+    let mut written = Array3::<f32>::zeros([2, 5, 30]);
+    let mut view = ViewMut::try_from(written.slice_mut(s![.., ..;2, ..24])).unwrap().split_heads(4).unwrap();
+    *view.get_mut([1, 3, 2, 5]).unwrap() = 1.0;
+    assert_eq!((view.shape(), written[[1, 4, 23]]), ([2, 4, 3, 6], 1.0));
+    let refused = |heads| View::try_from(rows).unwrap().split_heads(heads).unwrap_err().to_string();
+    assert_eq!(refused(5), "rows of 24 elements are no 5 heads");
+    assert_eq!(refused(0), "rows of 24 elements are no 0 heads");
+    assert_eq!(heads.split_heads(2).unwrap_err().to_string(), "rows of 3 heads cannot be divided into heads once more");
+    let none = View::<f32>::bhld(&[], [0, 1, usize::MAX / 8, 4]).unwrap().split_heads(4).unwrap();
+    assert_eq!(none.shape(), [0, 4, usize::MAX / 8, 1]);
 }

@@ -171,7 +171,7 @@ fn a_tree_in_a_call_that_measures_distances_is_refused_and_nothing_written() {
     ];
     let x = Tensor::normal(shape, &mut Rng::new(1));
     let (lse, slopes) = (vec![0.0; 16], alibi_slopes(2));
-    let lse = View::bhld(&lse, [2, 2, 4, 1]).expect("dense");
+    let lse = View::bhl(&lse, [2, 2, 4]).expect("dense");
     for (option, attention, slopes) in measuring(Attention::new(), &slopes) {
         let inputs = Inputs::new(x.view(), x.view(), x.view());
         let inputs = slopes.map_or(inputs, |slopes| inputs.alibi(slopes));

@@ -145,7 +145,7 @@ impl Operands {
     ) -> Result<[Option<FlexTensor>; 4], Error> {
         let inputs = self.inputs()?;
         let sdpa::Shape { batch, heads, q_len, .. } = inputs.shape()?;
-        let lse = View::bhld(lse, [batch, heads, q_len, 1])?;
+        let lse = View::bhl(lse, [batch, heads, q_len])?;
         let saved = Saved::new(views::tensor("output", out)?, lse, views::tensor("gradient", d_out)?);
         let tensors = [Some(&self.query), Some(&self.key), Some(&self.value), self.bias.as_ref()];
         let mut gradients: [_; 4] = core::array::from_fn(|i| {

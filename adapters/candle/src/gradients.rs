@@ -61,7 +61,7 @@ impl Sdpa {
         let (batch, heads, rows, _) = qkv[0].dims4()?;
         let saved = Saved::new(
             views::tensor("output", views::on_cpu("output", &out.0)?, out.1)?,
-            View::bhld(lse, [batch, heads, rows, 1]).map_err(views::refused)?,
+            View::bhl(lse, [batch, heads, rows]).map_err(views::refused)?,
             views::tensor("gradient", views::on_cpu("gradient", &d_out.0)?, d_out.1)?,
         );
         let mut gradients = qkv.map(Gradient::of);

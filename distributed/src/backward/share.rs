@@ -14,7 +14,7 @@ use sdpa::{Attention, Inputs, Saved, Tensor, TensorMut};
 /// let (mut dq, mut dk, mut dv) = ([0.0f32; 2 * 8], [0.0f32; 3 * 8], [0.0f32; 3 * 8]);
 /// let (rows, keys) = ([1, 1, 2, 8], [1, 1, 3, 8]);
 /// let (q, kv) = (View::bhld(&q, rows)?, View::bhld(&kv, keys)?);
-/// let saved = Saved::new(View::bhld(&out, rows)?, View::bhld(&lse, [1, 1, 2, 1])?, View::bhld(&d_out, rows)?);
+/// let saved = Saved::new(View::bhld(&out, rows)?, View::bhl(&lse, [1, 1, 2])?, View::bhld(&d_out, rows)?);
 /// let share = sdpa_mpi::BackwardShare::new()
 ///     .rows(4, Inputs::new(q, kv, kv), saved, ViewMut::bhld(&mut dq, rows)?)
 ///     .keys(2, kv, kv, ViewMut::bhld(&mut dk, keys)?, ViewMut::bhld(&mut dv, keys)?);

@@ -37,7 +37,7 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
         let outputs = Outputs::new(ViewMut::bhld(&mut dq, [1, 1, N, DIM])?);
         ranks.attention(&attention, Share::new().rows(rank * N, inputs, outputs).keys(first, kv, kv))
     } else {
-        let saved = Saved::new(q, View::bhld(&lse, [1, 1, N, 1])?, q);
+        let saved = Saved::new(q, View::bhl(&lse, [1, 1, N])?, q);
         let rows = N - usize::from(is("backward queries"));
         let keys = n - usize::from(is("backward keys"));
         let share = BackwardShare::new()

@@ -61,7 +61,7 @@ pub(crate) fn backward(world: &SimpleCommunicator) {
     let ranks = Ranks::new(world, PATIENT).exec(Exec::serial());
     let (rows, keys) = ([1, HEADS, ROWS, DIM], [1, HEADS, KEYS, DIM]);
     let [q, out, d_out] = [&q, &out, &d_out].map(|x| View::bhld(x, rows).expect("it fits"));
-    let (kv, lse) = (View::bhld(&kv, keys).expect("it fits"), View::bhld(&lse, [1, HEADS, ROWS, 1]).expect("it fits"));
+    let (kv, lse) = (View::bhld(&kv, keys).expect("it fits"), View::bhl(&lse, [1, HEADS, ROWS]).expect("it fits"));
     let [to_dk, to_dv] = [&mut dk, &mut dv].map(|x| ViewMut::bhld(x, keys).expect("it fits"));
     let to_dq = ViewMut::bhld(&mut dq, rows).expect("it fits");
     let saved = Saved::new(out, lse, d_out);

@@ -39,7 +39,16 @@ pub enum LayoutError {
         /// Number of key/value heads.
         kv_heads: usize,
     },
-    /// An array does not have four dimensions.
+    /// Rows cannot be divided into heads: they have heads already, or another number of elements.
+    Columns {
+        /// Number of heads of the view.
+        heads: usize,
+        /// Number of elements of its rows.
+        columns: usize,
+        /// Number of heads that rows were to be divided into.
+        into: usize,
+    },
+    /// An array does not have four dimensions, nor three.
     Dimensions {
         /// Number of dimensions.
         got: usize,
@@ -75,9 +84,12 @@ impl fmt::Display for LayoutError {
             Self::Heads { heads, kv_heads } => {
                 write!(f, "packed heads do not fit: {heads} query heads, {kv_heads} key/value heads")
             }
-            Self::Dimensions { got } => {
-                write!(f, "a view has 4 dimensions, [batch, heads, rows, dim], but the array has {got}")
-            }
+            Self::Columns { heads: 1, columns, into } => write!(f, "rows of {columns} elements are no {into} heads"),
+            Self::Columns { heads, .. } => write!(f, "rows of {heads} heads cannot be divided into heads once more"),
+            Self::Dimensions { got } => write!(
+                f,
+                "a view has 4 dimensions, [batch, heads, rows, dim], or 3 without heads, but the array has {got}"
+            ),
             Self::TooLarge { shape } => write!(f, "a view of shape {shape:?} is larger than the address space"),
         }
     }
@@ -111,6 +123,17 @@ impl Layout {
             return Err(LayoutError::OutOfBounds { shape, strides, reach, len });
         }
         Ok(layout)
+    }
+
+    /// Returns the layout of each head of rows that hold several, side by side.
+    pub(crate) fn split_heads(self, into: usize) -> Result<Self, LayoutError> {
+        let Self { offset, shape: [b, heads, l, columns], strides: [of_b, _, of_l, of_d] } = self;
+        if heads != 1 || into == 0 || !columns.is_multiple_of(into) {
+            return Err(LayoutError::Columns { heads, columns, into });
+        }
+        let dim = columns / into;
+        // Steps inside a row that is there do not overflow; without elements nobody steps.
+        Ok(Self { offset, shape: [b, into, l, dim], strides: [of_b, of_d.wrapping_mul(dim as isize), of_l, of_d] })
     }
 
     /// Returns the layout whose lowest element has index 0.
@@ -291,4 +314,21 @@ mod tests {
         }
         assert!(once > 1000 && interleaved > 100, "{once} hold each element once, {interleaved} of them interleaved");
     }
+}
+
+/// Returns the layouts of the queries, keys and values of a packed projection: see [`View::packed_qkv`](super::view::View::packed_qkv).
+pub(crate) fn packed_qkv(len: usize, shape: [usize; 4], kv_heads: usize) -> Result<[Layout; 3], LayoutError> {
+    let [b, l, h, d] = shape;
+    if kv_heads == 0 || h % kv_heads != 0 {
+        return Err(LayoutError::Heads { heads: h, kv_heads });
+    }
+    let too_large = LayoutError::TooLarge { shape };
+    let all = kv_heads.checked_mul(2).and_then(|n| n.checked_add(h)).ok_or(too_large.clone())?;
+    let (_, strides) = blhd_layout([b, l, all, d])?;
+    let at = |heads: usize| heads.checked_mul(d).ok_or(too_large.clone());
+    Ok([
+        Layout::checked(len, 0, [b, h, l, d], strides)?,
+        Layout::checked(len, at(h)?, [b, kv_heads, l, d], strides)?,
+        Layout::checked(len, at(h + kv_heads)?, [b, kv_heads, l, d], strides)?,
+    ])
 }

@@ -10,16 +10,20 @@ use crate::tensor::view::View;
 use crate::tensor::view_mut::ViewMut;
 use ndarray::{ArrayBase, ArrayRef, ArrayView, ArrayViewMut, Data, DataMut, Dimension};
 
-/// Returns shape and strides of an array of four dimensions.
+/// Returns shape and strides of an array of four dimensions, or of three: one head.
 fn layout<T, D: Dimension>(array: &ArrayRef<T, D>) -> Result<([usize; 4], [isize; 4]), LayoutError> {
-    let four = array.shape().try_into().ok().zip(array.strides().try_into().ok());
-    four.ok_or(LayoutError::Dimensions { got: array.ndim() })
+    match (array.shape(), array.strides()) {
+        (&[b, h, l, d], &[of_b, of_h, of_l, of_d]) => Ok(([b, h, l, d], [of_b, of_h, of_l, of_d])),
+        (&[b, l, d], &[of_b, of_l, of_d]) => Ok(([b, 1, l, d], [of_b, 0, of_l, of_d])),
+        _ => Err(LayoutError::Dimensions { got: array.ndim() }),
+    }
 }
 
-/// Views an array `[batch, heads, rows, dim]` of any strides; see [`View`]. Needs the feature `ndarray`; for ndarray 0.17.
+/// Views an array `[batch, heads, rows, dim]` of any strides, or `[batch, rows, columns]` as one head, which
+/// [`View::split_heads`] divides into several. Needs the feature `ndarray`; for ndarray 0.17.
 ///
 /// # Errors
-/// [`LayoutError::Dimensions`] unless the array has four dimensions.
+/// [`LayoutError::Dimensions`] unless the array has four dimensions, or three.
 impl<'a, T, D: Dimension> TryFrom<ArrayView<'a, T, D>> for View<'a, T> {
     type Error = LayoutError;
 
@@ -30,7 +34,7 @@ impl<'a, T, D: Dimension> TryFrom<ArrayView<'a, T, D>> for View<'a, T> {
     }
 }
 
-/// Views an array `[batch, heads, rows, dim]` of any strides, owned or borrowed. Needs the feature `ndarray`; for ndarray 0.17.
+/// Views an array of any strides, owned or borrowed, as an `ArrayView`. Needs the feature `ndarray`; for ndarray 0.17.
 ///
 /// # Errors
 /// As for an `ArrayView`.
@@ -42,10 +46,10 @@ impl<'a, T, S: Data<Elem = T>, D: Dimension> TryFrom<&'a ArrayBase<S, D>> for Vi
     }
 }
 
-/// Views a writable array `[batch, heads, rows, dim]` of any strides. Needs the feature `ndarray`; for ndarray 0.17.
+/// Views a writable array `[batch, heads, rows, dim]` of any strides, or `[batch, rows, columns]` as one head. Needs the feature `ndarray`; for ndarray 0.17.
 ///
 /// # Errors
-/// [`LayoutError::Dimensions`] unless the array has four dimensions, [`LayoutError::Overlap`] or
+/// [`LayoutError::Dimensions`] unless the array has four dimensions, or three, [`LayoutError::Overlap`] or
 /// [`LayoutError::Interleaved`] as for [`ViewMut::from_strides`].
 impl<'a, T, D: Dimension> TryFrom<ArrayViewMut<'a, T, D>> for ViewMut<'a, T> {
     type Error = LayoutError;
@@ -57,7 +61,7 @@ impl<'a, T, D: Dimension> TryFrom<ArrayViewMut<'a, T, D>> for ViewMut<'a, T> {
     }
 }
 
-/// Views a writable array `[batch, heads, rows, dim]` of any strides, owned or borrowed. Needs the feature `ndarray`; for
+/// Views a writable array of any strides, owned or borrowed, as an `ArrayViewMut`. Needs the feature `ndarray`; for
 /// ndarray 0.17.
 ///
 /// # Errors

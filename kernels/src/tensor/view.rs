@@ -3,7 +3,7 @@
 //! A view is checked once, when it is made: every index inside its shape lies inside its memory. The kernels then read
 //! only those elements, without further checks.
 
-use crate::tensor::layout::{Layout, LayoutError, blhd_layout, dense};
+use crate::tensor::layout::{Layout, LayoutError, blhd_layout, dense, packed_qkv};
 use core::fmt;
 use core::marker::PhantomData;
 
@@ -59,19 +59,28 @@ impl<'a, T> View<'a, T> {
     /// # Errors
     /// [`LayoutError::Heads`] if `heads` is not a multiple of `kv_heads`; others as for [`Self::bhld`].
     pub fn packed_qkv(data: &'a [T], shape: [usize; 4], kv_heads: usize) -> Result<[Self; 3], LayoutError> {
-        let [b, l, h, d] = shape;
-        if kv_heads == 0 || h % kv_heads != 0 {
-            return Err(LayoutError::Heads { heads: h, kv_heads });
-        }
-        let too_large = LayoutError::TooLarge { shape };
-        let all = kv_heads.checked_mul(2).and_then(|n| n.checked_add(h)).ok_or(too_large.clone())?;
-        let (_, strides) = blhd_layout([b, l, all, d])?;
-        let at = |heads: usize| heads.checked_mul(d).ok_or(too_large.clone());
-        Ok([
-            Self::from_strides(data, 0, [b, h, l, d], strides)?,
-            Self::from_strides(data, at(h)?, [b, kv_heads, l, d], strides)?,
-            Self::from_strides(data, at(h + kv_heads)?, [b, kv_heads, l, d], strides)?,
-        ])
+        let layouts = packed_qkv(data.len(), shape, kv_heads)?;
+        let data = data.as_ptr();
+        Ok(layouts.map(|layout| Self { data, layout, between: Between::Readable, borrow: PhantomData }))
+    }
+
+    /// Makes a view of one element a row, as the LSE has: `shape` is `[batch, heads, rows]` of a dense array. The view's
+    /// shape is `[batch, heads, rows, 1]`.
+    ///
+    /// # Errors
+    /// As for [`Self::bhld`].
+    pub fn bhl(data: &'a [T], shape: [usize; 3]) -> Result<Self, LayoutError> {
+        let [b, h, l] = shape;
+        Self::bhld(data, [b, h, l, 1])
+    }
+
+    /// Divides rows that hold several heads side by side, as a projection leaves them: `[batch, 1, rows, heads · dim]`
+    /// becomes `[batch, heads, rows, dim]`.
+    ///
+    /// # Errors
+    /// [`LayoutError::Columns`] if there is not one head, or if its length is no multiple of `heads`.
+    pub fn split_heads(self, heads: usize) -> Result<Self, LayoutError> {
+        Ok(Self { layout: self.layout.split_heads(heads)?, ..self })
     }
 
     /// Makes a view of any strides, in elements: element `[b, h, l, d]` is `data[offset + b·s₀ + h·s₁ + l·s₂ + d·s₃]`.

@@ -1,7 +1,7 @@
 //! Writable views of any strides. A [`ViewMut`] is checked to hold every element once, so that rows can be handed to
 //! different threads.
 
-use crate::tensor::layout::{Layout, LayoutError, blhd_layout, dense};
+use crate::tensor::layout::{Layout, LayoutError, blhd_layout, dense, packed_qkv};
 use crate::tensor::view::View;
 use core::fmt;
 use core::marker::PhantomData;
@@ -49,6 +49,26 @@ impl<'a, T> ViewMut<'a, T> {
     pub fn bhl(data: &'a mut [T], shape: [usize; 3]) -> Result<Self, LayoutError> {
         let [b, h, l] = shape;
         Self::bhld(data, [b, h, l, 1])
+    }
+
+    /// Makes the three writable views of a packed projection, as [`View::packed_qkv`] does: for its gradients.
+    ///
+    /// # Errors
+    /// As for [`View::packed_qkv`].
+    pub fn packed_qkv(data: &'a mut [T], shape: [usize; 4], kv_heads: usize) -> Result<[Self; 3], LayoutError> {
+        let [q, k, v] = packed_qkv(data.len(), shape, kv_heads)?;
+        let layouts = [q.holds_each_once()?, k.holds_each_once()?, v.holds_each_once()?];
+        // Each view is alone with its elements: the three have different columns of rows that share none.
+        let data = data.as_mut_ptr();
+        Ok(layouts.map(|layout| Self { data, layout, borrow: PhantomData }))
+    }
+
+    /// Divides rows that hold several heads side by side, as [`View::split_heads`] does.
+    ///
+    /// # Errors
+    /// As for [`View::split_heads`].
+    pub fn split_heads(self, heads: usize) -> Result<Self, LayoutError> {
+        Ok(Self { layout: self.layout.split_heads(heads)?, ..self })
     }
 
     /// Makes a writable view of any strides, in elements, if no two indices share an element.

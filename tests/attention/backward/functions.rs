@@ -96,8 +96,7 @@ fn functions_without_derivatives_are_refused() {
     let x = [0.5f32; 2 * 3 * 4];
     let (shape, lse, mut dq) = ([1, 2, 3, 4], [0.0f32; 6], [f32::from_bits(UNWRITTEN); 2 * 3 * 4]);
     let view = View::bhld(&x, shape).unwrap();
-    let (inputs, saved) =
-        (Inputs::new(view, view, view), Saved::new(view, View::bhld(&lse, [1, 2, 3, 1]).unwrap(), view));
+    let (inputs, saved) = (Inputs::new(view, view, view), Saved::new(view, View::bhl(&lse, [1, 2, 3]).unwrap(), view));
     let same = |s: f32, _: Position| s;
     let no_derivative =
         "score function: needs a derivative in a backward call: ScoreMod::derivative, or WithDerivative";
@@ -121,7 +120,7 @@ fn functions_without_derivatives_are_refused() {
     refused!(Mods::new().score(WithDerivative::new(same, |_, _| 1.0)).weight(same), no_weights);
     // The first pair is asked about, and where there is none, nobody is.
     let none = View::bhld(&x[..0], [1, 2, 0, 4]).unwrap();
-    let saved = Saved::new(none, View::bhld(&lse[..0], [1, 2, 0, 1]).unwrap(), none);
+    let saved = Saved::new(none, View::bhl(&lse[..0], [1, 2, 0]).unwrap(), none);
     let empty = Inputs::new(none, view, view);
     sdpa::attention_backward_with(
         &Attention::new(),

@@ -64,6 +64,10 @@ proptest! {
             prop_assert!(fits, "{:?} of {}", shape, len);
         }
         let _ = View::packed_qkv(&data, shape, kv_heads);
+        if let Ok([q, k, v]) = ViewMut::packed_qkv(&mut data, shape, kv_heads) {
+            let all: usize = [q, k, v].iter().map(|view| view.shape().iter().product::<usize>()).sum();
+            prop_assert!(all <= len, "{:?} of {}", shape, len);
+        }
         let _ = ViewMut::blhd(&mut data, shape);
         let _ = ViewMut::bhl(&mut data, [shape[0], shape[1], shape[2]]);
     }
