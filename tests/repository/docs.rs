@@ -206,7 +206,8 @@ fn every_snippet_of_every_document_is_compiled() {
 #[test]
 fn documents_link_to_what_is_there() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let of_root = ["CHANGELOG", "CONTRIBUTING", "DESIGN", "README", "SAFETY"].map(|name| root.join(name).with_extension("md"));
+    let of_root =
+        ["CHANGELOG", "CONTRIBUTING", "DESIGN", "README", "SAFETY"].map(|name| root.join(name).with_extension("md"));
     let of_root = of_root.map(|path| (path.clone(), std::fs::read_to_string(path).expect("a document")));
     let mut links = 0;
     for (path, text) in of_root.into_iter().chain(sources("docs", "md")).chain(sources("layers", "md")) {

@@ -43,17 +43,17 @@ pub(super) fn check(rng: &mut Rng) {
     let attention = attention.align(Alignment::Offset(3));
     let [q, k, v] = [[b, h, l, d], [b, g, n, d], [b, g, n, dv]].map(|shape| spoiled(rng, shape));
     let what = format!("{q:?} {k:?} {v:?}, {g} heads, values of {dv}");
-    let fits = q[3] > 0 && (q[1] == g || g > 0 && q[1].is_multiple_of(g));
-    let state = AttnState::new(attention, view(q), KvShape { kv_heads: g, head_dim: d, value_dim: dv }, exec);
-    assert_eq!(state.is_ok(), fits, "{what}");
+    let keys = KvShape { kv_heads: g, head_dim: if rng.one_in(4) { d } else { q[3] }, value_dim: dv };
+    let fits = q[3] > 0 && q[3] == keys.head_dim && (q[1] == g || g > 0 && q[1].is_multiple_of(g));
+    let state = AttnState::new(attention, view(q), keys, exec);
+    assert_eq!(state.is_ok(), fits, "{what}, {keys:?}");
     let Ok(mut state) = state else { return };
     let fits = k == [q[0], g, k[2], q[3]] && v == [q[0], g, k[2], dv];
     let pushed = state.push(view(k), view(v));
     assert_eq!(pushed.is_ok(), fits, "{what}: {pushed:?}");
     assert_eq!(state.len(), if fits { k[2] } else { 0 }, "{what}");
     let first = rng.pick(&[0, 256, 512]);
-    let later = AttnState::new(attention, view(q), KvShape { kv_heads: g, head_dim: d, value_dim: dv }, exec)
-        .and_then(|state| state.starting_at(first));
+    let later = AttnState::new(attention, view(q), keys, exec).and_then(|state| state.starting_at(first));
     let merged = state.merge(&later.expect("a good state"));
     assert_eq!(merged.is_ok(), first == if fits { k[2] } else { 0 }, "{what}, then from {first}: {merged:?}");
 }
