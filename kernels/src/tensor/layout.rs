@@ -284,6 +284,23 @@ pub(crate) fn blhd_layout([b, l, h, d]: [usize; 4]) -> Result<([usize; 4], [isiz
     Ok(([b, h, l, d], [sb, sh, sl, sd]))
 }
 
+/// Returns the layouts of the queries, keys and values of a packed projection: see [`View::packed_qkv`](super::view::View::packed_qkv).
+pub(crate) fn packed_qkv(len: usize, shape: [usize; 4], kv_heads: usize) -> Result<[Layout; 3], LayoutError> {
+    let [b, l, h, d] = shape;
+    if kv_heads == 0 || h % kv_heads != 0 {
+        return Err(LayoutError::Heads { heads: h, kv_heads });
+    }
+    let too_large = LayoutError::TooLarge { shape };
+    let all = kv_heads.checked_mul(2).and_then(|n| n.checked_add(h)).ok_or(too_large.clone())?;
+    let (_, strides) = blhd_layout([b, l, all, d])?;
+    let at = |heads: usize| heads.checked_mul(d).ok_or(too_large.clone());
+    Ok([
+        Layout::checked(len, 0, [b, h, l, d], strides)?,
+        Layout::checked(len, at(h)?, [b, kv_heads, l, d], strides)?,
+        Layout::checked(len, at(h + kv_heads)?, [b, kv_heads, l, d], strides)?,
+    ])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -314,21 +331,4 @@ mod tests {
         }
         assert!(once > 1000 && interleaved > 100, "{once} hold each element once, {interleaved} of them interleaved");
     }
-}
-
-/// Returns the layouts of the queries, keys and values of a packed projection: see [`View::packed_qkv`](super::view::View::packed_qkv).
-pub(crate) fn packed_qkv(len: usize, shape: [usize; 4], kv_heads: usize) -> Result<[Layout; 3], LayoutError> {
-    let [b, l, h, d] = shape;
-    if kv_heads == 0 || h % kv_heads != 0 {
-        return Err(LayoutError::Heads { heads: h, kv_heads });
-    }
-    let too_large = LayoutError::TooLarge { shape };
-    let all = kv_heads.checked_mul(2).and_then(|n| n.checked_add(h)).ok_or(too_large.clone())?;
-    let (_, strides) = blhd_layout([b, l, all, d])?;
-    let at = |heads: usize| heads.checked_mul(d).ok_or(too_large.clone());
-    Ok([
-        Layout::checked(len, 0, [b, h, l, d], strides)?,
-        Layout::checked(len, at(h)?, [b, kv_heads, l, d], strides)?,
-        Layout::checked(len, at(h + kv_heads)?, [b, kv_heads, l, d], strides)?,
-    ])
 }
