@@ -27,7 +27,7 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
     let window = sdpa::Window::inclusive(Some(3), None);
     let attention = if is("backward window") { attention.window(window) } else { attention };
     // Enough keys for several parcels, where one is to die between them.
-    let n = if name == "backward dying" { 100_000 } else { N };
+    let n = if name == "backward dying" { 20_000 } else { N };
     let (x, lse) = (vec![0.25f32; n.max(N) * DIM], [1.0f32; N]);
     let (mut dq, mut dk, mut dv) = (vec![7.0f32; N * DIM], vec![7.0f32; n * DIM], vec![7.0f32; n * DIM]);
     let (q, kv) = (View::bhld(&x[..N * DIM], [1, 1, N, DIM])?, View::bhld(&x[..n * DIM], [1, 1, n, DIM])?);
