@@ -7,6 +7,7 @@ use crate::cache::KvCache;
 use crate::error::Error;
 use crate::shape::Shape;
 pub(crate) use check::cumulative;
+pub(crate) use parts::WHOLE;
 use sdpa_kernels::{Cover, Covered, KeyValues, Mask, Pages, Ragged, Tensor};
 
 /// Tensors that a call reads: queries, keys and values, and those that options add.

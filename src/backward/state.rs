@@ -6,7 +6,7 @@ use crate::backward::key_gradient_sums::KeyGradientSums;
 use crate::backward::problem::BackwardProblem;
 use crate::backward::run::{BackwardPlan, BackwardWorkspace, no_memory};
 use crate::error::Error;
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, WHOLE};
 use crate::state::parted_call::{PartedCall, check_room};
 use crate::threads::exec::Exec;
 use core::ops::Range;
@@ -226,7 +226,7 @@ fn check_for_rows(gradients: &Gradients<'_>) -> Result<(), Error> {
     let refused = |argument, needs| Err(Error::Needs { argument, needs });
     match (k.is_some() || v.is_some(), bias) {
         (true, _) => refused("dk and dv", "the sums of the keys, which write them"),
-        (_, Some(_)) => refused("dbias", "a call over all keys, not a state"),
+        (_, Some(_)) => refused("dbias", WHOLE),
         _ => Ok(()),
     }
 }

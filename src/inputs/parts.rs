@@ -5,8 +5,8 @@ use crate::inputs::{Cover, Covered, Inputs, Source};
 use core::ops::Range;
 use sdpa_kernels::{Bound, Mask, Tensor};
 
-/// Reason why lengths of sequences laid end to end, and caches, are refused.
-const WHOLE: &str = "a call over all keys, not a state";
+/// Need of whatever a state, which has some of the keys, cannot take.
+pub(crate) const WHOLE: &str = "a call over all keys, not a state";
 
 impl<'a> Inputs<'a> {
     /// Names the options that inputs can have, and says in words what they are here: for messages, and to compare the

@@ -2,16 +2,13 @@
 
 use crate::attention::Attention;
 use crate::error::{Error, same};
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, WHOLE};
 use crate::state::functions::{Functions, Shift};
 use sdpa_kernels::{Alignment, MaskMod, Mods, ScoreMod, Tensor, WeightMod};
 
 /// Alignment that position-dependent rules need in a state, which does not know the final number of keys.
 pub(crate) const ALIGNMENT: &str =
     "an alignment: top-left or an offset, since a state does not know how many keys will come";
-
-/// Reason why what needs finished weights is refused.
-const WHOLE: &str = "a call over all keys, not a state";
 
 /// Settings of a call, its queries and options for all keys that will come, and keys and values without rows.
 #[derive(Debug, Clone, Copy)]
