@@ -29,7 +29,7 @@ const KEY_BLOCK: usize = 256;
 /// Keys that are made at once.
 const PART: usize = 4096;
 
-/// What the command line asks for.
+/// Arguments of the command line.
 struct Asked {
     prompt: usize,
     tokens: usize,

@@ -13,7 +13,7 @@ use crate::timeout::{Advance, Awaited};
 pub(crate) trait Messages {
     /// Tag that they travel under.
     const TAG: u16;
-    /// What a rank waits for.
+    /// Name of the messages, for the error of a rank that waits in vain.
     const WHAT: &'static str;
     /// Makes the message to a rank.
     fn pack(&self, to: usize) -> Result<Vec<u8>, Error>;

@@ -11,7 +11,7 @@ use crate::backward::share::{BackwardShare, Rows};
 use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::exchange::{blaming, exchange};
-use crate::functions::FromRow;
+use crate::functions::{from_row, given};
 use crate::layout::Stretch;
 use crate::parcel::Sizes;
 use crate::prompt::{Agreed, Call};
@@ -26,13 +26,9 @@ pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
     share: BackwardShare<'_>,
     mods: &Mods<S, M, P>,
 ) -> Result<Report, Error> {
-    let given = [mods.score.is_given(), mods.mask.is_given(), mods.weight.is_given()];
-    let agreed = call.agreed("backward pass", share.description(&call.attention), given)?;
+    let agreed = call.agreed("backward pass", share.description(&call.attention), given(mods))?;
     let BackwardShare { rows, keys } = share;
-    let shifted: Vec<_> = rows
-        .iter()
-        .map(|rows| Mods::new().score(FromRow(&mods.score, rows.first)).mask(FromRow(&mods.mask, rows.first)))
-        .collect();
+    let shifted: Vec<_> = rows.iter().map(|rows| from_row(mods, rows.first)).collect();
     let (own, dkv): (Vec<_>, Vec<_>) = keys.into_iter().map(|keys| (keys.kv, keys.gradients)).unzip();
     let states = rows.into_iter().zip(&shifted).map(|(rows, mods)| state(call, rows, &agreed, mods));
     let states: Result<Vec<_>, _> = states.collect();

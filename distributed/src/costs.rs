@@ -10,7 +10,7 @@ use core::fmt;
 use sdpa::{Attention, Dtype, Inputs, Outputs, View, ViewMut};
 use std::time::Instant;
 
-/// What computing and moving cost: the figures by which [`Forecast`](crate::Forecast) compares ways to cut a call.
+/// Costs of computing and moving: the figures by which [`Forecast`](crate::Forecast) compares ways to cut a call.
 ///
 /// [`Ranks::measure`](crate::Ranks::measure) measures them; or take those of your network.
 ///

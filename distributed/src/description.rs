@@ -6,7 +6,7 @@ use core::ops::Range;
 /// Longest value that is told whole; of a longer one the beginning, and a number that tells it from others.
 const LONG: usize = 300;
 
-/// What a rank says of a call before it begins.
+/// Description of a call by a rank, before it begins.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Description {
     /// Why its own part is wrong.

@@ -25,7 +25,7 @@ struct Exchange {
     what: &'static str,
 }
 
-/// What another rank says.
+/// Text of another rank, as it comes.
 #[derive(Debug)]
 struct Other {
     rank: usize,

@@ -1,11 +1,24 @@
 //! Functions of the caller over a stretch of rows or some heads: rows and heads count from the first of all.
 
 use sdpa::masks::MaskError;
-use sdpa::{BlockClass, BlockPosition, CallFacts, MaskMod, Position, ScoreMod, WeightMod};
+use sdpa::{BlockClass, BlockPosition, CallFacts, MaskMod, Mods, Position, ScoreMod, WeightMod};
+
+/// Tells whether there are a score, a mask and a weight function.
+pub(crate) fn given<S: ScoreMod, M: MaskMod, P: WeightMod>(mods: &Mods<S, M, P>) -> [bool; 3] {
+    [mods.score.is_given(), mods.mask.is_given(), mods.weight.is_given()]
+}
+
+/// Returns score and mask functions for a stretch of rows, of which row `first` of all is the first.
+pub(crate) fn from_row<S: ScoreMod, M: MaskMod, P: WeightMod>(
+    mods: &Mods<S, M, P>,
+    first: usize,
+) -> Mods<FromRow<'_, S>, FromRow<'_, M>> {
+    Mods::new().score(FromRow(&mods.score, first)).mask(FromRow(&mods.mask, first))
+}
 
 /// Function that is told which row of all a row of the stretch is.
 #[derive(Debug)]
-pub(crate) struct FromRow<'m, F>(pub(crate) &'m F, pub(crate) usize);
+pub(crate) struct FromRow<'m, F>(&'m F, usize);
 
 impl<F> FromRow<'_, F> {
     fn at(&self, at: Position) -> Position {

@@ -6,7 +6,7 @@ use crate::all_to_all::{Messages, all_to_all};
 use crate::cut::Cut;
 use crate::description::Description;
 use crate::error::Error;
-use crate::functions::FromHead;
+use crate::functions::{FromHead, given};
 use crate::group::Group;
 use crate::layout::{KEYS, ROWS, in_order};
 use crate::report::Report;
@@ -120,8 +120,7 @@ impl Call<'_, '_> {
         mods: &Mods<S, M, P>,
     ) -> Result<Report, Error> {
         let (group, rank) = (self.group, self.group.comm.rank);
-        let given = [mods.score.is_given(), mods.mask.is_given(), mods.weight.is_given()];
-        let all = agreement(group, self.number, self.description(&share, given), "what it has of the call")?;
+        let all = agreement(group, self.number, self.description(&share, given(mods)), "what it has of the call")?;
         let rows = in_order(ROWS, all.iter().map(|description| &*description.rows))?;
         let keys = in_order(KEYS, all.iter().map(|description| &*description.keys))?;
         let [rows, keys] = [rows, keys].map(|stretches| stretches.last().map_or(0, |last| last.range.end));

@@ -3,7 +3,7 @@
 use crate::description::{Description, agree};
 use crate::error::Error;
 use crate::exchange::{blaming, exchange};
-use crate::functions::FromRow;
+use crate::functions::{from_row, given};
 use crate::group::Group;
 use crate::layout::{KEYS, Parcel, ROWS, Stretch, Tree, in_order, parcels};
 use crate::parcel::Sizes;
@@ -19,12 +19,12 @@ pub(crate) struct Call<'r, 'c> {
     pub(crate) group: &'r Group<'c>,
     pub(crate) attention: Attention,
     /// Number of calls before this one.
-    number: u64,
+    pub(crate) number: u64,
     /// True while keys and values are on their way.
-    pub(crate) streams: Cell<bool>,
+    pub(crate) streams: &'r Cell<bool>,
 }
 
-/// What all ranks have.
+/// Rows, keys and sizes that all ranks have together.
 pub(crate) struct Agreed {
     rows: usize,
     /// Of rows, in order.
@@ -36,29 +36,16 @@ pub(crate) struct Agreed {
     pub(crate) heads: Option<usize>,
 }
 
-impl<'r, 'c> Call<'r, 'c> {
-    pub(crate) fn new(group: &'r Group<'c>, attention: &Attention, number: u64) -> Self {
-        Self { group, attention: *attention, number, streams: Cell::new(false) }
-    }
-
-    /// Returns true if the call ended while messages were on their way.
-    pub(crate) fn streams(&self) -> bool {
-        self.streams.get()
-    }
-
+impl Call<'_, '_> {
     /// Runs the call.
     pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
         &self,
         share: Share<'_>,
         mods: &Mods<S, M, P>,
     ) -> Result<Report, Error> {
-        let given = [mods.score.is_given(), mods.mask.is_given(), mods.weight.is_given()];
-        let agreed = self.agreed("forward pass", share.description(&self.attention), given)?;
+        let agreed = self.agreed("forward pass", share.description(&self.attention), given(mods))?;
         let Share { rows, keys } = share;
-        let shifted: Vec<_> = rows
-            .iter()
-            .map(|rows| Mods::new().score(FromRow(&mods.score, rows.first)).mask(FromRow(&mods.mask, rows.first)))
-            .collect();
+        let shifted: Vec<_> = rows.iter().map(|rows| from_row(mods, rows.first)).collect();
         let states = rows.iter().zip(&shifted).map(|(rows, mods)| self.state(rows, &agreed, mods));
         let states: Result<Vec<_>, _> = states.collect();
         let parcels = agreed.sizes.map_or(Vec::new(), |sizes| parcels(&agreed.keys, sizes.bytes()));

@@ -127,15 +127,15 @@ impl<'c> Ranks<'c> {
         share: Share<'_>,
         mods: &Mods<S, M, P>,
     ) -> Result<Report, Error> {
-        if self.broken.replace(true) {
-            return Err(Error::Broken);
-        }
-        let begin = Instant::now();
-        let number = self.calls.replace(self.calls.get() + 1);
-        let streams = Cell::new(false);
-        let result = self.run(attention, share, mods, (number, &streams));
-        self.broken.set(streams.get() || matches!(result, Err(Error::TimedOut { .. })));
-        result.map(|report| Report { total: begin.elapsed(), ..report })
+        let given = mods.weight.is_given();
+        self.timed(|number, streams| {
+            match choice::chosen(&self.group, number, (self.split, attention), &share, given)? {
+                Split::Heads => {
+                    heads::Call { group: &self.group, attention: *attention, number, streams }.run(share, mods)
+                }
+                _ => Call { group: &self.group, attention: *attention, number, streams }.run(share, mods),
+            }
+        })
     }
 
     /// Computes the gradients of attention of all ranks' rows over all ranks' keys, with the bits that one call on one machine has,
@@ -164,33 +164,9 @@ impl<'c> Ranks<'c> {
         share: BackwardShare<'_>,
         mods: &Mods<S, M, P>,
     ) -> Result<Report, Error> {
-        if self.broken.replace(true) {
-            return Err(Error::Broken);
-        }
-        let begin = Instant::now();
-        let number = self.calls.replace(self.calls.get() + 1);
-        let call = Call::new(&self.group, attention, number);
-        let result = backward::run(&call, share, mods);
-        self.broken.set(call.streams() || matches!(result, Err(Error::TimedOut { .. })));
-        result.map(|report| Report { total: begin.elapsed(), ..report })
-    }
-
-    fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
-        &self,
-        attention: &Attention,
-        share: Share<'_>,
-        mods: &Mods<S, M, P>,
-        (number, streams): (u64, &Cell<bool>),
-    ) -> Result<Report, Error> {
-        match choice::chosen(&self.group, number, (self.split, attention), &share, mods.weight.is_given())? {
-            Split::Heads => heads::Call { group: &self.group, attention: *attention, number, streams }.run(share, mods),
-            _ => {
-                let call = Call::new(&self.group, attention, number);
-                let result = call.run(share, mods);
-                streams.set(call.streams());
-                result
-            }
-        }
+        self.timed(|number, streams| {
+            backward::run(&Call { group: &self.group, attention: *attention, number, streams }, share, mods)
+        })
     }
 
     /// Measures what moving and computing cost on these ranks, in some tenths of a second. Every rank gets the same figures.
@@ -198,7 +174,7 @@ impl<'c> Ranks<'c> {
     /// # Errors
     /// [`Error::TimedOut`]; later calls are then refused.
     pub fn measure(&self) -> Result<Costs, Error> {
-        self.all(|_| costs::measure(&self.group))
+        self.all(|_, _| costs::measure(&self.group))
     }
 
     /// Forecasts how long a call takes, cut by rows and by heads, and so explains what [`Split::Chosen`] chooses. All ranks call
@@ -207,17 +183,26 @@ impl<'c> Ranks<'c> {
     /// # Errors
     /// As [`Self::attention`], as far as the sizes of the call are concerned.
     pub fn forecast(&self, attention: &Attention, share: &Share<'_>, costs: Costs) -> Result<Forecast, Error> {
-        self.all(|number| Ok(choice::forecast(&self.group, number, attention, share, costs)?.1))
+        self.all(|number, _| Ok(choice::forecast(&self.group, number, attention, share, costs)?.1))
     }
 
-    /// Does what all ranks do together, and keeps in mind if it was given up.
-    fn all<R>(&self, run: impl FnOnce(u64) -> Result<R, Error>) -> Result<R, Error> {
+    /// Does what all ranks do together, told the number of calls before it and where to say that messages are on their way. Keeps
+    /// in mind if it was given up, or ended while they were.
+    fn all<R>(&self, run: impl FnOnce(u64, &Cell<bool>) -> Result<R, Error>) -> Result<R, Error> {
         if self.broken.replace(true) {
             return Err(Error::Broken);
         }
-        let result = run(self.calls.replace(self.calls.get() + 1));
-        self.broken.set(matches!(result, Err(Error::TimedOut { .. })));
+        let streams = Cell::new(false);
+        let result = run(self.calls.replace(self.calls.get() + 1), &streams);
+        self.broken.set(streams.get() || matches!(result, Err(Error::TimedOut { .. })));
         result
+    }
+
+    /// Does what all ranks do together, and adds to its report how long it took.
+    fn timed(&self, run: impl FnOnce(u64, &Cell<bool>) -> Result<Report, Error>) -> Result<Report, Error> {
+        let begin = Instant::now();
+        let report = self.all(run)?;
+        Ok(Report { total: begin.elapsed(), ..report })
     }
 
     /// Computes a decode step: a few rows, the same on every rank, over keys that the ranks have in blocks of 256, with the bits
@@ -228,8 +213,6 @@ impl<'c> Ranks<'c> {
     /// # Errors
     /// [`Error`]; the outputs are then untouched. After [`Error::TimedOut`] later calls are refused.
     pub fn step(&self, attention: &Attention, step: Step<'_>) -> Result<Report, Error> {
-        let begin = Instant::now();
-        let report = self.all(|number| step::run(&self.group, number, attention, step))?;
-        Ok(Report { total: begin.elapsed(), ..report })
+        self.timed(|number, _| step::run(&self.group, number, attention, step))
     }
 }

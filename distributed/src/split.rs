@@ -2,7 +2,7 @@
 
 use crate::costs::Costs;
 
-/// How a call is cut over ranks. Bits do not depend on it.
+/// Way in which a call is cut over ranks. Bits do not depend on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Split {

@@ -22,7 +22,7 @@ const TAGS: usize = 8192;
 /// Sleep between polls while others of this rank's threads compute.
 const NAP: Duration = Duration::from_micros(200);
 
-/// What a rank does with a parcel.
+/// Parcel, and the task of a rank with it.
 #[derive(Debug)]
 pub(crate) struct Step {
     pub(crate) parcel: Parcel,

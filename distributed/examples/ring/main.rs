@@ -36,7 +36,7 @@ const HELP: &str = "One prompt over all ranks of mpirun, compared with one proce
 --timeout S       seconds that nothing may come from another rank, by default 60
 --folder F        where the picture goes, by default target/pictures";
 
-/// What the command line asks for.
+/// Arguments of the command line.
 struct Asked {
     shape: [usize; 4],
     kv_heads: Option<usize>,
@@ -50,7 +50,7 @@ struct Asked {
     folder: PathBuf,
 }
 
-/// How the call is cut.
+/// Way in which the call is cut.
 #[derive(Clone, Copy)]
 enum Way {
     Rows,

@@ -15,7 +15,7 @@ use std::error::Error;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is timed.
+/// Kind of calls that are timed.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Together,

@@ -16,7 +16,7 @@ pub(crate) struct Flight {
     pub(crate) sums: BTreeMap<Task, Transfer<f32>>,
     /// Sums that come back to their keys, by parcel and piece.
     pub(crate) back: BTreeMap<(usize, usize), Transfer<f32>>,
-    /// What this rank sends.
+    /// Messages that this rank sends: keys and values, and sums.
     pub(crate) keys_out: Vec<Travelling>,
     pub(crate) sums_out: Vec<Transfer<f32>>,
 }
@@ -47,7 +47,7 @@ impl InFlight for Flight {
     }
 }
 
-/// What a rank waits for.
+/// Event that a rank waits for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Until {
     /// Keys, values and sums of a task are here.

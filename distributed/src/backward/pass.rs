@@ -28,7 +28,7 @@ enum Kind {
     Back,
 }
 
-/// What all ranks know of a pass.
+/// Plan of a pass, which all ranks know.
 pub(crate) struct Plan {
     pub(crate) parcels: Vec<Blocks>,
     pub(crate) chains: Chains,
