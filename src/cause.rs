@@ -32,7 +32,7 @@ pub enum Cause {
     Lengths,
     /// Cumulative lengths do not begin with 0.
     Begin,
-    /// Cumulative lengths do not end with the last row.
+    /// The last cumulative length is not the number of rows of the tensor.
     End {
         /// Name of the tensor.
         of: &'static str,

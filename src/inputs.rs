@@ -94,7 +94,7 @@ impl<'a> Inputs<'a> {
     /// Keys and values, from tensors, a cache or pages.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if there are not as many values as keys.
+    /// [`Error::Mismatch`] if values differ from keys in batch, heads or number.
     pub fn key_values(&self) -> Result<KeyValues<'a>, Error> {
         Ok(match self.source {
             Source::Tensors { k, v } => KeyValues::checked(k, v)?,
@@ -178,7 +178,8 @@ impl<'a> Inputs<'a> {
         Self { sinks: Some(logits), ..self }
     }
 
-    /// Sets the number of valid keys of each sequence, `[batch]`; keys beyond it are never visible.
+    /// Sets the number of valid keys of each sequence, one number a sequence, at most the rows of k that it has; keys beyond
+    /// are never visible. For tensors: caches and pages have lengths of their own, and calls over them refuse these.
     #[must_use]
     pub fn kv_lens(self, lens: &'a [usize]) -> Self {
         Self { kv_lens: Some(lens), ..self }
@@ -227,7 +228,7 @@ impl<'a> Inputs<'a> {
     /// Returns the sizes of the call, if queries, keys and values (and cumulative lengths) fit together.
     ///
     /// # Errors
-    /// [`Error::Mismatch`], [`Error::Heads`], [`Error::Empty`], [`Error::TooLarge`] or [`Error::Entry`].
+    /// Any [`Error`] of [`Attention::problem`](crate::Attention::problem) that concerns queries, keys, values or sequences.
     pub fn shape(&self) -> Result<Shape, Error> {
         Ok(Shape::of(&self.call()?))
     }

@@ -158,7 +158,8 @@ impl Plan {
         self.workers
     }
 
-    /// Number of independent tasks.
+    /// Number of pieces that rows or key blocks are divided into: tasks of rows, or runs of key blocks. Key weight sums are
+    /// not counted.
     pub fn tasks(&self) -> usize {
         self.tasks
     }

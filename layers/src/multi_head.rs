@@ -224,7 +224,7 @@ impl MultiHeadAttention {
     /// Creates an empty cache for `sequences` sequences, for [`Self::decode`].
     ///
     /// # Errors
-    /// [`Error::Needs`] if rows may see later rows.
+    /// [`Error::Needs`] if rows may see later rows; otherwise as [`KvCache::new`].
     pub fn cache(&self, sequences: usize) -> Result<KvCache, Error> {
         self.check_decodes()?;
         KvCache::new(sequences, KvShape { kv_heads: self.kv_heads, head_dim: self.key_dim, value_dim: self.value_dim })

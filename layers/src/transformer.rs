@@ -118,8 +118,8 @@ impl TransformerLayer {
         run(core::slice::from_ref(self), None, Call::new(x), out, compute)
     }
 
-    /// Does the same as [`Self::forward`] with a memory for the cross-attention: the output of an encoder, sequence by
-    /// sequence.
+    /// Writes a row of `out` for each row of x, `[rows, width]` both, as [`Self::forward`] does, with cross-attention to
+    /// `memory`: the rows of an encoder's output, divided into as many sequences as x.
     ///
     /// # Errors
     /// Any [`Error`]; [`Error::Needs`] if the layer has no cross-attention. `out` is then untouched.
@@ -285,7 +285,8 @@ impl Transformer {
         run(&self.layers[..layers], None, Call::new(x), out, compute)
     }
 
-    /// Does the same as [`Self::forward`] with a memory for the cross-attention of every layer.
+    /// Writes a row of `out` for each row of x, `[rows, width]` both, as [`Self::forward`] does, with cross-attention of
+    /// every layer to `memory`: the rows of an encoder's output, divided into as many sequences as x.
     ///
     /// # Errors
     /// Any [`Error`]; [`Error::Needs`] if a layer has no cross-attention. `out` is then untouched.

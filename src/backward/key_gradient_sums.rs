@@ -9,8 +9,8 @@ use sdpa_kernels::{Gradients, HeadSums, write_head_sums};
 /// Floats of a vector.
 const LANES: usize = 16;
 
-/// Sums over the query rows so far of the gradients of some keys and values, of each query head by itself. Plain numbers, to be sent
-/// from where some rows are to where the next are: [`BackwardState::push`](crate::BackwardState::push) adds to them.
+/// Sums, for each query head, of the gradients of some keys and values over the query rows so far. Plain numbers, to be sent
+/// from the rows done to the next ones: [`BackwardState::push`](crate::BackwardState::push) adds to them.
 ///
 /// ```
 /// use sdpa::KeyGradientSums;
@@ -53,9 +53,10 @@ impl KeyGradientSums {
         self.shape
     }
 
-    /// Returns all numbers, to be sent: `[batch, heads, keys, dim]` of keys, then of values, keys and dimensions in whole vectors of
-    /// sixteen; then the same again, over the rows of a block of 96 that is not complete. The second half is zeros, and need not be
-    /// sent, if the number of rows so far is a multiple of 96.
+    /// Returns all numbers, to be sent, in two halves. Each holds the gradients of keys, `[batch, heads, keys, head_dim]`, then
+    /// those of values, with keys and dimensions padded to multiples of sixteen. The first half sums whole blocks of 96 rows,
+    /// the second the rows of a block that is not complete: zeros, which need not be sent, if the number of rows so far is a
+    /// multiple of 96.
     pub fn as_slice(&self) -> &[f32] {
         &self.floats
     }

@@ -31,7 +31,8 @@ impl KvCache {
     /// Appends `n` tokens to one sequence: keys `[1, kv_heads, n, head_dim]` and values `[1, kv_heads, n, value_dim]`.
     ///
     /// # Errors
-    /// As [`Self::append`], and [`Error::Sequence`] if there is no such sequence, [`Error::Removed`] if it was removed.
+    /// As [`Self::append`], and [`Error::Range`] unless k has batch 1, [`Error::Sequence`] if there is no such sequence,
+    /// [`Error::Removed`] if it was removed.
     /// The cache is then unchanged.
     pub fn append_to<'t>(
         &mut self,

@@ -137,7 +137,7 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::Needs`] if something was appended already, another element type was set or the cache is latent,
-    /// [`Error::Mismatch`] for keys longer than 131,072.
+    /// [`Error::Range`] for keys longer than 131,072.
     pub fn int4(self, kind: Int4) -> Result<Self, Error> {
         if self.cache.int4().is_none() || self.bytes() > 0 {
             self.refuse_set("int4")?;

@@ -44,8 +44,8 @@ impl<'a> Inputs<'a> {
         ]
     }
 
-    /// Returns the options of these inputs over tensors that hold some of the query heads, and the key/value heads that these
-    /// share: slopes and sinks are cut to `heads`. Biases and masks stay as they are.
+    /// Returns inputs over tensors of some query heads and of the key/value heads that these share, with the options of these
+    /// inputs: slopes and sinks are cut to `heads`; biases and masks stay as they are.
     ///
     /// ```
     /// use sdpa::{Inputs, View};

@@ -38,7 +38,7 @@ pub use sdpa_kernels::Dtype;
 /// assert_eq!(F16::from_f32(F16::LEAST_INFINITE).to_f32(), f32::INFINITY);
 /// ```
 pub use sdpa_kernels::F16;
-/// Numbers beside each block of 32 elements of an int4 cache: see [`KvCache::int4`](crate::KvCache::int4).
+/// Kind of int4: which numbers are stored beside each block of 32 elements. See [`KvCache::int4`](crate::KvCache::int4).
 ///
 /// ```
 /// use sdpa::{Int4, KvCache, KvShape};

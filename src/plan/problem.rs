@@ -1,10 +1,11 @@
-//! Checked calls: an attention call bound to its outputs. Once a [`Problem`] exists, only a mask function that does not
-//! fit can fail.
+//! Checked calls: an attention call bound to its outputs. Once a [`Problem`] exists, only a mask function may refuse it, or
+//! [`Run::until`](crate::Run::until) stop it.
 
 use crate::shape::Shape;
 use sdpa_kernels::{Call, Outputs};
 
-/// Checked call, bound to its inputs and outputs: running it cannot fail, unless a mask function does not fit it.
+/// Checked call, bound to its inputs and outputs: running it cannot fail, unless a mask function does not fit it or it is
+/// told to stop.
 ///
 /// ```
 /// use sdpa::{Attention, Exec, Inputs, Outputs, View, ViewMut};

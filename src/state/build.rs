@@ -113,7 +113,8 @@ impl<'a> AttnState<'a> {
         Ok(self)
     }
 
-    /// Sets the position of the first key, a multiple of 256: for a state that will be merged into an earlier one.
+    /// Sets the number of keys before this state's first key, a multiple of 256: for a state that will be merged into that of
+    /// the earlier keys.
     ///
     /// # Errors
     /// [`Error::Multiple`] if `first` is not a multiple of 256; [`Error::TooLarge`] if it does not fit the address space;

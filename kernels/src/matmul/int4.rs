@@ -41,7 +41,7 @@ pub(crate) const fn blocks(dim: usize) -> usize {
     dim.div_ceil(BLOCK)
 }
 
-/// Numbers that are stored beside the elements of a block.
+/// Kind of int4: which numbers are stored beside each block of 32 elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Int4 {

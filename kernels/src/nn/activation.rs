@@ -36,7 +36,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Applies the function to every number of a slice.
+    /// Applies the function to every number of `xs`, in place, with the steps of `isa`.
     pub fn apply(self, isa: Isa, xs: &mut [f32]) {
         dispatch!(isa, |s| s.vectorize(
             #[inline(always)]

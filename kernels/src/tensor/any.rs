@@ -125,7 +125,7 @@ impl Tensor<'_> {
         by_type!(Tensor, self, |view| view.shape())
     }
 
-    /// Returns the strides, in elements.
+    /// Returns the strides of batch, heads, rows and dim, in elements.
     #[inline]
     pub fn strides(&self) -> [isize; 4] {
         by_type!(Tensor, self, |view| view.strides())

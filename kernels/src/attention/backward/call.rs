@@ -117,13 +117,13 @@ impl<'a> Gradients<'a> {
         Self { bias: Some(dbias), ..self }
     }
 
-    /// Adds the gradients in the sinks, one per query head.
+    /// Adds the gradients in the sinks, `[heads]`, one per query head.
     #[must_use]
     pub fn sinks(self, dsinks: &'a mut [f32]) -> Self {
         Self { sinks: Some(dsinks), ..self }
     }
 
-    /// Adds the gradients in the ALiBi slopes, one per query head.
+    /// Adds the gradients in the ALiBi slopes, `[heads]`, one per query head.
     #[must_use]
     pub fn alibi(self, dslopes: &'a mut [f32]) -> Self {
         Self { slopes: Some(dslopes), ..self }

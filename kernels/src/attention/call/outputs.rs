@@ -6,7 +6,7 @@ use crate::tensor::any::{AnyShared, TensorMut};
 use crate::tensor::misfit::{Fault, Misfit, one_a_row, same, same_rows};
 use crate::tensor::view_mut::{SharedMut, ViewMut};
 
-/// Stages of the score computation at which scores can be written out, `[batch, heads, rows, keys]`. Only such outputs
+/// Stage of the score computation at which scores can be written out, `[batch, heads, rows, keys]`. Only such outputs
 /// take memory proportional to rows times keys; the caller provides it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]

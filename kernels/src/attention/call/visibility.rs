@@ -68,7 +68,8 @@ impl Window {
         Self { keep_first: self.keep_first.saturating_sub(first), ..self }
     }
 
-    /// Returns true if the window includes a key `behind` positions before the row's own (after it if negative).
+    /// Returns true if the sides of the window include a key `behind` positions before the row's own (after it if negative).
+    /// First keys that are kept do not count: [`Self::kept_first`].
     pub fn sees(&self, behind: i128) -> bool {
         self.left.is_none_or(|n| behind <= n as i128) && self.right.is_none_or(|n| behind >= -(n as i128))
     }

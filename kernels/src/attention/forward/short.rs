@@ -30,7 +30,19 @@ impl<'t> ShortCall<'t> {
     /// Returns the tensors, if the call is such a one.
     pub(crate) fn of<S: Simd>(bound: BoundCall<'t, S>) -> Option<Self> {
         let (call, outputs, given) = (bound.checked.call(), bound.checked.outputs(), bound.mods.given());
-        let Options { softcap: None, bias: None, alibi: None, mask: None, dropout: None, .. } = call.options else {
+        let Options {
+            softcap: None,
+            bias: None,
+            alibi: None,
+            mask: None,
+            dropout: None,
+            // Sinks are added here, too. What the others mean the task's sequence says.
+            sinks: _,
+            kv_lens: _,
+            ragged: _,
+            sequences: _,
+        } = call.options
+        else {
             return None;
         };
         let functions = given.score || given.mask || given.weight;
