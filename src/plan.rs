@@ -11,14 +11,12 @@ use crate::plan::task_rows::Rows;
 use crate::shape::Shape;
 use crate::threads::exec::Exec;
 use core::fmt;
-use sdpa_kernels::{Accumulation, FewRows, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, Then, Tiling};
+use sdpa_kernels::{Accumulation, Isa, KEY_BLOCK, MAX_SPLIT_ROWS, MEMORY_BOUND_ROWS, SplitRows, Then, Tiling};
 
 /// Runs of units per worker: enough that others wait little for the last to finish.
 const RUNS_PER_WORKER: usize = 4;
-/// Rows per key/value head up to which blocks of keys are divided among workers (split-KV).
-const FEW_ROWS: usize = 16;
 /// Blocks of keys are divided among workers only if their partial results take at most 1/`SHARE` of the bytes of the
-/// keys and values they read (counted as `f32`) or at most [`LITTLE`] bytes (with more than [`FEW_ROWS`] rows,
+/// keys and values they read (counted as `f32`) or at most [`LITTLE`] bytes (with more than [`MEMORY_BOUND_ROWS`] rows,
 /// [`LITTLE_EACH`] for each thread); and never more than [`MOST`] bytes.
 const SHARE: usize = 16;
 const LITTLE: usize = 1 << 20;
@@ -53,7 +51,7 @@ pub struct Plan {
 /// Split-KV of a plan: its sequences, and the bytes for the partial results of all blocks, if each block has its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Split {
-    few: FewRows,
+    rows: SplitRows,
     bytes: usize,
 }
 
@@ -68,21 +66,21 @@ impl Plan {
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
         let by_rows = Self { shape, exec, workers: workers.min(tasks.max(1)), tasks, tiling, split: None };
-        let few = FEW_ROWS.min(tiling.task_rows());
+        let most_rows = MEMORY_BOUND_ROWS.min(tiling.task_rows());
         if problem.call.visible.window.is_none()
-            && let Some(work) = by_rows.shares_keys(problem, few)
+            && let Some(work) = by_rows.split_work(problem, most_rows)
         {
-            return by_rows.by_keys(problem, workers, few, work);
+            return by_rows.by_keys(problem, workers, most_rows, work);
         }
         // More rows than memory takes the time of, or a window: only for workers that have no rows.
         if tasks < workers && rows.rows <= MAX_SPLIT_ROWS && problem.call.options.ragged.is_none() {
-            let few = rows.rows;
-            let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, few, tile_rows);
+            let most_rows = rows.rows;
+            let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, most_rows, tile_rows);
             let whole = Self { tiling, ..by_rows };
-            if few <= tiling.task_rows()
-                && let Some(work) = whole.shares_keys(problem, few).filter(|work| work.units > tasks)
+            if most_rows <= tiling.task_rows()
+                && let Some(work) = whole.split_work(problem, most_rows).filter(|work| work.units > tasks)
             {
-                return whole.by_keys(problem, workers, few, work);
+                return whole.by_keys(problem, workers, most_rows, work);
             }
         }
         by_rows
@@ -97,46 +95,48 @@ impl Plan {
         Self { shape, exec, workers, tasks: 1, tiling, split: None }.by_keys(problem, workers, rows, work)
     }
 
-    /// Divides the key blocks of the sequences with at most `few` rows among up to `workers` workers.
+    /// Divides the key blocks of the sequences with at most `most_rows` rows among up to `workers` workers.
     fn by_keys(
         self,
         problem: &Problem<'_>,
         workers: usize,
-        few: usize,
+        most_rows: usize,
         Accumulation { units, floats, .. }: Accumulation,
     ) -> Self {
         let runs = if workers > 1 { units.min(workers.saturating_mul(RUNS_PER_WORKER)) } else { 1 };
-        let split =
-            Split { few: FewRows { few, runs, then: Then::Merge }, bytes: floats.saturating_mul(size_of::<f32>()) };
+        let split = Split {
+            rows: SplitRows { most_rows, runs, then: Then::Merge },
+            bytes: floats.saturating_mul(size_of::<f32>()),
+        };
         // Ragged sequences may be of both kinds, with few rows and with many.
         let tasks = if problem.call.options.ragged.is_some() { self.tasks.saturating_add(runs) } else { runs };
         Self { workers: workers.min(tasks.max(1)), tasks, split: Some(split), ..self }
     }
 
-    /// Returns the work on the sequences with at most `few` rows a key/value head, if their key blocks can be divided
+    /// Returns the work on the sequences with at most `most_rows` rows a key/value head, if their key blocks can be divided
     /// among workers: if there are several blocks, and partial results stay small.
-    pub(crate) fn shares_keys(&self, problem: &Problem<'_>, few: usize) -> Option<Accumulation> {
+    pub(crate) fn split_work(&self, problem: &Problem<'_>, most_rows: usize) -> Option<Accumulation> {
         let (shape, call) = (problem.shape, &problem.call);
         // Sequences that are not ragged have as many rows each; there may be any number of them without rows.
         let rows = (shape.heads / shape.kv_heads.max(1)).saturating_mul(shape.q_len);
-        let none = call.options.ragged.is_none() && !(1..=few).contains(&rows);
+        let none = call.options.ragged.is_none() && !(1..=most_rows).contains(&rows);
         // A window beside first keys that it keeps: most blocks between are hidden.
         let apart = call.visible.window.is_some_and(|window| window.kept_first() > 0);
         if none || apart || shape.kv_len <= KEY_BLOCK || problem.needs_whole_rows() {
             return None;
         }
-        let work = call.accumulation(few);
+        let work = call.accumulation(most_rows);
         let [bytes, read] = [work.floats, work.keys.saturating_mul(shape.head_dim + shape.value_dim)]
             .map(|floats| floats.saturating_mul(size_of::<f32>()));
-        let little = if few > FEW_ROWS { LITTLE_EACH.saturating_mul(self.exec.threads) } else { LITTLE };
+        let little = if most_rows > MEMORY_BOUND_ROWS { LITTLE_EACH.saturating_mul(self.exec.threads) } else { LITTLE };
         let most = little.max(read / SHARE).min(MOST);
         (work.units > 0 && bytes <= most).then_some(work)
     }
 
     /// Returns the split of the sequences with few rows, if the plan splits them.
-    pub(crate) fn few_rows(&self, problem: &Problem<'_>) -> Option<FewRows> {
+    pub(crate) fn split_rows(&self, problem: &Problem<'_>) -> Option<SplitRows> {
         // The plan may have been made for another problem of this shape.
-        self.split.map(|split| split.few).filter(|few| self.shares_keys(problem, few.few).is_some())
+        self.split.map(|split| split.rows).filter(|rows| self.split_work(problem, rows.most_rows).is_some())
     }
 
     /// Shrinks the scratch to what this one problem takes. Where key blocks are divided, rows of several sequences may

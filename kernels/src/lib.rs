@@ -52,7 +52,7 @@ pub use attention::schedule::kept_blocks::KeptBlocks;
 pub use attention::schedule::launch::Launch;
 pub use attention::schedule::merge::{merge_results, merge_states};
 pub use attention::schedule::partials::Partials;
-pub use attention::schedule::split_sequences::{FewRows, Then};
+pub use attention::schedule::split_sequences::{SplitRows, Then};
 #[cfg(feature = "nn")]
 pub use elementary::{cos, pow, sin};
 pub use kv::block_table::{BlockTable, PageError};
@@ -62,6 +62,7 @@ pub use kv::source::KeyValues;
 pub use machine::{peak_flops, read_bandwidth};
 pub use matmul::int4::Int4;
 pub use matmul::int8::{MAX_HEAD_DIM as MAX_INT8_HEAD_DIM, is_int8_scale};
+pub use matmul::prefetch::MEMORY_BOUND_ROWS;
 #[cfg(feature = "nn")]
 pub use nn::activation::Activation;
 #[cfg(any(feature = "nn", feature = "unfused"))]

@@ -3,8 +3,8 @@
 
 use sdpa_kernels::gemm::{Matrix, sgemm};
 use sdpa_kernels::{
-    Activation, Alignment, BlockTable, Call, Center, Cover, Covered, F16, FewRows, Isa, KeyValues, Launch, Norm,
-    Options, Outputs, Packed, Pages, Partials, Precision, Product, Ragged, Then, Tiling, View, ViewMut, Visible,
+    Activation, Alignment, BlockTable, Call, Center, Cover, Covered, F16, Isa, KeyValues, Launch, Norm, Options,
+    Outputs, Packed, Pages, Partials, Precision, Product, Ragged, SplitRows, Then, Tiling, View, ViewMut, Visible,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -251,6 +251,6 @@ fn more_units_than_can_be_counted_are_refused() {
     let out = ViewMut::bhld(&mut out, [1, HEADS, 1, 1]).unwrap();
     let mut partials = Partials::new();
     let launch = Launch::new(call, Outputs::new(out), Tiling::new(1, 1, 1, 1))
-        .split(&mut partials, FewRows { few: 1, runs: 1, then: Then::Merge });
+        .split(&mut partials, SplitRows { most_rows: 1, runs: 1, then: Then::Merge });
     assert!(format!("{launch:?}").contains(&format!("tasks: {HEADS}")), "rows are shared out");
 }

@@ -41,7 +41,7 @@ impl Plan {
     pub fn balance(&self, problem: &Problem<'_>, workers: usize) -> Balance {
         // A plan for another shape is replaced when it runs.
         let plan = if self.shape == problem.shape { *self } else { Self::new(problem, self.exec) };
-        let Costs { accumulated, merged } = problem.call.costs(&plan.tiling, plan.few_rows(problem));
+        let Costs { accumulated, merged } = problem.call.costs(&plan.tiling, plan.split_rows(problem));
         let workers = workers.max(1);
         let mut done = vec![0; workers.min(accumulated.len().max(merged.len()))];
         // Nobody merges before all is accumulated.

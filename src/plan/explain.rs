@@ -110,8 +110,8 @@ impl Plan {
 
     /// Returns the bytes of keys and values that split-KV does not read again.
     fn shared_bytes(&self, problem: &Problem<'_>) -> f64 {
-        let Some(few_rows) = self.few_rows(problem) else { return 0.0 };
-        problem.call.shared_keys(&self.tiling, few_rows) as f64 * problem.call.kv.token_bytes() as f64
+        let Some(split_rows) = self.split_rows(problem) else { return 0.0 };
+        problem.call.shared_keys(&self.tiling, split_rows) as f64 * problem.call.kv.token_bytes() as f64
     }
 
     /// Returns the pairs that a tile of rows sees of a block, and the keys it computes: the key range, in whole panels.

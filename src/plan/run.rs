@@ -93,11 +93,11 @@ impl Problem<'_> {
     /// Computes the problem by calling `work` on each worker. Not generic, so that a caller's functions do not compile
     /// it again.
     fn run_as(self, plan: &Plan, workspace: &mut Workspace, run: Run<'_>, work: Work<'_>) -> Result<(), Error> {
-        let few_rows = plan.few_rows(&self);
+        let split_rows = plan.split_rows(&self);
         let Workspace { workers, partials } = workspace;
         let mut launch = Launch::new(self.call, self.outputs, plan.tiling).until(run.stop);
-        if let Some(few_rows) = few_rows {
-            launch = launch.split(partials, few_rows);
+        if let Some(split_rows) = split_rows {
+            launch = launch.split(partials, split_rows);
         }
         carry_out(plan, &launch, workers, run.executor, work)
     }

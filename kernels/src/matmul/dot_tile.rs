@@ -20,7 +20,7 @@
 //! ```
 
 use crate::matmul::operands::{MulAdd, Operand};
-use crate::matmul::prefetch::READING_ROWS;
+use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::simd::width::LINE_BYTES;
@@ -28,7 +28,7 @@ use crate::simd::{FIRST, LANES, Level, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
 use core::ops::Range;
 
 /// Largest number of rows for which the time of a tile with fewer than `TILE_ROWS` rows is that of fetching the panels.
-pub(crate) const FEW_ROWS: usize = 4;
+pub(crate) const FETCH_BOUND_ROWS: usize = 4;
 
 /// Memory that a tile of few rows, or of one panel, prefetches while it computes: memory that will later be read as the
 /// tile's panels are now, from front to back.
@@ -53,7 +53,7 @@ impl Later {
     /// Returns the cache level that a tile of `rows` rows prefetches into.
     #[inline(always)]
     pub(crate) fn level<S: Simd>(s: S, rows: usize) -> Level {
-        if rows <= FEW_ROWS && s.has_large_l1() { Level::First } else { Level::Second }
+        if rows <= FETCH_BOUND_ROWS && s.has_large_l1() { Level::First } else { Level::Second }
     }
 
     /// Returns the distance in bytes at which `rows` rows prefetch memory that is read once, from front to back.
@@ -98,24 +98,24 @@ pub(crate) struct Tile<T = f32> {
 }
 
 /// Returns how many panels a row block of `rows` rows takes at a time, at most `most`. One panel where the time is that
-/// of reading them, since memory is faster in order; but `few` for a few rows on a core with a large first-level cache,
+/// of reading them, since memory is faster in order; but `in_first` for a few rows on a core with a large first-level cache,
 /// which is faster than that: with one panel the rows would wait for their own sums, and for elements of queries, which
 /// two panels share.
 #[inline(always)]
-pub(crate) fn panels<S: Simd>(s: S, rows: usize, [few, most]: [usize; 2]) -> usize {
+pub(crate) fn panels<S: Simd>(s: S, rows: usize, [in_first, most]: [usize; 2]) -> usize {
     match rows {
-        ..=FEW_ROWS if s.has_large_l1() => few,
-        ..=READING_ROWS => 1,
+        ..=FETCH_BOUND_ROWS if s.has_large_l1() => in_first,
+        ..=MEMORY_BOUND_ROWS => 1,
         _ => most,
     }
 }
 
 /// Returns what stands for the level that `rows` rows prefetch panels into, or for none if they are many. Rows that prefetch take
-/// as many panels at a time as [`panels`] says: `few` at most into the first level, one into the second.
+/// as many panels at a time as [`panels`] says: `in_first` at most into the first level, one into the second.
 #[inline(always)]
 pub(crate) fn level<S: Simd>(s: S, rows: usize) -> u8 {
     match Later::level(s, rows) {
-        _ if rows > READING_ROWS => NO_LEVEL,
+        _ if rows > MEMORY_BOUND_ROWS => NO_LEVEL,
         Level::First => FIRST,
         Level::Second => SECOND,
     }
@@ -124,13 +124,13 @@ pub(crate) fn level<S: Simd>(s: S, rows: usize) -> u8 {
 /// Returns the largest number of rows of a tile that prefetches into `level`, at most `most`: those that do into the first have
 /// few.
 pub(crate) const fn most_rows(most: usize, level: u8) -> usize {
-    if level == FIRST && FEW_ROWS < most { FEW_ROWS } else { most }
+    if level == FIRST && FETCH_BOUND_ROWS < most { FETCH_BOUND_ROWS } else { most }
 }
 
 /// Returns true if the time of a tile of this shape is that of reading its panels.
 #[inline(always)]
 const fn reads<S: Simd>(rows: usize, vecs: usize) -> bool {
-    vecs < S::DOT_VECS || rows <= FEW_ROWS && rows < S::TILE_ROWS
+    vecs < S::DOT_VECS || rows <= FETCH_BOUND_ROWS && rows < S::TILE_ROWS
 }
 
 /// Returns true if a tile of this shape runs two chains side by side: where registers hold twice the sums. Tiles of few
@@ -138,7 +138,7 @@ const fn reads<S: Simd>(rows: usize, vecs: usize) -> bool {
 /// since with one chain a row would wait for its own sums.
 #[inline(always)]
 const fn paired<S: Simd>(rows: usize, vecs: usize) -> bool {
-    (rows > FEW_ROWS || vecs == 1) && 2 * rows * vecs <= S::TILE_ROWS * S::TILE_VECS
+    (rows > FETCH_BOUND_ROWS || vecs == 1) && 2 * rows * vecs <= S::TILE_ROWS * S::TILE_VECS
 }
 
 /// Adds the sums of one chain to those of another.

@@ -7,18 +7,19 @@ use crate::simd::width::LINE_BYTES;
 use crate::simd::{LANES, Level, Simd};
 use crate::tensor::any::AnyRows;
 
-/// Largest row block whose time is that of reading keys and values, which tiles then read from front to back.
-pub(crate) const READING_ROWS: usize = 16;
+/// Largest number of rows a key/value head whose time is that of reading keys and values: tiles then read these from
+/// front to back, and workers divide them by key blocks (split-KV).
+pub const MEMORY_BOUND_ROWS: usize = 16;
 
-/// Number of keys that a task of so few rows packs at a time before it computes their scores: 16 KiB of floats at
-/// head_dim 128, in the first-level cache. A whole block would be written to the second-level cache and read back.
+/// Number of keys that a task of at most [`MEMORY_BOUND_ROWS`] rows packs at a time before it computes their scores: 16 KiB of
+/// floats at head_dim 128, in the first-level cache. A whole block would be written to the second-level cache and read back.
 pub(crate) const READING_KEYS: usize = 2 * LANES;
 
 /// Returns true if this tile of a small row block prefetches for all of its rows: the first tile, where full tiles have
 /// room for it; where tiles have one vector, the last, which may be a small one.
 #[inline(always)]
 pub(crate) fn tile_prefetches<S: Simd>(row: usize, rows: usize, all: usize) -> bool {
-    all <= READING_ROWS && if S::DOT_VECS > 1 { row == 0 } else { row + rows == all }
+    all <= MEMORY_BOUND_ROWS && if S::DOT_VECS > 1 { row == 0 } else { row + rows == all }
 }
 
 /// Number of lines prefetched after a tile: a kilobyte in the time of 1,500 cycles, a few GB/s.

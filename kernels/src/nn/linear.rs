@@ -11,7 +11,7 @@
 use crate::matmul::dot_tile::{self, FAR, Later, Tile};
 use crate::matmul::float_tile::Chains;
 use crate::matmul::pack;
-use crate::matmul::prefetch::READING_ROWS;
+use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
 use crate::nn::activation::{self, Activation};
@@ -295,7 +295,7 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
     unsafe {
         let (rows, bias) = (a.rows.as_ptr().add(row), a.bias.as_ptr().add(panel * LANES));
         let panels = a.panels.as_ptr().add(panel * a.inputs * LANES);
-        if a.rows.len() > READING_ROWS {
+        if a.rows.len() > MEMORY_BOUND_ROWS {
             let columns = Columns { first: panels, step: LANES as isize, apart: a.inputs * LANES };
             let (rows, mut sums) = (rows.cast::<[*const f32; MR]>().read(), [[s.splat(0.0); NV]; MR]);
             Chains::new::<S>(a.inputs).dot_products(s, &rows, columns, &mut sums);

@@ -15,7 +15,7 @@ use crate::attention::steps::qk::{FloatKeys, FloatQueries};
 use crate::attention::steps::score_passes::ScoreBlock;
 use crate::attention::steps::score_run::ScoreRun;
 use crate::attention::steps::span::Span;
-use crate::attention::steps::{by_rows, softmax};
+use crate::attention::steps::{float_loops, softmax};
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::source::KeyValues;
 use crate::matmul::int8::{QUAD, panel_bytes};
@@ -238,7 +238,7 @@ impl Bench {
                         prefetch: &mut PrefetchQueue::nothing(),
                         out: self.scores.floats_mut(),
                     };
-                    by_rows::scores(s, run, queries, FloatKeys { panels, later: None });
+                    float_loops::scores(s, run, queries, FloatKeys { panels, later: None });
                 }
             }
             Step::Softmax => {
@@ -254,7 +254,7 @@ impl Bench {
             // SAFETY: `v` holds `keys` rows of `head_dim`, whole vectors.
             Step::Values => unsafe {
                 let values = Typed::F32(Rows::strided(self.v.as_ptr(), d as isize, 1));
-                by_rows::values(
+                float_loops::values(
                     s,
                     &mut ValueSums {
                         weights: self.scores.floats(),

@@ -10,8 +10,8 @@ use crate::attention::blocks::key_block::{BlockMemory, KeyBlock, ScoreCopies};
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
-use crate::attention::steps::by_rows;
 use crate::attention::steps::dropout::{self, Kept};
+use crate::attention::steps::float_loops;
 use crate::attention::steps::key_sums::{self, KeySums};
 use crate::attention::steps::pv::ValueSums;
 use crate::attention::steps::qk::{FloatKeys, FloatQueries};
@@ -171,7 +171,7 @@ impl<S: Simd> Column<'_, S> {
             out: own.gradients,
         };
         // SAFETY: output gradients are rows of `value_dim` floats; the column's values are packed in whole panels.
-        unsafe { by_rows::scores(task.s, run, queries, FloatKeys { panels, later: None }) };
+        unsafe { float_loops::scores(task.s, run, queries, FloatKeys { panels, later: None }) };
         drop_weights(task.s, &tile.dropout, ScoreBlock { scores: own.gradients, spans: tile.spans, rows });
         let block = ScoreBlock { scores: tile.scores, spans: tile.spans, rows };
         softmax_backward::softmax_backward(task.s, block, own.gradients, &tile.saved);
@@ -263,7 +263,7 @@ impl<S: Simd> Column<'_, S> {
             prefetch: &mut tile.prefetch,
         };
         // SAFETY: the caller guarantees the column's keys, rows of whole vectors.
-        unsafe { by_rows::values(task.s, &mut sums, keys.rows) };
+        unsafe { float_loops::values(task.s, &mut sums, keys.rows) };
     }
 
     /// Adds the gradients of bias and slopes: all that a row's keys add to.

@@ -6,7 +6,7 @@ use crate::kv::value_panels::ValueLayout;
 use crate::matmul::dot_tile::Later;
 use crate::matmul::int4;
 use crate::matmul::int8::{self, QUAD};
-use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS};
+use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, PrefetchQueue};
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::AnyRows;
 use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
@@ -29,7 +29,7 @@ pub(crate) fn of_block<S: Simd>(
         return prefetch;
     }
     if let Next::Block { accumulated: (at, bytes), next } = &task.next {
-        if task.set.rows.len() > READING_ROWS {
+        if task.set.rows.len() > MEMORY_BOUND_ROWS {
             if let Some((rows, first)) = next {
                 push_block(&task.peek(rows), *first, &mut prefetch);
             }
@@ -72,7 +72,7 @@ pub(crate) fn of_block<S: Simd>(
 /// gaps in the memory that is prefetched, and the hardware's prefetcher would lose its stream.
 pub(crate) fn behind_scales<S: Simd>(task: &AttentionTask<'_, S>, scales: *const u8, bytes: usize) {
     let (s, rows) = (task.s, task.set.rows.len());
-    if rows <= READING_ROWS {
+    if rows <= MEMORY_BOUND_ROWS {
         let at = scales.wrapping_add(Later::far(s, rows));
         s.prefetch_far(Later::level(s, rows), at.cast(), bytes);
     }

@@ -5,7 +5,7 @@ use crate::attention::blocks::prefetch;
 use crate::attention::blocks::queries::{Queries, are_readable_in_place};
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::bf16::PairPanels;
-use crate::attention::steps::by_rows;
+use crate::attention::steps::float_loops;
 use crate::attention::steps::qk::{FloatKeys, FloatQueries, LaterKeys};
 use crate::attention::steps::qk_int8::{Int8Queries, IntegerKeys};
 use crate::attention::steps::score_passes::AnyColumns;
@@ -15,7 +15,7 @@ use crate::matmul::bf16_pairs::{self, as_pairs};
 use crate::matmul::dot_tile::{FAR, Later};
 use crate::matmul::key_code::{Int4Keys, Int8Keys, KeyCode};
 use crate::matmul::pack::{self, NonFinite};
-use crate::matmul::prefetch::{READING_KEYS, READING_ROWS};
+use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, READING_KEYS};
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{Tensor, Typed};
 use crate::tensor::rows::{KEY_BLOCK, Rows};
@@ -39,7 +39,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let native = matches!(self.queries, Queries::Pairs(_));
         let d = task.tiling.head_dim;
         // Few rows of the whole task, not of the row block: a later row block finds its keys packed already.
-        let few = task.set.rows.len() <= READING_ROWS;
+        let few = task.set.rows.len() <= MEMORY_BOUND_ROWS;
         let ready = match self.keys {
             Keys::Rows(_) => false,
             Keys::Packed(panels) if native => !panels.are_scattered() && d.is_multiple_of(2),
@@ -86,7 +86,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                         Keys::Packed(panels) if ready => panels,
                         _ => Typed::F32(Rows::strided(packed, panel, 1)),
                     };
-                    by_rows::scores(task.s, run, queries, FloatKeys { panels, later });
+                    float_loops::scores(task.s, run, queries, FloatKeys { panels, later });
                 }
             }
         }

@@ -7,13 +7,13 @@ use crate::attention::forward::nonfinite::{TileSums, VisibleBits};
 use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::pv::{ValueSums, Values};
 use crate::attention::steps::pv_int4::Int4Values;
-use crate::attention::steps::{bf16, by_rows, softmax};
+use crate::attention::steps::{bf16, float_loops, softmax};
 use crate::kv::key_block::{BlockValues, Run};
 use crate::kv::value_panels::WINDOW;
 use crate::matmul::bf16_pairs;
 use crate::matmul::operands::HalfPair;
 use crate::matmul::pack::{self, NonFinite};
-use crate::matmul::prefetch::READING_ROWS;
+use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::matmul::tile_shape::MAX_TILE_ROWS;
 
 use crate::simd::{LANES, Simd};
@@ -78,7 +78,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 let whole = end.next_multiple_of(LANES) <= values.readable();
                 // Larger row blocks share one copy, as floats that lie evenly.
                 let even = matches!(run.rows, Typed::F32(rows) if !rows.are_scattered());
-                let ready = native || even || row_block.len() <= READING_ROWS;
+                let ready = native || even || row_block.len() <= MEMORY_BOUND_ROWS;
                 nonfinite == NonFinite::Ignored && run.rows.element() == 1 && whole && ready
             };
             // SAFETY: the values have these columns.
@@ -213,7 +213,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
 /// Runs the P·V step for the element type of the rows.
 ///
 /// # Safety
-/// Same contract as [`by_rows::values`], for these rows, or pairs of them.
+/// Same contract as [`float_loops::values`], for these rows, or pairs of them.
 #[inline(always)]
 unsafe fn add_values<S: Simd>(task: &AttentionTask<'_, S>, sums: &mut ValueSums<'_>, rows: AnyRows) {
     let native = task.native_values();
@@ -221,7 +221,7 @@ unsafe fn add_values<S: Simd>(task: &AttentionTask<'_, S>, sums: &mut ValueSums<
     unsafe {
         match rows {
             Typed::Bf16(rows) if native => task.s.with_bf16_dot(Values { values: rows.cast::<HalfPair>(), sums }),
-            rows => by_rows::values(task.s, sums, rows),
+            rows => float_loops::values(task.s, sums, rows),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::attention::blocks::task::{AttentionTask, BoundCall, Next, Row};
 use crate::attention::call::options::Options;
 use crate::attention::call::tiling::Scratch;
 use crate::attention::steps::short::{self, ShortRows};
-use crate::matmul::prefetch::READING_ROWS;
+use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::simd::{LANES, Simd};
 use crate::tensor::any::{Tensor, Typed};
 use crate::tensor::rows::Rows;
@@ -53,7 +53,7 @@ impl<'t> ShortCall<'t> {
         let Some(Typed::F32(out)) = &outputs.out else { return None };
         let contiguous = [q.strides(), k.strides(), v.strides(), out.strides()].iter().all(|strides| strides[3] == 1);
         let (rows, keys) = call.longest();
-        let all_short = rows.saturating_mul(call.group_size()) <= READING_ROWS && keys <= LANES;
+        let all_short = rows.saturating_mul(call.group_size()) <= MEMORY_BOUND_ROWS && keys <= LANES;
         (contiguous && v.shape()[3].is_multiple_of(LANES)).then_some(Self { q, k, v, out, all_short })
     }
 
@@ -61,7 +61,7 @@ impl<'t> ShortCall<'t> {
     /// for [`AttentionTask::run`] to do: nothing is written then, or what it will write anew.
     pub(crate) fn run<S: Simd>(&self, task: &AttentionTask<'_, S>, scratch: &mut Scratch) -> bool {
         let (n, keys) = (task.set.rows.len(), task.seq.kv_len);
-        if !(1..=READING_ROWS).contains(&n) || !(1..=LANES).contains(&keys) {
+        if !(1..=MEMORY_BOUND_ROWS).contains(&n) || !(1..=LANES).contains(&keys) {
             return false;
         }
         if let Next::Rows(next) = &task.next {
@@ -69,8 +69,11 @@ impl<'t> ShortCall<'t> {
         }
         let ([b, h, first], regions) = (task.index_of_key(0), &mut scratch.regions(task.tiling));
         let none = Row { n: 0, head: 0, i: 0, batch: 0, at: 0 };
-        let (mut rows, mut queries, mut out) =
-            ([none; READING_ROWS], [core::ptr::null(); READING_ROWS], [core::ptr::null_mut(); READING_ROWS]);
+        let (mut rows, mut queries, mut out) = (
+            [none; MEMORY_BOUND_ROWS],
+            [core::ptr::null(); MEMORY_BOUND_ROWS],
+            [core::ptr::null_mut(); MEMORY_BOUND_ROWS],
+        );
         let [q_step, out_step] = [self.q.strides()[2], self.out.strides()[2]];
         for (row, len) in task.stretches(0..n) {
             let ([b, h, l], at) = (row.index(), row.n..row.n + len);
@@ -115,7 +118,7 @@ impl<'t> ShortCall<'t> {
     /// Prefetches what the task reads and writes, if it is short.
     fn prefetch<S: Simd>(&self, task: &AttentionTask<'_, S>) {
         let (n, keys, [b, h, key]) = (task.set.rows.len(), task.seq.kv_len, task.index_of_key(0));
-        if !(1..=READING_ROWS).contains(&n) || !(1..=LANES).contains(&keys) {
+        if !(1..=MEMORY_BOUND_ROWS).contains(&n) || !(1..=LANES).contains(&keys) {
             return;
         }
         let fetch = |row: *const f32, dim: usize| {

@@ -30,17 +30,17 @@ impl Accumulation {
 }
 
 impl Call<'_> {
-    /// Returns how much the key blocks of the sequences with at most `few` rows a key/value head would accumulate under
+    /// Returns how much the key blocks of the sequences with at most `most_rows` rows a key/value head would accumulate under
     /// split-KV, at most: maxima, sums and outputs of all the rows that share a head, for each block with a key that may be
     /// visible to some row of its sequence.
-    pub fn accumulation(&self, few: usize) -> Accumulation {
-        let sequences = (0..self.sequences()).filter(|&sequence| self.has_few_rows(sequence, few));
+    pub fn accumulation(&self, most_rows: usize) -> Accumulation {
+        let sequences = (0..self.sequences()).filter(|&sequence| self.is_split(sequence, most_rows));
         sequences.map(|sequence| self.accumulation_of(sequence)).fold(Accumulation::default(), Accumulation::plus)
     }
 
-    /// Returns true if at most `few` rows of a sequence share a key/value head.
-    pub(crate) fn has_few_rows(&self, sequence: usize, few: usize) -> bool {
-        self.rows_of(sequence) <= few
+    /// Returns true if at most `most_rows` rows of a sequence share a key/value head.
+    pub(crate) fn is_split(&self, sequence: usize, most_rows: usize) -> bool {
+        self.rows_of(sequence) <= most_rows
     }
 
     /// Returns what a sequence accumulates if it is split: nothing if it has no rows.

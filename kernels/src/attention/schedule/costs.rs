@@ -2,7 +2,7 @@
 
 use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, RowSet};
-use crate::attention::schedule::split_sequences::{FewRows, SplitSequences};
+use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences};
 use crate::attention::schedule::units::{Merge, Unit, Units};
 use crate::attention::schedule::work::{Schedule, Work};
 use crate::simd::LANES;
@@ -25,7 +25,7 @@ impl Call<'_> {
     /// Returns what the work of this call costs under a tiling, where the sequences with few rows are split if `split` says so.
     ///
     /// Complexity: query rows, and units.
-    pub fn costs(&self, tiling: &Tiling, split: Option<FewRows>) -> Costs {
+    pub fn costs(&self, tiling: &Tiling, split: Option<SplitRows>) -> Costs {
         let mut entries = SplitSequences::new();
         let schedule = Schedule::new(self, tiling, split, &mut entries);
         let accumulated = (0..schedule.len()).map(|number| match schedule.work(self, number) {
@@ -45,7 +45,7 @@ impl Call<'_> {
 
     /// Returns the number of keys, counted once for each key/value head, that split-KV does not read again, because other
     /// sequences have them in the same memory.
-    pub fn shared_keys(&self, tiling: &Tiling, split: FewRows) -> usize {
+    pub fn shared_keys(&self, tiling: &Tiling, split: SplitRows) -> usize {
         let mut entries = SplitSequences::new();
         let shared =
             Schedule::new(self, tiling, Some(split), &mut entries).units.map_or(0, |units| units.shared_blocks());

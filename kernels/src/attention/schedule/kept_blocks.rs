@@ -7,7 +7,7 @@ use crate::attention::call::{Call, Sequence};
 use crate::attention::schedule::launch::Launch;
 use crate::attention::schedule::merge::merge_states;
 use crate::attention::schedule::partials::Partials;
-use crate::attention::schedule::split_sequences::{FewRows, Then};
+use crate::attention::schedule::split_sequences::{SplitRows, Then};
 use crate::simd::isa::Isa;
 
 /// States (maximum, sum, output) of the query rows of a call over each of its key blocks. Memory grows to the size calls need
@@ -51,8 +51,8 @@ impl KeptBlocks {
         self.sequences.try_reserve(call.sequences()).ok()?;
         self.sequences.extend((0..call.sequences()).map(|sequence| call.sequence(sequence)));
         self.kv_heads = call.kv.kv_heads();
-        let few = (0..call.sequences()).map(|sequence| call.rows_of(sequence)).max().unwrap_or(0);
-        let (schedule, parts) = self.partials.split(call, &tiling, FewRows { few, runs, then: Then::Keep })?;
+        let most_rows = (0..call.sequences()).map(|sequence| call.rows_of(sequence)).max().unwrap_or(0);
+        let (schedule, parts) = self.partials.split(call, &tiling, SplitRows { most_rows, runs, then: Then::Keep })?;
         self.shape = [batch, heads, rows, tiling.width()];
         Some(Launch::of_blocks(checked, schedule, parts))
     }

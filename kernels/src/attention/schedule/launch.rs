@@ -12,7 +12,7 @@ use crate::attention::forward::short::ShortCall;
 use crate::attention::schedule::key_blocks::BlockWorker;
 use crate::attention::schedule::partials::{Partials, Parts};
 use crate::attention::schedule::split_kv;
-use crate::attention::schedule::split_sequences::FewRows;
+use crate::attention::schedule::split_sequences::SplitRows;
 use crate::attention::schedule::work::{Schedule, Work};
 use crate::simd::Simd;
 use crate::simd::isa::Isa;
@@ -68,12 +68,12 @@ impl<'a> Launch<'a> {
     /// blocks accumulate. If it cannot grow to the size needed, rows are shared out as before.
     ///
     /// # Panics
-    /// If few rows are more than a task's, or there are outputs that need every row whole: scores or a state.
+    /// If sequences of more rows than a task's are split, or there are outputs that need every row whole: scores or a state.
     #[must_use]
-    pub fn split(self, partials: &'a mut Partials, few: FewRows) -> Self {
+    pub fn split(self, partials: &'a mut Partials, rows: SplitRows) -> Self {
         let (call, outputs) = (self.checked.call(), self.checked.outputs());
         assert!(outputs.state.is_none() && !outputs.wants_all_keys(), "such outputs need every row whole");
-        match partials.split(call, self.checked.tiling(), few) {
+        match partials.split(call, self.checked.tiling(), rows) {
             Some((schedule, parts)) => Self { schedule, parts: Some(parts), ..self }.queued(),
             None => self,
         }

@@ -2,7 +2,7 @@
 
 use crate::attention::call::Call;
 use crate::attention::call::tiling::Tiling;
-use crate::attention::schedule::split_sequences::{FewRows, SplitSequences, Then, merges_of, part_floats};
+use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences, Then, merges_of, part_floats};
 use crate::attention::schedule::units::{Unit, Units};
 use crate::attention::schedule::work::Schedule;
 use crate::simd::LANES;
@@ -58,22 +58,22 @@ impl Partials {
     /// no memory.
     ///
     /// # Panics
-    /// If few rows are more than a task's.
+    /// If sequences of more rows than a task's are split.
     pub(crate) fn split<'a>(
         &'a mut self,
         call: &Call<'_>,
         tiling: &Tiling,
-        few_rows: FewRows,
+        split_rows: SplitRows,
     ) -> Option<(Schedule<'a>, Parts<'a>)> {
-        assert!(few_rows.few <= tiling.task_rows, "the rows of a head are no task");
+        assert!(split_rows.most_rows <= tiling.task_rows, "the rows of a head are no task");
         let Self { buffer, entries } = self;
-        let schedule = Schedule::new(call, tiling, Some(few_rows), entries);
+        let schedule = Schedule::new(call, tiling, Some(split_rows), entries);
         let units = schedule.units?;
         let floats = units.floats();
         // Half as much again if possible, because sequences grow.
         let there =
             buffer.holds(floats) || buffer.try_reserve(floats.saturating_add(floats / 2)) || buffer.try_reserve(floats);
-        there.then(|| (schedule, Parts::new(units, tiling.width(), buffer.floats_mut(), few_rows.then)))
+        there.then(|| (schedule, Parts::new(units, tiling.width(), buffer.floats_mut(), split_rows.then)))
     }
 }
 
@@ -117,7 +117,7 @@ impl<'a> Parts<'a> {
     /// Waits a little until all runs are done, and returns true if they are. A worker that comes too early, or sees that
     /// the call is stopped, leaves the merge to the others; the last one to finish its runs always finds all of them done.
     pub(crate) fn is_accumulated(&self, stop: &Stop<'_>) -> bool {
-        for _ in 0..PATIENCE * merges_of(self.units.few) {
+        for _ in 0..PATIENCE * merges_of(self.units.most_rows) {
             // Acquire: makes the parts written by all workers visible.
             let done = self.accumulated.load(Ordering::Acquire) == self.units.runs.len();
             if done || stop.is_stopped() {

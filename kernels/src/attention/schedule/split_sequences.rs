@@ -9,9 +9,9 @@ use core::ops::Range;
 
 /// Sequences that are split into units, and how the units are handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FewRows {
+pub struct SplitRows {
     /// Largest number of rows a key/value head of a sequence that is split.
-    pub few: usize,
+    pub most_rows: usize,
     /// Number of runs that the units are handed out in, about.
     pub runs: usize,
     /// What follows when all units are accumulated.
@@ -106,15 +106,15 @@ impl SplitSequences {
         self.list.capacity() * size_of::<SplitSequence>()
     }
 
-    /// Fills the list with the sequences of at most `few` rows a key/value head, and cuts their units into about `runs` runs.
-    /// Returns the number of floats of all parts; `None` if a number overflows or there is no memory.
+    /// Fills the list with the sequences of at most `most_rows` rows a key/value head, and cuts their units into about `runs`
+    /// runs. Returns the number of floats of all parts; `None` if a number overflows or there is no memory.
     ///
     /// Complexity: n log n comparisons of sequences, each as long as their common prefix in key blocks.
-    pub(crate) fn try_fill(&mut self, call: &Call<'_>, few_rows: FewRows) -> Option<usize> {
-        let FewRows { few, runs, then } = few_rows;
+    pub(crate) fn try_fill(&mut self, call: &Call<'_>, split_rows: SplitRows) -> Option<usize> {
+        let SplitRows { most_rows, runs, then } = split_rows;
         self.list.clear();
         self.list.try_reserve(call.sequences().checked_add(1)?).ok()?;
-        let sequences = (0..call.sequences()).filter(|&sequence| call.has_few_rows(sequence, few));
+        let sequences = (0..call.sequences()).filter(|&sequence| call.is_split(sequence, most_rows));
         self.list.extend(sequences.map(|sequence| SplitSequence::new(call, sequence)));
         if call.may_share_keys() {
             // First all blocks that might be shared, then those that are.
@@ -130,7 +130,7 @@ impl SplitSequences {
         }
         let finer = if runs > 1 && self.list.iter().any(|entry| entry.shared > 0) { SHARED_RUNS } else { 1 };
         // Merges are numbered, too.
-        self.list.len().checked_mul(call.kv.kv_heads())?.checked_mul(merges_of(few))?;
+        self.list.len().checked_mul(call.kv.kv_heads())?.checked_mul(merges_of(most_rows))?;
         let units = self.number_units(call.kv.kv_heads())?;
         self.runs = Runs::new(units, runs.saturating_mul(finer));
         let floats = self.lay_out_parts(call, units, then)?;

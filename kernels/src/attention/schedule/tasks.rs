@@ -9,19 +9,19 @@ pub(crate) struct Tasks {
     task_rows: usize,
     /// Largest number of rows a key/value head of a sequence that is split into units and so has no rows left; `None` if
     /// no sequence is.
-    few: Option<usize>,
+    most_rows: Option<usize>,
 }
 
 impl Tasks {
-    /// Cuts the rows of the sequences with more than `few` rows a key/value head; without `few`, of all sequences.
-    pub(crate) fn new(tiling: &Tiling, few: Option<usize>) -> Self {
-        Self { task_rows: tiling.task_rows, few }
+    /// Cuts the rows of the sequences with more than `most_rows` rows a key/value head; without `most_rows`, of all sequences.
+    pub(crate) fn new(tiling: &Tiling, most_rows: Option<usize>) -> Self {
+        Self { task_rows: tiling.task_rows, most_rows }
     }
 
     /// Number of tasks, some of which may have no rows.
     pub(crate) fn len(self, call: &Call<'_>) -> usize {
-        let all = |few| (0..call.sequences()).all(|sequence| call.has_few_rows(sequence, few));
-        if self.few.is_some_and(all) {
+        let all = |most_rows| (0..call.sequences()).all(|sequence| call.is_split(sequence, most_rows));
+        if self.most_rows.is_some_and(all) {
             return 0;
         }
         let (kv_heads, per_head) = (call.kv.kv_heads(), self.per_head(call));
@@ -63,7 +63,7 @@ impl Tasks {
                 (low, head, (part - first_part(low)) * task_rows)
             }
         };
-        let split = self.few.is_some_and(|few| call.has_few_rows(sequence, few));
+        let split = self.most_rows.is_some_and(|most_rows| call.is_split(sequence, most_rows));
         let rows = if split { 0 } else { call.rows_of(sequence) };
         RowSet::of(sequence, kv_head, first.min(rows)..rows.min(first + task_rows))
     }

@@ -15,7 +15,7 @@ pub(crate) struct Units<'a> {
     /// Runs that the units are handed out in.
     pub(crate) runs: Runs,
     /// Largest number of rows of an entry.
-    pub(crate) few: usize,
+    pub(crate) most_rows: usize,
     entries: &'a [SplitSequence],
     order: Order,
 }
@@ -38,11 +38,11 @@ pub(crate) struct Unit {
 }
 
 impl<'a> Units<'a> {
-    /// Returns the units of entries of at most `few` rows.
-    pub(crate) fn new(kv: &KeyValues<'_>, entries: &'a SplitSequences, few: usize) -> Self {
+    /// Returns the units of entries of at most `most_rows` rows.
+    pub(crate) fn new(kv: &KeyValues<'_>, entries: &'a SplitSequences, most_rows: usize) -> Self {
         let order = if kv.has_heads_inside() { Order::Blocks } else { Order::Heads };
         let (heads, runs) = (kv.kv_heads(), entries.runs());
-        Self { heads, runs, few, entries: entries.list(), order }
+        Self { heads, runs, most_rows, entries: entries.list(), order }
     }
 
     /// Number of floats of all parts.
@@ -144,13 +144,13 @@ impl Units<'_> {
     /// Number of merges, of which some may have no rows.
     pub(crate) fn merges(&self) -> usize {
         // `SplitSequences::try_fill` has checked that this does not overflow.
-        self.entries() * self.heads * merges_of(self.few)
+        self.entries() * self.heads * merges_of(self.most_rows)
     }
 
     /// Returns the merge with this number, which is below [`Self::merges`], if it has rows, or is the first of its entry and
     /// head.
     pub(crate) fn merge(&self, number: usize) -> Option<Merge> {
-        let chunks = merges_of(self.few);
+        let chunks = merges_of(self.most_rows);
         let (number, chunk) = (number / chunks, number % chunks);
         let (entry, head) = (number / self.heads, number % self.heads);
         let first = chunk * MERGED_ROWS;

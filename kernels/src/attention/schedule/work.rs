@@ -3,7 +3,7 @@
 
 use crate::attention::call::tiling::Tiling;
 use crate::attention::call::{Call, RowSet};
-use crate::attention::schedule::split_sequences::{FewRows, SplitSequences};
+use crate::attention::schedule::split_sequences::{SplitRows, SplitSequences};
 use crate::attention::schedule::tasks::Tasks;
 use crate::attention::schedule::units::Units;
 use core::ops::Range;
@@ -46,14 +46,14 @@ impl<'a> Schedule<'a> {
     pub(crate) fn new(
         call: &Call<'_>,
         tiling: &Tiling,
-        split: Option<FewRows>,
+        split: Option<SplitRows>,
         entries: &'a mut SplitSequences,
     ) -> Self {
-        let Some(FewRows { few, .. }) = split.filter(|&split| entries.try_fill(call, split).is_some()) else {
+        let Some(SplitRows { most_rows, .. }) = split.filter(|&split| entries.try_fill(call, split).is_some()) else {
             return Self::by_rows(call, tiling);
         };
-        let tasks = Tasks::new(tiling, Some(few));
-        Self { tasks, task_count: tasks.len(call), units: Some(Units::new(&call.kv, entries, few)), sums: 0 }
+        let tasks = Tasks::new(tiling, Some(most_rows));
+        Self { tasks, task_count: tasks.len(call), units: Some(Units::new(&call.kv, entries, most_rows)), sums: 0 }
     }
 
     /// Adds the key weight sums of a call to the list.

@@ -1,9 +1,9 @@
 //! Steps of attention: kernels for one row block and one key block.
 
 pub(crate) mod bf16;
-pub(crate) mod by_rows;
 pub(crate) mod dropout;
 pub(crate) mod epilogue;
+pub(crate) mod float_loops;
 pub(crate) mod infinite;
 pub(crate) mod key_sums;
 pub(crate) mod mask_passes;

@@ -14,7 +14,7 @@ use crate::attention::steps::epilogue::ColumnEnds;
 use crate::attention::steps::pv_tile::{RunningRows, Terms, prefetch_distance, row_floats, tile};
 use crate::attention::steps::span::Span;
 use crate::matmul::operands::{MulAdd, Operand};
-use crate::matmul::prefetch::{PrefetchQueue, READING_ROWS, tile_prefetches};
+use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, PrefetchQueue, tile_prefetches};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::next_part;
 use crate::matmul::value_terms::ValueTerms;
@@ -76,7 +76,7 @@ impl Reading {
     #[inline(always)]
     fn new<S: Simd, T: Operand<S>>(s: S, a: &ValueSums<'_>, values: Rows<T>) -> Self {
         let in_runs = const { T::By::RESUMES && S::TILE_VECS > 1 }
-            && a.rows <= READING_ROWS
+            && a.rows <= MEMORY_BOUND_ROWS
             && a.vecs() > S::TILE_VECS
             && a.fresh;
         let row_bytes = a.vecs().max(1) * LANES * T::ROWS * T::COLUMN_BYTES;

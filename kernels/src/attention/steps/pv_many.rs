@@ -1,5 +1,5 @@
 //! P·V of many rows: the weighted sums of a row block of more than
-//! [`READING_ROWS`](crate::matmul::prefetch::READING_ROWS) rows over f32 values, accumulated into the
+//! [`MEMORY_BOUND_ROWS`](crate::matmul::prefetch::MEMORY_BOUND_ROWS) rows over f32 values, accumulated into the
 //! rows' running outputs.
 //!
 //! ```text

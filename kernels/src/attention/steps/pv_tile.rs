@@ -11,7 +11,7 @@
 
 use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::epilogue::{ColumnEnds, if_finite, normalised};
-use crate::matmul::dot_tile::{self, FEW_ROWS};
+use crate::matmul::dot_tile::{self, FETCH_BOUND_ROWS};
 use crate::matmul::operands::{MulAdd, Operand};
 use crate::matmul::tile_rows::TileRows;
 use crate::matmul::tile_shape::{MAX_TILE_ROWS, MAX_TILE_VECS};
@@ -150,7 +150,7 @@ impl<S: Simd, T: Operand<S>> Terms<S, T> {
             let (mut at, evenly, mut later) =
                 unsafe { (self.values.at(term), self.values.evenly(term), self.later::<MR, NV>(term)) };
             // Rows of pages are many short stretches: prefetching those to the second-level cache is faster.
-            let near = MR <= FEW_ROWS && s.has_large_l1() && evenly >= KEY_BLOCK;
+            let near = MR <= FETCH_BOUND_ROWS && s.has_large_l1() && evenly >= KEY_BLOCK;
             let level = if near { Level::First } else { Level::Second };
             // The loop over evenly spaced terms looks no address up: see `pack::StridedRows`.
             let stop = end.min(term.saturating_add(evenly.min(later.terms)));
@@ -181,7 +181,8 @@ impl<S: Simd, T: Operand<S>> Terms<S, T> {
         }
         let step = self.values.step();
         // Where full tiles have one vector, only small tiles prefetch here: the test would cost full tiles time.
-        let far = if const { S::TILE_VECS > 1 || MR <= FEW_ROWS && MR < S::TILE_ROWS } { self.far } else { None };
+        let far =
+            if const { S::TILE_VECS > 1 || MR <= FETCH_BOUND_ROWS && MR < S::TILE_ROWS } { self.far } else { None };
         // SAFETY: the caller guarantees the values of the span's keys.
         match far.and_then(|far| unsafe { self.values.later(term + far) }) {
             Some((at, terms)) => Later { at: Some(at), terms, step },

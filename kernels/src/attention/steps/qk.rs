@@ -10,7 +10,7 @@ use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::score_run::{ScoreRun, Strip};
 use crate::matmul::dot_tile::{self, KeyOperand, Later, Tile};
 use crate::matmul::operands::MulAdd;
-use crate::matmul::prefetch::{READING_ROWS, tile_prefetches};
+use crate::matmul::prefetch::{MEMORY_BOUND_ROWS, tile_prefetches};
 use crate::simd::{FIRST, LANES, NO_LEVEL, SECOND, SECOND_OR_NONE, Simd};
 use crate::tensor::any::AnyPanels;
 use crate::tensor::rows::Rows;
@@ -56,11 +56,11 @@ pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(
     keys: FloatKeys<Rows<T>>,
 ) {
     let rows = run.rows;
-    assert!(queries.rows.len() == rows && (rows <= READING_ROWS || !keys.panels.are_scattered()));
+    assert!(queries.rows.len() == rows && (rows <= MEMORY_BOUND_ROWS || !keys.panels.are_scattered()));
     // Rows of pages, which tiles do not prefetch, are read more slowly two panels at a time; scattered panels are read one
     // by one.
-    let few = if matches!(keys.later, Some(LaterKeys::InOrder { .. })) { T::By::DOT_VECS[0] } else { 1 };
-    let vecs = dot_tile::panels(s, rows, [few, T::By::DOT_VECS[1]]);
+    let in_first = if matches!(keys.later, Some(LaterKeys::InOrder { .. })) { T::By::DOT_VECS[0] } else { 1 };
+    let vecs = dot_tile::panels(s, rows, [in_first, T::By::DOT_VECS[1]]);
     let level = match keys.later.map_or(NO_LEVEL, |_| dot_tile::level(s, rows)) {
         SECOND if run.spans.len() > 1 => SECOND_OR_NONE,
         level => level,

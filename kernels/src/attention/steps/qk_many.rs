@@ -1,5 +1,5 @@
 //! QKᵀ of many rows: the scores of a row block of more than
-//! [`READING_ROWS`](crate::matmul::prefetch::READING_ROWS) rows against packed f32 keys.
+//! [`MEMORY_BOUND_ROWS`](crate::matmul::prefetch::MEMORY_BOUND_ROWS) rows against packed f32 keys.
 //!
 //! ```text
 //! for each group of panels, 16 KiB of keys or one tile, which stay in the first-level cache:

@@ -85,12 +85,13 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
                     let next = row + side;
                     let alike = !panels.is_empty() && next + side <= alike_end;
                     let max = &mut state.rescale_prev[row..if alike { next + side } else { next }];
-                    let few = Few { panels: panels.clone(), known, max, sum: &mut state.rescale_block[row..next] };
+                    let rows =
+                        SideRows { panels: panels.clone(), known, max, sum: &mut state.rescale_block[row..next] };
                     // SAFETY: `max` belongs to rows below `rows`, which lie inside `scores`; spans end inside a block, so panels
                     // inside a row.
                     unsafe {
                         let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
-                        by_tile_rows!(side, most S::SIDE_ROWS, |N| weights::<S, W, N>(s, scores, few));
+                        by_tile_rows!(side, most S::SIDE_ROWS, |N| weights::<S, W, N>(s, scores, rows));
                     }
                     (row, known) = (next, alike);
                 }
@@ -101,7 +102,7 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
 }
 
 /// Rows of a tile that are exponentiated side by side.
-struct Few<'a> {
+struct SideRows<'a> {
     panels: Range<usize>,
     /// True if the rows' maxima have been computed already.
     known: bool,
@@ -121,11 +122,11 @@ struct Few<'a> {
 /// few.
 ///
 /// # Safety
-/// `scores` has one row of [`SCORE_STRIDE`] readable floats for each of `few.max`, the first `N` of them writable, and
+/// `scores` has one row of [`SCORE_STRIDE`] readable floats for each of `rows.max`, the first `N` of them writable, and
 /// `panels` lie inside a row.
 #[inline(always)]
-unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut f32, few: Few<'_>) {
-    let Few { panels, known, max, sum } = few;
+unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut f32, rows: SideRows<'_>) {
+    let SideRows { panels, known, max, sum } = rows;
     let (max, after_max) = max.split_at_mut(N);
     assert!(sum.len() == N && (after_max.is_empty() || after_max.len() == N));
     // If no rows follow, the same rows are read again and the result is not used.

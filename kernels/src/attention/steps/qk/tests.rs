@@ -1,5 +1,5 @@
 use super::*;
-use crate::attention::steps::by_rows;
+use crate::attention::steps::float_loops;
 use crate::attention::steps::span::Span;
 use crate::matmul::prefetch::PrefetchQueue;
 use crate::simd::Simd;
@@ -26,7 +26,7 @@ fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32>
             prefetch: &mut PrefetchQueue::nothing(),
             out: &mut out,
         };
-        by_rows::scores(s, run, queries, FloatKeys { panels: keys, later });
+        float_loops::scores(s, run, queries, FloatKeys { panels: keys, later });
     }
     out.iter().map(|x| x.to_bits()).collect()
 }

@@ -4,7 +4,7 @@ use crate::attention::steps::pv::{self, ValueSums};
 use crate::attention::steps::qk::{self, FloatKeys, FloatQueries};
 use crate::attention::steps::score_run::ScoreRun;
 use crate::attention::steps::{pv_many, qk_many};
-use crate::matmul::prefetch::READING_ROWS;
+use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
 use crate::simd::Simd;
 use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::rows::Rows;
@@ -13,7 +13,7 @@ use crate::tensor::rows::Rows;
 /// are evenly spaced.
 #[inline(always)]
 fn are_many(rows: usize, columns: Rows<f32>) -> bool {
-    rows > READING_ROWS && !columns.are_scattered()
+    rows > MEMORY_BOUND_ROWS && !columns.are_scattered()
 }
 
 /// Computes scores.
