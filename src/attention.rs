@@ -135,7 +135,7 @@ impl Attention {
     /// that has an element for every key, if there is one.
     fn settled<'a>(&self, call: Call<'a>, of_all_keys: Option<&'static str>) -> Result<(Call<'a>, Shape), Error> {
         let (call, shape) = self.set(call)?;
-        call.kv.cache().map_or(Ok(()), |cache| cache::check_kept(cache, &call, of_all_keys))?;
+        call.kv.cache().map_or(Ok(()), |cache| cache::check_held(cache, &call, of_all_keys))?;
         Ok((call, shape))
     }
 

@@ -7,7 +7,7 @@ use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
-use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, KeptBlocks, Outputs, State, View, ViewMut, merge_states};
+use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, Outputs, State, View, ViewMut, merge_states};
 
 /// States of query rows over each block of 256 keys by itself, kept until the state over all earlier keys is there: see
 /// [`RowStates`].
@@ -37,7 +37,7 @@ use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, KeptBlocks, Outputs, State, View, 
 /// ```
 #[derive(Debug, Default)]
 pub struct BlockStates {
-    states: KeptBlocks,
+    states: sdpa_kernels::BlockStates,
     value_dim: usize,
     isa: Option<Isa>,
     workspace: Workspace,
@@ -46,7 +46,7 @@ pub struct BlockStates {
 impl BlockStates {
     /// Creates empty memory; the first call of [`Self::compute`] fills it, and later ones use it again.
     pub const fn new() -> Self {
-        Self { states: KeptBlocks::new(), value_dim: 0, isa: None, workspace: Workspace::new() }
+        Self { states: sdpa_kernels::BlockStates::new(), value_dim: 0, isa: None, workspace: Workspace::new() }
     }
 
     /// Bytes held.

@@ -4,7 +4,7 @@ mod append;
 mod build;
 #[cfg(feature = "safetensors")]
 mod file;
-mod kept;
+mod held;
 mod sequences;
 mod token_form;
 
@@ -13,8 +13,8 @@ use crate::shape::KvShape;
 pub(crate) use build::{key_length, key_scales};
 use core::num::NonZeroUsize;
 use core::ops::Range;
-pub(crate) use kept::check_kept;
-use sdpa_kernels::{Cache, Dtype, Int4, Isa, Keep};
+pub(crate) use held::check_held;
+use sdpa_kernels::{Cache, Dtype, Int4, Isa, Sliding};
 use std::collections::BTreeSet;
 pub(crate) use token_form::{Storable, TokenForm, ValuePlace};
 
@@ -145,7 +145,7 @@ impl KvCache {
 
     /// Keys that the cache keeps, if it is a sliding one.
     pub fn sliding_window(&self) -> Option<SlidingWindow> {
-        let Keep { last, first, rollback } = self.cache.keeps()?;
+        let Sliding { last, first, rollback } = self.cache.sliding()?;
         Some(SlidingWindow { last: NonZeroUsize::new(last)?, first, rollback })
     }
 

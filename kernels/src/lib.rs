@@ -47,8 +47,8 @@ pub use attention::call::tiling::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scrat
 pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use attention::call::{Call, Sequence};
 pub use attention::schedule::accumulation::Accumulation;
+pub use attention::schedule::block_states::BlockStates;
 pub use attention::schedule::costs::Costs;
-pub use attention::schedule::kept_blocks::KeptBlocks;
 pub use attention::schedule::launch::Launch;
 pub use attention::schedule::merge::{merge_results, merge_states};
 pub use attention::schedule::partials::Partials;
@@ -56,7 +56,7 @@ pub use attention::schedule::split_sequences::{SplitRows, Then};
 #[cfg(feature = "nn")]
 pub use elementary::{cos, pow, sin};
 pub use kv::block_table::{BlockTable, PageError};
-pub use kv::cache::{Cache, Keep, NewTokens, PackedPool, PoolElements, SpareBlocks, TokenPart};
+pub use kv::cache::{Cache, NewTokens, PackedPool, PoolElements, Sliding, SpareBlocks, TokenPart};
 pub use kv::pages::Pages;
 pub use kv::source::KeyValues;
 pub use machine::{peak_flops, read_bandwidth};

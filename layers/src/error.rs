@@ -31,7 +31,7 @@ pub(crate) const fn multiple_of(limit: usize, of: &'static str) -> Limit {
 }
 
 impl Limit {
-    /// Returns [`Error::Range`] unless `got`, the size `what` of an argument, keeps the limit.
+    /// Returns [`Error::Range`] unless `got`, the size `what` of an argument, meets the limit.
     pub(crate) fn check(self, argument: &'static str, what: &'static str, got: usize) -> Result<(), Error> {
         let Self { bound, limit, of } = self;
         if bound.holds(got, limit) { Ok(()) } else { Err(Error::Range { argument, what, got, bound, limit, of }) }

@@ -4,7 +4,7 @@ use crate::cache::{CacheFormat, KeyScales, KvCache};
 use crate::error::{Error, at_most, same};
 use crate::shape::KvShape;
 use core::num::NonZeroUsize;
-use sdpa_kernels::{Cache, Dtype, Int4, Isa, Keep, MAX_INT8_HEAD_DIM};
+use sdpa_kernels::{Cache, Dtype, Int4, Isa, MAX_INT8_HEAD_DIM, Sliding};
 use std::collections::BTreeSet;
 
 impl KvCache {
@@ -198,7 +198,7 @@ impl KvCache {
     /// # Errors
     /// As [`Self::new`].
     pub fn sliding(sequences: usize, shape: KvShape, last: NonZeroUsize, first: usize) -> Result<Self, Error> {
-        Self::with(sequences, shape, Some(Keep { last: last.get(), first, rollback: 0 }))
+        Self::with(sequences, shape, Some(Sliding { last: last.get(), first, rollback: 0 }))
     }
 
     /// Keeps `tokens` more of the last keys than rows may see, so that these tokens can be taken back. For sliding
@@ -237,7 +237,7 @@ impl KvCache {
         Ok(Self { cache: cache.ok_or(Error::Needs { argument: "rollback_room", needs: "a sliding cache" })?, ..self })
     }
 
-    fn with(sequences: usize, shape: KvShape, keep: Option<Keep>) -> Result<Self, Error> {
+    fn with(sequences: usize, shape: KvShape, sliding: Option<Sliding>) -> Result<Self, Error> {
         shape.check("cache")?;
         let KvShape { kv_heads, head_dim, value_dim } = shape;
         // Size of a block of 256 keys and values in floats, rows padded to whole vectors.
@@ -248,7 +248,7 @@ impl KvCache {
         let (Some(_), Some(bytes)) = (block, bytes) else {
             return Err(Error::TooLarge { what: "cache", sizes: [sequences, kv_heads, head_dim, value_dim] });
         };
-        let cache = Cache::new(Dtype::F32, [sequences, kv_heads], shape.dims(), keep);
+        let cache = Cache::new(Dtype::F32, [sequences, kv_heads], shape.dims(), sliding);
         Ok(Self {
             cache: cache.ok_or(Error::Memory { what: "cache", bytes })?,
             isa: Isa::detect(),

@@ -24,12 +24,12 @@ pub(crate) const fn exactly(limit: usize, of: &'static str) -> Limit {
 }
 
 impl Limit {
-    /// Returns [`Error::Range`] unless `got`, the size `what` of an argument, keeps the limit.
+    /// Returns [`Error::Range`] unless `got`, the size `what` of an argument, meets the limit.
     pub(crate) fn check(self, argument: &'static str, what: &'static str, got: usize) -> Result<(), Error> {
         if self.bound.holds(got, self.limit) { Ok(()) } else { Err(self.error(argument, what, got)) }
     }
 
-    /// Returns the error of a size that does not keep the limit.
+    /// Returns the error of a size that does not meet the limit.
     pub(crate) fn error(self, argument: &'static str, what: &'static str, got: usize) -> Error {
         let Self { bound, limit, of } = self;
         Error::Range { argument, what, got, bound, limit, of }

@@ -93,7 +93,7 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// Returns true if a size keeps the bound.
+    /// Returns true if a size meets the bound.
     pub fn holds(self, size: usize, limit: usize) -> bool {
         match self {
             Self::AtLeast => size >= limit,

@@ -26,7 +26,7 @@ pub(super) struct Description {
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub(super) latent: bool,
     /// Keys that a sliding cache keeps.
-    pub(super) window: Option<Window>,
+    pub(super) window: Option<StoredSliding>,
     /// Sequences; none where one was removed.
     pub(super) sequences: Vec<Option<Sequence>>,
 }
@@ -52,7 +52,7 @@ pub(super) enum ElementFormat {
 
 /// Keys that a sliding cache keeps.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Window {
+pub(super) struct StoredSliding {
     pub(super) last: NonZeroUsize,
     pub(super) first: usize,
     pub(super) rollback: usize,
@@ -71,8 +71,11 @@ pub(super) struct Sequence {
 impl Description {
     /// Returns the description of a cache; `None` if files have no such format.
     pub(super) fn of(cache: &KvCache) -> Option<Self> {
-        let window =
-            cache.sliding_window().map(|keys| Window { last: keys.last, first: keys.first, rollback: keys.rollback });
+        let window = cache.sliding_window().map(|keys| StoredSliding {
+            last: keys.last,
+            first: keys.first,
+            rollback: keys.rollback,
+        });
         let sequence = |(sequence, &len): (usize, &usize)| {
             let evicted = cache.evicted(sequence).ok()?;
             Some(Sequence { len, evicted: (!evicted.is_empty()).then_some([evicted.start, evicted.end]) })

@@ -52,7 +52,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         self.write_scores(Point::Raw, row_block.clone());
         if let Some(cap) = options.softcap {
             score_passes::softcap(self.task.s, self.scores(rows), cap);
-            keep(&mut self.copies.capped, self.regions.scores, rows);
+            copy_scores(&mut self.copies.capped, self.regions.scores, rows);
         }
         self.write_scores(Point::Softcapped, row_block.clone());
         if let Some(columns) = bias {
@@ -217,7 +217,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             score_passes::alibi(task.s, self.scores(row_block.len()), &lines);
         }
         if task.given.score {
-            keep(&mut self.copies.biased, self.regions.scores, row_block.len());
+            copy_scores(&mut self.copies.biased, self.regions.scores, row_block.len());
             for row in task.rows(row_block) {
                 let keys = self.spans[row.n / S::TILE_ROWS].keys();
                 let first = task.position(row, self.first + keys.start);
@@ -285,7 +285,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
 }
 
 /// Copies the scores of `rows` rows, if there is memory for a copy.
-fn keep(copy: &mut Option<&mut [f32]>, scores: &[f32], rows: usize) {
+fn copy_scores(copy: &mut Option<&mut [f32]>, scores: &[f32], rows: usize) {
     if let Some(copy) = copy {
         copy[..rows * SCORE_STRIDE].copy_from_slice(&scores[..rows * SCORE_STRIDE]);
     }

@@ -10,8 +10,8 @@ use crate::attention::call::options::Options;
 use crate::attention::call::row_mods::Given;
 use crate::attention::call::tiling::{Regions, Scratch};
 use crate::attention::call::{Call, RowSet};
-use crate::attention::schedule::kept_queries::{KeptQueries, Slot};
 use crate::attention::schedule::partials::Parts;
+use crate::attention::schedule::query_slots::{QuerySlots, Slot};
 use crate::attention::schedule::units::Unit;
 use crate::simd::Simd;
 use crate::tensor::rows::KEY_BLOCK;
@@ -23,7 +23,7 @@ use core::sync::atomic::Ordering;
 pub(crate) struct BlockWorker<'w, S> {
     bound: BoundCall<'w, S>,
     parts: &'w Parts<'w>,
-    kept: KeptQueries,
+    slots: QuerySlots,
     /// Maximum number of rows of several sequences that are computed together: 0 if each is treated by its position.
     most_together: usize,
 }
@@ -43,7 +43,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
     pub(crate) unsafe fn new(bound: BoundCall<'w, S>, parts: &'w Parts<'w>) -> Self {
         let alike = are_alike(bound.checked.call(), bound.mods.given());
         let most_together = if alike { bound.checked.tiling().shared_rows() } else { 0 };
-        Self { bound, parts, kept: KeptQueries::NONE, most_together }
+        Self { bound, parts, slots: QuerySlots::NONE, most_together }
     }
 
     /// Accumulates a run of units, and counts it as done, unless the work is stopped: then nothing will be merged.
@@ -118,7 +118,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
         let set = parts.units.rows_of(entries.clone(), unit.head);
         let floats = set.rows.len() * tiling.query_floats();
         let slot = Slot { heads: parts.units.heads, floats, head: unit.head };
-        self.kept.choose_slot(entries.clone(), slot, &mut regions);
+        self.slots.choose_slot(entries.clone(), slot, &mut regions);
         let task = AttentionTask::reading(self.bound, set).followed_by(next);
         if entries.len() == 1 {
             // Directly where the merge reads it.

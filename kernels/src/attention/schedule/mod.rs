@@ -1,13 +1,13 @@
 //! Who computes what, and where results go: the list of a call's work, the queue that workers take it from, and merges.
 
 pub(crate) mod accumulation;
+pub(crate) mod block_states;
 pub(crate) mod costs;
-pub(crate) mod kept_blocks;
-mod kept_queries;
 pub(crate) mod key_blocks;
 pub(crate) mod launch;
 pub(crate) mod merge;
 pub(crate) mod partials;
+mod query_slots;
 pub(crate) mod split_kv;
 pub(crate) mod split_sequences;
 pub(crate) mod tasks;

@@ -23,8 +23,8 @@ pub struct SplitRows {
 pub enum Then {
     /// Each row's parts are merged and written to the outputs.
     Merge,
-    /// Each block's part is kept.
-    Keep,
+    /// Parts of blocks stay apart.
+    Apart,
 }
 
 /// Equal runs of units.

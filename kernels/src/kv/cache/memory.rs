@@ -2,7 +2,7 @@
 
 use super::blocks::{Packed, is_shared};
 use super::spare::{Counts, SpareBlocks, rows_for, size_for};
-use super::{Cache, Keep, NewTokens};
+use super::{Cache, NewTokens, Sliding};
 use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
@@ -20,7 +20,7 @@ impl Cache {
 
     /// Returns the blocks, evicted ones included, that no later row will see.
     fn evictable(&self, sequence: usize) -> Range<usize> {
-        let Some(Keep { last, first, rollback }) = self.keep else { return 0..0 };
+        let Some(Sliding { last, first, rollback }) = self.sliding else { return 0..0 };
         // The next row is its own last key, which is not in the cache yet.
         let from = first.div_ceil(KEY_BLOCK);
         let to = (self.lens[sequence] + 1).saturating_sub(last.saturating_add(rollback)) / KEY_BLOCK;

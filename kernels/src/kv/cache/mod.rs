@@ -38,7 +38,7 @@ pub struct Cache {
     /// Scratch and channel scales, if the cache is int8.
     int8: Option<Int8>,
     /// Keys that the cache keeps, if it evicts others.
-    keep: Option<Keep>,
+    sliding: Option<Sliding>,
     /// Blocks of each sequence.
     sequences: Vec<Blocks>,
     lens: Vec<usize>,
@@ -49,15 +49,15 @@ pub struct Cache {
 impl Clone for Cache {
     /// Shares the memory, as [`Cache::fork`] does.
     fn clone(&self) -> Self {
-        let Self { sizes, int8, keep, sequences, lens, spare: _ } = self;
+        let Self { sizes, int8, sliding, sequences, lens, spare: _ } = self;
         let (sequences, lens) = (sequences.clone(), lens.clone());
-        Self { sizes: *sizes, int8: int8.clone(), keep: *keep, sequences, lens, spare: SpareBlocks::default() }
+        Self { sizes: *sizes, int8: int8.clone(), sliding: *sliding, sequences, lens, spare: SpareBlocks::default() }
     }
 }
 
 /// Keys that a sliding cache keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keep {
+pub struct Sliding {
     /// Number of last keys that the next row may see, its own included.
     pub last: usize,
     /// Number of first keys that stay for good.
@@ -73,9 +73,9 @@ impl Cache {
         dtype: Dtype,
         [sequences, kv_heads]: [usize; 2],
         [head_dim, value_dim]: [usize; 2],
-        keep: Option<Keep>,
+        sliding: Option<Sliding>,
     ) -> Option<Self> {
-        let last = keep.is_none_or(|keep| keep.last > 0);
+        let last = sliding.is_none_or(|sliding| sliding.last > 0);
         assert!(last && head_dim.max(value_dim) <= MAX_DIM, "a window without keys, or a dimension beyond MAX_DIM");
         let (format, value_order) = (Format::Elements(dtype), ValueOrder::Panels);
         let key_order = KeyOrder::Packed;
@@ -86,7 +86,7 @@ impl Cache {
         lens.try_reserve_exact(sequences).ok()?;
         blocks.resize(sequences, Blocks::default());
         lens.resize(sequences, 0);
-        Some(Self { sizes, int8: None, keep, sequences: blocks, lens, spare: SpareBlocks::default() })
+        Some(Self { sizes, int8: None, sliding, sequences: blocks, lens, spare: SpareBlocks::default() })
     }
 
     /// Number of bytes of an empty sequence.
@@ -120,8 +120,8 @@ impl Cache {
     /// Empties the cache and sets room for rollbacks of `tokens` tokens. `None` if the cache keeps all keys.
     #[must_use]
     pub fn with_rollback(self, tokens: usize) -> Option<Self> {
-        let keep = self.keep.map(|keep| Keep { rollback: tokens, ..keep })?;
-        Some(Self { keep: Some(keep), ..self.emptied() })
+        let sliding = self.sliding.map(|sliding| Sliding { rollback: tokens, ..sliding })?;
+        Some(Self { sliding: Some(sliding), ..self.emptied() })
     }
 
     /// Returns the cache without keys and memory.
@@ -179,8 +179,8 @@ impl Cache {
     }
 
     /// Returns the keys that the cache keeps, if it evicts others.
-    pub fn keeps(&self) -> Option<Keep> {
-        self.keep
+    pub fn sliding(&self) -> Option<Sliding> {
+        self.sliding
     }
 
     /// Returns true if the cache is int8.
@@ -226,8 +226,8 @@ impl Cache {
     /// row sees no evicted key.
     pub fn shortest(&self, sequence: usize) -> usize {
         let evicted = self.evicted(sequence);
-        match self.keep {
-            Some(Keep { last, .. }) if !evicted.is_empty() => (evicted.end - 1).saturating_add(last),
+        match self.sliding {
+            Some(Sliding { last, .. }) if !evicted.is_empty() => (evicted.end - 1).saturating_add(last),
             _ => 0,
         }
     }

@@ -3,7 +3,7 @@
 use super::blocks::{Block, Blocks, is_shared};
 use super::layout::{Format, KeyOrder, Parts, Sizes};
 use super::spare::{Counts, size_for};
-use super::{Cache, Keep};
+use super::{Cache, Sliding};
 use crate::matmul::int4;
 use crate::matmul::int8;
 use crate::tensor::element::F16;
@@ -173,7 +173,7 @@ impl Cache {
         if evicted == &(0..0) {
             return true;
         }
-        let Some(Keep { last, first, .. }) = self.keep else { return false };
+        let Some(Sliding { last, first, .. }) = self.sliding else { return false };
         let whole = evicted.start.is_multiple_of(KEY_BLOCK) && evicted.end.is_multiple_of(KEY_BLOCK);
         let starts = evicted.start / KEY_BLOCK == first.div_ceil(KEY_BLOCK);
         let seen = !evicted.is_empty() && (evicted.end - 1).checked_add(last).is_some_and(|shortest| len >= shortest);

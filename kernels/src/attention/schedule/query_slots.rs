@@ -7,7 +7,7 @@ use core::ops::Range;
 
 /// Record of whose queries a worker's memory for queries holds: those of some entries (see `split_sequences.rs`), each head's in a slot of its own, since
 /// units are often a block of every head, then the next block.
-pub(crate) struct KeptQueries {
+pub(crate) struct QuerySlots {
     entries: Range<usize>,
     /// Bit `h` is set if the slot of head `h` is filled.
     filled: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Slot {
     pub(crate) head: usize,
 }
 
-impl KeptQueries {
+impl QuerySlots {
     /// No queries.
     pub(crate) const NONE: Self = Self { entries: 0..0, filled: 0 };
 
@@ -60,9 +60,9 @@ mod tests {
 
     #[test]
     fn a_slot_is_filled_until_other_places_come() {
-        let (mut kept, mut memory) = (KeptQueries::NONE, [0.0; 100]);
+        let (mut slots, mut memory) = (QuerySlots::NONE, [0.0; 100]);
         let mut take = |heads, floats, head, entries| {
-            let (slot, state) = kept.take(entries, Slot { heads, floats, head }, &mut memory);
+            let (slot, state) = slots.take(entries, Slot { heads, floats, head }, &mut memory);
             slot[0] = head as f32 + 1.0;
             (slot.len(), state == QueryMemory::Filled)
         };

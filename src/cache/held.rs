@@ -5,7 +5,7 @@ use sdpa_kernels::{Cache, Call};
 
 /// Refuses calls under a window wider than that of a sliding cache, at any length; and calls whose rows would see keys that
 /// it has evicted. `of_all_keys` is the name of an output that has an element for every key, if there is one.
-pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'static str>) -> Result<(), Error> {
+pub(crate) fn check_held(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'static str>) -> Result<(), Error> {
     refuse_wider(cache, call)?;
     for index in 0..call.sequences() {
         let sequence = call.sequence(index);
@@ -34,9 +34,9 @@ pub(crate) fn check_kept(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'s
 /// Refuses a window that shows more keys on a side than the cache was made to keep. A window that is unbounded on the
 /// left does not count as wider: as without a window, rows may see what the cache still has.
 fn refuse_wider(cache: &Cache, call: &Call<'_>) -> Result<(), Error> {
-    let (Some(window), Some(keep)) = (call.visible.window, cache.keeps()) else { return Ok(()) };
+    let (Some(window), Some(sliding)) = (call.visible.window, cache.sliding()) else { return Ok(()) };
     let last = window.sides()[0].map_or(0, |left| left.saturating_add(1));
-    for (side, got, keeps) in [("first", window.kept_first(), keep.first), ("last", last, keep.last)] {
+    for (side, got, keeps) in [("first", window.kept_first(), sliding.first), ("last", last, sliding.last)] {
         if got > keeps {
             return Err(Error::Wider { side, got, keeps });
         }

@@ -13,7 +13,7 @@ use crate::simd::isa::Isa;
 /// States (maximum, sum, output) of the query rows of a call over each of its key blocks. Memory grows to the size calls need
 /// and is kept.
 #[derive(Debug, Default)]
-pub struct KeptBlocks {
+pub struct BlockStates {
     partials: Partials,
     /// Sequences of the call.
     sequences: Vec<Sequence>,
@@ -22,7 +22,7 @@ pub struct KeptBlocks {
     kv_heads: usize,
 }
 
-impl KeptBlocks {
+impl BlockStates {
     /// Creates empty memory; the first launch allocates.
     pub const fn new() -> Self {
         Self { partials: Partials::new(), sequences: Vec::new(), shape: [0; 4], kv_heads: 0 }
@@ -52,7 +52,7 @@ impl KeptBlocks {
         self.sequences.extend((0..call.sequences()).map(|sequence| call.sequence(sequence)));
         self.kv_heads = call.kv.kv_heads();
         let most_rows = (0..call.sequences()).map(|sequence| call.rows_of(sequence)).max().unwrap_or(0);
-        let (schedule, parts) = self.partials.split(call, &tiling, SplitRows { most_rows, runs, then: Then::Keep })?;
+        let (schedule, parts) = self.partials.split(call, &tiling, SplitRows { most_rows, runs, then: Then::Apart })?;
         self.shape = [batch, heads, rows, tiling.width()];
         Some(Launch::of_blocks(checked, schedule, parts))
     }
