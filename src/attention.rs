@@ -171,14 +171,14 @@ impl Attention {
         if let Some(alignment) = self.alignment {
             return Ok(alignment);
         }
-        let Options { alibi, ragged, kv_lens, sequences, .. } = call.options;
+        let Options { alibi, ragged, kv_lens, sources, .. } = call.options;
         let Some(rule) = self.rule(alibi.is_some()) else { return Ok(Alignment::TopLeft) };
         // Without lengths of their own, all sequences are like the first.
         let differ = ragged.is_some() || kv_lens.is_some() || call.kv.lens().is_some();
-        for index in 0..if differ { call.sequences() } else { call.sequences().min(1) } {
+        for index in 0..if differ { call.sequence_count() } else { call.sequence_count().min(1) } {
             let Sequence { q_len, kv_len, .. } = call.sequence(index);
             if q_len != kv_len {
-                let number = sequences.map_or(index, |sequences| sequences[index]);
+                let number = sources.map_or(index, |sources| sources[index]);
                 return Err(Error::Unaligned { rule, sequence: differ.then_some(number), q_len, kv_len });
             }
         }
@@ -193,7 +193,7 @@ impl Attention {
         if offset.checked_add_unsigned(call.q.shape()[2]).is_some() {
             return Ok(());
         }
-        for Sequence { q_len, kv_len, .. } in (0..call.sequences()).map(|index| call.sequence(index)) {
+        for Sequence { q_len, kv_len, .. } in (0..call.sequence_count()).map(|index| call.sequence(index)) {
             let first_key = |position: i128| (position - left as i128).clamp(0, kv_len as i128);
             let last = offset as i128 + q_len as i128 - 1;
             // The first key moves with the position, so no row between is off if the last is not.

@@ -185,7 +185,7 @@ fn calls_that_do_not_fit_together_are_refused() {
     assert!(
         refused_with(Options { alibi: Some(&[1.0; 2]), ..none }) && refused_with(Options { sinks: Some(&[]), ..none })
     );
-    assert!(refused_with(Options { sequences: Some(&[0, 1]), ..none }));
+    assert!(refused_with(Options { sources: Some(&[0, 1]), ..none }));
     for (q, k) in
         [(&[0, 3][..], None), (&[0, 3], Some(&[0, 5][..])), (&[0, 2, 1, 3], Some(&[0, 1, 2, 5])), (&[], Some(&[]))]
     {

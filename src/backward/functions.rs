@@ -28,7 +28,7 @@ pub(crate) fn check<S: ScoreMod, M: MaskMod, P: WeightMod>(call: &Call<'_>, mods
 /// Returns the first pair of a row and a key of a call, if there is one.
 fn first_pair(call: &Call<'_>) -> Option<Position> {
     let heads = call.q.shape()[1];
-    let sequences = if heads == 0 { 0 } else { call.sequences() };
+    let sequences = if heads == 0 { 0 } else { call.sequence_count() };
     (0..sequences).find_map(|batch| {
         let sequence = call.sequence(batch);
         let position = sequence.offset;

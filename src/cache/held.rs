@@ -7,7 +7,7 @@ use sdpa_kernels::{Cache, Call};
 /// it has evicted. `of_all_keys` is the name of an output that has an element for every key, if there is one.
 pub(crate) fn check_held(cache: &Cache, call: &Call<'_>, of_all_keys: Option<&'static str>) -> Result<(), Error> {
     refuse_wider(cache, call)?;
-    for index in 0..call.sequences() {
+    for index in 0..call.sequence_count() {
         let sequence = call.sequence(index);
         let evicted = cache.evicted(sequence.source);
         if evicted.is_empty() || sequence.q_len == 0 || call.q.shape()[1] == 0 {

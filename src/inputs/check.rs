@@ -13,7 +13,8 @@ impl<'a> Inputs<'a> {
             tensors_fit(self.q.shape(), k.shape(), v.shape())?;
         }
         let Self { q, bias, mask, alibi, sinks, kv_lens, ragged, sequences, .. } = *self;
-        let options = Options { softcap: None, bias, alibi, mask, sinks, kv_lens, ragged, sequences, dropout: None };
+        let options =
+            Options { softcap: None, bias, alibi, mask, sinks, kv_lens, ragged, sources: sequences, dropout: None };
         let (kv, scale, visible, alignment) = (self.key_values()?, 1.0, Visible::default(), Alignment::TopLeft);
         let call = Call { q, kv, scale, visible, alignment, options, precision: Precision::Exact };
         call.inputs_fit().map_err(|misfit| match (misfit.argument, ragged) {

@@ -75,7 +75,7 @@ impl Plan {
         let (call, shape) = (&problem.call, problem.shape);
         let (tile_rows, _) = self.exec.isa.tile();
         let (mut pairs, mut computed, mut blocks) = (0.0, 0.0, (0, 0));
-        for index in 0..if shape.q_len > 0 && shape.heads > 0 { call.sequences() } else { 0 } {
+        for index in 0..if shape.q_len > 0 && shape.heads > 0 { call.sequence_count() } else { 0 } {
             let sequence = call.sequence(index);
             for tile in (0..sequence.q_len).step_by(tile_rows) {
                 let rows = tile..sequence.q_len.min(tile + tile_rows);
@@ -182,8 +182,8 @@ impl Problem<'_> {
         let elements = |shape: [usize; 4]| shape.iter().map(|&n| n as f64).product::<f64>();
         let call = self.call.broadcast().unwrap_or(self.call);
         let [batch, heads, kv_len, _] = call.kv.k_shape().map(|n| n as f64);
-        let keys = match call.options.sequences {
-            Some(_) => (0..call.sequences()).map(|index| call.sequence(index).kv_len as f64).sum(),
+        let keys = match call.options.sources {
+            Some(_) => (0..call.sequence_count()).map(|index| call.sequence(index).kv_len as f64).sum(),
             None => batch * kv_len,
         };
         let keys = keys * heads * call.kv.token_bytes() as f64;

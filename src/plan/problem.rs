@@ -41,7 +41,7 @@ impl Problem<'_> {
         if self.call.options.ragged.is_none() {
             return self.shape.flops();
         }
-        let sequences = (0..self.call.sequences()).map(|index| self.call.sequence(index));
+        let sequences = (0..self.call.sequence_count()).map(|index| self.call.sequence(index));
         let pairs: f64 = sequences.map(|sequence| sequence.q_len as f64 * sequence.kv_len as f64).sum();
         2.0 * pairs * self.shape.heads as f64 * (self.shape.head_dim + self.shape.value_dim) as f64
     }

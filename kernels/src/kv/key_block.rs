@@ -50,7 +50,7 @@ pub(crate) struct Int4Numbers {
 
 /// Columns of a block's values that are contiguous.
 #[derive(Clone, Copy)]
-pub(crate) struct Run {
+pub(crate) struct Columns {
     /// Rows, starting at the first of these columns.
     pub(crate) rows: AnyRows,
     pub(crate) first: usize,
@@ -58,11 +58,11 @@ pub(crate) struct Run {
 }
 
 impl BlockValues {
-    /// Iterates over some of the columns, in runs. Int8 and int4 values have no runs.
+    /// Iterates over some of the columns, as many together as are contiguous; of int8 and int4 values, over none.
     ///
     /// # Safety
     /// The values have these columns.
-    pub(crate) unsafe fn runs(self, columns: Range<usize>) -> impl Iterator<Item = Run> {
+    pub(crate) unsafe fn columns_together(self, columns: Range<usize>) -> impl Iterator<Item = Columns> {
         debug_assert!(columns.end <= self.readable(), "columns {columns:?} of {}", self.readable());
         let mut first = columns.start;
         core::iter::from_fn(move || {
@@ -79,9 +79,9 @@ impl BlockValues {
                     Self::Int8 { .. } | Self::Int4 { .. } => return None,
                 }
             };
-            let run = Run { rows, first, cols: together.min(columns.end - first) };
-            first += run.cols;
-            Some(run)
+            let next = Columns { rows, first, cols: together.min(columns.end - first) };
+            first += next.cols;
+            Some(next)
         })
     }
 
@@ -108,7 +108,7 @@ impl BlockValues {
     /// The block has `len` values of `cols` columns.
     pub(crate) unsafe fn all_finite<S: Simd>(self, s: S, len: usize, cols: usize) -> bool {
         // SAFETY: same contract: the caller guarantees `len` rows of `cols` columns.
-        unsafe { self.runs(0..cols).all(|run| finite::all_finite(s, run.rows, len, run.cols)) }
+        unsafe { self.columns_together(0..cols).all(|columns| finite::all_finite(s, columns.rows, len, columns.cols)) }
     }
 }
 

@@ -15,15 +15,15 @@ use core::ops::Range;
 /// so it is the same for every instruction set.
 pub(crate) const VALUE_PANEL: usize = 4 * LANES;
 
-/// Maximum number of columns that are packed at once, and divided into value panels of about equal width: 80 make 48 +
-/// 32.
-pub(crate) const WINDOW: usize = 256;
+/// Largest number of value columns that are packed at once, for 256 keys a quarter of a megabyte, and divided into value
+/// panels of about equal width: 80 make 48 + 32.
+pub(crate) const VALUE_COLS: usize = 256;
 
 /// Returns the columns of the value panel that holds `column`, in rows of `width`, a whole number of vectors.
 fn value_panel(column: usize, width: usize) -> Range<usize> {
     assert!(column < width, "column {column} of {width}");
-    let mut first = column / WINDOW * WINDOW;
-    let end = width.min(first + WINDOW);
+    let mut first = column / VALUE_COLS * VALUE_COLS;
+    let end = width.min(first + VALUE_COLS);
     loop {
         let next = first + next_part((end - first) / LANES, VALUE_PANEL / LANES) * LANES;
         if column < next {
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn every_element_has_its_own_place() {
-        for width in (LANES..=3 * WINDOW + VALUE_PANEL).step_by(LANES) {
+        for width in (LANES..=3 * VALUE_COLS + VALUE_PANEL).step_by(LANES) {
             let mut seen = vec![false; KEY_BLOCK * width];
             for j in [0, 1, KEY_BLOCK - 1] {
                 for column in 0..width {
@@ -168,7 +168,7 @@ mod tests {
                             && value_panel.len() <= VALUE_PANEL
                             && value_panel.len().is_multiple_of(LANES)
                     );
-                    assert!(value_panel.start / WINDOW == (value_panel.end - 1) / WINDOW);
+                    assert!(value_panel.start / VALUE_COLS == (value_panel.end - 1) / VALUE_COLS);
                     let layout = ValueLayout { order: ValueOrder::Panels, rows: KEY_BLOCK, width };
                     assert!(!core::mem::replace(&mut seen[layout.at(j, column)], true));
                 }

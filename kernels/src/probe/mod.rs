@@ -228,7 +228,7 @@ impl Bench {
                 let queries: Vec<_> = self.q.chunks_exact(d).map(<[f32]>::as_ptr).collect();
                 // SAFETY: the query pointers point to rows of `head_dim`.
                 unsafe {
-                    let queries = FloatQueries { rows: &queries, head_dim: d, scale: 1.0 };
+                    let queries = FloatQueries { rows: &queries, depth: d, scale: 1.0 };
                     let panels = Typed::F32(Rows::strided(self.packed.floats().as_ptr(), (d * LANES) as isize, 1));
                     let run = &mut ScoreRun {
                         rows,

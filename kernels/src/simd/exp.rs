@@ -58,7 +58,7 @@ pub(crate) struct Begun<V, const N: usize> {
 
 /// Computes the first part of `eˣ`, x ≤ 0 or NaN in every lane: n. [`end`] computes the rest.
 ///
-/// Both advance all vectors by one step at a time: a core with a short window for independent work finds it in the next
+/// Both advance all vectors by one step at a time: a core with a small reorder buffer finds independent work in the next
 /// vector. (Loops, not `map`: closures of the standard library's are not inlined into the vector code.)
 #[inline(always)]
 pub(crate) fn begin<S: Simd, const N: usize>(s: S, mut x: [S::V; N]) -> Begun<S::V, N> {

@@ -269,7 +269,7 @@ impl<'a> Gradients<'a> {
         let Self { q, k, v, bias, sinks, slopes, scale } = self;
         let bias = bias.map(|view| {
             let [batch, heads, _, columns] = view.shape();
-            let apart = (batch == call.sequences() || call.sequences() == 1)
+            let apart = (batch == call.sequence_count() || call.sequence_count() == 1)
                 && (heads == call.q.shape()[1] || call.kv.kv_heads() == 1);
             let one = columns == 1 && call.longest().1 != 1;
             BiasGradient {

@@ -145,9 +145,8 @@ impl<'t, S: Simd> Column<'t, S> {
 
     /// Returns the index of a key of the sequence in k and v, and in their gradients: batch, head, row.
     pub(crate) fn index_of_key(&self, key: usize) -> [usize; 3] {
-        let call = self.bound.checked.call();
-        let seq = call.sequence(self.at.sequence);
-        [if call.options.ragged.is_some() { 0 } else { seq.batch }, self.at.kv_head, seq.first_key + key]
+        let seq = self.bound.checked.call().sequence(self.at.sequence);
+        [seq.source, self.at.kv_head, seq.first_key + key]
     }
 
     /// Waits for the same key block of the sequence or head before, if elements of a bias are shared with it. Returns

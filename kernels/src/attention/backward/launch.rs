@@ -33,7 +33,7 @@ pub struct BackwardLaunch<'a> {
 /// Returns the number of key blocks of a call: of each key/value head, and of all.
 fn count_columns(call: &Call<'_>) -> Option<(usize, usize)> {
     let longest = call.longest().1.div_ceil(KEY_BLOCK).max(1);
-    let heads = call.sequences().checked_mul(call.kv.kv_heads())?;
+    let heads = call.sequence_count().checked_mul(call.kv.kv_heads())?;
     Some((longest, heads.checked_mul(longest)?))
 }
 

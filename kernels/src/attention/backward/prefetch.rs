@@ -83,7 +83,7 @@ impl<S: Simd> Column<'_, S> {
         let outputs = rows.outputs.then_some(&saved.out);
         for tensor in [Some(&call.q), Some(&saved.d_out), outputs].into_iter().flatten() {
             // SAFETY: the rows are some of the sequence's, which the tensors have.
-            let at = unsafe { tensor.rows(seq.batch, rows.head, seq.first_row + rows.first) };
+            let at = unsafe { tensor.rows(seq.q_batch, rows.head, seq.first_row + rows.first) };
             queue.push_rows(at, rows.n, tensor.shape()[3]);
         }
     }

@@ -68,9 +68,9 @@ impl BackwardPass<'_> {
     /// Iterates over the rows of a query head, sequence after sequence.
     fn rows_of_head(&self, head: usize) -> impl Iterator<Item = RowAt> + use<'_> {
         let call = *self.checked.call();
-        (0..call.sequences()).flat_map(move |sequence| {
+        (0..call.sequence_count()).flat_map(move |sequence| {
             let seq = call.sequence(sequence);
-            (0..seq.q_len).map(move |row| RowAt { sequence, row, index: [seq.batch, head, seq.first_row + row] })
+            (0..seq.q_len).map(move |row| RowAt { sequence, row, index: [seq.q_batch, head, seq.first_row + row] })
         })
     }
 }

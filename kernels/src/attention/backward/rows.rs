@@ -66,7 +66,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         // SAFETY: the caller guarantees that the task's rows are inside the tensor; they are of one head, so they are
         // evenly spaced.
         unsafe {
-            let rows = tensor.rows(row.batch, row.head, row.at);
+            let rows = tensor.rows(row.q_batch, row.head, row.at);
             if nonfinite == NonFinite::Handled && !finite::all_finite(self.s, rows, n, dim) {
                 for i in 0..n {
                     let finite = finite::all_finite(self.s, rows.rows_from(i), 1, dim);
@@ -131,7 +131,7 @@ impl<S: Simd> AttentionTask<'_, S> {
 
     /// Returns a row's element of a view that has one for each.
     pub(crate) fn of_row(&self, view: &View<'_>, row: Row) -> f32 {
-        view.get([row.batch, row.head, row.at, 0]).copied().unwrap_or(QUIET_NAN)
+        view.get([row.q_batch, row.head, row.at, 0]).copied().unwrap_or(QUIET_NAN)
     }
 }
 

@@ -159,9 +159,9 @@ impl<S: Simd> Column<'_, S> {
     /// Turns scores into weights, and computes the gradients of the scores.
     fn compute_weights(&self, task: &AttentionTask<'_, S>, tile: &mut TileScores<'_>, own: &mut Own<'_>) {
         let rows = task.set.rows.len();
-        let head_dim = task.tiling.value_dim;
-        let queries = FloatQueries { rows: tile.d_out.addresses(), head_dim, scale: 1.0 };
-        let panels = Typed::F32(Rows::strided(own.values.as_ptr(), (head_dim * LANES) as isize, 1));
+        let depth = task.tiling.value_dim;
+        let queries = FloatQueries { rows: tile.d_out.addresses(), depth, scale: 1.0 };
+        let panels = Typed::F32(Rows::strided(own.values.as_ptr(), (depth * LANES) as isize, 1));
         let run = &mut ScoreRun {
             rows,
             panels: 0..self.keys().len().div_ceil(LANES),

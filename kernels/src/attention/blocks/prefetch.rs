@@ -58,7 +58,7 @@ pub(crate) fn of_block<S: Simd>(
     if let Some(out) = &task.outputs.out {
         push_rows(task, &mut prefetch, task.tiling.value_dim, |row| {
             // SAFETY: the task's rows are inside the output.
-            unsafe { out.rows(row.batch, row.head, row.at) }
+            unsafe { out.rows(row.q_batch, row.head, row.at) }
         });
     }
     if let Next::Rows(rows) = &task.next {
@@ -138,7 +138,7 @@ fn push_opening<S: Simd>(task: &AttentionTask<'_, S>, prefetch: &mut PrefetchQue
     }
     push_rows(task, prefetch, task.tiling.head_dim, |row| {
         // SAFETY: the task's rows are inside the call's queries.
-        unsafe { task.call.q.rows(row.batch, row.head, row.at) }
+        unsafe { task.call.q.rows(row.q_batch, row.head, row.at) }
     });
 }
 

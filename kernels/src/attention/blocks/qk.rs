@@ -60,7 +60,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
                 self.pack_keys(keys.clone(), all, native);
                 self.packed_keys = Some(first);
             }
-            let queries = FloatQueries { rows: &rows[..n], head_dim: depth, scale: task.call.scale };
+            let queries = FloatQueries { rows: &rows[..n], depth, scale: task.call.scale };
             let run = &mut ScoreRun {
                 rows: n,
                 panels: first / LANES..keys.end.div_ceil(LANES),
@@ -111,7 +111,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let (first, step) = match (self.queries, &task.call.q) {
                 // SAFETY: the task's rows are inside the call's queries.
                 (Queries::InPlace, Tensor::F32(q)) if are_readable_in_place(q) => unsafe {
-                    (q.row(row.batch, row.head, row.at).0, q.strides()[2])
+                    (q.row(row.q_batch, row.head, row.at).0, q.strides()[2])
                 },
                 (Queries::Copied(copies), _) => (copies[copied].as_ptr(), depth as isize),
                 (Queries::Pairs(pairs), _) => (pairs[copied].as_ptr().cast(), depth as isize),

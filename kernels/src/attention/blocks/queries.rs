@@ -64,7 +64,7 @@ fn copy<S: Simd>(task: &AttentionTask<'_, S>, copies: &mut [f32]) {
     for (row, copy) in task.rows(0..task.set.rows.len()).zip(copies.chunks_exact_mut(d)) {
         // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
         unsafe {
-            let rows = task.call.q.rows(row.batch, row.head, row.at);
+            let rows = task.call.q.rows(row.q_batch, row.head, row.at);
             if d.is_multiple_of(LANES) {
                 pack::pack_rows(task.s, rows, [1, d], NonFinite::Ignored, copy);
             } else {
@@ -87,7 +87,7 @@ fn pairs<'r, S: Simd>(task: &AttentionTask<'_, S>, regions: &mut Regions<'r>) ->
     for (row, pairs) in task.rows(0..n).zip(pairs) {
         // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
         unsafe {
-            let rows = task.call.q.rows(row.batch, row.head, row.at);
+            let rows = task.call.q.rows(row.q_batch, row.head, row.at);
             pack::pack_rows(task.s, rows, [1, d], NonFinite::Ignored, whole);
         }
         // An odd last element is paired with the padding.
@@ -115,7 +115,7 @@ fn bytes<'r, S: Simd>(
     for (row, (quads, sums)) in task.rows(0..n).zip(places) {
         // SAFETY: the task's rows are inside the call's queries, which have `d` elements.
         unsafe {
-            let rows = task.call.q.rows(row.batch, row.head, row.at);
+            let rows = task.call.q.rows(row.q_batch, row.head, row.at);
             pack::pack_rows(task.s, rows, [1, d], NonFinite::Ignored, wide);
         }
         let row = &mut wide[..d];

@@ -64,8 +64,8 @@ pub(crate) struct Row {
     pub(crate) head: usize,
     /// Row in the sequence.
     pub(crate) i: usize,
-    /// Batch index and row in the tensors.
-    pub(crate) batch: usize,
+    /// Batch index and row in q and the outputs.
+    pub(crate) q_batch: usize,
     pub(crate) at: usize,
 }
 
@@ -78,7 +78,7 @@ impl Row {
 
     /// Returns the index of the row in q: batch, head, row.
     pub(crate) fn index(self) -> [usize; 3] {
-        [self.batch, self.head, self.at]
+        [self.q_batch, self.head, self.at]
     }
 }
 
@@ -167,7 +167,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
             // Divides only if the row does not belong to the first head.
             let (head, i) = if first < seq.q_len { (0, first) } else { (first / seq.q_len, first % seq.q_len) };
             let len = (seq.q_len - i).min(row_block.len() - n);
-            let row = Row { n, head: first_head + head, i, batch: seq.batch, at: seq.first_row + i };
+            let row = Row { n, head: first_head + head, i, q_batch: seq.q_batch, at: seq.first_row + i };
             (first, n) = (first + len, n + len);
             Some((row, len))
         })
@@ -262,7 +262,7 @@ impl<'t, S: Simd> AttentionTask<'t, S> {
 /// If the rows do not lie inside the call, or are more than there is scratch for.
 #[inline(always)]
 fn first_sequence(set: &RowSet<'_>, call: &Call<'_>, tiling: &Tiling) -> Sequence {
-    let inside = set.kv_head < call.kv.kv_heads() && set.sequences().all(|sequence| sequence < call.sequences());
+    let inside = set.kv_head < call.kv.kv_heads() && set.sequences().all(|sequence| sequence < call.sequence_count());
     assert!(inside, "rows of another call");
     let (seq, rows) = (call.sequence(set.sequence), &set.rows);
     let all: usize = set.sequences().map(|sequence| call.rows_of(sequence)).sum();

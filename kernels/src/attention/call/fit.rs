@@ -42,34 +42,34 @@ impl Call<'_> {
     }
 
     fn sequences_fit(&self) -> Result<(), Misfit> {
-        let ([batch, _, rows, _], [sources, _, keys, _]) = (self.q.shape(), self.kv.k_shape());
+        let ([batch, _, rows, _], [all, _, keys, _]) = (self.q.shape(), self.kv.k_shape());
         self.suits_source()?;
         if let Some(Ragged { q, k }) = self.options.ragged {
             same("q", "batch", batch, 1, "a ragged call")?;
             cumulative(if k.is_some() { "ragged q" } else { "ragged queries" }, q, rows)?;
             if let Some(k) = k {
                 let sequences = cumulative("ragged k", k, keys)?;
-                return same("ragged k", "number of sequences", sequences, self.sequences(), "ragged q");
+                return same("ragged k", "number of sequences", sequences, self.sequence_count(), "ragged q");
             }
         }
         let of = if self.options.ragged.is_some() { "ragged queries" } else { "q (batch)" };
-        let Some(sequences) = self.options.sequences else {
-            return same(self.kv.names()[0], "number of sequences", sources, self.sequences(), of);
+        let Some(sources) = self.options.sources else {
+            return same(self.kv.names()[0], "number of sequences", all, self.sequence_count(), of);
         };
-        same("sequences", "length", sequences.len(), self.sequences(), of)?;
-        match sequences.iter().find(|&&sequence| sequence >= sources) {
-            Some(&got) => Fault::Sequence { got, sequences: sources }.of("sequences"),
+        same("sequences", "length", sources.len(), self.sequence_count(), of)?;
+        match sources.iter().find(|&&source| source >= all) {
+            Some(&got) => Fault::Sequence { got, sequences: all }.of("sequences"),
             None => Ok(()),
         }
     }
 
     /// Refuses ways to name sequences, or to give their lengths, that the source of the keys does not have.
     fn suits_source(&self) -> Result<(), Misfit> {
-        let Options { kv_lens, sequences, ragged, .. } = self.options;
+        let Options { kv_lens, sources, ragged, .. } = self.options;
         let cumulative_keys = ragged.map(|ragged| ragged.k.is_some());
         let (refused, needs) = match self.kv.tensors() {
             Some(_) => (
-                [("sequences", sequences.is_some()), ("ragged queries", cumulative_keys == Some(false))],
+                [("sequences", sources.is_some()), ("ragged queries", cumulative_keys == Some(false))],
                 "a cache or pages; tensors laid end to end take `ragged`",
             ),
             None => (
@@ -91,7 +91,7 @@ impl Call<'_> {
     /// Checks that the sequences have the keys that their lengths say.
     pub fn kv_lens_fit(&self) -> Result<(), Misfit> {
         let Some(lens) = self.options.kv_lens else { return Ok(()) };
-        same("kv_lens", "length", lens.len(), self.sequences(), "the batch")?;
+        same("kv_lens", "length", lens.len(), self.sequence_count(), "the batch")?;
         for (index, &got) in lens.iter().enumerate() {
             let limit = self.keys_of(index).len();
             if got > limit {
@@ -121,7 +121,7 @@ impl Call<'_> {
     fn broadcast_shape(&self, argument: &'static str, given: [usize; 4], cover: Cover) -> Result<[usize; 4], Misfit> {
         let (rows, keys) = self.longest();
         let columns = if cover == Cover::FirstKeys { given[3].min(keys) } else { keys };
-        let to = [self.sequences(), self.q.shape()[1], rows, columns];
+        let to = [self.sequence_count(), self.q.shape()[1], rows, columns];
         for ((what, got), expected) in ["batch", "heads", "rows", "columns"].into_iter().zip(given).zip(to) {
             let repeats = got == 1 && (what != "columns" || cover == Cover::AllKeys);
             if !repeats {

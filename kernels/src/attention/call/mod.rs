@@ -43,7 +43,7 @@ pub struct Call<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence {
     /// Batch index of its queries and outputs.
-    pub(crate) batch: usize,
+    pub(crate) q_batch: usize,
     /// Index of its keys and values: the batch index of tensors, or a sequence of the cache or pages.
     pub source: usize,
     /// First query row in the tensors.
@@ -75,13 +75,13 @@ impl Call<'_> {
 
     /// Returns the facts that a mask function learns about the call.
     pub fn facts(&self) -> CallFacts {
-        let facts = CallFacts::new(self.sequences());
+        let facts = CallFacts::new(self.sequence_count());
         let alibi = self.options.alibi.map(|_| "alibi");
         self.visible.window.map(|_| "window").or(alibi).map_or(facts, |option| facts.distance(option))
     }
 
     /// Number of sequences in the call.
-    pub fn sequences(&self) -> usize {
+    pub fn sequence_count(&self) -> usize {
         match self.options.ragged {
             Some(ragged) => ragged.q.len().saturating_sub(1),
             None => self.q.shape()[0],
@@ -101,8 +101,8 @@ impl Call<'_> {
 
     /// Returns the largest key length among the sequences of the call, if their keys are not laid end to end.
     fn most_keys(&self) -> usize {
-        match (self.options.sequences, self.kv.lens()) {
-            (Some(sequences), Some(lens)) => sequences.iter().map(|&sequence| lens[sequence]).max().unwrap_or(0),
+        match (self.options.sources, self.kv.lens()) {
+            (Some(sources), Some(lens)) => sources.iter().map(|&source| lens[source]).max().unwrap_or(0),
             _ => self.kv.k_shape()[2],
         }
     }
@@ -111,7 +111,7 @@ impl Call<'_> {
     pub(crate) fn key_weight_sums_shape(&self) -> [usize; 4] {
         let (batch, keys) = match self.options.ragged {
             Some(Ragged { k: Some(_), .. }) => (1, self.kv.k_shape()[2]),
-            _ => (self.sequences(), self.longest().1),
+            _ => (self.sequence_count(), self.longest().1),
         };
         [batch, self.kv.kv_heads(), keys, 1]
     }
@@ -136,12 +136,12 @@ impl Call<'_> {
     /// Returns the position and the lengths of a sequence.
     #[inline]
     pub fn sequence(&self, sequence: usize) -> Sequence {
-        let (batch, rows) = match self.options.ragged {
+        let (q_batch, rows) = match self.options.ragged {
             Some(ragged) => (0, ragged.q[sequence]..ragged.q[sequence + 1]),
             None => (sequence, 0..self.q.shape()[2]),
         };
-        let (source, first_key) = match (self.options.sequences, self.options.ragged) {
-            (Some(sequences), _) => (sequences[sequence], 0),
+        let (source, first_key) = match (self.options.sources, self.options.ragged) {
+            (Some(sources), _) => (sources[sequence], 0),
             (None, Some(Ragged { k: Some(k), .. })) => (0, k[sequence]),
             (None, _) => (sequence, 0),
         };
@@ -152,7 +152,7 @@ impl Call<'_> {
             (None, None) => self.keys_of(sequence).len(),
         };
         let offset = self.alignment.offset(rows.len(), kv_len);
-        Sequence { batch, source, first_row: rows.start, first_key, q_len: rows.len(), kv_len, offset }
+        Sequence { q_batch, source, first_row: rows.start, first_key, q_len: rows.len(), kv_len, offset }
     }
 
     /// Number of query rows of a sequence that share a key/value head.

@@ -95,7 +95,7 @@ pub struct Options<'a> {
     pub ragged: Option<Ragged<'a>>,
     /// Sequences of the cache or pages that the queries belong to, in the order of the queries; by default all of them,
     /// in their own order.
-    pub sequences: Option<&'a [usize]>,
+    pub sources: Option<&'a [usize]>,
     /// Dropout of weights, after the softmax.
     pub dropout: Option<Dropout>,
 }

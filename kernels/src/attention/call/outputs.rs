@@ -141,7 +141,7 @@ impl<'a> Outputs<'a> {
         }
         let (longest_rows, longest_keys) = call.longest();
         for (argument, [b, h, l, columns]) in self.score_shapes() {
-            same(argument, "batch", b, call.sequences(), "the call")?;
+            same(argument, "batch", b, call.sequence_count(), "the call")?;
             same(argument, "heads", h, q[1], "q")?;
             same(argument, "rows", l, longest_rows, "q")?;
             same(argument, "columns", columns, longest_keys, call.columns_of())?;

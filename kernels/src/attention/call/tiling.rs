@@ -1,7 +1,7 @@
 //! Tiling: the sizes of tasks and row blocks, how much is packed at once, and the scratch that a worker needs. Plain
 //! data; no bit of a result depends on any of it.
 
-use crate::kv::value_panels::WINDOW;
+use crate::kv::value_panels::VALUE_COLS;
 use crate::matmul::int4;
 use crate::matmul::int8::QuerySize;
 use crate::simd::LANES;
@@ -25,8 +25,6 @@ pub const MAX_TASK: usize = 384;
 
 /// Number of floats of packed keys held at once: 256 keys of head_dim 256, a quarter of a megabyte.
 const KEY_FLOATS: usize = 64 * 1024;
-/// Number of value columns packed at once: for 256 keys they are a quarter of a megabyte.
-const VALUE_COLS: usize = WINDOW;
 /// Number of floats of running output, and of packed queries, held by a task.
 const ROW_FLOATS: usize = 48 * 1024;
 /// Maximum number of rows that share a key/value head whose key blocks are divided among workers.

@@ -77,7 +77,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         }
         for (row, n) in self.stretches(row_block.clone()) {
             // SAFETY: the task's rows are inside the output. Addresses alone: nothing is accessed yet.
-            let (first, _) = unsafe { out.row(row.batch, row.head, row.at) };
+            let (first, _) = unsafe { out.row(row.q_batch, row.head, row.at) };
             for (k, to) in ends.rows[row.n..row.n + n].iter_mut().enumerate() {
                 *to = first.wrapping_offset(k as isize * step);
             }
@@ -101,7 +101,7 @@ impl<S: Simd> AttentionTask<'_, S> {
         let end = self.row_end(row, max, sum);
         if let Some(lse) = &self.outputs.lse {
             // SAFETY: the task's rows are inside the output, and this worker's alone.
-            unsafe { *lse.row(row.batch, row.head, row.at).0 = end.lse() };
+            unsafe { *lse.row(row.q_batch, row.head, row.at).0 = end.lse() };
         }
         end
     }
@@ -133,17 +133,17 @@ impl<S: Simd> AttentionTask<'_, S> {
     ) -> bool {
         let mut finite = ended.finite;
         let rows = self.set.rows.len();
-        let row_blocks = (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS));
-        for row_block in row_blocks.filter(|row_block| !ended.has(row_block.start / MAX_ROW_BLOCK)) {
+        let groups = (0..rows).step_by(END_ROWS).map(|first| first..rows.min(first + END_ROWS));
+        for group in groups.filter(|group| !ended.has(group.start / MAX_ROW_BLOCK)) {
             let mut ends = [RowEnd::EMPTY; END_ROWS];
             let mut out = [core::ptr::null_mut::<T>(); END_ROWS];
             let mut element = 1;
-            for row in self.rows(row_block.clone()) {
+            for row in self.rows(group.clone()) {
                 // SAFETY: a row of the task, inside the output.
                 unsafe {
-                    let r = row_block.start + row.n;
+                    let r = group.start + row.n;
                     ends[row.n] = self.end_row(row, regions.max[r], regions.sum[r]);
-                    (out[row.n], element) = output.row(row.batch, row.head, row.at);
+                    (out[row.n], element) = output.row(row.q_batch, row.head, row.at);
                 }
                 if self.given.weight {
                     ends[row.n].factor = (1.0, 0.0);
@@ -153,14 +153,14 @@ impl<S: Simd> AttentionTask<'_, S> {
             // SAFETY: every row of the output has `value_dim` elements, and the task's are this worker's alone.
             finite &= unsafe {
                 let finish = Finish {
-                    accumulated: &regions.out[row_block.start * stride..row_block.end * stride],
+                    accumulated: &regions.out[group.start * stride..group.end * stride],
                     stride,
-                    ends: &ends[..row_block.len()],
+                    ends: &ends[..group.len()],
                     cols: self.tiling.value_dim,
                     element,
                     nonfinite,
                 };
-                epilogue::finish(self.s, finish, T::rows(&out[..row_block.len()]))
+                epilogue::finish(self.s, finish, T::rows(&out[..group.len()]))
             };
         }
         finite

@@ -5,7 +5,7 @@ use crate::attention::call::row_mods::{KeyBits, is_visible};
 use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::infinite;
 use crate::attention::steps::span::Span;
-use crate::kv::key_block::Run;
+use crate::kv::key_block::Columns;
 use crate::matmul::bf16_pairs;
 use crate::matmul::pack::NonFinite;
 use crate::simd::{LANES, Simd};
@@ -40,7 +40,7 @@ pub(crate) struct TileSums<'a> {
     pub(crate) rows: Range<usize>,
     /// Weights of the row block, `[row][SCORE_STRIDE]`.
     pub(crate) weights: &'a [f32],
-    /// Sums, `[row of the tile][columns of the run, in whole vectors]`.
+    /// Sums, `[row of the tile][columns, in whole vectors]`.
     pub(crate) sums: &'a mut [f32],
 }
 
@@ -68,16 +68,16 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         }
     }
 
-    /// Marks in `tile` the values that [`NonFinite::Handled`] replaced by 0: the non-finite values of a run of columns,
+    /// Marks in `tile` the values that [`NonFinite::Handled`] replaced by 0: the non-finite values of some columns,
     /// in the rows that their keys are visible to.
     ///
     /// # Safety
-    /// The run is one of the block's.
-    pub(crate) unsafe fn mark_infinite(&self, run: &Run, visible: &VisibleBits, tile: TileSums<'_>) {
-        let width = run.cols.next_multiple_of(LANES);
-        for (j, c) in (0..self.len).flat_map(|j| (0..run.cols).map(move |c| (j, c))) {
-            // SAFETY: `j < len` is a key of the block, and `c` a column of the run.
-            let x = unsafe { run.rows.get(j, c) };
+    /// The columns are the block's.
+    pub(crate) unsafe fn mark_infinite(&self, columns: &Columns, visible: &VisibleBits, tile: TileSums<'_>) {
+        let width = columns.cols.next_multiple_of(LANES);
+        for (j, c) in (0..self.len).flat_map(|j| (0..columns.cols).map(move |c| (j, c))) {
+            // SAFETY: `j < len` is a key of the block, and `c` one of the columns.
+            let x = unsafe { columns.rows.get(j, c) };
             if x.is_finite() {
                 continue;
             }

@@ -8,8 +8,8 @@ use crate::attention::steps::epilogue::RowBlockEnds;
 use crate::attention::steps::pv::{ValueSums, Values};
 use crate::attention::steps::pv_int4::Int4Values;
 use crate::attention::steps::{bf16, float_loops, softmax};
-use crate::kv::key_block::{BlockValues, Run};
-use crate::kv::value_panels::WINDOW;
+use crate::kv::key_block::{BlockValues, Columns};
+use crate::kv::value_panels::VALUE_COLS;
 use crate::matmul::bf16_pairs;
 use crate::matmul::operands::HalfPair;
 use crate::matmul::pack::{self, NonFinite};
@@ -39,9 +39,9 @@ impl<'a> PvMode<'a> {
     }
 }
 
-/// Run of columns, and its rows as P·V reads them: in place or packed.
-struct ReadyRun<'a> {
-    run: &'a Run,
+/// Contiguous columns, and their rows as P·V reads them: in place or packed.
+struct ReadyColumns<'a> {
+    columns: &'a Columns,
     rows: AnyRows,
 }
 
@@ -72,39 +72,43 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         if self.fresh && matches!(mode, PvMode::Handled(_)) {
             self.regions.out[row_block.start * stride..row_block.end * stride].fill(0.0);
         }
-        for window in (0..stride).step_by(task.tiling.pack_cols) {
-            let end = task.tiling.value_dim.min(window + task.tiling.pack_cols);
-            let in_place = |run: &Run| {
+        for first in (0..stride).step_by(task.tiling.pack_cols) {
+            let end = task.tiling.value_dim.min(first + task.tiling.pack_cols);
+            let in_place = |columns: &Columns| {
                 let whole = end.next_multiple_of(LANES) <= values.readable();
                 // Larger row blocks share one copy, as floats that lie evenly.
-                let even = matches!(run.rows, Typed::F32(rows) if !rows.are_scattered());
+                let even = matches!(columns.rows, Typed::F32(rows) if !rows.are_scattered());
                 let ready = native || even || row_block.len() <= MEMORY_BOUND_ROWS;
-                nonfinite == NonFinite::Ignored && run.rows.element() == 1 && whole && ready
+                nonfinite == NonFinite::Ignored && columns.rows.element() == 1 && whole && ready
             };
             // SAFETY: the values have these columns.
-            for run in unsafe { values.runs(window..end) } {
-                // SAFETY: the run is one of the block's, inside the window; in place, its rows are readable to the end of
-                // a vector. The caller guarantees the ends.
+            for columns in unsafe { values.columns_together(first..end) } {
+                // SAFETY: the columns are the block's, among those packed together; in place, their rows are readable to the
+                // end of a vector. The caller guarantees the ends.
                 unsafe {
-                    let rows = if in_place(&run) { run.rows } else { self.packed_values(&run, window..end, nonfinite) };
-                    let (run, row_block) = (ReadyRun { run: &run, rows }, row_block.clone());
+                    let rows = if in_place(&columns) {
+                        columns.rows
+                    } else {
+                        self.packed_values(&columns, first..end, nonfinite)
+                    };
+                    let (columns, row_block) = (ReadyColumns { columns: &columns, rows }, row_block.clone());
                     match mode {
-                        PvMode::Handled(visible) => self.accumulate_run_alone(run, visible, row_block),
-                        _ => self.accumulate_run(run, mode.ends(), row_block),
+                        PvMode::Handled(visible) => self.accumulate_columns_alone(columns, visible, row_block),
+                        _ => self.accumulate_columns(columns, mode.ends(), row_block),
                     }
                 }
             }
         }
     }
 
-    /// Accumulates the P·V of a run of columns, whose rows are in place or packed.
+    /// Accumulates the P·V of contiguous columns, whose rows are in place or packed.
     ///
     /// # Safety
-    /// The run is one of the block's; its rows are whole vectors wide. The rows of `ends` are this row block's.
+    /// The columns are the block's; their rows are whole vectors wide. The rows of `ends` are this row block's.
     #[inline(always)]
-    unsafe fn accumulate_run(
+    unsafe fn accumulate_columns(
         &mut self,
-        ReadyRun { run, rows }: ReadyRun<'_>,
+        ReadyColumns { columns, rows }: ReadyColumns<'_>,
         ends: Option<&RowBlockEnds>,
         row_block: Range<usize>,
     ) {
@@ -112,36 +116,36 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
         let Regions { scores, out, rescale_prev, rescale_block, .. } = &mut *self.regions;
         let mut sums = ValueSums {
             weights: scores,
-            cols: run.cols,
+            cols: columns.cols,
             spans: self.spans,
             rows: row_block.len(),
             rescale_prev,
             rescale_block,
             fresh: self.fresh,
-            out: &mut out[row_block.start * stride + run.first..],
+            out: &mut out[row_block.start * stride + columns.first..],
             out_stride: stride,
-            ends: ends.map(|ends| ends.of(run.first..run.first + run.cols)),
+            ends: ends.map(|ends| ends.of(columns.first..columns.first + columns.cols)),
             prefetch: &mut self.prefetch,
         };
         // SAFETY: spans end inside the block; rows that end are this row block's.
         unsafe { add_values(task, &mut sums, rows) }
     }
 
-    /// Accumulates the P·V of a run of columns with non-finite values handled, a tile of rows at a time: computes the
+    /// Accumulates the P·V of contiguous columns with non-finite values handled, a tile of rows at a time: computes the
     /// block alone, marks its non-finite values, then merges it.
     ///
     /// # Safety
-    /// The run is one of the block's; its rows are whole vectors wide.
-    unsafe fn accumulate_run_alone(
+    /// The columns are the block's; their rows are whole vectors wide.
+    unsafe fn accumulate_columns_alone(
         &mut self,
-        ReadyRun { run, rows }: ReadyRun<'_>,
+        ReadyColumns { columns, rows }: ReadyColumns<'_>,
         visible: Option<&VisibleBits>,
         row_block: Range<usize>,
     ) {
         let task = self.task;
-        let (stride, width) = (task.tiling.width(), run.cols.next_multiple_of(LANES));
+        let (stride, width) = (task.tiling.width(), columns.cols.next_multiple_of(LANES));
         const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS) };
-        let (ones, mut part) = ([1.0; MAX_TILE_ROWS], [0.0; MAX_TILE_ROWS * WINDOW]);
+        let (ones, mut part) = ([1.0; MAX_TILE_ROWS], [0.0; MAX_TILE_ROWS * VALUE_COLS]);
         for tile in 0..self.spans.len() {
             let here = tile * S::TILE_ROWS..row_block.len().min((tile + 1) * S::TILE_ROWS);
             let part = &mut part[..here.len() * width];
@@ -165,44 +169,44 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             let mut sums = TileSums { rows: here.clone(), weights: self.regions.scores, sums: part };
             self.mark_nan_weights(width, &mut sums);
             if let Some(visible) = visible {
-                // SAFETY: the caller guarantees a run of the block.
-                unsafe { self.mark_infinite(run, visible, sums) };
+                // SAFETY: the caller guarantees columns of the block.
+                unsafe { self.mark_infinite(columns, visible, sums) };
             }
             let Regions { out, rescale_prev, rescale_block, .. } = &mut *self.regions;
             for (r, part) in here.zip(part.chunks_exact(width)) {
                 let factors = [&rescale_prev[r..=r], &rescale_block[r..=r]];
-                let out = &mut out[(row_block.start + r) * stride + run.first..][..width];
+                let out = &mut out[(row_block.start + r) * stride + columns.first..][..width];
                 softmax::merge_marked(task.s, factors, out, part, width);
             }
         }
     }
 
-    /// Returns the rows of a run of columns in scratch, padded to whole vectors: as floats, or as bfloat16 if they are
-    /// multiplied as pairs. Packs them there if an earlier row block has not. The runs of a window, which is these
-    /// columns, lie one after the other.
+    /// Returns the rows of contiguous columns in scratch, padded to whole vectors: as floats, or as bfloat16 if they are
+    /// multiplied as pairs. Packs them there if an earlier row block has not, one after the other for `all` columns that scratch
+    /// holds together.
     ///
     /// # Safety
-    /// The run is one of the block's, and starts inside the window.
-    unsafe fn packed_values(&mut self, run: &Run, window: Range<usize>, nonfinite: NonFinite) -> AnyRows {
-        let (task, size) = (self.task, [self.len, run.cols]);
+    /// The columns are the block's, and begin inside `all`.
+    unsafe fn packed_values(&mut self, columns: &Columns, all: Range<usize>, nonfinite: NonFinite) -> AnyRows {
+        let (task, size) = (self.task, [self.len, columns.cols]);
         let native = task.native_values();
-        let room = &mut self.regions.values[(run.first - window.start) * self.len..];
-        let ready = self.packed_values == Some((window.start, nonfinite));
-        if run.first + run.cols == window.end {
-            self.packed_values = Some((window.start, nonfinite));
+        let room = &mut self.regions.values[(columns.first - all.start) * self.len..];
+        let ready = self.packed_values == Some((all.start, nonfinite));
+        if columns.first + columns.cols == all.end {
+            self.packed_values = Some((all.start, nonfinite));
         }
-        let stride = run.cols.next_multiple_of(LANES) as isize;
-        // SAFETY: the caller guarantees a run of the block: it has its columns for every key.
+        let stride = columns.cols.next_multiple_of(LANES) as isize;
+        // SAFETY: the caller guarantees columns of the block, which has them for every key.
         unsafe {
             if native {
                 let room = bf16_pairs::as_halves(room);
                 if !ready {
-                    pack::pack_rows(task.s, run.rows, size, nonfinite, room);
+                    pack::pack_rows(task.s, columns.rows, size, nonfinite, room);
                 }
                 Typed::Bf16(Rows::strided(room.as_ptr(), stride, 1))
             } else {
                 if !ready {
-                    pack::pack_rows(task.s, run.rows, size, nonfinite, room);
+                    pack::pack_rows(task.s, columns.rows, size, nonfinite, room);
                 }
                 Typed::F32(Rows::strided(room.as_ptr(), stride, 1))
             }

@@ -40,7 +40,7 @@ impl<'t> ShortCall<'t> {
             sinks: _,
             kv_lens: _,
             ragged: _,
-            sequences: _,
+            sources: _,
         } = call.options
         else {
             return None;
@@ -68,7 +68,7 @@ impl<'t> ShortCall<'t> {
             self.prefetch(&task.peek(next));
         }
         let ([b, h, first], regions) = (task.index_of_key(0), &mut scratch.regions(task.tiling));
-        let none = Row { n: 0, head: 0, i: 0, batch: 0, at: 0 };
+        let none = Row { n: 0, head: 0, i: 0, q_batch: 0, at: 0 };
         let (mut rows, mut queries, mut out) = (
             [none; MEMORY_BOUND_ROWS],
             [core::ptr::null(); MEMORY_BOUND_ROWS],
@@ -129,7 +129,7 @@ impl<'t> ShortCall<'t> {
         for row in task.rows(0..n) {
             // SAFETY: the task's rows are inside q and the output, whose rows have elements. Addresses alone.
             let (q, out) =
-                unsafe { (self.q.row(row.batch, row.head, row.at).0, self.out.row(row.batch, row.head, row.at).0) };
+                unsafe { (self.q.row(row.q_batch, row.head, row.at).0, self.out.row(row.q_batch, row.head, row.at).0) };
             fetch(q, task.tiling.head_dim);
             fetch(out, task.tiling.value_dim);
         }

@@ -31,7 +31,7 @@ impl StateTransfer {
         let Some(state) = &task.outputs.state else { return };
         let width = task.tiling.width();
         for row in task.rows(0..task.set.rows.len()) {
-            let (b, h, i) = (row.batch, row.head, row.at);
+            let (b, h, i) = (row.q_batch, row.head, row.at);
             // SAFETY: the task's rows are inside the state, which has `value_dim` elements of output for each, and they are
             // this worker's alone.
             unsafe {

@@ -34,7 +34,7 @@ impl Call<'_> {
     /// split-KV, at most: maxima, sums and outputs of all the rows that share a head, for each block with a key that may be
     /// visible to some row of its sequence.
     pub fn accumulation(&self, most_rows: usize) -> Accumulation {
-        let sequences = (0..self.sequences()).filter(|&sequence| self.is_split(sequence, most_rows));
+        let sequences = (0..self.sequence_count()).filter(|&sequence| self.is_split(sequence, most_rows));
         sequences.map(|sequence| self.accumulation_of(sequence)).fold(Accumulation::default(), Accumulation::plus)
     }
 
@@ -74,7 +74,7 @@ impl Call<'_> {
     /// Returns true if sequences may have keys in the same memory.
     pub(crate) fn may_share_keys(&self) -> bool {
         let cumulative = self.options.ragged.is_some_and(|ragged| ragged.k.is_some());
-        self.sequences() > 1 && !cumulative && self.kv.may_share_memory()
+        self.sequence_count() > 1 && !cumulative && self.kv.may_share_memory()
     }
 
     /// Returns the number of first key blocks of a sequence that are whole and may be visible.

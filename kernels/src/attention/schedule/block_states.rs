@@ -48,10 +48,10 @@ impl BlockStates {
         let (call, [batch, heads, rows, _]) = (checked.call(), checked.call().q.shape());
         self.shape = [0; 4];
         self.sequences.clear();
-        self.sequences.try_reserve(call.sequences()).ok()?;
-        self.sequences.extend((0..call.sequences()).map(|sequence| call.sequence(sequence)));
+        self.sequences.try_reserve(call.sequence_count()).ok()?;
+        self.sequences.extend((0..call.sequence_count()).map(|sequence| call.sequence(sequence)));
         self.kv_heads = call.kv.kv_heads();
-        let most_rows = (0..call.sequences()).map(|sequence| call.rows_of(sequence)).max().unwrap_or(0);
+        let most_rows = (0..call.sequence_count()).map(|sequence| call.rows_of(sequence)).max().unwrap_or(0);
         let (schedule, parts) = self.partials.split(call, &tiling, SplitRows { most_rows, runs, then: Then::Apart })?;
         self.shape = [batch, heads, rows, tiling.width()];
         Some(Launch::of_blocks(checked, schedule, parts))
@@ -70,7 +70,7 @@ impl BlockStates {
         let group_size = heads / self.kv_heads.max(1);
         for (number, sequence) in self.sequences.iter().enumerate() {
             for head in 0..heads {
-                let first = (sequence.batch * heads + head) * rows + sequence.first_row;
+                let first = (sequence.q_batch * heads + head) * rows + sequence.first_row;
                 let (here, q_len) = (first..first + sequence.q_len, sequence.q_len);
                 // Rows of the heads that share a key/value head follow one another.
                 let of_part = head % group_size * q_len..(head % group_size + 1) * q_len;

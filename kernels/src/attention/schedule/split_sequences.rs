@@ -113,8 +113,8 @@ impl SplitSequences {
     pub(crate) fn try_fill(&mut self, call: &Call<'_>, split_rows: SplitRows) -> Option<usize> {
         let SplitRows { most_rows, runs, then } = split_rows;
         self.list.clear();
-        self.list.try_reserve(call.sequences().checked_add(1)?).ok()?;
-        let sequences = (0..call.sequences()).filter(|&sequence| call.is_split(sequence, most_rows));
+        self.list.try_reserve(call.sequence_count().checked_add(1)?).ok()?;
+        let sequences = (0..call.sequence_count()).filter(|&sequence| call.is_split(sequence, most_rows));
         self.list.extend(sequences.map(|sequence| SplitSequence::new(call, sequence)));
         if call.may_share_keys() {
             // First all blocks that might be shared, then those that are.

@@ -20,12 +20,12 @@ impl Tasks {
 
     /// Number of tasks, some of which may have no rows.
     pub(crate) fn len(self, call: &Call<'_>) -> usize {
-        let all = |most_rows| (0..call.sequences()).all(|sequence| call.is_split(sequence, most_rows));
+        let all = |most_rows| (0..call.sequence_count()).all(|sequence| call.is_split(sequence, most_rows));
         if self.most_rows.is_some_and(all) {
             return 0;
         }
         let (kv_heads, per_head) = (call.kv.kv_heads(), self.per_head(call));
-        let heads = if call.options.ragged.is_some() { kv_heads } else { call.sequences() * kv_heads };
+        let heads = if call.options.ragged.is_some() { kv_heads } else { call.sequence_count() * kv_heads };
         if heads == 0 { 0 } else { heads * per_head }
     }
 

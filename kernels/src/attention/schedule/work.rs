@@ -58,7 +58,7 @@ impl<'a> Schedule<'a> {
 
     /// Adds the key weight sums of a call to the list.
     pub(crate) fn with_key_weight_sums(self, call: &Call<'_>) -> Self {
-        Self { sums: call.sequences() * call.kv.kv_heads(), ..self }
+        Self { sums: call.sequence_count() * call.kv.kv_heads(), ..self }
     }
 
     /// Number of pieces of work.

@@ -18,9 +18,10 @@ use crate::tensor::rows::Rows;
 /// Queries of a row block.
 #[derive(Clone, Copy)]
 pub(crate) struct FloatQueries<'a> {
-    /// Rows, each of so many contiguous floats, or pairs if keys are pairs.
+    /// Rows, contiguous each.
     pub(crate) rows: &'a [*const f32],
-    pub(crate) head_dim: usize,
+    /// Number of floats of a row, or of pairs if keys are pairs.
+    pub(crate) depth: usize,
     /// Factor of their products with keys.
     pub(crate) scale: f32,
 }
@@ -47,7 +48,7 @@ pub(crate) enum LaterKeys {
 /// Computes the scores of a row block against a run of packed keys.
 ///
 /// # Safety
-/// Every query is readable for `head_dim` floats, or pairs where keys are, and so are all panels of keys.
+/// Every query is readable for `depth` floats, or pairs where keys are, and so are all panels of keys.
 #[inline(always)]
 pub(crate) unsafe fn scores<S: Simd, T: KeyOperand<S>>(
     s: S,
@@ -119,7 +120,7 @@ unsafe fn strip_scores<S: Simd, T: KeyOperand<S>, const NV: usize, const LEVEL: 
     s: S,
     run: &mut ScoreRun<'_>,
     strip: Strip,
-    FloatQueries { rows: queries, head_dim: d, scale }: FloatQueries<'_>,
+    FloatQueries { rows: queries, depth: d, scale }: FloatQueries<'_>,
     FloatKeys { panels: keys, later }: FloatKeys<Rows<T>>,
 ) {
     let (all, scale, scattered) = ([run.rows, run.panels.len()], s.splat(scale), keys.are_scattered());

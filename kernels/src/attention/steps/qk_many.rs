@@ -24,11 +24,11 @@ const GROUP_BYTES: usize = 16 << 10;
 /// Computes the scores of a row block against packed keys.
 ///
 /// # Safety
-/// Every query is readable for `head_dim` floats, and the panels of keys lie one after the other.
+/// Every query is readable for `depth` floats, and the panels of keys lie one after the other.
 #[inline(always)]
 pub(crate) unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: FloatQueries<'_>, keys: Rows<f32>) {
     assert!(queries.rows.len() == run.rows && !keys.are_scattered());
-    let group = (GROUP_BYTES / size_of::<f32>() / (queries.head_dim * LANES).max(1)).max(S::TILE_VECS);
+    let group = (GROUP_BYTES / size_of::<f32>() / (queries.depth * LANES).max(1)).max(S::TILE_VECS);
     run.for_each_strip::<S>(group, S::TILE_VECS, |run, strip| {
         by_tile_vecs!(strip.vecs, most S::TILE_VECS, |NV| s.vectorize(
             #[inline(always)]
@@ -51,8 +51,8 @@ unsafe fn strip_scores<S: Simd, const NV: usize>(
     queries: FloatQueries<'_>,
     keys: Rows<f32>,
 ) {
-    let size = queries.head_dim * LANES;
-    let (chains, scale) = (Chains::new::<S>(queries.head_dim), s.splat(queries.scale));
+    let size = queries.depth * LANES;
+    let (chains, scale) = (Chains::new::<S>(queries.depth), s.splat(queries.scale));
     for tile in strip.tiles {
         let first_row = tile * S::TILE_ROWS;
         let here = S::TILE_ROWS.min(run.rows - first_row);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 impl Cache {
     /// Returns the number of bytes held, shared blocks counted once, spare ones included.
     pub fn bytes(&self) -> usize {
-        let blocks = self.sequences.iter().flat_map(|blocks| blocks.held()).chain(self.spare.iter());
+        let blocks = self.blocks.iter().flat_map(|blocks| blocks.held()).chain(self.spare.iter());
         let mut held: Vec<_> = blocks.map(|block| (Arc::as_ptr(block), block.rows)).collect();
         held.sort_unstable();
         held.dedup();
@@ -24,13 +24,13 @@ impl Cache {
         // The next row is its own last key, which is not in the cache yet.
         let from = first.div_ceil(KEY_BLOCK);
         let to = (self.lens[sequence] + 1).saturating_sub(last.saturating_add(rollback)) / KEY_BLOCK;
-        from..to.min(self.sequences[sequence].len()).max(from)
+        from..to.min(self.blocks[sequence].len()).max(from)
     }
 
     /// Evicts the keys that no later row will see.
     pub(super) fn evict(&mut self, sequence: usize) {
         let evictable = self.evictable(sequence);
-        self.sequences[sequence].evict(evictable).for_each(|block| self.spare.push(block));
+        self.blocks[sequence].evict(evictable).for_each(|block| self.spare.push(block));
     }
 
     /// Returns the number of keys that a block of a sequence must have room for, once the sequence has keys up to
@@ -44,7 +44,7 @@ impl Cache {
     pub fn try_allocate(&mut self, tokens: impl Iterator<Item = NewTokens>) -> Option<SpareBlocks> {
         let (mut needed, mut freed) = (Counts::default(), Counts::default());
         for NewTokens { sequence, rows, .. } in tokens.filter(|tokens| !tokens.rows.is_empty()) {
-            let (len, there) = (self.lens[sequence], &self.sequences[sequence]);
+            let (len, there) = (self.lens[sequence], &self.blocks[sequence]);
             let end = len.checked_add(rows.len())?;
             let first = len / KEY_BLOCK;
             // The block that is written to first may be there; those behind it are new.
@@ -62,7 +62,7 @@ impl Cache {
 
     /// Returns a block to write to, which exists, has room for `rows` keys and is not shared.
     pub(super) fn block_mut(&mut self, sequence: usize, block: usize, rows: usize) -> &mut Packed {
-        let (sizes, spare, blocks) = (self.sizes, &mut self.spare, &mut self.sequences[sequence]);
+        let (sizes, spare, blocks) = (self.sizes, &mut self.spare, &mut self.blocks[sequence]);
         let mut fresh = || {
             spare.pop(rows).unwrap_or_else(|| {
                 let mut memory = AlignedBuf::new();

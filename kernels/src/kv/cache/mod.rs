@@ -40,7 +40,7 @@ pub struct Cache {
     /// Keys that the cache keeps, if it evicts others.
     sliding: Option<Sliding>,
     /// Blocks of each sequence.
-    sequences: Vec<Blocks>,
+    blocks: Vec<Blocks>,
     lens: Vec<usize>,
     /// Blocks that no sequence uses.
     spare: SpareBlocks,
@@ -49,9 +49,9 @@ pub struct Cache {
 impl Clone for Cache {
     /// Shares the memory, as [`Cache::fork`] does.
     fn clone(&self) -> Self {
-        let Self { sizes, int8, sliding, sequences, lens, spare: _ } = self;
-        let (sequences, lens) = (sequences.clone(), lens.clone());
-        Self { sizes: *sizes, int8: int8.clone(), sliding: *sliding, sequences, lens, spare: SpareBlocks::default() }
+        let Self { sizes, int8, sliding, blocks, lens, spare: _ } = self;
+        let (blocks, lens) = (blocks.clone(), lens.clone());
+        Self { sizes: *sizes, int8: int8.clone(), sliding: *sliding, blocks, lens, spare: SpareBlocks::default() }
     }
 }
 
@@ -86,7 +86,7 @@ impl Cache {
         lens.try_reserve_exact(sequences).ok()?;
         blocks.resize(sequences, Blocks::default());
         lens.resize(sequences, 0);
-        Some(Self { sizes, int8: None, sliding, sequences: blocks, lens, spare: SpareBlocks::default() })
+        Some(Self { sizes, int8: None, sliding, blocks, lens, spare: SpareBlocks::default() })
     }
 
     /// Number of bytes of an empty sequence.
@@ -126,7 +126,7 @@ impl Cache {
 
     /// Returns the cache without keys and memory.
     fn emptied(mut self) -> Self {
-        self.sequences.fill(Blocks::default());
+        self.blocks.fill(Blocks::default());
         self.lens.fill(0);
         self.spare.clear();
         self
@@ -211,14 +211,14 @@ impl Cache {
 
     /// Adds an empty sequence and returns its number.
     pub fn add_sequence(&mut self) -> usize {
-        self.sequences.push(Blocks::default());
+        self.blocks.push(Blocks::default());
         self.lens.push(0);
         self.lens.len() - 1
     }
 
     /// Returns the keys of a sequence that were evicted.
     pub fn evicted(&self, sequence: usize) -> Range<usize> {
-        let blocks = self.sequences[sequence].evicted();
+        let blocks = self.blocks[sequence].evicted();
         blocks.start * KEY_BLOCK..blocks.end * KEY_BLOCK
     }
 
@@ -276,7 +276,7 @@ impl Cache {
     pub fn truncate(&mut self, sequence: usize, len: usize) {
         if len < self.lens[sequence] {
             self.lens[sequence] = len;
-            self.sequences[sequence].truncate(len.div_ceil(KEY_BLOCK)).for_each(|block| self.spare.push(block));
+            self.blocks[sequence].truncate(len.div_ceil(KEY_BLOCK)).for_each(|block| self.spare.push(block));
         }
     }
 
@@ -287,7 +287,7 @@ impl Cache {
             return;
         }
         self.truncate(to, 0);
-        let [source, target] = self.sequences.get_disjoint_mut([from, to]).expect("two sequences");
+        let [source, target] = self.blocks.get_disjoint_mut([from, to]).expect("two sequences");
         target.share(source);
         self.lens[to] = self.lens[from];
     }

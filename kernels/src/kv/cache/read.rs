@@ -14,7 +14,7 @@ use core::ops::Range;
 
 impl Cache {
     fn block(&self, sequence: usize, block: usize) -> Option<&Packed> {
-        self.sequences.get(sequence)?.get(block).map(AsRef::as_ref)
+        self.blocks.get(sequence)?.get(block).map(AsRef::as_ref)
     }
 
     /// Returns true if the block is held.

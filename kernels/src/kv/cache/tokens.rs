@@ -146,7 +146,7 @@ impl Cache {
     /// Copies the elements of a part of token `[sequence, head, token]`, which is held.
     pub fn read_token(&self, part: TokenPart, [sequence, head, token]: [usize; 3], to: &mut [u8]) {
         let [_, bytes] = self.sizes.elements(part);
-        let block = self.sequences[sequence].get(token / KEY_BLOCK).expect("the token is held");
+        let block = self.blocks[sequence].get(token / KEY_BLOCK).expect("the token is held");
         let (sizes, block) = (self.sizes.with_rows(block.rows), block.memory.elements());
         for run in sizes.runs(part) {
             let place = run.start * bytes..run.end * bytes;
@@ -160,7 +160,7 @@ impl Cache {
     /// finite.
     pub fn write_token(&mut self, part: TokenPart, [sequence, head, token]: [usize; 3], from: &[u8]) {
         let [_, bytes] = self.sizes.elements(part);
-        let block = self.sequences[sequence].get_mut(token / KEY_BLOCK).expect("the token is held");
+        let block = self.blocks[sequence].get_mut(token / KEY_BLOCK).expect("the token is held");
         let (sizes, block) = (self.sizes.with_rows(block.rows), bytes_mut(block));
         for run in sizes.runs(part) {
             let place = run.start * bytes..run.end * bytes;
@@ -196,7 +196,7 @@ impl Cache {
         let Some(new) = self.spare.try_allocate(self.sizes, needed, Counts::default()) else { return false };
         self.spare.append(new);
         let blocks = rows.map(|rows| self.spare.pop(rows).expect("allocated above")).collect();
-        self.sequences[sequence] = Blocks::with_gap(blocks, gap);
+        self.blocks[sequence] = Blocks::with_gap(blocks, gap);
         self.lens[sequence] = len;
         true
     }
@@ -215,13 +215,13 @@ impl Cache {
         if !moved.is_empty() {
             let blocks = moved.start / KEY_BLOCK..len.div_ceil(KEY_BLOCK);
             let mut copies = Counts::default();
-            for block in blocks.clone().filter_map(|block| self.sequences[sequence].get(block)) {
+            for block in blocks.clone().filter_map(|block| self.blocks[sequence].get(block)) {
                 copies[size_for(block.rows)] += usize::from(is_shared(block));
             }
             let Some(new) = self.spare.try_allocate(self.sizes, copies, Counts::default()) else { return false };
             self.spare.append(new);
             for block in blocks {
-                let rows = self.sequences[sequence].get(block).expect("the block is held").rows;
+                let rows = self.blocks[sequence].get(block).expect("the block is held").rows;
                 self.block_mut(sequence, block, rows);
             }
             for (to, &token) in moved.zip(&accepted[in_place..]) {
@@ -235,7 +235,7 @@ impl Cache {
 
     /// Copies a token of a sequence over another one, whose block is not shared.
     fn move_token(&mut self, sequence: usize, at @ [to, from]: [usize; 2]) {
-        let (rows, blocks) = (at.map(|at| at % KEY_BLOCK), &mut self.sequences[sequence]);
+        let (rows, blocks) = (at.map(|at| at % KEY_BLOCK), &mut self.blocks[sequence]);
         if to / KEY_BLOCK == from / KEY_BLOCK {
             let block = blocks.get_mut(to / KEY_BLOCK).expect("the block is held");
             let (sizes, block) = (self.sizes.with_rows(block.rows), bytes_mut(block));

@@ -16,7 +16,7 @@ fn scores(s: Avx512, [rows, panels, d]: [usize; 3], keys: AnyPanels) -> Vec<u32>
     let mut out = vec![0.0; rows * SCORE_STRIDE];
     // SAFETY: every query has `d` floats, and the caller made `panels` panels.
     unsafe {
-        let queries = FloatQueries { rows: &pointers, head_dim: d, scale: 0.7 };
+        let queries = FloatQueries { rows: &pointers, depth: d, scale: 0.7 };
         let later = Some(LaterKeys::InOrder { at: pointers[0].cast(), bytes: 64 });
         let run = &mut ScoreRun {
             rows,
