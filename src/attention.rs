@@ -103,23 +103,27 @@ impl Attention {
     /// # Errors
     /// Any [`Error`]; see its variants. Outputs are then untouched.
     pub fn problem<'a>(&self, inputs: Inputs<'a>, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
-        match self.checked(&inputs, &outputs) {
+        match self.call_with_outputs(&inputs, &outputs) {
             Ok((call, shape)) => Ok(Problem { call, outputs, shape }),
             Err(error) => Err(likely::of_call(error, &inputs, |name| outputs.shape_of(name))),
         }
     }
 
     /// Returns the call and its sizes, if everything fits together; errors as for [`Self::problem`].
-    pub(crate) fn checked<'a>(&self, inputs: &Inputs<'a>, outputs: &Outputs<'_>) -> Result<(Call<'a>, Shape), Error> {
+    pub(crate) fn call_with_outputs<'a>(
+        &self,
+        inputs: &Inputs<'a>,
+        outputs: &Outputs<'_>,
+    ) -> Result<(Call<'a>, Shape), Error> {
         let call = inputs.call()?;
         outputs.fits(&call)?;
         self.settled(call, outputs.of_all_keys())
     }
 
     /// Returns a call without outputs and its sizes, if settings and inputs fit together; errors as for [`Self::problem`].
-    pub(crate) fn checked_call<'a>(&self, inputs: &Inputs<'a>) -> Result<(Call<'a>, Shape), Error> {
-        let checked = inputs.call().and_then(|call| self.settled(call, None));
-        checked.map_err(|error| likely::of_call(error, inputs, |_| None))
+    pub(crate) fn call_alone<'a>(&self, inputs: &Inputs<'a>) -> Result<(Call<'a>, Shape), Error> {
+        let call = inputs.call().and_then(|call| self.settled(call, None));
+        call.map_err(|error| likely::of_call(error, inputs, |_| None))
     }
 
     /// Returns these settings for a call over keys that follow `first` others, if rows are aligned to the first of all keys.

@@ -73,7 +73,7 @@ impl BlockStates {
     ) -> Result<(), Error> {
         self.value_dim = 0;
         let attention = over_keys_from(first, attention)?;
-        let (call, shape) = attention.checked_call(&inputs)?;
+        let (call, shape) = attention.call_alone(&inputs)?;
         let problem = Problem { call, outputs: Outputs::NONE, shape };
         let plan = Plan::of_blocks(&problem, exec);
         const OF: &str = "the rows that one task holds, as each block is computed by itself";
@@ -213,7 +213,7 @@ impl RowStates {
     /// As [`Self::write`].
     pub fn check(&self, sinks: Option<&[f32]>, outputs: &Outputs<'_>) -> Result<(), Error> {
         outputs.check_for_state()?;
-        Attention::new().checked(&self.inputs(sinks)?, outputs).map(|_| ())
+        Attention::new().call_with_outputs(&self.inputs(sinks)?, outputs).map(|_| ())
     }
 
     /// Returns the inputs of a call without keys, for which the queries do not matter.

@@ -92,7 +92,7 @@ pub fn answer<T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     inputs: &Inputs<'_>,
     mods: &Mods<S, M, P>,
 ) -> Result<Answer<T>, Error> {
-    let (call, Shape { batch, heads, kv_heads, q_len, kv_len, .. }) = attention.checked_call(inputs)?;
+    let (call, Shape { batch, heads, kv_heads, q_len, kv_len, .. }) = attention.call_alone(inputs)?;
     mods.mask.fits(&call.facts())?;
     let kv = call.kv;
     let mut sums = Vec::new();

@@ -117,7 +117,7 @@ impl<'a> AttnState<'a> {
         let lens = self.call.inputs.lengths_from(self.before(), 0);
         let keys = [self.waiting_k.first(0)?, self.waiting_v.first(0)?];
         let (attention, inputs) = self.call.over(keys, self.before(), lens.as_deref());
-        attention.checked(&inputs, outputs).map(|_| ())
+        attention.call_with_outputs(&inputs, outputs).map(|_| ())
     }
 
     /// Writes the result for the keys so far; more keys may be pushed afterwards.

@@ -90,7 +90,7 @@ pub fn gradients_with<'t, T: Real, S: ScoreMod, M: MaskMod, P: WeightMod>(
     if mods.weight.is_given() {
         return Err(WEIGHT_FUNCTION);
     }
-    let (sdpa_kernels::Call { kv, .. }, shape) = attention.checked_call(inputs)?;
+    let (sdpa_kernels::Call { kv, .. }, shape) = attention.call_alone(inputs)?;
     let d_out = d_out.into();
     let forward: Answer<T> = answer(attention, inputs, mods)?;
     let dense = |x: [usize; 4], at: &dyn Fn([usize; 4]) -> Option<f32>| Dense::new(x, |i| at(i).unwrap_or(f32::NAN));
