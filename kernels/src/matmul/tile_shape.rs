@@ -5,6 +5,9 @@
 //! computes all tiles that are so wide, one after the other, and holds one shape for each number of rows
 //! (`by_tile_rows!`). Loops over its rows and vectors count: they are unrolled in every shape, and iterators take longer.
 
+/// Number of rows of a full register tile of the instruction set where it has fewest.
+pub(crate) const MIN_TILE_ROWS: usize = 2;
+
 /// Number of rows of the largest register tile of any instruction set.
 pub(crate) const MAX_TILE_ROWS: usize = 6;
 

@@ -6,6 +6,7 @@
 //! skipped, and one whose keys are all visible to all rows is not masked.
 
 use crate::attention::blocks::key_block::KeyBlock;
+use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::spans::Spans;
 use crate::attention::blocks::task::Row;
 use crate::attention::call::mods::{BlockClass, BlockPosition};
@@ -17,11 +18,11 @@ use crate::attention::call::visibility::VisibleKeys;
 use crate::attention::steps::dropout;
 use crate::attention::steps::mask_passes;
 use crate::attention::steps::score_passes::{self, Columns, ScoreBlock};
-use crate::attention::steps::span::{RowKeys, Span};
-use crate::matmul::tile_shape::MAX_TILE_ROWS;
+use crate::attention::steps::span::{RowKeys, Span, union};
+use crate::matmul::prefetch::MEMORY_BOUND_ROWS;
+use crate::matmul::tile_shape::{MAX_TILE_ROWS, MIN_TILE_ROWS};
 use crate::simd::{LANES, Simd, quiet};
 use crate::tensor::any::{Tensor, Typed};
-use crate::tensor::rows::KEY_BLOCK;
 use crate::tensor::view::View;
 use core::ops::Range;
 
@@ -85,6 +86,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
     /// The mask's rows are readable.
     unsafe fn find_spans(&mut self, row_block: Range<usize>, mask: Option<MaskRows<'_>>) {
         let task = self.task;
+        const { assert!(S::TILE_ROWS >= MIN_TILE_ROWS) };
         let tiles = row_block.len().div_ceil(S::TILE_ROWS);
         let whole = Span::new(0, self.len, false);
         let ruled = task.call.visible.hides_keys() || task.call.options.mask.is_some() || task.given.mask;
@@ -104,11 +106,14 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             for tile in 0..tiles {
                 let first = row_block.start + tile * S::TILE_ROWS;
                 let rows = first..row_block.end.min(first + S::TILE_ROWS);
-                let span = span_of(self.visible_ranges(rows, &mut [RowKeys::EMPTY; MAX_TILE_ROWS]));
+                let span = Span::of_rows(self.visible_ranges(rows, &mut [RowKeys::EMPTY; MAX_TILE_ROWS]), false);
                 self.spans.of_tiles(tiles)[tile] = span;
             }
             return;
         }
+        // Few rows, pairs and integers have loops that do not take rows apart.
+        let floats = !matches!(self.queries, Queries::Int8(_) | Queries::Pairs(_));
+        let may_be_apart = floats && row_block.len() > MEMORY_BOUND_ROWS;
         let mut ranges = [RowKeys::EMPTY; MAX_ROW_BLOCK];
         let ranges = self.visible_ranges(row_block.clone(), &mut ranges);
         if let Some((mask, columns)) = mask {
@@ -121,7 +126,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             }
         }
         for (span, ranges) in self.spans.of_tiles(tiles).iter_mut().zip(ranges.chunks(S::TILE_ROWS)) {
-            *span = span_of(ranges);
+            *span = Span::of_rows(ranges, may_be_apart);
         }
     }
 
@@ -289,18 +294,4 @@ fn copy_scores(copy: &mut Option<&mut [f32]>, scores: &[f32], rows: usize) {
     if let Some(copy) = copy {
         copy[..rows * SCORE_STRIDE].copy_from_slice(&scores[..rows * SCORE_STRIDE]);
     }
-}
-
-/// Returns the smallest range that holds the keys of all rows; one that ends before it starts if there are none.
-fn union(ranges: &[RowKeys]) -> (usize, usize) {
-    let visible = ranges.iter().filter(|range| !range.is_empty());
-    visible.fold((KEY_BLOCK, 0), |(lo, hi), range| (lo.min(range.from), hi.max(range.to)))
-}
-
-/// Returns the span of a tile of rows that see these keys.
-fn span_of(ranges: &[RowKeys]) -> Span {
-    let (lo, hi) = union(ranges);
-    let alike = ranges.iter().all(|range| range.all && (range.from, range.to) == (lo, hi));
-    let panels = ranges.iter().fold(0, |panels, range| panels | range.panels);
-    Span { panels, ..Span::new(lo, hi, !alike) }
 }

@@ -2,17 +2,21 @@
 
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::attention::steps::span::Span;
+use crate::matmul::tile_shape::MIN_TILE_ROWS;
 use core::ops::Deref;
 
-/// Spans of a row block, one for each tile of rows. A backend's tile has at least one row.
+/// Number of tiles of the largest row block.
+const MAX_TILES: usize = MAX_ROW_BLOCK.div_ceil(MIN_TILE_ROWS);
+
+/// Spans of a row block, one for each tile of rows.
 pub(crate) struct Spans {
-    tiles: [Span; MAX_ROW_BLOCK],
+    tiles: [Span; MAX_TILES],
     len: usize,
 }
 
 impl Spans {
     /// No spans. A constant to copy: constructing it was 3 % of a tiny call.
-    pub(crate) const NONE: Self = Self { tiles: [Span::EMPTY; MAX_ROW_BLOCK], len: 0 };
+    pub(crate) const NONE: Self = Self { tiles: [Span::EMPTY; MAX_TILES], len: 0 };
 
     /// Returns the spans of `tiles` tiles, to be set.
     #[inline]

@@ -118,11 +118,12 @@ pub trait MaskMod: Send + Sync {
     /// several threads at once, whether or not [`Self::keep`] is called for its pairs. Other rules may hide some of the
     /// pairs. Blocks of one row and up to 16 keys are common, so an answer should take no longer than a few pairs.
     ///
-    /// Classes help if whole panels of 16 keys (from a multiple of 16) are hidden from all rows of a tile (six
-    /// neighbouring rows or fewer): these panels are not computed, if more than 16 rows share the keys. In each pass
-    /// over the keys, each row's class is asked once for all keys of a key block that other rules leave visible; if
-    /// that is `Mixed`, once for each panel. Leave this function out if [`Self::keep`] of 16 keys takes less time than
-    /// one class and most panels have a visible key. Without classes, `keep` is called for every pair that other rules
+    /// Classes help if whole panels of 16 keys (from a multiple of 16) are hidden: if more than 16 rows share the keys,
+    /// panels are not computed that are hidden from all rows of a tile (six neighbouring rows or fewer), or from one row
+    /// if its tile's rows see less than half of the panels that are left. In each pass over the keys, each row's class
+    /// is asked once for all keys of a key block that other rules leave visible; if that is `Mixed`, once for each panel;
+    /// and if any panel is hidden, once for each four keys of `Mixed` panels. Leave this function out if [`Self::keep`]
+    /// of 16 keys takes less time than one class and most panels have a visible key. Without classes, `keep` is called for every pair that other rules
     /// leave visible, and nothing is skipped: time grows with all keys, not with visible ones (docs/benchmarks.md,
     /// masks).
     ///

@@ -31,12 +31,17 @@ pub(crate) struct PanelClasses {
     pub(crate) hidden: u16,
     /// Panels in which some keys may be hidden. A panel with neither bit is all visible.
     pub(crate) mixed: u16,
+    /// True if the function hides a whole panel of the row, so that it may hide a quarter of a mixed one too.
+    pub(crate) hides: bool,
 }
 
+/// Number of keys of a mixed panel that a mask function is asked about at a time.
+const QUARTER: usize = LANES / 4;
+
 impl PanelClasses {
-    pub(crate) const ALL: Self = Self { hidden: 0, mixed: 0 };
-    pub(crate) const NONE: Self = Self { hidden: u16::MAX, mixed: 0 };
-    pub(crate) const MIXED: Self = Self { hidden: 0, mixed: u16::MAX };
+    pub(crate) const ALL: Self = Self { hidden: 0, mixed: 0, hides: false };
+    pub(crate) const NONE: Self = Self { hidden: u16::MAX, mixed: 0, hides: false };
+    pub(crate) const MIXED: Self = Self { hidden: 0, mixed: u16::MAX, hides: false };
 }
 
 /// [`Mods`] without their types. Positions are those of the first of `scores` or `weights`.
@@ -58,6 +63,25 @@ pub(crate) trait RowMods<S>: Sync {
     /// Returns the classes that the mask function gives the panels of a block of one row. Panels without a key of the block
     /// may have any.
     fn classes(&self, block: BlockPosition) -> PanelClasses;
+}
+
+impl<A, B: MaskMod, C> Mods<A, B, C> {
+    /// Asks the mask function about consecutive keys of a row.
+    #[inline(always)]
+    fn ask(&self, first: Position, keep: &mut [bool]) {
+        for (j, keep) in keep.iter_mut().enumerate() {
+            *keep = self.mask.keep(later(first, j));
+        }
+    }
+}
+
+impl Position {
+    /// Returns the block of this row and `keys` keys from this one on.
+    #[inline(always)]
+    fn of_keys(self, keys: usize) -> BlockPosition {
+        let Self { batch, head, row, key, position } = self;
+        BlockPosition { batch, head, rows: row..row + 1, keys: key..key + keys, position }
+    }
 }
 
 /// Returns the position of the `j`th key after `first`.
@@ -112,8 +136,17 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C
                 for keys in runs(classes.mixed & inside).map(keys) {
                     let (at, mut keep) = (later(first, keys.start), [false; KEY_BLOCK]);
                     let (keep, scores) = (&mut keep[..keys.len()], &mut scores[keys]);
-                    for (j, keep) in keep.iter_mut().enumerate() {
-                        *keep = self.mask.keep(later(at, j));
+                    if classes.hides {
+                        for (n, keep) in keep.chunks_mut(QUARTER).enumerate() {
+                            let at = later(at, n * QUARTER);
+                            match self.mask.class(at.of_keys(keep.len())) {
+                                BlockClass::None => {}
+                                BlockClass::All => keep.fill(true),
+                                BlockClass::Mixed => self.ask(at, keep),
+                            }
+                        }
+                    } else {
+                        self.ask(at, keep);
                     }
                     for (score, &mut keep) in scores.iter_mut().zip(keep) {
                         *score = if keep { *score } else { f32::NEG_INFINITY };
@@ -154,6 +187,7 @@ impl<S: Simd, A: ScoreMod, B: MaskMod, C: WeightMod> RowMods<S> for Mods<A, B, C
             // Not by branches, which the core can't foretell.
             classes.hidden &= !(u16::from(class != BlockClass::None) << panel);
             classes.mixed |= u16::from(class == BlockClass::Mixed) << panel;
+            classes.hides |= class == BlockClass::None;
             from = to;
         }
         classes

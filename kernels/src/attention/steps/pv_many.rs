@@ -62,7 +62,8 @@ impl ValueSums<'_> {
     #[inline(always)]
     fn is_pair<S: Simd>(&self, tile: usize) -> bool {
         let full = &self.spans[..self.rows / S::TILE_ROWS];
-        matches!(full.get(tile..tile + 2), Some([a, b]) if (a.keys(), a.panels) == (b.keys(), b.panels))
+        let alike = |a: &Span, b: &Span| (a.keys(), a.panels) == (b.keys(), b.panels) && a.apart.is_none();
+        matches!(full.get(tile..tile + 2), Some([a, b]) if alike(a, b) && b.apart.is_none())
     }
 }
 
@@ -88,16 +89,19 @@ unsafe fn strip_values<S: Simd, const NV: usize>(
         if span.is_empty() {
             continue;
         }
-        let first = rows.start;
-        // SAFETY: the rows are some of those of `a`, the vectors have columns; the caller guarantees the rest.
-        unsafe {
-            match half {
-                Some(half) => by_tile_rows!(rows.len(), from 2 * S::TILE_ROWS, most 2 * S::TILE_ROWS, |MR| {
-                    accumulate::<S, _, MR, 1>(half, a, values, [first, vec], span)
-                }),
-                None => by_tile_rows!(rows.len(), most S::TILE_ROWS, |MR| {
-                    accumulate::<S, _, MR, NV>(s, a, values, [first, vec], span)
-                }),
+        let together = if span.apart.is_some() { 1 } else { rows.len() };
+        for (n, first) in rows.step_by(together).enumerate() {
+            let span = span.of_row(n);
+            // SAFETY: the rows are some of those of `a`, the vectors have columns; the caller guarantees the rest.
+            unsafe {
+                match half {
+                    Some(half) => by_tile_rows!(together, from 2 * S::TILE_ROWS, most 2 * S::TILE_ROWS, |MR| {
+                        accumulate::<S, _, MR, 1>(half, a, values, [first, vec], span)
+                    }),
+                    None => by_tile_rows!(together, most S::TILE_ROWS, |MR| {
+                        accumulate::<S, _, MR, NV>(s, a, values, [first, vec], span)
+                    }),
+                }
             }
         }
         a.prefetch.fetch(s);

@@ -8,10 +8,14 @@
 //!             for each NV panels of the run:
 //!                 scores[rows][panels] = scale · (Σ chain 0 + Σ chain 1 + …)
 //! ```
+//!
+//! Rows that are [apart](Span::apart) make other tiles, of one panel each and the next rows that need it.
 
-use crate::attention::call::tiling::SCORE_STRIDE;
+use crate::attention::call::tiling::{MAX_ROW_BLOCK, SCORE_STRIDE};
 use crate::attention::steps::qk::FloatQueries;
 use crate::attention::steps::score_run::{ScoreRun, Strip};
+#[cfg(doc)]
+use crate::attention::steps::span::Span;
 use crate::matmul::float_tile::Chains;
 use crate::matmul::tile_rows::TileRows;
 use crate::simd::terms::Columns;
@@ -36,6 +40,69 @@ pub(crate) unsafe fn scores<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: Floa
             || unsafe { strip_scores::<S, NV>(s, run, strip, queries, keys) }
         ));
     });
+    if run.spans.iter().any(|span| span.apart.is_some()) {
+        s.vectorize(
+            #[inline(always)]
+            // SAFETY: same contract.
+            || unsafe { scores_apart(s, run, queries, keys) },
+        );
+    }
+}
+
+/// Computes the scores of rows that are apart.
+///
+/// # Safety
+/// Same contract as [`scores`], whose assertions hold, and those of [`ScoreRun::for_each_strip`].
+#[inline(always)]
+unsafe fn scores_apart<S: Simd>(s: S, run: &mut ScoreRun<'_>, queries: FloatQueries<'_>, keys: Rows<f32>) {
+    let mut panels = [0; MAX_ROW_BLOCK];
+    for (tile, span) in run.spans.iter().enumerate().filter(|(_, span)| span.apart.is_some()) {
+        for row in 0..S::TILE_ROWS.min(run.rows - tile * S::TILE_ROWS) {
+            panels[tile * S::TILE_ROWS + row] = span.of_row(row).panels;
+        }
+    }
+    for panel in run.panels.clone() {
+        // SAFETY: the panel is one of the run's.
+        let keys = unsafe { keys.at(0).add((panel - run.panels.start) * queries.depth * LANES) };
+        // Not by branches, which the core can't foretell.
+        let (mut rows, mut n) = ([0; MAX_ROW_BLOCK + 1], 0);
+        for (row, panels) in panels[..run.rows].iter().enumerate() {
+            rows[n] = row;
+            n += usize::from(panels >> panel & 1);
+        }
+        for rows in rows[..n].chunks(S::TILE_ROWS) {
+            // SAFETY: these rows and the panel exist; their scores are inside `run.out`, as asserted.
+            by_tile_rows!(rows.len(), most S::TILE_ROWS, |MR| unsafe {
+                panel_scores::<S, MR>(s, queries, rows, keys, run.out.as_mut_ptr().add(panel * LANES));
+            });
+        }
+    }
+}
+
+/// Computes the scores of `MR` rows and one panel of keys; those of the row block's first row lie at `out`.
+///
+/// # Safety
+/// There are `MR` rows, with queries, and scores that are writable; the panel is readable.
+#[inline(always)]
+unsafe fn panel_scores<S: Simd, const MR: usize>(
+    s: S,
+    queries: FloatQueries<'_>,
+    rows: &[usize],
+    panel: *const f32,
+    out: *mut f32,
+) {
+    let (mut at, mut sums, scale) = ([core::ptr::null(); MR], [[s.splat(0.0)]; MR], s.splat(queries.scale));
+    for (at, &row) in at.iter_mut().zip(rows) {
+        *at = queries.rows[row];
+    }
+    let columns = Columns { first: panel, step: LANES as isize, apart: 0 };
+    // SAFETY: the caller guarantees the queries, the panel and the scores.
+    unsafe {
+        Chains::new::<S>(queries.depth).dot_products(s, &at, columns, &mut sums);
+        for (&row, [sum]) in rows.iter().zip(sums) {
+            s.store(out.add(row * SCORE_STRIDE), s.mul(sum, scale));
+        }
+    }
 }
 
 /// Computes the scores of a strip, `NV` panels at a time.

@@ -48,8 +48,9 @@ impl ScoreRun<'_> {
         if self.spans.windows(2).all(|two| two[0].panels == two[1].panels) { self.panels.len() } else { vecs }
     }
 
-    /// Calls `compute` for each strip of each group of so many panels, at most `vecs` a tile. Panels inside the tiles' spans that
-    /// these do not need become zeros: what follows reads whole spans.
+    /// Calls `compute` for each strip of each group of so many panels, at most `vecs` a tile, leaving out rows that are
+    /// [apart](Span::apart). Panels inside the tiles' spans that their rows do not need become zeros: what follows reads whole
+    /// spans.
     ///
     /// # Panics
     /// If spans, bias or scores are not those of the rows and panels.
@@ -66,15 +67,16 @@ impl ScoreRun<'_> {
         assert!(self.next_bias.is_none_or(|next| next.len() >= rows));
         for (tile, span) in spans.iter().enumerate() {
             let inside = panel_bits(span.first_panel()..span.end_panel()) & panel_bits(all.clone());
-            for hole in runs(inside & !span.panels) {
-                for row in tile * S::TILE_ROWS..rows.min((tile + 1) * S::TILE_ROWS) {
-                    self.out[row * SCORE_STRIDE..][hole.start * LANES..hole.end * LANES].fill(0.0);
+            for row in 0..S::TILE_ROWS.min(rows - tile * S::TILE_ROWS) {
+                for hole in runs(inside & !span.of_row(row).panels) {
+                    let scores = &mut self.out[(tile * S::TILE_ROWS + row) * SCORE_STRIDE..];
+                    scores[hole.start * LANES..hole.end * LANES].fill(0.0);
                 }
             }
         }
         for first in all.clone().step_by(group) {
             let here = panel_bits(first..all.end.min(first + group));
-            let needed = |span: &Span| span.panels & here;
+            let needed = |span: &Span| if span.apart.is_some() { 0 } else { span.panels & here };
             let mut tile = 0;
             for alike in spans.chunk_by(|a, b| needed(a) == needed(b)) {
                 let tiles = tile..tile + alike.len();

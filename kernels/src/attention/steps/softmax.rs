@@ -16,10 +16,11 @@
 use crate::attention::call::tiling::SCORE_STRIDE;
 use crate::attention::steps::infinite;
 use crate::attention::steps::score_passes::ScoreBlock;
+use crate::attention::steps::span::Span;
 use crate::matmul::tile_shape::next_part;
 use crate::simd::exp::{self, Accuracy, Begun, exp};
 use crate::simd::{LANES, Simd};
-use core::ops::Range;
+use crate::tensor::panels::{panel_bits, panels};
 
 /// Running state of a row block, padded to whole vectors, and the two factors of the last key block.
 pub(crate) struct SoftmaxState<'a> {
@@ -76,6 +77,13 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
             let mut known = false;
             for (tile, span) in spans.iter().enumerate() {
                 let (mut row, tile_end) = (tile * S::TILE_ROWS, rows.min((tile + 1) * S::TILE_ROWS));
+                if span.apart.is_some() {
+                    let scores = &mut scores[row * SCORE_STRIDE..tile_end * SCORE_STRIDE];
+                    let (max, sum) = (&mut state.rescale_prev[row..tile_end], &mut state.rescale_block[row..tile_end]);
+                    weights_apart::<S, W>(s, *span, scores, max, sum);
+                    known = false;
+                    continue;
+                }
                 let panels = span.first_panel()..span.end_panel();
                 // End of the rows with the same panels, in this tile and the next.
                 let same = spans.get(tile + 1).is_some_and(|next| (next.first_panel()..next.end_panel()) == panels);
@@ -91,7 +99,7 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
                     // inside a row.
                     unsafe {
                         let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
-                        by_tile_rows!(side, most S::SIDE_ROWS, |N| weights::<S, W, N>(s, scores, rows));
+                        by_tile_rows!(side, most S::SIDE_ROWS, |N| weights::<S, W, N, _>(s, scores, rows));
                     }
                     (row, known) = (next, alike);
                 }
@@ -101,9 +109,27 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
     )
 }
 
+/// Computes the weights of a tile's rows, which are [apart](Span::apart), in place, and their maxima and sums. Weights of the
+/// panels of the span that are not a row's are 0.
+#[inline(always)]
+fn weights_apart<S: Simd, W: WeightForm<S>>(s: S, span: Span, scores: &mut [f32], max: &mut [f32], sum: &mut [f32]) {
+    let all = panel_bits(span.first_panel()..span.end_panel());
+    for (n, scores) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
+        let of_row = span.of_row(n).panels;
+        let row = SideRows { panels: panels(of_row), known: false, max: &mut max[n..=n], sum: &mut sum[n..=n] };
+        // SAFETY: the panels of a span lie inside the row, which is all that is read and written.
+        unsafe { weights::<S, W, 1, _>(s, scores.as_mut_ptr(), row) };
+        // After the weights, whose form may lie where others' scores were.
+        for panel in panels(all & !of_row) {
+            // SAFETY: a panel of the span, which lies inside the row; its scores are not needed any more.
+            unsafe { W::store(s, scores.as_mut_ptr(), panel, s.splat(0.0)) };
+        }
+    }
+}
+
 /// Rows of a tile that are exponentiated side by side.
-struct SideRows<'a> {
-    panels: Range<usize>,
+struct SideRows<'a, P> {
+    panels: P,
     /// True if the rows' maxima have been computed already.
     known: bool,
     /// Maxima of the rows; then, if there are panels and as many rows that follow have the same panels, room for
@@ -125,7 +151,11 @@ struct SideRows<'a> {
 /// `scores` has one row of [`SCORE_STRIDE`] readable floats for each of `rows.max`, the first `N` of them writable, and
 /// `panels` lie inside a row.
 #[inline(always)]
-unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut f32, rows: SideRows<'_>) {
+unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize, P: Iterator<Item = usize> + Clone>(
+    s: S,
+    scores: *mut f32,
+    rows: SideRows<'_, P>,
+) {
     let SideRows { panels, known, max, sum } = rows;
     let (max, after_max) = max.split_at_mut(N);
     assert!(sum.len() == N && (after_max.is_empty() || after_max.len() == N));
@@ -154,17 +184,20 @@ unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut 
                 end::<S, W, N>(s, begun, scores, panel, &mut total);
             }
             reduce(s, most, after_max);
-        } else if let Some(last) = panels.clone().last() {
-            let mut begun = begin(s, scores.add(panels.start * LANES), &reference);
-            raise(s, after.add(panels.start * LANES), &mut most);
-            for panel in panels.start..last {
-                let next = begin(s, scores.add((panel + 1) * LANES), &reference);
-                raise(s, after.add((panel + 1) * LANES), &mut most);
+        } else {
+            let mut panels = panels;
+            if let Some(mut panel) = panels.next() {
+                let mut begun = begin(s, scores.add(panel * LANES), &reference);
+                raise(s, after.add(panel * LANES), &mut most);
+                for next_panel in panels {
+                    let next = begin(s, scores.add(next_panel * LANES), &reference);
+                    raise(s, after.add(next_panel * LANES), &mut most);
+                    end::<S, W, N>(s, begun, scores, panel, &mut total);
+                    (begun, panel) = (next, next_panel);
+                }
+                reduce(s, most, after_max);
                 end::<S, W, N>(s, begun, scores, panel, &mut total);
-                begun = next;
             }
-            reduce(s, most, after_max);
-            end::<S, W, N>(s, begun, scores, last, &mut total);
         }
         for (sum, total) in sum.iter_mut().zip(total) {
             *sum = s.reduce_sum(total);

@@ -1,10 +1,14 @@
 //! Spans: the part of a key block that a tile of rows needs.
 
 use crate::attention::call::row_mods::PanelClasses;
+use crate::matmul::tile_shape::MAX_TILE_ROWS;
 use crate::simd::LANES;
 use crate::tensor::panels::{panel_bits, runs};
 use crate::tensor::rows::KEY_BLOCK;
 use core::ops::Range;
+
+/// Number of panels that a tile computes for a row in the time of one that the row computes by itself.
+const APART: u32 = 2;
 
 /// Keys of a block that a tile of rows needs: the smallest range `lo..hi` that holds every key visible to one of its
 /// rows, with `lo` moved down to the start of a panel.
@@ -17,10 +21,12 @@ pub(crate) struct Span {
     /// A bit for each panel of the block with a key that a row of the tile may see. Those between that have none are not
     /// computed where rows are many; their scores are then 0.
     pub(crate) panels: u16,
+    /// The same for each row by itself, where rows see so few of the tile's panels that many rows compute one row at a time.
+    pub(crate) apart: Option<[u16; MAX_TILE_ROWS]>,
 }
 
 impl Span {
-    pub(crate) const EMPTY: Self = Self { lo: 0, hi: 0, needs_mask: false, panels: 0 };
+    pub(crate) const EMPTY: Self = Self { lo: 0, hi: 0, needs_mask: false, panels: 0, apart: None };
 
     /// Creates the span of keys `lo..hi`, counted from the start of the block.
     #[inline]
@@ -31,7 +37,26 @@ impl Span {
         }
         let down = lo / LANES * LANES;
         let panels = panel_bits(lo / LANES..hi.div_ceil(LANES));
-        Self { lo: down as u16, hi: hi as u16, needs_mask: needs_mask || down != lo, panels }
+        Self { lo: down as u16, hi: hi as u16, needs_mask: needs_mask || down != lo, panels, apart: None }
+    }
+
+    /// Returns the span of a tile of rows that see these keys, and are apart if that is faster and they may be.
+    pub(crate) fn of_rows(rows: &[RowKeys], may_be_apart: bool) -> Self {
+        let (lo, hi) = union(rows);
+        let alike = rows.iter().all(|row| row.all && (row.from, row.to) == (lo, hi));
+        let (mut panels, mut number, mut apart) = (0, 0, [0; MAX_TILE_ROWS]);
+        for (of_row, row) in apart.iter_mut().zip(rows) {
+            (panels, number, *of_row) = (panels | row.panels, number + row.panels.count_ones(), row.panels);
+        }
+        let of_tile = panels.count_ones() * rows.len() as u32;
+        let apart = (may_be_apart && APART * number < of_tile).then_some(apart);
+        Self { panels, apart, ..Self::new(lo, hi, !alike) }
+    }
+
+    /// Returns the span with the panels of one of its rows, or with all if rows are not apart.
+    #[inline(always)]
+    pub(crate) fn of_row(self, row: usize) -> Self {
+        Self { panels: self.apart.map_or(self.panels, |rows| rows[row]), apart: None, ..self }
     }
 
     #[inline]
@@ -61,6 +86,12 @@ impl Span {
     pub(crate) fn end_panel(self) -> usize {
         (self.hi as usize).div_ceil(LANES)
     }
+}
+
+/// Returns the smallest range that holds the keys of all rows; one that ends before it starts if there are none.
+pub(crate) fn union(rows: &[RowKeys]) -> (usize, usize) {
+    let visible = rows.iter().filter(|row| !row.is_empty());
+    visible.fold((KEY_BLOCK, 0), |(lo, hi), row| (lo.min(row.from), hi.max(row.to)))
 }
 
 /// Keys of a block that are visible to one row: the smallest range that holds them, whether all of it is visible, and the
