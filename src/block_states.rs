@@ -7,7 +7,7 @@ use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
-use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, Outputs, State, View, ViewMut, merge_states};
+use sdpa_kernels::{Alignment, Isa, KEY_BLOCK, Outputs, Seen, State, View, ViewMut, merge_states};
 
 /// States of query rows over each block of 256 keys by itself, kept until the state over all earlier keys is there: see
 /// [`RowStates`].
@@ -244,6 +244,7 @@ impl RowStates {
             max: ViewMut::bhl(max, [b, h, rows])?,
             sum: ViewMut::bhl(sum, [b, h, rows])?,
             out: ViewMut::from_strides(out, 0, self.shape, strides)?,
+            seen: Seen::Keys,
         };
         let problem = Attention::new().problem(inputs, outputs.resume(state))?;
         problem.run_once(exec);

@@ -77,7 +77,7 @@ pub use plan::run::Workspace;
 #[doc(hidden)]
 pub use sdpa_kernels::probe;
 pub use shape::{KvShape, Shape};
-pub use state::{AttnState, merge};
+pub use state::{AttnState, StateMemory, merge};
 pub use threads::CurrentPool;
 pub use threads::exec::Exec;
 pub use threads::executor::Executor;

@@ -2,6 +2,7 @@
 
 mod build;
 pub(crate) mod functions;
+mod memory;
 mod merge;
 pub(crate) mod parted_call;
 mod sight;
@@ -13,9 +14,10 @@ use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
 use functions::{Functions, Shift};
+pub use memory::StateMemory;
 pub use merge::merge;
 use parted_call::PartedCall;
-use sdpa_kernels::{KEY_BLOCK, Outputs, State, Tensor, View, ViewMut};
+use sdpa_kernels::{KEY_BLOCK, Outputs, Seen, State, Tensor, View, ViewMut};
 use waiting::Waiting;
 
 /// Attention state of query rows whose keys arrive in parts: push the keys as they arrive, read the result at any time.
@@ -48,6 +50,8 @@ pub struct AttnState<'a> {
     /// Position of the first key of this state; `accumulated` counts the keys accumulated, in whole blocks.
     first: usize,
     accumulated: usize,
+    /// Keys that maxima, sums and outputs are of. Before any, outputs may hold anything.
+    seen: Seen,
     max: Vec<f32>,
     sum: Vec<f32>,
     out: Vec<f32>,
@@ -126,6 +130,30 @@ impl<'a> AttnState<'a> {
     /// As [`Attention::problem`](crate::Attention::problem), for the outputs; [`Error::Needs`] for scores and key weight sums, which a state
     /// cannot give.
     pub fn read(&mut self, outputs: Outputs<'_>) -> Result<(), Error> {
+        // Work on a copy: views of the state are exclusive, and reading must leave it unchanged.
+        let mut copy = [&self.max, &self.sum, &self.out].map(Vec::clone);
+        self.write(copy.each_mut().map(Vec::as_mut_slice), &mut Workspace::new(), outputs)
+    }
+
+    /// Writes the result as [`Self::read`] does, for the last time: without a copy of the state, whose memory
+    /// [`Self::from_inputs_in`] can use again.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn finish(mut self, outputs: Outputs<'_>) -> Result<StateMemory, Error> {
+        let mut parts = [&mut self.max, &mut self.sum, &mut self.out].map(std::mem::take);
+        let mut workspace = std::mem::take(&mut self.workspace);
+        self.write(parts.each_mut().map(Vec::as_mut_slice), &mut workspace, outputs)?;
+        Ok(StateMemory { parts, workspace })
+    }
+
+    /// Adds the keys that wait to maxima, sums and outputs, and writes the result.
+    fn write(
+        &self,
+        [max, sum, out]: [&mut [f32]; 3],
+        workspace: &mut Workspace,
+        outputs: Outputs<'_>,
+    ) -> Result<(), Error> {
         outputs.check_for_state()?;
         let [b, h, rows, _] = self.call.inputs.q.shape();
         let lens = self.call.inputs.lengths_from(self.before(), self.waiting);
@@ -134,15 +162,14 @@ impl<'a> AttnState<'a> {
         if let Some(sinks) = self.call.inputs.sinks {
             inputs = inputs.sinks(sinks);
         }
-        // Work on a copy: views of the state are exclusive, and reading must leave it unchanged.
-        let (mut max, mut sum, mut out) = (self.max.clone(), self.sum.clone(), self.out.clone());
         let state = State {
-            max: ViewMut::bhl(&mut max, [b, h, rows])?,
-            sum: ViewMut::bhl(&mut sum, [b, h, rows])?,
-            out: ViewMut::bhld(&mut out, [b, h, rows, self.call.value_dim])?,
+            max: ViewMut::bhl(max, [b, h, rows])?,
+            sum: ViewMut::bhl(sum, [b, h, rows])?,
+            out: ViewMut::bhld(out, [b, h, rows, self.call.value_dim])?,
+            seen: self.seen,
         };
         let problem = attention.problem(inputs, outputs.resume(state))?;
-        run(problem, self.exec, &mut Workspace::new(), (self.call.functions, self.call.shift(self.before())));
+        run(problem, self.exec, workspace, (self.call.functions, self.call.shift(self.before())));
         Ok(())
     }
 
@@ -166,6 +193,7 @@ impl<'a> AttnState<'a> {
             max: ViewMut::bhl(&mut self.max, [b, h, rows])?,
             sum: ViewMut::bhl(&mut self.sum, [b, h, rows])?,
             out: ViewMut::bhld(&mut self.out, [b, h, rows, self.call.value_dim])?,
+            seen: self.seen,
         };
         let problem = attention.problem(inputs, Outputs::accumulate(state))?;
         if keys.is_none() {
@@ -173,7 +201,7 @@ impl<'a> AttnState<'a> {
             return Ok(fits.unwrap_or(Ok(()))?);
         }
         run(problem, self.exec, &mut self.workspace, (self.call.functions, shift));
-        self.accumulated += n;
+        (self.seen, self.accumulated) = (Seen::Keys, self.accumulated + n);
         Ok(())
     }
 }

@@ -4,8 +4,8 @@
 use crate::error::Error;
 use crate::exchange::blaming;
 use crate::group::Group;
+use crate::memory::zeros;
 use crate::message::{Transfer, Way};
-use crate::parcel::zeros;
 use crate::report::Report;
 use crate::timeout::{Advance, Awaited};
 

@@ -63,17 +63,21 @@ pub(crate) fn in_order<'a>(
     Ok(all)
 }
 
-/// Cuts stretches of keys into parcels, where each key takes so many bytes.
+/// Cuts stretches of keys, of which each key takes so many bytes, into few parcels of about the same length.
 pub(crate) fn parcels(keys: &[Stretch], bytes: usize) -> Vec<Parcel> {
-    let step = (PARCEL / bytes.max(1) / KEY_BLOCK).max(1).saturating_mul(KEY_BLOCK);
+    let most = (PARCEL / bytes.max(1) / KEY_BLOCK).max(1);
     let mut parcels = Vec::new();
     for Stretch { rank, number, range } in keys {
-        let mut start = range.start;
-        while start < range.end {
-            let end = range.end.min((start / step + 1).saturating_mul(step));
-            let rows = start - range.start..end - range.start;
-            parcels.push(Parcel { owner: *rank, stretch: *number, rows, keys: start..end });
-            start = end;
+        let first = range.start / KEY_BLOCK;
+        let blocks = range.end.div_ceil(KEY_BLOCK) - first;
+        let parts = blocks.div_ceil(most);
+        let cut = |part: usize| {
+            let block = first + (blocks as u128 * part as u128 / parts as u128) as usize;
+            block.saturating_mul(KEY_BLOCK).clamp(range.start, range.end)
+        };
+        for keys in (0..parts).map(|part| cut(part)..cut(part + 1)) {
+            let rows = keys.start - range.start..keys.end - range.start;
+            parcels.push(Parcel { owner: *rank, stretch: *number, rows, keys });
         }
     }
     parcels

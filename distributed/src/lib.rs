@@ -22,6 +22,7 @@ mod functions;
 mod group;
 mod heads;
 mod layout;
+mod memory;
 mod merges;
 mod message;
 mod parcel;

@@ -171,16 +171,25 @@ impl<T: Element> Transfer<T> {
         self.has_arrived().then_some(&self.memory)
     }
 
+    /// Returns the memory, if all is done.
+    pub(crate) fn into_memory(mut self) -> Option<Vec<T>> {
+        self.is_done().then(|| core::mem::take(&mut self.memory))
+    }
+
     /// Returns the ranks that the transfer waits for; some may occur more than once.
     pub(crate) fn peers(&self) -> Vec<usize> {
         let (arrivals, departures) = (self.arrivals.borrow(), self.departures.borrow());
         arrivals.iter().chain(departures.iter()).filter(|request| !request.done).map(|request| request.peer).collect()
     }
 
-    /// Returns the number of bytes of the memory, and of those that this rank sends and receives.
+    /// Returns the bytes of the memory, and those that this rank sends and receives.
     pub(crate) fn bytes(&self) -> [usize; 3] {
         let all = self.memory.len() * size_of::<T>();
-        [all, all * self.way.to.len(), if self.way.from.is_some() { all } else { 0 }]
+        [
+            self.memory.capacity() * size_of::<T>(),
+            all * self.way.to.len(),
+            if self.way.from.is_some() { all } else { 0 },
+        ]
     }
 }
 

@@ -1,6 +1,7 @@
 //! Parcels on their way: keys and values in the memory that they travel through.
 
 use crate::error::Error;
+use crate::memory::Memory;
 use crate::message::{Comm, Transfer, Way};
 use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
@@ -35,24 +36,30 @@ enum Elements {
 impl Elements {
     /// Begins to send the elements of tensors of one type, which follow one another in rows, or without any to receive `len`
     /// elements.
-    fn begin(comm: Comm, own: &[Tensor<'_>], (dtype, len): (Dtype, usize), way: Way) -> Result<Self, Error> {
+    fn begin(
+        (comm, memory): (Comm, &mut Memory),
+        own: &[Tensor<'_>],
+        (dtype, len): (Dtype, usize),
+        way: Way,
+    ) -> Result<Self, Error> {
         Ok(match (own.first(), dtype) {
             (Some(_), Dtype::F32) => {
-                let views = own.iter().map(|x| if let Tensor::F32(view) = x { Some(*view) } else { None });
-                Self::Wide(Transfer::begin(comm, packed(&views.flatten().collect::<Vec<_>>(), len, |&x| x)?, way))
+                let views = own.iter().filter_map(|x| if let Tensor::F32(view) = x { Some(*view) } else { None });
+                let memory = packed(&views.collect::<Vec<_>>(), memory.wide.take(len)?, |&x| x);
+                Self::Wide(Transfer::begin(comm, memory, way))
             }
             (Some(_), Dtype::Bf16) => {
-                let views = own.iter().map(|x| if let Tensor::Bf16(view) = x { Some(*view) } else { None });
-                let memory = packed(&views.flatten().collect::<Vec<_>>(), len, |x| x.0)?;
+                let views = own.iter().filter_map(|x| if let Tensor::Bf16(view) = x { Some(*view) } else { None });
+                let memory = packed(&views.collect::<Vec<_>>(), memory.short.take(len)?, |x| x.0);
                 Self::Short(Transfer::begin(comm, memory, way), dtype)
             }
             (Some(_), _) => {
-                let views = own.iter().map(|x| if let Tensor::F16(view) = x { Some(*view) } else { None });
-                let memory = packed(&views.flatten().collect::<Vec<_>>(), len, |x| x.0)?;
+                let views = own.iter().filter_map(|x| if let Tensor::F16(view) = x { Some(*view) } else { None });
+                let memory = packed(&views.collect::<Vec<_>>(), memory.short.take(len)?, |x| x.0);
                 Self::Short(Transfer::begin(comm, memory, way), dtype)
             }
-            (None, Dtype::F32) => Self::Wide(Transfer::begin(comm, zeros(len)?, way)),
-            (None, _) => Self::Short(Transfer::begin(comm, zeros(len)?, way), dtype),
+            (None, Dtype::F32) => Self::Wide(Transfer::begin(comm, of_length(memory.wide.take(len)?, len), way)),
+            (None, _) => Self::Short(Transfer::begin(comm, of_length(memory.short.take(len)?, len), way), dtype),
         })
     }
 
@@ -91,20 +98,30 @@ impl Travelling {
     /// Begins to send `n` keys and values, which lie in some tensors, or without any to receive them. `ways` are those of keys and of
     /// values.
     pub(crate) fn begin(
-        comm: Comm,
+        (comm, memory): (Comm, &mut Memory),
         sizes: &Sizes,
         (own, n): (&[[Tensor<'_>; 2]], usize),
         ways: [Way; 2],
     ) -> Result<Self, Error> {
         let shapes = sizes.dims.map(|dim| [sizes.batch, sizes.heads, n, dim]);
-        let part = |i: usize, way: Way| {
+        let mut part = |i: usize, way: Way| {
             let too_large = sdpa::Error::TooLarge { what: "a parcel of keys", sizes: shapes[i] };
             let len = shapes[i].iter().try_fold(1usize, |len, &size| len.checked_mul(size)).ok_or(too_large)?;
             let own: Vec<_> = own.iter().map(|own| own[i]).collect();
-            Elements::begin(comm, &own, (sizes.dtypes[i], len), way)
+            Elements::begin((comm, memory), &own, (sizes.dtypes[i], len), way)
         };
         let [k, v] = ways;
         Ok(Self { parts: [part(0, k)?, part(1, v)?], shapes })
+    }
+
+    /// Gives its memory back, if all is done.
+    pub(crate) fn leave(self, memory: &mut Memory) {
+        for part in self.parts {
+            match part {
+                Elements::Wide(transfer) => transfer.into_memory().map(|buffer| memory.wide.give(buffer)),
+                Elements::Short(transfer, _) => transfer.into_memory().map(|buffer| memory.short.give(buffer)),
+            };
+        }
     }
 
     /// Lets it advance. Returns true if it did.
@@ -136,27 +153,20 @@ impl Travelling {
     }
 }
 
-/// Returns memory for `len` elements.
-fn room<T>(len: usize) -> Result<Vec<T>, Error> {
-    let mut memory = Vec::new();
-    let refused = |_| sdpa::Error::Memory { what: "a parcel of keys", bytes: len.saturating_mul(size_of::<T>()) };
-    memory.try_reserve_exact(len).map_err(refused)?;
-    Ok(memory)
-}
-
-pub(crate) fn zeros<T: Copy + Default>(len: usize) -> Result<Vec<T>, Error> {
-    let mut memory = room(len)?;
-    memory.resize(len, T::default());
-    Ok(memory)
-}
-
-/// Returns the elements of views, whose rows follow one another, side by side, in order.
-fn packed<T, U>(views: &[View<'_, T>], len: usize, convert: impl Fn(&T) -> U) -> Result<Vec<U>, Error> {
-    let ([batch, heads, ..], mut memory) = (views.first().map_or([0; 4], |view| view.shape()), room(len)?);
+/// Returns the elements of views, whose rows follow one another, side by side, in order, in some memory.
+fn packed<T, U>(views: &[View<'_, T>], mut memory: Vec<U>, convert: impl Fn(&T) -> U) -> Vec<U> {
+    let [batch, heads, ..] = views.first().map_or([0; 4], |view| view.shape());
+    memory.clear();
     for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
         for view in views {
             let [.., rows, dim] = view.shape();
             let dense = view.head(b, h).filter(|(_, (_, element))| *element == 1);
+            if let Some((elements, (row, _))) = dense
+                && row == dim
+            {
+                memory.extend(elements.iter().map(&convert));
+                continue;
+            }
             for l in 0..rows {
                 match dense {
                     Some((elements, (row, _))) => memory.extend(elements[l * row..][..dim].iter().map(&convert)),
@@ -165,5 +175,11 @@ fn packed<T, U>(views: &[View<'_, T>], len: usize, convert: impl Fn(&T) -> U) ->
             }
         }
     }
-    Ok(memory)
+    memory
+}
+
+/// Returns the memory with `len` elements, whatever they are.
+fn of_length<T: Copy + Default>(mut memory: Vec<T>, len: usize) -> Vec<T> {
+    memory.resize(len, T::default());
+    memory
 }

@@ -6,13 +6,14 @@ use crate::exchange::{blaming, exchange};
 use crate::functions::{from_row, given};
 use crate::group::Group;
 use crate::layout::{KEYS, Parcel, ROWS, Stretch, Tree, in_order, parcels};
+use crate::memory::Memory;
 use crate::parcel::Sizes;
 use crate::report::Report;
 use crate::share::{Rows, Share};
 use crate::stream::{Step, Stream};
-use core::cell::Cell;
+use core::cell::{Cell, RefCell};
 use core::ops::Range;
-use sdpa::{Alignment, Attention, AttnState, Dtype, Inputs, MaskMod, Mods, Outputs, ScoreMod, WeightMod};
+use sdpa::{Alignment, Attention, AttnState, Dtype, Inputs, MaskMod, Mods, Outputs, ScoreMod, StateMemory, WeightMod};
 
 /// A call that begins.
 pub(crate) struct Call<'r, 'c> {
@@ -22,6 +23,8 @@ pub(crate) struct Call<'r, 'c> {
     pub(crate) number: u64,
     /// True while keys and values are on their way.
     pub(crate) streams: &'r Cell<bool>,
+    /// Memory that earlier calls have left, and that this one leaves.
+    pub(crate) memory: &'r RefCell<Memory>,
 }
 
 /// Rows, keys and sizes that all ranks have together.
@@ -46,18 +49,21 @@ impl Call<'_, '_> {
         let agreed = self.agreed("forward pass", share.description(&self.attention), given(mods))?;
         let Share { rows, keys } = share;
         let shifted: Vec<_> = rows.iter().map(|rows| from_row(mods, rows.first)).collect();
-        let states = rows.iter().zip(&shifted).map(|(rows, mods)| self.state(rows, &agreed, mods));
+        let memory = &mut *self.memory.borrow_mut();
+        let mut left = memory.states.drain(..);
+        let states = rows.iter().zip(&shifted).map(|(rows, mods)| self.state((rows, left.next()), &agreed, mods));
         let states: Result<Vec<_>, _> = states.collect();
+        drop(left);
         let parcels = agreed.sizes.map_or(Vec::new(), |sizes| parcels(&agreed.keys, sizes.bytes()));
         let (states, steps) = self.steps(states, &parcels)?;
-        let mut stream = Stream::new(self.group, states, &keys);
+        let mut stream = Stream::new(self.group, states, &keys, memory);
         if let Some(sizes) = agreed.sizes {
             self.streams.set(true);
             stream.run(&steps, &sizes).map_err(|error| blaming(self.group.comm, error, self.group.timeout))?;
         }
         self.streams.set(false);
         let outputs: Vec<Outputs<'_>> = rows.into_iter().map(|rows| rows.outputs).collect();
-        stream.read(outputs)
+        stream.finish(outputs)
     }
 
     /// Tells all ranks what this one has of a call of some kind, and compares what they have.
@@ -100,11 +106,12 @@ impl Call<'_, '_> {
     /// Makes the state of a stretch of rows.
     fn state<'a, S: ScoreMod, M: MaskMod>(
         &self,
-        Rows { first, inputs, outputs }: &Rows<'a>,
+        (Rows { first, inputs, outputs }, left): (&Rows<'a>, Option<StateMemory>),
         agreed: &Agreed,
         mods: &'a Mods<S, M>,
     ) -> Result<AttnState<'a>, sdpa::Error> {
-        let state = AttnState::from_inputs(self.aligned(*first, inputs, agreed)?, *inputs, self.group.exec)?;
+        let attention = self.aligned(*first, inputs, agreed)?;
+        let state = AttnState::from_inputs_in(attention, *inputs, self.group.exec, left.unwrap_or_default())?;
         let state = if mods.score.is_given() || mods.mask.is_given() { state.mods(mods)? } else { state };
         state.check(outputs)?;
         Ok(state)

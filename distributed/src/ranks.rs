@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::forecast::Forecast;
 use crate::group::Group;
 use crate::heads;
+use crate::memory::Memory;
 use crate::message::Comm;
 use crate::prompt::Call;
 use crate::report::Report;
@@ -15,7 +16,7 @@ use crate::share::Share;
 use crate::split::Split;
 use crate::step::{self, Step};
 use crate::timeout::Timeout;
-use core::cell::Cell;
+use core::cell::{Cell, RefCell};
 use core::marker::PhantomData;
 use mpi::topology::Communicator;
 use sdpa::{Attention, Exec, MaskMod, Mods, ScoreMod, WeightMod};
@@ -54,6 +55,7 @@ pub struct Ranks<'c> {
     calls: Cell<u64>,
     /// True while a call runs, and for ever if it did not end together with the others'.
     broken: Cell<bool>,
+    memory: RefCell<Memory>,
     communicator: PhantomData<&'c ()>,
 }
 
@@ -68,7 +70,8 @@ impl<'c> Ranks<'c> {
             pool: None,
             progress: None,
         };
-        Self { group, split: Split::Rows, calls: Cell::new(0), broken: Cell::new(false), communicator: PhantomData }
+        let (calls, broken, memory) = Default::default();
+        Self { group, split: Split::Rows, calls, broken, memory, communicator: PhantomData }
     }
 
     /// Sets instruction set and threads; by default the widest one, and all threads of rayon's pool.
@@ -133,7 +136,8 @@ impl<'c> Ranks<'c> {
                 Split::Heads => {
                     heads::Call { group: &self.group, attention: *attention, number, streams }.run(share, mods)
                 }
-                _ => Call { group: &self.group, attention: *attention, number, streams }.run(share, mods),
+                _ => Call { group: &self.group, attention: *attention, number, streams, memory: &self.memory }
+                    .run(share, mods),
             }
         })
     }
@@ -165,7 +169,11 @@ impl<'c> Ranks<'c> {
         mods: &Mods<S, M, P>,
     ) -> Result<Report, Error> {
         self.timed(|number, streams| {
-            backward::run(&Call { group: &self.group, attention: *attention, number, streams }, share, mods)
+            backward::run(
+                &Call { group: &self.group, attention: *attention, number, streams, memory: &self.memory },
+                share,
+                mods,
+            )
         })
     }
 

@@ -20,7 +20,9 @@ pub struct Report {
     pub computing: Duration,
     /// Time in which it could only wait for others.
     pub waiting: Duration,
-    /// Time of the whole call: also checks, and copies to and from messages.
+    /// Time in which it copied its keys and values to messages, and MPI took and brought what it could at once; by rows.
+    pub copying: Duration,
+    /// Time of the whole call: also checks.
     pub total: Duration,
 }
 
@@ -30,13 +32,14 @@ impl fmt::Display for Report {
         let ms = |time: Duration| 1e3 * time.as_secs_f64();
         write!(
             f,
-            "sent {:.2} MiB, received {:.2} MiB, held {:.2} MiB; computed {} keys, {} hidden; computing {:.1} ms, waiting {:.1} ms of {:.1} ms",
+            "sent {:.2} MiB, received {:.2} MiB, held {:.2} MiB; computed {} keys, {} hidden; computing {:.1} ms, copying {:.1} ms, waiting {:.1} ms of {:.1} ms",
             mib(self.sent),
             mib(self.received),
             mib(self.held),
             self.computed,
             self.hidden,
             ms(self.computing),
+            ms(self.copying),
             ms(self.waiting),
             ms(self.total)
         )

@@ -2,7 +2,8 @@
 
 use crate::error::Error;
 use crate::group::Group;
-use crate::layout::Parcel;
+use crate::layout::{PARCEL, Parcel};
+use crate::memory::Memory;
 use crate::message::Way;
 use crate::parcel::{Sizes, Travelling};
 use crate::report::Report;
@@ -14,8 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Parcels on their way at once.
-const WINDOW: usize = 2;
+/// Parcels on their way at once: two of the largest, or more that together hold no more, up to this number. So a rank whose
+/// first parcels take it long still sends later ones to those that are ahead of it.
+const WINDOW: usize = 16;
 /// First tag of parcels, and their number: each parcel takes two, and they come again after so many.
 const TAG: u16 = 8192;
 const TAGS: usize = 8192;
@@ -39,61 +41,104 @@ pub(crate) struct Stream<'r, 'c, 'a> {
     group: &'r Group<'c>,
     states: Vec<AttnState<'a>>,
     own: &'r [Keys<'a>],
+    memory: &'r mut Memory,
     window: VecDeque<Travelling>,
+    /// Number of parcels of the window that were computed, and stay until all others have taken them.
+    computed: usize,
     report: Report,
 }
 
-/// Wait for the first parcel of the window.
-struct First<'w> {
-    window: &'w VecDeque<Travelling>,
-    /// Also until it was taken wherever it goes.
-    taken: bool,
+/// Event that a rank waits for.
+#[derive(Debug, Clone, Copy)]
+enum Until {
+    /// A parcel of the window is here.
+    Here(usize),
+    /// The first one was taken wherever it goes.
+    Taken,
 }
 
-impl Advance for First<'_> {
+/// Wait for a parcel of the window, while all advance.
+struct Wait<'w> {
+    window: &'w VecDeque<Travelling>,
+    until: Until,
+}
+
+impl Advance for Wait<'_> {
     fn poll(&mut self) -> bool {
         self.window.poll()
     }
 
     fn is_done(&self) -> bool {
-        let first = self.window.front();
-        first.is_none_or(|first| if self.taken { first.is_done() } else { first.tensors().is_some() })
+        match self.until {
+            Until::Here(at) => self.window.get(at).is_none_or(|parcel| parcel.tensors().is_some()),
+            Until::Taken => self.window.front().is_none_or(Travelling::is_done),
+        }
     }
 
     fn awaited(&self) -> Awaited {
-        let what = if self.taken { "that it takes keys and values" } else { "its keys and values" };
-        (self.window.front().map(Travelling::peers).unwrap_or_default(), what)
+        let (at, what) = match self.until {
+            Until::Here(at) => (at, "its keys and values"),
+            Until::Taken => (0, "that it takes keys and values"),
+        };
+        (self.window.get(at).map(Travelling::peers).unwrap_or_default(), what)
     }
 }
 
 impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
-    pub(crate) fn new(group: &'r Group<'c>, states: Vec<AttnState<'a>>, own: &'r [Keys<'a>]) -> Self {
-        Self { group, states, own, window: VecDeque::new(), report: Report::default() }
+    pub(crate) fn new(
+        group: &'r Group<'c>,
+        states: Vec<AttnState<'a>>,
+        own: &'r [Keys<'a>],
+        memory: &'r mut Memory,
+    ) -> Self {
+        Self { group, states, own, memory, window: VecDeque::new(), computed: 0, report: Report::default() }
     }
 
     /// Takes all steps, in order.
     pub(crate) fn run(&mut self, steps: &[Step], sizes: &Sizes) -> Result<(), Error> {
         let keys = steps.last().map_or(0, |last| last.parcel.keys.end);
-        let mut next = steps.iter().filter(|step| step.way.is_some());
+        let mut next = steps.iter().filter(|step| step.way.is_some()).peekable();
         for step in steps {
-            if step.way.is_some() {
-                while self.window.len() < WINDOW
-                    && let Some(step) = next.next()
-                {
+            loop {
+                self.leave();
+                while let Some(step) = next.next_if(|step| self.has_room(step, sizes)) {
                     self.begin(step, sizes)?;
                 }
-                self.wait(false)?;
+                if step.way.is_none() || self.window.len() > self.computed {
+                    break;
+                }
+                // All of the window were computed here; this step's parcel begins when others have taken the first of them.
+                self.wait(Until::Taken)?;
+            }
+            if step.way.is_some() {
+                self.wait(Until::Here(self.computed))?;
             }
             self.compute(step)?;
-            if step.way.is_some() {
-                self.wait(true)?;
-                self.window.pop_front();
-            }
+            self.computed += usize::from(step.way.is_some());
             if let Some(progress) = self.group.progress {
                 progress(step.parcel.keys.end, keys);
             }
         }
+        while !self.window.is_empty() {
+            self.wait(Until::Taken)?;
+            self.leave();
+        }
         Ok(())
+    }
+
+    /// Returns whether there is room in the window for a parcel.
+    fn has_room(&self, step: &Step, sizes: &Sizes) -> bool {
+        let held: usize = self.window.iter().map(|parcel| parcel.bytes()[0]).sum();
+        let more = step.parcel.keys.len().saturating_mul(sizes.bytes());
+        self.window.len() < 2 || self.window.len() < WINDOW && held.saturating_add(more) <= 2 * PARCEL
+    }
+
+    /// Takes leave of parcels that were computed here, and taken wherever they go.
+    fn leave(&mut self) {
+        while self.computed > 0 && self.window.front().is_some_and(Travelling::is_done) {
+            self.computed -= 1;
+            self.window.pop_front().into_iter().for_each(|parcel| parcel.leave(self.memory));
+        }
     }
 
     /// Returns the keys and values of a parcel, if they are this rank's own.
@@ -108,20 +153,22 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
         let way =
             |part: usize| Way { from: *from, to: to.clone(), tag: TAG + (2 * (step.number % TAGS) + part) as u16 };
         let own = self.own(&step.parcel);
+        let (begin, keys) = (Instant::now(), step.parcel.keys.len());
         let travelling =
-            Travelling::begin(self.group.comm, sizes, (own.as_slice(), step.parcel.keys.len()), [way(0), way(1)])?;
+            Travelling::begin((self.group.comm, self.memory), sizes, (own.as_slice(), keys), [way(0), way(1)])?;
         let [_, sent, received] = travelling.bytes();
         self.window.push_back(travelling);
         let held = self.window.iter().map(|parcel| parcel.bytes()[0]).sum();
         let report = &mut self.report;
         (report.sent, report.received) = (report.sent + sent, report.received + received);
         report.held = report.held.max(held);
+        report.copying += begin.elapsed();
         Ok(())
     }
 
-    fn wait(&mut self, taken: bool) -> Result<(), Error> {
-        let mut first = First { window: &self.window, taken };
-        self.report.waiting += self.group.timeout.wait(&mut first)?;
+    fn wait(&mut self, until: Until) -> Result<(), Error> {
+        let mut wait = Wait { window: &self.window, until };
+        self.report.waiting += self.group.timeout.wait(&mut wait)?;
         Ok(())
     }
 
@@ -135,7 +182,7 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
         self.report.computed += n;
         let begin = Instant::now();
         let own = self.own(&step.parcel);
-        let kv = own.or_else(|| self.window.front().and_then(Travelling::tensors));
+        let kv = own.or_else(|| self.window.get(self.computed).and_then(Travelling::tensors));
         let Some([k, v]) = kv else { unreachable!("the parcel was waited for") };
         let states = &mut self.states;
         let push = || {
@@ -149,10 +196,10 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
     }
 
     /// Writes the outputs of all rows.
-    pub(crate) fn read(mut self, outputs: Vec<Outputs<'_>>) -> Result<Report, Error> {
+    pub(crate) fn finish(mut self, outputs: Vec<Outputs<'_>>) -> Result<Report, Error> {
         let begin = Instant::now();
-        for (state, outputs) in self.states.iter_mut().zip(outputs) {
-            state.read(outputs)?;
+        for (state, outputs) in self.states.into_iter().zip(outputs) {
+            self.memory.states.push(state.finish(outputs)?);
         }
         self.report.computing += begin.elapsed();
         Ok(self.report)

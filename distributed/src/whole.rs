@@ -1,7 +1,7 @@
 //! Tensors of whole sequences, put together from the bytes of stretches that come from all ranks.
 
 use crate::error::Error;
-use crate::parcel::zeros;
+use crate::memory::zeros;
 use core::ops::Range;
 use sdpa::{Bf16, Dtype, F16, Outputs, Tensor, TensorMut, View, ViewMut};
 

@@ -42,7 +42,7 @@ pub use attention::call::mods::{
     WithDerivative,
 };
 pub use attention::call::options::{Cover, Covered, Mask, Options, Ragged, alibi_slopes};
-pub use attention::call::outputs::{Outputs, Point, State};
+pub use attention::call::outputs::{Outputs, Point, Seen, State};
 pub use attention::call::tiling::{MAX_ROW_BLOCK, MAX_SPLIT_ROWS, MAX_TASK, Scratch, Tiling};
 pub use attention::call::visibility::{Alignment, Causality, Visible, VisibleKeys, Window};
 pub use attention::call::{Call, Sequence};

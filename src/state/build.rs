@@ -1,15 +1,15 @@
 //! States of what options: how they are made.
 
 use crate::Attention;
-use crate::error::{Error, floats, same, zeros};
+use crate::error::{Error, floats, same};
 use crate::inputs::Inputs;
-use crate::plan::run::Workspace;
 use crate::shape::KvShape;
 use crate::state::AttnState;
+use crate::state::memory::{StateMemory, filled, sized};
 use crate::state::parted_call::{ALIGNMENT, PartedCall};
 use crate::state::waiting::Waiting;
 use crate::threads::exec::Exec;
-use sdpa_kernels::{KEY_BLOCK, MaskMod, Mods, ScoreMod, Tensor, View, WeightMod};
+use sdpa_kernels::{KEY_BLOCK, MaskMod, Mods, ScoreMod, Seen, Tensor, View, WeightMod};
 
 impl<'a> AttnState<'a> {
     /// Creates a state without keys. `q` is `[batch, heads, q_len, head_dim]`, of any element type; `keys`
@@ -55,26 +55,40 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// As [`Self::new`]; [`Error::Needs`] for caches, pages and ragged sequences, whose keys do not come in parts.
     pub fn from_inputs(attention: Attention, inputs: Inputs<'a>, exec: Exec) -> Result<Self, Error> {
+        Self::from_inputs_in(attention, inputs, exec, StateMemory::new())
+    }
+
+    /// Creates a state as [`Self::from_inputs`] does, in memory that a state before it had.
+    ///
+    /// # Errors
+    /// As [`Self::from_inputs`]; the memory is then freed.
+    pub fn from_inputs_in(
+        attention: Attention,
+        inputs: Inputs<'a>,
+        exec: Exec,
+        memory: StateMemory,
+    ) -> Result<Self, Error> {
         let call = PartedCall::new(attention, inputs)?;
         let PartedCall { kv_heads, value_dim, .. } = call;
         let [batch, heads, rows, dim] = inputs.q.shape();
         let product = |sizes| floats("state", sizes);
         let (n, accumulated) = (product([batch, heads, rows, 1])?, product([batch, heads, rows, value_dim])?);
         let waiting = |dim| Waiting::new([batch, kv_heads, dim], attention.precision);
+        let StateMemory { parts: [max, sum, out], workspace } = memory;
         let mut state = Self {
             call,
             exec,
             first: 0,
             accumulated: 0,
-            max: zeros("state", n)?,
-            sum: zeros("state", n)?,
-            out: zeros("state", accumulated)?,
+            seen: Seen::Nothing,
+            max: filled(max, n, f32::NEG_INFINITY)?,
+            sum: filled(sum, n, 0.0)?,
+            out: sized(out, accumulated)?,
             waiting: 0,
             waiting_k: waiting(dim)?,
             waiting_v: waiting(value_dim)?,
-            workspace: Workspace::new(),
+            workspace,
         };
-        state.max.fill(f32::NEG_INFINITY);
         // A call without keys checks the settings.
         state.accumulate(None)?;
         Ok(state)

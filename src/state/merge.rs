@@ -1,11 +1,11 @@
 //! Merging of states and of results.
 
 use crate::attention::Attention;
-use crate::error::{Error, same};
+use crate::error::{Error, same, zeros};
 use crate::inputs::Inputs;
 use crate::state::AttnState;
 use sdpa_kernels::{
-    Alignment, Causality, Isa, Precision, View, ViewMut, Visible, Window, merge_results, merge_states, one_a_row,
+    Alignment, Causality, Isa, Precision, Seen, View, ViewMut, Visible, Window, merge_results, merge_states, one_a_row,
 };
 
 impl AttnState<'_> {
@@ -16,7 +16,7 @@ impl AttnState<'_> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] if the shapes differ; [`Error::Differs`] if the settings, slopes or kinds of options do; [`Error::Apart`] if
-    /// `later` does not start where this state ends.
+    /// `later` does not start where this state ends; [`Error::Memory`].
     pub fn merge(&mut self, later: &AttnState<'_>) -> Result<(), Error> {
         for (what, index) in [("batch", 0), ("heads", 1), ("rows", 2), ("head_dim", 3)] {
             same("later q", what, later.call.inputs.q.shape()[index], self.call.inputs.q.shape()[index], "this state")?;
@@ -31,12 +31,21 @@ impl AttnState<'_> {
             return Err(Error::Apart { first, end });
         }
         // The other state starts at a whole block, so this state holds no incomplete block.
+        if self.seen == Seen::Nothing {
+            self.out.fill(0.0);
+        }
+        let nothing = match later.seen {
+            Seen::Nothing => zeros("state", later.out.len())?,
+            Seen::Keys => Vec::new(),
+        };
+        let later_out = if later.seen == Seen::Nothing { &nothing } else { &later.out };
         merge_states(
             self.exec.isa,
             self.call.value_dim,
             [&mut self.max, &mut self.sum, &mut self.out],
-            [&later.max, &later.sum, &later.out],
+            [&later.max, &later.sum, later_out],
         );
+        self.seen = Seen::Keys;
         self.accumulated += later.accumulated;
         self.waiting = later.waiting;
         self.waiting_k.clone_from(&later.waiting_k);

@@ -5,8 +5,9 @@ use crate::backward::flight::{Flight, Until, Wait};
 use crate::error::Error;
 use crate::group::Group;
 use crate::layout::Parcel;
+use crate::memory::{Memory, zeros};
 use crate::message::{Transfer, Way};
-use crate::parcel::{Sizes, Travelling, zeros};
+use crate::parcel::{Sizes, Travelling};
 use crate::prompt::Call;
 use crate::report::Report;
 use crate::stream::beside;
@@ -49,6 +50,7 @@ pub(crate) struct Pass<'r, 'c, 'a> {
     /// Gradients of own keys and values, stretch by stretch, as far as they are known.
     gradients: Vec<[Vec<f32>; 2]>,
     flight: Flight,
+    memory: Memory,
     /// Sums that go from one stretch of this rank to the next.
     here: BTreeMap<Task, KeyGradientSums>,
     report: Report,
@@ -66,8 +68,9 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
             Ok([k?, v?])
         };
         let gradients = own.iter().map(of).collect::<Result<_, _>>()?;
-        let (flight, here, report) = Default::default();
-        Ok(Self { group: call.group, attention: call.attention, plan, own, states, gradients, flight, here, report })
+        let (flight, memory, here, report) = Default::default();
+        let (group, attention) = (call.group, call.attention);
+        Ok(Self { group, attention, plan, own, states, gradients, flight, memory, here, report })
     }
 
     /// Runs all rounds.
@@ -87,7 +90,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
             chains.returning(round).try_for_each(|parcel| self.take_back(parcel))?;
             self.report.held = self.report.held.max(self.flight.bytes());
             self.wait(Until::Taken)?;
-            self.flight.keys_out.clear();
+            self.flight.keys_out.drain(..).for_each(|keys| keys.leave(&mut self.memory));
             self.flight.sums_out.clear();
         }
         for (parcel, blocks) in all.iter().enumerate() {
@@ -134,7 +137,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         [from, to]: [Option<usize>; 2],
     ) -> Result<Travelling, Error> {
         let ways = [Kind::Keys, Kind::Values].map(|kind| self.way(parcel, kind, from, to));
-        let travelling = Travelling::begin(self.group.comm, &self.plan.sizes, (own, n), ways)?;
+        let travelling = Travelling::begin((self.group.comm, &mut self.memory), &self.plan.sizes, (own, n), ways)?;
         self.count(travelling.bytes());
         Ok(travelling)
     }

@@ -1,6 +1,7 @@
 //! Software prefetch of a task: the memory that tiles prefetch while they compute the current key block.
 
 use crate::attention::blocks::task::{AttentionTask, Next, Row};
+use crate::attention::call::outputs::Seen;
 use crate::kv::key_block::{BlockValues, Keys};
 use crate::kv::value_panels::ValueLayout;
 use crate::matmul::dot_tile::Later;
@@ -61,8 +62,15 @@ pub(crate) fn of_block<S: Simd>(
             unsafe { out.rows(row.q_batch, row.head, row.at) }
         });
     }
+    if task.outputs.out.is_none() {
+        push_state(task, &mut prefetch);
+    }
     if let Next::Rows(rows) = &task.next {
-        push_opening(&task.peek(rows), &mut prefetch);
+        let next = task.peek(rows);
+        push_opening(&next, &mut prefetch);
+        if next.outputs.state.as_ref().is_some_and(|state| state.seen == Seen::Keys) {
+            push_state(&next, &mut prefetch);
+        }
     }
     prefetch
 }
@@ -140,6 +148,17 @@ fn push_opening<S: Simd>(task: &AttentionTask<'_, S>, prefetch: &mut PrefetchQue
         // SAFETY: the task's rows are inside the call's queries.
         unsafe { task.call.q.rows(row.q_batch, row.head, row.at) }
     });
+}
+
+/// Adds the outputs of the state that the task's rows are loaded from, or saved to, if there is one.
+fn push_state<S: Simd>(task: &AttentionTask<'_, S>, prefetch: &mut PrefetchQueue) {
+    if let Some(state) = &task.outputs.state {
+        push_rows(task, prefetch, task.tiling.value_dim, |row| {
+            // SAFETY: the task's rows are inside the state.
+            let (first, element) = unsafe { state.out.row(row.q_batch, row.head, row.at) };
+            AnyRows::F32(Rows::strided(first.cast_const(), state.out.strides()[2], element))
+        });
+    }
 }
 
 /// Adds the task's rows of q or of the output, as far as they belong to the first row's head.

@@ -41,6 +41,17 @@ pub struct State<'a> {
     pub sum: ViewMut<'a>,
     /// Σ exp(score − max)·v so far.
     pub out: ViewMut<'a>,
+    /// Keys that were accumulated.
+    pub seen: Seen,
+}
+
+/// Keys that a state has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    /// None yet: the state's numbers are not read.
+    Nothing,
+    /// Some.
+    Keys,
 }
 
 /// Names of the scores at each [`Point`] in messages.
@@ -161,7 +172,7 @@ impl<'a> Outputs<'a> {
 
     /// Checks that a state fits the call, and that without an output there is a state and nothing else.
     fn state_fits(&self, call: &Call<'_>) -> Result<(), Misfit> {
-        if let Some(State { max, sum, out }) = &self.state {
+        if let Some(State { max, sum, out, .. }) = &self.state {
             for shape in [max.shape(), sum.shape()] {
                 same_rows("state", shape, call.q.shape(), "q")?;
                 one_a_row("state", shape[3])?;
@@ -211,6 +222,7 @@ pub(crate) struct SharedState<'a> {
     pub(crate) max: SharedMut<'a, f32>,
     pub(crate) sum: SharedMut<'a, f32>,
     pub(crate) out: SharedMut<'a, f32>,
+    pub(crate) seen: Seen,
 }
 
 /// [`Outputs`] in a form that tasks write through, each to its own rows.
@@ -229,10 +241,11 @@ impl<'a> Outputs<'a> {
             lse: self.lse.map(ViewMut::into_shared),
             points: self.points.map(|view| view.map(ViewMut::into_shared)),
             key_weight_sums: self.key_weight_sums.map(ViewMut::into_shared),
-            state: self.state.map(|State { max, sum, out }| SharedState {
+            state: self.state.map(|State { max, sum, out, seen }| SharedState {
                 max: max.into_shared(),
                 sum: sum.into_shared(),
                 out: out.into_shared(),
+                seen,
             }),
         }
     }

@@ -14,7 +14,7 @@
 use crate::attention::blocks::key_block::{BlockMemory, KeyBlock};
 use crate::attention::blocks::queries::Queries;
 use crate::attention::blocks::task::AttentionTask;
-use crate::attention::call::outputs::Point;
+use crate::attention::call::outputs::{Point, Seen};
 use crate::attention::call::tiling::{Regions, SCORE_STRIDE, Scratch};
 use crate::attention::forward::epilogue::EndedRowBlocks;
 use crate::attention::forward::nonfinite::VisibleBits;
@@ -79,10 +79,13 @@ impl<S: Simd> AttentionTask<'_, S> {
         blocks: impl Iterator<Item = usize>,
         regions: &mut Regions<'_>,
     ) -> EndedRowBlocks {
-        let fresh = self.outputs.state.is_none() && !self.given.weight;
-        regions.clear_state(self.set.rows.len());
-        if !fresh {
-            regions.clear_outputs(0..self.set.rows.len(), self.tiling.width());
+        let (rows, width) = (0..self.set.rows.len(), self.tiling.width());
+        let seen = self.outputs.state.as_ref().map_or(Seen::Nothing, |state| state.seen);
+        let fresh = seen == Seen::Nothing && !self.given.weight;
+        regions.clear_state(rows.len());
+        // A state is loaded over them.
+        if !fresh && (seen == Seen::Nothing || width > self.tiling.value_dim) {
+            regions.clear_outputs(rows, width);
         }
         StateTransfer::Load.run(self, regions);
         self.accumulate_more(queries, Pass { nonfinite, last, fresh }, blocks, regions)
