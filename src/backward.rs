@@ -7,7 +7,7 @@ pub(crate) mod run;
 mod state;
 
 pub(crate) use functions::{NO_DERIVATIVE, WEIGHT_FUNCTION};
-pub use key_gradient_sums::KeyGradientSums;
+pub use key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 pub use problem::BackwardProblem;
 pub use run::{BackwardPlan, BackwardWorkspace};
 pub use state::BackwardState;

@@ -58,7 +58,7 @@ pub mod unfused;
 
 pub use attention::Attention;
 pub use backward::{
-    BackwardPlan, BackwardProblem, BackwardState, BackwardWorkspace, KeyGradientSums, attention_backward,
+    BackwardPlan, BackwardProblem, BackwardState, BackwardWorkspace, KeyGradientShape, KeyGradientSums, attention_backward,
     attention_backward_with,
 };
 pub use block_states::{BlockStates, RowStates};

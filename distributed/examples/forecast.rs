@@ -4,8 +4,10 @@
 //! cargo run --release --example forecast -- --gflops 1200 --latency 20
 //! ```
 
+mod start;
+
 use sdpa_mpi::{Costs, Forecast, Split, Workload};
-use std::error::Error;
+use start::{Done, Options, Words};
 
 const HELP: &str = "Forecast of causal prompts over ranks, by rows and by heads.
 
@@ -14,26 +16,40 @@ const HELP: &str = "Forecast of causal prompts over ranks, by rows and by heads.
 --heads QxKxD    query heads, key/value heads and their length, by default 32x8x128
 --element N      bytes of an element, by default 2";
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let (mut flops, mut latency, mut sizes, mut element) = (1200e9, 20e-6, [32, 8, 128], 2);
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or(format!("{word}: a value is missing"));
-        match word.as_str() {
-            "--gflops" => flops = 1e9 * value()?.parse::<f64>()?,
-            "--latency" => latency = 1e-6 * value()?.parse::<f64>()?,
-            "--heads" => {
-                let given: Vec<usize> = value()?.split('x').map(str::parse).collect::<Result<_, _>>()?;
-                sizes = given.try_into().map_err(|_| "--heads: three sizes, as 32x8x128")?;
-            }
-            "--element" => element = value()?.parse()?,
-            "--help" => {
-                println!("{HELP}");
-                return Ok(());
-            }
-            _ => return Err(format!("{word}: not known; --help lists what is").into()),
-        }
+/// Arguments of the command line.
+struct Asked {
+    gflops: f64,
+    /// In µs.
+    latency: f64,
+    /// Query heads, key/value heads, length.
+    heads: [usize; 3],
+    element: usize,
+}
+
+impl Default for Asked {
+    fn default() -> Self {
+        Self { gflops: 1200.0, latency: 20.0, heads: [32, 8, 128], element: 2 }
     }
+}
+
+impl Options for Asked {
+    const HELP: &str = HELP;
+
+    fn take(&mut self, option: &str, words: &mut Words) -> Done<bool> {
+        match option {
+            "--gflops" => self.gflops = words.parsed()?,
+            "--latency" => self.latency = words.parsed()?,
+            "--heads" => self.heads = words.sizes("32x8x128")?,
+            "--element" => self.element = words.parsed()?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn main() -> Done {
+    let Some(Asked { gflops, latency, heads: sizes, element }) = start::options()? else { return Ok(()) };
+    let (flops, latency) = (1e9 * gflops, 1e-6 * latency);
     let [heads, kv_heads, dim] = sizes;
     let workload = |keys: usize| Workload {
         batch: 1,

@@ -6,11 +6,14 @@
 //! mpirun -n 4 target/release/examples/generate --prompt 100000 --tokens 64 --type int8
 //! ```
 
+mod start;
+
 use indicatif::{ProgressBar, ProgressStyle};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use sdpa::{Attention, Dtype, Exec, Inputs, KeyScales, KvCache, KvShape, Outputs, View, ViewMut};
 use sdpa_mpi::{Merges, Ranks, Report, Step};
+use start::{Done, Options, Words};
 use std::error::Error;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -40,54 +43,38 @@ struct Asked {
     timeout: Duration,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let Some(asked) = asked()? else {
-        println!("{HELP}");
-        return Ok(());
-    };
-    let universe = mpi::initialize().ok_or("MPI has begun already")?;
-    let world = universe.world();
-    // Without the end of MPI, which would wait for ranks that are gone.
-    run(&world, &asked).map_err(|error| {
-        eprintln!("rank {}: {error}", world.rank());
-        std::process::exit(1)
-    })
-}
-
-/// Reads the command line; `None` asks for help.
-fn asked() -> Result<Option<Asked>, Box<dyn Error>> {
-    let mut asked = Asked {
-        prompt: 20_000,
-        tokens: 32,
-        heads: [32, 8, 128],
-        kind: "f32".to_owned(),
-        merges: Merges::InOrder,
-        timeout: Duration::from_secs(60),
-    };
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or(format!("{word}: a value is missing"));
-        match word.as_str() {
-            "--prompt" => asked.prompt = value()?.parse()?,
-            "--tokens" => asked.tokens = value()?.parse()?,
-            "--heads" => {
-                let sizes: Vec<usize> = value()?.split('x').map(str::parse).collect::<Result<_, _>>()?;
-                asked.heads = sizes.try_into().map_err(|_| "--heads: three sizes, as 32x8x128")?;
-            }
-            "--type" => asked.kind = value()?,
-            "--merges" => {
-                asked.merges = match value()?.as_str() {
-                    "in-order" => Merges::InOrder,
-                    "tree" => Merges::Tree,
-                    other => return Err(format!("--merges {other}: but must be in-order or tree").into()),
-                }
-            }
-            "--timeout" => asked.timeout = Duration::try_from_secs_f64(value()?.parse()?)?,
-            "--help" => return Ok(None),
-            _ => return Err(format!("{word}: not known; --help lists what is").into()),
+impl Default for Asked {
+    fn default() -> Self {
+        Self {
+            prompt: 20_000,
+            tokens: 32,
+            heads: [32, 8, 128],
+            kind: "f32".to_owned(),
+            merges: Merges::InOrder,
+            timeout: Duration::from_secs(60),
         }
     }
-    Ok(Some(asked))
+}
+
+impl Options for Asked {
+    const HELP: &str = HELP;
+
+    fn take(&mut self, option: &str, words: &mut Words) -> Done<bool> {
+        match option {
+            "--prompt" => self.prompt = words.parsed()?,
+            "--tokens" => self.tokens = words.parsed()?,
+            "--heads" => self.heads = words.sizes("32x8x128")?,
+            "--type" => self.kind = words.value()?,
+            "--merges" => self.merges = words.one_of(&[("in-order", Merges::InOrder), ("tree", Merges::Tree)])?,
+            "--timeout" => self.timeout = Duration::try_from_secs_f64(words.parsed()?)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn main() -> Done {
+    start::on_ranks(run)
 }
 
 /// Part of a cache: the keys at some positions.
@@ -147,7 +134,7 @@ fn query(step: usize, last: &[f32]) -> Vec<f32> {
     own.zip(last).map(|(own, last)| own + 8.0 * last).collect()
 }
 
-fn run(world: &SimpleCommunicator, asked: &Asked) -> Result<(), Box<dyn Error>> {
+fn run(world: &SimpleCommunicator, asked: &Asked) -> Done {
     let (rank, size) = (world.rank() as usize, world.size() as usize);
     let [heads, _, dim] = asked.heads;
     let keys = asked.prompt + asked.tokens;

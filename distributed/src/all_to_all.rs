@@ -44,8 +44,13 @@ impl Advance for Turn {
     }
 }
 
-/// Sends and receives all messages.
-pub(crate) fn all_to_all<M: Messages>(group: &Group<'_>, messages: &mut M, report: &mut Report) -> Result<(), Error> {
+/// Sends and receives all messages. Before each turn, says how many of how many keys are `done`.
+pub(crate) fn all_to_all<M: Messages>(
+    group: &Group<'_>,
+    messages: &mut M,
+    report: &mut Report,
+    done: [usize; 2],
+) -> Result<(), Error> {
     let (comm, held) = (group.comm, report.held);
     for turn in 0..comm.size {
         let (to, from) = ((comm.rank + turn) % comm.size, (comm.rank + comm.size - turn) % comm.size);
@@ -53,6 +58,9 @@ pub(crate) fn all_to_all<M: Messages>(group: &Group<'_>, messages: &mut M, repor
         if turn == 0 {
             messages.take(from, &bytes);
             continue;
+        }
+        if let Some(progress) = group.progress {
+            progress(done[0], done[1]);
         }
         let way = |from, to| Way { from, to, tag: M::TAG };
         let coming = Transfer::begin(comm, zeros(messages.len(from))?, way(Some(from), Vec::new()));

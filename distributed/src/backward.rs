@@ -67,15 +67,21 @@ fn bytes(sizes: &Sizes, heads: usize) -> usize {
 /// Makes the state of a stretch of rows, and says where its gradients go.
 fn state<'a, S: ScoreMod, M: MaskMod>(
     call: &Call<'_, '_>,
-    Rows { first, inputs, saved, dq }: Rows<'a>,
+    Rows { first, inputs, saved, gradients }: Rows<'a>,
     agreed: &Agreed,
     mods: &'a Mods<S, M>,
 ) -> Result<(BackwardState<'a>, Gradients<'a>), sdpa::Error> {
     let attention = call.aligned(first, &inputs, agreed)?;
     let state = BackwardState::new(attention, inputs, saved, call.group.exec)?.starting_at(first)?;
     let state = if mods.score.is_given() || mods.mask.is_given() { state.mods(mods)? } else { state };
-    let gradients = Gradients::new().q(dq);
     state.check(&gradients)?;
+    if inputs.queries().shape()[2] < agreed.rows {
+        let Gradients { sinks, slopes, scale, .. } = &gradients;
+        let sums = [("dsinks", sinks.is_some()), ("dslopes", slopes.is_some()), ("dscale", scale.is_some())];
+        if let Some((argument, _)) = sums.into_iter().find(|(_, given)| *given) {
+            return Err(sdpa::Error::Needs { argument, needs: "one stretch with all rows, over which it is a sum" });
+        }
+    }
     Ok((state, gradients))
 }
 

@@ -11,11 +11,12 @@ use crate::group::Group;
 use crate::layout::{KEYS, ROWS, in_order};
 use crate::report::Report;
 use crate::share::{Keys, Rows, Share};
-use crate::whole::{Whole, pack, write};
+use crate::whole::{Whole, of_heads, pack, write};
 use core::cell::Cell;
 use core::ops::Range;
 use sdpa::{
-    Alignment, Attention, AttnState, Dtype, Exec, KvShape, MaskMod, Mods, Outputs, Run, ScoreMod, ViewMut, WeightMod,
+    Alignment, Attention, AttnState, Dtype, Exec, KvShape, MaskMod, Mods, Outputs, Run, ScoreMod, Tensor, ViewMut,
+    WeightMod,
 };
 use std::time::Instant;
 
@@ -143,7 +144,7 @@ impl Call<'_, '_> {
         let Some(results) = results else { unreachable!("who has no results has said why") };
         self.streams.set(true);
         let mut back = Back { cut: &cut, rank, results, came: vec![Vec::new(); group.comm.size] };
-        all_to_all(group, &mut back, &mut report)?;
+        all_to_all(group, &mut back, &mut report, [keys; 2])?;
         self.streams.set(false);
         let mut came: Vec<&[u8]> = back.came.iter().map(Vec::as_slice).collect();
         for rows in share.rows {
@@ -193,7 +194,7 @@ impl Call<'_, '_> {
         let whole = |i: usize| Whole::new([cut.batch, heads[i].len(), lens[i], cut.dims[i]], cut.dtypes[i]);
         let mut there = There { cut, rank, rows, keys, whole: [whole(0)?, whole(1)?, whole(2)?] };
         report.held = there.whole.iter().map(Whole::bytes).sum();
-        all_to_all(self.group, &mut there, report)?;
+        all_to_all(self.group, &mut there, report, [0, lens[1]])?;
         Ok(there.whole)
     }
 
@@ -205,27 +206,51 @@ impl Call<'_, '_> {
         whole: [Whole; 3],
         mods: &Mods<S, M, P>,
     ) -> Result<[Whole; 2], sdpa::Error> {
-        let [heads, ..] = cut.heads_of(self.group.comm.rank);
-        let [q, k, v] = [whole[0].tensor()?, whole[1].tensor()?, whole[2].tensor()?];
-        let shape = [cut.batch, heads.len(), q.shape()[2], cut.dims[2]];
-        let per_row = [shape[0], shape[1], shape[2], 1];
-        let (mut out, mut lse) = (Whole::floats(shape)?, Whole::floats(per_row)?);
-        let first = heads.start;
-        if let Some(rows) = share.rows.first().filter(|_| !heads.is_empty()) {
-            let inputs = rows.inputs.of_heads(heads, [q, k, v]);
-            let outputs = Outputs::new(ViewMut::bhld(&mut out, shape)?).lse(ViewMut::bhld(&mut lse, per_row)?);
-            let mods = Mods::new()
-                .score(FromHead(&mods.score, first))
-                .mask(FromHead(&mods.mask, first))
-                .weight(FromHead(&mods.weight, first));
-            let (problem, exec) = (self.attention.problem(inputs, outputs)?, self.group.exec);
-            let run = || problem.run_once_with(exec, Run::new().mods(&mods));
-            match self.group.pool {
-                Some(pool) => pool.install(run),
-                None => run(),
-            }?;
+        let [heads, kv_heads, _] = cut.heads_of(self.group.comm.rank);
+        let [_, _, rows, _] = whole[0].shape();
+        let of_all = [cut.dims[2], 1].map(|dim| [cut.batch, heads.len(), rows, dim]);
+        let [mut out, mut lse] = [Whole::floats(of_all[0])?, Whole::floats(of_all[1])?];
+        // One key/value head after the other, where somebody is told how far it is.
+        let (all, keys) = (kv_heads.len(), whole[1].shape()[2]);
+        let step = if self.group.progress.is_some() { 1 } else { all.max(1) };
+        for first in (0..all).step_by(step) {
+            let (kv, group) = (first..all.min(first + step), heads.len() / all);
+            let some = kv.start * group..kv.end * group;
+            let qkv = [whole[0].heads(some.clone())?, whole[1].heads(kv.clone())?, whole[2].heads(kv.clone())?];
+            let view = |to, of: [usize; 4]| {
+                let (offset, shape, strides) = of_heads(of, some.clone());
+                ViewMut::from_strides(to, offset, shape, strides)
+            };
+            let outputs = Outputs::new(view(&mut out[..], of_all[0])?).lse(view(&mut lse[..], of_all[1])?);
+            let heads = heads.start + some.start..heads.start + some.end;
+            self.compute_heads(share, (heads, qkv), outputs, mods)?;
+            if let Some(progress) = self.group.progress.filter(|_| kv.end < all) {
+                progress(keys * kv.end / all, keys);
+            }
         }
-        Ok([Whole::of(shape, out), Whole::of(per_row, lse)])
+        Ok([Whole::of(of_all[0], out), Whole::of(of_all[1], lse)])
+    }
+
+    /// Computes some heads of the call.
+    fn compute_heads<S: ScoreMod, M: MaskMod, P: WeightMod>(
+        &self,
+        share: &Share<'_>,
+        (heads, qkv): (Range<usize>, [Tensor<'_>; 3]),
+        outputs: Outputs<'_>,
+        mods: &Mods<S, M, P>,
+    ) -> Result<(), sdpa::Error> {
+        let (Some(rows), first) = (share.rows.first(), heads.start) else { return Ok(()) };
+        let problem = self.attention.problem(rows.inputs.of_heads(heads, qkv), outputs)?;
+        let mods = Mods::new()
+            .score(FromHead(&mods.score, first))
+            .mask(FromHead(&mods.mask, first))
+            .weight(FromHead(&mods.weight, first));
+        let (exec, pool) = (self.group.exec, self.group.pool);
+        let run = || problem.run_once_with(exec, Run::new().mods(&mods));
+        match pool {
+            Some(pool) => pool.install(run),
+            None => run(),
+        }
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct Call<'r, 'c> {
 
 /// Rows, keys and sizes that all ranks have together.
 pub(crate) struct Agreed {
-    rows: usize,
+    pub(crate) rows: usize,
     /// Of rows, in order.
     pub(crate) stretches: Vec<Stretch>,
     pub(crate) keys: Vec<Stretch>,

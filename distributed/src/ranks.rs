@@ -94,8 +94,9 @@ impl<'c> Ranks<'c> {
         Self { split, ..self }
     }
 
-    /// Sets a function that is told how many of how many keys are done: after each parcel of them, and in a step when this
-    /// rank's are.
+    /// Sets a function that is told how many of how many keys are done: after each parcel of them; by heads before each message,
+    /// and after each key/value head of this rank's, which are then computed one after the other; and in a step when this rank's
+    /// keys are.
     #[must_use]
     pub fn progress(self, progress: &'c dyn Fn(usize, usize)) -> Self {
         Self { group: Group { progress: Some(progress), ..self.group }, ..self }

@@ -99,8 +99,18 @@ impl Whole {
         Self { shape, elements: Elements::F32(floats) }
     }
 
+    pub(crate) fn shape(&self) -> [usize; 4] {
+        self.shape
+    }
+
     pub(crate) fn tensor(&self) -> Result<Tensor<'_>, sdpa::LayoutError> {
         Ok(any!(&self.elements, |x| View::bhld(x, self.shape)?.into()))
+    }
+
+    /// Returns a view of some heads.
+    pub(crate) fn heads(&self, heads: Range<usize>) -> Result<Tensor<'_>, sdpa::LayoutError> {
+        let ((offset, shape, strides), Self { elements, .. }) = (of_heads(self.shape, heads), self);
+        Ok(any!(elements, |x| View::from_strides(x, offset, shape, strides)?.into()))
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -124,6 +134,12 @@ impl Whole {
 fn len(shape: [usize; 4]) -> Result<usize, sdpa::Error> {
     let too_large = sdpa::Error::TooLarge { what: "heads of a rank", sizes: shape };
     shape.iter().try_fold(1usize, |len, &size| len.checked_mul(size)).ok_or(too_large)
+}
+
+/// Returns offset, shape and strides of some heads of a dense tensor.
+pub(crate) fn of_heads([batch, all, rows, dim]: [usize; 4], heads: Range<usize>) -> (usize, [usize; 4], [isize; 4]) {
+    let strides = [all * rows * dim, rows * dim, dim, 1].map(|stride| stride as isize);
+    (heads.start * rows * dim, [batch, heads.len(), rows, dim], strides)
 }
 
 /// Places some rows of some heads, and returns the bytes that are left.

@@ -13,43 +13,63 @@ const LANES: usize = 16;
 /// from the rows done to the next ones: [`BackwardState::push`](crate::BackwardState::push) adds to them.
 ///
 /// ```
-/// use sdpa::KeyGradientSums;
-/// let sent = KeyGradientSums::new([1, 32, 256], [128, 128])?; // 256 keys, for each of 32 query heads
-/// let mut received = KeyGradientSums::new(sent.shape(), [128, 128])?;
+/// use sdpa::{KeyGradientShape, KeyGradientSums};
+/// // 256 keys, for each of 32 query heads.
+/// let shape = KeyGradientShape { batch: 1, heads: 32, keys: 256, head_dim: 128, value_dim: 128 };
+/// let sent = KeyGradientSums::new(shape)?;
+/// let mut received = KeyGradientSums::new(sent.shape())?;
 /// received.as_mut_slice().copy_from_slice(sent.as_slice());
 /// assert_eq!((sent.as_slice().len(), received), (2 * 32 * 256 * (128 + 128), sent.clone()));
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyGradientSums {
-    /// Batch, query heads, keys.
-    shape: [usize; 3],
-    /// Length of a key and of a value.
-    dims: [usize; 2],
+    shape: KeyGradientShape,
     /// Gradients of keys, then of values, over whole row blocks; then the same over the rows of a row block that is not complete.
     floats: Vec<f32>,
     /// Floats of the gradients of keys.
     of_keys: usize,
 }
 
+/// Sizes of [`KeyGradientSums`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KeyGradientShape {
+    /// Number of sequences.
+    pub batch: usize,
+    /// Number of query heads.
+    pub heads: usize,
+    /// Number of keys.
+    pub keys: usize,
+    /// Length of a key.
+    pub head_dim: usize,
+    /// Length of a value.
+    pub value_dim: usize,
+}
+
+impl KeyGradientShape {
+    /// Length of a key and of a value.
+    fn dims(self) -> [usize; 2] {
+        [self.head_dim, self.value_dim]
+    }
+}
+
 impl KeyGradientSums {
-    /// Creates sums over no rows: 0. `shape` is `[batch, heads, keys]` with the number of query heads, `dims` the lengths of a key
-    /// and of a value.
+    /// Creates sums over no rows: 0.
     ///
     /// # Errors
     /// [`Error::TooLarge`] or [`Error::Memory`] if they do not fit in memory.
-    pub fn new(shape: [usize; 3], dims: [usize; 2]) -> Result<Self, Error> {
+    pub fn new(shape: KeyGradientShape) -> Result<Self, Error> {
         const WHAT: &str = "sums of gradients of keys";
-        let [batch, heads, keys] = shape;
-        let sizes = [batch, heads, keys, dims[0].saturating_add(dims[1])];
-        let [of_keys, of_values] = dims.map(|dim| HeadSums::floats([batch, heads, keys, dim]));
+        let KeyGradientShape { batch, heads, keys, head_dim, value_dim } = shape;
+        let sizes = [batch, heads, keys, head_dim.saturating_add(value_dim)];
+        let [of_keys, of_values] = shape.dims().map(|dim| HeadSums::floats([batch, heads, keys, dim]));
         let all = of_keys.zip(of_values).and_then(|(k, v)| k.checked_add(v));
         let all = floats(WHAT, [all.ok_or(Error::TooLarge { what: WHAT, sizes })?, 2, 1, 1])?;
-        Ok(Self { shape, dims, floats: zeros(WHAT, all)?, of_keys: of_keys.unwrap_or(0) })
+        Ok(Self { shape, floats: zeros(WHAT, all)?, of_keys: of_keys.unwrap_or(0) })
     }
 
-    /// Batch, query heads and keys.
-    pub fn shape(&self) -> [usize; 3] {
+    /// Sizes.
+    pub fn shape(&self) -> KeyGradientShape {
         self.shape
     }
 
@@ -71,12 +91,12 @@ impl KeyGradientSums {
     /// # Errors
     /// [`Error::Range`] if there are not so many keys; [`Error::Memory`].
     pub fn keys(&self, keys: Range<usize>) -> Result<Self, Error> {
-        let ([batch, heads, all], sums) = (self.shape, "the keys of the sums");
+        let (KeyGradientShape { batch, heads, keys: all, .. }, sums) = (self.shape, "the keys of the sums");
         at_most(all, sums).check("sums", "end of the keys", keys.end)?;
         at_most(keys.end, "the end of the keys").check("sums", "first key", keys.start)?;
-        let mut some = Self::new([batch, heads, keys.len()], self.dims)?;
+        let mut some = Self::new(KeyGradientShape { keys: keys.len(), ..self.shape })?;
         let (mut from, mut to) = (&self.floats[..], &mut some.floats[..]);
-        for width in [self.dims, self.dims].concat().into_iter().map(|dim| dim.next_multiple_of(LANES)) {
+        for width in [self.shape.dims(); 2].concat().into_iter().map(|dim| dim.next_multiple_of(LANES)) {
             for _ in 0..batch * heads {
                 let (here, rest) = from.split_at(all.next_multiple_of(LANES) * width);
                 let mine = to.split_off_mut(..keys.len().next_multiple_of(LANES) * width).unwrap_or_default();
@@ -87,13 +107,13 @@ impl KeyGradientSums {
         Ok(some)
     }
 
-    /// Checks that the sums are of this shape and these dimensions.
-    pub(crate) fn check(&self, [batch, heads, keys]: [usize; 3], dims: [usize; 2]) -> Result<(), Error> {
-        same("sums", "batch", self.shape[0], batch, "q")?;
-        same("sums", "heads", self.shape[1], heads, "q")?;
-        same("sums", "keys", self.shape[2], keys, "k (rows)")?;
-        same("sums", "head_dim", self.dims[0], dims[0], "q")?;
-        Ok(same("sums", "value_dim", self.dims[1], dims[1], "v")?)
+    /// Checks that the sums are of this shape.
+    pub(crate) fn check(&self, shape: KeyGradientShape) -> Result<(), Error> {
+        same("sums", "batch", self.shape.batch, shape.batch, "q")?;
+        same("sums", "heads", self.shape.heads, shape.heads, "q")?;
+        same("sums", "keys", self.shape.keys, shape.keys, "k (rows)")?;
+        same("sums", "head_dim", self.shape.head_dim, shape.head_dim, "q")?;
+        Ok(same("sums", "value_dim", self.shape.value_dim, shape.value_dim, "v")?)
     }
 
     /// Returns the sums for the kernels.
@@ -111,13 +131,14 @@ impl KeyGradientSums {
     /// [`Error::Mismatch`] for gradients of other shapes; [`Error::Heads`] if query heads cannot share the key/value heads;
     /// [`Error::Needs`] for gradients of anything else. Gradients are then untouched.
     pub fn write(mut self, attention: &Attention, gradients: Gradients<'_>, exec: Exec) -> Result<(), Error> {
-        let ([batch, heads, keys], dims, scale) = (self.shape, self.dims, attention.scale_for(self.dims[0]));
+        let KeyGradientShape { batch, heads, keys, head_dim, value_dim } = self.shape;
+        let scale = attention.scale_for(head_dim);
         let Gradients { q, k, v, bias, sinks, slopes, scale: d_scale } = gradients;
         if q.is_some() || bias.is_some() || sinks.is_some() || slopes.is_some() || d_scale.is_some() {
             const NEEDS: &str = "the state of the rows: these sums have the gradients of keys and values alone";
             return Err(Error::Needs { argument: "gradients", needs: NEEDS });
         }
-        for (argument, gradient, dim) in [("dk", &k, dims[0]), ("dv", &v, dims[1])] {
+        for (argument, gradient, dim) in [("dk", &k, head_dim), ("dv", &v, value_dim)] {
             let Some(gradient) = gradient else { continue };
             let kv_heads = gradient.shape()[1];
             if kv_heads == 0 && heads > 0 || kv_heads > 0 && !heads.is_multiple_of(kv_heads) {

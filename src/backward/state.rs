@@ -2,7 +2,7 @@
 
 use crate::attention::Attention;
 use crate::backward::functions::NO_DERIVATIVE;
-use crate::backward::key_gradient_sums::KeyGradientSums;
+use crate::backward::key_gradient_sums::{KeyGradientShape, KeyGradientSums};
 use crate::backward::problem::BackwardProblem;
 use crate::backward::run::{BackwardPlan, BackwardWorkspace, no_memory};
 use crate::error::Error;
@@ -19,7 +19,7 @@ use sdpa_kernels::{Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, S
 /// rows says which is its first ([`Self::starting_at`]), and the sums of some keys pass through all stretches in order.
 ///
 /// ```
-/// use sdpa::{Attention, BackwardState, Exec, Gradients, Inputs, KeyGradientSums, Outputs, Saved, View, ViewMut};
+/// use sdpa::{Attention, BackwardState, Exec, Gradients, Inputs, KeyGradientShape, KeyGradientSums, Outputs, Saved, View, ViewMut};
 /// // 200 rows and 300 keys of eight numbers. One machine has the first 80 rows, another the rest.
 /// let (x, d_out) = (vec![0.5f32; 300 * 8], vec![1.0f32; 200 * 8]);
 /// let (kv, q) = (View::bhld(&x, [1, 1, 300, 8])?, View::bhld(&x, [1, 1, 200, 8])?);
@@ -29,7 +29,7 @@ use sdpa_kernels::{Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, S
 /// let (out, d_out) = (View::bhld(&out, [1, 1, 200, 8])?, View::bhld(&d_out, [1, 1, 200, 8])?);
 /// let lse = View::bhl(&lse, [1, 1, 200])?;
 ///
-/// let mut sums = KeyGradientSums::new([1, 1, 300], [8, 8])?;
+/// let mut sums = KeyGradientSums::new(KeyGradientShape { batch: 1, heads: 1, keys: 300, head_dim: 8, value_dim: 8 })?;
 /// for rows in [0..80, 80..200] {
 ///     let [q, out, lse, d_out] = [q, out, lse, d_out].map(|x| x.rows(rows.clone()).unwrap());
 ///     let saved = Saved::new(out, lse, d_out);
@@ -131,7 +131,7 @@ impl<'a> BackwardState<'a> {
     ) -> Result<(), Error> {
         let (keys, [batch, heads, _, dim]) = ([k.into(), v.into()], self.call.inputs.q.shape());
         let n = self.call.check_keys(keys, self.keys)?;
-        sums.check([batch, heads, n], [dim, self.call.value_dim])?;
+        sums.check(KeyGradientShape { batch, heads, keys: n, head_dim: dim, value_dim: self.call.value_dim })?;
         self.whole_blocks_before(n)?;
         if n == 0 {
             return Ok(());

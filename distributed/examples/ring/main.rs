@@ -10,6 +10,8 @@ mod numbers;
 #[path = "../../../examples/pictures/mod.rs"]
 mod pictures;
 mod sample;
+#[path = "../start/mod.rs"]
+mod start;
 mod turns;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -19,6 +21,7 @@ use numbers::Stripe;
 use pictures::{Bars, Labels, Picture, page, save};
 use sdpa::{Attention, Dtype, Inputs, Outputs, ViewMut};
 use sdpa_mpi::{Ranks, Report, Share, Split, zigzag};
+use start::{Done, Options, Words};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -70,68 +73,51 @@ impl Asked {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let Some(asked) = asked()? else {
-        println!("{HELP}");
-        return Ok(());
-    };
-    let universe = mpi::initialize().ok_or("MPI has begun already")?;
-    let world = universe.world();
-    // Without the end of MPI, which would wait for ranks that are gone.
-    run(&world, &asked).map_err(|error| {
-        eprintln!("rank {}: {error}", world.rank());
-        std::process::exit(1)
-    })
-}
-
-/// Reads the command line; `None` asks for help.
-fn asked() -> Result<Option<Asked>, Box<dyn Error>> {
-    let mut asked = Asked {
-        shape: [1, 8, 8192, 64],
-        kv_heads: None,
-        causal: false,
-        dtype: Dtype::F32,
-        way: Way::Rows,
-        memory: None,
-        turns: 0,
-        timeout: Duration::from_secs(60),
-        folder: PathBuf::from("target/pictures"),
-    };
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or(format!("{word}: a value is missing"));
-        match word.as_str() {
-            "--shape" => {
-                let sizes: Vec<usize> = value()?.split('x').map(str::parse).collect::<Result<_, _>>()?;
-                asked.shape = sizes.try_into().map_err(|_| "--shape: four sizes, as 1x8x8192x64")?;
-            }
-            "--kv-heads" => asked.kv_heads = Some(value()?.parse()?),
-            "--causal" => asked.causal = true,
-            "--type" => {
-                let name = value()?;
-                let found = [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().find(|dtype| dtype.to_string() == name);
-                asked.dtype = found.ok_or(format!("--type {name}: but must be f32, bf16 or f16"))?;
-            }
-            "--split" => {
-                asked.way = match value()?.as_str() {
-                    "rows" => Way::Rows,
-                    "heads" => Way::Heads,
-                    "chosen" => Way::Chosen,
-                    other => return Err(format!("--split {other}: but must be rows, heads or chosen").into()),
-                }
-            }
-            "--memory" => asked.memory = Some(value()?.parse::<usize>()? << 20),
-            "--turns" => asked.turns = value()?.parse()?,
-            "--timeout" => asked.timeout = Duration::try_from_secs_f64(value()?.parse()?)?,
-            "--folder" => asked.folder = value()?.into(),
-            "--help" => return Ok(None),
-            _ => return Err(format!("{word}: not known; --help lists what is").into()),
+impl Default for Asked {
+    fn default() -> Self {
+        Self {
+            shape: [1, 8, 8192, 64],
+            kv_heads: None,
+            causal: false,
+            dtype: Dtype::F32,
+            way: Way::Rows,
+            memory: None,
+            turns: 0,
+            timeout: Duration::from_secs(60),
+            folder: PathBuf::from("target/pictures"),
         }
     }
-    Ok(Some(asked))
 }
 
-fn run(world: &SimpleCommunicator, asked: &Asked) -> Result<(), Box<dyn Error>> {
+impl Options for Asked {
+    const HELP: &str = HELP;
+
+    fn take(&mut self, option: &str, words: &mut Words) -> Done<bool> {
+        match option {
+            "--shape" => self.shape = words.sizes("1x8x8192x64")?,
+            "--kv-heads" => self.kv_heads = Some(words.parsed()?),
+            "--causal" => self.causal = true,
+            "--type" => {
+                self.dtype = words.one_of(&[("f32", Dtype::F32), ("bf16", Dtype::Bf16), ("f16", Dtype::F16)])?;
+            }
+            "--split" => {
+                self.way = words.one_of(&[("rows", Way::Rows), ("heads", Way::Heads), ("chosen", Way::Chosen)])?;
+            }
+            "--memory" => self.memory = Some(words.parsed::<usize>()? << 20),
+            "--turns" => self.turns = words.parsed()?,
+            "--timeout" => self.timeout = Duration::try_from_secs_f64(words.parsed()?)?,
+            "--folder" => self.folder = words.value()?.into(),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn main() -> Done {
+    start::on_ranks(run)
+}
+
+fn run(world: &SimpleCommunicator, asked: &Asked) -> Done {
     let (rank, size) = (world.rank() as usize, world.size() as usize);
     let tokens = asked.shape[2];
     let bar = progress_bar(tokens, rank);
@@ -223,7 +209,8 @@ fn compare(
 fn show(world: &SimpleCommunicator, asked: &Asked, report: &Report) -> Result<(), Box<dyn Error>> {
     let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
     let ms = |time: Duration| 1e3 * time.as_secs_f64();
-    let mine = [mib(report.sent), mib(report.received), ms(report.computing), ms(report.waiting), ms(report.total)];
+    let [computing, copying, waiting] = [report.computing, report.copying, report.waiting].map(ms);
+    let mine = [mib(report.sent), mib(report.received), computing, waiting, copying, ms(report.total)];
     if world.rank() != 0 {
         world.process_at_rank(0).gather_into(&mine[..]);
         return Ok(());
@@ -231,9 +218,10 @@ fn show(world: &SimpleCommunicator, asked: &Asked, report: &Report) -> Result<()
     let mut all = vec![0.0f64; mine.len() * world.size() as usize];
     world.process_at_rank(0).gather_into_root(&mine[..], &mut all[..]);
     for (rank, numbers) in all.chunks(mine.len()).enumerate() {
-        let [sent, received, computing, waiting, total] = numbers.try_into()?;
+        let [sent, received, computing, waiting, copying, total] = numbers.try_into()?;
         println!(
-            "rank {rank}: sent {sent:.2} MiB, received {received:.2} MiB; computing {computing:.1} ms, waiting {waiting:.1} ms of {total:.1} ms"
+            "rank {rank}: sent {sent:.2} MiB, received {received:.2} MiB; computing {computing:.1} ms, copying {copying:.1} ms, \
+             waiting {waiting:.1} ms of {total:.1} ms"
         );
     }
     let names: Vec<String> = (0..world.size()).map(|rank| format!("rank {rank}")).collect();

@@ -11,7 +11,9 @@ use crate::parcel::{Sizes, Travelling};
 use crate::prompt::Call;
 use crate::report::Report;
 use crate::stream::beside;
-use sdpa::{Attention, BackwardState, Bf16, F16, Gradients, KeyGradientSums, Tensor, TensorMut, ViewMut};
+use sdpa::{
+    Attention, BackwardState, Bf16, F16, Gradients, KeyGradientShape, KeyGradientSums, Tensor, TensorMut, ViewMut,
+};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -168,15 +170,15 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
 
     /// Makes sums over no rows, or those that came.
     fn sums(&self, n: usize, came: &[f32]) -> Result<KeyGradientSums, Error> {
-        let Plan { sizes, heads, .. } = self.plan;
-        let mut sums = KeyGradientSums::new([sizes.batch, *heads, n], sizes.dims)?;
+        let Plan { sizes: Sizes { batch, dims: [head_dim, value_dim], .. }, heads, .. } = *self.plan;
+        let mut sums = KeyGradientSums::new(KeyGradientShape { batch, heads, keys: n, head_dim, value_dim })?;
         sums.as_mut_slice()[..came.len()].copy_from_slice(came);
         Ok(sums)
     }
 
     /// Begins to send sums over so many rows.
     fn send(&mut self, sums: &KeyGradientSums, rows: usize, way: Way) {
-        let floats = &sums.as_slice()[..self.floats(sums.shape()[2], rows)];
+        let floats = &sums.as_slice()[..self.floats(sums.shape().keys, rows)];
         let transfer = Transfer::begin(self.group.comm, floats.to_vec(), way);
         self.count(transfer.bytes());
         self.flight.sums_out.push(transfer);

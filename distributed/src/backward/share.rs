@@ -2,7 +2,7 @@
 
 use crate::description::Description;
 use crate::share::{of_all, of_keys, of_rows};
-use sdpa::{Attention, Inputs, Saved, Tensor, TensorMut};
+use sdpa::{Attention, Gradients, Inputs, Saved, Tensor, TensorMut};
 
 /// Share of a rank in a backward pass: stretches of query rows, and stretches of keys and values, as in a
 /// [`Share`](crate::Share), with the gradients that it wants.
@@ -33,7 +33,7 @@ pub(crate) struct Rows<'a> {
     pub(crate) first: usize,
     pub(crate) inputs: Inputs<'a>,
     pub(crate) saved: Saved<'a>,
-    pub(crate) dq: TensorMut<'a>,
+    pub(crate) gradients: Gradients<'a>,
 }
 
 /// Stretch of keys and values.
@@ -54,8 +54,16 @@ impl<'a> BackwardShare<'a> {
     /// Adds a stretch of query rows, as [`Share::rows`](crate::Share::rows) does; the results of the forward pass that were saved of
     /// these rows; and where the gradient in their queries goes, `[batch, heads, rows, head_dim]`.
     #[must_use]
-    pub fn rows(mut self, first: usize, inputs: Inputs<'a>, saved: Saved<'a>, dq: impl Into<TensorMut<'a>>) -> Self {
-        self.rows.push(Rows { first, inputs, saved, dq: dq.into() });
+    pub fn rows(self, first: usize, inputs: Inputs<'a>, saved: Saved<'a>, dq: impl Into<TensorMut<'a>>) -> Self {
+        self.rows_with(first, inputs, saved, Gradients::new().q(dq))
+    }
+
+    /// Adds a stretch of query rows as [`Self::rows`] does, with any gradients that a
+    /// [`BackwardState`](sdpa::BackwardState) writes: in queries, and in sinks, slopes and scale, if it has all rows of the call,
+    /// over which those are sums.
+    #[must_use]
+    pub fn rows_with(mut self, first: usize, inputs: Inputs<'a>, saved: Saved<'a>, gradients: Gradients<'a>) -> Self {
+        self.rows.push(Rows { first, inputs, saved, gradients });
         self
     }
 

@@ -46,8 +46,38 @@ struct Back {
     dtype: Dtype,
 }
 
-/// Report of a call, and gradients in q, and in k and v, of a rank's stretches.
-type Answer = (Report, Vec<Tensor>, Vec<[Tensor; 2]>);
+/// Gradients that are sums over all rows: in sinks, slopes and scale.
+struct OfRows([Vec<f32>; 3]);
+
+impl OfRows {
+    /// Memory for those that a case has.
+    fn new(case: &Case) -> Self {
+        let list = |list: &Option<Vec<f32>>| vec![f32::NAN; list.as_ref().map_or(0, Vec::len)];
+        Self([list(&case.sinks), list(&case.alibi), vec![f32::NAN]])
+    }
+
+    fn asked<'a>(&'a mut self, gradients: Gradients<'a>) -> Gradients<'a> {
+        let [sinks, slopes, scale] = &mut self.0;
+        let gradients = gradients.scale(&mut scale[0]);
+        let gradients = if sinks.is_empty() { gradients } else { gradients.sinks(sinks) };
+        if slopes.is_empty() { gradients } else { gradients.alibi(slopes) }
+    }
+
+    fn bits(&self) -> Vec<u32> {
+        self.0.iter().flatten().map(|x| x.to_bits()).collect()
+    }
+}
+
+/// What a rank's part of a call gave.
+struct Answer {
+    report: Report,
+    /// Gradients in q, of its stretches of rows.
+    dq: Vec<Tensor>,
+    /// Gradients in k and v, of its stretches of keys.
+    dkv: Vec<[Tensor; 2]>,
+    /// Of the stretch that has all rows, if one has.
+    of_rows: Option<OfRows>,
+}
 
 impl Back {
     fn random(rng: &mut Rng, ranks: usize, form: u64) -> Self {
@@ -58,8 +88,8 @@ impl Back {
         Self { shared, out: whole.out, lse: whole.lse, d_out, d_lse, dtype: rng.pick(&DTYPES) }
     }
 
-    /// Gradients in q, k and v of one process.
-    fn whole(&self) -> [Tensor; 3] {
+    /// Gradients in q, k and v of one process, and those that are sums over its rows.
+    fn whole(&self) -> ([Tensor; 3], OfRows) {
         let case = &self.shared.case;
         let mut written = [&case.q, &case.k, &case.v].map(|x| Written::new(x.shape, self.dtype));
         let [q, k, v] = self.shared.qkv.each_ref().map(Rounded::view);
@@ -67,11 +97,11 @@ impl Back {
         let inputs = case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
         let saved = Saved::new(self.out.view(), self.lse.view(), self.d_out.view());
         let saved = self.d_lse.as_ref().map_or(saved, |d_lse| saved.d_lse(d_lse.view()));
-        let [dq, dk, dv] = &mut written;
-        let gradients = Gradients::new().q(dq.view()).k(dk.view()).v(dv.view());
+        let ([dq, dk, dv], mut of_rows) = (&mut written, OfRows::new(case));
+        let gradients = of_rows.asked(Gradients::new().q(dq.view()).k(dk.view()).v(dv.view()));
         let problem = case.attention().backward(inputs, saved, gradients).expect("a good call");
         with_mods!(case, |mods| problem.run_once_with(Exec::serial(), Run::new().mods(&mods))).expect("memory");
-        written.map(|gradient| gradient.tensor())
+        (written.map(|gradient| gradient.tensor()), of_rows)
     }
 
     /// Runs a rank's part.
@@ -85,14 +115,21 @@ impl Back {
         let of_keys = |x: &Tensor, n| Written::new([x.shape[0], x.shape[1], n, x.shape[3]], self.dtype);
         let mut dkv: Vec<_> =
             keys[rank].iter().map(|keys| [&case.k, &case.v].map(|x| of_keys(x, keys.len()))).collect();
-        let mut share = BackwardShare::new();
+        let (mut share, mut of_rows) = (BackwardShare::new(), OfRows::new(case));
+        let (mut sums, mut has_all) = (Some(&mut of_rows), false);
         for (n, ((case, rows), dq)) in cases.iter().zip(&rows[rank]).zip(&mut dq).enumerate() {
             let inputs = case.inputs_over(Inputs::new(q.rows_in(rows.clone()).expect("rows"), k, v));
             let inputs = case.kv_lens.as_ref().map_or(inputs, |lens| inputs.kv_lens(lens));
             let d_out = self.d_out.view().rows_in(rows.clone()).expect("rows");
             let saved = Saved::new(out[n].view(), lse[n].view(), d_out);
             let saved = d_lse.as_ref().map_or(saved, |d_lse| saved.d_lse(d_lse[n].view()));
-            share = share.rows(rows.start, inputs, saved, dq.view());
+            share = match sums.take_if(|_| rows.len() == self.out.shape[2]) {
+                None => share.rows(rows.start, inputs, saved, dq.view()),
+                Some(sums) => {
+                    has_all = true;
+                    share.rows_with(rows.start, inputs, saved, sums.asked(Gradients::new().q(dq.view())))
+                }
+            };
         }
         for (keys, [dk, dv]) in keys[rank].iter().zip(&mut dkv) {
             let [k, v] = [k, v].map(|x| x.rows_in(keys.clone()).expect("keys"));
@@ -100,8 +137,9 @@ impl Back {
         }
         let attention = case.attention();
         let report = with_mods!(case, |mods| ranks.attention_backward_with(&attention, share, &mods))?;
-        let written = dq.iter().map(Written::tensor).collect();
-        Ok((report, written, dkv.iter().map(|dkv| dkv.each_ref().map(Written::tensor)).collect()))
+        let dq = dq.iter().map(Written::tensor).collect();
+        let dkv = dkv.iter().map(|dkv| dkv.each_ref().map(Written::tensor)).collect();
+        Ok(Answer { report, dq, dkv, of_rows: has_all.then_some(of_rows) })
     }
 }
 
@@ -113,9 +151,9 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
     for case in 0..cases {
         let mut rng = Rng::new(seed * 2_000_003 + case);
         let back = Back::random(&mut rng, size, case);
-        let [q, k, v] = back.whole();
+        let ([q, k, v], sums) = back.whole();
         let what = format!("seed {seed}, case {case}, rank {rank} of {size}");
-        let (report, dq, dkv) =
+        let Answer { report, dq, dkv, of_rows } =
             back.run(&ranks[case as usize % 2], rank).unwrap_or_else(|error| panic!("{what}: {error}"));
         for (dq, rows) in dq.iter().zip(&back.shared.rows[rank]) {
             assert_same_bits(&format!("{what}, rows {rows:?}: dq"), dq, &q.rows(rows.clone()));
@@ -123,6 +161,9 @@ pub(crate) fn run(world: &SimpleCommunicator, cases: u64, seed: u64) {
         for ([dk, dv], keys) in dkv.iter().zip(&back.shared.keys[rank]) {
             assert_same_bits(&format!("{what}, keys {keys:?}: dk"), dk, &k.rows(keys.clone()));
             assert_same_bits(&format!("{what}, keys {keys:?}: dv"), dv, &v.rows(keys.clone()));
+        }
+        if let Some(of_rows) = of_rows {
+            assert_eq!(of_rows.bits(), sums.bits(), "{what}: sinks, slopes and scale");
         }
         assert_eq!(report.computed + report.hidden, back.shared.case.k.shape[2], "{what}");
         moved = [moved[0] + report.sent, moved[1] + report.received];

@@ -1,18 +1,19 @@
 //! Faults of backward passes.
 
 use crate::faults::{DIM, Fault, GUILTY, Kind, fault};
-use sdpa::{Alignment, Attention, Inputs, Outputs, Saved, View, ViewMut};
+use sdpa::{Alignment, Attention, Gradients, Inputs, Outputs, Saved, View, ViewMut};
 use sdpa_mpi::{BackwardShare, Error, Ranks, Share};
 
 /// Rows and keys of each rank.
 const N: usize = 40;
 
-pub(crate) const FAULTS: [Fault; 9] = [
+pub(crate) const FAULTS: [Fault; 10] = [
     fault("backward scale", "scale: rank 1 has 2, but rank 0 has 0.35355338", Kind::Said),
     fault("backward window", "settings: rank 1 has Attention", Kind::Said),
     fault("backward call", "call: rank 1 has forward pass, but rank 0 has backward pass", Kind::Said),
     fault("backward gap", "keys 40..41: no rank has them", Kind::Said),
     fault("backward queries", "rank 1 refused its part of the call: dq: rows is 39, but q has 40", Kind::Own),
+    fault("backward sum", "rank 1 refused its part of the call: dscale: needs one stretch with all rows", Kind::Own),
     fault("backward keys", "rank 1 refused its part of the call: dk: rows is 39, but k has 40", Kind::Own),
     fault("backward late", "waited 3s in vain for rank 1: what it has of the call", Kind::Late),
     fault("backward dead", "waited 3s in vain for rank 1: what it has of the call", Kind::Dies),
@@ -29,6 +30,7 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
     // Enough keys for several parcels, where one is to die between them.
     let n = if name == "backward dying" { 20_000 } else { N };
     let (x, lse) = (vec![0.25f32; n.max(N) * DIM], [1.0f32; N]);
+    let mut dscale = 7.0;
     let (mut dq, mut dk, mut dv) = (vec![7.0f32; N * DIM], vec![7.0f32; n * DIM], vec![7.0f32; n * DIM]);
     let (q, kv) = (View::bhld(&x[..N * DIM], [1, 1, N, DIM])?, View::bhld(&x[..n * DIM], [1, 1, n, DIM])?);
     let first = rank * n + usize::from(name == "backward gap" && rank >= GUILTY);
@@ -40,17 +42,20 @@ pub(crate) fn call(ranks: &Ranks<'_>, name: &str, rank: usize, guilty: bool) -> 
         let saved = Saved::new(q, View::bhl(&lse, [1, 1, N])?, q);
         let rows = N - usize::from(is("backward queries"));
         let keys = n - usize::from(is("backward keys"));
-        let share = BackwardShare::new()
-            .rows(rank * N, inputs, saved, ViewMut::bhld(&mut dq[..rows * DIM], [1, 1, rows, DIM])?)
-            .keys(
-                first,
-                kv,
-                kv,
-                ViewMut::bhld(&mut dk[..keys * DIM], [1, 1, keys, DIM])?,
-                ViewMut::bhld(&mut dv, [1, 1, n, DIM])?,
-            );
+        let gradients = Gradients::new().q(ViewMut::bhld(&mut dq[..rows * DIM], [1, 1, rows, DIM])?);
+        let gradients = if is("backward sum") { gradients.scale(&mut dscale) } else { gradients };
+        let share = BackwardShare::new().rows_with(rank * N, inputs, saved, gradients).keys(
+            first,
+            kv,
+            kv,
+            ViewMut::bhld(&mut dk[..keys * DIM], [1, 1, keys, DIM])?,
+            ViewMut::bhld(&mut dv, [1, 1, n, DIM])?,
+        );
         ranks.attention_backward(&attention, share)
     };
-    assert!(result.is_ok() || dq.iter().chain(&dk).chain(&dv).all(|&x| x == 7.0), "gradients were written");
+    assert!(
+        result.is_ok() || dq.iter().chain(&dk).chain(&dv).chain([&dscale]).all(|&x| x == 7.0),
+        "gradients were written"
+    );
     result.map(|_| ())
 }

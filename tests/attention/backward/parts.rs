@@ -7,7 +7,7 @@ use crate::options::mods::{Functions, with_mods};
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits, execs};
 use core::ops::Range;
 use sdpa::{
-    Alignment, Attention, BackwardState, Error, Exec, Gradients, Inputs, KeyGradientSums, Mods, Position, Saved, View,
+    Alignment, Attention, BackwardState, Error, Exec, Gradients, Inputs, KeyGradientShape, KeyGradientSums, Mods, Position, Saved, View,
     ViewMut,
 };
 
@@ -108,8 +108,8 @@ fn rows_cut_anywhere_and_keys_between_blocks_have_the_bits_of_one_call() {
             let what = format!("seed {seed}, {isa}, rows {rows:?}, keys {keys:?}");
             let [out, lse] = back.forward(exec);
             let whole = back.run(exec);
-            let sums =
-                |keys: &Range<usize>| KeyGradientSums::new([batch, heads, keys.len()], [dim, value_dim]).unwrap();
+            let shape = |keys| KeyGradientShape { batch, heads, keys, head_dim: dim, value_dim };
+            let sums = |keys: &Range<usize>| KeyGradientSums::new(shape(keys.len())).unwrap();
             let mut parts: Vec<_> = keys.iter().map(|keys| (keys.clone(), sums(keys))).collect();
             for rows in &rows {
                 let (dq, of_rows) = stretch(&back, [&out, &lse], rows.clone(), &mut parts, (exec, &qkv));
@@ -140,7 +140,8 @@ fn what_does_not_fit_a_state_is_refused() {
     let saved = Saved::new(of(2, 96), lse, of(2, 96));
     let inputs = Inputs::new(of(2, 96), of(1, 300), of(1, 300));
     let state = |attention| BackwardState::new(attention, inputs, saved, Exec::serial());
-    let sums = |heads, keys| KeyGradientSums::new([1, heads, keys], [8, 8]).unwrap();
+    let shape = |heads, keys| KeyGradientShape { batch: 1, heads, keys, head_dim: 8, value_dim: 8 };
+    let sums = |heads, keys| KeyGradientSums::new(shape(heads, keys)).unwrap();
     for (attention, word) in [
         (Attention::new().causal(), "causal"),
         (Attention::new().align(Alignment::BottomRight), "bottom-right"),
