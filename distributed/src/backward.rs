@@ -35,18 +35,21 @@ pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
     let bytes = agreed.sizes.map_or(0, |sizes| bytes(&sizes, agreed.heads.unwrap_or(0)));
     let parcels = blocks(&agreed.keys, &agreed.stretches, bytes);
     let (states, chains) = seen(call, states, &agreed.stretches, &parcels)?;
-    let mut numbered = (BTreeMap::new(), BTreeMap::new());
+    let (mut numbered, mut empty) = ((BTreeMap::new(), BTreeMap::new()), Vec::new());
     for (number, (state, dq)) in states.into_iter().enumerate() {
         let is_this = |of: &Stretch| (of.rank, of.number) == (call.group.comm.rank, number);
-        if let Some(stretch) = agreed.stretches.iter().position(is_this) {
-            numbered.0.insert(stretch, state);
-            numbered.1.insert(stretch, dq);
+        match agreed.stretches.iter().position(is_this) {
+            Some(stretch) => {
+                numbered.0.insert(stretch, state);
+                numbered.1.insert(stretch, dq);
+            }
+            None => empty.push((state, dq)),
         }
     }
     let (states, dq) = numbered;
     let Some(sizes) = agreed.sizes else {
         // No keys: gradients of queries are zeros.
-        states.into_values().zip(dq.into_values()).try_for_each(|(state, dq)| state.write(dq))?;
+        states.into_values().zip(dq.into_values()).chain(empty).try_for_each(|(state, dq)| state.write(dq))?;
         return Ok(Report::default());
     };
     let plan = Plan { parcels, chains, sizes, heads: agreed.heads.unwrap_or(sizes.heads) };
@@ -54,6 +57,8 @@ pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
     call.streams.set(true);
     pass.run().map_err(|error| blaming(call.group.comm, error, call.group.timeout))?;
     call.streams.set(false);
+    // Without rows, sums over all of them are zeros.
+    empty.into_iter().try_for_each(|(state, dq)| state.write(dq))?;
     pass.write(dq, dkv)
 }
 
