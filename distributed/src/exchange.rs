@@ -106,10 +106,10 @@ impl Advance for Exchange {
 /// Tells all other ranks a text, and returns the texts of all. `what` names it in the error of a time-out.
 ///
 /// # Errors
-/// [`Error::TimedOut`], with the ranks that said nothing.
+/// [`Error::TimedOut`], with the ranks for whom all wait in the end.
 pub(crate) fn exchange(comm: Comm, text: String, what: &'static str, timeout: Timeout) -> Result<Vec<String>, Error> {
     let mut exchange = Exchange::begin(comm, &text, TAG, what);
-    timeout.wait(&mut exchange)?;
+    timeout.wait(&mut exchange).map_err(|error| blaming(comm, error, timeout))?;
     Ok(exchange.texts(text).into_iter().flatten().collect())
 }
 

@@ -88,7 +88,7 @@ const OF_HEADS: [Fault; 11] = [
     fault("heads late", "waited 3s in vain for rank 1: what it has of the call", Kind::Late),
     fault("heads dead", "waited 3s in vain for rank 1: what it has of the call", Kind::Dies),
     fault("heads torn", "waited 3s in vain for rank 1:", Kind::Dies),
-    fault("heads dying", "waited 3s in vain for rank 1: whether it has computed its heads", Kind::Dies),
+    fault("heads computed", "waited 3s in vain for rank 1: whether it has computed its heads", Kind::Dies),
 ];
 
 /// All faults, of prompts, of steps and of backward passes.
@@ -121,7 +121,7 @@ pub(crate) fn run(world: &SimpleCommunicator, name: &str) {
         match name {
             // In the all-to-all, after its first messages if there are more.
             "heads torn" if told.get() < size.min(3) - 1 => {}
-            "heads dying" if done < all => {}
+            "heads computed" if done < all => {}
             _ => std::process::abort(),
         }
     };
@@ -133,7 +133,7 @@ pub(crate) fn run(world: &SimpleCommunicator, name: &str) {
             _ => Split::Heads,
         });
     }
-    if (name.ends_with("dying") || name.ends_with("torn")) && guilty {
+    if fault.kind == Kind::Dies && guilty {
         ranks = ranks.progress(&die);
     }
     let error = call(&ranks, name, rank, guilty).expect_err("a fault");
