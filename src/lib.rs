@@ -58,8 +58,8 @@ pub mod unfused;
 
 pub use attention::Attention;
 pub use backward::{
-    BackwardPlan, BackwardProblem, BackwardState, BackwardWorkspace, KeyGradientShape, KeyGradientSums, attention_backward,
-    attention_backward_with,
+    BackwardPlan, BackwardProblem, BackwardState, BackwardWorkspace, KeyGradientShape, KeyGradientSums,
+    attention_backward, attention_backward_with,
 };
 pub use block_states::{BlockStates, RowStates};
 pub use cache::{CacheFormat, KeyScales, KvCache, SlidingWindow};

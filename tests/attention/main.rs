@@ -45,6 +45,7 @@ mod paged;
 mod shared_prefixes;
 mod short;
 mod split_keys;
+mod state_memory;
 mod states;
 mod trees;
 mod written;

@@ -7,8 +7,8 @@ use crate::options::mods::{Functions, with_mods};
 use crate::support::{Rng, Tensor, UNWRITTEN, assert_same_bits, execs};
 use core::ops::Range;
 use sdpa::{
-    Alignment, Attention, BackwardState, Error, Exec, Gradients, Inputs, KeyGradientShape, KeyGradientSums, Mods, Position, Saved, View,
-    ViewMut,
+    Alignment, Attention, BackwardState, Error, Exec, Gradients, Inputs, KeyGradientShape, KeyGradientSums, Mods,
+    Position, Saved, View, ViewMut,
 };
 
 const KEY_BLOCK: usize = 256;
