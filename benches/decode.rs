@@ -150,7 +150,7 @@ struct Case<'a> {
 struct Step<'a> {
     attention: Attention,
     inputs: Inputs<'a>,
-    exec: Exec,
+    exec: Exec<'a>,
     /// Batch, heads and rows.
     rows: [usize; 3],
     out: Vec<f32>,
@@ -158,7 +158,7 @@ struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    fn new(inputs: Inputs<'a>, rows: [usize; 3], precision: Precision, exec: Exec) -> Self {
+    fn new(inputs: Inputs<'a>, rows: [usize; 3], precision: Precision, exec: Exec<'a>) -> Self {
         let attention = Attention::new().causal().align(Alignment::BottomRight).precision(precision);
         let out = vec![0.0; rows.iter().product::<usize>() * DIM];
         let mut step = Self { attention, inputs, exec, rows, out, workspace: Workspace::new() };

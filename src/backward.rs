@@ -17,7 +17,6 @@ use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::likely;
 use crate::shape::Shape;
-use crate::threads::exec::Exec;
 use crate::threads::run::Run;
 use sdpa_kernels::{
     BackwardScratch, Call, Gradients, Isa, MaskMod, Part, Precision, Saved, ScoreMod, Tiling, WeightMod, has_memory,
@@ -100,7 +99,7 @@ pub fn attention_backward_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
     gradients: Gradients<'_>,
     run: Run<'_, S, M, P>,
 ) -> Result<(), Error> {
-    attention.backward(inputs, saved, gradients)?.run_once_with(Exec::default(), run)
+    attention.backward(inputs, saved, gradients)?.run_once_with(run.exec(), run)
 }
 
 /// Smallest scratch of a worker, in bytes, for which a trial allocation checks that there is memory.

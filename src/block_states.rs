@@ -82,7 +82,7 @@ impl BlockStates {
         let (workspace, runs) = (&mut self.workspace, plan.tasks);
         let memory = Error::Memory { what: "states of blocks", bytes: plan.partials_bytes() };
         let launch = self.states.launch(problem.call, plan.tiling, runs).ok_or(memory)?;
-        workspace.carry_out(&plan, &launch)?;
+        workspace.carry_out(&plan, &launch, exec.executor())?;
         (self.value_dim, self.isa) = (shape.value_dim, Some(exec.isa));
         Ok(())
     }

@@ -20,7 +20,7 @@
 //! | your own functions | [`attention_with`] a [`Run`] of [`Mods`]: of scores ([`ScoreMod`]), positions ([`MaskMod`]; stock ones in [`masks`]), weights ([`WeightMod`]) |
 //! | gradients | [`attention_backward()`], [`attention_backward_with`]: [`Saved`] results to [`Gradients`] |
 //! | execution | [`Exec`]: an [`Isa`], threads; reusable [`Plan`] and [`Workspace`] |
-//! | your own threads, deadlines | [`Run`], for [`Problem::run_with`]; [`Executor`] |
+//! | threads other than rayon's, deadlines | [`ThreadPool`], or an [`Executor`] of your own; [`Run`], for [`Problem::run_with`] |
 //! | keys in several parts | [`AttnState`], [`merge`]; gradients: [`BackwardState`], [`KeyGradientSums`] |
 //! | cached keys and values | [`KvCache`], with elements `f32`, 16 bits, int8 ([`KeyScales`]) or [`Int4`]; pages by a [`BlockTable`]: of a [`PagePool`], or of your own pool ([`Pages`]) |
 //! | references | [`naive`]: the oracle; [`unfused`]: the baseline |
@@ -138,5 +138,5 @@ pub fn attention_with<S: ScoreMod, M: MaskMod, P: WeightMod>(
     outputs: Outputs<'_>,
     run: Run<'_, S, M, P>,
 ) -> Result<(), Error> {
-    attention.problem(inputs, outputs)?.run_once_with(Exec::default(), run)
+    attention.problem(inputs, outputs)?.run_once_with(run.exec(), run)
 }

@@ -40,7 +40,8 @@ const MOST: usize = 1 << 30;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Plan {
     pub(crate) shape: Shape,
-    pub(crate) exec: Exec,
+    pub(crate) isa: Isa,
+    threads: usize,
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
     pub(crate) tiling: Tiling,
@@ -65,7 +66,8 @@ impl Plan {
         let task_rows = rows.per_task(problem, workers, tile_rows);
         let tiling = Tiling::new(shape.head_dim, shape.value_dim, task_rows, tile_rows);
         let tasks = rows.heads.saturating_mul(rows.rows.div_ceil(tiling.task_rows()));
-        let by_rows = Self { shape, exec, workers: workers.min(tasks.max(1)), tasks, tiling, split: None };
+        let Exec { isa, threads, .. } = exec;
+        let by_rows = Self { shape, isa, threads, workers: workers.min(tasks.max(1)), tasks, tiling, split: None };
         let most_rows = MEMORY_BOUND_ROWS.min(tiling.task_rows());
         if problem.call.visible.window.is_none()
             && let Some(work) = by_rows.split_work(problem, most_rows)
@@ -92,7 +94,8 @@ impl Plan {
         let (tile_rows, _) = exec.isa.tile();
         let tiling = Tiling::for_split(shape.head_dim, shape.value_dim, rows, tile_rows);
         let (workers, work) = (exec.workers(problem.flops()), problem.call.accumulation(rows));
-        Self { shape, exec, workers, tasks: 1, tiling, split: None }.by_keys(problem, workers, rows, work)
+        let Exec { isa, threads, .. } = exec;
+        Self { shape, isa, threads, workers, tasks: 1, tiling, split: None }.by_keys(problem, workers, rows, work)
     }
 
     /// Divides the key blocks of the sequences with at most `most_rows` rows among up to `workers` workers.
@@ -128,7 +131,7 @@ impl Plan {
         let work = call.accumulation(most_rows);
         let [bytes, read] = [work.floats, work.keys.saturating_mul(shape.head_dim + shape.value_dim)]
             .map(|floats| floats.saturating_mul(size_of::<f32>()));
-        let little = if most_rows > MEMORY_BOUND_ROWS { LITTLE_EACH.saturating_mul(self.exec.threads) } else { LITTLE };
+        let little = if most_rows > MEMORY_BOUND_ROWS { LITTLE_EACH.saturating_mul(self.threads) } else { LITTLE };
         let most = little.max(read / SHARE).min(MOST);
         (work.units > 0 && bytes <= most).then_some(work)
     }
@@ -150,7 +153,12 @@ impl Plan {
 
     /// Instruction set of the plan.
     pub fn isa(&self) -> Isa {
-        self.exec.isa
+        self.isa
+    }
+
+    /// Returns the settings that the plan was made with, but for the executor.
+    pub(crate) fn exec(&self) -> Exec<'static> {
+        Exec::serial().isa(self.isa).threads(self.threads)
     }
 
     /// Largest number of threads that will work.
@@ -182,12 +190,12 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.shape;
-        let (rows, keys) = self.exec.isa.tile();
+        let (rows, keys) = self.isa.tile();
         writeln!(
             f,
             "{batch} × {heads} heads ({kv_heads} key/value), {q_len} rows × {kv_len} keys, {head_dim} → {value_dim}"
         )?;
-        writeln!(f, "{}, tiles of {rows} rows × {keys} keys, blocks of {KEY_BLOCK} keys", self.exec.isa)?;
+        writeln!(f, "{}, tiles of {rows} rows × {keys} keys, blocks of {KEY_BLOCK} keys", self.isa)?;
         write!(
             f,
             "{} tasks of up to {} rows, row blocks of {}, on {} thread(s), {} KiB of scratch each",

@@ -13,6 +13,7 @@ use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
 use crate::threads::exec::Exec;
+use crate::threads::run::Run;
 use functions::{Functions, Shift};
 pub use memory::StateMemory;
 pub use merge::merge;
@@ -46,7 +47,7 @@ use waiting::Waiting;
 #[derive(Debug)]
 pub struct AttnState<'a> {
     call: PartedCall<'a>,
-    exec: Exec,
+    exec: Exec<'a>,
     /// Position of the first key of this state; `accumulated` counts the keys accumulated, in whole blocks.
     first: usize,
     accumulated: usize,
@@ -209,13 +210,16 @@ impl<'a> AttnState<'a> {
 /// Plans and computes a problem, with the functions, if there are any, and the shift of what they see.
 fn run(
     problem: Problem<'_>,
-    exec: Exec,
+    exec: Exec<'_>,
     workspace: &mut Workspace,
     (functions, shift): (Option<&dyn Functions>, Shift),
 ) {
-    let plan = Plan::new(&problem, exec);
     match functions {
-        Some(functions) => functions.run(problem, &plan, workspace, shift),
-        None => problem.run(&plan, workspace),
+        Some(functions) => functions.run(problem, exec, workspace, shift),
+        None => {
+            let plan = Plan::new(&problem, exec);
+            // No functions, so none that does not fit, and nothing says stop.
+            let _ = problem.run_with(&plan, workspace, Run::new().on(exec));
+        }
     }
 }

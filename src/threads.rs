@@ -1,4 +1,5 @@
-//! Threads of rayon's current pool; without the feature `rayon`, everything runs in order. No other file names rayon.
+//! Threads that calls run on: by default those of rayon's current pool, which no other file names. Without the feature
+//! `rayon`, and without a pool of your own, everything runs in order.
 
 pub(crate) mod exec;
 pub(crate) mod executor;
@@ -41,29 +42,32 @@ impl Executor for CurrentPool {
     }
 }
 
-/// Calls `work` on every part. There are as many workers as `scratch` has pieces of `each` floats, one piece per
-/// worker; workers take the next part until none is left.
+/// Calls `work` on every part, on an executor. There are as many workers as `scratch` has pieces of `each` floats, one
+/// piece per worker; workers take the next part until none is left.
 #[cfg(feature = "unfused")]
 pub(crate) fn parts<P: Send>(
+    executor: &dyn Executor,
     scratch: &mut [f32],
     each: usize,
     parts: impl Iterator<Item = P> + Send,
     work: impl Fn(&mut [f32], P) + Sync,
 ) {
-    let queue = Mutex::new(parts);
-    let worker = |scratch: &mut [f32]| {
+    let (workers, queue) = (scratch.len() / each, Mutex::new(parts));
+    let pieces = Mutex::new(scratch.chunks_exact_mut(each));
+    let worker = |_| {
+        let piece = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let Some(scratch) = piece else { return };
         loop {
             let part = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some(part) = part else { return };
             work(scratch, part);
         }
     };
-    #[cfg(feature = "rayon")]
-    if scratch.len() > each {
-        use rayon::prelude::*;
-        return scratch.par_chunks_exact_mut(each).with_max_len(1).for_each(worker);
+    if workers > 1 {
+        executor.run(workers, &worker);
     }
-    worker(&mut scratch[..each]);
+    // The calling thread alone, or what an executor that broke its promise left undone.
+    worker(0);
 }
 
 /// Returns the number of threads of the pool a call would run in.

@@ -163,7 +163,8 @@ fn all_heads(call: &Call<'_>, out: &mut [f32], lse: &mut [f32], exec: Exec) -> R
     let (each, workers) = ((q_len * kv_len).max(1), exec.threads.min(batch * heads_of_batch).max(1));
     let sizes = [workers, 1, q_len, kv_len];
     let mut scores = zeros("scores", floats("scores", sizes)?.max(workers))?;
-    parts(&mut scores, each, heads, |scores, head| one_head(call, exec.isa, head, &mut scores[..q_len * kv_len]));
+    let work = |scores: &mut [f32], head| one_head(call, exec.isa, head, &mut scores[..q_len * kv_len]);
+    parts(exec.executor(), &mut scores, each, heads, work);
     Ok(())
 }
 

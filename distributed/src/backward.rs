@@ -71,7 +71,7 @@ fn bytes(sizes: &Sizes, heads: usize) -> usize {
 
 /// Makes the state of a stretch of rows, and says where its gradients go.
 fn state<'a, S: ScoreMod, M: MaskMod>(
-    call: &Call<'_, '_>,
+    call: &Call<'_, 'a>,
     Rows { first, inputs, saved, gradients }: Rows<'a>,
     agreed: &Agreed,
     mods: &'a Mods<S, M>,

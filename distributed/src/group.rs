@@ -13,7 +13,7 @@ pub(crate) type Progress<'c> = &'c dyn Fn(usize, usize);
 pub(crate) struct Group<'c> {
     pub(crate) comm: Comm,
     pub(crate) timeout: Timeout,
-    pub(crate) exec: Exec,
+    pub(crate) exec: Exec<'c>,
     pub(crate) pool: Option<&'c rayon::ThreadPool>,
     pub(crate) progress: Option<Progress<'c>>,
 }

@@ -39,7 +39,7 @@ pub(crate) struct Agreed {
     pub(crate) heads: Option<usize>,
 }
 
-impl Call<'_, '_> {
+impl<'c> Call<'_, 'c> {
     /// Runs the call.
     pub(crate) fn run<S: ScoreMod, M: MaskMod, P: WeightMod>(
         &self,
@@ -109,7 +109,10 @@ impl Call<'_, '_> {
         (Rows { first, inputs, outputs }, left): (&Rows<'a>, Option<StateMemory>),
         agreed: &Agreed,
         mods: &'a Mods<S, M>,
-    ) -> Result<AttnState<'a>, sdpa::Error> {
+    ) -> Result<AttnState<'a>, sdpa::Error>
+    where
+        'c: 'a,
+    {
         let attention = self.aligned(*first, inputs, agreed)?;
         let state = AttnState::from_inputs_in(attention, *inputs, self.group.exec, left.unwrap_or_default())?;
         let state = if mods.score.is_given() || mods.mask.is_given() { state.mods(mods)? } else { state };

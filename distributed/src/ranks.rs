@@ -76,7 +76,7 @@ impl<'c> Ranks<'c> {
 
     /// Sets instruction set and threads; by default the widest one, and all threads of rayon's pool.
     #[must_use]
-    pub fn exec(self, exec: Exec) -> Self {
+    pub fn exec(self, exec: Exec<'c>) -> Self {
         Self { group: Group { exec, ..self.group }, ..self }
     }
 

@@ -50,7 +50,7 @@ impl Method {
 
 impl Path {
     /// Where the library is told to run.
-    pub(crate) fn exec(self) -> Exec {
+    pub(crate) fn exec(self) -> Exec<'static> {
         let exec = Exec::serial().threads(self.threads);
         self.method.isa().map_or(exec, |isa| exec.isa(isa))
     }

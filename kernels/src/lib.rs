@@ -1,7 +1,7 @@
 //! Kernels of `sdpa`: one fused attention loop, its steps, and the instruction sets to run them on.
 //!
 //! An implementation detail of the `sdpa` crate, which re-exports what users need. All the unsafe code of the project
-//! is here. Kernels start no threads and, once scratch has grown, allocate nothing.
+//! is here. Kernels start no threads, but for a [`ThreadPool`], and, once scratch has grown, allocate nothing.
 //!
 //! Control flow: a [`Call`] (views and options) and its outputs make a [`Launch`], which asserts that they fit together
 //! and hands out tasks, each once; a task runs the fused loop of `attention/forward/mainloop.rs`, whose steps (`scores`,
@@ -28,6 +28,7 @@ mod nn;
 #[cfg(any(test, feature = "_probe"))]
 #[doc(hidden)]
 pub mod probe;
+mod thread_pool;
 mod work_queue;
 
 pub use attention::backward::call::{Gradients, Saved};
@@ -84,3 +85,4 @@ pub use tensor::misfit::{Bound, Fault, Misfit, cumulative, one_a_row, same};
 pub use tensor::rows::{KEY_BLOCK, MAX_DIM};
 pub use tensor::view::View;
 pub use tensor::view_mut::ViewMut;
+pub use thread_pool::ThreadPool;

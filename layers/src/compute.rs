@@ -2,7 +2,7 @@
 
 use crate::error::{floats, zeros};
 use crate::share;
-use sdpa::{Error, Exec, Workspace};
+use sdpa::{Error, Exec, Plan, Problem, Run, Workspace};
 
 /// Resources of layers: threads, an instruction set, and reusable memory.
 ///
@@ -19,21 +19,21 @@ use sdpa::{Error, Exec, Workspace};
 /// # Ok::<(), sdpa::Error>(())
 /// ```
 #[derive(Debug, Default)]
-pub struct Compute {
-    exec: Exec,
+pub struct Compute<'e> {
+    exec: Exec<'e>,
     workspace: Workspace,
     buffers: Vec<Vec<f32>>,
     lengths: Vec<usize>,
 }
 
-impl Compute {
-    /// Creates resources without memory; the first call allocates it.
-    pub fn new(exec: Exec) -> Self {
+impl<'e> Compute<'e> {
+    /// Creates resources without memory; the first call allocates it. Layers run on the threads of `exec`.
+    pub fn new(exec: Exec<'e>) -> Self {
         Self { exec, workspace: Workspace::new(), buffers: Vec::new(), lengths: Vec::new() }
     }
 
     /// Threads and instruction set.
-    pub fn exec(&self) -> Exec {
+    pub fn exec(&self) -> Exec<'e> {
         self.exec
     }
 
@@ -42,9 +42,11 @@ impl Compute {
         share::workers(self.exec, f64::INFINITY)
     }
 
-    /// Scratch of attention calls.
-    pub(crate) fn workspace(&mut self) -> &mut Workspace {
-        &mut self.workspace
+    /// Computes attention. Cannot fail: everything was checked when the problem was made.
+    pub(crate) fn attend(&mut self, problem: Problem<'_>) {
+        let plan = Plan::new(&problem, self.exec);
+        // No functions, so none that does not fit; nothing stops it either.
+        let _ = problem.run_with(&plan, &mut self.workspace, Run::new().executor(self.exec.executor()));
     }
 
     /// Lends a buffer for `rows` rows of `width` numbers; its contents are left over from earlier calls. Return it with

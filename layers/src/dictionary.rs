@@ -3,7 +3,7 @@
 use crate::compute::Compute;
 use crate::error::{LONGEST_DIM, exactly, multiple_of, room, same};
 use core::marker::PhantomData;
-use sdpa::{Attention, Error, Inputs, Outputs, Plan, Point, View, ViewMut};
+use sdpa::{Attention, Error, Inputs, Outputs, Point, View, ViewMut};
 
 /// Number of queries whose scores [`Dictionary::best_many`] holds at a time: enough to make packing the keys a small
 /// part of the work.
@@ -286,8 +286,7 @@ impl<V: Weighable> Dictionary<V> {
             View::from_strides(&self.values, 0, shape(self.len, numbers), [0, 0, self.value_dim() as isize, 1])?,
         );
         let problem = Attention::new().scale(1.0 / self.temperature).problem(inputs, outputs)?;
-        let plan = Plan::new(&problem, compute.exec());
-        problem.run(&plan, compute.workspace());
+        compute.attend(problem);
         Ok(())
     }
 }

@@ -165,7 +165,7 @@ impl LinearAttention {
         let mut scratch = compute.buffer("scratch", [workers, each])?;
         let states = state.data.chunks_exact_mut(call.head_dim * call.width);
         let heads = states.zip(out.into_heads(call.group)).enumerate();
-        share::parts(&mut scratch, each, heads, |scratch, (index, (state, mut out))| {
+        share::parts(compute.exec(), &mut scratch, each, heads, |scratch, (index, (state, mut out))| {
             let (b, h) = (index / call.kv_heads, index % call.kv_heads);
             vectorized(
                 call.isa,

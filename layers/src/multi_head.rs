@@ -6,7 +6,7 @@ use crate::linear::{Linear, check_rows, rows_of};
 use crate::positions::Rope;
 use crate::sequences::{Sequences, Start};
 use crate::share;
-use sdpa::{Alignment, Attention, Error, Inputs, KvCache, KvShape, Mask, Outputs, Plan, View, ViewMut};
+use sdpa::{Alignment, Attention, Error, Inputs, KvCache, KvShape, Mask, Outputs, View, ViewMut};
 
 /// Input of a [`MultiHeadAttention`] call: the rows of queries, keys and values, and the keys that are visible.
 ///
@@ -302,10 +302,9 @@ impl MultiHeadAttention {
         beside: Beside<'_>,
         compute: &mut Compute,
     ) -> Result<(), Error> {
-        let exec = compute.exec();
         let [q, k, v, attended] = buffers;
         share::multiply(
-            exec,
+            compute.exec(),
             [self.q.product(input.x, q), self.k.product(memory.keys, k), self.v.product(memory.values, v)],
         );
         let rows = q.len() / self.q.outputs();
@@ -338,8 +337,7 @@ impl MultiHeadAttention {
             Beside::Nothing => Inputs::new(q, k, v),
         };
         let problem = attention.problem(self.with_options(inputs, input, memory)?, outputs)?;
-        let plan = Plan::new(&problem, exec);
-        problem.run(&plan, compute.workspace());
+        compute.attend(problem);
         Ok(())
     }
 

@@ -1,22 +1,27 @@
-//! Work shared by the threads of the current pool: products with weights, loops over rows, parts of a call.
+//! Work shared by the threads of an executor: products with weights, loops over rows, parts of a call.
 
-use sdpa::{CurrentPool, Exec, Executor};
+use sdpa::Exec;
 use sdpa_kernels::{Packed, Product};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Returns the number of available threads worth waking for `flops` operations.
-pub(crate) fn workers(exec: Exec, flops: f64) -> usize {
+pub(crate) fn workers(exec: Exec<'_>, flops: f64) -> usize {
     let workers = exec.workers(flops);
-    // One thread needs no pool, and querying the pool's size would start it.
-    if workers > 1 { workers.min(CurrentPool.threads()) } else { 1 }
+    // One thread needs no pool, and querying the size of rayon's would start it.
+    if workers > 1 { workers.min(exec.executor().threads()).max(1) } else { 1 }
 }
 
 /// Multiplies rows with weights: several products side by side, each `(x, weights, out)`, in one fork and one join.
-pub(crate) fn multiply<const N: usize>(exec: Exec, products: [(&[f32], &Packed, &mut [f32]); N]) {
+pub(crate) fn multiply<const N: usize>(exec: Exec<'_>, products: [(&[f32], &Packed, &mut [f32]); N]) {
     let cost: f64 = products.iter().map(|(x, weights, _)| weights.cost(x.len() / weights.inputs())).sum();
     let (workers, isa) = (workers(exec, cost), exec.instruction_set());
     let products = products.map(|(x, weights, out)| Product::new(x, weights, out, workers));
-    CurrentPool.run(workers, &|_| products.iter().for_each(|product| product.work(isa)));
+    let work = || products.iter().for_each(|product| product.work(isa));
+    if workers > 1 {
+        exec.executor().run(workers, &|_| work());
+    }
+    // The calling thread alone, or what an executor that broke its promise left undone.
+    work();
 }
 
 /// A slice as rows of this width.
@@ -50,7 +55,7 @@ impl<A: Split, B: Split> Split for (A, B) {
 
 /// Calls `work(first row, operands from that row on)` for ranges of rows that together cover all `count` rows, on as
 /// many threads as `flops` operations are worth. Allocates nothing on one thread.
-pub(crate) fn rows<T: Split>(exec: Exec, count: usize, flops: f64, operands: T, work: impl Fn(usize, T) + Sync) {
+pub(crate) fn rows<T: Split>(exec: Exec<'_>, count: usize, flops: f64, operands: T, work: impl Fn(usize, T) + Sync) {
     let ranges = workers(exec, flops).min(count);
     if ranges <= 1 {
         return work(0, operands);
@@ -58,10 +63,11 @@ pub(crate) fn rows<T: Split>(exec: Exec, count: usize, flops: f64, operands: T, 
     // Ranges not yet begun, as the number of those that are, and the operands from their first row on.
     let rest = Mutex::new((0, Some(operands)));
     let first_row = |range: usize| count / ranges * range + count % ranges * range / ranges;
-    CurrentPool.run(ranges, &|_| {
+    // Returns false if no range is left.
+    let one = || {
         let (first, operands) = {
             let mut rest = locked(&rest);
-            let (begun, Some(operands)) = (rest.0, rest.1.take()) else { return };
+            let (begun, Some(operands)) = (rest.0, rest.1.take()) else { return false };
             let first = first_row(begun);
             if begun + 1 == ranges {
                 (first, operands)
@@ -72,35 +78,38 @@ pub(crate) fn rows<T: Split>(exec: Exec, count: usize, flops: f64, operands: T, 
             }
         };
         work(first, operands);
-    });
+        true
+    };
+    exec.executor().run(ranges, &|_| _ = one());
+    // What an executor that broke its promise left undone.
+    while one() {}
 }
 
 /// Calls `work` on every part. There are as many workers as `scratch` has pieces of `each` floats, one piece per
 /// worker; workers take the next part until none is left.
 pub(crate) fn parts<P: Send>(
+    exec: Exec<'_>,
     scratch: &mut [f32],
     each: usize,
     parts: impl Iterator<Item = P> + Send,
     work: impl Fn(&mut [f32], P) + Sync,
 ) {
     let (workers, parts) = (scratch.len() / each.max(1), Mutex::new(parts));
-    let worker = |scratch: &mut [f32]| {
+    let pieces = Mutex::new(scratch.chunks_exact_mut(each.max(1)));
+    let worker = |_| {
+        let piece = locked(&pieces).next();
+        let Some(scratch) = piece else { return };
         loop {
             let part = locked(&parts).next();
             let Some(part) = part else { return };
             work(scratch, part);
         }
     };
-    if workers <= 1 {
-        return worker(&mut scratch[..each]);
+    if workers > 1 {
+        exec.executor().run(workers, &worker);
     }
-    let pieces = Mutex::new(scratch.chunks_exact_mut(each));
-    CurrentPool.run(workers, &|_| {
-        let piece = locked(&pieces).next();
-        if let Some(piece) = piece {
-            worker(piece);
-        }
-    });
+    // The calling thread alone, or what an executor that broke its promise left undone.
+    worker(0);
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -2,7 +2,7 @@
 
 use crate::compute::Compute;
 use crate::error::{floats, same, zeros};
-use sdpa::{Attention, Error, Inputs, Outputs, Plan, Point, Shape, ViewMut};
+use sdpa::{Attention, Error, Inputs, Outputs, Point, Shape, ViewMut};
 
 /// Intermediate results of attention, for inspection: scores, weights and output of one sequence and all its heads.
 ///
@@ -74,8 +74,7 @@ impl Steps {
             .scores(Point::Masked, ViewMut::bhld(&mut scores, pairs)?)
             .weights(ViewMut::bhld(&mut weights, pairs)?);
         let problem = attention.problem(inputs, outputs)?;
-        let plan = Plan::new(&problem, compute.exec());
-        problem.run(&plan, compute.workspace());
+        compute.attend(problem);
         Ok(Self { shape, scores, weights, output })
     }
 

@@ -31,7 +31,8 @@ type Work<'w> = &'w (dyn Fn(&BackwardLaunch<'_>, Isa, &mut BackwardScratch) + Sy
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BackwardPlan {
     shape: Shape,
-    exec: Exec,
+    isa: Isa,
+    threads: usize,
     workers: usize,
     tasks: usize,
     tiling: Tiling,
@@ -46,12 +47,12 @@ impl BackwardPlan {
         // Five products of matrices where the forward pass has two.
         let workers = exec.workers(2.5 * shape.flops()).min(tasks.max(1));
         let tiling = Tiling::for_backward(shape.head_dim, shape.value_dim, exec.isa.tile().0);
-        Self { shape, exec, workers, tasks, tiling }
+        Self { shape, isa: exec.isa, threads: exec.threads, workers, tasks, tiling }
     }
 
     /// Instruction set of the plan.
     pub fn isa(&self) -> Isa {
-        self.exec.isa
+        self.isa
     }
 
     /// Largest number of threads that will work.
@@ -137,18 +138,19 @@ impl BackwardProblem<'_> {
         run: Run<'_>,
         work: Work<'_>,
     ) -> Result<(), Error> {
-        let plan = if plan.shape == self.shape { *plan } else { BackwardPlan::new(&self, plan.exec) };
+        let exec = Exec::serial().isa(plan.isa).threads(plan.threads);
+        let plan = if plan.shape == self.shape { *plan } else { BackwardPlan::new(&self, exec) };
         let BackwardWorkspace { workers, memory } = workspace;
-        let workers = reserved(workers, plan.workers, run.executor, |scratch| scratch.try_reserve(&plan.tiling));
+        let workers = reserved(workers, plan.workers, run.threads(), |scratch| scratch.try_reserve(&plan.tiling));
         let Some(launch) = BackwardLaunch::new(self.call, self.saved, self.gradients, self.part, plan.tiling, memory)
             .filter(|_| !workers.is_empty())
         else {
             return Err(no_memory(&self.shape));
         };
         let launch = launch.until(run.stop);
-        let work = |scratch: &mut BackwardScratch| work(&launch, plan.exec.isa, scratch);
+        let work = |scratch: &mut BackwardScratch| work(&launch, plan.isa, scratch);
         if workers.len() > 1 {
-            share(workers, run.executor, &|| launch.stop(), &work);
+            share(workers, run.threads(), &|| launch.stop(), &work);
         }
         // The calling thread alone, or what an executor that broke its promise left undone.
         work(own(&mut workers[0]));
@@ -159,7 +161,7 @@ impl BackwardProblem<'_> {
         Ok(())
     }
 
-    /// Plans and computes the gradients with a workspace of its own.
+    /// Plans and computes the gradients with a workspace of its own, on the threads of `exec`.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -167,7 +169,8 @@ impl BackwardProblem<'_> {
         self.run_once_with(exec, Run::new())
     }
 
-    /// Plans and computes the gradients as [`Self::run_with`] does, with a workspace of its own.
+    /// Plans and computes the gradients as [`Self::run_with`] does, with a workspace of its own, on the threads of `exec`
+    /// if the run names none.
     ///
     /// # Errors
     /// As [`Self::run_with`].
@@ -180,7 +183,7 @@ impl BackwardProblem<'_> {
         run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
         let plan = BackwardPlan::new(&self, exec);
-        self.run_with(&plan, &mut BackwardWorkspace::new(), run)
+        self.run_with(&plan, &mut BackwardWorkspace::new(), run.on(exec))
     }
 }
 

@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::inputs::{Inputs, WHOLE};
 use crate::state::parted_call::{PartedCall, check_room};
 use crate::threads::exec::Exec;
+use crate::threads::run::Run;
 use core::ops::Range;
 use sdpa_kernels::{Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, ScoreMod, Tensor, View, WeightMod};
 
@@ -50,7 +51,7 @@ use sdpa_kernels::{Gradients, KEY_BLOCK, MaskMod, Mods, Part, Position, Saved, S
 pub struct BackwardState<'a> {
     call: PartedCall<'a>,
     saved: Saved<'a>,
-    exec: Exec,
+    exec: Exec<'a>,
     /// Row of all that the first row is.
     first_row: usize,
     /// Number of keys pushed or passed over.
@@ -65,7 +66,7 @@ impl<'a> BackwardState<'a> {
     /// # Errors
     /// As [`Attention::backward`]; [`Error::Needs`] for what a state cannot know:
     /// [`Alignment::BottomRight`](crate::Alignment::BottomRight), ragged sequences, dropout.
-    pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec) -> Result<Self, Error> {
+    pub fn new(attention: Attention, inputs: Inputs<'a>, saved: Saved<'a>, exec: Exec<'a>) -> Result<Self, Error> {
         let call = PartedCall::new(attention, inputs)?;
         let mut state = Self { call, saved, exec, first_row: 0, keys: 0, workspace: BackwardWorkspace::new() };
         let lens = inputs.lengths_from(0, 0);
@@ -212,10 +213,13 @@ impl<'a> BackwardState<'a> {
 
     /// Computes a part of the pass, the keys of which follow those pushed; at its end no keys are read.
     fn run(&mut self, problem: BackwardProblem<'_>) -> Result<(), Error> {
-        let (plan, workspace) = (BackwardPlan::new(&problem, self.exec), &mut self.workspace);
+        let (exec, workspace) = (self.exec, &mut self.workspace);
         match self.call.functions {
-            Some(functions) => functions.run_backward(problem, &plan, workspace, self.call.shift(self.keys)),
-            None => problem.run(&plan, workspace),
+            Some(functions) => functions.run_backward(problem, exec, workspace, self.call.shift(self.keys)),
+            None => {
+                let plan = BackwardPlan::new(&problem, exec);
+                problem.run_with(&plan, workspace, Run::new().on(exec))
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Tensors, their elements and layouts, caches' formats and pages, and the instruction set.
+//! Tensors, their elements and layouts, caches' formats and pages, instruction set and threads.
 
 /// Element of a bfloat16 tensor.
 ///
@@ -124,6 +124,24 @@ pub use sdpa_kernels::Tensor;
 /// # Ok::<(), sdpa::LayoutError>(())
 /// ```
 pub use sdpa_kernels::TensorMut;
+/// Pool of threads of the standard library, to run calls on: [`Exec::on`](crate::Exec::on),
+/// [`Run::executor`](crate::Run::executor).
+///
+/// For programs that do not use rayon, and for short steps from a thread of your own: the calling thread works too,
+/// where a caller outside rayon's pool would hand the work over and sleep.
+///
+/// ```
+/// use sdpa::{Attention, Exec, Inputs, Outputs, ThreadPool, View, ViewMut};
+/// let pool = ThreadPool::new(2).expect("two threads"); // the calling thread and one more
+/// let (x, mut out) = (vec![0.5; 8 * 300 * 32], vec![0.0; 8 * 300 * 32]);
+/// let shape = [1, 8, 300, 32];
+/// let x = View::bhld(&x, shape)?;
+/// let problem = Attention::new().problem(Inputs::new(x, x, x), Outputs::new(ViewMut::bhld(&mut out, shape)?))?;
+/// problem.run_once(Exec::on(&pool));
+/// assert!(out.iter().all(|&x| x == 0.5));
+/// # Ok::<(), sdpa::Error>(())
+/// ```
+pub use sdpa_kernels::ThreadPool;
 /// Read-only tensor view of any layout in memory.
 ///
 /// ```

@@ -40,7 +40,7 @@ impl Plan {
     /// Complexity: the number of query rows, plus key blocks for sequences that are split.
     pub fn balance(&self, problem: &Problem<'_>, workers: usize) -> Balance {
         // A plan for another shape is replaced when it runs.
-        let plan = if self.shape == problem.shape { *self } else { Self::new(problem, self.exec) };
+        let plan = if self.shape == problem.shape { *self } else { Self::new(problem, self.exec()) };
         let Costs { accumulated, merged } = problem.call.costs(&plan.tiling, plan.split_rows(problem));
         let workers = workers.max(1);
         let mut done = vec![0; workers.min(accumulated.len().max(merged.len()))];

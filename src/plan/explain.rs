@@ -73,7 +73,7 @@ impl Plan {
     /// Complexity: query rows times key blocks, not keys.
     pub fn explain(&self, problem: &Problem<'_>, machine: Option<Machine>) -> Explanation {
         let (call, shape) = (&problem.call, problem.shape);
-        let (tile_rows, _) = self.exec.isa.tile();
+        let (tile_rows, _) = self.isa.tile();
         let (mut pairs, mut computed, mut blocks) = (0.0, 0.0, (0, 0));
         for index in 0..if shape.q_len > 0 && shape.heads > 0 { call.sequence_count() } else { 0 } {
             let sequence = call.sequence(index);
@@ -91,7 +91,7 @@ impl Plan {
         let flops = |pairs: f64| pairs * heads as f64 * 2.0 * (shape.head_dim + shape.value_dim) as f64;
         let (bytes, shared_bytes) = (problem.bytes(), self.shared_bytes(problem));
         // Native bfloat16 instructions do two products in the time of an FMA.
-        let [k, v] = call.native(|| self.exec.isa.has_native_bf16()).map(|native| if native { 0.5 } else { 1.0 });
+        let [k, v] = call.native(|| self.isa.has_native_bf16()).map(|native| if native { 0.5 } else { 1.0 });
         let dims = [shape.head_dim as f64, shape.value_dim as f64];
         let share = (k * dims[0] + v * dims[1]) / (dims[0] + dims[1]);
         let computing = |m: &Machine| share * flops(pairs) / m.flops / self.workers as f64;
@@ -146,7 +146,7 @@ impl Plan {
             }
         };
         let widest = Isa::detect();
-        note(self.exec.isa != widest, &format!("{} as set; {widest} is the widest here", self.exec.isa));
+        note(self.isa != widest, &format!("{} as set; {widest} is the widest here", self.isa));
         note(call.q.strides()[3] != 1, "queries are copied: their elements are not contiguous");
         if let Some([k, v]) = call.kv.tensors() {
             note(k.strides()[3] != 1, "keys are packed element by element: they are not contiguous");
@@ -155,7 +155,7 @@ impl Plan {
             note(v.strides()[3] == 1 && !whole, "values are copied: value_dim is not a multiple of 16");
         }
         if call.precision == Precision::Native {
-            let isa = self.exec.isa;
+            let isa = self.isa;
             note(!isa.has_native_bf16(), &format!("nothing native: {isa} here does not multiply bfloat16 by itself"));
             note(call.native(|| true) == [false; 2], "nothing native: neither keys nor values are bfloat16");
             note(call.native(|| isa.has_native_bf16()) != [false; 2], "bfloat16 is multiplied as it is");

@@ -6,7 +6,6 @@
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
-use crate::threads::CurrentPool;
 use crate::threads::exec::Exec;
 use crate::threads::executor::Executor;
 use crate::threads::run::{NO_MODS, Run};
@@ -83,7 +82,7 @@ impl Problem<'_> {
     ) -> Result<(), Error> {
         let mods = run.mods;
         mods.mask.fits(&self.call.facts())?;
-        let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec) };
+        let plan = if plan.shape == self.shape { *plan } else { Plan::new(&self, plan.exec()) };
         // A weight function needs every row whole.
         let plan = if mods.weight.is_given() { Plan { split: None, ..plan } } else { plan };
         let run = run.mods(&NO_MODS);
@@ -99,16 +98,17 @@ impl Problem<'_> {
         if let Some(split_rows) = split_rows {
             launch = launch.split(partials, split_rows);
         }
-        carry_out(plan, &launch, workers, run.executor, work)
+        carry_out(plan, &launch, workers, run.threads(), work)
     }
 
-    /// Plans and computes the problem with a workspace of its own.
+    /// Plans and computes the problem with a workspace of its own, on the threads of `exec`.
     pub fn run_once(self, exec: Exec) {
-        let plan = Plan::new(&self, exec).shrink_to();
-        self.run(&plan, &mut Workspace::new());
+        // As in `run`: nothing can fail.
+        let _ = self.run_once_with(exec, Run::new());
     }
 
-    /// Plans and computes the problem as [`Self::run_with`] does, with a workspace of its own.
+    /// Plans and computes the problem as [`Self::run_with`] does, with a workspace of its own, on the threads of `exec` if
+    /// the run names none.
     ///
     /// # Errors
     /// As [`Self::run_with`].
@@ -121,15 +121,15 @@ impl Problem<'_> {
         run: Run<'_, S, M, P>,
     ) -> Result<(), Error> {
         let plan = Plan::new(&self, exec).shrink_to();
-        self.run_with(&plan, &mut Workspace::new(), run)
+        self.run_with(&plan, &mut Workspace::new(), run.on(exec))
     }
 }
 
 impl Workspace {
     /// Carries out a launch without functions.
-    pub(crate) fn carry_out(&mut self, plan: &Plan, launch: &Launch<'_>) -> Result<(), Error> {
+    pub(crate) fn carry_out(&mut self, plan: &Plan, launch: &Launch<'_>, executor: &dyn Executor) -> Result<(), Error> {
         let work = |launch: &Launch<'_>, isa: Isa, scratch: &mut Scratch| launch.work(isa, scratch, &NO_MODS);
-        carry_out(plan, launch, &mut self.workers, &CurrentPool, &work)
+        carry_out(plan, launch, &mut self.workers, executor, &work)
     }
 }
 
@@ -144,7 +144,7 @@ fn carry_out(
     // At least one: there was memory for it when the problem was made.
     let ready = reserved(workers, plan.workers, executor, |scratch| scratch.try_reserve(&plan.tiling)).len();
     let workers = &mut workers[..ready.max(1)];
-    let work = |scratch: &mut Scratch| work(launch, plan.exec.isa, scratch);
+    let work = |scratch: &mut Scratch| work(launch, plan.isa, scratch);
     if workers.len() > 1 {
         share(workers, executor, &|| launch.stop(), &work);
     }

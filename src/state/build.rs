@@ -18,7 +18,7 @@ impl<'a> AttnState<'a> {
     /// # Errors
     /// As [`Attention::problem`]; [`Error::Needs`] for [`Alignment::BottomRight`](crate::Alignment::BottomRight); [`Error::TooLarge`] or
     /// [`Error::Memory`] if the state does not fit in memory.
-    pub fn new(attention: Attention, q: impl Into<Tensor<'a>>, keys: KvShape, exec: Exec) -> Result<Self, Error> {
+    pub fn new(attention: Attention, q: impl Into<Tensor<'a>>, keys: KvShape, exec: Exec<'a>) -> Result<Self, Error> {
         let (q, KvShape { kv_heads, head_dim, value_dim }) = (q.into(), keys);
         let [batch, .., dim] = q.shape();
         same("k", "head_dim", head_dim, dim, "q")?;
@@ -54,7 +54,7 @@ impl<'a> AttnState<'a> {
     ///
     /// # Errors
     /// As [`Self::new`]; [`Error::Needs`] for caches, pages and ragged sequences, whose keys do not come in parts.
-    pub fn from_inputs(attention: Attention, inputs: Inputs<'a>, exec: Exec) -> Result<Self, Error> {
+    pub fn from_inputs(attention: Attention, inputs: Inputs<'a>, exec: Exec<'a>) -> Result<Self, Error> {
         Self::from_inputs_in(attention, inputs, exec, StateMemory::new())
     }
 
@@ -65,7 +65,7 @@ impl<'a> AttnState<'a> {
     pub fn from_inputs_in(
         attention: Attention,
         inputs: Inputs<'a>,
-        exec: Exec,
+        exec: Exec<'a>,
         memory: StateMemory,
     ) -> Result<Self, Error> {
         let call = PartedCall::new(attention, inputs)?;

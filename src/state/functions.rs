@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::problem::Problem;
 use crate::plan::run::Workspace;
+use crate::threads::exec::Exec;
 use crate::threads::run::Run;
 use core::fmt;
 use sdpa_kernels::{BlockClass, BlockPosition, CallFacts, MaskError, MaskMod, Mods, Position, ScoreMod, WeightMod};
@@ -26,12 +27,12 @@ pub(crate) trait Functions: Send + Sync {
     /// Returns false if the mask function hides a block, whose positions count from the first of all keys.
     fn shows(&self, block: BlockPosition) -> bool;
     /// Computes a problem over some of the keys.
-    fn run(&self, problem: Problem<'_>, plan: &Plan, workspace: &mut Workspace, shift: Shift);
+    fn run(&self, problem: Problem<'_>, exec: Exec<'_>, workspace: &mut Workspace, shift: Shift);
     /// Computes the gradients of a problem over some of the keys.
     fn run_backward(
         &self,
         problem: BackwardProblem<'_>,
-        plan: &BackwardPlan,
+        exec: Exec<'_>,
         workspace: &mut BackwardWorkspace,
         shift: Shift,
     ) -> Result<(), Error>;
@@ -52,20 +53,21 @@ impl<S: ScoreMod, M: MaskMod, P: WeightMod> Functions for Mods<S, M, P> {
         self.mask.class(block) != BlockClass::None
     }
 
-    fn run(&self, problem: Problem<'_>, plan: &Plan, workspace: &mut Workspace, shift: Shift) {
-        let mods = shifted(self, shift);
+    fn run(&self, problem: Problem<'_>, exec: Exec<'_>, workspace: &mut Workspace, shift: Shift) {
+        let (plan, mods) = (Plan::new(&problem, exec), shifted(self, shift));
         // The state asked whether the mask fits, and nothing says stop.
-        let _ = problem.run_with(plan, workspace, Run::new().mods(&mods));
+        let _ = problem.run_with(&plan, workspace, Run::new().mods(&mods).on(exec));
     }
 
     fn run_backward(
         &self,
         problem: BackwardProblem<'_>,
-        plan: &BackwardPlan,
+        exec: Exec<'_>,
         workspace: &mut BackwardWorkspace,
         shift: Shift,
     ) -> Result<(), Error> {
-        problem.run_with(plan, workspace, Run::new().mods(&shifted(self, shift)))
+        let plan = BackwardPlan::new(&problem, exec);
+        problem.run_with(&plan, workspace, Run::new().mods(&shifted(self, shift)).on(exec))
     }
 }
 

@@ -1,14 +1,15 @@
 //! Execution settings of a problem: instruction set and threads.
 
-use crate::threads::current_threads;
 use crate::threads::executor::Executor;
+use crate::threads::{CurrentPool, current_threads};
+use core::fmt;
 use sdpa_kernels::Isa;
 
 /// Floating-point operations per worker that make waking another thread worthwhile: about 40 µs of one core's work,
 /// several times as long as rayon takes to wake a thread.
 const FLOPS_PER_WORKER: f64 = 4e6;
 
-/// Execution settings of a problem: instruction set and threads.
+/// Execution settings of a problem: instruction set, and which threads to use, and how many.
 ///
 /// ```
 /// use sdpa::{Attention, Exec, Inputs, Isa, Outputs, View, ViewMut};
@@ -21,13 +22,20 @@ const FLOPS_PER_WORKER: f64 = 4e6;
 /// assert_eq!(out, [0.5; 3 * 4]);
 /// # Ok::<(), sdpa::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Exec {
+#[derive(Clone, Copy)]
+pub struct Exec<'e> {
     pub(crate) isa: Isa,
     pub(crate) threads: usize,
+    executor: &'e dyn Executor,
 }
 
-impl Default for Exec {
+impl fmt::Debug for Exec<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exec").field("isa", &self.isa).field("threads", &self.threads).finish_non_exhaustive()
+    }
+}
+
+impl Default for Exec<'_> {
     /// Returns the widest instruction set, on all threads of the current rayon pool (one thread without the `rayon`
     /// feature).
     ///
@@ -37,21 +45,23 @@ impl Default for Exec {
     ///
     /// [`rayon::scope`]: https://docs.rs/rayon/latest/rayon/fn.scope.html
     fn default() -> Self {
-        Self { isa: Isa::detect(), threads: current_threads() }
+        Self { threads: current_threads(), ..Self::serial() }
     }
 }
 
-impl Exec {
+impl<'e> Exec<'e> {
     /// Returns the widest instruction set, on the calling thread alone.
     pub fn serial() -> Self {
-        Self { isa: Isa::detect(), threads: 1 }
+        Self { isa: Isa::detect(), threads: 1, executor: &CurrentPool }
     }
 
-    /// Returns the widest instruction set, on all threads of an executor: for plans that run on it ([`Run::executor`]).
+    /// Returns the widest instruction set, on all threads of an executor: a [`ThreadPool`](crate::ThreadPool), or one of
+    /// your own. Everything that takes an `Exec` runs on it; a kept [`Plan`](crate::Plan) does not hold it, so name it
+    /// again in [`Run::executor`].
     ///
     /// [`Run::executor`]: crate::Run::executor
-    pub fn on(executor: &dyn Executor) -> Self {
-        Self::serial().threads(executor.threads())
+    pub fn on(executor: &'e dyn Executor) -> Self {
+        Self { executor, ..Self::serial() }.threads(executor.threads())
     }
 
     /// Sets the instruction set.
@@ -64,6 +74,18 @@ impl Exec {
     #[must_use]
     pub fn threads(self, threads: usize) -> Self {
         Self { threads: threads.max(1), ..self }
+    }
+
+    /// Returns the executor that calls run on: by default [`CurrentPool`].
+    ///
+    /// ```
+    /// use sdpa::{Exec, Executor, ThreadPool};
+    /// let pool = ThreadPool::new(2)?;
+    /// assert_eq!(Exec::on(&pool).threads(1).executor().threads(), 2);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn executor(&self) -> &'e dyn Executor {
+        self.executor
     }
 
     /// Returns the instruction set.

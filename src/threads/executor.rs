@@ -1,6 +1,9 @@
 //! Executor: the trait by which a call runs on your own thread pool.
 
-/// Threads that run closures: a pool of your own, for [`Run::executor`](crate::Run::executor).
+use sdpa_kernels::ThreadPool;
+
+/// Threads that run closures, for [`Exec::on`](crate::Exec::on) and [`Run::executor`](crate::Run::executor): a
+/// [`ThreadPool`](crate::ThreadPool), rayon's [`CurrentPool`](crate::CurrentPool), or a pool of your own.
 ///
 /// An implementation in safe code cannot make a call unsound, even if it breaks the promises below. The calling thread
 /// does the work of an index that was not called; an index that is called twice, or is not below `tasks`, does nothing
@@ -35,7 +38,7 @@
 /// assert!(out.iter().all(|&x| x == 1.0));
 /// # Ok::<(), sdpa::Error>(())
 /// ```
-pub trait Executor {
+pub trait Executor: Sync {
     /// Number of threads that may work on one call at once, including the calling thread if it works too. 0 counts as
     /// 1.
     fn threads(&self) -> usize;
@@ -47,4 +50,14 @@ pub trait Executor {
     /// find less of it. No call waits for another, so calling them one after the other is right too, if slow. `task`
     /// never panics: a panic in your functions is passed to the calling thread.
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync));
+}
+
+impl Executor for ThreadPool {
+    fn threads(&self) -> usize {
+        self.threads()
+    }
+
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.run(tasks, task);
+    }
 }

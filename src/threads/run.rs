@@ -1,6 +1,7 @@
 //! Run: functions, threads and deadline of the execution of a plan.
 
 use crate::threads::CurrentPool;
+use crate::threads::exec::Exec;
 use crate::threads::executor::Executor;
 use core::fmt;
 use sdpa_kernels::{Mods, NoMod};
@@ -35,14 +36,16 @@ pub(crate) type StopFn<'r> = &'r (dyn Fn() -> bool + Sync);
 /// ```
 pub struct Run<'r, S = NoMod, M = NoMod, P = NoMod> {
     pub(crate) mods: &'r Mods<S, M, P>,
-    pub(crate) executor: &'r dyn Executor,
+    /// None: that of the [`Exec`], or rayon's current pool.
+    executor: Option<&'r dyn Executor>,
     pub(crate) stop: Option<StopFn<'r>>,
 }
 
 impl Run<'_> {
-    /// Creates a run without functions, on rayon's [`CurrentPool`], to the end.
+    /// Creates a run without functions, to the end, on the threads of the call's [`Exec`], or rayon's [`CurrentPool`] if it
+    /// has none.
     pub const fn new() -> Self {
-        Self { mods: &NO_MODS, executor: &CurrentPool, stop: None }
+        Self { mods: &NO_MODS, executor: None, stop: None }
     }
 }
 
@@ -52,10 +55,24 @@ impl<'r, S, M, P> Run<'r, S, M, P> {
         Run { mods, executor: self.executor, stop: self.stop }
     }
 
-    /// Sets the threads to run on. Make the plan for as many threads: [`Exec::on`](crate::Exec::on). Bits do not depend
-    /// on threads.
+    /// Sets the threads to run on. Make the plan for as many threads: [`Exec::on`]. Bits do not depend on threads.
     pub fn executor(self, executor: &'r dyn Executor) -> Self {
-        Self { executor, ..self }
+        Self { executor: Some(executor), ..self }
+    }
+
+    /// Returns the executor to run on.
+    pub(crate) fn threads(&self) -> &'r dyn Executor {
+        self.executor.unwrap_or(&CurrentPool)
+    }
+
+    /// Returns a run on the threads of these settings, unless it has its own.
+    pub(crate) fn on(self, exec: Exec<'r>) -> Self {
+        Self { executor: self.executor.or(Some(exec.executor())), ..self }
+    }
+
+    /// Returns the settings of a call that names none: all threads of the run.
+    pub(crate) fn exec(&self) -> Exec<'r> {
+        self.executor.map_or_else(Exec::default, Exec::on)
     }
 
     /// Sets a function that stops the run when it returns true: at a deadline, say, or by a flag that another thread
@@ -88,7 +105,7 @@ impl<S, M, P> Copy for Run<'_, S, M, P> {}
 
 impl<S, M, P> fmt::Debug for Run<'_, S, M, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let threads = self.executor.threads();
+        let threads = self.threads().threads();
         f.debug_struct("Run").field("threads", &threads).field("stops", &self.stop.is_some()).finish_non_exhaustive()
     }
 }

@@ -97,7 +97,7 @@ fn all_heads(call: &Call<'_>, saved: &Saved<'_>, [q, k, v]: [&mut [f32]; 3], exe
     let scores = floats("scores", [2, workers, q_len, kv_len])?;
     let products = floats("products", [1, workers, kv_len, widest])?;
     let mut scratch = zeros("scores", scores.saturating_add(products))?;
-    parts(&mut scratch, 2 * q_len * kv_len + kv_len * widest, heads_of, |scratch, head| {
+    parts(exec.executor(), &mut scratch, 2 * q_len * kv_len + kv_len * widest, heads_of, |scratch, head| {
         one_kv_head(call, saved, exec.isa, scratch, head)
     });
     Ok(())

@@ -1,11 +1,14 @@
 //! Threads that are not rayon's: the bits of one thread on any executor, whether it keeps its promise or not.
 
 pub(crate) mod pools;
+mod settings;
 
 use crate::counting::counted;
 use crate::support::{Answer, Tensors, assert_same, execs, outputs, unwritten};
 use pools::{Backwards, Lazy, Pool, Recorded, Scoped, Twice};
-use sdpa::{Attention, CurrentPool, Exec, Executor, Inputs, KvCache, KvShape, Mods, Plan, Position, Run, Workspace};
+use sdpa::{
+    Attention, CurrentPool, Exec, Executor, Inputs, KvCache, KvShape, Mods, Plan, Position, Run, ThreadPool, Workspace,
+};
 
 const THREADS: usize = 3;
 
@@ -22,8 +25,9 @@ fn run(inputs: Inputs<'_>, exec: Exec, executor: &dyn Executor, workspace: &mut 
 }
 
 /// Executors that keep their promise.
-fn good() -> [(&'static str, Box<dyn Executor>); 4] {
+fn good() -> [(&'static str, Box<dyn Executor>); 5] {
     [
+        ("the library's pool", Box::new(ThreadPool::new(THREADS).expect("threads"))),
         ("threads of the standard library", Box::new(Scoped(THREADS))),
         ("a pool on a channel", Box::new(Pool::new(THREADS))),
         ("one after the other, last first", Box::new(Backwards(THREADS))),
@@ -70,7 +74,8 @@ fn an_executor_is_called_once_with_a_task_for_each_worker() {
     let executor = Recorded::new(THREADS);
     run(tensors.inputs(), Exec::serial(), &executor, &mut Workspace::new());
     assert!(executor.calls().is_empty());
-    assert_eq!(Exec::on(&executor), Exec::serial().threads(THREADS));
+    let on = Exec::on(&executor);
+    assert_eq!((on.workers(f64::INFINITY), on.executor().threads()), (THREADS, THREADS));
 }
 
 #[test]
@@ -104,16 +109,18 @@ fn functions_and_caches_run_on_an_executor() {
 fn a_warm_run_on_an_executor_allocates_nothing() {
     for sizes in SIZES {
         let tensors = Tensors::normal(sizes, 14);
-        let mut answer = unwritten(&tensors.inputs());
-        let mut workspace = Workspace::new();
-        // The executor allocates nothing itself.
-        let executor = Backwards(THREADS);
-        let mut call = || {
-            let problem = Attention::new().problem(tensors.inputs(), outputs(&mut answer)).unwrap();
-            let plan = Plan::new(&problem, Exec::on(&executor));
-            problem.run_with(&plan, &mut workspace, Run::new().executor(&executor)).expect("functions that fit");
-        };
-        call();
-        assert_eq!(counted(call), (0, 0), "{sizes:?}");
+        // Executors that allocate nothing themselves.
+        let pool = ThreadPool::new(THREADS).expect("threads");
+        for executor in [&Backwards(THREADS) as &dyn Executor, &pool] {
+            let mut answer = unwritten(&tensors.inputs());
+            let mut workspace = Workspace::new();
+            let mut call = || {
+                let problem = Attention::new().problem(tensors.inputs(), outputs(&mut answer)).unwrap();
+                let plan = Plan::new(&problem, Exec::on(executor));
+                problem.run_with(&plan, &mut workspace, Run::new().executor(executor)).expect("functions that fit");
+            };
+            call();
+            assert_eq!(counted(call), (0, 0), "{sizes:?}");
+        }
     }
 }

@@ -96,7 +96,7 @@ fn assert_whole(what: &str, got: &Written, expected: &Written) {
 struct Call {
     tensors: Tensors,
     sizes: [usize; 7],
-    exec: Exec,
+    exec: Exec<'static>,
     workspace: Workspace,
     expected: Written,
 }
@@ -104,7 +104,7 @@ struct Call {
 type Stop<'s> = &'s (dyn Fn() -> bool + Sync);
 
 impl Call {
-    fn new(sizes: [usize; 7], exec: Exec) -> Self {
+    fn new(sizes: [usize; 7], exec: Exec<'static>) -> Self {
         let mut expected = Written::blank(sizes);
         let tensors = Tensors::normal(sizes, 21);
         let problem = Attention::new().problem(tensors.inputs(), expected.outputs()).unwrap();

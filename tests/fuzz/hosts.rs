@@ -1,7 +1,8 @@
 //! Threads that calls run on: good ones, and ones that leave out or repeat what they are asked for.
 
 use super::rng::Rng;
-use sdpa::Executor;
+use sdpa::{Executor, ThreadPool};
+use std::sync::LazyLock;
 use std::thread;
 
 /// What is done with the indices of the workers.
@@ -9,6 +10,8 @@ use std::thread;
 enum Manner {
     /// A thread each.
     Threads,
+    /// The library's pool, whose threads many cases share at once.
+    Pool,
     /// One after the other, the last first.
     Backwards,
     /// One in so many, the rest not at all.
@@ -16,6 +19,9 @@ enum Manner {
     /// Each on two threads at once, and some that there are not.
     Twice,
 }
+
+/// Fewer threads than calls may have workers.
+static POOL: LazyLock<ThreadPool> = LazyLock::new(|| ThreadPool::new(3).expect("three threads"));
 
 /// Threads in a random manner.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +33,7 @@ pub(crate) struct Hosts {
 impl Hosts {
     pub(crate) fn draw(rng: &mut Rng) -> Self {
         let every = 1 + rng.below(4);
-        let manner = rng.pick(&[Manner::Threads, Manner::Backwards, Manner::Some(every), Manner::Twice]);
+        let manner = rng.pick(&[Manner::Threads, Manner::Pool, Manner::Backwards, Manner::Some(every), Manner::Twice]);
         Self { threads: rng.pick(&[0, 1, 2, 3, 5, 8]), manner }
     }
 }
@@ -42,6 +48,7 @@ impl Executor for Hosts {
             Manner::Threads => {
                 thread::scope(|scope| (0..tasks).for_each(|index| drop(scope.spawn(move || task(index)))));
             }
+            Manner::Pool => POOL.run(tasks, task),
             Manner::Backwards => (0..tasks).rev().for_each(task),
             Manner::Some(every) => (0..tasks).filter(|index| index % every == every - 1).for_each(task),
             Manner::Twice => thread::scope(|scope| {

@@ -75,7 +75,7 @@ fn stateful(case: &Case, b: usize) -> Case {
     Case { bias: None, mask: None, kv_lens: None, settings, functions, dtypes, ..one }
 }
 
-fn state<'a>(case: &'a Case, q: View<'a>, exec: Exec) -> AttnState<'a> {
+fn state<'a>(case: &'a Case, q: View<'a>, exec: Exec<'a>) -> AttnState<'a> {
     let mut state = AttnState::new(
         case.attention(),
         q,

@@ -40,7 +40,7 @@ pub(crate) struct Stage<'c> {
 /// How to run.
 #[derive(Clone, Copy)]
 pub(crate) struct How<'a> {
-    pub(crate) exec: Exec,
+    pub(crate) exec: Exec<'a>,
     pub(crate) fuse: Option<&'a Fuse>,
     /// Threads to run on, if not those of the current pool, and what may stop the call.
     pub(crate) executor: Option<&'a (dyn Executor + Sync)>,
@@ -54,8 +54,8 @@ pub(crate) enum Unfinished {
     Stopped,
 }
 
-impl From<Exec> for How<'_> {
-    fn from(exec: Exec) -> Self {
+impl<'a> From<Exec<'a>> for How<'a> {
+    fn from(exec: Exec<'a>) -> Self {
         Self { exec, fuse: None, executor: None, stop: None }
     }
 }

@@ -318,7 +318,7 @@ pub fn run_with(
 }
 
 /// Every instruction set of this machine, on the calling thread.
-pub fn execs() -> impl Iterator<Item = (Isa, Exec)> {
+pub fn execs() -> impl Iterator<Item = (Isa, Exec<'static>)> {
     Isa::available().map(|isa| (isa, Exec::serial().isa(isa)))
 }
 

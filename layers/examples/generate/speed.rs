@@ -43,7 +43,7 @@ struct Sequence {
     /// The next input: there are no tables of tokens here, so the last state takes its place.
     x: Vec<f32>,
     out: Vec<f32>,
-    compute: Compute,
+    compute: Compute<'static>,
 }
 
 impl Sequence {

@@ -25,7 +25,7 @@ pub(crate) struct Translator {
     head: Linear,
     /// The decoder once more, for all rows of a text at once.
     whole: Transformer,
-    compute: Compute,
+    compute: Compute<'static>,
 }
 
 /// Parts of a decoder layer, each of which a step shows.

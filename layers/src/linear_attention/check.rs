@@ -16,7 +16,7 @@ impl LinearAttention {
         inputs: &LinearInputs<'a>,
         state: &LinearState,
         out: [usize; 4],
-        exec: Exec,
+        exec: Exec<'_>,
     ) -> Result<Call<'a>, Error> {
         let LinearInputs { q, k, v, update } = *inputs;
         let shape = Inputs::new(q, k, v).shape()?;

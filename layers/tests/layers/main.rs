@@ -20,6 +20,7 @@ mod tiny_bert;
 mod activations;
 mod bert;
 mod bert_refusals;
+mod executors;
 mod generation;
 mod golden;
 mod layer_sizes;

@@ -20,7 +20,7 @@ fn check<E>(what: &str, done: Result<(), E>, out: &[f32]) {
     assert!(kept == if done.is_ok() { 0 } else { out.len() }, "{what}: {kept} of {} are as they were", out.len());
 }
 
-fn compute() -> Compute {
+fn compute() -> Compute<'static> {
     Compute::new(Exec::serial())
 }
 

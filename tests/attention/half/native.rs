@@ -10,7 +10,7 @@ use sdpa::{Alignment, Attention, BlockTable, Dtype, Exec, Inputs, Outputs, Pages
 const BF16: [Dtype; 3] = [Dtype::Bf16; 3];
 
 /// Instruction sets that have it. Says so if there are none.
-fn native() -> Vec<Exec> {
+fn native() -> Vec<Exec<'static>> {
     let found: Vec<_> = execs().filter(|(isa, _)| isa.has_native_bf16()).map(|(_, exec)| exec).collect();
     if found.is_empty() {
         eprintln!("SKIPPED: this machine does not multiply bfloat16 by itself");

@@ -268,7 +268,7 @@ fn stateful(case: &Case) -> Option<Case> {
     (case.rows(0) > 0).then_some(Case { alignment: Some(alignment), ..case })
 }
 
-fn state(case: &Case, exec: Exec) -> AttnState<'_> {
+fn state<'c>(case: &'c Case, exec: Exec<'c>) -> AttnState<'c> {
     let mut state = AttnState::new(
         case.attention(),
         case.q.view(),

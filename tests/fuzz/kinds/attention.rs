@@ -91,7 +91,7 @@ fn check_all(rng: &mut Rng, case: &Case, home: Home) {
 pub(crate) struct Whole<'a> {
     pub(crate) case: &'a Case,
     pub(crate) home: Home,
-    pub(crate) exec: Exec,
+    pub(crate) exec: Exec<'a>,
 }
 
 impl Whole<'_> {

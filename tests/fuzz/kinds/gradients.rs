@@ -45,14 +45,14 @@ enum Slot {
 
 /// How to run a backward call.
 struct How<'a> {
-    exec: Exec,
+    exec: Exec<'a>,
     fuse: Option<&'a Fuse>,
     executor: &'a (dyn Executor + Sync),
     workspace: &'a mut BackwardWorkspace,
 }
 
 impl<'a> How<'a> {
-    fn new(exec: Exec, workspace: &'a mut BackwardWorkspace) -> Self {
+    fn new(exec: Exec<'a>, workspace: &'a mut BackwardWorkspace) -> Self {
         Self { exec, fuse: None, executor: &CurrentPool, workspace }
     }
 }

@@ -16,7 +16,7 @@ pub(super) struct Bert {
 #[derive(Debug)]
 struct Ready {
     model: Model,
-    compute: Compute,
+    compute: Compute<'static>,
     tokens: Vec<u32>,
     /// Where each text begins, and where the last one ends.
     ends: Vec<usize>,

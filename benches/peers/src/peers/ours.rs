@@ -99,7 +99,7 @@ impl Fused {
 }
 
 /// Returns so many threads, on the instruction set that was [asked for](held_isa), if one was.
-fn exec(threads: usize) -> Result<Exec> {
+fn exec(threads: usize) -> Result<Exec<'static>> {
     let exec = Exec::default().threads(threads);
     let Some(name) = held_isa() else { return Ok(exec) };
     Ok(exec.isa(Isa::from_name(&name).ok_or_else(|| format!("SDPA_ISA: this machine has no {name}"))?))

@@ -112,7 +112,7 @@ pub const FORMS: [Form; 8] = [
 ];
 
 /// Every instruction set of this machine, on the calling thread.
-pub fn execs() -> impl Iterator<Item = (Isa, Exec)> {
+pub fn execs() -> impl Iterator<Item = (Isa, Exec<'static>)> {
     Isa::available().map(|isa| (isa, Exec::serial().isa(isa)))
 }
 
