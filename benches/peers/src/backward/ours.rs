@@ -41,7 +41,7 @@ struct Ready {
     out: Data,
     lse: Vec<f32>,
     gradients: [Data; 3],
-    exec: Exec,
+    exec: Exec<'static>,
 }
 
 impl Ours {

@@ -21,7 +21,7 @@ struct Ready {
     /// Keys and values of a step, as a user keeps them from one to the next, or of 8 bits.
     cache: Option<KvCache>,
     out: Data,
-    exec: Exec,
+    exec: Exec<'static>,
 }
 
 impl Ready {
