@@ -28,6 +28,7 @@ mod nn;
 #[cfg(any(test, feature = "_probe"))]
 #[doc(hidden)]
 pub mod probe;
+mod sync;
 mod thread_pool;
 mod work_queue;
 

@@ -1,7 +1,8 @@
-//! Queue of numbers of work that workers take from, until it is empty or they are asked to stop.
+//! What workers share to divide the work and to wait for each other: a queue of numbers that they take from until it is empty
+//! or they are asked to stop, and counts of what is done. `models/` compiles this file with other atomics.
 
+use crate::sync::{AtomicBool, AtomicUsize, Ordering, spin_loop, yield_now};
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Request to leave the rest of the work undone, from the caller or from a worker that cannot go on.
 pub(crate) struct Stop<'a> {
@@ -91,5 +92,57 @@ impl Queue {
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+}
+
+/// Number of times a waiting worker looks again before it lets other threads run: some microseconds.
+const PATIENCE: usize = 1 << 10;
+
+/// Count of what is done, for workers that wait for it: with the count they see what was written before.
+#[derive(Debug, Default)]
+pub(crate) struct Progress(AtomicUsize);
+
+impl Progress {
+    /// Says how much is done. One worker counts.
+    pub(crate) fn set(&self, done: usize) {
+        // Release: publishes what this worker has written.
+        self.0.store(done, Ordering::Release);
+    }
+
+    /// Says that one more is done. Any worker counts.
+    pub(crate) fn add_one(&self) {
+        // Release: publishes what this worker has written. Acquire: the next worker to count publishes it, too.
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns true if at least so much is done: then what was written before is visible.
+    #[inline]
+    pub(crate) fn reaches(&self, done: usize) -> bool {
+        self.0.load(Ordering::Acquire) >= done
+    }
+
+    /// Waits until at least so much is done. Returns false if the work was stopped.
+    pub(crate) fn wait(&self, done: usize, stop: &Stop<'_>) -> bool {
+        let mut looks = 0;
+        while !self.reaches(done) {
+            if stop.is_stopped() {
+                return false;
+            }
+            looks += 1;
+            if looks < PATIENCE { spin_loop() } else { yield_now() }
+        }
+        true
+    }
+
+    /// Looks so many times if at least so much is done. Returns false if it is not, or if the work was stopped before.
+    pub(crate) fn wait_briefly(&self, done: usize, looks: usize, stop: &Stop<'_>) -> bool {
+        for _ in 0..looks {
+            let reached = self.reaches(done);
+            if reached || stop.is_stopped() {
+                return reached;
+            }
+            spin_loop();
+        }
+        false
     }
 }

@@ -27,7 +27,6 @@ use crate::simd::{LANES, Simd};
 use crate::tensor::any::{AnyRows, Typed};
 use crate::tensor::rows::{KEY_BLOCK, Rows, Table};
 use core::ops::Range;
-use core::sync::atomic::Ordering;
 
 /// Key block of a key/value head.
 pub(crate) struct Column<'t, S> {
@@ -87,8 +86,7 @@ impl<'t, S: Simd> Column<'t, S> {
                     }
                 }
                 done += 1;
-                // Release: publishes what this worker has added.
-                self.pass.progress(self.at).store(done, Ordering::Release);
+                self.pass.progress(self.at).set(done);
             }
             match parts {
                 Some([scratch, _]) => own.head = scratch,

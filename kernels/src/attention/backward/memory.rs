@@ -6,15 +6,15 @@ use crate::attention::steps::key_sums::Chain;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
 use crate::tensor::rows::KEY_BLOCK;
+use crate::work_queue::Progress;
 use core::marker::PhantomData;
-use core::sync::atomic::AtomicUsize;
 
 /// Memory that the workers of a backward pass share: gradients of queries as they accumulate, in `f32`, a few numbers
 /// for each row, and the progress of each key block. Grows to the size calls need and is kept.
 #[derive(Debug, Default)]
 pub struct BackwardMemory {
     rows: AlignedBuf,
-    pub(crate) progress: Vec<AtomicUsize>,
+    pub(crate) progress: Vec<Progress>,
 }
 
 impl BackwardMemory {
@@ -25,7 +25,7 @@ impl BackwardMemory {
 
     /// Number of bytes held.
     pub fn bytes(&self) -> usize {
-        self.rows.bytes() + self.progress.capacity() * size_of::<AtomicUsize>()
+        self.rows.bytes() + self.progress.capacity() * size_of::<Progress>()
     }
 
     /// Reserves the memory for a call's rows and `columns` key blocks. Returns false if there is not enough.
@@ -35,8 +35,8 @@ impl BackwardMemory {
         if self.progress.try_reserve(more).is_err() {
             return false;
         }
-        self.progress.resize_with(self.progress.len().max(columns), AtomicUsize::default);
-        self.progress[..columns].iter_mut().for_each(|done| *done.get_mut() = 0);
+        self.progress.resize_with(self.progress.len().max(columns), Progress::default);
+        self.progress[..columns].fill_with(Progress::default);
         let rows = call.q.shape()[..3].iter().try_fold(1usize, |n, &size| n.checked_mul(size));
         let floats = rows.and_then(|rows| rows.checked_mul(RowMemory::floats(call.q.shape()[3])));
         floats.is_some_and(|floats| self.rows.try_reserve(floats))
@@ -51,7 +51,7 @@ impl BackwardMemory {
     }
 
     /// Returns the rows' memory and the key blocks' progress.
-    pub(crate) fn parts(&mut self, call: &Call<'_>) -> (RowMemory<'_>, &[AtomicUsize]) {
+    pub(crate) fn parts(&mut self, call: &Call<'_>) -> (RowMemory<'_>, &[Progress]) {
         let [b, h, l, d] = call.q.shape();
         let floats = self.rows.floats_mut();
         assert!(floats.len() >= b * h * l * RowMemory::floats(d), "reserved for another call");

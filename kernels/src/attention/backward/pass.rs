@@ -6,8 +6,7 @@ use crate::attention::backward::parts::SharedPart;
 use crate::attention::call::checked::CheckedCall;
 use crate::attention::call::tiling::MAX_ROW_BLOCK;
 use crate::tensor::rows::KEY_BLOCK;
-use crate::work_queue::Stop;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use crate::work_queue::{Progress, Stop};
 
 /// Call of the backward pass, and what its workers share.
 pub(crate) struct BackwardPass<'a> {
@@ -20,7 +19,7 @@ pub(crate) struct BackwardPass<'a> {
     /// Number of key blocks of the longest sequence, at least 1.
     pub(crate) columns_per_head: usize,
     /// Number of row blocks that each key block is done with, `[sequence and head][key block]`.
-    pub(crate) progress: &'a [AtomicUsize],
+    pub(crate) progress: &'a [Progress],
     pub(crate) stop: Stop<'a>,
 }
 
@@ -32,9 +31,6 @@ pub(crate) struct BlockAt {
     pub(crate) number: usize,
 }
 
-/// Number of times a waiting worker looks again before it lets other threads run: some microseconds.
-const PATIENCE: usize = 1 << 10;
-
 impl BackwardPass<'_> {
     /// Returns the number of key blocks of a sequence, at least 1.
     pub(crate) fn columns_of(&self, sequence: usize) -> usize {
@@ -42,7 +38,7 @@ impl BackwardPass<'_> {
     }
 
     /// Returns the counter of the row blocks that a key block is done with.
-    pub(crate) fn progress(&self, BlockAt { sequence, kv_head, number }: BlockAt) -> &AtomicUsize {
+    pub(crate) fn progress(&self, BlockAt { sequence, kv_head, number }: BlockAt) -> &Progress {
         let head = sequence * self.checked.call().kv.kv_heads() + kv_head;
         &self.progress[head * self.columns_per_head + number]
     }
@@ -61,16 +57,6 @@ impl BackwardPass<'_> {
 
     /// Waits until a key block is done with `row_blocks` row blocks. Returns false if the work was stopped.
     pub(crate) fn wait(&self, block: BlockAt, row_blocks: usize) -> bool {
-        let progress = self.progress(block);
-        let mut looks = 0;
-        // Acquire: makes what the other worker has added visible.
-        while progress.load(Ordering::Acquire) < row_blocks {
-            if self.stop.is_stopped() {
-                return false;
-            }
-            looks += 1;
-            if looks < PATIENCE { core::hint::spin_loop() } else { std::thread::yield_now() }
-        }
-        true
+        self.progress(block).wait(row_blocks, &self.stop)
     }
 }

@@ -17,7 +17,6 @@ use crate::simd::Simd;
 use crate::tensor::rows::KEY_BLOCK;
 use crate::work_queue::Stop;
 use core::ops::Range;
-use core::sync::atomic::Ordering;
 
 /// Worker that accumulates units into their parts, and the queries that it keeps from one to the next.
 pub(crate) struct BlockWorker<'w, S> {
@@ -61,8 +60,7 @@ impl<'w, S: Simd> BlockWorker<'w, S> {
             // of their units belong to the run.
             unsafe { self.accumulate(Step { unit, next: units.peek().copied() }, regions) }
         }
-        // Release: publishes what this worker wrote. Acquire: this worker may be the one that merges.
-        self.parts.accumulated.fetch_add(1, Ordering::AcqRel);
+        self.parts.accumulated.add_one();
     }
 
     /// Accumulates a unit, for each sequence that shares its block, as far as any of its keys is visible to the sequence.

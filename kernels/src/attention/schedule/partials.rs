@@ -7,10 +7,9 @@ use crate::attention::schedule::units::{Unit, Units};
 use crate::attention::schedule::work::Schedule;
 use crate::simd::LANES;
 use crate::simd::aligned::AlignedBuf;
-use crate::work_queue::{Queue, Stop};
+use crate::work_queue::{Progress, Queue, Stop};
 use core::marker::PhantomData;
 use core::ops::Range;
-use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Number of times a worker with nothing more to accumulate checks if the others are done, for each vector of rows: some
 /// 50 to 200 µs, the time of a run. Then it leaves the merge to them: they may not be running at all.
@@ -86,7 +85,7 @@ pub(crate) struct Parts<'a> {
     /// Queue of [merges](Units::merge).
     pub(crate) merges: Queue,
     /// Number of runs that are done.
-    pub(crate) accumulated: AtomicUsize,
+    pub(crate) accumulated: Progress,
     borrow: PhantomData<&'a mut [f32]>,
 }
 
@@ -109,7 +108,7 @@ impl<'a> Parts<'a> {
             width,
             merges: Queue::new(if then == Then::Merge { units.merges() } else { 0 }),
             units,
-            accumulated: AtomicUsize::new(0),
+            accumulated: Progress::default(),
             borrow: PhantomData,
         }
     }
@@ -117,15 +116,7 @@ impl<'a> Parts<'a> {
     /// Waits a little until all runs are done, and returns true if they are. A worker that comes too early, or sees that
     /// the call is stopped, leaves the merge to the others; the last one to finish its runs always finds all of them done.
     pub(crate) fn is_accumulated(&self, stop: &Stop<'_>) -> bool {
-        for _ in 0..PATIENCE * merges_of(self.units.most_rows) {
-            // Acquire: makes the parts written by all workers visible.
-            let done = self.accumulated.load(Ordering::Acquire) == self.units.runs.len();
-            if done || stop.is_stopped() {
-                return done;
-            }
-            core::hint::spin_loop();
-        }
-        false
+        self.accumulated.wait_briefly(self.units.runs.len(), PATIENCE * merges_of(self.units.most_rows), stop)
     }
 
     /// Returns some rows of the part that a unit is accumulated into, from a whole vector of rows on: maxima and sums, both

@@ -1,0 +1,101 @@
+//! Backward pass: the gradients of a row block's queries are added up over the key blocks in order, in shared memory.
+
+use crate::work_queue::{Progress, Queue, Stop};
+use crate::{Memory, in_every_order, memories, on_workers};
+
+/// Columns, key blocks of all heads, and the row blocks that each adds to.
+struct Launch {
+    columns: Queue,
+    heads: usize,
+    row_blocks: usize,
+    stop: Stop<'static>,
+    /// `[head][key block]`
+    progress: Vec<Vec<Progress>>,
+    /// Gradients of queries, `[head][row block]`: which key blocks have added to them.
+    rows: Vec<Vec<Memory>>,
+    /// Gradient of a bias that all heads share, by key blocks: which heads have added to it.
+    bias: Option<Vec<Memory>>,
+    /// Column whose worker stops the work, as one that panics does.
+    stops_at: Option<usize>,
+}
+
+impl Launch {
+    fn new(heads: usize, key_blocks: usize, row_blocks: usize) -> Self {
+        Self {
+            columns: Queue::new(heads * key_blocks),
+            heads,
+            row_blocks,
+            stop: Stop::when(None),
+            progress: (0..heads).map(|_| (0..key_blocks).map(|_| Progress::default()).collect()).collect(),
+            rows: (0..heads).map(|_| memories(row_blocks)).collect(),
+            bias: None,
+            stops_at: None,
+        }
+    }
+
+    fn work(&self) {
+        while let Some(number) = self.columns.take_unless(&self.stop) {
+            if self.stops_at == Some(number) {
+                return self.stop.now();
+            }
+            // The same key block of all heads before the next.
+            self.column(number % self.heads, number / self.heads);
+        }
+    }
+
+    fn column(&self, head: usize, number: usize) {
+        if self.bias.is_some() && head > 0 && !self.progress[head - 1][number].wait(self.row_blocks, &self.stop) {
+            return;
+        }
+        for block in 0..self.row_blocks {
+            if number > 0 && !self.progress[head][number - 1].wait(block + 1, &self.stop) {
+                return;
+            }
+            self.rows[head][block].push(number);
+            if let Some(bias) = &self.bias {
+                bias[number].push(head);
+            }
+            self.progress[head][number].set(block + 1);
+        }
+    }
+}
+
+fn gradients_are_added_in_order(workers: usize, [heads, key_blocks, row_blocks]: [usize; 3]) {
+    in_every_order(workers, move || {
+        let launch = on_workers(workers, Launch::new(heads, key_blocks, row_blocks), Launch::work);
+        let in_order: Vec<_> = (0..key_blocks).collect();
+        assert!(launch.rows.iter().flatten().all(|rows| rows.read() == in_order), "{:?}", launch.rows);
+    });
+}
+
+#[test]
+fn two_workers_add_in_order() {
+    for sizes in [[1, 2, 1], [1, 2, 2], [1, 3, 2], [2, 2, 1]] {
+        gradients_are_added_in_order(2, sizes);
+    }
+}
+
+#[test]
+fn three_workers_add_in_order() {
+    gradients_are_added_in_order(3, [2, 2, 1]);
+}
+
+#[test]
+fn heads_add_to_a_shared_bias_in_order() {
+    in_every_order(2, || {
+        let launch = Launch { bias: Some(memories(2)), ..Launch::new(2, 2, 1) };
+        let launch = on_workers(2, launch, Launch::work);
+        let bias = launch.bias.as_ref().expect("there is one");
+        assert!(bias.iter().all(|bias| bias.read() == [0, 1]), "{bias:?}");
+    });
+}
+
+/// A worker that gives up does not leave others waiting; what was added was added in order.
+#[test]
+fn nobody_waits_after_a_stop() {
+    in_every_order(2, || {
+        let launch = Launch { stops_at: Some(1), ..Launch::new(1, 3, 1) };
+        let launch = on_workers(2, launch, Launch::work);
+        assert!(launch.stop.is_stopped() && launch.rows[0][0].read().len() <= 1);
+    });
+}
