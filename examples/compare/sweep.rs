@@ -4,9 +4,12 @@
 //! same number of them: there are about twelve where the sequence is short and fewer where it is long, so that a run
 //! takes bounded time.
 
+mod options;
 mod picture;
 
-use crate::args::{Args, Source, wrong};
+pub(crate) use options::{LONGEST, OF_ONE_CALL, Sweep, WIDEST, sizes};
+
+use crate::args::{Args, Source};
 use crate::failure::{Refused, Result};
 use crate::folder::try_writing;
 use crate::paths::{self, Method, Pass, Path, Runner};
@@ -18,27 +21,7 @@ use indicatif::ProgressBar;
 use sdpa::Shape;
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::time::Duration;
-
-/// The longest sequence and the widest head that can be asked for: their tensors still fit most machines.
-pub(crate) const LONGEST: usize = 65536;
-pub(crate) const WIDEST: usize = 1024;
-/// Flags that make no sense here.
-pub(crate) const OF_ONE_CALL: [&str; 12] = [
-    "--backward",
-    "--shape",
-    "--scale",
-    "--align",
-    "--window",
-    "--softcap",
-    "--output",
-    "--scores",
-    "--causal",
-    "--weights",
-    "--explain",
-    "--json",
-];
 
 /// Heads of short sequences.
 const HEADS: usize = 12;
@@ -57,36 +40,6 @@ const COUNTED: Duration = Duration::from_millis(50);
 const ENOUGH: Duration = Duration::from_millis(500);
 /// A path of which one run would take longer than this is left out from that length on.
 const LONGEST_RUN: f64 = 4.0;
-
-/// What to sweep over, and where the pictures go.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Sweep {
-    pub(crate) folder: PathBuf,
-    pub(crate) lengths: Vec<usize>,
-    pub(crate) dims: Vec<usize>,
-}
-
-impl Sweep {
-    /// What was asked for, and the rest as usual.
-    pub(crate) fn new(folder: Option<PathBuf>, lengths: Option<Vec<usize>>, dims: Option<Vec<usize>>) -> Self {
-        Self {
-            folder: folder.unwrap_or_else(|| PathBuf::from("target/pictures")),
-            lengths: lengths.unwrap_or_else(|| (4..=14).map(|n| 1 << n).collect()),
-            dims: dims.unwrap_or_else(|| vec![32, 64, 128, 256]),
-        }
-    }
-}
-
-/// Reads `N,N,...`, and gives each once, in order.
-pub(crate) fn sizes(flag: &str, text: &str, most: usize) -> Result<Vec<usize>> {
-    let size = |text: &str| text.trim().parse().ok().filter(|size| (1..=most).contains(size));
-    let sizes: Option<Vec<usize>> = text.split(',').map(size).collect();
-    let expected = format!("whole numbers from 1 to {most}, with commas between them");
-    let mut sizes = sizes.ok_or_else(|| wrong(flag, text, &expected))?;
-    sizes.sort_unstable();
-    sizes.dedup();
-    Ok(sizes)
-}
 
 /// A path at a point.
 #[derive(Debug, Clone)]

@@ -55,8 +55,12 @@ mod stage;
 mod tests;
 mod unruly;
 
+#[allow(unused_imports, reason = "for `fuzz/targets`")]
+pub(crate) use kinds::imports::import;
 pub(crate) use kinds::{KINDS, Kind};
 pub(crate) use memory::watch;
+#[allow(unused_imports, reason = "for `fuzz/targets`")]
+pub(crate) use rng::Rng;
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,22 +1,35 @@
-//! Random numbers: the same for ever, from a seed.
+//! Random numbers: the same for ever, from a seed, or as bytes say them.
 
 use super::golden;
 
 /// SplitMix64.
 #[derive(Debug, Clone)]
-pub(crate) struct Rng(u64);
+pub(crate) struct Rng {
+    state: u64,
+    /// Numbers that come first, the next one last.
+    said: Vec<u8>,
+}
 
 impl Rng {
     /// The numbers of one call: those of another have nothing to do with them.
     pub(crate) fn of_call(seed: u64, call: u64) -> Self {
-        let mut rng = Self(seed);
+        let mut rng = Self { state: seed, said: Vec::new() };
         let start = rng.bits();
-        Self(start ^ call.wrapping_mul(0xd134_2543_de82_ef95))
+        Self { state: start ^ call.wrapping_mul(0xd134_2543_de82_ef95), ..rng }
+    }
+
+    /// Numbers that bytes say, one each, as long as there are some: a fuzzer guided by coverage changes them one by one.
+    #[allow(dead_code, reason = "for `fuzz/targets`")]
+    pub(crate) fn said(bytes: &[u8]) -> Self {
+        Self { state: 0, said: bytes.iter().rev().copied().collect() }
     }
 
     pub(crate) fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        if let Some(byte) = self.said.pop() {
+            return u64::from(byte);
+        }
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^ (x >> 31)
     }

@@ -14,8 +14,13 @@ pub(super) fn check(rng: &mut Rng) {
     for _ in 0..1 + rng.below(3) {
         damage(rng, &mut bytes, &other);
     }
-    match KvCache::import(&bytes) {
-        Ok(cache) => use_all(rng, cache, bytes.len()),
+    import(rng, &bytes);
+}
+
+/// Imports a file, and does with the cache whatever can be done, if there is one.
+pub(crate) fn import(rng: &mut Rng, file: &[u8]) {
+    match KvCache::import(file) {
+        Ok(cache) => use_all(rng, cache, file.len()),
         Err(error) => assert!(!error.to_string().is_empty()),
     }
 }

@@ -9,7 +9,7 @@ mod dropout;
 mod executors;
 mod gradients;
 mod histories;
-mod imports;
+pub(crate) mod imports;
 mod lengths;
 mod masks;
 mod misfit;
@@ -113,5 +113,11 @@ impl Kind {
             eprintln!("fuzz: wrong: --kind {} --seed {seed} --only {number}", self.name);
         }
         result.is_ok()
+    }
+
+    /// Makes and checks the case that bytes say.
+    #[allow(dead_code, reason = "for `fuzz/targets`")]
+    pub(crate) fn said(&self, bytes: &[u8]) {
+        (self.check)(&mut Rng::said(bytes));
     }
 }
