@@ -111,8 +111,8 @@ impl Progress {
 
     /// Says that one more is done. Any worker counts.
     pub(crate) fn add_one(&self) {
-        // Release: publishes what this worker has written. Acquire: the next worker to count publishes it, too.
-        self.0.fetch_add(1, Ordering::AcqRel);
+        // Release: publishes what this worker has written; with the count of a later worker, too.
+        self.0.fetch_add(1, Ordering::Release);
     }
 
     /// Returns true if at least so much is done: then what was written before is visible.
