@@ -4,7 +4,8 @@ use super::pools::Recorded;
 use crate::support::{Answer, Tensors, assert_same, outputs, unwritten};
 use sdpa::{
     Attention, AttnState, BackwardPlan, BackwardState, BackwardWorkspace, BlockStates, Exec, Executor, Gradients,
-    Inputs, KeyGradientSums, Mods, Outputs, Plan, Position, RowStates, Run, Saved, ThreadPool, ViewMut, Workspace,
+    Inputs, KeyGradientShape, KeyGradientSums, Mods, Outputs, Plan, Position, RowStates, Run, Saved, ThreadPool,
+    ViewMut, Workspace,
 };
 
 const SIZES: [usize; 7] = [1, 4, 4, 210, 600, 20, 33];
@@ -119,7 +120,8 @@ fn backward_calls_and_states_run_on_the_executor_of_their_settings() {
             if functions {
                 state = state.mods(&mods).unwrap();
             }
-            let mut sums = KeyGradientSums::new([1, heads, keys], [dim, width]).unwrap();
+            let shape = KeyGradientShape { batch: 1, heads, keys, head_dim: dim, value_dim: width };
+            let mut sums = KeyGradientSums::new(shape).unwrap();
             state.push(tensors.k.view(), tensors.v.view(), &mut sums).unwrap();
             let mut dq = vec![0.0; heads * rows * dim];
             state.write(Gradients::new().q(ViewMut::bhld(&mut dq, [1, heads, rows, dim]).unwrap())).unwrap();
