@@ -32,6 +32,14 @@ pub struct KeyGradientSums {
 }
 
 /// Sizes of [`KeyGradientSums`].
+///
+/// ```
+/// use sdpa::{KeyGradientShape, KeyGradientSums};
+/// let shape = KeyGradientShape { batch: 1, heads: 8, keys: 512, head_dim: 64, value_dim: 64 };
+/// let of_half = KeyGradientSums::new(shape)?.keys(0..256)?;
+/// assert_eq!(of_half.shape(), KeyGradientShape { keys: 256, ..shape });
+/// # Ok::<(), sdpa::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyGradientShape {
     /// Number of sequences.

@@ -4,7 +4,9 @@ use super::support::Back;
 use crate::options::Wanted;
 use crate::support::{Tensor, UNWRITTEN, execs};
 use crate::written::{cases, check};
-use sdpa::{Attention, Error, Exec, Gradients, Inputs, Isa, Saved, View, ViewMut, unfused};
+use sdpa::{
+    Attention, BackwardPlan, BackwardWorkspace, Error, Exec, Gradients, Inputs, Isa, Saved, View, ViewMut, unfused,
+};
 
 #[test]
 fn every_gradient_is_written_whatever_the_sizes() {
@@ -35,6 +37,24 @@ fn gradients_of_keys_that_no_query_head_shares_are_zeros() {
     let gradients = Gradients::new().k(view(&mut dk)).v(view(&mut dv));
     sdpa::attention_backward(&Attention::new(), Inputs::new(none, kv, kv), saved, gradients).unwrap();
     assert_eq!((dk, dv), ([0.0; 24], [0.0; 24]));
+}
+
+/// Its strides are of no use to anybody, and may be any.
+#[test]
+fn a_bias_without_columns_has_a_gradient_of_no_elements() {
+    let (x, rows, mut dq) = ([0.5; 2 * 3 * 4], [0.0; 2 * 3], [f32::from_bits(UNWRITTEN); 2 * 3 * 4]);
+    let [q, kv] = [2, 1].map(|heads| View::bhld(&x[..heads * 12], [1, heads, 3, 4]).unwrap());
+    let (shape, strides) = ([1, 2, 3, 0], [isize::MAX / 2, isize::MAX, isize::MAX, 1]);
+    let inputs = Inputs::new(q, kv, kv).bias_prefix(View::from_strides(&[0.0; 0], 0, shape, strides).unwrap());
+    let saved = Saved::new(q, View::bhl(&rows, [1, 2, 3]).unwrap(), q);
+    for (isa, exec) in execs() {
+        let bias = ViewMut::from_strides(&mut [0.0; 0], 0, shape, strides).unwrap();
+        let gradients = Gradients::new().q(ViewMut::bhld(&mut dq, [1, 2, 3, 4]).unwrap()).bias(bias);
+        let problem = Attention::new().backward(inputs, saved, gradients).unwrap();
+        let plan = BackwardPlan::new(&problem, exec);
+        problem.run(&plan, &mut BackwardWorkspace::new()).unwrap();
+        assert_eq!(dq, [0.0; 24], "{isa}");
+    }
 }
 
 #[test]

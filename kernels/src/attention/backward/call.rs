@@ -232,13 +232,16 @@ impl BiasGradient<'_> {
     /// The elements are this worker's.
     pub(crate) unsafe fn add(&self, row: [usize; 3], first: usize, gradients: &[f32]) {
         let ([.., columns], [b, h, l]) = (self.view.shape(), self.row(row));
+        if columns <= first {
+            return;
+        }
         // SAFETY: the row is one of the bias's, and each key one of its columns, side by side where the step between them is
         // 1; the caller guarantees the elements.
         unsafe {
             let (at, element) = self.view.row(b, h, l);
             if element == 1 {
-                let n = columns.saturating_sub(first).min(gradients.len());
-                let sums = core::slice::from_raw_parts_mut(at.add(columns.min(first)), n);
+                let n = gradients.len().min(columns - first);
+                let sums = core::slice::from_raw_parts_mut(at.add(first), n);
                 sums.iter_mut().zip(gradients).for_each(|(sum, &gradient)| *sum = quiet(*sum + gradient));
                 return;
             }
