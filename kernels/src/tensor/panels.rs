@@ -12,17 +12,6 @@ pub(crate) fn panel_bits(panels: Range<usize>) -> u16 {
     (u32::MAX << panels.start & !(u32::MAX << panels.end)) as u16
 }
 
-/// Returns the panels that have a bit, in order.
-#[inline(always)]
-pub(crate) fn panels(mut bits: u16) -> impl Iterator<Item = usize> + Clone {
-    core::iter::from_fn(move || {
-        let panel = bits.trailing_zeros();
-        let found = bits != 0;
-        bits &= bits.wrapping_sub(1);
-        found.then_some(panel as usize)
-    })
-}
-
 /// Returns the runs of neighbouring panels among those that have a bit, in order.
 #[inline(always)]
 pub(crate) fn runs(mut bits: u16) -> impl Iterator<Item = Range<usize>> {

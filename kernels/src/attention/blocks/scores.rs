@@ -112,7 +112,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             return;
         }
         // Few rows, pairs and integers have loops that do not take rows apart.
-        let floats = !matches!(self.queries, Queries::Int8(_) | Queries::Pairs(_));
+        let floats = !matches!(self.queries, Queries::Int8(_) | Queries::Pairs(_)) && !task.softmax_rounds();
         let may_be_apart = floats && row_block.len() > MEMORY_BOUND_ROWS;
         let mut ranges = [RowKeys::EMPTY; MAX_ROW_BLOCK];
         let ranges = self.visible_ranges(row_block.clone(), &mut ranges);

@@ -49,6 +49,7 @@ impl Bf16DotWork for Values<'_, '_, Rows<HalfPair>> {
 struct Pairs;
 
 impl<S: Bf16Dot> WeightForm<S> for Pairs {
+    const IN_PLACE: bool = false;
     type Accuracy = ForBf16;
 
     #[inline(always)]

@@ -89,9 +89,10 @@ unsafe fn strip_values<S: Simd, const NV: usize>(
         if span.is_empty() {
             continue;
         }
-        let together = if span.apart.is_some() { 1 } else { rows.len() };
-        for (n, first) in rows.step_by(together).enumerate() {
-            let span = span.of_row(n);
+        let (together, mut first) = (if span.apart.is_some() { 1 } else { rows.len() }, rows.start);
+        // Not by `step_by`, which divides.
+        while first < rows.end {
+            let span = span.of_row(first - rows.start);
             // SAFETY: the rows are some of those of `a`, the vectors have columns; the caller guarantees the rest.
             unsafe {
                 match half {
@@ -103,6 +104,7 @@ unsafe fn strip_values<S: Simd, const NV: usize>(
                     }),
                 }
             }
+            first += together;
         }
         a.prefetch.fetch(s);
     }

@@ -67,6 +67,9 @@ impl ScoreRun<'_> {
         assert!(self.next_bias.is_none_or(|next| next.len() >= rows));
         for (tile, span) in spans.iter().enumerate() {
             let inside = panel_bits(span.first_panel()..span.end_panel()) & panel_bits(all.clone());
+            if inside & !span.panels == 0 && span.apart.is_none() {
+                continue;
+            }
             for row in 0..S::TILE_ROWS.min(rows - tile * S::TILE_ROWS) {
                 for hole in runs(inside & !span.of_row(row).panels) {
                     let scores = &mut self.out[(tile * S::TILE_ROWS + row) * SCORE_STRIDE..];

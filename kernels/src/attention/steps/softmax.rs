@@ -20,7 +20,7 @@ use crate::attention::steps::span::Span;
 use crate::matmul::tile_shape::next_part;
 use crate::simd::exp::{self, Accuracy, Begun, exp};
 use crate::simd::{LANES, Simd};
-use crate::tensor::panels::{panel_bits, panels};
+use core::ops::Range;
 
 /// Running state of a row block, padded to whole vectors, and the two factors of the last key block.
 pub(crate) struct SoftmaxState<'a> {
@@ -37,6 +37,8 @@ pub(crate) struct SoftmaxState<'a> {
 /// Form in which weights are stored, and how exactly they are computed for it.
 pub(crate) trait WeightForm<S: Simd> {
     type Accuracy: Accuracy;
+    /// True if each weight lies where its score was.
+    const IN_PLACE: bool;
 
     /// Writes the sixteen weights of a panel of a row of scores, and returns them as they were written: the numbers that
     /// the row's sum is taken over.
@@ -51,6 +53,7 @@ pub(crate) struct Floats;
 
 impl<S: Simd> WeightForm<S> for Floats {
     type Accuracy = exp::Full;
+    const IN_PLACE: bool = true;
 
     #[inline(always)]
     unsafe fn store(s: S, row: *mut f32, panel: usize, weights: S::V) -> S::V {
@@ -80,7 +83,11 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
                 if span.apart.is_some() {
                     let scores = &mut scores[row * SCORE_STRIDE..tile_end * SCORE_STRIDE];
                     let (max, sum) = (&mut state.rescale_prev[row..tile_end], &mut state.rescale_block[row..tile_end]);
-                    weights_apart::<S, W>(s, *span, scores, max, sum);
+                    // Compiled by itself, and the loop below as if this were not here.
+                    s.vectorize(
+                        #[inline(always)]
+                        || weights_apart::<S, W>(s, *span, scores, max, sum),
+                    );
                     known = false;
                     continue;
                 }
@@ -99,7 +106,7 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
                     // inside a row.
                     unsafe {
                         let scores = scores.as_mut_ptr().add(row * SCORE_STRIDE);
-                        by_tile_rows!(side, most S::SIDE_ROWS, |N| weights::<S, W, N, _>(s, scores, rows));
+                        by_tile_rows!(side, most S::SIDE_ROWS, |N| weights::<S, W, N>(s, scores, rows));
                     }
                     (row, known) = (next, alike);
                 }
@@ -110,26 +117,31 @@ pub(crate) fn softmax<S: Simd, W: WeightForm<S>>(s: S, row_block: ScoreBlock<'_>
 }
 
 /// Computes the weights of a tile's rows, which are [apart](Span::apart), in place, and their maxima and sums. Weights of the
-/// panels of the span that are not a row's are 0.
+/// panels of the span that are not a row's are 0. A row's panels are moved together, and the weights back.
 #[inline(always)]
 fn weights_apart<S: Simd, W: WeightForm<S>>(s: S, span: Span, scores: &mut [f32], max: &mut [f32], sum: &mut [f32]) {
-    let all = panel_bits(span.first_panel()..span.end_panel());
+    assert!(W::IN_PLACE, "rows apart have their weights where their scores were");
+    let (first, end) = (span.first_panel(), span.end_panel());
     for (n, scores) in scores.chunks_exact_mut(SCORE_STRIDE).enumerate() {
-        let of_row = span.of_row(n).panels;
-        let row = SideRows { panels: panels(of_row), known: false, max: &mut max[n..=n], sum: &mut sum[n..=n] };
+        let (seen, mut together) = (span.of_row(n).panels, first);
+        let (panels, _) = scores.as_chunks_mut::<LANES>();
+        for panel in (first..end).filter(|panel| seen >> panel & 1 == 1) {
+            panels[together] = panels[panel];
+            together += 1;
+        }
+        let row = SideRows { panels: first..together, known: false, max: &mut max[n..=n], sum: &mut sum[n..=n] };
         // SAFETY: the panels of a span lie inside the row, which is all that is read and written.
-        unsafe { weights::<S, W, 1, _>(s, scores.as_mut_ptr(), row) };
-        // After the weights, whose form may lie where others' scores were.
-        for panel in panels(all & !of_row) {
-            // SAFETY: a panel of the span, which lies inside the row; its scores are not needed any more.
-            unsafe { W::store(s, scores.as_mut_ptr(), panel, s.splat(0.0)) };
+        unsafe { weights::<S, W, 1>(s, panels.as_mut_ptr().cast(), row) };
+        for panel in (first..end).rev() {
+            together -= usize::from(seen >> panel & 1);
+            panels[panel] = if seen >> panel & 1 == 1 { panels[together] } else { [0.0; LANES] };
         }
     }
 }
 
 /// Rows of a tile that are exponentiated side by side.
-struct SideRows<'a, P> {
-    panels: P,
+struct SideRows<'a> {
+    panels: Range<usize>,
     /// True if the rows' maxima have been computed already.
     known: bool,
     /// Maxima of the rows; then, if there are panels and as many rows that follow have the same panels, room for
@@ -151,11 +163,7 @@ struct SideRows<'a, P> {
 /// `scores` has one row of [`SCORE_STRIDE`] readable floats for each of `rows.max`, the first `N` of them writable, and
 /// `panels` lie inside a row.
 #[inline(always)]
-unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize, P: Iterator<Item = usize> + Clone>(
-    s: S,
-    scores: *mut f32,
-    rows: SideRows<'_, P>,
-) {
+unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize>(s: S, scores: *mut f32, rows: SideRows<'_>) {
     let SideRows { panels, known, max, sum } = rows;
     let (max, after_max) = max.split_at_mut(N);
     assert!(sum.len() == N && (after_max.is_empty() || after_max.len() == N));
@@ -184,20 +192,17 @@ unsafe fn weights<S: Simd, W: WeightForm<S>, const N: usize, P: Iterator<Item = 
                 end::<S, W, N>(s, begun, scores, panel, &mut total);
             }
             reduce(s, most, after_max);
-        } else {
-            let mut panels = panels;
-            if let Some(mut panel) = panels.next() {
-                let mut begun = begin(s, scores.add(panel * LANES), &reference);
-                raise(s, after.add(panel * LANES), &mut most);
-                for next_panel in panels {
-                    let next = begin(s, scores.add(next_panel * LANES), &reference);
-                    raise(s, after.add(next_panel * LANES), &mut most);
-                    end::<S, W, N>(s, begun, scores, panel, &mut total);
-                    (begun, panel) = (next, next_panel);
-                }
-                reduce(s, most, after_max);
+        } else if let Some(last) = panels.clone().last() {
+            let mut begun = begin(s, scores.add(panels.start * LANES), &reference);
+            raise(s, after.add(panels.start * LANES), &mut most);
+            for panel in panels.start..last {
+                let next = begin(s, scores.add((panel + 1) * LANES), &reference);
+                raise(s, after.add((panel + 1) * LANES), &mut most);
                 end::<S, W, N>(s, begun, scores, panel, &mut total);
+                begun = next;
             }
+            reduce(s, most, after_max);
+            end::<S, W, N>(s, begun, scores, last, &mut total);
         }
         for (sum, total) in sum.iter_mut().zip(total) {
             *sum = s.reduce_sum(total);
