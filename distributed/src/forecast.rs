@@ -21,7 +21,8 @@ use core::fmt;
 /// let prompt = |heads, rows| Workload {
 ///     batch: 1, heads, dims: [128, 128], rows, keys: rows, visible: 0.5, bytes: [2, 2, 2],
 /// };
-/// let eight = Forecast::new(prompt([32, 8], 1024), 8, costs);
+/// // By rows each rank receives all keys and values; by heads an eighth, and as much of queries and results.
+/// let eight = Forecast::new(prompt([32, 32], 1024), 8, costs);
 /// assert_eq!(eight.choice(), Split::Heads);
 /// // One head for all queries cannot be cut; and where computing takes longest, moving is hidden behind it.
 /// assert_eq!(Forecast::new(prompt([32, 1], 1024), 8, costs).choice(), Split::Rows);

@@ -223,7 +223,7 @@ impl Call<'_, '_> {
             };
             let outputs = Outputs::new(view(&mut out[..], of_all[0])?).lse(view(&mut lse[..], of_all[1])?);
             let heads = heads.start + some.start..heads.start + some.end;
-            self.compute_heads(share, (heads, qkv), outputs, mods)?;
+            self.compute_heads(share, heads, qkv, outputs, mods)?;
             if let Some(progress) = self.group.progress.filter(|_| kv.end < all) {
                 progress(keys * kv.end / all, keys);
             }
@@ -235,7 +235,8 @@ impl Call<'_, '_> {
     fn compute_heads<S: ScoreMod, M: MaskMod, P: WeightMod>(
         &self,
         share: &Share<'_>,
-        (heads, qkv): (Range<usize>, [Tensor<'_>; 3]),
+        heads: Range<usize>,
+        qkv: [Tensor<'_>; 3],
         outputs: Outputs<'_>,
         mods: &Mods<S, M, P>,
     ) -> Result<(), sdpa::Error> {

@@ -37,9 +37,11 @@ impl Elements {
     /// Begins to send the elements of tensors of one type, which follow one another in rows, or without any to receive `len`
     /// elements.
     fn begin(
-        (comm, memory): (Comm, &mut Memory),
+        comm: Comm,
+        memory: &mut Memory,
         own: &[Tensor<'_>],
-        (dtype, len): (Dtype, usize),
+        dtype: Dtype,
+        len: usize,
         way: Way,
     ) -> Result<Self, Error> {
         Ok(match (own.first(), dtype) {
@@ -98,9 +100,11 @@ impl Travelling {
     /// Begins to send `n` keys and values, which lie in some tensors, or without any to receive them. `ways` are those of keys and of
     /// values.
     pub(crate) fn begin(
-        (comm, memory): (Comm, &mut Memory),
+        comm: Comm,
+        memory: &mut Memory,
         sizes: &Sizes,
-        (own, n): (&[[Tensor<'_>; 2]], usize),
+        own: &[[Tensor<'_>; 2]],
+        n: usize,
         ways: [Way; 2],
     ) -> Result<Self, Error> {
         let shapes = sizes.dims.map(|dim| [sizes.batch, sizes.heads, n, dim]);
@@ -108,7 +112,7 @@ impl Travelling {
             let too_large = sdpa::Error::TooLarge { what: "a parcel of keys", sizes: shapes[i] };
             let len = shapes[i].iter().try_fold(1usize, |len, &size| len.checked_mul(size)).ok_or(too_large)?;
             let own: Vec<_> = own.iter().map(|own| own[i]).collect();
-            Elements::begin((comm, memory), &own, (sizes.dtypes[i], len), way)
+            Elements::begin(comm, memory, &own, sizes.dtypes[i], len, way)
         };
         let [k, v] = ways;
         Ok(Self { parts: [part(0, k)?, part(1, v)?], shapes })

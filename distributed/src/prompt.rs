@@ -51,7 +51,7 @@ impl<'c> Call<'_, 'c> {
         let shifted: Vec<_> = rows.iter().map(|rows| from_row(mods, rows.first)).collect();
         let memory = &mut *self.memory.borrow_mut();
         let mut left = memory.states.drain(..);
-        let states = rows.iter().zip(&shifted).map(|(rows, mods)| self.state((rows, left.next()), &agreed, mods));
+        let states = rows.iter().zip(&shifted).map(|(rows, mods)| self.state(rows, left.next(), &agreed, mods));
         let states: Result<Vec<_>, _> = states.collect();
         drop(left);
         let parcels = agreed.sizes.map_or(Vec::new(), |sizes| parcels(&agreed.keys, sizes.bytes()));
@@ -106,7 +106,8 @@ impl<'c> Call<'_, 'c> {
     /// Makes the state of a stretch of rows.
     fn state<'a, S: ScoreMod, M: MaskMod>(
         &self,
-        (Rows { first, inputs, outputs }, left): (&Rows<'a>, Option<StateMemory>),
+        Rows { first, inputs, outputs }: &Rows<'a>,
+        left: Option<StateMemory>,
         agreed: &Agreed,
         mods: &'a Mods<S, M>,
     ) -> Result<AttnState<'a>, sdpa::Error>

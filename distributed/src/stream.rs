@@ -155,7 +155,7 @@ impl<'r, 'c, 'a> Stream<'r, 'c, 'a> {
         let own = self.own(&step.parcel);
         let (begin, keys) = (Instant::now(), step.parcel.keys.len());
         let travelling =
-            Travelling::begin((self.group.comm, self.memory), sizes, (own.as_slice(), keys), [way(0), way(1)])?;
+            Travelling::begin(self.group.comm, self.memory, sizes, own.as_slice(), keys, [way(0), way(1)])?;
         let [_, sent, received] = travelling.bytes();
         self.window.push_back(travelling);
         let held = self.window.iter().map(|parcel| parcel.bytes()[0]).sum();

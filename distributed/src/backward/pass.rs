@@ -135,11 +135,12 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
     fn travel(
         &mut self,
         parcel: usize,
-        (own, n): (&[[Tensor<'_>; 2]], usize),
+        own: &[[Tensor<'_>; 2]],
+        n: usize,
         [from, to]: [Option<usize>; 2],
     ) -> Result<Travelling, Error> {
         let ways = [Kind::Keys, Kind::Values].map(|kind| self.way(parcel, kind, from, to));
-        let travelling = Travelling::begin((self.group.comm, &mut self.memory), &self.plan.sizes, (own, n), ways)?;
+        let travelling = Travelling::begin(self.group.comm, &mut self.memory, &self.plan.sizes, own, n, ways)?;
         self.count(travelling.bytes());
         Ok(travelling)
     }
@@ -199,7 +200,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
             // The task before hands them on.
             Some(before) if before == rank => Ok(()),
             Some(before) => {
-                let travelling = self.travel(parcel, (&[], keys.len()), [Some(before), self.next(task)])?;
+                let travelling = self.travel(parcel, &[], keys.len(), [Some(before), self.next(task)])?;
                 self.flight.keys.insert(task, vec![travelling]);
                 let rows = plan.chains.stretches()[stretch].range.start;
                 let sums = self.receive_sums(keys.len(), rows, self.way(parcel, Kind::Sums, Some(before), None))?;
@@ -210,7 +211,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
                 // A parcel in one piece goes on as it comes.
                 let next = self.next(task).filter(|_| pieces.len() == 1);
                 let foreign = pieces.iter().filter(|piece| piece.owner != rank);
-                let travel = |piece: &Parcel| self.travel(parcel, (&[], piece.keys.len()), [Some(piece.owner), next]);
+                let travel = |piece: &Parcel| self.travel(parcel, &[], piece.keys.len(), [Some(piece.owner), next]);
                 let travelling = foreign.map(travel).collect::<Result<_, _>>()?;
                 self.flight.keys.insert(task, travelling);
                 Ok(())
@@ -239,7 +240,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         let first = plan.chains.stretches()[plan.chains.through(parcel).start].rank;
         for piece in plan.parcels[parcel].pieces.iter().filter(|_| first != rank) {
             let Some(own) = self.own(piece) else { continue };
-            let travelling = self.travel(parcel, (&[own], piece.keys.len()), [None, Some(first)])?;
+            let travelling = self.travel(parcel, &[own], piece.keys.len(), [None, Some(first)])?;
             self.flight.keys_out.push(travelling);
         }
         Ok(())
@@ -255,7 +256,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
         }
         let mut foreign = here.iter().filter_map(Travelling::tensors);
         let tensors: Vec<_> = pieces.iter().filter_map(|piece| self.own(piece).or_else(|| foreign.next())).collect();
-        self.travel(task.parcel, (&tensors, keys.len()), [None, self.next(task)])
+        self.travel(task.parcel, &tensors, keys.len(), [None, self.next(task)])
     }
 
     /// Computes a task, while messages advance, and hands its keys and sums on.
@@ -293,7 +294,7 @@ impl<'r, 'c, 'a> Pass<'r, 'c, 'a> {
                 let next = Task { stretch: stretch + 1, parcel };
                 let here = self.flight.keys_out.pop();
                 let goes_on = self.next(next).zip(here.as_ref().and_then(Travelling::tensors));
-                let copy = goes_on.map(|(to, kv)| self.travel(parcel, (&[kv], keys.len()), [None, Some(to)]));
+                let copy = goes_on.map(|(to, kv)| self.travel(parcel, &[kv], keys.len(), [None, Some(to)]));
                 let travelling = copy.transpose()?.or(here);
                 self.flight.keys.insert(next, travelling.into_iter().collect());
                 self.here.insert(next, sums);
