@@ -98,7 +98,7 @@ impl Drop for ThreadPool {
     }
 }
 
-/// What the threads of a pool share.
+/// State that the threads of a pool share.
 #[derive(Default)]
 struct Pool {
     calls: [Call; CALLS],

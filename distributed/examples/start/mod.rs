@@ -1,4 +1,4 @@
-//! How the examples start: options from the command line, and ranks that begin and end.
+//! Start and end of the examples: options from the command line, and ranks that begin and end.
 
 #![allow(dead_code, reason = "not every example has ranks, or options of each kind")]
 

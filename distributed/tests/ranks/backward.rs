@@ -68,14 +68,14 @@ impl OfRows {
     }
 }
 
-/// What a rank's part of a call gave.
+/// Results of a rank's part of a call.
 struct Answer {
     report: Report,
     /// Gradients in q, of its stretches of rows.
     dq: Vec<Tensor>,
     /// Gradients in k and v, of its stretches of keys.
     dkv: Vec<[Tensor; 2]>,
-    /// Of the stretch that has all rows, if one has.
+    /// Gradients that are sums over rows, of the stretch that has all of them, if one has.
     of_rows: Option<OfRows>,
 }
 

@@ -1,4 +1,4 @@
-//! What to sweep over, as the command line says it.
+//! Lengths and widths to sweep over, as the command line gives them.
 
 use crate::args::wrong;
 use crate::failure::Result;
@@ -23,7 +23,7 @@ pub(crate) const OF_ONE_CALL: [&str; 12] = [
     "--json",
 ];
 
-/// What to sweep over, and where the pictures go.
+/// Lengths and widths to sweep over, and the folder of the pictures.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sweep {
     pub(crate) folder: PathBuf,
@@ -32,7 +32,7 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// What was asked for, and the rest as usual.
+    /// Creates the sweep that was asked for; what was not named is as usual.
     pub(crate) fn new(folder: Option<PathBuf>, lengths: Option<Vec<usize>>, dims: Option<Vec<usize>>) -> Self {
         Self {
             folder: folder.unwrap_or_else(|| PathBuf::from("target/pictures")),

@@ -106,7 +106,7 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             for tile in 0..tiles {
                 let first = row_block.start + tile * S::TILE_ROWS;
                 let rows = first..row_block.end.min(first + S::TILE_ROWS);
-                let span = Span::of_rows(self.visible_ranges(rows, &mut [RowKeys::EMPTY; MAX_TILE_ROWS]), false);
+                let span = Span::of_rows(self.visible_ranges(rows, &mut [RowKeys::EMPTY; MAX_TILE_ROWS]));
                 self.spans.of_tiles(tiles)[tile] = span;
             }
             return;
@@ -126,7 +126,10 @@ impl<S: Simd> KeyBlock<'_, '_, S> {
             }
         }
         for (span, ranges) in self.spans.of_tiles(tiles).iter_mut().zip(ranges.chunks(S::TILE_ROWS)) {
-            *span = Span::of_rows(ranges, may_be_apart);
+            *span = Span::of_rows(ranges);
+            if may_be_apart {
+                *span = span.apart_if_faster(ranges);
+            }
         }
     }
 

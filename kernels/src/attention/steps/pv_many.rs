@@ -58,12 +58,12 @@ impl ValueSums<'_> {
         }
     }
 
-    /// Returns true if `tile` and the next one have all their rows and need the same keys.
+    /// Returns true if `tile` and the next one have all their rows, which are not apart, and need the same keys.
     #[inline(always)]
     fn is_pair<S: Simd>(&self, tile: usize) -> bool {
         let full = &self.spans[..self.rows / S::TILE_ROWS];
-        let alike = |a: &Span, b: &Span| (a.keys(), a.panels) == (b.keys(), b.panels) && a.apart.is_none();
-        matches!(full.get(tile..tile + 2), Some([a, b]) if alike(a, b) && b.apart.is_none())
+        let needs = |span: &Span| (span.keys(), span.panels, span.apart);
+        matches!(full.get(tile..tile + 2), Some([a, b]) if a.apart.is_none() && needs(a) == needs(b))
     }
 }
 

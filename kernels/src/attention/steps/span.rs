@@ -21,7 +21,7 @@ pub(crate) struct Span {
     /// A bit for each panel of the block with a key that a row of the tile may see. Those between that have none are not
     /// computed where rows are many; their scores are then 0.
     pub(crate) panels: u16,
-    /// The same for each row by itself, where rows see so few of the tile's panels that many rows compute one row at a time.
+    /// Panels of each row by itself, where rows see so few of the tile's that many rows compute one row at a time.
     pub(crate) apart: Option<[u16; MAX_TILE_ROWS]>,
 }
 
@@ -40,17 +40,22 @@ impl Span {
         Self { lo: down as u16, hi: hi as u16, needs_mask: needs_mask || down != lo, panels, apart: None }
     }
 
-    /// Returns the span of a tile of rows that see these keys, and are apart if that is faster and they may be.
-    pub(crate) fn of_rows(rows: &[RowKeys], may_be_apart: bool) -> Self {
+    /// Returns the span of a tile of rows that see these keys.
+    pub(crate) fn of_rows(rows: &[RowKeys]) -> Self {
         let (lo, hi) = union(rows);
         let alike = rows.iter().all(|row| row.all && (row.from, row.to) == (lo, hi));
-        let (mut panels, mut number, mut apart) = (0, 0, [0; MAX_TILE_ROWS]);
+        let panels = rows.iter().fold(0, |panels, row| panels | row.panels);
+        Self { panels, ..Self::new(lo, hi, !alike) }
+    }
+
+    /// Takes the tile's rows apart, which see these keys, if each computed by itself takes less time.
+    pub(crate) fn apart_if_faster(self, rows: &[RowKeys]) -> Self {
+        let (mut apart, mut number) = ([0; MAX_TILE_ROWS], 0);
         for (of_row, row) in apart.iter_mut().zip(rows) {
-            (panels, number, *of_row) = (panels | row.panels, number + row.panels.count_ones(), row.panels);
+            (*of_row, number) = (row.panels, number + row.panels.count_ones());
         }
-        let of_tile = panels.count_ones() * rows.len() as u32;
-        let apart = (may_be_apart && APART * number < of_tile).then_some(apart);
-        Self { panels, apart, ..Self::new(lo, hi, !alike) }
+        let of_tile = self.panels.count_ones() * rows.len() as u32;
+        Self { apart: (APART * number < of_tile).then_some(apart), ..self }
     }
 
     /// Returns the span with the panels of one of its rows, or with all if rows are not apart.
