@@ -89,8 +89,11 @@ impl Code {
             Self::Bits(Int4::Centred) => (high - low) / 2.0 + 2e-3 * high.max(-low),
             _ => high.max(-low),
         };
-        // As `f16` a scale is rounded up.
-        (half / if let Self::Bytes = self { 127.0 } else { 6.99 }) as f32
+        match self {
+            Self::Bytes => (half / 127.0) as f32,
+            // As `f16` a scale is rounded up, next to 0 to a multiple of 2⁻²⁴.
+            Self::Bits(_) => (half / 6.99) as f32 + 2f32.powi(-24),
+        }
     }
 
     /// Error of the smallest numbers, where scales are next to 0.
@@ -302,8 +305,11 @@ impl<'a> Oracle<'a> {
     }
 
     /// How far off a sum of integers is because weights, times the scales, are rounded: in each block of 256 keys to a
-    /// 32767th of the largest, of int4 to a 255th, up or down.
+    /// 32767th of the largest, of int4 to a 255th, up or down, and to no less than the smallest normal number.
     fn rounded_weights(&self, code: Code, [b, g]: [usize; 2], seen: &[(usize, Num)], c: usize) -> f64 {
+        // Dropout multiplies what is rounded.
+        let kept = self.case.settings.dropout.map_or(1.0, |dropout| f64::from(dropout.factor()));
+        let least = f64::from(f32::MIN_POSITIVE) * kept;
         let block = |block: &[(usize, Num)]| {
             let (mut largest, mut integers) = (0.0f64, 0.0f64);
             for &(j, w) in block.iter().filter(|(_, w)| w.x.abs() + w.e > 0.0) {
@@ -312,7 +318,7 @@ impl<'a> Oracle<'a> {
                 integers += code.most();
             }
             let unit = if let Code::Bytes = code { 0.501 / 32767.0 } else { 1.002 / 255.0 };
-            unit * largest * integers
+            (unit * largest).max(1.002 * least) * integers
         };
         seen.chunk_by(|a, b| a.0 / 256 == b.0 / 256).map(block).sum()
     }
